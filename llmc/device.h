@@ -11,9 +11,9 @@ extern "C" {
 
 // ---------------------------------------------------------------------------------------------------- life and facts
 
-// ATTENTION_CUDNN_COLLECTED is for measurements only (dev/bench/bench_ops.c): cuDNN with the backward form that adds dQ
-// in the order in which blocks finish. Its bits need not repeat.
-typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN, ATTENTION_CUDNN_COLLECTED } AttentionChoice;
+// ATTENTION_FAST: cuDNN with the backward form that adds dQ in the order in which blocks finish, as llm.c and PyTorch
+// run it. Its bits differ from run to run, so nothing but this option chooses it.
+typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN, ATTENTION_FAST } AttentionChoice;
 typedef enum { GELU_FUSION_AUTO, GELU_FUSION_NONE, GELU_FUSION_FORWARD, GELU_FUSION_BOTH } GeluFusion;
 
 // The vector code of the CPU backend, best first. auto: that of the environment's PRETRAIN_CPU, or else the first one

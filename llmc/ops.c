@@ -157,17 +157,19 @@ void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor w
         COST(rows_shape(weight, in), 0, BYTES(in, weight, bias), BYTES(out, mean, rstd)));
 }
 
-void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in, Tensor mean, Tensor rstd,
-                        Tensor weight, bool add_residual, bool accumulate) {
+void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum, Tensor dout, Tensor in, Tensor mean,
+                        Tensor rstd, Tensor weight, bool add_residual, bool accumulate, bool accumulate_sum) {
     check_layernorm(__func__, in, dout, mean, rstd, weight);
     tensor_check(__func__, din, in.dtype, tensor_numel(in));
     check_weight_gradient(__func__, dweight, in.dtype, tensor_numel(weight));
     check_weight_gradient(__func__, dbias, in.dtype, tensor_numel(weight));
-    RUN(layernorm_backward, (din, dweight, dbias, dout, in, mean, rstd, weight, add_residual, accumulate),
+    if (din_sum.data) check_weight_gradient(__func__, din_sum, in.dtype, tensor_numel(weight));
+    RUN(layernorm_backward,
+        (din, dweight, dbias, din_sum, dout, in, mean, rstd, weight, add_residual, accumulate, accumulate_sum),
         COST(rows_shape(weight, in), 0,
              BYTES(dout, in, mean, rstd, weight) + (add_residual ? BYTES(din) : 0) +
-                 (accumulate ? BYTES(dweight, dbias) : 0),
-             BYTES(din, dweight, dbias)));
+                 (accumulate ? BYTES(dweight, dbias) : 0) + (accumulate_sum ? BYTES(din_sum) : 0),
+             BYTES(din, dweight, dbias, din_sum)));
 }
 
 // ------------------------------------------------------------------------------------------------------------- matmul
@@ -209,11 +211,13 @@ void gelu_forward(Tensor out, Tensor pre) {
     RUN(gelu_forward, (out, pre), COST(tensor_shape(out), 0, BYTES(pre), BYTES(out)));
 }
 
-void gelu_backward(Tensor dpre, Tensor dout, Tensor pre) {
+void gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
     check_compute(__func__, pre);
     tensor_check(__func__, dpre, pre.dtype, tensor_numel(pre));
     tensor_check(__func__, dout, pre.dtype, tensor_numel(pre));
-    RUN(gelu_backward, (dpre, dout, pre), COST(tensor_shape(dpre), 0, BYTES(dout, pre), BYTES(dpre)));
+    if (dbias.data) check_weight_gradient(__func__, dbias, pre.dtype, tensor_cols(dpre));
+    RUN(gelu_backward, (dpre, dbias, dout, pre, accumulate),
+        COST(tensor_shape(dpre), 0, BYTES(dout, pre) + (accumulate ? BYTES(dbias) : 0), BYTES(dpre, dbias)));
 }
 
 void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
@@ -222,10 +226,11 @@ void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
         COST(matmul_shape(weight, din), matmul_flops(weight, din), BYTES(dout, weight), BYTES(din)));
 }
 
-void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre) {
+void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Tensor *dbias, bool accumulate) {
     check_linear(__func__, dout, dpre, weight);
     tensor_check(__func__, pre, dpre.dtype, tensor_numel(dpre));
-    RUN(matmul_gelu_backward_input, (dpre, dout, weight, pre),
+    if (dbias && dbias->data) check_weight_gradient(__func__, *dbias, dpre.dtype, tensor_cols(weight));
+    RUN(matmul_gelu_backward_input, (dpre, dout, weight, pre, dbias, accumulate),
         COST(matmul_shape(weight, dpre), matmul_flops(weight, dpre), BYTES(dout, weight, pre), BYTES(dpre)));
 }
 

@@ -64,8 +64,10 @@ void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor w
 //   dnorm = dout * weight;  xhat = (in - mean) * rstd
 //   LN'   = rstd * (dnorm - mean_C(dnorm) - xhat * mean_C(dnorm * xhat))
 // dweight (C) = or += sum_N dout * xhat;  dbias (C) = or += sum_N dout. Summed in a fixed order.
-void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in, Tensor mean, Tensor rstd,
-                        Tensor weight, bool add_residual, bool accumulate);
+// din_sum (C) = or += (accumulate_sum) sum_N din, of din before it is rounded; may be absent. It is the bias gradient
+// of the linear layer whose output was added to the residual stream: the op has that layer's dout in registers.
+void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum, Tensor dout, Tensor in, Tensor mean,
+                        Tensor rstd, Tensor weight, bool add_residual, bool accumulate, bool accumulate_sum);
 
 // ------------------------------------------------------------------------------------------------------------- matmul
 
@@ -84,14 +86,17 @@ void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tenso
 // Hendrycks, Gimpel, "Gaussian Error Linear Units", 2016.
 void gelu_forward(Tensor out, Tensor pre);
 
-// dpre = dout * gelu'(pre), element by element; dpre may be dout. Compute dtype.
-void gelu_backward(Tensor dpre, Tensor dout, Tensor pre);
+// dpre = dout * gelu'(pre), element by element; dpre may be dout. Compute dtype. dbias (OC) = or += sum_N dpre (N,OC),
+// in a fixed order: the bias gradient of the layer before the GELU; may be absent.
+void gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate);
 
 // din (N,IC) = dout (N,OC) @ weight (OC,IC).
 void matmul_backward_input(Tensor din, Tensor dout, Tensor weight);
 
-// dpre (N,IC) = (dout (N,OC) @ weight (OC,IC)) * gelu'(pre (N,IC)): the gradient at the input of GELU.
-void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre);
+// dpre (N,IC) = (dout (N,OC) @ weight (OC,IC)) * gelu'(pre (N,IC)): the gradient at the input of GELU. Where gelu_backward
+// runs as a kernel of its own, it also makes *dbias (IC) = or += sum_N dpre and sets *dbias to tensor_none(): otherwise
+// that is left to matmul_backward_weight of the layer before, which may have it in its epilogue. dbias may be NULL.
+void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Tensor *dbias, bool accumulate);
 
 // dweight (OC,IC) = or += dout (N,OC)^T @ in (N,IC);  dbias (OC) = or += sum_N dout. dbias may be absent.
 // accumulate false overwrites, so the first micro-step needs no zeroed gradients.

@@ -3,6 +3,7 @@
 
     scripts/kernel_report.py build/nvcc-90/llmc/cuda/*.ptxas          (make kernel-report)
     scripts/kernel_report.py --ran build/kernels FILE.ptxas ...       (a part of make test)
+    scripts/kernel_report.py --elements [--write doc/gpu.md] build/nvcc-90/llmc/cuda/*.o
 
 One line a kernel, one column an architecture: registers a thread; then "+N spill" bytes stored to local memory because
 the registers did not suffice, or "+N local" bytes of arrays kept there. Spills cost memory traffic in the inner
@@ -11,6 +12,8 @@ loop, so they are an error: exit code 1. Kernels that may spill are in MAY_SPILL
 the largest block, the max dynamic shared memory and the programs, and it is an error if no program ran a kernel, or
 if a launch does not fit a GPU: its shared memory, its registers, or the kernel's __launch_bounds__ (from the PTX
 next to FILE.ptxas). Needs only Python; c++filt, if installed, makes the names readable.
+--elements: from the machine code for sm_90 (cuobjdump of the CUDA toolkit), the instructions that the memory-bound
+kernels and our attention execute for each element, next to the bytes they move; --write puts the table into the page.
 """
 import argparse
 import math
@@ -24,12 +27,31 @@ from pathlib import Path
 MAY_SPILL = {  # kernel: (bytes a thread, reason)
     "step_control_kernel": (128, "one thread decides, once a step: a few microseconds whatever it does"),
     "flash_forward_kernel": (8, "on sm_100: two registers, stored before the loop over the keys and read after it"),
-    "flash_backward_keys_kernel": (8, "on sm_120: two registers, stored before the loop over the queries and read after it"),
+    "flash_backward_keys_kernel": (8, "on sm_100: two registers, stored before the loop over the queries, one load a tile"),
 }
 
 # Shared memory of a block in KB, registers of a block (CUDA C++ Programming Guide, technical specifications).
 SHARED_KB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 REGISTERS = 65536
+
+# What --elements counts: kernel, its instance for 124M in bf16, and parts (loop in order of its place, or None for the
+# whole kernel; elements of a thread in one pass through it); bytes of device memory an element, and what it is one of.
+ELEMENTS = [
+    ("residual + layernorm forward", "layernorm_forward_kernel<bf16, 24, false>", [(None, 24)], 8, "activation"),
+    ("layernorm backward", "layernorm_backward_kernel<bf16, 24, false>", [(0, 24)], 8, "activation"),
+    ("GELU forward", "gelu_forward_kernel<bf16>", [(None, 16)], 4, "activation"),
+    ("GELU backward", "gelu_backward_kernel<bf16>", [(None, 16)], 6, "activation"),
+    ("GELU backward, with the bias gradient", "bias_backward_kernel<bf16, 8, true>", [(0, 32)], 6, "activation"),
+    ("bias gradient", "bias_backward_kernel<bf16, 8, false>", [(0, 64)], 2, "activation"),
+    ("cross-entropy, forward and backward", "shared_memory_kernel<bf16>", [(0, 56), (1, 16), (2, 16)], 4, "logit"),
+    ("our attention, forward", "flash_forward_kernel<Ampere, bf16, 64>", [(0, 64)], 0, "score"),
+    ("our attention, backward, queries", "flash_backward_queries_kernel<Ampere, bf16, 64>", [(0, 32)], 0, "score"),
+    ("our attention, backward, keys", "flash_backward_keys_kernel<Ampere, bf16, 64>", [(0, 32)], 0, "score"),
+]
+# An H200: lanes that issue in a second (multiprocessors x 4 schedulers x 32 x clock), exponentials and the like (16 a
+# clock and multiprocessor), and the bytes of a copy (79% of the datasheet: dev/bench/predict.py).
+LANES, SPECIAL, COPY = 132 * 128 * 1.755e9, 132 * 16 * 1.755e9, 0.79 * 4.8e12
+BEGIN, END = "<!-- made by scripts/kernel_report.py -->", "<!-- end of kernels -->"
 
 BOUNDS = re.compile(r"\.entry\s+(\w+)\s*\([^)]*\)[^{]*?\.maxntid\s+(\d+)(?:,\s*(\d+))?(?:,\s*(\d+))?")
 COMPILING = re.compile(r"Compiling entry function '(\S+)' for 'sm_(\d+)\w*'")
@@ -108,6 +130,65 @@ def shortened(signature):
     return signature.replace("(anonymous namespace)::", "").replace("__nv_bfloat16", "bf16").replace("__half", "fp16")
 
 
+def machine_code(path):
+    """{readable name: [(address, instruction)]} of the code for sm_90 in an object file."""
+    dump = shutil.which("cuobjdump") or sys.exit("kernel_report.py: no cuobjdump (CUDA toolkit; wheel nvidia-cuda-cuobjdump)")
+    text = subprocess.run([dump, "-sass", "-arch", "sm_90", path], capture_output=True, text=True, check=True).stdout
+    found = {}
+    for line in text.splitlines():
+        if match := re.match(r"\s*Function : (\S+)", line):
+            code = found.setdefault(match[1], [])
+        elif match := re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", line):
+            code.append((int(match[1], 16), match[2]))
+    names = demangled(sorted(found))
+    return {names[mangled]: code for mangled, code in found.items()}
+
+
+def branches(code, backward):
+    """(first, last) addresses of loops, or of what a conditional branch forward leaves out."""
+    for at, text in code:
+        if (match := re.search(r"\bBRA\b.* (0x[0-9a-f]+)", text)) and (to := int(match[1], 16)) != at:
+            if backward and to < at:
+                yield to, at
+            elif not backward and to > at and text.startswith("@"):
+                yield at + 1, to - 1
+
+
+def executed(code, loop):
+    """The operations of a pass through the kernel or one of its loops. What a branch leaves out is counted, unless it
+    neither touches memory nor ends the kernel: masks of a diagonal or of padding, for which few tiles enter it."""
+    first, last = (code[0][0], code[-1][0]) if loop is None else sorted(branches(code, True))[loop]
+    inside = [(at, text) for at, text in code if first <= at <= last]
+    left_out = set()
+    for begin, end in branches(inside, False):
+        region = [(at, text) for at, text in inside if begin <= at <= end]
+        if not any(re.search(r"\b(LD|ST|ATOM|HMMA|EXIT|BAR|SHFL)", text) for _, text in region):
+            left_out |= {at for at, _ in region}
+    operations = [re.sub(r"^@!?U?P\w+\s+", "", text).split()[0] for at, text in inside if at not in left_out]
+    if loop is None and "EXIT" in operations:  # after the last one: an endless branch, and padding
+        operations = operations[:len(operations) - operations[::-1].index("EXIT")]
+    return [operation for operation in operations if operation != "NOP"]
+
+
+def elements_table(paths):
+    code = {}
+    for path in paths:
+        code.update(machine_code(path))
+    lines = ["| kernel | per | bytes | instructions | special function unit | issue takes | special functions take |",
+             "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    for what, kernel, parts, moved, element in ELEMENTS:
+        if kernel not in code:
+            sys.exit(f"kernel_report.py: no {kernel} in {len(paths)} file(s)")
+        count = special = 0.0
+        for loop, elements in parts:
+            operations = executed(code[kernel], loop)
+            count += len(operations) / elements
+            special += sum(operation.startswith("MUFU") for operation in operations) / elements
+        share = [f"{100 * n / rate / (moved / COPY):.0f}%" if moved else "" for n, rate in ((count, LANES), (special, SPECIAL))]
+        lines.append(f"| {what} | {element} | {moved or ''} | {count:.1f} | {special:.2f} | {share[0]} | {share[1]} |")
+    return "\n".join(lines)
+
+
 def cell(kernel):
     if kernel is None:
         return ""
@@ -119,9 +200,19 @@ def cell(kernel):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.ptxas")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--ran", type=Path)
+    parser.add_argument("--elements", action="store_true")
+    parser.add_argument("--write", type=Path, metavar="PAGE")
     options = parser.parse_args()
+    if options.elements:
+        table = elements_table(options.files)
+        print(table)
+        if options.write:
+            page = options.write.read_text()
+            before, after = page[:page.index(BEGIN)], page[page.index(END):]
+            options.write.write_text(f"{before}{BEGIN}\n{table}\n{after}")
+        return
     kernels = {}
     for path in options.files:
         kernels.update(read(path))

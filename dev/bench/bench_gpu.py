@@ -242,7 +242,7 @@ class Bench:
         bits need not repeat."""
         budget, sizes = tools.Budget(limit), dict(part.split("=") for part in self.shapes[0].torch.split(","))
         B, T = self.fitting(), self.shapes[0].T
-        for kind in ("own", "cudnn", "collected"):
+        for kind in ("own", "cudnn", "fast"):
             command = [self.options.program_of_ops, B, T, sizes["C"], sizes["NH"], sizes["V"], self.runs[0]["dtype"], kind,
                        0.01 if self.options.tiny else 0.15]
             finished = tools.run(command, budget.left(), self.env)

@@ -98,7 +98,8 @@ static void fc_gelu(void) {
                         row(b.bias, b.OC));
 }
 static void fcproj_gelu_backward(void) {
-    matmul_gelu_backward_input(as(b.y, b.N, b.IC), as(b.x, b.N, b.OC), as(b.weight, b.OC, b.IC), as(b.z, b.N, b.IC));
+    matmul_gelu_backward_input(as(b.y, b.N, b.IC), as(b.x, b.N, b.OC), as(b.weight, b.OC, b.IC), as(b.z, b.N, b.IC),
+                               NULL, false);
 }
 static void attention(void) { attention_forward(batch(b.y, b.C), lse(), batch(b.qkv, 3 * b.C), (int)b.NH); }
 static void attention_gradient(void) {
@@ -110,8 +111,8 @@ static void layernorm(void) {
                       row(b.bias, b.C));
 }
 static void layernorm_gradient(void) {
-    layernorm_backward(as(b.y, b.N, b.C), row(b.dweight, b.C), row(b.dbias, b.C), as(b.x, b.N, b.C),
-                       as(b.qkv, b.N, b.C), row(b.mean, b.N), row(b.rstd, b.N), row(b.bias, b.C), true, false);
+    layernorm_backward(as(b.y, b.N, b.C), row(b.dweight, b.C), row(b.dbias, b.C), row(b.losses, b.C), as(b.x, b.N, b.C),
+                       as(b.qkv, b.N, b.C), row(b.mean, b.N), row(b.rstd, b.N), row(b.bias, b.C), true, false, false);
 }
 static void gelu(void) { gelu_forward(as(b.y, b.N, 4 * b.C), as(b.x, b.N, 4 * b.C)); }
 static void head(void) {
@@ -184,9 +185,9 @@ static bool time_products(Error *err) {
 }
 
 // The backward pass as llm.c and PyTorch run it: what repeatable bits cost.
-static bool time_collected(double flops, Error *err) {
+static bool time_fast(double flops, Error *err) {
     attention();
-    return timed("attention backward, collected", attention_gradient, flops, 0.0, err);
+    return timed("attention backward, fast", attention_gradient, flops, 0.0, err);
 }
 
 static void print_choices(void) {
@@ -199,7 +200,7 @@ static bool time_all(AttentionChoice kind, Error *err) {
     const double N = (double)b.N, C = (double)b.C, unit = N * C * (double)dtype_size(b.x.dtype);
     const double scores = 2.0 * N * C * ((double)b.T + 1.0); // FLOP of both products below the diagonal
     const double logits = 2.0 * N * C * (double)b.Vp;
-    if (kind == ATTENTION_CUDNN_COLLECTED) return time_collected(2.5 * scores, err);
+    if (kind == ATTENTION_FAST) return time_fast(2.5 * scores, err);
     bool ok = time_products(err) && timed("attention forward", attention, scores, 0.0, err) &&
               timed("attention backward", attention_gradient, 2.5 * scores, 0.0, err) &&
               timed("layernorm forward", layernorm, 0.0, 2.0 * unit, err) &&
@@ -220,8 +221,8 @@ static bool time_all(AttentionChoice kind, Error *err) {
 int main(int argc, char **argv) {
     if (argc != 9) {
         fprintf(stderr,
-                "usage: bench_ops B T C NH V fp32|fp16|bf16 auto|own|cudnn|collected SECONDS     e.g. 64 1024 768 12 "
-                "50257 bf16 auto 0.2\ncollected: the backward pass of attention alone, by cuDNN in the form whose bits "
+                "usage: bench_ops B T C NH V fp32|fp16|bf16 auto|own|cudnn|fast SECONDS     e.g. 64 1024 768 12 "
+                "50257 bf16 auto 0.2\nfast: the backward pass of attention alone, by cuDNN in the form whose bits "
                 "need not repeat\n");
         return EXIT_BAD_INPUT;
     }
@@ -235,7 +236,7 @@ int main(int argc, char **argv) {
     DeviceOptions device = {0};
     if (strcmp(argv[7], "own") == 0) device.attention = ATTENTION_OWN;
     if (strcmp(argv[7], "cudnn") == 0) device.attention = ATTENTION_CUDNN;
-    if (strcmp(argv[7], "collected") == 0) device.attention = ATTENTION_CUDNN_COLLECTED;
+    if (strcmp(argv[7], "fast") == 0) device.attention = ATTENTION_FAST;
     bool ok = device_init(&device, &err);
     DeviceSpeed speed = {0};
     ok = ok && device_measure_speed(dtype, (size_t)1 << 30, &speed, &err);

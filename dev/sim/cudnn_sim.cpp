@@ -313,7 +313,8 @@ cudnnStatus_t get_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAtt
         *(int64_t *)values = d->value<int64_t>(name, -1);
         return CUDNN_STATUS_SUCCESS;
     case CUDNN_ATTR_ENGINE_NUMERICAL_NOTE:
-        *count = 0;
+        *count = asked_for("noted") ? 1 : 0;
+        if (*count) *(cudnnBackendNumericalNote_t *)values = CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
         return CUDNN_STATUS_SUCCESS;
     case CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE:
     case CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE:

@@ -3,6 +3,7 @@
 //   SIM_CUDNN=92500              the same, of this version
 //   SIM_CUDNN=1,slow             kernels take 50 ms longer: own kernels win a measurement
 //   SIM_CUDNN=1,unrepeatable     the last bit of an output differs from run to run
+//   SIM_CUDNN=1,noted            engines say that their results need not repeat
 //   SIM_CUDNN=1,wrong            constants of graphs, the scale of scores too, are half as large again
 //   SIM_CUDNN=1,idle             kernels write nothing
 //   SIM_CUDNN=1,uncompilable     no kernel compiles

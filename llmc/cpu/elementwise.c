@@ -103,11 +103,12 @@ void backend_gelu_forward(Tensor out, Tensor pre) {
         WITH_DTYPE(E, pre.dtype, gelu_span(out.data, pre.data, i, task_end(i, n), E));
 }
 
-void backend_gelu_backward(Tensor dpre, Tensor dout, Tensor pre) {
+void backend_gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
     int64_t n = tensor_numel(pre);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
         WITH_DTYPE(E, pre.dtype, gelu_backward_span(dpre.data, dout.data, pre.data, i, task_end(i, n), E));
+    if (dbias.data) backend_bias_backward(dbias, dpre, accumulate);
 }
 
 // ----------------------------------------------------------------------------------------- sums and scalings, for Muon

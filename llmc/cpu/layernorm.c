@@ -1,9 +1,9 @@
 // LayerNorm forward and backward.
 //
 // A row belongs to one task: it is read from memory once and stays in the L1 cache for the following passes.
-// The gradients of weight and bias sum over all rows: each block of rows adds into its own fp32 pair of vectors in the
-// workspace, and the pairs are added in the order of the blocks. Blocks depend only on the number of rows, so the bits
-// do not depend on the number of threads.
+// The gradients of weight and bias, and din, are summed over all rows: each block of rows adds into its own three fp32
+// vectors in the workspace, and these are added in the order of the blocks. Blocks depend only on the number of rows,
+// so the bits do not depend on the number of threads.
 #include "llmc/base/arithmetic.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/simd.h"
@@ -47,9 +47,10 @@ void backend_layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, 
 
 // ------------------------------------------------------------------------------------------------------------ backward
 
-// At least 32 rows, so that clearing and adding a block's pair costs little compared with its rows; at most 256 blocks,
-// so that the workspace does not grow with the batch.
+// At least 32 rows, so that clearing and adding a block's vectors costs little compared with its rows; at most 256
+// blocks, so that the workspace does not grow with the batch.
 enum { MIN_BLOCK_ROWS = 32, MAX_BLOCKS = 256 };
+enum { OF_DWEIGHT, OF_DBIAS, OF_DIN, NUM_SUMS }; // vectors of a block
 
 static int64_t block_rows(int64_t N) {
     int64_t rows = ceil_div(N, MAX_BLOCKS);
@@ -57,7 +58,7 @@ static int64_t block_rows(int64_t N) {
 }
 
 static int64_t workspace_bytes(int64_t blocks, int64_t C) {
-    return blocks * 2 * round_up(C, LANES) * (int64_t)sizeof(float);
+    return blocks * NUM_SUMS * round_up(C, LANES) * (int64_t)sizeof(float);
 }
 
 int64_t cpu_layernorm_workspace(OpsShape shape) {
@@ -70,11 +71,12 @@ typedef struct {
     const void *dout, *in, *weight;
     const float *mean, *rstd;
     int64_t N, C;
-    bool add_residual;
+    bool add_residual, sums_din;
 } LayerNormBackward;
 
-// din of one row; its terms of dweight and dbias are added to the sums, which are padded to whole vectors.
-static ALWAYS_INLINE void backward_row(const LayerNormBackward *a, int64_t row, float *dweight, float *dbias, DType E) {
+// din of one row; its terms of dweight, dbias and the sum of din are added to sums (3, padded), whole vectors.
+static ALWAYS_INLINE void backward_row(const LayerNormBackward *a, int64_t row, float *sums, int64_t padded, DType E) {
+    float *dweight = sums + OF_DWEIGHT * padded, *dbias = sums + OF_DBIAS * padded, *of_din = sums + OF_DIN * padded;
     const int64_t C = a->C, first = row * C;
     const V mean = vsplat(a->mean[row]), rstd = vsplat(a->rstd[row]);
     V sum_dnorm = vzero(), sum_dnorm_xhat = vzero();
@@ -95,14 +97,14 @@ static ALWAYS_INLINE void backward_row(const LayerNormBackward *a, int64_t row, 
         V din = (dnorm - mean_dnorm - xhat * mean_dnorm_xhat) * rstd;
         if (a->add_residual) din += vload_first(k, a->din, first + i, E);
         vstore_first(k, a->din, first + i, din, E);
+        if (a->sums_din) vstore_f32(of_din + i, vload_f32(of_din + i) + vfirst(k, din, vzero()));
     });
 }
 
-static ALWAYS_INLINE void backward_block(const LayerNormBackward *a, int64_t begin, int64_t end, float *dweight,
-                                         float *dbias, DType E) {
-    memset(dweight, 0, (size_t)round_up(a->C, LANES) * sizeof *dweight);
-    memset(dbias, 0, (size_t)round_up(a->C, LANES) * sizeof *dbias);
-    for (int64_t row = begin; row < end; row++) backward_row(a, row, dweight, dbias, E);
+static ALWAYS_INLINE void backward_block(const LayerNormBackward *a, int64_t begin, int64_t end, float *sums,
+                                         int64_t padded, DType E) {
+    memset(sums, 0, (size_t)(NUM_SUMS * padded) * sizeof *sums);
+    for (int64_t row = begin; row < end; row++) backward_row(a, row, sums, padded, E);
 }
 
 // Lanes [i, i + k) of grad = or += the sum of the blocks' vectors, which are stride floats apart.
@@ -114,26 +116,30 @@ static ALWAYS_INLINE void reduce_lanes(void *grad, const float *partial, int64_t
     vstore_first(k, grad, i, sum, G);
 }
 
-void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in, Tensor mean,
-                                Tensor rstd, Tensor weight, bool add_residual, bool accumulate) {
+void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum, Tensor dout, Tensor in,
+                                Tensor mean, Tensor rstd, Tensor weight, bool add_residual, bool accumulate,
+                                bool accumulate_sum) {
     const int64_t C = tensor_numel(weight), n = tensor_numel(in), N = n / C;
-    const LayerNormBackward a = {din.data, dout.data, in.data, weight.data, mean.data, rstd.data, N, C, add_residual};
+    const LayerNormBackward a = {din.data,  dout.data, in.data, weight.data,  mean.data,
+                                 rstd.data, N,         C,       add_residual, din_sum.data != NULL};
     const int64_t rows = block_rows(N), blocks = ceil_div(N, rows), padded = round_up(C, LANES);
-    float *partial = cpu_scratch("layernorm_backward", workspace_bytes(blocks, C)); // (blocks, 2, padded)
+    const Tensor gradients[NUM_SUMS] = {dweight, dbias, din_sum};
+    float *partial = cpu_scratch("layernorm_backward", workspace_bytes(blocks, C)); // (blocks, 3, padded)
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
         for (int64_t b = 0; b < blocks; b++) {
             int64_t begin = b * rows, end = N - begin < rows ? N : begin + rows;
-            float *sums = partial + b * 2 * padded;
-            WITH_DTYPE(E, in.dtype, backward_block(&a, begin, end, sums, sums + padded, E));
+            float *sums = partial + b * NUM_SUMS * padded;
+            WITH_DTYPE(E, in.dtype, backward_block(&a, begin, end, sums, padded, E));
         }
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < C; i += LANES) {
             int k = lanes(C - i);
-            WITH_DTYPE(G, dweight.dtype, reduce_lanes(dweight.data, partial, 2 * padded, blocks, i, k, accumulate, G));
-            WITH_DTYPE(G, dbias.dtype,
-                       reduce_lanes(dbias.data, partial + padded, 2 * padded, blocks, i, k, accumulate, G));
+            for (int s = OF_DWEIGHT; s <= (din_sum.data ? OF_DIN : OF_DBIAS); s++)
+                WITH_DTYPE(G, gradients[s].dtype,
+                           reduce_lanes(gradients[s].data, partial + s * padded, NUM_SUMS * padded, blocks, i, k,
+                                        s == OF_DIN ? accumulate_sum : accumulate, G));
         }
     }
 }

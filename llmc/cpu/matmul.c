@@ -347,9 +347,12 @@ void backend_matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
     gemm(N, IC, OC, matrix_of(din, IC), matrix_of(dout, OC), matrix_of(weight, IC), NULL, false);
 }
 
-void backend_matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre) {
+// dbias is left to matmul_backward_weight: a cache holds a strip of dpre's rows in neither.
+void backend_matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Tensor *dbias,
+                                        bool accumulate) {
+    (void)dbias, (void)accumulate;
     backend_matmul_backward_input(dpre, dout, weight);
-    backend_gelu_backward(dpre, dpre, pre);
+    backend_gelu_backward(dpre, tensor_none(), dpre, pre, false);
 }
 
 void backend_matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {

@@ -5,7 +5,7 @@
 // --attention auto both are compared and timed the first time that a pass runs, and the faster is kept, in the tuning
 // cache too, so that the next run has the same bits; with --attention cudnn they are compared. Every other shape
 // (samples, a short last batch) takes the own kernels. fp32, sm_75 and head sizes that cuDNN does not take have only
-// those.
+// those. --attention fast is --attention cudnn with the backward form whose bits need not repeat.
 #include "llmc/cuda/backend.h"
 
 #include "llmc/cuda/tuning.h"
@@ -46,11 +46,14 @@ typedef struct {
 
 // ------------------------------------------------------------------------------------------------------------ planning
 
-static bool is_cudnn(AttentionChoice asked) { return asked == ATTENTION_CUDNN || asked == ATTENTION_CUDNN_COLLECTED; }
+static bool is_cudnn(AttentionChoice asked) { return asked == ATTENTION_CUDNN || asked == ATTENTION_FAST; }
+static const char *option_text(AttentionChoice asked) {
+    return asked == ATTENTION_FAST ? "--attention fast" : "--attention cudnn";
+}
 
 bool cuda_attention_check(const DeviceOptions *options, Error *err) {
     if (!is_cudnn(options->attention) || cudnn_attention_open(err)) return true;
-    error_prefix(err, "--attention cudnn");
+    error_prefix(err, "%s", option_text(options->attention));
     const size_t length = strlen(err->text);
     snprintf(err->text + length, sizeof err->text - length,
              "; use --attention own, or auto to use cuDNN where available");
@@ -274,7 +277,7 @@ static void decide(const Call *c, Pass *p) {
     bool right = cudnn_attention_compile(p->cudnn, &p->why_not);
     if (right) p->why_not.text[0] = '\0'; // of engines before the one that compiled
     if (asked || p->to_measure) right = right && cudnn_agrees(c, p, &bits);
-    REQUIRE(right || !asked, "--attention cudnn: %s", p->why_not.text);
+    REQUIRE(right || !asked, "%s: %s", option_text(cuda_backend.options.attention), p->why_not.text);
     p->choice = right && (!p->to_measure || cudnn_wins(c, p, bits, ms)) ? BY_CUDNN : BY_OWN_KERNELS;
     if (right && p->to_measure) remember(c->pass, c->shape, p->choice);
     describe_call(what, sizeof what, c->pass, c->shape);
@@ -317,11 +320,13 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
 
 // --------------------------------------------------------------------------------------------------------- description
 
-// "cuDNN 9.19.0", "own kernels", "cuDNN 9.19.0 or own kernels, to be measured".
-static void name_choice(char *text, size_t size, const Pass *p) {
+// "cuDNN 9.19.0", "own kernels", "cuDNN 9.19.0 or own kernels, to be measured", "cuDNN 9.19.0 without repeatable bits".
+static void name_choice(char *text, size_t size, const Pass *p, AttentionPass pass) {
     const char *version = cudnn_attention_version_text();
     if (p->choice == BY_OWN_KERNELS)
         snprintf(text, size, "own kernels");
+    else if (pass == ATTENTION_BACKWARD && cuda_backend.options.attention == ATTENTION_FAST)
+        snprintf(text, size, "cuDNN %s without repeatable bits", version);
     else if (p->choice == BY_CUDNN || !p->to_measure)
         snprintf(text, size, "cuDNN %s", version);
     else
@@ -334,8 +339,9 @@ const char *cuda_attention_description(void) {
     char names[ATTENTION_PASSES][128];
     const char *why_not = "";
     for (int pass = ATTENTION_PASSES - 1; pass >= 0; pass--) {
-        const Pass *p = &planned->passes[planned->passes[pass].planned ? pass : ATTENTION_FORWARD];
-        name_choice(names[pass], sizeof names[pass], p);
+        const int described = planned->passes[pass].planned ? pass : ATTENTION_FORWARD;
+        const Pass *p = &planned->passes[described];
+        name_choice(names[pass], sizeof names[pass], p, (AttentionPass)described);
         if (p->choice == BY_OWN_KERNELS && p->why_not.text[0]) why_not = p->why_not.text;
     }
     const int length = strcmp(names[0], names[1]) == 0

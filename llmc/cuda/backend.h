@@ -86,14 +86,12 @@ extern double cuda_comm_start_seconds; // how long device_comm_start waits for t
 // out (N,OC) += bias (OC): where cuBLASLt has no such epilogue.
 void cuda_add_bias(Tensor out, Tensor bias);
 
+// gelu_backward (llmc/ops.h) with dbias.
+void cuda_gelu_bias_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate);
+
 // Whether two pieces of device memory hold the same bytes (an even number of them, 2-byte aligned). Allocates and
 // waits: for choices at the first use of a shape. Also false when there is no memory left for the comparison.
 bool cuda_same_bits(const void *a, const void *b, size_t bytes);
-
-// The last stage of sums over rows in a fixed order: first (n1), second (n2) = or += (accumulate) the sums of the
-// columns of partials (parts, n1 + n2) fp32, rows added in a fixed order. The gradients are fp32, bf16 or fp16; second
-// may be absent. partials: device memory.
-void cuda_sum_partials(Tensor first, Tensor second, const float *partials, int64_t parts, bool accumulate);
 
 // Softmax cross-entropy over rows of logits, which are independent: the kernel between the two halves of the LM head.
 // Targets are trusted to be in [0, V): the host checked them when it read the data.
@@ -124,7 +122,8 @@ bool cuda_attention_check(const DeviceOptions *options, Error *err);
 
 // The implementation of attention at the shape planned last, for the run's header: "cuDNN 9.19.0", "own kernels (cuDNN
 // not found: ...)", "cuDNN 9.19.0 or own kernels, to be measured" before the first step, "forward cuDNN 9.19.0,
-// backward own kernels (...)". Empty before ops_workspace_bytes. Valid until the next call.
+// backward own kernels (...)", "forward cuDNN 9.19.0, backward cuDNN 9.19.0 without repeatable bits". Empty before
+// ops_workspace_bytes. Valid until the next call.
 const char *cuda_attention_description(void);
 
 // Our own kernels, used where cuDNN is absent, slower or does not support the shape. One pair of calls covers two
@@ -164,8 +163,9 @@ void cudnn_attention_close(void);               // after everything below was de
 int cudnn_attention_version(void);              // 91900
 const char *cudnn_attention_version_text(void); // "9.19.0"
 
-// One pass at one shape. NULL and the reason when cuDNN has no form with repeatable bits that needs at most
-// max_workspace bytes. Takes milliseconds; cudnn_attention_compile takes up to 1.3 s, and must be done before it runs.
+// One pass at one shape. NULL and the reason when cuDNN has no form with repeatable bits (with --attention fast: no
+// form) that needs at most max_workspace bytes. Takes milliseconds; cudnn_attention_compile takes up to 1.3 s, and must
+// be done before it runs.
 typedef struct CudnnAttention CudnnAttention;
 CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape, int64_t max_workspace, Error *why);
 void cudnn_attention_destroy(CudnnAttention *attention); // NULL is fine

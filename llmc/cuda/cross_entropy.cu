@@ -4,8 +4,8 @@
 //
 // The kernel is softmax cross-entropy: one block a row of logits, which is read once and, in the backward pass, written
 // once. The forward pass runs the same kernel up to the loss, so that both passes give the same bits. All arithmetic is
-// fp32; exponentials are computed twice, since a row of them in fp32 fits on the chip of few GPUs, and
-// never twice.
+// fp32. Where a row stays on the chip, its exponentials take the place of the logits once they are summed, so that each
+// is computed once.
 #include "llmc/cuda/intrinsics.cuh"
 
 // ------------------------------------------------------------------------------------------------------------- one row
@@ -66,6 +66,32 @@ template <class T, int N> static __device__ __forceinline__ float exp_sum(const 
     return sum;
 }
 
+// An exponential in the place of a logit: 2^15 e^(x - highest) in fp16, whatever the 16-bit type of the logits. It is
+// at most 2^15, and down to 2^-29 of the largest one it loses at most 2^-12 of its value: an eighth of what bf16 loses
+// when the gradient is stored, as much as fp16 loses. Smaller ones become denormal, those below 2^-40 are 0. fp32 keeps
+// them as they are.
+template <class T> struct Kept {
+    typedef fp16 Type;
+    static constexpr float LOG2_SCALE = 15.0f, INVERSE = 0x1p-15f;
+};
+template <> struct Kept<float> {
+    typedef float Type;
+    static constexpr float LOG2_SCALE = 0.0f, INVERSE = 1.0f;
+};
+
+// The same sum times 2^LOG2_SCALE; the exponentials, rounded after they are added, are left in x.
+template <class T, int N> static __device__ __forceinline__ float exp_sum_kept(Vector<T, N> &x, float shift) {
+    float v[N], sum = 0.0f;
+    to_floats(v, x);
+    for (int k = 0; k < N; k++) {
+        v[k] = exp_shifted(v[k], shift - Kept<T>::LOG2_SCALE);
+        sum += v[k];
+    }
+    const Vector<typename Kept<T>::Type, N> kept = from_floats<typename Kept<T>::Type>(v);
+    memcpy((void *)x.v, (const void *)kept.v, sizeof x.v);
+    return sum;
+}
+
 // What a row needs once its maximum and sum are known.
 typedef struct {
     float shift, sum, factor; // factor = gradient_scale / sum: fp16 gradients are scaled before they are rounded
@@ -84,6 +110,17 @@ static __device__ __forceinline__ void store_gradient(T *row, int i, const Vecto
     float v[N];
     to_floats(v, x);
     for (int k = 0; k < N; k++) v[k] = exp_shifted(v[k], s.shift) * s.factor;
+    store_vector(row + i * N, from_floats<T, N>(v));
+}
+
+// The same of exponentials that exp_sum_kept left.
+template <class T, int N>
+static __device__ __forceinline__ void store_kept_gradient(T *row, int i, const Vector<T, N> &x, float factor) {
+    Vector<typename Kept<T>::Type, N> kept;
+    float v[N];
+    memcpy((void *)kept.v, (const void *)x.v, sizeof x.v);
+    to_floats(v, kept);
+    for (int k = 0; k < N; k++) v[k] *= factor;
     store_vector(row + i * N, from_floats<T, N>(v));
 }
 
@@ -115,12 +152,13 @@ static __global__ void __launch_bounds__(ROW_THREADS) registers_kernel(T *logits
     float highest = -INFINITY, sum = 0.0f;
     UNROLL (j, PACKS) highest = vector_max(x[j], highest);
     highest = block_max(highest);
-    UNROLL (j, PACKS) sum += exp_sum(x[j], highest * LOG2_E);
-    const RowSums s = row_finish(p.losses + r, highest, block_sum(sum), target_logit, scale);
+    UNROLL (j, PACKS) sum += exp_sum_kept(x[j], highest * LOG2_E);
+    sum = block_sum(sum) * Kept<T>::INVERSE;
+    const RowSums s = row_finish(p.losses + r, highest, sum, target_logit, scale);
     if (!p.backward) return;
     UNROLL (j, PACKS) {
         const int i = j * (int)blockDim.x + (int)threadIdx.x;
-        if (i < packs) store_gradient(row, i, x[j], s);
+        if (i < packs) store_kept_gradient(row, i, x[j], s.factor * Kept<T>::INVERSE);
     }
     store_target<T, N>(row, target, s);
 }
@@ -156,12 +194,16 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) shared_memory_kernel(T 
         }
     }
     highest = block_max(highest);
-    for (int i = (int)threadIdx.x; i < packs; i += ROW_THREADS)
-        sum += exp_sum(load_vector<T, N>((const T *)(x + i)), highest * LOG2_E);
-    const RowSums s = row_finish(p.losses + r, highest, block_sum(sum), target_logit, scale);
+    for (int i = (int)threadIdx.x; i < packs; i += ROW_THREADS) {
+        Row kept = load_vector<T, N>((const T *)(x + i));
+        sum += exp_sum_kept(kept, highest * LOG2_E);
+        store_vector((T *)(x + i), kept);
+    }
+    sum = block_sum(sum) * Kept<T>::INVERSE;
+    const RowSums s = row_finish(p.losses + r, highest, sum, target_logit, scale);
     if (!p.backward) return;
     for (int i = (int)threadIdx.x; i < packs; i += ROW_THREADS)
-        store_gradient(row, i, load_vector<T, N>((const T *)(x + i)), s);
+        store_kept_gradient(row, i, load_vector<T, N>((const T *)(x + i)), s.factor * Kept<T>::INVERSE);
     store_target<T, N>(row, target, s);
 }
 

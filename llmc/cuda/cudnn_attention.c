@@ -66,9 +66,8 @@ CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape,
     a->scale = 1.0f / sqrtf((float)shape.HS);
     a->minus_infinity = -INFINITY;
     a->one = 1.0f;
-    const bool collected = cuda_backend.options.attention == ATTENTION_CUDNN_COLLECTED;
-    a->pass =
-        cudnn_pass_create(pass, shape, gpu.device, cuda_backend.compute_capability, collected, max_workspace, why);
+    const bool fast = cuda_backend.options.attention == ATTENTION_FAST;
+    a->pass = cudnn_pass_create(pass, shape, gpu.device, cuda_backend.compute_capability, fast, max_workspace, why);
     if (a->pass) return a;
     free(a);
     return NULL;

@@ -135,10 +135,10 @@ typedef struct {
 typedef struct CudnnPlan CudnnPlan;
 
 // A plan for graph on device, not compiled yet. engine NULL: cuDNN's heuristics choose. Engines that need more than
-// max_workspace bytes or say of themselves that their results do not repeat are left out. NULL and a message when there
-// is none. graph and device must outlive the plan.
+// max_workspace bytes are left out and, with must_repeat, those that say of themselves that their results do not. NULL
+// and a message when there is none. graph and device must outlive the plan.
 CudnnPlan *cudnn_plan_create(const CudnnGraph *graph, cudnnBackendDescriptor_t device, const CudnnEngine *engine,
-                             int64_t max_workspace, Error *err);
+                             bool must_repeat, int64_t max_workspace, Error *err);
 void cudnn_plan_destroy(CudnnPlan *plan); // NULL is fine
 
 // Compiles the kernel; if that fails, the kernel of the heuristics' next choice that needs no more workspace.
@@ -150,7 +150,7 @@ int64_t cudnn_plan_engine(const CudnnPlan *plan);
 
 // -------------------------------------------------------------------------------------------------------------- passes
 // One pass of attention, forward or backward, as cuDNN is to compute it on one architecture: which form of the graph,
-// on which engine, in how much workspace. Only what gives the same bits every time is chosen.
+// on which engine, in how much workspace. What does not give the same bits every time is chosen on request only.
 
 // Offsets in the workspace of a pass, in bytes.
 typedef struct {
@@ -169,10 +169,10 @@ typedef struct {
 } CudnnPass;
 
 // NULL and a message when cuDNN has nothing for this shape on this device that repeats and fits into max_workspace
-// bytes. compute_capability: of the device, 80, 90, 103, 120. collected: backward, the form that need not repeat, for
-// measurements. Not compiled yet: see cudnn_plan_compile.
+// bytes. compute_capability: of the device, 80, 90, 103, 120. fast: backward, the form that need not repeat. Not
+// compiled yet: see cudnn_plan_compile.
 CudnnPass *cudnn_pass_create(AttentionPass pass, AttentionShape shape, cudnnBackendDescriptor_t device,
-                             int compute_capability, bool collected, int64_t max_workspace, Error *err);
+                             int compute_capability, bool fast, int64_t max_workspace, Error *err);
 void cudnn_pass_destroy(CudnnPass *pass); // NULL is fine
 #endif
 

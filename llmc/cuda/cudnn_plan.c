@@ -152,8 +152,8 @@ static bool describe_engine(Descriptor config, int64_t *number, bool *repeats, E
     return ok;
 }
 
-// Keeps the configurations that fit into limit bytes and repeat.
-static bool keep_fitting(CudnnPlan *plan, int64_t limit, Error *err) {
+// Keeps the configurations that fit into limit bytes and, unless any will do, repeat.
+static bool keep_fitting(CudnnPlan *plan, bool must_repeat, int64_t limit, Error *err) {
     int kept = 0;
     int64_t smallest = INT64_MAX;
     for (int i = 0; i < plan->num_configs; i++) {
@@ -162,6 +162,7 @@ static bool keep_fitting(CudnnPlan *plan, int64_t limit, Error *err) {
         bool repeats = false;
         if (!get_number(config, CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, &workspace, choosing, err)) return false;
         if (!describe_engine(config, &number, &repeats, err)) return false;
+        repeats = repeats || !must_repeat;
         if (repeats && workspace < smallest) smallest = workspace;
         plan->configs[i] = plan->configs[kept];
         plan->configs[kept] = config;
@@ -178,7 +179,7 @@ static bool keep_fitting(CudnnPlan *plan, int64_t limit, Error *err) {
 
 // --------------------------------------------------------------------------------------------------------------- plans
 
-CudnnPlan *cudnn_plan_create(const CudnnGraph *graph, Descriptor device, const CudnnEngine *engine,
+CudnnPlan *cudnn_plan_create(const CudnnGraph *graph, Descriptor device, const CudnnEngine *engine, bool must_repeat,
                              int64_t max_workspace, Error *err) {
     CudnnPlan *plan = (CudnnPlan *)calloc(1, sizeof *plan);
     if (!plan) {
@@ -186,7 +187,7 @@ CudnnPlan *cudnn_plan_create(const CudnnGraph *graph, Descriptor device, const C
         return NULL;
     }
     const bool ok = engine ? configure(plan, graph, device, engine, err) : ask_heuristics(plan, graph, device, err);
-    if (ok && keep_fitting(plan, max_workspace, err)) return plan;
+    if (ok && keep_fitting(plan, must_repeat, max_workspace, err)) return plan;
     cudnn_plan_destroy(plan);
     return NULL;
 }
@@ -238,8 +239,8 @@ typedef struct {
     int first_capability, last_capability;
     int first_version, last_version;
     CudnnGraphKind kind;
-    bool collected; // taken where it is asked for, and not otherwise
-    bool pinned;    // to this engine; otherwise by the heuristics
+    bool fast;   // does not repeat: taken where that is asked for, and not otherwise
+    bool pinned; // to this engine; otherwise by the heuristics
     CudnnEngine engine;
 } Form;
 
@@ -305,7 +306,7 @@ static const Form forms[] = {
      .last_capability = ANY_CAPABILITY,
      .last_version = ANY_VERSION,
      .kind = CUDNN_BACKWARD_COLLECTED,
-     .collected = true},
+     .fast = true},
 };
 
 static int64_t padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -333,8 +334,8 @@ static CudnnPass *create_pass(const Form *form, AttentionShape shape, cudnnBacke
     p->graph = cudnn_graph_create(form->kind, shape, err);
     if (p->graph) {
         const int64_t callers = lay_out(p, 0).bytes;
-        p->plan =
-            cudnn_plan_create(p->graph, device, form->pinned ? &form->engine : NULL, max_workspace - callers, err);
+        p->plan = cudnn_plan_create(p->graph, device, form->pinned ? &form->engine : NULL, !form->fast,
+                                    max_workspace - callers, err);
     }
     if (p->plan) {
         p->workspace = lay_out(p, p->plan->workspace);
@@ -345,7 +346,7 @@ static CudnnPass *create_pass(const Form *form, AttentionShape shape, cudnnBacke
 }
 
 CudnnPass *cudnn_pass_create(AttentionPass pass, AttentionShape shape, cudnnBackendDescriptor_t device,
-                             int compute_capability, bool collected, int64_t max_workspace, Error *err) {
+                             int compute_capability, bool fast, int64_t max_workspace, Error *err) {
     const int version = cudnn_library_version();
     if (compute_capability < 80)
         error_set(err, "cuDNN has no fused attention for sm_%d, only for sm_80 and newer", compute_capability);
@@ -356,7 +357,7 @@ CudnnPass *cudnn_pass_create(AttentionPass pass, AttentionShape shape, cudnnBack
     else
         for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
             const Form *f = &forms[i];
-            if (f->pass != pass || (pass == ATTENTION_BACKWARD && f->collected != collected) ||
+            if (f->pass != pass || (pass == ATTENTION_BACKWARD && f->fast != fast) ||
                 compute_capability < f->first_capability || compute_capability > f->last_capability ||
                 version < f->first_version || version > f->last_version)
                 continue;

@@ -149,17 +149,6 @@ static __device__ __forceinline__ void weigh_chunk(float *total, const float *sc
     __syncthreads();
 }
 
-// Whether this block is the last of `blocks` that finish. It then sees what all the others wrote.
-static __device__ __forceinline__ bool finishes_last(unsigned *ticket, int blocks) {
-    __shared__ bool last[1];
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last[0] = atomicInc(ticket, (unsigned)blocks - 1) == (unsigned)blocks - 1;
-    __syncthreads();
-    __threadfence();
-    return last[0];
-}
-
 // out (HS) of the parts of `chunks` chunks, added in their order: thread c has columns c, c + 128, ... Past L1, where
 // what other blocks wrote does not arrive.
 template <class T> static __device__ __forceinline__ void add_parts(T *out, const float *parts, int chunks, int HS) {

@@ -114,39 +114,6 @@ void backend_tensor_cast(Tensor dst, Tensor src) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------- GELU
-// In its tanh form, with its derivative, in fp32.
-//
-// 0.5 (1 + tanh(u)) is the logistic function of 2u, so one exp replaces tanh and nothing cancels for negative x:
-//   gelu(x)  = x s,                          s  = 1 / (1 + exp(-2u)),   2u  = 2 sqrt(2/pi) (x + 0.044715 x^3)
-//   gelu'(x) = s + x s (1 - s) (2u)',                                  (2u)' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
-// __expf and __fdividef are a few instructions around one of the special function unit each; together they err by a few
-// ulp where s is not small, by 5e-6 of s where s is 1e-30. Two special functions an element take 0.6 of the time that
-// its bytes take on an H200, the hardest case; tanh.approx would be a single one, but errs by 5e-4.
-
-#define TWO_SQRT_2_OVER_PI 1.5957691216f
-#define GELU_CUBIC         0.044715f
-
-// s above, and s (1 - s). With e = exp(-|2u|), which does not overflow, they are 1 / (1 + e), or e / (1 + e) for
-// negative x, and e / (1 + e)^2. Not from 1 - s, which for large x is the error of s, times x^3 in the derivative.
-static __device__ __forceinline__ float gelu_gate(float x, float *product) {
-    const float two_u = x * (TWO_SQRT_2_OVER_PI * GELU_CUBIC * x * x + TWO_SQRT_2_OVER_PI);
-    const float e = __expf(-fabsf(two_u)), r = __fdividef(1.0f, 1.0f + e);
-    *product = e * r * r;
-    return two_u < 0.0f ? e * r : r;
-}
-
-static __device__ __forceinline__ float gelu(float x) {
-    float product;
-    return x * gelu_gate(x, &product);
-}
-
-static __device__ __forceinline__ float gelu_derivative(float x) {
-    float product;
-    const float s = gelu_gate(x, &product);
-    const float slope = 3.0f * TWO_SQRT_2_OVER_PI * GELU_CUBIC * x * x + TWO_SQRT_2_OVER_PI;
-    return x * product * slope + s;
-}
-
 // Two packs a thread, a block's width apart: 2 or 4 loads of 16 bytes in flight fill the memory of an H200 at half of
 // the threads that a multiprocessor can hold.
 enum { THREAD_PACKS = 2 };
@@ -220,8 +187,12 @@ void backend_gelu_forward(Tensor out, Tensor pre) {
     DISPATCH(pre.dtype, T, launch_gelu_forward((T *)out.data, (const T *)pre.data, n));
 }
 
-void backend_gelu_backward(Tensor dpre, Tensor dout, Tensor pre) {
+void backend_gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
     const int64_t n = tensor_numel(pre);
+    if (dbias.data) {
+        cuda_gelu_bias_backward(dpre, dbias, dout, pre, accumulate);
+        return;
+    }
     DISPATCH(pre.dtype, T, launch_gelu_backward((T *)dpre.data, (const T *)dout.data, (const T *)pre.data, n));
 }
 

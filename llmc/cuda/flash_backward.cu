@@ -54,18 +54,15 @@ static __device__ __forceinline__ void row_statistics(float (&lse_log2e)[M][2], 
         }
 }
 
-// scores -> dS = P * (dP - D). masked: the tile meets the diagonal, P is 0 beyond it.
+// scores -> dS = P * (dP - D). P of a masked score is 0.
 template <int M, int N8>
 static __device__ __forceinline__ void query_gradients(float (&scores)[M][N8][4], const float (&dP)[M][N8][4],
                                                        const float (&lse_log2e)[M][2], const float (&D)[M][2],
-                                                       float scale_log2e, bool masked, int first_row, int first_key) {
-    const int g = (int)threadIdx.x % WARP / 4, t = (int)threadIdx.x % 4;
+                                                       float scale_log2e) {
     UNROLL (m, M)
         UNROLL (n, N8)
             UNROLL (i, 4) {
-                const int row = first_row + 16 * m + 8 * (i / 2) + g, key = first_key + 8 * n + 2 * t + i % 2;
-                float P = exp2_approx(fmaf(scores[m][n][i], scale_log2e, -lse_log2e[m][i / 2]));
-                if (masked && key > row) P = 0.0f;
+                const float P = exp2_approx(fmaf(scores[m][n][i], scale_log2e, -lse_log2e[m][i / 2]));
                 scores[m][n][i] = P * (dP[m][n][i] - D[m][i / 2]);
             }
 }
@@ -111,8 +108,8 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
                 float scores[M][KEYS / 8][4], dP[M][KEYS / 8][4];
                 multiply_rows<Arch>(scores, q, keys.a(i));
                 multiply_rows<Arch>(dP, d, keys.b(i));
-                query_gradients(scores, dP, lse_log2e, D, s.scale_log2e, first_key + KEYS > first_row + 1, first_row,
-                                first_key);
+                if (first_key + KEYS > first_row + 1) mask_scores<QUERY_ROWS>(scores, first_row, first_key);
+                query_gradients(scores, dP, lse_log2e, D, s.scale_log2e);
                 multiply_add<Arch, T>(dQ, scores, keys.a(i));
             }
         }
@@ -127,18 +124,16 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
 // scores -> P^T, dP -> dS^T; lse and D of the tile's queries, which are the columns here, come from shared memory.
 template <int M, int N8>
 static __device__ __forceinline__ void key_gradients(float (&scores)[M][N8][4], float (&dP)[M][N8][4],
-                                                     const float *lse_log2e, const float *D, float scale_log2e,
-                                                     bool masked, int first_key, int first_query) {
-    const int g = (int)threadIdx.x % WARP / 4, t = (int)threadIdx.x % 4;
+                                                     const float *lse_log2e, const float *D, float scale_log2e) {
+    const int t = (int)threadIdx.x % 4;
     UNROLL (n, N8)
         UNROLL (i, 2) {
             const int column = 8 * n + 2 * t + i;
             const float column_lse = lse_log2e[column], column_D = D[column];
             UNROLL (m, M)
                 UNROLL (r, 2) {
-                    const int key = first_key + 16 * m + 8 * r + g, at = 2 * r + i;
-                    float P = exp2_approx(fmaf(scores[m][n][at], scale_log2e, -column_lse));
-                    if (masked && key > first_query + column) P = 0.0f;
+                    const int at = 2 * r + i;
+                    const float P = exp2_approx(fmaf(scores[m][n][at], scale_log2e, -column_lse));
                     scores[m][n][at] = P;
                     dP[m][n][at] = P * (dP[m][n][at] - column_D);
                 }
@@ -193,8 +188,8 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
                 float scores[M][QUERIES / 8][4], dP[M][QUERIES / 8][4];
                 multiply_rows<Arch>(scores, k, queries.a(i));
                 multiply_rows<Arch>(dP, v, queries.b(i));
-                key_gradients(scores, dP, statistics[i % 2][0], statistics[i % 2][1], s.scale_log2e,
-                              first_query < first_key + 16 * M - 1, first_key, first_query);
+                if (first_query < first_key + 16 * M - 1) mask_scores<KEY_ROWS>(scores, first_key, first_query);
+                key_gradients(scores, dP, statistics[i % 2][0], statistics[i % 2][1], s.scale_log2e);
                 multiply_add<Arch, T>(dV, scores, queries.b(i));
                 multiply_add<Arch, T>(dK, dP, queries.a(i));
             }

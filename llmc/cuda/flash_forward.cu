@@ -29,18 +29,6 @@ template <class Arch, int HEAD> struct ForwardTile {
 // max is in units of S; sum is of this lane's columns only.
 template <int M, int HEAD> struct ForwardState { float out[M][HEAD / 8][4], max[M][2], sum[M][2]; };
 
-// S of keys first_key.. against queries first_row..: scores beyond the diagonal become -inf. Keys beyond T are beyond
-// the diagonal for every valid query.
-template <int M, int N8>
-static __device__ __forceinline__ void mask_scores(float (&scores)[M][N8][4], int first_row, int first_key) {
-    const int g = (int)threadIdx.x % WARP / 4, t = (int)threadIdx.x % 4;
-    UNROLL (m, M)
-        UNROLL (n, N8)
-            UNROLL (i, 4)
-                if (first_key + 8 * n + 2 * t + i % 2 > first_row + 16 * m + 8 * (i / 2) + g)
-                    scores[m][n][i] = -INFINITY;
-}
-
 // Scores become exponentials relative to the new maximum; sums relative to the old one are rescaled. The first tile has
 // key 0, which every query sees, so the maximum is finite from then on.
 template <int M, int N8, int HEAD>
@@ -115,7 +103,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
             if (i * KEYS < first_row + 16 * M) { // else every key is after the warp's last query
                 float scores[M][KEYS / 8][4];
                 multiply_rows<Arch>(scores, queries, keys.a(i));
-                if ((i + 1) * KEYS > first_row) mask_scores(scores, first_row, i * KEYS);
+                if ((i + 1) * KEYS > first_row) mask_scores<QUERY_ROWS>(scores, first_row, i * KEYS);
                 softmax_step(scores, state, s.scale_log2e);
                 multiply_add<Arch, T>(state.out, scores, keys.b(i));
             }

@@ -249,6 +249,21 @@ template <int M, int N8> static __device__ __forceinline__ void clear(float (&c)
     UNROLL (i, M * N8 * 4) c[i / (N8 * 4)][i / 4 % N8][i % 4] = 0.0f;
 }
 
+// The causal mask of a tile of scores that meets the diagonal: -inf, of which the exponential is 0, for keys after the
+// query. Rows are queries, or keys. Only those few tiles call it: a comparison and a selection per score cost a sixth
+// of the backward pass. Keys beyond T are after every valid query.
+enum ScoreRows { QUERY_ROWS, KEY_ROWS };
+template <ScoreRows ROWS, int M, int N8>
+static __device__ __forceinline__ void mask_scores(float (&scores)[M][N8][4], int first_row, int first_column) {
+    const int g = (int)threadIdx.x % WARP / 4, t = (int)threadIdx.x % 4;
+    UNROLL (m, M)
+        UNROLL (n, N8)
+            UNROLL (i, 4) {
+                const int row = first_row + 16 * m + 8 * (i / 2) + g, column = first_column + 8 * n + 2 * t + i % 2;
+                if (ROWS == QUERY_ROWS ? column > row : row > column) scores[m][n][i] = -INFINITY;
+            }
+}
+
 // Rows first.. of a head = c times factor, rounded. Staged in the warp's own rows of a tile that is no longer needed,
 // so that global memory gets 16-byte stores of whole rows.
 template <class T, int M, int HEAD8>

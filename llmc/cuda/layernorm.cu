@@ -1,10 +1,11 @@
 // LayerNorm forward and backward.
 //
-// Every row is read from memory once. Forward, it stays in registers until it is written: a warp holds rows of up to
-// 2048 columns, a block rows of up to 4096. Backward, a block holds the row in shared memory. Longer rows, and rows
-// that are not a multiple of 16 bytes, take a plain path that re-reads the row from the L1 cache. The gradients of
-// weight and bias sum over all rows: each block sums its rows in order, and cuda_sum_partials adds the blocks in order.
-// The number of blocks depends on N and C alone, so the bits depend only on the shape.
+// Every row is read from memory once and stays in registers until it is written: forward a warp holds rows of up to
+// 2048 columns, backward of up to 1024, and a block rows of up to 4096. Longer rows, and rows that are not a multiple
+// of 16 bytes, take a plain path that re-reads the row from the L1 cache. The gradients of weight and bias, and the
+// bias gradient of the linear layer before the residual addition, sum over all rows: each block sums its rows in order,
+// and the block that finishes last adds the blocks in order. The number of blocks depends on N and C alone, so the bits
+// depend only on the shape.
 #include "llmc/cuda/intrinsics.cuh"
 
 #define EPSILON 1e-5f
@@ -14,7 +15,7 @@
 enum { WARP_ROW_MAX = 64 * WARP, BLOCK_ROW_MAX = 8 * 512 };
 
 // Threads of a block that owns rows of C columns, 8 columns a thread.
-static int block_row_threads(int64_t C) { return cuda_layernorm_row_threads(C); }
+static int block_row_threads(int64_t C) { return (int)round_up(ceil_div(C, 8), WARP); }
 
 // Threads of a block of the plain path: few idle threads for short rows, 256 for long ones.
 static int plain_threads(int64_t C) { return C < 256 ? (int)round_up(C, WARP) : 256; }
@@ -167,122 +168,183 @@ typedef struct {
     bool add_residual;
 } LayerNormBackward;
 
-// Rows are dealt to blocks in groups, block b takes the groups b, b + blocks, .... All blocks together have 96K
-// threads, 768 on each of 128 multiprocessors, the maximum at 80 registers per thread. Their partial sums are 6 MB for
-// every C, 1.6% of the bytes at C = 768, N = 65536. Short inputs get fewer blocks, so that each has 16 rows to amortise
-// its partial sums. The number depends on N and C alone, never on the GPU, because it determines the order of
-// additions.
-enum { BACKWARD_THREADS = 768, TOTAL_THREADS = LAYERNORM_TOTAL_THREADS, MIN_BLOCK_ROWS = LAYERNORM_MIN_BLOCK_ROWS };
+// The sums over rows: of dout * xhat, of dout and, unless absent, of din, (C) each.
+enum { MAX_SUMS = LAYERNORM_SUMS };
+typedef struct {
+    void *to;
+    DType dtype;
+    bool accumulate;
+} Sum;
+typedef struct {
+    Sum dweight, dbias, din;
+    int count; // 2 or 3
+} Sums;
 
-static int64_t backward_blocks(int64_t N, int64_t C) {
-    const int64_t most = ceil_div(TOTAL_THREADS, block_row_threads(C)), wanted = ceil_div(N, MIN_BLOCK_ROWS);
-    return wanted < most ? wanted : most;
+// Rows of up to 32 columns a lane (16 in fp32) belong to a warp, which needs no barrier. More sums would not leave
+// registers for the loads: a longer row belongs to a block, 16 columns a thread.
+enum { BACKWARD_LANE_COLS = 32, BACKWARD_LANE_COLS_FP32 = 16, BACKWARD_BLOCK_COLS = 16 };
+enum { BACKWARD_WARPS = 8, BACKWARD_ROW_THREADS = BLOCK_ROW_MAX / BACKWARD_BLOCK_COLS };
+
+// Rows are dealt to warps or blocks one after another: row r to warp r % warps. The number of blocks depends on N and C
+// alone, never on the GPU, because it determines the order of additions. Short inputs get fewer blocks, so that each
+// has 16 rows to amortise its partial sums.
+static int64_t backward_blocks(int64_t N, int64_t C) { return cuda_layernorm_blocks(N, C); }
+
+static __device__ __forceinline__ void put_sum(const Sums &sums, int64_t C, int64_t column, float value) {
+    const Sum sum = column < C ? sums.dweight : column < 2 * C ? sums.dbias : sums.din;
+    put_gradient_of(sum.dtype, sum.to,
+                    column < C       ? column
+                    : column < 2 * C ? column - C
+                                     : column - 2 * C,
+                    value, sum.accumulate);
 }
 
-// din = or += rstd * (dnorm - mean_C(dnorm) - xhat * mean_C(dnorm * xhat)) for all rows; partials (blocks,2,C) fp32 =
-// the block's sums of dout * xhat and of dout.
-// A block owns ROWS rows at a time, thread t of it the packs t, t + threads, ... of each: 8 columns, whose weights and
-// 16 partial sums stay in its registers throughout, so their number does not grow with C. The loads of ROWS rows are in
-// flight together; in and dout are then kept in shared memory, unconverted and private to each thread. The two sums of
-// a row also go through shared memory, warps in order; two buffers alternate, so that one barrier serves ROWS rows.
-// Bytes: 3 (with add_residual 4) * N * C elements + 8 N + 8 * blocks * C.
-template <class T, int MAX_THREADS>
-static __global__ void __launch_bounds__(MAX_THREADS, BACKWARD_THREADS / MAX_THREADS)
-    layernorm_backward_kernel(T *din, float *partials, const T *dout, const T *in, const float *mean, const float *rstd,
-                              const T *weight, int N, int C, float one_over_C, bool add_residual) {
-    wait_for_the_grid_before();
-    constexpr int W = PACK<T>, PACKS = 8 / W, ROWS = 2 / PACKS, WARPS = MAX_THREADS / WARP;
-    __shared__ float2 sums[2][WARPS][ROWS];                      // of dnorm, of dnorm * xhat over a warp's columns
-    __shared__ Vector<T, W> staged[ROWS][PACKS][2][MAX_THREADS]; // in, dout
-    const int threads = (int)blockDim.x, thread = (int)threadIdx.x;
-    float dweight[PACKS][W] = {}, dbias[PACKS][W] = {}, w[PACKS][W] = {};
-    int columns[PACKS]; // start of each pack; packs outside the row have weight 0 and read column 0
-    bool is_inside[PACKS];
-    for (int i = 0; i < PACKS; i++) {
-        columns[i] = (thread + i * threads) * W;
-        is_inside[i] = columns[i] < C;
-        if (is_inside[i]) to_floats(w[i], load_vector<T, W>(weight + columns[i]));
-        if (!is_inside[i]) columns[i] = 0;
-    }
-    // Missing warps count as 0, so that all sums are read without a loop.
-    float2 *all_sums = &sums[0][0][0];
-    for (int i = thread; i < 2 * WARPS * ROWS; i += threads) all_sums[i] = make_float2(0.0f, 0.0f);
-    __syncthreads();
+// The block has written its partial sums, row blockIdx.x of partials (blocks, columns): the block of its group that
+// finishes last adds the group's rows in order, into the first of them, and of these blocks the last adds the groups'
+// in order. Adding all rows at once would leave one multiprocessor with megabytes to read; two levels leave it 0.1 MB.
+enum { GROUP_BLOCKS = LAYERNORM_GROUP_BLOCKS, MAX_GROUPS = LAYERNORM_MAX_BLOCKS / GROUP_BLOCKS };
+static __device__ unsigned tickets[MAX_GROUPS + 1]; // zero when a kernel begins and when it ends
 
-    int buffer = 0;
-    for (int first = (int)blockIdx.x * ROWS; first < N; first += (int)gridDim.x * ROWS, buffer ^= 1) {
-        const int rows = min(ROWS, N - first); // rows beyond the last re-read it
-        Vector<T, W> x[ROWS][PACKS], dy[ROWS][PACKS], residual[ROWS][PACKS];
-        float row_rstd[ROWS], shift[ROWS]; // xhat = in * rstd + shift
-        int64_t at[ROWS];
-        for (int j = 0; j < ROWS; j++) {
-            const int row = min(first + j, N - 1);
-            at[j] = (int64_t)row * C;
-            for (int i = 0; i < PACKS; i++) {
-                x[j][i] = load_vector<T, W, true>(in + at[j] + columns[i]);
-                dy[j][i] = load_vector<T, W, true>(dout + at[j] + columns[i]);
-                residual[j][i] = load_or_zero<T, W, true>(din + at[j] + columns[i], add_residual);
-            }
-            row_rstd[j] = rstd[row];
-            shift[j] = -mean[row] * row_rstd[j];
+template <int WIDTH> static __device__ __forceinline__ void finish_sums(float *partials, const Sums &sums, int64_t C) {
+    const int group = (int)blockIdx.x / GROUP_BLOCKS, groups = ((int)gridDim.x + GROUP_BLOCKS - 1) / GROUP_BLOCKS;
+    const int in_group = min((int)GROUP_BLOCKS, (int)gridDim.x - group * GROUP_BLOCKS);
+    const int64_t columns = sums.count * C;
+    float *first = partials + (int64_t)group * GROUP_BLOCKS * columns, sum[WIDTH];
+    if (!finishes_last(&tickets[group], in_group)) return;
+    for (int64_t c = (int64_t)threadIdx.x * WIDTH; c < columns; c += (int64_t)blockDim.x * WIDTH) {
+        add_rows<WIDTH>(sum, first + c, in_group, columns);
+        store_vector(first + c, from_floats<float>(sum));
+    }
+    if (!finishes_last(&tickets[MAX_GROUPS], groups)) return;
+    for (int64_t c = (int64_t)threadIdx.x * WIDTH; c < columns; c += (int64_t)blockDim.x * WIDTH) {
+        add_rows<WIDTH>(sum, partials + c, groups, GROUP_BLOCKS * columns);
+        for (int k = 0; k < WIDTH; k++) put_sum(sums, C, c + k, sum[k]);
+    }
+}
+
+// Sums of two numbers over the warps of a block, warps in order: `slot` alternates, so that one barrier serves a row.
+static __device__ __forceinline__ float2 block_pair_sum(float2 (&slot)[BACKWARD_ROW_THREADS / WARP], float2 v) {
+    const int warps = (int)blockDim.x / WARP;
+    float2 total = make_float2(0.0f, 0.0f);
+    v = make_float2(warp_sum(v.x), warp_sum(v.y));
+    if (threadIdx.x % WARP == 0) slot[threadIdx.x / WARP] = v;
+    __syncthreads();
+    for (int w = 0; w < BACKWARD_ROW_THREADS / WARP; w++) { // without a loop: all are read at once
+        if (w >= warps) continue;
+        total.x += slot[w].x;
+        total.y += slot[w].y;
+    }
+    return total;
+}
+
+// A thread's share of a row: packs of in, dout and, where they are added to, din.
+template <class T, int PACKS> struct BackwardRow { Vector<T, PACK<T>> x[PACKS], dy[PACKS], residual[PACKS]; };
+
+// din = or += rstd * (dnorm - mean_C(dnorm) - xhat * mean_C(dnorm * xhat)) for all rows, and the sums. A warp (or,
+// IS_BLOCK_ROW, a block) owns every so many-th row, thread t of it the packs t, t + threads, ... of each: at most
+// LANE_COLS columns, only the last 8 of which may be outside the row. The sums of its columns stay in registers from
+// the first row to the last. While a row is computed, the next one is on its way (not with 32 columns a lane, for want
+// of registers): at C = 768 in 16 bits 9 x 16 bytes a lane, 37 KB a multiprocessor at any moment. din is summed before
+// it is rounded.
+// Bytes: 3 (with add_residual 4) * N * C elements + 8 N; 4 * blocks * sums.count * C of partial sums, written and read.
+template <class T, int LANE_COLS, bool IS_BLOCK_ROW>
+static __global__ void __launch_bounds__(BACKWARD_WARPS *WARP, 1)
+    layernorm_backward_kernel(T *din, float *partials, Sums sums, const T *dout, const T *in, const float *mean,
+                              const float *rstd, const T *weight, int N, int C, float one_over_C, bool add_residual) {
+    wait_for_the_grid_before();
+    constexpr int W = PACK<T>, PACKS = LANE_COLS / W, ROW_WARPS = IS_BLOCK_ROW ? 1 : BACKWARD_WARPS;
+    constexpr bool AHEAD = LANE_COLS <= 24;
+    __shared__ float2 row_sums[2][BACKWARD_ROW_THREADS / WARP];
+    __shared__ float of_warps[ROW_WARPS][IS_BLOCK_ROW ? 1 : LANE_COLS * WARP];
+    const int threads = IS_BLOCK_ROW ? (int)blockDim.x : (int)WARP, lane = (int)threadIdx.x % threads;
+    const int warp = IS_BLOCK_ROW ? 0 : (int)threadIdx.x / WARP, stride = (int)gridDim.x * ROW_WARPS;
+    const auto column = [=](int i) { return (lane + i * threads) * W; };
+    const auto is_inside = [=](int i) { return (i + 1) * W <= LANE_COLS - 8 || column(i) < C; };
+    const auto load = [=](int row) { // packs outside the row are 0, and so is what is computed from them
+        BackwardRow<T, PACKS> r;
+        const int64_t at = (int64_t)row * C;
+        for (int i = 0; i < PACKS; i++) {
+            const bool there = row < N && is_inside(i);
+            r.x[i] = load_or_zero<T, W, true>(in + at + column(i), there);
+            r.dy[i] = load_or_zero<T, W, true>(dout + at + column(i), there);
+            r.residual[i] = load_or_zero<T, W, true>(din + at + column(i), there && add_residual);
         }
-        for (int j = 0; j < ROWS; j++) {
-            float sum = 0.0f, sum_xhat = 0.0f, a[W], d[W];
-            for (int i = 0; i < PACKS; i++) {
-                staged[j][i][0][thread] = x[j][i];
-                staged[j][i][1][thread] = dy[j][i];
-                to_floats(a, x[j][i]);
-                to_floats(d, dy[j][i]);
-                for (int k = 0; k < W && j < rows; k++) {
-                    const float d_xhat = d[k] * (a[k] * row_rstd[j] + shift[j]);
-                    sum += d[k] * w[i][k];
-                    sum_xhat += d_xhat * w[i][k];
-                    dweight[i][k] += d_xhat;
-                    dbias[i][k] += d[k];
-                }
+        return r;
+    };
+    float of_columns[MAX_SUMS][PACKS][W] = {};
+
+    int row = (int)blockIdx.x * ROW_WARPS + warp, buffer = 0;
+    BackwardRow<T, PACKS> next = load(row);
+    for (; row < N; row += stride, buffer ^= 1) {
+        const BackwardRow<T, PACKS> r = next;
+        if (AHEAD) next = load(row + stride);
+        const float row_rstd = rstd[row], shift = -mean[row] * row_rstd; // xhat = in * rstd + shift
+        float2 sum = make_float2(0.0f, 0.0f);                            // of dnorm, of dnorm * xhat
+        float a[W], d[W], w[W], dx[W];
+        for (int i = 0; i < PACKS; i++) {
+            to_floats(a, r.x[i]);
+            to_floats(d, r.dy[i]);
+            to_floats(w, load_or_zero<T, W>(weight + column(i), is_inside(i)));
+            for (int k = 0; k < W; k++) {
+                const float d_xhat = d[k] * (a[k] * row_rstd + shift);
+                sum.x += d[k] * w[k];
+                sum.y += d_xhat * w[k];
+                of_columns[0][i][k] += d_xhat;
+                of_columns[1][i][k] += d[k];
             }
-            sum = warp_sum(sum);
-            sum_xhat = warp_sum(sum_xhat);
-            if (thread % WARP == 0) sums[buffer][thread / WARP][j] = make_float2(sum, sum_xhat);
         }
-        __syncthreads();
-        float2 total[ROWS] = {};
-        for (int warp = 0; warp < WARPS; warp++)
-            for (int j = 0; j < ROWS; j++) {
-                total[j].x += sums[buffer][warp][j].x;
-                total[j].y += sums[buffer][warp][j].y;
+        if constexpr (IS_BLOCK_ROW)
+            sum = block_pair_sum(row_sums[buffer], sum);
+        else
+            sum = make_float2(warp_sum(sum.x), warp_sum(sum.y));
+        // rstd * (dnorm - mean(dnorm) - xhat * mean(dnorm xhat)) = dnorm * rstd + in * slope + offset
+        const float slope = -row_rstd * row_rstd * sum.y * one_over_C;
+        const float offset = -row_rstd * (sum.x + shift * sum.y) * one_over_C;
+        for (int i = 0; i < PACKS; i++) {
+            if (!is_inside(i)) continue;
+            to_floats(a, r.x[i]);
+            to_floats(d, r.dy[i]);
+            to_floats(w, load_vector<T, W>(weight + column(i)));
+            to_floats(dx, r.residual[i]);
+            for (int k = 0; k < W; k++) {
+                dx[k] += d[k] * w[k] * row_rstd + (a[k] * slope + offset);
+                of_columns[2][i][k] += dx[k];
             }
-        for (int j = 0; j < ROWS; j++) {
-            // rstd * (dnorm - mean(dnorm) - xhat * mean(dnorm xhat)) = dnorm * rstd + in * slope + offset
-            const float slope = -row_rstd[j] * row_rstd[j] * total[j].y * one_over_C;
-            const float offset = -row_rstd[j] * (total[j].x + shift[j] * total[j].y) * one_over_C;
-            float a[W], d[W], dx[W];
-            for (int i = 0; i < PACKS; i++) {
-                if (j >= rows || !is_inside[i]) continue;
-                to_floats(a, staged[j][i][0][thread]);
-                to_floats(d, staged[j][i][1][thread]);
-                to_floats(dx, residual[j][i]);
-                for (int k = 0; k < W; k++) dx[k] += d[k] * w[i][k] * row_rstd[j] + (a[k] * slope + offset);
-                store_vector(din + at[j] + columns[i], from_floats<T>(dx));
+            store_vector(din + (int64_t)row * C + column(i), from_floats<T>(dx));
+        }
+        if (!AHEAD) next = load(row + stride);
+    }
+
+    float *partial = partials + (int64_t)blockIdx.x * sums.count * C;
+#pragma unroll
+    for (int s = 0; s < MAX_SUMS; s++) {
+        if (s >= sums.count) continue;
+        if constexpr (IS_BLOCK_ROW) {
+            for (int i = 0; i < PACKS; i++)
+                if (is_inside(i)) store_vector(partial + s * C + column(i), from_floats<float>(of_columns[s][i]));
+        } else {
+            for (int i = 0; i < PACKS; i++)
+                store_vector(&of_warps[warp][column(i)], from_floats<float>(of_columns[s][i]));
+            __syncthreads();
+            for (int c = (int)threadIdx.x; c < C; c += ROW_WARPS * WARP) {
+                float total = 0.0f;
+                for (int k = 0; k < ROW_WARPS; k++) total += of_warps[k][c];
+                partial[s * C + c] = total;
             }
+            __syncthreads();
         }
     }
-    for (int i = 0; i < PACKS; i++) {
-        if (!is_inside[i]) continue;
-        float *partial = partials + (int64_t)blockIdx.x * 2 * C + columns[i];
-        store_vector(partial, from_floats<float>(dweight[i]));
-        store_vector(partial + C, from_floats<float>(dbias[i]));
-    }
+    finish_sums<4>(partials, sums, C);
 }
 
 // The same for any C and any alignment: a block processes its rows one after another, a thread every blockDim-th
 // column; the partial sums of its columns are in memory, private to the thread.
 template <class T>
 static __global__ void __launch_bounds__(256)
-    layernorm_backward_plain_kernel(T *din, float *partials, const T *dout, const T *in, const float *mean,
+    layernorm_backward_plain_kernel(T *din, float *partials, Sums sums, const T *dout, const T *in, const float *mean,
                                     const float *rstd, const T *weight, int64_t N, int64_t C, bool add_residual) {
     wait_for_the_grid_before();
-    float *dweight = partials + (int64_t)blockIdx.x * 2 * C, *dbias = dweight + C;
+    float *dweight = partials + (int64_t)blockIdx.x * sums.count * C, *dbias = dweight + C, *of_din = dbias + C;
     for (int64_t row = blockIdx.x; row < N; row += gridDim.x) {
         const bool is_first = row == blockIdx.x;
         const T *x = in + row * C, *dy = dout + row * C;
@@ -298,45 +360,59 @@ static __global__ void __launch_bounds__(256)
         sum_xhat = block_sum(sum_xhat) / (float)C;
         for (int64_t c = threadIdx.x; c < C; c += blockDim.x) {
             const float xhat = (to_float(x[c]) - mean[row]) * rstd[row];
-            const float dx = (to_float(dy[c]) * to_float(weight[c]) - sum - xhat * sum_xhat) * rstd[row];
-            din[row * C + c] = from_float<T>(add_residual ? dx + to_float(din[row * C + c]) : dx);
+            float dx = (to_float(dy[c]) * to_float(weight[c]) - sum - xhat * sum_xhat) * rstd[row];
+            if (add_residual) dx += to_float(din[row * C + c]);
+            din[row * C + c] = from_float<T>(dx);
+            if (sums.count == MAX_SUMS) of_din[c] = is_first ? dx : of_din[c] + dx;
         }
     }
+    finish_sums<1>(partials, sums, C);
 }
 
-template <class T, int MAX_THREADS> static void launch_backward(const LayerNormBackward *a, float *partials) {
-    LAUNCH((layernorm_backward_kernel<T, MAX_THREADS>), (unsigned)backward_blocks(a->N, a->C), block_row_threads(a->C),
-           0, cuda_compute_stream())
-    ((T *)a->din.data, partials, (const T *)a->dout.data, (const T *)a->in.data, (const float *)a->mean.data,
+template <class T, int LANE_COLS, bool IS_BLOCK_ROW>
+static void launch_backward(const LayerNormBackward *a, const Sums &sums, float *partials) {
+    const int threads = IS_BLOCK_ROW ? (int)round_up(ceil_div(a->C, LANE_COLS), WARP) : BACKWARD_WARPS * WARP;
+    LAUNCH((layernorm_backward_kernel<T, LANE_COLS, IS_BLOCK_ROW>), (unsigned)backward_blocks(a->N, a->C), threads, 0,
+           cuda_compute_stream())
+    ((T *)a->din.data, partials, sums, (const T *)a->dout.data, (const T *)a->in.data, (const float *)a->mean.data,
      (const float *)a->rstd.data, (const T *)a->weight.data, (int)a->N, (int)a->C, 1.0f / (float)a->C, a->add_residual);
 }
 
-template <class T> static void launch_backward_packs(const LayerNormBackward *a, float *partials) {
-    const int threads = block_row_threads(a->C);
-    if (threads <= 128) return launch_backward<T, 128>(a, partials);
-    if (threads <= 256) return launch_backward<T, 256>(a, partials);
-    launch_backward<T, BLOCK_ROW_MAX / 8>(a, partials);
+template <class T> static void launch_backward_packs(const LayerNormBackward *a, const Sums &sums, float *partials) {
+    constexpr int MOST = sizeof(T) == 4 ? BACKWARD_LANE_COLS_FP32 : BACKWARD_LANE_COLS;
+    const int64_t lane_cols = round_up(ceil_div(a->C, WARP), 8);
+    if (lane_cols > MOST) return launch_backward<T, BACKWARD_BLOCK_COLS, true>(a, sums, partials);
+    if (lane_cols <= 8) return launch_backward<T, 8, false>(a, sums, partials);
+    if (lane_cols <= 16) return launch_backward<T, 16, false>(a, sums, partials);
+    if constexpr (MOST > 16) {
+        if (lane_cols <= 24) return launch_backward<T, 24, false>(a, sums, partials);
+        launch_backward<T, MOST, false>(a, sums, partials);
+    }
 }
 
-template <class T> static void launch_backward_plain(const LayerNormBackward *a, float *partials) {
+template <class T> static void launch_backward_plain(const LayerNormBackward *a, const Sums &sums, float *partials) {
     LAUNCH(layernorm_backward_plain_kernel<T>, (unsigned)backward_blocks(a->N, a->C), plain_threads(a->C), 0,
            cuda_compute_stream())
-    ((T *)a->din.data, partials, (const T *)a->dout.data, (const T *)a->in.data, (const float *)a->mean.data,
+    ((T *)a->din.data, partials, sums, (const T *)a->dout.data, (const T *)a->in.data, (const float *)a->mean.data,
      (const float *)a->rstd.data, (const T *)a->weight.data, a->N, a->C, a->add_residual);
 }
 
-void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in, Tensor mean,
-                                Tensor rstd, Tensor weight, bool add_residual, bool accumulate) {
+void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum, Tensor dout, Tensor in,
+                                Tensor mean, Tensor rstd, Tensor weight, bool add_residual, bool accumulate,
+                                bool accumulate_sum) {
     const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
     const LayerNormBackward a = {din, dout, in, mean, rstd, weight, N, C, add_residual};
+    const Sums sums = {{dweight.data, dweight.dtype, accumulate},
+                       {dbias.data, dbias.dtype, accumulate},
+                       {din_sum.data, din_sum.dtype, accumulate_sum},
+                       din_sum.data ? MAX_SUMS : MAX_SUMS - 1};
     float *partials = (float *)cuda_scratch("layernorm_backward", cuda_size_layernorm(N, C));
     const void *rows[] = {din.data, dout.data, in.data, weight.data};
     bool packs = C <= BLOCK_ROW_MAX;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) packs = packs && pack_aligned(rows[i], C, in.dtype);
     if (packs) {
-        DISPATCH(in.dtype, T, launch_backward_packs<T>(&a, partials));
+        DISPATCH(in.dtype, T, launch_backward_packs<T>(&a, sums, partials));
     } else {
-        DISPATCH(in.dtype, T, launch_backward_plain<T>(&a, partials));
+        DISPATCH(in.dtype, T, launch_backward_plain<T>(&a, sums, partials));
     }
-    cuda_sum_partials(dweight, dbias, partials, backward_blocks(N, C), accumulate);
 }

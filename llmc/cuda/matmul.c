@@ -187,7 +187,8 @@ void backend_matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
 }
 
 typedef struct {
-    Tensor dpre, dout, weight, pre;
+    Tensor dpre, dout, weight, pre, dbias;
+    bool accumulate;
 } GeluBackward;
 
 static bool run_gelu_backward(void *context, int fused) {
@@ -198,12 +199,15 @@ static bool run_gelu_backward(void *context, int fused) {
         gemm_run(plan, &g);
     } else {
         run_plain(g);
-        backend_gelu_backward(b->dpre, b->dpre, b->pre);
+        backend_gelu_backward(b->dpre, b->dbias, b->dpre, b->pre, b->accumulate);
     }
     return true;
 }
 
-static bool fuses_gelu_backward(GeluBackward *b) {
+// By dpre alone: trials must not change the bias gradient, which costs the kernel next to nothing.
+static bool fuses_gelu_backward(const GeluBackward *asked) {
+    GeluBackward trial = *asked, *b = &trial;
+    b->dbias = tensor_none();
     const GeluFusion choice = cuda_backend.options.gelu_fusion;
     if (choice == GELU_FUSION_NONE || choice == GELU_FUSION_FORWARD) return false;
     Gemm g = input_product("matmul_gelu_backward_input", b->dpre, b->dout, b->weight);
@@ -218,9 +222,12 @@ static bool fuses_gelu_backward(GeluBackward *b) {
     return true;
 }
 
-void backend_matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre) {
-    GeluBackward b = {dpre, dout, weight, pre};
-    run_gelu_backward(&b, fuses_gelu_backward(&b));
+void backend_matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Tensor *dbias,
+                                        bool accumulate) {
+    GeluBackward b = {dpre, dout, weight, pre, dbias ? *dbias : tensor_none(), accumulate};
+    const bool fused = fuses_gelu_backward(&b);
+    run_gelu_backward(&b, fused);
+    if (dbias && !fused) *dbias = tensor_none();
 }
 
 // ----------------------------------------------------------------------------------------------------- weight gradient
@@ -245,7 +252,10 @@ static bool run_weight_gradient(void *context, int fused) {
         GemmPlan *plan;
         const Gemm g = product_with_dbias(w, &plan);
         gemm_run(plan, &g);
-        if (w->accumulate) cuda_sum_partials(w->dbias, tensor_none(), (const float *)g.bias, 1, true);
+        if (w->accumulate) {
+            const Tensor added = tensor_make(g.bias, DTYPE_FP32, "new dbias", tensor_numel(w->dbias), 0, 0, 0);
+            backend_tensor_axpby(w->dbias, 1.0f, w->dbias, 1.0f, added);
+        }
     } else {
         run_plain(weight_product("matmul_backward_weight", w->dweight, w->dout, w->in, w->accumulate));
         if (w->dbias.data) backend_bias_backward(w->dbias, w->dout, w->accumulate);

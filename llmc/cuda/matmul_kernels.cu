@@ -1,15 +1,15 @@
-// The kernels around matrix products: sums over rows in a fixed order, for bias gradients and the last stage of
-// LayerNorm's gradients; accumulation of gradients in the compute dtype; a bias where cuBLASLt has no epilogue for it;
-// a bitwise comparison of two results. The partition of a sum depends on its shape alone, so the bits do not depend on
-// the GPU. Also checks whether the kernels of this program run on this GPU at all.
+// The kernels around matrix products: bias gradients, which are sums over rows in a fixed order, on the way through
+// GELU's derivative where that is a kernel; accumulation of gradients in the compute dtype; a bias where cuBLASLt has
+// no epilogue for it; a bitwise comparison of two results. The partition of a sum depends on its shape alone, so the
+// bits do not depend on the GPU. Also checks whether the kernels of this program run on this GPU at all.
 #include "llmc/cuda/intrinsics.cuh"
 
 // Memory-bound, no cooperation between threads: any block of a few warps will do.
 enum { THREADS = 256 };
 
 // ------------------------------------------------------------------------------------------------------- bias gradient
-// In two stages. Stage 1 cuts dout (N,OC) into stripes of columns and parts of rows, one block each, and writes one row
-// of sums per part. Stage 2 adds the parts of every column in order, and adds to, or overwrites, the gradient.
+// dout (N,OC) is cut into stripes of columns and parts of rows, a block each, which writes a row of sums. The block of
+// a stripe that finishes last adds the parts of every column in order, and adds to, or overwrites, the gradient.
 
 // 8 warps per block, 8 loads of 16 bytes per lane in flight: 32 KB per block; 1024 blocks are 6 to 25 per
 // multiprocessor. A part has at least 64 rows, one load each.
@@ -21,25 +21,45 @@ static int64_t part_count(int64_t N, int64_t stripes) {
     return wanted < most ? wanted : most;
 }
 
-// partials (parts, OC) fp32 = sums over the rows of each part of dout (N,OC); part p has the rows [p, p + 1) *
-// part_rows. Block (stripe, part): a lane owns WIDTH adjacent columns of the stripe, a warp every 8th row of the part.
-// Each warp sums its rows in registers, then thread t adds the 8 sums of the columns t, t + 256, ... in the order of
-// the warps. Bytes: N * OC elements, + 4 * parts * OC (0.3% at N = 65536).
-template <class T, int WIDTH>
-static __global__ void __launch_bounds__(PART_WARPS *WARP, 4)
-    part_sums_kernel(float *partials, const T *dout, int N, int64_t OC, int part_rows) {
+enum { MAX_STRIPES = 4096 };                     // of a launch: 1M columns in packs, 128K one by one
+static __device__ unsigned tickets[MAX_STRIPES]; // zero when a kernel begins and when it ends
+
+// dbias (OC) = or += the sums of the columns of dout (N,OC); with GELU of dpre = dout * gelu'(pre), which it writes,
+// too; dpre may be dout. partials (parts, OC) fp32: of the rows [p, p + 1) * part_rows, part p. Block (stripe, part): a
+// lane owns WIDTH adjacent columns of the stripe, a warp every 8th row of the part. Each warp sums its rows in
+// registers, then thread t adds the 8 sums of the columns t, t + 256, ... in the order of the warps. The last block of
+// a stripe adds its parts, 0.1 MB at most: thread t the same columns. Bytes: N * OC elements (GELU: 3 N * OC), + 4 *
+// parts * OC (0.3% at N = 65536) twice.
+template <class T, int WIDTH, bool GELU>
+static __global__ void __launch_bounds__(PART_WARPS *WARP, GELU ? 3 : 4)
+    bias_backward_kernel(void *dbias, DType dtype, bool accumulate, float *partials, T *dpre, const T *dout,
+                         const T *pre, int N, int64_t OC, int part_rows) {
     wait_for_the_grid_before();
+    constexpr int LOADS = GELU ? IN_FLIGHT / 2 : IN_FLIGHT; // of each tensor
     __shared__ float sums[PART_WARPS][WARP * WIDTH];
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     const int64_t stripe = (int64_t)blockIdx.x * WARP * WIDTH, column = stripe + lane * WIDTH;
     const int begin = (int)blockIdx.y * part_rows, end = min(N, begin + part_rows);
     float sum[WIDTH] = {};
-    for (int row = begin + warp; row < end; row += PART_WARPS * IN_FLIGHT) {
-        const T *p = dout + row * OC + column;
-        Vector<T, WIDTH> x[IN_FLIGHT]; // 0 outside the part and beyond the columns
-        for (int j = 0; j < IN_FLIGHT; j++)
-            x[j] = load_or_zero<T, WIDTH>(p + j * PART_WARPS * OC, row + j * PART_WARPS < end && column < OC);
-        for (int j = 0; j < IN_FLIGHT; j++) add_to(sum, x[j]);
+    for (int row = begin + warp; row < end; row += PART_WARPS * LOADS) {
+        Vector<T, WIDTH> d[LOADS], x[LOADS]; // 0 outside the part and beyond the columns
+        const auto is_inside = [=](int j) { return row + j * PART_WARPS < end && column < OC; };
+        const auto place = [=](int j) { return (row + j * PART_WARPS) * OC + column; };
+        for (int j = 0; j < LOADS; j++) {
+            d[j] = load_or_zero<T, WIDTH>(dout + place(j), is_inside(j));
+            if (GELU) x[j] = load_or_zero<T, WIDTH, true>(pre + place(j), is_inside(j));
+        }
+        for (int j = 0; j < LOADS; j++) {
+            if constexpr (GELU) {
+                float gradient[WIDTH], v[WIDTH];
+                to_floats(gradient, d[j]);
+                to_floats(v, x[j]);
+                for (int k = 0; k < WIDTH; k++) gradient[k] *= gelu_derivative(v[k]);
+                d[j] = from_floats<T>(gradient);
+                if (is_inside(j)) store_vector(dpre + place(j), d[j]);
+            }
+            add_to(sum, d[j]);
+        }
     }
     for (int k = 0; k < WIDTH; k++) sums[warp][lane * WIDTH + k] = sum[k];
     __syncthreads();
@@ -48,77 +68,45 @@ static __global__ void __launch_bounds__(PART_WARPS *WARP, 4)
         for (int w = 0; w < PART_WARPS; w++) total += sums[w][c];
         partials[blockIdx.y * OC + stripe + c] = total;
     }
+    if (!finishes_last(&tickets[blockIdx.x], (int)gridDim.y)) return;
+    for (int c = (int)threadIdx.x; c < WARP * WIDTH && stripe + c < OC; c += PART_WARPS * WARP) {
+        float total[1];
+        add_rows<1>(total, partials + stripe + c, (int)gridDim.y, OC);
+        put_gradient_of(dtype, dbias, stripe + c, total[0], accumulate);
+    }
 }
 
-template <class T, int WIDTH> static int64_t sum_parts(float *partials, Tensor dout, int64_t N, int64_t OC) {
+template <class T, int WIDTH, bool GELU>
+static void launch_bias_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
+    const int64_t OC = tensor_numel(dbias), N = tensor_numel(dout) / OC;
     const int64_t stripes = ceil_div(OC, WARP * WIDTH), part_rows = ceil_div(N, part_count(N, stripes));
     const int64_t parts = ceil_div(N, part_rows); // none is empty
-    LAUNCH((part_sums_kernel<T, WIDTH>), dim3((unsigned)stripes, (unsigned)parts), PART_WARPS * WARP, 0,
+    float *partials = (float *)cuda_scratch("bias_backward", cuda_size_bias_gradient(N, OC));
+    REQUIRE(stripes <= MAX_STRIPES, "bias_backward: %lld columns", (long long)OC);
+    LAUNCH((bias_backward_kernel<T, WIDTH, GELU>), dim3((unsigned)stripes, (unsigned)parts), PART_WARPS * WARP, 0,
            cuda_compute_stream())
-    (partials, (const T *)dout.data, (int)N, OC, (int)part_rows);
-    return parts;
+    (dbias.data, dbias.dtype, accumulate, partials, (T *)dpre.data, (const T *)dout.data, (const T *)pre.data, (int)N,
+     OC, (int)part_rows);
 }
 
-template <class T> static int64_t sum_parts_of(float *partials, Tensor dout, int64_t N, int64_t OC) {
-    return pack_aligned(dout.data, OC, dout.dtype) ? sum_parts<T, PACK<T>>(partials, dout, N, OC)
-                                                   : sum_parts<T, 1>(partials, dout, N, OC);
+template <class T, bool GELU>
+static void bias_backward_of(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
+    const int64_t OC = tensor_numel(dbias);
+    const bool packs = pack_aligned(dout.data, OC, dout.dtype) &&
+                       (!GELU || (pack_aligned(dpre.data, OC, dout.dtype) && pack_aligned(pre.data, OC, dout.dtype)));
+    if (packs)
+        launch_bias_backward<T, PACK<T>, GELU>(dpre, dbias, dout, pre, accumulate);
+    else
+        launch_bias_backward<T, 1, GELU>(dpre, dbias, dout, pre, accumulate);
 }
 
 void backend_bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
-    const int64_t OC = tensor_numel(dbias), N = tensor_numel(dout) / OC;
-    float *partials = (float *)cuda_scratch("bias_backward", cuda_size_bias_gradient(N, OC));
-    int64_t parts = 0;
-    DISPATCH(dout.dtype, T, parts = sum_parts_of<T>(partials, dout, N, OC));
-    cuda_sum_partials(dbias, tensor_none(), partials, parts, accumulate);
+    const Tensor none = tensor_none();
+    DISPATCH(dout.dtype, T, (bias_backward_of<T, false>(none, dbias, dout, none, accumulate)));
 }
 
-// 16 warps share the parts of 32 columns, so that even few columns keep enough loads in flight.
-enum { SUM_WARPS = 16 };
-
-template <class G> static __device__ void put_gradient(G *gradient, float value, bool accumulate) {
-    *gradient = from_float<G>(accumulate ? to_float(*gradient) + value : value);
-}
-
-static __device__ void put_gradient_of(DType dtype, void *gradient, int64_t i, float value, bool accumulate) {
-    if (dtype == DTYPE_FP32) put_gradient((float *)gradient + i, value, accumulate);
-    if (dtype == DTYPE_FP16) put_gradient((fp16 *)gradient + i, value, accumulate);
-    if (dtype == DTYPE_BF16) put_gradient((bf16 *)gradient + i, value, accumulate);
-}
-
-// Columns [0, n1) of partials (parts,n1+n2) fp32 into first, the others into second. A block has 32 columns, a lane one
-// of them; warp w adds the parts w, w + 16, ... in order, warp 0 the 16 sums in order. Bytes: 4 * parts * (n1 + n2), in
-// the L2 cache, where stage 1 left them.
-static __global__ void __launch_bounds__(SUM_WARPS *WARP)
-    sum_partials_kernel(void *first, DType first_dtype, int64_t n1, void *second, DType second_dtype, int64_t n2,
-                        const float *partials, int64_t parts, bool accumulate) {
-    wait_for_the_grid_before();
-    __shared__ float sums[SUM_WARPS][WARP];
-    const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    const int64_t column = (int64_t)blockIdx.x * WARP + lane, columns = n1 + n2;
-    float sum = 0.0f;
-    for (int64_t part = warp; part < parts; part += SUM_WARPS * IN_FLIGHT) {
-        float x[IN_FLIGHT];
-        for (int j = 0; j < IN_FLIGHT; j++) {
-            const bool is_inside = part + j * SUM_WARPS < parts && column < columns;
-            x[j] = is_inside ? partials[(part + j * SUM_WARPS) * columns + column] : 0.0f;
-        }
-        for (int j = 0; j < IN_FLIGHT; j++) sum += x[j];
-    }
-    sums[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0 || column >= columns) return;
-    float total = 0.0f;
-    for (int w = 0; w < SUM_WARPS; w++) total += sums[w][lane];
-    if (column < n1)
-        put_gradient_of(first_dtype, first, column, total, accumulate);
-    else
-        put_gradient_of(second_dtype, second, column - n1, total, accumulate);
-}
-
-void cuda_sum_partials(Tensor first, Tensor second, const float *partials, int64_t parts, bool accumulate) {
-    const int64_t n1 = tensor_numel(first), n2 = second.data ? tensor_numel(second) : 0;
-    LAUNCH(sum_partials_kernel, (unsigned)ceil_div(n1 + n2, WARP), SUM_WARPS * WARP, 0, cuda_compute_stream())
-    (first.data, first.dtype, n1, second.data, second.dtype, n2, partials, parts, accumulate);
+void cuda_gelu_bias_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
+    DISPATCH(dout.dtype, T, (bias_backward_of<T, true>(dpre, dbias, dout, pre, accumulate)));
 }
 
 // ------------------------------------------------------------------------------------------------ gradients of 16 bits
@@ -177,7 +165,8 @@ void backend_gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed
 
 static __global__ void micro_step_kernel(StepControl *control, uint32_t count) {
     wait_for_the_grid_before();
-     control->micro_steps += count; }
+    control->micro_steps += count;
+}
 
 void backend_micro_step_count(Tensor control, int64_t count) {
     LAUNCH(micro_step_kernel, 1, 1, 0, cuda_compute_stream())((StepControl *)control.data, (uint32_t)count);

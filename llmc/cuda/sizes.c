@@ -31,13 +31,14 @@ int64_t cuda_size_bias_gradient(int64_t N, int64_t OC) {
 
 // ----------------------------------------------------------------------------------------------- layernorm, embedding
 
-int cuda_layernorm_row_threads(int64_t C) { return (int)round_up(ceil_div(C, 8), 32); }
+// A block of 8 warps for each of 128 multiprocessors, each warp with a row; from 1024 columns on three blocks that
+// have a row each.
+int64_t cuda_layernorm_blocks(int64_t N, int64_t C) {
+    return min_i64(ceil_div(N, LAYERNORM_MIN_BLOCK_ROWS), C <= 1024 ? 128 : LAYERNORM_MAX_BLOCKS);
+}
 
-// At most; grows with N and with C.
 int64_t cuda_size_layernorm(int64_t N, int64_t C) {
-    const int64_t by_rows = ceil_div(N, LAYERNORM_MIN_BLOCK_ROWS) * 2 * C,
-                  by_threads = (int64_t)(LAYERNORM_TOTAL_THREADS + cuda_layernorm_row_threads(C)) * 16;
-    return min_i64(by_rows, by_threads) * (int64_t)sizeof(float);
+    return cuda_layernorm_blocks(N, C) * LAYERNORM_SUMS * C * (int64_t)sizeof(float);
 }
 
 CudaEmbeddingLayout cuda_size_embedding(int64_t positions, int64_t C) {
@@ -58,13 +59,24 @@ int64_t cuda_size_decode(int64_t sequences, int64_t NH, int64_t HS, int64_t maxT
 
 // The forms of cudnn_plan.c: sums of rows, and on GPUs but Blackwell's a square for each head; where that is too large,
 // Hopper collects dQ in fp32. 1024: what cuDNN's plans were seen to add.
+static bool has_cudnn(OpsShape shape, int compute_capability) {
+    return compute_capability >= 80 && dtype_size(shape.dtype) == 2 && shape.C / shape.NH % 8 == 0;
+}
+
 int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit) {
     const int64_t HS = shape.C / shape.NH, heads = shape.B * shape.NH, rows = heads * shape.T * (int64_t)sizeof(float);
     const int64_t sums = rows + 1024, squares = sums + heads * shape.T * shape.T * 2, collected = sums + rows * HS;
-    if (compute_capability < 80 || dtype_size(shape.dtype) != 2 || HS % 8 != 0) return 0;
+    if (!has_cudnn(shape, compute_capability)) return 0;
     if (shape.forward_only || (compute_capability >= 100 && compute_capability <= 103)) return sums;
     if (squares <= limit) return squares;
     return compute_capability == 90 && collected <= limit ? collected : 0;
+}
+
+int64_t cuda_size_cudnn_fast(OpsShape shape, int compute_capability) {
+    const int64_t rows = shape.B * shape.NH * shape.T * (int64_t)sizeof(float), HS = shape.C / shape.NH;
+    const bool for_sm_80 = compute_capability < 90 || compute_capability >= 120;
+    if (!has_cudnn(shape, compute_capability)) return 0;
+    return rows + 1024 + (shape.forward_only ? 0 : (for_sm_80 ? 2 : 1) * rows * HS);
 }
 
 // That workspace is 1.6 GB at B=64, T=1024, NH=12. Beyond an eighth of the memory, it is worth more as a larger

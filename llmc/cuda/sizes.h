@@ -23,6 +23,9 @@ int64_t cuda_size_head_chunk_rows(OpsShape shape, int num_sms, int64_t memory);
 // What attention by cuDNN may take, nearly all for its backward pass: on most GPUs B * NH * T * T * 2 bytes, refused
 // where that is more than `limit`; 0 where cuDNN has nothing for this shape or GPU. An upper bound: see cudnn_plan.c.
 int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit);
+// The same of its form whose bits need not repeat, which has no limit: sums of dQ, and on GPUs that run the kernel for
+// sm_80 as much again in its own workspace.
+int64_t cuda_size_cudnn_fast(OpsShape shape, int compute_capability);
 // The limit on a GPU with so many bytes free, unless cuDNN is what was asked for.
 int64_t cuda_size_cudnn_limit(int64_t free_bytes);
 
@@ -46,9 +49,9 @@ CudaMatmulLayout cuda_size_matmul(OpsShape shape, int compute_capability);
 enum { BIAS_TARGET_BLOCKS = 1024, BIAS_MIN_PART_ROWS = 64 };
 int64_t cuda_size_bias_gradient(int64_t N, int64_t OC);
 
-// Partial sums (blocks, 2, C) fp32 of layernorm_backward.
-enum { LAYERNORM_TOTAL_THREADS = 128 * 768, LAYERNORM_MIN_BLOCK_ROWS = 16 };
-int cuda_layernorm_row_threads(int64_t C); // threads of a block that owns whole rows: 8 columns each
+// layernorm_backward: its blocks, which are added in groups, and their partial sums (blocks, 3, C) fp32.
+enum { LAYERNORM_SUMS = 3, LAYERNORM_MIN_BLOCK_ROWS = 16, LAYERNORM_MAX_BLOCKS = 384, LAYERNORM_GROUP_BLOCKS = 16 };
+int64_t cuda_layernorm_blocks(int64_t N, int64_t C);
 int64_t cuda_size_layernorm(int64_t N, int64_t C);
 
 // embedding_backward: positions in order of their token, and two partial sums (C) fp32 a tile of them.

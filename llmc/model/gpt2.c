@@ -55,7 +55,8 @@ static void linear_gelu_forward(const Block *b, LinearLayer layer, Tensor out, T
     observe_once(b, layer, ROLE_OUT, pre);
 }
 
-// From dout (B,T,OC): din (B,T,IC), dweight and dbias. in is the input of the forward pass.
+// From dout (B,T,OC): din (B,T,IC), dweight and dbias, which is absent where another op sums dout. in is the input of
+// the forward pass.
 static void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout,
                             Tensor in, Tensor weight) {
     observe(b->model, layer, ROLE_GRADIENT, dout);
@@ -68,17 +69,19 @@ static void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tenso
 }
 
 // The same through the GELU before the layer: dpre = (dout @ weight) * gelu'(pre); in is gelu(pre), which dpre may
-// overlap.
-static void linear_gelu_backward(const Block *b, LinearLayer layer, Tensor dpre, Tensor dweight, Tensor dbias,
-                                 Tensor dout, Tensor in, Tensor pre, Tensor weight) {
+// overlap. dbias_before, of the layer before the GELU, is made on the way where the GELU is a kernel, and then becomes
+// absent.
+static void linear_gelu_backward(const Block *b, LinearLayer layer, Tensor dpre, Tensor *dbias_before, Tensor dweight,
+                                 Tensor dbias, Tensor dout, Tensor in, Tensor pre, Tensor weight) {
     observe(b->model, layer, ROLE_GRADIENT, dout);
     if (in_fp8(b)) {
         fp8_backward(b, layer, dpre, dweight, dbias, dout, in);
-        gelu_backward(dpre, dpre, pre);
+        gelu_backward(dpre, *dbias_before, dpre, pre, b->accumulate);
+        *dbias_before = tensor_none();
         return;
     }
     matmul_backward_weight(dweight, dbias, dout, in, b->accumulate);
-    matmul_gelu_backward_input(dpre, dout, weight, pre);
+    matmul_gelu_backward_input(dpre, dout, weight, pre, dbias_before, b->accumulate);
 }
 
 // ----------------------------------------------------------------------------------------------------------- forward
@@ -159,25 +162,30 @@ static void need_gelu(Block *b) {
 // ------------------------------------------------------------------------------------------------------------ backward
 
 // One transformer block, backward. dresidual (B,T,C) is the gradient of the residual stream, after the block on entry
-// and before the block on return.
-static void block_backward(Block *b, Tensor dresidual) {
+// and before the block on return; dresidual_sum (C) the sums of its columns, which are the bias gradient of the last
+// branch, fcproj. attproj's come from the layernorm in between.
+static void block_backward(Block *b, Tensor dresidual, Tensor dresidual_sum) {
     const BlockActs *a = &b->a;
     const Weights *p = &b->p, *g = &b->g;
+    const Tensor elsewhere = tensor_none();
+    gradient_add(g->fcprojb, dresidual_sum, b->accumulate, 0, 0, gpt2_control(b->model)); // fp32: nothing is rounded
+    Tensor fcb = g->fcb;
     need_gelu(b);
-    linear_gelu_backward(b, LINEAR_FCPROJ, a->dpre, g->fcprojw, g->fcprojb, dresidual, a->gelu, a->pre, p->fcprojw);
+    linear_gelu_backward(b, LINEAR_FCPROJ, a->dpre, &fcb, g->fcprojw, elsewhere, dresidual, a->gelu, a->pre,
+                         p->fcprojw);
     need_ln2(b);
-    linear_backward(b, LINEAR_FC, a->dln2, g->fcw, g->fcb, a->dpre, a->ln2, p->fcw);
-    layernorm_backward(dresidual, g->ln2w, g->ln2b, a->dln2, a->residual2, a->ln2_mean, a->ln2_rstd, p->ln2w, true,
-                       b->accumulate);
+    linear_backward(b, LINEAR_FC, a->dln2, g->fcw, fcb, a->dpre, a->ln2, p->fcw);
+    layernorm_backward(dresidual, g->ln2w, g->ln2b, g->attprojb, a->dln2, a->residual2, a->ln2_mean, a->ln2_rstd,
+                       p->ln2w, true, b->accumulate, b->accumulate);
 
     need_attention(b);
-    linear_backward(b, LINEAR_ATTPROJ, a->datt, g->attprojw, g->attprojb, dresidual, a->att, p->attprojw);
+    linear_backward(b, LINEAR_ATTPROJ, a->datt, g->attprojw, elsewhere, dresidual, a->att, p->attprojw);
     need_qkv(b);
     attention_backward(a->dqkv, a->datt, a->att, a->lse, a->qkv, num_heads(b));
     need_ln1(b);
     linear_backward(b, LINEAR_QKV, a->dln1, g->qkvw, g->qkvb, a->dqkv, a->ln1, p->qkvw);
-    layernorm_backward(dresidual, g->ln1w, g->ln1b, a->dln1, a->residual1, a->ln1_mean, a->ln1_rstd, p->ln1w, true,
-                       b->accumulate);
+    layernorm_backward(dresidual, g->ln1w, g->ln1b, dresidual_sum, a->dln1, a->residual1, a->ln1_mean, a->ln1_rstd,
+                       p->ln1w, true, b->accumulate, false);
 }
 
 // ------------------------------------------------------------------------------------------------------- whole passes
@@ -215,8 +223,8 @@ static void head_backward(Gpt2 *model, const MicroStep *s) {
     head_loss_backward(m.losses, m.dlnf, g.wte, m.logits, m.lnf, p.wte, m.targets, model->options.config.V, scale,
                        gpt2_control(model), accumulates(model, s));
     sequence_losses(tensor_slice_first(gpt2_sequence_losses(model), s->B), m.losses, !s->first);
-    layernorm_backward(m.dresidual, g.lnfw, g.lnfb, m.dlnf, m.final_residual, m.lnf_mean, m.lnf_rstd, p.lnfw, false,
-                       accumulates(model, s));
+    layernorm_backward(m.dresidual, g.lnfw, g.lnfb, m.dresidual_sum, m.dlnf, m.final_residual, m.lnf_mean, m.lnf_rstd,
+                       p.lnfw, false, accumulates(model, s), false);
     gpt2_add_gradients(model, PARAM_LNFW, PARAM_LNFB, 0, s->first);
 }
 
@@ -244,7 +252,8 @@ static void backward_part(Gpt2 *model, const MicroStep *s, int unit) {
     }
     Block b = gpt2_block(model, unit, PASS_BACKWARD, s->B, s->T);
     b.accumulate = accumulates(model, s);
-    block_backward(&b, gpt2_model_acts(model, s->B, s->T).dresidual);
+    const ModelActs m = gpt2_model_acts(model, s->B, s->T);
+    block_backward(&b, m.dresidual, m.dresidual_sum);
     gpt2_add_gradients(model, PARAM_LN1W, PARAM_FCPROJB, unit, s->first);
 }
 

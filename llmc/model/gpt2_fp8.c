@@ -145,7 +145,7 @@ void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight,
     fp8_quantize(tensor_none(), in_transposed, in, in_slot, FP8_KEEP);
     fp8_matmul(dweight, b->accumulate ? dweight : tensor_none(), dout_transposed, dout_slot, in_transposed, in_slot,
                tensor_none());
-    bias_backward(dbias, dout, b->accumulate);
+    if (dbias.data) bias_backward(dbias, dout, b->accumulate);
     fp8_matmul(din, tensor_none(), q, dout_slot, quantised_weight(model, b->number, layer, true),
                slot_of(model, b->number, layer, FP8_WEIGHT), tensor_none());
 }

@@ -14,8 +14,8 @@ enum { H_IN, H_LNF, H_HEAD, H_LNF_BACKWARD, HEAD_TICKS };
 enum { B_RECOMPUTE, B_FCPROJ, B_GELU, B_FC, B_LN2, B_ATTPROJ, B_ATT, B_QKV, B_LN1, BACKWARD_TICKS };
 
 // Shapes of activations: (B,T,C), (B,T,3C), (B,T,4C) in the compute dtype; (B,T) and (B,NH,T) in fp32; (B,T) in i32;
-// and the logits of a chunk of rows (rows,Vp) in the compute dtype.
-typedef enum { BTC = 1, BT3C = 3, BT4C = 4, BT, BHT, BT_I32, LOGITS_CHUNK } ActivationShape;
+// (C) in fp32; and the logits of a chunk of rows (rows,Vp) in the compute dtype.
+typedef enum { BTC = 1, BT3C = 3, BT4C = 4, BT, BHT, BT_I32, C_FP32, LOGITS_CHUNK } ActivationShape;
 
 // THE list of a block's activations, and of the gradients that pass through it. A row: name, shape; the ticks of the
 // forward pass from its first write to its last read; the ticks of the backward pass from its first need, its own or
@@ -55,7 +55,8 @@ enum { NEVER = -1 };
     X(logits,         LOGITS_CHUNK, head + H_HEAD,         head + H_HEAD,         false) \
     X(losses,         BT,           head + H_HEAD,         head + H_HEAD,         false) \
     X(dlnf,           BTC,          head + H_HEAD,         head + H_LNF_BACKWARD, true)  \
-    X(dresidual,      BTC,          head + H_LNF_BACKWARD, end,                   true)
+    X(dresidual,      BTC,          head + H_LNF_BACKWARD, end,                   true)  \
+    X(dresidual_sum,  C_FP32,       head + H_LNF_BACKWARD, end,                   true)
 // clang-format on
 
 #define ONE(...) +1

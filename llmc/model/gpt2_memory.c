@@ -54,6 +54,8 @@ static Tensor activation(const Gpt2Options *o, ActivationShape shape, const char
         return tensor_make(data, DTYPE_FP32, name, B, o->config.NH, T, 0);
     case BT_I32:
         return tensor_make(data, DTYPE_I32, name, B, T, 0, 0);
+    case C_FP32:
+        return tensor_make(data, DTYPE_FP32, name, o->config.C, 0, 0, 0);
     case LOGITS_CHUNK:
         return tensor_make(data, o->dtype, name, head_chunk_rows(o), o->config.Vp, 0, 0);
     default: // BTC, BT3C, BT4C

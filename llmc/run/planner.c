@@ -197,8 +197,9 @@ static int64_t own_workspace(const void *machine, OpsShape shape) {
     return cuda_size_workspace(shape, gpu->compute_capability);
 }
 
+enum { MOST_WORKSPACE = 80 }; // the capability for which cuDNN's largest forms are taken
+
 static int64_t workspace_with_cudnn(const void *machine, OpsShape shape) {
-    enum { MOST_WORKSPACE = 80 }; // the capability for which cuDNN's largest form is taken
     const GpuSpec *gpu = machine;
     const int capability = gpu->compute_capability > 0 ? gpu->compute_capability : MOST_WORKSPACE;
     const int64_t limit = cuda_size_cudnn_limit((int64_t)gpu->memory);
@@ -206,8 +207,18 @@ static int64_t workspace_with_cudnn(const void *machine, OpsShape shape) {
     return own > cudnn ? own : cudnn;
 }
 
+static int64_t workspace_with_fast_cudnn(const void *machine, OpsShape shape) {
+    const GpuSpec *gpu = machine;
+    const int capability = gpu->compute_capability > 0 ? gpu->compute_capability : MOST_WORKSPACE;
+    const int64_t own = own_workspace(machine, shape), cudnn = cuda_size_cudnn_fast(shape, capability);
+    return own > cudnn ? own : cudnn;
+}
+
 PlannedSizes planner_sizes(const GpuSpec *gpu, AttentionChoice attention) {
-    return (PlannedSizes){attention == ATTENTION_OWN ? own_workspace : workspace_with_cudnn, chunk_rows, gpu};
+    int64_t (*const workspace)(const void *, OpsShape) = attention == ATTENTION_OWN    ? own_workspace
+                                                         : attention == ATTENTION_FAST ? workspace_with_fast_cudnn
+                                                                                       : workspace_with_cudnn;
+    return (PlannedSizes){workspace, chunk_rows, gpu};
 }
 
 // --------------------------------------------------------------------------------------------------- how much there is
@@ -237,7 +248,7 @@ static const struct {
     {"attention", "att lse"},
     {"mlp", "pre gelu"},
     {"logits", "logits losses"},
-    {"gradients", "dpre dln2 datt dqkv dln1 dlnf dresidual"},
+    {"gradients", "dpre dln2 datt dqkv dln1 dlnf dresidual dresidual_sum"},
     {"micro_gradients", "micro_gradients"}, // of weights, with --grad-dtype compute
     {"fp8", "fp8_forward fp8_backward"},
     {"tokens", "inputs targets"},

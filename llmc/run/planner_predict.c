@@ -23,6 +23,7 @@ static const char *const RATE_NAMES[RATE_COUNT] = {
     [RATE_GELU] = "gelu in the epilogue",
     [RATE_GELU_GRADIENT] = "gelu' in the epilogue",
     [RATE_BIAS_GRADIENT] = "bias gradients",
+    [RATE_FC_BIAS_GRADIENT] = "bias gradient of fc",
     [RATE_LAUNCH] = "launch",
 };
 
@@ -42,10 +43,10 @@ static const struct {
          [RATE_ATTENTION_FORWARD] = {0.267, 0.19, 0.29},
          [RATE_ATTENTION_BACKWARD] = {0.163, 0.133, 0.201}, // of 5 products; cuDNN's form that writes dS, or ours
          [RATE_OUR_ATTENTION_FORWARD] = {0.192, 0.17, 0.22},
-         [RATE_OUR_ATTENTION_BACKWARD] = {0.152, 0.127, 0.19},
+         [RATE_OUR_ATTENTION_BACKWARD] = {0.159, 0.132, 0.195},
          [RATE_COPY] = {0.79, 0.74, 0.84},
-         [RATE_LAYERNORM_BACKWARD] = {0.667, 0.53, 0.77},
-         [RATE_CROSS_ENTROPY] = {0.74, 0.64, 0.83},
+         [RATE_LAYERNORM_BACKWARD] = {0.74, 0.60, 0.81}, // 37 KB a multiprocessor on the way at any moment
+         [RATE_CROSS_ENTROPY] = {0.76, 0.66, 0.83},
          [RATE_GELU] = {0.79, 0.37, 0.84}, // bytes of the pre-activation; worst: the kernel, which is then taken
          [RATE_GELU_GRADIENT] = {0.51, 0.24, 0.88}, // bytes of its operand
          [RATE_BIAS_GRADIENT] = {0.76, 0.71, 2.3},  // best: in the epilogue of the weight gradient
@@ -132,19 +133,21 @@ static void forward_onto_residual(Rows *r, const Product *p) {
     part(product(r, "matmul_residual_forward", p, p->forward, r->C * r->s + r->u), RATE_COPY, r->u, 1);
 }
 static void input_gradient(Rows *r, const Product *p) { product(r, "matmul_backward_input", p, p->input, 0); }
-static void weight_gradient(Rows *r, const Product *p) {
+// bias_rate: RATE_COUNT where layernorm_backward has the bias gradient.
+static void weight_gradient(Rows *r, const Product *p, RateKind bias_rate) {
     const double IC = p->in * r->C, OC = p->out * r->C;
-    launches(part(product(r, "matmul_backward_weight", p, p->weight, (4 - r->s) * IC * OC + 4 * OC), RATE_BIAS_GRADIENT,
-                  r->N * OC * r->s, 1),
-             3);
+    const bool has_bias = bias_rate < RATE_COUNT;
+    PredictedOp *row =
+        product(r, "matmul_backward_weight", p, p->weight, (4 - r->s) * IC * OC + (has_bias ? 4 * OC : 0));
+    if (has_bias) launches(part(row, bias_rate, r->N * OC * r->s, 1), 2);
 }
 
 static void normed(Rows *r, const char *tensor, double calls) {
     copy(r, "layernorm_forward", tensor, calls, 2 * r->u + 2 * r->C * r->s + 8 * r->N);
 }
 static void normed_backward(Rows *r, const char *tensor, double calls, int units) {
-    const double bytes = units * r->u + r->C * r->s + 8 * r->N + 8 * r->C;
-    launches(part(add(r, "layernorm_backward", tensor, calls, 0, bytes), RATE_LAYERNORM_BACKWARD, bytes, 1), 2);
+    const double bytes = units * r->u + r->C * r->s + 8 * r->N + 12 * r->C;
+    part(add(r, "layernorm_backward", tensor, calls, 0, bytes), RATE_LAYERNORM_BACKWARD, bytes, 1);
 }
 
 // Rows of the vocabulary that a micro-step can reach.
@@ -182,17 +185,18 @@ static void add_head(Rows *r) {
 static void add_backward(Rows *r, double scores, double lse) {
     const Gpt2Options *m = r->model;
     normed_backward(r, "lnfw", 1, 3);
-    weight_gradient(r, &FCPROJ);
+    copy(r, "gradient_add", "dresidual_sum", r->L, 8 * r->C);
+    weight_gradient(r, &FCPROJ, RATE_COUNT);
     part(product(r, "matmul_gelu_backward_input", &FCPROJ, FCPROJ.input, 4 * r->u), RATE_GELU_GRADIENT, 4 * r->u, 1);
-    weight_gradient(r, &FC);
+    weight_gradient(r, &FC, RATE_FC_BIAS_GRADIENT);
     input_gradient(r, &FC);
     normed_backward(r, "ln2w", r->L, 4);
-    weight_gradient(r, &ATTPROJ);
+    weight_gradient(r, &ATTPROJ, RATE_COUNT);
     input_gradient(r, &ATTPROJ);
     launches(part(add(r, "attention_backward", "qkv", r->L, 5 * scores, 8 * r->u + lse), RATE_ATTENTION_BACKWARD,
                   5 * scores, 1),
              3);
-    weight_gradient(r, &QKV);
+    weight_gradient(r, &QKV, RATE_BIAS_GRADIENT);
     input_gradient(r, &QKV);
     normed_backward(r, "ln1w", r->L, 4);
     launches(copy(r, "embedding_backward", "dresidual", 1,
@@ -251,6 +255,10 @@ static bool is_of_peak(RateKind rate) { return rate <= RATE_OUR_ATTENTION_BACKWA
 static PredictedPart chosen(PredictedPart p, const Estimate *rates, const Options *o) {
     // A kernel instead of an epilogue reads and writes, or reads two tensors and writes one.
     const int moved = p.rate == RATE_GELU ? 2 : p.rate == RATE_GELU_GRADIENT ? 3 : 0;
+    if (p.rate == RATE_FC_BIAS_GRADIENT) { // the kernel of GELU's derivative has it
+        if (o->gelu_fusion == 0 || rates[RATE_GELU_GRADIENT].likely == 0) p.amount = 0;
+        p.rate = RATE_BIAS_GRADIENT;
+    }
     if (moved > 0 && (o->gelu_fusion == 0 || rates[p.rate].likely == 0)) p.rate = RATE_COPY, p.amount *= moved;
     if (o->attention == ATTENTION_OWN && p.rate == RATE_ATTENTION_FORWARD) p.rate = RATE_OUR_ATTENTION_FORWARD;
     if (o->attention == ATTENTION_OWN && p.rate == RATE_ATTENTION_BACKWARD) p.rate = RATE_OUR_ATTENTION_BACKWARD;

@@ -95,26 +95,32 @@ static inline void layernorm_forward_case(const RowsShape *c, DType dtype) {
     op_end();
 }
 
-static inline void layernorm_backward_case(const RowsShape *c, DType dtype, DType grad, bool add_residual,
-                                           bool accumulate) {
+// flags: add_residual 1, accumulate 2, with din_sum 4, accumulate_sum 8.
+static inline void layernorm_backward_case(const RowsShape *c, DType dtype, DType grad, int flags) {
+    const bool add_residual = flags & 1, accumulate = flags & 2, with_sum = flags & 4, accumulate_sum = flags & 8;
     layernorm_begin(c, dtype, accumulate ? "layernorm_backward +=" : "layernorm_backward =");
     OpTensor in = shifted_input(dtype, "in", DIMS(c->N, c->C)), dout = op_input(dtype, "dout", DIMS(c->N, c->C), 1.0);
     OpTensor weight = op_input(dtype, "weight", DIMS(c->C), 1.0), bias = op_input(dtype, "bias", DIMS(c->C), 1.0);
     OpTensor mean = op_input(DTYPE_FP32, "mean", DIMS(c->N), 1.0), rstd = op_input(DTYPE_FP32, "rstd", DIMS(c->N), 1.0);
     OpTensor din = op_inout(dtype, "din", DIMS(c->N, c->C), 1.0);
     OpTensor dweight = op_inout(grad, "dweight", DIMS(c->C), 1.0), dbias = op_inout(grad, "dbias", DIMS(c->C), 1.0);
+    OpTensor din_sum = op_inout(grad, "din_sum", DIMS(c->C), 1.0);
     OpTensor normed = op_output(dtype, "out", DIMS(c->N, c->C));
     ref_layernorm_forward(normed.v, mean.v, rstd.v, in.v, weight.v, bias.v, c->N, c->C);
     op_upload(&mean), op_upload(&rstd);
     if (!add_residual) op_poison(din);
     if (!accumulate) op_poison(dweight), op_poison(dbias);
-    layernorm_backward(din.t, dweight.t, dbias.t, dout.t, in.t, mean.t, rstd.t, weight.t, add_residual, accumulate);
-    ref_layernorm_backward(din.v, dweight.v, dbias.v, dout.v, in.v, mean.v, rstd.v, weight.v, c->N, c->C, add_residual,
-                           accumulate);
+    if (with_sum && !accumulate_sum) op_poison(din_sum);
+    layernorm_backward(din.t, dweight.t, dbias.t, with_sum ? din_sum.t : tensor_none(), dout.t, in.t, mean.t, rstd.t,
+                       weight.t, add_residual, accumulate, accumulate_sum);
+    ref_layernorm_backward(din.v, dweight.v, dbias.v, with_sum ? din_sum.v : NULL, dout.v, in.v, mean.v, rstd.v,
+                           weight.v, c->N, c->C, add_residual, accumulate, accumulate_sum);
     // rstd * dnorm * (1 + xhat), xhat with its own error; of two values nothing is left but that.
     op_check_terms(din, dtype, DTYPE_FP32, layernorm_terms(in.v, rstd.v, c, 2.0));
     op_check_terms(dweight, grad, DTYPE_FP32, sqrt((double)c->N) * layernorm_terms(in.v, rstd.v, c, 1.0));
     op_check_terms(dbias, grad, DTYPE_FP32, sqrt((double)c->N));
+    // din is summed before it is rounded. Without it the tensor has to be as it was.
+    op_check_terms(din_sum, grad, DTYPE_FP32, sqrt((double)c->N) * (1.0 + layernorm_terms(in.v, rstd.v, c, 2.0)));
     op_end();
 }
 
@@ -194,10 +200,15 @@ static inline void matmul_gelu_backward_input_case(const MatmulShape *c, DType d
     matmul_begin(c, dtype, "matmul_gelu_backward_input");
     OpTensor dout = op_input(dtype, "dout", DIMS(c->N, c->OC), 1.0), weight = matmul_weight(dtype, c, c->OC);
     OpTensor pre = op_input(dtype, "pre", DIMS(c->N, c->IC), 2.0);
-    OpTensor dpre = op_output(dtype, "dpre", DIMS(c->N, c->IC));
-    matmul_gelu_backward_input(dpre.t, dout.t, weight.t, pre.t);
+    OpTensor dpre = op_output(dtype, "dpre", DIMS(c->N, c->IC)),
+             dbias = op_inout(DTYPE_FP32, "dbias", DIMS(c->IC), 1.0);
+    Tensor left = dbias.t;
+    matmul_gelu_backward_input(dpre.t, dout.t, weight.t, pre.t, &left, true);
     ref_matmul_gelu_backward_input(dpre.v, dout.v, weight.v, pre.v, c->N, c->IC, c->OC);
     op_check_terms(dpre, dtype, DTYPE_FP32, 1.0);
+    const double *rounded = op_download(dpre);
+    for (int64_t i = 0; !left.data && i < c->N * c->IC; i++) dbias.v[i % c->IC] += rounded[i];
+    op_check_terms(dbias, DTYPE_FP32, DTYPE_FP32, sqrt((double)c->N));
     op_end();
 }
 

@@ -329,20 +329,34 @@ OP_TEST_BF16(the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen) 
 
 // ------------------------------------------------------------------------------------------ what a product does not do
 
-OP_TEST(gelu_backward_matches_also_in_place) {
-    const int64_t counts[] = {16, 70000};
-    for (int i = 0; i < 2; i++) {
-        begin(counts[i], 16, dtype, "gelu_backward", DTYPE_E5M2);
-        OpTensor dout = op_inout(dtype, "dout", DIMS(counts[i]), 1.0),
-                 pre = op_input(dtype, "pre", DIMS(counts[i]), 2.0);
-        OpTensor dpre = op_output(dtype, "dpre", DIMS(counts[i]));
-        gelu_backward(dpre.t, dout.t, pre.t);
-        gelu_backward(dout.t, dout.t, pre.t);
-        ref_gelu_backward(dpre.v, dout.v, pre.v, counts[i]);
-        op_check(dpre, dtype);
-        op_check_same_bits(dpre, dout);
-        op_end();
+// Rows by columns: with a bias gradient the columns are summed, which cuts them into packs and rows into parts.
+static void gelu_backward_case(DType dtype, DType grad, int64_t N, int64_t OC, bool with_bias, bool accumulate) {
+    begin(N, OC, dtype, with_bias ? "gelu_backward with dbias" : "gelu_backward", DTYPE_E5M2);
+    OpTensor dout = op_inout(dtype, "dout", DIMS(N, OC), 1.0), pre = op_input(dtype, "pre", DIMS(N, OC), 2.0);
+    OpTensor dpre = op_output(dtype, "dpre", DIMS(N, OC)), without = op_output(dtype, "dpre without", DIMS(N, OC));
+    OpTensor dbias = op_inout(grad, "dbias", DIMS(OC), 3.0), same = op_inout(grad, "dbias in place", DIMS(OC), 0.0);
+    if (!accumulate) op_poison(dbias);
+    gelu_backward(without.t, tensor_none(), dout.t, pre.t, accumulate);
+    gelu_backward(dpre.t, with_bias ? dbias.t : tensor_none(), dout.t, pre.t, accumulate);
+    gelu_backward(dout.t, with_bias ? same.t : tensor_none(), dout.t, pre.t, false);
+    ref_gelu_backward(dpre.v, dout.v, pre.v, N * OC);
+    op_check(dpre, dtype);
+    op_check_same_bits(dpre, dout);
+    op_check_same_bits(dpre, without);
+    if (with_bias) {
+        ref_bias_backward(dbias.v, op_download(dpre), N, OC, accumulate);
+        op_check_terms(dbias, grad, DTYPE_FP32, sqrt((double)N));
     }
+    op_end();
+}
+
+OP_TEST(gelu_backward_matches_also_in_place) {
+    static const int64_t shapes[][2] = {{16, 1}, {70000, 1}, {1, 7}, {33, 100}, {300, 272}, {65, 768}, {1100, 16}};
+    for (int i = 0; i < 7; i++)
+        for (int flags = 0; flags < 4; flags++) {
+            if (i < 2 && flags) continue;
+            gelu_backward_case(dtype, flags & 1 ? dtype : DTYPE_FP32, shapes[i][0], shapes[i][1], i >= 2, flags & 2);
+        }
 }
 
 static void bias_case(DType dtype, DType grad, struct Size s, bool accumulate) {

@@ -35,9 +35,11 @@ OP_TEST(constant_rows_give_the_bias) {
 
 OP_TEST(layernorm_backward_matches) {
     for (int i = 0; i < NUM_CASES; i++) {
-        for (int flags = 0; flags < 4; flags++) {
-            layernorm_backward_case(&cases[i], dtype, DTYPE_FP32, flags & 1, flags & 2);
-            if (dtype != DTYPE_FP32) layernorm_backward_case(&cases[i], dtype, dtype, flags & 1, flags & 2);
+        for (int flags = 0; flags < 4; flags++) { // and the sum of din: absent, =, +=, = where the others are +=
+            static const int sums[] = {0, 4, 4 | 8, 4};
+            layernorm_backward_case(&cases[i], dtype, DTYPE_FP32, flags | sums[(flags + i) % 4]);
+            if (dtype != DTYPE_FP32)
+                layernorm_backward_case(&cases[i], dtype, dtype, flags | sums[(flags + i + 1) % 4]);
         }
     }
 }
@@ -47,7 +49,7 @@ OP_TEST(slices_of_tensors_match) {
         op_begin_tensors_at(8);
         layernorm_forward_case(&cases[i], dtype);
         op_begin_tensors_at(8);
-        layernorm_backward_case(&cases[i], dtype, i ? DTYPE_FP32 : dtype, i % 2, true);
+        layernorm_backward_case(&cases[i], dtype, i ? DTYPE_FP32 : dtype, i % 2 | 2 | 4 | (i ? 8 : 0));
     }
 }
 
@@ -71,7 +73,8 @@ TEST_WITH(more_rows_than_blocks_are_counted_once, NULL, op_teardown) {
     }
     OpTensor weight = op_input(dtype, "weight", DIMS(C), 1.0);
     tensor_fill(of_row[1], 1.0f); // the mean is 0
-    layernorm_backward(rows[2], dweight[0], dweight[1], rows[0], rows[1], of_row[0], of_row[1], weight.t, false, false);
+    layernorm_backward(rows[2], dweight[0], dweight[1], tensor_none(), rows[0], rows[1], of_row[0], of_row[1], weight.t,
+                       false, false, false);
     for (int i = 0; i < 2; i++) {
         double *got = op_values(dweight[i]);
         for (int c = 0; c < C; c++) assert_true(got[c] == N);

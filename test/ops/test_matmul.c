@@ -115,7 +115,7 @@ OP_TEST(gelu_and_its_derivative_hold_far_from_zero) {
     for (int i = 0; i < 64 * 64; i++) identity.v[i] = i / 64 == i % 64 ? 1.0 : 0.0;
     op_upload(&identity);
     OpTensor dpre = op_output(dtype, "dpre", DIMS(1, 64));
-    matmul_gelu_backward_input(dpre.t, dout.t, identity.t, pre.t);
+    matmul_gelu_backward_input(dpre.t, dout.t, identity.t, pre.t, NULL, false);
     ref_matmul_gelu_backward_input(dpre.v, dout.v, identity.v, pre.v, 1, 64, 64);
     op_check(out, dtype);
     op_check(dpre, dtype);

@@ -85,24 +85,31 @@ static double layernorm_objective(void) {
 }
 
 TEST(layernorm_backward_is_the_derivative) {
-    double din[N * C], dweight[C], dbias[C];
+    double din[N * C], dweight[C], dbias[C], din_sum[C];
     fill(in, N * C, 1.0), fill(weight, C, 1.0), fill(bias, C, 1.0), fill(drows, N * C, 1.0);
     layernorm_objective();
-    ref_layernorm_backward(din, dweight, dbias, drows, in, mean, rstd, weight, N, C, false, false);
+    ref_layernorm_backward(din, dweight, dbias, din_sum, drows, in, mean, rstd, weight, N, C, false, false, false);
+    for (int c = 0; c < C; c++) {
+        for (int n = 0; n < N; n++) din_sum[c] -= din[n * C + c];
+        assert_true(fabs(din_sum[c]) <= 1e-12);
+    }
     check_gradient("din", layernorm_objective, in, din, N * C);
     check_gradient("dweight", layernorm_objective, weight, dweight, C);
     check_gradient("dbias", layernorm_objective, bias, dbias, C);
 }
 
 TEST(layernorm_backward_adds_to_the_residual_gradient_and_accumulates) {
-    double once[N * C + 2 * C], twice[N * C + 2 * C];
+    double once[N * C + 3 * C], twice[N * C + 3 * C], first_sum[C];
     fill(in, N * C, 1.0), fill(weight, C, 1.0), fill(bias, C, 1.0), fill(drows, N * C, 1.0);
     layernorm_objective();
     double *dw = once + N * C, *dw2 = twice + N * C;
-    ref_layernorm_backward(once, dw, dw + C, drows, in, mean, rstd, weight, N, C, false, false);
+    ref_layernorm_backward(once, dw, dw + C, dw + 2 * C, drows, in, mean, rstd, weight, N, C, false, false, false);
     memcpy(twice, once, sizeof once);
-    ref_layernorm_backward(twice, dw2, dw2 + C, drows, in, mean, rstd, weight, N, C, true, true);
+    memcpy(first_sum, dw + 2 * C, sizeof first_sum);
+    ref_layernorm_backward(twice, dw2, dw2 + C, dw2 + 2 * C, drows, in, mean, rstd, weight, N, C, true, true, true);
     for (int i = 0; i < N * C + 2 * C; i++) assert_true(fabs(twice[i] - 2.0 * once[i]) <= 1e-12);
+    for (int c = 0; c < C; c++)
+        assert_true(fabs(dw2[2 * C + c] - 3.0 * first_sum[c]) <= 1e-12); // of din twice as large
 }
 
 // ------------------------------------------------------------------------------------------------------------ matmul

@@ -44,11 +44,12 @@ static uint64_t layernorm_bits(DType dtype) {
     OpTensor out = op_output(dtype, "out", DIMS(N, C));
     OpTensor mean = op_output(DTYPE_FP32, "mean", DIMS(N)), rstd = op_output(DTYPE_FP32, "rstd", DIMS(N));
     OpTensor din = op_inout(dtype, "din", DIMS(N, C), 1.0), dbias = op_output(DTYPE_FP32, "dbias", DIMS(C));
-    OpTensor dweight = op_output(DTYPE_FP32, "dweight", DIMS(C));
+    OpTensor dweight = op_output(DTYPE_FP32, "dweight", DIMS(C)), din_sum = op_output(DTYPE_FP32, "din_sum", DIMS(C));
     layernorm_forward(out.t, mean.t, rstd.t, in.t, weight.t, bias.t);
-    layernorm_backward(din.t, dweight.t, dbias.t, dout.t, in.t, mean.t, rstd.t, weight.t, true, false);
+    layernorm_backward(din.t, dweight.t, dbias.t, din_sum.t, dout.t, in.t, mean.t, rstd.t, weight.t, true, false,
+                       false);
     uint64_t forward = op_digest(op_digest(op_digest(0, out), mean), rstd);
-    return op_digest(op_digest(op_digest(forward, din), dweight), dbias);
+    return op_digest(op_digest(op_digest(op_digest(forward, din), dweight), dbias), din_sum);
 }
 
 static uint64_t attention_bits(DType dtype) {
@@ -142,7 +143,7 @@ static uint64_t matmul_bits(DType dtype) {
     OpTensor dbias = op_output(DTYPE_FP32, "dbias", DIMS(4 * C)), dpre = op_output(dtype, "dpre", DIMS(N, C));
     matmul_gelu_forward(out.t, pre.t, in.t, weight.t, bias.t);
     matmul_backward_input(din.t, dout.t, weight.t);
-    matmul_gelu_backward_input(dpre.t, dout.t, weight.t, in.t);
+    matmul_gelu_backward_input(dpre.t, dout.t, weight.t, in.t, NULL, false);
     matmul_backward_weight(dweight.t, dbias.t, dout.t, in.t, false);
     uint64_t forward = op_digest(op_digest(0, out), pre);
     return op_digest(op_digest(op_digest(op_digest(forward, din), dpre), dweight), dbias);

@@ -95,15 +95,15 @@ static void block_backward(Model *m, int l) {
     ref_matmul_gelu_backward_input(m->dwide, dres, weight(m, PARAM_FCPROJW, l), a->pre, N, 4 * C, C);
     ref_matmul_backward_weight(grad(m, PARAM_FCW, l), grad(m, PARAM_FCB, l), m->dwide, a->ln2, N, C, 4 * C, false);
     ref_matmul_backward_input(m->dln, m->dwide, weight(m, PARAM_FCW, l), N, C, 4 * C);
-    ref_layernorm_backward(dres, grad(m, PARAM_LN2W, l), grad(m, PARAM_LN2B, l), m->dln, a->mid, a->ln2_mean,
-                           a->ln2_rstd, weight(m, PARAM_LN2W, l), N, C, true, false);
+    ref_layernorm_backward(dres, grad(m, PARAM_LN2W, l), grad(m, PARAM_LN2B, l), NULL, m->dln, a->mid, a->ln2_mean,
+                           a->ln2_rstd, weight(m, PARAM_LN2W, l), N, C, true, false, false);
     ref_matmul_backward_weight(grad(m, PARAM_ATTPROJW, l), grad(m, PARAM_ATTPROJB, l), dres, a->att, N, C, C, false);
     ref_matmul_backward_input(m->dbranch, dres, weight(m, PARAM_ATTPROJW, l), N, C, C);
     ref_attention_backward(m->dwide, m->dbranch, a->att, a->lse, a->qkv, m->B, m->T, C, m->config->NH);
     ref_matmul_backward_weight(grad(m, PARAM_QKVW, l), grad(m, PARAM_QKVB, l), m->dwide, a->ln1, N, C, 3 * C, false);
     ref_matmul_backward_input(m->dln, m->dwide, weight(m, PARAM_QKVW, l), N, C, 3 * C);
-    ref_layernorm_backward(dres, grad(m, PARAM_LN1W, l), grad(m, PARAM_LN1B, l), m->dln, a->in, a->ln1_mean,
-                           a->ln1_rstd, weight(m, PARAM_LN1W, l), N, C, true, false);
+    ref_layernorm_backward(dres, grad(m, PARAM_LN1W, l), grad(m, PARAM_LN1B, l), NULL, m->dln, a->in, a->ln1_mean,
+                           a->ln1_rstd, weight(m, PARAM_LN1W, l), N, C, true, false, false);
 }
 
 static void backward(Model *m) {
@@ -111,8 +111,8 @@ static void backward(Model *m) {
     const double *wte = weight(m, PARAM_WTE, -1);
     ref_head_loss_backward(m->losses, m->dln, grad(m, PARAM_WTE, -1), m->lnf, wte, m->targets, m->N, c->C, c->V, c->Vp,
                            1.0 / (double)m->N, false);
-    ref_layernorm_backward(m->dresidual, grad(m, PARAM_LNFW, -1), grad(m, PARAM_LNFB, -1), m->dln, m->last, m->lnf_mean,
-                           m->lnf_rstd, weight(m, PARAM_LNFW, -1), m->N, c->C, false, false);
+    ref_layernorm_backward(m->dresidual, grad(m, PARAM_LNFW, -1), grad(m, PARAM_LNFB, -1), NULL, m->dln, m->last,
+                           m->lnf_mean, m->lnf_rstd, weight(m, PARAM_LNFW, -1), m->N, c->C, false, false, false);
     for (int l = (int)c->L - 1; l >= 0; l--) block_backward(m, l);
     ref_embedding_backward(grad(m, PARAM_WTE, -1), grad(m, PARAM_WPE, -1), m->dresidual, m->inputs, m->B, m->T, c->C,
                            c->max_T, false);

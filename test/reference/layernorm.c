@@ -15,9 +15,11 @@ void ref_layernorm_forward(double *out, double *mean, double *rstd, const double
     }
 }
 
-void ref_layernorm_backward(double *din, double *dweight, double *dbias, const double *dout, const double *in,
-                            const double *mean, const double *rstd, const double *weight, int64_t N, int64_t C,
-                            bool add_residual, bool accumulate) {
+void ref_layernorm_backward(double *din, double *dweight, double *dbias, double *din_sum, const double *dout,
+                            const double *in, const double *mean, const double *rstd, const double *weight, int64_t N,
+                            int64_t C, bool add_residual, bool accumulate, bool accumulate_sum) {
+    if (!accumulate_sum)
+        for (int64_t c = 0; din_sum && c < C; c++) din_sum[c] = 0.0;
     if (!accumulate)
         for (int64_t c = 0; c < C; c++) dweight[c] = dbias[c] = 0.0;
     for (int64_t n = 0; n < N; n++) {
@@ -33,6 +35,7 @@ void ref_layernorm_backward(double *din, double *dweight, double *dbias, const d
             double xhat = (in[n * C + c] - mean[n]) * rstd[n];
             double dx = rstd[n] * (dout[n * C + c] * weight[c] - mean_dnorm - xhat * mean_dnorm_xhat);
             din[n * C + c] = add_residual ? din[n * C + c] + dx : dx;
+            if (din_sum) din_sum[c] += din[n * C + c];
         }
     }
 }

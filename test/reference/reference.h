@@ -23,9 +23,9 @@ void ref_embedding_backward(double *dwte, double *dwpe, const double *dout, cons
 // --- layernorm. (N,C) rows; mean, rstd (N); weight, bias (C).
 void ref_layernorm_forward(double *out, double *mean, double *rstd, const double *in, const double *weight,
                            const double *bias, int64_t N, int64_t C);
-void ref_layernorm_backward(double *din, double *dweight, double *dbias, const double *dout, const double *in,
-                            const double *mean, const double *rstd, const double *weight, int64_t N, int64_t C,
-                            bool add_residual, bool accumulate);
+void ref_layernorm_backward(double *din, double *dweight, double *dbias, double *din_sum, const double *dout,
+                            const double *in, const double *mean, const double *rstd, const double *weight, int64_t N,
+                            int64_t C, bool add_residual, bool accumulate, bool accumulate_sum);
 
 // --- matmul and GELU. in (N,IC), weight (OC,IC), out (N,OC); bias and dbias (OC) may be NULL
 double ref_gelu(double x);

@@ -97,17 +97,21 @@ APART_TEST(a_kernel_that_writes_nothing_is_not_taken, "1,idle", "90") {
     device_shutdown();
 }
 
-static int start_with_cudnn(void *what) {
-    start(ATTENTION_CUDNN);
-    run_once(what);
+static int start_with(void *choice) {
+    start(*(const AttentionChoice *)choice);
+    run_once("wrong");
     return 0;
 }
 
-APART_TEST(attention_cudnn_ends_the_program_when_its_kernel_computes_something_else, "1,wrong", "90") {
+static void expect_end(AttentionChoice choice, const char *why) {
     char text[2048];
-    const int status = status_of_child(start_with_cudnn, "wrong", text, sizeof text);
-    if (!WIFSIGNALED(status) || !strstr(text, "--attention cudnn: cuDNN 9.19.0 differs forward by 0."))
-        op_fail("status %d: %s", status, text);
+    const int status = status_of_child(start_with, &choice, text, sizeof text);
+    if (!WIFSIGNALED(status) || !strstr(text, why)) op_fail("status %d: %s", status, text);
+}
+
+APART_TEST(a_kernel_that_was_asked_for_and_computes_something_else_ends_the_program, "1,wrong", "90") {
+    expect_end(ATTENTION_CUDNN, "--attention cudnn: cuDNN 9.19.0 differs forward by 0.");
+    expect_end(ATTENTION_FAST, "--attention fast: cuDNN 9.19.0 differs forward by 0.");
 }
 
 // The first graph of the backward pass needs too much memory, which is no reason any more when the second is slower.
@@ -196,6 +200,49 @@ APART_TEST(with_attention_own_cudnn_is_not_asked, "1", "90") {
     device_shutdown();
 }
 
+// Where a pass's bits differ from run to run, or cuDNN says that they may, auto takes the own kernels and fast does
+// not.
+APART_TEST(attention_fast_takes_a_backward_pass_whose_bits_change, "1,unrepeatable", "90") {
+    static const char expected[] = "forward cuDNN 9.19.0, backward cuDNN 9.19.0 without repeatable bits";
+    start(ATTENTION_FAST);
+    Case c = begin(small, "described");
+    expect_text(cuda_attention_description(), expected);
+    forward(&c);
+    backward(&c);
+    specify(&c);
+    check(&c);
+    expect_text(cuda_attention_description(), expected);
+    op_end();
+    assert_int_equal(sim_cudnn_counts.launched, 2 * 2); // nothing is timed
+    device_shutdown();
+}
+
+APART_TEST(engines_that_say_so_themselves_are_for_attention_fast_alone, "1,noted", "90") {
+    start(ATTENTION_CUDNN);
+    run_once("noted");
+    expect_text(cuda_attention_description(), "own kernels (no cuDNN engine for this attention is deterministic)");
+    device_shutdown();
+    start(ATTENTION_FAST);
+    run_once("noted, fast");
+    expect_text(cuda_attention_description(), "forward own kernels, backward cuDNN 9.19.0 without repeatable bits (no "
+                                              "cuDNN engine for this attention is deterministic)");
+    device_shutdown();
+}
+
+APART_TEST(no_other_choice_collects_dq, "1", "90") {
+    static const AttentionChoice others[] = {ATTENTION_AUTO, ATTENTION_CUDNN};
+    const OpsShape shape = {.B = 8, .T = 1024, .C = 64, .NH = 1, .Vp = 128, .dtype = DTYPE_BF16};
+    const int64_t squares = shape.B * shape.NH * shape.T * shape.T * 2;
+    for (int i = 0; i < 2; i++) {
+        start(others[i]);
+        assert_true(ops_workspace_bytes(shape) >= squares);
+        device_shutdown();
+    }
+    start(ATTENTION_FAST);
+    assert_true(ops_workspace_bytes(shape) < squares);
+    device_shutdown();
+}
+
 static void expect_refused(const char *expected) {
     Error err = {""};
     start(ATTENTION_AUTO);
@@ -209,6 +256,14 @@ static void expect_refused(const char *expected) {
 APART_TEST(attention_cudnn_is_refused_where_there_is_none, NULL, "90") {
     expect_refused("--attention cudnn: cuDNN not found: the simulator has one when SIM_CUDNN is set; use --attention "
                    "own, or auto to use cuDNN where available");
+}
+
+APART_TEST(attention_fast_is_refused_where_there_is_none, NULL, "90") {
+    Error err = {""};
+    start(ATTENTION_AUTO);
+    assert_false(cuda_attention_check(&(DeviceOptions){.attention = ATTENTION_FAST}, &err));
+    assert_int_equal(strncmp(err.text, "--attention fast: cuDNN not found: ", 35), 0);
+    device_shutdown();
 }
 
 APART_TEST(attention_cudnn_is_refused_on_turing, "1", "75") {

@@ -26,7 +26,7 @@ static const AttentionShape shapes[] = {
 };
 enum { NUM_SHAPES = sizeof shapes / sizeof *shapes };
 
-static void a_form_computes_attention(AttentionChoice form) {
+static void a_form_computes_attention(AttentionChoice form, const char *described) {
     start(form);
     for (int i = 0; i < NUM_SHAPES; i++) {
         Case c = begin(shapes[i], "both passes by cuDNN");
@@ -36,7 +36,7 @@ static void a_form_computes_attention(AttentionChoice form) {
         op_check(c.out, shapes[i].dtype);
         op_check_logarithms(c.lse, shapes[i].dtype, 1.0);
         if (shapes[i].T > 1) op_check(c.dqkv, shapes[i].dtype); // at T = 1 dq and dk are zero but for rounding
-        expect_text(cuda_attention_description(), "cuDNN 9.19.0");
+        expect_text(cuda_attention_description(), described);
         op_end();
     }
     assert_int_equal(sim_cudnn_counts.run, 2 * 2 * NUM_SHAPES); // the first time twice: see decide in attention.c
@@ -45,12 +45,13 @@ static void a_form_computes_attention(AttentionChoice form) {
     assert_int_equal(sim_cudnn_counts.handles, 0);
 }
 
-APART_TEST(the_graphs_compute_attention, "1", "90") { a_form_computes_attention(ATTENTION_CUDNN); }
+APART_TEST(the_graphs_compute_attention, "1", "90") { a_form_computes_attention(ATTENTION_CUDNN, "cuDNN 9.19.0"); }
 APART_TEST(the_graphs_compute_attention_with_the_engine_of_blackwell, "1", "100") {
-    a_form_computes_attention(ATTENTION_CUDNN);
+    a_form_computes_attention(ATTENTION_CUDNN, "cuDNN 9.19.0");
 }
-
-APART_TEST(so_does_the_form_for_measurements, "1", "90") { a_form_computes_attention(ATTENTION_CUDNN_COLLECTED); }
+APART_TEST(so_does_the_form_of_attention_fast, "1", "90") {
+    a_form_computes_attention(ATTENTION_FAST, "forward cuDNN 9.19.0, backward cuDNN 9.19.0 without repeatable bits");
+}
 
 // On an H200 with cuDNN 9.25, where the ordinary form's workspace is too large: dQ collected in the caller's array.
 APART_TEST(the_graph_that_collects_dq_computes_attention, "92500", "90") {

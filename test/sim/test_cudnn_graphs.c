@@ -133,7 +133,7 @@ static void expect_accepted(const DeviceText *d, CudnnGraphKind kind, AttentionS
              (int)s.NH, (int)s.HS, dtype_name(s.dtype));
     cudnnBackendDescriptor_t device = describe(d);
     CudnnGraph *graph = cudnn_graph_create(kind, s, &err);
-    CudnnPlan *plan = graph ? cudnn_plan_create(graph, device, NULL, NO_LIMIT, &err) : NULL;
+    CudnnPlan *plan = graph ? cudnn_plan_create(graph, device, NULL, true, NO_LIMIT, &err) : NULL;
     if (!plan && !strstr(err.text, "libcuda")) fail_msg("%s: %s", what, err.text);
     if (plan && compile && !compiles(plan, &err)) fail_msg("%s: %s", what, err.text);
     cudnn_plan_destroy(plan);
@@ -199,10 +199,11 @@ TEST(a_run_gets_plans_that_repeat_on_every_architecture) {
         }
 }
 
-// What bench_ops times beside the form that repeats: no squares of T in the workspace, sums of dQ instead.
+// --attention fast: no squares of T in the workspace, sums of dQ instead, and no more of them than the planner counts.
 TEST(the_form_that_need_not_repeat_is_made_where_it_is_asked_for) {
     need_cudnn();
-    const AttentionShape shape = {4, 1024, 12, 64, DTYPE_BF16};
+    const AttentionShape shape = {64, 1024, 12, 64, DTYPE_BF16};
+    const OpsShape ops = {.B = 64, .T = 1024, .NH = 12, .C = 768, .dtype = DTYPE_BF16};
     for (int d = 0; d < NUM_DEVICES; d++)
         for (int pass = 0; pass < ATTENTION_PASSES; pass++) {
             Error err = {"?"};
@@ -213,6 +214,11 @@ TEST(the_form_that_need_not_repeat_is_made_where_it_is_asked_for) {
             if (!p) return; // fail_msg jumps; the analyzer is not told
             assert_true(p->kind == (pass ? CUDNN_BACKWARD_COLLECTED : CUDNN_FORWARD));
             assert_true(cudnn_graph_has(p->graph, CUDNN_DQ_SUMS) == (pass == ATTENTION_BACKWARD));
+            assert_in_range(p->workspace.bytes, 0, cuda_size_cudnn_fast(ops, devices[d].compute_capability));
+            if (!compiles(p->plan, &err)) fail_msg("%s: %s", devices[d].name, err.text);
+            print_message("%-24s %-8s engine %lld, workspace %10lld bytes\n", devices[d].name,
+                          pass ? "fast" : "forward", (long long)cudnn_plan_engine(p->plan),
+                          (long long)p->workspace.bytes);
             cudnn_pass_destroy(p);
             cudnn_device_destroy(device);
         }
@@ -241,7 +247,7 @@ static int plan_with(void *context) {
     cudnnBackendDescriptor_t device = describe(&devices[H200]);
     plant(*fault);
     CudnnGraph *graph = cudnn_graph_create(fault->kind, shape, &err);
-    CudnnPlan *plan = graph ? cudnn_plan_create(graph, device, NULL, NO_LIMIT, &err) : NULL;
+    CudnnPlan *plan = graph ? cudnn_plan_create(graph, device, NULL, true, NO_LIMIT, &err) : NULL;
     const bool ok = plan && compiles(plan, &err);
     fputs(err.text, stderr);
     return ok ? 0 : 1;
@@ -303,7 +309,7 @@ TEST(turing_has_no_engine) {
     cudnnBackendDescriptor_t device = describe(&tesla_t4);
     CudnnGraph *graph = cudnn_graph_create(CUDNN_FORWARD, shape, &err);
     assert_non_null(graph);
-    assert_null(cudnn_plan_create(graph, device, NULL, NO_LIMIT, &err));
+    assert_null(cudnn_plan_create(graph, device, NULL, true, NO_LIMIT, &err));
     assert_null(cudnn_pass_create(ATTENTION_FORWARD, shape, device, 75, false, NO_LIMIT, &err));
     assert_string_equal(err.text, "cuDNN has no fused attention for sm_75, only for sm_80 and newer");
     cudnn_graph_destroy(graph);

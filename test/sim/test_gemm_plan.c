@@ -64,13 +64,16 @@ static Layer layer_make(DType dtype, DType grad, const char *what) {
     return l;
 }
 
-// The layer that follows is w1 transposed in role: (IC,OC), with the same memory.
-static void layer_run(const Layer *l, bool accumulate) {
+// The layer that follows is w1 transposed in role: (IC,OC), with the same memory. The bias gradient is that of GELU's
+// kernel, where it runs and may, or of the weight gradient.
+static void layer_run_with(const Layer *l, bool gelu_may_sum, bool accumulate) {
     Tensor w2 = tensor_make(l->w1.t.data, l->w1.t.dtype, "w2", IC, OC, 0, 0);
     matmul_gelu_forward(l->act.t, l->pre.t, l->in.t, l->w1.t, l->b1.t);
-    matmul_gelu_backward_input(l->dpre.t, l->dout.t, w2, l->pre.t);
-    matmul_backward_weight(l->dw1.t, l->db1.t, l->dpre.t, l->in.t, accumulate);
+    Tensor db1 = l->db1.t;
+    matmul_gelu_backward_input(l->dpre.t, l->dout.t, w2, l->pre.t, gelu_may_sum ? &db1 : NULL, accumulate);
+    matmul_backward_weight(l->dw1.t, db1, l->dpre.t, l->in.t, accumulate);
 }
+static void layer_run(const Layer *l, bool accumulate) { layer_run_with(l, true, accumulate); }
 
 // Weight gradients are compared with those of the dpre that the device computed, to check one thing at a time.
 static void layer_check(Layer *l, bool accumulate) {
@@ -330,7 +333,7 @@ TEST(choices_tell_what_was_compared) {
     for (int process = 0; process < 2; process++) {
         start("all", "", GELU_FUSION_AUTO);
         Layer l = layer_make(DTYPE_BF16, DTYPE_FP32, "choices");
-        layer_run(&l, false);
+        layer_run_with(&l, false, false);
         char *text = device_choices(), *json = NULL;
         assert_true(asprintf(&json, "[%s]", text) > 0);
         cJSON *all = cJSON_Parse(json), *choice;

@@ -202,7 +202,7 @@ def test_choices_and_each_way_to_compute_attention_are_measured_in_the_simulator
                       SIM_CUDNN="1", SIM_CUBLASLT_ALGOS="all")
     assert rows["ops alone"]["result"] == "passed", rows["ops alone"]["detail"]
     report = json.loads((machine / "out" / "why.json").read_text())
-    assert [row["op"] for row in report["alone"] if row["attention"] == "collected"] == ["attention backward, collected"]
+    assert [row["op"] for row in report["alone"] if row["attention"] == "fast"] == ["attention backward, fast"]
     assert [row["attention"] for row in report["alone"] if row["op"] == "attention backward"] == ["own", "cudnn"]
     choices = {what: (way, ms, others) for what, way, ms, others in report["choices"]}
     kinds = ["TN m ", "NN m ", "NT m ", "epilogue of ", "attention forward", "attention backward"]

@@ -73,3 +73,41 @@ def test_registers_must_be_enough_for_all_threads(tmp_path):
 def test_a_block_larger_than_its_launch_bounds_fails(tmp_path):
     code, _, err = report_launches(tmp_path, (90, 256, 0), bounds=128)
     assert code == 1 and "256 threads, __launch_bounds__ says 128" in err
+
+
+CUOBJDUMP = """#!/bin/sh
+cat <<'CODE'
+		Function : _kernel
+        /*0000*/                   LDC R1, c[0x0][0x28] ;      /* 0x1 */
+        /*0010*/                   LDG.E R2, [R4] ;            /* 0x1 */
+        /*0020*/              @!P0 BRA 0x50 ;                  /* 0x1 */
+        /*0030*/                   ISETP.GT P1, PT, R2, R3, PT ;  /* 0x1 */
+        /*0040*/                   FSEL R2, R2, -INF , P1 ;    /* 0x1 */
+        /*0050*/                   MUFU.EX2 R2, R2 ;           /* 0x1 */
+        /*0060*/              @P2 BRA 0x80 ;                   /* 0x1 */
+        /*0070*/                   STG.E [R4], R2 ;            /* 0x1 */
+        /*0080*/              @P3 BRA 0x10 ;                   /* 0x1 */
+        /*0090*/                   EXIT ;                      /* 0x1 */
+        /*00a0*/                   BRA 0xa0;                   /* 0x1 */
+        /*00b0*/                   NOP;                        /* 0x1 */
+CODE
+"""
+
+
+def test_instructions_of_an_element_are_those_of_the_loop_without_masks_and_fill_the_page(tmp_path, monkeypatch):
+    """The loop has LDG, two branches, MUFU, STG and its own branch; of the mask nothing, of what stores everything."""
+    (tmp_path / "cuobjdump").write_text(CUOBJDUMP)
+    (tmp_path / "cuobjdump").chmod(0o755)
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- made by scripts/kernel_report.py -->\nold\n<!-- end of kernels -->\nafter\n")
+    script = tmp_path / "run.py"
+    script.write_text(f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r}); import kernel_report as k\n"
+                      "k.ELEMENTS = [('loop', '_kernel', [(0, 2)], 4, 'logit'), ('whole', '_kernel', [(None, 4)], 8, 'x')]\n"
+                      "k.main()\n")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    result = call(sys.executable, script, "--elements", "--write", page, "a.o")
+    assert result.returncode == 0, result.stderr
+    lines = page.read_text().splitlines()
+    assert lines[0] == "before" and lines[-1] == "after" and "old" not in lines
+    assert [line.split(" | ")[2:5] for line in lines if line.startswith(("| loop", "| whole"))] == [
+        ["4", "3.0", "0.50"], ["8", "2.0", "0.25"]]  # fmt: skip

@@ -40,7 +40,7 @@ static double step_flops(const ModelConfig *c, int64_t B, int64_t T, bool recomp
     *attention = COST_OF(attention_backward(x3, x, x, lse, x3, NH)).flops;
     const double backward =
         *attention + COST_OF(matmul_backward_weight(fcprojw, none, x, x4, false),
-                             matmul_gelu_backward_input(x4, x, fcprojw, x4),
+                             matmul_gelu_backward_input(x4, x, fcprojw, x4, NULL, false),
                              matmul_backward_weight(fcw, none, x4, x, false), matmul_backward_input(x, x4, fcw),
                              matmul_backward_weight(projw, none, x, x, false), matmul_backward_input(x, x, projw),
                              matmul_backward_weight(qkvw, none, x3, x, false), matmul_backward_input(x, x3, qkvw))

@@ -42,13 +42,13 @@ CALL(batch_unpack, batch_unpack(t[0], t[1], t[2]))
 CALL(embedding_forward, embedding_forward(t[0], t[1], t[2], t[3]))
 CALL(embedding_backward, embedding_backward(t[0], t[1], t[2], t[3], false))
 CALL(layernorm_forward, layernorm_forward(t[0], t[1], t[2], t[3], t[4], t[5]))
-CALL(layernorm_backward, layernorm_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], false, false))
+CALL(layernorm_backward, layernorm_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], false, false, false))
 CALL(matmul_forward, matmul_forward(t[0], t[1], t[2], t[3]))
 CALL(matmul_residual_forward, matmul_residual_forward(t[0], t[1], t[2], t[3], t[4]))
 CALL(matmul_gelu_forward, matmul_gelu_forward(t[0], t[1], t[2], t[3], t[4]))
 CALL(gelu_forward, gelu_forward(t[0], t[1]))
 CALL(matmul_backward_input, matmul_backward_input(t[0], t[1], t[2]))
-CALL(matmul_gelu_backward_input, matmul_gelu_backward_input(t[0], t[1], t[2], t[3]))
+CALL(matmul_gelu_backward_input, Tensor dbias = t[4]; matmul_gelu_backward_input(t[0], t[1], t[2], t[3], &dbias, false))
 CALL(matmul_backward_weight, matmul_backward_weight(t[0], t[1], t[2], t[3], false))
 CALL(attention_forward, attention_forward(t[0], t[1], t[2], NH))
 CALL(attention_backward, attention_backward(t[0], t[1], t[2], t[3], t[4], NH))
@@ -72,7 +72,7 @@ CALL(fp8_quantize, fp8_quantize(t[0], t[1], t[2], t[3], FP8_CURRENT))
 CALL(fp8_matmul, Tensor added = t[1]; if (added.data) added.data = somewhere + 1;
      fp8_matmul(t[0], added, t[2], t[3], t[4], t[5], t[6]))
 CALL(fp8_slots_advance, fp8_slots_advance(t[0]))
-CALL(gelu_backward, gelu_backward(t[0], t[1], t[2]))
+CALL(gelu_backward, gelu_backward(t[0], t[1], t[2], t[3], false))
 CALL(bias_backward, bias_backward(t[0], t[1], false))
 CALL(tensor_statistics, tensor_statistics(t[0], t[1], DTYPE_BF16))
 CALL(tensor_fill, tensor_fill(t[0], 0.0f))
@@ -85,7 +85,7 @@ typedef struct {
     const char *op;
     void (*call)(const Tensor *t);
     const char *optional, *any_rows;
-    Tensor t[9];
+    Tensor t[10]; // at most 9, and an end
 } Case;
 
 #define ACT(name)  BF16(name, B, T, C)
@@ -111,9 +111,9 @@ static const Case cases[] = {
      {ACT("a"), STAT("b"), STAT("c"), ACT("d"), BF16("e", C), BF16("f", C)}},
     {"layernorm_backward",
      call_layernorm_backward,
+     "d",
      "",
-     "",
-     {ACT("a"), FP32("b", C), BF16("c", C), ACT("d"), ACT("e"), STAT("f"), STAT("g"), BF16("h", C)}},
+     {ACT("a"), FP32("b", C), BF16("c", C), FP32("d", C), ACT("e"), ACT("f"), STAT("g"), STAT("h"), BF16("i", C)}},
     {"matmul_forward", call_matmul_forward, "d", "", {BF16("a", N, OC), ACT("b"), BF16("c", OC, C), BF16("d", OC)}},
     {"matmul_residual_forward",
      call_matmul_residual_forward,
@@ -129,9 +129,9 @@ static const Case cases[] = {
     {"matmul_backward_input", call_matmul_backward_input, "", "", {ACT("a"), BF16("b", N, OC), BF16("c", OC, C)}},
     {"matmul_gelu_backward_input",
      call_matmul_gelu_backward_input,
+     "e",
      "",
-     "",
-     {ACT("a"), BF16("b", N, OC), BF16("c", OC, C), ACT("d")}},
+     {ACT("a"), BF16("b", N, OC), BF16("c", OC, C), ACT("d"), FP32("e", C)}},
     {"matmul_backward_weight",
      call_matmul_backward_weight,
      "b",
@@ -203,7 +203,7 @@ static const Case cases[] = {
      {BF16("a", 32, 16), BF16("b", 32, 16), TENSOR("c", DTYPE_E4M3, 32, 48), SLOT, TENSOR("e", DTYPE_E5M2, 16, 48),
       SLOT, BF16("g", 16)}},
     {"fp8_slots_advance", call_fp8_slots_advance, "", "", {TENSOR("a", DTYPE_U8, 3 * sizeof(Fp8Slot))}},
-    {"gelu_backward", call_gelu_backward, "", "", {ACT("a"), ACT("b"), ACT("c")}},
+    {"gelu_backward", call_gelu_backward, "b", "", {ACT("a"), FP32("b", C), ACT("c"), ACT("d")}},
     {"bias_backward", call_bias_backward, "", "b", {FP32("a", OC), BF16("b", N, OC)}},
     {"tensor_statistics", call_tensor_statistics, "", "b", {BYTES_OF("a", TensorStats), BF16("b", W)}},
     {"tensor_fill", call_tensor_fill, "", "a", {BF16("a", W)}},

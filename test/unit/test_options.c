@@ -133,6 +133,8 @@ TEST(the_device_hears_what_the_options_say) {
     assert_true(device.attention == ATTENTION_CUDNN && device.gelu_fusion == GELU_FUSION_NONE);
     device = device_of("--attention own -ge 2 -lg 100");
     assert_true(device.attention == ATTENTION_OWN && device.gelu_fusion == GELU_FUSION_BOTH);
+    device = device_of("--attention fast");
+    assert_true(device.attention == ATTENTION_FAST);
     assert_reads("-lg 100", "log-gpu-every=100");
 }
 

@@ -83,11 +83,12 @@ static double bytes_by_op_costs(const Gpt2Options *o) {
     const double ends =
         COST_OF(embedding_forward(act, tokens, wte, wpe), embedding_backward(dwte, dwpe, act, tokens, false),
                 layernorm_forward(act, stat, stat, act, weight, weight),
-                layernorm_backward(act, grad, grad, act, act, stat, stat, weight, false, false))
+                layernorm_backward(act, grad, grad, grad, act, act, stat, stat, weight, false, false, false))
             .bytes;
-    const double blocks = COST_OF(layernorm_forward(act, stat, stat, act, weight, weight),
-                                  layernorm_backward(act, grad, grad, act, act, stat, stat, weight, true, false))
-                              .bytes;
+    const double blocks =
+        COST_OF(layernorm_forward(act, stat, stat, act, weight, weight),
+                layernorm_backward(act, grad, grad, grad, act, act, stat, stat, weight, true, false, false))
+            .bytes;
     return ends + layernorms * blocks;
 }
 
