@@ -299,6 +299,9 @@ static void find_times(Prediction *p, const GpuSpec *gpu, const Gpt2Options *mod
         kernels += row->launches;
         for (int k = 0; k < row->num_parts; k++) {
             row->parts[k] = chosen(row->parts[k], rates, o);
+            if (row->parts[k].amount == 0) row->parts[k--] = row->parts[--row->num_parts];
+        }
+        for (int k = 0; k < row->num_parts; k++) {
             row->parts[k].seconds = seconds_of(&row->parts[k], rates, peak, gpu->bandwidth);
             accumulate(&by_rate[row->parts[k].rate], row->parts[k].seconds);
         }
