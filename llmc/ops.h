@@ -344,15 +344,41 @@ bool ops_are_observed(void);
 // names, so that an observer sees only the outer call.
 #define BACKEND_OPS(OP)                                                                                                \
     OP(batch_unpack)                                                                                                   \
-    OP(embedding_forward) OP(embedding_backward) OP(layernorm_forward) OP(layernorm_backward) OP(matmul_forward)       \
-        OP(matmul_residual_forward) OP(matmul_gelu_forward) OP(gelu_forward) OP(gelu_backward)                         \
-            OP(matmul_backward_input) OP(matmul_gelu_backward_input) OP(matmul_backward_weight) OP(bias_backward)      \
-                OP(attention_forward) OP(attention_backward) OP(kv_cache_store) OP(attention_decode)                   \
-                    OP(head_loss_forward) OP(head_loss_backward) OP(sequence_losses) OP(gradient_sumsq)                \
-                        OP(step_control_update) OP(optimizer_update) OP(adafactor_statistics) OP(momentum_update)      \
-                            OP(gradient_add) OP(micro_step_count) OP(fp8_quantize) OP(fp8_matmul)                      \
-                                OP(fp8_slots_advance) OP(tensor_statistics) OP(tensor_fill) OP(tensor_cast)            \
-                                    OP(tensor_axpby) OP(tensor_normalize)
+    OP(embedding_forward)                                                                                              \
+    OP(embedding_backward)                                                                                             \
+    OP(layernorm_forward)                                                                                              \
+    OP(layernorm_backward)                                                                                             \
+    OP(matmul_forward)                                                                                                 \
+    OP(matmul_residual_forward)                                                                                        \
+    OP(matmul_gelu_forward)                                                                                            \
+    OP(gelu_forward)                                                                                                   \
+    OP(gelu_backward)                                                                                                  \
+    OP(matmul_backward_input)                                                                                          \
+    OP(matmul_gelu_backward_input)                                                                                     \
+    OP(matmul_backward_weight)                                                                                         \
+    OP(bias_backward)                                                                                                  \
+    OP(attention_forward)                                                                                              \
+    OP(attention_backward)                                                                                             \
+    OP(kv_cache_store)                                                                                                 \
+    OP(attention_decode)                                                                                               \
+    OP(head_loss_forward)                                                                                              \
+    OP(head_loss_backward)                                                                                             \
+    OP(sequence_losses)                                                                                                \
+    OP(gradient_sumsq)                                                                                                 \
+    OP(step_control_update)                                                                                            \
+    OP(optimizer_update)                                                                                               \
+    OP(adafactor_statistics)                                                                                           \
+    OP(momentum_update)                                                                                                \
+    OP(gradient_add)                                                                                                   \
+    OP(micro_step_count)                                                                                               \
+    OP(fp8_quantize)                                                                                                   \
+    OP(fp8_matmul)                                                                                                     \
+    OP(fp8_slots_advance)                                                                                              \
+    OP(tensor_statistics)                                                                                              \
+    OP(tensor_fill)                                                                                                    \
+    OP(tensor_cast)                                                                                                    \
+    OP(tensor_axpby)                                                                                                   \
+    OP(tensor_normalize)
 
 #define BACKEND_DECLARATION(op) __typeof__(op) backend_##op;
 BACKEND_OPS(BACKEND_DECLARATION)

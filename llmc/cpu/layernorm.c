@@ -10,6 +10,31 @@
 
 #define EPSILON 1e-5f
 
+// A sum over a row waits for the latency of each addition. With 16 lanes that is no longer than the row takes from
+// memory; narrower vectors add to four sums in turn.
+enum { CHAINS = LANES < 16 ? 4 : 1 };
+
+// EACH_LANES over i, in which c = 0, 1, .. CHAINS - 1 in turn is the sum to add to, and 0 for what remains.
+#define EACH_CHAIN(c, i, k, n, ...)                                                                                    \
+    do {                                                                                                               \
+        int64_t whole_ = 0;                                                                                            \
+        for (; CHAINS > 1 && whole_ + CHAINS * LANES <= (n); whole_ += CHAINS * LANES)                                 \
+            for (int c = 0; c < CHAINS; c++) {                                                                         \
+                const int64_t i = whole_ + c * LANES;                                                                  \
+                const int k = LANES;                                                                                   \
+                __VA_ARGS__;                                                                                           \
+            }                                                                                                          \
+        EACH_LANES(left_, k, (n)-whole_, {                                                                             \
+            const int c = 0;                                                                                           \
+            const int64_t i = whole_ + left_;                                                                          \
+            __VA_ARGS__;                                                                                               \
+        });                                                                                                            \
+    } while (0)
+
+static ALWAYS_INLINE V sum_of_chains(const V sum[CHAINS]) {
+    return CHAINS == 1 ? sum[0] : (sum[0] + sum[CHAINS > 1]) + (sum[CHAINS > 1 ? 2 : 0] + sum[CHAINS > 1 ? 3 : 0]);
+}
+
 // ------------------------------------------------------------------------------------------------------------- forward
 
 typedef struct {
@@ -21,14 +46,14 @@ typedef struct {
 
 static ALWAYS_INLINE void forward_row(const LayerNormForward *a, int64_t row, DType E) {
     const int64_t C = a->C, first = row * C;
-    V sum = vzero(), sum_squares = vzero();
-    EACH_LANES(i, k, C, sum += vload_first(k, a->in, first + i, E));
-    V mean = vsplat(vsum(sum) / (float)C);
-    EACH_LANES(i, k, C, {
+    V sum[CHAINS] = {{0}}, sum_squares[CHAINS] = {{0}};
+    EACH_CHAIN(c, i, k, C, sum[c] += vload_first(k, a->in, first + i, E));
+    V mean = vsplat(vsum(sum_of_chains(sum)) / (float)C);
+    EACH_CHAIN(c, i, k, C, {
         V centered = vfirst(k, vload_first(k, a->in, first + i, E) - mean, vzero());
-        sum_squares = vfma(centered, centered, sum_squares);
+        sum_squares[c] = vfma(centered, centered, sum_squares[c]);
     });
-    V rstd = 1.0f / vsqrt(vsplat(vsum(sum_squares) / (float)C + EPSILON));
+    V rstd = 1.0f / vsqrt(vsplat(vsum(sum_of_chains(sum_squares)) / (float)C + EPSILON));
     EACH_LANES(i, k, C, {
         V normalized = (vload_first(k, a->in, first + i, E) - mean) * rstd;
         V scaled = vfma(normalized, vload_first(k, a->weight, i, E), vload_first(k, a->bias, i, E));
