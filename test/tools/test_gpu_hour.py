@@ -32,7 +32,7 @@ def machine(tmp_path):
     for name in ("bin/nvcc", "include/cublasLt.h", "lib64/libcublasLt.so", "lib64/libcublasLt.so.13",
                  "lib64/libnvrtc.so.13"):
         script(tmp_path / "cuda" / name, "true")
-    for program in ("ops/test_layernorm", "ops/test_attention", "golden/test_golden"):
+    for program in ("ops/test_layernorm", "ops/test_attention", "ops/test_collectives", "golden/test_golden"):
         script(tmp_path / "tests" / program, PASSES)
     script(tmp_path / "bin" / "make", "true")
     return tmp_path

@@ -47,7 +47,7 @@ def hosts():
 
 
 def program():
-    built = sorted(ROOT.glob("build/release-*/test/unit/test_comm_tcp"), key=lambda path: path.stat().st_mtime)
+    built = sorted(ROOT.glob("build/release/test/unit/test_comm_tcp"), key=lambda path: path.stat().st_mtime)
     assert built, "test_comm_tcp is not built: make test-programs"
     return built[-1]
 
