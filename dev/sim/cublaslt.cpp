@@ -3,9 +3,10 @@
 // is wrong is named on stderr. The arithmetic is in gemm.cpp. What tests may ask for and look at: cublaslt.h.
 //
 // The rules it enforces: sizes of attributes; layouts that fit the operation; types that go together; one layout for C
-// and D, which are the same memory or apart; bias and aux of D's type, aux with a leading dimension that is a multiple of 8 and at 16 bytes; pointers as
-// aligned as the search was promised, with all of the operand behind them; a workspace as large as the algorithm needs,
-// which no operand lies in; no search under capture; for fp8 what check_fp8 of cublaslt_problem.cpp lists.
+// and D, which are the same memory or apart; bias and aux of D's type, aux with a leading dimension that is a multiple
+// of 8 and at 16 bytes; pointers as aligned as the search was promised, with all of the operand behind them; a
+// workspace as large as the algorithm needs, which no operand lies in; no search under capture; for fp8 what check_fp8
+// of cublaslt_problem.cpp lists.
 #include "dev/sim/cublaslt_problem.h"
 #include "dev/sim/gemm.h"
 #include "dev/sim/sanitizers.h"
