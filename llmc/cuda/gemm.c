@@ -18,8 +18,8 @@ typedef struct {
     int64_t m, n, k;
     uint64_t workspace_bytes;
     int32_t transpose_a, transpose_b, in_a, in_b, out, epilogue, fast_sums;
-    int32_t align_a, align_b, align_c, align_d, align_bias,
-        align_aux; // of each address: the largest power of two, at most 256, that divides it; C: 0 if it is none or D
+    // Of each address: the largest power of two, at most 256, that divides it; C: 0 if it is none or D.
+    int16_t align_a, align_b, align_c, align_d, align_bias, align_aux;
 } GemmKey;
 
 // The library's descriptors of one product.
@@ -35,9 +35,9 @@ typedef struct {
 
 // ---------------------------------------------------------------------------------------------------- key and messages
 
-static int32_t alignment_of(const void *p) {
+static int16_t alignment_of(const void *p) {
     const uintptr_t bits = (uintptr_t)p | 256;
-    return (int32_t)(bits & (~bits + 1));
+    return (int16_t)(bits & (~bits + 1));
 }
 
 static GemmKey gemm_key(const Gemm *g) {
