@@ -34,7 +34,9 @@ def fail(message):
 
 def run(command, env=""):
     """-> exit status, stdout and stderr together, up to the first failed test case"""
-    settings = dict(os.environ, TEST_SEED="1", SIM_TIMEOUT="60", TSAN_OPTIONS="halt_on_error=1 atexit_sleep_ms=0")
+    # Without a file of measured choices: what a mutant measures is for nobody else.
+    settings = dict(os.environ, TEST_SEED="1", SIM_TIMEOUT="60", PRETRAIN_CACHE="off",
+                    TSAN_OPTIONS="halt_on_error=1 atexit_sleep_ms=0")
     settings.update(setting.split("=", 1) for setting in env.split())
     settings.pop("MAKEFLAGS", None)  # of the make that runs this
     p = subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

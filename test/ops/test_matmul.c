@@ -72,6 +72,22 @@ OP_TEST(matmul_backward_weight_matches) {
     }
 }
 
+// large + 1 has no place in 16 bits: a sum that is rounded before it is added to what is there, -large, loses the 1.
+OP_TEST(a_bias_gradient_that_adds_is_rounded_once) {
+    static const MatmulShape c = {16, 64, 64};
+    const double large = dtype == DTYPE_FP16 ? 2048.0 : 256.0;
+    matmul_begin(&c, dtype, "bias gradient rounded once");
+    OpTensor in = op_input(dtype, "in", DIMS(16, 64), 1.0), dout = op_input(dtype, "dout", DIMS(16, 64), 1.0);
+    OpTensor dweight = op_inout(dtype, "dweight", DIMS(64, 64), 1.0), dbias = op_inout(dtype, "dbias", DIMS(64), 1.0);
+    for (int i = 0; i < 16 * 64; i++) dout.v[i] = i < 64 ? large : i < 128 ? 1.0 : 0.0;
+    for (int i = 0; i < 64; i++) dbias.v[i] = -large;
+    op_upload(&dout), op_upload(&dbias);
+    matmul_backward_weight(dweight.t, dbias.t, dout.t, in.t, true);
+    for (int i = 0; i < 64; i++) dbias.v[i] = 1.0;
+    op_check(dbias, dtype);
+    op_end();
+}
+
 // Slices of rows, as chunks of the head take them: operands that begin at any element, here at the second row.
 OP_TEST(rows_that_begin_anywhere_give_the_same_values) {
     static const MatmulShape slices[] = {{12, 21, 63}, {9, 24, 40}, {17, 33, 1}};
