@@ -37,7 +37,7 @@ REGISTERS = 65536
 # What --elements counts: kernel, its instance for 124M in bf16, and parts (loop in order of its place, or None for the
 # whole kernel; elements of a thread in one pass through it); bytes of device memory an element, and what it is one of.
 ELEMENTS = [
-    ("residual + layernorm forward", "layernorm_forward_kernel<bf16, 24, false>", [(None, 24)], 8, "activation"),
+    ("layernorm forward", "layernorm_forward_kernel<bf16, 24, false>", [(None, 24)], 4, "activation"),
     ("layernorm backward", "layernorm_backward_kernel<bf16, 24, false>", [(0, 24)], 8, "activation"),
     ("GELU forward", "gelu_forward_kernel<bf16>", [(None, 16)], 4, "activation"),
     ("GELU backward", "gelu_backward_kernel<bf16>", [(None, 16)], 6, "activation"),
