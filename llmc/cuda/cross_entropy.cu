@@ -79,12 +79,18 @@ template <> struct Kept<float> {
     static constexpr float LOG2_SCALE = 0.0f, INVERSE = 1.0f;
 };
 
-// The same sum times 2^LOG2_SCALE; the exponentials, rounded after they are added, are left in x.
+// The shift of exponentials times 2^LOG2_SCALE. Explicitly one rounding, so that the target's exponential has the bits
+// that it has in the sum: the only token of a vocabulary gets a gradient of 0.
+template <class T> static __device__ __forceinline__ float kept_shift(float highest) {
+    return fmaf(highest, LOG2_E, -Kept<T>::LOG2_SCALE);
+}
+
+// The same sum times 2^LOG2_SCALE, with kept_shift; the exponentials, rounded after they are added, are left in x.
 template <class T, int N> static __device__ __forceinline__ float exp_sum_kept(Vector<T, N> &x, float shift) {
     float v[N], sum = 0.0f;
     to_floats(v, x);
     for (int k = 0; k < N; k++) {
-        v[k] = exp_shifted(v[k], shift - Kept<T>::LOG2_SCALE);
+        v[k] = exp_shifted(v[k], shift);
         sum += v[k];
     }
     const Vector<typename Kept<T>::Type, N> kept = from_floats<typename Kept<T>::Type>(v);
@@ -94,15 +100,15 @@ template <class T, int N> static __device__ __forceinline__ float exp_sum_kept(V
 
 // What a row needs once its maximum and sum are known.
 typedef struct {
-    float shift, sum, factor; // factor = gradient_scale / sum: fp16 gradients are scaled before they are rounded
-    float target_logit;
+    float shift, sum, factor;    // factor = gradient_scale / sum: fp16 gradients are scaled before they are rounded
+    float target_logit, inverse; // exp_shifted * inverse = exp(x - highest)
 } RowSums;
 
 // log(sum) is small where the target is the maximum, so the two large terms are subtracted first.
-static __device__ __forceinline__ RowSums row_finish(float *loss, float highest, float sum, float target_logit,
-                                                     float scale) {
+static __device__ __forceinline__ RowSums row_finish(float *loss, float highest, float shift, float sum, float inverse,
+                                                     float target_logit, float scale) {
     if (threadIdx.x == 0) *loss = logf(sum) + (highest - target_logit);
-    return RowSums{highest * LOG2_E, sum, scale / sum, target_logit};
+    return RowSums{shift, sum, scale / sum, target_logit, inverse};
 }
 
 template <class T, int N>
@@ -127,7 +133,7 @@ static __device__ __forceinline__ void store_kept_gradient(T *row, int i, const 
 // The thread that stored the vector of the target stores the target's own gradient over it.
 template <class T, int N> static __device__ __forceinline__ void store_target(T *row, int target, const RowSums &s) {
     if (target / N % (int)blockDim.x == (int)threadIdx.x)
-        row[target] = from_float<T>((exp_shifted(s.target_logit, s.shift) - s.sum) * s.factor);
+        row[target] = from_float<T>((exp_shifted(s.target_logit, s.shift) * s.inverse - s.sum) * s.factor);
 }
 
 // --------------------------------------------------------------------------------------------------- row in registers
@@ -152,9 +158,10 @@ static __global__ void __launch_bounds__(ROW_THREADS) registers_kernel(T *logits
     float highest = -INFINITY, sum = 0.0f;
     UNROLL (j, PACKS) highest = vector_max(x[j], highest);
     highest = block_max(highest);
-    UNROLL (j, PACKS) sum += exp_sum_kept(x[j], highest * LOG2_E);
+    const float shift = kept_shift<T>(highest);
+    UNROLL (j, PACKS) sum += exp_sum_kept(x[j], shift);
     sum = block_sum(sum) * Kept<T>::INVERSE;
-    const RowSums s = row_finish(p.losses + r, highest, sum, target_logit, scale);
+    const RowSums s = row_finish(p.losses + r, highest, shift, sum, Kept<T>::INVERSE, target_logit, scale);
     if (!p.backward) return;
     UNROLL (j, PACKS) {
         const int i = j * (int)blockDim.x + (int)threadIdx.x;
@@ -194,13 +201,14 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) shared_memory_kernel(T 
         }
     }
     highest = block_max(highest);
+    const float shift = kept_shift<T>(highest);
     for (int i = (int)threadIdx.x; i < packs; i += ROW_THREADS) {
         Row kept = load_vector<T, N>((const T *)(x + i));
-        sum += exp_sum_kept(kept, highest * LOG2_E);
+        sum += exp_sum_kept(kept, shift);
         store_vector((T *)(x + i), kept);
     }
     sum = block_sum(sum) * Kept<T>::INVERSE;
-    const RowSums s = row_finish(p.losses + r, highest, sum, target_logit, scale);
+    const RowSums s = row_finish(p.losses + r, highest, shift, sum, Kept<T>::INVERSE, target_logit, scale);
     if (!p.backward) return;
     for (int i = (int)threadIdx.x; i < packs; i += ROW_THREADS)
         store_kept_gradient(row, i, load_vector<T, N>((const T *)(x + i)), s.factor * Kept<T>::INVERSE);
@@ -228,7 +236,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) looping_kernel(T *logits, 
     const float block_highest = block_max(highest);
     const float rescale = exp2_approx((highest - block_highest) * LOG2_E);
     sum = block_sum((int)threadIdx.x < used ? sum * rescale : 0.0f);
-    const RowSums s = row_finish(p.losses + r, block_highest, sum, target_logit, scale);
+    const RowSums s = row_finish(p.losses + r, block_highest, block_highest * LOG2_E, sum, 1.0f, target_logit, scale);
     if (!p.backward) return;
     for (int i = (int)threadIdx.x; i < vectors; i += ROW_THREADS)
         store_gradient(row, i, load_logits<T, N>(row, i, p.V), s);
