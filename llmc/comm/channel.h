@@ -29,8 +29,6 @@ typedef struct {
     void (*close)(void);
 } Channel;
 
-extern bool (*channel_also_failed)(Error *err); // of comm_watch_device; asked by the TCP channel
-
 // Fill in rank and size where the channel knows better. NULL: a message says why.
 const Channel *channel_tcp_open(Place *place, Error *err); // waits COMM_START_SECONDS of the environment (60)
 const Channel *channel_mpi_open(Place *place, Error *err); // without MPI at build time: always NULL

@@ -109,10 +109,11 @@ static Progress push(int fd, const Frame *frame, const void *data, size_t bytes,
     return DONE;
 }
 
-bool (*channel_also_failed)(Error *err);
+static bool (*device_has_failed)(Error *err);
+void comm_watch_device(bool (*has_failed)(Error *err)) { device_has_failed = has_failed; }
 
 // Whether there is no use in waiting for others.
-static bool is_lost(Error *err) { return watch_has_failed(err) || (channel_also_failed && channel_also_failed(err)); }
+static bool is_lost(Error *err) { return watch_has_failed(err) || (device_has_failed && device_has_failed(err)); }
 
 // poll until `deadline` in now_seconds(), or without end for INFINITY. False when time is over, or nothing will come.
 static bool wait_until(struct pollfd *polls, int count, double deadline) {

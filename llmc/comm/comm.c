@@ -169,8 +169,6 @@ void comm_abort(int exit_code) {
 
 // ------------------------------------------------------------------------------------------------- processes are lost
 
-void comm_watch_device(bool (*has_failed)(Error *err)) { channel_also_failed = has_failed; }
-
 void comm_collective(const char *name) { watch_collective(name); }
 const char *comm_collective_name(void) { return watch_collective_name(); }
 void comm_progress(void) { watch_progress(); }

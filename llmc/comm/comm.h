@@ -79,7 +79,7 @@ void comm_collective(const char *name);
 const char *comm_collective_name(void); // of the last one
 void comm_step(int64_t step);           // the number of steps done
 
-// What else connects the processes (NCCL): a wait for messages of others asks it, and ends if it has failed. NULL: no
+// What else connects the processes (NCCL): a wait for messages over TCP asks it, and ends if it has failed. NULL: no
 // more. Otherwise a process whose exchange has failed would wait for others, which wait for its part of the exchange.
 void comm_watch_device(bool (*has_failed)(Error *err));
 

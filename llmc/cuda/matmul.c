@@ -112,8 +112,6 @@ static bool run_bias(void *context, int fused) {
     return true;
 }
 
-// Runs the product into out and adds bias, which may be absent: in the epilogue if `fuse` is set and the library
-// supports it, else by a kernel afterwards.
 static bool fuses_bias(BiasForward *b) {
     Gemm g = b->product;
     GemmPlan *plan = b->bias.data ? plan_of(&g, GEMM_BIAS, b->bias.data, NULL) : NULL;
@@ -121,6 +119,8 @@ static bool fuses_bias(BiasForward *b) {
     return plan && gemm_fuses(plan, &contest);
 }
 
+// Runs the product into out and adds bias, which may be absent: in the epilogue if `fuse` is set and the library
+// supports it, else by a kernel afterwards.
 static void matmul_bias(Gemm g, Tensor out, Tensor bias, bool fuse) {
     BiasForward b = {g, out, bias};
     run_bias(&b, fuse && fuses_bias(&b));
@@ -155,10 +155,9 @@ static bool run_gelu_forward(void *context, int fused) {
     return true;
 }
 
-// Where an epilogue is taken, the other way is planned, too, as in the run that timed both: so all runs list the same
-// choices in their checkpoints.
-
-// An epilogue applies GELU to the unrounded input, which gelu_forward cannot repeat.
+// An epilogue applies GELU to the unrounded input, which gelu_forward cannot repeat. Here and below, where a timed
+// epilogue is taken, the other way is planned, too, as in the run that timed both: so all runs list the same choices in
+// their checkpoints.
 static bool fuses_gelu_forward(GeluForward *f) {
     const GeluFusion choice = cuda_backend.options.gelu_fusion;
     if (choice == GELU_FUSION_NONE || (choice == GELU_FUSION_AUTO && gelu_again)) return false;

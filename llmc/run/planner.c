@@ -199,19 +199,18 @@ static int64_t own_workspace(const void *machine, OpsShape shape) {
 
 enum { MOST_WORKSPACE = 80 }; // the capability for which cuDNN's largest forms are taken
 
+static int planned_capability(const GpuSpec *gpu) {
+    return gpu->compute_capability > 0 ? gpu->compute_capability : MOST_WORKSPACE;
+}
+
 static int64_t workspace_with_cudnn(const void *machine, OpsShape shape) {
     const GpuSpec *gpu = machine;
-    const int capability = gpu->compute_capability > 0 ? gpu->compute_capability : MOST_WORKSPACE;
     const int64_t limit = cuda_size_cudnn_limit((int64_t)gpu->memory);
-    const int64_t own = own_workspace(machine, shape), cudnn = cuda_size_cudnn(shape, capability, limit);
-    return own > cudnn ? own : cudnn;
+    return max_i64(own_workspace(machine, shape), cuda_size_cudnn(shape, planned_capability(gpu), limit));
 }
 
 static int64_t workspace_with_fast_cudnn(const void *machine, OpsShape shape) {
-    const GpuSpec *gpu = machine;
-    const int capability = gpu->compute_capability > 0 ? gpu->compute_capability : MOST_WORKSPACE;
-    const int64_t own = own_workspace(machine, shape), cudnn = cuda_size_cudnn_fast(shape, capability);
-    return own > cudnn ? own : cudnn;
+    return max_i64(own_workspace(machine, shape), cuda_size_cudnn_fast(shape, planned_capability(machine)));
 }
 
 PlannedSizes planner_sizes(const GpuSpec *gpu, AttentionChoice attention) {

@@ -100,7 +100,7 @@ void profile_start(int64_t n) {
 
 bool profile_next_step(void) {
     const int64_t measured = profile.step - WARMUP_STEPS;
-    if (measured >= 0 && !profile.failed) { profile.boundaries[measured] = mark(STREAM_COMPUTE); }
+    if (measured >= 0 && !profile.failed) profile.boundaries[measured] = mark(STREAM_COMPUTE);
     const bool observed = measured >= profile.n && measured < 2 * profile.n;
     ops_observe(observed ? &observer : NULL);
     device_comm_observe(observed ? &comm_observer : NULL);
@@ -163,9 +163,15 @@ static bool show(Times t, RunLog *log, const char *directory, DType dtype, Devic
         t.ops[i].start = device_event_seconds(timed[0], call->start);
         t.ops[i].seconds = device_event_seconds(call->start, call->stop);
     }
-    Profile result = {.ops = t.ops, .num_ops = profile.num_calls, .num_steps = n, .requests = t.requests};
-    result.waits = t.waits, result.step_start = t.step_start, result.plain_start = t.plain_start;
-    result.dtype = dtype, result.speed = speed;
+    Profile result = {.ops = t.ops,
+                      .num_ops = profile.num_calls,
+                      .num_steps = n,
+                      .requests = t.requests,
+                      .waits = t.waits,
+                      .step_start = t.step_start,
+                      .plain_start = t.plain_start,
+                      .dtype = dtype,
+                      .speed = speed};
     for (int64_t i = 0; i < profile.num_spans; i++) {
         const Span *s = &profile.spans[i];
         const double start = seconds_to(s->start, 0), stop = seconds_to(s->stop, t.step_start[n]);
@@ -183,7 +189,7 @@ bool profile_report(RunLog *log, const char *directory, DType dtype, DeviceSpeed
     const size_t spans = (size_t)profile.num_spans + 1, boundaries = (size_t)profile.n + 1;
     Times t = {.ops = malloc((size_t)(profile.num_calls + 1) * sizeof *t.ops)};
     t.requests = malloc(spans * sizeof *t.requests), t.waits = malloc(spans * sizeof *t.waits);
-    t.plain_start = malloc(boundaries * sizeof *t.plain_start),
+    t.plain_start = malloc(boundaries * sizeof *t.plain_start);
     t.step_start = malloc(boundaries * sizeof *t.step_start);
     bool ok = false;
     if (profile.failed)
