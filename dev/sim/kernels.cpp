@@ -209,9 +209,10 @@ static cudaError_t launch(const void *function, dim3 grid, dim3 block, void **ar
     stub->dynamic_shared = std::max(stub->dynamic_shared, shared);
     Launch now = {k, grid, block, shared, stream, nullptr};
     std::vector<char> params(k->param_bytes + 1);
+    msan_initialised(arguments, k->param_count * sizeof *arguments); // from code that is not instrumented
     for (uint32_t i = 0; i < k->param_count; i++)
         quiet_copy(&params[k->params[i].at], arguments[i], k->params[i].bytes);
-    msan_initialised(params.data(), params.size()); // they come from code that is not instrumented
+    msan_initialised(params.data(), params.size());
     now.params = params.data();
     submit(now);
     return cudaPeekAtLastError();
@@ -283,6 +284,8 @@ uint64_t sim_early_launches(void) { return early_launches; }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *stub, void **arguments) {
     bool early = false;
+    msan_initialised(c, sizeof *c); // as the parameters
+    msan_initialised(c->attrs, c->numAttrs * sizeof *c->attrs);
     for (unsigned i = 0; i < c->numAttrs; i++) {
         if (c->attrs[i].id != cudaLaunchAttributeProgrammaticStreamSerialization)
             fatal("attribute %d of a launch is not simulated", (int)c->attrs[i].id);

@@ -52,7 +52,7 @@ inline void msan_uninitialised(void *p, size_t bytes) {
     __msan_allocated_memory(p, bytes);
 #endif
 }
-inline void msan_initialised(void *p, size_t bytes) {
+inline void msan_initialised(const void *p, size_t bytes) {
     (void)p, (void)bytes;
 #ifdef SIM_MSAN
     __msan_unpoison(p, bytes);
