@@ -62,37 +62,48 @@ void backend_sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
 //   gelu(x)  = x s,                          s  = 1 / (1 + exp(-2u)),   2u  = 2 sqrt(2/pi) (x + 0.044715 x^3)
 //   gelu'(x) = s + x s (1 - s) (2u)',                                  (2u)' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
 // Both passes are memory-bound where vectors have 16 lanes: they move 2 and 3 elements each, which hides the
-// arithmetic. Narrower vectors compute for longer, so there exp is 2^(log2(e) ..) in half the instructions, as exact
-// here: its error grows with the exponent, and so does that of the exponent itself.
+// arithmetic. Narrower vectors compute for longer, so there the exponential takes fewer multiplications.
 
 #define TWO_SQRT_2_OVER_PI 1.5957691216f
 #define CUBIC              0.044715f
+#define LOG2_E             1.44269504f
 
-static ALWAYS_INLINE V gelu_gate(V x, V xx) {
-    const float log2_e = 1.44269504f;
-    if (LANES < 16) {
-        V exponent = vfma(xx, vsplat(-TWO_SQRT_2_OVER_PI * CUBIC * log2_e), vsplat(-TWO_SQRT_2_OVER_PI * log2_e));
-        return 1.0f / (1.0f + vexp2_bounded(x * exponent)); // beyond the bounds 0 or 1
-    }
-    V minus_2u = x * vfma(xx, vsplat(-TWO_SQRT_2_OVER_PI * CUBIC), vsplat(-TWO_SQRT_2_OVER_PI));
-    return 1.0f / (1.0f + vexp(minus_2u)); // exp = inf gives 0
+// Beyond these bounds gelu is x, or as near to 0 as gelu(-10.04) = -5e-38; within them exp(-2u) is finite and no
+// denormal. NaN passes.
+static ALWAYS_INLINE V gelu_bounded_below(V x) { return LANES < 16 ? vmax(vsplat(-10.04f), x) : x; }
+static ALWAYS_INLINE V gelu_bounded(V x) { return LANES < 16 ? vmin(vsplat(9.98f), gelu_bounded_below(x)) : x; }
+
+// 1 + exp(-2u), of which 1 / is s, for a bounded x.
+//   exp(-2u) = 2^y,  y = k + r with k in eighths and |r| <= 1/16;  2^k from a table for the fraction of k, 2^r = 1 + r
+//   q(r),
+// q of degree 2: 4e-8. The bits of y + 1.5 * 2^20 end in those of k; the table lacks what they add to it.
+static ALWAYS_INLINE V gelu_one_plus_exp(V x) {
+    if (LANES == 16) // exp = inf gives s = 0
+        return 1.0f + vexp(x * vfma(x * x, vsplat(-TWO_SQRT_2_OVER_PI * CUBIC), vsplat(-TWO_SQRT_2_OVER_PI)));
+    const VTable fraction = {0x1p+0f,        0x1.f72b84p-1f, 0x1.f06fep-1f,  0x1.ebfdaep-1f,
+                             0x1.ea09e6p-1f, 0x1.eace54p-1f, 0x1.ee89fap-1f, 0x1.f5818ep-1f};
+    const V y_over_x = vfma(x * x, vsplat(-TWO_SQRT_2_OVER_PI * CUBIC * LOG2_E), vsplat(-TWO_SQRT_2_OVER_PI * LOG2_E));
+    const V shifted = vfma(x, y_over_x, vsplat(0x1.8p20f)), r = vfma(x, y_over_x, 0x1.8p20f - shifted);
+    const V power = (V)((VU)vlookup(fraction, (VU)shifted) + ((VU)shifted << 20));
+    const V q = vfma(vfma(vsplat(0x1.c6b8bep-5f), r, vsplat(0x1.ec0aa6p-3f)), r, vsplat(0x1.62e43p-1f));
+    return vfma(power * r, q, power + 1.0f);
 }
 
 static ALWAYS_INLINE void gelu_span(void *out, const void *pre, int64_t begin, int64_t end, DType E) {
     EACH_LANES(i, k, end - begin, {
         V x = vload_first(k, pre, begin + i, E);
-        vstore_first(k, out, begin + i, x * gelu_gate(x, x * x), E);
+        vstore_first(k, out, begin + i, gelu_bounded_below(x) / gelu_one_plus_exp(gelu_bounded(x)), E);
     });
 }
 
 static ALWAYS_INLINE void gelu_backward_span(void *dpre, const void *dout, const void *pre, int64_t begin, int64_t end,
                                              DType E) {
     EACH_LANES(i, k, end - begin, {
-        V x = vload_first(k, pre, begin + i, E);
-        V s = gelu_gate(x, x * x);
+        V x = gelu_bounded(vload_first(k, pre, begin + i, E));
+        V s = 1.0f / gelu_one_plus_exp(x);
         V slope = vfma(x * x, vsplat(3.0f * TWO_SQRT_2_OVER_PI * CUBIC), vsplat(TWO_SQRT_2_OVER_PI));
-        V derivative = vfma(x * s * (1.0f - s), slope, s);
-        vstore_first(k, dpre, begin + i, vload_first(k, dout, begin + i, E) * derivative, E);
+        V ds = x * slope; // (1 - s) ds is that of s, relative to s
+        vstore_first(k, dpre, begin + i, vload_first(k, dout, begin + i, E) * vfma(s, vfma(-s, ds, ds), s), E);
     });
 }
 

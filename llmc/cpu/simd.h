@@ -452,14 +452,6 @@ static ALWAYS_INLINE V vexp_nonpositive(V x) {
     return vscale_pow2(vexp2_fraction(vfma(x, log2_e, -k)), k);
 }
 
-// 2^x, and 2^-126 or 2^127 beyond, of which the reciprocal is 0 where denormals are flushed. Relative error 2e-7. NaN for
-// NaN.
-static ALWAYS_INLINE V vexp2_bounded(V x) {
-    x = vmin(vsplat(127.0f), vmax(vsplat(-126.0f), x));
-    const V k = vround(x);
-    return vexp2_fraction(x - k) * (V)((__builtin_convertvector(k, VI) + 127) << 23);
-}
-
 // ------------------------------------------------------------------------------------------ pairs of bf16 (attention)
 
 // A 32-bit lane holds two bf16, the lower half first in memory, as dot products of bf16 expect. Only where these are
