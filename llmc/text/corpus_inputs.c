@@ -71,6 +71,16 @@ static int give(InputWalk *w, InputFile *file, const char *path, const struct st
     return 1;
 }
 
+bool input_may_be_skipped(int reason) {
+    return reason == EACCES || reason == EPERM || reason == ENOENT || reason == ELOOP;
+}
+
+// fts takes a directory that fails while it is read for its end; errno still tells.
+static bool is_read_failure(int reason) {
+    return reason == EIO || reason == ESTALE || reason == EUCLEAN || reason == EBADMSG || reason == ETIMEDOUT ||
+           reason == EREMOTEIO;
+}
+
 // One entry of the walk: 1: a file; 0: nothing to read; -1: it must be readable and is not.
 static int visit(InputWalk *w, FTSENT *e, InputFile *file, Error *err) {
     const bool is_argument = e->fts_level == FTS_ROOTLEVEL;
@@ -85,7 +95,7 @@ static int visit(InputWalk *w, FTSENT *e, InputFile *file, Error *err) {
     case FTS_ERR:
     case FTS_NS:
     case FTS_SLNONE:
-        if (!is_argument) return give(w, file, e->fts_path, NULL, false, err);
+        if (!is_argument && input_may_be_skipped(e->fts_errno)) return give(w, file, e->fts_path, NULL, false, err);
         return error_set(err, "%s: cannot read: %s", e->fts_path, strerror(e->fts_errno)), -1;
     case FTS_DEFAULT:
         if (!is_argument) return 0;
@@ -109,7 +119,7 @@ int inputs_next(InputWalk *w, InputFile *file, Error *err) {
         int found = 0;
         FTSENT *entry = NULL;
         errno = 0;
-        if (w->fts && (entry = fts_read(w->fts))) {
+        if (w->fts && (entry = fts_read(w->fts)) && !is_read_failure(errno)) {
             found = visit(w, entry, file, err);
         } else if (errno != 0) {
             return error_set(err, "%s: cannot read: %s", w->options->arguments[w->argument], strerror(errno)), -1;

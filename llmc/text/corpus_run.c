@@ -445,7 +445,10 @@ static int convert(Run *r, Error *err) {
         if (status == EXIT_OK) status = corpus_convert(&r->job, &r->position, &r->counts, err);
     }
     if (status != EXIT_OK) return status;
-    if (!corpus_check_sides(&r->counts, r->options.val_fraction, err)) return EXIT_BAD_INPUT;
+    if (!corpus_check_sides(&r->counts, r->options.val_fraction, err)) {
+        unlink(r->manifest_path), r->is_saved = false; // going on from there would end in the same way
+        return EXIT_BAD_INPUT;
+    }
     r->is_done = corpus_writer_finish(&r->writer, err) && tokenizer_write(r->job.tokenizer, r->tokenizer_path, err);
     cJSON_Delete(r->manifest);
     r->manifest = describe(r);

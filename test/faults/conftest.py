@@ -27,7 +27,8 @@ class Shim:
 
     def run(self, command, **settings):
         env = {**os.environ, "PRETRAIN_CACHE": "off", "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000",
-               "LD_PRELOAD": str(self.library), "FAULT_CLOCK": "50", **{k: str(v) for k, v in settings.items()}}
+               "LD_PRELOAD": str(self.library),
+               **({"FAULT_CLOCK": "50"} if command[0] == TRAINER else {}), **{k: str(v) for k, v in settings.items()}}
         return subprocess.run([str(word) for word in command], env=env, capture_output=True, text=True, timeout=120,
                               errors="replace", stdin=subprocess.DEVNULL, cwd=ROOT)
 
@@ -61,3 +62,8 @@ def copy(source, target):
     if source.exists():
         shutil.copytree(source, target)
     return target
+
+
+def files_of(directory):
+    return {str(path.relative_to(directory)): path.read_bytes()
+            for path in sorted(directory.rglob("*")) if path.is_file()}
