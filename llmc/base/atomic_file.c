@@ -382,7 +382,9 @@ bool directory_list(const char *path, char ***names, int *count, Error *err) {
     if (reason == 0) return true;
     directory_list_free(*names, *count);
     *names = NULL, *count = 0;
-    return error_set(err, "%s: cannot read the directory: %s", path, strerror(reason));
+    error_set(err, "%s: cannot read the directory: %s", path, strerror(reason));
+    errno = reason;
+    return false;
 }
 
 void directory_list_free(char **names, int count) {

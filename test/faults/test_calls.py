@@ -147,7 +147,10 @@ class Prepare(Job):
             assert found in (files_of(self.before), files_of(self.whole)), told
 
     def check_end(self, root, told, has_said):
-        assert files_of(root) == files_of(self.whole), f"{told}; {sorted(files_of(root))}"
+        # A file that may not be read is left out and counted; one that may be read the second time, when its text becomes
+        # tokens, is only missing in the counts of words.
+        if f"fails with {errno.EACCES} at {self.text}" not in told or "exit code 0" not in told:
+            assert files_of(root) == files_of(self.whole), f"{told}; {sorted(files_of(root))}"
 
 
 JOBS = {"save": Save, "resume": Resume, "export": Export, "prepare": Prepare}
