@@ -85,7 +85,10 @@ def disturb(shim, place, shards, steps, every, seed, longest):
         codes[code] = codes.get(code, 0) + 1
         most_files = max([most_files, *watched.files])
         most_memory = max([most_memory, *watched.resident])
-        names = max(names, sum("tfevents" not in path.name for path in run.iterdir()) if run.exists() else 0)
+        # Each start has events of its own; one before the first checkpoint moves the log aside.
+        lasting = [path for path in (run.iterdir() if run.exists() else ())
+                   if "tfevents" not in path.name and not path.name.startswith("main.log.")]
+        names = max(names, len(lasting))
         if code == 0:
             break
     assert state_of(checkpoints(run)[-1]) == state_of(checkpoints(whole)[-1])
