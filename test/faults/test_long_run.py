@@ -116,4 +116,4 @@ if __name__ == "__main__":
         library = build(place)
         library.run([PREPARE, "-o", place / "shards", make_text(place / "text")])
         shards = ["-i", str(place / "shards" / "train_*.bin"), "-j", str(place / "shards" / "val_*.bin")]
-        print(disturb(library, place, shards, steps, 500, seed, 1), flush=True)
+        print(disturb(library, place, shards, steps, 500, seed, 4), flush=True)
