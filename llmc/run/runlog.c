@@ -84,7 +84,6 @@ static bool open_file(RunLog *log, const char *directory, bool append, int64_t f
               (file_size(log->file.fd) == 0 || bytes_to_keep(log, path, append ? first_step : -1, &keep, err));
     if (ok && !append && keep < file_size(log->file.fd)) ok = move_aside(log, path, err); // it tells of steps
     ok = ok && append_file_cut(&log->file, append ? keep : 0, err);
-    ok = ok && directory_sync(directory, err); // no checkpoint outlives the name of its log
     log->sample_step = first_step;
     log->sample_index = runlog_count(log, "sample", NULL);
     free(path);
@@ -217,7 +216,7 @@ static void runlog_end_record(RunLog *log) {
 
 void runlog_sync(RunLog *log) {
     Error err;
-    if (log->file.fd >= 0 && !append_file_sync(&log->file, &err))
+    if (log->file.fd >= 0 && !(append_file_sync(&log->file, &err) && directory_sync(log->directory, &err)))
         complain_once(log, &log->file_failed, &err, "this log may miss lines after a loss of power");
 }
 
