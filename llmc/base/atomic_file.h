@@ -39,8 +39,8 @@ bool directory_sync(const char *path, Error *err);           // makes new, remov
 bool directory_check_writable(const char *path, Error *err); // tests that it can be made and written; leaves nothing
 size_t directory_existing(const char *path);                 // length of the longest prefix of path that exists
 void directory_unmake(const char *path, size_t existing);    // removes directories made beyond that, if empty
-// The names in a directory except . and .., malloced. False, and nothing to free, if it cannot be read to its end: why is
-// also in errno.
+// The names in a directory except . and .., malloced. False, and nothing to free, if it cannot be read to its end: why
+// is also in errno.
 bool directory_list(const char *path, char ***names, int *count, Error *err);
 void directory_list_free(char **names, int count);
 // The files that match a glob(7) pattern, in byte order, whatever the locale. If a file has the pattern itself as its

@@ -179,7 +179,7 @@ int input_open(const InputOptions *options, const InputFile *file) {
 InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes, Error *err) {
     InputSummary *summaries = calloc((size_t)options->count, sizeof *summaries);
     InputWalk *w = inputs_open(options, err);
-    InputFile file;
+    InputFile file = {0};
     int found = summaries && w ? 1 : (error_set(err, "list of inputs: out of memory"), -1);
     *total_bytes = 0;
     while (found > 0 && (found = inputs_next(w, &file, err)) > 0) {

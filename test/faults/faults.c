@@ -55,6 +55,7 @@ struct Shared {
     char where[512];    // the file of the first
 };
 
+// NOLINTBEGIN(performance-no-int-to-ptr): the arguments of a system call are numbers
 static struct Shared nowhere, *shared = &nowhere;
 static long fail_at, fail_above, speed = 1;
 static int fail_class = -1, fail_error, trace = -1;
@@ -86,8 +87,8 @@ static bool fails(enum Class class, const char *where) {
 }
 
 static bool is_below(const char *path) {
-    return under_length == 0 ||
-           (strncmp(path, under, under_length) == 0 && (path[under_length] == '/' || path[under_length] == '\0'));
+    return under_length == 0 || (path && strncmp(path, under, under_length) == 0 &&
+                                 (path[under_length] == '/' || path[under_length] == '\0'));
 }
 
 // ------------------------------------------------------------------------------------------------------------- records
@@ -299,3 +300,4 @@ void *mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offs
     if (no_memory(bytes)) return MAP_FAILED;
     return (void *)syscall(SYS_mmap, at, bytes, protection, flags, fd, offset);
 }
+// NOLINTEND(performance-no-int-to-ptr)
