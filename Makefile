@@ -219,7 +219,7 @@ bench-gpu: ## speed tables of the GPU, and PyTorch beside them, into OUT=DIR or 
 
 SUBMAKE := $(MAKE) --no-print-directory -s -j$(shell nproc) WERROR=1
 
-RUN_TESTS = scripts/run_tests.py --jobs $(shell nproc) --tally $(TALLY) --pytest test/e2e --pytest test/tools
+RUN_TESTS = scripts/run_tests.py --jobs $(shell nproc) --tally $(TALLY) --pytest test/e2e --pytest test/faults --pytest test/tools
 
 # What the parts of a test took and found; run_tests.py sums it up. $(call phase,NAME,COMMAND)
 TALLY := build/tally

@@ -287,6 +287,7 @@ static bool write_files(void *context, Error *err) {
     report_tuning(run->report, tuning);
     free(state->tuning);
     state->tuning = tuning;
+    runlog_sync(run->log);
     if (!checkpoint_save(o->output, run->model, state, err)) return false;
     runlog_field(run->log, "saved", "%s/step_%08lld in %.1f s", o->output, (long long)state->step,
                  now_seconds() - began);

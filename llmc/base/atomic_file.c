@@ -47,11 +47,11 @@ char *path_parent(const char *path) {
     return parent;
 }
 
-// Makes renames and new names in a directory durable. Some network file systems have no fsync for directories; on those
-// nothing more can be done.
-static bool sync_directory(const char *path, Error *err) {
+// Some network file systems have no fsync for directories, and a directory that may be written may be unreadable; on
+// those nothing more can be done.
+bool directory_sync(const char *path, Error *err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return error_set(err, "%s: cannot open the directory: %s", path, strerror(errno));
+    if (fd < 0) return errno == EACCES || error_set(err, "%s: cannot open the directory: %s", path, strerror(errno));
     bool ok = fsync(fd) == 0 || errno == EINVAL || errno == ENOTSUP;
     if (!ok) error_set(err, "%s: cannot flush the directory to disk: %s", path, strerror(errno));
     close(fd);
@@ -60,7 +60,7 @@ static bool sync_directory(const char *path, Error *err) {
 
 static bool sync_parent(const char *path, Error *err) {
     char *parent = path_parent(path);
-    bool ok = sync_directory(parent, err);
+    bool ok = directory_sync(parent, err);
     free(parent);
     return ok;
 }
@@ -147,6 +147,23 @@ bool atomic_file_commit(AtomicFile *f, int64_t *bytes, uint64_t *checksum, Error
     if (checksum) *checksum = XXH3_64bits_digest(f->hash);
     atomic_file_free(f);
     return true;
+}
+
+void atomic_file_clean(const char *path) {
+    char **names, *parent = path_parent(path), *prefix = NULL;
+    int count;
+    const char *slash = strrchr(path, '/');
+    REQUIRE_MEMORY(asprintf(&prefix, "%s.tmp-", slash ? slash + 1 : path) >= 0, "a path");
+    if (directory_list(parent, &names, &count, NULL)) {
+        for (int i = 0; i < count; i++) {
+            char *left = path_join(parent, names[i]);
+            if (strncmp(names[i], prefix, strlen(prefix)) == 0) unlink(left);
+            free(left);
+        }
+        directory_list_free(names, count);
+    }
+    free(prefix);
+    free(parent);
 }
 
 void atomic_file_abandon(AtomicFile *f) {
@@ -269,17 +286,22 @@ bool directory_make(const char *path, Error *err) {
     char *prefix = strdup(path);
     REQUIRE_MEMORY(prefix != NULL, "a path");
     int reason = 0;
-    for (char *p = prefix + 1; reason == 0; p++) {
+    bool ok = true;
+    for (char *p = prefix + 1; ok && reason == 0; p++) {
         if (*p != '/' && *p != '\0') continue;
         char end = *p;
         *p = '\0';
         // Only the stat below tells whether an existing name is a directory: mkdir may fail on a usable parent (a
         // read-only "/home" gives EROFS, not EEXIST).
-        if (mkdir(prefix, 0755) != 0 && end == '\0' && errno != EEXIST) reason = errno;
+        if (mkdir(prefix, 0755) == 0)
+            ok = sync_parent(prefix, err); // what is saved in it is lost with its name
+        else if (end == '\0' && errno != EEXIST)
+            reason = errno;
         *p = end;
         if (end == '\0') break;
     }
     free(prefix);
+    if (!ok) return false;
     struct stat st;
     if (reason == 0 && stat(path, &st) == 0 && !S_ISDIR(st.st_mode)) reason = ENOTDIR;
     if (reason != 0) return error_set(err, "%s: cannot make the directory: %s", path, strerror(reason));
@@ -360,7 +382,9 @@ bool directory_list(const char *path, char ***names, int *count, Error *err) {
     if (reason == 0) return true;
     directory_list_free(*names, *count);
     *names = NULL, *count = 0;
-    return error_set(err, "%s: cannot read the directory: %s", path, strerror(reason));
+    error_set(err, "%s: cannot read the directory: %s", path, strerror(reason));
+    errno = reason;
+    return false;
 }
 
 void directory_list_free(char **names, int count) {
@@ -378,11 +402,32 @@ static int on_unread(const char *directory, int reason) {
     return 1;
 }
 
+// glob takes a directory that fails while it is read for its end.
+static void *open_for_glob(const char *path) { return opendir(path); }
+static void close_for_glob(void *directory) { closedir(directory); }
+static struct dirent *read_for_glob(void *directory) {
+    errno = 0;
+    struct dirent *entry = readdir(directory);
+    if (!entry && errno != 0) error_set(&unread, "cannot read the directory: %s", strerror(errno));
+    return entry;
+}
+
 bool files_match(const char *pattern, char ***names, int *count, Error *err) {
-    glob_t found = {.gl_pathc = 1, .gl_pathv = &(char *){(char *)pattern}};
+    glob_t found = {.gl_pathc = 1,
+                    .gl_pathv = &(char *){(char *)pattern},
+                    .gl_opendir = open_for_glob,
+                    .gl_readdir = read_for_glob,
+                    .gl_closedir = close_for_glob,
+                    .gl_stat = stat,
+                    .gl_lstat = lstat};
     const bool name = file_exists(pattern);
-    const int status = name ? 0 : glob(pattern, GLOB_NOSORT, on_unread, &found);
+    unread.text[0] = '\0';
+    const int status = name ? 0 : glob(pattern, GLOB_NOSORT | GLOB_ALTDIRFUNC, on_unread, &found);
     *names = NULL, *count = 0;
+    if (*unread.text && status != GLOB_ABORTED) {
+        if (status == 0) globfree(&found);
+        return error_set(err, "%s: %s", pattern, unread.text);
+    }
     if (status == GLOB_NOMATCH) return true;
     if (status == GLOB_ABORTED) return error_set(err, "%s", unread.text);
     if (status != 0 || found.gl_pathc > INT32_MAX) return error_set(err, "%s: out of memory", pattern);
@@ -429,7 +474,7 @@ static bool exchange_in_three_steps(const char *from, const char *to) {
 }
 
 bool directory_commit(const char *from, const char *to, Error *err) {
-    if (!sync_directory(from, err)) return false;
+    if (!directory_sync(from, err)) return false;
     bool ok = rename(from, to) == 0;
     if (!ok && (errno == ENOTEMPTY || errno == EEXIST)) {
         ok = renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0;
@@ -495,6 +540,11 @@ void directory_release(const char *directory, int fd, size_t existing) {
 bool append_file_cut(AppendFile *f, off_t bytes, Error *err) {
     f->end = bytes;
     return ftruncate(f->fd, bytes) == 0 || error_set(err, "%s: cannot be truncated: %s", f->path, strerror(errno));
+}
+
+bool append_file_sync(AppendFile *f, Error *err) {
+    return fsync(f->fd) == 0 || errno == EINVAL || // /dev/null and pipes
+           error_set(err, "%s: cannot flush to disk: %s", f->path, strerror(errno));
 }
 
 bool append_file_write(AppendFile *f, const void *record, size_t bytes, Error *err) {

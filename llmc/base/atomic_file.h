@@ -20,6 +20,8 @@ bool atomic_file_write(AtomicFile *f, const void *data, size_t bytes, Error *err
 // Flush, fsync, rename to path, fsync the directory. bytes and checksum (XXH3, 64 bits) of the content may be NULL.
 bool atomic_file_commit(AtomicFile *f, int64_t *bytes, uint64_t *checksum, Error *err); // frees f in any case
 void atomic_file_abandon(AtomicFile *f);                                                // removes it; frees f
+void atomic_file_clean(
+    const char *path); // removes the temporary files of processes that were killed while they wrote it
 
 bool file_write_atomic(const char *path, const void *data, size_t bytes, Error *err);
 // The whole file, NUL-terminated, malloced. Files above max_bytes, and anything that is not a plain file, are refused.
@@ -32,11 +34,13 @@ bool file_read_at(int fd, const char *path, int64_t offset, void *out, size_t n,
 bool file_write_all(int fd, const char *path, const void *data, size_t bytes, Error *err);
 int64_t file_size(int fd); // -1: not a plain file
 
-bool directory_make(const char *path, Error *err);           // with parents; existing is fine
+bool directory_make(const char *path, Error *err);           // with parents, all of them durable; existing is fine
+bool directory_sync(const char *path, Error *err);           // makes new, removed and renamed names in it durable
 bool directory_check_writable(const char *path, Error *err); // tests that it can be made and written; leaves nothing
 size_t directory_existing(const char *path);                 // length of the longest prefix of path that exists
 void directory_unmake(const char *path, size_t existing);    // removes directories made beyond that, if empty
-// The names in a directory except . and .., malloced. False, and nothing to free, if it cannot be read to its end.
+// The names in a directory except . and .., malloced. False, and nothing to free, if it cannot be read to its end: why
+// is also in errno.
 bool directory_list(const char *path, char ***names, int *count, Error *err);
 void directory_list_free(char **names, int count);
 // The files that match a glob(7) pattern, in byte order, whatever the locale. If a file has the pattern itself as its
@@ -69,6 +73,7 @@ typedef struct {
 // exist). If another process has it open for writing, waits up to a second for that process to end, then fails.
 bool append_file_open(AppendFile *f, const char *path, bool new_only, Error *err);
 bool append_file_cut(AppendFile *f, off_t bytes, Error *err); // keeps its first `bytes` bytes; 0: a new file
+bool append_file_sync(AppendFile *f, Error *err);             // its records survive a loss of power from here on
 // false: no part of the record is in the file.
 bool append_file_write(AppendFile *f, const void *record, size_t bytes, Error *err);
 // Claims a directory for this process, by a lock on its file .lock, which names the process that holds it. If another

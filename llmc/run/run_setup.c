@@ -83,6 +83,9 @@ static bool take_directory(RunSetup *s, Error *err) {
     s->is_locked = !directory_hold(o->output, &s->lock, err);
     if (s->is_locked) return error_prefix(err, "-o %s", o->output);
     checkpoint_clean(o->output);
+    char *path = path_join(o->output, OPTIONS_FILE);
+    atomic_file_clean(path);
+    free(path);
     return true;
 }
 

@@ -53,10 +53,12 @@ static bool bytes_to_keep(RunLog *log, const char *path, int64_t step, off_t *ke
     size_t room = 0;
     ssize_t length;
     while ((length = getline(&line, &room, f)) > 0) {
-        if (line[length - 1] != '\n' || line_is_beyond(log, line, (size_t)length, step)) break;
+        if (line[length - 1] != '\n' || memchr(line, '\0', (size_t)length)) break; // zeros: after a loss of power
+        if (line_is_beyond(log, line, (size_t)length, step)) break;
         *keep += length;
     }
-    bool ok = !ferror(f) || error_set(err, "%s: cannot be read: %s", path, strerror(errno));
+    // At its end, feof; getline that runs out of memory sets neither flag.
+    bool ok = length > 0 || feof(f) || error_set(err, "%s: cannot be read: %s", path, strerror(errno));
     free(line);
     fclose(f);
     return ok;
@@ -210,6 +212,12 @@ static void runlog_end_record(RunLog *log) {
     Error err;
     if (!tensorboard_end(log->tensorboard, &err))
         complain_once(log, &log->tensorboard_failed, &err, "TensorBoard will miss values");
+}
+
+void runlog_sync(RunLog *log) {
+    Error err;
+    if (log->file.fd >= 0 && !(append_file_sync(&log->file, &err) && directory_sync(log->directory, &err)))
+        complain_once(log, &log->file_failed, &err, "this log may miss lines after a loss of power");
 }
 
 // A line of main.log, and nothing else: {"event":EVENT,"time":...,INNER}.

@@ -36,6 +36,7 @@ RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int 
 int64_t runlog_count(const RunLog *log, const char *event, const char *name);
 // false: the directory is no longer the one that was opened, and what is written goes nowhere.
 bool runlog_is_there(const RunLog *log, Error *err);
+void runlog_sync(RunLog *log);  // main.log is on the disk, with its name: before a checkpoint that counts on it
 void runlog_close(RunLog *log); // clears the bar; NULL is fine
 
 // A line for the reader (stdout only), above the progress bar; the newline is added. name: the subject, in the first 12

@@ -505,12 +505,13 @@ static int64_t written_at(const char *directory) {
     return ok ? (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec : 0;
 }
 
-// The directory is renamed first, so that a kill in between leaves a temporary directory, not half a checkpoint.
+// The directory is renamed first, and the new name made durable, so that a kill or a loss of power in between leaves a
+// temporary directory, not half a checkpoint.
 static bool remove_step(const char *dir, int64_t step, Error *err) {
     char *path = step_path(dir, step, false), *temporary = step_path(dir, step, true);
     bool ok = holds_only_ours(path, err);
     if (ok && rename(path, temporary) != 0) ok = error_set(err, "%s: cannot remove: %s", path, strerror(errno));
-    ok = ok && directory_remove(temporary, err);
+    ok = ok && directory_sync(dir, err) && directory_remove(temporary, err);
     free(temporary);
     free(path);
     return ok;

@@ -50,6 +50,9 @@ InputWalk *inputs_open(const InputOptions *options, Error *err); // the options 
 int inputs_next(InputWalk *w, InputFile *file, Error *err);
 void inputs_close(InputWalk *w);                                    // NULL is fine
 int input_open(const InputOptions *options, const InputFile *file); // open(2)
+// Is this errno about the file, which is then left out and counted unless it is an argument? Other reasons, such as a
+// disk that fails or too many open files, end the run.
+bool input_may_be_skipped(int reason);
 
 // The files of one argument. A fingerprint covers names, sizes and times of change.
 typedef struct {

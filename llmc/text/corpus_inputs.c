@@ -1,14 +1,14 @@
-// The files of a corpus. The walk is fts(3)'s, which sorts one directory at a time. Every regular file and every entry
-// that cannot be read takes one number, so that a place in the inputs is the same in every walk over the same files.
-// Standard input that has to be read twice is copied into a file as it comes, packed or not. The file is unlinked
-// before anything is in it, so nothing stays behind whatever happens.
+// The files of a corpus. The walk sorts one directory at a time. (fts(3) is not used: it takes a directory that fails
+// while it is read for a shorter one, and without memory it leaves names unsorted or crashes.) Every regular file and
+// every entry that cannot be read takes one number, so that a place in the inputs is the same in every walk over the
+// same files. Standard input that has to be read twice is copied into a file as it comes, packed or not. The file is
+// unlinked before anything is in it, so nothing stays behind whatever happens.
 #include "llmc/base/atomic_file.h"
 #include "llmc/text/corpus.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
-#include <fts.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,10 +16,20 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+// A directory that is being read.
+typedef struct {
+    char **names;
+    int count, next;
+    size_t length;  // of its path
+    bool is_output; // what data/prepare made in it is left out
+} Level;
+
 struct InputWalk {
     const InputOptions *options;
-    int argument; // the current one, -1 before the first
-    FTS *fts;     // of the current argument; NULL between arguments
+    int argument;  // the current one, -1 before the first
+    Level *levels; // the directories from the current argument to the current file
+    int depth;
+    char path[PATH_MAX]; // of the current file or directory
     int64_t next_index;
     bool has_output; // the output directory exists: output and its device and inode
     struct stat output;
@@ -30,8 +40,6 @@ bool is_corpus_shard(const char *name) {
     return fnmatch("@(train|val)_[0-9][0-9][0-9][0-9][0-9][0-9].bin", name, FNM_EXTMATCH) == 0;
 }
 
-static int by_name(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
-
 InputWalk *inputs_open(const InputOptions *options, Error *err) {
     InputWalk *w = calloc(1, sizeof *w);
     if (!w) return error_set(err, "list of inputs: out of memory"), NULL;
@@ -41,16 +49,23 @@ InputWalk *inputs_open(const InputOptions *options, Error *err) {
     return w;
 }
 
+static void leave(InputWalk *w) {
+    const Level *level = &w->levels[--w->depth];
+    directory_list_free(level->names, level->count);
+}
+
 void inputs_close(InputWalk *w) {
-    if (w && w->fts) fts_close(w->fts);
+    if (!w) return;
+    while (w->depth > 0) leave(w);
+    free(w->levels);
     free(w);
 }
 
 // A file that data/prepare made in its output directory.
-static bool is_our_own(const InputWalk *w, const FTSENT *e) {
-    return w->has_output && e->fts_level > FTS_ROOTLEVEL && e->fts_parent->fts_dev == w->output.st_dev &&
-           e->fts_parent->fts_ino == w->output.st_ino &&
-           (is_corpus_shard(e->fts_name) || fnmatch("@(manifest|tokenizer).json", e->fts_name, FNM_EXTMATCH) == 0);
+static bool is_our_own(const InputWalk *w) {
+    const char *slash = strrchr(w->path, '/'), *name = slash ? slash + 1 : w->path;
+    return w->depth > 0 && w->levels[w->depth - 1].is_output &&
+           (is_corpus_shard(name) || fnmatch("@(manifest|tokenizer).json", name, FNM_EXTMATCH) == 0);
 }
 
 // st NULL: the file cannot be read.
@@ -71,28 +86,56 @@ static int give(InputWalk *w, InputFile *file, const char *path, const struct st
     return 1;
 }
 
-// One entry of the walk: 1: a file; 0: nothing to read; -1: it must be readable and is not.
-static int visit(InputWalk *w, FTSENT *e, InputFile *file, Error *err) {
-    const bool is_argument = e->fts_level == FTS_ROOTLEVEL;
-    if (!is_argument && e->fts_name[0] == '.') {
-        if (e->fts_info == FTS_D) fts_set(w->fts, e, FTS_SKIP);
-        return 0;
+bool input_may_be_skipped(int reason) {
+    return reason == EACCES || reason == EPERM || reason == ENOENT || reason == ELOOP;
+}
+
+static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+// Enters the directory w->path: 0, or as visit.
+static int enter(InputWalk *w, const struct stat *st, InputFile *file, Error *err) {
+    char **names;
+    int count;
+    if (!directory_list(w->path, &names, &count, NULL)) {
+        if (w->depth > 0 && input_may_be_skipped(errno)) return give(w, file, w->path, NULL, false, err);
+        return error_set(err, "%s: cannot read: %s", w->path, strerror(errno)), -1;
     }
-    switch (e->fts_info) {
-    case FTS_F:
-        return is_our_own(w, e) ? 0 : give(w, file, e->fts_path, e->fts_statp, is_argument, err);
-    case FTS_DNR:
-    case FTS_ERR:
-    case FTS_NS:
-    case FTS_SLNONE:
-        if (!is_argument) return give(w, file, e->fts_path, NULL, false, err);
-        return error_set(err, "%s: cannot read: %s", e->fts_path, strerror(e->fts_errno)), -1;
-    case FTS_DEFAULT:
-        if (!is_argument) return 0;
-        return error_set(err, "%s: is neither a file nor a directory", e->fts_path), -1;
-    default:
-        return 0;
+    qsort(names, (size_t)count, sizeof *names, by_name);
+    Level *levels = realloc(w->levels, (size_t)(w->depth + 1) * sizeof *levels);
+    REQUIRE_MEMORY(levels, "the list of inputs");
+    w->levels = levels;
+    levels[w->depth++] =
+        (Level){.names = names,
+                .count = count,
+                .length = strlen(w->path),
+                .is_output = w->has_output && st->st_dev == w->output.st_dev && st->st_ino == w->output.st_ino};
+    return 0;
+}
+
+// w->path: 1: a file; 0: nothing to read; -1: it must be readable and is not.
+static int visit(InputWalk *w, InputFile *file, Error *err) {
+    const bool is_argument = w->depth == 0;
+    struct stat st;
+    if ((is_argument ? stat : lstat)(w->path, &st) != 0) {
+        if (!is_argument && input_may_be_skipped(errno)) return give(w, file, w->path, NULL, false, err);
+        return error_set(err, "%s: cannot read: %s", w->path, strerror(errno)), -1;
     }
+    if (S_ISREG(st.st_mode)) return is_our_own(w) ? 0 : give(w, file, w->path, &st, is_argument, err);
+    if (S_ISDIR(st.st_mode)) return enter(w, &st, file, err);
+    if (!is_argument) return 0;
+    return error_set(err, "%s: is neither a file nor a directory", w->path), -1;
+}
+
+// Puts the next name of the directory that is read at the end of w->path; false: there is none.
+static bool next_name(InputWalk *w, int *found, Error *err) {
+    Level *level = &w->levels[w->depth - 1];
+    while (level->next < level->count && level->names[level->next][0] == '.') level->next++;
+    if (level->next == level->count) return false;
+    const char *name = level->names[level->next++], *slash = w->path[level->length - 1] == '/' ? "" : "/";
+    const size_t room = sizeof w->path - level->length;
+    const int n = snprintf(w->path + level->length, room, "%s%s", slash, name);
+    *found = (size_t)n < room ? 0 : (error_set(err, "%.200s...: the path is too long", w->path), -1);
+    return true;
 }
 
 static int give_stdin(InputWalk *w, InputFile *file, Error *err) {
@@ -104,24 +147,24 @@ static int give_stdin(InputWalk *w, InputFile *file, Error *err) {
     return 1;
 }
 
+static int next_argument(InputWalk *w, InputFile *file, Error *err) {
+    const char *argument = w->options->arguments[w->argument];
+    if (strcmp(argument, "-") == 0) return give_stdin(w, file, err);
+    const int n = snprintf(w->path, sizeof w->path, "%s", argument);
+    if ((size_t)n >= sizeof w->path) return error_set(err, "%.200s...: the path is too long", argument), -1;
+    return visit(w, file, err);
+}
+
 int inputs_next(InputWalk *w, InputFile *file, Error *err) {
     for (;;) {
         int found = 0;
-        FTSENT *entry = NULL;
-        errno = 0;
-        if (w->fts && (entry = fts_read(w->fts))) {
-            found = visit(w, entry, file, err);
-        } else if (errno != 0) {
-            return error_set(err, "%s: cannot read: %s", w->options->arguments[w->argument], strerror(errno)), -1;
-        } else {
-            if (w->fts) fts_close(w->fts);
-            w->fts = NULL;
+        if (w->depth == 0) {
             if (++w->argument >= w->options->count) return 0;
-            char *const roots[] = {w->options->arguments[w->argument], NULL};
-            if (strcmp(roots[0], "-") == 0)
-                found = give_stdin(w, file, err);
-            else if (!(w->fts = fts_open(roots, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, by_name)))
-                return error_set(err, "%s: cannot read: %s", roots[0], strerror(errno)), -1;
+            found = next_argument(w, file, err);
+        } else if (!next_name(w, &found, err)) {
+            leave(w);
+        } else if (found == 0) {
+            found = visit(w, file, err);
         }
         if (found != 0) return found;
     }
@@ -136,7 +179,7 @@ int input_open(const InputOptions *options, const InputFile *file) {
 InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes, Error *err) {
     InputSummary *summaries = calloc((size_t)options->count, sizeof *summaries);
     InputWalk *w = inputs_open(options, err);
-    InputFile file;
+    InputFile file = {0};
     int found = summaries && w ? 1 : (error_set(err, "list of inputs: out of memory"), -1);
     *total_bytes = 0;
     while (found > 0 && (found = inputs_next(w, &file, err)) > 0) {

@@ -398,14 +398,16 @@ static bool move_side(const Run *r, CorpusSide side, Error *err) {
 
 // Removes the files of an earlier run, manifest first and training shards last, then moves in the new ones, training
 // shards first and manifest last. Each step may be repeated after a kill, and a mixture of the two never looks
-// complete.
+// complete: also after a loss of power, because each manifest goes or comes in a step of its own.
 static bool publish(Run *r, Error *err) {
     char *manifest = path_join(r->output, "manifest.json");
     bool ok =
         unlink(manifest) == 0 || errno == ENOENT || error_set(err, "%s: cannot remove: %s", manifest, strerror(errno));
-    ok = ok && clear_old(r, false, err) && move_side(r, CORPUS_TRAIN, err) &&
+    atomic_file_clean(manifest);
+    ok = ok && directory_sync(r->output, err) && clear_old(r, false, err) && move_side(r, CORPUS_TRAIN, err) &&
          move(strdup(r->tokenizer_path), path_join(r->output, "tokenizer.json"), err) &&
-         move_side(r, CORPUS_VAL, err) && write_json(manifest, r->manifest, err) && directory_remove(r->staging, err);
+         move_side(r, CORPUS_VAL, err) && directory_sync(r->output, err) && write_json(manifest, r->manifest, err) &&
+         directory_remove(r->staging, err);
     free(manifest);
     return ok;
 }
@@ -443,7 +445,10 @@ static int convert(Run *r, Error *err) {
         if (status == EXIT_OK) status = corpus_convert(&r->job, &r->position, &r->counts, err);
     }
     if (status != EXIT_OK) return status;
-    if (!corpus_check_sides(&r->counts, r->options.val_fraction, err)) return EXIT_BAD_INPUT;
+    if (!corpus_check_sides(&r->counts, r->options.val_fraction, err)) {
+        unlink(r->manifest_path), r->is_saved = false; // going on from there would end in the same way
+        return EXIT_BAD_INPUT;
+    }
     r->is_done = corpus_writer_finish(&r->writer, err) && tokenizer_write(r->job.tokenizer, r->tokenizer_path, err);
     cJSON_Delete(r->manifest);
     r->manifest = describe(r);

@@ -243,13 +243,13 @@ static bool fail_memory(DocumentReader *r) {
 static bool open_source(DocumentReader *r) {
     const InputOptions *inputs = &r->job->options->inputs;
     int fd = input_open(inputs, &r->file), then_fd = r->file.is_stdin && inputs->stdin_goes_on ? STDIN_FILENO : -1;
-    if (fd < 0 && !r->file.is_argument) {
+    if (fd < 0 && !r->file.is_argument && input_may_be_skipped(errno)) {
         r->pending.unreadable++;
         return false;
     }
     if (fd < 0) {
         error_set(&r->error, "%s: cannot read: %s", r->file.path, strerror(errno));
-        return fail(r, EXIT_BAD_INPUT);
+        return fail(r, r->file.is_argument ? EXIT_BAD_INPUT : EXIT_RUN_FAILED);
     }
     r->source = byte_source_open(fd, then_fd, r->file.packing, &r->error);
     return r->source != NULL || fail(r, EXIT_RUN_FAILED);

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # for test_memory_failures.py alone; else pytest.ini
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # for the programs of test/faults; else pytest.ini
 from runs import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ROOT, SIMULATOR, TRAINER, call, checkpoints,  # noqa: E402, F401
                   events, kill, losses, on_a_terminal, same_run, same_state, script, wait_for, write_shard)
 
