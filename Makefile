@@ -168,6 +168,48 @@ $(BUILD)/test/unit/test_sampler.o: CFLAGS += -finstrument-functions
 # It counts the plans that a search makes.
 $(BUILD)/test/unit/test_planner_fit: LDFLAGS += -Wl,--wrap=gpt2_plan
 
+# ------------------------------------------------------------------------------------------------------------- fuzzing
+
+# Every reader of a file or a message: test/fuzz. One program for all; parts whose readers are static are compiled with
+# their source. As a test program with any compiler, and for libFuzzer with clang, which sees how far an input comes.
+FUZZ_INSIDE := choice_lines shard_tool whereis prepare tcp watch
+FUZZ_PARTS  := fuzz readers $(FUZZ_INSIDE)
+FUZZ_TEST   := $(BUILD)/test/fuzz/test_readers
+upper        = $(shell echo $(1) | tr a-z A-Z)
+
+$(FUZZ_INSIDE:%=$(BUILD)/test/fuzz/%.o): $(BUILD)/test/fuzz/%.o: test/fuzz/inside.c
+	@mkdir -p $(@D)
+	$(SAY) CC '$< $*'
+	$(QUIET)$(CC) $(CFLAGS) -DFUZZ_$(call upper,$*) -Wno-unused-function -Wno-unused-const-variable -MMD -MP -c $< -o $@
+
+$(FUZZ_TEST): $(FUZZ_PARTS:%=$(BUILD)/test/fuzz/%.o) $(BUILD)/llmc/cuda/tuning_cache.o $(TEST_LIB) $(LIB)
+	$(SAY) LINK $@
+	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
+
+# With libFuzzer: what reads is compiled by clang, with AddressSanitizer, UBSan and counters of its branches; the rest,
+# such as the vector code, is that of the library.
+FUZZ_CC    := clang
+FUZZ_BUILD := build/fuzz
+FUZZ_FLAGS := -std=c11 -D_GNU_SOURCE -DLIBFUZZER -I. -O1 -g -fno-omit-frame-pointer -ffp-contract=off \
+              -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -Wall -Wextra -Wno-unused-function -Wno-unused-const-variable
+FUZZ_SRC   := $(filter-out llmc/text/corpus_run.c,$(wildcard llmc/base/*.c llmc/store/*.c llmc/data/*.c llmc/text/*.c llmc/comm/comm.c)) llmc/train/evals.c llmc/run/options.c \
+              llmc/run/runlog.c llmc/run/data_tools.c llmc/model/parameters.c llmc/cuda/tuning_cache.c
+FUZZ_OBJ   := $(FUZZ_SRC:%.c=$(FUZZ_BUILD)/%.o) $(FUZZ_PARTS:%=$(FUZZ_BUILD)/test/fuzz/%.o)
+
+$(FUZZ_BUILD)/%.o: %.c
+	@mkdir -p $(@D)
+	$(SAY) CLANG $<
+	$(QUIET)$(FUZZ_CC) $(FUZZ_FLAGS) -MMD -MP -c $< -o $@
+
+$(FUZZ_INSIDE:%=$(FUZZ_BUILD)/test/fuzz/%.o): $(FUZZ_BUILD)/test/fuzz/%.o: test/fuzz/inside.c
+	@mkdir -p $(@D)
+	$(SAY) CLANG '$< $*'
+	$(QUIET)$(FUZZ_CC) $(FUZZ_FLAGS) -DFUZZ_$(call upper,$*) -MMD -MP -c $< -o $@
+
+$(FUZZ_BUILD)/fuzz: $(FUZZ_OBJ) build/release/libllmc.a
+	$(SAY) LINK $@
+	$(QUIET)$(FUZZ_CC) -fsanitize=fuzzer,address,undefined $^ -o $@ -lgomp -lcmocka $(LDLIBS)
+
 # The one part of llmc/cuda that needs no CUDA.
 $(BUILD)/test/unit/test_tuning_cache: $(BUILD)/llmc/cuda/tuning_cache.o
 
