@@ -208,7 +208,7 @@ $(FUZZ_INSIDE:%=$(FUZZ_BUILD)/test/fuzz/%.o): $(FUZZ_BUILD)/test/fuzz/%.o: test/
 
 $(FUZZ_BUILD)/fuzz: $(FUZZ_OBJ) build/release/libllmc.a
 	$(SAY) LINK $@
-	$(QUIET)$(FUZZ_CC) -fsanitize=fuzzer,address,undefined $^ -o $@ -lgomp -lcmocka $(LDLIBS)
+	$(QUIET)$(FUZZ_CC) -fsanitize=fuzzer,address,undefined $^ -o $@ -Wl,--wrap=pieces_char_table -lgomp -lcmocka $(LDLIBS)
 
 # The one part of llmc/cuda that needs no CUDA.
 $(BUILD)/test/unit/test_tuning_cache: $(BUILD)/llmc/cuda/tuning_cache.o
