@@ -149,6 +149,10 @@ TEST(shapes_and_types_out_of_range_are_refused) {
     REFUSED("{\"a\":{\"dtype\":7,\"shape\":[0],\"data_offsets\":[0,0]}}", 0, "\"dtype\" is 7, expected a string");
     REFUSED("{\"a\":7}", 0, "not an object");
     REFUSED("{\"a\\u001b[2J\":{}}", 0, "control characters");
+    char name[400], long_one[] = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    snprintf(name, sizeof name, "{\"%s%s\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}}", long_one,
+             long_one);
+    REFUSED(name, 0, "has 128 bytes, expected less than 128");
 }
 
 TEST(other_dtypes_are_listed_but_not_read) {
