@@ -295,6 +295,7 @@ test-rest: # make looks for clang anew: it may have come just now
 	$(if $(NVCC),$(call phase,build,$(SUBMAKE) $(if $(NO_CUBLASLT),cuda-library,train_gpt2cu) ARCHS="$(SIM_ARCHS)"))
 	@CUDNN_GRAPHS=all $(RUN_TESTS) --mark slow \
 		$(if $(NVCC),--check "scripts/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
+		$(if $(shell command -v $(FUZZ_CC)),--check "make -s fuzz SECONDS=3") \
 		$(SLOW_TESTS) $(filter-out $(QUICK_OTHER_CODES),$(call OTHER_CODES,$(OP_TESTS) $(GOLDEN_TEST))) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) \
 		$(SIM_HARDWARE_ALL) $(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
 
@@ -323,8 +324,8 @@ test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernel
 # Every reader, SECONDS=60 each, with libFuzzer; with another compiler the test program, which needs no clang.
 .PHONY: fuzz coverage
 fuzz: ## fuzz every reader of files and messages, SECONDS=60 each (clang; RUNS=N inputs each, READERS="shards log")
-	$(if $(shell command -v $(FUZZ_CC)),$(SUBMAKE) $(FUZZ_BUILD)/fuzz && SECONDS_EACH=$(or $(SECONDS),60) test/fuzz/run.sh,\
-		@echo "WARNING: no clang here (apt-get install clang libclang-rt-dev): damaged inputs without libFuzzer"; \
+	@$(if $(shell command -v $(FUZZ_CC)),$(SUBMAKE) $(FUZZ_BUILD)/fuzz && SECONDS_EACH=$(or $(SECONDS),60) test/fuzz/run.sh,\
+		echo "WARNING: no clang here (apt-get install clang libclang-rt-dev): damaged inputs without libFuzzer" && \
 		$(SUBMAKE) $(FUZZ_TEST) && $(FUZZ_TEST))
 
 coverage: ## which lines and branches of the readers and the store the tests execute; what they leave, with the reasons
@@ -332,7 +333,7 @@ coverage: ## which lines and branches of the readers and the store the tests exe
 	$(PYTHON) test/coverage.py --build build/coverage
 
 .PHONY: coverage-programs test-programs sanitized-trainer host-objects
-coverage-programs: $(filter $(BUILD)/test/unit/% $(BUILD)/test/fuzz/%,$(TEST_BIN)) sanitized-trainer
+coverage-programs: $(FUZZ_TEST) $(filter $(BUILD)/test/unit/%,$(TEST_BIN)) sanitized-trainer
 test-programs: $(TEST_BIN) $(BUILD)/dev/bench/bench_ops
 host-objects: $(HOST_OBJ) $(CPU_OBJ) $(BUILD)/train_gpt2.o $(DATA_TOOLS:%=$(BUILD)/%.o)
 sanitized-trainer: $(BUILD)/train_gpt2 $(DATA_TOOLS:data/%=$(BUILD)/%)

@@ -206,6 +206,8 @@ TEST(a_directory_without_checkpoints_has_none) {
     char *path, *skipped;
     assert_int_equal(mkdir(tmp_file("step_12"), 0755), 0); // not a name of ours
     assert_int_equal(mkdir(tmp_file("step_00000012"), 0755), 0);
+    assert_int_equal(mkdir(tmp_file("step_-0000012"), 0755), 0);
+    assert_int_equal(mkdir(tmp_file("step_1234567890123456789"), 0755), 0); // 19 digits
     bool exists = true;
     assert_ok(checkpoint_exists(tmp.path, &exists, &err));
     assert_false(exists);
@@ -274,6 +276,7 @@ TEST(saving_removes_what_killed_runs_left) {
 TEST(the_same_step_may_be_saved_again_and_files_of_others_stay_in_sight) {
     save(1);
     write_text(tmp_file("step_00000001/notes.txt"), "mine");
+    write_text(tmp_file("step_00000001/.nfs0001"), "a file that is open elsewhere is nobody's");
     TrainerState s = make_state(1), back;
     s.position = 77;
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
@@ -565,6 +568,7 @@ TEST(a_file_in_place_of_a_directory_is_an_error) {
     assert_error(checkpoint_save(tmp_file("plain/run"), model, &s, &err), "plain/run");
     assert_error(checkpoint_find_latest(tmp_file("plain"), &path, &skipped, &err), "plain");
     assert_error(checkpoint_exists(tmp_file("plain"), &exists, &err), "plain");
+    assert_error(checkpoint_exists(tmp_file("plain/run"), &exists, &err), "plain/run");
     assert_error(checkpoint_rotate(tmp_file("plain"), 1, 0, &err), "plain");
     assert_true(checkpoint_newest_bytes(tmp_file("plain")) == 0);
     checkpoint_clean(tmp_file("plain"));

@@ -196,8 +196,13 @@ TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
     write_huggingface((Variant){.dtype = DTYPE_FP32});
     unlink(tmp_file("model.safetensors"));
     REFUSED(tmp.path, "no model.safetensors next to its config.json");
+    write_bytes(tmp_file("pytorch_model.bin.index.json"), "", 0);
+    REFUSED(tmp.path, "safe_serialization=True");
     write_bytes(tmp_file("pytorch_model.bin"), "", 0);
     REFUSED(tmp.path, "safe_serialization=True");
+    assert_int_equal(mkfifo(tmp_file("pipe"), 0600), 0);
+    REFUSED(tmp_file("pipe"), "neither a directory nor a plain file");
+    REFUSED("/proc/self/mem/none", "cannot open the model");
 }
 
 TEST(a_tensor_too_few_or_too_many_is_named) {
@@ -407,6 +412,8 @@ TEST(configurations_that_compute_something_else_are_refused) {
         REFUSED(tmp.path, edits[i].message);
     }
     edit_config("\"n_inner\": null", "\"n_inner\": 320"); // which is what null means
+    assert_reads_the_model(tmp.path, 1000);
+    edit_config("gelu_new", "gelu_pytorch_tanh"); // another name of it
     assert_reads_the_model(tmp.path, 1000);
     edit_config("\"activation_function\": \"gelu_new\",", ""); // it is what transformers takes then
     assert_reads_the_model(tmp.path, 1000);
