@@ -27,18 +27,21 @@ FILES = re.compile(r"llmc/(base|store|data|text)/\w+\.[ch]$|llmc/train/evals\.c$
                    r"llmc/cuda/tuning_cache\.c$|llmc/comm/(channel_tcp|watch)\.c$")
 WHOLE = "llmc/store/"  # every branch, or a reason
 
+READS = "a read that fails after the file was opened and checked (test/faults fails every call of a resume)"
+WRITES = "a write that fails (test/unit/test_checkpoint.c: a full disk; test/faults fails every call of a save)"
+
 # What no test of a process that ends with its counts can take: (file, or "" for all, a pattern of the source line, why).
 REASONS = [
     ("", r"\bREQUIRE\(", "a bug of the caller: the program ends at once (llmc/base/error.h)"),
     ("", r"\bREQUIRE_MEMORY\(", "no memory: the program ends at once, without its counts; test/e2e/test_memory_failures.py"),
-    ("", r"no memory|^if \(!(f->matrix|text|s->places|f->entries)\b|matrix \? numel|free\(strip\)", "no memory for what a file asks for"),
+    ("", r"no memory|^if \(!(f->matrix|text|s->places|f->entries)\b|matrix \? numel|free\(strip\)", "no memory for what a file asks for (test/faults)"),
     ("", r"cJSON_(Add|Print|Create)|made && eot|made = |root && token", "cJSON has no memory, which ends the program (llmc/base/json.c)"),
     ("", r"state of another process|get_rows", "a state that is divided among processes is gathered before it is saved"),
-    ("", r"file_read_at|safetensors_read_bytes|read_fp32|state_read|, err\)\) return false;$", "a read that fails after the file was opened and checked"),
+    ("", r"file_read_at|safetensors_read_bytes|read_fp32|state_read|, err\)\) return false;$", READS),
     ("", r"atomic_file_|writer_|_write\(|write_parts|append_fp8|if \(!w\) return|file \? |if \(!file\) return",
-     "a write that fails: a full disk, test_failed_save and test_full_disk"),
+     WRITES),
     ("", r"cannot make the directory|mkdir\(|directory_(make|list|commit|remove|check_writable)\(|rename\(|file_exists\(temporary\)|if \(!list_steps|"
-     r"if \(!probe\)|file_exists\(t->temporary\)", "a directory that cannot be made, listed, renamed or removed"),
+     r"if \(!probe\)|file_exists\(t->temporary\)", "a directory that cannot be made, listed, renamed or removed (test/faults)"),
 ]
 # In a statement of a loop or of a chain of steps, what ends it early is one of the failures above.
 REASONS += [
@@ -46,9 +49,11 @@ REASONS += [
     ("checkpoint.c", r"by_row|e->rank == expected->rank|saved == wanted|^if \(!e\) return", "shapes that our own models do not have"),
     ("checkpoint.c", r"load_fp8", "--fp8 needs a GPU from sm_89: test/e2e/test_fp8.py in the simulator"),
     ("checkpoint.c", r"name\[n\] ==", "a file of ours that is being written, which only a killed write leaves"),
-    ("huggingface.c", r"^if \(!f\) return|cJSON_IsString\(item\)|strncmp\(name, prefix|spelling", "either way gives the same refusal"),
+    ("huggingface.c", r"^if \(!f\) return", WRITES),
+    ("huggingface.c", r"strncmp\(name, prefix", "every name of the table of parameters has the prefix"),
+    ("huggingface.c", r"spelling", "a tokenizer without end-of-text, which data/prepare refuses"),
     ("safetensors.c", r"NUM_FILE_DTYPES|our safetensors files hold", "a bug of the caller: the program ends at once"),
-    ("safetensors.c", r"^return NULL;$", "a write that fails: a full disk, test_failed_save and test_full_disk"),
+    ("safetensors.c", r"^return NULL;$", WRITES),
     ("trainer_json.c", r"isfinite", "NaN and infinite values are refused by the same line"),
     ("weights_file.c", r"n > suffix|f->fd|fd >= 0|\(size < 0\)", "a file that cannot be opened: root, as which CI runs, opens all"),
     ("weights_file.c", r"isinf|check_range", "infinite weights, which no run of ours reaches, are exported as they are"),
