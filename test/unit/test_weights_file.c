@@ -322,6 +322,7 @@ TEST(an_index_names_files_beside_it_and_no_others) {
 }
 
 TEST(an_index_that_is_none_is_refused) {
+#define LONG "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
     static const struct {
         const char *text, *message;
     } texts[] = {
@@ -331,6 +332,7 @@ TEST(an_index_that_is_none_is_refused) {
         {"{\"weight_map\": {}}", "\"weight_map\" is empty"},
         {"{\"weight_map\": {\"\": \"a.safetensors\"}}", "an invalid tensor name"},
         {"{\"weight_map\": {\"a\\n\": \"a.safetensors\"}}", "an invalid tensor name"},
+        {"{\"weight_map\": {\"" LONG LONG "\": \"a.safetensors\"}}", "an invalid tensor name"},
         {"{\"weight_map\": {\"a\": \"a.safetensors\", \"a\": \"a.safetensors\"}}", "lists tensor a twice"},
         {"{\"weight_map\": {\"a\": \"a.safetensors\"}}",
          "a.safetensors: this file is missing; the weights are in 1 files"},
