@@ -49,7 +49,7 @@ static Piece on_disk[MAX_PIECES];
 
 static void write_file(int i, const Piece *p) {
     Piece *d = &on_disk[i];
-    if (!reader->changes_files && d->bytes && d->absent == p->absent && d->n == p->n &&
+    if (!reader->changes_files && d->bytes && p->bytes && d->absent == p->absent && d->n == p->n &&
         memcmp(d->bytes, p->bytes, p->n) == 0)
         return;
     const char *path = fuzz_path(reader->files[i]);

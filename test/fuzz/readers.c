@@ -136,7 +136,9 @@ static void check_sums(const FuzzInput *in) {
     }
 }
 
-static bool same_control(const StepControl *a, const StepControl *b) { return memcmp(a, b, sizeof *a) == 0; }
+static bool same_control(const StepControl *a, const StepControl *b) {
+    return XXH3_64bits(a, sizeof *a) == XXH3_64bits(b, sizeof *b);
+}
 
 // A state that was accepted, written and read again is the same.
 static void check_round_trip(const TrainerState *s, const FileFacts facts[CHECKPOINT_FILES]) {
@@ -548,7 +550,7 @@ static bool json_line_reads(const FuzzInput *in) {
 static size_t pack_gzip(const void *from, size_t n, unsigned char *out, size_t room) {
     z_stream z = {0};
     deflateInit2(&z, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
-    z.next_in = (unsigned char *)(uintptr_t)from, z.avail_in = (uInt)n, z.next_out = out, z.avail_out = (uInt)room;
+    z.next_in = (unsigned char *)from, z.avail_in = (uInt)n, z.next_out = out, z.avail_out = (uInt)room;
     deflate(&z, Z_FINISH);
     deflateEnd(&z);
     return room - z.avail_out;
