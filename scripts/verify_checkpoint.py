@@ -15,7 +15,12 @@ import re
 import sys
 from pathlib import Path
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError as missing:
+    if __name__ == "__main__":
+        sys.exit(f"verify_checkpoint: {missing}; apt-get install python3-numpy, and run it with /usr/bin/python3")
+    raise
 
 XXH3 = ctypes.CDLL("libxxhash.so.0").XXH3_64bits
 XXH3.restype, XXH3.argtypes = ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_size_t]
