@@ -3,6 +3,7 @@ tests of resuming have every checkpoint verified by it: test/runs.py.)"""
 import json
 import shutil
 import struct
+import sys
 
 import pytest
 from conftest import QUIET, ROOT, TINY, call, checkpoints, train
@@ -32,7 +33,7 @@ def test_what_every_optimizer_saves_is_valid_and_its_export_is_the_master_weight
 
 def test_the_command_names_each_directory_and_its_fault(saved, tmp_path):
     checkpoint, _ = saved["adamw"]
-    result = call("/usr/bin/python3", ROOT / "scripts/verify_checkpoint.py", checkpoint.parent, tmp_path, expect=1)
+    result = call(sys.executable, ROOT / "scripts/verify_checkpoint.py", checkpoint.parent, tmp_path, expect=1)
     assert result.stdout.endswith("valid\n") and result.stderr == f"{tmp_path}: no checkpoint\n"
 
 
