@@ -269,7 +269,7 @@ TEST(saving_removes_what_killed_runs_left) {
     write_bytes(tmp_file(".tmp-step_00000007/model.safetensors"), "half", 4);
     write_bytes(tmp_file(".tmp-step_00000007/config.json.tmp-123"), "half", 4);
     write_bytes(tmp_file(".tmp-step_00000007/.nfs0001"), "", 0); // one that was open when it was removed
-    write_bytes(tmp_file(".tmp-probe.tmp-123"), "", 0); // of directory_check_writable, killed
+    write_bytes(tmp_file(".tmp-probe.tmp-123"), "", 0);          // of directory_check_writable, killed
     save(1);
     assert_int_equal(entries_of(tmp.path), 1);
     assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
