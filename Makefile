@@ -3,7 +3,7 @@
 # Host code and the CPU backend are C11; every object is compiled into build/MODE/, the vector code of the CPU backend once
 # for each set of instructions (CPU_CODES): the program chooses when it starts. CUDA kernels are compiled by nvcc; the
 # simulator of dev/sim runs the PTX that it leaves, translated to C++.
-#   MODE=release|sanitize         sanitize: AddressSanitizer + UBSan. For the simulator also tsan and msan (clang)
+#   MODE=release|sanitize|coverage  sanitize: AddressSanitizer + UBSan. For the simulator also tsan and msan (clang)
 #   CUDA=DIR                      the CUDA toolkit; default: that of the nvcc on the PATH, /usr/local/cuda, or .cuda,
 #                                 which `make cuda-toolkit` makes
 #   WERROR=1                      a warning ends the build; the tests and lint set it: they run here, users have other
@@ -18,7 +18,7 @@ comma := ,
 
 # A build takes all cores, unless -j says otherwise (make 4.3 shows it neither here nor in the sub-makes). Not where the
 # order of goals counts, or a goal starts make itself.
-ONE_BY_ONE := clean deps cuda-toolkit cuda-toolkit-if-missing quickstart test test-all test-rest test-sanitize lint check-gpu bench-gpu
+ONE_BY_ONE := clean deps fuzz coverage cuda-toolkit cuda-toolkit-if-missing quickstart test test-all test-rest test-sanitize lint check-gpu bench-gpu
 ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS) $(shell echo "$$MAKEFLAGS"))$(filter $(ONE_BY_ONE),$(MAKECMDGOALS)),0)
 MAKEFLAGS += -j$(shell nproc)
 endif
@@ -35,6 +35,7 @@ BUILD  := build/$(MODE)
 WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wno-format-truncation \
             $(if $(filter 1,$(WERROR)),-Werror)
 CFLAGS_release  := -O3 -g1
+CFLAGS_coverage := -O0 -g --coverage -fprofile-update=atomic
 CFLAGS_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 # The copies of the vector code, best first, and their flags; llmc/cpu/device.c has the same list.
 CPU_CODES := $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine)),avx512bf16 avx512 avx2) baseline
@@ -44,7 +45,7 @@ CODE_FLAGS_avx2       := -mavx2 -mfma
 # Those that this machine runs.
 CODES_HERE := $(filter $(CPU_CODES),$(call has,avx512f avx512bw avx512vl avx512dq avx512_bf16 fma,avx512bf16) \
               $(call has,avx512f avx512bw avx512vl avx512dq fma,avx512) $(call has,avx2 fma,avx2) baseline)
-code_flags = -Wno-psabi $(CODE_FLAGS_$(1)) -DCPU_CODE=cpu_code_$(1)
+code_flags = -Wno-psabi $(CODE_FLAGS_$(1)) $(if $(filter coverage,$(MODE)),-O1 -fno-profile-arcs -fno-test-coverage) -DCPU_CODE=cpu_code_$(1)
 # -ffp-contract=off: a*b+c means the same in every build; the vector code asks for fma where it wants it.
 # -fno-math-errno: a root is one instruction, also in loops that become vector code.
 CFLAGS += -std=c11 -D_GNU_SOURCE -I. -fopenmp -ffp-contract=off -fno-math-errno $(WARNINGS) $(CFLAGS_$(MODE))
@@ -69,7 +70,7 @@ CUDA     ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wildc
 CUDA_SRC := $(filter-out llmc/cuda/sizes.c,$(wildcard llmc/cuda/*.c llmc/cuda/*.cu))
 
 TEST_SRC := $(filter-out test/unit/test_simd.c,$(wildcard test/unit/test_*.c test/ops/test_*.c test/golden/test_*.c))
-TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%) $(CODES_HERE:%=$(BUILD)/test/unit/test_simd-%)
+TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%) $(BUILD)/test/fuzz/test_readers $(CODES_HERE:%=$(BUILD)/test/unit/test_simd-%)
 # The tests of the ops with the vector code that is not the best one here.
 OP_TESTS     := $(patsubst %.c,$(BUILD)/%,$(wildcard test/ops/test_*.c) test/unit/test_gemm.c)
 OTHER_CODES  = $(foreach code,$(wordlist 2,9,$(CODES_HERE)),$(patsubst %,PRETRAIN_CPU=$(code)@%,$(1)))
@@ -168,6 +169,48 @@ $(BUILD)/test/unit/test_sampler.o: CFLAGS += -finstrument-functions
 # It counts the plans that a search makes.
 $(BUILD)/test/unit/test_planner_fit: LDFLAGS += -Wl,--wrap=gpt2_plan
 
+# ------------------------------------------------------------------------------------------------------------- fuzzing
+
+# Every reader of a file or a message: test/fuzz. One program for all; parts whose readers are static are compiled with
+# their source. As a test program with any compiler, and for libFuzzer with clang, which sees how far an input comes.
+FUZZ_INSIDE := choice_lines shard_tool whereis prepare tcp watch
+FUZZ_PARTS  := fuzz readers $(FUZZ_INSIDE)
+FUZZ_TEST   := $(BUILD)/test/fuzz/test_readers
+upper        = $(shell echo $(1) | tr a-z A-Z)
+
+$(FUZZ_INSIDE:%=$(BUILD)/test/fuzz/%.o): $(BUILD)/test/fuzz/%.o: test/fuzz/inside.c
+	@mkdir -p $(@D)
+	$(SAY) CC '$< $*'
+	$(QUIET)$(CC) $(CFLAGS) -DFUZZ_$(call upper,$*) -Wno-unused-function -Wno-unused-const-variable -MMD -MP -c $< -o $@
+
+$(FUZZ_TEST): $(FUZZ_PARTS:%=$(BUILD)/test/fuzz/%.o) $(BUILD)/llmc/cuda/tuning_cache.o $(TEST_LIB) $(LIB)
+	$(SAY) LINK $@
+	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
+
+# With libFuzzer: what reads is compiled by clang, with AddressSanitizer, UBSan and counters of its branches; the rest,
+# such as the vector code, is that of the library.
+FUZZ_CC    := clang
+FUZZ_BUILD := build/fuzz
+FUZZ_FLAGS := -std=c11 -D_GNU_SOURCE -DLIBFUZZER -I. -O1 -g -fno-omit-frame-pointer -ffp-contract=off \
+              -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -Wall -Wextra -Wno-unused-function -Wno-unused-const-variable
+FUZZ_SRC   := $(filter-out llmc/text/corpus_run.c,$(wildcard llmc/base/*.c llmc/store/*.c llmc/data/*.c llmc/text/*.c llmc/comm/comm.c)) llmc/train/evals.c llmc/run/options.c \
+              llmc/run/runlog.c llmc/run/data_tools.c llmc/model/parameters.c llmc/cuda/tuning_cache.c
+FUZZ_OBJ   := $(FUZZ_SRC:%.c=$(FUZZ_BUILD)/%.o) $(FUZZ_PARTS:%=$(FUZZ_BUILD)/test/fuzz/%.o)
+
+$(FUZZ_BUILD)/%.o: %.c
+	@mkdir -p $(@D)
+	$(SAY) CLANG $<
+	$(QUIET)$(FUZZ_CC) $(FUZZ_FLAGS) -MMD -MP -c $< -o $@
+
+$(FUZZ_INSIDE:%=$(FUZZ_BUILD)/test/fuzz/%.o): $(FUZZ_BUILD)/test/fuzz/%.o: test/fuzz/inside.c
+	@mkdir -p $(@D)
+	$(SAY) CLANG '$< $*'
+	$(QUIET)$(FUZZ_CC) $(FUZZ_FLAGS) -DFUZZ_$(call upper,$*) -MMD -MP -c $< -o $@
+
+$(FUZZ_BUILD)/fuzz: $(FUZZ_OBJ) build/release/libllmc.a
+	$(SAY) LINK $@
+	$(QUIET)$(FUZZ_CC) -fsanitize=fuzzer,address,undefined $^ -o $@ -Wl,--wrap=pieces_char_table -lgomp -lcmocka $(LDLIBS)
+
 # The one part of llmc/cuda that needs no CUDA.
 $(BUILD)/test/unit/test_tuning_cache: $(BUILD)/llmc/cuda/tuning_cache.o
 
@@ -252,6 +295,7 @@ test-rest: # make looks for clang anew: it may have come just now
 	$(if $(NVCC),$(call phase,build,$(SUBMAKE) $(if $(NO_CUBLASLT),cuda-library,train_gpt2cu) ARCHS="$(SIM_ARCHS)"))
 	@CUDNN_GRAPHS=all $(RUN_TESTS) --mark slow \
 		$(if $(NVCC),--check "scripts/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
+		$(if $(shell command -v $(FUZZ_CC)),--check "make -s fuzz SECONDS=3") \
 		$(SLOW_TESTS) $(filter-out $(QUICK_OTHER_CODES),$(call OTHER_CODES,$(OP_TESTS) $(GOLDEN_TEST))) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) \
 		$(SIM_HARDWARE_ALL) $(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
 
@@ -277,7 +321,19 @@ test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernel
 		--jobs $(shell nproc) --pytest test/e2e --mark sanitize \
 		$(TEST_BIN:$(BUILD)/%=build/sanitize/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
 
-.PHONY: test-programs sanitized-trainer host-objects
+# Every reader, SECONDS=60 each, with libFuzzer; with another compiler the test program, which needs no clang.
+.PHONY: fuzz coverage
+fuzz: ## fuzz every reader of files and messages, SECONDS=60 each (clang; RUNS=N inputs each, READERS="shards log")
+	@$(if $(shell command -v $(FUZZ_CC)),$(SUBMAKE) $(FUZZ_BUILD)/fuzz && SECONDS_EACH=$(or $(SECONDS),60) test/fuzz/run.sh,\
+		echo "WARNING: no clang here (apt-get install clang libclang-rt-dev): damaged inputs without libFuzzer" && \
+		$(SUBMAKE) $(FUZZ_TEST) && $(FUZZ_TEST))
+
+coverage: ## which lines and branches of the readers and the store the tests execute; what they leave, with the reasons
+	$(SUBMAKE) MODE=coverage coverage-programs
+	$(PYTHON) test/coverage.py --build build/coverage
+
+.PHONY: coverage-programs test-programs sanitized-trainer host-objects
+coverage-programs: $(FUZZ_TEST) $(filter $(BUILD)/test/unit/%,$(TEST_BIN)) sanitized-trainer
 test-programs: $(TEST_BIN) $(BUILD)/dev/bench/bench_ops
 host-objects: $(HOST_OBJ) $(CPU_OBJ) $(BUILD)/train_gpt2.o $(DATA_TOOLS:%=$(BUILD)/%.o)
 sanitized-trainer: $(BUILD)/train_gpt2 $(DATA_TOOLS:data/%=$(BUILD)/%)

@@ -9,6 +9,7 @@ import pty
 import signal
 import struct
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +19,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "scripts"))
+from verify_checkpoint import verify  # noqa: E402
+
 TRAINER = Path(os.environ.get("TRAINER", ROOT / "train_gpt2")).resolve()
 SIMULATOR = Path(os.environ.get("SIM_TRAINER", ROOT / "train_gpt2sim")).resolve()
 EXIT_RUN_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 75
@@ -114,7 +118,8 @@ def checkpoints(run):
 
 
 def same_state(a, b):
-    """Do two checkpoints hold the same weights and moments, byte for byte?"""
+    """Do two checkpoints, which a second reader finds valid, hold the same weights and moments, byte for byte?"""
+    verify(a), verify(b)
     names = ("model.safetensors", "optimizer.safetensors")
     return all((a / name).read_bytes() == (b / name).read_bytes() for name in names)
 

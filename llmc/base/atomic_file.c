@@ -257,7 +257,7 @@ bool file_checksum(const char *path, int64_t *bytes, uint64_t *checksum, Error *
     int fd = open_plain(path, &size, err);
     if (fd < 0) return false;
     XXH3_state_t *hash = XXH3_createState();
-    char *buffer = malloc(BUFFER_BYTES);
+    char *buffer = malloc(size < BUFFER_BYTES ? (size_t)size + 1 : BUFFER_BYTES);
     REQUIRE_MEMORY(hash && buffer, "a file buffer");
     XXH3_64bits_reset(hash);
     bool ok = true;

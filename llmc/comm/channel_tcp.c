@@ -608,6 +608,19 @@ static Admission introduce(int fd, const Hello *hello, double deadline, Error *t
     return REFUSED;
 }
 
+// Process 0 says that all have come, and where they are.
+static bool receive_welcome(double deadline, Error *err) {
+    const size_t bytes = (size_t)net.size * sizeof(HostName);
+    HostName *hosts = malloc(bytes); // not net.hosts: a message about a welcome that is cut off names process 0
+    REQUIRE_MEMORY(hosts, "the names of %d hosts", net.size);
+    const Frame expected = {FRAME_MAGIC, FRAME_WELCOME, 0, bytes};
+    const bool welcome = receive_answer(&expected, hosts, bytes, deadline, err);
+    for (int r = 0; welcome && r < net.size; r++) clean(hosts[r], sizeof(HostName));
+    if (welcome) memcpy(net.hosts, hosts, bytes);
+    free(hosts);
+    return welcome;
+}
+
 static bool start_other(const Place *place, double seconds, Error *err) {
     Hello hello = {.magic = HELLO_MAGIC, .protocol = PROTOCOL, .size = (uint32_t)net.size, .rank = (uint32_t)net.rank};
     snprintf(hello.run_id, sizeof hello.run_id, "%s", place->run_id);
@@ -630,12 +643,7 @@ static bool start_other(const Place *place, double seconds, Error *err) {
         nanosleep(&(struct timespec){.tv_nsec = pause * 1000000L}, NULL);
     }
     // From here process 0 waits for the others, at most as long as it waits for all.
-    const size_t bytes = (size_t)net.size * sizeof(HostName);
-    if (!receive_answer(&(Frame){FRAME_MAGIC, FRAME_WELCOME, 0, bytes}, net.hosts, bytes,
-                        now_seconds() + seconds + TELL_SECONDS, err))
-        return false;
-    for (int r = 0; r < net.size; r++) clean(net.hosts[r], sizeof(HostName));
-    return true;
+    return receive_welcome(now_seconds() + seconds + TELL_SECONDS, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- open

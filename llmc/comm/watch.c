@@ -209,6 +209,8 @@ static void take_beat(int rank) {
         if (!isprint((unsigned char)*c)) *c = '?';
     if (p->in.magic != BEAT_MAGIC) {
         fail_process(rank, "sends what is no heartbeat");
+    } else if (p->in.kind == LOST && !*p->in.text) {
+        fail_process(rank, "reports a failure without a word");
     } else if (p->in.kind == LOST) {
         fail(p->in.text, false);
     } else if (p->in.kind == LEAVING) {

@@ -67,7 +67,8 @@ bool corpus_shard_read(const cJSON *entry, int64_t max_tokens, CorpusShard *shar
         !json_get_string(entry, "xxh3", &xxh3, err))
         return false;
     shard->xxh3 = strtoull(xxh3, NULL, 16);
-    return strlen(xxh3) == 16 || error_set(err, "\"xxh3\" is \"%.40s\", expected 16 digits", xxh3);
+    const bool is_hex = strlen(xxh3) == 16 && strspn(xxh3, "0123456789abcdefABCDEF") == 16;
+    return is_hex || error_set(err, "\"xxh3\" is \"%.40s\", expected 16 digits", xxh3);
 }
 
 char *corpus_shard_path(const char *directory, CorpusSide side, int64_t number) {

@@ -4,6 +4,7 @@
 // Files are read block by block: lines up to the last complete one, text up to a place where the tokenizer may be
 // interrupted. Bytes read beyond the end of a block are kept in `rest` and begin the next one. Where a block ends
 // depends only on the text and on the block before it, so reading can resume at the end of any block.
+#include "llmc/base/atomic_file.h"
 #include "llmc/text/corpus.h"
 
 #include <errno.h>
@@ -172,7 +173,8 @@ int64_t byte_source_read(ByteSource *s, void *out, int64_t n, Error *err) {
 }
 
 bool byte_source_skip(ByteSource *s, int64_t n, Error *err) {
-    if (s->packing == PACKED_NOT && s->then_fd < 0 && lseek(s->fd, n, SEEK_CUR) >= 0) {
+    const int64_t size = s->packing == PACKED_NOT && s->then_fd < 0 ? file_size(s->fd) : -1; // -1: not a plain file
+    if (size >= 0 && n <= size - lseek(s->fd, 0, SEEK_CUR) && lseek(s->fd, n, SEEK_CUR) >= 0) {
         s->consumed += n;
         return true;
     }

@@ -204,27 +204,33 @@ static bool looks_special(const char *bytes, size_t length) {
     return (bytes[0] == '<' && last == '>') || (bytes[0] == '[' && last == ']');
 }
 
-// Are there two tokens that together make this one?
-static bool has_parts(const Tokenizer *t, const char *bytes, size_t length) {
-    for (size_t cut = 1; cut < length; cut++)
-        if (vocabulary_find(t, bytes, cut) >= 0 && vocabulary_find(t, bytes + cut, length - cut) >= 0) return true;
-    return false;
+// Would one more merge make this token? Those of the tokens before it, rules of rank < below, leave two parts of it.
+static bool lacks_merge(const Tokenizer *t, const Token *k, uint32_t below) {
+    int32_t parts[MAX_TOKEN_BYTES];
+    for (uint32_t i = 0; i < k->length; i++) parts[i] = t->byte_tokens[(unsigned char)t->bytes[k->offset + i]];
+    return merge_tokens(&t->merges, parts, k->length, below) == 2;
 }
 
 bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
-    bool *made = calloc((size_t)t->count + 1, sizeof *made);
-    if (!made) return error_set(err, "out of memory for %d tokens", t->count);
-    for (int64_t i = 0; i < t->merges.capacity; i++)
-        if (t->merges.slots[i].pair != MERGE_NO_PAIR) made[t->merges.slots[i].merged] = true;
-    int32_t missing = 0, first = -1;
-    for (int32_t i = 0; i < t->count; i++) {
-        const Token *k = &t->tokens[i];
-        const char *bytes = t->bytes + k->offset;
-        if (made[i] || !k->ordinary || k->added || k->length == 1 || looks_special(bytes, k->length)) continue;
-        if (t->whole_pieces && !has_parts(t, bytes, k->length)) continue; // only a whole piece becomes it
-        if (missing++ == 0) first = i;
+    uint32_t *rank = malloc(((size_t)t->count + 1) * sizeof *rank); // of the first merge that makes a token
+    if (!rank) return error_set(err, "out of memory for %d tokens", t->count);
+    for (int32_t i = 0; i <= t->count; i++) rank[i] = UINT32_MAX;
+    for (int64_t i = 0; i < t->merges.capacity; i++) {
+        const MergeRule *m = &t->merges.slots[i];
+        if (m->pair != MERGE_NO_PAIR && m->rank < rank[m->merged]) rank[m->merged] = m->rank;
     }
-    free(made);
+    int32_t missing = 0, first = -1;
+    uint32_t below = UINT32_MAX; // the first rank of a merge that makes a later token
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        const Token *k = &t->tokens[i];
+        const bool made = rank[i] < UINT32_MAX;
+        if (rank[i] < below) below = rank[i];
+        if (made || !k->ordinary || k->added || k->length == 1 || looks_special(t->bytes + k->offset, k->length))
+            continue;
+        if (t->whole_pieces && !lacks_merge(t, k, below)) continue; // only a whole piece becomes it
+        missing++, first = i;
+    }
+    free(rank);
     if (missing == 0) return true;
     char shown[SHOWN];
     const Token *k = &t->tokens[first];

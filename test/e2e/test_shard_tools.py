@@ -224,6 +224,9 @@ def test_verify_compares_with_the_manifest(tmp_path):
                                                                      expect=2).stderr
     (tmp_path / "b.bin").unlink()
     assert "states b.bin, which is missing" in tool("shard", "verify", tmp_path / "*.bin", expect=2).stderr
+    entry = {"file": "a.bin", "tokens": 100, "bytes": 1224, "xxh3": "0x" + xxh3[2:]}
+    manifest.write_text(json.dumps({"train": {"shards": [entry]}, "val": {"shards": []}}))
+    assert "expected 16 digits" in tool("shard", "verify", tmp_path / "a.bin", expect=2).stderr
     for text in ("3", "[3]", '[{"file": 1}]', '[{"file": "a.bin"}]', '[{"file": "a.bin", "tokens": 1e99}]', "["):
         manifest.write_text('{"val": {"shards": []}, "train": {"shards": %s}}' % text)
         assert "manifest.json" in tool("shard", "verify", tmp_path / "a.bin", expect=2).stderr

@@ -47,3 +47,39 @@ static inline void write_llmc(const char *path, const ModelConfig *c, DType dtyp
     fclose(f);
     free(table);
 }
+
+// Field n of a JSON object, counted through all objects in it except those named skip; NULL: there are fewer.
+static inline cJSON *nth_field(cJSON *object, int *n, const char *skip, cJSON **parent) {
+    for (cJSON *item = object->child, *found; item; item = item->next) {
+        *parent = object;
+        if ((*n)-- == 0) return item;
+        if (cJSON_IsObject(item) && strcmp(item->string, skip) != 0 && (found = nth_field(item, n, skip, parent)))
+            return found;
+    }
+    return NULL;
+}
+
+typedef enum { FIELD_TWICE, FIELD_ARRAY, FIELD_MISSING, FIELD_CHANGES } FieldChange;
+
+// Writes the JSON file with each of its fields stated twice, as an array of nothing and left out, calls check after
+// each, and restores the file.
+static inline void change_every_field(const char *file, const char *skip, void (*check)(FieldChange, const char *)) {
+    AUTO_FREE char *path = strdup(file), *text = read_text(path); // file may be in a buffer of tmp_file
+    for (FieldChange change = 0; change < FIELD_CHANGES; change++)
+        for (int n = 0, at = 0;; at = ++n) {
+            cJSON *root = cJSON_Parse(text), *parent = NULL, *item = nth_field(root, &at, skip, &parent);
+            char name[80] = "";
+            if (item) snprintf(name, sizeof name, "%s", item->string);
+            if (item && change == FIELD_TWICE) cJSON_AddItemToObject(parent, name, cJSON_Duplicate(item, true));
+            if (item && change == FIELD_ARRAY)
+                cJSON_ReplaceItemInObjectCaseSensitive(parent, name, cJSON_CreateArray());
+            if (item && change == FIELD_MISSING) cJSON_DeleteItemFromObjectCaseSensitive(parent, name);
+            char *changed = cJSON_Print(root);
+            cJSON_Delete(root);
+            write_text(path, changed);
+            cJSON_free(changed);
+            if (!item) break;
+            check(change, name);
+        }
+    write_text(path, text);
+}

@@ -134,6 +134,15 @@ TEST(a_model_of_another_shape_is_refused) {
                  "a model of L=2,C=80,NH=4,V=130,T=16, expected L=2,C=80,NH=4,V=130,T=32");
     assert_error(checkpoint_load_moments(other, tmp_file("step_00000001"), &err),
                  "optimizer.safetensors: tensor exp_avg.transformer.wpe.weight is not the fp32 tensor");
+    const ModelConfig others[] = {{.max_T = 16, .V = 130, .Vp = 256, .L = 3, .NH = 4, .C = 80},
+                                  {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 5, .C = 80},
+                                  {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 64},
+                                  {.max_T = 16, .V = 131, .Vp = 256, .L = 2, .NH = 4, .C = 80}};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        options = *gpt2_options(model);
+        options.config = others[i];
+        assert_error(checkpoint_load_weights(model_of(options), tmp_file("step_00000001"), &err), ", expected L=");
+    }
 }
 
 // ------------------------------------------------------------------------------------------------ which one is taken
@@ -197,6 +206,8 @@ TEST(a_directory_without_checkpoints_has_none) {
     char *path, *skipped;
     assert_int_equal(mkdir(tmp_file("step_12"), 0755), 0); // not a name of ours
     assert_int_equal(mkdir(tmp_file("step_00000012"), 0755), 0);
+    assert_int_equal(mkdir(tmp_file("step_-0000012"), 0755), 0);
+    assert_int_equal(mkdir(tmp_file("step_1234567890123456789"), 0755), 0); // 19 digits
     bool exists = true;
     assert_ok(checkpoint_exists(tmp.path, &exists, &err));
     assert_false(exists);
@@ -256,7 +267,9 @@ TEST(saving_removes_what_killed_runs_left) {
     assert_ok(directory_make(tmp_file(".tmp-step_00000001"), &err));
     assert_ok(directory_make(tmp_file(".tmp-step_00000007"), &err));
     write_bytes(tmp_file(".tmp-step_00000007/model.safetensors"), "half", 4);
-    write_bytes(tmp_file(".tmp-probe.tmp-123"), "", 0); // of directory_check_writable, killed
+    write_bytes(tmp_file(".tmp-step_00000007/config.json.tmp-123"), "half", 4);
+    write_bytes(tmp_file(".tmp-step_00000007/.nfs0001"), "", 0); // one that was open when it was removed
+    write_bytes(tmp_file(".tmp-probe.tmp-123"), "", 0);          // of directory_check_writable, killed
     save(1);
     assert_int_equal(entries_of(tmp.path), 1);
     assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
@@ -265,6 +278,7 @@ TEST(saving_removes_what_killed_runs_left) {
 TEST(the_same_step_may_be_saved_again_and_files_of_others_stay_in_sight) {
     save(1);
     write_text(tmp_file("step_00000001/notes.txt"), "mine");
+    write_text(tmp_file("step_00000001/.nfs0001"), "a file that is open elsewhere is nobody's");
     TrainerState s = make_state(1), back;
     s.position = 77;
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
@@ -510,6 +524,58 @@ TEST(a_trainer_file_of_the_format_before_names_what_cannot_be) {
         replace_in_file(TRAINER_FILE, cases[i].found, cases[i].changed);
         assert_error(checkpoint_load_state(tmp_file("step_00000001"), &s, &err), cases[i].message);
     }
+}
+
+// Older checkpoints lack some fields.
+static void state_refuses(FieldChange change, const char *name) {
+    static const char *const later[] = {"optimizer", "optimizer_start", "tuning", "data", "train",
+                                        "val",       "micro_steps"};
+    bool may_be_missing = false;
+    for (size_t i = 0; i < sizeof later / sizeof *later; i++) may_be_missing |= strcmp(name, later[i]) == 0;
+    TrainerState s;
+    err.text[0] = '\0';
+    const bool ok = checkpoint_load_state(tmp_file("step_00000001"), &s, &err);
+    if (ok != (change == FIELD_MISSING && may_be_missing))
+        fail_msg("\"%s\", change %d: %s", name, (int)change, err.text);
+    if (change == FIELD_TWICE) assert_message("is stated twice");
+    trainer_state_free(&s);
+}
+
+TEST(every_field_of_a_trainer_file_is_there_once_and_of_its_kind) {
+    TrainerState s = make_state(1);
+    s.train = (DataFacts){1000, 7}, s.val = (DataFacts){100, 8};
+    assert_ok(checkpoint_save(tmp.path, model, &s, &err));
+    unseal(TRAINER_FILE);
+    change_every_field(TRAINER_FILE, "options", state_refuses);
+}
+
+TEST(the_best_loss_of_a_checkpoint_is_changed_alone) {
+    TrainerState before, after;
+    save(1);
+    assert_ok(checkpoint_load_state(tmp_file("step_00000001"), &before, &err));
+    assert_ok(checkpoint_set_best_val_loss(tmp_file("step_00000001"), model, 1.0 / 3.0, &err));
+    assert_latest("step_00000001", NULL);
+    assert_ok(checkpoint_load_state(tmp_file("step_00000001"), &after, &err));
+    assert_true(after.best_val_loss == 1.0 / 3.0);
+    assert_int_equal(after.position, before.position);
+    assert_memory_equal(&after.control, &before.control, sizeof after.control);
+    trainer_state_free(&before), trainer_state_free(&after);
+    assert_error(checkpoint_set_best_val_loss(tmp_file("step_00000002"), model, 1, &err), "cannot open");
+}
+
+TEST(a_file_in_place_of_a_directory_is_an_error) {
+    char *path, *skipped;
+    bool exists;
+    const TrainerState s = make_state(1);
+    write_text(tmp_file("plain"), "text");
+    assert_error(checkpoint_save(tmp_file("plain/run"), model, &s, &err), "plain/run");
+    assert_error(checkpoint_find_latest(tmp_file("plain"), &path, &skipped, &err), "plain");
+    assert_error(checkpoint_exists(tmp_file("plain"), &exists, &err), "plain");
+    assert_error(checkpoint_exists(tmp_file("plain/run"), &exists, &err), "plain/run");
+    assert_error(checkpoint_rotate(tmp_file("plain"), 1, 0, &err), "plain");
+    assert_true(checkpoint_newest_bytes(tmp_file("plain")) == 0);
+    checkpoint_clean(tmp_file("plain"));
+    assert_true(file_exists(tmp_file("plain")));
 }
 
 // -------------------------------------------------------------------------------------------------------------- main

@@ -103,6 +103,11 @@ TEST(a_header_longer_than_the_file_is_refused) {
     }
     write_bytes(path, "1234", 4);
     assert_error(safetensors_open(path, &err), "too short");
+    const uint64_t length = 20 << 20; // no more than the file has, but more than any header
+    write_bytes(path, &length, sizeof length);
+    assert_int_equal(truncate(path, 40 << 20), 0);
+    assert_error(safetensors_open(path, &err), "state a header of 20971520 bytes, expected at most 16777216");
+    assert_error(safetensors_open(tmp.path, &err), "not a plain file");
 }
 
 TEST(headers_that_are_not_one_object_are_refused) {
@@ -134,6 +139,16 @@ TEST(data_in_another_order_than_the_header_is_read) {
     assert_ok(f);
     assert_string_equal(safetensors_entry(f, 0)->name, "a");
     safetensors_close(f);
+    // Empty tensors come before the one that begins at the same byte.
+    f = safetensors_open(write_header("{" ONE("b", "[0,8]") ",\"e\":{\"dtype\":\"F32\",\"shape\":[0],"
+                                                            "\"data_offsets\":[0,0]},"
+                                                            "\"d\":{\"dtype\":\"F32\",\"shape\":[0],"
+                                                            "\"data_offsets\":[0,0]}}",
+                                      8),
+                         &err);
+    assert_ok(f);
+    assert_string_equal(safetensors_entry(f, 2)->name, "b");
+    safetensors_close(f);
 }
 
 TEST(shapes_and_types_out_of_range_are_refused) {
@@ -149,6 +164,10 @@ TEST(shapes_and_types_out_of_range_are_refused) {
     REFUSED("{\"a\":{\"dtype\":7,\"shape\":[0],\"data_offsets\":[0,0]}}", 0, "\"dtype\" is 7, expected a string");
     REFUSED("{\"a\":7}", 0, "not an object");
     REFUSED("{\"a\\u001b[2J\":{}}", 0, "control characters");
+    char name[400], long_one[] = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    snprintf(name, sizeof name, "{\"%s%s\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}}", long_one,
+             long_one);
+    REFUSED(name, 0, "has 128 bytes, expected less than 128");
 }
 
 TEST(other_dtypes_are_listed_but_not_read) {

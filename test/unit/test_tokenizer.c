@@ -159,6 +159,30 @@ TEST(an_export_is_the_same_tokenizer_again) {
     }
 }
 
+// Merging "abcd" makes a bc d and ends there, so that only the whole piece is token 259, although ab and cd are tokens.
+// A checkpoint holds this tokenizer as a tokenizer.json, which must open again.
+TEST(an_export_has_tokens_that_no_merge_makes) {
+    static const char *const more[] = {"bc", "ab", "cd", "abcd"};
+    FILE *f = toy_create(tmp_file("whole.tiktoken"));
+    for (int i = 0; i < 260; i++) {
+        const char byte[2] = {(char)i, '\0'};
+        write_rank(f, i < 256 ? byte : more[i - 256], i < 256 ? 1 : strlen(more[i - 256]), i);
+    }
+    toy_close(f);
+    Tokenizer *t = open_form("whole.tiktoken");
+    size_t length;
+    char *text = tokenizer_to_json(t, &length, NULL);
+    write_bytes(tmp_file("whole.json"), text, length);
+    Tokenizer *again = open_form("whole.json");
+    int32_t tokens[8];
+    assert_int_equal(encode(again, "abcd", 4, tokens), 1);
+    assert_int_equal(tokens[0], 259);
+    assert_int_equal(encode(again, "abcde", 5, tokens), 4); // a bc d e
+    assert_true(tokenizer_fingerprint(t) == tokenizer_fingerprint(again));
+    free(text);
+    tokenizer_free(t), tokenizer_free(again);
+}
+
 TEST(llmcs_first_version_means_gpt2s_end_of_text) {
     Error err;
     const char *path = tmp_file("version1.bin");

@@ -196,8 +196,13 @@ TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
     write_huggingface((Variant){.dtype = DTYPE_FP32});
     unlink(tmp_file("model.safetensors"));
     REFUSED(tmp.path, "no model.safetensors next to its config.json");
+    write_bytes(tmp_file("pytorch_model.bin.index.json"), "", 0);
+    REFUSED(tmp.path, "safe_serialization=True");
     write_bytes(tmp_file("pytorch_model.bin"), "", 0);
     REFUSED(tmp.path, "safe_serialization=True");
+    assert_int_equal(mkfifo(tmp_file("pipe"), 0600), 0);
+    REFUSED(tmp_file("pipe"), "neither a directory nor a plain file");
+    REFUSED("/proc/self/mem/none", "cannot open the model");
 }
 
 TEST(a_tensor_too_few_or_too_many_is_named) {
@@ -285,6 +290,12 @@ TEST(index_and_files_must_fit_each_other) {
     write_huggingface(in_three);
     write_shard(shard_path(2, 3), in_three, 1); // the same tensors twice, others not at all
     REFUSED(tmp.path, "model-00003-of-00003.safetensors: ");
+    // One in two files: the index means the other.
+    write_huggingface(in_three);
+    Variant also = in_three;
+    also.add = "transformer.wte.weight";
+    write_shard(shard_path(2, 3), also, 2);
+    REFUSED(tmp.path, "model-00003-of-00003.safetensors: has tensor transformer.wte.weight, but the index puts it in ");
     unlink(shard_path(1, 3));
     REFUSED(tmp.path, "model-00002-of-00003.safetensors: this file is missing; the weights are in 3 files");
     assert_message(INDEX);
@@ -311,6 +322,7 @@ TEST(an_index_names_files_beside_it_and_no_others) {
 }
 
 TEST(an_index_that_is_none_is_refused) {
+#define LONG "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
     static const struct {
         const char *text, *message;
     } texts[] = {
@@ -320,6 +332,7 @@ TEST(an_index_that_is_none_is_refused) {
         {"{\"weight_map\": {}}", "\"weight_map\" is empty"},
         {"{\"weight_map\": {\"\": \"a.safetensors\"}}", "an invalid tensor name"},
         {"{\"weight_map\": {\"a\\n\": \"a.safetensors\"}}", "an invalid tensor name"},
+        {"{\"weight_map\": {\"" LONG LONG "\": \"a.safetensors\"}}", "an invalid tensor name"},
         {"{\"weight_map\": {\"a\": \"a.safetensors\", \"a\": \"a.safetensors\"}}", "lists tensor a twice"},
         {"{\"weight_map\": {\"a\": \"a.safetensors\"}}",
          "a.safetensors: this file is missing; the weights are in 1 files"},
@@ -402,8 +415,34 @@ TEST(configurations_that_compute_something_else_are_refused) {
     }
     edit_config("\"n_inner\": null", "\"n_inner\": 320"); // which is what null means
     assert_reads_the_model(tmp.path, 1000);
+    edit_config("gelu_new", "gelu_pytorch_tanh"); // another name of it
+    assert_reads_the_model(tmp.path, 1000);
     edit_config("\"activation_function\": \"gelu_new\",", ""); // it is what transformers takes then
     assert_reads_the_model(tmp.path, 1000);
+}
+
+// What must be there; the others have a value that is taken when they are missing, or are not looked at.
+static void config_refuses(FieldChange change, const char *name) {
+    static const char *const needed[] = {"model_type", "n_positions", "vocab_size", "n_layer", "n_head", "n_embd"},
+                             *const read[] = {"activation_function", "tie_word_embeddings",
+                                              "scale_attn_weights",  "scale_attn_by_inverse_layer_idx",
+                                              "add_cross_attention", "n_inner",
+                                              "layer_norm_epsilon"};
+    bool is_needed = false, is_read = false;
+    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) is_needed |= strcmp(name, needed[i]) == 0;
+    for (size_t i = 0; i < sizeof read / sizeof *read; i++) is_read |= strcmp(name, read[i]) == 0;
+    WeightsFile *f = weights_file_open(tmp.path, &err);
+    if ((f == NULL) != (is_needed || (is_read && change != FIELD_MISSING)))
+        fail_msg("\"%s\", change %d: %s", name, (int)change, f ? "taken" : err.text);
+    if (!f && change == FIELD_TWICE) assert_message("is stated twice");
+    weights_file_close(f);
+}
+
+TEST(every_field_of_a_configuration_that_counts_is_there_once_and_of_its_kind) {
+    write_huggingface((Variant){.dtype = DTYPE_FP32, .prefix = true});
+    edit_config("\"n_inner\"", "\"scale_attn_weights\": true, \"scale_attn_by_inverse_layer_idx\": false, "
+                               "\"add_cross_attention\": false, \"n_inner\"");
+    change_every_field(tmp_file("config.json"), "", config_refuses);
 }
 
 TEST(llmc_headers_that_do_not_fit_are_refused) {

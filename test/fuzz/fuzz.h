@@ -1,0 +1,63 @@
+// Fuzzing of every reader of the project. An input is a set of files (or messages) for one reader, in one buffer; a
+// reader looks at them and aborts when it has accepted what it should not have. fuzz.c is the driver, for libFuzzer
+// (`make fuzz`) and as a test program of damaged inputs; readers.c and inside.c have the table's rows.
+#pragma once
+#include "llmc/base/error.h"
+#include "test/unit/mutate.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { MAX_PIECES = 6, FUZZ_MOST_BYTES = 1 << 18 };
+
+typedef struct {
+    unsigned char *bytes; // malloced
+    size_t n;
+    bool absent; // the file does not exist
+} Piece;
+
+typedef struct {
+    bool repaired; // checksums are made right before the reader sees the files, so that it looks at what is behind them
+    uint8_t variant; // a parameter of the reader, as the step of a resume
+    Piece pieces[MAX_PIECES];
+} FuzzInput;
+
+typedef struct {
+    const char *name;
+    const char *files[MAX_PIECES + 1]; // in the scratch directory, NULL-terminated
+    int seeds;
+    void (*seed)(int i); // writes valid files number i, with the writers of the project where it has one
+    // Makes the checksums right. NULL: the format has none.
+    void (*repair)(FuzzInput *in);
+    // Reads the files. True: accepted. Aborts by bug_report when something was accepted that must not be.
+    bool (*read)(const FuzzInput *in);
+    bool changes_files; // so they are written for every input
+    bool in_memory;     // the pieces are messages: no files
+} FuzzReader;
+
+extern const FuzzReader fuzz_readers[]; // ends with a nameless row
+
+// Once, before the first input; the scratch directory is there.
+void fuzz_set_up(void);
+const char *fuzz_path(const char *name); // in the scratch directory; "": the directory itself. In one of a few buffers
+
+// The file of this name, NULL if it is absent.
+void fuzz_replace(Piece *p, const void *bytes, size_t n); // a copy
+
+// inside.c
+void fuzz_choice_lines_seed(int i);
+bool fuzz_choice_lines_read(const FuzzInput *in);
+void fuzz_shard_tool_seed(int i);
+void fuzz_shard_tool_repair(FuzzInput *in);
+bool fuzz_shard_tool_read(const FuzzInput *in);
+void fuzz_whereis_seed(int i);
+bool fuzz_whereis_read(const FuzzInput *in);
+void fuzz_tcp_server_seed(int i);
+bool fuzz_tcp_server_read(const FuzzInput *in);
+void fuzz_tcp_client_seed(int i);
+bool fuzz_tcp_client_read(const FuzzInput *in);
+void fuzz_watch_seed(int i);
+bool fuzz_watch_read(const FuzzInput *in);
+void fuzz_prepare_seed(int i);
+bool fuzz_prepare_read(const FuzzInput *in);

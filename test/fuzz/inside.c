@@ -1,0 +1,422 @@
+// Readers whose functions are static: their source is part of this file, which is compiled once for each of them
+// (-DFUZZ_TCP and so on). The rows of the table in readers.c have their names.
+#include "test/fuzz/fuzz.h"
+
+#ifdef FUZZ_CHOICE_LINES // ------------------------------------------------------------------------------- data/choices
+
+int choices_main(int argc, char **argv);
+#define main choices_main
+#include "data/choices.c"
+#undef main
+
+void fuzz_choice_lines_seed(int i) {
+    static const char *const lines[] = {
+        "{\"ctx\": \"A man sits\", \"endings\": [\"down.\", \"up.\"], \"label\": 1}\n\n"
+        "{\"context\": \"hello\", \"choices\": [\"a\", \"b\", \"world\"], \"label\": 0}\n",
+        "{\"ctx\": \"\xc3\xa9\", \"endings\": [\"a\", \"b\"], \"label\": \"1\"}\n{\"ctx\": 3}\nnot json\n"
+        "{\"ctx\": \"x\", \"endings\": [\"a\", \"b\"], \"label\": 0}"};
+    write_text(fuzz_path("choices.jsonl"), lines[i]);
+}
+
+// What it writes, the reader of the trainer takes.
+bool fuzz_choice_lines_read(const FuzzInput *in) {
+    char input[PATH_MAX], output[PATH_MAX];
+    snprintf(input, sizeof input, "%s", fuzz_path("choices.jsonl"));
+    snprintf(output, sizeof output, "%s", fuzz_path("made.bin"));
+    const ChoiceOptions options = {input, output, "bytes", in->variant % 2 == 1, false};
+    static Choices c; // its megabytes and the encoder serve all inputs
+    Error err;
+    if (!c.encoder) {
+        c.options = &options;
+        REQUIRE(open_tokenizer(&c, &err) && allocate(&c, &err), "%s", err.text);
+        fclose(c.stream), free(c.data);
+    }
+    c.options = &options, c.examples = c.bad = c.longest = 0;
+    c.stream = text_open(&c.data, &c.bytes);
+    const bool ok = read_input(&c, &err) && write_output(&c, &err);
+    ChoiceSets sets;
+    if (ok) {
+        REQUIRE(choices_open(&sets, output, 257, &err), "written, but refused: %s", err.text);
+        REQUIRE(choices_count(sets.sets[0]) == c.examples, "%lld examples were written", (long long)c.examples);
+        choices_close(&sets);
+    }
+    fclose(c.stream);
+    free(c.data);
+    return ok;
+}
+
+#elif defined FUZZ_SHARD_TOOL // ---------------------------------------------------------------------------- data/shard
+
+int shard_main(int argc, char **argv);
+#define main shard_main
+#include "data/shard.c"
+#undef main
+
+#include <xxhash.h>
+
+static void write_manifest(void) {
+    int64_t bytes;
+    uint64_t xxh3;
+    file_checksum(fuzz_path("d/train_000000.bin"), &bytes, &xxh3, NULL);
+    char text[400];
+    snprintf(
+        text, sizeof text,
+        "{\"format\": 1, \"train\": {\"tokens\": 40, \"shards\": [{\"file\": \"train_000000.bin\", \"tokens\": 40, "
+        "\"bytes\": %lld, \"xxh3\": \"%016llx\"}]}, \"val\": {\"tokens\": 0, \"shards\": []}}\n",
+        (long long)bytes, (unsigned long long)xxh3);
+    write_text(fuzz_path("d/manifest.json"), text);
+}
+
+void fuzz_shard_tool_seed(int i) {
+    Error err;
+    uint16_t tokens[40];
+    for (int t = 0; t < 40; t++) tokens[t] = (uint16_t)(t == 7 ? 256 : t * 7 % 256);
+    ShardWriter *w = shard_writer_open(fuzz_path("d/train_000000.bin"), 2, 257, 256, 0, &err);
+    REQUIRE(w && shard_writer_append(w, tokens, 40, &err) && shard_writer_commit(w, &err), "%s", err.text);
+    if (i != 1) write_manifest();
+    if (i != 2) return;
+    Tokenizer *t = tokenizer_bytes(&err);
+    REQUIRE(t && tokenizer_write(t, fuzz_path("d/tokenizer.json"), &err), "%s", err.text);
+    tokenizer_free(t);
+}
+
+// Bytes and checksum of the shard in the manifest.
+void fuzz_shard_tool_repair(FuzzInput *in) {
+    Piece *p = &in->pieces[1];
+    unsigned char *at = memmem(p->bytes, p->n, "\"xxh3\": \"", 9);
+    char hex[17];
+    if (!at || p->bytes + p->n - at < 25) return;
+    snprintf(hex, sizeof hex, "%016llx", (unsigned long long)XXH3_64bits(in->pieces[0].bytes, in->pieces[0].n));
+    memcpy(at + 9, hex, 16);
+}
+
+bool fuzz_shard_tool_read(const FuzzInput *in) {
+    static const char *const commands[] = {"verify", "list", "show"};
+    static Look l;
+    Error err;
+    l.command = commands[in->variant % 3], l.tokenizer = "", l.count = 32, l.eot = -1;
+    l.at = l.vocab = l.files = l.bad = l.tokens = l.documents = 0; // not the block, which is large
+    visit(&l, fuzz_path("d/*.bin"));
+    const bool ok = l.bad == 0;
+    const Piece *m = &in->pieces[1];
+    // verify: an entry for the shard means that it has this checksum.
+    if (ok && *l.command == 'v' && !m->absent && !in->pieces[0].absent) {
+        cJSON *root = json_parse((const char *)m->bytes, m->n, &err);
+        const cJSON *entry = NULL;
+        char *directory = path_parent(fuzz_path("d/train_000000.bin"));
+        REQUIRE(root && find_entry(root, directory, "train_000000.bin", &entry, &err), "accepted: a manifest, %s",
+                err.text);
+        const char *xxh3 = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "xxh3"));
+        char hex[17];
+        snprintf(hex, sizeof hex, "%016llx", (unsigned long long)XXH3_64bits(in->pieces[0].bytes, in->pieces[0].n));
+        REQUIRE(!entry || (xxh3 && strcasecmp(xxh3, hex) == 0), "accepted: checksum %s for %s", xxh3 ? xxh3 : "none",
+                hex);
+        free(directory);
+        cJSON_Delete(root);
+    }
+    return ok;
+}
+
+#elif defined FUZZ_WHEREIS // ----------------------------------------------------------------------------- data/whereis
+
+int whereis_main(int argc, char **argv);
+#define main whereis_main
+#include "data/whereis.c"
+#undef main
+
+void fuzz_whereis_seed(int i) {
+    Error err;
+    char text[2000], *at = text;
+    for (int k = 0; k <= i; k++)
+        at +=
+            sprintf(at,
+                    "{\"event\":\"run\",\"time\":1.5,\"options\":{\"train-data\":\"x*.bin\",\"tokenizer\":\"\","
+                    "\"overfit\":%d,\"seed\":1337},\"model\":{\"T\":4,\"B\":2},\"train\":{\"tokens\":93,\"windows\":23,"
+                    "\"shards\":1},\"start_step\":%d,\"total_steps\":99,\"tokens_per_step\":%d}\n"
+                    "{\"event\":\"step\",\"step\":1}\n",
+                    0, 5 * k, 16);
+    write_text(fuzz_path("w/main.log"), text);
+    uint16_t tokens[93] = {0};
+    ShardWriter *w = shard_writer_open(fuzz_path("w/a.bin"), 2, 257, 256, 0, &err);
+    REQUIRE(w && shard_writer_append(w, tokens, 93, &err) && shard_writer_commit(w, &err), "%s", err.text);
+}
+
+bool fuzz_whereis_read(const FuzzInput *in) {
+    char run[PATH_MAX], shards[PATH_MAX], step[24];
+    snprintf(run, sizeof run, "%s", fuzz_path("w"));
+    snprintf(shards, sizeof shards, "%s", fuzz_path("w/a.bin"));
+    snprintf(step, sizeof step, "%d", 1 + in->variant);
+    char *argv[] = {(char *)"whereis", run, step, shards, NULL};
+    return whereis_main(4, argv) == EXIT_OK;
+}
+
+#elif defined FUZZ_PREPARE // ----------------------------------------------- the state of an unfinished data/prepare
+
+#include "llmc/text/corpus_run.c"
+
+static void no_progress(void *user, const CorpusProgress *p) { (void)user, (void)p; }
+static void no_notice(void *user, const char *text) { (void)user, (void)text; }
+
+static const CorpusOptions *options_of(void) {
+    static CorpusOptions o;
+    static char text[PATH_MAX], out[PATH_MAX];
+    static char *const arguments[] = {text};
+    Error err;
+    if (o.tokenizer) return &o;
+    snprintf(text, sizeof text, "%s", fuzz_path("words"));
+    snprintf(out, sizeof out, "%s", fuzz_path("out"));
+    mkdir(text, 0777);
+    for (int i = 0; i < 8; i++) {
+        char name[40], bytes[900];
+        int n = 0;
+        snprintf(name, sizeof name, "words/%d.txt", i);
+        while (n < 700) n += sprintf(bytes + n, "line %d.\n", i * n);
+        write_bytes(fuzz_path(name), bytes, (size_t)n);
+    }
+    o = (CorpusOptions){.inputs = {.arguments = arguments, .count = 1, .output = out},
+                        .field = "text",
+                        .val_fraction = 0.2,
+                        .skip_bad = true,
+                        .threads = 1,
+                        .tokenizer = tokenizer_bytes(&err),
+                        .vocab_option = "",
+                        .shard_tokens = 1500,
+                        .on_progress = no_progress,
+                        .on_notice = no_notice};
+    return &o;
+}
+
+static Run open_run(void) {
+    Run r = {.options = *options_of(), .output = options_of()->inputs.output, .lock = -1};
+    Error err;
+    r.staging = path_join(r.output, ".tmp-prepare");
+    r.manifest_path = path_join(r.staging, "manifest.json");
+    r.tokenizer_path = path_join(r.staging, "tokenizer.json");
+    REQUIRE(open_inputs(&r, &err), "%s", err.text);
+    hash_request(&r);
+    return r;
+}
+
+// Stopped after some shards: what corpus_run leaves then.
+void fuzz_prepare_seed(int i) {
+    Run r = open_run();
+    Error err;
+    forget(&r);
+    r.job.tokenizer = r.job.cuts = r.options.tokenizer;
+    r.job.options = &r.options;
+    r.counts.documents = 3, r.counts.side[0].tokens = 3200, r.counts.side[0].bytes = 3000, r.position.file = 3;
+    r.position.bytes_read = 2000;
+    if (i == 1) r.counts.bad.count[1] = 2, r.counts.bad.first[1] = strdup("a: line 3: what");
+    CorpusShards *s = &r.writer.side[CORPUS_TRAIN];
+    s->shards = calloc(2, sizeof *s->shards), s->count = 2;
+    for (int k = 0; k < 2; k++) s->shards[k] = (CorpusShard){1500, 4024, 77};
+    mkdir(r.output, 0777), mkdir(r.staging, 0777);
+    REQUIRE(save(&r, &err), "%s", err.text);
+    close_run(&r);
+}
+
+// Variant 8 and up: the request and the hash of the numbers are made right, so that what they guard is reached.
+bool fuzz_prepare_read(const FuzzInput *in) {
+    Run r = open_run();
+    Error why;
+    forget(&r);
+    cJSON *root = json_parse_file(r.manifest_path, MAX_MANIFEST_BYTES, &why);
+    cJSON *resumed = root ? cJSON_GetObjectItemCaseSensitive(root, "resume") : NULL;
+    if (in->variant >= 8 && cJSON_IsObject(resumed)) {
+        for (int i = 0; i < REQUEST_PARTS; i++) {
+            cJSON_DeleteItemFromObjectCaseSensitive(resumed, request_parts[i]);
+            add_hex(resumed, request_parts[i], r.request[i]);
+        }
+        if (!load_state(&r, root, &why) && strstr(why.text, "it is inconsistent")) {
+            cJSON_DeleteItemFromObjectCaseSensitive(resumed, "state");
+            add_hex(resumed, "state", hash_state(&r));
+        }
+        forget(&r);
+    }
+    const bool ok = root && load_state(&r, root, &why);
+    for (CorpusSide side = 0; ok && side < CORPUS_SIDES; side++) {
+        int64_t tokens = r.writer.side[side].open_tokens;
+        for (int64_t i = 0; i < r.writer.side[side].count; i++) tokens += r.writer.side[side].shards[i].tokens;
+        REQUIRE(tokens == r.counts.side[side].tokens && r.writer.side[side].open_tokens >= 0, "accepted: other tokens");
+    }
+    if (ok) (void)open_writer(&r, &why); // its shards are not there
+    cJSON_Delete(root);
+    close_run(&r);
+    return ok;
+}
+
+#elif defined                                                                                                          \
+    FUZZ_TCP // -------------------------------------------------------------------- messages between processes
+
+#include "llmc/comm/channel_tcp.c"
+
+enum { SIZE = 3, BYTES = 16 }; // of the run, and of a gather
+
+static const Place place = {.launcher = "", .size = SIZE, .host = "127.0.0.1", .port = 1, .run_id = "run 7"};
+
+// A socket from which these bytes can be read, and then nothing: the peer has sent them and closed its side.
+static int socket_of(const Piece *p, int *peer) {
+    int pair[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0, "%s", strerror(errno));
+    if (p->n > 0 && write(pair[1], p->bytes, p->n) < 0) REQUIRE(errno == EAGAIN, "%s", strerror(errno));
+    shutdown(pair[1], SHUT_WR);
+    *peer = pair[1];
+    return pair[0];
+}
+
+static Hello hello_of(uint32_t rank) {
+    Hello h = {
+        .magic = HELLO_MAGIC, .protocol = PROTOCOL, .size = SIZE, .rank = rank, .run_id = "run 7", .host = "node"};
+    return h;
+}
+
+// Seed 0: both come, and gather. 1: one too many, and one that gathers something else.
+void fuzz_tcp_server_seed(int i) {
+    static const char *const names[] = {"one", "two", "three"};
+    for (uint32_t k = 0; k < (i == 0 ? 2 : 3); k++) {
+        struct __attribute__((packed)) {
+            Hello hello;
+            Frame frame;
+            char data[BYTES];
+        } m = {hello_of(k == 2 ? 1 : k + 1), {FRAME_MAGIC, FRAME_GATHER, 1, BYTES}, "data"};
+        if (i == 1 && k == 1) m.frame.kind = FRAME_BROADCAST;
+        write_bytes(fuzz_path(names[k]), &m, sizeof m);
+    }
+}
+
+static bool is_line(const char *text, size_t room) {
+    for (size_t i = 0; i < room && text[i]; i++)
+        if (!isprint((unsigned char)text[i])) return false;
+    return memchr(text, '\0', room) != NULL;
+}
+
+// Process 0 of three: whatever connects and sends. True: all came, and the gather was complete.
+bool fuzz_tcp_server_read(const FuzzInput *in) {
+    Rendezvous *m = calloc(1, sizeof *m);
+    int peers[3] = {-1, -1, -1};
+    Error err = {""};
+    allocate(&place);
+    m->place = &place, m->seconds = 1, m->arrived = 1;
+    for (int i = 0; i < 3; i++)
+        if (!in->pieces[i].absent)
+            m->visitors[m->count++] =
+                (Visitor){.fd = socket_of(&in->pieces[i], &peers[i]), .deadline = now_seconds() + 60};
+    for (int i = m->count - 1; i >= 0; i--) hear_visitor(m, i, true);
+    REQUIRE(m->count == 0, "a visitor that has ended is still waited for");
+    int arrived = 1;
+    for (int r = 1; r < SIZE; r++) arrived += net.sockets[r] >= 0;
+    REQUIRE(arrived == m->arrived && net.sockets[0] < 0, "%d have come, %d are counted", arrived, m->arrived);
+    for (int r = 0; r < SIZE; r++) REQUIRE(is_line(net.hosts[r], sizeof net.hosts[r]), "the name of process %d", r);
+    REQUIRE(is_line(m->refusal.text, sizeof m->refusal.text), "the message of a refusal");
+    char all[SIZE * BYTES] = "mine";
+    bool ok = false;
+    if (m->arrived == SIZE) {
+        ok = tcp_gather(all, all, BYTES, &err);
+        REQUIRE(ok || is_line(err.text, sizeof err.text), "the message of a failure");
+        REQUIRE(ok || !tcp_gather(all, all, BYTES, &err), "a channel that has failed works again");
+    }
+    for (int i = 0; i < 3; i++)
+        if (peers[i] >= 0) close(peers[i]);
+    tcp_close();
+    free(m);
+    return ok || (in->variant == 1 && m); // the second seed is refused, as it should be
+}
+
+void fuzz_tcp_client_seed(int i) {
+    struct {
+        Frame accepted, welcome;
+        HostName hosts[SIZE];
+        Frame answer;
+        char data[SIZE * BYTES];
+    } m = {{FRAME_MAGIC, FRAME_ACCEPTED, 0, 0},
+           {FRAME_MAGIC, FRAME_WELCOME, 0, SIZE * HOST_ROOM},
+           {"node", "node", "other"},
+           {FRAME_MAGIC, FRAME_GATHER, 1, SIZE * BYTES},
+           "all data"};
+    struct {
+        Frame frame;
+        char text[20];
+    } refused = {{FRAME_MAGIC, FRAME_ERROR, 0, 20}, "rank 1 is taken, why"};
+    if (i == 2) memset(m.hosts, '\033', sizeof m.hosts); // cut off, and what there is of it is no text
+    if (i == 0 || i == 2)
+        write_bytes(fuzz_path("server"), &m, i == 0 ? sizeof m : 2 * sizeof(Frame) + sizeof m.hosts - 9);
+    else
+        write_bytes(fuzz_path("server"), &refused, sizeof refused);
+}
+
+// Process 1, whatever process 0 answers. True: welcomed, and the answer to a gather came.
+bool fuzz_tcp_client_read(const FuzzInput *in) {
+    Place mine = place;
+    mine.rank = 1;
+    int peer;
+    Error err = {""};
+    const double deadline = now_seconds() + 60;
+    allocate(&mine);
+    const int fd = socket_of(&in->pieces[0], &peer);
+    const Hello hello = hello_of(1);
+    const Admission admission = introduce(fd, &hello, deadline, &err);
+    REQUIRE(admission == ACCEPTED || (err.text[0] && is_line(err.text, sizeof err.text)) || admission == REFUSED,
+            "refused without a word");
+    bool ok = false;
+    net.sockets[0] = fd;
+    if (admission == ACCEPTED) {
+        ok = receive_welcome(deadline, &err);
+        char data[BYTES] = "mine", all[SIZE * BYTES];
+        ok = ok && tcp_gather(data, all, BYTES, &err);
+        REQUIRE(ok || is_line(err.text, sizeof err.text), "the message of a failure");
+    }
+    close(peer);
+    tcp_close();
+    return ok || admission == REFUSED || in->variant == 2; // the third seed fails, as it should
+}
+
+#elif defined FUZZ_WATCH // --------------------------------------------------------------------------------- heartbeats
+
+#undef fail // cmocka has a macro of this name
+#include "llmc/comm/watch.c"
+
+void fuzz_watch_seed(int i) {
+    static const char *const names[] = {"one", "two"};
+    for (uint32_t k = 0; k < 2; k++) {
+        Beat beats[3] = {{BEAT_MAGIC, BEAT, 3, 2, -1, "sum of gradients"},
+                         {BEAT_MAGIC, BEAT, 9, 5, 17, "sum of gradients"},
+                         {BEAT_MAGIC, i > 0 && k == 1 ? LOST : LEAVING, 9, 5, 17, "process 2 has ended"}};
+        if (i == 2) beats[2].text[0] = '\0'; // a failure without a word
+        write_bytes(fuzz_path(names[k]), beats, sizeof beats);
+    }
+}
+
+// Process 0 of three hears the others, judges them, and tells how they stand: all text is a line.
+bool fuzz_watch_read(const FuzzInput *in) {
+    static const char hosts[3][64] = {"a", "b", "c"};
+    Peer peers[3] = {{.fd = -1}, {.fd = -1}, {.fd = -1}};
+    int others[3] = {-1, -1, -1};
+    memset(&watch, 0, sizeof watch);
+    watch.options = (WatchOptions){.rank = 0, .size = 3, .hosts = hosts, .seconds = 10};
+    watch.peers = peers, watch.wake = -1, watch.clock = 1;
+    for (int r = 1; r < 3; r++) {
+        const Piece *p = &in->pieces[r - 1];
+        int pair[2];
+        REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0, "%s", strerror(errno));
+        if (p->n > 0 && write(pair[1], p->bytes, p->n) < 0) REQUIRE(errno == EAGAIN, "%s", strerror(errno));
+        if (in->variant % 2) shutdown(pair[1], SHUT_WR);
+        peers[r] = (Peer){.fd = pair[0], .sent = sizeof(Beat), .last = {.step = -1}};
+        others[r] = pair[1];
+    }
+    for (int r = 1; r < 3; r++) hear(r);
+    if (!watch.has_failed) judge(1);
+    watch.clock = 100; // nobody has said anything since
+    if (!watch.has_failed && in->variant < 8) judge(1);
+    if (!watch.has_failed) fail_hanging();
+    Error err;
+    REQUIRE(watch_has_failed(&err) && err.text[0], "a failure without a word");
+    for (const char *c = err.text; *c; c++) REQUIRE(isprint((unsigned char)*c), "a message of more than a line");
+    for (int r = 1; r < 3; r++) {
+        if (peers[r].fd >= 0) close(peers[r].fd);
+        close(others[r]);
+    }
+    watch.peers = NULL;
+    return true;
+}
+
+#endif

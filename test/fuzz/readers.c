@@ -1,0 +1,832 @@
+// The readers of the library that fuzz.c feeds, and what must hold for what they accept. Each row of the table at the
+// end is one reader. Seeds are written by the project's own writers or by the tests' (tokenizers).
+#include "test/fuzz/fuzz.h"
+
+#include "llmc/base/arithmetic.h"
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/json.h"
+#include "llmc/cuda/tuning.h"
+#include "llmc/data/shards.h"
+#include "llmc/device.h"
+#include "llmc/run/options.h"
+#include "llmc/run/runlog.h"
+#include "llmc/store/checkpoint.h"
+#include "llmc/store/weights_file.h"
+#include "llmc/text/corpus.h"
+#include "llmc/train/evals.h"
+#include "test/unit/tokenizer_fixture.h"
+
+#include <fcntl.h>
+#include <math.h>
+#include <xxhash.h>
+#include <zlib.h>
+#include <zstd.h>
+
+static Error err;
+static Gpt2 *model; // with AdamW's state in fp32
+static Tokenizer *toy;
+
+// Small, with rows of padding, and C no multiple of the strips of transposition.
+static const ModelConfig config = {.max_T = 8, .V = 20, .Vp = 128, .L = 1, .NH = 2, .C = 8};
+
+static void must(bool ok) { REQUIRE(ok, "a seed cannot be written: %s", err.text); }
+
+static Gpt2 *make_model(OptimizerKind optimizer, DType dtype) {
+    const Gpt2Options options = {
+        .config = config, .dtype = dtype, .train = true, .B = 1, .T = 8, .optimizer = optimizer};
+    Gpt2 *made = gpt2_create(&options, &err);
+    must(made != NULL);
+    gpt2_init_weights(made, 1);
+    return made;
+}
+
+void fuzz_set_up(void) {
+    must(device_init(&(DeviceOptions){.threads = 1}, &err));
+    model = make_model(OPTIMIZER_ADAMW, DTYPE_FP32);
+    toy_write_json(fuzz_path("toy.json"), false);
+    toy = tokenizer_open(fuzz_path("toy.json"), &err);
+    must(toy != NULL);
+    setenv("PRETRAIN_CACHE", fuzz_path("tuning"), 1);
+}
+
+// ------------------------------------------------------------------------------------------------ checkpoints and
+// state
+
+enum { STATE, WEIGHTS, CONFIG, OPTIMIZER, TOKENIZER, TOKENIZER_CONFIG };
+enum { SEAL = 33 }; // the last line of trainer.json and its closing brace, see doc/file_formats.md
+#define STEP "step_00000001/"
+
+static TrainerState state_of(int i) {
+    TrainerState s = {.step = 1, .position = 3, .T = 8, .seed = 1337, .best_val_loss = 3.25, .eot = 19};
+    s.control = step_control_initial(1.0f);
+    s.options_json = (char *)"{\"batch-size\":4,\"output\":\"out\"}";
+    s.tuning = (char *)"x86-64 avx2, oneDNN 2.7";
+    if (i == 0) return s;
+    s.train = (DataFacts){1 << 20, 0x123456789abcdef0}, s.val = (DataFacts){4096, 1};
+    s.best_val_loss = (double)INFINITY, s.control.loss = (float)NAN, s.control.norm = (float)INFINITY;
+    for (int k = 0; k < 200; k++) outlier_window_push(&s.control.loss_window, (float)k);
+    s.tokenizer = toy;
+    return s;
+}
+
+static void checkpoint_seed(int i) {
+    static const OptimizerKind kinds[] = {OPTIMIZER_ADAMW, OPTIMIZER_ADAMW, OPTIMIZER_LION};
+    const TrainerState s = state_of(i);
+    Gpt2 *of = kinds[i] == OPTIMIZER_ADAMW ? model : make_model(kinds[i], DTYPE_FP32);
+    must(checkpoint_save(fuzz_path(""), of, &s, &err));
+    if (of != model) gpt2_destroy(of);
+}
+
+// Bytes and checksum of a file in the manifest's text, if it is listed: printed again.
+static void repair_entry(char *text, size_t room, const char *name, const Piece *file) {
+    char key[80], entry[80];
+    snprintf(key, sizeof key, "\"%s\": {", name);
+    char *from = strstr(text, key), *to = from ? strchr(from, '}') : NULL;
+    if (!to || file->absent) return;
+    from += strlen(key);
+    const int n = snprintf(entry, sizeof entry, "\"bytes\": %zu, \"xxh3\": \"%016llx\"", file->n,
+                           (unsigned long long)XXH3_64bits(file->bytes, file->n));
+    const size_t after = strlen(to) + 1;
+    if ((size_t)(from - text) + (size_t)n + after > room) return;
+    memmove(from + n, to, after);
+    memcpy(from, entry, (size_t)n);
+}
+
+static void seal(char *text, size_t room) {
+    char end[SEAL + 1];
+    const size_t n = strlen(text), body = n > SEAL ? n - SEAL : 0;
+    snprintf(end, sizeof end, ",\n  \"xxh3\": \"%016llx\"\n}\n", (unsigned long long)XXH3_64bits(text, body));
+    if (body > 0 && n < room && strstr(text + body, "\"xxh3\"")) memcpy(text + body, end, SEAL);
+}
+
+static void checkpoint_repair(FuzzInput *in) {
+    Piece *state = &in->pieces[STATE];
+    if (state->absent || memchr(state->bytes, '\0', state->n)) return;
+    const size_t room = state->n + 1024;
+    char *text = calloc(1, room + 1);
+    REQUIRE_MEMORY(text, "trainer.json");
+    memcpy(text, state->bytes, state->n);
+    static const char *const names[] = {
+        NULL, "model.safetensors", "config.json", "optimizer.safetensors", "tokenizer.json", "tokenizer_config.json"};
+    for (int i = WEIGHTS; i <= TOKENIZER_CONFIG && in->pieces[WEIGHTS].bytes; i++)
+        repair_entry(text, room, names[i], &in->pieces[i]);
+    seal(text, room);
+    fuzz_replace(state, text, strlen(text));
+    free(text);
+}
+
+// What it says of itself is true: an independent look at the bytes.
+static void check_sums(const FuzzInput *in) {
+    const Piece *p = &in->pieces[STATE];
+    char end[SEAL + 1];
+    REQUIRE(p->n > SEAL, "accepted: a trainer.json of %zu bytes", p->n);
+    const size_t body = p->n - SEAL;
+    snprintf(end, sizeof end, ",\n  \"xxh3\": \"%016llx\"\n}\n", (unsigned long long)XXH3_64bits(p->bytes, body));
+    REQUIRE(memcmp(p->bytes + body, end, SEAL) == 0 || !memmem(p->bytes, p->n, "\"format\": 2", 11),
+            "accepted: trainer.json ends with a wrong checksum");
+    for (int i = WEIGHTS; i <= TOKENIZER_CONFIG && in->pieces[WEIGHTS].bytes; i++) {
+        const Piece *f = &in->pieces[i];
+        char hex[17];
+        snprintf(hex, sizeof hex, "%016llx", (unsigned long long)XXH3_64bits(f->bytes, f->n));
+        const bool listed =
+            i < TOKENIZER || memmem(p->bytes, p->n, i == TOKENIZER ? "\"tokenizer.json\"" : "\"tokenizer_config.json\"",
+                                    i == TOKENIZER ? 16 : 23);
+        REQUIRE(!listed || (!f->absent && (memmem(p->bytes, p->n, hex, 16) || in->repaired)),
+                "accepted: file %d is not the one that trainer.json lists", i);
+    }
+}
+
+static bool same_control(const StepControl *a, const StepControl *b) {
+    return XXH3_64bits(a, sizeof *a) == XXH3_64bits(b, sizeof *b);
+}
+
+// A state that was accepted, written and read again is the same.
+static void check_round_trip(const TrainerState *s, const FileFacts facts[CHECKPOINT_FILES]) {
+    TrainerState back;
+    FileFacts facts_back[CHECKPOINT_FILES];
+    Gpt2Options options = *gpt2_options(model);
+    options.optimizer = s->optimizer;
+    const char *path = fuzz_path("again.json");
+    REQUIRE(trainer_json_write(path, s, &options, facts, &err) && trainer_json_read(path, &back, facts_back, &err),
+            "accepted, but not when written again: %s", err.text);
+    REQUIRE(back.step == s->step && back.position == s->position && back.T == s->T && back.seed == s->seed &&
+                back.best_val_loss == s->best_val_loss && back.eot == s->eot && back.optimizer == s->optimizer &&
+                back.optimizer_start == s->optimizer_start && back.train.tokens == s->train.tokens &&
+                back.train.fingerprint == s->train.fingerprint && back.val.tokens == s->val.tokens &&
+                same_control(&back.control, &s->control) && strcmp(back.tuning, s->tuning) == 0,
+            "accepted, but another state when written again");
+    REQUIRE(strcmp(back.options_json, s->options_json) == 0,
+            "accepted, but other options when written again: %s and %s", s->options_json, back.options_json);
+    for (int i = 0; i < CHECKPOINT_FILES; i++)
+        REQUIRE(facts[i].bytes == facts_back[i].bytes &&
+                    (facts[i].bytes < 0 || facts[i].checksum == facts_back[i].checksum),
+                "accepted, but another manifest when written again");
+    trainer_state_free(&back);
+}
+
+static void trainer_json_seed(int i) {
+    const TrainerState s = state_of(i);
+    FileFacts facts[CHECKPOINT_FILES];
+    for (int k = 0; k < CHECKPOINT_FILES; k++)
+        facts[k] = (FileFacts){i == 0 && (k == HF_TOKENIZER || k == HF_TOKENIZER_CONFIG) ? -1 : 1000 * k, (uint64_t)k};
+    must(trainer_json_write(fuzz_path(STEP "trainer.json"), &s, gpt2_options(model), facts, &err));
+    if (i < 2) return;
+    // Format 1, which older checkpoints have: no checksum of itself.
+    size_t n;
+    char *text = (char *)read_bytes(fuzz_path(STEP "trainer.json"), &n);
+    strstr(text, "\"format\": 2")[10] = '1';
+    memcpy(text + n - SEAL, "\n}\n", 4);
+    write_text(fuzz_path(STEP "trainer.json"), text);
+    free(text);
+}
+
+static bool trainer_json_reads(const FuzzInput *in) {
+    TrainerState s;
+    FileFacts facts[CHECKPOINT_FILES];
+    const bool ok = trainer_json_read(fuzz_path(STEP "trainer.json"), &s, facts, &err);
+    if (ok) check_sums(in), check_round_trip(&s, facts);
+    trainer_state_free(&s);
+    return ok;
+}
+
+// As a resume does it.
+static bool checkpoint_reads(const FuzzInput *in) {
+    char *path, *skipped;
+    bool exists;
+    const bool found = checkpoint_find_latest(fuzz_path(""), &path, &skipped, &err);
+    REQUIRE(found || (skipped && *skipped) || in->pieces[STATE].absent, "refused without a word");
+    REQUIRE(checkpoint_exists(fuzz_path(""), &exists, &err) && (exists || !found), "found, but there is none");
+    bool ok = found;
+    if (found) {
+        TrainerState s;
+        check_sums(in);
+        REQUIRE(checkpoint_load_state(path, &s, &err), "verified, but: %s", err.text);
+        REQUIRE(s.step == 1, "accepted: step %lld as step 1", (long long)s.step);
+        ok = checkpoint_check_optimizer(s.optimizer, OPTIMIZER_ADAMW, &err) || s.optimizer == OPTIMIZER_LION;
+        ok = ok && checkpoint_load_weights(model, path, &err);
+        if (s.optimizer == OPTIMIZER_ADAMW) ok = ok && checkpoint_load_moments(model, path, &err);
+        trainer_state_free(&s);
+    }
+    free(path), free(skipped);
+    return ok;
+}
+
+// --------------------------------------------------------------------------------------------------- models of others
+
+static void safetensors_seed(int i) {
+    SafetensorsEntry e[] = {{.name = "a", .dtype = DTYPE_FP32, .rank = 2, .shape = {3, 5}},
+                            {.name = "b.weight", .dtype = DTYPE_BF16, .rank = 1, .shape = {7}},
+                            {.name = "c", .dtype = DTYPE_FP16, .rank = 3, .shape = {2, 1, 2}},
+                            {.name = "empty", .dtype = DTYPE_U8, .rank = 1, .shape = {0}},
+                            {.name = "scalar", .dtype = DTYPE_FP32, .rank = 0}};
+    const char *metadata[] = {"format", "pt", "optimizer", "adamw", NULL};
+    const int count = i == 0 ? 5 : 1;
+    SafetensorsWriter *w = safetensors_writer_open(fuzz_path("model.safetensors"), e, count, i ? NULL : metadata, &err);
+    must(w != NULL);
+    for (int k = 0; k < count; k++) {
+        const unsigned char bytes[64] = {1, 2, 3, 4, 5, 6, 7, 8};
+        must(safetensors_writer_append(w, bytes, (size_t)e[k].bytes, &err));
+    }
+    int64_t bytes;
+    uint64_t checksum;
+    must(safetensors_writer_commit(w, &bytes, &checksum, &err));
+}
+
+// Names are unique and found, the data is covered once, and every element can be read.
+static void check_safetensors(SafetensorsFile *f, size_t file_bytes) {
+    int64_t sum = 0, data = INT64_MAX;
+    for (int i = 0; i < safetensors_count(f); i++) {
+        const SafetensorsEntry *e = safetensors_entry(f, i);
+        REQUIRE(safetensors_find(f, e->name) == e, "tensor %s is not found by its name", e->name);
+        REQUIRE(e->offset >= 8 && e->bytes >= 0 && (size_t)(e->offset + e->bytes) <= file_bytes, "%s is outside",
+                e->name);
+        sum += e->bytes, data = min_i64(data, e->offset);
+        void *bytes = malloc((size_t)e->bytes + 1);
+        REQUIRE(safetensors_read_bytes(f, e, 0, e->bytes, bytes, &err), "%s", err.text);
+        if (e->dtype == DTYPE_FP32 || e->dtype == DTYPE_FP16 || e->dtype == DTYPE_BF16) {
+            const int64_t n = e->bytes / (int64_t)dtype_size(e->dtype);
+            float *values = malloc((size_t)n * sizeof *values + 1);
+            REQUIRE(safetensors_read_fp32(f, e, 0, n, values, &err), "%s", err.text);
+            free(values);
+        }
+        free(bytes);
+    }
+    REQUIRE(safetensors_count(f) == 0 || data + sum == (int64_t)file_bytes,
+            "%lld bytes of data from %lld on in a file of %zu", (long long)sum, (long long)data, file_bytes);
+    (void)safetensors_metadata(f, "format"), (void)safetensors_metadata(f, "optimizer");
+    REQUIRE(!safetensors_find(f, "no such tensor"), "found: a tensor that is not there");
+}
+
+static bool safetensors_reads(const FuzzInput *in) {
+    SafetensorsFile *f = safetensors_open(fuzz_path("model.safetensors"), &err);
+    if (f) check_safetensors(f, in->pieces[0].n);
+    safetensors_close(f);
+    return f != NULL;
+}
+
+// The tensors [first, last) of the model as a file of their own.
+static void write_part(const char *name, int first, int last) {
+    const Parameter *table = gpt2_parameters(model);
+    SafetensorsEntry e[32] = {0};
+    for (int i = first; i < last; i++) {
+        SafetensorsEntry *t = &e[i - first];
+        *t = (SafetensorsEntry){
+            .dtype = DTYPE_FP32, .rank = table[i].rank, .shape = {table[i].file_rows, table[i].cols}};
+        if (table[i].rank == 1) t->shape[1] = 0;
+        if (table[i].spec->transposed) t->shape[0] = table[i].cols, t->shape[1] = table[i].file_rows;
+        snprintf(t->name, sizeof t->name, "%s", table[i].name + strlen("transformer."));
+    }
+    SafetensorsWriter *w = safetensors_writer_open(fuzz_path(name), e, last - first, NULL, &err);
+    must(w != NULL);
+    for (int i = 0; i < last - first; i++) {
+        void *zeros = calloc(1, (size_t)e[i].bytes);
+        must(safetensors_writer_append(w, zeros, (size_t)e[i].bytes, &err));
+        free(zeros);
+    }
+    must(safetensors_writer_commit(w, &(int64_t){0}, &(uint64_t){0}, &err));
+}
+
+static void huggingface_seed(int i) {
+    FileFacts facts[HF_FILES];
+    const HuggingFaceModel m = {model, i == 1 ? DTYPE_BF16 : DTYPE_FP32, i == 1 ? -1 : 19, NULL};
+    must(huggingface_write(fuzz_path("hf"), &m, facts, &err));
+    if (i < 2) return;
+    const int count = gpt2_num_tensors(model);
+    unlink(fuzz_path("hf/model.safetensors"));
+    write_part("hf/one.safetensors", 0, count / 2);
+    write_part("hf/two.safetensors", count / 2, count);
+    FILE *f = fopen(fuzz_path("hf/model.safetensors.index.json"), "w");
+    fprintf(f, "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {");
+    for (int k = 0; k < count; k++)
+        fprintf(f, "%s\"%s\": \"%s.safetensors\"", k ? ",\n" : "\n",
+                gpt2_parameters(model)[k].name + strlen("transformer."), k < count / 2 ? "one" : "two");
+    fprintf(f, "}}\n");
+    fclose(f);
+}
+
+// Every tensor of its shape can be read; all of it is memory that the file pays for, in 16 or 32 bits.
+static bool read_weights(const char *path, const FuzzInput *in) {
+    WeightsFile *f = weights_file_open(path, &err);
+    if (!f) return false;
+    const ModelConfig *c = weights_file_config(f);
+    int64_t bytes = 0;
+    for (int i = 0; i < MAX_PIECES; i++) bytes += (int64_t)in->pieces[i].n;
+    REQUIRE(model_config_check(c, &err), "accepted: %s", err.text);
+    REQUIRE(weights_file_eot(f) >= -1 && weights_file_eot(f) < c->V, "accepted: an end-of-text outside the vocabulary");
+    Parameter *table = parameter_table(c);
+    int64_t numel = 0;
+    for (int i = 0; i < parameter_count(c); i++) numel += table[i].file_rows * table[i].cols;
+    REQUIRE(2 * numel <= bytes, "accepted: %lld numbers in %lld bytes", (long long)numel, (long long)bytes);
+    bool ok = true;
+    for (int i = 0; ok && i < parameter_count(c); i++)
+        for (int64_t row = 0, n; ok && row < table[i].rows; row += n) {
+            n = min_i64(table[i].rows - row, 4096 / table[i].cols + 1);
+            float *rows = malloc((size_t)(n * table[i].cols) * sizeof *rows);
+            ok = weights_file_read(f, &table[i], row, n, rows, &err);
+            free(rows);
+        }
+    REQUIRE(ok, "opened, but not read: %s", err.text);
+    free(table);
+    weights_file_close(f);
+    return true;
+}
+
+static bool huggingface_reads(const FuzzInput *in) { return read_weights(fuzz_path("hf"), in); }
+
+static void llmc_seed(int i) {
+    unlink(fuzz_path("model.bin"));
+    must(export_model(fuzz_path("model.bin"), model, i == 0 ? DTYPE_FP32 : DTYPE_BF16, -1, NULL, &err));
+}
+
+static bool llmc_reads(const FuzzInput *in) { return read_weights(fuzz_path("model.bin"), in); }
+
+// ----------------------------------------------------------------------------------------------------------------
+// tokens
+
+static void shards_seed(int i) {
+    const int token_bytes = i == 1 ? 4 : 2;
+    for (int k = 0; k < (i == 2 ? 1 : 2); k++) {
+        uint32_t wide[40];
+        uint16_t narrow[40];
+        for (int t = 0; t < 40; t++) narrow[t] = (uint16_t)(wide[t] = (uint32_t)(t * 7 % 257));
+        ShardWriter *w = shard_writer_open(fuzz_path(k ? "s/b.bin" : "s/a.bin"), token_bytes, i == 2 ? 0 : 257,
+                                           i == 2 ? -1 : 256, 0, &err);
+        must(w && shard_writer_append(w, i == 1 ? (void *)wide : (void *)narrow, 40, &err) &&
+             shard_writer_commit(w, &err));
+    }
+}
+
+static bool shards_read(const FuzzInput *in) {
+    enum { T = 3, V = 257 };
+    ShardSet set;
+    if (!shards_open(&set, fuzz_path("s/*.bin"), T, &err)) return false;
+    int64_t windows = 0, tokens = 0;
+    for (int i = 0; i < 2; i++) {
+        const Piece *p = &in->pieces[i];
+        if (p->absent) continue;
+        int32_t header[256];
+        memcpy(header, p->bytes, sizeof header);
+        const int64_t bytes = header[1] == 1 ? 2 : header[2], n = ((int64_t)p->n - 1024) / bytes;
+        tokens += n, windows += n > 0 ? (n - 1) / T : 0;
+    }
+    REQUIRE(set.num_tokens == tokens && set.num_windows == windows,
+            "%lld tokens, %lld windows; the files have %lld and %lld", (long long)set.num_tokens,
+            (long long)set.num_windows, (long long)tokens, (long long)windows);
+    for (int64_t w = 0; w < set.num_windows; w++) {
+        uint32_t window[T + 1];
+        const char *path;
+        int64_t offset;
+        shards_locate(&set, w, &path, &offset);
+        if (!shards_read_window(&set, w, V, window, &err)) continue;
+        for (int t = 0; t <= T; t++) {
+            const uint32_t token = set.token_bytes == 2 ? ((uint16_t *)window)[t] : window[t];
+            REQUIRE(token < V, "accepted: token %u", token);
+        }
+    }
+    shards_close(&set);
+    return true;
+}
+
+static void choices_seed(int i) {
+    (void)i;
+    // Two examples: 2 and 3 completions.
+    static const uint16_t first[] = {65535, 26, 0, 1, 2, 2, 5, 6, 1, 7, 2, 8, 9},
+                          second[] = {65535, 28, 1, 0, 3, 1, 4, 1, 7, 1, 8, 2, 9, 10};
+    int32_t header[256] = {CHOICES_MAGIC, CHOICES_VERSION, 2, 28};
+    FILE *f = fopen(fuzz_path("choices.bin"), "wb");
+    fwrite(header, sizeof header, 1, f);
+    fwrite(first, sizeof first, 1, f), fwrite(second, sizeof second, 1, f);
+    fclose(f);
+}
+
+// What the views show is the file, word by word.
+static bool choices_read(const FuzzInput *in) {
+    enum { V = 300 };
+    ChoiceSets sets;
+    bool ok = choices_open(&sets, fuzz_path("choices.bin"), V, &err);
+    if (ok) {
+        const ChoiceSet *set = sets.sets[0];
+        const Piece *p = &in->pieces[0];
+        size_t at = 1024;
+        for (int64_t i = 0; i < choices_count(set); i++) {
+            const ChoiceExample e = choices_example(set, i);
+            uint16_t words[1 << 15];
+            size_t n = 0;
+            words[n++] = CHOICES_BEGIN, n++, words[n++] = (uint16_t)i, words[n++] = (uint16_t)e.label;
+            words[n++] = (uint16_t)e.completions;
+            for (int k = -1; k < e.completions; k++) {
+                const int64_t count = k < 0 ? e.context_tokens : e.completion_tokens[k];
+                const uint16_t *tokens = k < 0 ? e.context : e.completion[k];
+                words[n++] = (uint16_t)count;
+                for (int64_t t = 0; t < count; t++) REQUIRE(tokens[t] < V, "accepted: token %d", tokens[t]);
+                memcpy(words + n, tokens, (size_t)count * 2), n += (size_t)count;
+            }
+            words[1] = (uint16_t)(2 * n);
+            REQUIRE(at + 2 * n <= p->n && memcmp(p->bytes + at, words, 2 * n) == 0, "example %lld is not the file's",
+                    (long long)i);
+            REQUIRE(e.label < e.completions, "accepted: label %d of %d", e.label, e.completions);
+            at += 2 * n;
+        }
+        REQUIRE(at == p->n, "%zu bytes that belong to no example", p->n - at);
+        (void)choices_fit(&sets, 4, &err);
+    }
+    choices_close(&sets);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------------------
+// tokenizers
+
+#ifdef LIBFUZZER
+// The table of characters is the same for every tokenizer, and takes longer than all the rest of it: computed once.
+// (LDFLAGS of the Makefile put this in its place.)
+uint8_t *__real_pieces_char_table(Error *why);
+uint8_t *__wrap_pieces_char_table(Error *why);
+uint8_t *__wrap_pieces_char_table(Error *why) {
+    static uint8_t *table;
+    if (!table) table = __real_pieces_char_table(why);
+    uint8_t *copy = malloc(CHAR_TABLE_SIZE);
+    REQUIRE_MEMORY(table && copy, "the table of characters");
+    return memcpy(copy, table, CHAR_TABLE_SIZE);
+}
+#endif
+
+static void encode_and_decode(const Tokenizer *t, const Tokenizer *again) {
+    static const char text[] = "hello world, aaaa\n\nworld's <|endoftext|> 123 \xc3\xa9\xff\0x   low";
+    enum { N = sizeof text - 1 };
+    int32_t tokens[N], same[N];
+    Encoder *e = encoder_create(t, &err), *f = encoder_create(again, &err);
+    REQUIRE(e && f, "%s", err.text);
+    const int64_t n = encoder_encode(e, text, N, tokens), m = encoder_encode(f, text, N, same);
+    REQUIRE(n == m && memcmp(tokens, same, (size_t)n * sizeof *tokens) == 0,
+            "accepted: a tokenizer that gives other tokens when written and read again");
+    size_t at = 0;
+    for (int64_t i = 0; i < n; i++) {
+        size_t length;
+        REQUIRE(tokens[i] >= 0 && tokens[i] < tokenizer_vocab(t), "token %d", tokens[i]);
+        const char *bytes = tokenizer_decode(t, tokens[i], &length);
+        REQUIRE(length > 0 && length <= N - at && memcmp(text + at, bytes, length) == 0,
+                "accepted: a tokenizer whose tokens of a text are another text");
+        at += length;
+    }
+    REQUIRE(at == N, "accepted: a tokenizer that loses bytes");
+    (void)encoder_encode_special(e, text, N, tokens);
+    (void)tokenizer_safe_cut(t, text, N);
+    encoder_free(e), encoder_free(f);
+}
+
+static bool tokenizer_reads(const char *path) {
+    Tokenizer *t = tokenizer_open(path, &err);
+    if (!t) return false;
+    size_t bytes;
+    char *json = tokenizer_to_json(t, &bytes, &err);
+    REQUIRE(json, "accepted, but not written: %s", err.text);
+    Tokenizer *again = tokenizer_read_json("again", json, bytes, &err);
+    REQUIRE(again, "accepted, but not when written as a tokenizer.json: %s", err.text);
+    REQUIRE(tokenizer_fingerprint(t) == tokenizer_fingerprint(again) && tokenizer_eot(t) == tokenizer_eot(again),
+            "accepted, but another one when written as a tokenizer.json");
+    encode_and_decode(t, again);
+    free(json);
+    tokenizer_free(again), tokenizer_free(t);
+    return true;
+}
+
+static void tokenizer_json_seed(int i) {
+    toy_write_json(fuzz_path("t/tokenizer.json"), i == 1);
+    if (i != 2) return;
+    must(tokenizer_write(toy, fuzz_path("t/tokenizer.json"), &err));
+}
+static void vocab_seed(int i) {
+    (void)i;
+    toy_write_vocab_json(fuzz_path("v/vocab.json"));
+    toy_write_merges(fuzz_path("v/merges.txt"));
+}
+static void ranks_seed(int i) {
+    (void)i;
+    toy_write_ranks(fuzz_path("toy.tiktoken"));
+}
+static void llmc_tokenizer_seed(int i) {
+    (void)i;
+    toy_write_llmc(fuzz_path("gpt2_tokenizer.bin"), 2);
+}
+static bool tokenizer_json_reads(const FuzzInput *in) { return (void)in, tokenizer_reads(fuzz_path("t")); }
+static bool vocab_reads(const FuzzInput *in) { return (void)in, tokenizer_reads(fuzz_path("v")); }
+static bool ranks_read(const FuzzInput *in) { return (void)in, tokenizer_reads(fuzz_path("toy.tiktoken")); }
+static bool llmc_tokenizer_reads(const FuzzInput *in) {
+    return (void)in, tokenizer_reads(fuzz_path("gpt2_tokenizer.bin"));
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// corpora
+
+static void json_line_seed(int i) {
+    static const char *const lines[] = {
+        "{\"text\": \"a \\u00e9\\n\\ud83d\\ude00 \\\"b\\\"\", \"n\": [1, -2.5e3, {\"x\": null}]}",
+        "{\"id\": 17, \"meta\": {\"a\": [true, false, NaN]}, \"te\\u0078t\": \"\"}"};
+    write_text(fuzz_path("line.json"), lines[i]);
+}
+
+// The strict scanner and cJSON, which is lax, agree on the text where both have one.
+static bool json_line_reads(const FuzzInput *in) {
+    const Piece *p = &in->pieces[0];
+    char *line = malloc(p->n + 1), *text;
+    int64_t length = 0;
+    memcpy(line, p->bytes, p->n), line[p->n] = '\n';
+    const bool ok = json_line_text(line, (int64_t)p->n, "text", &text, &length, &err) == JSON_LINE_OK;
+    cJSON *root = ok ? json_parse((const char *)p->bytes, p->n, NULL) : NULL;
+    const char *expected = NULL;
+    for (const cJSON *item = root ? root->child : NULL; item; item = item->next)
+        if (strcmp(item->string, "text") == 0) expected = cJSON_GetStringValue(item); // the last one counts
+    REQUIRE(!ok || (text >= line && text + length <= line + p->n), "a text outside its line");
+    // cJSON ends a key or a text at \u0000, and resolves no number of more than 63 bytes.
+    if (ok && root && !memmem(p->bytes, p->n, "\\u0000", 6) && !memchr(p->bytes, '\0', p->n))
+        REQUIRE(expected && strlen(expected) == (size_t)length && memcmp(expected, text, (size_t)length) == 0,
+                "another text than cJSON's");
+    cJSON_Delete(root);
+    free(line);
+    return ok;
+}
+
+static size_t pack_gzip(const void *from, size_t n, unsigned char *out, size_t room) {
+    z_stream z = {0};
+    deflateInit2(&z, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
+    z.next_in = (unsigned char *)from, z.avail_in = (uInt)n, z.next_out = out, z.avail_out = (uInt)room;
+    deflate(&z, Z_FINISH);
+    deflateEnd(&z);
+    return room - z.avail_out;
+}
+
+static const char some_lines[] =
+    "{\"text\": \"hello world\"}\n\n{\"text\": \"aaaa \\u0041\"}\nnot json\n{\"text\": 3}\n";
+
+static void packed_seed(int i) {
+    unsigned char out[1024];
+    size_t n = sizeof some_lines - 1;
+    memcpy(out, some_lines, n);
+    if (i == 1) {
+        n = pack_gzip(some_lines, 40, out, 500);
+        n += pack_gzip(some_lines + 40, sizeof some_lines - 1 - 40, out + n, 500);
+    }
+    if (i == 2) n = ZSTD_compress(out, sizeof out, some_lines, sizeof some_lines - 1, 1);
+    write_bytes(fuzz_path("packed"), out, n);
+}
+
+// Whatever it unpacks to, in pieces, and again with a part skipped: the same bytes. At most 4 MiB of them.
+static bool packed_reads(const FuzzInput *in) {
+    enum { MOST = 4 << 20, PIECE = 5000 };
+    const Packing packing = in->pieces[0].n > 4 ? packing_of_bytes(in->pieces[0].bytes, in->pieces[0].n) : PACKED_NOT;
+    static unsigned char piece[PIECE];
+    int64_t total = 0, got, skipped = 0;
+    if (in->pieces[0].absent) return false;
+    ByteSource *s = byte_source_open(open(fuzz_path("packed"), O_RDONLY | O_CLOEXEC), -1, packing, &err);
+    REQUIRE(s, "%s", err.text);
+    while ((got = byte_source_read(s, piece, PIECE, &err)) > 0 && total < MOST) total += got;
+    REQUIRE(got >= 0 || byte_source_is_damaged(s), "not read, but not damaged either: %s", err.text);
+    byte_source_close(s);
+    const bool ok = got == 0;
+    s = byte_source_open(open(fuzz_path("packed"), O_RDONLY | O_CLOEXEC), -1, packing, &err);
+    skipped = total / 2;
+    REQUIRE(byte_source_skip(s, skipped, &err), "%lld bytes were read, but not skipped", (long long)skipped);
+    int64_t rest = 0;
+    while (rest < total - skipped &&
+           (got = byte_source_read(s, piece, min_i64(PIECE, total - skipped - rest), &err)) > 0)
+        rest += got;
+    REQUIRE(skipped + rest == total, "%lld bytes, then %lld", (long long)total, (long long)(skipped + rest));
+    if (ok) REQUIRE(!byte_source_skip(s, 1, &err), "skipped: a byte after the end");
+    byte_source_close(s);
+    return ok;
+}
+
+static void documents_seed(int i) {
+    unsigned char out[1024];
+    static const char text[] = "hello world\n\nhell or aaaa\nworld\n";
+    const int64_t from[2][6] = {{0}, {0, 24, 1, 0, 0, 24}};
+    write_bytes(fuzz_path("docs/a.jsonl"), some_lines, sizeof some_lines - 1);
+    write_bytes(fuzz_path("docs/b.txt"), text, sizeof text - 1);
+    write_bytes(fuzz_path("docs/c.jsonl.gz"), out, pack_gzip(some_lines, sizeof some_lines - 1, out, sizeof out));
+    write_bytes(fuzz_path("position"), from[i], sizeof from[i]);
+}
+
+static void ignore_progress(void *user, const CorpusProgress *progress) { (void)user, (void)progress; }
+static void ignore_notice(void *user, const char *text) { (void)user, (void)text; }
+
+// As data/prepare reads, from the position that a manifest may state: the blocks are text of the files.
+static bool documents_read(const FuzzInput *in) {
+    char directory[PATH_MAX];
+    snprintf(directory, sizeof directory, "%s", fuzz_path("docs"));
+    char *const arguments[] = {directory};
+    const CorpusOptions options = {.inputs = {.arguments = arguments, .count = 1},
+                                   .field = "text",
+                                   .val_fraction = 0.2,
+                                   .skip_bad = in->variant % 2 == 0,
+                                   .threads = 1,
+                                   .tokenizer = toy,
+                                   .shard_tokens = 1000,
+                                   .on_progress = ignore_progress,
+                                   .on_notice = ignore_notice};
+    const CorpusJob job = {.options = &options, .tokenizer = toy, .cuts = toy, .cut_all = in->variant / 2 % 2};
+    int64_t numbers[6] = {0};
+    const Piece *p = &in->pieces[3];
+    memcpy(numbers, p->bytes, p->n < sizeof numbers ? p->n : sizeof numbers);
+    for (int i = 0; i < 6; i++) numbers[i] &= JSON_MAX_INT; // what the manifest's reader takes
+    const CorpusPosition from = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]};
+    DocumentReader *r = document_reader_open(&job, &from, &err);
+    REQUIRE(r, "%s", err.text);
+    CorpusBlock block = {0};
+    int64_t bytes = 0;
+    int status = EXIT_OK;
+    while (status == EXIT_OK && bytes < 4 << 20 && document_reader_next(r, &block)) {
+        REQUIRE(block.n == 0 || (block.n > 0 && block.n < block.capacity), "a block of %lld bytes", (long long)block.n);
+        bytes += block.n, status = block.status;
+        REQUIRE(block.after.file >= from.file, "the reader goes back");
+        corpus_block_reset(&block);
+    }
+    bad_report_clear(&block.counts.bad);
+    free(block.text);
+    document_reader_close(r);
+    return status == EXIT_OK;
+}
+
+// --------------------------------------------------------------------------------------------- options, log, tuning
+// cache
+
+static Options default_options(void) {
+    Options o;
+    char *argv[] = {(char *)"train_gpt2", NULL};
+    REQUIRE(options_parse(&o, 1, argv, &err) == OPTIONS_RUN, "%s", err.text);
+    return o;
+}
+
+static void options_seed(int i) {
+    Options o = default_options();
+    if (i == 1) o.B = 7, options_set_string(&o.output, "a \"name\"");
+    char *json = options_to_json(&o);
+    write_text(fuzz_path("options.json"), json);
+    free(json);
+    options_free(&o);
+}
+
+// Options that were taken are, as JSON, taken again and the same.
+static bool options_read(const FuzzInput *in) {
+    (void)in;
+    char *text = file_read_all(fuzz_path("options.json"), 16 << 20, NULL, &err);
+    if (!text) return false;
+    Options o = default_options(), again = default_options();
+    const bool ok = options_adopt_json(&o, text, &err);
+    free(options_diff_json(&o, text));
+    if (ok) {
+        char *json = options_to_json(&o);
+        REQUIRE(options_adopt_json(&again, json, &err), "taken, but not again: %s", err.text);
+        // JSON has no bytes that are not UTF-8: they have become U+FFFD.
+        for (const OptionRow *row = option_table; row->long_name && !strstr(json, "\\ufffd"); row++) {
+            char a[OPTION_VALUE], b[OPTION_VALUE];
+            REQUIRE(row->scope != OPTION_OF_RUN || strcmp(option_value(row, &o, a), option_value(row, &again, b)) == 0,
+                    "--%s is taken as %s, and then as %s", row->long_name, option_value(row, &o, a),
+                    option_value(row, &again, b));
+        }
+        free(json);
+    }
+    options_free(&o), options_free(&again);
+    free(text);
+    return ok;
+}
+
+static void log_seed(int i) {
+    static const char *const logs[] = {
+        "{\"event\":\"run\",\"time\":1.5,\"options\":{},\"start_step\":0}\n{\"event\":\"step\",\"step\":1,\"loss\":3.5}"
+        "\n"
+        "{\"event\":\"validation\",\"step\":1,\"loss\":3.5}\n{\"event\":\"step\",\"step\":2,\"loss\":null}\n",
+        "{\"event\":\"step\",\"step\":3,\"loss\":3.5}\n{\"event\":\"choices\",\"step\":3,\"name\":\"a\"}\n"
+        "{\"event\":\"step\",\"step\":4,\"lo"};
+    write_text(fuzz_path("run/main.log"), logs[i]);
+}
+
+// A resume after some step keeps whole lines of the beginning, none of a later step, and adds to them.
+static bool log_reads(const FuzzInput *in) {
+    const Piece *p = &in->pieces[0];
+    const int64_t step = in->variant;
+    RunLog *log = runlog_open(fuzz_path("run"), true, step, 0, false, &err);
+    if (!log) return false;
+    (void)runlog_count(log, "validation", NULL), (void)runlog_count(log, "choices", "a");
+    runlog_event(log, "sample", "\"step\":%lld", (long long)step);
+    runlog_close(log);
+    size_t n;
+    unsigned char *after = read_bytes(fuzz_path("run/main.log"), &n);
+    static const char added[] = "{\"event\":\"sample\",";
+    unsigned char *line = memmem(after, n, added, sizeof added - 1);
+    size_t kept = 0;
+    for (; line; line = memmem(line + 1, n - (size_t)(line + 1 - after), added, sizeof added - 1))
+        kept = (size_t)(line - after);
+    REQUIRE(kept <= p->n && (kept == 0 || memcmp(after, p->bytes, kept) == 0), "the kept lines are others");
+    REQUIRE(kept == 0 || after[kept - 1] == '\n', "an unfinished line is kept");
+    REQUIRE(n > 0 && after[n - 1] == '\n', "the last line is not finished");
+    free(after);
+    return true;
+}
+
+static const char *const keys[] = {"NVIDIA H200, cc 90, matmul 1", "another key"};
+
+static void tuning_seed(int i) {
+    (void)i;
+    tuning_cache_close();
+    for (int k = 0; k < 2; k++) tuning_cache_put(keys[k], &k, sizeof k);
+    tuning_cache_close();
+    write_text(fuzz_path("lines"), "a key\t01020304\nanother key\tff\n");
+}
+
+// FNV-1a of each line, made right.
+static void tuning_repair(FuzzInput *in) {
+    Piece *p = &in->pieces[0];
+    for (unsigned char *line = p->bytes, *end = p->bytes + p->n, *stop; line < end; line = stop + 1) {
+        stop = memchr(line, '\n', (size_t)(end - line));
+        if (!stop) return;
+        if (stop - line < 17) continue;
+        uint64_t hash = 0xcbf29ce484222325u;
+        char hex[17];
+        for (unsigned char *c = line; c < stop - 17; c++) hash = (hash ^ *c) * 0x100000001b3u;
+        snprintf(hex, sizeof hex, "%016llx", (unsigned long long)hash);
+        memcpy(stop - 16, hex, 16), stop[-17] = '\t';
+    }
+}
+
+static bool tuning_reads(const FuzzInput *in) {
+    const Piece *p = &in->pieces[1];
+    char *lines = strndup((const char *)p->bytes, p->n);
+    int found = 0;
+    tuning_cache_close();
+    for (int k = 0; k < 2; k++) {
+        int value = -1;
+        const bool ok = tuning_cache_get(keys[k], &value, sizeof value);
+        REQUIRE(!ok || in->repaired || value == k, "accepted: %d for key %d, damaged", value, k);
+        found += ok;
+    }
+    free(tuning_cache_used());
+    tuning_cache_restore(lines);
+    unsigned char bytes[4];
+    (void)tuning_cache_get("a key", bytes, sizeof bytes);
+    free(tuning_cache_used());
+    tuning_cache_close();
+    free(lines);
+    return found > 0;
+}
+
+// -------------------------------------------------------------------------------------------------------------- the
+// table
+
+const FuzzReader fuzz_readers[] = {
+    {"trainer_json", {STEP "trainer.json"}, 3, trainer_json_seed, checkpoint_repair, trainer_json_reads, false, false},
+    {"checkpoint",
+     {STEP "trainer.json", STEP "model.safetensors", STEP "config.json", STEP "optimizer.safetensors",
+      STEP "tokenizer.json", STEP "tokenizer_config.json"},
+     3,
+     checkpoint_seed,
+     checkpoint_repair,
+     checkpoint_reads,
+     false,
+     false},
+    {"safetensors", {"model.safetensors"}, 2, safetensors_seed, NULL, safetensors_reads, false, false},
+    {"huggingface",
+     {"hf/config.json", "hf/model.safetensors", "hf/model.safetensors.index.json", "hf/one.safetensors",
+      "hf/two.safetensors"},
+     3,
+     huggingface_seed,
+     NULL,
+     huggingface_reads,
+     false,
+     false},
+    {"llmc_model", {"model.bin"}, 2, llmc_seed, NULL, llmc_reads, false, false},
+    {"shards", {"s/a.bin", "s/b.bin"}, 3, shards_seed, NULL, shards_read, false, false},
+    {"shard_tool",
+     {"d/train_000000.bin", "d/manifest.json", "d/tokenizer.json"},
+     3,
+     fuzz_shard_tool_seed,
+     fuzz_shard_tool_repair,
+     fuzz_shard_tool_read,
+     false,
+     false},
+    {"choices", {"choices.bin"}, 1, choices_seed, NULL, choices_read, false, false},
+    {"choice_lines", {"choices.jsonl"}, 2, fuzz_choice_lines_seed, NULL, fuzz_choice_lines_read, false, false},
+    {"tokenizer_json", {"t/tokenizer.json"}, 3, tokenizer_json_seed, NULL, tokenizer_json_reads, false, false},
+    {"vocab_merges", {"v/vocab.json", "v/merges.txt"}, 1, vocab_seed, NULL, vocab_reads, false, false},
+    {"tiktoken_ranks", {"toy.tiktoken"}, 1, ranks_seed, NULL, ranks_read, false, false},
+    {"llmc_tokenizer", {"gpt2_tokenizer.bin"}, 1, llmc_tokenizer_seed, NULL, llmc_tokenizer_reads, false, false},
+    {"json_line", {"line.json"}, 2, json_line_seed, NULL, json_line_reads, false, false},
+    {"packed", {"packed"}, 3, packed_seed, NULL, packed_reads, false, false},
+    {"documents",
+     {"docs/a.jsonl", "docs/b.txt", "docs/c.jsonl.gz", "position"},
+     2,
+     documents_seed,
+     NULL,
+     documents_read,
+     false,
+     false},
+    {"prepare_state", {"out/.tmp-prepare/manifest.json"}, 2, fuzz_prepare_seed, NULL, fuzz_prepare_read, false, false},
+    {"options", {"options.json"}, 2, options_seed, NULL, options_read, false, false},
+    {"log", {"run/main.log"}, 2, log_seed, NULL, log_reads, true, false},
+    {"whereis", {"w/main.log", "w/a.bin"}, 2, fuzz_whereis_seed, NULL, fuzz_whereis_read, false, false},
+    {"tuning_cache", {"tuning", "lines"}, 1, tuning_seed, tuning_repair, tuning_reads, false, false},
+    {"tcp_server", {"one", "two", "three"}, 2, fuzz_tcp_server_seed, NULL, fuzz_tcp_server_read, false, true},
+    {"tcp_client", {"server"}, 3, fuzz_tcp_client_seed, NULL, fuzz_tcp_client_read, false, true},
+    {"watch", {"one", "two"}, 3, fuzz_watch_seed, NULL, fuzz_watch_read, false, true},
+    {0},
+};
