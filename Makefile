@@ -55,9 +55,11 @@ MPI_CFLAGS := $(if $(MPI_WORDS),-DHAVE_MPI $(patsubst -I%,-isystem %,$(filter -I
 LDLIBS += -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
 CPU_SRC  := $(wildcard llmc/cpu/*.c)
-# llmc/cuda/sizes.c is arithmetic of shapes, without CUDA: the planner of every build asks it.
+# Two files of llmc/cuda without CUDA are in every build: sizes.c, arithmetic of shapes for the planner, and tuning_cache.c,
+# the file that also keeps what --ceilings has measured.
+NO_CUDA_SRC := llmc/cuda/sizes.c llmc/cuda/tuning_cache.c
 HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/data/*.c llmc/text/*.c llmc/store/*.c llmc/run/*.c llmc/comm/*.c) \
-            llmc/cuda/sizes.c
+            $(NO_CUDA_SRC)
 # Of llmc/cpu, what any processor runs; the remainder is the vector code.
 CPU_ONCE := $(addprefix llmc/cpu/,cpu.c device.c onednn.c)
 CPU_OBJ  := $(CPU_ONCE:%.c=$(BUILD)/%.o) $(CPU_CODES:%=$(BUILD)/llmc/cpu/%.o)
@@ -66,7 +68,7 @@ LIB      := $(BUILD)/libllmc.a
 
 # The CUDA toolkit, if there is one: for the device (llmc/cuda/cuda.mk) and for the simulator (dev/sim/sim.mk).
 CUDA     ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc .cuda/bin/nvcc)))
-CUDA_SRC := $(filter-out llmc/cuda/sizes.c,$(wildcard llmc/cuda/*.c llmc/cuda/*.cu))
+CUDA_SRC := $(filter-out $(NO_CUDA_SRC),$(wildcard llmc/cuda/*.c llmc/cuda/*.cu))
 
 TEST_SRC := $(filter-out test/unit/test_simd.c,$(wildcard test/unit/test_*.c test/ops/test_*.c test/golden/test_*.c))
 TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%) $(CODES_HERE:%=$(BUILD)/test/unit/test_simd-%)
@@ -167,9 +169,6 @@ $(BUILD)/test/unit/test_sampler.o: CFLAGS += -finstrument-functions
 
 # It counts the plans that a search makes.
 $(BUILD)/test/unit/test_planner_fit: LDFLAGS += -Wl,--wrap=gpt2_plan
-
-# The one part of llmc/cuda that needs no CUDA.
-$(BUILD)/test/unit/test_tuning_cache: $(BUILD)/llmc/cuda/tuning_cache.o
 
 .PRECIOUS: $(BUILD)/%.o
 
