@@ -1,9 +1,10 @@
 // --advise: tiles and waves by hand, the shapes of the prediction's matmuls, rank correlation, and what is advised.
+#include "llmc/base/format.h"
 #include "test/fixture.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/planner_case.h"
 
-TestFixture test_all = {device_setup, device_teardown};
+TestFixture test_all = {start_device, stop_device};
 static Error err;
 
 // ----------------------------------------------------------------------------------------------------- tiles and waves
@@ -152,7 +153,7 @@ static void assert_says(const char *text, const char *words) {
 TEST(channels_that_fill_no_cache_line_are_advised_against) {
     const Gpt2Options model = model_of("L=12,C=1000,NH=10", 32, 1024);
     AUTO_FREE char *text = advice(&model, "h100", ADVISE_SIZES);
-    assert_says(text, "1. C 1000 -> 1024 with NH 16: -e L=12,C=1024,NH=16,V=50257,T=1024\n");
+    assert_says(text, "1. C 1000 -> 1024 with NH 8: -e L=12,C=1024,NH=8,V=50257,T=1024\n");
     assert_says(text, "parameters 195.5M -> 203.7M (+4.2%)");
     assert_says(text, "head size 100: no fast attention kernel takes it");
 }
