@@ -415,8 +415,20 @@ static double predicted_rate(const GpuSpec *gpu, DType dtype, const FeedForward 
     return gpu_spec_peak(gpu, dtype) * flops / relative;
 }
 
+// By how much two measurements of one size differ: the median over all sizes of what even and odd rounds say.
+static double noise_of(const Search *s) {
+    double difference[MOST_SIZES], noise = 0;
+    for (int i = 0; i < s->count; i++) difference[i] = fabs(s->halves[0][i] / s->halves[1][i] - 1);
+    for (int i = 0; i < s->count; i++) {
+        int below = 0;
+        for (int k = 0; k < s->count; k++) below += difference[k] < difference[i];
+        if (below <= s->count / 2) noise = fmax(noise, difference[i]);
+    }
+    return noise;
+}
+
 // Of the sizes of this kind with nearly the highest rate, the one that is nearest to the exact one.
-static int best_of(const Search *s, const double *rates, bool gated) {
+static int best_of(const Search *s, const double *rates, double worth, bool gated) {
     double most = 0;
     int best = -1;
     for (int i = 0; i < s->count; i++)
@@ -424,21 +436,21 @@ static int best_of(const Search *s, const double *rates, bool gated) {
     for (int i = 0; i < s->count; i++) {
         const FeedForward *f = &s->layer[i];
         const int64_t exact = exact_size(f);
-        if (f->gated != gated || rates[i] * WORTH < most) continue;
+        if (f->gated != gated || rates[i] * worth < most) continue;
         if (best < 0 || llabs(f->d_ff - exact) < llabs(s->layer[best].d_ff - exact)) best = i;
     }
     return best;
 }
 
-static void print_kind(FILE *out, const Search *s, bool gated, const double *rates) {
-    const int best = best_of(s, rates, gated);
+static void print_kind(FILE *out, const Search *s, const double *rates, double worth, bool gated) {
+    const int best = best_of(s, rates, worth, gated);
     const int64_t found = s->layer[best].d_ff, exact = exact_size(&s->layer[best]);
     double there = 0;
     for (int i = 0; i < s->count; i++)
         if (s->layer[i].gated == gated && s->layer[i].d_ff == exact) there = rates[i];
     fprintf(out, "advise      near %s C%s: take %lld", gated ? "8/3" : "4", gated ? " (gated)" : "", (long long)found);
     if (found == exact)
-        fprintf(out, ", which is %s C; none nearby is half a per cent faster\n", gated ? "8/3" : "4");
+        fprintf(out, ", which is %s C; none nearby is %.1f%% faster\n", gated ? "8/3" : "4", 100 * (worth - 1));
     else
         fprintf(out, ", %+.1f%% FLOP/s over %lld, with %+.1f%% parameters in the layer\n",
                 100 * (rates[best] / there - 1), (long long)exact, 100 * ((double)found / (double)exact - 1));
@@ -473,13 +485,15 @@ static bool advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu, E
     fprintf(out, "advise      %s%s, %s: feed-forward layers of C=%lld, -b %lld -t %lld, forward and backward\n",
             gpu ? gpu->spec.name : device_facts()->name, gpu && measure ? ", this machine" : "", dtype_name(dtype),
             (long long)m->config.C, (long long)(m->B > 0 ? m->B : 1), (long long)m->T);
-    print_kind(out, &s, false, measure ? s.measured : s.predicted);
-    print_kind(out, &s, true, measure ? s.measured : s.predicted);
+    const double noise = measure ? noise_of(&s) : 0, worth = fmax(WORTH, 1 + 2 * noise);
+    const double *rates = measure ? s.measured : s.predicted;
+    print_kind(out, &s, rates, worth, false), print_kind(out, &s, rates, worth, true);
     if (measure)
-        fprintf(out,
-                "advise      measured in rounds over all sizes; every other round alone has the same order to a rank "
-                "correlation of %.2f\n",
-                rank_correlation(s.halves[0], s.halves[1], s.count));
+        fprintf(
+            out,
+            "advise      timed in rounds over all sizes; even and odd rounds differ by %.1f%% at the median, and their "
+            "orders have a rank correlation of %.2f\n",
+            100 * noise, rank_correlation(s.halves[0], s.halves[1], s.count));
     if (measure && gpu)
         fprintf(out, "advise      prediction and measurement: rank correlation %.2f\n",
                 rank_correlation(s.predicted, s.measured, s.count));
