@@ -167,17 +167,18 @@ static void consider(Advice *a, ChangeKind kind, const ModelConfig *config, int6
     if (s.work > WORTH * fmax(a->now.work, best->work)) *best = s;
 }
 
-// C within an eighth, in heads of 64 or 128.
+// The multiples of 64 next to C, up to a sixteenth away, in heads of 64 or 128. A model that is much larger always does
+// more work a second: that is no advice.
 static void consider_channels(Advice *a) {
     const ModelConfig *now = &a->model->config;
-    const int64_t nearest = (now->C + 32) / 64;
-    for (int64_t step = 0; step <= now->C / 8 / 64 + 1; step++)
+    const int64_t nearest = (now->C + 32) / 64, most = max_i64(now->C / 16, 64);
+    for (int64_t step = 0; step <= most / 64 + 1; step++)
         for (int sign = -1; sign <= 1; sign += 2) {
             ModelConfig c = *now;
             c.C = (nearest + sign * step) * 64;
             const bool wide = c.C % 128 == 0 && now->C / now->NH > 96;
             c.NH = c.C / (wide ? 128 : 64);
-            if (c.C >= 64 && c.C != now->C && 8 * llabs(c.C - now->C) <= now->C) consider(a, CHANGE_C, &c, a->model->B);
+            if (c.C >= 64 && c.C != now->C && llabs(c.C - now->C) <= most) consider(a, CHANGE_C, &c, a->model->B);
         }
 }
 
@@ -427,17 +428,24 @@ static double noise_of(const Search *s) {
     return noise;
 }
 
-// Of the sizes of this kind with nearly the highest rate, the one that is nearest to the exact one.
+// The exact size, unless others are faster by a factor of `worth`: then the nearest of those with nearly the highest
+// rate.
 static int best_of(const Search *s, const double *rates, double worth, bool gated) {
-    double most = 0;
+    static const double NEARLY = 1.02;
+    double most = 0, enough;
     int best = -1;
-    for (int i = 0; i < s->count; i++)
-        if (s->layer[i].gated == gated) most = fmax(most, rates[i]);
     for (int i = 0; i < s->count; i++) {
-        const FeedForward *f = &s->layer[i];
-        const int64_t exact = exact_size(f);
-        if (f->gated != gated || rates[i] * worth < most) continue;
-        if (best < 0 || llabs(f->d_ff - exact) < llabs(s->layer[best].d_ff - exact)) best = i;
+        if (s->layer[i].gated != gated) continue;
+        most = fmax(most, rates[i]);
+        if (s->layer[i].d_ff == exact_size(&s->layer[i])) best = i;
+    }
+    enough = fmax(worth * rates[best], most / NEARLY);
+    if (most < worth * rates[best]) return best;
+    best = -1;
+    for (int i = 0; i < s->count; i++) {
+        const int64_t exact = exact_size(&s->layer[i]);
+        if (s->layer[i].gated != gated || rates[i] < enough) continue;
+        if (best < 0 || llabs(s->layer[i].d_ff - exact) < llabs(s->layer[best].d_ff - exact)) best = i;
     }
     return best;
 }
