@@ -180,7 +180,7 @@ static bool gpu_here(GpuChoice *gpu, Error *err) {
 
 bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Error *err) {
     *count = 0;
-    for (const char *at = names; *at; at++) {
+    for (const char *at = names; *names; at++) {
         const size_t length = strcspn(at, ",");
         const bool here = length == 4 && strncasecmp(at, "this", length) == 0;
         if (length == 0)
