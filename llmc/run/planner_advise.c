@@ -81,8 +81,8 @@ Tiling planner_tiling(const GpuSpec *gpu, DType dtype, const MatmulShape *s) {
 // Heads are computed as 32, 64, 96 or 128 elements. The softmax of a score is assumed to cost as much as 32 elements of
 // its products, which is why longer heads reach higher rates. Relative to 64 elements, whose rates are assumed.
 static double head_factor(const ModelConfig *c) {
-    const double HS = (double)(c->C / c->NH), computed = (double)round_up(c->C / c->NH, 32);
-    return (computed + 32) / HS / ((64.0 + 32) / 64);
+    const int64_t HS = c->C / c->NH;
+    return (double)(round_up(HS, 32) + 32) / (double)HS / ((64.0 + 32) / 64);
 }
 
 static bool is_attention(RateKind rate) {
@@ -167,11 +167,11 @@ static void consider(Advice *a, ChangeKind kind, const ModelConfig *config, int6
     if (s.work > WORTH * fmax(a->now.work, best->work)) *best = s;
 }
 
-// The multiples of 64 next to C, up to a sixteenth away, in heads of 64 or 128. A model that is much larger always does
-// more work a second: that is no advice.
+// The multiples of 64 next to C, one step or a sixteenth away, never more than an eighth, in heads of 64 or 128. A
+// model that is much larger always does more work a second: that is no advice.
 static void consider_channels(Advice *a) {
     const ModelConfig *now = &a->model->config;
-    const int64_t nearest = (now->C + 32) / 64, most = max_i64(now->C / 16, 64);
+    const int64_t nearest = (now->C + 32) / 64, most = max_i64(now->C / 16, min_i64(64, now->C / 8));
     for (int64_t step = 0; step <= most / 64 + 1; step++)
         for (int sign = -1; sign <= 1; sign += 2) {
             ModelConfig c = *now;
@@ -362,22 +362,19 @@ void feed_forward_matmuls(const FeedForward *f, MatmulShape shapes[FEED_FORWARD_
     memcpy(shapes, all, sizeof all);
 }
 
+// About a mean of 0; equal values share theirs.
+static double rank_of(const double *x, int n, int i) {
+    double rank = -0.5 * n;
+    for (int k = 0; k < n; k++) rank += (x[k] < x[i]) + 0.5 * (x[k] == x[i]);
+    return rank;
+}
+
 double rank_correlation(const double *a, const double *b, int n) {
-    double *ranks[2] = {malloc((size_t)n * sizeof(double)), malloc((size_t)n * sizeof(double))};
-    REQUIRE_MEMORY(ranks[0] && ranks[1], "ranks");
     double ab = 0, aa = 0, bb = 0;
-    for (int i = 0; i < n; i++)
-        for (int which = 0; which < 2; which++) {
-            const double *x = which ? b : a;
-            double rank = -0.5 * n; // about a mean of 0; equal ones share theirs
-            for (int k = 0; k < n; k++) rank += (x[k] < x[i]) + 0.5 * (x[k] == x[i]);
-            ranks[which][i] = rank;
-        }
     for (int i = 0; i < n; i++) {
-        const double x = ranks[0][i], y = ranks[1][i];
+        const double x = rank_of(a, n, i), y = rank_of(b, n, i);
         ab += x * y, aa += x * x, bb += y * y;
     }
-    free(ranks[0]), free(ranks[1]);
     return aa > 0 && bb > 0 ? ab / sqrt(aa * bb) : 0;
 }
 
