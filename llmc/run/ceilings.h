@@ -11,10 +11,10 @@
 #include <stdio.h>
 
 typedef struct {
-    double matmul_flops;   // FLOP/s on random data, of the best shape
-    double zero_flops;     // the same on zeros
+    double matmul_flops;   // FLOP/s on random data
+    double zero_gain;      // by how much the best shape is faster on zeros, 0.1: 10%
     double copy_bandwidth; // bytes/s, read and written
-    int64_t M, N, K;       // of the best shape
+    int64_t M, N, K;       // of the best shape; M 0: the library's plain product of device_measure_speed
 } Ceiling;
 
 // Measures and keeps them, for each dtype that this device computes in, or the one of --dtype; prints them.
