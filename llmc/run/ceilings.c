@@ -12,69 +12,92 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ------------------------------------------------------------------------------------------------------------- buffers
+// ---------------------------------------------------------------------------------------------------------- one matmul
 
-// Random numbers repeat after so many: what a chip sees of a row does not depend on the others.
-enum { BLOCK = 1 << 16, MAX_ROUNDS = 64 };
+typedef enum { FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, PASSES } Pass; // as feed_forward_matmuls has them in turn
 
-static bool fill_random(Tensor t, Error *err) {
-    const size_t size = dtype_size(t.dtype), total = tensor_bytes(t);
-    char *host = host_alloc(BLOCK * size, err);
+// Two operands, a result, and the workspace of the ops; large enough for each of the shapes it was opened for.
+typedef struct {
+    DType dtype;
+    char *operands[2], *result, *workspace;
+    DeviceEvent *start, *stop;
+} Bench;
+
+static void bench_close(Bench *b) {
+    char *const memory[] = {b->operands[0], b->operands[1], b->result, b->workspace};
+    ops_set_workspace(NULL, 0);
+    for (int i = 0; i < 4; i++)
+        if (memory[i]) device_free(memory[i]);
+    if (b->start) device_event_destroy(b->start);
+    if (b->stop) device_event_destroy(b->stop);
+}
+
+// Random numbers repeat after BLOCK: what a chip sees of a row does not depend on the others.
+static bool fill_random(char *data, DType dtype, size_t bytes, Error *err) {
+    enum { BLOCK = 1 << 16 };
+    const size_t size = dtype_size(dtype), block = BLOCK * size;
+    char *host = host_alloc(block, err);
     if (!host) return false;
     for (int64_t i = 0; i < BLOCK; i += 2) {
         float pair[2];
         const Philox bits = philox(1, STREAM_INIT, (uint64_t)i);
         philox_normal2(bits.v[0], bits.v[1], pair);
-        convert_elements(host + (size_t)i * size, t.dtype, pair, DTYPE_FP32, 2);
+        convert_elements(host + (size_t)i * size, dtype, pair, DTYPE_FP32, 2);
     }
-    for (size_t at = 0; at < total; at += BLOCK * size)
-        copy_h2d((char *)t.data + at, host, total - at < BLOCK * size ? total - at : BLOCK * size, STREAM_COMPUTE);
+    for (size_t at = 0; at < bytes; at += block)
+        copy_h2d(data + at, host, bytes - at < block ? bytes - at : block, STREAM_COMPUTE);
     device_sync();
     host_free(host);
     return true;
 }
 
-// Device memory that tensors are cut from, and the workspace of the ops.
-typedef struct {
-    char *memory, *workspace;
-    size_t used, operands; // bytes; the second of a layer, before its results
-} Bench;
-
-static void bench_close(Bench *b) {
-    ops_set_workspace(NULL, 0);
-    device_free(b->memory);
-    device_free(b->workspace);
-}
-
-// bytes: of all tensors. rows, widest: the most rows of tokens, and columns, of a matmul. There is no attention: heads
-// of a size for which no library is asked for kernels.
-static bool bench_open(Bench *b, size_t bytes, int64_t rows, int64_t widest, DType dtype, Error *err) {
-    const OpsShape shape = {.B = rows,
-                            .T = 1,
-                            .C = round_up(ceil_div(widest, 4), 64) + 4,
-                            .NH = 1,
-                            .Vp = 128,
-                            .num_tensors = 1,
-                            .dtype = dtype};
+static bool bench_open(Bench *b, const MatmulShape *shapes, int count, DType dtype, bool random, Error *err) {
+    int64_t operands[2] = {0, 0}, result = 0, rows = 0, widest = 0;
+    for (int i = 0; i < count; i++) {
+        const MatmulShape *s = &shapes[i];
+        operands[0] = max_i64(operands[0], s->M * s->K), operands[1] = max_i64(operands[1], s->N * s->K);
+        result = max_i64(result, s->M * s->N);
+        rows = max_i64(rows, s->sums_tokens ? s->K : s->M);
+        widest = max_i64(widest, max_i64(s->N, s->sums_tokens ? s->M : s->K));
+    }
+    // There is no attention: heads of a size for which no library is asked for kernels.
+    const int64_t C = round_up(ceil_div(widest, 4), 64) + 4;
+    const OpsShape shape = {.B = rows, .T = 1, .C = C, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = dtype};
     const int64_t workspace = ops_workspace_bytes(shape);
-    *b = (Bench){.memory = device_alloc(bytes, err)};
-    b->workspace = b->memory ? device_alloc((size_t)workspace, err) : NULL;
-    if (b->workspace) return ops_set_workspace(b->workspace, workspace), true;
-    device_free(b->memory);
+    *b = (Bench){.dtype = dtype};
+    bool ok = (b->workspace = device_alloc((size_t)workspace, err)) && (b->start = device_event_create(err)) &&
+              (b->stop = device_event_create(err)) &&
+              (b->result = device_alloc((size_t)result * dtype_size(DTYPE_FP32), err));
+    for (int i = 0; ok && i < 2; i++) {
+        const size_t bytes = (size_t)operands[i] * dtype_size(dtype);
+        ok = (b->operands[i] = device_alloc(bytes, err)) && (!random || fill_random(b->operands[i], dtype, bytes, err));
+    }
+    if (ok) return ops_set_workspace(b->workspace, workspace), true;
+    bench_close(b);
     return false;
 }
 
-static Tensor cut(Bench *b, DType dtype, const char *name, int64_t rows, int64_t cols) {
-    const Tensor t = tensor_make(b->memory ? b->memory + b->used : NULL, dtype, name, rows, cols, 0, 0);
-    b->used += (tensor_bytes(t) + 255) / 256 * 256;
-    return t;
+static double seconds_of(const Bench *b, const MatmulShape *s, Pass pass) {
+    const bool sums = pass == WEIGHT_GRADIENT, input = pass == INPUT_GRADIENT;
+    const Tensor out = tensor_make(b->result, sums ? DTYPE_FP32 : b->dtype, "out", s->M, s->N, 0, 0);
+    const Tensor left = tensor_make(b->operands[0], b->dtype, "left", sums ? s->K : s->M, sums ? s->M : s->K, 0, 0);
+    const Tensor right =
+        tensor_make(b->operands[1], b->dtype, "right", sums || input ? s->K : s->N, sums || input ? s->N : s->K, 0, 0);
+    device_event_record(b->start, STREAM_COMPUTE);
+    if (pass == FORWARD)
+        matmul_forward(out, left, right, tensor_none());
+    else if (pass == INPUT_GRADIENT)
+        matmul_backward_input(out, left, right);
+    else
+        matmul_backward_weight(out, tensor_none(), left, right, false);
+    device_event_record(b->stop, STREAM_COMPUTE);
+    device_event_wait(b->stop);
+    return device_event_seconds(b->start, b->stop);
 }
 
-static size_t bytes_of(DType dtype, int64_t rows, int64_t cols) {
-    return ((size_t)(rows * cols) * dtype_size(dtype) + 255) / 256 * 256;
-}
+static double flops_of(const MatmulShape *s) { return 2.0 * (double)s->M * (double)s->N * (double)s->K; }
 
-// -------------------------------------------------------------------------------------------------------------- timing
+enum { MAX_ROUNDS = 64 };
 
 static int by_value(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
@@ -86,50 +109,7 @@ static double median(double *x, int n) {
     return n % 2 ? x[n / 2] : 0.5 * (x[n / 2 - 1] + x[n / 2]);
 }
 
-typedef struct {
-    DeviceEvent *start, *stop;
-} Clock;
-
-static double seconds_of(const Clock *c, void (*work)(void *), void *context) {
-    device_event_record(c->start, STREAM_COMPUTE);
-    work(context);
-    device_event_record(c->stop, STREAM_COMPUTE);
-    device_event_wait(c->stop);
-    return device_event_seconds(c->start, c->stop);
-}
-
-static bool clock_open(Clock *c, Error *err) {
-    c->start = device_event_create(err);
-    c->stop = c->start ? device_event_create(err) : NULL;
-    if (!c->stop && c->start) device_event_destroy(c->start);
-    return c->stop != NULL;
-}
-
-static void clock_close(Clock *c) { device_event_destroy(c->start), device_event_destroy(c->stop); }
-
-// The least of at least three rounds, after one that makes plans, and as many as `budget` seconds allow: the search
-// asks what can be reached, and whatever else the machine does must not choose the shape.
-static double least_seconds(const Clock *c, void (*work)(void *), void *context, double budget) {
-    double least = INFINITY, spent = 0;
-    seconds_of(c, work, context);
-    for (int round = 0; round < MAX_ROUNDS && (round < 3 || spent < budget); round++) {
-        const double seconds = seconds_of(c, work, context);
-        least = fmin(least, seconds), spent += seconds;
-    }
-    return least;
-}
-
-// ------------------------------------------------------------------------------------------------------------ one
-// dtype
-
-typedef struct {
-    Tensor out, in, weight;
-} Product;
-
-static void run_product(void *context) {
-    const Product *p = context;
-    matmul_forward(p->out, p->in, p->weight, tensor_none());
-}
+// ----------------------------------------------------------------------------------------------------------- one dtype
 
 enum { SMALLEST_SIDE = 128, LARGEST_SIDE = 16384, SIDES = 3 };
 // A product longer than this only takes time; the search spends SHAPE_SECONDS on each shape, and the winner is timed
@@ -138,110 +118,84 @@ static const double LONGEST_PRODUCT = 0.05, SHAPE_SECONDS = 0.05, WINNER_SECONDS
 
 typedef struct {
     DType dtype;
-    Clock clock;
-    double most_bytes, rate; // of the best so far
-    int64_t best[SIDES];     // M, N, K
+    double rate; // of the best so far
+    MatmulShape best;
     int shapes;
 } Search;
 
-static double flops_of(const int64_t s[SIDES]) { return 2.0 * (double)s[0] * (double)s[1] * (double)s[2]; }
-
-static size_t product_bytes(DType dtype, const int64_t s[SIDES]) {
-    return bytes_of(dtype, s[0], s[1]) + bytes_of(dtype, s[0], s[2]) + bytes_of(dtype, s[1], s[2]);
-}
-
-static bool open_product(Bench *b, Product *p, DType dtype, const int64_t s[SIDES], Error *err) {
-    if (!bench_open(b, product_bytes(dtype, s), s[0], s[1] > s[2] ? s[1] : s[2], dtype, err)) return false;
-    *p = (Product){cut(b, dtype, "out", s[0], s[1]), cut(b, dtype, "in", s[0], s[2]),
-                   cut(b, dtype, "weight", s[1], s[2])};
-    if (fill_random(p->in, err) && fill_random(p->weight, err)) return true;
-    bench_close(b);
-    return false;
-}
-
-// Whether this shape is faster than the best so far, which it then is.
-static bool try_shape(Search *s, const int64_t shape[SIDES], bool *better, Error *err) {
+// Whether this shape is faster than the best so far, which it then is. By the least of at least three rounds, after one
+// that makes plans: the search asks what can be reached, and whatever else the machine does must not choose the shape.
+static bool try_shape(Search *s, MatmulShape shape, bool *better, Error *err) {
+    const int64_t M = shape.M, N = shape.N, K = shape.K;
+    const double bytes = (double)(M * N + M * K + N * K) * (double)dtype_size(s->dtype);
+    double least = INFINITY, spent = 0;
     Bench b;
-    Product p;
     *better = false;
-    for (int i = 0; i < SIDES; i++)
-        if (shape[i] < SMALLEST_SIDE || shape[i] > LARGEST_SIDE) return true;
-    if ((double)product_bytes(s->dtype, shape) > s->most_bytes) return true;
-    if (s->rate > 0 && flops_of(shape) > LONGEST_PRODUCT * s->rate) return true;
-    if (!open_product(&b, &p, s->dtype, shape, err)) return false;
-    const double rate = flops_of(shape) / least_seconds(&s->clock, run_product, &p, SHAPE_SECONDS);
+    if (min_i64(M, min_i64(N, K)) < SMALLEST_SIDE || max_i64(M, max_i64(N, K)) > LARGEST_SIDE ||
+        bytes > (double)device_facts()->memory_free / 8 ||
+        (s->rate > 0 && flops_of(&shape) > LONGEST_PRODUCT * s->rate))
+        return true;
+    if (!bench_open(&b, &shape, 1, s->dtype, true, err)) return false;
+    seconds_of(&b, &shape, FORWARD);
+    for (int round = 0; round < MAX_ROUNDS && (round < 3 || spent < SHAPE_SECONDS); round++) {
+        const double seconds = seconds_of(&b, &shape, FORWARD);
+        least = fmin(least, seconds), spent += seconds;
+    }
     bench_close(&b);
     s->shapes++;
-    *better = rate > s->rate;
-    if (*better) s->rate = rate, memcpy(s->best, shape, sizeof s->best);
+    *better = flops_of(&shape) / least > s->rate;
+    if (*better) s->rate = flops_of(&shape) / least, s->best = shape;
     return true;
 }
 
 static bool search(Search *s, Error *err) {
     static const double STEPS[] = {2, 0.5, 1.5, 0.75};
-    enum { NUM_STEPS = sizeof STEPS / sizeof *STEPS, MOST_SHAPES = 60 };
+    enum { NUM_CHANGES = SIDES * sizeof STEPS / sizeof *STEPS, MOST_SHAPES = 60 };
     bool better;
     for (int64_t side = SMALLEST_SIDE; side <= LARGEST_SIDE; side *= 2)
-        if (!try_shape(s, (int64_t[SIDES]){side, side, side}, &better, err)) return false;
-    if (!try_shape(s, (int64_t[SIDES]){1024, 3072, 768}, &better, err)) return false; // that of a plain measurement
-    for (int i = 0, failed = 0; failed < SIDES * NUM_STEPS && s->shapes < MOST_SHAPES;
-         i = (i + 1) % (SIDES * NUM_STEPS)) {
-        int64_t shape[SIDES];
-        memcpy(shape, s->best, sizeof shape);
-        shape[i % SIDES] = (int64_t)((double)shape[i % SIDES] * STEPS[i / SIDES]) / 64 * 64;
+        if (!try_shape(s, (MatmulShape){side, side, side, false}, &better, err)) return false;
+    for (int i = 0, failed = 0; failed < NUM_CHANGES && s->shapes < MOST_SHAPES; i = (i + 1) % NUM_CHANGES) {
+        MatmulShape shape = s->best;
+        int64_t *side = i % SIDES == 0 ? &shape.M : i % SIDES == 1 ? &shape.N : &shape.K;
+        *side = (int64_t)((double)*side * STEPS[i / SIDES]) / 64 * 64;
         if (!try_shape(s, shape, &better, err)) return false;
         failed = better ? 0 : failed + 1;
     }
     return true;
 }
 
-// The best shape once more, on random numbers and on zeros in turn.
-static bool time_winner(Search *s, Ceiling *c, Error *err) {
-    Bench b;
-    Product p;
+// The best shape once more, on random numbers and on zeros (memory as it comes) in turn.
+static bool time_winner(const Search *s, Ceiling *c, Error *err) {
+    Bench random, zero;
     double seconds[2][MAX_ROUNDS], spent = 0;
-    int rounds = 0;
-    const int64_t zero_side[SIDES] = {s->best[0], s->best[1], 2 * s->best[2]}; // room for the operands twice
-    if (!bench_open(&b, product_bytes(s->dtype, zero_side), s->best[0], max_i64(s->best[1], s->best[2]), s->dtype, err))
-        return false;
-    Product both[2];
-    p.out = cut(&b, s->dtype, "out", s->best[0], s->best[1]);
-    for (int i = 0; i < 2; i++)
-        both[i] = (Product){p.out, cut(&b, s->dtype, "in", s->best[0], s->best[2]),
-                            cut(&b, s->dtype, "weight", s->best[1], s->best[2])};
-    const bool ok = fill_random(both[0].in, err) && fill_random(both[0].weight, err);
-    for (int i = 0; ok && i < 2; i++)
-        seconds_of(&s->clock, run_product, &both[i]); // memory of the others is 0 as it came
-    while (ok && rounds < MAX_ROUNDS && (rounds < 5 || spent < WINNER_SECONDS)) {
-        for (int i = 0; i < 2; i++) spent += seconds[i][rounds] = seconds_of(&s->clock, run_product, &both[i]);
-        rounds++;
-    }
-    bench_close(&b);
-    if (!ok) return false;
-    c->matmul_flops = flops_of(s->best) / median(seconds[0], rounds);
+    int rounds = -1; // the first makes plans
+    if (!bench_open(&random, &s->best, 1, s->dtype, true, err)) return false;
+    if (!bench_open(&zero, &s->best, 1, s->dtype, false, err)) return bench_close(&random), false;
+    for (; rounds < MAX_ROUNDS && (rounds < 5 || spent < WINNER_SECONDS); rounds++)
+        for (int i = 0; i < 2; i++) {
+            const double t = seconds_of(i ? &zero : &random, &s->best, FORWARD);
+            if (rounds >= 0) seconds[i][rounds] = t, spent += t;
+        }
+    bench_close(&random), bench_close(&zero);
+    *c = (Ceiling){.M = s->best.M, .N = s->best.N, .K = s->best.K};
+    c->matmul_flops = flops_of(&s->best) / median(seconds[0], rounds);
     c->zero_gain = median(seconds[0], rounds) / median(seconds[1], rounds) - 1;
-    c->M = s->best[0], c->N = s->best[1], c->K = s->best[2];
     return true;
 }
 
 // The library's plain product counts, too: nothing that a run measures at its start may be above its ceiling.
 static bool measure_dtype(DType dtype, Ceiling *c, int *shapes, Error *err) {
-    Search s = {.dtype = dtype, .most_bytes = (double)device_facts()->memory_free / 8};
+    Search s = {.dtype = dtype};
     DeviceSpeed plain;
-    memset(c, 0, sizeof *c);
-    if (!clock_open(&s.clock, err)) return false;
-    const bool ok =
-        search(&s, err) && time_winner(&s, c, err) && device_measure_speed(dtype, (size_t)1 << 30, &plain, err);
-    clock_close(&s.clock);
-    if (!ok) return false;
+    if (!search(&s, err) || !time_winner(&s, c, err) || !device_measure_speed(dtype, (size_t)1 << 30, &plain, err))
+        return false;
     *shapes = s.shapes;
     c->copy_bandwidth = plain.copy_bandwidth;
     if (plain.matmul_flops > c->matmul_flops) c->matmul_flops = plain.matmul_flops, c->M = 0;
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------------- the
-// file
+// ------------------------------------------------------------------------------------------------------------ the file
 
 static void key_of(char key[TUNING_KEY_MAX], DType dtype, bool tf32) {
     const DeviceFacts *f = device_facts();
@@ -304,80 +258,25 @@ bool ceilings_measure(FILE *out, const Options *o, Error *err) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------- layers
-
-typedef struct {
-    Tensor x, dx, up, dup, down, ddown, w_up, w_down, dw_up, dw_down;
-} LayerTensors;
-
-// The six matmuls. Values are whatever comes: random operands are made once, and results are not read.
-static void run_layer(void *context) {
-    const LayerTensors *t = context;
-    const Tensor none = tensor_none();
-    matmul_forward(t->up, t->x, t->w_up, none);
-    matmul_forward(t->dx, t->down, t->w_down, none);
-    matmul_backward_input(t->ddown, t->x, t->w_down);
-    matmul_backward_weight(t->dw_down, none, t->x, t->down, false);
-    matmul_backward_input(t->dx, t->dup, t->w_up);
-    matmul_backward_weight(t->dw_up, none, t->dup, t->x, false);
-}
-
-// All layers use the same memory. Outputs have a part of their own, so that what one layer writes is not read by
-// another. NULL memory: only counts.
-static LayerTensors cut_layer(Bench *b, const FeedForward *f, DType dtype, size_t outputs) {
-    const int64_t N = f->tokens, C = f->C, F = f->d_ff, up = F * (f->gated ? 2 : 1);
-    LayerTensors t;
-    b->used = 0;
-    t.x = cut(b, dtype, "x", N, C), t.dup = cut(b, dtype, "dup", N, up), t.down = cut(b, dtype, "down", N, F);
-    t.w_up = cut(b, dtype, "w_up", up, C), t.w_down = cut(b, dtype, "w_down", C, F);
-    b->operands = b->used;
-    if (outputs > 0) b->used = outputs;
-    t.up = cut(b, dtype, "up", N, up), t.ddown = cut(b, dtype, "ddown", N, F), t.dx = cut(b, dtype, "dx", N, C);
-    t.dw_up = cut(b, DTYPE_FP32, "dw_up", up, C), t.dw_down = cut(b, DTYPE_FP32, "dw_down", C, F);
-    return t;
-}
-
-// The most that any layer needs for its operands, and for everything.
-static size_t layer_bytes(const FeedForward *layers, int count, DType dtype, size_t *operands) {
-    size_t results = 0;
-    *operands = 0;
-    for (int i = 0; i < count; i++) {
-        Bench counter = {0};
-        cut_layer(&counter, &layers[i], dtype, 0);
-        if (counter.operands > *operands) *operands = counter.operands;
-        if (counter.used - counter.operands > results) results = counter.used - counter.operands;
-    }
-    return *operands + results;
-}
+// -------------------------------------------------------------------------------------------------------------- layers
 
 bool measure_feed_forward(const FeedForward *layers, int count, DType dtype, double *rates, double *const halves[2],
                           Error *err) {
     static const double BUDGET = 20; // seconds
     enum { ROUNDS = 24 };
     double(*seconds)[ROUNDS] = calloc((size_t)count, sizeof *seconds), spent = 0;
-    size_t operands;
-    const size_t bytes = layer_bytes(layers, count, dtype, &operands);
-    int64_t widest = 0;
-    int rounds = 0;
+    MatmulShape *shapes = calloc((size_t)count * FEED_FORWARD_MATMULS, sizeof *shapes);
+    int rounds = -1; // the first makes plans
     Bench b;
-    Clock clock;
-    REQUIRE_MEMORY(seconds, "times");
-    for (int i = 0; i < count; i++)
-        widest = max_i64(widest, max_i64(layers[i].C, layers[i].d_ff * (layers[i].gated ? 2 : 1)));
-    bool ok = clock_open(&clock, err);
-    if (ok && !(ok = bench_open(&b, bytes, layers[0].tokens, widest, dtype, err))) clock_close(&clock);
-    if (ok) {
-        const Tensor all = tensor_make(b.memory, dtype, "operands", (int64_t)(operands / dtype_size(dtype)), 0, 0, 0);
-        ok = fill_random(all, err);
-        for (int round = -1; ok && round < ROUNDS && (round < 4 || spent < BUDGET); round++) // the first makes plans
-            for (int i = 0; i < count; i++) {
-                LayerTensors t = cut_layer(&b, &layers[i], dtype, operands);
-                const double s = seconds_of(&clock, run_layer, &t);
-                if (round >= 0) seconds[i][round] = s, spent += s, rounds = round + 1;
-            }
-        bench_close(&b);
-        clock_close(&clock);
-    }
+    REQUIRE_MEMORY(seconds && shapes, "times");
+    for (int i = 0; i < count; i++) feed_forward_matmuls(&layers[i], shapes + i * FEED_FORWARD_MATMULS);
+    const bool ok = bench_open(&b, shapes, count * FEED_FORWARD_MATMULS, dtype, true, err);
+    for (; ok && rounds < ROUNDS && (rounds < 4 || spent < BUDGET); rounds++)
+        for (int i = 0; i < count * FEED_FORWARD_MATMULS; i++) {
+            const double t = seconds_of(&b, &shapes[i], (Pass)(i % PASSES));
+            if (rounds >= 0) seconds[i / FEED_FORWARD_MATMULS][rounds] += t, spent += t;
+        }
+    if (ok) bench_close(&b);
     for (int i = 0; ok && i < count; i++) {
         double half[2][ROUNDS];
         const double flops = feed_forward_flops(&layers[i]);
@@ -386,6 +285,6 @@ bool measure_feed_forward(const FeedForward *layers, int count, DType dtype, dou
         halves[1][i] = flops / median(half[1], rounds / 2);
         rates[i] = flops / median(seconds[i], rounds);
     }
-    free(seconds);
+    free(seconds), free(shapes);
     return ok;
 }

@@ -216,23 +216,21 @@ static const char *count_text(double n, char buf[TEXT]) { return format_count(n,
 static void print_change(FILE *out, const Advice *a, ChangeKind kind, int number) {
     const Size *s = &a->best[kind], *now = &a->now;
     const ModelConfig *c = &s->config, *was = &now->config;
-    char old[TEXT], rate[TEXT], what[2 * TEXT];
+    char old[TEXT], rate[TEXT], what[TEXT], flag[2 * TEXT];
     const double parameters = (double)parameter_total(c), before = (double)parameter_total(was);
+    snprintf(flag, sizeof flag, "-e L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld", (long long)c->L, (long long)c->C,
+             (long long)c->NH, (long long)c->V, (long long)c->max_T);
     if (kind == CHANGE_C)
-        snprintf(what, sizeof what, "C %lld -> %lld with NH %lld: -e L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld",
-                 (long long)was->C, (long long)c->C, (long long)c->NH, (long long)c->L, (long long)c->C,
-                 (long long)c->NH, (long long)c->V, (long long)c->max_T);
+        snprintf(what, TEXT, "C %lld -> %lld with NH %lld", (long long)was->C, (long long)c->C, (long long)c->NH);
     else if (kind == CHANGE_NH)
-        snprintf(what, sizeof what, "NH %lld -> %lld (head size %lld -> %lld): -e L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld",
-                 (long long)was->NH, (long long)c->NH, (long long)(was->C / was->NH), (long long)(c->C / c->NH),
-                 (long long)c->L, (long long)c->C, (long long)c->NH, (long long)c->V, (long long)c->max_T);
+        snprintf(what, TEXT, "NH %lld -> %lld (head size %lld -> %lld)", (long long)was->NH, (long long)c->NH,
+                 (long long)(was->C / was->NH), (long long)(c->C / c->NH));
     else if (kind == CHANGE_V)
-        snprintf(what, sizeof what, "V %lld -> %lld: -e L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld", (long long)was->V,
-                 (long long)c->V, (long long)c->L, (long long)c->C, (long long)c->NH, (long long)c->V,
-                 (long long)c->max_T);
+        snprintf(what, TEXT, "V %lld -> %lld", (long long)was->V, (long long)c->V);
     else
-        snprintf(what, sizeof what, "B %lld -> %lld: -b %lld", (long long)now->B, (long long)s->B, (long long)s->B);
-    fprintf(out, "advise      %d. %s\n", number, what);
+        snprintf(what, TEXT, "B %lld -> %lld", (long long)now->B, (long long)s->B),
+            snprintf(flag, sizeof flag, "-b %lld", (long long)s->B);
+    fprintf(out, "advise      %d. %s: %s\n", number, what, flag);
     fprintf(out, "advise         %s -> %s tokens/s (%+.1f%%)", count_text(now->rate, old), count_text(s->rate, rate),
             100 * (s->rate / now->rate - 1));
     if (parameters == before)
