@@ -11,14 +11,18 @@
 #include <stdio.h>
 
 typedef struct {
-    double matmul_flops;   // FLOP/s on random data
+    double search_flops;   // FLOP/s on random data, of the best shape
+    double plain_flops;    // of the library's plain product (device_measure_speed)
     double zero_gain;      // by how much the best shape is faster on zeros, 0.1: 10%
     double copy_bandwidth; // bytes/s, read and written
-    int64_t M, N, K;       // of the best shape; M 0: the library's plain product of device_measure_speed
+    int64_t M, N, K;       // of the best shape
 } Ceiling;
 
 // Measures and keeps them, for each dtype that this device computes in, or the one of --dtype; prints them.
 bool ceilings_measure(FILE *out, const Options *options, Error *err);
+
+// The higher of the two: nothing that a run measures at its start is above its ceiling but by noise.
+double ceiling_flops(const Ceiling *ceiling);
 
 // What an earlier --ceilings has kept for this device, its libraries and this dtype.
 bool ceiling_find(DType dtype, bool tf32, Ceiling *ceiling);

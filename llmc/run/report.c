@@ -27,7 +27,7 @@ struct Report {
     double peak_flops;     // what mfu is a fraction of
     bool peak_is_measured; // --mfu-base measured, or no datasheet peak is known
     double datasheet;      // its peak; 0: not known
-    Ceiling ceiling;       // that --ceilings has kept; matmul_flops 0: none
+    Ceiling ceiling;       // that --ceilings has kept; all 0: none
     float loss_scale;      // after the last step that was reported
     StepTime step_time;
     char attention[256]; // who computes it, as the header said
@@ -88,9 +88,9 @@ static void machine_lines(const Report *r) {
     if (r->datasheet > 0)
         snprintf(datasheet, sizeof datasheet, " | datasheet: %.4g TFLOP/s, %.4g GB/s", r->datasheet / 1e12,
                  device->peak_bandwidth / 1e9);
-    if (r->ceiling.matmul_flops > 0)
-        snprintf(ceiling, sizeof ceiling, " | by --ceilings: %.4g TFLOP/s, %.4g GB/s", r->ceiling.matmul_flops / 1e12,
-                 r->ceiling.copy_bandwidth / 1e9);
+    if (ceiling_flops(&r->ceiling) > 0)
+        snprintf(ceiling, sizeof ceiling, " | by --ceilings: %.4g TFLOP/s, %.4g GB/s",
+                 ceiling_flops(&r->ceiling) / 1e12, r->ceiling.copy_bandwidth / 1e9);
     if (r->speed.matmul_flops > 0)
         runlog_field(r->log, "limits", "measured now: matmul %.4g TFLOP/s in %s, copy %.4g GB/s%s%s",
                      r->speed.matmul_flops / 1e12, dtype_name(r->model->dtype), r->speed.copy_bandwidth / 1e9, ceiling,
@@ -232,7 +232,7 @@ static void run_event(const Report *r) {
              JSON_TEXT("name", device->name), JSON_TEXT("libraries", device->libraries),
              JSON_TEXT("attention", device->attention), JSON_NUMBER("peak_bandwidth", device->peak_bandwidth),
              JSON_NUMBER("matmul_flops", r->speed.matmul_flops), JSON_NUMBER("copy_bandwidth", r->speed.copy_bandwidth),
-             JSON_NUMBER("peak_flops", r->peak_flops), JSON_KNOWN("ceiling_flops", r->ceiling.matmul_flops),
+             JSON_NUMBER("peak_flops", r->peak_flops), JSON_KNOWN("ceiling_flops", ceiling_flops(&r->ceiling)),
              JSON_TEXT("mfu_base", r->peak_is_measured ? "measured" : "datasheet"));
     add_shards(run, "train", train_shards(r));
     add_shards(run, "val", val_shards(r));
@@ -273,7 +273,7 @@ Report *report_open(const RunSetup *setup, const Gpt2 *model, RunLog *log, Devic
         .log = log,
         .speed = speed,
         .started = started,
-        .peak_flops = measured ? fmax(ceiling.matmul_flops, speed.matmul_flops) : datasheet,
+        .peak_flops = measured ? fmax(ceiling_flops(&ceiling), speed.matmul_flops) : datasheet,
         .peak_is_measured = measured,
         .datasheet = datasheet,
         .ceiling = ceiling,
