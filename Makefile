@@ -56,9 +56,11 @@ MPI_CFLAGS := $(if $(MPI_WORDS),-DHAVE_MPI $(patsubst -I%,-isystem %,$(filter -I
 LDLIBS += -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
 CPU_SRC  := $(wildcard llmc/cpu/*.c)
-# llmc/cuda/sizes.c is arithmetic of shapes, without CUDA: the planner of every build asks it.
+# Two files of llmc/cuda without CUDA are in every build: sizes.c, arithmetic of shapes for the planner, and tuning_cache.c,
+# the file that also keeps what --ceilings has measured.
+NO_CUDA_SRC := llmc/cuda/sizes.c llmc/cuda/tuning_cache.c
 HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/data/*.c llmc/text/*.c llmc/store/*.c llmc/run/*.c llmc/comm/*.c) \
-            llmc/cuda/sizes.c
+            $(NO_CUDA_SRC)
 # Of llmc/cpu, what any processor runs; the remainder is the vector code.
 CPU_ONCE := $(addprefix llmc/cpu/,cpu.c device.c onednn.c)
 CPU_OBJ  := $(CPU_ONCE:%.c=$(BUILD)/%.o) $(CPU_CODES:%=$(BUILD)/llmc/cpu/%.o)
@@ -67,7 +69,7 @@ LIB      := $(BUILD)/libllmc.a
 
 # The CUDA toolkit, if there is one: for the device (llmc/cuda/cuda.mk) and for the simulator (dev/sim/sim.mk).
 CUDA     ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc .cuda/bin/nvcc)))
-CUDA_SRC := $(filter-out llmc/cuda/sizes.c,$(wildcard llmc/cuda/*.c llmc/cuda/*.cu))
+CUDA_SRC := $(filter-out $(NO_CUDA_SRC),$(wildcard llmc/cuda/*.c llmc/cuda/*.cu))
 
 TEST_SRC := $(filter-out test/unit/test_simd.c,$(wildcard test/unit/test_*.c test/ops/test_*.c test/golden/test_*.c))
 TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%) $(BUILD)/test/fuzz/test_readers $(CODES_HERE:%=$(BUILD)/test/unit/test_simd-%)
@@ -183,7 +185,7 @@ $(FUZZ_INSIDE:%=$(BUILD)/test/fuzz/%.o): $(BUILD)/test/fuzz/%.o: test/fuzz/insid
 	$(SAY) CC '$< $*'
 	$(QUIET)$(CC) $(CFLAGS) -DFUZZ_$(call upper,$*) -Wno-unused-function -Wno-unused-const-variable -MMD -MP -c $< -o $@
 
-$(FUZZ_TEST): $(FUZZ_PARTS:%=$(BUILD)/test/fuzz/%.o) $(BUILD)/llmc/cuda/tuning_cache.o $(TEST_LIB) $(LIB)
+$(FUZZ_TEST): $(FUZZ_PARTS:%=$(BUILD)/test/fuzz/%.o) $(TEST_LIB) $(LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
 
@@ -210,9 +212,6 @@ $(FUZZ_INSIDE:%=$(FUZZ_BUILD)/test/fuzz/%.o): $(FUZZ_BUILD)/test/fuzz/%.o: test/
 $(FUZZ_BUILD)/fuzz: $(FUZZ_OBJ) build/release/libllmc.a
 	$(SAY) LINK $@
 	$(QUIET)$(FUZZ_CC) -fsanitize=fuzzer,address,undefined $^ -o $@ -Wl,--wrap=pieces_char_table -lgomp -lcmocka $(LDLIBS)
-
-# The one part of llmc/cuda that needs no CUDA.
-$(BUILD)/test/unit/test_tuning_cache: $(BUILD)/llmc/cuda/tuning_cache.o
 
 .PRECIOUS: $(BUILD)/%.o
 

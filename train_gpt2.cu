@@ -6,6 +6,7 @@
 // train_gpt2sim. It never knows which backend implements device.h and ops.h.
 #include "llmc/base/atomic_file.h"
 #include "llmc/model/gpt2.h"
+#include "llmc/run/ceilings.h"
 #include "llmc/run/processes.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/report.h"
@@ -414,10 +415,10 @@ static void close_run(Run *run) {
 // ---------------------------------------------------------------------------------------------------------------- main
 
 // --gpus N, and no launcher: this process starts N others and waits for them.
-static bool only_launches(const Options *o) { return o->gpus > 1 && comm_size() == 1 && o->plan == PLAN_NONE; }
+static bool only_launches(const Options *o) { return o->gpus > 1 && comm_size() == 1 && !options_only_ask(o); }
 
 static int run_all(Run *run, Error *err) {
-    if (run->setup.options.plan == PLAN_NONE && !processes_meet(&run->setup.options, err)) return EXIT_BAD_INPUT;
+    if (!options_only_ask(&run->setup.options) && !processes_meet(&run->setup.options, err)) return EXIT_BAD_INPUT;
     if (only_launches(&run->setup.options)) return comm_launch(run->setup.options.gpus, run->argv);
     if (!comm_all_ok(run_setup_lock_and_resume(&run->setup, err), err))
         return run->setup.is_locked ? EXIT_RUN_FAILED
@@ -425,7 +426,9 @@ static int run_all(Run *run, Error *err) {
     const DeviceOptions device = options_device(&run->setup.options);
     // Before any data: without a GPU they are of no use.
     if (!comm_all_ok(device_init(&device, err), err)) return EXIT_RUN_FAILED;
-    if (run->setup.options.plan) return run_setup_plan(&run->setup, err) ? EXIT_OK : EXIT_BAD_INPUT;
+    if (run->setup.options.ceilings)
+        return ceilings_measure(stdout, &run->setup.options, err) ? EXIT_OK : EXIT_BAD_INPUT;
+    if (options_only_ask(&run->setup.options)) return run_setup_plan(&run->setup, err) ? EXIT_OK : EXIT_BAD_INPUT;
     if (!processes_connect_devices(err) || !run_setup_resolve(&run->setup, err)) return EXIT_BAD_INPUT;
     if (!comm_all_ok(run_setup_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
     measure_speed(run);

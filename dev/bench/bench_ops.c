@@ -2,9 +2,12 @@
 // by memory, the head in chunks of the size that is used and larger, and a launch. For dev/bench/gpu_hour.py: what of a
 // step is lost between these times and those of --profile is caches, clocks and the order. Prints one JSON object a
 // line; the last one tells who computed attention and what was chosen by measurement.
+// With d_ff instead: sizes of feed-forward layers, each alone with its matmuls one after the other, against the order
+// in which --advise d_ff --measure puts them.
 #include "llmc/base/arithmetic.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
+#include "llmc/run/ceilings.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,8 +140,8 @@ static int compare_doubles(const void *left, const void *right) {
     return (x > y) - (x < y);
 }
 
-// The median of rounds after three to warm up (plans, recording); prints a line.
-static bool timed(const char *name, void (*op)(void), double flops, double bytes, Error *err) {
+// The median of rounds after three to warm up (plans, recording); 0: no memory.
+static double seconds_of(void (*op)(void), Error *err) {
     double times[MAX_ROUNDS], total = 0.0;
     int count = 0;
     DeviceEvent *start = device_event_create(err), *stop = start ? device_event_create(err) : NULL;
@@ -153,9 +156,15 @@ static bool timed(const char *name, void (*op)(void), double flops, double bytes
     }
     if (stop) device_event_destroy(stop);
     if (start) device_event_destroy(start);
-    if (!count) return false;
+    if (!count) return 0;
     qsort(times, (size_t)count, sizeof times[0], compare_doubles);
-    const double seconds = times[count / 2];
+    return times[count / 2];
+}
+
+// Prints a line.
+static bool timed(const char *name, void (*op)(void), double flops, double bytes, Error *err) {
+    const double seconds = seconds_of(op, err);
+    if (seconds == 0) return false;
     printf("{\"op\": \"%s\", \"seconds\": %.9g, \"flops\": %.9g, \"bytes\": %.9g}\n", name, seconds, flops, bytes);
     fflush(stdout);
     return true;
@@ -190,6 +199,34 @@ static bool time_fast(double flops, Error *err) {
     return timed("attention backward, fast", attention_gradient, flops, 0.0, err);
 }
 
+// Multiples of C / 8 up to 4 C, which the buffers hold. Each size alone three times, the best counts: what else the
+// machine does must not decide the order.
+static bool time_feed_forward(DType dtype, Error *err) {
+    enum { SIZES = 32, TIMES = 3 };
+    static FeedForward layers[SIZES];
+    static double rates[SIZES], alone[SIZES], even[SIZES], odd[SIZES];
+    double *const halves[2] = {even, odd};
+    void (*const passes[])(void) = {forward, input_gradient, weight_gradient};
+    for (int i = 0; i < SIZES; i++) layers[i] = (FeedForward){b.N, b.C, (i + 1) * b.C / 8, false};
+    if (!measure_feed_forward(layers, SIZES, dtype, rates, halves, err)) return false;
+    if (!make_all(dtype, err)) return false; // with the workspace, of which there is one
+    for (int run = 0; run < TIMES * SIZES; run++) {
+        const int i = run % SIZES;
+        double seconds = 0;
+        for (int k = 0; k < 6; k++) {
+            b.IC = k < 3 ? b.C : layers[i].d_ff, b.OC = k < 3 ? layers[i].d_ff : b.C;
+            seconds += seconds_of(passes[k % 3], err);
+        }
+        if (feed_forward_flops(&layers[i]) / seconds > alone[i]) alone[i] = feed_forward_flops(&layers[i]) / seconds;
+    }
+    for (int i = 0; i < SIZES; i++)
+        printf("{\"d_ff\": %lld, \"flops\": %.4g, \"flops_alone\": %.4g}\n", (long long)layers[i].d_ff, rates[i],
+               alone[i]);
+    printf("{\"rank_correlation\": %.3f, \"of_even_and_odd_rounds\": %.3f}\n", rank_correlation(rates, alone, SIZES),
+           rank_correlation(even, odd, SIZES));
+    return true;
+}
+
 static void print_choices(void) {
     char *choices = device_choices();
     printf("{\"attention\": \"%s\", \"choices\": [%s]}\n", device_facts()->attention, choices);
@@ -221,9 +258,9 @@ static bool time_all(AttentionChoice kind, Error *err) {
 int main(int argc, char **argv) {
     if (argc != 9) {
         fprintf(stderr,
-                "usage: bench_ops B T C NH V fp32|fp16|bf16 auto|own|cudnn|fast SECONDS     e.g. 64 1024 768 12 "
+                "usage: bench_ops B T C NH V fp32|fp16|bf16 auto|own|cudnn|fast|d_ff SECONDS     e.g. 64 1024 768 12 "
                 "50257 bf16 auto 0.2\nfast: the backward pass of attention alone, by cuDNN in the form whose bits "
-                "need not repeat\n");
+                "need not repeat\nd_ff: sizes of feed-forward layers\n");
         return EXIT_BAD_INPUT;
     }
     device_prepare_process(argv);
@@ -243,7 +280,8 @@ int main(int argc, char **argv) {
     if (ok) {
         printf("{\"device\": \"%s\", \"matmul_flops\": %.9g, \"copy_bandwidth\": %.9g}\n", device_facts()->name,
                speed.matmul_flops, speed.copy_bandwidth);
-        ok = make_all(dtype, &err) && time_all(device.attention, &err); // what was allocated goes with the process
+        const bool d_ff = strcmp(argv[7], "d_ff") == 0; // what is allocated goes with the process
+        ok = d_ff ? time_feed_forward(dtype, &err) : make_all(dtype, &err) && time_all(device.attention, &err);
         print_choices();
     }
     if (!ok) fprintf(stderr, "bench_ops: %s\n", err.text);

@@ -35,6 +35,8 @@ void ops_set_workspace(void *device_memory, int64_t bytes) {
     cpu_backend.workspace = device_memory;
     cpu_backend.workspace_bytes = bytes;
     cpu_backend.workspace_used = 0;
+    // Not that of an earlier workspace, which may be freed.
+    if (cpu_backend.onednn) onednn_set_scratch(cpu_backend.onednn, device_memory, bytes);
 }
 
 void *cpu_scratch(const char *op, int64_t bytes) {

@@ -38,6 +38,7 @@ static const char PROCESSES[] = "Several processes";
 static const unsigned DTYPES[] = {DTYPE_COUNT, DTYPE_BF16, DTYPE_FP16, DTYPE_FP32};
 static const unsigned EXPORT_DTYPES[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
 static const unsigned PLAN_FORMS[] = {PLAN_TEXT, PLAN_JSON};
+static const unsigned ADVISE_KINDS[] = {ADVISE_SIZES, ADVISE_D_FF};
 
 // To the compiler, enums are unsigned.
 #define TYPE_OF(value)                                                                                                 \
@@ -390,6 +391,22 @@ bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err) {
                      (long long)T, (long long)below, (long long)above);
 }
 
+bool options_only_ask(const Options *o) { return o->plan || o->advise || o->ceilings; }
+
+// --plan, --advise and --ceilings answer a question each.
+static bool check_questions(const Options *o, Error *err) {
+    const bool other_gpu = *o->gpu && strcasecmp(o->gpu, "this") != 0;
+    if ((o->plan != 0) + (o->advise != 0) + (o->ceilings != 0) > 1)
+        return error_set(err, "--plan, --advise and --ceilings: give one of them at a time");
+    if (*o->gpu && !o->plan && !o->advise)
+        return error_set(err, "--gpu: only applies to a plan or advice; give --plan or --advise as well");
+    if (o->price > 0 && !o->plan) return error_set(err, "--price: only applies to a plan; give --plan as well");
+    if (o->measure && o->advise != ADVISE_D_FF)
+        return error_set(err, "--measure: times sizes of d_ff; give --advise d_ff as well");
+    return !o->measure || !other_gpu ||
+           error_set(err, "--measure: times this machine, not %.80s; leave out --gpu or --measure", o->gpu);
+}
+
 // Options that only make sense together.
 static bool check_together(const Options *o, Error *err) {
     if (o->total_batch > 0 && o->T > 0 && !options_check_total_batch(o->total_batch, o->T, err)) return false;
@@ -401,8 +418,7 @@ static bool check_together(const Options *o, Error *err) {
     if ((o->hellaswag || *o->choices) && o->val_every == 0 && o->max_steps != 0)
         return error_set(err, "%s: scored at every validation, but -v 0 turns it off; give -v N, or leave out %s",
                          o->hellaswag ? "-h 1" : "--choices", o->hellaswag ? "-h (-h 0)" : "--choices");
-    if ((*o->gpu || o->price > 0) && !o->plan)
-        return error_set(err, "%s: only applies to a plan; give --plan as well", *o->gpu ? "--gpu" : "--price");
+    if (!check_questions(o, err)) return false;
     if (options_given(o, "fp8-scaling") && !o->fp8 && !o->resume) // -y: the run may have it
         return error_set(err, "--fp8-scaling: has no effect without fp8; give --fp8 as well");
     if (o->tokens > 0 && options_given(o, "max-steps"))

@@ -15,6 +15,12 @@
 typedef enum { GRADIENTS_FP32, GRADIENTS_COMPUTE } GradientType;
 typedef enum { OFFLOAD_NONE, OFFLOAD_OPTIMIZER } OffloadChoice;
 typedef enum { PLAN_NONE, PLAN_TEXT, PLAN_JSON } PlanForm;
+typedef enum { ADVISE_NONE, ADVISE_SIZES, ADVISE_D_FF } AdviseKind;
+typedef enum {
+    MFU_BASE_AUTO,
+    MFU_BASE_DATASHEET,
+    MFU_BASE_MEASURED
+} MfuBase; // auto: the datasheet, where one is known
 
 typedef struct {
 #define OPTION(group, long_name, short_name, type, field, ...) type field;
@@ -34,6 +40,9 @@ void options_free(Options *options);
 // The options for device_init and comm_start.
 DeviceOptions options_device(const Options *options);
 CommOptions options_comm(const Options *options);
+
+// Whether they ask for a plan, advice or a measurement, and train nothing.
+bool options_only_ask(const Options *options);
 
 // Was this option given on the command line (by its long name)?
 bool options_given(const Options *options, const char *long_name);

@@ -155,6 +155,45 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
     return true;
 }
 
+// The GPU of this process: the one of the table that is alike, or else what the device says of itself.
+static bool gpu_here(GpuChoice *gpu, Error *err) {
+    const DeviceFacts *f = device_facts();
+    if (strcmp(f->backend, "cpu") == 0)
+        return error_set(err, "--gpu this: this program computes on the CPU; name a GPU, such as --gpu h100");
+    memset(gpu, 0, sizeof *gpu);
+    for (int i = 0; i < COUNT; i++) {
+        const bool alike = TABLE[i].num_sms == f->units &&
+                           fabs(TABLE[i].peak_fp16 / f->peak_flops[DTYPE_FP16] - 1) < 0.05 &&
+                           fabs(TABLE[i].memory / (double)f->memory_total - 1) < 0.12;
+        if (alike) return gpu->spec = TABLE[i], true;
+    }
+    snprintf(gpu->name, sizeof gpu->name, "%.31s", f->name);
+    gpu->spec = (GpuSpec){.name = gpu->name,
+                          .memory = (double)f->memory_total,
+                          .peak_bf16 = f->peak_flops[DTYPE_BF16],
+                          .peak_fp16 = f->peak_flops[DTYPE_FP16],
+                          .peak_32 = f->peak_flops[DTYPE_FP32],
+                          .bandwidth = f->peak_bandwidth,
+                          .num_sms = f->units};
+    return true;
+}
+
+bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Error *err) {
+    *count = 0;
+    for (const char *at = names; *names; at++) {
+        const size_t length = strcspn(at, ",");
+        const bool here = length == 4 && strncasecmp(at, "this", length) == 0;
+        if (length == 0)
+            return error_set(err, "--gpu %.80s: no GPU before or after a comma; leave the comma out", names);
+        if (*count == MOST_GPUS) return error_set(err, "--gpu: more than %d GPUs", MOST_GPUS);
+        GpuChoice *gpu = &gpus[(*count)++];
+        if (here ? !gpu_here(gpu, err) : !gpu_find(gpu, at, length, err)) return false;
+        at += length;
+        if (!*at) break;
+    }
+    return true;
+}
+
 // -------------------------------------------------------------------------------------------------- between the GPUs
 
 bool gpu_link_parse(GpuLink *link, const char *text, Error *err) {
@@ -508,7 +547,7 @@ void planner_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu
     plan->batch = planner_largest_batch(&plan->model, plan->room, most);
     if (gpu && plan->model.train) {
         plan->step = planner_step(&plan->gpu.spec, &plan->model, plan->share_tokens);
-        planner_predict(&plan->prediction, &plan->gpu.spec, &plan->model, plan->share_tokens, o);
+        planner_predict(&plan->prediction, &plan->gpu.spec, &plan->model, plan->share_tokens, o, false);
         plan->predicted = plan->prediction.step;
     }
     plan_exchange(plan, r);

@@ -114,9 +114,16 @@ typedef enum {
 } RateKind;
 const char *rate_name(RateKind rate);
 
+// A matmul (M,N) = (M,K) @ (K,N). sums_tokens: K counts tokens (a weight gradient), otherwise M does.
+typedef struct {
+    int64_t M, N, K;
+    bool sums_tokens;
+} MatmulShape;
+
 typedef struct {
     RateKind rate;
     double amount, factor; // FLOP or bytes; of the rate
+    MatmulShape shape;     // of each call; M 0: of several shapes, or no matmul
     Estimate seconds;
 } PredictedPart;
 
@@ -134,12 +141,50 @@ typedef struct {
     int count;
     PredictedOp ops[MOST_PREDICTED_OPS]; // none with --fp8 or --offload
     bool is_known;                       // of this GPU and dtype; otherwise nothing below, and no seconds above
+    bool is_limit;                       // its times are those of the datasheet's peak and bandwidth
     Estimate step, between, launch;      // seconds: of a step, its part between kernels, and between two of them
 } Prediction;
 
-// A step of `tokens` tokens on one GPU; of the options --attention and -ge count.
+// A step of `tokens` tokens on one GPU; of the options --attention and -ge count. or_limit: where no rates are assumed,
+// takes those of the datasheet.
 void planner_predict(Prediction *prediction, const GpuSpec *gpu, const Gpt2Options *model, int64_t tokens,
-                     const Options *options);
+                     const Options *options, bool or_limit);
+
+// ------------------------------------------------------------------------------- sizes that suit a GPU
+// (planner_advise.c) NVIDIA, "Matrix Multiplication Background User's Guide": a matmul is computed in tiles, one on
+// each multiprocessor at a time. A tile that reaches beyond the result costs as much as a full one, and so does a last
+// wave that is nearly empty. Anthony et al., "The Case for Co-Designing Model Architectures with Hardware", 2024, has
+// the consequences for the sizes of transformers.
+
+typedef struct {
+    int rows, cols;    // of a tile
+    int64_t tiles;     // of the result; those at its edges may reach beyond it
+    int splits;        // parts of K, whose sums are added afterwards: each part has all tiles
+    int64_t waves;     // tiles x splits on so many multiprocessors, rounded up
+    double last_wave;  // the part of the multiprocessors that the last wave keeps busy
+    double tile_share; // of the elements of the tiles, those of the result
+    double wave_share; // of the places in the waves, those that have a tile
+    double load_share; // assumed: by how many elements rows are aligned
+    double share; // of the rate of the largest tiles in full waves: the product, with what smaller tiles are assumed to
+                  // lose
+} Tiling;
+// The tile and splits, of those that cuBLAS has, with which this matmul takes the least time on this GPU.
+Tiling planner_tiling(const GpuSpec *gpu, DType dtype, const MatmulShape *shape);
+// Elements by which n is aligned, at most 64: the largest power of two that divides it.
+int planner_alignment(int64_t n);
+
+// Spearman's rank correlation of a and b (n): 1 the same order, -1 the opposite one. Equal values share their ranks.
+double rank_correlation(const double *a, const double *b, int n);
+
+// A feed-forward layer of a block, up and down, or gate and up (one matmul of twice d_ff columns) and down; forward and
+// backward for `tokens` tokens.
+typedef struct {
+    int64_t tokens, C, d_ff;
+    bool gated;
+} FeedForward;
+double feed_forward_flops(const FeedForward *layer);
+enum { FEED_FORWARD_MATMULS = 6 };
+void feed_forward_matmuls(const FeedForward *layer, MatmulShape shapes[FEED_FORWARD_MATMULS]);
 
 // -------------------------------------------------------------------------------------------------------------- memory
 
@@ -239,6 +284,14 @@ typedef struct {
 void planner_device(DevicePlan *plan, const PlanRequest *request, const GpuChoice *gpu);
 // Finds what else would fit there, with five more searches, for output that shows it.
 void planner_alternatives(DevicePlan *plan, const PlanRequest *request);
+
+// --advise: what the matmuls of a step are to a GPU, and which other sizes would suit it better; or sizes of d_ff.
+// False and a message when it cannot be.
+bool planner_advise(FILE *out, const PlanRequest *request, Error *err);
+
+// The GPUs of --gpu, separated by commas; "this": the one of this process, which must not be a CPU.
+enum { MOST_GPUS = 32 };
+bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Error *err);
 
 // Prints the plan, as text or one JSON object. False and a message when --gpu or -r cannot be read.
 bool planner_print(FILE *out, const PlanRequest *request, Error *err);

@@ -2,6 +2,7 @@
 // are assumed to reach, by kind of op. It is the one list of both: --plan prints its sum, --plan json all of it, and
 // dev/bench/predict.py lays a measured profile beside it. test/tools/test_predict.py compares calls, FLOP and bytes
 // with those of a profile. Nothing here was measured with this code.
+#include "llmc/cuda/sizes.h"
 #include "llmc/model/parameters.h"
 #include "llmc/model/recompute.h"
 #include "llmc/run/planner.h"
@@ -80,15 +81,16 @@ static const Estimate *rates_of(const GpuSpec *gpu) {
 // ----------------------------------------------------------------------------------------------------------------- ops
 
 // Matmuls of a block: size in units of C, and their rates over the mean. Short sums and narrow outputs cost.
+typedef enum { FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, PASSES } Pass;
 typedef struct {
     const char *tensor;
     int in, out;
-    double forward, input, weight;
+    double factors[PASSES];
 } Product;
 
-static const Product QKV = {"qkvw", 1, 3, 1.01, 1.06, 0.93}, ATTPROJ = {"attprojw", 1, 1, 0.935, 0.935, 0.885},
-                     FC = {"fcw", 1, 4, 1.01, 1.075, 0.98}, FCPROJ = {"fcprojw", 4, 1, 1.075, 1.075, 0.98};
-static const double HEAD_FORWARD = 1.04, HEAD_INPUT = 1.09, HEAD_WEIGHT = 1.05;
+static const Product QKV = {"qkvw", 1, 3, {1.01, 1.06, 0.93}}, ATTPROJ = {"attprojw", 1, 1, {0.935, 0.935, 0.885}},
+                     FC = {"fcw", 1, 4, {1.01, 1.075, 0.98}}, FCPROJ = {"fcprojw", 4, 1, {1.075, 1.075, 0.98}};
+static const double HEAD_FACTORS[PASSES] = {1.04, 1.09, 1.05};
 
 // What the rows are made of. steps: how often a micro-step, and with it each of its rows, is in a step.
 typedef struct {
@@ -122,23 +124,34 @@ static PredictedOp *copy(Rows *r, const char *op, const char *tensor, double cal
     return part(add(r, op, tensor, calls, 0, bytes), RATE_COPY, bytes, 1);
 }
 
+// The next part of a row: the FLOP of a call of its matmuls, each of `rows` tokens.
+static PredictedOp *matmul(PredictedOp *row, Pass pass, double flops, double factor, double rows, double IC,
+                           double OC) {
+    const int64_t n = (int64_t)rows, in = (int64_t)IC, out = (int64_t)OC;
+    part(row, RATE_MATMUL, flops, factor);
+    row->parts[row->num_parts - 1].shape = pass == FORWARD          ? (MatmulShape){n, out, in, false}
+                                           : pass == INPUT_GRADIENT ? (MatmulShape){n, in, out, false}
+                                                                    : (MatmulShape){out, in, n, true};
+    return row;
+}
+
 // more: bytes besides those of the three operands.
-static PredictedOp *product(Rows *r, const char *op, const Product *p, double factor, double more) {
+static PredictedOp *product(Rows *r, const char *op, const Product *p, Pass pass, double more) {
     const double IC = p->in * r->C, OC = p->out * r->C, flops = 2 * r->N * IC * OC;
-    return part(add(r, op, p->tensor, r->L, flops, (r->N * IC + r->N * OC + IC * OC) * r->s + more), RATE_MATMUL, flops,
-                factor);
+    PredictedOp *row = add(r, op, p->tensor, r->L, flops, (r->N * IC + r->N * OC + IC * OC) * r->s + more);
+    return matmul(row, pass, flops, p->factors[pass], r->N, IC, OC);
 }
-static void forward(Rows *r, const Product *p) { product(r, "matmul_forward", p, p->forward, p->out * r->C * r->s); }
+static void forward(Rows *r, const Product *p) { product(r, "matmul_forward", p, FORWARD, p->out * r->C * r->s); }
 static void forward_onto_residual(Rows *r, const Product *p) {
-    part(product(r, "matmul_residual_forward", p, p->forward, r->C * r->s + r->u), RATE_COPY, r->u, 1);
+    part(product(r, "matmul_residual_forward", p, FORWARD, r->C * r->s + r->u), RATE_COPY, r->u, 1);
 }
-static void input_gradient(Rows *r, const Product *p) { product(r, "matmul_backward_input", p, p->input, 0); }
+static void input_gradient(Rows *r, const Product *p) { product(r, "matmul_backward_input", p, INPUT_GRADIENT, 0); }
 // bias_rate: RATE_COUNT where layernorm_backward has the bias gradient.
 static void weight_gradient(Rows *r, const Product *p, RateKind bias_rate) {
     const double IC = p->in * r->C, OC = p->out * r->C;
     const bool has_bias = bias_rate < RATE_COUNT;
     PredictedOp *row =
-        product(r, "matmul_backward_weight", p, p->weight, (4 - r->s) * IC * OC + (has_bias ? 4 * OC : 0));
+        product(r, "matmul_backward_weight", p, WEIGHT_GRADIENT, (4 - r->s) * IC * OC + (has_bias ? 4 * OC : 0));
     if (has_bias) launches(part(row, bias_rate, r->N * OC * r->s, 1), 2);
 }
 
@@ -163,20 +176,17 @@ static void add_forward(Rows *r, double scores, double lse) {
     part(add(r, "attention_forward", "qkv", r->L, 2 * scores, 4 * r->u + lse), RATE_ATTENTION_FORWARD, 2 * scores, 1);
     forward_onto_residual(r, &ATTPROJ);
     normed(r, "ln2w", r->L);
-    launches(
-        part(product(r, "matmul_gelu_forward", &FC, FC.forward, 4 * r->C * r->s + 4 * r->u), RATE_GELU, 4 * r->u, 1),
-        2);
+    launches(part(product(r, "matmul_gelu_forward", &FC, FORWARD, 4 * r->C * r->s + 4 * r->u), RATE_GELU, 4 * r->u, 1),
+             2);
     forward_onto_residual(r, &FCPROJ);
     normed(r, "lnfw", 1);
 }
 
-static void add_head(Rows *r) {
+static void add_head(Rows *r, double chunk) {
     const double Vp = (double)r->model->config.Vp, logits = 2 * r->N * r->C * Vp;
     PredictedOp *head =
         add(r, "head_loss_backward", "wte", 1, 3 * logits, 2 * r->u + Vp * r->C * (r->s + 4) + 8 * r->N);
-    part(head, RATE_MATMUL, logits, HEAD_FORWARD);
-    part(head, RATE_MATMUL, logits, HEAD_INPUT);
-    part(head, RATE_MATMUL, logits, HEAD_WEIGHT);
+    for (Pass pass = FORWARD; pass < PASSES; pass++) matmul(head, pass, logits, HEAD_FACTORS[pass], chunk, r->C, Vp);
     part(head, RATE_CROSS_ENTROPY, 2 * r->N * Vp * r->s, 1);
     launches(head, 10);
     copy(r, "sequence_losses", "losses", 1, 4 * r->N + 4 * (double)r->model->B);
@@ -187,7 +197,7 @@ static void add_backward(Rows *r, double scores, double lse) {
     normed_backward(r, "lnfw", 1, 3);
     copy(r, "gradient_add", "dresidual_sum", r->L, 8 * r->C);
     weight_gradient(r, &FCPROJ, RATE_COUNT);
-    part(product(r, "matmul_gelu_backward_input", &FCPROJ, FCPROJ.input, 4 * r->u), RATE_GELU_GRADIENT, 4 * r->u, 1);
+    part(product(r, "matmul_gelu_backward_input", &FCPROJ, INPUT_GRADIENT, 4 * r->u), RATE_GELU_GRADIENT, 4 * r->u, 1);
     weight_gradient(r, &FC, RATE_FC_BIAS_GRADIENT);
     input_gradient(r, &FC);
     normed_backward(r, "ln2w", r->L, 4);
@@ -286,9 +296,14 @@ static Estimate of_all(const Estimate by_rate[RATE_COUNT]) {
     return (Estimate){likely, likely + sqrt(worse), likely - sqrt(better)};
 }
 
-static void find_times(Prediction *p, const GpuSpec *gpu, const Gpt2Options *model, const Options *o) {
+static void find_times(Prediction *p, const GpuSpec *gpu, const Gpt2Options *model, const Options *o, bool or_limit) {
     const Estimate *rates = model->dtype == DTYPE_FP32 ? NULL : rates_of(gpu); // of 16-bit matmuls
     const double peak = gpu_spec_peak(gpu, model->dtype);
+    Estimate limits[RATE_COUNT];
+    for (int i = 0; i < RATE_COUNT; i++) limits[i] = (Estimate){1, 1, 1};
+    limits[RATE_GELU] = limits[RATE_GELU_GRADIENT] = limits[RATE_LAUNCH] = (Estimate){0};
+    p->is_limit = !rates && or_limit;
+    if (p->is_limit) rates = limits;
     Estimate by_rate[RATE_COUNT];
     memset(by_rate, 0, sizeof by_rate);
     double kernels = 0;
@@ -299,6 +314,7 @@ static void find_times(Prediction *p, const GpuSpec *gpu, const Gpt2Options *mod
         kernels += row->launches;
         for (int k = 0; k < row->num_parts; k++) {
             row->parts[k] = chosen(row->parts[k], rates, o);
+            if (p->is_limit) row->parts[k].factor = 1;
             if (row->parts[k].amount == 0) row->parts[k--] = row->parts[--row->num_parts];
         }
         for (int k = 0; k < row->num_parts; k++) {
@@ -312,17 +328,20 @@ static void find_times(Prediction *p, const GpuSpec *gpu, const Gpt2Options *mod
     p->step = of_all(by_rate);
 }
 
-void planner_predict(Prediction *p, const GpuSpec *gpu, const Gpt2Options *model, int64_t tokens, const Options *o) {
+void planner_predict(Prediction *p, const GpuSpec *gpu, const Gpt2Options *model, int64_t tokens, const Options *o,
+                     bool or_limit) {
     const double N = (double)(model->B * model->T), C = (double)model->config.C, s = (double)dtype_size(model->dtype);
     const double scores = N * C * (double)(model->T + 1), lse = 4 * (double)(model->B * model->config.NH * model->T);
     Rows r = {p, model, (double)tokens / N, (double)model->config.L, C, N, s, N * C * s};
     memset(p, 0, sizeof *p);
     if (!model->train || model->fp8 || model->offload) return; // no rates are assumed for these
     add_forward(&r, scores, lse);
-    add_head(&r);
+    const OpsShape shape = {
+        .B = model->B, .T = model->T, .C = model->config.C, .Vp = model->config.Vp, .dtype = model->dtype};
+    add_head(&r, (double)cuda_size_head_chunk_rows(shape, gpu->num_sms > 0 ? gpu->num_sms : 1, (int64_t)gpu->memory));
     add_backward(&r, scores, lse);
     add_recomputation(&r);
     add_gradient_sums(&r);
     add_update(&r);
-    find_times(p, gpu, model, o);
+    find_times(p, gpu, model, o, or_limit);
 }

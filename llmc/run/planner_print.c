@@ -424,22 +424,6 @@ static void print_json(FILE *out, const DevicePlan *plans, int count, const Plan
 
 // ---------------------------------------------------------------------------------------------------------------- both
 
-enum { MOST_GPUS = 32 };
-
-// Finds the GPUs of --gpu.
-static bool find_gpus(const char *names, GpuChoice gpus[MOST_GPUS], int *count, Error *err) {
-    for (const char *at = names; *names; at++) {
-        const size_t length = strcspn(at, ",");
-        if (length == 0)
-            return error_set(err, "--gpu %.80s: no GPU before or after a comma; leave the comma out", names);
-        if (*count == MOST_GPUS) return error_set(err, "--gpu: more than %d GPUs", MOST_GPUS);
-        if (!gpu_find(&gpus[(*count)++], at, length, err)) return false;
-        at += length;
-        if (!*at) break;
-    }
-    return true;
-}
-
 bool planner_print(FILE *out, const PlanRequest *r, Error *err) {
     GpuChoice gpus[MOST_GPUS] = {0};
     Recompute ignored;
@@ -448,7 +432,7 @@ bool planner_print(FILE *out, const PlanRequest *r, Error *err) {
     const Options *o = r->options;
     if (strcmp(o->recompute, "auto") != 0 && !recompute_parse(&ignored, o->recompute, r->model.config.L, err))
         return false;
-    if (!find_gpus(o->gpu, gpus, &count, err)) return false;
+    if (!gpu_find_all(gpus, &count, o->gpu, err)) return false;
     const bool json = o->plan == PLAN_JSON, all = count == 0; // this machine and the whole table
     for (int i = 0; i < count; i++)
         if (r->link.kind == LINK_NVLINK && gpus[i].spec.bandwidth > 0 && gpus[i].spec.nvlink == 0)

@@ -93,7 +93,7 @@ static bool take_directory(RunSetup *s, Error *err) {
 static bool find_checkpoint(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o");
-    if (!o->plan && !take_directory(s, err)) return false; // a plan changes nothing there
+    if (!options_only_ask(o) && !take_directory(s, err)) return false; // a plan changes nothing there
     bool exists;
     if (!o->resume)
         return checkpoint_exists(o->output, &exists, err) &&
@@ -247,13 +247,16 @@ static bool choose_dtype(RunSetup *s, Error *err) {
     const bool converts = *s->options.export_path && s->options.max_steps == 0;
     const DType automatic = converts ? DTYPE_FP32 : device_facts()->default_dtype;
     s->dtype = s->options.dtype == DTYPE_COUNT ? automatic : s->options.dtype;
-    return device_facts()->supports[s->dtype] ||
-           error_set(err, "--dtype %s: not available on %s; use %s", dtype_name(s->dtype), device_facts()->name,
-                     dtype_name(device_facts()->default_dtype));
+    if (!device_facts()->supports[s->dtype])
+        return error_set(err, "--dtype %s: not available on %s; use %s", dtype_name(s->dtype), device_facts()->name,
+                         dtype_name(device_facts()->default_dtype));
+    return s->options.mfu_base != MFU_BASE_DATASHEET || device_facts()->peak_flops[s->dtype] > 0 ||
+           error_set(err, "--mfu-base datasheet: no peak in %s is known of %s; use measured", dtype_name(s->dtype),
+                     device_facts()->name);
 }
 
 // A plan may be for more processes than there are.
-static int process_count(const Options *o) { return o->plan && o->gpus > 1 ? o->gpus : comm_size(); }
+static int process_count(const Options *o) { return options_only_ask(o) && o->gpus > 1 ? o->gpus : comm_size(); }
 
 Gpt2Options run_setup_model(const RunSetup *s) {
     const Options *o = &s->options;
@@ -309,7 +312,7 @@ static bool check_processes(const RunSetup *s, Error *err) {
     if (process_count(o) == 1) return true;
     if (o->interactive)
         return error_set(err, "--interactive: answers prompts in one process; %s started %d",
-                         o->plan ? "--gpus" : comm_launcher(), process_count(o));
+                         options_only_ask(o) ? "--gpus" : comm_launcher(), process_count(o));
     return !o->fp8 || o->fp8_scaling != FP8_DELAYED ||
            error_set(err, "--fp8-scaling delayed: the processes would have different scales; use current");
 }
@@ -449,18 +452,19 @@ static bool check_planned_share(const RunSetup *s, int64_t step_windows, GpuLink
             step_share_make(&share, windows, max_i64(o->B, 1), o->reduce_groups, 0, process_count(o), err));
 }
 
-// --plan: no data is opened and no memory taken.
+// --plan, --advise: no data is opened, and no memory taken but by --measure.
 bool run_setup_plan(RunSetup *s, Error *err) {
     Options *o = &s->options;
     if (!choose_model(s, err) || !choose_context(s, err) || !choose_dtype(s, err)) return false;
-    if (o->dtype == DTYPE_COUNT) s->dtype = DTYPE_BF16; // what GPUs train in, whatever this machine prefers
+    if (o->dtype == DTYPE_COUNT && !o->measure)
+        s->dtype = DTYPE_BF16; // what GPUs train in, whatever this machine prefers
     if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
     if (o->total_batch > 0 && !options_check_total_batch(o->total_batch, s->T, err)) return false;
     const int64_t step_windows = o->total_batch > 0 ? o->total_batch / s->T : 0;
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
     PlanRequest request = {.model = run_setup_model(s), .step_windows = step_windows, .options = o};
     return check_planned_share(s, step_windows, &request.link, err) && gpt2_check_options(&request.model, err) &&
-           planner_print(stdout, &request, err);
+           (o->advise ? planner_advise : planner_print)(stdout, &request, err);
 }
 
 OptimizerOptions run_setup_optimizer(const RunSetup *s) {

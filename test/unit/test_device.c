@@ -5,6 +5,7 @@
 #include "test/unit/device_fixture.h"
 
 #include <math.h>
+#include <sys/mman.h>
 
 static Error err;
 
@@ -156,4 +157,23 @@ TEST(the_measured_speed_is_positive_and_leaves_no_peak) {
     }
     DeviceSpeed unsupported;
     assert_error(device_measure_speed(DTYPE_FP16, 0, &unsupported, &err), "fp16");
+}
+
+// 1024 rows of 4 x 768 in bf16: a product whose pieces take scratch. Access to the old workspace ends the test.
+TEST(nothing_reads_or_writes_a_workspace_that_was_taken_back) {
+    const OpsShape shape = {.B = 1, .T = 1024, .C = 768, .NH = 12, .Vp = 128, .num_tensors = 1, .dtype = DTYPE_BF16};
+    const size_t bytes = (size_t)ops_workspace_bytes(shape), matrix = 1024 * 3072 * 2;
+    char *workspace = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *memory = device_alloc(3 * matrix, &err);
+    DeviceSpeed speed;
+    assert_true(workspace != MAP_FAILED && memory);
+    ops_set_workspace(workspace, (int64_t)bytes);
+    matmul_forward(tensor_make(memory, DTYPE_BF16, "out", 1024, 3072, 0, 0),
+                   tensor_make(memory + matrix, DTYPE_BF16, "in", 1024, 768, 0, 0),
+                   tensor_make(memory + 2 * matrix, DTYPE_BF16, "weight", 3072, 768, 0, 0), tensor_none());
+    ops_set_workspace(NULL, 0);
+    assert_int_equal(munmap(workspace, bytes), 0);
+    assert_true(device_measure_speed(DTYPE_FP32, 64 << 20, &speed, &err));
+    assert_true(device_measure_speed(DTYPE_BF16, 64 << 20, &speed, &err));
+    device_free(memory);
 }

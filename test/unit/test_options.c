@@ -88,8 +88,10 @@ TEST(every_row_reaches_its_own_field) {
         if (row->type == OPTION_WORD) last_word(row, value);
         if (row->type < OPTION_STRING)
             format_exact(row->type < OPTION_DOUBLE ? trunc(number) : number, value, sizeof value);
-        snprintf(line, sizeof line, "-o d -y --plan --%s=%s", row->long_name, value);
-        Options o = parsed(line), defaults = parsed("-o d -y --plan");
+        const char *others =
+            strcmp(row->long_name, "advise") == 0 ? "-o d -y" : "-o d -y --plan"; // one question at a time
+        snprintf(line, sizeof line, "%s --%s=%s", others, row->long_name, value);
+        Options o = parsed(line), defaults = parsed(others);
         for (const OptionRow *k = option_table; k->long_name; k++) // this row has the value, all others their defaults
             assert_string_equal(option_value(k, &o, buf), k == row ? value : option_value(k, &defaults, other));
         options_free(&o);
@@ -194,7 +196,21 @@ TEST(a_plan_is_text_unless_it_is_to_be_json) {
     assert_reads("--plan json", "plan=json");
     assert_reads("--plan=text --gpu h200", "plan=text");
     assert_refused("--plan xml", "--plan xml: must be one of text, json");
-    assert_refused("--gpu t4", "--gpu: only applies to a plan; give --plan as well");
+    assert_refused("--gpu t4", "--gpu: only applies to a plan or advice; give --plan or --advise as well");
+}
+
+TEST(one_question_is_asked_at_a_time) {
+    assert_reads("--advise", "advise=sizes measure=0 ceilings=0 mfu-base=auto");
+    assert_reads("--advise d_ff --measure --gpu this", "advise=d_ff measure=1 gpu=this");
+    assert_reads("--ceilings --mfu-base measured", "ceilings=1 mfu-base=measured");
+    assert_refused("--advise --plan", "--plan, --advise and --ceilings: give one of them at a time");
+    assert_refused("--ceilings --advise", "--plan, --advise and --ceilings: give one of them at a time");
+    assert_refused("--advise --measure", "--measure: times sizes of d_ff; give --advise d_ff as well");
+    assert_refused("--advise d_ff --measure --gpu h100",
+                   "--measure: times this machine, not h100; leave out --gpu or --measure");
+    assert_refused("--advise --price 2", "--price: only applies to a plan; give --plan as well");
+    assert_refused("--advise shapes", "--advise shapes: must be one of sizes, d_ff");
+    assert_refused("--mfu-base best", "--mfu-base best: must be one of auto, datasheet, measured");
 }
 
 TEST(options_that_exclude_each_other_are_refused) {
