@@ -415,13 +415,24 @@ static void close_run(Run *run) {
 // --gpus N, and no launcher: this process starts N others and waits for them.
 static bool only_launches(const Options *o) { return o->gpus > 1 && comm_size() == 1 && o->plan == PLAN_NONE; }
 
+// Threads and memory of the device are then in the right place.
+static bool place_process(Run *run, Error *err) {
+    const Options *o = &run->setup.options;
+    char gpu[64];
+    device_address(comm_local_rank(), gpu);
+    return placement_bind(&run->setup.placement, o->numa, gpu, o->threads, err);
+}
+
 static int run_all(Run *run, Error *err) {
     if (run->setup.options.plan == PLAN_NONE && !processes_meet(&run->setup.options, err)) return EXIT_BAD_INPUT;
     if (only_launches(&run->setup.options)) return comm_launch(run->setup.options.gpus, run->argv);
     if (!comm_all_ok(run_setup_lock_and_resume(&run->setup, err), err))
         return run->setup.is_locked ? EXIT_RUN_FAILED
                                     : EXIT_BAD_INPUT; // the options of a resumed run come from its checkpoint
-    const DeviceOptions device = options_device(&run->setup.options);
+    if (run->setup.options.plan == PLAN_NONE && !place_process(run, err)) return EXIT_BAD_INPUT;
+    DeviceOptions device = options_device(&run->setup.options);
+    if (run->setup.options.threads == 0 && run->setup.placement.threads > 0)
+        device.threads = run->setup.placement.threads;
     // Before any data: without a GPU they are of no use.
     if (!comm_all_ok(device_init(&device, err), err)) return EXIT_RUN_FAILED;
     if (run->setup.options.plan) return run_setup_plan(&run->setup, err) ? EXIT_OK : EXIT_BAD_INPUT;

@@ -8,6 +8,7 @@
 #include "llmc/run/options.h"
 
 #include "llmc/base/format.h"
+#include "llmc/run/placement.h"
 
 #include <cjson/cJSON.h>
 #include <ctype.h>
@@ -393,6 +394,7 @@ bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err) {
 // Options that only make sense together.
 static bool check_together(const Options *o, Error *err) {
     if (o->total_batch > 0 && o->T > 0 && !options_check_total_batch(o->total_batch, o->T, err)) return false;
+    if (!placement_check(o->numa, err)) return false;
     if (o->resume && !*o->output) return error_set(err, "-y: no run to resume; name its directory with -o DIR");
     if (options_given(o, "checkpoint-every") && o->checkpoint_every > 0 && !*o->output) {
         return error_set(err, "-n %lld: no directory for checkpoints; name one with -o DIR",
