@@ -240,5 +240,10 @@ void planner_device(DevicePlan *plan, const PlanRequest *request, const GpuChoic
 // Finds what else would fit there, with five more searches, for output that shows it.
 void planner_alternatives(DevicePlan *plan, const PlanRequest *request);
 
+// --memory-timeline (memory_timeline.c): one GPU, a name that ends in .png, .html or .json.
+bool timeline_check(const Options *options, Error *err);
+// Writes the arena of the plan for the one GPU of --gpu, or for this machine, to that file.
+bool timeline_write(const PlanRequest *request, Error *err);
+
 // Prints the plan, as text or one JSON object. False and a message when --gpu or -r cannot be read.
 bool planner_print(FILE *out, const PlanRequest *request, Error *err);
