@@ -1,6 +1,7 @@
 """Several processes train one model: the same bytes for any number of them, under MPI on the CPU and over NCCL on the
 simulated GPU."""
 import ctypes.util
+import itertools
 import json
 import os
 import random
@@ -718,7 +719,40 @@ def test_without_hwloc_a_run_says_so_and_goes_on(data):
     assert re.search("--numa 0: .*hwloc", refused) and refused.count("\n") == 1
 
 
+# This machine as hwloc describes machines, with two sockets and one of the simulator's GPUs beside each.
+def two_sockets():
+    def sets(cpus, nodes):
+        cpu, node = (hex(sum(1 << i for i in numbers)) for numbers in (cpus, nodes))
+        return f'cpuset="{cpu}" complete_cpuset="{cpu}" nodeset="{node}" complete_nodeset="{node}"'
+
+    lines, ids = [], itertools.count(1)
+    for i, cpus in enumerate((CPUS[:HALF], CPUS[HALF:])):
+        here = sets(cpus, [i])
+        lines += [f'<object type="Package" os_index="{i}" {here} gp_index="{next(ids)}">',
+                  f'<object type="NUMANode" os_index="{i}" {here} gp_index="{next(ids)}"/>']
+        for cpu in cpus:
+            here = sets([cpu], [i])
+            lines += [f'<object type="Core" os_index="{cpu}" {here} gp_index="{next(ids)}">',
+                      f'<object type="PU" os_index="{cpu}" {here} gp_index="{next(ids)}"/></object>']
+        lines += [f'<object type="PCIDev" gp_index="{next(ids)}" pci_busid="0000:0{1 - i}:00.0" '
+                  'pci_type="0302 [10de:2330] [10de:16c1] a1" pci_link_speed="0.000000"/></object>']
+    all_of_it = sets(CPUS, [0, 1])
+    return ('<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE topology SYSTEM "hwloc2.dtd">\n<topology version="2.0">\n'
+            f'<object type="Machine" os_index="0" {all_of_it} {all_of_it.replace("complete", "allowed").split(" ", 1)[1]} '
+            f'gp_index="{next(ids)}">\n' + "\n".join(lines) + "\n</object>\n</topology>\n")
+
+
 @needs_simulator
-def test_a_gpu_that_hwloc_does_not_know_is_said(data):
-    said = header(SIMULATOR, *SHAPE, *QUIET, *data.flags, "-x", 1)
-    assert re.match("not bound: .*(GPU 0000:00:00.0|hwloc)", placement(said)[0])
+@two_nodes
+def test_a_process_runs_beside_its_gpu(data, tmp_path):
+    (tmp_path / "machine.xml").write_text(two_sockets())
+    machine = {"HWLOC_XMLFILE": str(tmp_path / "machine.xml"), "HWLOC_THISSYSTEM": "1"}
+    plural = "s" * (HALF > 1)
+    lines = [f"CPU{plural} {listed(CPUS[k * HALF:][:HALF])} of node {k}, beside GPU 0000:0{1 - k}:00.0" for k in (1, 0)]
+    run_it = [SIMULATOR, *SHAPE, *QUIET, *data.flags, "-x", 1]
+    assert placement(header(*run_it, **machine)) == lines[:1]
+    assert placement(header(*run_it, "--gpus", 2, SIM_GPUS="2", **machine)) == \
+        [f"process {r}: {line}" for r, line in enumerate(lines)]
+    assert placement(header(*run_it)) == ["not bound: hwloc does not find GPU 0000:00:00.0"]  # the simulator made it up
+    elsewhere = header(*run_it, HWLOC_XMLFILE=machine["HWLOC_XMLFILE"])
+    assert placement(elsewhere) == ["not bound: hwloc describes another machine (HWLOC_XMLFILE?)"]
