@@ -206,6 +206,19 @@ static bool divide(const Machine *m, cpu_set_t *cpus, int index, int parts, bool
     return true;
 }
 
+// Of *cpus those of the nodes that the share touches. Processes on the CPU are not bound to single cores: they compute
+// with all their threads and wait for each other, so the system must be able to move a thread away from a core that
+// another program takes.
+static void keep_nodes_of(const Machine *m, cpu_set_t *cpus, const cpu_set_t *share) {
+    cpu_set_t nodes, common;
+    CPU_ZERO(&nodes);
+    for (int i = 0; i < m->num_nodes; i++) {
+        CPU_AND(&common, share, &m->node_cpus[i]);
+        if (CPU_COUNT(&common) > 0) CPU_OR(&nodes, &nodes, &m->node_cpus[i]);
+    }
+    if (CPU_COUNT(&nodes) > 0) CPU_AND(cpus, cpus, &nodes);
+}
+
 // What a process may use of what it should: *mask is replaced by it. False: nothing is left.
 static bool narrow(cpu_set_t *mask, const Machine *m, const cpu_set_t *beside_gpu, const cpu_set_t *node) {
     CPU_AND(mask, mask, &m->all);
@@ -284,19 +297,25 @@ static bool choose(PlacementChoice *c, const Machine *m, const cpu_set_t *beside
     }
     int index;
     const int sharing = sharers(m, &cpus, beside_gpu, node, all, count, rank, &index);
-    const bool divided = sharing > 1 && divide(m, &cpus, index, sharing, !on_cpu);
+    cpu_set_t share = cpus;
+    const bool divided = sharing > 1 && divide(m, &share, index, sharing, !on_cpu);
+    c->threads = divided ? CPU_COUNT(&share) : CPU_COUNT(&cpus) > sharing ? CPU_COUNT(&cpus) / sharing : 1;
+    if (divided && on_cpu)
+        keep_nodes_of(m, &cpus, &share);
+    else if (divided)
+        cpus = share;
     const int processors = CPU_COUNT(&cpus);
     if (on_cpu && me->threads > processors) { // they would wait for each other
         snprintf(c->text, sizeof c->text, "not bound: --threads %d on %d processor%s", me->threads, processors,
                  processors == 1 ? "" : "s");
+        c->threads = 0;
         return !node || error_set(err, "--numa %s: %s", numa, c->text);
     }
-    if (CPU_EQUAL(&cpus, &mask)) return explain(c, m, me, gpu_found, node != NULL, sharing), true;
+    if (CPU_EQUAL(&cpus, &mask)) return c->threads = 0, explain(c, m, me, gpu_found, node != NULL, sharing), true;
     c->binds = true;
     c->cpus = cpus;
-    c->threads = divided ? processors : processors > sharing ? processors / sharing : 1;
     snprintf(c->text, sizeof c->text, "%s%s%s%s", in_words(m, &cpus).text, gpu_found && !node ? ", beside GPU " : "",
-             gpu_found && !node ? me->gpu : "", sharing > 1 && !divided ? ", shared with other processes" : "");
+             gpu_found && !node ? me->gpu : "", processors > c->threads ? ", shared with other processes" : "");
     return true;
 }
 

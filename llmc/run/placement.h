@@ -3,8 +3,9 @@
 // pinned buffers too, from the node of the thread that first touches it. The machine is described by hwloc, which is
 // loaded when it is needed; without it, and where a launcher has already bound the process, nothing happens.
 //
-//   auto   a GPU: the processors that PCI connects it to. Several processes with the same processors divide them by
-//          cores, in the order of ranks. One process on the CPU keeps all it has: its threads need them
+//   auto   a GPU: the processors that PCI connects it to; several processes with the same processors divide them by
+//          cores, in the order of ranks. On the CPU several processes take the nodes in turn, and one keeps all it has,
+//          since its threads need them
 //   NODE   the processors of this NUMA node, divided in the same way
 // Nothing is ever added to the processors that the process may use already (taskset, control groups, Slurm).
 #pragma once
