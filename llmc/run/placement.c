@@ -80,8 +80,8 @@ static void describe(Machine *m, hwloc_topology_t t) {
     m->is_here = hwloc.hwloc_topology_is_thissystem(t);
     for (unsigned i = 0; i < hwloc.hwloc_get_nbobjs_by_depth(t, depth); i++) {
         hwloc_obj_t pu = hwloc.hwloc_get_obj_by_depth(t, depth, i), core = pu;
+        if (!pu || pu->os_index >= MOST_CPUS) continue;
         while (core && core->type != HWLOC_OBJ_CORE) core = core->parent;
-        if (pu->os_index >= MOST_CPUS) continue;
         m->cpus[m->count] = (int)pu->os_index;
         m->cores[m->count++] = core ? (int)core->logical_index : -1 - (int)i; // of its own
         put(&m->all, (int)pu->os_index);

@@ -48,7 +48,7 @@ static void check(const char *numa, const Case *cases) {
     memset(all, 0, sizeof all);
     for (; count < MOST && cases[count].mask; count++) {
         strcpy(all[count].host, "here");
-        if (cases[count].gpu) strcpy(all[count].gpu, cases[count].gpu);
+        if (cases[count].gpu) snprintf(all[count].gpu, sizeof all[count].gpu, "%s", cases[count].gpu);
         all[count].mask = cpus_of(cases[count].mask);
     }
     for (int r = 0; r < count; r++) {
