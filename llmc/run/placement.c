@@ -127,7 +127,8 @@ static bool read_machine(Machine *m, const PlacedProcess *all, int count, cpu_se
 }
 #else
 static bool read_machine(Machine *m, const PlacedProcess *all, int count, cpu_set_t *beside_gpu, Error *err) {
-    (void)m, (void)all, (void)count, (void)beside_gpu;
+    (void)all, (void)count, (void)beside_gpu;
+    memset(m, 0, sizeof *m);
     return error_set(err, "built without hwloc (no header hwloc.h of version 2: libhwloc-dev)");
 }
 #endif

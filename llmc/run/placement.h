@@ -13,7 +13,7 @@
 
 #include <sched.h>
 
-enum { PLACEMENT_TEXT = 200 };
+enum { PLACEMENT_TEXT = 240 };
 typedef struct {
     int threads;                    // of the CPU backend, where --threads does not say; 0: as without a placement
     char text[16 * PLACEMENT_TEXT]; // for the header: where, or why not; "": there was nothing to choose. On process 0

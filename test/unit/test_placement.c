@@ -214,11 +214,10 @@ TEST(processes_on_the_cpu_take_a_node_and_one_keeps_all) {
     check("auto", (Case[]){{"0", NULL, NULL, "as it was started", 0}, {"1", NULL, NULL, "", 0}, {NULL}});
 }
 
-// As most Intel machines number them: even ones on the first socket, hyper-threads after all cores.
-static const char ALTERNATING[] = "pack:2 [numa] core:4 pu:2(indexes=0,8,2,10,4,12,6,14,1,9,3,11,5,13,7,15)";
-
 TEST(processors_are_numbered_as_the_system_likes) {
 #ifdef HAVE_HWLOC
+    // As most Intel machines number them: even ones on the first socket, hyper-threads after all cores.
+    static const char ALTERNATING[] = "pack:2 [numa] core:4 pu:2(indexes=0,8,2,10,4,12,6,14,1,9,3,11,5,13,7,15)";
     use(ALTERNATING);
     check("auto", (Case[]){{"0-15", NULL, "0,2,4,6,8,10,12,14", "CPUs 0,2,4,6,8,10,12,14 of node 0", 8},
                            {"0-15", NULL, "1,3,5,7,9,11,13,15", "", 8},
