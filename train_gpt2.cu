@@ -7,6 +7,7 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/run/ceilings.h"
+#include "llmc/run/loader_bench.h"
 #include "llmc/run/processes.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/report.h"
@@ -417,13 +418,24 @@ static void close_run(Run *run) {
 // --gpus N, and no launcher: this process starts N others and waits for them.
 static bool only_launches(const Options *o) { return o->gpus > 1 && comm_size() == 1 && !options_only_ask(o); }
 
+// Threads and memory of the device are then in the right place.
+static bool place_process(Run *run, Error *err) {
+    const Options *o = &run->setup.options;
+    char gpu[64];
+    device_address(comm_local_rank(), gpu);
+    return placement_bind(&run->setup.placement, o->numa, gpu, o->threads, err);
+}
+
 static int run_all(Run *run, Error *err) {
     if (!options_only_ask(&run->setup.options) && !processes_meet(&run->setup.options, err)) return EXIT_BAD_INPUT;
     if (only_launches(&run->setup.options)) return comm_launch(run->setup.options.gpus, run->argv);
     if (!comm_all_ok(run_setup_lock_and_resume(&run->setup, err), err))
         return run->setup.is_locked ? EXIT_RUN_FAILED
                                     : EXIT_BAD_INPUT; // the options of a resumed run come from its checkpoint
-    const DeviceOptions device = options_device(&run->setup.options);
+    if (!options_only_ask(&run->setup.options) && !place_process(run, err)) return EXIT_BAD_INPUT;
+    DeviceOptions device = options_device(&run->setup.options);
+    if (run->setup.options.threads == 0 && run->setup.placement.threads > 0)
+        device.threads = run->setup.placement.threads;
     // Before any data: without a GPU they are of no use.
     if (!comm_all_ok(device_init(&device, err), err)) return EXIT_RUN_FAILED;
     if (run->setup.options.ceilings)
@@ -437,6 +449,7 @@ static int run_all(Run *run, Error *err) {
         !(comm_all_ok(build_training(run, err), err) &&
           processes_share_tuning(run->model, run->optimizer, &run->setup.share, err) && load_all_weights(run, err)))
         return EXIT_RUN_FAILED;
+    if (run->setup.options.bench_loader) return loader_bench(&run->setup, run->model, err) ? EXIT_OK : EXIT_RUN_FAILED;
     signals_install(); // from here on there is a log that must stay complete
     if (!comm_all_ok(open_log(run, err), err)) return EXIT_RUN_FAILED;
     if (!(run->setup.options.profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;

@@ -55,6 +55,10 @@ typedef struct {
 // OMP_WAIT_POLICY.
 void device_prepare_process(char **argv);
 
+// The PCI address of the GPU that device_init would take for this process, "0000:3b:00.0"; "" on the CPU, or if it
+// would take none. Creates nothing on the GPU.
+void device_address(int number, char address[64]);
+
 bool device_init(const DeviceOptions *options, Error *err);
 void device_shutdown(void);
 const DeviceFacts *device_facts(void);

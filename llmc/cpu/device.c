@@ -283,6 +283,8 @@ void device_prepare_process(char **argv) {
     execv(program, argv); // returns only on failure; the run then continues without the setting
 }
 
+void device_address(int number, char address[64]) { (void)number, address[0] = '\0'; }
+
 bool device_init(const DeviceOptions *options, Error *err) {
     REQUIRE(!cpu_backend.ready, "device_init: called twice");
     char name[100];

@@ -56,6 +56,16 @@ static bool find_gpu(int number, Error *err) {
                                               cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
+void device_address(int number, char address[64]) {
+    int count = 0;
+    address[0] = '\0';
+    if (cudaGetDeviceCount(&count) == cudaSuccess && (number < count || count == 1) &&
+        cudaDeviceGetPCIBusId(address, 64, count > 1 ? number : 0) == cudaSuccess)
+        return;
+    address[0] = '\0';
+    (void)cudaGetLastError(); // device_init reports it
+}
+
 static int attribute(enum cudaDeviceAttr which) {
     int value = 0;
     if (cudaDeviceGetAttribute(&value, which, cuda_backend.device) == cudaSuccess) return value;

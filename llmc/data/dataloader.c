@@ -61,8 +61,6 @@ int64_t shuffle_window(int64_t p, int64_t n, uint64_t seed) {
 
 // ---------------------------------------------------------------------------------------------------------- the loader
 
-enum { DEFAULT_RING = 4 };
-
 typedef struct {
     void *windows; // (batch_windows, T+1) tokens
     int64_t count;
@@ -201,7 +199,7 @@ DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
     DataLoader *loader = calloc(1, sizeof *loader);
     if (!loader) return error_set(err, "data loader: out of memory"), NULL;
     loader->options = *options;
-    if (loader->options.ring == 0) loader->options.ring = DEFAULT_RING;
+    if (loader->options.ring == 0) loader->options.ring = DATALOADER_RING;
     if (loader->options.groups == 0) loader->options.groups = 1;
     if (loader->options.group_count == 0) loader->options.group_count = loader->options.groups;
     loader->position = options->position;

@@ -38,8 +38,10 @@ typedef struct {
     uint64_t seed;
     bool shuffle;           // false: in file order, starting over at the end
     bool repeat_first_step; // -a: every step reads the first step's windows again (p mod step_windows of the stream)
-    int ring;               // buffers in flight, at least 2; 0 = 4
+    int ring;               // buffers in flight, at least 2; 0: DATALOADER_RING
 } DataLoaderOptions;
+
+enum { DATALOADER_RING = 4 };
 
 typedef struct DataLoader DataLoader;
 DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err);

@@ -53,6 +53,10 @@ bool gpt2_check_options(const Gpt2Options *options, Error *err);
 MemoryPlan *gpt2_plan(const Gpt2Options *options);
 int64_t gpt2_host_bytes(const Gpt2Options *options); // bytes of host memory, under offload
 
+// The op at a tick of the plan, for people: "block 3 qkv", "block 3 fcproj backward", "generation". Returns name.
+enum { TICK_NAME = 48 };
+const char *gpt2_tick_name(const ModelConfig *config, int tick, char name[TICK_NAME]);
+
 // Allocates the memory and zeroes it; weights are zero until gpt2_init_weights or gpt2_set_weight.
 Gpt2 *gpt2_create(const Gpt2Options *options, Error *err);
 void gpt2_destroy(Gpt2 *model);

@@ -75,6 +75,32 @@ int gpt2_backward_tick(const ModelConfig *config, int block) {
 }
 int gpt2_end_tick(const ModelConfig *config) { return gpt2_backward_tick(config, 0) + BACKWARD_TICKS; }
 
+const char *gpt2_tick_name(const ModelConfig *config, int tick, char name[TICK_NAME]) {
+    static const char *const forward[FORWARD_TICKS] = {"fcproj", "ln1", "qkv", "attention", "attproj", "ln2", "fc"};
+    static const char *const head[HEAD_TICKS] = {"fcproj", "final layernorm", "logits and loss",
+                                                 "final layernorm backward"};
+    static const char *const backward[BACKWARD_TICKS] = {"recompute", "fcproj",    "gelu", "fc", "ln2",
+                                                         "attproj",   "attention", "qkv",  "ln1"};
+    const int L = (int)config->L, first = gpt2_backward_tick(config, L - 1), end = gpt2_end_tick(config);
+    const int in_head = tick - gpt2_head_tick(config), block = tick / FORWARD_TICKS - (tick % FORWARD_TICKS == F_IN);
+    if (tick == 0)
+        snprintf(name, TICK_NAME, "embedding");
+    else if (in_head <= H_IN)
+        snprintf(name, TICK_NAME, "block %d %s", block, forward[tick % FORWARD_TICKS]);
+    else if (tick < first)
+        snprintf(name, TICK_NAME, "%s", head[in_head]);
+    else if (tick < end)
+        snprintf(name, TICK_NAME, "block %d %s%s", L - 1 - (tick - first) / BACKWARD_TICKS,
+                 backward[(tick - first) % BACKWARD_TICKS],
+                 (tick - first) % BACKWARD_TICKS == B_RECOMPUTE ? "" : " backward");
+    else
+        snprintf(name, TICK_NAME, "%s",
+                 tick == end                    ? "embedding backward"
+                 : tick <= end + 1 + F_NEXT_LN1 ? "generation"
+                                                : "update");
+    return name;
+}
+
 OpsShape gpt2_ops_shape(const Gpt2Options *o) {
     OpsShape shape = {.B = o->B,
                       .T = o->T,

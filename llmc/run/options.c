@@ -8,6 +8,8 @@
 #include "llmc/run/options.h"
 
 #include "llmc/base/format.h"
+#include "llmc/run/placement.h"
+#include "llmc/run/planner.h"
 
 #include <cjson/cJSON.h>
 #include <ctype.h>
@@ -410,6 +412,7 @@ static bool check_questions(const Options *o, Error *err) {
 // Options that only make sense together.
 static bool check_together(const Options *o, Error *err) {
     if (o->total_batch > 0 && o->T > 0 && !options_check_total_batch(o->total_batch, o->T, err)) return false;
+    if (!placement_check(o->numa, err) || !timeline_check(o, err)) return false;
     if (o->resume && !*o->output) return error_set(err, "-y: no run to resume; name its directory with -o DIR");
     if (options_given(o, "checkpoint-every") && o->checkpoint_every > 0 && !*o->output) {
         return error_set(err, "-n %lld: no directory for checkpoints; name one with -o DIR",
@@ -428,6 +431,8 @@ static bool check_together(const Options *o, Error *err) {
                          optimizer_name(o->optimizer));
     if (o->reset_optimizer && !o->resume)
         return error_set(err, "--reset-optimizer: a new run already has a new optimizer; use it with -y");
+    if (o->bench_loader && o->max_steps == 0)
+        return error_set(err, "--bench-loader: -x 0 reads no data; leave out -x 0");
     if (o->interactive && o->max_steps != 0)
         return error_set(err, "--interactive answers prompts and does not train: give -x 0 as well");
     return true;
@@ -467,6 +472,7 @@ OptionsResult options_parse(Options *options, int argc, char **argv, Error *err)
         }
         if (!parse_argument(options, argv, &i, err)) return OPTIONS_ERROR;
     }
+    if (*options->memory_timeline && !options->plan) options->plan = PLAN_TEXT;
     return check_together(options, err) ? OPTIONS_RUN : OPTIONS_ERROR;
 }
 

@@ -75,6 +75,12 @@ static void machine_lines(const Report *r) {
         runlog_field(r->log, "processes",
                      "%d on %d machine%s (%s), connected by %s; machine and limits are of process 0", comm_size(),
                      comm_hosts(), comm_hosts() == 1 ? "" : "s", comm_launcher(), device_comm_library());
+    const char *name = "placement";
+    for (const char *line = r->setup->placement.text; *line; name = "") {
+        const int length = (int)strcspn(line, "\n");
+        runlog_field(r->log, name, "%.*s", length, line);
+        line += length + (line[length] == '\n');
+    }
     if (r->model->groups > 1)
         runlog_field(r->log, "groups",
                      "a step is the sum of %d, in a fixed order: the same bits for any number of "
@@ -230,9 +236,10 @@ static void run_event(const Report *r) {
     JSON_ADD(memory, JSON_NUMBER("total", memory_plan_total(plan)));
     JSON_ADD(cJSON_AddObjectToObject(run, "device"), JSON_TEXT("backend", device->backend),
              JSON_TEXT("name", device->name), JSON_TEXT("libraries", device->libraries),
-             JSON_TEXT("attention", device->attention), JSON_NUMBER("peak_bandwidth", device->peak_bandwidth),
-             JSON_NUMBER("matmul_flops", r->speed.matmul_flops), JSON_NUMBER("copy_bandwidth", r->speed.copy_bandwidth),
-             JSON_NUMBER("peak_flops", r->peak_flops), JSON_KNOWN("ceiling_flops", ceiling_flops(&r->ceiling)),
+             JSON_TEXT("attention", device->attention), JSON_TEXT("placement", r->setup->placement.text),
+             JSON_NUMBER("peak_bandwidth", device->peak_bandwidth), JSON_NUMBER("matmul_flops", r->speed.matmul_flops),
+             JSON_NUMBER("copy_bandwidth", r->speed.copy_bandwidth), JSON_NUMBER("peak_flops", r->peak_flops),
+             JSON_KNOWN("ceiling_flops", ceiling_flops(&r->ceiling)),
              JSON_TEXT("mfu_base", r->peak_is_measured ? "measured" : "datasheet"));
     add_shards(run, "train", train_shards(r));
     add_shards(run, "val", val_shards(r));

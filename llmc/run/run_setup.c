@@ -67,7 +67,8 @@ static bool adopt_remembered(RunSetup *s, Error *err) {
 
 bool run_setup_save_options(const RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    if (!*o->output || o->max_steps == 0 || o->profile > 0 || comm_rank() > 0) return true; // nothing to save there
+    if (!*o->output || o->max_steps == 0 || o->profile > 0 || o->bench_loader || comm_rank() > 0)
+        return true; // nothing to save there
     char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o);
     const bool ok = file_write_atomic(path, json, strlen(json), err);
     free(json);
@@ -313,6 +314,9 @@ static bool check_processes(const RunSetup *s, Error *err) {
     if (o->interactive)
         return error_set(err, "--interactive: answers prompts in one process; %s started %d",
                          options_only_ask(o) ? "--gpus" : comm_launcher(), process_count(o));
+    if (o->bench_loader)
+        return error_set(err, "--bench-loader: times the loader of one process; %s started %d",
+                         options_only_ask(o) ? "--gpus" : comm_launcher(), process_count(o));
     return !o->fp8 || o->fp8_scaling != FP8_DELAYED ||
            error_set(err, "--fp8-scaling delayed: the processes would have different scales; use current");
 }
@@ -464,7 +468,8 @@ bool run_setup_plan(RunSetup *s, Error *err) {
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
     PlanRequest request = {.model = run_setup_model(s), .step_windows = step_windows, .options = o};
     return check_planned_share(s, step_windows, &request.link, err) && gpt2_check_options(&request.model, err) &&
-           (o->advise ? planner_advise : planner_print)(stdout, &request, err);
+           (o->advise ? planner_advise : planner_print)(stdout, &request, err) &&
+           (!*o->memory_timeline || timeline_write(&request, err));
 }
 
 OptimizerOptions run_setup_optimizer(const RunSetup *s) {

@@ -5,6 +5,7 @@
 #include "llmc/data/dataloader.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/run/options.h"
+#include "llmc/run/placement.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/train/data_parallel.h"
 #include "llmc/train/evals.h"
@@ -27,6 +28,7 @@ typedef struct {
     Recompute recompute;
     Tokenizer *tokenizer; // NULL: samples are shown as token numbers
     ChoiceSets choices;
+    Placement placement;
     int lock;        // of the directory of -o, until the end; 0: none
     size_t existing; // bytes of the longest beginning of -o that was there before: a refused start leaves no directory
     bool is_locked;  // run_setup_lock_and_resume failed because another process runs there

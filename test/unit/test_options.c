@@ -82,10 +82,11 @@ static void last_word(const OptionRow *row, char buf[OPTION_VALUE]) {
 
 TEST(every_row_reaches_its_own_field) {
     for (const OptionRow *row = option_table; row->long_name; row++) {
-        char line[128], value[OPTION_VALUE] = "some-text", buf[OPTION_VALUE], other[OPTION_VALUE];
+        char line[128], value[OPTION_VALUE] = "some.json", buf[OPTION_VALUE], other[OPTION_VALUE];
         double number =
             row->min < row->max ? (row->min + row->max > 0.0 ? 0.5 * (row->min + row->max) : row->max) : row->min;
         if (row->type == OPTION_WORD) last_word(row, value);
+        if (row->type == OPTION_STRING && *row->fallback) strcpy(value, "off"); // --numa
         if (row->type < OPTION_STRING)
             format_exact(row->type < OPTION_DOUBLE ? trunc(number) : number, value, sizeof value);
         const char *others =

@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+"""Draws the planned memory of one or several runs, side by side, on one scale.
+
+    ./train_gpt2 --memory-timeline a.json -r 0 ...        writes what is drawn (a .png or .html: the picture itself)
+    scripts/plot_memory.py TIMELINE [TIMELINE ...] -o PICTURE      PICTURE ends in .png or .html
+
+Across: the ops of a micro-step, then generation and the update. Upwards: addresses of the arena. A rectangle is a
+tensor; what lives through the whole run is below. The dashed line and the
+triangle mark the op with the most bytes alive, and the list beneath has these bytes by kind. A page (.html) shows each tensor under the pointer.
+"""
+import argparse
+import html
+import json
+import os
+import re
+import sys
+
+EXIT_BAD_INPUT = 2
+DEBIANS_PYTHON = "/usr/bin/python3"  # the one that Debian's matplotlib is for; another may come first in the PATH
+
+# In the order of the list. What stays is grey and brown, activations have colours.
+COLORS = {
+    "weights": "#4d4d4d", "master": "#7a7a7a", "gradients of weights": "#a08060", "optimizer": "#c9b79c",
+    "workspace": "#d9d9d9",
+    "residual": "#2f7de1", "layernorm": "#8cc3f5", "qkv": "#17a673", "attention": "#9fd8a0", "mlp": "#e8702a",
+    "logits": "#e04858", "gradients": "#c054c4", "micro_gradients": "#7b52ab", "fp8": "#11a5b5", "tokens": "#000000",
+    "generation": "#d69e00", "optimizer_scratch": "#7d6608", "other": "#ff77aa",
+}
+
+
+def fail(message):
+    print(f"plot_memory: {message}", file=sys.stderr)
+    sys.exit(EXIT_BAD_INPUT)
+
+
+def size(n):
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024 or unit == "GiB":
+            return f"{n:.3g} {unit}" if n < 999.5 else f"{n:.0f} {unit}"
+        n /= 1024
+
+
+def scale(top):
+    """The unit of the addresses."""
+    return ("GiB", 2.0 ** 30) if top > 2e8 else ("MiB", 2.0 ** 20)
+
+
+def load(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            timeline = json.load(file)
+        if timeline["memory_timeline"] != "pretrain.cu 1":
+            raise ValueError("another version")
+        for tensor in timeline["tensors"]:
+            if tensor["always"] and tensor["kind"] == "gradients":  # not those of activations
+                tensor["kind"] = "gradients of weights"
+        return timeline
+    except OSError as error:
+        fail(f"{path}: {error.strerror}")
+    except (ValueError, KeyError, TypeError) as error:
+        fail(f"{path} was not written by --memory-timeline FILE.json ({error})")
+
+
+def at_peak(timeline):
+    """Bytes by kind, in the order of COLORS, with what the layout loses; 0 of a kind that lives at other times."""
+    kinds = {tensor["kind"] for tensor in timeline["tensors"]}
+    sums = {kind: 0 for kind in COLORS if kind in kinds}
+    for tensor in timeline["tensors"]:
+        if tensor["first"] <= timeline["peak_tick"] <= tensor["last"]:
+            sums[tensor["kind"]] += tensor["bytes"]
+    gaps = timeline["total"] - timeline["peak"]
+    return sums | {"gaps": gaps} if gaps else sums
+
+
+def phases(ticks):
+    """(name, first, last) of each part of the time axis."""
+    head = ticks.index("final layernorm")
+    parts = [("forward", 0, head - 1)]
+    backward = [i for i, name in enumerate(ticks) if name.endswith((" backward", " recompute"))]
+    if backward:  # the final layernorm's is part of the head
+        parts += [("head", head, backward[0]), ("backward", backward[0] + 1, backward[-1])]
+    for name in ("generation", "update"):
+        if name in ticks:
+            parts.append((name, ticks.index(name), len(ticks) - 1 - ticks[::-1].index(name)))
+    return parts
+
+
+def title(timeline):
+    state = timeline["optimizer"] + (" with master weights" if timeline["master"] else "")
+    work = f"{state}, gradients in {timeline['gradients']}" if timeline["optimizer"] else "without training"
+    return (f"{timeline['parameters']} parameters, -b {timeline['B']} -t {timeline['T']} -r {timeline['recompute']}, "
+            f"{timeline['dtype']}\n{work}: {size(timeline['total'])}")
+
+
+def draw_panel(axis, timeline, top, number, tips):
+    from matplotlib.patches import Rectangle
+    ticks, (_, unit), end = timeline["ticks"], scale(top), len(timeline["ticks"])
+    for i, t in enumerate(timeline["tensors"]):
+        gid = f"t{number}-{i}"
+        width = max(t["last"] + 1 - t["first"], end / 250)  # of one op in a deep model: still to be seen
+        middle = (t["first"] + t["last"] + 1) / 2
+        edge = 0.25 if t["bytes"] / top > 0.008 else 0  # a thinner one would be all edge
+        axis.add_patch(Rectangle((middle - width / 2, t["offset"] / unit), width, t["bytes"] / unit, gid=gid,
+                                 facecolor=COLORS[t["kind"]], edgecolor="white", linewidth=edge))
+        when = "the whole run" if t["always"] else f"{ticks[t['first']]} to {ticks[t['last']]}"
+        tips[gid] = f"{t['name']}: {size(t['bytes'])}, {when}"
+    axis.set_xlim(0, end)
+    axis.set_ylim(0, 1.06 * top / unit)
+    peak = timeline["peak_tick"] + 0.5
+    axis.plot([peak, peak], [timeline["total"] / unit, 1.06 * top / unit], color="black", linewidth=1, linestyle=(0, (4, 2)))
+    axis.plot([peak], [0], "^", color="black", markersize=6, clip_on=False, zorder=5)
+    axis.annotate(f"peak: {ticks[timeline['peak_tick']]}", (peak, 1.055 * top / unit), va="top", fontsize=8.5,
+                  xytext=(4 if peak < end / 2 else -4, 0), textcoords="offset points",
+                  ha="left" if peak < end / 2 else "right")
+    if timeline["room"] < 1.06 * top:
+        axis.axhline(timeline["room"] / unit, color="#c00000", linewidth=1)
+    axis.set_title(title(timeline), fontsize=9.5)
+    fits = "fits" if timeline["fits"] else "DOES NOT FIT"
+    device = (f"each of {timeline['gpus']} " if timeline["gpus"] > 1 else "") + timeline["device"]
+    axis.set_xlabel(f"{fits} into {size(timeline['room'])} of {device}", fontsize=9.5,
+                    color="black" if timeline["fits"] else "#c00000")
+    parts = phases(ticks)
+    for _, first, _ in parts[1:]:
+        axis.axvline(first, color="#888888", linewidth=0.5)
+    axis.set_xticks([(first + last + 1) / 2 for _, first, last in parts if last + 1 - first > end / 12],
+                    [name for name, first, last in parts if last + 1 - first > end / 12])
+    axis.tick_params(axis="x", length=0)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def draw_list(axis, timeline):
+    from matplotlib.patches import Patch
+    items = at_peak(timeline)
+    handles = [Patch(facecolor=COLORS.get(kind, "white"), edgecolor="#888888", linewidth=0.5, label=f"{kind}  {size(n)}")
+               for kind, n in items.items()]
+    axis.axis("off")
+    axis.legend(handles=handles, loc="upper center", ncol=3, fontsize=8.5, frameon=False, borderaxespad=0,
+                title=f"at the peak: {size(timeline['peak'])}, in an arena of {size(timeline['total'])}",
+                title_fontsize=8.5)
+
+
+def draw(timelines):
+    import matplotlib
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.fonttype"] = "none"
+    matplotlib.rcParams["svg.hashsalt"] = "timeline"  # the same file for the same plan
+    from matplotlib import pyplot
+    count, tips = len(timelines), {}
+    figure, axes = pyplot.subplots(2, count, figsize=(max(9.0, 6.6 * count), 7.6), dpi=110, squeeze=False,
+                                   constrained_layout=True, gridspec_kw={"height_ratios": [5, 1.3]})
+    top = max(timeline["total"] for timeline in timelines)
+    for i, timeline in enumerate(timelines):
+        draw_panel(axes[0][i], timeline, top, i, tips)
+        draw_list(axes[1][i], timeline)
+    axes[0][0].set_ylabel(f"addresses, {scale(top)[0]}")
+    return figure, tips
+
+
+def write_page(figure, tips, path):
+    import io
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg"):]
+    svg = re.sub(r'<g id="(t\d+-\d+)">', lambda m: f"{m[0]}<title>{html.escape(tips[m[1]])}</title>", svg)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>Planned memory</title>\n'
+                   f"<style>svg {{ width: 100%; height: auto }} g[id^=t]:hover > path {{ stroke: black; stroke-width: 1.5 }}"
+                   f"</style>\n{svg}</html>\n")
+
+
+def need_matplotlib():
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        if os.path.exists(DEBIANS_PYTHON) and not os.path.samefile(sys.executable, DEBIANS_PYTHON):
+            os.execv(DEBIANS_PYTHON, [DEBIANS_PYTHON, *sys.argv])
+        fail(f"{error}: install it (Debian: apt-get install python3-matplotlib)")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("timelines", nargs="+", metavar="TIMELINE")
+    parser.add_argument("-o", "--output", required=True, metavar="PICTURE")
+    options = parser.parse_args()
+    if not options.output.endswith((".png", ".html")):
+        fail(f"{options.output}: the name must end in .png or .html")
+    timelines = [load(path) for path in options.timelines]
+    need_matplotlib()
+    figure, tips = draw(timelines)
+    try:
+        if options.output.endswith(".html"):
+            write_page(figure, tips, options.output)
+        else:
+            figure.savefig(options.output)
+    except OSError as error:
+        fail(f"{options.output}: cannot be written: {error.strerror}")
+    print(f"drawn: {options.output}")
+
+
+if __name__ == "__main__":
+    main()
