@@ -36,7 +36,8 @@ typedef struct {
     int32_t scale_growth_interval;
     bool gradients_in_dtype;
 } Setup;
-static bool with_overlap; // --overlap, of models that are made from now on
+static bool with_overlap, in_parts; // --overlap, and recordings as of several processes, of models made from now on
+static void no_exchange(void *context, int unit) { (void)context, (void)unit; }
 
 static Trainer trainer_make(Setup setup) {
     Trainer t = {.tokens = TOKENS};
@@ -44,6 +45,7 @@ static Trainer trainer_make(Setup setup) {
     Gpt2Options options = {.dtype = setup.dtype, .master = true, .train = true, .B = B, .T = T, .sequences = SEQUENCES};
     options.gradients_in_dtype = setup.gradients_in_dtype;
     options.overlap = with_overlap;
+    if (in_parts) options.processes = 2;
     assert_true(model_config_parse(&options.config, "L=2,C=48,NH=3,V=61,T=13", &err));
     assert_true(recompute_parse(&options.recompute, setup.recompute, options.config.L, &err));
     const OptimizerOptions adamw = {.beta1 = 0.9f,
@@ -54,6 +56,8 @@ static Trainer trainer_make(Setup setup) {
                                     .limits = {.clip = 1.0f, .scale_growth_interval = setup.scale_growth_interval}};
     t.model = gpt2_create(&options, &err);
     assert_non_null(t.model);
+    static const UnitHooks hooks = {no_exchange, no_exchange, NULL};
+    if (in_parts) gpt2_set_hooks(t.model, &hooks);
     gpt2_init_weights(t.model, 3);
     const StepControl control = step_control_initial(setup.loss_scale);
     gpt2_set_control(t.model, &control);
@@ -174,7 +178,7 @@ static const Setup rounded = {DTYPE_BF16, "fcx1,layernorm+qkv", 1.0f, 0, true};
 static int leave_the_mark(void **state) {
     sim_step_unmark();
     sim_set_lazy_streams(false);
-    with_overlap = false;
+    with_overlap = in_parts = false;
     return tmp_teardown(state);
 }
 
@@ -277,6 +281,21 @@ TEST(weight_gradients_beside_other_ops_change_no_bit) {
         assert_same_bits(two, late);
         free(in_order.values), free(recorded.values), free(eager.values), free(two.values), free(late.values);
     }
+}
+
+// Between the parts gradients leave for other processes.
+TEST(each_part_of_a_micro_step_ends_with_its_weight_gradients) {
+    State states[2];
+    Error err;
+    device_shutdown();
+    assert_true(device_init(&(DeviceOptions){.gelu_fusion = GELU_FUSION_NONE}, &err));
+    in_parts = true;
+    for (int i = 0; i <= 1; i++) {
+        with_overlap = i == 1;
+        states[i] = trained(bf16, 4, AS_IT_IS);
+    }
+    assert_same_bits(states[0], states[1]);
+    free(states[0].values), free(states[1].values);
 }
 
 // The mean is over more tokens from the fourth step on: what was recorded divides by another number.
