@@ -67,8 +67,8 @@ int64_t cuda_cudnn_workspace(OpsShape shape);
 
 // Work beside the ops that follow (OpsShape.overlap). Between these two calls the running op launches on a second
 // stream, after everything launched so far, and has the second stream's scratch memory. Ops that touch its operands
-// wait for it (backend_order), and all work that device_graph_end, copies to other streams or choices by time may meet
-// has joined by then. They do nothing outside device_graph_begin and end, or where it was not asked for.
+// wait for it (backend_order); device_graph_end and choices by time wait for all of it. They do nothing outside
+// device_graph_begin and end, or where it was not asked for.
 void cuda_beside_begin(void);
 void cuda_beside_end(void);
 void cuda_beside_join(void); // the compute stream waits for all of it
