@@ -15,13 +15,23 @@ static const OpObserver *observer;
 void ops_observe(const OpObserver *o) { observer = o; }
 bool ops_are_observed(void) { return observer != NULL; }
 
-// The end of an op: runs the backend's part between the observer's begin (which gets the cost) and end.
-#define RUN(op, arguments, cost)                                                                                       \
+// The end of an op: runs the backend's part between the observer's begin (which gets the cost) and end. Ops of the
+// backward pass state their operands, so that a weight gradient can be computed beside them; others wait for it.
+#define RUN(op, arguments, cost) RUN_ORDERED(op, arguments, NULL, cost)
+#define RUN_ORDERED(op, arguments, operands, cost)                                                                     \
     do {                                                                                                               \
         if (observer && !observer->begin(cost)) break;                                                                 \
+        backend_order(operands);                                                                                       \
         backend_ops()->op arguments;                                                                                   \
         if (observer) observer->end();                                                                                 \
     } while (0)
+
+// The tensors that an op writes and those that it reads, each list in parentheses. Absent ones are allowed.
+#define OPERANDS(written, read)                                                                                        \
+    &(OpOperands) { LIST written, LENGTH written, LIST read, LENGTH read }
+#define LIST(...)                                                                                                      \
+    (Tensor[]) { __VA_ARGS__ }
+#define LENGTH(...) (int)(sizeof(Tensor[]){__VA_ARGS__} / sizeof(Tensor))
 
 // The cost of the enclosing op: the tensor and shape that distinguish its calls, FLOPs, bytes read and written.
 #define COST(shape, flops, read, written) ((OpCost){__func__, shape, flops, (read) + (written)})
@@ -65,7 +75,7 @@ static double sum_bytes(const Tensor *tensors, int n) {
     for (int i = 0; i < n; i++) bytes += (double)tensor_bytes(tensors[i]);
     return bytes;
 }
-#define BYTES(...) sum_bytes((Tensor[]){__VA_ARGS__}, (int)(sizeof(Tensor[]){__VA_ARGS__} / sizeof(Tensor)))
+#define BYTES(...) sum_bytes(LIST(__VA_ARGS__), LENGTH(__VA_ARGS__))
 
 static double row_bytes(Tensor table) { return (double)(tensor_cols(table) * (int64_t)dtype_size(table.dtype)); }
 
@@ -153,8 +163,8 @@ static void check_layernorm(const char *op, Tensor in, Tensor same, Tensor mean,
 void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias) {
     check_layernorm(__func__, in, out, mean, rstd, weight);
     tensor_check(__func__, bias, in.dtype, tensor_numel(weight));
-    RUN(layernorm_forward, (out, mean, rstd, in, weight, bias),
-        COST(rows_shape(weight, in), 0, BYTES(in, weight, bias), BYTES(out, mean, rstd)));
+    RUN_ORDERED(layernorm_forward, (out, mean, rstd, in, weight, bias), OPERANDS((out, mean, rstd), (in, weight, bias)),
+                COST(rows_shape(weight, in), 0, BYTES(in, weight, bias), BYTES(out, mean, rstd)));
 }
 
 void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum, Tensor dout, Tensor in, Tensor mean,
@@ -164,12 +174,13 @@ void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum
     check_weight_gradient(__func__, dweight, in.dtype, tensor_numel(weight));
     check_weight_gradient(__func__, dbias, in.dtype, tensor_numel(weight));
     if (din_sum.data) check_weight_gradient(__func__, din_sum, in.dtype, tensor_numel(weight));
-    RUN(layernorm_backward,
-        (din, dweight, dbias, din_sum, dout, in, mean, rstd, weight, add_residual, accumulate, accumulate_sum),
-        COST(rows_shape(weight, in), 0,
-             BYTES(dout, in, mean, rstd, weight) + (add_residual ? BYTES(din) : 0) +
-                 (accumulate ? BYTES(dweight, dbias) : 0) + (accumulate_sum ? BYTES(din_sum) : 0),
-             BYTES(din, dweight, dbias, din_sum)));
+    RUN_ORDERED(layernorm_backward,
+                (din, dweight, dbias, din_sum, dout, in, mean, rstd, weight, add_residual, accumulate, accumulate_sum),
+                OPERANDS((din, dweight, dbias, din_sum), (dout, in, mean, rstd, weight)),
+                COST(rows_shape(weight, in), 0,
+                     BYTES(dout, in, mean, rstd, weight) + (add_residual ? BYTES(din) : 0) +
+                         (accumulate ? BYTES(dweight, dbias) : 0) + (accumulate_sum ? BYTES(din_sum) : 0),
+                     BYTES(din, dweight, dbias, din_sum)));
 }
 
 // ------------------------------------------------------------------------------------------------------------- matmul
@@ -185,15 +196,16 @@ static void check_linear(const char *op, Tensor out, Tensor in, Tensor weight) {
 void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
     check_linear(__func__, out, in, weight);
     if (bias.data) tensor_check(__func__, bias, weight.dtype, tensor_rows(weight));
-    RUN(matmul_forward, (out, in, weight, bias),
-        COST(matmul_shape(weight, in), matmul_flops(weight, in), BYTES(in, weight, bias), BYTES(out)));
+    RUN_ORDERED(matmul_forward, (out, in, weight, bias), OPERANDS((out), (in, weight, bias)),
+                COST(matmul_shape(weight, in), matmul_flops(weight, in), BYTES(in, weight, bias), BYTES(out)));
 }
 
 void matmul_residual_forward(Tensor out, Tensor residual, Tensor in, Tensor weight, Tensor bias) {
     check_linear(__func__, out, in, weight);
     tensor_check(__func__, residual, out.dtype, tensor_numel(out));
     tensor_check(__func__, bias, weight.dtype, tensor_rows(weight));
-    RUN(matmul_residual_forward, (out, residual, in, weight, bias),
+    RUN_ORDERED(
+        matmul_residual_forward, (out, residual, in, weight, bias), OPERANDS((out), (residual, in, weight, bias)),
         COST(matmul_shape(weight, in), matmul_flops(weight, in), BYTES(in, weight, bias, residual), BYTES(out)));
 }
 
@@ -201,14 +213,14 @@ void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tenso
     check_linear(__func__, out, in, weight);
     tensor_check(__func__, pre, out.dtype, tensor_numel(out));
     tensor_check(__func__, bias, weight.dtype, tensor_rows(weight));
-    RUN(matmul_gelu_forward, (out, pre, in, weight, bias),
-        COST(matmul_shape(weight, in), matmul_flops(weight, in), BYTES(in, weight, bias), BYTES(out, pre)));
+    RUN_ORDERED(matmul_gelu_forward, (out, pre, in, weight, bias), OPERANDS((out, pre), (in, weight, bias)),
+                COST(matmul_shape(weight, in), matmul_flops(weight, in), BYTES(in, weight, bias), BYTES(out, pre)));
 }
 
 void gelu_forward(Tensor out, Tensor pre) {
     check_compute(__func__, pre);
     tensor_check(__func__, out, pre.dtype, tensor_numel(pre));
-    RUN(gelu_forward, (out, pre), COST(tensor_shape(out), 0, BYTES(pre), BYTES(out)));
+    RUN_ORDERED(gelu_forward, (out, pre), OPERANDS((out), (pre)), COST(tensor_shape(out), 0, BYTES(pre), BYTES(out)));
 }
 
 void gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
@@ -216,22 +228,23 @@ void gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accu
     tensor_check(__func__, dpre, pre.dtype, tensor_numel(pre));
     tensor_check(__func__, dout, pre.dtype, tensor_numel(pre));
     if (dbias.data) check_weight_gradient(__func__, dbias, pre.dtype, tensor_cols(dpre));
-    RUN(gelu_backward, (dpre, dbias, dout, pre, accumulate),
-        COST(tensor_shape(dpre), 0, BYTES(dout, pre) + (accumulate ? BYTES(dbias) : 0), BYTES(dpre, dbias)));
+    RUN_ORDERED(gelu_backward, (dpre, dbias, dout, pre, accumulate), OPERANDS((dpre, dbias), (dout, pre)),
+                COST(tensor_shape(dpre), 0, BYTES(dout, pre) + (accumulate ? BYTES(dbias) : 0), BYTES(dpre, dbias)));
 }
 
 void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
     check_linear(__func__, dout, din, weight);
-    RUN(matmul_backward_input, (din, dout, weight),
-        COST(matmul_shape(weight, din), matmul_flops(weight, din), BYTES(dout, weight), BYTES(din)));
+    RUN_ORDERED(matmul_backward_input, (din, dout, weight), OPERANDS((din), (dout, weight)),
+                COST(matmul_shape(weight, din), matmul_flops(weight, din), BYTES(dout, weight), BYTES(din)));
 }
 
 void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Tensor *dbias, bool accumulate) {
     check_linear(__func__, dout, dpre, weight);
     tensor_check(__func__, pre, dpre.dtype, tensor_numel(dpre));
     if (dbias && dbias->data) check_weight_gradient(__func__, *dbias, dpre.dtype, tensor_cols(weight));
-    RUN(matmul_gelu_backward_input, (dpre, dout, weight, pre, dbias, accumulate),
-        COST(matmul_shape(weight, dpre), matmul_flops(weight, dpre), BYTES(dout, weight, pre), BYTES(dpre)));
+    RUN_ORDERED(matmul_gelu_backward_input, (dpre, dout, weight, pre, dbias, accumulate),
+                OPERANDS((dpre, dbias ? *dbias : tensor_none()), (dout, weight, pre)),
+                COST(matmul_shape(weight, dpre), matmul_flops(weight, dpre), BYTES(dout, weight, pre), BYTES(dpre)));
 }
 
 void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {
@@ -240,17 +253,17 @@ void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in
     tensor_check(__func__, dout, in.dtype, N * OC);
     check_weight_gradient(__func__, dweight, in.dtype, OC * IC);
     if (dbias.data) check_weight_gradient(__func__, dbias, in.dtype, OC);
-    RUN(matmul_backward_weight, (dweight, dbias, dout, in, accumulate),
-        COST(matmul_shape(dweight, in), matmul_flops(dweight, in),
-             BYTES(dout, in) + (accumulate ? BYTES(dweight, dbias) : 0), BYTES(dweight, dbias)));
+    RUN_ORDERED(matmul_backward_weight, (dweight, dbias, dout, in, accumulate), OPERANDS((dweight, dbias), (dout, in)),
+                COST(matmul_shape(dweight, in), matmul_flops(dweight, in),
+                     BYTES(dout, in) + (accumulate ? BYTES(dweight, dbias) : 0), BYTES(dweight, dbias)));
 }
 
 void bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
     const int64_t OC = tensor_cols(dout);
     check_compute(__func__, dout);
     check_weight_gradient(__func__, dbias, dout.dtype, OC);
-    RUN(bias_backward, (dbias, dout, accumulate),
-        COST(tensor_shape(dout), 0, BYTES(dout) + (accumulate ? BYTES(dbias) : 0), BYTES(dbias)));
+    RUN_ORDERED(bias_backward, (dbias, dout, accumulate), OPERANDS((dbias), (dout)),
+                COST(tensor_shape(dout), 0, BYTES(dout) + (accumulate ? BYTES(dbias) : 0), BYTES(dbias)));
 }
 
 // ---------------------------------------------------------------------------------------------------------- attention
@@ -268,16 +281,16 @@ static void check_attention(const char *op, Tensor out, Tensor lse, Tensor qkv, 
 
 void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
     check_attention(__func__, out, lse, qkv, num_heads);
-    RUN(attention_forward, (out, lse, qkv, num_heads),
-        COST(tensor_shape(qkv), attention_flops(out, 2), BYTES(qkv), BYTES(out, lse)));
+    RUN_ORDERED(attention_forward, (out, lse, qkv, num_heads), OPERANDS((out, lse), (qkv)),
+                COST(tensor_shape(qkv), attention_flops(out, 2), BYTES(qkv), BYTES(out, lse)));
 }
 
 void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads) {
     check_attention(__func__, out, lse, qkv, num_heads);
     tensor_check(__func__, dqkv, qkv.dtype, tensor_numel(qkv));
     tensor_check(__func__, dout, qkv.dtype, tensor_numel(out));
-    RUN(attention_backward, (dqkv, dout, out, lse, qkv, num_heads),
-        COST(tensor_shape(qkv), attention_flops(out, 5), BYTES(dout, out, lse, qkv), BYTES(dqkv)));
+    RUN_ORDERED(attention_backward, (dqkv, dout, out, lse, qkv, num_heads), OPERANDS((dqkv), (dout, out, lse, qkv)),
+                COST(tensor_shape(qkv), attention_flops(out, 5), BYTES(dout, out, lse, qkv), BYTES(dqkv)));
 }
 
 // ----------------------------------------------------------------------------------------------------------- decoding
@@ -510,7 +523,8 @@ void gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int st
     check_compute(__func__, dst);
     tensor_check(__func__, src, DTYPE_FP32, tensor_numel(dst));
     check_control(__func__, control);
-    RUN(gradient_add, (dst, src, accumulate, seed, stream, control), op_cost_gradient_add(dst, src, accumulate));
+    RUN_ORDERED(gradient_add, (dst, src, accumulate, seed, stream, control), OPERANDS((dst), (src, control)),
+                op_cost_gradient_add(dst, src, accumulate));
 }
 
 void micro_step_count(Tensor control, int64_t count) {
@@ -546,7 +560,8 @@ void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scalin
     check_fp8_shape(__func__, in);
     if (q.data) tensor_check(__func__, q, any.dtype, tensor_numel(in));
     if (transposed.data) tensor_check(__func__, transposed, any.dtype, tensor_numel(in));
-    RUN(fp8_quantize, (q, transposed, in, slot, scaling), op_cost_fp8_quantize(q, transposed, in, scaling));
+    RUN_ORDERED(fp8_quantize, (q, transposed, in, slot, scaling), OPERANDS((q, transposed, slot), (in)),
+                op_cost_fp8_quantize(q, transposed, in, scaling));
 }
 
 void fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias) {
@@ -560,8 +575,9 @@ void fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Ten
     if (added.data) tensor_check(__func__, added, out.dtype, M * N);
     REQUIRE(!(bias.data && added.data == out.data), "%s: a bias is added once", __func__);
     if (bias.data) tensor_check(__func__, bias, out.dtype == DTYPE_FP32 ? bias.dtype : out.dtype, N);
-    RUN(fp8_matmul, (out, added, a, a_slot, b, b_slot, bias),
-        COST(matmul_shape(b, a), matmul_flops(b, a), BYTES(a, b, bias, added), BYTES(out)));
+    RUN_ORDERED(fp8_matmul, (out, added, a, a_slot, b, b_slot, bias),
+                OPERANDS((out), (added, a, a_slot, b, b_slot, bias)),
+                COST(matmul_shape(b, a), matmul_flops(b, a), BYTES(a, b, bias, added), BYTES(out)));
 }
 
 void fp8_slots_advance(Tensor slots) {

@@ -7,7 +7,8 @@
 //     dtype; tokens are i32. Accumulation and statistics are fp32 or better.
 //   - Outputs come first. An output never overlaps an input unless the comment says "may be".
 //   - Everything runs in order on the compute stream and returns without waiting. No allocation and no host decision,
-//     except at the first use of a shape on a GPU, where an op may time its candidates.
+//     except at the first use of a shape on a GPU, where an op may time its candidates. With OpsShape.overlap the GPU
+//     may take products out of that order, where no op and no caller can see it (backend_order).
 //   - The same inputs give the same bits in every run on one machine with the same choices (device_choices).
 //   - A wrong shape or dtype is a bug in the caller. The op names the tensor and stops the program (tensor_check).
 // Names: B batch, T context, C channels, NH heads, HS = C / NH, V vocabulary, Vp padded vocabulary, N = B * T rows.
@@ -34,6 +35,7 @@ typedef struct {
     bool fp8;            // fp8_* will be called, with N up to B * T, K up to 4 C
     bool forward_only;   // no backward op and no optimizer op will be called
     bool gelu_again;     // gelu_forward will be called where it must repeat the bits of matmul_gelu_forward
+    bool overlap;        // weight gradients may be computed beside the ops that follow, on a GPU
     DType dtype;         // compute dtype
 } OpsShape;
 int64_t ops_workspace_bytes(OpsShape shape); // also prepares the backend for this shape: the last one asked for holds
@@ -93,9 +95,10 @@ void gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accu
 // din (N,IC) = dout (N,OC) @ weight (OC,IC).
 void matmul_backward_input(Tensor din, Tensor dout, Tensor weight);
 
-// dpre (N,IC) = (dout (N,OC) @ weight (OC,IC)) * gelu'(pre (N,IC)): the gradient at the input of GELU. Where gelu_backward
-// runs as a kernel of its own, it also makes *dbias (IC) = or += sum_N dpre and sets *dbias to tensor_none(): otherwise
-// that is left to matmul_backward_weight of the layer before, which may have it in its epilogue. dbias may be NULL.
+// dpre (N,IC) = (dout (N,OC) @ weight (OC,IC)) * gelu'(pre (N,IC)): the gradient at the input of GELU. Where
+// gelu_backward runs as a kernel of its own, it also makes *dbias (IC) = or += sum_N dpre and sets *dbias to
+// tensor_none(): otherwise that is left to matmul_backward_weight of the layer before, which may have it in its
+// epilogue. dbias may be NULL.
 void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Tensor *dbias, bool accumulate);
 
 // dweight (OC,IC) = or += dout (N,OC)^T @ in (N,IC);  dbias (OC) = or += sum_N dout. dbias may be absent.
@@ -392,6 +395,16 @@ typedef struct {
 const BackendOps *backend_ops(void);
 
 bool backend_computes(DType dtype); // whether weights and activations may have this dtype
+
+// Called before each op. A backend that runs work beside the ops that follow it (OpsShape.overlap) makes the op wait
+// for that work if it writes what the work reads or touches what the work writes. NULL: the op may touch anything.
+typedef struct {
+    const Tensor *written;
+    int num_written;
+    const Tensor *read;
+    int num_read;
+} OpOperands;
+void backend_order(const OpOperands *operands);
 
 #ifdef __cplusplus
 }

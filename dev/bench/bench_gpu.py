@@ -194,6 +194,10 @@ class Bench:
         shape = self.shapes[0]
         return self.rows("gelu", limit, [(shape, self.fitting(), shape.T, ["-ge", level]) for level in (0, 1, 2)])
 
+    def overlap(self, limit):
+        shape = self.shapes[0]
+        return self.rows("overlap", limit, [(shape, self.fitting(), shape.T, ["--overlap", on]) for on in (0, 1, 1, 0)])
+
     def dtypes(self, limit):
         shape, first = self.shapes[0], self.runs[0]
         others = [dtype for dtype in ("bf16", "fp16", "fp32") if dtype != first["dtype"]]
@@ -380,7 +384,8 @@ def markdown(bench, sections, info):
                   f"{device['peak_flops'] / 1e12:.4g} TFLOP/s.", ""]
     lines += [EXPLANATION, ""]
     titles = {"models": "Models", "sweep": "Micro-batch and context", "recompute": "Recomputation",
-              "attention": "Attention kernels", "gelu": "GELU in epilogues", "dtype": "Precision"}  # fmt: skip
+              "attention": "Attention kernels", "gelu": "GELU in epilogues", "dtype": "Precision",
+              "overlap": "Weight gradients beside other kernels"}  # fmt: skip
     for group, title in titles.items():
         rows = [row for row in bench.runs if row["group"] == group]
         if rows:
@@ -445,6 +450,7 @@ def run_all(bench, sections):
     sections.run("start", 60, bench.cold_start)
     sections.run("attention kernels", 40, bench.attention)
     sections.run("GELU in epilogues", 40, bench.gelu)
+    sections.run("weight gradients beside other kernels", 40, bench.overlap)
     sections.run(f"PyTorch, {first.name}, cuDNN's attention", 90, lambda limit: bench.pytorch(first, limit, "cudnn"))
     for shape in reversed(others):
         sections.run(shape.name, 80, lambda limit, s=shape: bench.model(s, limit), needs=20)

@@ -310,6 +310,7 @@ def run_part(bench, sections):
         (model, bench.fitting(), model.T, more) for more in (tools.SAFE, ["--attention", "cudnn"])]))
     sections.run(f"PyTorch, {name}", 150, lambda limit: bench.pytorch(model, limit))
     sections.run("GELU in epilogues", 40, bench.gelu)
+    sections.run("weight gradients beside other kernels", 40, bench.overlap)
     sections.run(f"PyTorch, {name}, cuDNN's attention", 120, lambda limit: bench.pytorch(model, limit, "cudnn"))
     for target in options.build[1:]:
         sections.run(f"build {target}", 200, lambda limit, t=target: check_gpu.Check.build(limit, "-k", t))

@@ -107,6 +107,8 @@ WAIT_UPDATED = dict(old="    device_stream_wait(STREAM_COPY_BACK, part->updated)
 STEP = dict(**TSAN, test="sim/test_step", file="llmc/model/gpt2.c",
             env="OMP_NUM_THREADS=1 TEST_FILTER=a_step_makes_no_synchronising_call")
 
+BESIDE = dict(file="llmc/cuda/device.c", test="sim/test_step")
+
 MUTATIONS = [
     # ------------------------------------------------------------------------------------ fragments of matrix products
     Ptx("mma_a_swapped", "two A registers of one mma swapped", **FLASH, kernel=FORWARD,
@@ -637,8 +639,8 @@ MUTATIONS = [
     Host("not_poisoned", "what cuDNN does not write is what the own kernels left there", **ATTENTION,
          old="    for (int i = 0; i < o.count; i++) cuda_poison(o.tensors[i]);\n", new=""),
     Host("workspace_of_ops", "the workspace has no room for cuDNN", file="llmc/cuda/device.c",
-         test="sim/test_attention_choice", old="max_i64(own, cuda_cudnn_workspace(shape))",
-         new="own + 0 * cuda_cudnn_workspace(shape)"),
+         test="sim/test_attention_choice", old="compute_capability, cuda_cudnn_workspace(shape));",
+         new="compute_capability, 0 * cuda_cudnn_workspace(shape));"),
     Host("fast_unasked", "the backward form of --attention fast is not set apart", **ATTENTION_PLAN,
          old="f->fast != fast", new="false"),
     Host("fast_repeats", "--attention fast asks for engines that repeat", **ATTENTION_PLAN,
@@ -682,6 +684,21 @@ MUTATIONS = [
     Host("copy_back_stream", "copies to the host on the stream that computes", **STREAM, file="llmc/cuda/device.c",
          old="cudaMemcpyDeviceToHost, cuda_backend.streams[stream]",
          new="cudaMemcpyDeviceToHost, cuda_compute_stream()"),
+    # Weight gradients on a second stream (--overlap).
+    Host("beside_fork", "a weight gradient does not wait for what it reads", **BESIDE, only="weight_gradients_beside*",
+         old="    CUDA_CHECK(cudaStreamWaitEvent(beside.stream, beside.fork, 0));\n", new=""),
+    Host("beside_overwrite", "what a weight gradient reads is overwritten", **BESIDE, only="weight_gradients_beside*",
+         old="return overlap(op->written, op->num_written, product->read, product->num_read) ||\n           overlap(",
+         new="return overlap("),
+    Host("beside_read", "a weight gradient is read before it is there", **BESIDE, only="weight_gradients_beside*",
+         old="overlap(op->read, op->num_read, product->written, product->num_written);", new="false;"),
+    Host("beside_end", "a part of a micro-step ends without its weight gradients", **BESIDE, only="each_part*",
+         old="    cuda_beside_join();\n    cuda_backend.in_graph = false;", new="    cuda_backend.in_graph = false;"),
+    Host("beside_workspace", "products of both streams share a workspace", **BESIDE, **TSAN,
+         only="weight_gradients_beside*", env="OMP_NUM_THREADS=1", old="(cuda_backend.beside ? first : 0)", new="0"),
+    Host("beside_unplanned", "the workspace of the second stream is not planned", **SIZES, test="sim/test_step",
+         only="weight_gradients_beside*",
+         old="round_up(largest, 256) + cuda_size_beside(shape, compute_capability);", new="round_up(largest, 256);"),
     Host("same_generation", "an unknown GPU has the units of the newest older generation",
          file="llmc/cuda/device_speed.c", test="sim/test_facts", old="rates[i].compute_capability <= compute_capability &&\n"
          "            rates[i].compute_capability / 10 == compute_capability / 10)",

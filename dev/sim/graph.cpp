@@ -2,6 +2,7 @@
 // graph runs them again, with the arguments that they had. What CUDA forbids during a capture fails as in CUDA: the
 // call returns an error, the capture becomes invalid, and a line says which call it was.
 // Stricter than CUDA: any work in the legacy stream and any pageable copy during a capture is an error.
+#include "dev/sim/sim_control.h"
 #include "dev/sim/stream.h"
 
 #include <algorithm>
@@ -183,8 +184,13 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
     if (!nodes || *count > graph->nodes.size()) *count = graph->nodes.size();
     return cudaSuccess;
 }
+static size_t last_nodes, last_edges;
+void sim_last_graph(size_t *nodes, size_t *edges) { *nodes = last_nodes, *edges = last_edges; }
+
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
     if (cudaError_t error = capture_forbids("cudaGraphInstantiate")) return error;
+    last_nodes = graph->nodes.size(), last_edges = 0;
+    for (const auto &node : graph->nodes) last_edges += node->after.size();
     *exec = new CUgraphExec_st{std::make_shared<const Nodes>(graph->nodes), run_order(graph->nodes)};
     return cudaSuccess;
 }

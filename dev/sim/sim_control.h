@@ -2,6 +2,7 @@
 // not linked with dev/sim their addresses are null, so that a test may ask where it runs.
 #pragma once
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -17,6 +18,7 @@ extern "C" {
 #pragma weak sim_allow
 #pragma weak sim_set_clock
 #pragma weak sim_early_launches
+#pragma weak sim_last_graph
 
 // The order in which the blocks of a grid and the threads of a block run from now on. Correct kernels give the same
 // bits in all of them. Blocks then run on one OS thread: the same order gives the same run. SIM_SCHED=fwd|rev|rand:N
@@ -46,6 +48,9 @@ void sim_set_clock(double milliseconds);
 
 // Launches so far with programmatic stream serialisation.
 uint64_t sim_early_launches(void);
+
+// Nodes of the graph that was instantiated last, and the edges between them.
+void sim_last_graph(size_t *nodes, size_t *edges);
 
 #ifdef __cplusplus
 }

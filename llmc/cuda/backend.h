@@ -3,10 +3,10 @@
 // and C++. Nothing outside llmc/cuda includes it. Choices by measurement are in tuning.h, device code in kernel.cuh.
 //
 // How an op is run here: the one thread that called device_init calls the ops, whose tensors ops.c has checked. Each op
-// launches kernels (or library calls) on the compute stream and returns. Ops run in order, so every op may use the
-// whole workspace, from its start. The contents do not outlive the call. After the first steps nothing waits, allocates
-// or queries the device: plans are made, and candidates timed, at the first use of a shape, which never happens under
-// capture (see device_graph_begin in device.c).
+// launches kernels (or library calls) on the compute stream and returns. Ops run in order (but cuda_beside_begin), so
+// every op may use the whole workspace, from its start. The contents do not outlive the call. After the first steps
+// nothing waits, allocates or queries the device: plans are made, and candidates timed, at the first use of a shape,
+// which never happens under capture (see device_graph_begin in device.c).
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/cuda/sizes.h"
@@ -21,7 +21,8 @@ extern "C" {
 // The only state of the backend that more than one file reads.
 typedef struct {
     bool ready;             // device_init succeeded
-    bool capturing;         // between device_graph_begin and device_graph_end, when that records
+    bool in_graph;          // between device_graph_begin and device_graph_end
+    bool capturing;         // there, when that records
     int device;             // CUDA's number of the GPU that is used
     int compute_capability; // 75, 80, 86, 89, 90, 100, 120: major * 10 + minor
     int num_sms;            // multiprocessors
@@ -30,7 +31,8 @@ typedef struct {
     DeviceOptions options;
     DeviceFacts facts;
     cudaStream_t streams[STREAM_COUNT];
-    char *workspace; // the caller's memory, given by ops_set_workspace
+    cudaStream_t beside; // instead of the compute stream, between cuda_beside_begin and cuda_beside_end
+    char *workspace;     // the caller's memory, given by ops_set_workspace
     int64_t workspace_bytes;
     size_t allocated, allocated_peak;   // bytes, by device_alloc
     struct CudaAllocation *allocations; // what device_alloc gave and device_free has not taken back
@@ -39,8 +41,10 @@ typedef struct {
 } CudaBackend;
 extern CudaBackend cuda_backend;
 
-// The stream that ops run on.
-static inline cudaStream_t cuda_compute_stream(void) { return cuda_backend.streams[STREAM_COMPUTE]; }
+// The stream that the running op launches on.
+static inline cudaStream_t cuda_compute_stream(void) {
+    return cuda_backend.beside ? cuda_backend.beside : cuda_backend.streams[STREAM_COMPUTE];
+}
 
 // For calls of the CUDA runtime that fail only because of a bug or an earlier faulty kernel: stops the program. While a
 // step is being recorded the message says so, since this call, or one before it, may then be illegal in a step.
@@ -60,6 +64,17 @@ void *cuda_scratch(const char *op, int64_t bytes);
 // the layout of the workspace during a product, one to query cuDNN and to build its kernels for this shape.
 void cuda_matmul_note_shape(OpsShape shape);
 int64_t cuda_cudnn_workspace(OpsShape shape);
+
+// Work beside the ops that follow (OpsShape.overlap). Between these two calls the running op launches on a second
+// stream, after everything launched so far, and has the second stream's scratch memory. Ops that touch its operands
+// wait for it (backend_order); device_graph_end and choices by time wait for all of it. They do nothing outside
+// device_graph_begin and end, or where it was not asked for.
+void cuda_beside_begin(void);
+void cuda_beside_end(void);
+void cuda_beside_join(void); // the compute stream waits for all of it
+
+// Whether the next kernel may be set up before the work before it in its stream has ended.
+bool cuda_launches_early(void);
 
 // Device to device, in order on the compute stream.
 void cuda_copy(void *device_dst, const void *device_src, size_t bytes);

@@ -98,6 +98,134 @@ static bool check_image(const GpuAttributes *gpu, int *arch, Error *err) {
                      gpu_list_text(CUDA_ARCHS, archs, sizeof archs), gpu->name, capability, capability, reason);
 }
 
+// ------------------------------------------------------------------------------------------- work beside other ops
+// --overlap: a weight gradient is read by nothing before the end of the backward pass, so its product can run on a
+// second stream while memory-bound kernels run on the first. Events order the two: the second stream waits for
+// everything launched before the product (the fork), and the compute stream for a product (the join) when an op touches
+// what the product still reads or writes: a gradient's buffer, an activation's memory that the plan gives to another
+// tensor, the weight gradient itself. Products of the second stream run in order, so a join with one is a join with all
+// before it. Events become edges of a graph under capture. Outside graphs nothing runs there: what the rest of a step
+// does with gradients (exchange, norm, update, copies) and an observer that times ops meet no such work. Nor does it
+// run within an op that did not state its operands, such as the head.
+
+enum { MAX_OPERANDS = 8, MAX_BESIDE = 8 };
+
+typedef struct {
+    const char *begin, *end;
+} Bytes;
+typedef struct {
+    Bytes written[MAX_OPERANDS], read[MAX_OPERANDS];
+    int num_written, num_read;
+} Touched;
+typedef struct {
+    Touched touched;
+    cudaEvent_t done;
+} Product;
+
+static struct {
+    cudaStream_t stream; // NULL: never asked for
+    cudaEvent_t fork;
+    int64_t workspace_bytes; // at the end of the workspace; 0: nothing runs beside
+    bool op_is_known;        // the running op stated its operands:
+    Touched op;
+    Product products[MAX_BESIDE];
+    int first, count; // products[first % MAX_BESIDE] .. that the compute stream has not waited for
+    bool joined;      // it has, since the last launch
+} beside;
+
+static void beside_prepare(int64_t workspace_bytes) {
+    beside.workspace_bytes = workspace_bytes;
+    if (workspace_bytes == 0 || beside.stream) return;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&beside.stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreateWithFlags(&beside.fork, cudaEventDisableTiming));
+    for (int i = 0; i < MAX_BESIDE; i++)
+        CUDA_CHECK(cudaEventCreateWithFlags(&beside.products[i].done, cudaEventDisableTiming));
+}
+
+static void beside_close(void) {
+    if (beside.stream) {
+        CUDA_CHECK(cudaEventDestroy(beside.fork));
+        for (int i = 0; i < MAX_BESIDE; i++) CUDA_CHECK(cudaEventDestroy(beside.products[i].done));
+        CUDA_CHECK(cudaStreamDestroy(beside.stream));
+    }
+    memset(&beside, 0, sizeof beside);
+}
+
+// The compute stream waits for the first n products.
+static void beside_wait(int n) {
+    if (n == 0) return;
+    const Product *last = &beside.products[(beside.first + n - 1) % MAX_BESIDE];
+    CUDA_CHECK(cudaStreamWaitEvent(cuda_backend.streams[STREAM_COMPUTE], last->done, 0));
+    beside.first = (beside.first + n) % MAX_BESIDE, beside.count -= n;
+    beside.joined = true;
+}
+
+void cuda_beside_join(void) { beside_wait(beside.count); }
+
+static int note_bytes(Bytes list[MAX_OPERANDS], const Tensor *tensors, int n) {
+    REQUIRE(n <= MAX_OPERANDS, "an op of %d operands", n);
+    for (int i = 0; i < n; i++) {
+        const char *data = (const char *)tensors[i].data;
+        list[i] = (Bytes){data, data ? data + tensor_bytes(tensors[i]) : NULL};
+    }
+    return n;
+}
+
+static bool overlap(const Bytes *a, int num_a, const Bytes *b, int num_b) {
+    for (int i = 0; i < num_a; i++)
+        for (int k = 0; k < num_b; k++)
+            if (a[i].begin < b[k].end && b[k].begin < a[i].end) return true;
+    return false;
+}
+
+// Whether the running op must come after this product.
+static bool conflicts(const Touched *product) {
+    const Touched *op = &beside.op;
+    return overlap(op->written, op->num_written, product->read, product->num_read) ||
+           overlap(op->written, op->num_written, product->written, product->num_written) ||
+           overlap(op->read, op->num_read, product->written, product->num_written);
+}
+
+void backend_order(const OpOperands *operands) {
+    if (beside.workspace_bytes == 0) return;
+    beside.op_is_known = operands != NULL;
+    if (!operands) {
+        cuda_beside_join();
+        return;
+    }
+    beside.op.num_written = note_bytes(beside.op.written, operands->written, operands->num_written);
+    beside.op.num_read = note_bytes(beside.op.read, operands->read, operands->num_read);
+    for (int n = beside.count; n > 0; n--)
+        if (conflicts(&beside.products[(beside.first + n - 1) % MAX_BESIDE].touched)) {
+            beside_wait(n);
+            return;
+        }
+}
+
+void cuda_beside_begin(void) {
+    if (beside.workspace_bytes == 0 || !cuda_backend.in_graph || !beside.op_is_known) return;
+    if (beside.count == MAX_BESIDE) beside_wait(1);
+    CUDA_CHECK(cudaEventRecord(beside.fork, cuda_backend.streams[STREAM_COMPUTE]));
+    CUDA_CHECK(cudaStreamWaitEvent(beside.stream, beside.fork, 0));
+    cuda_backend.beside = beside.stream;
+}
+
+void cuda_beside_end(void) {
+    if (!cuda_backend.beside) return;
+    cuda_backend.beside = NULL;
+    Product *p = &beside.products[(beside.first + beside.count++) % MAX_BESIDE];
+    p->touched = beside.op;
+    CUDA_CHECK(cudaEventRecord(p->done, beside.stream));
+}
+
+// Programmatic serialisation speaks of one kernel before this one. Where a launch follows two, or follows another
+// stream, it waits for them in the ordinary way.
+bool cuda_launches_early(void) {
+    const bool alone = !beside.joined && !cuda_backend.beside;
+    beside.joined = false;
+    return cuda_backend.early_launch && alone;
+}
+
 // --------------------------------------------------------------------------------------------------- life and facts
 
 // "580.65.06", or "" where the kernel module does not report it (WSL).
@@ -163,6 +291,7 @@ void device_shutdown(void) {
     cuda_attention_shutdown();
     cuda_matmul_shutdown();
     cuda_nvml_close(cuda_backend.nvml);
+    beside_close();
     for (int i = 0; i < STREAM_COUNT; i++) CUDA_CHECK(cudaStreamDestroy(cuda_backend.streams[i]));
     memset(&cuda_backend, 0, sizeof cuda_backend);
 }
@@ -243,8 +372,8 @@ void host_free(void *p) {
 
 int64_t ops_workspace_bytes(OpsShape shape) {
     cuda_matmul_note_shape(shape);
-    const int64_t own = cuda_size_workspace(shape, cuda_backend.compute_capability);
-    return round_up(max_i64(own, cuda_cudnn_workspace(shape)), 256);
+    beside_prepare(cuda_size_beside(shape, cuda_backend.compute_capability));
+    return cuda_size_workspace(shape, cuda_backend.compute_capability, cuda_cudnn_workspace(shape));
 }
 
 void ops_set_workspace(void *device_memory, int64_t bytes) {
@@ -253,10 +382,13 @@ void ops_set_workspace(void *device_memory, int64_t bytes) {
     cuda_backend.workspace_bytes = bytes;
 }
 
+// The end of the workspace belongs to what runs on the second stream.
 void *cuda_scratch(const char *op, int64_t bytes) {
-    REQUIRE(bytes <= cuda_backend.workspace_bytes, "%s: needs %lld bytes of workspace, ops_set_workspace gave %lld", op,
-            (long long)bytes, (long long)cuda_backend.workspace_bytes);
-    return bytes > 0 ? cuda_backend.workspace : NULL;
+    const int64_t first = cuda_backend.workspace_bytes - beside.workspace_bytes;
+    const int64_t given = cuda_backend.beside ? beside.workspace_bytes : first;
+    REQUIRE(bytes <= given, "%s: needs %lld bytes of workspace, ops_set_workspace gave %lld", op, (long long)bytes,
+            (long long)given);
+    return bytes > 0 ? cuda_backend.workspace + (cuda_backend.beside ? first : 0) : NULL;
 }
 
 const BackendOps *backend_ops(void) {
@@ -385,12 +517,15 @@ void device_graph_begin(DeviceGraph *g) {
     REQUIRE(!cuda_backend.capturing, "device_graph_begin inside another recording");
     if (!g->same_work) drop_recording(g);
     g->same_work = false;
+    cuda_backend.in_graph = true;
     if (g->state == GRAPH_UNSEEN) return;
     CUDA_CHECK(cudaStreamBeginCapture(cuda_compute_stream(), cudaStreamCaptureModeThreadLocal));
     cuda_backend.capturing = true;
 }
 
 void device_graph_end(DeviceGraph *g) {
+    cuda_beside_join();
+    cuda_backend.in_graph = false;
     if (g->state == GRAPH_UNSEEN) {
         g->state = GRAPH_WARM;
         return;

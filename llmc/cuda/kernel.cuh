@@ -50,7 +50,7 @@ template <class... P> struct KernelLaunch {
         early.val.programmaticStreamSerializationAllowed = 1;
         cudaLaunchConfig_t config = {};
         config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes;
-        config.stream = stream, config.attrs = &early, config.numAttrs = cuda_backend.early_launch;
+        config.stream = stream, config.attrs = &early, config.numAttrs = cuda_launches_early();
         (void)cudaLaunchKernelEx(&config, kernel, (P)arguments...);
         const cudaError_t status = cudaGetLastError();
         REQUIRE(status == cudaSuccess, "launch of %s: %s", name, cudaGetErrorString(status));

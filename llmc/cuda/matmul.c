@@ -310,9 +310,16 @@ static bool fuses_dbias(const WeightGradient *w) {
     return plan && fused_dbias_is_faster(plan, w);
 }
 
+// Only the product and what belongs to it may run beside other ops: a kernel that sums dbias has the compute stream's
+// scratch memory, and is itself something to run beside.
 void backend_matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {
     WeightGradient w = {dweight, dbias, dout, in, accumulate};
-    run_weight_gradient(&w, fuses_dbias(&w));
+    const bool fused = fuses_dbias(&w);
+    if (!fused) w.dbias = tensor_none();
+    cuda_beside_begin();
+    run_weight_gradient(&w, fused);
+    cuda_beside_end();
+    if (!fused && dbias.data) backend_bias_backward(dbias, dout, accumulate);
 }
 
 // ----------------------------------------------------------------------------------------------------------------- fp8
@@ -365,6 +372,10 @@ void backend_fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tenso
         .scale_b = inverse_of(a_slot),
         .fast_sums = a.dtype == b.dtype,
     };
+    // The gradient of a weight; with fp32 activations also that of an input, for which the next op waits.
+    const bool of_weight = a.dtype != b.dtype && out.dtype == DTYPE_FP32;
+    if (of_weight) cuda_beside_begin();
     // The library's fp8 epilogues take 16-bit biases only.
     matmul_bias(g, out, bias, out.dtype != DTYPE_FP32);
+    cuda_beside_end();
 }

@@ -131,7 +131,11 @@ int64_t cuda_size_optimizer(OpsShape shape) {
 
 int64_t cuda_size_statistics(void) { return STATISTICS_MAX_PARTS * (int64_t)sizeof(TensorStats); }
 
-int64_t cuda_size_workspace(OpsShape shape, int compute_capability) {
+int64_t cuda_size_beside(OpsShape shape, int compute_capability) {
+    return shape.overlap && !shape.forward_only ? cuda_size_matmul(shape, compute_capability).end : 0;
+}
+
+int64_t cuda_size_workspace(OpsShape shape, int compute_capability, int64_t cudnn) {
     const int64_t N = shape.B * shape.T;
     const int64_t needs[] = {
         cuda_size_matmul(shape, compute_capability).end,
@@ -145,7 +149,7 @@ int64_t cuda_size_workspace(OpsShape shape, int compute_capability) {
         cuda_size_optimizer(shape),
     };
     const int count = shape.forward_only ? 3 : (int)(sizeof needs / sizeof *needs);
-    int64_t largest = 0;
+    int64_t largest = cudnn;
     for (int i = 0; i < count; i++) largest = max_i64(largest, needs[i]);
-    return round_up(largest, 256);
+    return round_up(largest, 256) + cuda_size_beside(shape, compute_capability);
 }

@@ -12,9 +12,12 @@ extern "C" {
 
 // ------------------------------------------------------------------------------------------------------- of all ops
 
-// The largest of the families below but attention by cuDNN, a multiple of 256: ops_workspace_bytes without it.
-// compute_capability 0: on any GPU.
-int64_t cuda_size_workspace(OpsShape shape, int compute_capability);
+// ops_workspace_bytes: the largest of the families below, with `cudnn` bytes for its attention, a multiple of 256; and
+// then cuda_size_beside. compute_capability 0: on any GPU.
+int64_t cuda_size_workspace(OpsShape shape, int compute_capability, int64_t cudnn);
+
+// The workspace of the weight gradients that are computed beside other ops, behind that of the others. 0: none are.
+int64_t cuda_size_beside(OpsShape shape, int compute_capability);
 
 // ops_head_chunk_rows on a GPU with so many multiprocessors and bytes of memory in all. With 1: the maximum rows on any
 // GPU of this memory.

@@ -79,6 +79,7 @@ int cuda_fastest(int count, bool (*work)(void *context, int i), void *context, f
     Choice choices[TIMING_MAX_CHOICES] = {0};
     REQUIRE(!cuda_backend.capturing, "a choice is measured while a graph is captured: no eager run came first");
     REQUIRE(count <= TIMING_MAX_CHOICES, "%d choices to measure, at most %d", count, TIMING_MAX_CHOICES);
+    cuda_beside_join(); // nothing else may take the GPU's time
     for (int i = 0; i < count; i++) {
         CUDA_CHECK(cudaEventCreate(&choices[i].start));
         CUDA_CHECK(cudaEventCreate(&choices[i].stop));

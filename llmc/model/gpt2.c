@@ -64,8 +64,8 @@ static void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tenso
         fp8_backward(b, layer, din, dweight, dbias, dout, in);
         return;
     }
-    matmul_backward_weight(dweight, dbias, dout, in, b->accumulate);
     matmul_backward_input(din, dout, weight);
+    matmul_backward_weight(dweight, dbias, dout, in, b->accumulate); // last: with --overlap beside the next op
 }
 
 // The same through the GELU before the layer: dpre = (dout @ weight) * gelu'(pre); in is gelu(pre), which dpre may

@@ -34,6 +34,7 @@ typedef struct {
     bool offload;              // optimizer state and master weights live in host memory
     bool fp8;                  // the four matmuls of a block in fp8; needs bf16 and dimensions in multiples of 16
     bool fp8_delayed;          // their scales from previous steps, instead of from the tensors themselves
+    bool overlap;              // on a GPU: weight gradients are computed beside the other ops of the backward pass
     bool numerics;             // gpt2_observe will be used: plans memory for its counts and for a copy of an update
     int groups, group_count;   // of a step, and those that this process computes (train/data_parallel.h); 0: 1
     int processes, rank;       // that share a step; 0: 1

@@ -128,7 +128,7 @@ void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual,
                slot_of(model, b->number, layer, FP8_WEIGHT), bias);
 }
 
-// The gradient of the weight comes first, because din may overlap `in`.
+// din may overlap `in`, of which the products read copies.
 //   dweight (OC,IC) = dout^T (OC,N) @ in (N,IC);  din (N,IC) = dout (N,OC) @ weight (OC,IC)
 // An fp8 matmul needs the summed dimension last in both operands, so dweight uses transposed ones.
 void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in) {
@@ -143,9 +143,9 @@ void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight,
 
     fp8_quantize(q, dout_transposed, dout, dout_slot, scaling_of(model));
     fp8_quantize(tensor_none(), in_transposed, in, in_slot, FP8_KEEP);
-    fp8_matmul(dweight, b->accumulate ? dweight : tensor_none(), dout_transposed, dout_slot, in_transposed, in_slot,
-               tensor_none());
-    if (dbias.data) bias_backward(dbias, dout, b->accumulate);
     fp8_matmul(din, tensor_none(), q, dout_slot, quantised_weight(model, b->number, layer, true),
                slot_of(model, b->number, layer, FP8_WEIGHT), tensor_none());
+    fp8_matmul(dweight, b->accumulate ? dweight : tensor_none(), dout_transposed, dout_slot, in_transposed, in_slot,
+               tensor_none()); // with --overlap beside what follows
+    if (dbias.data) bias_backward(dbias, dout, b->accumulate);
 }

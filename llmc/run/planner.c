@@ -233,7 +233,7 @@ static int64_t chunk_rows(const void *machine, OpsShape shape) {
 
 static int64_t own_workspace(const void *machine, OpsShape shape) {
     const GpuSpec *gpu = machine;
-    return cuda_size_workspace(shape, gpu->compute_capability);
+    return cuda_size_workspace(shape, gpu->compute_capability, 0);
 }
 
 enum { MOST_WORKSPACE = 80 }; // the capability for which cuDNN's largest forms are taken
@@ -245,11 +245,12 @@ static int planned_capability(const GpuSpec *gpu) {
 static int64_t workspace_with_cudnn(const void *machine, OpsShape shape) {
     const GpuSpec *gpu = machine;
     const int64_t limit = cuda_size_cudnn_limit((int64_t)gpu->memory);
-    return max_i64(own_workspace(machine, shape), cuda_size_cudnn(shape, planned_capability(gpu), limit));
+    return cuda_size_workspace(shape, gpu->compute_capability, cuda_size_cudnn(shape, planned_capability(gpu), limit));
 }
 
 static int64_t workspace_with_fast_cudnn(const void *machine, OpsShape shape) {
-    return max_i64(own_workspace(machine, shape), cuda_size_cudnn_fast(shape, planned_capability(machine)));
+    const GpuSpec *gpu = machine;
+    return cuda_size_workspace(shape, gpu->compute_capability, cuda_size_cudnn_fast(shape, planned_capability(gpu)));
 }
 
 PlannedSizes planner_sizes(const GpuSpec *gpu, AttentionChoice attention) {

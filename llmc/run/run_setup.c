@@ -275,6 +275,7 @@ Gpt2Options run_setup_model(const RunSetup *s) {
         .offload = o->offload == OFFLOAD_OPTIMIZER,
         .fp8 = o->fp8 != 0,
         .fp8_delayed = o->fp8_scaling == FP8_DELAYED,
+        .overlap = o->overlap != 0,
         .numerics = o->numerics_every > 0,
         .groups = s->options.reduce_groups,
         .group_count = s->options.reduce_groups / process_count(o),

@@ -316,7 +316,7 @@ def check_simulated(optimizer, dtype, data, tmp_path, numbers, flags=()):
 
 @needs_simulator
 @pytest.mark.sanitize
-@pytest.mark.parametrize("optimizer, dtype, flags", [("adamw", "bf16", []), ("adamw", "fp16", []), ("muon", "fp32", []),
+@pytest.mark.parametrize("optimizer, dtype, flags", [("adamw", "bf16", []), ("adamw", "fp16", ["--overlap", 1]), ("muon", "fp32", []),
                                                      ("adamw8bit", "bf16", ["--offload", "optimizer", "--fp8"])])
 def test_simulated_gpus_connected_by_nccl_give_the_same_checkpoint(optimizer, dtype, flags, data, tmp_path):
     check_simulated(optimizer, dtype, data, tmp_path, ((2, "delay:1"), (4, "inprogress")), flags)

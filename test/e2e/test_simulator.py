@@ -46,6 +46,18 @@ def test_thread_order_and_late_streams_change_no_bit(data, tmp_path):
         assert same_state(checkpoints(expected)[-1], checkpoints(out)[-1]), name
 
 
+# With --fp8 the operands of a product are memory that all layers share; with --grad-dtype compute the gradients too.
+@pytest.mark.parametrize("flags", [["--fp8", 1, "--fp8-scaling", "delayed"], ["--grad-dtype", "compute", "-r", "fc+attention"],
+                                   ["--offload", "optimizer", "-r", "3/1"]], ids=["fp8", "sums", "offload"])
+def test_weight_gradients_beside_other_kernels_change_no_bit(flags, data, tmp_path):
+    flags = ["--dtype", "bf16", "-x", 4, "-n", 4, "-d", 192, "-ge", 0, *flags]  # two micro-steps, the second one shorter
+    environment = {"SIM_CC": "90", "PRETRAIN_CACHE": str(tmp_path / "tuning")}  # the same choices three times
+    for name, more, late in (("in_order", [], {}), ("beside", ["--overlap", 1], {}),
+                             ("late", ["--overlap", 1], {"SIM_STREAMS": "lazy"})):
+        run_tiny(SIMULATOR, tmp_path / name, data, *flags, *more, **environment, **late)
+        assert same_state(checkpoints(tmp_path / "in_order")[-1], checkpoints(tmp_path / name)[-1]), name
+
+
 def test_a_short_last_micro_batch_and_recomputation_give_the_same_losses(data, tmp_path):
     fp32 = ["--dtype", "fp32", "-x", 5, "-d", 192, "-ge", 0]  # a fused GELU would round elsewhere than a repeated one
     expected = losses(run_tiny(SIMULATOR, tmp_path / "6", data, *fp32, "-b", 6))
