@@ -296,7 +296,7 @@ test-rest: # make looks for clang anew: it may have come just now
 		$(if $(NVCC),--check "scripts/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
 		$(if $(shell command -v $(FUZZ_CC)),--check "make -s fuzz SECONDS=3") \
 		$(SLOW_TESTS) $(filter-out $(QUICK_OTHER_CODES),$(call OTHER_CODES,$(OP_TESTS) $(GOLDEN_TEST))) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) \
-		$(SIM_HARDWARE_ALL) $(SIM_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
+		$(SIM_HARDWARE_ALL) $(SIM_ASAN_BIN) $(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
 
 SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_planner_fit ops/test_random_shapes)
 QUICK_TEST_BIN := $(filter-out $(SLOW_TESTS),$(sort $(TEST_BIN)))
@@ -318,7 +318,7 @@ test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernel
 	@TRAINER=build/sanitize/train_gpt2 SIM_TRAINER=build/sanitize-sim/train_gpt2sim \
 		TEST_FILTER='*' scripts/run_tests.py \
 		--jobs $(shell nproc) --pytest test/e2e --mark sanitize \
-		$(TEST_BIN:$(BUILD)/%=build/sanitize/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_BIN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
+		$(TEST_BIN:$(BUILD)/%=build/sanitize/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
 
 # Every reader, SECONDS=60 each, with libFuzzer; with another compiler the test program, which needs no clang.
 .PHONY: fuzz coverage
