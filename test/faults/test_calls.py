@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for this file as a program; else pytest.ini
-from faults.conftest import (CLASSES, EXIT_BAD_INPUT, EXIT_RUN_FAILED, PREPARE, SMALL, TRAINER, build, checkpoints,  # noqa: E402
-                             copy, files_of, losses, make_text, state_of)
+from faults.shim import (CLASSES, EXIT_BAD_INPUT, EXIT_RUN_FAILED, PREPARE, SMALL, TRAINER, build, checkpoints, data,  # noqa: E402, F401
+                         copy, files_of, losses, make_text, shim, state_of)
 
 TRAIN = [*SMALL, "-v", "2", "-m", "1", "-s", "2", "-g", "4", "-n", "1", "-nk", "0", "--threads", "2"]
 HALF = 0  # of what was asked for

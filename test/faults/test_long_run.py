@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for this file as a program; else pytest.ini
-from faults.conftest import (EXIT_RUN_FAILED, PREPARE, ROOT, SMALL, TRAINER, build, checkpoints, losses, make_text,  # noqa: E402
-                             state_of)
+from faults.shim import (EXIT_RUN_FAILED, PREPARE, ROOT, SMALL, TRAINER, build, checkpoints, data, losses, make_text,  # noqa: E402, F401
+                         shim, state_of)
 
 ENDLESS = 3600
 MOST_MEMORY = 64 * 1024  # kB; 44000 while the speed of the machine is measured, less than half of it afterwards

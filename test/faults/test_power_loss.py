@@ -14,7 +14,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for this file as a program; else pytest.ini
 from faults import disk  # noqa: E402
-from faults.conftest import PREPARE, SMALL, TRAINER, build, checkpoints, files_of, losses, make_text, state_of  # noqa: E402
+from faults.shim import PREPARE, SMALL, TRAINER, build, checkpoints, data, files_of, losses, make_text, shim, state_of  # noqa: E402, F401
 
 TRAIN = [*SMALL, "-v", "2", "-m", "1", "-s", "0", "-n", "1", "-nk", "2"]
 
