@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <time.h>
 
 // Marks a function in a shared header: nvcc compiles it for host and device; for a C compiler it is empty.
@@ -23,6 +24,16 @@ static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 static inline int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
+
+static inline int arithmetic_ascending(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+// Sorts x; of an even number the mean of the two in the middle. n > 0.
+static inline double median_of(double *x, int64_t n) {
+    qsort(x, (size_t)n, sizeof *x, arithmetic_ascending);
+    return 0.5 * (x[(n - 1) / 2] + x[n / 2]);
+}
 
 // Seconds of the monotonic clock; only differences are meaningful.
 static inline double now_seconds(void) {

@@ -20,8 +20,8 @@ bool atomic_file_write(AtomicFile *f, const void *data, size_t bytes, Error *err
 // Flush, fsync, rename to path, fsync the directory. bytes and checksum (XXH3, 64 bits) of the content may be NULL.
 bool atomic_file_commit(AtomicFile *f, int64_t *bytes, uint64_t *checksum, Error *err); // frees f in any case
 void atomic_file_abandon(AtomicFile *f);                                                // removes it; frees f
-void atomic_file_clean(
-    const char *path); // removes the temporary files of processes that were killed while they wrote it
+// Removes the temporary files of processes that were killed while they wrote it.
+void atomic_file_clean(const char *path);
 
 bool file_write_atomic(const char *path, const void *data, size_t bytes, Error *err);
 // The whole file, NUL-terminated, malloced. Files above max_bytes, and anything that is not a plain file, are refused.

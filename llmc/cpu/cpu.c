@@ -64,11 +64,6 @@ static double now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 // Median seconds of work(arg), after one call that is not counted.
 static double median_seconds(void (*work)(void *), void *arg, double budget) {
     double seconds[MAX_RUNS], start = now();
@@ -79,8 +74,7 @@ static double median_seconds(void (*work)(void *), void *arg, double budget) {
         work(arg);
         seconds[runs++] = now() - begin;
     }
-    qsort(seconds, (size_t)runs, sizeof *seconds, by_value);
-    return seconds[runs / 2];
+    return median_of(seconds, runs);
 }
 
 // ------------------------------------------------------------------------------------------------------------- matmul

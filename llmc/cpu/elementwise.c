@@ -74,9 +74,9 @@ static ALWAYS_INLINE V gelu_bounded_below(V x) { return LANES < 16 ? vmax(vsplat
 static ALWAYS_INLINE V gelu_bounded(V x) { return LANES < 16 ? vmin(vsplat(9.98f), gelu_bounded_below(x)) : x; }
 
 // 1 + exp(-2u), of which 1 / is s, for a bounded x.
-//   exp(-2u) = 2^y,  y = k + r with k in eighths and |r| <= 1/16;  2^k from a table for the fraction of k, 2^r = 1 + r
-//   q(r),
-// q of degree 2: 4e-8. The bits of y + 1.5 * 2^20 end in those of k; the table lacks what they add to it.
+//   exp(-2u) = 2^y,  y = k + r,  k in eighths,  |r| <= 1/16
+// 2^k comes from a table for the fraction of k; 2^r = 1 + r q(r), q of degree 2: error 4e-8. The bits of y + 1.5 * 2^20
+// end in those of k; the table lacks what they add to it.
 static ALWAYS_INLINE V gelu_one_plus_exp(V x) {
     if (LANES == 16) // exp = inf gives s = 0
         return 1.0f + vexp(x * vfma(x * x, vsplat(-TWO_SQRT_2_OVER_PI * CUBIC), vsplat(-TWO_SQRT_2_OVER_PI)));

@@ -106,11 +106,6 @@ static const double MIN_SECONDS = 0.5e-3;
 enum { MIN_ROUNDS = 3, MAX_ROUNDS = 200 };
 static const double WARMUP_SECONDS = 0.03, MATMUL_SECONDS = 0.12, COPY_SECONDS = 0.05;
 
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 // Seconds that work(arg) takes on the compute stream, once.
 static double one_round(void (*work)(void *), void *arg, DeviceEvent *start, DeviceEvent *stop) {
     device_event_record(start, STREAM_COMPUTE);
@@ -135,8 +130,7 @@ static double median_seconds(void (*work)(void *), void *arg, double warmup, dou
         spent += seconds[rounds++];
     }
     device_event_destroy(start), device_event_destroy(stop);
-    qsort(seconds, (size_t)rounds, sizeof *seconds, by_value);
-    return seconds[rounds / 2];
+    return median_of(seconds, rounds);
 }
 
 // ------------------------------------------------------------------------------------------------------------- matmul

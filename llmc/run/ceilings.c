@@ -99,16 +99,6 @@ static double flops_of(const MatmulShape *s) { return 2.0 * (double)s->M * (doub
 
 enum { MAX_ROUNDS = 64 };
 
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *x, int n) {
-    qsort(x, (size_t)n, sizeof *x, by_value);
-    return n % 2 ? x[n / 2] : 0.5 * (x[n / 2 - 1] + x[n / 2]);
-}
-
 // ----------------------------------------------------------------------------------------------------------- one dtype
 
 enum { SMALLEST_SIDE = 128, LARGEST_SIDE = 16384, SIDES = 3 };
@@ -178,8 +168,8 @@ static bool time_winner(const Search *s, Ceiling *c, Error *err) {
         }
     bench_close(&random), bench_close(&zero);
     *c = (Ceiling){.M = s->best.M, .N = s->best.N, .K = s->best.K};
-    c->search_flops = flops_of(&s->best) / median(seconds[0], rounds);
-    c->zero_gain = median(seconds[0], rounds) / median(seconds[1], rounds) - 1;
+    c->search_flops = flops_of(&s->best) / median_of(seconds[0], rounds);
+    c->zero_gain = median_of(seconds[0], rounds) / median_of(seconds[1], rounds) - 1;
     return true;
 }
 
@@ -283,9 +273,9 @@ bool measure_feed_forward(const FeedForward *layers, int count, DType dtype, dou
         double half[2][ROUNDS];
         const double flops = feed_forward_flops(&layers[i]);
         for (int r = 0; r < rounds; r++) half[r % 2][r / 2] = seconds[i][r];
-        halves[0][i] = flops / median(half[0], (rounds + 1) / 2);
-        halves[1][i] = flops / median(half[1], rounds / 2);
-        rates[i] = flops / median(seconds[i], rounds);
+        halves[0][i] = flops / median_of(half[0], (rounds + 1) / 2);
+        halves[1][i] = flops / median_of(half[1], rounds / 2);
+        rates[i] = flops / median_of(seconds[i], rounds);
     }
     free(seconds), free(shapes);
     return ok;

@@ -18,18 +18,7 @@ enum { ROUNDS = 3, MOST_BATCHES = 1 << 14, COPIES = 51 };
 static const double ROUND_SECONDS = 0.2;
 static const int64_t WORKING_SET = 64 << 20; // bytes of tokens that a round reads at most: more than the caches hold
 
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, int count) {
-    qsort(values, (size_t)count, sizeof *values, by_value);
-    return values[count / 2];
-}
-
-// --------------------------------------------------------------------------------------------------------------
-// waiting
+// ------------------------------------------------------------------------------------------------------------- waiting
 
 // Batch k takes the buffer of batch k - ring, which is free when batch k - ring + 2 is asked for.
 double loader_wait_share(const double *fill, int count, int ring, double step) {
@@ -78,8 +67,7 @@ static bool drop_cache(const ShardSet *set) {
     return cached_share(set) < 0.05;
 }
 
-// --------------------------------------------------------------------------------------------------------------
-// reading
+// ------------------------------------------------------------------------------------------------------------- reading
 
 typedef struct {
     bool cold, shuffle;
@@ -143,7 +131,7 @@ static bool time_step(const RunSetup *s, Gpt2 *model, double *seconds, Error *er
         if (i >= WARMUP) spent += times[n++] = now_seconds() - began;
     }
     host_free(windows);
-    *seconds = median(times, n);
+    *seconds = median_of(times, n);
     return true;
 }
 
@@ -165,7 +153,7 @@ static bool time_copies(const RunSetup *s, double *pinned, double *pageable, Err
     if (to) device_free(to);
     if (from[0]) host_free(from[0]);
     free(from[1]);
-    if (ok) *pinned = median(times[0], COPIES), *pageable = median(times[1], COPIES);
+    if (ok) *pinned = median_of(times[0], COPIES), *pageable = median_of(times[1], COPIES);
     return ok;
 }
 
@@ -184,8 +172,8 @@ static void print_cell(const Cell *c) {
     double rates[ROUNDS], waits[ROUNDS];
     memcpy(rates, c->rates, sizeof rates), memcpy(waits, c->waits, sizeof waits);
     printf("loader      %-11s %-10s %4d  %15s %8.2f%% %9.2f ms\n", c->cold ? "cold" : "warm",
-           c->shuffle ? "shuffled" : "file order", c->ring, rate(median(rates, ROUNDS), text),
-           100 * median(waits, ROUNDS), 1e3 * c->slowest);
+           c->shuffle ? "shuffled" : "file order", c->ring, rate(median_of(rates, ROUNDS), text),
+           100 * median_of(waits, ROUNDS), 1e3 * c->slowest);
 }
 
 // A run shuffles, with DATALOADER_RING buffers.
@@ -195,7 +183,7 @@ static void print_verdict(const Cell *cells, int count, bool has_cold) {
         if (cells[i].shuffle && cells[i].ring == DATALOADER_RING) {
             double copy[ROUNDS];
             memcpy(copy, cells[i].waits, sizeof copy);
-            waits[cells[i].cold] = median(copy, ROUNDS);
+            waits[cells[i].cold] = median_of(copy, ROUNDS);
         }
     const double most = waits[0] > waits[1] ? waits[0] : waits[1];
     printf("loader      a run (shuffled, ring of %d) %s: %.2f%% of its time with warm files", DATALOADER_RING,

@@ -27,8 +27,7 @@ bool placement_check(const char *numa, Error *err);
 // message only where a NODE was asked for: it is not there, or the process may not run on it.
 bool placement_bind(Placement *placement, const char *numa, const char *gpu, int threads, Error *err);
 
-// ------------------------------------------------------------------------------------------------------------ the
-// choice
+// ---------------------------------------------------------------------------------------------------------- the choice
 
 // What the choice depends on besides the machine.
 typedef struct {

@@ -17,8 +17,7 @@
 enum { TEXT = 64 };
 static const double WORTH = 1.005; // a gain below this is less than the assumptions may be wrong by
 
-// ----------------------------------------------------------------------------------------------------------- one
-// matmul
+// ---------------------------------------------------------------------------------------------------------- one matmul
 
 // Tiles of cuBLAS, of most work first, and the rate that each is assumed to reach, as a part of the first's: a tile of
 // m x n loads m + n elements for m n products, so that smaller ones depend on the L2 cache (NVIDIA's guide, 2.3).
@@ -75,8 +74,7 @@ Tiling planner_tiling(const GpuSpec *gpu, DType dtype, const MatmulShape *s) {
     return best;
 }
 
-// ------------------------------------------------------------------------------------------------------------- one
-// step
+// ------------------------------------------------------------------------------------------------------------ one step
 
 // Heads are computed as 32, 64, 96 or 128 elements. The softmax of a score is assumed to cost as much as 32 elements of
 // its products, which is why longer heads reach higher rates. Relative to 64 elements, whose rates are assumed.
@@ -124,8 +122,7 @@ static double reference_of(const GpuSpec *gpu, const Options *o) {
     return s.p.is_known && !s.p.is_limit ? s.filled : 1;
 }
 
-// --------------------------------------------------------------------------------------------------------------
-// changes
+// ------------------------------------------------------------------------------------------------------------- changes
 
 typedef enum { CHANGE_C, CHANGE_NH, CHANGE_V, CHANGE_B, NUM_CHANGES } ChangeKind;
 
@@ -346,8 +343,7 @@ static bool advise_sizes(FILE *out, const PlanRequest *r, const GpuChoice *gpu, 
     return true;
 }
 
-// -----------------------------------------------------------------------------------------------------------------
-// d_ff
+// ---------------------------------------------------------------------------------------------------------------- d_ff
 
 double feed_forward_flops(const FeedForward *f) {
     return 3 * 2 * (double)f->tokens * (double)f->C * (double)f->d_ff * (f->gated ? 3 : 2);
@@ -413,14 +409,9 @@ static double predicted_rate(const GpuSpec *gpu, DType dtype, const FeedForward 
 
 // By how much two measurements of one size differ: the median over all sizes of what even and odd rounds say.
 static double noise_of(const Search *s) {
-    double difference[MOST_SIZES], noise = 0;
+    double difference[MOST_SIZES];
     for (int i = 0; i < s->count; i++) difference[i] = fabs(s->halves[0][i] / s->halves[1][i] - 1);
-    for (int i = 0; i < s->count; i++) {
-        int below = 0;
-        for (int k = 0; k < s->count; k++) below += difference[k] < difference[i];
-        if (below <= s->count / 2) noise = fmax(noise, difference[i]);
-    }
-    return noise;
+    return median_of(difference, s->count);
 }
 
 // The exact size, unless others are faster by a factor of `worth`: then the nearest of those with nearly the highest
@@ -506,8 +497,7 @@ static bool advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu, E
     return true;
 }
 
-// -----------------------------------------------------------------------------------------------------------------
-// both
+// ---------------------------------------------------------------------------------------------------------------- both
 
 bool planner_advise(FILE *out, const PlanRequest *r, Error *err) {
     static GpuChoice gpus[MOST_GPUS];

@@ -113,20 +113,14 @@ double profile_exposed_seconds(const Profile *profile) {
     return sum;
 }
 
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 // Median length of n steps; -1: out of memory.
 static double median_seconds(const double *start, int64_t n) {
-    double *seconds = malloc((size_t)n * sizeof *seconds), median = -1.0;
-    if (!seconds) return median;
+    double *seconds = malloc((size_t)n * sizeof *seconds);
+    if (!seconds) return -1.0;
     for (int64_t i = 0; i < n; i++) seconds[i] = start[i + 1] - start[i];
-    qsort(seconds, (size_t)n, sizeof *seconds, by_value);
-    median = 0.5 * (seconds[(n - 1) / 2] + seconds[n / 2]);
+    const double middle = median_of(seconds, n);
     free(seconds);
-    return median;
+    return middle;
 }
 
 // --------------------------------------------------------------------------------------------------------------- table

@@ -49,8 +49,7 @@ void fuzz_set_up(void) {
     setenv("PRETRAIN_CACHE", fuzz_path("tuning"), 1);
 }
 
-// ------------------------------------------------------------------------------------------------ checkpoints and
-// state
+// ----------------------------------------------------------------------------------------------- checkpoints and state
 
 enum { STATE, WEIGHTS, CONFIG, OPTIMIZER, TOKENIZER, TOKENIZER_CONFIG };
 enum { SEAL = 33 }; // the last line of trainer.json and its closing brace, see doc/file_formats.md
@@ -340,8 +339,7 @@ static void llmc_seed(int i) {
 
 static bool llmc_reads(const FuzzInput *in) { return read_weights(fuzz_path("model.bin"), in); }
 
-// ----------------------------------------------------------------------------------------------------------------
-// tokens
+// -------------------------------------------------------------------------------------------------------------- tokens
 
 static void shards_seed(int i) {
     const int token_bytes = i == 1 ? 4 : 2;
@@ -434,8 +432,7 @@ static bool choices_read(const FuzzInput *in) {
     return ok;
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// tokenizers
+// ---------------------------------------------------------------------------------------------------------- tokenizers
 
 #ifdef LIBFUZZER
 // The table of characters is the same for every tokenizer, and takes longer than all the rest of it: computed once.
@@ -516,8 +513,7 @@ static bool llmc_tokenizer_reads(const FuzzInput *in) {
     return (void)in, tokenizer_reads(fuzz_path("gpt2_tokenizer.bin"));
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// corpora
+// ------------------------------------------------------------------------------------------------------------- corpora
 
 static void json_line_seed(int i) {
     static const char *const lines[] = {
@@ -647,8 +643,7 @@ static bool documents_read(const FuzzInput *in) {
     return status == EXIT_OK;
 }
 
-// --------------------------------------------------------------------------------------------- options, log, tuning
-// cache
+// ------------------------------------------------------------------------------------------ options, log, tuning cache
 
 static Options default_options(void) {
     Options o;
@@ -770,8 +765,7 @@ static bool tuning_reads(const FuzzInput *in) {
     return found > 0;
 }
 
-// -------------------------------------------------------------------------------------------------------------- the
-// table
+// ----------------------------------------------------------------------------------------------------------- the table
 
 const FuzzReader fuzz_readers[] = {
     {"trainer_json", {STEP "trainer.json"}, 3, trainer_json_seed, checkpoint_repair, trainer_json_reads, false, false},
