@@ -285,7 +285,7 @@ test-all: ## make test, and then slow runs, all vector code, all GPUs, sanitizer
 	@$(MAKE) -s test-rest
 
 # The host code and the CPU backend for aarch64: compiled, not linked and not run. The libraries' headers are this machine's.
-AARCH64 := CC="aarch64-linux-gnu-gcc -idirafter /usr/include" OBJCOPY=aarch64-linux-gnu-objcopy BUILD=build/aarch64 MPICC=none
+AARCH64 := CC="aarch64-linux-gnu-gcc -idirafter /usr/include -idirafter /usr/include/$(shell gcc -print-multiarch)" OBJCOPY=aarch64-linux-gnu-objcopy BUILD=build/aarch64 MPICC=none
 
 .PHONY: test-rest
 test-rest: # make looks for clang anew: it may have come just now
