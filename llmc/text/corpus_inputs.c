@@ -100,7 +100,7 @@ static int enter(InputWalk *w, const struct stat *st, InputFile *file, Error *er
         if (w->depth > 0 && input_may_be_skipped(errno)) return give(w, file, w->path, NULL, false, err);
         return error_set(err, "%s: cannot read: %s", w->path, strerror(errno)), -1;
     }
-    qsort(names, (size_t)count, sizeof *names, by_name);
+    if (count > 0) qsort(names, (size_t)count, sizeof *names, by_name); // names of none are NULL
     Level *levels = realloc(w->levels, (size_t)(w->depth + 1) * sizeof *levels);
     REQUIRE_MEMORY(levels, "the list of inputs");
     w->levels = levels;
