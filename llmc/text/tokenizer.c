@@ -88,9 +88,11 @@ static bool index_grow(Tokenizer *t, Error *err) {
 static bool room_for(Tokenizer *t, int64_t number, size_t length, Error *err) {
     if (number >= t->token_capacity) {
         int64_t capacity = number < 512 ? 1024 : 2 * number;
-        Token *grown = realloc(t->tokens, (size_t)capacity * sizeof *grown);
+        // Pages of zeros that are not touched cost nothing: a file may name a far number.
+        Token *grown = calloc((size_t)capacity, sizeof *grown);
         if (!grown) return error_set(err, "out of memory for token %lld", (long long)number);
-        memset(grown + t->token_capacity, 0, (size_t)(capacity - t->token_capacity) * sizeof *grown);
+        if (t->count > 0) memcpy(grown, t->tokens, (size_t)t->count * sizeof *grown);
+        free(t->tokens);
         t->tokens = grown, t->token_capacity = (int32_t)capacity;
     }
     if (t->byte_count + length > t->byte_capacity) {
