@@ -106,19 +106,27 @@ static float load_element(const void *p, DType dtype, int64_t i) {
     return dtype == DTYPE_BF16 ? bf16_to_float(bits) : fp16_to_float(bits);
 }
 
-void convert_elements(void *dst, DType to, const void *src, DType from, int64_t n) {
-    REQUIRE(to <= DTYPE_BF16 && from <= DTYPE_BF16, "convert_elements: %s to %s", dtype_name(from), dtype_name(to));
-    if (to == from) {
-        memcpy(dst, src, (size_t)n * dtype_size(to));
-        return;
-    }
-    enum { WORTH_THREADS = 1 << 15 };
-#pragma omp parallel for schedule(static) if (n > WORTH_THREADS)
-    for (int64_t i = 0; i < n; i++) {
+// Elements [begin, end).
+static void convert_range(void *dst, DType to, const void *src, DType from, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
         float x = load_element(src, from, i);
         if (to == DTYPE_FP32)
             ((float *)dst)[i] = x;
         else
             ((uint16_t *)dst)[i] = to == DTYPE_BF16 ? float_to_bf16(x) : float_to_fp16(x);
+    }
+}
+
+void convert_elements(void *dst, DType to, const void *src, DType from, int64_t n) {
+    REQUIRE(to <= DTYPE_BF16 && from <= DTYPE_BF16, "convert_elements: %s to %s", dtype_name(from), dtype_name(to));
+    enum { PIECE = 1 << 14 };
+    if (to == from) {
+        memcpy(dst, src, (size_t)n * dtype_size(to));
+    } else if (n <= 2 * PIECE) { // no region for these: libgomp allocates a team for one thread, too
+        convert_range(dst, to, src, from, 0, n);
+    } else {
+#pragma omp parallel for schedule(static)
+        for (int64_t begin = 0; begin < n; begin += PIECE)
+            convert_range(dst, to, src, from, begin, begin + PIECE < n ? begin + PIECE : n);
     }
 }
