@@ -25,6 +25,7 @@ except ImportError as missing:
 XXH3 = ctypes.CDLL("libxxhash.so.0").XXH3_64bits
 XXH3.restype, XXH3.argtypes = ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_size_t]
 TYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U8": np.uint8}
+TRANSPOSED = r"c_(attn|proj|fc)\.weight"  # the optimizer's state of these is (out, in)
 OPTIMIZERS = {"adamw": "F32", "adamw8bit": "U8", "adamw-bf16": "BF16", "adamw-kahan": "BF16",  # type of their moments
               "lion": "F32", "sgd": "F32", "adafactor": None, "muon": "F32"}
 BLOCK = [("ln_1.weight", "C"), ("ln_1.bias", "C"), ("attn.c_attn.weight", "C 3C"), ("attn.c_attn.bias", "3C"),
@@ -76,7 +77,9 @@ def as_fp32(kind, values):
     return (values.astype(np.uint32) << 16).view(np.float32) if kind == "BF16" else values.astype(np.float32)
 
 
-def to_bf16(values):  # to nearest even
+def rounded(kind, values):  # to nearest even
+    if kind != "BF16":
+        return values.astype(TYPES[kind])
     bits = values.view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
@@ -93,70 +96,63 @@ def model_shapes(config):
 def check_trainer(directory):
     raw = (directory / "trainer.json").read_bytes()
     t = load_json(directory / "trainer.json")
-    need(t["format"] in (1, 2), f"format {t['format']}")
     seal = re.fullmatch(rb'(.*),\n  "xxh3": "([0-9a-f]{16})"\n}\n', raw, re.S)
+    need(t["format"] in (1, 2), f"format {t['format']}")
     need(t["format"] == 1 and "xxh3" not in t or seal and xxh3(seal[1]) == seal[2].decode(), "trainer.json: wrong checksum")
     known = {"format", "step", "position", "T", "seed", "best_val_loss", "eot", "model", "optimizer", "optimizer_start",
              "tuning", "data", "control", "options", "files", "xxh3"}
     need(set(t) <= known, f"trainer.json: unknown {set(t) - known}")
-    need(whole(t["step"], 0) and f"step_{t['step']:08d}" == directory.name, f"step {t['step']} in {directory.name}")
-    need(whole(t["position"], t["step"]) and whole(t["T"], 1), "position or T")
+    need(f"step_{t['step']:08d}" == directory.name, f"step {t['step']} in {directory.name}")
     need(re.fullmatch(r"\d{1,20}", t["seed"]) and int(t["seed"]) < 2**64, f"seed {t['seed']}")
     need(t["best_val_loss"] is None or number(t["best_val_loss"]) >= 0, f"best_val_loss {t['best_val_loss']}")
-    need(whole(t["eot"], -1, 2**31 - 1) and whole(t.get("optimizer_start", 0), 0, t["step"]), "eot or optimizer_start")
-    need(t.get("optimizer", "adamw") in OPTIMIZERS, f"optimizer {t['optimizer']}")
-    c = t["control"]
+    need(t.get("optimizer", "adamw") in OPTIMIZERS, f"optimizer {t.get('optimizer')}")
+    c, step = t["control"], t["step"]
+    windows = [c["loss_window"], c["norm_window"]]
+    for of, field, low, *high in [(t, "step", 0), (t, "position", step), (t, "T", 1), (t, "eot", -1, 2**31 - 1),
+                                  (t, "optimizer_start", 0, step), (c, "skip", 0, 3), (c, "bad_tensor", -1), (c, "skipped", 0, step),
+                                  (c, "good_steps", 0, step), *((w, "count", 0, 128) for w in windows)]:
+        need(whole(of.get(field, 0), low, *high), f"{field} {of.get(field)}{' of a window' if of in windows else ''}")
     need(all(number(c[k]) is not None for k in ("loss", "norm", "grad_factor", "loss_z", "norm_z")), "control: no number")
     need(0 < number(c["loss_scale"]) <= 2**24, f"loss_scale {c['loss_scale']}")
-    need(whole(c["skip"], 0, 3) and whole(c["bad_tensor"], -1), "skip or bad_tensor")
-    need(all(whole(c[k], 0, t["step"]) for k in ("skipped", "good_steps")), "skipped or good_steps")
-    for w in (c["loss_window"], c["norm_window"]):
-        need(whole(w["count"], 0, 128) and len(w["values"]) == 128, "a window of the outlier detector")
+    for w in windows:
         need(w["next"] == w["count"] if w["count"] < 128 else whole(w["next"], 0, 127), "next of a window")
-        need(all(math.isfinite(number(v)) for v in w["values"]), "values of a window")
+        need(len(w["values"]) == 128 and all(math.isfinite(number(v)) for v in w["values"]), "values of a window")
+    need({"model.safetensors", "config.json", "optimizer.safetensors"} <= set(t["files"]), "files are not listed")
     for name, facts in t["files"].items():
         data = np.memmap(directory / name, np.uint8, "r")
-        need(len(data) == facts["bytes"], f"{name}: {len(data)} bytes, expected {facts['bytes']}")
-        need(xxh3(data) == facts["xxh3"], f"{name}: checksum {xxh3(data)}, expected {facts['xxh3']}")
-    need({"model.safetensors", "config.json", "optimizer.safetensors"} <= set(t["files"]), "files are not listed")
+        found = {"bytes": len(data), "xxh3": xxh3(data)}
+        need(found == facts, f"{name} has {found}, expected {facts}")
     return t
 
 
 def check_optimizer(state, metadata, shapes, optimizer):
     """Type and shape of each tensor by its name, and that none is missing. Returns the rounding errors of the weights."""
     need(metadata.get("optimizer", "adamw") == optimizer, f"optimizer.safetensors is of {metadata}, not {optimizer}")
-    ours = {n: s if not re.search(r"c_(attn|proj|fc)\.weight", n) else s[::-1] for n, s in shapes.items()}
-    wanted = {"fp8.slots"}
-    for name, shape in ours.items():
-        kind, matrix = OPTIMIZERS[optimizer], len(shape) == 2
-        kept = []
-        if kind:
-            kept = ["exp_avg"] + ["exp_avg_sq"] * (optimizer.startswith("adamw"))
-        elif matrix:
-            kept = ["exp_avg_sq_row", "exp_avg_sq_col"]
-        else:
-            kept = ["exp_avg_sq"]
-        for prefix in kept:
-            need(f"{prefix}.{name}" in state, f"optimizer.safetensors: {prefix}.{name} is missing")
-        wanted |= {f"{p}.{name}" for p in kept + ["exp_avg_scale", "exp_avg_sq_scale", "exp_avg_sq", "weight_error"]}
-    for full, (kind, shape, values) in state.items():
-        need(full in wanted, f"optimizer.safetensors: {full} is not part of {optimizer}")
-        if full == "fp8.slots":
+    expected, errors = {}, {}
+    for name, shape in shapes.items():
+        shape = shape[::-1] if re.search(TRANSPOSED, name) else shape
+        padded = (-(-shape[0] // 128) * 128, shape[1]) if name.endswith("wte.weight") else shape  # what codes cover
+        if optimizer == "adafactor" and len(shape) == 2:
+            expected |= {f"exp_avg_sq_row.{name}": (("F32",), padded[:1]), f"exp_avg_sq_col.{name}": (("F32",), shape[1:])}
             continue
-        prefix, name = full.split(".", 1)
-        base = ours[name]
-        padded = (-(-base[0] // 128) * 128, base[1]) if name.endswith("wte.weight") else base  # what codes cover
-        expected = {"exp_avg_sq_row": padded[:1], "exp_avg_sq_col": base[-1:], "exp_avg_scale": (-(-math.prod(padded) // 256),),
-                    "exp_avg_sq_scale": (-(-math.prod(padded) // 256),)}.get(prefix, padded if kind == "U8" else base)
-        need(shape == expected, f"optimizer.safetensors: {full} is {shape}, expected {expected}")
-        need(kind in ("F32", "BF16", "U8") or prefix == "weight_error", f"optimizer.safetensors: {full} is {kind}")
-        if kind == "U8":
-            need(f"{prefix}_scale.{name}" in state, f"optimizer.safetensors: {full} has no scales")
-        else:
-            numbers = as_fp32(kind, values)
-            need(np.isfinite(numbers).all(), f"optimizer.safetensors: {full} has a value that is not finite")
-            need(prefix in ("exp_avg", "weight_error") or (numbers >= 0).all(), f"optimizer.safetensors: {full} is negative")
-    return {n.split(".", 1)[1]: v for n, v in state.items() if n.startswith("weight_error.")}
+        second = "adam" in optimizer or optimizer == "adafactor" or optimizer == "muon" and not re.search(TRANSPOSED, name)
+        for moment in ["exp_avg"] * (optimizer != "adafactor") + ["exp_avg_sq"] * second:
+            codes = state[f"{moment}.{name}"][0] == "U8"
+            expected[f"{moment}.{name}"] = ("F32", OPTIMIZERS[optimizer]), padded if codes else shape
+            if codes:
+                expected[f"{moment}_scale.{name}"] = ("F32",), (-(-math.prod(padded) // 256),)
+        if f"weight_error.{name}" in state:
+            expected[f"weight_error.{name}"], errors[name] = (("BF16", "F16"), shape), state[f"weight_error.{name}"]
+    odd = set(state) - {"fp8.slots"} ^ set(expected)
+    need(not odd, f"optimizer.safetensors: {sorted(odd)} of {optimizer}")
+    for name, (kinds, shape) in expected.items():
+        kind, found, values = state[name]
+        need(kind in kinds and found == shape, f"optimizer.safetensors: {name} is {kind} {found}, expected {kinds} {shape}")
+        if kind != "U8":
+            need(np.isfinite(as_fp32(kind, values)).all(), f"optimizer.safetensors: {name} has a value that is not finite")
+            signed = name.startswith(("exp_avg.", "weight_error."))
+            need(signed or (as_fp32(kind, values) >= 0).all(), f"optimizer.safetensors: {name} is negative")
+    return errors
 
 
 def check_weights(weights, shapes, kinds):
@@ -171,25 +167,24 @@ def check_rounding(weights, errors, options):
     without master weights the value itself is of the compute type."""
     low = {"bf16": "BF16", "fp16": "F16"}.get(options.get("dtype"))
     for name, (_, _, values) in weights.items():
-        kind, exact = (low, values) if name not in errors else (errors[name][0], None)
         if name in errors:
-            error = as_fp32(kind, errors[name][2])
-            error = error.reshape(errors[name][1]).T.ravel() if re.search(r"c_(attn|proj|fc)\.weight", name) else error
-            exact = values - error
-        elif not low or options.get("master-weights", 1):
+            kind, shape, error = errors[name]
+            error = as_fp32(kind, error)
+            values = values - (error.reshape(shape).T.ravel() if re.search(TRANSPOSED, name) else error)
+        elif low and not options.get("master-weights", 1):
+            kind = low
+        else:
             continue
-        back = as_fp32("BF16", to_bf16(exact)) if kind == "BF16" else exact.astype(np.float16).astype(np.float32)
-        need((back == exact).all(), f"{name}: {(back != exact).sum()} values are no {kind} weight with their rounding error")
+        wrong = (as_fp32(kind, rounded(kind, values)) != values).sum()
+        need(wrong == 0, f"{name}: {wrong} values are no {kind} weight with their rounding error")
 
 
 def check_export(directory, weights, shapes):
     exported, _ = tensors(directory / "model.safetensors")
     check_weights(exported, shapes, ("F32", "F16", "BF16"))
     for name, (kind, _, values) in exported.items():
-        master = weights[name][2]
-        same = {"F32": lambda: master.view(np.uint32) == values.view(np.uint32), "BF16": lambda: to_bf16(master) == values,
-                "F16": lambda: master.astype(np.float16).view(np.uint16) == values.view(np.uint16)}[kind]()
-        need(same.all(), f"{directory}: {name} differs from the checkpoint's weights at {(~same).sum()} places")
+        same = np.array_equal(rounded(kind, weights[name][2]).view(np.uint8), values.view(np.uint8))
+        need(same, f"{directory}: {name} differs from the checkpoint's weights")
 
 
 def verify(path, export=None):
@@ -217,7 +212,7 @@ def main():
         try:
             print(verify(path, options.export))
         except (ValueError, KeyError, TypeError, OSError) as fault:
-            what = f"field {fault} is missing" if isinstance(fault, KeyError) else fault
+            what = f"{fault} is missing" if isinstance(fault, KeyError) else fault
             faults += 1
             print(f"{path}: {what}", file=sys.stderr)
     return faults > 0
