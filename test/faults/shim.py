@@ -26,9 +26,9 @@ class Shim:
         subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", self.library, source], check=True)
 
     def run(self, command, **settings):
-        env = {**os.environ, "PRETRAIN_CACHE": "off", "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000",
+        env = {**os.environ, "PRETRAIN_CACHE": "off", "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0",
                "LD_PRELOAD": str(self.library),
-               **({"FAULT_CLOCK": "50"} if command[0] == TRAINER else {}), **{k: str(v) for k, v in settings.items()}}
+               **({"FAULT_CLOCK": "500"} if command[0] == TRAINER else {}), **{k: str(v) for k, v in settings.items()}}
         return subprocess.run([str(word) for word in command], env=env, capture_output=True, text=True, timeout=120,
                               errors="replace", stdin=subprocess.DEVNULL, cwd=ROOT)
 
