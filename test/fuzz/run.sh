@@ -24,8 +24,10 @@ for reader in ${READERS:-$(READER='' $fuzz)}; do
     # A block of 64 MiB is too much for such files. zstd's windows have up to 128 MiB (zstd --ultra -22 makes them).
     memory=64
     [[ $reader == packed ]] && memory=160
-    # OpenMP of the library needs one thread; a freed block is kept in the quarantine for a while.
-    READER=$reader OMP_NUM_THREADS=1 ASAN_OPTIONS=quarantine_size_mb=16:detect_leaks=1 nice -n "${NICE:-0}" \
+    # OpenMP of the library needs one thread; a freed block is kept in the quarantine for a while; and the shadow of a
+    # large block is written, which costs half of mapping it anew.
+    READER=$reader OMP_NUM_THREADS=1 nice -n "${NICE:-0}" \
+        env ASAN_OPTIONS=quarantine_size_mb=16:detect_leaks=1:clear_shadow_mmap_threshold=1073741824 \
         $fuzz "${limit[@]}" "${options[@]}" -malloc_limit_mb=$memory "$corpus" >"$log" 2>&1
     status=$?
     awk -v reader="$reader" -v seconds=$((SECONDS - start)) '
