@@ -1,6 +1,7 @@
 // llmc/number.h. fp8: the numbers of both formats, rounding to them against a search through all of them, and scales.
 // The 8-bit numbers of optimizer states: against the map of the paper, made here in fp64 from its own formula.
 #include "llmc/number.h"
+#include "llmc/tensor.h"
 #include "test/test.h"
 
 #include <float.h>
@@ -281,4 +282,23 @@ TEST(a_second_moment_above_zero_never_becomes_zero) {
     for (float x = 1.0f; x > 0x1p-126f; x *= 0.5f) assert_true(dynamic8_encode_unsigned(x) >= 1);
     assert_int_equal(dynamic8_encode_unsigned(0x1p-126f), 1);
     assert_int_equal(dynamic8_encode_signed(0x1p-126f), DYNAMIC8_ZERO_SIGNED); // a first moment may
+}
+
+TEST(many_elements_are_converted_as_each_of_them) {
+    enum { N = 3 * (1 << 14) + 5 }; // several pieces, the last one short
+    static float from[N], back[N];
+    static uint16_t narrow[N];
+    for (int i = 0; i < N; i++) from[i] = (float)(i * 7919 % N - N / 2) * 1.2345f;
+    for (DType dtype = DTYPE_FP16; dtype <= DTYPE_BF16; dtype++) {
+        convert_elements(narrow, dtype, from, DTYPE_FP32, N);
+        convert_elements(back, DTYPE_FP32, narrow, dtype, N);
+        for (int i = 0; i < N; i++) {
+            uint16_t one;
+            float again;
+            convert_elements(&one, dtype, &from[i], DTYPE_FP32, 1);
+            convert_elements(&again, DTYPE_FP32, &one, dtype, 1);
+            assert_int_equal(narrow[i], one);
+            assert_memory_equal(&back[i], &again, sizeof again);
+        }
+    }
 }
