@@ -133,8 +133,7 @@ static Shown shown(const char *text, size_t length) {
     Shown s;
     size_t n = length < sizeof s.text ? length : sizeof s.text - 4;
     for (size_t i = 0; i < n; i++) s.text[i] = iscntrl((unsigned char)text[i]) ? '?' : text[i];
-    memcpy(s.text + n, "...", 4);
-    if (n == length) s.text[n] = '\0';
+    snprintf(s.text + n, sizeof s.text - n, "%s", n < length ? "..." : "");
     return s;
 }
 

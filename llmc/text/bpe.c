@@ -105,10 +105,10 @@ static inline Candidate candidate(const MergeTable *t, int32_t left, int32_t rig
 }
 
 // pairs[i]: the merge of tokens[i] and tokens[i + 1].
-static int64_t merge_short(const MergeTable *t, int32_t *tokens, int64_t n, uint32_t below) {
+static int64_t merge_short(const MergeTable *t, int32_t *tokens, int64_t n, uint32_t below, int64_t least) {
     Candidate pairs[SHORT_PIECE];
     for (int64_t i = 0; i + 1 < n; i++) pairs[i] = candidate(t, tokens[i], tokens[i + 1], below);
-    while (n > 1) {
+    while (n > least) {
         int64_t best = 0;
         for (int64_t i = 1; i + 1 < n; i++)
             if (pairs[i].rank < pairs[best].rank) best = i;
@@ -174,12 +174,13 @@ static void renew(const MergeTable *t, const int32_t *tokens, Link *links, Heap 
     if (links[place].pair.rank != NO_RANK) heap_push(heap, entry_of(links, place));
 }
 
-static void merge_chain(const MergeTable *t, int32_t *tokens, Link *links, Heap *heap, uint32_t n, uint32_t below) {
-    while (heap->count > 0) {
+static void merge_chain(const MergeTable *t, int32_t *tokens, Link *links, Heap *heap, uint32_t n, uint32_t below,
+                        int64_t least) {
+    for (int64_t left = n; heap->count > 0 && left > least;) {
         uint64_t entry = heap_pop(heap);
         uint32_t place = (uint32_t)entry, dead = links[place].next;
         if (links[place].pair.rank != entry >> 32) continue;
-        tokens[place] = links[place].pair.merged;
+        tokens[place] = links[place].pair.merged, left--;
         links[place].next = links[dead].next;
         if (links[dead].next < n) links[links[dead].next].previous = place;
         links[dead].pair.rank = NO_RANK;
@@ -188,7 +189,7 @@ static void merge_chain(const MergeTable *t, int32_t *tokens, Link *links, Heap 
     }
 }
 
-static int64_t merge_long(const MergeTable *t, int32_t *tokens, uint32_t n, uint32_t below) {
+static int64_t merge_long(const MergeTable *t, int32_t *tokens, uint32_t n, uint32_t below, int64_t least) {
     Link *links = malloc(n * sizeof *links);
     Heap heap = {.entries = malloc(n * sizeof *heap.entries), .capacity = n};
     REQUIRE_MEMORY(links && heap.entries, "a piece of text of %u bytes", n);
@@ -198,7 +199,7 @@ static int64_t merge_long(const MergeTable *t, int32_t *tokens, uint32_t n, uint
         if (links[i].pair.rank != NO_RANK) heap.entries[heap.count++] = entry_of(links, i);
     }
     for (int64_t i = heap.count / 2 - 1; i >= 0; i--) sift_down(&heap, i);
-    merge_chain(t, tokens, links, &heap, n, below);
+    merge_chain(t, tokens, links, &heap, n, below, least);
     int64_t left = 0;
     for (uint32_t i = 0; i < n; i = links[i].next) tokens[left++] = tokens[i];
     free(links);
@@ -206,9 +207,10 @@ static int64_t merge_long(const MergeTable *t, int32_t *tokens, uint32_t n, uint
     return left;
 }
 
-int64_t merge_tokens(const MergeTable *t, int32_t *tokens, int64_t n, uint32_t below) {
+int64_t merge_tokens(const MergeTable *t, int32_t *tokens, int64_t n, uint32_t below, int64_t least) {
     REQUIRE(n < UINT32_MAX, "a piece of %lld bytes", (long long)n);
-    return n <= SHORT_PIECE ? merge_short(t, tokens, n, below) : merge_long(t, tokens, (uint32_t)n, below);
+    return n <= SHORT_PIECE ? merge_short(t, tokens, n, below, least)
+                            : merge_long(t, tokens, (uint32_t)n, below, least);
 }
 
 // -------------------------------------------------------------------------------------------------------------- pieces
@@ -402,7 +404,7 @@ static int64_t merge_piece(const Tokenizer *t, const char *piece, int64_t n, int
     int32_t whole = t->whole_pieces ? vocabulary_find(t, piece, (size_t)n) : -1;
     if (whole >= 0) return out[0] = whole, 1;
     for (int64_t i = 0; i < n; i++) out[i] = t->byte_tokens[(unsigned char)piece[i]];
-    return merge_tokens(&t->merges, out, n, UINT32_MAX);
+    return merge_tokens(&t->merges, out, n, UINT32_MAX, 1);
 }
 
 // readable: how many bytes follow piece in the text.

@@ -130,7 +130,11 @@ static int64_t unpack_gzip(ByteSource *s, unsigned char *out, int64_t n) {
     return n - (int64_t)s->zlib.avail_out;
 }
 
+// A frame begins with 0xFD2FB528, one to be skipped with 0x184D2A5.; the library also takes those of versions
+// before 1.0, and what it makes of these depends on the size of the buffer.
 static int64_t unpack_zstd(ByteSource *s, unsigned char *out, int64_t n) {
+    if (!s->in_frame && s->begin < s->end && s->input[s->begin] != 0x28 && s->input[s->begin] >> 4 != 5)
+        return damage(s, "not zstd"), 0;
     ZSTD_inBuffer in = {s->input + s->begin, s->end - s->begin, 0};
     ZSTD_outBuffer to = {out, (size_t)n, 0};
     size_t status = ZSTD_decompressStream(s->zstd, &to, &in);

@@ -210,7 +210,7 @@ static bool looks_special(const char *bytes, size_t length) {
 static bool lacks_merge(const Tokenizer *t, const Token *k, uint32_t below) {
     int32_t parts[MAX_TOKEN_BYTES];
     for (uint32_t i = 0; i < k->length; i++) parts[i] = t->byte_tokens[(unsigned char)t->bytes[k->offset + i]];
-    return merge_tokens(&t->merges, parts, k->length, below) == 2;
+    return merge_tokens(&t->merges, parts, k->length, below, 1) == 2;
 }
 
 bool vocabulary_check_merges(const Tokenizer *t, Error *err) {

@@ -508,18 +508,25 @@ static int compare_rules(const void *a, const void *b) {
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-// The two tokens that remain when token's bytes are merged by the rules before it; false: not two.
-static bool last_merge(const Tokenizer *t, int32_t token, MergeRule *rule) {
+// The merge that makes a token: of the two that remain when its bytes are merged by the rules before it. *unreachable:
+// more remain, so that merging passes the token over, alone; in a longer piece, later rules may still leave two parts
+// of it. False: never two. No other two parts are ever left: inside a token, merges come in the order of its bytes
+// alone.
+static bool last_merge(const Tokenizer *t, int32_t token, MergeRule *rule, bool *unreachable) {
     const Token *k = &t->tokens[token];
     int32_t parts[MAX_TOKEN_BYTES];
     for (uint32_t i = 0; i < k->length; i++) parts[i] = t->byte_tokens[(unsigned char)t->bytes[k->offset + i]];
-    int64_t n = merge_tokens(&t->merges, parts, k->length, (uint32_t)token);
+    int64_t n = merge_tokens(&t->merges, parts, k->length, (uint32_t)token, 1);
+    if (n != 2) {
+        *unreachable = true;
+        n = merge_tokens(&t->merges, parts, n, UINT32_MAX, 2);
+    }
     if (n == 2) *rule = (MergeRule){.pair = merge_pair(parts[0], parts[1]), .rank = (uint32_t)token, .merged = token};
     return n == 2;
 }
 
-// The merges in order, malloced. A vocabulary of ranks has one for each token; *unreachable: some token is not made by
-// merging, only found as a whole piece.
+// The merges in order, malloced. A vocabulary of ranks has at most one for each token; *unreachable: some token is not
+// made by merging its bytes, only found as a whole piece.
 static MergeRule *ordered_merges(const Tokenizer *t, int64_t *count, bool *unreachable) {
     int64_t most = t->by_rank ? t->count : t->merges.count;
     MergeRule *rules = malloc(((size_t)most + 1) * sizeof *rules);
@@ -533,10 +540,7 @@ static MergeRule *ordered_merges(const Tokenizer *t, int64_t *count, bool *unrea
     }
     for (int32_t i = 0; i < t->count; i++) {
         if (!t->tokens[i].ordinary || t->tokens[i].length < 2) continue;
-        if (last_merge(t, i, &rules[*count]))
-            ++*count;
-        else
-            *unreachable = true;
+        if (last_merge(t, i, &rules[*count], unreachable)) ++*count;
     }
     return rules;
 }

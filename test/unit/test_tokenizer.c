@@ -161,15 +161,19 @@ TEST(an_export_is_the_same_tokenizer_again) {
 
 // Merging "abcd" makes a bc d and ends there, so that only the whole piece is token 259, although ab and cd are tokens.
 // A checkpoint holds this tokenizer as a tokenizer.json, which must open again.
-TEST(an_export_has_tokens_that_no_merge_makes) {
-    static const char *const more[] = {"bc", "ab", "cd", "abcd"};
+static Tokenizer *open_ranks(const char *const more[], int count) {
     FILE *f = toy_create(tmp_file("whole.tiktoken"));
-    for (int i = 0; i < 260; i++) {
+    for (int i = 0; i < 256 + count; i++) {
         const char byte[2] = {(char)i, '\0'};
         write_rank(f, i < 256 ? byte : more[i - 256], i < 256 ? 1 : strlen(more[i - 256]), i);
     }
     toy_close(f);
-    Tokenizer *t = open_form("whole.tiktoken");
+    return open_form("whole.tiktoken");
+}
+
+TEST(an_export_has_tokens_that_no_merge_makes) {
+    static const char *const more[] = {"bc", "ab", "cd", "abcd"};
+    Tokenizer *t = open_ranks(more, 4);
     size_t length;
     char *text = tokenizer_to_json(t, &length, NULL);
     write_bytes(tmp_file("whole.json"), text, length);
@@ -181,6 +185,39 @@ TEST(an_export_has_tokens_that_no_merge_makes) {
     assert_true(tokenizer_fingerprint(t) == tokenizer_fingerprint(again));
     free(text);
     tokenizer_free(t), tokenizer_free(again);
+}
+
+// Ranks in any order, such that a token may be made of later ones: "hell", 257, of "he" and "ll", 258.
+TEST(an_export_gives_the_tokens_of_ranks_that_no_training_made) {
+    enum { MORE = 14, LENGTH = 40 };
+    for (uint64_t round = 0; round < 400; round++) {
+        char words[MORE][8];
+        const char *more[MORE];
+        for (int i = 0; i < MORE; i++) { // another word for as long as it is there already
+            bool known = true;
+            for (uint32_t attempt = 0; known; attempt++) {
+                const Philox r = philox(5, round, (uint64_t)i << 32 | attempt);
+                const int length = 2 + (int)(r.v[0] % 4);
+                for (int k = 0; k < length; k++) words[i][k] = "abc"[r.v[1] / (1u << 4 * k) % 3];
+                words[i][length] = '\0', known = false;
+                for (int k = 0; k < i; k++) known |= strcmp(words[k], words[i]) == 0;
+            }
+            more[i] = words[i];
+        }
+        Tokenizer *t = open_ranks(more, MORE);
+        size_t length;
+        char *json = tokenizer_to_json(t, &length, NULL);
+        Tokenizer *again = tokenizer_read_json("again", json, length, NULL);
+        assert_non_null(again);
+        char text[LENGTH];
+        int32_t tokens[LENGTH], same[LENGTH];
+        for (uint64_t k = 0; k < LENGTH; k++) text[k] = "abc"[philox(6, round, k).v[0] % 3];
+        const int64_t n = encode(t, text, LENGTH, tokens);
+        assert_int_equal(encode(again, text, LENGTH, same), n);
+        assert_memory_equal(tokens, same, (size_t)n * sizeof *tokens);
+        free(json);
+        tokenizer_free(t), tokenizer_free(again);
+    }
 }
 
 TEST(llmcs_first_version_means_gpt2s_end_of_text) {
