@@ -181,6 +181,18 @@ TEST(names_and_first_bytes_tell_the_packing) {
     assert_int_equal(packing_of_bytes((const unsigned char *)"\x1f", 1), PACKED_NOT);
 }
 
+TEST(frames_of_zstd_before_1_0_are_damage) {
+    unsigned char packed[PACKED_ROOM];
+    const size_t n = pack(PACKED_ZSTD, 1, packed);
+    for (packed[0] = 0x1E; packed[0] < 0x28; packed[0]++) {
+        ByteSource *s = open_bytes(packed, n, PACKED_ZSTD);
+        Error err;
+        assert_int_equal(byte_source_read(s, text, TEXT_BYTES, &err), -1);
+        assert_string_equal(err.text, "damaged: not zstd near byte 0 of the file");
+        byte_source_close(s);
+    }
+}
+
 TEST(a_second_descriptor_goes_on_where_the_first_ends) {
     write_bytes(tmp_file("head"), text, 1000);
     write_bytes(tmp_file("tail"), text + 1000, TEXT_BYTES - 1000);

@@ -379,6 +379,17 @@ TEST(messages_are_one_line_whatever_was_typed) {
     options_free(&options);
 }
 
+TEST(a_long_word_is_shown_up_to_63_bytes) {
+    for (int length = 55; length < 70; length++) {
+        char line[100], message[200];
+        snprintf(line, sizeof line, "--seed %0*d x", length, 0);
+        line[7] = '_', line[7 + length] = '\0';
+        snprintf(message, sizeof message, "--seed %.*s%s: not a whole number (decimal digits only, such as 5000)",
+                 length < 64 ? length : 60, line + 7, length < 64 ? "" : "...");
+        assert_refused(line, message);
+    }
+}
+
 TEST(help_lists_every_row_of_the_table) {
     char *text = NULL;
     size_t bytes = 0;
