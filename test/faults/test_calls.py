@@ -30,12 +30,13 @@ ERRORS = {"open": (errno.EACCES, errno.EMFILE), "read": (errno.EIO, HALF), "writ
 
 
 def state_without_times(root):
-    """What the next run finds: names and bytes, but no times, process ids, and TensorBoard files, which nothing reads."""
+    """What the next run finds: names and bytes, but no times, sizes of free memory, process ids, and TensorBoard files,
+    which nothing reads."""
     def content(path):
         if path.is_dir():
             return None
         text = path.read_bytes().replace(bytes(root), b"")
-        return re.sub(rb"\d+\.\d+", b"#", text) if path.suffix in (".log", ".json") else text
+        return re.sub(rb"\d+\.\d+|\d{7,}", b"#", text) if path.suffix in (".log", ".json") else text
     return hash(tuple((re.sub(r"tmp-\d+", "tmp-", str(path.relative_to(root))), content(path))
                       for path in sorted(root.rglob("*")) if "tfevents" not in path.name))
 
