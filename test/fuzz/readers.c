@@ -567,6 +567,28 @@ static void packed_seed(int i) {
     write_bytes(fuzz_path("packed"), out, n);
 }
 
+#ifdef LIBFUZZER
+// A window has up to 128 MiB, and a new one takes longer than all the rest: one state of zstd serves all inputs, like
+// new each time. (LDFLAGS of the Makefile put these in the library's place.)
+static ZSTD_DStream *zstd;
+static bool zstd_is_used;
+ZSTD_DStream *__real_ZSTD_createDStream(void);
+ZSTD_DStream *__wrap_ZSTD_createDStream(void);
+size_t __wrap_ZSTD_freeDStream(ZSTD_DStream *s);
+ZSTD_DStream *__wrap_ZSTD_createDStream(void) {
+    REQUIRE(!zstd_is_used, "two at a time");
+    if (!zstd) zstd = __real_ZSTD_createDStream();
+    ZSTD_DCtx_reset(zstd, ZSTD_reset_session_and_parameters);
+    zstd_is_used = true;
+    return zstd;
+}
+size_t __wrap_ZSTD_freeDStream(ZSTD_DStream *s) {
+    REQUIRE(!s || zstd_is_used, "freed twice");
+    if (s) zstd_is_used = false;
+    return 0;
+}
+#endif
+
 // Whatever it unpacks to, in pieces, and again with a part skipped: the same bytes. At most 4 MiB of them.
 static bool packed_reads(const FuzzInput *in) {
     enum { MOST = 4 << 20, PIECE = 5000 };
