@@ -334,6 +334,8 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
 enum { LLMC_HEADER_BYTES = 1024, GPT2_EOT = 50256, P50K_RANKS = 50280 };
 
 static Tokenizer *finish(Tokenizer *t, const char *path, bool ok, Error *err) {
+    const int32_t same = ok ? vocabulary_find(t, END_OF_TEXT, strlen(END_OF_TEXT)) : -1;
+    if (same >= 0) ok = error_set(err, "\"%s\" is both token %d and token %d", END_OF_TEXT, same, t->eot);
     if (ok && vocabulary_finish(t, err) && vocabulary_merge_by_rank(t, err)) return t;
     error_prefix(err, "%s", path);
     tokenizer_free(t);

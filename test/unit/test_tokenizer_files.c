@@ -187,7 +187,7 @@ TEST(a_damaged_llmc_file_is_refused_by_token) {
         {8, 0xFFFFFFFF, "header: 4294967295 tokens, expected 257 to"},
         {8, TOY_VOCAB + 1, "token 269 of 270 at byte"},
         {8, TOY_VOCAB - 1, "header: end-of-text is 268, expected a number below 268"},
-        {12, 5, "no token for the byte 0x05"},
+        {12, 260, "\"<|endoftext|>\" is both token 268 and token 260"},
         {12, 0xFFFFFFFF, "header: end-of-text is 4294967295, expected a number below 269"},
         {1024, 0x01010000, "byte 1024: token 0 is empty"},
         {1024 + 256 * 2, 0x656800FF, "byte 1536: "},
