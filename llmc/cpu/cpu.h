@@ -37,7 +37,7 @@ typedef struct {
     const CpuCode *code;
     DeviceFacts facts;
     Onednn *onednn;
-    char *workspace;   // the caller's memory, given by ops_set_workspace
+    char *workspace; // the caller's memory, given by ops_set_workspace
     int64_t workspace_bytes;
     int64_t workspace_used;  // by the op that runs, from the start; the remainder is for multiplications
     size_t resident_at_init; // what device_memory_peak subtracts

@@ -21,8 +21,8 @@
 #define HAS_FP8    0
 #endif
 
-// Every kernel begins with it. Where LAUNCH lets a grid start early (kernel.cuh), this waits until the grid before it in
-// the stream, and so all earlier work, has ended and its memory is visible; elsewhere it does nothing.
+// Every kernel begins with it. Where LAUNCH lets a grid start early (kernel.cuh), this waits until the grid before it
+// in the stream, and so all earlier work, has ended and its memory is visible; elsewhere it does nothing.
 static __device__ __forceinline__ void wait_for_the_grid_before(void) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
