@@ -80,8 +80,8 @@ def test_auto_stays_below_the_memory_that_is_free():
     here = plan("-e", "d12,V=50257", "-b", "auto", "-r", "auto")["devices"][0]
     assert here["fits"] and here["memory"]["total"] <= here["memory"]["room"] <= 0.9501 * here["memory_bytes"]
     more = plan("-e", "d12,V=50257", "-b", here["batch_size"] + 1, "-r", here["recompute"])["devices"][0]
-    # Other processes come and go: what is free now need not be what was free then.
-    assert more["memory"]["total"] > here["memory"]["room"]
+    # Other processes come and go: what is free now need not be what was free then. More than 64K tokens gain nothing.
+    assert more["memory"]["total"] > here["memory"]["room"] or here["batch_size"] * 1024 == 65536
 
 
 def test_a_run_with_auto_trains_and_its_checkpoint_states_what_was_chosen(data, tmp_path):

@@ -36,15 +36,23 @@ export SLURM_STEP_NUM_TASKS=$tasks SLURM_STEP_ID=0 SLURM_STEP_NODELIST=localhost
 ((tasks > 1)) || exec "$@"
 trap 'kill -s USR1 "${pids[@]}"' USR1
 trap 'kill -s KILL "${pids[@]}"' TERM # as the real one does
+declare -A running
 for ((i = 0; i < tasks; i++)); do
     SLURM_PROCID=$i SLURM_LOCALID=$i "$@" &
-    pids+=($!)
+    pids+=($!) running[$!]=1
 done
-for ((left = tasks; left > 0;)); do
+while ((${#running[@]} > 0)); do
     ended='' code=0
     wait -n -p ended || code=$?
-    [[ -n $ended ]] || continue # a signal came
-    ((left--, worst = code > worst ? code : worst))
+    if [[ -z $ended ]]; then
+        ((code == 127)) || continue # a signal came
+        # No task is left for wait -n: bash took note of an end when it ran the trap. It still knows the status.
+        set -- "${!running[@]}"
+        ended=$1 code=0
+        wait "$ended" || code=$?
+    fi
+    unset "running[$ended]"
+    ((worst = code > worst ? code : worst))
     # Slurm does it by messages between its daemons.
     if ((code != 0)) && [[ $kills ]]; then sleep 0.5 && kill -s TERM "${pids[@]}" 2>/dev/null || true; fi
 done
