@@ -76,6 +76,7 @@ static bool put_gpus(const char *machine, const char *type, int each) {
     LOAD(hwloc_topology_set_synthetic);
     LOAD(hwloc_topology_load);
     LOAD(hwloc_topology_export_xmlbuffer);
+    LOAD(hwloc_free_xmlbuffer);
     LOAD(hwloc_topology_destroy);
     hwloc_topology_t t;
     char *xml, begin[64];
@@ -102,6 +103,7 @@ static bool put_gpus(const char *machine, const char *type, int each) {
     }
     fclose(f);
     assert_true(gpus > 0);
+    hwloc_free_xmlbuffer_(t, xml);
     hwloc_topology_destroy_(t);
     setenv("HWLOC_XMLFILE", tmp_file("machine.xml"), 1);
     return true;
