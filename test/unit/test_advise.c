@@ -178,7 +178,7 @@ TEST(no_advice_where_nothing_nearby_gains_and_limits_where_no_rates_are_assumed)
     const Gpt2Options model = model_of("L=12,C=1024,NH=8,V=50304", 32, 1024); // 16 x 8 tiles a wave of 128
     AUTO_FREE char *text = advice(&model, "rtx4090", ADVISE_SIZES);
     assert_says(text, "at most ");
-    assert_says(text, "no C, NH, V or B nearby would gain half a per cent: these sizes suit this GPU");
+    assert_says(text, "no C, NH, d_ff, V or B nearby would gain half a per cent: these sizes suit this GPU");
 }
 
 TEST(a_size_of_8_thirds_of_c_that_is_odd_is_replaced_by_a_multiple_of_64) {
