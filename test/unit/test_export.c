@@ -101,7 +101,7 @@ TEST(every_tensor_stands_in_the_directory_with_its_bits) {
 }
 
 // A model that trains in bf16 keeps fp32 beside it; a checkpoint between changes no bit either.
-TEST(directories_come_in_and_go_out_with_the_same_bytes) {
+static void check_directories(void) {
     const DType runs[] = {DTYPE_FP32, DTYPE_BF16};
     Gpt2 *source = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
@@ -119,6 +119,16 @@ TEST(directories_come_in_and_go_out_with_the_same_bytes) {
             assert_same_files(tmp_file("given/model.safetensors"), tmp_file("made/model.safetensors"));
         }
     }
+}
+
+TEST(directories_come_in_and_go_out_with_the_same_bytes) { check_directories(); }
+
+TEST(so_do_those_of_another_d_ff_which_they_state) {
+    config.d_ff = 72;
+    check_directories();
+    AUTO_FREE char *text = read_text(tmp_file("made/config.json"));
+    config.d_ff = 0;
+    assert_non_null(strstr(text, "\"n_inner\": 72,"));
 }
 
 TEST(llmc_models_come_in_and_go_out_byte_by_byte) {

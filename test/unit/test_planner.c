@@ -33,10 +33,9 @@ TEST(flops_are_the_exact_count) {
     assert_near("-r 2", planner_step_flops(&model, 1), exact, 1e-12);
     model.recompute = recompute_all(RECOMPUTE_BLOCK);
     assert_near("-r 3", planner_step_flops(&model, 1), exact + 16.0 * 12 * 768 * 768 + 2.0 * 12 * 768 * 1025, 1e-12);
-    model.config.d_ff = 1024; // 6 a weight of the linear layers; 2 of them again
-    const double saved = 8.0 * 12 * 768 * 2 * 2048;
+    model.config.d_ff = 1024; // 2048 less, each 6 a weight of two matmuls, and of fc twice more
     assert_near("d_ff", planner_step_flops(&model, 1),
-                exact + 16.0 * 12 * 768 * 768 + 2.0 * 12 * 768 * 1025 - saved + 2.0 * 12 * 768 * 2048, 1e-12);
+                exact + 16.0 * 12 * 768 * 768 + 2.0 * 12 * 768 * 1025 - 14.0 * 12 * 768 * 2048, 1e-12);
 }
 
 TEST(the_predicted_work_is_that_of_the_model_whatever_its_d_ff) {
