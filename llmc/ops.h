@@ -29,15 +29,17 @@ extern "C" {
 // caller plans it into its arena and hands it over once. Calls with smaller shapes are fine.
 typedef struct {
     int64_t B, T, C, NH, Vp;
+    int64_t widest;      // input or output of a linear layer but the head: max(3 C, d_ff); 0: 4 C
     int64_t num_tensors; // entries of the longest list handed to gradient_sumsq, or updated by one optimizer_update
     int64_t sequences;   // B of attention_decode, with maxT = T; 0: it is not called
     int64_t factored;    // elements of all tensors handed to adafactor_statistics; 0: it is not called
-    bool fp8;            // fp8_* will be called, with N up to B * T, K up to 4 C
+    bool fp8;            // fp8_* will be called, with N up to B * T, K up to widest
     bool forward_only;   // no backward op and no optimizer op will be called
     bool gelu_again;     // gelu_forward will be called where it must repeat the bits of matmul_gelu_forward
     bool overlap;        // weight gradients may be computed beside the ops that follow, on a GPU
     DType dtype;         // compute dtype
 } OpsShape;
+static inline int64_t ops_widest(OpsShape shape) { return shape.widest > 0 ? shape.widest : 4 * shape.C; }
 int64_t ops_workspace_bytes(OpsShape shape); // also prepares the backend for this shape: the last one asked for holds
 void ops_set_workspace(void *device_memory, int64_t bytes);
 

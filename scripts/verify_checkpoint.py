@@ -30,7 +30,7 @@ OPTIMIZERS = {"adamw": "F32", "adamw8bit": "U8", "adamw-bf16": "BF16", "adamw-ka
               "lion": "F32", "sgd": "F32", "adafactor": None, "muon": "F32"}
 BLOCK = [("ln_1.weight", "C"), ("ln_1.bias", "C"), ("attn.c_attn.weight", "C 3C"), ("attn.c_attn.bias", "3C"),
          ("attn.c_proj.weight", "C C"), ("attn.c_proj.bias", "C"), ("ln_2.weight", "C"), ("ln_2.bias", "C"),
-         ("mlp.c_fc.weight", "C 4C"), ("mlp.c_fc.bias", "4C"), ("mlp.c_proj.weight", "4C C"), ("mlp.c_proj.bias", "C")]
+         ("mlp.c_fc.weight", "C FF"), ("mlp.c_fc.bias", "FF"), ("mlp.c_proj.weight", "FF C"), ("mlp.c_proj.bias", "C")]
 
 
 def need(condition, text):
@@ -86,7 +86,7 @@ def rounded(kind, values):  # to nearest even
 
 def model_shapes(config):
     C, L = config["n_embd"], config["n_layer"]
-    size = {"C": C, "3C": 3 * C, "4C": 4 * C}
+    size = {"C": C, "3C": 3 * C, "FF": config.get("n_inner") or 4 * C}
     shapes = {"wte.weight": (config["vocab_size"], C), "wpe.weight": (config["n_positions"], C)}
     shapes |= {f"h.{n}.{name}": tuple(size[s] for s in shape.split()) for name, shape in BLOCK for n in range(L)}
     shapes |= {"ln_f.weight": (C,), "ln_f.bias": (C,)}

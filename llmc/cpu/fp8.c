@@ -156,7 +156,7 @@ static int64_t operand_bytes(int64_t rows, int64_t K, DType dtype) {
 
 int64_t cpu_fp8_operand_bytes(OpsShape shape) {
     if (!shape.fp8) return 0;
-    const int64_t tokens = shape.B * shape.T, widest = 4 * shape.C, longest = max_i64(tokens, widest);
+    const int64_t tokens = shape.B * shape.T, widest = ops_widest(shape), longest = max_i64(tokens, widest);
     return operand_bytes(min_i64(longest, ROWS_A), longest, shape.dtype) +
            operand_bytes(min_i64(widest, ROWS_B), longest, shape.dtype);
 }

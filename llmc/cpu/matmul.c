@@ -134,7 +134,7 @@ static void choose_pieces(int64_t M, int64_t N, bool weight_gradient, int64_t *r
 // versions may take more; they get it from the heap.
 int64_t cpu_gemm_workspace(OpsShape shape) {
     enum { PACKED_BYTES = 256 << 10 };
-    int64_t N = shape.B * shape.T, widest = shape.Vp > 4 * shape.C ? shape.Vp : 4 * shape.C, sums = 0;
+    int64_t N = shape.B * shape.T, widest = max_i64(shape.Vp, ops_widest(shape)), sums = 0;
     if (shape.dtype == DTYPE_BF16 && N >= MIN_ROWS && widest > PIECE_COLUMNS && cpu_threads() <= MAX_THREADS)
         sums = (N < PIECE_ROWS ? N : PIECE_ROWS) * PIECE_COLUMNS * (int64_t)sizeof(float);
     const int64_t longest = max_i64(N, widest);

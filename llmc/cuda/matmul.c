@@ -334,7 +334,7 @@ void backend_matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, T
 // Technical Report", 2024, section 3.3.2: errors up to 2% at K = 4096). Without CUBLASLT_MATMUL_DESC_FAST_ACCUM the
 // library moves partial sums to fp32 registers every few instructions. Gradients are summed that way: a weight gradient
 // has K = B T rows, 65536 of them, and the truncation error of its sum is the same in every step, a bias rather than
-// noise; an input gradient adds e5m2 numbers of very different size. The forward pass, with K = C or 4 C, is fast:
+// noise; an input gradient adds e5m2 numbers of very different size. The forward pass, with K = C or d_ff, is fast:
 // there the rounding of the operands to 4 bits is the larger error. Of the three products only the forward one has two
 // e4m3 operands.
 

@@ -12,13 +12,13 @@ enum { HOPPER_LIBRARY_BYTES = 128 << 20, MAX_LIBRARY_BYTES = 32 << 20, MIN_LIBRA
 
 CudaMatmulLayout cuda_size_matmul(OpsShape shape, int compute_capability) {
     const bool many_splits = !shape.forward_only && (compute_capability >= 90 || compute_capability == 0);
-    const int64_t largest_weight = 4 * shape.C * shape.C;
+    const int64_t largest_weight = ops_widest(shape) * shape.C;
     const int64_t wanted = round_up(MAX_SPLITS * largest_weight * (int64_t)sizeof(float), 256);
     CudaMatmulLayout l = {0, 0, 0, 0};
     l.library_bytes =
         min_i64(max_i64(wanted, MIN_LIBRARY_BYTES), many_splits ? HOPPER_LIBRARY_BYTES : MAX_LIBRARY_BYTES);
     l.library = cuda_part(&l.end, l.library_bytes);
-    l.new_dbias = cuda_part(&l.end, 4 * shape.C * (int64_t)sizeof(float));
+    l.new_dbias = cuda_part(&l.end, ops_widest(shape) * (int64_t)sizeof(float));
     return l;
 }
 
@@ -148,7 +148,7 @@ int64_t cuda_size_workspace(OpsShape shape, int compute_capability, int64_t cudn
         cuda_size_decode(shape.sequences, shape.NH, shape.C / shape.NH, shape.T),
         cuda_size_statistics(),
         // of backward passes and the update
-        cuda_size_bias_gradient(N, 4 * shape.C), // after the product, in the same place
+        cuda_size_bias_gradient(N, ops_widest(shape)), // after the product, in the same place
         cuda_size_layernorm(N, shape.C),
         cuda_size_embedding(N, shape.C).end,
         cuda_size_flash(shape.B * shape.NH, shape.T, shape.C / shape.NH).end,

@@ -43,7 +43,7 @@ static inline int64_t cuda_part(int64_t *end, int64_t bytes) {
 
 typedef struct {
     int64_t library_bytes, library; // the library's part
-    int64_t new_dbias;              // bias gradients (4 C) fp32 that are still to be added
+    int64_t new_dbias;              // bias gradients (widest) fp32 that are still to be added
     int64_t end;
 } CudaMatmulLayout;
 CudaMatmulLayout cuda_size_matmul(OpsShape shape, int compute_capability);

@@ -102,7 +102,7 @@ void block_forward(const Block *b, Tensor out) {
         return;
     linear_residual_forward(b, LINEAR_ATTPROJ, a->residual2, a->residual1, a->att, p->attprojw, p->attprojb);
     layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
-    linear_gelu_forward(b, LINEAR_FC, a->gelu, a->pre, a->ln2, p->fcw, p->fcb); // (B,T,4C)
+    linear_gelu_forward(b, LINEAR_FC, a->gelu, a->pre, a->ln2, p->fcw, p->fcb); // (B,T,d_ff)
     linear_residual_forward(b, LINEAR_FCPROJ, out, a->residual2, a->gelu, p->fcprojw, p->fcprojb);
 }
 

@@ -13,9 +13,9 @@ enum { H_IN, H_LNF, H_HEAD, H_LNF_BACKWARD, HEAD_TICKS };
 // B_FCPROJ: the weight gradient of fcproj; B_GELU: its input gradient, through the GELU.
 enum { B_RECOMPUTE, B_FCPROJ, B_GELU, B_FC, B_LN2, B_ATTPROJ, B_ATT, B_QKV, B_LN1, BACKWARD_TICKS };
 
-// Shapes of activations: (B,T,C), (B,T,3C), (B,T,4C) in the compute dtype; (B,T) and (B,NH,T) in fp32; (B,T) in i32;
+// Shapes of activations: (B,T,C), (B,T,3C), (B,T,d_ff) in the compute dtype; (B,T) and (B,NH,T) in fp32; (B,T) in i32;
 // (C) in fp32; and the logits of a chunk of rows (rows,Vp) in the compute dtype.
-typedef enum { BTC = 1, BT3C = 3, BT4C = 4, BT, BHT, BT_I32, C_FP32, LOGITS_CHUNK } ActivationShape;
+typedef enum { BTC, BT3C, BTFF, BT, BHT, BT_I32, C_FP32, LOGITS_CHUNK } ActivationShape;
 
 // THE list of a block's activations, and of the gradients that pass through it. A row: name, shape; the ticks of the
 // forward pass from its first write to its last read; the ticks of the backward pass from its first need, its own or
@@ -35,9 +35,9 @@ enum { NEVER = -1 };
     X(ln2,       BTC,  F_LN2,     F_FC,       B_FC,      B_FC,     RECOMPUTE_LAYERNORM)           \
     X(ln2_mean,  BT,   F_LN2,     F_LN2,      B_FC,      B_LN2,    RECOMPUTE_LAYERNORM)           \
     X(ln2_rstd,  BT,   F_LN2,     F_LN2,      B_FC,      B_LN2,    RECOMPUTE_LAYERNORM)           \
-    X(pre,       BT4C, F_FC,      F_FC,       B_FCPROJ,  B_GELU,   RECOMPUTE_FC)                  \
-    X(gelu,      BT4C, F_FC,      F_FCPROJ,   B_FCPROJ,  B_FCPROJ, RECOMPUTE_GELU | RECOMPUTE_FC) \
-    X(dpre,      BT4C, NEVER,     NEVER,      B_GELU,    B_FC,     0)                             \
+    X(pre,       BTFF, F_FC,      F_FC,       B_FCPROJ,  B_GELU,   RECOMPUTE_FC)                  \
+    X(gelu,      BTFF, F_FC,      F_FCPROJ,   B_FCPROJ,  B_FCPROJ, RECOMPUTE_GELU | RECOMPUTE_FC) \
+    X(dpre,      BTFF, NEVER,     NEVER,      B_GELU,    B_FC,     0)                             \
     X(dln2,      BTC,  NEVER,     NEVER,      B_FC,      B_LN2,    0)                             \
     X(datt,      BTC,  NEVER,     NEVER,      B_ATTPROJ, B_ATT,    0)                             \
     X(dqkv,      BT3C, NEVER,     NEVER,      B_ATT,     B_QKV,    0)                             \

@@ -58,8 +58,12 @@ static Tensor activation(const Gpt2Options *o, ActivationShape shape, const char
         return tensor_make(data, DTYPE_FP32, name, o->config.C, 0, 0, 0);
     case LOGITS_CHUNK:
         return tensor_make(data, o->dtype, name, head_chunk_rows(o), o->config.Vp, 0, 0);
-    default: // BTC, BT3C, BT4C
-        return tensor_make(data, o->dtype, name, B, T, (int64_t)shape * o->config.C, 0);
+    default: // BTC, BT3C, BTFF
+        return tensor_make(data, o->dtype, name, B, T,
+                           model_size(&o->config, shape == BT3C   ? DIM_3C
+                                                  : shape == BTFF ? DIM_FF
+                                                                  : DIM_C),
+                           0);
     }
 }
 static int64_t activation_bytes(const Gpt2Options *o, ActivationShape shape, int64_t B, int64_t T) {
@@ -107,6 +111,7 @@ OpsShape gpt2_ops_shape(const Gpt2Options *o) {
                       .C = o->config.C,
                       .NH = o->config.NH,
                       .Vp = o->config.Vp,
+                      .widest = max_i64(model_size(&o->config, DIM_3C), model_size(&o->config, DIM_FF)),
                       .num_tensors = partition_max_norm_parts(&o->config, o->groups),
                       .sequences = o->sequences,
                       .factored = o->train && o->optimizer == OPTIMIZER_ADAFACTOR ? parameter_total(&o->config) : 0,

@@ -25,6 +25,9 @@ static bool check_fp8(const Gpt2Options *o, Error *err) {
                          device_facts()->name);
     if (o->config.C % FP8_MULTIPLE != 0)
         return error_set(err, "--fp8: C = %lld is not a multiple of %d", (long long)o->config.C, FP8_MULTIPLE);
+    if (o->config.d_ff % FP8_MULTIPLE != 0)
+        return error_set(err, "--fp8: d_ff = %lld is not a multiple of %d; use --d-ff %lld", (long long)o->config.d_ff,
+                         FP8_MULTIPLE, (long long)round_up(o->config.d_ff, FP8_MULTIPLE));
     return o->T % FP8_MULTIPLE == 0 ||
            error_set(err, "--fp8: -t %lld is not a multiple of %d; use %lld", (long long)o->T, FP8_MULTIPLE,
                      (long long)round_up(o->T, FP8_MULTIPLE));

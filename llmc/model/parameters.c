@@ -42,6 +42,8 @@ void model_config_set_vocab(ModelConfig *config, int64_t V) {
     config->Vp = round_up(V, VOCAB_PADDING);
 }
 
+void model_config_set_d_ff(ModelConfig *config, int64_t d_ff) { config->d_ff = d_ff == 4 * config->C ? 0 : d_ff; }
+
 static bool apply_preset(ModelConfig *config, const char *name) {
     for (int i = 0; i < NUM_PRESETS; i++) {
         if (strcmp(presets[i].name, name) != 0) continue;
@@ -105,12 +107,14 @@ bool model_config_is_descriptor(const char *text) {
     return strchr(first, '=') != NULL || apply_preset(&config, first);
 }
 
+enum { MAX_C = 65536, D_FF_MULTIPLE = 8 };
+
 bool model_config_check(const ModelConfig *config, Error *err) {
     const struct {
         const char *name;
         int64_t value, low, high;
     } ranges[] = {
-        {"the number of blocks (L)", config->L, 1, 1024}, {"the channels (C)", config->C, 1, 65536},
+        {"the number of blocks (L)", config->L, 1, 1024}, {"the channels (C)", config->C, 1, MAX_C},
         {"the heads (NH)", config->NH, 1, 1024},          {"the context (T)", config->max_T, 1, 1 << 20},
         {"the vocabulary (V)", config->V, 0, 1 << 24},
     };
@@ -121,12 +125,26 @@ bool model_config_check(const ModelConfig *config, Error *err) {
     if (config->C % config->NH != 0)
         return error_set(err, "the channels (C = %lld) must be a multiple of the heads (NH = %lld)",
                          (long long)config->C, (long long)config->NH);
+    // Rows of 16 bytes in every dtype but fp8; and no weight is larger than those of the widest model with 4 C.
+    if (config->d_ff != 0 && (config->d_ff < D_FF_MULTIPLE || config->d_ff > 4 * MAX_C))
+        return error_set(err, "the hidden units of the MLP (d_ff): found %lld, allowed %d .. %d",
+                         (long long)config->d_ff, D_FF_MULTIPLE, 4 * MAX_C);
+    if (config->d_ff % D_FF_MULTIPLE != 0) {
+        const int64_t below = config->d_ff / D_FF_MULTIPLE * D_FF_MULTIPLE;
+        return error_set(err,
+                         "the hidden units of the MLP (d_ff = %lld) must be a multiple of %d, or 4 C = %lld; nearest: "
+                         "%lld or %lld",
+                         (long long)config->d_ff, D_FF_MULTIPLE, (long long)(4 * config->C), (long long)below,
+                         (long long)(below + D_FF_MULTIPLE));
+    }
     return true;
 }
 
 const char *model_config_text(const ModelConfig *c, int64_t T, char *buf, size_t size) {
-    snprintf(buf, size, "%lld blocks, %lld channels, %lld heads, context %lld, vocabulary %lld", (long long)c->L,
-             (long long)c->C, (long long)c->NH, (long long)T, (long long)c->V);
+    char d_ff[40] = "";
+    if (c->d_ff) snprintf(d_ff, sizeof d_ff, ", d_ff %lld", (long long)c->d_ff);
+    snprintf(buf, size, "%lld blocks, %lld channels, %lld heads%s, context %lld, vocabulary %lld", (long long)c->L,
+             (long long)c->C, (long long)c->NH, d_ff, (long long)T, (long long)c->V);
     return buf;
 }
 
@@ -148,8 +166,9 @@ const ParameterSpec parameter_specs[NUM_PARAMETER_SPECS] = {PARAMETERS(X)};
 
 int64_t model_size(const ModelConfig *config, Dimension dimension) {
     const int64_t C = config->C;
-    const int64_t sizes[] = {[DIM_1] = 1,      [DIM_C] = C,           [DIM_3C] = 3 * C,
-                             [DIM_4C] = 4 * C, [DIM_VP] = config->Vp, [DIM_MAX_T] = config->max_T};
+    const int64_t sizes[] = {[DIM_1] = 1,           [DIM_C] = C,
+                             [DIM_3C] = 3 * C,      [DIM_FF] = config->d_ff ? config->d_ff : 4 * C,
+                             [DIM_VP] = config->Vp, [DIM_MAX_T] = config->max_T};
     return sizes[dimension];
 }
 

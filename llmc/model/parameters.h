@@ -16,6 +16,7 @@ typedef struct {
     int64_t L;     // blocks
     int64_t NH;    // heads
     int64_t C;     // channels
+    int64_t d_ff;  // hidden units of the MLP; 0: 4 C, which is never stored as a number
 } ModelConfig;
 
 enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257 };
@@ -34,7 +35,11 @@ bool model_config_is_descriptor(const char *text);
 // Sets V and Vp. V >= 1.
 void model_config_set_vocab(ModelConfig *config, int64_t V);
 
-// Checks ranges and divisibility (1 <= L, C a multiple of NH, ...) of a shape that came from outside.
+// Sets d_ff after C: 0 or 4 C is the default. model_config_check says whether it is allowed.
+void model_config_set_d_ff(ModelConfig *config, int64_t d_ff);
+
+// Checks ranges and divisibility (1 <= L, C a multiple of NH, d_ff a multiple of 8, ...) of a shape that came from
+// outside.
 bool model_config_check(const ModelConfig *config, Error *err);
 
 // "12 blocks, 768 channels, 12 heads, context 1024, vocabulary 50257" into buf; returns buf. T: the context to name.
@@ -47,8 +52,8 @@ typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_NORMAL_RESIDUAL } InitKind
 // The groups that optimizers distinguish. Vectors have no weight decay.
 typedef enum { GROUP_EMBEDDING, GROUP_MATRIX, GROUP_VECTOR } ParameterGroup;
 
-// A size that follows from the shape of the model: 1, C, 3C, 4C, Vp, max_T.
-typedef enum { DIM_1, DIM_C, DIM_3C, DIM_4C, DIM_VP, DIM_MAX_T } Dimension;
+// A size that follows from the shape of the model: 1, C, 3C, d_ff, Vp, max_T.
+typedef enum { DIM_1, DIM_C, DIM_3C, DIM_FF, DIM_VP, DIM_MAX_T } Dimension;
 int64_t model_size(const ModelConfig *config, Dimension dimension);
 
 // THE list of weights, in the order of llm.c's .bin files. A row: the name of its constant and of its field, MODEL or
@@ -66,9 +71,9 @@ int64_t model_size(const ModelConfig *config, Dimension dimension);
     X(ATTPROJB, attprojb, BLOCK, VECTOR,    ZERO,            DIM_C,     DIM_1,  1, "h.%d.attn.c_proj.bias")   \
     X(LN2W,     ln2w,     BLOCK, VECTOR,    ONE,             DIM_C,     DIM_1,  1, "h.%d.ln_2.weight")        \
     X(LN2B,     ln2b,     BLOCK, VECTOR,    ZERO,            DIM_C,     DIM_1,  1, "h.%d.ln_2.bias")          \
-    X(FCW,      fcw,      BLOCK, MATRIX,    NORMAL,          DIM_4C,    DIM_C,  1, "h.%d.mlp.c_fc.weight")    \
-    X(FCB,      fcb,      BLOCK, VECTOR,    ZERO,            DIM_4C,    DIM_1,  1, "h.%d.mlp.c_fc.bias")      \
-    X(FCPROJW,  fcprojw,  BLOCK, MATRIX,    NORMAL_RESIDUAL, DIM_C,     DIM_4C, 1, "h.%d.mlp.c_proj.weight")  \
+    X(FCW,      fcw,      BLOCK, MATRIX,    NORMAL,          DIM_FF,    DIM_C,  1, "h.%d.mlp.c_fc.weight")    \
+    X(FCB,      fcb,      BLOCK, VECTOR,    ZERO,            DIM_FF,    DIM_1,  1, "h.%d.mlp.c_fc.bias")      \
+    X(FCPROJW,  fcprojw,  BLOCK, MATRIX,    NORMAL_RESIDUAL, DIM_C,     DIM_FF, 1, "h.%d.mlp.c_proj.weight")  \
     X(FCPROJB,  fcprojb,  BLOCK, VECTOR,    ZERO,            DIM_C,     DIM_1,  1, "h.%d.mlp.c_proj.bias")    \
     X(LNFW,     lnfw,     MODEL, VECTOR,    ONE,             DIM_C,     DIM_1,  1, "ln_f.weight")             \
     X(LNFB,     lnfb,     MODEL, VECTOR,    ZERO,            DIM_C,     DIM_1,  1, "ln_f.bias")

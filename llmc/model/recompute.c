@@ -187,11 +187,11 @@ const char *recompute_text(const Recompute *r, int64_t L, char *buf, size_t size
 // --------------------------------------------------------------------------------------------------------------- costs
 
 double recompute_flops_per_token(const Recompute *r, const ModelConfig *config, int64_t T) {
-    const double C = (double)config->C;
+    const double C = (double)config->C, FF = (double)model_size(config, DIM_FF);
     double flops = 0.0;
     for (int64_t l = 0; l < config->L; l++) {
         const int set = set_of(r, l);
-        if (set & RECOMPUTE_FC) flops += 8.0 * C * C;
+        if (set & RECOMPUTE_FC) flops += 2.0 * C * FF;
         if (set & RECOMPUTE_QKV) flops += 6.0 * C * C;
         if (set & RECOMPUTE_ATTPROJ) flops += 2.0 * C * C;
         if (set & RECOMPUTE_ATTENTION) flops += 2.0 * C * (double)(T + 1);
@@ -200,11 +200,11 @@ double recompute_flops_per_token(const Recompute *r, const ModelConfig *config, 
 }
 
 double recompute_elements_per_token(const Recompute *r, const ModelConfig *config) {
-    const double C = (double)config->C;
+    const double C = (double)config->C, FF = (double)model_size(config, DIM_FF);
     double elements = 0.0;
     for (int64_t l = 0; l < config->L; l++) {
         const int set = set_of(r, l);
-        if ((set & (RECOMPUTE_GELU | RECOMPUTE_FC)) == RECOMPUTE_GELU) elements += 8.0 * C;
+        if ((set & (RECOMPUTE_GELU | RECOMPUTE_FC)) == RECOMPUTE_GELU) elements += 2.0 * FF;
         if (set & RECOMPUTE_LAYERNORM) elements += 4.0 * C;
     }
     return elements;
@@ -217,9 +217,14 @@ double flops_per_token_llmc(const ModelConfig *config, int64_t T) {
     return 6.0 * N + 6.0 * L * C * (double)T;
 }
 
+double flops_per_token_linear(const ModelConfig *config) {
+    const double L = (double)config->L, C = (double)config->C, FF = (double)model_size(config, DIM_FF);
+    return 24.0 * L * C * C + 12.0 * L * C * FF;
+}
+
 double flops_per_token_exact(const ModelConfig *config, int64_t T) {
     double L = (double)config->L, C = (double)config->C, Vp = (double)config->Vp;
-    return 72.0 * L * C * C + 6.0 * Vp * C + 6.0 * L * C * (double)(T + 1);
+    return flops_per_token_linear(config) + 6.0 * Vp * C + 6.0 * L * C * (double)(T + 1);
 }
 
 double flops_per_token_hardware(const ModelConfig *config, int64_t T, const Recompute *recompute) {

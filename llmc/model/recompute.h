@@ -14,13 +14,13 @@
 // The ops of a block that can run again; a set of them for each block. An op that needs the result of another op in the
 // set finds it there, so no op runs twice.
 enum {
-    RECOMPUTE_GELU = 1,       // gelu                              4 C elements a token less, no matmul
+    RECOMPUTE_GELU = 1,       // gelu                              d_ff elements a token less, no matmul
     RECOMPUTE_LAYERNORM = 2,  // ln1, ln2 and their statistics     2 C, no matmul
-    RECOMPUTE_FC = 4,         // pre, with it gelu                 8 C (4 C beyond gelu), 8 C^2 FLOPs a token
+    RECOMPUTE_FC = 4,         // pre, with it gelu                 2 d_ff (d_ff beyond gelu), 2 C d_ff FLOPs a token
     RECOMPUTE_QKV = 8,        // qkv                               3 C, 6 C^2
     RECOMPUTE_ATTENTION = 16, // att, lse                          C, 2 C (T + 1)
     RECOMPUTE_ATTPROJ = 32,   // residual2                         C, 2 C^2
-    RECOMPUTE_BLOCK = 63      // all of them: only residual1 is kept; 16 C^2 + 2 C (T + 1)
+    RECOMPUTE_BLOCK = 63      // all of them: only residual1 is kept; 8 C^2 + 2 C d_ff + 2 C (T + 1)
 };
 
 enum { MAX_BLOCKS = 1024 };
@@ -49,16 +49,18 @@ bool recompute_gelu_alone(const Recompute *r, int64_t L);
 
 // Matmul and attention FLOPs a token that are recomputed, for context T, all blocks together.
 double recompute_flops_per_token(const Recompute *r, const ModelConfig *config, int64_t T);
-// Elements of the compute dtype a token that the other recomputed ops read and write, for the planner: gelu 8 C (none
-// with the matmul before it, as part of which it counts), a layernorm 2 C.
+// Elements of the compute dtype a token that the other recomputed ops read and write, for the planner: gelu 2 d_ff
+// (none with the matmul before it, as part of which it counts), a layernorm 2 C.
 double recompute_elements_per_token(const Recompute *r, const ModelConfig *config);
 
 // ----------------------------------------------------------------------------------------------------- FLOPs of a step
 
 // Per token of context T, forward + backward:
 //   llm.c's, what mfu prints:    6 N + 6 L C T
-//   exact (causal half):         72 L C^2 + 6 Vp C + 6 L C (T + 1)
+//   exact (causal half):         72 L C^2 + 6 Vp C + 6 L C (T + 1); with d_ff other than 4 C its first term, of the
+//                                linear layers of the blocks, is 24 L C^2 + 12 L C d_ff
 double flops_per_token_llmc(const ModelConfig *config, int64_t T);
+double flops_per_token_linear(const ModelConfig *config); // the first term
 double flops_per_token_exact(const ModelConfig *config, int64_t T);
 // The FLOPs that the machine computes, for hfu: exact + attention / 6 (the backward pass recomputes QK^T) +
 // recomputation (recompute_flops_per_token).

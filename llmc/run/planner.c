@@ -351,10 +351,9 @@ double planner_step_flops(const Gpt2Options *model, int64_t tokens) {
 
 double planner_step_fp8_flops(const Gpt2Options *model, int64_t tokens) {
     if (!model->fp8) return 0;
-    const double L = (double)model->config.L, C = (double)model->config.C;
     const int64_t no_attention = -1; // its FLOPs are in proportion to T + 1
-    return (double)tokens *
-           (72 * L * C * C + recompute_flops_per_token(&model->recompute, &model->config, no_attention));
+    return (double)tokens * (flops_per_token_linear(&model->config) +
+                             recompute_flops_per_token(&model->recompute, &model->config, no_attention));
 }
 
 // --------------------------------------------------------------------------------------------------------------- bytes
@@ -365,10 +364,11 @@ static double elements_per_token(const Gpt2Options *model) {
     return (12 * L + 8) * C + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
 }
 
-// Operands of the four linear layers of a block, 7 C going in and 9 C of gradients: quantised as they pass.
+// Operands of the four linear layers of a block, 3 C + d_ff going in and 5 C + d_ff of gradients: quantised as they
+// pass.
 static double fp8_bytes_per_token(const Gpt2Options *model) {
     if (!model->fp8) return 0;
-    const int64_t width = 16 * model->config.L * model->config.C;
+    const int64_t width = model->config.L * (8 * model->config.C + 2 * model_size(&model->config, DIM_FF));
     const Tensor in = tensor_make(NULL, model->dtype, "in", 1, width, 0, 0);
     const Tensor q = tensor_make(NULL, DTYPE_E4M3, "q", 1, width, 0, 0);
     const Fp8Scaling scaling = model->fp8_delayed ? FP8_DELAYED : FP8_CURRENT;

@@ -247,7 +247,7 @@ Recompute planner_recompute(const RecomputeChoice *choice, int64_t L);
 // The shape of a model as fields of an object: JSON_ADD(object, JSON_SHAPE(config)).
 #define JSON_SHAPE(c)                                                                                                  \
     JSON_NUMBER("L", (c)->L), JSON_NUMBER("C", (c)->C), JSON_NUMBER("NH", (c)->NH), JSON_NUMBER("V", (c)->V),          \
-        JSON_NUMBER("Vp", (c)->Vp), JSON_NUMBER("max_T", (c)->max_T)
+        JSON_NUMBER("Vp", (c)->Vp), JSON_NUMBER("max_T", (c)->max_T), JSON_NUMBER("d_ff", model_size(c, DIM_FF))
 
 // The input of --plan: a model, whose B and recompute follow from -b and -r, and a run of it on model.processes GPUs.
 typedef struct {

@@ -124,7 +124,7 @@ static double reference_of(const GpuSpec *gpu, const Options *o) {
 
 // ------------------------------------------------------------------------------------------------------------- changes
 
-typedef enum { CHANGE_C, CHANGE_NH, CHANGE_V, CHANGE_B, NUM_CHANGES } ChangeKind;
+typedef enum { CHANGE_C, CHANGE_NH, CHANGE_D_FF, CHANGE_V, CHANGE_B, NUM_CHANGES } ChangeKind;
 
 // rate: tokens/s. work: FLOP/s that the model needs; padding of the vocabulary is none.
 typedef struct {
@@ -159,20 +159,23 @@ static void consider(Advice *a, ChangeKind kind, const ModelConfig *config, int6
     Size *best = &a->best[kind];
     Gpt2Options model = *a->model;
     model.config = *config;
-    if (kind == CHANGE_C && planner_memory(&model).total > a->room) return;
+    if ((kind == CHANGE_C || kind == CHANGE_D_FF) && planner_memory(&model).total > a->room) return;
     const Size s = size_of(a, config, B);
     if (s.work > WORTH * fmax(a->now.work, best->work)) *best = s;
 }
+
+static int64_t nearby(int64_t size) { return max_i64(size / 16, min_i64(64, size / 8)); }
 
 // The multiples of 64 next to C, one step or a sixteenth away, never more than an eighth, in heads of 64 or 128. A
 // model that is much larger always does more work a second: that is no advice.
 static void consider_channels(Advice *a) {
     const ModelConfig *now = &a->model->config;
-    const int64_t nearest = (now->C + 32) / 64, most = max_i64(now->C / 16, min_i64(64, now->C / 8));
+    const int64_t nearest = (now->C + 32) / 64, most = nearby(now->C);
     for (int64_t step = 0; step <= most / 64 + 1; step++)
         for (int sign = -1; sign <= 1; sign += 2) {
             ModelConfig c = *now;
             c.C = (nearest + sign * step) * 64;
+            model_config_set_d_ff(&c, c.d_ff);
             const bool wide = c.C % 128 == 0 && now->C / now->NH > 96;
             c.NH = c.C / (wide ? 128 : 64);
             if (c.C >= 64 && c.C != now->C && llabs(c.C - now->C) <= most) consider(a, CHANGE_C, &c, a->model->B);
@@ -186,6 +189,19 @@ static void consider_heads(Advice *a) {
         c.NH = c.C / HS;
         consider(a, CHANGE_NH, &c, a->model->B);
     }
+}
+
+// The same of d_ff, alone.
+static void consider_d_ff(Advice *a) {
+    const ModelConfig *config = &a->model->config;
+    const int64_t now = model_size(config, DIM_FF), most = nearby(now);
+    for (int64_t step = 0; step <= most / 64 + 1; step++)
+        for (int sign = -1; sign <= 1; sign += 2) {
+            const int64_t d_ff = ((now + 32) / 64 + sign * step) * 64;
+            ModelConfig c = *config;
+            model_config_set_d_ff(&c, d_ff);
+            if (d_ff >= 64 && d_ff != now && llabs(d_ff - now) <= most) consider(a, CHANGE_D_FF, &c, a->model->B);
+        }
 }
 
 static void consider_vocabulary(Advice *a) {
@@ -217,11 +233,16 @@ static void print_change(FILE *out, const Advice *a, ChangeKind kind, int number
     const double parameters = (double)parameter_total(c), before = (double)parameter_total(was);
     snprintf(flag, sizeof flag, "-e L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld", (long long)c->L, (long long)c->C,
              (long long)c->NH, (long long)c->V, (long long)c->max_T);
+    if (kind == CHANGE_D_FF || c->d_ff) // which -e has no part for
+        snprintf(kind == CHANGE_D_FF ? flag : flag + strlen(flag), TEXT, "%s--d-ff %lld",
+                 kind == CHANGE_D_FF ? "" : " ", (long long)model_size(c, DIM_FF));
     if (kind == CHANGE_C)
         snprintf(what, TEXT, "C %lld -> %lld with NH %lld", (long long)was->C, (long long)c->C, (long long)c->NH);
     else if (kind == CHANGE_NH)
         snprintf(what, TEXT, "NH %lld -> %lld (head size %lld -> %lld)", (long long)was->NH, (long long)c->NH,
                  (long long)(was->C / was->NH), (long long)(c->C / c->NH));
+    else if (kind == CHANGE_D_FF)
+        snprintf(what, TEXT, "d_ff %lld -> %lld", (long long)model_size(was, DIM_FF), (long long)model_size(c, DIM_FF));
     else if (kind == CHANGE_V)
         snprintf(what, TEXT, "V %lld -> %lld", (long long)was->V, (long long)c->V);
     else
@@ -235,7 +256,8 @@ static void print_change(FILE *out, const Advice *a, ChangeKind kind, int number
     else
         fprintf(out, ", parameters %s -> %s (%+.1f%%)", count_text(before, old), count_text(parameters, rate),
                 100 * (parameters / before - 1));
-    if (kind == CHANGE_C) fprintf(out, ", %+.1f%% work a second", 100 * (s->work / now->work - 1));
+    if (kind == CHANGE_C || kind == CHANGE_D_FF)
+        fprintf(out, ", %+.1f%% work a second", 100 * (s->work / now->work - 1));
     if (fabs(s->filled - now->filled) >= 0.005)
         fprintf(out, "; tiles and waves of the matmuls are %.0f%% full, not %.0f%%", 100 * s->filled,
                 100 * now->filled);
@@ -258,9 +280,10 @@ static void print_changes(FILE *out, const Advice *a) {
         done[next] = true;
     }
     if (number == 0)
-        fprintf(out, "advise      no C, NH, V or B nearby would gain half a per cent: these sizes suit this GPU\n");
+        fprintf(out,
+                "advise      no C, NH, d_ff, V or B nearby would gain half a per cent: these sizes suit this GPU\n");
     else if (number < SHOWN)
-        fprintf(out, "advise      other changes nearby of C, NH, V or B gain less than half a per cent\n");
+        fprintf(out, "advise      other changes nearby of C, NH, d_ff, V or B gain less than half a per cent\n");
 }
 
 static void print_now(FILE *out, const Advice *a, bool is_limit) {
@@ -334,7 +357,8 @@ static bool advise_sizes(FILE *out, const PlanRequest *r, const GpuChoice *gpu, 
                 .room = plan.room};
     a.reference = plan.model.dtype == DTYPE_FP32 ? 1 : reference_of(a.gpu, r->options);
     a.now = size_of(&a, &plan.model.config, plan.model.B);
-    consider_channels(&a), consider_heads(&a), consider_vocabulary(&a), consider_batch(&a, plan.batch);
+    consider_channels(&a), consider_heads(&a), consider_d_ff(&a), consider_vocabulary(&a),
+        consider_batch(&a, plan.batch);
     print_now(out, &a, !plan.prediction.is_known);
     print_changes(out, &a);
     print_sizes(out, &a);
@@ -491,7 +515,8 @@ static bool advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu, E
     if (measure && gpu)
         fprintf(out, "advise      prediction and measurement: rank correlation %.2f\n",
                 rank_correlation(s.predicted, s.measured, s.count));
-    fprintf(out, "advise      d_ff of this program's models is 4 C; gated layers are for other programs\n");
+    fprintf(out, "advise      --d-ff %lld sets the one near 4 C; gated layers are for other programs\n",
+            (long long)s.layer[best_of(&s, rates, worth, false)].d_ff);
     print_search(out, &s, gpu ? &gpu->spec : NULL, dtype);
     if (gpu) print_sources(out);
     return true;

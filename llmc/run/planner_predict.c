@@ -85,21 +85,25 @@ static const Estimate *rates_of(const GpuSpec *gpu) {
 typedef enum { FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, PASSES } Pass;
 typedef struct {
     const char *tensor;
-    int in, out;
+    Dimension in, out;
     double factors[PASSES];
 } Product;
 
-static const Product QKV = {"qkvw", 1, 3, {1.01, 1.06, 0.93}}, ATTPROJ = {"attprojw", 1, 1, {0.935, 0.935, 0.885}},
-                     FC = {"fcw", 1, 4, {1.01, 1.075, 0.98}}, FCPROJ = {"fcprojw", 4, 1, {1.075, 1.075, 0.98}};
+static const Product QKV = {"qkvw", DIM_C, DIM_3C, {1.01, 1.06, 0.93}},
+                     ATTPROJ = {"attprojw", DIM_C, DIM_C, {0.935, 0.935, 0.885}},
+                     FC = {"fcw", DIM_C, DIM_FF, {1.01, 1.075, 0.98}},
+                     FCPROJ = {"fcprojw", DIM_FF, DIM_C, {1.075, 1.075, 0.98}};
 static const double HEAD_FACTORS[PASSES] = {1.04, 1.09, 1.05};
 
 // What the rows are made of. steps: how often a micro-step, and with it each of its rows, is in a step.
 typedef struct {
     Prediction *to;
     const Gpt2Options *model;
-    double steps, L, C, N, s, u; // N: tokens; s: bytes of a number; u: of (B,T,C)
-    bool beside;                 // of the rows that follow
+    double steps, L, C, N, s, u, hidden; // N: tokens; s: bytes of a number; u: of (B,T,C); hidden: of (B,T,d_ff)
+    bool beside;                         // of the rows that follow
 } Rows;
+
+static double size(const Rows *r, Dimension d) { return (double)model_size(&r->model->config, d); }
 
 // A row of `calls` calls in a micro-step; flops and bytes are those of a call.
 static PredictedOp *add(Rows *r, const char *op, const char *tensor, double calls, double flops, double bytes) {
@@ -139,18 +143,18 @@ static PredictedOp *matmul(PredictedOp *row, Pass pass, double flops, double fac
 
 // more: bytes besides those of the three operands.
 static PredictedOp *product(Rows *r, const char *op, const Product *p, Pass pass, double more) {
-    const double IC = p->in * r->C, OC = p->out * r->C, flops = 2 * r->N * IC * OC;
+    const double IC = size(r, p->in), OC = size(r, p->out), flops = 2 * r->N * IC * OC;
     PredictedOp *row = add(r, op, p->tensor, r->L, flops, (r->N * IC + r->N * OC + IC * OC) * r->s + more);
     return matmul(row, pass, flops, p->factors[pass], r->N, IC, OC);
 }
-static void forward(Rows *r, const Product *p) { product(r, "matmul_forward", p, FORWARD, p->out * r->C * r->s); }
+static void forward(Rows *r, const Product *p) { product(r, "matmul_forward", p, FORWARD, size(r, p->out) * r->s); }
 static void forward_onto_residual(Rows *r, const Product *p) {
     part(product(r, "matmul_residual_forward", p, FORWARD, r->C * r->s + r->u), RATE_COPY, r->u, 1);
 }
 static void input_gradient(Rows *r, const Product *p) { product(r, "matmul_backward_input", p, INPUT_GRADIENT, 0); }
 // bias_rate: RATE_COUNT where layernorm_backward has the bias gradient.
 static void weight_gradient(Rows *r, const Product *p, RateKind bias_rate) {
-    const double IC = p->in * r->C, OC = p->out * r->C;
+    const double IC = size(r, p->in), OC = size(r, p->out);
     const bool has_bias = bias_rate < RATE_COUNT;
     PredictedOp *row =
         product(r, "matmul_backward_weight", p, WEIGHT_GRADIENT, (4 - r->s) * IC * OC + (has_bias ? 4 * OC : 0));
@@ -178,7 +182,8 @@ static void add_forward(Rows *r, double scores, double lse) {
     part(add(r, "attention_forward", "qkv", r->L, 2 * scores, 4 * r->u + lse), RATE_ATTENTION_FORWARD, 2 * scores, 1);
     forward_onto_residual(r, &ATTPROJ);
     normed(r, "ln2w", r->L);
-    launches(part(product(r, "matmul_gelu_forward", &FC, FORWARD, 4 * r->C * r->s + 4 * r->u), RATE_GELU, 4 * r->u, 1),
+    launches(part(product(r, "matmul_gelu_forward", &FC, FORWARD, size(r, DIM_FF) * r->s + r->hidden), RATE_GELU,
+                  r->hidden, 1),
              2);
     forward_onto_residual(r, &FCPROJ);
     normed(r, "lnfw", 1);
@@ -200,7 +205,8 @@ static void add_backward(Rows *r, double scores, double lse) {
     r->beside = true;
     copy(r, "gradient_add", "dresidual_sum", r->L, 8 * r->C);
     weight_gradient(r, &FCPROJ, RATE_COUNT);
-    part(product(r, "matmul_gelu_backward_input", &FCPROJ, INPUT_GRADIENT, 4 * r->u), RATE_GELU_GRADIENT, 4 * r->u, 1);
+    part(product(r, "matmul_gelu_backward_input", &FCPROJ, INPUT_GRADIENT, r->hidden), RATE_GELU_GRADIENT, r->hidden,
+         1);
     weight_gradient(r, &FC, RATE_FC_BIAS_GRADIENT);
     input_gradient(r, &FC);
     normed_backward(r, "ln2w", r->L, 4);
@@ -225,7 +231,8 @@ static void add_recomputation(Rows *r) {
     const double matmuls = r->N * recompute_flops_per_token(&m->recompute, &m->config, no_attention);
     double elements = recompute_elements_per_token(&m->recompute, &m->config);
     for (int64_t l = 0; l < m->config.L; l++)
-        if (m->recompute.blocks[l] & RECOMPUTE_FC) elements += 8 * r->C; // its GELU, a kernel as in the forward pass
+        if (m->recompute.blocks[l] & RECOMPUTE_FC)
+            elements += 2 * size(r, DIM_FF); // its GELU, a kernel as in the forward pass
     const double bytes = r->N * elements * r->s;
     if (all + bytes == 0) return;
     PredictedOp *row = add(r, "recomputation", "blocks", 1, all, bytes);
@@ -349,7 +356,15 @@ void planner_predict(Prediction *p, const GpuSpec *gpu, const Gpt2Options *model
                      bool or_limit) {
     const double N = (double)(model->B * model->T), C = (double)model->config.C, s = (double)dtype_size(model->dtype);
     const double scores = N * C * (double)(model->T + 1), lse = 4 * (double)(model->B * model->config.NH * model->T);
-    Rows r = {p, model, (double)tokens / N, (double)model->config.L, C, N, s, N * C * s, false};
+    Rows r = {.to = p,
+              .model = model,
+              .steps = (double)tokens / N,
+              .L = (double)model->config.L,
+              .C = C,
+              .N = N,
+              .s = s,
+              .u = N * C * s,
+              .hidden = N * (double)model_size(&model->config, DIM_FF) * s};
     memset(p, 0, sizeof *p);
     if (!model->train || model->fp8 || model->offload) return; // no rates are assumed for these
     add_forward(&r, scores, lse);

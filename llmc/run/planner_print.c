@@ -123,7 +123,8 @@ static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
     const double again =
         (double)p->share_tokens * recompute_flops_per_token(&model->recompute, &model->config, model->T);
     if (p->gpus > 1) snprintf(share, TEXT, "in a step, each GPU with %lld tokens", (long long)p->share_tokens);
-    fprintf(out, "limit       %s computes %.5g TFLOP: 72 L C^2 + 6 Vp C + 6 L C (T+1) a token", share, s->flops / 1e12);
+    fprintf(out, "limit       %s computes %.5g TFLOP: %s + 6 Vp C + 6 L C (T+1) a token", share, s->flops / 1e12,
+            model->config.d_ff ? "24 L C^2 + 12 L C d_ff" : "72 L C^2");
     if (again > 0) fprintf(out, ", and %.3g%% for -r", 100 * again / (s->flops - again));
     if (s->fp8_flops > 0) fprintf(out, "; %.3g%% of it in fp8", 100 * s->fp8_flops / s->flops);
     if (p->gpus > 1) snprintf(share, TEXT, "in a step, each GPU");

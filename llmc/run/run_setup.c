@@ -155,10 +155,12 @@ static bool choose_model(RunSetup *s, Error *err) {
     // A word that is neither: the message of the descriptors lists all that -e may be.
     const bool descriptor =
         model_config_is_descriptor(o->model) || (!s->resume_path && !strchr(o->model, '/') && !file_exists(o->model));
-    ModelConfig asked = {0, 0, 0, 0, 0, 0};
+    ModelConfig asked = {0};
     if (descriptor && !model_config_parse(&asked, o->model, err)) return error_prefix(err, "-e");
     if (descriptor && !s->resume_path) {
         s->config = asked;
+        model_config_set_d_ff(&s->config, o->d_ff);
+        if (!model_config_check(&s->config, err)) return error_prefix(err, "--d-ff %lld", (long long)o->d_ff);
         snprintf(s->source, sizeof s->source, "%s, new weights from seed %lld", o->model, (long long)o->seed);
         return true;
     }
@@ -175,7 +177,10 @@ static bool choose_model(RunSetup *s, Error *err) {
         return error_set(err, "-e %s: the run in %s has a different shape (L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld)",
                          o->model, o->output, (long long)c->L, (long long)c->C, (long long)c->NH, (long long)c->V,
                          (long long)c->max_T);
-    return true;
+    const int64_t d_ff = model_size(c, DIM_FF), wanted = o->d_ff > 0 ? o->d_ff : 4 * c->C;
+    return !options_given(o, "d-ff") || wanted == d_ff ||
+           error_set(err, "--d-ff %lld: the weights in %s have d_ff = %lld; leave it out", (long long)o->d_ff, path,
+                     (long long)d_ff);
 }
 
 static bool choose_context(RunSetup *s, Error *err) {
@@ -400,7 +405,7 @@ static bool check_export(const RunSetup *s, Error *err) {
     if (!*o->export_path) return true;
     if (strcmp(o->export_path, o->output) == 0)
         return error_set(err, "--export %s: checkpoints are saved there (-o); name another directory", o->output);
-    return export_check(o->export_path, o->export_dtype, err);
+    return export_check(o->export_path, o->export_dtype, &s->config, err);
 }
 
 // Processes that read other data would train another model each.

@@ -128,8 +128,11 @@ bool checkpoint_write_optimizer(const char *path, const Gpt2 *model, FileFacts *
 
 static bool check_config(const ModelConfig *found, const ModelConfig *expected, const char *path, Error *err) {
     if (found->L == expected->L && found->C == expected->C && found->NH == expected->NH && found->V == expected->V &&
-        found->max_T == expected->max_T)
+        found->max_T == expected->max_T && found->d_ff == expected->d_ff)
         return true;
+    if (model_size(found, DIM_FF) != model_size(expected, DIM_FF) && found->C == expected->C)
+        return error_set(err, "%s: a model of d_ff = %lld, expected %lld", path, (long long)model_size(found, DIM_FF),
+                         (long long)model_size(expected, DIM_FF));
     return error_set(err,
                      "%s: a model of L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld, expected L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld",
                      path, (long long)found->L, (long long)found->C, (long long)found->NH, (long long)found->V,

@@ -267,10 +267,9 @@ static bool check_string(const cJSON *root, const char *key, const char *expecte
     return error_set(err, "\"%s\" is %s, expected \"%s\"", key, json_describe(item, found, sizeof found), expected);
 }
 
-static bool check_variant(const cJSON *root, int64_t C, Error *err) {
+static bool check_variant(const cJSON *root, Error *err) {
     const cJSON *item;
     double eps;
-    int64_t inner;
     if (!json_find(root, "activation_function", &item, err)) return false;
     // Two names of one formula, which is also the default when none is given.
     if (item && !check_string(root, "activation_function", "gelu_new", "gelu_pytorch_tanh", err)) return false;
@@ -278,13 +277,22 @@ static bool check_variant(const cJSON *root, int64_t C, Error *err) {
         !check_flag(root, "scale_attn_by_inverse_layer_idx", false, err) ||
         !check_flag(root, "add_cross_attention", false, err))
         return false;
-    if (!json_find(root, "n_inner", &item, err)) return false;
-    if (item && !cJSON_IsNull(item) && !json_get_int(root, "n_inner", 4 * C, 4 * C, &inner, err)) return false;
     if (!json_find(root, "layer_norm_epsilon", &item, err)) return false;
     if (!item) return true; // transformers then uses 1e-5
     if (!json_get_double(root, "layer_norm_epsilon", &eps, err)) return false;
     if (fabs(eps - 1e-5) < 1e-9) return true;
     return error_set(err, "\"layer_norm_epsilon\" is %g, only 1e-05 is supported", eps);
+}
+
+// transformers reads an absent n_inner and null as 4 n_embd.
+static bool parse_inner(const cJSON *root, ModelConfig *config, Error *err) {
+    const cJSON *item;
+    int64_t inner;
+    if (!json_find(root, "n_inner", &item, err)) return false;
+    if (!item || cJSON_IsNull(item)) return true;
+    if (!json_get_int(root, "n_inner", 1, INT32_MAX, &inner, err)) return false;
+    model_config_set_d_ff(config, inner);
+    return true;
 }
 
 static bool parse_config(const cJSON *root, ModelConfig *config, Error *err) {
@@ -295,7 +303,8 @@ static bool parse_config(const cJSON *root, ModelConfig *config, Error *err) {
               json_get_int(root, "vocab_size", 1, INT32_MAX, &V, err) &&
               json_get_int(root, "n_layer", 1, INT32_MAX, &config->L, err) &&
               json_get_int(root, "n_head", 1, INT32_MAX, &config->NH, err) &&
-              json_get_int(root, "n_embd", 1, INT32_MAX, &config->C, err) && check_variant(root, config->C, err);
+              json_get_int(root, "n_embd", 1, INT32_MAX, &config->C, err) && check_variant(root, err) &&
+              parse_inner(root, config, err);
     if (ok) model_config_set_vocab(config, V);
     return ok && model_config_check(config, err);
 }
@@ -507,32 +516,34 @@ static bool write_text(const char *path, const char *text, size_t bytes, FileFac
 
 char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t eot) {
     const char *torch_dtype = dtype == DTYPE_BF16 ? "bfloat16" : dtype == DTYPE_FP16 ? "float16" : "float32";
-    char token[32] = "null", *text = NULL;
+    char token[32] = "null", inner[32] = "null", *text = NULL;
+    if (config->d_ff) snprintf(inner, sizeof inner, "%lld", (long long)config->d_ff);
     if (eot >= 0) snprintf(token, sizeof token, "%lld", (long long)eot);
-    int length = asprintf(&text,
-                          "{\n"
-                          "  \"architectures\": [\"GPT2LMHeadModel\"],\n"
-                          "  \"model_type\": \"gpt2\",\n"
-                          "  \"activation_function\": \"gelu_new\",\n"
-                          "  \"n_positions\": %lld,\n"
-                          "  \"n_ctx\": %lld,\n"
-                          "  \"vocab_size\": %lld,\n"
-                          "  \"n_layer\": %lld,\n"
-                          "  \"n_head\": %lld,\n"
-                          "  \"n_embd\": %lld,\n"
-                          "  \"n_inner\": null,\n"
-                          "  \"layer_norm_epsilon\": 1e-05,\n"
-                          "  \"initializer_range\": 0.02,\n"
-                          "  \"attn_pdrop\": 0.0,\n"
-                          "  \"embd_pdrop\": 0.0,\n"
-                          "  \"resid_pdrop\": 0.0,\n"
-                          "  \"tie_word_embeddings\": true,\n"
-                          "  \"bos_token_id\": %s,\n"
-                          "  \"eos_token_id\": %s,\n"
-                          "  \"torch_dtype\": \"%s\"\n"
-                          "}\n",
-                          (long long)config->max_T, (long long)config->max_T, (long long)config->V,
-                          (long long)config->L, (long long)config->NH, (long long)config->C, token, token, torch_dtype);
+    int length =
+        asprintf(&text,
+                 "{\n"
+                 "  \"architectures\": [\"GPT2LMHeadModel\"],\n"
+                 "  \"model_type\": \"gpt2\",\n"
+                 "  \"activation_function\": \"gelu_new\",\n"
+                 "  \"n_positions\": %lld,\n"
+                 "  \"n_ctx\": %lld,\n"
+                 "  \"vocab_size\": %lld,\n"
+                 "  \"n_layer\": %lld,\n"
+                 "  \"n_head\": %lld,\n"
+                 "  \"n_embd\": %lld,\n"
+                 "  \"n_inner\": %s,\n"
+                 "  \"layer_norm_epsilon\": 1e-05,\n"
+                 "  \"initializer_range\": 0.02,\n"
+                 "  \"attn_pdrop\": 0.0,\n"
+                 "  \"embd_pdrop\": 0.0,\n"
+                 "  \"resid_pdrop\": 0.0,\n"
+                 "  \"tie_word_embeddings\": true,\n"
+                 "  \"bos_token_id\": %s,\n"
+                 "  \"eos_token_id\": %s,\n"
+                 "  \"torch_dtype\": \"%s\"\n"
+                 "}\n",
+                 (long long)config->max_T, (long long)config->max_T, (long long)config->V, (long long)config->L,
+                 (long long)config->NH, (long long)config->C, inner, token, token, torch_dtype);
     REQUIRE_MEMORY(length >= 0, "the files of a model");
     return text;
 }

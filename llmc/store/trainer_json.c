@@ -105,9 +105,11 @@ static void print_state(FILE *out, const TrainerState *state, const Gpt2Options 
             (long long)state->step, (long long)state->position, (long long)state->T);
     fprintf(out, "  \"seed\": \"%llu\",\n  \"best_val_loss\": %s,\n  \"eot\": %lld,\n", (unsigned long long)state->seed,
             loss, (long long)state->eot);
-    fprintf(out, "  \"model\": {\"max_T\": %lld, \"V\": %lld, \"L\": %lld, \"NH\": %lld, \"C\": %lld},\n",
+    fprintf(out, "  \"model\": {\"max_T\": %lld, \"V\": %lld, \"L\": %lld, \"NH\": %lld, \"C\": %lld",
             (long long)config->max_T, (long long)config->V, (long long)config->L, (long long)config->NH,
             (long long)config->C);
+    if (config->d_ff) fprintf(out, ", \"d_ff\": %lld", (long long)config->d_ff); // 4 C otherwise
+    fputs("},\n", out);
     fprintf(out, "  \"optimizer\": \"%s\",\n  \"optimizer_start\": %lld,\n", optimizer_name(model->optimizer),
             (long long)state->optimizer_start);
     print_data(out, state);
@@ -283,12 +285,13 @@ static bool read_best_val_loss(const cJSON *root, double *value, Error *err) {
 
 // The shape, which config.json states too. It is for display only, but must still be sensible.
 static bool check_model(const cJSON *root, Error *err) {
-    static const char *const keys[] = {"max_T", "V", "L", "NH", "C", NULL};
-    const cJSON *model;
+    static const char *const keys[] = {"max_T", "V", "L", "NH", "C", "d_ff", NULL};
+    const cJSON *model, *d_ff;
     int64_t ignored;
     if (!json_get_object(root, "model", &model, err)) return false;
-    bool ok = json_check_keys(model, keys, err);
-    for (int i = 0; ok && keys[i]; i++) ok = json_get_int(model, keys[i], 1, INT32_MAX, &ignored, err);
+    bool ok = json_check_keys(model, keys, err) && json_find(model, "d_ff", &d_ff, err);
+    for (int i = 0; ok && keys[i] && (d_ff || strcmp(keys[i], "d_ff") != 0); i++)
+        ok = json_get_int(model, keys[i], 1, INT32_MAX, &ignored, err);
     return ok || error_prefix(err, "\"model\"");
 }
 

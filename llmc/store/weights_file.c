@@ -399,12 +399,15 @@ static bool check_writable(const Target *t, Error *err) {
     return true;
 }
 
-static bool check_target(const Target *t, DType dtype, Error *err) {
+static bool check_target(const Target *t, DType dtype, const ModelConfig *config, Error *err) {
     struct stat st;
     if (*t->path == '\0') return error_set(err, "the path is empty");
     if (t->is_bin && dtype == DTYPE_FP16)
         return error_set(err, "llm.c has no models in fp16; use --export-dtype fp32 or bf16, or a directory, which may "
                               "hold fp16");
+    if (t->is_bin && config->d_ff)
+        return error_set(err, "llm.c's models have no field for d_ff = %lld and always 4 C = %lld; name a directory",
+                         (long long)config->d_ff, (long long)(4 * config->C));
     if (ends_in(t->path, ".safetensors"))
         return error_set(err, "name the directory for model.safetensors and config.json, not a file");
     if (stat(t->path, &st) != 0)
@@ -413,10 +416,10 @@ static bool check_target(const Target *t, DType dtype, Error *err) {
     return (t->is_bin ? check_file_target(t, &st, err) : check_directory_target(t, &st, err)) && check_writable(t, err);
 }
 
-bool export_check(const char *path, DType dtype, Error *err) {
+bool export_check(const char *path, DType dtype, const ModelConfig *config, Error *err) {
     Target t = target_of(path);
     const size_t existing = directory_existing(t.parent);
-    const bool ok = check_target(&t, dtype, err) || error_prefix(err, "--export %s", path);
+    const bool ok = check_target(&t, dtype, config, err) || error_prefix(err, "--export %s", path);
     directory_unmake(t.parent, existing);
     target_free(&t);
     return ok;
@@ -438,9 +441,10 @@ bool export_model(const char *path, const Gpt2 *model, DType dtype, int64_t eot,
                   Error *err) {
     const HuggingFaceModel m = {.model = model, .dtype = dtype, .eot = eot, .tokenizer = tokenizer};
     Target t = target_of(path);
-    const bool ok = (check_target(&t, dtype, err) || error_prefix(err, "--export %s", path)) &&
-                    ((t.is_bin ? llmc_bin_write(t.path, model, dtype, err) : write_directory(&t, &m, err)) ||
-                     error_prefix(err, "--export"));
+    const bool ok =
+        (check_target(&t, dtype, &gpt2_options(model)->config, err) || error_prefix(err, "--export %s", path)) &&
+        ((t.is_bin ? llmc_bin_write(t.path, model, dtype, err) : write_directory(&t, &m, err)) ||
+         error_prefix(err, "--export"));
     target_free(&t);
     return ok;
 }

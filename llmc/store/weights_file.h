@@ -34,7 +34,7 @@ bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, in
 bool export_model(const char *path, const Gpt2 *model, DType dtype, int64_t eot, const Tokenizer *tokenizer,
                   Error *err);
 // Checks before training whether this path and dtype can be written.
-bool export_check(const char *path, DType dtype, Error *err);
+bool export_check(const char *path, DType dtype, const ModelConfig *config, Error *err);
 
 // ------------------------------------------------------------------------------------------------ for huggingface.c
 
@@ -51,7 +51,7 @@ typedef bool StateSink(void *file, const void *data, size_t bytes, Error *err);
 bool state_write(const Gpt2 *model, int index, StateForm form, StateSink *sink, void *file, Error *err);
 
 enum { STATE_PIECE_FLOATS = 2 << 20 }; // 8 MiB a piece: amortises the cost of a call, small compared with a model
-// Rows of a tensor in a piece. A row has at most 4 C = 262,144 floats, 1 MiB.
+// Rows of a tensor in a piece. A row has at most d_ff = 262,144 floats, 1 MiB.
 static inline int64_t state_piece_rows(const Parameter *p) { return STATE_PIECE_FLOATS / p->cols; }
 
 // out[c * out_stride + r] = in[r * in_stride + c] for r < rows, c < cols. Works in tiles of 16 x 16 floats: a tile is

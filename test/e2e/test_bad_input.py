@@ -10,6 +10,7 @@ pytestmark = pytest.mark.sanitize
 OPTIONS = {
     "an unknown option names the nearest": (["--batchsize", "4"], ["--batchsize", "batch-size"]),
     "a total batch that does not fit names its neighbours": (["-d", "100"], ["100", "96", "128"]),
+    "an MLP that is no multiple of 8": (["--d-ff", "100"], ["--d-ff 100", "multiple of 8", "96 or 104"]),
     "a context longer than the model's": (["-t", "64"], ["64", "32"]),
     "an unknown schedule": (["-k", "sawtooth"], ["sawtooth", "cosine"]),
     "an unknown model": (["-e", "d13x"], ["d13x"]),

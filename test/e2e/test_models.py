@@ -69,6 +69,17 @@ def test_a_directory_comes_back_bit_by_bit(dtype, shard, tmp_path):
     assert config["eos_token_id"] == 256 and config["torch_dtype"] == str(DTYPES[dtype]).removeprefix("torch.")
 
 
+def test_a_directory_of_another_d_ff_comes_back_and_is_the_model_of_transformers(tmp_path):
+    from transformers import GPT2LMHeadModel
+
+    model, tokens = new_model(n_inner=72), torch.arange(T)[None]
+    given = save(model, tmp_path / "given")
+    train("-e", given, *CONVERT, "--export", tmp_path / "made")
+    assert_same_bits(given, tmp_path / "made")
+    back = GPT2LMHeadModel.from_pretrained(tmp_path / "made").eval()
+    assert back.config.n_inner == 72 and torch.equal(back(tokens).logits, model(tokens).logits)
+
+
 def llmc_tensors(path, model):
     """The tensors of an llm.c file, read as llm.c's own Python does: in its order, under Hugging Face's names."""
     content, config = path.read_bytes(), model.config

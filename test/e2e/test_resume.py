@@ -9,7 +9,8 @@ import time
 
 import pytest
 from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, TINY, call, checkpoints, command, cut_back, events, kill,
-                      limit_file_size, losses, same_run, start, train, wait_for, write_shard)
+                      limit_file_size, losses, refused, same_run, start, train, wait_for, write_shard)
+from verify_checkpoint import verify
 
 # Constant, and its warm-up given: so that the weights after step N do not depend on -x.
 SCHEDULE = ["-k", "constant", "-u", 2]
@@ -36,6 +37,32 @@ def test_resuming_at_every_step_gives_the_same_bits(dtype, data, tmp_path):
         cut_back(shutil.copytree(tmp_path / "whole", out), kept=step)
         train(*flags, "-o", out, *RESUME)
         assert same_run(out, tmp_path / "whole")
+
+
+def test_a_run_with_another_d_ff_resumes_and_is_exported_with_it(data, tmp_path):
+    whole, export, again = tmp_path / "whole", tmp_path / "export", tmp_path / "again"
+    flags = [*TINY, *QUIET, *data.flags, "-n", 1, "-nk", 0, "-x", 3, "-u", 1]
+    train(*flags, "-o", whole, "--d-ff", 72, "--export", export)
+    assert "d_ff 72" in (whole / "main.log").read_text()
+    cut = cut_back(shutil.copytree(whole, tmp_path / "cut"))
+    for wrong in (["--d-ff", 80], ["--d-ff", 0]):
+        refused("-o", cut, *RESUME, *wrong, words=["--d-ff", "have d_ff = 72; leave it out"])
+    train("-o", cut, *RESUME)  # with the options of the run
+    assert same_run(cut, whole)
+    verify(checkpoints(whole)[-1], export)
+    train("-e", export, "-x", 0, *QUIET, "--export", again)
+    assert (again / "model.safetensors").read_bytes() == (export / "model.safetensors").read_bytes()
+    refused("-e", export, "--d-ff", 256, "-x", 0, *QUIET, words=["--d-ff 256: the weights in", "have d_ff = 72"])
+    refused("-e", export, "-x", 0, *QUIET, "--export", tmp_path / "m.bin", words=["m.bin", "no field for d_ff = 72"])
+
+
+def test_4_c_by_name_is_the_model_without_it(data, tmp_path):
+    flags = [*TINY, *QUIET, *data.flags, "-x", 2, "-u", 1]
+    train(*flags, "-o", tmp_path / "default")
+    train(*flags, "-o", tmp_path / "named", "--d-ff", 256)
+    assert same_run(tmp_path / "named", tmp_path / "default")
+    a, b = ((checkpoints(tmp_path / run)[-1] / "config.json").read_text() for run in ("default", "named"))
+    assert a == b and '"n_inner": null' in a
 
 
 def test_of_a_finished_run_nothing_is_left_and_what_goes_on_with_it_is_named(data, tmp_path):

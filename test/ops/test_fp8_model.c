@@ -27,11 +27,13 @@ static void need_fp8(void) {
     skip();
 }
 
+static int64_t d_ff; // of the models to be made; 0: 4 C
+
 typedef enum { IN_BF16, IN_FP8, IN_FP8_DELAYED } Precision;
 
 static Gpt2 *make_model(Precision precision, bool train, int recompute) {
     Error err;
-    Gpt2Options options = {.config = {.max_T = T, .L = L, .NH = NH, .C = C},
+    Gpt2Options options = {.config = {.max_T = T, .L = L, .NH = NH, .C = C, .d_ff = d_ff},
                            .dtype = DTYPE_BF16,
                            .master = true,
                            .train = train,
@@ -89,8 +91,7 @@ static double mean_loss(Gpt2 *model) {
 // twice that is allowed for layernorm, GELU and softmax, where errors may grow, and for vectors, which average over few
 // of them (8 seeds: 3 to 24%). No less than half a percent is expected: without fp8 the bits would be the same.
 enum { FULL_ROUNDING = 18 }; // percent
-TEST(gradients_in_fp8_are_those_of_bf16_within_its_rounding) {
-    need_fp8();
+static void check_gradients(void) {
     double *expected[MAX_TENSORS], *gradients[MAX_TENSORS], loss = 0.0;
     for (int precision = IN_BF16; precision <= IN_FP8_DELAYED; precision++) {
         Gpt2 *model = make_model((Precision)precision, true, 0);
@@ -109,6 +110,23 @@ TEST(gradients_in_fp8_are_those_of_bf16_within_its_rounding) {
         for (int i = 0; precision == IN_FP8_DELAYED && i < gpt2_num_tensors(model); i++) free(expected[i]);
         gpt2_destroy(model);
     }
+}
+
+TEST(gradients_in_fp8_are_those_of_bf16_within_its_rounding) {
+    need_fp8();
+    check_gradients();
+    d_ff = 80; // narrower than qkv
+    check_gradients();
+    d_ff = 0;
+}
+
+TEST(a_d_ff_that_fp8_cannot_multiply_is_refused) {
+    need_fp8();
+    Error err;
+    Gpt2Options options = {
+        .config = {.max_T = T, .L = L, .NH = NH, .C = C, .d_ff = 72}, .dtype = DTYPE_BF16, .B = B, .T = T, .fp8 = true};
+    assert_false(gpt2_check_options(&options, &err));
+    assert_non_null(strstr(err.text, "--fp8: d_ff = 72 is not a multiple of 16; use --d-ff 80"));
 }
 
 // Of other micro-batches the scales may differ, by powers of two: that moves no number but the smallest. What differs

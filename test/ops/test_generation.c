@@ -75,8 +75,9 @@ static void assert_same_logits(const float *a, const float *b, int rows) {
 
 // --------------------------------------------------------------------------------------------------------------- tests
 
-OP_TEST(every_position_has_the_logits_of_the_specification) {
-    Gpt2 *model = make_model(dtype, false, 1, S);
+static void check_positions(Gpt2Options options) {
+    const DType dtype = options.dtype;
+    Gpt2 *model = make_model_of(options);
     double *want = specified_logits(model);
     float logits[S * V];
     start(model, 0, S, 1, logits);
@@ -95,6 +96,14 @@ OP_TEST(every_position_has_the_logits_of_the_specification) {
     }
     free(want);
     gpt2_destroy(model);
+}
+
+OP_TEST(every_position_has_the_logits_of_the_specification) { check_positions(model_options(dtype, false, 1, S)); }
+
+OP_TEST(an_mlp_that_is_narrower_than_qkv_has_the_logits_of_the_specification) {
+    Gpt2Options options = model_options(dtype, false, 1, S);
+    options.config.d_ff = 72;
+    check_positions(options);
 }
 
 // On a GPU the library may compute a product of another number of rows in another order.

@@ -113,6 +113,55 @@ OP_TEST(what_runs_again_changes_no_gradient_in_the_compute_dtype) {
     }
 }
 
+// ------------------------------------------------------------------------------------------------------ another d_ff
+
+// The gradients of the specification for the weights as the model stores them, at the limits of test/golden: 1e-5 in
+// fp32, eight tolerances of one op below.
+static void check_against_specification(const Gpt2Options *options) {
+    enum { WINDOWS = 2 };
+    const double scale = options->dtype == DTYPE_FP16 ? 1024 : 1;
+    const double limit = options->dtype == DTYPE_FP32 ? 1e-5 : 8 * op_tolerance(options->dtype);
+    double *params[MAX_TENSORS], *grads[MAX_TENSORS];
+    int32_t tokens[WINDOWS * SPAN];
+    Gpt2 *model = make_model_of(*options);
+    const StepControl control = step_control_initial((float)scale);
+    gpt2_set_control(model, &control);
+    gpt2_load_batch(model, windows, WINDOWS, sizeof *windows);
+    gpt2_forward_backward(model, WINDOWS * T, true);
+    device_sync();
+    const int count = gpt2_num_tensors(model);
+    for (int i = 0; i < WINDOWS * SPAN; i++) tokens[i] = windows[i];
+    for (int i = 0; i < count; i++) {
+        params[i] = op_values(gpt2_tensors(model)[i].weight);
+        grads[i] = malloc((size_t)parameter_numel(&gpt2_parameters(model)[i]) * sizeof(double));
+    }
+    ref_gpt2(&options->config, params, tokens, WINDOWS, T, NULL, NULL, grads);
+    for (int i = 0; i < count; i++) {
+        const Parameter *p = &gpt2_parameters(model)[i];
+        double *found = op_values(gpt2_tensors(model)[i].grad);
+        for (int64_t j = 0; j < parameter_numel(p); j++) found[j] /= scale;
+        const double error = op_relative_error(found, grads[i], parameter_numel(p));
+        if (!(error <= limit)) op_fail("%s: relative error %.3g, at most %.3g", p->name, error, limit);
+        free(found), free(params[i]), free(grads[i]);
+    }
+    gpt2_destroy(model);
+}
+
+// Narrower than qkv, and wider than 4 C.
+OP_TEST(an_mlp_of_any_width_has_the_gradients_of_the_specification) {
+    without_fused_gelu();
+    for (int64_t d_ff = 72; d_ff <= 200; d_ff += 128) {
+        Gpt2Options options = model_options(dtype, true, 2, 0);
+        options.config.d_ff = d_ff;
+        check_against_specification(&options);
+        const Digests kept = digests_of(options);
+        for (int level = 1; level <= 3; level++) {
+            options.recompute = recompute_all(recompute_level_set(level));
+            check_same(options, kept);
+        }
+    }
+}
+
 // -------------------------------------------------------------------------------------------------------- accumulation
 
 static double sum_of(Tensor t) {

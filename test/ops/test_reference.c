@@ -200,13 +200,13 @@ TEST(head_loss_backward_is_the_derivative) {
 }
 
 enum { MAX_TENSORS = 64 };
-static const ModelConfig config = {.max_T = MAX_T, .V = V, .Vp = Vp, .L = 2, .NH = NH, .C = C};
+static ModelConfig config = {.max_T = MAX_T, .V = V, .Vp = Vp, .L = 2, .NH = NH, .C = C};
 static double *params[MAX_TENSORS], *grads[MAX_TENSORS];
 static int32_t windows[B * (T + 1)];
 
 static double model_objective(void) { return ref_gpt2(&config, params, windows, B, T, NULL, NULL, NULL); }
 
-TEST(the_gradient_of_the_whole_model_is_the_derivative) {
+static void check_whole_model(void) {
     Parameter *table = parameter_table(&config);
     int count = parameter_count(&config);
     assert_true(count <= MAX_TENSORS);
@@ -222,6 +222,13 @@ TEST(the_gradient_of_the_whole_model_is_the_derivative) {
         check_gradient(table[i].name, model_objective, params[i], grads[i], parameter_numel(&table[i]));
     for (int i = 0; i < count; i++) free(params[i]), free(grads[i]);
     free(table);
+}
+
+TEST(the_gradient_of_the_whole_model_is_the_derivative) {
+    check_whole_model();
+    config.d_ff = 8; // narrower than qkv
+    check_whole_model();
+    config.d_ff = 0;
 }
 
 // --------------------------------------------------------------------------------------------------------- optimizer

@@ -34,8 +34,9 @@ static const double *weight(const Model *m, int spec, int l) { return m->params[
 static double *grad(const Model *m, int spec, int l) { return m->grads[parameter_index(m->config, spec, l)]; }
 
 static void model_alloc(Model *m) {
-    int64_t N = m->N, C = m->config->C, L = m->config->L, NH = m->config->NH;
-    int64_t block = N * (16 * C + NH + 4), outside = N * (11 * C + 3);
+    int64_t N = m->N, C = m->config->C, L = m->config->L, NH = m->config->NH, FF = model_size(m->config, DIM_FF);
+    const int64_t wide = FF > 3 * C ? FF : 3 * C; // dpre, or dqkv
+    int64_t block = N * (8 * C + 2 * FF + NH + 4), outside = N * (7 * C + wide + 3);
     m->pool = m->pool_next = malloc((size_t)(L * block + outside) * sizeof(double));
     m->inputs = malloc((size_t)N * sizeof *m->inputs);
     m->targets = malloc((size_t)N * sizeof *m->targets);
@@ -54,13 +55,13 @@ static void model_alloc(Model *m) {
             .ln2 = take(m, N * C),
             .ln2_mean = take(m, N),
             .ln2_rstd = take(m, N),
-            .pre = take(m, 4 * N * C),
-            .gelu = take(m, 4 * N * C),
+            .pre = take(m, N * FF),
+            .gelu = take(m, N * FF),
         };
     }
     m->last = take(m, N * C), m->lnf = take(m, N * C), m->lnf_mean = take(m, N), m->lnf_rstd = take(m, N);
     m->losses = take(m, N), m->branch = take(m, N * C), m->dresidual = take(m, N * C);
-    m->dbranch = take(m, N * C), m->dln = take(m, N * C), m->dwide = take(m, 4 * N * C);
+    m->dbranch = take(m, N * C), m->dln = take(m, N * C), m->dwide = take(m, N * wide);
 }
 
 static void model_free(Model *m) { free(m->pool), free(m->inputs), free(m->targets), free(m->blocks); }
@@ -71,7 +72,7 @@ static void add(double *out, const double *a, const double *b, int64_t n) {
 
 static void block_forward(Model *m, int l, double *out) {
     const Block *a = &m->blocks[l];
-    int64_t N = m->N, C = m->config->C, NH = m->config->NH;
+    int64_t N = m->N, C = m->config->C, NH = m->config->NH, FF = model_size(m->config, DIM_FF);
     ref_layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->in, weight(m, PARAM_LN1W, l), weight(m, PARAM_LN1B, l),
                           N, C);
     ref_matmul_forward(a->qkv, a->ln1, weight(m, PARAM_QKVW, l), weight(m, PARAM_QKVB, l), N, C, 3 * C);
@@ -80,21 +81,21 @@ static void block_forward(Model *m, int l, double *out) {
     add(a->mid, a->in, m->branch, N * C);
     ref_layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->mid, weight(m, PARAM_LN2W, l), weight(m, PARAM_LN2B, l),
                           N, C);
-    ref_matmul_forward(a->pre, a->ln2, weight(m, PARAM_FCW, l), weight(m, PARAM_FCB, l), N, C, 4 * C);
-    ref_gelu_forward(a->gelu, a->pre, 4 * N * C);
-    ref_matmul_forward(m->branch, a->gelu, weight(m, PARAM_FCPROJW, l), weight(m, PARAM_FCPROJB, l), N, 4 * C, C);
+    ref_matmul_forward(a->pre, a->ln2, weight(m, PARAM_FCW, l), weight(m, PARAM_FCB, l), N, C, FF);
+    ref_gelu_forward(a->gelu, a->pre, N * FF);
+    ref_matmul_forward(m->branch, a->gelu, weight(m, PARAM_FCPROJW, l), weight(m, PARAM_FCPROJB, l), N, FF, C);
     add(out, a->mid, m->branch, N * C);
 }
 
 // dresidual: the gradient of the block's output on entry, of its input on return.
 static void block_backward(Model *m, int l) {
     const Block *a = &m->blocks[l];
-    int64_t N = m->N, C = m->config->C;
+    int64_t N = m->N, C = m->config->C, FF = model_size(m->config, DIM_FF);
     double *dres = m->dresidual;
-    ref_matmul_backward_weight(grad(m, PARAM_FCPROJW, l), grad(m, PARAM_FCPROJB, l), dres, a->gelu, N, 4 * C, C, false);
-    ref_matmul_gelu_backward_input(m->dwide, dres, weight(m, PARAM_FCPROJW, l), a->pre, N, 4 * C, C);
-    ref_matmul_backward_weight(grad(m, PARAM_FCW, l), grad(m, PARAM_FCB, l), m->dwide, a->ln2, N, C, 4 * C, false);
-    ref_matmul_backward_input(m->dln, m->dwide, weight(m, PARAM_FCW, l), N, C, 4 * C);
+    ref_matmul_backward_weight(grad(m, PARAM_FCPROJW, l), grad(m, PARAM_FCPROJB, l), dres, a->gelu, N, FF, C, false);
+    ref_matmul_gelu_backward_input(m->dwide, dres, weight(m, PARAM_FCPROJW, l), a->pre, N, FF, C);
+    ref_matmul_backward_weight(grad(m, PARAM_FCW, l), grad(m, PARAM_FCB, l), m->dwide, a->ln2, N, C, FF, false);
+    ref_matmul_backward_input(m->dln, m->dwide, weight(m, PARAM_FCW, l), N, C, FF);
     ref_layernorm_backward(dres, grad(m, PARAM_LN2W, l), grad(m, PARAM_LN2B, l), NULL, m->dln, a->mid, a->ln2_mean,
                            a->ln2_rstd, weight(m, PARAM_LN2W, l), N, C, true, false, false);
     ref_matmul_backward_weight(grad(m, PARAM_ATTPROJW, l), grad(m, PARAM_ATTPROJB, l), dres, a->att, N, C, C, false);

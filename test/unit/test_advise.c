@@ -158,6 +158,20 @@ TEST(channels_that_fill_no_cache_line_are_advised_against) {
     assert_says(text, "head size 100: no fast attention kernel takes it");
 }
 
+TEST(a_d_ff_nearby_is_among_the_changes_and_its_flag_is_named) {
+    Gpt2Options model = model_of("L=12,C=1024,NH=8,V=50304", 32, 1024);
+    model_config_set_d_ff(&model.config, 4000);
+    AUTO_FREE char *text = advice(&model, "h100", ADVISE_SIZES);
+    assert_says(text, "1. d_ff 4000 -> 4160: --d-ff 4160\n");
+    assert_says(text, "parameters 201.4M -> 205.3M (+2.0%)");
+    AUTO_FREE char *sizes = advice(&model, "h100", ADVISE_D_FF);
+    const char *found = strstr(sizes, "near 4 C: take ");
+    char flag[64];
+    assert_non_null(found);
+    snprintf(flag, sizeof flag, "--d-ff %ld sets the one near 4 C", atol(found + strlen("near 4 C: take ")));
+    assert_says(sizes, flag);
+}
+
 TEST(at_the_sizes_whose_rates_are_assumed_advice_and_plan_predict_the_same) {
     const Gpt2Options model = model_of("d12", 64, 1024);
     char *const gpus[] = {"h200", "a100"};
@@ -178,7 +192,7 @@ TEST(no_advice_where_nothing_nearby_gains_and_limits_where_no_rates_are_assumed)
     const Gpt2Options model = model_of("L=12,C=1024,NH=8,V=50304", 32, 1024); // 16 x 8 tiles a wave of 128
     AUTO_FREE char *text = advice(&model, "rtx4090", ADVISE_SIZES);
     assert_says(text, "at most ");
-    assert_says(text, "no C, NH, V or B nearby would gain half a per cent: these sizes suit this GPU");
+    assert_says(text, "no C, NH, d_ff, V or B nearby would gain half a per cent: these sizes suit this GPU");
 }
 
 TEST(a_size_of_8_thirds_of_c_that_is_odd_is_replaced_by_a_multiple_of_64) {

@@ -138,6 +138,10 @@ TEST(a_model_of_another_shape_is_refused) {
                                   {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 5, .C = 80},
                                   {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 64},
                                   {.max_T = 16, .V = 131, .Vp = 256, .L = 2, .NH = 4, .C = 80}};
+    options = *gpt2_options(model);
+    options.config.d_ff = 72;
+    assert_error(checkpoint_load_weights(model_of(options), tmp_file("step_00000001"), &err),
+                 "a model of d_ff = 320, expected 72");
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         options = *gpt2_options(model);
         options.config = others[i];

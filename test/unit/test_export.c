@@ -19,7 +19,7 @@ TestFixture test_each = {setup, teardown}, test_all = {start_device, stop_device
 static const DType file_dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
 
 // V = 130 leaves rows of padding, C = 80 is no multiple of the transposition's strips.
-static const ModelConfig config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
+static ModelConfig config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
 
 static Gpt2 *make_model(DType dtype, bool train) {
     return model_of((Gpt2Options){.config = config, .dtype = dtype, .master = true, .train = train, .B = 1, .T = 16});
@@ -101,7 +101,7 @@ TEST(every_tensor_stands_in_the_directory_with_its_bits) {
 }
 
 // A model that trains in bf16 keeps fp32 beside it; a checkpoint between changes no bit either.
-TEST(directories_come_in_and_go_out_with_the_same_bytes) {
+static void check_directories(void) {
     const DType runs[] = {DTYPE_FP32, DTYPE_BF16};
     Gpt2 *source = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
@@ -119,6 +119,16 @@ TEST(directories_come_in_and_go_out_with_the_same_bytes) {
             assert_same_files(tmp_file("given/model.safetensors"), tmp_file("made/model.safetensors"));
         }
     }
+}
+
+TEST(directories_come_in_and_go_out_with_the_same_bytes) { check_directories(); }
+
+TEST(so_do_those_of_another_d_ff_which_they_state) {
+    config.d_ff = 72;
+    check_directories();
+    AUTO_FREE char *text = read_text(tmp_file("made/config.json"));
+    config.d_ff = 0;
+    assert_non_null(strstr(text, "\"n_inner\": 72,"));
 }
 
 TEST(llmc_models_come_in_and_go_out_byte_by_byte) {
@@ -202,14 +212,14 @@ TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
 
 #define REFUSED(path, dtype, message)                                                                                  \
     do {                                                                                                               \
-        assert_error(export_check(path, dtype, &err), "--export ");                                                    \
+        assert_error(export_check(path, dtype, &config, &err), "--export ");                                           \
         assert_message(message);                                                                                       \
     } while (0)
 
 TEST(what_cannot_be_is_said_before_anything_is_trained_and_what_can_leaves_nothing_behind) {
-    assert_ok(export_check(tmp_file("model"), DTYPE_FP16, &err));
-    assert_ok(export_check(tmp_file("model.bin"), DTYPE_BF16, &err));
-    assert_ok(export_check(tmp_file("a/b/model"), DTYPE_FP16, &err)); // parents are made by the export
+    assert_ok(export_check(tmp_file("model"), DTYPE_FP16, &config, &err));
+    assert_ok(export_check(tmp_file("model.bin"), DTYPE_BF16, &config, &err));
+    assert_ok(export_check(tmp_file("a/b/model"), DTYPE_FP16, &config, &err)); // parents are made by the export
     assert_int_equal(entries_of(tmp.path), 0);
     write_bytes(tmp_file("file"), "text", 4);
     write_bytes(tmp_file("shard.bin"), "not a model", 11);
@@ -221,6 +231,9 @@ TEST(what_cannot_be_is_said_before_anything_is_trained_and_what_can_leaves_nothi
     assert_int_equal(symlink("nowhere", tmp_file("link")), 0);
     REFUSED("", DTYPE_FP32, "the path is empty");
     REFUSED(tmp_file("m.bin"), DTYPE_FP16, "llm.c has no models in fp16; use --export-dtype fp32 or bf16");
+    config.d_ff = 72;
+    REFUSED(tmp_file("m.bin"), DTYPE_FP32, "llm.c's models have no field for d_ff = 72 and always 4 C = 320");
+    config.d_ff = 0;
     REFUSED(tmp_file("file"), DTYPE_FP32, "this is a file; a Hugging Face model is a directory");
     REFUSED(tmp_file("file/model"), DTYPE_FP32, "file: cannot make the directory: Not a directory");
     REFUSED(tmp_file("file/model.bin"), DTYPE_FP32, "file: cannot make the directory: Not a directory");
@@ -245,9 +258,9 @@ TEST(an_earlier_export_is_replaced_as_a_whole) {
     for (int round = 0; round < 2; round++) { // with a tokenizer, then without one
         fill_model(m, round ? DTYPE_BF16 : DTYPE_FP16);
         Tokenizer *t = round ? NULL : tokenizer_bytes(&err);
-        assert_ok(export_check(slashes, DTYPE_FP32, &err));
+        assert_ok(export_check(slashes, DTYPE_FP32, &config, &err));
         assert_ok(export_model(slashes, m, DTYPE_FP32, -1, t, &err));
-        assert_ok(export_check(bin, DTYPE_FP32, &err));
+        assert_ok(export_check(bin, DTYPE_FP32, &config, &err));
         export_to(bin, m, DTYPE_FP32);
         assert_int_equal(entries_of(tmp_file("model")), round ? 2 : 4);
         assert_int_equal(entries_of(tmp.path), 2);

@@ -33,6 +33,23 @@ TEST(flops_are_the_exact_count) {
     assert_near("-r 2", planner_step_flops(&model, 1), exact, 1e-12);
     model.recompute = recompute_all(RECOMPUTE_BLOCK);
     assert_near("-r 3", planner_step_flops(&model, 1), exact + 16.0 * 12 * 768 * 768 + 2.0 * 12 * 768 * 1025, 1e-12);
+    model.config.d_ff = 1024; // 2048 less, each 6 a weight of two matmuls, and of fc twice more
+    assert_near("d_ff", planner_step_flops(&model, 1),
+                exact + 16.0 * 12 * 768 * 768 + 2.0 * 12 * 768 * 1025 - 14.0 * 12 * 768 * 2048, 1e-12);
+}
+
+TEST(the_predicted_work_is_that_of_the_model_whatever_its_d_ff) {
+    static Prediction p;
+    Gpt2Options model = model_of("d12", 64, 1024);
+    const Options options = {.recompute = "0"};
+    for (int64_t d_ff = 0; d_ff <= 4096; d_ff += 1024) {
+        model_config_set_d_ff(&model.config, d_ff);
+        double flops = 0;
+        planner_predict(&p, gpu_named("H200"), &model, 65536, &options, false);
+        for (int i = 0; i < p.count; i++)
+            if (strncmp(p.ops[i].op, "matmul", 6) == 0) flops += p.ops[i].flops;
+        assert_near("matmuls", flops, 65536 * flops_per_token_linear(&model.config), 1e-12);
+    }
 }
 
 // Per block a matrix of 768 x 768 four times (three of them in qkvw) and of 768 x 3072 twice: 5 (4 m^2 n + 2 m^3) each.
