@@ -216,8 +216,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     }
 }
 
-// ---------------------------------------------------------------------------------------------------- the bias
-// gradient
+// ------------------------------------------------------------------------------------------------------- bias gradient
 
 // dbias (3C) = or += the sums that the blocks of both kernels left. A block has the columns of one head of q, k or v
 // (blockIdx.y): LANES threads take 16 bytes of a row, the rows of all sequences are dealt to GROUPS of them, 8 in
