@@ -43,7 +43,7 @@ def test_a_run_with_another_d_ff_resumes_and_is_exported_with_it(data, tmp_path)
     whole, export, again = tmp_path / "whole", tmp_path / "export", tmp_path / "again"
     flags = [*TINY, *QUIET, *data.flags, "-n", 1, "-nk", 0, "-x", 3, "-u", 1]
     train(*flags, "-o", whole, "--d-ff", 72, "--export", export)
-    assert "d_ff 72" in (whole / "main.log").read_text()
+    assert events(whole, "run")[0]["model"]["d_ff"] == 72
     cut = cut_back(shutil.copytree(whole, tmp_path / "cut"))
     for wrong in (["--d-ff", 80], ["--d-ff", 0]):
         refused("-o", cut, *RESUME, *wrong, words=["--d-ff", "have d_ff = 72; leave it out"])
