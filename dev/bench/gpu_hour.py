@@ -90,6 +90,12 @@ def of_option(options):
     return find
 
 
+def saved_by_overlap(report):
+    ms = {on: [row["ms"] for row in report.get("runs", []) if row.get("group") == "overlap" and row.get("options") == f"--overlap {on}"]
+          for on in (0, 1)}  # fmt: skip
+    return sum(ms[0]) / len(ms[0]) - sum(ms[1]) / len(ms[1]) if ms[0] and ms[1] else None
+
+
 def of_start(name):
     def find(report):
         row = first(report.get("start", []), name=name)
@@ -129,7 +135,7 @@ def predictions(plans):
     memory, rate = step.device["memory"]["total"] / 2**30, step.tokens_per_second()
     found = {
         f"{name}, tokens/s": rate, f"{name}, ms a step": step.ms,
-        OWN: safe.ms, "memory, GiB": [memory, 1.05 * memory, 0.96 * memory],
+        OWN: safe.ms, OVERLAP: step.hidden, "memory, GiB": [memory, 1.05 * memory, 0.96 * memory],
         f"{last}, tokens/s": predict.Predicted(large, large["devices"][0]).tokens_per_second(),
         **step.stated(),
     }  # fmt: skip
@@ -141,13 +147,14 @@ def predictions(plans):
 
 
 OWN = "the same with --attention own -ge 0"
+OVERLAP = "ms that --overlap 1 saves, at most"
 
 
 def whole(name, last):
     """What the page says of whole steps of these models and of what is around them: (what, where it is measured)."""
     return [
         (f"{name}, tokens/s", of_main("tokens_per_second")), (f"{name}, ms a step", of_main("ms")),
-        (OWN, of_option("--attention own -ge 0")), ("memory, GiB", of_main("memory_peak", 2.0**-30)),
+        (OWN, of_option("--attention own -ge 0")), (OVERLAP, saved_by_overlap), ("memory, GiB", of_main("memory_peak", 2.0**-30)),
         ("PyTorch, tokens/s", of_torch("default", "tokens_per_second")),
         ("PyTorch with cuDNN's attention, tokens/s", of_torch("cudnn", "tokens_per_second")),
         ("ours / PyTorch", of_torch("default", "ratio")),

@@ -86,6 +86,8 @@ class Predicted:
             raise Refused(f"no rates are assumed for {device['name']} in {device['dtype']}")
         self.rows = rows_of(device)
         self.ms, self.gaps, self.launch = (milliseconds(said[f"{what}_seconds"]) for what in ("step", "between_ops", "launch"))
+        most = milliseconds(said["overlap_seconds"])  # llmc/run/planner_predict.c: may_be_hidden
+        self.hidden = [most[0], most[1], 0.0]  # by --overlap 1
         copies = (part for op in said["ops"] for part in op["parts"] if part["rate"] == "copy")
         self.copy = next([ms / part["amount"] for ms in milliseconds(part["seconds"])] for part in copies)  # of a byte
 
@@ -136,6 +138,7 @@ def op_table(predicted):
     add("between ops", "", 0, 0, first.gaps, [p.gaps[0] for p in predicted[1:]])
     add("**step**", "", sum(row.bytes for row in first.rows), sum(row.flops for row in first.rows), first.ms,
         [p.ms[0] for p in predicted[1:]])  # fmt: skip
+    add("of it, hidden by `--overlap 1` at most", "", 0, 0, first.hidden, [p.hidden[0] for p in predicted[1:]])
     return tools.table(columns, lines)
 
 

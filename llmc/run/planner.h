@@ -133,6 +133,7 @@ typedef struct {
     const char *op, *tensor;
     double calls, flops, bytes;
     double launches; // kernels
+    bool beside;     // they may run while a weight gradient does, with --overlap
     int num_parts;
     PredictedPart parts[MOST_PARTS];
 } PredictedOp;
@@ -143,6 +144,7 @@ typedef struct {
     bool is_known;                       // of this GPU and dtype; otherwise nothing below, and no seconds above
     bool is_limit;                       // its times are those of the datasheet's peak and bandwidth
     Estimate step, between, launch;      // seconds: of a step, its part between kernels, and between two of them
+    Estimate overlap;                    // seconds of a step that --overlap can hide at most; step has them
 } Prediction;
 
 // A step of `tokens` tokens on one GPU; of the options --attention and -ge count. or_limit: where no rates are assumed,

@@ -97,6 +97,7 @@ typedef struct {
     Prediction *to;
     const Gpt2Options *model;
     double steps, L, C, N, s, u; // N: tokens; s: bytes of a number; u: of (B,T,C)
+    bool beside;                 // of the rows that follow
 } Rows;
 
 // A row of `calls` calls in a micro-step; flops and bytes are those of a call.
@@ -104,7 +105,7 @@ static PredictedOp *add(Rows *r, const char *op, const char *tensor, double call
     REQUIRE(r->to->count < MOST_PREDICTED_OPS, "more than %d rows", MOST_PREDICTED_OPS);
     PredictedOp *row = &r->to->ops[r->to->count++];
     calls *= r->steps;
-    *row = (PredictedOp){.op = op, .tensor = tensor, .calls = calls, .launches = calls};
+    *row = (PredictedOp){.op = op, .tensor = tensor, .calls = calls, .launches = calls, .beside = r->beside};
     row->flops = calls * flops, row->bytes = calls * bytes;
     return row;
 }
@@ -195,6 +196,7 @@ static void add_head(Rows *r, double chunk) {
 static void add_backward(Rows *r, double scores, double lse) {
     const Gpt2Options *m = r->model;
     normed_backward(r, "lnfw", 1, 3);
+    r->beside = true;
     copy(r, "gradient_add", "dresidual_sum", r->L, 8 * r->C);
     weight_gradient(r, &FCPROJ, RATE_COUNT);
     part(product(r, "matmul_gelu_backward_input", &FCPROJ, INPUT_GRADIENT, 4 * r->u), RATE_GELU_GRADIENT, 4 * r->u, 1);
@@ -281,6 +283,15 @@ static Estimate seconds_of(const PredictedPart *p, const Estimate *rates, double
     return (Estimate){amount / rate.likely, amount / rate.worst, amount / rate.best};
 }
 
+// --overlap: whether this part is a memory-bound kernel that may run beside a weight gradient. It is assumed to be
+// hidden whole: that the product leaves it multiprocessors and becomes no slower by it, that no product of the compute
+// stream takes its place, and that it follows before the weight gradient ends. None of this is known, so the sum is a
+// bound and no part of the step's time. Epilogues belong to their product; attention, which needs the tensor cores too,
+// gains nothing.
+static bool may_be_hidden(const PredictedOp *row, RateKind rate) {
+    return row->beside && !is_of_peak(rate) && rate != RATE_GELU && rate != RATE_GELU_GRADIENT;
+}
+
 static void accumulate(Estimate *sum, Estimate e) {
     sum->likely += e.likely, sum->worst += e.worst, sum->best += e.best;
 }
@@ -320,6 +331,7 @@ static void find_times(Prediction *p, const GpuSpec *gpu, const Gpt2Options *mod
         for (int k = 0; k < row->num_parts; k++) {
             row->parts[k].seconds = seconds_of(&row->parts[k], rates, peak, gpu->bandwidth);
             accumulate(&by_rate[row->parts[k].rate], row->parts[k].seconds);
+            if (may_be_hidden(row, row->parts[k].rate)) accumulate(&p->overlap, row->parts[k].seconds);
         }
     }
     p->launch = rates[RATE_LAUNCH];
@@ -332,7 +344,7 @@ void planner_predict(Prediction *p, const GpuSpec *gpu, const Gpt2Options *model
                      bool or_limit) {
     const double N = (double)(model->B * model->T), C = (double)model->config.C, s = (double)dtype_size(model->dtype);
     const double scores = N * C * (double)(model->T + 1), lse = 4 * (double)(model->B * model->config.NH * model->T);
-    Rows r = {p, model, (double)tokens / N, (double)model->config.L, C, N, s, N * C * s};
+    Rows r = {p, model, (double)tokens / N, (double)model->config.L, C, N, s, N * C * s, false};
     memset(p, 0, sizeof *p);
     if (!model->train || model->fp8 || model->offload) return; // no rates are assumed for these
     add_forward(&r, scores, lse);
@@ -341,6 +353,7 @@ void planner_predict(Prediction *p, const GpuSpec *gpu, const Gpt2Options *model
     add_head(&r, (double)cuda_size_head_chunk_rows(shape, gpu->num_sms > 0 ? gpu->num_sms : 1, (int64_t)gpu->memory));
     add_backward(&r, scores, lse);
     add_recomputation(&r);
+    r.beside = false;
     add_gradient_sums(&r);
     add_update(&r);
     find_times(p, gpu, model, o, or_limit);

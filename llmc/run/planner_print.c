@@ -194,6 +194,11 @@ static void print_prediction(FILE *out, const DevicePlan *p) {
         format_count(p->step_tokens / e.worst, worst, TEXT), format_count(p->step_tokens / e.best, best, TEXT));
     if (p->steps > 0) fprintf(out, "; all steps %s", format_duration(e.likely * p->steps, likely, TEXT));
     fprintf(out, "\n");
+    if (p->model.overlap)
+        fprintf(out,
+                "overlap     %s: hides at most %.2g s of that, the memory-bound kernels that may run beside a weight "
+                "gradient; how much, only a GPU can say\n",
+                device_text(p, name), p->prediction.overlap.likely);
 }
 
 // --------------------------------------------------------------------------------------------------- one GPU, all GPUs
@@ -378,6 +383,7 @@ static void add_predicted(cJSON *device, const DevicePlan *p, bool with_ops) {
     if (!with_ops) return;
     add_estimate(predicted, "between_ops_seconds", p->prediction.between);
     add_estimate(predicted, "launch_seconds", p->prediction.launch);
+    add_estimate(predicted, "overlap_seconds", p->prediction.overlap);
     cJSON *ops = cJSON_AddArrayToObject(predicted, "ops");
     for (int i = 0; i < p->prediction.count; i++) add_predicted_op(ops, &p->prediction.ops[i]);
 }

@@ -94,6 +94,20 @@ def test_the_trainer_predicts_what_its_options_choose(plan):
     assert own["predicted"]["step_seconds"][0] > plan["devices"][0]["predicted"]["step_seconds"][0]  # and a kernel more
 
 
+@pytest.mark.parametrize("options", [(), ("-ge", 0), ("-r", 1)])
+def test_overlap_hides_at_most_the_memory_bound_kernels_after_a_weight_gradient(options):
+    """A bound: the step that is predicted stays that of --overlap 0."""
+    off, on = (predict.plan_of(TRAINER, "H200", MODEL, B, T, options=(*options, "--overlap", o))["devices"][0]["predicted"] for o in (0, 1))
+    assert {key: on[key] for key in on} == off
+    may = [predict.milliseconds(part["seconds"]) for op in off["ops"] for part in op["parts"]
+           if (op["op"], part["rate"]) in {("layernorm_backward", "layernorm backward"), ("matmul_backward_weight", "bias gradients"),
+                                           ("matmul_gelu_backward_input", "copy"), ("embedding_backward", "copy"), ("recomputation", "copy")}
+           and op["tensor"] != "lnfw" or op["tensor"] == "dresidual_sum"]  # fmt: skip
+    assert len(may) == 6 + len(options) // 2 - (options == ("-ge", 0))  # its kernel has fc's bias gradient
+    assert off["overlap_seconds"] == pytest.approx([sum(ms[which] for ms in may) / 1e3 for which in range(3)])
+    assert 0 < off["overlap_seconds"][0] < off["step_seconds"][0]
+
+
 @pytest.mark.parametrize("options", [("--dtype", "fp32"), ("--fp8", 1), ("--offload", "optimizer")])
 def test_where_no_rates_are_assumed_nothing_is_predicted(options):
     plan = predict.plan_of(TRAINER, "H200", "L=3,C=64,NH=2,V=257,T=48", B, T, options=options)
