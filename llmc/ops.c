@@ -285,11 +285,14 @@ void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
                 COST(tensor_shape(qkv), attention_flops(out, 2), BYTES(qkv), BYTES(out, lse)));
 }
 
-void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads) {
+void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, Tensor *dbias,
+                        bool accumulate) {
     check_attention(__func__, out, lse, qkv, num_heads);
     tensor_check(__func__, dqkv, qkv.dtype, tensor_numel(qkv));
     tensor_check(__func__, dout, qkv.dtype, tensor_numel(out));
-    RUN_ORDERED(attention_backward, (dqkv, dout, out, lse, qkv, num_heads), OPERANDS((dqkv), (dout, out, lse, qkv)),
+    if (dbias && dbias->data) check_weight_gradient(__func__, *dbias, qkv.dtype, qkv.shape[2]);
+    RUN_ORDERED(attention_backward, (dqkv, dout, out, lse, qkv, num_heads, dbias, accumulate),
+                OPERANDS((dqkv, dbias ? *dbias : tensor_none()), (dout, out, lse, qkv)),
                 COST(tensor_shape(qkv), attention_flops(out, 5), BYTES(dout, out, lse, qkv), BYTES(dqkv)));
 }
 

@@ -119,7 +119,11 @@ void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads);
 // dqkv (B,T,3C) from dout (B,T,C); probabilities are recomputed from qkv and lse.
 //   P = exp(scores - lse);  dV = P^T dout;  dP = dout V^T;  dS = P * (dP - rowsum(dout * out));
 //   dQ = dS K / sqrt(HS);  dK = dS^T Q / sqrt(HS).
-void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads);
+// dbias (3C) = or += sum over B and T of dqkv, as rounded: the bias gradient of the layer before. Where the op's
+// kernels have dqkv in registers they make it, and *dbias becomes tensor_none(): otherwise it is left to
+// matmul_backward_weight. dbias may be NULL.
+void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, Tensor *dbias,
+                        bool accumulate);
 
 // ----------------------------------------------------------------------------------------------------------- decoding
 

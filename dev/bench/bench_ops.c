@@ -107,7 +107,7 @@ static void fcproj_gelu_backward(void) {
 static void attention(void) { attention_forward(batch(b.y, b.C), lse(), batch(b.qkv, 3 * b.C), (int)b.NH); }
 static void attention_gradient(void) {
     attention_backward(batch(b.dqkv, 3 * b.C), batch(b.x, b.C), batch(b.y, b.C), lse(), batch(b.qkv, 3 * b.C),
-                       (int)b.NH);
+                       (int)b.NH, NULL, false);
 }
 static void layernorm(void) {
     layernorm_forward(as(b.y, b.N, b.C), row(b.mean, b.N), row(b.rstd, b.N), as(b.x, b.N, b.C), row(b.bias, b.C),

@@ -415,7 +415,10 @@ static ALWAYS_INLINE void backward_head(const BackwardScratch *s, const Backward
     store_dqueries(s, head, E);
 }
 
-void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads) {
+// dbias is left to matmul_backward_weight: dq of a head is complete only after its last block of keys.
+void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads,
+                                Tensor *dbias, bool accumulate) {
+    (void)dbias, (void)accumulate;
     const char *op = "attention_backward";
     AttentionShape s = attention_shape(qkv, num_heads);
     int64_t scratch_bytes = attention_backward_scratch(s.T, s.HS, s.dtype);

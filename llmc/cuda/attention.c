@@ -41,7 +41,8 @@ static const char *const pass_names[ATTENTION_PASSES] = {"forward", "backward"};
 typedef struct {
     AttentionPass pass;
     AttentionShape shape;
-    Tensor out, lse, qkv, dqkv, dout; // the last two: backward
+    Tensor out, lse, qkv, dqkv, dout, dbias; // the last three: backward; dbias may be absent
+    bool accumulate;                         // into dbias
 } Call;
 
 // ------------------------------------------------------------------------------------------------------------ planning
@@ -151,12 +152,13 @@ void cuda_attention_shutdown(void) {
 
 // ------------------------------------------------------------------------------------------------------------- running
 
-static void run_own(const Call *c) {
+// Returns whether it made dbias as well.
+static bool run_own(const Call *c) {
     const int NH = (int)c->shape.NH;
-    if (c->pass == ATTENTION_FORWARD)
-        cuda_flash_forward(c->out, c->lse, c->qkv, NH);
-    else
-        cuda_flash_backward(c->dqkv, c->dout, c->out, c->lse, c->qkv, NH);
+    if (c->pass == ATTENTION_BACKWARD)
+        return cuda_flash_backward(c->dqkv, c->dout, c->out, c->lse, c->qkv, NH, c->dbias, c->accumulate);
+    cuda_flash_forward(c->out, c->lse, c->qkv, NH);
+    return false;
 }
 
 static bool run_cudnn(const Call *c, CudnnAttention *cudnn, Error *why) {
@@ -244,12 +246,15 @@ typedef struct {
 
 static bool contend(void *context, int choice) {
     const Contest *c = (const Contest *)context;
-    if (choice == BY_CUDNN) return run_cudnn(c->call, c->pass->cudnn, &c->pass->why_not);
-    run_own(c->call);
+    const Call *call = c->call;
+    if (choice == BY_CUDNN && !run_cudnn(call, c->pass->cudnn, &c->pass->why_not)) return false;
+    const bool has_dbias = choice == BY_OWN_KERNELS && run_own(call);
+    if (call->dbias.data && !has_dbias) backend_bias_backward(call->dbias, call->dqkv, call->accumulate);
     return true;
 }
 
-// Whether cuDNN is faster and writes the same bits again. ms: the times of both.
+// Whether cuDNN is faster, with the kernel of the bias gradient that it leaves to the layer before, and writes the same
+// bits again. ms: the times of both.
 static bool cudnn_wins(const Call *call, Pass *p, const char *bits, float ms[2]) {
     const char *name = pass_names[call->pass];
     Contest contest = {call, p};
@@ -268,12 +273,15 @@ static bool cudnn_wins(const Call *call, Pass *p, const char *bits, float ms[2])
 
 // The first call of a pass: the kernel is compiled, compared with the own ones, and the choice made. A failure of cuDNN
 // to compile or agree is not stored: the reason may be gone in the next run, and is reported again if not.
-static void decide(const Call *c, Pass *p) {
+static void decide(const Call *asked_for, Pass *p) {
+    Call trial = *asked_for, *c = &trial;
     REQUIRE(!cuda_backend.capturing, "attention: the first %s pass of a shape is under capture", pass_names[c->pass]);
     const bool asked = is_cudnn(cuda_backend.options.attention);
     const char *const ways[] = {"own kernels", "cuDNN"};
     char *bits = NULL, what[TUNING_KEY_MAX];
     float ms[2] = {-1.0f, -1.0f};
+    void *block = NULL; // trials must not change the bias gradient
+    if (c->dbias.data) c->dbias.data = cuda_memory_like(c->dbias.data, tensor_bytes(c->dbias), &block);
     bool right = cudnn_attention_compile(p->cudnn, &p->why_not);
     if (right) p->why_not.text[0] = '\0'; // of engines before the one that compiled
     if (asked || p->to_measure) right = right && cudnn_agrees(c, p, &bits);
@@ -282,21 +290,21 @@ static void decide(const Call *c, Pass *p) {
     if (right && p->to_measure) remember(c->pass, c->shape, p->choice);
     describe_call(what, sizeof what, c->pass, c->shape);
     cuda_note_choice(what, 2, ways, ms, (int)p->choice);
+    if (block) CUDA_CHECK(cudaFree(block));
     free(bits);
 }
 
 // ----------------------------------------------------------------------------------------------------------------- ops
 
-static void run(const Call *c) {
+// Returns whether it made dbias as well.
+static bool run(const Call *c) {
     PlannedShape *shape = find_planned(c->shape);
     Pass *p = shape ? &shape->passes[c->pass] : NULL;
     if (p && p->choice == NOT_KNOWN_YET) decide(c, p);
-    if (!p || p->choice == BY_OWN_KERNELS) {
-        run_own(c);
-        return;
-    }
+    if (!p || p->choice == BY_OWN_KERNELS) return run_own(c);
     Error why;
     REQUIRE(run_cudnn(c, p->cudnn, &why), "attention %s: %s", pass_names[c->pass], why.text);
+    return false;
 }
 
 static AttentionShape shape_of(Tensor qkv, int num_heads) {
@@ -312,10 +320,18 @@ void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads
     run(&(Call){.pass = ATTENTION_FORWARD, .shape = s, .out = out, .lse = lse, .qkv = qkv});
 }
 
-void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads) {
-    const AttentionShape s = shape_of(qkv, num_heads);
-    run(&(Call){
-        .pass = ATTENTION_BACKWARD, .shape = s, .out = out, .lse = lse, .qkv = qkv, .dqkv = dqkv, .dout = dout});
+void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads,
+                                Tensor *dbias, bool accumulate) {
+    const Call c = {.pass = ATTENTION_BACKWARD,
+                    .shape = shape_of(qkv, num_heads),
+                    .out = out,
+                    .lse = lse,
+                    .qkv = qkv,
+                    .dqkv = dqkv,
+                    .dout = dout,
+                    .dbias = dbias ? *dbias : tensor_none(),
+                    .accumulate = accumulate};
+    if (run(&c) && dbias) *dbias = tensor_none();
 }
 
 // --------------------------------------------------------------------------------------------------------- description

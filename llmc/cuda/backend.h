@@ -149,9 +149,11 @@ const char *cuda_attention_description(void);
 // Whether the tensor-core kernels support this; otherwise the calls below run the plain ones.
 bool cuda_flash_supports(DType dtype, int64_t head_size);
 
-// Any floating dtype, any head size. They take scratch memory from the workspace, at most cuda_size_flash.
+// Any floating dtype, any head size. They take scratch memory from the workspace, at most cuda_size_flash. Backward
+// returns whether it made dbias, which may be absent, as well: the tensor-core kernels do.
 void cuda_flash_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads);
-void cuda_flash_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads);
+bool cuda_flash_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, Tensor dbias,
+                         bool accumulate);
 
 // Arguments of the kernels of both families.
 typedef struct {

@@ -23,6 +23,12 @@ template <class Arch, int HEAD> struct BackwardTile {
     static constexpr int SHARED_BYTES = (2 * ROWS + 2 * ACROSS * Arch::STAGES) * HEAD * 2;
 };
 
+// Where a block leaves the sums of the columns of its rows of dq, dk or dv (part 0, 1 or 2): sums (3,blocks,HEAD) by
+// the number of the block in the grid, which costs no register before it is needed. Rows beyond T are 0.
+template <int HEAD> static __device__ __forceinline__ float *block_sums(float *sums, int part) {
+    return sums + ((int64_t)part * gridDim.x + blockIdx.x) * HEAD;
+}
+
 // --------------------------------------------------------------------------------------------------------- the queries
 
 // For each query in this lane's fragments: lse * log2(e), and D, which lane 0 of four also stores. The four lanes of a
@@ -71,8 +77,8 @@ static __device__ __forceinline__ void query_gradients(float (&scores)[M][N8][4]
 // M * 16. Moves Q, dout, out and dQ once; K and V of a head from L2 for each of its query blocks.
 template <class Arch, class T, int HEAD>
 static __global__ void __launch_bounds__(FLASH_THREADS, 2)
-    flash_backward_queries_kernel(T *dqkv, float *delta, const T *dout, const T *out, const float *lse, const T *qkv,
-                                  FlashShape s) {
+    flash_backward_queries_kernel(T *dqkv, float *delta, float *sums, const T *dout, const T *out, const float *lse,
+                                  const T *qkv, FlashShape s) {
     wait_for_the_grid_before();
     if constexpr (flash_compiled<Arch>) {
         typedef BackwardTile<Arch, HEAD> Tile;
@@ -114,6 +120,10 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
             }
         }
         store_rows(head_rows(dqkv, s, block.head, 0, 3), first_row, dQ, s.scale, q_tile, tile_row);
+        if (sums) {
+            __syncthreads();
+            store_column_sums<Arch, T, ROWS, HEAD>(block_sums<HEAD>(sums, 0), s.HS, q_tile);
+        }
     } else {
         __trap();
     }
@@ -145,7 +155,7 @@ static __device__ __forceinline__ void key_gradients(float (&scores)[M][N8][4], 
 // are 0, so the other factors, dout and dS, are 0 too.
 template <class Arch, class T, int HEAD>
 static __global__ void __launch_bounds__(FLASH_THREADS, 2)
-    flash_backward_keys_kernel(T *dqkv, const T *dout, const float *lse, const float *delta, const T *qkv,
+    flash_backward_keys_kernel(T *dqkv, float *sums, const T *dout, const float *lse, const float *delta, const T *qkv,
                                FlashShape s) {
     wait_for_the_grid_before();
     if constexpr (flash_compiled<Arch>) {
@@ -196,34 +206,92 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
         }
         store_rows(head_rows(dqkv, s, block.head, 1, 3), first_key, dK, s.scale, k_tile, tile_row);
         store_rows(head_rows(dqkv, s, block.head, 2, 3), first_key, dV, 1.0f, v_tile, tile_row);
+        if (sums) {
+            __syncthreads();
+            store_column_sums<Arch, T, ROWS, HEAD>(block_sums<HEAD>(sums, 1), s.HS, k_tile);
+            store_column_sums<Arch, T, ROWS, HEAD>(block_sums<HEAD>(sums, 2), s.HS, v_tile);
+        }
     } else {
         __trap();
     }
 }
 
+// ---------------------------------------------------------------------------------------------------- the bias
+// gradient
+
+// dbias (3C) = or += the sums that the blocks of both kernels left. A block has the columns of one head of q, k or v
+// (blockIdx.y): LANES threads take 16 bytes of a row, the rows of all sequences are dealt to GROUPS of them, 8 in
+// flight, and the groups are added in order. Moves 4 bytes twice for ROWS elements of dqkv: 1/32 of them at 128 rows.
+enum { SUM_THREADS = 256, SUMS_IN_FLIGHT = 8 };
+template <int HEAD>
+static __global__ void __launch_bounds__(SUM_THREADS)
+    flash_bias_kernel(void *dbias, DType dtype, bool accumulate, const float *sums, int blocks, FlashShape s) {
+    wait_for_the_grid_before();
+    constexpr int LANES = HEAD / 4, GROUPS = SUM_THREADS / LANES;
+    __shared__ float groups[GROUPS][HEAD];
+    const int h = (int)blockIdx.x, part = (int)blockIdx.y, lane = (int)threadIdx.x % LANES;
+    const int mine = (int)threadIdx.x / LANES, rows = s.heads / s.NH * blocks;
+    float sum[4] = {};
+    for (int row = mine; mine < GROUPS && row < rows; row += GROUPS * SUMS_IN_FLIGHT) {
+        Vector<float, 4> x[SUMS_IN_FLIGHT];
+        for (int j = 0; j < SUMS_IN_FLIGHT; j++) {
+            const int at = row + j * GROUPS, head = at / blocks * s.NH + h;
+            const float *from =
+                sums + ((int64_t)part * s.heads * blocks + flash_place(s, blocks, head, at % blocks)) * HEAD;
+            x[j] = load_or_zero<float, 4>(from + lane * 4, at < rows);
+        }
+        for (int j = 0; j < SUMS_IN_FLIGHT; j++) add_to(sum, x[j]);
+    }
+    for (int k = 0; k < 4 && mine < GROUPS; k++) groups[mine][lane * 4 + k] = sum[k];
+    __syncthreads();
+    const int column = (int)threadIdx.x;
+    if (column >= s.HS) return;
+    float total = 0.0f;
+    for (int g = 0; g < GROUPS; g++) total += groups[g][column];
+    put_gradient_of(dtype, dbias, ((int64_t)part * s.NH + h) * s.HS + column, total, accumulate);
+}
+
 // ------------------------------------------------------------------------------------------------------------ the host
 
+typedef struct {
+    float *delta, *sums; // sums: NULL without dbias
+    Tensor dbias;
+    bool accumulate;
+} BackwardRest;
+
 template <class Arch, class T, int HEAD>
-static void backward_launch(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, float *delta, FlashShape s) {
+static void backward_launch(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, BackwardRest r,
+                            FlashShape s) {
     typedef BackwardTile<Arch, HEAD> Tile;
+    static_assert(Tile::ROWS >= FLASH_MIN_ROWS, "the workspace has sums of as many blocks");
     const int64_t blocks_per_head = ceil_div(s.T, Tile::ROWS);
     const dim3 blocks((unsigned)(s.heads * blocks_per_head));
     s = flash_grouped(s, blocks_per_head);
     LAUNCH((flash_backward_queries_kernel<Arch, T, HEAD>), blocks, dim3(FLASH_THREADS), Tile::SHARED_BYTES,
            cuda_compute_stream())
-    ((T *)dqkv.data, delta, (const T *)dout.data, (const T *)out.data, (const float *)lse.data, (const T *)qkv.data, s);
+    ((T *)dqkv.data, r.delta, r.sums, (const T *)dout.data, (const T *)out.data, (const float *)lse.data,
+     (const T *)qkv.data, s);
     LAUNCH((flash_backward_keys_kernel<Arch, T, HEAD>), blocks, dim3(FLASH_THREADS), Tile::SHARED_BYTES,
            cuda_compute_stream())
-    ((T *)dqkv.data, (const T *)dout.data, (const float *)lse.data, (const float *)delta, (const T *)qkv.data, s);
+    ((T *)dqkv.data, r.sums, (const T *)dout.data, (const float *)lse.data, (const float *)r.delta, (const T *)qkv.data,
+     s);
+    if (!r.sums) return;
+    LAUNCH((flash_bias_kernel<HEAD>), dim3((unsigned)s.NH, 3), dim3(SUM_THREADS), 0, cuda_compute_stream())
+    (r.dbias.data, r.dbias.dtype, r.accumulate, r.sums, (int)blocks_per_head, s);
 }
 
-void cuda_flash_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads) {
+bool cuda_flash_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, Tensor dbias,
+                         bool accumulate) {
     const FlashShape s = cuda_flash_shape(qkv, num_heads);
-    float *delta = (float *)cuda_scratch("attention_backward", (int64_t)s.heads * s.T * (int64_t)sizeof(float));
+    const CudaFlashLayout layout = cuda_size_flash(s.heads, s.T, s.HS);
+    char *scratch = (char *)cuda_scratch("attention_backward", layout.end);
+    float *const sums = dbias.data ? (float *)(scratch + layout.sums) : NULL;
+    const BackwardRest r = {(float *)scratch, sums, dbias, accumulate};
     if (!cuda_flash_supports(qkv.dtype, s.HS)) {
-        cuda_plain_attention_backward(dqkv, dout, out, lse, qkv, delta, s);
-        return;
+        cuda_plain_attention_backward(dqkv, dout, out, lse, qkv, r.delta, s);
+        return false;
     }
     FLASH_DISPATCH(qkv.dtype,
-                   FLASH_DISPATCH_HEAD(s.HS, backward_launch<Arch, T, HEAD>(dqkv, dout, out, lse, qkv, delta, s)));
+                   FLASH_DISPATCH_HEAD(s.HS, backward_launch<Arch, T, HEAD>(dqkv, dout, out, lse, qkv, r, s)));
+    return sums != NULL;
 }

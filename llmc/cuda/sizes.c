@@ -51,7 +51,13 @@ CudaEmbeddingLayout cuda_size_embedding(int64_t positions, int64_t C) {
 
 // ---------------------------------------------------------------------------------------------------------- attention
 
-int64_t cuda_size_flash(OpsShape shape) { return shape.B * shape.NH * shape.T * (int64_t)sizeof(float); }
+CudaFlashLayout cuda_size_flash(int64_t heads, int64_t T, int64_t HS) {
+    const int64_t blocks = heads * ceil_div(T, FLASH_MIN_ROWS), size = (int64_t)sizeof(float);
+    CudaFlashLayout l = {0, 0};
+    cuda_part(&l.end, heads * T * size);
+    l.sums = cuda_part(&l.end, HS <= 128 ? 3 * blocks * round_up(HS, 32) * size : 0);
+    return l;
+}
 
 int64_t cuda_size_decode(int64_t sequences, int64_t NH, int64_t HS, int64_t maxT) {
     return sequences * NH * ceil_div(maxT, DECODE_KEYS) * (HS + DECODE_EXTRA_FLOATS) * (int64_t)sizeof(float);
@@ -145,7 +151,7 @@ int64_t cuda_size_workspace(OpsShape shape, int compute_capability, int64_t cudn
         cuda_size_bias_gradient(N, 4 * shape.C), // after the product, in the same place
         cuda_size_layernorm(N, shape.C),
         cuda_size_embedding(N, shape.C).end,
-        cuda_size_flash(shape),
+        cuda_size_flash(shape.B * shape.NH, shape.T, shape.C / shape.NH).end,
         cuda_size_optimizer(shape),
     };
     const int count = shape.forward_only ? 3 : (int)(sizeof needs / sizeof *needs);

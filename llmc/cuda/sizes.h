@@ -64,8 +64,13 @@ typedef struct {
 } CudaEmbeddingLayout;
 CudaEmbeddingLayout cuda_size_embedding(int64_t positions, int64_t C);
 
-// rowsum(dout * out) (B,NH,T) fp32 of the own backward pass of attention.
-int64_t cuda_size_flash(OpsShape shape);
+// The own backward pass of attention: rowsum(dout * out) (B,NH,T) fp32 at the beginning, then the sums of the columns
+// of dq, dk and dv of each block, which has at least so many rows of a head.
+enum { FLASH_MIN_ROWS = 64 };
+typedef struct {
+    int64_t sums, end; // offsets
+} CudaFlashLayout;
+CudaFlashLayout cuda_size_flash(int64_t heads, int64_t T, int64_t HS); // heads: B * NH
 
 // attention_decode: of each chunk of keys of a head HS sums, a maximum and a sum.
 enum { DECODE_KEYS = 64, DECODE_EXTRA_FLOATS = 2 };

@@ -181,9 +181,10 @@ static void block_backward(Block *b, Tensor dresidual, Tensor dresidual_sum) {
     need_attention(b);
     linear_backward(b, LINEAR_ATTPROJ, a->datt, g->attprojw, elsewhere, dresidual, a->att, p->attprojw);
     need_qkv(b);
-    attention_backward(a->dqkv, a->datt, a->att, a->lse, a->qkv, num_heads(b));
+    Tensor qkvb = g->qkvb;
+    attention_backward(a->dqkv, a->datt, a->att, a->lse, a->qkv, num_heads(b), &qkvb, b->accumulate);
     need_ln1(b);
-    linear_backward(b, LINEAR_QKV, a->dln1, g->qkvw, g->qkvb, a->dqkv, a->ln1, p->qkvw);
+    linear_backward(b, LINEAR_QKV, a->dln1, g->qkvw, qkvb, a->dqkv, a->ln1, p->qkvw);
     layernorm_backward(dresidual, g->ln1w, g->ln1b, dresidual_sum, a->dln1, a->residual1, a->ln1_mean, a->ln1_rstd,
                        p->ln1w, true, b->accumulate, false);
 }

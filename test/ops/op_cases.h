@@ -274,16 +274,31 @@ static inline void attention_check_parts(OpTensor dqkv, const HeadsShape *c, DTy
     for (int part = 0; part < 3; part++) op_expect(names[part], error[part], limit[part]);
 }
 
-static inline void attention_backward_case(const HeadsShape *c, DType dtype) {
-    attention_begin(c, dtype, "attention_backward");
+// dbias is what was there, plus the sums of dqkv as the op left it: in fp64 they stay out of its errors.
+static inline void attention_add_columns(OpTensor dbias, OpTensor dqkv, const HeadsShape *c, double *terms) {
+    const double *values = op_download(dqkv);
+    const int64_t columns = 3 * c->C, n = c->B * c->T * columns;
+    for (int64_t i = 0; i < n; i++) dbias.v[i % columns] += values[i], *terms += values[i] * values[i] / (double)n;
+    *terms = sqrt(*terms * (double)(c->B * c->T));
+}
+
+// grad, accumulate: of dbias.
+static inline void attention_backward_case(const HeadsShape *c, DType dtype, DType grad, bool accumulate) {
+    attention_begin(c, dtype, accumulate ? "attention_backward +=" : "attention_backward =");
     OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, c->T, 3 * c->C), 1.0);
     OpTensor dout = op_input(dtype, "dout", DIMS(c->B, c->T, c->C), 1.0);
     OpTensor out = op_input(dtype, "out", DIMS(c->B, c->T, c->C), 1.0);
     OpTensor lse = op_input(DTYPE_FP32, "lse", DIMS(c->B, c->NH, c->T), 1.0);
     OpTensor dqkv = op_output(dtype, "dqkv", DIMS(c->B, c->T, 3 * c->C));
+    OpTensor dbias = op_inout(grad, "dbias", DIMS(3 * c->C), 1.0);
+    Tensor left = dbias.t;
+    double terms = 0.0;
     ref_attention_forward(out.v, lse.v, qkv.v, c->B, c->T, c->C, c->NH);
     op_upload(&out), op_upload(&lse); // both sides see them as the forward pass stores them: rounded
-    attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, (int)c->NH);
+    attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, (int)c->NH, &left, accumulate);
+    if (!left.data && !accumulate) memset(dbias.v, 0, (size_t)(3 * c->C) * sizeof *dbias.v);
+    if (!left.data) attention_add_columns(dbias, dqkv, c, &terms);
+    op_check_terms(dbias, grad, DTYPE_FP32, terms); // as it was where the op left it
     ref_attention_backward(dqkv.v, dout.v, out.v, lse.v, qkv.v, c->B, c->T, c->C, c->NH);
     if (c->T > 1)
         attention_check_parts(dqkv, c, dtype);

@@ -25,8 +25,10 @@ OP_TEST(large_scores_do_not_overflow) {
     attention_forward_case(&cases[8], dtype, 5.0, 2.0);
 }
 
+// Bias gradients in both dtypes, overwritten and added to.
 OP_TEST(attention_backward_matches) {
-    for (int i = 0; i < NUM_CASES; i++) attention_backward_case(&cases[i], dtype);
+    for (int i = 0; i < NUM_CASES; i++)
+        attention_backward_case(&cases[i], dtype, i % 4 < 2 ? DTYPE_FP32 : dtype, i % 2 == 0);
 }
 
 // Twice the same inputs, into memory that held something else.
@@ -41,7 +43,7 @@ OP_TEST(attention_gives_the_same_bits_again) {
         lse[i] = op_output(DTYPE_FP32, i ? "the second lse" : "lse", DIMS(c->B, c->NH, c->T));
         dqkv[i] = op_output(dtype, i ? "the second dqkv" : "dqkv", DIMS(c->B, c->T, 3 * c->C));
         attention_forward(out[i].t, lse[i].t, qkv.t, (int)c->NH);
-        attention_backward(dqkv[i].t, dout.t, out[i].t, lse[i].t, qkv.t, (int)c->NH);
+        attention_backward(dqkv[i].t, dout.t, out[i].t, lse[i].t, qkv.t, (int)c->NH, NULL, false);
     }
     op_check_same_bits(out[0], out[1]);
     op_check_same_bits(lse[0], lse[1]);

@@ -150,7 +150,8 @@ static void attention_forward_random(DType dtype) {
 }
 static void attention_backward_random(DType dtype) {
     const HeadsShape s = heads_shape();
-    attention_backward_case(&s, dtype);
+    const DType grad = gradient_dtype(dtype);
+    attention_backward_case(&s, dtype, grad, draw(2) == 1);
 }
 
 static HeadLossShape head_loss_shape(void) {

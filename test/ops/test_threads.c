@@ -55,10 +55,11 @@ static uint64_t layernorm_bits(DType dtype) {
 static uint64_t attention_bits(DType dtype) {
     OpTensor qkv = op_input(dtype, "qkv", DIMS(B, T, 3 * C), 1.0), dout = op_input(dtype, "dout", DIMS(B, T, C), 1.0);
     OpTensor out = op_output(dtype, "out", DIMS(B, T, C)), lse = op_output(DTYPE_FP32, "lse", DIMS(B, NH, T));
-    OpTensor dqkv = op_output(dtype, "dqkv", DIMS(B, T, 3 * C));
+    OpTensor dqkv = op_output(dtype, "dqkv", DIMS(B, T, 3 * C)), dbias = op_inout(dtype, "dbias", DIMS(3 * C), 1.0);
+    Tensor left = dbias.t;
     attention_forward(out.t, lse.t, qkv.t, NH);
-    attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, NH);
-    return op_digest(op_digest(op_digest(0, out), lse), dqkv);
+    attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, NH, &left, true);
+    return op_digest(op_digest(op_digest(op_digest(0, out), lse), dqkv), dbias);
 }
 
 // Two chunks of keys, so that blocks of one head add their parts; the second token reads what the first one stored.

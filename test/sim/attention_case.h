@@ -17,7 +17,8 @@ static inline void start(AttentionChoice attention) {
 // A case of both passes: inputs, what stands on the device, and in .v what the specification says of them.
 typedef struct {
     AttentionShape shape;
-    OpTensor qkv, dout, out, lse, dqkv;
+    OpTensor qkv, dout, out, lse, dqkv, dbias;
+    Tensor left; // dbias, where the backward pass leaves it
 } Case;
 
 static inline Case begin(AttentionShape s, const char *what) {
@@ -30,6 +31,8 @@ static inline Case begin(AttentionShape s, const char *what) {
     c.out = op_output(s.dtype, "out", DIMS(s.B, s.T, C));
     c.lse = op_output(DTYPE_FP32, "lse", DIMS(s.B, s.NH, s.T));
     c.dqkv = op_output(s.dtype, "dqkv", DIMS(s.B, s.T, 3 * C));
+    c.dbias = op_inout(DTYPE_FP32, "dbias", DIMS(3 * C), 1.0);
+    c.left = c.dbias.t;
     return c;
 }
 
@@ -44,11 +47,15 @@ static inline void check(Case *c) {
     op_check(c->out, c->shape.dtype);
     op_check_logarithms(c->lse, c->shape.dtype, 1.0);
     op_check(c->dqkv, c->shape.dtype);
+    op_check_terms(c->dbias, DTYPE_FP32, DTYPE_FP32, sqrt((double)(c->shape.B * c->shape.T)));
 }
 
 static inline void forward(Case *c) { attention_forward(c->out.t, c->lse.t, c->qkv.t, (int)c->shape.NH); }
 static inline void backward(Case *c) {
-    attention_backward(c->dqkv.t, c->dout.t, c->out.t, c->lse.t, c->qkv.t, (int)c->shape.NH);
+    const int64_t n = (int64_t)tensor_numel(c->dqkv.t), columns = tensor_numel(c->dbias.t);
+    attention_backward(c->dqkv.t, c->dout.t, c->out.t, c->lse.t, c->qkv.t, (int)c->shape.NH, &c->left, true);
+    const double *rounded = op_download(c->dqkv);
+    for (int64_t i = 0; !c->left.data && i < n; i++) c->dbias.v[i % columns] += rounded[i];
 }
 
 static inline void expect_text(const char *got, const char *expected) {

@@ -52,6 +52,27 @@ APART_TEST(own_kernels_that_are_faster_are_taken_and_remembered, "1,slow", "90")
     device_shutdown();
 }
 
+// Each candidate ran, and more than once: dbias has one sum more, or none.
+APART_TEST(own_kernels_make_the_bias_gradient_and_cudnn_leaves_it, "1", "90") {
+    static const char *const simulated[] = {"1", "1,slow", "1", "1"};
+    static const AttentionChoice choices[] = {ATTENTION_AUTO, ATTENTION_AUTO, ATTENTION_OWN, ATTENTION_CUDNN};
+    setenv("PRETRAIN_CACHE", "off", 1);
+    for (int i = 0; i < 4; i++) {
+        setenv("SIM_CUDNN", simulated[i], 1);
+        tuning_cache_close();
+        start(choices[i]);
+        Case c = begin(small, "the bias gradient");
+        forward(&c);
+        backward(&c);
+        specify(&c);
+        check(&c);
+        const bool is_own = i == 1 || i == 2;
+        if (!c.left.data != is_own) op_fail("dbias was %s", is_own ? "left" : "made");
+        op_end();
+        device_shutdown();
+    }
+}
+
 APART_TEST(a_kernel_whose_bits_change_is_not_taken, "1,unrepeatable", "90") {
     start(ATTENTION_AUTO);
     run_once("unrepeatable");

@@ -51,7 +51,7 @@ CALL(matmul_backward_input, matmul_backward_input(t[0], t[1], t[2]))
 CALL(matmul_gelu_backward_input, Tensor dbias = t[4]; matmul_gelu_backward_input(t[0], t[1], t[2], t[3], &dbias, false))
 CALL(matmul_backward_weight, matmul_backward_weight(t[0], t[1], t[2], t[3], false))
 CALL(attention_forward, attention_forward(t[0], t[1], t[2], NH))
-CALL(attention_backward, attention_backward(t[0], t[1], t[2], t[3], t[4], NH))
+CALL(attention_backward, Tensor dbias = t[5]; attention_backward(t[0], t[1], t[2], t[3], t[4], NH, &dbias, false))
 CALL(kv_cache_store, kv_cache_store(t[0], t[1], 0))
 CALL(attention_decode, attention_decode(t[0], t[1], t[2], t[3]))
 CALL(head_loss_forward, head_loss_forward(t[0], t[1], t[2], t[3], t[4], V))
@@ -140,9 +140,9 @@ static const Case cases[] = {
     {"attention_forward", call_attention_forward, "", "", {ACT("a"), FP32("b", B, NH, T), BF16("c", B, T, 3 * C)}},
     {"attention_backward",
      call_attention_backward,
+     "f",
      "",
-     "",
-     {BF16("a", B, T, 3 * C), ACT("b"), ACT("c"), FP32("d", B, NH, T), BF16("e", B, T, 3 * C)}},
+     {BF16("a", B, T, 3 * C), ACT("b"), ACT("c"), FP32("d", B, NH, T), BF16("e", B, T, 3 * C), FP32("f", 3 * C)}},
     {"kv_cache_store", call_kv_cache_store, "", "b", {BF16("a", B, 2 * NH, MAX_T, HS), BF16("b", B, T, 3 * C)}},
     {"attention_decode",
      call_attention_decode,
