@@ -109,6 +109,7 @@ typedef enum {
     RATE_GELU_GRADIENT,
     RATE_BIAS_GRADIENT,
     RATE_FC_BIAS_GRADIENT,
+    RATE_QKV_BIAS_GRADIENT,
     RATE_LAUNCH, // seconds between two kernels
     RATE_COUNT
 } RateKind;

@@ -25,6 +25,7 @@ static const char *const RATE_NAMES[RATE_COUNT] = {
     [RATE_GELU_GRADIENT] = "gelu' in the epilogue",
     [RATE_BIAS_GRADIENT] = "bias gradients",
     [RATE_FC_BIAS_GRADIENT] = "bias gradient of fc",
+    [RATE_QKV_BIAS_GRADIENT] = "bias gradient of qkv",
     [RATE_LAUNCH] = "launch",
 };
 
@@ -208,7 +209,7 @@ static void add_backward(Rows *r, double scores, double lse) {
     launches(part(add(r, "attention_backward", "qkv", r->L, 5 * scores, 8 * r->u + lse), RATE_ATTENTION_BACKWARD,
                   5 * scores, 1),
              3);
-    weight_gradient(r, &QKV, RATE_BIAS_GRADIENT);
+    weight_gradient(r, &QKV, RATE_QKV_BIAS_GRADIENT);
     input_gradient(r, &QKV);
     normed_backward(r, "ln1w", r->L, 4);
     launches(copy(r, "embedding_backward", "dresidual", 1,
@@ -269,6 +270,10 @@ static PredictedPart chosen(PredictedPart p, const Estimate *rates, const Option
     const int moved = p.rate == RATE_GELU ? 2 : p.rate == RATE_GELU_GRADIENT ? 3 : 0;
     if (p.rate == RATE_FC_BIAS_GRADIENT) { // the kernel of GELU's derivative has it
         if (o->gelu_fusion == 0 || rates[RATE_GELU_GRADIENT].likely == 0) p.amount = 0;
+        p.rate = RATE_BIAS_GRADIENT;
+    }
+    if (p.rate == RATE_QKV_BIAS_GRADIENT) { // our attention's backward kernels have it, but for 1/32 of its bytes
+        if (o->attention == ATTENTION_OWN) p.amount /= 32;
         p.rate = RATE_BIAS_GRADIENT;
     }
     if (moved > 0 && (o->gelu_fusion == 0 || rates[p.rate].likely == 0)) p.rate = RATE_COPY, p.amount *= moved;
