@@ -228,7 +228,7 @@ def test_what_is_named_gz_and_is_not_is_damaged(tmp_path, out):
     stderr = prepare("-o", out, tmp_path / "a.txt.gz", expect=2).stderr
     assert "a.txt.gz: line 1: damaged: incorrect header check" in stderr
     (tmp_path / "a.txt.zst").write_bytes(b"plain text")
-    assert "a.txt.zst: line 1: damaged: Unknown frame" in prepare("-o", out, tmp_path / "a.txt.zst", expect=2).stderr
+    assert "a.txt.zst: line 1: damaged: not zstd" in prepare("-o", out, tmp_path / "a.txt.zst", expect=2).stderr
     stderr = prepare("-o", out, "--skip-bad", tmp_path / "a.txt.gz", expect=2).stderr
     assert "no text to read: 1 bad lines or files, the first: " in stderr
 

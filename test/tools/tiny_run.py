@@ -57,11 +57,12 @@ def call(root, *command, environment=None, **options):
 
 def last_step(run, since=0.0):
     """The last step that the log holds, 0 if none; since: of a process that was started at this time."""
-    if not (run / "main.log").exists():
+    try:
+        with open(run / "main.log", "rb") as log:  # its end only: it is long, and polled
+            log.seek(max(0, os.fstat(log.fileno()).st_size - 8192))
+            lines = [line for line in log.read().splitlines(keepends=True)[-20:] if line.endswith(b"\n")]
+    except FileNotFoundError:  # also for a moment when a run begins anew
         return 0
-    with open(run / "main.log", "rb") as log:  # its end only: it is long, and polled
-        log.seek(max(0, os.path.getsize(log.name) - 8192))
-        lines = [line for line in log.read().splitlines(keepends=True)[-20:] if line.endswith(b"\n")]
     entries = [json.loads(line) for line in lines if line.startswith(b'{"event":"step"')]
     steps = [entry["step"] for entry in entries if entry["time"] >= since]
     return steps[-1] if steps else 0
