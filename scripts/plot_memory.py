@@ -11,12 +11,12 @@ triangle mark the op with the most bytes alive, and the list beneath has these b
 import argparse
 import html
 import json
-import os
 import re
 import sys
 
+from plot_run import need_matplotlib
+
 EXIT_BAD_INPUT = 2
-DEBIANS_PYTHON = "/usr/bin/python3"  # the one that Debian's matplotlib is for; another may come first in the PATH
 
 # In the order of the list. What stays is grey and brown, activations have colours.
 COLORS = {
@@ -169,15 +169,6 @@ def write_page(figure, tips, path):
                    f"</style>\n{svg}</html>\n")
 
 
-def need_matplotlib():
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        if os.path.exists(DEBIANS_PYTHON) and not os.path.samefile(sys.executable, DEBIANS_PYTHON):
-            os.execv(DEBIANS_PYTHON, [DEBIANS_PYTHON, *sys.argv])
-        fail(f"{error}: install it (Debian: apt-get install python3-matplotlib)")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("timelines", nargs="+", metavar="TIMELINE")
@@ -186,7 +177,7 @@ def main():
     if not options.output.endswith((".png", ".html")):
         fail(f"{options.output}: the name must end in .png or .html")
     timelines = [load(path) for path in options.timelines]
-    need_matplotlib()
+    need_matplotlib(fail)
     figure, tips = draw(timelines)
     try:
         if options.output.endswith(".html"):

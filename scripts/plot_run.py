@@ -44,13 +44,14 @@ def outputs(options, runs):
     return options.output or (os.path.join(beside, "curve.png") if page is None else None), page
 
 
-def need_matplotlib():
+def need_matplotlib(fail, instead=""):
+    """Goes on in Debian's Python where this one has no matplotlib; instead: what else the user may do."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         if os.path.exists(DEBIANS_PYTHON) and not os.path.samefile(sys.executable, DEBIANS_PYTHON):
             os.execv(DEBIANS_PYTHON, [DEBIANS_PYTHON, *sys.argv])
-        fail(f"{error}: install it (Debian: apt-get install python3-matplotlib), or write a page with --html")
+        fail(f"{error}: install it (Debian: apt-get install python3-matplotlib){instead}")
 
 
 def draw_png(runs, path, options):
@@ -89,7 +90,7 @@ def draw_once(options):
 def main():
     options = arguments()
     if options.output or options.html is None:
-        need_matplotlib()
+        need_matplotlib(fail, ", or write a page with --html")
     draw_once(options)
     try:
         while options.watch:

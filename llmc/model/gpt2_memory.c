@@ -47,6 +47,7 @@ static int64_t head_chunk_rows(const Gpt2Options *o) {
 
 static Tensor activation(const Gpt2Options *o, ActivationShape shape, const char *name, void *data, int64_t B,
                          int64_t T) {
+    static const Dimension widths[] = {[BTC] = DIM_C, [BT3C] = DIM_3C, [BTFF] = DIM_FF};
     switch (shape) {
     case BT:
         return tensor_make(data, DTYPE_FP32, name, B, T, 0, 0);
@@ -59,11 +60,7 @@ static Tensor activation(const Gpt2Options *o, ActivationShape shape, const char
     case LOGITS_CHUNK:
         return tensor_make(data, o->dtype, name, head_chunk_rows(o), o->config.Vp, 0, 0);
     default: // BTC, BT3C, BTFF
-        return tensor_make(data, o->dtype, name, B, T,
-                           model_size(&o->config, shape == BT3C   ? DIM_3C
-                                                  : shape == BTFF ? DIM_FF
-                                                                  : DIM_C),
-                           0);
+        return tensor_make(data, o->dtype, name, B, T, model_size(&o->config, widths[shape]), 0);
     }
 }
 static int64_t activation_bytes(const Gpt2Options *o, ActivationShape shape, int64_t B, int64_t T) {

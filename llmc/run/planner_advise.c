@@ -422,13 +422,13 @@ static void add_sizes(Search *s, int64_t tokens, int64_t C, bool gated) {
 
 static double predicted_rate(const GpuSpec *gpu, DType dtype, const FeedForward *layer) {
     MatmulShape shapes[FEED_FORWARD_MATMULS];
-    double relative = 0, flops = 0;
+    double relative = 0;
     feed_forward_matmuls(layer, shapes);
     for (int i = 0; i < FEED_FORWARD_MATMULS; i++) {
         const double f = 2 * (double)shapes[i].M * (double)shapes[i].N * (double)shapes[i].K;
-        flops += f, relative += f / planner_tiling(gpu, dtype, &shapes[i]).share;
+        relative += f / planner_tiling(gpu, dtype, &shapes[i]).share;
     }
-    return gpu_spec_peak(gpu, dtype) * flops / relative;
+    return gpu_spec_peak(gpu, dtype) * feed_forward_flops(layer) / relative;
 }
 
 // By how much two measurements of one size differ: the median over all sizes of what even and odd rounds say.
