@@ -6,6 +6,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/foreign_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -83,10 +84,21 @@ static bool parse_count(const char *path, const int32_t *h, int64_t file_bytes, 
     return true;
 }
 
+// The first `bytes` bytes of the file are read; the header is complete if they are SHARD_HEADER_BYTES or more.
+static bool check_magic(const char *path, const int32_t *h, int64_t bytes, Error *err) {
+    const bool is_shard = bytes >= (int64_t)sizeof *h && h[SHARD_FIELD_MAGIC] == SHARD_MAGIC;
+    if (!is_shard && !foreign_file_check("a token shard", path, h, (size_t)bytes, err)) return false;
+    if (bytes < SHARD_HEADER_BYTES)
+        return error_set(err, "%s: not a token shard: header: the file has %" PRId64 " bytes, expected at least %d",
+                         path, bytes, SHARD_HEADER_BYTES);
+    return is_shard || error_set(err,
+                                 "%s: not a token shard: magic number (header field 0) is %d, expected %d; raw tokens "
+                                 "without a header, such as nanoGPT's train.bin, are not read: make shards of their "
+                                 "text with data/prepare",
+                                 path, h[SHARD_FIELD_MAGIC], SHARD_MAGIC);
+}
+
 static bool parse_header(const char *path, const int32_t *h, int64_t file_bytes, ShardHeader *header, Error *err) {
-    if (h[SHARD_FIELD_MAGIC] != SHARD_MAGIC)
-        return error_set(err, "%s: not a token shard: magic number (header field 0) is %d, expected %d", path,
-                         h[SHARD_FIELD_MAGIC], SHARD_MAGIC);
     int version = h[SHARD_FIELD_VERSION];
     if (version != 1 && version != 2)
         return error_set(err, "%s: shard version (header field 1) is %d, expected 1 or 2", path, version);
@@ -115,10 +127,7 @@ static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Erro
     int32_t h[HEAD_BYTES / sizeof(int32_t)];
     int64_t got = pread_all(shard->fd, h, sizeof h, 0);
     if (got < 0) return error_set(err, "%s: cannot read the header: %s", path, strerror(errno));
-    if (got < SHARD_HEADER_BYTES)
-        return error_set(err, "%s: not a token shard: header: the file has %" PRId64 " bytes, expected at least %d",
-                         path, got, SHARD_HEADER_BYTES);
-    if (!parse_header(path, h, (int64_t)st.st_size, header, err)) return false;
+    if (!check_magic(path, h, got, err) || !parse_header(path, h, (int64_t)st.st_size, header, err)) return false;
     shard->token_bytes = header->token_bytes;
     shard->num_tokens = header->num_tokens;
     header->head = XXH3_64bits(h, (size_t)got);

@@ -205,7 +205,7 @@ TEST(a_header_that_contradicts_itself_or_its_file_is_refused) {
         off_t file_bytes;
         const char *words[4];
     } cases[] = {
-        {{0}, 0, {"header", "has 0 bytes"}},
+        {{0}, 0, {"an empty file"}},
         {{SHARD_MAGIC, 1, 0}, 1023, {"header", "1023", "1024"}},
         {{2021161080}, 4096, {"magic", "2021161080", "20240520"}}, // a text
         {{SHARD_MAGIC, 1, 100}, 1024 + 199, {"1223", "100", "1224", "truncated"}},
@@ -223,6 +223,16 @@ TEST(a_header_that_contradicts_itself_or_its_file_is_refused) {
         const char *const *words = cases[i].words;
         ASSERT_OPEN_FAILS(path, 8, "bad.bin", words[0], words[1], words[2], words[3]);
     }
+}
+
+TEST(a_file_of_another_program_is_named) {
+    write_bytes(tmp_file("lfs.bin"), "version https://git-lfs.github.com/spec/v1\n", 43);
+    ASSERT_OPEN_FAILS(tmp_file("lfs.bin"), 8, "lfs.bin: not a token shard but a Git LFS pointer: ", "git lfs pull");
+    ASSERT_OPEN_FAILS(write_header("llama.bin", (const int32_t[8]){20240801, 7, 100}, 1424), 8, "Llama 3");
+    uint16_t raw[1000];
+    for (int i = 0; i < 1000; i++) raw[i] = (uint16_t)(i % 257);
+    write_bytes(tmp_file("train.bin"), raw, sizeof raw);
+    ASSERT_OPEN_FAILS(tmp_file("train.bin"), 8, "train.bin: not a token shard", "raw tokens", "nanoGPT");
 }
 
 TEST(counts_that_overflow_are_refused) {
