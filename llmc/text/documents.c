@@ -17,6 +17,7 @@
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 
 // --------------------------------------------------------------------------------------------------------------- bytes
 
@@ -51,11 +52,19 @@ Packing packing_of_bytes(const unsigned char *bytes, size_t n) {
     return PACKED_NOT;
 }
 
+// Reads every window that zstd makes, up to the 2 GiB of --long=31; by itself the library stops at 128 MiB. The memory
+// is touched only as far as there is text for it.
+static ZSTD_DStream *open_zstd(void) {
+    ZSTD_DStream *z = ZSTD_createDStream();
+    if (z) ZSTD_DCtx_setParameter(z, ZSTD_d_windowLogMax, ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound);
+    return z;
+}
+
 ByteSource *byte_source_open(int fd, int then_fd, Packing packing, Error *err) {
     ByteSource *s = calloc(1, sizeof *s);
     bool ok = s && (s->input = malloc(INPUT_BYTES));
     if (ok && packing == PACKED_GZIP) ok = inflateInit2(&s->zlib, 15 + 16) == Z_OK; // 16: gzip headers only
-    if (ok && packing == PACKED_ZSTD) ok = (s->zstd = ZSTD_createDStream()) != NULL;
+    if (ok && packing == PACKED_ZSTD) ok = (s->zstd = open_zstd()) != NULL;
     if (!ok) {
         error_set(err, "cannot read: out of memory");
         if (s) free(s->input);
@@ -140,7 +149,13 @@ static int64_t unpack_zstd(ByteSource *s, unsigned char *out, int64_t n) {
     size_t status = ZSTD_decompressStream(s->zstd, &to, &in);
     s->begin += in.pos;
     s->in_frame = status != 0;
-    if (ZSTD_isError(status)) damage(s, ZSTD_getErrorName(status));
+    if (ZSTD_getErrorCode(status) == ZSTD_error_memory_allocation) {
+        s->failed = true;
+        error_set(&s->error, "cannot read: out of memory for the window of this zstd file, which has up to 2 GiB "
+                             "(zstd --long); free memory and run again");
+    } else if (ZSTD_isError(status)) {
+        damage(s, ZSTD_getErrorName(status));
+    }
     return (int64_t)to.pos;
 }
 

@@ -21,7 +21,7 @@ for reader in ${READERS:-$(READER='' $fuzz)}; do
     mkdir -p "$corpus"
     READER=$reader SEEDS=$corpus $fuzz >/dev/null
     start=$SECONDS
-    # A block of 64 MiB is too much for such files. zstd's windows have up to 128 MiB (zstd --ultra -22 makes them).
+    # A block of 64 MiB is too much for such files. zstd's windows have up to 128 MiB here.
     memory=64
     [[ $reader == packed ]] && memory=160
     # OpenMP of the library needs one thread; a freed block is kept in the quarantine for a while; and the shadow of a

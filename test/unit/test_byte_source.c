@@ -5,6 +5,7 @@
 #include "test/fixture.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <zlib.h>
 #include <zstd.h>
 
@@ -203,4 +204,45 @@ TEST(a_second_descriptor_goes_on_where_the_first_ends) {
     assert_int_equal(read_through(s, 300, &failed, &err), TEXT_BYTES);
     byte_source_close(s);
     assert_int_equal(close(tail), 0); // it was the caller's
+}
+
+// A frame as `zstd --long` writes it for input of unknown length: its window is 2^log bytes, and it has one raw block.
+static size_t pack_window(int log, unsigned char *out) {
+    const unsigned char head[] = {
+        0x28, 0xB5, 0x2F, 0xFD, 0, (unsigned char)((log - 10) << 3), 1, TEXT_BYTES >> 5 & 0xFF, 0};
+    memcpy(out, head, sizeof head);
+    out[6] |= (TEXT_BYTES & 31) << 3;
+    memcpy(out + sizeof head, text, TEXT_BYTES);
+    return sizeof head + TEXT_BYTES;
+}
+
+TEST(windows_of_zstd_up_to_2_GiB_are_read) {
+    unsigned char packed[PACKED_ROOM];
+    for (int log = 27; log <= 32; log++) {
+        ByteSource *s = open_bytes(packed, pack_window(log, packed), PACKED_ZSTD);
+        Error err;
+        bool failed;
+        assert_int_equal(read_through(s, 100, &failed, &err), log <= 31 ? TEXT_BYTES : 0);
+        assert_true(failed == (log == 32) && byte_source_is_damaged(s) == failed);
+        byte_source_close(s);
+    }
+}
+
+TEST(a_window_without_memory_for_it_is_not_called_damage) {
+#ifdef __SANITIZE_ADDRESS__
+    skip(); // its memory is not to be limited
+#endif
+    unsigned char packed[PACKED_ROOM];
+    ByteSource *s = open_bytes(packed, pack_window(31, packed), PACKED_ZSTD);
+    struct rlimit before, limit;
+    Error err;
+    getrlimit(RLIMIT_AS, &before);
+    limit = before, limit.rlim_cur = 1 << 30;
+    setrlimit(RLIMIT_AS, &limit);
+    const int64_t got = byte_source_read(s, packed, 10, &err);
+    setrlimit(RLIMIT_AS, &before);
+    assert_int_equal(got, -1);
+    assert_false(byte_source_is_damaged(s));
+    assert_non_null(strstr(err.text, "out of memory for the window of this zstd file"));
+    byte_source_close(s);
 }
