@@ -2,6 +2,7 @@
 // (`data/choices --help`). One example a line, kept in memory until all are read; the file is written atomically.
 // The format is llm.c's for HellaSwag (llmc/train/evals.h).
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/run/data_tools.h"
 #include "llmc/train/evals.h"
@@ -246,8 +247,8 @@ static int run(Choices *c, Error *err) {
     if (!allocate(c, err)) return EXIT_RUN_FAILED;
     if (!read_input(c, err)) return EXIT_BAD_INPUT;
     if (!write_output(c, err)) return EXIT_RUN_FAILED;
-    printf("choices: %" PRId64 " example%s, the longest of %" PRId64 " bytes: %s\n", c->examples,
-           c->examples == 1 ? "" : "s", c->longest, c->options->output);
+    format_print(stdout, "choices: %" PRId64 " example%s, the longest of %" PRId64 " bytes: %s\n", c->examples,
+                 c->examples == 1 ? "" : "s", c->longest, c->options->output);
     if (c->bad > 0) printf("  skipped %" PRId64 " bad line%s\n", c->bad, c->bad == 1 ? "" : "s");
     return EXIT_OK;
 }

@@ -113,8 +113,8 @@ static void print_summary(const char *output, const CorpusResult *result, double
         const int64_t tokens = c->side[side].tokens, shards = result->num_shards[side];
         const char *name = corpus_side_names[side];
         if (shards > 0)
-            printf("  %-5s %13" PRId64 " tokens (%4.1f%%) in %" PRId64 " shard%s: %s/%s_*.bin\n", name, tokens,
-                   100.0 * (double)tokens / (double)all, shards, shards == 1 ? "" : "s", output, name);
+            format_print(stdout, "  %-5s %13" PRId64 " tokens (%4.1f%%) in %" PRId64 " shard%s: %s/%s_*.bin\n", name,
+                         tokens, 100.0 * (double)tokens / (double)all, shards, shards == 1 ? "" : "s", output, name);
     }
 }
 

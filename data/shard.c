@@ -2,7 +2,9 @@
 // llm.c's and modded-nanogpt's shards as well as ours. Changes nothing.
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/format.h"
 #include "llmc/base/json.h"
+#include "llmc/base/utf8.h"
 #include "llmc/data/shards.h"
 #include "llmc/run/data_tools.h"
 #include "llmc/text/corpus.h"
@@ -101,9 +103,10 @@ static bool list_file(Look *l, const ShardSet *set, Error *err) {
     int32_t header[2];
     char vocab[24], stated[24], documents[24];
     if (!file_read_at(s->fd, s->path, 0, header, sizeof header, err) || !scan_shard(l, s, 0, eot, err)) return false;
-    printf("%7d %13" PRId64 " %11d %7s %6s %10s  %s\n", header[SHARD_FIELD_VERSION], s->num_tokens, s->token_bytes,
-           number_or_dash(set->vocab, set->vocab > 0, vocab), number_or_dash(set->eot, set->eot >= 0, stated),
-           number_or_dash(l->num_eot, eot >= 0, documents), s->path);
+    format_print(stdout, "%7d %13" PRId64 " %11d %7s %6s %10s  %s\n", header[SHARD_FIELD_VERSION], s->num_tokens,
+                 s->token_bytes, number_or_dash(set->vocab, set->vocab > 0, vocab),
+                 number_or_dash(set->eot, set->eot >= 0, stated), number_or_dash(l->num_eot, eot >= 0, documents),
+                 s->path);
     l->tokens += s->num_tokens, l->documents += l->num_eot;
     return true;
 }
@@ -168,25 +171,20 @@ static bool verify_file(Look *l, const ShardSet *set, Error *err) {
     if (!scan_shard(l, s, vocab, -1, err) || !file_checksum(s->path, &found.bytes, &found.xxh3, err) ||
         !compare(s->path, &found, &how, err))
         return false;
-    printf("%s: %" PRId64 " tokens, the largest is %" PRIu32 "%s, xxh3 %016" PRIx64 ": %s\n", s->path, s->num_tokens,
-           l->largest, vocab > 0 ? "" : " (no vocabulary stated: --vocab N checks it)", found.xxh3, how);
+    format_print(stdout, "%s: %" PRId64 " tokens, the largest is %" PRIu32 "%s, xxh3 %016" PRIx64 ": %s\n", s->path,
+                 s->num_tokens, l->largest, vocab > 0 ? "" : " (no vocabulary stated: --vocab N checks it)", found.xxh3,
+                 how);
     return true;
 }
 
 // The text of a token on one line, whatever bytes it has.
 static void print_quoted(const char *text, size_t n) {
-    for (size_t i = 0, length; i < n; i += length) {
-        const unsigned char c = (unsigned char)text[i];
+    char shown[UTF8_VISIBLE];
+    for (size_t i = 0, taken; i < n; i += taken) {
+        const char c = text[i];
         const char *escaped = c == '\n' ? "\\n" : c == '\t' ? "\\t" : c == '"' ? "\\\"" : c == '\\' ? "\\\\" : NULL;
-        length = (size_t)utf8_length(text + i, n - i);
-        if (length == 2 && c == 0xC2 && (unsigned char)text[i + 1] < 0xA0) length = 0; // U+0080 to U+009F: controls
-        if (escaped)
-            fputs(escaped, stdout);
-        else if (length == 0 || c < 0x20 || c == 0x7f)
-            printf("\\x%02X", c);
-        else
-            fwrite(text + i, 1, length, stdout);
-        if (length == 0) length = 1;
+        taken = escaped ? 1 : utf8_visible(text + i, n - i, shown);
+        fputs(escaped ? escaped : shown, stdout);
     }
 }
 

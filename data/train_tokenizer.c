@@ -75,9 +75,11 @@ static char *output_directory(const char *path, Error *err) {
 static void print_summary(const TrainOptions *o, const Tokenizer *t, const CorpusCounts *counts, double seconds) {
     char size[32], duration[32];
     const int64_t bytes = counts->side[CORPUS_TRAIN].bytes;
-    printf("%s: %" PRId64 " tokens (<|endoftext|> is %d) from %" PRId64 " document%s, %" PRId64 " bytes (%s) in %s\n",
-           o->output, tokenizer_vocab(t), (int)tokenizer_eot(t), counts->documents, counts->documents == 1 ? "" : "s",
-           bytes, format_bytes((double)bytes, size, sizeof size), format_duration(seconds, duration, sizeof duration));
+    format_print(
+        stdout,
+        "%s: %" PRId64 " tokens (<|endoftext|> is %d) from %" PRId64 " document%s, %" PRId64 " bytes (%s) in %s\n",
+        o->output, tokenizer_vocab(t), (int)tokenizer_eot(t), counts->documents, counts->documents == 1 ? "" : "s",
+        bytes, format_bytes((double)bytes, size, sizeof size), format_duration(seconds, duration, sizeof duration));
     corpus_tool_print_skipped(counts);
 }
 

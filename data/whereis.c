@@ -3,6 +3,7 @@
 // nothing.
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/data/dataloader.h"
 
@@ -103,17 +104,19 @@ static bool print_step(const Start *s, const char *step, int64_t position, const
                   ": the corpus has changed",
                   pattern, set.num_tokens, set.num_windows, s->T, s->num_tokens, s->num_windows);
     else
-        printf("step %s: %" PRId64 " windows of %" PRId64 " tokens, %" PRId64 " at a time, from %" PRId64
-               " windows of %s, seed %" PRId64 "\n%11s %10s %6s %10s %12s %12s  %s\n",
-               step, s->step_windows, s->T, s->B, set.num_windows, pattern, s->seed, "micro-batch", "position", "epoch",
-               "window", "token", "byte", "file");
+        format_print(stdout,
+                     "step %s: %" PRId64 " windows of %" PRId64 " tokens, %" PRId64 " at a time, from %" PRId64
+                     " windows of %s, seed %" PRId64 "\n%11s %10s %6s %10s %12s %12s  %s\n",
+                     step, s->step_windows, s->T, s->B, set.num_windows, pattern, s->seed, "micro-batch", "position",
+                     "epoch", "window", "token", "byte", "file");
     for (int64_t i = 0; same && i < s->step_windows; i++) {
         const char *path;
         int64_t token, p = stream_position(s, position + i);
         const int64_t window = shuffle_window(p, s->num_windows, (uint64_t)s->seed);
         shards_locate(&set, window, &path, &token);
-        printf("%11" PRId64 " %10" PRId64 " %6" PRId64 " %10" PRId64 " %12" PRId64 " %12" PRId64 "  %s\n", i / s->B + 1,
-               p, p / set.num_windows + 1, window, token, SHARD_HEADER_BYTES + token * set.token_bytes, path);
+        format_print(stdout, "%11" PRId64 " %10" PRId64 " %6" PRId64 " %10" PRId64 " %12" PRId64 " %12" PRId64 "  %s\n",
+                     i / s->B + 1, p, p / set.num_windows + 1, window, token,
+                     SHARD_HEADER_BYTES + token * set.token_bytes, path);
     }
     shards_close(&set);
     return same;

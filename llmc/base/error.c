@@ -1,6 +1,8 @@
 // Errors, fatal errors, and signal handling, see error.h.
 #include "llmc/base/error.h"
 
+#include "llmc/base/utf8.h"
+
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -16,7 +18,7 @@ bool error_set(Error *err, const char *format, ...) {
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    memcpy(err->text, text, sizeof text);
+    utf8_make_visible(text, err->text, sizeof err->text);
     return false;
 }
 
@@ -29,7 +31,7 @@ bool error_prefix(Error *err, const char *format, ...) {
     va_end(args);
     size_t used = n < 0 ? 0 : (size_t)n < sizeof text ? (size_t)n : sizeof text - 1;
     snprintf(text + used, sizeof text - used, ": %s", err->text);
-    memcpy(err->text, text, sizeof text);
+    utf8_make_visible(text, err->text, sizeof err->text);
     return false;
 }
 

@@ -13,7 +13,8 @@
 extern "C" {
 #endif
 
-// One line for the user: the thing, the value found, the value expected, the next step. No trailing newline.
+// One line for the user: the thing, the value found, the value expected, the next step. No trailing newline. Always
+// UTF-8 without control characters, whatever the names in it are and wherever it is cut.
 typedef struct {
     char text[1024];
 } Error;

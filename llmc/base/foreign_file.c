@@ -1,7 +1,7 @@
 // See foreign_file.h. The rows are tried in order: first bytes that no other kind has, then weaker marks, then names.
 #include "llmc/base/foreign_file.h"
 
-#include "llmc/base/json.h"
+#include "llmc/base/utf8.h"
 
 #include <ctype.h>
 #include <fnmatch.h>

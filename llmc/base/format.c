@@ -1,9 +1,11 @@
 // Numbers, durations, text and the progress bar formatted for readers. See format.h.
 #include "llmc/base/format.h"
 
-#include "llmc/base/json.h"
+#include "llmc/base/error.h"
+#include "llmc/base/utf8.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -116,21 +118,13 @@ void format_json_string(FILE *out, const char *text, size_t n) {
     fputc('"', out);
 }
 
-// Writes the first character of text, with control characters and bytes that are not UTF-8 as \x1B; returns its bytes.
+// Writes the first character of text as utf8_visible has it, but newlines and tabs as they are; returns its bytes.
 static size_t put_visible(FILE *out, const char *text, size_t n) {
-    const unsigned char c = (unsigned char)text[0];
-    const int length = utf8_length(text, n);
-    // U+0080..U+009F are control characters too (0x9B is "escape [" in one byte); UTF-8: C2 80 .. C2 9F
-    const bool control = c < 0x20 || c == 0x7F || (c == 0xC2 && length == 2 && (unsigned char)text[1] < 0xA0);
-    if (c == '\n' || c == '\t') {
-        fputc(c, out);
-    } else if (length == 0 || control) {
-        fprintf(out, "\\x%02X", c);
-        return 1; // the second byte of a two-byte control character is then shown as a stray byte
-    } else {
-        fwrite(text, 1, (size_t)length, out);
-    }
-    return (size_t)length;
+    char shown[UTF8_VISIBLE];
+    if (*text == '\n' || *text == '\t') return fputc(*text, out), (size_t)1;
+    const size_t taken = utf8_visible(text, n, shown);
+    fputs(shown, out);
+    return taken;
 }
 
 void format_visible(FILE *out, const char *text, size_t n, const char *indent) {
@@ -145,6 +139,21 @@ void format_visible(FILE *out, const char *text, size_t n, const char *indent) {
 
 void format_visible_stream(FILE *out, const char *text, size_t n) {
     for (size_t i = 0; i < n;) i += put_visible(out, text + i, n - i);
+}
+
+void format_vprint(FILE *out, const char *format, va_list args) {
+    char *text = NULL;
+    const int length = vasprintf(&text, format, args);
+    REQUIRE_MEMORY(length >= 0, "a line of text");
+    format_visible_stream(out, text, (size_t)length);
+    free(text);
+}
+
+void format_print(FILE *out, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    format_vprint(out, format, args);
+    va_end(args);
 }
 
 // -------------------------------------------------------------------------------------------------------- progress bar

@@ -2,6 +2,7 @@
 // fits the terminal (runlog draws it). The functions are pure except for the width of the terminal: nothing is printed,
 // and nothing depends on the locale. Functions that fill a buffer return it.
 #pragma once
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -22,6 +23,9 @@ void format_json_string(FILE *out, const char *text, size_t n);
 void format_visible(FILE *out, const char *text, size_t n, const char *indent);
 // The same for a piece of a longer text: no indent, and a final newline is kept.
 void format_visible_stream(FILE *out, const char *text, size_t n);
+// fprintf for lines with text from outside in them, such as file names, in the same way.
+void format_print(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void format_vprint(FILE *out, const char *format, va_list args);
 
 int terminal_width(void);    // columns of stdout's terminal; else $COLUMNS, else 80
 bool terminal_is_utf8(void); // by $LC_ALL, $LC_CTYPE, $LANG, in their order of precedence

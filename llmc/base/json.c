@@ -1,9 +1,8 @@
-// JSON and UTF-8 from outside sources, see json.h. For streams it uses the table of RFC 3629, section 4 (no overlong
-// forms, no surrogates, nothing above U+10FFFF), only to decide whether an unfinished character can still be completed.
-// It never judges whole text.
+// JSON from outside sources, and JSON to write. See json.h.
 #include "llmc/base/json.h"
 
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/utf8.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -168,7 +167,7 @@ bool json_get_array(const cJSON *object, const char *key, int length, const cJSO
 void json_add(cJSON *object, const JsonField *f) {
     for (; f->key; f++) {
         if (f->kind == JSON_IS_TEXT)
-            cJSON_AddStringToObject(object, f->key, f->text);
+            cJSON_AddItemToObject(object, f->key, json_text(f->text));
         else if (f->kind == JSON_IS_BOOL)
             cJSON_AddBoolToObject(object, f->key, f->number != 0);
         else if (f->kind == JSON_IS_KNOWN && !(f->number > 0))
@@ -178,37 +177,19 @@ void json_add(cJSON *object, const JsonField *f) {
     }
 }
 
-// --------------------------------------------------------------------------------------------------------------- UTF-8
-
-// Bytes of the character that this byte begins; 1 if it begins none or is itself one.
-static int length_by_lead(unsigned char lead) {
-    return lead >= 0xC2 && lead <= 0xDF ? 2 : lead >= 0xE0 && lead <= 0xEF ? 3 : lead >= 0xF0 && lead <= 0xF4 ? 4 : 1;
-}
-
-// Whether these n bytes can be the beginning of a longer character.
-static bool is_unfinished(const unsigned char *s, int n) {
-    if (length_by_lead(s[0]) <= n) return false;
-    const unsigned char low = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80;
-    const unsigned char high = s[0] == 0xED ? 0x9F : s[0] == 0xF4 ? 0x8F : 0xBF;
-    if (n > 1 && (s[1] < low || s[1] > high)) return false;
-    return n < 3 || (s[2] >= 0x80 && s[2] <= 0xBF);
-}
-
-int64_t utf8_stream_push(Utf8Stream *s, const char *bytes, int64_t n, char *out) {
-    memcpy(out, s->held, (size_t)s->count);
-    if (n > 0) memcpy(out + s->count, bytes, (size_t)n);
-    n += s->count;
-    s->count = 0;
-    // No byte that begins a character occurs inside another one, so at most one of these suffixes is unfinished.
-    for (int k = 1; k <= UTF8_MOST_HELD && k <= n; k++)
-        if (is_unfinished((const unsigned char *)out + n - k, k)) s->count = k;
-    memcpy(s->held, out + n - s->count, (size_t)s->count);
-    return n - s->count;
-}
-
-int64_t utf8_stream_end(Utf8Stream *s, char *out) {
-    const int n = s->count;
-    memcpy(out, s->held, (size_t)n);
-    s->count = 0;
-    return n;
+cJSON *json_text(const char *text) {
+    char *valid = NULL;
+    size_t bytes = 0, left = strlen(text);
+    FILE *out = text_open(&valid, &bytes);
+    for (int length; left > 0; text += length, left -= (size_t)length) {
+        length = utf8_length(text, left);
+        if (length > 0)
+            fwrite(text, 1, (size_t)length, out);
+        else
+            fputs("\xEF\xBF\xBD", out), length = 1;
+    }
+    fclose(out);
+    cJSON *item = cJSON_CreateString(valid);
+    free(valid);
+    return item;
 }

@@ -1,12 +1,8 @@
-// JSON and UTF-8 from outside sources, and lists of JSON fields to write.
+// JSON from outside sources, and JSON to write.
 //
-// JSON fields (config.json, trainer.json, safetensors headers): every field is looked up once and checked for presence,
+// Fields (config.json, trainer.json, safetensors headers): every field is looked up once and checked for presence,
 // type and range, and the message states what was found. Parsing is cJSON's. This module owns nothing: items belong to
 // the tree that json_parse returned.
-//
-// UTF-8 is decoded one character at a time, for text that may contain anything: malformed bytes are detected, and never
-// read past. Text that arrives in pieces which ignore character boundaries, such as tokens, is passed on in whole
-// characters.
 #pragma once
 #include "llmc/base/error.h"
 
@@ -57,53 +53,6 @@ typedef struct {
 #define JSON_TEXT(key, x)     ((JsonField){key, JSON_IS_TEXT, 0.0, x})
 #define JSON_ADD(object, ...) json_add(object, (const JsonField[]){__VA_ARGS__, {0}})
 void json_add(cJSON *object, const JsonField *fields);
-
-// --------------------------------------------------------------------------------------------------------------- UTF-8
-
-// The character at p, of n >= 1 bytes: its length in bytes, or 0 if no well-formed sequence begins there (Unicode 15,
-// table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF).
-static inline int utf8_decode(const unsigned char *p, int64_t n, uint32_t *code_point) {
-    unsigned char lead = p[0];
-    if (lead < 0x80) return *code_point = lead, 1;
-    if (lead < 0xC2 || lead > 0xF4) return 0;
-    int length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-    if (n < length) return 0;
-    uint32_t c = (uint32_t)lead & (0x7Fu >> length);
-    for (int i = 1; i < length; i++) {
-        if ((p[i] & 0xC0) != 0x80) return 0;
-        c = c << 6 | (p[i] & 0x3Fu);
-    }
-    if (length == 3 && (c < 0x800 || (c >= 0xD800 && c < 0xE000))) return 0;
-    if (length == 4 && (c < 0x10000 || c > 0x10FFFF)) return 0;
-    *code_point = c;
-    return length;
-}
-
-// Writes the character, at most 4 bytes; returns their number.
-static inline int utf8_encode(uint32_t c, char *out) {
-    int length = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (int i = length - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3F));
-    out[0] = (char)(length == 1 ? c : ((0xF0u << (4 - length)) & 0xFF) | c);
-    return length;
-}
-
-// The length of the character at text, 0 if there is none (n = 0 included).
-static inline int utf8_length(const char *text, size_t n) {
-    uint32_t c;
-    return n == 0 ? 0 : utf8_decode((const unsigned char *)text, (int64_t)n, &c);
-}
-
-// For text that arrives in pieces. A character whose bytes are spread over several pieces is held back until it is
-// complete; bytes that are not UTF-8 are passed on as soon as that is certain. Nothing is ever lost, changed or
-// reordered. Allocates nothing.
-enum { UTF8_MOST_HELD = 3 }; // a character has up to four bytes
-
-typedef struct {
-    char held[UTF8_MOST_HELD];
-    int count;
-} Utf8Stream; // all zero: nothing is held back
-
-// Takes n bytes and writes the bytes that can be shown now to out (capacity n + UTF8_MOST_HELD). Returns their number.
-int64_t utf8_stream_push(Utf8Stream *s, const char *bytes, int64_t n, char *out);
-// Ends the text: the bytes still held back, an unfinished character, are written to out unchanged.
-int64_t utf8_stream_end(Utf8Stream *s, char *out);
+// cJSON_CreateString for text from outside, such as a file name: bytes that are not UTF-8 become U+FFFD, because JSON
+// with them is no JSON. For what must be found again by the text, keep a number beside it.
+cJSON *json_text(const char *text);

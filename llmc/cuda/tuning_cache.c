@@ -2,6 +2,9 @@
 // file; entries beyond the limit when the file is written are the oldest measurements.
 #include "llmc/cuda/tuning.h"
 
+#include "llmc/base/format.h"
+
+
 #include <fcntl.h>
 #include <limits.h>
 #include <stdint.h>
@@ -188,8 +191,8 @@ static void load(void) {
     }
     free(text);
     if (damaged > 0 && !cache.warned)
-        fprintf(stderr, "%s: %d damaged line%s, edited or cut off; measured again where needed\n", path, damaged,
-                damaged == 1 ? "" : "s");
+        format_print(stderr, "%s: %d damaged line%s, edited or cut off; measured again where needed\n", path, damaged,
+                     damaged == 1 ? "" : "s");
     cache.warned |= damaged > 0;
 }
 

@@ -137,7 +137,7 @@ void corpus_display_clear(const CorpusDisplay *d) {
 void corpus_display_notice(void *display, const char *text) {
     const CorpusDisplay *d = display;
     corpus_display_clear(d);
-    fprintf(stderr, "%s: %s\n", d->program, text);
+    format_print(stderr, "%s: %s\n", d->program, text);
 }
 
 // ------------------------------------------------------------------------------------------------------------- summary
@@ -149,6 +149,7 @@ void corpus_tool_print_skipped(const CorpusCounts *c) {
     }
     for (int k = 0; k < BAD_KINDS; k++) {
         if (c->bad.count[k] == 0) continue;
-        printf("  skipped %" PRId64 " x %s, the first: %s\n", c->bad.count[k], bad_kinds[k].phrase, c->bad.first[k]);
+        format_print(stdout, "  skipped %" PRId64 " x %s, the first: %s\n", c->bad.count[k], bad_kinds[k].phrase,
+                     c->bad.first[k]);
     }
 }

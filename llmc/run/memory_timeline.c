@@ -146,6 +146,7 @@ bool timeline_write(const PlanRequest *r, Error *err) {
         free(text);
     }
     free(plan);
-    if (ok && r->options->plan == PLAN_TEXT) printf("plan        drawn: %s\n", path); // after JSON nothing may follow
+    if (ok && r->options->plan == PLAN_TEXT)
+        format_print(stdout, "plan        drawn: %s\n", path); // after JSON nothing may follow
     return ok || error_prefix(err, "--memory-timeline %s", path);
 }

@@ -26,7 +26,7 @@ __attribute__((format(printf, 1, 2))) static void advise(const char *format, ...
     if (comm_rank() > 0) return;
     va_list args;
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    format_vprint(stderr, format, args);
     va_end(args);
     fputc('\n', stderr);
 }

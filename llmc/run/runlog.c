@@ -68,7 +68,7 @@ static bool bytes_to_keep(RunLog *log, const char *path, int64_t step, off_t *ke
 static bool move_aside(RunLog *log, const char *path, Error *err) {
     char *aside = path_unused(path);
     const bool ok = rename(path, aside) == 0 || error_set(err, "%s: cannot be renamed: %s", path, strerror(errno));
-    if (ok) fprintf(stderr, "%s belongs to an earlier run; it was renamed to %s\n", path, aside);
+    if (ok) format_print(stderr, "%s belongs to an earlier run; it was renamed to %s\n", path, aside);
     free(aside);
     if (!ok) return false;
     append_file_close(&log->file);
@@ -160,7 +160,7 @@ static void runlog_clear_bar(RunLog *log) {
 static void runlog_print(RunLog *log, const char *name, const char *text, size_t length) {
     runlog_clear_bar(log);
     if (name) printf("%-12s", name);
-    fwrite(text, 1, length, stdout);
+    format_visible_stream(stdout, text, length);
     fputc('\n', stdout);
     fputs(log->bar, stdout);
     fflush(stdout);

@@ -4,7 +4,7 @@
 //
 // The encoder finds added tokens by their spelling, cuts the text between them into pieces and merges the bytes of
 // each, unless its cache has the result. Owns one thread's cache.
-#include "llmc/base/json.h"
+#include "llmc/base/utf8.h"
 #include "llmc/text/tokenizer_internal.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8

@@ -163,20 +163,20 @@ static cJSON *describe(const Run *r) {
     cJSON *root = cJSON_CreateObject();
     add_int(root, "format", MANIFEST_FORMAT);
     cJSON *tokenizer = cJSON_AddObjectToObject(root, "tokenizer");
-    cJSON_AddStringToObject(tokenizer, "name", tokenizer_name(t));
+    cJSON_AddItemToObject(tokenizer, "name", json_text(tokenizer_name(t)));
     add_hex(tokenizer, "fingerprint", tokenizer_fingerprint(t));
     add_int(tokenizer, "vocab", tokenizer_vocab(t));
     add_int(tokenizer, "eot", tokenizer_eot(t));
     cJSON *options = cJSON_AddObjectToObject(root, "options");
     cJSON_AddNumberToObject(options, "val_fraction", o->val_fraction);
     add_int(options, "shard_tokens", o->shard_tokens);
-    cJSON_AddStringToObject(options, "field", o->field);
+    cJSON_AddItemToObject(options, "field", json_text(o->field));
     cJSON_AddStringToObject(options, "format", formats[o->inputs.format]);
     cJSON_AddBoolToObject(options, "cut_all", r->job.cut_all);
     cJSON *inputs = cJSON_AddArrayToObject(root, "inputs");
     for (int i = 0; i < o->inputs.count; i++) {
         cJSON *input = cJSON_CreateObject();
-        cJSON_AddStringToObject(input, "path", o->inputs.arguments[i]);
+        cJSON_AddItemToObject(input, "path", json_text(o->inputs.arguments[i]));
         add_int(input, "files", r->summaries[i].files);
         add_int(input, "bytes", r->summaries[i].bytes);
         cJSON_AddItemToArray(inputs, input);
@@ -251,7 +251,7 @@ static bool save(Run *r, Error *err) {
     cJSON *list = cJSON_AddArrayToObject(resume, "numbers"), *first = cJSON_AddObjectToObject(resume, "first");
     for (int i = 0; i < NUMBERS; i++) cJSON_AddItemToArray(list, cJSON_CreateNumber((double)*numbers[i]));
     for (int k = 0; k < BAD_KINDS; k++)
-        if (r->counts.bad.first[k]) cJSON_AddStringToObject(first, bad_kinds[k].name, r->counts.bad.first[k]);
+        if (r->counts.bad.first[k]) cJSON_AddItemToObject(first, bad_kinds[k].name, json_text(r->counts.bad.first[k]));
     r->saved_shards = r->writer.side[CORPUS_TRAIN].count + r->writer.side[CORPUS_VAL].count;
     r->is_saved = write_json(r->manifest_path, root, err);
     cJSON_Delete(root);

@@ -3,6 +3,7 @@
 #include "llmc/text/documents.h"
 
 #include "llmc/base/json.h"
+#include "llmc/base/utf8.h"
 
 #include <inttypes.h>
 #include <stdio.h>

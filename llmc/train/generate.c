@@ -5,7 +5,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/base/format.h"
-#include "llmc/base/json.h"
+#include "llmc/base/utf8.h"
 #include "llmc/comm/comm.h"
 
 #include <errno.h>
@@ -424,13 +424,19 @@ void generated_free(Generated *result) {
 
 // -------------------------------------------------------------------------------------------------------- conversation
 
-// A GenerateSink. The output of a model must not move the cursor of a terminal; into a pipe it is written unchanged.
+// A GenerateSink. The output of a model must not move the cursor of a terminal. In a pipe its control characters are
+// its own, but a byte that is part of no character (-g may end inside one) is shown as \xE8, so that the reader gets
+// UTF-8.
 static bool say(void *is_terminal, const char *bytes, int64_t n) {
-    if (*(bool *)is_terminal)
-        format_visible_stream(stdout, bytes, (size_t)n);
-    else
-        fwrite(bytes, 1, (size_t)n, stdout);
-    return fflush(stdout) == 0;
+    if (*(bool *)is_terminal) format_visible_stream(stdout, bytes, (size_t)n), n = 0;
+    for (int length; n > 0; bytes += length, n -= length) {
+        length = utf8_length(bytes, (size_t)n);
+        if (length > 0)
+            fwrite(bytes, 1, (size_t)length, stdout);
+        else
+            length = printf("\\x%02X", (unsigned char)*bytes) > 0; // it is one byte
+    }
+    return fflush(stdout) == 0 && !ferror(stdout);
 }
 
 // Reads the next line into *line, which is grown, without its newline; *n = -1: the input has ended, or a signal came.

@@ -12,7 +12,7 @@ import time
 
 import pytest
 from conftest import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, ROOT, call, checkpoints, command, events,
-                      start, train, write_shard)
+                      start, TINY, train, write_shard)
 
 T = 64
 GREEDY = ["-x", 0, "-v", 0, "--temperature", 0, "--dtype", "fp32", "--threads", 1]
@@ -135,6 +135,13 @@ def test_a_line_longer_than_the_context_is_cut_and_announced(model, tmp_path):
 def test_any_bytes_may_be_on_a_line(model):
     lines = b"\xff\xfe\x80 caf\xc3\xa9 \xe2\x82\n\x00\x1b[2J\x07\n" + bytes(set(range(256)) - {10}) + b"\n"
     assert talk(model, lines, 5).stdout.count(b"\n") >= 3
+
+
+def test_answers_in_a_pipe_are_utf8_even_if_their_end_is_inside_a_character(data, tmp_path):
+    # Byte tokens of an untrained model: nearly all answers have bytes that are no characters.
+    train(*TINY, *QUIET, *data.flags, "-x", 1, "-o", tmp_path / "run")
+    answers = talk(tmp_path / "run/step_00000001", b"a\n", 40, "--temperature", 1, "--top-k", 0, "--samples", 1).stdout
+    assert answers.decode() and b"\\x" in answers
 
 
 def test_a_reader_that_goes_away_is_an_error_and_no_crash(model):

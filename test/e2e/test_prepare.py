@@ -7,10 +7,12 @@ import signal
 import struct
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
-from conftest import BYTE_EOT, BYTE_VOCAB, PREPARE, call, on_a_terminal, wait_for
+from conftest import (BYTE_EOT, BYTE_VOCAB, EXIT_BAD_INPUT, PREPARE, QUIET, TINY, TRAINER, call, make_text, on_a_terminal,
+                      wait_for)
 
 pytestmark = pytest.mark.sanitize
 
@@ -263,3 +265,19 @@ def test_the_output_directory_is_not_its_own_input(tmp_path):
     first = {path.name: path.read_bytes() for path in (tmp_path / "text").glob("*.bin")}
     prepare("--force", "-o", tmp_path / "text", tmp_path / "text")
     assert first == {path.name: path.read_bytes() for path in (tmp_path / "text").glob("*.bin")}
+
+
+def test_what_is_written_and_printed_is_utf8_whatever_file_names_are(tmp_path):
+    name = os.fsencode(tmp_path) + b"/caf\xe9\x1b[2J"  # Latin-1, and a sequence that clears a terminal
+    make_text(Path(os.fsdecode(name + b"/text")))
+    made = call(PREPARE, "-o", os.fsdecode(name + b"/shards"), os.fsdecode(name + b"/text"), text=False, expect=0)
+    assert "caf\\xE9\\x1B[2J/shards/train_*.bin" in made.stdout.decode()
+    json.loads(Path(os.fsdecode(name + b"/shards/manifest.json")).read_bytes().decode())
+    run = Path(os.fsdecode(name + b"/run"))
+    trained = call(TRAINER, *TINY, *QUIET, "-i", os.fsdecode(name + b"/shards/train_*.bin"), "-x", 1, "-o", run,
+                   text=False, expect=0)
+    assert "caf\\xE9\\x1B[2J/run/step_00000001" in trained.stdout.decode()
+    for line in (run / "main.log").read_bytes().decode().splitlines():
+        json.loads(line)
+    refused = call(TRAINER, *TINY, "-i", os.fsdecode(name + b"/none_*.bin"), text=False, expect=EXIT_BAD_INPUT)
+    assert "caf\\xE9\\x1B[2J/none_" in refused.stderr.decode()

@@ -2,7 +2,7 @@
 // form of the algorithm, the alphabet of bytes.
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/json.h"
+#include "llmc/base/utf8.h"
 #include "llmc/text/tokenizer_internal.h"
 #include "test/test.h"
 

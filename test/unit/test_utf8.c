@@ -1,8 +1,10 @@
 // UTF-8, a character at a time, and in pieces: whatever the cuts, characters arrive whole, bytes that are none arrive
 // at once, nothing is lost.
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/error.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
+#include "llmc/base/utf8.h"
 #include "test/test.h"
 
 #include <stdbool.h>
@@ -134,4 +136,46 @@ TEST(empty_pieces_change_nothing) {
     assert_int_equal(utf8_stream_push(&s, NULL, 0, out), 0);
     assert_int_equal(utf8_stream_push(&s, "\x82\xAC", 2, out), 3);
     assert_memory_equal(out, "\xE2\x82\xAC", 3);
+}
+
+// Every text of the lists, whole and cut anywhere, into buffers of every size.
+TEST(what_is_printed_is_utf8_however_it_is_cut) {
+    for (int i = 0; i < VALID + INVALID; i++) {
+        const char *text = i < VALID ? valid[i] : invalid[i - VALID];
+        for (size_t size = 1; size < 4 * strlen(text) + 2; size++) {
+            char out[4 * LONGEST];
+            utf8_make_visible(text, out, size);
+            assert_true(strlen(out) < size);
+            for (size_t at = 0; at < strlen(out);) {
+                const int length = utf8_length(out + at, strlen(out) - at);
+                assert_true(length > 0);
+                at += (size_t)length;
+            }
+        }
+    }
+}
+
+TEST(control_characters_and_stray_bytes_are_escaped) {
+    char out[LONGEST];
+    utf8_make_visible("a\n\x1B[2J\xC2\x9B"
+                      "b\xFF"
+                      "c\xE2\x82",
+                      out, sizeof out);
+    assert_string_equal(out, "a\\x0A\\x1B[2J\\xC2\\x9B"
+                             "b\\xFF"
+                             "c\\xE2\\x82");
+}
+
+TEST(an_error_is_one_line_of_utf8_whatever_the_names_in_it) {
+    Error err;
+    error_set(&err, "%s: no such file", "caf\xE9\n.txt");
+    assert_string_equal(err.text, "caf\\xE9\\x0A.txt: no such file");
+    error_prefix(&err, "-i \xC3\xA9"); // already escaped: stays as it is
+    assert_string_equal(err.text, "-i \xC3\xA9: caf\\xE9\\x0A.txt: no such file");
+}
+
+TEST(json_text_is_utf8) {
+    cJSON *item = json_text("a\xFF\xE2\x82\xAC\xE2\x82");
+    assert_string_equal(item->valuestring, "a\xEF\xBF\xBD\xE2\x82\xAC\xEF\xBF\xBD\xEF\xBF\xBD");
+    cJSON_Delete(item);
 }
