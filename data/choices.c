@@ -2,6 +2,7 @@
 // (`data/choices --help`). One example a line, kept in memory until all are read; the file is written atomically.
 // The format is llm.c's for HellaSwag (llmc/train/evals.h).
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/foreign_file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/run/data_tools.h"
@@ -179,6 +180,9 @@ static bool read_lines(Choices *c, FILE *file, Error *err) {
     for (int64_t number = 1; read_line(file, c->line, &length); number++) {
         if (strspn(c->line, " \t\r") == length || add_line(c, c->line, length, err)) continue;
         error_prefix(err, "%s: line %" PRId64, c->options->input, number);
+        if (number == 1 && !c->options->skip_bad &&
+            !foreign_file_check_open("JSON lines", c->options->input, fileno(file), true, err))
+            return false;
         if (!c->options->skip_bad) return false;
         if (c->bad++ < SHOWN_BAD) fprintf(stderr, "choices: skipped: %s\n", err->text);
         if (length > MAX_LINE && !skip_line(file))
@@ -194,7 +198,7 @@ static bool read_input(Choices *c, Error *err) {
     const int fd = open(c->options->input, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     FILE *file = fd >= 0 && fcntl(fd, F_SETFL, 0) == 0 ? fdopen(fd, "r") : NULL;
     if (!file) {
-        error_set(err, "%s: cannot be read: %s", c->options->input, strerror(errno));
+        error_set(err, "%s: cannot be read: %s", c->options->input, path_reason(c->options->input, errno).text);
         if (fd >= 0) close(fd);
         return false;
     }

@@ -67,7 +67,7 @@ static char *output_directory(const char *path, Error *err) {
     char *directory = slash ? strndup(path, slash == path ? 1 : (size_t)(slash - path)) : strdup(".");
     REQUIRE_MEMORY(directory, "a path");
     if (access(directory, W_OK | X_OK) == 0) return directory;
-    error_set(err, "%s: cannot be written: %s: %s", path, directory, strerror(errno));
+    error_set(err, "%s: cannot be written: %s: %s", path, directory, path_reason(directory, errno).text);
     free(directory);
     return NULL;
 }

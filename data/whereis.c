@@ -3,6 +3,7 @@
 // nothing.
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/foreign_file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/data/dataloader.h"
@@ -61,11 +62,13 @@ static bool read_log(const char *path, cJSON *events, Error *err) {
         else
             cJSON_Delete(event); // -x 0 reads nothing
     }
-    if (!file || ferror(file)) ok = error_set(err, "cannot be read: %s", strerror(errno));
+    if (!file || ferror(file)) ok = error_set(err, "cannot be read: %s", path_reason(path, errno).text);
     if (ok && !events->child) ok = error_set(err, "has no training run");
+    if (!ok) error_prefix(err, "%s", path);
+    if (!ok && file) foreign_file_check_open("a run's log", path, fileno(file), true, err);
     if (file) fclose(file);
     free(line);
-    return ok || error_prefix(err, "%s", path);
+    return ok;
 }
 
 // The start that a step belongs to, and the position in the stream where the step begins: each start counts up to the

@@ -51,7 +51,9 @@ char *path_parent(const char *path) {
 // those nothing more can be done.
 bool directory_sync(const char *path, Error *err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return errno == EACCES || error_set(err, "%s: cannot open the directory: %s", path, strerror(errno));
+    if (fd < 0)
+        return errno == EACCES ||
+               error_set(err, "%s: cannot open the directory: %s", path, path_reason(path, errno).text);
     bool ok = fsync(fd) == 0 || errno == EINVAL || errno == ENOTSUP;
     if (!ok) error_set(err, "%s: cannot flush the directory to disk: %s", path, strerror(errno));
     close(fd);
@@ -89,7 +91,8 @@ AtomicFile *atomic_file_create(const char *path, Error *err) {
     const bool special = stat(path, &old) == 0 && !S_ISREG(old.st_mode) && !S_ISDIR(old.st_mode);
     f->fd = special ? -1 : open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (f->fd < 0) {
-        error_set(err, "%s: cannot create: %s", path, special ? "it exists and is not a plain file" : strerror(errno));
+        error_set(err, "%s: cannot create: %s", path,
+                  special ? "it exists and is not a plain file" : path_reason(path, errno).text);
         atomic_file_free(f);
         return NULL;
     }
@@ -98,7 +101,7 @@ AtomicFile *atomic_file_create(const char *path, Error *err) {
 
 static bool fail(AtomicFile *f, const char *what, int reason) {
     f->failed = true;
-    return error_set(&f->error, "%s: cannot %s: %s", f->path, what, strerror(reason));
+    return error_set(&f->error, "%s: cannot %s: %s", f->path, what, path_reason(f->path, reason).text);
 }
 
 static bool write_through(AtomicFile *f, const char *data, size_t bytes) {
@@ -217,24 +220,24 @@ bool file_read_at(int fd, const char *path, int64_t offset, void *out, size_t n,
     return true;
 }
 
-// Opens a plain file. O_NONBLOCK keeps a pipe without a writer from blocking the program; it has no effect on plain
-// files.
-static int open_plain(const char *path, int64_t *size, Error *err) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) {
-        error_set(err, "%s: cannot open: %s", path, strerror(errno));
-        return -1;
-    }
-    *size = file_size(fd);
-    if (*size >= 0) return fd;
-    error_set(err, "%s: not a plain file", path);
-    close(fd);
+// O_NONBLOCK keeps a pipe without a writer from blocking the program; it has no effect on plain files.
+int file_open(const char *path, int64_t *size, Error *err) {
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), reason = errno;
+    struct stat st;
+    const bool found = (fd >= 0 ? fstat(fd, &st) : stat(path, &st)) == 0;
+    if (found && !S_ISREG(st.st_mode))
+        error_set(err, "%s: not a plain file but %s", path, path_kind(st.st_mode));
+    else if (fd < 0 || !found)
+        error_set(err, "%.600s: cannot open: %s", path, path_reason(path, fd < 0 ? reason : errno).text); // not cut
+    else
+        return *size = (int64_t)st.st_size, fd;
+    if (fd >= 0) close(fd);
     return -1;
 }
 
 char *file_read_all(const char *path, size_t max_bytes, size_t *bytes, Error *err) {
     int64_t size;
-    int fd = open_plain(path, &size, err);
+    int fd = file_open(path, &size, err);
     if (fd < 0) return NULL;
     char *text = NULL;
     if ((uint64_t)size > max_bytes)
@@ -254,7 +257,7 @@ char *file_read_all(const char *path, size_t max_bytes, size_t *bytes, Error *er
 
 bool file_checksum(const char *path, int64_t *bytes, uint64_t *checksum, Error *err) {
     int64_t size;
-    int fd = open_plain(path, &size, err);
+    int fd = file_open(path, &size, err);
     if (fd < 0) return false;
     XXH3_state_t *hash = XXH3_createState();
     char *buffer = malloc(size < BUFFER_BYTES ? (size_t)size + 1 : BUFFER_BYTES);
@@ -285,18 +288,18 @@ bool directory_make(const char *path, Error *err) {
     if (*path == '\0') return error_set(err, "the directory name is empty");
     char *prefix = strdup(path);
     REQUIRE_MEMORY(prefix != NULL, "a path");
-    int reason = 0;
+    int reason = 0; // of the first call that failed and was needed: later ones fail because of it
     bool ok = true;
-    for (char *p = prefix + 1; ok && reason == 0; p++) {
+    for (char *p = prefix + 1; ok; p++) {
         if (*p != '/' && *p != '\0') continue;
         char end = *p;
         *p = '\0';
-        // Only the stat below tells whether an existing name is a directory: mkdir may fail on a usable parent (a
-        // read-only "/home" gives EROFS, not EEXIST).
-        if (mkdir(prefix, 0755) == 0)
+        // mkdir may fail on a usable parent (a read-only "/home" gives EROFS, not EEXIST).
+        const int failure = mkdir(prefix, 0755) == 0 ? 0 : errno;
+        if (failure == 0)
             ok = sync_parent(prefix, err); // what is saved in it is lost with its name
-        else if (end == '\0' && errno != EEXIST)
-            reason = errno;
+        else if (reason == 0 && !file_exists(prefix))
+            reason = failure == EEXIST ? ENOENT : failure; // EEXIST: a link that leads nowhere
         *p = end;
         if (end == '\0') break;
     }
@@ -304,8 +307,7 @@ bool directory_make(const char *path, Error *err) {
     if (!ok) return false;
     struct stat st;
     if (reason == 0 && stat(path, &st) == 0 && !S_ISDIR(st.st_mode)) reason = ENOTDIR;
-    if (reason != 0) return error_set(err, "%s: cannot make the directory: %s", path, strerror(reason));
-    return true;
+    return reason == 0 || error_set(err, "%s: cannot make the directory: %s", path, path_reason(path, reason).text);
 }
 
 size_t directory_existing(const char *path) {
@@ -359,7 +361,7 @@ bool directory_check_writable(const char *path, Error *err) {
         // Not every file system supports unnamed files; on one that does, this finds the reason.
         char *probe = path_join(path, ".tmp-probe");
         ok = write_probe(probe, open(probe, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600)) ||
-             error_set(err, "%s is not writable: %s", path, strerror(errno));
+             error_set(err, "%s is not writable: %s", path, path_reason(probe, errno).text);
         free(probe);
     }
     directory_unmake(path, existing);
@@ -369,7 +371,7 @@ bool directory_check_writable(const char *path, Error *err) {
 bool directory_list(const char *path, char ***names, int *count, Error *err) {
     *names = NULL, *count = 0;
     DIR *dir = opendir(path);
-    if (!dir) return error_set(err, "%s: cannot open the directory: %s", path, strerror(errno));
+    if (!dir) return error_set(err, "%s: cannot open the directory: %s", path, path_reason(path, errno).text);
     errno = 0; // readdir reports only by errno whether it failed or reached the end
     for (struct dirent *entry; (entry = readdir(dir)); errno = 0) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
@@ -398,7 +400,7 @@ static int by_bytes(const void *a, const void *b) { return strcmp(*(char *const 
 static _Thread_local Error unread;
 static int on_unread(const char *directory, int reason) {
     if (reason == ENOENT || reason == ENOTDIR) return 0;
-    error_set(&unread, "%s: cannot read the directory: %s", directory, strerror(reason));
+    error_set(&unread, "%s: cannot read the directory: %s", directory, path_reason(directory, reason).text);
     return 1;
 }
 
@@ -449,11 +451,12 @@ bool directory_remove(const char *path, Error *err) {
     bool ok = true;
     for (int i = 0; ok && i < count; i++) {
         char *entry = path_join(path, names[i]);
-        if (unlink(entry) != 0) ok = error_set(err, "%s: cannot remove: %s", entry, strerror(errno));
+        if (unlink(entry) != 0) ok = error_set(err, "%s: cannot remove: %s", entry, path_reason(entry, errno).text);
         free(entry);
     }
     directory_list_free(names, count);
-    if (ok && rmdir(path) != 0) ok = error_set(err, "%s: cannot remove the directory: %s", path, strerror(errno));
+    if (ok && rmdir(path) != 0)
+        ok = error_set(err, "%s: cannot remove the directory: %s", path, path_reason(path, errno).text);
     return ok;
 }
 
@@ -480,7 +483,8 @@ bool directory_commit(const char *from, const char *to, Error *err) {
         ok = renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0;
         if (!ok && (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP)) ok = exchange_in_three_steps(from, to);
     }
-    return ok ? sync_parent(to, err) : error_set(err, "%s: cannot rename into place: %s", to, strerror(errno));
+    return ok ? sync_parent(to, err)
+              : error_set(err, "%s: cannot rename into place: %s", to, path_reason(to, errno).text);
 }
 
 // ----------------------------------------------------------------------------------------------------- files that grow
@@ -499,7 +503,7 @@ bool append_file_open(AppendFile *f, const char *path, bool new_only, Error *err
     f->end = 0;
     f->path = strdup(path);
     f->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (new_only ? O_EXCL : 0), 0666);
-    if (!f->path || f->fd < 0) return error_set(err, "%s: cannot be written: %s", path, strerror(errno));
+    if (!f->path || f->fd < 0) return error_set(err, "%s: cannot be written: %s", path, path_reason(path, errno).text);
     return lock_file(f->fd) || error_set(err, "%s: another process is writing it; is this run already active?", path);
 }
 
@@ -508,7 +512,7 @@ bool directory_hold(const char *directory, int *fd, Error *err) {
     struct stat found;
     char *path = path_join(directory, ".lock");
     *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    bool ok = *fd >= 0 || error_set(err, "%s: cannot be opened: %s", path, strerror(errno));
+    bool ok = *fd >= 0 || error_set(err, "%s: cannot be opened: %s", path, path_reason(path, errno).text);
     if (ok && !lock_file(*fd)) {
         if (pread(*fd, holder, sizeof holder - 1, 0) < 1) snprintf(holder, sizeof holder, "another process");
         holder[strcspn(holder, "\n")] = '\0';

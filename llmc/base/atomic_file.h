@@ -8,6 +8,7 @@
 // after a kill at most one incomplete record at its end.
 #pragma once
 #include "llmc/base/error.h"
+#include "llmc/base/path_reason.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -28,6 +29,8 @@ bool file_write_atomic(const char *path, const void *data, size_t bytes, Error *
 char *file_read_all(const char *path, size_t max_bytes, size_t *bytes, Error *err);
 bool file_checksum(const char *path, int64_t *bytes, uint64_t *checksum, Error *err); // XXH3 64
 bool file_exists(const char *path);
+// Opens a plain file for reading, and gets its size; -1 with the reason, or with the kind of what is there instead.
+int file_open(const char *path, int64_t *size, Error *err);
 // Reads n bytes at offset of an open file into out; a file that ends before that is an error. path is for the message.
 bool file_read_at(int fd, const char *path, int64_t offset, void *out, size_t n, Error *err);
 // Writes all bytes to an open file, at its offset. path is for the message.

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 typedef struct {
     ForeignFile file;
@@ -114,7 +115,7 @@ static bool is_text(const char *head, size_t n) {
 
 static const Kind kinds[] = {
     // Not what was to be fetched.
-    {{"an empty file", FETCH, false}, .looks = is_empty},
+    {{"an empty file", "fetch or make it again", false}, .looks = is_empty},
     {{"a Git LFS pointer", "fetch the file itself with 'git lfs pull'", false},
      BEGINS("version https://git-lfs.github.com/spec/")},
     {{"a git-annex pointer", "fetch the file itself with 'git annex get'", false}, BEGINS("/annex/objects/")},
@@ -212,7 +213,9 @@ static const Kind kinds[] = {
 
 // What a file is that can be read as text and is not of these kinds.
 static const ForeignFile ranks = {"the ranks of a tiktoken vocabulary", "--tokenizer reads it", true},
-                         json = {"JSON", "data/prepare makes token shards of the texts in JSON lines", true},
+                         json = {"JSON",
+                                 "-e takes the directory of a model, and data/prepare makes token shards of JSON lines",
+                                 true},
                          text = {"text", "data/prepare makes token shards of text", true};
 
 static bool is_kind(const Kind *k, const char *name, const char *head, size_t n) {
@@ -244,4 +247,10 @@ bool foreign_file_check(const char *expected, const char *path, const void *head
     if (!f && is_text(head, bytes))
         f = begins_with_one(head, bytes, (const char *const[]){"{", "[", NULL}) ? &json : &text;
     return refuse_kind(f, expected, path, err);
+}
+
+bool foreign_file_check_open(const char *expected, const char *path, int fd, bool reads_text, Error *err) {
+    char head[FOREIGN_FILE_HEAD];
+    const ssize_t n = pread(fd, head, sizeof head, 0);
+    return n < 0 || (reads_text ? foreign_file_check_text : foreign_file_check)(expected, path, head, (size_t)n, err);
 }

@@ -23,3 +23,5 @@ const ForeignFile *foreign_file_find(const char *path, const void *head, size_t 
 bool foreign_file_check(const char *expected, const char *path, const void *head, size_t bytes, Error *err);
 // The same for readers of text: any text that is not of a known kind passes.
 bool foreign_file_check_text(const char *expected, const char *path, const void *head, size_t bytes, Error *err);
+// One of the two, on an open file; true if it cannot be read, which the reader will report.
+bool foreign_file_check_open(const char *expected, const char *path, int fd, bool reads_text, Error *err);

@@ -2,6 +2,7 @@
 #include "llmc/base/json.h"
 
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/foreign_file.h"
 #include "llmc/base/utf8.h"
 
 #include <math.h>
@@ -37,12 +38,19 @@ cJSON *json_parse(const char *text, size_t bytes, Error *err) {
     return NULL;
 }
 
+cJSON *json_parse_content(const char *path, const char *text, size_t bytes, Error *err) {
+    cJSON *root = json_parse(text, bytes, err);
+    if (root) return root;
+    error_prefix(err, "%s", path);
+    foreign_file_check_text("JSON", path, text, bytes < FOREIGN_FILE_HEAD ? bytes : FOREIGN_FILE_HEAD, err);
+    return NULL;
+}
+
 cJSON *json_parse_file(const char *path, size_t max_bytes, Error *err) {
     size_t bytes;
     char *text = file_read_all(path, max_bytes, &bytes, err);
     if (!text) return NULL;
-    cJSON *root = json_parse(text, bytes, err);
-    if (!root) error_prefix(err, "%s", path);
+    cJSON *root = json_parse_content(path, text, bytes, err);
     free(text);
     return root;
 }

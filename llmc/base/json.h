@@ -15,7 +15,9 @@
 
 // One object, followed only by white space. The caller frees it with cJSON_Delete.
 cJSON *json_parse(const char *text, size_t bytes, Error *err);
-// The same for a file of at most max_bytes; messages begin with the path.
+// The same for the content of a file, which the message names if it is of another kind; messages begin with the path.
+cJSON *json_parse_content(const char *path, const char *text, size_t bytes, Error *err);
+// The same for a file of at most max_bytes.
 cJSON *json_parse_file(const char *path, size_t max_bytes, Error *err);
 
 // All of these return false with a message when the key is absent (json_find: *item NULL), stated twice, of another

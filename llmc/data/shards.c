@@ -9,7 +9,6 @@
 #include "llmc/base/foreign_file.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,24 +109,18 @@ static bool parse_header(const char *path, const int32_t *h, int64_t file_bytes,
 
 // Opens the file at path and reads its header. The shard owns fd and path even when this fails.
 static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Error *err) {
-    shard->path = strdup(path);
-    // O_NONBLOCK: a FIFO among the matches must not hang the program.
-    shard->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (shard->fd < 0) {
-        const char *hint = errno == EMFILE ? "; raise the limit of open files with ulimit -n" : "";
-        return error_set(err, "%s: cannot open the shard: %s%s", path, strerror(errno), hint);
-    }
     struct stat st;
-    if (!shard->path || fstat(shard->fd, &st) != 0)
-        return error_set(err, "%s: cannot inspect the shard: %s", path, strerror(errno));
-    if (S_ISDIR(st.st_mode)) {
+    int64_t size;
+    shard->fd = -1;
+    REQUIRE_MEMORY((shard->path = strdup(path)), "a path");
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode))
         return error_set(err, "%s: is a directory, expected a shard; to name the shards in it: '%s/*.bin'", path, path);
-    }
-    if (!S_ISREG(st.st_mode)) return error_set(err, "%s: is not a regular file, expected a shard", path);
+    shard->fd = file_open(path, &size, err);
+    if (shard->fd < 0) return false;
     int32_t h[HEAD_BYTES / sizeof(int32_t)];
     int64_t got = pread_all(shard->fd, h, sizeof h, 0);
     if (got < 0) return error_set(err, "%s: cannot read the header: %s", path, strerror(errno));
-    if (!check_magic(path, h, got, err) || !parse_header(path, h, (int64_t)st.st_size, header, err)) return false;
+    if (!check_magic(path, h, got, err) || !parse_header(path, h, size, header, err)) return false;
     shard->token_bytes = header->token_bytes;
     shard->num_tokens = header->num_tokens;
     header->head = XXH3_64bits(h, (size_t)got);
@@ -210,8 +203,8 @@ static bool open_paths(ShardSet *set, char **paths, size_t count, Error *err) {
 static bool no_match(const char *pattern, Error *err) {
     const char *slash = strrchr(pattern, '/');
     int directory = slash ? (int)(slash - pattern) : 1;
-    return error_set(err, "no token shards match '%s'; make some from text with: data/prepare -o %.*s FILE...", pattern,
-                     directory, slash ? pattern : ".");
+    return error_set(err, "no token shards match '%s'%s; make some from text with: data/prepare -o %.*s FILE...",
+                     pattern, path_pattern_reason(pattern).text, directory, slash ? pattern : ".");
 }
 
 bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err) {
@@ -302,7 +295,7 @@ struct ShardWriter {
 };
 
 static bool write_failed(const ShardWriter *w, Error *err) {
-    return error_set(err, "%s: cannot write the shard: %s", w->path, strerror(errno ? errno : EIO));
+    return error_set(err, "%s: cannot write the shard: %s", w->path, path_reason(w->path, errno ? errno : EIO).text);
 }
 
 // Truncates the file after the tokens to keep and moves to its end.

@@ -48,7 +48,7 @@ static bool line_is_beyond(RunLog *log, const char *line, size_t length, int64_t
 static bool bytes_to_keep(RunLog *log, const char *path, int64_t step, off_t *keep, Error *err) {
     *keep = 0;
     FILE *f = fopen(path, "re");
-    if (!f) return errno == ENOENT || error_set(err, "%s: cannot be read: %s", path, strerror(errno));
+    if (!f) return errno == ENOENT || error_set(err, "%s: cannot be read: %s", path, path_reason(path, errno).text);
     char *line = NULL;
     size_t room = 0;
     ssize_t length;
@@ -67,7 +67,8 @@ static bool bytes_to_keep(RunLog *log, const char *path, int64_t step, off_t *ke
 // Gives the log of an earlier run the first free name of main.log.1, main.log.2, ..., and opens a new one.
 static bool move_aside(RunLog *log, const char *path, Error *err) {
     char *aside = path_unused(path);
-    const bool ok = rename(path, aside) == 0 || error_set(err, "%s: cannot be renamed: %s", path, strerror(errno));
+    const bool ok =
+        rename(path, aside) == 0 || error_set(err, "%s: cannot be renamed: %s", path, path_reason(path, errno).text);
     if (ok) format_print(stderr, "%s belongs to an earlier run; it was renamed to %s\n", path, aside);
     free(aside);
     if (!ok) return false;
@@ -89,8 +90,8 @@ static bool open_file(RunLog *log, const char *directory, bool append, int64_t f
     free(path);
     if (ok) log->directory = strdup(directory);
     REQUIRE_MEMORY(!ok || log->directory, "a path");
-    return ok &&
-           (stat(directory, &log->place) == 0 || error_set(err, "%s: cannot be read: %s", directory, strerror(errno)));
+    return ok && (stat(directory, &log->place) == 0 ||
+                  error_set(err, "%s: cannot be read: %s", directory, path_reason(directory, errno).text));
 }
 
 bool runlog_is_there(const RunLog *log, Error *err) {

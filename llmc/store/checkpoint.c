@@ -344,7 +344,8 @@ bool checkpoint_save(const char *dir, const Gpt2 *model, const TrainerState *sta
     checkpoint_clean(dir);
     char *temporary = step_path(dir, state->step, true), *final = step_path(dir, state->step, false);
     bool made = mkdir(temporary, 0755) == 0;
-    bool ok = made || error_set(err, "%s: cannot make the directory: %s", temporary, strerror(errno));
+    bool ok =
+        made || error_set(err, "%s: cannot make the directory: %s", temporary, path_reason(temporary, errno).text);
     ok = ok && write_parts(temporary, model, state, err) && directory_commit(temporary, final, err);
     // Removes the previous directory of that name, or the files written before a failure, which err already describes.
     if (made && file_exists(temporary)) discard(dir, strrchr(temporary, '/') + 1);
@@ -404,7 +405,7 @@ static bool check_file(const char *directory, const char *name, FileFacts expect
     char *path = path_join(directory, name);
     struct stat st;
     FileFacts found = expected;
-    bool ok = stat(path, &st) == 0 || error_set(err, "%s: %s", path, strerror(errno));
+    bool ok = stat(path, &st) == 0 || error_set(err, "%s: %s", path, path_reason(path, errno).text);
     if (ok && (int64_t)st.st_size != expected.bytes)
         ok = error_set(err, "%s: %lld bytes, expected %lld", path, (long long)st.st_size, (long long)expected.bytes);
     if (ok && checksum) ok = file_checksum(path, &found.bytes, &found.checksum, err);
@@ -513,7 +514,8 @@ static int64_t written_at(const char *directory) {
 static bool remove_step(const char *dir, int64_t step, Error *err) {
     char *path = step_path(dir, step, false), *temporary = step_path(dir, step, true);
     bool ok = holds_only_ours(path, err);
-    if (ok && rename(path, temporary) != 0) ok = error_set(err, "%s: cannot remove: %s", path, strerror(errno));
+    if (ok && rename(path, temporary) != 0)
+        ok = error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
     ok = ok && directory_sync(dir, err) && directory_remove(temporary, err);
     free(temporary);
     free(path);

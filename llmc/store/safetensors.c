@@ -4,10 +4,9 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/foreign_file.h"
 #include "llmc/base/json.h"
 #include "llmc/comm/comm.h"
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -167,13 +166,16 @@ static bool parse_entries(SafetensorsFile *f, const cJSON *root, int64_t data_st
     return true;
 }
 
-static bool read_header(SafetensorsFile *f, Error *err) {
-    int64_t size = file_size(f->fd);
+static bool read_header(SafetensorsFile *f, int64_t size, Error *err) {
     uint64_t length = 0;
-    if (size < 0) return error_set(err, "%s: not a plain file", f->path);
     if (size < PREFIX_BYTES)
-        return error_set(err, "%s: %lld bytes, too short for a safetensors file", f->path, (long long)size);
-    if (!file_read_at(f->fd, f->path, 0, &length, sizeof length, err)) return false;
+        return foreign_file_check_open("safetensors", f->path, f->fd, false, err) &&
+               error_set(err, "%s: %lld bytes, too short for a safetensors file", f->path, (long long)size);
+    char brace = '{'; // where the header begins, unless there is none
+    if (!file_read_at(f->fd, f->path, 0, &length, sizeof length, err) ||
+        (size > PREFIX_BYTES && !file_read_at(f->fd, f->path, PREFIX_BYTES, &brace, 1, err)) ||
+        (brace != '{' && !foreign_file_check_open("safetensors", f->path, f->fd, false, err)))
+        return false;
     if (length > MAX_HEADER_BYTES || (int64_t)length > size - PREFIX_BYTES)
         return error_set(err,
                          "%s: its first 8 bytes state a header of %llu bytes, expected at most %lld: not safetensors",
@@ -195,9 +197,9 @@ static bool read_header(SafetensorsFile *f, Error *err) {
 SafetensorsFile *safetensors_open(const char *path, Error *err) {
     SafetensorsFile *f = calloc(1, sizeof *f);
     REQUIRE_MEMORY(f && (f->path = strdup(path)), "a safetensors file");
-    f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    bool ok = f->fd >= 0 || error_set(err, "%s: cannot open: %s", path, strerror(errno));
-    if (ok && read_header(f, err)) return f;
+    int64_t size;
+    f->fd = file_open(path, &size, err);
+    if (f->fd >= 0 && read_header(f, size, err)) return f;
     safetensors_close(f);
     return NULL;
 }

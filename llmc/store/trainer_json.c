@@ -375,9 +375,9 @@ bool trainer_json_read(const char *path, TrainerState *state, FileFacts facts[CH
     size_t bytes = 0;
     char *text = file_read_all(path, MAX_TRAINER_BYTES, &bytes, err);
     if (!text) return false;
-    cJSON *root = json_parse(text, bytes, err);
-    bool ok = (root && check_seal(root, text, bytes, err) && read_state(root, state, facts, err)) ||
-              error_prefix(err, "%s", path);
+    cJSON *root = json_parse_content(path, text, bytes, err);
+    const bool ok = root && ((check_seal(root, text, bytes, err) && read_state(root, state, facts, err)) ||
+                             error_prefix(err, "%s", path));
     cJSON_Delete(root);
     free(text);
     return ok;

@@ -8,6 +8,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/foreign_file.h"
 #include "llmc/store/huggingface.h"
 
 #include <errno.h>
@@ -39,27 +40,7 @@ struct LlmcBin {
     int64_t *offsets; // first byte of each tensor of the parameter table
 };
 
-// Names another kind of file that a user may pass by mistake, by its first word.
-static bool foreign_file(const char *path, int32_t magic, Error *err) {
-    static const struct {
-        int32_t magic;
-        const char *what;
-    } known[] = {
-        {20240520, "a token shard (training data for -i or -j)"},
-        {20240328, "a tokenizer"},
-        {20240522, "an evaluation set"},
-        {20240527, "llm.c's optimizer state; its model is the model_*.bin next to it"},
-    };
-    size_t n = strlen(path), suffix = strlen(".safetensors");
-    if (n > suffix && strcmp(path + n - suffix, ".safetensors") == 0)
-        return error_set(err, "%s: give the directory that holds this file and its config.json", path);
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-        if (magic == known[i].magic) return error_set(err, "%s: not a model but %s", path, known[i].what);
-    return error_set(err, "%s: not an llm.c model: its first word is %d, expected %d", path, (int)magic, MODEL_MAGIC);
-}
-
 static bool parse_header(LlmcBin *f, const int32_t *header, Error *err) {
-    if (header[0] != MODEL_MAGIC) return foreign_file(f->path, header[0], err);
     if (header[1] != VERSION_FP32 && header[1] != VERSION_BF16)
         return error_set(err, "%s: llm.c model version %d, expected %d (fp32) or %d (bf16)", f->path, (int)header[1],
                          VERSION_FP32, VERSION_BF16);
@@ -94,26 +75,26 @@ static bool lay_out(LlmcBin *f, int64_t size, Error *err) {
     return true;
 }
 
-static bool read_header(LlmcBin *f, Error *err) {
-    if (f->fd < 0) return error_set(err, "%s: cannot open the model: %s", f->path, strerror(errno));
-    int64_t size = file_size(f->fd);
-    if (size < 0) return error_set(err, "%s: neither a directory nor a plain file", f->path);
+static bool read_header(LlmcBin *f, int64_t size, Error *err) {
     int32_t header[HEADER_INTS] = {0};
-    if (size < HEADER_BYTES) {
-        if (!file_read_at(f->fd, f->path, 0, header, size < 4 ? 0 : 4, err)) return false;
-        if (header[0] != MODEL_MAGIC) return foreign_file(f->path, header[0], err);
+    const size_t bytes = size < HEADER_BYTES ? (size_t)size : (size_t)HEADER_BYTES;
+    if (!file_read_at(f->fd, f->path, 0, header, bytes, err)) return false;
+    if (header[0] != MODEL_MAGIC)
+        return foreign_file_check("a model", f->path, header, bytes, err) &&
+               error_set(err, "%s: not an llm.c model: its first word is %d, expected %d", f->path, (int)header[0],
+                         MODEL_MAGIC);
+    if (size < HEADER_BYTES)
         return error_set(err, "%s: %lld bytes, expected a header of %d: truncated", f->path, (long long)size,
                          HEADER_BYTES);
-    }
-    return file_read_at(f->fd, f->path, 0, header, sizeof header, err) && parse_header(f, header, err) &&
-           lay_out(f, size, err);
+    return parse_header(f, header, err) && lay_out(f, size, err);
 }
 
 LlmcBin *llmc_bin_open(const char *path, ModelConfig *config, Error *err) {
     LlmcBin *f = calloc(1, sizeof *f);
     REQUIRE_MEMORY(f && (f->path = strdup(path)), "a weight file of llm.c");
-    f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (read_header(f, err)) {
+    int64_t size;
+    f->fd = file_open(path, &size, err);
+    if (f->fd >= 0 && read_header(f, size, err)) {
         *config = f->config;
         return f;
     }
@@ -195,7 +176,7 @@ struct WeightsFile {
 WeightsFile *weights_file_open(const char *path, Error *err) {
     struct stat st;
     if (stat(path, &st) != 0) {
-        error_set(err, "%s: cannot open the model: %s", path, strerror(errno));
+        error_set(err, "%s: cannot open the model: %s", path, path_reason(path, errno).text);
         return NULL;
     }
     WeightsFile *f = calloc(1, sizeof *f);
@@ -388,13 +369,13 @@ static bool check_writable(const Target *t, Error *err) {
     if (!directory_check_writable(t->parent, err) || !directory_make(t->parent, err)) return false;
     if (t->is_bin) {
         AtomicFile *probe = atomic_file_create(t->path, NULL);
-        if (!probe) return error_set(err, "cannot be created: %s", strerror(errno));
+        if (!probe) return error_set(err, "cannot be created: %s", path_reason(t->path, errno).text);
         atomic_file_abandon(probe);
         return true;
     }
     directory_remove(t->temporary, NULL); // leftovers of a killed export
     if (mkdir(t->temporary, 0755) != 0)
-        return error_set(err, "cannot make the directory %s: %s", t->temporary, strerror(errno));
+        return error_set(err, "cannot make the directory %s: %s", t->temporary, path_reason(t->temporary, errno).text);
     rmdir(t->temporary);
     return true;
 }
@@ -430,7 +411,8 @@ bool export_check(const char *path, DType dtype, const ModelConfig *config, Erro
 static bool write_directory(const Target *t, const HuggingFaceModel *m, Error *err) {
     FileFacts facts[HF_FILES];
     const bool made = mkdir(t->temporary, 0755) == 0;
-    bool ok = made || error_set(err, "%s: cannot make the directory: %s", t->temporary, strerror(errno));
+    bool ok = made ||
+              error_set(err, "%s: cannot make the directory: %s", t->temporary, path_reason(t->temporary, errno).text);
     ok = ok && huggingface_write(t->temporary, m, facts, err) && directory_commit(t->temporary, t->path, err);
     // Removes the replaced model, or the files written before a failure, which err already describes.
     if (made && file_exists(t->temporary)) directory_remove(t->temporary, NULL);

@@ -353,7 +353,8 @@ static bool claim(Run *r, Error *err) {
     r->existing = directory_existing(r->output);
     if (!directory_make(r->output, err)) return false;
     r->lock = open(r->output, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (r->lock < 0) return error_set(err, "%s: cannot open the directory: %s", r->output, strerror(errno));
+    if (r->lock < 0)
+        return error_set(err, "%s: cannot open the directory: %s", r->output, path_reason(r->output, errno).text);
     if (flock(r->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) { // other errors: no locks on this file system
         close(r->lock), r->lock = -1;
         return error_set(err, "%s: another data/prepare is writing there", r->output);
@@ -367,7 +368,8 @@ static int is_shard(const struct dirent *entry) { return is_corpus_shard(entry->
 static bool clear_old(Run *r, bool refuse, Error *err) {
     struct dirent **old;
     const int n = scandir(r->output, &old, is_shard, alphasort);
-    if (n < 0) return error_set(err, "%s: cannot list the directory: %s", r->output, strerror(errno));
+    if (n < 0)
+        return error_set(err, "%s: cannot list the directory: %s", r->output, path_reason(r->output, errno).text);
     bool ok = n == 0 || !refuse ||
               error_set(err, "%s: has %d shard%s of an earlier run (%s...); --force replaces them", r->output, n,
                         n == 1 ? "" : "s", old[0]->d_name);
@@ -376,7 +378,7 @@ static bool clear_old(Run *r, bool refuse, Error *err) {
         const CorpusShards *ours = &r->writer.side[name[0] == 't' ? CORPUS_TRAIN : CORPUS_VAL];
         char *path = path_join(r->output, name), *staged = path_join(r->staging, name);
         if (ok && !refuse && (file_exists(staged) || strtoll(strchr(name, '_') + 1, NULL, 10) >= ours->count))
-            ok = unlink(path) == 0 || error_set(err, "%s: cannot remove: %s", path, strerror(errno));
+            ok = unlink(path) == 0 || error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
         free(path), free(staged);
     }
     free(old);
@@ -385,7 +387,7 @@ static bool clear_old(Run *r, bool refuse, Error *err) {
 
 static bool move(char *from, char *to, Error *err) {
     const bool ok = rename(from, to) == 0 || (errno == ENOENT && file_exists(to)) || // it was moved before a kill
-                    error_set(err, "%s: cannot move into place: %s", from, strerror(errno));
+                    error_set(err, "%s: cannot move into place: %s", from, path_reason(to, errno).text);
     free(from), free(to);
     return ok;
 }
@@ -401,8 +403,8 @@ static bool move_side(const Run *r, CorpusSide side, Error *err) {
 // complete: also after a loss of power, because each manifest goes or comes in a step of its own.
 static bool publish(Run *r, Error *err) {
     char *manifest = path_join(r->output, "manifest.json");
-    bool ok =
-        unlink(manifest) == 0 || errno == ENOENT || error_set(err, "%s: cannot remove: %s", manifest, strerror(errno));
+    bool ok = unlink(manifest) == 0 || errno == ENOENT ||
+              error_set(err, "%s: cannot remove: %s", manifest, path_reason(manifest, errno).text);
     atomic_file_clean(manifest);
     ok = ok && directory_sync(r->output, err) && clear_old(r, false, err) && move_side(r, CORPUS_TRAIN, err) &&
          move(strdup(r->tokenizer_path), path_join(r->output, "tokenizer.json"), err) &&

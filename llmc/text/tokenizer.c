@@ -5,13 +5,14 @@
 #include "llmc/text/tokenizer.h"
 
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/foreign_file.h"
 #include "llmc/text/tokenizer_internal.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 // ---------------------------------------------------------------------------------------------------------- vocabulary
@@ -326,41 +327,17 @@ uint64_t tokenizer_fingerprint(const Tokenizer *t) {
 
 // ---------------------------------------------------------------------------------------------------------- opening
 
-// The kind of a file that is not a tokenizer, by its first bytes; NULL if unknown.
-static const char *foreign_file(const char *text, size_t n) {
-    static const struct {
-        uint32_t magic;
-        const char *what;
-    } words[] = {
-        {20240520, "a token shard (training data for -i or -j)"},
-        {20240522, "an evaluation set"},
-        {20240326, "an llm.c model"},
-        {20240527, "llm.c's optimizer state"},
-    };
-    uint32_t magic = 0;
-    if (n >= sizeof magic) memcpy(&magic, text, sizeof magic);
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
-        if (magic == words[i].magic) return words[i].what;
-    if (n > 9 && text[8] == '{' && text[6] == 0 && text[7] == 0) return "a safetensors file (weights)";
-    if (n > 8 && memcmp(text, "#version", 8) == 0)
-        return "the merges of a vocabulary: give the vocab.json (or encoder.json) next to it, or their directory";
-    if (n > 2 && memcmp(text, "\x1f\x8b", 2) == 0) return "compressed by gzip: unpack it first";
-    if (n > 4 && memcmp(text, "\x28\xb5\x2f\xfd", 4) == 0) return "compressed by zstd: unpack it first";
-    if (n > 4 && memcmp(text, "PK\x03\x04", 4) == 0) return "a zip archive (or PyTorch's weights)";
-    return NULL;
-}
-
 // Names the kind of file before any complaint about its size: weights are large.
 static bool check_head(const char *path, Error *err) {
-    char head[16];
-    struct stat st;
-    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) return error_set(err, "%s: not a plain file", path);
-    FILE *f = fopen(path, "rbe");
-    if (!f) return error_set(err, "%s: cannot open: %s", path, strerror(errno));
-    size_t n = fread(head, 1, sizeof head, f);
-    fclose(f);
-    const char *what = foreign_file(head, n);
-    return !what || error_set(err, "%s: not a tokenizer but %s", path, what);
+    int64_t size;
+    const int fd = file_open(path, &size, err);
+    if (fd < 0) return false;
+    uint32_t magic = 0;
+    const bool is_llmc =
+        size >= (int64_t)sizeof magic && file_read_at(fd, path, 0, &magic, sizeof magic, NULL) && magic == LLMC_MAGIC;
+    const bool ok = is_llmc || foreign_file_check_open("a tokenizer", path, fd, true, err);
+    close(fd);
+    return ok;
 }
 
 static Tokenizer *open_file(const char *path, Error *err) {

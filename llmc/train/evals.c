@@ -10,6 +10,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/foreign_file.h"
 #include "llmc/comm/comm.h"
 
 #include <errno.h>
@@ -266,18 +267,21 @@ static bool check_all(ChoiceSet *set, const char *path, int64_t longest, int64_t
 }
 
 static bool read_set(ChoiceSet *set, const char *path, int64_t V, Error *err) {
-    int32_t header[HEADER_BYTES / 4];
+    int32_t header[HEADER_BYTES / 4] = {0};
     size_t bytes;
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     const size_t length = strlen(name), shorter = length > 4 && strcmp(name + length - 4, ".bin") == 0 ? 4 : 0;
     set->name = strndup(name, length - shorter);
     set->bytes = file_read_all(path, MAX_BYTES, &bytes, err);
     if (!set->bytes || !set->name) return set->bytes != NULL && error_set(err, "%s: out of memory", path);
+    memcpy(header, set->bytes, bytes < HEADER_BYTES ? bytes : HEADER_BYTES);
+    if (header[0] != CHOICES_MAGIC && !foreign_file_check("a multiple-choice file", path, set->bytes,
+                                                          bytes < FOREIGN_FILE_HEAD ? bytes : FOREIGN_FILE_HEAD, err))
+        return false;
     if (bytes < HEADER_BYTES || bytes % 2 != 0)
         return error_set(
             err, "%s: not a multiple-choice file, or truncated: %zu bytes, expected an even number of at least %d",
             path, bytes, HEADER_BYTES);
-    memcpy(header, set->bytes, HEADER_BYTES);
     if (!check_header(path, header, (int64_t)bytes, err)) return false;
     set->words = (uint16_t *)(void *)(set->bytes + HEADER_BYTES);
     set->count = header[2];
@@ -302,11 +306,12 @@ bool choices_open(ChoiceSets *sets, const char *pattern, int64_t V, Error *err) 
     int count;
     memset(sets, 0, sizeof *sets);
     if (!files_match(pattern, &paths, &count, err)) return false;
-    const bool ok = count > 0 ? open_paths(sets, paths, (size_t)count, V, err)
-                              : error_set(err,
-                                          "no multiple-choice files match '%s'; data/choices makes them, and data/get "
-                                          "fetches HellaSwag",
-                                          pattern);
+    const bool ok = count > 0
+                        ? open_paths(sets, paths, (size_t)count, V, err)
+                        : error_set(err,
+                                    "no multiple-choice files match '%s'%s; data/choices makes them, and data/get "
+                                    "fetches HellaSwag",
+                                    pattern, path_pattern_reason(pattern).text);
     directory_list_free(paths, count);
     return ok;
 }

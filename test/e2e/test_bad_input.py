@@ -1,6 +1,8 @@
 """Bad options and bad files: one clear line on stderr, exit code 2, nothing started and nothing left behind."""
 import os
+import pickle
 
+import numpy as np
 import pytest
 from conftest import EXIT_RUN_FAILED, QUIET, TINY, refused, train, write_shard
 
@@ -61,10 +63,39 @@ def test_a_token_beyond_the_vocabulary_is_named_with_file_and_offset(tmp_path):
             words=["bad.bin", "60000", "40"], expect=EXIT_RUN_FAILED)
 
 
+# Files that people give by mistake. The table of all kinds: test/unit/test_foreign_file.c.
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 485200\n"
+TOKENS = b"".join((i % 257).to_bytes(2, "little") for i in range(5000))
+PAGE = b"<!DOCTYPE html><html><title>Not found</title></html>" + b" " * 1200
+NUMPY = b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<u2', 'shape': (5000,), }".ljust(117) + b"\n" + TOKENS
+LLAMA = np.array([20240801, 7, 5000] + [0] * 253 + [1] * 5000, "<i4").tobytes()
+SENTENCEPIECE = b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02" * 20
+FOREIGN = {
+    "nanoGPT's tokens as a shard": ("-i", TOKENS, "not a token shard"),
+    "NumPy's array as a shard": ("-i", NUMPY, "not a token shard but a NumPy array (.npy): make shards of its text"),
+    "tokens of llm.c's Llama 3 as a shard": ("-i", LLAMA, "not a token shard but a token shard of llm.c for Llama 3"),
+    "an LFS pointer as a shard": ("-i", LFS, "not a token shard but a Git LFS pointer: fetch the file itself with"),
+    "a web page as a shard": ("-i", PAGE, "not a token shard but a web page (HTML): fetch the file itself"),
+    "an LFS pointer as a model": ("-e", LFS, "not a model but a Git LFS pointer"),
+    "PyTorch's checkpoint as a model": ("-e", b"PK\3\4".ljust(30) + b"archive/data.pkl", "but a PyTorch checkpoint"),
+    "SentencePiece as a tokenizer": ("--tokenizer", SENTENCEPIECE, "not a tokenizer but a SentencePiece model"),
+    "a pickle as a tokenizer": ("--tokenizer", pickle.dumps({"a": 1}), "not a tokenizer but a Python pickle"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_file_of_another_program_is_named(name, data, tmp_path):
+    option, content, words = FOREIGN[name]
+    (tmp_path / "given.bin").write_bytes(content)
+    refused(*TINY, *QUIET, *data.flags, "-x", 1, option, tmp_path / "given.bin", words=["given.bin: not a ", words])
+
+
 # What may stand where a model directory is expected. Every other way to be wrong: test/unit/test_weights_file.c.
 MODELS = {
     "weights that are no safetensors": lambda directory: (directory / "model.safetensors").write_bytes(b"rubbish" * 99),
     "a configuration that is no JSON": lambda directory: (directory / "config.json").write_text("{ no json"),
+    "weights that are an LFS pointer": lambda directory: (directory / "model.safetensors").write_bytes(LFS),
+    "a configuration that is a web page": lambda directory: (directory / "config.json").write_bytes(PAGE),
     "a cut weights file": lambda directory: os.truncate(directory / "model.safetensors", 2000),
 }
 

@@ -139,6 +139,81 @@ TEST(what_is_missing_or_in_the_way_is_named) {
                  "file/below: cannot make the directory: Not a directory");
 }
 
+// The reason of reading a path, without the name of the temporary directory.
+static const char *why_unread(const char *path) {
+    static char text[sizeof err.text];
+    assert_null(file_read_all(path, 1 << 20, NULL, &err));
+    size_t n = 0;
+    for (const char *p = err.text; *p; n++) {
+        if (strncmp(p, tmp.path, strlen(tmp.path)) == 0) p += strlen(tmp.path) + 1;
+        text[n] = *p ? *p++ : '\0';
+    }
+    text[n] = '\0';
+    return text;
+}
+
+TEST(the_part_of_a_path_that_is_the_reason_is_named) {
+    static char name[301], deep[5000];
+    memset(name, 'n', 300);
+    for (size_t n = 0; n < sizeof deep - 3; n += 2) memcpy(deep + n, "d/", 3);
+    assert_true(directory_make(tmp_file("a/b"), &err));
+    write_bytes(tmp_file("a/file"), "", 0);
+    assert_int_equal(mkfifo(tmp_file("a/pipe"), 0600), 0);
+    assert_int_equal(symlink("gone", tmp_file("a/dangling")), 0);
+    assert_int_equal(symlink("loop", tmp_file("a/loop")), 0);
+    const char *const cases[][2] = {
+        {"none", "none: cannot open: No such file or directory"},
+        {"a/none", "a/none: cannot open: No such file or directory"},
+        {"a/c/d/f", "a/c/d/f: cannot open: No such file or directory: there is no 'a/c'"},
+        {"a/file/f", "a/file/f: cannot open: Not a directory: 'a/file' is a file"},
+        {"a/pipe/f", "a/pipe/f: cannot open: Not a directory: 'a/pipe' is a pipe"},
+        {"a/file/", "a/file/: cannot open: Not a directory: 'a/file' is a file"},
+        {"a/dangling",
+         "a/dangling: cannot open: No such file or directory: 'a/dangling' is a link to 'gone', which does "
+         "not exist"},
+        {"a/dangling/f",
+         "a/dangling/f: cannot open: No such file or directory: 'a/dangling' is a link to 'gone', which "
+         "does not exist"},
+        {"a/loop/f", "a/loop/f: cannot open: Too many levels of symbolic links: 'a/loop' is a link that leads back to "
+                     "itself"},
+        {"a/b", "a/b: not a plain file but a directory"},
+        {"a/pipe", "a/pipe: not a plain file but a pipe"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_string_equal(why_unread(tmp_file(cases[i][0])), cases[i][1]);
+    why_unread(tmp_file(name));
+    assert_message(
+        "File name too long: the name 'nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn...' has 300 bytes, expected at most 255");
+    assert_null(file_read_all(deep, 1, NULL, &err));
+    assert_message("File name too long: the path has 4998 bytes, expected less than 4096");
+    assert_null(file_read_all("/dev/null", 1, NULL, &err));
+    assert_message("/dev/null: not a plain file but a device");
+    assert_null(file_read_all("", 1, NULL, &err));
+    assert_message(": cannot open: No such file or directory: the path is empty");
+}
+
+TEST(the_directory_that_may_not_be_entered_or_written_is_named) {
+    if (geteuid() == 0) skip(); // root may do all
+    assert_true(directory_make(tmp_file("closed/below"), &err));
+    write_bytes(tmp_file("own"), "", 0);
+    chmod(tmp_file("own"), 0);
+    assert_string_equal(why_unread(tmp_file("own")), "own: cannot open: Permission denied");
+    chmod(tmp_file("closed"), 0500);
+    assert_error(atomic_file_create(tmp_file("closed/f"), &err), "/closed' may not be written");
+    chmod(tmp_file("closed"), 0);
+    assert_string_equal(why_unread(tmp_file("closed/below/f")),
+                        "closed/below/f: cannot open: Permission denied: 'closed' may not be entered");
+    chmod(tmp_file("closed"), 0700);
+}
+
+TEST(a_directory_that_cannot_be_made_is_reported_with_the_first_reason) {
+    write_bytes(tmp_file("file"), "", 0);
+    assert_int_equal(symlink("gone", tmp_file("dangling")), 0);
+    assert_error(directory_make(tmp_file("file/b/c"), &err), "/file' is a file");
+    assert_error(directory_make(tmp_file("dangling/b"), &err), "/dangling' is a link to 'gone', which does not exist");
+    assert_error(directory_make("/proc/none/b", &err), "/proc/none/b: cannot make the directory: No such file");
+}
+
 TEST(directories_are_made_with_their_parents_and_the_proof_that_one_is_writable_leaves_nothing) {
     assert_true(directory_make(tmp_file("a/b/c"), &err));
     assert_true(directory_make(tmp_file("a/b/c/"), &err));

@@ -129,7 +129,8 @@ TEST(a_pattern_opens_its_files_in_the_order_of_names) {
 
 TEST(wrong_headers_are_refused) {
     File *f = file_of_all_kinds();
-    f->header[0] = 20240520, refused(f, "magic number (header field 0) is 20240520, expected 20240522");
+    f->header[0] = 20240520, refused(f, "not a multiple-choice file but a token shard");
+    f = file_of_all_kinds(), f->header[0] = 7, refused(f, "magic number (header field 0) is 7, expected 20240522");
     f = file_of_all_kinds(), f->header[1] = 2, refused(f, "version (header field 1) is 2, expected 1");
     f = file_of_all_kinds(), f->header[2] = 0, refused(f, "number of examples (header field 2) is 0");
     f = file_of_all_kinds(), f->header[2] = -1, refused(f, "number of examples (header field 2) is -1");
@@ -140,6 +141,8 @@ TEST(wrong_headers_are_refused) {
     f = file_of_all_kinds(), f->n = 0, refused(f, "space for 1 to 0");
     const char *path = tmp_file("short.bin");
     write_bytes(path, "text", 4);
+    refused_path(path, "not a multiple-choice file but text");
+    write_bytes(path, "\1\2\3\4", 4);
     refused_path(path, "4 bytes, expected an even number of at least 1024");
     refused_path(tmp.path, ""); // a directory
 }

@@ -101,13 +101,20 @@ TEST(a_header_longer_than_the_file_is_refused) {
         write_bytes(path, words, sizeof words);
         assert_error(safetensors_open(path, &err), "state a header of");
     }
-    write_bytes(path, "1234", 4);
+    write_bytes(path, "\x10\0\0\0", 4);
     assert_error(safetensors_open(path, &err), "too short");
     const uint64_t length = 20 << 20; // no more than the file has, but more than any header
     write_bytes(path, &length, sizeof length);
     assert_int_equal(truncate(path, 40 << 20), 0);
     assert_error(safetensors_open(path, &err), "state a header of 20971520 bytes, expected at most 16777216");
-    assert_error(safetensors_open(tmp.path, &err), "not a plain file");
+    assert_error(safetensors_open(tmp.path, &err), "not a plain file but a directory");
+}
+
+TEST(a_file_of_another_kind_is_named) {
+    write_bytes(tmp_file("x"), "version https://git-lfs.github.com/spec/v1\noid sha256:", 54);
+    assert_error(safetensors_open(tmp_file("x"), &err), "x: not safetensors but a Git LFS pointer: fetch the file");
+    write_bytes(tmp_file("x"), "PK\3\4", 4);
+    assert_error(safetensors_open(tmp_file("x"), &err), "x: not safetensors but a zip archive");
 }
 
 TEST(headers_that_are_not_one_object_are_refused) {

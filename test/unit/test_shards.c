@@ -192,10 +192,12 @@ TEST(more_shards_than_the_soft_limit_of_descriptors_are_opened) {
 
 TEST(what_is_no_file_is_refused_with_what_to_do) {
     ASSERT_OPEN_FAILS("no/such/dir/train_*.bin", 8, "no/such/dir/train_*.bin", "data/prepare -o no/such/dir FILE...");
+    ASSERT_OPEN_FAILS(tmp_file("no/such/*.bin"), 8, "/no/such/*.bin': there is no '", "/no'; make");
     ASSERT_OPEN_FAILS("nothing_*.bin", 8, "nothing_*.bin", "data/prepare -o . FILE...");
     ASSERT_OPEN_FAILS(tmp.path, 8, tmp.path, "is a directory", "/*.bin'");
     assert_int_equal(mkfifo(tmp_file("fifo.bin"), 0600), 0);
-    ASSERT_OPEN_FAILS(tmp_file("fifo.bin"), 8, "fifo.bin", "not a regular file"); // and nobody waits for a writer
+    ASSERT_OPEN_FAILS(tmp_file("fifo.bin"), 8,
+                      "fifo.bin: not a plain file but a pipe"); // and nobody waits for a writer
 }
 
 // Field 2 counts tokens in version 1, bytes per token in version 2; 3 is the vocabulary, 6 end-of-text + 1.

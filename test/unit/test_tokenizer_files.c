@@ -241,7 +241,11 @@ TEST(a_file_of_another_kind_is_called_by_its_name) {
         {"{}", 2, "not a tokenizer but a JSON file without"},
         {"[1]", 3, "expected base64, a space and a rank"},
         {"Once upon a time", 16, "line 1: \"Once upon a time\", expected base64, a space and a rank"},
-        {"", 0, "empty, expected a tokenizer"},
+        {"", 0, "not a tokenizer but an empty file"},
+        {"\n", 1, "empty, expected a tokenizer"},
+        {"\n\x0e\n\5<unk>\x15\0\0\0\0\x18\2", 16, "not a tokenizer but a SentencePiece model: only byte-level BPE"},
+        {"\x80\4\x95\x0b\0\0\0", 7, "not a tokenizer but a Python pickle"},
+        {"\xEF\xBB\xBF{\"model\": {}}", 16, "not a tokenizer but text with a UTF-8 byte order mark"},
         {"\xc8\xd7\x34\x01", 4, "4 bytes, expected a header of 1024: truncated"},
     };
     const char *path = tmp_file("some.file");

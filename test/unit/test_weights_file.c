@@ -189,10 +189,14 @@ TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
     write_bytes(file, shard, sizeof shard);
     REFUSED(file, "not a model but a token shard");
     write_bytes(file, "", 0);
-    REFUSED(file, "its first word is 0, expected 20240326");
+    REFUSED(file, "not a model but an empty file");
+    write_bytes(file, "\1\2\3", 3);
+    REFUSED(file, "its first word is 197121, expected 20240326");
+    write_bytes(file, "PK\3\4      archive/data.pkl", 26);
+    REFUSED(file, "not a model but a PyTorch checkpoint: ");
     const char *weights = tmp_file("w.safetensors");
     write_shard(weights, (Variant){.dtype = DTYPE_FP32}, 0);
-    REFUSED(weights, "give the directory that holds this file");
+    REFUSED(weights, "give -e the directory that holds it");
     write_huggingface((Variant){.dtype = DTYPE_FP32});
     unlink(tmp_file("model.safetensors"));
     REFUSED(tmp.path, "no model.safetensors next to its config.json");
@@ -201,7 +205,7 @@ TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
     write_bytes(tmp_file("pytorch_model.bin"), "", 0);
     REFUSED(tmp.path, "safe_serialization=True");
     assert_int_equal(mkfifo(tmp_file("pipe"), 0600), 0);
-    REFUSED(tmp_file("pipe"), "neither a directory nor a plain file");
+    REFUSED(tmp_file("pipe"), "not a plain file but a pipe");
     REFUSED("/proc/self/mem/none", "cannot open the model");
 }
 
@@ -326,7 +330,8 @@ TEST(an_index_that_is_none_is_refused) {
     static const struct {
         const char *text, *message;
     } texts[] = {
-        {"", "not valid JSON"},
+        {"", "not JSON but an empty file"},
+        {"{", "not valid JSON"},
         {"{}", "\"weight_map\" is missing"},
         {"{\"weight_map\": []}", "\"weight_map\" is an array, expected an object"},
         {"{\"weight_map\": {}}", "\"weight_map\" is empty"},
