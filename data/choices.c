@@ -68,11 +68,12 @@ static bool read_options(ChoiceOptions *o, int argc, char **argv, Error *err) {
                                 {0}};
     if (!tool_read_options("choices", table, argc, argv, err)) return false;
     if (o->help) return true;
-    if (argc - optind != 1) return error_set(err, "name one FILE.jsonl; data/choices --help shows the usage");
+    if (argc - optind != 1)
+        return error_set(err, "name one FILE.jsonl; %s --help shows the usage", tool_path("choices").text);
     o->input = argv[optind];
     if (!*o->output) return error_set(err, "-o FILE is missing: the file to write");
-    return *o->tokenizer ||
-           error_set(err, "--tokenizer PATH is missing: the model's tokenizer (data/get.py gpt2-tokenizer)");
+    return *o->tokenizer || error_set(err, "--tokenizer PATH is missing: the model's tokenizer (%s gpt2-tokenizer)",
+                                      path_of_tool("data/get.py").text);
 }
 
 // ----------------------------------------------------------------------------------------------------------- records

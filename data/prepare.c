@@ -4,6 +4,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/format.h"
+#include "llmc/base/typed_path.h"
 #include "llmc/run/data_tools.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/corpus.h"
@@ -111,10 +112,12 @@ static void print_summary(const char *output, const CorpusResult *result, double
     if (result->cut_all) printf("  few, short documents: each was cut into a training and a validation part\n");
     for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
         const int64_t tokens = c->side[side].tokens, shards = result->num_shards[side];
-        const char *name = corpus_side_names[side];
+        char *first = corpus_shard_path(output, side, 0), *pattern = path_numbered(first);
         if (shards > 0)
-            format_print(stdout, "  %-5s %13" PRId64 " tokens (%4.1f%%) in %" PRId64 " shard%s: %s/%s_*.bin\n", name,
-                         tokens, 100.0 * (double)tokens / (double)all, shards, shards == 1 ? "" : "s", output, name);
+            format_print(stdout, "  %-5s %13" PRId64 " tokens (%4.1f%%) in %" PRId64 " shard%s: %s\n",
+                         corpus_side_names[side], tokens, 100.0 * (double)tokens / (double)all, shards,
+                         shards == 1 ? "" : "s", path_quoted(pattern).text);
+        free(pattern), free(first);
     }
 }
 

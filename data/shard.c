@@ -55,8 +55,9 @@ static bool read_options(Look *l, int argc, char **argv, Error *err) {
     if (l->help) return true;
     if (optind < argc) l->command = argv[optind];
     if (strcmp(l->command, "list") != 0 && strcmp(l->command, "verify") != 0 && strcmp(l->command, "show") != 0)
-        return error_set(err, "list, verify or show? data/shard --help shows the usage");
-    return optind + 1 < argc || error_set(err, "%s: no files given; data/shard --help shows the usage", l->command);
+        return error_set(err, "list, verify or show? %s --help shows the usage", tool_path("shard").text);
+    return optind + 1 < argc ||
+           error_set(err, "%s: no files given; %s --help shows the usage", l->command, tool_path("shard").text);
 }
 
 // n tokens from token `first` on into the block, each in 4 bytes.
@@ -200,8 +201,8 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
         return false;
     bool ok = t || error_set(err,
                              "%s: no tokenizer next to the shards; name one with --tokenizer, such as "
-                             "data/gpt2-tokenizer (data/get.py gpt2-tokenizer)",
-                             s->path);
+                             "data/gpt2-tokenizer (%s gpt2-tokenizer)",
+                             s->path, path_of_tool("data/get.py").text);
     const int64_t end = l->at + min_i64(l->count, s->num_tokens - l->at);
     for (int64_t at = l->at; ok && at < end; at++) {
         size_t length;

@@ -6,9 +6,12 @@
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
+#include "llmc/base/typed_path.h"
 #include "llmc/data/dataloader.h"
+#include "llmc/run/data_tools.h"
 
 #include <errno.h>
+#include <getopt.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +27,7 @@ static const char HELP[] =
 
 // A start of the trainer, as its "run" event records it.
 typedef struct {
-    const char *train_data; // in the event
+    const char *train_data, *directory; // in the event: -i, and where relative paths begin; "": not stated
     int64_t start_step, T, B, step_windows, num_windows, num_tokens, seed, overfit;
 } Start;
 
@@ -43,6 +46,8 @@ static bool read_start(const cJSON *event, Start *s, Error *err) {
         !json_get_int(options, "seed", 0, JSON_MAX_INT, &s->seed, err))
         return false;
     s->step_windows = tokens / s->T;
+    const cJSON *directory = cJSON_GetObjectItemCaseSensitive(options, "directory");
+    s->directory = cJSON_IsString(directory) ? directory->valuestring : "";
     return true;
 }
 
@@ -110,8 +115,8 @@ static bool print_step(const Start *s, const char *step, int64_t position, const
         format_print(stdout,
                      "step %s: %" PRId64 " windows of %" PRId64 " tokens, %" PRId64 " at a time, from %" PRId64
                      " windows of %s, seed %" PRId64 "\n%11s %10s %6s %10s %12s %12s  %s\n",
-                     step, s->step_windows, s->T, s->B, set.num_windows, pattern, s->seed, "micro-batch", "position",
-                     "epoch", "window", "token", "byte", "file");
+                     step, s->step_windows, s->T, s->B, set.num_windows, path_quoted(pattern).text, s->seed,
+                     "micro-batch", "position", "epoch", "window", "token", "byte", "file");
     for (int64_t i = 0; same && i < s->step_windows; i++) {
         const char *path;
         int64_t token, p = stream_position(s, position + i);
@@ -119,7 +124,7 @@ static bool print_step(const Start *s, const char *step, int64_t position, const
         shards_locate(&set, window, &path, &token);
         format_print(stdout, "%11" PRId64 " %10" PRId64 " %6" PRId64 " %10" PRId64 " %12" PRId64 " %12" PRId64 "  %s\n",
                      i / s->B + 1, p, p / set.num_windows + 1, window, token,
-                     SHARD_HEADER_BYTES + token * set.token_bytes, path);
+                     SHARD_HEADER_BYTES + token * set.token_bytes, path_quoted(path).text);
     }
     shards_close(&set);
     return same;
@@ -127,19 +132,24 @@ static bool print_step(const Start *s, const char *step, int64_t position, const
 
 int main(int argc, char **argv) {
     standard_files_open();
-    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0))
-        return fputs(HELP, stdout), EXIT_OK;
-    Error err;
+    Error err = {""};
     Start start;
-    int64_t position;
-    char *end = NULL, *log = path_join(argc > 1 ? argv[1] : "", "main.log");
+    int64_t position, step = 0;
+    bool help = false;
+    const ToolOption table[] = {{"help", 'h', .flag = &help}, {0}};
+    bool ok = tool_read_options("whereis", table, argc, argv, &err);
+    if (ok && help) return fputs(HELP, stdout), EXIT_OK;
+    char **words = argv + optind;
+    if (ok && argc - optind != 2 && argc - optind != 3)
+        ok = error_set(&err, "expected RUN and STEP; %s --help shows the usage", tool_path("whereis").text);
+    if (ok && !tool_read_number("", words[1], 1, INT64_MAX, &step, NULL))
+        ok = error_set(&err, "STEP %s: expected a number of at least 1", words[1]);
+    char *log = path_join(ok ? words[0] : "", "main.log"), *pattern = NULL;
     cJSON *events = cJSON_CreateArray();
-    bool ok = argc == 3 || argc == 4 || error_set(&err, "expected RUN and STEP; data/whereis --help shows the usage");
-    const int64_t step = ok ? strtoll(argv[2], &end, 10) : 0;
-    if (ok && (*end || step < 1)) ok = error_set(&err, "STEP %s: expected a number of at least 1", argv[2]);
-    ok = ok && read_log(log, events, &err) && find_step(log, events, step, &start, &position, &err) &&
-         print_step(&start, argv[2], position, argc == 4 ? argv[3] : start.train_data, &err);
-    cJSON_Delete(events), free(log);
+    ok = ok && read_log(log, events, &err) && find_step(log, events, step, &start, &position, &err);
+    if (ok) pattern = argc - optind == 3 ? strdup(words[2]) : path_typed_in(start.directory, start.train_data);
+    ok = ok && print_step(&start, words[1], position, pattern, &err);
+    cJSON_Delete(events), free(log), free(pattern);
     if (!ok) fflush(stdout), fprintf(stderr, "whereis: %s\n", err.text);
     return ok ? EXIT_OK : EXIT_BAD_INPUT;
 }

@@ -7,6 +7,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/foreign_file.h"
+#include "llmc/base/typed_path.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -107,16 +108,59 @@ static bool parse_header(const char *path, const int32_t *h, int64_t file_bytes,
     return parse_count(path, h, file_bytes, header, err) && parse_vocab(path, h, header, err);
 }
 
+// What the names of shards in a directory have in common: "'a/train_*.bin', 'a/val_*.bin'". False: there is none.
+static bool list_patterns(const char *directory, char *out, size_t size) {
+    enum { MOST = 4 };
+    char **names, *all = path_escaped(directory), *pattern = path_join(all, "*.bin"), *last = NULL;
+    int count, shown = 0;
+    size_t used = 0;
+    if (!files_match(pattern, &names, &count, NULL)) count = 0;
+    for (int i = 0; i < count && used < size; i++) {
+        char *next = path_numbered(names[i]);
+        const bool is_new = !last || strcmp(last, next) != 0;
+        free(last);
+        last = next;
+        if (!is_new || ++shown > MOST + 1) continue;
+        const char *text = shown > MOST ? "..." : path_quoted(next).text;
+        used += (size_t)snprintf(out + used, size - used, "%s%s", shown > 1 ? ", " : "", text);
+    }
+    if (count > 0) directory_list_free(names, count);
+    free(last), free(pattern), free(all);
+    return count > 0;
+}
+
+// Names the shards that are in the directory of a pattern, or how to make some.
+static bool no_match(const char *pattern, Error *err) {
+    char *parent = path_parent(pattern), *directory = path_unescaped(parent), found[512];
+    if (directory && list_patterns(directory, found, sizeof found))
+        error_set(err, "no token shards match %s; there are %s", path_quoted(pattern).text, found);
+    else
+        error_set(err, "no token shards match %s%s; make some from text with: %s -o %s FILE...",
+                  path_quoted(pattern).text, path_pattern_reason(pattern).text, path_of_tool("data/prepare").text,
+                  directory ? path_quoted(directory).text : "DIR");
+    free(directory), free(parent);
+    return false;
+}
+
+static bool is_a_directory(const char *path, Error *err) {
+    char found[512];
+    if (list_patterns(path, found, sizeof found))
+        return error_set(err, "%s: is a directory, expected a shard; the shards in it: %s", path, found);
+    return error_set(err,
+                     "%s: is a directory, expected a shard; it has no .bin files; make some with: %s -o %s FILE...",
+                     path, path_of_tool("data/prepare").text, path_quoted(path).text);
+}
+
 // Opens the file at path and reads its header. The shard owns fd and path even when this fails.
 static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Error *err) {
     struct stat st;
     int64_t size;
     shard->fd = -1;
     REQUIRE_MEMORY((shard->path = strdup(path)), "a path");
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode))
-        return error_set(err, "%s: is a directory, expected a shard; to name the shards in it: '%s/*.bin'", path, path);
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) return is_a_directory(path, err);
     shard->fd = file_open(path, &size, err);
     if (shard->fd < 0) return false;
+    if (fstat(shard->fd, &st) == 0) shard->device = st.st_dev, shard->inode = st.st_ino;
     int32_t h[HEAD_BYTES / sizeof(int32_t)];
     int64_t got = pread_all(shard->fd, h, sizeof h, 0);
     if (got < 0) return error_set(err, "%s: cannot read the header: %s", path, strerror(errno));
@@ -200,13 +244,6 @@ static bool open_paths(ShardSet *set, char **paths, size_t count, Error *err) {
         longest->path, longest->num_tokens, set->count > 1 ? ", the most of any shard" : "", set->T, set->T + 1);
 }
 
-static bool no_match(const char *pattern, Error *err) {
-    const char *slash = strrchr(pattern, '/');
-    int directory = slash ? (int)(slash - pattern) : 1;
-    return error_set(err, "no token shards match '%s'%s; make some from text with: data/prepare -o %.*s FILE...",
-                     pattern, path_pattern_reason(pattern).text, directory, slash ? pattern : ".");
-}
-
 bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err) {
     REQUIRE(T >= 1, "shards_open: T = %" PRId64, T);
     *set = (ShardSet){.T = T, .eot = -1};
@@ -226,6 +263,38 @@ void shards_close(ShardSet *set) {
     }
     free(set->shards);
     *set = (ShardSet){.eot = -1};
+}
+
+// --------------------------------------------------------------------------------------------- training and validation
+
+char *shards_validation_pattern(const char *pattern) {
+    static const char train[] = "train";
+    // A file by its name, which is no pattern even if it looks like one.
+    char *escaped = file_exists(pattern) ? path_escaped(pattern) : strdup(pattern), *result = NULL, *at = NULL;
+    REQUIRE_MEMORY(escaped, "a pattern");
+    const char *slash = strrchr(escaped, '/');
+    for (char *p = slash ? (char *)slash : escaped; (p = strstr(p, train)); p++) at = p;
+    if (at) {
+        const char *rest = at + strlen(train), *dot = strrchr(rest, '.');
+        const bool numbered = *rest && rest != dot; // "_*.bin", "_00000[1-5].bin"
+        const int separator = numbered && strchr("_-.", *rest) ? 1 : 0;
+        REQUIRE_MEMORY(asprintf(&result, "%.*sval%.*s%s%s", (int)(at - escaped), escaped, separator, rest,
+                                numbered ? "*" : "", dot ? dot : "") >= 0,
+                       "a pattern");
+    }
+    free(escaped);
+    return result;
+}
+
+int shards_in_both(const ShardSet *a, const ShardSet *b, const char **first) {
+    int both = 0;
+    for (int i = 0; i < a->count; i++) {
+        const Shard *x = &a->shards[i];
+        int k = 0;
+        while (k < b->count && (b->shards[k].inode != x->inode || b->shards[k].device != x->device)) k++;
+        if (k < b->count && both++ == 0) *first = x->path;
+    }
+    return both;
 }
 
 // ----------------------------------------------------------------------------------------------------------- windows

@@ -15,6 +15,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 enum { SHARD_MAGIC = 20240520, SHARD_HEADER_INTS = 256, SHARD_HEADER_BYTES = 1024 };
 
@@ -32,6 +33,8 @@ enum {
 typedef struct {
     char *path;
     int fd;
+    dev_t device; // with inode, the file whatever its name
+    ino_t inode;
     int token_bytes; // 2 or 4
     int64_t num_tokens;
     int64_t first_window; // number of windows in the shards before this one (for the T of shards_open)
@@ -57,6 +60,13 @@ typedef struct {
 // and the field in the message, for no match, a foreign or truncated file, or no file with T + 1 tokens.
 bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err);
 void shards_close(ShardSet *set); // also after a failed shards_open
+
+// The pattern of the validation shards that belong to the training shards of a pattern or name, malloced: in the last
+// part of the path val for train, and any number. a/fineweb_train_*.bin, a/fineweb_train_000001.bin ->
+// a/fineweb_val_*.bin; NULL: there is no train.
+char *shards_validation_pattern(const char *pattern);
+// How many shards of `a` are also shards of `b`, as files, whatever their names; *first: the name in `a` of the first.
+int shards_in_both(const ShardSet *a, const ShardSet *b, const char **first);
 
 // Reads the T + 1 tokens of window w, token_bytes each, into out. Tokens >= vocab (the model's) are refused with file
 // and offset in tokens. Any number of threads may read from one set.

@@ -2,7 +2,10 @@
 #include "llmc/run/data_tools.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/atomic_file.h"
 #include "llmc/base/format.h"
+#include "llmc/base/typed_path.h"
+#include "llmc/run/arguments.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -14,6 +17,12 @@
 #include <unistd.h>
 
 // ------------------------------------------------------------------------------------------------------------- options
+
+QuotedPath tool_path(const char *program) {
+    char name[64];
+    snprintf(name, sizeof name, "data/%s", program);
+    return path_of_tool(name);
+}
 
 bool tool_read_number(const char *name, const char *text, int64_t min, int64_t max, int64_t *out, Error *err) {
     char *end;
@@ -28,30 +37,135 @@ bool tool_read_number(const char *name, const char *text, int64_t min, int64_t m
     return error_set(err, "--%s %s: expected a number from %" PRId64 " to %" PRId64, name, text, min, max);
 }
 
-bool tool_read_options(const char *program, const ToolOption *table, int argc, char **argv, Error *err) {
-    enum { MOST = 16 };
-    struct option options[MOST + 1] = {0};
-    char letters[2 * MOST + 2] = ":";
-    for (int i = 0, n = 1; table[i].name; i++) {
-        REQUIRE(i < MOST, "data/%s has more than %d options", program, MOST);
-        options[i] = (struct option){table[i].name, table[i].flag ? no_argument : required_argument, NULL, i};
-        if (table[i].letter) letters[n++] = table[i].letter;
-        if (table[i].letter && !table[i].flag) letters[n++] = ':';
+// A command line while it is read. Words that are not options move to the end, in their order.
+typedef struct {
+    const char *program;
+    const ToolOption *table;
+    int argc, at; // of the next word
+    char **argv;
+    const char *given[16]; // the value of each row; NULL: not given yet
+    const ToolOption *help;
+} ToolWords;
+
+static bool list_hint(const ToolWords *w, const char *what, const char *word, Error *err) {
+    return error_set(err, "%s%s; %s --help lists the options", word, what, tool_path(w->program).text);
+}
+
+// The row with this long name; else the only one that begins with it. NULL: none, and *several: more than one.
+static const ToolOption *find_row(const ToolWords *w, const char *name, size_t length, bool *several) {
+    const ToolOption *found = NULL;
+    *several = false;
+    for (const ToolOption *o = w->table; o->name; o++) {
+        if (strncmp(o->name, name, length) != 0) continue;
+        if (!o->name[length]) return *several = false, o;
+        *several |= found != NULL;
+        found = o;
     }
-    opterr = 0;
-    for (int c; (c = getopt_long(argc, argv, letters, options, NULL)) != -1;) {
-        const char *given = argv[optind - 1];
-        if (c == ':') return error_set(err, "%s needs a value; data/%s --help lists the options", given, program);
-        if (c == '?') return error_set(err, "unknown option %s; data/%s --help lists them", given, program);
-        int row = 0;
-        while (c != row && c != table[row].letter) row++;
-        const ToolOption *o = &table[row];
-        if (o->flag) *o->flag = true;
-        if (o->letter == 'h') break;
-        if (o->text) *o->text = optarg;
-        if (o->number && !tool_read_number(o->name, optarg, o->min, o->max, o->number, err)) return false;
+    return *several || length == 0 ? NULL : found;
+}
+
+static const ToolOption *find_letter(const ToolWords *w, char letter) {
+    const ToolOption *o = w->table;
+    while (o->name && (!letter || o->letter != letter)) o++;
+    return o->name ? o : NULL;
+}
+
+// Is this an option of the table, and so not the value of the option before it?
+static bool is_an_option(const ToolWords *w, const char *word) {
+    const Argument a = argument_split(word);
+    bool several;
+    if (word[0] != '-' || !word[1]) return false;
+    return word[1] == '-' ? find_row(w, a.name, a.length, &several) != NULL : !word[2] && find_letter(w, word[1]);
+}
+
+static bool unknown_word(const ToolWords *w, const char *word, Error *err) {
+    const Argument a = argument_split(word);
+    NearestName nearest = argument_nearest(a.name, a.length);
+    char help[512];
+    if (word[1] != '-' && file_exists(word))
+        return error_set(err, "unknown option %s; the file of this name is %s", word, path_quoted(word).text);
+    for (const ToolOption *o = w->table; o->name && word[1] == '-'; o++) argument_nearest_try(&nearest, "--", o->name);
+    snprintf(help, sizeof help, "%s --help", tool_path(w->program).text);
+    return argument_unknown(argument_shown(word, strlen(word)).text, &nearest, help, err);
+}
+
+// value: NULL of a flag.
+static bool take_value(ToolWords *w, const ToolOption *o, const char *value, Error *err) {
+    const ptrdiff_t row = o - w->table;
+    if (o->flag) *o->flag = true;
+    if (o->letter == 'h') w->help = o;
+    if (!value) return true;
+    if (w->given[row] && strcmp(w->given[row], value) != 0)
+        fprintf(stderr, "%s: --%s was given twice; the last counts, %s, not %s\n", w->program, o->name,
+                argument_shown(value, strlen(value)).text, argument_shown(w->given[row], strlen(w->given[row])).text);
+    w->given[row] = value;
+    if (o->text) *o->text = value;
+    return !o->number || tool_read_number(o->name, value, o->min, o->max, o->number, err);
+}
+
+// The value is `attached`, or the next word.
+static bool read_value(ToolWords *w, const ToolOption *o, const char *typed, const char *attached, Error *err) {
+    const char *next = w->at < w->argc ? w->argv[w->at] : NULL;
+    if (o->flag && attached) return list_hint(w, ": takes no value", typed, err);
+    if (!o->flag && !attached && (!next || is_an_option(w, next))) return list_hint(w, " needs a value", typed, err);
+    if (!o->flag && !attached) w->at++;
+    return take_value(w, o, o->flag || attached ? attached : next, err);
+}
+
+// --name, --name=value; also -name, if all of the name is there.
+static bool read_long(ToolWords *w, const char *word, const ToolOption **o, Error *err) {
+    const Argument a = argument_split(word);
+    bool several;
+    *o = find_row(w, a.name, a.length, &several);
+    if (word[1] != '-' && (!*o || (*o)->name[a.length])) *o = NULL;
+    if (several && word[1] == '-') return list_hint(w, " is the beginning of several options", word, err);
+    return !*o || read_value(w, *o, word, a.value, err);
+}
+
+// -o value, -ovalue, -abc. Nothing is taken from a word with an unknown letter.
+static bool read_letters(ToolWords *w, const char *word, Error *err) {
+    const char *last = word + 1;
+    const ToolOption *o;
+    while ((o = find_letter(w, *last)) && o->flag && last[1]) last++;
+    if (!o) return unknown_word(w, word, err);
+    for (const char *c = word + 1; c <= last; c++) {
+        const char typed[] = {'-', *c, '\0'};
+        o = find_letter(w, *c);
+        if (!o->flag) return read_value(w, o, typed, c[1] ? c + 1 : NULL, err);
+        if (!take_value(w, o, NULL, err)) return false;
     }
     return true;
+}
+
+static bool read_word(ToolWords *w, const char *word, Error *err) {
+    const ToolOption *o = NULL;
+    if (!read_long(w, word, &o, err)) return false;
+    if (o) return true;
+    return word[1] == '-' ? unknown_word(w, word, err) : read_letters(w, word, err);
+}
+
+bool tool_read_options(const char *program, const ToolOption *table, int argc, char **argv, Error *err) {
+    ToolWords w = {.program = program, .table = table, .argc = argc, .at = 1, .argv = argv};
+    int rows = 0, operands = 0;
+    while (table[rows].name) rows++;
+    REQUIRE(rows <= (int)(sizeof w.given / sizeof *w.given), "data/%s has %d options", program, rows);
+    bool ok = true, only_operands = false;
+    char **others = calloc((size_t)argc + 1, sizeof *others);
+    REQUIRE_MEMORY(others, "a command line");
+    while (ok && w.at < argc && !w.help) {
+        char *word = argv[w.at++];
+        if (only_operands || word[0] != '-' || !word[1])
+            others[operands++] = word;
+        else if (strcmp(word, "--") == 0)
+            only_operands = true;
+        else
+            ok = read_word(&w, word, err);
+    }
+    // What was read is not needed any more.
+    for (int i = 0; ok && !w.help && i < operands; i++) argv[argc - operands + i] = others[i];
+    optind = argc - operands;
+    free(others);
+    return ok;
 }
 
 // ------------------------------------------------------------------------------------------------------------- corpora
@@ -78,7 +192,8 @@ bool corpus_tool_take_inputs(CorpusTool *tool, char **inputs, int count, Error *
     o->inputs.format = !tool->format ? FORMAT_BY_NAME : txt ? FORMAT_TEXT : FORMAT_LINES;
     o->inputs.arguments = inputs, o->inputs.count = count;
     o->threads = (int)tool->threads;
-    if (count == 0) return error_set(err, "no FILE or DIR to read; data/%s --help shows the usage", tool->program);
+    if (count == 0)
+        return error_set(err, "no FILE or DIR to read; %s --help shows the usage", tool_path(tool->program).text);
     int times = 0;
     for (int i = 0; i < count; i++) times += strcmp(inputs[i], "-") == 0;
     if (times > 1) return error_set(err, "- means standard input and can be given only once");

@@ -2,6 +2,7 @@
 // data/train_tokenizer) also their common options, progress display and report of skipped input.
 #pragma once
 #include "llmc/base/error.h"
+#include "llmc/base/typed_path.h"
 #include "llmc/text/corpus.h"
 
 #include <stdint.h>
@@ -17,8 +18,11 @@ typedef struct {
     int64_t *number, min, max; // with K, M or G after it; max INT64_MAX: no limit, and none of these
 } ToolOption;
 
-// Reads the options of a table that ends with {0}, up to -h if it is there; the arguments begin at optind then.
+// Reads the options of a table that ends with {0}, up to -h if it is there; the other words are at the end of argv
+// then, from optind on. -o VALUE, -oVALUE, --output VALUE, --output=VALUE, also -output VALUE and --out VALUE if no
+// other option begins so; after -- there are no options. Of two values the last counts, and stderr says so.
 bool tool_read_options(const char *program, const ToolOption *table, int argc, char **argv, Error *err);
+QuotedPath tool_path(const char *program); // of a program of data/, as one word for a shell
 // One number, read like an option's value; name is for the message.
 bool tool_read_number(const char *name, const char *text, int64_t min, int64_t max, int64_t *out, Error *err);
 

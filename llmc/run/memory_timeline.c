@@ -4,6 +4,7 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
+#include "llmc/base/typed_path.h"
 #include "llmc/model/parameters.h"
 #include "llmc/run/planner.h"
 
@@ -88,21 +89,6 @@ static char *timeline_json(const DevicePlan *p) {
 
 // -------------------------------------------------------------------------------------------------------- the picture
 
-// scripts/plot_memory.py of the checkout that this program is in: above it, or above build/MODE.
-static bool find_script(char path[PATH_MAX], Error *err) {
-    char program[PATH_MAX / 2];
-    const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    if (length > 0) program[length] = '\0';
-    for (int up = 0; length > 0 && up < 4; up++) {
-        char *slash = strrchr(program, '/');
-        if (!slash) break;
-        *slash = '\0';
-        snprintf(path, PATH_MAX, "%s/scripts/plot_memory.py", program);
-        if (access(path, X_OK) == 0) return true;
-    }
-    return error_set(err, "scripts/plot_memory.py, which draws it, is not above this program; write a .json");
-}
-
 // Runs the script, whose error is one line on stderr.
 static bool run_script(const char *script, const char *json, const char *path, Error *err) {
     char *const arguments[] = {(char *)script, (char *)json, "-o", (char *)path, NULL};
@@ -136,7 +122,8 @@ bool timeline_write(const PlanRequest *r, Error *err) {
     REQUIRE_MEMORY(plan, "a plan");
     const bool is_json = ends_in(path, ".json");
     snprintf(json, sizeof json, is_json ? "%s" : "%s.tmp-%d.json", path, (int)getpid());
-    bool ok = (is_json || find_script(script, err)) &&
+    bool ok = (is_json || path_find_tool("scripts/plot_memory.py", script) ||
+               error_set(err, "scripts/plot_memory.py, which draws it, is not above this program; write a .json")) &&
               (!*r->options->gpu || gpu_find(&gpu, r->options->gpu, strlen(r->options->gpu), err));
     if (ok) {
         planner_device(plan, r, *r->options->gpu ? &gpu : NULL);

@@ -7,7 +7,11 @@
 // value of `-y` and yet take the one of `-y 1`, and prints messages of its own.
 #include "llmc/run/options.h"
 
+#include "llmc/base/atomic_file.h"
 #include "llmc/base/format.h"
+#include "llmc/base/typed_path.h"
+#include "llmc/model/parameters.h"
+#include "llmc/run/arguments.h"
 #include "llmc/run/placement.h"
 #include "llmc/run/planner.h"
 
@@ -124,19 +128,6 @@ void option_print_help(FILE *out) {
 
 // -------------------------------------------------------------------------------------------------------------- values
 
-// Text from the command line as shown in a one-line message: cut short, no control characters.
-typedef struct {
-    char text[64];
-} Shown;
-
-static Shown shown(const char *text, size_t length) {
-    Shown s;
-    size_t n = length < sizeof s.text ? length : sizeof s.text - 4;
-    for (size_t i = 0; i < n; i++) s.text[i] = iscntrl((unsigned char)text[i]) ? '?' : text[i];
-    snprintf(s.text + n, sizeof s.text - n, "%s", n < length ? "..." : "");
-    return s;
-}
-
 // `name` is the option as it was typed, for messages.
 
 bool option_is_flag(const OptionRow *row) { return row->metavar[0] == '['; }
@@ -194,13 +185,13 @@ static bool set_word(const OptionRow *row, Options *options, const char *name, c
     }
     *field = 0;
     return strcmp(value, row->fallback) == 0 ||
-           error_set(err, "%s %s: must be one of %s", name, shown(value, strlen(value)).text, list);
+           error_set(err, "%s %s: must be one of %s", name, argument_shown(value, strlen(value)).text, list);
 }
 
 static bool check_range(const OptionRow *row, const char *name, const char *value, double x, Error *err) {
     const double least = option_least(row);
     if (x >= least && x <= row->max) return true;
-    Shown v = shown(value, strlen(value));
+    ShownArgument v = argument_shown(value, strlen(value));
     char min[40], max[40];
     format_exact(least, min, sizeof min);
     format_exact(row->max, max, sizeof max);
@@ -231,7 +222,7 @@ static bool set_number_from(const OptionRow *row, Options *options, const char *
     const bool is_number = is_whole ? *digits && !digits[strspn(digits, "0123456789")]
                                     : !isspace((unsigned char)*value) && !strpbrk(value, "xX") && end != value && !*end;
     if (!is_number || !isfinite(x))
-        return error_set(err, "%s %s: not %s", name, shown(value, strlen(value)).text,
+        return error_set(err, "%s %s: not %s", name, argument_shown(value, strlen(value)).text,
                          is_number  ? "a finite number"
                          : is_whole ? "a whole number (decimal digits only, such as 5000)"
                                     : "a number (such as 0.1 or 6e-4)");
@@ -260,69 +251,17 @@ const OptionRow *option_find(const char *name, size_t length) {
     return NULL;
 }
 
-static bool same_letter(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
-static int min3(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
-
-// Damerau-Levenshtein distance (optimal string alignment): insertions, deletions, substitutions and swaps of
-// neighbours, each 1; capitals do not matter. Damerau, "A technique for computer detection and correction of spelling
-// errors", 1964.
-enum { LONGEST_NAME = 32 };
-static int edit_distance(const char *a, const char *b) {
-    int n = (int)strlen(a), m = (int)strlen(b);
-    int d[LONGEST_NAME + 1][LONGEST_NAME + 1];
-    for (int i = 0; i <= n; i++) d[i][0] = i;
-    for (int j = 0; j <= m; j++) d[0][j] = j;
-    for (int i = 1; i <= n; i++) {
-        for (int j = 1; j <= m; j++) {
-            d[i][j] = min3(d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + !same_letter(a[i - 1], b[j - 1]));
-            bool swapped = i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) && same_letter(a[i - 2], b[j - 1]);
-            if (swapped && d[i - 2][j - 2] + 1 < d[i][j]) d[i][j] = d[i - 2][j - 2] + 1;
-        }
-    }
-    return d[n][m];
-}
-
-// A piece of a name ("batch", "steps") is a better guess than a word of similar letters; among equals, the one with
-// the same first letter ("--lr": -l, not -r). INT_MAX: they have less than half of their letters in common.
-static int name_distance(const char *typo, const char *name) {
-    const int edits = strlen(typo) >= 3 && strcasestr(name, typo) ? 1 : edit_distance(typo, name);
-    const size_t longer = strlen(typo) > strlen(name) ? strlen(typo) : strlen(name);
-    return 2 * edits > (int)longer ? INT_MAX : 2 * edits + !same_letter(typo[0], name[0]);
-}
-
-// The option whose name is nearest to a mistyped one (no dashes), as "--batch-size" or "-nk" into buf; false: none has
-// half of its letters.
-static bool nearest_name(const char *typo, char buf[64]) {
-    char word[LONGEST_NAME + 1];
-    snprintf(word, sizeof word, "%s", typo);
-    int nearest = INT_MAX;
+// The option whose name is nearest to a mistyped one (no dashes).
+static NearestName nearest_option(const char *typo, size_t length) {
+    NearestName nearest = argument_nearest(typo, length);
     for (const OptionRow *row = option_table; row->long_name; row++) {
-        const char *names[] = {row->long_name, row->short_name};
-        for (int k = 0; k < 2 && names[k]; k++) {
-            const int distance = name_distance(word, names[k]);
-            if (distance >= nearest) continue;
-            nearest = distance;
-            snprintf(buf, 64, "%s%s", k == 0 ? "--" : "-", names[k]);
-        }
+        argument_nearest_try(&nearest, "--", row->long_name);
+        argument_nearest_try(&nearest, "-", row->short_name);
     }
-    return nearest < INT_MAX;
+    return nearest;
 }
 
 // ----------------------------------------------------------------------------------------------------------- matching
-
-// One argument taken apart: -name, --name, -name=value.
-typedef struct {
-    const char *name; // without dashes, not terminated
-    size_t length;
-    const char *value; // after '=', else NULL
-} Argument;
-
-static Argument argument_split(const char *text) {
-    Argument a = {.name = text + 1 + (text[1] == '-')};
-    a.length = strcspn(a.name, "=");
-    if (a.name[a.length] == '=') a.value = a.name + a.length + 1;
-    return a;
-}
 
 static bool names_an_option(const char *text) {
     if (text[0] != '-') return false;
@@ -330,24 +269,45 @@ static bool names_an_option(const char *text) {
     return option_find(a.name, a.length) != NULL;
 }
 
-static bool unknown_option(Argument a, const char *typed, Error *err) {
-    char nearest[64];
-    if (!nearest_name(shown(a.name, a.length).text, nearest))
-        return error_set(err, "unknown option %s; --help lists them", typed);
-    return error_set(err, "unknown option %s; did you mean %s?", typed, nearest);
+// argv[i], which belongs to no option. The shell makes several words of a pattern without quotes, and this may be the
+// second of them.
+static bool stray_word(char **argv, int i, Error *err) {
+    const ShownArgument word = argument_shown(argv[i], strlen(argv[i]));
+    const bool is_second = i > 2 && names_an_option(argv[i - 2]);
+    const char *dot = strrchr(argv[i], '.');
+    if (!dot || strcmp(dot, ".bin") != 0)
+        return error_set(err, "%s: belongs to no option; --help lists them", word.text);
+    char *pattern = path_numbered(argv[is_second ? i - 1 : i]);
+    error_set(err, "%s: belongs to no option; a pattern must be quoted: %s %s", word.text,
+              is_second ? argv[i - 2] : "-i",
+              path_quoted(strchr(pattern, '*') ? pattern : "data/shards/train_*.bin").text);
+    free(pattern);
+    return false;
+}
+
+// Remembers that a value was given before and is replaced by another one.
+static void note_repetition(Options *options, const OptionRow *row, const char *before) {
+    char buf[OPTION_VALUE], *list = NULL;
+    const char *now = option_value(row, options, buf), *so_far = options->repeated;
+    if (strcmp(before, now) == 0) return;
+    REQUIRE_MEMORY(asprintf(&list, "%s%s--%s %.40s, then %.40s", so_far ? so_far : "", so_far ? "; " : "",
+                            row->long_name, before, now) >= 0,
+                   "an option");
+    free(options->repeated);
+    options->repeated = list;
 }
 
 // Reads argv[*i] and, if it belongs to it, argv[*i + 1]; advances *i.
 static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     const char *text = argv[(*i)++];
-    if (text[0] != '-') {
-        return error_set(err, "%s: belongs to no option; patterns must be quoted: -i \"data/shards/train_*.bin\"",
-                         shown(text, strlen(text)).text);
-    }
+    if (text[0] != '-') return stray_word(argv, *i - 1, err);
     Argument a = argument_split(text);
-    Shown typed = shown(text, (size_t)(a.name + a.length - text));
+    ShownArgument typed = argument_shown(text, (size_t)(a.name + a.length - text));
     const OptionRow *row = option_find(a.name, a.length);
-    if (!row) return unknown_option(a, typed.text, err);
+    if (!row) {
+        const NearestName nearest = nearest_option(a.name, a.length);
+        return argument_unknown(typed.text, &nearest, "--help", err);
+    }
 
     const char *next = argv[*i];   // argv ends with NULL
     char word[OPTION_VALUE] = "1"; // of a flag that is left out
@@ -365,8 +325,13 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
         a.value = argv[(*i)++];
     }
     const ptrdiff_t index = row - option_table;
+    const bool again = options_given(options, row->long_name);
+    char buf[OPTION_VALUE], *before = again ? strdup(option_value(row, options, buf)) : NULL;
     options->given[index / 64] |= (uint64_t)1 << index % 64;
-    return set_value(row, options, typed.text, a.value, err);
+    const bool ok = set_value(row, options, typed.text, a.value, err);
+    if (ok && before) note_repetition(options, row, before);
+    free(before);
+    return ok;
 }
 
 // --------------------------------------------------------------------------------------------- the whole command line
@@ -461,6 +426,7 @@ CommOptions options_comm(const Options *o) {
 
 OptionsResult options_parse(Options *options, int argc, char **argv, Error *err) {
     memset(options, 0, sizeof *options);
+    options->directory = path_working_directory();
     for (const OptionRow *row = option_table; row->long_name; row++)
         if (!set_value(row, options, row->long_name, row->fallback, err)) return OPTIONS_ERROR;
     for (int i = 1; i < argc;) {
@@ -482,18 +448,37 @@ void options_free(Options *options) {
         free(*field);
         *field = NULL;
     }
+    free(options->repeated), free(options->directory), free(options->begun_in);
+    options->repeated = options->directory = options->begun_in = NULL;
 }
 
 // ---------------------------------------------------------------------------------------------------------------- JSON
+
+static const char DIRECTORY[] = "directory"; // of Options, among the options
+// In older checkpoints this was the default.
+static const char OLD_VAL_DATA[] = "data/shards/val_*.bin";
+
+static bool is_in_begun_directory(const Options *options) {
+    return options->begun_in && strcmp(options->directory, options->begun_in) == 0;
+}
+
+// A path as it is in the JSON of a run that was begun in another working directory: relative to that one again.
+static const char *path_in_json(const OptionRow *row, const Options *options, const char *path) {
+    const size_t n = strlen(options->directory);
+    const bool is_inside = strncmp(path, options->directory, n) == 0 && path[n] == '/' && path[n + 1];
+    return row->scope == OPTION_OF_INPUT && is_in_begun_directory(options) && is_inside ? path + n + 1 : path;
+}
 
 char *options_to_json(const Options *options) {
     char *json = NULL, buf[OPTION_VALUE];
     size_t bytes = 0;
     FILE *f = text_open(&json, &bytes);
+    fprintf(f, "{\"%s\":", DIRECTORY);
+    format_json_string(f, options->directory, strlen(options->directory));
     for (const OptionRow *row = option_table; row->long_name; row++) {
         if (row->scope == OPTION_OF_PROCESS) continue; // so that it is the same for any number of processes
-        const char *value = option_value(row, options, buf);
-        fprintf(f, "%s\"%s\":", row == option_table ? "{" : ",", row->long_name);
+        const char *value = path_in_json(row, options, option_value(row, options, buf));
+        fprintf(f, ",\"%s\":", row->long_name);
         if (is_text(row))
             format_json_string(f, value, strlen(value));
         else
@@ -520,34 +505,84 @@ static bool adopt(const OptionRow *row, Options *options, const cJSON *then, Err
     return set_value(row, options, row->long_name, is_auto ? "auto" : value_then(then, buf), err);
 }
 
+// Not a path, although its option takes one.
+static bool is_built_in(const OptionRow *row, const char *value) {
+    if (row->offset == offsetof(Options, model)) return model_config_is_descriptor(value);
+    return !*value ||
+           (row->offset == offsetof(Options, tokenizer) && (strcmp(value, "bytes") == 0 || strcmp(value, "none") == 0));
+}
+
 // An option under an unknown name would silently be the default.
 static bool check_names(const cJSON *then, Error *err) {
-    char nearest[64];
     for (const cJSON *item = then->child; item; item = item->next) {
-        if (option_find(item->string, strlen(item->string))) continue;
-        const bool is_alike = nearest_name(item->string, nearest);
-        return error_set(err, "unknown option \"%.64s\"%s%s%s", item->string, is_alike ? "; did you mean " : "",
-                         is_alike ? nearest : "", is_alike ? "?" : "");
+        if (option_find(item->string, strlen(item->string)) || strcmp(item->string, DIRECTORY) == 0) continue;
+        const NearestName nearest = nearest_option(item->string, strlen(item->string));
+        return error_set(err, "unknown option \"%.64s\"%s%s%s", item->string, *nearest.text ? "; did you mean " : "",
+                         nearest.text, *nearest.text ? "?" : "");
     }
     return true;
 }
 
-bool options_adopt_json(Options *options, const char *json, Error *err) {
+// Where the earlier run was begun. If that directory is no longer there, its paths are taken to be relative to this
+// one: a run may be moved together with its data.
+static void adopt_directory(Options *options, const cJSON *then) {
+    const char *there = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(then, DIRECTORY));
+    if (!there || *there != '/' || strcmp(there, options->directory) == 0 || options->begun_in) return;
+    options_set_string(&options->begun_in, there);
+    if (!file_exists(there)) return;
+    for (const OptionRow *row = option_table; row->long_name;
+         row++) { // what is given now is relative to this directory
+        char **path = field_of(row, options), *absolute;
+        if (row->scope != OPTION_OF_INPUT || !options_given(options, row->long_name) || is_built_in(row, *path))
+            continue;
+        absolute = path_in(options->directory, *path);
+        free(*path);
+        *path = absolute;
+    }
+    options_set_string(&options->directory, there);
+}
+
+static bool adopt_rows(Options *options, const char *json, const char *group, Error *err) {
     cJSON *then = cJSON_Parse(json);
     bool ok = (cJSON_IsObject(then) || error_set(err, "not a JSON object")) && check_names(then, err);
+    if (ok) adopt_directory(options, then);
     for (const OptionRow *row = option_table; ok && row->long_name; row++) {
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
-        if (value && row->scope == OPTION_OF_RUN && !options_given(options, row->long_name))
-            ok = adopt(row, options, value, err);
+        const bool is_taken = (row->scope == OPTION_OF_RUN || row->scope == OPTION_OF_INPUT) &&
+                              (!group || (row->group == group && strcmp(row->metavar, "GLOB") == 0));
+        if (!value || !is_taken || options_given(options, row->long_name)) continue;
+        ok = adopt(row, options, value, err);
+        char **path = field_of(row, options);
+        if (ok && row->scope == OPTION_OF_INPUT && is_in_begun_directory(options) && !is_built_in(row, *path)) {
+            char *found = path_typed_in(options->directory, *path);
+            free(*path);
+            *path = found;
+        }
     }
+    const bool is_old = ok && !cJSON_HasObjectItem(then, DIRECTORY) && !options_given(options, "val-data");
+    if (is_old && strcmp(options->val_data, OLD_VAL_DATA) == 0) options_set_string(&options->val_data, "");
     cJSON_Delete(then);
     return ok || error_prefix(err, "the options of the earlier run");
+}
+
+bool options_adopt_json(Options *options, const char *json, Error *err) { return adopt_rows(options, json, NULL, err); }
+
+bool options_adopt_data(Options *options, const char *json, Error *err) { return adopt_rows(options, json, DATA, err); }
+
+// Is this path, of the directory `there`, the one that is named here?
+static bool is_same_path(const char *here, const char *there, const char *path) {
+    char *joined = path_in(there, path), *a = realpath(here, NULL), *b = realpath(joined, NULL);
+    const bool is_same = strcmp(here, joined) == 0 || (a && b && strcmp(a, b) == 0);
+    free(joined), free(a), free(b);
+    return is_same;
 }
 
 // Prints "--batch-size 8 (was 4)\n" if the two differ.
 static void print_difference(FILE *f, const OptionRow *row, const Options *options, const cJSON *then) {
     char buf[OPTION_VALUE], buf_then[OPTION_VALUE];
-    const char *now = option_value(row, options, buf), *before = value_then(then, buf_then);
+    const char *now = path_in_json(row, options, option_value(row, options, buf)), *before = value_then(then, buf_then);
+    const bool is_path = row->scope == OPTION_OF_INPUT || row->scope == OPTION_OF_PLACE;
+    if (is_path && before && options->begun_in && is_same_path(now, options->begun_in, before)) return;
     const bool comparable = cJSON_IsNumber(then) || is_text(row);
     if (comparable && before && strcmp(now, before) == 0) return;
     if (!is_text(row) && may_be_auto(row) && number_of(row, options) == row->min) now = "auto";

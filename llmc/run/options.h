@@ -27,6 +27,11 @@ typedef struct {
 #include "llmc/run/options.def"
 #undef OPTION
     uint64_t given[2]; // one bit per row of the table: given on the command line. Read with options_given
+    char *repeated;    // "--batch-size 4, then 8", for each option that was given with two values; NULL: none
+    // Where relative paths of OPTION_OF_INPUT begin in the JSON of the options: the working directory in which the run
+    // was begun, or this one if that is no longer there.
+    char *directory;
+    char *begun_in; // the working directory of the earlier run, NULL if it is this one
 } Options;
 
 typedef enum { OPTIONS_RUN, OPTIONS_HELP_SHOWN, OPTIONS_ERROR } OptionsResult;
@@ -55,11 +60,16 @@ bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err);
 char *options_to_json(const Options *options);
 // For resume: takes from that JSON the value of every option that was not given on the command line, so that -o and -y
 // alone resume the run with its original options. Options that only say where the run is written or how it is watched
-// (-o, -y, --progress) are not taken.
+// (-o, -y, --progress) are not taken. A relative path of an input is looked for where the run was begun, then here.
 bool options_adopt_json(Options *options, const char *json, Error *err);
+// The same for the data only, for an evaluation of the run's weights.
+bool options_adopt_data(Options *options, const char *json, Error *err);
 // A malloced line for every option whose value differs from that JSON (for resume), such as "--batch-size 8 (was 4)",
 // NULL if none does. -y, --progress and --max-minutes are not compared.
 char *options_diff_json(const Options *options, const char *json);
+// The options of the command line that change nothing in this run, as one line, "-m (-v 0), --samples (-s 0)",
+// malloced; NULL: there is none. on_gpu: whether the device is one.
+char *options_without_effect(const Options *options, bool on_gpu);
 
 // Sets a string of Options to a copy of text.
 void options_set_string(char **field, const char *text);
@@ -71,6 +81,7 @@ typedef enum { OPTION_INT, OPTION_INT64, OPTION_DOUBLE, OPTION_STRING, OPTION_WO
 // What a resume does with an option.
 typedef enum {
     OPTION_OF_RUN,     // takes it over from the checkpoint unless it is given again, and reports a difference
+    OPTION_OF_INPUT,   // the same; a path or pattern, relative to the directory in which the run was begun
     OPTION_OF_PLACE,   // where the run is stored: only reports a difference
     OPTION_OF_PROCESS, // how this process is started, limited and watched: nothing
 } OptionScope;

@@ -5,6 +5,7 @@
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/typed_path.h"
 #include "llmc/model/recompute.h"
 #include "llmc/run/ceilings.h"
 #include "llmc/run/planner.h"
@@ -182,10 +183,12 @@ static void data_lines(const Report *r) {
                      (long long)r->setup->total_steps, seen);
     }
     if (val)
-        runlog_field(r->log, "validation", "%s tokens in %d shard%s", format_count((double)val->num_tokens, n, TEXT),
-                     val->count, val->count == 1 ? "" : "s");
+        runlog_field(r->log, "validation", "%s tokens in %d shard%s: %s%s",
+                     format_count((double)val->num_tokens, n, TEXT), val->count, val->count == 1 ? "" : "s",
+                     path_quoted(r->setup->val_pattern).text,
+                     r->setup->val_is_train ? ", the text that is trained on" : "");
     else
-        runlog_field(r->log, "validation", "off");
+        runlog_field(r->log, "validation", "off: %s", r->setup->no_validation);
     if (train && val && train->vocab > 0 && train->vocab < r->model->config.V)
         runlog_field(r->log, "", "note: the shards use %lld of the model's %lld tokens", (long long)train->vocab,
                      (long long)r->model->config.V);
@@ -211,6 +214,14 @@ static void schedule_lines(const Report *r) {
                      (long long)r->setup->first_step);
     else
         runlog_field(r->log, "output", "%s", r->options->output);
+}
+
+// Options that are not what their user may think.
+static void option_lines(const Report *r) {
+    char *unused = options_without_effect(r->options, on_gpu());
+    if (unused) runlog_field(r->log, "options", "without effect in this run: %s", unused);
+    if (r->options->repeated) runlog_field(r->log, "options", "given twice, the last counts: %s", r->options->repeated);
+    free(unused);
 }
 
 static void add_shards(cJSON *run, const char *key, const ShardSet *set) {
@@ -294,6 +305,7 @@ Report *report_open(const RunSetup *setup, const Gpt2 *model, RunLog *log, Devic
         memory_line(r);
         data_lines(r);
         schedule_lines(r);
+        option_lines(r);
         run_event(r);
     }
     snprintf(r->attention, sizeof r->attention, "%s", device_facts()->attention);

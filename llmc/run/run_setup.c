@@ -6,8 +6,10 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
+#include "llmc/base/typed_path.h"
 #include "llmc/run/planner.h"
 #include "llmc/run/profile.h"
+#include "llmc/run/run_data.h"
 #include "llmc/store/weights_file.h"
 #include "llmc/text/tokenizer.h"
 #include <math.h>
@@ -21,8 +23,7 @@ static const char HELLASWAG[] = "data/hellaswag/hellaswag_val.bin";
 
 static const char OPTIONS_FILE[] = "options.json"; // in the directory of -o
 
-// One line on stderr, once however many processes there are.
-__attribute__((format(printf, 1, 2))) static void advise(const char *format, ...) {
+void run_advise(const char *format, ...) {
     if (comm_rank() > 0) return;
     va_list args;
     va_start(args, format);
@@ -36,16 +37,11 @@ __attribute__((format(printf, 1, 2))) static void advise(const char *format, ...
 // -e CHECKPOINT -x 0: it is evaluated at its step, on the data of its run where -j names no other. Weights of others
 // have neither.
 static void take_step_and_data(RunSetup *s) {
-    Options *o = &s->options;
     TrainerState state;
     Error none;
-    const char *own = "";
-    if (!checkpoint_load_state(o->model, &state, &none)) return;
+    if (!checkpoint_load_state(s->options.model, &state, &none)) return;
     s->state.step = state.step;
-    cJSON *then = json_parse(state.options_json, strlen(state.options_json), &none);
-    if (then && !options_given(o, "val-data") && json_get_string(then, "val-data", &own, &none) && *own)
-        options_set_string(&o->val_data, own);
-    cJSON_Delete(then);
+    options_adopt_data(&s->options, state.options_json, &none);
     trainer_state_free(&state);
 }
 
@@ -57,8 +53,8 @@ static bool adopt_remembered(RunSetup *s, Error *err) {
     char *json = known ? file_read_all(path, MAX_BYTES, NULL, err) : NULL;
     const bool ok = !known || (json && (options_adopt_json(&s->options, json, err) || error_prefix(err, "%s", path)));
     if (ok)
-        advise("-y 1: no checkpoint in %s yet; starting from the beginning%s%s", s->options.output,
-               known ? " with the options in " : "", known ? path : "");
+        run_advise("-y 1: no checkpoint in %s yet; starting from the beginning%s%s", s->options.output,
+                   known ? " with the options in " : "", known ? path : "");
     s->state.seed = (uint64_t)s->options.seed;
     free(json);
     free(path);
@@ -105,11 +101,11 @@ static bool find_checkpoint(RunSetup *s, Error *err) {
     char *skipped = NULL, size[64];
     const double bytes = checkpoint_newest_bytes(o->output);
     if (bytes >= 0x1p30) // more than a second
-        advise("-y 1: checking the newest checkpoint in %s, %s", o->output, format_bytes(bytes, size, 64));
+        run_advise("-y 1: checking the newest checkpoint in %s, %s", o->output, format_bytes(bytes, size, 64));
     err->text[0] = '\0';
     const bool found = checkpoint_find_latest(o->output, &s->resume_path, &skipped, err);
     const bool damaged = skipped != NULL;
-    if (damaged) advise("%s", skipped);
+    if (damaged) run_advise("%s", skipped);
     free(skipped);
     if (found) return true;
     if (err->text[0]) return false;
@@ -193,58 +189,6 @@ static bool choose_context(RunSetup *s, Error *err) {
         return error_set(err, "-t %lld: the run in %s reads windows of %lld tokens and resumes only with them",
                          (long long)s->T, s->options.output, (long long)s->state.T);
     return true;
-}
-
-// Compares the data of the run with the data of its checkpoint. A difference is not an error: a corpus may grow.
-static void compare_data(const char *option, const ShardSet *set, DataFacts *then) {
-    const DataFacts now = {set->num_tokens, set->fingerprint};
-    if (then->tokens > 0 && (then->tokens != now.tokens || then->fingerprint != now.fingerprint))
-        advise("%s: the shards have changed: the checkpoint has %lld tokens (checksum %016llx), these have %lld "
-               "(%016llx); the run continues with them",
-               option, (long long)then->tokens, (unsigned long long)then->fingerprint, (long long)now.tokens,
-               (unsigned long long)now.fingerprint);
-    *then = now;
-}
-
-// Without -j a run trains without validation; an evaluation is for it.
-static bool open_validation(RunSetup *s, Error *err) {
-    const Options *o = &s->options;
-    const bool given = options_given(o, "val-data");
-    if (o->val_every == 0 || o->interactive) return true;
-    s->has_val = shards_open(&s->val, o->val_data, s->T, err);
-    if (s->has_val || (!given && o->max_steps != 0)) return true;
-    return given ? error_prefix(err, "-j") : error_set(err, "-j: %s; or skip validation with -v 0", err->text);
-}
-
-// -i and -j, and with them the vocabulary: new weights that are not trained (-x 0) take that of the data, too.
-static bool open_data(RunSetup *s, Error *err) {
-    const Options *o = &s->options;
-    s->has_train = o->max_steps != 0;
-    if ((s->has_train || s->config.V == 0) && !shards_open(&s->train, o->train_data, s->T, err) &&
-        (s->has_train || options_given(o, "train-data")))
-        return error_prefix(err, "-i");
-    if (!open_validation(s, err)) return false;
-    const ShardSet *stated = s->train.count > 0 ? &s->train : s->has_val ? &s->val : NULL;
-    const int64_t vocab = stated ? stated->vocab : 0;
-    if (s->config.V == 0) model_config_set_vocab(&s->config, vocab > 0 ? vocab : (int64_t)GPT2_VOCAB);
-    if (stated && vocab > s->config.V)
-        return error_set(err,
-                         "%s has tokens of a vocabulary of %lld, but the model has %lld; make the shards with the "
-                         "model's tokenizer (data/prepare --tokenizer PATH)",
-                         stated->shards[0].path, (long long)vocab, (long long)s->config.V);
-    if (s->train.count > 0 && s->has_val && s->val.vocab > 0 && vocab > 0 && s->val.vocab != vocab)
-        return error_set(err, "-i and -j were made with different vocabularies: %lld and %lld tokens", (long long)vocab,
-                         (long long)s->val.vocab);
-    if (stated && stated->eot >= 0) s->state.eot = stated->eot;
-    if (s->has_train) compare_data("-i", &s->train, &s->state.train);
-    if (s->has_val) compare_data("-j", &s->val, &s->state.val);
-    // One window of each is read now, so that tokens of another vocabulary show before anything is started.
-    void *window = malloc((size_t)(s->T + 1) * 4);
-    REQUIRE_MEMORY(window, "a window of tokens");
-    const bool ok = (!s->has_train || shards_read_window(&s->train, 0, s->config.V, window, err)) &&
-                    (!s->has_val || shards_read_window(&s->val, 0, s->config.V, window, err));
-    free(window);
-    return ok;
 }
 
 // --dtype: what this device trains fastest in, or what was asked for. Without training there is no master copy of the
@@ -382,9 +326,9 @@ static bool choose_tokenizer(RunSetup *s, Error *err) {
     const char *weights = s->resume_path ? s->resume_path : model_config_is_descriptor(o->model) ? NULL : o->model;
     const bool has_train = s->train.count > 0;
     const ShardSet *data = has_train ? &s->train : s->has_val ? &s->val : NULL;
-    const char *shards = has_train ? o->train_data : s->has_val ? o->val_data : NULL;
+    const char *shards = has_train ? o->train_data : s->has_val ? s->val_pattern : NULL;
     if (!tokenizer_find(&s->tokenizer, o->tokenizer, weights, shards, data ? data->vocab : 0, s->config.V, err))
-        return false;
+        return *o->tokenizer ? run_path_error(o, "tokenizer", err) : false;
     if (s->tokenizer && s->state.eot < 0) s->state.eot = tokenizer_eot(s->tokenizer);
     return s->tokenizer || (!*o->prompt && !o->interactive) ||
            error_set(err,
@@ -395,9 +339,12 @@ static bool choose_tokenizer(RunSetup *s, Error *err) {
 // -h and --choices.
 static bool open_choices(RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    const char *pattern = *o->choices ? o->choices : o->hellaswag ? HELLASWAG : "";
-    return !*pattern || (choices_open(&s->choices, pattern, s->config.V, err) && choices_fit(&s->choices, s->T, err)) ||
-           error_prefix(err, *o->choices ? "--choices" : "-h 1");
+    if (!*o->choices && !o->hellaswag) return true;
+    char *pattern = *o->choices ? strdup(o->choices) : path_typed_in(o->directory, HELLASWAG);
+    REQUIRE_MEMORY(pattern, "a path");
+    const bool found = choices_open(&s->choices, pattern, s->config.V, err) || run_path_error(o, "choices", err);
+    free(pattern);
+    return (found && choices_fit(&s->choices, s->T, err)) || error_prefix(err, *o->choices ? "--choices" : "-h 1");
 }
 
 static bool check_export(const RunSetup *s, Error *err) {
@@ -425,14 +372,14 @@ static bool agree_on_data(const RunSetup *s, Error *err) {
 static void restore_tuning(const char *tuning) {
     if (device_restore_tuning(tuning)) return;
     if (strcmp(device_facts()->backend, "cpu") != 0) {
-        advise("-y 1: this run chose its matmuls and attention for another GPU, driver or library; they are "
-               "chosen again here, and bits may differ from the original run");
+        run_advise("-y 1: this run chose its matmuls and attention for another GPU, driver or library; they are "
+                   "chosen again here, and bits may differ from the original run");
         return;
     }
     char *here = device_tuning();
     const int length = (int)strcspn(tuning, "\n"); // a GPU has more lines
-    advise("-y 1: this run was computed by %.*s, here it is %s: bits will differ from the original run", length, tuning,
-           here);
+    run_advise("-y 1: this run was computed by %.*s, here it is %s: bits will differ from the original run", length,
+               tuning, here);
     free(here);
 }
 
@@ -440,8 +387,8 @@ bool run_setup_resolve(RunSetup *s, Error *err) {
     s->first_step = s->state.step;
     if (s->resume_path) restore_tuning(s->state.tuning);
     // What a process finds may be missing on another one: each part ends with an agreement.
-    return comm_all_ok(choose_model(s, err) && choose_context(s, err) && open_data(s, err) && choose_dtype(s, err) &&
-                           choose_optimizer(s, err),
+    return comm_all_ok(choose_model(s, err) && choose_context(s, err) && run_data_open(s, err) &&
+                           choose_dtype(s, err) && choose_optimizer(s, err),
                        err) &&
            comm_all_ok(choose_memory(s, err), err) &&
            comm_all_ok(choose_lengths(s, err) && choose_tokenizer(s, err) && open_choices(s, err) &&
@@ -531,7 +478,7 @@ void run_setup_close(RunSetup *s) {
     shards_close(&s->train);
     shards_close(&s->val);
     trainer_state_free(&s->state);
-    free(s->resume_path);
+    free(s->resume_path), free(s->val_pattern);
     if (s->lock > 0) directory_release(s->options.output, s->lock, s->existing);
     options_free(&s->options);
 }

@@ -20,6 +20,9 @@ typedef struct {
     ModelConfig config;
     ShardSet train, val;
     bool has_train, has_val;
+    char *val_pattern;        // what names the validation data: -j, or made from -i; NULL: nothing
+    char no_validation[1024]; // why there is none
+    bool val_is_train;        // -i and -j are the same files
     int64_t T, step_windows, total_steps;
     StepShare share;    // of this process in a step
     int64_t first_step; // where this process begins
@@ -55,3 +58,6 @@ DataLoaderOptions run_setup_loader(const RunSetup *setup); // from where the run
 GenerateOptions run_setup_generate(const RunSetup *setup); // for a sample of the step where it is now
 
 void run_setup_close(RunSetup *setup);
+
+// One line on stderr, once however many processes there are.
+void run_advise(const char *format, ...) __attribute__((format(printf, 1, 2)));

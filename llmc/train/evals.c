@@ -11,6 +11,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/foreign_file.h"
+#include "llmc/base/typed_path.h"
 #include "llmc/comm/comm.h"
 
 #include <errno.h>
@@ -309,9 +310,10 @@ bool choices_open(ChoiceSets *sets, const char *pattern, int64_t V, Error *err) 
     const bool ok = count > 0
                         ? open_paths(sets, paths, (size_t)count, V, err)
                         : error_set(err,
-                                    "no multiple-choice files match '%s'%s; data/choices makes them, and data/get "
-                                    "fetches HellaSwag",
-                                    pattern, path_pattern_reason(pattern).text);
+                                    "no multiple-choice files match %s%s; %s makes them of your own questions, and "
+                                    "HellaSwag's comes with: %s hellaswag",
+                                    path_quoted(pattern).text, path_pattern_reason(pattern).text,
+                                    path_of_tool("data/choices").text, path_of_tool("data/get.py").text);
     directory_list_free(paths, count);
     return ok;
 }

@@ -202,7 +202,7 @@ def test_standard_input_gives_what_the_file_gives(tmp_path):
     ("a.txt", b"x", ["-o", "."], ".: cannot be written: it is a directory"),
     ("a.txt", b"x", ["missing.txt"], "missing.txt: cannot read: No such file"),
     ("a.txt", b"x", ["-"], "give --format jsonl or --format txt"),
-    ("a.txt", b"x", ["--tokens", 300], "unknown option --tokens; data/train_tokenizer --help lists them"),
+    ("a.txt", b"x", ["--tokens", 300], "unknown option --tokens; " + str(ROOT / "data/train_tokenizer --help lists them")),
 ])
 def test_bad_input_is_named_in_one_line_and_nothing_is_made(tmp_path, name, content, arguments, message):
     (tmp_path / name).write_bytes(content)

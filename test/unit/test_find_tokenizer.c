@@ -137,7 +137,7 @@ TEST(a_tokenizer_with_more_tokens_than_the_model_is_refused_with_both_numbers) {
 TEST(data_of_another_size_than_the_models_tokenizer_are_refused_with_both_numbers) {
     write_tokenizer("model/tokenizer.json", 'x', 3);
     REFUSED("", MODEL, SHARDS, 257, 260, "model/tokenizer.json has 260 tokens", "data/train_*.bin were made with 257",
-            "data/prepare --tokenizer ", "model/tokenizer.json)");
+            "data/prepare --tokenizer ", "model/tokenizer.json -o DIR FILE...)");
 }
 
 TEST(data_of_another_tokenizer_of_the_same_size_are_refused_with_both_files) {

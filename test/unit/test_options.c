@@ -1,11 +1,14 @@
 // The command line: every form of a value, every way to get one wrong, help and JSON from the one table.
 #include "llmc/base/format.h"
+#include "llmc/base/typed_path.h"
 #include "llmc/run/options.h"
 #include "test/fixture.h"
 
 #include <math.h>
 
-enum { MAX_ARGUMENTS = 32 };
+enum { MAX_ARGUMENTS = 40 };
+
+TestFixture test_each = {tmp_setup, tmp_teardown};
 
 // Parses "trainer" and the blank-separated words of `line`.
 static OptionsResult parse(Options *options, const char *line, Error *err) {
@@ -53,7 +56,7 @@ static void assert_refused(const char *line, const char *message) {
 }
 
 TEST(without_arguments_the_defaults_hold) {
-    assert_reads("", "train-data=data/shards/train_*.bin val-data=data/shards/val_*.bin model=d12 dtype=auto "
+    assert_reads("", "train-data=data/shards/train_*.bin val-data= model=d12 dtype=auto "
                      "schedule=cosine output= batch-size=4 context=0 max-steps=-1 warmup=-1 seed=1337 "
                      "checkpoint-every=1000 progress=-1 learning-rate=-1 beta2=0.95 eps=1e-08 grad-clip=1 plan=");
     Options o = parsed("");
@@ -325,7 +328,10 @@ TEST(words_are_those_of_the_modules_that_they_are_for) {
 
 TEST(words_without_an_option_are_refused) {
     assert_refused("-i a.bin b.bin",
-                   "b.bin: belongs to no option; patterns must be quoted: -i \"data/shards/train_*.bin\"");
+                   "b.bin: belongs to no option; a pattern must be quoted: -i 'data/shards/train_*.bin'");
+    assert_refused("-i sh/train_000.bin sh/train_001.bin sh/val_000.bin",
+                   "sh/train_001.bin: belongs to no option; a pattern must be quoted: -i 'sh/train_*.bin'");
+    assert_refused("-b 8 text.txt", "text.txt: belongs to no option; --help lists them");
 }
 
 TEST(only_the_state_of_the_optimizer_is_divided) {
@@ -424,7 +430,8 @@ TEST(json_holds_every_option_of_a_run_exactly) {
     char *json = options_to_json(&o);
     cJSON *object = cJSON_Parse(json);
     assert_non_null(object);
-    int count = 0;
+    assert_non_null(cJSON_GetObjectItemCaseSensitive(object, "directory"));
+    int count = 1;
     for (const OptionRow *row = option_table; row->long_name; row++) {
         char buf[OPTION_VALUE];
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, row->long_name);
@@ -513,5 +520,104 @@ TEST(foreign_values_are_not_adopted) {
     Error err = {""};
     assert_false(options_adopt_json(&o, "{\"bach-size\": 3}", &err)); // it would be 4, the default
     assert_non_null(strstr(err.text, "unknown option \"bach-size\"; did you mean --batch-size?"));
+    options_free(&o);
+}
+
+TEST(of_two_values_the_last_counts_and_both_are_named) {
+    Options o = parsed("-b 4 -l 0.1 --batch-size 8 -b 8 -l 0.1 -k wsd -k=linear");
+    assert_int_equal(o.B, 8);
+    assert_string_equal(o.repeated, "--batch-size 4, then 8; --schedule wsd, then linear");
+    options_free(&o);
+}
+
+static void assert_unused(const char *line, const char *expected) {
+    Options o = parsed(line);
+    char *unused = options_without_effect(&o, false);
+    assert_string_equal(unused ? unused : "", expected);
+    free(unused);
+    options_free(&o);
+}
+
+TEST(options_that_change_nothing_are_named_with_the_reason) {
+    assert_unused("-b 4 -v 250 -m 8 -s 100 -g 20 --samples 2", "");
+    assert_unused("-v 0 -m 8 -j x", "-j (-v 0), -m (-v 0)");
+    assert_unused("-s 0 --samples 4 --prompt a -g 3", "-g (-s 0), --samples (-s 0), --prompt (-s 0)");
+    assert_unused("-x 0 -l 1e-3 --optimizer lion", "-l (-x 0 does not train), --optimizer (-x 0 does not train)");
+    assert_unused("-nk 3 -nm 5", "-nk (no -o), -nm (no -o)");
+    assert_unused("-o d -n 0 -nm 5", "-nm (-n 0)");
+    assert_unused("--export-dtype bf16", "--export-dtype (no --export)");
+    assert_unused("--choice-examples 5", "--choice-examples (no -h 1 and no --choices)");
+    assert_unused("-k constant -q 0.2 --momentum 0.9",
+                  "-q (-k constant), --momentum (--optimizer is neither sgd nor muon)");
+    assert_unused("--temperature 0 --top-k 3", "--top-k (--temperature 0)");
+    assert_unused("-ge 1 -f 0", "-f (only on a GPU), -ge (only on a GPU)");
+    assert_unused(
+        "-i dev/data/fineweb10B/fineweb_train_*.bin -j dev/data/fineweb10B/fineweb_val_*.bin -o log_gpt2_124M "
+        "-v 250 -s 20000 -g 144 -h 1 -b 64 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 "
+        "-y 1 -e d12",
+        ""); // llm.c's scripts/run_gpt2_124M.sh
+}
+
+// A run that was begun in the directory tmp, as JSON.
+static char *begun_in_tmp(const char *line) {
+    Options o = parsed(line);
+    options_set_string(&o.directory, tmp.path);
+    char *json = options_to_json(&o);
+    options_free(&o);
+    return json;
+}
+
+TEST(paths_of_a_run_are_those_of_the_directory_where_it_was_begun) {
+    char *json = begun_in_tmp("-i sh/train_*.bin -j gone_*.bin -e d12 --tokenizer bytes --choices q.bin -o run"),
+         *lines, *again, expected[600];
+    Options o = parsed("-o elsewhere/run -y --choices mine.bin");
+    assert_int_equal(mkdir(tmp_file("sh"), 0755), 0);
+    write_bytes(tmp_file("sh/train_0.bin"), "", 0);
+    write_bytes(tmp_file("bytes"), "", 0); // files of the names of what is no file
+    write_bytes(tmp_file("d12"), "", 0);
+    assert_true(options_adopt_json(&o, json, NULL));
+    assert_string_equal(o.train_data, tmp_file("sh/train_*.bin"));
+    assert_string_equal(o.val_data, "gone_*.bin"); // in neither directory
+    assert_string_equal(o.tokenizer, "bytes");
+    assert_string_equal(o.model, "d12");
+    char *here = path_working_directory();
+    snprintf(expected, sizeof expected, "%s/mine.bin", here); // given now
+    assert_string_equal(o.choices, expected);
+    free(here);
+    // They are written as they were, and differences are those of files, not of words.
+    again = options_to_json(&o);
+    cJSON *object = cJSON_Parse(again);
+    assert_string_equal(cJSON_GetObjectItemCaseSensitive(object, "directory")->valuestring, tmp.path);
+    assert_string_equal(cJSON_GetObjectItemCaseSensitive(object, "train-data")->valuestring, "sh/train_*.bin");
+    lines = options_diff_json(&o, json);
+    snprintf(expected, sizeof expected, "--choices %s (was q.bin)\n--output elsewhere/run (was run)\n", o.choices);
+    assert_string_equal(lines, expected);
+    cJSON_Delete(object);
+    free(again), free(lines), free(json);
+    options_free(&o);
+}
+
+TEST(paths_of_a_run_whose_directory_is_gone_are_those_of_this_one) {
+    char *json = begun_in_tmp("-i sh/train_*.bin");
+    cJSON *then = cJSON_Parse(json);
+    cJSON_ReplaceItemInObject(then, "directory", cJSON_CreateString("/no/such/directory"));
+    char *moved = cJSON_PrintUnformatted(then);
+    Options o = parsed("-o d -y");
+    assert_true(options_adopt_json(&o, moved, NULL));
+    assert_string_equal(o.train_data, "sh/train_*.bin");
+    assert_string_equal(o.begun_in, "/no/such/directory");
+    char *here = path_working_directory();
+    assert_string_equal(o.directory, here);
+    free(here), free(json), free(moved);
+    cJSON_Delete(then);
+    options_free(&o);
+}
+
+TEST(the_default_of_older_checkpoints_is_no_validation_data_of_another_corpus) {
+    Options o = parsed("-o d -y");
+    assert_true(
+        options_adopt_json(&o, "{\"train-data\": \"a/train_*.bin\", \"val-data\": \"data/shards/val_*.bin\"}", NULL));
+    assert_string_equal(o.train_data, "a/train_*.bin");
+    assert_string_equal(o.val_data, "");
     options_free(&o);
 }

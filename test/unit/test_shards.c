@@ -194,10 +194,57 @@ TEST(what_is_no_file_is_refused_with_what_to_do) {
     ASSERT_OPEN_FAILS("no/such/dir/train_*.bin", 8, "no/such/dir/train_*.bin", "data/prepare -o no/such/dir FILE...");
     ASSERT_OPEN_FAILS(tmp_file("no/such/*.bin"), 8, "/no/such/*.bin': there is no '", "/no'; make");
     ASSERT_OPEN_FAILS("nothing_*.bin", 8, "nothing_*.bin", "data/prepare -o . FILE...");
-    ASSERT_OPEN_FAILS(tmp.path, 8, tmp.path, "is a directory", "/*.bin'");
+    ASSERT_OPEN_FAILS("no/*/train_*.bin", 8, "data/prepare -o DIR FILE..."); // no directory of this name can be made
+    ASSERT_OPEN_FAILS(tmp.path, 8, tmp.path, "is a directory", "no .bin files", "data/prepare -o ");
     assert_int_equal(mkfifo(tmp_file("fifo.bin"), 0600), 0);
     ASSERT_OPEN_FAILS(tmp_file("fifo.bin"), 8,
                       "fifo.bin: not a plain file but a pipe"); // and nobody waits for a writer
+}
+
+// One pattern for all of them would mix training and validation.
+TEST(shards_that_are_there_are_named_by_what_they_have_in_common) {
+    const char *const names[] = {"train_000000.bin", "train_000001.bin", "val_000000.bin", "z.bin"};
+    for (size_t i = 0; i < 4; i++) write_bytes(tmp_file(names[i]), "", 0);
+    ASSERT_OPEN_FAILS(tmp.path, 8, "is a directory", "/train_*.bin', '", "/val_*.bin', ", "/z.bin");
+    ASSERT_OPEN_FAILS(tmp_file("trian_*.bin"), 8, "no token shards match", "there are '", "/train_*.bin'");
+}
+
+static void assert_beside(const char *train, const char *expected) {
+    char *found = shards_validation_pattern(train);
+    assert_string_equal(found ? found : "", expected);
+    free(found);
+}
+
+TEST(validation_shards_have_val_in_their_name_for_train) {
+    assert_beside("data/shards/train_*.bin", "data/shards/val_*.bin");
+    assert_beside("train_000000.bin", "val_*.bin");
+    assert_beside("dev/data/fineweb10B/fineweb_train_*.bin", "dev/data/fineweb10B/fineweb_val_*.bin");
+    assert_beside("fineweb_train_00000[1-5].bin", "fineweb_val_*.bin");
+    assert_beside("a/tiny_shakespeare_train.bin", "a/tiny_shakespeare_val.bin");
+    assert_beside("a/*train_*.bin", "a/*val_*.bin");
+    assert_beside("*/train*", "*/val*");
+    assert_beside("train/train-1.2.bin", "train/val-*.bin");
+    assert_beside("train/x.bin", ""); // the directory says nothing
+    assert_beside("sh/*.bin", "");
+    write_bytes(tmp_file("[x]train_1.bin"), "", 0); // a name that looks like a pattern
+    char *found = shards_validation_pattern(tmp_file("[x]train_1.bin"));
+    assert_non_null(strstr(found, "/\\[x]val_*.bin"));
+    free(found);
+}
+
+TEST(files_are_the_same_whatever_their_names) {
+    for (const char *name = "abc"; *name; name++) make_shard((char[]){*name, '.', 'b', 'i', 'n', 0}, 2, 0, -1, 40, 0);
+    assert_int_equal(symlink(tmp_file("b.bin"), tmp_file("d1.bin")), 0);
+    char hard[300];
+    snprintf(hard, sizeof hard, "%s", tmp_file("c.bin"));
+    assert_int_equal(link(hard, tmp_file("d2.bin")), 0);
+    AUTO(shards_close)
+    ShardSet all = open_shards(tmp_file("[abc].bin"), 10), linked = open_shards(tmp_file("d*.bin"), 10),
+             a = open_shards(tmp_file("a.bin"), 10);
+    const char *first = "";
+    assert_int_equal(shards_in_both(&all, &linked, &first), 2);
+    assert_string_equal(first, tmp_file("b.bin"));
+    assert_int_equal(shards_in_both(&a, &linked, &first), 0);
 }
 
 // Field 2 counts tokens in version 1, bytes per token in version 2; 3 is the vocabulary, 6 end-of-text + 1.

@@ -1,0 +1,161 @@
+// See typed_path.h.
+#include "llmc/base/typed_path.h"
+
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/json.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// ------------------------------------------------------------------------------------------------------------- quoting
+
+// Bytes that no shell changes, wherever they are in a word.
+static bool is_plain(const char *text) {
+    const char *c = text;
+    while (isalnum((unsigned char)*c) || (*c && strchr("_@%+:,./-=", *c))) c++;
+    return *text && !*c;
+}
+
+// Bytes at `text` that a terminal shows as one character; 0: a control character, or not UTF-8.
+static int visible_length(const char *text) {
+    const unsigned char *c = (const unsigned char *)text;
+    const int length = utf8_length(text, strlen(text));
+    const bool control = *c < 0x20 || *c == 0x7f || (length == 2 && *c == 0xC2 && c[1] < 0xA0);
+    return control ? 0 : length;
+}
+
+// The characters between the quotes of '...', or with `ansi` of $'...', which has escapes for all bytes.
+static char *put_quoted(char *out, const char *end, const char *text, bool ansi) {
+    while (*text && end - out > 8) {
+        const int length = visible_length(text);
+        if (ansi && (length == 0 || *text == '\'' || *text == '\\'))
+            out += sprintf(out, length ? "\\%c" : "\\x%02x", (unsigned char)*text);
+        else if (*text == '\'')
+            out = stpcpy(out, "'\\''");
+        else
+            out = mempcpy(out, text, (size_t)(length ? length : 1));
+        text += length ? length : 1;
+    }
+    return out;
+}
+
+QuotedPath path_quoted(const char *path) {
+    QuotedPath q;
+    char *out = q.text;
+    const char *const end = q.text + sizeof q.text;
+    bool ansi = false;
+    for (const char *c = path; *c && !ansi; c += visible_length(c)) ansi = visible_length(c) == 0;
+    const bool plain = is_plain(path);
+    if (!plain) out = stpcpy(out, ansi ? "$'" : "'");
+    if (*path == '-') out = stpcpy(out, "./");
+    out = put_quoted(out, end, path, ansi);
+    stpcpy(out, plain ? "" : "'");
+    return q;
+}
+
+// ------------------------------------------------------------------------------------------------------------ patterns
+
+static const char WILDCARDS[] = "*?[\\";
+
+static char *escape(char *out, const char *text, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        if (strchr(WILDCARDS, text[i])) *out++ = '\\';
+        *out++ = text[i];
+    }
+    *out = '\0';
+    return out;
+}
+
+static char *new_pattern(size_t path_bytes) {
+    char *pattern = malloc(2 * path_bytes + 2);
+    REQUIRE_MEMORY(pattern, "a pattern");
+    return pattern;
+}
+
+char *path_escaped(const char *path) {
+    char *pattern = new_pattern(strlen(path));
+    escape(pattern, path, strlen(path));
+    return pattern;
+}
+
+char *path_unescaped(const char *pattern) {
+    char *path = strdup(pattern), *out = path;
+    REQUIRE_MEMORY(path, "a path");
+    for (const char *c = pattern; *c; c++) {
+        if (*c != '\\' && strchr(WILDCARDS, *c)) {
+            free(path);
+            return NULL;
+        }
+        if (*c == '\\' && c[1]) c++;
+        *out++ = *c;
+    }
+    *out = '\0';
+    return path;
+}
+
+char *path_numbered(const char *path) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *dot = strrchr(name, '.');
+    const char *end = dot ? dot : name + strlen(name), *digits = end;
+    while (digits > name && isdigit((unsigned char)digits[-1])) digits--;
+    if (digits == end || digits == name || !strchr("_-.", digits[-1])) return path_escaped(path);
+    char *pattern = new_pattern(strlen(path)), *out = escape(pattern, path, (size_t)(digits - path));
+    *out++ = '*';
+    escape(out, end, strlen(end));
+    return pattern;
+}
+
+// --------------------------------------------------------------------------------------------------------- directories
+
+char *path_in(const char *directory, const char *path) {
+    char *copy = *path == '/' ? strdup(path) : path_join(directory, path);
+    REQUIRE_MEMORY(copy, "a path");
+    return copy;
+}
+
+char *path_working_directory(void) {
+    char *directory = getcwd(NULL, 0);
+    if (!directory) directory = strdup("");
+    REQUIRE_MEMORY(directory, "a path");
+    return directory;
+}
+
+char *path_typed_in(const char *directory, const char *pattern) {
+    char *there = path_in(directory, pattern); // a file by its name
+    if (!file_exists(there)) {
+        char **names, *escaped = path_escaped(directory);
+        int count;
+        free(there);
+        there = path_in(escaped, pattern);
+        if (!files_match(there, &names, &count, NULL)) count = 0;
+        if (count > 0) directory_list_free(names, count);
+        if (count == 0) free(there), there = strdup(pattern);
+        free(escaped);
+    }
+    REQUIRE_MEMORY(there, "a path");
+    return there;
+}
+
+// --------------------------------------------------------------------------------------------------------------- tools
+
+bool path_find_tool(const char *name, char path[PATH_MAX]) {
+    char program[PATH_MAX / 2];
+    const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (length > 0) program[length] = '\0';
+    // Of the checkout that this program is in: above it, or above build/MODE/DIR.
+    for (int up = 0; length > 0 && up < 6; up++) {
+        char *slash = strrchr(program, '/');
+        if (!slash) break;
+        *slash = '\0';
+        snprintf(path, PATH_MAX, "%s/%s", program, name);
+        if (access(path, X_OK) == 0) return true;
+    }
+    return false;
+}
+
+QuotedPath path_of_tool(const char *name) {
+    char path[PATH_MAX];
+    return path_quoted(access(name, X_OK) != 0 && path_find_tool(name, path) ? path : name);
+}

@@ -1,0 +1,70 @@
+// See arguments.h.
+#include "llmc/run/arguments.h"
+
+#include <ctype.h>
+#include <limits.h>
+#include <string.h>
+
+ShownArgument argument_shown(const char *text, size_t length) {
+    ShownArgument s;
+    size_t n = length < sizeof s.text ? length : sizeof s.text - 4;
+    for (size_t i = 0; i < n; i++) s.text[i] = iscntrl((unsigned char)text[i]) ? '?' : text[i];
+    snprintf(s.text + n, sizeof s.text - n, "%s", n < length ? "..." : "");
+    return s;
+}
+
+Argument argument_split(const char *word) {
+    Argument a = {.name = word + 1 + (word[1] == '-')};
+    a.length = strcspn(a.name, "=");
+    if (a.name[a.length] == '=') a.value = a.name + a.length + 1;
+    return a;
+}
+
+static bool same_letter(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
+static int min_int(int a, int b) { return a < b ? a : b; }
+
+// Damerau-Levenshtein distance (optimal string alignment): insertions, deletions, substitutions and swaps of
+// neighbours, each 1; capitals do not matter. Damerau, "A technique for computer detection and correction of spelling
+// errors", 1964.
+enum { LONGEST_NAME = 32 };
+static int edit_distance(const char *a, const char *b) {
+    int n = (int)strlen(a), m = (int)strlen(b);
+    int d[LONGEST_NAME + 1][LONGEST_NAME + 1];
+    for (int i = 0; i <= n; i++) d[i][0] = i;
+    for (int j = 0; j <= m; j++) d[0][j] = j;
+    for (int i = 1; i <= n; i++) {
+        for (int j = 1; j <= m; j++) {
+            d[i][j] =
+                min_int(min_int(d[i - 1][j], d[i][j - 1]) + 1, d[i - 1][j - 1] + !same_letter(a[i - 1], b[j - 1]));
+            bool swapped = i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) && same_letter(a[i - 2], b[j - 1]);
+            if (swapped && d[i - 2][j - 2] + 1 < d[i][j]) d[i][j] = d[i - 2][j - 2] + 1;
+        }
+    }
+    return d[n][m];
+}
+
+// A piece of a name ("batch", "steps") is a better guess than a word of similar letters; among equals, the one with
+// the same first letter ("--lr": -l, not -r). INT_MAX: they have less than half of their letters in common.
+static int name_distance(const char *typo, const char *name) {
+    const int edits = strlen(typo) >= 3 && strcasestr(name, typo) ? 1 : edit_distance(typo, name);
+    const size_t longer = strlen(typo) > strlen(name) ? strlen(typo) : strlen(name);
+    return 2 * edits > (int)longer ? INT_MAX : 2 * edits + !same_letter(typo[0], name[0]);
+}
+
+NearestName argument_nearest(const char *typo, size_t length) {
+    NearestName nearest = {.distance = INT_MAX};
+    snprintf(nearest.typo, sizeof nearest.typo, "%.32s", argument_shown(typo, length).text);
+    return nearest;
+}
+
+void argument_nearest_try(NearestName *nearest, const char *dashes, const char *name) {
+    const int distance = name ? name_distance(nearest->typo, name) : INT_MAX;
+    if (distance >= nearest->distance) return;
+    nearest->distance = distance;
+    snprintf(nearest->text, sizeof nearest->text, "%s%s", dashes, name);
+}
+
+bool argument_unknown(const char *word, const NearestName *nearest, const char *command, Error *err) {
+    if (!*nearest->text) return error_set(err, "unknown option %s; %s lists them", word, command);
+    return error_set(err, "unknown option %s; did you mean %s?", word, nearest->text);
+}
