@@ -43,8 +43,9 @@ typedef struct {
     const ToolOption *table;
     int argc, at; // of the next word
     char **argv;
-    const char *given[16]; // the value of each row; NULL: not given yet
-    const ToolOption *help;
+    const char *given[16];             // the value of each row; NULL: not given yet
+    const ToolOption *help, *repeated; // given: -h; with two values, the last of which counts
+    const char *before;                // the other value
 } ToolWords;
 
 static bool list_hint(const ToolWords *w, const char *what, const char *word, Error *err) {
@@ -95,9 +96,7 @@ static bool take_value(ToolWords *w, const ToolOption *o, const char *value, Err
     if (o->flag) *o->flag = true;
     if (o->letter == 'h') w->help = o;
     if (!value) return true;
-    if (w->given[row] && strcmp(w->given[row], value) != 0)
-        fprintf(stderr, "%s: --%s was given twice; the last counts, %s, not %s\n", w->program, o->name,
-                argument_shown(value, strlen(value)).text, argument_shown(w->given[row], strlen(w->given[row])).text);
+    if (w->given[row] && strcmp(w->given[row], value) != 0) w->before = w->given[row], w->repeated = o;
     w->given[row] = value;
     if (o->text) *o->text = value;
     return !o->number || tool_read_number(o->name, value, o->min, o->max, o->number, err);
@@ -164,6 +163,11 @@ bool tool_read_options(const char *program, const ToolOption *table, int argc, c
     // What was read is not needed any more.
     for (int i = 0; ok && !w.help && i < operands; i++) argv[argc - operands + i] = others[i];
     optind = argc - operands;
+    if (ok && w.repeated) {
+        const char *last = w.given[w.repeated - table];
+        fprintf(stderr, "%s: --%s was given twice; the last counts, %s, not %s\n", program, w.repeated->name,
+                argument_shown(last, strlen(last)).text, argument_shown(w.before, strlen(w.before)).text);
+    }
     free(others);
     return ok;
 }

@@ -60,7 +60,11 @@ static bool open_validation(RunSetup *s, Error *err) {
     if (*o->val_data) {
         options_set_string(&s->val_pattern, o->val_data);
         s->has_val = shards_open(&s->val, o->val_data, s->T, err);
-        return s->has_val || (run_path_error(o, "val-data", err), error_prefix(err, "-j"));
+        if (s->has_val) return true;
+        run_path_error(o, "val-data", err);
+        if (o->max_steps == 0 && !options_given(o, "val-data"))
+            error_set(err, "%s; or skip validation with -v 0", err->text);
+        return error_prefix(err, "-j");
     }
     s->has_val = open_beside(s, &why);
     if (!s->has_val) snprintf(s->no_validation, sizeof s->no_validation, "%s", why.text);
