@@ -2,7 +2,7 @@
 #include "llmc/base/typed_path.h"
 
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/json.h"
+#include "llmc/base/utf8.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -123,8 +123,12 @@ char *path_working_directory(void) {
 }
 
 char *path_typed_in(const char *directory, const char *pattern) {
-    char *there = path_in(directory, pattern); // a file by its name
-    if (!file_exists(there)) {
+    char *here = path_working_directory();
+    const bool is_here = strcmp(directory, here) == 0;
+    char *there = is_here ? strdup(pattern) : path_in(directory, pattern); // a file by its name
+    REQUIRE_MEMORY(there, "a path");
+    free(here);
+    if (!is_here && !file_exists(there)) {
         char **names, *escaped = path_escaped(directory);
         int count;
         free(there);

@@ -286,13 +286,16 @@ char *shards_validation_pattern(const char *pattern) {
     return result;
 }
 
-int shards_in_both(const ShardSet *a, const ShardSet *b, const char **first) {
+int shards_in_both(const ShardSet *a, const ShardSet *b, const char **first, const char **other) {
     int both = 0;
+    *first = *other = NULL;
     for (int i = 0; i < a->count; i++) {
         const Shard *x = &a->shards[i];
         int k = 0;
         while (k < b->count && (b->shards[k].inode != x->inode || b->shards[k].device != x->device)) k++;
-        if (k < b->count && both++ == 0) *first = x->path;
+        const char **name = k < b->count ? first : other;
+        if (!*name) *name = x->path;
+        both += k < b->count;
     }
     return both;
 }

@@ -4,6 +4,7 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/typed_path.h"
 
+#include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,11 +74,11 @@ static bool open_validation(RunSetup *s, Error *err) {
 
 // Training on validation data by their names, without a validation that shows it.
 static void advise_of_names(const RunSetup *s) {
-    const char *shared = "";
+    const char *shared, *other;
     char *pattern = name_beside(s);
     ShardSet named = {.eot = -1};
     if (pattern && shards_open(&named, pattern, s->T, NULL)) {
-        const int both = shards_in_both(&s->train, &named, &shared);
+        const int both = shards_in_both(&s->train, &named, &shared, &other);
         if (both > 0)
             run_advise("-i: also matches validation data, which is trained on: %d file%s, such as %s", both,
                        both == 1 ? "" : "s", shared);
@@ -88,17 +89,18 @@ static void advise_of_names(const RunSetup *s) {
 
 // Text that is trained on says nothing in a validation, unless that is the question.
 static bool check_apart(RunSetup *s, Error *err) {
-    const char *shared = "";
-    const int both = s->has_val ? shards_in_both(&s->train, &s->val, &shared) : 0;
+    const char *shared, *other;
+    const int both = s->has_val ? shards_in_both(&s->train, &s->val, &shared, &other) : 0;
     s->val_is_train = both > 0 && both == s->train.count && both == s->val.count;
     if (both == 0) advise_of_names(s);
     if (both == 0 || s->val_is_train) return true;
-    char *train = path_numbered(s->train.shards[0].path);
+    char *train = other ? path_numbered(other) : NULL;
+    const bool separates = train && fnmatch(train, shared, FNM_PATHNAME) != 0;
     error_set(err,
-              "-i %s: would train on validation data (%s): %d file%s, such as %s; name the training data alone, such "
-              "as -i %s, or skip validation with -v 0",
+              "-i %s: would train on validation data (%s): %d file%s, such as %s; name the training data alone%s%s, "
+              "or skip validation with -v 0",
               path_quoted(s->options.train_data).text, path_quoted(s->val_pattern).text, both, both == 1 ? "" : "s",
-              shared, path_quoted(train).text);
+              shared, separates ? ", such as -i " : "", separates ? path_quoted(train).text : "");
     free(train);
     return false;
 }
@@ -117,8 +119,9 @@ bool run_data_open(RunSetup *s, Error *err) {
     if (stated && vocab > s->config.V)
         return error_set(err,
                          "%s has tokens of a vocabulary of %lld, but the model has %lld; make the shards with the "
-                         "model's tokenizer (data/prepare --tokenizer PATH -o DIR FILE...)",
-                         stated->shards[0].path, (long long)vocab, (long long)s->config.V);
+                         "model's tokenizer (%s --tokenizer PATH -o DIR FILE...)",
+                         stated->shards[0].path, (long long)vocab, (long long)s->config.V,
+                         path_of_tool("data/prepare").text);
     if (s->train.count > 0 && s->has_val && s->val.vocab > 0 && vocab > 0 && s->val.vocab != vocab)
         return error_set(err, "-i and %s were made with different vocabularies: %lld and %lld tokens",
                          *s->options.val_data ? "-j" : path_quoted(s->val_pattern).text, (long long)vocab,

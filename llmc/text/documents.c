@@ -5,6 +5,7 @@
 // interrupted. Bytes read beyond the end of a block are kept in `rest` and begin the next one. Where a block ends
 // depends only on the text and on the block before it, so reading can resume at the end of any block.
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/typed_path.h"
 #include "llmc/text/corpus.h"
 
 #include <errno.h>
@@ -439,8 +440,9 @@ static bool begin_document(DocumentReader *r, CorpusBlock *b) {
     bool is_all = r->ended;
     if (is_all && r->is_damaged) report(r, BAD_FILE, count_lines(b->text, b->n) + 1, r->error.text);
     if (r->file.is_argument && b->n >= 4 && memcmp(b->text, "PAR1", 4) == 0) {
-        error_set(&r->error, "%s: is Parquet; try data/read_parquet.py %s | data/prepare --format jsonl -o DIR -",
-                  r->file.path, r->file.path);
+        error_set(&r->error, "%s: is Parquet; try %s %s | %s --format jsonl -o DIR -", r->file.path,
+                  path_of_tool("data/read_parquet.py").text, path_quoted(r->file.path).text,
+                  path_of_tool("data/prepare").text);
         return fail(r, EXIT_BAD_INPUT);
     }
     if (b->n == 0 || memchr(b->text, '\0', (size_t)(b->n < SHORT_DOCUMENT ? b->n : SHORT_DOCUMENT))) {

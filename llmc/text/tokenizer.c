@@ -430,11 +430,11 @@ static bool tokenizer_next_to(const char *pattern, char **found, Error *err) {
 
 // The error when the data has other tokens than the tokenizer at path.
 static bool wrong_data(const Question *q, const char *path, const char *what, Error *err) {
-    return error_set(
-        err,
-        "%s: its tokens differ from the tokens of %s; make the shards with it "
-        "(data/prepare --tokenizer %s -o DIR FILE...), or name the tokenizer of the shards with --tokenizer%s",
-        path, what, path_quoted(path).text, *q->weights ? " and train new weights" : "");
+    return error_set(err,
+                     "%s: its tokens differ from the tokens of %s; make the shards with it "
+                     "(%s --tokenizer %s -o DIR FILE...), or name the tokenizer of the shards with --tokenizer%s",
+                     path, what, path_of_tool("data/prepare").text, path_quoted(path).text,
+                     *q->weights ? " and train new weights" : "");
 }
 
 static bool check_against_shards(const Question *q, const char *path, const Tokenizer *t, Error *err) {
@@ -460,8 +460,9 @@ static bool check_tokenizer(const Question *q, const char *path, const Tokenizer
     if (q->vocab > 0 && q->vocab != tokens)
         return error_set(err,
                          "%s has %lld tokens, but the shards %s were made with %lld; make them with this tokenizer "
-                         "(data/prepare --tokenizer %s -o DIR FILE...), or name theirs with --tokenizer",
-                         path, (long long)tokens, q->shards, (long long)q->vocab, path_quoted(path).text);
+                         "(%s --tokenizer %s -o DIR FILE...), or name theirs with --tokenizer",
+                         path, (long long)tokens, q->shards, (long long)q->vocab, path_of_tool("data/prepare").text,
+                         path_quoted(path).text);
     return check_against_shards(q, path, t, err);
 }
 
@@ -478,8 +479,8 @@ static bool check_untold(const Question *q, Error *err) {
     return ours ||
            error_set(err,
                      "%s has a vocabulary of %lld, but the shards %s were made with %lld tokens; make them with "
-                     "the model's tokenizer (data/prepare --tokenizer PATH -o DIR FILE...)",
-                     q->weights, (long long)q->V, q->shards, (long long)q->vocab);
+                     "the model's tokenizer (%s --tokenizer PATH -o DIR FILE...)",
+                     q->weights, (long long)q->V, q->shards, (long long)q->vocab, path_of_tool("data/prepare").text);
 }
 
 // ------------------------------------------------------------------------------------------------------------- finding

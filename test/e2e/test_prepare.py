@@ -162,6 +162,14 @@ def test_shards_of_an_earlier_run_are_kept_unless_forced(tmp_path, out):
     (["text"], ["-o DIR is missing"]),
     (["-o", "new"], ["no FILE or DIR"]),
     (["-o"], ["-o needs a value"]),
+    (["-o", "--force", "text"], ["-o needs a value"]),
+    (["--threads", "-o", "new", "text"], ["--threads needs a value"]),
+    (["-o", "new", "-dash.txt"], ["unknown option -dash.txt; "]),
+    (["-dash", "text"], ["unknown option -dash; "]),
+    (["-o", "new", "-hx", "text"], ["unknown option -hx; "]),
+    (["-o", "new", "--formt", "txt", "text"], ["unknown option --formt; did you mean --format?"]),
+    (["-o", "new", "--fo", "txt", "text"], ["--fo is the beginning of several options"]),
+    (["-o", "new", "--force=1", "text"], ["--force=1: takes no value"]),
     (["-o", "new", "--frobnicate", "text"], ["--frobnicate", "--help"]),
     (["-o", "new", "--val-fraction", "1", "text"], ["--val-fraction 1", "below 1"]),
     (["-o", "new", "--split", "test", "text"], ["--split test: expected train or val"]),
@@ -281,3 +289,13 @@ def test_what_is_written_and_printed_is_utf8_whatever_file_names_are(tmp_path):
         json.loads(line)
     refused = call(TRAINER, *TINY, "-i", os.fsdecode(name + b"/none_*.bin"), text=False, expect=EXIT_BAD_INPUT)
     assert "caf\\xE9\\x1B[2J/none_" in refused.stderr.decode()
+
+
+def test_the_forms_of_options_and_words(out, tmp_path):
+    (tmp_path / "-text").write_text("some text\n" * 50)
+    for i, words in enumerate((["-o", "DIR", "--", "-text"], ["-oDIR", "./-text"], ["./-text", "--output=DIR"],
+                               ["-output", "DIR", "./-text"], ["--outp", "DIR", "./-text"], ["-o", "DIR", "--", "-text"])):
+        call(PREPARE, *[word.replace("DIR", f"{out}{i}") for word in words], cwd=tmp_path, expect=0)
+        assert (tmp_path / f"{out}{i}" / "train_000000.bin").exists()
+    said = call(PREPARE, "-o", "no", "./-text", "-o", f"{out}x", cwd=tmp_path, expect=0).stderr
+    assert f"prepare: --output was given twice; the last counts, {out}x"[:70] in said and not (tmp_path / "no").exists()

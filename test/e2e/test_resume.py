@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, TINY, call, checkpoints, command, cut_back, events, kill,
+from conftest import (EXIT_INTERRUPTED, EXIT_RUN_FAILED, PREPARE, QUIET, TINY, TRAINER, call, checkpoints, command, cut_back, events, kill,
                       limit_file_size, losses, refused, same_run, start, train, wait_for, write_shard)
 from verify_checkpoint import verify
 
@@ -16,6 +16,7 @@ from verify_checkpoint import verify
 SCHEDULE = ["-k", "constant", "-u", 2]
 SAVE_EACH_STEP = [*TINY, *QUIET, *SCHEDULE, "-n", 1, "-nk", 0]
 RESUME = ["-y", 1]
+WHEREIS = PREPARE.with_name("whereis")
 
 
 def interrupt(condition, *arguments, number=signal.SIGTERM):
@@ -370,3 +371,72 @@ def test_a_run_goes_on_under_other_vector_code_with_a_word_about_its_bits(dtype,
         assert f"computed by vector code {here[0]}," in said and "here it is vector code baseline," in said
         assert "bits will differ" in said
     assert losses(first) == pytest.approx(losses(whole), rel=ANOTHER_ORDER[dtype])
+
+
+# ------------------------------------------------------------------------------------------ from another directory
+
+
+def begun(place):
+    """A run of one step in place/work, with relative paths; returns the directory and what it was trained with."""
+    work = place / "work"
+    shutil.copytree(begun.data, work / "[sh] a")
+    flags = [*TINY, "-s", 0, *SCHEDULE, "-i", "\\[sh] a/train_*.bin", "-v", 2, "-m", 4, "-n", 1, "-nk", 0, "--tokenizer",
+             "bytes"]
+    call(TRAINER, *flags, "-x", 2, "-o", "run", cwd=work, expect=0)
+    return work
+
+
+@pytest.fixture
+def work(data, tmp_path):
+    begun.data = data.directory
+    return begun(tmp_path)
+
+
+def test_a_run_resumes_from_another_directory_with_the_paths_of_its_own(work, tmp_path):
+    elsewhere = tmp_path / "else where"
+    elsewhere.mkdir()
+    said = call(TRAINER, "-o", "../work/run", "-y", "-x", 4, cwd=elsewhere, expect=0)
+    assert "changed since the checkpoint:\n--max-steps 4 (was 2)\n" in said.stdout and not said.stderr
+    assert f"{work}/\\[sh] a/val_*.bin'" in said.stdout  # beside the training data
+    call(TRAINER, "-o", "run", "-y", "-x", 5, cwd=work, expect=0)  # and here again
+    options = events(work / "run", "run")[-1]["options"]
+    assert options["directory"] == str(work) and options["train-data"] == "\\[sh] a/train_*.bin"
+    at_once = begun(tmp_path / "once")
+    call(TRAINER, "-o", "run", "-y", "-x", 5, cwd=at_once, expect=0)
+    assert same_run(work / "run", at_once / "run")
+
+
+def test_a_run_that_is_moved_with_its_data_resumes(work, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    call(TRAINER, "-o", "../work/run", "-y", "-x", 3, cwd=tmp_path / "elsewhere", expect=0)
+    moved = work.rename(tmp_path / "moved")
+    said = call(TRAINER, "-o", "run", "-y", "-x", 4, cwd=moved, expect=0).stdout
+    assert "'\\[sh] a/val_*.bin'" in said
+    assert call(WHEREIS, "run", 4, cwd=moved, expect=0).stdout.count("train_0") == 4
+
+
+def test_the_message_says_where_the_paths_of_a_run_were_looked_for(work, tmp_path):
+    (work / "[sh] a").rename(tmp_path / "gone")
+    (tmp_path / "elsewhere").mkdir()
+    said = call(TRAINER, "-o", "../work/run", "-y", "-x", 4, cwd=tmp_path / "elsewhere", expect=2).stderr
+    assert f"(relative to {work}, where the run was begun, and to {tmp_path / 'elsewhere'})" in said
+    assert "-i: no token shards match '\\[sh] a/train_*.bin'" in said and said.count("\n") == 1
+
+
+def test_a_path_that_is_given_at_the_resume_is_relative_to_the_directory_of_the_resume(work, tmp_path):
+    (work / "[sh] a").rename(tmp_path / "here")
+    (tmp_path / "elsewhere").mkdir()
+    call(TRAINER, "-o", "../work/run", "-y", "-x", 3, "-i", "../here/train_*.bin", cwd=tmp_path / "elsewhere", expect=0)
+    call(TRAINER, "-o", "run", "-y", "-x", 4, "--export", "weights", cwd=work, expect=0)  # it is where it was named
+    assert (work / "weights" / "model.safetensors").exists()
+
+
+def test_weights_of_a_run_are_evaluated_from_another_directory_on_its_data(work, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    said = call(TRAINER, "-e", checkpoints(work / "run")[-1], "-x", 0, "-s", 0, cwd=tmp_path / "elsewhere", expect=0).stdout
+    assert f"{work}/\\[sh] a/val_*.bin'" in said
+
+
+def test_whereis_finds_the_shards_of_a_run_from_anywhere(work, tmp_path):
+    rows = call(WHEREIS, work / "run", 2, cwd=tmp_path, expect=0).stdout.splitlines()[2:]
+    assert len(rows) == 4 and all(f"'{work}/[sh] a/train_000000.bin'" in row for row in rows)

@@ -6,7 +6,7 @@ import sys
 import tempfile
 
 import pytest
-from conftest import QUIET, ROOT, SIMULATOR, TINY, call, events, losses, needs_simulator, train
+from conftest import QUIET, ROOT, SIMULATOR, TINY, call, events, losses, needs_simulator, refused, train
 
 FP32 = ["--dtype", "fp32"]
 
@@ -93,3 +93,56 @@ def test_files_that_stay_in_memory_are_not_called_cold(data):
 def test_copies_to_a_gpu_are_timed_from_pinned_and_from_pageable_memory(data):
     said = train(*TINY, *data.flags, *QUIET, "--bench-loader", trainer=SIMULATOR).stdout
     assert re.search(r"^loader      copy to the GPU: pinned \S+ us, \S+ tok/s; pageable \S+ us, \S+ tok/s$", said, re.M)
+
+
+# ----------------------------------------------------------------------------- validation data, and options without effect
+
+
+def header(*arguments):
+    return train(*TINY, "-s", 0, "-x", 1, "-m", 4, *arguments).stdout
+
+
+@pytest.mark.parametrize("train_name, val_name, given", [
+    ("train_000000.bin", "val_000000.bin", "train_*.bin"),
+    ("fineweb_train_000001.bin", "fineweb_val_000000.bin", "fineweb_train_*.bin"),
+    ("tiny_shakespeare_train.bin", "tiny_shakespeare_val.bin", "tiny_shakespeare_train.bin"),
+    ("train_000000.bin", "val_000000.bin", "t*.bin"),
+])
+def test_validation_data_are_those_beside_the_training_data(train_name, val_name, given, data, tmp_path):
+    shutil.copy(data.directory / "train_000000.bin", tmp_path / train_name)
+    said = header("-i", tmp_path / given)
+    name = re.sub("0+", "*", val_name)
+    assert "validation  off: no " in said and f"/{name}" in said and "-j GLOB names validation data" in said
+    shutil.copy(data.directory / "val_000000.bin", tmp_path / val_name)
+    said = header("-i", tmp_path / given)
+    assert re.search(rf"^validation .* in 1 shard: \S*/{re.escape(name)}'?$", said, re.M) and "validation at step 1" in said
+
+
+def test_why_there_is_no_validation_is_said(data, tmp_path):
+    shutil.copy(data.directory / "train_000000.bin", tmp_path / "text.bin")
+    assert "validation  off: no train in the name" in header("-i", tmp_path / "text.bin")
+    assert "validation  off: -v 0" in header("-i", data.train, "-v", 0)
+    (tmp_path / "train.bin").write_bytes((tmp_path / "text.bin").read_bytes())
+    (tmp_path / "val.bin").write_bytes(b"no shard")
+    assert "validation  off: " + str(tmp_path / "val.bin") in header("-i", tmp_path / "train.bin")
+    refused(*TINY, "-x", 0, "-i", tmp_path / "text.bin", words=["-j: no train in the name", "-v 0 skips validation"])
+
+
+def test_training_on_validation_data_is_refused_or_said(data, tmp_path):
+    both = data.directory / "*.bin"
+    for validation in ([], ["-j", data.val]):
+        refused(*TINY, "-x", 1, "-i", both, *validation, words=["would train on validation data", "val_000000.bin; name",
+                                                                "train_*.bin'", "-v 0"])
+    (tmp_path / "copy_train.bin").symlink_to(data.directory / "val_000000.bin")  # by any other name
+    (tmp_path / "more_train.bin").symlink_to(data.directory / "train_000000.bin")
+    refused(*TINY, "-x", 1, "-i", tmp_path / "*_train.bin", "-j", data.val, words=["1 file, such as", "copy_train.bin"])
+    said = train(*TINY, "-s", 0, "-x", 1, "-i", both, "-v", 0).stderr
+    assert "-i: also matches validation data, which is trained on: 1 file, such as" in said
+    assert "'%s', the text that is trained on" % data.train in header("-i", data.train, "-j", data.train)
+
+
+def test_options_without_effect_are_named_in_the_header(data):
+    said = train(*TINY, *data.flags, "-x", 1, "-v", 0, "-m", 5, "-s", 0, "--samples", 3, "-b", 2).stdout
+    assert "options     without effect in this run: -j (-v 0), -m (-v 0), --samples (-s 0)\n" in said
+    assert "options     given twice, the last counts: --batch-size 4, then 2\n" in said
+    assert "without effect" not in train(*TINY, "-i", data.train, "-x", 1).stdout

@@ -241,10 +241,12 @@ TEST(files_are_the_same_whatever_their_names) {
     AUTO(shards_close)
     ShardSet all = open_shards(tmp_file("[abc].bin"), 10), linked = open_shards(tmp_file("d*.bin"), 10),
              a = open_shards(tmp_file("a.bin"), 10);
-    const char *first = "";
-    assert_int_equal(shards_in_both(&all, &linked, &first), 2);
+    const char *first, *other;
+    assert_int_equal(shards_in_both(&all, &linked, &first, &other), 2);
     assert_string_equal(first, tmp_file("b.bin"));
-    assert_int_equal(shards_in_both(&a, &linked, &first), 0);
+    assert_string_equal(other, tmp_file("a.bin"));
+    assert_int_equal(shards_in_both(&a, &linked, &first, &other), 0);
+    assert_null(first);
 }
 
 // Field 2 counts tokens in version 1, bytes per token in version 2; 3 is the vocabulary, 6 end-of-text + 1.
