@@ -32,7 +32,7 @@ static char *put_quoted(char *out, const char *end, const char *text, bool ansi)
     while (*text && end - out > 8) {
         const int length = visible_length(text);
         if (ansi && (length == 0 || *text == '\'' || *text == '\\'))
-            out += sprintf(out, length ? "\\%c" : "\\x%02x", (unsigned char)*text);
+            out += sprintf(out, length ? "\\%c" : "\\x%02X", (unsigned char)*text);
         else if (*text == '\'')
             out = stpcpy(out, "'\\''");
         else
