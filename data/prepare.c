@@ -28,8 +28,11 @@ static const char HELP[] =
     "                           257 to 1048576, made from the training text\n"
     "      --format FORMAT      txt: each input file is a document; jsonl: each line is one. Default: jsonl for files "
     "in\n"
-    "                           .jsonl and .ndjson, txt for all others\n"
+    "                           .jsonl and .ndjson and others that hold such lines, txt for the remaining ones\n"
     "      --field NAME         field of the JSON objects that has the text (default text)\n"
+    "      --split-at TEXT      documents end at each TEXT, such as '<|endoftext|>', which is left out with its line's "
+    "end;\n"
+    "                           for text and for the fields of JSON\n"
     "      --val-fraction F     share of the text kept for validation, below 1 (default 0.1); 0: none\n"
     "      --split train|val    put all of the text there, for a corpus already divided into two directories\n"
     "      --shard-tokens N     tokens in a shard, at least 1024, with K, M or G (default 100M)\n"
@@ -38,11 +41,13 @@ static const char HELP[] =
     "      --force              replace the shards of an earlier run in DIR\n"
     "  -h, --help               show this help\n"
     "\n"
-    "Files in .gz and .zst are unpacked. Directories are read recursively, in the order of names, without hidden "
-    "names\n"
-    "and symbolic links. - is standard input (with --format, packed or not). Texts that are empty or have a NUL byte "
-    "in\n"
-    "their first 64 KiB (binary files) are skipped and counted.\n"
+    "gzip and zstd are unpacked. Directories are read recursively, in the order of names, without hidden names; "
+    "symbolic\n"
+    "links are followed, and each file is read once. - is standard input (with --format, packed or not). What is no "
+    "text\n"
+    "is skipped in directories, counted and named with the next step: Parquet, archives, JSON that is not JSON Lines, "
+    "UTF-16,\n"
+    "and other files that are empty or have a NUL byte in their first 64 KiB. As a FILE, such a kind ends the run.\n"
     "\n"
     "The same command resumes a killed run after its last complete shard; the result is the same.\n"
     "\n"
@@ -79,7 +84,7 @@ static bool take_sides(PrepareOptions *o, Error *err) {
 }
 
 static bool read_options(PrepareOptions *o, int argc, char **argv, Error *err) {
-    *o = (PrepareOptions){.tool = corpus_tool("prepare"), .tokenizer = "bytes"};
+    *o = (PrepareOptions){.tool = corpus_tool("prepare", "data/prepare", "-o DIR"), .tokenizer = "bytes"};
     CorpusOptions *corpus = &o->tool.corpus;
     const ToolOption table[] = {{"output", 'o', .text = &corpus->inputs.output},
                                 {"tokenizer", .text = &o->tokenizer},
@@ -100,7 +105,9 @@ static bool read_options(PrepareOptions *o, int argc, char **argv, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------------- summary
 
-static void print_summary(const char *output, const CorpusResult *result, double seconds) {
+static void print_summary(const CorpusOptions *o, const CorpusResult *result, double seconds) {
+    const double val_fraction = o->val_fraction;
+    const char *output = o->inputs.output;
     const CorpusCounts *c = &result->counts;
     const int64_t bytes = c->side[CORPUS_TRAIN].bytes + c->side[CORPUS_VAL].bytes,
                   all = c->side[CORPUS_TRAIN].tokens + c->side[CORPUS_VAL].tokens;
@@ -109,7 +116,13 @@ static void print_summary(const char *output, const CorpusResult *result, double
            c->documents == 1 ? "" : "s", bytes, format_bytes((double)bytes, size, sizeof size),
            format_duration(seconds, duration, sizeof duration));
     corpus_tool_print_skipped(c);
-    if (result->cut_all) printf("  few, short documents: each was cut into a training and a validation part\n");
+    if (result->cut_all)
+        printf("  few, short documents: each was cut into a training and a validation part\n");
+    else if (c->documents == 1 && !corpus_is_one_sided(val_fraction))
+        printf("  one document: its last part is for validation\n");
+    if (corpus_is_lopsided(c, val_fraction))
+        printf("  note: validation was to have %g%% of the tokens; the documents are too few, or too long, for that\n",
+               100 * val_fraction);
     for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
         const int64_t tokens = c->side[side].tokens, shards = result->num_shards[side];
         char *first = corpus_shard_path(output, side, 0), *pattern = path_numbered(first);
@@ -138,8 +151,8 @@ static int prepare(PrepareOptions *o, Error *err) {
         corpus->user = &display;
         status = corpus_run(corpus, &result, err);
         corpus_display_clear(&display);
-        if (status == EXIT_OK) print_summary(corpus->inputs.output, &result, now_seconds() - start);
-        bad_report_clear(&result.counts.bad);
+        if (status == EXIT_OK) print_summary(corpus, &result, now_seconds() - start);
+        corpus_counts_clear(&result.counts);
     }
     tokenizer_free(tokenizer);
     return status;

@@ -29,13 +29,16 @@ static const char HELP[] =
     "      --vocab-size N       total tokens, 257 to 1048576; a multiple of 128 wastes no row of the model's table\n"
     "      --format FORMAT      txt: each input file is a document; jsonl: each line is one. Default: jsonl for files "
     "in\n"
-    "                           .jsonl and .ndjson, txt for all others\n"
+    "                           .jsonl and .ndjson and others that hold such lines, txt for the remaining ones\n"
     "      --field NAME         field of the JSON objects that has the text (default text)\n"
+    "      --split-at TEXT      documents end at each TEXT, such as '<|endoftext|>', which is left out with its line's "
+    "end;\n"
+    "                           for text and for the fields of JSON\n"
     "      --threads N          threads that count words (default: all cores); the result does not depend on it\n"
     "      --skip-bad           count and skip bad lines, and compressed files from their damage on\n"
     "  -h, --help               show this help\n"
     "\n"
-    "Inputs are read as by data/prepare: directories, .gz and .zst, - for standard input. The result does "
+    "Inputs are read as by data/prepare: directories, gzip and zstd, - for standard input. The result does "
     "not\n"
     "depend on the order of the inputs. A pair of tokens must occur twice to be merged.\n";
 
@@ -45,7 +48,8 @@ typedef struct {
 } TrainOptions;
 
 static bool read_options(TrainOptions *o, int argc, char **argv, Error *err) {
-    *o = (TrainOptions){.tool = corpus_tool("train_tokenizer"), .output = ""};
+    *o = (TrainOptions){.tool = corpus_tool("train_tokenizer", "data/train_tokenizer", "--vocab-size N -o FILE"),
+                        .output = ""};
     int64_t *vocab = &o->tool.corpus.vocab;
     const ToolOption table[] = {{"output", 'o', .text = &o->output},
                                 {"vocab-size", .number = vocab, .min = MIN_TRAINED_VOCAB, .max = MAX_TRAINED_VOCAB},
@@ -96,7 +100,7 @@ static int train(TrainOptions *o, const char *directory, Error *err) {
     if (status == EXIT_OK && !tokenizer_write(t, o->output, err)) status = EXIT_RUN_FAILED;
     if (status == EXIT_OK) print_summary(o, t, &counts, now_seconds() - start);
     tokenizer_free(t);
-    bad_report_clear(&counts.bad);
+    corpus_counts_clear(&counts);
     return status;
 }
 

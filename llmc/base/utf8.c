@@ -1,10 +1,28 @@
 // UTF-8, see utf8.h. For streams it uses the table of RFC 3629, section 4 (no overlong forms, no surrogates, nothing
-// above U+10FFFF), only to decide whether an unfinished character can still be completed. It never judges whole text.
+// above U+10FFFF), only to decide whether an unfinished character can still be completed.
 #include "llmc/base/utf8.h"
 
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+
+const unsigned char *utf8_error(const unsigned char *p, const unsigned char *end) {
+    while (p < end) {
+        uint64_t eight;
+        for (; end - p >= 8; p += 8) {
+            memcpy(&eight, p, sizeof eight);
+            if (eight & 0x8080808080808080u) break;
+        }
+        while (p < end && *p < 0x80) p++;
+        while (p < end && *p >= 0x80) {
+            uint32_t c;
+            int length = utf8_decode(p, end - p, &c);
+            if (length == 0) return p;
+            p += length;
+        }
+    }
+    return end;
+}
 
 // Bytes of the character that this byte begins; 1 if it begins none or is itself one.
 static int length_by_lead(unsigned char lead) {

@@ -38,6 +38,9 @@ static inline int utf8_length(const char *text, size_t n) {
     return n == 0 ? 0 : utf8_decode((const unsigned char *)text, (int64_t)n, &c);
 }
 
+// The first byte before end that is not UTF-8; end if there is none.
+const unsigned char *utf8_error(const unsigned char *p, const unsigned char *end);
+
 // For text that arrives in pieces. A character whose bytes are spread over several pieces is held back until it is
 // complete; bytes that are not UTF-8 are passed on as soon as that is certain. Nothing is ever lost, changed or
 // reordered. Allocates nothing.

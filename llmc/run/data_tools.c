@@ -182,8 +182,10 @@ static int cores(void) {
     return count < 1 ? 1 : count > MAX_TOOL_THREADS ? MAX_TOOL_THREADS : count;
 }
 
-CorpusTool corpus_tool(const char *program) {
-    return (CorpusTool){.program = program, .corpus = {.field = "text"}, .threads = cores()};
+CorpusTool corpus_tool(const char *program, const char *tool, const char *tool_options) {
+    return (CorpusTool){.program = program,
+                        .corpus = {.field = "text", .tool = tool, .tool_options = tool_options},
+                        .threads = cores()};
 }
 
 bool corpus_tool_take_inputs(CorpusTool *tool, char **inputs, int count, Error *err) {
@@ -193,7 +195,9 @@ bool corpus_tool_take_inputs(CorpusTool *tool, char **inputs, int count, Error *
         return error_set(err, "--format %s: expected txt or jsonl", tool->format);
     if (strlen(o->field) > MAX_FIELD_BYTES)
         return error_set(err, "--field: a name has at most %d bytes", MAX_FIELD_BYTES);
-    o->inputs.format = !tool->format ? FORMAT_BY_NAME : txt ? FORMAT_TEXT : FORMAT_LINES;
+    if (o->split_at && (!*o->split_at || strlen(o->split_at) > MAX_FIELD_BYTES))
+        return error_set(err, "--split-at: expected a text of 1 to %d bytes", MAX_FIELD_BYTES);
+    o->inputs.format = !tool->format ? FORMAT_BY_CONTENT : txt ? FORMAT_TEXT : FORMAT_LINES;
     o->inputs.arguments = inputs, o->inputs.count = count;
     o->threads = (int)tool->threads;
     if (count == 0)
@@ -261,14 +265,17 @@ void corpus_display_notice(void *display, const char *text) {
 
 // ------------------------------------------------------------------------------------------------------------- summary
 
+static void print_kinds(const char *verb, const KindCounts *k) {
+    for (int i = 0; i < k->num; i++)
+        printf("  %s %" PRId64 " x %s, the first: %s\n", verb, k->kinds[i].count, k->kinds[i].kind, k->kinds[i].first);
+}
+
 void corpus_tool_print_skipped(const CorpusCounts *c) {
-    if (c->binary + c->empty + c->unreadable > 0) {
-        printf("  skipped %" PRId64 " binary, %" PRId64 " empty, %" PRId64 " unreadable files\n", c->binary, c->empty,
-               c->unreadable);
-    }
+    print_kinds("skipped", &c->left_out);
     for (int k = 0; k < BAD_KINDS; k++) {
         if (c->bad.count[k] == 0) continue;
         format_print(stdout, "  skipped %" PRId64 " x %s, the first: %s\n", c->bad.count[k], bad_kinds[k].phrase,
                      c->bad.first[k]);
     }
+    print_kinds("note:", &c->notes);
 }

@@ -39,6 +39,7 @@ typedef struct {
 // Rows of the table of options.
 #define CORPUS_TOOL_OPTIONS(tool)                                                                                      \
     {"format", .text = &(tool)->format}, {"field", .text = &(tool)->corpus.field},                                     \
+        {"split-at", .text = &(tool)->corpus.split_at},                                                                \
         {"threads", .number = &(tool)->threads, .min = 1, .max = MAX_TOOL_THREADS},                                    \
         {"skip-bad", .flag = &(tool)->corpus.skip_bad}, {                                                              \
         "help", 'h', .flag = &(tool)->help                                                                             \
@@ -46,7 +47,8 @@ typedef struct {
 
 enum { MAX_TOOL_THREADS = 1024 };
 
-CorpusTool corpus_tool(const char *program); // with the defaults of these options
+// With the defaults of these options; "data/prepare", "-o DIR": how it is run, for advice.
+CorpusTool corpus_tool(const char *program, const char *tool, const char *tool_options);
 // After the options: checks those of both programs, and takes the inputs.
 bool corpus_tool_take_inputs(CorpusTool *tool, char **inputs, int count, Error *err);
 

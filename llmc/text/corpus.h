@@ -2,7 +2,7 @@
 // their final names. This is everything data/prepare and data/train_tokenizer do between their options and their
 // summary.
 //   inputs (corpus_inputs.c) -> documents in blocks (documents.c) -> tokens (corpus_pipeline.c) -> shards
-//   (corpus_shards.c)
+//   (corpus_shards.c); corpus_content.c judges what is found on the way
 // corpus_run.c combines them. Nothing here prints.
 #pragma once
 #include "llmc/data/shards.h"
@@ -13,13 +13,39 @@
 #include <cjson/cJSON.h>
 #include <limits.h>
 
+// ------------------------------------------------------------------------------------------------------ counts by kind
+
+// How often each of some kinds was found, in the order of their first ones. All zero: none.
+typedef struct {
+    char *kind;    // "Parquet"
+    int64_t count; // > 0
+    char *first;   // which the first one was, and the next step: "a.parquet; data/read_parquet.py a.parquet | ..."
+} KindCount;
+typedef struct {
+    KindCount *kinds;
+    int num;
+} KindCounts;
+// Adds to the count of a kind; the message is taken if these are its first.
+void kind_counts_add(KindCounts *k, const char *kind, int64_t count, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+void kind_counts_move(KindCounts *to, KindCounts *from); // from is empty then
+int64_t kind_counts_of(const KindCounts *k, const char *kind);
+void kind_counts_clear(KindCounts *k);
+
 // -------------------------------------------------------------------------------------------------------------- inputs
 
 // The files of a corpus, in a fixed order: the arguments in the given order, directories recursively by name. Walks
 // again each time and keeps no list, so that millions of files need no memory. Never opens a file.
-// In directories hidden names and symbolic links are left out, and what data/prepare wrote into the output directory.
+// Each file is read once. Symbolic links are followed, under the link's name; one that leads into a directory that is
+// given anyway is left out, and so are, once it was given, a file's other names. In directories hidden names are left
+// out, and what data/prepare wrote into the output directory.
 
-typedef enum { FORMAT_BY_NAME, FORMAT_TEXT, FORMAT_LINES } CorpusFormat; // .jsonl and .ndjson are lines
+typedef enum {
+    FORMAT_BY_CONTENT, // of an input: .jsonl and .ndjson are lines, and others that begins with an object of JSON
+    FORMAT_TEXT,       // a file is a document
+    FORMAT_LINES,      // a line is one, in JSON
+    FORMAT_DIVIDED,    // text with a marker between two documents (CorpusOptions.split_at)
+} CorpusFormat;
 
 typedef struct {
     char *const *arguments; // files, directories, "-" for standard input
@@ -38,9 +64,9 @@ typedef struct {
     int64_t index;       // in the walk, from 0
     int64_t size;        // bytes of the file
     bool is_argument;    // must be readable
-    bool is_unreadable;  // in a directory; why is not kept
+    int unreadable;      // in a directory: why, an errno
     bool is_stdin;
-    CorpusFormat format; // text or lines
+    CorpusFormat format; // as it is asked for, or lines by its name
     Packing packing;
 } InputFile;
 
@@ -59,8 +85,10 @@ typedef struct {
     int64_t files, bytes;
     uint64_t fingerprint;
 } InputSummary;
-// One for each argument, malloced. Standard input that has not been read yet counts as nothing.
-InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes, Error *err);
+// One for each argument, malloced. Standard input that has not been read yet counts as nothing. *left_out, *notes: what
+// the walk passes over, and the links that it follows.
+InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes, KindCounts *left_out,
+                               KindCounts *notes, Error *err);
 
 // Copies standard input, up to its end or to `limit` bytes, into a file without a name in `directory`: what is read
 // twice (a text, whose length decides where it is cut; a corpus of few documents) must be somewhere. *bytes: of it.
@@ -109,16 +137,17 @@ typedef struct {
     int earliest; // the kind whose first was reported before all others
 } BadReport;
 void bad_report_add(BadReport *r, int kind, const char *message);
-void bad_report_clear(BadReport *r);
 
 typedef struct {
     int64_t documents;
     struct {
         int64_t documents, bytes, tokens; // a document that is cut counts on both sides
     } side[CORPUS_SIDES];
-    int64_t binary, empty, unreadable; // skipped: files, and empty documents in lines
+    KindCounts left_out; // files, and empty documents in lines
+    KindCounts notes;    // what is read, but may not be meant
     BadReport bad;
 } CorpusCounts;
+void corpus_counts_clear(CorpusCounts *c);
 // Has a side less than a quarter of its share? Only chance can do that, with few documents to draw from.
 bool corpus_is_lopsided(const CorpusCounts *c, double val_fraction);
 // Is there any text, and on both sides?
@@ -137,12 +166,14 @@ typedef struct {
 typedef struct {
     InputOptions inputs;
     const char *field;          // of the objects in lines, at most 255 bytes
+    const char *split_at;       // documents end at this text, at most 255 bytes; NULL: not
     double val_fraction;        // 0: all is for training, 1: for validation
     bool skip_bad;              // count bad input and continue
     int threads;                // that encode or count
     const Tokenizer *tokenizer; // NULL: one of `vocab` tokens is trained on what goes to training
     int64_t vocab;
-    const char *vocab_option; // with which the number of tokens was given, "--vocab-size ": for a message
+    const char *vocab_option;        // with which the number of tokens was given, "--vocab-size ": for a message
+    const char *tool, *tool_options; // for advice: "data/prepare", "-o DIR"
     int64_t shard_tokens;
     bool force;                                                      // replace the shards of an earlier run
     void (*on_progress)(void *user, const CorpusProgress *progress); // after each block, and while merging
@@ -152,7 +183,7 @@ typedef struct {
 
 // All of data/prepare. Returns EXIT_OK, EXIT_BAD_INPUT or EXIT_RUN_FAILED. The result is complete with EXIT_OK.
 typedef struct {
-    CorpusCounts counts; // the caller clears counts.bad, in any case
+    CorpusCounts counts; // the caller clears them, in any case
     int64_t num_shards[CORPUS_SIDES];
     bool cut_all; // every document was cut
 } CorpusResult;
@@ -173,6 +204,7 @@ enum {
     BLOCK_BYTES = 256 * 1024,          // of text in a block, when no line is longer
     LINE_MAX_BYTES = 32 * 1024 * 1024, // a longer line of a .jsonl file is refused
     KEPT_BYTES = 4 * BLOCK_BYTES,      // larger buffers are freed when their block is done
+    MARKER_MAX_BYTES = 16,             // of a spelling of end-of-text
 };
 
 // A position in the inputs: everything before it has been handed out.
@@ -186,15 +218,17 @@ typedef struct {
 } CorpusPosition;
 
 typedef struct {
-    CorpusFormat format; // lines, or a piece of a text document
+    CorpusFormat format; // lines, documents that are divided by a marker, or a piece of a text document
     char path[PATH_MAX]; // of the file, for messages
     char *text;          // n bytes and a newline; owned, as all that follows
     int64_t n, capacity;
-    int64_t first_line; // lines: the number of the first one, from 1
-    bool begins;        // text: the document or its last part begins here
-    bool is_document;   // counts as a document; its last part does not
-    bool is_short;      // all of a short document: its hash decides on the side
-    CorpusSide side;    // otherwise
+    int64_t first_line;            // lines: the number of the first one, from 1
+    bool begins;                   // text: the document or its last part begins here; divided: the file begins here
+    char before[MARKER_MAX_BYTES]; // text: the last bytes of the document before this piece
+    int before_n;
+    bool is_document; // counts as a document; its last part does not
+    bool is_short;    // all of a short document: its hash decides on the side
+    CorpusSide side;  // otherwise
     // Filled by the reader (what it skipped, damage) and by the encoder.
     CorpusCounts counts;
     void *tokens[CORPUS_SIDES];
@@ -206,6 +240,18 @@ typedef struct {
 } CorpusBlock;
 bool corpus_block_reserve(CorpusBlock *b, int64_t bytes); // space for so many bytes of text; false: out of memory
 void corpus_block_reset(CorpusBlock *b);                  // empty; frees buffers that a long line made large
+
+// ------------------------------------------------------------------------------------------ content (corpus_content.c)
+
+// What the first bytes of a file, unpacked and without a byte order mark, make of it: n of them and one that may be
+// written, is_all if there are no more. NULL: it is read as *format. Else its kind, and in *advice the next step ("" if
+// there is none): such a file is not read. What is read but may not be meant goes to *notes.
+const char *corpus_content(const CorpusOptions *o, const InputFile *file, char *text, int64_t n, bool is_all,
+                           CorpusFormat *format, KindCounts *notes, Error *advice);
+
+// Notes each spelling of end-of-text in the text that begins before text[begin] and ends after text[end].
+void corpus_note_markers(const char *path, const char *text, int64_t n, int64_t begin, int64_t end, KindCounts *notes);
+void corpus_note_bytes(const CorpusOptions *o, const char *path, const char *text, int64_t n, KindCounts *notes);
 
 // ------------------------------------------------------------------------------------------- shards (corpus_shards.c)
 

@@ -1,8 +1,9 @@
 // The files of a corpus. The walk sorts one directory at a time. (fts(3) is not used: it takes a directory that fails
 // while it is read for a shorter one, and without memory it leaves names unsorted or crashes.) Every regular file and
 // every entry that cannot be read takes one number, so that a place in the inputs is the same in every walk over the
-// same files. Standard input that has to be read twice is copied into a file as it comes, packed or not. The file is
-// unlinked before anything is in it, so nothing stays behind whatever happens.
+// same files. What may be met again is remembered by its device and inode: with several arguments, hard links, or below
+// a symbolic link. Standard input that has to be read twice is copied into a file as it comes, packed or not. The file
+// is unlinked before anything is in it, so nothing stays behind whatever happens.
 #include "llmc/base/atomic_file.h"
 #include "llmc/text/corpus.h"
 
@@ -20,8 +21,11 @@
 typedef struct {
     char **names;
     int count, next;
-    size_t length;  // of its path
+    size_t length; // of its path
+    dev_t device;
+    ino_t inode;
     bool is_output; // what data/prepare made in it is left out
+    bool is_linked; // reached by a symbolic link
 } Level;
 
 struct InputWalk {
@@ -34,6 +38,11 @@ struct InputWalk {
     bool has_output; // the output directory exists: output and its device and inode
     struct stat output;
     struct timespec changed; // the last file's
+    XXH128_hash_t *seen;     // a hash table of what may be met again
+    size_t num_seen, num_slots;
+    char **roots; // the real paths of the directories among the arguments; NULL until a link is found
+    int num_roots;
+    KindCounts left_out, notes;
 };
 
 bool is_corpus_shard(const char *name) {
@@ -57,7 +66,9 @@ static void leave(InputWalk *w) {
 void inputs_close(InputWalk *w) {
     if (!w) return;
     while (w->depth > 0) leave(w);
-    free(w->levels);
+    kind_counts_clear(&w->left_out), kind_counts_clear(&w->notes);
+    for (int i = 0; i < w->num_roots; i++) free(w->roots[i]);
+    free(w->roots), free(w->seen), free(w->levels);
     free(w);
 }
 
@@ -68,17 +79,15 @@ static bool is_our_own(const InputWalk *w) {
            (is_corpus_shard(name) || fnmatch("@(manifest|tokenizer).json", name, FNM_EXTMATCH) == 0);
 }
 
-// st NULL: the file cannot be read.
+// st NULL: the file cannot be read, for the reason in errno.
 static int give(InputWalk *w, InputFile *file, const char *path, const struct stat *st, bool is_argument, Error *err) {
     if (strlen(path) >= sizeof file->path) return error_set(err, "%.200s...: the path is too long", path), -1;
     CorpusFormat format = w->options->format;
-    if (format == FORMAT_BY_NAME) {
-        const bool is_lines = fnmatch("*.@(jsonl|ndjson)?(.gz|.zst)", path, FNM_CASEFOLD | FNM_EXTMATCH) == 0;
-        format = is_lines ? FORMAT_LINES : FORMAT_TEXT;
-    }
+    if (format == FORMAT_BY_CONTENT && fnmatch("*.@(jsonl|ndjson)?(.gz|.zst)", path, FNM_CASEFOLD | FNM_EXTMATCH) == 0)
+        format = FORMAT_LINES;
     *file = (InputFile){.index = w->next_index++,
                         .is_argument = is_argument,
-                        .is_unreadable = !st,
+                        .unreadable = st ? 0 : errno,
                         .format = format,
                         .packing = packing_of_name(path)};
     memcpy(file->path, path, strlen(path) + 1);
@@ -90,10 +99,77 @@ bool input_may_be_skipped(int reason) {
     return reason == EACCES || reason == EPERM || reason == ENOENT || reason == ELOOP;
 }
 
+static bool is_below_link(const InputWalk *w) {
+    for (int i = 0; i < w->depth; i++)
+        if (w->levels[i].is_linked) return true;
+    return false;
+}
+
+static void put_seen(InputWalk *w, XXH128_hash_t key, bool *is_new) {
+    size_t at = (size_t)key.low64 & (w->num_slots - 1);
+    while ((w->seen[at].low64 | w->seen[at].high64) != 0 && !XXH128_isEqual(w->seen[at], key))
+        at = (at + 1) & (w->num_slots - 1);
+    *is_new = !XXH128_isEqual(w->seen[at], key);
+    w->seen[at] = key;
+    w->num_seen += *is_new;
+}
+
+static void grow_seen(InputWalk *w) {
+    XXH128_hash_t *old = w->seen;
+    const size_t slots = w->num_slots;
+    bool is_new;
+    w->num_slots = slots ? 2 * slots : 1024, w->num_seen = 0;
+    w->seen = calloc(w->num_slots, sizeof *w->seen);
+    REQUIRE_MEMORY(w->seen, "the list of inputs");
+    for (size_t i = 0; i < slots; i++)
+        if ((old[i].low64 | old[i].high64) != 0) put_seen(w, old[i], &is_new);
+    free(old);
+}
+
+// Was this file or directory met before? Size and time are a part of its identity, because some file systems over a
+// network give inodes twice.
+static bool is_repeated(InputWalk *w, const struct stat *st, bool is_link) {
+    const bool is_directory = S_ISDIR(st->st_mode);
+    for (int i = 0; i < w->depth && is_directory; i++)
+        if (w->levels[i].device == st->st_dev && w->levels[i].inode == st->st_ino) return true; // a loop
+    if (w->options->count == 1 && !is_link && !is_below_link(w) && (is_directory || st->st_nlink == 1)) return false;
+    const int64_t facts[5] = {(int64_t)st->st_dev, (int64_t)st->st_ino, is_directory ? 0 : (int64_t)st->st_size,
+                              is_directory ? 0 : (int64_t)st->st_mtim.tv_sec,
+                              is_directory ? 0 : (int64_t)st->st_mtim.tv_nsec};
+    bool is_new;
+    if (2 * w->num_seen >= w->num_slots) grow_seen(w);
+    put_seen(w, XXH3_128bits(facts, sizeof facts), &is_new);
+    return !is_new;
+}
+
+static void find_roots(InputWalk *w) {
+    w->roots = calloc((size_t)w->options->count, sizeof *w->roots);
+    REQUIRE_MEMORY(w->roots, "the list of inputs");
+    for (int i = 0; i < w->options->count; i++) {
+        struct stat st;
+        if (stat(w->options->arguments[i], &st) != 0 || !S_ISDIR(st.st_mode)) continue;
+        char *root = realpath(w->options->arguments[i], NULL);
+        if (root) w->roots[w->num_roots++] = root;
+    }
+}
+
+// Does the link w->path lead to what the walk comes to anyway, under its own name?
+static bool leads_inside(InputWalk *w) {
+    char *real = realpath(w->path, NULL);
+    bool inside = false;
+    if (!w->roots) find_roots(w);
+    for (int i = 0; real && i < w->num_roots && !inside; i++) {
+        const size_t n = strcmp(w->roots[i], "/") == 0 ? 0 : strlen(w->roots[i]);
+        inside = strncmp(real, w->roots[i], n) == 0 && (real[n] == '\0' || (real[n] == '/' && !strstr(real + n, "/.")));
+    }
+    free(real);
+    return inside;
+}
+
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 // Enters the directory w->path: 0, or as visit.
-static int enter(InputWalk *w, const struct stat *st, InputFile *file, Error *err) {
+static int enter(InputWalk *w, const struct stat *st, bool is_link, InputFile *file, Error *err) {
     char **names;
     int count;
     if (!directory_list(w->path, &names, &count, NULL)) {
@@ -108,7 +184,15 @@ static int enter(InputWalk *w, const struct stat *st, InputFile *file, Error *er
         (Level){.names = names,
                 .count = count,
                 .length = strlen(w->path),
+                .device = st->st_dev,
+                .inode = st->st_ino,
+                .is_linked = is_link,
                 .is_output = w->has_output && st->st_dev == w->output.st_dev && st->st_ino == w->output.st_ino};
+    return 0;
+}
+
+static int pass_over(InputWalk *w, const char *kind) {
+    kind_counts_add(&w->left_out, kind, 1, "%s", w->path);
     return 0;
 }
 
@@ -116,26 +200,38 @@ static int enter(InputWalk *w, const struct stat *st, InputFile *file, Error *er
 static int visit(InputWalk *w, InputFile *file, Error *err) {
     const bool is_argument = w->depth == 0;
     struct stat st;
-    if ((is_argument ? stat : lstat)(w->path, &st) != 0) {
+    int failed = (is_argument ? stat : lstat)(w->path, &st);
+    const bool is_link = failed == 0 && S_ISLNK(st.st_mode);
+    if (is_link && (failed = stat(w->path, &st)) != 0 && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP))
+        return pass_over(w, "link that leads nowhere");
+    if (failed != 0) {
         if (!is_argument && input_may_be_skipped(errno)) return give(w, file, w->path, NULL, false, err);
         return error_set(err, "%s: cannot read: %s", w->path, strerror(errno)), -1;
     }
-    if (S_ISREG(st.st_mode)) return is_our_own(w) ? 0 : give(w, file, w->path, &st, is_argument, err);
-    if (S_ISDIR(st.st_mode)) return enter(w, &st, file, err);
-    if (!is_argument) return 0;
-    return error_set(err, "%s: is neither a file nor a directory", w->path), -1;
+    const bool is_file = S_ISREG(st.st_mode);
+    if (!is_file && !S_ISDIR(st.st_mode)) {
+        if (!is_argument) return pass_over(w, "neither a file nor a directory");
+        return error_set(err, "%s: is neither a file nor a directory", w->path), -1;
+    }
+    if (is_file && is_our_own(w)) return 0;
+    if ((is_link && leads_inside(w)) || is_repeated(w, &st, is_link))
+        return pass_over(w, "read already by another name");
+    if (is_link) kind_counts_add(&w->notes, "symbolic link that was followed", 1, "%s", w->path);
+    return is_file ? give(w, file, w->path, &st, is_argument, err) : enter(w, &st, is_link, file, err);
 }
 
-// Puts the next name of the directory that is read at the end of w->path; false: there is none.
+// Puts the next name of the directory that is read at the end of w->path. *found: 0, or -1; false: there is none.
 static bool next_name(InputWalk *w, int *found, Error *err) {
     Level *level = &w->levels[w->depth - 1];
-    while (level->next < level->count && level->names[level->next][0] == '.') level->next++;
-    if (level->next == level->count) return false;
-    const char *name = level->names[level->next++], *slash = w->path[level->length - 1] == '/' ? "" : "/";
-    const size_t room = sizeof w->path - level->length;
-    const int n = snprintf(w->path + level->length, room, "%s%s", slash, name);
-    *found = (size_t)n < room ? 0 : (error_set(err, "%.200s...: the path is too long", w->path), -1);
-    return true;
+    while (*found == 0 && level->next < level->count) {
+        const char *name = level->names[level->next++], *slash = w->path[level->length - 1] == '/' ? "" : "/";
+        const size_t room = sizeof w->path - level->length;
+        const int n = snprintf(w->path + level->length, room, "%s%s", slash, name);
+        if ((size_t)n >= room && !error_set(err, "%.200s...: the path is too long", w->path)) *found = -1;
+        if (name[0] != '.' || *found != 0) return true;
+        if (!level->is_output || strncmp(name, ".tmp-", 5) != 0) pass_over(w, "hidden");
+    }
+    return false;
 }
 
 static int give_stdin(InputWalk *w, InputFile *file, Error *err) {
@@ -176,7 +272,8 @@ int input_open(const InputOptions *options, const InputFile *file) {
     return open(file->is_stdin ? path : file->path, O_RDONLY | O_CLOEXEC);
 }
 
-InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes, Error *err) {
+InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes, KindCounts *left_out,
+                               KindCounts *notes, Error *err) {
     InputSummary *summaries = calloc((size_t)options->count, sizeof *summaries);
     InputWalk *w = inputs_open(options, err);
     InputFile file = {0};
@@ -187,10 +284,11 @@ InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes
         // Chained: the hash so far seeds the next file's hash.
         const int64_t facts[4] = {file.size, w->changed.tv_sec, w->changed.tv_nsec, 0};
         s->fingerprint = XXH3_64bits_withSeed(file.path, strlen(file.path), s->fingerprint);
-        s->fingerprint = XXH3_64bits_withSeed(facts, file.is_unreadable ? 0 : sizeof facts, s->fingerprint);
-        s->files += !file.is_unreadable;
+        s->fingerprint = XXH3_64bits_withSeed(facts, file.unreadable ? 0 : sizeof facts, s->fingerprint);
+        s->files += !file.unreadable;
         s->bytes += file.size, *total_bytes += file.size;
     }
+    if (w) kind_counts_move(left_out, &w->left_out), kind_counts_move(notes, &w->notes);
     inputs_close(w);
     if (found < 0) free(summaries), summaries = NULL;
     return summaries;

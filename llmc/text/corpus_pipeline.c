@@ -32,9 +32,10 @@ void bad_report_add(BadReport *r, int kind, const char *message) {
     if (r->count[kind]++ == 0) r->first[kind] = strdup(message);
 }
 
-void bad_report_clear(BadReport *r) {
-    for (int k = 0; k < BAD_KINDS; k++) free(r->first[k]);
-    *r = (BadReport){0};
+void corpus_counts_clear(CorpusCounts *c) {
+    for (int k = 0; k < BAD_KINDS; k++) free(c->bad.first[k]);
+    kind_counts_clear(&c->left_out), kind_counts_clear(&c->notes);
+    *c = (CorpusCounts){0};
 }
 
 // Moves the reports of *more to *sum.
@@ -45,7 +46,8 @@ static void counts_add(CorpusCounts *sum, CorpusCounts *more) {
         sum->side[side].bytes += more->side[side].bytes;
         sum->side[side].tokens += more->side[side].tokens;
     }
-    sum->binary += more->binary, sum->empty += more->empty, sum->unreadable += more->unreadable;
+    kind_counts_move(&sum->left_out, &more->left_out);
+    kind_counts_move(&sum->notes, &more->notes);
     if (sum->bad.total == 0) sum->bad.earliest = more->bad.earliest;
     sum->bad.total += more->bad.total;
     for (int k = 0; k < BAD_KINDS; k++) {
@@ -63,9 +65,14 @@ bool corpus_check_sides(const CorpusCounts *c, double val_fraction, Error *err) 
     if (c->documents == 0 && c->bad.total > 0)
         return error_set(err, "no text to read: %" PRId64 " bad lines or files, the first: %s", c->bad.total,
                          c->bad.first[c->bad.earliest]);
-    if (c->documents == 0)
-        return error_set(err, "no text to read: %" PRId64 " binary, %" PRId64 " empty, %" PRId64 " unreadable files",
-                         c->binary, c->empty, c->unreadable);
+    if (c->documents == 0) {
+        const KindCounts *k = &c->left_out;
+        error_set(err, "no text to read%s", k->num > 0 ? ": skipped" : "");
+        for (int i = 0; i < k->num; i++)
+            error_set(err, "%s%s %" PRId64 " x %s, the first: %s", err->text, i > 0 ? "," : "", k->kinds[i].count,
+                      k->kinds[i].kind, k->kinds[i].first);
+        return false;
+    }
     if (!corpus_is_one_sided(val_fraction) && (c->side[CORPUS_TRAIN].tokens == 0 || c->side[CORPUS_VAL].tokens == 0))
         return error_set(err, "%" PRId64 " bytes of text cannot be divided into training and validation; give more",
                          c->side[CORPUS_TRAIN].bytes + c->side[CORPUS_VAL].bytes);
@@ -92,10 +99,10 @@ void corpus_block_reset(CorpusBlock *b) {
         free(b->text);
         b->text = NULL, b->capacity = 0; // the next user reserves what it needs
     }
-    bad_report_clear(&b->counts.bad);
-    b->counts = (CorpusCounts){0};
+    corpus_counts_clear(&b->counts);
     b->n = 0, b->status = EXIT_OK;
     b->begins = b->is_document = b->is_short = b->is_encoded = false;
+    b->before_n = 0;
 }
 
 // ------------------------------------------------------------------------------------------------------------ encoders
@@ -165,6 +172,7 @@ static bool put_text(CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const ch
 static bool put_document(CorpusEncoder *e, CorpusBlock *b, const char *text, int64_t n) {
     const double val_fraction = e->job->options->val_fraction;
     b->counts.documents++;
+    corpus_note_markers(b->path, text, n, n, 0, &b->counts.notes);
     if ((n <= SHORT_DOCUMENT && !e->job->cut_all) || corpus_is_one_sided(val_fraction)) {
         CorpusSide side = corpus_side(text, n, val_fraction);
         return begin_part(e, b, side) && put_text(e, b, side, text, n);
@@ -173,6 +181,28 @@ static bool put_document(CorpusEncoder *e, CorpusBlock *b, const char *text, int
     if (cut < n) cut = corpus_cut(e->job->cuts, text, n, cut);
     if (!begin_part(e, b, CORPUS_TRAIN) || !put_text(e, b, CORPUS_TRAIN, text, cut)) return false;
     return cut == n || (begin_part(e, b, CORPUS_VAL) && put_text(e, b, CORPUS_VAL, text + cut, n - cut));
+}
+
+static bool is_blank(const char *text, int64_t n) {
+    while (n > 0 && strchr(" \t\r\n\v\f", text[n - 1]) != NULL && text[n - 1] != '\0') n--;
+    return n == 0;
+}
+
+// The documents of a text, one unless it is divided. The marker's line ends with it; what is blank is no document.
+static bool put_documents(CorpusEncoder *e, CorpusBlock *b, const char *text, int64_t n, bool begins) {
+    const char *mark = e->job->options->split_at, *const end = text + n;
+    if (!mark) return put_document(e, b, text, n);
+    const size_t length = strlen(mark);
+    while (text < end) {
+        if (!begins && end - text > 1 && text[0] == '\r' && text[1] == '\n') text++;
+        if (!begins && text[0] == '\n') text++;
+        const char *next = memmem(text, (size_t)(end - text), mark, length);
+        n = (next ? next : end) - text;
+        if (!is_blank(text, n) && !put_document(e, b, text, n)) return false;
+        text += n + (next ? (int64_t)length : 0);
+        begins = false;
+    }
+    return true;
 }
 
 static bool put_lines(CorpusEncoder *e, CorpusBlock *b) {
@@ -185,9 +215,9 @@ static bool put_lines(CorpusEncoder *e, CorpusBlock *b) {
         JsonLine status = json_line_text(line, newline - line, e->job->options->field, &text, &n, &err);
         line = newline + 1;
         if (status == JSON_LINE_OK && n > 0) {
-            if (!put_document(e, b, text, n)) return false;
+            if (!put_documents(e, b, text, n, true)) return false;
         } else if (status == JSON_LINE_OK) {
-            b->counts.empty++;
+            kind_counts_add(&b->counts.left_out, "empty", 1, "%s: line %" PRId64, b->path, number);
         } else if (status != JSON_LINE_BLANK) {
             error_prefix(&err, "%s: line %" PRId64, b->path, number);
             bad_report_add(&b->counts.bad, (int)status, err.text);
@@ -196,8 +226,21 @@ static bool put_lines(CorpusEncoder *e, CorpusBlock *b) {
     return true;
 }
 
+// Notes the markers in a piece, and those that began before it.
+static void note_piece(CorpusBlock *b) {
+    char around[2 * MARKER_MAX_BYTES];
+    const int64_t before = b->before_n, after = b->n < MARKER_MAX_BYTES ? b->n : MARKER_MAX_BYTES;
+    memcpy(around, b->before, (size_t)before);
+    memcpy(around + before, b->text, (size_t)after);
+    corpus_note_markers(b->path, around, before + after, before, before, &b->counts.notes);
+    corpus_note_markers(b->path, b->text, b->n, b->n, 0, &b->counts.notes);
+}
+
 static bool put_piece(CorpusEncoder *e, CorpusBlock *b) {
+    corpus_note_bytes(e->job->options, b->path, b->text, b->n, &b->counts.notes);
+    if (b->format == FORMAT_DIVIDED) return put_documents(e, b, b->text, b->n, b->begins);
     if (b->is_short) return put_document(e, b, b->text, b->n);
+    note_piece(b);
     b->counts.documents += b->is_document;
     return (!b->begins || begin_part(e, b, b->side)) && put_text(e, b, b->side, b->text, b->n);
 }
@@ -321,7 +364,7 @@ static void tear_down(Pipeline *p) {
         encoder_free(p->encoders[i].encoder), word_counter_free(p->encoders[i].counter);
     for (int i = 0; p->blocks && i < p->num_blocks; i++) {
         CorpusBlock *b = &p->blocks[i];
-        bad_report_clear(&b->counts.bad);
+        corpus_counts_clear(&b->counts);
         free(b->text), free(b->tokens[CORPUS_TRAIN]), free(b->tokens[CORPUS_VAL]);
     }
     free(p->blocks), free(p->encoders), free(p->threads);

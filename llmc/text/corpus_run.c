@@ -23,11 +23,12 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-enum { REQUEST_PARTS = 3, NUMBERS = 16 + BAD_KINDS, MAX_MANIFEST_BYTES = 64 << 20, MANIFEST_FORMAT = 1 };
+enum { REQUEST_PARTS = 3, NUMBERS = 13 + BAD_KINDS, MAX_MANIFEST_BYTES = 64 << 20, MANIFEST_FORMAT = 1 };
 
 typedef struct {
-    CorpusOptions options;   // its inputs include standard input once that was read
-    InputSummary *summaries; // one for each argument
+    CorpusOptions options;                // its inputs include standard input once that was read
+    InputSummary *summaries;              // one for each argument
+    KindCounts walk_left_out, walk_notes; // of the walk over the inputs
     bool has_stdin;
     Tokenizer *trained, *cuts; // NULL unless one is trained
     CorpusProgress progress;
@@ -49,7 +50,8 @@ typedef struct {
 
 static bool open_inputs(Run *r, Error *err) {
     for (int i = 0; i < r->options.inputs.count; i++) r->has_stdin |= strcmp(r->options.inputs.arguments[i], "-") == 0;
-    r->summaries = inputs_summarize(&r->options.inputs, &r->progress.total_bytes, err);
+    r->summaries =
+        inputs_summarize(&r->options.inputs, &r->progress.total_bytes, &r->walk_left_out, &r->walk_notes, err);
     if (r->summaries && !r->options.tokenizer) r->cuts = tokenizer_for_cuts(err);
     return r->summaries && (r->options.tokenizer || r->cuts);
 }
@@ -69,8 +71,7 @@ static bool on_written(void *user, Error *err);
 static void forget(Run *r) {
     corpus_writer_free(&r->writer);
     r->job = (CorpusJob){.options = &r->options, .on_written = on_written, .user = r};
-    bad_report_clear(&r->counts.bad);
-    r->counts = (CorpusCounts){0};
+    corpus_counts_clear(&r->counts);
     r->position = (CorpusPosition){0};
     cJSON_Delete(r->manifest), r->manifest = NULL;
     r->is_done = r->is_saved = false;
@@ -79,6 +80,7 @@ static void forget(Run *r) {
 
 static void close_run(Run *r) {
     forget(r);
+    kind_counts_clear(&r->walk_left_out), kind_counts_clear(&r->walk_notes);
     if (r->lock >= 0) close(r->lock);
     if (r->options.inputs.has_stdin) close(r->options.inputs.stdin_fd);
     tokenizer_free(r->trained), tokenizer_free(r->cuts);
@@ -92,6 +94,17 @@ static void on_merged(void *user, int64_t tokens) {
     r->progress.stage = STAGE_MERGE;
     r->progress.tokens = tokens;
     r->options.on_progress(r->options.user, &r->progress);
+}
+
+// What the walk found is not a part of the state of a run: the next one walks again.
+static void add_walk(Run *r) {
+    kind_counts_move(&r->counts.left_out, &r->walk_left_out);
+    kind_counts_move(&r->counts.notes, &r->walk_notes);
+}
+
+static bool check_sides(Run *r, Error *err) {
+    if (r->counts.documents == 0) add_walk(r); // for the message
+    return corpus_check_sides(&r->counts, r->options.val_fraction, err);
 }
 
 static int train(Run *r, Error *err) {
@@ -110,7 +123,7 @@ static int train(Run *r, Error *err) {
         status = words ? corpus_convert(&r->job, &r->position, &r->counts, err) : EXIT_RUN_FAILED;
         again = status == EXIT_OK && !cut_all && corpus_is_lopsided(&r->counts, o->val_fraction);
     }
-    if (status == EXIT_OK && !corpus_check_sides(&r->counts, o->val_fraction, err)) status = EXIT_BAD_INPUT;
+    if (status == EXIT_OK && !check_sides(r, err)) status = EXIT_BAD_INPUT;
     const int64_t distinct = words ? word_counts_words(words) : 0;
     if (status == EXIT_OK && !(r->trained = bpe_train(words, o->vocab, on_merged, r, err))) status = EXIT_RUN_FAILED;
     word_counts_free(words);
@@ -155,9 +168,15 @@ static void add_side(cJSON *root, const Run *r, CorpusSide side) {
     }
 }
 
+static void add_kinds(cJSON *object, const KindCounts *k) {
+    for (int i = 0; i < k->num; i++)
+        if (!cJSON_HasObjectItem(object, k->kinds[i].kind)) add_int(object, k->kinds[i].kind, k->kinds[i].count);
+}
+
 static cJSON *describe(const Run *r) {
     static const char *const formats[] = {
-        [FORMAT_BY_NAME] = "by name", [FORMAT_TEXT] = "txt", [FORMAT_LINES] = "jsonl"};
+        [FORMAT_BY_CONTENT] = "by content", [FORMAT_TEXT] = "txt", [FORMAT_LINES] = "jsonl"};
+    static const char *const always[] = {"binary", "empty", "unreadable"};
     const CorpusOptions *o = &r->options;
     const Tokenizer *t = r->job.tokenizer;
     cJSON *root = cJSON_CreateObject();
@@ -172,6 +191,7 @@ static cJSON *describe(const Run *r) {
     add_int(options, "shard_tokens", o->shard_tokens);
     cJSON_AddItemToObject(options, "field", json_text(o->field));
     cJSON_AddStringToObject(options, "format", formats[o->inputs.format]);
+    if (o->split_at) cJSON_AddItemToObject(options, "split_at", json_text(o->split_at));
     cJSON_AddBoolToObject(options, "cut_all", r->job.cut_all);
     cJSON *inputs = cJSON_AddArrayToObject(root, "inputs");
     for (int i = 0; i < o->inputs.count; i++) {
@@ -184,10 +204,12 @@ static cJSON *describe(const Run *r) {
     add_int(root, "documents", r->counts.documents);
     for (CorpusSide side = 0; side < CORPUS_SIDES; side++) add_side(root, r, side);
     cJSON *skipped = cJSON_AddObjectToObject(root, "skipped");
-    add_int(skipped, "binary", r->counts.binary);
-    add_int(skipped, "empty", r->counts.empty);
-    add_int(skipped, "unreadable", r->counts.unreadable);
+    for (int k = 0; k < 3; k++) add_int(skipped, always[k], kind_counts_of(&r->counts.left_out, always[k]));
     for (int k = 0; k < BAD_KINDS; k++) add_int(skipped, bad_kinds[k].name, r->counts.bad.count[k]);
+    add_kinds(skipped, &r->counts.left_out);
+    add_kinds(skipped, &r->walk_left_out);
+    cJSON *notes = cJSON_AddObjectToObject(root, "notes");
+    add_kinds(notes, &r->walk_notes), add_kinds(notes, &r->counts.notes);
     return root;
 }
 
@@ -208,7 +230,8 @@ static void hash_request(Run *r) {
     const int64_t numbers[] = {o->shard_tokens, o->inputs.format};
     uint64_t h = XXH3_64bits_withSeed(&o->val_fraction, sizeof o->val_fraction, XXH3_64bits(numbers, sizeof numbers));
     r->request[0] = o->tokenizer ? tokenizer_fingerprint(o->tokenizer) : (uint64_t)o->vocab;
-    r->request[1] = XXH3_64bits_withSeed(o->field, strlen(o->field), h);
+    h = XXH3_64bits_withSeed(o->field, strlen(o->field), h);
+    r->request[1] = o->split_at ? XXH3_64bits_withSeed(o->split_at, strlen(o->split_at), h) : h;
     for (int i = 0; i < o->inputs.count; i++) {
         h = XXH3_64bits_withSeed(o->inputs.arguments[i], strlen(o->inputs.arguments[i]), r->request[2]);
         r->request[2] = XXH3_64bits_withSeed(&r->summaries[i], sizeof r->summaries[i], h);
@@ -219,12 +242,54 @@ static void hash_request(Run *r) {
 static void list_numbers(Run *r, int64_t *out[NUMBERS]) {
     CorpusPosition *at = &r->position;
     CorpusCounts *c = &r->counts;
-    int64_t *const numbers[] = {&at->file,          &at->offset,           &at->line,         &at->size,
-                                &at->cut,           &at->bytes_read,       &c->documents,     &c->binary,
-                                &c->empty,          &c->unreadable,        &c->side[0].bytes, &c->side[0].documents,
-                                &c->side[0].tokens, &c->side[1].documents, &c->side[1].bytes, &c->side[1].tokens};
+    int64_t *const numbers[] = {&at->file,
+                                &at->offset,
+                                &at->line,
+                                &at->size,
+                                &at->cut,
+                                &at->bytes_read,
+                                &c->documents,
+                                &c->side[0].bytes,
+                                &c->side[0].tokens,
+                                &c->side[0].documents,
+                                &c->side[1].bytes,
+                                &c->side[1].tokens,
+                                &c->side[1].documents};
     memcpy(out, numbers, sizeof numbers);
     for (int k = 0; k < BAD_KINDS; k++) out[NUMBERS - BAD_KINDS + k] = &c->bad.count[k];
+}
+
+static uint64_t hash_kinds(const KindCounts *k, uint64_t h) {
+    for (int i = 0; i < k->num; i++) {
+        h = XXH3_64bits_withSeed(&k->kinds[i].count, sizeof k->kinds[i].count, h);
+        h = XXH3_64bits_withSeed(k->kinds[i].kind, strlen(k->kinds[i].kind), h);
+    }
+    return h;
+}
+
+static void save_kinds(cJSON *resume, const char *name, const KindCounts *k) {
+    cJSON *list = cJSON_AddArrayToObject(resume, name);
+    for (int i = 0; i < k->num; i++) {
+        cJSON *item = cJSON_CreateObject();
+        cJSON_AddStringToObject(item, "kind", k->kinds[i].kind);
+        add_int(item, "count", k->kinds[i].count);
+        cJSON_AddItemToObject(item, "first", json_text(k->kinds[i].first));
+        cJSON_AddItemToArray(list, item);
+    }
+}
+
+static bool load_kinds(const cJSON *resume, const char *name, KindCounts *k, Error *err) {
+    const cJSON *list, *item;
+    const char *kind, *first;
+    int64_t count;
+    if (!json_find(resume, name, &list, err)) return false;
+    cJSON_ArrayForEach(item, list) {
+        if (!json_get_string(item, "kind", &kind, err) || !json_get_string(item, "first", &first, err) ||
+            !json_get_int(item, "count", 1, JSON_MAX_INT, &count, err))
+            return false;
+        kind_counts_add(k, kind, count, "%s", first);
+    }
+    return true;
 }
 
 static uint64_t hash_state(Run *r) {
@@ -235,7 +300,7 @@ static uint64_t hash_state(Run *r) {
     for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
         h = XXH3_64bits_withSeed(r->writer.side[side].shards, (size_t)r->writer.side[side].count * sizeof(CorpusShard),
                                  h);
-    return h;
+    return hash_kinds(&r->counts.notes, hash_kinds(&r->counts.left_out, h));
 }
 
 // Nothing is saved for standard input, which cannot be read again.
@@ -252,6 +317,8 @@ static bool save(Run *r, Error *err) {
     for (int i = 0; i < NUMBERS; i++) cJSON_AddItemToArray(list, cJSON_CreateNumber((double)*numbers[i]));
     for (int k = 0; k < BAD_KINDS; k++)
         if (r->counts.bad.first[k]) cJSON_AddItemToObject(first, bad_kinds[k].name, json_text(r->counts.bad.first[k]));
+    save_kinds(resume, "left_out", &r->counts.left_out);
+    save_kinds(resume, "notes", &r->counts.notes);
     r->saved_shards = r->writer.side[CORPUS_TRAIN].count + r->writer.side[CORPUS_VAL].count;
     r->is_saved = write_json(r->manifest_path, root, err);
     cJSON_Delete(root);
@@ -299,8 +366,9 @@ static bool load_state(Run *r, const cJSON *root, Error *err) {
     r->job.cut_all = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(resume, "cut_all"));
     if (!r->options.skip_bad && r->counts.bad.total > 0)
         return error_set(err, "it skipped bad input, but --skip-bad is not given now");
-    if (!load_shards(r, root, CORPUS_TRAIN, err) || !load_shards(r, root, CORPUS_VAL, err) ||
-        !json_get_string(resume, "state", &text, err))
+    if (!load_kinds(resume, "left_out", &r->counts.left_out, err) ||
+        !load_kinds(resume, "notes", &r->counts.notes, err) || !load_shards(r, root, CORPUS_TRAIN, err) ||
+        !load_shards(r, root, CORPUS_VAL, err) || !json_get_string(resume, "state", &text, err))
         return false;
     return strtoull(text, NULL, 16) == hash_state(r) || error_set(err, "it is inconsistent");
 }
@@ -447,7 +515,7 @@ static int convert(Run *r, Error *err) {
         if (status == EXIT_OK) status = corpus_convert(&r->job, &r->position, &r->counts, err);
     }
     if (status != EXIT_OK) return status;
-    if (!corpus_check_sides(&r->counts, r->options.val_fraction, err)) {
+    if (!check_sides(r, err)) {
         unlink(r->manifest_path), r->is_saved = false; // going on from there would end in the same way
         return EXIT_BAD_INPUT;
     }
@@ -480,6 +548,7 @@ int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
         if (claim(&r, err)) status = run_claimed(&r, err);
     }
     if (status == EXIT_OK) {
+        add_walk(&r);
         *result = (CorpusResult){
             r.counts, {r.writer.side[CORPUS_TRAIN].count, r.writer.side[CORPUS_VAL].count}, r.job.cut_all};
         r.counts = (CorpusCounts){0};
@@ -501,6 +570,7 @@ int corpus_vocabulary(const CorpusOptions *options, const char *directory, Corpu
     *counts = (CorpusCounts){0}, *tokenizer = NULL;
     const int status = open_inputs(&r, err) && take_stdin(&r, directory, err) ? train(&r, err) : EXIT_BAD_INPUT;
     if (status == EXIT_OK) {
+        add_walk(&r);
         *counts = r.counts, *tokenizer = r.trained;
         r.counts = (CorpusCounts){0}, r.trained = NULL;
     }

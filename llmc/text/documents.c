@@ -5,7 +5,7 @@
 // interrupted. Bytes read beyond the end of a block are kept in `rest` and begin the next one. Where a block ends
 // depends only on the text and on the block before it, so reading can resume at the end of any block.
 #include "llmc/base/atomic_file.h"
-#include "llmc/base/typed_path.h"
+#include "llmc/base/foreign_file.h"
 #include "llmc/text/corpus.h"
 
 #include <errno.h>
@@ -217,11 +217,15 @@ struct DocumentReader {
     const CorpusJob *job;
     InputWalk *walk;
     InputFile file;
+    CorpusFormat format;  // of file, by its content
     ByteSource *source;   // of file; NULL: the next file is to be opened
     CorpusPosition at;    // everything before it was handed out
     int64_t bytes_before; // sizes of the files before this one
     char *rest;           // read but not handed out yet
     int64_t rest_n, rest_room;
+    char tail[MARKER_MAX_BYTES]; // the last bytes of the text document before `at`
+    int tail_n;
+    bool is_first;   // the next block of file is its first one
     bool ended;      // nothing follows rest
     bool is_damaged; // because the file is damaged there
     bool is_done;    // with all inputs
@@ -245,7 +249,7 @@ void document_reader_close(DocumentReader *r) {
     if (!r) return;
     byte_source_close(r->source);
     inputs_close(r->walk);
-    bad_report_clear(&r->pending.bad);
+    corpus_counts_clear(&r->pending);
     free(r->rest);
     free(r);
 }
@@ -262,19 +266,63 @@ static bool fail_memory(DocumentReader *r) {
 
 // --------------------------------------------------------------------------------------------------------------- files
 
+static bool pass_unreadable(DocumentReader *r, int reason) {
+    kind_counts_add(&r->pending.left_out, "unreadable", 1, "%s: %s", r->file.path, strerror(reason));
+    return false;
+}
+
+// Leaves a file out. One that is named in the arguments and could be read another way ends the run instead.
+static bool leave_out(DocumentReader *r, const char *kind, const char *advice) {
+    const char *path = r->file.path;
+    if (r->file.is_argument && *advice && !r->job->options->skip_bad) {
+        error_set(&r->error, "%s: is %s; %s", path, kind, advice);
+        return fail(r, EXIT_BAD_INPUT);
+    }
+    kind_counts_add(&r->pending.left_out, kind, 1, "%s%s%s", path, *advice ? "; " : "", advice);
+    return false;
+}
+
+// The packing is what the first bytes say. A file that has only the name of a packed one may be of a known kind, such
+// as a pointer or a web page in place of the data; other ones are damaged.
+static bool judge_packing(DocumentReader *r, int fd) {
+    unsigned char head[FOREIGN_FILE_HEAD];
+    const ssize_t n = r->file.is_stdin ? 0 : pread(fd, head, sizeof head, 0);
+    if (n <= 0) return true;
+    const Packing found = packing_of_bytes(head, (size_t)n);
+    if (found == PACKED_NOT && r->file.packing != PACKED_NOT) {
+        const ForeignFile *foreign = foreign_file_find(r->file.path, head, (size_t)n);
+        return !foreign || leave_out(r, foreign->kind, foreign->advice);
+    }
+    r->file.packing = found;
+    return true;
+}
+
 static bool open_source(DocumentReader *r) {
     const InputOptions *inputs = &r->job->options->inputs;
     int fd = input_open(inputs, &r->file), then_fd = r->file.is_stdin && inputs->stdin_goes_on ? STDIN_FILENO : -1;
-    if (fd < 0 && !r->file.is_argument && input_may_be_skipped(errno)) {
-        r->pending.unreadable++;
-        return false;
-    }
+    if (fd < 0 && !r->file.is_argument && input_may_be_skipped(errno)) return pass_unreadable(r, errno);
     if (fd < 0) {
         error_set(&r->error, "%s: cannot read: %s", r->file.path, strerror(errno));
         return fail(r, r->file.is_argument ? EXIT_BAD_INPUT : EXIT_RUN_FAILED);
     }
+    if (!judge_packing(r, fd)) return close(fd), false;
     r->source = byte_source_open(fd, then_fd, r->file.packing, &r->error);
     return r->source != NULL || fail(r, EXIT_RUN_FAILED);
+}
+
+// Continues a file that was read up to `at`: a text document has a size, and only lines are counted.
+static bool resume_file(DocumentReader *r) {
+    const int64_t tail = r->at.size == 0 ? 0 : r->at.offset < MARKER_MAX_BYTES ? r->at.offset : MARKER_MAX_BYTES;
+    r->format = r->at.size > 0 ? FORMAT_TEXT : r->at.line > 0 ? FORMAT_LINES : FORMAT_DIVIDED;
+    bool ok = byte_source_skip(r->source, r->at.offset - tail, &r->error);
+    if (ok && (r->format == FORMAT_DIVIDED ? !r->job->options->split_at : r->at.size > 0 && r->at.size <= r->at.offset))
+        ok = error_set(&r->error, "the position to resume at is inconsistent");
+    const int64_t got = ok && tail > 0 ? byte_source_read(r->source, r->tail, tail, &r->error) : 0;
+    r->tail_n = (int)got;
+    if (ok && got >= 0 && got < tail) ok = error_set(&r->error, "is shorter than before");
+    if (ok && got >= 0) return true;
+    error_prefix(&r->error, "%s", r->file.path);
+    return fail(r, EXIT_RUN_FAILED);
 }
 
 // Opens the next file, at the place where reading resumes. False: there is none, or reading failed.
@@ -287,10 +335,11 @@ static bool next_file(DocumentReader *r) {
             bool resumes = r->file.index == r->at.file && r->at.offset > 0;
             if (!resumes) r->at = (CorpusPosition){.file = r->file.index};
             r->ended = r->is_damaged = false;
-            if (r->file.is_unreadable)
-                r->pending.unreadable++;
-            else if (open_source(r) && resumes && !byte_source_skip(r->source, r->at.offset, &r->error))
-                return error_prefix(&r->error, "%s", r->file.path), fail(r, EXIT_RUN_FAILED);
+            r->tail_n = 0;
+            if (r->file.unreadable)
+                pass_unreadable(r, r->file.unreadable);
+            else if (open_source(r) && resumes && !resume_file(r))
+                return false;
         }
         if (r->source) continue;
         r->bytes_before += r->file.size;
@@ -370,44 +419,83 @@ static bool hand_out(DocumentReader *r, CorpusBlock *b, int64_t n) {
     return true;
 }
 
+// Reads the first block of a file and decides what it is. A byte order mark is dropped. False: nothing to read.
+static bool begin_file(DocumentReader *r, CorpusBlock *b) {
+    static const char mark[] = {'\xEF', '\xBB', '\xBF'};
+    Error advice;
+    if (!fill(r, b, BLOCK_BYTES)) return false;
+    if (b->n >= (int64_t)sizeof mark && memcmp(b->text, mark, sizeof mark) == 0) {
+        b->n -= (int64_t)sizeof mark, r->at.offset = sizeof mark;
+        memmove(b->text, b->text + sizeof mark, (size_t)b->n);
+    }
+    const char *kind = corpus_content(r->job->options, &r->file, b->text, b->n, r->ended && r->rest_n == 0, &r->format,
+                                      &r->pending.notes, &advice);
+    if (!kind) return true;
+    if (r->is_damaged) report(r, BAD_FILE, count_lines(b->text, b->n) + 1, r->error.text);
+    if (!r->is_damaged || b->n > 0) leave_out(r, kind, advice.text);
+    if (r->status == EXIT_OK) close_file(r);
+    return false;
+}
+
 // --------------------------------------------------------------------------------------------------------------- lines
 
-// Skips the line that b begins with.
+// What ends a line of JSON, or a document in text that is divided.
+static const char *separator(const DocumentReader *r) {
+    return r->format == FORMAT_DIVIDED ? r->job->options->split_at : "\n";
+}
+
+// The end of the last separator in text[0..n); 0: there is none.
+static int64_t last_separator(const char *text, int64_t n, const char *separator) {
+    const size_t length = strlen(separator);
+    for (const char *p; (p = memrchr(text, separator[length - 1], (size_t)n)) != NULL; n = p - text)
+        if ((size_t)(p + 1 - text) >= length && memcmp(p + 1 - length, separator, length) == 0) return p + 1 - text;
+    return 0;
+}
+
+// Skips the line or document that b begins with.
 static bool skip_line(DocumentReader *r, CorpusBlock *b) {
-    report(r, BAD_TOO_LONG, r->at.line + 1, "the line is longer than 32 MiB");
-    const char *newline = NULL;
-    while (!newline && (b->n > 0 || !r->ended)) {
-        r->at.offset += b->n;
-        b->n = 0;
+    const char *mark = separator(r), *end = NULL;
+    const int64_t length = (int64_t)strlen(mark);
+    if (r->format == FORMAT_LINES)
+        report(r, BAD_TOO_LONG, ++r->at.line, "the line is longer than 32 MiB");
+    else
+        report(r, BAD_TOO_LONG, 1, "a document before the next --split-at is longer than 32 MiB");
+    for (bool has_more = true; !end && has_more;) {
+        const int64_t kept = b->n < length ? b->n : length - 1; // may be a part of the mark
+        r->at.offset += b->n - kept;
+        memmove(b->text, b->text + b->n - kept, (size_t)kept);
+        b->n = kept;
         if (!fill(r, b, BLOCK_BYTES)) return false;
-        newline = memchr(b->text, '\n', (size_t)b->n);
+        has_more = b->n > kept;
+        end = memmem(b->text, (size_t)b->n, mark, (size_t)length);
     }
-    r->at.line++;
     // The end of the line is handed out like an empty block: it advances the position and gives no text.
-    bool ok = hand_out(r, b, newline ? newline + 1 - b->text : 0);
+    bool ok = hand_out(r, b, end ? end + length - b->text : b->n);
     b->n = 0;
     return ok;
 }
 
-// As many complete lines as fit in a block, at least one. False: none this time.
+// As many complete lines or documents as fit in a block, at least one. False: none this time.
 static bool next_lines(DocumentReader *r, CorpusBlock *b) {
-    const char *last;
-    int64_t searched = 0;
-    do {
-        int64_t want = searched == 0 ? BLOCK_BYTES : 2 * searched;
-        if (!fill(r, b, want < LINE_MAX_BYTES ? want : LINE_MAX_BYTES)) return false;
-        last = memrchr(b->text + searched, '\n', (size_t)(b->n - searched));
-        searched = b->n;
-    } while (!last && !r->ended && b->n < LINE_MAX_BYTES);
-    if (!last && !r->ended) return skip_line(r, b) && false;
+    const char *mark = separator(r);
+    const int64_t length = (int64_t)strlen(mark);
+    int64_t last = 0, searched = 0;
+    for (int64_t want = BLOCK_BYTES; last == 0 && want <= LINE_MAX_BYTES; want *= 2) {
+        if (!fill(r, b, want)) return false;
+        last = last_separator(b->text + searched, b->n - searched, mark);
+        if (last > 0) last += searched;
+        searched = b->n < length ? 0 : b->n + 1 - length;
+        if (r->ended) break;
+    }
+    if (last == 0 && !r->ended) return skip_line(r, b) && false;
 
     bool is_all = r->ended && r->rest_n == 0;
-    int64_t n = is_all && !r->is_damaged ? b->n : last ? last + 1 - b->text : 0;
-    b->format = FORMAT_LINES;
+    int64_t n = is_all && !r->is_damaged ? b->n : last;
+    b->format = r->format;
+    b->begins = r->is_first;
     b->first_line = r->at.line + 1;
-    r->at.line += count_lines(b->text, n);
+    if (r->format == FORMAT_LINES) r->at.line += count_lines(b->text, n);
     if (is_all && r->is_damaged) report(r, BAD_FILE, r->at.line + 1, r->error.text);
-    if (is_all && !r->is_damaged && r->at.offset + n == 0) r->pending.empty++;
     if (!hand_out(r, b, n)) return false;
     if (is_all) close_file(r);
     return n > 0;
@@ -435,21 +523,12 @@ static bool measure(DocumentReader *r, int64_t *size) {
     return ok;
 }
 
-// Is the file a document at all? Decides by its first block, and determines the size.
+// Determines the size of the document that begins with this block.
 static bool begin_document(DocumentReader *r, CorpusBlock *b) {
+    const int64_t known = r->at.offset + b->n; // with the byte order mark
     bool is_all = r->ended;
     if (is_all && r->is_damaged) report(r, BAD_FILE, count_lines(b->text, b->n) + 1, r->error.text);
-    if (r->file.is_argument && b->n >= 4 && memcmp(b->text, "PAR1", 4) == 0) {
-        error_set(&r->error, "%s: is Parquet; try %s %s | %s --format jsonl -o DIR -", r->file.path,
-                  path_of_tool("data/read_parquet.py").text, path_quoted(r->file.path).text,
-                  path_of_tool("data/prepare").text);
-        return fail(r, EXIT_BAD_INPUT);
-    }
-    if (b->n == 0 || memchr(b->text, '\0', (size_t)(b->n < SHORT_DOCUMENT ? b->n : SHORT_DOCUMENT))) {
-        if (!r->is_damaged || b->n > 0) *(b->n == 0 ? &r->pending.empty : &r->pending.binary) += 1;
-        return false;
-    }
-    r->at.size = is_all || b->n > r->file.size ? b->n : r->file.size;
+    r->at.size = is_all || known > r->file.size ? known : r->file.size;
     return is_all || r->file.packing == PACKED_NOT || measure(r, &r->at.size);
 }
 
@@ -475,14 +554,20 @@ static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) 
     return cut;
 }
 
+// Keeps the last bytes before the next piece: a marker may begin there.
+static void keep_tail(DocumentReader *r, const char *text, int64_t n) {
+    const int room = sizeof r->tail, added = n < room ? (int)n : room;
+    const int kept = r->tail_n < room - added ? r->tail_n : room - added;
+    memmove(r->tail, r->tail + r->tail_n - kept, (size_t)kept);
+    memcpy(r->tail + kept, text + n - added, (size_t)added);
+    r->tail_n = kept + added;
+}
+
 // The next piece of a document. False: none this time.
 static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     int64_t left = r->at.size > 0 ? r->at.size - r->at.offset : BLOCK_BYTES;
     if (!fill(r, b, left < BLOCK_BYTES ? left : BLOCK_BYTES)) return false;
-    if (r->at.offset == 0 && !begin_document(r, b)) {
-        if (r->status == EXIT_OK) close_file(r);
-        return false;
-    }
+    if (r->is_first && !begin_document(r, b)) return false;
     if (b->n == 0) { // shorter than it was
         close_file(r);
         return false;
@@ -490,12 +575,15 @@ static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     if (b->n > r->at.size - r->at.offset) b->n = r->at.size - r->at.offset; // longer than it was
     bool is_all = b->n == r->at.size - r->at.offset;
     b->format = FORMAT_TEXT;
-    b->is_document = r->at.offset == 0;
+    b->is_document = r->is_first;
     b->begins = b->is_document || r->at.offset == r->at.cut;
     b->side = r->at.cut > 0 || r->job->options->val_fraction >= 1 ? CORPUS_VAL : CORPUS_TRAIN;
     b->is_short = b->is_document && is_all && r->at.size <= SHORT_DOCUMENT && !r->job->cut_all;
     int64_t n = b->is_short ? b->n : choose_end(r, b, is_all);
+    memcpy(b->before, r->tail, sizeof r->tail);
+    b->before_n = r->tail_n;
     if (!hand_out(r, b, n)) return false;
+    keep_tail(r, b->text, n);
     if (r->at.offset == r->at.size) close_file(r);
     return true;
 }
@@ -508,11 +596,12 @@ bool document_reader_next(DocumentReader *r, CorpusBlock *b) {
     bool has_text = false;
     while (!has_text && next_file(r)) {
         b->n = 0;
-        has_text = r->file.format == FORMAT_LINES ? next_lines(r, b) : next_piece(r, b);
+        r->is_first = r->at.offset == 0;
+        if (!r->is_first || begin_file(r, b)) has_text = r->format == FORMAT_TEXT ? next_piece(r, b) : next_lines(r, b);
         if (r->status != EXIT_OK) break;
     }
     r->is_done = r->status != EXIT_OK || !has_text;
-    if (!has_text) b->n = 0, b->format = FORMAT_TEXT, b->is_short = b->is_document = b->begins = false;
+    if (!has_text) b->n = 0, b->format = FORMAT_TEXT, b->before_n = 0, b->is_short = b->is_document = b->begins = false;
     b->status = r->status;
     if (r->status != EXIT_OK) b->error = r->error;
     memcpy(b->path, r->file.path, strlen(r->file.path) + 1);

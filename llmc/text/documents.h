@@ -48,6 +48,15 @@ typedef enum {
     JSON_LINE_BLANK, // nothing but white space
 } JsonLine;
 
+// What a text begins with: n bytes and one more that may be read, a control character; is_all: there are no more.
+typedef enum {
+    JSON_NOT,
+    JSON_OBJECTS,  // an object in its first line
+    JSON_DOCUMENT, // an array, or an object over several lines
+    JSON_BROKEN,   // a beginning of such a document, and then something else
+} JsonShape;
+JsonShape json_shape(const char *text, int64_t n, bool is_all);
+
 // line: n bytes and one more that may be read, a control character such as '\n'. OK: *text points to the unescaped
 // text of *length bytes, inside line, whose bytes are overwritten. Otherwise (except for BLANK) err says what is wrong.
 JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, int64_t *length, Error *err);

@@ -5,6 +5,7 @@
 #include "llmc/base/json.h"
 #include "llmc/base/utf8.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,27 +14,6 @@ typedef struct {
     const unsigned char *p, *end;
     const char *wrong; // the error at p; NULL: none
 } Scan;
-
-// -------------------------------------------------------------------------------------------------------------- UTF-8
-
-// The first byte that is not UTF-8; end if there is none.
-static const unsigned char *utf8_error(const unsigned char *p, const unsigned char *end) {
-    while (p < end) {
-        uint64_t eight;
-        for (; end - p >= 8; p += 8) {
-            memcpy(&eight, p, sizeof eight);
-            if (eight & 0x8080808080808080u) break;
-        }
-        while (p < end && *p < 0x80) p++;
-        while (p < end && *p >= 0x80) {
-            uint32_t c;
-            int length = utf8_decode(p, end - p, &c);
-            if (length == 0) return p;
-            p += length;
-        }
-    }
-    return end;
-}
 
 // ------------------------------------------------------------------------------------------------------------ the scan
 
@@ -248,6 +228,41 @@ static bool scan_members(Scan *s, const char *field, const unsigned char **value
     }
     s->p++;
     return true;
+}
+
+// Is the value that begins at p JSON without doubt: an object with a key, an array of such, of texts, or of numbers
+// alone? Others may be text: {% if %}, [1] Smith.
+static bool is_certain(Scan s, bool is_all) {
+    const bool is_array = peek(&s) == '[';
+    const Scan whole = s;
+    s.p++;
+    skip_space(&s);
+    if (is_array && peek(&s) == '"') {
+        if (!scan_string(&s)) return false;
+        skip_space(&s);
+        if (peek(&s) == ',') return true;
+    } else if (is_array && peek(&s) == '{') {
+        s.p++;
+        skip_space(&s);
+    }
+    if (peek(&s) == '"') return scan_key(&s);
+    s = whole; // [], {}, or the like is JSON if it is all there is
+    if (!is_all || !scan_nested(&s)) return false;
+    skip_space(&s);
+    return s.p == s.end;
+}
+
+JsonShape json_shape(const char *text, int64_t n, bool is_all) {
+    enum { CUT_OFF = 16 }; // an error so near the end may be due to the end
+    Scan s = {.p = (const unsigned char *)text, .end = (const unsigned char *)text + n};
+    skip_space(&s);
+    const unsigned char first = peek(&s);
+    if ((first != '{' && first != '[') || !is_certain(s, is_all)) return JSON_NOT;
+    const unsigned char *newline = memchr(s.p, '\n', (size_t)(s.end - s.p));
+    const bool is_whole = scan_nested(&s) || (!is_all && s.end - s.p < CUT_OFF);
+    while (isspace(s.p[-1])) s.p--; // it went over the space after the value
+    if (first == '{' && (!newline || s.p <= newline)) return JSON_OBJECTS;
+    return is_whole ? JSON_DOCUMENT : JSON_BROKEN;
 }
 
 JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, int64_t *length, Error *err) {

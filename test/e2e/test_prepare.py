@@ -131,7 +131,14 @@ def test_what_is_no_text_is_skipped_and_counted(tmp_path, out):
     (tmp_path / "text" / "loop").symlink_to(tmp_path / "text")
     os.mkfifo(tmp_path / "text" / "fifo")
     result = prepare("-o", out, tmp_path / "text")
-    assert "skipped 1 binary, 1 empty, 0 unreadable files" in result.stdout
+    text = tmp_path / "text"
+    for line in (f"skipped 1 x binary, the first: {text}/sub/binary", f"skipped 1 x empty, the first: {text}/sub/empty",
+                 f"skipped 2 x hidden, the first: {text}/.git",
+                 f"skipped 2 x read already by another name, the first: {text}/link",
+                 f"skipped 1 x neither a file nor a directory, the first: {text}/fifo"):
+        assert f"  {line}\n" in result.stdout, result.stdout
+    skipped = json.loads((out / "manifest.json").read_text())["skipped"]
+    assert (skipped["binary"], skipped["empty"], skipped["hidden"]) == (1, 1, 2)
     assert sorted(documents(out, "train") + documents(out, "val")) == sorted(texts)
 
 
@@ -180,7 +187,7 @@ def test_shards_of_an_earlier_run_are_kept_unless_forced(tmp_path, out):
     (["-o", "new", "missing.txt"], ["missing.txt: cannot read: No such file"]),
     (["-o", "new", "fifo"], ["fifo: is neither a file nor a directory"]),
     (["-o", "file/new", "text"], ["file/new", "Not a directory"]),
-    (["-o", "new", "binary"], ["no text to read: 1 binary, 0 empty"]),
+    (["-o", "new", "binary"], ["no text to read: skipped 1 x binary, the first: binary\n"]),
     (["-o", "new", "one"], ["1 bytes of text cannot be divided"]),
     (["-o", "new", "-"], ["give --format"]),
     (["-o", "new", "--format", "txt", "-", "-"], ["can be given only once"]),

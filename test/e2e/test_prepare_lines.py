@@ -245,13 +245,13 @@ def test_zeros_behind_a_gzip_file_are_padding_and_text_is_damage(tmp_path, out):
 def test_parquet_is_named_with_what_reads_it(tmp_path, out):
     (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(100) + b"PAR1")
     stderr = prepare("-o", out, tmp_path / "a.parquet", expect=2).stderr
-    assert "is Parquet; try data/read_parquet.py" in stderr
+    assert "is Parquet; data/read_parquet.py" in stderr
 
 
 def test_empty_corpora_are_refused(tmp_path, out):
     (tmp_path / "empty.jsonl").write_bytes(b"")
     (tmp_path / "blank.jsonl").write_bytes(b"\n\n \n")
     (tmp_path / "nothing.jsonl").write_text('{"text": ""}\n' * 3)
-    assert "no text to read: 0 binary, 1 empty" in prepare("-o", out, tmp_path / "empty.jsonl", expect=2).stderr
+    assert "no text to read: skipped 1 x empty, the first:" in prepare("-o", out, tmp_path / "empty.jsonl", expect=2).stderr
     assert "no text to read" in prepare("-o", out, tmp_path / "blank.jsonl", expect=2).stderr
-    assert "no text to read: 0 binary, 3 empty" in prepare("-o", out, tmp_path / "nothing.jsonl", expect=2).stderr
+    assert "no text to read: skipped 3 x empty, the first:" in prepare("-o", out, tmp_path / "nothing.jsonl", expect=2).stderr

@@ -191,8 +191,8 @@ def test_standard_input_gives_what_the_file_gives(tmp_path):
 @pytest.mark.parametrize("name, content, arguments, message", [
     ("a.txt", b"too short", [], "the text for training (9 bytes, 2 distinct words) gives only 257 tokens, because no other "
                                 "pair occurs twice; use more text, or --vocab-size 257"),
-    ("a.txt", b"", [], "no text to read: 0 binary, 1 empty, 0 unreadable files"),
-    ("a.txt", b"\0", [], "no text to read: 1 binary"),
+    ("a.txt", b"", [], "no text to read: skipped 1 x empty, the first: "),
+    ("a.txt", b"\0", [], "no text to read: skipped 1 x binary, the first: a.txt"),
     ("a.jsonl", b'{"text": "x"}\n{"text"', [], "a.jsonl: line 2: not valid JSON"),
     ("a.jsonl", b'{"content": "x"}\n', [], 'line 1: has no field "text"; --field'),
     ("a.gz", b"x", [], "a.gz: line 1: "),
@@ -364,7 +364,7 @@ def test_a_corpus_is_encoded_with_the_vocabulary_that_is_written_beside_it(tmp_p
     ("train:256", "x", "--tokenizer train:256: expected train:N with N from 257 (bytes and end-of-text) to 1048576\n"),
     ("train:1048577", "x", "--tokenizer train:1048577: expected train:N"),
     ("train:", "x", "--tokenizer train:: expected train:N"),
-    ("train:300", "", "no text to read: 0 binary, 1 empty, 0 unreadable files"),
+    ("train:300", "", "no text to read: skipped 1 x empty, the first: "),
     ("train:300", "x", "1 bytes of text cannot be divided into training and validation; give more"),
 ])
 def test_what_cannot_be_trained_is_one_line_and_leaves_nothing(tmp_path, tokenizer, content, message):

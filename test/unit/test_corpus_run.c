@@ -50,6 +50,8 @@ static CorpusOptions options_of(const Tokenizer *t) {
                            .tokenizer = t,
                            .vocab = 300,
                            .vocab_option = "",
+                           .tool = "",
+                           .tool_options = "",
                            .shard_tokens = SHARD_TOKENS,
                            .on_progress = on_progress,
                            .on_notice = on_notice};
@@ -59,7 +61,7 @@ static int run(const CorpusOptions *options, Error *err) {
     CorpusResult result;
     said[0] = '\0', blocks = 0;
     const int status = corpus_run(options, &result, err);
-    bad_report_clear(&result.counts.bad);
+    corpus_counts_clear(&result.counts);
     return status;
 }
 
@@ -172,6 +174,8 @@ TEST(what_has_changed_starts_over_and_is_named) {
     const CorpusOptions options = options_of(t), trained = options_of(NULL);
     CorpusOptions other = options;
     other.val_fraction = 0.25;
+    assert_change_starts_over(&options, &other, NULL, NULL, "the options changed");
+    other = options, other.split_at = "line";
     assert_change_starts_over(&options, &other, NULL, NULL, "the options changed");
     other = options, other.shard_tokens++;
     assert_change_starts_over(&options, &other, NULL, NULL, "the options changed");

@@ -1,0 +1,210 @@
+// What a corpus holds besides plain UTF-8 text: files of other kinds, JSON, spellings of end-of-text. Each is counted
+// by its kind, with its first file and the next step, so that nothing is left out, or trained on unasked, in silence.
+// See corpus.h.
+#include "llmc/base/foreign_file.h"
+#include "llmc/base/typed_path.h"
+#include "llmc/base/utf8.h"
+#include "llmc/text/corpus.h"
+
+#include <fnmatch.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ------------------------------------------------------------------------------------------------------ counts by kind
+
+static KindCount *kind_of(const KindCounts *k, const char *kind) {
+    for (int i = 0; i < k->num; i++)
+        if (strcmp(k->kinds[i].kind, kind) == 0) return &k->kinds[i];
+    return NULL;
+}
+
+int64_t kind_counts_of(const KindCounts *k, const char *kind) {
+    const KindCount *found = kind_of(k, kind);
+    return found ? found->count : 0;
+}
+
+static void append_kind(KindCounts *k, KindCount added) {
+    k->kinds = realloc(k->kinds, (size_t)(k->num + 1) * sizeof *k->kinds);
+    REQUIRE_MEMORY(k->kinds && added.kind && added.first, "the kinds of files");
+    k->kinds[k->num++] = added;
+}
+
+void kind_counts_add(KindCounts *k, const char *kind, int64_t count, const char *format, ...) {
+    KindCount *found = kind_of(k, kind);
+    char text[sizeof(Error)];
+    Error first;
+    va_list args;
+    if (found) {
+        found->count += count;
+        return;
+    }
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    error_set(&first, "%s", text); // so that it is UTF-8
+    append_kind(k, (KindCount){strdup(kind), count, strdup(first.text)});
+}
+
+void kind_counts_move(KindCounts *to, KindCounts *from) {
+    for (int i = 0; i < from->num; i++) {
+        KindCount *found = kind_of(to, from->kinds[i].kind);
+        if (!found) {
+            append_kind(to, from->kinds[i]);
+            continue;
+        }
+        found->count += from->kinds[i].count;
+        free(from->kinds[i].kind), free(from->kinds[i].first);
+    }
+    free(from->kinds);
+    *from = (KindCounts){0};
+}
+
+void kind_counts_clear(KindCounts *k) {
+    for (int i = 0; i < k->num; i++) free(k->kinds[i].kind), free(k->kinds[i].first);
+    free(k->kinds);
+    *k = (KindCounts){0};
+}
+
+// ------------------------------------------------------------------------------------------------- kinds of whole
+// files
+
+// What turns a file of a kind into text or lines, as a filter; the others have their advice from the table of kinds.
+static const struct {
+    const char *kind, *filter, *format; // format NULL: by the name
+} filters[] = {
+    {"compressed by gzip", "gzip -dc", NULL},
+    {"compressed by zstd", "zstd -dc", NULL},
+    {"compressed by bzip2", "bzip2 -dc", NULL},
+    {"compressed by xz", "xz -dc", NULL},
+    {"compressed by lz4", "lz4 -dc", NULL},
+    {"UTF-16 text", "iconv -f UTF-16 -t UTF-8", "txt"},
+    {"UTF-32 text", "iconv -f UTF-32 -t UTF-8", "txt"},
+};
+
+// "data/prepare --format txt -o DIR -": reads what a command before it writes.
+static const char *reader(const CorpusOptions *o, const char *format, Error *text) {
+    error_set(text, "%s --format %s %s -", path_of_tool(o->tool).text, format, o->tool_options);
+    return text->text;
+}
+
+// "zstd -dc a.zst | FILTER | data/prepare --format FORMAT -o DIR -"
+static void advise_filter(const CorpusOptions *o, const InputFile *file, const char *filter, const char *format,
+                          Error *advice) {
+    const QuotedPath path = path_quoted(file->path);
+    Error text;
+    const char *read = reader(o, format, &text), *unpack = file->packing == PACKED_GZIP ? "gzip" : "zstd";
+    if (file->is_stdin)
+        error_set(advice, "pipe it through %s first", filter);
+    else if (file->packing == PACKED_NOT)
+        error_set(advice, "%s %s | %s", filter, path.text, read);
+    else
+        error_set(advice, "%s -dc %s | %s | %s", unpack, path.text, filter, read);
+}
+
+static const char *format_by_name(const char *path) {
+    return fnmatch("*.@(jsonl|ndjson)?(.*)", path, FNM_CASEFOLD | FNM_EXTMATCH) == 0 ? "jsonl" : "txt";
+}
+
+static void advise_foreign(const CorpusOptions *o, const InputFile *file, const ForeignFile *f, Error *advice) {
+    const QuotedPath path = path_quoted(file->path);
+    Error text;
+    const bool is_plain = file->packing == PACKED_NOT && !file->is_stdin;
+    for (size_t i = 0; i < sizeof filters / sizeof *filters; i++) {
+        const char *format = filters[i].format;
+        if (strcmp(f->kind, filters[i].kind) != 0) continue;
+        advise_filter(o, file, filters[i].filter, format ? format : format_by_name(file->path), advice);
+        return;
+    }
+    if (strcmp(f->kind, "Parquet") == 0 && is_plain)
+        error_set(advice, "%s %s | %s", path_of_tool("data/read_parquet.py").text, path.text,
+                  reader(o, "jsonl", &text));
+    else if (strcmp(f->kind, "a zip archive") == 0 && is_plain)
+        error_set(advice, "unzip -d NEW %s, then give the directory NEW", path.text);
+    else if (strcmp(f->kind, "a tar archive") == 0 && !file->is_stdin) // tar detects the packing
+        error_set(advice, "mkdir NEW; tar -x -C NEW -f %s, then give the directory NEW", path.text);
+    else
+        error_set(advice, "%s", f->advice);
+}
+
+// JSON that is not lines, or lines without the field whose name does not say that they are meant: its kind, or NULL.
+static const char *judge_json(const CorpusOptions *o, const InputFile *file, char *text, int64_t n, bool is_all,
+                              CorpusFormat *format, KindCounts *notes, Error *advice) {
+    const JsonShape shape = json_shape(text, n, is_all);
+    const bool is_named = *format == FORMAT_LINES; // by its name, or because it is asked for
+    if (shape == JSON_NOT || (is_named && shape != JSON_DOCUMENT)) return NULL;
+    if (shape != JSON_OBJECTS) {
+        const char *first = text + strspn(text, " \t\r\n");
+        advise_filter(o, file, *first == '[' ? "jq -c '.[]'" : "jq -c .", "jsonl", advice);
+        if (!is_named) error_set(advice, "--format txt trains on it as text; for lines: %s", advice->text);
+        return "JSON that is not JSON Lines";
+    }
+    const char *newline = memchr(text, '\n', (size_t)n);
+    const size_t length = newline ? (size_t)(newline - text) : (size_t)n;
+    char *line = strndup(text, length + 1), *value;
+    REQUIRE_MEMORY(line, "a line of JSON");
+    line[length] = '\n';
+    int64_t bytes;
+    const JsonLine status = json_line_text(line, (int64_t)length, o->field, &value, &bytes, NULL);
+    free(line);
+    if (status == JSON_LINE_NO_FIELD) {
+        error_set(advice, "--field NAME names another than \"%s\", --format txt trains on it as text", o->field);
+        return "JSON without the field";
+    }
+    *format = FORMAT_LINES;
+    kind_counts_add(notes, "JSON Lines by its content", 1, "%s; --format txt trains on it as text", file->path);
+    return NULL;
+}
+
+const char *corpus_content(const CorpusOptions *o, const InputFile *file, char *text, int64_t n, bool is_all,
+                           CorpusFormat *format, KindCounts *notes, Error *advice) {
+    const ForeignFile *foreign = n > 0 ? foreign_file_find(file->path, text, (size_t)n) : NULL;
+    *format = file->format;
+    advice->text[0] = '\0';
+    text[n] = '\n';
+    if (n <= 0) return "empty";
+    if (foreign && (!foreign->is_text || (*format == FORMAT_LINES && text[0] == '<'))) {
+        advise_foreign(o, file, foreign, advice);
+        return foreign->kind;
+    }
+    if (*format != FORMAT_TEXT) {
+        const char *kind = judge_json(o, file, text, n, is_all, format, notes, advice);
+        if (kind || *format == FORMAT_LINES) return kind;
+    }
+    if (memchr(text, '\0', n < SHORT_DOCUMENT ? (size_t)n : SHORT_DOCUMENT)) return "binary";
+    if (foreign) kind_counts_add(notes, foreign->kind, 1, "%s; read as text", file->path);
+    *format = o->split_at ? FORMAT_DIVIDED : FORMAT_TEXT;
+    return NULL;
+}
+
+// -------------------------------------------------------------------------------------------------- kinds inside a
+// text
+
+// Spellings of end-of-text, at most MARKER_MAX_BYTES long; all begin with '<'.
+static const char *const markers[] = {
+    "<|endoftext|>", "<|end_of_text|>", "<|startoftext|>", "<|im_end|>", "<|eot_id|>", "</s>", "<eos>"};
+
+void corpus_note_markers(const char *path, const char *text, int64_t n, int64_t begin, int64_t end, KindCounts *notes) {
+    const char *p = text, *const after = text + n;
+    for (; p < text + begin && (p = memchr(p, '<', (size_t)(text + begin - p))) != NULL; p++) {
+        if (after - p < 4 || (p[1] != '|' && p[1] != '/' && p[1] != 'e')) continue;
+        for (size_t i = 0; i < sizeof markers / sizeof *markers; i++) {
+            const ptrdiff_t length = (ptrdiff_t)strlen(markers[i]);
+            if (after - p < length || p + length <= text + end || memcmp(p, markers[i], (size_t)length) != 0) continue;
+            char kind[MARKER_MAX_BYTES + 16];
+            snprintf(kind, sizeof kind, "%s as text", markers[i]);
+            kind_counts_add(notes, kind, 1, "%s; --split-at '%s' ends documents there", path, markers[i]);
+        }
+    }
+}
+
+void corpus_note_bytes(const CorpusOptions *o, const char *path, const char *text, int64_t n, KindCounts *notes) {
+    const unsigned char *end = (const unsigned char *)text + n, *p = utf8_error((const unsigned char *)text, end);
+    int64_t bytes = 0;
+    for (; p < end; p = utf8_error(p + 1, end)) bytes++;
+    if (bytes == 0) return;
+    Error read;
+    kind_counts_add(notes, "byte that is not UTF-8", bytes,
+                    "%s; they stay as they are; if it is Latin-1: iconv -f LATIN1 -t UTF-8 %s | %s", path,
+                    path_quoted(path).text, reader(o, "txt", &read));
+}
