@@ -281,7 +281,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
                  false,
                  p.op->scale_a,
                  p.op->scale_b,
-                 p.op->fast_sums != 0};
+                 p.op->fast_sums != 0,
+                 p.op->compute == CUBLAS_COMPUTE_32F_FAST_TF32};
     job->workspace = workspace;
     job->workspace_bytes = needed;
     job->unrepeatable = algorithm.which == SIM_ALGORITHM_UNREPEATABLE || algorithm.which == SIM_ALGORITHM_IN_PLACE;

@@ -72,14 +72,27 @@ static void widen(float *to, int64_t step, const GemmMatrix &x, int64_t first, i
         for (int64_t j = 0; j < count; j++) to[j * step] = widen_fp16(half[j]);
 }
 
+// To TF32: 8 bits of exponent, 10 of mantissa. To nearest, ties away from 0, as cvt.rna.tf32.f32 of the PTX ISA rounds,
+// the only conversion from Ampere on. Infinities and NaN stay.
+static void round_to_tf32(float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], 4);
+        const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
+        x[i] = as_float(finite ? (bits + 0x1000u) & ~0x1fffu : bits);
+    }
+}
+
 // `count` (at most `size`) lines of length k, from line `first`, as panel[k][size]; the missing ones are 0. along_k:
 // the elements of a line stand together in memory; else those of one k.
-static void pack(float *panel, int size, const GemmMatrix &x, bool along_k, int64_t first, int64_t count, int64_t k) {
+static void pack(float *panel, int size, const GemmMatrix &x, bool along_k, int64_t first, int64_t count, int64_t k,
+                 bool tf32) {
     if (count < size) std::fill(panel, panel + k * size, 0.0f);
     if (along_k)
         for (int64_t i = 0; i < count; i++) widen(panel + i, size, x, (first + i) * x.ld, k);
     else
         for (int64_t p = 0; p < k; p++) widen(panel + p * size, 1, x, first + p * x.ld, count);
+    if (tf32 && hardware_numbers()) round_to_tf32(panel, k * size);
 }
 
 // The 8 x 4 sums over k of one panel of A and one of B. The panels are our own.
@@ -101,7 +114,8 @@ NOTHING_TO_SEE static void tile(float sums[COLUMNS][ROWS], const float *a, const
 typedef double Wide __attribute__((vector_size(32)));
 typedef uint64_t WideBits __attribute__((vector_size(32)));
 // The same as a GPU might add them: from the last k to the first, fp32 numbers one by one, others in groups of a tensor
-// core's instruction, whose sum is cut off to a float. A group of fp8 numbers is cut off to 14 bits before Blackwell;
+// core's instruction, whose sum is cut off to a float (TF32 half as many as of 16 bits: Fasi et al., "Numerical
+// behavior of NVIDIA tensor cores", 2021). A group of fp8 numbers is cut off to 14 bits before Blackwell;
 // where they are not fast, sums of 128 products are added up in fp32.
 NOTHING_TO_SEE static void add_groups(Wide sums[COLUMNS][2], const float *a, const float *b, int64_t from, int64_t to,
                                       int64_t count, int kept) {
@@ -125,8 +139,9 @@ NOTHING_TO_SEE static void add_groups(Wide sums[COLUMNS][2], const float *a, con
 }
 static void hardware_tile(const Gemm &g, float sums[COLUMNS][ROWS], const float *a, const float *b, int64_t k) {
     static const int gpu = device_model().compute_capability;
-    const bool fp8 = is_fp8(g.a.type), fp32 = g.a.type == CUDA_R_32F;
-    const int64_t count = fp32 ? 1 : fp8 ? 32 : gpu < 80 ? 4 : gpu < 90 ? 8 : 16;
+    const bool fp8 = is_fp8(g.a.type), fp32 = g.a.type == CUDA_R_32F && !g.tf32;
+    const int64_t of_16_bits = gpu < 80 ? 4 : gpu < 90 ? 8 : 16;
+    const int64_t count = fp32 ? 1 : fp8 ? 32 : g.tf32 ? of_16_bits / 2 : of_16_bits;
     const int64_t promoted = fp8 && !g.fast_sums ? 128 : k;
     for (int i = 0; i < COLUMNS * ROWS; i++) sums[i / ROWS][i % ROWS] = 0;
     for (int64_t end = k; end > 0; end -= promoted) {
@@ -166,7 +181,7 @@ static void block_of_columns(const Gemm &g, const float *panels, int64_t first, 
     std::vector<float> b(groups * COLUMNS * g.k);
     for (int64_t group = 0; group < groups; group++)
         pack(&b[group * COLUMNS * g.k], COLUMNS, g.b, !g.b.transposed, first + group * COLUMNS,
-             std::min<int64_t>(COLUMNS, count - group * COLUMNS), g.k);
+             std::min<int64_t>(COLUMNS, count - group * COLUMNS), g.k, g.tf32);
     for (int64_t i = 0; i < g.m; i += ROWS)
         for (int64_t j = 0; j < count; j += COLUMNS) {
             const int64_t rows = std::min<int64_t>(ROWS, g.m - i), columns = std::min<int64_t>(COLUMNS, count - j);
@@ -211,7 +226,8 @@ void gemm_run(const Gemm &g) {
     const int64_t panels = (g.m + ROWS - 1) / ROWS;
     std::vector<float> a(panels * ROWS * g.k);
     for (int64_t i = 0; i < panels; i++)
-        pack(&a[i * ROWS * g.k], ROWS, g.a, g.a.transposed, i * ROWS, std::min<int64_t>(ROWS, g.m - i * ROWS), g.k);
+        pack(&a[i * ROWS * g.k], ROWS, g.a, g.a.transposed, i * ROWS, std::min<int64_t>(ROWS, g.m - i * ROWS), g.k,
+             g.tf32);
     for (int64_t j = 0; j < g.n; j += BLOCK_COLUMNS)
         block_of_columns(g, a.data(), j, std::min<int64_t>(BLOCK_COLUMNS, g.n - j));
     if (g.epilogue == CUBLASLT_EPILOGUE_BGRADB) bias_gradient(g);

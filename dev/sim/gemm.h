@@ -4,7 +4,7 @@
 //
 // Bits: each element is one chain of multiplications and additions over k (one chain for each part when k is split, the
 // parts added in order). Vector code runs over rows only, so the result does not depend on the width of vectors. With
-// SIM_NUMERICS=hardware another order and tensor cores that cut off.
+// SIM_NUMERICS=hardware another order, operands rounded to TF32 and tensor cores that cut off.
 #pragma once
 #include <cublasLt.h>
 #include <stddef.h>
@@ -40,6 +40,7 @@ struct Gemm {
     bool other_order;               // adds the parts, and the bias gradient, from the last to the first
     const float *scale_a, *scale_b; // read when it runs; null: 1
     bool fast_sums;                 // of fp8 numbers
+    bool tf32;                      // fp32 operands may be rounded to TF32
 };
 
 void gemm_run(const Gemm &g);
