@@ -65,7 +65,7 @@ const DeviceFacts *device_facts(void);
 
 // What the bits of this process depend on besides its options. A GPU: the choices made by timing or restored,
 // algorithms and epilogues of matmuls and the implementation of attention, one line each. The CPU: one line, its vector
-// code and its library. malloced.
+// code, its library and its number of threads. malloced.
 char *device_tuning(void);
 // The candidates of these choices, for the log: JSON objects separated by commas,
 //   {"what":"...","taken":1,"ways":[["the way 0",0.412],["the way 1",null]]}    times in ms; null: not measured

@@ -436,10 +436,12 @@ void device_graph_end(DeviceGraph *graph) { (void)graph; }
 
 // ------------------------------------------------------------------------------------------------- tuning and sensors
 
-// oneDNN's choices depend only on the processor and on itself.
+// oneDNN's choices depend only on the processor, the number of threads and on itself.
 char *device_tuning(void) {
     char *line = NULL;
-    const int length = asprintf(&line, "%s (instructions %#x)", cpu_backend.facts.libraries, onednn_instructions());
+    const int threads = cpu_backend.threads;
+    const int length = asprintf(&line, "%s (instructions %#x), %d thread%s", cpu_backend.facts.libraries,
+                                onednn_instructions(), threads, threads == 1 ? "" : "s");
     REQUIRE_MEMORY(length > 0, "the name of the vector code");
     return line;
 }
@@ -450,7 +452,7 @@ char *device_choices(void) {
 }
 bool device_restore_tuning(const char *lines) {
     char *here = device_tuning();
-    const bool same = *lines == '\0' || strcmp(lines, here) == 0;
+    const bool same = strncmp(lines, here, strlen(lines)) == 0; // earlier versions did not name the threads
     free(here);
     return same;
 }

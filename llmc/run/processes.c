@@ -80,8 +80,11 @@ bool processes_connect_devices(Error *err) {
     char id[DEVICE_COMM_ID_BYTES] = {0};
     const DeviceFacts *d = device_facts();
     const bool on_cpu = strcmp(d->backend, "cpu") == 0; // its name has the number of threads
-    const CommFact facts[] = {{"the device", on_cpu ? d->backend : d->name}, {"the libraries", d->libraries}};
-    return comm_agree(facts, sizeof facts / sizeof *facts, err) && comm_all_ok(check_distinct(err), err) &&
+    char threads[16];
+    snprintf(threads, sizeof threads, "%d", d->units);
+    const CommFact facts[] = {
+        {"the device", on_cpu ? d->backend : d->name}, {"the libraries", d->libraries}, {"--threads", threads}};
+    return comm_agree(facts, on_cpu ? 3 : 2, err) && comm_all_ok(check_distinct(err), err) &&
            comm_all_ok(comm_rank() > 0 || device_comm_id(id, err), err) && comm_broadcast(id, sizeof id, err) &&
            comm_all_ok(device_comm_start(id, comm_rank(), comm_size(), err), err) &&
            (comm_watch_device(device_comm_failed), true);

@@ -378,8 +378,9 @@ static void restore_tuning(const char *tuning) {
     }
     char *here = device_tuning();
     const int length = (int)strcspn(tuning, "\n"); // a GPU has more lines
-    run_advise("-y 1: this run was computed by %.*s, here it is %s: bits will differ from the original run", length,
-               tuning, here);
+    run_advise("-y 1: this run was computed by %.*s, here it is %s: bits will differ from the original run; to repeat "
+               "them, resume with the processor, oneDNN, --cpu and --threads that it had",
+               length, tuning, here);
     free(here);
 }
 

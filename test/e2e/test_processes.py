@@ -202,6 +202,30 @@ def test_a_process_with_other_data_is_refused_by_name(data, tmp_path):
 
 
 @needs_mpi
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
+def test_processes_with_other_numbers_of_threads_are_refused(data, tmp_path):
+    """On a CPU bits depend on it. A process has as many as it may use processors."""
+    one = min(os.sched_getaffinity(0))
+    script = tmp_path / "trainer"
+    script.write_text(f'#!/bin/sh\n[ $OMPI_COMM_WORLD_RANK = 1 ] || exec taskset -c {one} "{TRAINER}" "$@"\n'
+                      f'exec "{TRAINER}" "$@"\n')
+    script.chmod(0o755)
+    said = run(2, tmp_path / "2", data, "-x", 1, "--numa", "off", trainer=script, expect=EXIT_BAD_INPUT).stderr
+    assert re.search(r"process 1 on \S+ has --threads \d+, process 0 on \S+ has 1: all processes must have the same", said)
+
+
+@needs_mpi
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_processes_with_as_many_threads_as_one_alone_have_its_bits(dtype, data, tmp_path):
+    """At a size at which the matmul library splits sums among its threads."""
+    flags = ["-e", "L=2,C=64,NH=2,T=64,V=257", "-t", 64, "-b", 32, "-d", 4096, "-x", 2, "--reduce-groups", 2,
+             "--dtype", dtype, "--threads", 2]
+    for n in (1, 2):
+        run(n, tmp_path / f"{n}", data, *flags)
+    assert_same(tmp_path / "1", tmp_path / "2")
+
+
+@needs_mpi
 @pytest.mark.parametrize("arguments, words", [
     (["--reduce-groups", 3], ["--reduce-groups 3", "2 processes", "1, 3"]),
     (["--reduce-groups", 12], ["--reduce-groups 12", "possible numbers of processes: 1, 3, 6, 12"]),

@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -296,6 +297,17 @@ def test_without_a_checkpoint_a_run_begins_and_rotation_keeps_the_newest_and_the
     train(*SAVE_EACH_STEP, *data.flags, "-nk", 2, "-nm", 4, "-o", tmp_path / "run", "-x", 10, *RESUME)
     assert sorted(losses(tmp_path / "run")) == list(range(1, 11))
     assert [int(p.name.split("_")[1]) for p in checkpoints(tmp_path / "run")] == [4, 8, 9, 10]
+
+
+def test_a_run_goes_on_with_other_threads_with_a_word_about_its_bits(data, tmp_path):
+    run, same, other = tmp_path / "run", tmp_path / "same", tmp_path / "other"
+    train(*SAVE_EACH_STEP, *data.flags, "-o", run, "-x", 4, "--threads", 2)
+    for directory in (same, other):
+        cut_back(shutil.copytree(run, directory))
+    assert "bits" not in train("-o", same, *RESUME, "--threads", 2).stderr and same_run(same, run)
+    said = train("-o", other, *RESUME, "--threads", 3).stderr
+    assert re.search(r"computed by vector code .*, 2 threads, here it is vector code .*, 3 threads: bits will differ", said)
+    assert "--threads that it had" in said
 
 
 def test_an_old_checkpoint_with_a_users_files_stays_and_the_run_goes_on(data, tmp_path):

@@ -91,12 +91,18 @@ TEST(the_device_starts_again_after_a_shutdown_but_not_with_an_impossible_number_
     assert_int_equal(start_device(NULL), 0);
 }
 
-TEST(bits_depend_on_the_vector_code_and_the_library) {
-    char *here = device_tuning();
+TEST(bits_depend_on_the_vector_code_the_library_and_the_threads) {
+    AUTO_FREE char *here = device_tuning();
     assert_non_null(strstr(here, device_facts()->libraries));
     assert_true(device_restore_tuning(here) && device_restore_tuning("")); // "": of a version that did not tell
     assert_false(device_restore_tuning("vector code of another processor"));
-    free(here);
+    char *threads = strrchr(here, ','), other[256];
+    assert_non_null(threads);
+    assert_int_equal(atoi(threads + 1), device_facts()->units);
+    *threads = '\0';
+    assert_true(device_restore_tuning(here)); // of a version that did not name them
+    snprintf(other, sizeof other, "%s, %d threads", here, 10 * device_facts()->units);
+    assert_false(device_restore_tuning(other));
 }
 
 TEST(allocated_memory_is_zeroed_and_aligned) {
