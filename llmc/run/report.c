@@ -84,9 +84,8 @@ static void machine_lines(const Report *r) {
     }
     if (r->model->groups > 1)
         runlog_field(r->log, "groups",
-                     "a step is the sum of %d, in a fixed order: the same bits for any number of "
-                     "processes",
-                     r->model->groups);
+                     "a step is the sum of %d, in a fixed order: the same bits for any number of processes%s",
+                     r->model->groups, on_gpu() ? "" : " with as many threads each");
     if (*device->attention) runlog_field(r->log, "", "attention: %s", device->attention);
     DeviceSensors sensors;
     if (r->options->log_gpu_every > 0 && !device_sensors(&sensors))
