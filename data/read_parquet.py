@@ -4,8 +4,9 @@
   data/read_parquet.py DIR | data/prepare --format jsonl -o SHARDS -
 
 One object a row, {"text": ...}; rows whose text is null are left out and counted. Reads one row group at a time, so
-memory does not grow with the file. Directories stand for their *.parquet files, in the order of their names. Needs
-pyarrow; if this Python has none, the one of .venv (scripts/install_deps.sh data) is used.
+memory does not grow with the file. Directories stand for the *.parquet files in them and below, in the order of their
+names; other files are counted, and each file is read once. Needs pyarrow; if this Python has none, the one of .venv
+(scripts/install_deps.sh data) is used.
 """
 import argparse
 import json
@@ -32,16 +33,38 @@ def import_pyarrow():
         raise BadFile("pyarrow is missing: scripts/install_deps.sh data installs it into .venv") from None
 
 
+def files_below(path, seen):
+    """The files of a directory without hidden names, links followed, those in `seen` left out; or the file itself."""
+    real = os.path.realpath(path)
+    if real in seen:
+        return
+    seen.add(real)
+    if not path.is_dir():
+        yield path
+        return
+    for inside in sorted(path.iterdir()):
+        if not inside.name.startswith("."):
+            yield from files_below(inside, seen)
+
+
 def find_files(inputs):
-    files = []
+    files, others, seen = [], [], set()
     for name in map(Path, inputs):
-        found = sorted(name.glob("*.parquet")) if name.is_dir() else [name]
-        if not found:
+        try:
+            all_files = list(files_below(name, seen))
+        except OSError as error:
+            raise BadFile(f"{error.filename}: {error.strerror}") from None
+        found = [path for path in all_files if path == name or path.suffix == ".parquet"]
+        others += [path for path in all_files if path != name and path.suffix != ".parquet"]
+        if not found and name.is_dir() and not files:
             raise BadFile(f"{name}: no *.parquet files in this directory")
         for path in found:
             if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
                 raise BadFile(f"{path}: not a plain file")
         files += found
+    if others:
+        print(f"read_parquet: skipped {len(others)} files that are not *.parquet, the first: {others[0]}",
+              file=sys.stderr)
     return files
 
 

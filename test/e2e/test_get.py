@@ -563,6 +563,22 @@ def test_every_row_becomes_a_line_in_the_order_of_files_and_rows(tmp_path):
 
 
 @needs_pyarrow
+def test_a_directory_is_read_with_all_below_it_and_other_files_are_counted(tmp_path):
+    corpus = tmp_path / "corpus"
+    (corpus / "data").mkdir(parents=True)
+    write_parquet(tmp_path / "blob", ["linked"])
+    write_parquet(corpus / "b.parquet", ["b"])
+    write_parquet(corpus / "data" / "a.parquet", ["a"])
+    (corpus / "README.md").write_text("about")
+    (corpus / "link.parquet").symlink_to("../blob")
+    (corpus / "up").symlink_to(".")
+    (corpus / "round").symlink_to("round")
+    result = read_parquet(corpus, corpus / "b.parquet")
+    assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == ["b", "a", "linked"]
+    assert f"read_parquet: skipped 2 files that are not *.parquet, the first: {corpus}/README.md\n" in result.stderr
+
+
+@needs_pyarrow
 def test_a_wrong_column_names_those_that_there_are(tmp_path):
     write_parquet(tmp_path / "a.parquet", ["x"], column="content")
     assert "has no column text, only: id, content" in read_parquet(tmp_path, expect=2).stderr
