@@ -12,6 +12,7 @@ no_proxy) are used.
 import argparse
 import difflib
 import fnmatch
+import glob
 import json
 import os
 import shlex
@@ -181,7 +182,7 @@ def commands(source, directory, files):
     commands that use it."""
     tokenizer, output = shown(tokenizer_directory(directory)), shown(directory / "shards")
     train, prepare = program("train_gpt2"), [program("data/prepare"), "--tokenizer", tokenizer, "-o", output]
-    shards = ["-i", f"{output}/train_*.bin", "-j", f"{output}/val_*.bin"]
+    shards = ["-i", f"{glob.escape(output)}/train_*.bin", "-j", f"{glob.escape(output)}/val_*.bin"]
     if source.kind == "text":
         return [[prepare + [shown(f.path) for f in files]]], [[train, "-e", "L=6,C=384,NH=6,T=256", *shards]]
     if source.kind == "parquet":
@@ -192,7 +193,7 @@ def commands(source, directory, files):
         make = [[[program("data/choices"), "--tokenizer", tokenizer, questions, "-o", answers]]]
         return make, [[train, "-e", "data/gpt2", "-x", "0", "-v", "0", "-s", "0", "--choices", answers]]
     if source.kind == "shards":
-        val, some = (shown(directory / pattern) for pattern in source.patterns)
+        val, some = (f"{glob.escape(shown(directory))}/{pattern}" for pattern in source.patterns)
         return [], [[program("data/shard"), "verify", some, val, "--vocab", "50257"],
                     [train, "-e", "d12", "-i", some, "-j", val]]
     if source.kind == "weights":

@@ -15,7 +15,9 @@ T=128
 MODEL=(-e "L=4,C=128,NH=2,T=$T")
 TRAIN=(-b "$B" -t "$T" --optimizer muon -l 1e-2 -q 0 --beta2 0.99)
 MOST_PASSES=12
-DATA=(-i "$OUT/data/train_*.bin" -j "$OUT/data/val_*.bin")
+# shellcheck disable=SC2001 # & in a replacement needs bash 5.2
+SHARDS=$(sed 's/[][*?\\]/\\&/g' <<<"$OUT/data") # as a pattern
+DATA=(-i "$SHARDS/train_*.bin" -j "$SHARDS/val_*.bin")
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -91,15 +93,16 @@ fi
 say "5/5 drawing the curve"
 /usr/bin/python3 scripts/plot_run.py "$OUT/run" -o "$OUT/curve.png"
 
-checkpoint=$(find "$OUT/run" -maxdepth 1 -name 'step_*' | sort | tail -n 1)
+printf -v checkpoint %q "$(find "$OUT/run" -maxdepth 1 -name 'step_*' | sort | tail -n 1)"
+printf -v typed %q "$OUT"
 cat <<END
 
 Done. Results:
   $checkpoint   the model: a checkpoint, and a Hugging Face GPT-2 directory
-  $OUT/curve.png           its curves
-  $OUT/run/main.log        every step as a line of JSON
+  $typed/curve.png           its curves
+  $typed/run/main.log        every step as a line of JSON
 Next steps:
-  train longer       ./train_gpt2 -o $OUT/run -y -x $((4 * steps))
+  train longer       ./train_gpt2 -o $typed/run -y -x $((4 * steps))
   write text         ./train_gpt2 -e $checkpoint -v 0 -x 0 -g 1000 --prompt "The "
   your own text      make quickstart TEXT=path/to/text
   all options        ./train_gpt2 --help

@@ -37,12 +37,14 @@ OPTIONS+=(-b "$B")
 if has --plan "$@"; then exec "$TRAINER" "${OPTIONS[@]}" "$@"; fi
 
 DATA=${DATA:-data/$CORPUS}
+# shellcheck disable=SC2001 # & in a replacement needs bash 5.2
+SHARDS=$(sed 's/[][*?\\]/\\&/g' <<<"$DATA") # as a pattern
 if ! has -i "$@"; then
     for part in train val; do
-        compgen -G "$DATA/*${part}_*.bin" >/dev/null ||
+        compgen -G "$SHARDS/*${part}_*.bin" >/dev/null ||
             fail "no $part shards in $DATA (${part}_*.bin); get them with: data/get.py $CORPUS"
     done
-    OPTIONS+=(-i "$DATA/*train_*.bin" -j "$DATA/*val_*.bin")
+    OPTIONS+=(-i "$SHARDS/*train_*.bin" -j "$SHARDS/*val_*.bin")
 fi
 if [[ -e data/hellaswag/hellaswag_val.bin ]]; then
     OPTIONS+=(-h 1)

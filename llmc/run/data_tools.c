@@ -136,7 +136,7 @@ static bool read_letters(ToolWords *w, const char *word, Error *err) {
     return true;
 }
 
-static bool read_word(ToolWords *w, const char *word, Error *err) {
+static bool read_tool_word(ToolWords *w, const char *word, Error *err) {
     const ToolOption *o = NULL;
     if (!read_long(w, word, &o, err)) return false;
     if (o) return true;
@@ -158,7 +158,7 @@ bool tool_read_options(const char *program, const ToolOption *table, int argc, c
         else if (strcmp(word, "--") == 0)
             only_operands = true;
         else
-            ok = read_word(&w, word, err);
+            ok = read_tool_word(&w, word, err);
     }
     // What was read is not needed any more.
     for (int i = 0; ok && !w.help && i < operands; i++) argv[argc - operands + i] = others[i];

@@ -67,6 +67,8 @@ bool options_adopt_data(Options *options, const char *json, Error *err);
 // A malloced line for every option whose value differs from that JSON (for resume), such as "--batch-size 8 (was 4)",
 // NULL if none does. -y, --progress and --max-minutes are not compared.
 char *options_diff_json(const Options *options, const char *json);
+// Refuses options that contradict each other, as far as no file is needed to know.
+bool options_check_together(const Options *options, Error *err);
 // The options of the command line that change nothing in this run, as one line, "-m (-v 0), --samples (-s 0)",
 // malloced; NULL: there is none. on_gpu: whether the device is one.
 char *options_without_effect(const Options *options, bool on_gpu);

@@ -1,6 +1,7 @@
 """scripts/run_gpt2_*.sh: what they ask of the trainer, run for real with a tiny model in place of theirs."""
 import os
 import re
+import shutil
 import signal
 import subprocess
 
@@ -51,6 +52,13 @@ def test_a_recipe_trains_with_the_published_hyperparameters(root, name, tmp_path
     assert (options["beta1"], options["beta2"], options["grad-clip"], options["val-every"]) == (0.9, 0.95, 1, 250)
     assert options["train-data"].startswith(f"data/{corpus}/") and options["val-data"].startswith(f"data/{corpus}/")
     assert "HellaSwag is not scored; to score it, run: data/get.py hellaswag" in run.stderr
+
+
+def test_a_directory_of_shards_may_have_any_name(root, tmp_path):
+    shards = shutil.copytree(root / "data" / "fineweb-10B-gpt2", tmp_path / "my [own] *shards\\ 'n'")
+    run = recipe(root, "gpt2_124M", *TINY[:8], "-s", 0, "-x", 1, OUT=tmp_path / "run", DATA=shards)
+    assert run.returncode == 0, run.stderr
+    assert "in 1 shard" in run.stdout and "validation at step 1" in run.stdout
 
 
 def test_a_second_call_goes_on_and_a_third_finds_the_run_done(root):

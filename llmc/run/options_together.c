@@ -1,9 +1,55 @@
-// Which options of the command line change nothing in a run, because others turn off what they are about: see
-// options_without_effect in options.h. What would be wrong to do silently is refused by options_parse instead.
+// Options that do not go together: what is refused, and what changes nothing in a run because other options turn it
+// off.
 #include "llmc/run/options.h"
+
+#include "llmc/run/placement.h"
+#include "llmc/run/planner.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+// --plan, --advise and --ceilings answer a question each.
+static bool check_questions(const Options *o, Error *err) {
+    const bool other_gpu = *o->gpu && strcasecmp(o->gpu, "this") != 0;
+    if ((o->plan != 0) + (o->advise != 0) + (o->ceilings != 0) > 1)
+        return error_set(err, "--plan, --advise and --ceilings: give one of them at a time");
+    if (*o->gpu && !o->plan && !o->advise)
+        return error_set(err, "--gpu: only applies to a plan or advice; give --plan or --advise as well");
+    if (o->price > 0 && !o->plan) return error_set(err, "--price: only applies to a plan; give --plan as well");
+    if (o->measure && o->advise != ADVISE_D_FF)
+        return error_set(err, "--measure: times sizes of d_ff; give --advise d_ff as well");
+    return !o->measure || !other_gpu ||
+           error_set(err, "--measure: times this machine, not %.80s; leave out --gpu or --measure", o->gpu);
+}
+
+// Options that only make sense together.
+bool options_check_together(const Options *o, Error *err) {
+    if (o->total_batch > 0 && o->T > 0 && !options_check_total_batch(o->total_batch, o->T, err)) return false;
+    if (!placement_check(o->numa, err) || !timeline_check(o, err)) return false;
+    if (o->resume && !*o->output) return error_set(err, "-y: no run to resume; name its directory with -o DIR");
+    if (options_given(o, "checkpoint-every") && o->checkpoint_every > 0 && !*o->output) {
+        return error_set(err, "-n %lld: no directory for checkpoints; name one with -o DIR",
+                         (long long)o->checkpoint_every);
+    }
+    if ((o->hellaswag || *o->choices) && o->val_every == 0 && o->max_steps != 0)
+        return error_set(err, "%s: scored at every validation, but -v 0 turns it off; give -v N, or leave out %s",
+                         o->hellaswag ? "-h 1" : "--choices", o->hellaswag ? "-h (-h 0)" : "--choices");
+    if (!check_questions(o, err)) return false;
+    if (options_given(o, "fp8-scaling") && !o->fp8 && !o->resume) // -y: the run may have it
+        return error_set(err, "--fp8-scaling: has no effect without fp8; give --fp8 as well");
+    if (o->tokens > 0 && options_given(o, "max-steps"))
+        return error_set(err, "--tokens and -x both set the length of the run; give only one");
+    if (options_given(o, "master-weights") && o->master && !optimizer_has_master(o->optimizer))
+        return error_set(err, "-w 1: --optimizer %s keeps no master weights; leave out -w, or use adamw or adamw8bit",
+                         optimizer_name(o->optimizer));
+    if (o->reset_optimizer && !o->resume)
+        return error_set(err, "--reset-optimizer: a new run already has a new optimizer; use it with -y");
+    if (o->bench_loader && o->max_steps == 0)
+        return error_set(err, "--bench-loader: -x 0 reads no data; leave out -x 0");
+    if (o->interactive && o->max_steps != 0)
+        return error_set(err, "--interactive answers prompts and does not train: give -x 0 as well");
+    return true;
+}
 
 enum { MAX_NAMES = 24 };
 
