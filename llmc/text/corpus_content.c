@@ -180,20 +180,21 @@ const char *corpus_content(const CorpusOptions *o, const InputFile *file, char *
 // -------------------------------------------------------------------------------------------------- kinds inside a
 // text
 
-// Spellings of end-of-text, at most MARKER_MAX_BYTES long; all begin with '<'.
+// What follows the '<' of a spelling of end-of-text; at most MARKER_MAX_BYTES with it.
 static const char *const markers[] = {
-    "<|endoftext|>", "<|end_of_text|>", "<|startoftext|>", "<|im_end|>", "<|eot_id|>", "</s>", "<eos>"};
+    "|endoftext|>", "|end_of_text|>", "|startoftext|>", "|im_end|>", "|eot_id|>", "/s>", "eos>"};
 
 void corpus_note_markers(const char *path, const char *text, int64_t n, int64_t begin, int64_t end, KindCounts *notes) {
     const char *p = text, *const after = text + n;
     for (; p < text + begin && (p = memchr(p, '<', (size_t)(text + begin - p))) != NULL; p++) {
         if (after - p < 4 || (p[1] != '|' && p[1] != '/' && p[1] != 'e')) continue;
         for (size_t i = 0; i < sizeof markers / sizeof *markers; i++) {
-            const ptrdiff_t length = (ptrdiff_t)strlen(markers[i]);
-            if (after - p < length || p + length <= text + end || memcmp(p, markers[i], (size_t)length) != 0) continue;
+            const ptrdiff_t length = 1 + (ptrdiff_t)strlen(markers[i]);
+            if (after - p < length || p + length <= text + end || memcmp(p + 1, markers[i], (size_t)length - 1) != 0)
+                continue;
             char kind[MARKER_MAX_BYTES + 16];
-            snprintf(kind, sizeof kind, "%s as text", markers[i]);
-            kind_counts_add(notes, kind, 1, "%s; --split-at '%s' ends documents there", path, markers[i]);
+            snprintf(kind, sizeof kind, "<%s as text", markers[i]);
+            kind_counts_add(notes, kind, 1, "%s; --split-at '<%s' ends documents there", path, markers[i]);
         }
     }
 }
