@@ -283,7 +283,7 @@ static bool write_files(void *context, Error *err) {
     state->control = gpt2_get_control(run->model);
     state->T = run->setup.T;
     free(state->options_json);
-    state->options_json = options_to_json(o);
+    state->options_json = options_to_json(o, false);
     state->tokenizer = run->setup.tokenizer;
     char *tuning = device_tuning(); // a resume makes the same choices
     report_tuning(run->report, tuning);

@@ -419,23 +419,35 @@ static bool is_in_begun_directory(const Options *options) {
     return options->begun_in && strcmp(options->directory, options->begun_in) == 0;
 }
 
+// Not a path, although its option takes one.
+static bool is_built_in(const OptionRow *row, const char *value) {
+    if (row->offset == offsetof(Options, model)) return model_config_is_descriptor(value);
+    return !*value ||
+           (row->offset == offsetof(Options, tokenizer) && (strcmp(value, "bytes") == 0 || strcmp(value, "none") == 0));
+}
+
 // A path as it is in the JSON of a run that was begun in another working directory: relative to that one again.
 static const char *path_in_json(const OptionRow *row, const Options *options, const char *path) {
     const size_t n = strlen(options->directory);
-    const bool is_inside = strncmp(path, options->directory, n) == 0 && path[n] == '/' && path[n + 1];
-    return row->scope == OPTION_OF_INPUT && is_in_begun_directory(options) && is_inside ? path + n + 1 : path;
+    const bool is_inside = strncmp(path, options->directory, n) == 0 && path[n] == '/' && path[n + 1] != '/';
+    const bool is_relative = row->scope == OPTION_OF_INPUT && is_in_begun_directory(options) && is_inside;
+    return is_relative && !is_built_in(row, path + n + 1) ? path + n + 1 : path;
 }
 
-char *options_to_json(const Options *options) {
+char *options_to_json(const Options *options, bool with_directory) {
     char *json = NULL, buf[OPTION_VALUE];
     size_t bytes = 0;
     FILE *f = text_open(&json, &bytes);
-    fprintf(f, "{\"%s\":", DIRECTORY);
-    format_json_string(f, options->directory, strlen(options->directory));
+    fputc('{', f);
+    if (with_directory) {
+        fprintf(f, "\"%s\":", DIRECTORY);
+        format_json_string(f, options->directory, strlen(options->directory));
+        fputc(',', f);
+    }
     for (const OptionRow *row = option_table; row->long_name; row++) {
         if (row->scope == OPTION_OF_PROCESS) continue; // so that it is the same for any number of processes
         const char *value = path_in_json(row, options, option_value(row, options, buf));
-        fprintf(f, ",\"%s\":", row->long_name);
+        fprintf(f, "%s\"%s\":", row == option_table ? "" : ",", row->long_name);
         if (is_text(row))
             format_json_string(f, value, strlen(value));
         else
@@ -462,13 +474,6 @@ static bool adopt(const OptionRow *row, Options *options, const cJSON *then, Err
     return set_value(row, options, row->long_name, is_auto ? "auto" : value_then(then, buf), err);
 }
 
-// Not a path, although its option takes one.
-static bool is_built_in(const OptionRow *row, const char *value) {
-    if (row->offset == offsetof(Options, model)) return model_config_is_descriptor(value);
-    return !*value ||
-           (row->offset == offsetof(Options, tokenizer) && (strcmp(value, "bytes") == 0 || strcmp(value, "none") == 0));
-}
-
 // An option under an unknown name would silently be the default.
 static bool check_names(const cJSON *then, Error *err) {
     for (const cJSON *item = then->child; item; item = item->next) {
@@ -482,9 +487,11 @@ static bool check_names(const cJSON *then, Error *err) {
 
 // Where the earlier run was begun. If that directory is no longer there, its paths are taken to be relative to this
 // one: a run may be moved together with its data.
-static void adopt_directory(Options *options, const cJSON *then) {
+void options_adopt_directory(Options *options, const cJSON *then) {
     const char *there = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(then, DIRECTORY));
-    if (!there || *there != '/' || strcmp(there, options->directory) == 0 || options->begun_in) return;
+    if (!there || *there != '/' || options->knows_directory) return;
+    options->knows_directory = true;
+    if (strcmp(there, options->directory) == 0) return;
     options_set_string(&options->begun_in, there);
     if (!file_exists(there)) return;
     for (const OptionRow *row = option_table; row->long_name;
@@ -502,7 +509,7 @@ static void adopt_directory(Options *options, const cJSON *then) {
 static bool adopt_rows(Options *options, const char *json, const char *group, Error *err) {
     cJSON *then = cJSON_Parse(json);
     bool ok = (cJSON_IsObject(then) || error_set(err, "not a JSON object")) && check_names(then, err);
-    if (ok) adopt_directory(options, then);
+    if (ok) options_adopt_directory(options, then);
     for (const OptionRow *row = option_table; ok && row->long_name; row++) {
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
         const bool is_taken = (row->scope == OPTION_OF_RUN || row->scope == OPTION_OF_INPUT) &&
@@ -516,7 +523,7 @@ static bool adopt_rows(Options *options, const char *json, const char *group, Er
             *path = found;
         }
     }
-    const bool is_old = ok && !cJSON_HasObjectItem(then, DIRECTORY) && !options_given(options, "val-data");
+    const bool is_old = ok && !options->knows_directory && !options_given(options, "val-data");
     if (is_old && strcmp(options->val_data, OLD_VAL_DATA) == 0) options_set_string(&options->val_data, "");
     cJSON_Delete(then);
     return ok || error_prefix(err, "the options of the earlier run");

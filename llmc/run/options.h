@@ -7,6 +7,7 @@
 #include "llmc/comm/comm.h"
 #include "llmc/train/optimizer.h"
 
+#include <cjson/cJSON.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -31,7 +32,8 @@ typedef struct {
     // Where relative paths of OPTION_OF_INPUT begin in the JSON of the options: the working directory in which the run
     // was begun, or this one if that is no longer there.
     char *directory;
-    char *begun_in; // the working directory of the earlier run, NULL if it is this one
+    char *begun_in;       // the working directory of the earlier run, NULL if it is this one
+    bool knows_directory; // that of the earlier run is known
 } Options;
 
 typedef enum { OPTIONS_RUN, OPTIONS_HELP_SHOWN, OPTIONS_ERROR } OptionsResult;
@@ -56,8 +58,11 @@ bool options_given(const Options *options, const char *long_name);
 // the trainer, which knows T when -t left it to the model.
 bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err);
 
-// All options but those of OPTION_OF_PROCESS as one JSON object, malloced; keys are the long names.
-char *options_to_json(const Options *options);
+// All options but those of OPTION_OF_PROCESS as one JSON object, malloced; keys are the long names. The same bytes in
+// any working directory; for those who read it later, with_directory adds the directory in which the run was begun.
+char *options_to_json(const Options *options, bool with_directory);
+// Takes that directory from the JSON of an earlier start of the run, before its options are adopted.
+void options_adopt_directory(Options *options, const cJSON *then);
 // For resume: takes from that JSON the value of every option that was not given on the command line, so that -o and -y
 // alone resume the run with its original options. Options that only say where the run is written or how it is watched
 // (-o, -y, --progress) are not taken. A relative path of an input is looked for where the run was begun, then here.

@@ -234,7 +234,7 @@ static void run_event(const Report *r) {
     const DeviceFacts *device = device_facts();
     const MemoryPlan *plan = gpt2_memory(r->gpt2);
     cJSON *run = cJSON_CreateObject();
-    char *options = options_to_json(r->options);
+    char *options = options_to_json(r->options, true);
     cJSON_AddItemToObject(run, "options", cJSON_Parse(options));
     free(options);
     JSON_ADD(cJSON_AddObjectToObject(run, "model"), JSON_SHAPE(c), JSON_NUMBER("T", r->setup->T),

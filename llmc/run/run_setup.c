@@ -22,6 +22,7 @@
 static const char HELLASWAG[] = "data/hellaswag/hellaswag_val.bin";
 
 static const char OPTIONS_FILE[] = "options.json"; // in the directory of -o
+enum { MAX_OPTIONS_BYTES = 16 << 20 };             // it may hold a long prompt
 
 void run_advise(const char *format, ...) {
     if (comm_rank() > 0) return;
@@ -34,6 +35,15 @@ void run_advise(const char *format, ...) {
 
 // ---------------------------------------------------------------------------------------- what to train, on which data
 
+// Where the run in this directory was begun, as its options.json says; older runs do not.
+static void take_begun_directory(Options *o, const char *run) {
+    char *path = path_join(run, OPTIONS_FILE);
+    cJSON *then = json_parse_file(path, MAX_OPTIONS_BYTES, NULL);
+    if (then) options_adopt_directory(o, then);
+    cJSON_Delete(then);
+    free(path);
+}
+
 // -e CHECKPOINT -x 0: it is evaluated at its step, on the data of its run where -j names no other. Weights of others
 // have neither.
 static void take_step_and_data(RunSetup *s) {
@@ -41,16 +51,18 @@ static void take_step_and_data(RunSetup *s) {
     Error none;
     if (!checkpoint_load_state(s->options.model, &state, &none)) return;
     s->state.step = state.step;
+    char *run = path_parent(s->options.model);
+    take_begun_directory(&s->options, run);
+    free(run);
     options_adopt_data(&s->options, state.options_json, &none);
     trainer_state_free(&state);
 }
 
 // A run that ended before its first checkpoint restarts from its beginning with its original options.
 static bool adopt_remembered(RunSetup *s, Error *err) {
-    enum { MAX_BYTES = 16 << 20 }; // the options may hold a long prompt
     char *path = path_join(s->options.output, OPTIONS_FILE);
     const bool known = file_exists(path);
-    char *json = known ? file_read_all(path, MAX_BYTES, NULL, err) : NULL;
+    char *json = known ? file_read_all(path, MAX_OPTIONS_BYTES, NULL, err) : NULL;
     const bool ok = !known || (json && (options_adopt_json(&s->options, json, err) || error_prefix(err, "%s", path)));
     if (ok)
         run_advise("-y 1: no checkpoint in %s yet; starting from the beginning%s%s", s->options.output,
@@ -65,7 +77,7 @@ bool run_setup_save_options(const RunSetup *s, Error *err) {
     const Options *o = &s->options;
     if (!*o->output || o->max_steps == 0 || o->profile > 0 || o->bench_loader || comm_rank() > 0)
         return true; // nothing to save there
-    char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o);
+    char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o, true);
     const bool ok = file_write_atomic(path, json, strlen(json), err);
     free(json);
     free(path);
@@ -135,6 +147,7 @@ bool run_setup_lock_and_resume(RunSetup *s, Error *err) {
     if (!*o->output) return true;
     if (!comm_all_ok(comm_rank() > 0 || find_checkpoint(s, err), err) || !share_resume_path(s, err)) return false;
     if (!s->resume_path) return !o->resume || adopt_remembered(s, err);
+    take_begun_directory(&s->options, o->output);
     if (!checkpoint_load_state(s->resume_path, &s->state, err) ||
         !options_adopt_json(&s->options, s->state.options_json, err))
         return false;

@@ -686,7 +686,7 @@ static Options default_options(void) {
 static void options_seed(int i) {
     Options o = default_options();
     if (i == 1) o.B = 7, options_set_string(&o.output, "a \"name\"");
-    char *json = options_to_json(&o);
+    char *json = options_to_json(&o, i == 1);
     write_text(fuzz_path("options.json"), json);
     free(json);
     options_free(&o);
@@ -701,12 +701,13 @@ static bool options_read(const FuzzInput *in) {
     const bool ok = options_adopt_json(&o, text, &err);
     free(options_diff_json(&o, text));
     if (ok) {
-        char *json = options_to_json(&o);
+        char *json = options_to_json(&o, true);
         REQUIRE(options_adopt_json(&again, json, &err), "taken, but not again: %s", err.text);
         // JSON has no bytes that are not UTF-8: they have become U+FFFD.
         for (const OptionRow *row = option_table; row->long_name && !strstr(json, "\\ufffd"); row++) {
             char a[OPTION_VALUE], b[OPTION_VALUE];
-            REQUIRE(row->scope != OPTION_OF_RUN || strcmp(option_value(row, &o, a), option_value(row, &again, b)) == 0,
+            REQUIRE((row->scope != OPTION_OF_RUN && row->scope != OPTION_OF_INPUT) ||
+                        strcmp(option_value(row, &o, a), option_value(row, &again, b)) == 0,
                     "--%s is taken as %s, and then as %s", row->long_name, option_value(row, &o, a),
                     option_value(row, &again, b));
         }
