@@ -341,7 +341,6 @@ static void measure_speed(Run *run) {
 }
 
 static bool build_model(Run *run, Error *err) {
-    const Options *o = &run->setup.options;
     const Gpt2Options model = run_setup_model(&run->setup);
     run->model = gpt2_create(&model, err);
     if (!run->model)
@@ -351,8 +350,13 @@ static bool build_model(Run *run, Error *err) {
     if (run->setup.dtype != DTYPE_FP16 || control->loss_scale == 1.0f)
         control->loss_scale = optimizer_first_loss_scale(run->setup.dtype);
     gpt2_set_control(run->model, control);
+    return true;
+}
+
+static bool load_model(Run *run, Error *err) {
+    const Options *o = &run->setup.options;
     if (run->setup.resume_path) {
-        const bool with_moments = model.train && !o->reset_optimizer;
+        const bool with_moments = o->max_steps != 0 && !o->reset_optimizer;
         return checkpoint_load_weights(run->model, run->setup.resume_path, err) &&
                (!with_moments || checkpoint_load_moments(run->model, run->setup.resume_path, err));
     }
@@ -445,6 +449,7 @@ static int run_all(Run *run, Error *err) {
     if (!comm_all_ok(run_setup_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
     measure_speed(run);
     if (!comm_all_ok(build_model(run, err), err)) return EXIT_RUN_FAILED;
+    if (!comm_all_ok(load_model(run, err), err)) return EXIT_BAD_INPUT; // values that are wrong
     if (run->setup.options.max_steps != 0 &&
         !(comm_all_ok(build_training(run, err), err) &&
           processes_share_tuning(run->model, run->optimizer, &run->setup.share, err) && load_all_weights(run, err)))

@@ -144,7 +144,8 @@ bool checkpoint_load_weights(Gpt2 *model, const char *path, Error *err) {
     WeightsFile *f = weights_file_open(path, err);
     if (!f) return false;
     float *chunk = allocate_floats(STATE_PIECE_FLOATS);
-    bool ok = check_config(weights_file_config(f), &gpt2_options(model)->config, path, err);
+    bool ok = check_config(weights_file_config(f), &gpt2_options(model)->config, path, err) &&
+              weights_file_check_rest(f, err);
     for (int i = 0; ok && i < gpt2_num_tensors(model); i++) {
         const Parameter *p = &gpt2_parameters(model)[i];
         for (int64_t row = 0; ok && row < p->rows; row += state_piece_rows(p)) {

@@ -1,12 +1,13 @@
 // Hugging Face directories, see huggingface.h. The reader accepts the output of GPT2LMHeadModel: tensor names with and
-// without "transformer.", the tied lm_head.weight and the causal mask buffers (neither is read), F32, F16 and BF16. The
-// index of several files is as untrusted as any outside file: it may name only files of its own directory. Each file is
-// written atomically and checksummed on the way; the caller commits the directory as a whole.
+// without "transformer." and what torch.compile and DDP put before it, the tied lm_head.weight, also in place of wte,
+// and the causal mask buffers (both are compared with what they must be), F32, F16 and BF16. Each
+// file is written atomically and checksummed on the way; the caller commits the directory as a whole.
 #include "llmc/store/huggingface.h"
 
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
 #include "llmc/store/safetensors.h"
+#include "llmc/store/weight_shards.h"
 #include "llmc/store/weights_file.h"
 
 #include <cjson/cJSON.h>
@@ -14,222 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-// ------------------------------------------------------------------------------------ one or several safetensors files
-
-enum {
-    MAX_INDEX_BYTES = 16 << 20,
-    MAX_FILES = 1000, // all stay open; the largest published models have fewer
-};
-
-typedef struct {
-    const char *name; // of a tensor, in the parsed index
-    int file;         // the file that the index states
-} Place;
-
-struct WeightShards {
-    char *list; // path of the one file or of the index
-    char **paths;
-    SafetensorsFile **files;
-    int *first; // tensors in the files before this one; files + 1 entries
-    int num_files;
-    cJSON *index; // the following fields belong to the index; NULL without one
-    Place *places;
-    int num_places;
-};
-
-// ----------------------------------------------------------------------------------------------------------- the index
-
-static int compare_place(const void *a, const void *b) {
-    return strcmp(((const Place *)a)->name, ((const Place *)b)->name);
-}
-
-static const Place *find_place(const WeightShards *s, const char *name) {
-    const Place key = {.name = name};
-    return bsearch(&key, s->places, (size_t)s->num_places, sizeof *s->places, compare_place);
-}
-
-static bool is_printable(const char *text, size_t less_than) {
-    for (const char *p = text; *p; p++)
-        if ((unsigned char)*p < 0x20 || *p == 0x7f) return false;
-    return *text && strlen(text) < less_than;
-}
-
-// One member of "weight_map". It may only name a file in this directory, with no path in it.
-static bool check_member(const cJSON *item, Error *err) {
-    char found[64];
-    if (!is_printable(item->string, sizeof((SafetensorsEntry *)0)->name))
-        return error_set(err, "\"weight_map\" has an invalid tensor name");
-    const char *file = cJSON_IsString(item) ? item->valuestring : "";
-    const size_t n = strlen(file), suffix = strlen(".safetensors");
-    if (n > suffix && strcmp(file + n - suffix, ".safetensors") == 0 && !strchr(file, '/') && is_printable(file, 256))
-        return true;
-    return error_set(err,
-                     "\"weight_map\" puts tensor %s into %s, expected the name of a .safetensors file in the same "
-                     "directory",
-                     item->string, json_describe(item, found, sizeof found));
-}
-
-// The number of the file with this name, which is added if it is new.
-static int file_number(WeightShards *s, const char *directory, const char *name, Error *err) {
-    for (int i = 0; i < s->num_files; i++)
-        if (strcmp(strrchr(s->paths[i], '/') + 1, name) == 0) return i;
-    if (s->num_files == MAX_FILES) {
-        error_set(err, "\"weight_map\" names more than %d files", MAX_FILES);
-        return -1;
-    }
-    s->paths[s->num_files] = path_join(directory, name);
-    return s->num_files++;
-}
-
-static bool parse_index(WeightShards *s, const char *directory, Error *err) {
-    const cJSON *map;
-    if (!json_get_object(s->index, "weight_map", &map, err)) return false;
-    const int count = cJSON_GetArraySize(map);
-    s->places = calloc((size_t)count + 1, sizeof *s->places);
-    if (!s->places) return error_set(err, "no memory for its %d tensors", count);
-    for (const cJSON *item = map->child; item; item = item->next) {
-        if (!check_member(item, err)) return false;
-        const int file = file_number(s, directory, item->valuestring, err);
-        if (file < 0) return false;
-        s->places[s->num_places++] = (Place){.name = item->string, .file = file};
-    }
-    qsort(s->places, (size_t)count, sizeof *s->places, compare_place);
-    for (int i = 1; i < count; i++)
-        if (strcmp(s->places[i - 1].name, s->places[i].name) == 0)
-            return error_set(err, "\"weight_map\" lists tensor %s twice", s->places[i].name);
-    return count > 0 || error_set(err, "\"weight_map\" is empty");
-}
-
-// Each tensor is in the file that the index states.
-static bool check_places(const WeightShards *s, Error *err) {
-    for (int i = 0; i < s->num_places; i++) {
-        const Place *p = &s->places[i];
-        if (safetensors_find(s->files[p->file], p->name)) continue;
-        const int elsewhere = weight_shards_find(s, p->name);
-        if (elsewhere >= 0)
-            return error_set(err,
-                             "%s: tensor %s is in %s, but the index puts it in this file; download the "
-                             "directory again",
-                             s->paths[p->file], p->name, weight_shards_path(s, elsewhere));
-        return error_set(err, "%s: tensor %s is missing, but the index puts it here; download the directory again",
-                         s->paths[p->file], p->name);
-    }
-    return true;
-}
-
-// No file has a tensor that the index does not put there.
-static bool check_strangers(const WeightShards *s, Error *err) {
-    for (int i = 0; i < weight_shards_count(s); i++) {
-        const SafetensorsEntry *e = weight_shards_entry(s, i);
-        const Place *p = find_place(s, e->name);
-        if (!p) return error_set(err, "%s: tensor %s is not in the index", weight_shards_path(s, i), e->name);
-        if (s->paths[p->file] != weight_shards_path(s, i))
-            return error_set(err, "%s: has tensor %s, but the index puts it in %s", weight_shards_path(s, i), e->name,
-                             s->paths[p->file]);
-    }
-    return true;
-}
-
-// ------------------------------------------------------------------------------------------------------ open and close
-
-// There are no readable weights; the advice depends on the files that exist.
-static bool explain_missing(const char *directory, Error *err) {
-    char *pickle = path_join(directory, "pytorch_model.bin");
-    char *pickles = path_join(directory, "pytorch_model.bin.index.json");
-    const bool old = file_exists(pickle) || file_exists(pickles);
-    free(pickle);
-    free(pickles);
-    return error_set(err, "%s: no model.safetensors next to its config.json%s", directory,
-                     old ? "; save pytorch_model.bin again with save_pretrained(..., safe_serialization=True)" : "");
-}
-
-static bool open_files(WeightShards *s, Error *err) {
-    s->first = calloc((size_t)s->num_files + 1, sizeof *s->first);
-    REQUIRE_MEMORY(s->first != NULL, "the files of a model");
-    for (int i = 0; i < s->num_files; i++) {
-        if (s->index && !file_exists(s->paths[i]))
-            return error_set(err, "%s: this file is missing; the weights are in %d files, listed in %s", s->paths[i],
-                             s->num_files, s->list);
-        s->files[i] = safetensors_open(s->paths[i], err);
-        if (!s->files[i]) return false;
-        s->first[i + 1] = s->first[i] + safetensors_count(s->files[i]);
-    }
-    return true;
-}
-
-static bool open_index(WeightShards *s, const char *directory, Error *err) {
-    s->index = json_parse_file(s->list, MAX_INDEX_BYTES, err);
-    return s->index && (parse_index(s, directory, err) || error_prefix(err, "%s", s->list)) && open_files(s, err) &&
-           check_places(s, err) && check_strangers(s, err);
-}
-
-WeightShards *weight_shards_open(const char *directory, Error *err) {
-    WeightShards *s = calloc(1, sizeof *s);
-    REQUIRE_MEMORY(s != NULL, "the files of a model");
-    s->paths = calloc(MAX_FILES, sizeof *s->paths);
-    s->files = calloc(MAX_FILES, sizeof(SafetensorsFile *));
-    REQUIRE_MEMORY(s->paths && s->files, "the files of a model");
-    s->list = path_join(directory, "model.safetensors");
-    bool ok;
-    if (file_exists(s->list)) {
-        s->paths[s->num_files++] = path_join(directory, "model.safetensors");
-        ok = open_files(s, err);
-    } else {
-        free(s->list);
-        s->list = path_join(directory, "model.safetensors.index.json");
-        ok = file_exists(s->list) ? open_index(s, directory, err) : explain_missing(directory, err);
-    }
-    if (ok) return s;
-    weight_shards_close(s);
-    return NULL;
-}
-
-void weight_shards_close(WeightShards *s) {
-    if (!s) return;
-    for (int i = 0; i < s->num_files; i++) {
-        if (s->files[i]) safetensors_close(s->files[i]);
-        free(s->paths[i]);
-    }
-    cJSON_Delete(s->index);
-    free(s->places);
-    free(s->first);
-    free(s->files);
-    free(s->paths);
-    free(s->list);
-    free(s);
-}
-
-// ------------------------------------------------------------------------------------------------------------- tensors
-
-static int file_of(const WeightShards *s, int i) {
-    int file = 0;
-    while (i >= s->first[file + 1]) file++;
-    return file;
-}
-
-int weight_shards_count(const WeightShards *s) { return s->first[s->num_files]; }
-
-const SafetensorsEntry *weight_shards_entry(const WeightShards *s, int i) {
-    const int file = file_of(s, i);
-    return safetensors_entry(s->files[file], i - s->first[file]);
-}
-
-int weight_shards_find(const WeightShards *s, const char *name) {
-    for (int file = 0; file < s->num_files; file++) {
-        const SafetensorsEntry *e = safetensors_find(s->files[file], name);
-        if (e) return s->first[file] + (int)(e - safetensors_entry(s->files[file], 0));
-    }
-    return -1;
-}
-
-const char *weight_shards_path(const WeightShards *s, int i) { return s->paths[file_of(s, i)]; }
-
-const char *weight_shards_list(const WeightShards *s) { return s->list; }
-
-bool weight_shards_read_fp32(WeightShards *s, int i, int64_t first, int64_t n, float *out, Error *err) {
-    return safetensors_read_fp32(s->files[file_of(s, i)], weight_shards_entry(s, i), first, n, out, err);
-}
 
 // ------------------------------------------------------------------------------------------------------------- reading
 
@@ -267,6 +52,24 @@ static bool check_string(const cJSON *root, const char *key, const char *expecte
     return error_set(err, "\"%s\" is %s, expected \"%s\"", key, json_describe(item, found, sizeof found), expected);
 }
 
+// Other classes have other heads.
+static bool check_class(const cJSON *root, Error *err) {
+    const cJSON *item, *name;
+    char found[64];
+    if (!json_find(root, "quantization_config", &item, err)) return false;
+    if (item && !cJSON_IsNull(item))
+        return error_set(err, "it has a \"quantization_config\"; save the model again without quantization");
+    if (!json_find(root, "architectures", &item, err)) return false;
+    cJSON_ArrayForEach(name, item) {
+        if (cJSON_IsString(name) &&
+            (strcmp(name->valuestring, "GPT2LMHeadModel") == 0 || strcmp(name->valuestring, "GPT2Model") == 0))
+            return true;
+    }
+    if (!item || cJSON_IsNull(item) || (cJSON_IsArray(item) && !item->child)) return true;
+    return error_set(err, "\"architectures\" is %s, expected [\"GPT2LMHeadModel\"]",
+                     json_describe(cJSON_IsArray(item) ? item->child : item, found, sizeof found));
+}
+
 static bool check_variant(const cJSON *root, Error *err) {
     const cJSON *item;
     double eps;
@@ -275,7 +78,8 @@ static bool check_variant(const cJSON *root, Error *err) {
     if (item && !check_string(root, "activation_function", "gelu_new", "gelu_pytorch_tanh", err)) return false;
     if (!check_flag(root, "tie_word_embeddings", true, err) || !check_flag(root, "scale_attn_weights", true, err) ||
         !check_flag(root, "scale_attn_by_inverse_layer_idx", false, err) ||
-        !check_flag(root, "add_cross_attention", false, err))
+        !check_flag(root, "add_cross_attention", false, err) || !check_flag(root, "is_encoder_decoder", false, err) ||
+        !check_class(root, err))
         return false;
     if (!json_find(root, "layer_norm_epsilon", &item, err)) return false;
     if (!item) return true; // transformers then uses 1e-5
@@ -295,15 +99,25 @@ static bool parse_inner(const cJSON *root, ModelConfig *config, Error *err) {
     return true;
 }
 
+// A size under GPT-2's name or under the name that transformers has for all models.
+static bool parse_size(const cJSON *root, const char *key, const char *also, int64_t *size, Error *err) {
+    const cJSON *own, *other;
+    int64_t same;
+    if (!json_find(root, key, &own, err) || !json_find(root, also, &other, err)) return false;
+    if (!json_get_int(root, other && !own ? also : key, 1, INT32_MAX, size, err)) return false;
+    return !own || !other || (json_int_value(other, 1, INT32_MAX, &same) && same == *size) ||
+           error_set(err, "\"%s\" and \"%s\" are the same size but differ", key, also);
+}
+
 static bool parse_config(const cJSON *root, ModelConfig *config, Error *err) {
     *config = (ModelConfig){0};
     int64_t V;
     bool ok = check_string(root, "model_type", "gpt2", "gpt2", err) &&
-              json_get_int(root, "n_positions", 1, INT32_MAX, &config->max_T, err) &&
+              parse_size(root, "n_positions", "max_position_embeddings", &config->max_T, err) &&
               json_get_int(root, "vocab_size", 1, INT32_MAX, &V, err) &&
-              json_get_int(root, "n_layer", 1, INT32_MAX, &config->L, err) &&
-              json_get_int(root, "n_head", 1, INT32_MAX, &config->NH, err) &&
-              json_get_int(root, "n_embd", 1, INT32_MAX, &config->C, err) && check_variant(root, err) &&
+              parse_size(root, "n_layer", "num_hidden_layers", &config->L, err) &&
+              parse_size(root, "n_head", "num_attention_heads", &config->NH, err) &&
+              parse_size(root, "n_embd", "hidden_size", &config->C, err) && check_variant(root, err) &&
               parse_inner(root, config, err);
     if (ok) model_config_set_vocab(config, V);
     return ok && model_config_check(config, err);
@@ -324,7 +138,8 @@ static bool read_config(const char *directory, ModelConfig *config, int64_t *eot
               error_set(err,
                         "%s: has no config.json: neither a Hugging Face GPT-2 directory nor a checkpoint (those are "
                         "the step_* directories of a run)",
-                        directory);
+                        directory) ||
+              weight_shards_explain(directory, err);
     cJSON *root = ok ? json_parse_file(path, MAX_CONFIG_BYTES, err) : NULL;
     if (root) ok = parse_config(root, config, err) || error_prefix(err, "%s", path);
     if (root && ok) *eot = parse_eot(root, config->V);
@@ -335,15 +150,21 @@ static bool read_config(const char *directory, ModelConfig *config, int64_t *eot
 
 // -------------------------------------------------------------------------------------------------- the tensors' table
 
-static const char prefix[] = "transformer.";
-
+// Without "transformer.", and without what torch.compile, DDP and other wrappers put before the names.
 static const char *without_prefix(const char *name) {
-    return strncmp(name, prefix, strlen(prefix)) == 0 ? name + strlen(prefix) : name;
+    static const char *const prefixes[] = {"transformer.", "_orig_mod.", "module.", "model.", NULL};
+    for (int i = 0; prefixes[i]; i++) {
+        const size_t n = strlen(prefixes[i]);
+        if (strncmp(name, prefixes[i], n) == 0) return without_prefix(name + n);
+    }
+    return name;
 }
 
 static int find_tensor(const WeightShards *shards, const char *name) {
     const int place = weight_shards_find(shards, name);
-    return place >= 0 ? place : weight_shards_find(shards, without_prefix(name));
+    for (int i = 0; place < 0 && i < weight_shards_count(shards); i++)
+        if (strcmp(without_prefix(weight_shards_entry(shards, i)->name), without_prefix(name)) == 0) return i;
+    return place;
 }
 
 static bool check_shape(const SafetensorsEntry *e, int rank, int64_t rows, int64_t cols, Error *err) {
@@ -355,24 +176,39 @@ static bool check_shape(const SafetensorsEntry *e, int rank, int64_t rows, int64
     memcpy(found.shape, e->shape, sizeof found.shape);
     expected.shape[0] = rows, expected.shape[1] = cols;
     char a[96], b[96];
-    return error_set(err, "tensor %s is %s, expected %s", e->name, tensor_describe(found, a, sizeof a),
-                     tensor_describe(expected, b, sizeof b));
+    const bool swapped = e->rank == 2 && rank == 2 && e->shape[0] == cols && e->shape[1] == rows;
+    return error_set(err, "tensor %s is %s, expected %s%s", e->name, tensor_describe(found, a, sizeof a),
+                     tensor_describe(expected, b, sizeof b),
+                     swapped ? ": its matrices are (out, in), as nanoGPT's; transpose them" : "");
 }
 
-static bool has_suffix(const char *name, const char *suffix) {
-    size_t n = strlen(name), m = strlen(suffix);
-    return n >= m && strcmp(name + n - m, suffix) == 0;
+static const char head_name[] = "lm_head.weight";
+
+// The buffers of attention that files of older transformers have, of one of the model's blocks.
+typedef enum { BUFFER_NONE, BUFFER_MASK, BUFFER_MASKED_VALUE } BufferKind;
+static BufferKind buffer_kind(const char *name, const ModelConfig *config) {
+    int block, n = 0;
+    name = without_prefix(name);
+    if (sscanf(name, "h.%9d.attn.%n", &block, &n) != 1 || n == 0 || block < 0 || block >= config->L) return BUFFER_NONE;
+    if (strcmp(name + n, "bias") == 0) return BUFFER_MASK;
+    return strcmp(name + n, "masked_bias") == 0 ? BUFFER_MASKED_VALUE : BUFFER_NONE;
 }
 
-// Whether an entry that is not a parameter is one of those that are allowed in addition.
+// Whether an entry that is not a parameter is one of those that are allowed in addition; huggingface_check_rest then
+// compares its values.
 static bool check_extra(const SafetensorsEntry *e, const ModelConfig *config, Error *err) {
-    if (strcmp(e->name, "lm_head.weight") == 0) return check_shape(e, 2, config->V, config->C, err); // tied to wte
-    if (has_suffix(e->name, ".attn.bias") || has_suffix(e->name, ".attn.masked_bias")) return true;  // causal masks
-    return error_set(err, "tensor %s is not part of a GPT-2 of %lld blocks", e->name, (long long)config->L);
+    if (strcmp(without_prefix(e->name), head_name) == 0) return check_shape(e, 2, config->V, config->C, err);
+    if (buffer_kind(e->name, config) != BUFFER_NONE) return true;
+    const bool adapter = strstr(e->name, "lora_") || strstr(e->name, ".base_layer.");
+    return error_set(err, "tensor %s is not part of a GPT-2 of %lld blocks%s", e->name, (long long)config->L,
+                     adapter ? "; it is a LoRA adapter's: merge it into the model with merge_and_unload() and save that"
+                             : "; save a GPT2LMHeadModel without it");
 }
 
 static bool match_tensor(HuggingFace *f, const Parameter *p, int *place, Error *err) {
     *place = find_tensor(f->shards, p->name);
+    // save_pretrained of a tied model keeps one of the two names.
+    if (*place < 0 && p->spec == &parameter_specs[PARAM_WTE]) *place = find_tensor(f->shards, head_name);
     if (*place < 0) return error_set(err, "%s: tensor %s is missing", weight_shards_list(f->shards), p->name);
     const bool swap = p->spec->transposed;
     return check_shape(weight_shards_entry(f->shards, *place), p->rank, swap ? p->cols : p->file_rows,
@@ -428,6 +264,84 @@ void huggingface_close(HuggingFace *f) {
 }
 
 int64_t huggingface_eot(const HuggingFace *f) { return f->eot; }
+
+// ------------------------------------------------------------------------------- what a file has besides the weights
+
+static const char *where(const HuggingFace *f, int i) { return weight_shards_path(f->shards, i); }
+
+static bool check_head(HuggingFace *f, int head, Error *err) {
+    enum { PIECE = 1 << 20 };
+    const int wte = f->places[parameter_index(&f->config, PARAM_WTE, 0)];
+    const int64_t numel = f->config.V * f->config.C;
+    float *a = malloc(2 * PIECE * sizeof *a);
+    REQUIRE_MEMORY(a != NULL, "a piece of the head");
+    bool ok = true;
+    for (int64_t at = 0; ok && at < numel; at += PIECE) {
+        const int64_t n = numel - at < PIECE ? numel - at : PIECE;
+        ok = weight_shards_read_fp32(f->shards, wte, at, n, a, err) &&
+             weight_shards_read_fp32(f->shards, head, at, n, a + PIECE, err);
+        int64_t i = 0;
+        while (ok && i < n && a[i] == a[PIECE + i]) i++;
+        if (!ok || i == n || isnan(a[i])) continue; // reading the weights names what is not finite
+        ok =
+            error_set(err,
+                      "%s: tensor lm_head.weight differs from %s, at [%lld, %lld] %g and %g: the head is not tied, and "
+                      "only tied heads are supported",
+                      where(f, head), weight_shards_entry(f->shards, wte)->name, (long long)((at + i) / f->config.C),
+                      (long long)((at + i) % f->config.C), (double)a[PIECE + i], (double)a[i]);
+    }
+    free(a);
+    return ok;
+}
+
+// (1, 1, n, n) of any type: not zero at and below the diagonal, zero above.
+static bool check_mask(HuggingFace *f, int place, Error *err) {
+    const SafetensorsEntry *e = weight_shards_entry(f->shards, place);
+    const int64_t n = e->rank >= 2 ? e->shape[e->rank - 1] : 0, size = n > 0 ? e->bytes / n / n : 0;
+    bool ok = n > 0 && e->shape[e->rank - 2] == n && size >= 1 && size <= 8 && size * n * n == e->bytes;
+    if (!ok) return error_set(err, "%s: tensor %s is not a square mask", where(f, place), e->name);
+    char *row = malloc((size_t)(n * size));
+    REQUIRE_MEMORY(row != NULL, "a row of a mask");
+    for (int64_t r = 0; ok && r < n; r++) {
+        ok = weight_shards_read_bytes(f->shards, place, r * n * size, n * size, row, err);
+        for (int64_t c = 0; ok && c < n; c++) {
+            bool is_set = false;
+            for (int64_t i = 0; i < size; i++) is_set |= row[c * size + i] != 0;
+            if (is_set != (c <= r))
+                ok = error_set(err,
+                               "%s: tensor %s is not a causal mask: [%lld, %lld] is %s; only causal attention is "
+                               "supported",
+                               where(f, place), e->name, (long long)r, (long long)c, is_set ? "set" : "0");
+        }
+    }
+    free(row);
+    return ok;
+}
+
+// What masked scores become: so low that their probability is 0.
+static bool check_masked_value(HuggingFace *f, int place, Error *err) {
+    enum { LOW = -1000 };
+    const SafetensorsEntry *e = weight_shards_entry(f->shards, place);
+    float value = 0;
+    if (e->bytes != (int64_t)dtype_size(DTYPE_FP32) && e->bytes != (int64_t)dtype_size(DTYPE_FP16))
+        return error_set(err, "%s: tensor %s is not one number", where(f, place), e->name);
+    return weight_shards_read_fp32(f->shards, place, 0, 1, &value, err) &&
+           (value <= LOW || error_set(err, "%s: tensor %s is %g, expected a large negative number", where(f, place),
+                                      e->name, (double)value));
+}
+
+bool huggingface_check_rest(HuggingFace *f, Error *err) {
+    const int wte = f->places[parameter_index(&f->config, PARAM_WTE, 0)];
+    bool ok = true;
+    for (int i = 0; ok && i < weight_shards_count(f->shards); i++) {
+        const char *name = weight_shards_entry(f->shards, i)->name;
+        const BufferKind kind = buffer_kind(name, &f->config);
+        if (kind == BUFFER_MASK) ok = check_mask(f, i, err);
+        if (kind == BUFFER_MASKED_VALUE) ok = check_masked_value(f, i, err);
+        if (i != wte && strcmp(without_prefix(name), head_name) == 0) ok = check_head(f, i, err);
+    }
+    return ok;
+}
 
 // Loads a whole (in, out) matrix of the file into f->matrix, as (out, in).
 static bool load_transposed(HuggingFace *f, const Parameter *p, int index, Error *err) {

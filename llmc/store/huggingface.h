@@ -10,6 +10,8 @@ typedef struct HuggingFace HuggingFace;
 HuggingFace *huggingface_open(const char *directory, ModelConfig *config, Error *err);
 void huggingface_close(HuggingFace *f);
 int64_t huggingface_eot(const HuggingFace *f); // eos_token_id of config.json, -1 if it has none
+// Whether lm_head.weight, if there is one, equals wte, and the buffers of attention are causal masks.
+bool huggingface_check_rest(HuggingFace *f, Error *err);
 // Rows [first_row, first_row + rows) of p, all of them within p->file_rows.
 bool huggingface_read(HuggingFace *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err);
 
@@ -35,18 +37,3 @@ bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFac
 
 // config.json as transformers reads it; malloced.
 char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t eot);
-
-// ------------------------------------------------------------------------------------------ the tensors of a directory
-
-typedef struct WeightShards WeightShards;
-// A model.safetensors takes precedence over an index, as in transformers.
-WeightShards *weight_shards_open(const char *directory, Error *err);
-void weight_shards_close(WeightShards *s); // NULL is fine
-
-int weight_shards_count(const WeightShards *s);
-const SafetensorsEntry *weight_shards_entry(const WeightShards *s, int i);
-int weight_shards_find(const WeightShards *s, const char *name); // its index in the set, -1: absent
-const char *weight_shards_path(const WeightShards *s, int i);    // the file that contains tensor i
-const char *weight_shards_list(const WeightShards *s); // the file that lists all tensors: the one file, or the index
-// Elements [first, first + n) of tensor i, converted to fp32.
-bool weight_shards_read_fp32(WeightShards *s, int i, int64_t first, int64_t n, float *out, Error *err);

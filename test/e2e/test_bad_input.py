@@ -1,4 +1,5 @@
 """Bad options and bad files: one clear line on stderr, exit code 2, nothing started and nothing left behind."""
+import json
 import os
 import pickle
 
@@ -88,6 +89,61 @@ def test_a_file_of_another_program_is_named(name, data, tmp_path):
     option, content, words = FOREIGN[name]
     (tmp_path / "given.bin").write_bytes(content)
     refused(*TINY, *QUIET, *data.flags, "-x", 1, option, tmp_path / "given.bin", words=["given.bin: not a ", words])
+
+
+def change_weights(directory, change):
+    """Writes the model's safetensors again after change(tensors), which maps names to arrays."""
+    path = directory / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + length])
+    header.pop("__metadata__", None)
+    tensors = {name: np.frombuffer(data[8 + length:], "<f4", (e["data_offsets"][1] - e["data_offsets"][0]) // 4,
+                                   e["data_offsets"][0]).reshape(e["shape"]).copy() for name, e in header.items()}
+    tensors = change(tensors) or tensors
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        header[name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [end, end + tensor.nbytes]}
+        end += tensor.nbytes
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(t.tobytes() for t in tensors.values()))
+
+
+@pytest.fixture
+def exported(data, tmp_path):
+    train(*TINY, *QUIET, *data.flags, "-x", 1, "--export", tmp_path / "hf")
+    return tmp_path / "hf"
+
+
+def test_a_weight_that_is_not_finite_is_named_before_anything_starts(exported, data):
+    def overflow(tensors):
+        tensors["transformer.h.1.mlp.c_fc.weight"][4, 44] = np.inf
+    change_weights(exported, overflow)
+    refused("-e", exported, "-t", 32, *QUIET, *data.flags, "-x", 1,
+            words=["hf: tensor transformer.h.1.mlp.c_fc.weight has 1 of 16384 values", "the first inf at [4, 44]"])
+
+
+def test_a_head_that_is_not_tied_is_refused(exported):
+    def untie(tensors):
+        tensors["lm_head.weight"] = -tensors["transformer.wte.weight"]
+    change_weights(exported, untie)
+    refused("-e", exported, *QUIET, "-x", 0, words=["lm_head.weight differs from transformer.wte.weight, at [0, 0]"])
+
+
+def test_names_and_settings_that_transformers_reads_are_read(exported):
+    def generated():
+        return train("-e", exported, *QUIET, "-x", 0, "-g", 8, "--threads", 1).stdout.splitlines()
+    expected = [line for line in generated() if line.startswith("  ")]
+    assert expected
+    for old, new in (("transformer.wte.weight", "lm_head.weight"), ("", "_orig_mod."), ("_orig_mod.", "module.")):
+        change_weights(exported, lambda tensors: {new + name[len(old):] if name.startswith(old) else name: tensor
+                                                  for name, tensor in tensors.items()})
+        assert [line for line in generated() if line.startswith("  ")] == expected
+    config = (exported / "config.json").read_text()
+    for old, new in (("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads")):
+        config = config.replace(f'"{old}"', f'"{new}"')
+    (exported / "config.json").write_text(config)
+    assert [line for line in generated() if line.startswith("  ")] == expected
 
 
 # What may stand where a model directory is expected. Every other way to be wrong: test/unit/test_weights_file.c.

@@ -316,7 +316,8 @@ static bool read_weights(const char *path, const FuzzInput *in) {
     int64_t numel = 0;
     for (int i = 0; i < parameter_count(c); i++) numel += table[i].file_rows * table[i].cols;
     REQUIRE(2 * numel <= bytes, "accepted: %lld numbers in %lld bytes", (long long)numel, (long long)bytes);
-    bool ok = true;
+    bool ok = weights_file_check_rest(f, &err); // its tensors may have any size and value
+    const bool rest = ok;
     for (int i = 0; ok && i < parameter_count(c); i++)
         for (int64_t row = 0, n; ok && row < table[i].rows; row += n) {
             n = min_i64(table[i].rows - row, 4096 / table[i].cols + 1);
@@ -324,7 +325,7 @@ static bool read_weights(const char *path, const FuzzInput *in) {
             ok = weights_file_read(f, &table[i], row, n, rows, &err);
             free(rows);
         }
-    REQUIRE(ok, "opened, but not read: %s", err.text);
+    REQUIRE(ok || !rest || strstr(err.text, "not finite"), "opened, but not read: %s", err.text);
     free(table);
     weights_file_close(f);
     return true;

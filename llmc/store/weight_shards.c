@@ -1,0 +1,258 @@
+// One or several safetensors files as one set of tensors, see weight_shards.h. The index of several files is as
+// untrusted as any outside file: it may name only files of its own directory.
+#include "llmc/store/weight_shards.h"
+
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/foreign_file.h"
+#include "llmc/base/json.h"
+
+#include <cjson/cJSON.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    MAX_INDEX_BYTES = 16 << 20,
+    MAX_FILES = 1000, // all stay open; the largest published models have fewer
+};
+
+typedef struct {
+    const char *name; // of a tensor, in the parsed index
+    int file;         // the file that the index states
+} Place;
+
+struct WeightShards {
+    char *list; // path of the one file or of the index
+    char **paths;
+    SafetensorsFile **files;
+    int *first; // tensors in the files before this one; files + 1 entries
+    int num_files;
+    cJSON *index; // the following fields belong to the index; NULL without one
+    Place *places;
+    int num_places;
+};
+
+// ----------------------------------------------------------------------------------------------------------- the index
+
+static int compare_place(const void *a, const void *b) {
+    return strcmp(((const Place *)a)->name, ((const Place *)b)->name);
+}
+
+static const Place *find_place(const WeightShards *s, const char *name) {
+    const Place key = {.name = name};
+    return bsearch(&key, s->places, (size_t)s->num_places, sizeof *s->places, compare_place);
+}
+
+static bool is_printable(const char *text, size_t less_than) {
+    for (const char *p = text; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7f) return false;
+    return *text && strlen(text) < less_than;
+}
+
+// One member of "weight_map". It may only name a file in this directory, with no path in it.
+static bool check_member(const cJSON *item, Error *err) {
+    char found[64];
+    if (!is_printable(item->string, sizeof((SafetensorsEntry *)0)->name))
+        return error_set(err, "\"weight_map\" has an invalid tensor name");
+    const char *file = cJSON_IsString(item) ? item->valuestring : "";
+    const size_t n = strlen(file), suffix = strlen(".safetensors");
+    if (n > suffix && strcmp(file + n - suffix, ".safetensors") == 0 && !strchr(file, '/') && is_printable(file, 256))
+        return true;
+    return error_set(err,
+                     "\"weight_map\" puts tensor %s into %s, expected the name of a .safetensors file in the same "
+                     "directory",
+                     item->string, json_describe(item, found, sizeof found));
+}
+
+// The number of the file with this name, which is added if it is new.
+static int file_number(WeightShards *s, const char *directory, const char *name, Error *err) {
+    for (int i = 0; i < s->num_files; i++)
+        if (strcmp(strrchr(s->paths[i], '/') + 1, name) == 0) return i;
+    if (s->num_files == MAX_FILES) {
+        error_set(err, "\"weight_map\" names more than %d files", MAX_FILES);
+        return -1;
+    }
+    s->paths[s->num_files] = path_join(directory, name);
+    return s->num_files++;
+}
+
+static bool parse_index(WeightShards *s, const char *directory, Error *err) {
+    const cJSON *map;
+    if (!json_get_object(s->index, "weight_map", &map, err)) return false;
+    const int count = cJSON_GetArraySize(map);
+    s->places = calloc((size_t)count + 1, sizeof *s->places);
+    if (!s->places) return error_set(err, "no memory for its %d tensors", count);
+    for (const cJSON *item = map->child; item; item = item->next) {
+        if (!check_member(item, err)) return false;
+        const int file = file_number(s, directory, item->valuestring, err);
+        if (file < 0) return false;
+        s->places[s->num_places++] = (Place){.name = item->string, .file = file};
+    }
+    qsort(s->places, (size_t)count, sizeof *s->places, compare_place);
+    for (int i = 1; i < count; i++)
+        if (strcmp(s->places[i - 1].name, s->places[i].name) == 0)
+            return error_set(err, "\"weight_map\" lists tensor %s twice", s->places[i].name);
+    return count > 0 || error_set(err, "\"weight_map\" is empty");
+}
+
+// Each tensor is in the file that the index states.
+static bool check_places(const WeightShards *s, Error *err) {
+    for (int i = 0; i < s->num_places; i++) {
+        const Place *p = &s->places[i];
+        if (safetensors_find(s->files[p->file], p->name)) continue;
+        const int elsewhere = weight_shards_find(s, p->name);
+        if (elsewhere >= 0)
+            return error_set(err,
+                             "%s: tensor %s is in %s, but the index puts it in this file; download the "
+                             "directory again",
+                             s->paths[p->file], p->name, weight_shards_path(s, elsewhere));
+        return error_set(err, "%s: tensor %s is missing, but the index puts it here; download the directory again",
+                         s->paths[p->file], p->name);
+    }
+    return true;
+}
+
+// No file has a tensor that the index does not put there.
+static bool check_strangers(const WeightShards *s, Error *err) {
+    for (int i = 0; i < weight_shards_count(s); i++) {
+        const SafetensorsEntry *e = weight_shards_entry(s, i);
+        const Place *p = find_place(s, e->name);
+        if (!p) return error_set(err, "%s: tensor %s is not in the index", weight_shards_path(s, i), e->name);
+        if (s->paths[p->file] != weight_shards_path(s, i))
+            return error_set(err, "%s: has tensor %s, but the index puts it in %s", weight_shards_path(s, i), e->name,
+                             s->paths[p->file]);
+    }
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------------ open and close
+
+bool weight_shards_explain(const char *directory, Error *err) {
+    char **names, head[FOREIGN_FILE_HEAD];
+    int count;
+    if (!directory_list(directory, &names, &count, NULL)) return false;
+    for (int i = 0; i < count; i++) {
+        char *path = path_join(directory, names[i]);
+        int64_t size = 0;
+        const int fd = file_open(path, &size, NULL);
+        const size_t n = size < (int64_t)sizeof head ? (size_t)size : sizeof head;
+        const bool is_read = fd >= 0 && n > 0 && file_read_at(fd, path, 0, head, n, NULL);
+        const ForeignFile *found = is_read ? foreign_file_find(path, head, n) : NULL;
+        if (fd >= 0) close(fd);
+        free(path);
+        if (!found) continue;
+        error_append(err, "%.100s is %s: %s", names[i], found->kind, found->advice);
+        break;
+    }
+    directory_list_free(names, count);
+    return false;
+}
+
+// There are no readable weights; the advice depends on the files that exist.
+static bool explain_missing(const char *directory, Error *err) {
+    static const char *const others[][2] = {
+        {"pytorch_model.bin", "save pytorch_model.bin again with save_pretrained(..., safe_serialization=True)"},
+        {"pytorch_model.bin.index.json", "save pytorch_model.bin again with save_pretrained(..., "
+                                         "safe_serialization=True)"},
+        {"adapter_config.json", "it is a LoRA adapter: merge it into its model with merge_and_unload() and save that"},
+    };
+    error_set(err, "%s: no model.safetensors next to its config.json", directory);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        char *path = path_join(directory, others[i][0]);
+        const bool exists = file_exists(path);
+        free(path);
+        if (exists) return error_append(err, "%s", others[i][1]);
+    }
+    return weight_shards_explain(directory, err);
+}
+
+static bool open_files(WeightShards *s, Error *err) {
+    s->first = calloc((size_t)s->num_files + 1, sizeof *s->first);
+    REQUIRE_MEMORY(s->first != NULL, "the files of a model");
+    for (int i = 0; i < s->num_files; i++) {
+        if (s->index && !file_exists(s->paths[i]))
+            return error_set(err, "%s: this file is missing; the weights are in %d files, listed in %s", s->paths[i],
+                             s->num_files, s->list);
+        s->files[i] = safetensors_open(s->paths[i], err);
+        if (!s->files[i]) return false;
+        s->first[i + 1] = s->first[i] + safetensors_count(s->files[i]);
+    }
+    return true;
+}
+
+static bool open_index(WeightShards *s, const char *directory, Error *err) {
+    s->index = json_parse_file(s->list, MAX_INDEX_BYTES, err);
+    return s->index && (parse_index(s, directory, err) || error_prefix(err, "%s", s->list)) && open_files(s, err) &&
+           check_places(s, err) && check_strangers(s, err);
+}
+
+WeightShards *weight_shards_open(const char *directory, Error *err) {
+    WeightShards *s = calloc(1, sizeof *s);
+    REQUIRE_MEMORY(s != NULL, "the files of a model");
+    s->paths = calloc(MAX_FILES, sizeof *s->paths);
+    s->files = calloc(MAX_FILES, sizeof(SafetensorsFile *));
+    REQUIRE_MEMORY(s->paths && s->files, "the files of a model");
+    s->list = path_join(directory, "model.safetensors");
+    bool ok;
+    if (file_exists(s->list)) {
+        s->paths[s->num_files++] = path_join(directory, "model.safetensors");
+        ok = open_files(s, err);
+    } else {
+        free(s->list);
+        s->list = path_join(directory, "model.safetensors.index.json");
+        ok = file_exists(s->list) ? open_index(s, directory, err) : explain_missing(directory, err);
+    }
+    if (ok) return s;
+    weight_shards_close(s);
+    return NULL;
+}
+
+void weight_shards_close(WeightShards *s) {
+    if (!s) return;
+    for (int i = 0; i < s->num_files; i++) {
+        if (s->files[i]) safetensors_close(s->files[i]);
+        free(s->paths[i]);
+    }
+    cJSON_Delete(s->index);
+    free(s->places);
+    free(s->first);
+    free(s->files);
+    free(s->paths);
+    free(s->list);
+    free(s);
+}
+
+// ------------------------------------------------------------------------------------------------------------- tensors
+
+static int file_of(const WeightShards *s, int i) {
+    int file = 0;
+    while (i >= s->first[file + 1]) file++;
+    return file;
+}
+
+int weight_shards_count(const WeightShards *s) { return s->first[s->num_files]; }
+
+const SafetensorsEntry *weight_shards_entry(const WeightShards *s, int i) {
+    const int file = file_of(s, i);
+    return safetensors_entry(s->files[file], i - s->first[file]);
+}
+
+int weight_shards_find(const WeightShards *s, const char *name) {
+    for (int file = 0; file < s->num_files; file++) {
+        const SafetensorsEntry *e = safetensors_find(s->files[file], name);
+        if (e) return s->first[file] + (int)(e - safetensors_entry(s->files[file], 0));
+    }
+    return -1;
+}
+
+const char *weight_shards_path(const WeightShards *s, int i) { return s->paths[file_of(s, i)]; }
+
+const char *weight_shards_list(const WeightShards *s) { return s->list; }
+
+bool weight_shards_read_bytes(WeightShards *s, int i, int64_t first, int64_t n, void *out, Error *err) {
+    return safetensors_read_bytes(s->files[file_of(s, i)], weight_shards_entry(s, i), first, n, out, err);
+}
+
+bool weight_shards_read_fp32(WeightShards *s, int i, int64_t first, int64_t n, float *out, Error *err) {
+    return safetensors_read_fp32(s->files[file_of(s, i)], weight_shards_entry(s, i), first, n, out, err);
+}
