@@ -5,6 +5,7 @@
 // This is a C file in spite of its name (-x c), compiled once and linked into train_gpt2cu, train_gpt2 and
 // train_gpt2sim. It never knows which backend implements device.h and ops.h.
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/limits.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/run/ceilings.h"
 #include "llmc/run/loader_bench.h"
@@ -270,9 +271,19 @@ static bool save(Run *run, Error *err) {
     return compare_weights(run, err) && comm_all_ok(write_checkpoint(run, err), err);
 }
 
-// Process 0 writes the weights and the state of all.
+// All steps of this run were skipped: the weights are still those that it began with.
+static bool updated_nothing(const Run *run) {
+    const int64_t skipped = gpt2_get_control(run->model).skipped - run->setup.first_skipped;
+    return skipped == run->setup.state.step - run->setup.first_step;
+}
+
+// Process 0 writes the weights and the state of all. A run that has updated nothing writes nothing: with --keep its
+// copies would take the place of older weights that are as good, and state progress that there was not.
 static bool write_checkpoint(Run *run, Error *err) {
-    return !*run->setup.options.output || data_parallel_write(run->shared, write_files, run, err);
+    if (!*run->setup.options.output) return true;
+    if (!updated_nothing(run)) return data_parallel_write(run->shared, write_files, run, err);
+    runlog_field(run->log, "not saved", "no step of this run has updated the weights yet: all of them were skipped");
+    return true;
 }
 
 static bool write_files(void *context, Error *err) {
@@ -315,6 +326,27 @@ static bool use_weights(Run *run, Error *err) {
     GenerateOptions options = run_setup_generate(&run->setup);
     options.samples = 1, options.stop_at_eot = true;
     return generate_interactive(run->model, &options, err);
+}
+
+// A run whose steps were all skipped is not done.
+static bool no_update(const Run *run, Error *err) {
+    const long long steps = run->setup.state.step - run->setup.first_step;
+    const char *next = "lower -l, or check the weights and the data";
+    if (run->setup.dtype == DTYPE_FP16) next = "more steps lower the loss scale, and --dtype bf16 needs none";
+    if (gpt2_get_control(run->model).skip != SKIP_NONFINITE) next = "raise -sl and -sg, or set them to 0";
+    return error_set(err, "none of %lld steps has updated the weights: all were skipped, and nothing was saved; %s",
+                     steps, next);
+}
+
+// What is left to do after the last step.
+static bool finish(Run *run, Error *err) {
+    const Options *o = &run->setup.options;
+    const int64_t step = run->setup.state.step;
+    const bool trains = o->max_steps != 0 && o->profile == 0;
+    if (trains && step > run->setup.first_step && updated_nothing(run)) return no_update(run, err);
+    if (!use_weights(run, err)) return false;
+    const bool done = trains && *o->output && step >= run->setup.total_steps;
+    return !done || comm_all_ok(comm_rank() > 0 || checkpoint_mark_done(o->output, step, err), err);
 }
 
 // --------------------------------------------------------------------------------------------------- how it is built
@@ -460,7 +492,7 @@ static int run_all(Run *run, Error *err) {
     if (!(run->setup.options.profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;
     if (!data_parallel_await_weights(run->shared, err)) return EXIT_RUN_FAILED;
     report_all(run);
-    if (!signals_pending() && !use_weights(run, err)) return EXIT_RUN_FAILED;
+    if (!signals_pending() && !finish(run, err)) return EXIT_RUN_FAILED;
     report_end(run->report, run->loader ? dataloader_wait_seconds(run->loader) : 0);
     return signals_pending() ? EXIT_INTERRUPTED : EXIT_OK;
 }
@@ -468,7 +500,7 @@ static int run_all(Run *run, Error *err) {
 int main(int argc, char **argv) {
     Run run = {.started = now_seconds(), .argv = argv};
     Error err = {""};
-    standard_files_open();
+    limits_start();
     device_prepare_process(argv);
     const OptionsResult parsed = options_parse(&run.setup.options, argc, argv, &err);
     int code = EXIT_OK;

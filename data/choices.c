@@ -5,6 +5,7 @@
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
+#include "llmc/base/limits.h"
 #include "llmc/run/data_tools.h"
 #include "llmc/train/evals.h"
 
@@ -263,7 +264,7 @@ int main(int argc, char **argv) {
     static Choices c;
     Error err;
     int code = EXIT_BAD_INPUT;
-    standard_files_open();
+    limits_start();
     if (read_options(&options, argc, argv, &err)) {
         if (options.help) return fputs(HELP, stdout), EXIT_OK;
         c.options = &options;

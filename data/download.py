@@ -284,7 +284,8 @@ class Progress:
         self.done = self.received = self.finished = 0
         self.start = self.last = time.monotonic()
         self.lock = threading.Lock()
-        self.terminal = sys.stderr.isatty()
+        # Not in the log of a CI job, which may have a terminal of its own, and not where a line cannot be redrawn.
+        self.terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
         self.every = 0.2 if self.terminal else 10.0
 
     def add(self, n, received=True):

@@ -4,6 +4,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/format.h"
+#include "llmc/base/limits.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/run/data_tools.h"
 #include "llmc/text/bpe_trainer.h"
@@ -36,7 +37,8 @@ static const char HELP[] =
     "      --val-fraction F     share of the text kept for validation, below 1 (default 0.1); 0: none\n"
     "      --split train|val    put all of the text there, for a corpus already divided into two directories\n"
     "      --shard-tokens N     tokens in a shard, at least 1024, with K, M or G (default 100M)\n"
-    "      --threads N          threads that encode (default: all cores); the result does not depend on it\n"
+    "      --threads N          threads that encode (default: all cores, or the quota of them); the result does not "
+    "depend on it\n"
     "      --skip-bad           count and skip bad lines, and compressed files from their damage on\n"
     "      --force              replace the shards of an earlier run in DIR\n"
     "  -h, --help               show this help\n"
@@ -161,7 +163,7 @@ static int prepare(PrepareOptions *o, Error *err) {
 int main(int argc, char **argv) {
     PrepareOptions options;
     Error err;
-    standard_files_open();
+    limits_start();
     int status = read_options(&options, argc, argv, &err) ? EXIT_OK : EXIT_BAD_INPUT;
     if (status == EXIT_OK && options.tool.help) return fputs(HELP, stdout), EXIT_OK;
     if (status == EXIT_OK) status = prepare(&options, &err);

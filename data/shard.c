@@ -4,6 +4,7 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
+#include "llmc/base/limits.h"
 #include "llmc/base/utf8.h"
 #include "llmc/data/shards.h"
 #include "llmc/run/data_tools.h"
@@ -240,7 +241,7 @@ static void visit(Look *l, const char *pattern) {
 int main(int argc, char **argv) {
     static Look l = {.command = "", .tokenizer = "", .count = 32, .eot = -1};
     Error err;
-    standard_files_open();
+    limits_start();
     if (!read_options(&l, argc, argv, &err)) return fprintf(stderr, "shard: %s\n", err.text), EXIT_BAD_INPUT;
     if (l.help) return fputs(HELP, stdout), EXIT_OK;
     if (*l.command == 'l')

@@ -3,6 +3,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/format.h"
+#include "llmc/base/limits.h"
 #include "llmc/run/data_tools.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/corpus.h"
@@ -34,7 +35,8 @@ static const char HELP[] =
     "      --split-at TEXT      documents end at each TEXT, such as '<|endoftext|>', which is left out with its line's "
     "end;\n"
     "                           for text and for the fields of JSON\n"
-    "      --threads N          threads that count words (default: all cores); the result does not depend on it\n"
+    "      --threads N          threads that count words (default: all cores, or the quota of them); the result does "
+    "not depend on it\n"
     "      --skip-bad           count and skip bad lines, and compressed files from their damage on\n"
     "  -h, --help               show this help\n"
     "\n"
@@ -108,7 +110,7 @@ int main(int argc, char **argv) {
     TrainOptions options;
     Error err;
     int status = EXIT_BAD_INPUT;
-    standard_files_open();
+    limits_start();
     if (read_options(&options, argc, argv, &err)) {
         if (options.tool.help) return fputs(HELP, stdout), EXIT_OK;
         char *directory = output_directory(options.output, &err);

@@ -6,6 +6,7 @@
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
+#include "llmc/base/limits.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/data_tools.h"
@@ -131,7 +132,7 @@ static bool print_step(const Start *s, const char *step, int64_t position, const
 }
 
 int main(int argc, char **argv) {
-    standard_files_open();
+    limits_start();
     Error err = {""};
     Start start;
     int64_t position, step = 0;

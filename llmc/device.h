@@ -23,8 +23,8 @@ typedef enum { CPU_AUTO, CPU_AVX512BF16, CPU_AVX512, CPU_AVX2, CPU_BASELINE, CPU
 // All zeros is a good choice on every machine.
 typedef struct {
     CpuCodeChoice cpu; // also limits the instructions of the CPU's library. Ignored by GPU backends
-    int threads;       // CPU: worker threads, 0 = all cores this process may use. Ignored by GPU backends
-    int number;        // of this process among those of this machine: chooses the GPU. 0: the first
+    int threads; // CPU: worker threads, 0 = OMP_NUM_THREADS, or the processors and their quota. Ignored by GPU backends
+    int number;  // of this process among those of this machine: chooses the GPU. 0: the first
     // The CPU ignores the following fields.
     bool tf32;                 // fp32 matmuls on TF32 tensor cores
     AttentionChoice attention; // auto: the faster of cuDNN and our kernels, by measurement on first use
@@ -52,7 +52,7 @@ typedef struct {
 // Call first in main. Some libraries read their settings from the environment when the process starts, before main.
 // This sets the variables that the backend needs and, if one was missing, executes the program again (same process,
 // same arguments). CPU: GOMP_SPINCOUNT, how long an idle OpenMP thread spins, unless the user set it or
-// OMP_WAIT_POLICY.
+// OMP_WAIT_POLICY; and not OMP_STACKSIZE (limits_start sets the stacks of threads).
 void device_prepare_process(char **argv);
 
 // The PCI address of the GPU that device_init would take for this process, "0000:3b:00.0"; "" on the CPU, or if it

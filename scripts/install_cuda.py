@@ -144,7 +144,7 @@ def unpack(file, name, version, pattern, pinned, directory):
              if row[0].startswith("nvidia/") and re.match(pattern, row[0].split("/", 2)[2])]
     size, total, done = sum(f[0].compress_size for f in files), sum(f[0].file_size for f in files), 0
     line = f"  {size / 1e6:6.1f} MB  {name} {version}"
-    terminal = sys.stdout.isatty()
+    terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
     print(line, end="\r" if terminal else "\n", flush=True)
     for member, checksum, path in files:
         target, sha256 = directory / path, hashlib.sha256()

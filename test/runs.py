@@ -40,10 +40,11 @@ def call(*command, expect=None, **options):
     return result
 
 
-def on_a_terminal(*command, **options):
-    """The exit code of a command, and what it writes to a terminal of its own."""
+def on_a_terminal(*command, variables={}, **options):
+    """The exit code of a command, and what it writes to a terminal of its own, which is no CI job's unless variables say so."""
     master, slave = pty.openpty()
-    options = {"stdin": subprocess.DEVNULL, "stdout": slave, "stderr": slave, **options}
+    options = {"stdin": subprocess.DEVNULL, "stdout": slave, "stderr": slave, "env": os.environ, **options}
+    options["env"] = {**{name: value for name, value in options["env"].items() if name != "CI"}, "TERM": "xterm", **variables}
     process = subprocess.Popen([str(part) for part in command], **options)
     os.close(slave)
     output = b""

@@ -2,6 +2,8 @@
 // checksum, so that the disk limits the speed of a checkpoint. A growing file is never seeked and never buffered.
 #include "llmc/base/atomic_file.h"
 
+#include "llmc/base/limits.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -200,7 +202,7 @@ bool file_write_all(int fd, const char *path, const void *data, size_t bytes, Er
     for (size_t done = 0; done < bytes;) {
         const ssize_t n = write(fd, (const char *)data + done, bytes - done);
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return error_set(err, "%s: cannot write: %s", path, strerror(n < 0 ? errno : EIO));
+        if (n <= 0) return error_set(err, "%s: cannot write: %s", path, limits_reason(n < 0 ? errno : EIO));
         done += (size_t)n;
     }
     return true;
@@ -566,7 +568,7 @@ bool append_file_write(AppendFile *f, const void *record, size_t bytes, Error *e
     }
     // A partial record would corrupt the next one.
     if (rest > (const char *)record && ftruncate(f->fd, f->end) != 0) error = errno;
-    return error_set(err, "%s: cannot be written: %s", f->path, strerror(error));
+    return error_set(err, "%s: cannot be written: %s", f->path, limits_reason(error));
 }
 
 void append_file_close(AppendFile *f) {

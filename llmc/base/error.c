@@ -115,6 +115,17 @@ static volatile sig_atomic_t pending = 0;
 static volatile sig_atomic_t interrupted = 0;
 static int agreed = -1; // by several processes; -1: there is one
 
+// Those that ask a run to stop. SIGXCPU: the limit of processor time (ulimit -t) is near.
+static const struct {
+    int number;
+    const char *name, *line;
+} caught[] = {{SIGINT, "SIGINT", "\nSIGINT: stopping; Ctrl-C again ends at once, without saving\n"},
+              {SIGTERM, "SIGTERM", "\nSIGTERM: stopping\n"},
+              {SIGUSR1, "SIGUSR1", "\nSIGUSR1: stopping\n"},
+              {SIGUSR2, "SIGUSR2", "\nSIGUSR2: stopping\n"},
+              {SIGXCPU, "SIGXCPU", "\nSIGXCPU: stopping\n"},
+              {SIGHUP, "SIGHUP", "\nSIGHUP: stopping\n"}};
+
 static void say(const char *line) {
     ssize_t ignored = write(STDERR_FILENO, line, strlen(line));
     (void)ignored; // nothing can be done about a closed stderr here
@@ -133,10 +144,8 @@ static void on_signal(int signal_number) {
         signal(SIGINT, SIG_DFL);
         raise(SIGINT);
     } else if (is_news) {
-        say(signal_number == SIGINT    ? "\nSIGINT: stopping; Ctrl-C again ends at once, without saving\n"
-            : signal_number == SIGTERM ? "\nSIGTERM: stopping\n"
-            : signal_number == SIGHUP  ? "\nSIGHUP: stopping\n"
-                                       : "\nSIGUSR1: stopping\n");
+        for (size_t i = 0; i < sizeof caught / sizeof *caught; i++)
+            if (caught[i].number == signal_number) say(caught[i].line);
     }
     errno = saved_errno;
 }
@@ -146,16 +155,13 @@ void signals_install(void) {
     agreed = -1;
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
-    // The handler is one critical section: none of the four interrupts it.
-    sigaddset(&action.sa_mask, SIGINT);
-    sigaddset(&action.sa_mask, SIGTERM);
-    sigaddset(&action.sa_mask, SIGUSR1);
-    sigaddset(&action.sa_mask, SIGHUP);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGUSR1, &action, NULL);
-    struct sigaction before; // under nohup we start with SIGHUP ignored, and it stays so
-    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, NULL);
+    // The handler is one critical section: none of them interrupts it.
+    for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) sigaddset(&action.sa_mask, caught[i].number);
+    for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) {
+        struct sigaction before; // under nohup we start with SIGHUP ignored, and it stays so
+        const bool ignored = sigaction(caught[i].number, NULL, &before) == 0 && before.sa_handler == SIG_IGN;
+        if (caught[i].number != SIGHUP || !ignored) sigaction(caught[i].number, &action, NULL);
+    }
 
     struct sigaction ignore = {.sa_handler = SIG_IGN};
     sigemptyset(&ignore.sa_mask);
@@ -167,16 +173,7 @@ int signals_received(void) { return pending; }
 void signals_agree(int signal_number) { agreed = signal_number; }
 
 const char *signals_name(int signal_number) {
-    switch (signal_number) {
-    case SIGINT:
-        return "SIGINT";
-    case SIGTERM:
-        return "SIGTERM";
-    case SIGUSR1:
-        return "SIGUSR1";
-    case SIGHUP:
-        return "SIGHUP";
-    default:
-        return "no signal";
-    }
+    for (size_t i = 0; i < sizeof caught / sizeof *caught; i++)
+        if (caught[i].number == signal_number) return caught[i].name;
+    return "no signal";
 }

@@ -61,10 +61,10 @@ FILE *text_open(char **text, size_t *bytes);
 
 // ------------------------------------------------------------------------------------------------------------- signals
 
-// SIGINT, SIGTERM, SIGUSR1 and SIGHUP (unless it is ignored, as under nohup) ask the run to save its last whole step
-// and exit with EXIT_INTERRUPTED; a second SIGINT ends the process at once, as it would have without us. The first one
-// is acknowledged on stderr, so that a user does not press Ctrl-C again because saving takes long. SIGPIPE is ignored:
-// a reader such as `| head` that exits must not end the run.
+// SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU (the soft limit of processor time) and SIGHUP (unless it is ignored, as
+// under nohup) ask the run to save its last whole step and exit with EXIT_INTERRUPTED; a second SIGINT ends the process
+// at once, as it would have without us. The first one is acknowledged on stderr, so that a user does not press Ctrl-C
+// again because saving takes long. SIGPIPE is ignored: a reader such as `| head` that exits must not end the run.
 void signals_install(void);
 int signals_pending(void); // the signal that asked to stop, or 0
 // With several processes a signal counts when all know it: from the first call on, signals_pending is the signal that

@@ -165,6 +165,11 @@ enum {
     EIGHTHS = 8,
 };
 
+bool terminal_redraws(int fd) {
+    const char *term = getenv("TERM"), *ci = getenv("CI");
+    return isatty(fd) == 1 && !(term && strcmp(term, "dumb") == 0) && !(ci && *ci) && !getenv("JPY_PARENT_PID");
+}
+
 int terminal_width(void) {
     struct winsize w;
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0) return w.ws_col;

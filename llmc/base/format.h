@@ -27,6 +27,9 @@ void format_visible_stream(FILE *out, const char *text, size_t n);
 void format_print(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void format_vprint(FILE *out, const char *format, va_list args);
 
+// Whether a line on this descriptor may be drawn again and again: a terminal that can, of somebody who looks. Not that
+// of a notebook or a CI job, which keep all that was drawn over.
+bool terminal_redraws(int fd);
 int terminal_width(void);    // columns of stdout's terminal; else $COLUMNS, else 80
 bool terminal_is_utf8(void); // by $LC_ALL, $LC_CTYPE, $LANG, in their order of precedence
 

@@ -2,6 +2,7 @@
 #include "llmc/base/path_reason.h"
 
 #include "llmc/base/error.h"
+#include "llmc/base/limits.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -71,8 +72,7 @@ static void explain_permission(PathReason *r, char *path) {
 
 PathReason path_reason(const char *path, int reason) {
     PathReason r;
-    snprintf(r.text, sizeof r.text, "%s", strerror(reason));
-    if (reason == EMFILE) append_part(&r, "; raise the limit of open files with ulimit -n");
+    snprintf(r.text, sizeof r.text, "%s", limits_reason(reason));
     if (reason == ENAMETOOLONG) explain_length(&r, path);
     if (reason != ENOENT && reason != ENOTDIR && reason != EACCES && reason != ELOOP) return r;
     if (*path == '\0') append_part(&r, ": the path is empty");

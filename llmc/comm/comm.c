@@ -1,6 +1,7 @@
 // The processes of a run, see comm.h: who they are (launch.c), and agreement between them, over one of two channels.
 #include "llmc/comm/comm.h"
 
+#include "llmc/base/limits.h"
 #include "llmc/comm/channel.h"
 #include "llmc/comm/watch.h"
 
@@ -67,7 +68,7 @@ static bool share_cores(Error *err) {
     if (sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) CPU_SET(0, &mine.cores);
     const bool ok = comm.channel->gather(&mine, all, sizeof mine, err);
     for (int i = 0; ok && i < comm.place.size; i++) sharing += memcmp(&all[i], &mine, sizeof mine) == 0;
-    if (sharing > 0) comm.cores = CPU_COUNT(&mine.cores) / sharing;
+    if (sharing > 0) comm.cores = limits_processors() / sharing;
     if (ok && comm.cores == 0) comm.cores = 1;
     free(all);
     return ok;

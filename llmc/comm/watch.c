@@ -2,6 +2,7 @@
 #include "llmc/comm/watch.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/limits.h"
 #include <ctype.h>
 #include <errno.h>
 #include <poll.h>
@@ -313,7 +314,7 @@ bool watch_start(const WatchOptions *options, int *sockets, Error *err) {
     watch.is_running = status == 0;
     if (watch.is_running) return true;
     release();
-    return error_set(err, "the thread that watches the other processes cannot start: %s", strerror(status));
+    return limits_thread_failed("the thread that watches the other processes", status, err);
 }
 
 void watch_stop(bool lost) {

@@ -91,8 +91,8 @@ static inline int64_t task_end(int64_t begin, int64_t n) {
 // ------------------------------------------------------------------------------------ memory of the machine (device.c)
 
 // Memory according to the operating system: how much there is, how much this process may still take, and how much it
-// has taken. Linux: /proc and control groups (version 1 and 2), so that a container's limit counts as the machine's
-// size. Allocates no memory itself.
+// has taken. Linux: /proc, control groups (version 1 and 2) and limits of this process (ulimit -v, -d), so that a
+// container's limit counts as the machine's size. Allocates no memory itself.
 
 typedef struct {
     size_t total;     // bytes: RAM, or the control group's limit where that is less

@@ -3,6 +3,7 @@
 // It chooses the vector code (cpu.h) and has none itself.
 #include "llmc/device.h"
 #include "llmc/base/error.h"
+#include "llmc/base/limits.h"
 #include "llmc/comm/comm.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/gemm.h"
@@ -11,6 +12,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <malloc.h>
+#include <math.h>
 #include <omp.h>
 #include <sched.h>
 #include <stdint.h>
@@ -18,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 #if defined(__x86_64__)
@@ -26,82 +29,45 @@
 
 // ----------------------------------------------------------------------------------------------- memory of the machine
 
-// The number after `key` at the start of a line of a file; with an empty key, the number that the file begins with.
-// false when the file, the line or the number ("max") is not there.
-static bool read_number(const char *path, const char *key, uint64_t *value) {
-    FILE *f = fopen(path, "r");
-    if (!f) return false;
-    char line[512];
-    bool found = false;
-    size_t length = strlen(key);
-    while (!found && fgets(line, sizeof line, f))
-        if (strncmp(line, key, length) == 0) found = sscanf(line + length, "%" SCNu64, value) == 1;
-    fclose(f);
-    return found;
-}
-
 // ------------------------------------------------------------------------------------------------------ control groups
 
 // The files in which the two versions keep the same three numbers.
-typedef struct {
-    const char *mount, *limit, *usage, *cache_key;
-} GroupFiles;
+static const struct {
+    const char *limit, *usage, *cache_key;
+} group_files[] = {[1] = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "},
+                   [2] = {"memory.max", "memory.current", "inactive_file "}};
 
-static const GroupFiles group_v1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                    "total_inactive_file "};
-static const GroupFiles group_v2 = {"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "};
-
-static bool read_group_number(const char *root, const GroupFiles *files, const char *group, const char *name,
-                              const char *key, uint64_t *value) {
-    char path[PATH_MAX];
-    int n = snprintf(path, sizeof path, "%s%s%s/%s", root, files->mount, group, name);
-    return n > 0 && (size_t)n < sizeof path && read_number(path, key, value);
+static bool read_group_number(const char *directory, const char *name, const char *key, uint64_t *value) {
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    return limits_read_number(path, key, value);
 }
 
-// Lowers *memory to the limit of one group, if it has one ("max" or a number beyond the RAM says it has not).
-static void apply_group(const char *root, const GroupFiles *files, const char *group, HostMemory *memory) {
+// Lowers *context to the limit of one group, if it has one ("max" or a number beyond the RAM says it has not).
+static void apply_group(void *context, const char *directory, int version) {
+    HostMemory *memory = context;
     uint64_t limit, usage = 0, cache = 0;
-    if (!read_group_number(root, files, group, files->limit, "", &limit)) return;
-    read_group_number(root, files, group, files->usage, "", &usage);
-    read_group_number(root, files, group, "memory.stat", files->cache_key, &cache);
+    if (!read_group_number(directory, group_files[version].limit, "", &limit)) return;
+    read_group_number(directory, group_files[version].usage, "", &usage);
+    read_group_number(directory, "memory.stat", group_files[version].cache_key, &cache);
     uint64_t held = usage > cache ? usage - cache : 0; // the kernel drops inactive file pages before it kills
     uint64_t left = limit > held ? limit - held : 0;
     if (limit < memory->total) memory->total = limit;
     if (left < memory->available) memory->available = left;
 }
 
-// Applies the limits of the group and all its ancestors. A container often sees its own group mounted as the root; the
-// deeper paths are then missing and are skipped.
-static void apply_groups(const char *root, const GroupFiles *files, char *group, HostMemory *memory) {
-    for (;;) {
-        char *slash = strrchr(group, '/');
-        bool top = !slash || slash[1] == '\0';
-        if (top) *group = '\0';
-        apply_group(root, files, group, memory);
-        if (top) return;
-        *slash = '\0';
-    }
+static size_t read_status(const char *key) {
+    uint64_t kib;
+    return limits_read_number("/proc/self/status", key, &kib) ? (size_t)kib * 1024 : 0;
 }
 
-// Lines of /proc/self/cgroup: "0::/path" (version 2), "4:memory:/path" or "4:cpu,memory:/path" (version 1).
-static void apply_control_groups(const char *root, HostMemory *memory) {
-    char path[PATH_MAX], line[PATH_MAX];
-    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
-    FILE *f = fopen(path, "r");
-    if (!f) return;
-    while (fgets(line, sizeof line, f)) {
-        line[strcspn(line, "\n")] = '\0';
-        char *controllers = strchr(line, ':');
-        char *group = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!group) continue;
-        *group++ = '\0';
-        controllers++;
-        if (*controllers == '\0')
-            apply_groups(root, &group_v2, group, memory);
-        else if (strstr(controllers, "memory"))
-            apply_groups(root, &group_v1, group, memory);
-    }
-    fclose(f);
+// Lowers *memory to what a limit of this process leaves; `key`: what counts in it.
+static void apply_limit(int resource, const char *key, HostMemory *memory) {
+    struct rlimit limit;
+    if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+    const size_t held = read_status(key), left = limit.rlim_cur > held ? limit.rlim_cur - held : 0;
+    if (limit.rlim_cur < memory->total) memory->total = limit.rlim_cur;
+    if (left < memory->available) memory->available = left;
 }
 
 bool host_memory_read(const char *root, HostMemory *memory, Error *err) {
@@ -109,11 +75,13 @@ bool host_memory_read(const char *root, HostMemory *memory, Error *err) {
     uint64_t total, available;
     errno = 0;
     snprintf(path, sizeof path, "%s/proc/meminfo", root);
-    if (!read_number(path, "MemTotal:", &total) || !read_number(path, "MemAvailable:", &available))
+    if (!limits_read_number(path, "MemTotal:", &total) || !limits_read_number(path, "MemAvailable:", &available))
         return error_set(
             err, errno == ENOMEM ? "%s: out of memory" : "%s: no MemTotal and MemAvailable; is /proc mounted?", path);
     *memory = (HostMemory){.total = total * 1024, .available = available * 1024};
-    apply_control_groups(root, memory);
+    limits_visit_groups(root, "memory", apply_group, memory);
+    apply_limit(RLIMIT_AS, "VmSize:", memory);
+    apply_limit(RLIMIT_DATA, "VmData:", memory);
     return true;
 }
 
@@ -129,19 +97,14 @@ size_t host_cache_bytes(const char *root) {
         if (!CPU_ISSET(cpu, &allowed)) continue;
         snprintf(id_path, sizeof id_path, "%s/sys/devices/system/cpu/cpu%zu/cache/index3/id", root, cpu);
         snprintf(size_path, sizeof size_path, "%s/sys/devices/system/cpu/cpu%zu/cache/index3/size", root, cpu);
-        if (!read_number(id_path, "", &id) || id >= MOST_CACHES || seen[id]) continue;
+        if (!limits_read_number(id_path, "", &id) || id >= MOST_CACHES || seen[id]) continue;
         seen[id] = true;
-        if (read_number(size_path, "", &kib)) bytes += (size_t)kib * 1024; // "32768K"
+        if (limits_read_number(size_path, "", &kib)) bytes += (size_t)kib * 1024; // "32768K"
     }
     return bytes;
 }
 
 // -------------------------------------------------------------------------------------------------------- this process
-
-static size_t read_status(const char *key) {
-    uint64_t kib;
-    return read_number("/proc/self/status", key, &kib) ? (size_t)kib * 1024 : 0;
-}
 
 size_t host_memory_resident(void) { return read_status("VmRSS:"); }
 size_t host_memory_resident_peak(void) { return read_status("VmHWM:"); }
@@ -230,34 +193,60 @@ bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool 
 }
 
 // Denormals to zero, in and out, in every worker: AdamW's moments decay into them, and each one costs over a hundred
-// cycles. libgomp keeps its workers, and those that it starts later inherit the setting from this thread.
-static void flush_denormals(void) {
+// cycles. libgomp keeps its workers, and those that it starts later inherit the setting from this thread. Returns the
+// number of workers.
+static int flush_denormals(void) {
+    int workers = 1;
 #if defined(__x86_64__)
     enum { FTZ = 0x8000, DAZ = 0x0040 };
 #pragma omp parallel
     _mm_setcsr(_mm_getcsr() | FTZ | DAZ);
 #endif
+#pragma omp parallel
+#pragma omp single
+    workers = omp_get_num_threads();
+    return workers;
 }
 
-// 0: OMP_NUM_THREADS if that is set, else the cores in this process's affinity mask; libgomp handles both.
 enum { MAX_THREADS = 1024 };
 
-static bool start_threads(int wanted, Error *err) {
+// `wanted`; or if that is 0 OMP_NUM_THREADS (of several numbers the first), if that is a number above 0; or the
+// processors of this process, and *quota says whether that is less than it sees.
+static bool choose_threads(int wanted, int *threads, double *quota, Error *err) {
+    const char *variable = getenv("OMP_NUM_THREADS");
+    const bool given = variable && strtol(variable, NULL, 10) > 0;
+    const double limit = given || wanted > 0 ? INFINITY : ceil(limits_quota(""));
+    *quota = 0;
     if (wanted < 0 || wanted > MAX_THREADS)
         return error_set(err, "%d threads: expected 1 to %d, or 0 for all cores", wanted, MAX_THREADS);
+    *threads = wanted > 0 ? wanted : omp_get_max_threads(); // libgomp knows the variable and the affinity
+    if (given && *threads > MAX_THREADS)
+        return error_set(err, "OMP_NUM_THREADS=%s: expected 1 to %d", variable, MAX_THREADS);
+    if (limit < *threads) *threads = (int)limit, *quota = limits_quota("");
+    return true;
+}
+
+// libgomp ends the program where a thread cannot be started, so that is tried first. cpu_backend.threads is what it
+// gives: OMP_THREAD_LIMIT may leave fewer.
+static bool start_threads(int wanted, double *quota, Error *err) {
+    int threads = 0;
+    if (!choose_threads(wanted, &threads, quota, err) || !limits_check_threads(threads - 1, err)) return false;
     omp_set_dynamic(0);
-    cpu_backend.threads = wanted > 0 ? wanted : omp_get_max_threads();
-    omp_set_num_threads(cpu_backend.threads);
-    flush_denormals();
+    omp_set_max_active_levels(1); // OMP_MAX_ACTIVE_LEVELS=0 allows none
+    omp_set_num_threads(threads);
+    cpu_backend.threads = flush_denormals();
+    omp_set_num_threads(cpu_backend.threads); // oneDNN divides its work among that many, and a part would be left out
     return true;
 }
 
 // --------------------------------------------------------------------------------------------------- life and facts
 
-static void fill_facts(DeviceFacts *f, const char *name, HostMemory memory) {
+// quota: of processor time, if that decided the number of threads; else 0.
+static void fill_facts(DeviceFacts *f, const char *name, double quota, HostMemory memory) {
     f->backend = "cpu";
     f->units = cpu_backend.threads;
-    snprintf(f->name, sizeof f->name, "%.100s, %d thread%s", name, f->units, f->units == 1 ? "" : "s");
+    int n = snprintf(f->name, sizeof f->name, "%.70s, %d thread%s", name, f->units, f->units == 1 ? "" : "s");
+    if (quota > 0) snprintf(f->name + n, sizeof f->name - (size_t)n, " (a quota of %.3g processors)", quota);
     snprintf(f->libraries, sizeof f->libraries, "vector code %s, oneDNN %s, OpenMP",
              codes[cpu_backend.code_choice].name, onednn_version());
     f->memory_total = memory.total;
@@ -274,8 +263,14 @@ static void fill_facts(DeviceFacts *f, const char *name, HostMemory memory) {
 static const char spin_rounds[] = "1000";
 
 void device_prepare_process(char **argv) {
-    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
-    if (setenv("GOMP_SPINCOUNT", spin_rounds, 1) != 0) return;
+    bool changed = false;
+    // Stacks of threads are as large as limits_start makes them: smaller ones overflow, larger ones may not be started.
+    static const char *const sizes[] = {"OMP_STACKSIZE", "GOMP_STACKSIZE"};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (getenv(sizes[i])) changed |= unsetenv(sizes[i]) == 0;
+    if (!getenv("GOMP_SPINCOUNT") && !getenv("OMP_WAIT_POLICY"))
+        changed |= setenv("GOMP_SPINCOUNT", spin_rounds, 1) == 0;
+    if (!changed) return;
     char program[PATH_MAX]; // by its own name, so that ps and pkill still find it
     const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     if (length <= 0) return;
@@ -297,10 +292,11 @@ bool device_init(const DeviceOptions *options, Error *err) {
         !host_memory_read("", &memory, err))
         return false;
     cpu_backend.code = codes[cpu_backend.code_choice].code;
-    if (!start_threads(options->threads, err)) return false;
+    double quota;
+    if (!start_threads(options->threads, &quota, err)) return false;
     cpu_backend.onednn = onednn_create(wanted, err);
     if (!cpu_backend.onednn) return false;
-    fill_facts(&cpu_backend.facts, name, memory);
+    fill_facts(&cpu_backend.facts, name, quota, memory);
     cpu_backend.resident_at_init = host_memory_resident();
     cpu_backend.ready = true;
     return true;

@@ -11,6 +11,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
+#include "llmc/base/limits.h"
 #include "llmc/device.h"
 
 #include <pthread.h>
@@ -211,7 +212,7 @@ DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
     pthread_cond_init(&loader->changed, NULL);
     int status = start_reader(loader);
     if (status != 0) {
-        error_set(err, "data loader: cannot start the reader thread: %s", strerror(status));
+        limits_thread_failed("the reader thread of the data loader", status, err);
         free_loader(loader);
         return NULL;
     }

@@ -319,16 +319,24 @@ static void write_elements(Gpt2 *model, int index, int slot, int64_t first, int6
         gpt2_write_state(model, index, (StateSlot)slot, first * size, n * size, in);
 }
 
+static uint16_t *make_piece(void) { // not on the stack, which may be small
+    uint16_t *piece = malloc(PIECE * sizeof *piece);
+    REQUIRE_MEMORY(piece, "a piece of a weight");
+    return piece;
+}
+
 static bool read_floats(const Gpt2 *model, int index, int slot, int64_t first, int64_t n, float *out) {
     const DType dtype = dtype_of(model, index, slot);
     if (dtype == DTYPE_FP32) return read_elements(model, index, slot, first, n, out);
-    uint16_t piece[PIECE];
-    for (int64_t done = 0, count; done < n; done += count) {
+    uint16_t *piece = make_piece();
+    bool ok = true;
+    for (int64_t done = 0, count; ok && done < n; done += count) {
         count = min_i64(n - done, PIECE);
-        if (!read_elements(model, index, slot, first + done, count, piece)) return false;
-        convert_elements(out + done, DTYPE_FP32, piece, dtype, count);
+        ok = read_elements(model, index, slot, first + done, count, piece);
+        if (ok) convert_elements(out + done, DTYPE_FP32, piece, dtype, count);
     }
-    return true;
+    free(piece);
+    return ok;
 }
 
 static void write_floats(Gpt2 *model, int index, int slot, int64_t first, int64_t n, const float *in) {
@@ -337,12 +345,13 @@ static void write_floats(Gpt2 *model, int index, int slot, int64_t first, int64_
         write_elements(model, index, slot, first, n, in);
         return;
     }
-    uint16_t piece[PIECE];
+    uint16_t *piece = make_piece();
     for (int64_t done = 0, count; done < n; done += count) {
         count = min_i64(n - done, PIECE);
         convert_elements(piece, dtype, in + done, DTYPE_FP32, count);
         write_elements(model, index, slot, first + done, count, piece);
     }
+    free(piece);
 }
 
 static bool has(const Gpt2 *model, int index, StateSlot slot) {

@@ -4,13 +4,13 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/format.h"
+#include "llmc/base/limits.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/run/arguments.h"
 
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -176,16 +176,10 @@ bool tool_read_options(const char *program, const ToolOption *table, int argc, c
 
 enum { MAX_FIELD_BYTES = 255 };
 
-static int cores(void) {
-    cpu_set_t set;
-    int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
-    return count < 1 ? 1 : count > MAX_TOOL_THREADS ? MAX_TOOL_THREADS : count;
-}
-
 CorpusTool corpus_tool(const char *program, const char *tool, const char *tool_options) {
     return (CorpusTool){.program = program,
                         .corpus = {.field = "text", .tool = tool, .tool_options = tool_options},
-                        .threads = cores()};
+                        .threads = min_i64(limits_processors(), MAX_TOOL_THREADS)};
 }
 
 bool corpus_tool_take_inputs(CorpusTool *tool, char **inputs, int count, Error *err) {
@@ -214,7 +208,8 @@ bool corpus_tool_take_inputs(CorpusTool *tool, char **inputs, int count, Error *
 
 CorpusDisplay corpus_display(const char *program) {
     const double now = now_seconds();
-    return (CorpusDisplay){.program = program, .start = now, .last_shown = now, .is_terminal = isatty(STDERR_FILENO)};
+    return (CorpusDisplay){
+        .program = program, .start = now, .last_shown = now, .is_terminal = terminal_redraws(STDERR_FILENO)};
 }
 
 // "337 MiB, 160.6M tokens, 33.7 MiB/s, eta 18s"; returns the fraction done.

@@ -2,6 +2,7 @@
 // the build; everything after describe() is arithmetic on sets of processors.
 #include "llmc/run/placement.h"
 
+#include "llmc/base/limits.h"
 #include "llmc/comm/comm.h"
 
 #include <ctype.h>
@@ -398,7 +399,8 @@ bool placement_bind(Placement *p, const char *numa, const char *gpu, int threads
         snprintf(c.text, sizeof c.text, "not bound: %s", placed);
         if (is_node(numa)) ok = error_set(err, "--numa %s: %s", numa, c.text);
     }
-    if (comm_size() > 1 || !getenv("OMP_NUM_THREADS")) p->threads = c.threads;
+    const int most = comm_cores() > 0 ? comm_cores() : limits_processors(); // a quota may leave fewer
+    if (comm_size() > 1 || !getenv("OMP_NUM_THREADS")) p->threads = c.threads < most ? c.threads : most;
     ok = comm_all_ok(ok, err) && gather_text(p, &c, all, err);
     free(all);
     return ok;

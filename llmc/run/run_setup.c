@@ -77,6 +77,8 @@ bool run_setup_save_options(const RunSetup *s, Error *err) {
     const Options *o = &s->options;
     if (!*o->output || o->max_steps == 0 || o->profile > 0 || o->bench_loader || comm_rank() > 0)
         return true; // nothing to save there
+    // A mark of a shorter run.
+    if (s->first_step < s->total_steps) checkpoint_unmark_done(o->output);
     char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o, true);
     const bool ok = file_write_atomic(path, json, strlen(json), err);
     free(json);
@@ -399,6 +401,7 @@ static void restore_tuning(const char *tuning) {
 
 bool run_setup_resolve(RunSetup *s, Error *err) {
     s->first_step = s->state.step;
+    s->first_skipped = s->state.control.skipped;
     if (s->resume_path) restore_tuning(s->state.tuning);
     // What a process finds may be missing on another one: each part ends with an agreement.
     return comm_all_ok(choose_model(s, err) && choose_context(s, err) && run_data_open(s, err) &&

@@ -24,8 +24,9 @@ typedef struct {
     char no_validation[1024]; // why there is none
     bool val_is_train;        // -i and -j are the same files
     int64_t T, step_windows, total_steps;
-    StepShare share;    // of this process in a step
-    int64_t first_step; // where this process begins
+    StepShare share;       // of this process in a step
+    int64_t first_step;    // where this process begins
+    int64_t first_skipped; // steps that were skipped before
     Schedule schedule;
     DType dtype;
     Recompute recompute;

@@ -125,9 +125,6 @@ static void open_tensorboard(RunLog *log, const char *directory, bool append, in
     free(path);
 }
 
-// In a notebook stdout looks like a terminal, but what is drawn over stays in the file.
-static bool on_terminal(void) { return isatty(STDOUT_FILENO) == 1 && !getenv("JPY_PARENT_PID"); }
-
 RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int progress, bool tensorboard,
                     Error *err) {
     RunLog *log = calloc(1, sizeof *log);
@@ -137,7 +134,7 @@ RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int 
     }
     log->file.fd = -1;
     log->sample_step = -1;
-    log->progress = progress < 0 ? on_terminal() : progress > 0;
+    log->progress = progress < 0 ? terminal_redraws(STDOUT_FILENO) : progress > 0;
     log->utf8 = terminal_is_utf8();
     if (!directory || !*directory) return log;
     if (!open_file(log, directory, append, first_step, err)) {

@@ -27,7 +27,7 @@ typedef struct RunLog RunLog;
 // everything from the first line of a step > first_step on (those will be run again) and a last line that was not
 // finished; first_step INT64_MAX keeps every step (a run that only evaluates). append false: a new file; one
 // that tells of steps is renamed to main.log.1, or the first number that is free.
-// progress: -1 = when stdout is a terminal, but not that of a notebook, which would keep every redrawing; 0, 1.
+// progress: -1 = when stdout is a terminal that redraws (terminal_redraws); 0, 1.
 // tensorboard: the same numbers also go to an event file in directory, those of a run that only evaluates to one in
 // directory/evaluation, a curve of its own. NULL on error.
 RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int progress, bool tensorboard, Error *err);

@@ -10,6 +10,7 @@
 #include "llmc/store/weights_file.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -370,12 +371,15 @@ bool checkpoint_set_best_val_loss(const char *path, const Gpt2 *model, double be
 
 // ----------------------------------------------------------------------------------------------------------- finding
 
-// The step of a directory name, if step_path makes such names.
-static bool parse_step(const char *name, int64_t *step) {
+static const char step_prefix[] = "step_", done_prefix[] = "DONE_";
+
+// The step of a name that begins with this prefix, if it is written as we write it.
+static bool parse_step(const char *name, const char *prefix, int64_t *step) {
+    const size_t n = strlen(prefix);
     char canonical[64];
-    if (strncmp(name, "step_", 5) != 0 || strlen(name) > 5 + 18) return false;
-    *step = strtoll(name + 5, NULL, 10);
-    snprintf(canonical, sizeof canonical, "step_%08lld", (long long)*step);
+    if (strncmp(name, prefix, n) != 0 || strlen(name) > n + 18) return false;
+    *step = strtoll(name + n, NULL, 10);
+    snprintf(canonical, sizeof canonical, "%s%08lld", prefix, (long long)*step);
     return *step >= 0 && strcmp(name, canonical) == 0;
 }
 
@@ -395,7 +399,7 @@ static bool list_steps(const char *dir, int64_t **steps, int *count, Error *err)
     REQUIRE_MEMORY(*steps, "the list of checkpoints");
     for (int i = 0; i < found; i++) {
         int64_t step;
-        if (parse_step(names[i], &step)) (*steps)[(*count)++] = step;
+        if (parse_step(names[i], step_prefix, &step)) (*steps)[(*count)++] = step;
     }
     directory_list_free(names, found);
     qsort(*steps, (size_t)*count, sizeof **steps, newest_first);
@@ -547,4 +551,32 @@ bool checkpoint_rotate(const char *dir, int keep, int64_t major, Error *err) {
     }
     free(steps);
     return ok;
+}
+
+// ------------------------------------------------------------------------------------------------------------ the end
+
+bool checkpoint_mark_done(const char *dir, int64_t step, Error *err) {
+    char name[64];
+    snprintf(name, sizeof name, "%s%08lld", done_prefix, (long long)step);
+    char *path = path_join(dir, name);
+    const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    const bool ok = fd >= 0 || error_set(err, "%s: cannot create: %s", path, strerror(errno));
+    if (fd >= 0) close(fd);
+    free(path);
+    return ok && directory_sync(dir, err);
+}
+
+void checkpoint_unmark_done(const char *dir) {
+    char **names;
+    int count;
+    int64_t step;
+    if (!directory_list(dir, &names, &count, NULL)) return;
+    for (int i = 0; i < count; i++) {
+        char *path = path_join(dir, names[i]);
+        struct stat st;
+        if (parse_step(names[i], done_prefix, &step) && lstat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 0)
+            unlink(path);
+        free(path);
+    }
+    directory_list_free(names, count);
 }

@@ -60,6 +60,10 @@ bool checkpoint_check_optimizer(OptimizerKind saved, OptimizerKind wanted, Error
 // Removes directories that a killed run left half written or half removed. Call only while holding dir alone; saving
 // does it too.
 void checkpoint_clean(const char *dir);
+// An empty file DIR/DONE_00001000: the run has made all of its steps, for scripts that start it until then, as llm.c's
+// do. Removing takes away those of all steps.
+bool checkpoint_mark_done(const char *dir, int64_t step, Error *err);
+void checkpoint_unmark_done(const char *dir);
 
 // Keeps the newest `keep` checkpoints (0 = all) and every one whose step is a multiple of `major` (0 = none).
 // Directories whose manifest or sizes do not verify are neither counted nor removed; the one written last is never

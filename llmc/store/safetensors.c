@@ -20,7 +20,7 @@ enum {
     PREFIX_BYTES = 8,
     // The format allows 100 MB; a parsed header takes up to 40 times its bytes, and GPT-2 XL's is 60 KB.
     MAX_HEADER_BYTES = 16 << 20,
-    CONVERT_ELEMENTS = 1 << 16, // elements converted at a time: 128 KB, inside the L2 cache
+    CONVERT_ELEMENTS = 1 << 14, // elements converted at a time: 32 KB of the stack
 };
 
 struct SafetensorsFile {

@@ -29,7 +29,7 @@ enum {
     VERSION_BF16 = 5,
     HEADER_INTS = 256,
     HEADER_BYTES = 1024,
-    CONVERT_ELEMENTS = 1 << 16, // elements converted at a time: 128 KB, inside the L2 cache
+    CONVERT_ELEMENTS = 1 << 14, // elements converted at a time: 32 KB of the stack
 };
 
 struct LlmcBin {

@@ -8,6 +8,7 @@
 // Blocks are reused: buffers of ordinary size are kept, buffers that a long line made large are freed. A block of lines
 // is many documents, and the hash of each decides its side; a block of text is a piece of one document, for which the
 // reader has decided. The tokens of the two sides are collected separately, in the width of the shards.
+#include "llmc/base/limits.h"
 #include "llmc/text/corpus.h"
 
 #include <inttypes.h>
@@ -382,7 +383,7 @@ int corpus_convert(const CorpusJob *job, CorpusPosition *position, CorpusCounts 
     for (; ok && started <= threads; started += ok) {
         const int failure =
             pthread_create(&p.threads[started], NULL, started < threads ? encoder_thread : reader_thread, &p);
-        ok = failure == 0 || error_set(err, "cannot start a thread: %s", strerror(failure));
+        ok = failure == 0 || limits_thread_failed("a thread", failure, err);
     }
     if (ok) status = write_blocks(&p, position, counts, err);
     pthread_mutex_lock(&p.lock);

@@ -5,6 +5,7 @@ import random
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import time
 
@@ -452,3 +453,98 @@ def test_weights_of_a_run_are_evaluated_from_another_directory_on_its_data(work,
 def test_whereis_finds_the_shards_of_a_run_from_anywhere(work, tmp_path):
     rows = call(WHEREIS, work / "run", 2, cwd=tmp_path, expect=0).stdout.splitlines()[2:]
     assert len(rows) == 4 and all(f"'{work}/[sh] a/train_000000.bin'" in row for row in rows)
+
+
+# ---------------------------------------------------------------------------------------- scripts that wait for the end
+
+# As llm.c's users run it: the trainer is started again until the marker of the last step is there.
+UNTIL_DONE = """
+runs=0
+until [ -e "$OUT/DONE_00000040" ]; do
+    runs=$((runs + 1))
+    [ $runs -le 20 ] || exit 9
+    "$@" -o "$OUT" -y 1 >/dev/null 2>>"$OUT.err" & trainer=$!
+    if [ $runs = 1 ]; then
+        until [ -d "$OUT/step_00000004" ] || ! kill -0 $trainer 2>/dev/null; do sleep 0.01; done
+        kill -$SIGNAL $trainer
+    fi
+    wait $trainer; echo $?
+done
+"""
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGKILL, 137), (signal.SIGTERM, EXIT_INTERRUPTED)])
+def test_a_script_that_starts_the_run_until_its_last_step_is_marked_ends(number, code, data, tmp_path):
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    flags = [*TINY, *QUIET, *SCHEDULE, *data.flags, "-n", 2, "-x", 40]
+    loop = call("bash", "-c", UNTIL_DONE, "loop", *command(*flags), expect=0,
+                env={**os.environ, "OUT": str(run), "SIGNAL": str(int(number))})
+    assert loop.stdout.split() == [str(code), "0"]
+    assert [path.name for path in run.glob("DONE*")] == ["DONE_00000040"]
+    train(*flags, "-o", whole)
+    assert same_run(run, whole)
+    again = train(*flags, "-o", run, *RESUME)  # of a finished run: nothing to do, and the marker stays, or comes back
+    assert "nothing to do" in again.stdout
+    (run / "DONE_00000040").unlink()
+    train(*flags, "-o", run, *RESUME)
+    assert (run / "DONE_00000040").stat().st_size == 0
+
+
+def test_only_the_last_step_is_marked_and_a_longer_run_takes_the_mark_away(data, tmp_path):
+    run = tmp_path / "run"
+    flags = [*TINY, *QUIET, *SCHEDULE, *data.flags, "-n", 1, "-o", run]
+    done = lambda: sorted(path.name for path in run.glob("DONE*"))  # noqa: E731
+    train(*flags, "-x", 2)
+    assert done() == ["DONE_00000002"]
+    (run / "DONE_00000001").write_text("somebody's notes")  # not ours: ours are empty
+    interrupt(lambda: (run / "step_00000003").exists(), *flags, "-x", 100000, *RESUME)
+    assert done() == ["DONE_00000001"]
+    step = int(checkpoints(run)[-1].name[5:])
+    train(*flags, "-x", 100000, "--max-minutes", 1e-9, *RESUME)  # the time is up, the run is not done
+    assert done() == ["DONE_00000001"] and int(checkpoints(run)[-1].name[5:]) == step + 1
+    train(*flags, "-x", step + 3, *RESUME)
+    assert done() == ["DONE_00000001", f"DONE_{step + 3:08d}"]
+
+
+def test_a_run_of_so_many_tokens_is_done_after_them(data, tmp_path):
+    train(*TINY, *QUIET, *data.flags, "--tokens", 3 * 4 * 32, "-o", tmp_path / "run")
+    assert (tmp_path / "run/DONE_00000003").exists()
+    train("-e", tmp_path / "run/step_00000003", "-x", 0, "-s", 1, "-v", 0, "-o", tmp_path / "samples")
+    assert not list((tmp_path / "samples").glob("DONE*"))  # it only draws samples
+
+
+# ------------------------------------------------------------------------------------------------- runs without an update
+
+
+def test_a_run_without_an_update_fails_and_leaves_the_checkpoint_before(tmp_path):
+    """Trained on one token until the loss is 0, then resumed on random ones, whose loss is an outlier."""
+    easy = write_shard(tmp_path / "easy_0.bin", [7] * (32 * 256 + 1), vocab=257)
+    choose = random.Random(1)
+    hard = write_shard(tmp_path / "hard_0.bin", [choose.randrange(256) for _ in range(32 * 256 + 1)], vocab=257)
+    flags = [*TINY, *QUIET, *SCHEDULE, "-l", 1e-3, "-j", hard, "-n", 1, "-nk", 2, "-sl", 3, "-o", tmp_path / "run"]
+    train(*flags, "-i", easy, "-x", 140)
+    kept = [path.name for path in checkpoints(tmp_path / "run")]
+    result = train(*flags, "-i", hard, "-x", 142, *RESUME, expect=EXIT_RUN_FAILED)
+    assert "none of 2 steps has updated the weights" in result.stderr and "-sl" in result.stderr
+    assert result.stdout.count("SKIPPED: loss outlier") == 2 and "not saved" in result.stdout
+    assert "done  " not in result.stdout
+    assert [path.name for path in checkpoints(tmp_path / "run")] == kept
+    assert not (tmp_path / "run/DONE_00000142").exists()
+    train(*flags, "-i", hard, "-x", 142, "-sl", 0, *RESUME)
+    assert checkpoints(tmp_path / "run")[-1].name == "step_00000142"
+
+
+def test_a_run_whose_gradients_are_never_finite_saves_and_exports_nothing(data, tmp_path):
+    train(*TINY, *QUIET, "-e", "L=2,C=64,NH=2,T=32,V=257", "-x", 0, "--export", tmp_path / "model", "--dtype", "fp32")
+    path = tmp_path / "model/model.safetensors"
+    content = bytearray(path.read_bytes())
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:8 + length])
+    name = next(name for name in header if name.endswith("wte.weight"))
+    begin, end = (8 + length + offset for offset in header[name]["data_offsets"])
+    content[begin:end] = struct.pack("<f", 3e38) * ((end - begin) // 4)  # finite; the logits are not
+    path.write_bytes(content)
+    result = train("-e", tmp_path / "model", *QUIET, "-t", 32, "-b", 4, *data.flags, "-x", 3, "-n", 1, "--dtype", "fp32", "-o",
+                   tmp_path / "run", "--export", tmp_path / "out", expect=EXIT_RUN_FAILED)
+    assert "none of 3 steps has updated the weights" in result.stderr
+    assert not checkpoints(tmp_path / "run") and not list((tmp_path / "run").glob("DONE*")) and not (tmp_path / "out").exists()

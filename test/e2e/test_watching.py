@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import (EXIT_RUN_FAILED, QUIET, TINY, checkpoints, command, events, kill, limit_file_size, on_a_terminal, start,
+from conftest import (EXIT_RUN_FAILED, PREPARE, QUIET, TINY, checkpoints, command, events, kill, limit_file_size, on_a_terminal, start,
                       train, wait_for)
 
 pytest.importorskip("tensorboard", reason="tensorboard is not installed: scripts/install_deps.sh test")
@@ -220,6 +220,17 @@ def test_on_a_terminal_the_bar_leaves_nothing_behind(data):
     assert not any(set("\r\x1b") & set(line) for line in shown)
     assert all("[" not in line for line in shown if line.startswith(("step", "validation", "done", "summary")))
     assert shown[-1] == ""
+
+
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"CI": "true"}, {"JPY_PARENT_PID": "1"}], ids=lambda v: list(v)[0])
+def test_where_nothing_can_be_redrawn_there_is_no_bar(variables, data, tmp_path):
+    code, output = on_a_terminal(*command(*TINY, *QUIET, *data.flags, "-x", 3), variables=variables)
+    assert code == 0 and not set("\r\x1b") & set(output.replace("\r\n", "\n"))
+    (tmp_path / "large.txt").write_bytes(b"some words of a long text\n" * 2_000_000)
+    code, output = on_a_terminal(PREPARE, "-o", tmp_path / "out", tmp_path / "large.txt", variables=variables)
+    assert code == 0 and not set("\r\x1b") & set(output.replace("\r\n", "\n"))
+    forced = train(*TINY, *QUIET, *data.flags, "-x", 3, "--progress", 1, env={**os.environ, **variables})
+    assert "\r\x1b[K" in forced.stdout
 
 
 @pytest.mark.slow

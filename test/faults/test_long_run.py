@@ -94,7 +94,7 @@ def disturb(shim, place, shards, steps, every, seed, longest):
     assert state_of(checkpoints(run)[-1]) == state_of(checkpoints(whole)[-1])
     assert losses(run) == losses(whole) and sorted(losses(run)) == list(range(1, steps + 1))
     assert most_files <= max(undisturbed.files) + 2 and most_memory < MOST_MEMORY
-    assert names <= 3 + 3 + 1, f"{names} names beside the events"  # .lock, options, log; two checkpoints, one in the making
+    assert names <= 4 + 3 + 1, f"{names} names beside the events"  # .lock, options, log, DONE; two checkpoints, one in the making
     logs = [(path / "main.log").stat().st_size for path in (run, whole)]
     assert logs[0] < 1.1 * logs[1] + 2048 * sum(codes.values()), f"the log has {logs[0]} bytes, undisturbed {logs[1]}"
     return (f"{steps} steps, a checkpoint every {every}, seed {seed}: {codes}; the same bytes and losses as undisturbed "

@@ -120,6 +120,7 @@ class Training(Scenario):
         assert losses(run) == self.steps, f"the log has steps {list(losses(run))}, resumed after {resumed[0]}"
         unknown = [path.name for path in run.iterdir() if path not in checkpoints(run) and
                    path.name not in (".lock", "main.log", "options.json") and "tfevents" not in path.name and
+                   not path.name.startswith("DONE_") and
                    (resumed[0] or not path.name.startswith("main.log."))]
         assert unknown == [], f"left over: {unknown}, resumed after {resumed[0]}"
 

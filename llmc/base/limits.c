@@ -1,0 +1,198 @@
+// Limits of this process, its processors and control groups. See limits.h.
+#include "llmc/base/limits.h"
+
+#include "llmc/base/atomic_file.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+// ----------------------------------------------------------------------------------------------------------- this
+// process
+
+// THREAD_STACK is what Linux usually gives. The main thread of a run needs 80 KiB; only the system can enlarge its
+// stack.
+enum { THREAD_STACK = 8 << 20, SMALLEST_STACK = 192 << 10 };
+
+// Raises a soft limit to `wanted` (RLIM_INFINITY: as far as possible), beyond the hard one if that is permitted.
+static rlim_t raise_limit(int resource, rlim_t wanted) {
+    struct rlimit limit;
+    if (getrlimit(resource, &limit) != 0) return RLIM_INFINITY;
+    if (limit.rlim_cur >= wanted) return limit.rlim_cur;
+    if (wanted != RLIM_INFINITY && wanted > limit.rlim_max &&
+        setrlimit(resource, &(struct rlimit){wanted, wanted}) == 0)
+        return wanted;
+    limit.rlim_cur = limit.rlim_max < wanted ? limit.rlim_max : wanted;
+    setrlimit(resource, &limit);
+    getrlimit(resource, &limit);
+    return limit.rlim_cur;
+}
+
+static void set_thread_stack(void) {
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes) != 0) return;
+    if (pthread_attr_setstacksize(&attributes, THREAD_STACK) == 0) pthread_setattr_default_np(&attributes);
+    pthread_attr_destroy(&attributes);
+}
+
+void limits_start(void) {
+    standard_files_open();
+    signal(SIGXFSZ, SIG_IGN);
+    raise_limit(RLIMIT_NOFILE, RLIM_INFINITY); // each shard is an open file
+    set_thread_stack();
+    const rlim_t stack = raise_limit(RLIMIT_STACK, THREAD_STACK);
+    if (stack >= SMALLEST_STACK) return;
+    fprintf(stderr,
+            "%s: the stack is limited to %ju bytes, expected at least %d; ulimit -s %d in this shell, or in one "
+            "without the limit, sets more\n",
+            program_invocation_name, (uintmax_t)stack, SMALLEST_STACK, THREAD_STACK >> 10);
+    exit(EXIT_RUN_FAILED);
+}
+
+// "102400 bytes", "unlimited"
+static const char *limit_text(int resource, const char *unit, char *text, size_t size) {
+    struct rlimit limit;
+    if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+        snprintf(text, size, "unlimited");
+    else
+        snprintf(text, size, "%ju%s", (uintmax_t)limit.rlim_cur, unit);
+    return text;
+}
+
+const char *limits_reason(int error) {
+    static _Thread_local char text[160];
+    char limit[40];
+    const bool is_size = error == EFBIG;
+    if (error != EFBIG && error != EMFILE) return strerror(error);
+    snprintf(text, sizeof text, "%s (limit of this process: %s, ulimit -%c)", strerror(error),
+             limit_text(is_size ? RLIMIT_FSIZE : RLIMIT_NOFILE, is_size ? " bytes" : " files", limit, sizeof limit),
+             is_size ? 'f' : 'n');
+    return text;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// threads
+
+bool limits_thread_failed(const char *what, int error, Error *err) {
+    char processes[40], space[40];
+    return error_set(err,
+                     "cannot start %s: %s; limits of this process: %s processes and threads (ulimit -u), %s of address "
+                     "space (ulimit -v); raise them, or use fewer --threads",
+                     what, strerror(error), limit_text(RLIMIT_NPROC, "", processes, sizeof processes),
+                     limit_text(RLIMIT_AS, " bytes", space, sizeof space));
+}
+
+static void *wait_at_gate(void *gate) {
+    pthread_mutex_lock(gate);
+    pthread_mutex_unlock(gate);
+    return NULL;
+}
+
+bool limits_check_threads(int count, Error *err) {
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    pthread_t *threads = calloc((size_t)count + 1, sizeof *threads);
+    REQUIRE_MEMORY(threads, "%d threads", count);
+    int started = 0, status = 0;
+    pthread_mutex_lock(&gate);
+    while (started < count && (status = pthread_create(&threads[started], NULL, wait_at_gate, &gate)) == 0) started++;
+    pthread_mutex_unlock(&gate);
+    for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
+    free(threads);
+    char what[40];
+    snprintf(what, sizeof what, "thread %d of %d", started + 2, count + 1); // the first is this one
+    return status == 0 || limits_thread_failed(what, status, err);
+}
+
+// ------------------------------------------------------------------------------------------------------ control groups
+
+bool limits_read_number(const char *path, const char *key, uint64_t *value) {
+    FILE *f = fopen(path, "re");
+    if (!f) return false;
+    char line[512];
+    bool found = false;
+    size_t length = strlen(key);
+    while (!found && fgets(line, sizeof line, f))
+        if (strncmp(line, key, length) == 0) found = sscanf(line + length, "%" SCNu64, value) == 1;
+    fclose(f);
+    return found;
+}
+
+// Visits the group and all its ancestors, from "/a/b" up to "".
+static void visit_upwards(const char *mount, char *group, int version, GroupVisitor *visit, void *context) {
+    for (;;) {
+        char directory[PATH_MAX], *slash = strrchr(group, '/');
+        const bool top = !slash || slash[1] == '\0';
+        if (top) *group = '\0';
+        const int n = snprintf(directory, sizeof directory, "%s%s", mount, group);
+        if (n > 0 && (size_t)n < sizeof directory) visit(context, directory, version);
+        if (top) return;
+        *slash = '\0';
+    }
+}
+
+static bool has_controller(char *list, const char *controller) {
+    for (char *rest = NULL, *name = strtok_r(list, ",", &rest); name; name = strtok_r(NULL, ",", &rest))
+        if (strcmp(name, controller) == 0) return true;
+    return false;
+}
+
+// Lines of /proc/self/cgroup: "0::/path" (version 2), "4:memory:/path" or "4:cpu,memory:/path" (version 1).
+void limits_visit_groups(const char *root, const char *controller, GroupVisitor *visit, void *context) {
+    char path[PATH_MAX], mount[PATH_MAX], line[PATH_MAX];
+    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+    FILE *f = fopen(path, "re");
+    if (!f) return;
+    while (fgets(line, sizeof line, f)) {
+        line[strcspn(line, "\n")] = '\0';
+        char *controllers = strchr(line, ':');
+        char *group = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!group) continue;
+        *group++ = '\0';
+        const bool second = *++controllers == '\0';
+        if (!second && !has_controller(controllers, controller)) continue;
+        snprintf(mount, sizeof mount, "%s/sys/fs/cgroup%s%s", root, second ? "" : "/", second ? "" : controller);
+        visit_upwards(mount, group, second ? 2 : 1, visit, context);
+    }
+    fclose(f);
+}
+
+// -------------------------------------------------------------------------------------------------------------
+// processors
+
+// Lowers *context, a quota in processors, to that of one group. Version 2: "50000 100000" or "max 100000" in one file;
+// version 1: quota (-1: none) and period in two.
+static void apply_quota(void *context, const char *directory, int version) {
+    double *least = context;
+    char path[PATH_MAX + 32];
+    long long quota = -1, period = 0;
+    snprintf(path, sizeof path, "%s/%s", directory, version == 2 ? "cpu.max" : "cpu.cfs_quota_us");
+    FILE *f = fopen(path, "re");
+    if (!f) return;
+    const int read = fscanf(f, "%lld %lld", &quota, &period);
+    fclose(f);
+    uint64_t us = 0;
+    snprintf(path, sizeof path, "%s/cpu.cfs_period_us", directory);
+    if (version == 1 && limits_read_number(path, "", &us)) period = (long long)us;
+    if (read >= 1 && quota > 0 && period > 0) *least = fmin(*least, (double)quota / (double)period);
+}
+
+double limits_quota(const char *root) {
+    double least = INFINITY;
+    limits_visit_groups(root, "cpu", apply_quota, &least);
+    return least;
+}
+
+int limits_processors(void) {
+    cpu_set_t mask;
+    const int online = (int)sysconf(_SC_NPROCESSORS_ONLN); // where there are more than a mask can name
+    const int allowed = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : online;
+    return (int)fmax(1.0, fmin(allowed, ceil(limits_quota(""))));
+}
