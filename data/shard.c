@@ -56,7 +56,8 @@ static bool read_options(Look *l, int argc, char **argv, Error *err) {
     if (l->help) return true;
     if (optind < argc) l->command = argv[optind];
     if (strcmp(l->command, "list") != 0 && strcmp(l->command, "verify") != 0 && strcmp(l->command, "show") != 0)
-        return error_set(err, "list, verify or show? %s --help shows the usage", tool_path("shard").text);
+        return error_set(err, "%s%sexpected list, verify or show; %s --help shows the usage", l->command,
+                         *l->command ? ": " : "", tool_path("shard").text);
     return optind + 1 < argc ||
            error_set(err, "%s: no files given; %s --help shows the usage", l->command, tool_path("shard").text);
 }
