@@ -345,6 +345,11 @@ static bool choose_tokenizer(RunSetup *s, Error *err) {
     if (!tokenizer_find(&s->tokenizer, o->tokenizer, weights, shards, data ? data->vocab : 0, s->config.V, err))
         return *o->tokenizer ? run_path_error(o, "tokenizer", err) : false;
     if (s->tokenizer && s->state.eot < 0) s->state.eot = tokenizer_eot(s->tokenizer);
+    if (s->tokenizer && tokenizer_vocab(s->tokenizer) + VOCAB_PADDING < s->config.V)
+        run_advise(
+            "%s has %lld tokens, but the model has a vocabulary of %lld; if it is not the model's tokenizer, name "
+            "that with --tokenizer",
+            tokenizer_name(s->tokenizer), (long long)tokenizer_vocab(s->tokenizer), (long long)s->config.V);
     return s->tokenizer || (!*o->prompt && !o->interactive) ||
            error_set(err,
                      "%s: no tokenizer for the model's vocabulary of %lld tokens was found; name one with --tokenizer",

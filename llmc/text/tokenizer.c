@@ -352,7 +352,9 @@ static Tokenizer *open_file(const char *path, Error *err) {
                    : is_object         ? tokenizer_read_json(path, text, n, err)
                                        : tokenizer_read_ranks(path, text, n, err);
     free(text);
-    return t;
+    if (!t || !is_object || tokenizer_check_settings(t, path, err)) return t;
+    tokenizer_free(t);
+    return NULL;
 }
 
 static bool is_directory(const char *path) {

@@ -1,6 +1,6 @@
 // Files of tokenizers. Reads a Hugging Face tokenizer.json, and vocab.json with merges.txt (OpenAI: encoder.json with
-// vocab.bpe). A field that would make other tokens than GPT-2's scheme is refused by name; fields that do not affect
-// tokens (padding, truncation, the decoder, the post-processor) are ignored.
+// vocab.bpe). A field that would make other tokens than GPT-2's scheme is refused by name; the decoder, which does
+// not affect tokens, is ignored.
 // Reads vocabularies whose numbers are ranks: tiktoken's files (lines of base64 and rank) and llm.c's
 // gpt2_tokenizer.bin (256 words: 20240328, version, tokens, end-of-text; then for each token a byte of length and its
 // bytes). They have no merges: any two neighbours that together make a token merge, the lowest number first.
@@ -220,11 +220,25 @@ static bool check_spellings(const Tokenizer *t, Error *err) {
     return true;
 }
 
+// A post-processor other than ByteLevel, alone or in a Sequence, adds tokens to every text.
+static bool check_post_processor(const cJSON *root, Error *err) {
+    const cJSON *step, *part, *parts;
+    if (!json_find(root, "post_processor", &step, err)) return false;
+    if (!step || cJSON_IsNull(step)) return true;
+    parts = cJSON_GetObjectItemCaseSensitive(step, "processors");
+    if (!cJSON_IsArray(parts)) return check_is(step, "post_processor", "type", "ByteLevel", "\"ByteLevel\"", err);
+    cJSON_ArrayForEach(part, parts) {
+        if (!check_is(part, "post_processor.processors", "type", "ByteLevel", "\"ByteLevel\"", err)) return false;
+    }
+    return true;
+}
+
 static bool read_tokenizer_json(Tokenizer *t, const cJSON *root, Error *err) {
     const cJSON *model;
     return json_get_object(root, "model", &model, err) && check_off(root, "", "normalizer", err) &&
-           check_pre_tokenizer(root, err) && read_model(t, model, err) && read_added_tokens(t, root, err) &&
-           check_spellings(t, err) &&
+           check_off(root, "", "truncation", err) && check_off(root, "", "padding", err) &&
+           check_pre_tokenizer(root, err) && check_post_processor(root, err) && read_model(t, model, err) &&
+           read_added_tokens(t, root, err) && check_spellings(t, err) &&
            ((vocabulary_finish(t, err) && vocabulary_check_merges(t, err)) || error_prefix(err, "model.vocab"));
 }
 

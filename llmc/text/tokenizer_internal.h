@@ -213,3 +213,8 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
                                Error *err); // tokenizer.json, vocab.json
 Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes, Error *err); // tiktoken
 Tokenizer *tokenizer_read_llmc(const char *path, const char *text, size_t bytes, Error *err);  // gpt2_tokenizer.bin
+
+// ------------------------------------------------------------------------------------------------------------ settings
+
+// Compares the tokenizer with what transformers reads next to its file at path (tokenizer_settings.c).
+bool tokenizer_check_settings(const Tokenizer *t, const char *path, Error *err);

@@ -130,6 +130,12 @@ def test_a_head_that_is_not_tied_is_refused(exported):
     refused("-e", exported, *QUIET, "-x", 0, words=["lm_head.weight differs from transformer.wte.weight, at [0, 0]"])
 
 
+def test_a_tokenizer_far_smaller_than_the_vocabulary_is_reported(data, tmp_path):
+    train("-e", "L=1,C=32,NH=1,T=32,V=50260", "-b", 2, *QUIET, "-i", data.train, "-x", 1, "--export", tmp_path / "hf")
+    said = train("-e", tmp_path / "hf", *QUIET, "-x", 0, "-g", 4, "--prompt", "hello").stderr
+    assert "tokenizer.json has 257 tokens, but the model has a vocabulary of 50260" in said
+
+
 def test_names_and_settings_that_transformers_reads_are_read(exported):
     def generated():
         return train("-e", exported, *QUIET, "-x", 0, "-g", 8, "--threads", 1).stdout.splitlines()

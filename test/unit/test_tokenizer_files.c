@@ -54,8 +54,54 @@ TEST(a_tokenizer_json_that_would_give_other_tokens_is_refused_by_field) {
          "pre_tokenizer.pretokenizers[0].pattern.Regex is \"\\d\", expected GPT-2's"},
         {"\"lstrip\": false", "\"lstrip\": true", "added_tokens[0]: lstrip is true, expected none"},
         {"\"single_word\": false", "\"single_word\": true", "added_tokens[0]: single_word is true"},
+        {"\"truncation\": null", "\"truncation\": {\"max_length\": 8}", "truncation is an object, expected none"},
+        {"\"padding\": null", "\"padding\": {\"pad_id\": 0}", "padding is an object, expected none"},
+        {"\"post_processor\": null", "\"post_processor\": {\"type\": \"TemplateProcessing\"}",
+         "post_processor.type is \"TemplateProcessing\", expected \"ByteLevel\""},
+        {"\"post_processor\": null",
+         "\"post_processor\": {\"type\": \"Sequence\", \"processors\": [{\"type\": \"BertProcessing\"}]}",
+         "post_processor.processors.type is \"BertProcessing\""},
     };
     assert_changes_refused("tokenizer.json", write_json, cases, sizeof cases / sizeof *cases);
+}
+
+TEST(settings_next_to_a_tokenizer_that_would_give_other_tokens_are_refused_by_name) {
+    static const struct {
+        const char *file, *text, *message; // NULL: it is opened
+    } cases[] = {
+        {"tokenizer_config.json", "{\"add_prefix_space\": false, \"add_bos_token\": false, \"pad_token\": null}", NULL},
+        {"tokenizer_config.json", "{\"eos_token\": {\"content\": \"<|endoftext|>\", \"lstrip\": false}}", NULL},
+        {"tokenizer_config.json", "{\"add_prefix_space\": true}", "\"add_prefix_space\" is true, expected false"},
+        {"tokenizer_config.json", "{\"add_bos_token\": true}", "\"add_bos_token\" is true"},
+        {"tokenizer_config.json", "{\"do_lower_case\": true}", "\"do_lower_case\" is true"},
+        {"tokenizer_config.json", "{\"pad_token\": \"<pad>\"}", "pad_token: \"<pad>\" is not in the vocabulary; save"},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"9999\": {\"content\": \"<x>\"}}}",
+         "added_tokens_decoder: \"<x>\" has number 9999, but not in the vocabulary"},
+        {"tokenizer_config.json", "{\"eos_token\": {\"content\": \"<|endoftext|>\", \"lstrip\": true}}",
+         "eos_token: \"lstrip\" is true"},
+        {"special_tokens_map.json", "{\"bos_token\": \"<|endoftext|>\"}", NULL},
+        {"special_tokens_map.json", "{\"additional_special_tokens\": [\"<|user|>\"]}",
+         "additional_special_tokens: \"<|user|>\" is not in the vocabulary"},
+        {"added_tokens.json", "{\"<x>\": 9999}", "\"<x>\" has number 9999, but not in the vocabulary"},
+        {"added_tokens.json", "version https://git-lfs.github.com/spec/v1\n", "not JSON but a Git LFS pointer"},
+    };
+    assert_int_equal(mkdir(tmp_file("hf"), 0700), 0);
+    write_json(tmp_file("hf/tokenizer.json"));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char name[64], path[512];
+        snprintf(name, sizeof name, "hf/%s", cases[i].file);
+        snprintf(path, sizeof path, "%s", tmp_file(name));
+        write_bytes(path, cases[i].text, strlen(cases[i].text));
+        if (cases[i].message) {
+            assert_refused(tmp_file("hf"), path, cases[i].message);
+        } else {
+            Error err = {""};
+            Tokenizer *t = tokenizer_open(tmp_file("hf"), &err);
+            if (!t) fail_msg("%s: %s", cases[i].text, err.text);
+            tokenizer_free(t);
+        }
+        unlink(path);
+    }
 }
 
 TEST(a_damaged_tokenizer_json_is_refused_by_place) {
