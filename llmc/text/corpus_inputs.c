@@ -174,7 +174,7 @@ static int enter(InputWalk *w, const struct stat *st, bool is_link, InputFile *f
     int count;
     if (!directory_list(w->path, &names, &count, NULL)) {
         if (w->depth > 0 && input_may_be_skipped(errno)) return give(w, file, w->path, NULL, false, err);
-        return error_set(err, "%s: cannot read: %s", w->path, strerror(errno)), -1;
+        return error_set(err, "%s: cannot read: %s", w->path, path_reason(w->path, errno).text), -1;
     }
     if (count > 0) qsort(names, (size_t)count, sizeof *names, by_name); // names of none are NULL
     Level *levels = realloc(w->levels, (size_t)(w->depth + 1) * sizeof *levels);
@@ -206,7 +206,7 @@ static int visit(InputWalk *w, InputFile *file, Error *err) {
         return pass_over(w, "link that leads nowhere");
     if (failed != 0) {
         if (!is_argument && input_may_be_skipped(errno)) return give(w, file, w->path, NULL, false, err);
-        return error_set(err, "%s: cannot read: %s", w->path, strerror(errno)), -1;
+        return error_set(err, "%s: cannot read: %s", w->path, path_reason(w->path, errno).text), -1;
     }
     const bool is_file = S_ISREG(st.st_mode);
     if (!is_file && !S_ISDIR(st.st_mode)) {
@@ -311,7 +311,7 @@ bool inputs_spool_stdin(InputOptions *o, const char *directory, int64_t limit, i
     char *path = path_join(directory, ".tmp-stdin-XXXXXX"), *chunk = malloc(CHUNK);
     unsigned char magic[4];
     int fd = mkostemp(path, O_CLOEXEC);
-    bool ok = (fd >= 0 && chunk) || error_set(err, "%s: cannot write: %s", path, strerror(errno));
+    bool ok = (fd >= 0 && chunk) || error_set(err, "%s: cannot write: %s", path, path_reason(path, errno).text);
     *bytes = 0;
     if (fd >= 0) unlink(path);
     ok = ok && copy_stdin(fd, limit, chunk, CHUNK, bytes, err);

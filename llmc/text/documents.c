@@ -302,7 +302,7 @@ static bool open_source(DocumentReader *r) {
     int fd = input_open(inputs, &r->file), then_fd = r->file.is_stdin && inputs->stdin_goes_on ? STDIN_FILENO : -1;
     if (fd < 0 && !r->file.is_argument && input_may_be_skipped(errno)) return pass_unreadable(r, errno);
     if (fd < 0) {
-        error_set(&r->error, "%s: cannot read: %s", r->file.path, strerror(errno));
+        error_set(&r->error, "%s: cannot read: %s", r->file.path, path_reason(r->file.path, errno).text);
         return fail(r, r->file.is_argument ? EXIT_BAD_INPUT : EXIT_RUN_FAILED);
     }
     if (!judge_packing(r, fd)) return close(fd), false;
