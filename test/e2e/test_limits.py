@@ -74,7 +74,7 @@ def test_only_the_hard_limit_of_open_files_counts(tmp_path):
 @pytest.mark.parametrize("kib", [64, 256])
 def test_a_small_stack_is_enough_or_is_named(kib, data, tmp_path):
     programs = {"trainer": [TRAINER, *ONE, *data.flags, "-x", 1, "--threads", 2, "-o", tmp_path / "run"],
-                "prepare": [PREPARE, "-o", tmp_path / "shards", data.directory / "manifest.json"],
+                "prepare": [PREPARE, "-o", tmp_path / "shards", make_text(tmp_path / "text")],
                 "shard": [SHARD, "verify", data.train]}
     for name, command in programs.items():
         result = call(*unprivileged(*command), preexec_fn=limited(STACK=kib << 10))
