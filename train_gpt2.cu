@@ -74,7 +74,7 @@ static bool train_step(Run *run, Error *err) {
     optimizer_norm(run->optimizer);
     if (!data_parallel_share_norm(run->shared, err)) return false;
     record->lr = schedule_lr(&setup->schedule, step);
-    optimizer_step(run->optimizer, step + 1 - state->optimizer_start, record->lr, tokens, watched);
+    optimizer_step(run->optimizer, record->lr, tokens, watched);
     if (!data_parallel_share_weights(run->shared, err)) return false;
     copy_d2h(record->control, gpt2_control(run->model).data, sizeof *record->control, STREAM_COMPUTE);
     device_event_record(record->stop, STREAM_COMPUTE);

@@ -434,11 +434,6 @@ static void check_is_whole(const char *op, const UpdateTensor *t) {
             (long long)t->padding, t->weight.name);
 }
 
-static void check_update_step(const char *op, UpdateParams params, Tensor control) {
-    check_control(op, control);
-    REQUIRE(params.step >= 1, "%s: step %lld, the first is 1", op, (long long)params.step);
-}
-
 // The tensors of a parameter that an update reads and writes: master, or the weight itself and the part lost to
 // rounding, and the moments of its rule. (RULE_DIRECTION's are momentum_update's, Adafactor's are
 // adafactor_statistics'.)
@@ -460,7 +455,7 @@ OpCost op_cost_optimizer_update(const UpdateTensor *tensors, int n) {
 
 void optimizer_update(UpdateList *list, int first, int count, UpdateParams params, Tensor control) {
     const UpdateTensor *tensors = list->tensors;
-    check_update_step(__func__, params, control);
+    check_control(__func__, control);
     REQUIRE(first >= 0 && count >= 0 && first + count <= list->n, "%s: tensors %d .. %d of %d", __func__, first,
             first + count, list->n);
     for (int i = first; i < first + count; i++) {
@@ -486,16 +481,16 @@ OpCost op_cost_adafactor_statistics(const UpdateTensor *tensors, int n) {
     return cost;
 }
 
-void adafactor_statistics(UpdateList *list, UpdateParams params, Tensor control) {
+void adafactor_statistics(UpdateList *list, Tensor control) {
     const UpdateTensor *tensors = list->tensors;
-    check_update_step(__func__, params, control);
+    check_control(__func__, control);
     for (int i = 0; i < list->n; i++) {
         if (tensors[i].rule != RULE_ADAFACTOR) continue;
         check_update_tensor(__func__, tensors, i);
         check_adafactor(__func__, &tensors[i]);
         check_is_whole(__func__, &tensors[i]);
     }
-    RUN(adafactor_statistics, (list, params, control), op_cost_adafactor_statistics(tensors, list->n));
+    RUN(adafactor_statistics, (list, control), op_cost_adafactor_statistics(tensors, list->n));
 }
 
 OpCost op_cost_momentum_update(const UpdateTensor *tensors, int n) {
@@ -507,7 +502,7 @@ OpCost op_cost_momentum_update(const UpdateTensor *tensors, int n) {
 
 void momentum_update(UpdateList *list, UpdateParams params, Tensor control) {
     const UpdateTensor *tensors = list->tensors;
-    check_update_step(__func__, params, control);
+    check_control(__func__, control);
     for (int i = 0; i < list->n; i++) {
         if (tensors[i].rule != RULE_DIRECTION) continue;
         check_update_tensor(__func__, tensors, i);

@@ -191,7 +191,7 @@ typedef struct {
     Tensor rms;              // (1) fp32, Adafactor: root mean square of the update before it is clipped
     UpdateRule rule;
     float weight_decay; // the coefficient; in gpt2_tensors a multiple of the run's, 0 or 1
-    float rate;         // learning rate of the tensor as a multiple of UpdateParams.learning_rate
+    float rate;         // multiplies the direction of the update, not its decay; above 0
     int stream;         // number of the parameter in its table: selects its random bits
     int64_t offset;     // where a slice begins in its parameter, in elements; a multiple of STATE_BLOCK
     int64_t padding;    // last elements of the parameter that pad the vocabulary: weight and gradient are 0
@@ -221,23 +221,22 @@ void step_control_update(Tensor control, Tensor sumsq, Tensor sequence_losses, i
 typedef struct {
     float learning_rate, beta1, beta2, eps;
     float momentum; // SGD, Muon
-    int64_t step;   // 1 for the first update: bias correction
     // Stochastic rounding: element e of a parameter adds half-word e % 8, lower halves first, of
-    // philox(seed, STREAM_ROUNDING + stream + k * 2^20, step * 2^40 + e / 8) to the bits that rounding cuts off;
-    // k = 0 for the weight, 1 for m, 2 for v.
+    // philox(seed, STREAM_ROUNDING + stream + k * 2^20, control.updates * 2^40 + e / 8) to the bits that rounding cuts
+    // off; k = 0 for the weight, 1 for m, 2 for v.
     uint64_t seed;
 } UpdateParams;
 
 // Updates tensors first .. first + count - 1 in a few launches, each over many tensors; nothing is written when
-// control.skip is set. With g = grad * control.grad_factor, lr = rate * learning_rate, and w the master, or weight +
-// compensation, or the weight:
+// control.skip is set. With g = grad * control.grad_factor, lr the learning rate, t = control.updates, and w the
+// master, or weight + compensation, or the weight:
 //   AdamW      m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
-//              w -= lr * (m / (1-b1^step) / (sqrt(v / (1-b2^step)) + eps) + weight_decay w)
-//   Lion       w -= lr * (sign(b1 m + (1-b1) g) + weight_decay w), sign(0) = 0;  m = b2 m + (1-b2) g
-//   SGD        m = momentum m + g;  w -= lr * (m + weight_decay w)
+//              w -= lr * (rate * m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + weight_decay w)
+//   Lion       w -= lr * (rate * sign(b1 m + (1-b1) g) + weight_decay w), sign(0) = 0;  m = b2 m + (1-b2) g
+//   SGD        m = momentum m + g;  w -= lr * (rate * m + weight_decay w)
 //   Adafactor  u = g / sqrt(row_i col_j / mean(row)), for a vector g / sqrt(v); after adafactor_statistics
-//              w -= lr * (u / max(1, rms) + weight_decay w)
-//   Direction  w -= lr * (grad + weight_decay w), with grad as it is, without grad_factor
+//              w -= lr * (rate * u / max(1, rms) + weight_decay w)
+//   Direction  w -= lr * (rate * grad + weight_decay w), with grad as it is, without grad_factor
 // Then the master is rounded to the weight. With `compensation`, weight = w rounded to nearest and compensation = w -
 // weight rounded. With neither, the weight is w, rounded stochastically. m and v in bf16 are rounded stochastically; in
 // u8 a block's scale is the largest magnitude of its new values and each code is the nearest of llmc/number.h. The
@@ -246,12 +245,12 @@ typedef struct {
 void optimizer_update(UpdateList *list, int first, int count, UpdateParams params, Tensor control);
 
 // Called before optimizer_update. Updates the tensors of RULE_ADAFACTOR, which must be whole, and no others. With
-// g2 = g^2 + 1e-30 and b = 1 - step^-0.8:
+// g2 = g^2 + 1e-30 and b = 1 - control.updates^-0.8:
 //   row_i = b row_i + (1-b) mean_j g2;  col_j = b col_j + (1-b) mean_i g2;  for a vector v = b v + (1-b) g2
 //   rms = sqrt(mean(u^2)) with the u of optimizer_update, over the elements that are not padding.
 // Padding rows count in both mean_i and mean(row), so u is the same as without them, and 0 in them.
 // Nothing is written when control.skip is set.
-void adafactor_statistics(UpdateList *list, UpdateParams params, Tensor control);
+void adafactor_statistics(UpdateList *list, Tensor control);
 
 // Called before Muon's orthogonalisation. Updates the tensors of RULE_DIRECTION and no others:
 //   m = momentum m + g;  grad = g + momentum m  (Nesterov), rounded to the dtype of grad.

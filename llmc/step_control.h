@@ -1,7 +1,7 @@
 // The decisions of a step that the host would see too late: whether the gradient is finite, how much it is clipped,
-// whether the step is an outlier, whether the update is skipped, and the next loss scale. They are made on the device,
-// by this one function, in every backend: one thread of a kernel of one block calls it on a GPU. The state is
-// small, is in device memory and is part of the checkpoint.
+// whether the step is an outlier, whether the update is skipped, which number it has, and the next loss scale. They are
+// made on the device, by this one function, in every backend: one thread of a kernel of one block calls it on a GPU.
+// The state is small, is in device memory and is part of the checkpoint.
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include <math.h>
@@ -36,6 +36,10 @@ typedef struct {
     float loss_scale;     // dynamic loss scale (fp16); 1 otherwise
     int32_t good_steps;   // finite steps since the scale changed, or since a step that was not
     uint32_t micro_steps; // of the run, if gradients are rounded stochastically: the index of their random bits
+    int32_t updates;      // since the optimizer's state began; a skipped step is none
+    // of update number `updates`, not kept
+    float m_correction, v_correction; // AdamW: 1 / (1 - beta^updates)
+    float keep, take;                 // Adafactor: mean = keep mean + take g^2, take = updates^-0.8
     OutlierWindow loss_window;
     OutlierWindow norm_window;
 } StepControl;
@@ -45,6 +49,7 @@ typedef struct {
     float loss_z_limit;            // 0 = off
     float norm_z_limit;            // 0 = off
     int32_t scale_growth_interval; // finite steps before loss_scale doubles; 0 = the scale is fixed
+    float beta1, beta2;            // AdamW's, for its bias corrections
 } StepLimits;
 
 static HOST_DEVICE inline StepControl step_control_initial(float loss_scale) {
@@ -57,6 +62,8 @@ static HOST_DEVICE inline StepControl step_control_initial(float loss_scale) {
     c.loss_scale = loss_scale;
     c.good_steps = 0;
     c.micro_steps = 0;
+    c.updates = 0;
+    c.m_correction = c.v_correction = c.keep = c.take = 0.0f;
     for (int i = 0; i < OUTLIER_WINDOW; i++) c.loss_window.values[i] = c.norm_window.values[i] = 0.0f;
     c.loss_window.count = c.norm_window.count = 0;
     c.loss_window.next = c.norm_window.next = 0;
@@ -79,6 +86,32 @@ static HOST_DEVICE inline float outlier_window_push(OutlierWindow *w, float x) {
     w->values[w->next] = x;
     w->next = (w->next + 1) % OUTLIER_WINDOW;
     return z;
+}
+
+// x^n, n >= 0, by squaring: pow of the host's library and of the device's differ in the last bits.
+static HOST_DEVICE inline double step_control_power(double x, int32_t n) {
+    double product = 1.0;
+    for (; n > 0; n /= 2, x *= x)
+        if (n % 2) product *= x;
+    return product;
+}
+
+// n^-0.8 as the fifth root of n over n. Newton's method from above the root, no more than twice as large.
+static HOST_DEVICE inline double step_control_adafactor_take(int32_t n) {
+    double root = 1.0;
+    while (step_control_power(root, 5) < n) root *= 2.0;
+    for (int i = 0; i < 8; i++) root = (4.0 * root + n / step_control_power(root, 4)) / 5.0;
+    return root / n;
+}
+
+// Counts an update that is made, and finds its factors.
+static HOST_DEVICE inline void step_control_count_update(StepControl *c, StepLimits limits) {
+    c->updates++;
+    c->m_correction = (float)(1.0 / (1.0 - step_control_power(limits.beta1, c->updates)));
+    c->v_correction = (float)(1.0 / (1.0 - step_control_power(limits.beta2, c->updates)));
+    const double take = step_control_adafactor_take(c->updates);
+    c->keep = (float)(1.0 - take);
+    c->take = (float)take;
 }
 
 // One decision.
@@ -110,7 +143,10 @@ static HOST_DEVICE inline void step_control_decide(StepControl *c, const float *
     c->norm_z = outlier_window_push(&c->norm_window, c->norm);
     if (limits.norm_z_limit > 0.0f && c->norm_z > limits.norm_z_limit) c->skip = SKIP_NORM_OUTLIER;
     if (limits.loss_z_limit > 0.0f && c->loss_z > limits.loss_z_limit) c->skip = SKIP_LOSS_OUTLIER;
-    if (c->skip != SKIP_NONE) c->skipped++;
+    if (c->skip != SKIP_NONE)
+        c->skipped++;
+    else
+        step_control_count_update(c, limits);
     c->good_steps++;
     if (limits.scale_growth_interval > 0 && c->good_steps >= limits.scale_growth_interval) {
         c->good_steps = 0;

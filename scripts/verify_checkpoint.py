@@ -109,8 +109,8 @@ def check_trainer(directory):
     c, step = t["control"], t["step"]
     windows = [c["loss_window"], c["norm_window"]]
     for of, field, low, *high in [(t, "step", 0), (t, "position", step), (t, "T", 1), (t, "eot", -1, 2**31 - 1),
-                                  (t, "optimizer_start", 0, step), (c, "skip", 0, 3), (c, "bad_tensor", -1), (c, "skipped", 0, step),
-                                  (c, "good_steps", 0, step), *((w, "count", 0, 128) for w in windows)]:
+                                  (t, "optimizer_start", 0, step), (c, "updates", 0, step), (c, "skip", 0, 3), (c, "bad_tensor", -1),
+                                  (c, "skipped", 0, step), (c, "good_steps", 0, step), *((w, "count", 0, 128) for w in windows)]:
         need(whole(of.get(field, 0), low, *high), f"{field} {of.get(field)}{' of a window' if of in windows else ''}")
     need(all(number(c[k]) is not None for k in ("loss", "norm", "grad_factor", "loss_z", "norm_z")), "control: no number")
     need(0 < number(c["loss_scale"]) <= 2**24, f"loss_scale {c['loss_scale']}")

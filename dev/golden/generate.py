@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the golden values of test/golden: a tiny GPT-2 in PyTorch, its loss, gradients and ten AdamW steps.
+"""Writes the golden values of test/golden: a tiny GPT-2 in PyTorch, its loss, gradients and ten steps of AdamW and Muon.
 
-    python3 dev/golden/generate.py [DIRECTORY]      (default: test/golden; needs numpy and torch >= 1.12)
+    python3 dev/golden/generate.py [DIRECTORY]      (default: test/golden; needs numpy and torch >= 2.15)
 
 Everything is computed in float64 from weights that fp32 represents exactly, and stored as fp32: the values in the files are
 right to 6e-8, so a test compares with the exact result and not with another rounding error. The files:
@@ -14,15 +14,22 @@ right to 6e-8, so a test compares with the exact result and not with another rou
         learning_rates (10), step_losses (10), norms (10)   norms: before clipping
         final.NAME               the weights after ten steps; the key part of c_attn.bias, whose gradient is zero,
                                  has rounding noise that AdamW made full steps of: not to be compared
+    optimizers.safetensors       ten steps of PyTorch's own optimizers from the same start, clipped as above:
+        skipped (4), adamw.NAME  torch.optim.AdamW without these steps, as torch.amp.GradScaler skips steps that overflow:
+                                 the learning rate moves on, the optimizer's count of updates does not
+        muon (2), muon.NAME      momentum and weight decay; torch.optim.Muon in match_rms_adamw for the matrices of the
+                                 blocks, q, k and v each by itself, and AdamW for all other tensors
 
-The same command writes the same bytes. Before it writes, it checks its formulas against each other: GELU against the
-formula, attention against a loop, and AdamW against torch.optim.AdamW.
+With one version of PyTorch the same command writes the same bytes; with another only the gradient of the key part of
+c_attn.bias, 1e-17 instead of 0, has been another. Before it writes, it checks its formulas against each other: GELU against
+the formula, attention against a loop, AdamW against torch.optim.AdamW, and Muon against a singular value decomposition.
 """
 import json
 import math
 import os
 import struct
 import sys
+from unittest import mock
 
 import numpy as np
 import torch
@@ -31,6 +38,8 @@ import torch.nn.functional as F
 L, C, NH, V, MAX_T, T, B, STEPS = 2, 32, 4, 61, 24, 16, 3, 10
 SEED = 20240520
 BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP = (float(np.float32(x)) for x in (0.9, 0.95, 1e-8, 0.1, 4.0))
+SKIPPED = (0, 1, 2, 5)  # of the ten steps
+MOMENTUM, MUON_DECAY = (float(np.float32(x)) for x in (0.95, 0.5))
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
 
@@ -114,6 +123,58 @@ def train(weights, windows, learning_rates):
     return losses, norms, w
 
 
+def adamw(tensors, weight_decay):
+    """torch.optim.AdamW with decay on matrices."""
+    groups = [{"params": [p for p in tensors if p.ndim == 2], "weight_decay": weight_decay},
+              {"params": [p for p in tensors if p.ndim == 1], "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(BETA1, BETA2), eps=EPS)
+
+
+def adamw_alone(parts):
+    return [adamw([p for each in parts.values() for p in each], WEIGHT_DECAY)]
+
+
+def muon_and_adamw(parts):
+    of_muon = {name for name, each in parts.items() if ".h." in name and each[0].ndim == 2}
+    return [torch.optim.Muon([p for name in of_muon for p in parts[name]], weight_decay=MUON_DECAY, momentum=MOMENTUM,
+                             adjust_lr_fn="match_rms_adamw"),
+            adamw([p for name, each in parts.items() if name not in of_muon for p in each], MUON_DECAY)]
+
+
+def optimize(weights, windows, learning_rates, make, skipped=()):
+    """The weights after the steps that are not skipped, by the optimizers that make(parts) returns."""
+    parts = {name: [part.clone() for part in value.chunk(3 if name.endswith("c_attn.weight") else 1)]
+             for name, value in weights.items()}  # q, k and v
+    optimizers = make(parts)
+    for step, (batch, lr) in enumerate(zip(windows, learning_rates)):
+        if step in skipped:
+            continue
+        _, _, grads = gradients({name: torch.cat(each) for name, each in parts.items()}, batch)
+        norm = math.sqrt(sum(float((g * g).sum()) for g in grads.values()))
+        for name, each in parts.items():
+            for part, grad in zip(each, grads[name].chunk(len(each))):
+                part.grad = grad * min(1.0, CLIP / norm)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            with mock.patch.object(torch, "bfloat16", torch.float64):  # the type that Muon multiplies matrices in
+                optimizer.step()
+    return {name: torch.cat(each) for name, each in parts.items()}
+
+
+def check_muon():
+    """Muon's matrices are multiplied in float64, and its singular values are those of the polynomial."""
+    matrix = torch.randn(5, 9, dtype=torch.float64)
+    part = torch.zeros_like(matrix)
+    part.grad = matrix
+    with mock.patch.object(torch, "bfloat16", torch.float64):
+        torch.optim.Muon([part], lr=1.0, weight_decay=0.0, adjust_lr_fn="match_rms_adamw").step()
+    u, s, v = torch.linalg.svd(matrix / matrix.norm(), full_matrices=False)
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    assert torch.allclose(part, -0.2 * math.sqrt(9) * u @ torch.diag(s) @ v, atol=1e-12)
+
+
 def check_formulas(weights, windows, learning_rates, final, norms):
     x = torch.linspace(-8, 8, 1001, dtype=torch.float64)
     u = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
@@ -126,9 +187,7 @@ def check_formulas(weights, windows, learning_rates, final, norms):
     assert torch.allclose(out[0, i, head * size : (head + 1) * size], (p / p.sum()) @ v[: i + 1], atol=1e-14)
 
     leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
-    groups = [{"params": [p for p in leaves.values() if p.ndim == 2], "weight_decay": WEIGHT_DECAY},
-              {"params": [p for p in leaves.values() if p.ndim == 1], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=(BETA1, BETA2), eps=EPS)
+    optimizer = adamw(leaves.values(), WEIGHT_DECAY)
     for batch, lr in zip(windows, learning_rates):
         optimizer.zero_grad()
         forward(leaves, batch)[1].mean().backward()
@@ -177,6 +236,7 @@ def main():
     logits, losses, grads = gradients(weights, windows[0])
     step_losses, norms, final = train(weights, windows, learning_rates)
     check_formulas(weights, windows, learning_rates, final, norms)
+    check_muon()
 
     write_model(os.path.join(directory, "tiny_gpt2"), weights)
     expected = {"windows": windows, "logits": logits, "losses": losses, "adamw": [BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP],
@@ -184,6 +244,11 @@ def main():
     expected.update({"grad." + name: value for name, value in grads.items()})
     expected.update({"final." + name: value for name, value in final.items()})
     write_safetensors(os.path.join(directory, "expected.safetensors"), expected)
+    optimizers = {"skipped": SKIPPED, "muon": [MOMENTUM, MUON_DECAY]}
+    for name, make, skipped in [("adamw", adamw_alone, SKIPPED), ("muon", muon_and_adamw, ())]:
+        found = optimize(weights, windows, learning_rates, make, skipped)
+        optimizers.update({f"{name}.{of}": value for of, value in found.items()})
+    write_safetensors(os.path.join(directory, "optimizers.safetensors"), optimizers)
     print(f"losses {step_losses[0]:.6f} .. {step_losses[-1]:.6f}, norms {min(norms):.3f} .. {max(norms):.3f}")
 
 

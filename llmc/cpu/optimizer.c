@@ -131,24 +131,23 @@ typedef struct {
     float grad_factor, learning_rate, eps, momentum;
     float beta1, beta2, one_minus_beta1, one_minus_beta2;
     float m_correction, v_correction; // 1 / (1 - beta^step)
-    uint64_t seed, step;
+    uint64_t seed, update;            // update: its number, for random bits
     Dynamic8 signed_map, unsigned_map;
 } Step;
 
-static Step step_begin(UpdateParams p, float grad_factor) {
-    const double beta1 = p.beta1, beta2 = p.beta2, step = (double)p.step;
-    return (Step){.grad_factor = grad_factor,
+static Step step_begin(UpdateParams p, const StepControl *decided) {
+    return (Step){.grad_factor = decided->grad_factor,
                   .learning_rate = p.learning_rate,
                   .eps = p.eps,
                   .momentum = p.momentum,
                   .beta1 = p.beta1,
                   .beta2 = p.beta2,
-                  .one_minus_beta1 = (float)(1.0 - beta1),
-                  .one_minus_beta2 = (float)(1.0 - beta2),
-                  .m_correction = (float)(1.0 / (1.0 - pow(beta1, step))),
-                  .v_correction = (float)(1.0 / (1.0 - pow(beta2, step))),
+                  .one_minus_beta1 = (float)(1.0 - (double)p.beta1),
+                  .one_minus_beta2 = (float)(1.0 - (double)p.beta2),
+                  .m_correction = decided->m_correction,
+                  .v_correction = decided->v_correction,
                   .seed = p.seed,
-                  .step = (uint64_t)p.step,
+                  .update = (uint64_t)decided->updates,
                   .signed_map = dynamic8_map(1),
                   .unsigned_map = dynamic8_map(2)};
 }
@@ -156,7 +155,7 @@ static Step step_begin(UpdateParams p, float grad_factor) {
 enum { OF_WEIGHT, OF_M, OF_V }; // the streams of random bits: k of ops.h
 
 static RandomBits random_bits(const UpdateTensor *t, const Step *s, int k) {
-    return (RandomBits){s->seed, STREAM_ROUNDING + (uint64_t)t->stream + ((uint64_t)k << 20), s->step, t->offset};
+    return (RandomBits){s->seed, STREAM_ROUNDING + (uint64_t)t->stream + ((uint64_t)k << 20), s->update, t->offset};
 }
 
 static ALWAYS_INLINE void open_m(Moment *m, const UpdateTensor *t, const Step *s, Span at, DType S) {
@@ -243,9 +242,9 @@ static void find_direction(V *direction, const UpdateTensor *t, const Step *s, d
 
 // ------------------------------------------------------------------------------------------------------------- weights
 
-// w - lr (direction + decay w).
+// w - lr (rate direction + decay w).
 static ALWAYS_INLINE V descend(V w, V direction, const UpdateTensor *t, const Step *s) {
-    return w - t->rate * s->learning_rate * vfma(vsplat(t->weight_decay), w, direction);
+    return w - t->rate * s->learning_rate * vfma(vsplat(t->weight_decay / t->rate), w, direction);
 }
 
 static ALWAYS_INLINE void move_master(const V *direction, const UpdateTensor *t, const Step *s, Span at, DType E) {
@@ -299,7 +298,7 @@ void backend_optimizer_update(UpdateList *list, int first, int count, UpdatePara
     for (int i = 0; i < count; i++) parts_add(parts, i, tensor_numel(tensors[i].weight));
     const StepControl *decided = control.data;
     if (decided->skip != SKIP_NONE) return;
-    const Step step = step_begin(params, decided->grad_factor);
+    const Step step = step_begin(params, decided);
     double *mean_rows = parts.sums;
     for (int i = 0; i < count; i++) mean_rows[i] = adafactor_mean_row(&tensors[i]);
 #pragma omp parallel for schedule(dynamic) if (parts_count(parts) > 1)
@@ -338,7 +337,7 @@ void backend_momentum_update(UpdateList *list, UpdateParams params, Tensor contr
         parts_add(parts, i, tensors[i].rule == RULE_DIRECTION ? tensor_numel(tensors[i].weight) : 0);
     const StepControl *decided = control.data;
     if (decided->skip != SKIP_NONE) return;
-    const Step step = step_begin(params, decided->grad_factor);
+    const Step step = step_begin(params, decided);
 #pragma omp parallel for schedule(dynamic) if (parts_count(parts) > 1)
     for (int64_t number = 0; number < parts_count(parts); number++) {
         const Part part = parts_get(parts, number);

@@ -153,7 +153,7 @@ static ALWAYS_INLINE void block_store(Tensor t, const V *x, Span at) {
 
 // The numbers that select a tensor's random bits.
 typedef struct {
-    uint64_t seed, stream, step;
+    uint64_t seed, stream, update;
     int64_t offset; // of the tensor in its parameter
 } RandomBits;
 
@@ -163,7 +163,7 @@ typedef struct {
 } HalfWords;
 
 static ALWAYS_INLINE void half_words_make(HalfWords *h, RandomBits r, Span at) {
-    const uint64_t first = (r.step << 40) + (uint64_t)(r.offset + at.begin) / 8;
+    const uint64_t first = (r.update << 40) + (uint64_t)(r.offset + at.begin) / 8;
     for (int e = 0; e < at.count; e += RANDOM_BLOCK)
         rounding_bits(h->words[e / RANDOM_BLOCK], r.seed, r.stream, first + (uint64_t)e / 8);
 }

@@ -149,7 +149,7 @@ static void tensor_statistics_of(const UpdateTensor *t, StatisticsStep s, Parts 
     *(float *)t->rms.data = (float)sqrt(parts_sum(parts, tensor) / (double)(tensor_numel(t->weight) - t->padding));
 }
 
-void backend_adafactor_statistics(UpdateList *list, UpdateParams params, Tensor control) {
+void backend_adafactor_statistics(UpdateList *list, Tensor control) {
     const UpdateTensor *tensors = list->tensors;
     const int n = list->n;
     int64_t factored = 0;
@@ -160,8 +160,7 @@ void backend_adafactor_statistics(UpdateList *list, UpdateParams params, Tensor 
         parts_add(parts, i, tensors[i].rule == RULE_ADAFACTOR ? tensor_numel(tensors[i].weight) : 0);
     const StepControl *decided = control.data;
     if (decided->skip != SKIP_NONE) return;
-    const double keep = 1.0 - pow((double)params.step, -0.8);
-    const StatisticsStep step = {decided->grad_factor, (float)keep, (float)(1.0 - keep)};
+    const StatisticsStep step = {decided->grad_factor, decided->keep, decided->take};
     for (int i = 0; i < n; i++)
         if (tensors[i].rule == RULE_ADAFACTOR) tensor_statistics_of(&tensors[i], step, parts, i);
 }

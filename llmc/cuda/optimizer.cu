@@ -43,6 +43,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor; // undoes the loss scale, clips
+    s = step_of_decision(s, control);
     const int entry = entry_of_block(first, n);
     const UpdateEntry t = entry_of_step(entries[entry], s);
     const float *grad = (const float *)t.grad;
@@ -156,6 +157,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     constexpr int N = Neighbours<S>::N;
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
+    s = step_of_decision(s, control);
     const int entry = entry_of_block(first, n);
     const UpdateEntry t = entry_of_step(entries[entry], s);
     const int64_t begin = (int64_t)part_of_block(first, entry) * UPDATE_PART;
@@ -282,6 +284,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
     __shared__ Codes codes[1];
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
+    s = step_of_decision(s, control);
     make_codes(codes);
     const int entry = entry_of_block(first, n); // its barrier also covers the table
     const UpdateEntry t = entry_of_step(entries[entry], s);
@@ -329,7 +332,7 @@ UpdateEntry cuda_update_entry(const UpdateTensor *t) {
     e.m = t->m.data, e.v = t->v.data;
     e.m_scale = (float *)t->m_scale.data, e.v_scale = (float *)t->v_scale.data;
     e.numel = tensor_numel(t->weight), e.offset = t->offset, e.stream = t->stream;
-    e.learning_rate = t->rate, e.weight_decay = t->weight_decay;
+    e.learning_rate = t->rate, e.weight_decay = t->weight_decay / t->rate; // rate multiplies the direction alone
     e.grad_is_fp32 = t->grad.dtype == DTYPE_FP32;
     e.packed = all_aligned(t);
     return e;
@@ -404,15 +407,13 @@ static void launch_groups(const UpdateTable *table, DType compute, int first, in
 }
 
 static UpdateStep update_step(UpdateParams p) {
-    const double beta1 = p.beta1, beta2 = p.beta2, step = (double)p.step;
-    UpdateStep s;
+    const double beta1 = p.beta1, beta2 = p.beta2;
+    UpdateStep s = {};
     s.learning_rate = p.learning_rate, s.eps = p.eps;
     s.beta1 = p.beta1, s.one_minus_beta1 = (float)(1.0 - beta1);
     s.beta2 = p.beta2, s.one_minus_beta2 = (float)(1.0 - beta2);
-    s.m_correction = (float)(1.0 / (1.0 - pow(beta1, step)));
-    s.v_correction = (float)(1.0 / (1.0 - pow(beta2, step)));
     s.momentum = p.momentum;
-    s.seed = p.seed, s.counter = (uint64_t)p.step << 40;
+    s.seed = p.seed;
     return s;
 }
 

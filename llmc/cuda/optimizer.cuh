@@ -104,10 +104,17 @@ UpdateEntry cuda_update_entry(const UpdateTensor *t);
 struct UpdateStep {
     float learning_rate, eps;
     float beta1, beta2, one_minus_beta1, one_minus_beta2;
-    float m_correction, v_correction; // 1 / (1 - beta^step)
     float momentum;
-    uint64_t seed, counter; // of random bits: step * 2^40
+    uint64_t seed; // of random bits
+    // of the decision, which the host does not know
+    float m_correction, v_correction;
+    uint64_t counter; // of random bits: updates * 2^40
 };
+static __device__ __forceinline__ UpdateStep step_of_decision(UpdateStep s, const StepControl *control) {
+    s.m_correction = control->m_correction, s.v_correction = control->v_correction;
+    s.counter = (uint64_t)control->updates << 40;
+    return s;
+}
 
 // The update of the tensors of RULE_ADAFACTOR among [first, first + count).
 void cuda_adafactor_update(UpdateList *list, int first, int count, const UpdateStep *step, Tensor control);

@@ -43,11 +43,6 @@ typedef struct {
     float *column_sums; // (tile rows, cols) of each tall matrix
 } Scratch;
 
-// b = 1 - step^-0.8, and 1 - b.
-typedef struct {
-    float b, one_minus_b;
-} Decay;
-
 // ---------------------------------------------------------------------------------------------------- rows and columns
 
 // Elements (i, c .. c + 3) of a matrix, fewer at its edge.
@@ -63,15 +58,14 @@ static __device__ __forceinline__ void load_gradient(float (&g)[N], const Update
 }
 
 // The mean of g^2 + 1e-30 into a moving average.
-static __device__ __forceinline__ void average(float *x, Decay d, float sum, int64_t n) {
-    *x = fmaf(d.b, *x, d.one_minus_b * (sum / (float)n + 1e-30f));
+static __device__ __forceinline__ void average(float *x, const StepControl *control, float sum, int64_t n) {
+    *x = fmaf(control->keep, *x, control->take * (sum / (float)n + 1e-30f));
 }
 
 // row (rows): a warp a row, ROW_PART rows a block.
 template <class E>
 static __global__ void __launch_bounds__(BLOCK_THREADS)
-    adafactor_rows_kernel(const AdafactorEntry *entries, const int32_t *first, int n, Decay decay,
-                          const StepControl *control) {
+    adafactor_rows_kernel(const AdafactorEntry *entries, const int32_t *first, int n, const StepControl *control) {
     wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
@@ -86,7 +80,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
             for (int k = 0; k < NEIGHBOURS; k++) sum = fmaf(g[k], g[k], sum);
         }
         sum = warp_sum(sum);
-        if (lane == 0) average(&a.row[i], decay, sum, a.cols);
+        if (lane == 0) average(&a.row[i], control, sum, a.cols);
     }
 }
 
@@ -108,7 +102,7 @@ static __device__ __forceinline__ int64_t my_column(Tile tile) { return tile.col
 template <class E>
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     adafactor_columns_kernel(float *column_sums, const AdafactorEntry *entries, const int32_t *first, int n,
-                             Decay decay, const StepControl *control) {
+                             const StepControl *control) {
     wait_for_the_grid_before();
     __shared__ float sums[BLOCK_WARPS][TILE_COLS];
     if (control->skip != SKIP_NONE) return;
@@ -128,7 +122,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     float total = 0.0f;
     for (int warp = 0; warp < BLOCK_WARPS; warp++) total += sums[warp][threadIdx.x];
     if (a.column_sums < 0)
-        average(&a.col[c], decay, total, a.rows);
+        average(&a.col[c], control, total, a.rows);
     else
         column_sums[a.column_sums + number / a.col_tiles * a.cols + c] = total;
 }
@@ -136,7 +130,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 // col of tall matrices from the sums of their tiles, in order: a thread a column.
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     adafactor_tall_columns_kernel(const float *column_sums, const AdafactorEntry *entries, const int32_t *first, int n,
-                                  Decay decay, const StepControl *control) {
+                                  const StepControl *control) {
     wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const int entry = entry_of_block(first, n);
@@ -146,7 +140,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     const float *sums = column_sums + a.column_sums + c;
     float total = 0.0f;
     for (int64_t tile = 0; tile < a.tiles / a.col_tiles; tile++) total += sums[tile * a.cols];
-    average(&a.col[c], decay, total, a.rows);
+    average(&a.col[c], control, total, a.rows);
 }
 
 // row_means[tensor] = mean of row, of matrices. A block a tensor.
@@ -240,6 +234,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
     wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
+    s = step_of_decision(s, control);
     const int entry = entry_of_block(first, n), lane = (int)threadIdx.x % WARP;
     AdafactorEntry a = entries[entry];
     a.t = entry_of_step(a.t, s);
@@ -308,8 +303,7 @@ static void launch_row_means(float *row_means, TableRun tensors) {
 }
 
 template <class E>
-static void launch_statistics(const UpdateTable *table, int n, Scratch scratch, Decay decay,
-                              const StepControl *control) {
+static void launch_statistics(const UpdateTable *table, int n, Scratch scratch, const StepControl *control) {
     const cudaStream_t stream = cuda_compute_stream();
     const TableRun rows = table_run(table, table_group(table, ROWS), 0, n);
     const TableRun tiles = table_run(table, table_group(table, TILES), 0, n);
@@ -317,13 +311,13 @@ static void launch_statistics(const UpdateTable *table, int n, Scratch scratch, 
     const TableRun sums = table_run(table, table_group(table, SUMS), 0, n);
     if (rows.n > 0) {
         LAUNCH(adafactor_rows_kernel<E>, rows.parts, BLOCK_THREADS, 0, stream)
-        (entries_of(rows), rows.first, rows.n, decay, control);
+        (entries_of(rows), rows.first, rows.n, control);
     }
     LAUNCH(adafactor_columns_kernel<E>, tiles.parts, BLOCK_THREADS, 0, stream)
-    (scratch.column_sums, entries_of(tiles), tiles.first, tiles.n, decay, control);
+    (scratch.column_sums, entries_of(tiles), tiles.first, tiles.n, control);
     if (tall.n > 0) {
         LAUNCH(adafactor_tall_columns_kernel, tall.parts, BLOCK_THREADS, 0, stream)
-        (scratch.column_sums, entries_of(tall), tall.first, tall.n, decay, control);
+        (scratch.column_sums, entries_of(tall), tall.first, tall.n, control);
     }
     launch_row_means(scratch.row_means, sums);
     LAUNCH(adafactor_rms_kernel<E>, sums.parts, BLOCK_THREADS, 0, stream)
@@ -336,7 +330,7 @@ static const UpdateTable *adafactor_table(const char *op, UpdateList *list) {
     return update_table(op, list, TABLE_ADAFACTOR, sizeof(AdafactorEntry), describe_adafactor);
 }
 
-void backend_adafactor_statistics(UpdateList *list, UpdateParams params, Tensor control) {
+void backend_adafactor_statistics(UpdateList *list, Tensor control) {
     const UpdateTensor *tensors = list->tensors;
     const int n = list->n;
     int64_t column_sums = 0;
@@ -346,11 +340,9 @@ void backend_adafactor_statistics(UpdateList *list, UpdateParams params, Tensor 
     }
     const UpdateTable *table = adafactor_table("adafactor_statistics", list);
     if (table->num_groups == 0) return;
-    const double one_minus_b = pow((double)params.step, -0.8);
-    const Decay decay = {(float)(1.0 - one_minus_b), (float)one_minus_b};
     const Scratch scratch = scratch_of(n, column_sums);
     const StepControl *decided = (const StepControl *)control.data;
-    DISPATCH(tensors[0].weight.dtype, E, launch_statistics<E>(table, n, scratch, decay, decided));
+    DISPATCH(tensors[0].weight.dtype, E, launch_statistics<E>(table, n, scratch, decided));
 }
 
 static bool has_adafactor(const UpdateList *list, int first, int count) {

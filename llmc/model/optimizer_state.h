@@ -25,8 +25,9 @@ bool optimizer_has_master(OptimizerKind kind); // whether -w 1 has an effect
 bool optimizer_keeps_master(OptimizerKind kind, bool master, DType compute);
 double optimizer_default_learning_rate(OptimizerKind kind); // for -l auto: measured, see doc/optimizers.md
 
-// The rule of one parameter, and its learning rate as a multiple of -l (Muon: 0.2 sqrt(max(rows, cols)), which makes
-// its updates as large as AdamW's: Liu et al., "Muon is Scalable for LLM Training", 2025).
+// The rule of one parameter, and the factor of its direction (Muon: 0.2 sqrt(max(rows, cols)), which makes its
+// directions as large as AdamW's, and does not multiply the weight decay: Liu et al., "Muon is Scalable for LLM
+// Training", 2025).
 UpdateRule optimizer_rule(OptimizerKind kind, const Parameter *p);
 float optimizer_rate(OptimizerKind kind, const Parameter *p);
 

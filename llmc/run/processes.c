@@ -117,7 +117,7 @@ static bool try_step(Gpt2 *model, Optimizer *optimizer, const StepShare *share, 
     }
     tensor_fill(gpt2_step_losses(model), NAN);
     optimizer_norm(optimizer);
-    optimizer_step(optimizer, 1, 0.0, tokens, false);
+    optimizer_step(optimizer, 0.0, tokens, false);
     gpt2_set_control(model, &control);
     return ok;
 }

@@ -255,7 +255,7 @@ Gpt2Options run_setup_model(const RunSetup *s) {
 static bool choose_optimizer(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     if (!s->resume_path || o->max_steps == 0) return true;
-    if (o->reset_optimizer) s->state.optimizer_start = s->state.step;
+    if (o->reset_optimizer) s->state.control.updates = 0;
     return o->reset_optimizer || checkpoint_check_optimizer(s->state.optimizer, o->optimizer, err) ||
            error_prefix(err, "%s", s->resume_path);
 }

@@ -17,16 +17,15 @@ typedef struct {
 
 // Everything besides weights and moments that a run needs to resume with the same bits.
 typedef struct {
-    int64_t step;     // updates done
+    int64_t step;     // steps done, skipped ones included
     int64_t position; // data windows consumed, in windows of T tokens
     int64_t T;        // context of those windows
     uint64_t seed;
     double best_val_loss; // infinity before the first validation
     int64_t eot;          // end-of-text token of the data, -1 if not known
     DataFacts train, val;
-    StepControl control;        // windows of the outlier detector, loss scale
+    StepControl control;        // windows of the outlier detector, loss scale, updates made
     OptimizerKind optimizer;    // the optimizer whose state is saved; set by load, save uses the model's
-    int64_t optimizer_start;    // updates that were done when its state began: 0, or the step of --reset-optimizer
     char *options_json;         // the options in force, one JSON object; malloced by load, given by save
     char *tuning;               // device_tuning; malloced by load, given by save, NULL: none
     const Tokenizer *tokenizer; // given by save: written with the weights; NULL: not known. load leaves NULL

@@ -1,5 +1,6 @@
 // trainer.json: everything besides tensors that a run needs to resume with the same bits, and the manifest: size and
 // checksum of the other files. Its fields are described in doc/file_formats.md.
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
 #include "llmc/store/checkpoint.h"
@@ -75,7 +76,8 @@ static void print_control(FILE *out, const StepControl *control) {
     for (int i = 0; i < NUM_INTS; i++)
         fprintf(out, ",\n    \"%s\": %d", control_ints[i].name,
                 (int)*(const int32_t *)((const char *)control + control_ints[i].offset));
-    fprintf(out, ",\n    \"micro_steps\": %u", (unsigned)control->micro_steps);
+    fprintf(out, ",\n    \"micro_steps\": %u,\n    \"updates\": %d", (unsigned)control->micro_steps,
+            (int)control->updates);
     print_window(out, "loss_window", &control->loss_window);
     print_window(out, "norm_window", &control->norm_window);
     fputs("\n  },\n", out);
@@ -110,8 +112,7 @@ static void print_state(FILE *out, const TrainerState *state, const Gpt2Options 
             (long long)config->C);
     if (config->d_ff) fprintf(out, ", \"d_ff\": %lld", (long long)config->d_ff); // 4 C otherwise
     fputs("},\n", out);
-    fprintf(out, "  \"optimizer\": \"%s\",\n  \"optimizer_start\": %lld,\n", optimizer_name(model->optimizer),
-            (long long)state->optimizer_start);
+    fprintf(out, "  \"optimizer\": \"%s\",\n", optimizer_name(model->optimizer));
     print_data(out, state);
     print_control(out, &state->control);
     fprintf(out, "  \"options\": %s,\n", state->options_json ? state->options_json : "{}");
@@ -196,12 +197,11 @@ static bool read_later_int(const cJSON *object, const char *key, int64_t min, in
 static bool read_optimizer(const cJSON *root, TrainerState *state, Error *err) {
     const cJSON *item;
     char found[64];
-    state->optimizer = OPTIMIZER_ADAMW, state->optimizer_start = 0;
+    state->optimizer = OPTIMIZER_ADAMW;
     if (!json_find(root, "optimizer", &item, err)) return false;
-    if (item && !(cJSON_IsString(item) && optimizer_parse(&state->optimizer, item->valuestring, NULL)))
-        return error_set(err, "\"optimizer\" is %s, which this version does not know",
-                         json_describe(item, found, sizeof found));
-    return read_later_int(root, "optimizer_start", 0, state->step, &state->optimizer_start, err);
+    return !item || (cJSON_IsString(item) && optimizer_parse(&state->optimizer, item->valuestring, NULL)) ||
+           error_set(err, "\"optimizer\" is %s, which this version does not know",
+                     json_describe(item, found, sizeof found));
 }
 
 // Checkpoints of older versions have none.
@@ -215,9 +215,10 @@ static bool read_tuning(const cJSON *root, TrainerState *state, Error *err) {
 }
 
 static bool check_control_keys(const cJSON *control, Error *err) {
-    const char *keys[NUM_FLOATS + NUM_INTS + 4] = {"micro_steps", "loss_window", "norm_window"}; // and a NULL
-    for (int i = 0; i < NUM_FLOATS; i++) keys[3 + i] = control_floats[i].name;
-    for (int i = 0; i < NUM_INTS; i++) keys[3 + NUM_FLOATS + i] = control_ints[i].name;
+    const char *keys[NUM_FLOATS + NUM_INTS + 5] = {"micro_steps", "updates", "loss_window",
+                                                   "norm_window"}; // and a NULL
+    for (int i = 0; i < NUM_FLOATS; i++) keys[4 + i] = control_floats[i].name;
+    for (int i = 0; i < NUM_INTS; i++) keys[4 + NUM_FLOATS + i] = control_ints[i].name;
     return json_check_keys(control, keys, err) || error_prefix(err, "\"control\"");
 }
 
@@ -234,6 +235,17 @@ static bool check_control(const StepControl *c, int64_t step, Error *err) {
             return error_set(err, "\"%s\" is %.17g, expected at most %.17g", most[i].name, most[i].value, most[i].max);
     return c->loss_scale > 0.0f ||
            error_set(err, "\"loss_scale\" is %g, expected a positive number", (double)c->loss_scale);
+}
+
+// Older checkpoints state in `root` at which step the optimizer's state began, or nothing if at 0. The updates made
+// since then include skipped steps, as they did when those checkpoints were written.
+static bool read_updates(const cJSON *root, const cJSON *control, int64_t step, int32_t *updates, Error *err) {
+    int64_t start = 0;
+    if (!read_later_int(root, "optimizer_start", 0, step, &start, err)) return false;
+    int64_t value = min_i64(step - start, INT32_MAX);
+    if (!read_later_int(control, "updates", 0, min_i64(step, INT32_MAX), &value, err)) return false;
+    *updates = (int32_t)value;
+    return true;
 }
 
 static bool read_control(const cJSON *root, int64_t step, StepControl *c, Error *err) {
@@ -254,7 +266,8 @@ static bool read_control(const cJSON *root, int64_t step, StepControl *c, Error 
     int64_t micro_steps = 0;
     if (!read_later_int(control, "micro_steps", 0, UINT32_MAX, &micro_steps, err)) return false;
     c->micro_steps = (uint32_t)micro_steps;
-    return check_control(c, step, err) && read_window(control, "loss_window", &c->loss_window, err) &&
+    return read_updates(root, control, step, &c->updates, err) && check_control(c, step, err) &&
+           read_window(control, "loss_window", &c->loss_window, err) &&
            read_window(control, "norm_window", &c->norm_window, err);
 }
 

@@ -393,6 +393,7 @@ Optimizer *optimizer_create(Gpt2 *model, const OptimizerOptions *options, Error 
     const UpdateTensor *own = gpt2_own_tensors(model, &count);
     REQUIRE_MEMORY(o && (o->tensors = malloc((size_t)(count + 1) * sizeof *o->tensors)), "the optimizer's tensors");
     o->model = model, o->options = *options, o->list = update_list(o->tensors, count);
+    o->options.limits.beta1 = options->beta1, o->options.limits.beta2 = options->beta2;
     list_norm_parts(o);
     memcpy(o->tensors, own, (size_t)count * sizeof *o->tensors);
     for (int i = 0; i < count; i++) o->tensors[i].weight_decay *= options->weight_decay;
@@ -467,19 +468,18 @@ void optimizer_norm(Optimizer *o) {
     gradient_sumsq(norm_row(o->model, of->divided && of->processes > 1 ? of->rank : 0), &o->norm);
 }
 
-void optimizer_step(Optimizer *o, int64_t step, double learning_rate, int64_t tokens_in_step, bool watched) {
+void optimizer_step(Optimizer *o, double learning_rate, int64_t tokens_in_step, bool watched) {
     const Tensor control = gpt2_control(o->model);
     const UpdateParams params = {.learning_rate = (float)learning_rate,
                                  .beta1 = o->options.beta1,
                                  .beta2 = o->options.beta2,
                                  .eps = o->options.eps,
                                  .momentum = o->options.momentum,
-                                 .step = step,
                                  .seed = o->options.seed};
     step_control_update(control, norm_row(o->model, 0), gpt2_step_losses(o->model), tokens_in_step, o->options.limits);
     if (watched) gpt2_numerics_gradients(o->model);
     if (o->list.n > 0) {
-        if (gpt2_options(o->model)->optimizer == OPTIMIZER_ADAFACTOR) adafactor_statistics(&o->list, params, control);
+        if (gpt2_options(o->model)->optimizer == OPTIMIZER_ADAFACTOR) adafactor_statistics(&o->list, control);
         if (o->muon) muon_directions(o->muon, params, control);
         update(o, params, watched);
     }

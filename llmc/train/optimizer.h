@@ -52,7 +52,7 @@ typedef struct {
     float momentum;     // SGD, Muon
     float weight_decay; // on matrices and embeddings; vectors (biases, layernorm) do not decay
     uint64_t seed;      // of stochastic rounding, if there are no master weights
-    StepLimits limits;  // clip, outliers
+    StepLimits limits;  // clip, outliers; optimizer_create adds the betas
 } OptimizerOptions;
 
 // The loss scale. fp16 has no numbers below 2^-24, where many gradients are. So the loss is multiplied by a scale
@@ -70,10 +70,10 @@ void optimizer_destroy(Optimizer *optimizer);
 // The sum of squares of the gradients, into gpt2_norm: of this process's part where the state is divided. Call after
 // the last micro-step; before optimizer_step the processes add their sums (data_parallel.h). Queued.
 void optimizer_norm(Optimizer *optimizer);
-// Does update number `step` (from 1, counted from the beginning of the optimizer's state) with this learning rate, from
-// the gradients of a step of tokens_in_step tokens. The decision is in gpt2_control. Queued on the compute stream; does
-// not wait. watched: for --numerics-every, parameters are updated one after the other, with the same bits.
-void optimizer_step(Optimizer *optimizer, int64_t step, double learning_rate, int64_t tokens_in_step, bool watched);
+// Does the next update with this learning rate, from the gradients of a step of tokens_in_step tokens. The decision,
+// and with it the number of the update, is in gpt2_control. Queued on the compute stream; does not wait. watched: for
+// --numerics-every, parameters are updated one after the other, with the same bits.
+void optimizer_step(Optimizer *optimizer, double learning_rate, int64_t tokens_in_step, bool watched);
 
 // ---------------------------------------------------------------------------------------------------------------- Muon
 

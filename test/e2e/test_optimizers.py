@@ -6,7 +6,7 @@ import struct
 
 import pytest
 from conftest import (EXIT_BAD_INPUT, QUIET, SIMULATOR, TINY, checkpoints, cut_back, events, losses, needs_simulator,
-                      run_tiny, same_run, same_state, train)
+                      run_tiny, same_run, same_state, train, write_state)
 
 ADAMW_LIKE = 3e-3  # of a model this small; the others in the proportions of their defaults
 RATES = {"adamw": ADAMW_LIKE, "adamw8bit": ADAMW_LIKE, "adamw-bf16": ADAMW_LIKE, "adamw-kahan": ADAMW_LIKE,
@@ -91,9 +91,10 @@ def test_three_steps_of_each_kind_of_state(optimizer, data, tmp_path):
 
 
 def test_a_skipped_step_leaves_the_state_as_it_is(data, tmp_path):
-    """-sl with a limit that every loss is above, once its window of 128 steps is full: those steps change nothing."""
+    """-sl with a limit that every loss is above, once its window of 128 steps is full: those steps change nothing, and are
+    no updates, in a resumed run neither: with this beta2 the bias correction depends on their number."""
     flags = ["-e", "L=1,C=64,NH=2,T=16", "-t", 16, "-b", 2, *QUIET, *data.flags, "--dtype", "bf16", "-l", 1e-3, "-k",
-             "constant", "-u", 1, "-sl", 1e-6, "-sg", 1e-6, "-n", 0, "-nk", 0]
+             "constant", "-u", 1, "-sl", 1e-6, "-sg", 1e-6, "-n", 0, "-nk", 0, "--beta2", 0.9999]
     for name, more in {"device": [], "host": ["--offload", "optimizer"]}.items():
         train(*flags, *more, "-x", 140, "-o", tmp_path / name)
     skips = [entry["step"] for entry in events(tmp_path / "host", "step") if "skip" in entry]
@@ -104,6 +105,9 @@ def test_a_skipped_step_leaves_the_state_as_it_is(data, tmp_path):
         train(*flags, "--offload", "optimizer", "-x", last, "-o", tmp_path / f"{last}")
     before, after = (checkpoints(tmp_path / f"{last}")[-1] for last in (skips[0] - 1, skips[0]))
     assert same_state(before, after)
+    train(*flags, "--offload", "optimizer", "-x", 140, "-o", tmp_path / "run", "-y", 1)
+    assert same_state(checkpoints(tmp_path / "run")[-1], checkpoints(tmp_path / "host")[-1])
+    assert state_of(tmp_path / "run")["control"]["updates"] == 140 - len(skips)
 
 
 # ------------------------------------------------------------------------------------------------ another optimizer
@@ -123,7 +127,7 @@ def test_reset_optimizer_begins_with_a_new_state_and_keeps_the_rest(whole, tmp_p
     said = train("-o", parts, "-y", 1, "--optimizer", "lion", "-l", RATES["lion"], "--reset-optimizer").stdout
     assert "--reset-optimizer: lion starts with a new state after step 17" in said
     state = state_of(parts)
-    assert (state["step"], state["optimizer"], state["optimizer_start"]) == (STEPS, "lion", MIDDLE)
+    assert (state["step"], state["optimizer"], state["control"]["updates"]) == (STEPS, "lion", STEPS - MIDDLE)
     loss = losses(parts)
     assert loss[MIDDLE + 1] == losses(whole("adamw"))[MIDDLE + 1]  # the same weights met the same data
     assert loss[STEPS] < loss[MIDDLE] + 0.1
@@ -147,11 +151,25 @@ def test_a_new_state_of_the_same_optimizer_counts_its_steps_from_one(whole, tmp_
     parts = interrupted(whole("adamw"), tmp_path / "parts")
     train("-o", parts, "-y", 1, "--reset-optimizer", "-x", MIDDLE + 1)
     state = state_of(parts)
-    assert (state["step"], state["optimizer_start"]) == (MIDDLE + 1, MIDDLE)
-    lr = events(parts, "step")[-1]["lr"]
-    before, after = (tensor(path, "transformer.ln_f.bias") for path in checkpoints(parts)[-2:])
-    changes = sorted(abs(y - x) for x, y in zip(before, after))
-    assert changes[len(changes) // 2] == pytest.approx(lr, rel=0.01)
+    assert (state["step"], state["control"]["updates"]) == (MIDDLE + 1, 1)
+    assert is_first_update(*checkpoints(parts)[-2:], events(parts, "step")[-1]["lr"])
+
+
+def is_first_update(before, after, lr):
+    values = zip(*(tensor(path, "transformer.ln_f.bias") for path in (before, after)))
+    changes = sorted(abs(y - x) for x, y in values)
+    return changes[len(changes) // 2] == pytest.approx(lr, rel=0.01)
+
+
+@pytest.mark.parametrize("written", [None, MIDDLE - 3])
+def test_a_checkpoint_that_does_not_state_its_updates_counts_all_steps_of_the_optimizer(written, whole, tmp_path):
+    parts = interrupted(whole("adamw"), tmp_path / "parts")
+    state = state_of(parts)
+    del state["control"]["updates"]
+    write_state(checkpoints(parts)[-1], state | ({"optimizer_start": written} if written else {}))
+    train("-o", parts, "-y", 1)
+    assert same_state(checkpoints(parts)[-1], checkpoints(whole("adamw"))[-1]) == (written is None)
+    assert state_of(parts)["control"]["updates"] == STEPS - (written or 0)
 
 
 # ---------------------------------------------------------------------------------------------------- CUDA, simulated
@@ -169,6 +187,27 @@ def test_the_simulated_gpu_has_the_losses_of_the_cpu(optimizer, tolerance, data,
     on_cpu = losses(tmp_path / "cpu")
     assert simulated == pytest.approx(on_cpu, rel=tolerance)
     assert on_cpu[8] < on_cpu[1] - 0.1, "nothing was learnt, so nothing was compared"
+
+
+# 2^24 is the largest loss scale. Over 32 tokens it makes gradients of logits of 2^19, where fp16 ends at 65504.
+@needs_simulator
+@pytest.mark.slow
+def test_in_fp16_the_update_after_overflows_is_the_first_and_a_resume_keeps_the_count(data, tmp_path):
+    flags = ["--dtype", "fp16", "-l", 1e-3, "-k", "constant", "-u", 1, "-b", 1, "-d", 32, "-n", 1, "-nk", 0]
+    whole = run_tiny(SIMULATOR, tmp_path / "whole", data, *flags, "-x", 1)
+    state = state_of(whole)
+    state["control"]["loss_scale"] = 2**24
+    write_state(checkpoints(whole)[-1], state)
+    run_tiny(SIMULATOR, whole, data, *flags, "-y", 1, "--reset-optimizer", "-x", 9)
+    skips = [entry["step"] for entry in events(whole, "step") if "skip" in entry]
+    assert skips == list(range(2, 2 + len(skips))) and 2 <= len(skips) <= 5
+    assert state_of(whole)["control"]["updates"] == 8 - len(skips)
+    after = len(skips) + 1  # checkpoints before the first update
+    assert is_first_update(*checkpoints(whole)[after - 1:after + 1], 1e-3)
+    for kept in (2, after, after + 1):
+        parts = cut_back(shutil.copytree(whole, tmp_path / f"from {kept}"), kept)
+        run_tiny(SIMULATOR, parts, data, *flags, "-y", 1, "-x", 9)
+        assert same_state(checkpoints(parts)[-1], checkpoints(whole)[-1]), kept
 
 
 # Late: copies run when something waits for them, so that a missing event between two streams shows.

@@ -1,6 +1,6 @@
-// A tiny GPT-2 against PyTorch: logits, losses, every gradient and ten AdamW steps, from files that
-// dev/golden/generate.py wrote (its head lists them). First the fp64 specification, then the backend in each dtype it
-// has.
+// A tiny GPT-2 against PyTorch: logits, losses, every gradient, ten steps of AdamW, with and without steps that are
+// skipped, and of Muon, from files that dev/golden/generate.py wrote (its head lists them). First the fp64
+// specification, then the backend in each dtype it has.
 #include "llmc/base/error.h"
 #include "llmc/device.h"
 #include "llmc/store/checkpoint.h"
@@ -11,10 +11,11 @@
 #include <math.h>
 
 enum { B = 3, T = 16, STEPS = 10, WINDOWS = B * (T + 1) };
-static const char model_path[] = "test/golden/tiny_gpt2", expected_path[] = "test/golden/expected.safetensors";
+static const char model_path[] = "test/golden/tiny_gpt2", expected_path[] = "test/golden/expected.safetensors",
+                  optimizers_path[] = "test/golden/optimizers.safetensors";
 
 static struct {
-    SafetensorsFile *expected;
+    SafetensorsFile *expected, *optimizers;
     WeightsFile *weights;
     ModelConfig config;
     Parameter *table;
@@ -24,17 +25,19 @@ static struct {
 
 // ------------------------------------------------------------------------------------------------------------- files
 
-// A tensor of expected.safetensors; the caller frees it.
+// A tensor of expected.safetensors or optimizers.safetensors; the caller frees it.
 static double *expected(const char *prefix, const char *name, int64_t *n) {
     char full[128];
     Error err;
     snprintf(full, sizeof full, "%s%s", prefix, name);
-    const SafetensorsEntry *e = safetensors_find(golden.expected, full);
-    if (!e) op_fail("%s holds no %s", expected_path, full);
+    SafetensorsFile *file = golden.expected;
+    const SafetensorsEntry *e = safetensors_find(file, full);
+    if (!e) e = safetensors_find(file = golden.optimizers, full);
+    if (!e) op_fail("%s and %s hold no %s", expected_path, optimizers_path, full);
     *n = e->bytes / (int64_t)sizeof(float);
     float *values = malloc((size_t)e->bytes);
     double *wide = calloc((size_t)*n + 1, sizeof *wide);
-    if (!safetensors_read_fp32(golden.expected, e, 0, *n, values, &err)) op_fail("%s", err.text);
+    if (!safetensors_read_fp32(file, e, 0, *n, values, &err)) op_fail("%s", err.text);
     for (int64_t i = 0; i < *n; i++) wide[i] = (double)values[i];
     free(values);
     return wide;
@@ -57,7 +60,8 @@ static int open_files(void **state) {
     Error err;
     if (op_group_setup(state) != 0) return -1;
     golden.expected = safetensors_open(expected_path, &err);
-    golden.weights = golden.expected ? weights_file_open(model_path, &err) : NULL;
+    golden.optimizers = golden.expected ? safetensors_open(optimizers_path, &err) : NULL;
+    golden.weights = golden.optimizers ? weights_file_open(model_path, &err) : NULL;
     golden.windows = golden.weights ? host_alloc((size_t)STEPS * WINDOWS * sizeof(uint16_t), &err) : NULL;
     if (!golden.windows) {
         print_error("%s\n", err.text);
@@ -74,7 +78,7 @@ static int open_files(void **state) {
 }
 
 static int close_files(void **state) {
-    safetensors_close(golden.expected), weights_file_close(golden.weights);
+    safetensors_close(golden.expected), safetensors_close(golden.optimizers), weights_file_close(golden.weights);
     free(golden.table), host_free(golden.windows);
     return op_group_teardown(state);
 }
@@ -140,10 +144,11 @@ static Limits limits_of(DType dtype) {
 // fp16 cannot hold the gradient of a mean loss: it is scaled, and the scale divided out again. Others need none.
 static double loss_scale_of(DType dtype) { return dtype == DTYPE_FP16 ? 1024.0 : 1.0; }
 
-static Gpt2 *load_model(DType dtype) {
+static Gpt2 *load_model_for(OptimizerKind optimizer, DType dtype) {
     Error err;
     Gpt2Options options = {.config = golden.config,
                            .dtype = dtype,
+                           .optimizer = optimizer,
                            .master = dtype != DTYPE_FP32,
                            .train = true,
                            .B = B,
@@ -155,6 +160,8 @@ static Gpt2 *load_model(DType dtype) {
     gpt2_set_control(model, &control);
     return model;
 }
+
+static Gpt2 *load_model(DType dtype) { return load_model_for(OPTIMIZER_ADAMW, dtype); }
 
 static void micro_step(Gpt2 *model, int step) {
     gpt2_load_batch(model, golden.windows + (size_t)step * WINDOWS, B, sizeof(uint16_t));
@@ -222,13 +229,15 @@ OP_TEST(every_gradient_agrees_with_pytorch) {
 static Optimizer *make_optimizer(Gpt2 *model) {
     int64_t n;
     Error err;
-    double *adamw = expected("", "adamw", &n);
+    double *adamw = expected("", "adamw", &n), *muon = expected("", "muon", &n);
+    const bool is_muon = gpt2_options(model)->optimizer == OPTIMIZER_MUON;
     OptimizerOptions options = {.beta1 = (float)adamw[0],
                                 .beta2 = (float)adamw[1],
                                 .eps = (float)adamw[2],
-                                .weight_decay = (float)adamw[3],
+                                .momentum = (float)muon[0],
+                                .weight_decay = (float)(is_muon ? muon[1] : adamw[3]),
                                 .limits.clip = (float)adamw[4]};
-    free(adamw);
+    free(adamw), free(muon);
     Optimizer *optimizer = optimizer_create(model, &options, &err);
     if (!optimizer) op_fail("%s", err.text);
     return optimizer;
@@ -242,11 +251,11 @@ static bool is_key_bias(const Parameter *p, int64_t j) {
 
 // How far each weight tensor is from PyTorch's, as a share of the way it went in ten steps: weights that did not move
 // at all would be wrong by 1.
-static void check_final_weights(const Gpt2 *model, double tolerance) {
+static void check_final_weights(const Gpt2 *model, const char *prefix, double tolerance) {
     for (int i = 0; i < golden.count; i++) {
         const Parameter *p = &golden.table[i];
         int64_t n;
-        double *want = expected("final.", p->name, &n), *start = start_weight(i);
+        double *want = expected(prefix, p->name, &n), *start = start_weight(i);
         float *now = malloc((size_t)parameter_numel(p) * sizeof *now);
         gpt2_get_weight(model, i, 0, p->rows, now);
         double error = 0.0, way = 0.0;
@@ -271,7 +280,7 @@ OP_TEST(ten_adamw_steps_agree_with_pytorch) {
     for (int step = 0; step < STEPS; step++) {
         micro_step(model, step);
         optimizer_norm(optimizer);
-        optimizer_step(optimizer, step + 1, rates[step], B * T, false);
+        optimizer_step(optimizer, rates[step], B * T, false);
         StepControl control = gpt2_get_control(model);
         assert_int_equal(control.skip, SKIP_NONE);
         losses[step] = (double)control.loss, norms[step] = (double)control.norm;
@@ -279,8 +288,46 @@ OP_TEST(ten_adamw_steps_agree_with_pytorch) {
     double *want_losses = expected("", "step_losses", &n), *want_norms = expected("", "norms", &n);
     check("losses of ten steps", losses, want_losses, STEPS, limits.step_losses);
     check("gradient norms of ten steps", norms, want_norms, STEPS, limits.norms);
-    check_final_weights(model, limits.moved);
+    check_final_weights(model, "final.", limits.moved);
     free(rates), free(want_losses), free(want_norms);
     optimizer_destroy(optimizer);
     gpt2_destroy(model);
+}
+
+// Where skip is set a gradient is not finite.
+static void ten_steps(Gpt2 *model, Optimizer *optimizer, const bool skip[STEPS]) {
+    const float bad = INFINITY;
+    int64_t n;
+    double *rates = expected("", "learning_rates", &n);
+    for (int step = 0; step < STEPS; step++) {
+        micro_step(model, step);
+        if (skip[step]) gpt2_write_bytes(model, gpt2_tensors(model)[3].grad, 4, sizeof bad, &bad);
+        optimizer_norm(optimizer);
+        optimizer_step(optimizer, rates[step], B * T, false);
+        assert_int_equal(gpt2_get_control(model).skip, skip[step] ? SKIP_NONFINITE : SKIP_NONE);
+    }
+    free(rates);
+}
+
+static void check_ten_steps(OptimizerKind kind, DType dtype, const bool skip[STEPS], const char *prefix, double limit) {
+    Gpt2 *model = load_model_for(kind, dtype);
+    Optimizer *optimizer = make_optimizer(model);
+    ten_steps(model, optimizer, skip);
+    check_final_weights(model, prefix, limit);
+    optimizer_destroy(optimizer);
+    gpt2_destroy(model);
+}
+
+// The count of updates, which the bias correction depends on, leaves out what GradScaler would have skipped.
+OP_TEST(adamw_with_skipped_steps_agrees_with_pytorch) {
+    int64_t n;
+    double *skipped = expected("", "skipped", &n);
+    bool skip[STEPS] = {false};
+    for (int64_t i = 0; i < n; i++) skip[(int)skipped[i]] = true;
+    check_ten_steps(OPTIMIZER_ADAMW, dtype, skip, "adamw.", limits_of(dtype).moved);
+    free(skipped);
+}
+
+OP_TEST(ten_muon_steps_agree_with_pytorch) {
+    check_ten_steps(OPTIMIZER_MUON, dtype, (bool[STEPS]){false}, "muon.", limits_of(dtype).moved);
 }

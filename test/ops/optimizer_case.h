@@ -33,10 +33,12 @@ typedef struct {
     OpTensor weight, master, compensation, grad, m, v, m_scale, v_scale, row, col, rms;
     double *w, *m_values, *v_values;
     UpdateTensor update;
+    int64_t updates; // that the next one is checked as
 } UpdateCase;
 
 static const UpdateParams update_params = {
-    .learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-3f, .momentum = 0.9f, .step = 3, .seed = 42};
+    .learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-3f, .momentum = 0.9f, .seed = 42};
+enum { UPDATES = 3 }; // with the next one, unless a test says otherwise
 
 static inline const char *rule_name(UpdateRule rule) {
     const char *names[RULE_COUNT] = {"adamw", "lion", "sgd", "adafactor", "direction"};
@@ -55,10 +57,22 @@ static inline OpsShape optimizer_shape(DType dtype, int num_tensors, int64_t fac
         .B = 8, .T = 16, .C = 64, .NH = 1, .Vp = 128, .num_tensors = num_tensors, .factored = factored, .dtype = dtype};
 }
 
-static inline Tensor control_with(float grad_factor, int32_t skip) {
+// A decision to do update number `updates`.
+static inline StepControl decision_of(int32_t updates, UpdateParams params, float grad_factor) {
     StepControl c = step_control_initial(1.0f);
-    c.grad_factor = grad_factor, c.skip = skip;
+    c.grad_factor = grad_factor, c.updates = updates - 1;
+    step_control_count_update(&c, (StepLimits){.beta1 = params.beta1, .beta2 = params.beta2});
+    return c;
+}
+
+static inline Tensor control_with(float grad_factor, int32_t skip) {
+    StepControl c = decision_of(UPDATES, update_params, grad_factor);
+    c.skip = skip;
     return op_control(c);
+}
+static inline void control_set(Tensor control, int32_t updates, UpdateParams params, float grad_factor) {
+    const StepControl c = decision_of(updates, params, grad_factor);
+    op_write(control, &c);
 }
 
 // The distance from x to the next number of the dtype away from 0.
@@ -173,7 +187,7 @@ static inline void keep_signs_clear(UpdateCase *p, float grad_factor) {
 
 // Weights are small against the learning rate, so that an error of the update is not hidden by the weight itself.
 static inline UpdateCase parameter_make(UpdateSpec spec) {
-    UpdateCase p = {.spec = spec, .n = spec.rows * (spec.cols ? spec.cols : 1)};
+    UpdateCase p = {.spec = spec, .n = spec.rows * (spec.cols ? spec.cols : 1), .updates = UPDATES};
     p.weight = op_inout(spec.dtype, "weight", dims_of(&spec), 0.02);
     p.w = p.weight.v;
     if (spec.rule == RULE_DIRECTION) // momentum_update writes it
@@ -319,6 +333,7 @@ static inline RefUpdate parameter_reference(const UpdateCase *p) {
                        .n = p->n,
                        .cols = p->spec.cols,
                        .padding = p->update.padding,
+                       .updates = p->updates,
                        .w = p->w,
                        .grad = p->grad.v,
                        .m = p->m_values,

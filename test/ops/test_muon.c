@@ -26,7 +26,7 @@ typedef struct {
     OpTensor scratch;
 } Case;
 
-static const UpdateParams params = {.learning_rate = 0.01f, .momentum = 0.95f, .step = 3};
+static const UpdateParams params = {.learning_rate = 0.01f, .momentum = 0.95f};
 
 // Gradients of size 1e-3 and momentum of about the size that it then has.
 static void make_case(Case *c, DType dtype, DType grad_dtype, const char *name) {

@@ -52,7 +52,7 @@ static void step(Gpt2 *model, Optimizer *optimizer, int number, bool watched) {
     gpt2_forward_backward(model, SPAN, true);
     if (number == 2) gpt2_write_bytes(model, gpt2_tensors(model)[3].grad, 4, 4, &bad);
     optimizer_norm(optimizer);
-    optimizer_step(optimizer, number, 1e-3, SPAN, watched);
+    optimizer_step(optimizer, 1e-3, SPAN, watched);
     // The stream that is waited for first runs ahead, as if the others were slow: the updates, or the copies back.
     for (int i = 0; i < 2; i++) {
         device_event_record(done, (number + i) % 2 ? STREAM_COPY_BACK : STREAM_COMPUTE);

@@ -19,9 +19,9 @@ static int64_t factored_elements(const UpdateCase *p, int n) {
     return elements;
 }
 
-static void expect_statistics(UpdateCase *p, UpdateParams params, float grad_factor) {
+static void expect_statistics(UpdateCase *p, float grad_factor) {
     const RefUpdate reference = parameter_reference(p);
-    ref_adafactor_statistics(&reference, params, (double)grad_factor);
+    ref_adafactor_statistics(&reference, (double)grad_factor);
     if (p->row.t.data) op_check(p->row, DTYPE_FP32), op_check(p->col, DTYPE_FP32);
     if (p->v.t.data) op_check(p->v, DTYPE_FP32);
     op_check(p->rms, DTYPE_FP32);
@@ -34,14 +34,13 @@ static void adafactor_steps(UpdateCase *p, int n, float grad_factor, int steps) 
     update_tensors(p, n, tensors);
     UpdateList list = update_list(tensors, n);
     Tensor control = control_with(grad_factor, SKIP_NONE);
-    UpdateParams params = update_params;
-    params.step = 1;
-    for (int step = 0; step < steps; step++, params.step++) {
-        for (int i = 0; i < n; i++) new_gradients(&p[i], step);
-        adafactor_statistics(&list, params, control);
-        for (int i = 0; i < n; i++) expect_statistics(&p[i], params, grad_factor);
-        optimizer_update(&list, 0, n, params, control);
-        for (int i = 0; i < n; i++) parameter_expect_update(&p[i], params, grad_factor);
+    for (int step = 0; step < steps; step++) {
+        for (int i = 0; i < n; i++) new_gradients(&p[i], step), p[i].updates = step + 1;
+        control_set(control, step + 1, update_params, grad_factor);
+        adafactor_statistics(&list, control);
+        for (int i = 0; i < n; i++) expect_statistics(&p[i], grad_factor);
+        optimizer_update(&list, 0, n, update_params, control);
+        for (int i = 0; i < n; i++) parameter_expect_update(&p[i], update_params, grad_factor);
     }
     update_list_free(&list);
 }
@@ -100,17 +99,18 @@ OP_TEST(padding_does_not_count) {
     p.update.padding = (ROWS - USED) * COLS;
     memset(p.grad.v + USED * COLS, 0, (ROWS - USED) * COLS * sizeof *p.grad.v);
     op_upload(&p.grad);
-    UpdateParams params = update_params;
-    params.step = 1; // row and col are of this gradient alone
+    Tensor control = control_with(1.0f, SKIP_NONE);
+    control_set(control, 1, update_params, 1.0f); // row and col are of this gradient alone
+    p.updates = 1;
     double row[USED], col[COLS], rms;
     RefUpdate used = parameter_reference(&p);
     used.n = USED * COLS, used.padding = 0, used.row = row, used.col = col, used.rms = &rms;
     memset(row, 0, sizeof row), memset(col, 0, sizeof col);
-    ref_adafactor_statistics(&used, params, 1.0);
+    ref_adafactor_statistics(&used, 1.0);
     UpdateList list = update_list(&p.update, 1);
-    adafactor_statistics(&list, params, control_with(1.0f, SKIP_NONE));
+    adafactor_statistics(&list, control);
     update_list_free(&list);
-    expect_statistics(&p, params, 1.0f);
+    expect_statistics(&p, 1.0f);
     op_expect("rms against that of the rows alone", fabs(p.rms.v[0] / rms - 1.0), op_limit(DTYPE_FP32, 1));
     op_end();
 }
@@ -120,20 +120,21 @@ OP_TEST(an_update_beyond_one_is_scaled_back_to_it) {
     op_begin(optimizer_shape(dtype, 1, 64 * 64), "gradients that grow a hundredfold");
     UpdateCase p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, 64, 64));
     Tensor control = control_with(1.0f, SKIP_NONE);
-    UpdateParams params = update_params;
-    params.step = 1;
     UpdateList list = update_list(&p.update, 1);
-    adafactor_statistics(&list, params, control);
-    expect_statistics(&p, params, 1.0f);
+    p.updates = 1;
+    control_set(control, 1, update_params, 1.0f);
+    adafactor_statistics(&list, control);
+    expect_statistics(&p, 1.0f);
     for (int64_t i = 0; i < p.n; i++) p.grad.v[i] *= 100.0;
     op_upload(&p.grad);
-    params.step = 100;
-    adafactor_statistics(&list, params, control);
-    expect_statistics(&p, params, 1.0f);
+    p.updates = 100;
+    control_set(control, 100, update_params, 1.0f);
+    adafactor_statistics(&list, control);
+    expect_statistics(&p, 1.0f);
     assert_true(p.rms.v[0] > 3.0); // 100 / sqrt(b + (1-b) 100^2) with 1 - b = 100^-0.8
-    optimizer_update(&list, 0, 1, params, control);
+    optimizer_update(&list, 0, 1, update_params, control);
     update_list_free(&list);
-    parameter_expect_update(&p, params, 1.0f);
+    parameter_expect_update(&p, update_params, 1.0f);
     op_end();
 }
 
@@ -223,13 +224,13 @@ OP_TEST(statistics_and_momentum_leave_tensors_of_other_rules) {
     Tensor control = control_with(0.5f, SKIP_NONE);
     uint64_t before[N], between[N];
     for (int i = 0; i < N; i++) before[i] = parameter_digest(&p[i], 0);
-    adafactor_statistics(&list, update_params, control);
+    adafactor_statistics(&list, control);
     for (int i = 0; i < N; i++) between[i] = parameter_digest(&p[i], 0);
     for (int i = 0; i < N; i++) assert_true((before[i] == between[i]) == (rules[i] != RULE_ADAFACTOR));
     momentum_update(&list, update_params, control);
     update_list_free(&list);
     for (int i = 0; i < N; i++) assert_true((parameter_digest(&p[i], 0) == between[i]) == (rules[i] != RULE_DIRECTION));
     for (int i = 0; i < N; i++)
-        if (rules[i] == RULE_ADAFACTOR) expect_statistics(&p[i], update_params, 0.5f);
+        if (rules[i] == RULE_ADAFACTOR) expect_statistics(&p[i], 0.5f);
     op_end();
 }

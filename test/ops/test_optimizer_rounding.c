@@ -5,10 +5,10 @@
 
 TestFixture test_all = {op_group_setup, op_group_teardown};
 
-// Half-word e % 8, lower halves first, of philox(seed, stream + k * 2^20, step * 2^40 + e / 8).
-static uint32_t random_bits(UpdateParams p, int stream, int k, int64_t e) {
+// Half-word e % 8, lower halves first, of philox(seed, stream + k * 2^20, updates * 2^40 + e / 8).
+static uint32_t random_bits(UpdateParams p, int32_t updates, int stream, int k, int64_t e) {
     const uint64_t number = STREAM_ROUNDING + (uint64_t)stream + (uint64_t)k * (1 << 20);
-    const Philox words = philox(p.seed, number, ((uint64_t)p.step << 40) + (uint64_t)e / 8);
+    const Philox words = philox(p.seed, number, ((uint64_t)updates << 40) + (uint64_t)e / 8);
     return words.v[e % 8 / 2] >> (e % 2 * 16) & 0xFFFFu;
 }
 
@@ -16,7 +16,7 @@ static uint32_t random_bits(UpdateParams p, int stream, int k, int64_t e) {
 // of a gradient of -1 is -1.
 static UpdateParams without_memory(void) {
     UpdateParams p = update_params;
-    p.beta1 = p.beta2 = 0.0f, p.eps = 1e-8f, p.step = 7;
+    p.beta1 = p.beta2 = 0.0f, p.eps = 1e-8f;
     return p;
 }
 
@@ -25,7 +25,7 @@ static UpdateParams without_memory(void) {
 enum { NUM_ROUNDED = 65536, ROUNDED_STREAM = 3 };
 
 // Equal weights of 1 are moved to 1 + fraction * ulp; returns how many rounded up, in values what came out.
-static int64_t round_many(DType dtype, double fraction, UpdateParams p, double *values) {
+static int64_t round_many(DType dtype, double fraction, UpdateParams p, int32_t updates, double *values) {
     const double ulp = ulp_of(1.0, dtype);
     op_begin(optimizer_shape(dtype, 1, 0), "stochastic rounding of 1 + %g ulp", fraction);
     UpdateCase x = parameter_make((UpdateSpec){.rule = RULE_ADAMW,
@@ -38,7 +38,9 @@ static int64_t round_many(DType dtype, double fraction, UpdateParams p, double *
     for (int64_t i = 0; i < NUM_ROUNDED; i++) x.weight.v[i] = 1.0, x.grad.v[i] = -1.0;
     op_upload(&x.weight), op_upload(&x.grad);
     p.learning_rate = (float)(fraction * ulp);
-    update_once(&x.update, 1, p, control_with(1.0f, SKIP_NONE));
+    Tensor control = control_with(1.0f, SKIP_NONE);
+    control_set(control, updates, p, 1.0f);
+    update_once(&x.update, 1, p, control);
     memcpy(values, op_download(x.weight), NUM_ROUNDED * sizeof *values);
     op_end();
     int64_t up = 0;
@@ -56,21 +58,22 @@ OP_TEST(stochastic_rounding_is_unbiased) {
     UpdateParams p = without_memory();
     p.seed = op_seed();
     static const double fractions[] = {0.0625, 0.3, 0.5, 0.9};
-    for (int i = 0; i < 4; i++) op_expect_share(round_many(dtype, fractions[i], p, values), NUM_ROUNDED, fractions[i]);
+    for (int i = 0; i < 4; i++)
+        op_expect_share(round_many(dtype, fractions[i], p, UPDATES, values), NUM_ROUNDED, fractions[i]);
 }
 
-OP_TEST(stochastic_rounding_depends_on_seed_and_step_alone) {
+OP_TEST(stochastic_rounding_depends_on_seed_and_number_of_the_update_alone) {
     if (dtype == DTYPE_FP32) return; // nothing is rounded
     static double first[NUM_ROUNDED], second[NUM_ROUNDED];
     UpdateParams p = without_memory();
-    round_many(dtype, 0.5, p, first);
-    round_many(dtype, 0.5, p, second);
+    round_many(dtype, 0.5, p, UPDATES, first);
+    round_many(dtype, 0.5, p, UPDATES, second);
     assert_memory_equal(first, second, sizeof first);
     p.seed++;
-    round_many(dtype, 0.5, p, second);
+    round_many(dtype, 0.5, p, UPDATES, second);
     assert_memory_not_equal(first, second, sizeof first);
-    p.seed--, p.step++;
-    round_many(dtype, 0.5, p, second);
+    p.seed--;
+    round_many(dtype, 0.5, p, UPDATES + 1, second);
     assert_memory_not_equal(first, second, sizeof first);
 }
 
@@ -79,9 +82,9 @@ OP_TEST(stochastic_rounding_adds_the_documented_bits) {
     if (dtype == DTYPE_FP32) return; // nothing is rounded
     static double values[NUM_ROUNDED];
     const UpdateParams p = without_memory();
-    round_many(dtype, 0.3125, p, values);
+    round_many(dtype, 0.3125, p, UPDATES, values);
     for (int64_t e = 0; e < NUM_ROUNDED; e++)
-        if ((values[e] > 1.0) != (random_bits(p, ROUNDED_STREAM, 0, e) >= 65536u * 11 / 16))
+        if ((values[e] > 1.0) != (random_bits(p, UPDATES, ROUNDED_STREAM, 0, e) >= 65536u * 11 / 16))
             op_fail("element %d", (int)e);
 }
 
@@ -112,8 +115,8 @@ OP_TEST(bf16_moments_add_the_documented_bits) {
     op_read(m, x.m.t), op_read(v, x.v.t);
     for (int64_t e = 0; e < N; e++) {
         const float g = as_float(x.grad.v[e]), square = g * g;
-        if (m[e] != bf16_with_bits(g, random_bits(p, STREAM, 1, e))) op_fail("m of element %d", (int)e);
-        if (v[e] != bf16_with_bits(square, random_bits(p, STREAM, 2, e))) op_fail("v of element %d", (int)e);
+        if (m[e] != bf16_with_bits(g, random_bits(p, UPDATES, STREAM, 1, e))) op_fail("m of element %d", (int)e);
+        if (v[e] != bf16_with_bits(square, random_bits(p, UPDATES, STREAM, 2, e))) op_fail("v of element %d", (int)e);
     }
     op_end();
 }
@@ -160,7 +163,10 @@ static void kahan_steps(DType dtype, double size, double *sums, int64_t n) {
     p.learning_rate = (float)(size * ulp_of(1.0, dtype));
     assert_true(ref_round(1.0 + (double)p.learning_rate, dtype) == 1.0); // to nearest, the weight would never move
     UpdateList list = update_list(&x.update, 1);
-    for (p.step = 1; p.step <= 1000; p.step++) optimizer_update(&list, 0, 1, p, control);
+    for (int32_t update = 1; update <= 1000; update++) {
+        control_set(control, update, p, 1.0f);
+        optimizer_update(&list, 0, 1, p, control);
+    }
     update_list_free(&list);
     double *weight = op_values(x.weight.t), *compensation = op_values(x.compensation.t);
     for (int64_t i = 0; i < n; i++) sums[i] = weight[i] + compensation[i];
@@ -274,14 +280,15 @@ OP_TEST(updates_under_8_bit_states_stay_bounded_when_gradients_stop) {
     UpdateParams p = update_params;
     p.learning_rate = 1.0f, p.eps = 1e-12f;
     double before[N] = {0}, largest = 0.0;
-    for (p.step = 1; p.step <= STEPS; p.step++) {
+    for (int update = 1; update <= STEPS; update++) {
+        control_set(control, update, p, 1.0f);
         update_once(&x.update, 1, p, control);
         double *now = op_values(x.weight.t);
         for (int i = 1; i < N; i++) largest = fmax(largest, fabs(now[i] - before[i]));
         memcpy(before, now, sizeof before);
         free(now);
-        for (int i = 1; i < N && p.step == 1; i++) x.grad.v[i] = 0.0;
-        if (p.step == 1) op_upload(&x.grad);
+        for (int i = 1; i < N && update == 1; i++) x.grad.v[i] = 0.0;
+        if (update == 1) op_upload(&x.grad);
     }
     if (!(largest <= 7.2)) op_fail("an update of %g times the learning rate", largest);
     op_end();

@@ -44,11 +44,14 @@ static void update_case(UpdateSpec spec, int first, int end, int steps) {
     UpdateCase p[MAX_PARAMETERS];
     make_parameters(p, spec, first, end);
     Tensor control = control_with(grad_factor, SKIP_NONE);
-    UpdateParams params = update_params;
-    for (int step = 0; step < steps; step++, params.step++) {
+    for (int step = 0; step < steps; step++) {
         set_gradients(p, n, step, grad_factor);
-        update_array(p, n, 0, n, params, control);
-        for (int i = 0; i < n; i++) parameter_expect_update(&p[i], params, grad_factor);
+        control_set(control, UPDATES + step, update_params, grad_factor);
+        update_array(p, n, 0, n, update_params, control);
+        for (int i = 0; i < n; i++) {
+            p[i].updates = UPDATES + step;
+            parameter_expect_update(&p[i], update_params, grad_factor);
+        }
     }
     op_end();
 }
@@ -290,7 +293,7 @@ OP_TEST(a_skipped_step_leaves_every_byte) {
             Tensor control = control_with(1.0f, SKIP_NONFINITE);
             const uint64_t before = parameter_digest(&p, 0);
             UpdateList list = update_list(&p.update, 1);
-            adafactor_statistics(&list, update_params, control);
+            adafactor_statistics(&list, control);
             momentum_update(&list, update_params, control);
             optimizer_update(&list, 0, 1, update_params, control);
             update_list_free(&list);

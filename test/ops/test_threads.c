@@ -96,7 +96,7 @@ static uint64_t update_bits(DType dtype, UpdateRule rule, DType kept) {
     }
     const Tensor control = control_with(1.0f, SKIP_NONE);
     UpdateList list = update_list(tensors, UPDATED);
-    adafactor_statistics(&list, update_params, control);
+    adafactor_statistics(&list, control);
     momentum_update(&list, update_params, control);
     optimizer_update(&list, 0, UPDATED, update_params, control);
     update_list_free(&list);

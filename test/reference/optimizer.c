@@ -9,16 +9,16 @@ double ref_sumsq(const double *grad, int64_t n) {
     return sum;
 }
 
-void ref_adamw_update(double *weight, double *m, double *v, const double *grad, int64_t n, double weight_decay,
-                      UpdateParams params, double grad_factor) {
+void ref_adamw_update(double *weight, double *m, double *v, const double *grad, int64_t n, double rate,
+                      double weight_decay, UpdateParams params, int64_t updates, double grad_factor) {
     double b1 = params.beta1, b2 = params.beta2;
-    double correction1 = 1.0 - pow(b1, (double)params.step), correction2 = 1.0 - pow(b2, (double)params.step);
+    double correction1 = 1.0 - pow(b1, (double)updates), correction2 = 1.0 - pow(b2, (double)updates);
     for (int64_t i = 0; i < n; i++) {
         double g = grad[i] * grad_factor;
         m[i] = b1 * m[i] + (1.0 - b1) * g;
         v[i] = b2 * v[i] + (1.0 - b2) * g * g;
         double direction = m[i] / correction1 / (sqrt(v[i] / correction2) + params.eps);
-        weight[i] -= params.learning_rate * (direction + weight_decay * weight[i]);
+        weight[i] -= params.learning_rate * (rate * direction + weight_decay * weight[i]);
     }
 }
 
@@ -37,9 +37,8 @@ static double adafactor_mean_row(const RefUpdate *t) {
 }
 
 void ref_optimizer_update(const RefUpdate *t, UpdateParams params, double grad_factor) {
-    params.learning_rate *= (float)t->rate;
     if (t->rule == RULE_ADAMW) {
-        ref_adamw_update(t->w, t->m, t->v, t->grad, t->n, t->weight_decay, params, grad_factor);
+        ref_adamw_update(t->w, t->m, t->v, t->grad, t->n, t->rate, t->weight_decay, params, t->updates, grad_factor);
         return;
     }
     const double b1 = params.beta1, b2 = params.beta2, mean_row = adafactor_mean_row(t);
@@ -53,12 +52,12 @@ void ref_optimizer_update(const RefUpdate *t, UpdateParams params, double grad_f
         } else if (t->rule == RULE_ADAFACTOR) {
             direction = g / sqrt(adafactor_second_moment(t, mean_row, i)) / fmax(1.0, t->rms[0]);
         }
-        t->w[i] -= params.learning_rate * (direction + t->weight_decay * t->w[i]);
+        t->w[i] -= params.learning_rate * (t->rate * direction + t->weight_decay * t->w[i]);
     }
 }
 
-void ref_adafactor_statistics(const RefUpdate *t, UpdateParams params, double grad_factor) {
-    const double b = 1.0 - pow((double)params.step, -0.8);
+void ref_adafactor_statistics(const RefUpdate *t, double grad_factor) {
+    const double b = 1.0 - pow((double)t->updates, -0.8);
     const int64_t cols = t->cols, rows = cols ? t->n / cols : 0;
     for (int64_t i = 0; i < rows; i++) t->row[i] *= b;
     for (int64_t j = 0; j < cols; j++) t->col[j] *= b;

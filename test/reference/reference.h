@@ -65,8 +65,8 @@ void ref_sequence_losses(double *sums, const double *losses, int64_t B, int64_t 
 
 // --- the end of the step, for one tensor of n elements
 double ref_sumsq(const double *grad, int64_t n);
-void ref_adamw_update(double *weight, double *m, double *v, const double *grad, int64_t n, double weight_decay,
-                      UpdateParams params, double grad_factor);
+void ref_adamw_update(double *weight, double *m, double *v, const double *grad, int64_t n, double rate,
+                      double weight_decay, UpdateParams params, int64_t updates, double grad_factor);
 
 // What the other updates of a tensor read and write: of a matrix under Adafactor rows = n / cols, of a vector cols = 0.
 // Arrays that the rule does not use may be NULL. w: the master, or weight + compensation, or the weight, before it is
@@ -75,11 +75,12 @@ typedef struct {
     UpdateRule rule;
     double weight_decay, rate;
     int64_t n, cols, padding; // padding: of the last elements, which do not count in rms
+    int64_t updates;          // with this one
     double *w, *grad, *m, *v; // (n)
     double *row, *col, *rms;  // (rows), (cols), (1)
 } RefUpdate;
 void ref_optimizer_update(const RefUpdate *t, UpdateParams params, double grad_factor); // of any rule
-void ref_adafactor_statistics(const RefUpdate *t, UpdateParams params, double grad_factor);
+void ref_adafactor_statistics(const RefUpdate *t, double grad_factor);
 void ref_momentum_update(const RefUpdate *t, UpdateParams params, double grad_factor); // changes m and grad
 
 // --- small, n elements

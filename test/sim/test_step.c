@@ -119,7 +119,7 @@ static void train_step(Trainer *t, Manner manner) {
         do_what_is_forbidden(manner);
     }
     optimizer_norm(t->optimizer);
-    optimizer_step(t->optimizer, t->step + 1, 1e-2, t->tokens, false);
+    optimizer_step(t->optimizer, 1e-2, t->tokens, false);
     copy_d2h(t->records[t->step % 2], gpt2_control(t->model).data, sizeof(StepControl), STREAM_COMPUTE);
     device_event_record(t->done[t->step % 2], STREAM_COMPUTE);
     t->step++;

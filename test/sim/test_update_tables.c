@@ -22,7 +22,7 @@ static struct {
 } step;
 
 static const UpdateParams params = {
-    .learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-3f, .momentum = 0.9f, .step = 3, .seed = 42};
+    .learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-3f, .momentum = 0.9f, .seed = 42};
 
 // A tensor of the arena, with this byte in all its places.
 static Tensor made(DType dtype, const char *name, int64_t rows, int64_t cols, int byte) {
@@ -114,7 +114,7 @@ TestFixture test_each = {set_up, tear_down};
 static void whole_step(void) {
     gradient_sumsq(step.sumsq, &step.whole);
     gradient_sumsq(tensor_slice_first(step.sumsq, 1), &step.direction);
-    adafactor_statistics(&step.whole, params, step.control);
+    adafactor_statistics(&step.whole, step.control);
     momentum_update(&step.whole, params, step.control);
     optimizer_update(&step.whole, 0, 3, params, step.control);
     optimizer_update(&step.whole, 3, NUM_TENSORS - 3, params, step.control);

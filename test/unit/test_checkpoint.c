@@ -81,7 +81,7 @@ TEST(the_trainers_state_comes_back_exactly) {
     s.control.loss_scale = 65536.0f;
     s.control.good_steps = 99;
     s.control.micro_steps = UINT32_MAX;
-    s.optimizer_start = 12345678901;
+    s.control.updates = INT32_MAX;
     s.train = (DataFacts){((int64_t)1 << 53) - 1, UINT64_MAX};
     for (int i = 0; i < 200; i++)
         outlier_window_push(&s.control.loss_window, philox_uniform(philox(1, 2, (uint64_t)i).v[0]));
@@ -96,7 +96,6 @@ TEST(the_trainers_state_comes_back_exactly) {
     assert_true(back.best_val_loss == s.best_val_loss);
     assert_int_equal(back.eot, s.eot);
     assert_int_equal(back.optimizer, OPTIMIZER_ADAMW);
-    assert_int_equal(back.optimizer_start, s.optimizer_start);
     assert_memory_equal(&back.train, &s.train, sizeof s.train);
     assert_int_equal(back.val.tokens, 0);
     assert_true(isnan(back.control.loss));
@@ -517,7 +516,8 @@ TEST(a_trainer_file_of_the_format_before_names_what_cannot_be) {
         {"\"next\": 0", "\"next\": 5", "\"loss_window\": \"next\" is 5, expected 0"},
         {"\"adamw\"", "\"admaw\"", "\"optimizer\" is \"admaw\", which this version does not know"},
         {"\"optimizer\": \"adamw\"", "\"optimizer\":       7", "\"optimizer\" is 7"},
-        {"\"optimizer_start\": 0", "\"optimizer_start\": 2",
+        {"\"updates\": 0", "\"updates\": 2", "\"updates\" is 2, expected an integer from 0 to 1"},
+        {"\"optimizer\": \"adamw\"", "\"optimizer_start\": 2",
          "\"optimizer_start\" is 2, expected an integer from 0 to 1"},
         {"\"format\": 1", "\"format\": 2", "trainer.json: damaged: its bytes have the checksum"},
     };
@@ -532,8 +532,7 @@ TEST(a_trainer_file_of_the_format_before_names_what_cannot_be) {
 
 // Older checkpoints lack some fields.
 static void state_refuses(FieldChange change, const char *name) {
-    static const char *const later[] = {"optimizer", "optimizer_start", "tuning", "data", "train",
-                                        "val",       "micro_steps"};
+    static const char *const later[] = {"optimizer", "tuning", "data", "train", "val", "micro_steps", "updates"};
     bool may_be_missing = false;
     for (size_t i = 0; i < sizeof later / sizeof *later; i++) may_be_missing |= strcmp(name, later[i]) == 0;
     TrainerState s;

@@ -199,13 +199,17 @@ TEST(a_checkpoint_that_names_no_optimizer_is_adamws) {
     replace_in_file(OPTIMIZER_FILE, "\"optimizer\"", "\"something\"");
     unseal(TRAINER_FILE);
     replace_in_file(TRAINER_FILE, "\"optimizer\": \"adamw\",", "                     ");
-    replace_in_file(TRAINER_FILE, "\"optimizer_start\": 0,", "                     ");
+    replace_in_file(TRAINER_FILE, "\"updates\": 0,", "             ");
     replace_in_file(TRAINER_FILE, "\"micro_steps\": 0,", "                 ");
     assert_ok(checkpoint_load_moments(adamw, path, &err));
     assert_ok(checkpoint_load_state(path, &s, &err));
     assert_int_equal(s.optimizer, OPTIMIZER_ADAMW);
-    assert_int_equal(s.optimizer_start, 0);
+    assert_int_equal(s.control.updates, 1); // its one step
     assert_int_equal(s.control.micro_steps, 0);
+    trainer_state_free(&s);
+    replace_in_file(TRAINER_FILE, "                     ", "\"optimizer_start\": 1,");
+    assert_ok(checkpoint_load_state(path, &s, &err));
+    assert_int_equal(s.control.updates, 0); // of a state that began after that step
     trainer_state_free(&s);
     assert_error(checkpoint_load_moments(lion, path, &err),
                  "has the state of --optimizer adamw, but this run uses lion");
