@@ -232,8 +232,10 @@ cuda-toolkit: ## nvcc and what else it takes from NVIDIA's Python wheels into .c
 # For the CI. One that is there but older than this checkout is made anew.
 cuda-toolkit-if-missing: $(if $(filter-out .cuda,$(CUDA)),,cuda-toolkit)
 
+# For make -C: where the user is.
+quickstart: export QUICKSTART_FROM := $(PWD)
 quickstart: ## install, build, train a minute on real text, sample, plot. TEXT=path for your own text
-	scripts/quickstart.sh "$(TEXT)"
+	scripts/quickstart.sh
 
 bench: all $(BUILD)/dev/bench/bench_step $(BUILD)/dev/bench/bench_loader ## speed tables into dev/bench/results
 	$(PYTHON) dev/bench/bench_cpu.py --build $(BUILD)

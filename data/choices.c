@@ -1,11 +1,11 @@
 // data/choices: multiple-choice questions as JSON lines -> the file that `-h 1` and `--choices` read
 // (`data/choices --help`). One example a line, kept in memory until all are read; the file is written atomically.
 // The format is llm.c's for HellaSwag (llmc/train/evals.h).
-#include "llmc/base/atomic_file.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/base/limits.h"
+#include "llmc/base/own_file.h"
 #include "llmc/run/data_tools.h"
 #include "llmc/train/evals.h"
 
@@ -73,6 +73,8 @@ static bool read_options(ChoiceOptions *o, int argc, char **argv, Error *err) {
         return error_set(err, "name one FILE.jsonl; %s --help shows the usage", tool_path("choices").text);
     o->input = argv[optind];
     if (!*o->output) return error_set(err, "-o FILE is missing: the file to write");
+    if (path_is_same(o->input, o->output))
+        return error_set(err, "-o %s: this is the input; name another file", o->output);
     return *o->tokenizer || error_set(err, "--tokenizer PATH is missing: the model's tokenizer (%s gpt2-tokenizer)",
                                       path_of_tool("data/get.py").text);
 }
@@ -210,14 +212,14 @@ static bool read_input(Choices *c, Error *err) {
 }
 
 static bool write_output(Choices *c, Error *err) {
-    const int32_t header[CHOICES_HEADER_INTS] = {CHOICES_MAGIC, CHOICES_VERSION, (int32_t)c->examples,
-                                                 (int32_t)c->longest};
+    int32_t header[CHOICES_HEADER_INTS] = {CHOICES_MAGIC, CHOICES_VERSION, (int32_t)c->examples, (int32_t)c->longest};
+    own_file_mark_header(header);
     fflush(c->stream); // brings data and bytes up to date
     AtomicFile *out = atomic_file_create(c->options->output, err);
     if (!out) return false;
     atomic_file_write(out, header, sizeof header, err); // commit reports a failure
     atomic_file_write(out, c->data, c->bytes, err);
-    return atomic_file_commit(out, NULL, NULL, err);
+    return own_file_commit(out, c->options->output, OWN_FILE_HEADER_MARK, err);
 }
 
 // -------------------------------------------------------------------------------------------------------------- main

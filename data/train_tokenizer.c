@@ -1,9 +1,9 @@
 // data/train_tokenizer: text -> a vocabulary (`data/train_tokenizer --help`). This file is the tool; the work is done
 // by llmc/text/corpus.h, which reads what data/prepare reads. Never leaves half a file.
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/atomic_file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/limits.h"
+#include "llmc/base/own_file.h"
 #include "llmc/run/data_tools.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/corpus.h"
@@ -61,6 +61,9 @@ static bool read_options(TrainOptions *o, int argc, char **argv, Error *err) {
     if (o->tool.help) return true;
     if (!*o->output) return error_set(err, "-o FILE is missing: the tokenizer.json to write");
     if (*vocab == 0) return error_set(err, "--vocab-size N is missing: total tokens, such as 8192");
+    for (int i = optind; i < argc; i++)
+        if (path_is_same(argv[i], o->output))
+            return error_set(err, "-o %s: this is an input; name another file for the tokenizer", o->output);
     return corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err);
 }
 

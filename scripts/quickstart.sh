@@ -2,12 +2,28 @@
 # From nothing to a trained GPT in about two minutes: installs missing packages, builds, makes a corpus, trains, samples,
 # plots, and prints the next steps.  make quickstart [TEXT=path]   or   scripts/quickstart.sh [path]
 # TEXT is any text file or directory. Without it, and without a network: this repository's own text and code, and the
-# licence texts that every Debian carries. Everything it makes goes into quickstart/.
+# licence texts that every Debian carries. Everything it makes goes into quickstart/ (QUICKSTART_DIR=DIR: into DIR), which
+# is made anew at every call; what was changed or added in it since is moved aside. Relative paths are those of the
+# directory where make or this script was called.
 set -euo pipefail
+FROM=${QUICKSTART_FROM:-$PWD} # make -C: where the user is
 cd "$(dirname "$0")/.."
 
+fail() {
+    echo "quickstart: $*" >&2
+    exit 2
+}
+
+# A path of the user's as it is from the repository.
+from_here() {
+    if [[ -z $1 || $1 == /* || $FROM -ef . ]]; then echo "$1"; else echo "$FROM/$1"; fi
+}
+
 TEXT=${1:-${TEXT:-}}
-OUT=${QUICKSTART_DIR:-quickstart}
+[[ -e $(from_here "$TEXT") || ! -e $TEXT ]] && TEXT=$(from_here "$TEXT")
+OUT=$(from_here "${QUICKSTART_DIR:-}")
+OUT=${OUT:-quickstart}
+[[ $OUT == / ]] || OUT=${OUT%/}
 SECONDS_TO_TRAIN=${QUICKSTART_SECONDS:-60}
 # Chosen by measurement: doc/recipes.md has the table.
 B=12
@@ -21,9 +37,24 @@ DATA=(-i "$SHARDS/train_*.bin" -j "$SHARDS/val_*.bin")
 
 say() { printf '\n== %s\n' "$*"; }
 
-if [[ -n $TEXT && ! -r $TEXT ]]; then
-    echo "quickstart: $TEXT: no such file or directory, or not readable" >&2
-    exit 2
+[[ -z $TEXT || -r $TEXT ]] || fail "$TEXT: no such file or directory, or not readable"
+
+# $OUT/.quickstart lists what the last call left there: with nothing changed and nothing added, it can be removed.
+LIST=$OUT/.quickstart
+MADE="made by scripts/quickstart.sh:"
+list_made() {
+    echo "$MADE"
+    find "$OUT/" -mindepth 1 ! -path "$LIST" \( -type d -printf '%P/\n' -o -printf '%P %y %s %T@ %l\n' \) | LC_ALL=C sort
+}
+[[ -d $OUT || ! (-e $OUT || -L $OUT) ]] || fail "$OUT is no directory; name another one: QUICKSTART_DIR=DIR"
+is_made=
+[[ -f $LIST && $(head -n 1 "$LIST") == "$MADE" ]] && is_made=1
+[[ ! -d $OUT || $is_made || -z $(ls -A "$OUT/") ]] ||
+    fail "$OUT has files that are not of a quickstart; move it away, or name another directory: QUICKSTART_DIR=DIR"
+if [[ -n $TEXT ]]; then
+    text=$(realpath "$TEXT") out=$(realpath -m "$OUT")
+    [[ $text/ != "$out"/* ]] || fail "TEXT is in $OUT, which is made anew; copy the text, or set QUICKSTART_DIR=DIR"
+    [[ $out/ != "$text"/* ]] || fail "$OUT, where the results go, is in TEXT; set QUICKSTART_DIR=DIR"
 fi
 
 say "1/5 installing missing packages"
@@ -33,16 +64,23 @@ say "2/5 building"
 make -s -j"$(nproc)" all
 
 say "3/5 making a corpus"
-if [[ -e $OUT ]]; then
-    echo "removing $OUT/ of an earlier quickstart"
-    rm -rf "$OUT"
+if [[ $is_made ]] && list_made | cmp -s - "$LIST"; then
+    echo "removing what an earlier quickstart made in $OUT/"
+    find "$OUT/" -mindepth 1 -delete
+elif [[ $is_made ]]; then
+    n=1
+    while [[ -e $OUT.$n || -L $OUT.$n ]]; do n=$((n + 1)); done
+    echo "$OUT was changed since an earlier quickstart made it; it was renamed to $OUT.$n" >&2
+    mv -T "$OUT" "$OUT.$n"
 fi
 mkdir -p "$OUT/corpus"
+echo "$MADE" >"$LIST"
+trap 'list_made >"$LIST"' EXIT
 if [[ -n $TEXT ]]; then
     sources=("$TEXT")
 else
     # Copied, so that the corpus can be inspected and used again.
-    find . \( -path './.*' -o -path ./build -o -path ./quickstart -o -path "./$OUT" \) -prune -o -type f \
+    find . \( -path './.*' -o -path ./build -o -path './quickstart*' -o -samefile "$OUT" \) -prune -o -type f \
         \( -name '*.md' -o -name '*.[ch]' -o -name '*.cu*' -o -name '*.py' -o -name '*.sh' -o -name Makefile \) \
         -exec cp --backup=numbered -t "$OUT/corpus" {} +
     find /usr/share/common-licenses -type f -exec cp -t "$OUT/corpus" {} + 2>/dev/null || true
@@ -59,8 +97,7 @@ cat "$OUT/said"
 cat "$OUT/error" >&2
 tokens=$(awk '$1 == "train" { print $2 }' "$OUT/said")
 if (($(awk '$1 == "val" { print $2 }' "$OUT/said") + 0 <= T)); then
-    echo "quickstart: too little text to learn from; set TEXT=PATH to 20 KB or more, a file or a directory" >&2
-    exit 2
+    fail "too little text to learn from; set TEXT=PATH to 20 KB or more, a file or a directory"
 fi
 rm "$OUT/said" "$OUT/error"
 

@@ -162,7 +162,8 @@ void atomic_file_clean(const char *path) {
     if (directory_list(parent, &names, &count, NULL)) {
         for (int i = 0; i < count; i++) {
             char *left = path_join(parent, names[i]);
-            if (strncmp(names[i], prefix, strlen(prefix)) == 0) unlink(left);
+            const char *pid = names[i] + strlen(prefix); // if it begins with the prefix
+            if (strncmp(names[i], prefix, strlen(prefix)) == 0 && pid[strspn(pid, "0123456789")] == '\0') unlink(left);
             free(left);
         }
         directory_list_free(names, count);
@@ -521,6 +522,8 @@ bool directory_hold(const char *directory, int *fd, Error *err) {
         ok = error_set(err, "in use by %s; wait until it ends, or name another directory", holder);
     } else if (ok && fstat(*fd, &found) == 0 && found.st_nlink == 0) {
         ok = error_set(err, "was just removed by a process that ended; start again");
+    } else if (ok && file_size(*fd) != 0 && (pread(*fd, holder, 8, 0) != 8 || strcmp(holder, "process ") != 0)) {
+        ok = error_set(err, "%s was not written by this program; move it away, or name another directory", path);
     } else if (ok) {
         gethostname(host, sizeof host - 1);
         const int n = snprintf(holder, sizeof holder, "process %ld on %s\n", (long)getpid(), host);

@@ -3,7 +3,7 @@
 #include "llmc/cuda/tuning.h"
 
 #include "llmc/base/format.h"
-
+#include "llmc/base/own_file.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -29,7 +29,8 @@ typedef struct Entry {
 static struct {
     Entry *newest;
     bool loaded;
-    bool warned; // of damaged lines, once
+    bool foreign; // the file is not a cache: no line in it is whole
+    bool warned;  // of damaged lines, once
 } cache;
 
 // The link that points to the entry of this key, or to the NULL at the end.
@@ -182,14 +183,15 @@ static void load(void) {
     if (!text) return;
     Entry **end = &cache.newest;
     const char *line = text, *stop = text + size;
-    int damaged = 0;
-    for (int lines = 0; line < stop && lines < MAX_ENTRIES; lines++) {
+    int damaged = 0, lines = 0;
+    for (; line < stop && lines < MAX_ENTRIES; lines++) {
         const char *newline = memchr(line, '\n', (size_t)(stop - line));
         while (*end) end = &(*end)->next;
         damaged += !parse_line(end, line, (size_t)((newline ? newline : stop) - line));
         line = newline ? newline + 1 : stop;
     }
     free(text);
+    cache.foreign = damaged > 0 && damaged == lines;
     if (damaged > 0 && !cache.warned)
         format_print(stderr, "%s: %d damaged line%s, edited or cut off; measured again where needed\n", path, damaged,
                      damaged == 1 ? "" : "s");
@@ -217,6 +219,7 @@ static void save(void) {
         ok = fclose(file) == 0 && complete;
     } else
         close(fd);
+    ok = ok && (!cache.foreign || own_file_move_aside(path, "holds no choices of this program", NULL));
     if (!ok || rename(temporary, path) != 0) (void)unlink(temporary);
 }
 

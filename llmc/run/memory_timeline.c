@@ -1,9 +1,9 @@
 // --memory-timeline: the arena of a plan as one JSON object, a rectangle for each tensor: its ticks and its addresses.
 // Pictures of it are drawn by scripts/plot_memory.py, which is run here for a .png or .html, and by hand to lay two
 // plans side by side. Nothing is taken from anywhere but the plan.
-#include "llmc/base/atomic_file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
+#include "llmc/base/own_file.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/model/parameters.h"
 #include "llmc/run/planner.h"
@@ -128,7 +128,8 @@ bool timeline_write(const PlanRequest *r, Error *err) {
     if (ok) {
         planner_device(plan, r, *r->options->gpu ? &gpu : NULL);
         char *text = timeline_json(plan);
-        ok = file_write_atomic(json, text, strlen(text), err) && (is_json || run_script(script, json, path, err));
+        ok = own_file_write(json, "pretrain.cu 1", text, strlen(text), err) &&
+             (is_json || run_script(script, json, path, err));
         if (!is_json) unlink(json);
         free(text);
     }

@@ -3,7 +3,7 @@
 // profile.h.
 #include "llmc/run/profile.h"
 
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/own_file.h"
 #include "llmc/model/parameters.h"
 
 #include <math.h>
@@ -182,9 +182,9 @@ bool profile_print(RunLog *log, const Profile *profile, Error *err) {
 // --------------------------------------------------------------------------------------------------------------- files
 
 // Writes the text that f has gathered to path; closes and frees.
-static bool commit_text(FILE *f, char **text, size_t *bytes, const char *path, Error *err) {
+static bool commit_text(FILE *f, char **text, size_t *bytes, const char *path, const char *mark, Error *err) {
     fclose(f);
-    const bool written = file_write_atomic(path, *text, *bytes, err);
+    const bool written = own_file_write(path, mark, *text, *bytes, err);
     free(*text);
     return written;
 }
@@ -226,7 +226,7 @@ bool profile_write_json(const char *path, const Profile *profile, Error *err) {
     }
     fputs("\n]}\n", f);
     free(rows);
-    return commit_text(f, &text, &bytes, path, err);
+    return commit_text(f, &text, &bytes, path, ",\"matmul_flops\":", err);
 }
 
 // Trace Event Format: complete events ("X"), times in microseconds. One track for steps, one for ops. Requests may
@@ -276,5 +276,5 @@ bool profile_write_trace(const char *path, const Profile *profile, Error *err) {
         fputs(i + 1 < profile->num_steps ? "},\n" : "}\n", f);
     }
     fputs("]}\n", f);
-    return commit_text(f, &text, &bytes, path, err);
+    return commit_text(f, &text, &bytes, path, "\"args\":{\"name\":\"steps\"}},\n", err);
 }

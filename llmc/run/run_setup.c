@@ -3,9 +3,9 @@
 #include "llmc/run/run_setup.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/atomic_file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
+#include "llmc/base/own_file.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/run/planner.h"
 #include "llmc/run/profile.h"
@@ -23,6 +23,7 @@ static const char HELLASWAG[] = "data/hellaswag/hellaswag_val.bin";
 
 static const char OPTIONS_FILE[] = "options.json"; // in the directory of -o
 enum { MAX_OPTIONS_BYTES = 16 << 20 };             // it may hold a long prompt
+static const char OPTIONS_MARK[] = "\"train-data\":\"";
 
 void run_advise(const char *format, ...) {
     if (comm_rank() > 0) return;
@@ -61,7 +62,7 @@ static void take_step_and_data(RunSetup *s) {
 // A run that ended before its first checkpoint restarts from its beginning with its original options.
 static bool adopt_remembered(RunSetup *s, Error *err) {
     char *path = path_join(s->options.output, OPTIONS_FILE);
-    const bool known = file_exists(path);
+    const bool known = file_exists(path) && own_file_is(path, OPTIONS_MARK);
     char *json = known ? file_read_all(path, MAX_OPTIONS_BYTES, NULL, err) : NULL;
     const bool ok = !known || (json && (options_adopt_json(&s->options, json, err) || error_prefix(err, "%s", path)));
     if (ok)
@@ -80,7 +81,7 @@ bool run_setup_save_options(const RunSetup *s, Error *err) {
     // A mark of a shorter run.
     if (s->first_step < s->total_steps) checkpoint_unmark_done(o->output);
     char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o, true);
-    const bool ok = file_write_atomic(path, json, strlen(json), err);
+    const bool ok = own_file_write(path, OPTIONS_MARK, json, strlen(json), err);
     free(json);
     free(path);
     return ok;
@@ -372,6 +373,9 @@ static bool check_export(const RunSetup *s, Error *err) {
     if (!*o->export_path) return true;
     if (strcmp(o->export_path, o->output) == 0)
         return error_set(err, "--export %s: checkpoints are saved there (-o); name another directory", o->output);
+    if (path_is_same(o->export_path, o->model))
+        return error_set(err, "--export %s: the model is read from there (-e); name another file or directory",
+                         o->export_path);
     return export_check(o->export_path, o->export_dtype, &s->config, err);
 }
 

@@ -5,8 +5,8 @@
 // disagree.
 #include "llmc/run/runlog.h"
 
-#include "llmc/base/atomic_file.h"
 #include "llmc/base/format.h"
+#include "llmc/base/own_file.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -64,27 +64,28 @@ static bool bytes_to_keep(RunLog *log, const char *path, int64_t step, off_t *ke
     return ok;
 }
 
-// Gives the log of an earlier run the first free name of main.log.1, main.log.2, ..., and opens a new one.
-static bool move_aside(RunLog *log, const char *path, Error *err) {
-    char *aside = path_unused(path);
-    const bool ok =
-        rename(path, aside) == 0 || error_set(err, "%s: cannot be renamed: %s", path, path_reason(path, errno).text);
-    if (ok) format_print(stderr, "%s belongs to an earlier run; it was renamed to %s\n", path, aside);
-    free(aside);
-    if (!ok) return false;
-    append_file_close(&log->file);
-    return append_file_open(&log->file, path, true, err);
+static const char LOG_MARK[] = "{\"event\":\"run\",\"time\":";
+
+// Opens main.log. Keeps what a run resumed after first_step keeps of it. Any other log gets the first unused name of
+// main.log.1, main.log.2, ...: one of an earlier run, or a file of the user's.
+static bool open_log(RunLog *log, const char *path, bool append, int64_t first_step, Error *err) {
+    off_t keep = 0;
+    if (!own_file_make_way(path, LOG_MARK, err) || !append_file_open(&log->file, path, false, err)) return false;
+    const int64_t size = file_size(log->file.fd);
+    if (size != 0 && !bytes_to_keep(log, path, append ? first_step : -1, &keep, err)) return false;
+    if (!append && keep < size) { // it tells of steps
+        if (!own_file_move_aside(path, "belongs to an earlier run", err)) return false;
+        append_file_close(&log->file);
+        if (!append_file_open(&log->file, path, true, err)) return false;
+    }
+    return append_file_cut(&log->file, append ? keep : 0, err);
 }
 
 static bool open_file(RunLog *log, const char *directory, bool append, int64_t first_step, Error *err) {
-    off_t keep = 0;
     log->begun = cJSON_CreateArray();
     if (!directory_make(directory, err)) return false;
     char *path = path_join(directory, "main.log");
-    bool ok = append_file_open(&log->file, path, false, err) &&
-              (file_size(log->file.fd) == 0 || bytes_to_keep(log, path, append ? first_step : -1, &keep, err));
-    if (ok && !append && keep < file_size(log->file.fd)) ok = move_aside(log, path, err); // it tells of steps
-    ok = ok && append_file_cut(&log->file, append ? keep : 0, err);
+    const bool ok = open_log(log, path, append, first_step, err);
     log->sample_step = first_step;
     log->sample_index = runlog_count(log, "sample", NULL);
     free(path);

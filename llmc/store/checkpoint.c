@@ -5,7 +5,7 @@
 #include "llmc/store/checkpoint.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/own_file.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
 
@@ -111,7 +111,8 @@ static bool append_all(SafetensorsWriter *w, const Gpt2 *model, void *piece, Err
 static const char metadata_optimizer[] = "optimizer";
 
 bool checkpoint_write_optimizer(const char *path, const Gpt2 *model, FileFacts *facts, Error *err) {
-    const char *const metadata[] = {metadata_optimizer, optimizer_name(gpt2_options(model)->optimizer), NULL};
+    const char *const metadata[] = {metadata_optimizer, optimizer_name(gpt2_options(model)->optimizer),
+                                    SAFETENSORS_PRODUCER, NULL};
     int n;
     SafetensorsEntry *entries = list_entries(model, &n);
     SafetensorsWriter *w = safetensors_writer_open(path, entries, n, metadata, err);
@@ -258,7 +259,7 @@ bool checkpoint_check_optimizer(OptimizerKind saved, OptimizerKind wanted, Error
 // --------------------------------------------------------------------------------------------------------- directories
 
 const char *checkpoint_file_name(int file) {
-    return file == CHECKPOINT_OPTIMIZER ? "optimizer.safetensors" : huggingface_file_names[file];
+    return file == CHECKPOINT_OPTIMIZER ? "optimizer.safetensors" : huggingface_files[file].name;
 }
 
 static const char manifest_name[] = "trainer.json";
@@ -274,28 +275,17 @@ static char *step_path(const char *dir, int64_t step, bool temporary) {
 
 // ------------------------------------------------------------------------------------------------------------ saving
 
-// Whether the name is a file of a checkpoint, complete or being written, or a file that NFS keeps because it is still
-// open.
-static bool is_ours(const char *name) {
-    if (strncmp(name, ".nfs", 4) == 0) return true;
-    for (int i = 0; i <= CHECKPOINT_FILES; i++) {
-        const char *file = i < CHECKPOINT_FILES ? checkpoint_file_name(i) : manifest_name;
-        const size_t n = strlen(file);
-        if (strncmp(name, file, n) == 0 && (name[n] == '\0' || strncmp(name + n, ".tmp-", 5) == 0)) return true;
-    }
-    return false;
-}
-
-// False if a directory of ours contains foreign files, which must not be removed or hidden.
+// False if a directory of ours contains foreign files, which must not be removed or hidden. A manifest of ours vouches
+// for the files that it lists: those of earlier versions have no marks.
 static bool holds_only_ours(const char *directory, Error *err) {
-    char **names;
-    int count;
-    bool ok = directory_list(directory, &names, &count, err);
-    for (int i = 0; ok && i < count; i++)
-        if (!is_ours(names[i]))
-            ok = error_set(err, "%s is kept: %.100s in it is not a checkpoint file", directory, names[i]);
-    directory_list_free(names, count);
-    return ok;
+    OwnFileKind kinds[CHECKPOINT_FILES + 1] = {[CHECKPOINT_OPTIMIZER] = {"optimizer.safetensors", SAFETENSORS_MARK},
+                                               [CHECKPOINT_FILES] = {manifest_name, "\"best_val_loss\": "}};
+    memcpy(kinds, huggingface_files, sizeof huggingface_files);
+    char *manifest = path_join(directory, manifest_name);
+    const bool vouched = file_exists(manifest) && own_file_is(manifest, kinds[CHECKPOINT_FILES].mark);
+    free(manifest);
+    return own_directory_is(directory, kinds, CHECKPOINT_FILES + 1, vouched, err) ||
+           error_prefix(err, "%s is kept", directory);
 }
 
 // Removes a directory with a temporary name, left by a write or a removal that has ended. If it contains foreign files,

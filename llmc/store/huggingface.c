@@ -380,11 +380,11 @@ bool huggingface_read(HuggingFace *f, const Parameter *p, int64_t first_row, int
 
 // ------------------------------------------------------------------------------------------------------------- writing
 
-const char *const huggingface_file_names[HF_FILES] = {
-    [HF_WEIGHTS] = "model.safetensors",
-    [HF_CONFIG] = "config.json",
-    [HF_TOKENIZER] = "tokenizer.json",
-    [HF_TOKENIZER_CONFIG] = "tokenizer_config.json",
+const OwnFileKind huggingface_files[HF_FILES] = {
+    [HF_WEIGHTS] = {"model.safetensors", SAFETENSORS_MARK},
+    [HF_CONFIG] = {"config.json", "\"architectures\": [\"GPT2LMHeadModel\"],\n"}, // transformers breaks the line in it
+    [HF_TOKENIZER] = {"tokenizer.json", TOKENIZER_MARK},
+    [HF_TOKENIZER_CONFIG] = {"tokenizer_config.json", "\"tokenizer_class\":\t\""},
 };
 
 // ------------------------------------------------------------------------------------------------------------- weights
@@ -401,7 +401,8 @@ static bool append(void *writer, const void *data, size_t bytes, Error *err) {
 }
 
 static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts *facts, Error *err) {
-    static const char *const metadata[] = {"format", "pt", NULL}; // transformers refuses files without it
+    // transformers refuses files without the format
+    static const char *const metadata[] = {"format", "pt", SAFETENSORS_PRODUCER, NULL};
     const Parameter *table = gpt2_parameters(m->model);
     const int count = gpt2_num_tensors(m->model);
     SafetensorsEntry *entries = calloc((size_t)count, sizeof *entries);
@@ -506,7 +507,7 @@ bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFac
         facts[file] = (FileFacts){.bytes = -1};
         const bool of_tokenizer = file == HF_TOKENIZER || file == HF_TOKENIZER_CONFIG;
         if (of_tokenizer && !m->tokenizer) continue;
-        char *path = path_join(directory, huggingface_file_names[file]);
+        char *path = path_join(directory, huggingface_files[file].name);
         ok = file == HF_WEIGHTS     ? write_weights(path, m, &facts[file], err)
              : file == HF_CONFIG    ? write_config(path, m, &facts[file], err)
              : file == HF_TOKENIZER ? write_tokenizer(path, m->tokenizer, &facts[file], err)

@@ -2,6 +2,7 @@
 // tokenizer. Reading serves weights_file.h; writing is shared by checkpoints and exports: the files one by one, into a
 // directory that the caller commits.
 #pragma once
+#include "llmc/base/own_file.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/text/tokenizer.h"
@@ -17,7 +18,9 @@ bool huggingface_read(HuggingFace *f, const Parameter *p, int64_t first_row, int
 
 // The files, in the order in which they are written.
 enum { HF_WEIGHTS, HF_CONFIG, HF_TOKENIZER, HF_TOKENIZER_CONFIG, HF_FILES };
-extern const char *const huggingface_file_names[HF_FILES];
+extern const OwnFileKind huggingface_files[HF_FILES];
+#define SAFETENSORS_PRODUCER "producer", "pretrain.cu" // in the metadata of ours
+#define SAFETENSORS_MARK     "\"producer\":\"pretrain.cu\""
 
 typedef struct {
     int64_t bytes;     // -1: there is no such file

@@ -7,8 +7,8 @@
 #include "llmc/store/weights_file.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/atomic_file.h"
 #include "llmc/base/foreign_file.h"
+#include "llmc/base/own_file.h"
 #include "llmc/store/huggingface.h"
 
 #include <errno.h>
@@ -142,16 +142,17 @@ static bool append_padding(AtomicFile *file, const Parameter *p, DType dtype, Er
 bool llmc_bin_write(const char *path, const Gpt2 *model, DType dtype, Error *err) {
     REQUIRE(dtype == DTYPE_FP32 || dtype == DTYPE_BF16, "llm.c has no models in %s", dtype_name(dtype));
     const ModelConfig *c = &gpt2_options(model)->config;
-    const int32_t header[HEADER_INTS] = {MODEL_MAGIC,       dtype == DTYPE_FP32 ? VERSION_FP32 : VERSION_BF16,
-                                         (int32_t)c->max_T, (int32_t)c->V,
-                                         (int32_t)c->L,     (int32_t)c->NH,
-                                         (int32_t)c->C,     (int32_t)c->Vp};
+    int32_t header[HEADER_INTS] = {MODEL_MAGIC,       dtype == DTYPE_FP32 ? VERSION_FP32 : VERSION_BF16,
+                                   (int32_t)c->max_T, (int32_t)c->V,
+                                   (int32_t)c->L,     (int32_t)c->NH,
+                                   (int32_t)c->C,     (int32_t)c->Vp};
+    own_file_mark_header(header);
     AtomicFile *file = atomic_file_create(path, err);
     bool ok = file && atomic_file_write(file, header, sizeof header, err);
     for (int i = 0; ok && i < gpt2_num_tensors(model); i++)
         ok = state_write(model, i, (StateForm){dtype, false}, append, file, err) &&
              append_padding(file, &gpt2_parameters(model)[i], dtype, err);
-    if (ok) return atomic_file_commit(file, NULL, NULL, err);
+    if (ok) return own_file_commit(file, path, OWN_FILE_HEADER_MARK, err);
     atomic_file_abandon(file);
     return false;
 }
@@ -388,7 +389,7 @@ static bool check_entries(const Target *t, Error *err) {
     bool seen[HF_FILES] = {false}, ok = true;
     for (int i = 0; ok && i < count; i++) {
         int file = 0;
-        while (file < HF_FILES && strcmp(names[i], huggingface_file_names[file]) != 0) file++;
+        while (file < HF_FILES && strcmp(names[i], huggingface_files[file].name) != 0) file++;
         if (file < HF_FILES)
             seen[file] = true;
         else
@@ -410,6 +411,10 @@ static bool check_directory_target(const Target *t, const struct stat *st, Error
     return check_entries(t, err);
 }
 
+static bool is_own_model(const char *directory) {
+    return own_directory_is(directory, huggingface_files, HF_FILES, false, NULL);
+}
+
 // Tests by writing that the target can be written.
 static bool check_writable(const Target *t, Error *err) {
     if (!directory_check_writable(t->parent, err) || !directory_make(t->parent, err)) return false;
@@ -419,7 +424,7 @@ static bool check_writable(const Target *t, Error *err) {
         atomic_file_abandon(probe);
         return true;
     }
-    directory_remove(t->temporary, NULL); // leftovers of a killed export
+    if (is_own_model(t->temporary)) directory_remove(t->temporary, NULL); // leftovers of a killed export
     if (mkdir(t->temporary, 0755) != 0)
         return error_set(err, "cannot make the directory %s: %s", t->temporary, path_reason(t->temporary, errno).text);
     rmdir(t->temporary);
@@ -459,7 +464,10 @@ static bool write_directory(const Target *t, const HuggingFaceModel *m, Error *e
     const bool made = mkdir(t->temporary, 0755) == 0;
     bool ok = made ||
               error_set(err, "%s: cannot make the directory: %s", t->temporary, path_reason(t->temporary, errno).text);
-    ok = ok && huggingface_write(t->temporary, m, facts, err) && directory_commit(t->temporary, t->path, err);
+    ok = ok && huggingface_write(t->temporary, m, facts, err) &&
+         (!file_exists(t->path) || is_own_model(t->path) ||
+          own_file_move_aside(t->path, "is a model that this program did not write", err)) &&
+         directory_commit(t->temporary, t->path, err);
     // Removes the replaced model, or the files written before a failure, which err already describes.
     if (made && file_exists(t->temporary)) directory_remove(t->temporary, NULL);
     return ok;

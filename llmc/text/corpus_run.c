@@ -8,8 +8,9 @@
 //
 // The manifest states what the shards were made from, but no times: the same run gives the same file. doc/data.md lists
 // its fields. Counts are exact up to 2^53, checksums are hexadecimal digits in strings.
-#include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/own_file.h"
+#include "llmc/data/shards.h"
 #include "llmc/text/corpus.h"
 #include "llmc/text/tokenizer_internal.h"
 
@@ -20,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -212,6 +214,8 @@ static cJSON *describe(const Run *r) {
     add_kinds(notes, &r->walk_notes), add_kinds(notes, &r->counts.notes);
     return root;
 }
+
+static const char MANIFEST_MARK[] = "\"fingerprint\":\t\""; // near the beginning of what describe() makes
 
 static bool write_json(const char *path, const cJSON *root, Error *err) {
     char *text = cJSON_Print(root);
@@ -432,6 +436,22 @@ static bool claim(Run *r, Error *err) {
 
 static int is_shard(const struct dirent *entry) { return is_corpus_shard(entry->d_name); }
 
+// A shard that states its vocabulary, as ours do.
+static bool is_own_shard(const char *path) {
+    ShardSet set;
+    if (!shards_open(&set, path, 1, NULL)) return false;
+    const bool is_ours = set.vocab > 0;
+    shards_close(&set);
+    return is_ours;
+}
+
+static bool remove_old(const char *path, Error *err) {
+    struct stat st;
+    if (lstat(path, &st) == 0 && !S_ISDIR(st.st_mode) && !is_own_shard(path))
+        return own_file_move_aside(path, "is not a shard of this program", err);
+    return unlink(path) == 0 || error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
+}
+
 // Refuses the shards in the output directory, or removes them, last name first, except those that this run has moved.
 static bool clear_old(Run *r, bool refuse, Error *err) {
     struct dirent **old;
@@ -446,7 +466,7 @@ static bool clear_old(Run *r, bool refuse, Error *err) {
         const CorpusShards *ours = &r->writer.side[name[0] == 't' ? CORPUS_TRAIN : CORPUS_VAL];
         char *path = path_join(r->output, name), *staged = path_join(r->staging, name);
         if (ok && !refuse && (file_exists(staged) || strtoll(strchr(name, '_') + 1, NULL, 10) >= ours->count))
-            ok = unlink(path) == 0 || error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
+            ok = remove_old(path, err);
         free(path), free(staged);
     }
     free(old);
@@ -470,14 +490,16 @@ static bool move_side(const Run *r, CorpusSide side, Error *err) {
 // shards first and manifest last. Each step may be repeated after a kill, and a mixture of the two never looks
 // complete: also after a loss of power, because each manifest goes or comes in a step of its own.
 static bool publish(Run *r, Error *err) {
-    char *manifest = path_join(r->output, "manifest.json");
-    bool ok = unlink(manifest) == 0 || errno == ENOENT ||
-              error_set(err, "%s: cannot remove: %s", manifest, path_reason(manifest, errno).text);
+    char *manifest = path_join(r->output, "manifest.json"), *tokenizer = path_join(r->output, "tokenizer.json");
+    bool ok = own_file_make_way(manifest, MANIFEST_MARK, err) &&
+              (unlink(manifest) == 0 || errno == ENOENT ||
+               error_set(err, "%s: cannot remove: %s", manifest, path_reason(manifest, errno).text));
     atomic_file_clean(manifest);
-    ok = ok && directory_sync(r->output, err) && clear_old(r, false, err) && move_side(r, CORPUS_TRAIN, err) &&
-         move(strdup(r->tokenizer_path), path_join(r->output, "tokenizer.json"), err) &&
-         move_side(r, CORPUS_VAL, err) && directory_sync(r->output, err) && write_json(manifest, r->manifest, err) &&
-         directory_remove(r->staging, err);
+    ok = ok && own_file_make_way(tokenizer, TOKENIZER_MARK, err) && directory_sync(r->output, err) &&
+         clear_old(r, false, err) && move_side(r, CORPUS_TRAIN, err) &&
+         move(strdup(r->tokenizer_path), strdup(tokenizer), err) && move_side(r, CORPUS_VAL, err) &&
+         directory_sync(r->output, err) && write_json(manifest, r->manifest, err) && directory_remove(r->staging, err);
+    free(tokenizer);
     free(manifest);
     return ok;
 }

@@ -58,6 +58,7 @@ int64_t tokenizer_safe_cut(const Tokenizer *t, const char *text, int64_t n);
 // The tokenizer as a Hugging Face tokenizer.json (loads with AutoTokenizer and tokenizers), malloced. Deterministic.
 char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err);
 bool tokenizer_write(const Tokenizer *t, const char *path, Error *err); // this, as a file, atomically
+#define TOKENIZER_MARK "\"pre_tokenizer\": {\"type\": \"ByteLevel\", "  // own_file.h; others break the line there
 // A number that is equal for two tokenizers that give the same tokens, whatever their files' form: XXH3 of all tokens'
 // bytes and numbers.
 uint64_t tokenizer_fingerprint(const Tokenizer *t);

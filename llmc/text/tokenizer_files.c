@@ -5,8 +5,8 @@
 // gpt2_tokenizer.bin (256 words: 20240328, version, tokens, end-of-text; then for each token a byte of length and its
 // bytes). They have no merges: any two neighbours that together make a token merge, the lowest number first.
 // Writes a tokenizer.json: one line per token and merge, the same bytes every time.
-#include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/own_file.h"
 #include "llmc/text/tokenizer_internal.h"
 
 #include <stdio.h>
@@ -606,7 +606,7 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err) {
 bool tokenizer_write(const Tokenizer *t, const char *path, Error *err) {
     size_t bytes;
     char *json = tokenizer_to_json(t, &bytes, err);
-    bool ok = json && file_write_atomic(path, json, bytes, err);
+    bool ok = json && own_file_write(path, TOKENIZER_MARK, json, bytes, err);
     free(json);
     return ok;
 }

@@ -11,13 +11,13 @@ from conftest import EXIT_BAD_INPUT, ROOT, WORDS
 pytestmark = pytest.mark.slow
 
 
-def quickstart(directory, text):
+def quickstart(directory, text, out="out", cwd=ROOT, command=()):
     """Into a directory of its own: quickstart/ may be somebody's."""
-    env = {**os.environ, "QUICKSTART_DIR": str(directory / "out"), "QUICKSTART_SECONDS": "1"}
+    env = {**os.environ, "QUICKSTART_DIR": str(directory / out), "QUICKSTART_SECONDS": "1", "PWD": str(cwd)}
     for name in ("MODE", "MAKEFLAGS", "MAKELEVEL", "TEXT"):
         env.pop(name, None)  # of the make that runs the tests
-    return subprocess.run(["scripts/quickstart.sh", text], cwd=ROOT, env=env, capture_output=True, text=True,
-                          errors="replace", timeout=600, stdin=subprocess.DEVNULL)
+    return subprocess.run(command or [ROOT / "scripts/quickstart.sh", text], cwd=cwd, env=env, capture_output=True,
+                          text=True, errors="replace", timeout=600, stdin=subprocess.DEVNULL)
 
 
 def english(choose, count):
@@ -44,6 +44,39 @@ def test_a_text_of_your_own(tmp_path, write, count, vocabulary):
     assert len(re.findall(r"^step ", training, re.M)) <= 22  # no terminal: some of the steps only
     for name in ("curve.png", "run/main.log", f"run/step_{steps:08d}/tokenizer.json"):
         assert (tmp_path / "out" / name).exists(), name
+
+
+def contents(directory):
+    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_second_call_keeps_what_was_changed_since_the_first(tmp_path):
+    (tmp_path / "text.txt").write_text(english(random.Random(1), 5000))
+    for command in (["make", "-s", "-C", ROOT, "quickstart", "TEXT=text.txt"], [ROOT / "scripts/quickstart.sh", "text.txt"]):
+        result = quickstart(tmp_path, None, cwd=tmp_path, command=command)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert sorted(os.listdir(tmp_path)) == ["out", "text.txt"]
+    assert "removing what an earlier quickstart made" in result.stdout
+    (tmp_path / "out/run/main.log").write_text("trained for a week")
+    before = contents(tmp_path / "out")
+    result = quickstart(tmp_path, "text.txt", cwd=tmp_path)
+    assert result.returncode == 0 and f"it was renamed to {tmp_path}/out.1" in result.stderr
+    assert contents(tmp_path / "out.1") == before
+
+
+@pytest.mark.parametrize("out", ["documents", "documents/", "link", "", "text.txt", "documents/new"])
+def test_a_directory_of_the_user_is_refused(tmp_path, out):
+    """Also one that has the text, and one in the text."""
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "thesis").write_text("mine")
+    (tmp_path / "link").symlink_to("documents")
+    (tmp_path / "text.txt").write_text("a text")
+    before = contents(tmp_path)
+    for text in ("documents",) if out == "documents/new" else ("", "text.txt", "documents"):
+        result = quickstart(tmp_path, text, f"{tmp_path}/{out}", cwd=tmp_path)
+        assert result.returncode == EXIT_BAD_INPUT and result.stdout == ""
+        assert re.fullmatch(r"quickstart: .*QUICKSTART_DIR.*\n", result.stderr)
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("kind", ["binary", "empty", "short", "missing"])

@@ -316,7 +316,7 @@ def test_an_old_checkpoint_with_a_users_files_stays_and_the_run_goes_on(data, tm
     train(*SAVE_EACH_STEP, *data.flags, "-o", run, "-x", 2)
     (run / "step_00000002" / "eval").mkdir()
     result = train("-o", run, *RESUME, "-nk", 1, "-x", 5)
-    assert result.stdout.count("step_00000002 is kept: eval in it is not a checkpoint file") == 1
+    assert result.stdout.count("step_00000002 is kept: eval in it was not written by this program") == 1
     assert [path.name for path in checkpoints(run)] == ["step_00000002", "step_00000005"]
     assert (run / "step_00000002" / "eval").is_dir()
 

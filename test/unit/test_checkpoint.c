@@ -269,8 +269,8 @@ TEST(a_renamed_checkpoint_is_not_taken_for_a_newer_one) {
 TEST(saving_removes_what_killed_runs_left) {
     assert_ok(directory_make(tmp_file(".tmp-step_00000001"), &err));
     assert_ok(directory_make(tmp_file(".tmp-step_00000007"), &err));
-    write_bytes(tmp_file(".tmp-step_00000007/model.safetensors"), "half", 4);
-    write_bytes(tmp_file(".tmp-step_00000007/config.json.tmp-123"), "half", 4);
+    write_text(tmp_file(".tmp-step_00000007/model.safetensors"), "half: {\"__metadata__\":{" SAFETENSORS_MARK);
+    write_text(tmp_file(".tmp-step_00000007/config.json.tmp-123"), "");
     write_bytes(tmp_file(".tmp-step_00000007/.nfs0001"), "", 0); // one that was open when it was removed
     write_bytes(tmp_file(".tmp-probe.tmp-123"), "", 0);          // of directory_check_writable, killed
     save(1);
@@ -294,6 +294,21 @@ TEST(the_same_step_may_be_saved_again_and_files_of_others_stay_in_sight) {
     assert_ok(checkpoint_save(tmp.path, model, &s, &err)); // with nothing of others in it
     assert_int_equal(entries_of(tmp.path), 2);
     assert_latest("step_00000001", NULL);
+}
+
+TEST(a_model_of_others_in_the_place_of_a_checkpoint_stays_in_sight) {
+    static const char *const names[] = {"step_00000001", ".tmp-step_00000001"};
+    for (int i = 0; i < 2; i++) {
+        char name[64];
+        assert_ok(directory_make(tmp_file(names[i]), &err));
+        snprintf(name, sizeof name, "%s/model.safetensors", names[i]);
+        write_text(tmp_file(name), "mine");
+        save(1);
+        assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
+        snprintf(name, sizeof name, "step_00000001.%d/model.safetensors", i + 1);
+        AUTO_FREE char *text = read_text(tmp_file(name));
+        assert_string_equal(text, "mine");
+    }
 }
 
 // RLIMIT_FSIZE makes writes fail at some byte as a full disk does; each limit stops in another file.
@@ -444,7 +459,7 @@ TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
     assert_ok(directory_make(tmp_file("step_00000002/eval"), &err));
     write_bytes(tmp_file("step_00000003/notes.txt"), "mine", 4);
     assert_error(checkpoint_rotate(tmp.path, 1, 0, &err),
-                 "step_00000003 is kept: notes.txt in it is not a checkpoint file");
+                 "step_00000003 is kept: notes.txt in it was not written by this program");
     assert_int_equal(entries_of(tmp.path), 3);
     assert_int_equal(entries_of(tmp_file("step_00000002")), 5);
     assert_int_equal(entries_of(tmp_file("step_00000003")), 5);

@@ -216,6 +216,13 @@ TEST(a_damaged_state_is_refused_or_gives_the_same_bytes) {
     tokenizer_free(t);
 }
 
+static void write_shard(const char *path) {
+    Error err;
+    const uint16_t tokens[] = {1, 2, 3};
+    ShardWriter *w = shard_writer_open(path, 2, 257, 256, 0, &err);
+    if (!w || !shard_writer_append(w, tokens, 3, &err) || !shard_writer_commit(w, &err)) fail_msg("%s", err.text);
+}
+
 // Something in the way stands for a kill at that place.
 TEST(a_run_that_was_ended_while_it_moved_its_shards_is_completed) {
     static const char *const obstacles[] = {"train_000001.bin", "tokenizer.json", "val_000001.bin", "manifest.json",
@@ -232,7 +239,7 @@ TEST(a_run_that_was_ended_while_it_moved_its_shards_is_completed) {
         snprintf(inside, sizeof inside, "%s/in", name);
         mkdir(out, 0777), mkdir(tmp_file(name), 0777);
         write_bytes(tmp_file(inside), "x", 1);
-        write_bytes(tmp_file("out/val_000099.bin"), "old", 3); // what an earlier run left
+        write_shard(tmp_file("out/val_000099.bin")); // what an earlier run left
         assert_int_equal(run(&options, &err), EXIT_RUN_FAILED);
         assert_non_null(strstr(err.text, "finished shards are kept, and the same command resumes there"));
         assert_false(file_exists(tmp_file("out/manifest.json")) && i != 3);

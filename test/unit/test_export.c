@@ -131,6 +131,35 @@ TEST(so_do_those_of_another_d_ff_which_they_state) {
     assert_non_null(strstr(text, "\"n_inner\": 72,"));
 }
 
+TEST(a_model_of_others_is_moved_aside) {
+    static const char *const files[] = {"model/model.safetensors", "model/config.json", "model.bin"};
+    static const char *const kept[] = {"model.1/model.safetensors", "model.1/config.json", "model.bin.1"};
+    Gpt2 *m = make_model(DTYPE_FP32, false);
+    assert_ok(directory_make(tmp_file("model"), &err));
+    for (int i = 0; i < 2; i++) write_text(tmp_file(files[i]), "mine");
+    write_llmc(tmp_file("model.bin"), &config, DTYPE_FP32, 0, random_bits); // of llm.c itself
+    write_llmc(tmp_file("twin.bin"), &config, DTYPE_FP32, 0, random_bits);
+    for (int round = 0; round < 2; round++) { // the second export replaces the first
+        export_to(tmp_file("model"), m, DTYPE_FP32);
+        export_to(tmp_file("model.bin"), m, DTYPE_FP32);
+        assert_int_equal(entries_of(tmp.path), 5);
+    }
+    for (int i = 0; i < 2; i++) {
+        AUTO_FREE char *text = read_text(tmp_file(kept[i]));
+        assert_string_equal(text, "mine");
+    }
+    assert_same_files(tmp_file(kept[2]), tmp_file("twin.bin"));
+}
+
+// The file's mark is ours alone.
+static void remove_mark(const char *path) {
+    size_t n;
+    AUTO_FREE unsigned char *bytes = read_bytes(path, &n);
+    assert_string_equal((char *)bytes + 1024 - 12, OWN_FILE_HEADER_MARK);
+    memset(bytes + 1024 - 12, 0, 12);
+    write_bytes(path, bytes, n);
+}
+
 TEST(llmc_models_come_in_and_go_out_byte_by_byte) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16};
     const char *given = tmp_file("given.bin"), *made = tmp_file("made.bin");
@@ -139,10 +168,12 @@ TEST(llmc_models_come_in_and_go_out_byte_by_byte) {
         write_llmc(given, &config, dtypes[d], 0, random_bits);
         assert_ok(checkpoint_load_weights(m, given, &err));
         export_to(made, m, dtypes[d]);
+        remove_mark(made);
         assert_same_files(given, made);
         export_to(tmp_file("directory"), m, dtypes[d]); // and by way of Hugging Face
         assert_ok(checkpoint_load_weights(through, tmp_file("directory"), &err));
         export_to(made, through, dtypes[d]);
+        remove_mark(made);
         assert_same_files(given, made);
     }
 }
@@ -282,9 +313,12 @@ TEST(a_checkpoint_is_never_replaced) {
 TEST(what_a_killed_export_left_is_no_obstacle) {
     Gpt2 *m = make_model(DTYPE_FP32, false);
     assert_ok(directory_make(tmp_file(".tmp-model"), &err));
-    write_bytes(tmp_file(".tmp-model/model.safetensors"), "half", 4);
+    write_text(tmp_file(".tmp-model/model.safetensors"), "half: {\"__metadata__\":{" SAFETENSORS_MARK);
     export_to(tmp_file("model"), m, DTYPE_FP32);
     assert_int_equal(entries_of(tmp.path), 1);
+    assert_ok(directory_make(tmp_file(".tmp-model"), &err));
+    write_text(tmp_file(".tmp-model/model.safetensors"), "mine");
+    assert_error(export_model(tmp_file("model"), m, DTYPE_FP32, -1, NULL, &err), ".tmp-model: File exists");
 }
 
 // RLIMIT_FSIZE makes writes fail at some byte as a full disk does.

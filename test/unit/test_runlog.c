@@ -327,7 +327,7 @@ TEST(events_are_one_line_each_with_their_fields_or_none) {
 
 static void one_event(RunLog *log) { runlog_event(log, "resume", "\"step\":2"); }
 
-static const char EARLIER[] = "{\"event\":\"start\",\"time\":1}\n"
+static const char EARLIER[] = "{\"event\":\"run\",\"time\":1}\n"
                               "{\"event\":\"step\",\"time\":1,\"step\":1}\n"
                               "no json, but a line\n"
                               "{\"event\":\"step\",\"time\":1,\"step\":2}\n";
@@ -371,13 +371,28 @@ TEST(a_new_run_starts_a_new_log) {
     write_text(tmp_file("main.log"), EARLIER);
     for (int i = 1; i <= 2; i++) { // and leaves those of runs before: the second start finds a step 2 too
         char *text = logged(false, 0, one_event), name[32];
-        assert_null(strstr(text, "start"));
+        assert_null(strstr(text, "\"run\""));
         free(text);
         snprintf(name, sizeof name, "main.log.%d", i);
         text = read_text(tmp_file(name));
         assert_true((strcmp(text, EARLIER) == 0) == (i == 1));
         free(text);
     }
+}
+
+TEST(a_file_of_the_user_is_not_a_log) {
+    static const char *const files[] = {"my notes\n", "{\"event\":\"click\",\"time\":1}\n", "no newline", "\n"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        for (int append = 0; append < 2; append++) {
+            write_text(tmp_file("main.log"), files[i]);
+            char *text = logged(append, 2, one_event);
+            cJSON_Delete(event_at(text, 0));
+            free(text);
+            text = read_text(tmp_file("main.log.1"));
+            assert_string_equal(text, files[i]);
+            free(text);
+            tmp_teardown(NULL), tmp_setup(NULL);
+        }
 }
 
 TEST(a_log_that_cannot_be_opened_is_an_error_with_its_path) {
@@ -390,7 +405,7 @@ TEST(a_log_that_cannot_be_opened_is_an_error_with_its_path) {
 TEST(a_second_process_is_refused_and_touches_nothing) {
     RunLog *log = runlog_open(tmp.path, false, 0, 0, false, &err);
     assert_non_null(log);
-    runlog_event(log, "first", "\"step\":7");
+    runlog_event(log, "run", "\"step\":7");
     // A second descriptor counts as another process does.
     assert_error(runlog_open(tmp.path, true, 3, 0, true, &err), "/main.log: another process is writing it");
     assert_null(runlog_open(tmp.path, false, 0, 0, true, &err));

@@ -1,0 +1,104 @@
+// The user's files in the places of ours, see own_file.h.
+#include "llmc/base/own_file.h"
+
+#include "llmc/base/format.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+void own_file_mark_header(int32_t header[OWN_FILE_HEADER_INTS]) {
+    const char mark[] = OWN_FILE_HEADER_MARK;
+    _Static_assert(sizeof mark == 3 * sizeof *header, "the mark is three integers");
+    memcpy(header + OWN_FILE_HEADER_INTS - 3, mark, sizeof mark);
+}
+
+bool own_file_is(const char *path, const char *mark) {
+    char *head = malloc(OWN_FILE_MARK_BYTES);
+    REQUIRE_MEMORY(head, "the beginning of a file");
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe of this name must not hold us up
+    const int64_t size = fd >= 0 ? file_size(fd) : -1;
+    const size_t n = size < OWN_FILE_MARK_BYTES ? (size_t)(size < 0 ? 0 : size) : OWN_FILE_MARK_BYTES;
+    bool is_ours = size >= 0 && file_read_at(fd, path, 0, head, n, NULL);
+    if (fd >= 0) close(fd);
+    bool zeros = true;
+    for (size_t i = 0; is_ours && zeros && i < n; i++) zeros = head[i] == '\0';
+    is_ours = is_ours && (zeros || memmem(head, n, mark, strlen(mark)));
+    free(head);
+    return is_ours;
+}
+
+// File systems without RENAME_NOREPLACE get a plain rename: the name was unused a moment ago.
+static bool rename_to_new(const char *from, const char *to) {
+    if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0) return true;
+    return (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP) && rename(from, to) == 0;
+}
+
+bool own_file_move_aside(const char *path, const char *why, Error *err) {
+    char *aside = NULL;
+    bool ok;
+    do {
+        free(aside);
+        aside = path_unused(path);
+        ok = rename_to_new(path, aside);
+    } while (!ok && errno == EEXIST); // another process took that name
+    if (ok)
+        format_print(stderr, "%s %s; it was renamed to %s\n", path, why, aside);
+    else
+        error_set(err, "%s %s, and cannot be renamed: %s", path, why, path_reason(path, errno).text);
+    free(aside);
+    return ok;
+}
+
+bool own_file_make_way(const char *path, const char *mark, Error *err) {
+    struct stat st;
+    // Anything else is absent, or is left for the caller's own call to refuse.
+    if (stat(path, &st) == 0 ? !S_ISREG(st.st_mode) : lstat(path, &st) != 0) return true;
+    return own_file_is(path, mark) || own_file_move_aside(path, "was not written by this program", err);
+}
+
+bool own_file_commit(AtomicFile *f, const char *path, const char *mark, Error *err) {
+    if (own_file_make_way(path, mark, err)) return atomic_file_commit(f, NULL, NULL, err);
+    atomic_file_abandon(f);
+    return false;
+}
+
+bool own_file_write(const char *path, const char *mark, const void *data, size_t bytes, Error *err) {
+    AtomicFile *f = atomic_file_create(path, err);
+    if (!f) return false;
+    atomic_file_write(f, data, bytes, err); // commit reports a failure
+    return own_file_commit(f, path, mark, err);
+}
+
+static bool is_of_kind(const char *name, const OwnFileKind *kind) {
+    const size_t n = strlen(kind->name), prefix = strlen(".tmp-");
+    if (strncmp(name, kind->name, n) != 0) return false;
+    if (name[n] == '\0') return true;
+    const char *pid = name + n + prefix;
+    return strncmp(name + n, ".tmp-", prefix) == 0 && *pid != '\0' && pid[strspn(pid, "0123456789")] == '\0';
+}
+
+bool own_directory_is(const char *directory, const OwnFileKind *kinds, int count, bool by_name, Error *err) {
+    char **names;
+    int found;
+    bool ok = directory_list(directory, &names, &found, err);
+    for (int i = 0; ok && i < found; i++) {
+        char *path = path_join(directory, names[i]);
+        ok = strncmp(names[i], ".nfs", 4) == 0;
+        for (int k = 0; !ok && k < count; k++)
+            ok = is_of_kind(names[i], &kinds[k]) && (by_name || own_file_is(path, kinds[k].mark));
+        if (!ok) error_set(err, "%.100s in it was not written by this program", names[i]);
+        free(path);
+    }
+    directory_list_free(names, found);
+    return ok;
+}
+
+bool path_is_same(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
