@@ -25,6 +25,9 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+import tool  # noqa: E402
+
 BLOCK = 1 << 18
 TIMEOUT = 60  # seconds without a byte
 RETRY_STATUS = {408, 429, 500, 502, 503, 504}
@@ -32,12 +35,11 @@ MAX_ATTEMPTS = 6  # in a row without a new byte
 LONGEST_WAIT = 60
 
 
-class Problem(Exception):
+class Problem(tool.Problem):
     """One line for the user. code: 1 the machine or the network failed, 2 the request is wrong."""
 
-    def __init__(self, text, code=1):
-        super().__init__(text)
-        self.code = code
+    def __init__(self, text, code=tool.EXIT_FAILED):
+        super().__init__(text, code)
 
 
 @dataclass
@@ -206,6 +208,8 @@ class Download:
                           f"{self.file.checksum()}; the bad file was removed, run the same command again")
         out.flush()
         os.fsync(out.fileno())
+        if os.path.lexists(self.file.path):
+            tool.move_aside(self.file.path, "has another size than the published file")
         os.rename(self.part, self.file.path)
 
     def is_right(self):

@@ -22,7 +22,7 @@ import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
-from download import File, Problem, fetch_all, format_bytes, host_of, read_url
+from download import File, Problem, fetch_all, format_bytes, host_of, read_url, tool
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = "gpt2-tokenizer"
@@ -289,18 +289,11 @@ def main():
                       (f"did you mean {near[0]}?" if near else "data/get.py without a name lists all names"), 2)
     if not 1 <= arguments.connections <= 8 or arguments.files < 0 or arguments.retry_wait < 0:
         raise Problem("--connections must be 1 to 8, --files and --retry-wait at least 0", 2)
-    return get_and_prepare(arguments)
+    try:
+        return get_and_prepare(arguments)
+    except KeyboardInterrupt:
+        raise Problem("stopped; the same command resumes it", tool.EXIT_INTERRUPTED) from None
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Problem as problem:
-        print(f"get: {problem}", file=sys.stderr)
-        sys.exit(problem.code)
-    except KeyboardInterrupt:
-        print("get: stopped; the same command resumes it", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    tool.run(main)

@@ -16,9 +16,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "scripts"))
+import tool  # noqa: E402
 
 
-class BadFile(Exception):
+class BadFile(tool.Problem):
     pass
 
 
@@ -141,20 +143,8 @@ def main():
     parser.add_argument("inputs", nargs="+", metavar="FILE|DIR")
     parser.add_argument("--column", default="text", metavar="NAME", help="the column of the texts (default text)")
     parser.add_argument("--skip-bad", action="store_true", help="continue with the next file after a damaged one")
-    try:
-        read_all(parser.parse_args())
-        return 0
-    except BadFile as problem:
-        sys.stdout.flush()
-        print(f"read_parquet: {problem}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader of our output ended first, and says why
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as error:
-        print(f"read_parquet: cannot write: {error.strerror or error}", file=sys.stderr)
-        return 1
+    read_all(parser.parse_args())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tool.run(main)

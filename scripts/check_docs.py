@@ -18,6 +18,8 @@ import re
 import subprocess
 import sys
 
+import tool
+
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), ".."))
 SECONDS = 600
 # A number with its unit, such as 98.1 ms, 1.2K, 3.4e-05, 23.0 GiB, 1m09s.
@@ -118,4 +120,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tool.run(main)

@@ -32,6 +32,8 @@ import zipfile
 import zlib
 from pathlib import Path
 
+import tool
+
 # Wheel, version, the files to take (a pattern of paths in the toolkit), SHA-256 of its RECORD. The versions belong to
 # one release, CUDA 13.0 update 2. To switch to another, change them here: the refusal shows the new SHA-256.
 WHEELS = [
@@ -176,7 +178,7 @@ def install(wheels, partial):
     for library in (new / "lib").glob("*.so.*"):
         library.with_name(library.name.partition(".so.")[0] + ".so").symlink_to(library.name)
     (new / "wheels.txt").write_text(stamp(wheels))
-    if TOOLKIT.exists():
+    if os.path.lexists(TOOLKIT):
         shutil.rmtree(old, ignore_errors=True)
         TOOLKIT.rename(old)
     new.rename(TOOLKIT)
@@ -186,6 +188,9 @@ def install(wheels, partial):
 def install_alone(wheels):
     partial = TOOLKIT.with_name(TOOLKIT.name + ".partial")
     partial.mkdir(exist_ok=True)
+    for path in [TOOLKIT] * (os.path.lexists(TOOLKIT) and not (TOOLKIT / "wheels.txt").is_file()) + sorted(
+            path for path in partial.iterdir() if path.name not in ("new", "old")):
+        raise Failure(f"{path} was not made by this script; move it away")
     lock = os.open(partial, os.O_RDONLY)  # held until the program ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,10 +220,10 @@ def main():
         else:
             install_alone(wheels)
     except KeyboardInterrupt:
-        sys.exit("\ninstall_cuda: interrupted, no toolkit was made")
+        tool.fail("interrupted, no toolkit was made", tool.EXIT_INTERRUPTED)
     except (Failure, OSError, http.client.HTTPException, *DAMAGED) as error:
-        sys.exit(f"install_cuda: no toolkit was made: {error}")
+        tool.fail(f"no toolkit was made: {error}", tool.EXIT_FAILED)
 
 
 if __name__ == "__main__":
-    main()
+    tool.run(main)

@@ -23,6 +23,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import tool
+
 # Kernel name (without template arguments) -> why a spill there costs nothing.
 MAY_SPILL = {  # kernel: (bytes a thread, reason)
     "step_control_kernel": (128, "one thread decides, once a step: a few microseconds whatever it does"),
@@ -248,4 +250,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    tool.run(main)

@@ -25,6 +25,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import tool
+from tool import EXIT_FAILED, Problem
+
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv-lm-eval"
 PACKAGE = "lm-eval[hf]"
@@ -34,18 +37,9 @@ TASKS = {
     "wikitext2": "wikitext",
     "gpt2": "hellaswag,lambada_openai,piqa,winogrande,arc_easy,arc_challenge,wikitext",
 }
-EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 # Messages of the libraries when the Hub cannot be reached.
 OFFLINE = re.compile(r"ConnectionError|Max retries exceeded|Couldn't reach|LocalEntryNotFound|OfflineModeIsEnabled|"
                      r"Temporary failure in name resolution|Network is unreachable|ProxyError|ConnectTimeout")
-
-
-class Problem(Exception):
-    """One line for the user, and the exit code."""
-
-    def __init__(self, text, code=EXIT_BAD_INPUT):
-        super().__init__(text)
-        self.code = code
 
 
 def find_checkpoint(name):
@@ -161,15 +155,15 @@ def write_results(checkpoint, harness, found):
     state = checkpoint / "trainer.json"
     step = json.loads(state.read_text()).get("step") if state.is_file() else None
     target = checkpoint.with_name(f"lm_eval_{checkpoint.name}.json")
-    draft = target.with_name(target.name + f".tmp-{os.getpid()}")
-    draft.write_text(json.dumps({"checkpoint": str(checkpoint), "step": step, "harness": harness, **found}, indent=1))
-    draft.replace(target)
+    with tool.replacing(target, '"harness": "lm-eval ') as draft:
+        facts = {"checkpoint": tool.shown(checkpoint), "step": step, "harness": harness}
+        Path(draft).write_text(json.dumps({**facts, **found}, indent=1), encoding="utf-8")
     log = checkpoint.parent / "main.log"
     for task, result in found["results"].items():
         values = numbers(result)
         print(f"{task} | " + " | ".join(f"{key} {value:.4g}" for key, value in values.items()))
         line = {"event": "evaluation", "time": round(time.time(), 3), "step": step, "harness": harness, "task": task}
-        if log.is_file():
+        if log.is_file() and tool.is_ours(log, '{"event":"run","time":'):
             with open(log, "a", encoding="utf-8") as file:
                 file.write(json.dumps({**line, **values}) + "\n")
     print(f"written: {os.path.relpath(target)}")
@@ -213,18 +207,13 @@ def main():
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = parser.parse_args(sys.argv[1:split])
     options.more = sys.argv[split + 1:]
-    try:
-        if options.install:
-            install()
-        elif options.checkpoint:
-            evaluate(options)
-        else:
-            parser.error("which checkpoint?")
-    except Problem as problem:
-        sys.exit(print(f"lm_eval: {problem}", file=sys.stderr) or problem.code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    if options.install:
+        install()
+    elif options.checkpoint:
+        evaluate(options)
+    else:
+        parser.error("which checkpoint?")
 
 
 if __name__ == "__main__":
-    main()
+    tool.run(main)

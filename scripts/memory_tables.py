@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
+import tool
+
 ROOT = Path(__file__).resolve().parents[1]
 TRAINER = os.environ.get("TRAINER", ROOT / "train_gpt2")
 DOC = ROOT / "doc" / "memory.md"
@@ -145,4 +147,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    tool.run(main, sys.argv[1:])

@@ -13,6 +13,12 @@ if (($# < 1)) || [[ $1 == -* ]]; then
     exit 2
 fi
 target=$1 && shift
+MADE="made by scripts/pack_deps.sh"
+if [[ -e $target && ! -d $target ]] || [[ -d $target && -n $(ls -A "$target/") &&
+    $(cat "$target/.pack_deps" 2>/dev/null) != "$MADE" ]]; then
+    echo "pack_deps: $target has files that are not of pack_deps; name another directory" >&2
+    exit 2
+fi
 
 packages=()
 for group in "${@:-cuda}"; do
@@ -40,6 +46,7 @@ copy_needed() {
 }
 
 mkdir -p "$target/include" "$target/lib"
+echo "$MADE" >"$target/.pack_deps" # first: a call that was cut off may be repeated
 for package in "${packages[@]}"; do
     if ! files=$(dpkg-query -L "$package" 2>/dev/null); then
         echo "pack_deps: $package is not installed here; run make deps" >&2

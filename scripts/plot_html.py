@@ -55,7 +55,7 @@ def facts(run):
     speed, mfu = (plot_log.quantile(run.train[name].y, 0.5) for name in ("speed", "mfu"))
     losses = [loss for loss in run.val.y if math.isfinite(loss)]
     train = plot_log.smooth(run.train["loss"].y)
-    size = plot_log.short_count(model["parameters"]) if "parameters" in model else ""
+    size = plot_log.short_count(plot_log.whole(model["parameters"])) if "parameters" in model else ""
     return {
         "model": f"{size} {model.get('dtype', '')}".strip(),
         "device": str(device.get("name", "")),

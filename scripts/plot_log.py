@@ -7,6 +7,8 @@ import json
 import math
 import os
 
+import tool
+
 SMOOTHING_SHARE = 0.03  # a smoothed line averages over about this share of the run
 # Eight that can be told apart, on white and on black; the ninth run begins again, dashed.
 COLORS = ("#2f7de1", "#e8702a", "#17a673", "#c054c4", "#d69e00", "#e04858", "#11a5b5", "#94795d")
@@ -14,7 +16,14 @@ COLORS = ("#2f7de1", "#e8702a", "#17a673", "#c054c4", "#d69e00", "#e04858", "#11
 
 def number(value):
     """A float; null (JSON has no nan and inf) becomes nan, which is not drawn."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+    return float(value) if is_number else math.nan
+
+
+def whole(value):
+    """A count; 0 for what is none."""
+    value = number(value)
+    return int(value) if abs(value) < 2**53 else 0
 
 
 def entries(lines):
@@ -22,7 +31,7 @@ def entries(lines):
     for line in lines:
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict) and isinstance(entry.get("event"), str):
             yield entry
@@ -53,7 +62,7 @@ class Run:
 
     def __init__(self, path):
         self.path = os.path.join(path, "main.log") if os.path.isdir(path) else path
-        self.label = os.path.basename(os.path.dirname(os.path.abspath(self.path)))
+        self.label = tool.shown(os.path.basename(os.path.dirname(os.path.abspath(self.path))))
         self.train = {name: Series() for name in self.TRAINING}
         self.val, self.bits = Series(), Series()
         self.choices = {}  # name -> Series of the normalised accuracy
@@ -73,23 +82,23 @@ class Run:
 
     def begin_session(self, entry):
         """Each process that trains begins with a "run" event; counting continues from the end of the one before it."""
-        self.facts = entry
+        self.facts = {key: value for key, value in entry.items() if key not in ("model", "device") or isinstance(value, dict)}
         self.only_evaluates = "train" not in entry
         self.base_time = self.now[2]
         self.session = number(entry.get("time"))
         if not self.only_evaluates:
-            start = int(entry.get("start_step") or 0)
+            start = whole(entry.get("start_step"))
             self.base_tokens += (start - self.base_step) * self.tokens_per_step
             self.base_step = start
-            self.tokens_per_step = number(entry.get("tokens_per_step"))
+            self.tokens_per_step = whole(entry.get("tokens_per_step"))
 
     def place(self, entry):
         """(step, tokens, seconds) of an event."""
         step = int(entry["step"])
         if self.session is None:  # a log without a "run" event
             self.session = number(entry.get("time"))
-            self.tokens_per_step = round(number(entry.get("ms")) / 1e3 * number(entry.get("tokens_per_second"))) \
-                if entry.get("ms") and entry.get("tokens_per_second") else 0
+            rate = number(entry.get("ms")) / 1e3 * number(entry.get("tokens_per_second"))
+            self.tokens_per_step = round(rate) if math.isfinite(rate) else 0
         seconds = self.base_time + number(entry.get("time")) - self.session
         return step, self.base_tokens + (step - self.base_step) * self.tokens_per_step, seconds
 
@@ -99,7 +108,9 @@ class Run:
             self.begin_session(entry)
         if event == "end":
             self.end = entry
-        if event not in ("step", "validation", "choices") or not isinstance(entry.get("step"), int):
+        if event not in ("step", "validation", "choices") or type(entry.get("step")) is not int:
+            return
+        if not 0 <= entry["step"] < 2**53:
             return
         if self.only_evaluates and entry["step"] < self.now[0]:
             return  # an evaluation of another model in this log: not a point of its curves
@@ -146,7 +157,7 @@ def load(paths):
         length = 1 if others else min(2, len(own))
         while length < len(own) and any(other[-length:] == own[-length:] for other in others):
             length += 1
-        run.label = shorten("/".join(own[-length:]))
+        run.label = shorten(tool.shown("/".join(own[-length:])))
     return runs
 
 

@@ -12,11 +12,9 @@ import argparse
 import html
 import json
 import re
-import sys
 
-from plot_run import need_matplotlib
-
-EXIT_BAD_INPUT = 2
+import tool
+from plot_run import MARK, MARKS, need_matplotlib
 
 # In the order of the list. What stays is grey and brown, activations have colours.
 COLORS = {
@@ -26,11 +24,6 @@ COLORS = {
     "logits": "#e04858", "gradients": "#c054c4", "micro_gradients": "#7b52ab", "fp8": "#11a5b5", "tokens": "#000000",
     "generation": "#d69e00", "optimizer_scratch": "#7d6608", "other": "#ff77aa",
 }
-
-
-def fail(message):
-    print(f"plot_memory: {message}", file=sys.stderr)
-    sys.exit(EXIT_BAD_INPUT)
 
 
 def size(n):
@@ -55,10 +48,8 @@ def load(path):
             if tensor["always"] and tensor["kind"] == "gradients":  # not those of activations
                 tensor["kind"] = "gradients of weights"
         return timeline
-    except OSError as error:
-        fail(f"{path}: {error.strerror}")
     except (ValueError, KeyError, TypeError) as error:
-        fail(f"{path} was not written by --memory-timeline FILE.json ({error})")
+        tool.fail(f"{path} was not written by --memory-timeline FILE.json ({error})")
 
 
 def at_peak(timeline):
@@ -164,7 +155,7 @@ def write_page(figure, tips, path):
     svg = svg[svg.index("<svg"):]
     svg = re.sub(r'<g id="(t\d+-\d+)">', lambda m: f"{m[0]}<title>{html.escape(tips[m[1]])}</title>", svg)
     with open(path, "w", encoding="utf-8") as file:
-        file.write(f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>Planned memory</title>\n'
+        file.write(f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><meta name="generator" content="pretrain.cu"><title>Planned memory</title>\n'
                    f"<style>svg {{ width: 100%; height: auto }} g[id^=t]:hover > path {{ stroke: black; stroke-width: 1.5 }}"
                    f"</style>\n{svg}</html>\n")
 
@@ -175,19 +166,17 @@ def main():
     parser.add_argument("-o", "--output", required=True, metavar="PICTURE")
     options = parser.parse_args()
     if not options.output.endswith((".png", ".html")):
-        fail(f"{options.output}: the name must end in .png or .html")
+        tool.fail(f"{options.output}: the name must end in .png or .html")
     timelines = [load(path) for path in options.timelines]
-    need_matplotlib(fail)
+    need_matplotlib()
     figure, tips = draw(timelines)
-    try:
-        if options.output.endswith(".html"):
-            write_page(figure, tips, options.output)
+    with tool.replacing(options.output, MARK, options.timelines) as scratch:
+        if scratch.endswith(".html"):
+            write_page(figure, tips, scratch)
         else:
-            figure.savefig(options.output)
-    except OSError as error:
-        fail(f"{options.output}: cannot be written: {error.strerror}")
+            figure.savefig(scratch, metadata=MARKS[".png"])
     print(f"drawn: {options.output}")
 
 
 if __name__ == "__main__":
-    main()
+    tool.run(main)

@@ -135,7 +135,7 @@ class Picture:
         if kind == "lr":
             axis.ticklabel_format(axis="y", style="sci", scilimits=(-2, 2))
 
-    def draw(self, output):
+    def draw(self, output, metadata=None):
         self.draw_loss()
         for axis, panel in zip(self.axes, self.panels):
             self.draw_panel(axis, *panel)
@@ -147,7 +147,7 @@ class Picture:
             axis.xaxis.set_major_locator(MaxNLocator(8 if axis is self.loss else 5, integer=self.axis != "time"))
             if self.axis != "time":
                 axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plot_log.short_count(value)))
-        self.figure.savefig(output)
+        self.figure.savefig(output, metadata=metadata)
         plt.close(self.figure)
 
 
@@ -164,5 +164,5 @@ def set_log_scale(axis, bounds):
     axis.yaxis.set_minor_formatter(NullFormatter())
 
 
-def draw(runs, output, axis="steps", log_loss=False):
-    Picture(runs, axis, log_loss).draw(output)
+def draw(runs, output, axis="steps", log_loss=False, metadata=None):
+    Picture(runs, axis, log_loss).draw(output, metadata)

@@ -5,8 +5,8 @@ learning rate, tokens per second, MFU; bits per byte and multiple-choice accurac
     scripts/plot_run.py RUN [RUN ...] [-o curve.png] [--html page.html] [-x steps|tokens|time] [--log] [--watch SECONDS]
 
 A RUN is a main.log or a directory that has one, also one still being written. The picture is written next to the
-first log as curve.png, or to -o. --html writes a page instead (with -o: also): one file that needs no
-network, with values under the pointer and runs to switch on and off. The axes leave out the few highest values
+first log as curve.png, or to -o (.png, .svg, .pdf; .html: as --html). --html writes a page instead (with -o: also): one
+file that needs no network, with values under the pointer and runs to switch on and off. The axes leave out the few highest values
 (first steps, spikes), marked by triangles at the upper edge; skipped updates are crosses at the bottom. Also prints one
 line a run.
 """
@@ -16,20 +16,18 @@ import sys
 import time
 
 import plot_log
+import tool
 
-EXIT_BAD_INPUT = 2
 DEBIANS_PYTHON = "/usr/bin/python3"  # the one that Debian's matplotlib is for; another may come first in the PATH
-
-
-def fail(message):
-    print(f"plot_run: {message}", file=sys.stderr)
-    sys.exit(EXIT_BAD_INPUT)
+# What matplotlib is told to put into a picture, by its suffix: the mark of ours.
+MARKS = {".png": {"Software": "pretrain.cu"}, ".svg": {"Creator": "pretrain.cu"}, ".pdf": {"Creator": "pretrain.cu"}}
+MARK = "pretrain.cu"
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
-    parser.add_argument("-o", "--output", help="the PNG to write")
+    parser.add_argument("-o", "--output", help="the picture to write")
     parser.add_argument("--html", nargs="?", const="", metavar="PAGE", help="write a page (default: curve.html)")
     parser.add_argument("-x", "--axis", choices=("steps", "tokens", "time"), default="steps", help="the x axis")
     parser.add_argument("--log", action="store_true", help="loss on a logarithmic axis")
@@ -37,26 +35,38 @@ def arguments():
     return parser.parse_args()
 
 
+def suffix(path):
+    return os.path.splitext(path)[1].lower()
+
+
+def check_output(options):
+    """-o FILE.html is --html FILE.html."""
+    if options.output and suffix(options.output) == ".html" and not options.html:
+        options.output, options.html = None, options.output
+    if options.output and suffix(options.output) not in MARKS:
+        tool.fail(f"-o {options.output}: expected a name that ends in .png, .svg, .pdf or .html")
+
+
 def outputs(options, runs):
-    """(PNG or None, page or None)."""
+    """(picture or None, page or None)."""
     beside = os.path.dirname(runs[0].path)
     page = None if options.html is None else options.html or os.path.join(beside, "curve.html")
     return options.output or (os.path.join(beside, "curve.png") if page is None else None), page
 
 
-def need_matplotlib(fail, instead=""):
+def need_matplotlib(instead=""):
     """Goes on in Debian's Python where this one has no matplotlib; instead: what else the user may do."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         if os.path.exists(DEBIANS_PYTHON) and not os.path.samefile(sys.executable, DEBIANS_PYTHON):
             os.execv(DEBIANS_PYTHON, [DEBIANS_PYTHON, *sys.argv])
-        fail(f"{error}: install it (Debian: apt-get install python3-matplotlib){instead}")
+        tool.fail(f"{error}: install it (Debian: apt-get install python3-matplotlib){instead}")
 
 
 def draw_png(runs, path, options):
     import plot_png
-    plot_png.draw(runs, path, options.axis, options.log)
+    plot_png.draw(runs, path, options.axis, options.log, MARKS[suffix(path)])
 
 
 def draw_html(runs, path, options):
@@ -65,40 +75,32 @@ def draw_html(runs, path, options):
 
 
 def draw_once(options):
-    try:
-        runs = plot_log.load(options.runs)
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}")
+    runs = plot_log.load(options.runs)
     for run in runs:
         if not run.steps and not len(run.val):
-            fail(f"{run.path} has no steps; is it the main.log of a run?")
+            tool.fail(f"{run.path} has no steps; is it the main.log of a run?")
         print(run.summary())
     for path, draw in zip(outputs(options, runs), (draw_png, draw_html)):
         if path:
-            scratch = f"{path}.tmp-{os.getpid()}{os.path.splitext(path)[1]}"  # a viewer never sees a partial file
-            try:
+            with tool.replacing(path, MARK, [run.path for run in runs]) as scratch:
                 draw(runs, scratch, options)
-                os.replace(scratch, path)
-            except OSError as error:
-                fail(f"{path}: cannot be written: {error.strerror}")
-            finally:
-                if os.path.exists(scratch):
-                    os.remove(scratch)
             print(f"drawn: {path}", flush=True)
 
 
 def main():
     options = arguments()
+    check_output(options)
     if options.output or options.html is None:
-        need_matplotlib(fail, ", or write a page with --html")
-    draw_once(options)
+        need_matplotlib(", or write a page with --html")
     try:
+        draw_once(options)
         while options.watch:
             time.sleep(max(options.watch, 1.0))
             draw_once(options)
     except KeyboardInterrupt:
-        pass
+        if not options.watch:
+            raise
 
 
 if __name__ == "__main__":
-    main()
+    tool.run(main)

@@ -7,9 +7,11 @@
 #                         OUT      output directory; default runs/NAME
 #                         DATA     directory of the shards; default data/CORPUS
 #   arguments             --help, --plan (memory and time, then exits), and options of the trainer: the last one counts
-# Paths are relative to the repository.
+# Paths that are given are relative to the current directory; the defaults are in the repository.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+AT=$REPOSITORY/ # before the name of what is in it
+[[ $REPOSITORY -ef . ]] && AT=
 
 fail() {
     printf '%s: %s\n' "$NAME" "$@" >&2
@@ -19,16 +21,16 @@ fail() {
 has() { [[ " ${*:2} " == *" $1 "* ]]; }
 
 if has --help "$@"; then
-    sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "scripts/run_$NAME.sh" | grep -v shellcheck
+    sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "${AT}scripts/run_$NAME.sh" | grep -v shellcheck
     echo
-    sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' scripts/recipe.sh
+    sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "${AT}scripts/recipe.sh"
     exit 0
 fi
 
 if [[ -z ${TRAINER:-} ]]; then
-    TRAINER=./train_gpt2cu
+    TRAINER=${AT:-./}train_gpt2cu
     # To plan needs no GPU; the CUDA trainer does not start without one.
-    if [[ ! -x $TRAINER || ($* == *--plan* && -x ./train_gpt2) ]]; then TRAINER=./train_gpt2; fi
+    if [[ ! -x $TRAINER || ($* == *--plan* && -x ${AT}train_gpt2) ]]; then TRAINER=${AT:-./}train_gpt2; fi
 fi
 [[ -x $TRAINER ]] || fail "$TRAINER is not built; run: make"
 
@@ -36,20 +38,21 @@ OPTIONS+=(-b "$B")
 [[ -z ${DTYPE:-} ]] || OPTIONS+=(--dtype "$DTYPE")
 if has --plan "$@"; then exec "$TRAINER" "${OPTIONS[@]}" "$@"; fi
 
-DATA=${DATA:-data/$CORPUS}
+DATA=${DATA:-${AT}data/$CORPUS}
 # shellcheck disable=SC2001 # & in a replacement needs bash 5.2
 SHARDS=$(sed 's/[][*?\\]/\\&/g' <<<"$DATA") # as a pattern
 if ! has -i "$@"; then
     for part in train val; do
         compgen -G "$SHARDS/*${part}_*.bin" >/dev/null ||
-            fail "no $part shards in $DATA (${part}_*.bin); get them with: data/get.py $CORPUS"
+            fail "no $part shards in $DATA (${part}_*.bin); get them with: ${AT}data/get.py $CORPUS"
     done
     OPTIONS+=(-i "$SHARDS/*train_*.bin" -j "$SHARDS/*val_*.bin")
 fi
-if [[ -e data/hellaswag/hellaswag_val.bin ]]; then
-    OPTIONS+=(-h 1)
+hellaswag=${AT}data/hellaswag/hellaswag_val.bin
+if [[ -e $hellaswag ]]; then
+    OPTIONS+=(--choices "$hellaswag")
 else
-    echo "$NAME: HellaSwag is not scored; to score it, run: data/get.py hellaswag" >&2
+    echo "$NAME: HellaSwag is not scored; to score it, run: ${AT}data/get.py hellaswag" >&2
 fi
 # exec: signals of a shell, a batch system or a notebook reach the trainer, and its exit code becomes the recipe's.
-exec "$TRAINER" "${OPTIONS[@]}" -o "${OUT:-runs/$NAME}" -y 1 "$@"
+exec "$TRAINER" "${OPTIONS[@]}" -o "${OUT:-${AT}runs/$NAME}" -y 1 "$@"

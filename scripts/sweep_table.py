@@ -8,30 +8,28 @@ in which the runs differ (except their output directory), or the ones named with
 reached its last step is marked. Needs only Python.
 """
 import argparse
-import json
-import sys
+import math
 from pathlib import Path
+
+import plot_log
+import tool
 
 NOT_VARIED = {"output", "resume", "progress", "max-minutes"}
 
 
 class Run:
     def __init__(self, log):
-        self.name, self.options, self.total = log.parent.name, {}, 0
+        self.name, self.options, self.total = tool.shown(log.parent.name), {}, 0
         self.step, self.loss, self.best, self.rates = 0, None, None, []
-        for line in log.read_text().splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue  # the line that is being written just now
-            kind = entry.get("event")
-            if kind == "run":
-                self.options, self.total = entry.get("options", {}), entry.get("total_steps", 0)
+        for entry in plot_log.entries(log.read_text(encoding="utf-8", errors="replace").splitlines()):
+            kind, loss = entry["event"], plot_log.number(entry.get("loss"))
+            if kind == "run" and isinstance(entry.get("options"), dict):
+                self.options, self.total = entry["options"], plot_log.whole(entry.get("total_steps"))
             elif kind == "step":
-                self.step, self.loss = entry["step"], entry.get("loss")
-                self.rates.append(entry.get("tokens_per_second") or 0)
-            elif kind == "validation" and entry.get("loss") is not None:
-                self.best = min(entry["loss"], self.best if self.best is not None else entry["loss"])
+                self.step, self.loss = plot_log.whole(entry.get("step")), None if math.isnan(loss) else loss
+                self.rates.append(plot_log.whole(entry.get("tokens_per_second")))
+            elif kind == "validation" and not math.isnan(loss):
+                self.best = min(loss, self.best if self.best is not None else loss)
 
     def rate(self):
         return sorted(self.rates)[len(self.rates) // 2] if self.rates else 0
@@ -64,12 +62,12 @@ def main():
     arguments = parser.parse_args()
     logs = sorted(arguments.directory.glob("*/main.log"))
     if not logs:
-        sys.exit(f"sweep_table: {arguments.directory}: has no run (DIR/*/main.log)")
+        tool.fail(f"{arguments.directory}: has no run (DIR/*/main.log)")
     runs = [run for run in map(Run, logs) if run.options]
     if not runs:
-        sys.exit(f"sweep_table: {arguments.directory}: no main.log has the start of its run")
+        tool.fail(f"{arguments.directory}: no main.log has the start of its run")
     print(table(runs, arguments.vary or varied_options(runs) or ["learning-rate"]))
 
 
 if __name__ == "__main__":
-    main()
+    tool.run(main)

@@ -15,14 +15,16 @@ import re
 import sys
 from pathlib import Path
 
+import tool
+
 try:
     import numpy as np
-except ImportError as missing:
+    XXH3 = ctypes.CDLL("libxxhash.so.0").XXH3_64bits
+except (ImportError, OSError) as missing:
     if __name__ == "__main__":
-        sys.exit(f"verify_checkpoint: {missing}; apt-get install python3-numpy, and run it with /usr/bin/python3")
+        sys.exit(f"verify_checkpoint: {missing}; apt-get install python3-numpy libxxhash0, and run it with /usr/bin/python3")
     raise
 
-XXH3 = ctypes.CDLL("libxxhash.so.0").XXH3_64bits
 XXH3.restype, XXH3.argtypes = ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_size_t]
 TYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U8": np.uint8}
 TRANSPOSED = r"c_(attn|proj|fc)\.weight"  # the optimizer's state of these is (out, in)
@@ -219,4 +221,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tool.run(main)

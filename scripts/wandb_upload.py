@@ -19,17 +19,12 @@ import sys
 import time
 
 import plot_log
+from tool import EXIT_FAILED, fail, run as run_tool, shown
 
-EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 POLL_SECONDS = 5.0
 GROUPS = {"step": "train", "validation": "val", "gpu": "gpu", "numerics": "numerics", "end": "whole_run"}
 NAMES = {"val/ppl": "val/perplexity"}
 NOT_NUMBERS = ("event", "time", "step", "index")
-
-
-def fail(message, code=EXIT_BAD_INPUT):
-    print(f"wandb_upload: {message}", file=sys.stderr)
-    sys.exit(code)
 
 
 class Progress:
@@ -39,7 +34,7 @@ class Progress:
     def __init__(self, path):
         self.path, self.id, self.steps, self.rows = path, "", {}, 0
         try:
-            with open(path, encoding="utf-8") as file:
+            with open(path, encoding="utf-8", errors="replace") as file:
                 lines = file.read().split("\n")
         except FileNotFoundError:
             lines = [""]
@@ -176,7 +171,7 @@ def main():
     signal.signal(signal.SIGTERM, interrupt)
     try:
         run = wandb.init(project=options.project, entity=options.entity, id=progress.id, resume="allow", dir=directory,
-                         name=options.name or os.path.basename(directory),
+                         name=options.name or shown(os.path.basename(directory)),
                          mode="offline" if options.offline else "online", settings=wandb.Settings(console="off"))
     except Exception as error:  # not logged in, no network: wandb says what
         fail(f"W&B does not accept the run: {error}", EXIT_FAILED)
@@ -195,4 +190,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -20,6 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+import tool  # noqa: E402
 
 # name, model, B, T, dtype, vector code, targets for tokens/s and for the ratio to the matmul rate (a 2-core AVX512-BF16
 # machine)
@@ -230,4 +234,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tool.run(main)

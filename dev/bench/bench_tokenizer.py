@@ -32,6 +32,9 @@ sys.path[:0] = [str(ROOT / "dev" / "bench"), str(ROOT / "test" / "e2e")]
 import native_tokenizer  # noqa: E402
 import tokenizer_corpus as corpus  # noqa: E402
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+import tool  # noqa: E402
+
 
 def documents_of(text, size):
     text = text[:size]
@@ -273,4 +276,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    tool.run(main)

@@ -432,4 +432,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tools.tool.run(main)

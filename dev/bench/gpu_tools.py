@@ -16,9 +16,13 @@ import signal
 import statistics
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+import tool  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "dev" / "bench" / "results"

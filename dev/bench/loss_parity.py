@@ -24,7 +24,7 @@ import threading
 import time
 from pathlib import Path
 
-from bench_cpu import machine, slug
+from bench_cpu import machine, slug, tool
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("PRETRAIN_DATA", ROOT / "../shared/data"))
@@ -321,4 +321,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tool.run(main)

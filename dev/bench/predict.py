@@ -335,4 +335,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tools.tool.run(main)

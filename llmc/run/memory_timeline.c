@@ -110,7 +110,10 @@ static bool run_script(const char *script, const char *json, const char *path, E
         said[strcspn(said, "\n")] = '\0';
     if (f) fclose(f);
     if (failed) return error_set(err, "%s: %s", script, strerror(failed));
-    if (waitpid(child, &status, 0) == child && status == 0) return true;
+    if (waitpid(child, &status, 0) == child && status == 0) {
+        if (*said) fprintf(stderr, "%s\n", said); // a file was moved aside
+        return true;
+    }
     return error_set(err, "%s", *said ? said : "scripts/plot_memory.py failed");
 }
 

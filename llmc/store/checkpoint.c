@@ -296,7 +296,8 @@ static void discard(const char *dir, const char *name) {
         directory_remove(path, NULL); // leftovers that cannot be removed are tried again at the next save
     } else {
         char *seen = path_unused(step);
-        rename(path, seen);
+        if (rename(path, seen) == 0)
+            fprintf(stderr, "a directory with files that this program did not write was renamed to %s\n", seen);
         free(seen);
     }
     free(step);

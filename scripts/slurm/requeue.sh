@@ -26,8 +26,14 @@ newest_checkpoint() {
 # the trainer starts, so that a node that dies counts as well. A job that is submitted anew begins to count anew.
 count_attempt() {
     local out=$1 newest=$2 attempts=0 at=
-    if ((${SLURM_RESTART_COUNT:-0} > 0)) && [[ -f $out/attempts ]]; then read -r attempts at <"$out/attempts"; fi
-    [[ $attempts =~ ^[0-9]+$ && $at == "$newest" ]] || attempts=0
+    if [[ -s $out/attempts ]]; then
+        read -r attempts at <"$out/attempts" || true # its line may be cut off
+        if [[ ! $attempts =~ ^[0-9]+$ || ! $at =~ ^(step_[0-9]*)?$ ]]; then
+            say "$out/attempts was not written by this script; move it away, or set another OUT"
+            return 1
+        fi
+    fi
+    ((${SLURM_RESTART_COUNT:-0} > 0)) && [[ $at == "$newest" ]] || attempts=0
     echo "$((attempts + 1)) $newest" >"$out/attempts"
     echo "$((attempts + 1))"
 }

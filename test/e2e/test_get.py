@@ -648,6 +648,8 @@ def test_without_pyarrow_the_command_that_installs_it_is_named(tmp_path):
     (tmp_path / "data").mkdir()
     script = tmp_path / "data" / "read_parquet.py"  # where there is no .venv beside data/
     script.write_bytes(READ_PARQUET.read_bytes())
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "tool.py").write_bytes((ROOT / "scripts" / "tool.py").read_bytes())
     (tmp_path / "pyarrow.py").write_text("raise ImportError('none')\n")
     result = call(sys.executable, script, "x", expect=2, env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert result.stderr == "read_parquet: pyarrow is missing: scripts/install_deps.sh data installs it into .venv\n"

@@ -114,7 +114,7 @@ sys.path.insert(0, {str(ROOT / "scripts")!r})
 import install_cuda
 install_cuda.WHEELS, install_cuda.LIBRARIES = {pinned!r}, {{"nvidia-math": "|lib/libmath"}}
 install_cuda.TOOLKIT, install_cuda.DRIVER_FILES = Path({str(toolkit)!r}), {list(driver)!r}
-install_cuda.main()"""
+install_cuda.tool.run(install_cuda.main)"""
     environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     environment.update(PIP_INDEX_URL=url, PYTHONDONTWRITEBYTECODE="1")
     return subprocess.Popen([sys.executable, "-c", program, *flags], env=environment, stdout=subprocess.PIPE,

@@ -313,7 +313,7 @@ def test_the_table_marks_what_is_unfinished_and_has_a_line_for_an_empty_director
     table = call(cluster.root, "scripts/sweep_table.py", tmp_path / "sweep", "--vary", "seed")
     assert "| 1    | 4 of 9 | 2.5000     | -             | 100            |" in table.stdout
     (tmp_path / "empty").mkdir()
-    nothing = call(cluster.root, "scripts/sweep_table.py", tmp_path / "empty", expect=1)
+    nothing = call(cluster.root, "scripts/sweep_table.py", tmp_path / "empty", expect=2)
     assert "has no run" in nothing.stderr and "Traceback" not in nothing.stderr
 
 
