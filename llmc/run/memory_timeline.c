@@ -111,7 +111,7 @@ static bool run_script(const char *script, const char *json, const char *path, E
     if (f) fclose(f);
     if (failed) return error_set(err, "%s: %s", script, strerror(failed));
     if (waitpid(child, &status, 0) == child && status == 0) {
-        if (*said) fprintf(stderr, "%s\n", said); // a file was moved aside
+        if (*said) format_print(stderr, "%s\n", said); // a file was moved aside
         return true;
     }
     return error_set(err, "%s", *said ? said : "scripts/plot_memory.py failed");

@@ -5,6 +5,7 @@
 #include "llmc/store/checkpoint.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/format.h"
 #include "llmc/base/own_file.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
@@ -297,7 +298,7 @@ static void discard(const char *dir, const char *name) {
     } else {
         char *seen = path_unused(step);
         if (rename(path, seen) == 0)
-            fprintf(stderr, "a directory with files that this program did not write was renamed to %s\n", seen);
+            format_print(stderr, "a directory with files that this program did not write was renamed to %s\n", seen);
         free(seen);
     }
     free(step);
