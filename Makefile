@@ -9,6 +9,7 @@
 #   WERROR=1                      a warning ends the build; the tests and lint set it: they run here, users have other
 #                                 compilers
 #   VERBOSE=1                     shows the whole commands
+#   CC, CPPFLAGS, CFLAGS, LDFLAGS the user's flags come before ours, which have the last word: they decide the results
 #   -j N                          N commands at a time; default: as many as there are cores
 
 SHELL := /bin/bash
@@ -26,34 +27,72 @@ endif
 ifeq ($(origin CC),default)
 CC := gcc
 endif
+ifeq ($(origin CXX),default)
+CXX := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),g++)
+endif
 OBJCOPY ?= objcopy
-MODE   ?= release
+ifeq ($(MODE),)
+override MODE := release
+endif
 CPU_FLAGS := $(shell grep -m1 '^flags' /proc/cpuinfo 2>/dev/null)
 has        = $(if $(filter-out $(CPU_FLAGS),$(1)),,$(2))
 BUILD  := build/$(MODE)
 
-WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wno-format-truncation \
+# What a build is told, and from where. Variables that are not in FROM_ENVIRONMENT have names that mean something else there.
+FROM_ENVIRONMENT := MODE CUDA WERROR ARCHS MPICC OBJCOPY PYTHON CC CXX CPPFLAGS CFLAGS LDFLAGS LDLIBS NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS
+COMMAND_LINE := VERBOSE LIBRARIES BACKEND SECONDS GPU_ARCHS SIM_ARCHS BUILD TEXT OUT RUNS READERS SEED NICE FUZZ_CC
+VARIABLES    := $(sort $(FROM_ENVIRONMENT) $(COMMAND_LINE))
+$(foreach v,VERBOSE LIBRARIES BACKEND SECONDS RUNS READERS SEED NICE GPU_ARCHS,$(if $(filter environment%,$(origin $v)),$(eval undefine $v)))
+$(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$(if $(filter $v,$(VARIABLES)),,\
+	$(error $v=$($v): there is no such variable; there are $(VARIABLES)))))
+bad_value = $(error $(1)=$($(1))$(if $(filter environment%,$(origin $(1))), in the environment): $(2))
+one_of    = $(if $(filter-out $(2),$($(1)))$(word 2,$($(1))),$(call bad_value,$(1),expected one of: $(2)))
+$(call one_of,MODE,release sanitize coverage tsan msan)
+$(call one_of,BACKEND,cuda sim)
+$(foreach v,WERROR VERBOSE LIBRARIES,$(call one_of,$v,0 1))
+
+# Where this make compiles: the compiler runs, and no flag changes results. A flag of the linker counts: with -ffast-math
+# it makes the program start with denormals switched off.
+CHANGE_RESULTS := -Ofast -ffast-math -funsafe-math-optimizations -fassociative-math -freciprocal-math -ffinite-math-only \
+	-fno-signed-zeros -ffp-model=fast -ffp-model=aggressive -fapprox-func -fsingle-precision-constant -fdenormal-fp-math=% -mdaz-ftz \
+	-mfpmath=% -fshort-enums -use_fast_math --use_fast_math $(foreach o,ftz prec-div prec-sqrt fmad,-$o% --$o%)
+ifneq ($(filter-out $(ONE_BY_ONE) help format,$(or $(MAKECMDGOALS),all)),)
+$(if $(shell $(CC) -dumpmachine 2>/dev/null),,$(call bad_value,CC,no such compiler; make deps installs gcc))
+$(foreach v,CC CXX CPPFLAGS CFLAGS LDFLAGS LDLIBS NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS,\
+	$(if $(filter $(CHANGE_RESULTS),$(subst $(comma), ,$($v))),\
+	$(call bad_value,$v,results change with $(filter $(CHANGE_RESULTS),$(subst $(comma), ,$($v))); leave it out)))
+endif
+
+WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wno-unknown-warning-option -Wno-format-truncation \
+            -Wno-enum-float-conversion -Wno-enum-enum-conversion \
             $(if $(filter 1,$(WERROR)),-Werror)
 CFLAGS_release  := -O3 -g1
 CFLAGS_coverage := -O0 -g --coverage -fprofile-update=atomic
 CFLAGS_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-# The copies of the vector code, best first, and their flags; llmc/cpu/device.c has the same list.
-CPU_CODES := $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine)),avx512bf16 avx512 avx2) baseline
+# The copies of the vector code, best first, and their flags; llmc/cpu/device.c has the same list. Each has just what its
+# name says, also with -march=native in CFLAGS.
+X86       := $(filter x86_64-%,$(or $(shell $(CC) -dumpmachine 2>/dev/null),$(shell uname -m)-))
+CPU_CODES := $(if $(X86),avx512bf16 avx512 avx2) baseline
 CODE_FLAGS_avx512bf16 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma -mtune=znver3
-CODE_FLAGS_avx512     := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma
-CODE_FLAGS_avx2       := -mavx2 -mfma
+CODE_FLAGS_avx512     := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mno-avx512bf16
+CODE_FLAGS_avx2       := -mavx2 -mfma -mno-avx512f
+CODE_FLAGS_baseline   := $(if $(X86),-mno-avx)
 # Those that this machine runs.
 CODES_HERE := $(filter $(CPU_CODES),$(call has,avx512f avx512bw avx512vl avx512dq avx512_bf16 fma,avx512bf16) \
               $(call has,avx512f avx512bw avx512vl avx512dq fma,avx512) $(call has,avx2 fma,avx2) baseline)
 code_flags = -Wno-psabi $(CODE_FLAGS_$(1)) $(if $(filter coverage,$(MODE)),-O1 -fno-profile-arcs -fno-test-coverage) -DCPU_CODE=cpu_code_$(1)
-# -ffp-contract=off: a*b+c means the same in every build; the vector code asks for fma where it wants it.
-# -fno-math-errno: a root is one instruction, also in loops that become vector code.
-CFLAGS += -std=c11 -D_GNU_SOURCE -I. -fopenmp -ffp-contract=off -fno-math-errno $(WARNINGS) $(CFLAGS_$(MODE))
+# Our flags. -ffp-contract=off: a*b+c means the same in every build; the vector code asks for fma where it wants it.
+# -fno-math-errno: a root is one instruction, also in loops that become vector code. -fno-lto: the names of a copy of the
+# vector code are hidden in its object.
+FLAGS = -std=c11 -D_GNU_SOURCE -I. -fopenmp -fno-fast-math -ffp-contract=off -fno-math-errno -fno-lto $(WARNINGS) $(CFLAGS_$(MODE))
+COMPILE = $(CC) $(CPPFLAGS) $(CFLAGS) $(FLAGS)
+LINK    = $(CC) $(CFLAGS) $(LDFLAGS) $(FLAGS) $(LINK_FLAGS)
 # MPI, for several processes: where its headers are. The library is loaded at run time. Without MPI everything builds.
 MPICC    ?= mpicc
 MPI_WORDS  := $(shell $(MPICC) -show 2>/dev/null)
+$(if $(MPI_WORDS)$(filter file,$(origin MPICC))$(filter none,$(MPICC)),,$(call bad_value,MPICC,"$(MPICC) -show" says nothing; MPICC=none builds without MPI))
 MPI_CFLAGS := $(if $(MPI_WORDS),-DHAVE_MPI $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_WORDS))))
-LDLIBS += -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
+LIBS := -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
 CPU_SRC  := $(wildcard llmc/cpu/*.c)
 # Two files of llmc/cuda without CUDA are in every build: sizes.c, arithmetic of shapes for the planner, and tuning_cache.c,
@@ -68,7 +107,13 @@ HOST_OBJ := $(HOST_SRC:%.c=$(BUILD)/%.o)
 LIB      := $(BUILD)/libllmc.a
 
 # The CUDA toolkit, if there is one: for the device (llmc/cuda/cuda.mk) and for the simulator (dev/sim/sim.mk).
-CUDA     ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc .cuda/bin/nvcc)))
+ifeq ($(origin CUDA),undefined)
+CUDA     := $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc .cuda/bin/nvcc)))
+else ifneq ($(filter-out none,$(CUDA)),)
+$(if $(wildcard $(CUDA)/bin/nvcc),,$(call bad_value,CUDA,there is no $(CUDA)/bin/nvcc; expected the directory of a CUDA toolkit or none))
+else
+override CUDA :=
+endif
 CUDA_SRC := $(filter-out $(NO_CUDA_SRC),$(wildcard llmc/cuda/*.c llmc/cuda/*.cu))
 
 TEST_SRC := $(filter-out test/unit/test_simd.c,$(wildcard test/unit/test_*.c test/ops/test_*.c test/golden/test_*.c))
@@ -81,8 +126,8 @@ TEST_OBJ := $(patsubst %.c,$(BUILD)/%.o,test/test.c $(wildcard test/reference/*.
 TEST_LIB := $(BUILD)/libtest.a
 
 # One short line a file.
-QUIET := $(if $(VERBOSE),,@)
-SAY    = $(if $(VERBOSE),@:,@printf '  %-5s%s\n')
+QUIET := $(if $(filter 1,$(VERBOSE)),,@)
+SAY    = $(if $(filter 1,$(VERBOSE)),@:,@printf '  %-5s%s\n')
 
 # Debian's own Python: the one that Debian's numpy, matplotlib and torch are for.
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
@@ -96,7 +141,7 @@ all: train_gpt2 $(DATA_TOOLS) ## the best trainer for this machine, and the data
 
 # Compiled again when MPI comes or goes.
 MPI_OBJ := $(BUILD)/llmc/comm/channel_mpi.o
-$(MPI_OBJ): CFLAGS += $(MPI_CFLAGS)
+$(MPI_OBJ): FLAGS += $(MPI_CFLAGS)
 $(MPI_OBJ): $(BUILD)/mpi.flags
 $(BUILD)/mpi.flags: FORCE
 	@mkdir -p $(@D)
@@ -105,7 +150,7 @@ $(BUILD)/mpi.flags: FORCE
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	$(SAY) CC $<
-	$(QUIET)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
+	$(QUIET)$(COMPILE) -MMD -MP -c $< -o $@
 
 # A copy of the vector code is one object, in which only its table has a name for others. The test of what it is made
 # from is compiled with the same flags.
@@ -113,7 +158,7 @@ define CODE_RULES
 $(BUILD)/llmc/cpu/$(1)/%.o: llmc/cpu/%.c
 	@mkdir -p $$(@D)
 	$$(SAY) CC '$$< $(1)'
-	$$(QUIET)$$(CC) $$(CFLAGS) $$(call code_flags,$(1)) -MMD -MP -c $$< -o $$@
+	$$(QUIET)$$(COMPILE) $$(call code_flags,$(1)) -MMD -MP -c $$< -o $$@
 
 $(BUILD)/llmc/cpu/$(1).o: $(patsubst llmc/cpu/%.c,$(BUILD)/llmc/cpu/$(1)/%.o,$(filter-out $(CPU_ONCE),$(CPU_SRC)))
 	$$(QUIET)$$(CC) -r -nostdlib $$^ -o $$@
@@ -122,14 +167,14 @@ $(BUILD)/llmc/cpu/$(1).o: $(patsubst llmc/cpu/%.c,$(BUILD)/llmc/cpu/$(1)/%.o,$(f
 $(BUILD)/test/unit/test_simd-$(1).o: test/unit/test_simd.c
 	@mkdir -p $$(@D)
 	$$(SAY) CC '$$< $(1)'
-	$$(QUIET)$$(CC) $$(CFLAGS) $$(call code_flags,$(1)) -MMD -MP -c $$< -o $$@
+	$$(QUIET)$$(COMPILE) $$(call code_flags,$(1)) -MMD -MP -c $$< -o $$@
 endef
 $(foreach code,$(CPU_CODES),$(eval $(call CODE_RULES,$(code))))
 
 $(BUILD)/train_gpt2.o: train_gpt2.cu
 	@mkdir -p $(@D)
 	$(SAY) CC $<
-	$(QUIET)$(CC) $(CFLAGS) -MMD -MP -x c -c $< -o $@
+	$(QUIET)$(COMPILE) -MMD -MP -x c -c $< -o $@
 
 $(LIB): $(HOST_OBJ) $(CPU_OBJ)
 	@rm -f $@
@@ -138,11 +183,11 @@ $(LIB): $(HOST_OBJ) $(CPU_OBJ)
 
 $(BUILD)/train_gpt2: $(BUILD)/train_gpt2.o $(LIB)
 	$(SAY) LINK $@
-	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) $(LDLIBS)
+	$(QUIET)$(LINK) $^ -o $@ $(LIBS) $(LDLIBS)
 
 $(DATA_TOOLS:data/%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/data/%.o $(LIB)
 	$(SAY) LINK $@
-	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) $(LDLIBS)
+	$(QUIET)$(LINK) $^ -o $@ $(LIBS) $(LDLIBS)
 
 # Programs outside of build/ are copies, of the mode that was asked for last. Times do not tell: one built a week ago
 # is the right one now.
@@ -163,13 +208,13 @@ $(TEST_LIB): $(TEST_OBJ)
 
 $(BUILD)/test/%: $(BUILD)/test/%.o $(TEST_LIB) $(LIB)
 	$(SAY) LINK $@
-	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
+	$(QUIET)$(LINK) $^ -o $@ -lcmocka $(LIBS) $(LDLIBS)
 
 # It compiles the sampler itself, to count what that does.
-$(BUILD)/test/unit/test_sampler.o: CFLAGS += -finstrument-functions
+$(BUILD)/test/unit/test_sampler.o: FLAGS += -finstrument-functions
 
 # It counts the plans that a search makes.
-$(BUILD)/test/unit/test_planner_fit: LDFLAGS += -Wl,--wrap=gpt2_plan
+$(BUILD)/test/unit/test_planner_fit: LINK_FLAGS += -Wl,--wrap=gpt2_plan
 
 # ------------------------------------------------------------------------------------------------------------- fuzzing
 
@@ -183,11 +228,11 @@ upper        = $(shell echo $(1) | tr a-z A-Z)
 $(FUZZ_INSIDE:%=$(BUILD)/test/fuzz/%.o): $(BUILD)/test/fuzz/%.o: test/fuzz/inside.c
 	@mkdir -p $(@D)
 	$(SAY) CC '$< $*'
-	$(QUIET)$(CC) $(CFLAGS) -DFUZZ_$(call upper,$*) -Wno-unused-function -Wno-unused-const-variable -MMD -MP -c $< -o $@
+	$(QUIET)$(COMPILE) -DFUZZ_$(call upper,$*) -Wno-unused-function -Wno-unused-const-variable -MMD -MP -c $< -o $@
 
 $(FUZZ_TEST): $(FUZZ_PARTS:%=$(BUILD)/test/fuzz/%.o) $(TEST_LIB) $(LIB)
 	$(SAY) LINK $@
-	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) -lcmocka $(LDLIBS)
+	$(QUIET)$(LINK) $^ -o $@ -lcmocka $(LIBS) $(LDLIBS)
 
 # With libFuzzer: what reads is compiled by clang, with AddressSanitizer, UBSan and counters of its branches; the rest,
 # such as the vector code, is that of the library.
@@ -213,7 +258,7 @@ $(FUZZ_BUILD)/fuzz: $(FUZZ_OBJ) build/release/libllmc.a
 	$(SAY) LINK $@
 	$(QUIET)$(FUZZ_CC) -fsanitize=fuzzer,address,undefined $^ -o $@ \
 		-Wl,--wrap=pieces_char_table,--wrap=ZSTD_createDStream,--wrap=ZSTD_freeDStream,--wrap=ZSTD_DCtx_setParameter \
-		-lgomp -lcmocka $(LDLIBS)
+		-lgomp -lcmocka $(LIBS)
 
 .PRECIOUS: $(BUILD)/%.o
 
@@ -242,7 +287,7 @@ bench: all $(BUILD)/dev/bench/bench_step $(BUILD)/dev/bench/bench_loader ## spee
 
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(LIB)
 	$(SAY) LINK $@
-	$(QUIET)$(CC) $(CFLAGS) $^ -o $@ $(LDFLAGS) $(LDLIBS)
+	$(QUIET)$(LINK) $^ -o $@ $(LIBS) $(LDLIBS)
 
 # BACKEND=sim: the same scripts with the simulator and tiny sizes, to try them out where there is no GPU.
 ifeq ($(BACKEND),sim)
@@ -327,7 +372,7 @@ test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernel
 # Every reader, SECONDS=60 each, with libFuzzer; with another compiler the test program, which needs no clang.
 .PHONY: fuzz coverage
 fuzz: ## fuzz every reader of files and messages, SECONDS=60 each (clang; RUNS=N inputs each, READERS="shards log")
-	@$(if $(shell command -v $(FUZZ_CC)),$(SUBMAKE) $(FUZZ_BUILD)/fuzz && SECONDS_EACH=$(or $(SECONDS),60) test/fuzz/run.sh,\
+	@$(if $(shell command -v $(FUZZ_CC)),$(SUBMAKE) $(FUZZ_BUILD)/fuzz && SECONDS_EACH=$(or $(SECONDS),60) RUNS=$(RUNS) READERS="$(READERS)" SEED=$(SEED) NICE=$(NICE) test/fuzz/run.sh,\
 		echo "WARNING: no clang here (apt-get install clang libclang-rt-dev): damaged inputs without libFuzzer" && \
 		$(SUBMAKE) $(FUZZ_TEST) && $(FUZZ_TEST))
 

@@ -2,6 +2,7 @@
 #include "llmc/tensor.h"
 
 #include "llmc/base/error.h"
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -87,17 +88,32 @@ uint16_t float_to_bf16(float x) {
     return (uint16_t)((u + 0x7FFFu + (u >> 16 & 1u)) >> 16);
 }
 
+// fp16 without _Float16, which gcc 11 and clang 14 do not have on x86. NaN keeps the upper bits of its payload and
+// becomes quiet, as in the processors' own conversions.
 float fp16_to_float(uint16_t bits) {
-    _Float16 h;
-    memcpy(&h, &bits, sizeof h);
-    return (float)h;
+    const uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, magnitude = bits & 0x7FFFu;
+    uint32_t u = sign | ((magnitude << 13) + (112u << 23)); // the exponent's bias is 15, that of fp32 127
+    if (magnitude > 0x7C00u) u = sign | 0x7FC00000u | magnitude << 13;
+    if (magnitude == 0x7C00u) u = sign | 0x7F800000u;
+    float x = (float)magnitude * 0x1p-24f; // below 2^-14: a multiple of 2^-24
+    if (magnitude >= 0x0400u) memcpy(&x, &u, sizeof x);
+    return magnitude < 0x0400u && sign ? -x : x;
 }
 
 uint16_t float_to_fp16(float x) {
-    _Float16 h = (_Float16)x;
-    uint16_t bits;
-    memcpy(&bits, &h, sizeof bits);
-    return bits;
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    const uint32_t sign = u >> 16 & 0x8000u, magnitude = u & 0x7FFFFFFFu;
+    if (magnitude > 0x7F800000u) return (uint16_t)(sign | 0x7E00u | (magnitude >> 13 & 0x3FFu));
+    if (magnitude >= 0x47800000u) return (uint16_t)(sign | 0x7C00u); // from 2^16 on
+    // Below 2^-14 the last bit is 2^-24: adding 1/2, whose last bit that is as well, rounds.
+    uint32_t rounded = (magnitude + 0xFFFu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
+    if (magnitude < 0x38800000u) {
+        const float sum = fabsf(x) + 0.5f;
+        memcpy(&rounded, &sum, sizeof rounded);
+        rounded -= 0x3F000000u;
+    }
+    return (uint16_t)(sign | rounded);
 }
 
 static float load_element(const void *p, DType dtype, int64_t i) {

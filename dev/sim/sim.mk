@@ -12,8 +12,9 @@ SIM_SHORT := $(addprefix ops/test_,attention decode embedding fp8 gradient_add h
 # All GPUs that the simulator can be, as far as this nvcc knows them; and the one of `make test`, which sets ARCHS and SIM_ARCHS
 # to it and so has a build of its own.
 QUICK_ARCH  := 90
-SIM_ALL_ARCHS := $(if $(NVCC),$(filter $(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)),$(DEFAULT_ARCHS)))
+SIM_ALL_ARCHS := $(filter $(NVCC_ARCHS),$(DEFAULT_ARCHS))
 SIM_ARCHS   := $(if $(filter release,$(MODE)),$(SIM_ALL_ARCHS),$(QUICK_ARCH))
+$(if $(NVCC),$(if $(filter-out $(SIM_ALL_ARCHS),$(SIM_ARCHS)),$(call bad_value,SIM_ARCHS,expected some of: $(SIM_ALL_ARCHS))))
 SIM_KERNELS := $(call kernel_dir,$(SIM_ARCHS))
 ifneq ($(SIM_ARCHS),$(CUDA_ARCHS))
 $(eval $(call KERNEL_RULE,$(SIM_ARCHS)))
@@ -35,11 +36,11 @@ CFLAGS_tsan := -O2 -g -fsanitize=thread -fno-omit-frame-pointer
 # what they write to the stack of a caller has to count as initialised. To see where a value comes from that nobody
 # wrote, add -fsanitize-memory-track-origins.
 CFLAGS_msan := -O1 -g -fsanitize=memory -fsanitize-memory-param-retval \
-	-fno-omit-frame-pointer -DXXH_INLINE_ALL -D_Float16=__fp16 -mf16c -Wno-unknown-pragmas -Wno-for-loop-analysis -Wno-unused-command-line-argument
+	-fno-omit-frame-pointer -DXXH_INLINE_ALL -Wno-unknown-pragmas -Wno-for-loop-analysis -Wno-unused-command-line-argument
 ifeq ($(MODE),msan)
 CC     := clang
 CXX    := clang++
-CFLAGS := $(filter-out -fopenmp -Wno-format-truncation,$(CFLAGS)) $(CFLAGS_msan) -mllvm -msan-poison-stack=0
+FLAGS  := $(filter-out -fopenmp,$(FLAGS)) -mllvm -msan-poison-stack=0
 endif
 
 # fmaf as an instruction, not as a call of libm. No bits change: a*b+c is not contracted.
@@ -65,7 +66,7 @@ $(SIM_BUILD)/llmc/%.o: $(SIM_KERNELS)/llmc/%.cpp
 $(SIM_BUILD)/llmc/cuda/%.o: llmc/cuda/%.c
 	@mkdir -p $(@D)
 	$(SAY) SIM $<
-	$(QUIET)$(CC) $(CFLAGS) -DCUDA_ARCHS='"$(SIM_ARCHS)"' -isystem $(CUDA)/include -MMD -MP -c $< -o $@
+	$(QUIET)$(COMPILE) -DCUDA_ARCHS='"$(SIM_ARCHS)"' -isystem $(CUDA)/include -MMD -MP -c $< -o $@
 
 $(SIM_BUILD)/dev/sim/%.o: dev/sim/%.cpp
 	@mkdir -p $(@D)
@@ -78,18 +79,18 @@ $(SIM_LIB): $(SIM_LIB_OBJ)
 	$(QUIET)ar rcs $@ $^
 
 # Translated kernels register themselves: they are linked whole, not out of the library.
-LINK_SIM = $(CXX) $(CFLAGS_$(MODE)) $(if $(filter msan,$(MODE)),,-fopenmp) $^ -o $@ $(LDFLAGS) $(SIM_LDFLAGS) \
+LINK_SIM = $(CXX) $(LDFLAGS) $(CFLAGS_$(MODE)) $(if $(filter msan,$(MODE)),,-fopenmp) $^ -o $@ $(LINK_FLAGS) \
 	-lcmocka -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
 # PLAN_APART=1 of the simulated trainer: test/sim/plan_apart.c.
 APART := memory_plan_offset memory_plan_total gpt2_create gpt2_forward_backward gpt2_forward
-$(SIM_BUILD)/train_gpt2sim: LDFLAGS += $(APART:%=-Wl,--wrap=%)
+$(SIM_BUILD)/train_gpt2sim: LINK_FLAGS += $(APART:%=-Wl,--wrap=%)
 $(SIM_BUILD)/train_gpt2sim: $(BUILD)/train_gpt2.o $(BUILD)/test/sim/plan_apart.o $(SIM_KERNEL_OBJ) $(SIM_LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(LINK_SIM)
 
 # An op that overruns its part of the workspace: test/sim/scratch_apart.c.
-$(SIM_SHORT:%=$(SIM_BUILD)/test/%) $(SIM_BUILD)/test/ops/test_random_shapes: LDFLAGS += -Wl,--wrap=cuda_scratch
+$(SIM_SHORT:%=$(SIM_BUILD)/test/%) $(SIM_BUILD)/test/ops/test_random_shapes: LINK_FLAGS += -Wl,--wrap=cuda_scratch
 $(SIM_SHORT:%=$(SIM_BUILD)/test/%) $(SIM_BUILD)/test/ops/test_random_shapes: $(BUILD)/test/sim/scratch_apart.o
 
 $(SIM_BUILD)/test/%: $(BUILD)/test/%.o $(SIM_KERNEL_OBJ) $(TEST_LIB) $(SIM_LIB)
@@ -97,7 +98,7 @@ $(SIM_BUILD)/test/%: $(BUILD)/test/%.o $(SIM_KERNEL_OBJ) $(TEST_LIB) $(SIM_LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(LINK_SIM)
 
-$(BUILD)/test/sim/%.o: CFLAGS += -isystem $(CUDA)/include
+$(BUILD)/test/sim/%.o: FLAGS += -isystem $(CUDA)/include
 
 # The ops alone, as dev/bench/gpu_hour.py times them on a GPU.
 $(SIM_BUILD)/dev/bench/bench_ops: $(BUILD)/dev/bench/bench_ops.o $(SIM_KERNEL_OBJ) $(SIM_LIB)
@@ -131,7 +132,7 @@ $(SIM_BUILD)/test/sim/forms.o: $(SIM_FORMS)/forms.cpp
 	@mkdir -p $(@D)
 	$(SAY) SIM $<
 	$(QUIET)$(CXX) $(CXXFLAGS_SIM) $(FORM_FLAGS) -MMD -MP -c $< -o $@
-$(BUILD)/test/sim/test_ptx_forms.o: CFLAGS += -I$(SIM_FORMS)
+$(BUILD)/test/sim/test_ptx_forms.o: FLAGS += -I$(SIM_FORMS)
 $(BUILD)/test/sim/test_ptx_forms.o: $(SIM_FORMS)/forms.cpp
 $(SIM_BUILD)/test/sim/test_ptx_forms: $(SIM_BUILD)/test/sim/forms.o
 
@@ -159,7 +160,7 @@ $(SIM_BUILD)/test/sim/fake_libcuda/libcuda.so.1: test/sim/fake_libcuda.c
 
 # The file that loads NCCL, with NCCL's own library where the toolkit has it, and one that is too old.
 NCCL_REAL := $(firstword $(wildcard $(foreach d,lib64 lib targets/*/lib,$(CUDA)/$d/libnccl.so.2)))
-$(BUILD)/test/sim/test_nccl_library.o: CFLAGS += -DNCCL_REAL='"$(NCCL_REAL)"'
+$(BUILD)/test/sim/test_nccl_library.o: FLAGS += -DNCCL_REAL='"$(NCCL_REAL)"'
 $(SIM_BUILD)/test/sim/test_nccl_library: $(BUILD)/test/sim/test_nccl_library.o $(TEST_LIB) \
 		$(SIM_BUILD)/llmc/cuda/nccl_library.o $(BUILD)/llmc/base/error.o | $(SIM_BUILD)/test/sim/fake_nccl.so
 	$(SAY) LINK $@

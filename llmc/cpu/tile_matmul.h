@@ -103,11 +103,16 @@ static ALWAYS_INLINE void prefetch_row(MatrixView m, int64_t row) {
 
 // One step: in every 2h x 2h block the two off-diagonal h x h blocks are swapped. The steps h = LANES / 2, .. 2, 1
 // transpose. The lists pick from rows i (0..LANES - 1) and i + h (LANES..2 LANES - 1).
+#if __has_builtin(__builtin_shufflevector)
+#define vpick(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else // gcc 11
+#define vpick(a, b, ...) __builtin_shuffle(a, b, (VU){__VA_ARGS__})
+#endif
 #define TRANSPOSE_STEP(x, h, UPPER, LOWER)                                                                             \
     for (int i = 0; i < LANES; i++)                                                                                    \
         if ((i & (h)) == 0) {                                                                                          \
-            VU upper = __builtin_shufflevector(x[i], x[i + (h)], UPPER);                                               \
-            x[i + (h)] = __builtin_shufflevector(x[i], x[i + (h)], LOWER);                                             \
+            VU upper = vpick(x[i], x[i + (h)], UPPER);                                                                 \
+            x[i + (h)] = vpick(x[i], x[i + (h)], LOWER);                                                               \
             x[i] = upper;                                                                                              \
         }
 #if defined(__AVX512F__)

@@ -20,12 +20,11 @@ endif
 
 # Code for 8.0 also runs on 8.6 and 8.9, that for 10.0 on 10.3: four builds instead of eight.
 DEFAULT_ARCHS := 75 80 90 100 120
-ifneq ($(NVCC),)
-ifeq ($(GPU_ARCHS),)
-ARCHS ?= $(filter $(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)),$(DEFAULT_ARCHS))
-else
-ARCHS ?= $(GPU_ARCHS)
-endif
+NVCC_ARCHS    := $(if $(NVCC),$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)))
+ifeq ($(strip $(ARCHS)),)
+override ARCHS := $(if $(NVCC),$(or $(GPU_ARCHS),$(filter $(NVCC_ARCHS),$(DEFAULT_ARCHS))))
+else ifneq ($(NVCC),)
+$(if $(filter-out $(NVCC_ARCHS),$(subst $(comma), ,$(ARCHS))),$(call bad_value,ARCHS,expected some of: $(NVCC_ARCHS)))
 endif
 
 space := $(subst ,, )
@@ -53,7 +52,7 @@ NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. --threads 2 -Xptxas -v \
 $(CUDA_BUILD)/llmc/cuda/%.o: llmc/cuda/%.c
 	@mkdir -p $(@D)
 	$(SAY) CC $<
-	$(QUIET)$(CC) $(CFLAGS) -DCUDA_ARCHS='"$(CUDA_ARCHS)"' -isystem $(CUDA)/include -MMD -MP -c $< -o $@
+	$(QUIET)$(COMPILE) -DCUDA_ARCHS='"$(CUDA_ARCHS)"' -isystem $(CUDA)/include -MMD -MP -c $< -o $@
 
 # Beside an object stay its PTX for each architecture, which the simulator runs, and what ptxas says of registers,
 # shared memory and spills, for `make kernel-report`. With one architecture nvcc leaves its name out.
@@ -75,7 +74,7 @@ $(CUDA_LIB): $(HOST_OBJ) $(CUDA_OBJ)
 	$(QUIET)ar rcs $@ $^
 
 # rpath: cuBLASLt is found where it was at build time, without LD_LIBRARY_PATH.
-LINK_CUDA = $(CXX) $(CFLAGS_$(MODE)) -fopenmp $^ -o $@ $(LDFLAGS) -L$(CUDA_LIBS) -Wl,-rpath,'$(abspath $(CUDA_LIBS))' \
+LINK_CUDA = $(CXX) $(LDFLAGS) $(CFLAGS_$(MODE)) -fopenmp $^ -o $@ -L$(CUDA_LIBS) -Wl,-rpath,'$(abspath $(CUDA_LIBS))' \
             -lcublasLt -lcudart_static $(1) -lcjson -lxxhash -lpcre2-8 -lz -lzstd -ldl -lrt -lpthread -lm
 
 $(CUDA_BUILD)/train_gpt2cu: $(BUILD)/train_gpt2.o $(CUDA_LIB)
@@ -122,4 +121,4 @@ kernel-report: need-nvcc $(KERNEL_SRC:%.cu=$(KERNEL_BUILD)/%.o) ## registers, sh
 	@$(PYTHON) scripts/kernel_report.py $(KERNEL_SRC:%.cu=$(KERNEL_BUILD)/%.ptxas)
 
 # These look into the backend.
-$(BUILD)/test/sim/%.o: CFLAGS += -isystem $(CUDA)/include
+$(BUILD)/test/sim/%.o: FLAGS += -isystem $(CUDA)/include

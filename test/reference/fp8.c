@@ -103,7 +103,9 @@ void ref_fp8_slots_advance(Fp8Slot *slots, int64_t n) {
             double largest = 0.0;
             s->history[s->next] = s->amax;
             s->next = (s->next + 1) % FP8_HISTORY;
-            for (int j = 0; j < FP8_HISTORY; j++) largest = fmax(largest, (double)s->history[j]);
+            // Not fmax: in this loop it is an internal error of gcc 12 for aarch64.
+            for (int j = 0; j < FP8_HISTORY; j++)
+                if ((double)s->history[j] > largest) largest = (double)s->history[j];
             set_scale(s, 0.5 * ref_fp8_scale(largest, (DType)s->format));
         }
         s->amax = 0.0f;
