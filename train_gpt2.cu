@@ -8,7 +8,6 @@
 #include "llmc/base/limits.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/run/ceilings.h"
-#include "llmc/run/loader_bench.h"
 #include "llmc/run/processes.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/report.h"
@@ -486,7 +485,6 @@ static int run_all(Run *run, Error *err) {
         !(comm_all_ok(build_training(run, err), err) &&
           processes_share_tuning(run->model, run->optimizer, &run->setup.share, err) && load_all_weights(run, err)))
         return EXIT_RUN_FAILED;
-    if (run->setup.options.bench_loader) return loader_bench(&run->setup, run->model, err) ? EXIT_OK : EXIT_RUN_FAILED;
     signals_install(); // from here on there is a log that must stay complete
     if (!comm_all_ok(open_log(run, err), err)) return EXIT_RUN_FAILED;
     if (!(run->setup.options.profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;

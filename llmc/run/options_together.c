@@ -44,8 +44,6 @@ bool options_check_together(const Options *o, Error *err) {
                          optimizer_name(o->optimizer));
     if (o->reset_optimizer && !o->resume)
         return error_set(err, "--reset-optimizer: a new run already has a new optimizer; use it with -y");
-    if (o->bench_loader && o->max_steps == 0)
-        return error_set(err, "--bench-loader: -x 0 reads no data; leave out -x 0");
     if (o->interactive && o->max_steps != 0)
         return error_set(err, "--interactive answers prompts and does not train: give -x 0 as well");
     return true;

@@ -76,7 +76,7 @@ static bool adopt_remembered(RunSetup *s, Error *err) {
 
 bool run_setup_save_options(const RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    if (!*o->output || o->max_steps == 0 || o->profile > 0 || o->bench_loader || comm_rank() > 0)
+    if (!*o->output || o->max_steps == 0 || o->profile > 0 || comm_rank() > 0)
         return true; // nothing to save there
     // A mark of a shorter run.
     if (s->first_step < s->total_steps) checkpoint_unmark_done(o->output);
@@ -279,9 +279,6 @@ static bool check_processes(const RunSetup *s, Error *err) {
     if (process_count(o) == 1) return true;
     if (o->interactive)
         return error_set(err, "--interactive: answers prompts in one process; %s started %d",
-                         options_only_ask(o) ? "--gpus" : comm_launcher(), process_count(o));
-    if (o->bench_loader)
-        return error_set(err, "--bench-loader: times the loader of one process; %s started %d",
                          options_only_ask(o) ? "--gpus" : comm_launcher(), process_count(o));
     return !o->fp8 || o->fp8_scaling != FP8_DELAYED ||
            error_set(err, "--fp8-scaling delayed: the processes would have different scales; use current");

@@ -25,7 +25,6 @@ OPTIONS = {
     "a part of a shape twice": (["-e", "L=1,L=2"], ["L=2", "given twice"]),
     "a comma after the last GPU": (["--plan", "--gpu", "h200,"], ["--gpu h200,", "comma"]),
     "an unknown GPU": (["--plan", "--gpu", "h300,t4"], ["no such GPU; did you mean H200?"]),
-    "a loader that reads nothing": (["--bench-loader", "-x", 0], ["--bench-loader: -x 0"]),
     "a node by name": (["--numa", "first"], ["--numa first", "auto, off"]),
     "a node that is not there": (["--numa", 9999], ["--numa 9999"]),
     "blocks that the model has not": (["-r", "3x1"], ["that is 1 blocks, the model has 2"]),

@@ -1,12 +1,10 @@
 """What a run computes: it learns, and its numbers do not depend on how the work was cut."""
-import os
 import re
 import shutil
 import sys
-import tempfile
 
 import pytest
-from conftest import QUIET, ROOT, SIMULATOR, TINY, call, events, losses, needs_simulator, refused, train
+from conftest import QUIET, ROOT, TINY, call, events, losses, refused, train
 
 FP32 = ["--dtype", "fp32"]
 
@@ -60,39 +58,6 @@ def test_the_log_of_a_run_can_be_plotted(data, tmp_path):
 def test_max_minutes_ends_the_run(data, tmp_path):
     run(tmp_path / "run", data, "-x", 1000000, "--max-minutes", 0.05)
     assert 1 <= len(losses(tmp_path / "run")) < 1000000
-
-
-# ----------------------------------------------------------------------------------------------------- --bench-loader
-
-ROW = re.compile(r"loader      (warm|cold) +(shuffled|file order) +(2|4|8) +\S+ tok/s +(\d+\.\d+)% +\d+\.\d+ ms")
-
-
-@pytest.mark.sanitize
-def test_the_table_of_the_loader_has_every_case(data, tmp_path):
-    said = train(*TINY, *data.flags, *QUIET, "--bench-loader", "-o", tmp_path / "run").stdout
-    rows = [match.groups() for match in map(ROW.fullmatch, said.splitlines()) if match]
-    cases = [(cache, order, ring) for cache in ("warm", "cold") for order in ("shuffled", "file order") for ring in "248"]
-    no_cold = "cold: not measured" in said  # where the tests' directory is in memory
-    assert [row[:3] for row in rows] == cases[:6 if no_cold else 12]
-    assert all(0 <= float(row[3]) <= 100 for row in rows)
-    assert re.search(r"^loader      a run \(shuffled, ring of 4\) (does not wait|waits) for data: ", said.splitlines()[-1])
-    assert not (tmp_path / "run").exists()  # nothing is saved
-
-
-@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no tmpfs at /dev/shm")
-def test_files_that_stay_in_memory_are_not_called_cold(data):
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        for path in data.directory.glob("*.bin"):
-            shutil.copy(path, directory)
-        said = train(*TINY, "-i", f"{directory}/train_*.bin", "-j", "", *QUIET, "--bench-loader").stdout
-    assert "cold: not measured" in said and "with cold ones" not in said
-    assert [m[1] for m in map(ROW.fullmatch, said.splitlines()) if m] == ["warm"] * 6
-
-
-@needs_simulator
-def test_copies_to_a_gpu_are_timed_from_pinned_and_from_pageable_memory(data):
-    said = train(*TINY, *data.flags, *QUIET, "--bench-loader", trainer=SIMULATOR).stdout
-    assert re.search(r"^loader      copy to the GPU: pinned \S+ us, \S+ tok/s; pageable \S+ us, \S+ tok/s$", said, re.M)
 
 
 # ----------------------------------------------------------------------------- validation data, and options without effect
