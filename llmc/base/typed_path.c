@@ -144,7 +144,7 @@ char *path_typed_in(const char *directory, const char *pattern) {
 
 // --------------------------------------------------------------------------------------------------------------- tools
 
-bool path_find_tool(const char *name, char path[PATH_MAX]) {
+static bool find_tool(const char *name, char path[PATH_MAX]) {
     char program[PATH_MAX / 2];
     const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     if (length > 0) program[length] = '\0';
@@ -161,5 +161,5 @@ bool path_find_tool(const char *name, char path[PATH_MAX]) {
 
 QuotedPath path_of_tool(const char *name) {
     char path[PATH_MAX];
-    return path_quoted(access(name, X_OK) != 0 && path_find_tool(name, path) ? path : name);
+    return path_quoted(access(name, X_OK) != 0 && find_tool(name, path) ? path : name);
 }

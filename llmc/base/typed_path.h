@@ -29,5 +29,3 @@ char *path_working_directory(void); // malloced; "" if it has no name
 // A program or script of the checkout that this program belongs to, "data/prepare", as one word for a shell: relative
 // if it can be reached from the working directory.
 QuotedPath path_of_tool(const char *name);
-// The same, to run it: false if there is none.
-bool path_find_tool(const char *name, char path[PATH_MAX]);

@@ -394,7 +394,6 @@ OptionsResult options_parse(Options *options, int argc, char **argv, Error *err)
         }
         if (!parse_argument(options, argv, &i, err)) return OPTIONS_ERROR;
     }
-    if (*options->memory_timeline && !options->plan) options->plan = PLAN_TEXT;
     return options_check_together(options, err) ? OPTIONS_RUN : OPTIONS_ERROR;
 }
 

@@ -25,7 +25,7 @@ static bool check_questions(const Options *o, Error *err) {
 // Options that only make sense together.
 bool options_check_together(const Options *o, Error *err) {
     if (o->total_batch > 0 && o->T > 0 && !options_check_total_batch(o->total_batch, o->T, err)) return false;
-    if (!placement_check(o->numa, err) || !timeline_check(o, err)) return false;
+    if (!placement_check(o->numa, err)) return false;
     if (o->resume && !*o->output) return error_set(err, "-y: no run to resume; name its directory with -o DIR");
     if (options_given(o, "checkpoint-every") && o->checkpoint_every > 0 && !*o->output) {
         return error_set(err, "-n %lld: no directory for checkpoints; name one with -o DIR",

@@ -296,10 +296,5 @@ bool planner_advise(FILE *out, const PlanRequest *request, Error *err);
 enum { MOST_GPUS = 32 };
 bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Error *err);
 
-// --memory-timeline (memory_timeline.c): one GPU, a name that ends in .png, .html or .json.
-bool timeline_check(const Options *options, Error *err);
-// Writes the arena of the plan for the one GPU of --gpu, or for this machine, to that file.
-bool timeline_write(const PlanRequest *request, Error *err);
-
 // Prints the plan, as text or one JSON object. False and a message when --gpu or -r cannot be read.
 bool planner_print(FILE *out, const PlanRequest *request, Error *err);

@@ -389,6 +389,39 @@ static void add_predicted(cJSON *device, const DevicePlan *p, bool with_ops) {
     for (int i = 0; i < p->prediction.count; i++) add_predicted_op(ops, &p->prediction.ops[i]);
 }
 
+static void add_tensor(cJSON *tensors, const PlannedTensor *t, int64_t offset, int last_tick) {
+    const bool always = t->first_use == PLAN_ALWAYS;
+    const char *kind = always ? memory_class_name(t->memory_class) : activation_kind_name(activation_kind(t->name));
+    cJSON *tensor = cJSON_CreateObject();
+    cJSON_AddItemToArray(tensors, tensor);
+    JSON_ADD(tensor, JSON_TEXT("name", t->name), JSON_TEXT("kind", kind), JSON_NUMBER("offset", offset),
+             JSON_NUMBER("bytes", t->bytes), JSON_NUMBER("first", always ? 0 : t->first_use),
+             JSON_NUMBER("last", always ? last_tick : t->last_use), JSON_BOOL("always", always));
+}
+
+// The arena: a rectangle for each tensor, its ticks and its addresses. scripts/plot_memory.py draws it.
+static void add_arena(cJSON *device, const Gpt2Options *model) {
+    char name[TICK_NAME];
+    int last_tick = 0;
+    MemoryPlan *plan = gpt2_plan(model);
+    const int count = memory_plan_count(plan);
+    for (int i = 0; i < count; i++) {
+        const PlannedTensor t = memory_plan_tensor(plan, i);
+        if (t.last_use > last_tick) last_tick = t.last_use;
+    }
+    cJSON *arena = cJSON_AddObjectToObject(device, "arena");
+    JSON_ADD(arena, JSON_NUMBER("total", memory_plan_total(plan)), JSON_NUMBER("peak", memory_plan_live_peak(plan)),
+             JSON_NUMBER("peak_tick", memory_plan_peak_tick(plan)));
+    cJSON *ticks = cJSON_AddArrayToObject(arena, "ticks"), *tensors = cJSON_AddArrayToObject(arena, "tensors");
+    for (int t = 0; t <= last_tick; t++)
+        cJSON_AddItemToArray(ticks, cJSON_CreateString(gpt2_tick_name(&model->config, t, name)));
+    for (int i = 0; i < count; i++) {
+        const PlannedTensor t = memory_plan_tensor(plan, i);
+        if (t.bytes > 0) add_tensor(tensors, &t, memory_plan_offset(plan, i), last_tick);
+    }
+    memory_plan_destroy(plan);
+}
+
 static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
     const GpuSpec *g = &p->gpu.spec;
     const StepLimit *s = &p->step;
@@ -419,10 +452,14 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
 }
 
 static void print_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
+    const bool is_named = *r->options->gpu != '\0'; // otherwise: this machine and the whole table
     cJSON *plan = cJSON_CreateObject();
     add_run(plan, r);
     cJSON *devices = cJSON_AddArrayToObject(plan, "devices");
-    for (int i = 0; i < count; i++) add_device(devices, &plans[i], *r->options->gpu != '\0');
+    for (int i = 0; i < count; i++) {
+        add_device(devices, &plans[i], is_named);
+        if (is_named || i == 0) add_arena(cJSON_GetArrayItem(devices, i), &plans[i].model);
+    }
     char *text = cJSON_Print(plan);
     if (text) fprintf(out, "%s\n", text);
     free(text);

@@ -444,8 +444,7 @@ bool run_setup_plan(RunSetup *s, Error *err) {
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
     PlanRequest request = {.model = run_setup_model(s), .step_windows = step_windows, .options = o};
     return check_planned_share(s, step_windows, &request.link, err) && gpt2_check_options(&request.model, err) &&
-           (o->advise ? planner_advise : planner_print)(stdout, &request, err) &&
-           (!*o->memory_timeline || timeline_write(&request, err));
+           (o->advise ? planner_advise : planner_print)(stdout, &request, err);
 }
 
 OptimizerOptions run_setup_optimizer(const RunSetup *s) {

@@ -15,11 +15,11 @@ CHOICES = PREPARE.with_name("choices")
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory, data):
-    """A run, a text, a timeline and an export, to be copied."""
+    """A run, a text, a plan and an export, to be copied."""
     place = tmp_path_factory.mktemp("ready")
     make_text(place / "text", documents=3)
     call(TRAINER, *TINY, *QUIET, *data.flags, "-x", 2, "-o", place / "run", "--export", place / "model", expect=0)
-    call(TRAINER, *TINY, "--plan", "--memory-timeline", place / "plan.json", expect=0)
+    (place / "plan.json").write_text(call(TRAINER, *TINY, "--plan", "json", expect=0).stdout)
     (place / "questions.jsonl").write_text('{"ctx": "a b", "endings": ["c", "d"], "label": 1}\n')
     shutil.copytree(data.directory, place / "shards")
     return place
@@ -49,8 +49,6 @@ WRITERS = {
     "export_over_a_model": ("model/config.json", [*TRAIN, "--export", "model"]),
     "export_over_tuned_weights": ("model/model.safetensors", [*TRAIN, "--export", "model"]),
     "export_to_a_file": ("new.bin", [*TRAIN, "--export", "new.bin"]),
-    "timeline": ("new.json", [TRAINER, *TINY, "--plan", "--memory-timeline", "new.json"]),
-    "timeline_drawn": ("new.html", [TRAINER, *TINY, "--plan", "--memory-timeline", "new.html"]),
     "tuning": ("cache", [TRAINER, "--ceilings"]),
     "manifest": ("new/manifest.json", [PREPARE, "-o", "new", "text"]),
     "tokenizer_of_shards": ("new/tokenizer.json", [PREPARE, "-o", "new", "text"]),
@@ -107,7 +105,7 @@ SAME = {
     "log": [*PLOT, "--html", "run/main.log"],
     "log_as_a_picture": [*PLOT, "-o", "run/main.log"],
     "hard_link": [*PLOT, "-o", "log.png"],
-    "timeline": [*MEMORY, "-o", "plan.png"],
+    "plan": [*MEMORY, "-o", "plan.png"],
 }
 
 

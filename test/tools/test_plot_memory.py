@@ -1,4 +1,4 @@
-"""--memory-timeline and scripts/plot_memory.py: the drawing is the plan, byte by byte, and the pictures are pictures."""
+"""The arena in --plan json and scripts/plot_memory.py: the drawing is the plan, byte by byte, and the pictures are pictures."""
 import json
 import os
 import re
@@ -17,10 +17,14 @@ def trainer(*arguments, expect=0):
     return call(str(TRAINER), *map(str, arguments), expect=expect)
 
 
-def timeline(path, *arguments):
-    said = trainer(*MODEL, "--gpu", "t4", "--memory-timeline", path, *arguments).stdout
-    assert said.splitlines()[-1] == f"plan        drawn: {path}"
+def plan(path, *arguments):
+    """Writes the plan for a T4, or what the arguments name, to path; returns it."""
+    path.write_text(trainer(*MODEL, "--gpu", "t4", "--plan", "json", *arguments).stdout)
     return json.loads(path.read_text())
+
+
+def plot(*arguments, expect=0):
+    return call(*PLOT, *map(str, arguments), expect=expect)
 
 
 FORMS = {"all kept": ["-r", 0], "recomputed": ["-r", 3], "8-bit": ["--optimizer", "adamw8bit", "-w", 0, "--grad-dtype", "compute"],
@@ -29,8 +33,8 @@ FORMS = {"all kept": ["-r", 0], "recomputed": ["-r", 3], "8-bit": ["--optimizer"
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_rectangles_are_the_plan(form, tmp_path):
-    drawn = timeline(tmp_path / "a.json", *FORMS[form])
-    planned = json.loads(trainer(*MODEL, "--gpu", "t4", "--plan", "json", *FORMS[form]).stdout)["devices"][0]["memory"]
+    device = plan(tmp_path / "a.json", *FORMS[form])["devices"][0]
+    drawn, planned = device["arena"], device["memory"]
     assert drawn["total"] == planned["total"] == max(t["offset"] + t["bytes"] for t in drawn["tensors"])
     alive = [0] * len(drawn["ticks"])
     by_kind = {}
@@ -49,7 +53,7 @@ def test_the_rectangles_are_the_plan(form, tmp_path):
 
 
 def test_ticks_are_named_after_the_ops_that_write_there(tmp_path):
-    drawn = timeline(tmp_path / "a.json", "-r", 0, "--optimizer", "muon")
+    drawn = plan(tmp_path / "a.json", "-r", 0, "--optimizer", "muon")["devices"][0]["arena"]
     first = {}
     for t in drawn["tensors"]:
         first.setdefault(t["name"], []).append(drawn["ticks"][t["first"]])
@@ -65,36 +69,38 @@ def test_ticks_are_named_after_the_ops_that_write_there(tmp_path):
     assert last["dresidual"] == "embedding backward"
 
 
-def test_one_command_draws_a_picture_and_a_page(tmp_path):
-    trainer(*MODEL, "--gpu", "t4", "--memory-timeline", tmp_path / "a.png")
+def test_a_plan_of_this_machine_is_a_picture_and_a_page(tmp_path):
+    (tmp_path / "a.json").write_text(trainer(*MODEL, "--plan", "json").stdout)
+    plot(tmp_path / "a.json", "-o", tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    said = trainer(*MODEL, "--plan", "json", "--memory-timeline", tmp_path / "a.html").stdout
-    json.loads(said)  # of this machine, and nothing after it
+    plot(tmp_path / "a.json", "-o", tmp_path / "a.html")
     page = (tmp_path / "a.html").read_text()
+    assert page.count("at the peak: ") == 1  # not of the GPUs of the table
     svg = xml.dom.minidom.parseString(page[page.index("<svg"):page.index("</svg>") + 6])
     titles = [node.firstChild.data for node in svg.getElementsByTagName("title") if node.firstChild]
     assert any(re.fullmatch("qkv: .*iB, block 0 qkv to block 0 attention backward", title) for title in titles)
-    assert sorted(os.listdir(tmp_path)) == ["a.html", "a.png"]  # nothing else is left
 
 
-def test_two_plans_side_by_side_and_one_that_does_not_fit(tmp_path):
-    timeline(tmp_path / "a.json", "-r", 0)
-    trainer("-e", "d48", "--gpu", "24G", "-b", 4, "--dtype", "fp32", "--memory-timeline", tmp_path / "b.json")
-    call(*PLOT, str(tmp_path / "a.json"), str(tmp_path / "b.json"), "-o", str(tmp_path / "ab.html"))
+def test_plans_side_by_side_and_one_that_does_not_fit(tmp_path):
+    plan(tmp_path / "a.json", "-r", 0)
+    plan(tmp_path / "b.json", "-e", "d48", "--gpu", "24G,h100", "-b", 4, "--dtype", "fp32")
+    plot(tmp_path / "a.json", tmp_path / "b.json", "-o", tmp_path / "ab.html")
     page = (tmp_path / "ab.html").read_text()
-    assert "DOES NOT FIT" in page and page.count("at the peak: ") == 2
+    assert page.count("DOES NOT FIT") == 1 and page.count("at the peak: ") == 3
 
 
 def test_bad_input_is_one_line(tmp_path):
-    def refused(said):
-        assert said.stderr.count("\n") == 1, said.stderr
-        return said.stderr
+    def refused(*arguments):
+        said = plot(*arguments, expect=EXIT_BAD_INPUT).stderr
+        assert said.count("\n") == 1, said
+        return said
 
-    assert "must end in .png, .html or .json" in refused(trainer(*MODEL, "--memory-timeline", "a.gif", expect=EXIT_BAD_INPUT))
-    assert "names several" in refused(trainer(*MODEL, "--gpu", "t4,h100", "--memory-timeline", "a.png", expect=EXIT_BAD_INPUT))
-    for end in ("json", "png"):
-        path = tmp_path / "no" / f"a.{end}"
-        assert str(path) in refused(trainer(*MODEL, "--memory-timeline", path, expect=EXIT_BAD_INPUT))
-    (tmp_path / "other.json").write_text('{"memory_timeline": 7}')
-    assert "other.json" in refused(call(*PLOT, str(tmp_path / "other.json"), "-o", "a.png", expect=EXIT_BAD_INPUT))
-    assert "none.json" in refused(call(*PLOT, str(tmp_path / "none.json"), "-o", "a.png", expect=EXIT_BAD_INPUT))
+    plan(tmp_path / "a.json")
+    assert "must end in .png or .html" in refused(tmp_path / "a.json", "-o", tmp_path / "a.gif")
+    assert str(tmp_path / "no" / "a.png") in refused(tmp_path / "a.json", "-o", tmp_path / "no" / "a.png")
+    for other in ('{"devices": 7}', '{"devices": [{"arena": {}}]}', "[]", "7", ""):
+        (tmp_path / "other.json").write_text(other)
+        assert "other.json was not written by --plan json" in refused(tmp_path / "other.json", "-o", "a.png")
+    (tmp_path / "other.json").write_text('{"devices": []}')
+    assert "no arena to draw" in refused(tmp_path / "other.json", "-o", "a.png")
+    assert "none.json" in refused(tmp_path / "none.json", "-o", "a.png")
