@@ -96,7 +96,7 @@ LIBS := -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
 CPU_SRC  := $(wildcard llmc/cpu/*.c)
 # Two files of llmc/cuda without CUDA are in every build: sizes.c, arithmetic of shapes for the planner, and tuning_cache.c,
-# the file that also keeps what --ceilings has measured.
+# the file of measured choices, so that its reader is tested everywhere.
 NO_CUDA_SRC := llmc/cuda/sizes.c llmc/cuda/tuning_cache.c
 HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/data/*.c llmc/text/*.c llmc/store/*.c llmc/run/*.c llmc/comm/*.c) \
             $(NO_CUDA_SRC)

@@ -7,7 +7,6 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/limits.h"
 #include "llmc/model/gpt2.h"
-#include "llmc/run/ceilings.h"
 #include "llmc/run/processes.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/report.h"
@@ -473,8 +472,6 @@ static int run_all(Run *run, Error *err) {
         device.threads = run->setup.placement.threads;
     // Before any data: without a GPU they are of no use.
     if (!comm_all_ok(device_init(&device, err), err)) return EXIT_RUN_FAILED;
-    if (run->setup.options.ceilings)
-        return ceilings_measure(stdout, &run->setup.options, err) ? EXIT_OK : EXIT_BAD_INPUT;
     if (options_only_ask(&run->setup.options)) return run_setup_plan(&run->setup, err) ? EXIT_OK : EXIT_BAD_INPUT;
     if (!processes_connect_devices(err) || !run_setup_resolve(&run->setup, err)) return EXIT_BAD_INPUT;
     if (!comm_all_ok(run_setup_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;

@@ -7,7 +7,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
-#include "llmc/run/ceilings.h"
+#include "llmc/run/feed_forward_speed.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

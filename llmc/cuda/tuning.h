@@ -59,8 +59,6 @@ enum { TUNING_KEY_MAX = 512, TUNING_VALUE_MAX = 256 }; // bytes, the key with it
 // Copies the value of key (printable ASCII) and returns true when there is one of exactly this size. A value is a hint
 // from a file that anybody may have written: check it before use.
 bool tuning_cache_get(const char *key, void *value, size_t size);
-// The same, of what no bits depend on: it is not among tuning_cache_used.
-bool tuning_cache_look(const char *key, void *value, size_t size);
 // Adds or replaces an entry, in memory and in the file.
 void tuning_cache_put(const char *key, const void *value, size_t size);
 // What this process asked for and got, or put: the lines of the file, without their checksums; malloced.

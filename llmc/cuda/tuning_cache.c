@@ -225,19 +225,13 @@ static void save(void) {
 
 // ----------------------------------------------------------------------------------------------------------- the calls
 
-static Entry *look(const char *key, void *value, size_t size) {
+bool tuning_cache_get(const char *key, void *value, size_t size) {
     if (!cache.loaded) load();
     Entry *e = *find(key);
-    if (!e || e->size != size) return NULL;
+    if (!e || e->size != size) return false;
     memcpy(value, e->value, size);
-    return e;
-}
-
-bool tuning_cache_look(const char *key, void *value, size_t size) { return look(key, value, size) != NULL; }
-
-bool tuning_cache_get(const char *key, void *value, size_t size) {
-    Entry *e = look(key, value, size);
-    return e && (e->used = true);
+    e->used = true;
+    return true;
 }
 
 void tuning_cache_put(const char *key, const void *value, size_t size) {

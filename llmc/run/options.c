@@ -357,7 +357,7 @@ bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err) {
                      (long long)T, (long long)below, (long long)above);
 }
 
-bool options_only_ask(const Options *o) { return o->plan || o->advise || o->ceilings; }
+bool options_only_ask(const Options *o) { return o->plan || o->advise; }
 
 static bool asks_for_help(const char *text) { return strcmp(text, "--help") == 0 || strcmp(text, "-help") == 0; }
 

@@ -17,11 +17,6 @@ typedef enum { GRADIENTS_FP32, GRADIENTS_COMPUTE } GradientType;
 typedef enum { OFFLOAD_NONE, OFFLOAD_OPTIMIZER } OffloadChoice;
 typedef enum { PLAN_NONE, PLAN_TEXT, PLAN_JSON } PlanForm;
 typedef enum { ADVISE_NONE, ADVISE_SIZES, ADVISE_D_FF } AdviseKind;
-typedef enum {
-    MFU_BASE_AUTO,
-    MFU_BASE_DATASHEET,
-    MFU_BASE_MEASURED
-} MfuBase; // auto: the datasheet, where one is known
 
 typedef struct {
 #define OPTION(group, long_name, short_name, type, field, ...) type field;

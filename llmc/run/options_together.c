@@ -8,11 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-// --plan, --advise and --ceilings answer a question each.
 static bool check_questions(const Options *o, Error *err) {
     const bool other_gpu = *o->gpu && strcasecmp(o->gpu, "this") != 0;
-    if ((o->plan != 0) + (o->advise != 0) + (o->ceilings != 0) > 1)
-        return error_set(err, "--plan, --advise and --ceilings: give one of them at a time");
+    if (o->plan && o->advise) return error_set(err, "--plan and --advise: give one of them at a time");
     if (*o->gpu && !o->plan && !o->advise)
         return error_set(err, "--gpu: only applies to a plan or advice; give --plan or --advise as well");
     if (o->price > 0 && !o->plan) return error_set(err, "--price: only applies to a plan; give --plan as well");

@@ -7,7 +7,7 @@
 #include "llmc/cuda/sizes.h"
 #include "llmc/model/parameters.h"
 #include "llmc/model/recompute.h"
-#include "llmc/run/ceilings.h"
+#include "llmc/run/feed_forward_speed.h"
 #include "llmc/run/planner.h"
 
 #include <math.h>

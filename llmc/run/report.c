@@ -7,7 +7,6 @@
 #include "llmc/base/json.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/model/recompute.h"
-#include "llmc/run/ceilings.h"
 #include "llmc/run/planner.h"
 
 #include <math.h>
@@ -26,9 +25,8 @@ struct Report {
     DeviceSpeed speed;
     double started;        // launch
     double peak_flops;     // what mfu is a fraction of
-    bool peak_is_measured; // --mfu-base measured, or no datasheet peak is known
+    bool peak_is_measured; // no datasheet peak is known
     double datasheet;      // its peak; 0: not known
-    Ceiling ceiling;       // that --ceilings has kept; all 0: none
     float loss_scale;      // after the last step that was reported
     StepTime step_time;
     char attention[256]; // who computes it, as the header said
@@ -90,19 +88,16 @@ static void machine_lines(const Report *r) {
     DeviceSensors sensors;
     if (r->options->log_gpu_every > 0 && !device_sensors(&sensors))
         runlog_field(r->log, "", "-lg: this device has no sensors");
-    char datasheet[128] = "", ceiling[128] = "";
+    char datasheet[128] = "";
     if (r->datasheet > 0)
         snprintf(datasheet, sizeof datasheet, " | datasheet: %.4g TFLOP/s, %.4g GB/s", r->datasheet / 1e12,
                  device->peak_bandwidth / 1e9);
-    if (ceiling_flops(&r->ceiling) > 0)
-        snprintf(ceiling, sizeof ceiling, " | by --ceilings: %.4g TFLOP/s, %.4g GB/s",
-                 ceiling_flops(&r->ceiling) / 1e12, r->ceiling.copy_bandwidth / 1e9);
     if (r->speed.matmul_flops > 0)
-        runlog_field(r->log, "limits", "measured now: matmul %.4g TFLOP/s in %s, copy %.4g GB/s%s%s",
-                     r->speed.matmul_flops / 1e12, dtype_name(r->model->dtype), r->speed.copy_bandwidth / 1e9, ceiling,
+        runlog_field(r->log, "limits", "measured now: matmul %.4g TFLOP/s in %s, copy %.4g GB/s%s",
+                     r->speed.matmul_flops / 1e12, dtype_name(r->model->dtype), r->speed.copy_bandwidth / 1e9,
                      datasheet);
     else
-        runlog_field(r->log, "limits", "not measured now%s%s", ceiling, datasheet);
+        runlog_field(r->log, "limits", "not measured now%s", datasheet);
 }
 
 static void precision_line(const Report *r) {
@@ -203,9 +198,7 @@ static void schedule_lines(const Report *r) {
                  schedule_name(s->kind), (long long)s->warmup, s->max_lr, schedule_lr(s, r->setup->total_steps - 1),
                  (long long)r->setup->total_steps, optimizer_name(r->model->optimizer), r->options->weight_decay);
     runlog_field(r->log, "mfu", "(6 N + 6 L C T) FLOP a token against %s",
-                 !r->peak_is_measured                    ? "the peak of the datasheet"
-                 : r->peak_flops > r->speed.matmul_flops ? "the matmul rate that --ceilings has kept"
-                                                         : "the measured matmul rate");
+                 r->peak_is_measured ? "the measured matmul rate" : "the peak of the datasheet");
     if (!*r->options->output)
         runlog_field(r->log, "output", "none: nothing is saved (-o DIR saves log and checkpoints)");
     else if (r->setup->first_step > 0)
@@ -249,7 +242,6 @@ static void run_event(const Report *r) {
              JSON_TEXT("attention", device->attention), JSON_TEXT("placement", r->setup->placement.text),
              JSON_NUMBER("peak_bandwidth", device->peak_bandwidth), JSON_NUMBER("matmul_flops", r->speed.matmul_flops),
              JSON_NUMBER("copy_bandwidth", r->speed.copy_bandwidth), JSON_NUMBER("peak_flops", r->peak_flops),
-             JSON_KNOWN("ceiling_flops", ceiling_flops(&r->ceiling)),
              JSON_TEXT("mfu_base", r->peak_is_measured ? "measured" : "datasheet"));
     add_shards(run, "train", train_shards(r));
     add_shards(run, "val", val_shards(r));
@@ -279,9 +271,6 @@ Report *report_open(const RunSetup *setup, const Gpt2 *model, RunLog *log, Devic
     Report *r = calloc(1, sizeof *r);
     REQUIRE_MEMORY(r, "the log");
     const double datasheet = device_facts()->peak_flops[setup->dtype];
-    const bool measured = datasheet <= 0 || setup->options.mfu_base == MFU_BASE_MEASURED;
-    Ceiling ceiling;
-    if (!ceiling_find(setup->dtype, setup->options.tf32 != 0, &ceiling)) ceiling = (Ceiling){0};
     *r = (Report){
         .setup = setup,
         .options = &setup->options,
@@ -290,10 +279,9 @@ Report *report_open(const RunSetup *setup, const Gpt2 *model, RunLog *log, Devic
         .log = log,
         .speed = speed,
         .started = started,
-        .peak_flops = measured ? fmax(ceiling_flops(&ceiling), speed.matmul_flops) : datasheet,
-        .peak_is_measured = measured,
+        .peak_flops = datasheet > 0 ? datasheet : speed.matmul_flops,
+        .peak_is_measured = datasheet <= 0,
         .datasheet = datasheet,
-        .ceiling = ceiling,
         .loss_scale = setup->state.control.loss_scale,
     };
     DeviceSensors sensors; // where the energy of the run is counted from

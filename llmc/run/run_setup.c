@@ -213,12 +213,9 @@ static bool choose_dtype(RunSetup *s, Error *err) {
     const bool converts = *s->options.export_path && s->options.max_steps == 0;
     const DType automatic = converts ? DTYPE_FP32 : device_facts()->default_dtype;
     s->dtype = s->options.dtype == DTYPE_COUNT ? automatic : s->options.dtype;
-    if (!device_facts()->supports[s->dtype])
-        return error_set(err, "--dtype %s: not available on %s; use %s", dtype_name(s->dtype), device_facts()->name,
-                         dtype_name(device_facts()->default_dtype));
-    return s->options.mfu_base != MFU_BASE_DATASHEET || device_facts()->peak_flops[s->dtype] > 0 ||
-           error_set(err, "--mfu-base datasheet: no peak in %s is known of %s; use measured", dtype_name(s->dtype),
-                     device_facts()->name);
+    return device_facts()->supports[s->dtype] ||
+           error_set(err, "--dtype %s: not available on %s; use %s", dtype_name(s->dtype), device_facts()->name,
+                     dtype_name(device_facts()->default_dtype));
 }
 
 // A plan may be for more processes than there are.

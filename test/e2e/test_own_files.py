@@ -49,7 +49,6 @@ WRITERS = {
     "export_over_a_model": ("model/config.json", [*TRAIN, "--export", "model"]),
     "export_over_tuned_weights": ("model/model.safetensors", [*TRAIN, "--export", "model"]),
     "export_to_a_file": ("new.bin", [*TRAIN, "--export", "new.bin"]),
-    "tuning": ("cache", [TRAINER, "--ceilings"]),
     "manifest": ("new/manifest.json", [PREPARE, "-o", "new", "text"]),
     "tokenizer_of_shards": ("new/tokenizer.json", [PREPARE, "-o", "new", "text"]),
     "shard": ("new/train_000000.bin", [PREPARE, "-o", "new", "text", "--force"]),
@@ -90,7 +89,7 @@ def test_what_the_user_has_there_stays(name, kind, place):
     if path not in kept:  # moved, with everything around it if that is a directory
         moved = path if path.parent == place or f"{target}.1" in str(kept) else path.parent
         assert any(word in result.stdout + result.stderr for word in (f"{moved.name}.1", f"{path.parent.name.removeprefix('.tmp-')}.1"))
-    if result.returncode == 0 and name not in ("tuning", "temporary_options", "temporary_checkpoint", "checkpoint"):
+    if result.returncode == 0 and name not in ("temporary_options", "temporary_checkpoint", "checkpoint"):
         before = sorted(place.rglob("*"))
         again = run(command, place)  # over a file of ours nothing is said
         assert ".2" not in again.stderr or name in ("log", "log_of_a_resume"), again.stderr

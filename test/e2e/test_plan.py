@@ -210,7 +210,7 @@ def test_1558M_trains_in_12_GB_with_8_bit_states():
                     "--grad-dtype", "compute")["devices"]
     assert found["fits"] and found["memory"]["total"] + found["memory"]["context"] <= 12e9
 
-# ------------------------------------------------------------------------------------------------- advice and ceilings
+# ------------------------------------------------------------------------------------------------- -------------- advice
 
 FEED_FORWARD = ["--advise", "d_ff", "--measure", "-e", "L=1,C=72,NH=1", "-b", 1, "-t", 16]
 
@@ -237,30 +237,10 @@ def test_advice_is_the_same_on_every_machine(tmp_path):
         assert "multiprocessors" in here and "matmul_forward qkvw" in here
 
 
-def test_ceilings_are_kept_and_are_a_base_of_mfu(data, tmp_path):
-    env = {**os.environ, "PRETRAIN_CACHE": str(tmp_path / "tuning")}
-    out = train("--ceilings", "--dtype", "fp32", env=env).stdout
-    found = re.search(r"fp32 matmul (\S+) TFLOP/s at M=\d+ N=\d+ K=\d+, the best of \d+ shapes, and (\S+) in a plain", out)
-    assert found and re.search(r"fp32 [+-]\S+% in the best shape on zeros", out) and "GB/s, read and written" in out
-    assert "kept: --mfu-base measured" in out
-    run = [*TINY, *QUIET, *data.flags, "-x", 2, "--dtype", "fp32", "-o"]
-    header = train(*run, tmp_path / "measured", "--mfu-base", "measured", env=env).stdout
-    assert f"by --ceilings: {max(found[1], found[2], key=float)} TFLOP/s" in header
-    device = events(tmp_path / "measured", "run")[0]["device"]
-    assert device["mfu_base"] == "measured" and device["peak_flops"] >= device["ceiling_flops"] > 0
-    none = train("--ceilings", "--dtype", "fp32", "--threads", 1, env={**env, "PRETRAIN_CACHE": "off"}).stdout
-    assert "not kept" in none
-    train(*run, tmp_path / "without", env={**env, "PRETRAIN_CACHE": "off"})
-    device = events(tmp_path / "without", "run")[0]["device"]
-    assert device["ceiling_flops"] is None and device["peak_flops"] == device["matmul_flops"]
-    refused(*run[:-1], "--mfu-base", "datasheet", words=["--mfu-base datasheet", "use measured"])
-
-
-@needs_simulator
-def test_the_simulator_has_ceilings_too_under_its_own_name(tmp_path):
-    env = {**os.environ, "PRETRAIN_CACHE": str(tmp_path / "tuning")}
-    out = train("--ceilings", "--dtype", "bf16", trainer=SIMULATOR, env=env).stdout
-    assert out.startswith("ceilings    CUDA simulator (CPU)") and "bf16 matmul" in out and "of the datasheet's" in out
+def test_without_a_datasheet_mfu_is_a_share_of_the_rate_measured_at_the_start(data, tmp_path):
+    train(*TINY, *QUIET, *data.flags, "-x", 2, "--dtype", "fp32", "-o", tmp_path / "run")
+    device = events(tmp_path / "run", "run")[0]["device"]
+    assert device["mfu_base"] == "measured" and device["peak_flops"] == device["matmul_flops"] > 0
 
 
 def test_what_cannot_be_advised_is_refused():
@@ -269,5 +249,3 @@ def test_what_cannot_be_advised_is_refused():
     refused("--advise", "--gpu", "24G", words=["--gpu 24G", "not known"])
     refused("--advise", "--gpu", "h100", "--fp8", words=["--advise", "--fp8"])
     refused("--advise", "--gpu", "t4", "-b", 60000, words=["T4: not enough memory"])
-    refused("--ceilings", "--plan", words=["one of them at a time"])
-    refused("--ceilings", "--dtype", "fp16", words=["--dtype fp16", "not available"])

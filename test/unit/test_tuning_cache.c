@@ -143,19 +143,6 @@ TEST(keys_that_would_break_lines_and_values_too_large_are_not_kept) {
     assert_true(tuning_cache_get(long_key, large, TUNING_VALUE_MAX));
 }
 
-TEST(what_is_only_looked_at_is_not_among_what_was_used) {
-    double value = 1.5, found = 0;
-    tuning_cache_put("ceiling", &value, sizeof value);
-    tuning_cache_put("choice", &value, sizeof value);
-    tuning_cache_close(); // another process
-    assert_true(tuning_cache_look("ceiling", &found, sizeof found) && found == 1.5);
-    assert_true(tuning_cache_get("choice", &found, sizeof found));
-    assert_false(tuning_cache_look("another", &found, sizeof found));
-    AUTO_FREE char *used = tuning_cache_used();
-    assert_non_null(strstr(used, "choice\t"));
-    assert_null(strstr(used, "ceiling"));
-}
-
 TEST(a_file_that_cannot_be_used_is_no_error) {
     const char *places[] = {"off", "/dev/null", "/nonexistent/directory/tuning", tmp.path};
     for (int i = 0; i < 4; i++) {

@@ -117,9 +117,7 @@ TEST(a_path_is_looked_for_where_it_was_typed_then_left_as_it_is) {
 }
 
 TEST(tools_of_the_checkout_are_found_from_anywhere) {
-    char path[PATH_MAX], *here = path_working_directory();
-    assert_true(path_find_tool("scripts/plot_memory.py", path) && *path == '/');
-    assert_false(path_find_tool("scripts/no_such.py", path));
+    char *here = path_working_directory();
     assert_string_equal(path_of_tool("scripts/plot_memory.py").text, "scripts/plot_memory.py");
     assert_int_equal(chdir(tmp.path), 0);
     assert_true(path_of_tool("scripts/plot_memory.py").text[0] == '/');
