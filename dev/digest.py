@@ -121,7 +121,7 @@ def texts():
     row("--help", run(TRAINER, "--help"))
     for options in (["-e", "d12", "-b", "auto", "-t", "1024", "-d", "524288", "-r", "auto"],
                     ["-e", "d48", "-b", "4", "--optimizer", "adamw8bit", "-w", "0", "--grad-dtype", "compute"],
-                    ["-e", "d24", "-b", "64", "--fp8", "1", "--price", "3", "-x", "1000", "-d", "524288"],
+                    ["-e", "d24", "-b", "64", "--fp8", "1", "-x", "1000", "-d", "524288"],
                     ["-e", "d48", "-b", "16", "--offload", "optimizer", "-x", "10"]):
         for form in "text", "json":
             gpus = ["--plan", form, "--gpu", "h200,a100,t4,rtx4090,24G", "-i", "shards/train_*.bin"]

@@ -13,7 +13,6 @@ static bool check_questions(const Options *o, Error *err) {
     if (o->plan && o->advise) return error_set(err, "--plan and --advise: give one of them at a time");
     if (*o->gpu && !o->plan && !o->advise)
         return error_set(err, "--gpu: only applies to a plan or advice; give --plan or --advise as well");
-    if (o->price > 0 && !o->plan) return error_set(err, "--price: only applies to a plan; give --plan as well");
     if (o->measure && o->advise != ADVISE_D_FF)
         return error_set(err, "--measure: times sizes of d_ff; give --advise d_ff as well");
     return !o->measure || !other_gpu ||

@@ -194,35 +194,7 @@ bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Erro
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------- between the GPUs
-
-bool gpu_link_parse(GpuLink *link, const char *text, Error *err) {
-    enum { MOST_GIGABITS = 100000 };
-    char *unit;
-    *link = (GpuLink){.kind = LINK_BEST};
-    if (!*text) return true;
-    if (strcasecmp(text, "nvlink") == 0) return link->kind = LINK_NVLINK, true;
-    if (strcasecmp(text, "pcie") == 0) return link->kind = LINK_PCIE, true;
-    const double gigabits = isdigit((unsigned char)*text) ? strtod(text, &unit) : 0;
-    if (gigabits <= 0 || gigabits > MOST_GIGABITS || strcasecmp(unit, "g") != 0)
-        return error_set(err, "--link %.80s: expected nvlink, pcie, or the rate of a network in Gbit/s such as 100g",
-                         text);
-    *link = (GpuLink){LINK_NETWORK, gigabits * 1e9 / 8};
-    return true;
-}
-
-double gpu_link_rate(const GpuLink *link, const GpuSpec *gpu) {
-    switch (link->kind) {
-    case LINK_NVLINK:
-        return gpu->nvlink;
-    case LINK_PCIE:
-        return gpu->link;
-    case LINK_NETWORK:
-        return link->rate;
-    default:
-        return gpu->nvlink > 0 ? gpu->nvlink : gpu->link;
-    }
-}
+double gpu_exchange_rate(const GpuSpec *gpu) { return gpu->nvlink > 0 ? gpu->nvlink : gpu->link; }
 
 // ------------------------------------------------------------------------------------------------------- a GPU's sizes
 
@@ -486,12 +458,11 @@ static double exposed_seconds(const DevicePlan *p, const PlannedExchange *e, boo
            fmax(0, (e->weights - e->first_weights) / rate - micro_step / 3);
 }
 
-// A GPU without the link that was asked for has no time of a step.
 static void plan_exchange(DevicePlan *p, const PlanRequest *r) {
     if (p->gpus == 1 || p->step.seconds == 0) return;
     const PlannedExchange e = planner_exchange(&p->model);
     p->exchange_bytes = e.gradients + e.weights;
-    p->exchange_rate = gpu_link_rate(&r->link, &p->gpu.spec);
+    p->exchange_rate = gpu_exchange_rate(&p->gpu.spec);
     if (p->exchange_rate == 0) return;
     p->exchange_seconds = p->exchange_bytes / p->exchange_rate;
     const bool overlap = r->options->comm_overlap != 0;
@@ -514,7 +485,6 @@ static void plan_steps(DevicePlan *p, const PlanRequest *r) {
     p->step_seconds = is_known ? p->step.seconds + p->exposed_seconds : 0;
     if (!is_known) p->predicted = (Estimate){0};
     p->run_seconds = p->step_seconds * p->steps;
-    p->run_cost = p->run_seconds / 3600 * o->price * p->gpus;
 }
 
 // The most windows of a group: a micro-batch has no more. 0: not known.

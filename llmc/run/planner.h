@@ -37,16 +37,9 @@ typedef struct {
 } GpuChoice;
 bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err);
 
-// --link: what connects the GPUs of a run with several.
-typedef enum { LINK_BEST, LINK_NVLINK, LINK_PCIE, LINK_NETWORK } LinkKind; // best: NVLink, without it PCIe
-typedef struct {
-    LinkKind kind;
-    double rate; // of a network: bytes/s of each GPU, one way
-} GpuLink;
-// text: "", "nvlink", "pcie", or a rate in Gbit/s such as "100g" or "25G".
-bool gpu_link_parse(GpuLink *link, const char *text, Error *err);
-// Bytes/s of each GPU, one way; 0: this GPU does not have it, or only its memory is known.
-double gpu_link_rate(const GpuLink *link, const GpuSpec *gpu);
+// Bytes/s from a GPU to the others of its machine, one way: NVLink where it has it, else PCIe; 0: only its memory is
+// known.
+double gpu_exchange_rate(const GpuSpec *gpu);
 
 // FLOP/s of the datasheet; 0: the GPU cannot compute in dtype, or only its memory is known.
 double gpu_spec_peak(const GpuSpec *gpu, DType dtype);
@@ -252,9 +245,8 @@ Recompute planner_recompute(const RecomputeChoice *choice, int64_t L);
 // The input of --plan: a model, whose B and recompute follow from -b and -r, and a run of it on model.processes GPUs.
 typedef struct {
     Gpt2Options model;
-    int64_t step_windows; // of T tokens, of all GPUs; 0: B for each group
-    GpuLink link;
-    const Options *options; // -b auto, -r, --tokens, -x, --gpu, --price, --plan, --attention
+    int64_t step_windows;   // of T tokens, of all GPUs; 0: B for each group
+    const Options *options; // -b auto, -r, --tokens, -x, --gpu, --plan, --attention
 } PlanRequest;
 
 // The plan for one device, or for several of them: memory, -b and -r are those of each.
@@ -269,15 +261,15 @@ typedef struct {
     Error why_not; // what it needs, and what would fit
     double room;   // bytes that the plan may take
     PlannedMemory memory;
-    int64_t batch;                              // the largest B at the -r of model; 0: not one sequence fits
-    StepLimit step;                             // of one GPU's share; nearly the same for smaller micro-batches
-    double exchange_bytes, exchange_rate;       // of several GPUs: sent by each in a step; bytes/s, 0: unknown
-    double exchange_seconds, exposed_seconds;   // the second: at least, beside computation
-    double efficiency;                          // step.seconds / step_seconds: the part of a step that computes
-    double tokens, steps, step_tokens;          // of the run, 0: unknown; of a step
-    double step_seconds, run_seconds, run_cost; // lower bounds; 0: unknown, or not one sequence fits
-    Prediction prediction;                      // of one GPU's share
-    Estimate predicted;                         // of a step, with the exposed exchange; 0: unknown
+    int64_t batch;                            // the largest B at the -r of model; 0: not one sequence fits
+    StepLimit step;                           // of one GPU's share; nearly the same for smaller micro-batches
+    double exchange_bytes, exchange_rate;     // of several GPUs: sent by each in a step; bytes/s, 0: unknown
+    double exchange_seconds, exposed_seconds; // the second: at least, beside computation
+    double efficiency;                        // step.seconds / step_seconds: the part of a step that computes
+    double tokens, steps, step_tokens;        // of the run, 0: unknown; of a step
+    double step_seconds, run_seconds;         // lower bounds; 0: unknown, or not one sequence fits
+    Prediction prediction;                    // of one GPU's share
+    Estimate predicted;                       // of a step, with the exposed exchange; 0: unknown
     // Filled by planner_alternatives:
     int64_t most[4];    // the largest B at -r 0 .. 3
     int64_t auto_batch; // of -b auto -r auto

@@ -140,17 +140,12 @@ static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
             s->link_bytes > 0 ? " + bytes / link" : "", p->gpus > 1 ? " + exposed exchange" : "");
 }
 
-static void print_exchange(FILE *out, const DevicePlan *p, const PlanRequest *r) {
+static void print_exchange(FILE *out, const DevicePlan *p) {
     char bytes[TEXT];
     if (p->gpus == 1 || p->exchange_rate == 0) return;
-    const LinkKind kind = r->link.kind;
-    const bool nvlink = kind == LINK_NVLINK || (kind == LINK_BEST && p->gpu.spec.nvlink > 0);
     fprintf(out, "limit       in a step, each GPU sends %s and receives as much: %.4g GB/s over %s, >= %.3g s\n",
             format_bytes(p->exchange_bytes, bytes, TEXT), p->exchange_rate / 1e9,
-            kind == LINK_NETWORK ? "the network"
-            : nvlink             ? "NVLink"
-                                 : "PCIe",
-            p->exchange_seconds);
+            p->gpu.spec.nvlink > 0 ? "NVLink" : "PCIe", p->exchange_seconds);
     fprintf(
         out,
         "limit       computation hides at most %.3g s of it, %.3g s are exposed: efficiency %.1f%% if both reach the "
@@ -160,11 +155,11 @@ static void print_exchange(FILE *out, const DevicePlan *p, const PlanRequest *r)
 
 // The figures of one GPU as printed in a line; "-" where there is none.
 typedef struct {
-    char step[TEXT], rate[TEXT], all[TEXT], half[TEXT], cost[TEXT], half_cost[TEXT];
+    char step[TEXT], rate[TEXT], all[TEXT], half[TEXT];
 } Limits;
 
 static Limits limits_of(const DevicePlan *p) {
-    Limits l = {"-", "-", "-", "-", "-", "-"};
+    Limits l = {"-", "-", "-", "-"};
     char text[TEXT];
     if (p->step_seconds == 0) return l;
     snprintf(l.step, TEXT, ">= %.3g s", p->step_seconds);
@@ -172,9 +167,6 @@ static Limits limits_of(const DevicePlan *p) {
     if (p->run_seconds == 0) return l;
     snprintf(l.all, TEXT, ">= %s", format_duration(p->run_seconds, text, TEXT));
     format_duration(2 * p->run_seconds, l.half, TEXT);
-    if (p->run_cost == 0) return l;
-    snprintf(l.cost, TEXT, ">= $%.2f", p->run_cost);
-    snprintf(l.half_cost, TEXT, "$%.2f", 2 * p->run_cost);
     return l;
 }
 
@@ -216,15 +208,12 @@ static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     print_most(out, p);
     if (!p->model.train || g->bandwidth == 0) return;
     print_floors(out, p, &p->step);
-    print_exchange(out, p, r);
+    print_exchange(out, p);
     const Limits l = limits_of(p);
     char name[TEXT];
     if (p->step_seconds == 0) return;
     fprintf(out, "limit       %s: a step %s, %s tokens/s", device_text(p, name), l.step, l.rate);
     if (*l.all != '-') fprintf(out, "; all steps %s, at 50%% of the limit %s", l.all, l.half);
-    if (*l.cost != '-')
-        fprintf(out, "; at $%.4g %s hour %s, at 50%% %s", r->options->price, p->gpus > 1 ? "a GPU" : "an", l.cost,
-                l.half_cost);
     fprintf(out, "\n");
     print_prediction(out, p);
 }
@@ -235,7 +224,7 @@ static bool is_auto_plan(const PlanRequest *r) { return r->model.B == 0 || strcm
 static void print_row(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     const GpuSpec *g = &p->gpu.spec;
     const Limits l = limits_of(p);
-    const bool is_auto = is_auto_plan(r), priced = r->options->price > 0, several = p->gpus > 1;
+    const bool is_auto = is_auto_plan(r);
     char fits[TEXT], set[SET_TEXT], most[TEXT] = "none", efficiency[TEXT] = "-", predicted[TEXT] = "-";
     snprintf(fits, TEXT, p->fits ? "yes" : is_auto ? "none" : "no");
     if (p->fits && is_auto)
@@ -243,12 +232,13 @@ static void print_row(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     if (p->batch > 0) snprintf(most, TEXT, "%lld", (long long)p->batch);
     if (p->step_seconds > 0) snprintf(efficiency, TEXT, "%.1f%%", 100 * p->efficiency);
     if (p->predicted.likely > 0) format_count(p->step_tokens / p->predicted.likely, predicted, TEXT);
-    fprintf(out,
-            "limit       %-12s %4.0f GB  %s %6.4g TFLOP/s %5.0f GB/s  %-*s %5s  %-*s %-9s  %-9s  %-9s  %*s%s%*s%s%s\n",
-            g->name, g->memory / 1e9, dtype_name(p->model.dtype), gpu_spec_peak(g, p->model.dtype) / 1e12,
-            g->bandwidth / 1e9, is_auto ? AUTO_WIDTH : 6, fits, most, several ? 11 : 10, l.step, l.rate, predicted,
-            l.all, priced || several ? -6 : 0, l.half, priced ? "  " : "", priced && several ? -10 : 0,
-            priced ? l.cost : "", several ? "  " : "", several ? efficiency : "");
+    fprintf(out, "limit       %-12s %4.0f GB  %s %6.4g TFLOP/s %5.0f GB/s  %-*s %5s  %-11s %-9s  %-9s  %-9s  ", g->name,
+            g->memory / 1e9, dtype_name(p->model.dtype), gpu_spec_peak(g, p->model.dtype) / 1e12, g->bandwidth / 1e9,
+            is_auto ? AUTO_WIDTH : 6, fits, most, l.step, l.rate, predicted, l.all);
+    if (p->gpus > 1)
+        fprintf(out, "%-6s  %s\n", l.half, efficiency);
+    else
+        fprintf(out, "%s\n", l.half);
 }
 
 // plans: of this machine, then of the GPUs of the table.
@@ -263,11 +253,9 @@ static void print_table(FILE *out, const DevicePlan *plans, int count, const Pla
         print_floors(out, plans, &s);
     }
     snprintf(fits, TEXT, "-b %lld", (long long)r->model.B);
-    const bool several = plans->gpus > 1, priced = r->options->price > 0;
-    fprintf(out, "limit       %-12s %7s  %-20s %10s  %-*s %5s  %-*s %-9s  %-9s  %-9s  %s%s%s\n", "GPU", "memory",
+    fprintf(out, "limit       %-12s %7s  %-20s %10s  %-*s %5s  %-11s %-9s  %-9s  %-9s  at 50%%%s\n", "GPU", "memory",
             "datasheet peak", "bandwidth", is_auto_plan(r) ? AUTO_WIDTH : 6, is_auto_plan(r) ? "chosen" : fits, "max",
-            several ? 11 : 10, "a step", "tokens/s", "predicted", "all steps", "at 50%",
-            priced ? several ? "  min cost  " : "  min cost" : "", several ? "  efficiency" : "");
+            "a step", "tokens/s", "predicted", "all steps", plans->gpus > 1 ? "  efficiency" : "");
     for (int i = 1; i < count; i++) print_row(out, &plans[i], r);
 }
 
@@ -323,8 +311,7 @@ static void add_run(cJSON *to, const PlanRequest *r) {
              JSON_BOOL("master_weights", m->master && optimizer_has_master(m->optimizer)),
              JSON_TEXT("grad_dtype", m->gradients_in_dtype ? "compute" : "fp32"),
              JSON_TEXT("offload", m->offload ? "optimizer" : "none"), JSON_BOOL("fp8", m->fp8),
-             JSON_BOOL("train", m->train), JSON_KNOWN("price", r->options->price),
-             JSON_NUMBER("gpus", m->processes > 1 ? m->processes : 1),
+             JSON_BOOL("train", m->train), JSON_NUMBER("gpus", m->processes > 1 ? m->processes : 1),
              JSON_NUMBER("reduce_groups", m->groups > 1 ? m->groups : 1));
 }
 
@@ -438,7 +425,7 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
     add_recompute(device, &p->model.recompute, &p->model);
     add_memory(device, p);
     add_most(device, p);
-    // The least time of a step and of the run, and what that costs.
+    // The least time of a step and of the run.
     JSON_ADD(cJSON_AddObjectToObject(device, "limit"), JSON_NUMBER("step_flop", s->flops),
              JSON_NUMBER("step_fp8_flop", s->fp8_flops), JSON_NUMBER("step_bytes", s->bytes),
              JSON_NUMBER("step_link_bytes", s->link_bytes), JSON_NUMBER("step_exchange_bytes", p->exchange_bytes),
@@ -446,8 +433,7 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
              JSON_KNOWN("step_exposed_seconds", p->exposed_seconds), JSON_KNOWN("efficiency", p->efficiency),
              JSON_NUMBER("step_tokens", p->step_tokens), JSON_KNOWN("step_seconds", p->step_seconds),
              JSON_KNOWN("tokens_per_second", p->step_seconds > 0 ? p->step_tokens / p->step_seconds : 0),
-             JSON_KNOWN("steps", p->steps), JSON_KNOWN("run_seconds", p->run_seconds),
-             JSON_KNOWN("run_cost", p->run_cost));
+             JSON_KNOWN("steps", p->steps), JSON_KNOWN("run_seconds", p->run_seconds));
     add_predicted(device, p, with_ops);
 }
 
@@ -478,10 +464,6 @@ bool planner_print(FILE *out, const PlanRequest *r, Error *err) {
         return false;
     if (!gpu_find_all(gpus, &count, o->gpu, err)) return false;
     const bool json = o->plan == PLAN_JSON, all = count == 0; // this machine and the whole table
-    for (int i = 0; i < count; i++)
-        if (r->link.kind == LINK_NVLINK && gpus[i].spec.bandwidth > 0 && gpus[i].spec.nvlink == 0)
-            return error_set(err, "--link nvlink: %s has no NVLink to all GPUs of a machine; use pcie or leave it out",
-                             gpus[i].spec.name);
     REQUIRE(of_table < MOST_GPUS, "%d GPUs in the table", of_table);
     for (int i = 0; i < of_table && all; i++) gpus[i + 1].spec = table[i];
     if (all) count = of_table + 1;

@@ -418,13 +418,11 @@ bool run_setup_resolve(RunSetup *s, Error *err) {
 }
 
 // --plan for several GPUs: whether a run could be shared so.
-static bool check_planned_share(const RunSetup *s, int64_t step_windows, GpuLink *link, Error *err) {
+static bool check_planned_share(const RunSetup *s, int64_t step_windows, Error *err) {
     const Options *o = &s->options;
     StepShare share;
-    if (*o->link && process_count(o) == 1)
-        return error_set(err, "--link %.80s: one GPU exchanges nothing; add --gpus N", o->link);
     const int64_t windows = step_windows > 0 ? step_windows : max_i64(o->B, 1) * o->reduce_groups;
-    return gpu_link_parse(link, o->link, err) && check_processes(s, err) &&
+    return check_processes(s, err) &&
            (o->max_steps == 0 ||
             step_share_make(&share, windows, max_i64(o->B, 1), o->reduce_groups, 0, process_count(o), err));
 }
@@ -440,7 +438,7 @@ bool run_setup_plan(RunSetup *s, Error *err) {
     const int64_t step_windows = o->total_batch > 0 ? o->total_batch / s->T : 0;
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
     PlanRequest request = {.model = run_setup_model(s), .step_windows = step_windows, .options = o};
-    return check_planned_share(s, step_windows, &request.link, err) && gpt2_check_options(&request.model, err) &&
+    return check_planned_share(s, step_windows, err) && gpt2_check_options(&request.model, err) &&
            (o->advise ? planner_advise : planner_print)(stdout, &request, err);
 }
 

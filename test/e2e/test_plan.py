@@ -47,7 +47,7 @@ OUTSIDE = 256
 @pytest.mark.parametrize("model, batch, context", [("L=2,C=1024,NH=16", 1, 64), ("L=12,C=256,NH=4", 8, 512),
                                                    ("d6", 32, 128)])
 def test_a_run_takes_what_was_planned_and_little_beside_it(gpt2_tokens, model, batch, context):
-    options = ["-e", model, "-b", batch, "-t", context, *gpt2_tokens, *QUIET, "-x", 1]
+    options = ["-e", model, "-b", batch, "-t", context, "--dtype", "fp32", *gpt2_tokens, *QUIET, "-x", 1]
     planned = plan(*options)["devices"][0]["memory"]["total"] / MIB
     assert planned > 3 * OUTSIDE
     limited(planned + OUTSIDE, *options)
@@ -121,7 +121,7 @@ def test_nothing_fits_says_what_would(data):
 
 def test_json_is_all_that_is_printed_and_every_key_is_documented():
     result = train("--plan", "json", "-e", "d12", "-b", "auto", "-r", "auto", "--tokens", "10e9", "-d", 524288,
-                   "--price", 2, "--gpu", "T4,h200,24G", "--gpus", 8)
+                   "--gpu", "T4,h200,24G", "--gpus", 8)
     assert result.stderr == ""
     document = (ROOT / "doc" / "memory.md").read_text()
 
@@ -143,12 +143,11 @@ def test_json_is_all_that_is_printed_and_every_key_is_documented():
     t4, h200, size = whole["devices"]
     assert (t4["dtype"], h200["dtype"]) == ("fp16", "bf16")
     assert t4["limit"]["run_seconds"] > h200["limit"]["run_seconds"] > 0 and size["limit"]["run_seconds"] is None
-    assert h200["limit"]["run_cost"] == pytest.approx(8 * 2 * h200["limit"]["run_seconds"] / 3600)
     assert t4["memory"]["total"] <= 15.5e9 and t4["batch_size"] <= h200["batch_size"] == 64
 
 
 def test_8_gpus_are_planned_without_one_being_there():
-    options = ["-e", "d12", "-d", 524288, "-b", "auto", "-r", "auto", "--gpu", "h100", "--tokens", "10e9", "--price", 2]
+    options = ["-e", "d12", "-d", 524288, "-b", "auto", "-r", "auto", "--gpu", "h100", "--tokens", "10e9"]
     (one,), (eight,) = plan(*options)["devices"], plan(*options, "--gpus", 8)["devices"]
     assert eight["batch_size"] == 64 and one["batch_size"] > 64  # 512 windows, 64 for each of 8
     limit = eight["limit"]
@@ -165,9 +164,7 @@ def test_8_gpus_are_planned_without_one_being_there():
     assert 0 < limit["step_exposed_seconds"] < limit["step_exchange_seconds"]
     seconds = limit["step_seconds"] - limit["step_exposed_seconds"]
     assert limit["efficiency"] == pytest.approx(seconds / limit["step_seconds"])
-    assert limit["run_cost"] == pytest.approx(8 * 2 * limit["run_seconds"] / 3600)
-    (slow,) = plan(*options, "--gpus", 8, "--link", "25G")["devices"]
-    assert slow["gpu_link"] == 25e9 / 8 and slow["limit"]["efficiency"] < limit["efficiency"]
+    assert eight["gpu_link"] == 450e9 and limit["run_seconds"] == pytest.approx(limit["steps"] * limit["step_seconds"])
     # Four groups in each GPU are added first, for which it keeps two more copies of the gradients.
     (more,) = plan(*options, "--gpus", 8, "-z", 0, "--reduce-groups", 32)["devices"]
     assert more["memory"]["gradients"] == pytest.approx(3 * whole["memory"]["gradients"], rel=0.001)
@@ -175,9 +172,6 @@ def test_8_gpus_are_planned_without_one_being_there():
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--gpus", 8, "--link", "ethernet"], "--link ethernet: expected nvlink, pcie, or the rate of a network in Gbit/s"),
-    (["--gpus", 8, "--link", "nvlink", "--gpu", "h200,l4"], "--link nvlink: L4 has no NVLink to all GPUs of a machine"),
-    (["--link", "100g"], "--link 100g: one GPU exchanges nothing; add --gpus N"),
     (["--gpus", 8, "--reduce-groups", 12], "--reduce-groups 12: cannot be shared by 8 processes"),
     (["--gpus", 8, "-d", 4096], "-d: a step of 4 sequences cannot be cut into 8 groups"),
     (["--gpus", 8, "--fp8", 1, "--fp8-scaling", "delayed", "--gpu", "h200"], "--fp8-scaling delayed: "),

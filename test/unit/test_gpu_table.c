@@ -59,23 +59,10 @@ TEST(nvlink_is_links_times_their_rate_where_a_switch_connects_all_gpus) {
     }
 }
 
-TEST(a_link_is_nvlink_pcie_or_a_rate_in_gigabits) {
-    const GpuSpec *h100 = gpu_named("H100 SXM"), *l4 = gpu_named("L4");
-    const struct {
-        const char *text;
-        double h100, l4;
-    } cases[] = {{"", 450e9, 31.508e9},        {"nvlink", 450e9, 0},     {"NVLink", 450e9, 0},
-                 {"pcie", 63.015e9, 31.508e9}, {"100g", 12.5e9, 12.5e9}, {"2.5G", 0.3125e9, 0.3125e9}};
-    GpuLink link;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        if (!gpu_link_parse(&link, cases[i].text, &err)) fail_msg("%s", err.text);
-        assert_true(gpu_link_rate(&link, h100) == cases[i].h100 && gpu_link_rate(&link, l4) == cases[i].l4);
-    }
-    const char *const wrong[] = {"ethernet", "100", "0g", "-1g", "100 GB", "1e9g", "nang", "g"};
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        assert_error(gpu_link_parse(&link, wrong[i], &err), "expected nvlink, pcie, or the rate of a network");
-        assert_error(gpu_link_parse(&link, wrong[i], &err), wrong[i]);
-    }
+TEST(gpus_exchange_over_nvlink_and_over_pcie_where_there_is_none) {
+    assert_true(gpu_exchange_rate(gpu_named("H100 SXM")) == 450e9 && gpu_exchange_rate(gpu_named("L4")) == 31.508e9);
+    GpuChoice size;
+    assert_true(gpu_find(&size, "24G", 3, &err) && gpu_exchange_rate(&size.spec) == 0);
 }
 
 // --------------------------------------------------------------------------------------------------------------- names

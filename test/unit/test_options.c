@@ -210,7 +210,6 @@ TEST(one_question_is_asked_at_a_time) {
     assert_refused("--advise --measure", "--measure: times sizes of d_ff; give --advise d_ff as well");
     assert_refused("--advise d_ff --measure --gpu h100",
                    "--measure: times this machine, not h100; leave out --gpu or --measure");
-    assert_refused("--advise --price 2", "--price: only applies to a plan; give --plan as well");
     assert_refused("--advise shapes", "--advise shapes: must be one of sizes, d_ff");
 }
 
