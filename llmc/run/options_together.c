@@ -112,7 +112,6 @@ char *options_without_effect(const Options *o, bool on_gpu) {
         {"--optimizer sgd", kind == OPTIMIZER_SGD && trains, {"beta1", "beta2", "eps"}},
         {"only on a GPU", !on_gpu, {"tf32", "attention", "gelu-fusion", "early-launch", "overlap", "log-gpu-every"}},
         {"only on a CPU", on_gpu, {"cpu"}},
-        {"no --plan", !o->plan, {"link"}},
         {"no -pn", !options_given(o, "num-processes"), {"process-rank"}},
     };
     char *list = NULL;

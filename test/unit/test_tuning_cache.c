@@ -1,5 +1,6 @@
 // The file of measured choices: it remembers, it forgives damage, and it never gets in the way.
 
+#include "llmc/base/atomic_file.h"
 #include "llmc/cuda/tuning.h"
 #include "test/fixture.h"
 
@@ -160,6 +161,18 @@ TEST(a_file_that_cannot_be_used_is_no_error) {
     assert_int_equal(mkfifo(cache_file, 0600), 0); // nobody writes into it: reading would wait for ever
     setenv("PRETRAIN_CACHE", cache_file, 1);
     assert_int_equal(get_again("anything"), -1);
+}
+
+TEST(a_file_of_others_is_moved_and_not_overwritten) {
+    static const char mine[] = "a file of the user's\n";
+    write_bytes(cache_file, mine, sizeof mine - 1);
+    put("a", 1);
+    assert_int_equal(get_again("a"), 1);
+    size_t bytes;
+    Error err;
+    AUTO_FREE char *kept = file_read_all(tmp_file("tuning.1"), 100, &bytes, &err);
+    assert_non_null(kept);
+    assert_string_equal(kept, mine);
 }
 
 TEST(the_default_place_is_made) {
