@@ -2,6 +2,7 @@
 #include "llmc/run/processes.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/limits.h"
 #include "llmc/device.h"
 #include <fcntl.h>
 #include <math.h>
@@ -73,6 +74,18 @@ static bool check_distinct(Error *err) {
                                k, i, comm_host(i), all[i]);
     free(all);
     return ok;
+}
+
+bool processes_share_threads(const Options *options, int *threads, Error *err) {
+    if (comm_size() == 1 || options->threads > 0) return true;
+    const int mine = *threads > 0 ? *threads : limits_processors();
+    int *all = comm_gather_new(&mine, sizeof mine, err);
+    if (!all) return false;
+    *threads = mine;
+    for (int i = 0; i < comm_size(); i++)
+        if (all[i] < *threads) *threads = all[i];
+    free(all);
+    return true;
 }
 
 bool processes_connect_devices(Error *err) {

@@ -11,6 +11,10 @@
 // options or are another build: the message names the option.
 bool processes_meet(const Options *options, Error *err);
 
+// On a CPU bits depend on the number of threads (--threads): where it is not given, every process takes the least that
+// one of them would take. *threads: of this process; 0: all processors.
+bool processes_share_threads(const Options *options, int *threads, Error *err);
+
 // After device_init: joins the devices. False if two of them are one GPU, or differ in kind or libraries.
 bool processes_connect_devices(Error *err);
 
