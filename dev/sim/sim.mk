@@ -114,7 +114,10 @@ endif
 build/nvcc-90/%.cpp: build/nvcc-90/%.o dev/sim/translate.py
 	$(QUIET)$(PYTHON) dev/sim/translate.py $@ $(@:.cpp=.compute_90.ptx)
 endif
-$(SIM_BUILD)/test/sim/faults $(SIM_BUILD)/dev/sim/bench: $(SIM_BUILD)/%: build/nvcc-90/%.cpp $(SIM_CORE_OBJ) $(BUILD)/llmc/base/error.o
+# Messages, for programs that do not link the whole library.
+ERROR_OBJ := $(addprefix $(BUILD)/llmc/base/,error.o utf8.o)
+
+$(SIM_BUILD)/test/sim/faults $(SIM_BUILD)/dev/sim/bench: $(SIM_BUILD)/%: build/nvcc-90/%.cpp $(SIM_CORE_OBJ) $(ERROR_OBJ)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(QUIET)$(CXX) $(CXXFLAGS_SIM) $(KERNEL_FLAGS) -c $< -o $@.o
@@ -148,7 +151,7 @@ $(SIM_BUILD)/test/sim/test_old_image: build/nvcc-75/llmc/cuda/matmul_kernels.o $
 
 # cuDNN's own library judges our graphs, with a driver that only says yes.
 CUDNN_GRAPH_OBJ := $(addprefix $(SIM_BUILD)/llmc/cuda/cudnn_,graph.o library.o plan.o) \
-	$(addprefix $(BUILD)/llmc/,base/error.o tensor.o cuda/sizes.o)
+	$(ERROR_OBJ) $(addprefix $(BUILD)/llmc/,tensor.o cuda/sizes.o)
 $(SIM_BUILD)/test/sim/test_cudnn_graphs: $(BUILD)/test/sim/test_cudnn_graphs.o $(TEST_LIB) $(CUDNN_GRAPH_OBJ) \
 		| $(SIM_BUILD)/test/sim/fake_libcuda/libcuda.so.1
 	$(SAY) LINK $@
@@ -162,7 +165,7 @@ $(SIM_BUILD)/test/sim/fake_libcuda/libcuda.so.1: test/sim/fake_libcuda.c
 NCCL_REAL := $(firstword $(wildcard $(foreach d,lib64 lib targets/*/lib,$(CUDA)/$d/libnccl.so.2)))
 $(BUILD)/test/sim/test_nccl_library.o: FLAGS += -DNCCL_REAL='"$(NCCL_REAL)"'
 $(SIM_BUILD)/test/sim/test_nccl_library: $(BUILD)/test/sim/test_nccl_library.o $(TEST_LIB) \
-		$(SIM_BUILD)/llmc/cuda/nccl_library.o $(BUILD)/llmc/base/error.o | $(SIM_BUILD)/test/sim/fake_nccl.so
+		$(SIM_BUILD)/llmc/cuda/nccl_library.o $(ERROR_OBJ) | $(SIM_BUILD)/test/sim/fake_nccl.so
 	$(SAY) LINK $@
 	$(QUIET)$(LINK_SIM)
 $(SIM_BUILD)/test/sim/fake_nccl.so: test/sim/fake_nccl.c
