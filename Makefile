@@ -330,7 +330,7 @@ test: ## install what is missing, build, test: some of everything, under 8 minut
 # generation of GPUs, all of the simulator's tests with the PTX of each, also as other GPUs and under the sanitizers.
 test-all: ## make test, and then slow runs, all vector code, all GPUs, sanitizers, thread and memory checkers: under an hour
 	@$(MAKE) -s test || grep -qs passed $(TALLY) # a test that failed keeps none from running
-	$(call phase,install,scripts/install_deps.sh build test test-all)
+	$(call phase,install,scripts/install_deps.sh build test test-all compilers)
 	@$(MAKE) -s test-rest
 
 # The host code and the CPU backend for aarch64: compiled, not linked and not run. The libraries' headers are this machine's.
@@ -412,4 +412,4 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z][a-z0-9_/-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([^:]*):.*## (.*)/  \1\t\2/' | expand -t 20
 
--include $(shell find build -name '*.d' 2>/dev/null)
+-include $(shell find build -name '*.d' -type f 2>/dev/null)

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Installs the packages that pretrain.cu needs. Debian and Ubuntu; elsewhere it lists the packages.
-#   scripts/install_deps.sh [build] [data] [test] [test-all] [lint]        default: build
+#   scripts/install_deps.sh [build] [data] [test] [test-all] [compilers] [lint]        default: build
 # Asks dpkg first: if everything is installed, apt and the network are not used.
 # The groups data (Parquet files), test and test-all make a Python environment, .venv; without a network the
 # tests that need it are skipped and say so.
@@ -12,6 +12,8 @@ BUILD_PACKAGES=(gcc libc6-dev make libdnnl-dev libcjson-dev libxxhash-dev libpcr
 TEST_PACKAGES=(g++ libcmocka-dev libopenmpi-dev openmpi-bin python3-pytest python3-pytest-xdist python3-venv)
 TEST_ALL_PACKAGES=(clang libclang-rt-dev python3-torch libopenblas0-pthread python3-venv slurmctld slurmd slurm-client munge
     gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+# What test/tools/test_compilers.py builds with, as far as the distribution has it.
+COMPILERS=(gcc-11 gcc-13 gcc-14 clang-{13,14,15,16,17,18,19} libomp-dev)
 LINT_PACKAGES=(g++ libcmocka-dev clang-format clang-tidy)
 # pyarrow 18 takes Debian 12's numpy; later ones want numpy 2.
 DATA_PYTHON=(pyarrow==18.1.0)
@@ -22,6 +24,7 @@ TEST_ALL_PYTHON=(transformers==4.36.2 nbconvert==7.17.2 ipykernel==7.4.0)
 say() { echo "install_deps: $*"; }
 
 wanted=()
+optional=()
 python=()
 for group in "${@:-build}"; do
     case $group in
@@ -29,8 +32,9 @@ for group in "${@:-build}"; do
     data) wanted+=(python3-venv) && python+=("${DATA_PYTHON[@]}") ;;
     test) wanted+=("${TEST_PACKAGES[@]}") && python+=("${DATA_PYTHON[@]}" "${TEST_PYTHON[@]}") ;;
     test-all) wanted+=("${TEST_ALL_PACKAGES[@]}") && python+=("${TEST_ALL_PYTHON[@]}") ;;
+    compilers) optional+=("${COMPILERS[@]}") ;;
     lint) wanted+=("${LINT_PACKAGES[@]}") ;;
-    *) say "unknown group '$group'; expected build, data, test, test-all or lint" >&2 && exit 2 ;;
+    *) say "unknown group '$group'; expected build, data, test, test-all, compilers or lint" >&2 && exit 2 ;;
     esac
 done
 
@@ -39,11 +43,18 @@ if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     exit 0
 fi
 
+is_installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]; }
+
 missing=()
 for package in "${wanted[@]}"; do
-    status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
-    [[ $status == installed ]] || missing+=("$package")
+    is_installed "$package" || missing+=("$package")
 done
+absent=()
+for package in "${optional[@]}"; do
+    is_installed "$package" && continue
+    if apt-cache show "$package" >/dev/null 2>&1; then missing+=("$package"); else absent+=("$package"); fi
+done
+((${#absent[@]} == 0)) || say "apt has no ${absent[*]}: tests that need them are skipped"
 
 # apt-get waits for dpkg's lock by itself, but not for the lock on the package lists.
 apt_update() {

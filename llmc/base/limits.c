@@ -23,7 +23,7 @@
 enum { THREAD_STACK = 8 << 20, SMALLEST_STACK = 192 << 10 };
 
 // Raises a soft limit to `wanted` (RLIM_INFINITY: as far as possible), beyond the hard one if that is permitted.
-static rlim_t raise_limit(int resource, rlim_t wanted) {
+static rlim_t raise_limit(unsigned resource, rlim_t wanted) {
     struct rlimit limit;
     if (getrlimit(resource, &limit) != 0) return RLIM_INFINITY;
     if (limit.rlim_cur >= wanted) return limit.rlim_cur;
@@ -58,7 +58,7 @@ void limits_start(void) {
 }
 
 // "102400 bytes", "unlimited"
-static const char *limit_text(int resource, const char *unit, char *text, size_t size) {
+static const char *limit_text(unsigned resource, const char *unit, char *text, size_t size) {
     struct rlimit limit;
     if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
         snprintf(text, size, "unlimited");

@@ -62,7 +62,7 @@ static size_t read_status(const char *key) {
 }
 
 // Lowers *memory to what a limit of this process leaves; `key`: what counts in it.
-static void apply_limit(int resource, const char *key, HostMemory *memory) {
+static void apply_limit(unsigned resource, const char *key, HostMemory *memory) {
     struct rlimit limit;
     if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
     const size_t held = read_status(key), left = limit.rlim_cur > held ? limit.rlim_cur - held : 0;

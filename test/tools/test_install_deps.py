@@ -35,4 +35,11 @@ def test_a_removed_package_with_leftover_settings_counts_as_missing(tmp_path):
 
 def test_an_unknown_group_is_refused(tmp_path):
     result, calls = install(tmp_path, "echo installed", "everything")
-    assert result.returncode == 2 and "expected build, data, test, test-all or lint" in result.stderr and calls == []
+    assert result.returncode == 2 and "expected build, data, test, test-all, compilers or lint" in result.stderr and calls == []
+
+
+def test_a_compiler_that_the_distribution_lacks_is_named_and_left_out(tmp_path):
+    script(tmp_path / "apt-cache", '[ "$2" != gcc-14 ]')
+    result, calls = install(tmp_path, 'case $4 in gcc-11 | gcc-14) exit 1 ;; esac; echo installed', "compilers")
+    assert "apt has no gcc-14: tests that need them are skipped" in result.stdout
+    assert calls[-1].endswith("install gcc-11")
