@@ -201,6 +201,14 @@ static int flush_denormals(void) {
     enum { FTZ = 0x8000, DAZ = 0x0040 };
 #pragma omp parallel
     _mm_setcsr(_mm_getcsr() | FTZ | DAZ);
+#elif defined(__aarch64__)
+    enum { FZ = 1 << 24 };
+#pragma omp parallel
+    {
+        uint64_t control;
+        __asm__ volatile("mrs %0, fpcr" : "=r"(control));
+        __asm__ volatile("msr fpcr, %0" : : "r"(control | FZ));
+    }
 #endif
 #pragma omp parallel
 #pragma omp single

@@ -63,6 +63,17 @@ TEST(the_vector_code_is_the_best_of_the_processor_or_the_one_asked_for) {
     assert_message("auto, avx512bf16, avx512, avx2, baseline");
 }
 
+TEST(denormals_are_zero_in_every_worker_as_operands_and_as_results) {
+#if !defined(__x86_64__) && !defined(__aarch64__)
+    skip();
+#endif
+    volatile const float small = 0x1p-126f, half = 0.5f, denormal = 0x1p-140f, large = 0x1p100f;
+    int wrong = 0;
+#pragma omp parallel reduction(+ : wrong)
+    wrong += small * half != 0 || denormal * large != 0;
+    assert_int_equal(wrong, 0);
+}
+
 TEST(the_facts_name_the_machine) {
     const DeviceFacts *f = device_facts();
     assert_string_equal(f->backend, "cpu");
