@@ -299,7 +299,7 @@ static void refused(int rank, int size, const char *run_id, const char *message)
 }
 
 TEST(a_process_of_another_run_is_refused) {
-    refused(1, 2, "b\x1B[2J", "it belongs to run 'b?[2J', process 0 to run 'a run'");
+    refused(1, 2, "b\x1B[2J", "it belongs to run 'b\\x1B[2J', process 0 to run 'a run'");
 }
 
 TEST(a_process_of_another_size_is_refused) { refused(1, 3, "a run", "it counts 3 processes, process 0 2"); }
@@ -370,9 +370,10 @@ TEST(missing_processes_are_named) {
     setenv("COMM_START_SECONDS", "2", 1);
     const int zero = start(0, 4, barrier);
     close(listener);
-    assert_failed(wrong, "it belongs to run '?[2J'");
+    assert_failed(wrong, "it belongs to run '\\x1B[2J'");
     assert_failed(zero, "processes 1 and 3 of 4 did not come within 2 s; process 1 on ");
-    assert_non_null(strstr(results[zero].err.text, "was refused: it belongs to run '?[2J', process 0 to run 'a run'"));
+    assert_non_null(
+        strstr(results[zero].err.text, "was refused: it belongs to run '\\x1B[2J', process 0 to run 'a run'"));
     assert_failed(other, "processes 1 and 3 of 4 did not come within 2 s");
 }
 
