@@ -6,8 +6,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [ROOT / "llmc" / f"{name}.c" for name in (
-    "text/bpe", "text/bpe_trainer", "text/tokenizer", "text/tokenizer_files", "text/word_counts",
-    "base/error", "base/json", "base/atomic_file")]
+    "text/bpe", "text/bpe_trainer", "text/tokenizer", "text/tokenizer_files", "text/tokenizer_settings", "text/word_counts")]
+SOURCES += sorted((ROOT / "llmc" / "base").glob("*.c"))
 
 
 class Error(ctypes.Structure):

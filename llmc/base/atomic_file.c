@@ -510,6 +510,16 @@ bool append_file_open(AppendFile *f, const char *path, bool new_only, Error *err
     return lock_file(f->fd) || error_set(err, "%s: another process is writing it; is this run already active?", path);
 }
 
+// The beginning of what directory_hold writes, as far as it goes: a loss of power may leave less, or zeros.
+static bool is_own_lock(int fd) {
+    static const char word[] = "process ";
+    char head[sizeof word - 1] = "";
+    const ssize_t n = pread(fd, head, sizeof head, 0);
+    bool is_own = n >= 0;
+    for (ssize_t i = 0; i < n; i++) is_own = is_own && (head[i] == word[i] || head[i] == '\0');
+    return is_own;
+}
+
 bool directory_hold(const char *directory, int *fd, Error *err) {
     char holder[160] = "", host[65] = "";
     struct stat found;
@@ -522,7 +532,7 @@ bool directory_hold(const char *directory, int *fd, Error *err) {
         ok = error_set(err, "in use by %s; wait until it ends, or name another directory", holder);
     } else if (ok && fstat(*fd, &found) == 0 && found.st_nlink == 0) {
         ok = error_set(err, "was just removed by a process that ended; start again");
-    } else if (ok && file_size(*fd) != 0 && (pread(*fd, holder, 8, 0) != 8 || strcmp(holder, "process ") != 0)) {
+    } else if (ok && !is_own_lock(*fd)) {
         ok = error_set(err, "%s was not written by this program; move it away, or name another directory", path);
     } else if (ok) {
         gethostname(host, sizeof host - 1);

@@ -23,12 +23,15 @@ bool own_file_is(const char *path, const char *mark) {
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe of this name must not hold us up
     const int64_t size = fd >= 0 ? file_size(fd) : -1;
     const size_t n = size < OWN_FILE_MARK_BYTES ? (size_t)(size < 0 ? 0 : size) : OWN_FILE_MARK_BYTES;
-    bool is_ours = size >= 0 && file_read_at(fd, path, 0, head, n, NULL);
+    const bool is_read = size >= 0 && file_read_at(fd, path, 0, head, n, NULL);
+    int unread = fd < 0 || (size >= 0 && !is_read) ? errno : 0; // a directory or a pipe is not ours
+    if (unread == ENOENT) unread = 0;                           // nor is a dangling link
     if (fd >= 0) close(fd);
     bool zeros = true;
-    for (size_t i = 0; is_ours && zeros && i < n; i++) zeros = head[i] == '\0';
-    is_ours = is_ours && (zeros || memmem(head, n, mark, strlen(mark)));
+    for (size_t i = 0; is_read && zeros && i < n; i++) zeros = head[i] == '\0';
+    const bool is_ours = is_read && (zeros || memmem(head, n, mark, strlen(mark)));
     free(head);
+    errno = unread;
     return is_ours;
 }
 
@@ -38,9 +41,10 @@ static bool rename_to_new(const char *from, const char *to) {
     return (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP) && rename(from, to) == 0;
 }
 
-bool own_file_move_aside(const char *path, const char *why, Error *err) {
+bool own_file_move_aside(const char *path, const char *why, int unread, Error *err) {
     char *aside = NULL;
     bool ok;
+    if (unread != 0) return error_set(err, "%s: cannot be read: %s", path, path_reason(path, unread).text);
     do {
         free(aside);
         aside = path_unused(path);
@@ -58,7 +62,7 @@ bool own_file_make_way(const char *path, const char *mark, Error *err) {
     struct stat st;
     // Anything else is absent, or is left for the caller's own call to refuse.
     if (stat(path, &st) == 0 ? !S_ISREG(st.st_mode) : lstat(path, &st) != 0) return true;
-    return own_file_is(path, mark) || own_file_move_aside(path, "was not written by this program", err);
+    return own_file_is(path, mark) || own_file_move_aside(path, "was not written by this program", errno, err);
 }
 
 bool own_file_commit(AtomicFile *f, const char *path, const char *mark, Error *err) {
@@ -84,17 +88,23 @@ static bool is_of_kind(const char *name, const OwnFileKind *kind) {
 
 bool own_directory_is(const char *directory, const OwnFileKind *kinds, int count, bool by_name, Error *err) {
     char **names;
-    int found;
+    int found, unread = 0;
     bool ok = directory_list(directory, &names, &found, err);
+    if (!ok) unread = errno ? errno : EIO;
     for (int i = 0; ok && i < found; i++) {
         char *path = path_join(directory, names[i]);
         ok = strncmp(names[i], ".nfs", 4) == 0;
-        for (int k = 0; !ok && k < count; k++)
-            ok = is_of_kind(names[i], &kinds[k]) && (by_name || own_file_is(path, kinds[k].mark));
+        for (int k = 0; !ok && k < count; k++) {
+            if (is_of_kind(names[i], &kinds[k])) {
+                ok = by_name || own_file_is(path, kinds[k].mark);
+                unread = ok ? 0 : errno;
+            }
+        }
         if (!ok) error_set(err, "%.100s in it was not written by this program", names[i]);
         free(path);
     }
     directory_list_free(names, found);
+    errno = unread;
     return ok;
 }
 

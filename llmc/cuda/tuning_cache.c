@@ -219,7 +219,7 @@ static void save(void) {
         ok = fclose(file) == 0 && complete;
     } else
         close(fd);
-    ok = ok && (!cache.foreign || own_file_move_aside(path, "holds no choices of this program", NULL));
+    ok = ok && (!cache.foreign || own_file_move_aside(path, "holds no choices of this program", 0, NULL));
     if (!ok || rename(temporary, path) != 0) (void)unlink(temporary);
 }
 

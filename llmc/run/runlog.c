@@ -74,7 +74,7 @@ static bool open_log(RunLog *log, const char *path, bool append, int64_t first_s
     const int64_t size = file_size(log->file.fd);
     if (size != 0 && !bytes_to_keep(log, path, append ? first_step : -1, &keep, err)) return false;
     if (!append && keep < size) { // it tells of steps
-        if (!own_file_move_aside(path, "belongs to an earlier run", err)) return false;
+        if (!own_file_move_aside(path, "belongs to an earlier run", 0, err)) return false;
         append_file_close(&log->file);
         if (!append_file_open(&log->file, path, true, err)) return false;
     }

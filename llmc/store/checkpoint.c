@@ -276,15 +276,18 @@ static char *step_path(const char *dir, int64_t step, bool temporary) {
 
 // ------------------------------------------------------------------------------------------------------------ saving
 
-// False if a directory of ours contains foreign files, which must not be removed or hidden. A manifest of ours vouches
-// for the files that it lists: those of earlier versions have no marks.
+// False if a directory of ours contains foreign files, which must not be removed or hidden. One file of ours vouches
+// for the others: those of earlier versions have no marks, and what a loss of power has cut off may have lost its own.
 static bool holds_only_ours(const char *directory, Error *err) {
     OwnFileKind kinds[CHECKPOINT_FILES + 1] = {[CHECKPOINT_OPTIMIZER] = {"optimizer.safetensors", SAFETENSORS_MARK},
                                                [CHECKPOINT_FILES] = {manifest_name, "\"best_val_loss\": "}};
     memcpy(kinds, huggingface_files, sizeof huggingface_files);
-    char *manifest = path_join(directory, manifest_name);
-    const bool vouched = file_exists(manifest) && own_file_is(manifest, kinds[CHECKPOINT_FILES].mark);
-    free(manifest);
+    bool vouched = false;
+    for (int i = 0; i <= CHECKPOINT_FILES && !vouched; i++) {
+        char *path = path_join(directory, kinds[i].name);
+        vouched = file_exists(path) && own_file_is(path, kinds[i].mark);
+        free(path);
+    }
     return own_directory_is(directory, kinds, CHECKPOINT_FILES + 1, vouched, err) ||
            error_prefix(err, "%s is kept", directory);
 }

@@ -466,7 +466,7 @@ static bool write_directory(const Target *t, const HuggingFaceModel *m, Error *e
               error_set(err, "%s: cannot make the directory: %s", t->temporary, path_reason(t->temporary, errno).text);
     ok = ok && huggingface_write(t->temporary, m, facts, err) &&
          (!file_exists(t->path) || is_own_model(t->path) ||
-          own_file_move_aside(t->path, "is a model that this program did not write", err)) &&
+          own_file_move_aside(t->path, "is a model that this program did not write", errno, err)) &&
          directory_commit(t->temporary, t->path, err);
     // Removes the replaced model, or the files written before a failure, which err already describes.
     if (made && file_exists(t->temporary)) directory_remove(t->temporary, NULL);

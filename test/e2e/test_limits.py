@@ -146,9 +146,10 @@ def half_a_processor():
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
 def test_a_quota_of_processor_time_is_the_default_number_of_threads(half_a_processor, data):
-    inside = {"preexec_fn": lambda: half_a_processor.write_text(str(os.getpid()))}
+    unset = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    inside = {"preexec_fn": lambda: half_a_processor.write_text(str(os.getpid())), "env": unset}
     result = train(*ONE, *data.flags, "-x", 1, **inside)
     assert re.search(r"^machine .*, 1 thread \(a quota of 0.5 processors\), ", result.stdout, re.M)
     assert threads_of(train(*ONE, *data.flags, "-x", 1, "--threads", 2, **inside)) == 2
-    assert threads_of(train(*ONE, *data.flags, "-x", 1, env={**os.environ, "OMP_NUM_THREADS": "2"}, **inside)) == 2
+    assert threads_of(train(*ONE, *data.flags, "-x", 1, **{**inside, "env": {**unset, "OMP_NUM_THREADS": "2"}})) == 2
     assert checkpoints(data.directory) == []

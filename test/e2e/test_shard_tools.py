@@ -298,7 +298,8 @@ def read_choices(path):
     data = path.read_bytes()
     header = struct.unpack("<256i", data[:1024])
     words = struct.unpack(f"<{(len(data) - 1024) // 2}H", data[1024:])
-    assert header[:2] == (20240522, 1) and not any(header[4:])
+    assert header[:2] == (20240522, 1) and not any(header[4:253])
+    assert data[4 * 253:1024] == b"pretrain.cu\0"
     examples, at, longest = [], 0, 0
     while at < len(words):
         start, size, index, label, count, n = words[at:at + 6]

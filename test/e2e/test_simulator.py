@@ -114,7 +114,7 @@ def test_tf32_trains_as_fp32_within_the_rounding_of_its_operands(data, tmp_path)
     """Products are wrong by 3e-4 (test_gemm_plan.c); the losses of the first steps by no more, and not by nothing."""
     flags = ["-x", 5, "--dtype", "fp32"]
     for numerics in ({}, {"SIM_NUMERICS": "hardware"}):
-        fp32, tf32 = (losses(run_tiny(SIMULATOR, tmp_path / f"{len(numerics)}-{f}", data, *flags, "-f", f, SIM_CC="80", **numerics))
+        fp32, tf32 = (losses(run_tiny(SIMULATOR, tmp_path / f"{len(numerics)}-{f}", data, *flags, "-f", f, **numerics))
                       for f in (0, 1))
         assert tf32 == pytest.approx(fp32, rel=3e-4 if numerics else 0, abs=0)
         assert (tf32 == fp32) == (not numerics)

@@ -228,7 +228,8 @@ def test_an_old_file_stays_as_it_is_until_the_new_one_is_whole(tmp_path):
     """Killed after more and more processor time, and on a disk that is full; then with room and time."""
     (tmp_path / "a.txt").write_text(distinct_words(60_000))
     out = tmp_path / "t.json"
-    out.write_text("old")
+    train("--vocab-size", 300, "-o", out, tmp_path / "a.txt")
+    old = out.read_bytes()
     whole = ["--vocab-size", "3000", "-o", out, tmp_path / "a.txt"]
     before = processor_seconds()
     train("--vocab-size", 3000, "-o", tmp_path / "whole.json", tmp_path / "a.txt")
@@ -236,11 +237,11 @@ def test_an_old_file_stays_as_it_is_until_the_new_one_is_whole(tmp_path):
     for part in range(1, 9):
         result = subprocess.run([TRAIN_TOKENIZER, *whole], capture_output=True, timeout=300, preexec_fn=lambda: (
             signal.setitimer(signal.ITIMER_PROF, max(seconds * part / 9, 1e-3))))
-        assert out.read_text() == "old" or result.returncode == 0
-        out.write_text("old")
+        assert out.read_bytes() == old or result.returncode == 0
+        out.write_bytes(old)
     said = train(*whole, expect=1, restore_signals=False,  # Python ignores SIGXFSZ, and so does its child
                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))).stderr
-    assert "t.json" in said and "File too large" in said and out.read_text() == "old"
+    assert "t.json" in said and "File too large" in said and out.read_bytes() == old
     train(*whole)
     assert out.read_bytes() == (tmp_path / "whole.json").read_bytes()
 

@@ -134,11 +134,12 @@ typedef struct {
 // head weigh these errors by up to 2: 1e-2 for logits, two to four tolerances of one op. Gradients go as far down
 // again, through derivatives that were taken at the inexact values: twice that. Losses and norms are sums over many
 // such errors. AdamW divides a gradient by its size, so that small elements, where the error of 2e-2 is a larger share,
-// count as much as large ones: 0.05 of the way on average.
+// count as much as large ones: 0.05 of the way on average. In fp16 the smallest elements, below 2^-14 after scaling,
+// have fewer bits than the others: 40 tolerances instead of 25.
 static Limits limits_of(DType dtype) {
     if (dtype == DTYPE_FP32) return (Limits){1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-4};
     double one = op_tolerance(dtype);
-    return (Limits){4 * one, one, 8 * one, one, one, 25 * one};
+    return (Limits){4 * one, one, 8 * one, one, one, (dtype == DTYPE_FP16 ? 40 : 25) * one};
 }
 
 // fp16 cannot hold the gradient of a mean loss: it is scaled, and the scale divided out again. Others need none.

@@ -18,6 +18,7 @@ def test_a_stale_table_is_noticed(tmp_path):
     script.parent.mkdir()
     text = SCRIPT.read_text().replace("SCHEMES = (", 'SCHEMES = ("--optimizer adamw",)\nALL = (')
     script.write_text(text.replace("SIZES = (8, 16, 24, 40, 80, 141)", "SIZES = (8, 16)"))
+    (script.parent / "tool.py").symlink_to(SCRIPT.with_name("tool.py"))
     (tmp_path / "train_gpt2").symlink_to(ROOT / "train_gpt2")
     made = call(sys.executable, script, expect=0).stdout
     document = tmp_path / "doc" / "memory.md"
