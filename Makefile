@@ -333,7 +333,8 @@ test-all: ## make test, and then slow runs, all vector code, all GPUs, sanitizer
 	$(call phase,install,scripts/install_deps.sh build test test-all compilers)
 	@$(MAKE) -s test-rest
 
-# The host code and the CPU backend for aarch64: compiled, not linked and not run. The libraries' headers are this machine's.
+# The host code and the CPU backend for aarch64: compiled, not linked and not run (dev/aarch64/emulate.sh does). The
+# libraries' headers are this machine's.
 AARCH64 := CC="aarch64-linux-gnu-gcc -idirafter /usr/include -idirafter /usr/include/$(shell gcc -print-multiarch)" OBJCOPY=aarch64-linux-gnu-objcopy BUILD=build/aarch64 MPICC=none
 
 .PHONY: test-rest
