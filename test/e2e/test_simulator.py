@@ -111,13 +111,14 @@ def test_other_gpus_train_too(capability, data, tmp_path):
 
 
 def test_tf32_trains_as_fp32_within_the_rounding_of_its_operands(data, tmp_path):
-    """Products are wrong by 3e-4 (test_gemm_plan.c); the losses of the first steps by no more, and not by nothing."""
-    flags = ["-x", 5, "--dtype", "fp32"]
+    """Products are wrong by 3e-4 (test_gemm_plan.c), and losses by no more. In fp32 only the order of sums may differ,
+    which is chosen by timing: the mean of 128 losses then moves by few times 2^-24."""
+    order, rounding = 1e-6, 3e-4
     for numerics in ({}, {"SIM_NUMERICS": "hardware"}):
-        fp32, tf32 = (losses(run_tiny(SIMULATOR, tmp_path / f"{len(numerics)}-{f}", data, *flags, "-f", f, **numerics))
-                      for f in (0, 1))
-        assert tf32 == pytest.approx(fp32, rel=3e-4 if numerics else 0, abs=0)
-        assert (tf32 == fp32) == (not numerics)
+        fp32, tf32 = (losses(run_tiny(SIMULATOR, tmp_path / f"{len(numerics)}-{f}", data, "-x", 5, "--dtype", "fp32",
+                                      "-f", f, **numerics)) for f in (0, 1))
+        error = max(abs(tf32[step] / fp32[step] - 1) for step in fp32)
+        assert order < error < rounding if numerics else error < order
 
 
 def run_broken(out, data, *arguments, **environment):
