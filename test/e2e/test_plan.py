@@ -7,7 +7,7 @@ import re
 import resource
 
 import pytest
-from conftest import (EXIT_BAD_INPUT, EXIT_RUN_FAILED, QUIET, ROOT, SIMULATOR, TINY, events, losses, needs_simulator,
+from conftest import (EXIT_BAD_INPUT, QUIET, ROOT, SIMULATOR, TINY, events, losses, needs_simulator,
                       refused, train, write_shard)
 
 MIB = 1 << 20
@@ -51,7 +51,7 @@ def test_a_run_takes_what_was_planned_and_little_beside_it(gpt2_tokens, model, b
     planned = plan(*options)["devices"][0]["memory"]["total"] / MIB
     assert planned > 3 * OUTSIDE
     limited(planned + OUTSIDE, *options)
-    assert "out of memory" in limited(planned - 1, *options, expect=EXIT_RUN_FAILED).stderr
+    assert "not enough memory" in limited(planned - 1, *options, expect=EXIT_BAD_INPUT).stderr
 
 
 def test_the_plan_of_this_machine_is_what_a_run_takes(data, tmp_path):
