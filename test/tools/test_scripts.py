@@ -102,7 +102,7 @@ def test_names_that_are_not_utf8_are_printed_as_they_are_and_are_utf8_in_a_page(
 
 def test_a_reader_that_ends_and_an_interrupt_leave_no_traceback(log, tmp_path):
     many = tmp_path / "many"
-    for n in range(300):
+    for n in range(900):  # more text than a pipe holds twice
         write_events(many / f"run{n:0200d}", [run_event(1.0, options={"seed": n}, total_steps=9)])
     command = f"'{PYTHON}' '{ROOT}/scripts/sweep_table.py' '{many}' | head -n 1"
     result = call("bash", "-c", f"set -o pipefail; {command}")
