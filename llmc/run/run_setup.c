@@ -12,6 +12,7 @@
 #include "llmc/run/run_data.h"
 #include "llmc/store/weights_file.h"
 #include "llmc/text/tokenizer.h"
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -62,9 +63,11 @@ static void take_step_and_data(RunSetup *s) {
 // A run that ended before its first checkpoint restarts from its beginning with its original options.
 static bool adopt_remembered(RunSetup *s, Error *err) {
     char *path = path_join(s->options.output, OPTIONS_FILE);
-    const bool known = file_exists(path) && own_file_is(path, OPTIONS_MARK);
+    const bool known = own_file_is(path, OPTIONS_MARK);
+    const int unread = known ? 0 : errno;
     char *json = known ? file_read_all(path, MAX_OPTIONS_BYTES, NULL, err) : NULL;
-    const bool ok = !known || (json && (options_adopt_json(&s->options, json, err) || error_prefix(err, "%s", path)));
+    bool ok = !known || (json && (options_adopt_json(&s->options, json, err) || error_prefix(err, "%s", path)));
+    if (unread != 0) ok = error_set(err, "%s: cannot be read: %s", path, path_reason(path, unread).text);
     if (ok)
         run_advise("-y 1: no checkpoint in %s yet; starting from the beginning%s%s", s->options.output,
                    known ? " with the options in " : "", known ? path : "");
@@ -76,8 +79,7 @@ static bool adopt_remembered(RunSetup *s, Error *err) {
 
 bool run_setup_save_options(const RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    if (!*o->output || o->max_steps == 0 || o->profile > 0 || comm_rank() > 0)
-        return true; // nothing to save there
+    if (!*o->output || o->max_steps == 0 || o->profile > 0 || comm_rank() > 0) return true; // nothing to save there
     // A mark of a shorter run.
     if (s->first_step < s->total_steps) checkpoint_unmark_done(o->output);
     char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o, true);

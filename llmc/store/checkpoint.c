@@ -285,7 +285,7 @@ static bool holds_only_ours(const char *directory, Error *err) {
     bool vouched = false;
     for (int i = 0; i <= CHECKPOINT_FILES && !vouched; i++) {
         char *path = path_join(directory, kinds[i].name);
-        vouched = file_exists(path) && own_file_is(path, kinds[i].mark);
+        vouched = own_file_is(path, kinds[i].mark);
         free(path);
     }
     return own_directory_is(directory, kinds, CHECKPOINT_FILES + 1, vouched, err) ||
