@@ -214,7 +214,7 @@ $(BUILD)/test/%: $(BUILD)/test/%.o $(TEST_LIB) $(LIB)
 $(BUILD)/test/unit/test_sampler.o: FLAGS += -finstrument-functions
 
 # It counts the plans that a search makes.
-$(BUILD)/test/unit/test_planner_fit: LINK_FLAGS += -Wl,--wrap=gpt2_plan
+$(BUILD)/test/unit/test_planner_fit: LINK_FLAGS += -Wl,--wrap=model_plan
 
 # ------------------------------------------------------------------------------------------------------------- fuzzing
 

@@ -6,7 +6,7 @@
 // train_gpt2sim. It never knows which backend implements device.h and ops.h.
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/limits.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "llmc/run/processes.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/report.h"
@@ -22,7 +22,7 @@
 
 typedef struct {
     RunSetup setup; // the model, the data, and the progress so far (setup.state)
-    Gpt2 *model;
+    Model *model;
     Optimizer *optimizer;
     DataLoader *loader;
     DataParallel *shared;  // how the processes share a step
@@ -51,7 +51,7 @@ static bool train_step(Run *run, Error *err) {
     const int64_t step = state->step, tokens = setup->step_windows * setup->T;
     const bool watched = due(step + 1, setup->options.numerics_every);
     StepRecord *before = &run->records[step % 2], *record = &run->records[(step + 1) % 2];
-    if (watched) gpt2_observe(run->model, true);
+    if (watched) model_observe(run->model, true);
     device_event_record(record->start, STREAM_COMPUTE);
     data_parallel_begin(run->shared);
     for (int group = 0; group < share->count; group++) { // one, unless --reduce-groups asks for more
@@ -63,8 +63,8 @@ static bool train_step(Run *run, Error *err) {
             if (!dataloader_next(run->loader, &windows, &count, err)) return false;
             const bool last = group + 1 == share->count && done + count == step_share_windows(share, group);
             data_parallel_micro_step(run->shared, last);
-            gpt2_load_batch(run->model, windows, count, setup->train.token_bytes);
-            gpt2_forward_backward(run->model, tokens, done == 0);
+            model_load_batch(run->model, windows, count, setup->train.token_bytes);
+            model_forward_backward(run->model, tokens, done == 0);
         }
         data_parallel_end_group(run->shared, group);
     }
@@ -74,7 +74,7 @@ static bool train_step(Run *run, Error *err) {
     record->lr = schedule_lr(&setup->schedule, step);
     optimizer_step(run->optimizer, record->lr, tokens, watched);
     if (!data_parallel_share_weights(run->shared, err)) return false;
-    copy_d2h(record->control, gpt2_control(run->model).data, sizeof *record->control, STREAM_COMPUTE);
+    copy_d2h(record->control, model_control(run->model).data, sizeof *record->control, STREAM_COMPUTE);
     device_event_record(record->stop, STREAM_COMPUTE);
     record->step = state->step = step + 1;
     state->position = dataloader_position(run->loader); // in windows: a step that fails midway is read again
@@ -91,8 +91,8 @@ static void report_all(Run *run) {
 // --numerics-every: waits for the device, in these steps only.
 static bool report_numerics(Run *run, Error *err) {
     static NumericsRow rows[NUMERICS_MAX_ROWS];
-    const int count = gpt2_numerics_read(run->model, rows);
-    gpt2_observe(run->model, false);
+    const int count = model_numerics_read(run->model, rows);
+    model_observe(run->model, false);
     report_all(run);
     if (!processes_sum_numerics(rows, count, err)) return false;
     runlog_numerics(run->log, run->setup.state.step, rows, count);
@@ -105,7 +105,7 @@ static bool report_numerics(Run *run, Error *err) {
 static void abandon_step(Run *run) {
     const int64_t step = run->setup.state.step;
     report_all(run);
-    if (step > run->setup.first_step) gpt2_abandon_step(run->model, run->records[step % 2].control);
+    if (step > run->setup.first_step) model_abandon_step(run->model, run->records[step % 2].control);
 }
 
 // ------------------------------------------------------------------------------------------------------------ the loop
@@ -271,7 +271,7 @@ static bool save(Run *run, Error *err) {
 
 // All steps of this run were skipped: the weights are still those that it began with.
 static bool updated_nothing(const Run *run) {
-    const int64_t skipped = gpt2_get_control(run->model).skipped - run->setup.first_skipped;
+    const int64_t skipped = model_get_control(run->model).skipped - run->setup.first_skipped;
     return skipped == run->setup.state.step - run->setup.first_step;
 }
 
@@ -289,7 +289,7 @@ static bool write_files(void *context, Error *err) {
     const Options *o = &run->setup.options;
     TrainerState *state = &run->setup.state;
     const double began = now_seconds();
-    state->control = gpt2_get_control(run->model);
+    state->control = model_get_control(run->model);
     state->T = run->setup.T;
     free(state->options_json);
     state->options_json = options_to_json(o, false);
@@ -331,7 +331,7 @@ static bool no_update(const Run *run, Error *err) {
     const long long steps = run->setup.state.step - run->setup.first_step;
     const char *next = "lower -l, or check the weights and the data";
     if (run->setup.dtype == DTYPE_FP16) next = "more steps lower the loss scale, and --dtype bf16 needs none";
-    if (gpt2_get_control(run->model).skip != SKIP_NONFINITE) next = "raise -sl and -sg, or set them to 0";
+    if (model_get_control(run->model).skip != SKIP_NONFINITE) next = "raise -sl and -sg, or set them to 0";
     return error_set(err, "none of %lld steps has updated the weights: all were skipped, and nothing was saved; %s",
                      steps, next);
 }
@@ -350,8 +350,8 @@ static bool finish(Run *run, Error *err) {
 // --------------------------------------------------------------------------------------------------- how it is built
 
 static int64_t planned_bytes(const Run *run) {
-    const Gpt2Options model = run_setup_model(&run->setup);
-    MemoryPlan *plan = gpt2_plan(&model);
+    const ModelOptions model = run_setup_model(&run->setup);
+    MemoryPlan *plan = model_plan(&model);
     const int64_t bytes = memory_plan_total(plan);
     memory_plan_destroy(plan);
     return bytes;
@@ -371,15 +371,15 @@ static void measure_speed(Run *run) {
 }
 
 static bool build_model(Run *run, Error *err) {
-    const Gpt2Options model = run_setup_model(&run->setup);
-    run->model = gpt2_create(&model, err);
+    const ModelOptions model = run_setup_model(&run->setup);
+    run->model = model_create(&model, err);
     if (!run->model)
         return error_prefix(err, "the model was planned to fit but does not; another process may have taken memory");
     StepControl *control = &run->setup.state.control; // from a checkpoint, or new
     // An fp16 run resumes with its loss scale. A scale of 1 belongs to a new run, or to a run in another dtype.
     if (run->setup.dtype != DTYPE_FP16 || control->loss_scale == 1.0f)
         control->loss_scale = optimizer_first_loss_scale(run->setup.dtype);
-    gpt2_set_control(run->model, control);
+    model_set_control(run->model, control);
     return true;
 }
 
@@ -391,7 +391,7 @@ static bool load_model(Run *run, Error *err) {
                (!with_moments || checkpoint_load_moments(run->model, run->setup.resume_path, err));
     }
     if (!model_config_is_descriptor(o->model)) return checkpoint_load_weights(run->model, o->model, err);
-    gpt2_init_weights(run->model, (uint64_t)o->seed);
+    model_init_weights(run->model, (uint64_t)o->seed);
     return true;
 }
 
@@ -412,7 +412,7 @@ static bool build_training(Run *run, Error *err) {
     return run->loader != NULL;
 }
 
-// A checkpoint may give each process only its part of the weights (gpt2_set_compensation).
+// A checkpoint may give each process only its part of the weights (model_set_compensation).
 static bool load_all_weights(Run *run, Error *err) {
     return !run->setup.resume_path ||
            (data_parallel_share_weights(run->shared, err) && data_parallel_await_weights(run->shared, err));
@@ -439,7 +439,7 @@ static void close_run(Run *run) {
     }
     data_parallel_destroy(run->shared);
     optimizer_destroy(run->optimizer);
-    gpt2_destroy(run->model);
+    model_destroy(run->model);
     report_close(run->report);
     runlog_close(run->log);
     run_setup_close(&run->setup);

@@ -190,7 +190,7 @@ typedef struct {
     Tensor row, col;         // Adafactor, for a matrix (OC,IC): (OC) and (IC) fp32 instead of v
     Tensor rms;              // (1) fp32, Adafactor: root mean square of the update before it is clipped
     UpdateRule rule;
-    float weight_decay; // the coefficient; in gpt2_tensors a multiple of the run's, 0 or 1
+    float weight_decay; // the coefficient; in model_tensors a multiple of the run's, 0 or 1
     float rate;         // multiplies the direction of the update, not its decay; above 0
     int stream;         // number of the parameter in its table: selects its random bits
     int64_t offset;     // where a slice begins in its parameter, in elements; a multiple of STATE_BLOCK

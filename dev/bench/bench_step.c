@@ -2,7 +2,7 @@
 // plain library matmul measured in the same process, between the steps: on a shared machine only their ratio is steady.
 // Prints one JSON object. Never reads data or writes files; dev/bench/bench_cpu.py runs it and makes the table.
 #include "llmc/base/arithmetic.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "llmc/model/recompute.h"
 #include "llmc/run/runlog.h"
 #include "llmc/train/optimizer.h"
@@ -34,7 +34,7 @@ static double samples_median(Samples *s) {
 }
 
 // B windows of random tokens in memory of host_alloc, as a loader would hand them over.
-static uint16_t *random_windows(const Gpt2Options *o, Error *err) {
+static uint16_t *random_windows(const ModelOptions *o, Error *err) {
     int64_t n = o->B * (o->T + 1);
     uint16_t *windows = host_alloc((size_t)n * sizeof *windows, err);
     for (int64_t i = 0; windows && i < n; i++)
@@ -42,11 +42,11 @@ static uint16_t *random_windows(const Gpt2Options *o, Error *err) {
     return windows;
 }
 
-static double timed_step(Gpt2 *model, Optimizer *optimizer, const uint16_t *windows, int64_t step) {
-    const Gpt2Options *o = gpt2_options(model);
+static double timed_step(Model *model, Optimizer *optimizer, const uint16_t *windows, int64_t step) {
+    const ModelOptions *o = model_options(model);
     double start = now_seconds();
-    gpt2_load_batch(model, windows, o->B, sizeof *windows);
-    gpt2_forward_backward(model, o->B * o->T, true);
+    model_load_batch(model, windows, o->B, sizeof *windows);
+    model_forward_backward(model, o->B * o->T, true);
     optimizer_norm(optimizer);
     optimizer_step(optimizer, step, 6e-4, o->B * o->T, false);
     device_sync();
@@ -58,15 +58,15 @@ typedef struct {
 } Measurement;
 
 // Steps until `seconds` of them are timed, at least 5, with the matmul rate measured after each.
-static bool measure(Measurement *m, Gpt2 *model, Optimizer *optimizer, const uint16_t *windows, double seconds,
+static bool measure(Measurement *m, Model *model, Optimizer *optimizer, const uint16_t *windows, double seconds,
                     Error *err) {
-    const size_t memory = (size_t)memory_plan_total(gpt2_memory(model));
+    const size_t memory = (size_t)memory_plan_total(model_memory(model));
     double total = 0.0;
     for (int64_t step = 1; step <= WARMUP_STEPS || m->step.count < 5 || total < seconds; step++) {
         double t = timed_step(model, optimizer, windows, step);
         if (step <= WARMUP_STEPS) continue;
         DeviceSpeed speed;
-        if (!device_measure_speed(gpt2_options(model)->dtype, memory, &speed, err)) return false;
+        if (!device_measure_speed(model_options(model)->dtype, memory, &speed, err)) return false;
         samples_add(&m->step, t);
         samples_add(&m->matmul, speed.matmul_flops);
         samples_add(&m->bandwidth, speed.copy_bandwidth);
@@ -76,8 +76,8 @@ static bool measure(Measurement *m, Gpt2 *model, Optimizer *optimizer, const uin
     return true;
 }
 
-static void print_json(Measurement *m, const Gpt2 *model, const char *descriptor) {
-    const Gpt2Options *o = gpt2_options(model);
+static void print_json(Measurement *m, const Model *model, const char *descriptor) {
+    const ModelOptions *o = model_options(model);
     double step = samples_median(&m->step), tokens = (double)(o->B * o->T), matmul = samples_median(&m->matmul);
     double flops_per_token = flops_per_token_exact(&o->config, o->T), flops = flops_per_token * tokens / step;
     static char recompute[RECOMPUTE_TEXT];
@@ -93,24 +93,24 @@ static void print_json(Measurement *m, const Gpt2 *model, const char *descriptor
     printf("\"matmul_flops\": %.4e, \"copy_bandwidth\": %.4e, \"ratio\": %.4f, ", matmul, samples_median(&m->bandwidth),
            flops / matmul);
     printf("\"memory_planned\": %lld, \"memory_peak\": %zu, \"device\": \"%s\", \"libraries\": \"%s\"}\n",
-           (long long)memory_plan_total(gpt2_memory(model)), device_memory_peak(), device_facts()->name,
+           (long long)memory_plan_total(model_memory(model)), device_memory_peak(), device_facts()->name,
            device_facts()->libraries);
 }
 
-static bool bench(const char *descriptor, const Gpt2Options *options, double seconds, Error *err) {
+static bool bench(const char *descriptor, const ModelOptions *options, double seconds, Error *err) {
     static Measurement measurement;
     const OptimizerOptions adamw = {
         .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .seed = 1, .limits = {.clip = 1.0f}};
-    Gpt2 *model = gpt2_create(options, err);
+    Model *model = model_create(options, err);
     if (!model) return false;
-    gpt2_init_weights(model, 1);
+    model_init_weights(model, 1);
     Optimizer *optimizer = optimizer_create(model, &adamw, err);
     uint16_t *windows = random_windows(options, err);
     bool ok = optimizer && windows && measure(&measurement, model, optimizer, windows, seconds, err);
     if (ok) print_json(&measurement, model, descriptor);
     if (windows) host_free(windows);
     optimizer_destroy(optimizer);
-    gpt2_destroy(model);
+    model_destroy(model);
     return ok;
 }
 
@@ -123,7 +123,7 @@ int main(int argc, char **argv) {
     device_prepare_process(argv);
     Error err = {""};
     DType dtype = strcmp(argv[4], "fp32") == 0 ? DTYPE_FP32 : DTYPE_BF16;
-    Gpt2Options options = {
+    ModelOptions options = {
         .dtype = dtype, .master = dtype != DTYPE_FP32, .train = true, .B = atoll(argv[2]), .T = atoll(argv[3])};
     DeviceOptions device = {0};
     bool ok = model_config_parse(&options.config, argv[1], &err) &&

@@ -83,7 +83,7 @@ LINK_SIM = $(CXX) $(LDFLAGS) $(CFLAGS_$(MODE)) $(if $(filter msan,$(MODE)),,-fop
 	-lcmocka -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
 # PLAN_APART=1 of the simulated trainer: test/sim/plan_apart.c.
-APART := memory_plan_offset memory_plan_total gpt2_create gpt2_forward_backward gpt2_forward
+APART := memory_plan_offset memory_plan_total model_create model_forward_backward model_forward
 $(SIM_BUILD)/train_gpt2sim: LINK_FLAGS += $(APART:%=-Wl,--wrap=%)
 $(SIM_BUILD)/train_gpt2sim: $(BUILD)/train_gpt2.o $(BUILD)/test/sim/plan_apart.o $(SIM_KERNEL_OBJ) $(SIM_LIB)
 	$(SAY) LINK $@

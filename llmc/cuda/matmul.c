@@ -324,7 +324,7 @@ void backend_matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, T
 
 // ----------------------------------------------------------------------------------------------------------------- fp8
 // cuBLASLt supports fp8 matmuls in one layout only: both operands with k as their contiguous dimension, as ops.h
-// specifies for all three products of a layer. llmc/model/gpt2_fp8.c decides what is quantised, and when; the
+// specifies for all three products of a layer. llmc/model/model_fp8.c decides what is quantised, and when; the
 // quantisation itself is in fp8_quantize.cu.
 //
 // Scales: a slot holds the scale that values were multiplied by, and its inverse. The library reads the inverses on the

@@ -1,11 +1,11 @@
 // One micro-step of GPT-2, in the order in which it runs, from top to bottom. Every line is an op of ops.h or a linear
-// layer: one op forward, two backward, more with --fp8. gpt2_memory.c decides where the tensors are.
+// layer: one op forward, two backward, more with --fp8. model_memory.c decides where the tensors are.
 //
 //   forward   embedding -> L x block -> final layernorm -> head + loss
 //   backward  head -> final layernorm -> L x block, last first -> embedding
 //
 // Which activations of a block are kept in between is chosen block by block (recompute.h); the others are recomputed.
-#include "llmc/model/gpt2_internal.h"
+#include "llmc/model/model_internal.h"
 
 static int num_heads(const Block *b) { return (int)b->model->options.config.NH; }
 
@@ -168,7 +168,7 @@ static void block_backward(Block *b, Tensor dresidual, Tensor dresidual_sum) {
     const BlockActs *a = &b->a;
     const Weights *p = &b->p, *g = &b->g;
     const Tensor elsewhere = tensor_none();
-    gradient_add(g->fcprojb, dresidual_sum, b->accumulate, 0, 0, gpt2_control(b->model)); // fp32: nothing is rounded
+    gradient_add(g->fcprojb, dresidual_sum, b->accumulate, 0, 0, model_control(b->model)); // fp32: nothing is rounded
     Tensor fcb = g->fcb;
     need_gelu(b);
     linear_gelu_backward(b, LINEAR_FCPROJ, a->dpre, &fcb, g->fcprojw, elsewhere, dresidual, a->gelu, a->pre,
@@ -191,17 +191,17 @@ static void block_backward(Block *b, Tensor dresidual, Tensor dresidual_sum) {
 
 // ------------------------------------------------------------------------------------------------------- whole passes
 
-static void forward_block(Gpt2 *model, int block, int64_t B, int64_t T) {
-    const Block b = gpt2_block(model, block, PASS_FORWARD, B, T);
-    const ModelActs m = gpt2_model_acts(model, B, T);
+static void forward_block(Model *model, int block, int64_t B, int64_t T) {
+    const Block b = model_block(model, block, PASS_FORWARD, B, T);
+    const ModelActs m = model_model_acts(model, B, T);
     const bool last = block == model->options.config.L - 1;
     if (block == 0) embedding_forward(b.a.residual1, m.inputs, b.p.wte, b.p.wpe);
-    block_forward(&b, last ? m.final_residual : gpt2_block(model, block + 1, PASS_FORWARD, B, T).a.residual1);
+    block_forward(&b, last ? m.final_residual : model_block(model, block + 1, PASS_FORWARD, B, T).a.residual1);
 }
 
-static void final_layernorm_forward(Gpt2 *model, int64_t B, int64_t T) {
-    const ModelActs m = gpt2_model_acts(model, B, T);
-    const Weights p = gpt2_weights(model, 0);
+static void final_layernorm_forward(Model *model, int64_t B, int64_t T) {
+    const ModelActs m = model_model_acts(model, B, T);
+    const Weights p = model_weights(model, 0);
     layernorm_forward(m.lnf, m.lnf_mean, m.lnf_rstd, m.final_residual, p.lnfw, p.lnfb);
 }
 
@@ -211,37 +211,37 @@ typedef struct {
     bool first;
 } MicroStep;
 
-// Whether ops add to the gradients in place; otherwise gpt2_add_gradients does.
-static bool accumulates(const Gpt2 *model, const MicroStep *s) {
-    return !s->first && gpt2_gradient_dtype(&model->options) == DTYPE_FP32;
+// Whether ops add to the gradients in place; otherwise model_add_gradients does.
+static bool accumulates(const Model *model, const MicroStep *s) {
+    return !s->first && model_gradient_dtype(&model->options) == DTYPE_FP32;
 }
 
 // The loss, and its gradients down to the last block.
-static void head_backward(Gpt2 *model, const MicroStep *s) {
-    const ModelActs m = gpt2_model_acts(model, s->B, s->T);
-    const Weights p = gpt2_weights(model, 0), g = gpt2_gradients(model, 0);
+static void head_backward(Model *model, const MicroStep *s) {
+    const ModelActs m = model_model_acts(model, s->B, s->T);
+    const Weights p = model_weights(model, 0), g = model_gradients(model, 0);
     const float scale = 1.0f / (float)s->tokens_in_step;
     head_loss_backward(m.losses, m.dlnf, g.wte, m.logits, m.lnf, p.wte, m.targets, model->options.config.V, scale,
-                       gpt2_control(model), accumulates(model, s));
-    sequence_losses(tensor_slice_first(gpt2_sequence_losses(model), s->B), m.losses, !s->first);
+                       model_control(model), accumulates(model, s));
+    sequence_losses(tensor_slice_first(model_sequence_losses(model), s->B), m.losses, !s->first);
     layernorm_backward(m.dresidual, g.lnfw, g.lnfb, m.dresidual_sum, m.dlnf, m.final_residual, m.lnf_mean, m.lnf_rstd,
                        p.lnfw, false, accumulates(model, s), false);
-    gpt2_add_gradients(model, PARAM_LNFW, PARAM_LNFB, 0, s->first);
+    model_add_gradients(model, PARAM_LNFW, PARAM_LNFB, 0, s->first);
 }
 
-static void embedding_backward_all(Gpt2 *model, const MicroStep *s) {
-    const ModelActs m = gpt2_model_acts(model, s->B, s->T);
-    const Weights g = gpt2_gradients(model, 0);
+static void embedding_backward_all(Model *model, const MicroStep *s) {
+    const ModelActs m = model_model_acts(model, s->B, s->T);
+    const Weights g = model_gradients(model, 0);
     embedding_backward(g.wte, g.wpe, m.dresidual, m.inputs, accumulates(model, s));
-    gpt2_add_gradients(model, PARAM_WTE, PARAM_WPE, 0, s->first);
-    if (gpt2_gradient_dtype(&model->options) != DTYPE_FP32) micro_step_count(gpt2_control(model), 1);
+    model_add_gradients(model, PARAM_WTE, PARAM_WPE, 0, s->first);
+    if (model_gradient_dtype(&model->options) != DTYPE_FP32) micro_step_count(model_control(model), 1);
 }
 
 // The parts of a micro-step: between them the units of the model (partition.h) pass from process to process. A forward
 // part ends where the next block's weights are needed, a backward part where the gradients of a unit are complete.
-static void forward_part(Gpt2 *model, const MicroStep *s, int block) { forward_block(model, block, s->B, s->T); }
+static void forward_part(Model *model, const MicroStep *s, int block) { forward_block(model, block, s->B, s->T); }
 
-static void backward_part(Gpt2 *model, const MicroStep *s, int unit) {
+static void backward_part(Model *model, const MicroStep *s, int unit) {
     const int L = (int)model->options.config.L;
     if (unit == L) { // the parameters outside blocks
         embedding_backward_all(model, s);
@@ -251,14 +251,14 @@ static void backward_part(Gpt2 *model, const MicroStep *s, int unit) {
         final_layernorm_forward(model, s->B, s->T);
         head_backward(model, s);
     }
-    Block b = gpt2_block(model, unit, PASS_BACKWARD, s->B, s->T);
+    Block b = model_block(model, unit, PASS_BACKWARD, s->B, s->T);
     b.accumulate = accumulates(model, s);
-    const ModelActs m = gpt2_model_acts(model, s->B, s->T);
+    const ModelActs m = model_model_acts(model, s->B, s->T);
     block_backward(&b, m.dresidual, m.dresidual_sum);
-    gpt2_add_gradients(model, PARAM_LN1W, PARAM_FCPROJB, unit, s->first);
+    model_add_gradients(model, PARAM_LN1W, PARAM_FCPROJB, unit, s->first);
 }
 
-static void all_parts(Gpt2 *model, const MicroStep *s, int unused) {
+static void all_parts(Model *model, const MicroStep *s, int unused) {
     const int L = (int)model->options.config.L;
     (void)unused;
     for (int l = 0; l < L; l++) forward_part(model, s, l);
@@ -266,19 +266,19 @@ static void all_parts(Gpt2 *model, const MicroStep *s, int unused) {
     backward_part(model, s, L);
 }
 
-void gpt2_load_batch(Gpt2 *model, const void *windows, int64_t B, int token_bytes) {
-    gpt2_load_short_batch(model, windows, B, model->options.T, token_bytes);
+void model_load_batch(Model *model, const void *windows, int64_t B, int token_bytes) {
+    model_load_short_batch(model, windows, B, model->options.T, token_bytes);
 }
 
-void gpt2_load_short_batch(Gpt2 *model, const void *windows, int64_t B, int64_t T, int token_bytes) {
-    const Gpt2Options *o = &model->options;
+void model_load_short_batch(Model *model, const void *windows, int64_t B, int64_t T, int token_bytes) {
+    const ModelOptions *o = &model->options;
     REQUIRE(B >= 1 && B <= o->B && T >= 1 && T <= o->T,
             "a batch of %lld windows of %lld in a model planned for %lld of %lld", (long long)B, (long long)T,
             (long long)o->B, (long long)o->T);
     DType dtype = token_bytes == 2 ? DTYPE_U16 : DTYPE_I32;
     void *buffer = model->arena + memory_plan_offset(model->plan, model->layout.windows);
     Tensor on_device = tensor_make(buffer, dtype, "windows", B, T + 1, 0, 0);
-    gpt2_use_workspace(model);
+    model_use_workspace(model);
     // At most one copy is pending, so the loader's buffers are free again after two calls. The copy itself waits only
     // for the unpacking of the previous batch, and runs while that batch computes.
     if (model->copy_in_flight) device_event_wait(model->copied);
@@ -287,7 +287,7 @@ void gpt2_load_short_batch(Gpt2 *model, const void *windows, int64_t B, int64_t 
     device_event_record(model->copied, STREAM_COPY);
     model->copy_in_flight = true;
     device_stream_wait(STREAM_COMPUTE, model->copied);
-    const ModelActs m = gpt2_model_acts(model, B, T);
+    const ModelActs m = model_model_acts(model, B, T);
     batch_unpack(m.inputs, m.targets, on_device);
     device_event_record(model->unpacked, STREAM_COMPUTE);
     model->B = B, model->T = T;
@@ -295,8 +295,8 @@ void gpt2_load_short_batch(Gpt2 *model, const void *windows, int64_t B, int64_t 
 }
 
 // Runs a part, or replays its recording. What is observed is not part of a recording.
-static void run_part(Gpt2 *model, Recording *r, const MicroStep *s, int unit,
-                     void (*part)(Gpt2 *, const MicroStep *, int)) {
+static void run_part(Model *model, Recording *r, const MicroStep *s, int unit,
+                     void (*part)(Model *, const MicroStep *, int)) {
     if (model->observing || ops_are_observed()) {
         part(model, s, unit);
         return;
@@ -308,12 +308,12 @@ static void run_part(Gpt2 *model, Recording *r, const MicroStep *s, int unit,
     device_graph_end(r->graph);
 }
 
-void gpt2_set_hooks(Gpt2 *model, const UnitHooks *hooks) {
+void model_set_hooks(Model *model, const UnitHooks *hooks) {
     REQUIRE(!hooks || model->parts, "hooks of a model for one process");
     model->hooks = hooks;
 }
 
-static void run_with_hooks(Gpt2 *model, const MicroStep *s, Recording *parts) {
+static void run_with_hooks(Model *model, const MicroStep *s, Recording *parts) {
     const int L = (int)model->options.config.L;
     const UnitHooks *h = model->hooks;
     for (int l = 0; l < L; l++) {
@@ -329,31 +329,31 @@ static void run_with_hooks(Gpt2 *model, const MicroStep *s, Recording *parts) {
     h->after_backward(h->context, L);
 }
 
-void gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first) {
+void model_forward_backward(Model *model, int64_t tokens_in_step, bool first) {
     const MicroStep s = {model->B, model->options.T, tokens_in_step, first};
     const UnitHooks *h = model->hooks;
     REQUIRE(model->options.train, "a model made for inference cannot train");
-    REQUIRE(s.B > 0 && model->T == s.T, "no batch is loaded, or a short one, which is for gpt2_forward only");
-    if (first) tensor_fill(gpt2_sequence_losses(model), 0.0f); // a short micro-batch must not leave old losses
+    REQUIRE(s.B > 0 && model->T == s.T, "no batch is loaded, or a short one, which is for model_forward only");
+    if (first) tensor_fill(model_sequence_losses(model), 0.0f); // a short micro-batch must not leave old losses
     for (int u = 0; h && model->options.fp8 && u <= model->options.config.L; u++) h->before_forward(h->context, u);
     fp8_prepare(model, false);
     // One recording per kind of micro-step: first or not, whole or the shorter last one of a step.
     const int kind = 2 * first + (s.B == model->options.B);
     if (h)
-        run_with_hooks(model, &s, model->parts + kind * gpt2_num_parts(&model->options));
+        run_with_hooks(model, &s, model->parts + kind * model_num_parts(&model->options));
     else
         run_part(model, &model->graphs[kind], &s, 0, all_parts);
 }
 
-void gpt2_forward(Gpt2 *model) {
+void model_forward(Model *model) {
     const int64_t B = model->B, T = model->T;
     REQUIRE(B > 0, "no batch is loaded");
-    const ModelActs m = gpt2_model_acts(model, B, T);
+    const ModelActs m = model_model_acts(model, B, T);
     fp8_prepare(model, true);
     for (int l = 0; l < model->options.config.L; l++) forward_block(model, l, B, T);
     final_layernorm_forward(model, B, T);
-    head_loss_forward(m.losses, m.logits, m.lnf, gpt2_weights(model, 0).wte, m.targets, model->options.config.V);
-    sequence_losses(tensor_slice_first(gpt2_sequence_losses(model), B), m.losses, false);
+    head_loss_forward(m.losses, m.logits, m.lnf, model_weights(model, 0).wte, m.targets, model->options.config.V);
+    sequence_losses(tensor_slice_first(model_sequence_losses(model), B), m.losses, false);
 }
 
-Tensor gpt2_token_losses(const Gpt2 *model) { return gpt2_model_acts(model, model->B, model->T).losses; }
+Tensor model_token_losses(const Model *model) { return model_model_acts(model, model->B, model->T).losses; }

@@ -1,4 +1,4 @@
-// Sets of ops that are recomputed, their text form and cost, and the FLOPs of a step. gpt2_memory.c knows how much
+// Sets of ops that are recomputed, their text form and cost, and the FLOPs of a step. model_memory.c knows how much
 // memory they save.
 #include "llmc/model/recompute.h"
 

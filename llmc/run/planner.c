@@ -249,7 +249,7 @@ double planner_room(bool automatic) {
 
 // -------------------------------------------------------------------------------------------------------- what is what
 
-// By the names that gpt2_memory.c and its neighbours give: test_planner fails where one is missing here.
+// By the names that model_memory.c and its neighbours give: test_planner fails where one is missing here.
 static const struct {
     const char *name, *tensors;
 } KINDS[] = {
@@ -282,9 +282,9 @@ int activation_kind(const char *name) {
     return KIND_OTHER;
 }
 
-PlannedMemory planner_memory(const Gpt2Options *model) {
+PlannedMemory planner_memory(const ModelOptions *model) {
     PlannedMemory m = {0};
-    MemoryPlan *plan = gpt2_plan(model);
+    MemoryPlan *plan = model_plan(model);
     const int peak = memory_plan_peak_tick(plan);
     for (int c = 0; c < MEM_CLASS_COUNT; c++) m.classes[c] = (double)memory_plan_class_bytes(plan, (MemoryClass)c);
     for (int i = 0; i < memory_plan_count(plan); i++) {
@@ -294,7 +294,7 @@ PlannedMemory planner_memory(const Gpt2Options *model) {
     }
     m.total = (double)memory_plan_total(plan);
     m.kinds[KIND_GAPS] = m.total - (double)memory_plan_live_peak(plan);
-    m.host = (double)gpt2_host_bytes(model);
+    m.host = (double)model_host_bytes(model);
     memory_plan_destroy(plan);
     return m;
 }
@@ -302,11 +302,11 @@ PlannedMemory planner_memory(const Gpt2Options *model) {
 // --------------------------------------------------------------------------------------------------------------- FLOPs
 
 // The processes that divide the update among them.
-static double sharers(const Gpt2Options *model) {
+static double sharers(const ModelOptions *model) {
     return model->divided && model->processes > 1 ? model->processes : 1;
 }
 
-static double update_flops(const Gpt2Options *model) {
+static double update_flops(const ModelOptions *model) {
     const int count = parameter_count(&model->config);
     Parameter *table = parameter_table(&model->config);
     double flops = 0;
@@ -315,13 +315,13 @@ static double update_flops(const Gpt2Options *model) {
     return flops / sharers(model);
 }
 
-double planner_step_flops(const Gpt2Options *model, int64_t tokens) {
+double planner_step_flops(const ModelOptions *model, int64_t tokens) {
     const double again = recompute_flops_per_token(&model->recompute, &model->config, model->T);
     const double exact = flops_per_token_exact(&model->config, model->T);
     return (double)tokens * (exact + again) + (model->train ? update_flops(model) : 0);
 }
 
-double planner_step_fp8_flops(const Gpt2Options *model, int64_t tokens) {
+double planner_step_fp8_flops(const ModelOptions *model, int64_t tokens) {
     if (!model->fp8) return 0;
     const int64_t no_attention = -1; // its FLOPs are in proportion to T + 1
     return (double)tokens * (flops_per_token_linear(&model->config) +
@@ -330,7 +330,7 @@ double planner_step_fp8_flops(const Gpt2Options *model, int64_t tokens) {
 
 // --------------------------------------------------------------------------------------------------------------- bytes
 
-static double elements_per_token(const Gpt2Options *model) {
+static double elements_per_token(const ModelOptions *model) {
     const ModelConfig *c = &model->config;
     const double L = (double)c->L, C = (double)c->C, Vp = (double)c->Vp;
     return (12 * L + 8) * C + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
@@ -338,7 +338,7 @@ static double elements_per_token(const Gpt2Options *model) {
 
 // Operands of the four linear layers of a block, 3 C + d_ff going in and 5 C + d_ff of gradients: quantised as they
 // pass.
-static double fp8_bytes_per_token(const Gpt2Options *model) {
+static double fp8_bytes_per_token(const ModelOptions *model) {
     if (!model->fp8) return 0;
     const int64_t width = model->config.L * (8 * model->config.C + 2 * model_size(&model->config, DIM_FF));
     const Tensor in = tensor_make(NULL, model->dtype, "in", 1, width, 0, 0);
@@ -347,8 +347,8 @@ static double fp8_bytes_per_token(const Gpt2Options *model) {
     return op_cost_fp8_quantize(q, q, in, scaling).bytes;
 }
 
-// All tensors of the update, as gpt2_tensors has them; their data are never looked at, but that they are there is.
-static UpdateTensor *update_tensors(const Gpt2Options *model, const Parameter *table, int count) {
+// All tensors of the update, as model_tensors has them; their data are never looked at, but that they are there is.
+static UpdateTensor *update_tensors(const ModelOptions *model, const Parameter *table, int count) {
     static char there;
     UpdateTensor *tensors = calloc((size_t)count, sizeof *tensors);
     REQUIRE_MEMORY(tensors, "a plan");
@@ -368,7 +368,7 @@ static UpdateTensor *update_tensors(const Gpt2Options *model, const Parameter *t
 }
 
 // The norm, the update, and in each micro-step the gradients that are added to the compute dtype.
-static double update_bytes(const Gpt2Options *model, int64_t micro_steps) {
+static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
     if (!model->train) return 0;
     const int count = parameter_count(&model->config);
     Parameter *table = parameter_table(&model->config);
@@ -386,17 +386,17 @@ static double update_bytes(const Gpt2Options *model, int64_t micro_steps) {
     return bytes;
 }
 
-double planner_step_bytes(const Gpt2Options *model, int64_t tokens) {
+double planner_step_bytes(const ModelOptions *model, int64_t tokens) {
     const double a_token = elements_per_token(model) * (double)dtype_size(model->dtype) + fp8_bytes_per_token(model);
     return (double)tokens * a_token + update_bytes(model, ceil_div(tokens, model->B * model->T));
 }
 
-StepLimit planner_step(const GpuSpec *gpu, const Gpt2Options *model, int64_t tokens) {
+StepLimit planner_step(const GpuSpec *gpu, const ModelOptions *model, int64_t tokens) {
     const double peak = gpu_spec_peak(gpu, model->dtype), fp8_peak = gpu_spec_peak(gpu, DTYPE_E4M3);
     StepLimit s = {.flops = planner_step_flops(model, tokens),
                    .fp8_flops = planner_step_fp8_flops(model, tokens),
                    .bytes = planner_step_bytes(model, tokens),
-                   .link_bytes = (double)gpt2_host_bytes(model)};
+                   .link_bytes = (double)model_host_bytes(model)};
     if (peak == 0 || (s.fp8_flops > 0 && fp8_peak == 0)) return s;
     s.seconds = (s.flops - s.fp8_flops) / peak + s.bytes / gpu->bandwidth + s.link_bytes / gpu->link;
     if (s.fp8_flops > 0) s.seconds += s.fp8_flops / fp8_peak;
@@ -411,7 +411,7 @@ static double passed(const Partition *p, int unit, int r) {
     return fmax(all - own, (p->processes - 1) * own);
 }
 
-PlannedExchange planner_exchange(const Gpt2Options *model) {
+PlannedExchange planner_exchange(const ModelOptions *model) {
     PlannedExchange most = {0};
     if (model->processes <= 1 || !model->train) return most;
     const double gradient = (double)dtype_size(model->gradients_in_dtype ? model->dtype : DTYPE_FP32);
@@ -492,7 +492,7 @@ static int64_t group_windows(const PlanRequest *r) { return ceil_div(r->step_win
 
 void planner_alternatives(DevicePlan *plan, const PlanRequest *r) {
     const int64_t most = group_windows(r);
-    Gpt2Options m = plan->model;
+    ModelOptions m = plan->model;
     for (int level = 0; level < 4; level++) {
         m.recompute = recompute_all(recompute_level_set(level));
         plan->most[level] = planner_largest_batch(&m, plan->room, most);

@@ -1,11 +1,11 @@
 // --plan: the memory of a run before any is allocated, by class and kind, what fits, and for each GPU of a table the
 // min time of a step; also the choices of -b auto and -r auto. Needs no GPU and no data. It runs the allocator itself,
-// so its memory figures are the bytes that gpt2_create takes. Times are limits computed from datasheets, not
+// so its memory figures are the bytes that model_create takes. Times are limits computed from datasheets, not
 // measurements, and every line says so. Computation (planner.c, planner_fit.c, planner_predict.c) and printing
 // (planner_print.c) are separate. doc/memory.md describes the output.
 #pragma once
 #include "llmc/base/error.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "llmc/run/options.h"
 #include "llmc/tensor.h"
 
@@ -51,9 +51,9 @@ DType gpu_spec_dtype(const GpuSpec *gpu, DType dtype);
 
 // What the matmuls and attention of a step of `tokens` tokens must compute: the exact count of recompute.h (causal
 // attention), what -r computes again, and Muon's products: five times 4 m^2 n + 2 m^3 for a matrix of m x n, m <= n.
-double planner_step_flops(const Gpt2Options *model, int64_t tokens);
+double planner_step_flops(const ModelOptions *model, int64_t tokens);
 // The fp8 part of it: the linear layers of the blocks, with --fp8.
-double planner_step_fp8_flops(const Gpt2Options *model, int64_t tokens);
+double planner_step_fp8_flops(const ModelOptions *model, int64_t tokens);
 
 // Bytes that everything else in a step moves to and from memory, when each kernel reads and writes its tensors once:
 //   a token      ((12 L + 8) C + 2 Vp) elements of the compute dtype: embedding 2 C forward and C backward, layernorm
@@ -62,7 +62,7 @@ double planner_step_fp8_flops(const Gpt2Options *model, int64_t tokens);
 //                counted by recompute_elements_per_token, what --fp8 quantises by op_table.def
 //   a micro-step gradients that are added to the compute dtype, by op_table.def
 //   a step       the norm of the gradient and the update, for the tensors of optimizer_state(), by op_table.def
-double planner_step_bytes(const Gpt2Options *model, int64_t tokens);
+double planner_step_bytes(const ModelOptions *model, int64_t tokens);
 
 typedef struct {
     double flops, fp8_flops, bytes;
@@ -70,7 +70,7 @@ typedef struct {
     double seconds; // FLOP / peak + bytes / bandwidth + bytes / link: what is not a matmul waits for one, and the other
                     // way round, and the update waits for the norm of all gradients. 0: no peak is known
 } StepLimit;
-StepLimit planner_step(const GpuSpec *gpu, const Gpt2Options *model, int64_t tokens);
+StepLimit planner_step(const GpuSpec *gpu, const ModelOptions *model, int64_t tokens);
 
 // Bytes that each of model->processes GPUs sends in a step, and receives at the same time, see train/data_parallel.h:
 // of n bytes of gradients its own range stays, and the others go to their owners, n (processes - 1) / processes; its
@@ -80,7 +80,7 @@ typedef struct {
     double gradients, weights;
     double last_gradients, first_weights; // the part of them outside blocks
 } PlannedExchange;
-PlannedExchange planner_exchange(const Gpt2Options *model);
+PlannedExchange planner_exchange(const ModelOptions *model);
 
 // ------------------------------------------------------------------------------------- prediction (planner_predict.c)
 
@@ -143,7 +143,7 @@ typedef struct {
 
 // A step of `tokens` tokens on one GPU; of the options --attention and -ge count. or_limit: where no rates are assumed,
 // takes those of the datasheet.
-void planner_predict(Prediction *prediction, const GpuSpec *gpu, const Gpt2Options *model, int64_t tokens,
+void planner_predict(Prediction *prediction, const GpuSpec *gpu, const ModelOptions *model, int64_t tokens,
                      const Options *options, bool or_limit);
 
 // ------------------------------------------------------------------------------- sizes that suit a GPU
@@ -192,9 +192,9 @@ double planner_reserve(double memory);
 // loader.
 double planner_room(bool automatic);
 
-// The workspace that the ops of the CUDA backend need on this GPU, for Gpt2Options.sizes. Exact except for attention by
-// cuDNN, whose workspace is an upper bound, and 0 without cuDNN (attention own). gpu must outlive the plans made with
-// it. For a GPU of which only the memory is known, the largest of any GPU.
+// The workspace that the ops of the CUDA backend need on this GPU, for ModelOptions.sizes. Exact except for attention
+// by cuDNN, whose workspace is an upper bound, and 0 without cuDNN (attention own). gpu must outlive the plans made
+// with it. For a GPU of which only the memory is known, the largest of any GPU.
 PlannedSizes planner_sizes(const GpuSpec *gpu, AttentionChoice attention);
 
 // The kinds of activations alive at the peak are the rows of a table in planner.c, of which these are the last.
@@ -208,11 +208,11 @@ typedef struct {
     double total;                    // of the arena
     double host;                     // of pinned host memory, under offload
 } PlannedMemory;
-PlannedMemory planner_memory(const Gpt2Options *model);
+PlannedMemory planner_memory(const ModelOptions *model);
 
 // The largest micro-batch, max `most` (0: no limit except that of -b), that fits into this many bytes; 0: none does.
 // Larger ones may take less (the chunks of the logits become smaller): it is the largest of all that fit.
-int64_t planner_largest_batch(const Gpt2Options *model, double bytes, int64_t most);
+int64_t planner_largest_batch(const ModelOptions *model, double bytes, int64_t most);
 
 // -b and -r, for `room` bytes of device memory: parses recompute (what recompute_parse takes, or "auto") into
 // model->recompute, and with any_batch sets model->B to the largest micro-batch that fits, at most `most` (the windows
@@ -222,9 +222,9 @@ int64_t planner_largest_batch(const Gpt2Options *model, double bytes, int64_t mo
 // that needs no matmul again; where not one sequence fits so, B = 1 and the least extra FLOPs.
 // False and a message when it does not fit: what it needs, what there is, and which of fewer --samples, a smaller -b,
 // -r, --optimizer, --grad-dtype and --offload would fit.
-bool planner_fit(Gpt2Options *model, bool any_batch, const char *recompute, double room, int64_t most, Error *err);
+bool planner_fit(ModelOptions *model, bool any_batch, const char *recompute, double room, int64_t most, Error *err);
 // -b auto -r auto, as planner_fit has it, without a message.
-bool planner_choose(Gpt2Options *model, double room, int64_t most);
+bool planner_choose(ModelOptions *model, double room, int64_t most);
 
 // The choices of -r auto for a model of L blocks, cheapest first; returns their number, the caller frees *ladder.
 typedef struct {
@@ -244,7 +244,7 @@ Recompute planner_recompute(const RecomputeChoice *choice, int64_t L);
 
 // The input of --plan: a model, whose B and recompute follow from -b and -r, and a run of it on model.processes GPUs.
 typedef struct {
-    Gpt2Options model;
+    ModelOptions model;
     int64_t step_windows;   // of T tokens, of all GPUs; 0: B for each group
     const Options *options; // -b auto, -r, --tokens, -x, --gpu, --plan, --attention
 } PlanRequest;
@@ -253,7 +253,7 @@ typedef struct {
 typedef struct {
     GpuChoice gpu; // no name: this machine
     PlannedSizes sizes;
-    Gpt2Options model; // with the dtype, B and recompute used on it
+    ModelOptions model; // with the dtype, B and recompute used on it
     int gpus;
     int64_t windows;      // of a step, of all GPUs
     int64_t share_tokens; // of a step, of the GPU with the most

@@ -93,7 +93,7 @@ typedef struct {
     Prediction p;
 } Step;
 
-static void step_of(Step *s, const GpuSpec *gpu, const Gpt2Options *model, int64_t tokens, const Options *o,
+static void step_of(Step *s, const GpuSpec *gpu, const ModelOptions *model, int64_t tokens, const Options *o,
                     double reference) {
     double full = 0, real = 0;
     planner_predict(&s->p, gpu, model, tokens, o, true);
@@ -116,7 +116,7 @@ static void step_of(Step *s, const GpuSpec *gpu, const Gpt2Options *model, int64
 static double reference_of(const GpuSpec *gpu, const Options *o) {
     Step s;
     Error none;
-    Gpt2Options model = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 64, .T = 1024};
+    ModelOptions model = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 64, .T = 1024};
     if (!model_config_parse(&model.config, "d12,V=50257", &none)) return 1;
     step_of(&s, gpu, &model, model.B * model.T, o, 1);
     return s.p.is_known && !s.p.is_limit ? s.filled : 1;
@@ -135,7 +135,7 @@ typedef struct {
 
 typedef struct {
     const GpuSpec *gpu;
-    const Gpt2Options *model;
+    const ModelOptions *model;
     const Options *options;
     int64_t tokens;         // of a step
     double reference, room; // bytes of the GPU
@@ -145,7 +145,7 @@ typedef struct {
 
 static Size size_of(const Advice *a, const ModelConfig *config, int64_t B) {
     Step step;
-    Gpt2Options model = *a->model;
+    ModelOptions model = *a->model;
     ModelConfig useful = *config;
     model.config = *config, model.B = B;
     model_config_set_vocab(&useful, a->model->config.V);
@@ -157,7 +157,7 @@ static Size size_of(const Advice *a, const ModelConfig *config, int64_t B) {
 // Of two that gain about as much, the one that was tried first: callers begin with what is nearest.
 static void consider(Advice *a, ChangeKind kind, const ModelConfig *config, int64_t B) {
     Size *best = &a->best[kind];
-    Gpt2Options model = *a->model;
+    ModelOptions model = *a->model;
     model.config = *config;
     if ((kind == CHANGE_C || kind == CHANGE_D_FF) && planner_memory(&model).total > a->room) return;
     const Size s = size_of(a, config, B);
@@ -288,7 +288,7 @@ static void print_changes(FILE *out, const Advice *a) {
 
 static void print_now(FILE *out, const Advice *a, bool is_limit) {
     char rate[TEXT], shape[2 * TEXT];
-    const Gpt2Options *m = a->model;
+    const ModelOptions *m = a->model;
     const ModelConfig *c = &m->config;
     fprintf(out, "advise      %s, %d multiprocessors, %s: %s, -b %lld -t %lld\n", a->gpu->name, a->gpu->num_sms,
             dtype_name(m->dtype), model_config_text(c, m->T, shape, sizeof shape), (long long)m->B, (long long)m->T);
@@ -299,7 +299,7 @@ static void print_now(FILE *out, const Advice *a, bool is_limit) {
 }
 
 static void print_sizes(FILE *out, const Advice *a) {
-    const Gpt2Options *m = a->model;
+    const ModelOptions *m = a->model;
     const ModelConfig *c = &m->config;
     const int64_t HS = c->C / c->NH;
     fprintf(
@@ -491,7 +491,7 @@ static void print_search(FILE *out, const Search *s, const GpuSpec *gpu, DType d
 
 static bool advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu, Error *err) {
     static Search s;
-    const Gpt2Options *m = &r->model;
+    const ModelOptions *m = &r->model;
     const bool measure = r->options->measure;
     double *const halves[2] = {s.halves[0], s.halves[1]};
     const DType dtype = gpu ? gpu_spec_dtype(&gpu->spec, m->dtype) : m->dtype;

@@ -11,19 +11,19 @@
 // --------------------------------------------------------------------------------------------------- what a plan needs
 
 // Under offload a CPU keeps the state in the same memory.
-static bool host_is_device(const Gpt2Options *model) {
+static bool host_is_device(const ModelOptions *model) {
     return !model->sizes && strcmp(device_facts()->backend, "cpu") == 0;
 }
 
-static double bytes_needed(const Gpt2Options *model) {
-    MemoryPlan *plan = gpt2_plan(model);
+static double bytes_needed(const ModelOptions *model) {
+    MemoryPlan *plan = model_plan(model);
     const double bytes = (double)memory_plan_total(plan);
     memory_plan_destroy(plan);
-    return bytes + (host_is_device(model) && model->offload && model->train ? (double)gpt2_host_bytes(model) : 0);
+    return bytes + (host_is_device(model) && model->offload && model->train ? (double)model_host_bytes(model) : 0);
 }
 
-static double bytes_at(const Gpt2Options *model, int64_t B) {
-    Gpt2Options at = *model;
+static double bytes_at(const ModelOptions *model, int64_t B) {
+    ModelOptions at = *model;
     at.B = B;
     return bytes_needed(&at);
 }
@@ -36,9 +36,9 @@ static int64_t one_row(const void *machine, OpsShape shape) { return (void)machi
 // Without logits and workspace, every tensor grows by the same with every sequence, and what is planned is a line from
 // where its largest tick stays the same: a line through two points finds the edge in a few plans. Below that, it points
 // too far, and halving what is left follows. Returns the largest micro-batch that fits so, at most `most`.
-static int64_t largest_without_scratch(const Gpt2Options *model, double room, int64_t most) {
+static int64_t largest_without_scratch(const ModelOptions *model, double room, int64_t most) {
     const PlannedSizes no_scratch = {nothing, one_row, NULL};
-    Gpt2Options m = *model;
+    ModelOptions m = *model;
     m.sizes = &no_scratch;
     int64_t low = 1, high = most + 1; // low fits, high does not
     double low_bytes = bytes_at(&m, 1), slope = bytes_at(&m, 2) - low_bytes;
@@ -61,7 +61,7 @@ static int64_t largest_without_scratch(const Gpt2Options *model, double room, in
     return low;
 }
 
-int64_t planner_largest_batch(const Gpt2Options *model, double bytes, int64_t most) {
+int64_t planner_largest_batch(const ModelOptions *model, double bytes, int64_t most) {
     enum { MOST = 65536 }; // of -b
     // Needs less than a smaller one where a single micro-step lets gradients be freed.
     if (most > 0 && most < MOST && bytes_at(model, most) <= bytes) return most;
@@ -120,10 +120,10 @@ int planner_ladder(RecomputeChoice **ladder, const ModelConfig *config, int64_t 
 
 // While the logits are there, every block holds what it keeps: so many bytes at least with this set in all blocks. What
 // a block keeps adds up, so that a mixture of sets needs the mixture of the two at least, and few plans are made.
-static double least_bytes(const Gpt2Options *model, int set) {
-    Gpt2Options m = *model;
+static double least_bytes(const ModelOptions *model, int set) {
+    ModelOptions m = *model;
     m.recompute = recompute_all(set);
-    MemoryPlan *plan = gpt2_plan(&m);
+    MemoryPlan *plan = model_plan(&m);
     int tick = 0;
     double bytes = 0;
     for (int i = 0; i < memory_plan_count(plan); i++)
@@ -137,7 +137,7 @@ static double least_bytes(const Gpt2Options *model, int set) {
 }
 
 // The first of the ladder that fits, into model->recompute; false when none does.
-static bool fit_recompute(Gpt2Options *model, double room) {
+static bool fit_recompute(ModelOptions *model, double room) {
     RecomputeChoice *ladder;
     double least[RECOMPUTE_BLOCK + 1]; // by set
     const int64_t L = model->config.L;
@@ -171,7 +171,7 @@ enum { ENOUGH_TOKENS = 65536 };
 
 // -b auto -r auto: the largest micro-batch that keeps everything; where that is not enough, the largest up to enough
 // that repeats no matmul.
-static int64_t batch_with_recomputation(Gpt2Options *model, const Search *s) {
+static int64_t batch_with_recomputation(ModelOptions *model, const Search *s) {
     const int64_t kept = planner_largest_batch(model, s->room, s->most), enough = ceil_div(ENOUGH_TOKENS, model->T);
     if (kept >= enough) return kept;
     model->recompute = recompute_all(RECOMPUTE_GELU | RECOMPUTE_LAYERNORM);
@@ -179,7 +179,7 @@ static int64_t batch_with_recomputation(Gpt2Options *model, const Search *s) {
 }
 
 // Sets model->B and model->recompute; false, and B 1 where it was free, when nothing fits.
-static bool choose(Gpt2Options *model, const Search *s) {
+static bool choose(ModelOptions *model, const Search *s) {
     const bool trades = s->any_recompute && model->train;
     if (s->any_recompute) model->recompute = recompute_all(0);
     if (s->any_batch) {
@@ -191,7 +191,7 @@ static bool choose(Gpt2Options *model, const Search *s) {
 
 // On a GPU what attention by cuDNN asks for is known when its kernels are chosen, which takes a while for every
 // micro-batch: the search goes by the formulas, and its result is checked with the backend.
-static bool choose_checked(Gpt2Options *model, const Search *search) {
+static bool choose_checked(ModelOptions *model, const Search *search) {
     if (model->sizes || strcmp(device_facts()->backend, "cuda") != 0) return choose(model, search);
     const GpuSpec here = {.memory = (double)device_facts()->memory_total, .num_sms = device_facts()->units};
     const PlannedSizes sizes = planner_sizes(&here, ATTENTION_AUTO);
@@ -220,7 +220,7 @@ enum {
 };
 
 // Those of the remedies that would change something.
-static int remedies_of(const Gpt2Options *m, const Search *s) {
+static int remedies_of(const ModelOptions *m, const Search *s) {
     const bool master = optimizer_keeps_master(m->optimizer, m->master, m->dtype);
     int r = 0;
     if (m->sequences > 1) r |= ONE_SAMPLE;
@@ -234,7 +234,7 @@ static int remedies_of(const Gpt2Options *m, const Search *s) {
 }
 
 // Whether the model fits with these remedies, which are made in *m.
-static bool try_remedies(Gpt2Options *m, const Search *search, int remedies) {
+static bool try_remedies(ModelOptions *m, const Search *search, int remedies) {
     Search s = *search;
     Error ignored;
     if (remedies & ONE_SAMPLE) m->sequences = 1;
@@ -244,8 +244,8 @@ static bool try_remedies(Gpt2Options *m, const Search *search, int remedies) {
     if (remedies & OPTIMIZER) m->optimizer = OPTIMIZER_ADAMW_8BIT, m->master = false;
     if (remedies & GRADIENTS) m->gradients_in_dtype = true;
     if (remedies & OFFLOAD) m->offload = true;
-    if (!gpt2_check_options(m, &ignored)) return false;
-    Gpt2Options least = *m; // what cannot fit at all is soon seen
+    if (!model_check_options(m, &ignored)) return false;
+    ModelOptions least = *m; // what cannot fit at all is soon seen
     if (s.any_batch) least.B = 1;
     if (s.any_recompute) least.recompute = recompute_all(RECOMPUTE_BLOCK);
     if (bytes_needed(&least) > s.room) return *m = least, false;
@@ -253,7 +253,7 @@ static bool try_remedies(Gpt2Options *m, const Search *search, int remedies) {
 }
 
 // "-b 2 -r auto --offload optimizer" into text.
-static void name_remedies(char *text, size_t size, const Gpt2Options *m, int remedies) {
+static void name_remedies(char *text, size_t size, const ModelOptions *m, int remedies) {
     char batch[32];
     snprintf(batch, sizeof batch, "-b %lld", (long long)m->B);
     const char *const names[NUM_REMEDIES] = {
@@ -267,7 +267,7 @@ static void name_remedies(char *text, size_t size, const Gpt2Options *m, int rem
 }
 
 // Few remedies before many, and among as many those that come first in the list.
-static bool find_remedies(Gpt2Options *m, const Gpt2Options *model, const Search *search, int *remedies) {
+static bool find_remedies(ModelOptions *m, const ModelOptions *model, const Search *search, int *remedies) {
     const int there = remedies_of(model, search);
     for (int count = 1; count <= NUM_REMEDIES; count++)
         for (int r = 1; r < 1 << NUM_REMEDIES; r++) {
@@ -280,10 +280,10 @@ static bool find_remedies(Gpt2Options *m, const Gpt2Options *model, const Search
     return false;
 }
 
-static bool explain(const Gpt2Options *model, const Search *search, Error *err) {
+static bool explain(const ModelOptions *model, const Search *search, Error *err) {
     static const char smaller[] = "use a smaller model or context (-e, -t)";
     char asked[64], set[64], needs[64], there[64], what[160], least[64], advice[320];
-    Gpt2Options m;
+    ModelOptions m;
     int remedies;
     recompute_text(&model->recompute, model->config.L, set, sizeof set);
     snprintf(asked, sizeof asked, "-b %lld -r %s", (long long)model->B, set);
@@ -301,12 +301,12 @@ static bool explain(const Gpt2Options *model, const Search *search, Error *err) 
                      format_bytes(search->room, there, sizeof there), advice);
 }
 
-bool planner_choose(Gpt2Options *model, double room, int64_t most) {
+bool planner_choose(ModelOptions *model, double room, int64_t most) {
     const Search search = {true, true, room, most};
     return choose_checked(model, &search);
 }
 
-bool planner_fit(Gpt2Options *model, bool any_batch, const char *recompute, double room, int64_t most, Error *err) {
+bool planner_fit(ModelOptions *model, bool any_batch, const char *recompute, double room, int64_t most, Error *err) {
     const Search search = {any_batch, strcmp(recompute, "auto") == 0, room, most};
     if (!search.any_recompute && !recompute_parse(&model->recompute, recompute, model->config.L, err)) return false;
     return choose_checked(model, &search) || explain(model, &search, err);

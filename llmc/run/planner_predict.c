@@ -98,7 +98,7 @@ static const double HEAD_FACTORS[PASSES] = {1.04, 1.09, 1.05};
 // What the rows are made of. steps: how often a micro-step, and with it each of its rows, is in a step.
 typedef struct {
     Prediction *to;
-    const Gpt2Options *model;
+    const ModelOptions *model;
     double steps, L, C, N, s, u, hidden; // N: tokens; s: bytes of a number; u: of (B,T,C); hidden: of (B,T,d_ff)
     bool beside;                         // of the rows that follow
 } Rows;
@@ -173,7 +173,7 @@ static void normed_backward(Rows *r, const char *tensor, double calls, int units
 static double touched(const Rows *r) { return fmin(r->N, (double)r->model->config.Vp) * r->C; }
 
 static void add_forward(Rows *r, double scores, double lse) {
-    const Gpt2Options *m = r->model;
+    const ModelOptions *m = r->model;
     const double B = (double)m->B, T = (double)m->T, tokens = 4 * r->N, token_bytes = m->config.V <= 1 << 16 ? 2 : 4;
     copy(r, "batch_unpack", "windows", 1, B * (T + 1) * token_bytes + 2 * tokens);
     copy(r, "embedding_forward", "residual1", 1, tokens + touched(r) * r->s + T * r->C * r->s + r->u);
@@ -200,7 +200,7 @@ static void add_head(Rows *r, double chunk) {
 }
 
 static void add_backward(Rows *r, double scores, double lse) {
-    const Gpt2Options *m = r->model;
+    const ModelOptions *m = r->model;
     normed_backward(r, "lnfw", 1, 3);
     r->beside = true;
     copy(r, "gradient_add", "dresidual_sum", r->L, 8 * r->C);
@@ -225,7 +225,7 @@ static void add_backward(Rows *r, double scores, double lse) {
 
 // -r, as one row: its matmuls, attention and everything else.
 static void add_recomputation(Rows *r) {
-    const Gpt2Options *m = r->model;
+    const ModelOptions *m = r->model;
     const int64_t no_attention = -1; // its FLOPs are in proportion to T + 1
     const double all = r->N * recompute_flops_per_token(&m->recompute, &m->config, m->T);
     const double matmuls = r->N * recompute_flops_per_token(&m->recompute, &m->config, no_attention);
@@ -245,7 +245,7 @@ static void add_recomputation(Rows *r) {
 // --grad-dtype compute: the difference that it makes to planner_step_bytes, in a micro-step.
 static void add_gradient_sums(Rows *r) {
     if (!r->model->gradients_in_dtype) return;
-    Gpt2Options apart = *r->model;
+    ModelOptions apart = *r->model;
     apart.gradients_in_dtype = false;
     const double with = planner_step_bytes(r->model, 1) - planner_step_bytes(r->model, 0),
                  without = planner_step_bytes(&apart, 1) - planner_step_bytes(&apart, 0);
@@ -254,7 +254,7 @@ static void add_gradient_sums(Rows *r) {
 
 // Once a step. The update is that of planner_step_bytes.
 static void add_update(Rows *r) {
-    const Gpt2Options *m = r->model;
+    const ModelOptions *m = r->model;
     const int count = parameter_count(&m->config);
     const double sharers = m->divided && m->processes > 1 ? m->processes : 1;
     const double norm = (double)parameter_total(&m->config) * (m->gradients_in_dtype ? r->s : 4) / sharers;
@@ -319,7 +319,7 @@ static Estimate of_all(const Estimate by_rate[RATE_COUNT]) {
     return (Estimate){likely, likely + sqrt(worse), likely - sqrt(better)};
 }
 
-static void find_times(Prediction *p, const GpuSpec *gpu, const Gpt2Options *model, const Options *o, bool or_limit) {
+static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, const Options *o, bool or_limit) {
     const Estimate *rates = model->dtype == DTYPE_FP32 ? NULL : rates_of(gpu); // of 16-bit matmuls
     const double peak = gpu_spec_peak(gpu, model->dtype);
     Estimate limits[RATE_COUNT];
@@ -352,7 +352,7 @@ static void find_times(Prediction *p, const GpuSpec *gpu, const Gpt2Options *mod
     p->step = of_all(by_rate);
 }
 
-void planner_predict(Prediction *p, const GpuSpec *gpu, const Gpt2Options *model, int64_t tokens, const Options *o,
+void planner_predict(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, int64_t tokens, const Options *o,
                      bool or_limit) {
     const double N = (double)(model->B * model->T), C = (double)model->config.C, s = (double)dtype_size(model->dtype);
     const double scores = N * C * (double)(model->T + 1), lse = 4 * (double)(model->B * model->config.NH * model->T);

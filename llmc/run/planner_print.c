@@ -19,7 +19,7 @@ static const char *device_text(const DevicePlan *p, char buf[TEXT]) {
     return buf;
 }
 
-static const char *set_text(const Recompute *r, const Gpt2Options *model, char buf[SET_TEXT]) {
+static const char *set_text(const Recompute *r, const ModelOptions *model, char buf[SET_TEXT]) {
     return recompute_text(r, model->config.L, buf, SET_TEXT);
 }
 
@@ -27,7 +27,7 @@ static const char *set_text(const Recompute *r, const Gpt2Options *model, char b
 
 // first: the plan for any device. The length of a step is known only with -d or -b.
 static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) {
-    const Gpt2Options *m = &r->model;
+    const ModelOptions *m = &r->model;
     char n[TEXT], shape[2 * TEXT], batch[TEXT] = "auto";
     fprintf(out, "plan        %s: %s parameters\n", model_config_text(&m->config, m->T, shape, sizeof shape),
             format_count((double)parameter_total(&m->config), n, TEXT));
@@ -76,7 +76,7 @@ static void print_classes(FILE *out, const DevicePlan *p) {
 // Where bf16 is chosen for its memory: what the same run takes in the other of fp32 and bf16.
 static void print_other_dtype(FILE *out, const DevicePlan *p) {
     char bytes[TEXT];
-    Gpt2Options other = p->model;
+    ModelOptions other = p->model;
     other.dtype = p->model.dtype == DTYPE_FP32 ? DTYPE_BF16 : DTYPE_FP32;
     fprintf(out,
             "planned     in %s      %9s  there are no instructions for bf16 here: a run with --dtype auto takes fp32\n",
@@ -119,7 +119,7 @@ static void print_most(FILE *out, const DevicePlan *p) {
 
 static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
     char bytes[TEXT], share[TEXT] = "a step";
-    const Gpt2Options *model = &p->model;
+    const ModelOptions *model = &p->model;
     const double again =
         (double)p->share_tokens * recompute_flops_per_token(&model->recompute, &model->config, model->T);
     if (p->gpus > 1) snprintf(share, TEXT, "in a step, each GPU with %lld tokens", (long long)p->share_tokens);
@@ -294,14 +294,14 @@ static void print_text(FILE *out, const DevicePlan *plans, int count, const Plan
 
 // ---------------------------------------------------------------------------------------------------------------- JSON
 
-static void add_recompute(cJSON *to, const Recompute *r, const Gpt2Options *model) {
+static void add_recompute(cJSON *to, const Recompute *r, const ModelOptions *model) {
     enum { JSON_SET_TEXT = 1024 };
     char text[JSON_SET_TEXT];
     JSON_ADD(to, JSON_TEXT("recompute", recompute_text(r, model->config.L, text, sizeof text)));
 }
 
 static void add_run(cJSON *to, const PlanRequest *r) {
-    const Gpt2Options *m = &r->model;
+    const ModelOptions *m = &r->model;
     JSON_ADD(cJSON_AddObjectToObject(to, "model"), JSON_SHAPE(&m->config),
              JSON_NUMBER("parameters", parameter_total(&m->config)));
     JSON_ADD(cJSON_AddObjectToObject(to, "run"), JSON_NUMBER("T", m->T),
@@ -387,10 +387,10 @@ static void add_tensor(cJSON *tensors, const PlannedTensor *t, int64_t offset, i
 }
 
 // The arena: a rectangle for each tensor, its ticks and its addresses. scripts/plot_memory.py draws it.
-static void add_arena(cJSON *device, const Gpt2Options *model) {
+static void add_arena(cJSON *device, const ModelOptions *model) {
     char name[TICK_NAME];
     int last_tick = 0;
-    MemoryPlan *plan = gpt2_plan(model);
+    MemoryPlan *plan = model_plan(model);
     const int count = memory_plan_count(plan);
     for (int i = 0; i < count; i++) {
         const PlannedTensor t = memory_plan_tensor(plan, i);
@@ -401,7 +401,7 @@ static void add_arena(cJSON *device, const Gpt2Options *model) {
              JSON_NUMBER("peak_tick", memory_plan_peak_tick(plan)));
     cJSON *ticks = cJSON_AddArrayToObject(arena, "ticks"), *tensors = cJSON_AddArrayToObject(arena, "tensors");
     for (int t = 0; t <= last_tick; t++)
-        cJSON_AddItemToArray(ticks, cJSON_CreateString(gpt2_tick_name(&model->config, t, name)));
+        cJSON_AddItemToArray(ticks, cJSON_CreateString(model_tick_name(&model->config, t, name)));
     for (int i = 0; i < count; i++) {
         const PlannedTensor t = memory_plan_tensor(plan, i);
         if (t.bytes > 0) add_tensor(tensors, &t, memory_plan_offset(plan, i), last_tick);

@@ -106,36 +106,36 @@ bool processes_connect_devices(Error *err) {
 // ------------------------------------------------------------------------------------------------------------- tuning
 
 // A micro-step of B empty sequences.
-static bool try_micro_step(Gpt2 *model, int64_t B, int64_t tokens, Error *err) {
-    const int64_t bytes = B * (gpt2_options(model)->T + 1) * 2;
+static bool try_micro_step(Model *model, int64_t B, int64_t tokens, Error *err) {
+    const int64_t bytes = B * (model_options(model)->T + 1) * 2;
     void *windows = host_alloc((size_t)bytes, err);
     if (!windows) return false;
     memset(windows, 0, (size_t)bytes);
-    gpt2_load_batch(model, windows, B, 2);
-    gpt2_forward_backward(model, tokens, true);
+    model_load_batch(model, windows, B, 2);
+    model_forward_backward(model, tokens, true);
     device_sync();
     host_free(windows);
     return true;
 }
 
 // Runs each shape of a step once, and an update that is skipped because its loss is not a number.
-static bool try_step(Gpt2 *model, Optimizer *optimizer, const StepShare *share, Error *err) {
-    const StepControl control = gpt2_get_control(model);
-    const int64_t tokens = share->step_windows * gpt2_options(model)->T;
+static bool try_step(Model *model, Optimizer *optimizer, const StepShare *share, Error *err) {
+    const StepControl control = model_get_control(model);
+    const int64_t tokens = share->step_windows * model_options(model)->T;
     const int64_t smaller = share->step_windows / share->groups, larger = ceil_div(share->step_windows, share->groups);
     bool ok = true;
     for (int64_t windows = smaller; ok && windows <= larger; windows++) { // the two sizes of a group
         if (windows >= share->B) ok = try_micro_step(model, share->B, tokens, err);
         if (ok && windows % share->B > 0) ok = try_micro_step(model, windows % share->B, tokens, err);
     }
-    tensor_fill(gpt2_step_losses(model), NAN);
+    tensor_fill(model_step_losses(model), NAN);
     optimizer_norm(optimizer);
     optimizer_step(optimizer, 0.0, tokens, false);
-    gpt2_set_control(model, &control);
+    model_set_control(model, &control);
     return ok;
 }
 
-bool processes_share_tuning(Gpt2 *model, Optimizer *optimizer, const StepShare *share, Error *err) {
+bool processes_share_tuning(Model *model, Optimizer *optimizer, const StepShare *share, Error *err) {
     if (comm_size() == 1 || strcmp(device_facts()->backend, "cpu") == 0) return true; // the CPU chooses nothing
     if (!comm_all_ok(comm_rank() > 0 || try_step(model, optimizer, share, err), err)) return false;
     char *lines = device_tuning();
@@ -176,18 +176,18 @@ bool processes_sum_numerics(NumericsRow *rows, int count, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------ between steps
 
-bool processes_compare_weights(const Gpt2 *model, int64_t step, Error *err) {
+bool processes_compare_weights(const Model *model, int64_t step, Error *err) {
     enum { PIECE = 4 << 20 };
     if (comm_size() == 1) return true;
     void *bytes = host_alloc(PIECE, err);
     if (!comm_all_ok(bytes != NULL, err)) return false;
     uint64_t sum = 0;
-    for (int i = 0; i < gpt2_num_tensors(model); i++) {
-        const Tensor weight = gpt2_tensors(model)[i].weight;
+    for (int i = 0; i < model_num_tensors(model); i++) {
+        const Tensor weight = model_tensors(model)[i].weight;
         const int64_t size = (int64_t)tensor_bytes(weight);
         for (int64_t first = 0; first < size; first += PIECE) {
             const int64_t n = min_i64(PIECE, size - first);
-            gpt2_read_bytes(model, weight, first, n, bytes);
+            model_read_bytes(model, weight, first, n, bytes);
             sum = XXH3_64bits_withSeed(bytes, (size_t)n, sum);
         }
     }

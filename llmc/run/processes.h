@@ -2,7 +2,7 @@
 // do the same. Without a launcher and --gpus these functions do nothing.
 #pragma once
 #include "llmc/base/error.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "llmc/run/options.h"
 #include "llmc/train/data_parallel.h"
 #include "llmc/train/optimizer.h"
@@ -20,7 +20,7 @@ bool processes_connect_devices(Error *err);
 
 // On a GPU choices are made by timing, and other choices give other bits. So process 0 makes all that a step needs,
 // with micro-steps and an update that change nothing, and the others take them over.
-bool processes_share_tuning(Gpt2 *model, Optimizer *optimizer, const StepShare *share, Error *err);
+bool processes_share_tuning(Model *model, Optimizer *optimizer, const StepShare *share, Error *err);
 
 // Adds the statistics of linear layers, which each process counts for its own micro-batches, of all processes.
 bool processes_sum_numerics(NumericsRow *rows, int count, Error *err);
@@ -29,7 +29,7 @@ bool processes_sum_numerics(NumericsRow *rows, int count, Error *err);
 // false if one differs from process 0's; the message names it. Reads all weights: every WEIGHTS_CHECK_STEPS steps and
 // before a checkpoint. A step reads and writes them many times, so that is less than 1% of the time.
 enum { WEIGHTS_CHECK_STEPS = 100 };
-bool processes_compare_weights(const Gpt2 *model, int64_t step, Error *err);
+bool processes_compare_weights(const Model *model, int64_t step, Error *err);
 
 // What is decided between two steps. Takes over the first signal that came to a process, which signals_pending gives
 // from then on, and otherwise what process 0 found: only it knows the log, and clocks differ.

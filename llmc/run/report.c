@@ -18,8 +18,8 @@
 struct Report {
     const RunSetup *setup;
     const Options *options;
-    const Gpt2 *gpt2;
-    const Gpt2Options *model;
+    const Model *gpt2;
+    const ModelOptions *model;
     RunLog *log;
     RunSummary summary;
     DeviceSpeed speed;
@@ -101,7 +101,7 @@ static void machine_lines(const Report *r) {
 }
 
 static void precision_line(const Report *r) {
-    const Gpt2Options *m = r->model;
+    const ModelOptions *m = r->model;
     if (m->dtype == DTYPE_FP32 && device_facts()->widens_bf16)
         runlog_field(r->log, "precision",
                      "fp32: there are no instructions for bf16 here, which would save memory (--plan "
@@ -145,7 +145,7 @@ static void recompute_line(const Report *r) {
 }
 
 static void memory_line(const Report *r) {
-    const MemoryPlan *plan = gpt2_memory(r->gpt2);
+    const MemoryPlan *plan = model_memory(r->gpt2);
     char *classes = NULL, bytes[TEXT];
     size_t length = 0;
     FILE *f = text_open(&classes, &length);
@@ -157,7 +157,7 @@ static void memory_line(const Report *r) {
     runlog_field(r->log, "memory", "%stotal planned %s", classes,
                  format_bytes((double)memory_plan_total(plan), bytes, TEXT));
     free(classes);
-    const int64_t host = gpt2_host_bytes(r->model);
+    const int64_t host = model_host_bytes(r->model);
     if (host > 0)
         runlog_field(r->log, "", "%s of the optimizer in host memory", format_bytes((double)host, bytes, TEXT));
     recompute_line(r);
@@ -225,7 +225,7 @@ static void add_shards(cJSON *run, const char *key, const ShardSet *set) {
 static void run_event(const Report *r) {
     const ModelConfig *c = &r->model->config;
     const DeviceFacts *device = device_facts();
-    const MemoryPlan *plan = gpt2_memory(r->gpt2);
+    const MemoryPlan *plan = model_memory(r->gpt2);
     cJSON *run = cJSON_CreateObject();
     char *options = options_to_json(r->options, true);
     cJSON_AddItemToObject(run, "options", cJSON_Parse(options));
@@ -267,7 +267,7 @@ static void resume_lines(const Report *r) {
     free(changed);
 }
 
-Report *report_open(const RunSetup *setup, const Gpt2 *model, RunLog *log, DeviceSpeed speed, double started) {
+Report *report_open(const RunSetup *setup, const Model *model, RunLog *log, DeviceSpeed speed, double started) {
     Report *r = calloc(1, sizeof *r);
     REQUIRE_MEMORY(r, "the log");
     const double datasheet = device_facts()->peak_flops[setup->dtype];
@@ -275,7 +275,7 @@ Report *report_open(const RunSetup *setup, const Gpt2 *model, RunLog *log, Devic
         .setup = setup,
         .options = &setup->options,
         .gpt2 = model,
-        .model = gpt2_options(model),
+        .model = model_options(model),
         .log = log,
         .speed = speed,
         .started = started,
@@ -316,7 +316,7 @@ void report_first_step(const Report *r) {
 
 static void after_first_step(Report *r, const StepControl *control) {
     char measured[TEXT], planned[TEXT];
-    const long long peak = (long long)device_memory_peak(), arena = (long long)memory_plan_total(gpt2_memory(r->gpt2));
+    const long long peak = (long long)device_memory_peak(), arena = (long long)memory_plan_total(model_memory(r->gpt2));
     const double expected = log((double)r->setup->config.V);
     if (!r->setup->resume_path && model_config_is_descriptor(r->options->model) && fabs(control->loss - expected) > 0.5)
         runlog_field(r->log, "warning", "the first loss is %.3f; with new weights it should be near ln(V) = %.3f",
@@ -354,9 +354,9 @@ void step_time_add(StepTime *t, double seconds) {
 }
 
 // A part of the gradient norm belongs to a parameter.
-static const char *name_of_part(const Gpt2 *model, int part) {
-    const Partition *p = gpt2_partition(model);
-    return part < p->num_norm_parts ? gpt2_parameters(model)[p->norm_parts[part].parameter].name : NULL;
+static const char *name_of_part(const Model *model, int part) {
+    const Partition *p = model_partition(model);
+    return part < p->num_norm_parts ? model_parameters(model)[p->norm_parts[part].parameter].name : NULL;
 }
 
 void report_step(Report *r, StepRecord *record) {
@@ -601,6 +601,6 @@ void report_end(Report *r, double wait_seconds) {
                  "\"step\":%lld,\"seconds\":%.3f,\"memory_peak\":%lld,\"memory_planned\":%lld,"
                  "\"wait_seconds\":%.4f%s",
                  (long long)s->state.step, now_seconds() - r->started, (long long)device_memory_peak(),
-                 (long long)memory_plan_total(gpt2_memory(r->gpt2)), wait_seconds, summary);
+                 (long long)memory_plan_total(model_memory(r->gpt2)), wait_seconds, summary);
     free(summary);
 }

@@ -7,7 +7,7 @@
 // Owns the data that only reports need: the mean time of a step, the peak that mfu is a fraction of, the last loss
 // scale, the summary. Never changes the run.
 #pragma once
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "llmc/run/run_setup.h"
 #include "llmc/run/runlog.h"
 #include "llmc/train/generate.h"
@@ -27,7 +27,7 @@ void report_starting(const RunSetup *setup, int64_t bytes);
 
 typedef struct Report Report;
 // Writes the header. What it is given must outlive the report. started: when the process began (now_seconds).
-Report *report_open(const RunSetup *setup, const Gpt2 *model, RunLog *log, DeviceSpeed speed, double started);
+Report *report_open(const RunSetup *setup, const Model *model, RunLog *log, DeviceSpeed speed, double started);
 void report_close(Report *r); // NULL is fine
 
 // Before the first step: its min time, if that is a second or more.

@@ -223,9 +223,9 @@ static bool choose_dtype(RunSetup *s, Error *err) {
 // A plan may be for more processes than there are.
 static int process_count(const Options *o) { return options_only_ask(o) && o->gpus > 1 ? o->gpus : comm_size(); }
 
-Gpt2Options run_setup_model(const RunSetup *s) {
+ModelOptions run_setup_model(const RunSetup *s) {
     const Options *o = &s->options;
-    return (Gpt2Options){
+    return (ModelOptions){
         .config = s->config,
         .dtype = s->dtype,
         .master = o->master != 0,
@@ -288,11 +288,11 @@ static bool choose_memory(RunSetup *s, Error *err) {
     Options *o = &s->options;
     char text[RECOMPUTE_TEXT];
     if (o->reduce_groups == 0) o->reduce_groups = comm_size();
-    Gpt2Options model = run_setup_model(s);
+    ModelOptions model = run_setup_model(s);
     const int64_t most = o->total_batch > 0 ? ceil_div(o->total_batch / s->T, o->reduce_groups) : 0;
     const bool automatic = o->B == 0 || strcmp(o->recompute, "auto") == 0;
     double room;
-    if (!comm_all_ok(gpt2_check_options(&model, err) && check_processes(s, err), err) ||
+    if (!comm_all_ok(model_check_options(&model, err) && check_processes(s, err), err) ||
         !agree_on_room(automatic, &room, err) || !planner_fit(&model, o->B == 0, o->recompute, room, most, err))
         return false;
     o->B = model.B; // what was chosen is what a checkpoint states
@@ -440,7 +440,7 @@ bool run_setup_plan(RunSetup *s, Error *err) {
     const int64_t step_windows = o->total_batch > 0 ? o->total_batch / s->T : 0;
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
     PlanRequest request = {.model = run_setup_model(s), .step_windows = step_windows, .options = o};
-    return check_planned_share(s, step_windows, err) && gpt2_check_options(&request.model, err) &&
+    return check_planned_share(s, step_windows, err) && model_check_options(&request.model, err) &&
            (o->advise ? planner_advise : planner_print)(stdout, &request, err);
 }
 

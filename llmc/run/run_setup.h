@@ -3,7 +3,7 @@
 // Owns everything it opens; takes no device memory.
 #pragma once
 #include "llmc/data/dataloader.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "llmc/run/options.h"
 #include "llmc/run/placement.h"
 #include "llmc/store/checkpoint.h"
@@ -53,7 +53,7 @@ bool run_setup_save_options(const RunSetup *setup, Error *err);
 bool run_setup_plan(RunSetup *setup, Error *err);
 
 // The options of what the trainer creates. Those of the loader and of generation point into setup.
-Gpt2Options run_setup_model(const RunSetup *setup);
+ModelOptions run_setup_model(const RunSetup *setup);
 OptimizerOptions run_setup_optimizer(const RunSetup *setup);
 DataLoaderOptions run_setup_loader(const RunSetup *setup); // from where the run is now
 GenerateOptions run_setup_generate(const RunSetup *setup); // for a sample of the step where it is now

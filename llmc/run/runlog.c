@@ -506,7 +506,7 @@ static double share(const NumericsRow *row, double elements) {
 }
 static double underflow(const NumericsRow *row) { return share(row, row->stats.underflow); }
 static double overflow(const NumericsRow *row) { return share(row, row->stats.overflow); }
-static double ratio(const NumericsRow *row) { return gpt2_numerics_ratio(row); }
+static double ratio(const NumericsRow *row) { return model_numerics_ratio(row); }
 
 // The row for which `of` is largest, or smallest, among those where it is above 0; NULL: it is 0 everywhere.
 static const NumericsRow *extreme(const NumericsRow *rows, int count, double (*of)(const NumericsRow *), bool largest) {

@@ -13,7 +13,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/format.h"
 #include "llmc/device.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "llmc/step_control.h"
 #include "llmc/train/evals.h"
 
@@ -78,7 +78,7 @@ void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, b
 // Text as it is drawn, control characters but newline and tab made visible; a GenerateSink whose context is the RunLog.
 bool runlog_stream(void *log, const char *bytes, int64_t n);
 
-// --numerics-every: the rows of gpt2_numerics_read to main.log and TensorBoard, and a line with the worst of them:
+// --numerics-every: the rows of model_numerics_read to main.log and TensorBoard, and a line with the worst of them:
 //   numerics at step 100 | underflow up to 0.31% (fc.gradient) | no overflow | update/weight 2.1e-04 (lnfw) to 1.8e-02
 //   (wpe)
 void runlog_numerics(RunLog *log, int64_t step, const NumericsRow *rows, int count);

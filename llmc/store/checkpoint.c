@@ -43,8 +43,8 @@ static SafetensorsEntry describe_fp8(Tensor slots) {
     return e;
 }
 
-static Tensor slot_tensor(const Gpt2 *model, int index, int slot) {
-    UpdateTensor t = gpt2_tensors(model)[index];
+static Tensor slot_tensor(const Model *model, int index, int slot) {
+    UpdateTensor t = model_tensors(model)[index];
     return *state_slot_tensor(&t, (StateSlot)slot);
 }
 
@@ -60,50 +60,50 @@ static void *allocate_piece(void) { return allocate_floats(STATE_PIECE_FLOATS); 
 
 // ----------------------------------------------------------------------------------------------------------- writing
 
-static bool append_state(SafetensorsWriter *w, const Gpt2 *model, int index, StateSlot slot, int64_t bytes, void *piece,
-                         Error *err) {
+static bool append_state(SafetensorsWriter *w, const Model *model, int index, StateSlot slot, int64_t bytes,
+                         void *piece, Error *err) {
     for (int64_t done = 0, n; done < bytes; done += n) {
         n = min_i64(bytes - done, PIECE_BYTES);
-        if (!gpt2_read_state(model, index, slot, done, n, piece))
+        if (!model_read_state(model, index, slot, done, n, piece))
             return error_set(err, "the state of another process cannot be read");
         if (!safetensors_writer_append(w, piece, (size_t)n, err)) return false;
     }
     return true;
 }
 
-static bool append_fp8(SafetensorsWriter *w, const Gpt2 *model, Error *err) {
-    const Tensor slots = gpt2_fp8_slots(model);
+static bool append_fp8(SafetensorsWriter *w, const Model *model, Error *err) {
+    const Tensor slots = model_fp8_slots(model);
     if (slots.rank == 0) return true;
     void *bytes = malloc(tensor_bytes(slots));
     REQUIRE_MEMORY(bytes, "the scales of fp8");
-    gpt2_read_bytes(model, slots, 0, (int64_t)tensor_bytes(slots), bytes);
+    model_read_bytes(model, slots, 0, (int64_t)tensor_bytes(slots), bytes);
     const bool ok = safetensors_writer_append(w, bytes, tensor_bytes(slots), err);
     free(bytes);
     return ok;
 }
 
 // The entries of the file, in order; *n of them. Malloced.
-static SafetensorsEntry *list_entries(const Gpt2 *model, int *n) {
-    const int count = gpt2_num_tensors(model);
+static SafetensorsEntry *list_entries(const Model *model, int *n) {
+    const int count = model_num_tensors(model);
     SafetensorsEntry *entries = calloc((size_t)(NUM_STATE_SLOTS * count + 1), sizeof *entries);
     REQUIRE_MEMORY(entries != NULL, "the tensors of a checkpoint");
     *n = 0;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
         for (int i = 0; i < count; i++) {
-            entries[*n] = describe(&gpt2_parameters(model)[i], slot_tensor(model, i, slot), (StateSlot)slot);
+            entries[*n] = describe(&model_parameters(model)[i], slot_tensor(model, i, slot), (StateSlot)slot);
             *n += entries[*n].rank > 0;
         }
-    entries[*n] = describe_fp8(gpt2_fp8_slots(model));
+    entries[*n] = describe_fp8(model_fp8_slots(model));
     *n += entries[*n].rank > 0;
     return entries;
 }
 
-static bool append_all(SafetensorsWriter *w, const Gpt2 *model, void *piece, Error *err) {
+static bool append_all(SafetensorsWriter *w, const Model *model, void *piece, Error *err) {
     bool ok = true;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
-        for (int i = 0; ok && i < gpt2_num_tensors(model); i++) {
+        for (int i = 0; ok && i < model_num_tensors(model); i++) {
             const Tensor t = slot_tensor(model, i, slot);
-            const SafetensorsEntry e = describe(&gpt2_parameters(model)[i], t, (StateSlot)slot);
+            const SafetensorsEntry e = describe(&model_parameters(model)[i], t, (StateSlot)slot);
             if (e.rank > 0) ok = append_state(w, model, i, (StateSlot)slot, entry_bytes(&e), piece, err);
         }
     return ok && append_fp8(w, model, err);
@@ -111,8 +111,8 @@ static bool append_all(SafetensorsWriter *w, const Gpt2 *model, void *piece, Err
 
 static const char metadata_optimizer[] = "optimizer";
 
-bool checkpoint_write_optimizer(const char *path, const Gpt2 *model, FileFacts *facts, Error *err) {
-    const char *const metadata[] = {metadata_optimizer, optimizer_name(gpt2_options(model)->optimizer),
+bool checkpoint_write_optimizer(const char *path, const Model *model, FileFacts *facts, Error *err) {
+    const char *const metadata[] = {metadata_optimizer, optimizer_name(model_options(model)->optimizer),
                                     SAFETENSORS_PRODUCER, NULL};
     int n;
     SafetensorsEntry *entries = list_entries(model, &n);
@@ -143,18 +143,18 @@ static bool check_config(const ModelConfig *found, const ModelConfig *expected, 
                      (long long)expected->V, (long long)expected->max_T);
 }
 
-bool checkpoint_load_weights(Gpt2 *model, const char *path, Error *err) {
+bool checkpoint_load_weights(Model *model, const char *path, Error *err) {
     WeightsFile *f = weights_file_open(path, err);
     if (!f) return false;
     float *chunk = allocate_floats(STATE_PIECE_FLOATS);
-    bool ok = check_config(weights_file_config(f), &gpt2_options(model)->config, path, err) &&
+    bool ok = check_config(weights_file_config(f), &model_options(model)->config, path, err) &&
               weights_file_check_rest(f, err);
-    for (int i = 0; ok && i < gpt2_num_tensors(model); i++) {
-        const Parameter *p = &gpt2_parameters(model)[i];
+    for (int i = 0; ok && i < model_num_tensors(model); i++) {
+        const Parameter *p = &model_parameters(model)[i];
         for (int64_t row = 0; ok && row < p->rows; row += state_piece_rows(p)) {
             int64_t n = min_i64(state_piece_rows(p), p->rows - row);
             ok = weights_file_read(f, p, row, n, chunk, err);
-            if (ok) gpt2_set_weight(model, i, row, n, chunk);
+            if (ok) model_set_weight(model, i, row, n, chunk);
         }
     }
     free(chunk);
@@ -175,12 +175,12 @@ static const SafetensorsEntry *find_state(const SafetensorsFile *f, const Safete
     return NULL;
 }
 
-static bool load_slot(Gpt2 *model, SafetensorsFile *f, const SafetensorsEntry *e, int i, StateSlot slot, void *piece,
+static bool load_slot(Model *model, SafetensorsFile *f, const SafetensorsEntry *e, int i, StateSlot slot, void *piece,
                       Error *err) {
     for (int64_t done = 0, n; done < e->bytes; done += n) {
         n = min_i64(e->bytes - done, PIECE_BYTES);
         if (!safetensors_read_bytes(f, e, done, n, piece, err)) return false;
-        gpt2_write_state(model, i, slot, done, n, piece);
+        model_write_state(model, i, slot, done, n, piece);
     }
     return true;
 }
@@ -188,21 +188,21 @@ static bool load_slot(Gpt2 *model, SafetensorsFile *f, const SafetensorsEntry *e
 // Splits the value in model.safetensors, which is weight + compensation, again into the pair: if compensation is half a
 // step, the weight could be either neighbour. So the weight becomes the value less compensation, which is exact,
 // because the value was rounded to fp32 by far less than half a step of the weight.
-static bool load_compensation(Gpt2 *model, SafetensorsFile *f, const SafetensorsEntry *e, int i, void *piece,
+static bool load_compensation(Model *model, SafetensorsFile *f, const SafetensorsEntry *e, int i, void *piece,
                               Error *err) {
-    const Parameter *p = &gpt2_parameters(model)[i];
+    const Parameter *p = &model_parameters(model)[i];
     const int64_t row_bytes = p->cols * (int64_t)dtype_size(e->dtype);
     for (int64_t row = 0, n; row < p->file_rows; row += n) {
         n = min_i64(state_piece_rows(p), p->file_rows - row);
         if (!safetensors_read_bytes(f, e, row * row_bytes, n * row_bytes, piece, err)) return false;
-        gpt2_set_compensation(model, i, row, n, piece);
+        model_set_compensation(model, i, row, n, piece);
     }
     return true;
 }
 
-static bool load_state(Gpt2 *model, SafetensorsFile *f, int i, int slot, void *piece, Error *err) {
+static bool load_state(Model *model, SafetensorsFile *f, int i, int slot, void *piece, Error *err) {
     const Tensor t = slot_tensor(model, i, slot);
-    const SafetensorsEntry expected = describe(&gpt2_parameters(model)[i], t, (StateSlot)slot);
+    const SafetensorsEntry expected = describe(&model_parameters(model)[i], t, (StateSlot)slot);
     if (expected.rank == 0) return true;
     const SafetensorsEntry *e = find_state(f, &expected, err);
     if (!e) return false;
@@ -211,8 +211,8 @@ static bool load_state(Gpt2 *model, SafetensorsFile *f, int i, int slot, void *p
 }
 
 // A run that turns on fp8 at a checkpoint finds no scales there and starts with new ones.
-static bool load_fp8(Gpt2 *model, SafetensorsFile *f, Error *err) {
-    const Tensor slots = gpt2_fp8_slots(model);
+static bool load_fp8(Model *model, SafetensorsFile *f, Error *err) {
+    const Tensor slots = model_fp8_slots(model);
     const SafetensorsEntry expected = describe_fp8(slots);
     if (slots.rank == 0 || !safetensors_find(f, expected.name)) return true;
     const SafetensorsEntry *e = find_state(f, &expected, err);
@@ -220,27 +220,27 @@ static bool load_fp8(Gpt2 *model, SafetensorsFile *f, Error *err) {
     void *bytes = malloc((size_t)e->bytes);
     REQUIRE_MEMORY(bytes, "the scales of fp8");
     const bool ok = safetensors_read_bytes(f, e, 0, e->bytes, bytes, err);
-    if (ok) gpt2_write_bytes(model, slots, 0, e->bytes, bytes);
+    if (ok) model_write_bytes(model, slots, 0, e->bytes, bytes);
     free(bytes);
     return ok;
 }
 
 // Checkpoints that do not state an optimizer are older than the option and contain AdamW's state.
-static bool check_optimizer(const Gpt2 *model, const SafetensorsFile *f, Error *err) {
+static bool check_optimizer(const Model *model, const SafetensorsFile *f, Error *err) {
     const char *stated = safetensors_metadata(f, metadata_optimizer);
     OptimizerKind found = OPTIMIZER_ADAMW;
     if (stated && !optimizer_parse(&found, stated, NULL))
         return error_set(err, "its metadata name an optimizer that this version does not know");
-    return checkpoint_check_optimizer(found, gpt2_options(model)->optimizer, err);
+    return checkpoint_check_optimizer(found, model_options(model)->optimizer, err);
 }
 
-bool checkpoint_load_moments(Gpt2 *model, const char *path, Error *err) {
+bool checkpoint_load_moments(Model *model, const char *path, Error *err) {
     char *name = path_join(path, checkpoint_file_name(CHECKPOINT_OPTIMIZER));
     SafetensorsFile *f = safetensors_open(name, err);
     void *piece = allocate_piece();
     bool ok = f && (check_optimizer(model, f, err) || error_prefix(err, "%s", name));
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
-        for (int i = 0; ok && i < gpt2_num_tensors(model); i++)
+        for (int i = 0; ok && i < model_num_tensors(model); i++)
             ok = load_state(model, f, i, slot, piece, err) || error_prefix(err, "%s", name);
     ok = ok && (load_fp8(model, f, err) || error_prefix(err, "%s", name));
     free(piece);
@@ -321,7 +321,7 @@ void checkpoint_clean(const char *dir) {
     directory_list_free(names, count);
 }
 
-static bool write_parts(const char *directory, const Gpt2 *model, const TrainerState *state, Error *err) {
+static bool write_parts(const char *directory, const Model *model, const TrainerState *state, Error *err) {
     const HuggingFaceModel weights = {
         .model = model, .dtype = DTYPE_FP32, .eot = state->eot, .tokenizer = state->tokenizer};
     FileFacts facts[CHECKPOINT_FILES];
@@ -329,14 +329,14 @@ static bool write_parts(const char *directory, const Gpt2 *model, const TrainerS
     char *manifest = path_join(directory, manifest_name);
     bool ok = huggingface_write(directory, &weights, facts, err) &&
               checkpoint_write_optimizer(optimizer, model, &facts[CHECKPOINT_OPTIMIZER], err) &&
-              trainer_json_write(manifest, state, gpt2_options(model), facts, err);
+              trainer_json_write(manifest, state, model_options(model), facts, err);
     free(manifest);
     free(optimizer);
     return ok;
 }
 
-bool checkpoint_save(const char *dir, const Gpt2 *model, const TrainerState *state, Error *err) {
-    REQUIRE(gpt2_options(model)->train, "a model without optimizer state has no checkpoint");
+bool checkpoint_save(const char *dir, const Model *model, const TrainerState *state, Error *err) {
+    REQUIRE(model_options(model)->train, "a model without optimizer state has no checkpoint");
     if (!directory_make(dir, err)) return false;
     checkpoint_clean(dir);
     char *temporary = step_path(dir, state->step, true), *final = step_path(dir, state->step, false);
@@ -351,10 +351,10 @@ bool checkpoint_save(const char *dir, const Gpt2 *model, const TrainerState *sta
     return ok;
 }
 
-bool checkpoint_set_best_val_loss(const char *path, const Gpt2 *model, double best, Error *err) {
+bool checkpoint_set_best_val_loss(const char *path, const Model *model, double best, Error *err) {
     TrainerState state;
     FileFacts facts[CHECKPOINT_FILES];
-    Gpt2Options options = *gpt2_options(model);
+    ModelOptions options = *model_options(model);
     char *manifest = path_join(path, manifest_name);
     bool ok = trainer_json_read(manifest, &state, facts, err);
     options.optimizer = state.optimizer, state.best_val_loss = best;

@@ -4,7 +4,7 @@
 // the new one is in place.
 #pragma once
 #include "llmc/base/error.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "llmc/step_control.h"
 #include "llmc/store/huggingface.h"
 #include "llmc/text/tokenizer.h"
@@ -32,11 +32,11 @@ typedef struct {
 } TrainerState;
 
 // Writes DIR/step_XXXXXXXX. A failure (disk full) leaves the previous checkpoints unchanged and removes its own files.
-bool checkpoint_save(const char *dir, const Gpt2 *model, const TrainerState *state, Error *err);
+bool checkpoint_save(const char *dir, const Model *model, const TrainerState *state, Error *err);
 
 // Writes the best validation loss into the trainer.json of an existing checkpoint, for a validation that was made up
 // for after a resume. model: the model that resumes from it.
-bool checkpoint_set_best_val_loss(const char *path, const Gpt2 *model, double best, Error *err);
+bool checkpoint_set_best_val_loss(const char *path, const Model *model, double best, Error *err);
 // Bytes of the newest checkpoint of DIR, which checkpoint_find_latest reads; 0 if there is none.
 double checkpoint_newest_bytes(const char *dir);
 
@@ -51,8 +51,8 @@ bool checkpoint_load_state(const char *path, TrainerState *state, Error *err);
 void trainer_state_free(TrainerState *state);
 // Load weights into the model, from any weights file, then the optimizer's state, from a checkpoint. Without the second
 // call the state is new: all zero.
-bool checkpoint_load_weights(Gpt2 *model, const char *path, Error *err);
-bool checkpoint_load_moments(Gpt2 *model, const char *path, Error *err);
+bool checkpoint_load_weights(Model *model, const char *path, Error *err);
+bool checkpoint_load_moments(Model *model, const char *path, Error *err);
 // False, and a message that names both, unless the saved state belongs to the wanted optimizer.
 bool checkpoint_check_optimizer(OptimizerKind saved, OptimizerKind wanted, Error *err);
 
@@ -81,9 +81,9 @@ const char *checkpoint_file_name(int file);
 // optimizer.safetensors: every tensor of the optimizer's state that has a prefix, as PREFIX NAME in its own dtype, in
 // our (out, in) layout; wte has V rows, except in 8-bit states; the scales of fp8 are fp8.slots. The metadata names the
 // optimizer.
-bool checkpoint_write_optimizer(const char *path, const Gpt2 *model, FileFacts *facts, Error *err);
+bool checkpoint_write_optimizer(const char *path, const Model *model, FileFacts *facts, Error *err);
 
-bool trainer_json_write(const char *path, const TrainerState *state, const Gpt2Options *model,
+bool trainer_json_write(const char *path, const TrainerState *state, const ModelOptions *model,
                         const FileFacts facts[CHECKPOINT_FILES], Error *err);
 // False leaves nothing to free. The caller frees *state with trainer_state_free.
 bool trainer_json_read(const char *path, TrainerState *state, FileFacts facts[CHECKPOINT_FILES], Error *err);

@@ -403,8 +403,8 @@ static bool append(void *writer, const void *data, size_t bytes, Error *err) {
 static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts *facts, Error *err) {
     // transformers refuses files without the format
     static const char *const metadata[] = {"format", "pt", SAFETENSORS_PRODUCER, NULL};
-    const Parameter *table = gpt2_parameters(m->model);
-    const int count = gpt2_num_tensors(m->model);
+    const Parameter *table = model_parameters(m->model);
+    const int count = model_num_tensors(m->model);
     SafetensorsEntry *entries = calloc((size_t)count, sizeof *entries);
     REQUIRE_MEMORY(entries != NULL, "the files of a model");
     for (int i = 0; i < count; i++) entries[i] = describe(&table[i], m->dtype);
@@ -464,7 +464,7 @@ char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t eo
 }
 
 static bool write_config(const char *path, const HuggingFaceModel *m, FileFacts *facts, Error *err) {
-    char *text = huggingface_config_json(&gpt2_options(m->model)->config, m->dtype, m->eot);
+    char *text = huggingface_config_json(&model_options(m->model)->config, m->dtype, m->eot);
     const bool ok = write_text(path, text, strlen(text), facts, err);
     free(text);
     return ok;
@@ -488,7 +488,7 @@ static bool write_tokenizer_config(const char *path, const HuggingFaceModel *m, 
     const char *spelling = eot >= 0 ? tokenizer_decode(m->tokenizer, eot, &length) : "";
     char *token = strndup(spelling, length);
     bool made = root && token && cJSON_AddStringToObject(root, "tokenizer_class", "PreTrainedTokenizerFast") &&
-                cJSON_AddNumberToObject(root, "model_max_length", (double)gpt2_options(m->model)->config.max_T);
+                cJSON_AddNumberToObject(root, "model_max_length", (double)model_options(m->model)->config.max_T);
     if (made && eot >= 0)
         made = cJSON_AddStringToObject(root, "bos_token", token) && cJSON_AddStringToObject(root, "eos_token", token);
     made = made && cJSON_AddFalseToObject(root, "clean_up_tokenization_spaces");

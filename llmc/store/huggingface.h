@@ -3,7 +3,7 @@
 // directory that the caller commits.
 #pragma once
 #include "llmc/base/own_file.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/text/tokenizer.h"
 
@@ -28,7 +28,7 @@ typedef struct {
 } FileFacts;
 
 typedef struct {
-    const Gpt2 *model;
+    const Model *model;
     DType dtype;                // of the weights in the file: fp32, fp16 or bf16
     int64_t eot;                // bos and eos token, -1: null
     const Tokenizer *tokenizer; // NULL: its two files are not written

@@ -99,7 +99,7 @@ static void print_data(FILE *out, const TrainerState *state) {
     fputs("},\n", out);
 }
 
-static void print_state(FILE *out, const TrainerState *state, const Gpt2Options *model) {
+static void print_state(FILE *out, const TrainerState *state, const ModelOptions *model) {
     const ModelConfig *config = &model->config;
     char loss[40] = "null";
     if (!isinf(state->best_val_loss)) json_format_double(state->best_val_loss, 17, loss, sizeof loss);
@@ -136,7 +136,7 @@ static void print_manifest(FILE *out, const FileFacts *facts) {
     fputs("\n  }", out);
 }
 
-bool trainer_json_write(const char *path, const TrainerState *state, const Gpt2Options *model,
+bool trainer_json_write(const char *path, const TrainerState *state, const ModelOptions *model,
                         const FileFacts facts[CHECKPOINT_FILES], Error *err) {
     if (state->options_json) { // text from outside must not make an unreadable checkpoint
         cJSON *options = json_parse(state->options_json, strlen(state->options_json), err);

@@ -139,9 +139,9 @@ static bool append_padding(AtomicFile *file, const Parameter *p, DType dtype, Er
     return ok;
 }
 
-bool llmc_bin_write(const char *path, const Gpt2 *model, DType dtype, Error *err) {
+bool llmc_bin_write(const char *path, const Model *model, DType dtype, Error *err) {
     REQUIRE(dtype == DTYPE_FP32 || dtype == DTYPE_BF16, "llm.c has no models in %s", dtype_name(dtype));
-    const ModelConfig *c = &gpt2_options(model)->config;
+    const ModelConfig *c = &model_options(model)->config;
     int32_t header[HEADER_INTS] = {MODEL_MAGIC,       dtype == DTYPE_FP32 ? VERSION_FP32 : VERSION_BF16,
                                    (int32_t)c->max_T, (int32_t)c->V,
                                    (int32_t)c->L,     (int32_t)c->NH,
@@ -149,9 +149,9 @@ bool llmc_bin_write(const char *path, const Gpt2 *model, DType dtype, Error *err
     own_file_mark_header(header);
     AtomicFile *file = atomic_file_create(path, err);
     bool ok = file && atomic_file_write(file, header, sizeof header, err);
-    for (int i = 0; ok && i < gpt2_num_tensors(model); i++)
+    for (int i = 0; ok && i < model_num_tensors(model); i++)
         ok = state_write(model, i, (StateForm){dtype, false}, append, file, err) &&
-             append_padding(file, &gpt2_parameters(model)[i], dtype, err);
+             append_padding(file, &model_parameters(model)[i], dtype, err);
     if (ok) return own_file_commit(file, path, OWN_FILE_HEADER_MARK, err);
     atomic_file_abandon(file);
     return false;
@@ -263,7 +263,7 @@ bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, in
 // --------------------------------------------------------------------------------------------------- values of a model
 
 typedef struct {
-    const Gpt2 *model;
+    const Model *model;
     const Parameter *p;
     int index;
     StateForm form;
@@ -296,7 +296,7 @@ static bool put(const StateWriter *s, const float *values, int64_t n, Error *err
 }
 
 static bool get_rows(const StateWriter *s, int64_t first, int64_t rows, float *out, Error *err) {
-    return gpt2_get_weight(s->model, s->index, first, rows, out) ||
+    return model_get_weight(s->model, s->index, first, rows, out) ||
            error_set(err, "the state of another process cannot be read");
 }
 
@@ -326,8 +326,8 @@ static bool write_transposed(const StateWriter *s, Error *err) {
     return ok;
 }
 
-bool state_write(const Gpt2 *model, int index, StateForm form, StateSink *sink, void *file, Error *err) {
-    const Parameter *p = &gpt2_parameters(model)[index];
+bool state_write(const Model *model, int index, StateForm form, StateSink *sink, void *file, Error *err) {
+    const Parameter *p = &model_parameters(model)[index];
     StateWriter s = {.model = model, .p = p, .index = index, .form = form, .sink = sink, .file = file};
     const int64_t piece = form.transposed ? TRANSPOSE_STRIP * p->rows : STATE_PIECE_FLOATS;
     s.halves = allocate(form.dtype == DTYPE_FP32 ? 1 : piece, sizeof *s.halves);
@@ -473,12 +473,12 @@ static bool write_directory(const Target *t, const HuggingFaceModel *m, Error *e
     return ok;
 }
 
-bool export_model(const char *path, const Gpt2 *model, DType dtype, int64_t eot, const Tokenizer *tokenizer,
+bool export_model(const char *path, const Model *model, DType dtype, int64_t eot, const Tokenizer *tokenizer,
                   Error *err) {
     const HuggingFaceModel m = {.model = model, .dtype = dtype, .eot = eot, .tokenizer = tokenizer};
     Target t = target_of(path);
     const bool ok =
-        (check_target(&t, dtype, &gpt2_options(model)->config, err) || error_prefix(err, "--export %s", path)) &&
+        (check_target(&t, dtype, &model_options(model)->config, err) || error_prefix(err, "--export %s", path)) &&
         ((t.is_bin ? llmc_bin_write(t.path, model, dtype, err) : write_directory(&t, &m, err)) ||
          error_prefix(err, "--export"));
     target_free(&t);

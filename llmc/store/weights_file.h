@@ -9,7 +9,7 @@
 // bit; bf16 and fp16 round to nearest even, and keep every bit of weights that were read from a file of that type.
 #pragma once
 #include "llmc/base/error.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "llmc/model/parameters.h"
 #include "llmc/text/tokenizer.h"
 
@@ -33,7 +33,7 @@ bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, in
 
 // dtype: DTYPE_FP32, DTYPE_BF16, or, for directories, DTYPE_FP16 (values beyond its range are an error that names the
 // tensor). eot: -1 if not known. tokenizer NULL: none is written.
-bool export_model(const char *path, const Gpt2 *model, DType dtype, int64_t eot, const Tokenizer *tokenizer,
+bool export_model(const char *path, const Model *model, DType dtype, int64_t eot, const Tokenizer *tokenizer,
                   Error *err);
 // Checks before training whether this path and dtype can be written.
 bool export_check(const char *path, DType dtype, const ModelConfig *config, Error *err);
@@ -50,7 +50,7 @@ typedef bool StateSink(void *file, const void *data, size_t bytes, Error *err);
 
 // Writes tensor `index` to the sink, without rows of padding (p->file_rows rows). False: the sink failed, or a finite
 // value is infinite in the file's type.
-bool state_write(const Gpt2 *model, int index, StateForm form, StateSink *sink, void *file, Error *err);
+bool state_write(const Model *model, int index, StateForm form, StateSink *sink, void *file, Error *err);
 
 enum { STATE_PIECE_FLOATS = 2 << 20 }; // 8 MiB a piece: amortises the cost of a call, small compared with a model
 // Rows of a tensor in a piece. A row has at most d_ff = 262,144 floats, 1 MiB.
@@ -82,6 +82,6 @@ void llmc_bin_close(LlmcBin *f);
 bool llmc_bin_read(LlmcBin *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err);
 
 // Writes the file atomically. dtype: fp32 or bf16, rounded to nearest even.
-bool llmc_bin_write(const char *path, const Gpt2 *model, DType dtype, Error *err);
+bool llmc_bin_write(const char *path, const Model *model, DType dtype, Error *err);
 // Whether a plain file at path begins like such a model, and so may be replaced by another.
 bool llmc_bin_is_one(const char *path);

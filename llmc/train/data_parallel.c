@@ -1,5 +1,5 @@
 // See data_parallel.h. Within a process the tree is a binary counter: digit i of the number of groups computed so far
-// says whether the sum of 2^i groups waits in gpt2_unit_sums(i). A new group is added to digit 0, 1, ... as a carry.
+// says whether the sum of 2^i groups waits in model_unit_sums(i). A new group is added to digit 0, 1, ... as a carry.
 #include "llmc/train/data_parallel.h"
 
 #include "llmc/base/arithmetic.h"
@@ -58,7 +58,7 @@ enum { PIECES = 2, REQUEST_PIECE = 0, REQUEST_SUM = 2, REQUEST_NOW = 4, REQUEST_
 
 struct DataParallel {
     StepShare share;
-    Gpt2 *model;
+    Model *model;
     const Partition *partition;
     bool overlap;
     UnitHooks hooks;
@@ -75,16 +75,16 @@ struct DataParallel {
 
 enum { HOST_BYTES = 4 << 20 };
 
-static bool divided(const DataParallel *d) { return d->share.processes > 1 && gpt2_options(d->model)->divided; }
+static bool divided(const DataParallel *d) { return d->share.processes > 1 && model_options(d->model)->divided; }
 
 static void before_forward(void *context, int unit);
 static void after_backward(void *context, int unit);
 static bool read_state(void *context, int index, StateSlot slot, int64_t first, int64_t n, void *out);
 
-DataParallel *data_parallel_create(const StepShare *share, Gpt2 *model, bool overlap, Error *err) {
+DataParallel *data_parallel_create(const StepShare *share, Model *model, bool overlap, Error *err) {
     DataParallel *d = calloc(1, sizeof *d);
     REQUIRE_MEMORY(d, "the exchange");
-    d->share = *share, d->model = model, d->partition = gpt2_partition(model), d->overlap = overlap, d->ok = true;
+    d->share = *share, d->model = model, d->partition = model_partition(model), d->overlap = overlap, d->ok = true;
     d->hooks = (UnitHooks){before_forward, after_backward, d};
     d->weights = calloc((size_t)d->partition->num_units, sizeof *d->weights);
     d->parts = calloc((size_t)share->processes, sizeof *d->parts);
@@ -95,7 +95,7 @@ DataParallel *data_parallel_create(const StepShare *share, Gpt2 *model, bool ove
         data_parallel_destroy(d);
         return NULL;
     }
-    gpt2_set_reader(model, read_state, d);
+    model_set_reader(model, read_state, d);
     return d;
 }
 
@@ -123,8 +123,8 @@ static bool result(DataParallel *d, Error *err) {
 static int64_t micro_steps_of_any(const StepShare *s) { return ceil_div(ceil_div(s->step_windows, s->groups), s->B); }
 
 static void count_micro_steps(const DataParallel *d, int64_t count) {
-    if (d->share.groups > 1 && count > 0 && gpt2_unit_gradients(d->model, 0).dtype != DTYPE_FP32)
-        micro_step_count(gpt2_control(d->model), count);
+    if (d->share.groups > 1 && count > 0 && model_unit_gradients(d->model, 0).dtype != DTYPE_FP32)
+        micro_step_count(model_control(d->model), count);
 }
 
 void data_parallel_begin(DataParallel *d) { count_micro_steps(d, d->share.first * micro_steps_of_any(&d->share)); }
@@ -133,7 +133,7 @@ void data_parallel_micro_step(DataParallel *d, bool last) {
     bool weights = false;
     for (int u = 0; u < d->partition->num_units; u++) weights |= d->weights[u];
     d->last = last;
-    gpt2_set_hooks(d->model, d->share.processes > 1 && (last || weights) ? &d->hooks : NULL);
+    model_set_hooks(d->model, d->share.processes > 1 && (last || weights) ? &d->hooks : NULL);
 }
 
 // sum = sum + other, rounded to nearest.
@@ -141,12 +141,12 @@ static void add(Tensor sum, Tensor other) { tensor_axpby(sum, 1.0f, other, 1.0f,
 
 // Adds group `number` of the unit to the sums that wait for it; all of them in the last group.
 static void add_group(const DataParallel *d, int unit, int number) {
-    const Tensor gradients = gpt2_unit_gradients(d->model, unit);
+    const Tensor gradients = model_unit_gradients(d->model, unit);
     const bool last = number + 1 == d->share.count;
     int level = 0;
     for (; number >> level & 1 || (last && number >> level > 0); level++)
-        if (number >> level & 1) add(gradients, gpt2_unit_sums(d->model, unit, level));
-    if (!last) tensor_cast(gpt2_unit_sums(d->model, unit, level), gradients);
+        if (number >> level & 1) add(gradients, model_unit_sums(d->model, unit, level));
+    if (!last) tensor_cast(model_unit_sums(d->model, unit, level), gradients);
 }
 
 void data_parallel_end_group(DataParallel *d, int number) {
@@ -154,8 +154,8 @@ void data_parallel_end_group(DataParallel *d, int number) {
     const bool sent = d->share.processes > 1 && number + 1 == s->count; // unit by unit, in after_backward
     count_micro_steps(d, micro_steps_of_any(s) - ceil_div(step_share_windows(s, number), s->B));
     if (s->groups > 1)
-        tensor_cast(tensor_slice_rows(gpt2_step_losses(d->model), s->first + number, 1),
-                    gpt2_sequence_losses(d->model));
+        tensor_cast(tensor_slice_rows(model_step_losses(d->model), s->first + number, 1),
+                    model_sequence_losses(d->model));
     for (int u = 0; s->count > 1 && !sent && u < d->partition->num_units; u++) add_group(d, u, number);
 }
 
@@ -185,14 +185,14 @@ static void finish_piece(DataParallel *d) {
     const Piece p = d->pieces[turn];
     const Range own = part_of(d, p, d->share.rank);
     const int64_t n = range_size(own);
-    const Tensor gradients = gpt2_unit_gradients(d->model, p.unit), received = gpt2_exchange_buffer(d->model, turn);
+    const Tensor gradients = model_unit_gradients(d->model, p.unit), received = model_exchange_buffer(d->model, turn);
     if (!d->ok) return;
     keep(d, device_comm_wait(REQUEST_PIECE + turn, &d->err));
     if (n > 0) {
         for (int width = 1; width < processes; width *= 2)
             for (int i = 0; i + width < processes; i += 2 * width)
                 add(tensor_slice_elements(received, i * n, n), tensor_slice_elements(received, (i + width) * n, n));
-        tensor_cast(tensor_slice_elements(gpt2_own_gradients(d->model, p.unit), p.first, n),
+        tensor_cast(tensor_slice_elements(model_own_gradients(d->model, p.unit), p.first, n),
                     tensor_slice_elements(received, 0, n));
     }
     if (divided(d) || !d->ok) return;
@@ -206,12 +206,12 @@ static void finish_all(DataParallel *d) {
 }
 
 static void start_piece(DataParallel *d, Piece p) {
-    const Tensor gradients = gpt2_unit_gradients(d->model, p.unit);
+    const Tensor gradients = model_unit_gradients(d->model, p.unit);
     if (d->started - d->done == PIECES) finish_piece(d);
     const int turn = (int)(d->started++ % PIECES);
     d->pieces[turn] = p;
     if (d->ok)
-        keep(d, device_all_to_all(gpt2_exchange_buffer(d->model, turn).data, gradients.data,
+        keep(d, device_all_to_all(model_exchange_buffer(d->model, turn).data, gradients.data,
                                   parts_of(d, p, gradients.dtype), REQUEST_PIECE + turn, &d->err));
 }
 
@@ -226,7 +226,7 @@ static void after_backward(void *context, int unit) {
     comm_collective("sum of gradients");
     if (d->share.count > 1) add_group(d, unit, d->share.count - 1);
     finish_all(d);
-    const int64_t fits = tensor_numel(gpt2_exchange_buffer(d->model, 0)) / processes / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
+    const int64_t fits = tensor_numel(model_exchange_buffer(d->model, 0)) / processes / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
     int64_t longest = 0;
     for (int r = 0; r < processes; r++)
         longest = max_i64(longest, range_size(partition_of_unit(d->partition, unit, r)));
@@ -237,10 +237,10 @@ static void after_backward(void *context, int unit) {
 
 bool data_parallel_end(DataParallel *d, Error *err) {
     const StepShare *s = &d->share;
-    const Tensor losses = gpt2_step_losses(d->model);
+    const Tensor losses = model_step_losses(d->model);
     count_micro_steps(d, (s->groups - s->first - s->count) * micro_steps_of_any(s));
     if (s->processes == 1) return true;
-    gpt2_set_hooks(d->model, NULL);
+    model_set_hooks(d->model, NULL);
     finish_all(d);
     for (int turn = 0; turn < PIECES; turn++) {
         if (d->sums[turn] && d->ok) keep(d, device_comm_wait(REQUEST_SUM + turn, &d->err));
@@ -256,7 +256,7 @@ bool data_parallel_end(DataParallel *d, Error *err) {
 
 // Each process has the sums of squares of its parts, and 0 for the others. So the sum of the rows is exact.
 bool data_parallel_share_norm(DataParallel *d, Error *err) {
-    const Tensor norm = gpt2_norm(d->model);
+    const Tensor norm = model_norm(d->model);
     const int64_t row = (int64_t)tensor_bytes(norm) / d->share.processes;
     if (!divided(d)) return true;
     comm_collective("gradient norm");
@@ -283,13 +283,13 @@ bool data_parallel_share_weights(DataParallel *d, Error *err) {
     comm_collective("new weights");
     for (int i = 0; i < units && d->ok; i++) {
         const int unit = (units - 1 + i) % units;
-        const Tensor weights = gpt2_unit_weights(d->model, unit);
+        const Tensor weights = model_unit_weights(d->model, unit);
         const Piece whole = {unit, 0, d->partition->begin[unit + 1] - d->partition->begin[unit]};
         keep(d, device_all_gather(weights.data, parts_of(d, whole, weights.dtype), REQUEST_WEIGHTS + unit, &d->err));
         d->weights[unit] = d->ok;
         if (!d->overlap) await_unit(d, unit);
     }
-    gpt2_weights_changed(d->model);
+    model_weights_changed(d->model);
     return result(d, err);
 }
 
@@ -315,17 +315,17 @@ typedef struct {
 
 // Every process puts its part into the exchange buffer, and all receive all of it.
 static bool collect(DataParallel *d, Request q, Error *err) {
-    char *buffer = gpt2_exchange_buffer(d->model, 0).data;
+    char *buffer = model_exchange_buffer(d->model, 0).data;
     int64_t end = 0;
     for (int r = 0; r < d->share.processes; r++) {
-        const Range has = gpt2_state_range(d->model, (int)q.index, (StateSlot)q.slot, r);
+        const Range has = model_state_range(d->model, (int)q.index, (StateSlot)q.slot, r);
         const int64_t begin = max_i64(has.begin, q.first), stop = min_i64(has.end, q.first + q.n);
         d->parts[r] = (Range){0, 0};
         if (begin >= stop) continue;
         d->parts[r] = (Range){begin - q.first, round_up(stop - q.first, 4)};
         end = d->parts[r].end;
         if (r != d->share.rank) continue;
-        gpt2_read_state(d->model, (int)q.index, (StateSlot)q.slot, begin, stop - begin, d->host);
+        model_read_state(d->model, (int)q.index, (StateSlot)q.slot, begin, stop - begin, d->host);
         copy_h2d(buffer + d->parts[r].begin, d->host, (size_t)range_size(d->parts[r]), STREAM_COMPUTE);
     }
     REQUIRE(end >= q.n, "state that no process has");
@@ -335,7 +335,7 @@ static bool collect(DataParallel *d, Request q, Error *err) {
 // On process 0, within data_parallel_write.
 static bool read_state(void *context, int index, StateSlot slot, int64_t first, int64_t n, void *out) {
     DataParallel *d = context;
-    const int64_t fits = min_i64(HOST_BYTES, (int64_t)tensor_bytes(gpt2_exchange_buffer(d->model, 0)) / 4 * 4);
+    const int64_t fits = min_i64(HOST_BYTES, (int64_t)tensor_bytes(model_exchange_buffer(d->model, 0)) / 4 * 4);
     for (int64_t done = 0, count; done < n && d->ok; done += count) {
         count = min_i64(fits, n - done);
         Request q = {index, (int64_t)slot, first + done, count};
@@ -343,7 +343,7 @@ static bool read_state(void *context, int index, StateSlot slot, int64_t first, 
         keep(d, comm_broadcast(&q, sizeof q, &d->err));
         if (d->ok) keep(d, collect(d, q, &d->err));
         if (!d->ok) return false;
-        copy_d2h(d->host, gpt2_exchange_buffer(d->model, 0).data, (size_t)count, STREAM_COMPUTE);
+        copy_d2h(d->host, model_exchange_buffer(d->model, 0).data, (size_t)count, STREAM_COMPUTE);
         device_sync();
         memcpy((char *)out + done, d->host, (size_t)count);
     }

@@ -17,7 +17,7 @@
 // Every node of the tree is rounded to the gradients' dtype. With one group nothing is added, and with one process
 // nothing is exchanged.
 #pragma once
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 
 typedef struct {
     int64_t step_windows, B;
@@ -34,17 +34,17 @@ int64_t step_share_windows(const StepShare *share, int number);
 
 typedef struct DataParallel DataParallel;
 // overlap: exchange beside computation; otherwise it is waited for, with the same bits.
-DataParallel *data_parallel_create(const StepShare *share, Gpt2 *model, bool overlap, Error *err);
+DataParallel *data_parallel_create(const StepShare *share, Model *model, bool overlap, Error *err);
 void data_parallel_destroy(DataParallel *d);
 
 // Call in this order. Queued on the compute stream; a failure within a micro-step is told by data_parallel_end.
 void data_parallel_begin(DataParallel *d);                 // before the first micro-step of a step
 void data_parallel_micro_step(DataParallel *d, bool last); // before each micro-step; last: of the step
 void data_parallel_end_group(DataParallel *d, int number); // after the last one of each group
-// After the last group. Now gpt2_own_gradients have the gradient of the whole step, and without -z 1 all gradients are
-// there; gpt2_step_losses has its losses.
+// After the last group. Now model_own_gradients have the gradient of the whole step, and without -z 1 all gradients are
+// there; model_step_losses has its losses.
 bool data_parallel_end(DataParallel *d, Error *err);
-// After optimizer_norm: gpt2_norm has the sums of squares of all processes.
+// After optimizer_norm: model_norm has the sums of squares of all processes.
 bool data_parallel_share_norm(DataParallel *d, Error *err);
 // With -z 1, after an update or after loading: sends the weights of this process and receives those of others.
 bool data_parallel_share_weights(DataParallel *d, Error *err);

@@ -21,7 +21,7 @@
 #include <string.h>
 
 typedef struct {
-    Gpt2 *model;
+    Model *model;
     const ShardSet *val;
     char *batch;          // (B, T+1) tokens
     float *losses;        // (B), sums over T
@@ -66,7 +66,7 @@ static int64_t bytes_of_window(const Evaluation *e, const char *window) {
 
 // The losses of windows [first, first + count) of n, into e->losses; their bytes into *bytes.
 static bool compute_losses(Evaluation *e, int64_t first, int64_t count, int64_t n, int64_t *bytes, Error *err) {
-    const Gpt2Options *o = gpt2_options(e->model);
+    const ModelOptions *o = model_options(e->model);
     const int64_t window_bytes = (o->T + 1) * e->val->token_bytes;
     for (int64_t i = 0; i < count; i++) {
         char *window = e->batch + i * window_bytes;
@@ -74,9 +74,9 @@ static bool compute_losses(Evaluation *e, int64_t first, int64_t count, int64_t 
         if (!shards_read_window(e->val, number, o->config.V, window, err)) return false;
         if (e->byte_count) *bytes += bytes_of_window(e, window);
     }
-    gpt2_load_batch(e->model, e->batch, count, e->val->token_bytes);
-    gpt2_forward(e->model);
-    copy_d2h(e->losses, gpt2_sequence_losses(e->model).data, (size_t)count * sizeof *e->losses, STREAM_COMPUTE);
+    model_load_batch(e->model, e->batch, count, e->val->token_bytes);
+    model_forward(e->model);
+    copy_d2h(e->losses, model_sequence_losses(e->model).data, (size_t)count * sizeof *e->losses, STREAM_COMPUTE);
     device_sync();
     return true;
 }
@@ -84,7 +84,7 @@ static bool compute_losses(Evaluation *e, int64_t first, int64_t count, int64_t 
 // Sums the losses of all n windows, or of those before a signal. In each round every process computes one batch, and
 // all add the losses in the order of windows, so that the sum does not depend on the number of processes.
 static bool sum_losses(Evaluation *e, int64_t n, Error *err) {
-    const int64_t B = gpt2_options(e->model)->B, processes = comm_size();
+    const int64_t B = model_options(e->model)->B, processes = comm_size();
     const size_t message = sizeof(BatchHead) + (size_t)B * sizeof(float);
     char *mine = calloc(1, message), *all = malloc((size_t)processes * message);
     REQUIRE_MEMORY(mine && all, "the losses of a batch");
@@ -119,9 +119,9 @@ static bool sum_losses(Evaluation *e, int64_t n, Error *err) {
     return ok;
 }
 
-bool evaluate_loss(Gpt2 *model, const ShardSet *val, int64_t windows, const Tokenizer *tokenizer,
+bool evaluate_loss(Model *model, const ShardSet *val, int64_t windows, const Tokenizer *tokenizer,
                    ValidationScore *score, Error *err) {
-    const Gpt2Options *o = gpt2_options(model);
+    const ModelOptions *o = model_options(model);
     const int64_t n = windows > 0 && windows < val->num_windows ? windows : val->num_windows;
     Evaluation e = {.model = model, .val = val};
     e.batch = host_alloc((size_t)(o->B * (o->T + 1) * val->token_bytes), err);
@@ -340,7 +340,7 @@ typedef struct {
 } Sequence;
 
 typedef struct {
-    Gpt2 *model;
+    Model *model;
     const ChoiceSet *set;
     Sequence *sequences;
     int64_t count;
@@ -406,14 +406,14 @@ static void fill_window(const ChoiceSet *set, const Sequence *s, uint16_t *windo
 // Scores sequences [first, first + count), all of one rounded length. The batch always has B rows, filled up with
 // copies of the last sequence, because another number of rows would be another shape.
 static void score_batch(Scoring *s, int64_t first, int64_t count) {
-    const int64_t B = gpt2_options(s->model)->B, T = s->sequences[first].rounded;
+    const int64_t B = model_options(s->model)->B, T = s->sequences[first].rounded;
     for (int64_t b = 0; b < B; b++) {
         const int64_t i = first + (b < count ? b : count - 1);
         fill_window(s->set, &s->sequences[i], s->windows + b * (T + 1));
     }
-    gpt2_load_short_batch(s->model, s->windows, B, T, sizeof *s->windows);
-    gpt2_forward(s->model);
-    copy_d2h(s->token_losses, gpt2_token_losses(s->model).data, (size_t)(B * T) * sizeof *s->token_losses,
+    model_load_short_batch(s->model, s->windows, B, T, sizeof *s->windows);
+    model_forward(s->model);
+    copy_d2h(s->token_losses, model_token_losses(s->model).data, (size_t)(B * T) * sizeof *s->token_losses,
              STREAM_COMPUTE);
     device_sync();
     for (int64_t b = 0; b < count; b++) {
@@ -426,7 +426,7 @@ static void score_batch(Scoring *s, int64_t first, int64_t count) {
 
 // false: a signal came. The processes take the batches in turn.
 static bool score_all(Scoring *s) {
-    const int64_t B = gpt2_options(s->model)->B;
+    const int64_t B = model_options(s->model)->B;
     int64_t batch = 0;
     for (int64_t first = 0, count; first < s->count; first += count) {
         if (signals_pending()) return false;
@@ -497,7 +497,7 @@ bool choices_fit(const ChoiceSets *sets, int64_t T, Error *err) {
 // --------------------------------------------------------------------------------------------------------- evaluation
 
 static bool allocate(Scoring *s, int64_t examples, Error *err) {
-    const Gpt2Options *o = gpt2_options(s->model);
+    const ModelOptions *o = model_options(s->model);
     const size_t cells = (size_t)examples * CHOICES_MAX;
     s->sequences = malloc(cells * sizeof *s->sequences);
     if (!s->losses) s->losses = calloc(cells, sizeof *s->losses);
@@ -509,10 +509,10 @@ static bool allocate(Scoring *s, int64_t examples, Error *err) {
            error_set(err, "%s: %lld examples: out of memory", choices_name(s->set), (long long)examples);
 }
 
-bool evaluate_choices_losses(Gpt2 *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, double *losses,
+bool evaluate_choices_losses(Model *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, double *losses,
                              int64_t *tokens, Error *err) {
     Scoring s = {.model = model, .set = set, .losses = losses, .tokens = tokens};
-    const int64_t T = gpt2_options(model)->T, all = choices_count(set);
+    const int64_t T = model_options(model)->T, all = choices_count(set);
     memset(score, 0, sizeof *score);
     if (examples <= 0 || examples > all) examples = all;
     for (int64_t i = 0; i < examples; i++)
@@ -533,6 +533,6 @@ bool evaluate_choices_losses(Gpt2 *model, const ChoiceSet *set, int64_t examples
     return ok;
 }
 
-bool evaluate_choices(Gpt2 *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, Error *err) {
+bool evaluate_choices(Model *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, Error *err) {
     return evaluate_choices_losses(model, set, examples, score, NULL, NULL, err);
 }

@@ -17,7 +17,7 @@
 // tokens against the vocabulary of the model.
 #pragma once
 #include "llmc/data/shards.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "llmc/text/tokenizer.h"
 
 // Losses of models with different tokenizers cannot be compared; bits per byte, the cost of encoding the text, can. The
@@ -31,7 +31,7 @@ typedef struct {
 } ValidationScore;
 
 // Mean loss over `windows` windows of val (0 = all), spread evenly over it. tokenizer: for the bytes, may be NULL.
-bool evaluate_loss(Gpt2 *model, const ShardSet *val, int64_t windows, const Tokenizer *tokenizer,
+bool evaluate_loss(Model *model, const ShardSet *val, int64_t windows, const Tokenizer *tokenizer,
                    ValidationScore *score, Error *err);
 
 // ----------------------------------------------------------------------------------------------------- multiple choice
@@ -67,11 +67,11 @@ typedef struct {
 } ChoiceScore;
 
 // Scores the first `examples` examples (0 = all). The result does not depend on the model's B.
-bool evaluate_choices(Gpt2 *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, Error *err);
+bool evaluate_choices(Model *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, Error *err);
 
 // The same, also returning the sums: losses and tokens of completion k of example i at [i * CHOICES_MAX + k]. Both
 // have capacity for all scored examples, or are NULL.
-bool evaluate_choices_losses(Gpt2 *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, double *losses,
+bool evaluate_choices_losses(Model *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, double *losses,
                              int64_t *tokens, Error *err);
 
 // A view of one example; the tokens belong to the set.

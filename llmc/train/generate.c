@@ -141,7 +141,7 @@ int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions 
 // context. When the window is full its last half becomes a new prompt, so that a text of any length costs one prompt
 // pass every T/2 tokens.
 typedef struct {
-    Gpt2 *model;
+    Model *model;
     const GenerateOptions *options;
     int64_t T, V;     // V: of the model, the row length of logits
     int64_t drawable; // this and higher tokens are never drawn
@@ -218,7 +218,7 @@ static void restart(Decoding *d) {
     const int64_t samples = d->options->samples, n = d->length;
     for (int64_t s = 0; s < samples; s++)
         memcpy(d->prompts + s * n, d->window + s * d->T, (size_t)n * sizeof *d->prompts);
-    gpt2_decode_start(d->model, d->prompts, n, samples, d->logits);
+    model_decode_start(d->model, d->prompts, n, samples, d->logits);
 }
 
 // Starts with the last T-1 tokens of the prompt, so that a token fits after them; returns the number of tokens left
@@ -245,7 +245,7 @@ static bool append(Decoding *d) {
     if (full)
         restart(d);
     else
-        gpt2_decode_step(d->model, d->next, d->logits);
+        model_decode_step(d->model, d->next, d->logits);
     return full;
 }
 
@@ -324,9 +324,9 @@ static void run(Decoding *d, const int32_t *prompt, int64_t n, int64_t first, Dr
 
 // Continues n >= 1 tokens of prompt as described at generate(); options->prompt is ignored. first: number of the first
 // token for the random generator, so that the answers of a conversation differ.
-static bool decode(Gpt2 *model, const GenerateOptions *o, const int32_t *prompt, int64_t n, int64_t first, Drawn *drawn,
-                   Error *err) {
-    const Gpt2Options *planned = gpt2_options(model);
+static bool decode(Model *model, const GenerateOptions *o, const int32_t *prompt, int64_t n, int64_t first,
+                   Drawn *drawn, Error *err) {
+    const ModelOptions *planned = model_options(model);
     memset(drawn, 0, sizeof *drawn);
     if (o->samples < 1 || o->samples > planned->sequences)
         return error_set(err, "--samples %lld: the model was built for %lld in parallel", (long long)o->samples,
@@ -402,12 +402,12 @@ static bool fill(Generated *g, const GenerateOptions *o, const Drawn *drawn, Err
     return ok || error_set(err, "the texts of %lld samples: out of memory", (long long)o->samples);
 }
 
-bool generate(Gpt2 *model, const GenerateOptions *options, Generated *result, Error *err) {
+bool generate(Model *model, const GenerateOptions *options, Generated *result, Error *err) {
     int32_t *prompt = NULL;
     int64_t n = 0;
     Drawn drawn = {0};
     memset(result, 0, sizeof *result);
-    const bool ok = prompt_tokens(options, gpt2_options(model)->config.V, &prompt, &n, err) &&
+    const bool ok = prompt_tokens(options, model_options(model)->config.V, &prompt, &n, err) &&
                     decode(model, options, prompt, n, 0, &drawn, err) && fill(result, options, &drawn, err);
     if (!ok) generated_free(result);
     drawn_free(&drawn);
@@ -469,9 +469,9 @@ static bool next_line(char **line, int64_t *n, Error *err) {
 
 // Appends a line to the *n tokens of the conversation, and continues it; line and answer become part of the
 // conversation.
-static bool answer(Gpt2 *model, const GenerateOptions *o, const char *line, int64_t bytes, int32_t **said, int64_t *n,
+static bool answer(Model *model, const GenerateOptions *o, const char *line, int64_t bytes, int32_t **said, int64_t *n,
                    int64_t *drawn, Error *err) {
-    const int64_t T = gpt2_options(model)->T, V = gpt2_options(model)->config.V, most = T > 1 ? T - 1 : 1;
+    const int64_t T = model_options(model)->T, V = model_options(model)->config.V, most = T > 1 ? T - 1 : 1;
     const int32_t begin = text_begin(o->tokenizer, V);
     if (!encode_prompt(o->tokenizer, "\n", *n > 0, V, said, n, err)) return false;
     if (*n == 0 && begin >= 0) (*said)[(*n)++] = begin;
@@ -503,7 +503,7 @@ static bool answer(Gpt2 *model, const GenerateOptions *o, const char *line, int6
                   error_set(err, "stdout: cannot be written: %s", strerror(errno)));
 }
 
-bool generate_interactive(Gpt2 *model, const GenerateOptions *options, Error *err) {
+bool generate_interactive(Model *model, const GenerateOptions *options, Error *err) {
     if (!options->tokenizer)
         return error_set(err, "--interactive: there is no tokenizer to read lines with; name one with --tokenizer");
     bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);

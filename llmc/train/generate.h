@@ -14,7 +14,7 @@
 // top_p, a top_k of 1 and a temperature of 0 give the same token. A logit of NaN is never drawn; +inf takes all
 // probability. If no logit is above -inf the result is token 0.
 #pragma once
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "llmc/text/tokenizer.h"
 
 #include <stdint.h>
@@ -62,7 +62,7 @@ typedef struct {
 // After a failure *result is all zeros. With a tokenizer without end-of-text, the text begins with the prompt, or with
 // a newline if the prompt is empty. Without a tokenizer it begins with the last token of the vocabulary, which is
 // end-of-text for GPT-2 and for bytes.
-bool generate(Gpt2 *model, const GenerateOptions *options, Generated *result, Error *err);
+bool generate(Model *model, const GenerateOptions *options, Generated *result, Error *err);
 void generated_free(Generated *result); // all zeros is fine
 
 // Reads prompts from stdin line by line and continues each on stdout as it is drawn, until options->tokens tokens or
@@ -71,4 +71,4 @@ void generated_free(Generated *result); // all zeros is fine
 // also in the middle of an answer. options->prompt comes first, if it is not empty. There is one sample only. With a
 // terminal on both sides it shows a prompt sign, tokens/s after each answer, and control characters made visible.
 // Otherwise stdout gets only the answers, unchanged, each followed by a newline.
-bool generate_interactive(Gpt2 *model, const GenerateOptions *options, Error *err);
+bool generate_interactive(Model *model, const GenerateOptions *options, Error *err);

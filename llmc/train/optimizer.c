@@ -12,7 +12,7 @@
 #include "llmc/train/optimizer.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -281,11 +281,11 @@ static void cut(Offload *o, const UpdateTensor *tensors, int count) {
 
 // -------------------------------------------------------------------------------------------------------------- object
 
-Offload *offload_create(const Gpt2 *model, const UpdateTensor *tensors, int count, Error *err) {
+Offload *offload_create(const Model *model, const UpdateTensor *tensors, int count, Error *err) {
     Offload *o = calloc(1, sizeof *o);
     REQUIRE_MEMORY(o, "the slices of the optimizer state");
     int64_t bytes;
-    o->buffer = gpt2_offload_buffer(model, &bytes);
+    o->buffer = model_offload_buffer(model, &bytes);
     REQUIRE(o->buffer, "offload_create of a model whose state is on the device");
     o->part_bytes = bytes / OFFLOAD_PARTS / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
     for (int p = 0; p < OFFLOAD_PARTS; p++) {
@@ -352,7 +352,7 @@ void offload_return(Offload *o, int c) {
 // ------------------------------------------------------------------------------------------------------- the optimizer
 
 struct Optimizer {
-    Gpt2 *model;
+    Model *model;
     OptimizerOptions options;
     UpdateTensor *tensors; // of this process, with the run's weight decay
     UpdateList list;       // of them
@@ -366,31 +366,31 @@ float optimizer_first_loss_scale(DType dtype) { return dtype == DTYPE_FP16 ? 655
 int32_t optimizer_scale_growth_interval(DType dtype) { return dtype == DTYPE_FP16 ? 2000 : 0; }
 
 // The gradient of a part of the norm. If it belongs to another process: a single 0, the one at the end of the row.
-static Tensor norm_part(const Gpt2 *model, const NormPart *part) {
+static Tensor norm_part(const Model *model, const NormPart *part) {
     int count;
-    const UpdateTensor *own = gpt2_own_tensors(model, &count);
+    const UpdateTensor *own = model_own_tensors(model, &count);
     for (int i = 0; i < count; i++) {
         const int64_t first = part->elements.begin - own[i].offset, n = range_size(part->elements);
         if (own[i].stream == part->parameter && first >= 0 && first + n <= tensor_numel(own[i].grad))
             return n == tensor_numel(own[i].grad) ? own[i].grad : tensor_slice_elements(own[i].grad, first, n);
     }
-    void *zero = tensor_slice_elements(gpt2_norm(model), gpt2_partition(model)->num_norm_parts, 1).data;
-    return tensor_make(zero, gpt2_unit_gradients(model, 0).dtype, "zero", 1, 0, 0, 0);
+    void *zero = tensor_slice_elements(model_norm(model), model_partition(model)->num_norm_parts, 1).data;
+    return tensor_make(zero, model_unit_gradients(model, 0).dtype, "zero", 1, 0, 0, 0);
 }
 
 static void list_norm_parts(Optimizer *o) {
-    const Partition *p = gpt2_partition(o->model);
+    const Partition *p = model_partition(o->model);
     o->parts = calloc((size_t)p->num_norm_parts, sizeof *o->parts);
     REQUIRE_MEMORY(o->parts, "the parts of the gradient norm");
     for (int i = 0; i < p->num_norm_parts; i++) o->parts[i].grad = norm_part(o->model, &p->norm_parts[i]);
     o->norm = update_list(o->parts, p->num_norm_parts);
 }
 
-Optimizer *optimizer_create(Gpt2 *model, const OptimizerOptions *options, Error *err) {
-    const Gpt2Options *of = gpt2_options(model);
+Optimizer *optimizer_create(Model *model, const OptimizerOptions *options, Error *err) {
+    const ModelOptions *of = model_options(model);
     Optimizer *o = calloc(1, sizeof *o);
     int count;
-    const UpdateTensor *own = gpt2_own_tensors(model, &count);
+    const UpdateTensor *own = model_own_tensors(model, &count);
     REQUIRE_MEMORY(o && (o->tensors = malloc((size_t)(count + 1) * sizeof *o->tensors)), "the optimizer's tensors");
     o->model = model, o->options = *options, o->list = update_list(o->tensors, count);
     o->options.limits.beta1 = options->beta1, o->options.limits.beta2 = options->beta2;
@@ -398,7 +398,8 @@ Optimizer *optimizer_create(Gpt2 *model, const OptimizerOptions *options, Error 
     memcpy(o->tensors, own, (size_t)count * sizeof *o->tensors);
     for (int i = 0; i < count; i++) o->tensors[i].weight_decay *= options->weight_decay;
     if (of->optimizer == OPTIMIZER_MUON)
-        o->muon = muon_create(&o->list, gpt2_parameters(model), gpt2_num_tensors(model), gpt2_optimizer_scratch(model));
+        o->muon =
+            muon_create(&o->list, model_parameters(model), model_num_tensors(model), model_optimizer_scratch(model));
     if (of->offload && !(o->offload = offload_create(model, o->tensors, count, err))) {
         optimizer_destroy(o);
         return NULL;
@@ -420,24 +421,24 @@ void optimizer_destroy(Optimizer *o) {
 // ---------------------------------------------------------------------------------------------------------- the update
 
 typedef struct {
-    Gpt2 *model;
+    Model *model;
     UpdateList *list; // whole parameters, or under offload slices of them
     UpdateParams params;
     bool watched;
 } Update;
 
 static void update_range(const Update *u, int first, int count) {
-    const Tensor control = gpt2_control(u->model);
+    const Tensor control = model_control(u->model);
     if (!u->watched) {
         optimizer_update(u->list, first, count, u->params, control);
         return;
     }
     for (int i = first; i < first + count; i++) {
         const UpdateTensor *t = &u->list->tensors[i];
-        const Range own = gpt2_own_elements(u->model, t->stream);
-        if (t->offset == own.begin) gpt2_numerics_update_begin(u->model, t->stream);
+        const Range own = model_own_elements(u->model, t->stream);
+        if (t->offset == own.begin) model_numerics_update_begin(u->model, t->stream);
         optimizer_update(u->list, i, 1, u->params, control);
-        if (t->offset + tensor_numel(t->weight) == own.end) gpt2_numerics_update_end(u->model, t->stream);
+        if (t->offset + tensor_numel(t->weight) == own.end) model_numerics_update_end(u->model, t->stream);
     }
 }
 
@@ -457,31 +458,31 @@ static void update(Optimizer *o, UpdateParams params, bool watched) {
 }
 
 // Of this process, where the state is divided.
-static Tensor norm_row(const Gpt2 *model, int row) {
-    const Tensor norm = tensor_slice_rows(gpt2_norm(model), row, 1);
-    return tensor_slice_elements(norm, 0, gpt2_partition(model)->num_norm_parts);
+static Tensor norm_row(const Model *model, int row) {
+    const Tensor norm = tensor_slice_rows(model_norm(model), row, 1);
+    return tensor_slice_elements(norm, 0, model_partition(model)->num_norm_parts);
 }
 
 void optimizer_norm(Optimizer *o) {
-    const Gpt2Options *of = gpt2_options(o->model);
+    const ModelOptions *of = model_options(o->model);
     if (o->offload) offload_begin(o->offload); // runs during the backward pass, which is still active
     gradient_sumsq(norm_row(o->model, of->divided && of->processes > 1 ? of->rank : 0), &o->norm);
 }
 
 void optimizer_step(Optimizer *o, double learning_rate, int64_t tokens_in_step, bool watched) {
-    const Tensor control = gpt2_control(o->model);
+    const Tensor control = model_control(o->model);
     const UpdateParams params = {.learning_rate = (float)learning_rate,
                                  .beta1 = o->options.beta1,
                                  .beta2 = o->options.beta2,
                                  .eps = o->options.eps,
                                  .momentum = o->options.momentum,
                                  .seed = o->options.seed};
-    step_control_update(control, norm_row(o->model, 0), gpt2_step_losses(o->model), tokens_in_step, o->options.limits);
-    if (watched) gpt2_numerics_gradients(o->model);
+    step_control_update(control, norm_row(o->model, 0), model_step_losses(o->model), tokens_in_step, o->options.limits);
+    if (watched) model_numerics_gradients(o->model);
     if (o->list.n > 0) {
-        if (gpt2_options(o->model)->optimizer == OPTIMIZER_ADAFACTOR) adafactor_statistics(&o->list, control);
+        if (model_options(o->model)->optimizer == OPTIMIZER_ADAFACTOR) adafactor_statistics(&o->list, control);
         if (o->muon) muon_directions(o->muon, params, control);
         update(o, params, watched);
     }
-    gpt2_weights_changed(o->model);
+    model_weights_changed(o->model);
 }

@@ -19,7 +19,7 @@
 // Democratizing Billion-Scale Model Training", 2021, but the update itself stays on the device.
 #pragma once
 #include "llmc/base/error.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "llmc/model/optimizer_state.h"
 
 #include <stdint.h>
@@ -64,14 +64,14 @@ float optimizer_first_loss_scale(DType dtype);
 int32_t optimizer_scale_growth_interval(DType dtype); // for StepLimits
 
 typedef struct Optimizer Optimizer;
-Optimizer *optimizer_create(Gpt2 *model, const OptimizerOptions *options, Error *err);
+Optimizer *optimizer_create(Model *model, const OptimizerOptions *options, Error *err);
 void optimizer_destroy(Optimizer *optimizer);
 
-// The sum of squares of the gradients, into gpt2_norm: of this process's part where the state is divided. Call after
+// The sum of squares of the gradients, into model_norm: of this process's part where the state is divided. Call after
 // the last micro-step; before optimizer_step the processes add their sums (data_parallel.h). Queued.
 void optimizer_norm(Optimizer *optimizer);
 // Does the next update with this learning rate, from the gradients of a step of tokens_in_step tokens. The decision,
-// and with it the number of the update, is in gpt2_control. Queued on the compute stream; does not wait. watched: for
+// and with it the number of the update, is in model_control. Queued on the compute stream; does not wait. watched: for
 // --numerics-every, parameters are updated one after the other, with the same bits.
 void optimizer_step(Optimizer *optimizer, double learning_rate, int64_t tokens_in_step, bool watched);
 
@@ -91,7 +91,7 @@ void muon_directions(Muon *muon, UpdateParams params, Tensor control);
 
 typedef struct Offload Offload;
 // tensors (count): those that this process updates, with state in host memory; the array is not kept.
-Offload *offload_create(const Gpt2 *model, const UpdateTensor *tensors, int count, Error *err);
+Offload *offload_create(const Model *model, const UpdateTensor *tensors, int count, Error *err);
 void offload_destroy(Offload *offload);
 
 // All slices of all parameters, in order, with their state in the buffer.

@@ -23,7 +23,7 @@
 #include <zstd.h>
 
 static Error err;
-static Gpt2 *model; // with AdamW's state in fp32
+static Model *model; // with AdamW's state in fp32
 static Tokenizer *toy;
 
 // Small, with rows of padding, and C no multiple of the strips of transposition.
@@ -31,12 +31,12 @@ static const ModelConfig config = {.max_T = 8, .V = 20, .Vp = 128, .L = 1, .NH =
 
 static void must(bool ok) { REQUIRE(ok, "a seed cannot be written: %s", err.text); }
 
-static Gpt2 *make_model(OptimizerKind optimizer, DType dtype) {
-    const Gpt2Options options = {
+static Model *make_model(OptimizerKind optimizer, DType dtype) {
+    const ModelOptions options = {
         .config = config, .dtype = dtype, .train = true, .B = 1, .T = 8, .optimizer = optimizer};
-    Gpt2 *made = gpt2_create(&options, &err);
+    Model *made = model_create(&options, &err);
     must(made != NULL);
-    gpt2_init_weights(made, 1);
+    model_init_weights(made, 1);
     return made;
 }
 
@@ -71,9 +71,9 @@ static TrainerState state_of(int i) {
 static void checkpoint_seed(int i) {
     static const OptimizerKind kinds[] = {OPTIMIZER_ADAMW, OPTIMIZER_ADAMW, OPTIMIZER_LION};
     const TrainerState s = state_of(i);
-    Gpt2 *of = kinds[i] == OPTIMIZER_ADAMW ? model : make_model(kinds[i], DTYPE_FP32);
+    Model *of = kinds[i] == OPTIMIZER_ADAMW ? model : make_model(kinds[i], DTYPE_FP32);
     must(checkpoint_save(fuzz_path(""), of, &s, &err));
-    if (of != model) gpt2_destroy(of);
+    if (of != model) model_destroy(of);
 }
 
 // Bytes and checksum of a file in the manifest's text, if it is listed: printed again.
@@ -143,7 +143,7 @@ static bool same_control(const StepControl *a, const StepControl *b) {
 static void check_round_trip(const TrainerState *s, const FileFacts facts[CHECKPOINT_FILES]) {
     TrainerState back;
     FileFacts facts_back[CHECKPOINT_FILES];
-    Gpt2Options options = *gpt2_options(model);
+    ModelOptions options = *model_options(model);
     options.optimizer = s->optimizer;
     const char *path = fuzz_path("again.json");
     REQUIRE(trainer_json_write(path, s, &options, facts, &err) && trainer_json_read(path, &back, facts_back, &err),
@@ -168,7 +168,7 @@ static void trainer_json_seed(int i) {
     FileFacts facts[CHECKPOINT_FILES];
     for (int k = 0; k < CHECKPOINT_FILES; k++)
         facts[k] = (FileFacts){i == 0 && (k == HF_TOKENIZER || k == HF_TOKENIZER_CONFIG) ? -1 : 1000 * k, (uint64_t)k};
-    must(trainer_json_write(fuzz_path(STEP "trainer.json"), &s, gpt2_options(model), facts, &err));
+    must(trainer_json_write(fuzz_path(STEP "trainer.json"), &s, model_options(model), facts, &err));
     if (i < 2) return;
     // Format 1, which older checkpoints have: no checksum of itself.
     size_t n;
@@ -265,7 +265,7 @@ static bool safetensors_reads(const FuzzInput *in) {
 
 // The tensors [first, last) of the model as a file of their own.
 static void write_part(const char *name, int first, int last) {
-    const Parameter *table = gpt2_parameters(model);
+    const Parameter *table = model_parameters(model);
     SafetensorsEntry e[32] = {0};
     for (int i = first; i < last; i++) {
         SafetensorsEntry *t = &e[i - first];
@@ -290,7 +290,7 @@ static void huggingface_seed(int i) {
     const HuggingFaceModel m = {model, i == 1 ? DTYPE_BF16 : DTYPE_FP32, i == 1 ? -1 : 19, NULL};
     must(huggingface_write(fuzz_path("hf"), &m, facts, &err));
     if (i < 2) return;
-    const int count = gpt2_num_tensors(model);
+    const int count = model_num_tensors(model);
     unlink(fuzz_path("hf/model.safetensors"));
     write_part("hf/one.safetensors", 0, count / 2);
     write_part("hf/two.safetensors", count / 2, count);
@@ -298,7 +298,7 @@ static void huggingface_seed(int i) {
     fprintf(f, "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {");
     for (int k = 0; k < count; k++)
         fprintf(f, "%s\"%s\": \"%s.safetensors\"", k ? ",\n" : "\n",
-                gpt2_parameters(model)[k].name + strlen("transformer."), k < count / 2 ? "one" : "two");
+                model_parameters(model)[k].name + strlen("transformer."), k < count / 2 ? "one" : "two");
     fprintf(f, "}}\n");
     fclose(f);
 }

@@ -145,34 +145,34 @@ static Limits limits_of(DType dtype) {
 // fp16 cannot hold the gradient of a mean loss: it is scaled, and the scale divided out again. Others need none.
 static double loss_scale_of(DType dtype) { return dtype == DTYPE_FP16 ? 1024.0 : 1.0; }
 
-static Gpt2 *load_model_for(OptimizerKind optimizer, DType dtype) {
+static Model *load_model_for(OptimizerKind optimizer, DType dtype) {
     Error err;
-    Gpt2Options options = {.config = golden.config,
-                           .dtype = dtype,
-                           .optimizer = optimizer,
-                           .master = dtype != DTYPE_FP32,
-                           .train = true,
-                           .B = B,
-                           .T = T,
-                           .sequences = B};
-    Gpt2 *model = gpt2_create(&options, &err);
+    ModelOptions options = {.config = golden.config,
+                            .dtype = dtype,
+                            .optimizer = optimizer,
+                            .master = dtype != DTYPE_FP32,
+                            .train = true,
+                            .B = B,
+                            .T = T,
+                            .sequences = B};
+    Model *model = model_create(&options, &err);
     if (!model || !checkpoint_load_weights(model, model_path, &err)) op_fail("%s", err.text);
     StepControl control = step_control_initial((float)loss_scale_of(dtype));
-    gpt2_set_control(model, &control);
+    model_set_control(model, &control);
     return model;
 }
 
-static Gpt2 *load_model(DType dtype) { return load_model_for(OPTIMIZER_ADAMW, dtype); }
+static Model *load_model(DType dtype) { return load_model_for(OPTIMIZER_ADAMW, dtype); }
 
-static void micro_step(Gpt2 *model, int step) {
-    gpt2_load_batch(model, golden.windows + (size_t)step * WINDOWS, B, sizeof(uint16_t));
-    gpt2_forward_backward(model, B * T, true);
+static void micro_step(Model *model, int step) {
+    model_load_batch(model, golden.windows + (size_t)step * WINDOWS, B, sizeof(uint16_t));
+    model_forward_backward(model, B * T, true);
     device_sync();
 }
 
 // The decoder from prompts of every length, and token by token from one: row t of the logits each time.
 OP_TEST(logits_agree_with_pytorch) {
-    Gpt2 *model = load_model(dtype);
+    Model *model = load_model(dtype);
     int64_t V = golden.config.V, n;
     double *want = expected("", "logits", &n), *got = malloc((size_t)n * sizeof *got);
     float *rows = malloc((size_t)(B * V) * sizeof *rows);
@@ -183,55 +183,55 @@ OP_TEST(logits_agree_with_pytorch) {
             for (int b = 0; b < B; b++)
                 for (int i = 0; i < count; i++) tokens[b * count + i] = golden.windows[b * (T + 1) + first + i];
             if (grown && t > 0)
-                gpt2_decode_step(model, tokens, rows);
+                model_decode_step(model, tokens, rows);
             else
-                gpt2_decode_start(model, tokens, count, B, rows);
-            assert_int_equal(gpt2_decode_length(model), t + 1);
+                model_decode_start(model, tokens, count, B, rows);
+            assert_int_equal(model_decode_length(model), t + 1);
             for (int b = 0; b < B; b++)
                 for (int64_t v = 0; v < V; v++) got[(b * T + t) * V + v] = (double)rows[b * V + v];
         }
         check(grown ? "logits, token by token" : "logits of prompts", got, want, n, limits_of(dtype).logits);
     }
     free(want), free(got), free(rows);
-    gpt2_destroy(model);
+    model_destroy(model);
 }
 
 OP_TEST(losses_agree_with_pytorch) {
-    Gpt2 *model = load_model(dtype);
+    Model *model = load_model(dtype);
     int64_t n;
     double *want = expected("", "losses", &n), sums[B];
     ref_sequence_losses(sums, want, B, T, false);
     micro_step(model, 0);
-    double *got = op_values(gpt2_sequence_losses(model));
+    double *got = op_values(model_sequence_losses(model));
     check("losses of forward and backward", got, sums, B, limits_of(dtype).losses);
     free(got);
-    gpt2_load_batch(model, golden.windows, B, sizeof(uint16_t));
-    gpt2_forward(model);
-    got = op_values(gpt2_sequence_losses(model));
+    model_load_batch(model, golden.windows, B, sizeof(uint16_t));
+    model_forward(model);
+    got = op_values(model_sequence_losses(model));
     check("losses of forward alone", got, sums, B, limits_of(dtype).losses);
     free(got), free(want);
-    gpt2_destroy(model);
+    model_destroy(model);
 }
 
 OP_TEST(every_gradient_agrees_with_pytorch) {
-    Gpt2 *model = load_model(dtype);
+    Model *model = load_model(dtype);
     micro_step(model, 0);
     for (int i = 0; i < golden.count; i++) {
         int64_t n, all = parameter_numel(&golden.table[i]);
-        double *want = expected("grad.", golden.table[i].name, &n), *got = op_values(gpt2_tensors(model)[i].grad);
+        double *want = expected("grad.", golden.table[i].name, &n), *got = op_values(model_tensors(model)[i].grad);
         for (int64_t j = 0; j < all; j++) got[j] /= loss_scale_of(dtype);
         check(golden.table[i].name, got, want, n, limits_of(dtype).gradients);
         for (int64_t j = n; j < all; j++) assert_true(got[j] == 0.0); // the padded vocabulary
         free(want), free(got);
     }
-    gpt2_destroy(model);
+    model_destroy(model);
 }
 
-static Optimizer *make_optimizer(Gpt2 *model) {
+static Optimizer *make_optimizer(Model *model) {
     int64_t n;
     Error err;
     double *adamw = expected("", "adamw", &n), *muon = expected("", "muon", &n);
-    const bool is_muon = gpt2_options(model)->optimizer == OPTIMIZER_MUON;
+    const bool is_muon = model_options(model)->optimizer == OPTIMIZER_MUON;
     OptimizerOptions options = {.beta1 = (float)adamw[0],
                                 .beta2 = (float)adamw[1],
                                 .eps = (float)adamw[2],
@@ -252,13 +252,13 @@ static bool is_key_bias(const Parameter *p, int64_t j) {
 
 // How far each weight tensor is from PyTorch's, as a share of the way it went in ten steps: weights that did not move
 // at all would be wrong by 1.
-static void check_final_weights(const Gpt2 *model, const char *prefix, double tolerance) {
+static void check_final_weights(const Model *model, const char *prefix, double tolerance) {
     for (int i = 0; i < golden.count; i++) {
         const Parameter *p = &golden.table[i];
         int64_t n;
         double *want = expected(prefix, p->name, &n), *start = start_weight(i);
         float *now = malloc((size_t)parameter_numel(p) * sizeof *now);
-        gpt2_get_weight(model, i, 0, p->rows, now);
+        model_get_weight(model, i, 0, p->rows, now);
         double error = 0.0, way = 0.0;
         for (int64_t j = 0; j < n; j++) {
             if (is_key_bias(p, j)) continue;
@@ -274,7 +274,7 @@ static void check_final_weights(const Gpt2 *model, const char *prefix, double to
 
 OP_TEST(ten_adamw_steps_agree_with_pytorch) {
     Limits limits = limits_of(dtype);
-    Gpt2 *model = load_model(dtype);
+    Model *model = load_model(dtype);
     Optimizer *optimizer = make_optimizer(model);
     int64_t n;
     double *rates = expected("", "learning_rates", &n), losses[STEPS], norms[STEPS];
@@ -282,7 +282,7 @@ OP_TEST(ten_adamw_steps_agree_with_pytorch) {
         micro_step(model, step);
         optimizer_norm(optimizer);
         optimizer_step(optimizer, rates[step], B * T, false);
-        StepControl control = gpt2_get_control(model);
+        StepControl control = model_get_control(model);
         assert_int_equal(control.skip, SKIP_NONE);
         losses[step] = (double)control.loss, norms[step] = (double)control.norm;
     }
@@ -292,31 +292,31 @@ OP_TEST(ten_adamw_steps_agree_with_pytorch) {
     check_final_weights(model, "final.", limits.moved);
     free(rates), free(want_losses), free(want_norms);
     optimizer_destroy(optimizer);
-    gpt2_destroy(model);
+    model_destroy(model);
 }
 
 // Where skip is set a gradient is not finite.
-static void ten_steps(Gpt2 *model, Optimizer *optimizer, const bool skip[STEPS]) {
+static void ten_steps(Model *model, Optimizer *optimizer, const bool skip[STEPS]) {
     const float bad = INFINITY;
     int64_t n;
     double *rates = expected("", "learning_rates", &n);
     for (int step = 0; step < STEPS; step++) {
         micro_step(model, step);
-        if (skip[step]) gpt2_write_bytes(model, gpt2_tensors(model)[3].grad, 4, sizeof bad, &bad);
+        if (skip[step]) model_write_bytes(model, model_tensors(model)[3].grad, 4, sizeof bad, &bad);
         optimizer_norm(optimizer);
         optimizer_step(optimizer, rates[step], B * T, false);
-        assert_int_equal(gpt2_get_control(model).skip, skip[step] ? SKIP_NONFINITE : SKIP_NONE);
+        assert_int_equal(model_get_control(model).skip, skip[step] ? SKIP_NONFINITE : SKIP_NONE);
     }
     free(rates);
 }
 
 static void check_ten_steps(OptimizerKind kind, DType dtype, const bool skip[STEPS], const char *prefix, double limit) {
-    Gpt2 *model = load_model_for(kind, dtype);
+    Model *model = load_model_for(kind, dtype);
     Optimizer *optimizer = make_optimizer(model);
     ten_steps(model, optimizer, skip);
     check_final_weights(model, prefix, limit);
     optimizer_destroy(optimizer);
-    gpt2_destroy(model);
+    model_destroy(model);
 }
 
 // The count of updates, which the bias correction depends on, leaves out what GradScaler would have skipped. Errors of

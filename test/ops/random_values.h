@@ -1,14 +1,14 @@
 // Random weights and tokens for models, the same for the same TEST_SEED.
 #pragma once
 #include "llmc/base/arithmetic.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "test/ops/op_test.h"
 #include <stdlib.h>
 
 // Tensor i takes stream + i. N(0, size^2), around 1 for layernorm weights.
-static inline void random_weights(Gpt2 *model, uint64_t stream, float size) {
-    for (int i = 0; i < gpt2_num_tensors(model); i++) {
-        const Parameter *p = &gpt2_parameters(model)[i];
+static inline void random_weights(Model *model, uint64_t stream, float size) {
+    for (int i = 0; i < model_num_tensors(model); i++) {
+        const Parameter *p = &model_parameters(model)[i];
         const int64_t n = parameter_numel(p);
         float *values = malloc((size_t)n * sizeof *values);
         for (int64_t j = 0; j < n; j++) {
@@ -18,7 +18,7 @@ static inline void random_weights(Gpt2 *model, uint64_t stream, float size) {
             values[j] = size * normal[0] + (p->spec->init == INIT_ONE ? 1.0f : 0.0f);
             if (j / p->cols >= p->file_rows) values[j] = 0.0f; // rows of wte beyond V
         }
-        gpt2_set_weight(model, i, 0, p->rows, values);
+        model_set_weight(model, i, 0, p->rows, values);
         free(values);
     }
 }

@@ -31,33 +31,33 @@ static int64_t d_ff; // of the models to be made; 0: 4 C
 
 typedef enum { IN_BF16, IN_FP8, IN_FP8_DELAYED } Precision;
 
-static Gpt2 *make_model(Precision precision, bool train, int recompute) {
+static Model *make_model(Precision precision, bool train, int recompute) {
     Error err;
-    Gpt2Options options = {.config = {.max_T = T, .L = L, .NH = NH, .C = C, .d_ff = d_ff},
-                           .dtype = DTYPE_BF16,
-                           .master = true,
-                           .train = train,
-                           .B = B,
-                           .T = T,
-                           .recompute = recompute_all(recompute_level_set(recompute)),
-                           .sequences = 2,
-                           .fp8 = precision != IN_BF16,
-                           .fp8_delayed = precision == IN_FP8_DELAYED};
+    ModelOptions options = {.config = {.max_T = T, .L = L, .NH = NH, .C = C, .d_ff = d_ff},
+                            .dtype = DTYPE_BF16,
+                            .master = true,
+                            .train = train,
+                            .B = B,
+                            .T = T,
+                            .recompute = recompute_all(recompute_level_set(recompute)),
+                            .sequences = 2,
+                            .fp8 = precision != IN_BF16,
+                            .fp8_delayed = precision == IN_FP8_DELAYED};
     model_config_set_vocab(&options.config, V);
-    Gpt2 *model = gpt2_create(&options, &err);
+    Model *model = model_create(&options, &err);
     if (!model) op_fail("%s", err.text);
     return model;
 }
 
 // Another draw in every step, and larger ones: the scales have to move.
-static void set_weights(Gpt2 *model, int step) {
+static void set_weights(Model *model, int step) {
     random_weights(model, STREAM_WEIGHTS + (uint64_t)(step * MAX_TENSORS), 0.15f * (float)(step + 1));
 }
 
-static void run_micro_steps(Gpt2 *model, int step, int64_t batch) {
+static void run_micro_steps(Model *model, int step, int64_t batch) {
     for (int64_t b = 0; b < B; b += batch) {
-        gpt2_load_batch(model, windows + (step * B + b) * SPAN, B - b < batch ? B - b : batch, sizeof *windows);
-        gpt2_forward_backward(model, B * T, b == 0);
+        model_load_batch(model, windows + (step * B + b) * SPAN, B - b < batch ? B - b : batch, sizeof *windows);
+        model_forward_backward(model, B * T, b == 0);
     }
     device_sync();
 }
@@ -65,20 +65,20 @@ static void run_micro_steps(Gpt2 *model, int step, int64_t batch) {
 static uint64_t digest_of(uint64_t digest, Tensor t) { return op_digest(digest, (OpTensor){.t = t}); }
 
 // Of the losses and all gradients, and of the scales.
-static uint64_t digest_step(Gpt2 *model) {
-    uint64_t digest = digest_of(0, gpt2_sequence_losses(model));
-    for (int i = 0; i < gpt2_num_tensors(model); i++) digest = digest_of(digest, gpt2_tensors(model)[i].grad);
-    return digest_of(digest, gpt2_fp8_slots(model));
+static uint64_t digest_step(Model *model) {
+    uint64_t digest = digest_of(0, model_sequence_losses(model));
+    for (int i = 0; i < model_num_tensors(model); i++) digest = digest_of(digest, model_tensors(model)[i].grad);
+    return digest_of(digest, model_fp8_slots(model));
 }
 
 // ----------------------------------------------------------------------------------------------------------- gradients
 
-static void read_gradients(Gpt2 *model, double *gradients[MAX_TENSORS]) {
-    for (int i = 0; i < gpt2_num_tensors(model); i++) gradients[i] = op_values(gpt2_tensors(model)[i].grad);
+static void read_gradients(Model *model, double *gradients[MAX_TENSORS]) {
+    for (int i = 0; i < model_num_tensors(model); i++) gradients[i] = op_values(model_tensors(model)[i].grad);
 }
 
-static double mean_loss(Gpt2 *model) {
-    double *sums = op_values(gpt2_sequence_losses(model)), loss = 0.0;
+static double mean_loss(Model *model) {
+    double *sums = op_values(model_sequence_losses(model)), loss = 0.0;
     for (int i = 0; i < B; i++) loss += sums[i] / (B * T);
     free(sums);
     return loss;
@@ -94,21 +94,21 @@ enum { FULL_ROUNDING = 18 }; // percent
 static void check_gradients(void) {
     double *expected[MAX_TENSORS], *gradients[MAX_TENSORS], loss = 0.0;
     for (int precision = IN_BF16; precision <= IN_FP8_DELAYED; precision++) {
-        Gpt2 *model = make_model((Precision)precision, true, 0);
+        Model *model = make_model((Precision)precision, true, 0);
         set_weights(model, 0);
         run_micro_steps(model, 0, B);
         read_gradients(model, precision == IN_BF16 ? expected : gradients);
         if (precision == IN_BF16) loss = mean_loss(model);
         if (fabs(mean_loss(model) / loss - 1.0) > 0.01 * FULL_ROUNDING)
             op_fail("loss %g, in bf16 %g", mean_loss(model), loss);
-        for (int i = 0; precision != IN_BF16 && i < gpt2_num_tensors(model); i++) {
-            const Parameter *p = &gpt2_parameters(model)[i];
+        for (int i = 0; precision != IN_BF16 && i < model_num_tensors(model); i++) {
+            const Parameter *p = &model_parameters(model)[i];
             const double error = op_relative_error(gradients[i], expected[i], parameter_numel(p));
             if (!(error >= 0.005 && error <= 0.02 * FULL_ROUNDING)) op_fail("%s is off by %g", p->name, error);
             free(gradients[i]);
         }
-        for (int i = 0; precision == IN_FP8_DELAYED && i < gpt2_num_tensors(model); i++) free(expected[i]);
-        gpt2_destroy(model);
+        for (int i = 0; precision == IN_FP8_DELAYED && i < model_num_tensors(model); i++) free(expected[i]);
+        model_destroy(model);
     }
 }
 
@@ -123,9 +123,9 @@ TEST(gradients_in_fp8_are_those_of_bf16_within_its_rounding) {
 TEST(a_d_ff_that_fp8_cannot_multiply_is_refused) {
     need_fp8();
     Error err;
-    Gpt2Options options = {
+    ModelOptions options = {
         .config = {.max_T = T, .L = L, .NH = NH, .C = C, .d_ff = 72}, .dtype = DTYPE_BF16, .B = B, .T = T, .fp8 = true};
-    assert_false(gpt2_check_options(&options, &err));
+    assert_false(model_check_options(&options, &err));
     assert_non_null(strstr(err.text, "--fp8: d_ff = 72 is not a multiple of 16; use --d-ff 80"));
 }
 
@@ -136,19 +136,19 @@ TEST(a_d_ff_that_fp8_cannot_multiply_is_refused) {
 TEST(micro_steps_add_up_to_one) {
     need_fp8();
     double *once[MAX_TENSORS] = {0}, *summed[MAX_TENSORS] = {0};
-    Gpt2 *model = make_model(IN_FP8, true, 0);
+    Model *model = make_model(IN_FP8, true, 0);
     set_weights(model, 0);
     run_micro_steps(model, 0, B);
     read_gradients(model, once);
     run_micro_steps(model, 0, 4); // 4 and a short one of 2
     read_gradients(model, summed);
-    for (int i = 0; i < gpt2_num_tensors(model); i++) {
-        const Parameter *p = &gpt2_parameters(model)[i];
+    for (int i = 0; i < model_num_tensors(model); i++) {
+        const Parameter *p = &model_parameters(model)[i];
         const double error = op_relative_error(summed[i], once[i], parameter_numel(p));
         if (!(error <= 0.11)) op_fail("%s differs by %g", p->name, error);
         free(once[i]), free(summed[i]);
     }
-    gpt2_destroy(model);
+    model_destroy(model);
 }
 
 // ----------------------------------------------------------------------------------------------------------- same bits
@@ -156,20 +156,20 @@ TEST(micro_steps_add_up_to_one) {
 // What may happen between two steps without a trace.
 typedef enum { NOTHING, EVALUATION, DECODING } Between;
 
-static void evaluate(Gpt2 *model) {
-    gpt2_load_batch(model, windows + B * SPAN, B, sizeof *windows);
-    gpt2_forward(model);
+static void evaluate(Model *model) {
+    model_load_batch(model, windows + B * SPAN, B, sizeof *windows);
+    model_forward(model);
     device_sync();
 }
 
-static void decode(Gpt2 *model, float *logits) {
+static void decode(Model *model, float *logits) {
     const int32_t prompts[2 * 5] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, next[2] = {11, 12};
-    gpt2_decode_start(model, prompts, 5, 2, logits);
-    gpt2_decode_step(model, next, logits);
+    model_decode_start(model, prompts, 5, 2, logits);
+    model_decode_step(model, next, logits);
 }
 
 // STEPS steps, each with other weights, in micro-steps of 4 and 2 sequences.
-static void run_steps(Gpt2 *model, Between between, uint64_t digests[STEPS]) {
+static void run_steps(Model *model, Between between, uint64_t digests[STEPS]) {
     float logits[2 * V];
     for (int step = 0; step < STEPS; step++) {
         set_weights(model, step);
@@ -181,11 +181,11 @@ static void run_steps(Gpt2 *model, Between between, uint64_t digests[STEPS]) {
     }
 }
 
-static void check_bits(Precision precision, const uint64_t expected[STEPS], Gpt2 *model, Between between,
+static void check_bits(Precision precision, const uint64_t expected[STEPS], Model *model, Between between,
                        const char *what) {
     uint64_t digests[STEPS];
     run_steps(model, between, digests);
-    gpt2_destroy(model);
+    model_destroy(model);
     for (int step = 0; step < STEPS; step++)
         if (digests[step] != expected[step])
             op_fail("%s scaling, %s: other bits in step %d", precision == IN_FP8 ? "current" : "delayed", what, step);
@@ -196,9 +196,9 @@ TEST(steps_have_the_same_bits_whatever_is_recomputed_evaluated_or_decoded) {
     for (int p = IN_FP8; p <= IN_FP8_DELAYED; p++) {
         const Precision precision = (Precision)p;
         uint64_t expected[STEPS];
-        Gpt2 *model = make_model(precision, true, 0);
+        Model *model = make_model(precision, true, 0);
         run_steps(model, NOTHING, expected);
-        gpt2_destroy(model);
+        model_destroy(model);
         check_bits(precision, expected, make_model(precision, true, 0), NOTHING, "a second run");
         check_bits(precision, expected, make_model(precision, true, 0), EVALUATION, "evaluation");
         check_bits(precision, expected, make_model(precision, true, 0), DECODING, "decoding");
@@ -211,8 +211,8 @@ TEST(steps_have_the_same_bits_whatever_is_recomputed_evaluated_or_decoded) {
 // Delayed scales are set between steps, from the steps before: within a step they stand still.
 TEST(delayed_scales_move_between_steps_only) {
     need_fp8();
-    Gpt2 *model = make_model(IN_FP8_DELAYED, true, 0);
-    const Tensor slots = gpt2_fp8_slots(model);
+    Model *model = make_model(IN_FP8_DELAYED, true, 0);
+    const Tensor slots = model_fp8_slots(model);
     const size_t n = tensor_bytes(slots) / sizeof(Fp8Slot), num_weights = (size_t)L * 4;
     Fp8Slot *before = malloc(tensor_bytes(slots)), *after = malloc(tensor_bytes(slots));
     assert_int_equal(n, 3 * num_weights);
@@ -231,57 +231,57 @@ TEST(delayed_scales_move_between_steps_only) {
     }
     if (moved == 0) op_fail("no scale ever moved");
     free(before), free(after);
-    gpt2_destroy(model);
+    model_destroy(model);
 }
 
 TEST(scales_from_a_checkpoint_go_on_with_the_same_bits) {
     need_fp8();
     uint64_t expected[STEPS];
-    Gpt2 *whole = make_model(IN_FP8_DELAYED, true, 0);
+    Model *whole = make_model(IN_FP8_DELAYED, true, 0);
     run_steps(whole, NOTHING, expected);
-    gpt2_destroy(whole);
-    Gpt2 *first = make_model(IN_FP8_DELAYED, true, 0), *second = make_model(IN_FP8_DELAYED, true, 0);
+    model_destroy(whole);
+    Model *first = make_model(IN_FP8_DELAYED, true, 0), *second = make_model(IN_FP8_DELAYED, true, 0);
     for (int step = 0; step < STEPS - 1; step++) {
         set_weights(first, step);
         run_micro_steps(first, step, 4);
     }
-    const int64_t bytes = (int64_t)tensor_bytes(gpt2_fp8_slots(first));
+    const int64_t bytes = (int64_t)tensor_bytes(model_fp8_slots(first));
     void *saved = malloc((size_t)bytes);
-    gpt2_read_bytes(first, gpt2_fp8_slots(first), 0, bytes, saved);
-    gpt2_destroy(first);
-    gpt2_write_bytes(second, gpt2_fp8_slots(second), 0, bytes, saved);
+    model_read_bytes(first, model_fp8_slots(first), 0, bytes, saved);
+    model_destroy(first);
+    model_write_bytes(second, model_fp8_slots(second), 0, bytes, saved);
     free(saved);
     set_weights(second, STEPS - 1);
     run_micro_steps(second, STEPS - 1, 4);
     assert_true(digest_step(second) == expected[STEPS - 1]);
-    gpt2_destroy(second);
+    model_destroy(second);
 }
 
 TEST(a_model_for_forward_only_gives_the_losses_of_training_in_fp8) {
     need_fp8();
-    Gpt2 *model = make_model(IN_FP8, true, 0);
+    Model *model = make_model(IN_FP8, true, 0);
     set_weights(model, 0);
     run_micro_steps(model, 0, B);
-    const uint64_t trained = digest_of(0, gpt2_sequence_losses(model));
-    gpt2_destroy(model);
+    const uint64_t trained = digest_of(0, model_sequence_losses(model));
+    model_destroy(model);
     model = make_model(IN_FP8, false, 0);
     set_weights(model, 0);
-    gpt2_load_batch(model, windows, B, sizeof *windows);
-    gpt2_forward(model);
+    model_load_batch(model, windows, B, sizeof *windows);
+    model_forward(model);
     device_sync();
-    assert_true(digest_of(0, gpt2_sequence_losses(model)) == trained);
-    gpt2_destroy(model);
+    assert_true(digest_of(0, model_sequence_losses(model)) == trained);
+    model_destroy(model);
 }
 
 TEST(the_decoder_stays_in_bf16) {
     need_fp8();
     float logits[2][2 * V];
     for (int i = 0; i < 2; i++) {
-        Gpt2 *model = make_model(i == 0 ? IN_BF16 : IN_FP8, true, 0);
+        Model *model = make_model(i == 0 ? IN_BF16 : IN_FP8, true, 0);
         set_weights(model, 0);
         if (i == 1) run_micro_steps(model, 0, B);
         decode(model, logits[i]);
-        gpt2_destroy(model);
+        model_destroy(model);
     }
     assert_memory_equal(logits[0], logits[1], sizeof logits[0]);
 }
@@ -290,19 +290,19 @@ TEST(the_decoder_stays_in_bf16) {
 TEST(a_weight_that_is_not_finite_is_found_by_the_check_of_the_step) {
     need_fp8();
     for (int i = 0; i < 4; i++) {
-        Gpt2 *model = make_model(i % 2 ? IN_FP8_DELAYED : IN_FP8, true, 0);
-        const int fcw = parameter_index(&gpt2_options(model)->config, PARAM_FCW, 0);
+        Model *model = make_model(i % 2 ? IN_FP8_DELAYED : IN_FP8, true, 0);
+        const int fcw = parameter_index(&model_options(model)->config, PARAM_FCW, 0);
         float row[C] = {0};
         row[3] = i / 2 ? NAN : INFINITY;
         set_weights(model, 0);
-        gpt2_set_weight(model, fcw, 7, 1, row);
+        model_set_weight(model, fcw, 7, 1, row);
         run_micro_steps(model, 0, B);
-        UpdateList list = update_list(gpt2_tensors(model), gpt2_num_tensors(model));
-        const Tensor sumsq = tensor_slice_elements(gpt2_norm(model), 0, list.n);
+        UpdateList list = update_list(model_tensors(model), model_num_tensors(model));
+        const Tensor sumsq = tensor_slice_elements(model_norm(model), 0, list.n);
         gradient_sumsq(sumsq, &list);
         update_list_free(&list);
-        step_control_update(gpt2_control(model), sumsq, gpt2_sequence_losses(model), B * T, (StepLimits){0});
-        assert_int_equal(gpt2_get_control(model).skip, SKIP_NONFINITE);
-        gpt2_destroy(model);
+        step_control_update(model_control(model), sumsq, model_sequence_losses(model), B * T, (StepLimits){0});
+        assert_int_equal(model_get_control(model).skip, SKIP_NONFINITE);
+        model_destroy(model);
     }
 }

@@ -25,30 +25,30 @@ TestFixture test_all = {setup, teardown};
 
 // ------------------------------------------------------------------------------------------------------------- helpers
 
-// n tokens from position `first` on of `count` sequences from `s` on, as gpt2_decode_* take them.
+// n tokens from position `first` on of `count` sequences from `s` on, as model_decode_* take them.
 static const int32_t *taken(int s, int count, int first, int n) {
     static int32_t some[S * SPAN];
     for (int i = 0; i < count; i++) memcpy(some + i * n, tokens + (s + i) * SPAN + first, (size_t)n * sizeof *some);
     return some;
 }
 
-static void start(Gpt2 *model, int s, int count, int n, float *logits) {
-    gpt2_decode_start(model, taken(s, count, 0, n), n, count, logits);
-    assert_int_equal(gpt2_decode_length(model), n);
+static void start(Model *model, int s, int count, int n, float *logits) {
+    model_decode_start(model, taken(s, count, 0, n), n, count, logits);
+    assert_int_equal(model_decode_length(model), n);
 }
 
-static void step(Gpt2 *model, int s, int count, float *logits) {
-    const int n = (int)gpt2_decode_length(model);
-    gpt2_decode_step(model, taken(s, count, n, 1), logits);
-    assert_int_equal(gpt2_decode_length(model), n + 1);
+static void step(Model *model, int s, int count, float *logits) {
+    const int n = (int)model_decode_length(model);
+    model_decode_step(model, taken(s, count, n, 1), logits);
+    assert_int_equal(model_decode_length(model), n + 1);
 }
 
 // The logits (S,T,V) of the specification for the weights as the model stores them.
-static double *specified_logits(const Gpt2 *model) {
+static double *specified_logits(const Model *model) {
     double *params[MAX_TENSORS], losses[S * T], *logits = malloc(S * T * V * sizeof *logits);
-    const int count = gpt2_num_tensors(model);
-    for (int i = 0; i < count; i++) params[i] = op_values(gpt2_tensors(model)[i].weight);
-    ref_gpt2(&gpt2_options(model)->config, params, tokens, S, T, losses, logits, NULL);
+    const int count = model_num_tensors(model);
+    for (int i = 0; i < count; i++) params[i] = op_values(model_tensors(model)[i].weight);
+    ref_gpt2(&model_options(model)->config, params, tokens, S, T, losses, logits, NULL);
     for (int i = 0; i < count; i++) free(params[i]);
     return logits;
 }
@@ -75,9 +75,9 @@ static void assert_same_logits(const float *a, const float *b, int rows) {
 
 // --------------------------------------------------------------------------------------------------------------- tests
 
-static void check_positions(Gpt2Options options) {
+static void check_positions(ModelOptions options) {
     const DType dtype = options.dtype;
-    Gpt2 *model = make_model_of(options);
+    Model *model = make_model_of(options);
     double *want = specified_logits(model);
     float logits[S * V];
     start(model, 0, S, 1, logits);
@@ -95,13 +95,15 @@ static void check_positions(Gpt2Options options) {
         check_row(logits, want, prompts[i], dtype, "the token after a prompt");
     }
     free(want);
-    gpt2_destroy(model);
+    model_destroy(model);
 }
 
-OP_TEST(every_position_has_the_logits_of_the_specification) { check_positions(model_options(dtype, false, 1, S)); }
+OP_TEST(every_position_has_the_logits_of_the_specification) {
+    check_positions(random_model_options(dtype, false, 1, S));
+}
 
 OP_TEST(an_mlp_that_is_narrower_than_qkv_has_the_logits_of_the_specification) {
-    Gpt2Options options = model_options(dtype, false, 1, S);
+    ModelOptions options = random_model_options(dtype, false, 1, S);
     options.config.d_ff = 72;
     check_positions(options);
 }
@@ -117,7 +119,7 @@ OP_TEST(a_sequence_has_the_same_bits_alone_and_beside_others) {
         print_message("the library chooses how it multiplies by the number of rows\n");
         skip();
     }
-    Gpt2 *model = make_model(dtype, false, 1, S);
+    Model *model = make_model(dtype, false, 1, S);
     float together[GROWN][S * V], alone[V];
     start(model, 0, S, PROMPT, together[0]);
     for (int i = 1; i < GROWN; i++) step(model, 0, S, together[i]);
@@ -129,37 +131,37 @@ OP_TEST(a_sequence_has_the_same_bits_alone_and_beside_others) {
             assert_same_logits(alone, together[i] + s * V, 1);
         }
     }
-    gpt2_destroy(model);
+    model_destroy(model);
 }
 
 // Samples of one prompt: it is read once, and they part when their tokens do.
 OP_TEST(sequences_with_one_prompt_are_alike_until_their_tokens_differ) {
     enum { PROMPT = 37 };
-    Gpt2 *model = make_model(dtype, false, 1, S);
+    Model *model = make_model(dtype, false, 1, S);
     int32_t prompts[S * PROMPT];
     float logits[S * V], first[V];
     start(model, 0, 1, PROMPT, first);
     for (int s = 0; s < S; s++) memcpy(prompts + s * PROMPT, tokens, PROMPT * sizeof *prompts);
-    gpt2_decode_start(model, prompts, PROMPT, S, logits);
+    model_decode_start(model, prompts, PROMPT, S, logits);
     for (int s = 0; s < S; s++) assert_same_logits(logits, logits + s * V, 1);
     if (rows_are_computed_alike()) assert_same_logits(first, logits, 1);
     const int32_t next[S] = {5, 6, 5};
-    gpt2_decode_step(model, next, logits);
+    model_decode_step(model, next, logits);
     assert_same_logits(logits, logits + 2 * V, 1);
     int parted = 0;
     for (int v = 0; v < V; v++) parted += logits[v] != logits[V + v];
     assert_true(parted > V / 2);
-    gpt2_destroy(model);
+    model_destroy(model);
 }
 
 // Gradients and losses of a micro-step, as one number.
-static uint64_t micro_step(Gpt2 *model) {
-    gpt2_load_batch(model, windows, S, sizeof *windows);
-    gpt2_forward_backward(model, S * T, true);
+static uint64_t micro_step(Model *model) {
+    model_load_batch(model, windows, S, sizeof *windows);
+    model_forward_backward(model, S * T, true);
     device_sync();
-    uint64_t digest = op_digest(0, (OpTensor){.t = gpt2_sequence_losses(model)});
-    for (int i = 0; i < gpt2_num_tensors(model); i++)
-        digest = op_digest(digest, (OpTensor){.t = gpt2_tensors(model)[i].grad});
+    uint64_t digest = op_digest(0, (OpTensor){.t = model_sequence_losses(model)});
+    for (int i = 0; i < model_num_tensors(model); i++)
+        digest = op_digest(digest, (OpTensor){.t = model_tensors(model)[i].grad});
     return digest;
 }
 
@@ -169,45 +171,45 @@ OP_TEST(training_and_decoding_share_memory_and_do_not_see_each_other) {
     DeviceOptions device = op_device_options();
     device.gelu_fusion = GELU_FUSION_NONE;
     op_restart_device(device);
-    Gpt2 *model = make_model(dtype, false, 1, 2); // never trains
+    Model *model = make_model(dtype, false, 1, 2); // never trains
     start(model, 0, 2, 50, expected[0]);
     step(model, 0, 2, expected[1]);
-    gpt2_destroy(model);
+    model_destroy(model);
     for (int level = 0; level <= 3; level++) {
-        Gpt2Options options = model_options(dtype, true, S, 0); // never decodes
+        ModelOptions options = random_model_options(dtype, true, S, 0); // never decodes
         options.recompute = recompute_all(recompute_level_set(level));
         model = make_model_of(options);
         const uint64_t trained = micro_step(model);
-        gpt2_destroy(model);
+        model_destroy(model);
         options.sequences = 2;
         model = make_model_of(options);
         const int rounds = level == 0 ? 3 : 1; // the third replays what the second recorded
         for (int round = 0; round < rounds; round++) {
             if (micro_step(model) != trained) op_fail("level %d: other bits after decoding", level);
-            assert_int_equal(gpt2_decode_length(model), 0);
+            assert_int_equal(model_decode_length(model), 0);
             start(model, 0, 2, 50, logits[0]);
             step(model, 0, 2, logits[1]);
             assert_memory_equal(logits, expected, sizeof logits);
         }
-        gpt2_destroy(model);
+        model_destroy(model);
     }
 }
 
 OP_TEST(an_evaluation_ends_what_was_begun_and_takes_nothing_along) {
-    Gpt2 *model = make_model(dtype, false, S, S);
+    Model *model = make_model(dtype, false, S, S);
     float before[S * V], after[S * V];
-    gpt2_load_batch(model, windows, S, sizeof *windows);
-    gpt2_forward(model);
+    model_load_batch(model, windows, S, sizeof *windows);
+    model_forward(model);
     device_sync();
-    const uint64_t losses = op_digest(0, (OpTensor){.t = gpt2_token_losses(model)});
+    const uint64_t losses = op_digest(0, (OpTensor){.t = model_token_losses(model)});
     start(model, 0, S, 20, before);
-    assert_int_equal(gpt2_decode_length(model), 20);
-    gpt2_load_batch(model, windows, S, sizeof *windows);
-    assert_int_equal(gpt2_decode_length(model), 0);
-    gpt2_forward(model);
+    assert_int_equal(model_decode_length(model), 20);
+    model_load_batch(model, windows, S, sizeof *windows);
+    assert_int_equal(model_decode_length(model), 0);
+    model_forward(model);
     device_sync();
-    assert_true(op_digest(0, (OpTensor){.t = gpt2_token_losses(model)}) == losses);
+    assert_true(op_digest(0, (OpTensor){.t = model_token_losses(model)}) == losses);
     start(model, 0, S, 20, after);
     assert_same_logits(before, after, S);
-    gpt2_destroy(model);
+    model_destroy(model);
 }

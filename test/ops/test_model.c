@@ -3,7 +3,7 @@
 // the loss. test/golden compares with PyTorch.
 #include "llmc/base/error.h"
 #include "llmc/device.h"
-#include "llmc/model/gpt2_internal.h"
+#include "llmc/model/model_internal.h"
 #include "test/ops/random_model.h"
 #include "test/reference/gradient_add.h"
 #include <math.h>
@@ -25,10 +25,10 @@ static int teardown(void **state) {
 TestFixture test_all = {setup, teardown};
 
 // One step over all B sequences in micro-batches of `batch`.
-static void run_step(Gpt2 *model, int64_t batch) {
+static void run_step(Model *model, int64_t batch) {
     for (int64_t b = 0; b < B; b += batch) {
-        gpt2_load_batch(model, windows + b * SPAN, batch, sizeof *windows);
-        gpt2_forward_backward(model, B * T, b == 0);
+        model_load_batch(model, windows + b * SPAN, batch, sizeof *windows);
+        model_forward_backward(model, B * T, b == 0);
     }
     device_sync();
 }
@@ -42,23 +42,23 @@ typedef struct {
     uint64_t tensors[MAX_TENSORS + 1];
 } Digests;
 
-static Digests digests_of(Gpt2Options options) {
-    Gpt2 *model = make_model_of(options);
+static Digests digests_of(ModelOptions options) {
+    Model *model = make_model_of(options);
     Digests d = {{0}};
-    const int count = gpt2_num_tensors(model);
+    const int count = model_num_tensors(model);
     assert_true(count < MAX_TENSORS);
     for (int k = 0; k < 2; k++) {
-        gpt2_load_batch(model, windows + k * SPAN, 1, sizeof *windows);
-        gpt2_forward_backward(model, 2 * T, k == 0);
+        model_load_batch(model, windows + k * SPAN, 1, sizeof *windows);
+        model_forward_backward(model, 2 * T, k == 0);
     }
     device_sync();
-    for (int i = 0; i < count; i++) d.tensors[i] = digest_of(gpt2_tensors(model)[i].grad);
-    d.tensors[count] = digest_of(gpt2_sequence_losses(model));
-    gpt2_destroy(model);
+    for (int i = 0; i < count; i++) d.tensors[i] = digest_of(model_tensors(model)[i].grad);
+    d.tensors[count] = digest_of(model_sequence_losses(model));
+    model_destroy(model);
     return d;
 }
 
-static void check_same(Gpt2Options options, Digests kept) {
+static void check_same(ModelOptions options, Digests kept) {
     char text[RECOMPUTE_TEXT];
     const Digests again = digests_of(options);
     for (int i = 0; i <= parameter_count(&options.config); i++)
@@ -76,7 +76,7 @@ static void without_fused_gelu(void) {
 // Every set in some block beside two other ones, in each dtype in another; and the levels as they are.
 OP_TEST(every_set_of_ops_gives_the_same_bits) {
     without_fused_gelu();
-    Gpt2Options options = model_options(dtype, true, 1, 0);
+    ModelOptions options = random_model_options(dtype, true, 1, 0);
     const Digests kept = digests_of(options);
     for (int first = 0; first <= RECOMPUTE_BLOCK; first += L) {
         recompute_mixed(&options, first);
@@ -91,10 +91,10 @@ OP_TEST(every_set_of_ops_gives_the_same_bits) {
 // Where a block repeats GELU, none has it in an epilogue, whatever is faster.
 OP_TEST(a_gelu_that_runs_again_has_the_same_bits) {
     op_restart_device(op_device_options());
-    Gpt2Options options = model_options(dtype, true, 1, 0);
-    assert_false(gpt2_ops_shape(&options).gelu_again);
+    ModelOptions options = random_model_options(dtype, true, 1, 0);
+    assert_false(model_ops_shape(&options).gelu_again);
     options.recompute.blocks[0] = RECOMPUTE_GELU;
-    assert_true(gpt2_ops_shape(&options).gelu_again);
+    assert_true(model_ops_shape(&options).gelu_again);
     const Digests one_block = digests_of(options);
     options.recompute = recompute_all(RECOMPUTE_GELU);
     check_same(options, one_block);
@@ -102,7 +102,7 @@ OP_TEST(a_gelu_that_runs_again_has_the_same_bits) {
 
 OP_TEST(what_runs_again_changes_no_gradient_in_the_compute_dtype) {
     without_fused_gelu();
-    Gpt2Options options = model_options(dtype, true, 1, 0);
+    ModelOptions options = random_model_options(dtype, true, 1, 0);
     options.gradients_in_dtype = true;
     const Digests kept = digests_of(options);
     const char *const sets[] = {"1", "2", "3", "fc+qkv", "layernorm+attention", "fc+qkvx1,3x1,attproj"};
@@ -117,41 +117,41 @@ OP_TEST(what_runs_again_changes_no_gradient_in_the_compute_dtype) {
 
 // The gradients of the specification for the weights as the model stores them, at the limits of test/golden: 1e-5 in
 // fp32, eight tolerances of one op below.
-static void check_against_specification(const Gpt2Options *options) {
+static void check_against_specification(const ModelOptions *options) {
     enum { WINDOWS = 2 };
     const double scale = options->dtype == DTYPE_FP16 ? 1024 : 1;
     const double limit = options->dtype == DTYPE_FP32 ? 1e-5 : 8 * op_tolerance(options->dtype);
     double *params[MAX_TENSORS], *grads[MAX_TENSORS];
     int32_t tokens[WINDOWS * SPAN];
-    Gpt2 *model = make_model_of(*options);
+    Model *model = make_model_of(*options);
     const StepControl control = step_control_initial((float)scale);
-    gpt2_set_control(model, &control);
-    gpt2_load_batch(model, windows, WINDOWS, sizeof *windows);
-    gpt2_forward_backward(model, WINDOWS * T, true);
+    model_set_control(model, &control);
+    model_load_batch(model, windows, WINDOWS, sizeof *windows);
+    model_forward_backward(model, WINDOWS * T, true);
     device_sync();
-    const int count = gpt2_num_tensors(model);
+    const int count = model_num_tensors(model);
     for (int i = 0; i < WINDOWS * SPAN; i++) tokens[i] = windows[i];
     for (int i = 0; i < count; i++) {
-        params[i] = op_values(gpt2_tensors(model)[i].weight);
-        grads[i] = malloc((size_t)parameter_numel(&gpt2_parameters(model)[i]) * sizeof(double));
+        params[i] = op_values(model_tensors(model)[i].weight);
+        grads[i] = malloc((size_t)parameter_numel(&model_parameters(model)[i]) * sizeof(double));
     }
     ref_gpt2(&options->config, params, tokens, WINDOWS, T, NULL, NULL, grads);
     for (int i = 0; i < count; i++) {
-        const Parameter *p = &gpt2_parameters(model)[i];
-        double *found = op_values(gpt2_tensors(model)[i].grad);
+        const Parameter *p = &model_parameters(model)[i];
+        double *found = op_values(model_tensors(model)[i].grad);
         for (int64_t j = 0; j < parameter_numel(p); j++) found[j] /= scale;
         const double error = op_relative_error(found, grads[i], parameter_numel(p));
         if (!(error <= limit)) op_fail("%s: relative error %.3g, at most %.3g", p->name, error, limit);
         free(found), free(params[i]), free(grads[i]);
     }
-    gpt2_destroy(model);
+    model_destroy(model);
 }
 
 // Narrower than qkv, and wider than 4 C.
 OP_TEST(an_mlp_of_any_width_has_the_gradients_of_the_specification) {
     without_fused_gelu();
     for (int64_t d_ff = 72; d_ff <= 200; d_ff += 128) {
-        Gpt2Options options = model_options(dtype, true, 2, 0);
+        ModelOptions options = random_model_options(dtype, true, 2, 0);
         options.config.d_ff = d_ff;
         check_against_specification(&options);
         const Digests kept = digests_of(options);
@@ -175,18 +175,18 @@ static double sum_of(Tensor t) {
 // another number of rows: the tolerance of one op. Gradients themselves are summed in fp32.
 OP_TEST(eight_micro_steps_of_one_are_one_of_eight) {
     double *once[MAX_TENSORS];
-    Gpt2 *model = make_model(dtype, true, B, 0);
-    int count = gpt2_num_tensors(model);
+    Model *model = make_model(dtype, true, B, 0);
+    int count = model_num_tensors(model);
     run_step(model, B);
-    double loss = sum_of(gpt2_sequence_losses(model));
-    for (int i = 0; i < count; i++) once[i] = op_values(gpt2_tensors(model)[i].grad);
+    double loss = sum_of(model_sequence_losses(model));
+    for (int i = 0; i < count; i++) once[i] = op_values(model_tensors(model)[i].grad);
     for (int64_t batch = 4; batch >= 1; batch -= 3) {
         run_step(model, batch);
-        Tensor losses = tensor_slice_first(gpt2_sequence_losses(model), batch);
+        Tensor losses = tensor_slice_first(model_sequence_losses(model), batch);
         assert_true(fabs(sum_of(losses) - loss) <= op_tolerance(dtype) * loss);
         for (int i = 0; i < count; i++) {
-            const Parameter *p = &gpt2_parameters(model)[i];
-            double *now = op_values(gpt2_tensors(model)[i].grad);
+            const Parameter *p = &model_parameters(model)[i];
+            double *now = op_values(model_tensors(model)[i].grad);
             double error = op_relative_error(now, once[i], parameter_numel(p));
             if (!(error <= 2 * op_tolerance(dtype))) // each of the two may be off by one
                 op_fail("%s: micro-batches of %d differ by %g", p->name, (int)batch, error);
@@ -194,78 +194,78 @@ OP_TEST(eight_micro_steps_of_one_are_one_of_eight) {
         }
     }
     for (int i = 0; i < count; i++) free(once[i]);
-    gpt2_destroy(model);
+    model_destroy(model);
 }
 
 // -------------------------------------------------------------------------------------- gradients in the compute dtype
 
-static void micro_step(Gpt2 *model, int number, bool first) {
-    gpt2_load_batch(model, windows + number * SPAN, 1, sizeof *windows);
-    gpt2_forward_backward(model, MICRO_STEPS * T, first);
+static void micro_step(Model *model, int number, bool first) {
+    model_load_batch(model, windows + number * SPAN, 1, sizeof *windows);
+    model_forward_backward(model, MICRO_STEPS * T, first);
     device_sync();
 }
 
 // What stands there after each micro-step is the specification's sum of what stood there and of the gradient that the
 // micro-step alone gives in fp32: nothing else is rounded. The bits go on from step to step.
 OP_TEST(they_are_fp32_gradients_of_micro_steps_each_rounded_once) {
-    Gpt2Options options = model_options(dtype, true, 1, 0);
-    Gpt2 *alone = make_model_of(options);
+    ModelOptions options = random_model_options(dtype, true, 1, 0);
+    Model *alone = make_model_of(options);
     options.gradients_in_dtype = true;
-    Gpt2 *model = make_model_of(options);
-    const int count = gpt2_num_tensors(model);
+    Model *model = make_model_of(options);
+    const int count = model_num_tensors(model);
     double *sums[MAX_TENSORS];
     for (int i = 0; i < count; i++)
-        sums[i] = calloc((size_t)parameter_numel(&gpt2_parameters(model)[i]), sizeof(double));
+        sums[i] = calloc((size_t)parameter_numel(&model_parameters(model)[i]), sizeof(double));
     for (uint32_t k = 0; k < 2 * MICRO_STEPS; k++) { // two steps
         const bool first = k % MICRO_STEPS == 0;
         micro_step(alone, (int)k, true);
         micro_step(model, (int)k, first);
         for (int i = 0; i < count; i++) {
-            const int64_t n = parameter_numel(&gpt2_parameters(model)[i]);
-            double *own = op_values(gpt2_tensors(alone)[i].grad), *got = op_values(gpt2_tensors(model)[i].grad);
-            assert_int_equal(gpt2_tensors(model)[i].grad.dtype, dtype);
+            const int64_t n = parameter_numel(&model_parameters(model)[i]);
+            double *own = op_values(model_tensors(alone)[i].grad), *got = op_values(model_tensors(model)[i].grad);
+            assert_int_equal(model_tensors(model)[i].grad.dtype, dtype);
             ref_gradient_add(sums[i], own, n, !first, dtype, options.seed, i, k);
             for (int64_t e = 0; e < n && dtype != DTYPE_FP32; e++)
                 if (got[e] != sums[i][e])
                     op_fail("micro-step %d: element %lld of %s is %.9g, expected %.9g", (int)k, (long long)e,
-                            gpt2_parameters(model)[i].name, got[e], sums[i][e]);
+                            model_parameters(model)[i].name, got[e], sums[i][e]);
             free(own), free(got);
         }
     }
-    assert_int_equal(gpt2_get_control(model).micro_steps, dtype == DTYPE_FP32 ? 0 : 2 * MICRO_STEPS);
-    assert_int_equal(gpt2_get_control(alone).micro_steps, 0);
+    assert_int_equal(model_get_control(model).micro_steps, dtype == DTYPE_FP32 ? 0 : 2 * MICRO_STEPS);
+    assert_int_equal(model_get_control(alone).micro_steps, 0);
     for (int i = 0; i < count; i++) free(sums[i]);
-    gpt2_destroy(model);
-    gpt2_destroy(alone);
+    model_destroy(model);
+    model_destroy(alone);
 }
 
 OP_TEST(a_model_for_forward_only_gives_the_losses_of_training) {
-    Gpt2 *model = make_model(dtype, true, B, 0);
+    Model *model = make_model(dtype, true, B, 0);
     run_step(model, B);
-    uint64_t trained = digest_of(gpt2_sequence_losses(model));
-    gpt2_destroy(model);
+    uint64_t trained = digest_of(model_sequence_losses(model));
+    model_destroy(model);
     model = make_model(dtype, false, B, 0);
-    gpt2_load_batch(model, windows, B, sizeof *windows);
-    gpt2_forward(model);
+    model_load_batch(model, windows, B, sizeof *windows);
+    model_forward(model);
     device_sync();
-    assert_true(digest_of(gpt2_sequence_losses(model)) == trained);
-    gpt2_destroy(model);
+    assert_true(digest_of(model_sequence_losses(model)) == trained);
+    model_destroy(model);
 }
 
 // ------------------------------------------------------------------------------------------------------------- slope
 
 // The mean loss with tensor index moved from its values w by h along direction d (both n).
-static double loss_at(Gpt2 *model, int index, const float *w, const double *d, double h) {
-    const Parameter *p = &gpt2_parameters(model)[index];
+static double loss_at(Model *model, int index, const float *w, const double *d, double h) {
+    const Parameter *p = &model_parameters(model)[index];
     int64_t n = parameter_numel(p);
     float *moved = malloc((size_t)n * sizeof *moved);
     for (int64_t i = 0; i < n; i++) moved[i] = (float)((double)w[i] + h * d[i]);
-    gpt2_set_weight(model, index, 0, p->rows, moved);
+    model_set_weight(model, index, 0, p->rows, moved);
     free(moved);
-    gpt2_load_batch(model, windows, B, sizeof *windows);
-    gpt2_forward(model);
+    model_load_batch(model, windows, B, sizeof *windows);
+    model_forward(model);
     device_sync();
-    return sum_of(gpt2_sequence_losses(model)) / (B * T);
+    return sum_of(model_sequence_losses(model)) / (B * T);
 }
 
 // Along its own gradient, the loss must rise by |gradient| a unit of length. Central differences at h and h/2 are
@@ -274,22 +274,22 @@ static double loss_at(Gpt2 *model, int index, const float *w, const double *d, d
 // 0.03. Six such errors and some curvature stay below 1e-3; a gradient that misses a term is off by far more.
 TEST(the_gradient_of_every_tensor_is_the_slope_of_the_loss) {
     const double h = 0.05;
-    Gpt2 *model = make_model(DTYPE_FP32, true, B, 0);
+    Model *model = make_model(DTYPE_FP32, true, B, 0);
     run_step(model, B);
-    for (int i = 0; i < gpt2_num_tensors(model); i++) {
-        const Parameter *p = &gpt2_parameters(model)[i];
+    for (int i = 0; i < model_num_tensors(model); i++) {
+        const Parameter *p = &model_parameters(model)[i];
         int64_t n = parameter_numel(p);
-        double *d = op_values(gpt2_tensors(model)[i].grad), norm = sqrt(ref_sumsq(d, n));
+        double *d = op_values(model_tensors(model)[i].grad), norm = sqrt(ref_sumsq(d, n));
         float *w = malloc((size_t)n * sizeof *w);
-        gpt2_get_weight(model, i, 0, p->rows, w);
+        model_get_weight(model, i, 0, p->rows, w);
         for (int64_t j = 0; j < n; j++) d[j] /= norm;
         double wide = (loss_at(model, i, w, d, h) - loss_at(model, i, w, d, -h)) / (2.0 * h);
         double narrow = (loss_at(model, i, w, d, 0.5 * h) - loss_at(model, i, w, d, -0.5 * h)) / h;
         double slope = (4.0 * narrow - wide) / 3.0;
-        gpt2_set_weight(model, i, 0, p->rows, w);
+        model_set_weight(model, i, 0, p->rows, w);
         free(d), free(w);
         if (!(fabs(slope / norm - 1.0) <= 1e-3))
             op_fail("%s: the gradient says %g, the loss rises by %g", p->name, norm, slope);
     }
-    gpt2_destroy(model);
+    model_destroy(model);
 }

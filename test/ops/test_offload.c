@@ -13,8 +13,8 @@ static const OptimizerOptions options = {
 
 // C = 40: no tensor but the embeddings is a whole number of blocks of 8-bit states, and the state of most is no whole
 // number of cache lines.
-static Gpt2 *make(OptimizerKind optimizer, DType dtype, bool offload) {
-    Gpt2Options o = model_options(dtype, true, 1, 0);
+static Model *make(OptimizerKind optimizer, DType dtype, bool offload) {
+    ModelOptions o = random_model_options(dtype, true, 1, 0);
     o.T = SPAN;
     o.optimizer = optimizer;
     o.offload = o.numerics = offload;
@@ -45,12 +45,12 @@ static int teardown(void **state) {
 TestFixture test_all = {setup, teardown};
 
 // In the second step a gradient is not finite: it is skipped.
-static void step(Gpt2 *model, Optimizer *optimizer, int number, bool watched) {
+static void step(Model *model, Optimizer *optimizer, int number, bool watched) {
     const float bad = NAN;
-    if (watched) gpt2_observe(model, true);
-    gpt2_load_batch(model, windows + (number - 1) * (SPAN + 1), 1, sizeof *windows);
-    gpt2_forward_backward(model, SPAN, true);
-    if (number == 2) gpt2_write_bytes(model, gpt2_tensors(model)[3].grad, 4, 4, &bad);
+    if (watched) model_observe(model, true);
+    model_load_batch(model, windows + (number - 1) * (SPAN + 1), 1, sizeof *windows);
+    model_forward_backward(model, SPAN, true);
+    if (number == 2) model_write_bytes(model, model_tensors(model)[3].grad, 4, 4, &bad);
     optimizer_norm(optimizer);
     optimizer_step(optimizer, 1e-3, SPAN, watched);
     // The stream that is waited for first runs ahead, as if the others were slow: the updates, or the copies back.
@@ -58,14 +58,14 @@ static void step(Gpt2 *model, Optimizer *optimizer, int number, bool watched) {
         device_event_record(done, (number + i) % 2 ? STREAM_COPY_BACK : STREAM_COMPUTE);
         device_event_wait(done);
     }
-    if (watched) gpt2_observe(model, false);
+    if (watched) model_observe(model, false);
 }
 
 OP_TEST(state_in_host_memory_has_the_bits_of_state_on_the_device) {
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
         Error err;
         if (!optimizer_is_elementwise((OptimizerKind)kind)) continue;
-        Gpt2 *models[2];
+        Model *models[2];
         Optimizer *optimizers[2];
         for (int offload = 0; offload < 2; offload++) {
             models[offload] = make((OptimizerKind)kind, dtype, offload);
@@ -77,12 +77,12 @@ OP_TEST(state_in_host_memory_has_the_bits_of_state_on_the_device) {
             step(models[0], optimizers[0], number, false);
             step(models[1], optimizers[1], number, number == 3);
             assert_same_model(models[0], models[1]);
-            assert_int_equal(gpt2_get_control(models[1]).skip, number == 2 ? SKIP_NONFINITE : SKIP_NONE);
+            assert_int_equal(model_get_control(models[1]).skip, number == 2 ? SKIP_NONFINITE : SKIP_NONE);
         }
         run_streams_late(false);
         for (int offload = 0; offload < 2; offload++) {
             optimizer_destroy(optimizers[offload]);
-            gpt2_destroy(models[offload]);
+            model_destroy(models[offload]);
         }
     }
 }
@@ -92,10 +92,10 @@ OP_TEST(slices_cover_every_parameter_once) {
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
         Error err;
         if (!optimizer_is_elementwise((OptimizerKind)kind)) continue;
-        Gpt2 *model = make((OptimizerKind)kind, dtype, true);
-        Offload *offload = offload_create(model, gpt2_tensors(model), gpt2_num_tensors(model), &err);
+        Model *model = make((OptimizerKind)kind, dtype, true);
+        Offload *offload = offload_create(model, model_tensors(model), model_num_tensors(model), &err);
         int64_t bytes, at = 0;
-        const char *buffer = gpt2_offload_buffer(model, &bytes);
+        const char *buffer = model_offload_buffer(model, &bytes);
         int parameter = 0, cut = 0, slices = 0;
         const UpdateList *list = offload_slices(offload);
         assert_true(offload_chunks(offload) > OFFLOAD_PARTS); // every part is used again
@@ -118,20 +118,20 @@ OP_TEST(slices_cover_every_parameter_once) {
                     assert_true(end <= part_end);
                 }
                 at += tensor_numel(t.weight);
-                if (at < parameter_numel(&gpt2_parameters(model)[parameter])) {
+                if (at < parameter_numel(&model_parameters(model)[parameter])) {
                     cut++;
                 } else {
-                    assert_int_equal(at, parameter_numel(&gpt2_parameters(model)[parameter]));
+                    assert_int_equal(at, parameter_numel(&model_parameters(model)[parameter]));
                     parameter++, at = 0;
                 }
             }
             slices += n;
         }
         assert_int_equal(slices, list->n);
-        assert_int_equal(parameter, gpt2_num_tensors(model));
+        assert_int_equal(parameter, model_num_tensors(model));
         assert_true(cut > 0);
         device_sync();
         offload_destroy(offload);
-        gpt2_destroy(model);
+        model_destroy(model);
     }
 }

@@ -21,7 +21,7 @@ static int teardown(void **state) {
 TestFixture test_all = {setup, teardown};
 
 typedef struct {
-    Gpt2 *model;
+    Model *model;
     Optimizer *optimizer;
 } Run;
 
@@ -29,7 +29,7 @@ static Run run_make(OptimizerKind kind, DType dtype, float weight_decay) {
     const OptimizerOptions options = {
         .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .momentum = 0.95f, .weight_decay = weight_decay, .seed = 7};
     Error err;
-    Gpt2Options o = model_options(dtype, true, 1, 0);
+    ModelOptions o = random_model_options(dtype, true, 1, 0);
     o.T = SPAN, o.optimizer = kind;
     Run run = {.model = make_model_of(o)};
     run.optimizer = optimizer_create(run.model, &options, &err);
@@ -39,27 +39,27 @@ static Run run_make(OptimizerKind kind, DType dtype, float weight_decay) {
 
 static void run_free(Run *run) {
     optimizer_destroy(run->optimizer);
-    gpt2_destroy(run->model);
+    model_destroy(run->model);
 }
 
 // A step on that window; overflow: a gradient is not finite.
 static void run_step(Run *run, int window, double lr, bool overflow) {
     const float bad = INFINITY;
-    gpt2_load_batch(run->model, windows + window * (SPAN + 1), 1, sizeof *windows);
-    gpt2_forward_backward(run->model, SPAN, true);
+    model_load_batch(run->model, windows + window * (SPAN + 1), 1, sizeof *windows);
+    model_forward_backward(run->model, SPAN, true);
     device_sync();
-    if (overflow) gpt2_write_bytes(run->model, gpt2_tensors(run->model)[3].grad, 4, sizeof bad, &bad);
+    if (overflow) model_write_bytes(run->model, model_tensors(run->model)[3].grad, 4, sizeof bad, &bad);
     optimizer_norm(run->optimizer);
     optimizer_step(run->optimizer, lr, SPAN, false);
-    assert_int_equal(gpt2_get_control(run->model).skip, overflow ? SKIP_NONFINITE : SKIP_NONE);
+    assert_int_equal(model_get_control(run->model).skip, overflow ? SKIP_NONFINITE : SKIP_NONE);
 }
 
 // -------------------------------------------------------------------------------------------------------- weight decay
 
-static float *weight_of(const Gpt2 *model, int i) {
-    const Parameter *p = &gpt2_parameters(model)[i];
+static float *weight_of(const Model *model, int i) {
+    const Parameter *p = &model_parameters(model)[i];
     float *values = malloc((size_t)parameter_numel(p) * sizeof *values);
-    assert_true(gpt2_get_weight(model, i, 0, p->rows, values));
+    assert_true(model_get_weight(model, i, 0, p->rows, values));
     return values;
 }
 
@@ -82,8 +82,8 @@ static void decay_case(OptimizerKind kind, DType dtype) {
     Run start = run_make(kind, dtype, 0.0f), without = run_make(kind, dtype, 0.0f),
         with = run_make(kind, dtype, (float)decay);
     run_step(&without, 0, lr, false), run_step(&with, 0, lr, false);
-    for (int i = 0; i < gpt2_num_tensors(start.model); i++) {
-        const Parameter *p = &gpt2_parameters(start.model)[i];
+    for (int i = 0; i < model_num_tensors(start.model); i++) {
+        const Parameter *p = &model_parameters(start.model)[i];
         float *before = weight_of(start.model, i), *a = weight_of(without.model, i), *b = weight_of(with.model, i);
         check_decay(p, before, a, b, lr, p->spec->group == GROUP_VECTOR ? 0.0 : decay);
         free(before), free(a), free(b);

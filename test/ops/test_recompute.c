@@ -6,7 +6,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/device.h"
-#include "llmc/model/gpt2_internal.h"
+#include "llmc/model/model_internal.h"
 #include "test/ops/random_model.h"
 #include <math.h>
 
@@ -64,7 +64,7 @@ static int teardown(void **state) {
 TestFixture test_all = {setup, teardown};
 
 // Every tensor that does not live always becomes NaN, in all floating dtypes.
-static void poison(const Gpt2 *model) {
+static void poison(const Model *model) {
     Error err;
     for (int i = 0; i < model->plan->count; i++) {
         const PlannedTensor *t = &model->plan->tensors[i];
@@ -72,26 +72,26 @@ static void poison(const Gpt2 *model) {
         void *nan = host_alloc((size_t)t->bytes, &err);
         assert_non_null(nan);
         memset(nan, 0xFF, (size_t)t->bytes);
-        copy_h2d(gpt2_at(model, i), nan, (size_t)t->bytes, STREAM_COMPUTE);
+        copy_h2d(model_at(model, i), nan, (size_t)t->bytes, STREAM_COMPUTE);
         device_sync();
         host_free(nan);
     }
 }
 
 // All gradients of one micro-step in memory that nobody has written before, as one number.
-static uint64_t digest_of_step(Gpt2Options options) {
-    Gpt2 *model = make_model_of(options);
+static uint64_t digest_of_step(ModelOptions options) {
+    Model *model = make_model_of(options);
     uint64_t digest = 0;
     poison(model);
-    gpt2_load_batch(model, window, 1, sizeof *window);
-    gpt2_forward_backward(model, T, true);
+    model_load_batch(model, window, 1, sizeof *window);
+    model_forward_backward(model, T, true);
     device_sync();
-    for (int i = 0; i < gpt2_num_tensors(model); i++)
-        digest = op_digest(digest, (OpTensor){.t = gpt2_tensors(model)[i].grad});
-    double *dwte = op_values(gpt2_tensors(model)[0].grad);
+    for (int i = 0; i < model_num_tensors(model); i++)
+        digest = op_digest(digest, (OpTensor){.t = model_tensors(model)[i].grad});
+    double *dwte = op_values(model_tensors(model)[0].grad);
     for (int e = 0; e < V * C; e++) assert_true(isfinite(dwte[e]));
     free(dwte);
-    gpt2_destroy(model);
+    model_destroy(model);
     return digest;
 }
 
@@ -100,7 +100,7 @@ OP_TEST(nothing_is_read_that_was_not_kept) {
     DeviceOptions device = op_device_options();
     device.gelu_fusion = GELU_FUSION_NONE; // GELU in an epilogue is not repeated
     op_restart_device(device);
-    Gpt2Options options = model_options(dtype, true, 1, 0);
+    ModelOptions options = random_model_options(dtype, true, 1, 0);
     for (int in_dtype = 0; in_dtype <= 1; in_dtype++) {
         options.gradients_in_dtype = in_dtype;
         options.recompute = recompute_all(0);

@@ -22,18 +22,20 @@ typedef struct {
     double *last, *lnf, *lnf_mean, *lnf_rstd, *losses; // last (N,C): the residual stream after all blocks
     double *branch, *dresidual, *dbranch, *dln, *dwide;
     double *pool, *pool_next; // one allocation for all arrays of doubles
-} Model;
+} Reference;
 
-static double *take(Model *m, int64_t n) {
+static double *take(Reference *m, int64_t n) {
     double *array = m->pool_next;
     m->pool_next += n;
     return array;
 }
 
-static const double *weight(const Model *m, int spec, int l) { return m->params[parameter_index(m->config, spec, l)]; }
-static double *grad(const Model *m, int spec, int l) { return m->grads[parameter_index(m->config, spec, l)]; }
+static const double *weight(const Reference *m, int spec, int l) {
+    return m->params[parameter_index(m->config, spec, l)];
+}
+static double *grad(const Reference *m, int spec, int l) { return m->grads[parameter_index(m->config, spec, l)]; }
 
-static void model_alloc(Model *m) {
+static void model_alloc(Reference *m) {
     int64_t N = m->N, C = m->config->C, L = m->config->L, NH = m->config->NH, FF = model_size(m->config, DIM_FF);
     const int64_t wide = FF > 3 * C ? FF : 3 * C; // dpre, or dqkv
     int64_t block = N * (8 * C + 2 * FF + NH + 4), outside = N * (7 * C + wide + 3);
@@ -64,13 +66,13 @@ static void model_alloc(Model *m) {
     m->dbranch = take(m, N * C), m->dln = take(m, N * C), m->dwide = take(m, N * wide);
 }
 
-static void model_free(Model *m) { free(m->pool), free(m->inputs), free(m->targets), free(m->blocks); }
+static void model_free(Reference *m) { free(m->pool), free(m->inputs), free(m->targets), free(m->blocks); }
 
 static void add(double *out, const double *a, const double *b, int64_t n) {
     for (int64_t i = 0; i < n; i++) out[i] = a[i] + b[i];
 }
 
-static void block_forward(Model *m, int l, double *out) {
+static void block_forward(Reference *m, int l, double *out) {
     const Block *a = &m->blocks[l];
     int64_t N = m->N, C = m->config->C, NH = m->config->NH, FF = model_size(m->config, DIM_FF);
     ref_layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->in, weight(m, PARAM_LN1W, l), weight(m, PARAM_LN1B, l),
@@ -88,7 +90,7 @@ static void block_forward(Model *m, int l, double *out) {
 }
 
 // dresidual: the gradient of the block's output on entry, of its input on return.
-static void block_backward(Model *m, int l) {
+static void block_backward(Reference *m, int l) {
     const Block *a = &m->blocks[l];
     int64_t N = m->N, C = m->config->C, FF = model_size(m->config, DIM_FF);
     double *dres = m->dresidual;
@@ -107,7 +109,7 @@ static void block_backward(Model *m, int l) {
                            a->ln1_rstd, weight(m, PARAM_LN1W, l), N, C, true, false, false);
 }
 
-static void backward(Model *m) {
+static void backward(Reference *m) {
     const ModelConfig *c = m->config;
     const double *wte = weight(m, PARAM_WTE, -1);
     ref_head_loss_backward(m->losses, m->dln, grad(m, PARAM_WTE, -1), m->lnf, wte, m->targets, m->N, c->C, c->V, c->Vp,
@@ -122,7 +124,7 @@ static void backward(Model *m) {
 double ref_gpt2(const ModelConfig *config, double *const *params, const int32_t *windows, int64_t B, int64_t T,
                 double *losses, double *logits, double *const *grads) {
     REQUIRE(config->L >= 1, "reference model: a model of no blocks");
-    Model m = {.config = config, .params = params, .grads = grads, .B = B, .T = T, .N = B * T};
+    Reference m = {.config = config, .params = params, .grads = grads, .B = B, .T = T, .N = B * T};
     model_alloc(&m);
     ref_batch_unpack(m.inputs, m.targets, windows, B, T);
     const double *wte = weight(&m, PARAM_WTE, -1);

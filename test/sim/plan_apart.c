@@ -5,7 +5,7 @@
 #include "dev/sim/sim_control.h"
 #include "llmc/base/arithmetic.h"
 #include "llmc/cuda/backend.h"
-#include "llmc/model/gpt2_internal.h"
+#include "llmc/model/model_internal.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,12 +15,12 @@ int64_t __real_memory_plan_offset(const MemoryPlan *plan, int handle);
 int64_t __wrap_memory_plan_offset(const MemoryPlan *plan, int handle);
 int64_t __real_memory_plan_total(const MemoryPlan *plan);
 int64_t __wrap_memory_plan_total(const MemoryPlan *plan);
-Gpt2 *__real_gpt2_create(const Gpt2Options *options, Error *err);
-Gpt2 *__wrap_gpt2_create(const Gpt2Options *options, Error *err);
-void __real_gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first);
-void __wrap_gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first);
-void __real_gpt2_forward(Gpt2 *model);
-void __wrap_gpt2_forward(Gpt2 *model);
+Model *__real_model_create(const ModelOptions *options, Error *err);
+Model *__wrap_model_create(const ModelOptions *options, Error *err);
+void __real_model_forward_backward(Model *model, int64_t tokens_in_step, bool first);
+void __wrap_model_forward_backward(Model *model, int64_t tokens_in_step, bool first);
+void __real_model_forward(Model *model);
+void __wrap_model_forward(Model *model);
 
 static bool apart(void) { return getenv("PLAN_APART") != NULL; }
 
@@ -44,11 +44,11 @@ static void forbid_padding(Tensor t) {
     if (all > used) sim_forbid((char *)t.data + used, all - used);
 }
 
-Gpt2 *__wrap_gpt2_create(const Gpt2Options *options, Error *err) {
-    Gpt2 *model = __real_gpt2_create(options, err);
+Model *__wrap_model_create(const ModelOptions *options, Error *err) {
+    Model *model = __real_model_create(options, err);
     if (!model || !apart()) return model;
     for (int i = 0; i < memory_plan_count(model->plan); i++)
-        sim_forbid((char *)gpt2_at(model, i) + memory_plan_bytes(model->plan, i), GAP);
+        sim_forbid((char *)model_at(model, i) + memory_plan_bytes(model->plan, i), GAP);
     for (int i = 0; i < model->num_tensors; i++) {
         forbid_padding(model->tensors[i].weight);
         if (model->tensors[i].grad.rank) forbid_padding(model->tensors[i].grad);
@@ -57,23 +57,23 @@ Gpt2 *__wrap_gpt2_create(const Gpt2Options *options, Error *err) {
 }
 
 // What the loaded batch was unpacked to stays.
-static void poison(const Gpt2 *model) {
+static void poison(const Model *model) {
     if (!apart()) return;
     for (int i = 0; i < memory_plan_count(model->plan); i++) {
         const PlannedTensor t = memory_plan_tensor(model->plan, i);
         const bool passing = t.first_use != PLAN_ALWAYS;
         if (strcmp(t.name, "inputs") == 0 || strcmp(t.name, "targets") == 0) continue;
         if (passing || i == model->layout.workspace)
-            CUDA_CHECK(cudaMemsetAsync(gpt2_at(model, i), 0xff, (size_t)memory_plan_bytes(model->plan, i),
+            CUDA_CHECK(cudaMemsetAsync(model_at(model, i), 0xff, (size_t)memory_plan_bytes(model->plan, i),
                                        cuda_compute_stream()));
     }
 }
 
-void __wrap_gpt2_forward_backward(Gpt2 *model, int64_t tokens_in_step, bool first) {
+void __wrap_model_forward_backward(Model *model, int64_t tokens_in_step, bool first) {
     poison(model);
-    __real_gpt2_forward_backward(model, tokens_in_step, first);
+    __real_model_forward_backward(model, tokens_in_step, first);
 }
-void __wrap_gpt2_forward(Gpt2 *model) {
+void __wrap_model_forward(Model *model) {
     poison(model);
-    __real_gpt2_forward(model);
+    __real_model_forward(model);
 }

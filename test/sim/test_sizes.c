@@ -18,9 +18,9 @@ static void start(AttentionChoice attention) {
     if (!device_init(&options, &err)) fail_msg("%s", err.text);
 }
 
-static Gpt2Options variant_of(const char *descriptor, int64_t B, int variant) {
+static ModelOptions variant_of(const char *descriptor, int64_t B, int variant) {
     Error err;
-    Gpt2Options o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = 1024, .sequences = variant};
+    ModelOptions o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = 1024, .sequences = variant};
     assert_true(model_config_parse(&o.config, descriptor, &err));
     if (o.config.V == 0) model_config_set_vocab(&o.config, GPT2_VOCAB);
     if (o.config.max_T < o.T) o.T = o.config.max_T;
@@ -46,7 +46,7 @@ static bool plans_agree(const Gpu *g) {
     bool agree = device_facts()->units == atoi(g->units);
     for (int m = 0; m < 5; m++)
         for (int64_t B = 1; B <= 96; B = 2 * B + 1) {
-            Gpt2Options model = variant_of(models[m], B, (int)(B + m) % 9);
+            ModelOptions model = variant_of(models[m], B, (int)(B + m) % 9);
             const double backend = plan_total(&model);
             model.sizes = &sizes;
             const double formulas = plan_total(&model);
@@ -135,7 +135,7 @@ static void expect_upper_bound(AttentionChoice attention) {
                          .compute_capability = cuda_backend.compute_capability};
     const PlannedSizes sizes = planner_sizes(&gpu, attention);
     for (int64_t B = 1; B <= 64; B *= 4) {
-        Gpt2Options model = variant_of("d12", B, 1);
+        ModelOptions model = variant_of("d12", B, 1);
         const double backend = plan_total(&model);
         const bool with_cudnn = strstr(cuda_attention_description(), "cuDNN") != NULL;
         model.sizes = &sizes;
@@ -153,9 +153,9 @@ TEST(with_cudnn_the_formulas_are_an_upper_bound) {
     expect_upper_bound(ATTENTION_FAST);
 }
 
-static int64_t workspace_of(Gpt2Options *model, bool train) {
+static int64_t workspace_of(ModelOptions *model, bool train) {
     model->train = train;
-    MemoryPlan *plan = gpt2_plan(model);
+    MemoryPlan *plan = model_plan(model);
     int64_t bytes = -1;
     for (int i = 0; i < memory_plan_count(plan); i++)
         if (strcmp(memory_plan_tensor(plan, i).name, "workspace") == 0) bytes = memory_plan_bytes(plan, i);
@@ -166,7 +166,7 @@ static int64_t workspace_of(Gpt2Options *model, bool train) {
 TEST(evaluation_takes_no_workspace_of_backward_passes) {
     const GpuSpec gpu = {.memory = 80e9, .num_sms = 132, .compute_capability = 90};
     const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
-    Gpt2Options model = variant_of("d12", 64, 0);
+    ModelOptions model = variant_of("d12", 64, 0);
     model.sizes = &sizes;
     assert_true(workspace_of(&model, true) > model.B * model.config.NH * model.T * model.T * 2); // cuDNN's
     assert_true(workspace_of(&model, false) < 40 << 20);
@@ -179,7 +179,7 @@ TEST(evaluation_takes_no_workspace_of_backward_passes) {
 
 TEST(the_choice_is_checked_with_the_backend) {
     start(ATTENTION_AUTO);
-    Gpt2Options model = variant_of("d12", 1, 1);
+    ModelOptions model = variant_of("d12", 1, 1);
     Error err;
     const double room = 12e9;
     assert_true(planner_fit(&model, true, "auto", room, 512, &err));

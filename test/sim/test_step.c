@@ -5,7 +5,7 @@
 #include "dev/sim/sim_control.h"
 #include "llmc/base/arithmetic.h"
 #include "llmc/cuda/backend.h"
-#include "llmc/model/gpt2_internal.h"
+#include "llmc/model/model_internal.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/train/optimizer.h"
 #include "test/fixture.h"
@@ -19,7 +19,7 @@ enum { T = 13, B = 3, STEP_WINDOWS = 7, TOKENS = STEP_WINDOWS * T, WINDOW = T + 
 
 // What a trainer holds: the model, two buffers that batches come in, two records that are read one step late.
 typedef struct {
-    Gpt2 *model;
+    Model *model;
     Optimizer *optimizer;
     uint16_t *batches[2];
     StepControl *records[2];
@@ -42,7 +42,8 @@ static void no_exchange(void *context, int unit) { (void)context, (void)unit; }
 static Trainer trainer_make(Setup setup) {
     Trainer t = {.tokens = TOKENS};
     Error err;
-    Gpt2Options options = {.dtype = setup.dtype, .master = true, .train = true, .B = B, .T = T, .sequences = SEQUENCES};
+    ModelOptions options = {
+        .dtype = setup.dtype, .master = true, .train = true, .B = B, .T = T, .sequences = SEQUENCES};
     options.gradients_in_dtype = setup.gradients_in_dtype;
     options.overlap = with_overlap;
     if (in_parts) options.processes = 2;
@@ -54,13 +55,13 @@ static Trainer trainer_make(Setup setup) {
                                     .weight_decay = 0.1f,
                                     .seed = 3,
                                     .limits = {.clip = 1.0f, .scale_growth_interval = setup.scale_growth_interval}};
-    t.model = gpt2_create(&options, &err);
+    t.model = model_create(&options, &err);
     assert_non_null(t.model);
     static const UnitHooks hooks = {no_exchange, no_exchange, NULL};
-    if (in_parts) gpt2_set_hooks(t.model, &hooks);
-    gpt2_init_weights(t.model, 3);
+    if (in_parts) model_set_hooks(t.model, &hooks);
+    model_init_weights(t.model, 3);
     const StepControl control = step_control_initial(setup.loss_scale);
-    gpt2_set_control(t.model, &control);
+    model_set_control(t.model, &control);
     t.optimizer = optimizer_create(t.model, &adamw, &err);
     for (int i = 0; i < 2; i++) {
         t.batches[i] = host_alloc(B * WINDOW * sizeof *t.batches[i], &err);
@@ -78,7 +79,7 @@ static void trainer_destroy(Trainer *t) {
         device_event_destroy(t->done[i]);
     }
     optimizer_destroy(t->optimizer);
-    gpt2_destroy(t->model);
+    model_destroy(t->model);
 }
 
 // Faults to be caught, and the way to run op by op.
@@ -114,13 +115,13 @@ static void train_step(Trainer *t, Manner manner) {
         if (manner == WITHOUT_GRAPHS) // as if each micro-step were of another kind than the last
             for (int i = 0; i < 4; i++) t->model->graphs[i].B = 0;
         if (t->marked) sim_step_mark();
-        gpt2_load_batch(t->model, batch, count, sizeof *batch);
-        gpt2_forward_backward(t->model, t->tokens, first == 0);
+        model_load_batch(t->model, batch, count, sizeof *batch);
+        model_forward_backward(t->model, t->tokens, first == 0);
         do_what_is_forbidden(manner);
     }
     optimizer_norm(t->optimizer);
     optimizer_step(t->optimizer, 1e-2, t->tokens, false);
-    copy_d2h(t->records[t->step % 2], gpt2_control(t->model).data, sizeof(StepControl), STREAM_COMPUTE);
+    copy_d2h(t->records[t->step % 2], model_control(t->model).data, sizeof(StepControl), STREAM_COMPUTE);
     device_event_record(t->done[t->step % 2], STREAM_COMPUTE);
     t->step++;
 }
@@ -140,15 +141,15 @@ typedef struct {
 } State;
 
 static State state_of(const Trainer *t) {
-    State s = {NULL, 0, gpt2_get_control(t->model)};
-    for (int i = 0; i < gpt2_num_tensors(t->model); i++) {
-        const Parameter *p = &gpt2_parameters(t->model)[i];
+    State s = {NULL, 0, model_get_control(t->model)};
+    for (int i = 0; i < model_num_tensors(t->model); i++) {
+        const Parameter *p = &model_parameters(t->model)[i];
         const size_t n = (size_t)parameter_numel(p);
         s.values = realloc(s.values, (s.count + 3 * n) * sizeof(float));
-        const UpdateTensor *u = &gpt2_tensors(t->model)[i];
-        gpt2_get_weight(t->model, i, 0, p->rows, s.values + s.count);
-        gpt2_read_bytes(t->model, u->m, 0, (int64_t)tensor_bytes(u->m), s.values + s.count + n);
-        gpt2_read_bytes(t->model, u->v, 0, (int64_t)tensor_bytes(u->v), s.values + s.count + 2 * n);
+        const UpdateTensor *u = &model_tensors(t->model)[i];
+        model_get_weight(t->model, i, 0, p->rows, s.values + s.count);
+        model_read_bytes(t->model, u->m, 0, (int64_t)tensor_bytes(u->m), s.values + s.count + n);
+        model_read_bytes(t->model, u->v, 0, (int64_t)tensor_bytes(u->v), s.values + s.count + 2 * n);
         s.count += 3 * n;
     }
     return s;
@@ -375,7 +376,7 @@ TEST(an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale) {
                                 .position = t.batch,
                                 .T = T,
                                 .eot = -1,
-                                .control = gpt2_get_control(t.model),
+                                .control = model_get_control(t.model),
                                 .options_json = options};
     assert_true(checkpoint_save(tmp.path, t.model, &saved, &err));
     for (int step = AT; step < ALL; step++) train_step(&t, AS_IT_IS);
@@ -388,7 +389,7 @@ TEST(an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale) {
     assert_true(checkpoint_load_state(path, &loaded, &err));
     assert_true(loaded.control.loss_scale != overflowing.loss_scale && loaded.control.skipped > 0);
     assert_true(checkpoint_load_weights(t.model, path, &err) && checkpoint_load_moments(t.model, path, &err));
-    gpt2_set_control(t.model, &loaded.control);
+    model_set_control(t.model, &loaded.control);
     t.step = loaded.step, t.batch = loaded.position;
     for (int step = AT; step < ALL; step++) train_step(&t, AS_IT_IS);
     State resumed = state_of(&t);
@@ -413,10 +414,10 @@ static Sample decoded(Trainer *t, int sequences, Manner manner) {
     for (int i = 0; i < SEQUENCES * PROMPT; i++)
         tokens[i] = (int32_t)(philox(9, STREAM_SAMPLE, (uint64_t)i).v[0] % VOCABULARY);
     t->model->decoder.recorded = 0;
-    gpt2_decode_start(t->model, tokens, PROMPT, sequences, sample.logits[PROMPT - 1]);
+    model_decode_start(t->model, tokens, PROMPT, sequences, sample.logits[PROMPT - 1]);
     for (int n = PROMPT; n < T; n++) {
         if (manner == WITHOUT_GRAPHS) t->model->decoder.recorded = 0; // as if other sequences had grown before
-        gpt2_decode_step(t->model, tokens + n % PROMPT, sample.logits[n]);
+        model_decode_step(t->model, tokens + n % PROMPT, sample.logits[n]);
     }
     return sample;
 }

@@ -19,24 +19,24 @@ static inline void assert_near(const char *what, double got, double expected, do
 }
 
 // A model that trains in bf16 with AdamW.
-static inline Gpt2Options model_of(const char *descriptor, int64_t B, int64_t T) {
+static inline ModelOptions model_of(const char *descriptor, int64_t B, int64_t T) {
     Error err = {""};
-    Gpt2Options o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = T};
+    ModelOptions o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = T};
     if (!model_config_parse(&o.config, descriptor, &err)) fail_msg("%s", err.text);
     if (o.config.V == 0) model_config_set_vocab(&o.config, GPT2_VOCAB);
     return o;
 }
 
 // Bytes.
-static inline double plan_total(const Gpt2Options *model) {
-    MemoryPlan *plan = gpt2_plan(model);
+static inline double plan_total(const ModelOptions *model) {
+    MemoryPlan *plan = model_plan(model);
     const double bytes = (double)memory_plan_total(plan);
     memory_plan_destroy(plan);
     return bytes;
 }
 
-static inline double total_at(const Gpt2Options *model, int64_t B) {
-    Gpt2Options at = *model;
+static inline double total_at(const ModelOptions *model, int64_t B) {
+    ModelOptions at = *model;
     at.B = B;
     return plan_total(&at);
 }

@@ -81,7 +81,7 @@ TEST(alignment_is_that_of_contiguous_rows) {
 TEST(the_shapes_of_a_prediction_have_its_flop) {
     const GpuSpec *gpu = gpu_named("H100 SXM");
     const Options options = {.gelu_fusion = -1};
-    const Gpt2Options model = model_of("d12", 64, 1024);
+    const ModelOptions model = model_of("d12", 64, 1024);
     Prediction p;
     planner_predict(&p, gpu, &model, 64 * 1024, &options, false);
     int matmuls = 0;
@@ -134,7 +134,7 @@ TEST(a_feed_forward_layer_is_six_matmuls_of_its_flop) {
 
 static Options options;
 
-static char *advice(const Gpt2Options *model, char *gpu, AdviseKind kind) {
+static char *advice(const ModelOptions *model, char *gpu, AdviseKind kind) {
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
@@ -151,7 +151,7 @@ static void assert_says(const char *text, const char *words) {
 }
 
 TEST(channels_that_fill_no_cache_line_are_advised_against) {
-    const Gpt2Options model = model_of("L=12,C=1000,NH=10", 32, 1024);
+    const ModelOptions model = model_of("L=12,C=1000,NH=10", 32, 1024);
     AUTO_FREE char *text = advice(&model, "h100", ADVISE_SIZES);
     assert_says(text, "1. C 1000 -> 1024 with NH 8: -e L=12,C=1024,NH=8,V=50257,T=1024\n");
     assert_says(text, "parameters 195.5M -> 203.7M (+4.2%)");
@@ -159,7 +159,7 @@ TEST(channels_that_fill_no_cache_line_are_advised_against) {
 }
 
 TEST(a_d_ff_nearby_is_among_the_changes_and_its_flag_is_named) {
-    Gpt2Options model = model_of("L=12,C=1024,NH=8,V=50304", 32, 1024);
+    ModelOptions model = model_of("L=12,C=1024,NH=8,V=50304", 32, 1024);
     model_config_set_d_ff(&model.config, 4000);
     AUTO_FREE char *text = advice(&model, "h100", ADVISE_SIZES);
     assert_says(text, "1. d_ff 4000 -> 4160: --d-ff 4160\n");
@@ -173,7 +173,7 @@ TEST(a_d_ff_nearby_is_among_the_changes_and_its_flag_is_named) {
 }
 
 TEST(at_the_sizes_whose_rates_are_assumed_advice_and_plan_predict_the_same) {
-    const Gpt2Options model = model_of("d12", 64, 1024);
+    const ModelOptions model = model_of("d12", 64, 1024);
     char *const gpus[] = {"h200", "a100"};
     for (int i = 0; i < 2; i++) {
         AUTO_FREE char *text = advice(&model, gpus[i], ADVISE_SIZES);
@@ -189,14 +189,14 @@ TEST(at_the_sizes_whose_rates_are_assumed_advice_and_plan_predict_the_same) {
 }
 
 TEST(no_advice_where_nothing_nearby_gains_and_limits_where_no_rates_are_assumed) {
-    const Gpt2Options model = model_of("L=12,C=1024,NH=8,V=50304", 32, 1024); // 16 x 8 tiles a wave of 128
+    const ModelOptions model = model_of("L=12,C=1024,NH=8,V=50304", 32, 1024); // 16 x 8 tiles a wave of 128
     AUTO_FREE char *text = advice(&model, "rtx4090", ADVISE_SIZES);
     assert_says(text, "at most ");
     assert_says(text, "no C, NH, d_ff, V or B nearby would gain half a per cent: these sizes suit this GPU");
 }
 
 TEST(a_size_of_8_thirds_of_c_that_is_odd_is_replaced_by_a_multiple_of_64) {
-    const Gpt2Options model = model_of("d48", 16, 1024);
+    const ModelOptions model = model_of("d48", 16, 1024);
     AUTO_FREE char *text = advice(&model, "h100", ADVISE_D_FF);
     assert_says(text, "gated     4267 ");
     const char *found = strstr(text, "near 8/3 C (gated): take ");
@@ -206,9 +206,9 @@ TEST(a_size_of_8_thirds_of_c_that_is_odd_is_replaced_by_a_multiple_of_64) {
 }
 
 TEST(what_cannot_be_advised_is_one_clear_line) {
-    const Gpt2Options model = model_of("d12", 4, 1024);
+    const ModelOptions model = model_of("d12", 4, 1024);
     FILE *out = fopen("/dev/null", "w");
-    Gpt2Options eight = model, only_forward = model;
+    ModelOptions eight = model, only_forward = model;
     eight.fp8 = true, only_forward.train = false;
     options = (Options){.recompute = "0", .gpu = "24G", .advise = ADVISE_SIZES};
     const PlanRequest request = {.model = model, .options = &options};

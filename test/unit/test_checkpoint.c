@@ -20,13 +20,13 @@
 #include <sys/syscall.h>
 #include <time.h>
 
-static Gpt2 *model; // a small one in fp32, for tests that are not about its values
+static Model *model; // a small one in fp32, for tests that are not about its values
 
 // V = 130 leaves rows of padding, C = 80 is no multiple of the transposition's strips.
 static const ModelConfig config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
 
-static Gpt2 *make_model(void) {
-    return model_of((Gpt2Options){.config = config, .dtype = DTYPE_FP32, .train = true, .B = 1, .T = 16});
+static Model *make_model(void) {
+    return model_of((ModelOptions){.config = config, .dtype = DTYPE_FP32, .train = true, .B = 1, .T = 16});
 }
 
 static TrainerState make_state(int64_t step) {
@@ -124,10 +124,10 @@ TEST(options_that_are_no_json_object_are_refused_before_they_are_written) {
 }
 
 TEST(a_model_of_another_shape_is_refused) {
-    Gpt2Options options = *gpt2_options(model);
+    ModelOptions options = *model_options(model);
     options.config.max_T = 32;
     options.T = 32;
-    Gpt2 *other = model_of(options);
+    Model *other = model_of(options);
     save(1);
     assert_error(checkpoint_load_weights(other, tmp_file("step_00000001"), &err),
                  "a model of L=2,C=80,NH=4,V=130,T=16, expected L=2,C=80,NH=4,V=130,T=32");
@@ -137,12 +137,12 @@ TEST(a_model_of_another_shape_is_refused) {
                                   {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 5, .C = 80},
                                   {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 64},
                                   {.max_T = 16, .V = 131, .Vp = 256, .L = 2, .NH = 4, .C = 80}};
-    options = *gpt2_options(model);
+    options = *model_options(model);
     options.config.d_ff = 72;
     assert_error(checkpoint_load_weights(model_of(options), tmp_file("step_00000001"), &err),
                  "a model of d_ff = 320, expected 72");
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        options = *gpt2_options(model);
+        options = *model_options(model);
         options.config = others[i];
         assert_error(checkpoint_load_weights(model_of(options), tmp_file("step_00000001"), &err), ", expected L=");
     }

@@ -18,14 +18,14 @@ static int teardown(void **state) {
 TestFixture test_each = {setup, teardown}, test_all = {start_device, stop_device};
 
 // V = 130 leaves rows of padding; C = 40 makes tensors that are no whole blocks of 8-bit states.
-static Gpt2Options model_options(OptimizerKind optimizer, DType dtype) {
-    return (Gpt2Options){.config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 40},
-                         .dtype = dtype,
-                         .master = true,
-                         .train = true,
-                         .B = 1,
-                         .T = 16,
-                         .optimizer = optimizer};
+static ModelOptions small_model_options(OptimizerKind optimizer, DType dtype) {
+    return (ModelOptions){.config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 40},
+                          .dtype = dtype,
+                          .master = true,
+                          .train = true,
+                          .B = 1,
+                          .T = 16,
+                          .optimizer = optimizer};
 }
 
 static uint32_t random_word(uint64_t seed, int index, int slot, int64_t e) {
@@ -39,8 +39,8 @@ static int64_t elements_in_use(const Parameter *p, Tensor t) {
 }
 
 // Every code of 8 bits; numbers of either sign in the others.
-static void fill_slot(Gpt2 *model, int index, int slot, Tensor t, uint64_t seed) {
-    const int64_t n = tensor_numel(t), used = elements_in_use(&gpt2_parameters(model)[index], t);
+static void fill_slot(Model *model, int index, int slot, Tensor t, uint64_t seed) {
+    const int64_t n = tensor_numel(t), used = elements_in_use(&model_parameters(model)[index], t);
     AUTO_FREE unsigned char *bytes = calloc((size_t)n, dtype_size(t.dtype));
     for (int64_t e = 0; e < used; e++) {
         const uint32_t word = random_word(seed, index, slot, e);
@@ -50,14 +50,14 @@ static void fill_slot(Gpt2 *model, int index, int slot, Tensor t, uint64_t seed)
         else
             convert_elements(bytes + (size_t)e * dtype_size(t.dtype), t.dtype, &value, DTYPE_FP32, 1);
     }
-    gpt2_write_bytes(model, t, 0, (int64_t)tensor_bytes(t), bytes);
+    model_write_bytes(model, t, 0, (int64_t)tensor_bytes(t), bytes);
 }
 
 // A weight and what rounding took from it, as Kahan's update leaves them: every third time just half a step, where the
 // value lies between two weights.
-static void fill_compensation(Gpt2 *model, int index, uint64_t seed) {
-    const UpdateTensor *t = &gpt2_tensors(model)[index];
-    const int64_t n = elements_in_use(&gpt2_parameters(model)[index], t->weight);
+static void fill_compensation(Model *model, int index, uint64_t seed) {
+    const UpdateTensor *t = &model_tensors(model)[index];
+    const int64_t n = elements_in_use(&model_parameters(model)[index], t->weight);
     uint16_t *weight = calloc((size_t)tensor_numel(t->weight), 2),
              *compensation = calloc((size_t)tensor_numel(t->weight), 2);
     for (int64_t e = 0; e < n; e++) {
@@ -68,17 +68,17 @@ static void fill_compensation(Gpt2 *model, int index, uint64_t seed) {
         compensation[e] =
             float_to_bf16((weight[e] & 0x7F ? fraction : 0.25f * fraction) * step); // below 2^k steps are smaller
     }
-    gpt2_write_bytes(model, t->weight, 0, (int64_t)tensor_bytes(t->weight), weight);
-    gpt2_write_bytes(model, t->compensation, 0, (int64_t)tensor_bytes(t->compensation), compensation);
+    model_write_bytes(model, t->weight, 0, (int64_t)tensor_bytes(t->weight), weight);
+    model_write_bytes(model, t->compensation, 0, (int64_t)tensor_bytes(t->compensation), compensation);
     free(weight);
     free(compensation);
 }
 
-static void fill_model(Gpt2 *model, uint64_t seed) {
-    gpt2_init_weights(model, seed);
-    for (int i = 0; i < gpt2_num_tensors(model); i++)
+static void fill_model(Model *model, uint64_t seed) {
+    model_init_weights(model, seed);
+    for (int i = 0; i < model_num_tensors(model); i++)
         for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
-            UpdateTensor t = gpt2_tensors(model)[i];
+            UpdateTensor t = model_tensors(model)[i];
             const Tensor s = *state_slot_tensor(&t, (StateSlot)slot);
             if (!s.data || !state_slot_prefix((StateSlot)slot)) continue;
             if (slot == SLOT_COMPENSATION)
@@ -91,7 +91,7 @@ static void fill_model(Gpt2 *model, uint64_t seed) {
 #define OPTIMIZER_FILE tmp_file("step_00000001/optimizer.safetensors")
 #define TRAINER_FILE   tmp_file("step_00000001/trainer.json")
 
-static const char *save(Gpt2 *model) {
+static const char *save(Model *model) {
     const TrainerState s = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
     return tmp_file("step_00000001");
@@ -100,8 +100,8 @@ static const char *save(Gpt2 *model) {
 // ------------------------------------------------------------------------------------------------------------ the same
 
 // Saved by the one model, loaded by the other: where the state lives is no business of the file's.
-static void check_round_trip(Gpt2Options from, Gpt2Options to) {
-    Gpt2 *saved = model_of(from), *loaded = model_of(to);
+static void check_round_trip(ModelOptions from, ModelOptions to) {
+    Model *saved = model_of(from), *loaded = model_of(to);
     fill_model(saved, 1);
     fill_model(loaded, 2); // must all be overwritten
     const char *path = save(saved);
@@ -116,17 +116,17 @@ static void check_round_trip(Gpt2Options from, Gpt2Options to) {
 
 TEST(every_optimizers_state_comes_back_to_the_same_bits_on_the_device_and_in_host_memory) {
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
-        const Gpt2Options fp32 = model_options((OptimizerKind)kind, DTYPE_FP32);
-        const Gpt2Options bf16 = model_options((OptimizerKind)kind, DTYPE_BF16);
-        Gpt2Options in_host = bf16;
+        const ModelOptions fp32 = small_model_options((OptimizerKind)kind, DTYPE_FP32);
+        const ModelOptions bf16 = small_model_options((OptimizerKind)kind, DTYPE_BF16);
+        ModelOptions in_host = bf16;
         in_host.offload = true;
         check_round_trip(fp32, fp32);
         check_round_trip(bf16, bf16);
-        if (!gpt2_check_options(&in_host, &err)) continue;
+        if (!model_check_options(&in_host, &err)) continue;
         check_round_trip(in_host, in_host);
         check_round_trip(bf16, in_host);
     }
-    Gpt2Options without_master = model_options(OPTIMIZER_ADAMW, DTYPE_BF16);
+    ModelOptions without_master = small_model_options(OPTIMIZER_ADAMW, DTYPE_BF16);
     without_master.master = false;
     check_round_trip(without_master, without_master);
 }
@@ -134,13 +134,13 @@ TEST(every_optimizers_state_comes_back_to_the_same_bits_on_the_device_and_in_hos
 // The trap of Kahan's pair: the file's value, weight + compensation, may round to the other neighbour.
 TEST(a_value_half_way_between_two_weights_keeps_its_weight) {
     int halfway = 0;
-    Gpt2 *model = model_of(model_options(OPTIMIZER_ADAMW_KAHAN, DTYPE_BF16));
+    Model *model = model_of(small_model_options(OPTIMIZER_ADAMW_KAHAN, DTYPE_BF16));
     fill_model(model, 1);
-    const UpdateTensor *t = &gpt2_tensors(model)[PARAM_WTE];
+    const UpdateTensor *t = &model_tensors(model)[PARAM_WTE];
     const int64_t n = 130 * 40;
     uint16_t *weight = malloc((size_t)n * 2), *compensation = malloc((size_t)n * 2);
-    gpt2_read_bytes(model, t->weight, 0, n * 2, weight);
-    gpt2_read_bytes(model, t->compensation, 0, n * 2, compensation);
+    model_read_bytes(model, t->weight, 0, n * 2, weight);
+    model_read_bytes(model, t->compensation, 0, n * 2, compensation);
     for (int64_t e = 0; e < n; e++)
         halfway += float_to_bf16(bf16_to_float(weight[e]) + bf16_to_float(compensation[e])) != weight[e];
     assert_true(halfway > n / 20); // the round trips above met it often
@@ -150,15 +150,15 @@ TEST(a_value_half_way_between_two_weights_keeps_its_weight) {
 
 TEST(a_new_state_is_all_zero) {
     for (int offload = 0; offload < 2; offload++) {
-        Gpt2Options options = model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16);
+        ModelOptions options = small_model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16);
         options.offload = offload;
-        Gpt2 *model = model_of(options);
-        UpdateTensor t = gpt2_tensors(model)[PARAM_WTE];
+        Model *model = model_of(options);
+        UpdateTensor t = model_tensors(model)[PARAM_WTE];
         for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
             const Tensor s = *state_slot_tensor(&t, (StateSlot)slot);
             if (!s.data) continue;
             AUTO_FREE unsigned char *bytes = malloc(tensor_bytes(s));
-            gpt2_read_bytes(model, s, 0, (int64_t)tensor_bytes(s), bytes);
+            model_read_bytes(model, s, 0, (int64_t)tensor_bytes(s), bytes);
             for (size_t i = 0; i < tensor_bytes(s); i++) assert_int_equal(bytes[i], 0);
         }
     }
@@ -167,7 +167,7 @@ TEST(a_new_state_is_all_zero) {
 // ------------------------------------------------------------------------------------------------------------ the file
 
 TEST(codes_stand_there_whole_and_numbers_without_the_padding) {
-    Gpt2 *model = model_of(model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16));
+    Model *model = model_of(small_model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16));
     save(model);
     SafetensorsFile *f = safetensors_open(OPTIMIZER_FILE, &err);
     assert_non_null(f);
@@ -182,7 +182,7 @@ TEST(codes_stand_there_whole_and_numbers_without_the_padding) {
     assert_int_equal(scales->shape[0], 256 * 40 / STATE_BLOCK);
     assert_int_equal(bias->dtype, DTYPE_FP32);
     safetensors_close(f);
-    model = model_of(model_options(OPTIMIZER_ADAMW_BF16, DTYPE_BF16));
+    model = model_of(small_model_options(OPTIMIZER_ADAMW_BF16, DTYPE_BF16));
     save(model);
     f = safetensors_open(OPTIMIZER_FILE, &err);
     const SafetensorsEntry *moment = safetensors_find(f, "exp_avg.transformer.wte.weight");
@@ -192,8 +192,8 @@ TEST(codes_stand_there_whole_and_numbers_without_the_padding) {
 }
 
 TEST(a_checkpoint_that_names_no_optimizer_is_adamws) {
-    Gpt2 *adamw = model_of(model_options(OPTIMIZER_ADAMW, DTYPE_BF16));
-    Gpt2 *lion = model_of(model_options(OPTIMIZER_LION, DTYPE_BF16));
+    Model *adamw = model_of(small_model_options(OPTIMIZER_ADAMW, DTYPE_BF16));
+    Model *lion = model_of(small_model_options(OPTIMIZER_LION, DTYPE_BF16));
     const char *path = save(adamw);
     TrainerState s;
     replace_in_file(OPTIMIZER_FILE, "\"optimizer\"", "\"something\"");
@@ -223,7 +223,7 @@ TEST(an_unknown_optimizer_and_tensors_of_another_name_dtype_or_shape_are_refused
         {"[256,40]", "[40,256]", "tensor exp_avg.transformer.wte.weight is not the u8 tensor"},
         {"exp_avg.transformer.wte", "exp_avg.transformer.etw", "tensor exp_avg.transformer.wte.weight is missing"},
     };
-    Gpt2 *model = model_of(model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16));
+    Model *model = model_of(small_model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16));
     for (int i = 0; i < 4; i++) {
         const char *path = save(model);
         replace_in_file(OPTIMIZER_FILE, edits[i][0], edits[i][1]);
@@ -235,7 +235,7 @@ TEST(an_unknown_optimizer_and_tensors_of_another_name_dtype_or_shape_are_refused
 TEST(damaged_states_are_read_or_refused_with_a_message) {
     static const OptimizerKind kinds[] = {OPTIMIZER_ADAMW, OPTIMIZER_ADAMW_8BIT, OPTIMIZER_ADAMW_KAHAN};
     for (int k = 0; k < 3; k++) {
-        Gpt2 *model = model_of(model_options(kinds[k], DTYPE_BF16));
+        Model *model = model_of(small_model_options(kinds[k], DTYPE_BF16));
         const char *checkpoint = save(model);
         size_t n;
         AUTO_FREE unsigned char *good = read_bytes(OPTIMIZER_FILE, &n);
@@ -250,19 +250,19 @@ TEST(damaged_states_are_read_or_refused_with_a_message) {
 // ----------------------------------------------------------------------------------------------------------------- fp8
 
 TEST(the_scales_of_fp8_come_back) {
-    Gpt2Options options = model_options(OPTIMIZER_ADAMW, DTYPE_BF16);
+    ModelOptions options = small_model_options(OPTIMIZER_ADAMW, DTYPE_BF16);
     options.config.C = 64, options.fp8 = options.fp8_delayed = true;
-    if (!gpt2_check_options(&options, &err)) {
+    if (!model_check_options(&options, &err)) {
         print_message("%s\n", err.text);
         skip();
     }
-    Gpt2 *saved = model_of(options), *loaded = model_of(options);
-    const Tensor slots = gpt2_fp8_slots(saved);
+    Model *saved = model_of(options), *loaded = model_of(options);
+    const Tensor slots = model_fp8_slots(saved);
     assert_true(slots.rank == 1 && slots.data);
     fill_slot(saved, 0, NUM_STATE_SLOTS, slots, 1);
     const char *path = save(saved);
     assert_ok(checkpoint_load_moments(loaded, path, &err));
-    assert_same_bytes(saved, slots, loaded, gpt2_fp8_slots(loaded), "the scales");
+    assert_same_bytes(saved, slots, loaded, model_fp8_slots(loaded), "the scales");
     // Other layers' scales are not these; none at all are new ones.
     replace_in_file(OPTIMIZER_FILE, "fp8.slots", "fp8.stols");
     assert_ok(checkpoint_load_moments(loaded, path, &err));

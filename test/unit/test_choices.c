@@ -245,12 +245,12 @@ typedef struct {
     int64_t tokens[EXAMPLES * CHOICES_MAX];
 } Scored;
 
-static void score(Gpt2 *model, const ChoiceSet *set, Scored *s) {
+static void score(Model *model, const ChoiceSet *set, Scored *s) {
     if (!evaluate_choices_losses(model, set, 0, &s->score, s->losses, s->tokens, &err)) fail_msg("%s", err.text);
 }
 
 // One completion by itself: one window as long as the context, filled with tokens 1 behind the end.
-static double plain_loss(Gpt2 *model, const ChoiceExample *e, int k, int64_t context_length, bool *cut) {
+static double plain_loss(Model *model, const ChoiceExample *e, int k, int64_t context_length, bool *cut) {
     uint16_t *window = host_alloc((size_t)(context_length + 1) * sizeof *window, &err);
     float *losses = host_alloc((size_t)context_length * sizeof *losses, &err);
     const int64_t n = e->completion_tokens[k], room = context_length + 1 - n;
@@ -259,9 +259,9 @@ static double plain_loss(Gpt2 *model, const ChoiceExample *e, int k, int64_t con
     for (int64_t i = 0; i <= context_length; i++) window[i] = 1;
     memcpy(window, e->context + e->context_tokens - context, (size_t)context * sizeof *window);
     memcpy(window + context, e->completion[k], (size_t)n * sizeof *window);
-    gpt2_load_batch(model, window, 1, sizeof *window);
-    gpt2_forward(model);
-    copy_d2h(losses, gpt2_token_losses(model).data, (size_t)context_length * sizeof *losses, STREAM_COMPUTE);
+    model_load_batch(model, window, 1, sizeof *window);
+    model_forward(model);
+    copy_d2h(losses, model_token_losses(model).data, (size_t)context_length * sizeof *losses, STREAM_COMPUTE);
     device_sync();
     double sum = 0.0;
     for (int64_t i = 0; i < n; i++) sum += losses[context - 1 + i];
@@ -275,7 +275,7 @@ static double plain_loss(Gpt2 *model, const ChoiceExample *e, int k, int64_t con
 TEST(losses_are_those_of_a_plain_pass_for_every_completion) {
     const int64_t contexts[] = {T, 33};
     for (int c = 0; c < 2; c++) {
-        Gpt2 *model = tiny_random(V, 4, contexts[c], 0);
+        Model *model = tiny_random(V, 4, contexts[c], 0);
         static Scored s;
         int64_t correct = 0, correct_normalised = 0, examples_cut = 0;
         score(model, all.sets[0], &s);
@@ -302,26 +302,26 @@ TEST(losses_are_those_of_a_plain_pass_for_every_completion) {
         assert_int_equal(s.score.correct_normalised, correct_normalised);
         assert_int_equal(s.score.cut, examples_cut);
         assert_true(c == 0 || examples_cut > 0);
-        gpt2_destroy(model);
+        model_destroy(model);
     }
 }
 
 TEST(the_score_does_not_depend_on_the_micro_batch) {
     static Scored first, s;
     for (int64_t B = 1; B <= 9; B += 2) {
-        Gpt2 *model = tiny_random(V, B, T, 0);
+        Model *model = tiny_random(V, B, T, 0);
         score(model, all.sets[0], &s);
         if (B == 1) first = s;
         assert_memory_equal(&s.score, &first.score, sizeof s.score);
         for (int i = 0; i < EXAMPLES; i++)
             for (int k = 0; k < choices_example(all.sets[0], i).completions; k++)
                 assert_true(fabs(s.losses[i * CHOICES_MAX + k] / first.losses[i * CHOICES_MAX + k] - 1.0) < 1e-5);
-        gpt2_destroy(model);
+        model_destroy(model);
     }
 }
 
 TEST(fewer_examples_are_the_first_ones) {
-    Gpt2 *model = tiny_random(V, 3, T, 0);
+    Model *model = tiny_random(V, 3, T, 0);
     int64_t before = 0;
     for (int64_t n = 1; n <= EXAMPLES; n++) {
         ChoiceScore s;
@@ -330,7 +330,7 @@ TEST(fewer_examples_are_the_first_ones) {
         assert_in_range(s.correct, before, before + 1);
         before = s.correct;
     }
-    gpt2_destroy(model);
+    model_destroy(model);
 }
 
 // Equal logits: every token costs ln V. By sum the shortest completion wins, by mean the first.
@@ -340,26 +340,26 @@ TEST(by_sum_short_completions_win_and_by_mean_they_do_not) {
     put_example(f, 0, 3, 4, (int64_t[]){8, 4, 4});
     put_example(f, 2, 3, 4, (int64_t[]){5, 5, 5});
     ChoiceSets sets = opened(f);
-    Gpt2 *model = tiny_create(V, 2, T, 0);
+    Model *model = tiny_create(V, 2, T, 0);
     ChoiceScore s;
     assert_true(evaluate_choices(model, sets.sets[0], 0, &s, &err));
     assert_int_equal(s.correct, 1);
     assert_int_equal(s.correct_normalised, 1);
-    gpt2_destroy(model);
+    model_destroy(model);
     choices_close(&sets);
 }
 
 // A weight of NaN: no completion is likelier than another, so none is right, label 0 neither.
 TEST(a_model_of_nan_answers_nothing_right) {
-    Gpt2 *model = tiny_random(V, 2, T, 0);
+    Model *model = tiny_random(V, 2, T, 0);
     float nan = NAN;
-    gpt2_set_weight(model, parameter_index(&gpt2_options(model)->config, PARAM_LNFB, -1), 0, 1, &nan);
+    model_set_weight(model, parameter_index(&model_options(model)->config, PARAM_LNFB, -1), 0, 1, &nan);
     ChoiceScore s;
     assert_true(evaluate_choices(model, all.sets[0], 0, &s, &err));
     assert_int_equal(s.examples, EXAMPLES);
     assert_int_equal(s.correct, 0);
     assert_int_equal(s.correct_normalised, 0);
-    gpt2_destroy(model);
+    model_destroy(model);
 }
 
 TEST(a_completion_longer_than_the_context_is_named) {
@@ -367,7 +367,7 @@ TEST(a_completion_longer_than_the_context_is_named) {
     put_example(f, 0, 2, 50, (int64_t[]){20, 20});
     put_example(f, 0, 2, 1, (int64_t[]){20, 21});
     ChoiceSets sets = opened(f);
-    Gpt2 *model = tiny_random(V, 2, 20, 0);
+    Model *model = tiny_random(V, 2, 20, 0);
     ChoiceScore s;
     assert_true(evaluate_choices(model, sets.sets[0], 1, &s, &err));
     assert_int_equal(s.cut, 1);
@@ -375,12 +375,12 @@ TEST(a_completion_longer_than_the_context_is_named) {
                  "example 1: completion 1 has 21 tokens, but the context is 20");
     assert_true(choices_fit(&sets, 21, &err));
     assert_false(choices_fit(&sets, 20, &err));
-    gpt2_destroy(model);
+    model_destroy(model);
     choices_close(&sets);
 }
 
 TEST(after_a_signal_there_is_no_score) {
-    Gpt2 *model = tiny_random(V, 2, T, 0);
+    Model *model = tiny_random(V, 2, T, 0);
     ChoiceScore s;
     Capture line = capture_start(stderr); // of the handler
     signals_install();
@@ -390,5 +390,5 @@ TEST(after_a_signal_there_is_no_score) {
     free(capture_end(&line));
     assert_true(ok);
     assert_int_equal(s.examples, 0);
-    gpt2_destroy(model);
+    model_destroy(model);
 }

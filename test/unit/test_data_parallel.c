@@ -14,15 +14,15 @@ TestFixture test_each = {.teardown = models_destroy}, test_all = {start_device, 
 
 enum { B = 4, T = 16, MOST = 13 };
 
-static Gpt2 *model_of_groups(int groups, DType dtype) {
-    Gpt2Options options = {.config = {.max_T = T, .L = 1, .NH = 2, .C = 64},
-                           .dtype = dtype,
-                           .train = true,
-                           .B = B,
-                           .T = T,
-                           .gradients_in_dtype = dtype != DTYPE_FP32,
-                           .groups = groups,
-                           .group_count = groups};
+static Model *model_of_groups(int groups, DType dtype) {
+    ModelOptions options = {.config = {.max_T = T, .L = 1, .NH = 2, .C = 64},
+                            .dtype = dtype,
+                            .train = true,
+                            .B = B,
+                            .T = T,
+                            .gradients_in_dtype = dtype != DTYPE_FP32,
+                            .groups = groups,
+                            .group_count = groups};
     model_config_set_vocab(&options.config, 100);
     return model_of(options);
 }
@@ -47,8 +47,8 @@ static float tree(int first, int n, int64_t e, DType dtype) {
 
 static void check_tree(int groups, DType dtype) {
     enum { N = 1000 };
-    Gpt2 *model = model_of_groups(groups, dtype);
-    const Tensor all = gpt2_all_gradients(model);
+    Model *model = model_of_groups(groups, dtype);
+    const Tensor all = model_all_gradients(model);
     StepShare share;
     float in[N], sums[N], losses[MOST * B];
     uint16_t narrow[N];
@@ -58,21 +58,21 @@ static void check_tree(int groups, DType dtype) {
     for (int g = 0; g < groups; g++) {
         for (int64_t e = 0; e < N; e++) in[e] = gradient(g, e);
         convert_elements(narrow, dtype == DTYPE_FP32 ? DTYPE_BF16 : dtype, in, DTYPE_FP32, N);
-        gpt2_write_bytes(model, all, 0, N * (int64_t)dtype_size(dtype), dtype == DTYPE_FP32 ? (void *)in : narrow);
+        model_write_bytes(model, all, 0, N * (int64_t)dtype_size(dtype), dtype == DTYPE_FP32 ? (void *)in : narrow);
         for (int b = 0; b < B; b++) losses[b] = (float)(g * B + b);
-        gpt2_write_bytes(model, gpt2_sequence_losses(model), 0, B * (int64_t)sizeof(float), losses);
+        model_write_bytes(model, model_sequence_losses(model), 0, B * (int64_t)sizeof(float), losses);
         data_parallel_end_group(shared, g);
     }
     assert_ok(data_parallel_end(shared, &err));
     data_parallel_destroy(shared);
-    gpt2_read_bytes(model, all, 0, N * (int64_t)dtype_size(dtype), dtype == DTYPE_FP32 ? (void *)sums : narrow);
+    model_read_bytes(model, all, 0, N * (int64_t)dtype_size(dtype), dtype == DTYPE_FP32 ? (void *)sums : narrow);
     if (dtype != DTYPE_FP32) convert_elements(sums, DTYPE_FP32, narrow, dtype, N);
     for (int64_t e = 0; e < N; e++) {
         const float want = tree(0, groups, e, dtype);
         assert_memory_equal(&sums[e], &want, sizeof want);
     }
-    assert_int_equal(tensor_numel(gpt2_step_losses(model)), groups * B);
-    gpt2_read_bytes(model, gpt2_step_losses(model), 0, groups * B * (int64_t)sizeof(float), losses);
+    assert_int_equal(tensor_numel(model_step_losses(model)), groups * B);
+    model_read_bytes(model, model_step_losses(model), 0, groups * B * (int64_t)sizeof(float), losses);
     for (int i = 0; i < groups * B; i++) assert_true(losses[i] == (float)i);
 }
 
@@ -85,11 +85,11 @@ TEST(each_sum_of_bf16_gradients_is_rounded_to_bf16) {
 }
 
 TEST(sums_take_the_memory_of_a_binary_counter) {
-    const int64_t one = memory_plan_total(gpt2_memory(model_of_groups(1, DTYPE_FP32)));
-    const int64_t gradients = (int64_t)tensor_bytes(gpt2_all_gradients(model_of_groups(1, DTYPE_FP32)));
+    const int64_t one = memory_plan_total(model_memory(model_of_groups(1, DTYPE_FP32)));
+    const int64_t gradients = (int64_t)tensor_bytes(model_all_gradients(model_of_groups(1, DTYPE_FP32)));
     const struct { int groups, sums; } cases[] = {{2, 1}, {3, 2}, {4, 2}, {5, 3}, {8, 3}, {9, 4}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const int64_t more = memory_plan_total(gpt2_memory(model_of_groups(cases[i].groups, DTYPE_FP32))) - one;
+        const int64_t more = memory_plan_total(model_memory(model_of_groups(cases[i].groups, DTYPE_FP32))) - one;
         assert_int_equal(more / gradients, cases[i].sums); // and the losses of the groups, a few bytes
     }
 }
@@ -97,24 +97,24 @@ TEST(sums_take_the_memory_of_a_binary_counter) {
 // Micro-steps are numbered as in a process that computes all groups: see data_parallel.c.
 TEST(each_group_draws_its_own_random_bits_whoever_computes_it) {
     enum { GROUPS = 8, WINDOWS = 19, MICRO_BATCH = 2, STRIDE = 2 }; // groups of 2 or 3 sequences
-    Gpt2Options options = *gpt2_options(model_of_groups(GROUPS, DTYPE_BF16));
+    ModelOptions options = *model_options(model_of_groups(GROUPS, DTYPE_BF16));
     for (int processes = 1; processes <= GROUPS; processes *= 2)
         for (int rank = 0; rank < processes; rank++) {
             StepShare share;
             assert_ok(step_share_make(&share, WINDOWS, MICRO_BATCH, GROUPS, rank, processes, &err));
             options.group_count = share.count;
-            Gpt2 *model = model_of(options);
+            Model *model = model_of(options);
             DataParallel *shared = data_parallel_create(&share, model, true, &err);
             data_parallel_begin(shared);
             for (int g = 0; g < share.count; g++) {
-                assert_int_equal(gpt2_get_control(model).micro_steps, (share.first + g) * STRIDE);
-                micro_step_count(gpt2_control(model), ceil_div(step_share_windows(&share, g), MICRO_BATCH));
+                assert_int_equal(model_get_control(model).micro_steps, (share.first + g) * STRIDE);
+                micro_step_count(model_control(model), ceil_div(step_share_windows(&share, g), MICRO_BATCH));
                 data_parallel_end_group(shared, g);
             }
             if (processes == 1) assert_ok(data_parallel_end(shared, &err)); // the exchange needs the others
             data_parallel_destroy(shared);
             if (processes > 1) continue;
-            assert_int_equal(gpt2_get_control(model).micro_steps, GROUPS * STRIDE);
+            assert_int_equal(model_get_control(model).micro_steps, GROUPS * STRIDE);
         }
 }
 

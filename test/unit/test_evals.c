@@ -48,16 +48,16 @@ static int teardown(void **state) {
 TestFixture test_each = {.teardown = models_destroy}, test_all = {setup, teardown};
 
 // Window by window, token by token.
-static void expected_score(Gpt2 *model, int64_t windows, double *sum, int64_t *text_bytes) {
+static void expected_score(Model *model, int64_t windows, double *sum, int64_t *text_bytes) {
     uint16_t *window = host_alloc((T + 1) * sizeof *window, &err);
     float *losses = host_alloc(T * sizeof *losses, &err);
     *sum = 0.0, *text_bytes = 0;
     for (int64_t i = 0; i < windows; i++) {
         const int64_t first = i * WINDOWS / windows * T;
         for (int64_t t = 0; t <= T; t++) window[t] = (uint16_t)tokens[first + t];
-        gpt2_load_batch(model, window, 1, 2);
-        gpt2_forward(model);
-        copy_d2h(losses, gpt2_token_losses(model).data, T * sizeof *losses, STREAM_COMPUTE);
+        model_load_batch(model, window, 1, 2);
+        model_forward(model);
+        copy_d2h(losses, model_token_losses(model).data, T * sizeof *losses, STREAM_COMPUTE);
         device_sync();
         for (int64_t t = 0; t < T; t++) {
             *sum += losses[t];
@@ -73,7 +73,7 @@ static void expected_score(Gpt2 *model, int64_t windows, double *sum, int64_t *t
 static const double ROUNDING = 10.0 * T * 0x1p-24;
 
 TEST(the_loss_is_the_mean_over_evenly_spread_windows) {
-    Gpt2 *model = tiny_random(BYTE_VOCAB, 1, T, 0);
+    Model *model = tiny_random(BYTE_VOCAB, 1, T, 0);
     const int64_t asked[] = {0, 1, 4, 20, WINDOWS, 1000};
     for (int i = 0; i < 6; i++) {
         const int64_t windows = asked[i] > 0 && asked[i] < WINDOWS ? asked[i] : WINDOWS;
@@ -98,7 +98,7 @@ TEST(the_score_does_not_depend_on_the_micro_batch_or_the_width_of_the_file) {
     ValidationScore first = {0}, score;
     for (int64_t B = 1; B <= 5; B++)
         for (int width = 2; width <= 4; width += 2) {
-            Gpt2 *model = tiny_random(BYTE_VOCAB, B, T, 0);
+            Model *model = tiny_random(BYTE_VOCAB, B, T, 0);
             ShardSet shard = shard_of(width);
             assert_true(evaluate_loss(model, &shard, 0, bytes, &score, &err));
             if (B == 1 && width == 2) first = score;
@@ -110,7 +110,7 @@ TEST(the_score_does_not_depend_on_the_micro_batch_or_the_width_of_the_file) {
 
 // Uniform predictions cost ln V a token whatever they are, so the text log2(V) * tokens / bytes a byte.
 TEST(a_model_that_knows_nothing_needs_log2_of_the_vocabulary_for_every_token) {
-    Gpt2 *model = tiny_create(BYTE_VOCAB, 2, T, 0); // weights of zero: equal logits
+    Model *model = tiny_create(BYTE_VOCAB, 2, T, 0); // weights of zero: equal logits
     ValidationScore score;
     assert_true(evaluate_loss(model, &set, 0, bytes, &score, &err));
     assert_true(fabs(score.loss - log(BYTE_VOCAB)) < ROUNDING);
@@ -119,7 +119,7 @@ TEST(a_model_that_knows_nothing_needs_log2_of_the_vocabulary_for_every_token) {
 }
 
 TEST(after_a_signal_there_is_no_score) {
-    Gpt2 *model = tiny_random(BYTE_VOCAB, 2, T, 0);
+    Model *model = tiny_random(BYTE_VOCAB, 2, T, 0);
     ValidationScore score;
     Capture line = capture_start(stderr); // of the handler
     signals_install();
@@ -132,7 +132,7 @@ TEST(after_a_signal_there_is_no_score) {
 }
 
 TEST(a_token_beyond_the_vocabulary_is_refused) {
-    Gpt2 *model = tiny_random(100, 2, T, 0);
+    Model *model = tiny_random(100, 2, T, 0);
     ValidationScore score;
     assert_error(evaluate_loss(model, &set, 0, bytes, &score, &err), "narrow.bin");
 }

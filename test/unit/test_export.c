@@ -21,8 +21,8 @@ static const DType file_dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
 // V = 130 leaves rows of padding, C = 80 is no multiple of the transposition's strips.
 static ModelConfig config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
 
-static Gpt2 *make_model(DType dtype, bool train) {
-    return model_of((Gpt2Options){.config = config, .dtype = dtype, .master = true, .train = train, .B = 1, .T = 16});
+static Model *make_model(DType dtype, bool train) {
+    return model_of((ModelOptions){.config = config, .dtype = dtype, .master = true, .train = train, .B = 1, .T = 16});
 }
 
 // Any finite number of the type, by its bits: -0 and subnormal ones too.
@@ -41,12 +41,12 @@ static float value_of(DType dtype, uint32_t bits) {
                                  : x;
 }
 
-static void fill_model(Gpt2 *m, DType dtype) {
-    for (int i = 0; i < gpt2_num_tensors(m); i++) {
-        const Parameter *p = &gpt2_parameters(m)[i];
+static void fill_model(Model *m, DType dtype) {
+    for (int i = 0; i < model_num_tensors(m); i++) {
+        const Parameter *p = &model_parameters(m)[i];
         AUTO_FREE float *values = calloc((size_t)parameter_numel(p), sizeof *values);
         for (int64_t e = 0; e < p->file_rows * p->cols; e++) values[e] = value_of(dtype, random_bits(dtype, i, e));
-        gpt2_set_weight(m, i, 0, p->rows, values);
+        model_set_weight(m, i, 0, p->rows, values);
     }
 }
 
@@ -60,7 +60,7 @@ static void assert_same_files(const char *a, const char *b) {
 
 static const TrainerState first_step = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = {.loss_scale = 1.0f}};
 
-static void export_to(const char *path, const Gpt2 *m, DType dtype) {
+static void export_to(const char *path, const Model *m, DType dtype) {
     assert_ok(export_model(path, m, dtype, -1, NULL, &err));
 }
 
@@ -84,18 +84,18 @@ static void assert_tensor(SafetensorsFile *f, const unsigned char *bytes, const 
 }
 
 TEST(every_tensor_stands_in_the_directory_with_its_bits) {
-    Gpt2 *m = make_model(DTYPE_FP32, false);
+    Model *m = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
         fill_model(m, file_dtypes[d]);
         export_to(tmp_file("model"), m, file_dtypes[d]);
         const char *path = tmp_file("model/model.safetensors");
         SafetensorsFile *f = safetensors_open(path, &err);
         assert_ok(f);
-        assert_int_equal(safetensors_count(f), gpt2_num_tensors(m));
+        assert_int_equal(safetensors_count(f), model_num_tensors(m));
         size_t n;
         AUTO_FREE unsigned char *bytes = read_bytes(path, &n);
-        for (int i = 0; i < gpt2_num_tensors(m); i++)
-            assert_tensor(f, bytes, &gpt2_parameters(m)[i], i, file_dtypes[d]);
+        for (int i = 0; i < model_num_tensors(m); i++)
+            assert_tensor(f, bytes, &model_parameters(m)[i], i, file_dtypes[d]);
         safetensors_close(f);
     }
 }
@@ -103,13 +103,13 @@ TEST(every_tensor_stands_in_the_directory_with_its_bits) {
 // A model that trains in bf16 keeps fp32 beside it; a checkpoint between changes no bit either.
 static void check_directories(void) {
     const DType runs[] = {DTYPE_FP32, DTYPE_BF16};
-    Gpt2 *source = make_model(DTYPE_FP32, false);
+    Model *source = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
         fill_model(source, file_dtypes[d]);
         export_to(tmp_file("given"), source, file_dtypes[d]);
         for (int r = 0; r < 2; r++) {
             if (!device_facts()->supports[runs[r]]) continue;
-            Gpt2 *m = make_model(runs[r], true), *resumed = make_model(runs[r], true);
+            Model *m = make_model(runs[r], true), *resumed = make_model(runs[r], true);
             assert_ok(checkpoint_load_weights(m, tmp_file("given"), &err));
             export_to(tmp_file("made"), m, file_dtypes[d]);
             assert_same_files(tmp_file("given/model.safetensors"), tmp_file("made/model.safetensors"));
@@ -134,7 +134,7 @@ TEST(so_do_those_of_another_d_ff_which_they_state) {
 TEST(a_model_of_others_is_moved_aside) {
     static const char *const files[] = {"model/model.safetensors", "model/config.json", "model.bin"};
     static const char *const kept[] = {"model.1/model.safetensors", "model.1/config.json", "model.bin.1"};
-    Gpt2 *m = make_model(DTYPE_FP32, false);
+    Model *m = make_model(DTYPE_FP32, false);
     assert_ok(directory_make(tmp_file("model"), &err));
     for (int i = 0; i < 2; i++) write_text(tmp_file(files[i]), "mine");
     write_llmc(tmp_file("model.bin"), &config, DTYPE_FP32, 0, random_bits); // of llm.c itself
@@ -163,7 +163,7 @@ static void remove_mark(const char *path) {
 TEST(llmc_models_come_in_and_go_out_byte_by_byte) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16};
     const char *given = tmp_file("given.bin"), *made = tmp_file("made.bin");
-    Gpt2 *m = make_model(DTYPE_BF16, true), *through = make_model(DTYPE_FP32, true);
+    Model *m = make_model(DTYPE_BF16, true), *through = make_model(DTYPE_FP32, true);
     for (int d = 0; d < 2; d++) {
         write_llmc(given, &config, dtypes[d], 0, random_bits);
         assert_ok(checkpoint_load_weights(m, given, &err));
@@ -179,7 +179,7 @@ TEST(llmc_models_come_in_and_go_out_byte_by_byte) {
 }
 
 TEST(rounding_is_to_nearest_even) {
-    Gpt2 *m = make_model(DTYPE_FP32, false);
+    Model *m = make_model(DTYPE_FP32, false);
     // Halfway between two neighbours of bf16 (8 bits) and of fp16 (11 bits): to the even one.
     const float values[4] = {1.0f + 0x1p-8f, 1.0f + 0x3p-8f, 1.0f + 0x1p-11f, 1.0f + 0x3p-11f};
     const float expected[2][4] = {{1.0f, 1.0f + 0x1p-6f, 1.0f, 1.0f},
@@ -187,7 +187,7 @@ TEST(rounding_is_to_nearest_even) {
     const int index = parameter_index(&config, PARAM_WPE, 0);
     float row[80] = {0}, out[4];
     memcpy(row, values, sizeof values);
-    gpt2_set_weight(m, index, 0, 1, row);
+    model_set_weight(m, index, 0, 1, row);
     for (int d = 0; d < 2; d++) {
         export_to(tmp_file("model"), m, d ? DTYPE_FP16 : DTYPE_BF16);
         SafetensorsFile *f = safetensors_open(tmp_file("model/model.safetensors"), &err);
@@ -198,19 +198,19 @@ TEST(rounding_is_to_nearest_even) {
 }
 
 TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
-    Gpt2 *m = make_model(DTYPE_FP32, false);
+    Model *m = make_model(DTYPE_FP32, false);
     const int index = parameter_index(&config, PARAM_FCW, 1);
     float row[80] = {0};
     row[79] = 65519.9f; // rounds down to the largest fp16, 65504
-    gpt2_set_weight(m, index, 319, 1, row);
+    model_set_weight(m, index, 319, 1, row);
     export_to(tmp_file("model"), m, DTYPE_FP16);
     row[79] = -65520.0f;
-    gpt2_set_weight(m, index, 319, 1, row);
+    model_set_weight(m, index, 319, 1, row);
     assert_false(export_model(tmp_file("other"), m, DTYPE_FP16, -1, NULL, &err));
     assert_message("tensor transformer.h.1.mlp.c_fc.weight has the value -65520, which fp16 cannot represent; write "
                    "the model in bf16");
     row[79] = 3.4e38f;
-    gpt2_set_weight(m, index, 319, 1, row);
+    model_set_weight(m, index, 319, 1, row);
     assert_error(
         export_model(tmp_file("other.bin"), m, DTYPE_BF16, -1, NULL, &err),
         "transformer.h.1.mlp.c_fc.weight has the value 3.4e+38, which bf16 cannot represent; write the model in fp32");
@@ -221,7 +221,7 @@ TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
 
 TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
     static const char *const types[] = {"\"float32\"", "\"float16\"", "\"bfloat16\""};
-    Gpt2 *m = make_model(DTYPE_FP32, false);
+    Model *m = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
         assert_ok(export_model(tmp_file("model"), m, file_dtypes[d], 129, NULL, &err));
         AUTO_FREE char *text = read_text(tmp_file("model/config.json"));
@@ -284,7 +284,7 @@ TEST(what_cannot_be_is_said_before_anything_is_trained_and_what_can_leaves_nothi
 }
 
 TEST(an_earlier_export_is_replaced_as_a_whole) {
-    Gpt2 *m = make_model(DTYPE_FP32, false);
+    Model *m = make_model(DTYPE_FP32, false);
     const char *slashes = tmp_file("model//"), *bin = tmp_file("model.bin");
     for (int round = 0; round < 2; round++) { // with a tokenizer, then without one
         fill_model(m, round ? DTYPE_BF16 : DTYPE_FP16);
@@ -297,21 +297,21 @@ TEST(an_earlier_export_is_replaced_as_a_whole) {
         assert_int_equal(entries_of(tmp.path), 2);
         tokenizer_free(t);
     }
-    Gpt2 *back = make_model(DTYPE_FP32, false);
+    Model *back = make_model(DTYPE_FP32, false);
     assert_ok(checkpoint_load_weights(back, slashes, &err));
     export_to(tmp_file("other.bin"), back, DTYPE_FP32);
     assert_same_files(bin, tmp_file("other.bin"));
 }
 
 TEST(a_checkpoint_is_never_replaced) {
-    Gpt2 *m = make_model(DTYPE_FP32, true);
+    Model *m = make_model(DTYPE_FP32, true);
     assert_ok(checkpoint_save(tmp.path, m, &first_step, &err));
     assert_error(export_model(tmp_file("step_00000001"), m, DTYPE_FP32, -1, NULL, &err),
                  "which is not part of an exported model");
 }
 
 TEST(what_a_killed_export_left_is_no_obstacle) {
-    Gpt2 *m = make_model(DTYPE_FP32, false);
+    Model *m = make_model(DTYPE_FP32, false);
     assert_ok(directory_make(tmp_file(".tmp-model"), &err));
     write_text(tmp_file(".tmp-model/model.safetensors"), "half: {\"__metadata__\":{" SAFETENSORS_MARK);
     export_to(tmp_file("model"), m, DTYPE_FP32);
@@ -323,7 +323,7 @@ TEST(what_a_killed_export_left_is_no_obstacle) {
 
 // RLIMIT_FSIZE makes writes fail at some byte as a full disk does.
 TEST(an_export_that_fails_leaves_nothing_and_keeps_the_one_before) {
-    Gpt2 *m = make_model(DTYPE_FP32, false);
+    Model *m = make_model(DTYPE_FP32, false);
     fill_model(m, DTYPE_BF16);
     export_to(tmp_file("model"), m, DTYPE_FP32);
     export_to(tmp_file("model.bin"), m, DTYPE_FP32);

@@ -9,7 +9,7 @@
 enum { T = 32, SEQUENCES = 6, MOST = 400 };
 
 static Tokenizer *bytes;
-static Gpt2 *model; // random weights
+static Model *model; // random weights
 static Error err;
 
 static int setup(void **state) {
@@ -31,7 +31,7 @@ static GenerateOptions some_options(const char *prompt, int64_t tokens) {
     return o;
 }
 
-static Generated generated_by(Gpt2 *some_model, const GenerateOptions *o) {
+static Generated generated_by(Model *some_model, const GenerateOptions *o) {
     Generated g;
     assert_ok(generate(some_model, o, &g, &err));
     return g;
@@ -50,7 +50,7 @@ static int64_t expected_text(const GenerateOptions *o, uint64_t sample, char *te
     for (int64_t i = cut > 0 ? cut - 1 : 0; i < prompt; i++) window[n++] = (unsigned char)o->prompt[i];
     memcpy(text, o->prompt, (size_t)prompt), text += prompt;
     for (int64_t i = 0; i < o->tokens; i++) {
-        gpt2_decode_start(model, window, n, 1, logits);
+        model_decode_start(model, window, n, 1, logits);
         const int32_t token = sample_from_logits(logits, BYTE_VOCAB, &o->sampler, (sample << 40) + (uint64_t)i);
         size_t length;
         const char *spelling = tokenizer_decode(bytes, token, &length);
@@ -132,7 +132,7 @@ TEST(of_a_prompt_longer_than_the_context_the_last_tokens_count) {
 
 TEST(contexts_of_one_and_two_tokens_work) {
     for (int64_t tiny_T = 1; tiny_T <= 3; tiny_T++) {
-        Gpt2 *tiny = tiny_random(BYTE_VOCAB, 1, tiny_T, 2);
+        Model *tiny = tiny_random(BYTE_VOCAB, 1, tiny_T, 2);
         GenerateOptions o = some_options("abc", 9);
         o.samples = 2;
         AUTO(generated_free) Generated g = generated_by(tiny, &o);
@@ -167,7 +167,7 @@ TEST(a_sample_ends_at_end_of_text_where_asked_and_the_others_go_on) {
 
 TEST(generation_ends_when_every_sample_has_ended) {
     const int32_t script[] = {'o', 'k', BYTE_EOT};
-    Gpt2 *scripted = tiny_scripted(BYTE_VOCAB, T, script, 3);
+    Model *scripted = tiny_scripted(BYTE_VOCAB, T, script, 3);
     GenerateOptions o = some_options("", 1000000);
     o.stop_at_eot = true;
     AUTO(generated_free) Generated g = generated_by(scripted, &o);
@@ -207,7 +207,7 @@ TEST(the_sink_gets_whole_characters) {
     int32_t script[T];
     const int64_t n = (int64_t)strlen(text);
     for (int64_t i = 0; i < n; i++) script[i] = (unsigned char)text[i];
-    Gpt2 *scripted = tiny_scripted(BYTE_VOCAB, T, script, n);
+    Model *scripted = tiny_scripted(BYTE_VOCAB, T, script, n);
     Seen seen = {.calls = 0};
     GenerateOptions o = some_options("", n);
     o.sink = see, o.context = &seen;
@@ -220,7 +220,7 @@ TEST(the_sink_gets_whole_characters) {
 TEST(a_sink_that_refuses_ends_the_text) {
     Seen seen = {.calls_allowed = 7};
     const int32_t script[] = {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9'};
-    Gpt2 *scripted = tiny_scripted(BYTE_VOCAB, T, script, 10);
+    Model *scripted = tiny_scripted(BYTE_VOCAB, T, script, 10);
     GenerateOptions o = some_options("", 10);
     o.sink = see, o.context = &seen;
     AUTO(generated_free) Generated g = generated_by(scripted, &o);
@@ -244,7 +244,7 @@ TEST(a_signal_ends_the_text_at_the_token_it_has_reached) {
 
 TEST(without_a_tokenizer_texts_are_token_numbers) {
     const int32_t script[] = {7, 0, 256, 99};
-    Gpt2 *scripted = tiny_scripted(BYTE_VOCAB, T, script, 4);
+    Model *scripted = tiny_scripted(BYTE_VOCAB, T, script, 4);
     Seen seen = {.calls = 0};
     GenerateOptions o = some_options("", 4);
     o.tokenizer = NULL, o.sink = see, o.context = &seen;
@@ -254,7 +254,7 @@ TEST(without_a_tokenizer_texts_are_token_numbers) {
 }
 
 TEST(tokens_that_the_tokenizer_does_not_have_are_never_drawn) {
-    Gpt2 *larger = tiny_random(2 * BYTE_VOCAB, 1, T, 1);
+    Model *larger = tiny_random(2 * BYTE_VOCAB, 1, T, 1);
     GenerateOptions o = some_options("x", 300);
     o.sampler = (SamplerOptions){.temperature = 1e6, .seed = 2};
     AUTO(generated_free) Generated g = generated_by(larger, &o);
@@ -267,7 +267,7 @@ TEST(tokens_that_the_tokenizer_does_not_have_are_never_drawn) {
 }
 
 TEST(a_prompt_with_tokens_beyond_the_vocabulary_is_refused) {
-    Gpt2 *smaller = tiny_random(100, 1, T, 1);
+    Model *smaller = tiny_random(100, 1, T, 1);
     GenerateOptions o = some_options("az", 5);
     Generated g;
     assert_error(generate(smaller, &o, &g, &err), "token 122");

@@ -2,7 +2,7 @@
 // lower bound for models as they are trained; what recomputation and gradients in the compute dtype save, and what
 // generation takes.
 #include "llmc/base/arithmetic.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "test/test.h"
 #include "test/unit/device_fixture.h"
 #include <string.h>
@@ -14,18 +14,18 @@ static void destroy_plan(MemoryPlan **plan) { memory_plan_destroy(*plan); }
 
 TestFixture test_all = {start_device, stop_device};
 
-static Gpt2Options options_of(const char *descriptor, int64_t B, int64_t T) {
-    Gpt2Options o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = T};
+static ModelOptions options_of(const char *descriptor, int64_t B, int64_t T) {
+    ModelOptions o = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = B, .T = T};
     assert_true(model_config_parse(&o.config, descriptor, &err));
     model_config_set_vocab(&o.config, GPT2_VOCAB);
     return o;
 }
 
 static MemoryPlan *plan_of(const char *descriptor, int64_t B, int set) {
-    Gpt2Options o = options_of(descriptor, B, 1024);
+    ModelOptions o = options_of(descriptor, B, 1024);
     o.sequences = 1, o.recompute = recompute_all(set);
     for (int64_t l = 0; l < o.config.L / 3; l++) o.recompute.blocks[l] |= RECOMPUTE_GELU | RECOMPUTE_LAYERNORM;
-    return gpt2_plan(&o);
+    return model_plan(&o);
 }
 
 static const char *const MODELS[] = {"d6", "d12", "d24", "d36", "d48"};
@@ -171,9 +171,9 @@ TEST(a_sum_of_the_residual_stream_shares_no_memory_with_its_terms) {
     } cases[] = {{"residual2", {"residual1", "att"}, 0},
                  {"residual1", {"residual2", "gelu"}, 1},
                  {"final_residual", {"residual2", "gelu"}, -1}};
-    Gpt2Options options = options_of("d6", 1, 64);
+    ModelOptions options = options_of("d6", 1, 64);
     options.master = options.train = false;
-    PLAN plan = gpt2_plan(&options);
+    PLAN plan = model_plan(&options);
     for (int c = 0; c < 3; c++)
         for (int t = 0; t < 2; t++) {
             const int block = cases[c].later < 0 ? (int)options.config.L - 1 : 0;
@@ -198,9 +198,9 @@ static int64_t kept_bytes(int set, int64_t C, int64_t NH, int64_t element) {
     return elements * element + numbers * 4;
 }
 
-static int64_t peak_of(Gpt2Options options, int64_t L) {
+static int64_t peak_of(ModelOptions options, int64_t L) {
     options.config.L = L;
-    PLAN plan = gpt2_plan(&options);
+    PLAN plan = model_plan(&options);
     return memory_plan_live_peak(plan) - memory_plan_class_bytes(plan, MEM_WEIGHTS) -
            memory_plan_class_bytes(plan, MEM_GRADIENTS) - memory_plan_class_bytes(plan, MEM_OPTIMIZER) -
            memory_plan_class_bytes(plan, MEM_MASTER) - memory_plan_class_bytes(plan, MEM_WORKSPACE);
@@ -209,7 +209,7 @@ static int64_t peak_of(Gpt2Options options, int64_t L) {
 // Blocks more keep as much more; what one block needs while it runs is the same. Of 256 tokens every tensor is a
 // multiple of the alignment.
 TEST(a_block_keeps_what_its_set_leaves) {
-    Gpt2Options options = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 2, .T = 128};
+    ModelOptions options = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 2, .T = 128};
     options.config = (ModelConfig){.C = 128, .NH = 4, .max_T = 128};
     model_config_set_vocab(&options.config, 500);
     for (int set = 0; set < 64; set++) {
@@ -226,10 +226,10 @@ TEST(a_block_keeps_what_its_set_leaves) {
 
 // At 124M, laying out costs at most a hundredth over what is alive at once.
 TEST(no_set_takes_more_than_its_tensors_need) {
-    Gpt2Options options = options_of("d12", 4, 1024);
+    ModelOptions options = options_of("d12", 4, 1024);
     for (int set = 0; set < 64; set++) {
         options.recompute = recompute_all(set);
-        PLAN plan = gpt2_plan(&options);
+        PLAN plan = model_plan(&options);
         assert_true((double)memory_plan_total(plan) <= 1.01 * (double)memory_plan_live_peak(plan));
     }
 }
@@ -238,13 +238,13 @@ TEST(no_set_takes_more_than_its_tensors_need) {
 
 // 2 bytes a parameter less; in fp32 remain, while the backward pass runs, the gradients of one block and of wte.
 TEST(gradients_in_the_compute_dtype_take_half_and_one_block) {
-    Gpt2Options options = options_of("d12", 1, 64);
+    ModelOptions options = options_of("d12", 1, 64);
     const ModelConfig *c = &options.config;
     const int64_t parameters = parameter_total(c), C = c->C, block = 12 * C * C + 13 * C, wte = c->Vp * C;
     int64_t total[2], gradients[2];
     for (int in_dtype = 0; in_dtype <= 1; in_dtype++) {
         options.gradients_in_dtype = in_dtype;
-        PLAN plan = gpt2_plan(&options);
+        PLAN plan = model_plan(&options);
         total[in_dtype] = memory_plan_total(plan);
         gradients[in_dtype] = memory_plan_class_bytes(plan, MEM_GRADIENTS);
     }
@@ -257,15 +257,15 @@ TEST(gradients_in_the_compute_dtype_take_half_and_one_block) {
 
 // ---------------------------------------------------------------------------------------------------------- generation
 
-static int64_t planned(Gpt2Options options, int64_t sequences) {
+static int64_t planned(ModelOptions options, int64_t sequences) {
     options.dtype = DTYPE_FP32, options.sequences = sequences;
-    PLAN plan = gpt2_plan(&options);
+    PLAN plan = model_plan(&options);
     return memory_plan_total(plan);
 }
 
 TEST(samples_beside_training_cost_no_memory) {
     for (int level = 0; level <= 3; level++) {
-        Gpt2Options options = options_of("d12", 4, 1024);
+        ModelOptions options = options_of("d12", 4, 1024);
         options.recompute = recompute_all(recompute_level_set(level));
         assert_int_equal(planned(options, 1), planned(options, 0));
         assert_int_equal(planned(options, 4), planned(options, 0));
@@ -275,7 +275,7 @@ TEST(samples_beside_training_cost_no_memory) {
 // Without training there is little to share: keys and values of every position, 2 L C elements, and the logits. The
 // blocks' own activations are those of one prompt, not of every sequence.
 TEST(a_model_that_only_generates_takes_weights_and_cache) {
-    Gpt2Options options = options_of("d12", 1, 1024);
+    ModelOptions options = options_of("d12", 1, 1024);
     options.master = options.train = false;
     const int64_t element = 4, Vp = 50304, cache = 2 * 12 * 768 * 1024 * element, logits = Vp * element;
     const int64_t tokens = 1024 * 4,

@@ -1,7 +1,7 @@
 // The optimizer table: what each optimizer costs in bytes a parameter, what it keeps for which parameter, and what of
 // it is taken, saved or refused.
 
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "test/fixture.h"
 #include "test/unit/device_fixture.h"
 
@@ -172,24 +172,24 @@ TEST(the_offload_buffer_follows_the_state_within_bounds) {
     assert_int_equal(optimizer_offload_buffer(1234567) % 256, 0);
 }
 
-static Gpt2Options small_options(OptimizerKind kind) {
-    return (Gpt2Options){.config = {.max_T = 32, .V = 257, .Vp = 384, .L = 2, .NH = 2, .C = 64},
-                         .dtype = DTYPE_BF16,
-                         .master = true,
-                         .train = true,
-                         .B = 2,
-                         .T = 32,
-                         .optimizer = kind};
+static ModelOptions small_options(OptimizerKind kind) {
+    return (ModelOptions){.config = {.max_T = 32, .V = 257, .Vp = 384, .L = 2, .NH = 2, .C = 64},
+                          .dtype = DTYPE_BF16,
+                          .master = true,
+                          .train = true,
+                          .B = 2,
+                          .T = 32,
+                          .optimizer = kind};
 }
 
 // What is planned in host memory is what is missing on the device, but for the buffer.
 TEST(offload_moves_the_state_to_the_host) {
-    Gpt2Options options = small_options(OPTIMIZER_ADAMW);
-    MemoryPlan *with = gpt2_plan(&options);
-    assert_int_equal(gpt2_host_bytes(&options), 0);
+    ModelOptions options = small_options(OPTIMIZER_ADAMW);
+    MemoryPlan *with = model_plan(&options);
+    assert_int_equal(model_host_bytes(&options), 0);
     options.offload = true;
-    MemoryPlan *without = gpt2_plan(&options);
-    const int64_t host = gpt2_host_bytes(&options);
+    MemoryPlan *without = model_plan(&options);
+    const int64_t host = model_host_bytes(&options);
     const int64_t there = memory_plan_class_bytes(with, MEM_MASTER) + memory_plan_class_bytes(with, MEM_OPTIMIZER);
     assert_int_equal(host, 12 * parameter_total(&options.config)); // whose tensors are whole cache lines
     assert_int_equal(there, host);
@@ -203,40 +203,40 @@ TEST(offload_moves_the_state_to_the_host) {
 
 TEST(offload_is_refused_where_an_update_needs_whole_matrices) {
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
-        Gpt2Options options = small_options((OptimizerKind)kind);
-        assert_true(gpt2_check_options(&options, &err));
+        ModelOptions options = small_options((OptimizerKind)kind);
+        assert_true(model_check_options(&options, &err));
         options.offload = true;
         const bool whole = kind == OPTIMIZER_MUON || kind == OPTIMIZER_ADAFACTOR;
-        assert_int_equal(gpt2_check_options(&options, &err), !whole);
+        assert_int_equal(model_check_options(&options, &err), !whole);
         if (!whole) continue;
         assert_message("--offload optimizer: ");
         assert_message(optimizer_name((OptimizerKind)kind));
         options.train = false; // there is no state then
-        assert_true(gpt2_check_options(&options, &err));
+        assert_true(model_check_options(&options, &err));
     }
 }
 
 TEST(fp8_is_refused_where_it_does_not_fit) {
-    Gpt2Options options = small_options(OPTIMIZER_ADAMW);
+    ModelOptions options = small_options(OPTIMIZER_ADAMW);
     options.fp8 = true;
     options.dtype = DTYPE_FP32;
-    assert_error(gpt2_check_options(&options, &err), "--fp8: needs --dtype bf16, not fp32");
+    assert_error(model_check_options(&options, &err), "--fp8: needs --dtype bf16, not fp32");
     options.dtype = DTYPE_BF16;
     if (!device_facts()->supports[DTYPE_E4M3]) {
-        assert_error(gpt2_check_options(&options, &err), "has no fp8 matmuls");
+        assert_error(model_check_options(&options, &err), "has no fp8 matmuls");
         return;
     }
-    assert_true(gpt2_check_options(&options, &err));
+    assert_true(model_check_options(&options, &err));
     options.config.C = 72;
-    assert_error(gpt2_check_options(&options, &err), "C = 72 is not a multiple of 16");
+    assert_error(model_check_options(&options, &err), "C = 72 is not a multiple of 16");
     options.config.C = 64, options.T = 24; // 2 x 24 would do, and the last micro-batch of a step may be 1 x 24
-    assert_error(gpt2_check_options(&options, &err), "-t 24 is not a multiple of 16; use 32");
+    assert_error(model_check_options(&options, &err), "-t 24 is not a multiple of 16; use 32");
 }
 
 TEST(muon_in_fp16_needs_fp32_gradients) {
-    Gpt2Options options = small_options(OPTIMIZER_MUON);
+    ModelOptions options = small_options(OPTIMIZER_MUON);
     options.dtype = DTYPE_FP16;
-    assert_true(gpt2_check_options(&options, &err));
+    assert_true(model_check_options(&options, &err));
     options.gradients_in_dtype = true;
-    assert_error(gpt2_check_options(&options, &err), "--grad-dtype compute: muon");
+    assert_error(model_check_options(&options, &err), "--grad-dtype compute: muon");
 }

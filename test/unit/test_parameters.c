@@ -159,10 +159,10 @@ TEST(the_weights_of_a_model_are_its_initial_values_rounded) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16};
     for (int d = 0; d < 4; d++) {
         const DType dtype = dtypes[d % 2];
-        Gpt2Options options = {.config = parsed("L=1,C=66,NH=3,V=777,T=33"), .dtype = dtype, .B = 1, .T = 33};
+        ModelOptions options = {.config = parsed("L=1,C=66,NH=3,V=777,T=33"), .dtype = dtype, .B = 1, .T = 33};
         options.train = options.master = d >= 2;
-        Gpt2 *model = model_of(options);
-        gpt2_init_weights(model, 5);
+        Model *model = model_of(options);
+        model_init_weights(model, 5);
         check_initial_weights(model, 5);
     }
 }

@@ -15,7 +15,7 @@ TestFixture test_all = {start_device, stop_device};
 
 TEST(the_least_time_is_flops_over_peak_and_bytes_over_bandwidth) {
     const int64_t tokens = 512 * 1024;
-    Gpt2Options model = model_of("d12", 8, 1024);
+    ModelOptions model = model_of("d12", 8, 1024);
     model.dtype = DTYPE_FP16;
     const StepLimit t4 = planner_step(gpu_named("T4"), &model, tokens);
     assert_near("T4", t4.seconds,
@@ -25,7 +25,7 @@ TEST(the_least_time_is_flops_over_peak_and_bytes_over_bandwidth) {
 }
 
 TEST(flops_are_the_exact_count) {
-    Gpt2Options model = model_of("d12", 64, 1024);
+    ModelOptions model = model_of("d12", 64, 1024);
     const double exact = 72.0 * 12 * 768 * 768 + 6.0 * 50304 * 768 + 6.0 * 12 * 768 * 1025; // 798.0 MFLOP a token
     assert_near("a token", planner_step_flops(&model, 1), exact, 1e-12);
     assert_near("a step", planner_step_flops(&model, 524288), 524288 * exact, 1e-12);
@@ -40,7 +40,7 @@ TEST(flops_are_the_exact_count) {
 
 TEST(the_predicted_work_is_that_of_the_model_whatever_its_d_ff) {
     static Prediction p;
-    Gpt2Options model = model_of("d12", 64, 1024);
+    ModelOptions model = model_of("d12", 64, 1024);
     const Options options = {.recompute = "0"};
     for (int64_t d_ff = 0; d_ff <= 4096; d_ff += 1024) {
         model_config_set_d_ff(&model.config, d_ff);
@@ -54,7 +54,7 @@ TEST(the_predicted_work_is_that_of_the_model_whatever_its_d_ff) {
 
 // Per block a matrix of 768 x 768 four times (three of them in qkvw) and of 768 x 3072 twice: 5 (4 m^2 n + 2 m^3) each.
 TEST(muon_adds_its_products_once_a_step) {
-    Gpt2Options model = model_of("d12", 64, 1024);
+    ModelOptions model = model_of("d12", 64, 1024);
     const double adamw = planner_step_flops(&model, 524288), m = 768, n = 3072;
     model.optimizer = OPTIMIZER_MUON;
     const double products = 12 * 5 * (4 * 6 * m * m * m + 2 * (4 * m * m * n + 2 * m * m * m));
@@ -64,7 +64,7 @@ TEST(muon_adds_its_products_once_a_step) {
 
 TEST(fp8_takes_the_linear_layers_to_its_own_peak) {
     const int64_t tokens = 524288;
-    Gpt2Options model = model_of("d12", 64, 1024);
+    ModelOptions model = model_of("d12", 64, 1024);
     assert_true(planner_step_fp8_flops(&model, tokens) == 0);
     const double bytes = planner_step_bytes(&model, tokens),
                  without = planner_step(gpu_named("H200"), &model, tokens).seconds;
@@ -84,7 +84,7 @@ TEST(fp8_takes_the_linear_layers_to_its_own_peak) {
 }
 
 // What the ops of a micro-step that are neither matmul nor attention move, by their costs.
-static double bytes_by_op_costs(const Gpt2Options *o) {
+static double bytes_by_op_costs(const ModelOptions *o) {
     static char somewhere[1];
     const int64_t B = o->B, T = o->T, C = o->config.C;
     const Tensor act = tensor_make(somewhere, o->dtype, "act", B, T, C, 0);
@@ -112,7 +112,7 @@ static double bytes_by_op_costs(const Gpt2Options *o) {
 TEST(bytes_of_activations_are_those_of_the_op_table) {
     // The planner's formula leaves out statistics and parameters (0.3% at C = 768) and counts a row of the embedding
     // table for each token (1 of 152 C, against the rows that occur and their fp32 gradients): together below 2.5%.
-    const Gpt2Options model = model_of("d12", 64, 1024);
+    const ModelOptions model = model_of("d12", 64, 1024);
     const int64_t tokens = model.B * model.T;
     const double logits = 2.0 * (double)model.config.Vp * 2 * (double)tokens; // scratch: not in the op table
     const double per_step = planner_step_bytes(&model, 0);
@@ -137,11 +137,11 @@ TEST(bytes_of_the_update_are_what_each_optimizer_keeps) {
         {OPTIMIZER_ADAFACTOR, true, false, 4 + 4 + 2 * 4 + 2 + 2 * 4}, // statistics read the gradient twice more
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        Gpt2Options model = model_of("d12", 1, 64);
+        ModelOptions model = model_of("d12", 1, 64);
         model.optimizer = cases[i].kind, model.master = cases[i].master, model.gradients_in_dtype = cases[i].compute;
         const int64_t one_micro_step = cases[i].compute ? 64 : 0;
         const double a_token =
-            planner_step_bytes(&(Gpt2Options){.config = model.config, .B = 1, .T = 64, .dtype = DTYPE_BF16}, 64);
+            planner_step_bytes(&(ModelOptions){.config = model.config, .B = 1, .T = 64, .dtype = DTYPE_BF16}, 64);
         const double got = planner_step_bytes(&model, one_micro_step) - (one_micro_step ? a_token : 0);
         // Vectors, 0.1% of the parameters, are kept otherwise by some; rows, columns and scales are as few.
         assert_near(optimizer_name(cases[i].kind), got / (double)parameter_total(&model.config), cases[i].bytes, 0.005);
@@ -149,7 +149,7 @@ TEST(bytes_of_the_update_are_what_each_optimizer_keeps) {
 }
 
 TEST(fp32_keeps_no_master_and_moves_more) {
-    Gpt2Options model = model_of("d12", 1, 64);
+    ModelOptions model = model_of("d12", 1, 64);
     model.dtype = DTYPE_FP32, model.master = false;
     assert_near("fp32", planner_step_bytes(&model, 0), (4 + 4 + 2 * (4 + 8)) * (double)parameter_total(&model.config),
                 1e-12);
@@ -159,7 +159,7 @@ TEST(fp32_keeps_no_master_and_moves_more) {
 
 static Options options; // of the last request
 
-static PlanRequest request_of(Gpt2Options model, int64_t windows, int64_t steps) {
+static PlanRequest request_of(ModelOptions model, int64_t windows, int64_t steps) {
     options = (Options){.recompute = "0", .max_steps = steps, .gpu = "", .comm_overlap = 1};
     return (PlanRequest){.model = model, .step_windows = windows, .options = &options};
 }
@@ -174,7 +174,7 @@ static DevicePlan device_plan(const PlanRequest *request, const char *name) {
 }
 
 TEST(no_batch_fits_where_one_sequence_does_not) {
-    const Gpt2Options model = model_of("d12", 4, 1024);
+    const ModelOptions model = model_of("d12", 4, 1024);
     const double one = total_at(&model, 1);
     assert_int_equal(planner_largest_batch(&model, one - 1, 512), 0);
     assert_int_equal(planner_largest_batch(&model, one, 1), 1);
@@ -225,7 +225,7 @@ TEST(the_context_is_left_free) {
 TEST(the_memory_is_that_of_the_plan_and_every_activation_has_a_kind) {
     const int sets[] = {0, RECOMPUTE_GELU | RECOMPUTE_LAYERNORM, RECOMPUTE_BLOCK};
     for (int i = 0; i < 12; i++) {
-        Gpt2Options model = model_of("d12", 2, 1024);
+        ModelOptions model = model_of("d12", 2, 1024);
         model.recompute = recompute_all(sets[i % 3]);
         model.gradients_in_dtype = i & 1, model.sequences = i & 2 ? 300 : 1;
         model.optimizer = i < 6 ? OPTIMIZER_ADAMW : OPTIMIZER_MUON, model.numerics = i % 4 == 3;
@@ -236,7 +236,7 @@ TEST(the_memory_is_that_of_the_plan_and_every_activation_has_a_kind) {
         for (int k = 0; k < KIND_COUNT; k++) kinds += m.kinds[k];
         assert_true(m.total == total_at(&model, 2) && classes == m.total);
         assert_true(kinds == m.classes[MEM_ACTIVATIONS]);
-        MemoryPlan *plan = gpt2_plan(&model);
+        MemoryPlan *plan = model_plan(&model);
         for (int t = 0; t < memory_plan_count(plan); t++)
             if (memory_plan_tensor(plan, t).memory_class == MEM_ACTIVATIONS &&
                 activation_kind(memory_plan_tensor(plan, t).name) == KIND_OTHER)
@@ -247,7 +247,7 @@ TEST(the_memory_is_that_of_the_plan_and_every_activation_has_a_kind) {
 
 // -------------------------------------------------------------------------------------------------------- several GPUs
 
-static Gpt2Options shared_by(Gpt2Options model, int processes, int groups) {
+static ModelOptions shared_by(ModelOptions model, int processes, int groups) {
     model.processes = processes, model.groups = groups, model.group_count = groups / processes;
     return model;
 }
@@ -256,14 +256,14 @@ static Gpt2Options shared_by(Gpt2Options model, int processes, int groups) {
 // and what is outside blocks, 39421440, to 39421952.
 static const double D12_OUTSIDE = 39421952, D12_PADDED = 39421952 + 12 * 7088128.0;
 
-static void assert_exchange(const Gpt2Options *model, double gradients, double weights) {
+static void assert_exchange(const ModelOptions *model, double gradients, double weights) {
     const PlannedExchange e = planner_exchange(model);
     assert_true(e.gradients == gradients);
     assert_true(e.weights == weights);
 }
 
 TEST(each_gpu_sends_its_gradients_twice_but_for_its_own_slice) {
-    Gpt2Options model = shared_by(model_of("d12", 8, 1024), 8, 8);
+    ModelOptions model = shared_by(model_of("d12", 8, 1024), 8, 8);
     assert_exchange(&model, 2 * 7 * (D12_PADDED * 4 / 8), 0);
     model.gradients_in_dtype = true;
     assert_exchange(&model, 2 * 7 * (D12_PADDED * 2 / 8), 0);
@@ -274,7 +274,7 @@ TEST(each_gpu_sends_its_gradients_twice_but_for_its_own_slice) {
 }
 
 TEST(with_divided_state_the_gradients_go_once_and_the_weights_come_back) {
-    Gpt2Options model = shared_by(model_of("d12", 8, 1024), 8, 8);
+    ModelOptions model = shared_by(model_of("d12", 8, 1024), 8, 8);
     model.divided = true;
     assert_exchange(&model, 7 * (D12_PADDED * 4 / 8), 7 * (D12_PADDED * 2 / 8));
     const PlannedExchange e = planner_exchange(&model);
@@ -286,8 +286,8 @@ TEST(with_divided_state_the_gradients_go_once_and_the_weights_come_back) {
 }
 
 TEST(divided_state_takes_its_share_of_memory_and_gradients_that_one_micro_step_frees) {
-    const Gpt2Options alone = model_of("d12", 8, 1024);
-    Gpt2Options shared = shared_by(alone, 8, 8);
+    const ModelOptions alone = model_of("d12", 8, 1024);
+    ModelOptions shared = shared_by(alone, 8, 8);
     const PlannedMemory whole = planner_memory(&shared);
     shared.divided = true;
     shared.group_windows = 16; // two micro-steps
@@ -306,7 +306,7 @@ TEST(divided_state_takes_its_share_of_memory_and_gradients_that_one_micro_step_f
 
 // The planner's largest batch is at most a group, and the one that frees the gradients where that fits.
 TEST(one_micro_step_is_preferred_where_it_frees_the_gradients) {
-    Gpt2Options model = shared_by(model_of("d24", 1, 1024), 8, 8);
+    ModelOptions model = shared_by(model_of("d24", 1, 1024), 8, 8);
     model.divided = true, model.group_windows = 4;
     model.B = 4;
     const double freed = planner_memory(&model).total;
@@ -341,9 +341,9 @@ TEST(a_step_of_several_gpus_is_the_largest_share_and_then_the_exchange) {
 }
 
 TEST(several_gpus_need_an_exchange_buffer_and_several_groups_their_sums) {
-    const Gpt2Options model = model_of("d12", 8, 1024);
+    const ModelOptions model = model_of("d12", 8, 1024);
     PlannedMemory alone = planner_memory(&model), m;
-    Gpt2Options shared = shared_by(model, 8, 8);
+    ModelOptions shared = shared_by(model, 8, 8);
     m = planner_memory(&shared);
     // Two buffers for the ranges of a block of all processes, which are as long as the block; 8 groups of 8 losses.
     const double block = (D12_PADDED - D12_OUTSIDE) / 12;

@@ -30,15 +30,15 @@ static const PlannedSizes *sizes_of(double memory) {
     return &sizes;
 }
 
-static Gpt2Options sampling(const char *descriptor, int64_t B) {
-    Gpt2Options o = model_of(descriptor, B, 1024);
+static ModelOptions sampling(const char *descriptor, int64_t B) {
+    ModelOptions o = model_of(descriptor, B, 1024);
     o.sequences = 1;
     return o;
 }
 
 // Every micro-batch is planned, until what shrinks as B grows, logits of 1 GiB and cuDNN's eighth of the memory, cannot
 // bring it back under the limit.
-static int64_t largest_by_search(const Gpt2Options *model, double room, int64_t most) {
+static int64_t largest_by_search(const ModelOptions *model, double room, int64_t most) {
     const double shrinks = 0x1p30 + room / 8;
     int64_t largest = 0;
     for (int64_t B = 1; B <= most; B++) {
@@ -55,7 +55,7 @@ TEST(the_largest_batch_of_all_that_fit_is_taken) {
     for (int m = 0; m < NUM_MODELS; m++)
         for (int d = 0; d < NUM_DEVICES; d++) {
             const int level = (m + d) % 4;
-            Gpt2Options model = sampling(MODELS[m], 1);
+            ModelOptions model = sampling(MODELS[m], 1);
             char text[2] = {(char)('0' + level), 0};
             model.sizes = sizes_of(DEVICES[d]);
             model.recompute = recompute_all(recompute_level_set(level));
@@ -71,7 +71,7 @@ TEST(the_largest_batch_of_all_that_fit_is_taken) {
 // ------------------------------------------------------------------------------------------------------- recomputation
 
 TEST(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first) {
-    const Gpt2Options model = sampling("d12", 1);
+    const ModelOptions model = sampling("d12", 1);
     const int named[] = {0, RECOMPUTE_GELU, RECOMPUTE_GELU | RECOMPUTE_LAYERNORM,
                          RECOMPUTE_GELU | RECOMPUTE_LAYERNORM | RECOMPUTE_FC, RECOMPUTE_BLOCK};
     RecomputeChoice *ladder;
@@ -93,7 +93,7 @@ TEST(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first) {
 }
 
 // What each choice of the ladder takes, by a plan of it.
-static double *plan_ladder(Gpt2Options model, const RecomputeChoice *ladder, int n) {
+static double *plan_ladder(ModelOptions model, const RecomputeChoice *ladder, int n) {
     double *totals = malloc((size_t)n * sizeof *totals);
     assert_non_null(totals);
     for (int i = 0; i < n; i++) {
@@ -103,7 +103,7 @@ static double *plan_ladder(Gpt2Options model, const RecomputeChoice *ladder, int
     return totals;
 }
 
-static void check_auto(const char *name, const Gpt2Options *model, const RecomputeChoice *ladder, const double *totals,
+static void check_auto(const char *name, const ModelOptions *model, const RecomputeChoice *ladder, const double *totals,
                        int n, double room) {
     const RecomputeChoice *best = NULL;
     for (int i = 0; i < n; i++) {
@@ -112,7 +112,7 @@ static void check_auto(const char *name, const Gpt2Options *model, const Recompu
             (!best || c->flops < best->flops || (c->flops == best->flops && c->elements < best->elements)))
             best = c;
     }
-    Gpt2Options chosen = *model;
+    ModelOptions chosen = *model;
     const bool fits = planner_fit(&chosen, false, "auto", room, 0, &err);
     if (fits != (best != NULL)) fail_msg("%s in %g GB: %s", name, room / 1e9, fits ? "chosen" : err.text);
     if (!best) return;
@@ -126,7 +126,7 @@ TEST(the_least_flops_and_then_the_least_bytes_of_all_choices_are_taken) {
     const int64_t batches[] = {256, 32, 16, 6, 2};
     for (int m = 0; m < NUM_MODELS; m++) {
         RecomputeChoice *ladder;
-        Gpt2Options model = sampling(MODELS[m], batches[m]);
+        ModelOptions model = sampling(MODELS[m], batches[m]);
         model.sizes = sizes_of(24e9);
         const int n = planner_ladder(&ladder, &model.config, model.T);
         double *totals = plan_ladder(model, ladder, n);
@@ -144,10 +144,10 @@ TEST(the_least_flops_and_then_the_least_bytes_of_all_choices_are_taken) {
 // ---------------------------------------------------------------------------------------------------------------- both
 
 // Whether a choice without matmuls and attention fits with B sequences; *elements: the least it moves.
-static bool fits_without_flops(const Gpt2Options *model, int64_t B, double room, double *elements) {
+static bool fits_without_flops(const ModelOptions *model, int64_t B, double room, double *elements) {
     RecomputeChoice *ladder;
     const int n = planner_ladder(&ladder, &model->config, model->T);
-    Gpt2Options m = *model;
+    ModelOptions m = *model;
     bool fits = false;
     m.B = B;
     for (int i = 0; i < n && !fits; i++) { // the cheapest first
@@ -166,7 +166,7 @@ TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul_and_stop_where_it_i
     int with_flops = 0, without = 0, enough = 0;
     for (int m = 0; m < NUM_MODELS; m++)
         for (int d = 0; d < NUM_DEVICES; d++) {
-            Gpt2Options model = sampling(MODELS[m], 1);
+            ModelOptions model = sampling(MODELS[m], 1);
             double elements = 0;
             model.sizes = sizes_of(DEVICES[d]);
             const int64_t kept = largest_by_search(&model, DEVICES[d], MOST); // nothing is computed again
@@ -202,7 +202,7 @@ TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul_and_stop_where_it_i
 
 // Room for one sequence of 774M with its blocks computed again, and for none without.
 TEST(where_no_sequence_fits_without_matmuls_again_one_fits_with_them) {
-    Gpt2Options model = sampling("d36", 1);
+    ModelOptions model = sampling("d36", 1);
     model.recompute = recompute_all(RECOMPUTE_GELU | RECOMPUTE_LAYERNORM);
     const double room = plan_total(&model) - 1;
     assert_true(planner_fit(&model, true, "auto", room, 512, &err));
@@ -211,18 +211,18 @@ TEST(where_no_sequence_fits_without_matmuls_again_one_fits_with_them) {
     assert_true(recompute_flops_per_token(&model.recompute, &model.config, model.T) > 0);
 }
 
-// The linker sends every call of gpt2_plan through here: see the Makefile.
+// The linker sends every call of model_plan through here: see the Makefile.
 static int plans;
-MemoryPlan *__real_gpt2_plan(const Gpt2Options *options);
-MemoryPlan *__wrap_gpt2_plan(const Gpt2Options *options);
-MemoryPlan *__wrap_gpt2_plan(const Gpt2Options *options) {
+MemoryPlan *__real_model_plan(const ModelOptions *options);
+MemoryPlan *__wrap_model_plan(const ModelOptions *options);
+MemoryPlan *__wrap_model_plan(const ModelOptions *options) {
     plans++;
-    return __real_gpt2_plan(options);
+    return __real_model_plan(options);
 }
 
 // The ladder has 1324 choices, -b 1024 values: one plan for each set and a few around the edge are enough.
 TEST(a_choice_for_1558M_makes_few_plans) {
-    Gpt2Options model = sampling("d48", 1);
+    ModelOptions model = sampling("d48", 1);
     model.sizes = sizes_of(40e9);
     plans = 0;
     assert_true(planner_fit(&model, true, "auto", 40e9, 1024, &err));
@@ -236,7 +236,7 @@ TEST(a_choice_for_1558M_makes_few_plans) {
 TEST(a_search_that_begins_with_the_wrong_slope_makes_few_plans) {
     for (int m = 0; m < NUM_MODELS; m++)
         for (int sequences = 0; sequences < 2; sequences++) {
-            Gpt2Options model = sampling(MODELS[m], 1);
+            ModelOptions model = sampling(MODELS[m], 1);
             const GpuSpec *t4 = gpu_named("T4");
             const PlannedSizes sizes = planner_sizes(t4, ATTENTION_AUTO);
             const double room = t4->memory - planner_reserve(t4->memory);
@@ -252,7 +252,7 @@ TEST(the_largest_batch_of_an_evaluation_is_that_of_all_that_fit) {
     const double rooms[] = {0.4e9, 0.7e9, 1.5e9, 2e9, 3.1e9};
     for (int m = 0; m < 3; m++)
         for (int r = 0; r < 5; r++) {
-            Gpt2Options model = sampling(MODELS[m], 1);
+            ModelOptions model = sampling(MODELS[m], 1);
             model.train = false, model.T = 256;
             model.sizes = sizes_of(rooms[r]);
             assert_int_equal(planner_largest_batch(&model, rooms[r], MOST), largest_by_search(&model, rooms[r], MOST));
@@ -260,7 +260,7 @@ TEST(the_largest_batch_of_an_evaluation_is_that_of_all_that_fit) {
 }
 
 TEST(evaluation_has_nothing_to_recompute) {
-    Gpt2Options model = sampling("d12", 4);
+    ModelOptions model = sampling("d12", 4);
     model.train = false;
     assert_true(planner_fit(&model, true, "auto", 8e9, 0, &err));
     assert_int_equal(model.recompute.blocks[0], 0);
@@ -272,7 +272,7 @@ TEST(evaluation_has_nothing_to_recompute) {
 enum { FEWER_B = 1, RECOMPUTE = 2, OPTIMIZER = 4, GRADIENTS = 8, OFFLOAD = 16 };
 
 // Whether these changes make it fit.
-static bool fits_with(Gpt2Options model, int changes, double room) {
+static bool fits_with(ModelOptions model, int changes, double room) {
     Error unused;
     if (changes & OPTIMIZER) model.optimizer = OPTIMIZER_ADAMW_8BIT, model.master = false;
     if (changes & GRADIENTS) model.gradients_in_dtype = true;
@@ -291,7 +291,7 @@ TEST(the_message_names_the_first_change_that_would_fit) {
     for (int m = 1; m < 3; m++)
         for (int i = 0; i < 7; i++) {
             const double room = rooms[i];
-            Gpt2Options model = sampling(MODELS[m], 64);
+            ModelOptions model = sampling(MODELS[m], 64);
             int first = 0;
             model.sizes = sizes_of(room);
             if (planner_fit(&model, false, "0", room, 0, &err)) continue;
@@ -310,7 +310,7 @@ TEST(the_message_names_the_first_change_that_would_fit) {
 }
 
 TEST(the_message_says_what_is_needed_and_what_there_is) {
-    Gpt2Options model = sampling("d12", 8);
+    ModelOptions model = sampling("d12", 8);
     model.recompute = recompute_all(0);
     assert_false(planner_fit(&model, false, "0", 4.0 * 0x1p30, 0, &err));
     char needs[64], bytes[32];

@@ -1,55 +1,55 @@
 // Small models for tests: any, one of random weights, and one that writes a given text. The device must be there.
 #pragma once
 #include "llmc/base/arithmetic.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 #include "test/test.h"
 
 enum { TINY_C = 64, TINY_L = 2, TINY_STREAM = 4711 };
 
 // Models live until the test ends: TestFixture test_each = {.teardown = models_destroy};
 static struct {
-    Gpt2 *made[256];
+    Model *made[256];
     int count;
 } models;
 
 static inline int models_destroy(void **state) {
     (void)state;
-    while (models.count > 0) gpt2_destroy(models.made[--models.count]);
+    while (models.count > 0) model_destroy(models.made[--models.count]);
     return 0;
 }
 
-static inline Gpt2 *model_of(Gpt2Options options) {
+static inline Model *model_of(ModelOptions options) {
     Error why;
-    Gpt2 *model = gpt2_create(&options, &why);
+    Model *model = model_create(&options, &why);
     if (!model) fail_msg("%s", why.text);
     if (models.count == 256) fail_msg("more than 256 models in a test");
     return models.made[models.count++] = model;
 }
 
 // Every weight is its initial value rounded to the dtype, and a master weight the value itself.
-static inline void check_initial_weights(const Gpt2 *model, uint64_t seed) {
-    const Gpt2Options *o = gpt2_options(model);
-    for (int i = 0; i < gpt2_num_tensors(model); i++) {
-        const Parameter *p = &gpt2_parameters(model)[i];
+static inline void check_initial_weights(const Model *model, uint64_t seed) {
+    const ModelOptions *o = model_options(model);
+    for (int i = 0; i < model_num_tensors(model); i++) {
+        const Parameter *p = &model_parameters(model)[i];
         const int64_t n = parameter_numel(p), bytes = n * (int64_t)dtype_size(o->dtype);
         AUTO_FREE float *values = malloc((size_t)n * sizeof *values), *read = malloc((size_t)n * sizeof *read);
         AUTO_FREE char *weight = malloc((size_t)bytes), *rounded = malloc((size_t)bytes);
         parameter_init_values(values, &o->config, p, i, seed, 0, n);
         for (int64_t k = 0; k < n; k++) // one at a time: many are converted by several threads
             convert_elements(rounded + k * (int64_t)dtype_size(o->dtype), o->dtype, &values[k], DTYPE_FP32, 1);
-        gpt2_read_bytes(model, gpt2_tensors(model)[i].weight, 0, bytes, weight);
+        model_read_bytes(model, model_tensors(model)[i].weight, 0, bytes, weight);
         assert_memory_equal(weight, rounded, (size_t)bytes);
-        gpt2_get_weight(model, i, 0, p->rows, read);
+        model_get_weight(model, i, 0, p->rows, read);
         if (o->train && o->master) assert_memory_equal(read, values, (size_t)n * sizeof *read);
     }
 }
 
-static inline Gpt2 *tiny_create(int64_t V, int64_t B, int64_t T, int64_t sequences) {
-    Gpt2Options options = {.config = {.max_T = T, .L = TINY_L, .NH = 4, .C = TINY_C},
-                           .dtype = DTYPE_FP32,
-                           .B = B,
-                           .T = T,
-                           .sequences = sequences};
+static inline Model *tiny_create(int64_t V, int64_t B, int64_t T, int64_t sequences) {
+    ModelOptions options = {.config = {.max_T = T, .L = TINY_L, .NH = 4, .C = TINY_C},
+                            .dtype = DTYPE_FP32,
+                            .B = B,
+                            .T = T,
+                            .sequences = sequences};
     model_config_set_vocab(&options.config, V);
     return model_of(options);
 }
@@ -66,14 +66,14 @@ static inline void tiny_random_row(const Parameter *p, int i, int64_t r, float s
 }
 
 // Large enough weights that every token before matters for the next.
-static inline Gpt2 *tiny_random(int64_t V, int64_t B, int64_t T, int64_t sequences) {
-    Gpt2 *model = tiny_create(V, B, T, sequences);
-    for (int i = 0; i < gpt2_num_tensors(model); i++) {
-        const Parameter *p = &gpt2_parameters(model)[i];
+static inline Model *tiny_random(int64_t V, int64_t B, int64_t T, int64_t sequences) {
+    Model *model = tiny_create(V, B, T, sequences);
+    for (int i = 0; i < model_num_tensors(model); i++) {
+        const Parameter *p = &model_parameters(model)[i];
         float *row = malloc((size_t)p->cols * sizeof *row);
         for (int64_t r = 0; r < p->rows; r++) {
             tiny_random_row(p, i, r, 0.15f, row);
-            gpt2_set_weight(model, i, r, 1, row);
+            model_set_weight(model, i, r, 1, row);
         }
         free(row);
     }
@@ -82,20 +82,20 @@ static inline Gpt2 *tiny_random(int64_t V, int64_t B, int64_t T, int64_t sequenc
 
 // A model whose likeliest token at position t (0 .. n-1) is tokens[t], by far, whatever stands before: its blocks add
 // nothing, and the position's vector is ten times that of the token.
-static inline Gpt2 *tiny_scripted(int64_t V, int64_t T, const int32_t *tokens, int64_t n) {
-    Gpt2 *model = tiny_create(V, 1, T, 1); // all weights are 0
-    const Parameter *table = gpt2_parameters(model);
+static inline Model *tiny_scripted(int64_t V, int64_t T, const int32_t *tokens, int64_t n) {
+    Model *model = tiny_create(V, 1, T, 1); // all weights are 0
+    const Parameter *table = model_parameters(model);
     float row[TINY_C];
     for (int64_t token = 0; token < V; token++) {
         tiny_random_row(&table[PARAM_WTE], PARAM_WTE, token, 1.0f, row);
-        gpt2_set_weight(model, PARAM_WTE, token, 1, row);
+        model_set_weight(model, PARAM_WTE, token, 1, row);
     }
     for (int64_t t = 0; t < n; t++) {
         tiny_random_row(&table[PARAM_WTE], PARAM_WTE, tokens[t], 10.0f, row);
-        gpt2_set_weight(model, PARAM_WPE, t, 1, row);
+        model_set_weight(model, PARAM_WPE, t, 1, row);
     }
     for (int c = 0; c < TINY_C; c++) row[c] = 1.0f;
-    const int lnfw = parameter_index(&gpt2_options(model)->config, PARAM_LNFW, -1);
-    gpt2_set_weight(model, lnfw, 0, TINY_C, row);
+    const int lnfw = parameter_index(&model_options(model)->config, PARAM_LNFW, -1);
+    model_set_weight(model, lnfw, 0, TINY_C, row);
     return model;
 }

@@ -7,7 +7,7 @@
 // micro-step there is no additional rounding. That memory exists within the backward pass only and has the size of one
 // block and the embedding.
 #include "llmc/base/arithmetic.h"
-#include "llmc/model/gpt2_internal.h"
+#include "llmc/model/model_internal.h"
 
 #include <stdlib.h>
 
@@ -36,16 +36,16 @@ static int recompute_tick(int set, int tick) {
 }
 
 // Asks this backend, or the sizes of the machine that is planned for.
-static int64_t workspace_bytes(const Gpt2Options *o) {
-    const OpsShape shape = gpt2_ops_shape(o);
+static int64_t workspace_bytes(const ModelOptions *o) {
+    const OpsShape shape = model_ops_shape(o);
     return o->sizes ? o->sizes->workspace_bytes(o->sizes->machine, shape) : ops_workspace_bytes(shape);
 }
-static int64_t head_chunk_rows(const Gpt2Options *o) {
-    const OpsShape shape = gpt2_ops_shape(o);
+static int64_t head_chunk_rows(const ModelOptions *o) {
+    const OpsShape shape = model_ops_shape(o);
     return o->sizes ? o->sizes->head_chunk_rows(o->sizes->machine, shape) : ops_head_chunk_rows(shape);
 }
 
-static Tensor activation(const Gpt2Options *o, ActivationShape shape, const char *name, void *data, int64_t B,
+static Tensor activation(const ModelOptions *o, ActivationShape shape, const char *name, void *data, int64_t B,
                          int64_t T) {
     static const Dimension widths[] = {[BTC] = DIM_C, [BT3C] = DIM_3C, [BTFF] = DIM_FF};
     switch (shape) {
@@ -63,27 +63,27 @@ static Tensor activation(const Gpt2Options *o, ActivationShape shape, const char
         return tensor_make(data, o->dtype, name, B, T, model_size(&o->config, widths[shape]), 0);
     }
 }
-static int64_t activation_bytes(const Gpt2Options *o, ActivationShape shape, int64_t B, int64_t T) {
+static int64_t activation_bytes(const ModelOptions *o, ActivationShape shape, int64_t B, int64_t T) {
     return (int64_t)tensor_bytes(activation(o, shape, "activation", NULL, B, T));
 }
 
 // ------------------------------------------------------------------------------------------------------------ the plan
 
 static int forward_tick(int block) { return block * FORWARD_TICKS; }
-int gpt2_head_tick(const ModelConfig *config) { return (int)config->L * FORWARD_TICKS; }
-int gpt2_backward_tick(const ModelConfig *config, int block) {
-    return gpt2_head_tick(config) + HEAD_TICKS + ((int)config->L - 1 - block) * BACKWARD_TICKS;
+int model_head_tick(const ModelConfig *config) { return (int)config->L * FORWARD_TICKS; }
+int model_backward_tick(const ModelConfig *config, int block) {
+    return model_head_tick(config) + HEAD_TICKS + ((int)config->L - 1 - block) * BACKWARD_TICKS;
 }
-int gpt2_end_tick(const ModelConfig *config) { return gpt2_backward_tick(config, 0) + BACKWARD_TICKS; }
+int model_end_tick(const ModelConfig *config) { return model_backward_tick(config, 0) + BACKWARD_TICKS; }
 
-const char *gpt2_tick_name(const ModelConfig *config, int tick, char name[TICK_NAME]) {
+const char *model_tick_name(const ModelConfig *config, int tick, char name[TICK_NAME]) {
     static const char *const forward[FORWARD_TICKS] = {"fcproj", "ln1", "qkv", "attention", "attproj", "ln2", "fc"};
     static const char *const head[HEAD_TICKS] = {"fcproj", "final layernorm", "logits and loss",
                                                  "final layernorm backward"};
     static const char *const backward[BACKWARD_TICKS] = {"recompute", "fcproj",    "gelu", "fc", "ln2",
                                                          "attproj",   "attention", "qkv",  "ln1"};
-    const int L = (int)config->L, first = gpt2_backward_tick(config, L - 1), end = gpt2_end_tick(config);
-    const int in_head = tick - gpt2_head_tick(config), block = tick / FORWARD_TICKS - (tick % FORWARD_TICKS == F_IN);
+    const int L = (int)config->L, first = model_backward_tick(config, L - 1), end = model_end_tick(config);
+    const int in_head = tick - model_head_tick(config), block = tick / FORWARD_TICKS - (tick % FORWARD_TICKS == F_IN);
     if (tick == 0)
         snprintf(name, TICK_NAME, "embedding");
     else if (in_head <= H_IN)
@@ -102,7 +102,7 @@ const char *gpt2_tick_name(const ModelConfig *config, int tick, char name[TICK_N
     return name;
 }
 
-OpsShape gpt2_ops_shape(const Gpt2Options *o) {
+OpsShape model_ops_shape(const ModelOptions *o) {
     OpsShape shape = {.B = o->B,
                       .T = o->T,
                       .C = o->config.C,
@@ -121,14 +121,14 @@ OpsShape gpt2_ops_shape(const Gpt2Options *o) {
 }
 
 // The bytes of each slot of one process, its tensors one after the other.
-static void state_bytes_of(const Gpt2Options *o, const Partition *p, const Parameter *table, int process,
+static void state_bytes_of(const ModelOptions *o, const Partition *p, const Parameter *table, int process,
                            int64_t bytes[NUM_STATE_SLOTS]) {
     const int count = o->train ? parameter_count(&o->config) : 0;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
         bytes[slot] = 0;
         for (int i = 0; i < count; i++) {
             const Tensor t = optimizer_state(o->optimizer, o->master, o->dtype, &table[i], (StateSlot)slot);
-            const Range own = gpt2_own_range(o, p, &table[i], i, process);
+            const Range own = model_own_range(o, p, &table[i], i, process);
             if (t.rank == 0 || range_size(own) == 0) continue;
             const Tensor part = optimizer_state_slice(t, (StateSlot)slot, &table[i], own.begin, range_size(own));
             bytes[slot] += round_up((int64_t)tensor_bytes(part), PLAN_ALIGNMENT);
@@ -136,10 +136,10 @@ static void state_bytes_of(const Gpt2Options *o, const Partition *p, const Param
     }
 }
 
-void gpt2_state_bytes(const Gpt2Options *o, const Partition *p, int64_t bytes[NUM_STATE_SLOTS]) {
+void model_state_bytes(const ModelOptions *o, const Partition *p, int64_t bytes[NUM_STATE_SLOTS]) {
     Parameter *table = parameter_table(&o->config);
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) bytes[slot] = 0;
-    for (int r = 0; r < (gpt2_is_divided(o) ? p->processes : 1); r++) {
+    for (int r = 0; r < (model_is_divided(o) ? p->processes : 1); r++) {
         int64_t of_process[NUM_STATE_SLOTS];
         state_bytes_of(o, p, table, r, of_process);
         for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) bytes[slot] = max_i64(bytes[slot], of_process[slot]);
@@ -149,9 +149,9 @@ void gpt2_state_bytes(const Gpt2Options *o, const Partition *p, int64_t bytes[NU
 
 // The slots of the optimizer, each with all its tensors one after the other; under offload they are in host memory, and
 // a buffer is here.
-static void plan_state(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
+static void plan_state(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     int64_t bytes[NUM_STATE_SLOTS];
-    gpt2_state_bytes(o, layout->partition, bytes);
+    model_state_bytes(o, layout->partition, bytes);
     layout->host_bytes = 0, layout->offload_buffer = -1;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
         layout->state[slot] = -1;
@@ -171,7 +171,7 @@ static void plan_state(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
 
 // What several groups and several processes need: see train/data_parallel.h. The binary counter that adds n groups has
 // a digit for each bit of n - 1.
-static int sum_levels(const Gpt2Options *o) {
+static int sum_levels(const ModelOptions *o) {
     int levels = 0;
     while ((o->group_count - 1) >> levels > 0) levels++;
     return levels;
@@ -179,8 +179,8 @@ static int sum_levels(const Gpt2Options *o) {
 
 // Elements of a buffer that receives this process's range of a block from all processes, or a part of that range which
 // is long enough for any network. The parameters outside blocks pass through it part by part.
-static int64_t exchange_elements(const Gpt2Options *o, const Partition *p) {
-    const int64_t enough = ((int64_t)256 << 20) / (int64_t)dtype_size(gpt2_gradient_dtype(o));
+static int64_t exchange_elements(const ModelOptions *o, const Partition *p) {
+    const int64_t enough = ((int64_t)256 << 20) / (int64_t)dtype_size(model_gradient_dtype(o));
     int64_t longest = 0;
     for (int u = 0; u + 1 < p->num_units; u++)
         for (int r = 0; r < p->processes; r++) longest = max_i64(longest, range_size(partition_of_unit(p, u, r)));
@@ -199,10 +199,10 @@ static int64_t own_elements(const Partition *p, int process) {
     return n;
 }
 
-static void plan_gradients(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
+static void plan_gradients(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     const Partition *p = layout->partition;
-    const int64_t size = (int64_t)dtype_size(gpt2_gradient_dtype(o)), bytes = p->elements * size;
-    if (!gpt2_frees_gradients(o)) {
+    const int64_t size = (int64_t)dtype_size(model_gradient_dtype(o)), bytes = p->elements * size;
+    if (!model_frees_gradients(o)) {
         layout->gradients = memory_plan_add(plan, MEM_GRADIENTS, "gradients", bytes, PLAN_ALWAYS, PLAN_ALWAYS);
         if (sum_levels(o) > 0)
             layout->gradient_sums =
@@ -222,7 +222,7 @@ static int64_t norm_columns(const Partition *p) {
     return round_up(p->num_norm_parts + 1, PLAN_ALIGNMENT / (int64_t)sizeof(float));
 }
 
-static void plan_data_parallel(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
+static void plan_data_parallel(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     layout->gradients = layout->gradient_sums = layout->own_gradients = -1;
     layout->exchange = layout->step_losses = layout->norm = -1;
     if (!o->train) return;
@@ -236,11 +236,11 @@ static void plan_data_parallel(MemoryPlan *plan, Layout *layout, const Gpt2Optio
     if (o->processes > 1)
         layout->exchange =
             memory_plan_add(plan, MEM_WORKSPACE, "exchange",
-                            2 * exchange_elements(o, layout->partition) * (int64_t)dtype_size(gpt2_gradient_dtype(o)),
+                            2 * exchange_elements(o, layout->partition) * (int64_t)dtype_size(model_gradient_dtype(o)),
                             PLAN_ALWAYS, PLAN_ALWAYS);
 }
 
-static void plan_permanent(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
+static void plan_permanent(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     const int64_t bytes = layout->partition->elements * (int64_t)dtype_size(o->dtype);
     layout->weights = memory_plan_add(plan, MEM_WEIGHTS, "weights", bytes, PLAN_ALWAYS, PLAN_ALWAYS);
     plan_data_parallel(plan, layout, o);
@@ -253,8 +253,8 @@ static void plan_permanent(MemoryPlan *plan, Layout *layout, const Gpt2Options *
     layout->workspace = memory_plan_add(plan, MEM_WORKSPACE, "workspace", workspace_bytes(o), PLAN_ALWAYS, PLAN_ALWAYS);
 }
 
-static void plan_block(MemoryPlan *plan, Layout *layout, const Gpt2Options *o, int block) {
-    const int f = forward_tick(block), b = gpt2_backward_tick(&o->config, block), set = o->recompute.blocks[block];
+static void plan_block(MemoryPlan *plan, Layout *layout, const ModelOptions *o, int block) {
+    const int f = forward_tick(block), b = model_backward_tick(&o->config, block), set = o->recompute.blocks[block];
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &block_acts[i];
         const int64_t bytes = activation_bytes(o, s->shape, o->B, o->T);
@@ -278,9 +278,9 @@ static void plan_block(MemoryPlan *plan, Layout *layout, const Gpt2Options *o, i
     }
 }
 
-static void plan_model_acts(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
-    const int head = gpt2_head_tick(&o->config);
-    const int end = o->train ? gpt2_end_tick(&o->config) : head + H_HEAD;
+static void plan_model_acts(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
+    const int head = model_head_tick(&o->config);
+    const int end = o->train ? model_end_tick(&o->config) : head + H_HEAD;
     const int final = o->train ? head + H_LNF_BACKWARD : head + H_HEAD;
     const struct {
         const char *name;
@@ -304,9 +304,9 @@ static void plan_model_acts(MemoryPlan *plan, Layout *layout, const Gpt2Options 
 // memory of training, and a training run needs no more memory for them. All blocks share one set of activations, large
 // enough for a prompt of T tokens and for a token of every sequence. A block leaves its output in residual1, which the
 // first op of the next one must not overwrite.
-static void plan_decoder(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
+static void plan_decoder(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     const ModelConfig *c = &o->config;
-    const int begin = gpt2_end_tick(c) + 1, end = begin + F_NEXT_LN1;
+    const int begin = model_end_tick(c) + 1, end = begin + F_NEXT_LN1;
     const int64_t tokens = o->T > o->sequences ? o->T : o->sequences, e = (int64_t)dtype_size(o->dtype);
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &block_acts[i];
@@ -324,20 +324,20 @@ static void plan_decoder(MemoryPlan *plan, Layout *layout, const Gpt2Options *o)
     layout->cache =
         memory_plan_add(plan, MEM_ACTIVATIONS, "cache", c->L * o->sequences * o->T * 2 * c->C * e, begin, end);
     layout->decoder_tokens =
-        memory_plan_add(plan, MEM_ACTIVATIONS, "decoder_tokens", gpt2_decoder_tokens(o) * 4, begin, end);
+        memory_plan_add(plan, MEM_ACTIVATIONS, "decoder_tokens", model_decoder_tokens(o) * 4, begin, end);
     layout->decoder_logits =
         memory_plan_add(plan, MEM_ACTIVATIONS, "decoder_logits", o->sequences * c->Vp * e, end, end);
 }
 
 // Between the last micro-step and the next; its tick comes after those of the decoder.
-static void plan_optimizer_scratch(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
-    const int tick = gpt2_end_tick(&o->config) + F_NEXT_LN1 + 2;
+static void plan_optimizer_scratch(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
+    const int tick = model_end_tick(&o->config) + F_NEXT_LN1 + 2;
     const int64_t bytes = o->train ? optimizer_scratch_bytes(o->optimizer, &o->config, o->dtype, o->numerics) : 0;
     layout->optimizer_scratch =
         bytes > 0 ? memory_plan_add(plan, MEM_ACTIVATIONS, "optimizer_scratch", bytes, tick, tick) : -1;
 }
 
-MemoryPlan *gpt2_plan_all(Layout *layout, const Gpt2Options *o) {
+MemoryPlan *model_plan_all(Layout *layout, const ModelOptions *o) {
     MemoryPlan *plan = memory_plan_create();
     const size_t L = (size_t)o->config.L;
     layout->forward = malloc(L * sizeof *layout->forward);
@@ -356,7 +356,7 @@ MemoryPlan *gpt2_plan_all(Layout *layout, const Gpt2Options *o) {
     return plan;
 }
 
-void gpt2_layout_free(Layout *layout) {
+void model_layout_free(Layout *layout) {
     free(layout->forward);
     free(layout->backward);
     partition_destroy(layout->partition);
@@ -364,69 +364,69 @@ void gpt2_layout_free(Layout *layout) {
 
 // ------------------------------------------------------------------------------------------------------------- views
 
-void *gpt2_at(const Gpt2 *model, int handle) {
+void *model_at(const Model *model, int handle) {
     return handle < 0 ? NULL : model->arena + memory_plan_offset(model->plan, handle);
 }
 
-void gpt2_use_workspace(const Gpt2 *model) {
-    ops_set_workspace(gpt2_at(model, model->layout.workspace), ops_workspace_bytes(gpt2_ops_shape(&model->options)));
+void model_use_workspace(const Model *model) {
+    ops_set_workspace(model_at(model, model->layout.workspace), ops_workspace_bytes(model_ops_shape(&model->options)));
 }
 
-const Gpt2Options *gpt2_options(const Gpt2 *model) { return &model->options; }
-const MemoryPlan *gpt2_memory(const Gpt2 *model) { return model->plan; }
-int gpt2_num_tensors(const Gpt2 *model) { return model->num_tensors; }
-const Parameter *gpt2_parameters(const Gpt2 *model) { return model->parameters; }
-const UpdateTensor *gpt2_tensors(const Gpt2 *model) { return model->tensors; }
-Range gpt2_own_elements(const Gpt2 *model, int index) {
-    const Gpt2Options *o = &model->options;
-    return gpt2_own_range(o, model->layout.partition, &model->parameters[index], index, o->rank);
+const ModelOptions *model_options(const Model *model) { return &model->options; }
+const MemoryPlan *model_memory(const Model *model) { return model->plan; }
+int model_num_tensors(const Model *model) { return model->num_tensors; }
+const Parameter *model_parameters(const Model *model) { return model->parameters; }
+const UpdateTensor *model_tensors(const Model *model) { return model->tensors; }
+Range model_own_elements(const Model *model, int index) {
+    const ModelOptions *o = &model->options;
+    return model_own_range(o, model->layout.partition, &model->parameters[index], index, o->rank);
 }
-const UpdateTensor *gpt2_own_tensors(const Gpt2 *model, int *count) {
+const UpdateTensor *model_own_tensors(const Model *model, int *count) {
     *count = model->num_own;
     return model->own;
 }
 
-Tensor gpt2_control(const Gpt2 *model) {
-    return tensor_make(gpt2_at(model, model->layout.control), DTYPE_U8, "control", (int64_t)sizeof(StepControl), 0, 0,
+Tensor model_control(const Model *model) {
+    return tensor_make(model_at(model, model->layout.control), DTYPE_U8, "control", (int64_t)sizeof(StepControl), 0, 0,
                        0);
 }
-Tensor gpt2_sequence_losses(const Gpt2 *model) {
-    void *data = gpt2_at(model, model->layout.sequence_losses);
+Tensor model_sequence_losses(const Model *model) {
+    void *data = model_at(model, model->layout.sequence_losses);
     return tensor_make(data, DTYPE_FP32, "sequence_losses", model->options.B, 0, 0, 0);
 }
-Tensor gpt2_step_losses(const Gpt2 *model) {
-    const Gpt2Options *o = &model->options;
-    if (o->groups <= 1) return gpt2_sequence_losses(model);
-    return tensor_make(gpt2_at(model, model->layout.step_losses), DTYPE_FP32, "step_losses", o->groups, o->B, 0, 0);
+Tensor model_step_losses(const Model *model) {
+    const ModelOptions *o = &model->options;
+    if (o->groups <= 1) return model_sequence_losses(model);
+    return tensor_make(model_at(model, model->layout.step_losses), DTYPE_FP32, "step_losses", o->groups, o->B, 0, 0);
 }
-void gpt2_weights_changed(Gpt2 *model) { model->weights_are_new = true; }
+void model_weights_changed(Model *model) { model->weights_are_new = true; }
 
-void *gpt2_offload_buffer(const Gpt2 *model, int64_t *bytes) {
+void *model_offload_buffer(const Model *model, int64_t *bytes) {
     const int handle = model->layout.offload_buffer;
     *bytes = handle < 0 ? 0 : memory_plan_bytes(model->plan, handle);
-    return gpt2_at(model, handle);
+    return model_at(model, handle);
 }
-Tensor gpt2_optimizer_scratch(const Gpt2 *model) {
+Tensor model_optimizer_scratch(const Model *model) {
     const int handle = model->layout.optimizer_scratch;
     if (handle < 0) return tensor_none();
-    return tensor_make(gpt2_at(model, handle), DTYPE_U8, "optimizer_scratch", memory_plan_bytes(model->plan, handle), 0,
-                       0, 0);
+    return tensor_make(model_at(model, handle), DTYPE_U8, "optimizer_scratch", memory_plan_bytes(model->plan, handle),
+                       0, 0, 0);
 }
 
-Weights gpt2_weights(const Gpt2 *model, int block) {
+Weights model_weights(const Model *model, int block) {
     Weights w;
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++)
         w.all[s] = model->tensors[parameter_index(&model->options.config, s, block)].weight;
     return w;
 }
-Weights gpt2_gradients(const Gpt2 *model, int block) {
+Weights model_gradients(const Model *model, int block) {
     Weights g;
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++)
-        g.all[s] = gpt2_micro_gradient(model, parameter_index(&model->options.config, s, block));
+        g.all[s] = model_micro_gradient(model, parameter_index(&model->options.config, s, block));
     return g;
 }
 
-ModelActs gpt2_model_acts(const Gpt2 *model, int64_t B, int64_t T) {
+ModelActs model_model_acts(const Model *model, int64_t B, int64_t T) {
     static const struct {
         const char *name;
         ActivationShape shape;
@@ -437,115 +437,115 @@ ModelActs gpt2_model_acts(const Gpt2 *model, int64_t B, int64_t T) {
     };
     ModelActs a;
     for (int i = 0; i < NUM_MODEL_ACTS; i++) {
-        void *data = gpt2_at(model, model->layout.model_acts[i]);
+        void *data = model_at(model, model->layout.model_acts[i]);
         a.all[i] = activation(&model->options, acts[i].shape, acts[i].name, data, B, T);
     }
     return a;
 }
 
-Block gpt2_block(const Gpt2 *model, int number, Pass pass, int64_t B, int64_t T) {
+Block model_block(const Model *model, int number, Pass pass, int64_t B, int64_t T) {
     const Layout *layout = &model->layout;
     const int *handles = pass == PASS_FORWARD    ? layout->forward[number]
                          : pass == PASS_BACKWARD ? layout->backward[number]
                                                  : layout->decoder_acts;
-    Block b = {.model = model, .number = number, .pass = pass, .p = gpt2_weights(model, number)};
+    Block b = {.model = model, .number = number, .pass = pass, .p = model_weights(model, number)};
     if (pass == PASS_BACKWARD) {
-        b.g = gpt2_gradients(model, number);
+        b.g = model_gradients(model, number);
         b.missing = model->options.recompute.blocks[number];
         if (b.missing & RECOMPUTE_LAYERNORM) b.missing |= RECOMPUTE_LN2;
     }
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &block_acts[i];
-        b.a.all[i] = activation(&model->options, s->shape, s->name, gpt2_at(model, handles[i]), B, T);
+        b.a.all[i] = activation(&model->options, s->shape, s->name, model_at(model, handles[i]), B, T);
     }
     return b;
 }
 
 // ----------------------------------------------------------------------------------------------------------- gradients
 
-DType gpt2_gradient_dtype(const Gpt2Options *o) { return o->gradients_in_dtype ? o->dtype : DTYPE_FP32; }
+DType model_gradient_dtype(const ModelOptions *o) { return o->gradients_in_dtype ? o->dtype : DTYPE_FP32; }
 
-bool gpt2_is_divided(const Gpt2Options *o) { return o->divided && o->processes > 1; }
+bool model_is_divided(const ModelOptions *o) { return o->divided && o->processes > 1; }
 
-bool gpt2_frees_gradients(const Gpt2Options *o) {
-    return gpt2_is_divided(o) && o->group_count <= 1 && o->group_windows <= o->B && o->config.L > NUM_BUCKETS;
+bool model_frees_gradients(const ModelOptions *o) {
+    return model_is_divided(o) && o->group_count <= 1 && o->group_windows <= o->B && o->config.L > NUM_BUCKETS;
 }
 
-Range gpt2_own_range(const Gpt2Options *o, const Partition *p, const Parameter *parameter, int index, int process) {
+Range model_own_range(const ModelOptions *o, const Partition *p, const Parameter *parameter, int index, int process) {
     const int64_t numel = parameter_numel(parameter);
-    return gpt2_is_divided(o) ? partition_of_parameter(p, index, numel, process) : (Range){0, numel};
+    return model_is_divided(o) ? partition_of_parameter(p, index, numel, process) : (Range){0, numel};
 }
 
-const Partition *gpt2_partition(const Gpt2 *model) { return model->layout.partition; }
+const Partition *model_partition(const Model *model) { return model->layout.partition; }
 
-static Tensor gradient_elements(const Gpt2 *model, int handle, int64_t first, int64_t n) {
-    const DType dtype = gpt2_gradient_dtype(&model->options);
-    char *data = (char *)gpt2_at(model, handle) + first * (int64_t)dtype_size(dtype);
+static Tensor gradient_elements(const Model *model, int handle, int64_t first, int64_t n) {
+    const DType dtype = model_gradient_dtype(&model->options);
+    char *data = (char *)model_at(model, handle) + first * (int64_t)dtype_size(dtype);
     return tensor_make(data, dtype, "gradients", n, 0, 0, 0);
 }
 
-Tensor gpt2_all_gradients(const Gpt2 *model) {
-    REQUIRE(!gpt2_frees_gradients(&model->options), "all gradients of a model that frees them");
+Tensor model_all_gradients(const Model *model) {
+    REQUIRE(!model_frees_gradients(&model->options), "all gradients of a model that frees them");
     return gradient_elements(model, model->layout.gradients, 0, model->layout.partition->elements);
 }
 
-Tensor gpt2_unit_gradients(const Gpt2 *model, int unit) {
+Tensor model_unit_gradients(const Model *model, int unit) {
     const Partition *p = model->layout.partition;
     const int64_t n = p->begin[unit + 1] - p->begin[unit], outside = p->elements - p->begin[p->num_units - 1];
     int64_t first = p->begin[unit];
-    if (gpt2_frees_gradients(&model->options))
+    if (model_frees_gradients(&model->options))
         first = unit == p->num_units - 1 ? 0 : outside + unit % NUM_BUCKETS * longest_block(p);
     return gradient_elements(model, model->layout.gradients, first, n);
 }
 
-Tensor gpt2_unit_sums(const Gpt2 *model, int unit, int level) {
+Tensor model_unit_sums(const Model *model, int unit, int level) {
     const Partition *p = model->layout.partition;
     return gradient_elements(model, model->layout.gradient_sums, level * p->elements + p->begin[unit],
                              p->begin[unit + 1] - p->begin[unit]);
 }
 
-Tensor gpt2_own_gradients(const Gpt2 *model, int unit) {
+Tensor model_own_gradients(const Model *model, int unit) {
     const Partition *p = model->layout.partition;
     const int rank = model->options.rank;
     const Range own = partition_of_unit(p, unit, rank);
     int64_t first = 0;
-    if (!gpt2_frees_gradients(&model->options))
-        return tensor_slice_elements(gpt2_unit_gradients(model, unit), own.begin - p->begin[unit], range_size(own));
+    if (!model_frees_gradients(&model->options))
+        return tensor_slice_elements(model_unit_gradients(model, unit), own.begin - p->begin[unit], range_size(own));
     for (int u = 0; u < unit; u++) first += range_size(partition_of_unit(p, u, rank));
     return gradient_elements(model, model->layout.own_gradients, first, range_size(own));
 }
 
-Tensor gpt2_unit_weights(const Gpt2 *model, int unit) {
+Tensor model_unit_weights(const Model *model, int unit) {
     const Partition *p = model->layout.partition;
     const DType dtype = model->options.dtype;
-    char *data = (char *)gpt2_at(model, model->layout.weights) + p->begin[unit] * (int64_t)dtype_size(dtype);
+    char *data = (char *)model_at(model, model->layout.weights) + p->begin[unit] * (int64_t)dtype_size(dtype);
     return tensor_make(data, dtype, "weights", p->begin[unit + 1] - p->begin[unit], 0, 0, 0);
 }
 
-Tensor gpt2_exchange_buffer(const Gpt2 *model, int half) {
+Tensor model_exchange_buffer(const Model *model, int half) {
     const int64_t n = exchange_elements(&model->options, model->layout.partition);
     return gradient_elements(model, model->layout.exchange, half * n, n);
 }
 
-Tensor gpt2_norm(const Gpt2 *model) {
-    return tensor_make(gpt2_at(model, model->layout.norm), DTYPE_FP32, "sumsq", max_i64(model->options.processes, 1),
+Tensor model_norm(const Model *model) {
+    return tensor_make(model_at(model, model->layout.norm), DTYPE_FP32, "sumsq", max_i64(model->options.processes, 1),
                        norm_columns(model->layout.partition), 0, 0);
 }
 
 // The first and last tick at which the micro-step's own gradient of this kind of parameter is in use. Blocks share
 // theirs, one after the other.
 static void lifetime(const ModelConfig *c, int spec, int *first, int *last) {
-    *first = gpt2_head_tick(c) + H_HEAD, *last = gpt2_end_tick(c); // the embedding adds to the head's gradient of wte
-    if (parameter_specs[spec].per_block) *first = gpt2_backward_tick(c, (int)c->L - 1), *last = gpt2_end_tick(c) - 1;
-    if (spec == PARAM_LNFW || spec == PARAM_LNFB) *first = *last = gpt2_head_tick(c) + H_LNF_BACKWARD;
-    if (spec == PARAM_WPE) *first = gpt2_end_tick(c);
+    *first = model_head_tick(c) + H_HEAD, *last = model_end_tick(c); // the embedding adds to the head's gradient of wte
+    if (parameter_specs[spec].per_block) *first = model_backward_tick(c, (int)c->L - 1), *last = model_end_tick(c) - 1;
+    if (spec == PARAM_LNFW || spec == PARAM_LNFB) *first = *last = model_head_tick(c) + H_LNF_BACKWARD;
+    if (spec == PARAM_WPE) *first = model_end_tick(c);
 }
 
-void gradients_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
+void gradients_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     Parameter *table = parameter_table(&o->config);
     for (int spec = 0; spec < NUM_PARAMETER_SPECS; spec++) {
         layout->micro_gradients[spec] = -1;
-        if (!o->train || gpt2_gradient_dtype(o) == DTYPE_FP32) continue;
+        if (!o->train || model_gradient_dtype(o) == DTYPE_FP32) continue;
         const int64_t bytes = 4 * parameter_numel(&table[parameter_index(&o->config, spec, 0)]);
         int first, last;
         lifetime(&o->config, spec, &first, &last);
@@ -554,18 +554,18 @@ void gradients_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
     free(table);
 }
 
-Tensor gpt2_micro_gradient(const Gpt2 *model, int index) {
+Tensor model_micro_gradient(const Model *model, int index) {
     const Parameter *p = &model->parameters[index];
     const int handle = model->layout.micro_gradients[p->spec - parameter_specs];
     if (handle < 0) return model->tensors[index].grad;
-    return parameter_tensor(p, gpt2_at(model, handle), DTYPE_FP32);
+    return parameter_tensor(p, model_at(model, handle), DTYPE_FP32);
 }
 
-void gpt2_add_gradients(const Gpt2 *model, int from, int to, int block, bool first) {
+void model_add_gradients(const Model *model, int from, int to, int block, bool first) {
     for (int spec = from; spec <= to; spec++) {
         if (model->layout.micro_gradients[spec] < 0) continue;
         const int index = parameter_index(&model->options.config, spec, block);
-        gradient_add(model->tensors[index].grad, gpt2_micro_gradient(model, index), !first, model->options.seed, index,
-                     gpt2_control(model));
+        gradient_add(model->tensors[index].grad, model_micro_gradient(model, index), !first, model->options.seed, index,
+                     model_control(model));
     }
 }

@@ -1,7 +1,7 @@
-// Private to the gpt2*.c files: the Gpt2 object, and the views of weights and activations that the pass uses as p-> and
-// a->.
+// Private to the gpt2*.c files: the Model object, and the views of weights and activations that the pass uses as p->
+// and a->.
 #pragma once
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 
 // The clock of a micro-step, for lifetimes in the memory plan. Forward ticks of a block, FORWARD_TICKS to a block.
 // F_IN: the embedding, or F_FCPROJ of the block before:
@@ -95,7 +95,7 @@ typedef struct {
     int own_gradients;      // -1 unless gradients are freed
     int gradient_sums, exchange, step_losses; // -1 with one group; with one process
     int norm;
-    int micro_gradients[NUM_PARAMETER_SPECS]; // gpt2_memory.c: of one block, or outside blocks
+    int micro_gradients[NUM_PARAMETER_SPECS]; // model_memory.c: of one block, or outside blocks
     int state[NUM_STATE_SLOTS]; // the same for each slot of the optimizer; -1 under offload: they are in host memory
     int64_t host_bytes;         // of the state in host memory
     int offload_buffer, optimizer_scratch;
@@ -105,13 +105,13 @@ typedef struct {
     int (*backward)[NUM_BLOCK_ACTS];  // (L): where its backward pass reads it, the same place if it was kept
     int decoder_acts[NUM_BLOCK_ACTS]; // shared by all blocks
     int cache, decoder_tokens, decoder_logits;
-    int fp8_weights, fp8_slots, fp8_forward, fp8_backward; // gpt2_fp8.c
-    int stats;                                             // gpt2_numerics.c
+    int fp8_weights, fp8_slots, fp8_forward, fp8_backward; // model_fp8.c
+    int stats;                                             // model_numerics.c
 } Layout;
 
 enum { NUM_GRAPHS = 4 }; // of a micro-step: first or not x whole or the shorter last one
 
-// The state of generation (gpt2_decode.c).
+// The state of generation (model_decode.c).
 typedef struct {
     int64_t sequences, length; // length 0: not started, or invalidated by another pass
     char *host;                // from host_alloc: tokens on their way to the device, logits on their way back
@@ -124,10 +124,10 @@ typedef struct {
     int64_t B, tokens_in_step; // of the micro-step that was recorded
 } Recording;
 // Of a micro-step with hooks: L forward, L + 1 backward.
-static inline int gpt2_num_parts(const Gpt2Options *o) { return 2 * (int)o->config.L + 1; }
+static inline int model_num_parts(const ModelOptions *o) { return 2 * (int)o->config.L + 1; }
 
-struct Gpt2 {
-    Gpt2Options options;
+struct Model {
+    ModelOptions options;
     MemoryPlan *plan;
     Layout layout;
     char *arena;
@@ -149,20 +149,20 @@ struct Gpt2 {
     Recording *parts; // (NUM_GRAPHS, parts): of a micro-step with hooks; NULL for one process
     const UnitHooks *hooks;
     Decoder decoder;
-    bool observing;       // gpt2_observe
+    bool observing;       // model_observe
     bool weights_are_new; // since fp8_prepare
     bool evaluating;      // the current pass does not belong to a step
 };
 
 enum { STAGING_BYTES = 4 << 20 };
 
-typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_PROMPT, PASS_TOKEN } Pass; // the last two: gpt2_decode.c
+typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_PROMPT, PASS_TOKEN } Pass; // the last two: model_decode.c
 
 enum { RECOMPUTE_LN2 = RECOMPUTE_BLOCK + 1 }; // in Block.missing: ln2; RECOMPUTE_LAYERNORM is ln1 there
 
 // A block in one pass, as used by the lines of gpt2.c. A forward op of a block in the backward pass is a recomputation.
 typedef struct {
-    const Gpt2 *model;
+    const Model *model;
     int number;
     Pass pass;
     Weights p, g; // g in the backward pass only: where the ops of a micro-step write the gradients
@@ -171,65 +171,65 @@ typedef struct {
     int missing;          // in the backward pass: RECOMPUTE_... of what was not kept and is not recomputed yet
     int64_t first, count; // PASS_PROMPT: of the sequences that begin with this prompt
 } Block;
-Block gpt2_block(const Gpt2 *model, int number, Pass pass, int64_t B, int64_t T);
+Block model_block(const Model *model, int number, Pass pass, int64_t B, int64_t T);
 void block_forward(const Block *b, Tensor out); // out (B,T,C): the residual stream after the block
-// gpt2_decode.c: attention with the cache of keys and values; false if the remainder of the block is not needed.
+// model_decode.c: attention with the cache of keys and values; false if the remainder of the block is not needed.
 bool decoder_attention(const Block *b);
 
 // The linear layers of a block, in the order of their weights.
 typedef enum { LINEAR_QKV, LINEAR_ATTPROJ, LINEAR_FC, LINEAR_FCPROJ, NUM_LINEARS } LinearLayer;
 
-Weights gpt2_weights(const Gpt2 *model, int block);   // block 0 for the weights outside blocks
-Weights gpt2_gradients(const Gpt2 *model, int block); // where the ops of a micro-step write them
-ModelActs gpt2_model_acts(const Gpt2 *model, int64_t B, int64_t T);
-// Gives the ops the scratch memory of this model. Called by gpt2_load_batch, gpt2_decode_* and gpt2_observe; passes and
-// updates use that of the last call. So models of one process take turns by whole steps (tests do).
-void gpt2_use_workspace(const Gpt2 *model);
+Weights model_weights(const Model *model, int block);   // block 0 for the weights outside blocks
+Weights model_gradients(const Model *model, int block); // where the ops of a micro-step write them
+ModelActs model_model_acts(const Model *model, int64_t B, int64_t T);
+// Gives the ops the scratch memory of this model. Called by model_load_batch, model_decode_* and model_observe; passes
+// and updates use that of the last call. So models of one process take turns by whole steps (tests do).
+void model_use_workspace(const Model *model);
 
-// gpt2_numerics.c: counts t while gpt2_observe is on.
-void numerics_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o);
+// model_numerics.c: counts t while model_observe is on.
+void numerics_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o);
 typedef enum { ROLE_IN, ROLE_OUT, ROLE_GRADIENT, NUM_ROLES } Role;
-void observe(const Gpt2 *model, LinearLayer layer, Role role, Tensor t);
+void observe(const Model *model, LinearLayer layer, Role role, Tensor t);
 
-// gpt2_memory.c
-void gradients_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o);
-DType gpt2_gradient_dtype(const Gpt2Options *o); // in which gradients are accumulated
+// model_memory.c
+void gradients_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o);
+DType model_gradient_dtype(const ModelOptions *o); // in which gradients are accumulated
 // Where the ops of a micro-step write the gradient of parameter `index`: the gradient tensor itself, or fp32 memory
 // that belongs to the micro-step and is shared by all blocks.
-Tensor gpt2_micro_gradient(const Gpt2 *model, int index);
+Tensor model_micro_gradient(const Model *model, int index);
 // Call when the micro-step's gradients of the specs from .. to of this block are complete. Unless they were written in
 // place, they are added to the gradient tensors or, in the first micro-step, overwrite them.
-void gpt2_add_gradients(const Gpt2 *model, int from, int to, int block, bool first);
+void model_add_gradients(const Model *model, int from, int to, int block, bool first);
 
-// gpt2_memory.c
-int gpt2_head_tick(const ModelConfig *config); // the tick of the head, of the backward pass of a block, and of the end
-int gpt2_backward_tick(const ModelConfig *config, int block);
-int gpt2_end_tick(const ModelConfig *config); // embedding backward, the last tick of a micro-step
-MemoryPlan *gpt2_plan_all(Layout *layout, const Gpt2Options *o);
-void gpt2_layout_free(Layout *layout);
-OpsShape gpt2_ops_shape(const Gpt2Options *o);
+// model_memory.c
+int model_head_tick(const ModelConfig *config); // the tick of the head, of the backward pass of a block, and of the end
+int model_backward_tick(const ModelConfig *config, int block);
+int model_end_tick(const ModelConfig *config); // embedding backward, the last tick of a micro-step
+MemoryPlan *model_plan_all(Layout *layout, const ModelOptions *o);
+void model_layout_free(Layout *layout);
+OpsShape model_ops_shape(const ModelOptions *o);
 // The bytes of each slot, all tensors together; with -z 1 of the process that has most.
-void gpt2_state_bytes(const Gpt2Options *o, const Partition *p, int64_t bytes[NUM_STATE_SLOTS]);
-bool gpt2_is_divided(const Gpt2Options *o);
+void model_state_bytes(const ModelOptions *o, const Partition *p, int64_t bytes[NUM_STATE_SLOTS]);
+bool model_is_divided(const ModelOptions *o);
 // The elements of a parameter of which a process has the optimizer's state: all of them without -z 1.
-Range gpt2_own_range(const Gpt2Options *o, const Partition *p, const Parameter *parameter, int index, int process);
+Range model_own_range(const ModelOptions *o, const Partition *p, const Parameter *parameter, int index, int process);
 enum { NUM_BUCKETS = 2 }; // where gradients are freed: of blocks, one computes while another one is sent
-void *gpt2_at(const Gpt2 *model, int handle); // NULL for -1
+void *model_at(const Model *model, int handle); // NULL for -1
 
-// gpt2_decode.c
-bool gpt2_decoder_create(Gpt2 *model, Error *err);
-void gpt2_decoder_destroy(Gpt2 *model);
-int64_t gpt2_decoder_tokens(const Gpt2Options *o); // the number of i32 that it keeps on the device
+// model_decode.c
+bool model_decoder_create(Model *model, Error *err);
+void model_decoder_destroy(Model *model);
+int64_t model_decoder_tokens(const ModelOptions *o); // the number of i32 that it keeps on the device
 
-// gpt2_fp8.c: linear layers with --fp8, see gpt2.c. They do not include the GELU.
+// model_fp8.c: linear layers with --fp8, see gpt2.c. They do not include the GELU.
 // residual: absent, or added to the output.
 void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual, Tensor in, Tensor bias);
 void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in);
 // Quantises the weights of all layers if they have changed since the last call, and then also advances the scales of
 // delayed scaling. Call before the first pass of a micro-step, outside its graph. evaluating: the next pass does not
 // belong to a step and must leave no trace in the scales of the run. Does nothing without --fp8.
-void fp8_prepare(Gpt2 *model, bool evaluating);
+void fp8_prepare(Model *model, bool evaluating);
 // Forgets the magnitudes that the micro-steps since the last update have recorded.
-void fp8_abandon_step(Gpt2 *model);
+void fp8_abandon_step(Model *model);
 // Adds the memory of --fp8 to the plan; nothing without it.
-void fp8_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o);
+void fp8_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o);

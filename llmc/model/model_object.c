@@ -1,14 +1,14 @@
-// The Gpt2 object: allocates the planned arena and frees everything; gpt2_memory.c decides where its tensors are. It
+// The Model object: allocates the planned arena and frees everything; model_memory.c decides where its tensors are. It
 // also moves weights and optimizer state between device and host, for initial values, checkpoints and import. All of
 // that passes through one staging buffer, so that host memory stays small whatever the model.
 #include "llmc/base/arithmetic.h"
-#include "llmc/model/gpt2_internal.h"
+#include "llmc/model/model_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static Gpt2Options effective(const Gpt2Options *options) {
-    Gpt2Options o = *options;
+static ModelOptions effective(const ModelOptions *options) {
+    ModelOptions o = *options;
     if (o.dtype == DTYPE_FP32) o.gradients_in_dtype = false; // they are already fp32
     o.master = optimizer_keeps_master(o.optimizer, o.master, o.dtype);
     return o;
@@ -16,7 +16,7 @@ static Gpt2Options effective(const Gpt2Options *options) {
 
 // fp8 matmuls need dimensions in multiples of 16: the dimensions of the model, and the tokens of a micro-batch. As a
 // micro-batch may have any number of sequences (-b auto, the last one of a step), T must be such a multiple.
-static bool check_fp8(const Gpt2Options *o, Error *err) {
+static bool check_fp8(const ModelOptions *o, Error *err) {
     if (o->dtype != DTYPE_BF16)
         return error_set(err, "--fp8: needs --dtype bf16, not %s; head and attention stay in bf16",
                          dtype_name(o->dtype));
@@ -33,7 +33,7 @@ static bool check_fp8(const Gpt2Options *o, Error *err) {
                      (long long)round_up(o->T, FP8_MULTIPLE));
 }
 
-bool gpt2_check_options(const Gpt2Options *o, Error *err) {
+bool model_check_options(const ModelOptions *o, Error *err) {
     if (o->fp8 && !check_fp8(o, err)) return false;
     if (o->train && o->offload && !optimizer_is_elementwise(o->optimizer))
         return error_set(err,
@@ -47,20 +47,20 @@ bool gpt2_check_options(const Gpt2Options *o, Error *err) {
     return true;
 }
 
-MemoryPlan *gpt2_plan(const Gpt2Options *options) {
+MemoryPlan *model_plan(const ModelOptions *options) {
     Layout layout;
-    Gpt2Options o = effective(options);
-    MemoryPlan *plan = gpt2_plan_all(&layout, &o);
-    gpt2_layout_free(&layout);
+    ModelOptions o = effective(options);
+    MemoryPlan *plan = model_plan_all(&layout, &o);
+    model_layout_free(&layout);
     return plan;
 }
 
-int64_t gpt2_host_bytes(const Gpt2Options *options) {
-    const Gpt2Options o = effective(options);
+int64_t model_host_bytes(const ModelOptions *options) {
+    const ModelOptions o = effective(options);
     int64_t slots[NUM_STATE_SLOTS], bytes = 0;
     if (!o.offload) return 0;
     Partition *p = partition_create(&o.config, o.optimizer, o.groups, o.processes);
-    gpt2_state_bytes(&o, p, slots);
+    model_state_bytes(&o, p, slots);
     partition_destroy(p);
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) bytes += slots[slot];
     return bytes;
@@ -69,23 +69,23 @@ int64_t gpt2_host_bytes(const Gpt2Options *options) {
 // ---------------------------------------------------------------------------------------------------------- the object
 
 // Parameter i in the memory of its unit.
-static Tensor in_unit(const Gpt2 *model, Tensor unit, int i) {
+static Tensor in_unit(const Model *model, Tensor unit, int i) {
     const Partition *p = model->layout.partition;
     const int64_t first = p->offsets[i] - p->begin[p->units[i]];
     char *data = (char *)unit.data + first * (int64_t)dtype_size(unit.dtype);
     return parameter_tensor(&model->parameters[i], data, unit.dtype);
 }
 
-static Tensor gradient_of(const Gpt2 *model, int i) {
-    return in_unit(model, gpt2_unit_gradients(model, model->layout.partition->units[i]), i);
+static Tensor gradient_of(const Model *model, int i) {
+    return in_unit(model, model_unit_gradients(model, model->layout.partition->units[i]), i);
 }
 
 // Of the elements `own` of parameter i: where their sum over all processes is.
-static Tensor own_gradient_of(const Gpt2 *model, int i, Range own) {
+static Tensor own_gradient_of(const Model *model, int i, Range own) {
     const Partition *of = model->layout.partition;
-    if (!gpt2_is_divided(&model->options)) return gradient_of(model, i);
+    if (!model_is_divided(&model->options)) return gradient_of(model, i);
     const int64_t begin = partition_of_unit(of, of->units[i], model->options.rank).begin;
-    const Tensor unit = gpt2_own_gradients(model, of->units[i]);
+    const Tensor unit = model_own_gradients(model, of->units[i]);
     Tensor t = tensor_slice_elements(unit, of->offsets[i] + own.begin - begin, range_size(own));
     if (range_size(own) == parameter_numel(&model->parameters[i]))
         t = parameter_tensor(&model->parameters[i], t.data, t.dtype);
@@ -95,8 +95,8 @@ static Tensor own_gradient_of(const Gpt2 *model, int i, Range own) {
 
 // Makes the optimizer's tensors of the elements `own` of parameter i in t: on the device, or one after the other in
 // host memory.
-static void make_state(Gpt2 *model, UpdateTensor *t, int i, Range own, int64_t at[NUM_STATE_SLOTS], int64_t *host_at) {
-    const Gpt2Options *o = &model->options;
+static void make_state(Model *model, UpdateTensor *t, int i, Range own, int64_t at[NUM_STATE_SLOTS], int64_t *host_at) {
+    const ModelOptions *o = &model->options;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
         Tensor *s = state_slot_tensor(t, (StateSlot)slot);
         if (s->rank == 0) continue;
@@ -104,15 +104,15 @@ static void make_state(Gpt2 *model, UpdateTensor *t, int i, Range own, int64_t a
         const int64_t bytes = round_up((int64_t)tensor_bytes(*s), PLAN_ALIGNMENT);
         s->name = model->parameters[i].name;
         s->data =
-            o->offload ? model->host_state + *host_at : (char *)gpt2_at(model, model->layout.state[slot]) + at[slot];
+            o->offload ? model->host_state + *host_at : (char *)model_at(model, model->layout.state[slot]) + at[slot];
         *(o->offload ? host_at : &at[slot]) += bytes;
     }
 }
 
-static UpdateTensor whole_tensor(const Gpt2 *model, int i) {
-    const Gpt2Options *o = &model->options;
+static UpdateTensor whole_tensor(const Model *model, int i) {
+    const ModelOptions *o = &model->options;
     const Parameter *p = &model->parameters[i];
-    UpdateTensor t = {.weight = in_unit(model, gpt2_unit_weights(model, model->layout.partition->units[i]), i),
+    UpdateTensor t = {.weight = in_unit(model, model_unit_weights(model, model->layout.partition->units[i]), i),
                       .rule = optimizer_rule(o->optimizer, p),
                       .rate = optimizer_rate(o->optimizer, p),
                       .weight_decay = p->spec->group == GROUP_VECTOR ? 0.0f : 1.0f,
@@ -128,12 +128,12 @@ static UpdateTensor whole_tensor(const Gpt2 *model, int i) {
 }
 
 // The tensors of the model, and those that this process updates.
-static void make_tensors(Gpt2 *model) {
-    const Gpt2Options *o = &model->options;
+static void make_tensors(Model *model) {
+    const ModelOptions *o = &model->options;
     int64_t at[NUM_STATE_SLOTS] = {0}, host_at = 0;
     for (int i = 0; i < model->num_tensors; i++) {
         const Parameter *p = &model->parameters[i];
-        const Range own = gpt2_own_range(o, model->layout.partition, p, i, o->rank);
+        const Range own = model_own_range(o, model->layout.partition, p, i, o->rank);
         model->tensors[i] = whole_tensor(model, i);
         if (!o->train || range_size(own) == 0) continue;
         UpdateTensor *t = &model->own[model->num_own++];
@@ -143,12 +143,12 @@ static void make_tensors(Gpt2 *model) {
         t->offset = own.begin;
         if (range_size(own) < parameter_numel(p))
             t->weight = tensor_slice_elements(t->weight, own.begin, range_size(own));
-        if (!gpt2_is_divided(o)) model->tensors[i] = *t;
+        if (!model_is_divided(o)) model->tensors[i] = *t;
     }
 }
 
-static bool make_parts(Gpt2 *model, Error *err) {
-    const int n = NUM_GRAPHS * gpt2_num_parts(&model->options);
+static bool make_parts(Model *model, Error *err) {
+    const int n = NUM_GRAPHS * model_num_parts(&model->options);
     model->parts = calloc((size_t)n, sizeof *model->parts);
     REQUIRE_MEMORY(model->parts, "the parts of a micro-step");
     for (int i = 0; i < n; i++)
@@ -156,12 +156,12 @@ static bool make_parts(Gpt2 *model, Error *err) {
     return true;
 }
 
-Gpt2 *gpt2_create(const Gpt2Options *options, Error *err) {
-    Gpt2 *model = calloc(1, sizeof *model);
+Model *model_create(const ModelOptions *options, Error *err) {
+    Model *model = calloc(1, sizeof *model);
     REQUIRE_MEMORY(model, "the model");
     model->options = effective(options);
-    const Gpt2Options *o = &model->options;
-    model->plan = gpt2_plan_all(&model->layout, o);
+    const ModelOptions *o = &model->options;
+    model->plan = model_plan_all(&model->layout, o);
     model->num_tensors = parameter_count(&o->config);
     model->parameters = parameter_table(&o->config);
     model->tensors = calloc((size_t)model->num_tensors, sizeof *model->tensors);
@@ -175,28 +175,28 @@ Gpt2 *gpt2_create(const Gpt2Options *options, Error *err) {
               (model->unpacked = device_event_create(err)) != NULL;
     for (int i = 0; ok && i < NUM_GRAPHS; i++) ok = (model->graphs[i].graph = device_graph_create(err)) != NULL;
     ok = ok && (o->processes <= 1 || make_parts(model, err));
-    ok = ok && gpt2_decoder_create(model, err);
+    ok = ok && model_decoder_create(model, err);
     if (!ok) {
-        gpt2_destroy(model);
+        model_destroy(model);
         return NULL;
     }
     if (model->host_state) memset(model->host_state, 0, (size_t)model->layout.host_bytes);
     make_tensors(model);
-    gpt2_weights_changed(model);
+    model_weights_changed(model);
     StepControl control = step_control_initial(1.0f);
-    gpt2_set_control(model, &control);
+    model_set_control(model, &control);
     return model;
 }
 
-void gpt2_destroy(Gpt2 *model) {
+void model_destroy(Model *model) {
     if (!model) return;
     ops_set_workspace(NULL, 0);
     for (int i = 0; i < NUM_GRAPHS; i++)
         if (model->graphs[i].graph) device_graph_destroy(model->graphs[i].graph);
-    for (int i = 0; model->parts && i < NUM_GRAPHS * gpt2_num_parts(&model->options); i++)
+    for (int i = 0; model->parts && i < NUM_GRAPHS * model_num_parts(&model->options); i++)
         if (model->parts[i].graph) device_graph_destroy(model->parts[i].graph);
     free(model->parts);
-    gpt2_decoder_destroy(model);
+    model_decoder_destroy(model);
     if (model->copied) device_event_destroy(model->copied);
     if (model->unpacked) device_event_destroy(model->unpacked);
     if (model->staging) host_free(model->staging);
@@ -205,19 +205,19 @@ void gpt2_destroy(Gpt2 *model) {
     free(model->tensors);
     free(model->own);
     free(model->parameters);
-    gpt2_layout_free(&model->layout);
+    model_layout_free(&model->layout);
     memory_plan_destroy(model->plan);
     free(model);
 }
 
 // ------------------------------------------------------------------------------ weights and state to and from the host
 
-static bool on_host(const Gpt2 *model, Tensor t) {
+static bool on_host(const Model *model, Tensor t) {
     const char *data = t.data;
     return model->host_state && data >= model->host_state && data < model->host_state + model->layout.host_bytes;
 }
 
-void gpt2_read_bytes(const Gpt2 *model, Tensor t, int64_t first, int64_t n, void *out) {
+void model_read_bytes(const Model *model, Tensor t, int64_t first, int64_t n, void *out) {
     REQUIRE(first >= 0 && first + n <= (int64_t)tensor_bytes(t), "bytes beyond %s", t.name);
     const char *from = (const char *)t.data + first;
     if (on_host(model, t)) {
@@ -233,7 +233,7 @@ void gpt2_read_bytes(const Gpt2 *model, Tensor t, int64_t first, int64_t n, void
     }
 }
 
-void gpt2_write_bytes(Gpt2 *model, Tensor t, int64_t first, int64_t n, const void *in) {
+void model_write_bytes(Model *model, Tensor t, int64_t first, int64_t n, const void *in) {
     REQUIRE(first >= 0 && first + n <= (int64_t)tensor_bytes(t), "bytes beyond %s", t.name);
     char *to = (char *)t.data + first;
     if (on_host(model, t)) {
@@ -251,11 +251,11 @@ void gpt2_write_bytes(Gpt2 *model, Tensor t, int64_t first, int64_t n, const voi
 
 // ------------------------------------------------------------------------------------------ the optimizer's state
 
-Range gpt2_state_range(const Gpt2 *model, int index, StateSlot slot, int process) {
+Range model_state_range(const Model *model, int index, StateSlot slot, int process) {
     const Parameter *p = &model->parameters[index];
     UpdateTensor whole = model->tensors[index];
     const Tensor t = *state_slot_tensor(&whole, slot);
-    const Range own = gpt2_own_range(&model->options, model->layout.partition, p, index, process);
+    const Range own = model_own_range(&model->options, model->layout.partition, p, index, process);
     if (range_size(own) == 0 || t.rank == 0) return (Range){0, 0};
     const int64_t size = (int64_t)dtype_size(t.dtype);
     if (range_size(own) == parameter_numel(p)) return (Range){0, (int64_t)tensor_bytes(t)};
@@ -264,20 +264,20 @@ Range gpt2_state_range(const Gpt2 *model, int index, StateSlot slot, int process
                     : (Range){own.begin * size, own.end * size};
 }
 
-static Tensor own_state(const Gpt2 *model, int index, StateSlot slot) {
+static Tensor own_state(const Model *model, int index, StateSlot slot) {
     for (int i = 0; i < model->num_own; i++)
         if (model->own[i].stream == index) return *state_slot_tensor(&model->own[i], slot);
     return tensor_none();
 }
 
-void gpt2_set_reader(Gpt2 *model, StateReader *reader, void *context) {
+void model_set_reader(Model *model, StateReader *reader, void *context) {
     model->reader = reader, model->reader_context = context;
 }
 
-bool gpt2_read_state(const Gpt2 *model, int index, StateSlot slot, int64_t first, int64_t n, void *out) {
-    const Range own = gpt2_state_range(model, index, slot, model->options.rank);
+bool model_read_state(const Model *model, int index, StateSlot slot, int64_t first, int64_t n, void *out) {
+    const Range own = model_state_range(model, index, slot, model->options.rank);
     if (first >= own.begin && first + n <= own.end) {
-        gpt2_read_bytes(model, own_state(model, index, slot), first - own.begin, n, out);
+        model_read_bytes(model, own_state(model, index, slot), first - own.begin, n, out);
         return true;
     }
     REQUIRE(model->reader, "the %s of %s belongs to another process", state_slot_name(slot),
@@ -285,12 +285,12 @@ bool gpt2_read_state(const Gpt2 *model, int index, StateSlot slot, int64_t first
     return model->reader(model->reader_context, index, slot, first, n, out);
 }
 
-void gpt2_write_state(Gpt2 *model, int index, StateSlot slot, int64_t first, int64_t n, const void *in) {
-    const Range own = gpt2_state_range(model, index, slot, model->options.rank);
+void model_write_state(Model *model, int index, StateSlot slot, int64_t first, int64_t n, const void *in) {
+    const Range own = model_state_range(model, index, slot, model->options.rank);
     const int64_t begin = max_i64(first, own.begin), end = min_i64(first + n, own.end);
     if (begin >= end) return;
-    gpt2_write_bytes(model, own_state(model, index, slot), begin - own.begin, end - begin,
-                     (const char *)in + (begin - first));
+    model_write_bytes(model, own_state(model, index, slot), begin - own.begin, end - begin,
+                      (const char *)in + (begin - first));
 }
 
 // ------------------------------------------------------------------------------------------------ values of weights
@@ -299,24 +299,24 @@ void gpt2_write_state(Gpt2 *model, int index, StateSlot slot, int64_t first, int
 // piece by piece through a buffer.
 enum { PIECE = 1 << 17, WEIGHT = -1 };
 
-static DType dtype_of(const Gpt2 *model, int index, int slot) {
+static DType dtype_of(const Model *model, int index, int slot) {
     UpdateTensor t = model->tensors[index];
     return slot == WEIGHT ? t.weight.dtype : state_slot_tensor(&t, (StateSlot)slot)->dtype;
 }
 
-static bool read_elements(const Gpt2 *model, int index, int slot, int64_t first, int64_t n, void *out) {
+static bool read_elements(const Model *model, int index, int slot, int64_t first, int64_t n, void *out) {
     const int64_t size = (int64_t)dtype_size(dtype_of(model, index, slot));
-    if (slot != WEIGHT) return gpt2_read_state(model, index, (StateSlot)slot, first * size, n * size, out);
-    gpt2_read_bytes(model, model->tensors[index].weight, first * size, n * size, out);
+    if (slot != WEIGHT) return model_read_state(model, index, (StateSlot)slot, first * size, n * size, out);
+    model_read_bytes(model, model->tensors[index].weight, first * size, n * size, out);
     return true;
 }
 
-static void write_elements(Gpt2 *model, int index, int slot, int64_t first, int64_t n, const void *in) {
+static void write_elements(Model *model, int index, int slot, int64_t first, int64_t n, const void *in) {
     const int64_t size = (int64_t)dtype_size(dtype_of(model, index, slot));
     if (slot == WEIGHT)
-        gpt2_write_bytes(model, model->tensors[index].weight, first * size, n * size, in);
+        model_write_bytes(model, model->tensors[index].weight, first * size, n * size, in);
     else
-        gpt2_write_state(model, index, (StateSlot)slot, first * size, n * size, in);
+        model_write_state(model, index, (StateSlot)slot, first * size, n * size, in);
 }
 
 static uint16_t *make_piece(void) { // not on the stack, which may be small
@@ -325,7 +325,7 @@ static uint16_t *make_piece(void) { // not on the stack, which may be small
     return piece;
 }
 
-static bool read_floats(const Gpt2 *model, int index, int slot, int64_t first, int64_t n, float *out) {
+static bool read_floats(const Model *model, int index, int slot, int64_t first, int64_t n, float *out) {
     const DType dtype = dtype_of(model, index, slot);
     if (dtype == DTYPE_FP32) return read_elements(model, index, slot, first, n, out);
     uint16_t *piece = make_piece();
@@ -339,7 +339,7 @@ static bool read_floats(const Gpt2 *model, int index, int slot, int64_t first, i
     return ok;
 }
 
-static void write_floats(Gpt2 *model, int index, int slot, int64_t first, int64_t n, const float *in) {
+static void write_floats(Model *model, int index, int slot, int64_t first, int64_t n, const float *in) {
     const DType dtype = dtype_of(model, index, slot);
     if (dtype == DTYPE_FP32) {
         write_elements(model, index, slot, first, n, in);
@@ -354,7 +354,7 @@ static void write_floats(Gpt2 *model, int index, int slot, int64_t first, int64_
     free(piece);
 }
 
-static bool has(const Gpt2 *model, int index, StateSlot slot) {
+static bool has(const Model *model, int index, StateSlot slot) {
     UpdateTensor t = model->tensors[index];
     return state_slot_tensor(&t, slot)->rank > 0;
 }
@@ -365,7 +365,7 @@ static float *floats(int64_t n) {
     return values;
 }
 
-static bool get_values(const Gpt2 *model, int index, int64_t first, int64_t n, float *out) {
+static bool get_values(const Model *model, int index, int64_t first, int64_t n, float *out) {
     const int slot = has(model, index, SLOT_MASTER) ? (int)SLOT_MASTER : (int)WEIGHT;
     if (!read_floats(model, index, slot, first, n, out)) return false;
     if (!has(model, index, SLOT_COMPENSATION)) return true;
@@ -376,15 +376,15 @@ static bool get_values(const Gpt2 *model, int index, int64_t first, int64_t n, f
     return ok;
 }
 
-bool gpt2_get_weight(const Gpt2 *model, int index, int64_t first_row, int64_t rows, float *out) {
+bool model_get_weight(const Model *model, int index, int64_t first_row, int64_t rows, float *out) {
     const int64_t cols = model->parameters[index].cols;
     return get_values(model, index, first_row * cols, rows * cols, out);
 }
 
-static void set_values(Gpt2 *model, int index, int64_t first, int64_t n, const float *in) {
+static void set_values(Model *model, int index, int64_t first, int64_t n, const float *in) {
     write_floats(model, index, WEIGHT, first, n, in);
     if (has(model, index, SLOT_MASTER)) write_floats(model, index, SLOT_MASTER, first, n, in);
-    gpt2_weights_changed(model);
+    model_weights_changed(model);
     if (!has(model, index, SLOT_COMPENSATION)) return;
     float *compensation = floats(n);
     read_floats(model, index, WEIGHT, first, n, compensation);
@@ -393,15 +393,15 @@ static void set_values(Gpt2 *model, int index, int64_t first, int64_t n, const f
     free(compensation);
 }
 
-void gpt2_set_weight(Gpt2 *model, int index, int64_t first_row, int64_t rows, const float *in) {
+void model_set_weight(Model *model, int index, int64_t first_row, int64_t rows, const float *in) {
     const int64_t cols = model->parameters[index].cols;
     set_values(model, index, first_row * cols, rows * cols, in);
 }
 
-void gpt2_set_compensation(Gpt2 *model, int index, int64_t first_row, int64_t rows, const void *in) {
+void model_set_compensation(Model *model, int index, int64_t first_row, int64_t rows, const void *in) {
     const DType dtype = dtype_of(model, index, SLOT_COMPENSATION);
     const int64_t cols = model->parameters[index].cols, size = (int64_t)dtype_size(dtype);
-    const Range own = gpt2_state_range(model, index, SLOT_COMPENSATION, model->options.rank);
+    const Range own = model_state_range(model, index, SLOT_COMPENSATION, model->options.rank);
     const int64_t begin = max_i64(first_row * cols, own.begin / size);
     const int64_t n = min_i64((first_row + rows) * cols, own.end / size) - begin;
     if (n <= 0) return;
@@ -412,12 +412,12 @@ void gpt2_set_compensation(Gpt2 *model, int index, int64_t first_row, int64_t ro
     for (int64_t k = 0; k < n; k++) values[k] -= taken[k];
     write_floats(model, index, WEIGHT, begin, n, values);
     write_elements(model, index, SLOT_COMPENSATION, begin, n, from);
-    gpt2_weights_changed(model);
+    model_weights_changed(model);
     free(values);
     free(taken);
 }
 
-void gpt2_init_weights(Gpt2 *model, uint64_t seed) {
+void model_init_weights(Model *model, uint64_t seed) {
     enum { CHUNK = 1 << 18 };
     float *values = malloc(CHUNK * sizeof *values);
     REQUIRE_MEMORY(values, "initial values");
@@ -432,21 +432,21 @@ void gpt2_init_weights(Gpt2 *model, uint64_t seed) {
     free(values);
 }
 
-StepControl gpt2_get_control(const Gpt2 *model) {
+StepControl model_get_control(const Model *model) {
     StepControl control;
-    copy_d2h(model->staging, gpt2_control(model).data, sizeof control, STREAM_COMPUTE);
+    copy_d2h(model->staging, model_control(model).data, sizeof control, STREAM_COMPUTE);
     device_sync();
     memcpy(&control, model->staging, sizeof control);
     return control;
 }
 
-void gpt2_set_control(Gpt2 *model, const StepControl *control) {
+void model_set_control(Model *model, const StepControl *control) {
     memcpy(model->staging, control, sizeof *control);
-    copy_h2d(gpt2_control(model).data, model->staging, sizeof *control, STREAM_COMPUTE);
+    copy_h2d(model_control(model).data, model->staging, sizeof *control, STREAM_COMPUTE);
     device_sync();
 }
 
-void gpt2_abandon_step(Gpt2 *model, const StepControl *last) {
+void model_abandon_step(Model *model, const StepControl *last) {
     fp8_abandon_step(model);
-    gpt2_set_control(model, last); // restores the number of micro-steps
+    model_set_control(model, last); // restores the number of micro-steps
 }

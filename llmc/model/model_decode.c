@@ -2,55 +2,55 @@
 // prompt but the last go through the blocks at once, as in the forward pass, and only their keys and values are kept.
 // The last token is the first to be decoded, so that logits come from one place. Prompts are read one by one, so the
 // bits of a sequence do not depend on the others in its batch if the ops' bits do not.
-#include "llmc/model/gpt2_internal.h"
+#include "llmc/model/model_internal.h"
 
 #include "llmc/base/arithmetic.h"
 #include <string.h>
 
 // i32 values on the device and, in the same order, in host memory: prompts (sequences, up to T), then the input of a
 // step: one token of each sequence and the position.
-static int64_t prompt_tokens(const Gpt2Options *o) { return o->sequences * o->T; }
-int64_t gpt2_decoder_tokens(const Gpt2Options *o) { return prompt_tokens(o) + o->sequences + 1; }
+static int64_t prompt_tokens(const ModelOptions *o) { return o->sequences * o->T; }
+int64_t model_decoder_tokens(const ModelOptions *o) { return prompt_tokens(o) + o->sequences + 1; }
 
-bool gpt2_decoder_create(Gpt2 *model, Error *err) {
-    const Gpt2Options *o = &model->options;
+bool model_decoder_create(Model *model, Error *err) {
+    const ModelOptions *o = &model->options;
     if (o->sequences == 0) return true;
-    const int64_t tokens = gpt2_decoder_tokens(o) * (int64_t)sizeof(int32_t);
+    const int64_t tokens = model_decoder_tokens(o) * (int64_t)sizeof(int32_t);
     const int64_t logits = o->sequences * o->config.Vp * (int64_t)dtype_size(o->dtype);
     model->decoder.host = host_alloc((size_t)(tokens > logits ? tokens : logits), err);
     model->decoder.graph = model->decoder.host ? device_graph_create(err) : NULL;
     return model->decoder.graph != NULL;
 }
 
-void gpt2_decoder_destroy(Gpt2 *model) {
+void model_decoder_destroy(Model *model) {
     if (model->decoder.graph) device_graph_destroy(model->decoder.graph);
     if (model->decoder.host) host_free(model->decoder.host);
 }
 
 // ------------------------------------------------------------------------------------------------------------- tensors
 
-static int32_t *host_tokens(const Gpt2 *model) { return (int32_t *)(void *)model->decoder.host; }
+static int32_t *host_tokens(const Model *model) { return (int32_t *)(void *)model->decoder.host; }
 
 // rows x cols tokens, starting at index first.
-static Tensor device_tokens(const Gpt2 *model, const char *name, int64_t first, int64_t rows, int64_t cols) {
-    int32_t *tokens = gpt2_at(model, model->layout.decoder_tokens);
+static Tensor device_tokens(const Model *model, const char *name, int64_t first, int64_t rows, int64_t cols) {
+    int32_t *tokens = model_at(model, model->layout.decoder_tokens);
     return tensor_make(tokens + first, DTYPE_I32, name, rows, cols, 0, 0);
 }
 
 // The cache of a block for `count` sequences, starting at `first`.
-static Tensor cache_of(const Gpt2 *model, int block, int64_t first, int64_t count) {
-    const Gpt2Options *o = &model->options;
+static Tensor cache_of(const Model *model, int block, int64_t first, int64_t count) {
+    const ModelOptions *o = &model->options;
     const int64_t NH = o->config.NH, HS = o->config.C / NH;
     const int64_t sequence = 2 * NH * o->T * HS, skipped = (block * o->sequences + first) * sequence;
-    char *data = (char *)gpt2_at(model, model->layout.cache) + skipped * (int64_t)dtype_size(o->dtype);
+    char *data = (char *)model_at(model, model->layout.cache) + skipped * (int64_t)dtype_size(o->dtype);
     return tensor_make(data, o->dtype, "cache", count, 2 * NH, o->T, HS);
 }
 
 // After the qkv of a block: the attention of a token, with the cache; of a prompt, whose keys and values are stored in
 // the cache of each sequence that begins with it. The output of the last block of a prompt is not needed.
 bool decoder_attention(const Block *b) {
-    const Gpt2 *model = b->model;
-    const Gpt2Options *o = &model->options;
+    const Model *model = b->model;
+    const ModelOptions *o = &model->options;
     const int64_t sequences = model->decoder.sequences;
     if (b->pass == PASS_TOKEN) {
         const Tensor position = device_tokens(model, "position", prompt_tokens(o) + sequences, 1, 1);
@@ -68,9 +68,9 @@ bool decoder_attention(const Block *b) {
 
 // Computes keys and values of row `first` of the prompts (sequences, T) and stores them in the cache of `count`
 // sequences, starting at that one. All blocks share their activations.
-static void read_prompt(const Gpt2 *model, int64_t first, int64_t count, int64_t T) {
+static void read_prompt(const Model *model, int64_t first, int64_t count, int64_t T) {
     for (int l = 0; l < model->options.config.L; l++) {
-        Block b = gpt2_block(model, l, PASS_PROMPT, 1, T);
+        Block b = model_block(model, l, PASS_PROMPT, 1, T);
         b.first = first, b.count = count;
         if (l == 0) embedding_forward(b.a.residual1, device_tokens(model, "prompt", first * T, 1, T), b.p.wte, b.p.wpe);
         block_forward(&b, b.a.residual1);
@@ -78,7 +78,7 @@ static void read_prompt(const Gpt2 *model, int64_t first, int64_t count, int64_t
 }
 
 // The first n tokens of each prompt (sequences, stride). Equal neighbours are computed once.
-static void read_prompts(const Gpt2 *model, const int32_t *prompts, int64_t stride, int64_t n) {
+static void read_prompts(const Model *model, const int32_t *prompts, int64_t stride, int64_t n) {
     const int64_t rounded = round_up(n, 32), longest = model->options.T, sequences = model->decoder.sequences;
     // Tokens after a prompt do not affect it; rounding up keeps the number of distinct shapes small.
     const int64_t T = rounded < longest ? rounded : longest;
@@ -98,10 +98,10 @@ static void read_prompts(const Gpt2 *model, const int32_t *prompts, int64_t stri
 // ------------------------------------------------------------------------------------------------------------- a token
 
 // From the embedded tokens in residual1 to the logits (sequences, Vp).
-static void decode_blocks(const Gpt2 *model, Tensor logits) {
+static void decode_blocks(const Model *model, Tensor logits) {
     Block b = {0};
     for (int l = 0; l < model->options.config.L; l++) {
-        b = gpt2_block(model, l, PASS_TOKEN, model->decoder.sequences, 1);
+        b = model_block(model, l, PASS_TOKEN, model->decoder.sequences, 1);
         block_forward(&b, b.a.residual1);
     }
     const BlockActs *a = &b.a;
@@ -112,7 +112,7 @@ static void decode_blocks(const Gpt2 *model, Tensor logits) {
 // Tokens and position are adjacent in pinned memory and are uploaded with one copy. The ops read the position on the
 // device, so that one recording serves every token. Only the row of wpe is selected by the host, so the embedding stays
 // outside the recording.
-static void launch_step(Gpt2 *model, Tensor logits) {
+static void launch_step(Model *model, Tensor logits) {
     Decoder *d = &model->decoder;
     const int64_t first = prompt_tokens(&model->options), S = d->sequences;
     int32_t *host = host_tokens(model) + first;
@@ -120,7 +120,7 @@ static void launch_step(Gpt2 *model, Tensor logits) {
     Tensor inputs = device_tokens(model, "tokens", first, S, 1);
     copy_h2d(inputs.data, host, (size_t)(S + 1) * sizeof *host, STREAM_COMPUTE);
 
-    const Block b = gpt2_block(model, 0, PASS_TOKEN, S, 1);
+    const Block b = model_block(model, 0, PASS_TOKEN, S, 1);
     embedding_forward(b.a.residual1, inputs, b.p.wte,
                       tensor_slice_rows(b.p.wpe, d->length, tensor_rows(b.p.wpe) - d->length));
     if (ops_are_observed()) {
@@ -134,18 +134,18 @@ static void launch_step(Gpt2 *model, Tensor logits) {
     device_graph_end(d->graph);
 }
 
-static void check_tokens(const Gpt2 *model, const int32_t *tokens, int64_t n) {
+static void check_tokens(const Model *model, const int32_t *tokens, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         REQUIRE(tokens[i] >= 0 && tokens[i] < model->options.config.V, "token %d in a vocabulary of %lld", tokens[i],
                 (long long)model->options.config.V);
 }
 
-static void step(Gpt2 *model, float *logits) {
-    const Gpt2Options *o = &model->options;
+static void step(Model *model, float *logits) {
+    const ModelOptions *o = &model->options;
     Decoder *d = &model->decoder;
     const int64_t Vp = o->config.Vp, V = o->config.V;
     Tensor on_device =
-        tensor_make(gpt2_at(model, model->layout.decoder_logits), o->dtype, "logits", d->sequences, Vp, 0, 0);
+        tensor_make(model_at(model, model->layout.decoder_logits), o->dtype, "logits", d->sequences, Vp, 0, 0);
     launch_step(model, on_device);
     copy_d2h(d->host, on_device.data, tensor_bytes(on_device), STREAM_COMPUTE);
     device_sync();
@@ -154,27 +154,27 @@ static void step(Gpt2 *model, float *logits) {
     d->length++;
 }
 
-void gpt2_decode_step(Gpt2 *model, const int32_t *tokens, float *logits) {
-    const Gpt2Options *o = &model->options;
+void model_decode_step(Model *model, const int32_t *tokens, float *logits) {
+    const ModelOptions *o = &model->options;
     const Decoder *d = &model->decoder;
-    REQUIRE(d->sequences > 0, "gpt2_decode_step: nothing was begun, or another pass of the model has ended it");
-    REQUIRE(d->length < o->T, "gpt2_decode_step: %lld tokens in a context of %lld", (long long)d->length + 1,
+    REQUIRE(d->sequences > 0, "model_decode_step: nothing was begun, or another pass of the model has ended it");
+    REQUIRE(d->length < o->T, "model_decode_step: %lld tokens in a context of %lld", (long long)d->length + 1,
             (long long)o->T);
     check_tokens(model, tokens, d->sequences);
-    gpt2_use_workspace(model);
+    model_use_workspace(model);
     memcpy(host_tokens(model) + prompt_tokens(o), tokens, (size_t)d->sequences * sizeof *tokens);
     step(model, logits);
 }
 
-void gpt2_decode_start(Gpt2 *model, const int32_t *prompts, int64_t n, int64_t sequences, float *logits) {
-    const Gpt2Options *o = &model->options;
+void model_decode_start(Model *model, const int32_t *prompts, int64_t n, int64_t sequences, float *logits) {
+    const ModelOptions *o = &model->options;
     Decoder *d = &model->decoder;
     REQUIRE(n >= 1 && n <= o->T, "a prompt of %lld tokens in a context of %lld", (long long)n, (long long)o->T);
     REQUIRE(sequences >= 1 && sequences <= o->sequences, "%lld sequences in a model planned for %lld",
             (long long)sequences, (long long)o->sequences);
     check_tokens(model, prompts, n * sequences);
     model->B = 0; // a loaded batch is where the cache will be
-    gpt2_use_workspace(model);
+    model_use_workspace(model);
     d->sequences = sequences;
     if (n > 1) read_prompts(model, prompts, n, n - 1);
     d->length = n - 1;
@@ -183,4 +183,4 @@ void gpt2_decode_start(Gpt2 *model, const int32_t *prompts, int64_t n, int64_t s
     step(model, logits);
 }
 
-int64_t gpt2_decode_length(const Gpt2 *model) { return model->decoder.length; }
+int64_t model_decode_length(const Model *model) { return model->decoder.length; }

@@ -1,10 +1,10 @@
 // --numerics-every: a TensorStats on the device for each class, counted by tensor_statistics as the tensors are
 // computed. See gpt2.h. Nothing here changes a tensor of the model, and nothing runs or takes memory unless it was
 // requested. Counting is not part of the recorded graphs.
-#include "llmc/model/gpt2.h"
+#include "llmc/model/model.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/model/gpt2_internal.h"
+#include "llmc/model/model_internal.h"
 #include <math.h>
 #include <stdio.h>
 
@@ -30,25 +30,25 @@ static void class_name(int class, char *name, size_t size) {
     snprintf(name, size, "%s.%s", parameter_specs[class / NUM_PARTS].name, parts[class % NUM_PARTS]);
 }
 
-static int spec_of(const Gpt2 *model, int index) { return (int)(model->parameters[index].spec - parameter_specs); }
+static int spec_of(const Model *model, int index) { return (int)(model->parameters[index].spec - parameter_specs); }
 
 // ------------------------------------------------------------------------------------------------------------ counting
 
-void numerics_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
+void numerics_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     layout->stats = !o->numerics
                         ? -1
                         : memory_plan_add(plan, MEM_WORKSPACE, "numerics", NUM_CLASSES * (int64_t)sizeof(TensorStats),
                                           PLAN_ALWAYS, PLAN_ALWAYS);
 }
 
-static Tensor all_stats(const Gpt2 *model, DType dtype) {
+static Tensor all_stats(const Model *model, DType dtype) {
     const int64_t bytes = NUM_CLASSES * (int64_t)sizeof(TensorStats);
-    return tensor_make(gpt2_at(model, model->layout.stats), dtype, "numerics", bytes / (int64_t)dtype_size(dtype), 0, 0,
-                       0);
+    return tensor_make(model_at(model, model->layout.stats), dtype, "numerics", bytes / (int64_t)dtype_size(dtype), 0,
+                       0, 0);
 }
 
-static void count(const Gpt2 *model, int class, Tensor t) {
-    TensorStats *stats = (TensorStats *)gpt2_at(model, model->layout.stats) + class;
+static void count(const Model *model, int class, Tensor t) {
+    TensorStats *stats = (TensorStats *)model_at(model, model->layout.stats) + class;
     Tensor one = tensor_make(stats, DTYPE_U8, "numerics", (int64_t)sizeof *stats, 0, 0, 0);
     // The format is always the compute dtype: for fp32 gradients and updates the counts tell what it would lose.
     tensor_statistics(one, t, model->options.dtype);
@@ -56,25 +56,25 @@ static void count(const Gpt2 *model, int class, Tensor t) {
 
 // Counts a parameter's weight, gradient or update from element `first` on, without the rows that pad the vocabulary,
 // which are always 0.
-static void count_parameter(const Gpt2 *model, int index, Part part, Tensor t, int64_t first) {
+static void count_parameter(const Model *model, int index, Part part, Tensor t, int64_t first) {
     const int64_t used = parameter_numel(&model->parameters[index]) - model->tensors[index].padding - first;
     if (used > 0)
         count(model, parameter_class(spec_of(model, index), part),
               tensor_slice_elements(t, 0, min_i64(used, tensor_numel(t))));
 }
 
-void gpt2_observe(Gpt2 *model, bool on) {
-    REQUIRE(!on || model->layout.stats >= 0, "gpt2_observe of a model without Gpt2Options.numerics");
+void model_observe(Model *model, bool on) {
+    REQUIRE(!on || model->layout.stats >= 0, "model_observe of a model without ModelOptions.numerics");
     model->observing = on;
-    gpt2_use_workspace(model);
+    model_use_workspace(model);
     if (on) tensor_fill(all_stats(model, DTYPE_FP32), 0.0f); // all bits 0, as doubles too
 }
 
-void observe(const Gpt2 *model, LinearLayer layer, Role role, Tensor t) {
+void observe(const Model *model, LinearLayer layer, Role role, Tensor t) {
     if (model->observing) count(model, linear_class(layer, role), t);
 }
 
-void gpt2_numerics_gradients(Gpt2 *model) {
+void model_numerics_gradients(Model *model) {
     for (int i = 0; i < model->num_tensors; i++) count_parameter(model, i, PART_WEIGHT, model->tensors[i].weight, 0);
     for (int i = 0; i < model->num_own; i++)
         count_parameter(model, model->own[i].stream, PART_GRADIENT, model->own[i].grad, model->own[i].offset);
@@ -83,7 +83,7 @@ void gpt2_numerics_gradients(Gpt2 *model) {
 // ------------------------------------------------------------------------------------------------------------- updates
 
 // The tensor on which an update is measured, of this process: the master if it is on the device, else the weight.
-static Tensor watched_tensor(const Gpt2 *model, int index, int64_t *first) {
+static Tensor watched_tensor(const Model *model, int index, int64_t *first) {
     const UpdateTensor *t = model->own;
     while (t->stream != index) t++;
     *first = t->offset;
@@ -91,20 +91,20 @@ static Tensor watched_tensor(const Gpt2 *model, int index, int64_t *first) {
 }
 
 // A copy of t in the optimizer's scratch memory, which an update does not use while it runs.
-static Tensor copy_of(const Gpt2 *model, Tensor t) {
-    const Tensor scratch = gpt2_optimizer_scratch(model);
+static Tensor copy_of(const Model *model, Tensor t) {
+    const Tensor scratch = model_optimizer_scratch(model);
     REQUIRE(scratch.data && tensor_bytes(scratch) >= tensor_bytes(t), "no room for a copy of %s", t.name);
     t.data = scratch.data;
     return t;
 }
 
-void gpt2_numerics_update_begin(Gpt2 *model, int index) {
+void model_numerics_update_begin(Model *model, int index) {
     int64_t first;
     const Tensor t = watched_tensor(model, index, &first);
     tensor_cast(copy_of(model, t), t);
 }
 
-void gpt2_numerics_update_end(Gpt2 *model, int index) {
+void model_numerics_update_end(Model *model, int index) {
     int64_t first;
     const Tensor after = watched_tensor(model, index, &first), copy = copy_of(model, after);
     tensor_axpby(copy, 1.0f, after, -1.0f, copy);
@@ -113,16 +113,16 @@ void gpt2_numerics_update_end(Gpt2 *model, int index) {
 
 // ------------------------------------------------------------------------------------------------------------- results
 
-double gpt2_numerics_ratio(const NumericsRow *row) {
+double model_numerics_ratio(const NumericsRow *row) {
     return row->weight_sumsq > 0.0 ? sqrt(row->stats.sumsq / row->weight_sumsq) : 0.0;
 }
 
-int gpt2_numerics_read(Gpt2 *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
+int model_numerics_read(Model *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
     TensorStats stats[NUM_CLASSES];
-    const bool divided = gpt2_is_divided(&model->options);
+    const bool divided = model_is_divided(&model->options);
     int n = 0;
     if (model->layout.stats < 0) return 0;
-    gpt2_read_bytes(model, all_stats(model, DTYPE_U8), 0, (int64_t)sizeof stats, stats);
+    model_read_bytes(model, all_stats(model, DTYPE_U8), 0, (int64_t)sizeof stats, stats);
     for (int class = 0; class < NUM_CLASSES; class ++) {
         const int part = class < FIRST_PARAMETER ? -1 : (class - FIRST_PARAMETER) % NUM_PARTS;
         const bool of_process = part < 0 || (divided && part != PART_WEIGHT);

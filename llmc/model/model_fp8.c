@@ -1,7 +1,7 @@
 // --fp8: the linear layers of a block as products of fp8 tensors. Activations and weights are e4m3, gradients e5m2. A
 // tensor is quantised where it is used, into memory that all layers share. The backward pass quantises `in` again
 // instead of keeping it, with the scale of the forward pass, so to the same values.
-#include "llmc/model/gpt2_internal.h"
+#include "llmc/model/model_internal.h"
 
 #include "llmc/base/arithmetic.h"
 #include <stddef.h>
@@ -28,12 +28,12 @@ static int64_t elements_before(const ModelConfig *c, LinearLayer layer) {
 // The order of the slots: by role, then by block, then by layer. The last one is for evaluation.
 typedef enum { FP8_IN, FP8_DOUT, FP8_WEIGHT, NUM_FP8_ROLES, NUM_STEP_ROLES = FP8_WEIGHT } Fp8Role;
 
-static int64_t num_slots(const Gpt2Options *o, int roles) { return roles * o->config.L * NUM_LINEARS; }
+static int64_t num_slots(const ModelOptions *o, int roles) { return roles * o->config.L * NUM_LINEARS; }
 
 // Inference needs the weights only; the backward pass also multiplies by their transposes.
-static int64_t weight_copies(const Gpt2Options *o) { return o->train ? 2 : 1; }
+static int64_t weight_copies(const ModelOptions *o) { return o->train ? 2 : 1; }
 
-void fp8_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
+void fp8_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     const ModelConfig *c = &o->config;
     int64_t in = 0, backward = 0; // elements a token, of the layer that needs the most
     for (LinearLayer i = LINEAR_QKV; i < NUM_LINEARS; i++) {
@@ -49,48 +49,48 @@ void fp8_plan(MemoryPlan *plan, Layout *layout, const Gpt2Options *o) {
         memory_plan_add(plan, MEM_WORKSPACE, "fp8_slots", (num_slots(o, NUM_FP8_ROLES) + 1) * (int64_t)sizeof(Fp8Slot),
                         PLAN_ALWAYS, PLAN_ALWAYS);
     layout->fp8_forward =
-        memory_plan_add(plan, MEM_ACTIVATIONS, "fp8_forward", o->B * o->T * in, 0, gpt2_head_tick(c) + H_IN);
+        memory_plan_add(plan, MEM_ACTIVATIONS, "fp8_forward", o->B * o->T * in, 0, model_head_tick(c) + H_IN);
     if (!o->train) return;
     layout->fp8_backward = memory_plan_add(plan, MEM_ACTIVATIONS, "fp8_backward", o->B * o->T * backward,
-                                           gpt2_backward_tick(c, (int)c->L - 1), gpt2_end_tick(c) - 1);
+                                           model_backward_tick(c, (int)c->L - 1), model_end_tick(c) - 1);
 }
 
-static Tensor slots_from(const Gpt2 *model, int64_t first, int64_t count) {
-    Fp8Slot *slots = gpt2_at(model, model->layout.fp8_slots);
+static Tensor slots_from(const Model *model, int64_t first, int64_t count) {
+    Fp8Slot *slots = model_at(model, model->layout.fp8_slots);
     return tensor_make(slots + first, DTYPE_U8, "fp8_slots", count * (int64_t)sizeof *slots, 0, 0, 0);
 }
 
-Tensor gpt2_fp8_slots(const Gpt2 *model) {
-    const Gpt2Options *o = &model->options;
+Tensor model_fp8_slots(const Model *model) {
+    const ModelOptions *o = &model->options;
     return o->fp8 && o->fp8_delayed ? slots_from(model, 0, num_slots(o, NUM_FP8_ROLES)) : tensor_none();
 }
 
-static Tensor slot_of(const Gpt2 *model, int block, LinearLayer layer, Fp8Role role) {
-    const Gpt2Options *o = &model->options;
+static Tensor slot_of(const Model *model, int block, LinearLayer layer, Fp8Role role) {
+    const ModelOptions *o = &model->options;
     if (role == FP8_IN && model->evaluating) return slots_from(model, num_slots(o, NUM_FP8_ROLES), 1);
     return slots_from(model, (role * o->config.L + block) * NUM_LINEARS + layer, 1);
 }
 
 // The quantised weight (OC,IC), or transposed (IC,OC).
-static Tensor quantised_weight(const Gpt2 *model, int block, LinearLayer layer, bool transposed) {
+static Tensor quantised_weight(const Model *model, int block, LinearLayer layer, bool transposed) {
     const ModelConfig *c = &model->options.config;
     const int64_t OC = rows_of(c, layer), IC = cols_of(c, layer);
     const int64_t before = block * elements_before(c, NUM_LINEARS) + elements_before(c, layer);
-    uint8_t *data = (uint8_t *)gpt2_at(model, model->layout.fp8_weights) + weight_copies(&model->options) * before;
+    uint8_t *data = (uint8_t *)model_at(model, model->layout.fp8_weights) + weight_copies(&model->options) * before;
     return transposed ? tensor_make(data + OC * IC, DTYPE_E4M3, "fp8_weight_transposed", IC, OC, 0, 0)
                       : tensor_make(data, DTYPE_E4M3, "fp8_weight", OC, IC, 0, 0);
 }
 
 // Delayed scaling advances here rather than at the end of the step, because this runs first after an update and after
 // loading a checkpoint. A run that was interrupted in between resumes with the same scales.
-void fp8_prepare(Gpt2 *model, bool evaluating) {
-    const Gpt2Options *o = &model->options;
+void fp8_prepare(Model *model, bool evaluating) {
+    const ModelOptions *o = &model->options;
     model->evaluating = evaluating;
     if (!o->fp8 || !model->weights_are_new) return;
     model->weights_are_new = false;
     if (o->fp8_delayed) fp8_slots_advance(slots_from(model, 0, num_slots(o, NUM_STEP_ROLES)));
     for (int block = 0; block < o->config.L; block++) {
-        const Weights p = gpt2_weights(model, block);
+        const Weights p = model_weights(model, block);
         for (int i = 0; i < NUM_LINEARS; i++) {
             const LinearLayer layer = (LinearLayer)i;
             fp8_quantize(quantised_weight(model, block, layer, false),
@@ -102,25 +102,25 @@ void fp8_prepare(Gpt2 *model, bool evaluating) {
 
 // The scales advanced at the first micro-step. A run that resumes from here advances them once more, which does nothing
 // to a slot whose amax is 0.
-void fp8_abandon_step(Gpt2 *model) {
-    const Gpt2Options *o = &model->options;
+void fp8_abandon_step(Model *model) {
+    const ModelOptions *o = &model->options;
     const float zero = 0.0f;
     if (!o->fp8 || !o->fp8_delayed) return;
     for (int64_t i = 0; i < num_slots(o, NUM_STEP_ROLES); i++)
-        gpt2_write_bytes(model, slots_from(model, i, 1), offsetof(Fp8Slot, amax), sizeof zero, &zero);
+        model_write_bytes(model, slots_from(model, i, 1), offsetof(Fp8Slot, amax), sizeof zero, &zero);
 }
 
 // ------------------------------------------------------------------------------------------------------ fp8, one layer
 
-static Fp8Scaling scaling_of(const Gpt2 *model) {
+static Fp8Scaling scaling_of(const Model *model) {
     return model->options.fp8_delayed && !model->evaluating ? FP8_DELAYED : FP8_CURRENT;
 }
 
 // In the backward pass this repeats the forward pass, with the scale found there.
 void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual, Tensor in, Tensor bias) {
-    const Gpt2 *model = b->model;
+    const Model *model = b->model;
     const bool again = b->pass == PASS_BACKWARD;
-    void *scratch = gpt2_at(model, again ? model->layout.fp8_backward : model->layout.fp8_forward);
+    void *scratch = model_at(model, again ? model->layout.fp8_backward : model->layout.fp8_forward);
     const Tensor q = tensor_make(scratch, DTYPE_E4M3, "fp8_in", tensor_rows(in), tensor_cols(in), 0, 0);
     const Tensor in_slot = slot_of(model, b->number, layer, FP8_IN);
     fp8_quantize(q, tensor_none(), in, in_slot, again ? FP8_KEEP : scaling_of(model));
@@ -132,9 +132,9 @@ void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual,
 //   dweight (OC,IC) = dout^T (OC,N) @ in (N,IC);  din (N,IC) = dout (N,OC) @ weight (OC,IC)
 // An fp8 matmul needs the summed dimension last in both operands, so dweight uses transposed ones.
 void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in) {
-    const Gpt2 *model = b->model;
+    const Model *model = b->model;
     const int64_t N = tensor_rows(in), IC = tensor_cols(in), OC = tensor_cols(dout);
-    uint8_t *scratch = gpt2_at(model, model->layout.fp8_backward);
+    uint8_t *scratch = model_at(model, model->layout.fp8_backward);
     const Tensor q = tensor_make(scratch, DTYPE_E5M2, "fp8_dout", N, OC, 0, 0);
     const Tensor dout_transposed = tensor_make(scratch + N * OC, DTYPE_E5M2, "fp8_dout_transposed", OC, N, 0, 0);
     const Tensor in_transposed = tensor_make(scratch + 2 * N * OC, DTYPE_E4M3, "fp8_in_transposed", IC, N, 0, 0);
