@@ -102,8 +102,8 @@ def test_names_that_are_not_utf8_are_printed_as_they_are_and_are_utf8_in_a_page(
 
 def test_a_reader_that_ends_and_an_interrupt_leave_no_traceback(log, tmp_path):
     many = tmp_path / "many"
-    for n in range(900):  # more text than a pipe holds twice
-        write_events(many / f"run{n:0200d}", [run_event(1.0, options={"seed": n}, total_steps=9)])
+    for n in range(50):  # a table of 1.5 MB: more than any pipe holds
+        write_events(many / f"run{n}", [run_event(1.0, options={"prompt": f"{n:030000d}"}, total_steps=9)])
     command = f"'{PYTHON}' '{ROOT}/scripts/sweep_table.py' '{many}' | head -n 1"
     result = call("bash", "-c", f"set -o pipefail; {command}")
     assert result.returncode == 141 and result.stderr == ""
