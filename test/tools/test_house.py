@@ -1,0 +1,58 @@
+"""dev/house.py: the includes of the product point downwards, and what is planted is found."""
+import sys
+
+from runs import ROOT, call
+
+SCRIPT = ROOT / "dev" / "house.py"
+
+
+def places(tree, kind):
+    return call(sys.executable, SCRIPT, "--tree", tree, "--list", kind, expect=0).stdout.splitlines()
+
+
+def plant(tree, **files):
+    for name, text in files.items():
+        path = tree / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tree
+
+
+def test_no_include_of_the_product_runs_upwards():
+    assert places(ROOT, "upwards") == []
+
+
+def test_an_include_of_a_room_above_and_of_a_room_on_the_same_line_are_found(tmp_path):
+    plant(tmp_path, llmc__base__file_dot_c='#include "llmc/base/file.h"\n#include "llmc/model/model.h"\n',
+          llmc__train__a_dot_h='#include "llmc/store/b.h"\n#include "llmc/base/file.h"\n', llmc__base__file_dot_h="",
+          llmc__ops_dot_c='#include "llmc/cuda/backend.h"\n#include "llmc/ops.h"\n')
+    assert places(tmp_path, "upwards") == ["llmc/base/file.c includes llmc/model/model.h", "llmc/train/a.h includes llmc/store/b.h"]
+
+
+def test_a_name_of_two_files_is_found_but_not_what_both_backends_define(tmp_path):
+    plant(tmp_path, llmc__base__a_dot_c="static int fail(int x) { return x; }\n/* int seen(void) { } */\n",
+          llmc__run__b_dot_c="int seen(void) {\n    return 1;\n}\n\nstatic void *fail(void) { return 0; }\n",
+          llmc__cpu__c_dot_c="void backend_cast(void) {}\n", llmc__cuda__c_dot_cu="void backend_cast(void) {}\n")
+    assert places(tmp_path, "duplicates") == ["fail: llmc/base/a.c:1, llmc/run/b.c:5"]
+
+
+def test_a_function_named_once_is_found_with_its_lines(tmp_path):
+    plant(tmp_path, llmc__base__a_dot_c="static int once(int x) {\n    return x;\n}\n\nstatic int twice(int x) { return x; }\n"
+          "static int (*table[])(int) = {twice};\nint shown(int x) { return once(x) + twice(x); } // once\n",
+          llmc__base__a_dot_h="int shown(int x);\n", test__a_dot_c="int main(void) { return shown(1) + shown(2); }\n")
+    assert places(tmp_path, "single") == ["   3 lines  llmc/base/a.c:1 once"]
+
+
+def test_files_that_call_each_other_are_a_circle(tmp_path):
+    plant(tmp_path, llmc__base__a_dot_h="int a(void);\n", llmc__base__b_dot_h="int b(void);\n",
+          llmc__base__a_dot_c='#include "llmc/base/b.h"\nint a(void) { return b(); }\n',
+          llmc__base__b_dot_c='#include "llmc/base/a.h"\nint b(void) { return a(); }\n',
+          llmc__base__c_dot_c='#include "llmc/base/a.h"\nint c(void) { return a(); }\n')
+    assert places(tmp_path, "circles") == ["llmc/base/a <-> llmc/base/b"]
+
+
+def test_comma_statements_are_told_from_declarations(tmp_path):
+    plant(tmp_path, llmc__a_dot_c="int f(int x, int y) {\n    int a = 1, b = g(a, 2);\n    const T *p = q, *r = s;\n"
+          "    if (x) return a++, b;\n    kernel<A, B><<<1, 2>>>(x, y);\n    a = 1, b = 2;\n    return g(a, b);\n}\n")
+    said = call(sys.executable, SCRIPT, "--tree", tmp_path, expect=0).stdout
+    assert "comma statements                              2\n" in said
