@@ -4,8 +4,8 @@
 //
 // This is a C file in spite of its name (-x c), compiled once and linked into train_gpt2cu, train_gpt2 and
 // train_gpt2sim. It never knows which backend implements device.h and ops.h.
-#include "llmc/base/atomic_file.h"
 #include "llmc/base/limits.h"
+#include "llmc/base/signals.h"
 #include "llmc/model/model.h"
 #include "llmc/run/processes.h"
 #include "llmc/run/profile.h"

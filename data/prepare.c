@@ -2,7 +2,6 @@
 // options and what it says (llmc/run/data_tools.h: what it shares with data/train_tokenizer). The work is done by
 // llmc/text/corpus.h. Never changes an input and never mixes shards of two runs.
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/atomic_file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/typed_path.h"

@@ -1,10 +1,13 @@
 // data/shard: what is in token shards? Lists them, verifies them, shows their tokens (`data/shard --help`). Reads
 // llm.c's and modded-nanogpt's shards as well as ours. Changes nothing.
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
+#include "llmc/base/files_match.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/base/limits.h"
+#include "llmc/base/path.h"
 #include "llmc/base/utf8.h"
 #include "llmc/data/shards.h"
 #include "llmc/run/data_tools.h"

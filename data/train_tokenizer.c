@@ -4,6 +4,8 @@
 #include "llmc/base/format.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/own_file.h"
+#include "llmc/base/path.h"
+#include "llmc/base/path_reason.h"
 #include "llmc/run/data_tools.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/corpus.h"

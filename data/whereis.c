@@ -2,11 +2,12 @@
 // corpus of every start and resume; llmc/data/dataloader.h defines the window at each position of the stream. Changes
 // nothing.
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/atomic_file.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/base/limits.h"
+#include "llmc/base/path.h"
+#include "llmc/base/path_reason.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/data_tools.h"

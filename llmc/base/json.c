@@ -1,7 +1,7 @@
 // JSON from outside sources, and JSON to write. See json.h.
 #include "llmc/base/json.h"
 
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/file.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/utf8.h"
 

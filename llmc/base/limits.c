@@ -1,9 +1,8 @@
 // Limits of this process, its processors and control groups. See limits.h.
 #include "llmc/base/limits.h"
 
-#include "llmc/base/atomic_file.h"
-
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -41,6 +40,15 @@ static void set_thread_stack(void) {
     if (pthread_attr_init(&attributes) != 0) return;
     if (pthread_attr_setstacksize(&attributes, THREAD_STACK) == 0) pthread_setattr_default_np(&attributes);
     pthread_attr_destroy(&attributes);
+}
+
+// Opens /dev/null in place of any of stdin, stdout and stderr that is closed. Otherwise the next file to be opened
+// would get its number, and the lines meant for the terminal.
+static void standard_files_open(void) {
+    int fd;
+    do fd = open("/dev/null", O_RDWR); // the lowest free number
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0) close(fd);
 }
 
 void limits_start(void) {

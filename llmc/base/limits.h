@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Every program calls this first. Opens the standard files that are closed (standard_files_open), so that no other file
+// Every program calls this first. Opens /dev/null in place of standard files that are closed, so that no other file
 // gets their numbers. Ignores SIGXFSZ: a write beyond the limit of file sizes fails with EFBIG instead. Raises the
 // limits of open files and of the stack as far as they may be raised, and gives threads, those of OpenMP included,
 // stacks of their own size, whatever `ulimit -s` says. Ends the program with a line if the stack is too small even so.

@@ -1,7 +1,12 @@
 // The user's files in the places of ours, see own_file.h.
 #include "llmc/base/own_file.h"
 
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
 #include "llmc/base/format.h"
+#include "llmc/base/path.h"
+#include "llmc/base/path_reason.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -106,9 +111,4 @@ bool own_directory_is(const char *directory, const OwnFileKind *kinds, int count
     directory_list_free(names, found);
     errno = unread;
     return ok;
-}
-
-bool path_is_same(const char *a, const char *b) {
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }

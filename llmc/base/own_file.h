@@ -32,5 +32,3 @@ typedef struct {
 // (NAME.tmp-PID), or files that NFS keeps because they are still open. by_name: without a look at the marks. False with
 // the first other name in the message, and errno as of own_file_is.
 bool own_directory_is(const char *directory, const OwnFileKind *kinds, int count, bool by_name, Error *err);
-
-bool path_is_same(const char *a, const char *b); // the same existing file or directory, by whatever name or link

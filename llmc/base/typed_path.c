@@ -1,7 +1,10 @@
 // See typed_path.h.
 #include "llmc/base/typed_path.h"
 
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
+#include "llmc/base/files_match.h"
+#include "llmc/base/path.h"
 #include "llmc/base/utf8.h"
 
 #include <ctype.h>

@@ -5,8 +5,12 @@
 #include "llmc/data/shards.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
+#include "llmc/base/files_match.h"
 #include "llmc/base/foreign_file.h"
+#include "llmc/base/path.h"
+#include "llmc/base/path_reason.h"
 #include "llmc/base/typed_path.h"
 
 #include <errno.h>

@@ -2,7 +2,7 @@
 #include "llmc/run/data_tools.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/typed_path.h"

@@ -7,7 +7,7 @@
 // value of `-y` and yet take the one of `-y 1`, and prints messages of its own.
 #include "llmc/run/options.h"
 
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/model/parameters.h"

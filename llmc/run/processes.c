@@ -3,6 +3,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/limits.h"
+#include "llmc/base/signals.h"
 #include "llmc/device.h"
 #include <fcntl.h>
 #include <math.h>

@@ -2,7 +2,7 @@
 // Owns the events; does not decide what is shown (profile_table.c).
 #include "llmc/run/profile.h"
 
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/path.h"
 #include "llmc/comm/comm.h"
 #include <math.h>
 #include <stdlib.h>

@@ -3,8 +3,8 @@
 
 #include "llmc/comm/comm.h"
 
-#include "llmc/base/atomic_file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/signals.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/model/recompute.h"
 #include "llmc/run/planner.h"

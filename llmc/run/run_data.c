@@ -1,7 +1,8 @@
 // See run_data.h.
 #include "llmc/run/run_data.h"
 
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/files_match.h"
 #include "llmc/base/typed_path.h"
 
 #include <fnmatch.h>

@@ -5,8 +5,13 @@
 // disagree.
 #include "llmc/run/runlog.h"
 
+#include "llmc/base/append_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/own_file.h"
+#include "llmc/base/path.h"
+#include "llmc/base/path_reason.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>

@@ -4,8 +4,10 @@
 // of event.proto and summary.proto that are used here; nothing is ever read back.
 #include "llmc/run/runlog.h"
 
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/append_file.h"
+#include "llmc/base/directory.h"
 #include "llmc/base/format.h"
+#include "llmc/base/path.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -5,8 +5,12 @@
 #include "llmc/store/checkpoint.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/own_file.h"
+#include "llmc/base/path.h"
+#include "llmc/base/path_reason.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
 

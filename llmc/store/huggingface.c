@@ -5,7 +5,9 @@
 #include "llmc/store/huggingface.h"
 
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/path.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weight_shards.h"
 #include "llmc/store/weights_file.h"

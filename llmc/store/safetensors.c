@@ -4,6 +4,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/file.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/json.h"
 #include "llmc/comm/comm.h"

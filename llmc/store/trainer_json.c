@@ -2,6 +2,7 @@
 // checksum of the other files. Its fields are described in doc/file_formats.md.
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/store/checkpoint.h"
 #include <ctype.h>

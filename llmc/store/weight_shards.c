@@ -2,9 +2,11 @@
 // untrusted as any outside file: it may name only files of its own directory.
 #include "llmc/store/weight_shards.h"
 
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/path.h"
 
 #include <cjson/cJSON.h>
 #include <stdlib.h>

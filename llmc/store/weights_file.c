@@ -7,8 +7,13 @@
 #include "llmc/store/weights_file.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/own_file.h"
+#include "llmc/base/path.h"
+#include "llmc/base/path_reason.h"
 #include "llmc/store/huggingface.h"
 
 #include <errno.h>

@@ -4,7 +4,10 @@
 // same files. What may be met again is remembered by its device and inode: with several arguments, hard links, or below
 // a symbolic link. Standard input that has to be read twice is copied into a file as it comes, packed or not. The file
 // is unlinked before anything is in it, so nothing stays behind whatever happens.
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
+#include "llmc/base/path.h"
+#include "llmc/base/path_reason.h"
 #include "llmc/text/corpus.h"
 
 #include <errno.h>

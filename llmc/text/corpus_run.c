@@ -8,8 +8,13 @@
 //
 // The manifest states what the shards were made from, but no times: the same run gives the same file. doc/data.md lists
 // its fields. Counts are exact up to 2^53, checksums are hexadecimal digits in strings.
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/own_file.h"
+#include "llmc/base/path.h"
+#include "llmc/base/path_reason.h"
 #include "llmc/data/shards.h"
 #include "llmc/text/corpus.h"
 #include "llmc/text/tokenizer_internal.h"

@@ -5,8 +5,9 @@
 // A shard is one ShardWriter. Its checksum is computed when it is complete, read back from the page cache, because the
 // header, which states the count, is written last. Owns the open shard of each side. Never reads a text.
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/path.h"
 #include "llmc/data/shards.h"
 #include "llmc/text/corpus.h"
 

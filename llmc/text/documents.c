@@ -4,8 +4,9 @@
 // Files are read block by block: lines up to the last complete one, text up to a place where the tokenizer may be
 // interrupted. Bytes read beyond the end of a block are kept in `rest` and begin the next one. Where a block ends
 // depends only on the text and on the block before it, so reading can resume at the end of any block.
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/file.h"
 #include "llmc/base/foreign_file.h"
+#include "llmc/base/path_reason.h"
 #include "llmc/text/corpus.h"
 
 #include <errno.h>

@@ -4,8 +4,11 @@
 // what to do. See tokenizer.h.
 #include "llmc/text/tokenizer.h"
 
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
+#include "llmc/base/files_match.h"
 #include "llmc/base/foreign_file.h"
+#include "llmc/base/path.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/text/tokenizer_internal.h"
 

@@ -5,8 +5,10 @@
 // gpt2_tokenizer.bin (256 words: 20240328, version, tokens, end-of-text; then for each token a byte of length and its
 // bytes). They have no merges: any two neighbours that together make a token merge, the lowest number first.
 // Writes a tokenizer.json: one line per token and merge, the same bytes every time.
+#include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/own_file.h"
+#include "llmc/base/path.h"
 #include "llmc/text/tokenizer_internal.h"
 
 #include <stdio.h>

@@ -1,8 +1,9 @@
 // The files that transformers reads next to a tokenizer.json or vocab.json: tokenizer_config.json,
 // special_tokens_map.json, added_tokens.json. What they say must be what the tokenizer does: a token that it does not
 // have, and a setting that would give other tokens, are refused by name. Nothing is taken from them.
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/path.h"
 #include "llmc/text/tokenizer_internal.h"
 
 #include <stdlib.h>

@@ -9,8 +9,12 @@
 #include "llmc/train/evals.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
+#include "llmc/base/files_match.h"
 #include "llmc/base/foreign_file.h"
+#include "llmc/base/path_reason.h"
+#include "llmc/base/signals.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/comm/comm.h"
 

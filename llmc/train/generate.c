@@ -5,6 +5,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/base/format.h"
+#include "llmc/base/signals.h"
 #include "llmc/base/utf8.h"
 #include "llmc/comm/comm.h"
 

@@ -152,6 +152,8 @@ bool fuzz_whereis_read(const FuzzInput *in) {
 
 #elif defined FUZZ_PREPARE // ----------------------------------------------- the state of an unfinished data/prepare
 
+#include "llmc/base/file.h"
+#include "llmc/base/path.h"
 #include "llmc/text/corpus_run.c"
 
 static void no_progress(void *user, const CorpusProgress *p) { (void)user, (void)p; }

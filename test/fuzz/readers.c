@@ -3,7 +3,7 @@
 #include "test/fuzz/fuzz.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/cuda/tuning.h"
 #include "llmc/data/shards.h"

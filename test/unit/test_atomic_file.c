@@ -1,6 +1,10 @@
 // Files and directories that are whole or not there, and the messages when they cannot be made.
 
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
+#include "llmc/base/files_match.h"
+#include "llmc/base/path.h"
 #include "test/unit/store_fixture.h"
 
 #include <fcntl.h>

@@ -2,7 +2,8 @@
 // either a checkpoint that verifies or a clear word about why not.
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
 #include "llmc/store/checkpoint.h"
 #define DEVICE_THREADS 1
 #include "test/unit/device_fixture.h"

@@ -1,7 +1,9 @@
 // A corpus that is prepared by runs which are killed: after any block the next one resumes at the last complete shard
 // and ends with the same bytes; and what it finds in .tmp-prepare is never believed when it does not hold together.
 
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
+#include "llmc/base/path.h"
 #include "llmc/text/corpus.h"
 #include "test/unit/mutate.h"
 

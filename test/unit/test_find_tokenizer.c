@@ -1,6 +1,6 @@
 // Which tokenizer a run takes: the one that belongs to its weights and its data, and none that belongs to others.
 
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
 #include "test/unit/store_fixture.h"
 #include "test/unit/tokenizer_fixture.h"
 

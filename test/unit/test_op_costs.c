@@ -1,6 +1,6 @@
 // The profile's arithmetic: FLOPs and bytes of ops, their sum over a step against recompute.h, and the table made of
 // timed ops.
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/file.h"
 #include "llmc/model/parameters.h"
 #include "llmc/run/profile.h"
 #include "test/fixture.h"

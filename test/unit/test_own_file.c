@@ -1,6 +1,8 @@
 // Files of the user's in the places of ours: what is written over, what is moved aside, and what the user is told.
 
+#include "llmc/base/file.h"
 #include "llmc/base/own_file.h"
+#include "llmc/base/path.h"
 #include "test/unit/store_fixture.h"
 
 TestFixture test_each = {setup, tmp_teardown};

@@ -1,6 +1,6 @@
 // safetensors files: what is written is what is read, and no bytes at all make the reader do anything but say no.
 
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/file.h"
 #include "llmc/store/safetensors.h"
 #include "test/unit/mutate.h"
 #include "test/unit/store_fixture.h"

@@ -1,6 +1,7 @@
 // Signals, each case in a child process: what it asks for, and what it says. That each of them ends a run, and how:
 // test/e2e/test_resume.py; a pipe that nobody reads: test/e2e/test_generation.py.
 #include "llmc/base/error.h"
+#include "llmc/base/signals.h"
 #include "test/fixture.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 // The file of measured choices: it remembers, it forgives damage, and it never gets in the way.
 
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/file.h"
 #include "llmc/cuda/tuning.h"
 #include "test/fixture.h"
 

@@ -1,6 +1,8 @@
 // Paths that are typed and pasted: a shell gives back what was quoted, glob what was escaped, whatever bytes a name
 // has.
-#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/files_match.h"
+#include "llmc/base/path.h"
 #include "llmc/base/typed_path.h"
 #include "test/fixture.h"
 

@@ -1,6 +1,7 @@
 // What a step read, from what the run left behind: the same windows as the loader reads, whatever happened to the run;
 // and logs of every kind of damage.
 
+#include "llmc/base/directory.h"
 #include "test/unit/mutate.h"
 
 int whereis_main(int argc, char **argv);

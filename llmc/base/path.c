@@ -1,0 +1,43 @@
+// See path.h.
+#include "llmc/base/path.h"
+
+#include "llmc/base/error.h"
+#include "llmc/base/file.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+char *path_join(const char *directory, const char *name) {
+    char *path = NULL;
+    size_t n = strlen(directory);
+    int length = asprintf(&path, n > 0 && directory[n - 1] == '/' ? "%s%s" : "%s/%s", directory, name);
+    REQUIRE_MEMORY(length >= 0, "a path");
+    return path;
+}
+
+char *path_parent(const char *path) {
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') n--;
+    while (n > 0 && path[n - 1] != '/') n--;
+    while (n > 1 && path[n - 1] == '/') n--;
+    char *parent = n == 0 ? strdup(".") : strndup(path, n);
+    REQUIRE_MEMORY(parent != NULL, "a path");
+    return parent;
+}
+
+char *path_unused(const char *path) {
+    char *unused = NULL;
+    int i = 0;
+    do {
+        free(unused);
+        REQUIRE_MEMORY(asprintf(&unused, "%s.%d", path, ++i) >= 0, "a path");
+    } while (file_exists(unused));
+    return unused;
+}
+
+bool path_is_same(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}

@@ -1,0 +1,78 @@
+// See signals.h. The handler only sets flags and writes one fixed line (async-signal-safe calls); the loop checks
+// signals_pending between micro-steps. System calls that a signal interrupts are restarted, so neither file writes nor
+// reads see EINTR because of us.
+#include "llmc/base/signals.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <string.h>
+#include <unistd.h>
+
+// A handler can only communicate through static variables: the first two.
+static volatile sig_atomic_t pending = 0;
+static volatile sig_atomic_t interrupted = 0;
+static int agreed = -1; // by several processes; -1: there is one
+
+// Those that ask a run to stop. SIGXCPU: the limit of processor time (ulimit -t) is near.
+static const struct {
+    int number;
+    const char *name, *line;
+} caught[] = {{SIGINT, "SIGINT", "\nSIGINT: stopping; Ctrl-C again ends at once, without saving\n"},
+              {SIGTERM, "SIGTERM", "\nSIGTERM: stopping\n"},
+              {SIGUSR1, "SIGUSR1", "\nSIGUSR1: stopping\n"},
+              {SIGUSR2, "SIGUSR2", "\nSIGUSR2: stopping\n"},
+              {SIGXCPU, "SIGXCPU", "\nSIGXCPU: stopping\n"},
+              {SIGHUP, "SIGHUP", "\nSIGHUP: stopping\n"}};
+
+static void say(const char *line) {
+    ssize_t ignored = write(STDERR_FILENO, line, strlen(line));
+    (void)ignored; // nothing can be done about a closed stderr here
+}
+
+static void on_signal(int signal_number) {
+    const int saved_errno = errno;
+    const bool again = signal_number == SIGINT && interrupted;
+    const bool is_news = !pending || (signal_number == SIGINT && !interrupted);
+    // These come first: as soon as the line is written, another thread may receive the next signal.
+    if (signal_number == SIGINT) interrupted = 1;
+    if (!pending) pending = signal_number;
+    if (again) {
+        // The default action, so that the exit status tells the shell that SIGINT ended the program. The signal is
+        // blocked while its handler runs and takes effect on return.
+        signal(SIGINT, SIG_DFL);
+        raise(SIGINT);
+    } else if (is_news) {
+        for (size_t i = 0; i < sizeof caught / sizeof *caught; i++)
+            if (caught[i].number == signal_number) say(caught[i].line);
+    }
+    errno = saved_errno;
+}
+
+void signals_install(void) {
+    pending = interrupted = 0;
+    agreed = -1;
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    // The handler is one critical section: none of them interrupts it.
+    for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) sigaddset(&action.sa_mask, caught[i].number);
+    for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) {
+        struct sigaction before; // under nohup we start with SIGHUP ignored, and it stays so
+        const bool ignored = sigaction(caught[i].number, NULL, &before) == 0 && before.sa_handler == SIG_IGN;
+        if (caught[i].number != SIGHUP || !ignored) sigaction(caught[i].number, &action, NULL);
+    }
+
+    struct sigaction ignore = {.sa_handler = SIG_IGN};
+    sigemptyset(&ignore.sa_mask);
+    sigaction(SIGPIPE, &ignore, NULL);
+}
+
+int signals_pending(void) { return agreed >= 0 ? agreed : pending; }
+int signals_received(void) { return pending; }
+void signals_agree(int signal_number) { agreed = signal_number; }
+
+const char *signals_name(int signal_number) {
+    for (size_t i = 0; i < sizeof caught / sizeof *caught; i++)
+        if (caught[i].number == signal_number) return caught[i].name;
+    return "no signal";
+}
