@@ -310,7 +310,7 @@ bench-gpu: ## speed tables of the GPU, and PyTorch beside them, into OUT=DIR or 
 
 SUBMAKE := $(MAKE) --no-print-directory -s -j$(shell nproc) WERROR=1
 
-RUN_TESTS = scripts/run_tests.py --jobs $(shell nproc) --tally $(TALLY) --pytest test/e2e --pytest test/faults --pytest test/tools
+RUN_TESTS = dev/run_tests.py --jobs $(shell nproc) --tally $(TALLY) --pytest test/e2e --pytest test/faults --pytest test/tools
 
 # What the parts of a test took and found; run_tests.py sums it up. $(call phase,NAME,COMMAND)
 TALLY := build/tally
@@ -343,7 +343,7 @@ test-rest: # make looks for clang anew: it may have come just now
 	$(if $(NVCC),$(call phase,build,$(SUBMAKE) train_gpt2sim sim-test-programs sim-sanitize-programs))
 	$(if $(NVCC),$(call phase,build,$(SUBMAKE) $(if $(NO_CUBLASLT),cuda-library,train_gpt2cu) ARCHS="$(SIM_ARCHS)"))
 	@CUDNN_GRAPHS=all $(RUN_TESTS) --mark slow \
-		$(if $(NVCC),--check "scripts/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
+		$(if $(NVCC),--check "dev/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
 		$(if $(shell command -v $(FUZZ_CC)),--check "make -s fuzz SECONDS=3") \
 		$(SLOW_TESTS) $(filter-out $(QUICK_OTHER_CODES),$(call OTHER_CODES,$(OP_TESTS) $(GOLDEN_TEST))) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) \
 		$(SIM_HARDWARE_ALL) $(SIM_ASAN_BIN) $(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
@@ -366,7 +366,7 @@ test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernel
 	$(if $(NVCC),$(SUBMAKE) MODE=sanitize build/sanitize-sim/train_gpt2sim $(SIM_LONG_ASAN_BIN))
 	$(if $(NVCC),$(SUBMAKE) sim-sanitize-programs sim-faults)
 	@TRAINER=build/sanitize/train_gpt2 SIM_TRAINER=build/sanitize-sim/train_gpt2sim \
-		TEST_FILTER='*' scripts/run_tests.py \
+		TEST_FILTER='*' dev/run_tests.py \
 		--jobs $(shell nproc) --pytest test/e2e --mark sanitize \
 		$(TEST_BIN:$(BUILD)/%=build/sanitize/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the commands that README.md and doc/ show, and compares their output with the pages.
 
-    scripts/check_docs.py [--update] [FILE.md ...]        default: README.md and doc/*.md
+    dev/check_docs.py [--update] [FILE.md ...]        default: README.md and doc/*.md
 
 A block that begins with ```console is a session: lines after "$ " are commands (a line that ends with \\ continues), run
 by bash in the repository's root, in the order of the page; the lines below are their output, stdout and stderr
@@ -18,7 +18,8 @@ import re
 import subprocess
 import sys
 
-import tool
+sys.path.append(os.path.join(os.path.dirname(__file__), "..", "scripts"))
+import tool  # noqa: E402
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), ".."))
 SECONDS = 600

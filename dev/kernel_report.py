@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Registers, shared memory and spills of every CUDA kernel, from the output of ptxas at build time (nvcc -Xptxas -v).
 
-    scripts/kernel_report.py build/nvcc-90/llmc/cuda/*.ptxas          (make kernel-report)
-    scripts/kernel_report.py --ran build/kernels FILE.ptxas ...       (a part of make test)
-    scripts/kernel_report.py --elements [--write doc/gpu.md] build/nvcc-90/llmc/cuda/*.o
+    dev/kernel_report.py build/nvcc-90/llmc/cuda/*.ptxas          (make kernel-report)
+    dev/kernel_report.py --ran build/kernels FILE.ptxas ...       (a part of make test)
+    dev/kernel_report.py --elements [--write doc/gpu.md] build/nvcc-90/llmc/cuda/*.o
 
 One line a kernel, one column an architecture: registers a thread; then "+N spill" bytes stored to local memory because
 the registers did not suffice, or "+N local" bytes of arrays kept there. Spills cost memory traffic in the inner
@@ -23,7 +23,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import tool
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+import tool  # noqa: E402
 
 # Kernel name (without template arguments) -> why a spill there costs nothing.
 MAY_SPILL = {  # kernel: (bytes a thread, reason)
@@ -53,7 +54,7 @@ ELEMENTS = [
 # An H200: lanes that issue in a second (multiprocessors x 4 schedulers x 32 x clock), exponentials and the like (16 a
 # clock and multiprocessor), and the bytes of a copy (79% of the datasheet: dev/bench/predict.py).
 LANES, SPECIAL, COPY = 132 * 128 * 1.755e9, 132 * 16 * 1.755e9, 0.79 * 4.8e12
-BEGIN, END = "<!-- made by scripts/kernel_report.py -->", "<!-- end of kernels -->"
+BEGIN, END = "<!-- made by dev/kernel_report.py -->", "<!-- end of kernels -->"
 
 BOUNDS = re.compile(r"\.entry\s+(\w+)\s*\([^)]*\)[^{]*?\.maxntid\s+(\d+)(?:,\s*(\d+))?(?:,\s*(\d+))?")
 COMPILING = re.compile(r"Compiling entry function '(\S+)' for 'sm_(\d+)\w*'")

@@ -2,9 +2,9 @@
 """The table of doc/memory.md, from the planner: the largest GPT-2-style model for each size of GPU memory and for each
 way to keep weights, gradients and the optimizer's state.
 
-  scripts/memory_tables.py            prints the table
-  scripts/memory_tables.py --write    puts it into doc/memory.md
-  scripts/memory_tables.py --check    fails if that table is stale: each model must fit, and the next larger must not
+  dev/memory_tables.py            prints the table
+  dev/memory_tables.py --write    puts it into doc/memory.md
+  dev/memory_tables.py --check    fails if that table is stale: each model must fit, and the next larger must not
 
 A model of the family has C channels in steps of 64, heads of 64 and C / 32 blocks, nearly as GPT-2 of 1558M (48 blocks
 of 1600 channels); context 1024, GPT-2's vocabulary, bf16, one sequence at a time, -r auto, no samples. 1 GB of the
@@ -19,12 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
-import tool
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+import tool  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINER = os.environ.get("TRAINER", ROOT / "train_gpt2")
 DOC = ROOT / "doc" / "memory.md"
-BEGIN, END = "<!-- made by scripts/memory_tables.py -->", "<!-- end -->"
+BEGIN, END = "<!-- made by dev/memory_tables.py -->", "<!-- end -->"
 
 SIZES = (8, 16, 24, 40, 80, 141)
 SCHEMES = (

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Packs the libraries that the trainer and its tests are built with into a folder, for a machine without package access.
-#   scripts/pack_deps.sh DIR [cuda] [cpu]      default: cuda
+#   dev/pack_deps.sh DIR [cuda] [cpu]      default: cuda
 #     cuda   cJSON, xxHash, PCRE2, zlib, zstd, cmocka: what train_gpt2cu and the CUDA test programs need besides the CUDA toolkit (0.5 MB)
 #     cpu    oneDNN as well: for train_gpt2 (40 MB)
 # Run it on a Debian or Ubuntu where they are installed (make deps). Copy DIR to the other machine; there:
@@ -13,7 +13,7 @@ if (($# < 1)) || [[ $1 == -* ]]; then
     exit 2
 fi
 target=$1 && shift
-MADE="made by scripts/pack_deps.sh"
+MADE="made by dev/pack_deps.sh"
 if [[ -e $target && ! -d $target ]] || [[ -d $target && -n $(ls -A "$target/") &&
     $(cat "$target/.pack_deps" 2>/dev/null) != "$MADE" ]]; then
     echo "pack_deps: $target has files that are not of pack_deps; name another directory" >&2

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the test programs and pytest, and ends with one line: N passed, N failed[, N skipped].
 
-    scripts/run_tests.py [--jobs N] [--pytest FILE-OR-DIR ...] [--mark EXPRESSION] [--check COMMAND] [--tally FILE] PROGRAM ...
+    dev/run_tests.py [--jobs N] [--pytest FILE-OR-DIR ...] [--mark EXPRESSION] [--check COMMAND] [--tally FILE] PROGRAM ...
 
 A program is a cmocka binary, run from the repository root with a time limit, N of them at a time; SIM_CC=75@PROGRAM runs
 it with that environment variable, A=1@B=2@PROGRAM with both. pytest runs N files at a time where it has xdist, and gives each

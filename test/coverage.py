@@ -70,7 +70,7 @@ def run_tests(build):
     tests = [part for name in END_TO_END for part in ("--pytest", f"test/e2e/{name}")]
     if (ROOT / "test/faults").is_dir():
         tests += ["--pytest", "test/faults"]
-    command = ["scripts/run_tests.py", "--jobs", str(os.cpu_count()), "--mark", "not slow", *tests, *map(str, programs)]
+    command = ["dev/run_tests.py", "--jobs", str(os.cpu_count()), "--mark", "not slow", *tests, *map(str, programs)]
     environment = {**os.environ, "TRAINER": str(build / "train_gpt2")}
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 

@@ -29,7 +29,7 @@ import gpu_libraries
 import gpu_tools as tools
 from gpu_tools import Failed, Skipped, must
 
-sys.path.insert(0, str(tools.ROOT / "scripts"))
+sys.path.insert(0, str(tools.ROOT / "dev"))
 import run_tests  # noqa: E402: how cmocka's output is counted
 
 EXPECTED = tools.ROOT / "dev" / "bench" / "expected_losses.json"

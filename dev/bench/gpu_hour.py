@@ -9,7 +9,7 @@ why      each op alone, start, kernels under ncu, our attention against cuDNN's 
 verdict  only the page, from the parts whose files are in DIR
 
 Each part fits one command of 9.5 minutes and needs nothing from another: a machine may be fresh each time, without a
-network, with the output of scripts/pack_deps.sh (gpu_hour.sh finds it). A failure does not end a part. A part writes
+network, with the output of dev/pack_deps.sh (gpu_hour.sh finds it). A failure does not end a part. A part writes
 PART.json and PART.md into DIR ($OUT, or dev/bench/results/hour), and verdict.md, one page on all parts found there, after
 every section; it is printed at the end. --tiny: sizes for the CPU trainer and the simulator, to try it out.
 """
@@ -259,7 +259,7 @@ def inventory(_limit):
                          f"#include <setjmp.h>\n#include <{header}>\n")
             source.flush()
             if tools.run(["gcc", "-fsyntax-only", source.name], 20).status != 0:
-                missing.append(f"{header} not found (scripts/pack_deps.sh)")
+                missing.append(f"{header} not found (dev/pack_deps.sh)")
     clocks = tools.output_of("nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu",
                              "--format=csv,noheader")
     try:

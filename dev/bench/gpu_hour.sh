@@ -1,5 +1,5 @@
 #!/bin/bash
-# dev/bench/gpu_hour.py with the libraries that scripts/pack_deps.sh packed, where there are any:
+# dev/bench/gpu_hour.py with the libraries that dev/pack_deps.sh packed, where there are any:
 #   [DEPS=DIR] dev/bench/gpu_hour.sh PART [options]     default: deps
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 deps=${DEPS:-deps}

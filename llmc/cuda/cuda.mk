@@ -118,7 +118,7 @@ $(CUDA_BUILD)/dev/%: $(BUILD)/dev/%.o $(CUDA_LIB)
 	$(QUIET)$(LINK_CUDA)
 
 kernel-report: need-nvcc $(KERNEL_SRC:%.cu=$(KERNEL_BUILD)/%.o) ## registers, shared memory and spills of every kernel; fails where a hot one spills
-	@$(PYTHON) scripts/kernel_report.py $(KERNEL_SRC:%.cu=$(KERNEL_BUILD)/%.ptxas)
+	@$(PYTHON) dev/kernel_report.py $(KERNEL_SRC:%.cu=$(KERNEL_BUILD)/%.ptxas)
 
 # These look into the backend.
 $(BUILD)/test/sim/%.o: FLAGS += -isystem $(CUDA)/include

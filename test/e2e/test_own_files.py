@@ -62,7 +62,7 @@ WRITERS = {
     "picture_by_default": ("run/curve.png", PLOT),
     "memory_picture": ("new.png", [*MEMORY, "-o", "new.png"]),
     "memory_page": ("new.html", [*MEMORY, "-o", "new.html"]),
-    "libraries": ("new/env.sh", [ROOT / "scripts/pack_deps.sh", "new"]),
+    "libraries": ("new/env.sh", [ROOT / "dev/pack_deps.sh", "new"]),
 }
 
 

@@ -1,4 +1,4 @@
-"""scripts/check_docs.py: what it accepts, and what it must not."""
+"""dev/check_docs.py: what it accepts, and what it must not."""
 import sys
 
 import pytest
@@ -8,7 +8,7 @@ from runs import ROOT, call
 def check(tmp_path, page, *flags):
     path = tmp_path / "page.md"
     path.write_text(page)
-    result = call(sys.executable, ROOT / "scripts" / "check_docs.py", *flags, path)
+    result = call(sys.executable, ROOT / "dev" / "check_docs.py", *flags, path)
     return result.returncode, result.stdout, path.read_text()
 
 

@@ -129,7 +129,7 @@ def test_what_is_missing_is_named(machine):
     result, rows, page = hour(machine, "run", "--only", "tools|libraries|build|memcheck", path=str(machine / "bare"),
                               CUDA=str(machine / "none"))
     assert result.returncode == 1
-    for name in ("gcc not found", "make not found", "cmocka.h not found (scripts/pack_deps.sh)", "ncu: not found"):
+    for name in ("gcc not found", "make not found", "cmocka.h not found (dev/pack_deps.sh)", "ncu: not found"):
         assert name in rows["tools"]["detail"]
     assert "missing: nvcc" in rows["libraries"]["detail"] and "missing: nvcc" in page
     assert rows["build"]["result"] == "FAILED" and rows["first steps under memcheck"]["result"] == "skipped"

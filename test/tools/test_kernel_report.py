@@ -1,4 +1,4 @@
-"""scripts/kernel_report.py: a hot kernel that spills fails the report, one that may spill does so within its limit; so do
+"""dev/kernel_report.py: a hot kernel that spills fails the report, one that may spill does so within its limit; so do
 kernels that no test ran, and launches that a GPU would refuse."""
 import sys
 
@@ -16,7 +16,7 @@ def report(tmp_path, *kernels, registers=40, options=()):
     path = tmp_path / "a.ptxas"
     path.write_text("".join(PTXAS.format(name=name, arch=arch, spill=spill, registers=registers)
                             for name, arch, spill in kernels))
-    result = call(sys.executable, ROOT / "scripts" / "kernel_report.py", *options, path)
+    result = call(sys.executable, ROOT / "dev" / "kernel_report.py", *options, path)
     return result.returncode, result.stdout, result.stderr
 
 
@@ -99,9 +99,9 @@ def test_instructions_of_an_element_are_those_of_the_loop_without_masks_and_fill
     (tmp_path / "cuobjdump").write_text(CUOBJDUMP)
     (tmp_path / "cuobjdump").chmod(0o755)
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- made by scripts/kernel_report.py -->\nold\n<!-- end of kernels -->\nafter\n")
+    page.write_text("before\n<!-- made by dev/kernel_report.py -->\nold\n<!-- end of kernels -->\nafter\n")
     script = tmp_path / "run.py"
-    script.write_text(f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r}); import kernel_report as k\n"
+    script.write_text(f"import sys; sys.path.insert(0, {str(ROOT / 'dev')!r}); import kernel_report as k\n"
                       "k.ELEMENTS = [('loop', '_kernel', [(0, 2)], 4, 'logit'), ('whole', '_kernel', [(None, 4)], 8, 'x')]\n"
                       "k.main()\n")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")

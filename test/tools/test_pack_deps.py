@@ -1,9 +1,9 @@
-"""scripts/pack_deps.sh: what it packs is what a build then uses, headers and libraries alike."""
+"""dev/pack_deps.sh: what it packs is what a build then uses, headers and libraries alike."""
 import os
 
 from runs import ROOT, call, script
 
-PACK_DEPS = ROOT / "scripts" / "pack_deps.sh"
+PACK_DEPS = ROOT / "dev" / "pack_deps.sh"
 LIBRARIES = {"cjson": "cjson/cJSON.h", "xxhash": "xxhash.h", "cmocka": "cmocka.h"}
 PROGRAM = """
 #include <setjmp.h>

@@ -1,4 +1,4 @@
-"""scripts/run_tests.py: a failure, a crash, a hang or an empty program never looks like success."""
+"""dev/run_tests.py: a failure, a crash, a hang or an empty program never looks like success."""
 import os
 import re
 import sys
@@ -7,7 +7,7 @@ import pytest
 from runs import FAILS, PASSES, ROOT, call
 from runs import script as make_script
 
-RUN_TESTS = [sys.executable, ROOT / "scripts" / "run_tests.py"]
+RUN_TESTS = [sys.executable, ROOT / "dev" / "run_tests.py"]
 
 def run(tmp_path, script, *options):
     make_script(tmp_path / "program", script)

@@ -12,8 +12,8 @@ from test_plot_run import run_event, step_event, write_events
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 SCRIPTS = ["scripts/plot_run.py", "scripts/plot_memory.py", "scripts/sweep_table.py", "scripts/wandb_upload.py",
-           "scripts/lm_eval.py", "scripts/verify_checkpoint.py", "scripts/install_cuda.py", "scripts/kernel_report.py",
-           "scripts/check_docs.py", "data/get.py", "data/read_parquet.py", "dev/bench/predict.py", "dev/bench/bench_cpu.py",
+           "scripts/lm_eval.py", "scripts/verify_checkpoint.py", "scripts/install_cuda.py", "dev/kernel_report.py",
+           "dev/check_docs.py", "data/get.py", "data/read_parquet.py", "dev/bench/predict.py", "dev/bench/bench_cpu.py",
            "dev/bench/bench_gpu.py", "dev/bench/check_gpu.py", "dev/bench/gpu_hour.py", "dev/bench/loss_parity.py"]
 NAMES_AN_INPUT = ["scripts/plot_run.py", "scripts/sweep_table.py", "scripts/wandb_upload.py", "scripts/verify_checkpoint.py",
                   "data/read_parquet.py", "scripts/lm_eval.py"]
