@@ -95,10 +95,10 @@ MPI_CFLAGS := $(if $(MPI_WORDS),-DHAVE_MPI $(patsubst -I%,-isystem %,$(filter -I
 LIBS := -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
 CPU_SRC  := $(wildcard llmc/cpu/*.c)
-# Two files of llmc/cuda without CUDA are in every build: sizes.c, arithmetic of shapes for the planner, and tuning_cache.c,
-# the file of measured choices, so that its reader is tested everywhere.
-NO_CUDA_SRC := llmc/cuda/sizes.c llmc/cuda/tuning_cache.c
-HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/data/*.c llmc/text/*.c llmc/store/*.c llmc/run/*.c llmc/comm/*.c) \
+# One file of llmc/cuda has no CUDA and is in every build: tuning_cache.c, the file of measured choices, so that its reader
+# is tested everywhere.
+NO_CUDA_SRC := llmc/cuda/tuning_cache.c
+HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/data/*.c llmc/text/*.c llmc/store/*.c llmc/plan/*.c llmc/run/*.c llmc/comm/*.c) \
             $(NO_CUDA_SRC)
 # Of llmc/cpu, what any processor runs; the remainder is the vector code.
 CPU_ONCE := $(addprefix llmc/cpu/,cpu.c device.c onednn.c)

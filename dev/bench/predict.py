@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The predicted time of a training step on a GPU, op by op, as the trainer computes it from the FLOP and bytes of its
-ops and the rates that it assumes (llmc/run/planner_predict.c, --plan json); and, next to it, a measured profile.
+ops and the rates that it assumes (llmc/plan/plan_predict.c, --plan json); and, next to it, a measured profile.
 
     dev/bench/predict.py [-e d12] [-b 64] [-t 1024] [--gpu "H200,A100 40GB"] [--trainer ./train_gpt2]
     dev/bench/predict.py ... --measured FILE    FILE: the profile.json of --profile, or the output of bench_ops
@@ -86,7 +86,7 @@ class Predicted:
             raise Refused(f"no rates are assumed for {device['name']} in {device['dtype']}")
         self.rows = rows_of(device)
         self.ms, self.gaps, self.launch = (milliseconds(said[f"{what}_seconds"]) for what in ("step", "between_ops", "launch"))
-        most = milliseconds(said["overlap_seconds"])  # llmc/run/planner_predict.c: may_be_hidden
+        most = milliseconds(said["overlap_seconds"])  # llmc/plan/plan_predict.c: may_be_hidden
         self.hidden = [most[0], most[1], 0.0]  # by --overlap 1
         copies = (part for op in said["ops"] for part in op["parts"] if part["rate"] == "copy")
         self.copy = next([ms / part["amount"] for ms in milliseconds(part["seconds"])] for part in copies)  # of a byte

@@ -93,7 +93,7 @@ STATISTICS = dict(module="elementwise", file="elementwise.cu", test="ops/test_st
 NORM = dict(module="optimizer_norm", file="optimizer_norm.cu", test="ops/test_optimizer")
 UPDATE = dict(module="optimizer", file="optimizer.cu", test="ops/test_optimizer_update")
 ADAFACTOR = dict(module="optimizer_adafactor", file="optimizer_adafactor.cu", test="ops/test_optimizer_update")
-SIZES = dict(file="llmc/cuda/sizes.c")
+SIZES = dict(file="llmc/model/gpu_sizes.c")
 CUDNN = dict(test="sim/test_cudnn_attention")
 STREAM = dict(test="sim/test_stream")
 MATMUL = dict(file="llmc/cuda/matmul.c", test="ops/test_matmul")

@@ -151,7 +151,7 @@ $(SIM_BUILD)/test/sim/test_old_image: build/nvcc-75/llmc/cuda/matmul_kernels.o $
 
 # cuDNN's own library judges our graphs, with a driver that only says yes.
 CUDNN_GRAPH_OBJ := $(addprefix $(SIM_BUILD)/llmc/cuda/cudnn_,graph.o library.o plan.o) \
-	$(ERROR_OBJ) $(addprefix $(BUILD)/llmc/,tensor.o cuda/sizes.o)
+	$(ERROR_OBJ) $(addprefix $(BUILD)/llmc/,tensor.o model/gpu_sizes.o)
 $(SIM_BUILD)/test/sim/test_cudnn_graphs: $(BUILD)/test/sim/test_cudnn_graphs.o $(TEST_LIB) $(CUDNN_GRAPH_OBJ) \
 		| $(SIM_BUILD)/test/sim/fake_libcuda/libcuda.so.1
 	$(SAY) LINK $@

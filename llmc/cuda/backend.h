@@ -9,7 +9,7 @@
 // which never happens under capture (see device_graph_begin in device.c).
 #pragma once
 #include "llmc/base/arithmetic.h"
-#include "llmc/cuda/sizes.h"
+#include "llmc/model/gpu_sizes.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
 #include <cuda_runtime_api.h>
@@ -60,7 +60,7 @@ static inline cudaStream_t cuda_compute_stream(void) {
 // disagree.
 void *cuda_scratch(const char *op, int64_t bytes);
 
-// The workspace sizes of the ops are in sizes.h, except for attention by cuDNN. Both functions note the shape: one for
+// The workspace sizes of the ops are in gpu_sizes.h, except for attention by cuDNN. Both functions note the shape: one for
 // the layout of the workspace during a product, one to query cuDNN and to build its kernels for this shape.
 void cuda_matmul_note_shape(OpsShape shape);
 int64_t cuda_cudnn_workspace(OpsShape shape);

@@ -182,7 +182,7 @@ enum { TILE = EMBEDDING_TILE };
 enum { TILE_THREADS = 256 }; // at most: a thread owns N columns
 // The partials of a tile for runs that cross its ends: the run that began before it, and the one that began in it.
 enum { BEGAN_BEFORE, BEGAN_HERE, PARTIALS };
-static_assert((int)PARTIALS == (int)EMBEDDING_PARTIALS, "sizes.h");
+static_assert((int)PARTIALS == (int)EMBEDDING_PARTIALS, "gpu_sizes.h");
 
 // Block (x, y): tile x of the sorted positions, columns from y * blockDim.x * N. Thread: N columns, all rows of the
 // tile. partials (tiles, PARTIALS, C) fp32. Reads each row of dout once and writes a partial for each end of the tile

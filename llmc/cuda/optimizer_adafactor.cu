@@ -287,7 +287,7 @@ static void describe_adafactor(TableDraft *draft, const UpdateTensor *tensors, i
     }
 }
 
-// cuda_size_optimizer (sizes.c) has space for it: more than TILE_ROWS rows have fewer than twice rows / TILE_ROWS
+// cuda_size_optimizer (gpu_sizes.c) has space for it: more than TILE_ROWS rows have fewer than twice rows / TILE_ROWS
 // tiles.
 static Scratch scratch_of(int64_t n, int64_t column_sums) {
     const int64_t floats = n + n * NORM_MAX_PARTS + column_sums;

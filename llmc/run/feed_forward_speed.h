@@ -2,7 +2,7 @@
 // calls them. Takes device memory while it measures and gives it back.
 #pragma once
 #include "llmc/base/error.h"
-#include "llmc/run/planner.h"
+#include "llmc/plan/plan.h"
 #include "llmc/tensor.h"
 
 // FLOP/s of each of `count` layers, forward and backward, in rounds over all of them so that whatever else the machine

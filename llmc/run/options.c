@@ -13,7 +13,7 @@
 #include "llmc/model/parameters.h"
 #include "llmc/run/arguments.h"
 #include "llmc/run/placement.h"
-#include "llmc/run/planner.h"
+#include "llmc/plan/plan.h"
 
 #include <cjson/cJSON.h>
 #include <ctype.h>

@@ -3,7 +3,7 @@
 #include "llmc/run/options.h"
 
 #include "llmc/run/placement.h"
-#include "llmc/run/planner.h"
+#include "llmc/plan/plan.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,7 +7,7 @@
 #include "llmc/base/signals.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/model/recompute.h"
-#include "llmc/run/planner.h"
+#include "llmc/plan/plan.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -13,7 +13,7 @@
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
 #include "llmc/base/typed_path.h"
-#include "llmc/run/planner.h"
+#include "llmc/plan/plan.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/run_data.h"
 #include "llmc/store/weights_file.h"

@@ -1,9 +1,9 @@
 // The plan that any build makes for a GPU is the one that the CUDA build makes there: what the backend asks for, with
-// its own attention, is what sizes.h says.
+// its own attention, is what gpu_sizes.h says.
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/cudnn_graph.h"
-#include "llmc/cuda/sizes.h"
-#include "llmc/run/planner.h"
+#include "llmc/model/gpu_sizes.h"
+#include "llmc/plan/plan.h"
 #include "test/test.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 // What the tests of the planner share: GPUs by name, figures that agree, and what a plan takes.
 #pragma once
-#include "llmc/run/planner.h"
+#include "llmc/plan/plan.h"
 #include "test/test.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 // The planner's figures against independent ways to the same numbers: bytes from the costs of ops and by hand, memory
 // from the plan itself. What it chooses is test_planner_fit's, the table of GPUs test_gpu_table's.
 #include "llmc/model/parameters.h"
-#include "llmc/run/planner.h"
+#include "llmc/plan/plan.h"
 #include "test/fixture.h"
 #include "test/op_cost.h"
 #include "test/unit/device_fixture.h"

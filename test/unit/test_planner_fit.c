@@ -2,7 +2,7 @@
 // model sizes on devices of 8 to 141 GB. What the planner takes is the best of all that fit.
 #include "llmc/base/format.h"
 #include "llmc/model/parameters.h"
-#include "llmc/run/planner.h"
+#include "llmc/plan/plan.h"
 #include "test/fixture.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/planner_case.h"

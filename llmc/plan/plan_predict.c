@@ -2,10 +2,10 @@
 // are assumed to reach, by kind of op. It is the one list of both: --plan prints its sum, --plan json all of it, and
 // dev/bench/predict.py lays a measured profile beside it. test/tools/test_predict.py compares calls, FLOP and bytes
 // with those of a profile. Nothing here was measured with this code.
-#include "llmc/cuda/sizes.h"
+#include "llmc/model/gpu_sizes.h"
 #include "llmc/model/parameters.h"
 #include "llmc/model/recompute.h"
-#include "llmc/run/planner.h"
+#include "llmc/plan/plan.h"
 
 #include <math.h>
 #include <string.h>

@@ -4,11 +4,11 @@
 // arithmetic of tiles is certain; every rate is an assumption. Nothing here was measured but what --measure times.
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
-#include "llmc/cuda/sizes.h"
+#include "llmc/model/gpu_sizes.h"
 #include "llmc/model/parameters.h"
 #include "llmc/model/recompute.h"
 #include "llmc/run/feed_forward_speed.h"
-#include "llmc/run/planner.h"
+#include "llmc/plan/plan.h"
 
 #include <math.h>
 #include <stdlib.h>

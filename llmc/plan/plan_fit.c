@@ -1,7 +1,7 @@
 // -b auto and -r auto, and what to say when nothing fits. See planner.h.
 //
 // Every answer is a plan that was made: nothing is estimated but where the search begins. A plan of 1558M takes 1 ms.
-#include "llmc/run/planner.h"
+#include "llmc/plan/plan.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"

@@ -4,7 +4,7 @@
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/model/parameters.h"
-#include "llmc/run/planner.h"
+#include "llmc/plan/plan.h"
 
 #include <stdlib.h>
 #include <string.h>

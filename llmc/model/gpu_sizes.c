@@ -1,5 +1,5 @@
-// See sizes.h. No CUDA here: this file is compiled into every build.
-#include "llmc/cuda/sizes.h"
+// See gpu_sizes.h. No CUDA here: this file is compiled into every build.
+#include "llmc/model/gpu_sizes.h"
 
 #include "llmc/base/arithmetic.h"
 

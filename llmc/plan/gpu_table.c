@@ -4,10 +4,10 @@
 // Figures of GPUs are NVIDIA's: dense (without sparsity, which datasheets often count in) and with fp32 accumulation,
 // which GeForce cards run at half their 16-bit and fp8 rate. test_gpu_table derives each peak a second time, from
 // units x clock x operations a clock.
-#include "llmc/run/planner.h"
+#include "llmc/plan/plan.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/cuda/sizes.h"
+#include "llmc/model/gpu_sizes.h"
 #include "llmc/model/parameters.h"
 #include "llmc/model/recompute.h"
 #include "llmc/run/profile.h"
