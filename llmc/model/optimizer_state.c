@@ -1,5 +1,5 @@
 // The optimizer table and the facts derived from it: rules and rates, the tensors of the state, the memory of the
-// update. Nothing here computes an update (ops.h does) or owns memory (model_object.c does).
+// update. Nothing here computes an update (ops.h does) or owns memory (model.c does).
 #include "llmc/model/optimizer_state.h"
 
 #include "llmc/base/arithmetic.h"
