@@ -7,6 +7,7 @@
 #include "llmc/base/limits.h"
 #include "llmc/base/signals.h"
 #include "llmc/model/model.h"
+#include "llmc/model/model_numerics.h"
 #include "llmc/run/processes.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/report.h"
@@ -63,7 +64,7 @@ static bool train_step(Run *run, Error *err) {
             if (!dataloader_next(run->loader, &windows, &count, err)) return false;
             const bool last = group + 1 == share->count && done + count == step_share_windows(share, group);
             data_parallel_micro_step(run->shared, last);
-            model_load_batch(run->model, windows, count, setup->train.token_bytes);
+            model_load_batch(run->model, windows, count, setup->T, setup->train.token_bytes);
             model_forward_backward(run->model, tokens, done == 0);
         }
         data_parallel_end_group(run->shared, group);

@@ -45,7 +45,7 @@ static uint16_t *random_windows(const ModelOptions *o, Error *err) {
 static double timed_step(Model *model, Optimizer *optimizer, const uint16_t *windows, int64_t step) {
     const ModelOptions *o = model_options(model);
     double start = now_seconds();
-    model_load_batch(model, windows, o->B, sizeof *windows);
+    model_load_batch(model, windows, o->B, o->T, sizeof *windows);
     model_forward_backward(model, o->B * o->T, true);
     optimizer_norm(optimizer);
     optimizer_step(optimizer, step, 6e-4, o->B * o->T, false);

@@ -104,7 +104,7 @@ OFFLOAD = dict(file="llmc/train/optimizer.c", test="ops/test_offload")
 WAIT_BACK = dict(old="    device_stream_wait(STREAM_COPY, part->back);\n", new="", **OFFLOAD)
 WAIT_IN = dict(old="    device_stream_wait(STREAM_COMPUTE, o->parts[c % OFFLOAD_PARTS].in);\n", new="", **OFFLOAD)
 WAIT_UPDATED = dict(old="    device_stream_wait(STREAM_COPY_BACK, part->updated);\n", new="", **OFFLOAD)
-STEP = dict(**TSAN, test="sim/test_step", file="llmc/model/gpt2.c",
+STEP = dict(**TSAN, test="sim/test_step", file="llmc/model/model.c",
             env="OMP_NUM_THREADS=1 TEST_FILTER=a_step_makes_no_synchronising_call")
 
 BESIDE = dict(file="llmc/cuda/device.c", test="sim/test_step")
@@ -813,7 +813,7 @@ MUTATIONS = [
     Source("table_ranges", "a range begins one tensor late", **TABLES, old="if (t->tensor[middle] < tensor)",
          new="if (t->tensor[middle] <= tensor)"),
     # ----------------------------------------------------------------------------------------------- trainer and device
-    Host("other_tokens", "a recording for another number of tokens is replayed", file="llmc/model/gpt2.c",
+    Host("other_tokens", "a recording for another number of tokens is replayed", file="llmc/model/model.c",
          test="sim/test_step", old=" && r->tokens_in_step == s->tokens_in_step &&", new=" &&"),
     Host("offload_in", "state is copied in before the last one of its place is back", **WAIT_BACK),
     Host("offload_update", "an update does not wait for its state", **WAIT_IN),

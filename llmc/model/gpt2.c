@@ -1,5 +1,6 @@
-// One micro-step of GPT-2, in the order in which it runs, from top to bottom. Every line is an op of ops.h or a linear
-// layer: one op forward, two backward, more with --fp8. model_memory.c decides where the tensors are.
+// GPT-2's forward and backward pass, in the order in which they run, from top to bottom. Every line
+// is an op of ops.h or a linear layer: one op forward, two backward, more with --fp8. model.c runs
+// these parts, model_memory.c decides where the tensors are.
 //
 //   forward   embedding -> L x block -> final layernorm -> head + loss
 //   backward  head -> final layernorm -> L x block, last first -> embedding
@@ -13,7 +14,7 @@ static int num_heads(const Block *b) { return (int)b->model->options.config.NH; 
 
 // The forward pass has already counted what the backward pass repeats.
 static void observe_once(const Block *b, LinearLayer layer, Role role, Tensor t) {
-    if (b->pass == PASS_FORWARD) observe(b->model, layer, role, t);
+    if (b->pass == PASS_FORWARD) model_observe_tensor(b->model, layer, role, t);
 }
 
 // Decoding uses the weights as they are.
@@ -25,7 +26,7 @@ static bool in_fp8(const Block *b) {
 static void linear_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in, Tensor weight, Tensor bias) {
     observe_once(b, layer, ROLE_IN, in);
     if (in_fp8(b))
-        fp8_forward(b, layer, out, tensor_none(), in, bias);
+        model_fp8_forward(b, layer, out, tensor_none(), in, bias);
     else
         matmul_forward(out, in, weight, bias);
     observe_once(b, layer, ROLE_OUT, out);
@@ -36,7 +37,7 @@ static void linear_residual_forward(const Block *b, LinearLayer layer, Tensor ou
                                     Tensor weight, Tensor bias) {
     observe_once(b, layer, ROLE_IN, in);
     if (in_fp8(b))
-        fp8_forward(b, layer, out, residual, in, bias);
+        model_fp8_forward(b, layer, out, residual, in, bias);
     else
         matmul_residual_forward(out, residual, in, weight, bias);
     observe_once(b, layer, ROLE_OUT, out);
@@ -47,7 +48,7 @@ static void linear_gelu_forward(const Block *b, LinearLayer layer, Tensor out, T
                                 Tensor bias) {
     observe_once(b, layer, ROLE_IN, in);
     if (in_fp8(b)) {
-        fp8_forward(b, layer, pre, tensor_none(), in, bias);
+        model_fp8_forward(b, layer, pre, tensor_none(), in, bias);
         gelu_forward(out, pre);
     } else {
         matmul_gelu_forward(out, pre, in, weight, bias);
@@ -59,9 +60,9 @@ static void linear_gelu_forward(const Block *b, LinearLayer layer, Tensor out, T
 // the forward pass.
 static void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout,
                             Tensor in, Tensor weight) {
-    observe(b->model, layer, ROLE_GRADIENT, dout);
+    model_observe_tensor(b->model, layer, ROLE_GRADIENT, dout);
     if (in_fp8(b)) {
-        fp8_backward(b, layer, din, dweight, dbias, dout, in);
+        model_fp8_backward(b, layer, din, dweight, dbias, dout, in);
         return;
     }
     matmul_backward_input(din, dout, weight);
@@ -73,9 +74,9 @@ static void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tenso
 // absent.
 static void linear_gelu_backward(const Block *b, LinearLayer layer, Tensor dpre, Tensor *dbias_before, Tensor dweight,
                                  Tensor dbias, Tensor dout, Tensor in, Tensor pre, Tensor weight) {
-    observe(b->model, layer, ROLE_GRADIENT, dout);
+    model_observe_tensor(b->model, layer, ROLE_GRADIENT, dout);
     if (in_fp8(b)) {
-        fp8_backward(b, layer, dpre, dweight, dbias, dout, in);
+        model_fp8_backward(b, layer, dpre, dweight, dbias, dout, in);
         gelu_backward(dpre, *dbias_before, dpre, pre, b->accumulate);
         *dbias_before = tensor_none();
         return;
@@ -98,7 +99,7 @@ void block_forward(const Block *b, Tensor out) {
     linear_forward(b, LINEAR_QKV, a->qkv, a->ln1, p->qkvw, p->qkvb);                     // (B,T,3C)
     if (b->pass == PASS_FORWARD)
         attention_forward(a->att, a->lse, a->qkv, num_heads(b)); // (B,T,C), (B,NH,T)
-    else if (!decoder_attention(b))
+    else if (!model_decoder_attention(b))
         return;
     linear_residual_forward(b, LINEAR_ATTPROJ, a->residual2, a->residual1, a->att, p->attprojw, p->attprojb);
     layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
@@ -113,7 +114,7 @@ void block_forward(const Block *b, Tensor out) {
 // the backward pass no op runs twice.
 
 // Returns whether the results of this op are missing, and marks them as present.
-static bool take(Block *b, int op) {
+static bool take_missing(Block *b, int op) {
     const bool missing = b->missing & op;
     b->missing &= ~op;
     return missing;
@@ -121,18 +122,18 @@ static bool take(Block *b, int op) {
 
 static void need_ln1(Block *b) {
     const BlockActs *a = &b->a;
-    if (take(b, RECOMPUTE_LAYERNORM))
+    if (take_missing(b, RECOMPUTE_LAYERNORM))
         layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, b->p.ln1w, b->p.ln1b);
 }
 
 static void need_qkv(Block *b) {
-    if (!take(b, RECOMPUTE_QKV)) return;
+    if (!take_missing(b, RECOMPUTE_QKV)) return;
     need_ln1(b);
     linear_forward(b, LINEAR_QKV, b->a.qkv, b->a.ln1, b->p.qkvw, b->p.qkvb);
 }
 
 static void need_attention(Block *b) {
-    if (!take(b, RECOMPUTE_ATTENTION)) return;
+    if (!take_missing(b, RECOMPUTE_ATTENTION)) return;
     need_qkv(b);
     attention_forward(b->a.att, b->a.lse, b->a.qkv, num_heads(b));
 }
@@ -141,22 +142,23 @@ static void need_attention(Block *b) {
 static void need_ln2(Block *b) {
     const BlockActs *a = &b->a;
     const Weights *p = &b->p;
-    if (take(b, RECOMPUTE_ATTPROJ)) {
+    if (take_missing(b, RECOMPUTE_ATTPROJ)) {
         need_attention(b);
         linear_residual_forward(b, LINEAR_ATTPROJ, a->residual2, a->residual1, a->att, p->attprojw, p->attprojb);
     }
-    if (take(b, RECOMPUTE_LN2)) layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
+    if (take_missing(b, RECOMPUTE_LN2))
+        layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
 }
 
 // Also provides pre, the input of gelu.
 static void need_gelu(Block *b) {
     const BlockActs *a = &b->a;
-    if (take(b, RECOMPUTE_FC)) {
+    if (take_missing(b, RECOMPUTE_FC)) {
         need_ln2(b);
         linear_gelu_forward(b, LINEAR_FC, a->gelu, a->pre, a->ln2, b->p.fcw, b->p.fcb);
-        take(b, RECOMPUTE_GELU);
+        b->missing &= ~RECOMPUTE_GELU;
     }
-    if (take(b, RECOMPUTE_GELU)) gelu_forward(a->gelu, a->pre);
+    if (take_missing(b, RECOMPUTE_GELU)) gelu_forward(a->gelu, a->pre);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward
@@ -167,19 +169,18 @@ static void need_gelu(Block *b) {
 static void block_backward(Block *b, Tensor dresidual, Tensor dresidual_sum) {
     const BlockActs *a = &b->a;
     const Weights *p = &b->p, *g = &b->g;
-    const Tensor elsewhere = tensor_none();
+    const Tensor none = tensor_none();
     gradient_add(g->fcprojb, dresidual_sum, b->accumulate, 0, 0, model_control(b->model)); // fp32: nothing is rounded
     Tensor fcb = g->fcb;
     need_gelu(b);
-    linear_gelu_backward(b, LINEAR_FCPROJ, a->dpre, &fcb, g->fcprojw, elsewhere, dresidual, a->gelu, a->pre,
-                         p->fcprojw);
+    linear_gelu_backward(b, LINEAR_FCPROJ, a->dpre, &fcb, g->fcprojw, none, dresidual, a->gelu, a->pre, p->fcprojw);
     need_ln2(b);
     linear_backward(b, LINEAR_FC, a->dln2, g->fcw, fcb, a->dpre, a->ln2, p->fcw);
     layernorm_backward(dresidual, g->ln2w, g->ln2b, g->attprojb, a->dln2, a->residual2, a->ln2_mean, a->ln2_rstd,
                        p->ln2w, true, b->accumulate, b->accumulate);
 
     need_attention(b);
-    linear_backward(b, LINEAR_ATTPROJ, a->datt, g->attprojw, elsewhere, dresidual, a->att, p->attprojw);
+    linear_backward(b, LINEAR_ATTPROJ, a->datt, g->attprojw, none, dresidual, a->att, p->attprojw);
     need_qkv(b);
     Tensor qkvb = g->qkvb;
     attention_backward(a->dqkv, a->datt, a->att, a->lse, a->qkv, num_heads(b), &qkvb, b->accumulate);
@@ -189,171 +190,57 @@ static void block_backward(Block *b, Tensor dresidual, Tensor dresidual_sum) {
                        p->ln1w, true, b->accumulate, false);
 }
 
-// ------------------------------------------------------------------------------------------------------- whole passes
+// ---------------------------------------------------------------------------------------------- parts of a micro-step
 
-static void forward_block(Model *model, int block, int64_t B, int64_t T) {
-    const Block b = model_block(model, block, PASS_FORWARD, B, T);
-    const ModelActs m = model_model_acts(model, B, T);
+void gpt2_forward(Model *model, const MicroStep *s, int block) {
+    const Block b = model_block(model, block, PASS_FORWARD, s->B, s->T);
+    const ModelActs m = model_acts(model, s->B, s->T);
     const bool last = block == model->options.config.L - 1;
     if (block == 0) embedding_forward(b.a.residual1, m.inputs, b.p.wte, b.p.wpe);
-    block_forward(&b, last ? m.final_residual : model_block(model, block + 1, PASS_FORWARD, B, T).a.residual1);
+    block_forward(&b, last ? m.final_residual : model_block(model, block + 1, PASS_FORWARD, s->B, s->T).a.residual1);
 }
 
-static void final_layernorm_forward(Model *model, int64_t B, int64_t T) {
-    const ModelActs m = model_model_acts(model, B, T);
+static void final_layernorm_forward(const ModelActs *m, const Weights *p) {
+    layernorm_forward(m->lnf, m->lnf_mean, m->lnf_rstd, m->final_residual, p->lnfw, p->lnfb);
+}
+
+void gpt2_head_forward(Model *model, const MicroStep *s) {
+    const ModelActs m = model_acts(model, s->B, s->T);
     const Weights p = model_weights(model, 0);
-    layernorm_forward(m.lnf, m.lnf_mean, m.lnf_rstd, m.final_residual, p.lnfw, p.lnfb);
-}
-
-// A micro-step adds its gradients to those of the step so far; the first one overwrites them.
-typedef struct {
-    int64_t B, T, tokens_in_step;
-    bool first;
-} MicroStep;
-
-// Whether ops add to the gradients in place; otherwise model_add_gradients does.
-static bool accumulates(const Model *model, const MicroStep *s) {
-    return !s->first && model_gradient_dtype(&model->options) == DTYPE_FP32;
+    final_layernorm_forward(&m, &p);
+    head_loss_forward(m.losses, m.logits, m.lnf, p.wte, m.targets, model->options.config.V);
+    sequence_losses(tensor_slice_first(model_sequence_losses(model), s->B), m.losses, false);
 }
 
 // The loss, and its gradients down to the last block.
-static void head_backward(Model *model, const MicroStep *s) {
-    const ModelActs m = model_model_acts(model, s->B, s->T);
+static void head_backward(Model *model, const MicroStep *s, bool accumulate) {
+    const ModelActs m = model_acts(model, s->B, s->T);
     const Weights p = model_weights(model, 0), g = model_gradients(model, 0);
     const float scale = 1.0f / (float)s->tokens_in_step;
+    final_layernorm_forward(&m, &p);
     head_loss_backward(m.losses, m.dlnf, g.wte, m.logits, m.lnf, p.wte, m.targets, model->options.config.V, scale,
-                       model_control(model), accumulates(model, s));
+                       model_control(model), accumulate);
     sequence_losses(tensor_slice_first(model_sequence_losses(model), s->B), m.losses, !s->first);
     layernorm_backward(m.dresidual, g.lnfw, g.lnfb, m.dresidual_sum, m.dlnf, m.final_residual, m.lnf_mean, m.lnf_rstd,
-                       p.lnfw, false, accumulates(model, s), false);
+                       p.lnfw, false, accumulate, false);
     model_add_gradients(model, PARAM_LNFW, PARAM_LNFB, 0, s->first);
 }
 
-static void embedding_backward_all(Model *model, const MicroStep *s) {
-    const ModelActs m = model_model_acts(model, s->B, s->T);
-    const Weights g = model_gradients(model, 0);
-    embedding_backward(g.wte, g.wpe, m.dresidual, m.inputs, accumulates(model, s));
-    model_add_gradients(model, PARAM_WTE, PARAM_WPE, 0, s->first);
-    if (model_gradient_dtype(&model->options) != DTYPE_FP32) micro_step_count(model_control(model), 1);
-}
-
-// The parts of a micro-step: between them the units of the model (partition.h) pass from process to process. A forward
-// part ends where the next block's weights are needed, a backward part where the gradients of a unit are complete.
-static void forward_part(Model *model, const MicroStep *s, int block) { forward_block(model, block, s->B, s->T); }
-
-static void backward_part(Model *model, const MicroStep *s, int unit) {
+void gpt2_backward(Model *model, const MicroStep *s, int unit) {
     const int L = (int)model->options.config.L;
-    if (unit == L) { // the parameters outside blocks
-        embedding_backward_all(model, s);
+    const ModelActs m = model_acts(model, s->B, s->T);
+    const bool is_fp32 = model_gradient_dtype(&model->options) == DTYPE_FP32;
+    const bool accumulate = !s->first && is_fp32; // in place; otherwise model_add_gradients does
+    if (unit == L) {                              // the parameters outside blocks
+        const Weights g = model_gradients(model, 0);
+        embedding_backward(g.wte, g.wpe, m.dresidual, m.inputs, accumulate);
+        model_add_gradients(model, PARAM_WTE, PARAM_WPE, 0, s->first);
+        if (!is_fp32) micro_step_count(model_control(model), 1);
         return;
     }
-    if (unit == L - 1) {
-        final_layernorm_forward(model, s->B, s->T);
-        head_backward(model, s);
-    }
+    if (unit == L - 1) head_backward(model, s, accumulate);
     Block b = model_block(model, unit, PASS_BACKWARD, s->B, s->T);
-    b.accumulate = accumulates(model, s);
-    const ModelActs m = model_model_acts(model, s->B, s->T);
+    b.accumulate = accumulate;
     block_backward(&b, m.dresidual, m.dresidual_sum);
     model_add_gradients(model, PARAM_LN1W, PARAM_FCPROJB, unit, s->first);
 }
-
-static void all_parts(Model *model, const MicroStep *s, int unused) {
-    const int L = (int)model->options.config.L;
-    (void)unused;
-    for (int l = 0; l < L; l++) forward_part(model, s, l);
-    for (int l = L - 1; l >= 0; l--) backward_part(model, s, l);
-    backward_part(model, s, L);
-}
-
-void model_load_batch(Model *model, const void *windows, int64_t B, int token_bytes) {
-    model_load_short_batch(model, windows, B, model->options.T, token_bytes);
-}
-
-void model_load_short_batch(Model *model, const void *windows, int64_t B, int64_t T, int token_bytes) {
-    const ModelOptions *o = &model->options;
-    REQUIRE(B >= 1 && B <= o->B && T >= 1 && T <= o->T,
-            "a batch of %lld windows of %lld in a model planned for %lld of %lld", (long long)B, (long long)T,
-            (long long)o->B, (long long)o->T);
-    DType dtype = token_bytes == 2 ? DTYPE_U16 : DTYPE_I32;
-    void *buffer = model->arena + memory_plan_offset(model->plan, model->layout.windows);
-    Tensor on_device = tensor_make(buffer, dtype, "windows", B, T + 1, 0, 0);
-    model_use_workspace(model);
-    // At most one copy is pending, so the loader's buffers are free again after two calls. The copy itself waits only
-    // for the unpacking of the previous batch, and runs while that batch computes.
-    if (model->copy_in_flight) device_event_wait(model->copied);
-    device_stream_wait(STREAM_COPY, model->unpacked);
-    copy_h2d(buffer, windows, tensor_bytes(on_device), STREAM_COPY);
-    device_event_record(model->copied, STREAM_COPY);
-    model->copy_in_flight = true;
-    device_stream_wait(STREAM_COMPUTE, model->copied);
-    const ModelActs m = model_model_acts(model, B, T);
-    batch_unpack(m.inputs, m.targets, on_device);
-    device_event_record(model->unpacked, STREAM_COMPUTE);
-    model->B = B, model->T = T;
-    model->decoder.sequences = model->decoder.length = 0; // its cache shares memory with the next pass
-}
-
-// Runs a part, or replays its recording. What is observed is not part of a recording.
-static void run_part(Model *model, Recording *r, const MicroStep *s, int unit,
-                     void (*part)(Model *, const MicroStep *, int)) {
-    if (model->observing || ops_are_observed()) {
-        part(model, s, unit);
-        return;
-    }
-    if (r->B == s->B && r->tokens_in_step == s->tokens_in_step && device_graph_replay(r->graph)) return;
-    r->B = s->B, r->tokens_in_step = s->tokens_in_step;
-    device_graph_begin(r->graph);
-    part(model, s, unit);
-    device_graph_end(r->graph);
-}
-
-void model_set_hooks(Model *model, const UnitHooks *hooks) {
-    REQUIRE(!hooks || model->parts, "hooks of a model for one process");
-    model->hooks = hooks;
-}
-
-static void run_with_hooks(Model *model, const MicroStep *s, Recording *parts) {
-    const int L = (int)model->options.config.L;
-    const UnitHooks *h = model->hooks;
-    for (int l = 0; l < L; l++) {
-        if (l == 0) h->before_forward(h->context, L);
-        h->before_forward(h->context, l);
-        run_part(model, &parts[l], s, l, forward_part);
-    }
-    for (int l = L - 1; l >= 0; l--) {
-        run_part(model, &parts[L + l], s, l, backward_part);
-        h->after_backward(h->context, l);
-    }
-    run_part(model, &parts[2 * L], s, L, backward_part);
-    h->after_backward(h->context, L);
-}
-
-void model_forward_backward(Model *model, int64_t tokens_in_step, bool first) {
-    const MicroStep s = {model->B, model->options.T, tokens_in_step, first};
-    const UnitHooks *h = model->hooks;
-    REQUIRE(model->options.train, "a model made for inference cannot train");
-    REQUIRE(s.B > 0 && model->T == s.T, "no batch is loaded, or a short one, which is for model_forward only");
-    if (first) tensor_fill(model_sequence_losses(model), 0.0f); // a short micro-batch must not leave old losses
-    for (int u = 0; h && model->options.fp8 && u <= model->options.config.L; u++) h->before_forward(h->context, u);
-    fp8_prepare(model, false);
-    // One recording per kind of micro-step: first or not, whole or the shorter last one of a step.
-    const int kind = 2 * first + (s.B == model->options.B);
-    if (h)
-        run_with_hooks(model, &s, model->parts + kind * model_num_parts(&model->options));
-    else
-        run_part(model, &model->graphs[kind], &s, 0, all_parts);
-}
-
-void model_forward(Model *model) {
-    const int64_t B = model->B, T = model->T;
-    REQUIRE(B > 0, "no batch is loaded");
-    const ModelActs m = model_model_acts(model, B, T);
-    fp8_prepare(model, true);
-    for (int l = 0; l < model->options.config.L; l++) forward_block(model, l, B, T);
-    final_layernorm_forward(model, B, T);
-    head_loss_forward(m.losses, m.logits, m.lnf, model_weights(model, 0).wte, m.targets, model->options.config.V);
-    sequence_losses(tensor_slice_first(model_sequence_losses(model), B), m.losses, false);
-}
-
-Tensor model_token_losses(const Model *model) { return model_model_acts(model, model->B, model->T).losses; }

@@ -72,7 +72,7 @@ static int64_t lowest_gap(const Entry *e, const Placed *placed, int num_placed, 
 }
 
 // Keeps placed sorted by offset: n tensors before, n + 1 after.
-static void insert(Placed *placed, int n, const Entry *e) {
+static void insert_placed(Placed *placed, int n, const Entry *e) {
     int low = 0, high = n; // after those with the same offset
     while (low < high) {
         const int middle = (low + high) / 2;
@@ -86,14 +86,14 @@ static void insert(Placed *placed, int n, const Entry *e) {
 }
 
 // Places n entries with limited lifetimes, from offset base on.
-static void lay_out(MemoryPlan *plan, Entry **entries, int n, int64_t base) {
+static void place_passing(MemoryPlan *plan, Entry **entries, int n, int64_t base) {
     Placed *placed = malloc(((size_t)n + 1) * sizeof *placed);
     REQUIRE_MEMORY(placed, "a memory plan");
     qsort(entries, (size_t)n, sizeof *entries, by_size);
     for (int i = 0; i < n; i++) {
         Entry *e = entries[i];
         e->offset = lowest_gap(e, placed, i, base);
-        insert(placed, i, e);
+        insert_placed(placed, i, e);
         if (e->offset + e->bytes > plan->total) plan->total = e->offset + e->bytes;
     }
     free(placed);
@@ -116,7 +116,7 @@ void memory_plan_solve(MemoryPlan *plan) {
         plan->class_bytes[e->class] += e->bytes;
     }
     const int64_t base = plan->total;
-    lay_out(plan, passing, n, base);
+    place_passing(plan, passing, n, base);
     plan->class_bytes[MEM_ACTIVATIONS] += plan->total - base; // tensors with limited lifetimes
     free(passing);
 }
@@ -153,7 +153,10 @@ static int64_t find_peak(const MemoryPlan *plan, int *tick) {
     *tick = 0;
     for (int t = 0; t < ticks; t++) {
         live += change[t];
-        if (live > peak) peak = live, *tick = t;
+        if (live > peak) {
+            peak = live;
+            *tick = t;
+        }
     }
     free(change);
     return peak;

@@ -27,6 +27,9 @@ void memory_plan_destroy(MemoryPlan *plan);
 // the caller's own clock (one per op of a micro-step). PLAN_ALWAYS: for the whole run.
 enum { PLAN_ALWAYS = -1 };
 int memory_plan_add(MemoryPlan *plan, MemoryClass c, const char *name, int64_t bytes, int first_use, int last_use);
+static inline int memory_plan_add_always(MemoryPlan *plan, MemoryClass c, const char *name, int64_t bytes) {
+    return memory_plan_add(plan, c, name, bytes, PLAN_ALWAYS, PLAN_ALWAYS);
+}
 
 // Lays everything out: permanent tensors first, in order; then the others, largest first, each at the lowest offset
 // that no tensor alive at the same time occupies.

@@ -1,6 +1,7 @@
-// The Model object: allocates the planned arena and frees everything; model_memory.c decides where its tensors are. It
-// also moves weights and optimizer state between device and host, for initial values, checkpoints and import. All of
-// that passes through one staging buffer, so that host memory stays small whatever the model.
+// The model: allocates the planned arena and frees everything, loads micro-batches and runs passes
+// over them, as recorded graphs where the device has them. gpt2.c has what runs.
+#include "llmc/model/model.h"
+
 #include "llmc/base/arithmetic.h"
 #include "llmc/model/model_internal.h"
 
@@ -16,7 +17,7 @@ static ModelOptions effective(const ModelOptions *options) {
 
 // fp8 matmuls need dimensions in multiples of 16: the dimensions of the model, and the tokens of a micro-batch. As a
 // micro-batch may have any number of sequences (-b auto, the last one of a step), T must be such a multiple.
-static bool check_fp8(const ModelOptions *o, Error *err) {
+static bool check_fp8_options(const ModelOptions *o, Error *err) {
     if (o->dtype != DTYPE_BF16)
         return error_set(err, "--fp8: needs --dtype bf16, not %s; head and attention stay in bf16",
                          dtype_name(o->dtype));
@@ -34,7 +35,7 @@ static bool check_fp8(const ModelOptions *o, Error *err) {
 }
 
 bool model_check_options(const ModelOptions *o, Error *err) {
-    if (o->fp8 && !check_fp8(o, err)) return false;
+    if (o->fp8 && !check_fp8_options(o, err)) return false;
     if (o->train && o->offload && !optimizer_is_elementwise(o->optimizer))
         return error_set(err,
                          "--offload optimizer: the state is streamed in slices, but %s needs whole matrices; use "
@@ -68,94 +69,6 @@ int64_t model_host_bytes(const ModelOptions *options) {
 
 // ---------------------------------------------------------------------------------------------------------- the object
 
-// Parameter i in the memory of its unit.
-static Tensor in_unit(const Model *model, Tensor unit, int i) {
-    const Partition *p = model->layout.partition;
-    const int64_t first = p->offsets[i] - p->begin[p->units[i]];
-    char *data = (char *)unit.data + first * (int64_t)dtype_size(unit.dtype);
-    return parameter_tensor(&model->parameters[i], data, unit.dtype);
-}
-
-static Tensor gradient_of(const Model *model, int i) {
-    return in_unit(model, model_unit_gradients(model, model->layout.partition->units[i]), i);
-}
-
-// Of the elements `own` of parameter i: where their sum over all processes is.
-static Tensor own_gradient_of(const Model *model, int i, Range own) {
-    const Partition *of = model->layout.partition;
-    if (!model_is_divided(&model->options)) return gradient_of(model, i);
-    const int64_t begin = partition_of_unit(of, of->units[i], model->options.rank).begin;
-    const Tensor unit = model_own_gradients(model, of->units[i]);
-    Tensor t = tensor_slice_elements(unit, of->offsets[i] + own.begin - begin, range_size(own));
-    if (range_size(own) == parameter_numel(&model->parameters[i]))
-        t = parameter_tensor(&model->parameters[i], t.data, t.dtype);
-    t.name = model->parameters[i].name;
-    return t;
-}
-
-// Makes the optimizer's tensors of the elements `own` of parameter i in t: on the device, or one after the other in
-// host memory.
-static void make_state(Model *model, UpdateTensor *t, int i, Range own, int64_t at[NUM_STATE_SLOTS], int64_t *host_at) {
-    const ModelOptions *o = &model->options;
-    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
-        Tensor *s = state_slot_tensor(t, (StateSlot)slot);
-        if (s->rank == 0) continue;
-        *s = optimizer_state_slice(*s, (StateSlot)slot, &model->parameters[i], own.begin, range_size(own));
-        const int64_t bytes = round_up((int64_t)tensor_bytes(*s), PLAN_ALIGNMENT);
-        s->name = model->parameters[i].name;
-        s->data =
-            o->offload ? model->host_state + *host_at : (char *)model_at(model, model->layout.state[slot]) + at[slot];
-        *(o->offload ? host_at : &at[slot]) += bytes;
-    }
-}
-
-static UpdateTensor whole_tensor(const Model *model, int i) {
-    const ModelOptions *o = &model->options;
-    const Parameter *p = &model->parameters[i];
-    UpdateTensor t = {.weight = in_unit(model, model_unit_weights(model, model->layout.partition->units[i]), i),
-                      .rule = optimizer_rule(o->optimizer, p),
-                      .rate = optimizer_rate(o->optimizer, p),
-                      .weight_decay = p->spec->group == GROUP_VECTOR ? 0.0f : 1.0f,
-                      .stream = i,
-                      .padding = (p->rows - p->file_rows) * p->cols};
-    if (o->train) t.grad = gradient_of(model, i);
-    for (int slot = 0; o->train && slot < NUM_STATE_SLOTS; slot++) {
-        Tensor *s = state_slot_tensor(&t, (StateSlot)slot);
-        *s = optimizer_state(o->optimizer, o->master, o->dtype, p, (StateSlot)slot);
-        s->name = p->name;
-    }
-    return t;
-}
-
-// The tensors of the model, and those that this process updates.
-static void make_tensors(Model *model) {
-    const ModelOptions *o = &model->options;
-    int64_t at[NUM_STATE_SLOTS] = {0}, host_at = 0;
-    for (int i = 0; i < model->num_tensors; i++) {
-        const Parameter *p = &model->parameters[i];
-        const Range own = model_own_range(o, model->layout.partition, p, i, o->rank);
-        model->tensors[i] = whole_tensor(model, i);
-        if (!o->train || range_size(own) == 0) continue;
-        UpdateTensor *t = &model->own[model->num_own++];
-        *t = model->tensors[i];
-        make_state(model, t, i, own, at, &host_at);
-        t->grad = own_gradient_of(model, i, own);
-        t->offset = own.begin;
-        if (range_size(own) < parameter_numel(p))
-            t->weight = tensor_slice_elements(t->weight, own.begin, range_size(own));
-        if (!model_is_divided(o)) model->tensors[i] = *t;
-    }
-}
-
-static bool make_parts(Model *model, Error *err) {
-    const int n = NUM_GRAPHS * model_num_parts(&model->options);
-    model->parts = calloc((size_t)n, sizeof *model->parts);
-    REQUIRE_MEMORY(model->parts, "the parts of a micro-step");
-    for (int i = 0; i < n; i++)
-        if (!(model->parts[i].graph = device_graph_create(err))) return false;
-    return true;
-}
-
 Model *model_create(const ModelOptions *options, Error *err) {
     Model *model = calloc(1, sizeof *model);
     REQUIRE_MEMORY(model, "the model");
@@ -167,6 +80,11 @@ Model *model_create(const ModelOptions *options, Error *err) {
     model->tensors = calloc((size_t)model->num_tensors, sizeof *model->tensors);
     model->own = calloc((size_t)model->num_tensors, sizeof *model->own);
     REQUIRE_MEMORY(model->tensors && model->own, "the model");
+    const int num_parts = o->processes > 1 ? NUM_GRAPHS * model_num_parts(o) : 0;
+    if (num_parts > 0) {
+        model->parts = calloc((size_t)num_parts, sizeof *model->parts);
+        REQUIRE_MEMORY(model->parts, "the parts of a micro-step");
+    }
     bool ok = (model->arena = device_alloc((size_t)memory_plan_total(model->plan), err)) != NULL &&
               (model->staging = host_alloc(STAGING_BYTES, err)) != NULL &&
               (model->layout.host_bytes == 0 ||
@@ -174,14 +92,14 @@ Model *model_create(const ModelOptions *options, Error *err) {
               (model->copied = device_event_create(err)) != NULL &&
               (model->unpacked = device_event_create(err)) != NULL;
     for (int i = 0; ok && i < NUM_GRAPHS; i++) ok = (model->graphs[i].graph = device_graph_create(err)) != NULL;
-    ok = ok && (o->processes <= 1 || make_parts(model, err));
+    for (int i = 0; ok && i < num_parts; i++) ok = (model->parts[i].graph = device_graph_create(err)) != NULL;
     ok = ok && model_decoder_create(model, err);
     if (!ok) {
         model_destroy(model);
         return NULL;
     }
     if (model->host_state) memset(model->host_state, 0, (size_t)model->layout.host_bytes);
-    make_tensors(model);
+    model_make_tensors(model);
     model_weights_changed(model);
     StepControl control = step_control_initial(1.0f);
     model_set_control(model, &control);
@@ -210,227 +128,193 @@ void model_destroy(Model *model) {
     free(model);
 }
 
-// ------------------------------------------------------------------------------ weights and state to and from the host
-
-static bool on_host(const Model *model, Tensor t) {
-    const char *data = t.data;
-    return model->host_state && data >= model->host_state && data < model->host_state + model->layout.host_bytes;
-}
-
-void model_read_bytes(const Model *model, Tensor t, int64_t first, int64_t n, void *out) {
-    REQUIRE(first >= 0 && first + n <= (int64_t)tensor_bytes(t), "bytes beyond %s", t.name);
-    const char *from = (const char *)t.data + first;
-    if (on_host(model, t)) {
-        device_sync();
-        memcpy(out, from, (size_t)n);
-        return;
-    }
-    for (int64_t done = 0, count; done < n; done += count) {
-        count = min_i64(n - done, STAGING_BYTES);
-        copy_d2h(model->staging, from + done, (size_t)count, STREAM_COMPUTE);
-        device_sync();
-        memcpy((char *)out + done, model->staging, (size_t)count);
-    }
-}
-
-void model_write_bytes(Model *model, Tensor t, int64_t first, int64_t n, const void *in) {
-    REQUIRE(first >= 0 && first + n <= (int64_t)tensor_bytes(t), "bytes beyond %s", t.name);
-    char *to = (char *)t.data + first;
-    if (on_host(model, t)) {
-        device_sync();
-        memcpy(to, in, (size_t)n);
-        return;
-    }
-    for (int64_t done = 0, count; done < n; done += count) {
-        count = min_i64(n - done, STAGING_BYTES);
-        memcpy(model->staging, (const char *)in + done, (size_t)count);
-        copy_h2d(to + done, model->staging, (size_t)count, STREAM_COMPUTE);
-        device_sync();
-    }
-}
-
-// ------------------------------------------------------------------------------------------ the optimizer's state
-
-Range model_state_range(const Model *model, int index, StateSlot slot, int process) {
-    const Parameter *p = &model->parameters[index];
-    UpdateTensor whole = model->tensors[index];
-    const Tensor t = *state_slot_tensor(&whole, slot);
-    const Range own = model_own_range(&model->options, model->layout.partition, p, index, process);
-    if (range_size(own) == 0 || t.rank == 0) return (Range){0, 0};
-    const int64_t size = (int64_t)dtype_size(t.dtype);
-    if (range_size(own) == parameter_numel(p)) return (Range){0, (int64_t)tensor_bytes(t)};
-    const bool is_scale = slot == SLOT_M_SCALE || slot == SLOT_V_SCALE;
-    return is_scale ? (Range){own.begin / STATE_BLOCK * size, ceil_div(own.end, STATE_BLOCK) * size}
-                    : (Range){own.begin * size, own.end * size};
-}
-
-static Tensor own_state(const Model *model, int index, StateSlot slot) {
-    for (int i = 0; i < model->num_own; i++)
-        if (model->own[i].stream == index) return *state_slot_tensor(&model->own[i], slot);
-    return tensor_none();
-}
-
-void model_set_reader(Model *model, StateReader *reader, void *context) {
-    model->reader = reader, model->reader_context = context;
-}
-
-bool model_read_state(const Model *model, int index, StateSlot slot, int64_t first, int64_t n, void *out) {
-    const Range own = model_state_range(model, index, slot, model->options.rank);
-    if (first >= own.begin && first + n <= own.end) {
-        model_read_bytes(model, own_state(model, index, slot), first - own.begin, n, out);
-        return true;
-    }
-    REQUIRE(model->reader, "the %s of %s belongs to another process", state_slot_name(slot),
-            model->parameters[index].name);
-    return model->reader(model->reader_context, index, slot, first, n, out);
-}
-
-void model_write_state(Model *model, int index, StateSlot slot, int64_t first, int64_t n, const void *in) {
-    const Range own = model_state_range(model, index, slot, model->options.rank);
-    const int64_t begin = max_i64(first, own.begin), end = min_i64(first + n, own.end);
-    if (begin >= end) return;
-    model_write_bytes(model, own_state(model, index, slot), begin - own.begin, end - begin,
-                      (const char *)in + (begin - first));
-}
-
-// ------------------------------------------------------------------------------------------------ values of weights
-
-// Elements [first, first + n) as fp32 of a slot, or with slot WEIGHT of the weight itself; 16-bit tensors are converted
-// piece by piece through a buffer.
-enum { PIECE = 1 << 17, WEIGHT = -1 };
-
-static DType dtype_of(const Model *model, int index, int slot) {
-    UpdateTensor t = model->tensors[index];
-    return slot == WEIGHT ? t.weight.dtype : state_slot_tensor(&t, (StateSlot)slot)->dtype;
-}
-
-static bool read_elements(const Model *model, int index, int slot, int64_t first, int64_t n, void *out) {
-    const int64_t size = (int64_t)dtype_size(dtype_of(model, index, slot));
-    if (slot != WEIGHT) return model_read_state(model, index, (StateSlot)slot, first * size, n * size, out);
-    model_read_bytes(model, model->tensors[index].weight, first * size, n * size, out);
-    return true;
-}
-
-static void write_elements(Model *model, int index, int slot, int64_t first, int64_t n, const void *in) {
-    const int64_t size = (int64_t)dtype_size(dtype_of(model, index, slot));
-    if (slot == WEIGHT)
-        model_write_bytes(model, model->tensors[index].weight, first * size, n * size, in);
-    else
-        model_write_state(model, index, (StateSlot)slot, first * size, n * size, in);
-}
-
-static uint16_t *make_piece(void) { // not on the stack, which may be small
-    uint16_t *piece = malloc(PIECE * sizeof *piece);
-    REQUIRE_MEMORY(piece, "a piece of a weight");
-    return piece;
-}
-
-static bool read_floats(const Model *model, int index, int slot, int64_t first, int64_t n, float *out) {
-    const DType dtype = dtype_of(model, index, slot);
-    if (dtype == DTYPE_FP32) return read_elements(model, index, slot, first, n, out);
-    uint16_t *piece = make_piece();
-    bool ok = true;
-    for (int64_t done = 0, count; ok && done < n; done += count) {
-        count = min_i64(n - done, PIECE);
-        ok = read_elements(model, index, slot, first + done, count, piece);
-        if (ok) convert_elements(out + done, DTYPE_FP32, piece, dtype, count);
-    }
-    free(piece);
-    return ok;
-}
-
-static void write_floats(Model *model, int index, int slot, int64_t first, int64_t n, const float *in) {
-    const DType dtype = dtype_of(model, index, slot);
-    if (dtype == DTYPE_FP32) {
-        write_elements(model, index, slot, first, n, in);
-        return;
-    }
-    uint16_t *piece = make_piece();
-    for (int64_t done = 0, count; done < n; done += count) {
-        count = min_i64(n - done, PIECE);
-        convert_elements(piece, dtype, in + done, DTYPE_FP32, count);
-        write_elements(model, index, slot, first + done, count, piece);
-    }
-    free(piece);
-}
-
-static bool has(const Model *model, int index, StateSlot slot) {
-    UpdateTensor t = model->tensors[index];
-    return state_slot_tensor(&t, slot)->rank > 0;
-}
-
-static float *floats(int64_t n) {
-    float *values = calloc((size_t)n, sizeof *values);
-    REQUIRE_MEMORY(values, "the rows of a weight");
-    return values;
-}
-
-static bool get_values(const Model *model, int index, int64_t first, int64_t n, float *out) {
-    const int slot = has(model, index, SLOT_MASTER) ? (int)SLOT_MASTER : (int)WEIGHT;
-    if (!read_floats(model, index, slot, first, n, out)) return false;
-    if (!has(model, index, SLOT_COMPENSATION)) return true;
-    float *compensation = floats(n);
-    const bool ok = read_floats(model, index, SLOT_COMPENSATION, first, n, compensation);
-    for (int64_t i = 0; ok && i < n; i++) out[i] += compensation[i];
-    free(compensation);
-    return ok;
-}
-
-bool model_get_weight(const Model *model, int index, int64_t first_row, int64_t rows, float *out) {
-    const int64_t cols = model->parameters[index].cols;
-    return get_values(model, index, first_row * cols, rows * cols, out);
-}
-
-static void set_values(Model *model, int index, int64_t first, int64_t n, const float *in) {
-    write_floats(model, index, WEIGHT, first, n, in);
-    if (has(model, index, SLOT_MASTER)) write_floats(model, index, SLOT_MASTER, first, n, in);
-    model_weights_changed(model);
-    if (!has(model, index, SLOT_COMPENSATION)) return;
-    float *compensation = floats(n);
-    read_floats(model, index, WEIGHT, first, n, compensation);
-    for (int64_t i = 0; i < n; i++) compensation[i] = in[i] - compensation[i];
-    write_floats(model, index, SLOT_COMPENSATION, first, n, compensation);
-    free(compensation);
-}
-
-void model_set_weight(Model *model, int index, int64_t first_row, int64_t rows, const float *in) {
-    const int64_t cols = model->parameters[index].cols;
-    set_values(model, index, first_row * cols, rows * cols, in);
-}
-
-void model_set_compensation(Model *model, int index, int64_t first_row, int64_t rows, const void *in) {
-    const DType dtype = dtype_of(model, index, SLOT_COMPENSATION);
-    const int64_t cols = model->parameters[index].cols, size = (int64_t)dtype_size(dtype);
-    const Range own = model_state_range(model, index, SLOT_COMPENSATION, model->options.rank);
-    const int64_t begin = max_i64(first_row * cols, own.begin / size);
-    const int64_t n = min_i64((first_row + rows) * cols, own.end / size) - begin;
-    if (n <= 0) return;
-    const char *from = (const char *)in + (begin - first_row * cols) * size;
-    float *values = floats(n), *taken = floats(n);
-    get_values(model, index, begin, n, values);
-    convert_elements(taken, DTYPE_FP32, from, dtype, n);
-    for (int64_t k = 0; k < n; k++) values[k] -= taken[k];
-    write_floats(model, index, WEIGHT, begin, n, values);
-    write_elements(model, index, SLOT_COMPENSATION, begin, n, from);
-    model_weights_changed(model);
-    free(values);
-    free(taken);
-}
+const ModelOptions *model_options(const Model *model) { return &model->options; }
+const MemoryPlan *model_memory(const Model *model) { return model->plan; }
 
 void model_init_weights(Model *model, uint64_t seed) {
-    enum { CHUNK = 1 << 18 };
-    float *values = malloc(CHUNK * sizeof *values);
-    REQUIRE_MEMORY(values, "initial values");
+    enum { CHUNK = 1 << 18 }; // elements, or a row
     for (int i = 0; i < model->num_tensors; i++) {
-        const int64_t n = parameter_numel(&model->parameters[i]);
-        for (int64_t done = 0; done < n; done += CHUNK) {
-            int64_t count = min_i64(n - done, CHUNK);
-            parameter_init_values(values, &model->options.config, &model->parameters[i], i, seed, done, count);
-            set_values(model, i, done, count, values);
+        const Parameter *p = &model->parameters[i];
+        const int64_t most = max_i64(1, CHUNK / p->cols);
+        float *values = malloc((size_t)(most * p->cols) * sizeof *values);
+        REQUIRE_MEMORY(values, "initial values");
+        for (int64_t row = 0, rows; row < p->rows; row += rows) {
+            rows = min_i64(p->rows - row, most);
+            parameter_init_values(values, &model->options.config, p, i, seed, row * p->cols, rows * p->cols);
+            model_set_weight(model, i, row, rows, values);
         }
+        free(values);
     }
-    free(values);
 }
+
+// ---------------------------------------------------------------------------------------------- views of the arena
+
+void *model_at(const Model *model, int handle) {
+    return handle < 0 ? NULL : model->arena + memory_plan_offset(model->plan, handle);
+}
+
+void model_use_workspace(const Model *model) {
+    ops_set_workspace(model_at(model, model->layout.workspace), ops_workspace_bytes(model_ops_shape(&model->options)));
+}
+
+Tensor model_control(const Model *model) {
+    return tensor_make(model_at(model, model->layout.control), DTYPE_U8, "control", (int64_t)sizeof(StepControl), 0, 0,
+                       0);
+}
+Tensor model_sequence_losses(const Model *model) {
+    void *data = model_at(model, model->layout.sequence_losses);
+    return tensor_make(data, DTYPE_FP32, "sequence_losses", model->options.B, 0, 0, 0);
+}
+Tensor model_step_losses(const Model *model) {
+    const ModelOptions *o = &model->options;
+    if (o->groups <= 1) return model_sequence_losses(model);
+    return tensor_make(model_at(model, model->layout.step_losses), DTYPE_FP32, "step_losses", o->groups, o->B, 0, 0);
+}
+Tensor model_token_losses(const Model *model) { return model_acts(model, model->B, model->T).losses; }
+
+ModelActs model_acts(const Model *model, int64_t B, int64_t T) {
+    static const struct {
+        const char *name;
+        ActivationShape shape;
+    } acts[NUM_MODEL_ACTS] = {
+#define X(name, shape, ...) {#name, shape},
+        MODEL_ACTIVATIONS(X)
+#undef X
+    };
+    ModelActs a;
+    for (int i = 0; i < NUM_MODEL_ACTS; i++) {
+        void *data = model_at(model, model->layout.model_acts[i]);
+        a.all[i] = model_activation(&model->options, acts[i].shape, acts[i].name, data, B, T);
+    }
+    return a;
+}
+
+Block model_block(const Model *model, int number, Pass pass, int64_t B, int64_t T) {
+    static const struct {
+        const char *name;
+        ActivationShape shape;
+    } acts[NUM_BLOCK_ACTS] = {
+#define X(name, shape, ...) {#name, shape},
+        BLOCK_ACTIVATIONS(X)
+#undef X
+    };
+    const int *handles = model->layout.decoder_acts;
+    Block b = {.model = model, .number = number, .pass = pass, .p = model_weights(model, number)};
+    if (pass == PASS_FORWARD) handles = model->layout.forward[number];
+    if (pass == PASS_BACKWARD) {
+        handles = model->layout.backward[number];
+        b.g = model_gradients(model, number);
+        b.missing = model->options.recompute.blocks[number];
+        if (b.missing & RECOMPUTE_LAYERNORM) b.missing |= RECOMPUTE_LN2;
+    }
+    for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
+        void *data = model_at(model, handles[i]);
+        b.a.all[i] = model_activation(&model->options, acts[i].shape, acts[i].name, data, B, T);
+    }
+    return b;
+}
+
+// -------------------------------------------------------------------------------------------------------------- passes
+
+void model_load_batch(Model *model, const void *windows, int64_t B, int64_t T, int token_bytes) {
+    const ModelOptions *o = &model->options;
+    REQUIRE(B >= 1 && B <= o->B && T >= 1 && T <= o->T,
+            "a batch of %lld windows of %lld in a model planned for %lld of %lld", (long long)B, (long long)T,
+            (long long)o->B, (long long)o->T);
+    const DType dtype = token_bytes == 2 ? DTYPE_U16 : DTYPE_I32;
+    void *buffer = model->arena + memory_plan_offset(model->plan, model->layout.windows);
+    Tensor on_device = tensor_make(buffer, dtype, "windows", B, T + 1, 0, 0);
+    model_use_workspace(model);
+    // At most one copy is pending, so the loader's buffers are free again after two calls. The copy itself waits only
+    // for the unpacking of the previous batch, and runs while that batch computes.
+    if (model->copy_in_flight) device_event_wait(model->copied);
+    device_stream_wait(STREAM_COPY, model->unpacked);
+    copy_h2d(buffer, windows, tensor_bytes(on_device), STREAM_COPY);
+    device_event_record(model->copied, STREAM_COPY);
+    model->copy_in_flight = true;
+    device_stream_wait(STREAM_COMPUTE, model->copied);
+    const ModelActs m = model_acts(model, B, T);
+    batch_unpack(m.inputs, m.targets, on_device);
+    device_event_record(model->unpacked, STREAM_COMPUTE);
+    model->B = B;
+    model->T = T;
+    model->decoder.sequences = model->decoder.length = 0; // its cache shares memory with the next pass
+}
+
+// A part of a micro-step: a block of the forward pass, or a unit (partition.h) of the backward pass.
+typedef void PassPart(Model *model, const MicroStep *s, int number);
+
+static void whole_micro_step(Model *model, const MicroStep *s, int unused) {
+    const int L = (int)model->options.config.L;
+    (void)unused;
+    for (int l = 0; l < L; l++) gpt2_forward(model, s, l);
+    for (int l = L - 1; l >= 0; l--) gpt2_backward(model, s, l);
+    gpt2_backward(model, s, L);
+}
+
+// Runs a part, or replays its recording. What is observed is not part of a recording.
+static void run_part(Model *model, Recording *r, const MicroStep *s, int number, PassPart *part) {
+    if (model->observing || ops_are_observed()) {
+        part(model, s, number);
+        return;
+    }
+    if (r->B == s->B && r->tokens_in_step == s->tokens_in_step && device_graph_replay(r->graph)) return;
+    r->B = s->B;
+    r->tokens_in_step = s->tokens_in_step;
+    device_graph_begin(r->graph);
+    part(model, s, number);
+    device_graph_end(r->graph);
+}
+
+void model_set_hooks(Model *model, const UnitHooks *hooks) {
+    REQUIRE(!hooks || model->parts, "hooks of a model for one process");
+    model->hooks = hooks;
+}
+
+// Between the parts the units of the model pass from process to process. A forward part ends where
+// the next block's weights are needed, a backward part where the gradients of a unit are complete.
+static void run_with_hooks(Model *model, const MicroStep *s, Recording *parts) {
+    const int L = (int)model->options.config.L;
+    const UnitHooks *h = model->hooks;
+    for (int l = 0; l < L; l++) {
+        if (l == 0) h->before_forward(h->context, L);
+        h->before_forward(h->context, l);
+        run_part(model, &parts[l], s, l, gpt2_forward);
+    }
+    for (int l = L - 1; l >= 0; l--) {
+        run_part(model, &parts[L + l], s, l, gpt2_backward);
+        h->after_backward(h->context, l);
+    }
+    run_part(model, &parts[2 * L], s, L, gpt2_backward);
+    h->after_backward(h->context, L);
+}
+
+void model_forward_backward(Model *model, int64_t tokens_in_step, bool first) {
+    const MicroStep s = {model->B, model->options.T, tokens_in_step, first};
+    const UnitHooks *h = model->hooks;
+    REQUIRE(model->options.train, "a model made for inference cannot train");
+    REQUIRE(s.B > 0 && model->T == s.T, "no batch is loaded, or a short one, which is for model_forward only");
+    if (first) tensor_fill(model_sequence_losses(model), 0.0f); // a short micro-batch must not leave old losses
+    for (int u = 0; h && model->options.fp8 && u <= model->options.config.L; u++) h->before_forward(h->context, u);
+    model_fp8_prepare(model, false);
+    // One recording per kind of micro-step: first or not, whole or the shorter last one of a step.
+    const int kind = 2 * first + (s.B == model->options.B);
+    if (h)
+        run_with_hooks(model, &s, model->parts + kind * model_num_parts(&model->options));
+    else
+        run_part(model, &model->graphs[kind], &s, 0, whole_micro_step);
+}
+
+void model_forward(Model *model) {
+    const MicroStep s = {.B = model->B, .T = model->T};
+    REQUIRE(s.B > 0, "no batch is loaded");
+    model_fp8_prepare(model, true);
+    for (int l = 0; l < model->options.config.L; l++) gpt2_forward(model, &s, l);
+    gpt2_head_forward(model, &s);
+}
+
+// ------------------------------------------------------------------------------------------------- the decision of a
+// step
 
 StepControl model_get_control(const Model *model) {
     StepControl control;
@@ -447,6 +331,6 @@ void model_set_control(Model *model, const StepControl *control) {
 }
 
 void model_abandon_step(Model *model, const StepControl *last) {
-    fp8_abandon_step(model);
+    model_fp8_abandon_step(model);
     model_set_control(model, last); // restores the number of micro-steps
 }

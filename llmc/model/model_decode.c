@@ -2,9 +2,10 @@
 // prompt but the last go through the blocks at once, as in the forward pass, and only their keys and values are kept.
 // The last token is the first to be decoded, so that logits come from one place. Prompts are read one by one, so the
 // bits of a sequence do not depend on the others in its batch if the ops' bits do not.
-#include "llmc/model/model_internal.h"
+#include "llmc/model/model_decode.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/model/model_internal.h"
 #include <string.h>
 
 // i32 values on the device and, in the same order, in host memory: prompts (sequences, up to T), then the input of a
@@ -48,7 +49,7 @@ static Tensor cache_of(const Model *model, int block, int64_t first, int64_t cou
 
 // After the qkv of a block: the attention of a token, with the cache; of a prompt, whose keys and values are stored in
 // the cache of each sequence that begins with it. The output of the last block of a prompt is not needed.
-bool decoder_attention(const Block *b) {
+bool model_decoder_attention(const Block *b) {
     const Model *model = b->model;
     const ModelOptions *o = &model->options;
     const int64_t sequences = model->decoder.sequences;

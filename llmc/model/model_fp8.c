@@ -33,7 +33,7 @@ static int64_t num_slots(const ModelOptions *o, int roles) { return roles * o->c
 // Inference needs the weights only; the backward pass also multiplies by their transposes.
 static int64_t weight_copies(const ModelOptions *o) { return o->train ? 2 : 1; }
 
-void fp8_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
+void model_fp8_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     const ModelConfig *c = &o->config;
     int64_t in = 0, backward = 0; // elements a token, of the layer that needs the most
     for (LinearLayer i = LINEAR_QKV; i < NUM_LINEARS; i++) {
@@ -42,12 +42,10 @@ void fp8_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     }
     layout->fp8_weights = layout->fp8_slots = layout->fp8_forward = layout->fp8_backward = -1;
     if (!o->fp8) return;
-    layout->fp8_weights =
-        memory_plan_add(plan, MEM_WEIGHTS, "fp8_weights", weight_copies(o) * c->L * elements_before(c, NUM_LINEARS),
-                        PLAN_ALWAYS, PLAN_ALWAYS);
-    layout->fp8_slots =
-        memory_plan_add(plan, MEM_WORKSPACE, "fp8_slots", (num_slots(o, NUM_FP8_ROLES) + 1) * (int64_t)sizeof(Fp8Slot),
-                        PLAN_ALWAYS, PLAN_ALWAYS);
+    layout->fp8_weights = memory_plan_add_always(plan, MEM_WEIGHTS, "fp8_weights",
+                                                 weight_copies(o) * c->L * elements_before(c, NUM_LINEARS));
+    layout->fp8_slots = memory_plan_add_always(plan, MEM_WORKSPACE, "fp8_slots",
+                                               (num_slots(o, NUM_FP8_ROLES) + 1) * (int64_t)sizeof(Fp8Slot));
     layout->fp8_forward =
         memory_plan_add(plan, MEM_ACTIVATIONS, "fp8_forward", o->B * o->T * in, 0, model_head_tick(c) + H_IN);
     if (!o->train) return;
@@ -83,7 +81,7 @@ static Tensor quantised_weight(const Model *model, int block, LinearLayer layer,
 
 // Delayed scaling advances here rather than at the end of the step, because this runs first after an update and after
 // loading a checkpoint. A run that was interrupted in between resumes with the same scales.
-void fp8_prepare(Model *model, bool evaluating) {
+void model_fp8_prepare(Model *model, bool evaluating) {
     const ModelOptions *o = &model->options;
     model->evaluating = evaluating;
     if (!o->fp8 || !model->weights_are_new) return;
@@ -102,7 +100,7 @@ void fp8_prepare(Model *model, bool evaluating) {
 
 // The scales advanced at the first micro-step. A run that resumes from here advances them once more, which does nothing
 // to a slot whose amax is 0.
-void fp8_abandon_step(Model *model) {
+void model_fp8_abandon_step(Model *model) {
     const ModelOptions *o = &model->options;
     const float zero = 0.0f;
     if (!o->fp8 || !o->fp8_delayed) return;
@@ -117,7 +115,7 @@ static Fp8Scaling scaling_of(const Model *model) {
 }
 
 // In the backward pass this repeats the forward pass, with the scale found there.
-void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual, Tensor in, Tensor bias) {
+void model_fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual, Tensor in, Tensor bias) {
     const Model *model = b->model;
     const bool again = b->pass == PASS_BACKWARD;
     void *scratch = model_at(model, again ? model->layout.fp8_backward : model->layout.fp8_forward);
@@ -131,7 +129,8 @@ void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual,
 // din may overlap `in`, of which the products read copies.
 //   dweight (OC,IC) = dout^T (OC,N) @ in (N,IC);  din (N,IC) = dout (N,OC) @ weight (OC,IC)
 // An fp8 matmul needs the summed dimension last in both operands, so dweight uses transposed ones.
-void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in) {
+void model_fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout,
+                        Tensor in) {
     const Model *model = b->model;
     const int64_t N = tensor_rows(in), IC = tensor_cols(in), OC = tensor_cols(dout);
     uint8_t *scratch = model_at(model, model->layout.fp8_backward);

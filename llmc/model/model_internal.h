@@ -1,7 +1,8 @@
-// Private to the gpt2*.c files: the Model object, and the views of weights and activations that the pass uses as p->
-// and a->.
+// What the files of a model share: the Model object, the lists of activations, and the views of weights
+// and activations that the passes use as p-> and a->.
 #pragma once
 #include "llmc/model/model.h"
+#include "llmc/model/model_state.h"
 
 // The clock of a micro-step, for lifetimes in the memory plan. Forward ticks of a block, FORWARD_TICKS to a block.
 // F_IN: the embedding, or F_FCPROJ of the block before:
@@ -95,7 +96,8 @@ typedef struct {
     int own_gradients;      // -1 unless gradients are freed
     int gradient_sums, exchange, step_losses; // -1 with one group; with one process
     int norm;
-    int micro_gradients[NUM_PARAMETER_SPECS]; // model_memory.c: of one block, or outside blocks
+    int64_t longest_block, exchange_elements, norm_columns; // of a bucket; of a half of exchange; of a row
+    int micro_gradients[NUM_PARAMETER_SPECS];               // of one block, or outside blocks
     int state[NUM_STATE_SLOTS]; // the same for each slot of the optimizer; -1 under offload: they are in host memory
     int64_t host_bytes;         // of the state in host memory
     int offload_buffer, optimizer_scratch;
@@ -108,6 +110,8 @@ typedef struct {
     int fp8_weights, fp8_slots, fp8_forward, fp8_backward; // model_fp8.c
     int stats;                                             // model_numerics.c
 } Layout;
+
+enum { NUM_BUCKETS = 2 }; // where gradients are freed: of blocks, one computes while another one is sent
 
 enum { NUM_GRAPHS = 4 }; // of a micro-step: first or not x whole or the shorter last one
 
@@ -150,11 +154,17 @@ struct Model {
     const UnitHooks *hooks;
     Decoder decoder;
     bool observing;       // model_observe
-    bool weights_are_new; // since fp8_prepare
+    bool weights_are_new; // since model_fp8_prepare
     bool evaluating;      // the current pass does not belong to a step
 };
 
 enum { STAGING_BYTES = 4 << 20 };
+
+// A micro-step adds its gradients to those of the step so far; the first one overwrites them.
+typedef struct {
+    int64_t B, T, tokens_in_step;
+    bool first;
+} MicroStep;
 
 typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_PROMPT, PASS_TOKEN } Pass; // the last two: model_decode.c
 
@@ -171,65 +181,89 @@ typedef struct {
     int missing;          // in the backward pass: RECOMPUTE_... of what was not kept and is not recomputed yet
     int64_t first, count; // PASS_PROMPT: of the sequences that begin with this prompt
 } Block;
-Block model_block(const Model *model, int number, Pass pass, int64_t B, int64_t T);
-void block_forward(const Block *b, Tensor out); // out (B,T,C): the residual stream after the block
-// model_decode.c: attention with the cache of keys and values; false if the remainder of the block is not needed.
-bool decoder_attention(const Block *b);
 
 // The linear layers of a block, in the order of their weights.
 typedef enum { LINEAR_QKV, LINEAR_ATTPROJ, LINEAR_FC, LINEAR_FCPROJ, NUM_LINEARS } LinearLayer;
 
-Weights model_weights(const Model *model, int block);   // block 0 for the weights outside blocks
-Weights model_gradients(const Model *model, int block); // where the ops of a micro-step write them
-ModelActs model_model_acts(const Model *model, int64_t B, int64_t T);
+// ---------------------------------------------------------------------------------------------------------------
+// gpt2.c
+
+void block_forward(const Block *b, Tensor out);                 // out (B,T,C): the residual stream after the block
+void gpt2_forward(Model *model, const MicroStep *s, int block); // block 0: with the embedding
+void gpt2_head_forward(Model *model, const MicroStep *s);       // after the last block: the losses only
+// The last block: with the head and its losses. L: of the parameters outside blocks.
+void gpt2_backward(Model *model, const MicroStep *s, int unit);
+
+// --------------------------------------------------------------------------------------------------------------
+// model.c
+
+void *model_at(const Model *model, int handle); // NULL for -1
+Block model_block(const Model *model, int number, Pass pass, int64_t B, int64_t T);
+ModelActs model_acts(const Model *model, int64_t B, int64_t T);
 // Gives the ops the scratch memory of this model. Called by model_load_batch, model_decode_* and model_observe; passes
 // and updates use that of the last call. So models of one process take turns by whole steps (tests do).
 void model_use_workspace(const Model *model);
 
-// model_numerics.c: counts t while model_observe is on.
-void numerics_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o);
-typedef enum { ROLE_IN, ROLE_OUT, ROLE_GRADIENT, NUM_ROLES } Role;
-void observe(const Model *model, LinearLayer layer, Role role, Tensor t);
-
+// --------------------------------------------------------------------------------------------------------
 // model_memory.c
-void gradients_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o);
+
+MemoryPlan *model_plan_all(Layout *layout, const ModelOptions *o);
+void model_layout_free(Layout *layout);
+int model_head_tick(const ModelConfig *config); // the tick of the head, of the backward pass of a block, and of the end
+int model_backward_tick(const ModelConfig *config, int block);
+int model_end_tick(const ModelConfig *config); // embedding backward, the last tick of a micro-step
+Tensor model_activation(const ModelOptions *o, ActivationShape shape, const char *name, void *data, int64_t B,
+                        int64_t T);
+OpsShape model_ops_shape(const ModelOptions *o);
+// The bytes of each slot, all tensors together; with -z 1 of the process that has most.
+void model_state_bytes(const ModelOptions *o, const Partition *p, int64_t bytes[NUM_STATE_SLOTS]);
 DType model_gradient_dtype(const ModelOptions *o); // in which gradients are accumulated
-// Where the ops of a micro-step write the gradient of parameter `index`: the gradient tensor itself, or fp32 memory
-// that belongs to the micro-step and is shared by all blocks.
-Tensor model_micro_gradient(const Model *model, int index);
+bool model_is_divided(const ModelOptions *o);
+// Whether the gradients of a block are freed as soon as they are exchanged, before those of other blocks are computed:
+// where the state is divided and a process has one micro-step.
+bool model_frees_gradients(const ModelOptions *o);
+// The elements of a parameter of which a process has the optimizer's state: all of them without -z 1.
+Range model_own_range(const ModelOptions *o, const Partition *p, const Parameter *parameter, int index, int process);
+
+// ---------------------------------------------------------------------------------------------------------
+// model_state.c
+
+void model_make_tensors(Model *model);                  // of the model, and those that this process updates
+Weights model_weights(const Model *model, int block);   // block 0 for the weights outside blocks
+Weights model_gradients(const Model *model, int block); // where the ops of a micro-step write them
 // Call when the micro-step's gradients of the specs from .. to of this block are complete. Unless they were written in
 // place, they are added to the gradient tensors or, in the first micro-step, overwrite them.
 void model_add_gradients(const Model *model, int from, int to, int block, bool first);
 
-// model_memory.c
-int model_head_tick(const ModelConfig *config); // the tick of the head, of the backward pass of a block, and of the end
-int model_backward_tick(const ModelConfig *config, int block);
-int model_end_tick(const ModelConfig *config); // embedding backward, the last tick of a micro-step
-MemoryPlan *model_plan_all(Layout *layout, const ModelOptions *o);
-void model_layout_free(Layout *layout);
-OpsShape model_ops_shape(const ModelOptions *o);
-// The bytes of each slot, all tensors together; with -z 1 of the process that has most.
-void model_state_bytes(const ModelOptions *o, const Partition *p, int64_t bytes[NUM_STATE_SLOTS]);
-bool model_is_divided(const ModelOptions *o);
-// The elements of a parameter of which a process has the optimizer's state: all of them without -z 1.
-Range model_own_range(const ModelOptions *o, const Partition *p, const Parameter *parameter, int index, int process);
-enum { NUM_BUCKETS = 2 }; // where gradients are freed: of blocks, one computes while another one is sent
-void *model_at(const Model *model, int handle); // NULL for -1
-
+// --------------------------------------------------------------------------------------------------------
 // model_decode.c
+
 bool model_decoder_create(Model *model, Error *err);
 void model_decoder_destroy(Model *model);
 int64_t model_decoder_tokens(const ModelOptions *o); // the number of i32 that it keeps on the device
+// Attention with the cache of keys and values; false if the remainder of the block is not needed.
+bool model_decoder_attention(const Block *b);
 
-// model_fp8.c: linear layers with --fp8, see gpt2.c. They do not include the GELU.
-// residual: absent, or added to the output.
-void fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual, Tensor in, Tensor bias);
-void fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout, Tensor in);
+// -----------------------------------------------------------------------------------------------------------
+// model_fp8.c
+
+// Adds the memory of --fp8 to the plan; nothing without it.
+void model_fp8_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o);
+// Linear layers with --fp8, see gpt2.c. They do not include the GELU. residual: absent, or added to the output.
+void model_fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual, Tensor in, Tensor bias);
+void model_fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout,
+                        Tensor in);
 // Quantises the weights of all layers if they have changed since the last call, and then also advances the scales of
 // delayed scaling. Call before the first pass of a micro-step, outside its graph. evaluating: the next pass does not
 // belong to a step and must leave no trace in the scales of the run. Does nothing without --fp8.
-void fp8_prepare(Model *model, bool evaluating);
+void model_fp8_prepare(Model *model, bool evaluating);
 // Forgets the magnitudes that the micro-steps since the last update have recorded.
-void fp8_abandon_step(Model *model);
-// Adds the memory of --fp8 to the plan; nothing without it.
-void fp8_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o);
+void model_fp8_abandon_step(Model *model);
+
+// ------------------------------------------------------------------------------------------------------
+// model_numerics.c
+
+void model_numerics_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o);
+typedef enum { ROLE_IN, ROLE_OUT, ROLE_GRADIENT, NUM_ROLES } Role;
+void model_observe_tensor(const Model *model, LinearLayer layer, Role role,
+                          Tensor t); // counts t while model_observe is on

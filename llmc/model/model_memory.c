@@ -1,5 +1,5 @@
-// The memory of the model: the plan made from the lists of weights and activations and the recomputation of each block
-// (-r), and the tensors that are views into it.
+// The plan of a model's memory, made from the lists of weights and activations and the recomputation
+// of each block (-r).
 //
 // If gradients are accumulated in fp32, the ops of a micro-step add to them in place. If they are accumulated in the
 // compute dtype, which takes half the memory, a micro-step computes its gradients in fp32 memory of its own, first of
@@ -32,21 +32,28 @@ static int recompute_tick(int set, int tick) {
     const int attention = set & RECOMPUTE_ATTPROJ ? ln2 : B_ATTPROJ;
     const int qkv = set & RECOMPUTE_ATTENTION ? attention : B_ATT;
     const int ln1 = set & RECOMPUTE_QKV ? qkv : B_QKV;
-    return tick == B_FC ? ln2 : tick == B_ATTPROJ ? attention : tick == B_ATT ? qkv : tick == B_QKV ? ln1 : tick;
+    switch (tick) {
+    case B_FC:
+        return ln2;
+    case B_ATTPROJ:
+        return attention;
+    case B_ATT:
+        return qkv;
+    case B_QKV:
+        return ln1;
+    default:
+        return tick;
+    }
 }
 
 // Asks this backend, or the sizes of the machine that is planned for.
-static int64_t workspace_bytes(const ModelOptions *o) {
-    const OpsShape shape = model_ops_shape(o);
-    return o->sizes ? o->sizes->workspace_bytes(o->sizes->machine, shape) : ops_workspace_bytes(shape);
-}
 static int64_t head_chunk_rows(const ModelOptions *o) {
     const OpsShape shape = model_ops_shape(o);
     return o->sizes ? o->sizes->head_chunk_rows(o->sizes->machine, shape) : ops_head_chunk_rows(shape);
 }
 
-static Tensor activation(const ModelOptions *o, ActivationShape shape, const char *name, void *data, int64_t B,
-                         int64_t T) {
+Tensor model_activation(const ModelOptions *o, ActivationShape shape, const char *name, void *data, int64_t B,
+                        int64_t T) {
     static const Dimension widths[] = {[BTC] = DIM_C, [BT3C] = DIM_3C, [BTFF] = DIM_FF};
     switch (shape) {
     case BT:
@@ -64,12 +71,11 @@ static Tensor activation(const ModelOptions *o, ActivationShape shape, const cha
     }
 }
 static int64_t activation_bytes(const ModelOptions *o, ActivationShape shape, int64_t B, int64_t T) {
-    return (int64_t)tensor_bytes(activation(o, shape, "activation", NULL, B, T));
+    return (int64_t)tensor_bytes(model_activation(o, shape, "activation", NULL, B, T));
 }
 
 // ------------------------------------------------------------------------------------------------------------ the plan
 
-static int forward_tick(int block) { return block * FORWARD_TICKS; }
 int model_head_tick(const ModelConfig *config) { return (int)config->L * FORWARD_TICKS; }
 int model_backward_tick(const ModelConfig *config, int block) {
     return model_head_tick(config) + HEAD_TICKS + ((int)config->L - 1 - block) * BACKWARD_TICKS;
@@ -94,11 +100,10 @@ const char *model_tick_name(const ModelConfig *config, int tick, char name[TICK_
         snprintf(name, TICK_NAME, "block %d %s%s", L - 1 - (tick - first) / BACKWARD_TICKS,
                  backward[(tick - first) % BACKWARD_TICKS],
                  (tick - first) % BACKWARD_TICKS == B_RECOMPUTE ? "" : " backward");
+    else if (tick == end)
+        snprintf(name, TICK_NAME, "embedding backward");
     else
-        snprintf(name, TICK_NAME, "%s",
-                 tick == end                    ? "embedding backward"
-                 : tick <= end + 1 + F_NEXT_LN1 ? "generation"
-                                                : "update");
+        snprintf(name, TICK_NAME, tick <= end + 1 + F_NEXT_LN1 ? "generation" : "update");
     return name;
 }
 
@@ -120,29 +125,22 @@ OpsShape model_ops_shape(const ModelOptions *o) {
     return shape;
 }
 
-// The bytes of each slot of one process, its tensors one after the other.
-static void state_bytes_of(const ModelOptions *o, const Partition *p, const Parameter *table, int process,
-                           int64_t bytes[NUM_STATE_SLOTS]) {
+void model_state_bytes(const ModelOptions *o, const Partition *p, int64_t bytes[NUM_STATE_SLOTS]) {
+    Parameter *table = parameter_table(&o->config);
     const int count = o->train ? parameter_count(&o->config) : 0;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
         bytes[slot] = 0;
-        for (int i = 0; i < count; i++) {
-            const Tensor t = optimizer_state(o->optimizer, o->master, o->dtype, &table[i], (StateSlot)slot);
-            const Range own = model_own_range(o, p, &table[i], i, process);
-            if (t.rank == 0 || range_size(own) == 0) continue;
-            const Tensor part = optimizer_state_slice(t, (StateSlot)slot, &table[i], own.begin, range_size(own));
-            bytes[slot] += round_up((int64_t)tensor_bytes(part), PLAN_ALIGNMENT);
+        for (int r = 0; r < (model_is_divided(o) ? p->processes : 1); r++) {
+            int64_t of_process = 0;
+            for (int i = 0; i < count; i++) {
+                const Tensor t = optimizer_state(o->optimizer, o->master, o->dtype, &table[i], (StateSlot)slot);
+                const Range own = model_own_range(o, p, &table[i], i, r);
+                if (t.rank == 0 || range_size(own) == 0) continue;
+                const Tensor part = optimizer_state_slice(t, (StateSlot)slot, &table[i], own.begin, range_size(own));
+                of_process += round_up((int64_t)tensor_bytes(part), PLAN_ALIGNMENT);
+            }
+            bytes[slot] = max_i64(bytes[slot], of_process);
         }
-    }
-}
-
-void model_state_bytes(const ModelOptions *o, const Partition *p, int64_t bytes[NUM_STATE_SLOTS]) {
-    Parameter *table = parameter_table(&o->config);
-    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) bytes[slot] = 0;
-    for (int r = 0; r < (model_is_divided(o) ? p->processes : 1); r++) {
-        int64_t of_process[NUM_STATE_SLOTS];
-        state_bytes_of(o, p, table, r, of_process);
-        for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) bytes[slot] = max_i64(bytes[slot], of_process[slot]);
     }
     free(table);
 }
@@ -152,109 +150,111 @@ void model_state_bytes(const ModelOptions *o, const Partition *p, int64_t bytes[
 static void plan_state(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     int64_t bytes[NUM_STATE_SLOTS];
     model_state_bytes(o, layout->partition, bytes);
-    layout->host_bytes = 0, layout->offload_buffer = -1;
+    layout->host_bytes = 0;
+    layout->offload_buffer = -1;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+        const MemoryClass class = slot == SLOT_MASTER ? MEM_MASTER : MEM_OPTIMIZER;
         layout->state[slot] = -1;
         if (bytes[slot] == 0) continue;
         if (o->offload)
             layout->host_bytes += bytes[slot];
         else
-            layout->state[slot] =
-                memory_plan_add(plan, slot == SLOT_MASTER ? MEM_MASTER : MEM_OPTIMIZER,
-                                state_slot_name((StateSlot)slot), bytes[slot], PLAN_ALWAYS, PLAN_ALWAYS);
+            layout->state[slot] = memory_plan_add_always(plan, class, state_slot_name((StateSlot)slot), bytes[slot]);
     }
     if (o->train && o->offload)
         layout->offload_buffer =
-            memory_plan_add(plan, MEM_OPTIMIZER, "offload_buffer", optimizer_offload_buffer(layout->host_bytes),
-                            PLAN_ALWAYS, PLAN_ALWAYS);
+            memory_plan_add_always(plan, MEM_OPTIMIZER, "offload_buffer", optimizer_offload_buffer(layout->host_bytes));
 }
 
-// What several groups and several processes need: see train/data_parallel.h. The binary counter that adds n groups has
-// a digit for each bit of n - 1.
-static int sum_levels(const ModelOptions *o) {
-    int levels = 0;
-    while ((o->group_count - 1) >> levels > 0) levels++;
-    return levels;
-}
-
-// Elements of a buffer that receives this process's range of a block from all processes, or a part of that range which
-// is long enough for any network. The parameters outside blocks pass through it part by part.
-static int64_t exchange_elements(const ModelOptions *o, const Partition *p) {
-    const int64_t enough = ((int64_t)256 << 20) / (int64_t)dtype_size(model_gradient_dtype(o));
-    int64_t longest = 0;
-    for (int u = 0; u + 1 < p->num_units; u++)
-        for (int r = 0; r < p->processes; r++) longest = max_i64(longest, range_size(partition_of_unit(p, u, r)));
-    return min_i64(longest, max_i64(enough / p->processes / PLAN_ALIGNMENT, 1) * PLAN_ALIGNMENT) * p->processes;
-}
-
-static int64_t longest_block(const Partition *p) {
-    int64_t longest = 0;
-    for (int u = 0; u + 1 < p->num_units; u++) longest = max_i64(longest, p->begin[u + 1] - p->begin[u]);
-    return longest;
-}
-
-static int64_t own_elements(const Partition *p, int process) {
-    int64_t n = 0;
-    for (int u = 0; u < p->num_units; u++) n += range_size(partition_of_unit(p, u, process));
-    return n;
-}
-
+// What several groups and several processes need: see train/data_parallel.h.
 static void plan_gradients(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     const Partition *p = layout->partition;
     const int64_t size = (int64_t)dtype_size(model_gradient_dtype(o)), bytes = p->elements * size;
+    layout->longest_block = 0;
+    for (int u = 0; u + 1 < p->num_units; u++)
+        layout->longest_block = max_i64(layout->longest_block, p->begin[u + 1] - p->begin[u]);
     if (!model_frees_gradients(o)) {
-        layout->gradients = memory_plan_add(plan, MEM_GRADIENTS, "gradients", bytes, PLAN_ALWAYS, PLAN_ALWAYS);
-        if (sum_levels(o) > 0)
-            layout->gradient_sums =
-                memory_plan_add(plan, MEM_GRADIENTS, "gradient_sums", sum_levels(o) * bytes, PLAN_ALWAYS, PLAN_ALWAYS);
+        int levels = 0; // the binary counter that adds n groups has a digit for each bit of n - 1
+        while ((o->group_count - 1) >> levels > 0) levels++;
+        layout->gradients = memory_plan_add_always(plan, MEM_GRADIENTS, "gradients", bytes);
+        if (levels > 0)
+            layout->gradient_sums = memory_plan_add_always(plan, MEM_GRADIENTS, "gradient_sums", levels * bytes);
         return;
     }
     const int64_t outside = p->elements - p->begin[p->num_units - 1];
-    int64_t own = 0;
-    for (int r = 0; r < p->processes; r++) own = max_i64(own, own_elements(p, r));
-    layout->gradients = memory_plan_add(plan, MEM_GRADIENTS, "gradient_buckets",
-                                        (outside + NUM_BUCKETS * longest_block(p)) * size, PLAN_ALWAYS, PLAN_ALWAYS);
-    layout->own_gradients = memory_plan_add(plan, MEM_GRADIENTS, "own_gradients", own * size, PLAN_ALWAYS, PLAN_ALWAYS);
+    int64_t most = 0; // elements that one process owns
+    for (int r = 0; r < p->processes; r++) {
+        int64_t own = 0;
+        for (int u = 0; u < p->num_units; u++) own += range_size(partition_of_unit(p, u, r));
+        most = max_i64(most, own);
+    }
+    layout->gradients = memory_plan_add_always(plan, MEM_GRADIENTS, "gradient_buckets",
+                                               (outside + NUM_BUCKETS * layout->longest_block) * size);
+    layout->own_gradients = memory_plan_add_always(plan, MEM_GRADIENTS, "own_gradients", most * size);
 }
 
-// Rows of the norm are aligned, and end with a 0.
-static int64_t norm_columns(const Partition *p) {
-    return round_up(p->num_norm_parts + 1, PLAN_ALIGNMENT / (int64_t)sizeof(float));
-}
-
-static void plan_data_parallel(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
-    layout->gradients = layout->gradient_sums = layout->own_gradients = -1;
-    layout->exchange = layout->step_losses = layout->norm = -1;
-    if (!o->train) return;
-    plan_gradients(plan, layout, o);
-    if (o->groups > 1)
-        layout->step_losses =
-            memory_plan_add(plan, MEM_WORKSPACE, "step_losses", o->groups * o->B * 4, PLAN_ALWAYS, PLAN_ALWAYS);
-    layout->norm =
-        memory_plan_add(plan, MEM_WORKSPACE, "norm", norm_columns(layout->partition) * max_i64(o->processes, 1) * 4,
-                        PLAN_ALWAYS, PLAN_ALWAYS);
-    if (o->processes > 1)
-        layout->exchange =
-            memory_plan_add(plan, MEM_WORKSPACE, "exchange",
-                            2 * exchange_elements(o, layout->partition) * (int64_t)dtype_size(model_gradient_dtype(o)),
-                            PLAN_ALWAYS, PLAN_ALWAYS);
+// A half of the exchange buffer receives this process's range of a block from all processes, or a part of that range
+// which is long enough for any network. The parameters outside blocks pass through it part by part.
+static void plan_exchange(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
+    const Partition *p = layout->partition;
+    const int64_t size = (int64_t)dtype_size(model_gradient_dtype(o)), enough = ((int64_t)256 << 20) / size;
+    int64_t longest = 0;
+    for (int u = 0; u + 1 < p->num_units; u++)
+        for (int r = 0; r < p->processes; r++) longest = max_i64(longest, range_size(partition_of_unit(p, u, r)));
+    const int64_t aligned = max_i64(enough / p->processes / PLAN_ALIGNMENT, 1) * PLAN_ALIGNMENT;
+    layout->exchange_elements = min_i64(longest, aligned) * p->processes;
+    layout->exchange = memory_plan_add_always(plan, MEM_WORKSPACE, "exchange", 2 * layout->exchange_elements * size);
 }
 
 static void plan_permanent(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
-    const int64_t bytes = layout->partition->elements * (int64_t)dtype_size(o->dtype);
-    layout->weights = memory_plan_add(plan, MEM_WEIGHTS, "weights", bytes, PLAN_ALWAYS, PLAN_ALWAYS);
-    plan_data_parallel(plan, layout, o);
+    const OpsShape shape = model_ops_shape(o);
+    const int64_t workspace =
+        o->sizes ? o->sizes->workspace_bytes(o->sizes->machine, shape) : ops_workspace_bytes(shape);
+    layout->gradients = layout->gradient_sums = layout->own_gradients = -1;
+    layout->exchange = layout->step_losses = layout->norm = -1;
+    layout->weights = memory_plan_add_always(plan, MEM_WEIGHTS, "weights",
+                                             layout->partition->elements * (int64_t)dtype_size(o->dtype));
+    if (o->train) {
+        // Rows of the norm are aligned, and end with a 0.
+        layout->norm_columns = round_up(layout->partition->num_norm_parts + 1, PLAN_ALIGNMENT / (int64_t)sizeof(float));
+        plan_gradients(plan, layout, o);
+        if (o->groups > 1)
+            layout->step_losses = memory_plan_add_always(plan, MEM_WORKSPACE, "step_losses", o->groups * o->B * 4);
+        layout->norm =
+            memory_plan_add_always(plan, MEM_WORKSPACE, "norm", layout->norm_columns * max_i64(o->processes, 1) * 4);
+        if (o->processes > 1) plan_exchange(plan, layout, o);
+    }
     plan_state(plan, layout, o);
-    layout->control =
-        memory_plan_add(plan, MEM_WORKSPACE, "control", (int64_t)sizeof(StepControl), PLAN_ALWAYS, PLAN_ALWAYS);
-    layout->sequence_losses =
-        memory_plan_add(plan, MEM_WORKSPACE, "sequence_losses", o->B * 4, PLAN_ALWAYS, PLAN_ALWAYS);
-    layout->windows = memory_plan_add(plan, MEM_WORKSPACE, "windows", o->B * (o->T + 1) * 4, PLAN_ALWAYS, PLAN_ALWAYS);
-    layout->workspace = memory_plan_add(plan, MEM_WORKSPACE, "workspace", workspace_bytes(o), PLAN_ALWAYS, PLAN_ALWAYS);
+    layout->control = memory_plan_add_always(plan, MEM_WORKSPACE, "control", (int64_t)sizeof(StepControl));
+    layout->sequence_losses = memory_plan_add_always(plan, MEM_WORKSPACE, "sequence_losses", o->B * 4);
+    layout->windows = memory_plan_add_always(plan, MEM_WORKSPACE, "windows", o->B * (o->T + 1) * 4);
+    layout->workspace = memory_plan_add_always(plan, MEM_WORKSPACE, "workspace", workspace);
+}
+
+// The micro-step's own gradients, by kind of parameter. Blocks share theirs, one after the other.
+static void plan_micro_gradients(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
+    const ModelConfig *c = &o->config;
+    Parameter *table = parameter_table(c);
+    for (int spec = 0; spec < NUM_PARAMETER_SPECS; spec++) {
+        layout->micro_gradients[spec] = -1;
+        if (!o->train || model_gradient_dtype(o) == DTYPE_FP32) continue;
+        int first = model_head_tick(c) + H_HEAD, last = model_end_tick(c); // of wte: the embedding adds to the head's
+        if (parameter_specs[spec].per_block) {
+            first = model_backward_tick(c, (int)c->L - 1);
+            last = model_end_tick(c) - 1;
+        } else if (spec == PARAM_LNFW || spec == PARAM_LNFB) {
+            first = last = model_head_tick(c) + H_LNF_BACKWARD;
+        } else if (spec == PARAM_WPE) {
+            first = model_end_tick(c);
+        }
+        const int64_t bytes = 4 * parameter_numel(&table[parameter_index(c, spec, 0)]);
+        layout->micro_gradients[spec] = memory_plan_add(plan, MEM_ACTIVATIONS, "micro_gradients", bytes, first, last);
+    }
+    free(table);
 }
 
 static void plan_block(MemoryPlan *plan, Layout *layout, const ModelOptions *o, int block) {
-    const int f = forward_tick(block), b = model_backward_tick(&o->config, block), set = o->recompute.blocks[block];
+    const int f = block * FORWARD_TICKS, b = model_backward_tick(&o->config, block), set = o->recompute.blocks[block];
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &block_acts[i];
         const int64_t bytes = activation_bytes(o, s->shape, o->B, o->T);
@@ -292,12 +292,13 @@ static void plan_model_acts(MemoryPlan *plan, Layout *layout, const ModelOptions
         MODEL_ACTIVATIONS(X)
 #undef X
     };
-    for (int i = 0; i < NUM_MODEL_ACTS; i++)
+    for (int i = 0; i < NUM_MODEL_ACTS; i++) {
+        layout->model_acts[i] = -1;
+        if (acts[i].train_only && !o->train) continue;
+        const int64_t bytes = activation_bytes(o, acts[i].shape, o->B, o->T);
         layout->model_acts[i] =
-            acts[i].train_only && !o->train
-                ? -1
-                : memory_plan_add(plan, MEM_ACTIVATIONS, acts[i].name, activation_bytes(o, acts[i].shape, o->B, o->T),
-                                  acts[i].first, acts[i].last);
+            memory_plan_add(plan, MEM_ACTIVATIONS, acts[i].name, bytes, acts[i].first, acts[i].last);
+    }
 }
 
 // Decoding gets its own ticks after the micro-step. Lifetimes never overlap, so the cache and its activations reuse the
@@ -307,7 +308,7 @@ static void plan_model_acts(MemoryPlan *plan, Layout *layout, const ModelOptions
 static void plan_decoder(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     const ModelConfig *c = &o->config;
     const int begin = model_end_tick(c) + 1, end = begin + F_NEXT_LN1;
-    const int64_t tokens = o->T > o->sequences ? o->T : o->sequences, e = (int64_t)dtype_size(o->dtype);
+    const int64_t tokens = max_i64(o->T, o->sequences), e = (int64_t)dtype_size(o->dtype);
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &block_acts[i];
         if (s->forward_first == NEVER || o->sequences == 0) {
@@ -345,13 +346,13 @@ MemoryPlan *model_plan_all(Layout *layout, const ModelOptions *o) {
     REQUIRE_MEMORY(layout->forward && layout->backward, "the layout");
     layout->partition = partition_create(&o->config, o->optimizer, o->groups, o->processes);
     plan_permanent(plan, layout, o);
-    gradients_plan(plan, layout, o);
+    plan_micro_gradients(plan, layout, o);
     plan_model_acts(plan, layout, o);
     for (int block = 0; block < o->config.L; block++) plan_block(plan, layout, o, block);
     plan_decoder(plan, layout, o);
     plan_optimizer_scratch(plan, layout, o);
-    fp8_plan(plan, layout, o);
-    numerics_plan(plan, layout, o);
+    model_fp8_plan(plan, layout, o);
+    model_numerics_plan(plan, layout, o);
     memory_plan_solve(plan);
     return plan;
 }
@@ -362,106 +363,7 @@ void model_layout_free(Layout *layout) {
     partition_destroy(layout->partition);
 }
 
-// ------------------------------------------------------------------------------------------------------------- views
-
-void *model_at(const Model *model, int handle) {
-    return handle < 0 ? NULL : model->arena + memory_plan_offset(model->plan, handle);
-}
-
-void model_use_workspace(const Model *model) {
-    ops_set_workspace(model_at(model, model->layout.workspace), ops_workspace_bytes(model_ops_shape(&model->options)));
-}
-
-const ModelOptions *model_options(const Model *model) { return &model->options; }
-const MemoryPlan *model_memory(const Model *model) { return model->plan; }
-int model_num_tensors(const Model *model) { return model->num_tensors; }
-const Parameter *model_parameters(const Model *model) { return model->parameters; }
-const UpdateTensor *model_tensors(const Model *model) { return model->tensors; }
-Range model_own_elements(const Model *model, int index) {
-    const ModelOptions *o = &model->options;
-    return model_own_range(o, model->layout.partition, &model->parameters[index], index, o->rank);
-}
-const UpdateTensor *model_own_tensors(const Model *model, int *count) {
-    *count = model->num_own;
-    return model->own;
-}
-
-Tensor model_control(const Model *model) {
-    return tensor_make(model_at(model, model->layout.control), DTYPE_U8, "control", (int64_t)sizeof(StepControl), 0, 0,
-                       0);
-}
-Tensor model_sequence_losses(const Model *model) {
-    void *data = model_at(model, model->layout.sequence_losses);
-    return tensor_make(data, DTYPE_FP32, "sequence_losses", model->options.B, 0, 0, 0);
-}
-Tensor model_step_losses(const Model *model) {
-    const ModelOptions *o = &model->options;
-    if (o->groups <= 1) return model_sequence_losses(model);
-    return tensor_make(model_at(model, model->layout.step_losses), DTYPE_FP32, "step_losses", o->groups, o->B, 0, 0);
-}
-void model_weights_changed(Model *model) { model->weights_are_new = true; }
-
-void *model_offload_buffer(const Model *model, int64_t *bytes) {
-    const int handle = model->layout.offload_buffer;
-    *bytes = handle < 0 ? 0 : memory_plan_bytes(model->plan, handle);
-    return model_at(model, handle);
-}
-Tensor model_optimizer_scratch(const Model *model) {
-    const int handle = model->layout.optimizer_scratch;
-    if (handle < 0) return tensor_none();
-    return tensor_make(model_at(model, handle), DTYPE_U8, "optimizer_scratch", memory_plan_bytes(model->plan, handle),
-                       0, 0, 0);
-}
-
-Weights model_weights(const Model *model, int block) {
-    Weights w;
-    for (int s = 0; s < NUM_PARAMETER_SPECS; s++)
-        w.all[s] = model->tensors[parameter_index(&model->options.config, s, block)].weight;
-    return w;
-}
-Weights model_gradients(const Model *model, int block) {
-    Weights g;
-    for (int s = 0; s < NUM_PARAMETER_SPECS; s++)
-        g.all[s] = model_micro_gradient(model, parameter_index(&model->options.config, s, block));
-    return g;
-}
-
-ModelActs model_model_acts(const Model *model, int64_t B, int64_t T) {
-    static const struct {
-        const char *name;
-        ActivationShape shape;
-    } acts[NUM_MODEL_ACTS] = {
-#define X(name, shape, ...) {#name, shape},
-        MODEL_ACTIVATIONS(X)
-#undef X
-    };
-    ModelActs a;
-    for (int i = 0; i < NUM_MODEL_ACTS; i++) {
-        void *data = model_at(model, model->layout.model_acts[i]);
-        a.all[i] = activation(&model->options, acts[i].shape, acts[i].name, data, B, T);
-    }
-    return a;
-}
-
-Block model_block(const Model *model, int number, Pass pass, int64_t B, int64_t T) {
-    const Layout *layout = &model->layout;
-    const int *handles = pass == PASS_FORWARD    ? layout->forward[number]
-                         : pass == PASS_BACKWARD ? layout->backward[number]
-                                                 : layout->decoder_acts;
-    Block b = {.model = model, .number = number, .pass = pass, .p = model_weights(model, number)};
-    if (pass == PASS_BACKWARD) {
-        b.g = model_gradients(model, number);
-        b.missing = model->options.recompute.blocks[number];
-        if (b.missing & RECOMPUTE_LAYERNORM) b.missing |= RECOMPUTE_LN2;
-    }
-    for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
-        const ActivationSpec *s = &block_acts[i];
-        b.a.all[i] = activation(&model->options, s->shape, s->name, model_at(model, handles[i]), B, T);
-    }
-    return b;
-}
-
-// ----------------------------------------------------------------------------------------------------------- gradients
+// -------------------------------------------------------------------------------------------- what the options imply
 
 DType model_gradient_dtype(const ModelOptions *o) { return o->gradients_in_dtype ? o->dtype : DTYPE_FP32; }
 
@@ -474,98 +376,4 @@ bool model_frees_gradients(const ModelOptions *o) {
 Range model_own_range(const ModelOptions *o, const Partition *p, const Parameter *parameter, int index, int process) {
     const int64_t numel = parameter_numel(parameter);
     return model_is_divided(o) ? partition_of_parameter(p, index, numel, process) : (Range){0, numel};
-}
-
-const Partition *model_partition(const Model *model) { return model->layout.partition; }
-
-static Tensor gradient_elements(const Model *model, int handle, int64_t first, int64_t n) {
-    const DType dtype = model_gradient_dtype(&model->options);
-    char *data = (char *)model_at(model, handle) + first * (int64_t)dtype_size(dtype);
-    return tensor_make(data, dtype, "gradients", n, 0, 0, 0);
-}
-
-Tensor model_all_gradients(const Model *model) {
-    REQUIRE(!model_frees_gradients(&model->options), "all gradients of a model that frees them");
-    return gradient_elements(model, model->layout.gradients, 0, model->layout.partition->elements);
-}
-
-Tensor model_unit_gradients(const Model *model, int unit) {
-    const Partition *p = model->layout.partition;
-    const int64_t n = p->begin[unit + 1] - p->begin[unit], outside = p->elements - p->begin[p->num_units - 1];
-    int64_t first = p->begin[unit];
-    if (model_frees_gradients(&model->options))
-        first = unit == p->num_units - 1 ? 0 : outside + unit % NUM_BUCKETS * longest_block(p);
-    return gradient_elements(model, model->layout.gradients, first, n);
-}
-
-Tensor model_unit_sums(const Model *model, int unit, int level) {
-    const Partition *p = model->layout.partition;
-    return gradient_elements(model, model->layout.gradient_sums, level * p->elements + p->begin[unit],
-                             p->begin[unit + 1] - p->begin[unit]);
-}
-
-Tensor model_own_gradients(const Model *model, int unit) {
-    const Partition *p = model->layout.partition;
-    const int rank = model->options.rank;
-    const Range own = partition_of_unit(p, unit, rank);
-    int64_t first = 0;
-    if (!model_frees_gradients(&model->options))
-        return tensor_slice_elements(model_unit_gradients(model, unit), own.begin - p->begin[unit], range_size(own));
-    for (int u = 0; u < unit; u++) first += range_size(partition_of_unit(p, u, rank));
-    return gradient_elements(model, model->layout.own_gradients, first, range_size(own));
-}
-
-Tensor model_unit_weights(const Model *model, int unit) {
-    const Partition *p = model->layout.partition;
-    const DType dtype = model->options.dtype;
-    char *data = (char *)model_at(model, model->layout.weights) + p->begin[unit] * (int64_t)dtype_size(dtype);
-    return tensor_make(data, dtype, "weights", p->begin[unit + 1] - p->begin[unit], 0, 0, 0);
-}
-
-Tensor model_exchange_buffer(const Model *model, int half) {
-    const int64_t n = exchange_elements(&model->options, model->layout.partition);
-    return gradient_elements(model, model->layout.exchange, half * n, n);
-}
-
-Tensor model_norm(const Model *model) {
-    return tensor_make(model_at(model, model->layout.norm), DTYPE_FP32, "sumsq", max_i64(model->options.processes, 1),
-                       norm_columns(model->layout.partition), 0, 0);
-}
-
-// The first and last tick at which the micro-step's own gradient of this kind of parameter is in use. Blocks share
-// theirs, one after the other.
-static void lifetime(const ModelConfig *c, int spec, int *first, int *last) {
-    *first = model_head_tick(c) + H_HEAD, *last = model_end_tick(c); // the embedding adds to the head's gradient of wte
-    if (parameter_specs[spec].per_block) *first = model_backward_tick(c, (int)c->L - 1), *last = model_end_tick(c) - 1;
-    if (spec == PARAM_LNFW || spec == PARAM_LNFB) *first = *last = model_head_tick(c) + H_LNF_BACKWARD;
-    if (spec == PARAM_WPE) *first = model_end_tick(c);
-}
-
-void gradients_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
-    Parameter *table = parameter_table(&o->config);
-    for (int spec = 0; spec < NUM_PARAMETER_SPECS; spec++) {
-        layout->micro_gradients[spec] = -1;
-        if (!o->train || model_gradient_dtype(o) == DTYPE_FP32) continue;
-        const int64_t bytes = 4 * parameter_numel(&table[parameter_index(&o->config, spec, 0)]);
-        int first, last;
-        lifetime(&o->config, spec, &first, &last);
-        layout->micro_gradients[spec] = memory_plan_add(plan, MEM_ACTIVATIONS, "micro_gradients", bytes, first, last);
-    }
-    free(table);
-}
-
-Tensor model_micro_gradient(const Model *model, int index) {
-    const Parameter *p = &model->parameters[index];
-    const int handle = model->layout.micro_gradients[p->spec - parameter_specs];
-    if (handle < 0) return model->tensors[index].grad;
-    return parameter_tensor(p, model_at(model, handle), DTYPE_FP32);
-}
-
-void model_add_gradients(const Model *model, int from, int to, int block, bool first) {
-    for (int spec = from; spec <= to; spec++) {
-        if (model->layout.micro_gradients[spec] < 0) continue;
-        const int index = parameter_index(&model->options.config, spec, block);
-        gradient_add(model->tensors[index].grad, model_micro_gradient(model, index), !first, model->options.seed, index,
-                     model_control(model));
-    }
 }

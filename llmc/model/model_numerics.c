@@ -1,7 +1,7 @@
 // --numerics-every: a TensorStats on the device for each class, counted by tensor_statistics as the tensors are
-// computed. See gpt2.h. Nothing here changes a tensor of the model, and nothing runs or takes memory unless it was
+// computed. Nothing here changes a tensor of the model, and nothing runs or takes memory unless it was
 // requested. Counting is not part of the recorded graphs.
-#include "llmc/model/model.h"
+#include "llmc/model/model_numerics.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/model/model_internal.h"
@@ -34,11 +34,10 @@ static int spec_of(const Model *model, int index) { return (int)(model->paramete
 
 // ------------------------------------------------------------------------------------------------------------ counting
 
-void numerics_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
-    layout->stats = !o->numerics
-                        ? -1
-                        : memory_plan_add(plan, MEM_WORKSPACE, "numerics", NUM_CLASSES * (int64_t)sizeof(TensorStats),
-                                          PLAN_ALWAYS, PLAN_ALWAYS);
+void model_numerics_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
+    layout->stats = !o->numerics ? -1
+                                 : memory_plan_add_always(plan, MEM_WORKSPACE, "numerics",
+                                                          NUM_CLASSES * (int64_t)sizeof(TensorStats));
 }
 
 static Tensor all_stats(const Model *model, DType dtype) {
@@ -70,7 +69,7 @@ void model_observe(Model *model, bool on) {
     if (on) tensor_fill(all_stats(model, DTYPE_FP32), 0.0f); // all bits 0, as doubles too
 }
 
-void observe(const Model *model, LinearLayer layer, Role role, Tensor t) {
+void model_observe_tensor(const Model *model, LinearLayer layer, Role role, Tensor t) {
     if (model->observing) count(model, linear_class(layer, role), t);
 }
 

@@ -5,6 +5,7 @@
 #include "llmc/base/limits.h"
 #include "llmc/base/signals.h"
 #include "llmc/device.h"
+#include "llmc/model/model_state.h"
 #include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
@@ -112,7 +113,7 @@ static bool try_micro_step(Model *model, int64_t B, int64_t tokens, Error *err) 
     void *windows = host_alloc((size_t)bytes, err);
     if (!windows) return false;
     memset(windows, 0, (size_t)bytes);
-    model_load_batch(model, windows, B, 2);
+    model_load_batch(model, windows, B, model_options(model)->T, 2);
     model_forward_backward(model, tokens, true);
     device_sync();
     host_free(windows);

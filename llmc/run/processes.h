@@ -3,6 +3,7 @@
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/model/model.h"
+#include "llmc/model/model_numerics.h"
 #include "llmc/run/options.h"
 #include "llmc/train/data_parallel.h"
 #include "llmc/train/optimizer.h"

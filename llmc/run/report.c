@@ -6,6 +6,7 @@
 #include "llmc/base/json.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/typed_path.h"
+#include "llmc/model/model_state.h"
 #include "llmc/model/recompute.h"
 #include "llmc/plan/plan.h"
 

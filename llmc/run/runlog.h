@@ -14,6 +14,7 @@
 #include "llmc/base/format.h"
 #include "llmc/device.h"
 #include "llmc/model/model.h"
+#include "llmc/model/model_numerics.h"
 #include "llmc/step_control.h"
 #include "llmc/train/evals.h"
 

@@ -8,6 +8,7 @@
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/path.h"
+#include "llmc/model/model_state.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weight_shards.h"
 #include "llmc/store/weights_file.h"

@@ -14,6 +14,7 @@
 #include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
+#include "llmc/model/model_state.h"
 #include "llmc/store/huggingface.h"
 
 #include <errno.h>

@@ -5,6 +5,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/comm/comm.h"
 #include "llmc/data/dataloader.h"
+#include "llmc/model/model_state.h"
 
 #include <stdio.h>
 #include <stdlib.h>

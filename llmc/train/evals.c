@@ -78,7 +78,7 @@ static bool compute_losses(Evaluation *e, int64_t first, int64_t count, int64_t 
         if (!shards_read_window(e->val, number, o->config.V, window, err)) return false;
         if (e->byte_count) *bytes += bytes_of_window(e, window);
     }
-    model_load_batch(e->model, e->batch, count, e->val->token_bytes);
+    model_load_batch(e->model, e->batch, count, o->T, e->val->token_bytes);
     model_forward(e->model);
     copy_d2h(e->losses, model_sequence_losses(e->model).data, (size_t)count * sizeof *e->losses, STREAM_COMPUTE);
     device_sync();
@@ -415,7 +415,7 @@ static void score_batch(Scoring *s, int64_t first, int64_t count) {
         const int64_t i = first + (b < count ? b : count - 1);
         fill_window(s->set, &s->sequences[i], s->windows + b * (T + 1));
     }
-    model_load_short_batch(s->model, s->windows, B, T, sizeof *s->windows);
+    model_load_batch(s->model, s->windows, B, T, sizeof *s->windows);
     model_forward(s->model);
     copy_d2h(s->token_losses, model_token_losses(s->model).data, (size_t)(B * T) * sizeof *s->token_losses,
              STREAM_COMPUTE);

@@ -8,6 +8,7 @@
 #include "llmc/base/signals.h"
 #include "llmc/base/utf8.h"
 #include "llmc/comm/comm.h"
+#include "llmc/model/model_decode.h"
 
 #include <errno.h>
 #include <math.h>

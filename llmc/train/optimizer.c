@@ -13,6 +13,8 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/model/model.h"
+#include "llmc/model/model_numerics.h"
+#include "llmc/model/model_state.h"
 
 #include <math.h>
 #include <stdlib.h>

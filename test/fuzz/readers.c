@@ -8,6 +8,7 @@
 #include "llmc/cuda/tuning.h"
 #include "llmc/data/shards.h"
 #include "llmc/device.h"
+#include "llmc/model/model_state.h"
 #include "llmc/run/options.h"
 #include "llmc/run/runlog.h"
 #include "llmc/store/checkpoint.h"

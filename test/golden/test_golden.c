@@ -3,6 +3,8 @@
 // specification, then the backend in each dtype it has.
 #include "llmc/base/error.h"
 #include "llmc/device.h"
+#include "llmc/model/model_decode.h"
+#include "llmc/model/model_state.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
@@ -165,7 +167,7 @@ static Model *load_model_for(OptimizerKind optimizer, DType dtype) {
 static Model *load_model(DType dtype) { return load_model_for(OPTIMIZER_ADAMW, dtype); }
 
 static void micro_step(Model *model, int step) {
-    model_load_batch(model, golden.windows + (size_t)step * WINDOWS, B, sizeof(uint16_t));
+    model_load_batch(model, golden.windows + (size_t)step * WINDOWS, B, T, sizeof(uint16_t));
     model_forward_backward(model, B * T, true);
     device_sync();
 }
@@ -205,7 +207,7 @@ OP_TEST(losses_agree_with_pytorch) {
     double *got = op_values(model_sequence_losses(model));
     check("losses of forward and backward", got, sums, B, limits_of(dtype).losses);
     free(got);
-    model_load_batch(model, golden.windows, B, sizeof(uint16_t));
+    model_load_batch(model, golden.windows, B, T, sizeof(uint16_t));
     model_forward(model);
     got = op_values(model_sequence_losses(model));
     check("losses of forward alone", got, sums, B, limits_of(dtype).losses);

@@ -2,6 +2,7 @@
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/model/model.h"
+#include "llmc/model/model_state.h"
 #include "test/ops/op_test.h"
 #include <stdlib.h>
 

@@ -1,5 +1,6 @@
 // A small GPT-2 with --fp8 on the running backend: its gradients against those of bf16, and that they are the same bits
 // whatever is recomputed, evaluated or decoded in between, and after the scales went through a checkpoint.
+#include "llmc/model/model_decode.h"
 #include "test/ops/random_values.h"
 #include <math.h>
 
@@ -56,7 +57,7 @@ static void set_weights(Model *model, int step) {
 
 static void run_micro_steps(Model *model, int step, int64_t batch) {
     for (int64_t b = 0; b < B; b += batch) {
-        model_load_batch(model, windows + (step * B + b) * SPAN, B - b < batch ? B - b : batch, sizeof *windows);
+        model_load_batch(model, windows + (step * B + b) * SPAN, B - b < batch ? B - b : batch, T, sizeof *windows);
         model_forward_backward(model, B * T, b == 0);
     }
     device_sync();
@@ -157,7 +158,7 @@ TEST(micro_steps_add_up_to_one) {
 typedef enum { NOTHING, EVALUATION, DECODING } Between;
 
 static void evaluate(Model *model) {
-    model_load_batch(model, windows + B * SPAN, B, sizeof *windows);
+    model_load_batch(model, windows + B * SPAN, B, T, sizeof *windows);
     model_forward(model);
     device_sync();
 }
@@ -266,7 +267,7 @@ TEST(a_model_for_forward_only_gives_the_losses_of_training_in_fp8) {
     model_destroy(model);
     model = make_model(IN_FP8, false, 0);
     set_weights(model, 0);
-    model_load_batch(model, windows, B, sizeof *windows);
+    model_load_batch(model, windows, B, T, sizeof *windows);
     model_forward(model);
     device_sync();
     assert_true(digest_of(0, model_sequence_losses(model)) == trained);

@@ -3,6 +3,8 @@
 // and does not touch what training computes.
 #include "dev/sim/sim_control.h"
 #include "llmc/device.h"
+#include "llmc/model/model_decode.h"
+#include "llmc/model/model_state.h"
 #include "test/ops/random_model.h"
 
 enum { S = 3, SPAN = T + 1 };
@@ -156,7 +158,7 @@ OP_TEST(sequences_with_one_prompt_are_alike_until_their_tokens_differ) {
 
 // Gradients and losses of a micro-step, as one number.
 static uint64_t micro_step(Model *model) {
-    model_load_batch(model, windows, S, sizeof *windows);
+    model_load_batch(model, windows, S, T, sizeof *windows);
     model_forward_backward(model, S * T, true);
     device_sync();
     uint64_t digest = op_digest(0, (OpTensor){.t = model_sequence_losses(model)});
@@ -198,13 +200,13 @@ OP_TEST(training_and_decoding_share_memory_and_do_not_see_each_other) {
 OP_TEST(an_evaluation_ends_what_was_begun_and_takes_nothing_along) {
     Model *model = make_model(dtype, false, S, S);
     float before[S * V], after[S * V];
-    model_load_batch(model, windows, S, sizeof *windows);
+    model_load_batch(model, windows, S, T, sizeof *windows);
     model_forward(model);
     device_sync();
     const uint64_t losses = op_digest(0, (OpTensor){.t = model_token_losses(model)});
     start(model, 0, S, 20, before);
     assert_int_equal(model_decode_length(model), 20);
-    model_load_batch(model, windows, S, sizeof *windows);
+    model_load_batch(model, windows, S, T, sizeof *windows);
     assert_int_equal(model_decode_length(model), 0);
     model_forward(model);
     device_sync();

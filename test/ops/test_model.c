@@ -4,6 +4,7 @@
 #include "llmc/base/error.h"
 #include "llmc/device.h"
 #include "llmc/model/model_internal.h"
+#include "llmc/model/model_state.h"
 #include "test/ops/random_model.h"
 #include "test/reference/gradient_add.h"
 #include <math.h>
@@ -27,7 +28,7 @@ TestFixture test_all = {setup, teardown};
 // One step over all B sequences in micro-batches of `batch`.
 static void run_step(Model *model, int64_t batch) {
     for (int64_t b = 0; b < B; b += batch) {
-        model_load_batch(model, windows + b * SPAN, batch, sizeof *windows);
+        model_load_batch(model, windows + b * SPAN, batch, T, sizeof *windows);
         model_forward_backward(model, B * T, b == 0);
     }
     device_sync();
@@ -48,7 +49,7 @@ static Digests digests_of(ModelOptions options) {
     const int count = model_num_tensors(model);
     assert_true(count < MAX_TENSORS);
     for (int k = 0; k < 2; k++) {
-        model_load_batch(model, windows + k * SPAN, 1, sizeof *windows);
+        model_load_batch(model, windows + k * SPAN, 1, T, sizeof *windows);
         model_forward_backward(model, 2 * T, k == 0);
     }
     device_sync();
@@ -126,7 +127,7 @@ static void check_against_specification(const ModelOptions *options) {
     Model *model = make_model_of(*options);
     const StepControl control = step_control_initial((float)scale);
     model_set_control(model, &control);
-    model_load_batch(model, windows, WINDOWS, sizeof *windows);
+    model_load_batch(model, windows, WINDOWS, T, sizeof *windows);
     model_forward_backward(model, WINDOWS * T, true);
     device_sync();
     const int count = model_num_tensors(model);
@@ -200,7 +201,7 @@ OP_TEST(eight_micro_steps_of_one_are_one_of_eight) {
 // -------------------------------------------------------------------------------------- gradients in the compute dtype
 
 static void micro_step(Model *model, int number, bool first) {
-    model_load_batch(model, windows + number * SPAN, 1, sizeof *windows);
+    model_load_batch(model, windows + number * SPAN, 1, T, sizeof *windows);
     model_forward_backward(model, MICRO_STEPS * T, first);
     device_sync();
 }
@@ -245,7 +246,7 @@ OP_TEST(a_model_for_forward_only_gives_the_losses_of_training) {
     uint64_t trained = digest_of(model_sequence_losses(model));
     model_destroy(model);
     model = make_model(dtype, false, B, 0);
-    model_load_batch(model, windows, B, sizeof *windows);
+    model_load_batch(model, windows, B, T, sizeof *windows);
     model_forward(model);
     device_sync();
     assert_true(digest_of(model_sequence_losses(model)) == trained);
@@ -262,7 +263,7 @@ static double loss_at(Model *model, int index, const float *w, const double *d, 
     for (int64_t i = 0; i < n; i++) moved[i] = (float)((double)w[i] + h * d[i]);
     model_set_weight(model, index, 0, p->rows, moved);
     free(moved);
-    model_load_batch(model, windows, B, sizeof *windows);
+    model_load_batch(model, windows, B, T, sizeof *windows);
     model_forward(model);
     device_sync();
     return sum_of(model_sequence_losses(model)) / (B * T);

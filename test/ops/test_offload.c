@@ -1,6 +1,8 @@
 // Optimizer state in host memory against the same state on the device: the same bits, step after step, whatever the
 // optimizer, also where a step is skipped, or watched; and what is cut is the whole of it, once.
 #include "dev/sim/sim_control.h"
+#include "llmc/model/model_numerics.h"
+#include "llmc/model/model_state.h"
 #include "llmc/train/optimizer.h"
 #include "test/ops/random_model.h"
 #include "test/unit/same_model.h"
@@ -48,7 +50,7 @@ TestFixture test_all = {setup, teardown};
 static void step(Model *model, Optimizer *optimizer, int number, bool watched) {
     const float bad = NAN;
     if (watched) model_observe(model, true);
-    model_load_batch(model, windows + (number - 1) * (SPAN + 1), 1, sizeof *windows);
+    model_load_batch(model, windows + (number - 1) * (SPAN + 1), 1, SPAN, sizeof *windows);
     model_forward_backward(model, SPAN, true);
     if (number == 2) model_write_bytes(model, model_tensors(model)[3].grad, 4, 4, &bad);
     optimizer_norm(optimizer);

@@ -1,5 +1,6 @@
 // What holds for a step of every optimizer, whatever its rule: the weight decay is the documented one, and a step that
 // is skipped leaves no trace in the updates after it.
+#include "llmc/model/model_state.h"
 #include "llmc/train/optimizer.h"
 #include "test/ops/random_model.h"
 #include "test/unit/same_model.h"
@@ -45,7 +46,7 @@ static void run_free(Run *run) {
 // A step on that window; overflow: a gradient is not finite.
 static void run_step(Run *run, int window, double lr, bool overflow) {
     const float bad = INFINITY;
-    model_load_batch(run->model, windows + window * (SPAN + 1), 1, sizeof *windows);
+    model_load_batch(run->model, windows + window * (SPAN + 1), 1, SPAN, sizeof *windows);
     model_forward_backward(run->model, SPAN, true);
     device_sync();
     if (overflow) model_write_bytes(run->model, model_tensors(run->model)[3].grad, 4, sizeof bad, &bad);

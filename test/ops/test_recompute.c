@@ -7,6 +7,7 @@
 #include "llmc/base/error.h"
 #include "llmc/device.h"
 #include "llmc/model/model_internal.h"
+#include "llmc/model/model_state.h"
 #include "test/ops/random_model.h"
 #include <math.h>
 
@@ -83,7 +84,7 @@ static uint64_t digest_of_step(ModelOptions options) {
     Model *model = make_model_of(options);
     uint64_t digest = 0;
     poison(model);
-    model_load_batch(model, window, 1, sizeof *window);
+    model_load_batch(model, window, 1, T, sizeof *window);
     model_forward_backward(model, T, true);
     device_sync();
     for (int i = 0; i < model_num_tensors(model); i++)

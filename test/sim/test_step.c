@@ -5,7 +5,9 @@
 #include "dev/sim/sim_control.h"
 #include "llmc/base/arithmetic.h"
 #include "llmc/cuda/backend.h"
+#include "llmc/model/model_decode.h"
 #include "llmc/model/model_internal.h"
+#include "llmc/model/model_state.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/train/optimizer.h"
 #include "test/fixture.h"
@@ -115,7 +117,7 @@ static void train_step(Trainer *t, Manner manner) {
         if (manner == WITHOUT_GRAPHS) // as if each micro-step were of another kind than the last
             for (int i = 0; i < 4; i++) t->model->graphs[i].B = 0;
         if (t->marked) sim_step_mark();
-        model_load_batch(t->model, batch, count, sizeof *batch);
+        model_load_batch(t->model, batch, count, WINDOW - 1, sizeof *batch);
         model_forward_backward(t->model, t->tokens, first == 0);
         do_what_is_forbidden(manner);
     }

@@ -1,6 +1,7 @@
 // Two models bit by bit: weights, and what their optimizer keeps.
 #pragma once
 #include "llmc/model/model.h"
+#include "llmc/model/model_state.h"
 #include "test/test.h"
 
 static inline void assert_same_bytes(Model *a, Tensor x, Model *b, Tensor y, const char *what) {

@@ -3,6 +3,7 @@
 // be, is refused with a word about why.
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/model/model_state.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/safetensors.h"
 #include "test/unit/device_fixture.h"

@@ -2,6 +2,7 @@
 // What transformers answers: test/e2e/test_evaluation.py.
 #include "llmc/base/error.h"
 #include "llmc/base/signals.h"
+#include "llmc/model/model_state.h"
 #include "llmc/train/evals.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tiny_model.h"
@@ -260,7 +261,7 @@ static double plain_loss(Model *model, const ChoiceExample *e, int k, int64_t co
     for (int64_t i = 0; i <= context_length; i++) window[i] = 1;
     memcpy(window, e->context + e->context_tokens - context, (size_t)context * sizeof *window);
     memcpy(window + context, e->completion[k], (size_t)n * sizeof *window);
-    model_load_batch(model, window, 1, sizeof *window);
+    model_load_batch(model, window, 1, context_length, sizeof *window);
     model_forward(model);
     copy_d2h(losses, model_token_losses(model).data, (size_t)context_length * sizeof *losses, STREAM_COMPUTE);
     device_sync();

@@ -2,6 +2,7 @@
 // tested with processes: test/e2e/test_processes.py.
 
 #include "llmc/data/dataloader.h"
+#include "llmc/model/model_state.h"
 #include "llmc/train/data_parallel.h"
 #include "test/fixture.h"
 #include "test/test.h"
@@ -48,7 +49,7 @@ static float tree(int first, int n, int64_t e, DType dtype) {
 static void check_tree(int groups, DType dtype) {
     enum { N = 1000 };
     Model *model = model_of_groups(groups, dtype);
-    const Tensor all = model_all_gradients(model);
+    const Tensor all = model_unit_gradients(model, 0); // of a block
     StepShare share;
     float in[N], sums[N], losses[MOST * B];
     uint16_t narrow[N];
@@ -85,8 +86,8 @@ TEST(each_sum_of_bf16_gradients_is_rounded_to_bf16) {
 }
 
 TEST(sums_take_the_memory_of_a_binary_counter) {
-    const int64_t one = memory_plan_total(model_memory(model_of_groups(1, DTYPE_FP32)));
-    const int64_t gradients = (int64_t)tensor_bytes(model_all_gradients(model_of_groups(1, DTYPE_FP32)));
+    const MemoryPlan *plan = model_memory(model_of_groups(1, DTYPE_FP32));
+    const int64_t one = memory_plan_total(plan), gradients = memory_plan_class_bytes(plan, MEM_GRADIENTS);
     const struct { int groups, sums; } cases[] = {{2, 1}, {3, 2}, {4, 2}, {5, 3}, {8, 3}, {9, 4}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const int64_t more = memory_plan_total(model_memory(model_of_groups(cases[i].groups, DTYPE_FP32))) - one;

@@ -56,7 +56,7 @@ static void expected_score(Model *model, int64_t windows, double *sum, int64_t *
     for (int64_t i = 0; i < windows; i++) {
         const int64_t first = i * WINDOWS / windows * T;
         for (int64_t t = 0; t <= T; t++) window[t] = (uint16_t)tokens[first + t];
-        model_load_batch(model, window, 1, 2);
+        model_load_batch(model, window, 1, T, 2);
         model_forward(model);
         copy_d2h(losses, model_token_losses(model).data, T * sizeof *losses, STREAM_COMPUTE);
         device_sync();

@@ -2,7 +2,9 @@
 // an export that fails leaves nothing.
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/atomic_file.h"
 #include "llmc/base/directory.h"
+#include "llmc/model/model_state.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"

@@ -1,6 +1,7 @@
 // Generation: the decoder's loop against one that computes every token anew, samples side by side, end-of-text, texts
 // and prompts longer than the context, streaming. generate_interactive is tested as users run it (test/e2e).
 #include "llmc/base/signals.h"
+#include "llmc/model/model_decode.h"
 #include "llmc/train/generate.h"
 #include "test/fixture.h"
 #define DEVICE_THREADS 1

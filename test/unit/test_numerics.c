@@ -1,7 +1,9 @@
-// What model_numerics counts of a small model, against tensors whose values are known: every class once, over all blocks
-// and micro-steps; updates as they were made; nothing where it was not asked for.
+// What model_numerics counts of a small model, against tensors whose values are known: every class once, over all
+// blocks and micro-steps; updates as they were made; nothing where it was not asked for.
 
 #include "llmc/model/model.h"
+#include "llmc/model/model_numerics.h"
+#include "llmc/model/model_state.h"
 #include "test/test.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/tiny_model.h"
@@ -36,7 +38,7 @@ static void micro_step(Model *model, bool first) {
     uint16_t *windows = host_alloc(sizeof(uint16_t) * B * (T + 1), &err);
     assert_non_null(windows);
     for (int i = 0; i < B * (T + 1); i++) windows[i] = (uint16_t)(i * 7 % V);
-    model_load_batch(model, windows, B, sizeof *windows);
+    model_load_batch(model, windows, B, T, sizeof *windows);
     model_forward_backward(model, (int64_t)2 * B * T, first);
     device_sync();
     host_free(windows);

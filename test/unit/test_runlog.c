@@ -1,4 +1,5 @@
 // The run log: the lines on stdout to the letter, main.log as JSON that survives kills, resumes and full disks.
+#include "llmc/model/model_numerics.h"
 #include "llmc/run/runlog.h"
 #include "test/fixture.h"
 

@@ -2,6 +2,7 @@
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/model/model.h"
+#include "llmc/model/model_state.h"
 #include "test/test.h"
 
 enum { TINY_C = 64, TINY_L = 2, TINY_STREAM = 4711 };
