@@ -6,6 +6,7 @@
 // train_gpt2sim. It never knows which backend implements device.h and ops.h.
 #include "llmc/base/limits.h"
 #include "llmc/base/signals.h"
+#include "llmc/comm/watch.h"
 #include "llmc/model/model.h"
 #include "llmc/model/model_numerics.h"
 #include "llmc/run/processes.h"
@@ -59,8 +60,8 @@ static bool train_step(Run *run, Error *err) {
         for (int64_t done = 0, count = 0; done < step_share_windows(share, group); done += count) {
             const void *windows;
             if (signals_pending()) return abandon_step(run), true;
-            if (comm_lost_process(err)) return false;
-            comm_progress();
+            if (watch_has_failed(err)) return false;
+            watch_progress();
             if (!dataloader_next(run->loader, &windows, &count, err)) return false;
             const bool last = group + 1 == share->count && done + count == step_share_windows(share, group);
             data_parallel_micro_step(run->shared, last);
@@ -123,7 +124,7 @@ static bool loop(Run *run, Error *err) {
     if (run->setup.first_step < run->setup.total_steps) report_first_step(run->report);
     for (;;) {
         const int64_t step = run->setup.state.step;
-        comm_step(step);
+        watch_step(step);
         const double limit = o->max_minutes * 60;
         BetweenSteps now = {.signal = signals_received(),
                             .timed_out = limit > 0 && now_seconds() - run->started > limit,
@@ -504,7 +505,7 @@ int main(int argc, char **argv) {
     if (parsed == OPTIONS_ERROR) code = EXIT_BAD_INPUT;
     if (parsed == OPTIONS_RUN) code = run_all(&run, &err);
     if (run.log) runlog_close(run.log), run.log = NULL;
-    const bool is_told = comm_lost_process(&err); // by the watch of comm.h
+    const bool is_told = watch_has_failed(&err); // by the watch of comm.h
     if (is_told) code = EXIT_RUN_FAILED;
     if (*err.text && !is_told && (comm_rank() == 0 || !comm_failed_together()))
         fprintf(stderr, "%s: %s\n", argv[0], err.text);

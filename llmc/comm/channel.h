@@ -33,12 +33,8 @@ typedef struct {
 const Channel *channel_tcp_open(Place *place, Error *err); // waits COMM_START_SECONDS of the environment (60)
 const Channel *channel_mpi_open(Place *place, Error *err); // without MPI at build time: always NULL
 bool channel_mpi_is_built(void);
-void channel_mpi_started(void); // until then a call takes a minute at most
 
-// A second TCP connection from each process to process 0, for watch.c. The TCP channel uses its port again. Without it
-// process 0 first opens a free port by channel_tcp_listen, which sets place->port; place->host may then be several
-// addresses, separated by commas.
-bool channel_tcp_listen(Place *place, Error *err);
+// A second TCP connection from each process to process 0, for watch.c, over the same port.
 // The sockets, malloced, not blocking: on process 0 of each rank, on the others [0]; -1 elsewhere. Waits
 // COMM_START_SECONDS of the environment (60), at most `limit` seconds.
 int *channel_tcp_meet_again(const Place *place, double limit, Error *err);

@@ -61,7 +61,6 @@ static struct {
     } requests[DEVICE_COMM_REQUESTS];
     int most; // requests that have been used are below
     bool connected;
-    double start_ends; // until the watch runs; INFINITY from then on
 } mpi;
 
 static bool load_symbol(void *library, const char *name, void *pointer, Error *err) {
@@ -103,8 +102,6 @@ static bool check(const char *call, int status, Error *err) {
 
 // -------------------------------------------------------------------------------------------------------- the channel
 
-enum { START_SECONDS = 60 };
-
 // MPI_Wait, which would wait for a lost process without end.
 static bool wait_for(const char *call, int status, MPI_Request *request, Error *err) {
     for (int done = 0;;) {
@@ -112,8 +109,6 @@ static bool wait_for(const char *call, int status, MPI_Request *request, Error *
         if (status != MPI_SUCCESS) return failed(call, status, err);
         if (done) return true;
         if (watch_has_failed(err)) return false;
-        if (now_seconds() > mpi.start_ends)
-            return error_set(err, "%s: not all processes came within %d s", call, START_SECONDS);
         sched_yield(); // the other processes may need this core
     }
 }
@@ -142,14 +137,13 @@ static void close_channel(void) {
 }
 
 bool channel_mpi_is_built(void) { return true; }
-void channel_mpi_started(void) { mpi.start_ends = INFINITY; }
 
 static bool connect(Place *place, Error *err) {
     int provided, size = 0, length = 0;
     char text[MPI_MAX_LIBRARY_VERSION_STRING];
     // Only the main thread calls MPI.
     if (!check("MPI_Init_thread", mpi.MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), err)) return false;
-    mpi.connected = true, mpi.start_ends = now_seconds() + START_SECONDS;
+    mpi.connected = true;
     mpi.MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     mpi.MPI_Get_library_version(text, &length);
     text[strcspn(text, ",\n")] = '\0'; // "Open MPI v4.1.4, package: ..."
@@ -252,7 +246,6 @@ static bool missing(Error *err) {
 }
 
 bool channel_mpi_is_built(void) { return false; }
-void channel_mpi_started(void) {}
 const Channel *channel_mpi_open(Place *place, Error *err) {
     (void)place;
     return missing(err), NULL;

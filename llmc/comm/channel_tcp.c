@@ -703,18 +703,6 @@ const Channel *channel_tcp_open(Place *place, Error *err) {
     return &CHANNEL;
 }
 
-bool channel_tcp_listen(Place *place, Error *err) {
-    if (!net.sockets) allocate(place);
-    if (net.listener < 0 && (net.listener = listen_at(place, err)) < 0) return false;
-    struct sockaddr_storage address = {0};
-    socklen_t length = sizeof address;
-    if (getsockname(net.listener, (struct sockaddr *)&address, &length) != 0)
-        return error_set(err, "the port is not known: %s", strerror(errno));
-    place->port = ntohs(address.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&address)->sin6_port
-                                                      : ((struct sockaddr_in *)&address)->sin_port);
-    return true;
-}
-
 int *channel_tcp_meet_again(const Place *place, double limit, Error *err) {
     double seconds;
     if (!read_limit(&seconds, err)) return NULL;

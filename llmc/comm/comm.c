@@ -1,15 +1,13 @@
 // The processes of a run, see comm.h: who they are (launch.c), and agreement between them, over one of two channels.
 #include "llmc/comm/comm.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/limits.h"
 #include "llmc/comm/channel.h"
 #include "llmc/comm/watch.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
-#include <ifaddrs.h>
 #include <math.h>
-#include <net/if.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +16,7 @@
 #include <xxhash.h>
 
 enum { HOST_BYTES = 64 };
+static const double EXPLAIN_SECONDS = 2; // in which the watch finds the reason of a failure
 
 static struct {
     Place place;
@@ -74,64 +73,21 @@ static bool share_cores(Error *err) {
     return ok;
 }
 
-// Where the other machines reach this one: its addresses, separated by commas.
-static void list_addresses(char *list, size_t capacity) {
-    struct ifaddrs *all = NULL;
-    size_t n = 0;
-    *list = '\0';
-    if (getifaddrs(&all) != 0) return;
-    for (const struct ifaddrs *a = all; a; a = a->ifa_next) {
-        char text[INET6_ADDRSTRLEN];
-        const int family = a->ifa_addr ? a->ifa_addr->sa_family : AF_UNSPEC;
-        const void *address = family == AF_INET    ? (void *)&((struct sockaddr_in *)a->ifa_addr)->sin_addr
-                              : family == AF_INET6 ? (void *)&((struct sockaddr_in6 *)a->ifa_addr)->sin6_addr
-                                                   : NULL;
-        if (!address || a->ifa_flags & IFF_LOOPBACK || !(a->ifa_flags & IFF_UP)) continue;
-        if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL((const struct in6_addr *)address)) continue;
-        if (!inet_ntop(family, address, text, sizeof text) || n + strlen(text) + 2 > capacity) continue;
-        n += (size_t)snprintf(list + n, capacity - n, "%s%s", n > 0 ? "," : "", text);
-    }
-    freeifaddrs(all);
-}
-
-// MPI connects all processes, so those that TCP does not connect must run without a watch, which is said.
-enum { MPI_WATCH_SECONDS = 15 };
-
-// Without a connection to process 0, under MPI only, there is no watch; all others report an error.
+// TCP: by second connections between the processes, as another run.
 static bool open_watch(double seconds, Error *err) {
     Place place = comm.place;
-    Error why = {""};
-    bool ok = true;
-    unsigned char random[16] = {0};
-    if (place.rank == 0 && place.mpi) {
-        place.port = 0;
-        if (comm.hosts == 1)
-            strcpy(place.host, "127.0.0.1");
-        else
-            list_addresses(place.host, sizeof place.host);
-        ok = channel_tcp_listen(&place, &why);
+    int *sockets = NULL;
+    unsigned char random[16];
+    if (!place.mpi) {
+        if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) return error_set(err, "no random numbers");
+        for (size_t i = 0; i < sizeof random; i++) snprintf(place.run_id + 2 * i, 3, "%02x", random[i]);
+        if (!comm.channel->broadcast(place.run_id, sizeof place.run_id, err)) return false;
+        sockets = channel_tcp_meet_again(&place, INFINITY, err);
+        if (!sockets) return false;
     }
-    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) ok = error_set(&why, "no random numbers");
-    for (size_t i = 0; i < sizeof random; i++) snprintf(place.run_id + 2 * i, 3, "%02x", random[i]);
-    if (!comm.channel->broadcast(place.run_id, sizeof place.run_id, err)) return false;
-    if (place.mpi && !(comm.channel->broadcast(place.host, sizeof place.host, err) &&
-                       comm.channel->broadcast(&place.port, sizeof place.port, err)))
-        return false;
-    int *sockets = ok ? channel_tcp_meet_again(&place, place.mpi ? MPI_WATCH_SECONDS : INFINITY, &why) : NULL;
-    if (!sockets && !place.mpi) return error_set(err, "%s", why.text);
-    char mine = sockets != NULL, *all = malloc((size_t)place.size);
-    REQUIRE_MEMORY(all, "who has connected");
-    ok = comm.channel->gather(&mine, all, 1, err);
-    const bool connected = ok && !memchr(all, 0, (size_t)place.size);
-    free(all);
-    const WatchOptions options = {place.rank, place.size, (const char(*)[HOST_BYTES])comm.names, seconds};
-    if (connected) return watch_start(&options, sockets, err);
-    for (int r = 0; sockets && r < place.size; r++)
-        if (sockets[r] >= 0) close(sockets[r]);
+    const WatchOptions options = {place.rank, place.size, (const char(*)[HOST_BYTES])comm.names, sockets, seconds};
+    const bool ok = watch_start(&options, err);
     free(sockets);
-    if (ok && place.rank == 0)
-        fprintf(stderr, "%s: process 0 cannot be reached over TCP (%s); a process that hangs will not be noticed\n",
-                program_invocation_name, *why.text ? why.text : "by another process");
     return ok;
 }
 
@@ -143,9 +99,7 @@ bool comm_start(const CommOptions *options, Error *err) {
     if (!comm.channel) return error_prefix(err, "%s, process %d of %d", place.launcher, place.rank, place.size);
     comm.place = place;
     const double timeout = options->timeout > 0 ? options->timeout : COMM_TIMEOUT;
-    if (!collect_names(err) || !open_watch(timeout, err)) return false;
-    channel_mpi_started();
-    return share_cores(err);
+    return collect_names(err) && open_watch(timeout, err) && share_cores(err);
 }
 
 void comm_end(void) {
@@ -168,19 +122,13 @@ void comm_abort(int exit_code) {
     watch_stop(true);
 }
 
-// ------------------------------------------------------------------------------------------------- processes are lost
-
-void comm_collective(const char *name) { watch_collective(name); }
-const char *comm_collective_name(void) { return watch_collective_name(); }
-void comm_progress(void) { watch_progress(); }
-void comm_step(int64_t step) { watch_step(step); }
-bool comm_lost_process(Error *err) { return watch_has_failed(err); }
-double comm_patience(void) { return watch_is_running() ? INFINITY : COMM_TIMEOUT; }
 bool comm_is_lost(void) { return comm.is_lost || watch_has_failed(NULL); }
 
 bool comm_lost(Error *err) {
+    const double deadline = now_seconds() + EXPLAIN_SECONDS;
     comm.is_lost = true;
-    watch_explain(err);
+    while (comm.channel && !watch_has_failed(err) && now_seconds() < deadline)
+        nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
     return false;
 }
 

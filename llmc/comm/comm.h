@@ -8,9 +8,8 @@
 // All processes make the same calls in the same order, with the same sizes; TCP reports a difference. After a failed
 // call none of the others can succeed.
 //
-// A thread in each process notices a process that has ended, is stopped, or hangs (llmc/comm/watch.h). Then one line
-// on stderr names it by rank and host, every call fails, and a process whose main thread does not end within some
-// seconds is ended.
+// A thread in each process ends the run when a process is lost (llmc/comm/watch.h): then one line on stderr names it,
+// and every call fails.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/tensor.h"
@@ -24,7 +23,7 @@ typedef struct {
     const char *method;       // -pi: "mpi", "tcp", or "": whatever started the processes
     const char *server;       // -ps: address of process 0 for TCP, "HOST" or "HOST:PORT"
     int gpus;                 // --gpus: processes to start on this machine, or the number that a launcher has started
-    double timeout;           // --comm-timeout: seconds, 0: COMM_TIMEOUT
+    double timeout;           // --comm-timeout: seconds without progress, 0: COMM_TIMEOUT
 } CommOptions;
 enum { COMM_TIMEOUT = 600 };
 
@@ -71,25 +70,13 @@ bool comm_agree(const CommFact *facts, int count, Error *err);
 // and, COMM_STOP_SECONDS of the environment later (30), SIGKILL.
 int comm_launch(int count, char **argv);
 
-// For the watch. A run without progress for the time limit hangs: comm_progress tells that the main thread does
-// something, at least once a micro-step, and comm_collective also that it enters its next collective, under this name
-// (a literal) in messages. comm_gather and comm_broadcast do it themselves.
-void comm_progress(void);
-void comm_collective(const char *name);
-const char *comm_collective_name(void); // of the last one
-void comm_step(int64_t step);           // the number of steps done
-
 // What else connects the processes (NCCL): a wait for messages over TCP asks it, and ends if it has failed. NULL: no
 // more. Otherwise a process whose exchange has failed would wait for others, which wait for its part of the exchange.
 void comm_watch_device(bool (*has_failed)(Error *err));
 
-// True with its message if another process was lost, or the run hangs. It has been printed already. For any thread.
-bool comm_lost_process(Error *err);
 // After a failure of a collective. If a lost process is the reason, its message replaces *err; that may take two
 // seconds to find out. Returns false.
 bool comm_lost(Error *err);
-// Seconds that a wait for the others may take: INFINITY where the watch ends it.
-double comm_patience(void);
 bool comm_is_lost(void); // a collective or a message has failed
 
 // Ends the other processes as far as this one can: after a failure that they have not seen. Does not return where MPI

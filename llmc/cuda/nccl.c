@@ -8,7 +8,7 @@
 // every call is followed by settle().
 #include "llmc/cuda/nccl.h"
 #include "llmc/base/arithmetic.h"
-#include "llmc/comm/comm.h"
+#include "llmc/comm/watch.h"
 #include "llmc/cuda/backend.h"
 
 #include <stdlib.h>
@@ -41,7 +41,7 @@ static struct {
 static ncclResult_t settle(ncclResult_t status, double seconds) {
     const double deadline = now_seconds() + seconds;
     struct timespec pause = {0, 20 * 1000};
-    while (status == ncclInProgress && now_seconds() < deadline && !comm_lost_process(NULL)) {
+    while (status == ncclInProgress && now_seconds() < deadline && !watch_has_failed(NULL)) {
         nanosleep(&pause, NULL);
         if (pause.tv_nsec < 1000 * 1000) pause.tv_nsec *= 2;
         const ncclResult_t asked = nccl.ncclCommGetAsyncError(comm.handle, &status);
@@ -145,7 +145,7 @@ static bool usable(const char *what, int request, Error *err) {
     REQUIRE(comm.started, "%s before device_comm_start", what);
     REQUIRE(request >= 0 && request < DEVICE_COMM_REQUESTS, "%s: request %d, there are 0 to %d", what, request,
             DEVICE_COMM_REQUESTS - 1);
-    if (comm_lost_process(err)) return false;
+    if (watch_has_failed(err)) return false;
     return comm.handle || error_set(err, "%s: rank %d of %d: the communicator was aborted", what, comm.rank, comm.size);
 }
 
@@ -168,7 +168,7 @@ static bool begin_request(const char *what, const Range *parts, int request, Err
 
 static bool end_request(const char *what, ncclResult_t status, int request, Error *err) {
     // The first request connects the processes, and waits for the slowest, which may still compute.
-    status = settle(status, comm_patience());
+    status = settle(status, INFINITY);
     if (status != ncclSuccess) return failed(err, what, status);
     if (!comm.done[request]) CUDA_CHECK(cudaEventCreateWithFlags(&comm.done[request], cudaEventDisableTiming));
     CUDA_CHECK(cudaEventRecord(comm.done[request], comm_stream()));

@@ -3,7 +3,7 @@
 #include "llmc/run/profile.h"
 
 #include "llmc/base/path.h"
-#include "llmc/comm/comm.h"
+#include "llmc/comm/watch.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,7 +78,7 @@ static void span(int request, Stream stream, bool begins) {
         i = profile.num_spans;
         profile.failed = !make_room(&profile.spans, i, &profile.spans_capacity, sizeof *profile.spans);
         if (profile.failed) return;
-        profile.spans[profile.num_spans++] = (Span){.name = comm_collective_name(), .request = request};
+        profile.spans[profile.num_spans++] = (Span){.name = watch_collective_name(), .request = request};
     }
     *(begins ? &profile.spans[i].start : &profile.spans[i].stop) = mark(stream);
 }

@@ -7,7 +7,7 @@
 #include "llmc/base/file.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/json.h"
-#include "llmc/comm/comm.h"
+#include "llmc/comm/watch.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -336,7 +336,7 @@ SafetensorsWriter *safetensors_writer_open(const char *path, SafetensorsEntry *e
 }
 
 bool safetensors_writer_append(SafetensorsWriter *w, const void *data, size_t bytes, Error *err) {
-    comm_progress(); // the other processes wait while process 0 writes
+    watch_progress(); // the other processes wait while process 0 writes
     w->appended += (int64_t)bytes;
     return atomic_file_write(w->file, data, bytes, err);
 }

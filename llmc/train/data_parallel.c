@@ -4,6 +4,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/comm/comm.h"
+#include "llmc/comm/watch.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/model/model_state.h"
 
@@ -221,10 +222,10 @@ static void start_piece(DataParallel *d, Piece p) {
 static void after_backward(void *context, int unit) {
     DataParallel *d = context;
     const int processes = d->share.processes;
-    comm_progress();
+    watch_progress();
     device_comm_progress();
     if (!d->last) return;
-    comm_collective("sum of gradients");
+    watch_collective("sum of gradients");
     if (d->share.count > 1) add_group(d, unit, d->share.count - 1);
     finish_all(d);
     const int64_t fits = tensor_numel(model_exchange_buffer(d->model, 0)) / processes / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
@@ -247,7 +248,7 @@ bool data_parallel_end(DataParallel *d, Error *err) {
         if (d->sums[turn] && d->ok) keep(d, device_comm_wait(REQUEST_SUM + turn, &d->err));
         d->sums[turn] = false;
     }
-    comm_collective("losses of all");
+    watch_collective("losses of all");
     const int64_t bytes = (int64_t)tensor_bytes(losses) / s->processes;
     for (int r = 0; r < s->processes; r++) d->parts[r] = (Range){r * bytes, (r + 1) * bytes};
     if (d->ok) keep(d, device_all_gather(losses.data, d->parts, REQUEST_NOW, &d->err));
@@ -260,7 +261,7 @@ bool data_parallel_share_norm(DataParallel *d, Error *err) {
     const Tensor norm = model_norm(d->model);
     const int64_t row = (int64_t)tensor_bytes(norm) / d->share.processes;
     if (!divided(d)) return true;
-    comm_collective("gradient norm");
+    watch_collective("gradient norm");
     for (int r = 0; r < d->share.processes; r++) d->parts[r] = (Range){r * row, (r + 1) * row};
     keep(d, device_all_gather(norm.data, d->parts, REQUEST_NOW, &d->err));
     if (d->ok) keep(d, device_comm_wait(REQUEST_NOW, &d->err));
@@ -281,7 +282,7 @@ static void await_unit(DataParallel *d, int unit) {
 bool data_parallel_share_weights(DataParallel *d, Error *err) {
     const int units = d->partition->num_units;
     if (!divided(d)) return true;
-    comm_collective("new weights");
+    watch_collective("new weights");
     for (int i = 0; i < units && d->ok; i++) {
         const int unit = (units - 1 + i) % units;
         const Tensor weights = model_unit_weights(d->model, unit);
@@ -296,7 +297,7 @@ bool data_parallel_share_weights(DataParallel *d, Error *err) {
 
 static void before_forward(void *context, int unit) {
     DataParallel *d = context;
-    comm_progress();
+    watch_progress();
     device_comm_progress();
     await_unit(d, unit);
 }
@@ -340,7 +341,7 @@ static bool read_state(void *context, int index, StateSlot slot, int64_t first, 
     for (int64_t done = 0, count; done < n && d->ok; done += count) {
         count = min_i64(fits, n - done);
         Request q = {index, (int64_t)slot, first + done, count};
-        comm_progress();
+        watch_progress();
         keep(d, comm_broadcast(&q, sizeof q, &d->err));
         if (d->ok) keep(d, collect(d, q, &d->err));
         if (!d->ok) return false;
@@ -362,7 +363,7 @@ static bool serve(DataParallel *d, Error *err) {
 bool data_parallel_write(DataParallel *d, bool (*write)(void *context, Error *err), void *context, Error *err) {
     if (!data_parallel_await_weights(d, err)) return false;
     if (!d || !divided(d)) return comm_rank() > 0 || write(context, err);
-    comm_collective("state of the optimizer");
+    watch_collective("state of the optimizer");
     if (d->share.rank > 0) return serve(d, err);
     const bool ok = write(context, err);
     Request end = {.index = -1};

@@ -17,6 +17,7 @@
 #include "llmc/base/signals.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/comm/comm.h"
+#include "llmc/comm/watch.h"
 
 #include <errno.h>
 #include <math.h>
@@ -434,7 +435,7 @@ static bool score_all(Scoring *s) {
     int64_t batch = 0;
     for (int64_t first = 0, count; first < s->count; first += count) {
         if (signals_pending()) return false;
-        comm_progress();
+        watch_progress();
         for (count = 1; count < B && first + count < s->count; count++)
             if (s->sequences[first + count].rounded != s->sequences[first].rounded) break;
         if (batch++ % comm_size() == comm_rank()) score_batch(s, first, count);

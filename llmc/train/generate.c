@@ -7,7 +7,7 @@
 #include "llmc/base/format.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/utf8.h"
-#include "llmc/comm/comm.h"
+#include "llmc/comm/watch.h"
 #include "llmc/model/model_decode.h"
 
 #include <errno.h>
@@ -312,7 +312,7 @@ static void run(Decoding *d, const int32_t *prompt, int64_t n, int64_t first, Dr
     drawn->prompt_cut = start(d, prompt, n);
     drawn->prompt_tokens = d->length;
     for (int64_t i = 0; i < d->options->tokens; i++) {
-        comm_progress();
+        watch_progress();
         if (i > 0) drawn->slides += append(d);
         draw(d, first + i, drawn);
         if (i == 0) drawn->prompt_seconds = now_seconds() - began;

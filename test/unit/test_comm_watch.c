@@ -1,5 +1,6 @@
 // Processes that end, are stopped, or hang: how the others find out (llmc/comm/watch.h), over TCP on this machine.
 #include "llmc/comm/comm.h"
+#include "llmc/comm/watch.h"
 #include "test/fixture.h"
 
 #include <arpa/inet.h>
@@ -10,7 +11,7 @@
 
 enum { MOST = 4 };
 // LIMIT: in tests that wait for it. In the others no process may exceed it by chance.
-static const double LIMIT = 3, LONG_LIMIT = 30;
+static const double LIMIT = 1, LONG_LIMIT = 30;
 
 // What a process leaves to the test.
 typedef struct {
@@ -72,11 +73,11 @@ static void be(int rank, int size, Body body) {
     if (!freopen(tmp_file(name), "w", stderr)) abort();
     setvbuf(stderr, NULL, _IONBF, 0);
     const CommOptions options = {.size = size, .rank = rank, .method = "tcp", .server = server, .timeout = limit};
-    comm_step(7);
+    watch_step(7);
     r->ok = comm_start(&options, &r->err);
     r->started = 1;
     r->ok = r->ok && body(&r->err);
-    r->is_lost = comm_lost_process(&r->err);
+    r->is_lost = watch_has_failed(&r->err);
     if (!r->ok && !comm_failed_together()) comm_abort(EXIT_RUN_FAILED);
     comm_end();
     _exit(r->ok ? EXIT_OK : EXIT_RUN_FAILED);
@@ -125,13 +126,21 @@ static const char *named(int rank, const char *rest) {
 
 // The main thread computes, and never asks the others anything.
 static bool compute(Error *err) {
-    while (!comm_lost_process(err)) comm_progress(), pause_ms(10);
+    while (!watch_has_failed(err)) {
+        watch_progress();
+        pause_ms(10);
+    }
     return false;
 }
 static bool wait_in_call(Error *err) { return comm_barrier(err); }
 static bool hang(Error *err) {
     (void)err;
     while (getpid()) pause();
+    return false;
+}
+static bool collect(Error *err) {
+    watch_collective("sum of numbers");
+    while (!watch_has_failed(err)) pause_ms(10);
     return false;
 }
 static bool pass(Error *err) {
@@ -196,35 +205,46 @@ TEST(a_main_thread_that_cannot_end_is_ended) {
 
 // ------------------------------------------------------------------------------------------------------- one is silent
 
-TEST(a_process_that_is_stopped_is_named) {
+// Each line that the process said is of itself, with these words.
+static void assert_waited(int rank, const char *words) {
+    char text[512];
+    snprintf(text, sizeof text, "%s", named(rank, "has made no progress for 1 s (step 7, collective "));
+    assert_said(rank, text), assert_said(rank, words);
+}
+
+// Those that wait for it say so, each for itself, or learn it from the first.
+TEST(a_process_that_is_stopped_is_not_waited_for_longer_than_the_limit) {
     limit = LIMIT;
     start(3, (Body[]){wait_in_call, compute, compute});
     kill(pids[1], SIGSTOP);
     assert_exit(0, EXIT_RUN_FAILED), assert_exit(2, EXIT_RUN_FAILED);
-    assert_said(0, named(1, "has not answered for 3 s (step 7, collective "));
+    assert_waited(0, ": messages of all)");
     assert_said(2, "");
-    kill(pids[1], SIGCONT); // it learns that it is alone, and keeps it to itself
+    assert_string_equal(results[2].err.text, results[0].err.text);
+    kill(pids[1], SIGCONT); // it learns that the run has failed, and keeps it to itself
     assert_exit(1, EXIT_RUN_FAILED);
     assert_said(1, "");
 }
 
-TEST(process_0_that_is_stopped_is_named) {
+TEST(process_0_that_is_stopped_is_not_waited_for_longer_than_the_limit) {
     limit = LIMIT;
-    start(3, (Body[]){compute, compute, hang});
+    start(2, (Body[]){compute, wait_in_call});
     kill(pids[0], SIGSTOP);
-    assert_exit(1, EXIT_RUN_FAILED), assert_exit(2, EXIT_RUN_FAILED);
-    assert_said(1, named(0, "has not answered for 3 s"));
-    assert_said(2, "");
+    assert_exit(1, EXIT_RUN_FAILED);
+    assert_waited(1, ": messages of all)");
+    kill(pids[0], SIGCONT);
+    assert_exit(0, EXIT_RUN_FAILED);
+    assert_said(0, "");
 }
 
 static bool compute_and_meet(Error *err) {
-    for (int i = 0; i < 60; i++) comm_progress(), pause_ms(100);
+    for (int i = 0; i < 20; i++) watch_progress(), pause_ms(100);
     return comm_barrier(err);
 }
 
 TEST(a_process_that_is_stopped_for_a_short_time_is_waited_for) {
     start(3, (Body[]){compute_and_meet, compute_and_meet, compute_and_meet});
-    for (int r = 0; r < 3; r++) kill(pids[r], SIGSTOP), pause_ms(1200), kill(pids[r], SIGCONT);
+    for (int r = 0; r < 3; r++) kill(pids[r], SIGSTOP), pause_ms(400), kill(pids[r], SIGCONT);
     for (int r = 0; r < 3; r++) assert_exit(r, EXIT_OK), assert_said(r, "");
 }
 
@@ -232,48 +252,28 @@ TEST(a_run_that_was_stopped_as_a_whole_resumes) {
     limit = LIMIT;
     start(3, (Body[]){compute_and_meet, compute_and_meet, compute_and_meet});
     for (int r = 0; r < 3; r++) kill(pids[r], SIGSTOP);
-    pause_ms(5000);
+    pause_ms(2000);
     for (int r = 0; r < 3; r++) kill(pids[r], SIGCONT);
     for (int r = 0; r < 3; r++) assert_exit(r, EXIT_OK), assert_said(r, "");
 }
 
 // ----------------------------------------------------------------------------------------------------- nobody proceeds
 
-TEST(a_process_that_computes_for_longer_than_the_limit_is_waited_for) {
+TEST(a_process_that_hangs_says_in_which_collective) {
     limit = LIMIT;
-    start(3, (Body[]){wait_in_call, wait_in_call, compute_and_meet});
-    for (int r = 0; r < 3; r++) assert_exit(r, EXIT_OK), assert_said(r, "");
-}
-
-TEST(a_process_that_does_not_reach_the_collective_is_named) {
-    limit = LIMIT;
-    start(3, (Body[]){wait_in_call, hang, wait_in_call});
+    start(3, (Body[]){compute, collect, compute});
     for (int r = 0; r < 3; r++) assert_exit(r, EXIT_RUN_FAILED);
-    char host[64] = "", who[128];
-    gethostname(host, sizeof host - 1);
-    snprintf(who, sizeof who, "messages of all), not reached by process 1 (%s)\n", host);
-    assert_said(0, "no progress for 3 s (step 7, collective ");
-    assert_said(0, who);
-    assert_said(1, ""), assert_said(2, "");
-}
-
-static bool collect(Error *err) {
-    comm_collective("sum of numbers");
-    return hang(err);
-}
-
-TEST(a_collective_that_all_have_reached_is_named) {
-    limit = LIMIT;
-    start(2, (Body[]){collect, collect});
-    for (int r = 0; r < 2; r++) assert_exit(r, EXIT_RUN_FAILED);
-    assert_said(0, ": sum of numbers), although all processes have reached it\n");
+    assert_waited(1, ": sum of numbers)");
+    assert_said(0, ""), assert_said(2, "");
+    assert_string_equal(results[0].err.text, results[2].err.text);
+    assert_non_null(strstr(results[0].err.text, ": sum of numbers)"));
 }
 
 // ------------------------------------------------------------------------------------------------------------- the end
 
 static bool late(Error *err) {
     (void)err;
-    pause_ms(1500);
+    pause_ms(500);
     return true;
 }
 
@@ -300,6 +300,6 @@ TEST(one_process_alone_has_no_thread_and_no_socket) {
     assert_true(comm_barrier(&err));
     assert_int_equal(count_entries("/proc/self/task"), threads);
     assert_int_equal(count_entries("/proc/self/fd"), files);
-    assert_false(comm_lost_process(&err));
+    assert_false(watch_has_failed(&err));
     comm_end();
 }
