@@ -6,7 +6,7 @@
 typedef struct {
     const char *launcher;       // see comm_launcher
     int rank, size;             // size 1: alone
-    int local_rank, local_size; // -1: not said; the channel finds out by comparing host names
+    int local_rank, local_size; // -1: not said; comm_start compares host names
     bool mpi;                   // by MPI; else over TCP to:
     char host[256];             // process 0's machine
     int port;
@@ -29,12 +29,10 @@ typedef struct {
     void (*close)(void);
 } Channel;
 
-// Fill in rank and size where the channel knows better. NULL: a message says why.
+// NULL: a message says why. MPI fills in its rank.
 const Channel *channel_tcp_open(Place *place, Error *err); // waits COMM_START_SECONDS of the environment (60)
 const Channel *channel_mpi_open(Place *place, Error *err); // without MPI at build time: always NULL
 bool channel_mpi_is_built(void);
 
-// A second TCP connection from each process to process 0, for watch.c, over the same port.
-// The sockets, malloced, not blocking: on process 0 of each rank, on the others [0]; -1 elsewhere. Waits
-// COMM_START_SECONDS of the environment (60), at most `limit` seconds.
-int *channel_tcp_meet_again(const Place *place, double limit, Error *err);
+// The connections of the watch, by rank, -1: none; they are the caller's from now on.
+void channel_tcp_watch_sockets(int *sockets);

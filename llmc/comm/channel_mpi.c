@@ -27,8 +27,6 @@
     X(MPI_Comm_set_errhandler)                                                                                         \
     X(MPI_Comm_size)                                                                                                   \
     X(MPI_Comm_rank)                                                                                                   \
-    X(MPI_Comm_split_type)                                                                                             \
-    X(MPI_Comm_free)                                                                                                   \
     X(MPI_Ibcast)                                                                                                      \
     X(MPI_Iallgather)                                                                                                  \
     X(MPI_Ialltoallv)                                                                                                  \
@@ -38,7 +36,7 @@
 #ifdef OPEN_MPI // its constants are addresses of variables of the library
 #define VARIABLES(X)                                                                                                   \
     X(ompi_mpi_comm_world)                                                                                             \
-    X(ompi_mpi_errors_return) X(ompi_mpi_info_null) X(ompi_mpi_byte) X(ompi_mpi_int) X(ompi_mpi_datatype_null)
+    X(ompi_mpi_errors_return) X(ompi_mpi_byte) X(ompi_mpi_int) X(ompi_mpi_datatype_null)
 static const char *const files[] = {"libmpi.so.40", "libmpi.so"};
 #else
 #define VARIABLES(X)
@@ -85,7 +83,6 @@ static bool load(Error *err) {
 // From here on the names of the variables mean the loaded ones.
 #define ompi_mpi_comm_world    (*mpi.ompi_mpi_comm_world)
 #define ompi_mpi_errors_return (*mpi.ompi_mpi_errors_return)
-#define ompi_mpi_info_null     (*mpi.ompi_mpi_info_null)
 #define ompi_mpi_byte          (*mpi.ompi_mpi_byte)
 #define ompi_mpi_int           (*mpi.ompi_mpi_int)
 #define ompi_mpi_datatype_null (*mpi.ompi_mpi_datatype_null)
@@ -158,16 +155,7 @@ static bool connect(Place *place, Error *err) {
 
 const Channel *channel_mpi_open(Place *place, Error *err) {
     static const Channel channel = {"MPI", gather, broadcast, abort_all, close_channel};
-    MPI_Comm machine;
-    if (!load(err) || !connect(place, err)) return NULL;
-    if (!check("MPI_Comm_split_type",
-               mpi.MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, place->rank, MPI_INFO_NULL, &machine),
-               err))
-        return NULL;
-    mpi.MPI_Comm_rank(machine, &place->local_rank);
-    mpi.MPI_Comm_size(machine, &place->local_size);
-    mpi.MPI_Comm_free(&machine);
-    return &channel;
+    return load(err) && connect(place, err) ? &channel : NULL;
 }
 
 // ------------------------------------------------------------------------------------------------- the CPU's devices

@@ -1,20 +1,18 @@
-// Messages between the processes of a run over TCP: one connection from each process to process 0. It connects the
-// processes that MPI did not start, and carries small messages of the hosts: at most some MB.
+// Messages between the processes of a run over TCP: a star, in which each process has two connections to process 0, for
+// messages and for the watch (watch.h). It connects the processes that MPI did not start, and carries small messages of
+// the hosts: at most some MB.
 //
-// Start: process 0 listens until all others have come. Each of the others sends a Hello, which
-// process 0 answers at once by FRAME_ACCEPTED, or by FRAME_ERROR with the reason. When all are there, all get
-// FRAME_WELCOME with the names of the hosts. Until a Hello is accepted, whatever connects may be hostile or lost (a
-// port scanner, a process of another run), and is neither waited for nor believed. They meet a second time, with
-// another run id, for the connections of watch.c; then process 0 closes its port.
+// Start: process 0 listens until all others have come, at most COMM_START_SECONDS. A connection begins with a Hello.
+// Process 0 accepts the right run, size and rank, and answers others with the reason. It closes whatever has sent no
+// Hello within a second (a port scanner).
 //
-// Then every call is a Frame from each process to process 0, with data if it is a gather, and one Frame with the result
-// back to each. Process 0 compares the calls. If they differ, or a process has ended, it sends FRAME_ERROR to all, and
-// the channel remains failed: every later call returns the same message.
+// Every call is a Frame from each process to process 0, with data if it is a gather, and one Frame with the result back
+// to each. Process 0 compares the calls. If they differ, or a process has ended, it sends FRAME_ERROR to all, and the
+// channel remains failed: every later call returns the same message.
 #include "llmc/base/arithmetic.h"
 #include "llmc/comm/channel.h"
 #include "llmc/comm/watch.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
@@ -27,31 +25,27 @@
 #include <unistd.h>
 
 enum {
-    PROTOCOL = 1,
-    START_SECONDS = 60, // for all processes to come; COMM_START_SECONDS in the environment: another limit
-    HELLO_SECONDS = 5,  // from the connection to its Hello, which is sent at once
-    INTERRUPT_MS = 100, // until a wait notices that a process was lost
-    TELL_SECONDS = 5,   // to send a message of failure to the others
-    MOST_VISITORS = 64, // connections without a Hello; further ones wait in the queue of the port
-    HOST_ROOM = 256,
-    NAMED_MISSING = 8, // ranks in the message; of more only the number
-    // Until a machine that has lost its power or its network counts as ended.
-    KEEPALIVE_IDLE = 30,
-    KEEPALIVE_INTERVAL = 10,
-    KEEPALIVE_COUNT = 6,
+    START_SECONDS = 60,   // for all processes to come; COMM_START_SECONDS in the environment: another limit
+    HELLO_SECONDS = 1,    // from the connection to its Hello, which is sent at once; a late process comes again
+    CONNECT_SECONDS = 10, // an address that swallows packets must not use up the time of the next one
+    TELL_SECONDS = 5,     // until the others have a message of failure
+    INTERRUPT_MS = 100,   // until a wait notices that a process was lost
+    NAMED_MISSING = 8,    // ranks in the message
 };
 
-#define HELLO_MAGIC "LLMCHELO"
-#define FRAME_MAGIC 0x314D434Cu // "LCM1"
+typedef enum { FOR_MESSAGES, FOR_WATCH, PURPOSES } TcpPurpose;
+
+#define HELLO_MAGIC "LLMCHEL2"
+#define FRAME_MAGIC 0x324D434Cu // "LCM2"
 
 typedef struct {
     char magic[8];
-    uint32_t protocol, size, rank;
-    char run_id[64], host[HOST_ROOM];
+    uint32_t size, rank, purpose;
+    char run_id[64], host[64];
 } Hello;
-_Static_assert(sizeof(Hello) == 8 + 3 * 4 + 64 + HOST_ROOM, "Hello is sent as it is");
+_Static_assert(sizeof(Hello) == 148, "Hello is sent as it is");
 
-typedef enum { FRAME_ACCEPTED = 1, FRAME_WELCOME, FRAME_ERROR, FRAME_GATHER, FRAME_BROADCAST } FrameKind;
+typedef enum { FRAME_ACCEPTED = 1, FRAME_ERROR, FRAME_GATHER, FRAME_BROADCAST } FrameKind;
 
 typedef struct {
     uint32_t magic, kind;
@@ -59,665 +53,337 @@ typedef struct {
 } Frame;
 _Static_assert(sizeof(Frame) == 24, "Frame is sent as it is");
 
-typedef char HostName[HOST_ROOM];
-
 static struct {
     int rank, size;
-    int *sockets; // process 0: of each rank, -1 for its own; the others: sockets[0]
-    int listener; // of process 0; -1: closed
-    bool carries_messages;
-    HostName *hosts;
-    uint64_t call; // number of the current one, on every process
-    bool failed;
-    Error failure;
-    // Of each rank, for process 0
-    Frame *frames;
-    size_t *done; // bytes of frame and data that have come, or gone
-    struct pollfd *polls;
-    int *ranks; // of polls
-} net;
+    int *sockets;    // (PURPOSES, size): process 0: of each rank; the others: of rank 0; -1: none
+    uint64_t call;   // number of the current one, on every process
+    double deadline; // of the start; INFINITY after the first call
+    Error failure;   // "": none
+} tcp;
 
-// ----------------------------------------------------------------------------------------------------- bytes and polls
+// ---------------------------------------------------------------------------------------------------- bytes and waits
 
-typedef enum { MORE, DONE, LOST } Progress; // LOST: the connection is closed or broken
-
-// As many of the remaining bytes as there are.
-static Progress pull(int fd, void *data, size_t bytes, size_t *done) {
-    while (*done < bytes) {
-        const ssize_t n = recv(fd, (char *)data + *done, bytes - *done, MSG_DONTWAIT);
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return MORE;
-        if (n == 0 || (n < 0 && errno != EINTR)) return LOST;
-        if (n > 0) *done += (size_t)n;
-    }
-    return DONE;
-}
-
-// As many of the remaining bytes of frame and data as the socket takes. `done` counts both.
-static Progress push(int fd, const Frame *frame, const void *data, size_t bytes, size_t *done) {
-    while (*done < sizeof *frame + bytes) {
-        struct iovec parts[2] = {{(void *)frame, sizeof *frame}, {(void *)data, bytes}};
-        const int first = *done < sizeof *frame ? 0 : 1;
-        const size_t skipped = first == 0 ? *done : *done - sizeof *frame;
-        parts[first].iov_base = (char *)parts[first].iov_base + skipped;
-        parts[first].iov_len -= skipped;
-        const struct msghdr message = {.msg_iov = parts + first, .msg_iovlen = bytes > 0 ? 2 - (size_t)first : 1};
-        const ssize_t n = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return MORE;
-        if (n < 0 && errno != EINTR) return LOST;
-        if (n > 0) *done += (size_t)n;
-    }
-    return DONE;
-}
+typedef enum { MOVED, ENDED, STUCK } Moved; // STUCK: the deadline has passed, or the run has failed
 
 static bool (*device_has_failed)(Error *err);
 void comm_watch_device(bool (*has_failed)(Error *err)) { device_has_failed = has_failed; }
 
-// Whether there is no use in waiting for others.
-static bool is_lost(Error *err) { return watch_has_failed(err) || (device_has_failed && device_has_failed(err)); }
+static bool tcp_is_lost(Error *err) { return watch_has_failed(err) || (device_has_failed && device_has_failed(err)); }
 
-// poll until `deadline` in now_seconds(), or without end for INFINITY. False when time is over, or nothing will come.
-static bool wait_until(struct pollfd *polls, int count, double deadline) {
-    for (;;) {
-        const double left = deadline - now_seconds();
-        const int timeout = left <= 0 ? 0 : left > 1e-3 * INTERRUPT_MS ? INTERRUPT_MS : (int)ceil(left * 1000);
-        const int ready = poll(polls, (nfds_t)count, timeout);
-        if (ready > 0) return true;
-        if (ready < 0 && errno != EINTR) REQUIRE(errno == ENOMEM, "poll: %s", strerror(errno));
-        Error lost;
-        if (now_seconds() >= deadline || is_lost(&lost)) return false;
+// Waits until the socket is ready. False when the deadline in now_seconds() has passed, or nothing will come.
+static bool tcp_wait(int fd, short event, double deadline) {
+    struct pollfd p = {fd, event, 0};
+    do {
+        const double left = fmin(1e3 * (deadline - now_seconds()), INTERRUPT_MS);
+        if (poll(&p, 1, (int)ceil(fmax(left, 0))) > 0) return true;
+    } while (now_seconds() < deadline && !tcp_is_lost(NULL));
+    return false;
+}
+
+// Sends (POLLOUT) or receives (POLLIN) all bytes. Sending also ends when the other speaks before it has everything:
+// then it has sent a message of failure, and reads no more.
+static Moved tcp_move(int fd, short event, void *data, size_t bytes, double deadline) {
+    for (size_t done = 0; done < bytes;) {
+        char *at = (char *)data + done;
+        const ssize_t n = event == POLLIN ? recv(fd, at, bytes - done, MSG_DONTWAIT)
+                                          : send(fd, at, bytes - done, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n > 0) {
+            done += (size_t)n;
+            continue;
+        }
+        if (n == 0 || (errno != EAGAIN && errno != EINTR)) return ENDED;
+        if (!tcp_wait(fd, (short)(event | POLLIN), deadline)) return STUCK;
+        if (event == POLLOUT && recv(fd, &(char){0}, 1, MSG_PEEK | MSG_DONTWAIT) > 0) return MOVED;
     }
+    return MOVED;
 }
 
-static bool wait_for(int fd, short events, double deadline) {
-    return wait_until(&(struct pollfd){.fd = fd, .events = events}, 1, deadline);
-}
-
-static void set_up_socket(int fd) {
-    const int on = 1, idle = KEEPALIVE_IDLE, interval = KEEPALIVE_INTERVAL, count = KEEPALIVE_COUNT;
-    const unsigned unanswered = (KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_COUNT) * 1000; // ms, for sent data
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
-    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered, sizeof unanswered);
-}
-
-// Text from the network becomes one printable line.
-static void clean(char *text, size_t room) {
-    text[room - 1] = '\0';
-    for (; *text; text++)
-        if (!isprint((unsigned char)*text)) *text = '?';
+static Moved tcp_send(int fd, Frame frame, const void *data, size_t bytes, double deadline) {
+    const Moved moved = tcp_move(fd, POLLOUT, &frame, sizeof frame, deadline);
+    return moved == MOVED ? tcp_move(fd, POLLOUT, (void *)data, bytes, deadline) : moved;
 }
 
 // ------------------------------------------------------------------------------------------------------------ failures
 
-// The channel fails, on process 0 for all: the others have the message in their sockets when this returns, unless they
-// do not read.
-static bool fail_all(Error *err, const Error *failure) {
-    if (net.failed) return error_set(err, "%s", net.failure.text);
-    net.failed = true, net.failure = *failure;
-    const Frame frame = {FRAME_MAGIC, FRAME_ERROR, net.call, strlen(failure->text)};
-    const double deadline = now_seconds() + TELL_SECONDS;
-    for (int r = 1; net.rank == 0 && r < net.size; r++) {
-        size_t done = 0;
-        while (net.sockets[r] >= 0 && push(net.sockets[r], &frame, failure->text, frame.bytes, &done) == MORE)
-            if (!wait_for(net.sockets[r], POLLOUT, deadline)) break;
+// The channel fails, on process 0 for all.
+static bool tcp_fail(const Error *failure, Error *err) {
+    if (!*tcp.failure.text) {
+        error_set(&tcp.failure, "%s", failure->text);
+        const size_t bytes = strlen(tcp.failure.text);
+        const double deadline = now_seconds() + TELL_SECONDS;
+        for (int r = 1; tcp.rank == 0 && r < tcp.size; r++)
+            if (tcp.sockets[r] >= 0)
+                tcp_send(tcp.sockets[r], (Frame){FRAME_MAGIC, FRAME_ERROR, tcp.call, bytes}, tcp.failure.text, bytes,
+                         deadline);
     }
-    return error_set(err, "%s", net.failure.text);
+    return error_set(err, "%s", tcp.failure.text);
 }
 
-static bool fail_ended(int rank, Error *err) {
+static bool tcp_fail_process(int rank, Moved moved, Error *err) {
     Error failure;
-    error_set(&failure, "process %d (%s) has ended", rank, net.hosts[rank]);
-    if (net.rank == 0) close(net.sockets[rank]), net.sockets[rank] = -1;
-    return fail_all(err, &failure);
+    if (moved == ENDED || !tcp_is_lost(&failure))
+        error_set(&failure, "process %d %s", rank, moved == ENDED ? "has ended" : "does not answer");
+    return tcp_fail(&failure, err);
 }
 
-// A wait without end has ended: why.
-static bool fail_lost(Error *err) {
-    Error failure = {""};
-    is_lost(&failure);
-    return fail_all(err, &failure);
-}
+static const char *tcp_kind(const Frame *f) { return f->kind == FRAME_GATHER ? "gather" : "broadcast"; }
 
-static const char *name_call(const Frame *f, char buf[96]) {
-    const char *kind = f->kind == FRAME_GATHER ? "gather" : f->kind == FRAME_BROADCAST ? "broadcast" : "unknown";
-    snprintf(buf, 96, "%s of %llu bytes, call %llu", kind, (unsigned long long)f->bytes, (unsigned long long)f->call);
-    return buf;
-}
+// --------------------------------------------------------------------------------------------------------------- calls
 
-static bool fail_different(int rank, const Frame *theirs, const Frame *ours, Error *err) {
-    Error failure;
-    char a[96], b[96];
-    error_set(&failure, "the processes make different calls: process 0 (%s) %s; process %d (%s) %s", net.hosts[0],
-              name_call(ours, a), rank, net.hosts[rank], name_call(theirs, b));
-    return fail_all(err, &failure);
-}
-
-// ---------------------------------------------------------------------------------------------- the calls of process 0
-
-// The ranks whose data is not complete, into net.polls.
-static int poll_unfinished(size_t complete, short events) {
-    int count = 0;
-    for (int r = 1; r < net.size; r++)
-        if (net.sockets[r] >= 0 && net.done[r] < complete)
-            net.polls[count] = (struct pollfd){net.sockets[r], events, 0}, net.ranks[count++] = r;
-    return count;
-}
-
-// The frames of all, which must be as `ours`, and with all != NULL the data of each, at all + rank * bytes. From all at
-// once: one that has ended is noticed although another is late.
-static bool receive_from_all(const Frame *ours, char *all, Error *err) {
-    const size_t bytes = all ? ours->bytes : 0, complete = sizeof(Frame) + bytes;
-    memset(net.done, 0, (size_t)net.size * sizeof *net.done);
-    for (int count; (count = poll_unfinished(complete, POLLIN)) > 0;) {
-        if (!wait_until(net.polls, count, INFINITY)) return fail_lost(err);
-        for (int i = 0; i < count; i++) {
-            if (!net.polls[i].revents) continue;
-            const int r = net.ranks[i];
-            size_t *done = &net.done[r];
-            if (*done < sizeof(Frame)) {
-                const Progress progress = pull(net.sockets[r], &net.frames[r], sizeof(Frame), done);
-                if (progress == LOST) return fail_ended(r, err);
-                if (progress == MORE) continue;
-                if (memcmp(&net.frames[r], ours, sizeof *ours) != 0)
-                    return fail_different(r, &net.frames[r], ours, err);
-            }
-            size_t received = *done - sizeof(Frame);
-            const Progress progress = pull(net.sockets[r], all + (size_t)r * bytes, bytes, &received);
-            *done = sizeof(Frame) + received;
-            if (progress == LOST) return fail_ended(r, err);
+// Process 0: the frames of all, which must be as `ours`, and the data of each, at all + rank * bytes.
+static bool tcp_collect(const Frame *ours, char *all, size_t bytes, Error *err) {
+    for (int r = 1; r < tcp.size; r++) {
+        Frame theirs;
+        Moved moved = tcp_move(tcp.sockets[r], POLLIN, &theirs, sizeof theirs, tcp.deadline);
+        if (moved == MOVED && memcmp(&theirs, ours, sizeof *ours) != 0) {
+            Error failure;
+            error_set(&failure,
+                      "the processes make different calls: process 0 %s of %llu bytes, call %llu; process %d %s of "
+                      "%llu bytes, call %llu",
+                      tcp_kind(ours), (unsigned long long)ours->bytes, (unsigned long long)ours->call, r,
+                      tcp_kind(&theirs), (unsigned long long)theirs.bytes, (unsigned long long)theirs.call);
+            return tcp_fail(&failure, err);
         }
+        if (moved == MOVED) moved = tcp_move(tcp.sockets[r], POLLIN, all + (size_t)r * bytes, bytes, tcp.deadline);
+        if (moved != MOVED) return tcp_fail_process(r, moved, err);
     }
     return true;
 }
 
-// To all at once: one that reads slowly does not keep the others waiting. Those that are left get everything even if
-// one has ended, and then the message: a frame cannot be cut short.
-static bool send_to_all(const Frame *frame, const void *data, size_t bytes, Error *err) {
-    int ended = 0;
-    memset(net.done, 0, (size_t)net.size * sizeof *net.done);
-    for (int count; (count = poll_unfinished(sizeof *frame + bytes, POLLOUT)) > 0;) {
-        if (!wait_until(net.polls, count, INFINITY)) return fail_lost(err);
-        for (int i = 0; i < count; i++) {
-            const int r = net.ranks[i];
-            if (!net.polls[i].revents || push(net.sockets[r], frame, data, bytes, &net.done[r]) != LOST) continue;
-            close(net.sockets[r]), net.sockets[r] = -1;
-            ended = r;
-        }
+// Process 0: the result to all.
+static bool tcp_distribute(Frame frame, const void *data, Error *err) {
+    for (int r = 1; r < tcp.size; r++) {
+        const Moved moved = tcp_send(tcp.sockets[r], frame, data, frame.bytes, tcp.deadline);
+        if (moved != MOVED) return tcp_fail_process(r, moved, err);
     }
-    if (ended == 0) return true;
-    Error failure;
-    error_set(&failure, "process %d (%s) has ended", ended, net.hosts[ended]);
-    return fail_all(err, &failure);
-}
-
-// --------------------------------------------------------------------------------------------- the calls of the others
-
-// Takes the answer of process 0, whose frame must be as `expected` but for the bytes, into data.
-static bool receive_answer(const Frame *expected, void *data, size_t bytes, double deadline, Error *err) {
-    const int fd = net.sockets[0];
-    Frame frame = {0};
-    Error failure = {""};
-    void *target = &frame;
-    size_t wanted = sizeof frame, done = 0;
-    for (bool has_frame = false;;) {
-        const Progress progress = pull(fd, target, wanted, &done);
-        if (progress == LOST) return fail_ended(0, err);
-        if (progress == MORE) {
-            if (wait_for(fd, POLLIN, deadline)) continue;
-            if (!is_lost(&failure)) error_set(&failure, "process 0 (%s) does not answer", net.hosts[0]);
-            return fail_all(err, &failure);
-        }
-        if (has_frame) break;
-        has_frame = true, done = 0;
-        if (frame.magic == FRAME_MAGIC && frame.kind == FRAME_ERROR && frame.bytes < sizeof failure.text) {
-            target = failure.text, wanted = frame.bytes;
-        } else if (frame.magic == FRAME_MAGIC && frame.kind == expected->kind && frame.call == expected->call &&
-                   frame.bytes == bytes) {
-            target = data, wanted = bytes;
-        } else {
-            char a[96], b[96];
-            error_set(&failure, "process 0 (%s) answers %s to %s", net.hosts[0], name_call(&frame, a),
-                      name_call(expected, b));
-            return fail_all(err, &failure);
-        }
-    }
-    if (frame.kind != FRAME_ERROR) return true;
-    clean(failure.text, sizeof failure.text);
-    return fail_all(err, &failure);
-}
-
-// Process 0 answers when it has everything. If it answers before, that is a message of failure, and it reads no more.
-static bool ask(const Frame *frame, const void *mine, size_t mine_bytes, void *all, size_t all_bytes, Error *err) {
-    const int fd = net.sockets[0];
-    size_t done = 0;
-    for (;;) {
-        struct pollfd p = {fd, POLLIN | POLLOUT, 0};
-        if (!wait_until(&p, 1, INFINITY)) return fail_lost(err);
-        if (p.revents & ~POLLOUT || push(fd, frame, mine, mine_bytes, &done) != MORE) break;
-    }
-    return receive_answer(frame, all, all_bytes, INFINITY, err);
-}
-
-// ------------------------------------------------------------------------------------------------------------- Channel
-
-static bool begin_call(FrameKind kind, size_t bytes, Frame *frame, Error *err) {
-    if (net.failed) return error_set(err, "%s", net.failure.text);
-    *frame = (Frame){FRAME_MAGIC, kind, ++net.call, bytes};
+    tcp.deadline = INFINITY;
     return true;
+}
+
+// The others: sends the call and receives the answer.
+static bool tcp_ask(const Frame *frame, const void *mine, size_t mine_bytes, void *all, size_t bytes, Error *err) {
+    const int fd = tcp.sockets[0];
+    Frame answer = {0};
+    Error failure = {""};
+    Moved moved = tcp_send(fd, *frame, mine, mine_bytes, tcp.deadline);
+    if (moved != STUCK) moved = tcp_move(fd, POLLIN, &answer, sizeof answer, tcp.deadline);
+    if (moved != MOVED) return tcp_fail_process(0, moved, err);
+    const bool failed = answer.kind == FRAME_ERROR && answer.bytes < sizeof failure.text;
+    if (answer.magic != FRAME_MAGIC ||
+        (!failed && (answer.kind != frame->kind || answer.call != frame->call || answer.bytes != bytes))) {
+        error_set(&failure, "process 0 sends what is no answer");
+        return tcp_fail(&failure, err);
+    }
+    moved = tcp_move(fd, POLLIN, failed ? failure.text : all, answer.bytes, tcp.deadline);
+    if (moved != MOVED) return tcp_fail_process(0, moved, err);
+    tcp.deadline = INFINITY;
+    return !failed || tcp_fail(&failure, err);
 }
 
 static bool tcp_gather(const void *mine, void *all, size_t bytes, Error *err) {
-    Frame frame = {0};
-    if (!begin_call(FRAME_GATHER, bytes, &frame, err)) return false;
-    REQUIRE(bytes <= SIZE_MAX / (size_t)net.size, "gather of %zu bytes", bytes);
-    const size_t total = bytes * (size_t)net.size;
-    if (net.rank > 0) return ask(&frame, mine, bytes, all, total, err);
+    if (*tcp.failure.text) return error_set(err, "%s", tcp.failure.text);
+    REQUIRE(bytes <= SIZE_MAX / (size_t)tcp.size, "gather of %zu bytes", bytes);
+    Frame frame = {FRAME_MAGIC, FRAME_GATHER, ++tcp.call, bytes};
+    const size_t total = bytes * (size_t)tcp.size;
+    if (tcp.rank > 0) return tcp_ask(&frame, mine, bytes, all, total, err);
+    if (bytes > 0) memmove(all, mine, bytes);
     char none;
-    char *const to = bytes > 0 ? all : &none;
-    if (bytes > 0) memmove(to, mine, bytes);
-    if (!receive_from_all(&frame, to, err)) return false;
+    if (!tcp_collect(&frame, bytes > 0 ? all : &none, bytes, err)) return false;
     frame.bytes = total;
-    return send_to_all(&frame, to, total, err);
+    return tcp_distribute(frame, all, err);
 }
 
 static bool tcp_broadcast(void *data, size_t bytes, Error *err) {
-    Frame frame = {0};
-    if (!begin_call(FRAME_BROADCAST, bytes, &frame, err)) return false;
-    if (net.rank > 0) return ask(&frame, NULL, 0, data, bytes, err);
-    return receive_from_all(&frame, NULL, err) && send_to_all(&frame, data, bytes, err);
+    if (*tcp.failure.text) return error_set(err, "%s", tcp.failure.text);
+    const Frame frame = {FRAME_MAGIC, FRAME_BROADCAST, ++tcp.call, bytes};
+    if (tcp.rank > 0) return tcp_ask(&frame, NULL, 0, data, bytes, err);
+    return tcp_collect(&frame, data, 0, err) && tcp_distribute(frame, data, err);
 }
 
+// The others end with their own exit code when they see that this process is gone.
 static void tcp_abort(int exit_code) {
-    (void)exit_code; // the others end with their own, when they see that this one is gone
-    for (int r = 0; net.sockets && r < (net.rank == 0 ? net.size : 1); r++)
-        if (net.sockets[r] >= 0) shutdown(net.sockets[r], SHUT_RDWR);
+    (void)exit_code;
+    for (int r = 0; tcp.sockets && r < tcp.size; r++)
+        if (tcp.sockets[r] >= 0) shutdown(tcp.sockets[r], SHUT_RDWR);
 }
 
 static void tcp_close(void) {
-    for (int r = 0; net.sockets && r < net.size; r++)
-        if (net.sockets[r] >= 0) close(net.sockets[r]);
-    if (net.sockets && net.listener >= 0) close(net.listener);
-    free(net.sockets), free(net.hosts), free(net.frames), free(net.done), free(net.polls), free(net.ranks);
-    memset(&net, 0, sizeof net);
+    for (int i = 0; tcp.sockets && i < PURPOSES * tcp.size; i++)
+        if (tcp.sockets[i] >= 0) close(tcp.sockets[i]);
+    free(tcp.sockets);
+    memset(&tcp, 0, sizeof tcp);
 }
 
-static const Channel CHANNEL = {"TCP", tcp_gather, tcp_broadcast, tcp_abort, tcp_close};
+// --------------------------------------------------------------------------------------------------------------- start
 
-// --------------------------------------------------------------------------------------------------- start of process
-// 0
+// A socket that listens at an address of `host`, or is connected to one; -1 with the reason.
+static int tcp_open(const char *host, int port, bool listens, double deadline, Error *reason) {
+    const struct addrinfo hints = {.ai_flags = AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
+    const int on = 1, off = 0;
+    struct addrinfo *found = NULL;
+    char number[16];
+    int fd = -1;
+    snprintf(number, sizeof number, "%d", port);
+    const int failed = getaddrinfo(host, number, &hints, &found);
+    if (failed) return error_set(reason, "%s", gai_strerror(failed)), -1;
+    for (const struct addrinfo *a = found; a && fd < 0; a = a->ai_next) {
+        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+        int status = listens ? bind(fd, a->ai_addr, a->ai_addrlen) : connect(fd, a->ai_addr, a->ai_addrlen);
+        if (status != 0 && errno == EINPROGRESS) { // the second call says what became of the first
+            tcp_wait(fd, POLLOUT, fmin(deadline, now_seconds() + CONNECT_SECONDS));
+            status = connect(fd, a->ai_addr, a->ai_addrlen);
+        }
+        if (status == 0 && listens) status = listen(fd, SOMAXCONN);
+        if (status == 0) break;
+        error_set(reason, "%s", strerror(errno));
+        if (fd >= 0) close(fd);
+        fd = -1;
+    }
+    freeaddrinfo(found);
+    return fd;
+}
 
-// A socket for IPv6 takes IPv4 connections, too; for IPv4 alone where the machine has no IPv6. Other machines cannot
-// reach it if all processes are on this one. -1 with a message.
-static int listen_at(const Place *place, Error *err) {
+// Other machines cannot reach it if all processes are on this one. -1 with a message.
+static int tcp_listen(const Place *place, Error *err) {
+    const char *inherited = getenv(COMM_LISTENER);
+    int fd = inherited ? atoi(inherited) : -1;
+    unsetenv(COMM_LISTENER);
+    if (fd >= 0 && fcntl(fd, F_SETFD, FD_CLOEXEC) == 0 && fcntl(fd, F_SETFL, O_NONBLOCK) == 0) return fd;
     const bool local = strncmp(place->host, "127.", 4) == 0 || strcmp(place->host, "::1") == 0 ||
                        strcmp(place->host, "localhost") == 0;
-    const struct addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
-    struct addrinfo *found = NULL;
-    char port[16];
-    snprintf(port, sizeof port, "%d", place->port);
-    const int failed = getaddrinfo(local ? place->host : NULL, port, &hints, &found);
-    if (failed) return error_set(err, "port %d: %s", place->port, gai_strerror(failed)), -1;
-    int fd = -1, error = 0;
-    for (int pass = 0; pass < 2 && fd < 0; pass++)
-        for (const struct addrinfo *a = found; a && fd < 0; a = a->ai_next) {
-            if ((a->ai_family == AF_INET6) != (pass == 0)) continue;
-            fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-            const int on = 1, off = 0;
-            if (fd >= 0) {
-                setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-                if (a->ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-                if (bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) break;
-            }
-            // That IPv6 is missing says nothing of the port.
-            if (error != EADDRINUSE) error = errno;
-            if (fd >= 0) close(fd);
-            fd = -1;
-        }
-    freeaddrinfo(found);
-    if (fd >= 0) return fd;
-    return error_set(err, "process 0 cannot listen on port %d: %s; choose another by MASTER_PORT or -ps HOST:PORT",
-                     place->port, strerror(error)),
-           -1;
-}
-
-// The socket that comm_launch left to this process; -1 if there is none.
-static int inherited_listener(const Place *place) {
-    const char *text = getenv(COMM_LISTENER);
-    if (!text) return -1;
-    const int fd = atoi(text);
-    unsetenv(COMM_LISTENER);
-    int listens = 0;
-    socklen_t length = sizeof listens;
-    struct sockaddr_in address = {0};
-    if (fd <= STDERR_FILENO || getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || !listens) return -1;
-    length = sizeof address;
-    if (getsockname(fd, (struct sockaddr *)&address, &length) != 0 || ntohs(address.sin_port) != place->port) return -1;
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    fcntl(fd, F_SETFL, O_NONBLOCK);
+    Error reason;
+    fd = tcp_open(local ? place->host : "::", place->port, true, 0, &reason);      // takes IPv4 connections, too
+    if (fd < 0 && !local) fd = tcp_open("0.0.0.0", place->port, true, 0, &reason); // without IPv6
+    if (fd < 0)
+        error_set(err, "process 0 cannot listen on port %d: %s; choose another by MASTER_PORT or -ps HOST:PORT",
+                  place->port, reason.text);
     return fd;
 }
 
-typedef struct {
-    int fd;
-    double deadline;
-    size_t got; // bytes of hello
-    Hello hello;
-} Visitor;
-
-typedef struct {
-    const Place *place;
-    double seconds; // that it waits
-    int arrived;    // processes, this one included
-    int count;
-    Visitor visitors[MOST_VISITORS];
-    Error refusal; // the last one
-} Rendezvous;
-
-// The socket is new: its buffer takes a short answer at once.
-static void answer(int fd, FrameKind kind, const char *text) {
-    const Frame frame = {FRAME_MAGIC, kind, 0, strlen(text)};
-    push(fd, &frame, text, frame.bytes, &(size_t){0});
-}
-
-// False: a process of another run or another build, or one too many.
-static bool may_join(const Rendezvous *m, const Hello *h, Error *why) {
-    const Place *place = m->place;
-    if (h->protocol != PROTOCOL)
-        return error_set(why,
-                         "it speaks version %u of the protocol, process 0 version %d: another build of the program",
-                         h->protocol, PROTOCOL);
-    if (strcmp(h->run_id, place->run_id) != 0)
-        return error_set(why, "it belongs to run '%s', process 0 to run '%s'", h->run_id, place->run_id);
-    if (h->size != (uint32_t)net.size) return error_set(why, "it counts %u processes, process 0 %d", h->size, net.size);
-    if (h->rank >= h->size) return error_set(why, "its rank is not below the %u processes", h->size);
-    if (h->rank == 0 || net.sockets[h->rank] >= 0)
-        return error_set(why, "rank %u is taken by a process on %s", h->rank, net.hosts[h->rank]);
+// Reads the Hello of a connection, and answers it. False: it is none of ours, and *refusal says why if it has come.
+static bool tcp_admit(const Place *place, int fd, double deadline, Error *refusal) {
+    Hello h;
+    Error why = {""};
+    if (tcp_move(fd, POLLIN, &h, sizeof h, deadline) != MOVED) return false;
+    if (memcmp(h.magic, HELLO_MAGIC, sizeof h.magic) != 0) return false;
+    h.run_id[sizeof h.run_id - 1] = h.host[sizeof h.host - 1] = '\0';
+    const bool fits = h.size == (uint32_t)tcp.size && h.rank < h.size && h.purpose < PURPOSES;
+    int *socket = fits ? &tcp.sockets[(int)h.purpose * tcp.size + (int)h.rank] : NULL;
+    if (strcmp(h.run_id, place->run_id) != 0)
+        error_set(&why, "it belongs to run '%s', process 0 to run '%s'", h.run_id, place->run_id);
+    else if (!fits)
+        error_set(&why, "it counts %u processes, process 0 %d", h.size, tcp.size);
+    else if (h.rank == 0 || *socket >= 0)
+        error_set(&why, "its rank is taken");
+    if (*why.text) {
+        error_set(refusal, "process %u on %s was refused: %s", h.rank, h.host, why.text);
+        const size_t bytes = strlen(refusal->text);
+        tcp_send(fd, (Frame){FRAME_MAGIC, FRAME_ERROR, 0, bytes}, refusal->text, bytes, deadline);
+        return false;
+    }
+    tcp_send(fd, (Frame){FRAME_MAGIC, FRAME_ACCEPTED, 0, 0}, NULL, 0, deadline);
+    *socket = fd;
     return true;
 }
 
-// A visitor with a whole Hello. Returns whether its connection stays open.
-static bool receive_visitor(Rendezvous *m, Visitor *v) {
-    Hello *h = &v->hello;
-    h->run_id[sizeof h->run_id - 1] = '\0';
-    clean(h->host, sizeof h->host);
-    Error why;
-    if (may_join(m, h, &why)) {
-        net.sockets[h->rank] = v->fd;
-        memcpy(net.hosts[h->rank], h->host, sizeof h->host);
-        m->arrived++;
-        answer(v->fd, FRAME_ACCEPTED, "");
-        return true;
+static bool tcp_start_process_0(const Place *place, double seconds, Error *err) {
+    const double deadline = now_seconds() + seconds;
+    const int listener = tcp_listen(place, err), on = 1;
+    Error refusal = {""}, failure;
+    char names[NAMED_MISSING * 16] = "";
+    int missing = PURPOSES * (tcp.size - 1), n = 0, named = 0;
+    if (listener < 0) return false;
+    while (missing > 0 && tcp_wait(listener, POLLIN, deadline)) {
+        const int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0) {
+            error_set(&refusal, "a connection could not be taken: %s", strerror(errno));
+            continue;
+        }
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        if (tcp_admit(place, fd, fmin(deadline, now_seconds() + HELLO_SECONDS), &refusal))
+            missing--;
+        else
+            close(fd);
     }
-    error_set(&m->refusal, "process %u on %s was refused: %s", h->rank, h->host, why.text);
-    clean(m->refusal.text, sizeof m->refusal.text);
-    answer(v->fd, FRAME_ERROR, m->refusal.text);
-    return false;
-}
-
-// Reads what has come from visitor i, and forgets it when it has joined, is none of ours, or has not said what it is.
-static void hear_visitor(Rendezvous *m, int i, bool is_ready) {
-    Visitor *v = &m->visitors[i];
-    const Progress progress = is_ready ? pull(v->fd, &v->hello, sizeof v->hello, &v->got) : MORE;
-    const size_t magic = v->got < sizeof v->hello.magic ? v->got : sizeof v->hello.magic;
-    const bool is_ours = memcmp(v->hello.magic, HELLO_MAGIC, magic) == 0;
-    if (is_ours && progress == MORE && now_seconds() < v->deadline) return;
-    if (!is_ours || progress != DONE || !receive_visitor(m, v)) close(v->fd);
-    *v = m->visitors[--m->count];
-}
-
-static bool fail_missing(const Rendezvous *m, Error *err) {
-    char names[NAMED_MISSING * 16];
-    size_t n = 0;
-    int missing = net.size - m->arrived, named = 0;
-    for (int r = 1; r < net.size && named < NAMED_MISSING; r++) {
-        if (net.sockets[r] >= 0) continue;
-        const char *separator = named == 0 ? "" : named == missing - 1 ? " and " : ", ";
-        n += (size_t)snprintf(names + n, sizeof names - n, "%s%d", separator, r);
+    close(listener);
+    if (missing == 0) return true;
+    for (int r = 1; r < tcp.size && named < NAMED_MISSING; r++) {
+        if (tcp.sockets[tcp.size + r] >= 0) continue;
+        n += snprintf(names + n, sizeof names - (size_t)n, " %d", r);
         named++;
     }
-    char more[32] = "";
-    if (named < missing) snprintf(more, sizeof more, " and %d more", missing - named);
-    Error failure;
-    error_set(&failure, "process%s %s%s of %d did not come within %g s%s%s", missing > 1 ? "es" : "", names, more,
-              net.size, m->seconds, m->refusal.text[0] ? "; " : "", m->refusal.text);
-    return fail_all(err, &failure);
+    error_set(&failure, "not all %d processes came within %g s; missing:%s%s%s%s", tcp.size, seconds, names,
+              PURPOSES * named < missing ? " ..." : "", *refusal.text ? "; " : "", refusal.text);
+    return tcp_fail(&failure, err);
 }
 
-static bool meet(Rendezvous *m, int listener, Error *err) {
-    const double deadline = now_seconds() + m->seconds;
-    while (m->arrived < net.size) {
-        int count = 0;
-        double next = deadline;
-        net.polls[count++] = (struct pollfd){m->count < MOST_VISITORS ? listener : -1, POLLIN, 0};
-        for (int i = 0; i < m->count; i++) {
-            net.polls[count++] = (struct pollfd){m->visitors[i].fd, POLLIN, 0};
-            next = fmin(next, m->visitors[i].deadline);
-        }
-        const int first_rank = count;
-        for (int r = 1; r < net.size; r++)
-            if (net.sockets[r] >= 0) net.ranks[count - first_rank] = r, net.polls[count++].fd = net.sockets[r];
-        for (int i = first_rank; i < count; i++) net.polls[i].events = POLLIN, net.polls[i].revents = 0;
-
-        const bool is_ready = wait_until(net.polls, count, next);
-        if (now_seconds() >= deadline) return fail_missing(m, err);
-        // One that has been accepted says nothing before it is welcomed.
-        for (int i = first_rank; i < count; i++)
-            if (is_ready && net.polls[i].revents) return fail_ended(net.ranks[i - first_rank], err);
-        for (int i = m->count - 1; i >= 0; i--) hear_visitor(m, i, is_ready && net.polls[1 + i].revents);
-        if (!is_ready || !net.polls[0].revents) continue;
-        const int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd >= 0) {
-            set_up_socket(fd);
-            m->visitors[m->count++] = (Visitor){.fd = fd, .deadline = now_seconds() + HELLO_SECONDS};
-        } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-            Error failure;
-            error_set(&failure, "process 0 (%s) cannot take connection %d of %d: %s", net.hosts[0], m->arrived,
-                      net.size - 1, strerror(errno));
-            return fail_all(err, &failure);
-        }
-    }
-    return true;
+// Says who this process is. False: *text says why not; *refused: for good.
+static bool tcp_introduce(int fd, const Hello *hello, double deadline, bool *refused, Error *text) {
+    Frame frame = {0};
+    char said[sizeof text->text] = "";
+    *refused = false;
+    if (tcp_move(fd, POLLOUT, (void *)hello, sizeof *hello, deadline) != MOVED ||
+        tcp_move(fd, POLLIN, &frame, sizeof frame, deadline) != MOVED)
+        return error_set(text, "it took the connection, but did not answer");
+    if (frame.magic != FRAME_MAGIC || frame.kind > FRAME_ERROR || frame.bytes >= sizeof said ||
+        tcp_move(fd, POLLIN, said, frame.bytes, deadline) != MOVED)
+        return error_set(text, "another program listens there");
+    *refused = frame.kind == FRAME_ERROR;
+    return !*refused || error_set(text, "%s", said);
 }
 
-static bool start_process_0(const Place *place, double seconds, Error *err) {
-    if (net.listener < 0) net.listener = inherited_listener(place);
-    if (net.listener < 0 && (net.listener = listen_at(place, err)) < 0) return false;
-    Rendezvous *m = calloc(1, sizeof *m);
-    REQUIRE_MEMORY(m, "the connections that come in");
-    m->place = place, m->seconds = seconds, m->arrived = 1;
-    const bool met = meet(m, net.listener, err);
-    for (int i = 0; i < m->count; i++) close(m->visitors[i].fd);
-    free(m);
-    if (!met) return false;
-    const size_t bytes = (size_t)net.size * sizeof(HostName);
-    return send_to_all(&(Frame){FRAME_MAGIC, FRAME_WELCOME, 0, bytes}, net.hosts, bytes, err);
-}
-
-// ------------------------------------------------------------------------------------------------- start of the others
-
-enum { CONNECT_SECONDS = 10, SHORTEST_PAUSE_MS = 50, LONGEST_PAUSE_MS = 500 };
-
-// One try at each address of a host; -1 with the reason.
-static int connect_host(const char *host, int number, double deadline, Error *reason) {
-    const struct addrinfo hints = {.ai_flags = AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
-    struct addrinfo *found = NULL;
-    char port[16];
-    snprintf(port, sizeof port, "%d", number);
-    const int failed = getaddrinfo(host, port, &hints, &found);
-    if (failed) return error_set(reason, "%s", gai_strerror(failed)), -1;
-    int connected = -1;
-    for (const struct addrinfo *a = found; a && connected < 0; a = a->ai_next) {
-        const int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        int error = 0;
-        socklen_t length = sizeof error;
-        if (fd < 0 || connect(fd, a->ai_addr, a->ai_addrlen) != 0) error = errno;
-        if (error == EINPROGRESS) {
-            // An address that swallows packets must not use up the time of the next one.
-            if (!wait_for(fd, POLLOUT, fmin(deadline, now_seconds() + CONNECT_SECONDS)))
-                error = ETIMEDOUT;
-            else
-                getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
-        }
-        if (error == 0) {
-            connected = fd;
-        } else {
-            error_set(reason, "%s", strerror(error));
-            if (fd >= 0) close(fd);
-        }
-    }
-    freeaddrinfo(found);
-    return connected;
-}
-
-// The machine of process 0 may have several addresses, separated by commas.
-static int connect_once(const Place *place, double deadline, Error *reason) {
-    char hosts[sizeof place->host], *rest = NULL;
-    int fd = -1;
-    memcpy(hosts, place->host, sizeof hosts);
-    for (char *host = strtok_r(hosts, ",", &rest); host && fd < 0; host = strtok_r(NULL, ",", &rest))
-        fd = connect_host(host, place->port, deadline, reason);
-    return fd;
-}
-
-static Progress pull_until(int fd, void *data, size_t bytes, double deadline) {
-    size_t done = 0;
-    Progress progress;
-    while ((progress = pull(fd, data, bytes, &done)) == MORE && wait_for(fd, POLLIN, deadline)) {}
-    return progress;
-}
-
-typedef enum { ACCEPTED, REFUSED, NOT_NOW } Admission;
-
-// Says who this process is. *text: why it was refused, or should try again.
-static Admission introduce(int fd, const Hello *hello, double deadline, Error *text) {
-    Frame frame;
-    const bool sent = send(fd, hello, sizeof *hello, MSG_NOSIGNAL) == (ssize_t)sizeof *hello;
-    const Progress progress = sent ? pull_until(fd, &frame, sizeof frame, deadline) : LOST;
-    if (progress == LOST) return error_set(text, "it closed the connection"), NOT_NOW;
-    if (progress == MORE) return error_set(text, "it took the connection, but said nothing"), NOT_NOW;
-    if (frame.magic == FRAME_MAGIC && frame.kind == FRAME_ACCEPTED && frame.bytes == 0) return ACCEPTED;
-    if (frame.magic != FRAME_MAGIC || frame.kind != FRAME_ERROR || frame.bytes >= sizeof text->text)
-        return error_set(text, "another program listens there"), NOT_NOW;
-    memset(text, 0, sizeof *text);
-    if (pull_until(fd, text->text, frame.bytes, deadline) != DONE)
-        return error_set(text, "it closed the connection"), NOT_NOW;
-    clean(text->text, sizeof text->text);
-    return REFUSED;
-}
-
-// Process 0 says that all have come, and where they are.
-static bool receive_welcome(double deadline, Error *err) {
-    const size_t bytes = (size_t)net.size * sizeof(HostName);
-    HostName *hosts = malloc(bytes); // not net.hosts: a message about a welcome that is cut off names process 0
-    REQUIRE_MEMORY(hosts, "the names of %d hosts", net.size);
-    const Frame expected = {FRAME_MAGIC, FRAME_WELCOME, 0, bytes};
-    const bool welcome = receive_answer(&expected, hosts, bytes, deadline, err);
-    for (int r = 0; welcome && r < net.size; r++) clean(hosts[r], sizeof(HostName));
-    if (welcome) memcpy(net.hosts, hosts, bytes);
-    free(hosts);
-    return welcome;
-}
-
-static bool start_other(const Place *place, double seconds, Error *err) {
-    Hello hello = {.magic = HELLO_MAGIC, .protocol = PROTOCOL, .size = (uint32_t)net.size, .rank = (uint32_t)net.rank};
+static bool tcp_start_other(const Place *place, double seconds, Error *err) {
+    Hello hello = {.magic = HELLO_MAGIC, .size = (uint32_t)tcp.size, .rank = (uint32_t)tcp.rank};
     snprintf(hello.run_id, sizeof hello.run_id, "%s", place->run_id);
-    memcpy(hello.host, net.hosts[net.rank], sizeof hello.host);
+    gethostname(hello.host, sizeof hello.host - 1);
     const double deadline = now_seconds() + seconds;
-    for (int pause = SHORTEST_PAUSE_MS;; pause = pause * 2 < LONGEST_PAUSE_MS ? pause * 2 : LONGEST_PAUSE_MS) {
+    for (double pause = 0.05; hello.purpose < PURPOSES; pause = fmin(2 * pause, 0.5)) {
         Error reason = {""};
-        const int fd = connect_once(place, deadline, &reason);
-        if (fd >= 0) {
-            set_up_socket(fd);
-            const Admission admission = introduce(fd, &hello, deadline, &reason);
-            net.sockets[0] = fd;
-            if (admission == ACCEPTED) break;
-            close(fd), net.sockets[0] = -1;
-            if (admission == REFUSED) return error_set(err, "%s", reason.text);
+        bool refused = false;
+        const int fd = tcp_open(place->host, place->port, false, deadline, &reason);
+        if (fd >= 0 && tcp_introduce(fd, &hello, deadline, &refused, &reason)) {
+            tcp.sockets[(int)hello.purpose++ * tcp.size] = fd;
+            continue;
         }
-        if (now_seconds() + 1e-3 * pause >= deadline)
+        if (fd >= 0) close(fd);
+        if (refused) return error_set(err, "%s", reason.text);
+        if (now_seconds() + pause >= deadline)
             return error_set(err, "process 0 at %s:%d did not answer within %g s: %s", place->host, place->port,
                              seconds, reason.text);
-        nanosleep(&(struct timespec){.tv_nsec = pause * 1000000L}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = (long)(pause * 1e9)}, NULL);
     }
-    // From here process 0 waits for the others, at most as long as it waits for all.
-    return receive_welcome(now_seconds() + seconds + TELL_SECONDS, err);
-}
-
-// ---------------------------------------------------------------------------------------------------------------- open
-
-static bool read_limit(double *seconds, Error *err) {
-    const char *text = getenv("COMM_START_SECONDS");
-    *seconds = START_SECONDS;
-    if (!text || !*text) return true;
-    char *end;
-    *seconds = strtod(text, &end);
-    return (*end == '\0' && *seconds > 0 && *seconds <= 86400) ||
-           error_set(err, "COMM_START_SECONDS is '%.40s'; expected seconds, at most a day", text);
-}
-
-static void allocate(const Place *place) {
-    const size_t size = (size_t)place->size;
-    net.rank = place->rank, net.size = place->size, net.listener = -1;
-    net.sockets = malloc(size * sizeof *net.sockets);
-    net.hosts = calloc(size, sizeof *net.hosts);
-    net.frames = calloc(size, sizeof *net.frames);
-    net.done = calloc(size, sizeof *net.done);
-    net.polls = calloc(size + 1 + MOST_VISITORS, sizeof *net.polls);
-    net.ranks = calloc(size, sizeof *net.ranks);
-    REQUIRE_MEMORY(net.sockets && net.hosts && net.frames && net.done && net.polls && net.ranks,
-                   "the connections of %zu processes", size);
-    for (size_t r = 0; r < size; r++) net.sockets[r] = -1;
-    snprintf(net.hosts[0], sizeof(HostName), "%s", place->host); // until process 0 tells its name
-    if (gethostname(net.hosts[net.rank], sizeof(HostName)) != 0)
-        snprintf(net.hosts[net.rank], sizeof(HostName), "unknown");
-    clean(net.hosts[net.rank], sizeof(HostName));
-}
-
-static bool meet_all(const Place *place, double seconds, Error *err) {
-    if (net.size == 1) return true;
-    return net.rank == 0 ? start_process_0(place, seconds, err) : start_other(place, seconds, err);
+    return true;
 }
 
 const Channel *channel_tcp_open(Place *place, Error *err) {
-    REQUIRE(!net.sockets, "channel_tcp_open: it is open");
-    REQUIRE(place->size >= 1 && place->rank >= 0 && place->rank < place->size, "channel_tcp_open: rank %d of %d",
-            place->rank, place->size);
-    double seconds;
-    if (!read_limit(&seconds, err)) return NULL;
-    allocate(place);
-    if (!meet_all(place, seconds, err)) {
-        tcp_close();
+    static const Channel CHANNEL = {"TCP", tcp_gather, tcp_broadcast, tcp_abort, tcp_close};
+    const size_t bytes = PURPOSES * (size_t)place->size * sizeof *tcp.sockets;
+    const char *limit = getenv("COMM_START_SECONDS");
+    char *end = "";
+    const double seconds = limit && *limit ? strtod(limit, &end) : START_SECONDS;
+    if (*end || !(seconds > 0 && seconds <= 86400)) {
+        error_set(err, "COMM_START_SECONDS is '%.40s'; expected seconds, at most a day", limit);
         return NULL;
     }
-    int before = 0, here = 0;
-    for (int r = 0; r < net.size; r++) {
-        const bool same = strcmp(net.hosts[r], net.hosts[net.rank]) == 0;
-        here += same, before += same && r < net.rank;
-    }
-    if (place->local_rank < 0) place->local_rank = before;
-    if (place->local_size < 0) place->local_size = here;
-    net.carries_messages = true;
-    return &CHANNEL;
+    REQUIRE(!tcp.sockets, "channel_tcp_open: it is open");
+    tcp.rank = place->rank;
+    tcp.size = place->size;
+    tcp.sockets = malloc(bytes);
+    REQUIRE_MEMORY(tcp.sockets, "the connections of %d processes", tcp.size);
+    memset(tcp.sockets, -1, bytes);
+    // Process 0 has all when it returns. The others wait for the last one in their first call.
+    tcp.deadline = now_seconds() + 2 * seconds + TELL_SECONDS;
+    if (tcp.rank == 0 ? tcp_start_process_0(place, seconds, err) : tcp_start_other(place, seconds, err))
+        return &CHANNEL;
+    tcp_close();
+    return NULL;
 }
 
-int *channel_tcp_meet_again(const Place *place, double limit, Error *err) {
-    double seconds;
-    if (!read_limit(&seconds, err)) return NULL;
-    if (!net.sockets) allocate(place);
-    int *const messages = net.sockets, *sockets = malloc((size_t)net.size * sizeof *sockets);
-    REQUIRE_MEMORY(sockets, "the second connections of %d processes", net.size);
-    for (int r = 0; r < net.size; r++) sockets[r] = -1;
-    net.sockets = sockets;
-    const bool met = meet_all(place, fmin(seconds, limit), err);
-    net.sockets = messages;
-    if (net.listener >= 0) close(net.listener), net.listener = -1;
-    if (!net.carries_messages) tcp_close();
-    if (met) return sockets;
-    for (int r = 0; r < place->size; r++)
-        if (sockets[r] >= 0) close(sockets[r]);
-    free(sockets);
-    return NULL;
+void channel_tcp_watch_sockets(int *sockets) {
+    int *const ours = tcp.sockets + FOR_WATCH * tcp.size;
+    memcpy(sockets, ours, (size_t)tcp.size * sizeof *sockets);
+    for (int r = 0; r < tcp.size; r++) ours[r] = -1;
 }

@@ -11,7 +11,6 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -44,12 +43,19 @@ static bool collect_names(Error *err) {
     comm.names = calloc((size_t)comm.place.size, sizeof *comm.names);
     REQUIRE_MEMORY(comm.names, "the names of machines");
     if (!comm.channel->gather(mine, comm.names, sizeof mine, err)) return false;
+    const char *here = comm.names[comm.place.rank];
+    int local_rank = 0, local_size = 0;
     comm.hosts = 0;
     for (int i = 0; i < comm.place.size; i++) {
         int k = 0;
         while (strcmp(comm.names[k], comm.names[i]) != 0) k++;
         comm.hosts += k == i; // the first of its machine
+        if (strcmp(comm.names[i], here) != 0) continue;
+        local_size++;
+        local_rank += i < comm.place.rank;
     }
+    if (comm.place.local_rank < 0) comm.place.local_rank = local_rank;
+    if (comm.place.local_size < 0) comm.place.local_size = local_size;
     return true;
 }
 
@@ -73,19 +79,12 @@ static bool share_cores(Error *err) {
     return ok;
 }
 
-// TCP: by second connections between the processes, as another run.
 static bool open_watch(double seconds, Error *err) {
-    Place place = comm.place;
-    int *sockets = NULL;
-    unsigned char random[16];
-    if (!place.mpi) {
-        if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) return error_set(err, "no random numbers");
-        for (size_t i = 0; i < sizeof random; i++) snprintf(place.run_id + 2 * i, 3, "%02x", random[i]);
-        if (!comm.channel->broadcast(place.run_id, sizeof place.run_id, err)) return false;
-        sockets = channel_tcp_meet_again(&place, INFINITY, err);
-        if (!sockets) return false;
-    }
-    const WatchOptions options = {place.rank, place.size, (const char(*)[HOST_BYTES])comm.names, sockets, seconds};
+    const Place *place = &comm.place;
+    int *sockets = place->mpi ? NULL : malloc((size_t)place->size * sizeof *sockets);
+    REQUIRE_MEMORY(place->mpi || sockets, "the connections of the watch");
+    if (sockets) channel_tcp_watch_sockets(sockets);
+    const WatchOptions options = {place->rank, place->size, (const char(*)[HOST_BYTES])comm.names, sockets, seconds};
     const bool ok = watch_start(&options, err);
     free(sockets);
     return ok;

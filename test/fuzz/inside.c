@@ -2,6 +2,8 @@
 // (-DFUZZ_TCP and so on). The rows of the table in readers.c have their names.
 #include "test/fuzz/fuzz.h"
 
+#include <ctype.h>
+
 #ifdef FUZZ_CHOICE_LINES // ------------------------------------------------------------------------------- data/choices
 
 int choices_main(int argc, char **argv);
@@ -267,8 +269,7 @@ static int socket_of(const Piece *p, int *peer) {
 }
 
 static Hello hello_of(uint32_t rank) {
-    Hello h = {
-        .magic = HELLO_MAGIC, .protocol = PROTOCOL, .size = SIZE, .rank = rank, .run_id = "run 7", .host = "node"};
+    Hello h = {.magic = HELLO_MAGIC, .size = SIZE, .rank = rank, .run_id = "run 7", .host = "node"};
     return h;
 }
 
@@ -292,84 +293,83 @@ static bool is_line(const char *text, size_t room) {
     return memchr(text, '\0', room) != NULL;
 }
 
+static int tcp_sockets[PURPOSES * SIZE];
+
+static void tcp_begin(int rank) {
+    memset(&tcp, 0, sizeof tcp);
+    memset(tcp_sockets, -1, sizeof tcp_sockets);
+    tcp.rank = rank, tcp.size = SIZE, tcp.sockets = tcp_sockets;
+    tcp.deadline = now_seconds() + 60;
+}
+
+static void tcp_end(void) {
+    for (int i = 0; i < PURPOSES * SIZE; i++)
+        if (tcp.sockets[i] >= 0) close(tcp.sockets[i]);
+    tcp.sockets = NULL;
+}
+
 // Process 0 of three: whatever connects and sends. True: all came, and the gather was complete.
 bool fuzz_tcp_server_read(const FuzzInput *in) {
-    Rendezvous *m = calloc(1, sizeof *m);
-    int peers[3] = {-1, -1, -1};
-    Error err = {""};
-    allocate(&place);
-    m->place = &place, m->seconds = 1, m->arrived = 1;
-    for (int i = 0; i < 3; i++)
-        if (!in->pieces[i].absent)
-            m->visitors[m->count++] =
-                (Visitor){.fd = socket_of(&in->pieces[i], &peers[i]), .deadline = now_seconds() + 60};
-    for (int i = m->count - 1; i >= 0; i--) hear_visitor(m, i, true);
-    REQUIRE(m->count == 0, "a visitor that has ended is still waited for");
-    int arrived = 1;
-    for (int r = 1; r < SIZE; r++) arrived += net.sockets[r] >= 0;
-    REQUIRE(arrived == m->arrived && net.sockets[0] < 0, "%d have come, %d are counted", arrived, m->arrived);
-    for (int r = 0; r < SIZE; r++) REQUIRE(is_line(net.hosts[r], sizeof net.hosts[r]), "the name of process %d", r);
-    REQUIRE(is_line(m->refusal.text, sizeof m->refusal.text), "the message of a refusal");
+    int peers[3] = {-1, -1, -1}, admitted = 0, arrived = 0;
+    Error err = {""}, refusal = {""};
+    tcp_begin(0);
+    for (int i = 0; i < 3; i++) {
+        if (in->pieces[i].absent) continue;
+        const int fd = socket_of(&in->pieces[i], &peers[i]);
+        if (tcp_admit(&place, fd, now_seconds() + 60, &refusal))
+            admitted++;
+        else
+            close(fd);
+    }
+    for (int i = 0; i < PURPOSES * SIZE; i++) arrived += tcp.sockets[i] >= 0;
+    REQUIRE(arrived == admitted && tcp.sockets[0] < 0, "%d have come, %d were admitted", arrived, admitted);
+    REQUIRE(is_line(refusal.text, sizeof refusal.text), "the message of a refusal");
     char all[SIZE * BYTES] = "mine";
     bool ok = false;
-    if (m->arrived == SIZE) {
+    if (tcp.sockets[1] >= 0 && tcp.sockets[2] >= 0) {
         ok = tcp_gather(all, all, BYTES, &err);
         REQUIRE(ok || is_line(err.text, sizeof err.text), "the message of a failure");
         REQUIRE(ok || !tcp_gather(all, all, BYTES, &err), "a channel that has failed works again");
     }
     for (int i = 0; i < 3; i++)
         if (peers[i] >= 0) close(peers[i]);
-    tcp_close();
-    free(m);
-    return ok || (in->variant == 1 && m); // the second seed is refused, as it should be
+    tcp_end();
+    return ok || in->variant == 1; // the second seed is refused, as it should be
 }
 
 void fuzz_tcp_client_seed(int i) {
     struct {
-        Frame accepted, welcome;
-        HostName hosts[SIZE];
-        Frame answer;
+        Frame accepted, answer;
         char data[SIZE * BYTES];
-    } m = {{FRAME_MAGIC, FRAME_ACCEPTED, 0, 0},
-           {FRAME_MAGIC, FRAME_WELCOME, 0, SIZE * HOST_ROOM},
-           {"node", "node", "other"},
-           {FRAME_MAGIC, FRAME_GATHER, 1, SIZE * BYTES},
-           "all data"};
+    } m = {{FRAME_MAGIC, FRAME_ACCEPTED, 0, 0}, {FRAME_MAGIC, FRAME_GATHER, 1, SIZE * BYTES}, "all data"};
     struct {
         Frame frame;
         char text[20];
     } refused = {{FRAME_MAGIC, FRAME_ERROR, 0, 20}, "rank 1 is taken, why"};
-    if (i == 2) memset(m.hosts, '\033', sizeof m.hosts); // cut off, and what there is of it is no text
-    if (i == 0 || i == 2)
-        write_bytes(fuzz_path("server"), &m, i == 0 ? sizeof m : 2 * sizeof(Frame) + sizeof m.hosts - 9);
-    else
+    if (i == 1)
         write_bytes(fuzz_path("server"), &refused, sizeof refused);
+    else
+        write_bytes(fuzz_path("server"), &m, i == 0 ? sizeof m : sizeof m - 9);
 }
 
-// Process 1, whatever process 0 answers. True: welcomed, and the answer to a gather came.
+// Process 1, whatever process 0 answers. True: accepted, and the answer to a gather came.
 bool fuzz_tcp_client_read(const FuzzInput *in) {
-    Place mine = place;
-    mine.rank = 1;
     int peer;
+    bool refused;
     Error err = {""};
-    const double deadline = now_seconds() + 60;
-    allocate(&mine);
+    tcp_begin(1);
     const int fd = socket_of(&in->pieces[0], &peer);
     const Hello hello = hello_of(1);
-    const Admission admission = introduce(fd, &hello, deadline, &err);
-    REQUIRE(admission == ACCEPTED || (err.text[0] && is_line(err.text, sizeof err.text)) || admission == REFUSED,
-            "refused without a word");
-    bool ok = false;
-    net.sockets[0] = fd;
-    if (admission == ACCEPTED) {
-        ok = receive_welcome(deadline, &err);
+    bool ok = tcp_introduce(fd, &hello, tcp.deadline, &refused, &err);
+    tcp.sockets[0] = fd;
+    if (ok) {
         char data[BYTES] = "mine", all[SIZE * BYTES];
-        ok = ok && tcp_gather(data, all, BYTES, &err);
-        REQUIRE(ok || is_line(err.text, sizeof err.text), "the message of a failure");
+        ok = tcp_gather(data, all, BYTES, &err);
     }
+    REQUIRE(ok || is_line(err.text, sizeof err.text), "the message of a failure");
     close(peer);
-    tcp_close();
-    return ok || admission == REFUSED || in->variant == 2; // the third seed fails, as it should
+    tcp_end();
+    return ok || refused || in->variant == 2; // the third seed fails, as it should
 }
 
 #elif defined FUZZ_WATCH // ---------------------------------------------------------------------- messages of the watch

@@ -62,7 +62,7 @@ def test_processes_of_two_machines_meet(hosts):
     processes = [start(hosts[end], rank, 4) for rank, end in ((3, "b"), (2, "b"), (0, "a"), (1, "a"))]
     said = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0, 0], said
-    assert sorted(out for out, _ in said) == [f"rank {rank} of 4, local rank {rank % 2} of 2\n" for rank in range(4)]
+    assert sorted(out for out, _ in said) == [f"rank {rank} of 4\n" for rank in range(4)]
 
 
 def test_a_machine_with_another_run_is_named(hosts):
@@ -73,7 +73,7 @@ def test_a_machine_with_another_run_is_named(hosts):
     second = start(hosts["b"], 1, 2)
     for process in (first, second):
         out, error = process.communicate(timeout=120)
-        assert process.returncode == 0 and "local rank 0 of 1" in out, error
+        assert process.returncode == 0, error
 
 
 def test_a_machine_that_cannot_be_reached_is_named(hosts):
