@@ -15,9 +15,10 @@
 #include "llmc/run/run_setup.h"
 #include "llmc/run/runlog.h"
 #include "llmc/store/weights_file.h"
-#include "llmc/train/evals.h"
+#include "llmc/train/choices.h"
 #include "llmc/train/generate.h"
 #include "llmc/train/optimizer.h"
+#include "llmc/train/validation.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

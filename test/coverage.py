@@ -23,7 +23,7 @@ UNIT = ["atomic_file", "bpe", "byte_source", "checkpoint", "checkpoint_optimizer
         "corpus_split", "corpus_writer", "dataloader", "evals", "export", "find_tokenizer", "format", "generate", "json_line", "launch", "options",
         "runlog", "safetensors", "shard_tool", "shards", "shuffle", "signals", "tokenizer", "tokenizer_files", "tuning_cache", "utf8",
         "weights_file", "whereis"]
-FILES = re.compile(r"llmc/(base|store|data|text)/\w+\.[ch]$|llmc/train/evals\.c$|llmc/run/(runlog|options)\.c$|"
+FILES = re.compile(r"llmc/(base|store|data|text)/\w+\.[ch]$|llmc/train/choices\.c$|llmc/run/(runlog|options)\.c$|"
                    r"llmc/cuda/tuning_cache\.c$|llmc/comm/(channel_tcp|watch)\.c$")
 WHOLE = "llmc/store/"  # every branch, or a reason
 

@@ -42,13 +42,13 @@ static uint16_t *random_windows(const ModelOptions *o, Error *err) {
     return windows;
 }
 
-static double timed_step(Model *model, Optimizer *optimizer, const uint16_t *windows, int64_t step) {
+static double timed_step(Model *model, Optimizer *optimizer, const uint16_t *windows) {
     const ModelOptions *o = model_options(model);
     double start = now_seconds();
     model_load_batch(model, windows, o->B, o->T, sizeof *windows);
     model_forward_backward(model, o->B * o->T, true);
     optimizer_norm(optimizer);
-    optimizer_step(optimizer, step, 6e-4, o->B * o->T, false);
+    optimizer_step(optimizer, 6e-4, o->B * o->T, false);
     device_sync();
     return now_seconds() - start;
 }
@@ -63,7 +63,7 @@ static bool measure(Measurement *m, Model *model, Optimizer *optimizer, const ui
     const size_t memory = (size_t)memory_plan_total(model_memory(model));
     double total = 0.0;
     for (int64_t step = 1; step <= WARMUP_STEPS || m->step.count < 5 || total < seconds; step++) {
-        double t = timed_step(model, optimizer, windows, step);
+        double t = timed_step(model, optimizer, windows);
         if (step <= WARMUP_STEPS) continue;
         DeviceSpeed speed;
         if (!device_measure_speed(model_options(model)->dtype, memory, &speed, err)) return false;

@@ -99,7 +99,7 @@ STREAM = dict(test="sim/test_stream")
 MATMUL = dict(file="llmc/cuda/matmul.c", test="ops/test_matmul")
 TIMING = dict(file="llmc/cuda/tuning.c", test="sim/test_timing")
 TABLES = dict(module="optimizer_norm", file="optimizer_norm.cu", test="sim/test_update_tables")
-OFFLOAD = dict(file="llmc/train/optimizer.c", test="ops/test_offload")
+OFFLOAD = dict(file="llmc/train/offload.c", test="ops/test_offload")
 # Waits without which other values come out of late streams, and which ThreadSanitizer misses however they come out.
 WAIT_BACK = dict(old="    device_stream_wait(STREAM_COPY, part->back);\n", new="", **OFFLOAD)
 WAIT_IN = dict(old="    device_stream_wait(STREAM_COMPUTE, o->parts[c % OFFLOAD_PARTS].in);\n", new="", **OFFLOAD)

@@ -5,7 +5,10 @@
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/comm/comm.h"
-#include "llmc/train/optimizer.h"
+#include "llmc/device.h"
+#include "llmc/model/optimizer_state.h"
+#include "llmc/ops.h"
+#include "llmc/train/schedule.h"
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>

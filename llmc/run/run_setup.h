@@ -7,10 +7,11 @@
 #include "llmc/run/options.h"
 #include "llmc/run/placement.h"
 #include "llmc/store/checkpoint.h"
+#include "llmc/train/choices.h"
 #include "llmc/train/data_parallel.h"
-#include "llmc/train/evals.h"
 #include "llmc/train/generate.h"
 #include "llmc/train/optimizer.h"
+#include "llmc/train/schedule.h"
 
 typedef struct {
     Options options;

@@ -16,7 +16,8 @@
 #include "llmc/model/model.h"
 #include "llmc/model/model_numerics.h"
 #include "llmc/step_control.h"
-#include "llmc/train/evals.h"
+#include "llmc/train/choices.h"
+#include "llmc/train/validation.h"
 
 #include <stdbool.h>
 #include <stdint.h>

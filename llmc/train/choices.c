@@ -1,12 +1,10 @@
-// Validation and multiple choice, see evals.h. Validation owns the buffers of one evaluation: a batch of windows, their
-// losses, the bytes of every token of the vocabulary. Multiple choice owns the bytes of every file; an unchecked record
-// is never handed out.
+// Multiple choice, see choices.h. Owns the bytes of every file; an unchecked record is never handed out.
 //
-// Every completion is a sequence of its own, with context and completion in one window; only the losses of the
-// completion count. Sequences are sorted by length, so that a batch is little longer than its sequences. The length is
-// rounded up to one of a few, so that matmuls of few shapes are planned. Both depend only on the sequence, not on the
-// batch.
-#include "llmc/train/evals.h"
+// Every completion is a sequence of its own, with context and completion in one window; only the losses of
+// the completion count. Sequences are sorted by length, so that a batch is little longer than its
+// sequences. The length is rounded up to one of a few, so that matmuls of few shapes are planned. Both
+// depend only on the sequence, not on the batch.
+#include "llmc/train/choices.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/directory.h"
@@ -25,130 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct {
-    Model *model;
-    const ShardSet *val;
-    char *batch;          // (B, T+1) tokens
-    float *losses;        // (B), sums over T
-    uint32_t *byte_count; // (V) of each token; NULL: the tokenizer is not known
-    double sum;
-    int64_t windows, bytes; // done
-} Evaluation;
-
-// What a process tells the others about its batch of a round; the losses follow.
-typedef struct {
-    int32_t failed, signal;
-    int64_t bytes;
-} BatchHead;
-
-// Window i of n, spread evenly over all of them: the same ones at every evaluation.
-static int64_t spread(int64_t i, int64_t n, int64_t all) { return (int64_t)((double)i * (double)all / (double)n); }
-
-static uint32_t *bytes_of_tokens(const Tokenizer *tokenizer, int64_t V) {
-    uint32_t *count = calloc((size_t)V, sizeof *count);
-    const int64_t known = tokenizer_vocab(tokenizer);
-    for (int32_t token = 0; count && token < V && token < known; token++) {
-        size_t length;
-        tokenizer_decode(tokenizer, token, &length);
-        if (!tokenizer_is_special(tokenizer, token)) count[token] = (uint32_t)length;
-    }
-    return count;
-}
-
-// Bytes of the targets of a window: all of its tokens but the first.
-static int64_t bytes_of_window(const Evaluation *e, const char *window) {
-    int64_t bytes = 0;
-    for (int64_t t = 1; t <= e->val->T; t++) {
-        uint16_t narrow;
-        uint32_t token;
-        memcpy(&narrow, window + t * 2, sizeof narrow);
-        token = narrow;
-        if (e->val->token_bytes == 4) memcpy(&token, window + t * 4, sizeof token);
-        bytes += e->byte_count[token]; // below V: shards_read_window has checked it
-    }
-    return bytes;
-}
-
-// The losses of windows [first, first + count) of n, into e->losses; their bytes into *bytes.
-static bool compute_losses(Evaluation *e, int64_t first, int64_t count, int64_t n, int64_t *bytes, Error *err) {
-    const ModelOptions *o = model_options(e->model);
-    const int64_t window_bytes = (o->T + 1) * e->val->token_bytes;
-    for (int64_t i = 0; i < count; i++) {
-        char *window = e->batch + i * window_bytes;
-        const int64_t number = spread(first + i, n, e->val->num_windows);
-        if (!shards_read_window(e->val, number, o->config.V, window, err)) return false;
-        if (e->byte_count) *bytes += bytes_of_window(e, window);
-    }
-    model_load_batch(e->model, e->batch, count, o->T, e->val->token_bytes);
-    model_forward(e->model);
-    copy_d2h(e->losses, model_sequence_losses(e->model).data, (size_t)count * sizeof *e->losses, STREAM_COMPUTE);
-    device_sync();
-    return true;
-}
-
-// Sums the losses of all n windows, or of those before a signal. In each round every process computes one batch, and
-// all add the losses in the order of windows, so that the sum does not depend on the number of processes.
-static bool sum_losses(Evaluation *e, int64_t n, Error *err) {
-    const int64_t B = model_options(e->model)->B, processes = comm_size();
-    const size_t message = sizeof(BatchHead) + (size_t)B * sizeof(float);
-    char *mine = calloc(1, message), *all = malloc((size_t)processes * message);
-    REQUIRE_MEMORY(mine && all, "the losses of a batch");
-    bool ok = true;
-    for (int64_t round = 0; ok && round < n && !signals_pending(); round += processes * B) {
-        const int64_t first = round + comm_rank() * B, count = first < n ? min_i64(n - first, B) : 0;
-        BatchHead head = {.signal = signals_received()};
-        const bool computed = count == 0 || compute_losses(e, first, count, n, &head.bytes, err);
-        head.failed = !computed;
-        memcpy(mine, &head, sizeof head);
-        memcpy(mine + sizeof head, e->losses, (size_t)count * sizeof(float));
-        ok = comm_gather(mine, all, message, err);
-        int signal = 0;
-        bool failed = false;
-        for (int64_t p = 0; ok && p < processes; p++) {
-            memcpy(&head, all + (size_t)p * message, sizeof head);
-            failed = failed || head.failed;
-            signal = signal ? signal : head.signal;
-            e->bytes += head.bytes;
-            for (int64_t i = 0; i < B && round + p * B + i < n; i++) {
-                float loss;
-                memcpy(&loss, all + (size_t)p * message + sizeof head + (size_t)i * sizeof loss, sizeof loss);
-                e->sum += loss;
-                e->windows++;
-            }
-        }
-        if (ok && failed) ok = comm_all_ok(computed, err);
-        if (ok && processes > 1) signals_agree(signal);
-    }
-    free(mine);
-    free(all);
-    return ok;
-}
-
-bool evaluate_loss(Model *model, const ShardSet *val, int64_t windows, const Tokenizer *tokenizer,
-                   ValidationScore *score, Error *err) {
-    const ModelOptions *o = model_options(model);
-    const int64_t n = windows > 0 && windows < val->num_windows ? windows : val->num_windows;
-    Evaluation e = {.model = model, .val = val};
-    e.batch = host_alloc((size_t)(o->B * (o->T + 1) * val->token_bytes), err);
-    e.losses = e.batch ? host_alloc((size_t)o->B * sizeof *e.losses, err) : NULL;
-    e.byte_count = tokenizer ? bytes_of_tokens(tokenizer, o->config.V) : NULL;
-    bool ok = e.losses != NULL;
-    if (ok && tokenizer && !e.byte_count) ok = error_set(err, "validation: out of memory");
-    ok = ok && sum_losses(&e, n, err);
-    if (e.losses) host_free(e.losses);
-    if (e.batch) host_free(e.batch);
-    free(e.byte_count);
-    memset(score, 0, sizeof *score);
-    score->loss = NAN;
-    if (!ok || e.windows < n) return ok; // failed, or interrupted by a signal
-    score->tokens = n * o->T;
-    score->bytes = e.bytes;
-    score->loss = e.sum / (double)score->tokens;
-    if (e.bytes > 0) score->bits_per_byte = e.sum / (log(2.0) * (double)e.bytes);
-    return true;
-}
-
-// ------------------------------------------------------------------------------------------ multiple choice: the files
+// ----------------------------------------------------------------------------------------------------------- the files
 
 enum { HEADER_BYTES = 4 * CHOICES_HEADER_INTS };
 // Words of a record before the context's tokens, and the min words of a record: context and completions of one token.
@@ -170,10 +45,12 @@ int64_t choices_count(const ChoiceSet *set) { return set->count; }
 ChoiceExample choices_example(const ChoiceSet *set, int64_t i) {
     const uint16_t *w = set->words + set->starts[i];
     ChoiceExample e = {.label = w[W_LABEL], .completions = w[W_COMPLETIONS]};
-    e.context_tokens = w[W_CONTEXT], e.context = w + RECORD_HEAD;
+    e.context_tokens = w[W_CONTEXT];
+    e.context = w + RECORD_HEAD;
     w = e.context + e.context_tokens;
     for (int k = 0; k < e.completions; k++) {
-        e.completion_tokens[k] = *w, e.completion[k] = w + 1;
+        e.completion_tokens[k] = *w;
+        e.completion[k] = w + 1;
         w += 1 + *w;
     }
     return e;
@@ -186,12 +63,12 @@ typedef struct {
     const char *path;
     int64_t example;
     Error *err;
-} Place;
+} ChoicePlace;
 
 #define WRONG(place, format, ...)                                                                                      \
     error_set((place)->err, "%s: example %lld: " format, (place)->path, (long long)(place)->example, __VA_ARGS__)
 
-static bool check_head(const uint16_t *w, int64_t words_left, int64_t longest, const Place *at) {
+static bool check_record_head(const uint16_t *w, int64_t words_left, int64_t longest, const ChoicePlace *at) {
     if (words_left < MIN_RECORD)
         return WRONG(at, "the file ends here with %lld bytes left: it is truncated; copy or make it again",
                      (long long)words_left * 2);
@@ -216,7 +93,8 @@ static bool check_head(const uint16_t *w, int64_t words_left, int64_t longest, c
 }
 
 // Checks one text of the record, a count and that many tokens, at *w; moves *w past it.
-static bool check_tokens(const char *what, const uint16_t **w, const uint16_t *end, int64_t V, const Place *at) {
+static bool check_record_tokens(const char *what, const uint16_t **w, const uint16_t *end, int64_t V,
+                                const ChoicePlace *at) {
     const int64_t left = end - *w - 1, n = left < 0 ? 0 : **w;
     if (left < 0 || n > left)
         return WRONG(at, "tokens of the %s: %lld, but the record has space for %lld", what, (long long)n,
@@ -232,20 +110,21 @@ static bool check_tokens(const char *what, const uint16_t **w, const uint16_t *e
     return true;
 }
 
-static bool check_record(const uint16_t *record, int64_t words_left, int64_t longest, int64_t V, const Place *at) {
-    if (!check_head(record, words_left, longest, at)) return false;
+static bool check_record(const uint16_t *record, int64_t words_left, int64_t longest, int64_t V,
+                         const ChoicePlace *at) {
+    if (!check_record_head(record, words_left, longest, at)) return false;
     const uint16_t *w = record + W_CONTEXT, *end = record + record[W_BYTES] / 2;
-    if (!check_tokens("context", &w, end, V, at)) return false;
+    if (!check_record_tokens("context", &w, end, V, at)) return false;
     for (int k = 0; k < record[W_COMPLETIONS]; k++) {
         char what[24];
         snprintf(what, sizeof what, "completion %d", k);
-        if (!check_tokens(what, &w, end, V, at)) return false;
+        if (!check_record_tokens(what, &w, end, V, at)) return false;
     }
     return w == end || WRONG(at, "bytes of the record: %d, but its tokens end %lld bytes earlier", record[W_BYTES],
                              (long long)(end - w) * 2);
 }
 
-static bool check_header(const char *path, const int32_t *header, int64_t file_bytes, Error *err) {
+static bool check_choice_header(const char *path, const int32_t *header, int64_t file_bytes, Error *err) {
     if (header[0] != CHOICES_MAGIC)
         return error_set(err, "%s: not a multiple-choice file: magic number (header field 0) is %d, expected %d", path,
                          header[0], CHOICES_MAGIC);
@@ -258,12 +137,12 @@ static bool check_header(const char *path, const int32_t *header, int64_t file_b
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------------ opening
+// ------------------------------------------------------------------------------------------------------------- opening
 
-static bool check_all(ChoiceSet *set, const char *path, int64_t longest, int64_t words, int64_t V, Error *err) {
+static bool check_records(ChoiceSet *set, const char *path, int64_t longest, int64_t words, int64_t V, Error *err) {
     int64_t start = 0;
     for (int64_t i = 0; i < set->count; i++) {
-        const Place at = {path, i, err};
+        const ChoicePlace at = {path, i, err};
         if (!check_record(set->words + start, words - start, longest, V, &at)) return false;
         set->starts[i] = start;
         start += set->words[start + W_BYTES] / 2;
@@ -272,7 +151,7 @@ static bool check_all(ChoiceSet *set, const char *path, int64_t longest, int64_t
                                        (long long)(words - start) * 2, (long long)set->count);
 }
 
-static bool read_set(ChoiceSet *set, const char *path, int64_t V, Error *err) {
+static bool read_choice_set(ChoiceSet *set, const char *path, int64_t V, Error *err) {
     int32_t header[HEADER_BYTES / 4] = {0};
     size_t bytes;
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
@@ -288,21 +167,21 @@ static bool read_set(ChoiceSet *set, const char *path, int64_t V, Error *err) {
         return error_set(
             err, "%s: not a multiple-choice file, or truncated: %zu bytes, expected an even number of at least %d",
             path, bytes, HEADER_BYTES);
-    if (!check_header(path, header, (int64_t)bytes, err)) return false;
+    if (!check_choice_header(path, header, (int64_t)bytes, err)) return false;
     set->words = (uint16_t *)(void *)(set->bytes + HEADER_BYTES);
     set->count = header[2];
     set->starts = malloc((size_t)set->count * sizeof *set->starts);
     if (!set->starts) return error_set(err, "%s: out of memory", path);
-    return check_all(set, path, header[3], ((int64_t)bytes - HEADER_BYTES) / 2, V, err);
+    return check_records(set, path, header[3], ((int64_t)bytes - HEADER_BYTES) / 2, V, err);
 }
 
-static bool open_paths(ChoiceSets *sets, char **paths, size_t count, int64_t V, Error *err) {
+static bool open_choice_files(ChoiceSets *sets, char **paths, size_t count, int64_t V, Error *err) {
     sets->sets = calloc(count, sizeof(ChoiceSet *));
     if (!sets->sets || count > INT32_MAX) return error_set(err, "%zu multiple-choice files: out of memory", count);
     for (size_t i = 0; i < count; i++) {
         ChoiceSet *set = sets->sets[sets->count++] = calloc(1, sizeof *set);
         if (!set) return error_set(err, "%s: out of memory", paths[i]);
-        if (!read_set(set, paths[i], V, err)) return false;
+        if (!read_choice_set(set, paths[i], V, err)) return false;
     }
     return true;
 }
@@ -312,13 +191,15 @@ bool choices_open(ChoiceSets *sets, const char *pattern, int64_t V, Error *err) 
     int count;
     memset(sets, 0, sizeof *sets);
     if (!files_match(pattern, &paths, &count, err)) return false;
-    const bool ok = count > 0
-                        ? open_paths(sets, paths, (size_t)count, V, err)
-                        : error_set(err,
-                                    "no multiple-choice files match %s%s; %s makes them of your own questions, and "
-                                    "HellaSwag's comes with: %s hellaswag",
-                                    path_quoted(pattern).text, path_pattern_reason(pattern).text,
-                                    path_of_tool("data/choices").text, path_of_tool("data/get.py").text);
+    bool ok = false;
+    if (count > 0)
+        ok = open_choice_files(sets, paths, (size_t)count, V, err);
+    else
+        error_set(err,
+                  "no multiple-choice files match %s%s; %s makes them of your own questions, and HellaSwag's comes "
+                  "with: %s hellaswag",
+                  path_quoted(pattern).text, path_pattern_reason(pattern).text, path_of_tool("data/choices").text,
+                  path_of_tool("data/get.py").text);
     directory_list_free(paths, count);
     return ok;
 }
@@ -326,14 +207,17 @@ bool choices_open(ChoiceSets *sets, const char *pattern, int64_t V, Error *err) 
 void choices_close(ChoiceSets *sets) {
     for (int i = 0; i < sets->count; i++) {
         ChoiceSet *set = sets->sets[i];
-        if (set) free(set->name), free(set->bytes), free(set->starts);
+        if (!set) continue;
+        free(set->name);
+        free(set->bytes);
+        free(set->starts);
         free(set);
     }
     free(sets->sets);
     memset(sets, 0, sizeof *sets);
 }
 
-// ----------------------------------------------------------------------------------------- multiple choice: the scores
+// ---------------------------------------------------------------------------------------------------------- the scores
 
 typedef struct {
     int64_t example;
@@ -460,12 +344,14 @@ static bool collect_losses(Scoring *s, int64_t examples, Error *err) {
 // ------------------------------------------------------------------------------------------------------------- answers
 
 // The completion with the smallest loss, by sum or by mean; -1 if none is a number.
-static int chosen(const double *losses, const int64_t *tokens, int completions, bool mean) {
+static int chosen_completion(const double *losses, const int64_t *tokens, int completions, bool mean) {
     int best = -1;
     double smallest = INFINITY;
     for (int k = 0; k < completions; k++) {
         const double loss = mean ? losses[k] / (double)tokens[k] : losses[k];
-        if (loss < smallest) best = k, smallest = loss;
+        if (loss >= smallest || isnan(loss)) continue;
+        best = k;
+        smallest = loss;
     }
     return best;
 }
@@ -475,8 +361,8 @@ static void count_correct(const Scoring *s, int64_t examples, ChoiceScore *score
         const ChoiceExample e = choices_example(s->set, i);
         const double *losses = s->losses + i * CHOICES_MAX;
         const int64_t *tokens = s->tokens + i * CHOICES_MAX;
-        score->correct += chosen(losses, tokens, e.completions, false) == e.label;
-        score->correct_normalised += chosen(losses, tokens, e.completions, true) == e.label;
+        score->correct += chosen_completion(losses, tokens, e.completions, false) == e.label;
+        score->correct_normalised += chosen_completion(losses, tokens, e.completions, true) == e.label;
     }
     score->examples = examples;
 }
@@ -501,7 +387,7 @@ bool choices_fit(const ChoiceSets *sets, int64_t T, Error *err) {
 
 // --------------------------------------------------------------------------------------------------------- evaluation
 
-static bool allocate(Scoring *s, int64_t examples, Error *err) {
+static bool allocate_scoring(Scoring *s, int64_t examples, Error *err) {
     const ModelOptions *o = model_options(s->model);
     const size_t cells = (size_t)examples * CHOICES_MAX;
     s->sequences = malloc(cells * sizeof *s->sequences);
@@ -522,7 +408,7 @@ bool evaluate_choices_losses(Model *model, const ChoiceSet *set, int64_t example
     if (examples <= 0 || examples > all) examples = all;
     for (int64_t i = 0; i < examples; i++)
         if (!example_fits(set, i, T, err)) return false;
-    const bool allocated = allocate(&s, examples, err);
+    const bool allocated = allocate_scoring(&s, examples, err);
     bool ok = comm_all_ok(allocated, err) && allocated;
     if (ok) {
         make_sequences(&s, examples, T, &score->cut);

@@ -1,10 +1,6 @@
-// Evaluation of a model: validation, and multiple choice.
-//
-// Validation is the mean loss over a fixed set of windows. The windows and the order in which their losses are added do
-// not depend on the micro-batch: sequence sums are added in fp64, in window order.
-//
-// Multiple choice measures which of several completions of a context the model finds likeliest. Files have the format
-// of llm.c's HellaSwag: 256 int32 (20240522, 1, number of examples, bytes of the longest example), then uint16 records:
+// Multiple choice: which of several completions of a context the model finds likeliest. Files have the
+// format of llm.c's HellaSwag: 256 int32 (20240522, 1, number of examples, bytes of the longest example),
+// then uint16 records:
 //
 //   65535, bytes of the record, index, label, number of completions K, n, context (n tokens), then K x (n, tokens)
 //
@@ -13,28 +9,10 @@
 //   accuracy             the completion with the smallest sum of losses is the label
 //   normalised accuracy  the one with the smallest mean loss a token (what llm.c and its table report)
 //
-// Among equal ones the first is chosen. Files are treated as hostile: every record is checked when the file is opened,
-// tokens against the vocabulary of the model.
+// Among equal ones the first is chosen. Files are treated as hostile: every record is checked when the
+// file is opened, tokens against the vocabulary of the model.
 #pragma once
-#include "llmc/data/shards.h"
 #include "llmc/model/model.h"
-#include "llmc/text/tokenizer.h"
-
-// Losses of models with different tokenizers cannot be compared; bits per byte, the cost of encoding the text, can. The
-// bytes are those of the targets' spellings. A special token (end-of-text) is not text and counts 0 bytes, but its loss
-// is included.
-typedef struct {
-    double loss;          // nats per token; perplexity is its exponential
-    int64_t tokens;       // scored; 0: a signal came (signals_pending), there is no score and loss is NaN
-    int64_t bytes;        // of the scored tokens; 0: the tokenizer is not known
-    double bits_per_byte; // loss * tokens / (ln 2 * bytes); 0: the tokenizer is not known
-} ValidationScore;
-
-// Mean loss over `windows` windows of val (0 = all), spread evenly over it. tokenizer: for the bytes, may be NULL.
-bool evaluate_loss(Model *model, const ShardSet *val, int64_t windows, const Tokenizer *tokenizer,
-                   ValidationScore *score, Error *err);
-
-// ----------------------------------------------------------------------------------------------------- multiple choice
 
 enum {
     CHOICES_MAGIC = 20240522,

@@ -14,7 +14,7 @@
 
 // --------------------------------------------------------------------------------------------------------- the share
 
-static bool is_possible(int groups, int processes) {
+static bool can_share_groups(int groups, int processes) {
     const int each = groups / processes;
     return groups % processes == 0 && (processes == 1 || (each & (each - 1)) == 0);
 }
@@ -24,27 +24,27 @@ bool step_share_make(StepShare *s, int64_t step_windows, int64_t B, int groups, 
     if (step_windows < groups)
         return error_set(err, "-d: a step of %lld sequences cannot be cut into %d groups (--reduce-groups)",
                          (long long)step_windows, groups);
-    if (!is_possible(groups, processes)) {
+    if (!can_share_groups(groups, processes)) {
         char numbers[256] = "";
         size_t used = 0;
         for (int n = 1; n <= groups && used < sizeof numbers - 16; n++)
-            if (is_possible(groups, n))
+            if (can_share_groups(groups, n))
                 used += (size_t)snprintf(numbers + used, sizeof numbers - used, "%s%d", used ? ", " : "", n);
         return error_set(err,
                          "--reduce-groups %d: cannot be shared by %d processes; possible numbers of processes: %s. "
                          "Another --reduce-groups gives other bits",
                          groups, processes, numbers);
     }
-    s->count = groups / processes, s->first = rank * s->count;
+    s->count = groups / processes;
+    s->first = rank * s->count;
     return true;
 }
 
-static int64_t windows_of(const StepShare *s, int64_t group) {
+int64_t step_share_windows(const StepShare *s, int number) {
+    const int64_t group = s->first + number;
     return dataloader_group_begin(s->step_windows, s->groups, group + 1) -
            dataloader_group_begin(s->step_windows, s->groups, group);
 }
-
-int64_t step_share_windows(const StepShare *s, int number) { return windows_of(s, s->first + number); }
 
 // -------------------------------------------------------------------------------------------------------- the object
 
@@ -54,9 +54,20 @@ typedef struct {
     int64_t first, n;
 } Piece;
 
-// Requests of device.h: two of pieces and of their sums, by turns; one of everything that is waited for at once; and
-// one of the weights of each unit.
-enum { PIECES = 2, REQUEST_PIECE = 0, REQUEST_SUM = 2, REQUEST_NOW = 4, REQUEST_WEIGHTS = 5 };
+enum { PIECES = 2 }; // in flight, each in its turn and with its half of the exchange buffer
+
+// The first request of device.h of each kind: a piece, by turn; the sum of a piece, by turn; what is
+// waited for at once; and the weights of a unit, by unit. The way of a piece in its turn:
+//   start_piece          all_to_all PIECE: my range from all processes, into the half of the buffer
+//   finish_piece         wait for PIECE; add in the order of the tree. Undivided: wait for the SUM that
+//                        had this turn before, then all_gather SUM: my sums to all processes
+//   data_parallel_end    wait for the last SUM of each turn
+enum {
+    REQUEST_PIECE,
+    REQUEST_SUM = REQUEST_PIECE + PIECES,
+    REQUEST_NOW = REQUEST_SUM + PIECES,
+    REQUEST_WEIGHTS,
+};
 
 struct DataParallel {
     StepShare share;
@@ -81,12 +92,16 @@ static bool divided(const DataParallel *d) { return d->share.processes > 1 && mo
 
 static void before_forward(void *context, int unit);
 static void after_backward(void *context, int unit);
-static bool read_state(void *context, int index, StateSlot slot, int64_t first, int64_t n, void *out);
+static bool read_divided_state(void *context, int index, StateSlot slot, int64_t first, int64_t n, void *out);
 
 DataParallel *data_parallel_create(const StepShare *share, Model *model, bool overlap, Error *err) {
     DataParallel *d = calloc(1, sizeof *d);
     REQUIRE_MEMORY(d, "the exchange");
-    d->share = *share, d->model = model, d->partition = model_partition(model), d->overlap = overlap, d->ok = true;
+    d->share = *share;
+    d->model = model;
+    d->partition = model_partition(model);
+    d->overlap = overlap;
+    d->ok = true;
     d->hooks = (UnitHooks){before_forward, after_backward, d};
     d->weights = calloc((size_t)d->partition->num_units, sizeof *d->weights);
     d->parts = calloc((size_t)share->processes, sizeof *d->parts);
@@ -97,7 +112,7 @@ DataParallel *data_parallel_create(const StepShare *share, Model *model, bool ov
         data_parallel_destroy(d);
         return NULL;
     }
-    model_set_reader(model, read_state, d);
+    model_set_reader(model, read_divided_state, d);
     return d;
 }
 
@@ -110,9 +125,9 @@ void data_parallel_destroy(DataParallel *d) {
 }
 
 // Keeps the first failure: later calls do nothing.
-static void keep(DataParallel *d, bool ok) { d->ok = d->ok && ok; }
+static void keep_outcome(DataParallel *d, bool ok) { d->ok = d->ok && ok; }
 
-static bool result(DataParallel *d, Error *err) {
+static bool exchange_outcome(DataParallel *d, Error *err) {
     if (d->ok) return true;
     *err = d->err;
     return comm_lost(err);
@@ -139,7 +154,7 @@ void data_parallel_micro_step(DataParallel *d, bool last) {
 }
 
 // sum = sum + other, rounded to nearest.
-static void add(Tensor sum, Tensor other) { tensor_axpby(sum, 1.0f, other, 1.0f, sum); }
+static void add_into(Tensor sum, Tensor other) { tensor_axpby(sum, 1.0f, other, 1.0f, sum); }
 
 // Adds group `number` of the unit to the sums that wait for it; all of them in the last group.
 static void add_group(const DataParallel *d, int unit, int number) {
@@ -147,7 +162,7 @@ static void add_group(const DataParallel *d, int unit, int number) {
     const bool last = number + 1 == d->share.count;
     int level = 0;
     for (; number >> level & 1 || (last && number >> level > 0); level++)
-        if (number >> level & 1) add(gradients, model_unit_sums(d->model, unit, level));
+        if (number >> level & 1) add_into(gradients, model_unit_sums(d->model, unit, level));
     if (!last) tensor_cast(model_unit_sums(d->model, unit, level), gradients);
 }
 
@@ -164,7 +179,7 @@ void data_parallel_end_group(DataParallel *d, int number) {
 // -------------------------------------------------------------------------------------------------- sums of gradients
 
 // The elements of the unit's memory that process r has of a piece.
-static Range part_of(const DataParallel *d, Piece p, int r) {
+static Range piece_range(const DataParallel *d, Piece p, int r) {
     const Range own = partition_of_unit(d->partition, p.unit, r);
     const int64_t begin = min_i64(own.begin + p.first, own.end), end = min_i64(begin + p.n, own.end);
     const int64_t unit = d->partition->begin[p.unit];
@@ -172,10 +187,10 @@ static Range part_of(const DataParallel *d, Piece p, int r) {
 }
 
 // The parts of all processes, in bytes.
-static const Range *parts_of(const DataParallel *d, Piece p, DType dtype) {
+static const Range *piece_ranges(const DataParallel *d, Piece p, DType dtype) {
     const int64_t size = (int64_t)dtype_size(dtype);
     for (int r = 0; r < d->share.processes; r++) {
-        const Range part = part_of(d, p, r);
+        const Range part = piece_range(d, p, r);
         d->parts[r] = range_size(part) > 0 ? (Range){part.begin * size, part.end * size} : (Range){0, 0};
     }
     return d->parts;
@@ -185,22 +200,25 @@ static const Range *parts_of(const DataParallel *d, Piece p, DType dtype) {
 static void finish_piece(DataParallel *d) {
     const int turn = (int)(d->done++ % PIECES), processes = d->share.processes;
     const Piece p = d->pieces[turn];
-    const Range own = part_of(d, p, d->share.rank);
+    const Range own = piece_range(d, p, d->share.rank);
     const int64_t n = range_size(own);
     const Tensor gradients = model_unit_gradients(d->model, p.unit), received = model_exchange_buffer(d->model, turn);
     if (!d->ok) return;
-    keep(d, device_comm_wait(REQUEST_PIECE + turn, &d->err));
+    keep_outcome(d, device_comm_wait(REQUEST_PIECE + turn, &d->err));
     if (n > 0) {
         for (int width = 1; width < processes; width *= 2)
             for (int i = 0; i + width < processes; i += 2 * width)
-                add(tensor_slice_elements(received, i * n, n), tensor_slice_elements(received, (i + width) * n, n));
+                add_into(tensor_slice_elements(received, i * n, n),
+                         tensor_slice_elements(received, (i + width) * n, n));
         tensor_cast(tensor_slice_elements(model_own_gradients(d->model, p.unit), p.first, n),
                     tensor_slice_elements(received, 0, n));
     }
     if (divided(d) || !d->ok) return;
-    if (d->sums[turn]) keep(d, device_comm_wait(REQUEST_SUM + turn, &d->err));
+    if (d->sums[turn]) keep_outcome(d, device_comm_wait(REQUEST_SUM + turn, &d->err));
     d->sums[turn] = true;
-    if (d->ok) keep(d, device_all_gather(gradients.data, parts_of(d, p, gradients.dtype), REQUEST_SUM + turn, &d->err));
+    if (d->ok)
+        keep_outcome(
+            d, device_all_gather(gradients.data, piece_ranges(d, p, gradients.dtype), REQUEST_SUM + turn, &d->err));
 }
 
 static void finish_all(DataParallel *d) {
@@ -213,8 +231,8 @@ static void start_piece(DataParallel *d, Piece p) {
     const int turn = (int)(d->started++ % PIECES);
     d->pieces[turn] = p;
     if (d->ok)
-        keep(d, device_all_to_all(model_exchange_buffer(d->model, turn).data, gradients.data,
-                                  parts_of(d, p, gradients.dtype), REQUEST_PIECE + turn, &d->err));
+        keep_outcome(d, device_all_to_all(model_exchange_buffer(d->model, turn).data, gradients.data,
+                                          piece_ranges(d, p, gradients.dtype), REQUEST_PIECE + turn, &d->err));
 }
 
 // A block has had the time of another block's backward pass when it is waited for; where gradients are freed, the pass
@@ -245,15 +263,15 @@ bool data_parallel_end(DataParallel *d, Error *err) {
     model_set_hooks(d->model, NULL);
     finish_all(d);
     for (int turn = 0; turn < PIECES; turn++) {
-        if (d->sums[turn] && d->ok) keep(d, device_comm_wait(REQUEST_SUM + turn, &d->err));
+        if (d->sums[turn] && d->ok) keep_outcome(d, device_comm_wait(REQUEST_SUM + turn, &d->err));
         d->sums[turn] = false;
     }
     watch_collective("losses of all");
     const int64_t bytes = (int64_t)tensor_bytes(losses) / s->processes;
     for (int r = 0; r < s->processes; r++) d->parts[r] = (Range){r * bytes, (r + 1) * bytes};
-    if (d->ok) keep(d, device_all_gather(losses.data, d->parts, REQUEST_NOW, &d->err));
-    if (d->ok) keep(d, device_comm_wait(REQUEST_NOW, &d->err));
-    return result(d, err);
+    if (d->ok) keep_outcome(d, device_all_gather(losses.data, d->parts, REQUEST_NOW, &d->err));
+    if (d->ok) keep_outcome(d, device_comm_wait(REQUEST_NOW, &d->err));
+    return exchange_outcome(d, err);
 }
 
 // Each process has the sums of squares of its parts, and 0 for the others. So the sum of the rows is exact.
@@ -263,11 +281,11 @@ bool data_parallel_share_norm(DataParallel *d, Error *err) {
     if (!divided(d)) return true;
     watch_collective("gradient norm");
     for (int r = 0; r < d->share.processes; r++) d->parts[r] = (Range){r * row, (r + 1) * row};
-    keep(d, device_all_gather(norm.data, d->parts, REQUEST_NOW, &d->err));
-    if (d->ok) keep(d, device_comm_wait(REQUEST_NOW, &d->err));
+    keep_outcome(d, device_all_gather(norm.data, d->parts, REQUEST_NOW, &d->err));
+    if (d->ok) keep_outcome(d, device_comm_wait(REQUEST_NOW, &d->err));
     for (int r = 1; r < d->share.processes && d->ok; r++)
-        add(tensor_slice_rows(norm, 0, 1), tensor_slice_rows(norm, r, 1));
-    return result(d, err);
+        add_into(tensor_slice_rows(norm, 0, 1), tensor_slice_rows(norm, r, 1));
+    return exchange_outcome(d, err);
 }
 
 // ------------------------------------------------------------------------------------------------------------ weights
@@ -275,7 +293,7 @@ bool data_parallel_share_norm(DataParallel *d, Error *err) {
 static void await_unit(DataParallel *d, int unit) {
     if (!d->weights[unit]) return;
     d->weights[unit] = false;
-    if (d->ok) keep(d, device_comm_wait(REQUEST_WEIGHTS + unit, &d->err));
+    if (d->ok) keep_outcome(d, device_comm_wait(REQUEST_WEIGHTS + unit, &d->err));
 }
 
 // In the order in which the forward pass reads them.
@@ -287,12 +305,13 @@ bool data_parallel_share_weights(DataParallel *d, Error *err) {
         const int unit = (units - 1 + i) % units;
         const Tensor weights = model_unit_weights(d->model, unit);
         const Piece whole = {unit, 0, d->partition->begin[unit + 1] - d->partition->begin[unit]};
-        keep(d, device_all_gather(weights.data, parts_of(d, whole, weights.dtype), REQUEST_WEIGHTS + unit, &d->err));
+        keep_outcome(
+            d, device_all_gather(weights.data, piece_ranges(d, whole, weights.dtype), REQUEST_WEIGHTS + unit, &d->err));
         d->weights[unit] = d->ok;
         if (!d->overlap) await_unit(d, unit);
     }
     model_weights_changed(d->model);
-    return result(d, err);
+    return exchange_outcome(d, err);
 }
 
 static void before_forward(void *context, int unit) {
@@ -305,7 +324,7 @@ static void before_forward(void *context, int unit) {
 bool data_parallel_await_weights(DataParallel *d, Error *err) {
     if (!d) return true;
     for (int u = 0; u < d->partition->num_units; u++) await_unit(d, u);
-    return result(d, err);
+    return exchange_outcome(d, err);
 }
 
 // -------------------------------------------------------------------------------------------- state of other processes
@@ -316,7 +335,7 @@ typedef struct {
 } Request;
 
 // Every process puts its part into the exchange buffer, and all receive all of it.
-static bool collect(DataParallel *d, Request q, Error *err) {
+static bool collect_state(DataParallel *d, Request q, Error *err) {
     char *buffer = model_exchange_buffer(d->model, 0).data;
     int64_t end = 0;
     for (int r = 0; r < d->share.processes; r++) {
@@ -335,15 +354,15 @@ static bool collect(DataParallel *d, Request q, Error *err) {
 }
 
 // On process 0, within data_parallel_write.
-static bool read_state(void *context, int index, StateSlot slot, int64_t first, int64_t n, void *out) {
+static bool read_divided_state(void *context, int index, StateSlot slot, int64_t first, int64_t n, void *out) {
     DataParallel *d = context;
     const int64_t fits = min_i64(HOST_BYTES, (int64_t)tensor_bytes(model_exchange_buffer(d->model, 0)) / 4 * 4);
     for (int64_t done = 0, count; done < n && d->ok; done += count) {
         count = min_i64(fits, n - done);
         Request q = {index, (int64_t)slot, first + done, count};
         watch_progress();
-        keep(d, comm_broadcast(&q, sizeof q, &d->err));
-        if (d->ok) keep(d, collect(d, q, &d->err));
+        keep_outcome(d, comm_broadcast(&q, sizeof q, &d->err));
+        if (d->ok) keep_outcome(d, collect_state(d, q, &d->err));
         if (!d->ok) return false;
         copy_d2h(d->host, model_exchange_buffer(d->model, 0).data, (size_t)count, STREAM_COMPUTE);
         device_sync();
@@ -352,11 +371,11 @@ static bool read_state(void *context, int index, StateSlot slot, int64_t first, 
     return d->ok;
 }
 
-static bool serve(DataParallel *d, Error *err) {
+static bool serve_state(DataParallel *d, Error *err) {
     for (Request q;;) {
         if (!comm_broadcast(&q, sizeof q, err)) return comm_lost(err);
         if (q.index < 0) return true;
-        if (!collect(d, q, err)) return comm_lost(err);
+        if (!collect_state(d, q, err)) return comm_lost(err);
     }
 }
 
@@ -364,11 +383,12 @@ bool data_parallel_write(DataParallel *d, bool (*write)(void *context, Error *er
     if (!data_parallel_await_weights(d, err)) return false;
     if (!d || !divided(d)) return comm_rank() > 0 || write(context, err);
     watch_collective("state of the optimizer");
-    if (d->share.rank > 0) return serve(d, err);
+    if (d->share.rank > 0) return serve_state(d, err);
     const bool ok = write(context, err);
     Request end = {.index = -1};
-    if (!d->ok) return result(d, err);
-    Error lost;
-    if (!comm_broadcast(&end, sizeof end, &lost)) return *err = lost, comm_lost(err);
-    return ok;
+    if (!d->ok) return exchange_outcome(d, err);
+    Error lost; // not over the message of write
+    if (comm_broadcast(&end, sizeof end, &lost)) return ok;
+    *err = lost;
+    return comm_lost(err);
 }

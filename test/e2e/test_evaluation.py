@@ -1,6 +1,6 @@
 """Evaluation as users run it: bits per byte, multiple-choice files on the schedule and with -x 0, the lm-eval harness.
 
-Files are written here, byte by byte. Losses are PyTorch's: test/golden; which of them count: test/unit/test_evals.c and
+Files are written here, byte by byte. Losses are PyTorch's: test/golden; which of them count: test/unit/test_validation.c and
 test_choices.c.
 """
 import json

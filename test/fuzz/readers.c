@@ -14,7 +14,7 @@
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/weights_file.h"
 #include "llmc/text/corpus.h"
-#include "llmc/train/evals.h"
+#include "llmc/train/choices.h"
 #include "test/unit/tokenizer_fixture.h"
 
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 // Muon on the running backend against the same iteration in fp64, and against what the iteration is for: singular
 // values near 1. One set of tensors has every shape there is: wide, tall, square, three stacked ones, and a vector that
 // is not Muon's.
-#include "llmc/train/optimizer.h"
+#include "llmc/train/muon.h"
 #include "test/ops/op_test.h"
 #include <math.h>
 

@@ -3,6 +3,7 @@
 #include "dev/sim/sim_control.h"
 #include "llmc/model/model_numerics.h"
 #include "llmc/model/model_state.h"
+#include "llmc/train/offload.h"
 #include "llmc/train/optimizer.h"
 #include "test/ops/random_model.h"
 #include "test/unit/same_model.h"

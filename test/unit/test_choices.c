@@ -3,7 +3,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/signals.h"
 #include "llmc/model/model_state.h"
-#include "llmc/train/evals.h"
+#include "llmc/train/choices.h"
 #include "test/unit/mutate.h"
 #include "test/unit/tiny_model.h"
 

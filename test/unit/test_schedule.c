@@ -1,5 +1,5 @@
 // The learning rate schedule: its ends are exact, its shape is monotonic, odd cases stay finite.
-#include "llmc/train/optimizer.h"
+#include "llmc/train/schedule.h"
 #include "test/test.h"
 
 #include <math.h>

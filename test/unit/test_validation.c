@@ -1,6 +1,6 @@
 // Validation: the mean over the right windows, the same for every micro-batch, and the bytes of what was scored.
 #include "llmc/base/signals.h"
-#include "llmc/train/evals.h"
+#include "llmc/train/validation.h"
 #include "test/fixture.h"
 #include "test/unit/tiny_model.h"
 

@@ -1,0 +1,88 @@
+// Muon's directions, see muon.h: the matrices of the list one by one, as products of ops.h.
+#include "llmc/train/muon.h"
+
+#include "llmc/base/error.h"
+
+#include <stdlib.h>
+
+static const float MUON_A = 3.4445f, MUON_B = -4.7750f, MUON_C = 2.0315f;
+
+struct Muon {
+    UpdateList *all; // the caller's
+    DType dtype;     // compute dtype of the iteration
+    MuonScratch layout;
+    char *scratch;
+    UpdateTensor *matrices; // (layout.matrices) the gradients alone, each (rows, cols); stacked ones are separate
+    UpdateList list;        // of the matrices
+};
+
+Muon *muon_create(UpdateList *all, const Parameter *parameters, int num_parameters, Tensor scratch) {
+    const UpdateTensor *tensors = all->tensors;
+    Muon *m = calloc(1, sizeof *m);
+    REQUIRE_MEMORY(m, "Muon's matrices");
+    m->all = all;
+    m->dtype = tensors[0].weight.dtype;
+    m->layout = optimizer_muon_scratch(parameters, num_parameters, m->dtype);
+    m->scratch = scratch.data;
+    REQUIRE((int64_t)tensor_bytes(scratch) >= m->layout.bytes, "Muon's scratch has %zu bytes, %lld are needed",
+            tensor_bytes(scratch), (long long)m->layout.bytes);
+    m->matrices = calloc((size_t)m->layout.matrices, sizeof *m->matrices);
+    REQUIRE_MEMORY(m->matrices, "Muon's matrices");
+    int n = 0;
+    for (int i = 0; i < all->n; i++) {
+        const Parameter *p = &parameters[tensors[i].stream];
+        const int64_t rows = p->rows / p->spec->stacked;
+        for (int k = 0; tensors[i].rule == RULE_DIRECTION && k < p->spec->stacked; k++)
+            m->matrices[n++].grad = tensor_slice_rows(tensors[i].grad, k * rows, rows);
+    }
+    REQUIRE(n <= m->layout.matrices, "%d matrices where the table has %d", n, m->layout.matrices);
+    m->layout.matrices = n; // of this process
+    m->list = update_list(m->matrices, n);
+    return m;
+}
+
+void muon_destroy(Muon *m) {
+    if (!m) return;
+    update_list_free(&m->list);
+    free(m->matrices);
+    free(m);
+}
+
+// One step for a matrix that is wider than tall, (rows, cols). gram and square are symmetric, so the products below
+// need no transposed operand.
+static void muon_step_wide(Tensor x, Tensor product, Tensor gram, Tensor square) {
+    matmul_forward(gram, x, x, tensor_none());          // X X^T
+    matmul_forward(square, gram, gram, tensor_none());  // A A
+    tensor_axpby(square, MUON_B, gram, MUON_C, square); // b A + c A A
+    matmul_backward_input(product, square, x);          // (b A + c A A) X
+    tensor_axpby(x, MUON_A, x, 1.0f, product);
+}
+
+// The same from the other side: X (b A + c A A) with A = X^T X is the same matrix, and A is the smaller one.
+static void muon_step_tall(Tensor x, Tensor product, Tensor gram, Tensor square) {
+    matmul_backward_weight(gram, tensor_none(), x, x, false); // X^T X
+    matmul_forward(square, gram, gram, tensor_none());
+    tensor_axpby(square, MUON_B, gram, MUON_C, square);
+    matmul_forward(product, x, square, tensor_none());
+    tensor_axpby(x, MUON_A, x, 1.0f, product);
+}
+
+static void orthogonalize(const Muon *m, Tensor matrix, Tensor sumsq) {
+    const int64_t rows = tensor_rows(matrix), cols = tensor_cols(matrix), side = rows < cols ? rows : cols;
+    const Tensor x = tensor_make(m->scratch + m->layout.x, m->dtype, "muon_x", rows, cols, 0, 0);
+    const Tensor product = tensor_make(m->scratch + m->layout.product, m->dtype, "muon_product", rows, cols, 0, 0);
+    const Tensor gram = tensor_make(m->scratch + m->layout.gram, m->dtype, "muon_gram", side, side, 0, 0);
+    const Tensor square = tensor_make(m->scratch + m->layout.square, m->dtype, "muon_square", side, side, 0, 0);
+    tensor_normalize(x, matrix, sumsq);
+    for (int i = 0; i < MUON_STEPS; i++) (rows > cols ? muon_step_tall : muon_step_wide)(x, product, gram, square);
+    tensor_cast(matrix, x);
+}
+
+void muon_directions(Muon *m, UpdateParams params, Tensor control) {
+    const int n = m->layout.matrices;
+    const Tensor sumsq = tensor_make(m->scratch + m->layout.sumsq, DTYPE_FP32, "muon_sumsq", n, 0, 0, 0);
+    momentum_update(m->all, params, control);
+    if (n == 0) return;
+    gradient_sumsq(sumsq, &m->list);
+    for (int i = 0; i < n; i++) orthogonalize(m, m->matrices[i].grad, tensor_slice_elements(sumsq, i, 1));
+}

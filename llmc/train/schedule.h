@@ -1,0 +1,25 @@
+// The learning rate of a step: a linear warm-up, then one of four shapes, each reaching its end exactly.
+// It is a pure function of the step, so a resume needs no state for it.
+#pragma once
+#include <stdint.h>
+
+typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleKind;
+
+typedef struct {
+    ScheduleKind kind;
+    double max_lr;
+    double final_fraction; // final lr / max lr: reached at the last step
+    int64_t warmup;        // steps: step s < warmup has max_lr * (s + 1) / warmup
+    int64_t total;         // steps of the run
+} Schedule;
+
+const char *schedule_name(ScheduleKind kind); // as -k takes it: "cosine", ...
+
+// lr of step 0 .. total-1. With p = (s - warmup) / (total - 1 - warmup) in [0, 1] after the warm-up:
+//   cosine   max * (f + (1 - f) (1 + cos(pi p)) / 2)       Loshchilov, Hutter, "SGDR", 2016
+//   linear   max * (f + (1 - f) (1 - p))
+//   constant max
+//   wsd      max, then over the last 20% of all steps down with 1 - sqrt to f   (Haegele et al., 2024)
+// The last step has max * f to the last bit (constant: max), unless the warm-up still covers it. s >= total gives the
+// lr of the last step, s < 0 the lr of the first.
+double schedule_lr(const Schedule *schedule, int64_t step);
