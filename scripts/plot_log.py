@@ -1,6 +1,6 @@
 """The data of the plots: main.log as numbers, smoothed lines, limits of axes that a spike does not squash.
 
-Used by plot_run.py, plot_png.py, plot_html.py and wandb_upload.py; the standard library is enough for it.
+Used by plot_run.py, plot_png.py and plot_html.py; the standard library is enough for it.
 """
 import bisect
 import json
