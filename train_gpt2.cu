@@ -180,39 +180,15 @@ static bool profile_loop(Run *run, Error *err) {
 
 // ----------------------------------------------------------------------------------------------- evaluation and saving
 
-// At the step that a run resumes from, before it trains.
-static bool at_resumed_step(const Run *run) {
-    return run->setup.options.max_steps != 0 && run->setup.state.step == run->setup.first_step;
-}
-
-// Sets *count to the number of entries of this event (of the file `name`) that the log of a resumed run already has for
-// the step that it resumes from. Events that a signal prevented are made up for at that step. Process 0 has the log.
-static bool logged(const Run *run, const char *event, const char *name, int64_t *count, Error *err) {
-    *count = at_resumed_step(run) ? runlog_count(run->log, event, name) : 0;
-    return !at_resumed_step(run) || comm_broadcast(count, sizeof *count, err);
-}
-
-static bool new_best(Run *run, double loss, Error *err) {
-    if (!(loss < run->setup.state.best_val_loss)) return true;
-    run->setup.state.best_val_loss = loss;
-    const bool is_saved = run->setup.resume_path && at_resumed_step(run);
-    return !is_saved ||
-           comm_all_ok(comm_rank() > 0 || checkpoint_set_best_val_loss(run->setup.resume_path, run->model, loss, err),
-                       err);
-}
-
 static bool validate(Run *run, Error *err) {
     const RunSetup *s = &run->setup;
     const double began = now_seconds();
     ValidationScore score;
-    int64_t begun = 0;
     if (!s->has_val) return true;
-    if (!logged(run, "validation", NULL, &begun, err)) return false;
-    if (begun > 0) return true;
     report_validating(run->report);
     if (!evaluate_loss(run->model, &s->val, s->options.val_sequences, s->tokenizer, &score, err)) return false;
     if (score.tokens == 0) return true; // a signal came
-    if (!new_best(run, score.loss, err)) return false;
+    if (score.loss < run->setup.state.best_val_loss) run->setup.state.best_val_loss = score.loss;
     report_validation(run->report, &score, now_seconds() - began);
     return true;
 }
@@ -222,9 +198,6 @@ static bool answer_choices(Run *run, Error *err) {
         const double began = now_seconds();
         const ChoiceSet *set = run->setup.choices.sets[i];
         ChoiceScore score;
-        int64_t begun = 0;
-        if (!logged(run, "choices", choices_name(set), &begun, err)) return false;
-        if (begun > 0) continue;
         if (!evaluate_choices(run->model, set, run->setup.options.choice_examples, &score, err)) return false;
         if (score.examples == 0) return true; // a signal came
         runlog_choices(run->log, run->setup.state.step, choices_name(set), &score, now_seconds() - began);
@@ -236,28 +209,28 @@ static bool answer_choices(Run *run, Error *err) {
 static bool sample(Run *run, Error *err) {
     const bool streamed = run->setup.options.max_steps == 0 && run->setup.options.samples == 1;
     GenerateOptions options = run_setup_generate(&run->setup);
-    int64_t begun = 0;
     Generated drawn;
-    if (!logged(run, "sample", NULL, &begun, err)) return false;
-    if (begun >= options.samples || comm_rank() > 0) return true;
+    if (comm_rank() > 0) return true;
     if (streamed) {
         options.sink = runlog_stream, options.context = run->log;
         runlog_stream(run->log, options.prompt, (int64_t)strlen(options.prompt));
     }
     if (!generate(run->model, &options, &drawn, err)) return false;
     if (streamed) runlog_stream(run->log, "\n", 1);
-    report_generated(run->report, &drawn, begun, streamed);
+    report_generated(run->report, &drawn, streamed);
     generated_free(&drawn);
     return true;
 }
 
-// Runs everything due after this step, except what the log of a resumed run has already.
+// Runs everything due after this step. A resumed run begins with what is due at its checkpoint, as a signal may have
+// cut it short; its log has it once.
 static bool evaluate(Run *run, bool last, Error *err) {
     const Options *o = &run->setup.options;
     const int64_t step = run->setup.state.step;
     const bool scores = due(step, o->val_every) || (last && (o->val_every > 0 || o->max_steps == 0));
     const bool samples = (step > 0 && due(step, o->sample_every)) || (last && o->sample_every > 0);
     if (!scores && !samples) return true;
+    if (o->max_steps != 0 && step == run->setup.first_step) runlog_drop_evaluations(run->log, step);
     if (!data_parallel_await_weights(run->shared, err)) return false;
     if (scores && !(validate(run, err) && answer_choices(run, err))) return false;
     return !samples || sample(run, err);

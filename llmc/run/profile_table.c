@@ -1,8 +1,7 @@
-// The measurements op by op, as a table for the reader, as JSON (profile.json) and as a trace (profile_trace.json, for
-// chrome://tracing or ui.perfetto.dev). Rows are sums over the profiled steps; the mean, one step, is shown. See
-// profile.h.
-#include "llmc/run/profile.h"
+// See profile_table.h.
+#include "llmc/run/profile_table.h"
 
+#include "llmc/base/json.h"
 #include "llmc/base/own_file.h"
 #include "llmc/model/parameters.h"
 
@@ -114,7 +113,7 @@ double profile_exposed_seconds(const Profile *profile) {
 }
 
 // Median length of n steps; -1: out of memory.
-static double median_seconds(const double *start, int64_t n) {
+static double median_step_seconds(const double *start, int64_t n) {
     double *seconds = malloc((size_t)n * sizeof *seconds);
     if (!seconds) return -1.0;
     for (int64_t i = 0; i < n; i++) seconds[i] = start[i + 1] - start[i];
@@ -129,7 +128,7 @@ enum { LABEL_WIDTH = 52 };
 
 // A number of calls that may differ from step to step (accumulation does not; a short last micro-batch has its own
 // shape): the mean, whole where it is whole.
-static void print_row(RunLog *log, const ProfileRow *row, const Profile *profile) {
+static void print_profile_row(RunLog *log, const ProfileRow *row, const Profile *profile) {
     char calls[32] = "", flops[32] = "", bytes[32], limits[96] = "";
     const double n = (double)profile->num_steps;
     if (row->calls > 0) snprintf(calls, sizeof calls, "%.4g", (double)row->calls / n);
@@ -145,8 +144,8 @@ static void print_row(RunLog *log, const ProfileRow *row, const Profile *profile
 bool profile_print(RunLog *log, const Profile *profile, Error *err) {
     int count;
     ProfileRow *rows = profile_rows(profile, &count);
-    const double timed = median_seconds(profile->step_start, profile->num_steps);
-    const double plain = median_seconds(profile->plain_start, profile->num_steps);
+    const double timed = median_step_seconds(profile->step_start, profile->num_steps);
+    const double plain = median_step_seconds(profile->plain_start, profile->num_steps);
     if (!rows || timed < 0 || plain < 0) {
         free(rows);
         return error_set(err, "--profile: out of memory");
@@ -157,17 +156,17 @@ bool profile_print(RunLog *log, const Profile *profile, Error *err) {
                 profile->speed.copy_bandwidth / 1e9);
     runlog_text(log, "%-*s %6s %9s %6s %9s %9s %9s %8s", LABEL_WIDTH, "op", "calls", "ms", "share", "FLOP", "bytes",
                 "floor ms", "of floor");
-    for (int r = 0; r < count; r++) print_row(log, &rows[r], profile);
+    for (int r = 0; r < count; r++) print_profile_row(log, &rows[r], profile);
     ProfileRow ops = sum_rows(rows, count), between = {.label = "between ops"}, step = ops;
     ProfileRow exposed = {.label = "exchange, not hidden", .calls = profile->num_waits};
     exposed.seconds = profile_exposed_seconds(profile);
     between.seconds = total_seconds(profile) - ops.seconds - exposed.seconds;
     step.seconds = total_seconds(profile);
     snprintf(step.label, sizeof step.label, "step");
-    print_row(log, &ops, profile);
-    if (exposed.calls > 0) print_row(log, &exposed, profile);
-    print_row(log, &between, profile);
-    print_row(log, &step, profile);
+    print_profile_row(log, &ops, profile);
+    if (exposed.calls > 0) print_profile_row(log, &exposed, profile);
+    print_profile_row(log, &between, profile);
+    print_profile_row(log, &step, profile);
     const double exchange = profile_exchange_seconds(profile), n = (double)profile->num_steps;
     if (profile->num_requests > 0)
         runlog_text(log, "exchange    under way for %.3f ms of a step, %.3f ms of them not hidden by computation",
@@ -181,100 +180,106 @@ bool profile_print(RunLog *log, const Profile *profile, Error *err) {
 
 // --------------------------------------------------------------------------------------------------------------- files
 
-// Writes the text that f has gathered to path; closes and frees.
-static bool commit_text(FILE *f, char **text, size_t *bytes, const char *path, const char *mark, Error *err) {
-    fclose(f);
-    const bool written = own_file_write(path, mark, *text, *bytes, err);
-    free(*text);
+static bool write_json(cJSON *root, const char *path, const char *mark, Error *err) {
+    char *text = cJSON_PrintUnformatted(root);
+    REQUIRE_MEMORY(text, "the profile");
+    const bool written = own_file_write(path, mark, text, strlen(text), err);
+    free(text);
+    cJSON_Delete(root);
     return written;
 }
 
-static void put_shape(FILE *f, const OpCost *cost) {
-    fprintf(f, "\"tensor\":\"%s\",\"shape\":[", op_tensor(cost));
-    for (int i = 0; i < cost->shape.rank; i++) fprintf(f, i ? ",%lld" : "%lld", (long long)cost->shape.shape[i]);
-    fputc(']', f);
+static void add_shape(cJSON *object, const OpCost *cost) {
+    JSON_ADD(object, JSON_TEXT("tensor", op_tensor(cost)));
+    cJSON *shape = cJSON_AddArrayToObject(object, "shape");
+    for (int i = 0; i < cost->shape.rank; i++)
+        cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)cost->shape.shape[i]));
 }
 
 bool profile_write_json(const char *path, const Profile *profile, Error *err) {
     int count;
-    char *text = NULL;
-    size_t bytes = 0;
     ProfileRow *rows = profile_rows(profile, &count);
     REQUIRE_MEMORY(rows, "the rows of a profile");
-    FILE *f = text_open(&text, &bytes);
     const double n = (double)profile->num_steps, exposed = profile_exposed_seconds(profile);
-    const ProfileRow ops = sum_rows(rows, count);
-    fprintf(f, "{\"steps\":%lld,\"dtype\":\"%s\",\"matmul_flops\":%.9g,\"copy_bandwidth\":%.9g,\n",
-            (long long)profile->num_steps, dtype_name(profile->dtype), profile->speed.matmul_flops,
-            profile->speed.copy_bandwidth);
-    fprintf(f, "\"median_step_ms\":%.9g,\"median_plain_step_ms\":%.9g,\n",
-            1e3 * median_seconds(profile->step_start, profile->num_steps),
-            1e3 * median_seconds(profile->plain_start, profile->num_steps));
-    fprintf(f, "\"step_ms\":%.9g,\"ops_ms\":%.9g,\"between_ops_ms\":%.9g,\"floor_ms\":%.9g,\n",
-            1e3 * total_seconds(profile) / n, 1e3 * ops.seconds / n,
-            1e3 * (total_seconds(profile) - ops.seconds - exposed) / n, 1e3 * ops.floor_seconds / n);
-    fprintf(f, "\"exchange_ms\":%.9g,\"exposed_exchange_ms\":%.9g,\n", 1e3 * profile_exchange_seconds(profile) / n,
-            1e3 * exposed / n);
-    fprintf(f, "\"flops\":%.17g,\"bytes\":%.17g,\n\"ops\":[", ops.flops / n, ops.bytes / n);
+    const double step = total_seconds(profile);
+    const ProfileRow sum = sum_rows(rows, count);
+    cJSON *root = cJSON_CreateObject();
+    JSON_ADD(root, JSON_NUMBER("steps", profile->num_steps), JSON_TEXT("dtype", dtype_name(profile->dtype)),
+             JSON_NUMBER("matmul_flops", profile->speed.matmul_flops),
+             JSON_NUMBER("copy_bandwidth", profile->speed.copy_bandwidth),
+             JSON_NUMBER("median_step_ms", 1e3 * median_step_seconds(profile->step_start, profile->num_steps)),
+             JSON_NUMBER("median_plain_step_ms", 1e3 * median_step_seconds(profile->plain_start, profile->num_steps)),
+             JSON_NUMBER("step_ms", 1e3 * step / n), JSON_NUMBER("ops_ms", 1e3 * sum.seconds / n),
+             JSON_NUMBER("between_ops_ms", 1e3 * (step - sum.seconds - exposed) / n),
+             JSON_NUMBER("floor_ms", 1e3 * sum.floor_seconds / n),
+             JSON_NUMBER("exchange_ms", 1e3 * profile_exchange_seconds(profile) / n),
+             JSON_NUMBER("exposed_exchange_ms", 1e3 * exposed / n), JSON_NUMBER("flops", sum.flops / n),
+             JSON_NUMBER("bytes", sum.bytes / n));
+    cJSON *ops = cJSON_AddArrayToObject(root, "ops");
     for (int r = 0; r < count; r++) {
         const ProfileRow *row = &rows[r];
-        fprintf(f, "%s\n{\"op\":\"%s\",\"label\":\"%s\",", r ? "," : "", row->cost->op, row->label);
-        put_shape(f, row->cost);
-        fprintf(f, ",\"calls\":%.9g,\"ms\":%.9g,\"share\":%.6g,\"flops\":%.17g,\"bytes\":%.17g,\"floor_ms\":%.9g}",
-                (double)row->calls / n, 1e3 * row->seconds / n, row->seconds / total_seconds(profile), row->flops / n,
-                row->bytes / n, 1e3 * row->floor_seconds / n);
+        cJSON *op = cJSON_CreateObject();
+        JSON_ADD(op, JSON_TEXT("op", row->cost->op), JSON_TEXT("label", row->label));
+        add_shape(op, row->cost);
+        JSON_ADD(op, JSON_NUMBER("calls", (double)row->calls / n), JSON_NUMBER("ms", 1e3 * row->seconds / n),
+                 JSON_NUMBER("share", row->seconds / step), JSON_NUMBER("flops", row->flops / n),
+                 JSON_NUMBER("bytes", row->bytes / n), JSON_NUMBER("floor_ms", 1e3 * row->floor_seconds / n));
+        cJSON_AddItemToArray(ops, op);
     }
-    fputs("\n]}\n", f);
     free(rows);
-    return commit_text(f, &text, &bytes, path, ",\"matmul_flops\":", err);
+    return write_json(root, path, ",\"matmul_flops\":", err);
 }
 
 // Trace Event Format: complete events ("X"), times in microseconds. One track for steps, one for ops. Requests may
 // overlap, so each is an asynchronous event ("b", "e").
 enum { TRACK_STEPS = 1, TRACK_OPS = 2 };
 
-static void put_track(FILE *f, int track, const char *name) {
-    fprintf(f, "{\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}},\n", track,
-            name);
+static cJSON *add_event(cJSON *events, const char *phase, int track, const char *name) {
+    cJSON *event = cJSON_CreateObject();
+    JSON_ADD(event, JSON_TEXT("ph", phase), JSON_NUMBER("pid", 1), JSON_NUMBER("tid", track), JSON_TEXT("name", name));
+    cJSON_AddItemToArray(events, event);
+    return event;
 }
 
-static void put_event(FILE *f, int track, const char *name, double start, double seconds) {
-    fprintf(f, "{\"ph\":\"X\",\"pid\":1,\"tid\":%d,\"name\":\"%s\",\"ts\":%.3f,\"dur\":%.3f", track, name, 1e6 * start,
-            1e6 * seconds);
+// Returns the event's arguments, which are empty.
+static cJSON *add_span(cJSON *events, int track, const char *name, double start, double seconds) {
+    cJSON *event = add_event(events, "X", track, name);
+    JSON_ADD(event, JSON_NUMBER("ts", 1e6 * start), JSON_NUMBER("dur", 1e6 * seconds));
+    return cJSON_AddObjectToObject(event, "args");
 }
 
 bool profile_write_trace(const char *path, const Profile *profile, Error *err) {
-    char *text = NULL, label[128];
-    size_t bytes = 0;
-    FILE *f = text_open(&text, &bytes);
-    fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", f);
-    put_track(f, TRACK_STEPS, "steps");
-    put_track(f, TRACK_OPS, "compute stream");
+    char label[128];
+    cJSON *root = cJSON_CreateObject();
+    JSON_ADD(root, JSON_TEXT("displayTimeUnit", "ms"));
+    cJSON *events = cJSON_AddArrayToObject(root, "traceEvents");
+    JSON_ADD(cJSON_AddObjectToObject(add_event(events, "M", TRACK_STEPS, "thread_name"), "args"),
+             JSON_TEXT("name", "steps"));
+    JSON_ADD(cJSON_AddObjectToObject(add_event(events, "M", TRACK_OPS, "thread_name"), "args"),
+             JSON_TEXT("name", "compute stream"));
     for (int64_t i = 0; i < profile->num_ops; i++) {
         const TimedOp *op = &profile->ops[i];
-        put_event(f, TRACK_OPS, op_label(&op->cost, label, sizeof label), op->start, op->seconds);
-        fputs(",\"args\":{", f);
-        put_shape(f, &op->cost);
-        fprintf(f, ",\"gflop\":%.6g,\"mb\":%.6g,\"floor_us\":%.3f}},\n", op->cost.flops / 1e9, op->cost.bytes / 1e6,
-                1e6 * profile_floor_seconds(&op->cost, profile->speed));
+        cJSON *arguments =
+            add_span(events, TRACK_OPS, op_label(&op->cost, label, sizeof label), op->start, op->seconds);
+        add_shape(arguments, &op->cost);
+        JSON_ADD(arguments, JSON_NUMBER("gflop", op->cost.flops / 1e9), JSON_NUMBER("mb", op->cost.bytes / 1e6),
+                 JSON_NUMBER("floor_us", 1e6 * profile_floor_seconds(&op->cost, profile->speed)));
     }
     for (int64_t i = 0; i < profile->num_waits; i++) {
         const TimedSpan *w = &profile->waits[i];
-        put_event(f, TRACK_OPS, "exchange, not hidden", w->start, w->seconds);
-        fprintf(f, ",\"args\":{\"of\":\"%s\"}},\n", w->name);
+        JSON_ADD(add_span(events, TRACK_OPS, "exchange, not hidden", w->start, w->seconds), JSON_TEXT("of", w->name));
     }
     for (int64_t i = 0; i < profile->num_requests; i++) {
         const TimedSpan *r = &profile->requests[i];
-        const double end = r->start + r->seconds;
+        const double ends[] = {r->start, r->start + r->seconds};
         for (int e = 0; e < 2; e++)
-            fprintf(f, "{\"ph\":\"%s\",\"pid\":1,\"cat\":\"exchange\",\"id\":%lld,\"name\":\"%s\",\"ts\":%.3f},\n",
-                    e ? "e" : "b", (long long)i, r->name, 1e6 * (e ? end : r->start));
+            JSON_ADD(add_event(events, e ? "e" : "b", TRACK_OPS, r->name), JSON_TEXT("cat", "exchange"),
+                     JSON_NUMBER("id", i), JSON_NUMBER("ts", 1e6 * ends[e]));
     }
     for (int64_t i = 0; i < profile->num_steps; i++) {
+        const double start = profile->step_start[i], seconds = profile->step_start[i + 1] - start;
         snprintf(label, sizeof label, "step %lld", (long long)i + 1);
-        put_event(f, TRACK_STEPS, label, profile->step_start[i], profile->step_start[i + 1] - profile->step_start[i]);
-        fputs(i + 1 < profile->num_steps ? "},\n" : "}\n", f);
+        add_span(events, TRACK_STEPS, label, start, seconds);
     }
-    fputs("]}\n", f);
-    return commit_text(f, &text, &bytes, path, "\"args\":{\"name\":\"steps\"}},\n", err);
+    return write_json(root, path, "\"args\":{\"name\":\"steps\"}}", err);
 }

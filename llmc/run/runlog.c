@@ -12,6 +12,7 @@
 #include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
+#include "llmc/run/tensorboard.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -34,33 +35,43 @@ struct RunLog {
     char bar[1024];                    // "" until the first step
     double bar_time;                   // now_seconds of its text
     int64_t sample_step, sample_index; // of the last text sample
-    cJSON *begun;                      // the events of the step that the log resumes from; NULL: none
 };
 
 // ---------------------------------------------------------------------------------------------------------- opening
 
-// Is this whole line about a step beyond `step`? Lines that are no JSON are not ours to judge: they stay. What is of
-// `step` itself is remembered.
-static bool line_is_beyond(RunLog *log, const char *line, size_t length, int64_t step) {
+// The step of a line of main.log and its event; -1: no step, or no JSON, which is not ours to judge.
+static double line_step(const char *line, size_t length, char event[32]) {
     cJSON *object = cJSON_ParseWithLength(line, length);
-    const cJSON *n = cJSON_GetObjectItemCaseSensitive(object, "step");
-    const bool known = cJSON_IsNumber(n), beyond = known && n->valuedouble > (double)step;
-    if (!known || n->valuedouble != (double)step || !cJSON_AddItemToArray(log->begun, object)) cJSON_Delete(object);
-    return beyond;
+    const cJSON *step = cJSON_GetObjectItemCaseSensitive(object, "step");
+    const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "event"));
+    const double found = cJSON_IsNumber(step) ? step->valuedouble : -1;
+    snprintf(event, 32, "%s", name ? name : "");
+    cJSON_Delete(object);
+    return found;
 }
 
-// Bytes of the log that a run resumed after `step` keeps; 0 if there is no log yet.
-static bool bytes_to_keep(RunLog *log, const char *path, int64_t step, off_t *keep, Error *err) {
+// Finds the bytes of the log that a run resumed after `step` keeps; 0 if there is no log yet. others (NULL: nothing is
+// dropped): the kept lines from the first evaluation of `step` on, without such evaluations.
+static bool read_kept(const char *path, double step, FILE *others, off_t *keep, Error *err) {
     *keep = 0;
     FILE *f = fopen(path, "re");
     if (!f) return errno == ENOENT || error_set(err, "%s: cannot be read: %s", path, path_reason(path, errno).text);
-    char *line = NULL;
-    size_t room = 0;
+    char *line = NULL, event[32];
+    size_t capacity = 0;
     ssize_t length;
-    while ((length = getline(&line, &room, f)) > 0) {
+    bool dropped = false;
+    while ((length = getline(&line, &capacity, f)) > 0) {
         if (line[length - 1] != '\n' || memchr(line, '\0', (size_t)length)) break; // zeros: after a loss of power
-        if (line_is_beyond(log, line, (size_t)length, step)) break;
-        *keep += length;
+        const double of = line_step(line, (size_t)length, event);
+        const bool evaluation =
+            strcmp(event, "validation") == 0 || strcmp(event, "choices") == 0 || strcmp(event, "sample") == 0;
+        if (of > step) break;
+        if (others && evaluation && of == step)
+            dropped = true;
+        else if (dropped)
+            fwrite(line, 1, (size_t)length, others);
+        else
+            *keep += length;
     }
     // At its end, feof; getline that runs out of memory sets neither flag.
     bool ok = length > 0 || feof(f) || error_set(err, "%s: cannot be read: %s", path, strerror(errno));
@@ -73,11 +84,11 @@ static const char LOG_MARK[] = "{\"event\":\"run\",\"time\":";
 
 // Opens main.log. Keeps what a run resumed after first_step keeps of it. Any other log gets the first unused name of
 // main.log.1, main.log.2, ...: one of an earlier run, or a file of the user's.
-static bool open_log(RunLog *log, const char *path, bool append, int64_t first_step, Error *err) {
+static bool open_main_log(RunLog *log, const char *path, bool append, int64_t first_step, Error *err) {
     off_t keep = 0;
     if (!own_file_make_way(path, LOG_MARK, err) || !append_file_open(&log->file, path, false, err)) return false;
     const int64_t size = file_size(log->file.fd);
-    if (size != 0 && !bytes_to_keep(log, path, append ? first_step : -1, &keep, err)) return false;
+    if (size != 0 && !read_kept(path, append ? (double)first_step : -1, NULL, &keep, err)) return false;
     if (!append && keep < size) { // it tells of steps
         if (!own_file_move_aside(path, "belongs to an earlier run", 0, err)) return false;
         append_file_close(&log->file);
@@ -86,13 +97,10 @@ static bool open_log(RunLog *log, const char *path, bool append, int64_t first_s
     return append_file_cut(&log->file, append ? keep : 0, err);
 }
 
-static bool open_file(RunLog *log, const char *directory, bool append, int64_t first_step, Error *err) {
-    log->begun = cJSON_CreateArray();
+static bool open_files(RunLog *log, const char *directory, bool append, int64_t first_step, Error *err) {
     if (!directory_make(directory, err)) return false;
     char *path = path_join(directory, "main.log");
-    const bool ok = open_log(log, path, append, first_step, err);
-    log->sample_step = first_step;
-    log->sample_index = runlog_count(log, "sample", NULL);
+    const bool ok = open_main_log(log, path, append, first_step, err);
     free(path);
     if (ok) log->directory = strdup(directory);
     REQUIRE_MEMORY(!ok || log->directory, "a path");
@@ -103,21 +111,10 @@ static bool open_file(RunLog *log, const char *directory, bool append, int64_t f
 bool runlog_is_there(const RunLog *log, Error *err) {
     struct stat now;
     if (!log->directory) return true;
-    if (stat(log->directory, &now) != 0 ? errno != ENOENT && errno != ENOTDIR
-                                        : now.st_ino == log->place.st_ino && now.st_dev == log->place.st_dev)
-        return true;
+    const bool found = stat(log->directory, &now) == 0;
+    const bool unknown = !found && errno != ENOENT && errno != ENOTDIR;
+    if (unknown || (found && now.st_ino == log->place.st_ino && now.st_dev == log->place.st_dev)) return true;
     return error_set(err, "-o %s: the directory was removed or renamed while this run wrote into it", log->directory);
-}
-
-int64_t runlog_count(const RunLog *log, const char *event, const char *name) {
-    int64_t count = 0;
-    const cJSON *item;
-    cJSON_ArrayForEach(item, log->begun) {
-        const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "event"));
-        const char *file = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "name"));
-        count += kind && strcmp(kind, event) == 0 && (!name || (file && strcmp(file, name) == 0));
-    }
-    return count;
 }
 
 // Events are for display only: without them the run continues. An evaluation has its own directory, because TensorBoard
@@ -143,7 +140,7 @@ RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int 
     log->progress = progress < 0 ? terminal_redraws(STDOUT_FILENO) : progress > 0;
     log->utf8 = terminal_is_utf8();
     if (!directory || !*directory) return log;
-    if (!open_file(log, directory, append, first_step, err)) {
+    if (!open_files(log, directory, append, first_step, err)) {
         error_prefix(err, "-o");
         runlog_close(log);
         return NULL;
@@ -196,7 +193,6 @@ void runlog_close(RunLog *log) {
     fflush(stdout);
     append_file_close(&log->file);
     tensorboard_close(log->tensorboard);
-    cJSON_Delete(log->begun);
     free(log->directory);
     free(log);
 }
@@ -222,6 +218,20 @@ void runlog_sync(RunLog *log) {
     Error err;
     if (log->file.fd >= 0 && !(append_file_sync(&log->file, &err) && directory_sync(log->directory, &err)))
         complain_once(log, &log->file_failed, &err, "this log may miss lines after a loss of power");
+}
+
+void runlog_drop_evaluations(RunLog *log, int64_t step) {
+    if (log->file.fd < 0) return;
+    Error err;
+    char *others = NULL;
+    size_t bytes = 0;
+    off_t keep;
+    FILE *f = text_open(&others, &bytes);
+    const bool read = read_kept(log->file.path, (double)step, f, &keep, &err);
+    fclose(f);
+    if (!read || !append_file_cut(&log->file, keep, &err) || !append_file_write(&log->file, others, bytes, &err))
+        complain_once(log, &log->file_failed, &err, "this log may have evaluations twice");
+    free(others);
 }
 
 // A line of main.log, and nothing else: {"event":EVENT,"time":...,INNER}.

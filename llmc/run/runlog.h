@@ -1,5 +1,5 @@
 // The output of a run: lines and a progress bar on the terminal, one JSON object per line in DIR/main.log, and the same
-// numbers for TensorBoard (tensorboard.c) in the same directory. The step line:
+// numbers for TensorBoard (tensorboard.h) in the same directory. The step line:
 //   step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | mfu 54.1% hfu 54.1% | eta 12s
 // On a terminal a one-line progress bar follows below it; in a file plain lines. No colours, anywhere. Errors go to
 // stderr, all else to stdout, flushed after each line, so that `| tee` and a notebook show it at once.
@@ -25,17 +25,16 @@
 typedef struct RunLog RunLog;
 
 // directory NULL or "": no file; it is made if it is missing. Two processes cannot write into one: the second gets an
-// error. append: continue main.log of a resumed run, cutting off
-// everything from the first line of a step > first_step on (those will be run again) and a last line that was not
-// finished; first_step INT64_MAX keeps every step (a run that only evaluates). append false: a new file; one
-// that tells of steps is renamed to main.log.1, or the first number that is free.
+// error. append: continues main.log of a resumed run, cutting off everything from the first line of a step > first_step
+// on (those will be run again) and a last line that was not finished; first_step INT64_MAX keeps every step (a run that
+// only evaluates). append false: a new file; one that tells of steps is renamed to main.log.1, or the first number that
+// is free.
 // progress: -1 = when stdout is a terminal that redraws (terminal_redraws); 0, 1.
 // tensorboard: the same numbers also go to an event file in directory, those of a run that only evaluates to one in
 // directory/evaluation, a curve of its own. NULL on error.
 RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int progress, bool tensorboard, Error *err);
-// How many events of first_step ("validation", "choices", "sample") the log that is continued holds; name: of the file
-// of choices, NULL: any.
-int64_t runlog_count(const RunLog *log, const char *event, const char *name);
+// Removes validations, choices and samples of this step from main.log: a resumed run makes them again.
+void runlog_drop_evaluations(RunLog *log, int64_t step);
 // false: the directory is no longer the one that was opened, and what is written goes nowhere.
 bool runlog_is_there(const RunLog *log, Error *err);
 void runlog_sync(RunLog *log);  // main.log is on the disk, with its name: before a checkpoint that counts on it
@@ -73,9 +72,8 @@ void runlog_validation(RunLog *log, int64_t step, const ValidationScore *score, 
 void runlog_choices(RunLog *log, int64_t step, const char *name, const ChoiceScore *score, double seconds);
 // The readings of the device's sensors after this step.
 void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *sensors);
-// A text sample, indented, control characters made visible. The samples of one step are numbered in order, after
-// the samples of that step that the log already has. shown: it went through runlog_stream; only the files are left.
-// cut: a signal ended it, and the file says so.
+// A text sample, indented, control characters made visible. The samples of one step are numbered in order. shown: it
+// went through runlog_stream; only the files are left. cut: a signal ended it, and the file says so.
 void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown, bool cut);
 // Text as it is drawn, control characters but newline and tab made visible; a GenerateSink whose context is the RunLog.
 bool runlog_stream(void *log, const char *bytes, int64_t n);
@@ -84,25 +82,3 @@ bool runlog_stream(void *log, const char *bytes, int64_t n);
 //   numerics at step 100 | underflow up to 0.31% (fc.gradient) | no overflow | update/weight 2.1e-04 (lnfw) to 1.8e-02
 //   (wpe)
 void runlog_numerics(RunLog *log, int64_t step, const NumericsRow *rows, int count);
-
-// ----------------------------------------------------------------------------------------- TensorBoard (tensorboard.c)
-
-// TensorBoard event files: DIR/events.out.tfevents.SECONDS.HOST.PID.N, TFRecords of Event protocol buffers
-// (https://github.com/tensorflow/tensorboard, tensorflow/core/util/event.proto), written without a library.
-// A record is one write(2) and holds all numbers of one step; a file that cannot be written never stops the run.
-// One file per process. TensorBoard reads the files of a directory in the order of their names, which is the order of
-// the runs: SECONDS is the time, or one more than the newest file's if the clock is behind it.
-
-typedef struct TensorBoard TensorBoard;
-// first_step: events of steps beyond it that an interrupted run left in DIR are void from here on (SessionLog START).
-// -1: all of them; INT64_MAX: none. NULL on error; DIR must be there.
-TensorBoard *tensorboard_open(const char *directory, int64_t first_step, Error *err);
-void tensorboard_close(TensorBoard *tb); // NULL is fine
-
-// Scalars and texts of one step. Call begin, then scalar or text for each, then end: one record. NULL tb: nothing
-// happens. A value keeps the precision of a float; nan and inf are shown as such.
-void tensorboard_begin(TensorBoard *tb, int64_t step);
-void tensorboard_scalar(TensorBoard *tb, const char *tag, double value);
-// Shown in the Text tab, letter by letter in one width: control characters and invalid UTF-8 as \x1B.
-void tensorboard_text(TensorBoard *tb, const char *tag, const char *text, int64_t bytes);
-bool tensorboard_end(TensorBoard *tb, Error *err); // false: this record was lost

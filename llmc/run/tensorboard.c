@@ -1,8 +1,8 @@
-// TensorBoard event files. See runlog.h.
+// See tensorboard.h.
 // From the inside out: a Summary holds Values (tag and number, or tag and text), an Event a Summary with its step and
 // time, a TFRecord an Event between its length and checksums. Messages are built as bytes, with the few field numbers
 // of event.proto and summary.proto that are used here; nothing is ever read back.
-#include "llmc/run/runlog.h"
+#include "llmc/run/tensorboard.h"
 
 #include "llmc/base/append_file.h"
 #include "llmc/base/directory.h"
@@ -38,7 +38,7 @@ struct TensorBoard {
 
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; // how the value of a field is written
 
-static void put(Bytes *b, const void *data, size_t n) {
+static void put_bytes(Bytes *b, const void *data, size_t n) {
     if (b->size + n > b->room) {
         const size_t room = 2 * (b->size + n);
         uint8_t *grown = realloc(b->data, room);
@@ -59,8 +59,8 @@ static void empty(Bytes *b) {
 }
 
 static void put_varint(Bytes *b, uint64_t x) { // seven bits a byte, the lowest first
-    for (; x >= 0x80; x >>= 7) put(b, &(uint8_t){(uint8_t)(x | 0x80)}, 1);
-    put(b, &(uint8_t){(uint8_t)x}, 1);
+    for (; x >= 0x80; x >>= 7) put_bytes(b, &(uint8_t){(uint8_t)(x | 0x80)}, 1);
+    put_bytes(b, &(uint8_t){(uint8_t)x}, 1);
 }
 
 static void put_key(Bytes *b, uint32_t field, uint32_t wire) { put_varint(b, field << 3 | wire); }
@@ -73,7 +73,7 @@ static void put_int(Bytes *b, uint32_t field, int64_t x) {
 static void put_string(Bytes *b, uint32_t field, const void *text, size_t n) {
     put_key(b, field, BYTES);
     put_varint(b, n);
-    put(b, text, n);
+    put_bytes(b, text, n);
 }
 
 static void put_message(Bytes *b, uint32_t field, const Bytes *message) {
@@ -84,7 +84,7 @@ static void put_message(Bytes *b, uint32_t field, const Bytes *message) {
 // A double or a float. Little-endian, as this machine is: the project's files have no other order.
 static void put_fixed(Bytes *b, uint32_t field, const void *x, size_t n) {
     put_key(b, field, n == sizeof(double) ? FIXED64 : FIXED32);
-    put(b, x, n);
+    put_bytes(b, x, n);
 }
 
 // ------------------------------------------------------------------------------------------------- records and events
@@ -109,8 +109,8 @@ static uint32_t masked_crc(const TensorBoard *tb, const void *data, size_t n) {
 
 static void put_checked(TensorBoard *tb, const void *data, size_t n) {
     const uint32_t crc = masked_crc(tb, data, n);
-    put(&tb->record, data, n);
-    put(&tb->record, &crc, sizeof crc);
+    put_bytes(&tb->record, data, n);
+    put_bytes(&tb->record, &crc, sizeof crc);
 }
 
 // Appends the event to the record: u64 length, u32 crc of it, the event, u32 crc of that.
@@ -153,9 +153,9 @@ void tensorboard_begin(TensorBoard *tb, int64_t step) {
 // message Summary { repeated Value value = 1; }   message Value { string tag = 1; float simple_value = 2; ... }
 void tensorboard_scalar(TensorBoard *tb, const char *tag, double value) {
     if (!tb) return;
-    const float rounded = fabs(value) <= (double)FLT_MAX || isnan(value) ? (float)value
-                          : value > 0                                    ? INFINITY
-                                                                         : -INFINITY;
+    float rounded = (float)fmax(-(double)FLT_MAX, fmin((double)FLT_MAX, value));
+    if (isnan(value)) rounded = NAN;
+    if (fabs(value) > (double)FLT_MAX) rounded = value > 0 ? INFINITY : -INFINITY;
     empty(&tb->value);
     put_string(&tb->value, 1, tag, strlen(tag));
     put_fixed(&tb->value, 2, &rounded, sizeof rounded);

@@ -149,6 +149,20 @@ def test_a_sample_that_a_signal_cut_is_not_logged_and_drawn_again(data, tmp_path
     assert evaluations(tmp_path / "parts") == evaluations(tmp_path / "whole")
 
 
+def test_what_is_due_at_the_checkpoint_is_evaluated_again_and_logged_once(data, tmp_path):
+    flags = [*TINY, *data.flags, *SCHEDULE, "-v", 2, "-m", 4, "-s", 2, "-g", 8, "-n", 2, "-nk", 0]
+    train(*flags, "-x", 6, "-o", tmp_path / "whole")
+    run = cut_back(shutil.copytree(tmp_path / "whole", tmp_path / "run"), kept=2)
+    said = train("-o", run, *RESUME).stdout
+    assert "validation at step 4 " in said and "sample at step 4:" in said
+    assert evaluations(run) == evaluations(tmp_path / "whole")
+    assert best_val_loss(run) == best_val_loss(tmp_path / "whole")
+    # Not due in a longer run: what the log has of the last step stays.
+    train(*flags, "-x", 3, "-o", tmp_path / "short")
+    train("-o", tmp_path / "short", *RESUME, "-x", 4)
+    assert [step for step, _ in evaluations(tmp_path / "short")[0]] == [0, 2, 3, 4]
+
+
 # KILLS=300 SIGNALS=60 python -m pytest test/e2e/test_resume.py -k random_moments   for a longer one.
 KILLS, SIGNALS = int(os.environ.get("KILLS", 40)), int(os.environ.get("SIGNALS", 16))
 

@@ -736,7 +736,6 @@ static bool log_reads(const FuzzInput *in) {
     const int64_t step = in->variant;
     RunLog *log = runlog_open(fuzz_path("run"), true, step, 0, false, &err);
     if (!log) return false;
-    (void)runlog_count(log, "validation", NULL), (void)runlog_count(log, "choices", "a");
     runlog_event(log, "sample", "\"step\":%lld", (long long)step);
     runlog_close(log);
     size_t n;
@@ -749,6 +748,15 @@ static bool log_reads(const FuzzInput *in) {
     REQUIRE(kept <= p->n && (kept == 0 || memcmp(after, p->bytes, kept) == 0), "the kept lines are others");
     REQUIRE(kept == 0 || after[kept - 1] == '\n', "an unfinished line is kept");
     REQUIRE(n > 0 && after[n - 1] == '\n', "the last line is not finished");
+    free(after);
+    // Of the evaluations of that step, this one among them, nothing is left.
+    log = runlog_open(fuzz_path("run"), true, step, 0, false, &err);
+    REQUIRE(log, "refused at the second time");
+    runlog_drop_evaluations(log, step);
+    runlog_close(log);
+    size_t left;
+    after = read_bytes(fuzz_path("run/main.log"), &left);
+    REQUIRE(left + sizeof added - 1 < n && (left == 0 || after[left - 1] == '\n'), "the evaluation is still there");
     free(after);
     return true;
 }

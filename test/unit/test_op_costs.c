@@ -2,7 +2,7 @@
 // timed ops.
 #include "llmc/base/file.h"
 #include "llmc/model/parameters.h"
-#include "llmc/run/profile.h"
+#include "llmc/run/profile_table.h"
 #include "test/fixture.h"
 #include "test/op_cost.h"
 

@@ -358,6 +358,28 @@ TEST(a_resumed_log_loses_the_steps_that_are_run_again) {
     }
 }
 
+static void two_evaluations_again(RunLog *log) {
+    runlog_drop_evaluations(log, 2);
+    runlog_validation(log, 2, &(ValidationScore){.loss = 0.0, .tokens = 1}, 1.0);
+    runlog_sample(log, 2, "b", 1, false, false);
+}
+
+TEST(evaluations_that_are_made_again_are_logged_once) {
+    char content[1024];
+    snprintf(content, sizeof content, "%s%s", EARLIER,
+             "{\"event\":\"validation\",\"time\":1,\"step\":2,\"loss\":7}\n"
+             "{\"event\":\"choices\",\"time\":1,\"step\":2}\n"
+             "{\"event\":\"sample\",\"time\":1,\"step\":2,\"index\":1}\n"
+             "{\"event\":\"tuning\",\"time\":1,\"tuning\":\"x\"}\n"
+             "{\"event\":\"end\",\"time\":1,\"step\":2}\n");
+    write_text(tmp_file("main.log"), content);
+    assert_lines(logged(true, 2, two_evaluations_again),
+                 "{'event':'run'}\n{'event':'step','step':1}\nno json, but a line\n{'event':'step','step':2}\n"
+                 "{'event':'tuning','tuning':'x'}\n{'event':'end','step':2}\n"
+                 "{'event':'validation','step':2,'loss':0,'ppl':1,'tokens':1,'seconds':1}\n"
+                 "{'event':'sample','step':2,'index':1,'text':'b'}\n");
+}
+
 TEST(a_resumed_log_may_be_missing_or_empty) {
     char *text = logged(true, 2, one_event);
     cJSON_Delete(event_at(text, 0));

@@ -1,5 +1,5 @@
 // The summary at the end of a run: which steps count, exact order statistics, what is left out when it is not known.
-#include "llmc/run/report.h"
+#include "llmc/run/run_summary.h"
 #include "test/fixture.h"
 
 static RunSummary s; // of each test

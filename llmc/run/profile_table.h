@@ -1,0 +1,54 @@
+// The measurements of --profile op by op: a table for the reader, JSON (profile.json), and a trace (profile_trace.json,
+// for chrome://tracing or ui.perfetto.dev). Rows are sums over the profiled steps; the mean, one step, is shown.
+#pragma once
+#include "llmc/ops.h"
+#include "llmc/run/runlog.h"
+
+// The tensor of the call without its block: weights by their short names of parameters.h ("qkvw").
+const char *op_tensor(const OpCost *cost);
+// "matmul_forward qkvw 65536x768x2304" into buf; returns buf.
+const char *op_label(const OpCost *cost, char *buf, int size);
+
+// One call of an op. start: seconds after the first profiled step began.
+typedef struct {
+    OpCost cost;
+    double start, seconds;
+} TimedOp;
+
+// A request between processes, or a wait of the compute stream for one, with the name of its collective.
+typedef struct {
+    const char *name; // "sum of gradients"
+    double start, seconds;
+} TimedSpan;
+
+typedef struct {
+    const TimedOp *ops; // in the order of the calls
+    int64_t num_ops;
+    const TimedSpan *requests, *waits; // by their starts; none of one process
+    int64_t num_requests, num_waits;
+    int64_t num_steps;         // profiled
+    const double *step_start;  // num_steps + 1: start of each step; the last is the end
+    const double *plain_start; // the same for as many steps right before, with nothing timed inside
+    DType dtype;
+    DeviceSpeed speed; // the rates that floors are derived from
+} Profile;
+
+// Calls of one op with one tensor (blocks apart) and shape, summed over the steps.
+typedef struct {
+    char label[128]; // "matmul_forward qkvw 65536x768x2304"
+    const OpCost *cost;
+    int64_t calls;
+    double seconds, flops, bytes, floor_seconds;
+} ProfileRow;
+
+// The rows, slowest first, malloced; *count of them. NULL: out of memory.
+ProfileRow *profile_rows(const Profile *profile, int *count);
+// Seconds in which at least one request was under way, and those of the waits.
+double profile_exchange_seconds(const Profile *profile);
+double profile_exposed_seconds(const Profile *profile);
+// The longer of the time to compute the FLOPs and the time to move the bytes.
+double profile_floor_seconds(const OpCost *cost, DeviceSpeed speed);
+
+bool profile_print(RunLog *log, const Profile *profile, Error *err);
+bool profile_write_json(const char *path, const Profile *profile, Error *err);
+bool profile_write_trace(const char *path, const Profile *profile, Error *err);

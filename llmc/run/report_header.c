@@ -1,0 +1,234 @@
+// See report_header.h.
+#include "llmc/run/report_header.h"
+
+#include "llmc/base/format.h"
+#include "llmc/base/json.h"
+#include "llmc/base/typed_path.h"
+#include "llmc/comm/comm.h"
+#include "llmc/model/recompute.h"
+#include "llmc/plan/plan.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TEXT = 64 };
+
+// One line of the header. shown: it applies to this run.
+typedef struct {
+    const char *name;
+    bool shown;
+    const char *text; // each further line of it continues the one above
+} HeaderLine;
+
+static void print_lines(RunLog *log, const HeaderLine *lines, int count) {
+    for (int i = 0; i < count; i++) {
+        const char *name = lines[i].name, *text = lines[i].text;
+        while (lines[i].shown && *text) {
+            const int length = (int)strcspn(text, "\n");
+            runlog_field(log, name, "%.*s", length, text);
+            name = "";
+            text += length + (text[length] == '\n');
+        }
+    }
+}
+
+static void machine_lines(const ReportFacts *r) {
+    const DeviceFacts *device = device_facts();
+    const bool measured = r->speed.matmul_flops > 0, on_gpu = strcmp(device->backend, "cpu") != 0;
+    const int groups = model_options(r->model)->groups;
+    char machine[600], processes[256], attention[300], group[160], limits[256] = "not measured now", memory[TEXT];
+    DeviceSensors sensors;
+    snprintf(machine, sizeof machine, "%s: %s, %s free | %s", device->backend, device->name,
+             format_bytes((double)device->memory_free, memory, TEXT), device->libraries);
+    snprintf(processes, sizeof processes,
+             "%d on %d machine%s (%s), connected by %s; machine and limits are of process 0", comm_size(), comm_hosts(),
+             comm_hosts() == 1 ? "" : "s", comm_launcher(), device_comm_library());
+    snprintf(group, sizeof group,
+             "a step is the sum of %d, in a fixed order: the same bits for any number of processes%s", groups,
+             on_gpu ? "" : " with as many threads each");
+    snprintf(attention, sizeof attention, "attention: %s", device->attention);
+    if (measured)
+        snprintf(limits, sizeof limits, "measured now: matmul %.4g TFLOP/s in %s, copy %.4g GB/s",
+                 r->speed.matmul_flops / 1e12, dtype_name(r->setup->dtype), r->speed.copy_bandwidth / 1e9);
+    if (r->datasheet > 0)
+        snprintf(limits + strlen(limits), sizeof limits - strlen(limits), " | datasheet: %.4g TFLOP/s, %.4g GB/s",
+                 r->datasheet / 1e12, device->peak_bandwidth / 1e9);
+    const HeaderLine lines[] = {
+        {"machine", true, machine},
+        {"processes", comm_size() > 1, processes},
+        {"placement", true, r->setup->placement.text},
+        {"groups", groups > 1, group},
+        {"", *device->attention, attention},
+        {"", r->setup->options.log_gpu_every > 0 && !device_sensors(&sensors), "-lg: this device has no sensors"},
+        {"limits", true, limits},
+    };
+    print_lines(r->log, lines, sizeof lines / sizeof *lines);
+}
+
+static void precision_lines(const ReportFacts *r) {
+    const ModelOptions *m = model_options(r->model);
+    const char *stored = "weights and activations, fp32 accumulation and gradients";
+    const char *weights = "no master weights (stochastic rounding)";
+    if (m->gradients_in_dtype) stored = "weights, activations and gradients (stochastic rounding), fp32 accumulation";
+    if (m->optimizer == OPTIMIZER_ADAMW_KAHAN) weights = "no master weights (Kahan summation)";
+    if (m->master) weights = "fp32 master weights";
+    if (m->dtype != DTYPE_FP32)
+        runlog_field(r->log, "precision", "%s %s, %s", dtype_name(m->dtype), stored, weights);
+    else if (device_facts()->widens_bf16)
+        runlog_field(r->log, "precision",
+                     "fp32: there are no instructions for bf16 here, which would save memory (--plan "
+                     "tells how much), not time");
+    else
+        runlog_field(r->log, "precision", "fp32");
+    if (m->fp8)
+        runlog_field(r->log, "", "matmuls of the blocks in fp8: e4m3, gradients e5m2, %s scaling",
+                     m->fp8_delayed ? "delayed" : "current");
+}
+
+static void model_lines(const ReportFacts *r) {
+    const ModelOptions *m = model_options(r->model);
+    const ModelConfig *c = &m->config;
+    const float loss_scale = r->setup->state.control.loss_scale;
+    char shape[128], n[TEXT];
+    runlog_field(r->log, "model", "%s", r->setup->source);
+    runlog_field(r->log, "", "%s (padded to %lld): %s parameters", model_config_text(c, c->max_T, shape, sizeof shape),
+                 (long long)c->Vp, format_count((double)parameter_total(c), n, TEXT));
+    precision_lines(r);
+    if (m->train && loss_scale != 1.0f)
+        runlog_field(r->log, "", "loss scale %g, halved by a step that overflows, doubled after %d that do not",
+                     (double)loss_scale, optimizer_scale_growth_interval(m->dtype));
+}
+
+static void memory_lines(const ReportFacts *r) {
+    const ModelOptions *m = model_options(r->model);
+    const MemoryPlan *plan = model_memory(r->model);
+    const Recompute none = {{0}};
+    char *classes = NULL, bytes[TEXT], text[RECOMPUTE_TEXT];
+    size_t length = 0;
+    FILE *f = text_open(&classes, &length);
+    for (MemoryClass c = 0; c < MEM_CLASS_COUNT; c++) {
+        const int64_t n = memory_plan_class_bytes(plan, c);
+        if (n > 0) fprintf(f, "%s %s, ", memory_class_name(c), format_bytes((double)n, bytes, TEXT));
+    }
+    fclose(f);
+    runlog_field(r->log, "memory", "%stotal planned %s", classes,
+                 format_bytes((double)memory_plan_total(plan), bytes, TEXT));
+    free(classes);
+    const int64_t host = model_host_bytes(m);
+    if (host > 0)
+        runlog_field(r->log, "", "%s of the optimizer in host memory", format_bytes((double)host, bytes, TEXT));
+    // hfu - mfu of this run is what the repetition costs.
+    if (m->train && memcmp(&m->recompute, &none, sizeof none) != 0)
+        runlog_field(r->log, "recompute", "-r %s: %.3g%% more FLOPs",
+                     recompute_text(&m->recompute, m->config.L, text, sizeof text),
+                     100 * recompute_flops_per_token(&m->recompute, &m->config, r->setup->T) /
+                         flops_per_token_hardware(&m->config, r->setup->T, &none));
+}
+
+static void data_lines(const ReportFacts *r) {
+    const ShardSet *train = r->setup->has_train ? &r->setup->train : NULL; // NULL: this run does not use them
+    const ShardSet *val = r->setup->has_val ? &r->setup->val : NULL;
+    char n[TEXT];
+    if (train) {
+        double seen = (double)(r->setup->total_steps * r->setup->step_windows) / (double)train->num_windows;
+        runlog_field(r->log, "data", "%s tokens in %d shard%s; %lld steps read %.2f epochs",
+                     format_count((double)train->num_tokens, n, TEXT), train->count, train->count == 1 ? "" : "s",
+                     (long long)r->setup->total_steps, seen);
+    }
+    if (val)
+        runlog_field(r->log, "validation", "%s tokens in %d shard%s: %s%s",
+                     format_count((double)val->num_tokens, n, TEXT), val->count, val->count == 1 ? "" : "s",
+                     path_quoted(r->setup->val_pattern).text,
+                     r->setup->val_is_train ? ", the text that is trained on" : "");
+    else
+        runlog_field(r->log, "validation", "off: %s", r->setup->no_validation);
+    if (train && val && train->vocab > 0 && train->vocab < model_options(r->model)->config.V)
+        runlog_field(r->log, "", "note: the shards use %lld of the model's %lld tokens", (long long)train->vocab,
+                     (long long)model_options(r->model)->config.V);
+}
+
+static void schedule_lines(const ReportFacts *r) {
+    const RunSetup *s = r->setup;
+    const ModelOptions *m = model_options(r->model);
+    if (!m->train) return;
+    runlog_field(r->log, "batch", "%lld tokens a step: %lld windows of %lld, %lld at a time",
+                 (long long)(s->step_windows * s->T), (long long)s->step_windows, (long long)s->T, (long long)m->B);
+    runlog_field(r->log, "schedule", "%s: warm-up over %lld steps to %.3g, %.3g at step %lld; %s, weight decay %g",
+                 schedule_name(s->schedule.kind), (long long)s->schedule.warmup, s->schedule.max_lr,
+                 schedule_lr(&s->schedule, s->total_steps - 1), (long long)s->total_steps, optimizer_name(m->optimizer),
+                 s->options.weight_decay);
+    runlog_field(r->log, "mfu", "(6 N + 6 L C T) FLOP a token against %s",
+                 r->datasheet > 0 ? "the peak of the datasheet" : "the measured matmul rate");
+    if (!*s->options.output)
+        runlog_field(r->log, "output", "none: nothing is saved (-o DIR saves log and checkpoints)");
+    else if (s->first_step > 0)
+        runlog_field(r->log, "output", "%s, resuming after step %lld", s->options.output, (long long)s->first_step);
+    else
+        runlog_field(r->log, "output", "%s", s->options.output);
+}
+
+static void add_shards(cJSON *run, const char *key, const ShardSet *set) {
+    JSON_ADD(cJSON_AddObjectToObject(run, key), JSON_NUMBER("tokens", set->num_tokens),
+             JSON_NUMBER("windows", set->num_windows), JSON_NUMBER("shards", set->count));
+}
+
+static void run_event(const ReportFacts *r) {
+    const ModelConfig *c = &model_options(r->model)->config;
+    const DeviceFacts *device = device_facts();
+    const MemoryPlan *plan = model_memory(r->model);
+    cJSON *run = cJSON_CreateObject();
+    char *options = options_to_json(&r->setup->options, true);
+    cJSON_AddItemToObject(run, "options", cJSON_Parse(options));
+    free(options);
+    JSON_ADD(cJSON_AddObjectToObject(run, "model"), JSON_SHAPE(c), JSON_NUMBER("T", r->setup->T),
+             JSON_NUMBER("B", model_options(r->model)->B), JSON_NUMBER("parameters", parameter_total(c)),
+             JSON_TEXT("dtype", dtype_name(model_options(r->model)->dtype)), JSON_TEXT("source", r->setup->source));
+    cJSON *memory = cJSON_AddObjectToObject(run, "memory_planned");
+    for (MemoryClass i = 0; i < MEM_CLASS_COUNT; i++)
+        JSON_ADD(memory, JSON_NUMBER(memory_class_name(i), memory_plan_class_bytes(plan, i)));
+    JSON_ADD(memory, JSON_NUMBER("total", memory_plan_total(plan)));
+    JSON_ADD(cJSON_AddObjectToObject(run, "device"), JSON_TEXT("backend", device->backend),
+             JSON_TEXT("name", device->name), JSON_TEXT("libraries", device->libraries),
+             JSON_TEXT("attention", device->attention), JSON_TEXT("placement", r->setup->placement.text),
+             JSON_NUMBER("peak_bandwidth", device->peak_bandwidth), JSON_NUMBER("matmul_flops", r->speed.matmul_flops),
+             JSON_NUMBER("copy_bandwidth", r->speed.copy_bandwidth), JSON_NUMBER("peak_flops", r->peak_flops),
+             JSON_TEXT("mfu_base", r->datasheet <= 0 ? "measured" : "datasheet"));
+    if (r->setup->has_train) add_shards(run, "train", &r->setup->train);
+    if (r->setup->has_val) add_shards(run, "val", &r->setup->val);
+    JSON_ADD(run, JSON_NUMBER("processes", comm_size()), JSON_NUMBER("start_step", r->setup->first_step),
+             JSON_NUMBER("total_steps", r->setup->total_steps),
+             JSON_NUMBER("tokens_per_step", r->setup->step_windows * r->setup->T),
+             JSON_NUMBER("flops_per_token", flops_per_token_llmc(c, r->setup->T)),
+             JSON_NUMBER("flops_per_token_exact", flops_per_token_exact(c, r->setup->T)));
+    char *text = cJSON_PrintUnformatted(run); // without its braces
+    if (text) runlog_event(r->log, "run", "%.*s", (int)strlen(text) - 2, text + 1);
+    free(text);
+    cJSON_Delete(run);
+}
+
+// The differences between a resumed run and the run that it continues.
+void report_differences(const ReportFacts *r) {
+    const RunSetup *s = r->setup;
+    if (r->setup->options.reset_optimizer && r->setup->options.max_steps != 0)
+        runlog_field(r->log, "optimizer", "--reset-optimizer: %s starts with a new state after step %lld",
+                     optimizer_name(r->setup->options.optimizer), (long long)s->state.step);
+    char *changed = options_diff_json(&r->setup->options, s->state.options_json);
+    if (changed) runlog_text(r->log, "changed since the checkpoint:\n%.*s", (int)strlen(changed) - 1, changed);
+    free(changed);
+}
+
+void report_header(const ReportFacts *facts) {
+    machine_lines(facts);
+    model_lines(facts);
+    memory_lines(facts);
+    data_lines(facts);
+    schedule_lines(facts);
+    // Options that may not do what their user thinks.
+    const Options *o = &facts->setup->options;
+    char *unused = options_without_effect(o, strcmp(device_facts()->backend, "cpu") != 0);
+    if (unused) runlog_field(facts->log, "options", "without effect in this run: %s", unused);
+    if (o->repeated) runlog_field(facts->log, "options", "given twice, the last counts: %s", o->repeated);
+    free(unused);
+    run_event(facts);
+}
