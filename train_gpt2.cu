@@ -14,6 +14,10 @@
 #include "llmc/run/report.h"
 #include "llmc/run/run_setup.h"
 #include "llmc/run/runlog.h"
+#include "llmc/store/checkpoint.h"
+#include "llmc/store/export.h"
+#include "llmc/store/optimizer_file.h"
+#include "llmc/store/trainer_json.h"
 #include "llmc/store/weights_file.h"
 #include "llmc/train/choices.h"
 #include "llmc/train/generate.h"
@@ -363,10 +367,10 @@ static bool load_model(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     if (run->setup.resume_path) {
         const bool with_moments = o->max_steps != 0 && !o->reset_optimizer;
-        return checkpoint_load_weights(run->model, run->setup.resume_path, err) &&
-               (!with_moments || checkpoint_load_moments(run->model, run->setup.resume_path, err));
+        return weights_file_load(run->model, run->setup.resume_path, err) &&
+               (!with_moments || optimizer_file_load(run->model, run->setup.resume_path, err));
     }
-    if (!model_config_is_descriptor(o->model)) return checkpoint_load_weights(run->model, o->model, err);
+    if (!model_config_is_descriptor(o->model)) return weights_file_load(run->model, o->model, err);
     model_init_weights(run->model, (uint64_t)o->seed);
     return true;
 }

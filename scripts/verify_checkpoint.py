@@ -99,19 +99,19 @@ def check_trainer(directory):
     raw = (directory / "trainer.json").read_bytes()
     t = load_json(directory / "trainer.json")
     seal = re.fullmatch(rb'(.*),\n  "xxh3": "([0-9a-f]{16})"\n}\n', raw, re.S)
-    need(t["format"] in (1, 2), f"format {t['format']}")
-    need(t["format"] == 1 and "xxh3" not in t or seal and xxh3(seal[1]) == seal[2].decode(), "trainer.json: wrong checksum")
-    known = {"format", "step", "position", "T", "seed", "best_val_loss", "eot", "model", "optimizer", "optimizer_start",
-             "tuning", "data", "control", "options", "files", "xxh3"}
+    need(t["format"] == 2, f"format {t['format']}")
+    need(seal and xxh3(seal[1]) == seal[2].decode(), "trainer.json: wrong checksum")
+    known = {"format", "step", "position", "T", "seed", "best_val_loss", "eot", "model", "optimizer", "tuning",
+             "data", "control", "options", "files", "xxh3"}
     need(set(t) <= known, f"trainer.json: unknown {set(t) - known}")
     need(f"step_{t['step']:08d}" == directory.name, f"step {t['step']} in {directory.name}")
     need(re.fullmatch(r"\d{1,20}", t["seed"]) and int(t["seed"]) < 2**64, f"seed {t['seed']}")
     need(t["best_val_loss"] is None or number(t["best_val_loss"]) >= 0, f"best_val_loss {t['best_val_loss']}")
-    need(t.get("optimizer", "adamw") in OPTIMIZERS, f"optimizer {t.get('optimizer')}")
+    need(t["optimizer"] in OPTIMIZERS, f"optimizer {t['optimizer']}")
     c, step = t["control"], t["step"]
     windows = [c["loss_window"], c["norm_window"]]
     for of, field, low, *high in [(t, "step", 0), (t, "position", step), (t, "T", 1), (t, "eot", -1, 2**31 - 1),
-                                  (t, "optimizer_start", 0, step), (c, "updates", 0, step), (c, "skip", 0, 3), (c, "bad_tensor", -1),
+                                  (c, "updates", 0, step), (c, "skip", 0, 3), (c, "bad_tensor", -1),
                                   (c, "skipped", 0, step), (c, "good_steps", 0, step), *((w, "count", 0, 128) for w in windows)]:
         need(whole(of.get(field, 0), low, *high), f"{field} {of.get(field)}{' of a window' if of in windows else ''}")
     need(all(number(c[k]) is not None for k in ("loss", "norm", "grad_factor", "loss_z", "norm_z")), "control: no number")
@@ -129,7 +129,7 @@ def check_trainer(directory):
 
 def check_optimizer(state, metadata, shapes, optimizer):
     """Type and shape of each tensor by its name, and that none is missing. Returns the rounding errors of the weights."""
-    need(metadata.get("optimizer", "adamw") == optimizer, f"optimizer.safetensors is of {metadata}, not {optimizer}")
+    need(metadata["optimizer"] == optimizer, f"optimizer.safetensors is of {metadata}, not {optimizer}")
     expected, errors = {}, {}
     for name, shape in shapes.items():
         shape = shape[::-1] if re.search(TRANSPOSED, name) else shape
@@ -198,7 +198,7 @@ def verify(path, export=None):
     weights, _ = tensors(directory / "model.safetensors")
     check_weights(weights, shapes, ("F32",))
     state, metadata = tensors(directory / "optimizer.safetensors")
-    check_rounding(weights, check_optimizer(state, metadata, shapes, t.get("optimizer", "adamw")), t["options"])
+    check_rounding(weights, check_optimizer(state, metadata, shapes, t["optimizer"]), t["options"])
     if export:
         check_export(export, weights, shapes)
     count = sum(math.prod(s) for s in shapes.values())

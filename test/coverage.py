@@ -46,8 +46,8 @@ REASONS = [
 # In a statement of a loop or of a chain of steps, what ends it early is one of the failures above.
 REASONS += [
     ("", r"^(for|if|while) \(.*\bok\b|^return ok &&|^if \(ok\)|= ok \?", "what follows a failure of the kinds above"),
-    ("checkpoint.c", r"by_row|e->rank == expected->rank|saved == wanted|^if \(!e\) return", "shapes that our own models do not have"),
-    ("checkpoint.c", r"load_fp8", "--fp8 needs a GPU from sm_89: test/e2e/test_fp8.py in the simulator"),
+    ("optimizer_file.c", r"by_row|e->rank == expected->rank|saved == wanted|^if \(!e\) return", "shapes that our own models do not have"),
+    ("optimizer_file.c", r"load_fp8", "--fp8 needs a GPU from sm_89: test/e2e/test_fp8.py in the simulator"),
     ("checkpoint.c", r"name\[n\] ==", "a file of ours that is being written, which only a killed write leaves"),
     ("huggingface.c", r"^if \(!f\) return", WRITES),
     ("huggingface.c", r"strncmp\(name, prefix", "every name of the table of parameters has the prefix"),
@@ -55,9 +55,9 @@ REASONS += [
     ("safetensors.c", r"NUM_FILE_DTYPES|our safetensors files hold", "a bug of the caller: the program ends at once"),
     ("safetensors.c", r"^return NULL;$", WRITES),
     ("trainer_json.c", r"isfinite", "NaN and infinite values are refused by the same line"),
-    ("weights_file.c", r"n > suffix|f->fd|fd >= 0|\(size < 0\)", "a file that cannot be opened: root, as which CI runs, opens all"),
-    ("weights_file.c", r"isinf|check_range", "infinite weights, which no run of ours reaches, are exported as they are"),
-    ("weights_file.c", r"S_ISREG|seen\[HF|mount point|parent\.st_dev|is_bin \?", "targets of --export that need a mount point or a socket"),
+    ("llmc_bin.c", r"f->fd|fd >= 0", "a file that cannot be opened: root, as which CI runs, opens all"),
+    ("weights_form.c", r"isinf|check_representable", "infinite weights, which no run of ours reaches, are exported as they are"),
+    ("export.c", r"S_ISREG|seen\[HF|mount point|parent\.st_dev|is_bin \?", "targets of --export that need a mount point or a socket"),
 ]
 # error_set and error_prefix return false: what follows when they return true is no branch.
 FALSE = re.compile(r"\|\|\s*\(?error_(set|prefix)\(")

@@ -4,6 +4,7 @@
 #include "llmc/base/directory.h"
 #include "llmc/base/files_match.h"
 #include "llmc/base/typed_path.h"
+#include "llmc/store/trainer_json.h"
 
 #include <fnmatch.h>
 #include <stdlib.h>

@@ -16,6 +16,10 @@
 #include "llmc/plan/plan.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/run_data.h"
+#include "llmc/store/checkpoint.h"
+#include "llmc/store/export.h"
+#include "llmc/store/optimizer_file.h"
+#include "llmc/store/trainer_json.h"
 #include "llmc/store/weights_file.h"
 #include "llmc/text/tokenizer.h"
 #include <errno.h>
@@ -262,7 +266,7 @@ static bool choose_optimizer(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     if (!s->resume_path || o->max_steps == 0) return true;
     if (o->reset_optimizer) s->state.control.updates = 0;
-    return o->reset_optimizer || checkpoint_check_optimizer(s->state.optimizer, o->optimizer, err) ||
+    return o->reset_optimizer || optimizer_file_check(s->state.optimizer, o->optimizer, err) ||
            error_prefix(err, "%s", s->resume_path);
 }
 

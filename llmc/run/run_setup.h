@@ -6,7 +6,7 @@
 #include "llmc/model/model.h"
 #include "llmc/run/options.h"
 #include "llmc/run/placement.h"
-#include "llmc/store/checkpoint.h"
+#include "llmc/store/trainer_json.h"
 #include "llmc/train/choices.h"
 #include "llmc/train/data_parallel.h"
 #include "llmc/train/generate.h"

@@ -12,6 +12,7 @@
 #include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
+#include "llmc/model/model_numerics.h"
 #include "llmc/run/tensorboard.h"
 
 #include <cjson/cJSON.h>

@@ -1,19 +1,14 @@
-// Checkpoints, see checkpoint.h. First come the tensors: the optimizer's state is written, and weights (of any weights
-// file) and that state are read into a model, in pieces, so that host memory stays small whatever the model;
-// llmc/model/optimizer_state.c determines which tensors there are. Then come the directories: when a checkpoint is
-// valid, which one is the newest, which ones are removed. trainer.json has a file of its own.
+// See checkpoint.h: when a checkpoint is valid, which one is the newest, which ones are removed.
 #include "llmc/store/checkpoint.h"
 
-#include "llmc/base/arithmetic.h"
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
-#include "llmc/model/model_state.h"
-#include "llmc/store/safetensors.h"
-#include "llmc/store/weights_file.h"
+#include "llmc/store/optimizer_file.h"
+#include "llmc/store/trainer_json.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,251 +17,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-// ------------------------------------------------------------------------------------------------------------- tensors
-
-static float *allocate_floats(int64_t n) {
-    float *values = malloc((size_t)n * sizeof *values);
-    REQUIRE_MEMORY(values != NULL, "%lld floats of a checkpoint", (long long)n);
-    return values;
-}
-
-// The file entry of an optimizer-state tensor; rank 0 means it is not stored. Rows that pad the vocabulary are left out
-// if the tensor has a row for each of the parameter's; blocks of 8-bit states cross rows, and are stored unchanged.
-static SafetensorsEntry describe(const Parameter *p, Tensor t, StateSlot slot) {
-    const bool by_row = t.rank == p->rank && t.rank > 0 && t.shape[0] == p->rows && t.dtype != DTYPE_U8;
-    SafetensorsEntry e = {.dtype = t.dtype, .rank = state_slot_prefix(slot) ? t.rank : 0};
-    for (int i = 0; i < e.rank; i++) e.shape[i] = i == 0 && by_row ? p->file_rows : t.shape[i];
-    if (e.rank > 0) snprintf(e.name, sizeof e.name, "%s%s", state_slot_prefix(slot), p->name);
-    return e;
-}
-
-// The scales of fp8, all in one entry; rank 0 without --fp8.
-static SafetensorsEntry describe_fp8(Tensor slots) {
-    SafetensorsEntry e = {.name = "fp8.slots", .dtype = slots.dtype, .rank = slots.rank};
-    if (slots.rank > 0) e.shape[0] = slots.shape[0];
-    return e;
-}
-
-static Tensor slot_tensor(const Model *model, int index, int slot) {
-    UpdateTensor t = model_tensors(model)[index];
-    return *state_slot_tensor(&t, (StateSlot)slot);
-}
-
-static int64_t entry_bytes(const SafetensorsEntry *e) {
-    int64_t n = (int64_t)dtype_size(e->dtype);
-    for (int i = 0; i < e->rank; i++) n *= e->shape[i];
-    return n;
-}
-
-enum { PIECE_BYTES = STATE_PIECE_FLOATS * sizeof(float) };
-
-static void *allocate_piece(void) { return allocate_floats(STATE_PIECE_FLOATS); }
-
-// ----------------------------------------------------------------------------------------------------------- writing
-
-static bool append_state(SafetensorsWriter *w, const Model *model, int index, StateSlot slot, int64_t bytes,
-                         void *piece, Error *err) {
-    for (int64_t done = 0, n; done < bytes; done += n) {
-        n = min_i64(bytes - done, PIECE_BYTES);
-        if (!model_read_state(model, index, slot, done, n, piece))
-            return error_set(err, "the state of another process cannot be read");
-        if (!safetensors_writer_append(w, piece, (size_t)n, err)) return false;
-    }
-    return true;
-}
-
-static bool append_fp8(SafetensorsWriter *w, const Model *model, Error *err) {
-    const Tensor slots = model_fp8_slots(model);
-    if (slots.rank == 0) return true;
-    void *bytes = malloc(tensor_bytes(slots));
-    REQUIRE_MEMORY(bytes, "the scales of fp8");
-    model_read_bytes(model, slots, 0, (int64_t)tensor_bytes(slots), bytes);
-    const bool ok = safetensors_writer_append(w, bytes, tensor_bytes(slots), err);
-    free(bytes);
-    return ok;
-}
-
-// The entries of the file, in order; *n of them. Malloced.
-static SafetensorsEntry *list_entries(const Model *model, int *n) {
-    const int count = model_num_tensors(model);
-    SafetensorsEntry *entries = calloc((size_t)(NUM_STATE_SLOTS * count + 1), sizeof *entries);
-    REQUIRE_MEMORY(entries != NULL, "the tensors of a checkpoint");
-    *n = 0;
-    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
-        for (int i = 0; i < count; i++) {
-            entries[*n] = describe(&model_parameters(model)[i], slot_tensor(model, i, slot), (StateSlot)slot);
-            *n += entries[*n].rank > 0;
-        }
-    entries[*n] = describe_fp8(model_fp8_slots(model));
-    *n += entries[*n].rank > 0;
-    return entries;
-}
-
-static bool append_all(SafetensorsWriter *w, const Model *model, void *piece, Error *err) {
-    bool ok = true;
-    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
-        for (int i = 0; ok && i < model_num_tensors(model); i++) {
-            const Tensor t = slot_tensor(model, i, slot);
-            const SafetensorsEntry e = describe(&model_parameters(model)[i], t, (StateSlot)slot);
-            if (e.rank > 0) ok = append_state(w, model, i, (StateSlot)slot, entry_bytes(&e), piece, err);
-        }
-    return ok && append_fp8(w, model, err);
-}
-
-static const char metadata_optimizer[] = "optimizer";
-
-bool checkpoint_write_optimizer(const char *path, const Model *model, FileFacts *facts, Error *err) {
-    const char *const metadata[] = {metadata_optimizer, optimizer_name(model_options(model)->optimizer),
-                                    SAFETENSORS_PRODUCER, NULL};
-    int n;
-    SafetensorsEntry *entries = list_entries(model, &n);
-    SafetensorsWriter *w = safetensors_writer_open(path, entries, n, metadata, err);
-    free(entries);
-    if (!w) return false;
-    void *piece = allocate_piece();
-    const bool ok = append_all(w, model, piece, err);
-    free(piece);
-    if (ok) return safetensors_writer_commit(w, &facts->bytes, &facts->checksum, err);
-    safetensors_writer_abandon(w);
-    return false;
-}
-
-// ----------------------------------------------------------------------------------------------------------- reading
-
-static bool check_config(const ModelConfig *found, const ModelConfig *expected, const char *path, Error *err) {
-    if (found->L == expected->L && found->C == expected->C && found->NH == expected->NH && found->V == expected->V &&
-        found->max_T == expected->max_T && found->d_ff == expected->d_ff)
-        return true;
-    if (model_size(found, DIM_FF) != model_size(expected, DIM_FF) && found->C == expected->C)
-        return error_set(err, "%s: a model of d_ff = %lld, expected %lld", path, (long long)model_size(found, DIM_FF),
-                         (long long)model_size(expected, DIM_FF));
-    return error_set(err,
-                     "%s: a model of L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld, expected L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld",
-                     path, (long long)found->L, (long long)found->C, (long long)found->NH, (long long)found->V,
-                     (long long)found->max_T, (long long)expected->L, (long long)expected->C, (long long)expected->NH,
-                     (long long)expected->V, (long long)expected->max_T);
-}
-
-bool checkpoint_load_weights(Model *model, const char *path, Error *err) {
-    WeightsFile *f = weights_file_open(path, err);
-    if (!f) return false;
-    float *chunk = allocate_floats(STATE_PIECE_FLOATS);
-    bool ok = check_config(weights_file_config(f), &model_options(model)->config, path, err) &&
-              weights_file_check_rest(f, err);
-    for (int i = 0; ok && i < model_num_tensors(model); i++) {
-        const Parameter *p = &model_parameters(model)[i];
-        for (int64_t row = 0; ok && row < p->rows; row += state_piece_rows(p)) {
-            int64_t n = min_i64(state_piece_rows(p), p->rows - row);
-            ok = weights_file_read(f, p, row, n, chunk, err);
-            if (ok) model_set_weight(model, i, row, n, chunk);
-        }
-    }
-    free(chunk);
-    weights_file_close(f);
-    return ok;
-}
-
-static const SafetensorsEntry *find_state(const SafetensorsFile *f, const SafetensorsEntry *expected, Error *err) {
-    const SafetensorsEntry *e = safetensors_find(f, expected->name);
-    if (!e)
-        error_set(err, "tensor %s is missing", expected->name);
-    else if (e->dtype == expected->dtype && e->rank == expected->rank &&
-             memcmp(e->shape, expected->shape, sizeof e->shape) == 0)
-        return e;
-    else
-        error_set(err, "tensor %s is not the %s tensor that the model's shape asks for", expected->name,
-                  dtype_name(expected->dtype));
-    return NULL;
-}
-
-static bool load_slot(Model *model, SafetensorsFile *f, const SafetensorsEntry *e, int i, StateSlot slot, void *piece,
-                      Error *err) {
-    for (int64_t done = 0, n; done < e->bytes; done += n) {
-        n = min_i64(e->bytes - done, PIECE_BYTES);
-        if (!safetensors_read_bytes(f, e, done, n, piece, err)) return false;
-        model_write_state(model, i, slot, done, n, piece);
-    }
-    return true;
-}
-
-// Splits the value in model.safetensors, which is weight + compensation, again into the pair: if compensation is half a
-// step, the weight could be either neighbour. So the weight becomes the value less compensation, which is exact,
-// because the value was rounded to fp32 by far less than half a step of the weight.
-static bool load_compensation(Model *model, SafetensorsFile *f, const SafetensorsEntry *e, int i, void *piece,
-                              Error *err) {
-    const Parameter *p = &model_parameters(model)[i];
-    const int64_t row_bytes = p->cols * (int64_t)dtype_size(e->dtype);
-    for (int64_t row = 0, n; row < p->file_rows; row += n) {
-        n = min_i64(state_piece_rows(p), p->file_rows - row);
-        if (!safetensors_read_bytes(f, e, row * row_bytes, n * row_bytes, piece, err)) return false;
-        model_set_compensation(model, i, row, n, piece);
-    }
-    return true;
-}
-
-static bool load_state(Model *model, SafetensorsFile *f, int i, int slot, void *piece, Error *err) {
-    const Tensor t = slot_tensor(model, i, slot);
-    const SafetensorsEntry expected = describe(&model_parameters(model)[i], t, (StateSlot)slot);
-    if (expected.rank == 0) return true;
-    const SafetensorsEntry *e = find_state(f, &expected, err);
-    if (!e) return false;
-    return slot == SLOT_COMPENSATION ? load_compensation(model, f, e, i, piece, err)
-                                     : load_slot(model, f, e, i, (StateSlot)slot, piece, err);
-}
-
-// A run that turns on fp8 at a checkpoint finds no scales there and starts with new ones.
-static bool load_fp8(Model *model, SafetensorsFile *f, Error *err) {
-    const Tensor slots = model_fp8_slots(model);
-    const SafetensorsEntry expected = describe_fp8(slots);
-    if (slots.rank == 0 || !safetensors_find(f, expected.name)) return true;
-    const SafetensorsEntry *e = find_state(f, &expected, err);
-    if (!e) return false;
-    void *bytes = malloc((size_t)e->bytes);
-    REQUIRE_MEMORY(bytes, "the scales of fp8");
-    const bool ok = safetensors_read_bytes(f, e, 0, e->bytes, bytes, err);
-    if (ok) model_write_bytes(model, slots, 0, e->bytes, bytes);
-    free(bytes);
-    return ok;
-}
-
-// Checkpoints that do not state an optimizer are older than the option and contain AdamW's state.
-static bool check_optimizer(const Model *model, const SafetensorsFile *f, Error *err) {
-    const char *stated = safetensors_metadata(f, metadata_optimizer);
-    OptimizerKind found = OPTIMIZER_ADAMW;
-    if (stated && !optimizer_parse(&found, stated, NULL))
-        return error_set(err, "its metadata name an optimizer that this version does not know");
-    return checkpoint_check_optimizer(found, model_options(model)->optimizer, err);
-}
-
-bool checkpoint_load_moments(Model *model, const char *path, Error *err) {
-    char *name = path_join(path, checkpoint_file_name(CHECKPOINT_OPTIMIZER));
-    SafetensorsFile *f = safetensors_open(name, err);
-    void *piece = allocate_piece();
-    bool ok = f && (check_optimizer(model, f, err) || error_prefix(err, "%s", name));
-    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
-        for (int i = 0; ok && i < model_num_tensors(model); i++)
-            ok = load_state(model, f, i, slot, piece, err) || error_prefix(err, "%s", name);
-    ok = ok && (load_fp8(model, f, err) || error_prefix(err, "%s", name));
-    free(piece);
-    safetensors_close(f);
-    free(name);
-    return ok;
-}
-
-bool checkpoint_check_optimizer(OptimizerKind saved, OptimizerKind wanted, Error *err) {
-    return saved == wanted ||
-           error_set(err,
-                     "has the state of --optimizer %s, but this run uses %s; give --optimizer %s, or "
-                     "--reset-optimizer to start with a new state",
-                     optimizer_name(saved), optimizer_name(wanted), optimizer_name(saved));
-}
-
-// --------------------------------------------------------------------------------------------------------- directories
-
-const char *checkpoint_file_name(int file) {
-    return file == CHECKPOINT_OPTIMIZER ? "optimizer.safetensors" : huggingface_files[file].name;
-}
 
 static const char manifest_name[] = "trainer.json";
 static const char temporary_prefix[] = ".tmp-step_";
@@ -284,7 +34,7 @@ static char *step_path(const char *dir, int64_t step, bool temporary) {
 // False if a directory of ours contains foreign files, which must not be removed or hidden. One file of ours vouches
 // for the others: those of earlier versions have no marks, and what a loss of power has cut off may have lost its own.
 static bool holds_only_ours(const char *directory, Error *err) {
-    OwnFileKind kinds[CHECKPOINT_FILES + 1] = {[CHECKPOINT_OPTIMIZER] = {"optimizer.safetensors", SAFETENSORS_MARK},
+    OwnFileKind kinds[CHECKPOINT_FILES + 1] = {[CHECKPOINT_OPTIMIZER] = {OPTIMIZER_FILE_NAME, SAFETENSORS_MARK},
                                                [CHECKPOINT_FILES] = {manifest_name, "\"best_val_loss\": "}};
     memcpy(kinds, huggingface_files, sizeof huggingface_files);
     bool vouched = false;
@@ -333,7 +83,7 @@ static bool write_parts(const char *directory, const Model *model, const Trainer
     char *optimizer = path_join(directory, checkpoint_file_name(CHECKPOINT_OPTIMIZER));
     char *manifest = path_join(directory, manifest_name);
     bool ok = huggingface_write(directory, &weights, facts, err) &&
-              checkpoint_write_optimizer(optimizer, model, &facts[CHECKPOINT_OPTIMIZER], err) &&
+              optimizer_file_write(optimizer, model, &facts[CHECKPOINT_OPTIMIZER], err) &&
               trainer_json_write(manifest, state, model_options(model), facts, err);
     free(manifest);
     free(optimizer);
@@ -353,19 +103,6 @@ bool checkpoint_save(const char *dir, const Model *model, const TrainerState *st
     if (made && file_exists(temporary)) discard(dir, strrchr(temporary, '/') + 1);
     free(temporary);
     free(final);
-    return ok;
-}
-
-bool checkpoint_set_best_val_loss(const char *path, const Model *model, double best, Error *err) {
-    TrainerState state;
-    FileFacts facts[CHECKPOINT_FILES];
-    ModelOptions options = *model_options(model);
-    char *manifest = path_join(path, manifest_name);
-    bool ok = trainer_json_read(manifest, &state, facts, err);
-    options.optimizer = state.optimizer, state.best_val_loss = best;
-    ok = ok && trainer_json_write(manifest, &state, &options, facts, err);
-    trainer_state_free(&state);
-    free(manifest);
     return ok;
 }
 

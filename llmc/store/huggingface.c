@@ -11,7 +11,7 @@
 #include "llmc/model/model_state.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weight_shards.h"
-#include "llmc/store/weights_file.h"
+#include "llmc/store/weights_form.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -37,7 +37,7 @@ struct HuggingFace {
 // ------------------------------------------------------------------------------------------------------- config.json
 
 // An optional field that could change the computation: absent or null is fine, otherwise it must match our computation.
-static bool check_flag(const cJSON *root, const char *key, bool expected, Error *err) {
+static bool check_config_flag(const cJSON *root, const char *key, bool expected, Error *err) {
     const cJSON *item;
     char found[64];
     if (!json_find(root, key, &item, err)) return false;
@@ -79,10 +79,11 @@ static bool check_variant(const cJSON *root, Error *err) {
     if (!json_find(root, "activation_function", &item, err)) return false;
     // Two names of one formula, which is also the default when none is given.
     if (item && !check_string(root, "activation_function", "gelu_new", "gelu_pytorch_tanh", err)) return false;
-    if (!check_flag(root, "tie_word_embeddings", true, err) || !check_flag(root, "scale_attn_weights", true, err) ||
-        !check_flag(root, "scale_attn_by_inverse_layer_idx", false, err) ||
-        !check_flag(root, "add_cross_attention", false, err) || !check_flag(root, "is_encoder_decoder", false, err) ||
-        !check_class(root, err))
+    if (!check_config_flag(root, "tie_word_embeddings", true, err) ||
+        !check_config_flag(root, "scale_attn_weights", true, err) ||
+        !check_config_flag(root, "scale_attn_by_inverse_layer_idx", false, err) ||
+        !check_config_flag(root, "add_cross_attention", false, err) ||
+        !check_config_flag(root, "is_encoder_decoder", false, err) || !check_class(root, err))
         return false;
     if (!json_find(root, "layer_norm_epsilon", &item, err)) return false;
     if (!item) return true; // transformers then uses 1e-5
@@ -272,7 +273,7 @@ int64_t huggingface_eot(const HuggingFace *f) { return f->eot; }
 
 static const char *where(const HuggingFace *f, int i) { return weight_shards_path(f->shards, i); }
 
-static bool check_head(HuggingFace *f, int head, Error *err) {
+static bool check_tied_head(HuggingFace *f, int head, Error *err) {
     enum { PIECE = 1 << 20 };
     const int wte = f->places[parameter_index(&f->config, PARAM_WTE, 0)];
     const int64_t numel = f->config.V * f->config.C;
@@ -341,7 +342,7 @@ bool huggingface_check_rest(HuggingFace *f, Error *err) {
         const BufferKind kind = buffer_kind(name, &f->config);
         if (kind == BUFFER_MASK) ok = check_mask(f, i, err);
         if (kind == BUFFER_MASKED_VALUE) ok = check_masked_value(f, i, err);
-        if (i != wte && strcmp(without_prefix(name), head_name) == 0) ok = check_head(f, i, err);
+        if (i != wte && strcmp(without_prefix(name), head_name) == 0) ok = check_tied_head(f, i, err);
     }
     return ok;
 }
@@ -365,7 +366,7 @@ static bool load_transposed(HuggingFace *f, const Parameter *p, int index, Error
     for (int64_t i = 0; ok && i < in; i += TRANSPOSE_STRIP) {
         int64_t n = in - i < TRANSPOSE_STRIP ? in - i : TRANSPOSE_STRIP;
         ok = weight_shards_read_fp32(f->shards, f->places[index], i * out, n * out, strip, err);
-        if (ok) transpose(f->matrix + i, in, strip, out, n, out);
+        if (ok) weights_transpose(f->matrix + i, in, strip, out, n, out);
     }
     free(strip);
     if (ok) f->matrix_index = index;
@@ -392,14 +393,14 @@ const OwnFileKind huggingface_files[HF_FILES] = {
 
 // ------------------------------------------------------------------------------------------------------------- weights
 
-static SafetensorsEntry describe(const Parameter *p, DType dtype) {
+static SafetensorsEntry weight_entry(const Parameter *p, DType dtype) {
     SafetensorsEntry e = {.dtype = dtype, .rank = p->rank, .shape = {p->file_rows, p->rank == 2 ? p->cols : 0}};
     if (p->spec->transposed) e.shape[0] = p->cols, e.shape[1] = p->file_rows;
     snprintf(e.name, sizeof e.name, "%s", p->name);
     return e;
 }
 
-static bool append(void *writer, const void *data, size_t bytes, Error *err) {
+static bool huggingface_append(void *writer, const void *data, size_t bytes, Error *err) {
     return safetensors_writer_append(writer, data, bytes, err);
 }
 
@@ -410,13 +411,13 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
     const int count = model_num_tensors(m->model);
     SafetensorsEntry *entries = calloc((size_t)count, sizeof *entries);
     REQUIRE_MEMORY(entries != NULL, "the files of a model");
-    for (int i = 0; i < count; i++) entries[i] = describe(&table[i], m->dtype);
+    for (int i = 0; i < count; i++) entries[i] = weight_entry(&table[i], m->dtype);
     SafetensorsWriter *w = safetensors_writer_open(path, entries, count, metadata, err);
     free(entries);
     bool ok = w != NULL;
     for (int i = 0; ok && i < count; i++) {
-        const StateForm form = {m->dtype, table[i].spec->transposed};
-        ok = state_write(m->model, i, form, append, w, err);
+        const WeightsForm form = {m->dtype, table[i].spec->transposed};
+        ok = weights_form_write(m->model, i, form, huggingface_append, w, err);
     }
     if (ok) return safetensors_writer_commit(w, &facts->bytes, &facts->checksum, err);
     safetensors_writer_abandon(w);

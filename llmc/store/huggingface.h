@@ -19,8 +19,6 @@ bool huggingface_read(HuggingFace *f, const Parameter *p, int64_t first_row, int
 // The files, in the order in which they are written.
 enum { HF_WEIGHTS, HF_CONFIG, HF_TOKENIZER, HF_TOKENIZER_CONFIG, HF_FILES };
 extern const OwnFileKind huggingface_files[HF_FILES];
-#define SAFETENSORS_PRODUCER "producer", "pretrain.cu" // in the metadata of ours
-#define SAFETENSORS_MARK     "\"producer\":\"pretrain.cu\""
 
 typedef struct {
     int64_t bytes;     // -1: there is no such file

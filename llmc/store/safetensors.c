@@ -96,7 +96,7 @@ static bool parse_name(const char *name, SafetensorsEntry *e, Error *err) {
 
 // One member of the header. Offsets are still relative to the data here; data_bytes is the size of the data in the
 // file.
-static bool parse_entry(const cJSON *item, SafetensorsEntry *e, int64_t data_bytes, Error *err) {
+static bool parse_tensor_entry(const cJSON *item, SafetensorsEntry *e, int64_t data_bytes, Error *err) {
     if (!parse_name(item->string, e, err)) return false;
     const cJSON *offsets;
     int64_t numel = 0, size = 0, end = 0;
@@ -159,7 +159,7 @@ static bool parse_entries(SafetensorsFile *f, const cJSON *root, int64_t data_st
     if (!f->entries || !f->by_name) return error_set(err, "no memory for its %zu tensors", members);
     for (const cJSON *item = root->child; item; item = item->next) {
         if (strcmp(item->string, "__metadata__") == 0) continue;
-        if (!parse_entry(item, &f->entries[f->count], data_bytes, err)) return false;
+        if (!parse_tensor_entry(item, &f->entries[f->count], data_bytes, err)) return false;
         f->count++;
     }
     if (!check_layout(f, data_bytes, err) || !index_names(f, err)) return false;
@@ -167,7 +167,7 @@ static bool parse_entries(SafetensorsFile *f, const cJSON *root, int64_t data_st
     return true;
 }
 
-static bool read_header(SafetensorsFile *f, int64_t size, Error *err) {
+static bool read_safetensors_header(SafetensorsFile *f, int64_t size, Error *err) {
     uint64_t length = 0;
     if (size < PREFIX_BYTES)
         return foreign_file_check_open("safetensors", f->path, f->fd, false, err) &&
@@ -200,7 +200,7 @@ SafetensorsFile *safetensors_open(const char *path, Error *err) {
     REQUIRE_MEMORY(f && (f->path = strdup(path)), "a safetensors file");
     int64_t size;
     f->fd = file_open(path, &size, err);
-    if (f->fd >= 0 && read_header(f, size, err)) return f;
+    if (f->fd >= 0 && read_safetensors_header(f, size, err)) return f;
     safetensors_close(f);
     return NULL;
 }

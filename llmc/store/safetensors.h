@@ -31,6 +31,9 @@ bool safetensors_read_fp32(SafetensorsFile *f, const SafetensorsEntry *e, int64_
 bool safetensors_read_bytes(SafetensorsFile *f, const SafetensorsEntry *e, int64_t first, int64_t n, void *out,
                             Error *err);
 
+#define SAFETENSORS_PRODUCER "producer", "pretrain.cu" // in the metadata of the files that we write
+#define SAFETENSORS_MARK     "\"producer\":\"pretrain.cu\""
+
 // Writing: declare everything, then append the data in the same order, in pieces of any size.
 typedef struct SafetensorsWriter SafetensorsWriter;
 // Uses names, dtypes, ranks and shapes of the entries, and fills in offset and bytes. metadata: pairs key, value,

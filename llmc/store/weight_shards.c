@@ -9,6 +9,7 @@
 #include "llmc/base/path.h"
 
 #include <cjson/cJSON.h>
+#include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -21,7 +22,7 @@ enum {
 typedef struct {
     const char *name; // of a tensor, in the parsed index
     int file;         // the file that the index states
-} Place;
+} IndexEntry;
 
 struct WeightShards {
     char *list; // path of the one file or of the index
@@ -30,19 +31,19 @@ struct WeightShards {
     int *first; // tensors in the files before this one; files + 1 entries
     int num_files;
     cJSON *index; // the following fields belong to the index; NULL without one
-    Place *places;
-    int num_places;
+    IndexEntry *entries;
+    int num_entries;
 };
 
 // ----------------------------------------------------------------------------------------------------------- the index
 
-static int compare_place(const void *a, const void *b) {
-    return strcmp(((const Place *)a)->name, ((const Place *)b)->name);
+static int compare_index_entry(const void *a, const void *b) {
+    return strcmp(((const IndexEntry *)a)->name, ((const IndexEntry *)b)->name);
 }
 
-static const Place *find_place(const WeightShards *s, const char *name) {
-    const Place key = {.name = name};
-    return bsearch(&key, s->places, (size_t)s->num_places, sizeof *s->places, compare_place);
+static const IndexEntry *find_index_entry(const WeightShards *s, const char *name) {
+    const IndexEntry key = {.name = name};
+    return bsearch(&key, s->entries, (size_t)s->num_entries, sizeof *s->entries, compare_index_entry);
 }
 
 static bool is_printable(const char *text, size_t less_than) {
@@ -82,47 +83,47 @@ static bool parse_index(WeightShards *s, const char *directory, Error *err) {
     const cJSON *map;
     if (!json_get_object(s->index, "weight_map", &map, err)) return false;
     const int count = cJSON_GetArraySize(map);
-    s->places = calloc((size_t)count + 1, sizeof *s->places);
-    if (!s->places) return error_set(err, "no memory for its %d tensors", count);
+    s->entries = calloc((size_t)count + 1, sizeof *s->entries);
+    if (!s->entries) return error_set(err, "no memory for its %d tensors", count);
     for (const cJSON *item = map->child; item; item = item->next) {
         if (!check_member(item, err)) return false;
         const int file = file_number(s, directory, item->valuestring, err);
         if (file < 0) return false;
-        s->places[s->num_places++] = (Place){.name = item->string, .file = file};
+        s->entries[s->num_entries++] = (IndexEntry){.name = item->string, .file = file};
     }
-    qsort(s->places, (size_t)count, sizeof *s->places, compare_place);
+    qsort(s->entries, (size_t)count, sizeof *s->entries, compare_index_entry);
     for (int i = 1; i < count; i++)
-        if (strcmp(s->places[i - 1].name, s->places[i].name) == 0)
-            return error_set(err, "\"weight_map\" lists tensor %s twice", s->places[i].name);
+        if (strcmp(s->entries[i - 1].name, s->entries[i].name) == 0)
+            return error_set(err, "\"weight_map\" lists tensor %s twice", s->entries[i].name);
     return count > 0 || error_set(err, "\"weight_map\" is empty");
 }
 
 // Each tensor is in the file that the index states.
-static bool check_places(const WeightShards *s, Error *err) {
-    for (int i = 0; i < s->num_places; i++) {
-        const Place *p = &s->places[i];
-        if (safetensors_find(s->files[p->file], p->name)) continue;
-        const int elsewhere = weight_shards_find(s, p->name);
+static bool check_index_entries(const WeightShards *s, Error *err) {
+    for (int i = 0; i < s->num_entries; i++) {
+        const IndexEntry *listed = &s->entries[i];
+        if (safetensors_find(s->files[listed->file], listed->name)) continue;
+        const int elsewhere = weight_shards_find(s, listed->name);
         if (elsewhere >= 0)
             return error_set(err,
                              "%s: tensor %s is in %s, but the index puts it in this file; download the "
                              "directory again",
-                             s->paths[p->file], p->name, weight_shards_path(s, elsewhere));
+                             s->paths[listed->file], listed->name, weight_shards_path(s, elsewhere));
         return error_set(err, "%s: tensor %s is missing, but the index puts it here; download the directory again",
-                         s->paths[p->file], p->name);
+                         s->paths[listed->file], listed->name);
     }
     return true;
 }
 
 // No file has a tensor that the index does not put there.
-static bool check_strangers(const WeightShards *s, Error *err) {
+static bool check_unlisted(const WeightShards *s, Error *err) {
     for (int i = 0; i < weight_shards_count(s); i++) {
         const SafetensorsEntry *e = weight_shards_entry(s, i);
-        const Place *p = find_place(s, e->name);
-        if (!p) return error_set(err, "%s: tensor %s is not in the index", weight_shards_path(s, i), e->name);
-        if (s->paths[p->file] != weight_shards_path(s, i))
+        const IndexEntry *listed = find_index_entry(s, e->name);
+        if (!listed) return error_set(err, "%s: tensor %s is not in the index", weight_shards_path(s, i), e->name);
+        if (s->paths[listed->file] != weight_shards_path(s, i))
             return error_set(err, "%s: has tensor %s, but the index puts it in %s", weight_shards_path(s, i), e->name,
-                             s->paths[p->file]);
+                             s->paths[listed->file]);
     }
     return true;
 }
@@ -130,10 +131,14 @@ static bool check_strangers(const WeightShards *s, Error *err) {
 // ------------------------------------------------------------------------------------------------------ open and close
 
 bool weight_shards_explain(const char *directory, Error *err) {
+    // Other files of the directory (pictures, archives, logs) say nothing of its weights.
+    static const char names_of_weights[] =
+        "*.@(safetensors|bin|pt|pth|ckpt|gguf|ggml|h5|msgpack|onnx|data-*-of-*|index|meta)";
     char **names, head[FOREIGN_FILE_HEAD];
     int count;
     if (!directory_list(directory, &names, &count, NULL)) return false;
     for (int i = 0; i < count; i++) {
+        if (fnmatch(names_of_weights, names[i], FNM_EXTMATCH | FNM_CASEFOLD) != 0) continue;
         char *path = path_join(directory, names[i]);
         int64_t size = 0;
         const int fd = file_open(path, &size, NULL);
@@ -185,7 +190,7 @@ static bool open_files(WeightShards *s, Error *err) {
 static bool open_index(WeightShards *s, const char *directory, Error *err) {
     s->index = json_parse_file(s->list, MAX_INDEX_BYTES, err);
     return s->index && (parse_index(s, directory, err) || error_prefix(err, "%s", s->list)) && open_files(s, err) &&
-           check_places(s, err) && check_strangers(s, err);
+           check_index_entries(s, err) && check_unlisted(s, err);
 }
 
 WeightShards *weight_shards_open(const char *directory, Error *err) {
@@ -216,7 +221,7 @@ void weight_shards_close(WeightShards *s) {
         free(s->paths[i]);
     }
     cJSON_Delete(s->index);
-    free(s->places);
+    free(s->entries);
     free(s->first);
     free(s->files);
     free(s->paths);

@@ -15,5 +15,5 @@ const char *weight_shards_list(const WeightShards *s); // the file that lists al
 bool weight_shards_read_bytes(WeightShards *s, int i, int64_t first, int64_t n, void *out, Error *err);
 // Elements [first, first + n) of tensor i, converted to fp32.
 bool weight_shards_read_fp32(WeightShards *s, int i, int64_t first, int64_t n, float *out, Error *err);
-// Appends to the message what is in the directory instead, if it is of a known kind; returns false.
+// Appends to the message the kind of the weights in the directory, if its name and content tell; returns false.
 bool weight_shards_explain(const char *directory, Error *err);

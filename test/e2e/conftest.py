@@ -19,6 +19,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # for the programs of
 from runs import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ROOT, SIMULATOR, TRAINER, call, checkpoints,  # noqa: E402, F401
                   events, kill, losses, on_a_terminal, same_run, same_state, script, wait_for, write_shard)
 
+from verify_checkpoint import xxh3  # noqa: E402
+
 needs_simulator = pytest.mark.skipif(not SIMULATOR.exists(),
                                      reason="train_gpt2sim is not built: that takes a CUDA toolkit")
 PREPARE = TRAINER.with_name("prepare") if TRAINER.with_name("prepare").is_file() else ROOT / "data" / "prepare"
@@ -114,6 +116,6 @@ def cut_back(run, kept=1):
 
 
 def write_state(checkpoint, state):
-    """Its trainer.json in the format before it had a checksum of itself, so that what is changed in it counts."""
-    old = {key: value for key, value in state.items() if key != "xxh3"} | {"format": 1}
-    (checkpoint / "trainer.json").write_text(json.dumps(old))
+    """Its trainer.json with these fields, and their checksum."""
+    body = json.dumps({key: value for key, value in state.items() if key != "xxh3"})[:-1].encode()
+    (checkpoint / "trainer.json").write_bytes(body + b',\n  "xxh3": "%s"\n}\n' % xxh3(body).encode())

@@ -161,17 +161,6 @@ def is_first_update(before, after, lr):
     return changes[len(changes) // 2] == pytest.approx(lr, rel=0.01)
 
 
-@pytest.mark.parametrize("written", [None, MIDDLE - 3])
-def test_a_checkpoint_that_does_not_state_its_updates_counts_all_steps_of_the_optimizer(written, whole, tmp_path):
-    parts = interrupted(whole("adamw"), tmp_path / "parts")
-    state = state_of(parts)
-    del state["control"]["updates"]
-    write_state(checkpoints(parts)[-1], state | ({"optimizer_start": written} if written else {}))
-    train("-o", parts, "-y", 1)
-    assert same_state(checkpoints(parts)[-1], checkpoints(whole("adamw"))[-1]) == (written is None)
-    assert state_of(parts)["control"]["updates"] == STEPS - (written or 0)
-
-
 # ---------------------------------------------------------------------------------------------------- CUDA, simulated
 
 

@@ -12,6 +12,9 @@
 #include "llmc/run/options.h"
 #include "llmc/run/runlog.h"
 #include "llmc/store/checkpoint.h"
+#include "llmc/store/export.h"
+#include "llmc/store/optimizer_file.h"
+#include "llmc/store/trainer_json.h"
 #include "llmc/store/weights_file.h"
 #include "llmc/text/corpus.h"
 #include "llmc/train/choices.h"
@@ -122,7 +125,7 @@ static void check_sums(const FuzzInput *in) {
     REQUIRE(p->n > SEAL, "accepted: a trainer.json of %zu bytes", p->n);
     const size_t body = p->n - SEAL;
     snprintf(end, sizeof end, ",\n  \"xxh3\": \"%016llx\"\n}\n", (unsigned long long)XXH3_64bits(p->bytes, body));
-    REQUIRE(memcmp(p->bytes + body, end, SEAL) == 0 || !memmem(p->bytes, p->n, "\"format\": 2", 11),
+    REQUIRE(memcmp(p->bytes + body, end, SEAL) == 0,
             "accepted: trainer.json ends with a wrong checksum");
     for (int i = WEIGHTS; i <= TOKENIZER_CONFIG && in->pieces[WEIGHTS].bytes; i++) {
         const Piece *f = &in->pieces[i];
@@ -170,14 +173,6 @@ static void trainer_json_seed(int i) {
     for (int k = 0; k < CHECKPOINT_FILES; k++)
         facts[k] = (FileFacts){i == 0 && (k == HF_TOKENIZER || k == HF_TOKENIZER_CONFIG) ? -1 : 1000 * k, (uint64_t)k};
     must(trainer_json_write(fuzz_path(STEP "trainer.json"), &s, model_options(model), facts, &err));
-    if (i < 2) return;
-    // Format 1, which older checkpoints have: no checksum of itself.
-    size_t n;
-    char *text = (char *)read_bytes(fuzz_path(STEP "trainer.json"), &n);
-    strstr(text, "\"format\": 2")[10] = '1';
-    memcpy(text + n - SEAL, "\n}\n", 4);
-    write_text(fuzz_path(STEP "trainer.json"), text);
-    free(text);
 }
 
 static bool trainer_json_reads(const FuzzInput *in) {
@@ -202,9 +197,9 @@ static bool checkpoint_reads(const FuzzInput *in) {
         check_sums(in);
         REQUIRE(checkpoint_load_state(path, &s, &err), "verified, but: %s", err.text);
         REQUIRE(s.step == 1, "accepted: step %lld as step 1", (long long)s.step);
-        ok = checkpoint_check_optimizer(s.optimizer, OPTIMIZER_ADAMW, &err) || s.optimizer == OPTIMIZER_LION;
-        ok = ok && checkpoint_load_weights(model, path, &err);
-        if (s.optimizer == OPTIMIZER_ADAMW) ok = ok && checkpoint_load_moments(model, path, &err);
+        ok = optimizer_file_check(s.optimizer, OPTIMIZER_ADAMW, &err) || s.optimizer == OPTIMIZER_LION;
+        ok = ok && weights_file_load(model, path, &err);
+        if (s.optimizer == OPTIMIZER_ADAMW) ok = ok && optimizer_file_load(model, path, &err);
         trainer_state_free(&s);
     }
     free(path), free(skipped);
@@ -810,7 +805,7 @@ static bool tuning_reads(const FuzzInput *in) {
 // ----------------------------------------------------------------------------------------------------------- the table
 
 const FuzzReader fuzz_readers[] = {
-    {"trainer_json", {STEP "trainer.json"}, 3, trainer_json_seed, checkpoint_repair, .read = trainer_json_reads},
+    {"trainer_json", {STEP "trainer.json"}, 2, trainer_json_seed, checkpoint_repair, .read = trainer_json_reads},
     {"checkpoint",
      {STEP "trainer.json", STEP "model.safetensors", STEP "config.json", STEP "optimizer.safetensors",
       STEP "tokenizer.json", STEP "tokenizer_config.json"},

@@ -5,7 +5,6 @@
 #include "llmc/device.h"
 #include "llmc/model/model_decode.h"
 #include "llmc/model/model_state.h"
-#include "llmc/store/checkpoint.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
 #include "llmc/train/optimizer.h"
@@ -158,7 +157,7 @@ static Model *load_model_for(OptimizerKind optimizer, DType dtype) {
                             .T = T,
                             .sequences = B};
     Model *model = model_create(&options, &err);
-    if (!model || !checkpoint_load_weights(model, model_path, &err)) op_fail("%s", err.text);
+    if (!model || !weights_file_load(model, model_path, &err)) op_fail("%s", err.text);
     StepControl control = step_control_initial((float)loss_scale_of(dtype));
     model_set_control(model, &control);
     return model;

@@ -9,6 +9,9 @@
 #include "llmc/model/model_internal.h"
 #include "llmc/model/model_state.h"
 #include "llmc/store/checkpoint.h"
+#include "llmc/store/optimizer_file.h"
+#include "llmc/store/trainer_json.h"
+#include "llmc/store/weights_file.h"
 #include "llmc/train/optimizer.h"
 #include "test/fixture.h"
 #include "test/unit/device_fixture.h"
@@ -390,7 +393,7 @@ TEST(an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale) {
     t = trainer_make(overflowing);
     assert_true(checkpoint_load_state(path, &loaded, &err));
     assert_true(loaded.control.loss_scale != overflowing.loss_scale && loaded.control.skipped > 0);
-    assert_true(checkpoint_load_weights(t.model, path, &err) && checkpoint_load_moments(t.model, path, &err));
+    assert_true(weights_file_load(t.model, path, &err) && optimizer_file_load(t.model, path, &err));
     model_set_control(t.model, &loaded.control);
     t.step = loaded.step, t.batch = loaded.position;
     for (int step = AT; step < ALL; step++) train_step(&t, AS_IT_IS);

@@ -2,11 +2,12 @@
 // an export that fails leaves nothing.
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/atomic_file.h"
 #include "llmc/base/directory.h"
 #include "llmc/model/model_state.h"
 #include "llmc/store/checkpoint.h"
+#include "llmc/store/export.h"
 #include "llmc/store/safetensors.h"
+#include "llmc/store/trainer_json.h"
 #include "llmc/store/weights_file.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/store_fixture.h"
@@ -112,11 +113,11 @@ static void check_directories(void) {
         for (int r = 0; r < 2; r++) {
             if (!device_facts()->supports[runs[r]]) continue;
             Model *m = make_model(runs[r], true), *resumed = make_model(runs[r], true);
-            assert_ok(checkpoint_load_weights(m, tmp_file("given"), &err));
+            assert_ok(weights_file_load(m, tmp_file("given"), &err));
             export_to(tmp_file("made"), m, file_dtypes[d]);
             assert_same_files(tmp_file("given/model.safetensors"), tmp_file("made/model.safetensors"));
             assert_ok(checkpoint_save(tmp.path, m, &first_step, &err));
-            assert_ok(checkpoint_load_weights(resumed, tmp_file("step_00000001"), &err));
+            assert_ok(weights_file_load(resumed, tmp_file("step_00000001"), &err));
             export_to(tmp_file("made"), resumed, file_dtypes[d]);
             assert_same_files(tmp_file("given/model.safetensors"), tmp_file("made/model.safetensors"));
         }
@@ -168,12 +169,12 @@ TEST(llmc_models_come_in_and_go_out_byte_by_byte) {
     Model *m = make_model(DTYPE_BF16, true), *through = make_model(DTYPE_FP32, true);
     for (int d = 0; d < 2; d++) {
         write_llmc(given, &config, dtypes[d], 0, random_bits);
-        assert_ok(checkpoint_load_weights(m, given, &err));
+        assert_ok(weights_file_load(m, given, &err));
         export_to(made, m, dtypes[d]);
         remove_mark(made);
         assert_same_files(given, made);
         export_to(tmp_file("directory"), m, dtypes[d]); // and by way of Hugging Face
-        assert_ok(checkpoint_load_weights(through, tmp_file("directory"), &err));
+        assert_ok(weights_file_load(through, tmp_file("directory"), &err));
         export_to(made, through, dtypes[d]);
         remove_mark(made);
         assert_same_files(given, made);
@@ -300,7 +301,7 @@ TEST(an_earlier_export_is_replaced_as_a_whole) {
         tokenizer_free(t);
     }
     Model *back = make_model(DTYPE_FP32, false);
-    assert_ok(checkpoint_load_weights(back, slashes, &err));
+    assert_ok(weights_file_load(back, slashes, &err));
     export_to(tmp_file("other.bin"), back, DTYPE_FP32);
     assert_same_files(bin, tmp_file("other.bin"));
 }

@@ -1,0 +1,166 @@
+// See export.h. Checks what may be exported where, and moves an exported directory into place.
+#include "llmc/store/export.h"
+
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
+#include "llmc/base/own_file.h"
+#include "llmc/base/path.h"
+#include "llmc/base/path_reason.h"
+#include "llmc/store/huggingface.h"
+#include "llmc/store/llmc_bin.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct {
+    char *path;      // without trailing slashes; for an existing directory its real path
+    char *parent;    // the directory it is or will be in
+    char *temporary; // where a directory is built: ".tmp-NAME" in parent
+    bool is_bin;     // an llm.c model, else a Hugging Face directory
+} ExportTarget;
+
+static void target_free(ExportTarget *t) {
+    free(t->path);
+    free(t->parent);
+    free(t->temporary);
+}
+
+static bool ends_in(const char *text, const char *suffix) {
+    const size_t n = strlen(text), m = strlen(suffix);
+    return n >= m && strcmp(text + n - m, suffix) == 0;
+}
+
+static ExportTarget target_of(const char *path) {
+    ExportTarget t = {.is_bin = ends_in(path, ".bin")};
+    t.path = t.is_bin ? strdup(path) : realpath(path, NULL);
+    if (!t.path) t.path = strdup(path); // it does not exist yet
+    REQUIRE_MEMORY(t.path != NULL, "a path");
+    for (size_t n = strlen(t.path); n > 1 && t.path[n - 1] == '/'; n--) t.path[n - 1] = '\0';
+    const char *slash = strrchr(t.path, '/'), *name = slash ? slash + 1 : t.path;
+    t.parent = !slash ? strdup(".") : slash == t.path ? strdup("/") : strndup(t.path, (size_t)(slash - t.path));
+    char hidden[NAME_MAX + 16];
+    snprintf(hidden, sizeof hidden, ".tmp-%.*s", NAME_MAX, name);
+    REQUIRE_MEMORY(t.parent != NULL, "a path");
+    t.temporary = path_join(t.parent, hidden);
+    return t;
+}
+
+// ---------------------------------------------------------------------------------------------------- existing targets
+
+static bool check_file_target(const ExportTarget *t, const struct stat *st, Error *err) {
+    if (S_ISDIR(st->st_mode))
+        return error_set(err,
+                         "this is a directory, but a name that ends in .bin means an llm.c model, which is a file");
+    return (S_ISREG(st->st_mode) && (st->st_size == 0 || llmc_bin_is_one(t->path))) ||
+           error_set(err, "the file there is not an llm.c model; name another file, or remove it");
+}
+
+// Only a directory that an export could have written is replaced. Any other entry in it is named.
+static bool check_entries(const ExportTarget *t, Error *err) {
+    char **names;
+    int count;
+    if (!directory_list(t->path, &names, &count, err)) return false;
+    bool seen[HF_FILES] = {false}, ok = true;
+    for (int i = 0; ok && i < count; i++) {
+        int file = 0;
+        while (file < HF_FILES && strcmp(names[i], huggingface_files[file].name) != 0) file++;
+        if (file < HF_FILES)
+            seen[file] = true;
+        else
+            ok = error_set(err, "the directory has %.100s, which is not part of an exported model; name another one",
+                           names[i]);
+    }
+    directory_list_free(names, count);
+    if (!ok || count == 0 || (seen[HF_WEIGHTS] && seen[HF_CONFIG])) return ok;
+    return error_set(err, "the directory is neither empty nor an exported model; name another one");
+}
+
+static bool check_directory_target(const ExportTarget *t, const struct stat *st, Error *err) {
+    struct stat parent;
+    if (!S_ISDIR(st->st_mode))
+        return error_set(err, "this is a file; a Hugging Face model is a directory, the name of an llm.c model ends in "
+                              ".bin");
+    if (stat(t->parent, &parent) != 0 || parent.st_dev != st->st_dev || strcmp(t->path, "/") == 0)
+        return error_set(err, "this is a mount point, which cannot be replaced; name a directory inside it");
+    return check_entries(t, err);
+}
+
+static bool is_own_model(const char *directory) {
+    return own_directory_is(directory, huggingface_files, HF_FILES, false, NULL);
+}
+
+// Tests by writing that the target can be written.
+static bool check_writable(const ExportTarget *t, Error *err) {
+    if (!directory_check_writable(t->parent, err) || !directory_make(t->parent, err)) return false;
+    if (t->is_bin) {
+        AtomicFile *probe = atomic_file_create(t->path, NULL);
+        if (!probe) return error_set(err, "cannot be created: %s", path_reason(t->path, errno).text);
+        atomic_file_abandon(probe);
+        return true;
+    }
+    if (is_own_model(t->temporary)) directory_remove(t->temporary, NULL); // leftovers of a killed export
+    if (mkdir(t->temporary, 0755) != 0)
+        return error_set(err, "cannot make the directory %s: %s", t->temporary, path_reason(t->temporary, errno).text);
+    rmdir(t->temporary);
+    return true;
+}
+
+static bool check_export_target(const ExportTarget *t, DType dtype, const ModelConfig *config, Error *err) {
+    struct stat st;
+    if (*t->path == '\0') return error_set(err, "the path is empty");
+    if (t->is_bin && dtype == DTYPE_FP16)
+        return error_set(err, "llm.c has no models in fp16; use --export-dtype fp32 or bf16, or a directory, which may "
+                              "hold fp16");
+    if (t->is_bin && config->d_ff)
+        return error_set(err, "llm.c's models have no field for d_ff = %lld and always 4 C = %lld; name a directory",
+                         (long long)config->d_ff, (long long)(4 * config->C));
+    if (ends_in(t->path, ".safetensors"))
+        return error_set(err, "name the directory for model.safetensors and config.json, not a file");
+    if (stat(t->path, &st) != 0)
+        return (lstat(t->path, &st) != 0 || error_set(err, "this is a dangling symbolic link; remove it")) &&
+               check_writable(t, err);
+    return (t->is_bin ? check_file_target(t, &st, err) : check_directory_target(t, &st, err)) && check_writable(t, err);
+}
+
+bool export_check(const char *path, DType dtype, const ModelConfig *config, Error *err) {
+    ExportTarget t = target_of(path);
+    const size_t existing = directory_existing(t.parent);
+    const bool ok = check_export_target(&t, dtype, config, err) || error_prefix(err, "--export %s", path);
+    directory_unmake(t.parent, existing);
+    target_free(&t);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------------------- writing
+
+static bool write_directory(const ExportTarget *t, const HuggingFaceModel *m, Error *err) {
+    FileFacts facts[HF_FILES];
+    const bool made = mkdir(t->temporary, 0755) == 0;
+    bool ok = made ||
+              error_set(err, "%s: cannot make the directory: %s", t->temporary, path_reason(t->temporary, errno).text);
+    ok = ok && huggingface_write(t->temporary, m, facts, err) &&
+         (!file_exists(t->path) || is_own_model(t->path) ||
+          own_file_move_aside(t->path, "is a model that this program did not write", errno, err)) &&
+         directory_commit(t->temporary, t->path, err);
+    // Removes the replaced model, or the files written before a failure, which err already describes.
+    if (made && file_exists(t->temporary)) directory_remove(t->temporary, NULL);
+    return ok;
+}
+
+bool export_model(const char *path, const Model *model, DType dtype, int64_t eot, const Tokenizer *tokenizer,
+                  Error *err) {
+    const HuggingFaceModel m = {.model = model, .dtype = dtype, .eot = eot, .tokenizer = tokenizer};
+    ExportTarget t = target_of(path);
+    const bool ok = (check_export_target(&t, dtype, &model_options(model)->config, err) ||
+                     error_prefix(err, "--export %s", path)) &&
+                    ((t.is_bin ? llmc_bin_write(t.path, model, dtype, err) : write_directory(&t, &m, err)) ||
+                     error_prefix(err, "--export"));
+    target_free(&t);
+    return ok;
+}

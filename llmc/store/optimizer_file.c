@@ -1,0 +1,185 @@
+// See optimizer_file.h. Written and read in pieces, so that host memory stays small whatever the model.
+#include "llmc/store/optimizer_file.h"
+
+#include "llmc/base/arithmetic.h"
+#include "llmc/base/path.h"
+#include "llmc/model/model_state.h"
+#include "llmc/store/weights_form.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PIECE_BYTES = WEIGHTS_PIECE_FLOATS * sizeof(float) };
+
+static const char metadata_optimizer[] = "optimizer";
+
+static void *allocate_piece(void) {
+    void *piece = malloc(PIECE_BYTES);
+    REQUIRE_MEMORY(piece, "a piece of a checkpoint");
+    return piece;
+}
+
+// The file entry of an optimizer-state tensor; rank 0 means it is not stored. Rows that pad the vocabulary are left out
+// if the tensor has a row for each of the parameter's; blocks of 8-bit states cross rows, and are stored unchanged.
+static SafetensorsEntry state_entry(const Model *model, int index, StateSlot slot) {
+    const Parameter *p = &model_parameters(model)[index];
+    UpdateTensor update = model_tensors(model)[index];
+    const Tensor t = *state_slot_tensor(&update, slot);
+    const bool by_row = t.rank == p->rank && t.rank > 0 && t.shape[0] == p->rows && t.dtype != DTYPE_U8;
+    SafetensorsEntry e = {.dtype = t.dtype, .rank = state_slot_prefix(slot) ? t.rank : 0};
+    for (int i = 0; i < e.rank; i++) e.shape[i] = i == 0 && by_row ? p->file_rows : t.shape[i];
+    if (e.rank > 0) snprintf(e.name, sizeof e.name, "%s%s", state_slot_prefix(slot), p->name);
+    return e;
+}
+
+// The scales of fp8, all in one entry; rank 0 without --fp8.
+static SafetensorsEntry fp8_entry(Tensor slots) {
+    SafetensorsEntry e = {.name = "fp8.slots", .dtype = slots.dtype, .rank = slots.rank};
+    if (slots.rank > 0) e.shape[0] = slots.shape[0];
+    return e;
+}
+
+// ----------------------------------------------------------------------------------------------------------- writing
+
+static bool append_state(SafetensorsWriter *w, const Model *model, int index, StateSlot slot, void *piece, Error *err) {
+    const SafetensorsEntry e = state_entry(model, index, slot);
+    int64_t bytes = e.rank > 0 ? (int64_t)dtype_size(e.dtype) : 0;
+    for (int i = 0; i < e.rank; i++) bytes *= e.shape[i];
+    for (int64_t done = 0, n; done < bytes; done += n) {
+        n = min_i64(bytes - done, PIECE_BYTES);
+        if (!model_read_state(model, index, slot, done, n, piece))
+            return error_set(err, "the state of another process cannot be read");
+        if (!safetensors_writer_append(w, piece, (size_t)n, err)) return false;
+    }
+    return true;
+}
+
+static bool append_all(SafetensorsWriter *w, const Model *model, Error *err) {
+    bool ok = true;
+    void *piece = allocate_piece();
+    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
+        for (int i = 0; ok && i < model_num_tensors(model); i++)
+            ok = append_state(w, model, i, (StateSlot)slot, piece, err);
+    free(piece);
+    const Tensor slots = model_fp8_slots(model);
+    if (!ok || slots.rank == 0) return ok;
+    void *bytes = malloc(tensor_bytes(slots));
+    REQUIRE_MEMORY(bytes, "the scales of fp8");
+    model_read_bytes(model, slots, 0, (int64_t)tensor_bytes(slots), bytes);
+    ok = safetensors_writer_append(w, bytes, tensor_bytes(slots), err);
+    free(bytes);
+    return ok;
+}
+
+bool optimizer_file_write(const char *path, const Model *model, FileFacts *facts, Error *err) {
+    const char *const metadata[] = {metadata_optimizer, optimizer_name(model_options(model)->optimizer),
+                                    SAFETENSORS_PRODUCER, NULL};
+    const int tensors = model_num_tensors(model);
+    SafetensorsEntry *entries = calloc((size_t)(NUM_STATE_SLOTS * tensors + 1), sizeof *entries);
+    REQUIRE_MEMORY(entries != NULL, "the tensors of a checkpoint");
+    int count = 0;
+    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
+        for (int i = 0; i < tensors; i++) {
+            entries[count] = state_entry(model, i, (StateSlot)slot);
+            count += entries[count].rank > 0;
+        }
+    entries[count] = fp8_entry(model_fp8_slots(model));
+    count += entries[count].rank > 0;
+    SafetensorsWriter *w = safetensors_writer_open(path, entries, count, metadata, err);
+    free(entries);
+    if (!w) return false;
+    if (append_all(w, model, err)) return safetensors_writer_commit(w, &facts->bytes, &facts->checksum, err);
+    safetensors_writer_abandon(w);
+    return false;
+}
+
+// ----------------------------------------------------------------------------------------------------------- reading
+
+static const SafetensorsEntry *find_state(const SafetensorsFile *f, const SafetensorsEntry *expected, Error *err) {
+    const SafetensorsEntry *e = safetensors_find(f, expected->name);
+    if (!e)
+        error_set(err, "tensor %s is missing", expected->name);
+    else if (e->dtype == expected->dtype && e->rank == expected->rank &&
+             memcmp(e->shape, expected->shape, sizeof e->shape) == 0)
+        return e;
+    else
+        error_set(err, "tensor %s is not the %s tensor that the model's shape asks for", expected->name,
+                  dtype_name(expected->dtype));
+    return NULL;
+}
+
+// Splits the value in model.safetensors, which is weight + compensation, again into the pair: if compensation is half a
+// step, the weight could be either neighbour. So the weight becomes the value less compensation, which is exact,
+// because the value was rounded to fp32 by far less than half a step of the weight.
+static bool load_compensation(Model *model, SafetensorsFile *f, const SafetensorsEntry *e, int i, void *piece,
+                              Error *err) {
+    const Parameter *p = &model_parameters(model)[i];
+    const int64_t row_bytes = p->cols * (int64_t)dtype_size(e->dtype);
+    for (int64_t row = 0, n; row < p->file_rows; row += n) {
+        n = min_i64(weights_piece_rows(p), p->file_rows - row);
+        if (!safetensors_read_bytes(f, e, row * row_bytes, n * row_bytes, piece, err)) return false;
+        model_set_compensation(model, i, row, n, piece);
+    }
+    return true;
+}
+
+static bool load_slot(Model *model, SafetensorsFile *f, int i, StateSlot slot, void *piece, Error *err) {
+    const SafetensorsEntry expected = state_entry(model, i, slot);
+    if (expected.rank == 0) return true;
+    const SafetensorsEntry *e = find_state(f, &expected, err);
+    if (!e) return false;
+    if (slot == SLOT_COMPENSATION) return load_compensation(model, f, e, i, piece, err);
+    for (int64_t done = 0, n; done < e->bytes; done += n) {
+        n = min_i64(e->bytes - done, PIECE_BYTES);
+        if (!safetensors_read_bytes(f, e, done, n, piece, err)) return false;
+        model_write_state(model, i, slot, done, n, piece);
+    }
+    return true;
+}
+
+// A run that turns on fp8 at a checkpoint finds no scales there and starts with new ones.
+static bool load_fp8_slots(Model *model, SafetensorsFile *f, Error *err) {
+    const Tensor slots = model_fp8_slots(model);
+    const SafetensorsEntry expected = fp8_entry(slots);
+    if (slots.rank == 0 || !safetensors_find(f, expected.name)) return true;
+    const SafetensorsEntry *e = find_state(f, &expected, err);
+    if (!e) return false;
+    void *bytes = malloc((size_t)e->bytes);
+    REQUIRE_MEMORY(bytes, "the scales of fp8");
+    const bool ok = safetensors_read_bytes(f, e, 0, e->bytes, bytes, err);
+    if (ok) model_write_bytes(model, slots, 0, e->bytes, bytes);
+    free(bytes);
+    return ok;
+}
+
+static bool load_file(Model *model, SafetensorsFile *f, Error *err) {
+    const char *stated = safetensors_metadata(f, metadata_optimizer);
+    OptimizerKind found;
+    if (!stated || !optimizer_parse(&found, stated, NULL))
+        return error_set(err, "its metadata names no optimizer that this version knows");
+    bool ok = optimizer_file_check(found, model_options(model)->optimizer, err);
+    void *piece = allocate_piece();
+    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
+        for (int i = 0; ok && i < model_num_tensors(model); i++)
+            ok = load_slot(model, f, i, (StateSlot)slot, piece, err);
+    free(piece);
+    return ok && load_fp8_slots(model, f, err);
+}
+
+bool optimizer_file_load(Model *model, const char *checkpoint, Error *err) {
+    char *path = path_join(checkpoint, OPTIMIZER_FILE_NAME);
+    SafetensorsFile *f = safetensors_open(path, err);
+    const bool ok = f && (load_file(model, f, err) || error_prefix(err, "%s", path));
+    safetensors_close(f);
+    free(path);
+    return ok;
+}
+
+bool optimizer_file_check(OptimizerKind saved, OptimizerKind wanted, Error *err) {
+    return saved == wanted ||
+           error_set(err,
+                     "has the state of --optimizer %s, but this run uses %s; give --optimizer %s, or "
+                     "--reset-optimizer to start with a new state",
+                     optimizer_name(saved), optimizer_name(wanted), optimizer_name(saved));
+}

@@ -1,0 +1,39 @@
+// trainer.json of a checkpoint: everything besides tensors that a run needs to resume with the same bits, and the
+// manifest, which has the size and checksum of the other files. doc/file_formats.md describes its fields.
+#pragma once
+#include "llmc/model/model.h"
+#include "llmc/step_control.h"
+#include "llmc/store/huggingface.h"
+#include "llmc/text/tokenizer.h"
+
+// Identifies the shards of a run, so that a resume on others can report it. tokens 0: not known.
+typedef struct {
+    int64_t tokens;
+    uint64_t fingerprint; // ShardSet's
+} DataFacts;
+
+typedef struct {
+    int64_t step;     // steps done, skipped ones included
+    int64_t position; // data windows consumed, in windows of T tokens
+    int64_t T;        // context of those windows
+    uint64_t seed;
+    double best_val_loss; // infinity before the first validation
+    int64_t eot;          // end-of-text token of the data, -1 if not known
+    DataFacts train, val;
+    StepControl control;        // windows of the outlier detector, loss scale, updates made
+    OptimizerKind optimizer;    // the optimizer whose state is saved; set by read, write uses the model's
+    char *options_json;         // the options in force, one JSON object; malloced by read, given by write
+    char *tuning;               // device_tuning; malloced by read, given by write, NULL: none
+    const Tokenizer *tokenizer; // given by save: written with the weights; NULL: not known. read leaves NULL
+} TrainerState;
+
+// The files that the manifest lists: the files of a Hugging Face directory, and the optimizer's state. trainer.json is
+// written after them. A file whose bytes are -1 is not part of the checkpoint: those of an unknown tokenizer.
+enum { CHECKPOINT_OPTIMIZER = HF_FILES, CHECKPOINT_FILES };
+const char *checkpoint_file_name(int file);
+
+bool trainer_json_write(const char *path, const TrainerState *state, const ModelOptions *model,
+                        const FileFacts facts[CHECKPOINT_FILES], Error *err);
+// False leaves nothing to free. The caller frees *state with trainer_state_free.
+bool trainer_json_read(const char *path, TrainerState *state, FileFacts facts[CHECKPOINT_FILES], Error *err);
+void trainer_state_free(TrainerState *state);
