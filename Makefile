@@ -99,7 +99,7 @@ CPU_SRC  := $(wildcard llmc/cpu/*.c)
 # is tested everywhere.
 NO_CUDA_SRC := llmc/cuda/tuning_cache.c
 HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/data/*.c llmc/text/*.c llmc/store/*.c llmc/plan/*.c llmc/run/*.c llmc/comm/*.c) \
-            $(NO_CUDA_SRC)
+            data/tool.c $(NO_CUDA_SRC)
 # Of llmc/cpu, what any processor runs; the remainder is the vector code.
 CPU_ONCE := $(addprefix llmc/cpu/,cpu.c device.c onednn.c)
 CPU_OBJ  := $(CPU_ONCE:%.c=$(BUILD)/%.o) $(CPU_CODES:%=$(BUILD)/llmc/cpu/%.o)
@@ -134,8 +134,8 @@ PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 
 .PHONY: all quickstart test test-all test-sanitize bench lint format help clean deps FORCE
 
-# Each C file of data/ is a program of that name.
-DATA_TOOLS := $(patsubst %.c,%,$(wildcard data/*.c))
+# Each C file of data/ but tool.c is a program of that name.
+DATA_TOOLS := $(patsubst %.c,%,$(filter-out data/tool.c,$(wildcard data/*.c)))
 
 all: train_gpt2 $(DATA_TOOLS) ## the best trainer for this machine, and the data tools
 
@@ -241,7 +241,7 @@ FUZZ_BUILD := build/fuzz
 FUZZ_FLAGS := -std=c11 -D_GNU_SOURCE -DLIBFUZZER -I. -O1 -g -fno-omit-frame-pointer -ffp-contract=off \
               -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -Wall -Wextra -Wno-unused-function -Wno-unused-const-variable
 FUZZ_SRC   := $(filter-out llmc/text/corpus_run.c,$(wildcard llmc/base/*.c llmc/store/*.c llmc/data/*.c llmc/text/*.c llmc/comm/comm.c)) llmc/train/choices.c llmc/run/options.c llmc/run/options_together.c llmc/run/arguments.c \
-              llmc/run/runlog.c llmc/run/data_tools.c llmc/model/parameters.c llmc/cuda/tuning_cache.c
+              llmc/run/runlog.c data/tool.c llmc/model/parameters.c llmc/cuda/tuning_cache.c
 FUZZ_OBJ   := $(FUZZ_SRC:%.c=$(FUZZ_BUILD)/%.o) $(FUZZ_PARTS:%=$(FUZZ_BUILD)/test/fuzz/%.o)
 
 $(FUZZ_BUILD)/%.o: %.c

@@ -1,7 +1,7 @@
 // data/choices: multiple-choice questions as JSON lines -> the file that `-h 1` and `--choices` read
 // (`data/choices --help`). One example a line, kept in memory until all are read; the file is written atomically.
 // The format is llm.c's for HellaSwag (llmc/train/choices.h).
-#include "llmc/train/choices.h"
+#include "data/tool.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/format.h"
@@ -10,7 +10,7 @@
 #include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
-#include "llmc/run/data_tools.h"
+#include "llmc/train/choices.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,11 +1,11 @@
 // data/prepare: text -> token shards for training and validation (`data/prepare --help`). This file is the tool: its
-// options and what it says (llmc/run/data_tools.h: what it shares with data/train_tokenizer). The work is done by
+// options and what it says (data/tool.h: what it shares with data/train_tokenizer). The work is done by
 // llmc/text/corpus.h. Never changes an input and never mixes shards of two runs.
+#include "data/tool.h"
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/typed_path.h"
-#include "llmc/run/data_tools.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/corpus.h"
 

@@ -1,5 +1,6 @@
 // data/shard: what is in token shards? Lists them, verifies them, shows their tokens (`data/shard --help`). Reads
 // llm.c's and modded-nanogpt's shards as well as ours. Changes nothing.
+#include "data/tool.h"
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
@@ -10,7 +11,6 @@
 #include "llmc/base/path.h"
 #include "llmc/base/utf8.h"
 #include "llmc/data/shards.h"
-#include "llmc/run/data_tools.h"
 #include "llmc/text/corpus.h"
 #include "llmc/text/tokenizer.h"
 

@@ -1,6 +1,7 @@
 // data/whereis: which text did step N of a run read? (`data/whereis --help`) The run's log states seed, batch and
 // corpus of every start and resume; llmc/data/dataloader.h defines the window at each position of the stream. Changes
 // nothing.
+#include "data/tool.h"
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/format.h"
@@ -10,7 +11,6 @@
 #include "llmc/base/path_reason.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/data/dataloader.h"
-#include "llmc/run/data_tools.h"
 
 #include <errno.h>
 #include <getopt.h>

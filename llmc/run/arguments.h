@@ -1,4 +1,4 @@
-// The words of a command line, for the trainer's options (options.h) and those of the programs of data/ (data_tools.h):
+// The words of a command line, for the trainer's options (options.h) and those of the programs of data/ (data/tool.h):
 // takes a word apart, and says which one is wrong: the word as it was typed, with the option that is nearest to it.
 #pragma once
 #include "llmc/base/error.h"

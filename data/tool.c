@@ -1,5 +1,5 @@
-// Shared by the programs of data/. See data_tools.h.
-#include "llmc/run/data_tools.h"
+// The command line of the programs of data/: options, progress display, report of skipped input. See tool.h.
+#include "data/tool.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/file.h"
