@@ -220,7 +220,7 @@ $(BUILD)/test/unit/test_planner_fit: LINK_FLAGS += -Wl,--wrap=model_plan
 
 # Every reader of a file or a message: test/fuzz. One program for all; parts whose readers are static are compiled with
 # their source. As a test program with any compiler, and for libFuzzer with clang, which sees how far an input comes.
-FUZZ_INSIDE := choice_lines shard_tool whereis prepare tcp watch
+FUZZ_INSIDE := choice_lines shard_tool whereis tcp watch
 FUZZ_PARTS  := fuzz readers $(FUZZ_INSIDE)
 FUZZ_TEST   := $(BUILD)/test/fuzz/test_readers
 upper        = $(shell echo $(1) | tr a-z A-Z)
@@ -240,7 +240,7 @@ FUZZ_CC    := clang
 FUZZ_BUILD := build/fuzz
 FUZZ_FLAGS := -std=c11 -D_GNU_SOURCE -DLIBFUZZER -I. -O1 -g -fno-omit-frame-pointer -ffp-contract=off \
               -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -Wall -Wextra -Wno-unused-function -Wno-unused-const-variable
-FUZZ_SRC   := $(filter-out llmc/text/corpus_run.c,$(wildcard llmc/base/*.c llmc/store/*.c llmc/data/*.c llmc/text/*.c llmc/comm/comm.c)) llmc/train/choices.c llmc/run/options.c llmc/run/options_together.c llmc/run/arguments.c \
+FUZZ_SRC   := $(wildcard llmc/base/*.c llmc/store/*.c llmc/data/*.c llmc/text/*.c llmc/comm/comm.c) llmc/train/choices.c llmc/run/options.c llmc/run/options_together.c llmc/run/arguments.c \
               llmc/run/runlog.c data/tool.c llmc/model/parameters.c llmc/cuda/tuning_cache.c
 FUZZ_OBJ   := $(FUZZ_SRC:%.c=$(FUZZ_BUILD)/%.o) $(FUZZ_PARTS:%=$(FUZZ_BUILD)/test/fuzz/%.o)
 

@@ -50,7 +50,7 @@ static const char HELP[] =
     "UTF-16,\n"
     "and other files that are empty or have a NUL byte in their first 64 KiB. As a FILE, such a kind ends the run.\n"
     "\n"
-    "The same command resumes a killed run after its last complete shard; the result is the same.\n"
+    "A run that is interrupted leaves no corpus; the same command starts over.\n"
     "\n"
     "The validation part depends only on the document itself, so adding files moves none of the others:\n"
     "a document of up to 64 KiB goes to validation as a whole if the hash of its bytes falls below F (equal documents\n"
@@ -148,8 +148,7 @@ static int prepare(PrepareOptions *o, Error *err) {
         CorpusResult result;
         const double start = now_seconds();
         corpus->tokenizer = tokenizer, corpus->vocab_option = "--tokenizer train:";
-        corpus->on_progress = corpus_display_progress, corpus->on_notice = corpus_display_notice;
-        corpus->user = &display;
+        corpus->on_progress = corpus_display_progress, corpus->user = &display;
         status = corpus_run(corpus, &result, err);
         corpus_display_clear(&display);
         if (status == EXIT_OK) print_summary(corpus, &result, now_seconds() - start);

@@ -219,7 +219,7 @@ static double describe(const CorpusDisplay *d, const CorpusProgress *p, double n
         snprintf(out, (size_t)size, "merging, %" PRId64 " of %" PRId64 " tokens", p->tokens, p->vocab);
         return (double)p->tokens / (double)p->vocab;
     }
-    double rate = now > d->start ? (double)(p->bytes_read - p->start_bytes) / (now - d->start) : 0;
+    double rate = now > d->start ? (double)p->bytes_read / (now - d->start) : 0;
     double left = p->total_bytes >= p->bytes_read && rate > 0 ? (double)(p->total_bytes - p->bytes_read) / rate : -1;
     format_bytes((double)p->bytes_read, bytes, sizeof bytes);
     format_bytes(rate, rate_text, sizeof rate_text);
@@ -250,12 +250,6 @@ void corpus_display_progress(void *display, const CorpusProgress *p) {
 
 void corpus_display_clear(const CorpusDisplay *d) {
     if (d->is_terminal && d->is_drawn) fprintf(stderr, "\r\033[K");
-}
-
-void corpus_display_notice(void *display, const char *text) {
-    const CorpusDisplay *d = display;
-    corpus_display_clear(d);
-    format_print(stderr, "%s: %s\n", d->program, text);
 }
 
 // ------------------------------------------------------------------------------------------------------------- summary

@@ -60,7 +60,6 @@ typedef struct {
 } CorpusDisplay;
 CorpusDisplay corpus_display(const char *program);
 void corpus_display_progress(void *display, const CorpusProgress *p);
-void corpus_display_notice(void *display, const char *text);
 void corpus_display_clear(const CorpusDisplay *d);
 
 void corpus_tool_print_skipped(const CorpusCounts *c);

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # The tests of the other modules add little here, and take minutes.
 END_TO_END = ["test_resume.py", "test_models.py", "test_bad_input.py", "test_optimizers.py", "test_prepare.py",
-              "test_prepare_lines.py", "test_prepare_continue.py", "test_shard_tools.py", "test_tokenizer.py", "test_evaluation.py"]
+              "test_prepare_lines.py", "test_prepare_interrupted.py", "test_shard_tools.py", "test_tokenizer.py", "test_evaluation.py"]
 UNIT = ["atomic_file", "bpe", "byte_source", "checkpoint", "checkpoint_optimizer", "choices", "comm_tcp", "comm_watch", "corpus_run",
         "corpus_split", "corpus_writer", "dataloader", "evals", "export", "find_tokenizer", "format", "generate", "json_line", "launch", "options",
         "runlog", "safetensors", "shard_tool", "shards", "shuffle", "signals", "tokenizer", "tokenizer_files", "tuning_cache", "utf8",

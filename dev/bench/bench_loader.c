@@ -27,7 +27,7 @@ static bool make_shard(const char *path, int64_t tokens, Error *err) {
     enum { CHUNK = 1 << 16 };
     static uint16_t chunk[CHUNK];
     for (int i = 0; i < CHUNK; i++) chunk[i] = (uint16_t)(i * 7919 % VOCAB);
-    ShardWriter *w = shard_writer_open(path, 2, VOCAB, -1, 0, err);
+    ShardWriter *w = shard_writer_open(path, 2, VOCAB, -1, err);
     if (!w) return false;
     for (int64_t done = 0; done < tokens; done += CHUNK) {
         int64_t n = tokens - done < CHUNK ? tokens - done : CHUNK;

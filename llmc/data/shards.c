@@ -374,18 +374,7 @@ static bool write_failed(const ShardWriter *w, Error *err) {
     return error_set(err, "%s: cannot write the shard: %s", w->path, path_reason(w->path, errno ? errno : EIO).text);
 }
 
-// Truncates the file after the tokens to keep and moves to its end.
-static bool keep_tokens(ShardWriter *w, int64_t num_tokens, Error *err) {
-    const off_t size = SHARD_HEADER_BYTES + (off_t)num_tokens * w->token_bytes;
-    struct stat st;
-    if (fstat(fileno(w->file), &st) == 0 && st.st_size < size)
-        return error_set(err, "%s: holds fewer than the %lld tokens that were written", w->path, (long long)num_tokens);
-    w->num_tokens = num_tokens;
-    return (ftruncate(fileno(w->file), size) == 0 && fseeko(w->file, size, SEEK_SET) == 0) || write_failed(w, err);
-}
-
-ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab, int64_t eot, int64_t kept,
-                               Error *err) {
+ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab, int64_t eot, Error *err) {
     REQUIRE(token_bytes == 2 || token_bytes == 4, "shard writer: %d bytes per token", token_bytes);
     REQUIRE(vocab >= 0 && vocab <= (token_bytes == 2 ? 65536 : INT32_MAX) && eot >= -1 && eot < INT32_MAX,
             "shard writer: vocabulary %lld, end-of-text %lld", (long long)vocab, (long long)eot);
@@ -397,13 +386,9 @@ ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab,
     }
     w->token_bytes = token_bytes, w->vocab = vocab, w->eot = eot;
     errno = 0;
-    w->file = fopen(path, kept > 0 ? "r+be" : "wbe");
-    bool ok = w->file != NULL || write_failed(w, err);
-    if (ok && kept > 0)
-        ok = keep_tokens(w, kept, err);
-    else if (ok)
-        ok = fwrite(header, sizeof header, 1, w->file) == 1 || write_failed(w, err);
-    if (ok) return w;
+    w->file = fopen(path, "wbe");
+    if (w->file && fwrite(header, sizeof header, 1, w->file) == 1) return w;
+    write_failed(w, err);
     shard_writer_leave(w);
     return NULL;
 }
@@ -413,11 +398,6 @@ bool shard_writer_append(ShardWriter *w, const void *tokens, int64_t n, Error *e
     if (fwrite(tokens, (size_t)w->token_bytes, (size_t)n, w->file) != (size_t)n) return write_failed(w, err);
     w->num_tokens += n;
     return true;
-}
-
-bool shard_writer_sync(ShardWriter *w, Error *err) {
-    errno = 0;
-    return (fflush(w->file) == 0 && fsync(fileno(w->file)) == 0) || write_failed(w, err);
 }
 
 static bool write_header(ShardWriter *w) {

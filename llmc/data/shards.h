@@ -8,8 +8,7 @@
 // In both, [3] is the size of the vocabulary, 0 when not stated (llm.c leaves 0), and [6] its end-of-text token + 1 (0:
 // not stated). Files may exceed 2 GiB. Every file is treated as hostile: magic, version, and counts against the file
 // size are checked. Files are read with pread, never mapped: a file truncated during training gives an error message,
-// not a SIGBUS, and 1 KiB to 4 KiB windows cost 0.6 us each from the page cache (dev/bench/bench_loader.c). Writing can
-// be interrupted: what was synced before the process died can be continued by another one.
+// not a SIGBUS, and 1 KiB to 4 KiB windows cost 0.6 us each from the page cache (dev/bench/bench_loader.c).
 #pragma once
 #include "llmc/base/error.h"
 
@@ -79,12 +78,9 @@ void shards_locate(const ShardSet *set, int64_t w, const char **path, int64_t *t
 // ------------------------------------------------------------------------------------------------------------- writing
 
 // token_bytes 2 or 4. Version 1 of the format unless token_bytes is 4 or the count needs 64 bits. vocab 0 and eot -1:
-// not stated. kept: the number of tokens to keep of a file that another writer with the same arguments began, finished
-// or not (fails if it has fewer); 0: a new file. Until it is committed the file is not a shard, or not one of its
-// length.
+// not stated. Until it is committed the file is not a shard.
 typedef struct ShardWriter ShardWriter;
-ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab, int64_t eot, int64_t kept, Error *err);
+ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab, int64_t eot, Error *err);
 bool shard_writer_append(ShardWriter *w, const void *tokens, int64_t n, Error *err);
-bool shard_writer_sync(ShardWriter *w, Error *err);   // everything appended is on the disk
 bool shard_writer_commit(ShardWriter *w, Error *err); // writes the header, fsync; frees w in any case
 void shard_writer_leave(ShardWriter *w);              // leaves the file unfinished; frees w; NULL is fine

@@ -61,7 +61,6 @@ typedef struct {
 
 typedef struct {
     char path[PATH_MAX]; // to open it and for messages
-    int64_t index;       // in the walk, from 0
     int64_t size;        // bytes of the file
     bool is_argument;    // must be readable
     int unreadable;      // in a directory: why, an errno
@@ -80,10 +79,9 @@ int input_open(const InputOptions *options, const InputFile *file); // open(2)
 // disk that fails or too many open files, end the run.
 bool input_may_be_skipped(int reason);
 
-// The files of one argument. A fingerprint covers names, sizes and times of change.
+// The files of one argument.
 typedef struct {
     int64_t files, bytes;
-    uint64_t fingerprint;
 } InputSummary;
 // One for each argument, malloced. Standard input that has not been read yet counts as nothing. *left_out, *notes: what
 // the walk passes over, and the links that it follows.
@@ -157,7 +155,6 @@ typedef enum { STAGE_ENCODE, STAGE_COUNT, STAGE_MERGE } CorpusStage; // the last
 typedef struct {
     CorpusStage stage;
     int64_t bytes_read, total_bytes; // of the input files as they are; total 0: not known
-    int64_t start_bytes;             // where this run began: after 0 when it resumes another one's work
     int64_t tokens, vocab;           // merging: of the vocabulary so far and at the end
 } CorpusProgress;
 
@@ -177,7 +174,6 @@ typedef struct {
     int64_t shard_tokens;
     bool force;                                                      // replace the shards of an earlier run
     void (*on_progress)(void *user, const CorpusProgress *progress); // after each block, and while merging
-    void (*on_notice)(void *user, const char *text);                 // resumes an unfinished run, starts over
     void *user;
 } CorpusOptions;
 
@@ -207,16 +203,6 @@ enum {
     MARKER_MAX_BYTES = 16,             // of a spelling of end-of-text
 };
 
-// A position in the inputs: everything before it has been handed out.
-typedef struct {
-    int64_t file;       // number of it in the walk
-    int64_t offset;     // in its unpacked bytes
-    int64_t line;       // lines before offset
-    int64_t size;       // of the text document that continues at offset; 0: none does
-    int64_t cut;        // where its last part, for validation, begins; 0: not decided yet
-    int64_t bytes_read; // of all files, packed as they are: for the progress
-} CorpusPosition;
-
 typedef struct {
     CorpusFormat format; // lines, documents that are divided by a marker, or a piece of a text document
     char path[PATH_MAX]; // of the file, for messages
@@ -233,7 +219,7 @@ typedef struct {
     CorpusCounts counts;
     void *tokens[CORPUS_SIDES];
     int64_t num_tokens[CORPUS_SIDES], token_capacity[CORPUS_SIDES];
-    CorpusPosition after;
+    int64_t bytes_read; // up to its end, of all files, packed as they are: for the progress
     bool is_encoded;
     int status; // EXIT_BAD_INPUT, EXIT_RUN_FAILED: the reader or the encoder cannot continue; error says why
     Error error;
@@ -279,10 +265,7 @@ typedef struct {
     CorpusShards side[CORPUS_SIDES];
 } CorpusWriter;
 
-// Continues the shards of a writer that was synced in this state; anything after that is overwritten.
-bool corpus_writer_continue(CorpusWriter *w, Error *err);
 bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, int64_t n, Error *err);
-bool corpus_writer_sync(CorpusWriter *w, Error *err);   // everything appended is on the disk
 bool corpus_writer_finish(CorpusWriter *w, Error *err); // completes the open shards; then only free
 void corpus_writer_free(CorpusWriter *w);               // open shards stay as they are; all zero then
 char *corpus_shard_path(const char *directory, CorpusSide side, int64_t number); // DIRECTORY/train_000012.bin, malloced
@@ -296,20 +279,18 @@ typedef struct {
     WordCounts *words;          // NULL: encodes; else counts the words for training here, and each byte as a token
     CorpusWriter *writer;       // NULL with words
     bool cut_all;
-    // Called after each block that was written or counted; false ends the run with its error.
-    bool (*on_written)(void *user, Error *err);
+    void (*on_block)(void *user, int64_t bytes_read); // after each block that was written or counted
     void *user;
 } CorpusJob;
 
-// From *position on; position and counts are kept up to date. Returns EXIT_OK, EXIT_BAD_INPUT (input that cannot be
-// read or is bad) or EXIT_RUN_FAILED.
-int corpus_convert(const CorpusJob *job, CorpusPosition *position, CorpusCounts *counts, Error *err);
+// Adds to the counts, which are up to date at each on_block. Returns EXIT_OK, EXIT_BAD_INPUT (input that cannot be read
+// or is bad) or EXIT_RUN_FAILED.
+int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err);
 
 // The reader (documents.c): the inputs as blocks, long documents in pieces cut where the tokenizer allows it, lines of
 // JSON by the hundred. Reads ahead of the encoders on one thread, and never holds more than a block.
 typedef struct DocumentReader DocumentReader;
-// Begins at a position reported by an earlier reader of the same inputs and options; {0}: at the beginning.
-DocumentReader *document_reader_open(const CorpusJob *job, const CorpusPosition *from, Error *err);
+DocumentReader *document_reader_open(const CorpusJob *job, Error *err);
 // The next block. False: there are no more. A block that failed is the last one. What a block counts includes
 // what was skipped before it (binary files, lines that are too long, what comes after damage); the last one may
 // contain nothing else. A file that grows meanwhile is read up to the size it had.

@@ -1,9 +1,8 @@
 // The files of a corpus. The walk sorts one directory at a time. (fts(3) is not used: it takes a directory that fails
-// while it is read for a shorter one, and without memory it leaves names unsorted or crashes.) Every regular file and
-// every entry that cannot be read takes one number, so that a place in the inputs is the same in every walk over the
-// same files. What may be met again is remembered by its device and inode: with several arguments, hard links, or below
-// a symbolic link. Standard input that has to be read twice is copied into a file as it comes, packed or not. The file
-// is unlinked before anything is in it, so nothing stays behind whatever happens.
+// while it is read for a shorter one, and without memory it leaves names unsorted or crashes.) What may be met again is
+// remembered by its device and inode: with several arguments, hard links, or below a symbolic link. Standard input that
+// has to be read twice is copied into a file as it comes, packed or not. The file is unlinked before anything is in it,
+// so nothing stays behind whatever happens.
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
 #include "llmc/base/path.h"
@@ -37,11 +36,9 @@ struct InputWalk {
     Level *levels; // the directories from the current argument to the current file
     int depth;
     char path[PATH_MAX]; // of the current file or directory
-    int64_t next_index;
-    bool has_output; // the output directory exists: output and its device and inode
+    bool has_output;     // the output directory exists: output and its device and inode
     struct stat output;
-    struct timespec changed; // the last file's
-    XXH128_hash_t *seen;     // a hash table of what may be met again
+    XXH128_hash_t *seen; // a hash table of what may be met again
     size_t num_seen, num_slots;
     char **roots; // the real paths of the directories among the arguments; NULL until a link is found
     int num_roots;
@@ -88,13 +85,10 @@ static int give(InputWalk *w, InputFile *file, const char *path, const struct st
     CorpusFormat format = w->options->format;
     if (format == FORMAT_BY_CONTENT && fnmatch("*.@(jsonl|ndjson)?(.gz|.zst)", path, FNM_CASEFOLD | FNM_EXTMATCH) == 0)
         format = FORMAT_LINES;
-    *file = (InputFile){.index = w->next_index++,
-                        .is_argument = is_argument,
-                        .unreadable = st ? 0 : errno,
-                        .format = format,
-                        .packing = packing_of_name(path)};
+    *file = (InputFile){
+        .is_argument = is_argument, .unreadable = st ? 0 : errno, .format = format, .packing = packing_of_name(path)};
     memcpy(file->path, path, strlen(path) + 1);
-    if (st) file->size = (int64_t)st->st_size, w->changed = st->st_mtim;
+    if (st) file->size = (int64_t)st->st_size;
     return 1;
 }
 
@@ -284,10 +278,6 @@ InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes
     *total_bytes = 0;
     while (found > 0 && (found = inputs_next(w, &file, err)) > 0) {
         InputSummary *s = &summaries[w->argument];
-        // Chained: the hash so far seeds the next file's hash.
-        const int64_t facts[4] = {file.size, w->changed.tv_sec, w->changed.tv_nsec, 0};
-        s->fingerprint = XXH3_64bits_withSeed(file.path, strlen(file.path), s->fingerprint);
-        s->fingerprint = XXH3_64bits_withSeed(facts, file.unreadable ? 0 : sizeof facts, s->fingerprint);
         s->files += !file.unreadable;
         s->bytes += file.size, *total_bytes += file.size;
     }

@@ -312,8 +312,7 @@ static void *encoder_thread(void *argument) {
     return NULL;
 }
 
-static int write_block(const CorpusJob *job, CorpusBlock *b, CorpusPosition *position, CorpusCounts *counts,
-                       Error *err) {
+static int write_block(const CorpusJob *job, CorpusBlock *b, CorpusCounts *counts, Error *err) {
     if (b->status != EXIT_OK) return *err = b->error, b->status;
     if (!job->options->skip_bad && b->counts.bad.total > 0) {
         error_set(err, "%s; --skip-bad counts and skips bad input", b->counts.bad.first[b->counts.bad.earliest]);
@@ -322,12 +321,12 @@ static int write_block(const CorpusJob *job, CorpusBlock *b, CorpusPosition *pos
     for (CorpusSide side = 0; job->writer && side < CORPUS_SIDES; side++)
         if (!corpus_writer_append(job->writer, side, b->tokens[side], b->num_tokens[side], err)) return EXIT_RUN_FAILED;
     counts_add(counts, &b->counts);
-    *position = b->after;
-    return job->on_written(job->user, err) ? EXIT_OK : EXIT_RUN_FAILED;
+    job->on_block(job->user, b->bytes_read);
+    return EXIT_OK;
 }
 
 // Writes the blocks in the order of reading, each as soon as it is encoded.
-static int write_blocks(Pipeline *p, CorpusPosition *position, CorpusCounts *counts, Error *err) {
+static int write_blocks(Pipeline *p, CorpusCounts *counts, Error *err) {
     int status = EXIT_OK;
     pthread_mutex_lock(&p->lock);
     while (status == EXIT_OK) {
@@ -336,7 +335,7 @@ static int write_blocks(Pipeline *p, CorpusPosition *position, CorpusCounts *cou
         if (p->written == p->filled) break;
         pthread_mutex_unlock(&p->lock);
         const int64_t n = b->n;
-        status = write_block(p->job, b, position, counts, err);
+        status = write_block(p->job, b, counts, err);
         corpus_block_reset(b);
         pthread_mutex_lock(&p->lock);
         p->bytes_under_way -= n;
@@ -347,7 +346,7 @@ static int write_blocks(Pipeline *p, CorpusPosition *position, CorpusCounts *cou
     return status;
 }
 
-static bool set_up(Pipeline *p, const CorpusPosition *from, Error *err) {
+static bool set_up(Pipeline *p, Error *err) {
     const int threads = p->job->options->threads;
     p->num_blocks = 2 * threads + 4;
     p->blocks = calloc((size_t)p->num_blocks, sizeof *p->blocks);
@@ -356,7 +355,7 @@ static bool set_up(Pipeline *p, const CorpusPosition *from, Error *err) {
     if (!p->blocks || !p->encoders || !p->threads) return error_set(err, "out of memory for %d threads", threads);
     for (int i = 0; i < threads; i++)
         if (!encoder_open(&p->encoders[i], p->job, err)) return false;
-    return (p->reader = document_reader_open(p->job, from, err)) != NULL;
+    return (p->reader = document_reader_open(p->job, err)) != NULL;
 }
 
 static void tear_down(Pipeline *p) {
@@ -371,7 +370,7 @@ static void tear_down(Pipeline *p) {
     free(p->blocks), free(p->encoders), free(p->threads);
 }
 
-int corpus_convert(const CorpusJob *job, CorpusPosition *position, CorpusCounts *counts, Error *err) {
+int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err) {
     Pipeline p = {.job = job,
                   .lock = PTHREAD_MUTEX_INITIALIZER,
                   .can_fill = PTHREAD_COND_INITIALIZER,
@@ -379,13 +378,13 @@ int corpus_convert(const CorpusJob *job, CorpusPosition *position, CorpusCounts 
                   .can_write = PTHREAD_COND_INITIALIZER};
     const int threads = job->options->threads;
     int started = 0, status = EXIT_RUN_FAILED;
-    bool ok = set_up(&p, position, err);
+    bool ok = set_up(&p, err);
     for (; ok && started <= threads; started += ok) {
         const int failure =
             pthread_create(&p.threads[started], NULL, started < threads ? encoder_thread : reader_thread, &p);
         ok = failure == 0 || limits_thread_failed("a thread", failure, err);
     }
-    if (ok) status = write_blocks(&p, position, counts, err);
+    if (ok) status = write_blocks(&p, counts, err);
     pthread_mutex_lock(&p.lock);
     p.stop = true;
     pthread_cond_broadcast(&p.can_encode);

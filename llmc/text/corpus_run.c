@@ -1,10 +1,8 @@
 // Converts a corpus from its inputs to a vocabulary, and to shards under their final names. See corpus.h.
 //
-// Everything is made in DIR/.tmp-prepare and moved into DIR when it is complete. After each complete shard,
-// manifest.json there records the progress of the run in an object "resume", which the final manifest does not have. It
-// is written after the data that it counts is on the disk, so a later run of the same request resumes there. A manifest
-// that is inconsistent, or from another request, is refused, and the run starts over. The lock is flock(2) on DIR
-// itself, which is released when the process ends.
+// Everything is made in DIR/.tmp-prepare, manifest.json last, and moved into DIR when it is complete. A run that ends
+// before leaves the directory, and the next one starts over: it removes the directory, and what had been moved already.
+// The lock is flock(2) on DIR itself, which is released when the process ends.
 //
 // The manifest states what the shards were made from, but no times: the same run gives the same file. doc/data.md lists
 // its fields. Counts are exact up to 2^53, checksums are hexadecimal digits in strings.
@@ -28,9 +26,8 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
-enum { REQUEST_PARTS = 3, NUMBERS = 13 + BAD_KINDS, MAX_MANIFEST_BYTES = 64 << 20, MANIFEST_FORMAT = 1 };
+enum { MANIFEST_FORMAT = 1 };
 
 typedef struct {
     CorpusOptions options;                // its inputs include standard input once that was read
@@ -43,16 +40,9 @@ typedef struct {
     char *staging, *manifest_path, *tokenizer_path; // output/.tmp-prepare, and files in it
     size_t existing;                                // length of the part of output that existed before
     int lock;                                       // descriptor of the locked directory; -1: not locked
-    uint64_t request[REQUEST_PARTS];                // hashes of tokenizer, options, inputs
     CorpusJob job;
-    // The progress that the manifest in .tmp-prepare records; job.cut_all is part of it.
-    CorpusPosition position;
     CorpusCounts counts;
     CorpusWriter writer;
-    bool is_done; // all shards are complete
-    bool is_saved;
-    int64_t saved_shards;
-    cJSON *manifest; // of a finished run
 } Run;
 
 static bool open_inputs(Run *r, Error *err) {
@@ -67,31 +57,65 @@ static bool open_inputs(Run *r, Error *err) {
 static bool take_stdin(Run *r, const char *directory, Error *err) {
     InputOptions *in = &r->options.inputs;
     int64_t bytes, limit = in->format == FORMAT_LINES && r->options.tokenizer ? 64 << 20 : INT64_MAX;
-    if (!r->has_stdin || in->has_stdin) return true;
+    if (!r->has_stdin) return true;
     if (!inputs_spool_stdin(in, directory, limit, &bytes, err)) return false;
     r->progress.total_bytes = in->stdin_goes_on ? 0 : r->progress.total_bytes + bytes; // 0: unknown
     return true;
 }
 
-static bool on_written(void *user, Error *err);
-
-static void forget(Run *r) {
-    corpus_writer_free(&r->writer);
-    r->job = (CorpusJob){.options = &r->options, .on_written = on_written, .user = r};
-    corpus_counts_clear(&r->counts);
-    r->position = (CorpusPosition){0};
-    cJSON_Delete(r->manifest), r->manifest = NULL;
-    r->is_done = r->is_saved = false;
-    r->progress.start_bytes = r->saved_shards = 0;
-}
-
 static void close_run(Run *r) {
-    forget(r);
-    kind_counts_clear(&r->walk_left_out), kind_counts_clear(&r->walk_notes);
+    corpus_writer_free(&r->writer);
+    corpus_counts_clear(&r->counts);
+    kind_counts_clear(&r->walk_left_out);
+    kind_counts_clear(&r->walk_notes);
     if (r->lock >= 0) close(r->lock);
     if (r->options.inputs.has_stdin) close(r->options.inputs.stdin_fd);
     tokenizer_free(r->trained), tokenizer_free(r->cuts);
     free(r->summaries), free(r->staging), free(r->manifest_path), free(r->tokenizer_path);
+}
+
+// -------------------------------------------------------------------------------------------------------------- passes
+
+static void on_block(void *user, int64_t bytes_read) {
+    Run *r = user;
+    r->progress.bytes_read = bytes_read;
+    r->progress.tokens = r->counts.side[CORPUS_TRAIN].tokens + r->counts.side[CORPUS_VAL].tokens;
+    r->options.on_progress(r->options.user, &r->progress);
+}
+
+// Encodes all documents or, with is_counting, counts their words into job.words. If training or validation has too
+// little of a few, short documents, does it again with each of them cut; a count has decided this for the encoding.
+static int run_passes(Run *r, bool is_counting, Error *err) {
+    r->job.options = &r->options, r->job.on_block = on_block, r->job.user = r;
+    for (;;) {
+        corpus_counts_clear(&r->counts);
+        if (is_counting) {
+            word_counts_free(r->job.words);
+            r->job.words = word_counts_create(err);
+            if (!r->job.words) return EXIT_RUN_FAILED;
+        } else {
+            corpus_writer_free(&r->writer);
+            r->writer = (CorpusWriter){
+                .directory = r->staging, .tokenizer = r->job.tokenizer, .shard_tokens = r->options.shard_tokens};
+            r->job.writer = &r->writer;
+        }
+        const int status = corpus_convert(&r->job, &r->counts, err);
+        if (status != EXIT_OK || r->job.cut_all || r->trained || r->options.inputs.stdin_goes_on ||
+            !corpus_is_lopsided(&r->counts, r->options.val_fraction))
+            return status;
+        r->job.cut_all = true;
+    }
+}
+
+// What the walk found belongs to the counts of the corpus.
+static void add_walk(Run *r) {
+    kind_counts_move(&r->counts.left_out, &r->walk_left_out);
+    kind_counts_move(&r->counts.notes, &r->walk_notes);
+}
+
+static bool check_sides(Run *r, Error *err) {
+    if (r->counts.documents == 0) add_walk(r); // for the message
+    return corpus_check_sides(&r->counts, r->options.val_fraction, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------- vocabulary
@@ -103,37 +127,16 @@ static void on_merged(void *user, int64_t tokens) {
     r->options.on_progress(r->options.user, &r->progress);
 }
 
-// What the walk found is not a part of the state of a run: the next one walks again.
-static void add_walk(Run *r) {
-    kind_counts_move(&r->counts.left_out, &r->walk_left_out);
-    kind_counts_move(&r->counts.notes, &r->walk_notes);
-}
-
-static bool check_sides(Run *r, Error *err) {
-    if (r->counts.documents == 0) add_walk(r); // for the message
-    return corpus_check_sides(&r->counts, r->options.val_fraction, err);
-}
-
 static int train(Run *r, Error *err) {
     const CorpusOptions *o = &r->options;
-    WordCounts *words = NULL;
-    int status = EXIT_OK;
-    tokenizer_free(r->trained), r->trained = NULL;
+    r->job.tokenizer = r->job.cuts = r->cuts;
     r->progress.stage = STAGE_COUNT, r->progress.vocab = o->vocab;
-    // Encoding the corpus later must not decide again, from different numbers.
-    for (bool cut_all = false, again = true; again; cut_all = true) {
-        word_counts_free(words);
-        words = word_counts_create(err);
-        forget(r);
-        r->job.tokenizer = r->job.cuts = r->cuts;
-        r->job.words = words, r->job.cut_all = cut_all;
-        status = words ? corpus_convert(&r->job, &r->position, &r->counts, err) : EXIT_RUN_FAILED;
-        again = status == EXIT_OK && !cut_all && corpus_is_lopsided(&r->counts, o->val_fraction);
-    }
+    int status = run_passes(r, true, err);
     if (status == EXIT_OK && !check_sides(r, err)) status = EXIT_BAD_INPUT;
-    const int64_t distinct = words ? word_counts_words(words) : 0;
-    if (status == EXIT_OK && !(r->trained = bpe_train(words, o->vocab, on_merged, r, err))) status = EXIT_RUN_FAILED;
-    word_counts_free(words);
+    const int64_t distinct = r->job.words ? word_counts_words(r->job.words) : 0;
+    if (status == EXIT_OK && !(r->trained = bpe_train(r->job.words, o->vocab, on_merged, r, err)))
+        status = EXIT_RUN_FAILED;
+    word_counts_free(r->job.words);
     r->job.words = NULL;
     if (status != EXIT_OK || tokenizer_vocab(r->trained) == o->vocab) return status;
     error_set(err,
@@ -222,222 +225,18 @@ static cJSON *describe(const Run *r) {
 
 static const char MANIFEST_MARK[] = "\"fingerprint\":\t\""; // near the beginning of what describe() makes
 
-static bool write_json(const char *path, const cJSON *root, Error *err) {
+static bool write_manifest(const Run *r, Error *err) {
+    cJSON *root = describe(r);
     char *text = cJSON_Print(root);
-    const bool ok = text ? file_write_atomic(path, text, strlen(text), err) : error_set(err, "%s: out of memory", path);
+    const bool ok = text ? file_write_atomic(r->manifest_path, text, strlen(text), err)
+                         : error_set(err, "%s: out of memory", r->manifest_path);
     cJSON_free(text);
+    cJSON_Delete(root);
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------------------- resume
-
-static const char *const request_parts[REQUEST_PARTS] = {"tokenizer", "options", "inputs"};
-
-// Everything that the shards depend on. The tokenizer is identified by its tokens, because its path may change.
-static void hash_request(Run *r) {
-    const CorpusOptions *o = &r->options;
-    const int64_t numbers[] = {o->shard_tokens, o->inputs.format};
-    uint64_t h = XXH3_64bits_withSeed(&o->val_fraction, sizeof o->val_fraction, XXH3_64bits(numbers, sizeof numbers));
-    r->request[0] = o->tokenizer ? tokenizer_fingerprint(o->tokenizer) : (uint64_t)o->vocab;
-    h = XXH3_64bits_withSeed(o->field, strlen(o->field), h);
-    r->request[1] = o->split_at ? XXH3_64bits_withSeed(o->split_at, strlen(o->split_at), h) : h;
-    for (int i = 0; i < o->inputs.count; i++) {
-        h = XXH3_64bits_withSeed(o->inputs.arguments[i], strlen(o->inputs.arguments[i]), r->request[2]);
-        r->request[2] = XXH3_64bits_withSeed(&r->summaries[i], sizeof r->summaries[i], h);
-    }
-}
-
-// Every number of the state, for saving and loading.
-static void list_numbers(Run *r, int64_t *out[NUMBERS]) {
-    CorpusPosition *at = &r->position;
-    CorpusCounts *c = &r->counts;
-    int64_t *const numbers[] = {&at->file,
-                                &at->offset,
-                                &at->line,
-                                &at->size,
-                                &at->cut,
-                                &at->bytes_read,
-                                &c->documents,
-                                &c->side[0].bytes,
-                                &c->side[0].tokens,
-                                &c->side[0].documents,
-                                &c->side[1].bytes,
-                                &c->side[1].tokens,
-                                &c->side[1].documents};
-    memcpy(out, numbers, sizeof numbers);
-    for (int k = 0; k < BAD_KINDS; k++) out[NUMBERS - BAD_KINDS + k] = &c->bad.count[k];
-}
-
-static uint64_t hash_kinds(const KindCounts *k, uint64_t h) {
-    for (int i = 0; i < k->num; i++) {
-        h = XXH3_64bits_withSeed(&k->kinds[i].count, sizeof k->kinds[i].count, h);
-        h = XXH3_64bits_withSeed(k->kinds[i].kind, strlen(k->kinds[i].kind), h);
-    }
-    return h;
-}
-
-static void save_kinds(cJSON *resume, const char *name, const KindCounts *k) {
-    cJSON *list = cJSON_AddArrayToObject(resume, name);
-    for (int i = 0; i < k->num; i++) {
-        cJSON *item = cJSON_CreateObject();
-        cJSON_AddStringToObject(item, "kind", k->kinds[i].kind);
-        add_int(item, "count", k->kinds[i].count);
-        cJSON_AddItemToObject(item, "first", json_text(k->kinds[i].first));
-        cJSON_AddItemToArray(list, item);
-    }
-}
-
-static bool load_kinds(const cJSON *resume, const char *name, KindCounts *k, Error *err) {
-    const cJSON *list, *item;
-    const char *kind, *first;
-    int64_t count;
-    if (!json_find(resume, name, &list, err)) return false;
-    cJSON_ArrayForEach(item, list) {
-        if (!json_get_string(item, "kind", &kind, err) || !json_get_string(item, "first", &first, err) ||
-            !json_get_int(item, "count", 1, JSON_MAX_INT, &count, err))
-            return false;
-        kind_counts_add(k, kind, count, "%s", first);
-    }
-    return true;
-}
-
-static uint64_t hash_state(Run *r) {
-    uint64_t h = 2 * (uint64_t)r->is_done + r->job.cut_all;
-    int64_t *numbers[NUMBERS];
-    list_numbers(r, numbers);
-    for (int i = 0; i < NUMBERS; i++) h = XXH3_64bits_withSeed(numbers[i], sizeof *numbers[i], h);
-    for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
-        h = XXH3_64bits_withSeed(r->writer.side[side].shards, (size_t)r->writer.side[side].count * sizeof(CorpusShard),
-                                 h);
-    return hash_kinds(&r->counts.notes, hash_kinds(&r->counts.left_out, h));
-}
-
-// Nothing is saved for standard input, which cannot be read again.
-static bool save(Run *r, Error *err) {
-    int64_t *numbers[NUMBERS];
-    if (r->has_stdin) return true;
-    list_numbers(r, numbers);
-    cJSON *root = describe(r), *resume = cJSON_AddObjectToObject(root, "resume");
-    for (int i = 0; i < REQUEST_PARTS; i++) add_hex(resume, request_parts[i], r->request[i]);
-    add_hex(resume, "state", hash_state(r));
-    cJSON_AddBoolToObject(resume, "cut_all", r->job.cut_all);
-    cJSON_AddBoolToObject(resume, "is_done", r->is_done);
-    cJSON *list = cJSON_AddArrayToObject(resume, "numbers"), *first = cJSON_AddObjectToObject(resume, "first");
-    for (int i = 0; i < NUMBERS; i++) cJSON_AddItemToArray(list, cJSON_CreateNumber((double)*numbers[i]));
-    for (int k = 0; k < BAD_KINDS; k++)
-        if (r->counts.bad.first[k]) cJSON_AddItemToObject(first, bad_kinds[k].name, json_text(r->counts.bad.first[k]));
-    save_kinds(resume, "left_out", &r->counts.left_out);
-    save_kinds(resume, "notes", &r->counts.notes);
-    r->saved_shards = r->writer.side[CORPUS_TRAIN].count + r->writer.side[CORPUS_VAL].count;
-    r->is_saved = write_json(r->manifest_path, root, err);
-    cJSON_Delete(root);
-    return r->is_saved;
-}
-
-static bool load_shards(Run *r, const cJSON *root, CorpusSide side, Error *err) {
-    CorpusShards *s = &r->writer.side[side];
-    const cJSON *object, *list, *item;
-    if (!json_get_object(root, corpus_side_names[side], &object, err) || !json_find(object, "shards", &list, err))
-        return false;
-    s->shards = calloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *s->shards);
-    if (!s->shards) return error_set(err, "out of memory");
-    s->open_tokens = r->counts.side[side].tokens;
-    cJSON_ArrayForEach(item, list) {
-        CorpusShard *shard = &s->shards[s->count++];
-        if (!corpus_shard_read(item, r->options.shard_tokens, shard, err)) return false;
-        s->open_tokens -= shard->tokens;
-    }
-    return (s->open_tokens >= 0 && s->open_tokens < (r->is_done ? 1 : r->options.shard_tokens)) ||
-           error_set(err, "its shards do not have the tokens that were counted");
-}
-
-static bool load_state(Run *r, const cJSON *root, Error *err) {
-    const cJSON *resume, *list, *first;
-    const char *text;
-    int64_t *numbers[NUMBERS];
-    list_numbers(r, numbers);
-    if (!json_get_object(root, "resume", &resume, err)) return false;
-    for (int i = 0; i < REQUEST_PARTS; i++) {
-        if (!json_get_string(resume, request_parts[i], &text, err)) return false;
-        if (strtoull(text, NULL, 16) != r->request[i]) return error_set(err, "the %s changed", request_parts[i]);
-    }
-    if (!json_get_array(resume, "numbers", NUMBERS, &list, err) || !json_get_object(resume, "first", &first, err))
-        return false;
-    for (int i = 0; i < NUMBERS; i++)
-        if (!json_int_value(cJSON_GetArrayItem(list, i), 0, JSON_MAX_INT, numbers[i]))
-            return error_set(err, "\"numbers\" has an invalid entry");
-    for (int k = 0; k < BAD_KINDS; k++) {
-        text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(first, bad_kinds[k].name));
-        if (r->counts.bad.count[k] > 0) r->counts.bad.first[k] = strdup(text ? text : "");
-        r->counts.bad.total += r->counts.bad.count[k];
-    }
-    r->is_done = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(resume, "is_done"));
-    r->job.cut_all = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(resume, "cut_all"));
-    if (!r->options.skip_bad && r->counts.bad.total > 0)
-        return error_set(err, "it skipped bad input, but --skip-bad is not given now");
-    if (!load_kinds(resume, "left_out", &r->counts.left_out, err) ||
-        !load_kinds(resume, "notes", &r->counts.notes, err) || !load_shards(r, root, CORPUS_TRAIN, err) ||
-        !load_shards(r, root, CORPUS_VAL, err) || !json_get_string(resume, "state", &text, err))
-        return false;
-    return strtoull(text, NULL, 16) == hash_state(r) || error_set(err, "it is inconsistent");
-}
-
-// The tokenizer that the unfinished run trained.
-static bool open_trained(Run *r, Error *err) {
-    size_t bytes;
-    char name[32], *json = file_read_all(r->tokenizer_path, MAX_TOKENIZER_BYTES, &bytes, err);
-    if (!json) return false;
-    snprintf(name, sizeof name, "train:%" PRId64, r->options.vocab);
-    r->trained = tokenizer_read_json(name, json, bytes, err);
-    free(json);
-    return r->trained != NULL;
-}
-
-static bool open_writer(Run *r, Error *err) {
-    const Tokenizer *t = r->job.tokenizer = r->trained ? r->trained : r->options.tokenizer;
-    r->job.cuts = r->cuts ? r->cuts : t;
-    r->progress.stage = STAGE_ENCODE;
-    r->job.writer = &r->writer;
-    r->writer.directory = r->staging, r->writer.tokenizer = t, r->writer.shard_tokens = r->options.shard_tokens;
-    return corpus_writer_continue(&r->writer, err);
-}
-
-// Resumes a killed run of the same request. False: there is none, or a notice said why it cannot be resumed.
-static bool resume(Run *r) {
-    Error why, said;
-    if (!file_exists(r->manifest_path)) return false;
-    if (r->has_stdin) error_set(&why, "standard input cannot be read again");
-    cJSON *root = r->has_stdin ? NULL : json_parse_file(r->manifest_path, MAX_MANIFEST_BYTES, &why);
-    r->is_saved = root && load_state(r, root, &why) &&
-                  (r->is_done || ((r->options.tokenizer || open_trained(r, &why)) && open_writer(r, &why)));
-    cJSON_DeleteItemFromObject(root, "resume");
-    r->manifest = root;
-    const int64_t done = r->progress.start_bytes = r->position.bytes_read, all = r->progress.total_bytes;
-    if (r->is_saved)
-        error_set(&said, "resuming an unfinished run after %" PRId64 " of %" PRId64 " bytes (%.1f%%)", done, all,
-                  100.0 * (double)done / (double)all);
-    else
-        error_set(&said, "cannot resume the unfinished run in %s: %s; starting over", r->output, why.text);
-    if (!r->is_saved || !r->is_done) r->options.on_notice(r->options.user, said.text);
-    if (!r->is_saved) forget(r);
-    return r->is_saved;
-}
-
-// ----------------------------------------------------------------------------------------------------- the final names
-
-// Makes the output directory if needed and locks it; false if another run holds the lock or it is not writable.
-static bool claim(Run *r, Error *err) {
-    r->existing = directory_existing(r->output);
-    if (!directory_make(r->output, err)) return false;
-    r->lock = open(r->output, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (r->lock < 0)
-        return error_set(err, "%s: cannot open the directory: %s", r->output, path_reason(r->output, errno).text);
-    if (flock(r->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) { // other errors: no locks on this file system
-        close(r->lock), r->lock = -1;
-        return error_set(err, "%s: another data/prepare is writing there", r->output);
-    }
-    return directory_make(r->staging, err);
-}
+// --------------------------------------------------------------------------------------------------------- output
+// files
 
 static int is_shard(const struct dirent *entry) { return is_corpus_shard(entry->d_name); }
 
@@ -452,15 +251,15 @@ static bool is_own_shard(const char *path) {
     return header[0] == SHARD_MAGIC && header[SHARD_FIELD_VOCAB] > 0;
 }
 
-static bool remove_old(const char *path, Error *err) {
+static bool remove_shard(const char *path, Error *err) {
     struct stat st;
     if (lstat(path, &st) == 0 && !S_ISDIR(st.st_mode) && !is_own_shard(path))
         return own_file_move_aside(path, "is not a shard of this program", errno, err);
     return unlink(path) == 0 || error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
 }
 
-// Refuses the shards in the output directory, or removes them, last name first, except those that this run has moved.
-static bool clear_old(Run *r, bool refuse, Error *err) {
+// Removes the shards in the output directory, last name first, or refuses them.
+static bool clear_shards(const Run *r, bool refuse, Error *err) {
     struct dirent **old;
     const int n = scandir(r->output, &old, is_shard, alphasort);
     if (n < 0)
@@ -469,20 +268,40 @@ static bool clear_old(Run *r, bool refuse, Error *err) {
               error_set(err, "%s: has %d shard%s of an earlier run (%s...); --force replaces them", r->output, n,
                         n == 1 ? "" : "s", old[0]->d_name);
     for (int i = n; i-- > 0; free(old[i])) {
-        const char *name = old[i]->d_name;
-        const CorpusShards *ours = &r->writer.side[name[0] == 't' ? CORPUS_TRAIN : CORPUS_VAL];
-        char *path = path_join(r->output, name), *staged = path_join(r->staging, name);
-        if (ok && !refuse && (file_exists(staged) || strtoll(strchr(name, '_') + 1, NULL, 10) >= ours->count))
-            ok = remove_old(path, err);
-        free(path), free(staged);
+        char *path = path_join(r->output, old[i]->d_name);
+        if (ok && !refuse) ok = remove_shard(path, err);
+        free(path);
     }
     free(old);
     return ok;
 }
 
+// Makes the output directory if needed, locks it, and removes what an interrupted run left in it. False if another run
+// holds the lock, it is not writable, or it has a corpus that is not to be replaced.
+static bool claim(Run *r, Error *err) {
+    r->existing = directory_existing(r->output);
+    if (!directory_make(r->output, err)) return false;
+    r->lock = open(r->output, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (r->lock < 0)
+        return error_set(err, "%s: cannot open the directory: %s", r->output, path_reason(r->output, errno).text);
+    if (flock(r->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) { // other errors: no locks on this file system
+        close(r->lock), r->lock = -1;
+        return error_set(err, "%s: another data/prepare is writing there", r->output);
+    }
+    char *manifest = path_join(r->output, "manifest.json");
+    const bool was_moving = file_exists(r->manifest_path) && !file_exists(manifest);
+    free(manifest);
+    bool ok = true;
+    if (was_moving)
+        ok = clear_shards(r, false, err) && directory_sync(r->output, err);
+    else if (!r->options.force)
+        ok = clear_shards(r, true, err);
+    return ok && (!file_exists(r->staging) || directory_remove(r->staging, err)) && directory_make(r->staging, err);
+}
+
 static bool move(char *from, char *to, Error *err) {
-    const bool ok = rename(from, to) == 0 || (errno == ENOENT && file_exists(to)) || // it was moved before a kill
-                    error_set(err, "%s: cannot move into place: %s", from, path_reason(to, errno).text);
+    const bool ok =
+        rename(from, to) == 0 || error_set(err, "%s: cannot move into place: %s", from, path_reason(to, errno).text);
     free(from), free(to);
     return ok;
 }
@@ -493,19 +312,19 @@ static bool move_side(const Run *r, CorpusSide side, Error *err) {
     return true;
 }
 
-// Removes the files of an earlier run, manifest first and training shards last, then moves in the new ones, training
-// shards first and manifest last. Each step may be repeated after a kill, and a mixture of the two never looks
-// complete: also after a loss of power, because each manifest goes or comes in a step of its own.
-static bool publish(Run *r, Error *err) {
+// Removes the files of an earlier corpus, manifest first and training shards last, then moves in the new ones, training
+// shards first and manifest last. A mixture of the two has no manifest: also after a loss of power, because each
+// manifest goes or comes in a step of its own.
+static bool publish(const Run *r, Error *err) {
     char *manifest = path_join(r->output, "manifest.json"), *tokenizer = path_join(r->output, "tokenizer.json");
-    bool ok = own_file_make_way(manifest, MANIFEST_MARK, err) &&
-              (unlink(manifest) == 0 || errno == ENOENT ||
-               error_set(err, "%s: cannot remove: %s", manifest, path_reason(manifest, errno).text));
-    atomic_file_clean(manifest);
-    ok = ok && own_file_make_way(tokenizer, TOKENIZER_MARK, err) && directory_sync(r->output, err) &&
-         clear_old(r, false, err) && move_side(r, CORPUS_TRAIN, err) &&
-         move(strdup(r->tokenizer_path), strdup(tokenizer), err) && move_side(r, CORPUS_VAL, err) &&
-         directory_sync(r->output, err) && write_json(manifest, r->manifest, err) && directory_remove(r->staging, err);
+    const bool ok = own_file_make_way(manifest, MANIFEST_MARK, err) &&
+                    (unlink(manifest) == 0 || errno == ENOENT ||
+                     error_set(err, "%s: cannot remove: %s", manifest, path_reason(manifest, errno).text)) &&
+                    own_file_make_way(tokenizer, TOKENIZER_MARK, err) && directory_sync(r->output, err) &&
+                    clear_shards(r, false, err) && move_side(r, CORPUS_TRAIN, err) &&
+                    move(strdup(r->tokenizer_path), strdup(tokenizer), err) && move_side(r, CORPUS_VAL, err) &&
+                    directory_sync(r->output, err) && move(strdup(r->manifest_path), strdup(manifest), err) &&
+                    directory_sync(r->output, err) && directory_remove(r->staging, err);
     free(tokenizer);
     free(manifest);
     return ok;
@@ -513,80 +332,37 @@ static bool publish(Run *r, Error *err) {
 
 // ----------------------------------------------------------------------------------------------------------------- run
 
-static bool on_written(void *user, Error *err) {
-    Run *r = user;
-    r->progress.bytes_read = r->position.bytes_read;
-    r->progress.tokens = r->counts.side[CORPUS_TRAIN].tokens + r->counts.side[CORPUS_VAL].tokens;
-    r->options.on_progress(r->options.user, &r->progress);
-    if (r->job.words || r->saved_shards == r->writer.side[CORPUS_TRAIN].count + r->writer.side[CORPUS_VAL].count)
-        return true;
-    return corpus_writer_sync(&r->writer, err) && save(r, err);
-}
-
-static int begin(Run *r, bool cut_all, Error *err) {
-    if (!directory_remove(r->staging, err) || !directory_make(r->staging, err) || !take_stdin(r, r->staging, err))
-        return EXIT_RUN_FAILED;
-    const int status = r->options.tokenizer ? EXIT_OK : train(r, err);
-    if (status != EXIT_OK) return status;
-    if (r->trained) cut_all = r->job.cut_all; // as when it was counted
-    forget(r);
-    r->job.cut_all = cut_all;
-    const bool ok =
-        open_writer(r, err) && (!r->trained || (tokenizer_write(r->trained, r->tokenizer_path, err) && save(r, err)));
-    return ok ? EXIT_OK : EXIT_RUN_FAILED;
-}
-
 static int convert(Run *r, Error *err) {
-    int status = corpus_convert(&r->job, &r->position, &r->counts, err);
-    if (status == EXIT_OK && !r->job.cut_all && !r->trained && !r->options.inputs.stdin_goes_on &&
-        corpus_is_lopsided(&r->counts, r->options.val_fraction)) {
-        status = begin(r, true, err);
-        if (status == EXIT_OK) status = corpus_convert(&r->job, &r->position, &r->counts, err);
-    }
+    r->job.tokenizer = r->trained ? r->trained : r->options.tokenizer;
+    r->job.cuts = r->cuts ? r->cuts : r->job.tokenizer;
+    r->progress.stage = STAGE_ENCODE;
+    const int status = run_passes(r, false, err);
     if (status != EXIT_OK) return status;
-    if (!check_sides(r, err)) {
-        unlink(r->manifest_path), r->is_saved = false; // going on from there would end in the same way
-        return EXIT_BAD_INPUT;
-    }
-    r->is_done = corpus_writer_finish(&r->writer, err) && tokenizer_write(r->job.tokenizer, r->tokenizer_path, err);
-    cJSON_Delete(r->manifest);
-    r->manifest = describe(r);
-    return r->is_done && save(r, err) ? EXIT_OK : EXIT_RUN_FAILED;
-}
-
-static int run_claimed(Run *r, Error *err) {
-    const bool resumed = resume(r);
-    if (!r->is_done) {
-        if (!r->options.force && !clear_old(r, true, err)) return EXIT_BAD_INPUT;
-        int status = resumed ? EXIT_OK : begin(r, false, err);
-        if (status == EXIT_OK) status = convert(r, err);
-        if (status != EXIT_OK) return status;
-    }
-    return publish(r, err) ? EXIT_OK : EXIT_RUN_FAILED;
+    if (!check_sides(r, err)) return EXIT_BAD_INPUT;
+    const bool ok = corpus_writer_finish(&r->writer, err) &&
+                    tokenizer_write(r->job.tokenizer, r->tokenizer_path, err) && write_manifest(r, err) &&
+                    publish(r, err);
+    return ok ? EXIT_OK : EXIT_RUN_FAILED;
 }
 
 int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
     Run r = {.options = *options, .output = options->inputs.output, .lock = -1};
-    int status = EXIT_BAD_INPUT;
     *result = (CorpusResult){0};
     r.staging = path_join(r.output, ".tmp-prepare");
     r.manifest_path = path_join(r.staging, "manifest.json"), r.tokenizer_path = path_join(r.staging, "tokenizer.json");
-    forget(&r);
-    if (open_inputs(&r, err)) {
-        hash_request(&r);
-        if (claim(&r, err)) status = run_claimed(&r, err);
-    }
+    int status = open_inputs(&r, err) && claim(&r, err) ? EXIT_OK : EXIT_BAD_INPUT;
+    if (status == EXIT_OK && !take_stdin(&r, r.staging, err)) status = EXIT_RUN_FAILED;
+    if (status == EXIT_OK && !options->tokenizer) status = train(&r, err);
+    if (status == EXIT_OK) status = convert(&r, err);
     if (status == EXIT_OK) {
         add_walk(&r);
         *result = (CorpusResult){
             r.counts, {r.writer.side[CORPUS_TRAIN].count, r.writer.side[CORPUS_VAL].count}, r.job.cut_all};
         r.counts = (CorpusCounts){0};
-    } else if (r.lock >= 0) { // removes what cannot be resumed
-        const Error cause = *err;
-        if (r.is_saved) error_set(err, "%s; finished shards are kept, and the same command resumes there", cause.text);
-        forget(&r);
+    } else if (r.lock >= 0) {
+        // The manifest there tells the next run that shards were moved.
         if (!file_exists(r.manifest_path)) directory_remove(r.staging, NULL);
-        directory_unmake(r.output, r.existing); // unless something is kept in it
+        directory_unmake(r.output, r.existing);
     }
     close_run(&r);
     return status;
@@ -595,7 +371,6 @@ int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
 int corpus_vocabulary(const CorpusOptions *options, const char *directory, CorpusCounts *counts, Tokenizer **tokenizer,
                       Error *err) {
     Run r = {.options = *options, .lock = -1};
-    forget(&r);
     *counts = (CorpusCounts){0}, *tokenizer = NULL;
     const int status = open_inputs(&r, err) && take_stdin(&r, directory, err) ? train(&r, err) : EXIT_BAD_INPUT;
     if (status == EXIT_OK) {

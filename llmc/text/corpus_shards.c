@@ -15,7 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <xxhash.h>
 
 const char *const corpus_side_names[CORPUS_SIDES] = {"train", "val"};
@@ -88,26 +87,9 @@ static bool open_shard(CorpusWriter *w, CorpusSide side, Error *err) {
     const Tokenizer *t = w->tokenizer;
     CorpusShards *s = &w->side[side];
     char *path = corpus_shard_path(w->directory, side, s->count);
-    s->open = shard_writer_open(path, corpus_token_bytes(t), tokenizer_vocab(t), tokenizer_eot(t), s->open_tokens, err);
+    s->open = shard_writer_open(path, corpus_token_bytes(t), tokenizer_vocab(t), tokenizer_eot(t), err);
     free(path);
     return s->open != NULL;
-}
-
-bool corpus_writer_continue(CorpusWriter *w, Error *err) {
-    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
-        const CorpusShards *s = &w->side[side];
-        for (int64_t i = 0; i < s->count; i++) {
-            char *path = corpus_shard_path(w->directory, side, i);
-            struct stat st;
-            const bool ok = stat(path, &st) == 0 && st.st_size == s->shards[i].bytes;
-            if (!ok)
-                error_set(err, "%s: does not have the %" PRId64 " bytes that were written", path, s->shards[i].bytes);
-            free(path);
-            if (!ok) return false;
-        }
-        if (s->open_tokens > 0 && !open_shard(w, side, err)) return false;
-    }
-    return true;
 }
 
 static bool finish_shard(CorpusWriter *w, CorpusSide side, Error *err) {
@@ -137,12 +119,6 @@ bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, 
         s->open_tokens += taken;
         if (taken == left && !finish_shard(w, side, err)) return false;
     }
-    return true;
-}
-
-bool corpus_writer_sync(CorpusWriter *w, Error *err) {
-    for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
-        if (w->side[side].open && !shard_writer_sync(w->side[side].open, err)) return false;
     return true;
 }
 

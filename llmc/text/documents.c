@@ -3,7 +3,7 @@
 //
 // Files are read block by block: lines up to the last complete one, text up to a place where the tokenizer may be
 // interrupted. Bytes read beyond the end of a block are kept in `rest` and begin the next one. Where a block ends
-// depends only on the text and on the block before it, so reading can resume at the end of any block.
+// depends only on the text and on the block before it.
 #include "llmc/base/file.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/path_reason.h"
@@ -193,35 +193,25 @@ int64_t byte_source_read(ByteSource *s, void *out, int64_t n, Error *err) {
     return -1;
 }
 
-bool byte_source_skip(ByteSource *s, int64_t n, Error *err) {
-    const int64_t size = s->packing == PACKED_NOT && s->then_fd < 0 ? file_size(s->fd) : -1; // -1: not a plain file
-    if (size >= 0 && n <= size - lseek(s->fd, 0, SEEK_CUR) && lseek(s->fd, n, SEEK_CUR) >= 0) {
-        s->consumed += n;
-        return true;
-    }
-    enum { CHUNK = 64 * 1024 };
-    char *buffer = malloc(CHUNK);
-    bool ok = buffer != NULL || error_set(err, "cannot read: out of memory");
-    while (ok && n > 0) {
-        int64_t got = byte_source_read(s, buffer, n < CHUNK ? n : CHUNK, err);
-        if (got == 0) error_set(err, "is shorter than before");
-        ok = got > 0;
-        n -= got;
-    }
-    free(buffer);
-    return ok;
-}
-
 // -------------------------------------------------------------------------------------------------------------- blocks
+
+// Everything before it in the file has been handed out.
+typedef struct {
+    int64_t offset; // in the unpacked bytes
+    int64_t line;   // lines before offset
+    int64_t size;   // of the text document that continues at offset; 0: none does
+    int64_t cut;    // where its last part, for validation, begins; 0: not decided yet
+} FilePosition;
 
 struct DocumentReader {
     const CorpusJob *job;
     InputWalk *walk;
     InputFile file;
-    CorpusFormat format;  // of file, by its content
-    ByteSource *source;   // of file; NULL: the next file is to be opened
-    CorpusPosition at;    // everything before it was handed out
+    CorpusFormat format; // of file, by its content
+    ByteSource *source;  // of file; NULL: the next file is to be opened
+    FilePosition at;
     int64_t bytes_before; // sizes of the files before this one
+    int64_t bytes_read;   // of all files, packed as they are, up to `at`
     char *rest;           // read but not handed out yet
     int64_t rest_n, rest_room;
     char tail[MARKER_MAX_BYTES]; // the last bytes of the text document before `at`
@@ -235,11 +225,10 @@ struct DocumentReader {
     CorpusCounts pending; // what was skipped since the last block
 };
 
-DocumentReader *document_reader_open(const CorpusJob *job, const CorpusPosition *from, Error *err) {
+DocumentReader *document_reader_open(const CorpusJob *job, Error *err) {
     DocumentReader *r = calloc(1, sizeof *r);
     if (!r) return error_set(err, "reader: out of memory"), NULL;
     r->job = job;
-    r->at = *from;
     r->walk = inputs_open(&job->options->inputs, err);
     if (r->walk) return r;
     free(r);
@@ -311,40 +300,20 @@ static bool open_source(DocumentReader *r) {
     return r->source != NULL || fail(r, EXIT_RUN_FAILED);
 }
 
-// Continues a file that was read up to `at`: a text document has a size, and only lines are counted.
-static bool resume_file(DocumentReader *r) {
-    const int64_t tail = r->at.size == 0 ? 0 : r->at.offset < MARKER_MAX_BYTES ? r->at.offset : MARKER_MAX_BYTES;
-    r->format = r->at.size > 0 ? FORMAT_TEXT : r->at.line > 0 ? FORMAT_LINES : FORMAT_DIVIDED;
-    bool ok = byte_source_skip(r->source, r->at.offset - tail, &r->error);
-    if (ok && (r->format == FORMAT_DIVIDED ? !r->job->options->split_at : r->at.size > 0 && r->at.size <= r->at.offset))
-        ok = error_set(&r->error, "the position to resume at is inconsistent");
-    const int64_t got = ok && tail > 0 ? byte_source_read(r->source, r->tail, tail, &r->error) : 0;
-    r->tail_n = (int)got;
-    if (ok && got >= 0 && got < tail) ok = error_set(&r->error, "is shorter than before");
-    if (ok && got >= 0) return true;
-    error_prefix(&r->error, "%s", r->file.path);
-    return fail(r, EXIT_RUN_FAILED);
-}
-
-// Opens the next file, at the place where reading resumes. False: there is none, or reading failed.
+// Opens the next file. False: there is none, or reading failed.
 static bool next_file(DocumentReader *r) {
     while (!r->source && r->status == EXIT_OK) {
-        int found = inputs_next(r->walk, &r->file, &r->error);
+        const int found = inputs_next(r->walk, &r->file, &r->error);
         if (found < 0) return fail(r, EXIT_BAD_INPUT);
         if (found == 0) return false;
-        if (r->file.index >= r->at.file) {
-            bool resumes = r->file.index == r->at.file && r->at.offset > 0;
-            if (!resumes) r->at = (CorpusPosition){.file = r->file.index};
-            r->ended = r->is_damaged = false;
-            r->tail_n = 0;
-            if (r->file.unreadable)
-                pass_unreadable(r, r->file.unreadable);
-            else if (open_source(r) && resumes && !resume_file(r))
-                return false;
-        }
-        if (r->source) continue;
-        r->bytes_before += r->file.size;
-        if (r->file.index >= r->at.file && r->status == EXIT_OK) r->at = (CorpusPosition){.file = r->file.index + 1};
+        r->at = (FilePosition){0};
+        r->ended = r->is_damaged = false;
+        r->tail_n = 0;
+        if (r->file.unreadable)
+            pass_unreadable(r, r->file.unreadable);
+        else
+            open_source(r);
+        if (!r->source) r->bytes_before += r->file.size;
     }
     return r->status == EXIT_OK;
 }
@@ -354,7 +323,7 @@ static void close_file(DocumentReader *r) {
     r->source = NULL;
     r->rest_n = 0;
     r->bytes_before += r->file.size;
-    r->at = (CorpusPosition){.file = r->file.index + 1};
+    r->bytes_read = r->bytes_before;
 }
 
 // The source cannot continue. Damage ends this file only, anything else ends reading.
@@ -416,7 +385,7 @@ static bool hand_out(DocumentReader *r, CorpusBlock *b, int64_t n) {
     b->n = n;
     b->text[n] = '\n';
     r->at.offset += n;
-    r->at.bytes_read = r->bytes_before + byte_source_consumed(r->source);
+    r->bytes_read = r->bytes_before + byte_source_consumed(r->source);
     return true;
 }
 
@@ -608,7 +577,6 @@ bool document_reader_next(DocumentReader *r, CorpusBlock *b) {
     memcpy(b->path, r->file.path, strlen(r->file.path) + 1);
     b->counts = r->pending;
     r->pending = (CorpusCounts){0};
-    b->after = r->at;
-    b->after.bytes_read = r->source ? r->at.bytes_read : r->bytes_before;
+    b->bytes_read = r->bytes_read;
     return true;
 }

@@ -22,8 +22,6 @@ typedef struct ByteSource ByteSource;
 ByteSource *byte_source_open(int fd, int then_fd, Packing packing, Error *err);
 // The next n bytes into out, fewer only at the end or before damage; 0 at the end. -1: the next byte cannot be read.
 int64_t byte_source_read(ByteSource *s, void *out, int64_t n, Error *err);
-// Skips n bytes as if they were read; false if the end or damage comes before.
-bool byte_source_skip(ByteSource *s, int64_t n, Error *err);
 bool byte_source_is_damaged(const ByteSource *s);  // a read failed because of the file's contents, not the machine
 int64_t byte_source_consumed(const ByteSource *s); // bytes of the file that were read so far
 void byte_source_close(ByteSource *s);             // NULL is fine

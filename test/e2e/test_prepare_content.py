@@ -17,7 +17,6 @@ import pytest
 
 from conftest import PREPARE, ROOT, TRAIN_TOKENIZER, WORDS, call
 from test_prepare import documents, prepare
-from test_prepare_continue import OPTIONS, contents, kill_when, went_on_at
 
 pytestmark = pytest.mark.sanitize
 
@@ -309,17 +308,6 @@ def test_a_marker_is_no_part_of_a_vocabulary(tmp_path):
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     said = call(TRAIN_TOKENIZER, "--vocab-size", 300, "-o", tmp_path / "c.json", tmp_path / "a.txt").stdout
     assert "note: 299 x <|endoftext|> as text" in said
-
-
-@pytest.mark.parametrize("options", [[], ["--split-at", END.decode()]])
-def test_a_killed_run_counts_and_divides_as_a_whole_one(tmp_path, out, options):
-    (tmp_path / "a.txt").write_bytes(stories(9_000)[1] + b"\xff")
-    prepare("-o", tmp_path / "whole", *OPTIONS, *options, tmp_path / "a.txt")
-    kill_when((out / ".tmp-prepare" / "manifest.json").exists, out, *OPTIONS, *options, tmp_path / "a.txt")
-    assert went_on_at(prepare("-o", out, *OPTIONS, *options, tmp_path / "a.txt").stderr) > 0
-    assert contents(out) == contents(tmp_path / "whole")
-    notes = json.loads((out / "manifest.json").read_text())["notes"]
-    assert notes == {"byte that is not UTF-8": 1} | ({} if options else {"<|endoftext|> as text": 8_999})
 
 
 @pytest.mark.parametrize("mark", ["", "x" * 256])

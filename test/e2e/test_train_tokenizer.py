@@ -18,7 +18,7 @@ import pytest
 import tokenizer_corpus as corpus
 from conftest import PREPARE, ROOT, TRAIN_TOKENIZER, call
 from test_prepare import prepare
-from test_prepare_continue import contents, processor_seconds
+from test_prepare_interrupted import contents, processor_seconds
 
 EVERYTHING = float(os.environ.get("TOKENIZER_MB", "4")) >= 50
 SIZES = [300, 1024, 8192, 50257] if EVERYTHING else [300, 1024, 8192]

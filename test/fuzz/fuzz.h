@@ -59,5 +59,3 @@ void fuzz_tcp_client_seed(int i);
 bool fuzz_tcp_client_read(const FuzzInput *in);
 void fuzz_watch_seed(int i);
 bool fuzz_watch_read(const FuzzInput *in);
-void fuzz_prepare_seed(int i);
-bool fuzz_prepare_read(const FuzzInput *in);

@@ -73,7 +73,7 @@ void fuzz_shard_tool_seed(int i) {
     Error err;
     uint16_t tokens[40];
     for (int t = 0; t < 40; t++) tokens[t] = (uint16_t)(t == 7 ? 256 : t * 7 % 256);
-    ShardWriter *w = shard_writer_open(fuzz_path("d/train_000000.bin"), 2, 257, 256, 0, &err);
+    ShardWriter *w = shard_writer_open(fuzz_path("d/train_000000.bin"), 2, 257, 256, &err);
     REQUIRE(w && shard_writer_append(w, tokens, 40, &err) && shard_writer_commit(w, &err), "%s", err.text);
     if (i != 1) write_manifest();
     if (i != 2) return;
@@ -139,7 +139,7 @@ void fuzz_whereis_seed(int i) {
                     0, 5 * k, 16);
     write_text(fuzz_path("w/main.log"), text);
     uint16_t tokens[93] = {0};
-    ShardWriter *w = shard_writer_open(fuzz_path("w/a.bin"), 2, 257, 256, 0, &err);
+    ShardWriter *w = shard_writer_open(fuzz_path("w/a.bin"), 2, 257, 256, &err);
     REQUIRE(w && shard_writer_append(w, tokens, 93, &err) && shard_writer_commit(w, &err), "%s", err.text);
 }
 
@@ -150,103 +150,6 @@ bool fuzz_whereis_read(const FuzzInput *in) {
     snprintf(step, sizeof step, "%d", 1 + in->variant);
     char *argv[] = {(char *)"whereis", run, step, shards, NULL};
     return whereis_main(4, argv) == EXIT_OK;
-}
-
-#elif defined FUZZ_PREPARE // ----------------------------------------------- the state of an unfinished data/prepare
-
-#include "llmc/base/file.h"
-#include "llmc/base/path.h"
-#include "llmc/text/corpus_run.c"
-
-static void no_progress(void *user, const CorpusProgress *p) { (void)user, (void)p; }
-static void no_notice(void *user, const char *text) { (void)user, (void)text; }
-
-static const CorpusOptions *options_of(void) {
-    static CorpusOptions o;
-    static char text[PATH_MAX], out[PATH_MAX];
-    static char *const arguments[] = {text};
-    Error err;
-    if (o.tokenizer) return &o;
-    snprintf(text, sizeof text, "%s", fuzz_path("words"));
-    snprintf(out, sizeof out, "%s", fuzz_path("out"));
-    mkdir(text, 0777);
-    for (int i = 0; i < 8; i++) {
-        char name[40], bytes[900];
-        int n = 0;
-        snprintf(name, sizeof name, "words/%d.txt", i);
-        while (n < 700) n += sprintf(bytes + n, "line %d.\n", i * n);
-        write_bytes(fuzz_path(name), bytes, (size_t)n);
-    }
-    o = (CorpusOptions){.inputs = {.arguments = arguments, .count = 1, .output = out},
-                        .field = "text",
-                        .val_fraction = 0.2,
-                        .skip_bad = true,
-                        .threads = 1,
-                        .tokenizer = tokenizer_bytes(&err),
-                        .vocab_option = "",
-                        .shard_tokens = 1500,
-                        .on_progress = no_progress,
-                        .on_notice = no_notice};
-    return &o;
-}
-
-static Run open_run(void) {
-    Run r = {.options = *options_of(), .output = options_of()->inputs.output, .lock = -1};
-    Error err;
-    r.staging = path_join(r.output, ".tmp-prepare");
-    r.manifest_path = path_join(r.staging, "manifest.json");
-    r.tokenizer_path = path_join(r.staging, "tokenizer.json");
-    REQUIRE(open_inputs(&r, &err), "%s", err.text);
-    hash_request(&r);
-    return r;
-}
-
-// Stopped after some shards: what corpus_run leaves then.
-void fuzz_prepare_seed(int i) {
-    Run r = open_run();
-    Error err;
-    forget(&r);
-    r.job.tokenizer = r.job.cuts = r.options.tokenizer;
-    r.job.options = &r.options;
-    r.counts.documents = 3, r.counts.side[0].tokens = 3200, r.counts.side[0].bytes = 3000, r.position.file = 3;
-    r.position.bytes_read = 2000;
-    if (i == 1) r.counts.bad.count[1] = 2, r.counts.bad.first[1] = strdup("a: line 3: what");
-    CorpusShards *s = &r.writer.side[CORPUS_TRAIN];
-    s->shards = calloc(2, sizeof *s->shards), s->count = 2;
-    for (int k = 0; k < 2; k++) s->shards[k] = (CorpusShard){1500, 4024, 77};
-    mkdir(r.output, 0777), mkdir(r.staging, 0777);
-    REQUIRE(save(&r, &err), "%s", err.text);
-    close_run(&r);
-}
-
-// Variant 8 and up: the request and the hash of the numbers are made right, so that what they guard is reached.
-bool fuzz_prepare_read(const FuzzInput *in) {
-    Run r = open_run();
-    Error why;
-    forget(&r);
-    cJSON *root = json_parse_file(r.manifest_path, MAX_MANIFEST_BYTES, &why);
-    cJSON *resumed = root ? cJSON_GetObjectItemCaseSensitive(root, "resume") : NULL;
-    if (in->variant >= 8 && cJSON_IsObject(resumed)) {
-        for (int i = 0; i < REQUEST_PARTS; i++) {
-            cJSON_DeleteItemFromObjectCaseSensitive(resumed, request_parts[i]);
-            add_hex(resumed, request_parts[i], r.request[i]);
-        }
-        if (!load_state(&r, root, &why) && strstr(why.text, "it is inconsistent")) {
-            cJSON_DeleteItemFromObjectCaseSensitive(resumed, "state");
-            add_hex(resumed, "state", hash_state(&r));
-        }
-        forget(&r);
-    }
-    const bool ok = root && load_state(&r, root, &why);
-    for (CorpusSide side = 0; ok && side < CORPUS_SIDES; side++) {
-        int64_t tokens = r.writer.side[side].open_tokens;
-        for (int64_t i = 0; i < r.writer.side[side].count; i++) tokens += r.writer.side[side].shards[i].tokens;
-        REQUIRE(tokens == r.counts.side[side].tokens && r.writer.side[side].open_tokens >= 0, "accepted: other tokens");
-    }
-    if (ok) (void)open_writer(&r, &why); // its shards are not there
-    cJSON_Delete(root);
-    close_run(&r);
-    return ok;
 }
 
 #elif defined                                                                                                          \

@@ -345,7 +345,7 @@ static void shards_seed(int i) {
         uint16_t narrow[40];
         for (int t = 0; t < 40; t++) narrow[t] = (uint16_t)(wide[t] = (uint32_t)(t * 7 % 257));
         ShardWriter *w = shard_writer_open(fuzz_path(k ? "s/b.bin" : "s/a.bin"), token_bytes, i == 2 ? 0 : 257,
-                                           i == 2 ? -1 : 256, 0, &err);
+                                           i == 2 ? -1 : 256, &err);
         must(w && shard_writer_append(w, i == 1 ? (void *)wide : (void *)narrow, 40, &err) &&
              shard_writer_commit(w, &err));
     }
@@ -590,12 +590,12 @@ size_t __wrap_ZSTD_freeDStream(ZSTD_DStream *s) {
 }
 #endif
 
-// Whatever it unpacks to, in pieces, and again with a part skipped: the same bytes. At most 4 MiB of them.
+// Whatever it unpacks to, in pieces. At most 4 MiB of it.
 static bool packed_reads(const FuzzInput *in) {
     enum { MOST = 4 << 20, PIECE = 5000 };
     const Packing packing = in->pieces[0].n > 4 ? packing_of_bytes(in->pieces[0].bytes, in->pieces[0].n) : PACKED_NOT;
     static unsigned char piece[PIECE];
-    int64_t total = 0, got, skipped = 0;
+    int64_t total = 0, got;
     if (in->pieces[0].absent) return false;
     ByteSource *s = byte_source_open(open(fuzz_path("packed"), O_RDONLY | O_CLOEXEC), -1, packing, &err);
     REQUIRE(s, "%s", err.text);
@@ -603,16 +603,6 @@ static bool packed_reads(const FuzzInput *in) {
     REQUIRE(got >= 0 || byte_source_is_damaged(s), "not read, but not damaged either: %s", err.text);
     byte_source_close(s);
     const bool ok = got == 0;
-    s = byte_source_open(open(fuzz_path("packed"), O_RDONLY | O_CLOEXEC), -1, packing, &err);
-    skipped = total / 2;
-    REQUIRE(byte_source_skip(s, skipped, &err), "%lld bytes were read, but not skipped", (long long)skipped);
-    int64_t rest = 0;
-    while (rest < total - skipped &&
-           (got = byte_source_read(s, piece, min_i64(PIECE, total - skipped - rest), &err)) > 0)
-        rest += got;
-    REQUIRE(skipped + rest == total, "%lld bytes, then %lld", (long long)total, (long long)(skipped + rest));
-    if (ok) REQUIRE(!byte_source_skip(s, 1, &err), "skipped: a byte after the end");
-    byte_source_close(s);
     return ok;
 }
 
@@ -620,8 +610,6 @@ static bool packed_reads(const FuzzInput *in) {
 static void documents_seed(int i) {
     unsigned char out[1024];
     static const char text[] = "hello world\n\nhell or aaaa\nworld\n";
-    const int64_t from[3][6] = {{0}, {0, 24, 1, 0, 0, 24}, {0}};
-    write_bytes(fuzz_path("position"), from[i], sizeof from[i]);
     if (i == 2) return;
     write_bytes(fuzz_path("docs/a.jsonl"), some_lines, sizeof some_lines - 1);
     write_bytes(fuzz_path("docs/b.txt"), text, sizeof text - 1);
@@ -629,9 +617,8 @@ static void documents_seed(int i) {
 }
 
 static void ignore_progress(void *user, const CorpusProgress *progress) { (void)user, (void)progress; }
-static void ignore_notice(void *user, const char *text) { (void)user, (void)text; }
 
-// As data/prepare reads, from the position that a manifest may state: the blocks are text of the files.
+// As data/prepare reads: the blocks are text of the files.
 static bool documents_read(const FuzzInput *in) {
     char directory[PATH_MAX];
     snprintf(directory, sizeof directory, "%s", fuzz_path("docs"));
@@ -646,23 +633,18 @@ static bool documents_read(const FuzzInput *in) {
                                    .threads = 1,
                                    .tokenizer = toy,
                                    .shard_tokens = 1000,
-                                   .on_progress = ignore_progress,
-                                   .on_notice = ignore_notice};
+                                   .on_progress = ignore_progress};
     const CorpusJob job = {.options = &options, .tokenizer = toy, .cuts = toy, .cut_all = in->variant / 2 % 2};
-    int64_t numbers[6] = {0};
-    const Piece *p = &in->pieces[3];
-    memcpy(numbers, p->bytes, p->n < sizeof numbers ? p->n : sizeof numbers);
-    for (int i = 0; i < 6; i++) numbers[i] &= JSON_MAX_INT; // what the manifest's reader takes
-    const CorpusPosition from = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]};
-    DocumentReader *r = document_reader_open(&job, &from, &err);
+    DocumentReader *r = document_reader_open(&job, &err);
     REQUIRE(r, "%s", err.text);
     CorpusBlock block = {0};
-    int64_t bytes = 0;
+    int64_t bytes = 0, bytes_read = 0;
     int status = EXIT_OK;
     while (status == EXIT_OK && bytes < 4 << 20 && document_reader_next(r, &block)) {
         REQUIRE(block.n == 0 || (block.n > 0 && block.n < block.capacity), "a block of %lld bytes", (long long)block.n);
         bytes += block.n, status = block.status;
-        REQUIRE(block.after.file >= from.file, "the reader goes back");
+        REQUIRE(block.bytes_read >= bytes_read, "the reader goes back");
+        bytes_read = block.bytes_read;
         corpus_block_reset(&block);
     }
     corpus_counts_clear(&block.counts);
@@ -836,12 +818,7 @@ const FuzzReader fuzz_readers[] = {
     {"llmc_tokenizer", {"gpt2_tokenizer.bin"}, 1, llmc_tokenizer_seed, .read = llmc_tokenizer_reads},
     {"json_line", {"line.json"}, 2, json_line_seed, .read = json_line_reads},
     {"packed", {"packed"}, 3, packed_seed, .read = packed_reads},
-    {"documents",
-     {"docs/a.jsonl", "docs/b.txt", "docs/c.jsonl.gz", "position"},
-     3,
-     documents_seed,
-     .read = documents_read},
-    {"prepare_state", {"out/.tmp-prepare/manifest.json"}, 2, fuzz_prepare_seed, .read = fuzz_prepare_read},
+    {"documents", {"docs/a.jsonl", "docs/b.txt", "docs/c.jsonl.gz"}, 3, documents_seed, .read = documents_read},
     {"options", {"options.json"}, 2, options_seed, .read = options_read},
     {"log", {"run/main.log"}, 2, log_seed, .read = log_reads, .changes_files = true},
     {"whereis", {"w/main.log", "w/a.bin"}, 2, fuzz_whereis_seed, .read = fuzz_whereis_read},

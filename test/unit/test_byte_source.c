@@ -93,34 +93,6 @@ TEST(all_forms_give_the_same_bytes_in_pieces_of_any_size) {
     }
 }
 
-TEST(a_part_can_be_passed_over) {
-    for (Packing packing = PACKED_NOT; packing <= PACKED_ZSTD; packing++) {
-        unsigned char packed[2 * PACKED_ROOM], out[10];
-        const size_t n = pack(packing, 3, packed);
-        for (int64_t skipped = 0; skipped < TEXT_BYTES; skipped += 271) {
-            ByteSource *s = open_bytes(packed, n, packing);
-            Error err;
-            assert_true(byte_source_skip(s, skipped, &err));
-            assert_int_equal(byte_source_read(s, out, 10, &err), 10);
-            assert_memory_equal(out, text + skipped, 10);
-            byte_source_close(s);
-        }
-    }
-}
-
-TEST(more_than_there_is_cannot_be_passed_over) {
-    for (Packing packing = PACKED_NOT; packing <= PACKED_ZSTD; packing++) {
-        unsigned char packed[2 * PACKED_ROOM], out[10];
-        const size_t n = pack(packing, 1, packed);
-        ByteSource *s = open_bytes(packed, n, packing);
-        Error err;
-        assert_int_equal(byte_source_read(s, out, 10, &err), 10);
-        assert_false(byte_source_skip(s, TEXT_BYTES - 9, &err));
-        assert_non_null(strstr(err.text, "is shorter than before"));
-        byte_source_close(s);
-    }
-}
-
 TEST(a_file_cut_anywhere_is_damaged_behind_what_it_still_gives) {
     for (Packing packing = PACKED_GZIP; packing <= PACKED_ZSTD; packing++) {
         unsigned char packed[2 * PACKED_ROOM];

@@ -1,27 +1,21 @@
-// A corpus that is prepared by runs which are killed: after any block the next one resumes at the last complete shard
-// and ends with the same bytes; and what it finds in .tmp-prepare is never believed when it does not hold together.
+// A corpus that is prepared by runs which are killed: what they leave is no corpus, and the next run makes a whole one.
 
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
 #include "llmc/base/path.h"
 #include "llmc/text/corpus.h"
-#include "test/unit/mutate.h"
+#include "test/fixture.h"
 
 #include <xxhash.h>
 
 enum { FILES = 14, SHARD_TOKENS = 1500 };
 
-static char out[PATH_MAX], text[PATH_MAX], said[1200];
+static char out[PATH_MAX], text[PATH_MAX];
 static int kill_at, blocks;
 
 static void on_progress(void *user, const CorpusProgress *progress) {
     (void)user, (void)progress;
     if (++blocks == kill_at) raise(SIGKILL);
-}
-
-static void on_notice(void *user, const char *notice) {
-    (void)user;
-    snprintf(said, sizeof said, "%s", notice);
 }
 
 // Files of a few hundred bytes, each a block and a document of its own, and lines, one of them bad.
@@ -55,13 +49,12 @@ static CorpusOptions options_of(const Tokenizer *t) {
                            .tool = "",
                            .tool_options = "",
                            .shard_tokens = SHARD_TOKENS,
-                           .on_progress = on_progress,
-                           .on_notice = on_notice};
+                           .on_progress = on_progress};
 }
 
 static int run(const CorpusOptions *options, Error *err) {
     CorpusResult result;
-    said[0] = '\0', blocks = 0;
+    blocks = 0;
     const int status = corpus_run(options, &result, err);
     corpus_counts_clear(&result.counts);
     return status;
@@ -123,115 +116,77 @@ static void assert_whole(const CorpusOptions *options, uint64_t expected) {
     start_over();
 }
 
-static void kill_after_every_block(const CorpusOptions *options, int least) {
-    int count, resumed = 0;
+static bool has_file(const char *name) {
+    char path[80];
+    snprintf(path, sizeof path, "out/%s", name);
+    return file_exists(tmp_file(path));
+}
+
+static void kill_after_every_block(const CorpusOptions *options) {
+    int count;
     const uint64_t expected = whole(options, &count);
     for (int at = 1; at <= count; at++) {
         assert_true(run_killed(options, at));
         if (at % 2 == 0 && at < count / 2) assert_true(run_killed(options, 3)); // and once more, soon after
+        assert_false(has_file("manifest.json") || has_file("train_000000.bin") || has_file("val_000000.bin"));
         assert_whole(options, expected);
-        resumed += strstr(said, "resuming an unfinished run after ") != NULL;
     }
-    assert_true(resumed >= least);
 }
 
-TEST(a_run_killed_after_any_block_ends_with_the_same_bytes) {
+TEST(a_run_killed_after_any_block_leaves_no_corpus_and_the_next_one_makes_it) {
     Tokenizer *t = tokenizer_bytes(NULL);
     const CorpusOptions options = options_of(t);
-    kill_after_every_block(&options, FILES - 4);
+    kill_after_every_block(&options);
     tokenizer_free(t);
 }
 
-TEST(a_run_that_trains_its_vocabulary_keeps_it) {
+TEST(a_run_that_trains_its_vocabulary_may_be_killed_too) {
     const CorpusOptions options = options_of(NULL);
-    kill_after_every_block(&options, FILES - 2);
+    kill_after_every_block(&options);
 }
 
-// The state after a kill in the middle, for tests that change something before the next run.
-static const char *interrupt(const CorpusOptions *options, int at) {
-    assert_true(run_killed(options, at));
-    return tmp_file("out/.tmp-prepare/manifest.json");
-}
-
-static void assert_starts_over(const CorpusOptions *options, const char *why) {
-    Error err;
-    if (run(options, &err) != EXIT_OK) fail_msg("%s", err.text);
-    if (!strstr(said, why) || !strstr(said, "; starting over")) fail_msg("\"%s\" instead of \"%s\"", said, why);
-    const uint64_t found = contents(out);
-    start_over();
-    assert_whole(options, found);
-}
-
-// A file is changed while the run is interrupted, or the run then asked for is another one.
-static void assert_change_starts_over(const CorpusOptions *options, const CorpusOptions *other, const char *changed,
-                                      const char *content, const char *why) {
-    interrupt(options, options->tokenizer ? FILES - 2 : 2 * FILES); // all blocks are counted for a vocabulary before
-    if (changed) write_bytes(tmp_file(changed), content, strlen(content));
-    assert_starts_over(other, why);
-}
-
-TEST(what_has_changed_starts_over_and_is_named) {
-    static const char shard[] = "out/.tmp-prepare/train_000001.bin", vocabulary[] = "out/.tmp-prepare/tokenizer.json";
+TEST(another_request_may_follow_a_run_that_was_killed) {
     Tokenizer *t = tokenizer_bytes(NULL);
-    const CorpusOptions options = options_of(t), trained = options_of(NULL);
+    const CorpusOptions options = options_of(t);
     CorpusOptions other = options;
-    other.val_fraction = 0.25;
-    assert_change_starts_over(&options, &other, NULL, NULL, "the options changed");
-    other = options, other.split_at = "line";
-    assert_change_starts_over(&options, &other, NULL, NULL, "the options changed");
-    other = options, other.shard_tokens++;
-    assert_change_starts_over(&options, &other, NULL, NULL, "the options changed");
-    assert_change_starts_over(&options, &trained, NULL, NULL, "the tokenizer changed");
-    other = trained, other.vocab++;
-    assert_change_starts_over(&trained, &other, NULL, NULL, "the tokenizer changed");
-    assert_change_starts_over(&trained, &trained, vocabulary, "{\"version\"", "train:300: not valid JSON");
-    assert_change_starts_over(&options, &options, "text/99.txt", "one more", "the inputs changed");
-    assert_change_starts_over(&options, &options, "text/99.txt", "another.", "the inputs changed"); // by its time
-    assert_change_starts_over(&options, &options, shard, "cut short", "train_000001.bin: does not have the ");
-    interrupt(&options, FILES - 2);
-    other = options, other.skip_bad = false;
-    Error err;
-    assert_int_equal(run(&other, &err), EXIT_BAD_INPUT);
-    assert_non_null(strstr(said, "it skipped bad input, but --skip-bad is not given now; starting over"));
+    other.shard_tokens = 5000; // fewer shards
+    int count;
+    const uint64_t expected = whole(&other, &count);
+    assert_true(run_killed(&options, FILES));
+    assert_whole(&other, expected);
     tokenizer_free(t);
 }
 
-TEST(a_damaged_state_is_refused_or_gives_the_same_bytes) {
+TEST(a_corpus_outlives_a_run_that_was_killed_before_it_replaced_it) {
     Tokenizer *t = tokenizer_bytes(NULL);
     const CorpusOptions options = options_of(t);
-    int count, refused = 0;
-    const uint64_t expected = whole(&options, &count);
-    size_t n;
-    unsigned char *saved = read_bytes(interrupt(&options, FILES - 2), &n), *damaged = malloc(n + 3 * MUTATE_MAX_GROWTH);
-    start_over();
-    for (uint64_t round = 0; round < 80; round++) {
-        // Over the shards of another kill: what comes later there is cut off, or missing.
-        const char *path = interrupt(&options, round % 2 ? FILES - 1 : FILES - 4);
-        const size_t before = n / 2; // the resume object is at the end
-        memcpy(damaged, saved, n);
-        write_bytes(path, damaged, before + mutate(damaged + before, n - before, n - before, round));
-        assert_whole(&options, expected);
-        refused += strstr(said, "starting over") != NULL;
-    }
-    free(saved), free(damaged);
-    assert_in_range(refused, 40, 80);
+    CorpusOptions other = options;
+    Error err;
+    if (run(&options, &err) != EXIT_OK) fail_msg("%s", err.text);
+    const uint64_t expected = contents(out);
+    other.force = true, other.val_fraction = 0.3;
+    assert_true(run_killed(&other, FILES - 2));
+    assert_int_equal(run(&options, &err), EXIT_BAD_INPUT);
+    assert_non_null(strstr(err.text, "shards of an earlier run"));
+    assert_true(contents(out) == expected); // without what the run has left
     tokenizer_free(t);
 }
 
 static void write_shard(const char *path) {
     Error err;
     const uint16_t tokens[] = {1, 2, 3};
-    ShardWriter *w = shard_writer_open(path, 2, 257, 256, 0, &err);
+    ShardWriter *w = shard_writer_open(path, 2, 257, 256, &err);
     if (!w || !shard_writer_append(w, tokens, 3, &err) || !shard_writer_commit(w, &err)) fail_msg("%s", err.text);
 }
 
 // Something in the way stands for a kill at that place.
-TEST(a_run_that_was_ended_while_it_moved_its_shards_is_completed) {
+TEST(a_run_that_was_ended_while_it_moved_its_shards_is_replaced_without_force) {
     static const char *const obstacles[] = {"train_000001.bin", "tokenizer.json", "val_000001.bin", "manifest.json",
                                             "train_000077.bin"};
     Tokenizer *t = tokenizer_bytes(NULL);
-    CorpusOptions options = options_of(t);
-    options.force = true;
+    const CorpusOptions options = options_of(t);
+    CorpusOptions forced = options;
+    forced.force = true;
     int count;
     const uint64_t expected = whole(&options, &count);
     for (size_t i = 0; i < sizeof obstacles / sizeof *obstacles; i++) {
@@ -242,12 +197,11 @@ TEST(a_run_that_was_ended_while_it_moved_its_shards_is_completed) {
         mkdir(out, 0777), mkdir(tmp_file(name), 0777);
         write_bytes(tmp_file(inside), "x", 1);
         write_shard(tmp_file("out/val_000099.bin")); // what an earlier run left
-        assert_int_equal(run(&options, &err), EXIT_RUN_FAILED);
-        assert_non_null(strstr(err.text, "finished shards are kept, and the same command resumes there"));
-        assert_false(file_exists(tmp_file("out/manifest.json")) && i != 3);
+        assert_int_equal(run(&forced, &err), EXIT_RUN_FAILED);
+        assert_false(has_file("manifest.json") && i != 3);
         unlink(tmp_file(inside)), rmdir(tmp_file(name));
+        if (i % 2) assert_true(run_killed(&options, 2));
         assert_whole(&options, expected);
-        assert_string_equal(said, "");
     }
     tokenizer_free(t);
 }

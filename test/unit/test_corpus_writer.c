@@ -1,5 +1,4 @@
-// The corpus writer: every token lands in its side's shards in order, and a writer that died can be taken up at the
-// place where it was last synced, whatever it did after that.
+// The corpus writer: every token lands in its side's shards in order.
 
 #include "llmc/text/corpus.h"
 #include "llmc/text/tokenizer_internal.h"
@@ -84,53 +83,6 @@ TEST(tokens_of_large_vocabularies_take_four_bytes) {
     assert_true(shards_read_window(&set, 0, 70000, back, &err));
     assert_memory_equal(back, tokens, sizeof tokens);
     shards_close(&set);
-}
-
-// A writer syncs after `synced` tokens and dies after `died`; another one goes on and writes up to 350.
-static void die_and_continue(int synced, int died) {
-    append(CORPUS_TRAIN, 0, synced);
-    append(CORPUS_VAL, 0, synced / 2);
-    assert_true(corpus_writer_sync(&w, &err));
-    CorpusWriter noted = w; // as the manifest keeps it
-    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
-        CorpusShards *s = &noted.side[side];
-        const size_t bytes = (size_t)s->count * sizeof *s->shards;
-        s->open = NULL, s->shards = memcpy(malloc(bytes + 1), s->shards ? s->shards : (void *)s, bytes);
-    }
-    append(CORPUS_TRAIN, synced, died);
-    append(CORPUS_VAL, synced / 2, died / 2);
-    corpus_writer_free(&w); // leaves its files as a killed one would
-    w = noted;
-    assert_ok(corpus_writer_continue(&w, &err));
-    append(CORPUS_TRAIN, synced, 350);
-    append(CORPUS_VAL, synced / 2, 175);
-    assert_ok(corpus_writer_finish(&w, &err));
-    assert_side_counts_up_to(CORPUS_TRAIN, 350);
-    assert_side_counts_up_to(CORPUS_VAL, 175);
-}
-
-TEST(a_writer_that_died_is_continued_where_it_was_synced) {
-    // Inside a shard, at its end, in the next one, several further on; for both sides, of which one is half as long.
-    static const int moments[][2] = {{0, 0},     {0, 30},    {20, 20},   {20, 90},   {40, 100},  {60, 340}, {100, 100},
-                                     {100, 180}, {200, 200}, {200, 260}, {240, 300}, {300, 340}, {340, 340}};
-    for (size_t i = 0; i < sizeof moments / sizeof moments[0]; i++) {
-        die_and_continue(moments[i][0], moments[i][1]);
-        tear_down(NULL);
-        set_up(NULL);
-    }
-}
-
-TEST(a_shard_that_is_missing_or_too_short_is_not_continued) {
-    append(CORPUS_TRAIN, 0, 250);
-    assert_true(corpus_writer_sync(&w, &err));
-    CorpusShards *train = &w.side[CORPUS_TRAIN];
-    shard_writer_leave(train->open), train->open = NULL;
-    train->open_tokens = 60;
-    assert_error(corpus_writer_continue(&w, &err), "holds fewer than the 60 tokens");
-    unlink(tmp_file("train_000002.bin"));
-    assert_error(corpus_writer_continue(&w, &err), "train_000002.bin: cannot write the shard: No such file");
-    assert_int_equal(truncate(tmp_file("train_000001.bin"), 1000), 0);
-    assert_error(corpus_writer_continue(&w, &err), "train_000001.bin: does not have the 1224 bytes");
 }
 
 TEST(a_missing_directory_is_named) {

@@ -16,7 +16,7 @@ static DataLoader *loader; // the one that was opened last
 static void write_shard(const char *path, int first_token) {
     uint16_t tokens[WINDOWS_PER_FILE * T + 1];
     for (int i = 0; i <= WINDOWS_PER_FILE * T; i++) tokens[i] = (uint16_t)(first_token + i);
-    ShardWriter *w = shard_writer_open(path, 2, 0, -1, 0, &err);
+    ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
     assert_non_null(w);
     assert_true(shard_writer_append(w, tokens, WINDOWS_PER_FILE * T + 1, &err));
     assert_true(shard_writer_commit(w, &err));

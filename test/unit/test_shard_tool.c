@@ -34,7 +34,7 @@ TestFixture test_each = {NULL, close_shard};
 static const Shard *open_shard(int token_bytes) {
     static uint16_t narrow[TOKENS];
     for (int i = 0; i < TOKENS; i++) narrow[i] = (uint16_t)tokens[i];
-    ShardWriter *w = shard_writer_open(tmp_file("a.bin"), token_bytes, 0, -1, 0, &err);
+    ShardWriter *w = shard_writer_open(tmp_file("a.bin"), token_bytes, 0, -1, &err);
     assert_non_null(w);
     assert_ok(shard_writer_append(w, token_bytes == 2 ? (const void *)narrow : tokens, TOKENS, &err));
     assert_ok(shard_writer_commit(w, &err));

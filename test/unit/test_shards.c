@@ -46,7 +46,7 @@ static const char *make_shard(const char *name, int token_bytes, int64_t vocab, 
 
 static const char *commit_shard(const char *name, int token_bytes, int64_t vocab, int64_t eot, int64_t n,
                                 int64_t first) {
-    ShardWriter *w = shard_writer_open(tmp_file(name), token_bytes, vocab, eot, 0, &err);
+    ShardWriter *w = shard_writer_open(tmp_file(name), token_bytes, vocab, eot, &err);
     assert_non_null(w);
     const char *tokens = counting_tokens(token_bytes, n, first);
     assert_true(shard_writer_append(w, tokens, n / 3, &err));
@@ -332,12 +332,13 @@ TEST(a_file_that_shrinks_while_open_is_an_error_and_no_crash) {
 
 TEST(until_it_is_committed_a_file_is_no_shard) {
     const char *path = tmp_file("w.bin");
-    ShardWriter *w = shard_writer_open(path, 2, 0, -1, 0, &err);
+    ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
     assert_non_null(w);
-    assert_true(shard_writer_append(w, (uint16_t[2]){1, 2}, 2, &err) && shard_writer_sync(w, &err));
+    assert_true(shard_writer_append(w, (uint16_t[2]){1, 2}, 2, &err));
+    shard_writer_leave(w);
     ASSERT_OPEN_FAILS(path, 1, "w.bin", "not a token shard", "magic number");
-    assert_non_null(w = (shard_writer_leave(w), shard_writer_open(path, 2, 0, -1, 1, &err)));
-    assert_true(shard_writer_append(w, (uint16_t[2]){3, 4}, 2, &err) && shard_writer_commit(w, &err));
+    assert_non_null(w = shard_writer_open(path, 2, 0, -1, &err));
+    assert_true(shard_writer_append(w, (uint16_t[3]){1, 3, 4}, 3, &err) && shard_writer_commit(w, &err));
     AUTO(shards_close) ShardSet set = open_shards(path, 2);
     uint16_t tokens[3];
     assert_int_equal(set.num_tokens, 3);
@@ -347,9 +348,9 @@ TEST(until_it_is_committed_a_file_is_no_shard) {
 }
 
 TEST(a_place_that_cannot_be_written_and_a_full_disk_are_reported_and_leave_no_shard) {
-    assert_error(shard_writer_open(tmp_file("no/such/w.bin"), 2, 0, -1, 0, &err),
+    assert_error(shard_writer_open(tmp_file("no/such/w.bin"), 2, 0, -1, &err),
                  "no/such/w.bin: cannot write the shard: No such file or directory");
-    ShardWriter *w = shard_writer_open(tmp_file("full.bin"), 2, 0, -1, 0, &err);
+    ShardWriter *w = shard_writer_open(tmp_file("full.bin"), 2, 0, -1, &err);
     assert_non_null(w);
     limit_file_size(8192);
     const uint16_t tokens[512] = {0};

@@ -17,7 +17,7 @@ static ShardSet shard_of(int token_bytes) {
     const char *path = tmp_file(token_bytes == 2 ? "narrow.bin" : "wide.bin");
     uint16_t narrow[TOKENS];
     for (int i = 0; i < TOKENS; i++) narrow[i] = (uint16_t)tokens[i];
-    ShardWriter *w = shard_writer_open(path, token_bytes, BYTE_VOCAB, BYTE_EOT, 0, &err);
+    ShardWriter *w = shard_writer_open(path, token_bytes, BYTE_VOCAB, BYTE_EOT, &err);
     assert_true(w && shard_writer_append(w, token_bytes == 2 ? (void *)narrow : (void *)tokens, TOKENS, &err));
     assert_true(shard_writer_commit(w, &err));
     ShardSet shard;

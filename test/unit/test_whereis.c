@@ -101,7 +101,7 @@ static void compare_with_loader(int batch, int step_windows, int steps, bool ove
     for (int i = 0; i <= WINDOWS * T; i++) tokens[i] = (uint16_t)i;
     const char *path = tmp_file("x.bin");
     Error err;
-    ShardWriter *w = shard_writer_open(path, 2, 0, -1, 0, &err);
+    ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
     assert_true(shard_writer_append(w, tokens, WINDOWS * T + 1, &err) && shard_writer_commit(w, &err));
     ShardSet set;
     assert_true(shards_open(&set, path, T, &err));
