@@ -8,6 +8,7 @@
 #include "llmc/base/typed_path.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/corpus.h"
+#include "llmc/text/corpus_shards.h"
 
 #include <getopt.h>
 #include <inttypes.h>

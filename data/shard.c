@@ -11,7 +11,7 @@
 #include "llmc/base/path.h"
 #include "llmc/base/utf8.h"
 #include "llmc/data/shards.h"
-#include "llmc/text/corpus.h"
+#include "llmc/text/corpus_manifest.h"
 #include "llmc/text/tokenizer.h"
 
 #include <errno.h>
@@ -154,7 +154,7 @@ static bool compare(const char *shard, const CorpusShard *found, const char **ho
         *how = entry ? "as in manifest.json" : "not in manifest.json";
     }
     if (ok && entry) {
-        ok = corpus_shard_read(entry, JSON_MAX_INT, &stated, err);
+        ok = corpus_manifest_read_shard(entry, &stated, err);
         if (ok && (stated.tokens != found->tokens || stated.bytes != found->bytes))
             ok = error_set(err, "states %" PRId64 " tokens, %" PRId64 " bytes; the file has %" PRId64 " and %" PRId64,
                            stated.tokens, stated.bytes, found->tokens, found->bytes);

@@ -3,7 +3,7 @@
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/base/typed_path.h"
-#include "llmc/text/corpus.h"
+#include "llmc/text/corpus_options.h"
 
 #include <stdint.h>
 

@@ -1,6 +1,4 @@
-// Converts a corpus from files to shards: one thread reads and unpacks ahead, several encode, the caller's thread
-// writes. Blocks are written in the order in which they were read, so the shards do not depend on the number of
-// threads.
+// See corpus_pipeline.h.
 //
 // A ring of blocks; three counters say how far each stage is:
 //   written <= taken <= filled <= written + num_blocks
@@ -8,103 +6,16 @@
 // Blocks are reused: buffers of ordinary size are kept, buffers that a long line made large are freed. A block of lines
 // is many documents, and the hash of each decides its side; a block of text is a piece of one document, for which the
 // reader has decided. The tokens of the two sides are collected separately, in the width of the shards.
+#include "llmc/text/corpus_pipeline.h"
+
 #include "llmc/base/limits.h"
-#include "llmc/text/corpus.h"
+#include "llmc/text/content.h"
+#include "llmc/text/documents.h"
 
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-
-// -------------------------------------------------------------------------------------------------------------- blocks
-
-const struct BadKind bad_kinds[BAD_KINDS] = {
-    [JSON_LINE_NOT_JSON] = {"not_json", "not valid JSON"},
-    [JSON_LINE_NOT_UTF8] = {"not_utf8", "not UTF-8"},
-    [JSON_LINE_SURROGATE] = {"half_surrogate", "half a surrogate pair"},
-    [JSON_LINE_NO_FIELD] = {"no_field", "without the field"},
-    [JSON_LINE_NO_STRING] = {"no_string", "field is not a string"},
-    [BAD_TOO_LONG] = {"too_long", "line too long"},
-    [BAD_FILE] = {"damaged_file", "compressed file damaged"},
-};
-
-void bad_report_add(BadReport *r, int kind, const char *message) {
-    if (r->total++ == 0) r->earliest = kind;
-    if (r->count[kind]++ == 0) r->first[kind] = strdup(message);
-}
-
-void corpus_counts_clear(CorpusCounts *c) {
-    for (int k = 0; k < BAD_KINDS; k++) free(c->bad.first[k]);
-    kind_counts_clear(&c->left_out), kind_counts_clear(&c->notes);
-    *c = (CorpusCounts){0};
-}
-
-// Moves the reports of *more to *sum.
-static void counts_add(CorpusCounts *sum, CorpusCounts *more) {
-    sum->documents += more->documents;
-    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
-        sum->side[side].documents += more->side[side].documents;
-        sum->side[side].bytes += more->side[side].bytes;
-        sum->side[side].tokens += more->side[side].tokens;
-    }
-    kind_counts_move(&sum->left_out, &more->left_out);
-    kind_counts_move(&sum->notes, &more->notes);
-    if (sum->bad.total == 0) sum->bad.earliest = more->bad.earliest;
-    sum->bad.total += more->bad.total;
-    for (int k = 0; k < BAD_KINDS; k++) {
-        if (sum->bad.count[k] == 0) sum->bad.first[k] = more->bad.first[k], more->bad.first[k] = NULL;
-        sum->bad.count[k] += more->bad.count[k];
-    }
-}
-
-bool corpus_is_lopsided(const CorpusCounts *c, double val_fraction) {
-    double train = (double)c->side[CORPUS_TRAIN].tokens, val = (double)c->side[CORPUS_VAL].tokens, f = val_fraction;
-    return !corpus_is_one_sided(f) && (val < (train + val) * f / 4 || train < (train + val) * (1 - f) / 4);
-}
-
-bool corpus_check_sides(const CorpusCounts *c, double val_fraction, Error *err) {
-    if (c->documents == 0 && c->bad.total > 0)
-        return error_set(err, "no text to read: %" PRId64 " bad lines or files, the first: %s", c->bad.total,
-                         c->bad.first[c->bad.earliest]);
-    if (c->documents == 0) {
-        const KindCounts *k = &c->left_out;
-        error_set(err, "no text to read%s", k->num > 0 ? ": skipped" : "");
-        for (int i = 0; i < k->num; i++)
-            error_set(err, "%s%s %" PRId64 " x %s, the first: %s", err->text, i > 0 ? "," : "", k->kinds[i].count,
-                      k->kinds[i].kind, k->kinds[i].first);
-        return false;
-    }
-    if (!corpus_is_one_sided(val_fraction) && (c->side[CORPUS_TRAIN].tokens == 0 || c->side[CORPUS_VAL].tokens == 0))
-        return error_set(err, "%" PRId64 " bytes of text cannot be divided into training and validation; give more",
-                         c->side[CORPUS_TRAIN].bytes + c->side[CORPUS_VAL].bytes);
-    return true;
-}
-
-bool corpus_block_reserve(CorpusBlock *b, int64_t bytes) {
-    if (bytes < b->capacity) return true;
-    char *text = realloc(b->text, (size_t)bytes + 1); // for the newline after the text
-    if (!text) return false;
-    b->text = text;
-    b->capacity = bytes + 1;
-    return true;
-}
-
-void corpus_block_reset(CorpusBlock *b) {
-    for (int side = 0; side < CORPUS_SIDES; side++) {
-        b->num_tokens[side] = 0;
-        if (b->token_capacity[side] <= KEPT_BYTES) continue;
-        free(b->tokens[side]);
-        b->tokens[side] = NULL, b->token_capacity[side] = 0;
-    }
-    if (b->capacity > KEPT_BYTES) {
-        free(b->text);
-        b->text = NULL, b->capacity = 0; // the next user reserves what it needs
-    }
-    corpus_counts_clear(&b->counts);
-    b->n = 0, b->status = EXIT_OK;
-    b->begins = b->is_document = b->is_short = b->is_encoded = false;
-    b->before_n = 0;
-}
 
 // ------------------------------------------------------------------------------------------------------------ encoders
 
@@ -320,7 +231,7 @@ static int write_block(const CorpusJob *job, CorpusBlock *b, CorpusCounts *count
     }
     for (CorpusSide side = 0; job->writer && side < CORPUS_SIDES; side++)
         if (!corpus_writer_append(job->writer, side, b->tokens[side], b->num_tokens[side], err)) return EXIT_RUN_FAILED;
-    counts_add(counts, &b->counts);
+    corpus_counts_add(counts, &b->counts);
     job->on_block(job->user, b->bytes_read);
     return EXIT_OK;
 }
@@ -355,18 +266,14 @@ static bool set_up(Pipeline *p, Error *err) {
     if (!p->blocks || !p->encoders || !p->threads) return error_set(err, "out of memory for %d threads", threads);
     for (int i = 0; i < threads; i++)
         if (!encoder_open(&p->encoders[i], p->job, err)) return false;
-    return (p->reader = document_reader_open(p->job, err)) != NULL;
+    return (p->reader = document_reader_open(p->job->options, p->job->cuts, p->job->cut_all, err)) != NULL;
 }
 
 static void tear_down(Pipeline *p) {
     document_reader_close(p->reader);
     for (int i = 0; p->encoders && i < p->job->options->threads; i++)
         encoder_free(p->encoders[i].encoder), word_counter_free(p->encoders[i].counter);
-    for (int i = 0; p->blocks && i < p->num_blocks; i++) {
-        CorpusBlock *b = &p->blocks[i];
-        corpus_counts_clear(&b->counts);
-        free(b->text), free(b->tokens[CORPUS_TRAIN]), free(b->tokens[CORPUS_VAL]);
-    }
+    for (int i = 0; p->blocks && i < p->num_blocks; i++) corpus_block_free(&p->blocks[i]);
     free(p->blocks), free(p->encoders), free(p->threads);
 }
 

@@ -1,199 +1,18 @@
-// From files to documents. Reads plain, gzip and zstd files as one sequence of bytes. zlib and libzstd decompress; this
-// file adds what they leave to the caller: consecutive members and frames, padding, and truncated files.
-//
-// Files are read block by block: lines up to the last complete one, text up to a place where the tokenizer may be
-// interrupted. Bytes read beyond the end of a block are kept in `rest` and begin the next one. Where a block ends
-// depends only on the text and on the block before it.
+// See documents.h. Files are read block by block: lines up to the last complete one, text up to a place where the
+// tokenizer may be interrupted. Bytes read beyond the end of a block are kept in `rest` and begin the next one. Where a
+// block ends depends only on the text and on the block before it.
+#include "llmc/text/documents.h"
 #include "llmc/base/file.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/path_reason.h"
-#include "llmc/text/corpus.h"
+#include "llmc/text/content.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <unistd.h>
-#include <zlib.h>
-#include <zstd.h>
-#include <zstd_errors.h>
-
-// --------------------------------------------------------------------------------------------------------------- bytes
-
-enum { INPUT_BYTES = 256 * 1024 };
-
-struct ByteSource {
-    int fd, then_fd;
-    Packing packing;
-    int64_t consumed;
-    bool damaged, failed;
-    Error error;   // what the next read reports after a failure
-    bool ended;    // the end of the file, not of the unpacked bytes
-    bool in_frame; // between the first byte of a member or frame and its end
-    bool had_member;
-    z_stream zlib;
-    ZSTD_DStream *zstd;
-    unsigned char *input;
-    size_t begin, end; // of the bytes in input not unpacked yet
-};
-
-Packing packing_of_name(const char *path) {
-    const char *dot = strrchr(path, '.');
-    if (dot && strcasecmp(dot, ".gz") == 0) return PACKED_GZIP;
-    if (dot && strcasecmp(dot, ".zst") == 0) return PACKED_ZSTD;
-    return PACKED_NOT;
-}
-
-Packing packing_of_bytes(const unsigned char *bytes, size_t n) {
-    static const unsigned char gzip[] = {0x1f, 0x8b}, zstd[] = {0x28, 0xb5, 0x2f, 0xfd};
-    if (n >= sizeof gzip && memcmp(bytes, gzip, sizeof gzip) == 0) return PACKED_GZIP;
-    if (n >= sizeof zstd && memcmp(bytes, zstd, sizeof zstd) == 0) return PACKED_ZSTD;
-    return PACKED_NOT;
-}
-
-// Reads every window that zstd makes, up to the 2 GiB of --long=31; by itself the library stops at 128 MiB. The memory
-// is touched only as far as there is text for it.
-static ZSTD_DStream *open_zstd(void) {
-    ZSTD_DStream *z = ZSTD_createDStream();
-    if (z) ZSTD_DCtx_setParameter(z, ZSTD_d_windowLogMax, ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound);
-    return z;
-}
-
-ByteSource *byte_source_open(int fd, int then_fd, Packing packing, Error *err) {
-    ByteSource *s = calloc(1, sizeof *s);
-    bool ok = s && (s->input = malloc(INPUT_BYTES));
-    if (ok && packing == PACKED_GZIP) ok = inflateInit2(&s->zlib, 15 + 16) == Z_OK; // 16: gzip headers only
-    if (ok && packing == PACKED_ZSTD) ok = (s->zstd = open_zstd()) != NULL;
-    if (!ok) {
-        error_set(err, "cannot read: out of memory");
-        if (s) free(s->input);
-        free(s);
-        close(fd);
-        return NULL;
-    }
-    s->fd = fd, s->then_fd = then_fd, s->packing = packing;
-    return s;
-}
-
-void byte_source_close(ByteSource *s) {
-    if (!s) return;
-    if (s->packing == PACKED_GZIP) inflateEnd(&s->zlib);
-    ZSTD_freeDStream(s->zstd);
-    close(s->fd);
-    free(s->input);
-    free(s);
-}
-
-bool byte_source_is_damaged(const ByteSource *s) { return s->damaged; }
-int64_t byte_source_consumed(const ByteSource *s) { return s->consumed; }
-
-// Up to n bytes of the file itself; 0 at its end, -1 on error.
-static int64_t read_file(ByteSource *s, void *out, int64_t n) {
-    for (;;) {
-        ssize_t got = read(s->fd, out, (size_t)n);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) {
-            s->failed = true;
-            error_set(&s->error, "cannot read: %s", strerror(errno));
-            return -1;
-        }
-        s->consumed += got;
-        if (got > 0 || s->then_fd < 0) return got;
-        close(s->fd);
-        s->fd = dup(s->then_fd);
-        s->then_fd = -1;
-    }
-}
-
-static void damage(ByteSource *s, const char *what) {
-    s->failed = s->damaged = true;
-    error_set(&s->error, "damaged: %s near byte %lld of the file", what,
-              (long long)(s->consumed - (int64_t)(s->end - s->begin)));
-}
-
-// gzip pads with zeros on tapes and block devices; anything else after the last member is damage.
-static bool only_zeros_left(const ByteSource *s) {
-    for (size_t i = s->begin; i < s->end; i++)
-        if (s->input[i] != 0) return false;
-    return true;
-}
-
-static int64_t unpack_gzip(ByteSource *s, unsigned char *out, int64_t n) {
-    if (!s->in_frame) {
-        if (s->had_member && only_zeros_left(s)) {
-            s->begin = s->end;
-            return 0;
-        }
-        inflateReset(&s->zlib);
-        s->in_frame = s->had_member = true;
-    }
-    s->zlib.next_in = s->input + s->begin, s->zlib.avail_in = (uInt)(s->end - s->begin);
-    s->zlib.next_out = out, s->zlib.avail_out = (uInt)n;
-    int status = inflate(&s->zlib, Z_NO_FLUSH);
-    s->begin = s->end - s->zlib.avail_in;
-    if (status == Z_STREAM_END)
-        s->in_frame = false;
-    else if (status != Z_OK && status != Z_BUF_ERROR)
-        damage(s, s->zlib.msg ? s->zlib.msg : "not gzip");
-    return n - (int64_t)s->zlib.avail_out;
-}
-
-// A frame begins with 0xFD2FB528, one to be skipped with 0x184D2A5.; the library also takes those of versions
-// before 1.0, and what it makes of these depends on the size of the buffer.
-static int64_t unpack_zstd(ByteSource *s, unsigned char *out, int64_t n) {
-    if (!s->in_frame && s->begin < s->end && s->input[s->begin] != 0x28 && s->input[s->begin] >> 4 != 5)
-        return damage(s, "not zstd"), 0;
-    ZSTD_inBuffer in = {s->input + s->begin, s->end - s->begin, 0};
-    ZSTD_outBuffer to = {out, (size_t)n, 0};
-    size_t status = ZSTD_decompressStream(s->zstd, &to, &in);
-    s->begin += in.pos;
-    s->in_frame = status != 0;
-    if (ZSTD_getErrorCode(status) == ZSTD_error_memory_allocation) {
-        s->failed = true;
-        error_set(&s->error, "cannot read: out of memory for the window of this zstd file, which has up to 2 GiB "
-                             "(zstd --long); free memory and run again");
-    } else if (ZSTD_isError(status)) {
-        damage(s, ZSTD_getErrorName(status));
-    }
-    return (int64_t)to.pos;
-}
-
-// At least one of the next bytes; 0: the end, or a failure that is recorded in s.
-static int64_t unpack(ByteSource *s, unsigned char *out, int64_t n) {
-    for (int64_t got = 0; got == 0 && !s->failed;) {
-        if (s->begin == s->end && !s->ended) {
-            int64_t more = read_file(s, s->input, INPUT_BYTES);
-            if (more < 0) return 0;
-            s->begin = 0, s->end = (size_t)more, s->ended = more == 0;
-        }
-        // At the end of the file, zstd may still hold bytes of a frame that it has read.
-        bool drained = s->begin == s->end && s->ended;
-        if (drained && !s->in_frame) return 0;
-        got = s->packing == PACKED_GZIP ? unpack_gzip(s, out, n) : unpack_zstd(s, out, n);
-        if (drained && got == 0 && s->in_frame && !s->failed) damage(s, "truncated");
-        if (got > 0) return got;
-    }
-    return 0;
-}
-
-int64_t byte_source_read(ByteSource *s, void *out, int64_t n, Error *err) {
-    int64_t done = 0;
-    while (done < n && !s->failed) {
-        unsigned char *to = (unsigned char *)out + done;
-        int64_t room = n - done < INT32_MAX ? n - done : INT32_MAX;
-        int64_t got = s->packing == PACKED_NOT ? read_file(s, to, room) : unpack(s, to, room);
-        if (got <= 0) break;
-        done += got;
-    }
-    if (done > 0 || !s->failed) return done;
-    error_set(err, "%s", s->error.text);
-    return -1;
-}
-
-// -------------------------------------------------------------------------------------------------------------- blocks
 
 // Everything before it in the file has been handed out.
 typedef struct {
@@ -204,7 +23,9 @@ typedef struct {
 } FilePosition;
 
 struct DocumentReader {
-    const CorpusJob *job;
+    const CorpusOptions *options;
+    const Tokenizer *cuts;
+    bool cut_all;
     InputWalk *walk;
     InputFile file;
     CorpusFormat format; // of file, by its content
@@ -225,11 +46,11 @@ struct DocumentReader {
     CorpusCounts pending; // what was skipped since the last block
 };
 
-DocumentReader *document_reader_open(const CorpusJob *job, Error *err) {
+DocumentReader *document_reader_open(const CorpusOptions *options, const Tokenizer *cuts, bool cut_all, Error *err) {
     DocumentReader *r = calloc(1, sizeof *r);
     if (!r) return error_set(err, "reader: out of memory"), NULL;
-    r->job = job;
-    r->walk = inputs_open(&job->options->inputs, err);
+    r->options = options, r->cuts = cuts, r->cut_all = cut_all;
+    r->walk = inputs_open(&options->inputs, err);
     if (r->walk) return r;
     free(r);
     return NULL;
@@ -264,7 +85,7 @@ static bool pass_unreadable(DocumentReader *r, int reason) {
 // Leaves a file out. One that is named in the arguments and could be read another way ends the run instead.
 static bool leave_out(DocumentReader *r, const char *kind, const char *advice) {
     const char *path = r->file.path;
-    if (r->file.is_argument && *advice && !r->job->options->skip_bad) {
+    if (r->file.is_argument && *advice && !r->options->skip_bad) {
         error_set(&r->error, "%s: is %s; %s", path, kind, advice);
         return fail(r, EXIT_BAD_INPUT);
     }
@@ -288,7 +109,7 @@ static bool judge_packing(DocumentReader *r, int fd) {
 }
 
 static bool open_source(DocumentReader *r) {
-    const InputOptions *inputs = &r->job->options->inputs;
+    const InputOptions *inputs = &r->options->inputs;
     int fd = input_open(inputs, &r->file), then_fd = r->file.is_stdin && inputs->stdin_goes_on ? STDIN_FILENO : -1;
     if (fd < 0 && !r->file.is_argument && input_may_be_skipped(errno)) return pass_unreadable(r, errno);
     if (fd < 0) {
@@ -398,7 +219,7 @@ static bool begin_file(DocumentReader *r, CorpusBlock *b) {
         b->n -= (int64_t)sizeof mark, r->at.offset = sizeof mark;
         memmove(b->text, b->text + sizeof mark, (size_t)b->n);
     }
-    const char *kind = corpus_content(r->job->options, &r->file, b->text, b->n, r->ended && r->rest_n == 0, &r->format,
+    const char *kind = corpus_content(r->options, &r->file, b->text, b->n, r->ended && r->rest_n == 0, &r->format,
                                       &r->pending.notes, &advice);
     if (!kind) return true;
     if (r->is_damaged) report(r, BAD_FILE, count_lines(b->text, b->n) + 1, r->error.text);
@@ -411,7 +232,7 @@ static bool begin_file(DocumentReader *r, CorpusBlock *b) {
 
 // What ends a line of JSON, or a document in text that is divided.
 static const char *separator(const DocumentReader *r) {
-    return r->format == FORMAT_DIVIDED ? r->job->options->split_at : "\n";
+    return r->format == FORMAT_DIVIDED ? r->options->split_at : "\n";
 }
 
 // The end of the last separator in text[0..n); 0: there is none.
@@ -475,7 +296,7 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
 
 // The unpacked size of the compressed file, up to its end or to damage. Reports damage.
 static bool measure(DocumentReader *r, int64_t *size) {
-    int fd = input_open(&r->job->options->inputs, &r->file);
+    int fd = input_open(&r->options->inputs, &r->file);
     ByteSource *s = fd < 0 ? NULL : byte_source_open(fd, -1, r->file.packing, NULL);
     char *buffer = malloc(BLOCK_BYTES);
     if (!s || !buffer) {
@@ -504,17 +325,17 @@ static bool begin_document(DocumentReader *r, CorpusBlock *b) {
 
 // The end of a piece that is not the last: a safe place, or between two characters if a whole block has none.
 static int64_t piece_end(const DocumentReader *r, const char *text, int64_t n) {
-    int64_t safe = tokenizer_safe_cut(r->job->cuts, text, n);
+    int64_t safe = tokenizer_safe_cut(r->cuts, text, n);
     return safe > 0 ? safe : corpus_character_end(text, n);
 }
 
 // How much of the block's text the next piece takes. The cut for validation needs enough text after it to look for the
 // end of a line; a piece that would have the cut too near its end ends before it.
 static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) {
-    const Tokenizer *t = r->job->cuts;
+    const Tokenizer *t = r->cuts;
     int64_t whole = is_all ? b->n : piece_end(r, b->text, b->n);
-    int64_t from = corpus_cut_target(r->at.size, r->job->options->val_fraction) - r->at.offset;
-    if (r->at.cut > 0 || from >= b->n || corpus_is_one_sided(r->job->options->val_fraction)) return whole;
+    int64_t from = corpus_cut_target(r->at.size, r->options->val_fraction) - r->at.offset;
+    if (r->at.cut > 0 || from >= b->n || corpus_is_one_sided(r->options->val_fraction)) return whole;
     if (from < 1) from = 1; // the piece before had no safe place and ran past it
     int64_t head = is_all || b->n - from >= CUT_SEARCH ? 0 : tokenizer_safe_cut(t, b->text, from - 1);
     if (head > 0) return head;
@@ -547,8 +368,8 @@ static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     b->format = FORMAT_TEXT;
     b->is_document = r->is_first;
     b->begins = b->is_document || r->at.offset == r->at.cut;
-    b->side = r->at.cut > 0 || r->job->options->val_fraction >= 1 ? CORPUS_VAL : CORPUS_TRAIN;
-    b->is_short = b->is_document && is_all && r->at.size <= SHORT_DOCUMENT && !r->job->cut_all;
+    b->side = r->at.cut > 0 || r->options->val_fraction >= 1 ? CORPUS_VAL : CORPUS_TRAIN;
+    b->is_short = b->is_document && is_all && r->at.size <= SHORT_DOCUMENT && !r->cut_all;
     int64_t n = b->is_short ? b->n : choose_end(r, b, is_all);
     memcpy(b->before, r->tail, sizeof r->tail);
     b->before_n = r->tail_n;

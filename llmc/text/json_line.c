@@ -1,6 +1,6 @@
-// See documents.h. The scanner makes one pass over the line and records where the value of the field is; only that
+// See json_line.h. The scanner makes one pass over the line and records where the value of the field is; only that
 // value is unescaped, in place. Nested values are scanned with a stack of one bit a level, not by recursion.
-#include "llmc/text/documents.h"
+#include "llmc/text/json_line.h"
 
 #include "llmc/base/json.h"
 #include "llmc/base/utf8.h"

@@ -1,6 +1,6 @@
-// See bpe_trainer.h. Text repeats its words: most are found in the thread's table, which fits into the processor's
+// See word_counts.h. Text repeats its words: most are found in the thread's table, which fits into the processor's
 // cache. When it is three quarters full, its words move to the shared table, sorted by part; each part has a lock.
-#include "llmc/text/bpe_trainer.h"
+#include "llmc/text/word_counts.h"
 
 #include "llmc/text/tokenizer_internal.h"
 

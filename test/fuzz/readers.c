@@ -16,7 +16,7 @@
 #include "llmc/store/optimizer_file.h"
 #include "llmc/store/trainer_json.h"
 #include "llmc/store/weights_file.h"
-#include "llmc/text/corpus.h"
+#include "llmc/text/documents.h"
 #include "llmc/train/choices.h"
 #include "test/unit/tokenizer_fixture.h"
 
@@ -634,8 +634,7 @@ static bool documents_read(const FuzzInput *in) {
                                    .tokenizer = toy,
                                    .shard_tokens = 1000,
                                    .on_progress = ignore_progress};
-    const CorpusJob job = {.options = &options, .tokenizer = toy, .cuts = toy, .cut_all = in->variant / 2 % 2};
-    DocumentReader *r = document_reader_open(&job, &err);
+    DocumentReader *r = document_reader_open(&options, toy, in->variant / 2 % 2, &err);
     REQUIRE(r, "%s", err.text);
     CorpusBlock block = {0};
     int64_t bytes = 0, bytes_read = 0;

@@ -1,7 +1,7 @@
 // Plain, gzip and zstd files as bytes: whole, in many parts, cut at every byte, and with damage.
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/text/documents.h"
+#include "llmc/text/byte_source.h"
 #include "test/fixture.h"
 
 #include <fcntl.h>

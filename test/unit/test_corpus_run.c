@@ -3,6 +3,7 @@
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
 #include "llmc/base/path.h"
+#include "llmc/data/shards.h"
 #include "llmc/text/corpus.h"
 #include "test/fixture.h"
 

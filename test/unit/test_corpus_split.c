@@ -1,6 +1,6 @@
 // The rule that divides a corpus: the shares, and cuts where a line ends and where the tokens stay what they were.
 
-#include "llmc/text/corpus.h"
+#include "llmc/text/corpus_split.h"
 #include "test/test.h"
 #include "test/unit/tokenizer_fixture.h"
 

@@ -1,6 +1,6 @@
 // The corpus writer: every token lands in its side's shards in order.
 
-#include "llmc/text/corpus.h"
+#include "llmc/text/corpus_shards.h"
 #include "llmc/text/tokenizer_internal.h"
 #include "test/fixture.h"
 

@@ -1,7 +1,7 @@
 // The scanner of JSON lines: what it takes, what it refuses and with which words. That it gives the same text as
 // Python's json is shown by test/e2e/test_prepare_lines.py.
 
-#include "llmc/text/documents.h"
+#include "llmc/text/json_line.h"
 #include "test/unit/mutate.h"
 
 // A copy with exactly the one byte behind it that the scanner may read, so that a sanitizer sees every other one.

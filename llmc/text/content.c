@@ -1,73 +1,15 @@
-// What a corpus holds besides plain UTF-8 text: files of other kinds, JSON, spellings of end-of-text. Each is counted
-// by its kind, with its first file and the next step, so that nothing is left out, or trained on unasked, in silence.
-// See corpus.h.
+// See content.h.
+#include "llmc/text/content.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/base/utf8.h"
-#include "llmc/text/corpus.h"
+#include "llmc/text/block.h"
 
 #include <fnmatch.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-// ------------------------------------------------------------------------------------------------------ counts by kind
-
-static KindCount *kind_of(const KindCounts *k, const char *kind) {
-    for (int i = 0; i < k->num; i++)
-        if (strcmp(k->kinds[i].kind, kind) == 0) return &k->kinds[i];
-    return NULL;
-}
-
-int64_t kind_counts_of(const KindCounts *k, const char *kind) {
-    const KindCount *found = kind_of(k, kind);
-    return found ? found->count : 0;
-}
-
-static void append_kind(KindCounts *k, KindCount added) {
-    k->kinds = realloc(k->kinds, (size_t)(k->num + 1) * sizeof *k->kinds);
-    REQUIRE_MEMORY(k->kinds && added.kind && added.first, "the kinds of files");
-    k->kinds[k->num++] = added;
-}
-
-void kind_counts_add(KindCounts *k, const char *kind, int64_t count, const char *format, ...) {
-    KindCount *found = kind_of(k, kind);
-    char text[sizeof(Error)];
-    Error first;
-    va_list args;
-    if (found) {
-        found->count += count;
-        return;
-    }
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    error_set(&first, "%s", text); // so that it is UTF-8
-    append_kind(k, (KindCount){strdup(kind), count, strdup(first.text)});
-}
-
-void kind_counts_move(KindCounts *to, KindCounts *from) {
-    for (int i = 0; i < from->num; i++) {
-        KindCount *found = kind_of(to, from->kinds[i].kind);
-        if (!found) {
-            append_kind(to, from->kinds[i]);
-            continue;
-        }
-        found->count += from->kinds[i].count;
-        free(from->kinds[i].kind), free(from->kinds[i].first);
-    }
-    free(from->kinds);
-    *from = (KindCounts){0};
-}
-
-void kind_counts_clear(KindCounts *k) {
-    for (int i = 0; i < k->num; i++) free(k->kinds[i].kind), free(k->kinds[i].first);
-    free(k->kinds);
-    *k = (KindCounts){0};
-}
-
-// ------------------------------------------------------------------------------------------------- kinds of whole
-// files
+// --------------------------------------------------------------------------------------------------------- whole files
 
 // What turns a file of a kind into text or lines, as a filter; the others have their advice from the table of kinds.
 static const struct {
@@ -177,8 +119,7 @@ const char *corpus_content(const CorpusOptions *o, const InputFile *file, char *
     return NULL;
 }
 
-// -------------------------------------------------------------------------------------------------- kinds inside a
-// text
+// ------------------------------------------------------------------------------------------------------- inside a text
 
 // What follows the '<' of a spelling of end-of-text; at most MARKER_MAX_BYTES with it.
 static const char *const markers[] = {

@@ -1,13 +1,13 @@
-// The files of a corpus. The walk sorts one directory at a time. (fts(3) is not used: it takes a directory that fails
+// See inputs.h. The walk sorts one directory at a time. (fts(3) is not used: it takes a directory that fails
 // while it is read for a shorter one, and without memory it leaves names unsorted or crashes.) What may be met again is
 // remembered by its device and inode: with several arguments, hard links, or below a symbolic link. Standard input that
 // has to be read twice is copied into a file as it comes, packed or not. The file is unlinked before anything is in it,
 // so nothing stays behind whatever happens.
+#include "llmc/text/inputs.h"
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
-#include "llmc/text/corpus.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,0 +1,14 @@
+// What a corpus holds besides plain UTF-8 text: files of other kinds, JSON, spellings of end-of-text. Each is counted
+// by its kind, with its first file and the next step, so that nothing is left out, or trained on unasked, in silence.
+#pragma once
+#include "llmc/text/corpus_options.h"
+
+// What the first bytes of a file, unpacked and without a byte order mark, make of it: n of them and one that may be
+// written, is_all if there are no more. NULL: it is read as *format. Else its kind, and in *advice the next step ("" if
+// there is none): such a file is not read. What is read but may not be meant goes to *notes.
+const char *corpus_content(const CorpusOptions *o, const InputFile *file, char *text, int64_t n, bool is_all,
+                           CorpusFormat *format, KindCounts *notes, Error *advice);
+
+// Notes each spelling of end-of-text in the text that begins before text[begin] and ends after text[end].
+void corpus_note_markers(const char *path, const char *text, int64_t n, int64_t begin, int64_t end, KindCounts *notes);
+void corpus_note_bytes(const CorpusOptions *o, const char *path, const char *text, int64_t n, KindCounts *notes);

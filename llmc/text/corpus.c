@@ -1,0 +1,186 @@
+// Converts a corpus from its inputs to a vocabulary, and to shards under their final names. See corpus.h.
+#include "llmc/text/corpus.h"
+
+#include "llmc/text/bpe_trainer.h"
+#include "llmc/text/corpus_manifest.h"
+#include "llmc/text/corpus_output.h"
+#include "llmc/text/corpus_pipeline.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct {
+    CorpusOptions options;                // its inputs include standard input once that was read
+    InputSummary *summaries;              // one for each argument
+    KindCounts walk_left_out, walk_notes; // of the walk over the inputs
+    bool has_stdin;
+    Tokenizer *trained, *cuts; // NULL unless one is trained
+    CorpusProgress progress;
+    CorpusOutput output;
+    CorpusJob job;
+    CorpusCounts counts;
+    CorpusWriter writer;
+} Run;
+
+static bool open_inputs(Run *r, Error *err) {
+    for (int i = 0; i < r->options.inputs.count; i++) r->has_stdin |= strcmp(r->options.inputs.arguments[i], "-") == 0;
+    r->summaries =
+        inputs_summarize(&r->options.inputs, &r->progress.total_bytes, &r->walk_left_out, &r->walk_notes, err);
+    if (r->summaries && !r->options.tokenizer) r->cuts = tokenizer_for_cuts(err);
+    return r->summaries && (r->options.tokenizer || r->cuts);
+}
+
+// Text, and input that is counted first, is read twice. Of lines, enough is kept to cut a corpus of few lines.
+static bool take_stdin(Run *r, const char *directory, Error *err) {
+    InputOptions *in = &r->options.inputs;
+    int64_t bytes, limit = in->format == FORMAT_LINES && r->options.tokenizer ? 64 << 20 : INT64_MAX;
+    if (!r->has_stdin) return true;
+    if (!inputs_spool_stdin(in, directory, limit, &bytes, err)) return false;
+    r->progress.total_bytes = in->stdin_goes_on ? 0 : r->progress.total_bytes + bytes; // 0: unknown
+    return true;
+}
+
+static void close_run(Run *r) {
+    corpus_writer_free(&r->writer);
+    corpus_counts_clear(&r->counts);
+    kind_counts_clear(&r->walk_left_out);
+    kind_counts_clear(&r->walk_notes);
+    if (r->options.inputs.has_stdin) close(r->options.inputs.stdin_fd);
+    tokenizer_free(r->trained), tokenizer_free(r->cuts);
+    free(r->summaries);
+}
+
+// -------------------------------------------------------------------------------------------------------------- passes
+
+static void on_block(void *user, int64_t bytes_read) {
+    Run *r = user;
+    r->progress.bytes_read = bytes_read;
+    r->progress.tokens = r->counts.side[CORPUS_TRAIN].tokens + r->counts.side[CORPUS_VAL].tokens;
+    r->options.on_progress(r->options.user, &r->progress);
+}
+
+// Encodes all documents or, with is_counting, counts their words into job.words. If training or validation has too
+// little of a few, short documents, does it again with each of them cut; a count has decided this for the encoding.
+static int run_passes(Run *r, bool is_counting, Error *err) {
+    r->job.options = &r->options, r->job.on_block = on_block, r->job.user = r;
+    for (;;) {
+        corpus_counts_clear(&r->counts);
+        if (is_counting) {
+            word_counts_free(r->job.words);
+            r->job.words = word_counts_create(err);
+            if (!r->job.words) return EXIT_RUN_FAILED;
+        } else {
+            corpus_writer_free(&r->writer);
+            r->writer = (CorpusWriter){
+                .directory = r->output.staging, .tokenizer = r->job.tokenizer, .shard_tokens = r->options.shard_tokens};
+            r->job.writer = &r->writer;
+        }
+        const int status = corpus_convert(&r->job, &r->counts, err);
+        if (status != EXIT_OK || r->job.cut_all || r->trained || r->options.inputs.stdin_goes_on ||
+            !corpus_is_lopsided(&r->counts, r->options.val_fraction))
+            return status;
+        r->job.cut_all = true;
+    }
+}
+
+// What the walk found belongs to the counts of the corpus.
+static void add_walk(Run *r) {
+    kind_counts_move(&r->counts.left_out, &r->walk_left_out);
+    kind_counts_move(&r->counts.notes, &r->walk_notes);
+}
+
+static bool check_sides(Run *r, Error *err) {
+    if (r->counts.documents == 0) add_walk(r); // for the message
+    return corpus_check_sides(&r->counts, r->options.val_fraction, err);
+}
+
+// ---------------------------------------------------------------------------------------------------------- vocabulary
+
+static void on_merged(void *user, int64_t tokens) {
+    Run *r = user;
+    r->progress.stage = STAGE_MERGE;
+    r->progress.tokens = tokens;
+    r->options.on_progress(r->options.user, &r->progress);
+}
+
+static int train(Run *r, Error *err) {
+    const CorpusOptions *o = &r->options;
+    r->job.tokenizer = r->job.cuts = r->cuts;
+    r->progress.stage = STAGE_COUNT, r->progress.vocab = o->vocab;
+    int status = run_passes(r, true, err);
+    if (status == EXIT_OK && !check_sides(r, err)) status = EXIT_BAD_INPUT;
+    const int64_t distinct = r->job.words ? word_counts_words(r->job.words) : 0;
+    if (status == EXIT_OK && !(r->trained = bpe_train(r->job.words, o->vocab, on_merged, r, err)))
+        status = EXIT_RUN_FAILED;
+    word_counts_free(r->job.words);
+    r->job.words = NULL;
+    if (status != EXIT_OK || tokenizer_vocab(r->trained) == o->vocab) return status;
+    error_set(err,
+              "the text for training (%" PRId64 " bytes, %" PRId64 " distinct words) gives only %" PRId64
+              " tokens, because no other pair occurs twice; use more text, or %s%" PRId64,
+              r->counts.side[CORPUS_TRAIN].bytes, distinct, tokenizer_vocab(r->trained), o->vocab_option,
+              tokenizer_vocab(r->trained));
+    return EXIT_BAD_INPUT;
+}
+
+// ----------------------------------------------------------------------------------------------------------------- run
+
+static int convert(Run *r, Error *err) {
+    r->job.tokenizer = r->trained ? r->trained : r->options.tokenizer;
+    r->job.cuts = r->cuts ? r->cuts : r->job.tokenizer;
+    r->progress.stage = STAGE_ENCODE;
+    const int status = run_passes(r, false, err);
+    if (status != EXIT_OK) return status;
+    if (!check_sides(r, err)) return EXIT_BAD_INPUT;
+    const CorpusManifest manifest = {.options = &r->options,
+                                     .inputs = r->summaries,
+                                     .walk_left_out = &r->walk_left_out,
+                                     .walk_notes = &r->walk_notes,
+                                     .tokenizer = r->job.tokenizer,
+                                     .cut_all = r->job.cut_all,
+                                     .counts = &r->counts,
+                                     .writer = &r->writer};
+    const bool ok =
+        corpus_writer_finish(&r->writer, err) && tokenizer_write(r->job.tokenizer, r->output.tokenizer, err) &&
+        corpus_manifest_write(&manifest, r->output.manifest, err) && corpus_output_publish(&r->output, &r->writer, err);
+    return ok ? EXIT_OK : EXIT_RUN_FAILED;
+}
+
+int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
+    Run r = {.options = *options};
+    *result = (CorpusResult){0};
+    if (!open_inputs(&r, err)) {
+        close_run(&r);
+        return EXIT_BAD_INPUT;
+    }
+    const bool is_claimed = corpus_output_claim(&r.output, options->inputs.output, options->force, err);
+    int status = is_claimed ? EXIT_OK : EXIT_BAD_INPUT;
+    if (status == EXIT_OK && !take_stdin(&r, r.output.staging, err)) status = EXIT_RUN_FAILED;
+    if (status == EXIT_OK && !options->tokenizer) status = train(&r, err);
+    if (status == EXIT_OK) status = convert(&r, err);
+    if (status == EXIT_OK) {
+        add_walk(&r);
+        *result = (CorpusResult){
+            r.counts, {r.writer.side[CORPUS_TRAIN].count, r.writer.side[CORPUS_VAL].count}, r.job.cut_all};
+        r.counts = (CorpusCounts){0};
+    }
+    close_run(&r);
+    corpus_output_release(&r.output, status == EXIT_OK);
+    return status;
+}
+
+int corpus_vocabulary(const CorpusOptions *options, const char *directory, CorpusCounts *counts, Tokenizer **tokenizer,
+                      Error *err) {
+    Run r = {.options = *options};
+    *counts = (CorpusCounts){0}, *tokenizer = NULL;
+    const int status = open_inputs(&r, err) && take_stdin(&r, directory, err) ? train(&r, err) : EXIT_BAD_INPUT;
+    if (status == EXIT_OK) {
+        add_walk(&r);
+        *counts = r.counts, *tokenizer = r.trained;
+        r.counts = (CorpusCounts){0}, r.trained = NULL;
+    }
+    close_run(&r);
+    return status;
+}

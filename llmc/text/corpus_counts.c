@@ -1,0 +1,125 @@
+// See corpus_counts.h.
+#include "llmc/text/corpus_counts.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+// --------------------------------------------------------------------------------------------------------------- kinds
+
+static KindCount *kind_of(const KindCounts *k, const char *kind) {
+    for (int i = 0; i < k->num; i++)
+        if (strcmp(k->kinds[i].kind, kind) == 0) return &k->kinds[i];
+    return NULL;
+}
+
+int64_t kind_counts_of(const KindCounts *k, const char *kind) {
+    const KindCount *found = kind_of(k, kind);
+    return found ? found->count : 0;
+}
+
+static void append_kind(KindCounts *k, KindCount added) {
+    k->kinds = realloc(k->kinds, (size_t)(k->num + 1) * sizeof *k->kinds);
+    REQUIRE_MEMORY(k->kinds && added.kind && added.first, "the kinds of files");
+    k->kinds[k->num++] = added;
+}
+
+void kind_counts_add(KindCounts *k, const char *kind, int64_t count, const char *format, ...) {
+    KindCount *found = kind_of(k, kind);
+    char text[sizeof(Error)];
+    Error first;
+    va_list args;
+    if (found) {
+        found->count += count;
+        return;
+    }
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    error_set(&first, "%s", text); // so that it is UTF-8
+    append_kind(k, (KindCount){strdup(kind), count, strdup(first.text)});
+}
+
+void kind_counts_move(KindCounts *to, KindCounts *from) {
+    for (int i = 0; i < from->num; i++) {
+        KindCount *found = kind_of(to, from->kinds[i].kind);
+        if (!found) {
+            append_kind(to, from->kinds[i]);
+            continue;
+        }
+        found->count += from->kinds[i].count;
+        free(from->kinds[i].kind), free(from->kinds[i].first);
+    }
+    free(from->kinds);
+    *from = (KindCounts){0};
+}
+
+void kind_counts_clear(KindCounts *k) {
+    for (int i = 0; i < k->num; i++) free(k->kinds[i].kind), free(k->kinds[i].first);
+    free(k->kinds);
+    *k = (KindCounts){0};
+}
+
+// ----------------------------------------------------------------------------------------------------------- bad input
+
+const struct BadKind bad_kinds[BAD_KINDS] = {
+    [JSON_LINE_NOT_JSON] = {"not_json", "not valid JSON"},
+    [JSON_LINE_NOT_UTF8] = {"not_utf8", "not UTF-8"},
+    [JSON_LINE_SURROGATE] = {"half_surrogate", "half a surrogate pair"},
+    [JSON_LINE_NO_FIELD] = {"no_field", "without the field"},
+    [JSON_LINE_NO_STRING] = {"no_string", "field is not a string"},
+    [BAD_TOO_LONG] = {"too_long", "line too long"},
+    [BAD_FILE] = {"damaged_file", "compressed file damaged"},
+};
+
+void bad_report_add(BadReport *r, int kind, const char *message) {
+    if (r->total++ == 0) r->earliest = kind;
+    if (r->count[kind]++ == 0) r->first[kind] = strdup(message);
+}
+
+void corpus_counts_clear(CorpusCounts *c) {
+    for (int k = 0; k < BAD_KINDS; k++) free(c->bad.first[k]);
+    kind_counts_clear(&c->left_out), kind_counts_clear(&c->notes);
+    *c = (CorpusCounts){0};
+}
+
+void corpus_counts_add(CorpusCounts *sum, CorpusCounts *more) {
+    sum->documents += more->documents;
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
+        sum->side[side].documents += more->side[side].documents;
+        sum->side[side].bytes += more->side[side].bytes;
+        sum->side[side].tokens += more->side[side].tokens;
+    }
+    kind_counts_move(&sum->left_out, &more->left_out);
+    kind_counts_move(&sum->notes, &more->notes);
+    if (sum->bad.total == 0) sum->bad.earliest = more->bad.earliest;
+    sum->bad.total += more->bad.total;
+    for (int k = 0; k < BAD_KINDS; k++) {
+        if (sum->bad.count[k] == 0) sum->bad.first[k] = more->bad.first[k], more->bad.first[k] = NULL;
+        sum->bad.count[k] += more->bad.count[k];
+    }
+}
+
+bool corpus_is_lopsided(const CorpusCounts *c, double val_fraction) {
+    double train = (double)c->side[CORPUS_TRAIN].tokens, val = (double)c->side[CORPUS_VAL].tokens, f = val_fraction;
+    return !corpus_is_one_sided(f) && (val < (train + val) * f / 4 || train < (train + val) * (1 - f) / 4);
+}
+
+bool corpus_check_sides(const CorpusCounts *c, double val_fraction, Error *err) {
+    if (c->documents == 0 && c->bad.total > 0)
+        return error_set(err, "no text to read: %" PRId64 " bad lines or files, the first: %s", c->bad.total,
+                         c->bad.first[c->bad.earliest]);
+    if (c->documents == 0) {
+        const KindCounts *k = &c->left_out;
+        error_set(err, "no text to read%s", k->num > 0 ? ": skipped" : "");
+        for (int i = 0; i < k->num; i++)
+            error_set(err, "%s%s %" PRId64 " x %s, the first: %s", err->text, i > 0 ? "," : "", k->kinds[i].count,
+                      k->kinds[i].kind, k->kinds[i].first);
+        return false;
+    }
+    if (!corpus_is_one_sided(val_fraction) && (c->side[CORPUS_TRAIN].tokens == 0 || c->side[CORPUS_VAL].tokens == 0))
+        return error_set(err, "%" PRId64 " bytes of text cannot be divided into training and validation; give more",
+                         c->side[CORPUS_TRAIN].bytes + c->side[CORPUS_VAL].bytes);
+    return true;
+}

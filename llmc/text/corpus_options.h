@@ -1,0 +1,28 @@
+// The request: what data/prepare and data/train_tokenizer ask of the files below them, and the progress that they show.
+#pragma once
+#include "llmc/text/inputs.h"
+#include "llmc/text/tokenizer.h"
+
+typedef enum { STAGE_ENCODE, STAGE_COUNT, STAGE_MERGE } CorpusStage; // the last two: training a vocabulary
+typedef struct {
+    CorpusStage stage;
+    int64_t bytes_read, total_bytes; // of the input files as they are; total 0: not known
+    int64_t tokens, vocab;           // merging: of the vocabulary so far and at the end
+} CorpusProgress;
+
+typedef struct {
+    InputOptions inputs;
+    const char *field;          // of the objects in lines, at most 255 bytes
+    const char *split_at;       // documents end at this text, at most 255 bytes; NULL: not
+    double val_fraction;        // 0: all is for training, 1: for validation
+    bool skip_bad;              // count bad input and continue
+    int threads;                // that encode or count
+    const Tokenizer *tokenizer; // NULL: one of `vocab` tokens is trained on what goes to training
+    int64_t vocab;
+    const char *vocab_option;        // with which the number of tokens was given, "--vocab-size ": for a message
+    const char *tool, *tool_options; // for advice: "data/prepare", "-o DIR"
+    int64_t shard_tokens;
+    bool force;                                                      // replace the shards of an earlier run
+    void (*on_progress)(void *user, const CorpusProgress *progress); // after each block, and while merging
+    void *user;
+} CorpusOptions;

@@ -1,0 +1,125 @@
+// See corpus_output.h. The lock is flock(2) on DIR itself, which is released when the process ends.
+#include "llmc/text/corpus_output.h"
+
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
+#include "llmc/base/own_file.h"
+#include "llmc/base/path.h"
+#include "llmc/base/path_reason.h"
+#include "llmc/text/corpus_manifest.h"
+#include "llmc/text/inputs.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int is_shard(const struct dirent *entry) { return is_corpus_shard(entry->d_name); }
+
+// A shard that states its vocabulary, as ours do. False and errno as of own_file_is.
+static bool is_own_shard(const char *path) {
+    int32_t header[SHARD_FIELD_VOCAB + 1] = {0};
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const bool is_read = fd >= 0 && pread(fd, header, sizeof header, 0) >= 0;
+    const int unread = is_read ? 0 : errno;
+    if (fd >= 0) close(fd);
+    errno = unread;
+    return header[0] == SHARD_MAGIC && header[SHARD_FIELD_VOCAB] > 0;
+}
+
+static bool remove_shard(const char *path, Error *err) {
+    struct stat st;
+    if (lstat(path, &st) == 0 && !S_ISDIR(st.st_mode) && !is_own_shard(path))
+        return own_file_move_aside(path, "is not a shard of this program", errno, err);
+    return unlink(path) == 0 || error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
+}
+
+// Removes the shards in the output directory, last name first, or refuses them.
+static bool clear_shards(const CorpusOutput *o, bool refuse, Error *err) {
+    struct dirent **old;
+    const int n = scandir(o->path, &old, is_shard, alphasort);
+    if (n < 0) return error_set(err, "%s: cannot list the directory: %s", o->path, path_reason(o->path, errno).text);
+    bool ok = n == 0 || !refuse ||
+              error_set(err, "%s: has %d shard%s of an earlier run (%s...); --force replaces them", o->path, n,
+                        n == 1 ? "" : "s", old[0]->d_name);
+    for (int i = n; i-- > 0; free(old[i])) {
+        char *path = path_join(o->path, old[i]->d_name);
+        if (ok && !refuse) ok = remove_shard(path, err);
+        free(path);
+    }
+    free(old);
+    return ok;
+}
+
+bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *err) {
+    char *staging = path_join(path, ".tmp-prepare");
+    *o = (CorpusOutput){.path = path,
+                        .staging = staging,
+                        .manifest = path_join(staging, "manifest.json"),
+                        .tokenizer = path_join(staging, "tokenizer.json"),
+                        .existing = directory_existing(path),
+                        .lock = -1};
+    if (!directory_make(o->path, err)) return false;
+    o->lock = open(o->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (o->lock < 0)
+        return error_set(err, "%s: cannot open the directory: %s", o->path, path_reason(o->path, errno).text);
+    if (flock(o->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) { // other errors: no locks on this file system
+        close(o->lock), o->lock = -1;
+        return error_set(err, "%s: another data/prepare is writing there", o->path);
+    }
+    char *manifest = path_join(o->path, "manifest.json");
+    const bool was_moving = file_exists(o->manifest) && !file_exists(manifest);
+    free(manifest);
+    bool ok = true;
+    if (was_moving)
+        ok = clear_shards(o, false, err) && directory_sync(o->path, err);
+    else if (!force)
+        ok = clear_shards(o, true, err);
+    return ok && (!file_exists(o->staging) || directory_remove(o->staging, err)) && directory_make(o->staging, err);
+}
+
+static bool move_file(char *from, char *to, Error *err) {
+    const bool ok =
+        rename(from, to) == 0 || error_set(err, "%s: cannot move into place: %s", from, path_reason(to, errno).text);
+    free(from), free(to);
+    return ok;
+}
+
+static bool move_side(const CorpusOutput *o, const CorpusWriter *writer, CorpusSide side, Error *err) {
+    for (int64_t i = 0; i < writer->side[side].count; i++)
+        if (!move_file(corpus_shard_path(o->staging, side, i), corpus_shard_path(o->path, side, i), err)) return false;
+    return true;
+}
+
+// Removes the files of an earlier corpus, manifest first and training shards last, then moves in the new ones, training
+// shards first and manifest last. A mixture of the two has no manifest: also after a loss of power, because each
+// manifest goes or comes in a step of its own.
+bool corpus_output_publish(const CorpusOutput *o, const CorpusWriter *writer, Error *err) {
+    char *manifest = path_join(o->path, "manifest.json"), *tokenizer = path_join(o->path, "tokenizer.json");
+    const bool ok = own_file_make_way(manifest, CORPUS_MANIFEST_MARK, err) &&
+                    (unlink(manifest) == 0 || errno == ENOENT ||
+                     error_set(err, "%s: cannot remove: %s", manifest, path_reason(manifest, errno).text)) &&
+                    own_file_make_way(tokenizer, TOKENIZER_MARK, err) && directory_sync(o->path, err) &&
+                    clear_shards(o, false, err) && move_side(o, writer, CORPUS_TRAIN, err) &&
+                    move_file(strdup(o->tokenizer), strdup(tokenizer), err) && move_side(o, writer, CORPUS_VAL, err) &&
+                    directory_sync(o->path, err) && move_file(strdup(o->manifest), strdup(manifest), err) &&
+                    directory_sync(o->path, err) && directory_remove(o->staging, err);
+    free(tokenizer);
+    free(manifest);
+    return ok;
+}
+
+void corpus_output_release(CorpusOutput *o, bool is_published) {
+    if (o->lock >= 0 && !is_published) {
+        // The manifest there tells the next run that shards were moved.
+        if (!file_exists(o->manifest)) directory_remove(o->staging, NULL);
+        directory_unmake(o->path, o->existing);
+    }
+    if (o->lock >= 0) close(o->lock);
+    free(o->staging), free(o->manifest), free(o->tokenizer);
+}

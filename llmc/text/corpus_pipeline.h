@@ -1,0 +1,22 @@
+// The pipeline from files to shards, or to counts of words: one thread reads and unpacks ahead, several encode, the
+// caller's thread writes. Blocks are written in the order in which they were read, so the result does not depend on the
+// number of threads.
+#pragma once
+#include "llmc/text/corpus_options.h"
+#include "llmc/text/corpus_shards.h"
+#include "llmc/text/word_counts.h"
+
+typedef struct {
+    const CorpusOptions *options;
+    const Tokenizer *tokenizer; // encodes
+    const Tokenizer *cuts;      // says where a document may be cut: the same one, except while a vocabulary is trained
+    WordCounts *words;          // NULL: encodes; else counts the words for training here, and each byte as a token
+    CorpusWriter *writer;       // NULL with words
+    bool cut_all;
+    void (*on_block)(void *user, int64_t bytes_read); // after each block that was written or counted
+    void *user;
+} CorpusJob;
+
+// Adds to the counts, which are up to date at each on_block. Returns EXIT_OK, EXIT_BAD_INPUT (input that cannot be read
+// or is bad) or EXIT_RUN_FAILED.
+int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err);
