@@ -10,6 +10,7 @@
 #include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
+#include "llmc/text/encoder.h"
 #include "llmc/train/choices.h"
 
 #include <errno.h>

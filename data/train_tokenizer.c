@@ -9,6 +9,7 @@
 #include "llmc/base/path_reason.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/corpus.h"
+#include "llmc/text/tokenizer_json.h"
 
 #include <errno.h>
 #include <getopt.h>

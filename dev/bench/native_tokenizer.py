@@ -5,8 +5,9 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [ROOT / "llmc" / f"{name}.c" for name in (
-    "text/bpe", "text/bpe_trainer", "text/tokenizer", "text/tokenizer_files", "text/tokenizer_settings", "text/word_counts")]
+SOURCES = [ROOT / "llmc" / "text" / f"{name}.c" for name in (
+    "alphabet", "bpe_trainer", "encoder", "merges", "pieces", "tokenizer", "tokenizer_json", "tokenizer_ranks",
+    "tokenizer_settings", "vocabulary", "word_counts")]
 SOURCES += sorted((ROOT / "llmc" / "base").glob("*.c"))
 
 

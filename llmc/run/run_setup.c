@@ -21,7 +21,7 @@
 #include "llmc/store/optimizer_file.h"
 #include "llmc/store/trainer_json.h"
 #include "llmc/store/weights_file.h"
-#include "llmc/text/tokenizer.h"
+#include "llmc/text/tokenizer_find.h"
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>

@@ -12,6 +12,7 @@
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weight_shards.h"
 #include "llmc/store/weights_form.h"
+#include "llmc/text/tokenizer_json.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>

@@ -6,7 +6,8 @@
 // that stretch.
 #include "llmc/text/bpe_trainer.h"
 
-#include "llmc/text/tokenizer_internal.h"
+#include "llmc/text/alphabet.h"
+#include "llmc/text/vocabulary.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -14,7 +14,7 @@ enum { MIN_TRAINED_VOCAB = 257, MAX_TRAINED_VOCAB = 1 << 20 };
 Tokenizer *tokenizer_for_cuts(Error *err);
 
 // vocab tokens, if the words have as many pairs that occur twice; else fewer. Tokens 0 to 255 are the bytes in the
-// order of their characters (tokenizer_internal.h), then come the merged ones; the last is <|endoftext|>. Frees the
+// order of their characters (alphabet.h), then come the merged ones; the last is <|endoftext|>. Frees the
 // words on the way. on_progress: after some of the merges, with the number of tokens so far.
 Tokenizer *bpe_train(WordCounts *words, int64_t vocab, void (*on_progress)(void *user, int64_t tokens), void *user,
                      Error *err);

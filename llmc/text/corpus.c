@@ -5,6 +5,7 @@
 #include "llmc/text/corpus_manifest.h"
 #include "llmc/text/corpus_output.h"
 #include "llmc/text/corpus_pipeline.h"
+#include "llmc/text/tokenizer_json.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -8,6 +8,7 @@
 #include "llmc/base/path_reason.h"
 #include "llmc/text/corpus_manifest.h"
 #include "llmc/text/inputs.h"
+#include "llmc/text/tokenizer_json.h"
 
 #include <dirent.h>
 #include <errno.h>

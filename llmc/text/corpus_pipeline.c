@@ -11,6 +11,7 @@
 #include "llmc/base/limits.h"
 #include "llmc/text/content.h"
 #include "llmc/text/documents.h"
+#include "llmc/text/encoder.h"
 
 #include <inttypes.h>
 #include <pthread.h>

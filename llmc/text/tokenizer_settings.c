@@ -1,10 +1,9 @@
-// The files that transformers reads next to a tokenizer.json or vocab.json: tokenizer_config.json,
-// special_tokens_map.json, added_tokens.json. What they say must be what the tokenizer does: a token that it does not
-// have, and a setting that would give other tokens, are refused by name. Nothing is taken from them.
+// See tokenizer_settings.h.
+#include "llmc/text/tokenizer_settings.h"
+
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/path.h"
-#include "llmc/text/tokenizer_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,16 +11,15 @@
 static const size_t MAX_SETTINGS_BYTES = (size_t)16 << 20;
 
 static bool is_token(const Tokenizer *t, int64_t number, const char *text) {
-    size_t n;
-    const char *bytes = tokenizer_decode(t, (int32_t)number, &n);
-    return n == strlen(text) && memcmp(bytes, text, n) == 0;
+    const Token *k = &t->tokens[number];
+    return k->length == strlen(text) && memcmp(t->bytes + k->offset, text, k->length) == 0;
 }
 
 // number -1: any.
 static bool check_token(const Tokenizer *t, const char *text, int64_t number, Error *err) {
     char shown[64];
-    bool found = number >= 0 && number < tokenizer_vocab(t) && is_token(t, number, text);
-    for (int64_t i = 0; number < 0 && !found && i < tokenizer_vocab(t); i++) found = is_token(t, i, text);
+    bool found = number >= 0 && number < t->count && is_token(t, number, text);
+    for (int64_t i = 0; number < 0 && !found && i < t->count; i++) found = is_token(t, i, text);
     if (found) return true;
     vocabulary_show(text, strlen(text), shown, sizeof shown);
     if (number >= 0)
@@ -31,7 +29,7 @@ static bool check_token(const Tokenizer *t, const char *text, int64_t number, Er
 
 static const char save_again[] = "save the tokenizer again as a tokenizer.json that has it";
 
-static bool check_flag(const cJSON *object, const char *key, Error *err) {
+static bool check_off_flag(const cJSON *object, const char *key, Error *err) {
     const cJSON *item;
     char found[64];
     if (!json_find(object, key, &item, err)) return false;
@@ -44,8 +42,8 @@ static bool check_named(const Tokenizer *t, const cJSON *item, int64_t number, E
     const char *text = cJSON_GetStringValue(item);
     if (cJSON_IsObject(item)) {
         text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "content"));
-        if (!check_flag(item, "lstrip", err) || !check_flag(item, "rstrip", err) ||
-            !check_flag(item, "single_word", err))
+        if (!check_off_flag(item, "lstrip", err) || !check_off_flag(item, "rstrip", err) ||
+            !check_off_flag(item, "single_word", err))
             return false;
     }
     return !text || check_token(t, text, number, err) || error_append(err, "%s", save_again);
@@ -69,12 +67,12 @@ static bool check_special(const Tokenizer *t, const cJSON *root, Error *err) {
     return true;
 }
 
-static bool check_config(const Tokenizer *t, const cJSON *root, Error *err) {
+static bool check_tokenizer_config(const Tokenizer *t, const cJSON *root, Error *err) {
     static const char *const off[] = {"add_prefix_space", "add_bos_token",        "add_eos_token",
                                       "do_lower_case",    "split_special_tokens", NULL};
     const cJSON *item, *added = cJSON_GetObjectItemCaseSensitive(root, "added_tokens_decoder");
     for (int i = 0; off[i]; i++)
-        if (!check_flag(root, off[i], err)) return false;
+        if (!check_off_flag(root, off[i], err)) return false;
     cJSON_ArrayForEach(item, added) {
         char *end;
         const long number = strtol(item->string, &end, 10);
@@ -98,7 +96,7 @@ bool tokenizer_check_settings(const Tokenizer *t, const char *path, Error *err) 
     static const struct {
         const char *name;
         bool (*check)(const Tokenizer *t, const cJSON *root, Error *err);
-    } files[] = {{"tokenizer_config.json", check_config},
+    } files[] = {{"tokenizer_config.json", check_tokenizer_config},
                  {"special_tokens_map.json", check_special},
                  {"added_tokens.json", check_added}};
     char *directory = path_parent(path);

@@ -2,7 +2,9 @@
 // cache. When it is three quarters full, its words move to the shared table, sorted by part; each part has a lock.
 #include "llmc/text/word_counts.h"
 
-#include "llmc/text/tokenizer_internal.h"
+#include "llmc/text/piece_key.h"
+#include "llmc/text/pieces.h"
+#include "llmc/text/vocabulary.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -207,7 +209,7 @@ bool word_counter_add(WordCounter *c, const Tokenizer *t, const char *text, int6
     for (int64_t at = 0, length; at < n; at += length) {
         length = pieces_next(t->char_table, text + at, n - at);
         if (length == 1) continue; // no pair
-        if (length > CACHE_PIECE_BYTES) {
+        if (length > PIECE_KEY_BYTES) {
             if (!add_long(c, text + at, length, err)) return false;
             continue;
         }

@@ -9,6 +9,7 @@
 #include "llmc/base/utf8.h"
 #include "llmc/comm/watch.h"
 #include "llmc/model/model_decode.h"
+#include "llmc/text/encoder.h"
 
 #include <errno.h>
 #include <math.h>

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 
@@ -76,15 +77,16 @@ def test_the_shards_do_not_depend_on_the_number_of_threads(tmp_path, out, thread
 
 
 def test_a_run_that_is_killed_again_and_again_leaves_no_corpus_until_one_is_whole(tmp_path, out):
-    corpus = make_corpus(tmp_path / "corpus")
+    corpus = make_corpus(tmp_path / "corpus", 12)
     before = processor_seconds()
     prepare("-o", tmp_path / "whole", *OPTIONS, corpus)
     duration = processor_seconds() - before
     choose = random.Random(11)
     kills = 0
     for _ in range(12):  # how many kills hit is chance
-        if not run_and_kill(["-o", out, *OPTIONS, corpus], choose.uniform(0, duration)):
-            break
+        if not run_and_kill(["-o", out, *OPTIONS, corpus], choose.uniform(0, 0.8 * duration)):
+            shutil.rmtree(out)
+            continue
         kills += 1
         names = final_names(out)
         assert "manifest.json" not in names
@@ -96,8 +98,7 @@ def test_a_run_that_is_killed_again_and_again_leaves_no_corpus_until_one_is_whol
             if name.endswith(".bin"):
                 read_shard(out / name)
     assert kills > 0
-    if "manifest.json" not in final_names(out):
-        prepare("-o", out, *OPTIONS, corpus)
+    prepare("-o", out, *OPTIONS, corpus)
     assert contents(out) == contents(tmp_path / "whole")
 
 

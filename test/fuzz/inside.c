@@ -52,6 +52,7 @@ bool fuzz_choice_lines_read(const FuzzInput *in) {
 int shard_main(int argc, char **argv);
 #define main shard_main
 #include "data/shard.c"
+#include "llmc/text/tokenizer_json.h"
 #undef main
 
 #include <xxhash.h>

@@ -17,6 +17,8 @@
 #include "llmc/store/trainer_json.h"
 #include "llmc/store/weights_file.h"
 #include "llmc/text/documents.h"
+#include "llmc/text/encoder.h"
+#include "llmc/text/tokenizer_json.h"
 #include "llmc/train/choices.h"
 #include "test/unit/tokenizer_fixture.h"
 

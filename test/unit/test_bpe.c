@@ -3,7 +3,9 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/utf8.h"
-#include "llmc/text/tokenizer_internal.h"
+#include "llmc/text/alphabet.h"
+#include "llmc/text/merges.h"
+#include "llmc/text/pieces.h"
 #include "test/test.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8

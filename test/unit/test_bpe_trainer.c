@@ -4,7 +4,8 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/text/bpe_trainer.h"
-#include "llmc/text/tokenizer_internal.h"
+#include "llmc/text/pieces.h"
+#include "llmc/text/vocabulary.h"
 #include "test/test.h"
 
 #include <pthread.h>

@@ -1,7 +1,7 @@
 // The corpus writer: every token lands in its side's shards in order.
 
 #include "llmc/text/corpus_shards.h"
-#include "llmc/text/tokenizer_internal.h"
+#include "llmc/text/vocabulary.h"
 #include "test/fixture.h"
 
 #include <xxhash.h>

@@ -1,8 +1,10 @@
 // A small vocabulary of known merges, in every form that tokenizer_open reads: token b < 256 is the byte b, then these,
 // then end-of-text.
 #pragma once
-#include "llmc/text/tokenizer.h"
-#include "llmc/text/tokenizer_internal.h"
+#include "llmc/text/alphabet.h"
+#include "llmc/text/encoder.h"
+#include "llmc/text/tokenizer_find.h"
+#include "llmc/text/tokenizer_json.h"
 #include "test/fixture.h"
 
 #include <string.h>

@@ -1,26 +1,20 @@
-// Files of tokenizers. Reads a Hugging Face tokenizer.json, and vocab.json with merges.txt (OpenAI: encoder.json with
-// vocab.bpe). A field that would make other tokens than GPT-2's scheme is refused by name; the decoder, which does
-// not affect tokens, is ignored.
-// Reads vocabularies whose numbers are ranks: tiktoken's files (lines of base64 and rank) and llm.c's
-// gpt2_tokenizer.bin (256 words: 20240328, version, tokens, end-of-text; then for each token a byte of length and its
-// bytes). They have no merges: any two neighbours that together make a token merge, the lowest number first.
-// Writes a tokenizer.json: one line per token and merge, the same bytes every time.
+// See tokenizer_json.h.
+#include "llmc/text/tokenizer_json.h"
+
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
-#include "llmc/text/tokenizer_internal.h"
+#include "llmc/text/alphabet.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-// --------------------------------------------------------------------------- tokenizer.json; vocab.json and merges.txt
-
 static const size_t MAX_MERGES_BYTES = (size_t)64 << 20;
 static const char GPT2_PATTERN[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-static bool is_text(const cJSON *item, const char *expected) {
+static bool json_is_text(const cJSON *item, const char *expected) {
     return cJSON_IsString(item) && strcmp(item->valuestring, expected) == 0;
 }
 
@@ -67,8 +61,8 @@ static bool find_part(const Tokenizer *t, const char *text, size_t n, int32_t *t
            error_set(err, "\"%s\" is not a token of the vocabulary", vocabulary_show(text, n, shown, sizeof shown));
 }
 
-static bool add_merge(Tokenizer *t, const char *left, size_t left_n, const char *right, size_t right_n, uint32_t rank,
-                      Error *err) {
+static bool add_spelled_merge(Tokenizer *t, const char *left, size_t left_n, const char *right, size_t right_n,
+                              uint32_t rank, Error *err) {
     int32_t a, b;
     return find_part(t, left, left_n, &a, err) && find_part(t, right, right_n, &b, err) &&
            vocabulary_merge(t, a, b, rank, err);
@@ -81,7 +75,7 @@ static bool add_merge_line(Tokenizer *t, const char *line, size_t n, uint32_t ra
     if (!space || memchr(space + 1, ' ', (size_t)(line + n - space - 1)))
         return error_set(err, "\"%s\", expected two tokens and a space between them",
                          vocabulary_show(line, n, shown, sizeof shown));
-    return add_merge(t, line, (size_t)(space - line), space + 1, (size_t)(line + n - space - 1), rank, err);
+    return add_spelled_merge(t, line, (size_t)(space - line), space + 1, (size_t)(line + n - space - 1), rank, err);
 }
 
 static bool read_merges(Tokenizer *t, const cJSON *merges, Error *err) {
@@ -92,8 +86,8 @@ static bool read_merges(Tokenizer *t, const cJSON *merges, Error *err) {
         if (cJSON_IsString(item))
             ok = add_merge_line(t, item->valuestring, strlen(item->valuestring), rank, err);
         else if (right && cJSON_IsString(left) && cJSON_IsString(right) && !right->next)
-            ok = add_merge(t, left->valuestring, strlen(left->valuestring), right->valuestring,
-                           strlen(right->valuestring), rank, err);
+            ok = add_spelled_merge(t, left->valuestring, strlen(left->valuestring), right->valuestring,
+                                   strlen(right->valuestring), rank, err);
         else
             error_set(err, "expected \"left right\" or [\"left\", \"right\"]");
         if (!ok) return error_prefix(err, "model.merges[%u]", rank);
@@ -108,7 +102,7 @@ static bool check_off(const cJSON *object, const char *where, const char *key, E
     const cJSON *item;
     char field[80];
     if (!json_find(object, key, &item, err)) return false;
-    if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item) || is_text(item, "")) return true;
+    if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item) || json_is_text(item, "")) return true;
     if (cJSON_IsNumber(item) && item->valuedouble == 0) return true;
     snprintf(field, sizeof field, "%s%s", where, key);
     return refuse(field, item, "none", err);
@@ -117,7 +111,7 @@ static bool check_off(const cJSON *object, const char *where, const char *key, E
 static bool read_model(Tokenizer *t, const cJSON *model, Error *err) {
     const cJSON *type, *vocab, *merges, *whole;
     if (!json_find(model, "type", &type, err)) return error_prefix(err, "model");
-    if (type && !is_text(type, "BPE")) return refuse("model.type", type, "\"BPE\"", err);
+    if (type && !json_is_text(type, "BPE")) return refuse("model.type", type, "\"BPE\"", err);
     static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix"};
     for (size_t i = 0; i < sizeof off / sizeof off[0]; i++)
         if (!check_off(model, "model.", off[i], err)) return false;
@@ -137,7 +131,7 @@ static bool check_is(const cJSON *object, const char *where, const char *key, co
     char field[80];
     if (!json_find(object, key, &item, err)) return error_prefix(err, "%s", where);
     snprintf(field, sizeof field, "%s.%s", where, key);
-    return (text ? is_text(item, text) : cJSON_IsFalse(item)) || refuse(field, item, expected, err);
+    return (text ? json_is_text(item, text) : cJSON_IsFalse(item)) || refuse(field, item, expected, err);
 }
 
 static bool check_byte_level(const cJSON *step, const char *where, Error *err) {
@@ -152,7 +146,7 @@ static bool check_split(const cJSON *step, const char *where, Error *err) {
     if (!json_find(step, "pattern", &pattern, err) ||
         (cJSON_IsObject(pattern) && !json_find(pattern, "Regex", &regex, err)))
         return error_prefix(err, "%s", where);
-    if (!is_text(regex, GPT2_PATTERN))
+    if (!json_is_text(regex, GPT2_PATTERN))
         return refuse("pre_tokenizer.pretokenizers[0].pattern.Regex", regex, "GPT-2's, the only one supported", err);
     return check_is(step, where, "behavior", "Isolated", "\"Isolated\"", err) &&
            check_is(step, where, "invert", NULL, "false", err);
@@ -166,7 +160,7 @@ static bool check_pre_tokenizer(const cJSON *root, Error *err) {
     if (!cJSON_IsObject(step)) return refuse(where, step, "ByteLevel, as GPT-2 has", err);
     if (!json_find(step, "type", &type, err) || !json_find(step, "use_regex", &own, err))
         return error_prefix(err, "%s", where);
-    if (!is_text(type, "Sequence")) // then ByteLevel splits by the pattern
+    if (!json_is_text(type, "Sequence")) // then ByteLevel splits by the pattern
         return check_byte_level(step, where, err) &&
                (!own || cJSON_IsTrue(own) || refuse("pre_tokenizer.use_regex", own, "true (GPT-2's pattern)", err));
     if (!json_get_array(step, "pretokenizers", 2, &steps, err)) return error_prefix(err, "%s", where);
@@ -257,21 +251,11 @@ static char *merges_path(const char *path) {
     return prefer_openai ? openai : merges;
 }
 
-// The next line of a text from *at on, without its newline; false: there is none.
-static bool next_line(const char *text, size_t n, size_t *at, const char **line, size_t *length) {
-    if (*at >= n) return false;
-    const char *newline = memchr(*line = text + *at, '\n', n - *at);
-    *length = newline ? (size_t)(newline - *line) : n - *at;
-    *at += *length + 1;
-    if (*length > 0 && (*line)[*length - 1] == '\r') --*length;
-    return true;
-}
-
 static bool read_merges_text(Tokenizer *t, const char *text, size_t n, Error *err) {
     const char *line;
     uint32_t rank = 0;
     size_t at = 0, length;
-    for (unsigned number = 1; next_line(text, n, &at, &line, &length); number++) {
+    for (unsigned number = 1; vocabulary_line(text, n, &at, &line, &length); number++) {
         const bool header = number == 1 && length >= 8 && memcmp(line, "#version", 8) == 0;
         const bool is_end = length == 0 && at >= n;
         if (!header && !is_end && !add_merge_line(t, line, length, rank++, err))
@@ -326,156 +310,17 @@ static bool read_object(Tokenizer *t, const char *path, const cJSON *root, Error
     return error_set(err, "%s: not a tokenizer but %s", path, foreign_object(root));
 }
 
-static Tokenizer *named(const char *path, Error *err) {
-    char name[4096 + 32];
-    snprintf(name, sizeof name, "byte-level BPE of %s", path);
-    return vocabulary_new(name, err);
-}
-
 Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes, Error *err) {
     if (has_nul(text, bytes))
         return error_set(err, "%s: damaged, or not a tokenizer: it has a NUL character", path), NULL;
     cJSON *root = json_parse(text, bytes, err);
     if (!root) return error_prefix(err, "%s", path), NULL;
-    Tokenizer *t = named(path, err);
+    Tokenizer *t = vocabulary_of_file(path, err);
     const bool ok = t && read_object(t, path, root, err);
     cJSON_Delete(root);
     if (ok) return t;
-    tokenizer_free(t);
+    vocabulary_free(t);
     return NULL;
-}
-
-// --------------------------------------------------------------------------------------------------------------- ranks
-
-enum { LLMC_HEADER_BYTES = 1024, GPT2_EOT = 50256, P50K_RANKS = 50280 };
-
-static Tokenizer *finish(Tokenizer *t, const char *path, bool ok, Error *err) {
-    const int32_t same = ok ? vocabulary_find(t, END_OF_TEXT, strlen(END_OF_TEXT)) : -1;
-    if (same >= 0) ok = error_set(err, "\"%s\" is both token %d and token %d", END_OF_TEXT, same, t->eot);
-    if (ok && vocabulary_finish(t, err) && vocabulary_merge_by_rank(t, err)) return t;
-    error_prefix(err, "%s", path);
-    tokenizer_free(t);
-    return NULL;
-}
-
-// ------------------------------------------------------------------------------------------------- tiktoken rank files
-
-static int base64_value(char c) {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const char *found = c ? strchr(digits, c) : NULL;
-    return found ? (int)(found - digits) : -1;
-}
-
-// n characters, a multiple of four, padded with "="; out has space for 3 n / 4. -1: not base64.
-static int base64_decode(const char *text, size_t n, char *out) {
-    int length = 0;
-    if (n == 0 || n % 4 != 0) return -1;
-    size_t filling = text[n - 1] != '=' ? 0 : text[n - 2] != '=' ? 1 : 2;
-    for (size_t at = 0; at < n; at += 4) {
-        uint32_t bits = 0;
-        for (size_t i = at; i < at + 4; i++) {
-            int value = i >= n - filling ? 0 : base64_value(text[i]);
-            if (value < 0) return -1;
-            bits = bits << 6 | (uint32_t)value;
-        }
-        for (int i = 2; i >= 0; i--) out[length++] = (char)(bits >> (8 * i));
-    }
-    return length - (int)filling;
-}
-
-// "base64 rank", n bytes.
-static bool read_rank(Tokenizer *t, const char *line, size_t n, Error *err) {
-    char bytes[MAX_TOKEN_BYTES + 4], shown[64];
-    const char *space = memchr(line, ' ', n);
-    size_t encoded = space ? (size_t)(space - line) : n;
-    if (encoded > MAX_TOKEN_BYTES / 3 * 4) return error_set(err, "longer than a token of %d bytes", MAX_TOKEN_BYTES);
-    int length = space ? base64_decode(line, encoded, bytes) : -1;
-    int64_t rank = 0;
-    const char *digit = space ? space + 1 : line + n;
-    bool number = digit < line + n && line + n - digit <= 9;
-    for (; number && digit < line + n; digit++) {
-        number = *digit >= '0' && *digit <= '9';
-        rank = 10 * rank + (*digit - '0');
-    }
-    if (length < 0 || !number)
-        return error_set(err, "\"%s\", expected base64, a space and a rank, as in a tiktoken file",
-                         vocabulary_show(line, n, shown, sizeof shown));
-    return vocabulary_add(t, rank, bytes, (size_t)length, true, err);
-}
-
-static bool read_lines(Tokenizer *t, const char *text, size_t n, Error *err) {
-    const char *line;
-    size_t at = 0, length;
-    for (unsigned number = 1; next_line(text, n, &at, &line, &length); number++)
-        if (length > 0 && !read_rank(t, line, length, err)) return error_prefix(err, "line %u", number);
-    return t->count > 0 || error_set(err, "empty, expected a tokenizer");
-}
-
-// Files of this many ranks are cut into pieces by other patterns than GPT-2's.
-static bool check_pattern(int64_t ranks, Error *err) {
-    static const struct {
-        int64_t ranks;
-        const char *name;
-    } others[] = {{100256, "cl100k_base"}, {199998, "o200k_base"}, {200000, "o200k_base"}};
-    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
-        if (ranks == others[i].ranks)
-            return error_set(err,
-                             "%lld ranks: this is %s, whose pattern is not GPT-2's; expected gpt2, r50k_base or "
-                             "p50k_base, or ranks of your own",
-                             (long long)ranks, others[i].name);
-    return true;
-}
-
-Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes, Error *err) {
-    Tokenizer *t = named(path, err);
-    if (!t) return NULL;
-    bool ok = read_lines(t, text, bytes, err) && check_pattern(t->ordinary_count, err);
-    // p50k_base keeps GPT-2's end-of-text and continues after it; otherwise it is the number after the last rank.
-    bool p50k = ok && t->ordinary_count == P50K_RANKS && !t->tokens[GPT2_EOT].known;
-    ok = ok && vocabulary_add_added(t, p50k ? GPT2_EOT : t->count, END_OF_TEXT, true, false, err);
-    return finish(t, path, ok, err);
-}
-
-// -------------------------------------------------------------------------------------------------------------- llm.c
-
-static bool read_header(const char *text, size_t n, int64_t *tokens, int64_t *eot, Error *err) {
-    uint32_t header[4];
-    if (n < LLMC_HEADER_BYTES)
-        return error_set(err, "%zu bytes, expected a header of %d: truncated", n, LLMC_HEADER_BYTES);
-    memcpy(header, text, sizeof header);
-    if (header[1] != 1 && header[1] != 2)
-        return error_set(err, "header: llm.c tokenizer version %u, expected 1 or 2", header[1]);
-    *tokens = header[2], *eot = header[1] == 1 ? GPT2_EOT : header[3]; // version 1 has no field for it: always GPT-2's
-    if (*tokens < 257 || *tokens > MAX_TOKENS)
-        return error_set(err, "header: %lld tokens, expected 257 to %d", (long long)*tokens, MAX_TOKENS);
-    if (*eot >= *tokens)
-        return error_set(err, "header: end-of-text is %lld, expected a number below %lld", (long long)*eot,
-                         (long long)*tokens);
-    return true;
-}
-
-static bool read_tokens(Tokenizer *t, const char *text, size_t n, Error *err) {
-    int64_t tokens = 0, eot = 0;
-    if (!read_header(text, n, &tokens, &eot, err)) return false;
-    size_t at = LLMC_HEADER_BYTES;
-    for (int64_t i = 0; i < tokens; i++) {
-        size_t length = at < n ? (unsigned char)text[at] : 0;
-        if (at >= n || length > n - at - 1)
-            return error_set(err, "token %lld of %lld at byte %zu: the file ends there", (long long)i,
-                             (long long)tokens, at);
-        // The file may spell end-of-text in any way: it never results from a text.
-        bool ok = i == eot ? vocabulary_add_added(t, i, END_OF_TEXT, true, false, err)
-                           : vocabulary_add(t, i, text + at + 1, length, true, err);
-        if (!ok) return error_prefix(err, "byte %zu", at);
-        at += 1 + length;
-    }
-    return at == n || error_set(err, "%zu bytes after the last of %lld tokens", n - at, (long long)tokens);
-}
-
-Tokenizer *tokenizer_read_llmc(const char *path, const char *text, size_t bytes, Error *err) {
-    Tokenizer *t = named(path, err);
-    if (!t) return NULL;
-    return finish(t, path, read_tokens(t, text, bytes, err), err);
 }
 
 // ------------------------------------------------------------------------------------------------------------- writing

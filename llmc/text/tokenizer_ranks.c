@@ -1,0 +1,135 @@
+// See tokenizer_ranks.h.
+#include "llmc/text/tokenizer_ranks.h"
+
+#include <string.h>
+
+enum { LLMC_HEADER_BYTES = 1024, GPT2_EOT = 50256, P50K_RANKS = 50280 };
+
+static Tokenizer *finish_ranks(Tokenizer *t, const char *path, bool ok, Error *err) {
+    const int32_t same = ok ? vocabulary_find(t, END_OF_TEXT, strlen(END_OF_TEXT)) : -1;
+    if (same >= 0) ok = error_set(err, "\"%s\" is both token %d and token %d", END_OF_TEXT, same, t->eot);
+    if (ok && vocabulary_finish(t, err) && vocabulary_merge_by_rank(t, err)) return t;
+    error_prefix(err, "%s", path);
+    vocabulary_free(t);
+    return NULL;
+}
+
+// ------------------------------------------------------------------------------------------------- tiktoken rank files
+
+static int base64_value(char c) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const char *found = c ? strchr(digits, c) : NULL;
+    return found ? (int)(found - digits) : -1;
+}
+
+// n characters, a multiple of four, padded with "="; out has space for 3 n / 4. -1: not base64.
+static int base64_decode(const char *text, size_t n, char *out) {
+    int length = 0;
+    if (n == 0 || n % 4 != 0) return -1;
+    size_t filling = text[n - 1] != '=' ? 0 : text[n - 2] != '=' ? 1 : 2;
+    for (size_t at = 0; at < n; at += 4) {
+        uint32_t bits = 0;
+        for (size_t i = at; i < at + 4; i++) {
+            int value = i >= n - filling ? 0 : base64_value(text[i]);
+            if (value < 0) return -1;
+            bits = bits << 6 | (uint32_t)value;
+        }
+        for (int i = 2; i >= 0; i--) out[length++] = (char)(bits >> (8 * i));
+    }
+    return length - (int)filling;
+}
+
+// "base64 rank", n bytes.
+static bool read_rank(Tokenizer *t, const char *line, size_t n, Error *err) {
+    char bytes[MAX_TOKEN_BYTES + 4], shown[64];
+    const char *space = memchr(line, ' ', n);
+    size_t encoded = space ? (size_t)(space - line) : n;
+    if (encoded > MAX_TOKEN_BYTES / 3 * 4) return error_set(err, "longer than a token of %d bytes", MAX_TOKEN_BYTES);
+    int length = space ? base64_decode(line, encoded, bytes) : -1;
+    int64_t rank = 0;
+    const char *digit = space ? space + 1 : line + n;
+    bool number = digit < line + n && line + n - digit <= 9;
+    for (; number && digit < line + n; digit++) {
+        number = *digit >= '0' && *digit <= '9';
+        rank = 10 * rank + (*digit - '0');
+    }
+    if (length < 0 || !number)
+        return error_set(err, "\"%s\", expected base64, a space and a rank, as in a tiktoken file",
+                         vocabulary_show(line, n, shown, sizeof shown));
+    return vocabulary_add(t, rank, bytes, (size_t)length, true, err);
+}
+
+static bool read_ranks(Tokenizer *t, const char *text, size_t n, Error *err) {
+    const char *line;
+    size_t at = 0, length;
+    for (unsigned number = 1; vocabulary_line(text, n, &at, &line, &length); number++)
+        if (length > 0 && !read_rank(t, line, length, err)) return error_prefix(err, "line %u", number);
+    return t->count > 0 || error_set(err, "empty, expected a tokenizer");
+}
+
+// Files of this many ranks are cut into pieces by other patterns than GPT-2's.
+static bool check_pattern(int64_t ranks, Error *err) {
+    static const struct {
+        int64_t ranks;
+        const char *name;
+    } others[] = {{100256, "cl100k_base"}, {199998, "o200k_base"}, {200000, "o200k_base"}};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (ranks == others[i].ranks)
+            return error_set(err,
+                             "%lld ranks: this is %s, whose pattern is not GPT-2's; expected gpt2, r50k_base or "
+                             "p50k_base, or ranks of your own",
+                             (long long)ranks, others[i].name);
+    return true;
+}
+
+Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes, Error *err) {
+    Tokenizer *t = vocabulary_of_file(path, err);
+    if (!t) return NULL;
+    bool ok = read_ranks(t, text, bytes, err) && check_pattern(t->ordinary_count, err);
+    // p50k_base keeps GPT-2's end-of-text and continues after it; otherwise it is the number after the last rank.
+    bool p50k = ok && t->ordinary_count == P50K_RANKS && !t->tokens[GPT2_EOT].known;
+    ok = ok && vocabulary_add_added(t, p50k ? GPT2_EOT : t->count, END_OF_TEXT, true, false, err);
+    return finish_ranks(t, path, ok, err);
+}
+
+// -------------------------------------------------------------------------------------------------------------- llm.c
+
+static bool read_llmc_header(const char *text, size_t n, int64_t *tokens, int64_t *eot, Error *err) {
+    uint32_t header[4];
+    if (n < LLMC_HEADER_BYTES)
+        return error_set(err, "%zu bytes, expected a header of %d: truncated", n, LLMC_HEADER_BYTES);
+    memcpy(header, text, sizeof header);
+    if (header[1] != 1 && header[1] != 2)
+        return error_set(err, "header: llm.c tokenizer version %u, expected 1 or 2", header[1]);
+    *tokens = header[2], *eot = header[1] == 1 ? GPT2_EOT : header[3]; // version 1 has no field for it: always GPT-2's
+    if (*tokens < 257 || *tokens > MAX_TOKENS)
+        return error_set(err, "header: %lld tokens, expected 257 to %d", (long long)*tokens, MAX_TOKENS);
+    if (*eot >= *tokens)
+        return error_set(err, "header: end-of-text is %lld, expected a number below %lld", (long long)*eot,
+                         (long long)*tokens);
+    return true;
+}
+
+static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *err) {
+    int64_t tokens = 0, eot = 0;
+    if (!read_llmc_header(text, n, &tokens, &eot, err)) return false;
+    size_t at = LLMC_HEADER_BYTES;
+    for (int64_t i = 0; i < tokens; i++) {
+        size_t length = at < n ? (unsigned char)text[at] : 0;
+        if (at >= n || length > n - at - 1)
+            return error_set(err, "token %lld of %lld at byte %zu: the file ends there", (long long)i,
+                             (long long)tokens, at);
+        // The file may spell end-of-text in any way: it never results from a text.
+        bool ok = i == eot ? vocabulary_add_added(t, i, END_OF_TEXT, true, false, err)
+                           : vocabulary_add(t, i, text + at + 1, length, true, err);
+        if (!ok) return error_prefix(err, "byte %zu", at);
+        at += 1 + length;
+    }
+    return at == n || error_set(err, "%zu bytes after the last of %lld tokens", n - at, (long long)tokens);
+}
+
+Tokenizer *tokenizer_read_llmc(const char *path, const char *text, size_t bytes, Error *err) {
+    Tokenizer *t = vocabulary_of_file(path, err);
+    if (!t) return NULL;
+    return finish_ranks(t, path, read_llmc_tokens(t, text, bytes, err), err);
+}

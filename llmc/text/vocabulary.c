@@ -1,0 +1,290 @@
+// See vocabulary.h.
+#include "llmc/text/vocabulary.h"
+
+#include "llmc/text/pieces.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+enum { SHOWN = 80 }; // bytes of a spelling in a message
+
+const char *vocabulary_show(const char *bytes, size_t length, char *buf, size_t size) {
+    size_t used = 0;
+    for (size_t i = 0; i < length && used + 5 < size; i++) {
+        unsigned char c = (unsigned char)bytes[i];
+        used += (size_t)snprintf(buf + used, size - used, c >= 0x20 && c < 0x7F ? "%c" : "\\x%02x", c);
+    }
+    buf[used] = '\0';
+    return buf;
+}
+
+Tokenizer *vocabulary_new(const char *name, Error *err) {
+    Tokenizer *t = calloc(1, sizeof *t);
+    if (t) t->name = strdup(name), t->eot = -1;
+    if (t && t->name) return t;
+    vocabulary_free(t);
+    error_set(err, "out of memory for a tokenizer");
+    return NULL;
+}
+
+void vocabulary_free(Tokenizer *t) {
+    if (!t) return;
+    merge_table_free(&t->merges);
+    free(t->name);
+    free(t->tokens);
+    free(t->bytes);
+    free(t->by_bytes);
+    free(t->added_tokens);
+    free(t->char_table);
+    free(t);
+}
+
+Tokenizer *vocabulary_of_file(const char *path, Error *err) {
+    char name[4096 + 32];
+    snprintf(name, sizeof name, "byte-level BPE of %s", path);
+    return vocabulary_new(name, err);
+}
+
+bool vocabulary_line(const char *text, size_t n, size_t *at, const char **line, size_t *length) {
+    if (*at >= n) return false;
+    const char *newline = memchr(*line = text + *at, '\n', n - *at);
+    *length = newline ? (size_t)(newline - *line) : n - *at;
+    *at += *length + 1;
+    if (*length > 0 && (*line)[*length - 1] == '\r') --*length;
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------- bytes -> token
+
+static uint64_t slot_of(const Tokenizer *t, const char *bytes, size_t length) {
+    return XXH3_64bits(bytes, length) & (uint64_t)(t->by_bytes_capacity - 1);
+}
+
+int32_t vocabulary_find(const Tokenizer *t, const char *bytes, size_t length) {
+    if (t->by_bytes_capacity == 0 || length > MAX_TOKEN_BYTES) return -1;
+    for (uint64_t i = slot_of(t, bytes, length);; i = (i + 1) & (uint64_t)(t->by_bytes_capacity - 1)) {
+        int32_t token = t->by_bytes[i];
+        if (token < 0) return -1;
+        const Token *known = &t->tokens[token];
+        if (known->length == length && memcmp(t->bytes + known->offset, bytes, length) == 0) return token;
+    }
+}
+
+static void index_token(Tokenizer *t, int32_t token) {
+    const Token *k = &t->tokens[token];
+    uint64_t i = slot_of(t, t->bytes + k->offset, k->length);
+    while (t->by_bytes[i] >= 0) i = (i + 1) & (uint64_t)(t->by_bytes_capacity - 1);
+    t->by_bytes[i] = token;
+}
+
+static bool index_grow(Tokenizer *t, Error *err) {
+    int64_t capacity = t->by_bytes_capacity ? 2 * t->by_bytes_capacity : 1024;
+    int32_t *grown = realloc(t->by_bytes, (size_t)capacity * sizeof *grown);
+    if (!grown) return error_set(err, "out of memory for %lld tokens", (long long)capacity / 2);
+    memset(grown, 0xFF, (size_t)capacity * sizeof *grown);
+    t->by_bytes = grown, t->by_bytes_capacity = capacity;
+    for (int32_t i = 0; i < t->count; i++)
+        if (t->tokens[i].ordinary) index_token(t, i);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------------------- tokens
+
+static bool room_for(Tokenizer *t, int64_t number, size_t length, Error *err) {
+    if (number >= t->token_capacity) {
+        int64_t capacity = number < 512 ? 1024 : 2 * number;
+        // Pages of zeros that are not touched cost nothing: a file may name a far number.
+        Token *grown = calloc((size_t)capacity, sizeof *grown);
+        if (!grown) return error_set(err, "out of memory for token %lld", (long long)number);
+        if (t->count > 0) memcpy(grown, t->tokens, (size_t)t->count * sizeof *grown);
+        free(t->tokens);
+        t->tokens = grown, t->token_capacity = (int32_t)capacity;
+    }
+    if (t->byte_count + length > t->byte_capacity) {
+        size_t capacity = 2 * t->byte_capacity + length + 4096;
+        char *grown = realloc(t->bytes, capacity);
+        if (!grown) return error_set(err, "out of memory for the spelling of token %lld", (long long)number);
+        t->bytes = grown, t->byte_capacity = capacity;
+    }
+    return true;
+}
+
+static bool check_new(const Tokenizer *t, int64_t number, const char *bytes, size_t length, bool ordinary, Error *err) {
+    int32_t same = ordinary ? vocabulary_find(t, bytes, length) : -1;
+    bool taken = number >= 0 && number < t->count && t->tokens[number].known;
+    if (number >= 0 && number < MAX_TOKENS && length > 0 && length <= MAX_TOKEN_BYTES && !taken && same < 0)
+        return true;
+    char shown[SHOWN], other[SHOWN];
+    vocabulary_show(bytes, length, shown, sizeof shown);
+    if (number < 0 || number >= MAX_TOKENS)
+        return error_set(err, "\"%s\" has number %lld, expected 0 to %d", shown, (long long)number, MAX_TOKENS - 1);
+    if (length == 0) return error_set(err, "token %lld is empty", (long long)number);
+    if (length > MAX_TOKEN_BYTES)
+        return error_set(err, "token %lld (\"%.20s...\") has %zu bytes, expected at most %d", (long long)number, shown,
+                         length, MAX_TOKEN_BYTES);
+    if (same >= 0) return error_set(err, "\"%s\" is both token %d and token %lld", shown, same, (long long)number);
+    const Token *k = &t->tokens[number];
+    return error_set(err, "\"%s\" and \"%s\" both have number %lld",
+                     vocabulary_show(t->bytes + k->offset, k->length, other, sizeof other), shown, (long long)number);
+}
+
+bool vocabulary_add(Tokenizer *t, int64_t number, const char *bytes, size_t length, bool ordinary, Error *err) {
+    if (!check_new(t, number, bytes, length, ordinary, err) || !room_for(t, number, length, err)) return false;
+    if (ordinary && 2 * (t->ordinary_count + 1) > t->by_bytes_capacity && !index_grow(t, err)) return false;
+    memcpy(t->bytes + t->byte_count, bytes, length);
+    t->tokens[number] =
+        (Token){.offset = t->byte_count, .length = (uint32_t)length, .known = true, .ordinary = ordinary};
+    t->byte_count += length;
+    if (number >= t->count) t->count = (int32_t)number + 1;
+    if (!ordinary) return true;
+    t->ordinary_count++;
+    index_token(t, (int32_t)number);
+    return true;
+}
+
+bool vocabulary_add_added(Tokenizer *t, int64_t number, const char *text, bool special, bool normalized, Error *err) {
+    size_t length = strlen(text);
+    bool known = number >= 0 && number < t->count && t->tokens[number].known;
+    if (known) {
+        const Token *k = &t->tokens[number];
+        if (k->length != length || memcmp(t->bytes + k->offset, text, length) != 0 || k->added)
+            return check_new(t, number, text, length, false, err); // names the two that have this number
+    } else if (!vocabulary_add(t, number, text, length, false, err)) {
+        return false;
+    }
+    Token *token = &t->tokens[number];
+    token->added = true, token->special = special, token->normalized = normalized;
+    if (strcmp(text, END_OF_TEXT) == 0) t->eot = (int32_t)number;
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------------------- merges
+
+bool vocabulary_merge(Tokenizer *t, int32_t left, int32_t right, uint32_t rank, Error *err) {
+    const Token *a = &t->tokens[left], *b = &t->tokens[right];
+    char both[2 * MAX_TOKEN_BYTES], shown[SHOWN];
+    memcpy(both, t->bytes + a->offset, a->length);
+    memcpy(both + a->length, t->bytes + b->offset, b->length);
+    size_t length = (size_t)a->length + b->length;
+    int32_t merged = vocabulary_find(t, both, length);
+    if (merged < 0)
+        return error_set(err, "together they are \"%s\", which is not a token",
+                         vocabulary_show(both, length, shown, sizeof shown));
+    const MergeRule *known;
+    MergeRule rule = {.pair = merge_pair(left, right), .rank = rank, .merged = merged};
+    if (merge_table_add(&t->merges, rule, &known, err)) return true;
+    return known && error_set(err, "the same two were merged before, by number %u", known->rank);
+}
+
+bool vocabulary_merge_by_rank(Tokenizer *t, Error *err) {
+    t->whole_pieces = t->by_rank = true;
+    for (int32_t token = 0; token < t->count; token++) {
+        const Token *k = &t->tokens[token];
+        const char *bytes = t->bytes + k->offset;
+        for (uint32_t cut = 1; k->ordinary && cut < k->length; cut++) {
+            int32_t left = vocabulary_find(t, bytes, cut);
+            int32_t right = left < 0 ? -1 : vocabulary_find(t, bytes + cut, k->length - cut);
+            if (right >= 0 && !vocabulary_merge(t, left, right, (uint32_t)token, err)) return false;
+        }
+    }
+    return true;
+}
+
+// ----------------------------------------------------------------------------------------------------------- the whole
+
+static bool check_complete(Tokenizer *t, Error *err) {
+    for (int32_t i = 0; i < t->count; i++)
+        if (!t->tokens[i].known)
+            return error_set(err, "no token has number %d, expected each of 0 to %d once", i, t->count - 1);
+    for (int byte = 0; byte < 256; byte++) {
+        t->byte_tokens[byte] = vocabulary_find(t, &(char){(char)byte}, 1);
+        if (t->byte_tokens[byte] < 0)
+            return error_set(err, "no token for the byte 0x%02x: not a byte-level vocabulary, which has all 256",
+                             (unsigned)byte);
+    }
+    return true;
+}
+
+// Special tokens that a vocab.json does not mark: <s>, [PAD].
+static bool looks_special(const char *bytes, size_t length) {
+    const char last = bytes[length - 1];
+    return (bytes[0] == '<' && last == '>') || (bytes[0] == '[' && last == ']');
+}
+
+// Would one more merge make this token? Those of the tokens before it, rules of rank < below, leave two parts of it.
+static bool lacks_merge(const Tokenizer *t, const Token *k, uint32_t below) {
+    int32_t parts[MAX_TOKEN_BYTES];
+    for (uint32_t i = 0; i < k->length; i++) parts[i] = t->byte_tokens[(unsigned char)t->bytes[k->offset + i]];
+    return merge_tokens(&t->merges, parts, k->length, below, 1) == 2;
+}
+
+bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
+    uint32_t *rank = malloc(((size_t)t->count + 1) * sizeof *rank); // of the first merge that makes a token
+    if (!rank) return error_set(err, "out of memory for %d tokens", t->count);
+    for (int32_t i = 0; i <= t->count; i++) rank[i] = UINT32_MAX;
+    for (int64_t i = 0; i < t->merges.capacity; i++) {
+        const MergeRule *m = &t->merges.slots[i];
+        if (m->pair != MERGE_NO_PAIR && m->rank < rank[m->merged]) rank[m->merged] = m->rank;
+    }
+    int32_t missing = 0, first = -1;
+    uint32_t below = UINT32_MAX; // the first rank of a merge that makes a later token
+    for (int32_t i = t->count - 1; i >= 0; i--) {
+        const Token *k = &t->tokens[i];
+        const bool made = rank[i] < UINT32_MAX;
+        if (rank[i] < below) below = rank[i];
+        if (made || !k->ordinary || k->added || k->length == 1 || looks_special(t->bytes + k->offset, k->length))
+            continue;
+        if (t->whole_pieces && !lacks_merge(t, k, below)) continue; // only a whole piece becomes it
+        missing++, first = i;
+    }
+    free(rank);
+    if (missing == 0) return true;
+    char shown[SHOWN];
+    const Token *k = &t->tokens[first];
+    return error_set(
+        err,
+        "no merge makes %d of the %d tokens, such as \"%s\" (token %d): the merges are truncated, or belong "
+        "to another vocabulary",
+        missing, t->count, vocabulary_show(t->bytes + k->offset, k->length, shown, sizeof shown), first);
+}
+
+// The order of added_tokens: of two that begin at the same place of a text, the longer one is found first.
+static int compare_added(const void *a, const void *b, void *tokenizer) {
+    const Tokenizer *t = tokenizer;
+    const Token *x = &t->tokens[*(const int32_t *)a], *y = &t->tokens[*(const int32_t *)b];
+    int first = (unsigned char)t->bytes[x->offset] - (unsigned char)t->bytes[y->offset];
+    if (first != 0) return first;
+    if (x->length != y->length) return x->length > y->length ? -1 : 1;
+    return *(const int32_t *)a - *(const int32_t *)b;
+}
+
+static bool sort_added(Tokenizer *t, Error *err) {
+    t->added_tokens = malloc(((size_t)t->count + 1) * sizeof *t->added_tokens);
+    if (!t->added_tokens) return error_set(err, "out of memory for the added tokens");
+    size_t n = 0;
+    t->all_added_special = true;
+    for (int32_t i = 0; i < t->count; i++) {
+        if (!t->tokens[i].added) continue;
+        t->added_tokens[n++] = i;
+        t->all_added_special &= t->tokens[i].special;
+    }
+    qsort_r(t->added_tokens, n, sizeof *t->added_tokens, compare_added, t);
+    for (size_t i = 0; i < n; i++)
+        t->added_begin[(unsigned char)t->bytes[t->tokens[t->added_tokens[i]].offset] + 1] = (int32_t)i + 1;
+    for (int byte = 1; byte <= 256; byte++) // bytes without an added token: an empty range
+        if (t->added_begin[byte] < t->added_begin[byte - 1]) t->added_begin[byte] = t->added_begin[byte - 1];
+    return true;
+}
+
+bool vocabulary_finish(Tokenizer *t, Error *err) {
+    int32_t eot = vocabulary_find(t, END_OF_TEXT, strlen(END_OF_TEXT));
+    if (t->eot < 0 && eot >= 0) { // a vocab.json does not mark special tokens
+        t->tokens[eot].added = t->tokens[eot].special = true;
+        t->eot = eot;
+    }
+    if (!check_complete(t, err) || !sort_added(t, err)) return false;
+    t->char_table = pieces_char_table(err);
+    return t->char_table != NULL;
+}
