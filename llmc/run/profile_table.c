@@ -57,12 +57,8 @@ ProfileRow *profile_rows(const Profile *profile, int *count) {
         while (r < n && strcmp(rows[r].label, label) != 0) r++;
         if (r == capacity) {
             capacity = capacity ? 2 * capacity : 64;
-            ProfileRow *more = realloc(rows, (size_t)capacity * sizeof *rows);
-            if (!more) {
-                free(rows);
-                return NULL;
-            }
-            rows = more;
+            rows = realloc(rows, (size_t)capacity * sizeof *rows);
+            REQUIRE_MEMORY(rows, "the rows of a profile");
         }
         if (r == n) {
             memset(&rows[n], 0, sizeof rows[n]);
@@ -75,9 +71,9 @@ ProfileRow *profile_rows(const Profile *profile, int *count) {
         rows[r].bytes += op->cost.bytes;
         rows[r].floor_seconds += profile_floor_seconds(&op->cost, profile->speed);
     }
-    if (rows) qsort(rows, (size_t)n, sizeof *rows, slowest_first);
+    if (n > 0) qsort(rows, (size_t)n, sizeof *rows, slowest_first);
     *count = n;
-    return rows ? rows : calloc(1, sizeof *rows);
+    return rows;
 }
 
 static ProfileRow sum_rows(const ProfileRow *rows, int count) {
@@ -112,10 +108,10 @@ double profile_exposed_seconds(const Profile *profile) {
     return sum;
 }
 
-// Median length of n steps; -1: out of memory.
+// Median length of n steps.
 static double median_step_seconds(const double *start, int64_t n) {
     double *seconds = malloc((size_t)n * sizeof *seconds);
-    if (!seconds) return -1.0;
+    REQUIRE_MEMORY(seconds, "the steps of a profile");
     for (int64_t i = 0; i < n; i++) seconds[i] = start[i + 1] - start[i];
     const double middle = median_of(seconds, n);
     free(seconds);
@@ -141,15 +137,11 @@ static void print_profile_row(RunLog *log, const ProfileRow *row, const Profile 
                 100.0 * row->seconds / total_seconds(profile), limits);
 }
 
-bool profile_print(RunLog *log, const Profile *profile, Error *err) {
+void profile_print(RunLog *log, const Profile *profile) {
     int count;
     ProfileRow *rows = profile_rows(profile, &count);
     const double timed = median_step_seconds(profile->step_start, profile->num_steps);
     const double plain = median_step_seconds(profile->plain_start, profile->num_steps);
-    if (!rows || timed < 0 || plain < 0) {
-        free(rows);
-        return error_set(err, "--profile: out of memory");
-    }
     runlog_text(log,
                 "profile     mean of %lld steps; floor: the longer of FLOP at %.4g TFLOP/s (%s) and bytes at %.4g GB/s",
                 (long long)profile->num_steps, profile->speed.matmul_flops / 1e12, dtype_name(profile->dtype),
@@ -175,12 +167,11 @@ bool profile_print(RunLog *log, const Profile *profile, Error *err) {
                 "profile     median step %.3f ms with every op timed, %.3f ms in the %lld before, untimed: %+.1f%%",
                 1e3 * timed, 1e3 * plain, (long long)profile->num_steps, 100.0 * (timed / plain - 1.0));
     free(rows);
-    return true;
 }
 
 // --------------------------------------------------------------------------------------------------------------- files
 
-static bool write_json(cJSON *root, const char *path, const char *mark, Error *err) {
+static bool write_profile(cJSON *root, const char *path, const char *mark, Error *err) {
     char *text = cJSON_PrintUnformatted(root);
     REQUIRE_MEMORY(text, "the profile");
     const bool written = own_file_write(path, mark, text, strlen(text), err);
@@ -189,7 +180,7 @@ static bool write_json(cJSON *root, const char *path, const char *mark, Error *e
     return written;
 }
 
-static void add_shape(cJSON *object, const OpCost *cost) {
+static void add_op_shape(cJSON *object, const OpCost *cost) {
     JSON_ADD(object, JSON_TEXT("tensor", op_tensor(cost)));
     cJSON *shape = cJSON_AddArrayToObject(object, "shape");
     for (int i = 0; i < cost->shape.rank; i++)
@@ -199,7 +190,6 @@ static void add_shape(cJSON *object, const OpCost *cost) {
 bool profile_write_json(const char *path, const Profile *profile, Error *err) {
     int count;
     ProfileRow *rows = profile_rows(profile, &count);
-    REQUIRE_MEMORY(rows, "the rows of a profile");
     const double n = (double)profile->num_steps, exposed = profile_exposed_seconds(profile);
     const double step = total_seconds(profile);
     const ProfileRow sum = sum_rows(rows, count);
@@ -220,14 +210,14 @@ bool profile_write_json(const char *path, const Profile *profile, Error *err) {
         const ProfileRow *row = &rows[r];
         cJSON *op = cJSON_CreateObject();
         JSON_ADD(op, JSON_TEXT("op", row->cost->op), JSON_TEXT("label", row->label));
-        add_shape(op, row->cost);
+        add_op_shape(op, row->cost);
         JSON_ADD(op, JSON_NUMBER("calls", (double)row->calls / n), JSON_NUMBER("ms", 1e3 * row->seconds / n),
                  JSON_NUMBER("share", row->seconds / step), JSON_NUMBER("flops", row->flops / n),
                  JSON_NUMBER("bytes", row->bytes / n), JSON_NUMBER("floor_ms", 1e3 * row->floor_seconds / n));
         cJSON_AddItemToArray(ops, op);
     }
     free(rows);
-    return write_json(root, path, ",\"matmul_flops\":", err);
+    return write_profile(root, path, ",\"matmul_flops\":", err);
 }
 
 // Trace Event Format: complete events ("X"), times in microseconds. One track for steps, one for ops. Requests may
@@ -242,7 +232,7 @@ static cJSON *add_event(cJSON *events, const char *phase, int track, const char 
 }
 
 // Returns the event's arguments, which are empty.
-static cJSON *add_span(cJSON *events, int track, const char *name, double start, double seconds) {
+static cJSON *add_trace_span(cJSON *events, int track, const char *name, double start, double seconds) {
     cJSON *event = add_event(events, "X", track, name);
     JSON_ADD(event, JSON_NUMBER("ts", 1e6 * start), JSON_NUMBER("dur", 1e6 * seconds));
     return cJSON_AddObjectToObject(event, "args");
@@ -260,14 +250,15 @@ bool profile_write_trace(const char *path, const Profile *profile, Error *err) {
     for (int64_t i = 0; i < profile->num_ops; i++) {
         const TimedOp *op = &profile->ops[i];
         cJSON *arguments =
-            add_span(events, TRACK_OPS, op_label(&op->cost, label, sizeof label), op->start, op->seconds);
-        add_shape(arguments, &op->cost);
+            add_trace_span(events, TRACK_OPS, op_label(&op->cost, label, sizeof label), op->start, op->seconds);
+        add_op_shape(arguments, &op->cost);
         JSON_ADD(arguments, JSON_NUMBER("gflop", op->cost.flops / 1e9), JSON_NUMBER("mb", op->cost.bytes / 1e6),
                  JSON_NUMBER("floor_us", 1e6 * profile_floor_seconds(&op->cost, profile->speed)));
     }
     for (int64_t i = 0; i < profile->num_waits; i++) {
         const TimedSpan *w = &profile->waits[i];
-        JSON_ADD(add_span(events, TRACK_OPS, "exchange, not hidden", w->start, w->seconds), JSON_TEXT("of", w->name));
+        JSON_ADD(add_trace_span(events, TRACK_OPS, "exchange, not hidden", w->start, w->seconds),
+                 JSON_TEXT("of", w->name));
     }
     for (int64_t i = 0; i < profile->num_requests; i++) {
         const TimedSpan *r = &profile->requests[i];
@@ -279,7 +270,7 @@ bool profile_write_trace(const char *path, const Profile *profile, Error *err) {
     for (int64_t i = 0; i < profile->num_steps; i++) {
         const double start = profile->step_start[i], seconds = profile->step_start[i + 1] - start;
         snprintf(label, sizeof label, "step %lld", (long long)i + 1);
-        add_span(events, TRACK_STEPS, label, start, seconds);
+        add_trace_span(events, TRACK_STEPS, label, start, seconds);
     }
-    return write_json(root, path, "\"args\":{\"name\":\"steps\"}}", err);
+    return write_profile(root, path, "\"args\":{\"name\":\"steps\"}}", err);
 }

@@ -22,13 +22,13 @@ typedef struct {
 } TimedSpan;
 
 typedef struct {
-    const TimedOp *ops; // in the order of the calls
+    TimedOp *ops; // in the order of the calls
     int64_t num_ops;
-    const TimedSpan *requests, *waits; // by their starts; none of one process
+    TimedSpan *requests, *waits; // by their starts; none of one process
     int64_t num_requests, num_waits;
-    int64_t num_steps;         // profiled
-    const double *step_start;  // num_steps + 1: start of each step; the last is the end
-    const double *plain_start; // the same for as many steps right before, with nothing timed inside
+    int64_t num_steps;   // profiled
+    double *step_start;  // num_steps + 1: start of each step; the last is the end
+    double *plain_start; // the same for as many steps right before, with nothing timed inside
     DType dtype;
     DeviceSpeed speed; // the rates that floors are derived from
 } Profile;
@@ -41,7 +41,7 @@ typedef struct {
     double seconds, flops, bytes, floor_seconds;
 } ProfileRow;
 
-// The rows, slowest first, malloced; *count of them. NULL: out of memory.
+// The rows, slowest first, malloced; *count of them.
 ProfileRow *profile_rows(const Profile *profile, int *count);
 // Seconds in which at least one request was under way, and those of the waits.
 double profile_exchange_seconds(const Profile *profile);
@@ -49,6 +49,6 @@ double profile_exposed_seconds(const Profile *profile);
 // The longer of the time to compute the FLOPs and the time to move the bytes.
 double profile_floor_seconds(const OpCost *cost, DeviceSpeed speed);
 
-bool profile_print(RunLog *log, const Profile *profile, Error *err);
+void profile_print(RunLog *log, const Profile *profile);
 bool profile_write_json(const char *path, const Profile *profile, Error *err);
 bool profile_write_trace(const char *path, const Profile *profile, Error *err);

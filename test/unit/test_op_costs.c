@@ -161,7 +161,7 @@ TEST(a_label_names_the_op_the_weight_without_its_block_and_the_shape) {
 
 // Two steps: a matmul in two blocks, and a fill, with time between them.
 static Profile example(TimedOp ops[6]) {
-    static const double step_start[] = {0.0, 1.0, 2.0}, plain_start[] = {0.0, 0.9, 1.8};
+    static double step_start[] = {0.0, 1.0, 2.0}, plain_start[] = {0.0, 0.9, 1.8};
     Tensor x = tensor("x", DTYPE_FP32, 4, 8, 0),
            block0 = tensor("transformer.h.0.mlp.c_fc.weight", DTYPE_FP32, 8, 8, 0);
     Tensor block1 = block0;
@@ -183,8 +183,8 @@ static Profile example(TimedOp ops[6]) {
 
 // The same with two requests that overlap, one apart, and waits for two of them between the ops.
 static Profile example_of_several(TimedOp ops[6]) {
-    static const TimedSpan requests[] = {{"sum", 0.3, 0.5}, {"sum", 0.6, 0.3}, {"weights", 1.5, 0.1}};
-    static const TimedSpan waits[] = {{"sum", 0.9, 0.06}, {"weights", 1.95, 0.04}};
+    static TimedSpan requests[] = {{"sum", 0.3, 0.5}, {"sum", 0.6, 0.3}, {"weights", 1.5, 0.1}};
+    static TimedSpan waits[] = {{"sum", 0.9, 0.06}, {"weights", 1.95, 0.04}};
     Profile profile = example(ops);
     profile.requests = requests, profile.num_requests = 3, profile.waits = waits, profile.num_waits = 2;
     return profile;
