@@ -19,20 +19,13 @@ void step_time_add(StepTime *t, double seconds) {
 
 void run_summary_free(RunSummary *s) { free(s->times); }
 
-static bool reserve_time(RunSummary *s) {
-    if (s->steps < s->room) return true;
-    const size_t room = s->room ? 2 * s->room : 1024;
-    float *grown = realloc(s->times, room * sizeof *grown);
-    if (!grown) return false;
-    s->times = grown;
-    s->room = room;
-    return true;
-}
-
 void run_summary_step(RunSummary *s, double seconds, double tokens, double mfu) {
-    s->times_lost = s->times_lost || !reserve_time(s);
-    if (!s->times_lost) s->times[s->steps] = (float)seconds;
-    s->steps++;
+    if (s->steps == s->capacity) {
+        s->capacity = s->capacity ? 2 * s->capacity : 1024;
+        s->times = realloc(s->times, s->capacity * sizeof *s->times);
+        REQUIRE_MEMORY(s->times, "the times of the steps");
+    }
+    s->times[s->steps++] = (float)seconds;
     s->seconds += seconds;
     s->tokens += tokens;
     s->step_tokens = tokens;
@@ -67,13 +60,13 @@ static double nearest_rank(const float *sorted, size_t n, double share) {
 typedef struct {
     double p50, p99; // seconds
     double tokens_per_second, mfu, joules;
-} Figures;
+} RunFigures;
 
-static Figures figures_of(const RunSummary *s) {
-    Figures f = {.joules = s->last_joules - s->first_joules};
+static RunFigures figures_of(const RunSummary *s) {
+    RunFigures f = {.joules = s->last_joules - s->first_joules};
     const size_t first = s->steps > 1 ? 1 : 0, n = s->steps - first;
-    float *sorted = s->times_lost ? NULL : malloc(n * sizeof *sorted);
-    if (!sorted) return f;
+    float *sorted = malloc(n * sizeof *sorted);
+    REQUIRE_MEMORY(sorted, "the times of the steps");
     memcpy(sorted, s->times + first, n * sizeof *sorted);
     qsort(sorted, n, sizeof *sorted, by_value);
     f.p50 = nearest_rank(sorted, n, 0.50);
@@ -85,7 +78,7 @@ static Figures figures_of(const RunSummary *s) {
     return f;
 }
 
-static void print_speed(const RunSummary *s, const Figures *f, RunLog *log) {
+static void print_speed(const RunSummary *s, const RunFigures *f, RunLog *log) {
     char tokens[32], time[32], rate[32], p50[32], p99[32], speed[160] = "", mfu[48] = "";
     if (f->mfu > 0.0) snprintf(mfu, sizeof mfu, ", mfu %.1f%%", 100.0 * f->mfu);
     if (f->p50 > 0.0)
@@ -99,7 +92,7 @@ static void print_speed(const RunSummary *s, const Figures *f, RunLog *log) {
 void run_summary_print(const RunSummary *s, RunLog *log) {
     if (s->steps == 0) return;
     char best[96] = "", used[96] = "";
-    const Figures f = figures_of(s);
+    const RunFigures f = figures_of(s);
     const double kwh = f.joules / 3.6e6;
     print_speed(s, &f, log);
     if (s->has_best)
@@ -115,7 +108,7 @@ char *run_summary_json(const RunSummary *s) {
     size_t bytes = 0;
     FILE *out = text_open(&json, &bytes);
     if (s->steps > 0) {
-        const Figures f = figures_of(s);
+        const RunFigures f = figures_of(s);
         const struct {
             const char *key;
             double value;

@@ -7,8 +7,7 @@
 
 typedef struct {
     float *times; // seconds of each step, in order: 4 bytes per step is less than its line in main.log
-    size_t steps, room;
-    bool times_lost; // out of memory: the order statistics are left out
+    size_t steps, capacity;
     double seconds, tokens;
     double step_tokens, step_mfu_seconds; // of the last step: tokens, mfu x seconds (FLOP of a step / peak)
     bool has_best;

@@ -19,11 +19,10 @@
 #include <time.h>
 #include <unistd.h>
 
-// A growing byte buffer. When memory runs out it is `lost`: the record is left out and the run continues.
+// A growing byte buffer.
 typedef struct {
     uint8_t *data;
-    size_t size, room;
-    bool lost;
+    size_t size, capacity;
 } Bytes;
 
 struct TensorBoard {
@@ -39,23 +38,13 @@ struct TensorBoard {
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; // how the value of a field is written
 
 static void put_bytes(Bytes *b, const void *data, size_t n) {
-    if (b->size + n > b->room) {
-        const size_t room = 2 * (b->size + n);
-        uint8_t *grown = realloc(b->data, room);
-        if (!grown) {
-            b->lost = true;
-            return;
-        }
-        b->data = grown;
-        b->room = room;
+    if (b->size + n > b->capacity) {
+        b->capacity = 2 * (b->size + n);
+        b->data = realloc(b->data, b->capacity);
+        REQUIRE_MEMORY(b->data, "a record for TensorBoard");
     }
     if (n > 0) memcpy(b->data + b->size, data, n);
     b->size += n;
-}
-
-static void empty(Bytes *b) {
-    b->size = 0;
-    b->lost = false;
 }
 
 static void put_varint(Bytes *b, uint64_t x) { // seven bits a byte, the lowest first
@@ -78,7 +67,6 @@ static void put_string(Bytes *b, uint32_t field, const void *text, size_t n) {
 
 static void put_message(Bytes *b, uint32_t field, const Bytes *message) {
     put_string(b, field, message->data, message->size);
-    b->lost = b->lost || message->lost;
 }
 
 // A double or a float. Little-endian, as this machine is: the project's files have no other order.
@@ -89,26 +77,14 @@ static void put_fixed(Bytes *b, uint32_t field, const void *x, size_t n) {
 
 // ------------------------------------------------------------------------------------------------- records and events
 
-// CRC-32C (Castagnoli): the polynomial 0x1EDC6F41, bits reversed.
-static void make_crc_table(uint32_t table[256]) {
-    for (uint32_t i = 0; i < 256; i++) {
-        uint32_t crc = i;
-        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78u : 0);
-        table[i] = crc;
-    }
-}
-
-// Turned and moved, because a checksum of data that hold checksums would be weak (TFRecord's "masked" CRC).
-static uint32_t masked_crc(const TensorBoard *tb, const void *data, size_t n) {
+// Appends the bytes and their CRC, rotated and moved (TFRecord's "masked" CRC), because a checksum of data that hold
+// checksums would be weak.
+static void put_checked(TensorBoard *tb, const void *data, size_t n) {
     const uint8_t *bytes = data;
     uint32_t crc = ~0u;
     for (size_t i = 0; i < n; i++) crc = tb->crc_table[(crc ^ bytes[i]) & 0xFF] ^ crc >> 8;
     crc = ~crc;
-    return (crc >> 15 | crc << 17) + 0xA282EAD8u;
-}
-
-static void put_checked(TensorBoard *tb, const void *data, size_t n) {
-    const uint32_t crc = masked_crc(tb, data, n);
+    crc = (crc >> 15 | crc << 17) + 0xA282EAD8u;
     put_bytes(&tb->record, data, n);
     put_bytes(&tb->record, &crc, sizeof crc);
 }
@@ -118,7 +94,6 @@ static void frame_event(TensorBoard *tb) {
     const uint64_t length = tb->event.size;
     put_checked(tb, &length, sizeof length);
     put_checked(tb, tb->event.data, tb->event.size);
-    tb->record.lost = tb->record.lost || tb->event.lost;
 }
 
 // message Event { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5;
@@ -126,7 +101,7 @@ static void frame_event(TensorBoard *tb) {
 static void begin_event(TensorBoard *tb, int64_t step) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    empty(&tb->event);
+    tb->event.size = 0;
     const double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
     put_fixed(&tb->event, 1, &seconds, sizeof seconds);
     put_int(&tb->event, 2, step);
@@ -147,7 +122,7 @@ static void frame_first_events(TensorBoard *tb) {
 void tensorboard_begin(TensorBoard *tb, int64_t step) {
     if (!tb) return;
     tb->step = step;
-    empty(&tb->summary);
+    tb->summary.size = 0;
 }
 
 // message Summary { repeated Value value = 1; }   message Value { string tag = 1; float simple_value = 2; ... }
@@ -156,7 +131,7 @@ void tensorboard_scalar(TensorBoard *tb, const char *tag, double value) {
     float rounded = (float)fmax(-(double)FLT_MAX, fmin((double)FLT_MAX, value));
     if (isnan(value)) rounded = NAN;
     if (fabs(value) > (double)FLT_MAX) rounded = value > 0 ? INFINITY : -INFINITY;
-    empty(&tb->value);
+    tb->value.size = 0;
     put_string(&tb->value, 1, tag, strlen(tag));
     put_fixed(&tb->value, 2, &rounded, sizeof rounded);
     put_message(&tb->summary, 1, &tb->value);
@@ -180,7 +155,7 @@ void tensorboard_text(TensorBoard *tb, const char *tag, const char *text, int64_
     put_int(&tensor, 1, 7);
     put_string(&tensor, 8, shown, length);
     free(shown);
-    empty(&tb->value);
+    tb->value.size = 0;
     put_string(&tb->value, 1, tag, strlen(tag));
     put_message(&tb->value, 8, &tensor);
     put_string(&tb->value, 9, METADATA, sizeof METADATA);
@@ -190,12 +165,11 @@ void tensorboard_text(TensorBoard *tb, const char *tag, const char *text, int64_
 
 bool tensorboard_end(TensorBoard *tb, Error *err) {
     if (!tb || tb->summary.size == 0) return true;
-    empty(&tb->record);
+    tb->record.size = 0;
     if (!tb->started) frame_first_events(tb);
     begin_event(tb, tb->step);
     put_message(&tb->event, 5, &tb->summary);
     frame_event(tb);
-    if (tb->record.lost) return error_set(err, "%s: out of memory", tb->file.path);
     if (!append_file_write(&tb->file, tb->record.data, tb->record.size, err)) return false;
     tb->started = true;
     return true;
@@ -222,23 +196,21 @@ static long newest_seconds(const char *directory) {
     return newest;
 }
 
-static void host_name(char *name, size_t room) {
-    if (gethostname(name, room) != 0 || !*name) snprintf(name, room, "localhost");
-    name[room - 1] = '\0';
-    for (char *p = name; *p; p++)
-        if (!isalnum((unsigned char)*p) && *p != '-') *p = '_'; // dots separate the parts of the file's name
-}
-
 TensorBoard *tensorboard_open(const char *directory, int64_t first_step, Error *err) {
     TensorBoard *tb = calloc(1, sizeof *tb);
-    if (!tb) {
-        error_set(err, "out of memory");
-        return NULL;
-    }
+    REQUIRE_MEMORY(tb, "TensorBoard");
     tb->first_step = first_step;
-    make_crc_table(tb->crc_table);
+    // CRC-32C (Castagnoli): the polynomial 0x1EDC6F41, bits reversed.
+    for (uint32_t i = 0; i < 256; i++) {
+        tb->crc_table[i] = i;
+        for (int bit = 0; bit < 8; bit++)
+            tb->crc_table[i] = tb->crc_table[i] >> 1 ^ (tb->crc_table[i] & 1 ? 0x82F63B78u : 0);
+    }
     char host[65], name[160];
-    host_name(host, sizeof host);
+    if (gethostname(host, sizeof host) != 0 || !*host) snprintf(host, sizeof host, "localhost");
+    host[sizeof host - 1] = '\0';
+    for (char *p = host; *p; p++)
+        if (!isalnum((unsigned char)*p) && *p != '-') *p = '_'; // dots separate the parts of the file's name
     long seconds = (long)time(NULL);
     const long newest = newest_seconds(directory);
     if (seconds <= newest) seconds = newest + 1;
