@@ -70,7 +70,7 @@ static bool train_step(Run *run, Error *err) {
             if (!dataloader_next(run->loader, &windows, &count, err)) return false;
             const bool last = group + 1 == share->count && done + count == step_share_windows(share, group);
             data_parallel_micro_step(run->shared, last);
-            model_load_batch(run->model, windows, count, setup->T, setup->train.token_bytes);
+            model_load_batch(run->model, windows, count, setup->T, setup->data.train.token_bytes);
             model_forward_backward(run->model, tokens, done == 0);
         }
         data_parallel_end_group(run->shared, group);
@@ -188,9 +188,9 @@ static bool validate(Run *run, Error *err) {
     const RunSetup *s = &run->setup;
     const double began = now_seconds();
     ValidationScore score;
-    if (!s->has_val) return true;
+    if (!s->data.has_val) return true;
     report_validating(run->report);
-    if (!evaluate_loss(run->model, &s->val, s->options.val_sequences, s->tokenizer, &score, err)) return false;
+    if (!evaluate_loss(run->model, &s->data.val, s->options.val_sequences, s->tokenizer, &score, err)) return false;
     if (score.tokens == 0) return true; // a signal came
     if (score.loss < run->setup.state.best_val_loss) run->setup.state.best_val_loss = score.loss;
     report_validation(run->report, &score, now_seconds() - began);

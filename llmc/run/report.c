@@ -171,7 +171,7 @@ void report_step(Report *r, StepRecord *record) {
 
 void report_validating(const Report *r) {
     const RunSetup *s = r->setup;
-    int64_t windows = s->val.num_windows;
+    int64_t windows = s->data.val.num_windows;
     if (r->options->val_sequences > 0) windows = min_i64(windows, r->options->val_sequences);
     if (s->state.step == s->first_step)
         log_min_time(r, "validating", (double)(windows * s->T), flops_per_token_llmc(&s->config, s->T) / 3);

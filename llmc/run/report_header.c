@@ -127,8 +127,8 @@ static void memory_lines(const ReportFacts *r) {
 }
 
 static void data_lines(const ReportFacts *r) {
-    const ShardSet *train = r->setup->has_train ? &r->setup->train : NULL; // NULL: this run does not use them
-    const ShardSet *val = r->setup->has_val ? &r->setup->val : NULL;
+    const ShardSet *train = r->setup->data.has_train ? &r->setup->data.train : NULL; // NULL: this run does not use them
+    const ShardSet *val = r->setup->data.has_val ? &r->setup->data.val : NULL;
     char n[TEXT];
     if (train) {
         double seen = (double)(r->setup->total_steps * r->setup->step_windows) / (double)train->num_windows;
@@ -139,10 +139,10 @@ static void data_lines(const ReportFacts *r) {
     if (val)
         runlog_field(r->log, "validation", "%s tokens in %d shard%s: %s%s",
                      format_count((double)val->num_tokens, n, TEXT), val->count, val->count == 1 ? "" : "s",
-                     path_quoted(r->setup->val_pattern).text,
-                     r->setup->val_is_train ? ", the text that is trained on" : "");
+                     path_quoted(r->setup->data.val_pattern).text,
+                     r->setup->data.val_is_train ? ", the text that is trained on" : "");
     else
-        runlog_field(r->log, "validation", "off: %s", r->setup->no_validation);
+        runlog_field(r->log, "validation", "off: %s", r->setup->data.no_validation);
     if (train && val && train->vocab > 0 && train->vocab < model_options(r->model)->config.V)
         runlog_field(r->log, "", "note: the shards use %lld of the model's %lld tokens", (long long)train->vocab,
                      (long long)model_options(r->model)->config.V);
@@ -194,8 +194,8 @@ static void run_event(const ReportFacts *r) {
              JSON_NUMBER("peak_bandwidth", device->peak_bandwidth), JSON_NUMBER("matmul_flops", r->speed.matmul_flops),
              JSON_NUMBER("copy_bandwidth", r->speed.copy_bandwidth), JSON_NUMBER("peak_flops", r->peak_flops),
              JSON_TEXT("mfu_base", r->datasheet <= 0 ? "measured" : "datasheet"));
-    if (r->setup->has_train) add_shards(run, "train", &r->setup->train);
-    if (r->setup->has_val) add_shards(run, "val", &r->setup->val);
+    if (r->setup->data.has_train) add_shards(run, "train", &r->setup->data.train);
+    if (r->setup->data.has_val) add_shards(run, "val", &r->setup->data.val);
     JSON_ADD(run, JSON_NUMBER("processes", comm_size()), JSON_NUMBER("start_step", r->setup->first_step),
              JSON_NUMBER("total_steps", r->setup->total_steps),
              JSON_NUMBER("tokens_per_step", r->setup->step_windows * r->setup->T),

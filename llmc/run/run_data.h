@@ -1,10 +1,21 @@
-// The data of a run: -i and -j, or the validation data beside -i; that training and validation share no text, fit the
-// model, and are those of the checkpoint. Part of run_setup.h, which closes what is opened here.
+// The data of a run: -i and -j, or the validation data next to -i. Training and validation share no text, fit the
+// model, and are the data of the checkpoint.
 #pragma once
-#include "llmc/run/run_setup.h"
+#include "llmc/data/shards.h"
+#include "llmc/model/model.h"
+#include "llmc/run/options.h"
+#include "llmc/store/trainer_json.h"
 
-// Opens train and val of the setup, and with them decides on the vocabulary of a new model.
-bool run_data_open(RunSetup *setup, Error *err);
+typedef struct {
+    ShardSet train, val;
+    bool has_train, has_val;
+    char *val_pattern;        // the pattern of the validation data: -j, or made from -i; NULL: none
+    char no_validation[1024]; // why there is none
+    bool val_is_train;        // -i and -j are the same files
+} RunData;
 
-// Adds to the error of an input of a resumed run where its path was looked for; always false.
-bool run_path_error(const Options *options, const char *long_name, Error *err);
+// Opens train and val, which decide the vocabulary of a new model (config->V 0), also of one that is not trained (-x
+// 0). Compares them with those of the checkpoint in state, which then has these.
+bool run_data_open(RunData *data, const Options *options, int64_t T, ModelConfig *config, TrainerState *state,
+                   Error *err);
+void run_data_close(RunData *data);

@@ -14,8 +14,8 @@
 #include "llmc/base/path_reason.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/plan/plan.h"
+#include "llmc/run/advice.h"
 #include "llmc/run/profile.h"
-#include "llmc/run/run_data.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/export.h"
 #include "llmc/store/optimizer_file.h"
@@ -24,7 +24,6 @@
 #include "llmc/text/tokenizer_find.h"
 #include <errno.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -35,15 +34,6 @@ static const char HELLASWAG[] = "data/hellaswag/hellaswag_val.bin";
 static const char OPTIONS_FILE[] = "options.json"; // in the directory of -o
 enum { MAX_OPTIONS_BYTES = 16 << 20 };             // it may hold a long prompt
 static const char OPTIONS_MARK[] = "\"train-data\":\"";
-
-void run_advise(const char *format, ...) {
-    if (comm_rank() > 0) return;
-    va_list args;
-    va_start(args, format);
-    format_vprint(stderr, format, args);
-    va_end(args);
-    fputc('\n', stderr);
-}
 
 // ---------------------------------------------------------------------------------------- what to train, on which data
 
@@ -56,8 +46,8 @@ static void take_begun_directory(Options *o, const char *run) {
     free(path);
 }
 
-// -e CHECKPOINT -x 0: it is evaluated at its step, on the data of its run where -j names no other. Weights of others
-// have neither.
+// -e CHECKPOINT -x 0: the checkpoint is evaluated at its step, on the data of its run unless -j names others. Imported
+// weights have no step and no data of their own.
 static void take_step_and_data(RunSetup *s) {
     TrainerState state;
     Error none;
@@ -79,8 +69,8 @@ static bool adopt_remembered(RunSetup *s, Error *err) {
     bool ok = !known || (json && (options_adopt_json(&s->options, json, err) || error_prefix(err, "%s", path)));
     if (unread != 0) ok = error_set(err, "%s: cannot be read: %s", path, path_reason(path, unread).text);
     if (ok)
-        run_advise("-y 1: no checkpoint in %s yet; starting from the beginning%s%s", s->options.output,
-                   known ? " with the options in " : "", known ? path : "");
+        advice_print("-y 1: no checkpoint in %s yet; starting from the beginning%s%s", s->options.output,
+                     known ? " with the options in " : "", known ? path : "");
     s->state.seed = (uint64_t)s->options.seed;
     free(json);
     free(path);
@@ -128,11 +118,11 @@ static bool find_checkpoint(RunSetup *s, Error *err) {
     char *skipped = NULL, size[64];
     const double bytes = checkpoint_newest_bytes(o->output);
     if (bytes >= 0x1p30) // more than a second
-        run_advise("-y 1: checking the newest checkpoint in %s, %s", o->output, format_bytes(bytes, size, 64));
+        advice_print("-y 1: checking the newest checkpoint in %s, %s", o->output, format_bytes(bytes, size, 64));
     err->text[0] = '\0';
     const bool found = checkpoint_find_latest(o->output, &s->resume_path, &skipped, err);
     const bool damaged = skipped != NULL;
-    if (damaged) run_advise("%s", skipped);
+    if (damaged) advice_print("%s", skipped);
     free(skipped);
     if (found) return true;
     if (err->text[0]) return false;
@@ -209,7 +199,7 @@ static bool choose_model(RunSetup *s, Error *err) {
 
 static bool choose_context(RunSetup *s, Error *err) {
     const int64_t longest = s->config.max_T;
-    s->T = s->options.T > 0 ? s->options.T : longest < 1024 ? longest : 1024;
+    s->T = s->options.T > 0 ? s->options.T : min_i64(longest, 1024);
     if (s->T > longest)
         return error_set(err, "-t %lld: longer than the model's context of %lld tokens", (long long)s->T,
                          (long long)longest);
@@ -328,13 +318,12 @@ static bool choose_lengths(RunSetup *s, Error *err) {
         return false;
     const bool in_tokens = o->tokens > 0 && !options_given(o, "max-steps"); // --tokens may be an earlier command's
     s->total_steps = o->max_steps;
-    if (o->max_steps < 0) s->total_steps = s->train.num_windows / s->step_windows;
+    if (o->max_steps < 0) s->total_steps = s->data.train.num_windows / s->step_windows;
     if (in_tokens) s->total_steps = (int64_t)ceil(o->tokens / (double)(s->step_windows * s->T));
     if (s->total_steps < 1 && o->max_steps != 0) s->total_steps = 1;
     if (o->profile > 0 && o->max_steps == 0) return error_set(err, "--profile: -x 0 runs no step; leave out -x 0");
     if (o->profile > 0) s->total_steps = s->state.step + profile_total_steps(o->profile);
-    int64_t warmup = o->warmup;
-    if (warmup < 0) warmup = s->total_steps / 50 < 700 ? s->total_steps / 50 : 700;
+    const int64_t warmup = o->warmup >= 0 ? o->warmup : min_i64(s->total_steps / 50, 700);
     s->schedule = (Schedule){.kind = o->schedule,
                              .max_lr = o->lr < 0 ? optimizer_default_learning_rate(o->optimizer) : o->lr,
                              .final_fraction = o->final_fraction,
@@ -345,15 +334,21 @@ static bool choose_lengths(RunSetup *s, Error *err) {
 
 static bool choose_tokenizer(RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    const char *weights = s->resume_path ? s->resume_path : model_config_is_descriptor(o->model) ? NULL : o->model;
-    const bool has_train = s->train.count > 0;
-    const ShardSet *data = has_train ? &s->train : s->has_val ? &s->val : NULL;
-    const char *shards = has_train ? o->train_data : s->has_val ? s->val_pattern : NULL;
+    const char *weights = s->resume_path, *shards = NULL;
+    const ShardSet *data = NULL;
+    if (!weights && !model_config_is_descriptor(o->model)) weights = o->model;
+    if (s->data.train.count > 0) {
+        data = &s->data.train;
+        shards = o->train_data;
+    } else if (s->data.has_val) {
+        data = &s->data.val;
+        shards = s->data.val_pattern;
+    }
     if (!tokenizer_find(&s->tokenizer, o->tokenizer, weights, shards, data ? data->vocab : 0, s->config.V, err))
-        return *o->tokenizer ? run_path_error(o, "tokenizer", err) : false;
+        return *o->tokenizer && advice_add_directories(o, "tokenizer", err);
     if (s->tokenizer && s->state.eot < 0) s->state.eot = tokenizer_eot(s->tokenizer);
     if (s->tokenizer && tokenizer_vocab(s->tokenizer) + VOCAB_PADDING < s->config.V)
-        run_advise(
+        advice_print(
             "%s has %lld tokens, but the model has a vocabulary of %lld; if it is not the model's tokenizer, name "
             "that with --tokenizer",
             tokenizer_name(s->tokenizer), (long long)tokenizer_vocab(s->tokenizer), (long long)s->config.V);
@@ -369,7 +364,8 @@ static bool open_choices(RunSetup *s, Error *err) {
     if (!*o->choices && !o->hellaswag) return true;
     char *pattern = *o->choices ? strdup(o->choices) : path_typed_in(o->directory, HELLASWAG);
     REQUIRE_MEMORY(pattern, "a path");
-    const bool found = choices_open(&s->choices, pattern, s->config.V, err) || run_path_error(o, "choices", err);
+    const bool found =
+        choices_open(&s->choices, pattern, s->config.V, err) || advice_add_directories(o, "choices", err);
     free(pattern);
     return (found && choices_fit(&s->choices, s->T, err)) || error_prefix(err, *o->choices ? "--choices" : "-h 1");
 }
@@ -388,10 +384,10 @@ static bool check_export(const RunSetup *s, Error *err) {
 // Processes that read other data would train another model each.
 static bool agree_on_data(const RunSetup *s, Error *err) {
     char train[64], val[64], sizes[128];
-    snprintf(train, sizeof train, "%lld tokens (checksum %016llx)", (long long)s->train.num_tokens,
-             (unsigned long long)s->train.fingerprint);
-    snprintf(val, sizeof val, "%lld tokens (checksum %016llx)", (long long)s->val.num_tokens,
-             (unsigned long long)s->val.fingerprint);
+    snprintf(train, sizeof train, "%lld tokens (checksum %016llx)", (long long)s->data.train.num_tokens,
+             (unsigned long long)s->data.train.fingerprint);
+    snprintf(val, sizeof val, "%lld tokens (checksum %016llx)", (long long)s->data.val.num_tokens,
+             (unsigned long long)s->data.val.fingerprint);
     snprintf(sizes, sizeof sizes, "B=%lld T=%lld, %lld sequences a step, %lld steps from %lld", (long long)s->options.B,
              (long long)s->T, (long long)s->step_windows, (long long)s->total_steps, (long long)s->first_step);
     const CommFact facts[] = {{"-i", train}, {"-j", val}, {"-e", s->source}, {"sizes", sizes}};
@@ -402,15 +398,16 @@ static bool agree_on_data(const RunSetup *s, Error *err) {
 static void restore_tuning(const char *tuning) {
     if (device_restore_tuning(tuning)) return;
     if (strcmp(device_facts()->backend, "cpu") != 0) {
-        run_advise("-y 1: this run chose its matmuls and attention for another GPU, driver or library; they are "
-                   "chosen again here, and bits may differ from the original run");
+        advice_print("-y 1: this run chose its matmuls and attention for another GPU, driver or library; they are "
+                     "chosen again here, and bits may differ from the original run");
         return;
     }
     char *here = device_tuning();
     const int length = (int)strcspn(tuning, "\n"); // a GPU has more lines
-    run_advise("-y 1: this run was computed by %.*s, here it is %s: bits will differ from the original run; to repeat "
-               "them, resume with the processor, oneDNN, --cpu and --threads that it had",
-               length, tuning, here);
+    advice_print(
+        "-y 1: this run was computed by %.*s, here it is %s: bits will differ from the original run; to repeat "
+        "them, resume with the processor, oneDNN, --cpu and --threads that it had",
+        length, tuning, here);
     free(here);
 }
 
@@ -419,7 +416,8 @@ bool run_setup_resolve(RunSetup *s, Error *err) {
     s->first_skipped = s->state.control.skipped;
     if (s->resume_path) restore_tuning(s->state.tuning);
     // What a process finds may be missing on another one: each part ends with an agreement.
-    return comm_all_ok(choose_model(s, err) && choose_context(s, err) && run_data_open(s, err) &&
+    return comm_all_ok(choose_model(s, err) && choose_context(s, err) &&
+                           run_data_open(&s->data, &s->options, s->T, &s->config, &s->state, err) &&
                            choose_dtype(s, err) && choose_optimizer(s, err),
                        err) &&
            comm_all_ok(choose_memory(s, err), err) &&
@@ -472,7 +470,7 @@ OptimizerOptions run_setup_optimizer(const RunSetup *s) {
 
 DataLoaderOptions run_setup_loader(const RunSetup *s) {
     return (DataLoaderOptions){
-        .shards = &s->train,
+        .shards = &s->data.train,
         .vocab = s->config.V,
         .batch_windows = s->options.B,
         .step_windows = s->step_windows,
@@ -504,10 +502,9 @@ GenerateOptions run_setup_generate(const RunSetup *s) {
 void run_setup_close(RunSetup *s) {
     tokenizer_free(s->tokenizer);
     choices_close(&s->choices);
-    shards_close(&s->train);
-    shards_close(&s->val);
+    run_data_close(&s->data);
     trainer_state_free(&s->state);
-    free(s->resume_path), free(s->val_pattern);
+    free(s->resume_path);
     if (s->lock > 0) directory_release(s->options.output, s->lock, s->existing);
     options_free(&s->options);
 }

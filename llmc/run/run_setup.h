@@ -6,6 +6,7 @@
 #include "llmc/model/model.h"
 #include "llmc/run/options.h"
 #include "llmc/run/placement.h"
+#include "llmc/run/run_data.h"
 #include "llmc/store/trainer_json.h"
 #include "llmc/train/choices.h"
 #include "llmc/train/data_parallel.h"
@@ -19,11 +20,7 @@ typedef struct {
     char *resume_path;  // the checkpoint that this run resumes from, or NULL
     char source[512];   // where the weights come from, for the header
     ModelConfig config;
-    ShardSet train, val;
-    bool has_train, has_val;
-    char *val_pattern;        // what names the validation data: -j, or made from -i; NULL: nothing
-    char no_validation[1024]; // why there is none
-    bool val_is_train;        // -i and -j are the same files
+    RunData data;
     int64_t T, step_windows, total_steps;
     StepShare share;       // of this process in a step
     int64_t first_step;    // where this process begins
@@ -60,6 +57,3 @@ DataLoaderOptions run_setup_loader(const RunSetup *setup); // from where the run
 GenerateOptions run_setup_generate(const RunSetup *setup); // for a sample of the step where it is now
 
 void run_setup_close(RunSetup *setup);
-
-// One line on stderr, once however many processes there are.
-void run_advise(const char *format, ...) __attribute__((format(printf, 1, 2)));
