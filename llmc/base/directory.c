@@ -109,7 +109,8 @@ bool directory_check_writable(const char *path, Error *err) {
 }
 
 bool directory_list(const char *path, char ***names, int *count, Error *err) {
-    *names = NULL, *count = 0;
+    *names = NULL;
+    *count = 0;
     DIR *dir = opendir(path);
     if (!dir) return error_set(err, "%s: cannot open the directory: %s", path, path_reason(path, errno).text);
     errno = 0; // readdir reports only by errno whether it failed or reached the end
@@ -117,13 +118,15 @@ bool directory_list(const char *path, char ***names, int *count, Error *err) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         char **grown = realloc(*names, (size_t)(*count + 1) * sizeof **names), *name = strdup(entry->d_name);
         REQUIRE_MEMORY(grown && name, "the names in a directory");
-        *names = grown, (*names)[(*count)++] = name;
+        *names = grown;
+        (*names)[(*count)++] = name;
     }
     const int reason = errno;
     closedir(dir);
     if (reason == 0) return true;
     directory_list_free(*names, *count);
-    *names = NULL, *count = 0;
+    *names = NULL;
+    *count = 0;
     error_set(err, "%s: cannot read the directory: %s", path, strerror(reason));
     errno = reason;
     return false;
@@ -159,7 +162,8 @@ static bool exchange_in_three_steps(const char *from, const char *to) {
     if (ok && rename(from, to) != 0) {
         const int reason = errno;
         rename(aside, to);
-        errno = reason, ok = false;
+        errno = reason;
+        ok = false;
     }
     if (ok) rename(aside, from); // otherwise it stays there: that name is temporary too
     free(aside);

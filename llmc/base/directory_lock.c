@@ -54,7 +54,10 @@ bool directory_hold(const char *directory, int *fd, Error *err) {
         // For the message only: if the disk is full, the message names no process.
         if (ftruncate(*fd, 0) != 0 || pwrite(*fd, holder, (size_t)n, 0) != n) errno = 0;
     }
-    if (!ok && *fd >= 0) close(*fd), *fd = -1;
+    if (!ok && *fd >= 0) {
+        close(*fd);
+        *fd = -1;
+    }
     free(path);
     return ok;
 }

@@ -28,7 +28,8 @@ bool error_prefix(Error *err, const char *format, ...) {
     va_start(args, format);
     int n = vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    size_t used = n < 0 ? 0 : (size_t)n < sizeof text ? (size_t)n : sizeof text - 1;
+    size_t used = n < 0 ? 0 : (size_t)n;
+    if (used >= sizeof text) used = sizeof text - 1;
     snprintf(text + used, sizeof text - used, ": %s", err->text);
     utf8_make_visible(text, err->text, sizeof err->text);
     return false;

@@ -31,8 +31,10 @@ int file_open(const char *path, int64_t *size, Error *err) {
         error_set(err, "%s: not a plain file but %s", path, path_kind(st.st_mode));
     else if (fd < 0 || !found)
         error_set(err, "%.600s: cannot open: %s", path, path_reason(path, fd < 0 ? reason : errno).text); // not cut
-    else
-        return *size = (int64_t)st.st_size, fd;
+    else {
+        *size = (int64_t)st.st_size;
+        return fd;
+    }
     if (fd >= 0) close(fd);
     return -1;
 }

@@ -46,7 +46,8 @@ bool files_match(const char *pattern, char ***names, int *count, Error *err) {
     const bool name = file_exists(pattern);
     unread.text[0] = '\0';
     const int status = name ? 0 : glob(pattern, GLOB_NOSORT | GLOB_ALTDIRFUNC, on_unread, &found);
-    *names = NULL, *count = 0;
+    *names = NULL;
+    *count = 0;
     if (*unread.text && status != GLOB_ABORTED) {
         if (status == 0) globfree(&found);
         return error_set(err, "%s: %s", pattern, unread.text);

@@ -89,7 +89,7 @@ static bool is_ranks(const char *head, size_t n) {
 }
 
 // UTF-8 without control characters; the last character may be cut off.
-static bool is_text(const char *head, size_t n) {
+static bool looks_like_text(const char *head, size_t n) {
     size_t at = 0;
     while (at < n) {
         const size_t length = (size_t)utf8_length(head + at, n - at);
@@ -244,7 +244,7 @@ bool foreign_file_check_text(const char *expected, const char *path, const void 
 bool foreign_file_check(const char *expected, const char *path, const void *head, size_t bytes, Error *err) {
     const ForeignFile *f = foreign_file_find(path, head, bytes);
     if (!f && is_ranks(head, bytes)) f = &ranks;
-    if (!f && is_text(head, bytes))
+    if (!f && looks_like_text(head, bytes))
         f = begins_with_one(head, bytes, (const char *const[]){"{", "[", NULL}) ? &json : &text;
     return refuse_kind(f, expected, path, err);
 }

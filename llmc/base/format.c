@@ -18,7 +18,8 @@
 
 const char *format_fixed(double x, int width, int decimals, char *buf, int size) {
     if (!isfinite(x)) {
-        snprintf(buf, (size_t)size, "%*s", width, isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
+        const char *text = x > 0 ? "inf" : "-inf";
+        snprintf(buf, (size_t)size, "%*s", width, isnan(x) ? "nan" : text);
         return buf;
     }
     // Rounding can add a digit (9.99996 -> 10.0000), so print, and remove a decimal while the text is too wide.
@@ -36,10 +37,17 @@ static int scale_down(double *x, double base, double largest, int units) {
     return unit;
 }
 
+// Decimals of a number: one less for each of the bounds that it reaches, from the smallest on.
+static int decimals_below(double x, int decimals, const double *bounds) {
+    for (int i = 0; decimals > 0 && fabs(x) >= bounds[i]; i++) decimals--;
+    return decimals;
+}
+
 const char *format_bytes(double bytes, char *buf, int size) {
     static const char *const UNITS[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     int unit = scale_down(&bytes, 1024.0, 1023.5, 6);
-    int decimals = unit == 0 || fabs(bytes) >= 99.95 ? 0 : fabs(bytes) >= 9.995 ? 1 : 2; // three digits
+    static const double three_digits[] = {9.995, 99.95};
+    const int decimals = unit == 0 ? 0 : decimals_below(bytes, 2, three_digits);
     snprintf(buf, (size_t)size, "%.*f %s", decimals, bytes, UNITS[unit]);
     return buf;
 }
@@ -51,9 +59,8 @@ const char *format_count(double n, char *buf, int size) {
         return buf;
     }
     int unit = scale_down(&n, 1000.0, 999.95, 5);
-    double a = fabs(n);
-    int decimals = a >= 999.95 ? 0 : a >= 99.995 ? 1 : a >= 9.9995 ? 2 : 3; // four digits
-    snprintf(buf, (size_t)size, "%.*f%s", decimals, n, UNITS[unit]);
+    static const double four_digits[] = {9.9995, 99.995, 999.95};
+    snprintf(buf, (size_t)size, "%.*f%s", decimals_below(n, 3, four_digits), n, UNITS[unit]);
     return buf;
 }
 
@@ -121,7 +128,10 @@ void format_json_string(FILE *out, const char *text, size_t n) {
 // Writes the first character of text as utf8_visible has it, but newlines and tabs as they are; returns its bytes.
 static size_t put_visible(FILE *out, const char *text, size_t n) {
     char shown[UTF8_VISIBLE];
-    if (*text == '\n' || *text == '\t') return fputc(*text, out), (size_t)1;
+    if (*text == '\n' || *text == '\t') {
+        fputc(*text, out);
+        return 1;
+    }
     const size_t taken = utf8_visible(text, n, shown);
     fputs(shown, out);
     return taken;
@@ -189,14 +199,15 @@ bool terminal_is_utf8(void) {
 
 // Writes `cells` columns of the bar to buf (3 bytes of capacity for each column).
 static void render_bar(double fraction, int cells, bool utf8, char *buf) {
-    static const char *const BLOCKS[EIGHTHS] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
+    static const char *const BLOCKS[EIGHTHS + 1] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"};
     int filled = (int)floor(fraction * cells * EIGHTHS);
     char *p = buf;
     for (int i = 0; i < cells; i++) {
         int eighths = filled - i * EIGHTHS;
-        const char *cell =
-            utf8 ? (eighths >= EIGHTHS ? "█" : BLOCKS[eighths > 0 ? eighths : 0]) : (eighths >= EIGHTHS ? "#" : ".");
-        p = stpcpy(p, cell);
+        if (eighths < 0) eighths = 0;
+        if (eighths > EIGHTHS) eighths = EIGHTHS;
+        const char *plain = eighths == EIGHTHS ? "#" : ".";
+        p = stpcpy(p, utf8 ? BLOCKS[eighths] : plain);
     }
 }
 

@@ -12,13 +12,15 @@
 #include <string.h>
 
 // When cJSON runs out of memory it reports the text as invalid JSON, and a checkpoint would seem damaged.
-static void *allocate(size_t bytes) {
+static void *allocate_or_end(size_t bytes) {
     void *p = malloc(bytes);
     REQUIRE_MEMORY(p, "JSON");
     return p;
 }
 
-__attribute__((constructor)) static void set_allocation(void) { cJSON_InitHooks(&(cJSON_Hooks){allocate, free}); }
+__attribute__((constructor)) static void set_allocation(void) {
+    cJSON_InitHooks(&(cJSON_Hooks){allocate_or_end, free});
+}
 
 cJSON *json_parse(const char *text, size_t bytes, Error *err) {
     const char *end = text;
@@ -56,19 +58,18 @@ cJSON *json_parse_file(const char *path, size_t max_bytes, Error *err) {
 }
 
 const char *json_describe(const cJSON *item, char *buf, size_t size) {
-    if (!item)
-        snprintf(buf, size, "missing");
-    else if (cJSON_IsNumber(item))
+    const char *kind = "an object";
+    if (!item) kind = "missing";
+    if (cJSON_IsNull(item)) kind = "null";
+    if (cJSON_IsTrue(item)) kind = "true";
+    if (cJSON_IsFalse(item)) kind = "false";
+    if (cJSON_IsArray(item)) kind = "an array";
+    if (cJSON_IsNumber(item))
         snprintf(buf, size, "%.17g", item->valuedouble);
     else if (cJSON_IsString(item))
         snprintf(buf, size, "\"%.40s\"", item->valuestring);
     else
-        snprintf(buf, size, "%s",
-                 cJSON_IsNull(item)    ? "null"
-                 : cJSON_IsTrue(item)  ? "true"
-                 : cJSON_IsFalse(item) ? "false"
-                 : cJSON_IsArray(item) ? "an array"
-                                       : "an object");
+        snprintf(buf, size, "%s", kind);
     for (char *p = buf; *p; p++)
         if ((unsigned char)*p < 0x20 || *p == 0x7f) *p = '?';
     return buf;
@@ -126,10 +127,12 @@ bool json_double_value(const cJSON *item, double *value) {
 }
 
 const char *json_format_double(double value, int digits, char *buf, size_t size) {
+    const char *text = value > 0 ? "\"inf\"" : "\"-inf\"";
+    if (isnan(value)) text = "\"nan\"";
     if (isfinite(value))
         snprintf(buf, size, "%.*g", digits, value);
     else
-        snprintf(buf, size, "%s", isnan(value) ? "\"nan\"" : value > 0 ? "\"inf\"" : "\"-inf\"");
+        snprintf(buf, size, "%s", text);
     return buf;
 }
 
@@ -189,12 +192,15 @@ cJSON *json_text(const char *text) {
     char *valid = NULL;
     size_t bytes = 0, left = strlen(text);
     FILE *out = text_open(&valid, &bytes);
-    for (int length; left > 0; text += length, left -= (size_t)length) {
-        length = utf8_length(text, left);
+    while (left > 0) {
+        const int length = utf8_length(text, left);
+        const size_t used = length > 0 ? (size_t)length : 1;
         if (length > 0)
-            fwrite(text, 1, (size_t)length, out);
+            fwrite(text, 1, used, out);
         else
-            fputs("\xEF\xBF\xBD", out), length = 1;
+            fputs("\xEF\xBF\xBD", out);
+        text += used;
+        left -= used;
     }
     fclose(out);
     cJSON *item = cJSON_CreateString(valid);

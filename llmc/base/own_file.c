@@ -1,6 +1,7 @@
 // The user's files in the places of ours, see own_file.h.
 #include "llmc/base/own_file.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
@@ -27,7 +28,7 @@ bool own_file_is(const char *path, const char *mark) {
     REQUIRE_MEMORY(head, "the beginning of a file");
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe of this name must not hold us up
     const int64_t size = fd >= 0 ? file_size(fd) : -1;
-    const size_t n = size < OWN_FILE_MARK_BYTES ? (size_t)(size < 0 ? 0 : size) : OWN_FILE_MARK_BYTES;
+    const size_t n = (size_t)max_i64(0, min_i64(size, OWN_FILE_MARK_BYTES));
     const bool is_read = size >= 0 && file_read_at(fd, path, 0, head, n, NULL);
     int unread = fd < 0 || (size >= 0 && !is_read) ? errno : 0; // a directory or a pipe is not ours
     if (unread == ENOENT) unread = 0;                           // nor is a dangling link

@@ -64,9 +64,9 @@ static bool explain_length(PathReason *r, const char *path) {
 // Every part could be entered: it is the file itself, or the directory that should get it.
 static void explain_permission(PathReason *r, char *path) {
     char *slash = strrchr(path, '/');
+    const char *directory = slash ? path : ".";
     if (access(path, F_OK) == 0 && access(path, R_OK) != 0) return;
-    if (slash && slash != path) *slash = '\0';
-    const char *directory = !slash ? "." : slash == path ? "/" : path;
+    if (slash) slash[slash == path ? 1 : 0] = '\0';
     if (access(directory, W_OK) != 0) append_part(r, ": '%.*s' may not be written", SHOWN, directory);
 }
 

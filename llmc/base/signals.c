@@ -25,11 +25,6 @@ static const struct {
               {SIGXCPU, "SIGXCPU", "\nSIGXCPU: stopping\n"},
               {SIGHUP, "SIGHUP", "\nSIGHUP: stopping\n"}};
 
-static void say(const char *line) {
-    ssize_t ignored = write(STDERR_FILENO, line, strlen(line));
-    (void)ignored; // nothing can be done about a closed stderr here
-}
-
 static void on_signal(int signal_number) {
     const int saved_errno = errno;
     const bool again = signal_number == SIGINT && interrupted;
@@ -43,8 +38,11 @@ static void on_signal(int signal_number) {
         signal(SIGINT, SIG_DFL);
         raise(SIGINT);
     } else if (is_news) {
+        ssize_t ignored = 0; // nothing can be done about a closed stderr here
         for (size_t i = 0; i < sizeof caught / sizeof *caught; i++)
-            if (caught[i].number == signal_number) say(caught[i].line);
+            if (caught[i].number == signal_number)
+                ignored = write(STDERR_FILENO, caught[i].line, strlen(caught[i].line));
+        (void)ignored;
     }
     errno = saved_errno;
 }

@@ -138,7 +138,10 @@ char *path_typed_in(const char *directory, const char *pattern) {
         there = path_in(escaped, pattern);
         if (!files_match(there, &names, &count, NULL)) count = 0;
         if (count > 0) directory_list_free(names, count);
-        if (count == 0) free(there), there = strdup(pattern);
+        if (count == 0) {
+            free(there);
+            there = strdup(pattern);
+        }
         free(escaped);
     }
     REQUIRE_MEMORY(there, "a path");

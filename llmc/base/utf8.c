@@ -26,14 +26,19 @@ const unsigned char *utf8_error(const unsigned char *p, const unsigned char *end
 
 // Bytes of the character that this byte begins; 1 if it begins none or is itself one.
 static int length_by_lead(unsigned char lead) {
-    return lead >= 0xC2 && lead <= 0xDF ? 2 : lead >= 0xE0 && lead <= 0xEF ? 3 : lead >= 0xF0 && lead <= 0xF4 ? 4 : 1;
+    if (lead >= 0xC2 && lead <= 0xDF) return 2;
+    if (lead >= 0xE0 && lead <= 0xEF) return 3;
+    return lead >= 0xF0 && lead <= 0xF4 ? 4 : 1;
 }
 
 // Whether these n bytes can be the beginning of a longer character.
 static bool is_unfinished(const unsigned char *s, int n) {
     if (length_by_lead(s[0]) <= n) return false;
-    const unsigned char low = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80;
-    const unsigned char high = s[0] == 0xED ? 0x9F : s[0] == 0xF4 ? 0x8F : 0xBF;
+    unsigned char low = 0x80, high = 0xBF; // of the second byte
+    if (s[0] == 0xE0) low = 0xA0;
+    if (s[0] == 0xF0) low = 0x90;
+    if (s[0] == 0xED) high = 0x9F;
+    if (s[0] == 0xF4) high = 0x8F;
     if (n > 1 && (s[1] < low || s[1] > high)) return false;
     return n < 3 || (s[2] >= 0x80 && s[2] <= 0xBF);
 }

@@ -98,7 +98,7 @@ static bool open_main_log(RunLog *log, const char *path, bool append, int64_t fi
     return append_file_cut(&log->file, append ? keep : 0, err);
 }
 
-static bool open_files(RunLog *log, const char *directory, bool append, int64_t first_step, Error *err) {
+static bool open_run_files(RunLog *log, const char *directory, bool append, int64_t first_step, Error *err) {
     if (!directory_make(directory, err)) return false;
     char *path = path_join(directory, "main.log");
     const bool ok = open_main_log(log, path, append, first_step, err);
@@ -141,7 +141,7 @@ RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int 
     log->progress = progress < 0 ? terminal_redraws(STDOUT_FILENO) : progress > 0;
     log->utf8 = terminal_is_utf8();
     if (!directory || !*directory) return log;
-    if (!open_files(log, directory, append, first_step, err)) {
+    if (!open_run_files(log, directory, append, first_step, err)) {
         error_prefix(err, "-o");
         runlog_close(log);
         return NULL;

@@ -127,7 +127,8 @@ static int newest_first(const void *a, const void *b) {
 
 // The steps of all step_* directories of dir, newest first, malloced. A directory that does not exist has none.
 static bool list_steps(const char *dir, int64_t **steps, int *count, Error *err) {
-    *steps = NULL, *count = 0;
+    *steps = NULL;
+    *count = 0;
     char **names;
     int found;
     if (access(dir, F_OK) != 0 && errno == ENOENT) return true;
@@ -274,7 +275,10 @@ bool checkpoint_rotate(const char *dir, int keep, int64_t major, Error *err) {
         char *path = step_path(dir, steps[i], false);
         int64_t time = written_at(path);
         if (verify(path, steps[i], false, NULL)) {
-            if (time > last_time) last_time = time, last_written = steps[i];
+            if (time > last_time) {
+                last_time = time;
+                last_written = steps[i];
+            }
             steps[whole++] = steps[i];
         }
         free(path);

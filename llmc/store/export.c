@@ -43,23 +43,14 @@ static ExportTarget target_of(const char *path) {
     REQUIRE_MEMORY(t.path != NULL, "a path");
     for (size_t n = strlen(t.path); n > 1 && t.path[n - 1] == '/'; n--) t.path[n - 1] = '\0';
     const char *slash = strrchr(t.path, '/'), *name = slash ? slash + 1 : t.path;
-    t.parent = !slash ? strdup(".") : slash == t.path ? strdup("/") : strndup(t.path, (size_t)(slash - t.path));
     char hidden[NAME_MAX + 16];
     snprintf(hidden, sizeof hidden, ".tmp-%.*s", NAME_MAX, name);
-    REQUIRE_MEMORY(t.parent != NULL, "a path");
+    t.parent = path_parent(t.path);
     t.temporary = path_join(t.parent, hidden);
     return t;
 }
 
 // ---------------------------------------------------------------------------------------------------- existing targets
-
-static bool check_file_target(const ExportTarget *t, const struct stat *st, Error *err) {
-    if (S_ISDIR(st->st_mode))
-        return error_set(err,
-                         "this is a directory, but a name that ends in .bin means an llm.c model, which is a file");
-    return (S_ISREG(st->st_mode) && (st->st_size == 0 || llmc_bin_is_one(t->path))) ||
-           error_set(err, "the file there is not an llm.c model; name another file, or remove it");
-}
 
 // Only a directory that an export could have written is replaced. Any other entry in it is named.
 static bool check_entries(const ExportTarget *t, Error *err) {
@@ -81,9 +72,17 @@ static bool check_entries(const ExportTarget *t, Error *err) {
     return error_set(err, "the directory is neither empty nor an exported model; name another one");
 }
 
-static bool check_directory_target(const ExportTarget *t, const struct stat *st, Error *err) {
+// Checks what is there already.
+static bool check_existing(const ExportTarget *t, const struct stat *st, Error *err) {
     struct stat parent;
-    if (!S_ISDIR(st->st_mode))
+    const bool is_directory = S_ISDIR(st->st_mode);
+    if (t->is_bin && is_directory)
+        return error_set(err,
+                         "this is a directory, but a name that ends in .bin means an llm.c model, which is a file");
+    if (t->is_bin)
+        return (S_ISREG(st->st_mode) && (st->st_size == 0 || llmc_bin_is_one(t->path))) ||
+               error_set(err, "the file there is not an llm.c model; name another file, or remove it");
+    if (!is_directory)
         return error_set(err, "this is a file; a Hugging Face model is a directory, the name of an llm.c model ends in "
                               ".bin");
     if (stat(t->parent, &parent) != 0 || parent.st_dev != st->st_dev || strcmp(t->path, "/") == 0)
@@ -125,7 +124,7 @@ static bool check_export_target(const ExportTarget *t, DType dtype, const ModelC
     if (stat(t->path, &st) != 0)
         return (lstat(t->path, &st) != 0 || error_set(err, "this is a dangling symbolic link; remove it")) &&
                check_writable(t, err);
-    return (t->is_bin ? check_file_target(t, &st, err) : check_directory_target(t, &st, err)) && check_writable(t, err);
+    return check_existing(t, &st, err) && check_writable(t, err);
 }
 
 bool export_check(const char *path, DType dtype, const ModelConfig *config, Error *err) {

@@ -93,17 +93,6 @@ static bool check_variant(const cJSON *root, Error *err) {
     return error_set(err, "\"layer_norm_epsilon\" is %g, only 1e-05 is supported", eps);
 }
 
-// transformers reads an absent n_inner and null as 4 n_embd.
-static bool parse_inner(const cJSON *root, ModelConfig *config, Error *err) {
-    const cJSON *item;
-    int64_t inner;
-    if (!json_find(root, "n_inner", &item, err)) return false;
-    if (!item || cJSON_IsNull(item)) return true;
-    if (!json_get_int(root, "n_inner", 1, INT32_MAX, &inner, err)) return false;
-    model_config_set_d_ff(config, inner);
-    return true;
-}
-
 // A size under GPT-2's name or under the name that transformers has for all models.
 static bool parse_size(const cJSON *root, const char *key, const char *also, int64_t *size, Error *err) {
     const cJSON *own, *other;
@@ -116,14 +105,19 @@ static bool parse_size(const cJSON *root, const char *key, const char *also, int
 
 static bool parse_config(const cJSON *root, ModelConfig *config, Error *err) {
     *config = (ModelConfig){0};
-    int64_t V;
+    int64_t V, inner;
+    const cJSON *item;
     bool ok = check_string(root, "model_type", "gpt2", "gpt2", err) &&
               parse_size(root, "n_positions", "max_position_embeddings", &config->max_T, err) &&
               json_get_int(root, "vocab_size", 1, INT32_MAX, &V, err) &&
               parse_size(root, "n_layer", "num_hidden_layers", &config->L, err) &&
               parse_size(root, "n_head", "num_attention_heads", &config->NH, err) &&
               parse_size(root, "n_embd", "hidden_size", &config->C, err) && check_variant(root, err) &&
-              parse_inner(root, config, err);
+              json_find(root, "n_inner", &item, err);
+    if (ok && item && !cJSON_IsNull(item)) { // transformers reads an absent n_inner and null as 4 n_embd
+        ok = json_get_int(root, "n_inner", 1, INT32_MAX, &inner, err);
+        if (ok) model_config_set_d_ff(config, inner);
+    }
     if (ok) model_config_set_vocab(config, V);
     return ok && model_config_check(config, err);
 }
@@ -179,7 +173,8 @@ static bool check_shape(const SafetensorsEntry *e, int rank, int64_t rows, int64
     if (e->rank == rank && e->shape[0] == rows && (rank == 1 || e->shape[1] == cols)) return true;
     Tensor found = {.dtype = e->dtype, .rank = e->rank}, expected = {.dtype = e->dtype, .rank = rank};
     memcpy(found.shape, e->shape, sizeof found.shape);
-    expected.shape[0] = rows, expected.shape[1] = cols;
+    expected.shape[0] = rows;
+    expected.shape[1] = cols;
     char a[96], b[96];
     const bool swapped = e->rank == 2 && rank == 2 && e->shape[0] == cols && e->shape[1] == rows;
     return error_set(err, "tensor %s is %s, expected %s%s", e->name, tensor_describe(found, a, sizeof a),
@@ -221,18 +216,6 @@ static bool match_tensor(HuggingFace *f, const Parameter *p, int *place, Error *
            error_prefix(err, "%s", weight_shards_path(f->shards, *place));
 }
 
-static bool match_tensors(HuggingFace *f, const Parameter *table, bool *used, Error *err) {
-    int count = parameter_count(&f->config);
-    for (int i = 0; i < count; i++) {
-        if (!match_tensor(f, &table[i], &f->places[i], err)) return false;
-        used[f->places[i]] = true;
-    }
-    for (int i = 0; i < weight_shards_count(f->shards); i++)
-        if (!used[i] && !check_extra(weight_shards_entry(f->shards, i), &f->config, err))
-            return error_prefix(err, "%s", weight_shards_path(f->shards, i));
-    return true;
-}
-
 static bool open_tensors(HuggingFace *f, const char *directory, Error *err) {
     f->shards = weight_shards_open(directory, err);
     if (!f->shards) return false;
@@ -240,7 +223,14 @@ static bool open_tensors(HuggingFace *f, const char *directory, Error *err) {
     f->places = calloc((size_t)parameter_count(&f->config), sizeof *f->places);
     bool *used = calloc((size_t)weight_shards_count(f->shards) + 1, sizeof *used);
     REQUIRE_MEMORY(f->places && used, "the files of a model");
-    bool ok = match_tensors(f, table, used, err);
+    bool ok = true;
+    for (int i = 0; ok && i < parameter_count(&f->config); i++) {
+        ok = match_tensor(f, &table[i], &f->places[i], err);
+        if (ok) used[f->places[i]] = true;
+    }
+    for (int i = 0; ok && i < weight_shards_count(f->shards); i++)
+        ok = used[i] || check_extra(weight_shards_entry(f->shards, i), &f->config, err) ||
+             error_prefix(err, "%s", weight_shards_path(f->shards, i));
     free(used);
     free(table);
     return ok;
@@ -394,13 +384,6 @@ const OwnFileKind huggingface_files[HF_FILES] = {
 
 // ------------------------------------------------------------------------------------------------------------- weights
 
-static SafetensorsEntry weight_entry(const Parameter *p, DType dtype) {
-    SafetensorsEntry e = {.dtype = dtype, .rank = p->rank, .shape = {p->file_rows, p->rank == 2 ? p->cols : 0}};
-    if (p->spec->transposed) e.shape[0] = p->cols, e.shape[1] = p->file_rows;
-    snprintf(e.name, sizeof e.name, "%s", p->name);
-    return e;
-}
-
 static bool huggingface_append(void *writer, const void *data, size_t bytes, Error *err) {
     return safetensors_writer_append(writer, data, bytes, err);
 }
@@ -412,7 +395,14 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
     const int count = model_num_tensors(m->model);
     SafetensorsEntry *entries = calloc((size_t)count, sizeof *entries);
     REQUIRE_MEMORY(entries != NULL, "the files of a model");
-    for (int i = 0; i < count; i++) entries[i] = weight_entry(&table[i], m->dtype);
+    for (int i = 0; i < count; i++) {
+        const Parameter *p = &table[i];
+        const bool swap = p->spec->transposed;
+        entries[i] = (SafetensorsEntry){.dtype = m->dtype, .rank = p->rank};
+        entries[i].shape[0] = swap ? p->cols : p->file_rows;
+        if (p->rank == 2) entries[i].shape[1] = swap ? p->file_rows : p->cols;
+        snprintf(entries[i].name, sizeof entries[i].name, "%s", p->name);
+    }
     SafetensorsWriter *w = safetensors_writer_open(path, entries, count, metadata, err);
     free(entries);
     bool ok = w != NULL;
@@ -435,7 +425,8 @@ static bool write_text(const char *path, const char *text, size_t bytes, FileFac
 }
 
 char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t eot) {
-    const char *torch_dtype = dtype == DTYPE_BF16 ? "bfloat16" : dtype == DTYPE_FP16 ? "float16" : "float32";
+    static const char *const torch_dtypes[DTYPE_COUNT] = {
+        [DTYPE_FP32] = "float32", [DTYPE_BF16] = "bfloat16", [DTYPE_FP16] = "float16"};
     char token[32] = "null", inner[32] = "null", *text = NULL;
     if (config->d_ff) snprintf(inner, sizeof inner, "%lld", (long long)config->d_ff);
     if (eot >= 0) snprintf(token, sizeof token, "%lld", (long long)eot);
@@ -463,7 +454,7 @@ char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t eo
                  "  \"torch_dtype\": \"%s\"\n"
                  "}\n",
                  (long long)config->max_T, (long long)config->max_T, (long long)config->V, (long long)config->L,
-                 (long long)config->NH, (long long)config->C, inner, token, token, torch_dtype);
+                 (long long)config->NH, (long long)config->C, inner, token, token, torch_dtypes[dtype]);
     REQUIRE_MEMORY(length >= 0, "the files of a model");
     return text;
 }
@@ -513,10 +504,19 @@ bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFac
         const bool of_tokenizer = file == HF_TOKENIZER || file == HF_TOKENIZER_CONFIG;
         if (of_tokenizer && !m->tokenizer) continue;
         char *path = path_join(directory, huggingface_files[file].name);
-        ok = file == HF_WEIGHTS     ? write_weights(path, m, &facts[file], err)
-             : file == HF_CONFIG    ? write_config(path, m, &facts[file], err)
-             : file == HF_TOKENIZER ? write_tokenizer(path, m->tokenizer, &facts[file], err)
-                                    : write_tokenizer_config(path, m, &facts[file], err);
+        switch (file) {
+        case HF_WEIGHTS:
+            ok = write_weights(path, m, &facts[file], err);
+            break;
+        case HF_CONFIG:
+            ok = write_config(path, m, &facts[file], err);
+            break;
+        case HF_TOKENIZER:
+            ok = write_tokenizer(path, m->tokenizer, &facts[file], err);
+            break;
+        default:
+            ok = write_tokenizer_config(path, m, &facts[file], err);
+        }
         free(path);
     }
     return ok;

@@ -280,7 +280,10 @@ static void print_header(FILE *out, const SafetensorsEntry *entries, int count, 
     fputc('{', out);
     if (metadata) {
         fputs("\"__metadata__\":{", out);
-        for (; *metadata; metadata += 2, comma = ",") fprintf(out, "%s\"%s\":\"%s\"", comma, metadata[0], metadata[1]);
+        for (; *metadata; metadata += 2) {
+            fprintf(out, "%s\"%s\":\"%s\"", comma, metadata[0], metadata[1]);
+            comma = ",";
+        }
         fputc('}', out);
         comma = ",";
     }

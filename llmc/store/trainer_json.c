@@ -291,8 +291,8 @@ static bool read_fields(const cJSON *object, const TrainerField *fields, int cou
 }
 
 // An object that has these fields and no others.
-static bool read_object(const cJSON *parent, const char *name, const TrainerField *fields, int count, void *out,
-                        Error *err) {
+static bool read_trainer_object(const cJSON *parent, const char *name, const TrainerField *fields, int count, void *out,
+                                Error *err) {
     const cJSON *object;
     const char *keys[COUNT(control_fields) + 1] = {NULL}; // the longest table
     if (!json_get_object(parent, name, &object, err)) return false;
@@ -302,11 +302,11 @@ static bool read_object(const cJSON *parent, const char *name, const TrainerFiel
 }
 
 // An object that may be missing: then *out stays as it is.
-static bool read_object_if_there(const cJSON *parent, const char *name, const TrainerField *fields, int count,
-                                 void *out, Error *err) {
+static bool read_trainer_object_if_there(const cJSON *parent, const char *name, const TrainerField *fields, int count,
+                                         void *out, Error *err) {
     const cJSON *object;
     if (!json_find(parent, name, &object, err)) return false;
-    return !object || read_object(parent, name, fields, count, out, err);
+    return !object || read_trainer_object(parent, name, fields, count, out, err);
 }
 
 // Values that persist from step to step must be values that the run can have after `step` steps.
@@ -333,8 +333,8 @@ static bool read_data(const cJSON *root, TrainerState *state, Error *err) {
     const cJSON *data;
     if (!json_get_object(root, "data", &data, err)) return false;
     return (json_check_keys(data, names, err) &&
-            read_object_if_there(data, "train", data_fields, COUNT(data_fields), &state->train, err) &&
-            read_object_if_there(data, "val", data_fields, COUNT(data_fields), &state->val, err)) ||
+            read_trainer_object_if_there(data, "train", data_fields, COUNT(data_fields), &state->train, err) &&
+            read_trainer_object_if_there(data, "val", data_fields, COUNT(data_fields), &state->val, err)) ||
            error_prefix(err, "\"data\"");
 }
 
@@ -347,8 +347,8 @@ static bool read_manifest(const cJSON *root, FileFacts *facts, Error *err) {
     for (int i = 0; ok && i < CHECKPOINT_FILES; i++) {
         const bool optional = i == HF_TOKENIZER || i == HF_TOKENIZER_CONFIG;
         facts[i] = (FileFacts){.bytes = -1};
-        ok = (optional ? read_object_if_there : read_object)(files, names[i], file_fields, COUNT(file_fields),
-                                                             &facts[i], err);
+        ok = (optional ? read_trainer_object_if_there : read_trainer_object)(files, names[i], file_fields,
+                                                                             COUNT(file_fields), &facts[i], err);
     }
     return ok || error_prefix(err, "\"files\"");
 }
@@ -364,13 +364,13 @@ static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts,
         !json_get_object(root, "model", &model, err))
         return false;
     const bool has_d_ff = cJSON_HasObjectItem(model, "d_ff");
-    if (!read_object(root, "model", model_fields, COUNT(model_fields) - (has_d_ff ? 0 : 1), &shown, err) ||
+    if (!read_trainer_object(root, "model", model_fields, COUNT(model_fields) - (has_d_ff ? 0 : 1), &shown, err) ||
         !json_get_string(root, "optimizer", &optimizer, err))
         return false;
     if (!optimizer_parse(&state->optimizer, optimizer, NULL))
         return error_set(err, "\"optimizer\" is \"%.40s\", which this version does not know", optimizer);
     if (!read_data(root, state, err) ||
-        !read_object(root, "control", control_fields, COUNT(control_fields), &state->control, err) ||
+        !read_trainer_object(root, "control", control_fields, COUNT(control_fields), &state->control, err) ||
         !check_ranges(state, err) || !read_manifest(root, facts, err) ||
         !json_get_object(root, "options", &options, err) || !json_get_string(root, "tuning", &tuning, err))
         return false;

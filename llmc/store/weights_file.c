@@ -81,7 +81,9 @@ static bool refuse_not_finite(WeightsFile *f, const Parameter *p, Error *err) {
             const int64_t at = swap ? c * p->file_rows + r : r * p->cols + c;
             if (isfinite(row[c])) continue;
             count++;
-            if (at < first) first = at, value = row[c];
+            if (at > first) continue;
+            first = at;
+            value = row[c];
         }
     free(row);
     const int64_t cols = swap ? p->file_rows : p->cols;
