@@ -94,7 +94,7 @@ def training():
                 for recompute in ["0", "3"] if dtype == "bf16" else ["0"]:
                     train(f"{dtype} {optimizer} gradients {gradient} -r {recompute}", "--dtype", dtype, "--optimizer",
                           optimizer, "--grad-dtype", gradient, "-r", recompute, *steps)
-    for recompute in "1", "2", "3/2", "gelu+qkv", "3x1,0x1", "auto":
+    for recompute in "1", "2", "3/2", "gelu+qkv", "3x1,2", "auto":
         train(f"bf16 adamw -r {recompute}", "-r", recompute, *steps)
     for options in (["--offload", "optimizer"], ["-w", "0"], ["--numerics-every", "5"], ["-ge", "1"], ["-a", "1"],
                     ["-k", "wsd", "-u", "3"], ["-sl", "3", "-sg", "3"], ["--schedule", "linear"]):

@@ -116,7 +116,7 @@ uint16_t float_to_fp16(float x) {
     return (uint16_t)(sign | rounded);
 }
 
-static float load_element(const void *p, DType dtype, int64_t i) {
+static float element_at(const void *p, DType dtype, int64_t i) {
     if (dtype == DTYPE_FP32) return ((const float *)p)[i];
     uint16_t bits = ((const uint16_t *)p)[i];
     return dtype == DTYPE_BF16 ? bf16_to_float(bits) : fp16_to_float(bits);
@@ -125,7 +125,7 @@ static float load_element(const void *p, DType dtype, int64_t i) {
 // Elements [begin, end).
 static void convert_range(void *dst, DType to, const void *src, DType from, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
-        float x = load_element(src, from, i);
+        float x = element_at(src, from, i);
         if (to == DTYPE_FP32)
             ((float *)dst)[i] = x;
         else

@@ -20,7 +20,7 @@ static const struct {
 enum { NUM_OPS = sizeof OPS / sizeof OPS[0] };
 
 static const char FORMS[] = "expected 0 .. 3, ops joined by + (gelu, layernorm, fc, qkv, attention, attproj, block), "
-                            "3/2 for every second block, or 3x4,0 for 4 blocks and the remainder";
+                            "3/2 for every second block, or 3x4,0 for 4 blocks and all others";
 
 enum { NUM_LEVELS = 4 };
 
@@ -62,7 +62,7 @@ static int read_op(const char **at) {
 }
 
 // A level, or ops joined by +, at *at in text.
-static bool read_set(const char *text, const char **at, int *set, Error *err) {
+static bool read_recompute_set(const char *text, const char **at, int *set, Error *err) {
     *set = 0;
     if (**at >= '0' && **at < '0' + NUM_LEVELS) {
         *set = recompute_level_set(*(*at)++ - '0');
@@ -87,46 +87,38 @@ static bool read_number(const char **at, int64_t most, int64_t *number) {
     return n >= 1 && n <= most;
 }
 
-// The text after the first set of "3x4,0x8" or "3x4,0".
-static bool read_items(Recompute *r, const char *text, const char *at, int set, int64_t L, Error *err) {
-    for (int64_t done = 0;;) {
-        int64_t count = L - done;
-        const bool counted = *at == 'x', last = *at == '\0';
-        if (count == 0) return error_set(err, "-r %.80s: the model has only %lld blocks", text, (long long)L);
-        if (!counted && !last) return not_understood(text, at, err);
-        if (counted && (++at, !read_number(&at, count, &count)))
-            return error_set(err, "-r %.80s: the count of blocks after x must be 1 or more, and at most %lld of %lld",
-                             text, (long long)(L - done), (long long)L);
-        memset(r->blocks + done, set, (size_t)count);
-        done += count;
-        if (*at == '\0')
-            return done == L || error_set(err, "-r %.80s: that is %lld blocks, the model has %lld", text,
-                                          (long long)done, (long long)L);
-        if (*at != ',') return not_understood(text, at, err);
-        if (++at, !read_set(text, &at, &set, err)) return false;
-    }
-}
-
 bool recompute_parse(Recompute *r, const char *text, int64_t L, Error *err) {
     const char *at = text;
-    int set;
-    int64_t every = 1;
+    int set, others = 0;
+    int64_t number;
     if (L < 1 || L > MAX_BLOCKS) return error_set(err, "-r: a model of %lld blocks", (long long)L);
-    if (!read_set(text, &at, &set, err)) return false;
-    *r = recompute_all(0);
-    if (*at != '\0' && *at != '/') return read_items(r, text, at, set, L, err);
-    if (*at == '/' && (++at, !read_number(&at, L, &every) || *at != '\0'))
-        return L == 1
-                   ? error_set(err, "-r %.80s: the model has 1 block, and / needs more; leave it out", text)
-                   : error_set(err, "-r %.80s: expected a number of blocks from 1 to %lld after /", text, (long long)L);
-    for (int64_t l = 0; l < L; l += every) r->blocks[l] = (uint8_t)set;
+    if (!read_recompute_set(text, &at, &set, err)) return false;
+    *r = recompute_all(set);
+    if (*at == '\0') return true;
+    const char sign = *at++;
+    if (sign != '/' && sign != 'x') return not_understood(text, at - 1, err);
+    if (L == 1) return error_set(err, "-r %.80s: the model has 1 block, and %c needs more; leave it out", text, sign);
+    if (sign == '/') {
+        if (!read_number(&at, L, &number) || *at != '\0')
+            return error_set(err, "-r %.80s: expected a number of blocks from 1 to %lld after /", text, (long long)L);
+        for (int64_t l = 0; l < L; l++)
+            if (l % number != 0) r->blocks[l] = 0;
+        return true;
+    }
+    if (!read_number(&at, L - 1, &number))
+        return error_set(err, "-r %.80s: expected a number of blocks from 1 to %lld after x: the model has %lld", text,
+                         (long long)L - 1, (long long)L);
+    if (*at++ != ',') return not_understood(text, at - 1, err);
+    if (!read_recompute_set(text, &at, &others, err)) return false;
+    if (*at != '\0') return not_understood(text, at, err);
+    memset(r->blocks + number, others, (size_t)(L - number));
     return true;
 }
 
 // ------------------------------------------------------------------------------------------------------------- writing
 
 // Appends text to buf. If it does not fit it is truncated, and buf then ends in "...".
-static void append(char *buf, size_t size, const char *text) {
+static void append_text(char *buf, size_t size, const char *text) {
     const size_t used = strlen(buf), length = strlen(text), room = size - 1 - used;
     memcpy(buf + used, text, length < room ? length : room);
     buf[used + (length < room ? length : room)] = '\0';
@@ -136,15 +128,15 @@ static void append(char *buf, size_t size, const char *text) {
 static void append_set(char *buf, size_t size, int set) {
     for (int level = 0; level < NUM_LEVELS; level++)
         if (recompute_level_set(level) == set) {
-            append(buf, size, (const char *[]){"0", "1", "2", "3"}[level]);
+            append_text(buf, size, (const char *[]){"0", "1", "2", "3"}[level]);
             return;
         }
     const char *plus = "";
     for (int i = 0; i < NUM_OPS; i++) {
         if ((set & OPS[i].set) != OPS[i].set || OPS[i].set == RECOMPUTE_BLOCK) continue;
         if (OPS[i].set == RECOMPUTE_GELU && set & RECOMPUTE_FC) continue; // implied by fc
-        append(buf, size, plus);
-        append(buf, size, OPS[i].name);
+        append_text(buf, size, plus);
+        append_text(buf, size, OPS[i].name);
         plus = "+";
     }
 }
@@ -158,29 +150,25 @@ static int64_t period_of(const Recompute *r, int64_t L) {
     return n;
 }
 
-// The number of blocks, from this one on, that have the same set.
-static int64_t run_of(const Recompute *r, int64_t block, int64_t L) {
-    int64_t run = 1;
-    while (block + run < L && set_of(r, block + run) == set_of(r, block)) run++;
-    return run;
-}
-
 const char *recompute_text(const Recompute *r, int64_t L, char *buf, size_t size) {
     char number[32];
     const int64_t n = period_of(r, L);
+    int64_t first = 1; // blocks with the set of the first
+    while (first < L && set_of(r, first) == set_of(r, 0)) first++;
     buf[0] = '\0';
-    if (n > 0) { // no list is shorter
-        append_set(buf, size, set_of(r, 0));
+    for (int64_t l = first; n == 0 && l < L; l++)
+        if (set_of(r, l) != set_of(r, first)) {
+            append_text(buf, size, "mixed");
+            return buf;
+        }
+    append_set(buf, size, set_of(r, 0));
+    if (first == L) return buf;
+    if (n > 0) // no list is shorter
         snprintf(number, sizeof number, "/%lld", (long long)n);
-        if (run_of(r, 0, L) < L) append(buf, size, number);
-        return buf;
-    }
-    for (int64_t l = 0, run; l < L; l += run) {
-        run = run_of(r, l, L);
-        append_set(buf, size, set_of(r, l));
-        snprintf(number, sizeof number, "x%lld,", (long long)run);
-        if (l + run < L) append(buf, size, number);
-    }
+    else
+        snprintf(number, sizeof number, "x%lld,", (long long)first);
+    append_text(buf, size, number);
+    if (n == 0) append_set(buf, size, set_of(r, first));
     return buf;
 }
 

@@ -32,15 +32,15 @@ typedef struct {
 //   0 1 2 3           all blocks: nothing; gelu; gelu+layernorm; block
 //   gelu+qkv ...      all blocks: ops joined by +: gelu, layernorm, fc, qkv, attention, attproj, block
 //   3/2, qkv+fc/3     every second block (the first, the third, ...), every third; the others keep everything
-//   3x4,0x8           4 blocks, then 8; the last item may omit its count and then extends to the end
-// The caller handles auto. False and a message if the text is none of these, or if the counts do not add up to L.
+//   3x4,0             the first 4 blocks; the others
+// The caller handles auto. False and a message if the text is none of these, or for more blocks than L.
 bool recompute_parse(Recompute *r, const char *text, int64_t L, Error *err);
 Recompute recompute_all(int set);   // this set in every block
 int recompute_level_set(int level); // the set of -r 0 .. 3
 
-// The shortest text that parses to r, for L blocks: "0", "3", "3/2", "3x4,0", "gelu+qkv". Into buf; returns buf.
-// RECOMPUTE_TEXT bytes are enough for every text; a truncated text ends in "...", which does not parse.
-enum { RECOMPUTE_TEXT = 48 * MAX_BLOCKS };
+// The shortest text that parses to r, for L blocks: "0", "3", "3/2", "3x4,0", "gelu+qkv"; "mixed" if there is
+// none. Into buf; returns buf. RECOMPUTE_TEXT bytes are enough; a truncated text ends in "...", which does not parse.
+enum { RECOMPUTE_TEXT = 96 };
 const char *recompute_text(const Recompute *r, int64_t L, char *buf, size_t size);
 
 // Whether some block recomputes GELU from a kept pre-activation, with gelu_forward. Such a block cannot repeat the bits

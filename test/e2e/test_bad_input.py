@@ -27,7 +27,7 @@ OPTIONS = {
     "an unknown GPU": (["--plan", "--gpu", "h300,t4"], ["no such GPU; did you mean H200?"]),
     "a node by name": (["--numa", "first"], ["--numa first", "auto, off"]),
     "a node that is not there": (["--numa", 9999], ["--numa 9999"]),
-    "blocks that the model has not": (["-r", "3x1"], ["that is 1 blocks, the model has 2"]),
+    "blocks that the model has not": (["-r", "3x2,0"], ["from 1 to 1 after x: the model has 2"]),
     "a choice of 5000 letters": (["-r", "x" * 5000], ["expected 0 .. 3"]),
     "nothing to profile": (["--profile", 3, "-x", 0], ["--profile", "-x 0"]),
     "state in slices": (["--optimizer", "muon", "--offload", "optimizer"], ["--offload optimizer", "whole matrices"]),

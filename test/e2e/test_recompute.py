@@ -11,7 +11,7 @@ RUN = [*MODEL, *QUIET, "-x", "4"]
 # How many of the 4 blocks compute again: qkv, attproj, fc, a GELU without fc, attention, both layernorms.
 CHOICES = {"1": (0, 0, 0, 4, 0, 0), "2": (0, 0, 0, 4, 0, 4), "3": (4, 4, 4, 0, 4, 4), "3/2": (2, 2, 2, 0, 2, 2),
            "fc": (0, 0, 4, 0, 0, 0), "qkv+gelu/3": (2, 0, 0, 2, 0, 0),
-           "layernorm+qkv+attentionx1,fc+attproj": (1, 3, 3, 0, 1, 1), "1x1,2x1,3x1,0": (1, 1, 1, 2, 1, 2)}
+           "layernorm+qkv+attentionx1,fc+attproj": (1, 3, 3, 0, 1, 1), "2x3,3": (1, 1, 1, 3, 1, 4)}
 
 
 @pytest.mark.parametrize("precision", [["--dtype", "fp32"], ["--dtype", "bf16"], ["--dtype", "bf16", "--fp8", "1"],
