@@ -210,9 +210,6 @@ $(BUILD)/test/%: $(BUILD)/test/%.o $(TEST_LIB) $(LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(LINK) $^ -o $@ -lcmocka $(LIBS) $(LDLIBS)
 
-# It compiles the sampler itself, to count what that does.
-$(BUILD)/test/unit/test_sampler.o: FLAGS += -finstrument-functions
-
 # It counts the plans that a search makes.
 $(BUILD)/test/unit/test_planner_fit: LINK_FLAGS += -Wl,--wrap=model_plan
 

@@ -1,5 +1,4 @@
-// Text generation, see generate.h: the choice of the next token, the generation loop on tokens, samples as texts, and
-// conversations.
+// Text generation, see generate.h: the generation loop on tokens, samples as texts, and conversations.
 #include "llmc/train/generate.h"
 
 #include "llmc/base/arithmetic.h"
@@ -19,124 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-// ------------------------------------------------------------------------------------------------------ the next token
-
-// The tokens that may be drawn are found by partial selection, never by sorting all of them. top-k and top-p are the
-// same problem, to find the likeliest tokens with a given sum of weights: weights of 1, or probabilities.
-typedef struct {
-    float logit;
-    int32_t token;
-    double weight;
-} Candidate;
-
-static bool likelier(Candidate a, Candidate b) {
-    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
-}
-
-static void swap(Candidate *a, Candidate *b) {
-    const Candidate old = *a;
-    *a = *b, *b = old;
-}
-
-// Orders the first, the middle and the last of n >= 1 candidates; the median ends in the middle. This pivot avoids
-// quadratic time on sorted and reversed logits.
-static Candidate median_of_three(Candidate *c, int64_t n) {
-    Candidate *a = &c[0], *b = &c[n / 2], *z = &c[n - 1];
-    if (likelier(*b, *a)) swap(a, b);
-    if (likelier(*z, *b)) swap(b, z);
-    if (likelier(*b, *a)) swap(a, b);
-    return *b;
-}
-
-// Moves the candidates likelier than the pivot to the front, then the pivot, and returns the pivot's index.
-static int64_t partition(Candidate *c, int64_t n) {
-    const Candidate pivot = median_of_three(c, n);
-    int64_t front = 0;
-    swap(&c[n / 2], &c[n - 1]);
-    for (int64_t i = 0; i < n - 1; i++)
-        if (likelier(c[i], pivot)) swap(&c[front++], &c[i]);
-    swap(&c[front], &c[n - 1]);
-    return front;
-}
-
-// The smallest number of likeliest candidates whose weights sum to `mass` or more, moved to the front; n if because of
-// rounding even the sum of all is below it. Hoare's FIND ("Algorithm 65", 1961) with weights: O(n) expected.
-static int64_t select_mass(Candidate *c, int64_t n, double mass) {
-    int64_t begin = 0, end = n; // the answer is in [begin, end]
-    double before = 0.0;        // weight of c[0 .. begin)
-    while (begin < end) {
-        const int64_t pivot = begin + partition(c + begin, end - begin);
-        double sum = before;
-        for (int64_t i = begin; i < pivot; i++) sum += c[i].weight;
-        if (sum >= mass) {
-            end = pivot;
-        } else if (sum + c[pivot].weight >= mass) {
-            return pivot + 1;
-        } else {
-            before = sum + c[pivot].weight;
-            begin = pivot + 1;
-        }
-    }
-    return begin;
-}
-
-// Collects all candidates above -inf, in the order of tokens; best: the likeliest.
-static int64_t collect(Candidate *c, const float *logits, int64_t V, Candidate *best) {
-    int64_t n = 0;
-    *best = (Candidate){-INFINITY, 0, 0.0};
-    for (int64_t i = 0; i < V; i++) {
-        if (!(logits[i] > -INFINITY)) continue;
-        c[n] = (Candidate){logits[i], (int32_t)i, 1.0};
-        if (logits[i] > best->logit) *best = c[n];
-        n++;
-    }
-    return n;
-}
-
-// Sets probabilities up to a common factor: the likeliest has weight 1, so nothing overflows.
-static void weigh(Candidate *c, int64_t n, float best, double temperature) {
-    for (int64_t i = 0; i < n; i++)
-        c[i].weight =
-            isinf(best) ? (isinf(c[i].logit) ? 1.0 : 0.0) : exp(((double)c[i].logit - (double)best) / temperature);
-}
-
-// Uniform in [0, 1), 53 bits: with the usual 24, a token of probability 1e-8 would never be drawn, or ten times too
-// often.
-static double uniform(const SamplerOptions *o, uint64_t index) {
-    const Philox bits = philox(o->seed, ((uint64_t)STREAM_SAMPLE << 48) + o->stream, index);
-    return (double)(((uint64_t)bits.v[0] << 32 | bits.v[1]) >> 11) * 0x1p-53;
-}
-
-static double sum_of_weights(const Candidate *c, int64_t n) {
-    double sum = 0.0;
-    for (int64_t i = 0; i < n; i++) sum += c[i].weight;
-    return sum;
-}
-
-// The candidate at `place` on a line on which each candidate has a length equal to its weight.
-static Candidate at(const Candidate *c, int64_t n, double place, Candidate otherwise) {
-    double passed = 0.0;
-    for (int64_t i = 0; i < n; i++) {
-        passed += c[i].weight;
-        if (passed > place) return c[i];
-    }
-    return otherwise; // because of rounding, place is at the very end
-}
-
-int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions *options, uint64_t index) {
-    Candidate *c = malloc((size_t)V * sizeof *c), best;
-    REQUIRE_MEMORY(c, "the %lld candidates of a token", (long long)V);
-    int64_t n = collect(c, logits, V, &best);
-    if (options->temperature > 0.0) {
-        if (options->top_k > 0 && options->top_k < n) n = select_mass(c, n, (double)options->top_k);
-        weigh(c, n, best.logit, options->temperature);
-        if (options->top_p > 0.0 && options->top_p < 1.0) n = select_mass(c, n, options->top_p * sum_of_weights(c, n));
-        best = at(c, n, uniform(options, index) * sum_of_weights(c, n), best);
-    }
-    free(c);
-    return best.token;
-}
 
 // ------------------------------------------------------------------------------------------------------------ the loop
 
@@ -217,7 +98,7 @@ static bool encode_prompt(const Tokenizer *tokenizer, const char *prompt, int64_
 // ------------------------------------------------------------------------------------------------------------- window
 
 // Restarts the decoder with the tokens in the window.
-static void restart(Decoding *d) {
+static void restart_decoding(Decoding *d) {
     const int64_t samples = d->options->samples, n = d->length;
     for (int64_t s = 0; s < samples; s++)
         memcpy(d->prompts + s * n, d->window + s * d->T, (size_t)n * sizeof *d->prompts);
@@ -226,19 +107,20 @@ static void restart(Decoding *d) {
 
 // Starts with the last T-1 tokens of the prompt, so that a token fits after them; returns the number of tokens left
 // out.
-static int64_t start(Decoding *d, const int32_t *prompt, int64_t n) {
+static int64_t start_decoding(Decoding *d, const int32_t *prompt, int64_t n) {
     const int64_t most = d->T > 1 ? d->T - 1 : 1;
     d->length = n < most ? n : most;
     for (int64_t s = 0; s < d->options->samples; s++)
         memcpy(d->window + s * d->T, prompt + n - d->length, (size_t)d->length * sizeof *prompt);
-    restart(d);
+    restart_decoding(d);
     return n - d->length;
 }
 
 // Passes the next token of every sample to the model; true if the window was full and continued from its last half.
-static bool append(Decoding *d) {
+static bool append_tokens(Decoding *d) {
     const bool full = d->length == d->T;
-    const int64_t kept = !full ? d->length : d->T > 1 ? d->T / 2 - 1 + d->T % 2 : 0; // with the new one T/2, rounded up
+    int64_t kept = d->length;
+    if (full) kept = d->T > 1 ? d->T / 2 - 1 + d->T % 2 : 0; // with the new one T/2, rounded up
     for (int64_t s = 0; s < d->options->samples; s++) {
         int32_t *window = d->window + s * d->T;
         memmove(window, window + d->length - kept, (size_t)kept * sizeof *window);
@@ -246,7 +128,7 @@ static bool append(Decoding *d) {
     }
     d->length = kept + 1;
     if (full)
-        restart(d);
+        restart_decoding(d);
     else
         model_decode_step(d->model, d->next, d->logits);
     return full;
@@ -255,7 +137,7 @@ static bool append(Decoding *d) {
 // ------------------------------------------------------------------------------------------------------------ drawing
 
 // Passes bytes to the sink, in portions that fit on the stack: a special token of a foreign tokenizer may be long.
-static void show(Decoding *d, const char *bytes, int64_t n) {
+static void show_text(Decoding *d, const char *bytes, int64_t n) {
     char out[256 + UTF8_MOST_HELD];
     for (int64_t done = 0; done < n && !d->refused;) {
         const int64_t portion = n - done < 256 ? n - done : 256;
@@ -265,14 +147,14 @@ static void show(Decoding *d, const char *bytes, int64_t n) {
     }
 }
 
-static void show_rest(Decoding *d) {
+static void show_rest_of_text(Decoding *d) {
     char out[UTF8_MOST_HELD];
     const int64_t n = utf8_stream_end(&d->held, out);
     if (n > 0 && !d->refused) d->options->sink(d->options->context, out, n);
 }
 
 // Draws a token for every sample that has not ended. number: index of this token in its text, for the random generator.
-static void draw(Decoding *d, int64_t number, Drawn *drawn) {
+static void draw_tokens(Decoding *d, int64_t number, Drawn *drawn) {
     const GenerateOptions *o = d->options;
     for (int64_t s = 0; s < o->samples; s++) {
         if (d->ended[s]) continue; // the decoder gets its last token again, and the logits are ignored
@@ -288,12 +170,12 @@ static void draw(Decoding *d, int64_t number, Drawn *drawn) {
             TokenText memory;
             int64_t bytes;
             const char *text = token_text(o->tokenizer, d->next[s], &memory, &bytes);
-            show(d, text, bytes);
+            show_text(d, text, bytes);
         }
     }
 }
 
-static bool allocate(Decoding *d, Drawn *drawn, Error *err) {
+static bool allocate_decoding(Decoding *d, Drawn *drawn, Error *err) {
     const GenerateOptions *o = d->options;
     const size_t samples = (size_t)o->samples, T = (size_t)d->T;
     d->window = malloc(samples * T * sizeof *d->window);
@@ -308,27 +190,27 @@ static bool allocate(Decoding *d, Drawn *drawn, Error *err) {
                      (long long)o->tokens);
 }
 
-static void run(Decoding *d, const int32_t *prompt, int64_t n, int64_t first, Drawn *drawn) {
+static void run_decoding(Decoding *d, const int32_t *prompt, int64_t n, int64_t first, Drawn *drawn) {
     const double began = now_seconds();
-    drawn->prompt_cut = start(d, prompt, n);
+    drawn->prompt_cut = start_decoding(d, prompt, n);
     drawn->prompt_tokens = d->length;
     for (int64_t i = 0; i < d->options->tokens; i++) {
         watch_progress();
-        if (i > 0) drawn->slides += append(d);
-        draw(d, first + i, drawn);
+        if (i > 0) drawn->slides += append_tokens(d);
+        draw_tokens(d, first + i, drawn);
         if (i == 0) drawn->prompt_seconds = now_seconds() - began;
         if (d->running == 0 || d->refused) break;
         drawn->cut = i + 1 < d->options->tokens && signals_pending();
         if (drawn->cut) break;
     }
     drawn->decode_seconds = now_seconds() - began - drawn->prompt_seconds;
-    if (d->options->sink) show_rest(d);
+    if (d->options->sink) show_rest_of_text(d);
 }
 
 // Continues n >= 1 tokens of prompt as described at generate(); options->prompt is ignored. first: number of the first
 // token for the random generator, so that the answers of a conversation differ.
-static bool decode(Model *model, const GenerateOptions *o, const int32_t *prompt, int64_t n, int64_t first,
-                   Drawn *drawn, Error *err) {
+static bool decode_tokens(Model *model, const GenerateOptions *o, const int32_t *prompt, int64_t n, int64_t first,
+                          Drawn *drawn, Error *err) {
     const ModelOptions *planned = model_options(model);
     memset(drawn, 0, sizeof *drawn);
     if (o->samples < 1 || o->samples > planned->sequences)
@@ -338,22 +220,27 @@ static bool decode(Model *model, const GenerateOptions *o, const int32_t *prompt
     const int64_t known = o->tokenizer ? tokenizer_vocab(o->tokenizer) : d.V;
     d.drawable = known < d.V ? known : d.V;
     d.eot = o->stop_at_eot ? text_begin(o->tokenizer, d.V) : -1;
-    const bool ok = allocate(&d, drawn, err);
-    if (ok) run(&d, prompt, n, first, drawn);
-    free(d.window), free(d.prompts), free(d.next), free(d.ended), free(d.logits);
+    const bool ok = allocate_decoding(&d, drawn, err);
+    if (ok) run_decoding(&d, prompt, n, first, drawn);
+    free(d.window);
+    free(d.prompts);
+    free(d.next);
+    free(d.ended);
+    free(d.logits);
     return ok;
 }
 
 // Valid after a failure too.
 static void drawn_free(Drawn *drawn) {
-    free(drawn->tokens), free(drawn->counts);
+    free(drawn->tokens);
+    free(drawn->counts);
     memset(drawn, 0, sizeof *drawn);
 }
 
 // --------------------------------------------------------------------------------------------------------------- texts
 
 // The tokens at the beginning of a text, malloced.
-static bool prompt_tokens(const GenerateOptions *o, int64_t V, int32_t **tokens, int64_t *n, Error *err) {
+static bool encode_beginning(const GenerateOptions *o, int64_t V, int32_t **tokens, int64_t *n, Error *err) {
     const char *prompt = o->prompt ? o->prompt : "";
     const int32_t begin = text_begin(o->tokenizer, V);
     if (!o->tokenizer && *prompt)
@@ -380,20 +267,26 @@ static char *text_of(const GenerateOptions *o, const int32_t *tokens, int64_t n,
     }
     char *text = malloc(total + 1), *end = text;
     if (!text) return NULL;
-    if (prompt > 0) memcpy(end, o->prompt, prompt), end += prompt;
+    if (prompt > 0) memcpy(end, o->prompt, prompt);
+    end += prompt;
     for (int64_t i = 0; i < n; i++) {
         const char *piece = token_text(o->tokenizer, tokens[i], &memory, &length);
-        memcpy(end, piece, (size_t)length), end += length;
+        memcpy(end, piece, (size_t)length);
+        end += length;
     }
     *end = '\0';
     *bytes = (int64_t)total;
     return text;
 }
 
-static bool fill(Generated *g, const GenerateOptions *o, const Drawn *drawn, Error *err) {
+static bool fill_generated(Generated *g, const GenerateOptions *o, const Drawn *drawn, Error *err) {
     g->samples = o->samples;
-    g->prompt_tokens = drawn->prompt_tokens, g->prompt_cut = drawn->prompt_cut, g->slides = drawn->slides;
-    g->prompt_seconds = drawn->prompt_seconds, g->decode_seconds = drawn->decode_seconds, g->cut = drawn->cut;
+    g->prompt_tokens = drawn->prompt_tokens;
+    g->prompt_cut = drawn->prompt_cut;
+    g->slides = drawn->slides;
+    g->prompt_seconds = drawn->prompt_seconds;
+    g->decode_seconds = drawn->decode_seconds;
+    g->cut = drawn->cut;
     g->texts = calloc((size_t)o->samples, sizeof *g->texts);
     g->bytes = calloc((size_t)o->samples, sizeof *g->bytes);
     bool ok = g->texts && g->bytes;
@@ -410,8 +303,9 @@ bool generate(Model *model, const GenerateOptions *options, Generated *result, E
     int64_t n = 0;
     Drawn drawn = {0};
     memset(result, 0, sizeof *result);
-    const bool ok = prompt_tokens(options, model_options(model)->config.V, &prompt, &n, err) &&
-                    decode(model, options, prompt, n, 0, &drawn, err) && fill(result, options, &drawn, err);
+    const bool ok = encode_beginning(options, model_options(model)->config.V, &prompt, &n, err) &&
+                    decode_tokens(model, options, prompt, n, 0, &drawn, err) &&
+                    fill_generated(result, options, &drawn, err);
     if (!ok) generated_free(result);
     drawn_free(&drawn);
     free(prompt);
@@ -430,14 +324,18 @@ void generated_free(Generated *result) {
 // A GenerateSink. The output of a model must not move the cursor of a terminal. In a pipe its control characters are
 // its own, but a byte that is part of no character (-g may end inside one) is shown as \xE8, so that the reader gets
 // UTF-8.
-static bool say(void *is_terminal, const char *bytes, int64_t n) {
-    if (*(bool *)is_terminal) format_visible_stream(stdout, bytes, (size_t)n), n = 0;
-    for (int length; n > 0; bytes += length, n -= length) {
+static bool write_to_stdout(void *is_terminal, const char *bytes, int64_t n) {
+    if (*(bool *)is_terminal) {
+        format_visible_stream(stdout, bytes, (size_t)n);
+        n = 0;
+    }
+    for (int length; n > 0; n -= length) {
         length = utf8_length(bytes, (size_t)n);
         if (length > 0)
             fwrite(bytes, 1, (size_t)length, stdout);
         else
             length = printf("\\x%02X", (unsigned char)*bytes) > 0; // it is one byte
+        bytes += length;
     }
     return fflush(stdout) == 0 && !ferror(stdout);
 }
@@ -445,7 +343,7 @@ static bool say(void *is_terminal, const char *bytes, int64_t n) {
 // Reads the next line into *line, which is grown, without its newline; *n = -1: the input has ended, or a signal came.
 // It reads byte by byte after poll, because a signal ends the wait of poll. read would be restarted (error.h), and
 // Ctrl-C would have no effect until more input arrives.
-static bool next_line(char **line, int64_t *n, Error *err) {
+static bool read_input_line(char **line, int64_t *n, Error *err) {
     enum { POLL_MILLISECONDS = 100 }; // a signal received by another thread does not end our poll
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
     for (*n = 0; !signals_pending();) {
@@ -472,8 +370,8 @@ static bool next_line(char **line, int64_t *n, Error *err) {
 
 // Appends a line to the *n tokens of the conversation, and continues it; line and answer become part of the
 // conversation.
-static bool answer(Model *model, const GenerateOptions *o, const char *line, int64_t bytes, int32_t **said, int64_t *n,
-                   int64_t *drawn, Error *err) {
+static bool answer_line(Model *model, const GenerateOptions *o, const char *line, int64_t bytes, int32_t **said,
+                        int64_t *n, int64_t *drawn, Error *err) {
     const int64_t T = model_options(model)->T, V = model_options(model)->config.V, most = T > 1 ? T - 1 : 1;
     const int32_t begin = text_begin(o->tokenizer, V);
     if (!encode_prompt(o->tokenizer, "\n", *n > 0, V, said, n, err)) return false;
@@ -491,10 +389,11 @@ static bool answer(Model *model, const GenerateOptions *o, const char *line, int
     if (!grown) return error_set(err, "a conversation of %lld tokens: out of memory", (long long)*n);
     *said = grown;
     Drawn new;
-    const bool ok = decode(model, o, grown, *n, *drawn, &new, err);
+    const bool ok = decode_tokens(model, o, grown, *n, *drawn, &new, err);
     const int64_t count = new.counts ? new.counts[0] : 0;
     if (count > 0) memcpy(grown + *n, new.tokens, (size_t)count * sizeof *grown);
-    *n += count, *drawn += count;
+    *n += count;
+    *drawn += count;
     if (ok) putchar('\n');
     if (ok && *(bool *)o->context) {
         printf("[%lld tokens after %lld", (long long)count, (long long)new.prompt_tokens);
@@ -511,7 +410,9 @@ bool generate_interactive(Model *model, const GenerateOptions *options, Error *e
         return error_set(err, "--interactive: there is no tokenizer to read lines with; name one with --tokenizer");
     bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
     GenerateOptions own = *options;
-    own.samples = 1, own.sink = say, own.context = &terminal;
+    own.samples = 1;
+    own.sink = write_to_stdout;
+    own.context = &terminal;
     char *line = strdup(own.prompt ? own.prompt : ""); // the first line
     int32_t *said = malloc(sizeof *said);
     bool ok = (line && said) || error_set(err, "out of memory");
@@ -522,10 +423,11 @@ bool generate_interactive(Model *model, const GenerateOptions *options, Error *e
         if (strcmp(line, "/new") == 0)
             n = 0;
         else if (length > 0)
-            ok = answer(model, &own, line, length, &said, &n, &drawn, err);
+            ok = answer_line(model, &own, line, length, &said, &n, &drawn, err);
         if (!ok || signals_pending()) break;
-        if (terminal) fputs("> ", stdout), fflush(stdout);
-        ok = next_line(&line, &length, err);
+        if (terminal) fputs("> ", stdout);
+        if (terminal) fflush(stdout);
+        ok = read_input_line(&line, &length, err);
     }
     if (terminal && length < 0) putchar('\n'); // the shell's prompt belongs on a line of its own
     free(line);

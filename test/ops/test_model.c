@@ -106,7 +106,7 @@ OP_TEST(what_runs_again_changes_no_gradient_in_the_compute_dtype) {
     ModelOptions options = random_model_options(dtype, true, 1, 0);
     options.gradients_in_dtype = true;
     const Digests kept = digests_of(options);
-    const char *const sets[] = {"1", "2", "3", "fc+qkv", "layernorm+attention", "fc+qkvx1,3x1,attproj"};
+    const char *const sets[] = {"1", "2", "3", "fc+qkv", "layernorm+attention", "fc+qkvx1,attproj", "3/2"};
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
         Error err;
         assert_true(recompute_parse(&options.recompute, sets[i], L, &err));
