@@ -2,12 +2,9 @@
 // by memory, the head in chunks of the size that is used and larger, and a launch. For dev/bench/gpu_hour.py: what of a
 // step is lost between these times and those of --profile is caches, clocks and the order. Prints one JSON object a
 // line; the last one tells who computed attention and what was chosen by measurement.
-// With d_ff instead: sizes of feed-forward layers, each alone with its matmuls one after the other, against the order
-// in which --advise d_ff --measure puts them.
 #include "llmc/base/arithmetic.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
-#include "llmc/run/feed_forward_speed.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -199,34 +196,6 @@ static bool time_fast(double flops, Error *err) {
     return timed("attention backward, fast", attention_gradient, flops, 0.0, err);
 }
 
-// Multiples of C / 8 up to 4 C, which the buffers hold. Each size alone three times, the best counts: what else the
-// machine does must not decide the order.
-static bool time_feed_forward(DType dtype, Error *err) {
-    enum { SIZES = 32, TIMES = 3 };
-    static FeedForward layers[SIZES];
-    static double rates[SIZES], alone[SIZES], even[SIZES], odd[SIZES];
-    double *const halves[2] = {even, odd};
-    void (*const passes[])(void) = {forward, input_gradient, weight_gradient};
-    for (int i = 0; i < SIZES; i++) layers[i] = (FeedForward){b.N, b.C, (i + 1) * b.C / 8, false};
-    if (!measure_feed_forward(layers, SIZES, dtype, rates, halves, err)) return false;
-    if (!make_all(dtype, err)) return false; // with the workspace, of which there is one
-    for (int run = 0; run < TIMES * SIZES; run++) {
-        const int i = run % SIZES;
-        double seconds = 0;
-        for (int k = 0; k < 6; k++) {
-            b.IC = k < 3 ? b.C : layers[i].d_ff, b.OC = k < 3 ? layers[i].d_ff : b.C;
-            seconds += seconds_of(passes[k % 3], err);
-        }
-        if (feed_forward_flops(&layers[i]) / seconds > alone[i]) alone[i] = feed_forward_flops(&layers[i]) / seconds;
-    }
-    for (int i = 0; i < SIZES; i++)
-        printf("{\"d_ff\": %lld, \"flops\": %.4g, \"flops_alone\": %.4g}\n", (long long)layers[i].d_ff, rates[i],
-               alone[i]);
-    printf("{\"rank_correlation\": %.3f, \"of_even_and_odd_rounds\": %.3f}\n", rank_correlation(rates, alone, SIZES),
-           rank_correlation(even, odd, SIZES));
-    return true;
-}
-
 static void print_choices(void) {
     char *choices = device_choices();
     printf("{\"attention\": \"%s\", \"choices\": [%s]}\n", device_facts()->attention, choices);
@@ -258,9 +227,9 @@ static bool time_all(AttentionChoice kind, Error *err) {
 int main(int argc, char **argv) {
     if (argc != 9) {
         fprintf(stderr,
-                "usage: bench_ops B T C NH V fp32|fp16|bf16 auto|own|cudnn|fast|d_ff SECONDS     e.g. 64 1024 768 12 "
+                "usage: bench_ops B T C NH V fp32|fp16|bf16 auto|own|cudnn|fast SECONDS     e.g. 64 1024 768 12 "
                 "50257 bf16 auto 0.2\nfast: the backward pass of attention alone, by cuDNN in the form whose bits "
-                "need not repeat\nd_ff: sizes of feed-forward layers\n");
+                "need not repeat\n");
         return EXIT_BAD_INPUT;
     }
     device_prepare_process(argv);
@@ -280,8 +249,7 @@ int main(int argc, char **argv) {
     if (ok) {
         printf("{\"device\": \"%s\", \"matmul_flops\": %.9g, \"copy_bandwidth\": %.9g}\n", device_facts()->name,
                speed.matmul_flops, speed.copy_bandwidth);
-        const bool d_ff = strcmp(argv[7], "d_ff") == 0; // what is allocated goes with the process
-        ok = d_ff ? time_feed_forward(dtype, &err) : make_all(dtype, &err) && time_all(device.attention, &err);
+        ok = make_all(dtype, &err) && time_all(device.attention, &err); // the memory goes with the process
         print_choices();
     }
     if (!ok) fprintf(stderr, "bench_ops: %s\n", err.text);

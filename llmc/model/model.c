@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static ModelOptions effective(const ModelOptions *options) {
     ModelOptions o = *options;
@@ -69,7 +70,8 @@ int64_t model_host_bytes(const ModelOptions *options) {
 
 // ---------------------------------------------------------------------------------------------------------- the object
 
-Model *model_create(const ModelOptions *options, Error *err) {
+// Makes everything but memory and what belongs to the device.
+static Model *model_shape(const ModelOptions *options) {
     Model *model = calloc(1, sizeof *model);
     REQUIRE_MEMORY(model, "the model");
     model->options = effective(options);
@@ -80,6 +82,27 @@ Model *model_create(const ModelOptions *options, Error *err) {
     model->tensors = calloc((size_t)model->num_tensors, sizeof *model->tensors);
     model->own = calloc((size_t)model->num_tensors, sizeof *model->own);
     REQUIRE_MEMORY(model->tensors && model->own, "the model");
+    return model;
+}
+
+Model *model_create_dry(const ModelOptions *options) {
+    Model *model = model_shape(options);
+    REQUIRE(!model->options.offload, "a dry run with the optimizer's state in host memory");
+    void *reserved = mmap(NULL, (size_t)memory_plan_total(model->plan), PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    model->is_dry = true;
+    if (reserved == MAP_FAILED) {
+        model_destroy(model);
+        return NULL;
+    }
+    model->arena = reserved;
+    model_make_tensors(model);
+    return model;
+}
+
+Model *model_create(const ModelOptions *options, Error *err) {
+    Model *model = model_shape(options);
+    const ModelOptions *o = &model->options;
     const int num_parts = o->processes > 1 ? NUM_GRAPHS * model_num_parts(o) : 0;
     if (num_parts > 0) {
         model->parts = calloc((size_t)num_parts, sizeof *model->parts);
@@ -108,7 +131,7 @@ Model *model_create(const ModelOptions *options, Error *err) {
 
 void model_destroy(Model *model) {
     if (!model) return;
-    ops_set_workspace(NULL, 0);
+    if (!model->is_dry) ops_set_workspace(NULL, 0);
     for (int i = 0; i < NUM_GRAPHS; i++)
         if (model->graphs[i].graph) device_graph_destroy(model->graphs[i].graph);
     for (int i = 0; model->parts && i < NUM_GRAPHS * model_num_parts(&model->options); i++)
@@ -119,7 +142,8 @@ void model_destroy(Model *model) {
     if (model->unpacked) device_event_destroy(model->unpacked);
     if (model->staging) host_free(model->staging);
     if (model->host_state) host_free(model->host_state);
-    if (model->arena) device_free(model->arena);
+    if (model->arena && model->is_dry) munmap(model->arena, (size_t)memory_plan_total(model->plan));
+    if (model->arena && !model->is_dry) device_free(model->arena);
     free(model->tensors);
     free(model->own);
     free(model->parameters);
@@ -224,18 +248,20 @@ void model_load_batch(Model *model, const void *windows, int64_t B, int64_t T, i
     const DType dtype = token_bytes == 2 ? DTYPE_U16 : DTYPE_I32;
     void *buffer = model->arena + memory_plan_offset(model->plan, model->layout.windows);
     Tensor on_device = tensor_make(buffer, dtype, "windows", B, T + 1, 0, 0);
-    model_use_workspace(model);
-    // At most one copy is pending, so the loader's buffers are free again after two calls. The copy itself waits only
-    // for the unpacking of the previous batch, and runs while that batch computes.
-    if (model->copy_in_flight) device_event_wait(model->copied);
-    device_stream_wait(STREAM_COPY, model->unpacked);
-    copy_h2d(buffer, windows, tensor_bytes(on_device), STREAM_COPY);
-    device_event_record(model->copied, STREAM_COPY);
-    model->copy_in_flight = true;
-    device_stream_wait(STREAM_COMPUTE, model->copied);
+    if (!model->is_dry) {
+        model_use_workspace(model);
+        // At most one copy is pending, so the loader's buffers are free again after two calls. The copy itself waits
+        // only for the unpacking of the previous batch, and runs while that batch computes.
+        if (model->copy_in_flight) device_event_wait(model->copied);
+        device_stream_wait(STREAM_COPY, model->unpacked);
+        copy_h2d(buffer, windows, tensor_bytes(on_device), STREAM_COPY);
+        device_event_record(model->copied, STREAM_COPY);
+        model->copy_in_flight = true;
+        device_stream_wait(STREAM_COMPUTE, model->copied);
+    }
     const ModelActs m = model_acts(model, B, T);
     batch_unpack(m.inputs, m.targets, on_device);
-    device_event_record(model->unpacked, STREAM_COMPUTE);
+    if (!model->is_dry) device_event_record(model->unpacked, STREAM_COMPUTE);
     model->B = B;
     model->T = T;
     model->decoder.sequences = model->decoder.length = 0; // its cache shares memory with the next pass

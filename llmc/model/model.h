@@ -62,6 +62,10 @@ const char *model_tick_name(const ModelConfig *config, int tick, char name[TICK_
 // Allocates the memory and zeroes it; weights are zero until model_init_weights or model_set_weight.
 Model *model_create(const ModelOptions *options, Error *err);
 void model_destroy(Model *model);
+// A model without memory, for a dry run of a whole micro-batch: its tensors have shapes, and addresses that fault. An
+// observer that refuses every op must watch (ops_observe) while model_load_batch, model_forward_backward or the
+// optimizer gets it. NULL: there are not so many addresses. Not for offload.
+Model *model_create_dry(const ModelOptions *options);
 
 const ModelOptions *model_options(const Model *model);
 const MemoryPlan *model_memory(const Model *model);

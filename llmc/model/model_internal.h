@@ -135,6 +135,7 @@ struct Model {
     MemoryPlan *plan;
     Layout layout;
     char *arena;
+    bool is_dry; // model_create_dry: the arena is a range of addresses without memory
 
     int num_tensors;
     Parameter *parameters;

@@ -265,3 +265,15 @@ void parameter_init_values(float *out, const ModelConfig *config, const Paramete
     int64_t file_numel = p->file_rows * p->cols; // rows that pad the vocabulary stay 0
     for (int64_t i = file_numel > first ? file_numel : first; i < first + n; i++) out[i - first] = 0.0f;
 }
+
+const char *parameter_label(const char *name) {
+    for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
+        const char *pattern = parameter_specs[s].hf_name, *block = strstr(pattern, "%d");
+        if (!block && strcmp(name, pattern) == 0) return parameter_specs[s].name;
+        const size_t before = block ? (size_t)(block - pattern) : 0;
+        if (!block || strncmp(name, pattern, before) != 0) continue;
+        const char *after = name + before + strspn(name + before, "0123456789");
+        if (strcmp(after, block + strlen("%d")) == 0) return parameter_specs[s].name;
+    }
+    return name;
+}

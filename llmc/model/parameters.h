@@ -123,3 +123,7 @@ int64_t parameter_total(const ModelConfig *config);
 // wte beyond V are 0.
 void parameter_init_values(float *out, const ModelConfig *config, const Parameter *p, int index, uint64_t seed,
                            int64_t first, int64_t n);
+
+// The short name of a tensor for people: a weight's is its column `name` of PARAMETERS, without the block
+// ("transformer.h.11.attn.c_attn.weight" -> "qkvw"); names that are no weight's stay.
+const char *parameter_label(const char *name);

@@ -1,10 +1,13 @@
-// -b auto and -r auto, and what to say when nothing fits. See planner.h.
+// -b auto and -r auto, and what to say when nothing fits. See plan_fit.h.
 //
 // Every answer is a plan that was made: nothing is estimated but where the search begins. A plan of 1558M takes 1 ms.
-#include "llmc/plan/plan.h"
+#include "llmc/plan/plan_fit.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
+#include "llmc/model/recompute.h"
+#include "llmc/plan/plan_memory.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,7 +64,7 @@ static int64_t largest_without_scratch(const ModelOptions *model, double room, i
     return low;
 }
 
-int64_t planner_largest_batch(const ModelOptions *model, double bytes, int64_t most) {
+int64_t plan_largest_batch(const ModelOptions *model, double bytes, int64_t most) {
     enum { MOST = 65536 }; // of -b
     // Needs less than a smaller one where a single micro-step lets gradients be freed.
     if (most > 0 && most < MOST && bytes_at(model, most) <= bytes) return most;
@@ -86,7 +89,7 @@ static const int SETS[] = {
 };
 enum { NUM_SETS = sizeof SETS / sizeof *SETS };
 
-Recompute planner_recompute(const RecomputeChoice *choice, int64_t L) {
+Recompute plan_recompute(const RecomputeChoice *choice, int64_t L) {
     Recompute r = recompute_all(choice->set);
     const Recompute first = recompute_all(choice->first_set);
     memcpy(r.blocks, first.blocks, (size_t)(choice->count < L ? choice->count : L));
@@ -101,7 +104,7 @@ static int by_cost(const void *a, const void *b) {
 }
 
 // The blocks that drop more come first: they run backward last, when the others have given back what they kept.
-int planner_ladder(RecomputeChoice **ladder, const ModelConfig *config, int64_t T) {
+int plan_ladder(RecomputeChoice **ladder, const ModelConfig *config, int64_t T) {
     RecomputeChoice *c = malloc((size_t)(NUM_SETS * NUM_SETS * config->L) * sizeof *c);
     REQUIRE_MEMORY(c, "a plan");
     int n = 0;
@@ -109,7 +112,7 @@ int planner_ladder(RecomputeChoice **ladder, const ModelConfig *config, int64_t 
         for (int more = s; more < NUM_SETS; more++)
             for (int64_t count = more == s ? config->L : 1; count < config->L + (more == s); count++) {
                 c[n] = (RecomputeChoice){SETS[more], SETS[s], count, 0, 0};
-                const Recompute r = planner_recompute(&c[n], config->L);
+                const Recompute r = plan_recompute(&c[n], config->L);
                 c[n].flops = recompute_flops_per_token(&r, config, T);
                 c[n++].elements = recompute_elements_per_token(&r, config);
             }
@@ -142,13 +145,13 @@ static bool fit_recompute(ModelOptions *model, double room) {
     double least[RECOMPUTE_BLOCK + 1]; // by set
     const int64_t L = model->config.L;
     bool fits = false;
-    const int n = planner_ladder(&ladder, &model->config, model->T);
+    const int n = plan_ladder(&ladder, &model->config, model->T);
     for (int s = 0; s < NUM_SETS; s++) least[SETS[s]] = least_bytes(model, SETS[s]);
     for (int i = 0; i < n && !fits; i++) {
         const double first = least[ladder[i].first_set] * (double)ladder[i].count,
                      others = least[ladder[i].set] * (double)(L - ladder[i].count);
         if ((first + others) / (double)L > room) continue;
-        model->recompute = planner_recompute(&ladder[i], L);
+        model->recompute = plan_recompute(&ladder[i], L);
         fits = bytes_needed(model) <= room;
     }
     if (!fits) model->recompute = recompute_all(RECOMPUTE_BLOCK);
@@ -172,10 +175,10 @@ enum { ENOUGH_TOKENS = 65536 };
 // -b auto -r auto: the largest micro-batch that keeps everything; where that is not enough, the largest up to enough
 // that repeats no matmul.
 static int64_t batch_with_recomputation(ModelOptions *model, const Search *s) {
-    const int64_t kept = planner_largest_batch(model, s->room, s->most), enough = ceil_div(ENOUGH_TOKENS, model->T);
+    const int64_t kept = plan_largest_batch(model, s->room, s->most), enough = ceil_div(ENOUGH_TOKENS, model->T);
     if (kept >= enough) return kept;
     model->recompute = recompute_all(RECOMPUTE_GELU | RECOMPUTE_LAYERNORM);
-    return max_i64(kept, planner_largest_batch(model, s->room, s->most > 0 ? min_i64(s->most, enough) : enough));
+    return max_i64(kept, plan_largest_batch(model, s->room, s->most > 0 ? min_i64(s->most, enough) : enough));
 }
 
 // Sets model->B and model->recompute; false, and B 1 where it was free, when nothing fits.
@@ -183,7 +186,7 @@ static bool choose(ModelOptions *model, const Search *s) {
     const bool trades = s->any_recompute && model->train;
     if (s->any_recompute) model->recompute = recompute_all(0);
     if (s->any_batch) {
-        model->B = trades ? batch_with_recomputation(model, s) : planner_largest_batch(model, s->room, s->most);
+        model->B = trades ? batch_with_recomputation(model, s) : plan_largest_batch(model, s->room, s->most);
         if (model->B == 0) model->B = 1;
     }
     return trades ? fit_recompute(model, s->room) : bytes_needed(model) <= s->room;
@@ -194,7 +197,7 @@ static bool choose(ModelOptions *model, const Search *s) {
 static bool choose_checked(ModelOptions *model, const Search *search) {
     if (model->sizes || strcmp(device_facts()->backend, "cuda") != 0) return choose(model, search);
     const GpuSpec here = {.memory = (double)device_facts()->memory_total, .num_sms = device_facts()->units};
-    const PlannedSizes sizes = planner_sizes(&here, ATTENTION_AUTO);
+    const PlannedSizes sizes = plan_sizes(&here, ATTENTION_AUTO);
     Search s = *search;
     for (;;) {
         model->sizes = &sizes;
@@ -301,12 +304,12 @@ static bool explain(const ModelOptions *model, const Search *search, Error *err)
                      format_bytes(search->room, there, sizeof there), advice);
 }
 
-bool planner_choose(ModelOptions *model, double room, int64_t most) {
+bool plan_choose(ModelOptions *model, double room, int64_t most) {
     const Search search = {true, true, room, most};
     return choose_checked(model, &search);
 }
 
-bool planner_fit(ModelOptions *model, bool any_batch, const char *recompute, double room, int64_t most, Error *err) {
+bool plan_fit(ModelOptions *model, bool any_batch, const char *recompute, double room, int64_t most, Error *err) {
     const Search search = {any_batch, strcmp(recompute, "auto") == 0, room, most};
     if (!search.any_recompute && !recompute_parse(&model->recompute, recompute, model->config.L, err)) return false;
     return choose_checked(model, &search) || explain(model, &search, err);

@@ -1,11 +1,12 @@
-// The predicted time of a step, op by op: the FLOP and bytes of the ops that --profile shows, and the rates that they
-// are assumed to reach, by kind of op. It is the one list of both: --plan prints its sum, --plan json all of it, and
-// dev/bench/predict.py lays a measured profile beside it. test/tools/test_predict.py compares calls, FLOP and bytes
-// with those of a profile. Nothing here was measured with this code.
+// See plan_predict.h. Calls, FLOP and bytes are those of a dry run of the step (dry_run.h); the rates, by kind of op,
+// are this file's. --plan prints the sum, --plan json all of it, and dev/bench/predict.py lays a measured profile
+// beside it. Nothing here was measured with this code.
+#include "llmc/plan/plan_predict.h"
+
+#include "llmc/base/error.h"
 #include "llmc/model/gpu_sizes.h"
 #include "llmc/model/parameters.h"
-#include "llmc/model/recompute.h"
-#include "llmc/plan/plan.h"
+#include "llmc/plan/dry_run.h"
 
 #include <math.h>
 #include <string.h>
@@ -79,213 +80,170 @@ static const Estimate *rates_of(const GpuSpec *gpu) {
     return NULL;
 }
 
+static bool is_of_peak(RateKind rate) { return rate <= RATE_OUR_ATTENTION_BACKWARD; }
+
 // ----------------------------------------------------------------------------------------------------------------- ops
 
-// Matmuls of a block: size in units of C, and their rates over the mean. Short sums and narrow outputs cost.
-typedef enum { FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, PASSES } Pass;
-typedef struct {
+typedef enum {
+    PRODUCT_FORWARD,
+    PRODUCT_INPUT_GRADIENT,
+    PRODUCT_WEIGHT_GRADIENT,
+    PRODUCT_KINDS,
+    NO_PRODUCT
+} ProductKind;
+
+// What limits an op. Every other one moves its bytes at RATE_COPY, in one launch.
+static const struct {
+    const char *op;
+    ProductKind product;
+    RateKind rate; // of what the epilogue of a product moves (RATE_COUNT: nothing); else of the op's FLOP or bytes
+    int launches;
+} OPS[] = {
+    {"matmul_forward", PRODUCT_FORWARD, RATE_COUNT, 1},
+    {"matmul_residual_forward", PRODUCT_FORWARD, RATE_COPY, 1},
+    {"matmul_gelu_forward", PRODUCT_FORWARD, RATE_GELU, 2},
+    {"matmul_backward_input", PRODUCT_INPUT_GRADIENT, RATE_COUNT, 1},
+    {"matmul_gelu_backward_input", PRODUCT_INPUT_GRADIENT, RATE_GELU_GRADIENT, 1},
+    {"matmul_backward_weight", PRODUCT_WEIGHT_GRADIENT, RATE_COUNT, 1}, // and its bias gradient, see WEIGHTS
+    {"attention_forward", NO_PRODUCT, RATE_ATTENTION_FORWARD, 1},
+    {"attention_backward", NO_PRODUCT, RATE_ATTENTION_BACKWARD, 3},
+    {"layernorm_backward", NO_PRODUCT, RATE_LAYERNORM_BACKWARD, 1},
+    {"head_loss_backward", NO_PRODUCT, RATE_CROSS_ENTROPY, 10},
+    {"embedding_backward", NO_PRODUCT, RATE_COPY, 4},
+    {"gradient_sumsq", NO_PRODUCT, RATE_COPY, 2},
+};
+
+// The matmuls of a block: their rates over the mean, as short sums and narrow outputs cost; and the bias gradient of
+// their layer, unless layernorm_backward has it.
+static const struct {
     const char *tensor;
-    Dimension in, out;
-    double factors[PASSES];
-} Product;
+    double factors[PRODUCT_KINDS];
+    RateKind bias_rate;
+} WEIGHTS[] = {
+    {"qkvw", {1.01, 1.06, 0.93}, RATE_QKV_BIAS_GRADIENT},
+    {"attprojw", {0.935, 0.935, 0.885}, RATE_COUNT},
+    {"fcw", {1.01, 1.075, 0.98}, RATE_FC_BIAS_GRADIENT},
+    {"fcprojw", {1.075, 1.075, 0.98}, RATE_COUNT},
+    {"wte", {1.04, 1.09, 1.05}, RATE_COUNT}, // the logits
+    {"another", {1, 1, 1}, RATE_COUNT},      // Muon's
+};
+enum { NUM_OPS = sizeof OPS / sizeof *OPS, NUM_WEIGHTS = sizeof WEIGHTS / sizeof *WEIGHTS };
 
-static const Product QKV = {"qkvw", DIM_C, DIM_3C, {1.01, 1.06, 0.93}},
-                     ATTPROJ = {"attprojw", DIM_C, DIM_C, {0.935, 0.935, 0.885}},
-                     FC = {"fcw", DIM_C, DIM_FF, {1.01, 1.075, 0.98}},
-                     FCPROJ = {"fcprojw", DIM_FF, DIM_C, {1.075, 1.075, 0.98}};
-static const double HEAD_FACTORS[PASSES] = {1.04, 1.09, 1.05};
-
-// What the rows are made of. steps: how often a micro-step, and with it each of its rows, is in a step.
 typedef struct {
     Prediction *to;
-    const ModelOptions *model;
-    double steps, L, C, N, s, u, hidden; // N: tokens; s: bytes of a number; u: of (B,T,C); hidden: of (B,T,d_ff)
-    bool beside;                         // of the rows that follow
-} Rows;
+    double element_bytes, chunk_rows; // of the compute dtype; of the logits
+    bool beside;                      // a weight gradient of this micro-step was queued
+} StepView;
 
-static double size(const Rows *r, Dimension d) { return (double)model_size(&r->model->config, d); }
-
-// A row of `calls` calls in a micro-step; flops and bytes are those of a call.
-static PredictedOp *add(Rows *r, const char *op, const char *tensor, double calls, double flops, double bytes) {
-    REQUIRE(r->to->count < MOST_PREDICTED_OPS, "more than %d rows", MOST_PREDICTED_OPS);
-    PredictedOp *row = &r->to->ops[r->to->count++];
-    calls *= r->steps;
-    *row = (PredictedOp){.op = op, .tensor = tensor, .calls = calls, .launches = calls, .beside = r->beside};
-    row->flops = calls * flops, row->bytes = calls * bytes;
+static PredictedOp *row_of(Prediction *to, const OpCost *cost) {
+    const char *tensor = parameter_label(cost->shape.tensor);
+    for (int i = 0; i < to->count; i++) {
+        PredictedOp *row = &to->ops[i];
+        if (strcmp(row->op, cost->op) == 0 && strcmp(row->tensor, tensor) == 0 &&
+            memcmp(row->shape, cost->shape.shape, sizeof row->shape) == 0)
+            return row;
+    }
+    REQUIRE(to->count < MOST_PREDICTED_OPS, "more than %d rows", MOST_PREDICTED_OPS);
+    PredictedOp *row = &to->ops[to->count++];
+    *row = (PredictedOp){.op = cost->op};
+    // The names of other tensors may go with the model of the dry run.
+    snprintf(row->tensor, sizeof row->tensor, "%s", tensor);
+    memcpy(row->shape, cost->shape.shape, sizeof row->shape);
     return row;
 }
 
-// amount: FLOP or bytes of a call.
-static PredictedOp *part(PredictedOp *row, RateKind rate, double amount, double factor) {
-    REQUIRE(row->num_parts < MOST_PARTS, "more than %d parts", MOST_PARTS);
-    if (amount > 0)
-        row->parts[row->num_parts++] = (PredictedPart){.rate = rate, .amount = row->calls * amount, .factor = factor};
-    return row;
+// Adds to part k of a row.
+static void add_part(PredictedOp *row, int k, RateKind rate, double amount, double beside, double factor) {
+    REQUIRE(k < MOST_PARTS, "more than %d parts", MOST_PARTS);
+    if (k == row->num_parts) row->parts[row->num_parts++] = (PredictedPart){.rate = rate, .factor = factor};
+    row->parts[k].amount += amount;
+    row->parts[k].beside += beside;
 }
 
-// Of an op that launches several kernels.
-static void launches(PredictedOp *row, int count) { row->launches *= count; }
-
-static PredictedOp *copy(Rows *r, const char *op, const char *tensor, double calls, double bytes) {
-    return part(add(r, op, tensor, calls, 0, bytes), RATE_COPY, bytes, 1);
+// FLOP of a product of `rows` rows with a weight (OC,IC).
+static void add_product(PredictedOp *row, int k, ProductKind kind, double flops, int64_t rows, int weight) {
+    const int64_t IC = row->shape[1], OC = row->shape[2];
+    const MatmulShape shapes[PRODUCT_KINDS] = {{rows, OC, IC, false}, {rows, IC, OC, false}, {OC, IC, rows, true}};
+    add_part(row, k, RATE_MATMUL, flops, 0, WEIGHTS[weight].factors[kind]);
+    row->parts[k].shape = shapes[kind];
 }
 
-// The next part of a row: the FLOP of a call of its matmuls, each of `rows` tokens.
-static PredictedOp *matmul(PredictedOp *row, Pass pass, double flops, double factor, double rows, double IC,
-                           double OC) {
-    const int64_t n = (int64_t)rows, in = (int64_t)IC, out = (int64_t)OC;
-    part(row, RATE_MATMUL, flops, factor);
-    row->parts[row->num_parts - 1].shape = pass == FORWARD          ? (MatmulShape){n, out, in, false}
-                                           : pass == INPUT_GRADIENT ? (MatmulShape){n, in, out, false}
-                                                                    : (MatmulShape){out, in, n, true};
-    return row;
-}
-
-// more: bytes besides those of the three operands.
-static PredictedOp *product(Rows *r, const char *op, const Product *p, Pass pass, double more) {
-    const double IC = size(r, p->in), OC = size(r, p->out), flops = 2 * r->N * IC * OC;
-    PredictedOp *row = add(r, op, p->tensor, r->L, flops, (r->N * IC + r->N * OC + IC * OC) * r->s + more);
-    return matmul(row, pass, flops, p->factors[pass], r->N, IC, OC);
-}
-static void forward(Rows *r, const Product *p) { product(r, "matmul_forward", p, FORWARD, size(r, p->out) * r->s); }
-static void forward_onto_residual(Rows *r, const Product *p) {
-    part(product(r, "matmul_residual_forward", p, FORWARD, r->C * r->s + r->u), RATE_COPY, r->u, 1);
-}
-static void input_gradient(Rows *r, const Product *p) { product(r, "matmul_backward_input", p, INPUT_GRADIENT, 0); }
-// bias_rate: RATE_COUNT where layernorm_backward has the bias gradient.
-static void weight_gradient(Rows *r, const Product *p, RateKind bias_rate) {
-    const double IC = size(r, p->in), OC = size(r, p->out);
-    const bool has_bias = bias_rate < RATE_COUNT;
-    PredictedOp *row =
-        product(r, "matmul_backward_weight", p, WEIGHT_GRADIENT, (4 - r->s) * IC * OC + (has_bias ? 4 * OC : 0));
-    if (has_bias) launches(part(row, bias_rate, r->N * OC * r->s, 1), 2);
-}
-
-static void normed(Rows *r, const char *tensor, double calls) {
-    copy(r, "layernorm_forward", tensor, calls, 2 * r->u + 2 * r->C * r->s + 8 * r->N);
-}
-static void normed_backward(Rows *r, const char *tensor, double calls, int units) {
-    const double bytes = units * r->u + r->C * r->s + 8 * r->N + 12 * r->C;
-    part(add(r, "layernorm_backward", tensor, calls, 0, bytes), RATE_LAYERNORM_BACKWARD, bytes, 1);
-}
-
-// Rows of the vocabulary that a micro-step can reach.
-static double touched(const Rows *r) { return fmin(r->N, (double)r->model->config.Vp) * r->C; }
-
-static void add_forward(Rows *r, double scores, double lse) {
-    const ModelOptions *m = r->model;
-    const double B = (double)m->B, T = (double)m->T, tokens = 4 * r->N, token_bytes = m->config.V <= 1 << 16 ? 2 : 4;
-    copy(r, "batch_unpack", "windows", 1, B * (T + 1) * token_bytes + 2 * tokens);
-    copy(r, "embedding_forward", "residual1", 1, tokens + touched(r) * r->s + T * r->C * r->s + r->u);
-    normed(r, "ln1w", r->L);
-    forward(r, &QKV);
-    part(add(r, "attention_forward", "qkv", r->L, 2 * scores, 4 * r->u + lse), RATE_ATTENTION_FORWARD, 2 * scores, 1);
-    forward_onto_residual(r, &ATTPROJ);
-    normed(r, "ln2w", r->L);
-    launches(part(product(r, "matmul_gelu_forward", &FC, FORWARD, size(r, DIM_FF) * r->s + r->hidden), RATE_GELU,
-                  r->hidden, 1),
-             2);
-    forward_onto_residual(r, &FCPROJ);
-    normed(r, "lnfw", 1);
-}
-
-static void add_head(Rows *r, double chunk) {
-    const double Vp = (double)r->model->config.Vp, logits = 2 * r->N * r->C * Vp;
-    PredictedOp *head =
-        add(r, "head_loss_backward", "wte", 1, 3 * logits, 2 * r->u + Vp * r->C * (r->s + 4) + 8 * r->N);
-    for (Pass pass = FORWARD; pass < PASSES; pass++) matmul(head, pass, logits, HEAD_FACTORS[pass], chunk, r->C, Vp);
-    part(head, RATE_CROSS_ENTROPY, 2 * r->N * Vp * r->s, 1);
-    launches(head, 10);
-    copy(r, "sequence_losses", "losses", 1, 4 * r->N + 4 * (double)r->model->B);
-}
-
-static void add_backward(Rows *r, double scores, double lse) {
-    const ModelOptions *m = r->model;
-    normed_backward(r, "lnfw", 1, 3);
-    r->beside = true;
-    copy(r, "gradient_add", "dresidual_sum", r->L, 8 * r->C);
-    weight_gradient(r, &FCPROJ, RATE_COUNT);
-    part(product(r, "matmul_gelu_backward_input", &FCPROJ, INPUT_GRADIENT, r->hidden), RATE_GELU_GRADIENT, r->hidden,
-         1);
-    weight_gradient(r, &FC, RATE_FC_BIAS_GRADIENT);
-    input_gradient(r, &FC);
-    normed_backward(r, "ln2w", r->L, 4);
-    weight_gradient(r, &ATTPROJ, RATE_COUNT);
-    input_gradient(r, &ATTPROJ);
-    launches(part(add(r, "attention_backward", "qkv", r->L, 5 * scores, 8 * r->u + lse), RATE_ATTENTION_BACKWARD,
-                  5 * scores, 1),
-             3);
-    weight_gradient(r, &QKV, RATE_QKV_BIAS_GRADIENT);
-    input_gradient(r, &QKV);
-    normed_backward(r, "ln1w", r->L, 4);
-    launches(copy(r, "embedding_backward", "dresidual", 1,
-                  r->u + 4 * r->N + 8 * touched(r) + 4 * (double)m->config.max_T * r->C),
-             4);
-}
-
-// -r, as one row: its matmuls, attention and everything else.
-static void add_recomputation(Rows *r) {
-    const ModelOptions *m = r->model;
-    const int64_t no_attention = -1; // its FLOPs are in proportion to T + 1
-    const double all = r->N * recompute_flops_per_token(&m->recompute, &m->config, m->T);
-    const double matmuls = r->N * recompute_flops_per_token(&m->recompute, &m->config, no_attention);
-    double elements = recompute_elements_per_token(&m->recompute, &m->config);
-    for (int64_t l = 0; l < m->config.L; l++)
-        if (m->recompute.blocks[l] & RECOMPUTE_FC)
-            elements += 2 * size(r, DIM_FF); // its GELU, a kernel as in the forward pass
-    const double bytes = r->N * elements * r->s;
-    if (all + bytes == 0) return;
-    PredictedOp *row = add(r, "recomputation", "blocks", 1, all, bytes);
-    part(row, RATE_MATMUL, matmuls, 1);
-    part(row, RATE_ATTENTION_FORWARD, all - matmuls, 1);
-    part(row, RATE_COPY, bytes, 1);
-    launches(row, (int)r->L * 4);
-}
-
-// --grad-dtype compute: the difference that it makes to planner_step_bytes, in a micro-step.
-static void add_gradient_sums(Rows *r) {
-    if (!r->model->gradients_in_dtype) return;
-    ModelOptions apart = *r->model;
-    apart.gradients_in_dtype = false;
-    const double with = planner_step_bytes(r->model, 1) - planner_step_bytes(r->model, 0),
-                 without = planner_step_bytes(&apart, 1) - planner_step_bytes(&apart, 0);
-    launches(copy(r, "gradient_add", "gradients", 1, with - without), parameter_count(&r->model->config));
-}
-
-// Once a step. The update is that of planner_step_bytes.
-static void add_update(Rows *r) {
-    const ModelOptions *m = r->model;
-    const int count = parameter_count(&m->config);
-    const double sharers = m->divided && m->processes > 1 ? m->processes : 1;
-    const double norm = (double)parameter_total(&m->config) * (m->gradients_in_dtype ? r->s : 4) / sharers;
-    r->steps = 1;
-    copy(r, "tensor_fill", "sequence_losses", 1, 4 * (double)m->B);
-    launches(copy(r, "gradient_sumsq", "sumsq", 1, norm + 4.0 * count), 2);
-    copy(r, "step_control_update", "sumsq", 1, 2048 + 4.0 * count + 4 * (double)m->B);
-    PredictedOp *update = copy(r, "optimizer_update", "weights", 1, planner_step_bytes(m, 0) - norm);
-    part(update, RATE_MATMUL, planner_step_flops(m, 0), 1); // Muon's products
-    update->flops = planner_step_flops(m, 0);
+static void see_op(void *context, const OpCost *cost, double calls) {
+    StepView *s = context;
+    PredictedOp *row = row_of(s->to, cost);
+    const double N = (double)row->shape[0], IC = (double)row->shape[1], OC = (double)row->shape[2];
+    int weight = 0, i = 0;
+    while (i < NUM_OPS && strcmp(OPS[i].op, cost->op) != 0) i++;
+    while (weight < NUM_WEIGHTS - 1 && strcmp(WEIGHTS[weight].tensor, row->tensor) != 0) weight++;
+    const ProductKind product = i < NUM_OPS ? OPS[i].product : NO_PRODUCT;
+    const RateKind rate = i < NUM_OPS ? OPS[i].rate : RATE_COPY;
+    if (strcmp(cost->op, "batch_unpack") == 0 || strcmp(cost->op, "gradient_sumsq") == 0) s->beside = false;
+    if (product == PRODUCT_WEIGHT_GRADIENT) s->beside = true;
+    const double beside = s->beside ? calls : 0;
+    double launches = i < NUM_OPS ? OPS[i].launches : 1;
+    if (rate == RATE_CROSS_ENTROPY) {
+        for (int kind = 0; kind < PRODUCT_KINDS; kind++)
+            add_product(row, kind, (ProductKind)kind, calls * cost->flops / 3, (int64_t)s->chunk_rows, weight);
+        add_part(row, PRODUCT_KINDS, rate, calls * 2 * N * OC * s->element_bytes, 0, 1);
+    } else if (product == PRODUCT_WEIGHT_GRADIENT) {
+        const double bias = N * OC * s->element_bytes;
+        add_product(row, 0, product, calls * cost->flops, (int64_t)N, weight);
+        if (WEIGHTS[weight].bias_rate < RATE_COUNT) {
+            add_part(row, 1, WEIGHTS[weight].bias_rate, calls * bias, beside * bias, 1);
+            launches++;
+        }
+    } else if (product < PRODUCT_KINDS) {
+        const double moved = N * (product == PRODUCT_FORWARD ? OC : IC) * s->element_bytes;
+        add_product(row, 0, product, calls * cost->flops, (int64_t)N, weight);
+        // The sum with the residual stream belongs to its product.
+        if (rate < RATE_COUNT) add_part(row, 1, rate, calls * moved, rate == RATE_COPY ? 0 : beside * moved, 1);
+    } else {
+        const double amount = is_of_peak(rate) ? cost->flops : cost->bytes;
+        add_part(row, 0, rate, calls * amount, beside * amount, 1);
+    }
+    row->calls += calls;
+    row->flops += calls * cost->flops;
+    row->bytes += calls * cost->bytes;
+    row->launches += calls * launches;
 }
 
 // ---------------------------------------------------------------------------------------------------------------- time
 
-static bool is_of_peak(RateKind rate) { return rate <= RATE_OUR_ATTENTION_BACKWARD; }
+static void scale_part(PredictedPart *p, double by) {
+    p->amount *= by;
+    p->beside *= by;
+}
 
 // The rate that a part has on this GPU with these options, and its FLOP or bytes.
-static PredictedPart chosen(PredictedPart p, const Estimate *rates, const Options *o) {
-    // A kernel instead of an epilogue reads and writes, or reads two tensors and writes one.
-    const int moved = p.rate == RATE_GELU ? 2 : p.rate == RATE_GELU_GRADIENT ? 3 : 0;
-    if (p.rate == RATE_FC_BIAS_GRADIENT) { // the kernel of GELU's derivative has it
-        if (o->gelu_fusion == 0 || rates[RATE_GELU_GRADIENT].likely == 0) p.amount = 0;
+static PredictedPart chosen(PredictedPart p, const Estimate *rates, const PredictOptions *o) {
+    const bool own = o->attention == ATTENTION_OWN;
+    const bool is_kernel = o->gelu_fusion == 0 || rates[p.rate].likely == 0;
+    switch (p.rate) {
+    case RATE_GELU: // a kernel instead of an epilogue reads and writes
+        if (is_kernel) scale_part(&p, 2);
+        if (is_kernel) p.rate = RATE_COPY;
+        break;
+    case RATE_GELU_GRADIENT: // reads two tensors and writes one
+        if (is_kernel) scale_part(&p, 3);
+        if (is_kernel) p.rate = RATE_COPY;
+        break;
+    case RATE_FC_BIAS_GRADIENT: // the kernel of GELU's derivative has it
+        if (o->gelu_fusion == 0 || rates[RATE_GELU_GRADIENT].likely == 0) scale_part(&p, 0);
         p.rate = RATE_BIAS_GRADIENT;
-    }
-    if (p.rate == RATE_QKV_BIAS_GRADIENT) { // our attention's backward kernels have it, but for 1/32 of its bytes
-        if (o->attention == ATTENTION_OWN) p.amount /= 32;
+        break;
+    case RATE_QKV_BIAS_GRADIENT: // our attention's backward kernels have it, but for 1/32 of its bytes
+        if (own) scale_part(&p, 1.0 / 32);
         p.rate = RATE_BIAS_GRADIENT;
+        break;
+    case RATE_ATTENTION_FORWARD:
+        if (own) p.rate = RATE_OUR_ATTENTION_FORWARD;
+        break;
+    case RATE_ATTENTION_BACKWARD:
+        if (own) p.rate = RATE_OUR_ATTENTION_BACKWARD;
+        break;
+    default:
+        break;
     }
-    if (moved > 0 && (o->gelu_fusion == 0 || rates[p.rate].likely == 0)) p.rate = RATE_COPY, p.amount *= moved;
-    if (o->attention == ATTENTION_OWN && p.rate == RATE_ATTENTION_FORWARD) p.rate = RATE_OUR_ATTENTION_FORWARD;
-    if (o->attention == ATTENTION_OWN && p.rate == RATE_ATTENTION_BACKWARD) p.rate = RATE_OUR_ATTENTION_BACKWARD;
     return p;
 }
 
@@ -295,17 +253,19 @@ static Estimate seconds_of(const PredictedPart *p, const Estimate *rates, double
     return (Estimate){amount / rate.likely, amount / rate.worst, amount / rate.best};
 }
 
-// --overlap: whether this part is a memory-bound kernel that may run beside a weight gradient. It is assumed to be
+// --overlap: whether a part is a memory-bound kernel, which may run beside a weight gradient. It is assumed to be
 // hidden whole: that the product leaves it multiprocessors and becomes no slower by it, that no product of the compute
 // stream takes its place, and that it follows before the weight gradient ends. None of this is known, so the sum is a
 // bound and no part of the step's time. Epilogues belong to their product; attention, which needs the tensor cores too,
 // gains nothing.
-static bool may_be_hidden(const PredictedOp *row, RateKind rate) {
-    return row->beside && !is_of_peak(rate) && rate != RATE_GELU && rate != RATE_GELU_GRADIENT;
+static bool may_be_hidden(RateKind rate) {
+    return !is_of_peak(rate) && rate != RATE_GELU && rate != RATE_GELU_GRADIENT;
 }
 
-static void accumulate(Estimate *sum, Estimate e) {
-    sum->likely += e.likely, sum->worst += e.worst, sum->best += e.best;
+static void add_estimate(Estimate *sum, Estimate e, double share) {
+    sum->likely += share * e.likely;
+    sum->worst += share * e.worst;
+    sum->best += share * e.best;
 }
 
 // What is computed at one rate errs together, different rates do not.
@@ -314,12 +274,14 @@ static Estimate of_all(const Estimate by_rate[RATE_COUNT]) {
     for (int i = 0; i < RATE_COUNT; i++) {
         const Estimate e = by_rate[i];
         likely += e.likely;
-        worse += (e.worst - e.likely) * (e.worst - e.likely), better += (e.best - e.likely) * (e.best - e.likely);
+        worse += (e.worst - e.likely) * (e.worst - e.likely);
+        better += (e.best - e.likely) * (e.best - e.likely);
     }
     return (Estimate){likely, likely + sqrt(worse), likely - sqrt(better)};
 }
 
-static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, const Options *o, bool or_limit) {
+static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, const PredictOptions *o,
+                       bool or_limit) {
     const Estimate *rates = model->dtype == DTYPE_FP32 ? NULL : rates_of(gpu); // of 16-bit matmuls
     const double peak = gpu_spec_peak(gpu, model->dtype);
     Estimate limits[RATE_COUNT];
@@ -341,9 +303,10 @@ static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *mo
             if (row->parts[k].amount == 0) row->parts[k--] = row->parts[--row->num_parts];
         }
         for (int k = 0; k < row->num_parts; k++) {
-            row->parts[k].seconds = seconds_of(&row->parts[k], rates, peak, gpu->bandwidth);
-            accumulate(&by_rate[row->parts[k].rate], row->parts[k].seconds);
-            if (may_be_hidden(row, row->parts[k].rate)) accumulate(&p->overlap, row->parts[k].seconds);
+            PredictedPart *part = &row->parts[k];
+            part->seconds = seconds_of(part, rates, peak, gpu->bandwidth);
+            add_estimate(&by_rate[part->rate], part->seconds, 1);
+            if (may_be_hidden(part->rate)) add_estimate(&p->overlap, part->seconds, part->beside / part->amount);
         }
     }
     p->launch = rates[RATE_LAUNCH];
@@ -352,29 +315,16 @@ static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *mo
     p->step = of_all(by_rate);
 }
 
-void planner_predict(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, int64_t tokens, const Options *o,
-                     bool or_limit) {
-    const double N = (double)(model->B * model->T), C = (double)model->config.C, s = (double)dtype_size(model->dtype);
-    const double scores = N * C * (double)(model->T + 1), lse = 4 * (double)(model->B * model->config.NH * model->T);
-    Rows r = {.to = p,
-              .model = model,
-              .steps = (double)tokens / N,
-              .L = (double)model->config.L,
-              .C = C,
-              .N = N,
-              .s = s,
-              .u = N * C * s,
-              .hidden = N * (double)model_size(&model->config, DIM_FF) * s};
-    memset(p, 0, sizeof *p);
-    if (!model->train || model->fp8 || model->offload) return; // no rates are assumed for these
-    add_forward(&r, scores, lse);
+void plan_predict(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, int64_t tokens, const PredictOptions *o,
+                  bool or_limit) {
     const OpsShape shape = {
         .B = model->B, .T = model->T, .C = model->config.C, .Vp = model->config.Vp, .dtype = model->dtype};
-    add_head(&r, (double)cuda_size_head_chunk_rows(shape, gpu->num_sms > 0 ? gpu->num_sms : 1, (int64_t)gpu->memory));
-    add_backward(&r, scores, lse);
-    add_recomputation(&r);
-    r.beside = false;
-    add_gradient_sums(&r);
-    add_update(&r);
-    find_times(p, gpu, model, o, or_limit);
+    const int num_sms = gpu->num_sms > 0 ? gpu->num_sms : 1;
+    StepView view = {.to = p,
+                     .element_bytes = (double)dtype_size(model->dtype),
+                     .chunk_rows = (double)cuda_size_head_chunk_rows(shape, num_sms, (int64_t)gpu->memory)};
+    memset(p, 0, sizeof *p);
+    if (!model->train || model->fp8) return; // no rates are assumed for these
+    if (dry_run_step(model, (double)tokens / (double)(model->B * model->T), see_op, &view))
+        find_times(p, gpu, model, o, or_limit);
 }

@@ -1,10 +1,10 @@
 // The plan as text, for people, and as one JSON object, for programs: two forms of the same DevicePlans. Figures are
-// planner_device's; every line says whether it is a plan or a limit. Keys of the object stay; doc/memory.md lists them.
+// plan_device's; every line says whether it is a plan or a limit. Keys of the object stay; doc/memory.md lists them.
 // Bytes, FLOP and seconds are plain numbers there; what is not known is null.
+#include "llmc/plan/plan_print.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/model/parameters.h"
-#include "llmc/plan/plan.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +32,7 @@ static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) 
     fprintf(out, "plan        %s: %s parameters\n", model_config_text(&m->config, m->T, shape, sizeof shape),
             format_count((double)parameter_total(&m->config), n, TEXT));
     if (m->B > 0) snprintf(batch, TEXT, "%lld", (long long)m->B);
-    fprintf(out, "plan        -b %s -r %s", batch, r->options->recompute);
+    fprintf(out, "plan        -b %s -r %s", batch, r->recompute);
     if (m->B > 0 || r->step_windows > 0) {
         fprintf(out, ", %.0f tokens a step", first->step_tokens);
         if (first->tokens > 0)
@@ -80,7 +80,7 @@ static void print_other_dtype(FILE *out, const DevicePlan *p) {
     other.dtype = p->model.dtype == DTYPE_FP32 ? DTYPE_BF16 : DTYPE_FP32;
     fprintf(out,
             "planned     in %s      %9s  there are no instructions for bf16 here: a run with --dtype auto takes fp32\n",
-            dtype_name(other.dtype), format_bytes(planner_memory(&other).total, bytes, TEXT));
+            dtype_name(other.dtype), format_bytes(plan_memory(&other).total, bytes, TEXT));
 }
 
 static void print_memory(FILE *out, const DevicePlan *p) {
@@ -89,7 +89,7 @@ static void print_memory(FILE *out, const DevicePlan *p) {
     fprintf(out, "planned     %-12s %9s  with -b %lld -r %s in %s", "total", format_bytes(p->memory.total, bytes, TEXT),
             (long long)p->model.B, set_text(&p->model.recompute, &p->model, set), dtype_name(p->model.dtype));
     if (p->gpu.spec.memory > 0)
-        fprintf(out, "; plus %s for the CUDA context\n", format_bytes(planner_reserve(p->gpu.spec.memory), more, TEXT));
+        fprintf(out, "; plus %s for the CUDA context\n", format_bytes(plan_reserve(p->gpu.spec.memory), more, TEXT));
     else
         fprintf(out, ", laid out for the %s backend of this machine\n", device_facts()->backend);
     if (p->gpu.spec.memory == 0 && device_facts()->widens_bf16) print_other_dtype(out, p);
@@ -129,8 +129,7 @@ static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
     if (s->fp8_flops > 0) fprintf(out, "; %.3g%% of it in fp8", 100 * s->fp8_flops / s->flops);
     if (p->gpus > 1) snprintf(share, TEXT, "in a step, each GPU");
     fprintf(out, "\nlimit       %s moves %s outside its matmuls; norm and update take %.3g bytes a parameter\n", share,
-            format_bytes(s->bytes, bytes, TEXT),
-            planner_step_bytes(model, 0) / (double)parameter_total(&model->config));
+            format_bytes(s->bytes, bytes, TEXT), plan_step_bytes(model, 0) / (double)parameter_total(&model->config));
     if (s->link_bytes > 0)
         fprintf(out, "limit       a step sends %s to the GPU and as much back\n",
                 format_bytes(s->link_bytes, bytes, TEXT));
@@ -218,45 +217,74 @@ static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     print_prediction(out, p);
 }
 
-// Whether -b or -r is chosen for each device.
-static bool is_auto_plan(const PlanRequest *r) { return r->model.B == 0 || strcmp(r->options->recompute, "auto") == 0; }
+// The table: a row for each GPU, a column for each figure.
+enum { MOST_COLUMNS = 12 };
+typedef struct {
+    char title[TEXT];
+    int width; // below 0: text begins at the left
+    char text[TEXT];
+    bool hidden;
+} Column;
 
-static void print_row(FILE *out, const DevicePlan *p, const PlanRequest *r) {
+static void make_columns(Column columns[MOST_COLUMNS], const DevicePlan *p, const PlanRequest *r) {
     const GpuSpec *g = &p->gpu.spec;
+    const bool is_auto = r->model.B == 0 || strcmp(r->recompute, "auto") == 0; // for each device
     const Limits l = limits_of(p);
-    const bool is_auto = is_auto_plan(r);
-    char fits[TEXT], set[SET_TEXT], most[TEXT] = "none", efficiency[TEXT] = "-", predicted[TEXT] = "-";
-    snprintf(fits, TEXT, p->fits ? "yes" : is_auto ? "none" : "no");
-    if (p->fits && is_auto)
-        snprintf(fits, TEXT, "-b %lld -r %.40s", (long long)p->model.B, set_text(&p->model.recompute, &p->model, set));
-    if (p->batch > 0) snprintf(most, TEXT, "%lld", (long long)p->batch);
-    if (p->step_seconds > 0) snprintf(efficiency, TEXT, "%.1f%%", 100 * p->efficiency);
-    if (p->predicted.likely > 0) format_count(p->step_tokens / p->predicted.likely, predicted, TEXT);
-    fprintf(out, "limit       %-12s %4.0f GB  %s %6.4g TFLOP/s %5.0f GB/s  %-*s %5s  %-11s %-9s  %-9s  %-9s  ", g->name,
-            g->memory / 1e9, dtype_name(p->model.dtype), gpu_spec_peak(g, p->model.dtype) / 1e12, g->bandwidth / 1e9,
-            is_auto ? AUTO_WIDTH : 6, fits, most, l.step, l.rate, predicted, l.all);
-    if (p->gpus > 1)
-        fprintf(out, "%-6s  %s\n", l.half, efficiency);
-    else
-        fprintf(out, "%s\n", l.half);
+    Column c[MOST_COLUMNS] = {
+        {.title = "GPU", .width = -12},
+        {.title = "memory", .width = 7},
+        {.title = "datasheet peak", .width = -19},
+        {.title = "bandwidth", .width = 10},
+        {.title = "chosen", .width = -AUTO_WIDTH, .text = "none", .hidden = !is_auto},
+        {.width = -6, .text = "no", .hidden = is_auto},
+        {.title = "max", .width = 5, .text = "none"},
+        {.title = "a step", .width = -11},
+        {.title = "tokens/s", .width = -9},
+        {.title = "predicted", .width = -9, .text = "-"},
+        {.title = "all steps", .width = -9},
+        {.title = "at 50%", .width = p->gpus > 1 ? -6 : 0},
+    };
+    char set[SET_TEXT];
+    snprintf(c[0].text, TEXT, "%s", g->name);
+    snprintf(c[1].text, TEXT, "%.0f GB", g->memory / 1e9);
+    snprintf(c[2].text, TEXT, "%s %6.4g TFLOP/s", dtype_name(p->model.dtype), gpu_spec_peak(g, p->model.dtype) / 1e12);
+    snprintf(c[3].text, TEXT, "%.0f GB/s", g->bandwidth / 1e9);
+    if (p->fits)
+        snprintf(c[4].text, TEXT, "-b %lld -r %.40s", (long long)p->model.B,
+                 set_text(&p->model.recompute, &p->model, set));
+    snprintf(c[5].title, TEXT, "-b %lld", (long long)r->model.B);
+    if (p->fits) snprintf(c[5].text, TEXT, "yes");
+    if (p->batch > 0) snprintf(c[6].text, TEXT, "%lld", (long long)p->batch);
+    memcpy(c[7].text, l.step, TEXT);
+    memcpy(c[8].text, l.rate, TEXT);
+    if (p->predicted.likely > 0) format_count(p->step_tokens / p->predicted.likely, c[9].text, TEXT);
+    memcpy(c[10].text, l.all, TEXT);
+    memcpy(c[11].text, l.half, TEXT);
+    memcpy(columns, c, sizeof c);
 }
 
 // plans: of this machine, then of the GPUs of the table.
 static void print_table(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
-    char fits[TEXT];
     print_memory(out, plans);
     print_most(out, plans);
     fprintf(out,
             "planned     --gpu shows the same for a GPU; 1 GB of each, at most 6%%, stays free for the CUDA context\n");
     if (plans->model.train) {
-        const StepLimit s = planner_step(&plans[1].gpu.spec, &plans->model, plans->share_tokens);
+        const StepLimit s = plan_step_limit(&plans[1].gpu.spec, &plans->model, plans->share_tokens);
         print_floors(out, plans, &s);
     }
-    snprintf(fits, TEXT, "-b %lld", (long long)r->model.B);
-    fprintf(out, "limit       %-12s %7s  %-20s %10s  %-*s %5s  %-11s %-9s  %-9s  %-9s  at 50%%%s\n", "GPU", "memory",
-            "datasheet peak", "bandwidth", is_auto_plan(r) ? AUTO_WIDTH : 6, is_auto_plan(r) ? "chosen" : fits, "max",
-            "a step", "tokens/s", "predicted", "all steps", plans->gpus > 1 ? "  efficiency" : "");
-    for (int i = 1; i < count; i++) print_row(out, &plans[i], r);
+    for (int row = 0; row < count; row++) { // the first has the titles
+        const DevicePlan *p = &plans[row > 0 ? row : 1];
+        Column columns[MOST_COLUMNS];
+        make_columns(columns, p, r);
+        fprintf(out, "limit     ");
+        for (int i = 0; i < MOST_COLUMNS; i++)
+            if (!columns[i].hidden)
+                fprintf(out, "  %*s", columns[i].width, row == 0 ? columns[i].title : columns[i].text);
+        if (p->gpus > 1 && row == 0) fprintf(out, "  efficiency");
+        if (p->gpus > 1 && row > 0 && p->step_seconds > 0) fprintf(out, "  %.1f%%", 100 * p->efficiency);
+        fprintf(out, "\n");
+    }
 }
 
 // The answer in one sentence: whether it fits, with which -b and -r, in how much memory, and for how long at least.
@@ -285,7 +313,7 @@ static void print_answer(FILE *out, const DevicePlan *p) {
 }
 
 static void print_text(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
-    const bool all = !*r->options->gpu;
+    const bool all = !*r->gpus;
     for (int i = 0; i < (all ? 1 : count); i++) print_answer(out, &plans[i]);
     print_run(out, r, plans);
     if (all) print_table(out, plans, count, r);
@@ -306,7 +334,7 @@ static void add_run(cJSON *to, const PlanRequest *r) {
              JSON_NUMBER("parameters", parameter_total(&m->config)));
     JSON_ADD(cJSON_AddObjectToObject(to, "run"), JSON_NUMBER("T", m->T),
              m->B > 0 ? JSON_NUMBER("batch_size", m->B) : JSON_TEXT("batch_size", "auto"),
-             JSON_TEXT("recompute", r->options->recompute), JSON_KNOWN("tokens", r->options->tokens),
+             JSON_TEXT("recompute", r->recompute), JSON_KNOWN("tokens", r->tokens),
              JSON_TEXT("optimizer", optimizer_name(m->optimizer)),
              JSON_BOOL("master_weights", m->master && optimizer_has_master(m->optimizer)),
              JSON_TEXT("grad_dtype", m->gradients_in_dtype ? "compute" : "fp32"),
@@ -323,7 +351,7 @@ static void add_memory(cJSON *to, const DevicePlan *p) {
         JSON_ADD(memory, JSON_NUMBER(memory_class_name(c), p->memory.classes[c]));
         if (c < MEM_ACTIVATIONS) a_parameter += p->memory.classes[c] / N;
     }
-    JSON_ADD(memory, JSON_NUMBER("total", p->memory.total), JSON_NUMBER("context", planner_reserve(p->gpu.spec.memory)),
+    JSON_ADD(memory, JSON_NUMBER("total", p->memory.total), JSON_NUMBER("context", plan_reserve(p->gpu.spec.memory)),
              JSON_NUMBER("host", p->memory.host), JSON_NUMBER("room", p->room),
              JSON_NUMBER("bytes_per_parameter", a_parameter));
     cJSON *kinds = cJSON_AddObjectToObject(memory, "activations_at_peak");
@@ -438,7 +466,7 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
 }
 
 static void print_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
-    const bool is_named = *r->options->gpu != '\0'; // otherwise: this machine and the whole table
+    const bool is_named = *r->gpus != '\0'; // otherwise: this machine and the whole table
     cJSON *plan = cJSON_CreateObject();
     add_run(plan, r);
     cJSON *devices = cJSON_AddArrayToObject(plan, "devices");
@@ -454,24 +482,23 @@ static void print_json(FILE *out, const DevicePlan *plans, int count, const Plan
 
 // ---------------------------------------------------------------------------------------------------------------- both
 
-bool planner_print(FILE *out, const PlanRequest *r, Error *err) {
+bool plan_print(FILE *out, const PlanRequest *r, bool json, Error *err) {
     GpuChoice gpus[MOST_GPUS] = {0};
     Recompute ignored;
     int count = 0, of_table;
     const GpuSpec *table = gpu_table(&of_table);
-    const Options *o = r->options;
-    if (strcmp(o->recompute, "auto") != 0 && !recompute_parse(&ignored, o->recompute, r->model.config.L, err))
+    if (strcmp(r->recompute, "auto") != 0 && !recompute_parse(&ignored, r->recompute, r->model.config.L, err))
         return false;
-    if (!gpu_find_all(gpus, &count, o->gpu, err)) return false;
-    const bool json = o->plan == PLAN_JSON, all = count == 0; // this machine and the whole table
+    if (!gpu_find_all(gpus, &count, r->gpus, err)) return false;
+    const bool all = count == 0; // this machine and the whole table
     REQUIRE(of_table < MOST_GPUS, "%d GPUs in the table", of_table);
     for (int i = 0; i < of_table && all; i++) gpus[i + 1].spec = table[i];
     if (all) count = of_table + 1;
     DevicePlan *plans = calloc((size_t)count, sizeof *plans);
     REQUIRE_MEMORY(plans, "a plan");
     for (int i = 0; i < count; i++) {
-        planner_device(&plans[i], r, all && i == 0 ? NULL : &gpus[i]);
-        if (json || !all || i == 0) planner_alternatives(&plans[i], r);
+        plan_device(&plans[i], r, all && i == 0 ? NULL : &gpus[i]);
+        if (json || !all || i == 0) plan_alternatives(&plans[i], r);
     }
     (json ? print_json : print_text)(out, plans, count, r);
     free(plans);

@@ -1,6 +1,8 @@
 // See arguments.h.
 #include "llmc/run/arguments.h"
 
+#include "llmc/base/edit_distance.h"
+
 #include <ctype.h>
 #include <limits.h>
 #include <string.h>
@@ -20,35 +22,13 @@ Argument argument_split(const char *word) {
     return a;
 }
 
-static bool same_letter(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
-static int min_int(int a, int b) { return a < b ? a : b; }
-
-// Damerau-Levenshtein distance (optimal string alignment): insertions, deletions, substitutions and swaps of
-// neighbours, each 1; capitals do not matter. Damerau, "A technique for computer detection and correction of spelling
-// errors", 1964.
-enum { LONGEST_NAME = 32 };
-static int edit_distance(const char *a, const char *b) {
-    int n = (int)strlen(a), m = (int)strlen(b);
-    int d[LONGEST_NAME + 1][LONGEST_NAME + 1];
-    for (int i = 0; i <= n; i++) d[i][0] = i;
-    for (int j = 0; j <= m; j++) d[0][j] = j;
-    for (int i = 1; i <= n; i++) {
-        for (int j = 1; j <= m; j++) {
-            d[i][j] =
-                min_int(min_int(d[i - 1][j], d[i][j - 1]) + 1, d[i - 1][j - 1] + !same_letter(a[i - 1], b[j - 1]));
-            bool swapped = i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) && same_letter(a[i - 2], b[j - 1]);
-            if (swapped && d[i - 2][j - 2] + 1 < d[i][j]) d[i][j] = d[i - 2][j - 2] + 1;
-        }
-    }
-    return d[n][m];
-}
-
 // A piece of a name ("batch", "steps") is a better guess than a word of similar letters; among equals, the one with
 // the same first letter ("--lr": -l, not -r). INT_MAX: they have less than half of their letters in common.
 static int name_distance(const char *typo, const char *name) {
     const int edits = strlen(typo) >= 3 && strcasestr(name, typo) ? 1 : edit_distance(typo, name);
     const size_t longer = strlen(typo) > strlen(name) ? strlen(typo) : strlen(name);
-    return 2 * edits > (int)longer ? INT_MAX : 2 * edits + !same_letter(typo[0], name[0]);
+    return 2 * edits > (int)longer ? INT_MAX
+                                   : 2 * edits + (tolower((unsigned char)typo[0]) != tolower((unsigned char)name[0]));
 }
 
 NearestName argument_nearest(const char *typo, size_t length) {

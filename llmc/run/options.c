@@ -13,7 +13,6 @@
 #include "llmc/model/parameters.h"
 #include "llmc/run/arguments.h"
 #include "llmc/run/placement.h"
-#include "llmc/plan/plan.h"
 
 #include <cjson/cJSON.h>
 #include <ctype.h>

@@ -3,20 +3,14 @@
 #include "llmc/run/options.h"
 
 #include "llmc/run/placement.h"
-#include "llmc/plan/plan.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 static bool check_questions(const Options *o, Error *err) {
-    const bool other_gpu = *o->gpu && strcasecmp(o->gpu, "this") != 0;
     if (o->plan && o->advise) return error_set(err, "--plan and --advise: give one of them at a time");
-    if (*o->gpu && !o->plan && !o->advise)
-        return error_set(err, "--gpu: only applies to a plan or advice; give --plan or --advise as well");
-    if (o->measure && o->advise != ADVISE_D_FF)
-        return error_set(err, "--measure: times sizes of d_ff; give --advise d_ff as well");
-    return !o->measure || !other_gpu ||
-           error_set(err, "--measure: times this machine, not %.80s; leave out --gpu or --measure", o->gpu);
+    return !*o->gpu || o->plan || o->advise ||
+           error_set(err, "--gpu: only applies to a plan or advice; give --plan or --advise as well");
 }
 
 // Options that only make sense together.

@@ -12,22 +12,8 @@
 
 // -------------------------------------------------------------------------------------------------------------- labels
 
-// "transformer.h.11.attn.c_attn.weight" -> "qkvw"; names that are no weight's stay.
-const char *op_tensor(const OpCost *cost) {
-    const char *name = cost->shape.tensor;
-    for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
-        const char *pattern = parameter_specs[s].hf_name, *block = strstr(pattern, "%d");
-        if (!block && strcmp(name, pattern) == 0) return parameter_specs[s].name;
-        const size_t before = block ? (size_t)(block - pattern) : 0;
-        if (!block || strncmp(name, pattern, before) != 0) continue;
-        const char *after = name + before + strspn(name + before, "0123456789");
-        if (strcmp(after, block + strlen("%d")) == 0) return parameter_specs[s].name;
-    }
-    return name;
-}
-
 const char *op_label(const OpCost *cost, char *buf, int size) {
-    int n = snprintf(buf, (size_t)size, "%s %s ", cost->op, op_tensor(cost));
+    int n = snprintf(buf, (size_t)size, "%s %s ", cost->op, parameter_label(cost->shape.tensor));
     for (int i = 0; i < cost->shape.rank && n < size; i++)
         n += snprintf(buf + n, (size_t)(size - n), i ? "x%lld" : "%lld", (long long)cost->shape.shape[i]);
     return buf;
@@ -181,7 +167,7 @@ static bool write_profile(cJSON *root, const char *path, const char *mark, Error
 }
 
 static void add_op_shape(cJSON *object, const OpCost *cost) {
-    JSON_ADD(object, JSON_TEXT("tensor", op_tensor(cost)));
+    JSON_ADD(object, JSON_TEXT("tensor", parameter_label(cost->shape.tensor)));
     cJSON *shape = cJSON_AddArrayToObject(object, "shape");
     for (int i = 0; i < cost->shape.rank; i++)
         cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)cost->shape.shape[i]));

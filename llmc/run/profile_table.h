@@ -4,8 +4,6 @@
 #include "llmc/ops.h"
 #include "llmc/run/runlog.h"
 
-// The tensor of the call without its block: weights by their short names of parameters.h ("qkvw").
-const char *op_tensor(const OpCost *cost);
 // "matmul_forward qkvw 65536x768x2304" into buf; returns buf.
 const char *op_label(const OpCost *cost, char *buf, int size);
 

@@ -4,7 +4,6 @@
 #include "llmc/base/signals.h"
 #include "llmc/comm/comm.h"
 #include "llmc/model/model_state.h"
-#include "llmc/plan/plan.h"
 #include "llmc/run/report_header.h"
 #include "llmc/run/run_summary.h"
 

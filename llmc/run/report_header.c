@@ -6,7 +6,7 @@
 #include "llmc/base/typed_path.h"
 #include "llmc/comm/comm.h"
 #include "llmc/model/recompute.h"
-#include "llmc/plan/plan.h"
+#include "llmc/plan/plan_print.h"
 
 #include <stdio.h>
 #include <stdlib.h>

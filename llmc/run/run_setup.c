@@ -13,7 +13,10 @@
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
 #include "llmc/base/typed_path.h"
-#include "llmc/plan/plan.h"
+#include "llmc/plan/advise.h"
+#include "llmc/plan/plan_fit.h"
+#include "llmc/plan/plan_memory.h"
+#include "llmc/plan/plan_print.h"
 #include "llmc/run/advice.h"
 #include "llmc/run/profile.h"
 #include "llmc/store/checkpoint.h"
@@ -263,7 +266,7 @@ static bool choose_optimizer(RunSetup *s, Error *err) {
 // The memory that every process has: on the CPU those of one machine share it.
 static bool agree_on_room(bool automatic, double *room, Error *err) {
     const bool shared = strcmp(device_facts()->backend, "cpu") == 0;
-    double mine = planner_room(automatic) / (shared ? comm_local_size() : 1);
+    double mine = plan_room(automatic) / (shared ? comm_local_size() : 1);
     double *all = comm_gather_new(&mine, sizeof mine, err);
     const bool ok = all != NULL;
     for (int i = 0; ok && i < comm_size(); i++) mine = fmin(mine, all[i]);
@@ -293,7 +296,7 @@ static bool choose_memory(RunSetup *s, Error *err) {
     const bool automatic = o->B == 0 || strcmp(o->recompute, "auto") == 0;
     double room;
     if (!comm_all_ok(model_check_options(&model, err) && check_processes(s, err), err) ||
-        !agree_on_room(automatic, &room, err) || !planner_fit(&model, o->B == 0, o->recompute, room, most, err))
+        !agree_on_room(automatic, &room, err) || !plan_fit(&model, o->B == 0, o->recompute, room, most, err))
         return false;
     o->B = model.B; // what was chosen is what a checkpoint states
     s->recompute = model.recompute;
@@ -437,19 +440,27 @@ static bool check_planned_share(const RunSetup *s, int64_t step_windows, Error *
             step_share_make(&share, windows, max_i64(o->B, 1), o->reduce_groups, 0, process_count(o), err));
 }
 
-// --plan, --advise: no data is opened, and no memory taken but by --measure.
+// --plan, --advise: no data is opened, and no memory taken.
 bool run_setup_plan(RunSetup *s, Error *err) {
     Options *o = &s->options;
     if (!choose_model(s, err) || !choose_context(s, err) || !choose_dtype(s, err)) return false;
-    if (o->dtype == DTYPE_COUNT && !o->measure)
-        s->dtype = DTYPE_BF16; // what GPUs train in, whatever this machine prefers
+    if (o->dtype == DTYPE_COUNT) s->dtype = DTYPE_BF16; // what GPUs train in, whatever this machine prefers
     if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
     if (o->total_batch > 0 && !options_check_total_batch(o->total_batch, s->T, err)) return false;
     const int64_t step_windows = o->total_batch > 0 ? o->total_batch / s->T : 0;
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
-    PlanRequest request = {.model = run_setup_model(s), .step_windows = step_windows, .options = o};
+    PlanRequest request = {.model = run_setup_model(s),
+                           .step_windows = step_windows,
+                           .recompute = o->recompute,
+                           .tokens = o->tokens,
+                           .max_steps = o->max_steps,
+                           .gpus = o->gpu,
+                           .attention = o->attention,
+                           .gelu_fusion = o->gelu_fusion,
+                           .comm_overlap = o->comm_overlap};
     return check_planned_share(s, step_windows, err) && model_check_options(&request.model, err) &&
-           (o->advise ? planner_advise : planner_print)(stdout, &request, err);
+           (o->advise ? advise_print(stdout, &request, o->advise == ADVISE_D_FF, err)
+                      : plan_print(stdout, &request, o->plan == PLAN_JSON, err));
 }
 
 OptimizerOptions run_setup_optimizer(const RunSetup *s) {

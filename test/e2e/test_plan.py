@@ -206,19 +206,12 @@ def test_1558M_trains_in_12_GB_with_8_bit_states():
 
 # ------------------------------------------------------------------------------------------------- -------------- advice
 
-FEED_FORWARD = ["--advise", "d_ff", "--measure", "-e", "L=1,C=72,NH=1", "-b", 1, "-t", 16]
-
-
-def test_sizes_of_feed_forward_layers_are_timed_on_this_machine():
-    for dtype in ("bf16", "fp32"):
-        out = train(*FEED_FORWARD, "--dtype", dtype).stdout
-        rows = [line.split()[1:] for line in out.splitlines() if line.split()[1] in ("plain", "gated")]
-        sizes = [(kind, int(d_ff)) for kind, d_ff, *_ in rows]
-        # 4 C = 288 and 8/3 C = 192, which is a multiple of 64 itself; the multiples of 64 around them.
-        assert sizes == [*(("plain", n) for n in (64, 128, 192, 256, 288, 320, 384, 448, 512, 576)),
-                         *(("gated", n) for n in (64, 128, 192, 256, 320, 384, 448))]
-        assert all(float(row[-1]) > 0 for row in rows)
-        assert dtype in out and "rank correlation" in out and "near 4 C: take " in out
+def test_sizes_of_feed_forward_layers_near_4_c():
+    out = train("--advise", "d_ff", "--gpu", "h100", "-e", "L=1,C=72,NH=1", "-b", 1, "-t", 16).stdout
+    rows = [line.split()[1] for line in out.splitlines() if line.split()[1].isdigit()]
+    # 4 C = 288; the multiples of 64 around it.
+    assert [int(size) for size in rows] == [64, 128, 192, 256, 288, 320, 384, 448, 512, 576]
+    assert "near 4 C: take " in out
 
 
 def test_advice_is_the_same_on_every_machine(tmp_path):

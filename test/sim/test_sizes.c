@@ -3,7 +3,8 @@
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/cudnn_graph.h"
 #include "llmc/model/gpu_sizes.h"
-#include "llmc/plan/plan.h"
+#include "llmc/plan/plan_fit.h"
+#include "llmc/plan/plan_memory.h"
 #include "test/test.h"
 
 #include <stdlib.h>
@@ -42,7 +43,7 @@ static bool plans_agree(const Gpu *g) {
     start(ATTENTION_OWN);
     const GpuSpec gpu = {
         .memory = g->memory, .num_sms = device_facts()->units, .compute_capability = cuda_backend.compute_capability};
-    const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_OWN);
+    const PlannedSizes sizes = plan_sizes(&gpu, ATTENTION_OWN);
     bool agree = device_facts()->units == atoi(g->units);
     for (int m = 0; m < 5; m++)
         for (int64_t B = 1; B <= 96; B = 2 * B + 1) {
@@ -133,7 +134,7 @@ static void expect_upper_bound(AttentionChoice attention) {
     const GpuSpec gpu = {.memory = (double)device_facts()->memory_free,
                          .num_sms = device_facts()->units,
                          .compute_capability = cuda_backend.compute_capability};
-    const PlannedSizes sizes = planner_sizes(&gpu, attention);
+    const PlannedSizes sizes = plan_sizes(&gpu, attention);
     for (int64_t B = 1; B <= 64; B *= 4) {
         ModelOptions model = variant_of("d12", B, 1);
         const double backend = plan_total(&model);
@@ -165,7 +166,7 @@ static int64_t workspace_of(ModelOptions *model, bool train) {
 
 TEST(evaluation_takes_no_workspace_of_backward_passes) {
     const GpuSpec gpu = {.memory = 80e9, .num_sms = 132, .compute_capability = 90};
-    const PlannedSizes sizes = planner_sizes(&gpu, ATTENTION_AUTO);
+    const PlannedSizes sizes = plan_sizes(&gpu, ATTENTION_AUTO);
     ModelOptions model = variant_of("d12", 64, 0);
     model.sizes = &sizes;
     assert_true(workspace_of(&model, true) > model.B * model.config.NH * model.T * model.T * 2); // cuDNN's
@@ -182,7 +183,7 @@ TEST(the_choice_is_checked_with_the_backend) {
     ModelOptions model = variant_of("d12", 1, 1);
     Error err;
     const double room = 12e9;
-    assert_true(planner_fit(&model, true, "auto", room, 512, &err));
+    assert_true(plan_fit(&model, true, "auto", room, 512, &err));
     assert_null(model.sizes);
     assert_true(plan_total(&model) <= room);
     device_shutdown();

@@ -1,6 +1,7 @@
 // What the tests of the planner share: GPUs by name, figures that agree, and what a plan takes.
 #pragma once
-#include "llmc/plan/plan.h"
+#include "llmc/model/model.h"
+#include "llmc/plan/gpu_table.h"
 #include "test/test.h"
 
 #include <math.h>

@@ -1,5 +1,6 @@
-// --advise: tiles and waves by hand, the shapes of the prediction's matmuls, rank correlation, and what is advised.
+// --advise: tiles and waves by hand, the shapes of the prediction's matmuls, and what is advised.
 #include "llmc/base/format.h"
+#include "llmc/plan/advise.h"
 #include "test/fixture.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/planner_case.h"
@@ -45,7 +46,7 @@ static const struct {
 TEST(tiles_and_waves_of_five_shapes_are_those_counted_by_hand) {
     for (size_t i = 0; i < sizeof by_hand / sizeof *by_hand; i++) {
         const GpuSpec *gpu = gpu_named(by_hand[i].gpu);
-        const Tiling t = planner_tiling(gpu, DTYPE_BF16, &by_hand[i].shape);
+        const Tiling t = advise_tiling(gpu, DTYPE_BF16, &by_hand[i].shape);
         if (t.rows != by_hand[i].rows || t.cols != by_hand[i].cols || t.splits != by_hand[i].splits ||
             t.tiles != by_hand[i].tiles || t.waves != by_hand[i].waves)
             fail_msg("row %zu: %lld tiles of %dx%d in %d parts, %lld waves", i, (long long)t.tiles, t.rows, t.cols,
@@ -61,29 +62,29 @@ TEST(alignment_is_that_of_contiguous_rows) {
     const int64_t sizes[] = {50257, 50258, 50260, 50264, 50272, 50304, 768};
     const int alignments[] = {1, 2, 4, 8, 32, 64, 64};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        assert_int_equal(planner_alignment(sizes[i]), alignments[i]);
+        assert_int_equal(advise_alignment(sizes[i]), alignments[i]);
     const GpuSpec *gpu = gpu_named("A100 80GB");
-    const double odd_tokens = planner_tiling(gpu, DTYPE_BF16, &(MatmulShape){4001, 768, 768, false}).load_share,
-                 odd_sum = planner_tiling(gpu, DTYPE_BF16, &(MatmulShape){768, 768, 4001, true}).load_share;
+    const double odd_tokens = advise_tiling(gpu, DTYPE_BF16, &(MatmulShape){4001, 768, 768, false}).load_share,
+                 odd_sum = advise_tiling(gpu, DTYPE_BF16, &(MatmulShape){768, 768, 4001, true}).load_share;
     assert_true(odd_tokens == 1 && odd_sum == 1);
     double before = 0;
     for (int64_t K = 64 + 1; K <= 128; K = K < 66 ? 66 : K < 68 ? 68 : K < 72 ? 72 : K < 80 ? 80 : K + 48) {
-        const double share = planner_tiling(gpu, DTYPE_BF16, &(MatmulShape){4096, 768, K, false}).load_share;
+        const double share = advise_tiling(gpu, DTYPE_BF16, &(MatmulShape){4096, 768, K, false}).load_share;
         assert_true(share > before); // the more, the better
         before = share;
     }
     assert_true(before == 1);
     // 32 elements of 4 bytes are as long as 64 of 2.
-    assert_true(planner_tiling(gpu, DTYPE_FP32, &(MatmulShape){4096, 800, 800, false}).load_share == 1);
-    assert_true(planner_tiling(gpu, DTYPE_BF16, &(MatmulShape){4096, 800, 800, false}).load_share < 1);
+    assert_true(advise_tiling(gpu, DTYPE_FP32, &(MatmulShape){4096, 800, 800, false}).load_share == 1);
+    assert_true(advise_tiling(gpu, DTYPE_BF16, &(MatmulShape){4096, 800, 800, false}).load_share < 1);
 }
 
 TEST(the_shapes_of_a_prediction_have_its_flop) {
     const GpuSpec *gpu = gpu_named("H100 SXM");
-    const Options options = {.gelu_fusion = -1};
+    const PredictOptions options = {.gelu_fusion = -1};
     const ModelOptions model = model_of("d12", 64, 1024);
     Prediction p;
-    planner_predict(&p, gpu, &model, 64 * 1024, &options, false);
+    plan_predict(&p, gpu, &model, 64 * 1024, &options, false);
     int matmuls = 0;
     for (int i = 0; i < p.count; i++)
         for (int k = 0; k < p.ops[i].num_parts; k++) {
@@ -100,48 +101,16 @@ TEST(the_shapes_of_a_prediction_have_its_flop) {
     assert_int_equal(matmuls, 3 * 4 + 3);
 }
 
-// --------------------------------------------------------------------------------------------------- rank correlation
-
-TEST(rank_correlation_is_that_of_the_orders) {
-    const double x[] = {1, 2, 3, 4, 5}, squares[] = {1, 4, 9, 16, 25}, down[] = {9, 7, 5, 3, 1},
-                 same[] = {2, 2, 2, 2, 2};
-    assert_near("the same order", rank_correlation(x, squares, 5), 1, 1e-15);
-    assert_near("the opposite order", rank_correlation(x, down, 5), -1, 1e-15);
-    assert_true(rank_correlation(x, same, 5) == 0); // no order
-    // 1 - 6 sum d^2 / (n (n^2 - 1)) without ties: d = 1, 1, 0, 1, 1 -> 1 - 24 / 120.
-    const double swapped[] = {2, 1, 3, 5, 4};
-    assert_near("two neighbours swapped twice", rank_correlation(x, swapped, 5), 0.8, 1e-15);
-    // Ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4; about their means (-1.5, 0, 0, 1.5) and (-1.5, 0.5, -0.5, 1.5): 4.5 /
-    // sqrt(4.5 x 5).
-    const double ties[] = {1, 2, 2, 4}, other[] = {10, 30, 20, 40};
-    assert_near("equal values", rank_correlation(ties, other, 4), 4.5 / sqrt(22.5), 1e-15);
-}
-
-TEST(a_feed_forward_layer_is_six_matmuls_of_its_flop) {
-    for (int gated = 0; gated < 2; gated++) {
-        const FeedForward layer = {512, 768, 2048, gated};
-        MatmulShape shapes[FEED_FORWARD_MATMULS];
-        double flops = 0;
-        feed_forward_matmuls(&layer, shapes);
-        for (int i = 0; i < FEED_FORWARD_MATMULS; i++)
-            flops += 2.0 * (double)shapes[i].M * (double)shapes[i].N * (double)shapes[i].K;
-        assert_true(flops == feed_forward_flops(&layer));
-        assert_true(flops == 6.0 * 512 * (gated ? 3 : 2) * 768 * 2048); // 6 a parameter and token
-    }
-}
-
 // -------------------------------------------------------------------------------------------------------------- advice
 
-static Options options;
-
-static char *advice(const ModelOptions *model, char *gpu, AdviseKind kind) {
+static char *advice(const ModelOptions *model, const char *gpus, bool d_ff) {
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
     assert_non_null(out);
-    options = (Options){.recompute = "0", .gpu = gpu, .advise = kind, .gelu_fusion = -1, .comm_overlap = 1};
-    const PlanRequest request = {.model = *model, .options = &options};
-    if (!planner_advise(out, &request, &err)) fail_msg("%s", err.text);
+    const PlanRequest request = {
+        .model = *model, .recompute = "0", .gpus = gpus, .gelu_fusion = -1, .comm_overlap = true};
+    if (!advise_print(out, &request, d_ff, &err)) fail_msg("%s", err.text);
     fclose(out);
     return text;
 }
@@ -152,7 +121,7 @@ static void assert_says(const char *text, const char *words) {
 
 TEST(channels_that_fill_no_cache_line_are_advised_against) {
     const ModelOptions model = model_of("L=12,C=1000,NH=10", 32, 1024);
-    AUTO_FREE char *text = advice(&model, "h100", ADVISE_SIZES);
+    AUTO_FREE char *text = advice(&model, "h100", false);
     assert_says(text, "1. C 1000 -> 1024 with NH 8: -e L=12,C=1024,NH=8,V=50257,T=1024\n");
     assert_says(text, "parameters 195.5M -> 203.7M (+4.2%)");
     assert_says(text, "head size 100: no fast attention kernel takes it");
@@ -161,27 +130,28 @@ TEST(channels_that_fill_no_cache_line_are_advised_against) {
 TEST(a_d_ff_nearby_is_among_the_changes_and_its_flag_is_named) {
     ModelOptions model = model_of("L=12,C=1024,NH=8,V=50304", 32, 1024);
     model_config_set_d_ff(&model.config, 4000);
-    AUTO_FREE char *text = advice(&model, "h100", ADVISE_SIZES);
+    AUTO_FREE char *text = advice(&model, "h100", false);
     assert_says(text, "1. d_ff 4000 -> 4160: --d-ff 4160\n");
     assert_says(text, "parameters 201.4M -> 205.3M (+2.0%)");
-    AUTO_FREE char *sizes = advice(&model, "h100", ADVISE_D_FF);
+    AUTO_FREE char *sizes = advice(&model, "h100", true);
     const char *found = strstr(sizes, "near 4 C: take ");
     char flag[64];
     assert_non_null(found);
-    snprintf(flag, sizeof flag, "--d-ff %ld sets the one near 4 C", atol(found + strlen("near 4 C: take ")));
+    snprintf(flag, sizeof flag, "take %ld (--d-ff %ld), ", atol(found + strlen("near 4 C: take ")),
+             atol(found + strlen("near 4 C: take ")));
     assert_says(sizes, flag);
 }
 
 TEST(at_the_sizes_whose_rates_are_assumed_advice_and_plan_predict_the_same) {
     const ModelOptions model = model_of("d12", 64, 1024);
-    char *const gpus[] = {"h200", "a100"};
+    const char *const gpus[] = {"h200", "a100"};
     for (int i = 0; i < 2; i++) {
-        AUTO_FREE char *text = advice(&model, gpus[i], ADVISE_SIZES);
+        AUTO_FREE char *text = advice(&model, gpus[i], false);
         Prediction p;
         GpuChoice gpu;
         char rate[32], words[64];
         assert_true(gpu_find(&gpu, gpus[i], strlen(gpus[i]), &err));
-        planner_predict(&p, &gpu.spec, &model, 64 * 1024, &options, false);
+        plan_predict(&p, &gpu.spec, &model, 64 * 1024, &(PredictOptions){.gelu_fusion = -1}, false);
         snprintf(words, sizeof words, "predicted %s tokens/s",
                  format_count(64 * 1024 / p.step.likely, rate, sizeof rate));
         assert_says(text, words);
@@ -190,19 +160,19 @@ TEST(at_the_sizes_whose_rates_are_assumed_advice_and_plan_predict_the_same) {
 
 TEST(no_advice_where_nothing_nearby_gains_and_limits_where_no_rates_are_assumed) {
     const ModelOptions model = model_of("L=12,C=1024,NH=8,V=50304", 32, 1024); // 16 x 8 tiles a wave of 128
-    AUTO_FREE char *text = advice(&model, "rtx4090", ADVISE_SIZES);
+    AUTO_FREE char *text = advice(&model, "rtx4090", false);
     assert_says(text, "at most ");
     assert_says(text, "no C, NH, d_ff, V or B nearby would gain half a per cent: these sizes suit this GPU");
 }
 
-TEST(a_size_of_8_thirds_of_c_that_is_odd_is_replaced_by_a_multiple_of_64) {
-    const ModelOptions model = model_of("d48", 16, 1024);
-    AUTO_FREE char *text = advice(&model, "h100", ADVISE_D_FF);
-    assert_says(text, "gated     4267 ");
-    const char *found = strstr(text, "near 8/3 C (gated): take ");
+TEST(a_d_ff_of_4_c_that_is_odd_is_replaced_by_a_multiple_of_64) {
+    const ModelOptions model = model_of("L=12,C=1000,NH=10", 16, 1024);
+    AUTO_FREE char *text = advice(&model, "h100", true);
+    assert_says(text, "advise         4000    100.0%        32 ");
+    const char *found = strstr(text, "near 4 C: take ");
     assert_non_null(found);
-    const long d_ff = atol(found + strlen("near 8/3 C (gated): take "));
-    assert_true(d_ff % 64 == 0 && labs(d_ff - 4267) < 320);
+    const long d_ff = atol(found + strlen("near 4 C: take "));
+    assert_true(d_ff % 64 == 0 && labs(d_ff - 4000) < 320);
 }
 
 TEST(what_cannot_be_advised_is_one_clear_line) {
@@ -210,19 +180,21 @@ TEST(what_cannot_be_advised_is_one_clear_line) {
     FILE *out = fopen("/dev/null", "w");
     ModelOptions eight = model, only_forward = model;
     eight.fp8 = true, only_forward.train = false;
-    options = (Options){.recompute = "0", .gpu = "24G", .advise = ADVISE_SIZES};
-    const PlanRequest request = {.model = model, .options = &options};
-    PlanRequest other = request;
-    assert_error(planner_advise(out, &request, &err), "--gpu 24G: its multiprocessors and peak are not known");
-    options.gpu = "this";
-    assert_error(planner_advise(out, &request, &err), "--gpu this: this program computes on the CPU");
-    options.gpu = "";
-    assert_error(planner_advise(out, &request, &err), "--advise d_ff --measure");
-    options.gpu = "h100", other.model = eight;
-    assert_error(planner_advise(out, &other, &err), "no rates are assumed for --fp8");
+    PlanRequest request = {.model = model, .recompute = "0", .gpus = "24G"}, other;
+    assert_error(advise_print(out, &request, false, &err), "--gpu 24G: its multiprocessors and peak are not known");
+    request.gpus = "this";
+    assert_error(advise_print(out, &request, false, &err), "--gpu this: this program computes on the CPU");
+    request.gpus = "";
+    assert_error(advise_print(out, &request, false, &err), "name a GPU, such as --gpu h100");
+    other = request;
+    other.gpus = "h100";
+    other.model = eight;
+    assert_error(advise_print(out, &other, false, &err), "no rates are assumed for --fp8");
     other.model = only_forward;
-    assert_error(planner_advise(out, &other, &err), "no rates are assumed for -x 0");
-    options.gpu = "t4", other.model = model, other.model.B = 60000;
-    assert_error(planner_advise(out, &other, &err), "T4: not enough memory");
+    assert_error(advise_print(out, &other, false, &err), "no rates are assumed for -x 0");
+    other.gpus = "t4";
+    other.model = model;
+    other.model.B = 60000;
+    assert_error(advise_print(out, &other, false, &err), "T4: not enough memory");
     fclose(out);
 }

@@ -204,12 +204,9 @@ TEST(a_plan_is_text_unless_it_is_to_be_json) {
 }
 
 TEST(one_question_is_asked_at_a_time) {
-    assert_reads("--advise", "advise=sizes measure=0");
-    assert_reads("--advise d_ff --measure --gpu this", "advise=d_ff measure=1 gpu=this");
+    assert_reads("--advise", "advise=sizes");
+    assert_reads("--advise d_ff --gpu this", "advise=d_ff gpu=this");
     assert_refused("--advise --plan", "--plan and --advise: give one of them at a time");
-    assert_refused("--advise --measure", "--measure: times sizes of d_ff; give --advise d_ff as well");
-    assert_refused("--advise d_ff --measure --gpu h100",
-                   "--measure: times this machine, not h100; leave out --gpu or --measure");
     assert_refused("--advise shapes", "--advise shapes: must be one of sizes, d_ff");
 }
 

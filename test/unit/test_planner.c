@@ -1,7 +1,9 @@
 // The planner's figures against independent ways to the same numbers: bytes from the costs of ops and by hand, memory
 // from the plan itself. What it chooses is test_planner_fit's, the table of GPUs test_gpu_table's.
 #include "llmc/model/parameters.h"
-#include "llmc/plan/plan.h"
+#include "llmc/plan/dry_run.h"
+#include "llmc/plan/plan_fit.h"
+#include "llmc/plan/plan_print.h"
 #include "test/fixture.h"
 #include "test/op_cost.h"
 #include "test/unit/device_fixture.h"
@@ -17,70 +19,109 @@ TEST(the_least_time_is_flops_over_peak_and_bytes_over_bandwidth) {
     const int64_t tokens = 512 * 1024;
     ModelOptions model = model_of("d12", 8, 1024);
     model.dtype = DTYPE_FP16;
-    const StepLimit t4 = planner_step(gpu_named("T4"), &model, tokens);
-    assert_near("T4", t4.seconds,
-                planner_step_flops(&model, tokens) / 65e12 + planner_step_bytes(&model, tokens) / 320e9, 1e-12);
+    const StepLimit t4 = plan_step_limit(gpu_named("T4"), &model, tokens);
+    assert_near("T4", t4.seconds, plan_step_flops(&model, tokens) / 65e12 + plan_step_bytes(&model, tokens) / 320e9,
+                1e-12);
     model.dtype = DTYPE_BF16;
-    assert_true(planner_step(gpu_named("T4"), &model, tokens).seconds == 0); // it has no bf16
+    assert_true(plan_step_limit(gpu_named("T4"), &model, tokens).seconds == 0); // it has no bf16
 }
 
 TEST(flops_are_the_exact_count) {
     ModelOptions model = model_of("d12", 64, 1024);
     const double exact = 72.0 * 12 * 768 * 768 + 6.0 * 50304 * 768 + 6.0 * 12 * 768 * 1025; // 798.0 MFLOP a token
-    assert_near("a token", planner_step_flops(&model, 1), exact, 1e-12);
-    assert_near("a step", planner_step_flops(&model, 524288), 524288 * exact, 1e-12);
+    assert_near("a token", plan_step_flops(&model, 1), exact, 1e-12);
+    assert_near("a step", plan_step_flops(&model, 524288), 524288 * exact, 1e-12);
     model.recompute = recompute_all(recompute_level_set(2));
-    assert_near("-r 2", planner_step_flops(&model, 1), exact, 1e-12);
+    assert_near("-r 2", plan_step_flops(&model, 1), exact, 1e-12);
     model.recompute = recompute_all(RECOMPUTE_BLOCK);
-    assert_near("-r 3", planner_step_flops(&model, 1), exact + 16.0 * 12 * 768 * 768 + 2.0 * 12 * 768 * 1025, 1e-12);
+    assert_near("-r 3", plan_step_flops(&model, 1), exact + 16.0 * 12 * 768 * 768 + 2.0 * 12 * 768 * 1025, 1e-12);
     model.config.d_ff = 1024; // 2048 less, each 6 a weight of two matmuls, and of fc twice more
-    assert_near("d_ff", planner_step_flops(&model, 1),
+    assert_near("d_ff", plan_step_flops(&model, 1),
                 exact + 16.0 * 12 * 768 * 768 + 2.0 * 12 * 768 * 1025 - 14.0 * 12 * 768 * 2048, 1e-12);
 }
 
 TEST(the_predicted_work_is_that_of_the_model_whatever_its_d_ff) {
     static Prediction p;
     ModelOptions model = model_of("d12", 64, 1024);
-    const Options options = {.recompute = "0"};
+    const PredictOptions options = {0};
     for (int64_t d_ff = 0; d_ff <= 4096; d_ff += 1024) {
         model_config_set_d_ff(&model.config, d_ff);
         double flops = 0;
-        planner_predict(&p, gpu_named("H200"), &model, 65536, &options, false);
+        plan_predict(&p, gpu_named("H200"), &model, 65536, &options, false);
         for (int i = 0; i < p.count; i++)
             if (strncmp(p.ops[i].op, "matmul", 6) == 0) flops += p.ops[i].flops;
         assert_near("matmuls", flops, 65536 * flops_per_token_linear(&model.config), 1e-12);
     }
 }
 
+// The dry run has the ops of the step itself, so its sums are found in another way than the formulas.
+typedef struct {
+    double flops, updates, calls;
+} DrySums;
+
+static void add_dry(void *context, const OpCost *cost, double calls) {
+    DrySums *sums = context;
+    sums->flops += calls * cost->flops;
+    sums->updates += strcmp(cost->op, "optimizer_update") == 0 ? calls : 0;
+    sums->calls += calls;
+}
+
+TEST(the_flops_of_a_dry_run_are_those_of_the_formula) {
+    const int sets[] = {0, RECOMPUTE_GELU | RECOMPUTE_LAYERNORM, RECOMPUTE_BLOCK};
+    for (int i = 0; i < 12; i++) {
+        ModelOptions model = model_of("d12", 4, 256);
+        DrySums sums = {0};
+        model.recompute = recompute_all(sets[i % 3]);
+        model.gradients_in_dtype = i & 1;
+        model.optimizer = i < 6 ? OPTIMIZER_ADAMW : OPTIMIZER_MUON;
+        if (i % 4 == 3) model.dtype = DTYPE_FP32;
+        if (i == 5) model.dtype = DTYPE_FP16; // which the CPU has not: bf16 has the same ops
+        assert_true(dry_run_step(&model, 2.5, add_dry, &sums));
+        assert_near("FLOP", sums.flops,
+                    2560 * flops_per_token_hardware(&model.config, model.T, &model.recompute) +
+                        plan_step_flops(&model, 0),
+                    1e-12);
+        assert_true(sums.updates == 1);
+    }
+}
+
+TEST(a_dry_run_takes_no_memory_and_leaves_no_observer) {
+    ModelOptions model = model_of("d48", 512, 1024); // 1.2 TB
+    DrySums sums = {0};
+    assert_true(dry_run_step(&model, 1, add_dry, &sums) && sums.calls > 48 * 15);
+    assert_false(ops_are_observed());
+    model.offload = true;
+    assert_false(dry_run_step(&model, 1, add_dry, &sums));
+}
+
 // Per block a matrix of 768 x 768 four times (three of them in qkvw) and of 768 x 3072 twice: 5 (4 m^2 n + 2 m^3) each.
 TEST(muon_adds_its_products_once_a_step) {
     ModelOptions model = model_of("d12", 64, 1024);
-    const double adamw = planner_step_flops(&model, 524288), m = 768, n = 3072;
+    const double adamw = plan_step_flops(&model, 524288), m = 768, n = 3072;
     model.optimizer = OPTIMIZER_MUON;
     const double products = 12 * 5 * (4 * 6 * m * m * m + 2 * (4 * m * m * n + 2 * m * m * m));
-    assert_near("muon", planner_step_flops(&model, 524288) - adamw, products, 1e-6); // of a difference
-    assert_near("muon", planner_step_flops(&model, 0), products, 1e-12);
+    assert_near("muon", plan_step_flops(&model, 524288) - adamw, products, 1e-6); // of a difference
+    assert_near("muon", plan_step_flops(&model, 0), products, 1e-12);
 }
 
 TEST(fp8_takes_the_linear_layers_to_its_own_peak) {
     const int64_t tokens = 524288;
     ModelOptions model = model_of("d12", 64, 1024);
-    assert_true(planner_step_fp8_flops(&model, tokens) == 0);
-    const double bytes = planner_step_bytes(&model, tokens),
-                 without = planner_step(gpu_named("H200"), &model, tokens).seconds;
+    assert_true(plan_step_fp8_flops(&model, tokens) == 0);
+    const double bytes = plan_step_bytes(&model, tokens),
+                 without = plan_step_limit(gpu_named("H200"), &model, tokens).seconds;
     model.fp8 = true;
     const double linear = 72.0 * 12 * 768 * 768;
-    assert_near("a token", planner_step_fp8_flops(&model, 1), linear, 1e-12);
+    assert_near("a token", plan_step_fp8_flops(&model, 1), linear, 1e-12);
     // 7 C in and 9 C of gradients a block, read twice (amax, then values) and written twice, a byte each.
-    assert_near("bytes", planner_step_bytes(&model, tokens) - bytes, (double)tokens * 16 * 12 * 768 * (2 * 2 + 2),
-                1e-9);
-    const StepLimit s = planner_step(gpu_named("H200"), &model, tokens);
+    assert_near("bytes", plan_step_bytes(&model, tokens) - bytes, (double)tokens * 16 * 12 * 768 * (2 * 2 + 2), 1e-9);
+    const StepLimit s = plan_step_limit(gpu_named("H200"), &model, tokens);
     assert_near("H200", s.seconds, (s.flops - s.fp8_flops) / 989.4e12 + s.fp8_flops / 1978.9e12 + s.bytes / 4800e9,
                 1e-12);
     assert_true(s.seconds < without);
     model.recompute = recompute_all(RECOMPUTE_BLOCK); // its attention stays as it is
-    assert_near("-r 3", planner_step_fp8_flops(&model, 1), linear + 16.0 * 12 * 768 * 768, 1e-12);
-    assert_true(planner_step(gpu_named("A100 80GB"), &model, tokens).seconds == 0); // it has no fp8
+    assert_near("-r 3", plan_step_fp8_flops(&model, 1), linear + 16.0 * 12 * 768 * 768, 1e-12);
+    assert_true(plan_step_limit(gpu_named("A100 80GB"), &model, tokens).seconds == 0); // it has no fp8
 }
 
 // What the ops of a micro-step that are neither matmul nor attention move, by their costs.
@@ -115,8 +156,8 @@ TEST(bytes_of_activations_are_those_of_the_op_table) {
     const ModelOptions model = model_of("d12", 64, 1024);
     const int64_t tokens = model.B * model.T;
     const double logits = 2.0 * (double)model.config.Vp * 2 * (double)tokens; // scratch: not in the op table
-    const double per_step = planner_step_bytes(&model, 0);
-    assert_near("bytes", planner_step_bytes(&model, tokens) - per_step - logits, bytes_by_op_costs(&model), 0.025);
+    const double per_step = plan_step_bytes(&model, 0);
+    assert_near("bytes", plan_step_bytes(&model, tokens) - per_step - logits, bytes_by_op_costs(&model), 0.025);
 }
 
 // Bytes a parameter that the norm (the gradient once) and the update read and write, by hand.
@@ -141,8 +182,8 @@ TEST(bytes_of_the_update_are_what_each_optimizer_keeps) {
         model.optimizer = cases[i].kind, model.master = cases[i].master, model.gradients_in_dtype = cases[i].compute;
         const int64_t one_micro_step = cases[i].compute ? 64 : 0;
         const double a_token =
-            planner_step_bytes(&(ModelOptions){.config = model.config, .B = 1, .T = 64, .dtype = DTYPE_BF16}, 64);
-        const double got = planner_step_bytes(&model, one_micro_step) - (one_micro_step ? a_token : 0);
+            plan_step_bytes(&(ModelOptions){.config = model.config, .B = 1, .T = 64, .dtype = DTYPE_BF16}, 64);
+        const double got = plan_step_bytes(&model, one_micro_step) - (one_micro_step ? a_token : 0);
         // Vectors, 0.1% of the parameters, are kept otherwise by some; rows, columns and scales are as few.
         assert_near(optimizer_name(cases[i].kind), got / (double)parameter_total(&model.config), cases[i].bytes, 0.005);
     }
@@ -151,44 +192,46 @@ TEST(bytes_of_the_update_are_what_each_optimizer_keeps) {
 TEST(fp32_keeps_no_master_and_moves_more) {
     ModelOptions model = model_of("d12", 1, 64);
     model.dtype = DTYPE_FP32, model.master = false;
-    assert_near("fp32", planner_step_bytes(&model, 0), (4 + 4 + 2 * (4 + 8)) * (double)parameter_total(&model.config),
+    assert_near("fp32", plan_step_bytes(&model, 0), (4 + 4 + 2 * (4 + 8)) * (double)parameter_total(&model.config),
                 1e-12);
 }
 
 // ----------------------------------------------------------------------------------------------------------- what fits
 
-static Options options; // of the last request
-
 static PlanRequest request_of(ModelOptions model, int64_t windows, int64_t steps) {
-    options = (Options){.recompute = "0", .max_steps = steps, .gpu = "", .comm_overlap = 1};
-    return (PlanRequest){.model = model, .step_windows = windows, .options = &options};
+    return (PlanRequest){.model = model,
+                         .step_windows = windows,
+                         .recompute = "0",
+                         .max_steps = steps,
+                         .gpus = "",
+                         .comm_overlap = true};
 }
 
 static DevicePlan device_plan(const PlanRequest *request, const char *name) {
     static DevicePlan plan; // it stays where it is
     GpuChoice gpu;
     assert_true(gpu_find(&gpu, name, strlen(name), &err));
-    planner_device(&plan, request, &gpu);
-    planner_alternatives(&plan, request);
+    plan_device(&plan, request, &gpu);
+    plan_alternatives(&plan, request);
     return plan;
 }
 
 TEST(no_batch_fits_where_one_sequence_does_not) {
     const ModelOptions model = model_of("d12", 4, 1024);
     const double one = total_at(&model, 1);
-    assert_int_equal(planner_largest_batch(&model, one - 1, 512), 0);
-    assert_int_equal(planner_largest_batch(&model, one, 1), 1);
-    assert_int_equal(planner_largest_batch(&model, one, 512), 1);
-    assert_int_equal(planner_largest_batch(&model, 1e18, 512), 512);
+    assert_int_equal(plan_largest_batch(&model, one - 1, 512), 0);
+    assert_int_equal(plan_largest_batch(&model, one, 1), 1);
+    assert_int_equal(plan_largest_batch(&model, one, 512), 1);
+    assert_int_equal(plan_largest_batch(&model, 1e18, 512), 512);
 }
 
 TEST(recomputing_fits_more_and_takes_longer) {
     PlanRequest request = request_of(model_of("d24", 4, 1024), 512, 0);
-    char *const levels[] = {"0", "1", "2", "3"};
+    const char *const levels[] = {"0", "1", "2", "3"};
     double seconds = 0;
     int64_t most = 0;
     for (int level = 0; level < 4; level++) {
-        options.recompute = levels[level];
+        request.recompute = levels[level];
         const DevicePlan p = device_plan(&request, "RTX 4090");
         assert_true(p.batch > most && p.step.seconds > seconds);
         assert_int_equal(p.most[level], p.batch);
@@ -211,15 +254,15 @@ TEST(the_context_is_left_free) {
     GpuChoice gpu;
     DevicePlan p;
     assert_true(gpu_find(&gpu, "A100 40GB", 9, &err));
-    planner_device(&p, &request, &gpu);
+    plan_device(&p, &request, &gpu);
     gpu.spec.memory = p.memory.total / 0.94 + 1;
-    planner_device(&p, &request, &gpu);
+    plan_device(&p, &request, &gpu);
     assert_true(p.fits);
     gpu.spec.memory -= 2;
-    planner_device(&p, &request, &gpu);
+    plan_device(&p, &request, &gpu);
     assert_true(!p.fits && p.batch == 7);
-    assert_true(planner_reserve(80e9) == 1e9);
-    assert_true(planner_room(true) < (double)device_facts()->memory_free);
+    assert_true(plan_reserve(80e9) == 1e9);
+    assert_true(plan_room(true) < (double)device_facts()->memory_free);
 }
 
 TEST(the_memory_is_that_of_the_plan_and_every_activation_has_a_kind) {
@@ -230,7 +273,7 @@ TEST(the_memory_is_that_of_the_plan_and_every_activation_has_a_kind) {
         model.gradients_in_dtype = i & 1, model.sequences = i & 2 ? 300 : 1;
         model.optimizer = i < 6 ? OPTIMIZER_ADAMW : OPTIMIZER_MUON, model.numerics = i % 4 == 3;
         model.fp8 = i % 5 == 4;
-        const PlannedMemory m = planner_memory(&model);
+        const PlannedMemory m = plan_memory(&model);
         double classes = 0, kinds = 0;
         for (int c = 0; c < MEM_CLASS_COUNT; c++) classes += m.classes[c];
         for (int k = 0; k < KIND_COUNT; k++) kinds += m.kinds[k];
@@ -257,7 +300,7 @@ static ModelOptions shared_by(ModelOptions model, int processes, int groups) {
 static const double D12_OUTSIDE = 39421952, D12_PADDED = 39421952 + 12 * 7088128.0;
 
 static void assert_exchange(const ModelOptions *model, double gradients, double weights) {
-    const PlannedExchange e = planner_exchange(model);
+    const PlannedExchange e = plan_exchange(model);
     assert_true(e.gradients == gradients);
     assert_true(e.weights == weights);
 }
@@ -277,31 +320,31 @@ TEST(with_divided_state_the_gradients_go_once_and_the_weights_come_back) {
     ModelOptions model = shared_by(model_of("d12", 8, 1024), 8, 8);
     model.divided = true;
     assert_exchange(&model, 7 * (D12_PADDED * 4 / 8), 7 * (D12_PADDED * 2 / 8));
-    const PlannedExchange e = planner_exchange(&model);
+    const PlannedExchange e = plan_exchange(&model);
     assert_true(e.last_gradients == 7 * (D12_OUTSIDE * 4 / 8) && e.first_weights == 7 * (D12_OUTSIDE * 2 / 8));
     // Whole matrices: of the 12 blocks no GPU has more than six of the largest (5 C^2 with attproj, or 4 C^2) ...
     model.optimizer = OPTIMIZER_MUON;
-    const PlannedExchange muon = planner_exchange(&model);
+    const PlannedExchange muon = plan_exchange(&model);
     assert_true(muon.gradients >= e.gradients && muon.gradients < 2 * e.gradients);
 }
 
 TEST(divided_state_takes_its_share_of_memory_and_gradients_that_one_micro_step_frees) {
     const ModelOptions alone = model_of("d12", 8, 1024);
     ModelOptions shared = shared_by(alone, 8, 8);
-    const PlannedMemory whole = planner_memory(&shared);
+    const PlannedMemory whole = plan_memory(&shared);
     shared.divided = true;
     shared.group_windows = 16; // two micro-steps
-    const PlannedMemory divided = planner_memory(&shared);
+    const PlannedMemory divided = plan_memory(&shared);
     assert_true(divided.classes[MEM_GRADIENTS] == 4 * D12_PADDED);
     for (int c = MEM_MASTER; c <= MEM_OPTIMIZER; c++)
         if (c == MEM_MASTER || c == MEM_OPTIMIZER)
             assert_near("an eighth", divided.classes[c] / whole.classes[c], 0.125, 0.002); // of uneven cells
     shared.group_windows = 8;                                                              // one
-    const PlannedMemory freed = planner_memory(&shared);
+    const PlannedMemory freed = plan_memory(&shared);
     const double block = (D12_PADDED - D12_OUTSIDE) / 12;
     assert_true(freed.classes[MEM_GRADIENTS] == 4 * (D12_OUTSIDE + 2 * block + D12_PADDED / 8));
     shared.group_count = 2; // the sum of two groups needs all gradients, twice
-    assert_true(planner_memory(&shared).classes[MEM_GRADIENTS] == 8 * D12_PADDED);
+    assert_true(plan_memory(&shared).classes[MEM_GRADIENTS] == 8 * D12_PADDED);
 }
 
 // The planner's largest batch is at most a group, and the one that frees the gradients where that fits.
@@ -309,10 +352,10 @@ TEST(one_micro_step_is_preferred_where_it_frees_the_gradients) {
     ModelOptions model = shared_by(model_of("d24", 1, 1024), 8, 8);
     model.divided = true, model.group_windows = 4;
     model.B = 4;
-    const double freed = planner_memory(&model).total;
+    const double freed = plan_memory(&model).total;
     model.B = 3;
-    assert_true(planner_memory(&model).total > freed);
-    assert_int_equal(planner_largest_batch(&model, freed, 4), 4);
+    assert_true(plan_memory(&model).total > freed);
+    assert_int_equal(plan_largest_batch(&model, freed, 4), 4);
 }
 
 TEST(a_step_of_several_gpus_is_the_largest_share_and_then_the_exchange) {
@@ -342,23 +385,23 @@ TEST(a_step_of_several_gpus_is_the_largest_share_and_then_the_exchange) {
 
 TEST(several_gpus_need_an_exchange_buffer_and_several_groups_their_sums) {
     const ModelOptions model = model_of("d12", 8, 1024);
-    PlannedMemory alone = planner_memory(&model), m;
+    PlannedMemory alone = plan_memory(&model), m;
     ModelOptions shared = shared_by(model, 8, 8);
-    m = planner_memory(&shared);
+    m = plan_memory(&shared);
     // Two buffers for the ranges of a block of all processes, which are as long as the block; 8 groups of 8 losses.
     const double block = (D12_PADDED - D12_OUTSIDE) / 12;
     assert_true(m.classes[MEM_WORKSPACE] > alone.classes[MEM_WORKSPACE] + 2 * 4 * block + 8 * 8 * 4);
     assert_true(m.classes[MEM_WORKSPACE] < alone.classes[MEM_WORKSPACE] + 2 * 4 * block + 0x1p20); // norm parts
     assert_true(m.classes[MEM_GRADIENTS] == 4 * D12_PADDED);
     shared = shared_by(model, 8, 32); // four groups each: two levels of sums
-    m = planner_memory(&shared);
+    m = plan_memory(&shared);
     // Cells of 32 x 256 elements: 7094272 a block, 39428096 outside.
     assert_true(m.classes[MEM_GRADIENTS] == 3 * 4 * (39428096 + 12 * 7094272.0));
 }
 
 TEST(a_micro_batch_is_at_most_a_group) {
     PlanRequest request = request_of(shared_by(model_of("d12", 0, 1024), 8, 16), 512, 0);
-    options.recompute = "auto";
+    request.recompute = "auto";
     const DevicePlan p = device_plan(&request, "H200");
     assert_true(p.fits && p.model.B == 32 && p.batch == 32 && p.auto_batch == 32);
     request.step_windows = 0, request.model.B = 4;
@@ -367,12 +410,12 @@ TEST(a_micro_batch_is_at_most_a_group) {
 
 // ------------------------------------------------------------------------------------------------------------ printing
 
-static char *printed(const PlanRequest *request) {
+static char *printed(const PlanRequest *request, bool json) {
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
     assert_non_null(out);
-    if (!planner_print(out, request, &err)) fail_msg("%s", err.text);
+    if (!plan_print(out, request, json, &err)) fail_msg("%s", err.text);
     fclose(out);
     return text;
 }
@@ -387,8 +430,8 @@ TEST(every_line_says_that_it_is_computed) {
     char *const gpus[] = {"", "t4,H200,24G"};
     for (int g = 0; g < 2; g++) {
         PlanRequest request = request_of(model_of("d12", 64, 1024), 512, 19560);
-        options.gpu = gpus[g];
-        char *text = printed(&request), *rest = NULL;
+        request.gpus = gpus[g];
+        char *text = printed(&request, false), *rest = NULL;
         int lines = 0;
         for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest), lines++)
             if (strncmp(line, "limit ", 6) != 0 && strncmp(line, "plan ", 5) != 0 &&
@@ -400,8 +443,8 @@ TEST(every_line_says_that_it_is_computed) {
 }
 
 static void assert_first_line(PlanRequest request, char *gpus, const char *const *parts) {
-    options.gpu = gpus;
-    char *text = printed(&request);
+    request.gpus = gpus;
+    char *text = printed(&request, false);
     text[strcspn(text, "\n")] = '\0';
     for (; *parts; parts++)
         if (!strstr(text, *parts)) fail_msg("'%s' is not in: %s", *parts, text);
@@ -413,7 +456,7 @@ TEST(the_first_line_is_the_answer) {
     assert_first_line(request, "h200",
                       (const char *[]){"plan        H200: it fits with -b 8 -r 0 and takes ", " of ",
                                        "; all steps take at least ", ", at half the datasheet speed", NULL});
-    options.max_steps = 0;
+    request.max_steps = 0;
     assert_first_line(request, "h200,t4",
                       (const char *[]){"plan        H200: it fits", "; a step takes at least ", NULL});
     request.model.B = 60000;
@@ -428,15 +471,15 @@ TEST(the_first_line_is_the_answer) {
 
 TEST(without_a_known_length_no_time_of_all_steps_is_shown) {
     PlanRequest request = request_of(model_of("d12", 4, 1024), 4, 1000);
-    char *with = printed(&request);
-    options.max_steps = 0;
-    char *without = printed(&request);
+    char *with = printed(&request, false);
+    request.max_steps = 0;
+    char *without = printed(&request, false);
     assert_non_null(strstr(with, "1000 steps"));
     assert_null(strstr(without, " steps:"));
     assert_int_equal(count_of(with, ">= "), 2 * count_of(without, ">= ")); // of a step and of all steps
     free(with), free(without);
     request.model.train = false;
-    char *evaluation = printed(&request);
+    char *evaluation = printed(&request, false);
     assert_null(strstr(evaluation, "gradients "));
     assert_null(strstr(evaluation, "FLOP / dense peak"));
     free(evaluation);
@@ -444,10 +487,10 @@ TEST(without_a_known_length_no_time_of_all_steps_is_shown) {
 
 TEST(a_token_budget_has_its_time) {
     PlanRequest request = request_of(model_of("d12", 8, 1024), 512, 0);
-    options.gpu = "H200", options.tokens = 10e9;
+    request.gpus = "H200", request.tokens = 10e9;
     const DevicePlan p = device_plan(&request, "H200");
     assert_near("run", p.run_seconds, p.step.seconds * 19074, 1e-12); // 10e9 / 524288, rounded up
-    char *text = printed(&request);
+    char *text = printed(&request, false);
     assert_non_null(strstr(text, "19074 steps: 10.00B tokens"));
     free(text);
 }
@@ -459,25 +502,25 @@ static void assert_has(const char *text, const char *const *parts) {
 
 TEST(the_plan_of_several_gpus_names_their_number_and_what_connects_them) {
     PlanRequest request = request_of(shared_by(model_of("d12", 8, 1024), 8, 8), 512, 19560);
-    options.gpu = "h100";
-    char *text = printed(&request);
+    request.gpus = "h100";
+    char *text = printed(&request, false);
     assert_has(text,
                (const char *[]){"plan        8 x H100 SXM: it fits with -b 8 -r 0 and takes ", " each; all steps",
                                 "8 GPUs, 8 groups of sequences", "in a step, each GPU with 65536 tokens computes ",
                                 "each GPU sends 831 MiB and receives as much: 450 GB/s over NVLink, >= 0.00194 s",
                                 "computation hides at most ", "limit       8 x H100 SXM: a step >= ", NULL});
     free(text);
-    options.gpu = "";
-    text = printed(&request);
+    request.gpus = "";
+    text = printed(&request, false);
     assert_has(text, (const char *[]){"8 processes on this machine: ", "  efficiency\n", NULL});
     free(text);
 }
 
 TEST(the_json_has_the_figures_of_the_plan) {
     PlanRequest request = request_of(model_of("d12", 1, 1024), 512, 100);
-    request.model.B = 0, options.recompute = "auto", options.gpu = "T4", options.plan = PLAN_JSON;
+    request.model.B = 0, request.recompute = "auto", request.gpus = "T4";
     const DevicePlan p = device_plan(&request, "T4");
-    char *text = printed(&request);
+    char *text = printed(&request, true);
     cJSON *plan = cJSON_Parse(text);
     assert_non_null(plan);
     const cJSON *devices = cJSON_GetObjectItemCaseSensitive(plan, "devices");
@@ -496,10 +539,10 @@ TEST(an_unknown_gpu_and_a_bad_r_are_refused_before_anything_is_printed) {
     PlanRequest request = request_of(model_of("d12", 1, 1024), 512, 0);
     char text[16] = "";
     FILE *out = fmemopen(text, sizeof text, "w");
-    options.gpu = "h200,h300", options.plan = PLAN_JSON;
-    assert_error(planner_print(out, &request, &err), "--gpu h300: no such GPU; did you mean H200?");
-    options.gpu = "", options.recompute = "7", options.plan = PLAN_TEXT;
-    assert_error(planner_print(out, &request, &err), "-r 7");
+    request.gpus = "h200,h300";
+    assert_error(plan_print(out, &request, true, &err), "--gpu h300: no such GPU; did you mean H200?");
+    request.gpus = "", request.recompute = "7";
+    assert_error(plan_print(out, &request, false, &err), "-r 7");
     fclose(out);
     assert_string_equal(text, "");
 }

@@ -2,7 +2,8 @@
 // model sizes on devices of 8 to 141 GB. What the planner takes is the best of all that fit.
 #include "llmc/base/format.h"
 #include "llmc/model/parameters.h"
-#include "llmc/plan/plan.h"
+#include "llmc/plan/plan_fit.h"
+#include "llmc/plan/plan_memory.h"
 #include "test/fixture.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/planner_case.h"
@@ -26,7 +27,7 @@ static const PlannedSizes *sizes_of(double memory) {
     static GpuSpec gpu;
     static PlannedSizes sizes;
     gpu = (GpuSpec){.name = "fake", .memory = memory, .num_sms = 132, .compute_capability = 90};
-    sizes = planner_sizes(&gpu, ATTENTION_AUTO);
+    sizes = plan_sizes(&gpu, ATTENTION_AUTO);
     return &sizes;
 }
 
@@ -60,7 +61,7 @@ TEST(the_largest_batch_of_all_that_fit_is_taken) {
             model.sizes = sizes_of(DEVICES[d]);
             model.recompute = recompute_all(recompute_level_set(level));
             const int64_t expected = largest_by_search(&model, DEVICES[d], MOST);
-            const bool fits = planner_fit(&model, true, text, DEVICES[d], MOST, &err);
+            const bool fits = plan_fit(&model, true, text, DEVICES[d], MOST, &err);
             assert_true(fits == (expected > 0));
             if (fits && model.B != expected)
                 fail_msg("%s -r %d, %g GB: -b %lld, but %lld fit", MODELS[m], level, DEVICES[d] / 1e9,
@@ -75,7 +76,7 @@ TEST(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first) {
     const int named[] = {0, RECOMPUTE_GELU, RECOMPUTE_GELU | RECOMPUTE_LAYERNORM,
                          RECOMPUTE_GELU | RECOMPUTE_LAYERNORM | RECOMPUTE_FC, RECOMPUTE_BLOCK};
     RecomputeChoice *ladder;
-    const int n = planner_ladder(&ladder, &model.config, model.T), sets = 8;
+    const int n = plan_ladder(&ladder, &model.config, model.T), sets = 8;
     assert_int_equal(n, sets + sets * (sets - 1) / 2 * 11); // mixtures of two: 1 to 11 blocks of the one
     for (int a = 0; a < 5; a++)
         for (int b = 0; b < 5; b++)
@@ -93,11 +94,11 @@ TEST(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first) {
 }
 
 // What each choice of the ladder takes, by a plan of it.
-static double *plan_ladder(ModelOptions model, const RecomputeChoice *ladder, int n) {
+static double *ladder_bytes(ModelOptions model, const RecomputeChoice *ladder, int n) {
     double *totals = malloc((size_t)n * sizeof *totals);
     assert_non_null(totals);
     for (int i = 0; i < n; i++) {
-        model.recompute = planner_recompute(&ladder[i], model.config.L);
+        model.recompute = plan_recompute(&ladder[i], model.config.L);
         totals[i] = plan_total(&model);
     }
     return totals;
@@ -113,7 +114,7 @@ static void check_auto(const char *name, const ModelOptions *model, const Recomp
             best = c;
     }
     ModelOptions chosen = *model;
-    const bool fits = planner_fit(&chosen, false, "auto", room, 0, &err);
+    const bool fits = plan_fit(&chosen, false, "auto", room, 0, &err);
     if (fits != (best != NULL)) fail_msg("%s in %g GB: %s", name, room / 1e9, fits ? "chosen" : err.text);
     if (!best) return;
     assert_true(plan_total(&chosen) <= room);
@@ -128,8 +129,8 @@ TEST(the_least_flops_and_then_the_least_bytes_of_all_choices_are_taken) {
         RecomputeChoice *ladder;
         ModelOptions model = sampling(MODELS[m], batches[m]);
         model.sizes = sizes_of(24e9);
-        const int n = planner_ladder(&ladder, &model.config, model.T);
-        double *totals = plan_ladder(model, ladder, n);
+        const int n = plan_ladder(&ladder, &model.config, model.T);
+        double *totals = ladder_bytes(model, ladder, n);
         for (int d = 0; d < NUM_DEVICES; d++) check_auto(MODELS[m], &model, ladder, totals, n, DEVICES[d]);
         // Between what everything kept takes and the least of all the choice is narrow.
         double least = totals[0], all = totals[0];
@@ -146,13 +147,13 @@ TEST(the_least_flops_and_then_the_least_bytes_of_all_choices_are_taken) {
 // Whether a choice without matmuls and attention fits with B sequences; *elements: the least it moves.
 static bool fits_without_flops(const ModelOptions *model, int64_t B, double room, double *elements) {
     RecomputeChoice *ladder;
-    const int n = planner_ladder(&ladder, &model->config, model->T);
+    const int n = plan_ladder(&ladder, &model->config, model->T);
     ModelOptions m = *model;
     bool fits = false;
     m.B = B;
     for (int i = 0; i < n && !fits; i++) { // the cheapest first
         if (ladder[i].flops > 0) break;
-        m.recompute = planner_recompute(&ladder[i], m.config.L);
+        m.recompute = plan_recompute(&ladder[i], m.config.L);
         fits = plan_total(&m) <= room;
         *elements = ladder[i].elements;
     }
@@ -171,13 +172,13 @@ TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul_and_stop_where_it_i
             model.sizes = sizes_of(DEVICES[d]);
             const int64_t kept = largest_by_search(&model, DEVICES[d], MOST); // nothing is computed again
             if (kept * model.T >= ENOUGH) {
-                assert_true(planner_fit(&model, true, "auto", DEVICES[d], MOST, &err));
+                assert_true(plan_fit(&model, true, "auto", DEVICES[d], MOST, &err));
                 assert_int_equal(model.B, kept);
                 for (int l = 0; l < model.config.L; l++) assert_int_equal(model.recompute.blocks[l], 0);
                 enough++;
                 continue;
             }
-            if (!planner_fit(&model, true, "auto", DEVICES[d], MOST, &err)) { // then B = 1 with blocks again does not
+            if (!plan_fit(&model, true, "auto", DEVICES[d], MOST, &err)) { // then B = 1 with blocks again does not
                 model.recompute = recompute_all(RECOMPUTE_BLOCK);
                 assert_true(total_at(&model, 1) > DEVICES[d]);
                 continue;
@@ -205,7 +206,7 @@ TEST(where_no_sequence_fits_without_matmuls_again_one_fits_with_them) {
     ModelOptions model = sampling("d36", 1);
     model.recompute = recompute_all(RECOMPUTE_GELU | RECOMPUTE_LAYERNORM);
     const double room = plan_total(&model) - 1;
-    assert_true(planner_fit(&model, true, "auto", room, 512, &err));
+    assert_true(plan_fit(&model, true, "auto", room, 512, &err));
     assert_int_equal(model.B, 1);
     assert_true(plan_total(&model) <= room);
     assert_true(recompute_flops_per_token(&model.recompute, &model.config, model.T) > 0);
@@ -225,10 +226,10 @@ TEST(a_choice_for_1558M_makes_few_plans) {
     ModelOptions model = sampling("d48", 1);
     model.sizes = sizes_of(40e9);
     plans = 0;
-    assert_true(planner_fit(&model, true, "auto", 40e9, 1024, &err));
+    assert_true(plan_fit(&model, true, "auto", 40e9, 1024, &err));
     assert_in_range(plans, 8, 24); // 15
     plans = 0;
-    assert_true(planner_fit(&model, false, "auto", 30e9, 1024, &err));
+    assert_true(plan_fit(&model, false, "auto", 30e9, 1024, &err));
     assert_in_range(plans, 8, 16); // 9
 }
 
@@ -238,11 +239,11 @@ TEST(a_search_that_begins_with_the_wrong_slope_makes_few_plans) {
         for (int sequences = 0; sequences < 2; sequences++) {
             ModelOptions model = sampling(MODELS[m], 1);
             const GpuSpec *t4 = gpu_named("T4");
-            const PlannedSizes sizes = planner_sizes(t4, ATTENTION_AUTO);
-            const double room = t4->memory - planner_reserve(t4->memory);
+            const PlannedSizes sizes = plan_sizes(t4, ATTENTION_AUTO);
+            const double room = t4->memory - plan_reserve(t4->memory);
             model.train = false, model.dtype = DTYPE_FP16, model.sizes = &sizes, model.sequences = sequences;
             plans = 0;
-            const int64_t B = planner_largest_batch(&model, room, 0);
+            const int64_t B = plan_largest_batch(&model, room, 0);
             if (plans > 24) fail_msg("%s: %d plans", MODELS[m], plans); // 6 to 17
             assert_true(B > 0 && total_at(&model, B) <= room && total_at(&model, B + 1) > room);
         }
@@ -255,14 +256,14 @@ TEST(the_largest_batch_of_an_evaluation_is_that_of_all_that_fit) {
             ModelOptions model = sampling(MODELS[m], 1);
             model.train = false, model.T = 256;
             model.sizes = sizes_of(rooms[r]);
-            assert_int_equal(planner_largest_batch(&model, rooms[r], MOST), largest_by_search(&model, rooms[r], MOST));
+            assert_int_equal(plan_largest_batch(&model, rooms[r], MOST), largest_by_search(&model, rooms[r], MOST));
         }
 }
 
 TEST(evaluation_has_nothing_to_recompute) {
     ModelOptions model = sampling("d12", 4);
     model.train = false;
-    assert_true(planner_fit(&model, true, "auto", 8e9, 0, &err));
+    assert_true(plan_fit(&model, true, "auto", 8e9, 0, &err));
     assert_int_equal(model.recompute.blocks[0], 0);
     assert_true(plan_total(&model) <= 8e9 && total_at(&model, model.B + 1) > 8e9);
 }
@@ -277,7 +278,7 @@ static bool fits_with(ModelOptions model, int changes, double room) {
     if (changes & OPTIMIZER) model.optimizer = OPTIMIZER_ADAMW_8BIT, model.master = false;
     if (changes & GRADIENTS) model.gradients_in_dtype = true;
     if (changes & OFFLOAD) model.offload = true;
-    return planner_fit(&model, (changes & FEWER_B) != 0, changes & RECOMPUTE ? "auto" : "0", room,
+    return plan_fit(&model, (changes & FEWER_B) != 0, changes & RECOMPUTE ? "auto" : "0", room,
                        changes & FEWER_B ? model.B - 1 : 0, &unused);
 }
 
@@ -294,7 +295,7 @@ TEST(the_message_names_the_first_change_that_would_fit) {
             ModelOptions model = sampling(MODELS[m], 64);
             int first = 0;
             model.sizes = sizes_of(room);
-            if (planner_fit(&model, false, "0", room, 0, &err)) continue;
+            if (plan_fit(&model, false, "0", room, 0, &err)) continue;
             for (int count = 1; count <= 5 && !first; count++)
                 for (int r = 1; r < 32 && !first; r++)
                     if (bits(r) == count && fits_with(model, r, room)) first = r;
@@ -312,12 +313,12 @@ TEST(the_message_names_the_first_change_that_would_fit) {
 TEST(the_message_says_what_is_needed_and_what_there_is) {
     ModelOptions model = sampling("d12", 8);
     model.recompute = recompute_all(0);
-    assert_false(planner_fit(&model, false, "0", 4.0 * 0x1p30, 0, &err));
+    assert_false(plan_fit(&model, false, "0", 4.0 * 0x1p30, 0, &err));
     char needs[64], bytes[32];
     snprintf(needs, sizeof needs, "not enough memory: -b 8 -r 0 needs %s,",
              format_bytes(plan_total(&model), bytes, sizeof bytes));
     if (!strstr(err.text, needs)) fail_msg("%s", err.text);
     assert_non_null(strstr(err.text, "only 4.00 GiB is available; it fits with -b "));
-    assert_error(planner_fit(&model, true, "auto", 1e6, 0, &err), "use a smaller model or context (-e, -t)");
-    assert_error(planner_fit(&model, true, "5", 1e12, 0, &err), "-r 5");
+    assert_error(plan_fit(&model, true, "auto", 1e6, 0, &err), "use a smaller model or context (-e, -t)");
+    assert_error(plan_fit(&model, true, "5", 1e12, 0, &err), "-r 5");
 }

@@ -1,0 +1,142 @@
+// See plan_cost.h.
+#include "llmc/plan/plan_cost.h"
+
+#include "llmc/base/arithmetic.h"
+#include "llmc/model/parameters.h"
+#include "llmc/model/recompute.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+// --------------------------------------------------------------------------------------------------------------- FLOPs
+
+// The processes that divide the update among them.
+static double sharers(const ModelOptions *model) {
+    return model->divided && model->processes > 1 ? model->processes : 1;
+}
+
+static double update_flops(const ModelOptions *model) {
+    const int count = parameter_count(&model->config);
+    Parameter *table = parameter_table(&model->config);
+    double flops = 0;
+    for (int i = 0; i < count; i++) flops += optimizer_matmul_flops(model->optimizer, &table[i]);
+    free(table);
+    return flops / sharers(model);
+}
+
+double plan_step_flops(const ModelOptions *model, int64_t tokens) {
+    const double again = recompute_flops_per_token(&model->recompute, &model->config, model->T);
+    const double exact = flops_per_token_exact(&model->config, model->T);
+    return (double)tokens * (exact + again) + (model->train ? update_flops(model) : 0);
+}
+
+double plan_step_fp8_flops(const ModelOptions *model, int64_t tokens) {
+    if (!model->fp8) return 0;
+    const int64_t no_attention = -1; // its FLOPs are in proportion to T + 1
+    return (double)tokens * (flops_per_token_linear(&model->config) +
+                             recompute_flops_per_token(&model->recompute, &model->config, no_attention));
+}
+
+// --------------------------------------------------------------------------------------------------------------- bytes
+
+static double elements_per_token(const ModelOptions *model) {
+    const ModelConfig *c = &model->config;
+    const double L = (double)c->L, C = (double)c->C, Vp = (double)c->Vp;
+    return (12 * L + 8) * C + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
+}
+
+// Operands of the four linear layers of a block, 3 C + d_ff going in and 5 C + d_ff of gradients: quantised as they
+// pass.
+static double fp8_bytes_per_token(const ModelOptions *model) {
+    if (!model->fp8) return 0;
+    const int64_t width = model->config.L * (8 * model->config.C + 2 * model_size(&model->config, DIM_FF));
+    const Tensor in = tensor_make(NULL, model->dtype, "in", 1, width, 0, 0);
+    const Tensor q = tensor_make(NULL, DTYPE_E4M3, "q", 1, width, 0, 0);
+    const Fp8Scaling scaling = model->fp8_delayed ? FP8_DELAYED : FP8_CURRENT;
+    return op_cost_fp8_quantize(q, q, in, scaling).bytes;
+}
+
+// All tensors of the update, as model_tensors has them; their data are never looked at, but that they are there is.
+static UpdateTensor *update_tensors(const ModelOptions *model, const Parameter *table, int count) {
+    static char there;
+    UpdateTensor *tensors = calloc((size_t)count, sizeof *tensors);
+    REQUIRE_MEMORY(tensors, "a plan");
+    const DType grad = model->gradients_in_dtype ? model->dtype : DTYPE_FP32;
+    for (int i = 0; i < count; i++) {
+        const Parameter *p = &table[i];
+        tensors[i].weight = tensor_make(&there, model->dtype, "weight", p->rows, p->cols, 0, 0);
+        tensors[i].grad = tensor_make(&there, grad, "grad", p->rows, p->cols, 0, 0);
+        tensors[i].rule = optimizer_rule(model->optimizer, p);
+        for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+            Tensor t = optimizer_state(model->optimizer, model->master, model->dtype, p, (StateSlot)slot);
+            if (t.rank > 0) t.data = &there;
+            *state_slot_tensor(&tensors[i], (StateSlot)slot) = t;
+        }
+    }
+    return tensors;
+}
+
+// The norm, the update, and in each micro-step the gradients that are added to the compute dtype.
+static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
+    if (!model->train) return 0;
+    const int count = parameter_count(&model->config);
+    Parameter *table = parameter_table(&model->config);
+    UpdateTensor *t = update_tensors(model, table, count);
+    double bytes = op_cost_optimizer_update(t, count).bytes + op_cost_adafactor_statistics(t, count).bytes +
+                   op_cost_momentum_update(t, count).bytes;
+    for (int i = 0; i < count; i++) bytes += (double)tensor_bytes(t[i].grad);
+    bytes /= sharers(model);
+    for (int i = 0; i < count; i++) {
+        const Tensor own = tensor_make(NULL, DTYPE_FP32, "own", table[i].rows, table[i].cols, 0, 0);
+        if (model->gradients_in_dtype) bytes += (double)micro_steps * op_cost_gradient_add(t[i].grad, own, true).bytes;
+    }
+    free(t);
+    free(table);
+    return bytes;
+}
+
+double plan_step_bytes(const ModelOptions *model, int64_t tokens) {
+    const double a_token = elements_per_token(model) * (double)dtype_size(model->dtype) + fp8_bytes_per_token(model);
+    return (double)tokens * a_token + update_bytes(model, ceil_div(tokens, model->B * model->T));
+}
+
+StepLimit plan_step_limit(const GpuSpec *gpu, const ModelOptions *model, int64_t tokens) {
+    const double peak = gpu_spec_peak(gpu, model->dtype), fp8_peak = gpu_spec_peak(gpu, DTYPE_E4M3);
+    StepLimit s = {.flops = plan_step_flops(model, tokens),
+                   .fp8_flops = plan_step_fp8_flops(model, tokens),
+                   .bytes = plan_step_bytes(model, tokens),
+                   .link_bytes = (double)model_host_bytes(model)};
+    if (peak == 0 || (s.fp8_flops > 0 && fp8_peak == 0)) return s;
+    s.seconds = (s.flops - s.fp8_flops) / peak + s.bytes / gpu->bandwidth + s.link_bytes / gpu->link;
+    if (s.fp8_flops > 0) s.seconds += s.fp8_flops / fp8_peak;
+    return s;
+}
+
+// What process r sends of a unit in an all-to-all and receives in an all-gather, in elements, or the other way round if
+// that is more: everything but its own range, and its own range once for each of the others.
+static double passed(const Partition *p, int unit, int r) {
+    const double all = (double)(p->begin[unit + 1] - p->begin[unit]);
+    const double own = (double)range_size(partition_of_unit(p, unit, r));
+    return fmax(all - own, (p->processes - 1) * own);
+}
+
+PlannedExchange plan_exchange(const ModelOptions *model) {
+    PlannedExchange most = {0};
+    if (model->processes <= 1 || !model->train) return most;
+    const double gradient = (double)dtype_size(model->gradients_in_dtype ? model->dtype : DTYPE_FP32);
+    const double weight = (double)dtype_size(model->dtype);
+    Partition *p = partition_create(&model->config, model->optimizer, model->groups, model->processes);
+    const int outside = p->num_units - 1;
+    for (int r = 0; r < p->processes; r++) {
+        double all = 0;
+        for (int u = 0; u <= outside; u++) all += passed(p, u, r);
+        const double times = model->divided ? 1 : 2; // to the owners, and without -z 1 back
+        const PlannedExchange e = {.gradients = times * all * gradient,
+                                   .weights = model->divided ? all * weight : 0,
+                                   .last_gradients = times * passed(p, outside, r) * gradient,
+                                   .first_weights = model->divided ? passed(p, outside, r) * weight : 0};
+        if (e.gradients + e.weights > most.gradients + most.weights) most = e;
+    }
+    partition_destroy(p);
+    return most;
+}

@@ -1,0 +1,111 @@
+// See plan_memory.h.
+#include "llmc/plan/plan_memory.h"
+
+#include "llmc/model/gpu_sizes.h"
+
+#include <math.h>
+#include <string.h>
+
+// ------------------------------------------------------------------------------------------------------- a GPU's sizes
+
+static int64_t chunk_rows(const void *machine, OpsShape shape) {
+    const GpuSpec *gpu = machine;
+    return cuda_size_head_chunk_rows(shape, gpu->num_sms > 0 ? gpu->num_sms : 1, (int64_t)gpu->memory);
+}
+
+static int64_t own_workspace(const void *machine, OpsShape shape) {
+    const GpuSpec *gpu = machine;
+    return cuda_size_workspace(shape, gpu->compute_capability, 0);
+}
+
+enum { MOST_WORKSPACE = 80 }; // the capability for which cuDNN's largest forms are taken
+
+static int planned_capability(const GpuSpec *gpu) {
+    return gpu->compute_capability > 0 ? gpu->compute_capability : MOST_WORKSPACE;
+}
+
+static int64_t workspace_with_cudnn(const void *machine, OpsShape shape) {
+    const GpuSpec *gpu = machine;
+    const int64_t limit = cuda_size_cudnn_limit((int64_t)gpu->memory);
+    return cuda_size_workspace(shape, gpu->compute_capability, cuda_size_cudnn(shape, planned_capability(gpu), limit));
+}
+
+static int64_t workspace_with_fast_cudnn(const void *machine, OpsShape shape) {
+    const GpuSpec *gpu = machine;
+    return cuda_size_workspace(shape, gpu->compute_capability, cuda_size_cudnn_fast(shape, planned_capability(gpu)));
+}
+
+PlannedSizes plan_sizes(const GpuSpec *gpu, AttentionChoice attention) {
+    int64_t (*const workspace)(const void *, OpsShape) = attention == ATTENTION_OWN    ? own_workspace
+                                                         : attention == ATTENTION_FAST ? workspace_with_fast_cudnn
+                                                                                       : workspace_with_cudnn;
+    return (PlannedSizes){workspace, chunk_rows, gpu};
+}
+
+// --------------------------------------------------------------------------------------------------- available memory
+
+// Not measured yet. In addition to the arena there are the kernels of this program, the kernels that cuBLASLt and cuDNN
+// load when they first run, cuDNN's handle, the tables of updates and recorded graphs.
+double plan_reserve(double memory) { return fmin(1e9, 0.06 * memory); }
+
+double plan_room(bool automatic) {
+    const double available = (double)device_facts()->memory_free;
+    if (strcmp(device_facts()->backend, "cpu") != 0)
+        return fmax(0, available - plan_reserve((double)device_facts()->memory_total));
+    if (!automatic) return available;
+    const double least = 0x1p28, share = 0.05 * available;
+    return available - (share > least ? share : least);
+}
+
+// -------------------------------------------------------------------------------------------------------- kinds of
+// activations
+
+// By the names that model_memory.c and its neighbours give: test_planner fails where one is missing here.
+static const struct {
+    const char *name, *tensors;
+} KINDS[] = {
+    {"residual", "residual1 residual2 final_residual"},
+    {"layernorm", "ln1 ln1_mean ln1_rstd ln2 ln2_mean ln2_rstd lnf lnf_mean lnf_rstd"},
+    {"qkv", "qkv"},
+    {"attention", "att lse"},
+    {"mlp", "pre gelu"},
+    {"logits", "logits losses"},
+    {"gradients", "dpre dln2 datt dqkv dln1 dlnf dresidual dresidual_sum"},
+    {"micro_gradients", "micro_gradients"}, // of weights, with --grad-dtype compute
+    {"fp8", "fp8_forward fp8_backward"},
+    {"tokens", "inputs targets"},
+    {"generation", "cache decoder_tokens decoder_logits"},
+    {"optimizer_scratch", "optimizer_scratch"},
+    [KIND_OTHER] = {"other", ""},
+    [KIND_GAPS] = {"gaps", ""},
+};
+_Static_assert(sizeof KINDS / sizeof *KINDS == KIND_COUNT, "a kind without a row");
+
+const char *activation_kind_name(int kind) { return KINDS[kind].name; }
+
+int activation_kind(const char *name) {
+    const size_t length = strlen(name);
+    for (int k = 0; k < KIND_OTHER; k++)
+        for (const char *at = KINDS[k].tensors; at; at = strchr(at, ' ')) {
+            at += *at == ' ';
+            if (strncmp(at, name, length) == 0 && (at[length] == ' ' || at[length] == '\0')) return k;
+        }
+    return KIND_OTHER;
+}
+
+PlannedMemory plan_memory(const ModelOptions *model) {
+    PlannedMemory m = {0};
+    MemoryPlan *plan = model_plan(model);
+    const int peak = memory_plan_peak_tick(plan);
+    for (int c = 0; c < MEM_CLASS_COUNT; c++) m.classes[c] = (double)memory_plan_class_bytes(plan, (MemoryClass)c);
+    for (int i = 0; i < memory_plan_count(plan); i++) {
+        const PlannedTensor t = memory_plan_tensor(plan, i);
+        if (t.first_use == PLAN_ALWAYS || t.first_use > peak || t.last_use < peak) continue;
+        m.kinds[activation_kind(t.name)] += (double)t.bytes;
+    }
+    m.total = (double)memory_plan_total(plan);
+    m.kinds[KIND_GAPS] = m.total - (double)memory_plan_live_peak(plan);
+    m.host = (double)model_host_bytes(model);
+    memory_plan_destroy(plan);
+    return m;
+}
