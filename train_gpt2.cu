@@ -448,8 +448,6 @@ static int run_all(Run *run, Error *err) {
                                     : EXIT_BAD_INPUT; // the options of a resumed run come from its checkpoint
     if (!options_only_ask(&run->setup.options) && !place_process(run, err)) return EXIT_BAD_INPUT;
     DeviceOptions device = options_device(&run->setup.options);
-    if (run->setup.options.threads == 0 && run->setup.placement.threads > 0)
-        device.threads = run->setup.placement.threads;
     if (!processes_share_threads(&run->setup.options, &device.threads, err)) return EXIT_BAD_INPUT;
     // Before any data: without a GPU they are of no use.
     if (!comm_all_ok(device_init(&device, err), err)) return EXIT_RUN_FAILED;

@@ -28,7 +28,7 @@ make_debian() {
     mmdebstrap --mode=root --variant=extract --architectures=arm64 \
         --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr \
         --include='?essential' --include=busybox-static,mount,procps,linux-image-cloud-arm64 \
-        --include=libc6-dev,libcmocka-dev,libhwloc-dev,libdnnl-dev,libcjson-dev,libxxhash-dev \
+        --include=libc6-dev,libcmocka-dev,libdnnl-dev,libcjson-dev,libxxhash-dev \
         --include=libpcre2-dev,zlib1g-dev,libzstd-dev bookworm "$debian"
     ln -s blas/libblas.so.3 lapack/liblapack.so.3 "$debian/usr/lib/aarch64-linux-gnu"
     ln -sf bash "$debian/usr/bin/sh"
