@@ -101,7 +101,7 @@ NO_CUDA_SRC := llmc/cuda/tuning_cache.c
 HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/data/*.c llmc/text/*.c llmc/store/*.c llmc/plan/*.c llmc/run/*.c llmc/comm/*.c) \
             data/tool.c $(NO_CUDA_SRC)
 # Of llmc/cpu, what any processor runs; the remainder is the vector code.
-CPU_ONCE := $(addprefix llmc/cpu/,cpu.c device.c onednn.c)
+CPU_ONCE := $(addprefix llmc/cpu/,collectives_mpi.c cpu.c device.c onednn.c)
 CPU_OBJ  := $(CPU_ONCE:%.c=$(BUILD)/%.o) $(CPU_CODES:%=$(BUILD)/llmc/cpu/%.o)
 HOST_OBJ := $(HOST_SRC:%.c=$(BUILD)/%.o)
 LIB      := $(BUILD)/libllmc.a
@@ -140,7 +140,7 @@ DATA_TOOLS := $(patsubst %.c,%,$(filter-out data/tool.c,$(wildcard data/*.c)))
 all: train_gpt2 $(DATA_TOOLS) ## the best trainer for this machine, and the data tools
 
 # Compiled again when MPI comes or goes.
-MPI_OBJ := $(BUILD)/llmc/comm/channel_mpi.o
+MPI_OBJ := $(BUILD)/llmc/comm/channel_mpi.o $(BUILD)/llmc/cpu/collectives_mpi.o
 $(MPI_OBJ): FLAGS += $(MPI_CFLAGS)
 $(MPI_OBJ): $(BUILD)/mpi.flags
 $(BUILD)/mpi.flags: FORCE

@@ -12,7 +12,6 @@
 // and every call fails.
 #pragma once
 #include "llmc/base/error.h"
-#include "llmc/tensor.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -82,13 +81,3 @@ bool comm_is_lost(void); // a collective or a message has failed
 // Ends the other processes as far as this one can: after a failure that they have not seen. Does not return where MPI
 // connects them.
 void comm_abort(int exit_code);
-
-// For the collectives of llmc/device.h on the CPU, whose rules hold: the MPI that connects the processes moves the
-// data.
-bool mpi_is_connected(Error *err); // false: MPI did not start this process, or the program was built without it
-const char *mpi_name(void);        // "Open MPI v4.1.4"
-bool mpi_start_all_to_all(void *recv, const void *send, const Range *parts, int request, Error *err);
-bool mpi_start_all_gather(void *data, const Range *parts, int request, Error *err);
-// Calls ended(request) for each that is found to have ended.
-void mpi_progress(void (*ended)(int request));
-bool mpi_wait(int request, void (*ended)(int request), Error *err);

@@ -88,6 +88,8 @@ static inline int64_t task_end(int64_t begin, int64_t n) {
     return n - begin < TASK_ELEMENTS ? n : begin + TASK_ELEMENTS;
 }
 
+void cpu_comm_shutdown(void); // collectives_mpi.c: no request is in flight
+
 // ------------------------------------------------------------------------------------ memory of the machine (device.c)
 
 // Memory according to the operating system: how much there is, how much this process may still take, and how much it

@@ -4,7 +4,6 @@
 #include "llmc/device.h"
 #include "llmc/base/error.h"
 #include "llmc/base/limits.h"
-#include "llmc/comm/comm.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/gemm.h"
 
@@ -311,6 +310,7 @@ bool device_init(const DeviceOptions *options, Error *err) {
 }
 
 void device_shutdown(void) {
+    cpu_comm_shutdown();
     onednn_destroy(cpu_backend.onednn);
     memset(&cpu_backend, 0, sizeof cpu_backend);
 }
@@ -465,64 +465,3 @@ bool device_sensors(DeviceSensors *sensors) {
     memset(sensors, 0, sizeof *sensors);
     return false;
 }
-
-// --------------------------------------------------------------------------------------------------------- collectives
-// Device memory is host memory: a request is a non-blocking call of MPI, and waiting for it completes it.
-
-bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err) {
-    memset(id, 0, DEVICE_COMM_ID_BYTES); // MPI knows its processes
-    return mpi_is_connected(err);
-}
-
-bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, Error *err) {
-    (void)id, (void)rank, (void)size;
-    return mpi_is_connected(err);
-}
-
-const char *device_comm_library(void) { return mpi_name(); }
-
-static const CommObserver *comm_observer;
-
-void device_comm_observe(const CommObserver *observer) { comm_observer = observer; }
-
-static void waits(bool begins) {
-    if (comm_observer) comm_observer->wait(begins);
-}
-static void began(int request) {
-    if (comm_observer) comm_observer->request(request, true);
-}
-static void ended(int request) {
-    if (comm_observer) comm_observer->request(request, false);
-}
-
-bool device_all_to_all(void *recv, const void *send, const Range *parts, int request, Error *err) {
-    waits(true);
-    began(request);
-    const bool ok = mpi_start_all_to_all(recv, send, parts, request, err);
-    waits(false);
-    return ok;
-}
-
-bool device_all_gather(void *data, const Range *parts, int request, Error *err) {
-    waits(true);
-    began(request);
-    const bool ok = mpi_start_all_gather(data, parts, request, err);
-    waits(false);
-    return ok;
-}
-
-void device_comm_progress(void) {
-    waits(true);
-    mpi_progress(ended);
-    waits(false);
-}
-
-bool device_comm_wait(int request, Error *err) {
-    waits(true);
-    const bool ok = mpi_wait(request, ended, err);
-    waits(false);
-    return ok;
-}
-
-bool device_comm_failed(Error *err) { return (void)err, false; } // comm.h's own channel: its calls tell
-void device_comm_abort(void) {}                                  // comm_abort ends the processes
