@@ -86,7 +86,7 @@ class Predicted:
             raise Refused(f"no rates are assumed for {device['name']} in {device['dtype']}")
         self.rows = rows_of(device)
         self.ms, self.gaps, self.launch = (milliseconds(said[f"{what}_seconds"]) for what in ("step", "between_ops", "launch"))
-        most = milliseconds(said["overlap_seconds"])  # llmc/plan/plan_predict.c: may_be_hidden
+        most = milliseconds(said["overlap_seconds"])  # llmc/plan/plan_predict.c: find_times
         self.hidden = [most[0], most[1], 0.0]  # by --overlap 1
         copies = (part for op in said["ops"] for part in op["parts"] if part["rate"] == "copy")
         self.copy = next([ms / part["amount"] for ms in milliseconds(part["seconds"])] for part in copies)  # of a byte

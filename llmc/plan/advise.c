@@ -80,25 +80,18 @@ Tiling advise_tiling(const GpuSpec *gpu, DType dtype, const MatmulShape *s) {
 
 // ------------------------------------------------------------------------------------------------------------ one step
 
-// Heads are computed as 32, 64, 96 or 128 elements. The softmax of a score is assumed to cost as much as 32 elements of
-// its products, which is why longer heads reach higher rates. Relative to 64 elements, whose rates are assumed.
-static double head_factor(const ModelConfig *c) {
-    const int64_t HS = c->C / c->NH;
-    return (double)(round_up(HS, 32) + 32) / (double)HS / ((64.0 + 32) / 64);
-}
-
-static bool is_attention(RateKind rate) {
-    return rate >= RATE_ATTENTION_FORWARD && rate <= RATE_OUR_ATTENTION_BACKWARD;
-}
-
 // Time of a step by tiles and heads, and what of the time of its matmuls full tiles in full waves would take.
 typedef struct {
     double seconds, filled;
     Prediction p;
 } Step;
 
+// Heads are computed as 32, 64, 96 or 128 elements. The softmax of a score is assumed to cost as much as 32 elements of
+// its products, which is why longer heads reach higher rates. Relative to 64 elements, whose rates are assumed.
 static void step_of(Step *s, const GpuSpec *gpu, const ModelOptions *model, int64_t tokens, const PredictOptions *o,
                     double reference) {
+    const int64_t HS = model->config.C / model->config.NH;
+    const double heads = (double)(round_up(HS, 32) + 32) / (double)HS / ((64.0 + 32) / 64);
     double full = 0, real = 0;
     plan_predict(&s->p, gpu, model, tokens, o, true);
     s->seconds = s->p.step.likely;
@@ -106,7 +99,8 @@ static void step_of(Step *s, const GpuSpec *gpu, const ModelOptions *model, int6
         for (int k = 0; k < s->p.ops[i].num_parts; k++) {
             const PredictedPart *part = &s->p.ops[i].parts[k];
             const double likely = part->seconds.likely;
-            if (is_attention(part->rate)) s->seconds += likely * (head_factor(&model->config) - 1);
+            if (part->rate >= RATE_ATTENTION_FORWARD && part->rate <= RATE_OUR_ATTENTION_BACKWARD)
+                s->seconds += likely * (heads - 1);
             if (part->shape.M == 0) continue;
             const double share = advise_tiling(gpu, model->dtype, &part->shape).share;
             full += likely;
@@ -209,7 +203,7 @@ static void consider_vocabulary(Advice *a) {
     }
 }
 
-// From half to one and a half times as many, in steps of a 64th, of those that fit.
+// From half to twice as many, in steps of a 64th, of those that fit.
 static void consider_batch(Advice *a, int64_t most) {
     const int64_t B = a->model->B, stride = ceil_div(B, 64);
     for (int64_t step = stride; step <= B; step += stride)

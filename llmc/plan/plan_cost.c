@@ -11,23 +11,19 @@
 // --------------------------------------------------------------------------------------------------------------- FLOPs
 
 // The processes that divide the update among them.
-static double sharers(const ModelOptions *model) {
+static double update_sharers(const ModelOptions *model) {
     return model->divided && model->processes > 1 ? model->processes : 1;
-}
-
-static double update_flops(const ModelOptions *model) {
-    const int count = parameter_count(&model->config);
-    Parameter *table = parameter_table(&model->config);
-    double flops = 0;
-    for (int i = 0; i < count; i++) flops += optimizer_matmul_flops(model->optimizer, &table[i]);
-    free(table);
-    return flops / sharers(model);
 }
 
 double plan_step_flops(const ModelOptions *model, int64_t tokens) {
     const double again = recompute_flops_per_token(&model->recompute, &model->config, model->T);
     const double exact = flops_per_token_exact(&model->config, model->T);
-    return (double)tokens * (exact + again) + (model->train ? update_flops(model) : 0);
+    const int count = model->train ? parameter_count(&model->config) : 0;
+    Parameter *table = parameter_table(&model->config);
+    double update = 0;
+    for (int i = 0; i < count; i++) update += optimizer_matmul_flops(model->optimizer, &table[i]);
+    free(table);
+    return (double)tokens * (exact + again) + update / update_sharers(model);
 }
 
 double plan_step_fp8_flops(const ModelOptions *model, int64_t tokens) {
@@ -38,12 +34,6 @@ double plan_step_fp8_flops(const ModelOptions *model, int64_t tokens) {
 }
 
 // --------------------------------------------------------------------------------------------------------------- bytes
-
-static double elements_per_token(const ModelOptions *model) {
-    const ModelConfig *c = &model->config;
-    const double L = (double)c->L, C = (double)c->C, Vp = (double)c->Vp;
-    return (12 * L + 8) * C + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
-}
 
 // Operands of the four linear layers of a block, 3 C + d_ff going in and 5 C + d_ff of gradients: quantised as they
 // pass.
@@ -85,7 +75,7 @@ static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
     double bytes = op_cost_optimizer_update(t, count).bytes + op_cost_adafactor_statistics(t, count).bytes +
                    op_cost_momentum_update(t, count).bytes;
     for (int i = 0; i < count; i++) bytes += (double)tensor_bytes(t[i].grad);
-    bytes /= sharers(model);
+    bytes /= update_sharers(model);
     for (int i = 0; i < count; i++) {
         const Tensor own = tensor_make(NULL, DTYPE_FP32, "own", table[i].rows, table[i].cols, 0, 0);
         if (model->gradients_in_dtype) bytes += (double)micro_steps * op_cost_gradient_add(t[i].grad, own, true).bytes;
@@ -96,7 +86,10 @@ static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
 }
 
 double plan_step_bytes(const ModelOptions *model, int64_t tokens) {
-    const double a_token = elements_per_token(model) * (double)dtype_size(model->dtype) + fp8_bytes_per_token(model);
+    const ModelConfig *c = &model->config;
+    const double L = (double)c->L, C = (double)c->C, Vp = (double)c->Vp;
+    const double elements = (12 * L + 8) * C + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
+    const double a_token = elements * (double)dtype_size(model->dtype) + fp8_bytes_per_token(model);
     return (double)tokens * a_token + update_bytes(model, ceil_div(tokens, model->B * model->T));
 }
 
@@ -120,7 +113,7 @@ static double passed(const Partition *p, int unit, int r) {
     return fmax(all - own, (p->processes - 1) * own);
 }
 
-PlannedExchange plan_exchange(const ModelOptions *model) {
+PlannedExchange plan_step_exchange(const ModelOptions *model) {
     PlannedExchange most = {0};
     if (model->processes <= 1 || !model->train) return most;
     const double gradient = (double)dtype_size(model->gradients_in_dtype ? model->dtype : DTYPE_FP32);

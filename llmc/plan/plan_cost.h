@@ -35,4 +35,4 @@ typedef struct {
     double gradients, weights;
     double last_gradients, first_weights; // the part of them outside blocks
 } PlannedExchange;
-PlannedExchange plan_exchange(const ModelOptions *model);
+PlannedExchange plan_step_exchange(const ModelOptions *model);

@@ -13,16 +13,13 @@
 
 // --------------------------------------------------------------------------------------------------- what a plan needs
 
-// Under offload a CPU keeps the state in the same memory.
-static bool host_is_device(const ModelOptions *model) {
-    return !model->sizes && strcmp(device_facts()->backend, "cpu") == 0;
-}
-
 static double bytes_needed(const ModelOptions *model) {
     MemoryPlan *plan = model_plan(model);
     const double bytes = (double)memory_plan_total(plan);
     memory_plan_destroy(plan);
-    return bytes + (host_is_device(model) && model->offload && model->train ? (double)model_host_bytes(model) : 0);
+    if (!model->offload || !model->train) return bytes;
+    const bool same_memory = !model->sizes && strcmp(device_facts()->backend, "cpu") == 0;
+    return bytes + (same_memory ? (double)model_host_bytes(model) : 0);
 }
 
 static double bytes_at(const ModelOptions *model, int64_t B) {
@@ -33,8 +30,16 @@ static double bytes_at(const ModelOptions *model, int64_t B) {
 
 // --------------------------------------------------------------------------------------------------------------- batch
 
-static int64_t nothing(const void *machine, OpsShape shape) { return (void)machine, (void)shape, 0; }
-static int64_t one_row(const void *machine, OpsShape shape) { return (void)machine, (void)shape, 1; }
+static int64_t nothing(const void *machine, OpsShape shape) {
+    (void)machine;
+    (void)shape;
+    return 0;
+}
+static int64_t one_row(const void *machine, OpsShape shape) {
+    (void)machine;
+    (void)shape;
+    return 1;
+}
 
 // Without logits and workspace, every tensor grows by the same with every sequence, and what is planned is a line from
 // where its largest tick stays the same: a line through two points finds the edge in a few plans. Below that, it points
@@ -59,7 +64,8 @@ static int64_t largest_without_scratch(const ModelOptions *model, double room, i
             continue;
         }
         slope = (needed - low_bytes) / (double)(B - low);
-        low = B, low_bytes = needed;
+        low = B;
+        low_bytes = needed;
     }
     return low;
 }
@@ -182,7 +188,7 @@ static int64_t batch_with_recomputation(ModelOptions *model, const Search *s) {
 }
 
 // Sets model->B and model->recompute; false, and B 1 where it was free, when nothing fits.
-static bool choose(ModelOptions *model, const Search *s) {
+static bool fit_model(ModelOptions *model, const Search *s) {
     const bool trades = s->any_recompute && model->train;
     if (s->any_recompute) model->recompute = recompute_all(0);
     if (s->any_batch) {
@@ -195,13 +201,13 @@ static bool choose(ModelOptions *model, const Search *s) {
 // On a GPU what attention by cuDNN asks for is known when its kernels are chosen, which takes a while for every
 // micro-batch: the search goes by the formulas, and its result is checked with the backend.
 static bool choose_checked(ModelOptions *model, const Search *search) {
-    if (model->sizes || strcmp(device_facts()->backend, "cuda") != 0) return choose(model, search);
+    if (model->sizes || strcmp(device_facts()->backend, "cuda") != 0) return fit_model(model, search);
     const GpuSpec here = {.memory = (double)device_facts()->memory_total, .num_sms = device_facts()->units};
     const PlannedSizes sizes = plan_sizes(&here, ATTENTION_AUTO);
     Search s = *search;
     for (;;) {
         model->sizes = &sizes;
-        const bool fits = choose(model, &s);
+        const bool fits = fit_model(model, &s);
         model->sizes = NULL;
         const double over = bytes_needed(model) - search->room;
         if (!fits || over <= 0) return over <= 0;
@@ -241,17 +247,26 @@ static bool try_remedies(ModelOptions *m, const Search *search, int remedies) {
     Search s = *search;
     Error ignored;
     if (remedies & ONE_SAMPLE) m->sequences = 1;
-    if (remedies & FEWER_B) s.most = m->B - 1, s.any_batch = true;
+    if (remedies & FEWER_B) {
+        s.most = m->B - 1;
+        s.any_batch = true;
+    }
     if (remedies & RECOMPUTE) s.any_recompute = true;
     if (remedies & DIVIDE) m->divided = true;
-    if (remedies & OPTIMIZER) m->optimizer = OPTIMIZER_ADAMW_8BIT, m->master = false;
+    if (remedies & OPTIMIZER) {
+        m->optimizer = OPTIMIZER_ADAMW_8BIT;
+        m->master = false;
+    }
     if (remedies & GRADIENTS) m->gradients_in_dtype = true;
     if (remedies & OFFLOAD) m->offload = true;
     if (!model_check_options(m, &ignored)) return false;
     ModelOptions least = *m; // what cannot fit at all is soon seen
     if (s.any_batch) least.B = 1;
     if (s.any_recompute) least.recompute = recompute_all(RECOMPUTE_BLOCK);
-    if (bytes_needed(&least) > s.room) return *m = least, false;
+    if (bytes_needed(&least) > s.room) {
+        *m = least;
+        return false;
+    }
     return choose_checked(m, &s);
 }
 
@@ -275,15 +290,17 @@ static bool find_remedies(ModelOptions *m, const ModelOptions *model, const Sear
     for (int count = 1; count <= NUM_REMEDIES; count++)
         for (int r = 1; r < 1 << NUM_REMEDIES; r++) {
             if (__builtin_popcount((unsigned)r) != count || (r & there) != r) continue;
-            *m = *model, *remedies = r;
+            *m = *model;
+            *remedies = r;
             if (try_remedies(m, search, r)) return true;
         }
-    *m = *model, *remedies = there;
+    *m = *model;
+    *remedies = there;
     try_remedies(m, search, there);
     return false;
 }
 
-static bool explain(const ModelOptions *model, const Search *search, Error *err) {
+static bool explain_fit(const ModelOptions *model, const Search *search, Error *err) {
     static const char smaller[] = "use a smaller model or context (-e, -t)";
     char asked[64], set[64], needs[64], there[64], what[160], least[64], advice[320];
     ModelOptions m;
@@ -312,5 +329,5 @@ bool plan_choose(ModelOptions *model, double room, int64_t most) {
 bool plan_fit(ModelOptions *model, bool any_batch, const char *recompute, double room, int64_t most, Error *err) {
     const Search search = {any_batch, strcmp(recompute, "auto") == 0, room, most};
     if (!search.any_recompute && !recompute_parse(&model->recompute, recompute, model->config.L, err)) return false;
-    return choose_checked(model, &search) || explain(model, &search, err);
+    return choose_checked(model, &search) || explain_fit(model, &search, err);
 }

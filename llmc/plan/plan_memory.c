@@ -36,10 +36,10 @@ static int64_t workspace_with_fast_cudnn(const void *machine, OpsShape shape) {
 }
 
 PlannedSizes plan_sizes(const GpuSpec *gpu, AttentionChoice attention) {
-    int64_t (*const workspace)(const void *, OpsShape) = attention == ATTENTION_OWN    ? own_workspace
-                                                         : attention == ATTENTION_FAST ? workspace_with_fast_cudnn
-                                                                                       : workspace_with_cudnn;
-    return (PlannedSizes){workspace, chunk_rows, gpu};
+    PlannedSizes sizes = {workspace_with_cudnn, chunk_rows, gpu};
+    if (attention == ATTENTION_OWN) sizes.workspace_bytes = own_workspace;
+    if (attention == ATTENTION_FAST) sizes.workspace_bytes = workspace_with_fast_cudnn;
+    return sizes;
 }
 
 // --------------------------------------------------------------------------------------------------- available memory

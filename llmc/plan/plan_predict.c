@@ -73,7 +73,7 @@ static const struct {
      }},
 };
 
-static const Estimate *rates_of(const GpuSpec *gpu) {
+static const Estimate *assumed_rates(const GpuSpec *gpu) {
     for (size_t i = 0; i < sizeof RATES / sizeof *RATES; i++)
         if (gpu->name && (strcmp(RATES[i].gpu, gpu->name) == 0 || strcmp(RATES[i].also, gpu->name) == 0))
             return RATES[i].rates;
@@ -135,7 +135,7 @@ typedef struct {
     bool beside;                      // a weight gradient of this micro-step was queued
 } StepView;
 
-static PredictedOp *row_of(Prediction *to, const OpCost *cost) {
+static PredictedOp *predicted_row(Prediction *to, const OpCost *cost) {
     const char *tensor = parameter_label(cost->shape.tensor);
     for (int i = 0; i < to->count; i++) {
         PredictedOp *row = &to->ops[i];
@@ -170,7 +170,7 @@ static void add_product(PredictedOp *row, int k, ProductKind kind, double flops,
 
 static void see_op(void *context, const OpCost *cost, double calls) {
     StepView *s = context;
-    PredictedOp *row = row_of(s->to, cost);
+    PredictedOp *row = predicted_row(s->to, cost);
     const double N = (double)row->shape[0], IC = (double)row->shape[1], OC = (double)row->shape[2];
     int weight = 0, i = 0;
     while (i < NUM_OPS && strcmp(OPS[i].op, cost->op) != 0) i++;
@@ -247,22 +247,7 @@ static PredictedPart chosen(PredictedPart p, const Estimate *rates, const Predic
     return p;
 }
 
-static Estimate seconds_of(const PredictedPart *p, const Estimate *rates, double peak, double bandwidth) {
-    const Estimate rate = rates[p->rate];
-    const double full = is_of_peak(p->rate) ? peak : bandwidth, amount = p->amount / (full * p->factor);
-    return (Estimate){amount / rate.likely, amount / rate.worst, amount / rate.best};
-}
-
-// --overlap: whether a part is a memory-bound kernel, which may run beside a weight gradient. It is assumed to be
-// hidden whole: that the product leaves it multiprocessors and becomes no slower by it, that no product of the compute
-// stream takes its place, and that it follows before the weight gradient ends. None of this is known, so the sum is a
-// bound and no part of the step's time. Epilogues belong to their product; attention, which needs the tensor cores too,
-// gains nothing.
-static bool may_be_hidden(RateKind rate) {
-    return !is_of_peak(rate) && rate != RATE_GELU && rate != RATE_GELU_GRADIENT;
-}
-
-static void add_estimate(Estimate *sum, Estimate e, double share) {
+static void accumulate_estimate(Estimate *sum, Estimate e, double share) {
     sum->likely += share * e.likely;
     sum->worst += share * e.worst;
     sum->best += share * e.best;
@@ -280,9 +265,13 @@ static Estimate of_all(const Estimate by_rate[RATE_COUNT]) {
     return (Estimate){likely, likely + sqrt(worse), likely - sqrt(better)};
 }
 
+// --overlap: a memory-bound kernel may run beside a weight gradient. It is assumed to be hidden whole: that the product
+// leaves it multiprocessors and becomes no slower by it, that no product of the compute stream takes its place, and
+// that it follows before the weight gradient ends. None of this is known, so the sum is a bound and no part of the
+// step's time. Epilogues belong to their product; attention, which needs the tensor cores too, gains nothing.
 static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, const PredictOptions *o,
                        bool or_limit) {
-    const Estimate *rates = model->dtype == DTYPE_FP32 ? NULL : rates_of(gpu); // of 16-bit matmuls
+    const Estimate *rates = model->dtype == DTYPE_FP32 ? NULL : assumed_rates(gpu); // of 16-bit matmuls
     const double peak = gpu_spec_peak(gpu, model->dtype);
     Estimate limits[RATE_COUNT];
     for (int i = 0; i < RATE_COUNT; i++) limits[i] = (Estimate){1, 1, 1};
@@ -304,9 +293,12 @@ static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *mo
         }
         for (int k = 0; k < row->num_parts; k++) {
             PredictedPart *part = &row->parts[k];
-            part->seconds = seconds_of(part, rates, peak, gpu->bandwidth);
-            add_estimate(&by_rate[part->rate], part->seconds, 1);
-            if (may_be_hidden(part->rate)) add_estimate(&p->overlap, part->seconds, part->beside / part->amount);
+            const Estimate rate = rates[part->rate];
+            const double amount = part->amount / ((is_of_peak(part->rate) ? peak : gpu->bandwidth) * part->factor);
+            part->seconds = (Estimate){amount / rate.likely, amount / rate.worst, amount / rate.best};
+            accumulate_estimate(&by_rate[part->rate], part->seconds, 1);
+            if (!is_of_peak(part->rate) && part->rate != RATE_GELU && part->rate != RATE_GELU_GRADIENT)
+                accumulate_estimate(&p->overlap, part->seconds, part->beside / part->amount);
         }
     }
     p->launch = rates[RATE_LAUNCH];

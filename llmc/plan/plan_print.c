@@ -73,16 +73,6 @@ static void print_classes(FILE *out, const DevicePlan *p) {
     }
 }
 
-// Where bf16 is chosen for its memory: what the same run takes in the other of fp32 and bf16.
-static void print_other_dtype(FILE *out, const DevicePlan *p) {
-    char bytes[TEXT];
-    ModelOptions other = p->model;
-    other.dtype = p->model.dtype == DTYPE_FP32 ? DTYPE_BF16 : DTYPE_FP32;
-    fprintf(out,
-            "planned     in %s      %9s  there are no instructions for bf16 here: a run with --dtype auto takes fp32\n",
-            dtype_name(other.dtype), format_bytes(plan_memory(&other).total, bytes, TEXT));
-}
-
 static void print_memory(FILE *out, const DevicePlan *p) {
     char bytes[TEXT], more[TEXT], set[SET_TEXT];
     print_classes(out, p);
@@ -92,7 +82,14 @@ static void print_memory(FILE *out, const DevicePlan *p) {
         fprintf(out, "; plus %s for the CUDA context\n", format_bytes(plan_reserve(p->gpu.spec.memory), more, TEXT));
     else
         fprintf(out, ", laid out for the %s backend of this machine\n", device_facts()->backend);
-    if (p->gpu.spec.memory == 0 && device_facts()->widens_bf16) print_other_dtype(out, p);
+    if (p->gpu.spec.memory == 0 && device_facts()->widens_bf16) { // bf16 is chosen for its memory
+        ModelOptions other = p->model;
+        other.dtype = p->model.dtype == DTYPE_FP32 ? DTYPE_BF16 : DTYPE_FP32;
+        fprintf(out,
+                "planned     in %s      %9s  there are no instructions for bf16 here: a run with --dtype auto takes "
+                "fp32\n",
+                dtype_name(other.dtype), format_bytes(plan_memory(&other).total, bytes, TEXT));
+    }
     if (p->memory.host > 0)
         fprintf(out, "planned     %-12s %9s  master weights and state of the optimizer\n", "host memory",
                 format_bytes(p->memory.host, bytes, TEXT));
@@ -307,17 +304,9 @@ static void print_answer(FILE *out, const DevicePlan *p) {
         fprintf(out, "; a step takes at least %.3g s", p->step_seconds);
         if (p->predicted.likely > 0) fprintf(out, ", predicted %.3g s", p->predicted.likely);
     } else if (p->model.train) {
-        fprintf(out, "; its first steps will show how long they take");
+        fprintf(out, "; no datasheet for this device: time per step unknown");
     }
     fprintf(out, "\n");
-}
-
-static void print_text(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
-    const bool all = !*r->gpus;
-    for (int i = 0; i < (all ? 1 : count); i++) print_answer(out, &plans[i]);
-    print_run(out, r, plans);
-    if (all) print_table(out, plans, count, r);
-    for (int i = 0; i < count && !all; i++) print_gpu(out, &plans[i], r);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- JSON
@@ -404,7 +393,7 @@ static void add_predicted(cJSON *device, const DevicePlan *p, bool with_ops) {
     for (int i = 0; i < p->prediction.count; i++) add_predicted_op(ops, &p->prediction.ops[i]);
 }
 
-static void add_tensor(cJSON *tensors, const PlannedTensor *t, int64_t offset, int last_tick) {
+static void add_planned_tensor(cJSON *tensors, const PlannedTensor *t, int64_t offset, int last_tick) {
     const bool always = t->first_use == PLAN_ALWAYS;
     const char *kind = always ? memory_class_name(t->memory_class) : activation_kind_name(activation_kind(t->name));
     cJSON *tensor = cJSON_CreateObject();
@@ -432,7 +421,7 @@ static void add_arena(cJSON *device, const ModelOptions *model) {
         cJSON_AddItemToArray(ticks, cJSON_CreateString(model_tick_name(&model->config, t, name)));
     for (int i = 0; i < count; i++) {
         const PlannedTensor t = memory_plan_tensor(plan, i);
-        if (t.bytes > 0) add_tensor(tensors, &t, memory_plan_offset(plan, i), last_tick);
+        if (t.bytes > 0) add_planned_tensor(tensors, &t, memory_plan_offset(plan, i), last_tick);
     }
     memory_plan_destroy(plan);
 }
@@ -500,7 +489,14 @@ bool plan_print(FILE *out, const PlanRequest *r, bool json, Error *err) {
         plan_device(&plans[i], r, all && i == 0 ? NULL : &gpus[i]);
         if (json || !all || i == 0) plan_alternatives(&plans[i], r);
     }
-    (json ? print_json : print_text)(out, plans, count, r);
+    if (json) {
+        print_json(out, plans, count, r);
+    } else {
+        for (int i = 0; i < (all ? 1 : count); i++) print_answer(out, &plans[i]);
+        print_run(out, r, plans);
+        if (all) print_table(out, plans, count, r);
+        for (int i = 0; i < count && !all; i++) print_gpu(out, &plans[i], r);
+    }
     free(plans);
     return true;
 }

@@ -300,7 +300,7 @@ static ModelOptions shared_by(ModelOptions model, int processes, int groups) {
 static const double D12_OUTSIDE = 39421952, D12_PADDED = 39421952 + 12 * 7088128.0;
 
 static void assert_exchange(const ModelOptions *model, double gradients, double weights) {
-    const PlannedExchange e = plan_exchange(model);
+    const PlannedExchange e = plan_step_exchange(model);
     assert_true(e.gradients == gradients);
     assert_true(e.weights == weights);
 }
@@ -320,11 +320,11 @@ TEST(with_divided_state_the_gradients_go_once_and_the_weights_come_back) {
     ModelOptions model = shared_by(model_of("d12", 8, 1024), 8, 8);
     model.divided = true;
     assert_exchange(&model, 7 * (D12_PADDED * 4 / 8), 7 * (D12_PADDED * 2 / 8));
-    const PlannedExchange e = plan_exchange(&model);
+    const PlannedExchange e = plan_step_exchange(&model);
     assert_true(e.last_gradients == 7 * (D12_OUTSIDE * 4 / 8) && e.first_weights == 7 * (D12_OUTSIDE * 2 / 8));
     // Whole matrices: of the 12 blocks no GPU has more than six of the largest (5 C^2 with attproj, or 4 C^2) ...
     model.optimizer = OPTIMIZER_MUON;
-    const PlannedExchange muon = plan_exchange(&model);
+    const PlannedExchange muon = plan_step_exchange(&model);
     assert_true(muon.gradients >= e.gradients && muon.gradients < 2 * e.gradients);
 }
 
@@ -466,7 +466,7 @@ TEST(the_first_line_is_the_answer) {
     request.model.B = 1;
     assert_first_line(request, "",
                       (const char *[]){"plan        this machine: it fits with -b 1 -r 0 and takes ",
-                                       "; its first steps will show how long", NULL});
+                                       "; no datasheet for this device: time per step unknown", NULL});
 }
 
 TEST(without_a_known_length_no_time_of_all_steps_is_shown) {
