@@ -17,7 +17,7 @@ int64_t profile_total_steps(int64_t n); // of the run that --profile n makes
 
 // Use:
 //   profile_start(n); while (profile_next_step()) train_step(); profile_report(...);
-// next_step ends the step that was taken and says whether another one is due.
+// next_step ends the step before; true: another step is due.
 void profile_start(int64_t n);
 bool profile_next_step(void);
 // Waits for the device, prints the table; in directory (NULL: nowhere) writes profile.json and profile_trace.json.

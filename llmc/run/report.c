@@ -21,7 +21,7 @@ struct Report {
     RunSummary summary;
     DeviceSpeed speed;
     double started;        // launch
-    double peak_flops;     // what mfu is a fraction of
+    double peak_flops;     // the denominator of mfu
     bool peak_is_measured; // no datasheet peak is known
     float loss_scale;      // after the last step that was reported
     StepTime step_time;

@@ -8,7 +8,7 @@
 #include "llmc/run/runlog.h"
 #include "llmc/train/generate.h"
 
-// What the host learns about a step, one step late: the decisions and the times.
+// The decisions and times of a step, which the host reads one step late.
 typedef struct {
     StepControl *control; // host memory the device writes to
     DeviceEvent *start, *stop;

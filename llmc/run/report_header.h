@@ -5,13 +5,13 @@
 #include "llmc/run/run_setup.h"
 #include "llmc/run/runlog.h"
 
-// What reports say the run is.
+// The facts of a run that its reports show.
 typedef struct {
     const RunSetup *setup;
     const Model *model;
     RunLog *log;
     DeviceSpeed speed; // measured at the start
-    double peak_flops; // what mfu is a fraction of
+    double peak_flops; // the denominator of mfu
     double datasheet;  // the peak of the datasheet; 0: not known, mfu counts against the measured rate
 } ReportFacts;
 

@@ -46,7 +46,7 @@ static bool open_beside(RunData *data, const Options *o, int64_t T, Error *err) 
     return shards_open(&data->val, data->val_pattern, T, err);
 }
 
-// Without -j and without validation data a run trains all the same, and its header says so; an evaluation needs them.
+// Without -j and without validation data a run trains, and its header shows that; an evaluation needs them.
 static bool open_validation(RunData *data, const Options *o, int64_t T, Error *err) {
     Error why;
     if (o->val_every == 0 || o->interactive) {

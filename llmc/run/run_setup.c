@@ -40,7 +40,7 @@ static const char OPTIONS_MARK[] = "\"train-data\":\"";
 
 // ---------------------------------------------------------------------------------------- what to train, on which data
 
-// Where the run in this directory was begun, as its options.json says; older runs do not.
+// Adopts the directory in which the run was begun from its options.json; older runs do not state it.
 static void take_begun_directory(Options *o, const char *run) {
     char *path = path_join(run, OPTIONS_FILE);
     cJSON *then = json_parse_file(path, MAX_OPTIONS_BYTES, NULL);
@@ -134,7 +134,7 @@ static bool find_checkpoint(RunSetup *s, Error *err) {
                      o->output);
 }
 
-// Process 0 has the directory and tells the others what it found there.
+// Process 0 has the directory and sends the path of its checkpoint to the others.
 static bool share_resume_path(RunSetup *s, Error *err) {
     int64_t length = s->resume_path ? (int64_t)strlen(s->resume_path) : -1;
     if (!comm_broadcast(&length, sizeof length, err)) return false;
@@ -254,7 +254,7 @@ ModelOptions run_setup_model(const RunSetup *s) {
     };
 }
 
-// --optimizer: that of the checkpoint, unless its state is to begin anew.
+// --optimizer: as in the checkpoint, unless --reset-optimizer starts a new state.
 static bool choose_optimizer(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     if (!s->resume_path || o->max_steps == 0) return true;
@@ -263,7 +263,7 @@ static bool choose_optimizer(RunSetup *s, Error *err) {
            error_prefix(err, "%s", s->resume_path);
 }
 
-// The memory that every process has: on the CPU those of one machine share it.
+// The min memory of a process; on the CPU the processes of one machine share it.
 static bool agree_on_room(bool automatic, double *room, Error *err) {
     const bool shared = strcmp(device_facts()->backend, "cpu") == 0;
     double mine = plan_room(automatic) / (shared ? comm_local_size() : 1);
@@ -275,7 +275,7 @@ static bool agree_on_room(bool automatic, double *room, Error *err) {
     return ok;
 }
 
-// What several processes do not do, or not yet.
+// Refuses what several processes do not support.
 static bool check_processes(const RunSetup *s, Error *err) {
     const Options *o = &s->options;
     if (process_count(o) == 1) return true;
@@ -286,7 +286,7 @@ static bool check_processes(const RunSetup *s, Error *err) {
            error_set(err, "--fp8-scaling delayed: the processes would have different scales; use current");
 }
 
-// -b and -r: what of the device's memory is used for what.
+// -b and -r: divides the memory of the device between batch and activations.
 static bool choose_memory(RunSetup *s, Error *err) {
     Options *o = &s->options;
     char text[RECOMPUTE_TEXT];
@@ -298,7 +298,7 @@ static bool choose_memory(RunSetup *s, Error *err) {
     if (!comm_all_ok(model_check_options(&model, err) && check_processes(s, err), err) ||
         !agree_on_room(automatic, &room, err) || !plan_fit(&model, o->B == 0, o->recompute, room, most, err))
         return false;
-    o->B = model.B; // what was chosen is what a checkpoint states
+    o->B = model.B; // a checkpoint states the choice
     s->recompute = model.recompute;
     recompute_text(&s->recompute, s->config.L, text, sizeof text);
     if (o->gelu_fusion > 0 && recompute_gelu_alone(&s->recompute, s->config.L))
@@ -397,7 +397,7 @@ static bool agree_on_data(const RunSetup *s, Error *err) {
     return comm_agree(facts, sizeof facts / sizeof *facts, err);
 }
 
-// Restores the choices that bits depend on, or says that they are others here.
+// Restores the choices that bits depend on, or reports that they differ here.
 static void restore_tuning(const char *tuning) {
     if (device_restore_tuning(tuning)) return;
     if (strcmp(device_facts()->backend, "cpu") != 0) {
@@ -418,7 +418,7 @@ bool run_setup_resolve(RunSetup *s, Error *err) {
     s->first_step = s->state.step;
     s->first_skipped = s->state.control.skipped;
     if (s->resume_path) restore_tuning(s->state.tuning);
-    // What a process finds may be missing on another one: each part ends with an agreement.
+    // A file may be missing on one machine only: the processes agree after each part.
     return comm_all_ok(choose_model(s, err) && choose_context(s, err) &&
                            run_data_open(&s->data, &s->options, s->T, &s->config, &s->state, err) &&
                            choose_dtype(s, err) && choose_optimizer(s, err),
@@ -430,21 +430,11 @@ bool run_setup_resolve(RunSetup *s, Error *err) {
            agree_on_data(s, err);
 }
 
-// --plan for several GPUs: whether a run could be shared so.
-static bool check_planned_share(const RunSetup *s, int64_t step_windows, Error *err) {
-    const Options *o = &s->options;
-    StepShare share;
-    const int64_t windows = step_windows > 0 ? step_windows : max_i64(o->B, 1) * o->reduce_groups;
-    return check_processes(s, err) &&
-           (o->max_steps == 0 ||
-            step_share_make(&share, windows, max_i64(o->B, 1), o->reduce_groups, 0, process_count(o), err));
-}
-
 // --plan, --advise: no data is opened, and no memory taken.
 bool run_setup_plan(RunSetup *s, Error *err) {
     Options *o = &s->options;
     if (!choose_model(s, err) || !choose_context(s, err) || !choose_dtype(s, err)) return false;
-    if (o->dtype == DTYPE_COUNT) s->dtype = DTYPE_BF16; // what GPUs train in, whatever this machine prefers
+    if (o->dtype == DTYPE_COUNT) s->dtype = DTYPE_BF16; // the dtype for GPUs; this machine may prefer another
     if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
     if (o->total_batch > 0 && !options_check_total_batch(o->total_batch, s->T, err)) return false;
     const int64_t step_windows = o->total_batch > 0 ? o->total_batch / s->T : 0;
@@ -458,9 +448,14 @@ bool run_setup_plan(RunSetup *s, Error *err) {
                            .attention = o->attention,
                            .gelu_fusion = o->gelu_fusion,
                            .comm_overlap = o->comm_overlap};
-    return check_planned_share(s, step_windows, err) && model_check_options(&request.model, err) &&
-           (o->advise ? advise_print(stdout, &request, o->advise == ADVISE_D_FF, err)
-                      : plan_print(stdout, &request, o->plan == PLAN_JSON, err));
+    const int64_t B = max_i64(o->B, 1), windows = step_windows > 0 ? step_windows : B * o->reduce_groups;
+    StepShare share; // only a check that the processes could share a step
+    if (!check_processes(s, err) ||
+        (o->max_steps != 0 && !step_share_make(&share, windows, B, o->reduce_groups, 0, process_count(o), err)) ||
+        !model_check_options(&request.model, err))
+        return false;
+    return o->advise ? advise_print(stdout, &request, o->advise == ADVISE_D_FF, err)
+                     : plan_print(stdout, &request, o->plan == PLAN_JSON, err);
 }
 
 OptimizerOptions run_setup_optimizer(const RunSetup *s) {

@@ -1,4 +1,4 @@
-// What a run is, before anything is built: which model, which data, how long, in which types, in how much memory. All
+// The decisions of a run before anything is built: model, data, length, types, memory. All
 // of it follows from the options, from the checkpoint that the run resumes from, and from the contents of the files.
 // Owns everything it opens; takes no device memory.
 #pragma once
@@ -50,7 +50,7 @@ bool run_setup_save_options(const RunSetup *setup, Error *err);
 // --plan or --advise instead: no data is opened, the answer goes to stdout.
 bool run_setup_plan(RunSetup *setup, Error *err);
 
-// The options of what the trainer creates. Those of the loader and of generation point into setup.
+// The options of the objects that the trainer creates. Loader and generation keep pointers into setup.
 ModelOptions run_setup_model(const RunSetup *setup);
 OptimizerOptions run_setup_optimizer(const RunSetup *setup);
 DataLoaderOptions run_setup_loader(const RunSetup *setup); // from where the run is now

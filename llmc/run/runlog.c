@@ -29,7 +29,7 @@
 struct RunLog {
     AppendFile file;                      // main.log
     char *directory;                      // NULL: none
-    struct stat place;                    // what it was when the log was opened
+    struct stat place;                    // identifies the directory that was opened
     bool file_failed, tensorboard_failed; // reported already
     TensorBoard *tensorboard;             // NULL: none
     bool progress, utf8;
@@ -84,13 +84,13 @@ static bool read_kept(const char *path, double step, FILE *others, off_t *keep, 
 static const char LOG_MARK[] = "{\"event\":\"run\",\"time\":";
 
 // Opens main.log. Keeps what a run resumed after first_step keeps of it. Any other log gets the first unused name of
-// main.log.1, main.log.2, ...: one of an earlier run, or a file of the user's.
+// main.log.1, main.log.2, ...: an earlier run wrote it, or the user.
 static bool open_main_log(RunLog *log, const char *path, bool append, int64_t first_step, Error *err) {
     off_t keep = 0;
     if (!own_file_make_way(path, LOG_MARK, err) || !append_file_open(&log->file, path, false, err)) return false;
     const int64_t size = file_size(log->file.fd);
     if (size != 0 && !read_kept(path, append ? (double)first_step : -1, NULL, &keep, err)) return false;
-    if (!append && keep < size) { // it tells of steps
+    if (!append && keep < size) { // it has steps
         if (!own_file_move_aside(path, "belongs to an earlier run", 0, err)) return false;
         append_file_close(&log->file);
         if (!append_file_open(&log->file, path, true, err)) return false;
@@ -208,7 +208,7 @@ static void complain_once(RunLog *log, bool *complained, const Error *err, const
     fprintf(stderr, "%s; the run continues, but %s\n", err->text, what);
 }
 
-// Ends the record that tensorboard_begin started; a failure is said once.
+// Ends the record that tensorboard_begin started; reports a failure once.
 static void runlog_end_record(RunLog *log) {
     Error err;
     if (!tensorboard_end(log->tensorboard, &err))
@@ -486,23 +486,21 @@ void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *s) {
     entry_end(&e);
 }
 
-static void print_sample(RunLog *log, int64_t step, const char *text, int64_t bytes) {
-    char *out = NULL;
-    size_t length = 0;
-    FILE *f = text_open(&out, &length);
-    fputs("sample ", f);
-    if (log->sample_index > 1) fprintf(f, "%lld ", (long long)log->sample_index);
-    fprintf(f, "at step %lld:\n", (long long)step);
-    format_visible(f, text, (size_t)bytes, "    ");
-    fclose(f);
-    runlog_print(log, NULL, out, length);
-    free(out);
-}
-
 void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown, bool cut) {
     log->sample_index = log->sample_step == step ? log->sample_index + 1 : 1;
     log->sample_step = step;
-    if (!shown) print_sample(log, step, text, bytes);
+    if (!shown) {
+        char *out = NULL;
+        size_t length = 0;
+        FILE *f = text_open(&out, &length);
+        fputs("sample ", f);
+        if (log->sample_index > 1) fprintf(f, "%lld ", (long long)log->sample_index);
+        fprintf(f, "at step %lld:\n", (long long)step);
+        format_visible(f, text, (size_t)bytes, "    ");
+        fclose(f);
+        runlog_print(log, NULL, out, length);
+        free(out);
+    }
     Entry e;
     char tag[32];
     entry_begin(&e, log, "sample", "", step);

@@ -27,7 +27,7 @@ typedef struct RunLog RunLog;
 // directory NULL or "": no file; it is made if it is missing. Two processes cannot write into one: the second gets an
 // error. append: continues main.log of a resumed run, cutting off everything from the first line of a step > first_step
 // on (those will be run again) and a last line that was not finished; first_step INT64_MAX keeps every step (a run that
-// only evaluates). append false: a new file; one that tells of steps is renamed to main.log.1, or the first number that
+// only evaluates). append false: a new file; one that has steps is renamed to main.log.1, or the first number that
 // is free.
 // progress: -1 = when stdout is a terminal that redraws (terminal_redraws); 0, 1.
 // tensorboard: the same numbers also go to an event file in directory, those of a run that only evaluates to one in
@@ -54,7 +54,7 @@ typedef struct {
     int64_t step;           // 1 .. total
     int64_t total;          // steps of the run
     StepControl control;    // loss, norm, skip, z-scores, loss scale
-    float last_loss_scale;  // of the step before: the line says when it changed. 0 = not known
+    float last_loss_scale;  // of the step before: the line shows a change. 0 = not known
     const char *bad_tensor; // name, when control.bad_tensor >= 0
     double lr;
     double seconds;     // of this step
@@ -73,7 +73,7 @@ void runlog_choices(RunLog *log, int64_t step, const char *name, const ChoiceSco
 // The readings of the device's sensors after this step.
 void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *sensors);
 // A text sample, indented, control characters made visible. The samples of one step are numbered in order. shown: it
-// went through runlog_stream; only the files are left. cut: a signal ended it, and the file says so.
+// went through runlog_stream; only the files are left. cut: a signal ended it, which the file records.
 void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown, bool cut);
 // Text as it is drawn, control characters but newline and tab made visible; a GenerateSink whose context is the RunLog.
 bool runlog_stream(void *log, const char *bytes, int64_t n);

@@ -186,7 +186,7 @@ static long newest_seconds(const char *directory) {
     char **names;
     int count;
     long newest = 0;
-    if (!directory_list(directory, &names, &count, NULL)) return 0; // opening a file there says why
+    if (!directory_list(directory, &names, &count, NULL)) return 0; // opening a file there reports it
     for (int i = 0; i < count; i++) {
         if (strncmp(names[i], PREFIX, sizeof PREFIX - 1) != 0) continue;
         const long seconds = strtol(names[i] + sizeof PREFIX - 1, NULL, 10);

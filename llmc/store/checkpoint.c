@@ -243,15 +243,6 @@ bool checkpoint_load_state(const char *path, TrainerState *state, Error *err) {
 
 // ---------------------------------------------------------------------------------------------------------- rotation
 
-// The time at which a checkpoint was written, in nanoseconds.
-static int64_t written_at(const char *directory) {
-    struct stat st;
-    char *manifest = path_join(directory, manifest_name);
-    bool ok = stat(manifest, &st) == 0;
-    free(manifest);
-    return ok ? (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec : 0;
-}
-
 // The directory is renamed first, and the new name made durable, so that a kill or a loss of power in between leaves a
 // temporary directory, not half a checkpoint.
 static bool remove_step(const char *dir, int64_t step, Error *err) {
@@ -272,8 +263,11 @@ bool checkpoint_rotate(const char *dir, int keep, int64_t major, Error *err) {
     checkpoint_clean(dir);
     if (!list_steps(dir, &steps, &count, err)) return false;
     for (int i = 0; i < count; i++) { // directories that are not checkpoints do not count, and stay for the user to see
-        char *path = step_path(dir, steps[i], false);
-        int64_t time = written_at(path);
+        char *path = step_path(dir, steps[i], false), *manifest = path_join(path, manifest_name);
+        struct stat st;
+        int64_t time = 0; // at which it was written, in nanoseconds
+        if (stat(manifest, &st) == 0) time = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+        free(manifest);
         if (verify(path, steps[i], false, NULL)) {
             if (time > last_time) {
                 last_time = time;

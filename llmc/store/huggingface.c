@@ -122,15 +122,6 @@ static bool parse_config(const cJSON *root, ModelConfig *config, Error *err) {
     return ok && model_config_check(config, err);
 }
 
-// The end-of-text token, or the first of several.
-static int64_t parse_eot(const cJSON *root, int64_t V) {
-    const cJSON *item;
-    int64_t eot;
-    if (!json_find(root, "eos_token_id", &item, NULL)) return -1;
-    if (cJSON_IsArray(item)) item = item->child;
-    return json_int_value(item, 0, V - 1, &eot) ? eot : -1;
-}
-
 static bool read_config(const char *directory, ModelConfig *config, int64_t *eot, Error *err) {
     char *path = path_join(directory, "config.json");
     bool ok = file_exists(path) ||
@@ -141,7 +132,10 @@ static bool read_config(const char *directory, ModelConfig *config, int64_t *eot
               weight_shards_explain(directory, err);
     cJSON *root = ok ? json_parse_file(path, MAX_CONFIG_BYTES, err) : NULL;
     if (root) ok = parse_config(root, config, err) || error_prefix(err, "%s", path);
-    if (root && ok) *eot = parse_eot(root, config->V);
+    const cJSON *token = NULL; // the end-of-text token, or the first of several
+    if (!root || !ok || !json_find(root, "eos_token_id", &token, NULL)) token = NULL;
+    if (cJSON_IsArray(token)) token = token->child;
+    if (!json_int_value(token, 0, config->V - 1, eot)) *eot = -1;
     cJSON_Delete(root);
     free(path);
     return ok && root;
@@ -313,7 +307,7 @@ static bool check_mask(HuggingFace *f, int place, Error *err) {
     return ok;
 }
 
-// What masked scores become: so low that their probability is 0.
+// Masked scores become this value, so low that their probability is 0.
 static bool check_masked_value(HuggingFace *f, int place, Error *err) {
     enum { LOW = -1000 };
     const SafetensorsEntry *e = weight_shards_entry(f->shards, place);
@@ -459,25 +453,9 @@ char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t eo
     return text;
 }
 
-static bool write_config(const char *path, const HuggingFaceModel *m, FileFacts *facts, Error *err) {
-    char *text = huggingface_config_json(&model_options(m->model)->config, m->dtype, m->eot);
-    const bool ok = write_text(path, text, strlen(text), facts, err);
-    free(text);
-    return ok;
-}
-
-static bool write_tokenizer(const char *path, const Tokenizer *t, FileFacts *facts, Error *err) {
-    size_t bytes;
-    char *text = tokenizer_to_json(t, &bytes, err);
-    if (!text) return error_prefix(err, "%s", path);
-    const bool ok = write_text(path, text, bytes, facts, err);
-    free(text);
-    return ok;
-}
-
 // The settings that transformers needs in addition to tokenizer.json. The general class takes everything from that
 // file; without the last line, decode would remove spaces from the text ("a ." -> "a.").
-static bool write_tokenizer_config(const char *path, const HuggingFaceModel *m, FileFacts *facts, Error *err) {
+static char *tokenizer_config_json(const HuggingFaceModel *m) {
     cJSON *root = cJSON_CreateObject();
     const int32_t eot = tokenizer_eot(m->tokenizer);
     size_t length = 0;
@@ -490,11 +468,9 @@ static bool write_tokenizer_config(const char *path, const HuggingFaceModel *m, 
     made = made && cJSON_AddFalseToObject(root, "clean_up_tokenization_spaces");
     char *text = made ? cJSON_Print(root) : NULL;
     REQUIRE_MEMORY(text != NULL, "the files of a model");
-    const bool ok = write_text(path, text, strlen(text), facts, err);
-    free(text);
     free(token);
     cJSON_Delete(root);
-    return ok;
+    return text;
 }
 
 bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFacts facts[HF_FILES], Error *err) {
@@ -503,20 +479,18 @@ bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFac
         facts[file] = (FileFacts){.bytes = -1};
         const bool of_tokenizer = file == HF_TOKENIZER || file == HF_TOKENIZER_CONFIG;
         if (of_tokenizer && !m->tokenizer) continue;
-        char *path = path_join(directory, huggingface_files[file].name);
-        switch (file) {
-        case HF_WEIGHTS:
-            ok = write_weights(path, m, &facts[file], err);
-            break;
-        case HF_CONFIG:
-            ok = write_config(path, m, &facts[file], err);
-            break;
-        case HF_TOKENIZER:
-            ok = write_tokenizer(path, m->tokenizer, &facts[file], err);
-            break;
-        default:
-            ok = write_tokenizer_config(path, m, &facts[file], err);
+        char *path = path_join(directory, huggingface_files[file].name), *text = NULL;
+        size_t bytes = 0;
+        if (file == HF_WEIGHTS) ok = write_weights(path, m, &facts[file], err);
+        if (file == HF_CONFIG) text = huggingface_config_json(&model_options(m->model)->config, m->dtype, m->eot);
+        if (file == HF_TOKENIZER_CONFIG) text = tokenizer_config_json(m);
+        if (text) bytes = strlen(text);
+        if (file == HF_TOKENIZER) {
+            text = tokenizer_to_json(m->tokenizer, &bytes, err);
+            ok = text || error_prefix(err, "%s", path);
         }
+        if (text) ok = write_text(path, text, bytes, &facts[file], err);
+        free(text);
         free(path);
     }
     return ok;

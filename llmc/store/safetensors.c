@@ -142,15 +142,6 @@ static bool check_layout(SafetensorsFile *f, int64_t data_bytes, Error *err) {
     return error_set(err, "the file has %lld bytes of data, expected %lld", (long long)data_bytes, (long long)end);
 }
 
-static bool index_names(SafetensorsFile *f, Error *err) {
-    for (int i = 0; i < f->count; i++) f->by_name[i] = &f->entries[i];
-    qsort(f->by_name, (size_t)f->count, sizeof(SafetensorsEntry *), compare_name);
-    for (int i = 1; i < f->count; i++)
-        if (strcmp(f->by_name[i - 1]->name, f->by_name[i]->name) == 0)
-            return error_set(err, "tensor %s is described twice", f->by_name[i]->name);
-    return true;
-}
-
 static bool parse_entries(SafetensorsFile *f, const cJSON *root, int64_t data_start, int64_t data_bytes, Error *err) {
     size_t members = 0;
     for (const cJSON *item = root->child; item; item = item->next) members++;
@@ -162,7 +153,12 @@ static bool parse_entries(SafetensorsFile *f, const cJSON *root, int64_t data_st
         if (!parse_tensor_entry(item, &f->entries[f->count], data_bytes, err)) return false;
         f->count++;
     }
-    if (!check_layout(f, data_bytes, err) || !index_names(f, err)) return false;
+    if (!check_layout(f, data_bytes, err)) return false;
+    for (int i = 0; i < f->count; i++) f->by_name[i] = &f->entries[i];
+    qsort(f->by_name, (size_t)f->count, sizeof(SafetensorsEntry *), compare_name);
+    for (int i = 1; i < f->count; i++)
+        if (strcmp(f->by_name[i - 1]->name, f->by_name[i]->name) == 0)
+            return error_set(err, "tensor %s is described twice", f->by_name[i]->name);
     for (int i = 0; i < f->count; i++) f->entries[i].offset += data_start;
     return true;
 }
