@@ -5,9 +5,9 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
-#include "llmc/model/gpu_sizes.h"
 #include "llmc/model/parameters.h"
 #include "llmc/model/recompute.h"
+#include "llmc/plan/tiling.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -15,68 +15,6 @@
 
 enum { TEXT = 64 };
 static const double WORTH = 1.005; // a gain below this is less than the assumptions may be wrong by
-
-// ---------------------------------------------------------------------------------------------------------- one matmul
-
-// Tiles of cuBLAS, of most work first, and the rate that each is assumed to reach, as a part of the first's: a tile of
-// m x n loads m + n elements for m n products, so that smaller ones depend on the L2 cache (NVIDIA's guide, 2.3).
-static const struct {
-    int rows, cols;
-    double rate;
-} TILES[] = {{256, 128, 1.0}, {128, 256, 1.0}, {128, 128, 0.95}, {128, 64, 0.8}, {64, 128, 0.8}, {64, 64, 0.6}};
-enum { NUM_TILES = sizeof TILES / sizeof *TILES, MAX_ALIGNMENT = 64 };
-
-// More parts of K must gain this much: their sums pass through memory once more. None is shorter than MIN_SPLIT_K.
-static const double SPLIT_GAIN = 1.02, EQUAL = 1 + 1e-9;
-enum { MAX_SPLITS = 8, MIN_SPLIT_K = 512 };
-
-int advise_alignment(int64_t n) {
-    int a = 1;
-    while (a < MAX_ALIGNMENT && n % (2 * a) == 0) a *= 2;
-    return a;
-}
-
-// Rows that begin on a cache line of 128 bytes load at full rate; those that only begin on 16 bytes touch more sectors;
-// below that a thread loads 8, 4 or 2 bytes at a time (the guide, 2.2). Assumed; the last one after nanoGPT, whose step
-// became a quarter faster when a vocabulary of 50257 was padded to 50304: the head, 30% of the FLOP, ran at half its
-// rate.
-static double load_share(DType dtype, const MatmulShape *s) {
-    static const struct {
-        size_t bytes;
-        double share;
-    } SHARES[] = {{128, 1}, {32, 0.97}, {16, 0.93}, {8, 0.75}, {4, 0.6}, {0, 0.5}};
-    const int other = advise_alignment(s->sums_tokens ? s->M : s->K), cols = advise_alignment(s->N);
-    const size_t bytes = (size_t)(other < cols ? other : cols) * dtype_size(dtype);
-    int i = 0;
-    while (bytes < SHARES[i].bytes) i++;
-    return SHARES[i].share;
-}
-
-static Tiling tiling_of(const GpuSpec *gpu, const MatmulShape *s, int tile, int splits) {
-    Tiling t = {.rows = TILES[tile].rows, .cols = TILES[tile].cols, .splits = splits};
-    t.tiles = ceil_div(s->M, t.rows) * ceil_div(s->N, t.cols);
-    const int64_t all = t.tiles * splits, last = all % gpu->num_sms;
-    t.waves = ceil_div(all, gpu->num_sms);
-    t.last_wave = last == 0 ? 1 : (double)last / gpu->num_sms;
-    t.share = TILES[tile].rate * (double)(s->M * s->N) / (double)(t.tiles * t.rows * t.cols) * (double)all /
-              (double)(t.waves * gpu->num_sms);
-    return t;
-}
-
-Tiling advise_tiling(const GpuSpec *gpu, DType dtype, const MatmulShape *s) {
-    const int64_t workspace = cuda_size_matmul((OpsShape){.C = 1 << 16}, gpu->compute_capability).library_bytes;
-    Tiling best = {0};
-    for (int splits = 1; splits <= MAX_SPLITS; splits++) {
-        const bool fits = splits == 1 || (s->K / splits >= MIN_SPLIT_K && splits * s->M * s->N * 4 <= workspace);
-        for (int tile = 0; tile < NUM_TILES && fits; tile++) {
-            const Tiling t = tiling_of(gpu, s, tile, splits);
-            if (t.share > best.share * (splits > best.splits ? SPLIT_GAIN : EQUAL)) best = t;
-        }
-    }
-    best.load_share = load_share(dtype, s);
-    best.share *= best.load_share;
-    return best;
-}
 
 // ------------------------------------------------------------------------------------------------------------ one step
 
@@ -88,8 +26,8 @@ typedef struct {
 
 // Heads are computed as 32, 64, 96 or 128 elements. The softmax of a score is assumed to cost as much as 32 elements of
 // its products, which is why longer heads reach higher rates. Relative to 64 elements, whose rates are assumed.
-static void step_of(Step *s, const GpuSpec *gpu, const ModelOptions *model, int64_t tokens, const PredictOptions *o,
-                    double reference) {
+static void advise_step(Step *s, const GpuSpec *gpu, const ModelOptions *model, int64_t tokens, const PredictOptions *o,
+                        double reference) {
     const int64_t HS = model->config.C / model->config.NH;
     const double heads = (double)(round_up(HS, 32) + 32) / (double)HS / ((64.0 + 32) / 64);
     double full = 0, real = 0;
@@ -102,7 +40,7 @@ static void step_of(Step *s, const GpuSpec *gpu, const ModelOptions *model, int6
             if (part->rate >= RATE_ATTENTION_FORWARD && part->rate <= RATE_OUR_ATTENTION_BACKWARD)
                 s->seconds += likely * (heads - 1);
             if (part->shape.M == 0) continue;
-            const double share = advise_tiling(gpu, model->dtype, &part->shape).share;
+            const double share = tiling_best(gpu, model->dtype, &part->shape).share;
             full += likely;
             real += likely / share;
             s->seconds += likely * (reference / share - 1);
@@ -117,7 +55,7 @@ static double reference_of(const GpuSpec *gpu, const PredictOptions *o) {
     Error none;
     ModelOptions model = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 64, .T = 1024};
     if (!model_config_parse(&model.config, "d12,V=50257", &none)) return 1;
-    step_of(&s, gpu, &model, model.B * model.T, o, 1);
+    advise_step(&s, gpu, &model, model.B * model.T, o, 1);
     return s.p.is_known && !s.p.is_limit ? s.filled : 1;
 }
 
@@ -142,14 +80,14 @@ typedef struct {
     Size best[NUM_CHANGES]; // work 0: none is better
 } Advice;
 
-static Size size_of(const Advice *a, const ModelConfig *config, int64_t B) {
+static Size size_at(const Advice *a, const ModelConfig *config, int64_t B) {
     Step step;
     ModelOptions model = *a->model;
     ModelConfig useful = *config;
     model.config = *config;
     model.B = B;
     model_config_set_vocab(&useful, a->model->config.V);
-    step_of(&step, a->gpu, &model, a->tokens, a->options, a->reference);
+    advise_step(&step, a->gpu, &model, a->tokens, a->options, a->reference);
     const double rate = (double)a->tokens / step.seconds;
     return (Size){*config, B, rate, rate * flops_per_token_exact(&useful, model.T), step.filled};
 }
@@ -160,7 +98,7 @@ static void consider(Advice *a, ChangeKind kind, const ModelConfig *config, int6
     ModelOptions model = *a->model;
     model.config = *config;
     if ((kind == CHANGE_C || kind == CHANGE_D_FF) && plan_memory(&model).total > a->room) return;
-    const Size s = size_of(a, config, B);
+    const Size s = size_at(a, config, B);
     if (s.work > WORTH * fmax(a->now.work, best->work)) *best = s;
 }
 
@@ -186,31 +124,24 @@ static void consider_widths(Advice *a, ChangeKind kind) {
         }
 }
 
-static void consider_heads(Advice *a) {
-    for (int64_t HS = 64; HS <= 128; HS += 64) {
-        ModelConfig c = a->model->config;
-        if (c.C % HS != 0 || c.NH == c.C / HS) continue;
-        c.NH = c.C / HS;
-        consider(a, CHANGE_NH, &c, a->model->B);
-    }
-}
-
-static void consider_vocabulary(Advice *a) {
-    for (int64_t more = 1; more <= 8; more++) {
-        ModelConfig c = a->model->config;
-        model_config_set_vocab(&c, c.Vp + more * VOCAB_PADDING);
-        consider(a, CHANGE_V, &c, a->model->B);
-    }
-}
-
-// From half to twice as many, in steps of a 64th, of those that fit.
-static void consider_batch(Advice *a, int64_t most) {
+// Heads of 64 and 128, more of the vocabulary's padding, and from half to twice as many sequences, of those that fit.
+static void consider_others(Advice *a, int64_t most_sequences) {
+    const ModelConfig *config = &a->model->config;
     const int64_t B = a->model->B, stride = ceil_div(B, 64);
-    for (int64_t step = stride; step <= B; step += stride)
-        for (int sign = -1; sign <= 1; sign += 2) {
-            const int64_t other = B + sign * step;
-            if (other >= ceil_div(B, 2) && other <= most) consider(a, CHANGE_B, &a->model->config, other);
-        }
+    for (int64_t HS = 64; HS <= 128; HS += 64) {
+        ModelConfig c = *config;
+        c.NH = c.C / HS;
+        if (c.C % HS == 0 && c.NH != config->NH) consider(a, CHANGE_NH, &c, B);
+    }
+    for (int64_t more = 1; more <= 8; more++) {
+        ModelConfig c = *config;
+        model_config_set_vocab(&c, c.Vp + more * VOCAB_PADDING);
+        consider(a, CHANGE_V, &c, B);
+    }
+    for (int64_t step = stride; step <= B; step += stride) {
+        if (B - step >= ceil_div(B, 2)) consider(a, CHANGE_B, config, B - step);
+        if (B + step <= most_sequences) consider(a, CHANGE_B, config, B + step);
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------------ as text
@@ -290,33 +221,27 @@ static void print_changes(FILE *out, const Advice *a) {
 static void print_now(FILE *out, const Advice *a, bool is_limit) {
     char rate[TEXT], shape[2 * TEXT];
     const ModelOptions *m = a->model;
-    fprintf(out, "advise      %s, %d multiprocessors, %s: %s, -b %lld -t %lld\n", a->gpu->name, a->gpu->num_sms,
-            dtype_name(m->dtype), model_config_text(&m->config, m->T, shape, sizeof shape), (long long)m->B,
-            (long long)m->T);
-    fprintf(out, "advise      %s %s tokens/s %s; tiles and waves of the matmuls are %.0f%% full\n",
-            is_limit ? "at most" : "predicted", format_count(a->now.rate, rate, TEXT),
-            is_limit ? "at the datasheet's rates, as none are assumed for this GPU and dtype" : "by assumed rates",
-            100 * a->now.filled);
-}
-
-static void print_sizes(FILE *out, const Advice *a) {
-    const ModelOptions *m = a->model;
     const ModelConfig *c = &m->config;
     const int64_t HS = c->C / c->NH;
     const char *heads = "attention computes nothing that only pads it";
     if (HS % 32 != 0) heads = "attention computes it as the next multiple of 32";
     if (HS % 8 != 0 || HS > 128)
-        heads =
-            "no fast attention kernel takes it, only multiples of 8 up to 128; that costs more than is counted here";
+        heads = "no fast attention kernel takes it, only multiples of 8 up to 128; that costs more than is counted";
+    fprintf(out, "advise      %s, %d multiprocessors, %s: %s, -b %lld -t %lld\n", a->gpu->name, a->gpu->num_sms,
+            dtype_name(m->dtype), model_config_text(c, m->T, shape, sizeof shape), (long long)m->B, (long long)m->T);
+    fprintf(out, "advise      %s %s tokens/s %s; tiles and waves of the matmuls are %.0f%% full\n",
+            is_limit ? "at most" : "predicted", format_count(a->now.rate, rate, TEXT),
+            is_limit ? "at the datasheet's rates, as none are assumed for this GPU and dtype" : "by assumed rates",
+            100 * a->now.filled);
     fprintf(out, "advise      head size %lld: %s\n", (long long)HS, heads);
     fprintf(out, "advise      vocabulary %lld, padded to %lld; B*T = %lld rows, aligned by %d\n", (long long)c->V,
-            (long long)c->Vp, (long long)(m->B * m->T), advise_alignment(m->B * m->T));
+            (long long)c->Vp, (long long)(m->B * m->T), tiling_alignment(m->B * m->T));
 }
 
 static void print_matmuls(FILE *out, const Advice *a) {
     static const char *const PASS_NAMES[] = {"logits", "dlnf", "dwte"}; // of the head, as the prediction lists them
     Step s;
-    step_of(&s, a->gpu, a->model, a->tokens, a->options, a->reference);
+    advise_step(&s, a->gpu, a->model, a->tokens, a->options, a->reference);
     fprintf(out, "advise      %-35s %7s %7s %7s  %-12s %8s %7s %6s %9s %9s\n", "matmul", "M", "N", "K", "aligned by",
             "tile", "tiles", "waves", "last wave", "of peak");
     for (int i = 0; i < s.p.count; i++)
@@ -325,11 +250,11 @@ static void print_matmuls(FILE *out, const Advice *a) {
             const PredictedPart *part = &op->parts[k];
             const MatmulShape *m = &part->shape;
             if (m->M == 0) continue;
-            const Tiling t = advise_tiling(a->gpu, a->model->dtype, m);
+            const Tiling t = tiling_best(a->gpu, a->model->dtype, m);
             const bool head = strcmp(op->op, "head_loss_backward") == 0;
             char name[TEXT], aligned[TEXT], tile[TEXT], tiles[TEXT];
             snprintf(name, TEXT, "%s %s", op->op, head ? PASS_NAMES[pass++] : op->tensor);
-            snprintf(aligned, TEXT, "%d %d %d", advise_alignment(m->M), advise_alignment(m->N), advise_alignment(m->K));
+            snprintf(aligned, TEXT, "%d %d %d", tiling_alignment(m->M), tiling_alignment(m->N), tiling_alignment(m->K));
             snprintf(tile, TEXT, "%dx%d", t.rows, t.cols);
             snprintf(tiles, TEXT, t.splits > 1 ? "%lldx%d" : "%lld", (long long)t.tiles, t.splits);
             const double of_peak = part->amount / part->seconds.likely / gpu_spec_peak(a->gpu, a->model->dtype);
@@ -358,15 +283,12 @@ static bool advise_sizes(FILE *out, const PlanRequest *r, const GpuChoice *gpu, 
                 .reference = 1,
                 .room = plan.room};
     if (plan.model.dtype != DTYPE_FP32) a.reference = reference_of(a.gpu, &options);
-    a.now = size_of(&a, &plan.model.config, plan.model.B);
+    a.now = size_at(&a, &plan.model.config, plan.model.B);
     consider_widths(&a, CHANGE_C);
-    consider_heads(&a);
     consider_widths(&a, CHANGE_D_FF);
-    consider_vocabulary(&a);
-    consider_batch(&a, plan.batch);
+    consider_others(&a, plan.batch);
     print_now(out, &a, !plan.prediction.is_known);
     print_changes(out, &a);
-    print_sizes(out, &a);
     print_matmuls(out, &a);
     print_sources(out);
     return true;
@@ -379,13 +301,13 @@ static double feed_forward_share(const GpuSpec *gpu, DType dtype, int64_t N, int
     const MatmulShape shapes[] = {{N, d_ff, C, false}, {N, C, d_ff, false}, {d_ff, C, N, true},
                                   {N, C, d_ff, false}, {N, d_ff, C, false}, {C, d_ff, N, true}}; // all of the same FLOP
     double seconds = 0;
-    for (int i = 0; i < 6; i++) seconds += 1 / advise_tiling(gpu, dtype, &shapes[i]).share;
+    for (int i = 0; i < 6; i++) seconds += 1 / tiling_best(gpu, dtype, &shapes[i]).share;
     return 6 / seconds;
 }
 
 // Multiples of 64 around 4 C, and 4 C itself. Advises the nearest to it of those with nearly the highest share, if that
 // is worth the change.
-static bool advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu, Error *err) {
+static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
     enum { AROUND = 4, STEP = 64, MOST_SIZES = 2 * AROUND + 2 };
     static const double NEARLY = 1.02;
     const ModelOptions *m = &r->model;
@@ -394,7 +316,6 @@ static bool advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu, E
     int64_t sizes[MOST_SIZES];
     double shares[MOST_SIZES], most = 0, of_exact = 0;
     int count = 0, best = 0;
-    (void)err;
     for (int64_t i = middle - AROUND; i <= middle + AROUND; i++) {
         if (exact > (i - 1) * STEP && exact < i * STEP) sizes[count++] = exact;
         if (i >= 1) sizes[count++] = i * STEP;
@@ -425,9 +346,8 @@ static bool advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu, E
     fprintf(out, "advise      %7s %9s %9s  tiles and waves full\n", "d_ff", "of 4 C", "aligned");
     for (int i = 0; i < count; i++)
         fprintf(out, "advise      %7lld %8.1f%% %9d %21.1f%%\n", (long long)sizes[i],
-                100 * (double)sizes[i] / (double)exact, advise_alignment(sizes[i]), 100 * shares[i]);
+                100 * (double)sizes[i] / (double)exact, tiling_alignment(sizes[i]), 100 * shares[i]);
     print_sources(out);
-    return true;
 }
 
 // ---------------------------------------------------------------------------------------------------------------- both
@@ -451,7 +371,11 @@ bool advise_print(FILE *out, const PlanRequest *r, bool d_ff, Error *err) {
             return error_set(
                 err, "--advise --gpu %s: its multiprocessors and peak are not known; name one of the GPUs of --plan",
                 gpus[i].spec.name);
-    for (int i = 0; i < count; i++)
-        if (!(d_ff ? advise_d_ff : advise_sizes)(out, r, &gpus[i], err)) return false;
+    for (int i = 0; i < count; i++) {
+        if (d_ff)
+            advise_d_ff(out, r, &gpus[i]);
+        else if (!advise_sizes(out, r, &gpus[i], err))
+            return false;
+    }
     return true;
 }

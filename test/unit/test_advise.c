@@ -1,6 +1,7 @@
 // --advise: tiles and waves by hand, the shapes of the prediction's matmuls, and what is advised.
 #include "llmc/base/format.h"
 #include "llmc/plan/advise.h"
+#include "llmc/plan/tiling.h"
 #include "test/fixture.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/planner_case.h"
@@ -46,7 +47,7 @@ static const struct {
 TEST(tiles_and_waves_of_five_shapes_are_those_counted_by_hand) {
     for (size_t i = 0; i < sizeof by_hand / sizeof *by_hand; i++) {
         const GpuSpec *gpu = gpu_named(by_hand[i].gpu);
-        const Tiling t = advise_tiling(gpu, DTYPE_BF16, &by_hand[i].shape);
+        const Tiling t = tiling_best(gpu, DTYPE_BF16, &by_hand[i].shape);
         if (t.rows != by_hand[i].rows || t.cols != by_hand[i].cols || t.splits != by_hand[i].splits ||
             t.tiles != by_hand[i].tiles || t.waves != by_hand[i].waves)
             fail_msg("row %zu: %lld tiles of %dx%d in %d parts, %lld waves", i, (long long)t.tiles, t.rows, t.cols,
@@ -62,21 +63,21 @@ TEST(alignment_is_that_of_contiguous_rows) {
     const int64_t sizes[] = {50257, 50258, 50260, 50264, 50272, 50304, 768};
     const int alignments[] = {1, 2, 4, 8, 32, 64, 64};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        assert_int_equal(advise_alignment(sizes[i]), alignments[i]);
+        assert_int_equal(tiling_alignment(sizes[i]), alignments[i]);
     const GpuSpec *gpu = gpu_named("A100 80GB");
-    const double odd_tokens = advise_tiling(gpu, DTYPE_BF16, &(MatmulShape){4001, 768, 768, false}).load_share,
-                 odd_sum = advise_tiling(gpu, DTYPE_BF16, &(MatmulShape){768, 768, 4001, true}).load_share;
+    const double odd_tokens = tiling_best(gpu, DTYPE_BF16, &(MatmulShape){4001, 768, 768, false}).load_share,
+                 odd_sum = tiling_best(gpu, DTYPE_BF16, &(MatmulShape){768, 768, 4001, true}).load_share;
     assert_true(odd_tokens == 1 && odd_sum == 1);
     double before = 0;
     for (int64_t K = 64 + 1; K <= 128; K = K < 66 ? 66 : K < 68 ? 68 : K < 72 ? 72 : K < 80 ? 80 : K + 48) {
-        const double share = advise_tiling(gpu, DTYPE_BF16, &(MatmulShape){4096, 768, K, false}).load_share;
+        const double share = tiling_best(gpu, DTYPE_BF16, &(MatmulShape){4096, 768, K, false}).load_share;
         assert_true(share > before); // the more, the better
         before = share;
     }
     assert_true(before == 1);
     // 32 elements of 4 bytes are as long as 64 of 2.
-    assert_true(advise_tiling(gpu, DTYPE_FP32, &(MatmulShape){4096, 800, 800, false}).load_share == 1);
-    assert_true(advise_tiling(gpu, DTYPE_BF16, &(MatmulShape){4096, 800, 800, false}).load_share < 1);
+    assert_true(tiling_best(gpu, DTYPE_FP32, &(MatmulShape){4096, 800, 800, false}).load_share == 1);
+    assert_true(tiling_best(gpu, DTYPE_BF16, &(MatmulShape){4096, 800, 800, false}).load_share < 1);
 }
 
 TEST(the_shapes_of_a_prediction_have_its_flop) {
