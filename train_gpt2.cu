@@ -112,7 +112,7 @@ static bool report_numerics(Run *run, Error *err) {
 static void abandon_step(Run *run) {
     const int64_t step = run->setup.state.step;
     report_all(run);
-    if (step > run->setup.first_step) model_abandon_step(run->model, run->records[step % 2].control);
+    if (step > run->setup.first_step) model_set_control(run->model, run->records[step % 2].control);
 }
 
 // ------------------------------------------------------------------------------------------------------------ the loop

@@ -58,17 +58,12 @@ typedef struct {
 //   e5m2   1 sign, 5 exponent (bias 15), 2 mantissa; largest 57344; infinity and NaN as in fp16
 // Both are exact in bf16, and remain exact when they are divided by their scale. Micikevicius et al., "FP8 Formats for
 // Deep Learning", 2022.
-enum { FP8_HISTORY = 16 }; // number of past steps whose largest magnitudes delayed scaling uses
 
-// The scale of one quantised tensor. It is on the device and part of the checkpoint. All zeros: nothing was quantised
-// yet.
+// The scale of one quantised tensor, on the device.
 typedef struct {
     float scale;   // values are multiplied by it
     float inverse; // 1 / scale: products are multiplied by it
-    float amax;    // largest magnitude of the last quantisation (current scaling) or of the step so far (delayed)
-    float history[FP8_HISTORY]; // delayed scaling: amax of the previous steps, a ring; 0 where there was none yet
-    int32_t next;               // where the next one goes
-    int32_t format;             // DType of the tensor that this scale is for, as fp8_quantize last saw it
+    float amax;    // the largest magnitude
 } Fp8Slot;
 
 static HOST_DEVICE inline float fp8_largest(DType format) { return format == DTYPE_E4M3 ? 448.0f : 57344.0f; }
@@ -87,32 +82,11 @@ static HOST_DEVICE inline float fp8_scale(float amax, DType format) {
     return ldexpf(1.0f, exponent > 62 ? 62 : exponent < -62 ? -62 : exponent);
 }
 
-static HOST_DEVICE inline void fp8_slot_set_scale(Fp8Slot *s, float scale) {
-    s->scale = scale;
-    s->inverse = 1.0f / scale;
-}
-
-// Whether delayed scaling has no previous step. The tensor then gets the scale of its own amax.
-static HOST_DEVICE inline bool fp8_slot_is_new(const Fp8Slot *s) { return s->history[0] == 0.0f; }
-
 // Call before rounding a tensor whose largest magnitude is amax to format (NaN counts as more than inf).
-static HOST_DEVICE inline void fp8_slot_record(Fp8Slot *s, float amax, DType format, bool delayed) {
-    if (!delayed || fp8_slot_is_new(s)) fp8_slot_set_scale(s, fp8_scale(amax, format));
-    if (!delayed || (!isnan(s->amax) && !(amax <= s->amax))) s->amax = amax;
-    s->format = (int32_t)format;
-}
-
-// Ends a step under delayed scaling: amax enters the history, and the scale of the next step is the scale of the
-// largest entry, with a margin of a factor of 2. A slot that saw nothing, or inf or nan, keeps its history and scale.
-static HOST_DEVICE inline void fp8_slot_advance(Fp8Slot *s) {
-    const float amax = s->amax;
-    s->amax = 0.0f;
-    if (!fp8_amax_is_usable(amax)) return;
-    s->history[s->next] = amax;
-    s->next = (s->next + 1) % FP8_HISTORY;
-    float largest = 0.0f;
-    for (int i = 0; i < FP8_HISTORY; i++) largest = s->history[i] > largest ? s->history[i] : largest;
-    fp8_slot_set_scale(s, 0.5f * fp8_scale(largest, (DType)s->format));
+static HOST_DEVICE inline void fp8_slot_record(Fp8Slot *s, float amax, DType format) {
+    s->amax = amax;
+    s->scale = fp8_scale(amax, format);
+    s->inverse = 1.0f / s->scale;
 }
 
 // Rounds x, already scaled, to the nearest number of the format, ties to even. Finite numbers beyond the largest become

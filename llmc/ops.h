@@ -277,7 +277,6 @@ enum { FP8_MULTIPLE = 16 }; // of every dimension: what cuBLASLt takes
 // 2022.
 typedef enum {
     FP8_CURRENT, // scale = fp8_scale(amax of in): the largest power of two that fits
-    FP8_DELAYED, // scale as fp8_slots_advance left it (FP8_CURRENT without a history); slot.amax = max(slot.amax, amax)
     FP8_KEEP,    // scale unchanged, nothing is recorded: the same values again
 } Fp8Scaling;
 
@@ -289,10 +288,6 @@ void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scalin
 // e5m2; out: compute dtype or fp32. added: absent, a tensor like out, or out itself, which then accumulates. bias:
 // compute dtype, or absent, as it must be when out accumulates. M, N and K are multiples of 16.
 void fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias);
-
-// Applies fp8_slot_advance (llmc/number.h) to all slots (n * sizeof(Fp8Slot) u8) at the end of a step with delayed
-// scaling.
-void fp8_slots_advance(Tensor slots);
 
 // ----------------------------------------------------------------------------------------------------------- numerics
 
@@ -381,7 +376,6 @@ bool ops_are_observed(void);
     OP(micro_step_count)                                                                                               \
     OP(fp8_quantize)                                                                                                   \
     OP(fp8_matmul)                                                                                                     \
-    OP(fp8_slots_advance)                                                                                              \
     OP(tensor_statistics)                                                                                              \
     OP(tensor_fill)                                                                                                    \
     OP(tensor_cast)                                                                                                    \

@@ -62,9 +62,7 @@ CONFIGURATIONS = [
     configuration("adafactor", "Adafactor, bf16, master weights", 1.6e-2, [*BF16, "--optimizer", "adafactor"]),
     configuration("sgd", "SGD with momentum 0.95, bf16, master weights", 1e-1, [*BF16, "--optimizer", "sgd"]),
     configuration("adamw-grad-bf16", "AdamW, bf16, master weights, bf16 gradients", 8e-3, [*BF16, *COMPUTE]),
-    configuration("adamw-fp8", "AdamW, fp8 (current scaling), master weights", 8e-3, [*BF16, "--fp8", "1"]),
-    configuration("adamw-fp8-delayed", "AdamW, fp8 (delayed scaling), master weights", 8e-3,
-                  [*BF16, "--fp8", "1", "--fp8-scaling", "delayed"]),
+    configuration("adamw-fp8", "AdamW, fp8, master weights", 8e-3, [*BF16, "--fp8", "1"]),
     configuration("adamw-offload", "AdamW, bf16, master weights, offloaded", 8e-3,
                   [*BF16, "--offload", "optimizer"]),
 ]

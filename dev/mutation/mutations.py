@@ -449,8 +449,6 @@ MUTATIONS = [
            old="at < N ? K - col : 0);", new="K - col);"),
     Source("fp8_infinity", "infinity becomes the largest number", **FP8, file="intrinsics.cuh",
            old="    low = fmaf(low, 0.0f, low), high = fmaf(high, 0.0f, high);\n", new=""),
-    Source("fp8_slots_end", "one slot too many advances", **FP8, file="fp8_quantize.cu",
-           old="if (i < n) fp8_slot_advance", new="if (i <= n) fp8_slot_advance"),
     Source("gelu_slope", "the derivative of x^3 without its 3", module="matmul_kernels", file="kernel.cuh",
            test="ops/test_matmul", only="*gelu*", old="slope = 3.0f * TWO", new="slope = TWO"),
     Source("gelu_rest", "blocks for packs alone", module="elementwise", file="elementwise.cu", test="ops/test_small",

@@ -113,18 +113,12 @@ void backend_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, F
     const DType format = q.data ? q.dtype : transposed.dtype;
     Fp8Slot *s = slot.data;
     const int64_t K = tensor_cols(in), N = tensor_rows(in);
-    if (scaling != FP8_KEEP) fp8_slot_record(s, amax_of(in), format, scaling == FP8_DELAYED);
+    if (scaling != FP8_KEEP) fp8_slot_record(s, amax_of(in), format);
     const Quantisation a = {q.data, transposed.data, in.data, N, K, s->scale};
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < N; row += TASK_ROWS)
         for (int64_t r = row; r < N && r < row + TASK_ROWS; r += LANES)
             WITH_DTYPE(E, in.dtype, WITH_FORMAT(F, format, quantize_rows(&a, r, E, F)));
-}
-
-void backend_fp8_slots_advance(Tensor slots) {
-    const int64_t n = tensor_numel(slots) / (int64_t)sizeof(Fp8Slot);
-    Fp8Slot *s = slots.data;
-    for (int64_t i = 0; i < n; i++) fp8_slot_advance(&s[i]);
 }
 
 // ------------------------------------------------------------------------------------------------------------ products

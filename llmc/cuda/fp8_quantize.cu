@@ -1,8 +1,7 @@
 // Quantisation to fp8: the largest magnitude of a tensor, its scale, its codes and their transpose. The matmuls that
 // take them are in matmul.c; formats, scales and slots in llmc/number.h.
 //
-// An op is two launches: largest_kernel measures and sets the slot, quantize_kernel reads the scale from it. With
-// delayed scaling the first one has nothing to do once a step has passed, and the second one measures as it goes.
+// An op is two launches: largest_kernel measures and sets the slot, quantize_kernel reads the scale from it.
 //
 // A maximum does not depend on the order in which it is taken, so atomics do not harm repeatability here, and it is
 // taken of bits: magnitudes of floating numbers order like the integers that their bits are, and NaN above inf, where a
@@ -54,12 +53,11 @@ static __device__ unsigned largest_so_far, blocks_done;
 
 // amax of in (n elements) into the slot, and its scale from that. Blocks take packs of 16 bytes in turn, 1024 at a
 // time; the elements after the packs go one to each thread of the grid. The last block to finish writes the slot.
-// Bytes: n elements. With delayed scaling and a slot that knows earlier steps: none.
+// Bytes: n elements.
 template <class T>
 static __global__ void __launch_bounds__(LARGEST_THREADS)
-    largest_kernel(Fp8Slot *slot, const T *in, int64_t packs, int64_t n, DType format, bool delayed) {
+    largest_kernel(Fp8Slot *slot, const T *in, int64_t packs, int64_t n, DType format) {
     wait_for_the_grid_before();
-    if (delayed && !fp8_slot_is_new(slot)) return; // quantize_kernel will measure
     constexpr int W = PACK<T>;
     const int64_t thread = (int64_t)blockIdx.x * LARGEST_THREADS + threadIdx.x;
     const int64_t step = (int64_t)gridDim.x * LARGEST_THREADS;
@@ -81,7 +79,7 @@ static __global__ void __launch_bounds__(LARGEST_THREADS)
     __threadfence();
     if (atomicInc(&blocks_done, gridDim.x - 1) < gridDim.x - 1) return; // the last one finds that and sets it to 0
     __threadfence();
-    fp8_slot_record(slot, __uint_as_float(atomicExch(&largest_so_far, 0u)), format, delayed);
+    fp8_slot_record(slot, __uint_as_float(atomicExch(&largest_so_far, 0u)), format);
 }
 
 // ----------------------------------------------------------------------------------------- quantisation and transpose
@@ -189,13 +187,12 @@ static __device__ __forceinline__ void store_columns(uint8_t *transposed, const 
     }
 }
 
-// q (N,K) = in (N,K) * slot->scale in the format F, transposed (K,N) = its transpose; either may be NULL. record: the
-// largest magnitude of in goes into slot->amax. Block (column of tiles, row of tiles), the rows of tiles from the last
+// q (N,K) = in (N,K) * slot->scale in the format F, transposed (K,N) = its transpose; either may be NULL. Block (column of tiles, row of tiles), the rows of tiles from the last
 // to the first: largest_kernel has just read the last ones, which are still in the L2 cache. Bytes: N K elements read,
 // N K for each output written. Unaligned, ptxas would spill to fit more blocks than 5.
 template <class T, class F, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS, ALIGNED ? 0 : 5)
-    quantize_kernel(uint8_t *q, uint8_t *transposed, const T *in, Fp8Slot *slot, int64_t N, int64_t K, bool record) {
+    quantize_kernel(uint8_t *q, uint8_t *transposed, const T *in, const Fp8Slot *slot, int64_t N, int64_t K) {
     wait_for_the_grid_before();
     __shared__ uint4 shared[ROWS * ROW_WORDS / 4];
     unsigned *const tile = reinterpret_cast<unsigned *>(shared);
@@ -206,12 +203,6 @@ static __global__ void __launch_bounds__(THREADS, ALIGNED ? 0 : 5)
     UNROLL (i, PASSES) pieces[i] = load_piece<T, ALIGNED>(in, row0 + i * PASS_ROWS + row, col0 + lane * W, N, K);
     const float scale = slot->scale;
     UNROLL (i, PASSES) encode_piece<F>(tile + tile_word(i * PASS_ROWS + row, lane * W / 4), pieces[i], scale);
-    if (record && !fp8_slot_is_new(slot)) { // the same in every thread; a new slot has what largest_kernel found
-        unsigned m = 0;
-        UNROLL (i, PASSES) m = larger_magnitude(m, pieces[i]);
-        m = block_maximum<THREADS / WARP>(float_magnitude<T>(m));
-        if (threadIdx.x == 0) atomicMax(reinterpret_cast<unsigned *>(&slot->amax), m);
-    }
     __syncthreads();
     if (q) store_rows<ALIGNED>(q, tile, row0, col0, N, K);
     if (transposed) store_columns<ALIGNED>(transposed, tile, row0, col0, N, K);
@@ -233,13 +224,13 @@ template <class T> static void launch_largest(const Quantization *z) {
     const int64_t most = (int64_t)MAX_BLOCKS_PER_SM * cuda_backend.num_sms;
     const int64_t wanted = ceil_div(packs > 0 ? packs : n, LARGEST_THREADS * LARGEST_LOADS);
     LAUNCH(largest_kernel<T>, (unsigned)(wanted < most ? wanted : most), LARGEST_THREADS, 0, cuda_compute_stream())
-    (z->slot, (const T *)z->in, packs, n, z->format, z->scaling == FP8_DELAYED);
+    (z->slot, (const T *)z->in, packs, n, z->format);
 }
 
 template <class T, class F, bool ALIGNED> static void launch_quantize(const Quantization *z) {
     const dim3 grid((unsigned)ceil_div(z->K, COLS), (unsigned)ceil_div(z->N, ROWS));
     LAUNCH((quantize_kernel<T, F, ALIGNED>), grid, THREADS, 0, cuda_compute_stream())
-    (z->q, z->transposed, (const T *)z->in, z->slot, z->N, z->K, z->scaling == FP8_DELAYED);
+    (z->q, z->transposed, (const T *)z->in, z->slot, z->N, z->K);
 }
 
 template <class T> static void quantize(const Quantization *z) {
@@ -261,21 +252,4 @@ void backend_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, F
         (uint8_t *)q.data, (uint8_t *)transposed.data, in.data, (Fp8Slot *)slot.data, N, K, format, scaling,
     };
     DISPATCH(in.dtype, T, quantize<T>(&z));
-}
-
-// ---------------------------------------------------------------------------------------------------- delayed scaling
-
-enum { ADVANCE_THREADS = 64 };
-
-// A slot a thread. Bytes: 84 a slot, read and written; a model of 48 blocks has 960 of them.
-static __global__ void slots_advance_kernel(Fp8Slot *slots, int n) {
-    wait_for_the_grid_before();
-    const int i = (int)blockIdx.x * ADVANCE_THREADS + (int)threadIdx.x;
-    if (i < n) fp8_slot_advance(&slots[i]);
-}
-
-void backend_fp8_slots_advance(Tensor slots) {
-    const int64_t n = tensor_numel(slots) / (int64_t)sizeof(Fp8Slot);
-    LAUNCH(slots_advance_kernel, (unsigned)ceil_div(n, ADVANCE_THREADS), ADVANCE_THREADS, 0, cuda_compute_stream())
-    ((Fp8Slot *)slots.data, (int)n);
 }

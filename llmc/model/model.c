@@ -322,7 +322,7 @@ void model_forward_backward(Model *model, int64_t tokens_in_step, bool first) {
     REQUIRE(s.B > 0 && model->T == s.T, "no batch is loaded, or a short one, which is for model_forward only");
     if (first) tensor_fill(model_sequence_losses(model), 0.0f); // a short micro-batch must not leave old losses
     for (int u = 0; h && model->options.fp8 && u <= model->options.config.L; u++) h->before_forward(h->context, u);
-    model_fp8_prepare(model, false);
+    model_fp8_prepare(model);
     // One recording per kind of micro-step: first or not, whole or the shorter last one of a step.
     const int kind = 2 * first + (s.B == model->options.B);
     if (h)
@@ -334,7 +334,7 @@ void model_forward_backward(Model *model, int64_t tokens_in_step, bool first) {
 void model_forward(Model *model) {
     const MicroStep s = {.B = model->B, .T = model->T};
     REQUIRE(s.B > 0, "no batch is loaded");
-    model_fp8_prepare(model, true);
+    model_fp8_prepare(model);
     for (int l = 0; l < model->options.config.L; l++) gpt2_forward(model, &s, l);
     gpt2_head_forward(model, &s);
 }
@@ -354,9 +354,4 @@ void model_set_control(Model *model, const StepControl *control) {
     memcpy(model->staging, control, sizeof *control);
     copy_h2d(model_control(model).data, model->staging, sizeof *control, STREAM_COMPUTE);
     device_sync();
-}
-
-void model_abandon_step(Model *model, const StepControl *last) {
-    model_fp8_abandon_step(model);
-    model_set_control(model, last); // restores the number of micro-steps
 }

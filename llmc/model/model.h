@@ -34,7 +34,6 @@ typedef struct {
     uint64_t seed;             // of that rounding
     bool offload;              // optimizer state and master weights live in host memory
     bool fp8;                  // the four matmuls of a block in fp8; needs bf16 and dimensions in multiples of 16
-    bool fp8_delayed;          // their scales from previous steps, instead of from the tensors themselves
     bool overlap;              // on a GPU: weight gradients are computed beside the other ops of the backward pass
     bool numerics;             // model_numerics.h: plans memory for its counts and for a copy of an update
     int groups, group_count;   // of a step, and those that this process computes (train/data_parallel.h); 0: 1
@@ -104,6 +103,3 @@ Tensor model_token_losses(const Model *model); // (B,T) fp32, nats: of each toke
 Tensor model_control(const Model *model); // u8
 StepControl model_get_control(const Model *model);
 void model_set_control(Model *model, const StepControl *control);
-// Drops the micro-steps since the last update: their effects outside the gradients are undone. last: the control after
-// that update. Synchronises.
-void model_abandon_step(Model *model, const StepControl *last);

@@ -4,7 +4,6 @@
 #include "llmc/model/model_internal.h"
 
 #include "llmc/base/arithmetic.h"
-#include <stddef.h>
 
 // --------------------------------------------------------------------------------------------------- the memory of fp8
 
@@ -25,10 +24,8 @@ static int64_t elements_before(const ModelConfig *c, LinearLayer layer) {
     return n;
 }
 
-// The order of the slots: by role, then by block, then by layer. The last one is for evaluation.
-typedef enum { FP8_IN, FP8_DOUT, FP8_WEIGHT, NUM_FP8_ROLES, NUM_STEP_ROLES = FP8_WEIGHT } Fp8Role;
-
-static int64_t num_slots(const ModelOptions *o, int roles) { return roles * o->config.L * NUM_LINEARS; }
+// The order of the slots: by role, then by block, then by layer.
+typedef enum { FP8_IN, FP8_DOUT, FP8_WEIGHT, NUM_FP8_ROLES } Fp8Role;
 
 // Inference needs the weights only; the backward pass also multiplies by their transposes.
 static int64_t weight_copies(const ModelOptions *o) { return o->train ? 2 : 1; }
@@ -53,20 +50,10 @@ void model_fp8_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
                                            model_backward_tick(c, (int)c->L - 1), model_end_tick(c) - 1);
 }
 
-static Tensor slots_from(const Model *model, int64_t first, int64_t count) {
+static Tensor fp8_slot_of(const Model *model, int block, LinearLayer layer, Fp8Role role) {
     Fp8Slot *slots = model_at(model, model->layout.fp8_slots);
-    return tensor_make(slots + first, DTYPE_U8, "fp8_slots", count * (int64_t)sizeof *slots, 0, 0, 0);
-}
-
-Tensor model_fp8_slots(const Model *model) {
-    const ModelOptions *o = &model->options;
-    return o->fp8 && o->fp8_delayed ? slots_from(model, 0, num_slots(o, NUM_FP8_ROLES)) : tensor_none();
-}
-
-static Tensor slot_of(const Model *model, int block, LinearLayer layer, Fp8Role role) {
-    const ModelOptions *o = &model->options;
-    if (role == FP8_IN && model->evaluating) return slots_from(model, num_slots(o, NUM_FP8_ROLES), 1);
-    return slots_from(model, (role * o->config.L + block) * NUM_LINEARS + layer, 1);
+    slots += (role * model->options.config.L + block) * NUM_LINEARS + layer;
+    return tensor_make(slots, DTYPE_U8, "fp8_slot", (int64_t)sizeof *slots, 0, 0, 0);
 }
 
 // The quantised weight (OC,IC), or transposed (IC,OC).
@@ -79,40 +66,22 @@ static Tensor quantised_weight(const Model *model, int block, LinearLayer layer,
                       : tensor_make(data, DTYPE_E4M3, "fp8_weight", OC, IC, 0, 0);
 }
 
-// Delayed scaling advances here rather than at the end of the step, because this runs first after an update and after
-// loading a checkpoint. A run that was interrupted in between resumes with the same scales.
-void model_fp8_prepare(Model *model, bool evaluating) {
+void model_fp8_prepare(Model *model) {
     const ModelOptions *o = &model->options;
-    model->evaluating = evaluating;
     if (!o->fp8 || !model->weights_are_new) return;
     model->weights_are_new = false;
-    if (o->fp8_delayed) fp8_slots_advance(slots_from(model, 0, num_slots(o, NUM_STEP_ROLES)));
     for (int block = 0; block < o->config.L; block++) {
         const Weights p = model_weights(model, block);
         for (int i = 0; i < NUM_LINEARS; i++) {
             const LinearLayer layer = (LinearLayer)i;
             fp8_quantize(quantised_weight(model, block, layer, false),
                          o->train ? quantised_weight(model, block, layer, true) : tensor_none(),
-                         p.all[weight_of[layer]], slot_of(model, block, layer, FP8_WEIGHT), FP8_CURRENT);
+                         p.all[weight_of[layer]], fp8_slot_of(model, block, layer, FP8_WEIGHT), FP8_CURRENT);
         }
     }
 }
 
-// The scales advanced at the first micro-step. A run that resumes from here advances them once more, which does nothing
-// to a slot whose amax is 0.
-void model_fp8_abandon_step(Model *model) {
-    const ModelOptions *o = &model->options;
-    const float zero = 0.0f;
-    if (!o->fp8 || !o->fp8_delayed) return;
-    for (int64_t i = 0; i < num_slots(o, NUM_STEP_ROLES); i++)
-        model_write_bytes(model, slots_from(model, i, 1), offsetof(Fp8Slot, amax), sizeof zero, &zero);
-}
-
 // ------------------------------------------------------------------------------------------------------ fp8, one layer
-
-static Fp8Scaling scaling_of(const Model *model) {
-    return model->options.fp8_delayed && !model->evaluating ? FP8_DELAYED : FP8_CURRENT;
-}
 
 // In the backward pass this repeats the forward pass, with the scale found there.
 void model_fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual, Tensor in, Tensor bias) {
@@ -120,10 +89,10 @@ void model_fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor res
     const bool again = b->pass == PASS_BACKWARD;
     void *scratch = model_at(model, again ? model->layout.fp8_backward : model->layout.fp8_forward);
     const Tensor q = tensor_make(scratch, DTYPE_E4M3, "fp8_in", tensor_rows(in), tensor_cols(in), 0, 0);
-    const Tensor in_slot = slot_of(model, b->number, layer, FP8_IN);
-    fp8_quantize(q, tensor_none(), in, in_slot, again ? FP8_KEEP : scaling_of(model));
+    const Tensor in_slot = fp8_slot_of(model, b->number, layer, FP8_IN);
+    fp8_quantize(q, tensor_none(), in, in_slot, again ? FP8_KEEP : FP8_CURRENT);
     fp8_matmul(out, residual, q, in_slot, quantised_weight(model, b->number, layer, false),
-               slot_of(model, b->number, layer, FP8_WEIGHT), bias);
+               fp8_slot_of(model, b->number, layer, FP8_WEIGHT), bias);
 }
 
 // din may overlap `in`, of which the products read copies.
@@ -137,13 +106,13 @@ void model_fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dw
     const Tensor q = tensor_make(scratch, DTYPE_E5M2, "fp8_dout", N, OC, 0, 0);
     const Tensor dout_transposed = tensor_make(scratch + N * OC, DTYPE_E5M2, "fp8_dout_transposed", OC, N, 0, 0);
     const Tensor in_transposed = tensor_make(scratch + 2 * N * OC, DTYPE_E4M3, "fp8_in_transposed", IC, N, 0, 0);
-    const Tensor in_slot = slot_of(model, b->number, layer, FP8_IN);
-    const Tensor dout_slot = slot_of(model, b->number, layer, FP8_DOUT);
+    const Tensor in_slot = fp8_slot_of(model, b->number, layer, FP8_IN);
+    const Tensor dout_slot = fp8_slot_of(model, b->number, layer, FP8_DOUT);
 
-    fp8_quantize(q, dout_transposed, dout, dout_slot, scaling_of(model));
+    fp8_quantize(q, dout_transposed, dout, dout_slot, FP8_CURRENT);
     fp8_quantize(tensor_none(), in_transposed, in, in_slot, FP8_KEEP);
     fp8_matmul(din, tensor_none(), q, dout_slot, quantised_weight(model, b->number, layer, true),
-               slot_of(model, b->number, layer, FP8_WEIGHT), tensor_none());
+               fp8_slot_of(model, b->number, layer, FP8_WEIGHT), tensor_none());
     fp8_matmul(dweight, b->accumulate ? dweight : tensor_none(), dout_transposed, dout_slot, in_transposed, in_slot,
                tensor_none()); // with --overlap beside what follows
     if (dbias.data) bias_backward(dbias, dout, b->accumulate);

@@ -156,7 +156,6 @@ struct Model {
     Decoder decoder;
     bool observing;       // model_observe
     bool weights_are_new; // since model_fp8_prepare
-    bool evaluating;      // the current pass does not belong to a step
 };
 
 enum { STAGING_BYTES = 4 << 20 };
@@ -254,12 +253,9 @@ void model_fp8_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o);
 void model_fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual, Tensor in, Tensor bias);
 void model_fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout,
                         Tensor in);
-// Quantises the weights of all layers if they have changed since the last call, and then also advances the scales of
-// delayed scaling. Call before the first pass of a micro-step, outside its graph. evaluating: the next pass does not
-// belong to a step and must leave no trace in the scales of the run. Does nothing without --fp8.
-void model_fp8_prepare(Model *model, bool evaluating);
-// Forgets the magnitudes that the micro-steps since the last update have recorded.
-void model_fp8_abandon_step(Model *model);
+// Quantises the weights of all layers if they have changed since the last call. Call before the first pass of a
+// micro-step, outside its graph. Does nothing without --fp8.
+void model_fp8_prepare(Model *model);
 
 // ------------------------------------------------------------------------------------------------------
 // model_numerics.c

@@ -32,10 +32,6 @@ void *model_offload_buffer(const Model *model, int64_t *bytes);
 // optimizer's scratch data. Planned for the optimizer of the options (optimizer_scratch_bytes).
 Tensor model_optimizer_scratch(const Model *model); // u8
 
-// The scales of fp8 (Fp8Slot), in a fixed order; absent unless they are delayed, so that a step depends on earlier
-// ones. Part of the checkpoint.
-Tensor model_fp8_slots(const Model *model);
-
 // --------------------------------------------------------------------------------------------------------- on the host
 
 // Bytes [first, first + n) of a tensor that belongs to the model (model_tensors), wherever it lives. Synchronises.

@@ -42,8 +42,7 @@ static double fp8_bytes_per_token(const ModelOptions *model) {
     const int64_t width = model->config.L * (8 * model->config.C + 2 * model_size(&model->config, DIM_FF));
     const Tensor in = tensor_make(NULL, model->dtype, "in", 1, width, 0, 0);
     const Tensor q = tensor_make(NULL, DTYPE_E4M3, "q", 1, width, 0, 0);
-    const Fp8Scaling scaling = model->fp8_delayed ? FP8_DELAYED : FP8_CURRENT;
-    return op_cost_fp8_quantize(q, q, in, scaling).bytes;
+    return op_cost_fp8_quantize(q, q, in, FP8_CURRENT).bytes;
 }
 
 // All tensors of the update, as model_tensors has them; their data are never looked at, but that they are there is.

@@ -26,8 +26,6 @@ bool options_check_together(const Options *o, Error *err) {
         return error_set(err, "%s: scored at every validation, but -v 0 turns it off; give -v N, or leave out %s",
                          o->hellaswag ? "-h 1" : "--choices", o->hellaswag ? "-h (-h 0)" : "--choices");
     if (!check_questions(o, err)) return false;
-    if (options_given(o, "fp8-scaling") && !o->fp8 && !o->resume) // -y: the run may have it
-        return error_set(err, "--fp8-scaling: has no effect without fp8; give --fp8 as well");
     if (o->tokens > 0 && options_given(o, "max-steps"))
         return error_set(err, "--tokens and -x both set the length of the run; give only one");
     if (options_given(o, "master-weights") && o->master && !optimizer_has_master(o->optimizer))

@@ -81,9 +81,7 @@ static void precision_lines(const ReportFacts *r) {
                      "tells how much), not time");
     else
         runlog_field(r->log, "precision", "fp32");
-    if (m->fp8)
-        runlog_field(r->log, "", "matmuls of the blocks in fp8: e4m3, gradients e5m2, %s scaling",
-                     m->fp8_delayed ? "delayed" : "current");
+    if (m->fp8) runlog_field(r->log, "", "matmuls of the blocks in fp8: e4m3, gradients e5m2");
 }
 
 static void model_lines(const ReportFacts *r) {

@@ -241,7 +241,6 @@ ModelOptions run_setup_model(const RunSetup *s) {
         .seed = s->state.seed,
         .offload = o->offload == OFFLOAD_OPTIMIZER,
         .fp8 = o->fp8 != 0,
-        .fp8_delayed = o->fp8_scaling == FP8_DELAYED,
         .overlap = o->overlap != 0,
         .numerics = o->numerics_every > 0,
         .groups = s->options.reduce_groups,
@@ -282,8 +281,7 @@ static bool check_processes(const RunSetup *s, Error *err) {
     if (o->interactive)
         return error_set(err, "--interactive: answers prompts in one process; %s started %d",
                          options_only_ask(o) ? "--gpus" : comm_launcher(), process_count(o));
-    return !o->fp8 || o->fp8_scaling != FP8_DELAYED ||
-           error_set(err, "--fp8-scaling delayed: the processes would have different scales; use current");
+    return true;
 }
 
 // -b and -r: divides the memory of the device between batch and activations.

@@ -33,13 +33,6 @@ static SafetensorsEntry state_entry(const Model *model, int index, StateSlot slo
     return e;
 }
 
-// The scales of fp8, all in one entry; rank 0 without --fp8.
-static SafetensorsEntry fp8_entry(Tensor slots) {
-    SafetensorsEntry e = {.name = "fp8.slots", .dtype = slots.dtype, .rank = slots.rank};
-    if (slots.rank > 0) e.shape[0] = slots.shape[0];
-    return e;
-}
-
 // ----------------------------------------------------------------------------------------------------------- writing
 
 static bool append_state(SafetensorsWriter *w, const Model *model, int index, StateSlot slot, void *piece, Error *err) {
@@ -62,13 +55,6 @@ static bool append_all(SafetensorsWriter *w, const Model *model, Error *err) {
         for (int i = 0; ok && i < model_num_tensors(model); i++)
             ok = append_state(w, model, i, (StateSlot)slot, piece, err);
     free(piece);
-    const Tensor slots = model_fp8_slots(model);
-    if (!ok || slots.rank == 0) return ok;
-    void *bytes = malloc(tensor_bytes(slots));
-    REQUIRE_MEMORY(bytes, "the scales of fp8");
-    model_read_bytes(model, slots, 0, (int64_t)tensor_bytes(slots), bytes);
-    ok = safetensors_writer_append(w, bytes, tensor_bytes(slots), err);
-    free(bytes);
     return ok;
 }
 
@@ -76,7 +62,7 @@ bool optimizer_file_write(const char *path, const Model *model, FileFacts *facts
     const char *const metadata[] = {metadata_optimizer, optimizer_name(model_options(model)->optimizer),
                                     SAFETENSORS_PRODUCER, NULL};
     const int tensors = model_num_tensors(model);
-    SafetensorsEntry *entries = calloc((size_t)(NUM_STATE_SLOTS * tensors + 1), sizeof *entries);
+    SafetensorsEntry *entries = calloc((size_t)(NUM_STATE_SLOTS * tensors), sizeof *entries);
     REQUIRE_MEMORY(entries != NULL, "the tensors of a checkpoint");
     int count = 0;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
@@ -84,8 +70,6 @@ bool optimizer_file_write(const char *path, const Model *model, FileFacts *facts
             entries[count] = state_entry(model, i, (StateSlot)slot);
             count += entries[count].rank > 0;
         }
-    entries[count] = fp8_entry(model_fp8_slots(model));
-    count += entries[count].rank > 0;
     SafetensorsWriter *w = safetensors_writer_open(path, entries, count, metadata, err);
     free(entries);
     if (!w) return false;
@@ -138,21 +122,6 @@ static bool load_slot(Model *model, SafetensorsFile *f, int i, StateSlot slot, v
     return true;
 }
 
-// A run that turns on fp8 at a checkpoint finds no scales there and starts with new ones.
-static bool load_fp8_slots(Model *model, SafetensorsFile *f, Error *err) {
-    const Tensor slots = model_fp8_slots(model);
-    const SafetensorsEntry expected = fp8_entry(slots);
-    if (slots.rank == 0 || !safetensors_find(f, expected.name)) return true;
-    const SafetensorsEntry *e = find_state(f, &expected, err);
-    if (!e) return false;
-    void *bytes = malloc((size_t)e->bytes);
-    REQUIRE_MEMORY(bytes, "the scales of fp8");
-    const bool ok = safetensors_read_bytes(f, e, 0, e->bytes, bytes, err);
-    if (ok) model_write_bytes(model, slots, 0, e->bytes, bytes);
-    free(bytes);
-    return ok;
-}
-
 static bool load_file(Model *model, SafetensorsFile *f, Error *err) {
     const char *stated = safetensors_metadata(f, metadata_optimizer);
     OptimizerKind found;
@@ -164,7 +133,7 @@ static bool load_file(Model *model, SafetensorsFile *f, Error *err) {
         for (int i = 0; ok && i < model_num_tensors(model); i++)
             ok = load_slot(model, f, i, (StateSlot)slot, piece, err);
     free(piece);
-    return ok && load_fp8_slots(model, f, err);
+    return ok;
 }
 
 bool optimizer_file_load(Model *model, const char *checkpoint, Error *err) {

@@ -1,5 +1,5 @@
 // optimizer.safetensors of a checkpoint: every tensor of the optimizer's state that has a prefix, as PREFIX NAME in its
-// own dtype, in our (out, in) layout; wte has V rows, except in 8-bit states; the scales of fp8 are fp8.slots. The
+// own dtype, in our (out, in) layout; wte has V rows, except in 8-bit states. The
 // metadata names the optimizer. llmc/model/optimizer_state.c determines which tensors there are.
 #pragma once
 #include "llmc/model/model.h"

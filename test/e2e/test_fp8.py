@@ -1,8 +1,8 @@
-"""--fp8: curves beside those of bf16, on the CPU and in the simulator; resuming with the scales of delayed scaling."""
+"""--fp8: curves next to those of bf16, on the CPU and in the simulator; a resume has the same bits."""
 import pytest
 from conftest import SIMULATOR, TRAINER, cut_back, losses, needs_simulator, run_tiny, same_run
 
-DELAYED = ["--fp8", 1, "--fp8-scaling", "delayed"]
+FP8 = ["--fp8", 1]
 
 # 128 tokens a step. At this learning rate the gradient norm is smooth in all precisions, so that what differs is the
 # arithmetic; at 1e-3 it has spikes in fp32 already, and any two precisions part at them for a step.
@@ -30,21 +30,18 @@ def check_curve(in_fp8, in_bf16):
 def test_each_of_a_hundred_losses_is_within_a_percent_of_bf16(trainer, data, tmp_path):
     in_bf16 = losses(run(trainer, tmp_path / "bf16", data, *CURVE))
     check_curve(losses(run(trainer, tmp_path / "fp8", data, *CURVE, "--fp8", 1)), in_bf16)
-    if trainer == TRAINER:  # the simulator, which is slow, has delayed scaling below
-        delayed = run(trainer, tmp_path / "delayed", data, *CURVE, *DELAYED)
-        check_curve(losses(delayed), in_bf16)
 
 
 @needs_simulator
 def test_the_simulator_has_the_losses_of_the_cpu_trainer(data, tmp_path):
-    arguments = ["--dtype", "bf16", "-x", 20, "-d", 256, "-l", 1e-3, "-u", 5, *DELAYED]
+    arguments = ["--dtype", "bf16", "-x", 20, "-d", 256, "-l", 1e-3, "-u", 5, *FP8]
     on_cpu = losses(run(TRAINER, tmp_path / "cpu", data, *arguments))
     # As in bf16 (test_simulator.py): sums in another order are sometimes rounded to the other side, now also in fp8.
     assert losses(run(SIMULATOR, tmp_path / "sim", data, *arguments)) == pytest.approx(on_cpu, rel=4e-3)
 
 
-def test_a_run_resumed_under_delayed_scaling_has_the_same_bits(trainer, data, tmp_path):
-    fp8 = ["--dtype", "bf16", *DELAYED, "-d", 256, "-x", 6]  # two micro-steps a step
+def test_a_resumed_run_has_the_same_bits(trainer, data, tmp_path):
+    fp8 = ["--dtype", "bf16", *FP8, "-d", 256, "-x", 6]  # two micro-steps a step
     whole = run(trainer, tmp_path / "whole", data, *fp8, "-n", 6)
     parts = run(trainer, tmp_path / "parts", data, *fp8, "-n", 3, "-nk", 0)
     run(trainer, cut_back(parts), data, "-y", 1, "-x", 6, "-n", 3)
@@ -52,7 +49,7 @@ def test_a_run_resumed_under_delayed_scaling_has_the_same_bits(trainer, data, tm
 
 
 def test_evaluation_recomputation_and_samples_leave_the_losses_as_they_are(data, tmp_path):
-    fp8 = ["--dtype", "bf16", *DELAYED, "-x", 8]
+    fp8 = ["--dtype", "bf16", *FP8, "-x", 8]
     expected = losses(run(TRAINER, tmp_path / "plain", data, *fp8))
     assert losses(run(TRAINER, tmp_path / "r3", data, *fp8, "-r", 3)) == expected
     assert losses(run(TRAINER, tmp_path / "v", data, *fp8, "-v", 2, "-s", 3, "-g", 4)) == expected

@@ -47,7 +47,7 @@ def test_thread_order_and_late_streams_change_no_bit(data, tmp_path):
 
 
 # With --fp8 the operands of a product are memory that all layers share; with --grad-dtype compute the gradients too.
-@pytest.mark.parametrize("flags", [["--fp8", 1, "--fp8-scaling", "delayed"], ["--grad-dtype", "compute", "-r", "fc+attention"],
+@pytest.mark.parametrize("flags", [["--fp8", 1], ["--grad-dtype", "compute", "-r", "fc+attention"],
                                    ["--offload", "optimizer", "-r", "3/1"]], ids=["fp8", "sums", "offload"])
 def test_weight_gradients_beside_other_kernels_change_no_bit(flags, data, tmp_path):
     flags = ["--dtype", "bf16", "-x", 4, "-n", 4, "-d", 192, "-ge", 0, *flags]  # two micro-steps, the second one shorter

@@ -30,16 +30,11 @@ static bool same_float(float a, float b) { return a == b || (isnan(a) && isnan(b
 static void check_slots(OpTensor x, const Fp8Slot *want, int n) {
     Fp8Slot got[8];
     op_read(got, x.t);
-    for (int i = 0; i < n; i++) {
-        bool same = same_float(got[i].scale, want[i].scale) && same_float(got[i].inverse, want[i].inverse) &&
-                    same_float(got[i].amax, want[i].amax) && got[i].next == want[i].next &&
-                    got[i].format == want[i].format;
-        for (int j = 0; j < FP8_HISTORY; j++) same = same && same_float(got[i].history[j], want[i].history[j]);
-        if (!same)
-            op_fail("%s %d: scale %g amax %g next %d, expected scale %g amax %g next %d", x.t.name, i,
-                    (double)got[i].scale, (double)got[i].amax, got[i].next, (double)want[i].scale, (double)want[i].amax,
-                    want[i].next);
-    }
+    for (int i = 0; i < n; i++)
+        if (!same_float(got[i].scale, want[i].scale) || !same_float(got[i].inverse, want[i].inverse) ||
+            !same_float(got[i].amax, want[i].amax))
+            op_fail("%s %d: scale %g amax %g, expected scale %g amax %g", x.t.name, i, (double)got[i].scale,
+                    (double)got[i].amax, (double)want[i].scale, (double)want[i].amax);
 }
 
 // Values of every size: N(0,1) times 2^-24 .. 1, so that many become subnormal numbers of the format and some zeros.
@@ -53,9 +48,9 @@ static OpTensor spread_input(DType dtype, int64_t N, int64_t K, double size) {
     return x;
 }
 
-static Fp8Slot slot_of_history(double amax, DType format) {
-    Fp8Slot s = {.amax = (float)amax, .format = (int32_t)format};
-    ref_fp8_slots_advance(&s, 1);
+static Fp8Slot slot_of(double amax, DType format) {
+    Fp8Slot s;
+    fp8_slot_record(&s, (float)amax, format);
     return s;
 }
 
@@ -64,7 +59,7 @@ static Fp8Slot slot_of_history(double amax, DType format) {
 // outputs: 1 q, 2 transposed, 3 both.
 static void quantize_case(DType dtype, DType format, struct Size s, double size, Fp8Slot slot, Fp8Scaling scaling,
                           int outputs) {
-    static const char *const names[] = {"current scaling", "delayed scaling", "the scale that is there"};
+    static const char *const names[] = {"current scaling", "the scale that is there"};
     begin(s.N, s.K, dtype, names[scaling], format);
     OpTensor in = spread_input(dtype, s.N, s.K, size), slots = slot_tensor("slot", &slot, 1);
     OpTensor q = codes_output(format, "q", s.N, s.K), transposed = codes_output(format, "transposed", s.K, s.N);
@@ -106,7 +101,7 @@ static void hard_bits(void *bits, int64_t n, DType dtype, DType format) {
 OP_TEST(every_number_is_rounded_to_the_nearest_even_and_saturates) {
     need_fp8();
     enum { N = 256 };
-    Fp8Slot one = {.scale = 1.0f, .inverse = 1.0f, .history = {1.0f}};
+    Fp8Slot one = {.scale = 1.0f, .inverse = 1.0f};
     for (int f = 0; f < 2; f++) {
         begin(N, N, dtype, "hard numbers", formats[f]);
         OpTensor in = op_output(dtype, "in", DIMS(N, N)), slots = slot_tensor("slot", &one, 1);
@@ -121,35 +116,10 @@ OP_TEST(every_number_is_rounded_to_the_nearest_even_and_saturates) {
     }
 }
 
-// The history says 1, or 0.01, when values reach 4: the scale fits with its factor of 2 to spare, saturates, or wastes
-// range. Then an amax of an earlier micro-step, smaller or larger than this one's.
-OP_TEST(delayed_scaling_takes_the_scale_of_the_steps_before_and_records_amax) {
-    need_fp8();
-    const double before[] = {1.0, 0.01, 100.0};
-    for (int f = 0; f < 2; f++) {
-        for (int i = 0; i < 3; i++) {
-            Fp8Slot slot = slot_of_history(before[i], formats[f]);
-            slot.amax = i == 0 ? 0.5f : i == 1 ? 1000.0f : 0.0f;
-            quantize_case(dtype, formats[f], sizes[i + 1], 1.0, slot, FP8_DELAYED, 3);
-        }
-    }
-}
-
-// A slot without history has the scale of each tensor that comes, in every micro-step of the first step.
-OP_TEST(delayed_scaling_begins_with_current_scaling) {
-    need_fp8();
-    Fp8Slot slot = {0};
-    quantize_case(dtype, DTYPE_E5M2, sizes[1], 1.0, slot, FP8_DELAYED, 3);
-    fp8_slot_record(&slot, 1000.0f, DTYPE_E5M2, true);
-    quantize_case(dtype, DTYPE_E5M2, sizes[1], 1.0, slot, FP8_DELAYED, 3);
-}
-
 OP_TEST(kept_scales_give_the_same_values_once_more) {
     need_fp8();
     for (int f = 0; f < 2; f++) {
-        Fp8Slot slot = slot_of_history(1.5, formats[f]);
-        slot.amax = 0.25f;
-        quantize_case(dtype, formats[f], sizes[2], 1.0, slot, FP8_KEEP, 2);
+        quantize_case(dtype, formats[f], sizes[2], 1.0, slot_of(1.5, formats[f]), FP8_KEEP, 2);
     }
 }
 
@@ -158,7 +128,7 @@ OP_TEST(zeros_are_quantised_with_scale_1) {
     const Fp8Slot none = {0};
     for (int f = 0; f < 2; f++) {
         quantize_case(dtype, formats[f], sizes[1], 0.0, none, FP8_CURRENT, 3);
-        quantize_case(dtype, formats[f], sizes[1], 0.0, slot_of_history(3.0, formats[f]), FP8_DELAYED, 3);
+        quantize_case(dtype, formats[f], sizes[1], 0.0, slot_of(3.0, formats[f]), FP8_CURRENT, 3);
     }
 }
 
@@ -181,18 +151,17 @@ OP_TEST(inf_and_nan_come_out_of_a_product_as_nan) {
     need_fp8();
     enum { N = 48, K = 80, OC = 32 };
     const double bad[] = {INFINITY, -INFINITY, NAN};
-    for (int i = 0; i < 12; i++) {
+    for (int i = 0; i < 6; i++) {
         const DType format = formats[i % 2];
-        const Fp8Scaling scaling = i / 6 ? FP8_DELAYED : FP8_CURRENT;
-        Fp8Slot slot = scaling == FP8_DELAYED ? slot_of_history(3.0, format) : (Fp8Slot){0};
+        Fp8Slot slot = {0};
         begin(N, K, dtype, "inf or nan", format);
         OpTensor in = op_input(dtype, "in", DIMS(N, K), 1.0), slots = slot_tensor("slot", &slot, 1);
         OpTensor q = codes_output(format, "q", N, K), out = op_output(DTYPE_FP32, "out", DIMS(N, OC));
         OpTensor b = codes_output(DTYPE_E4M3, "b", OC, K);
-        in.v[17 * K + 5] = bad[i / 2 % 3];
+        in.v[17 * K + 5] = bad[i / 2];
         op_upload(&in);
-        fp8_quantize(q.t, tensor_none(), in.t, slots.t, scaling);
-        ref_fp8_quantize(codes(q), NULL, in.v, &slot, N, K, format, scaling);
+        fp8_quantize(q.t, tensor_none(), in.t, slots.t, FP8_CURRENT);
+        ref_fp8_quantize(codes(q), NULL, in.v, &slot, N, K, format, FP8_CURRENT);
         check_codes(q);
         check_slots(slots, &slot, 1);
         memset(codes(b), 0x38, OC * K); // 1.0
@@ -299,31 +268,6 @@ OP_TEST(a_large_product_matches_and_has_the_same_bits_twice) {
                    bias.v, M, N, K);
     op_check(out, precision_of(dtype));
     op_check_same_bits(out, again);
-    op_end();
-}
-
-// -------------------------------------------------------------------------------------------- scales from step to step
-
-// 40 steps: the ring goes round twice, with amax that rises, falls, is zero, inf and nan.
-OP_TEST_BF16(the_scale_of_the_next_step_is_that_of_the_largest_amax_of_sixteen) {
-    need_fp8();
-    enum { SLOTS = 5, STEPS = 40 };
-    begin(16, 16, DTYPE_FP32, "forty steps", DTYPE_E4M3);
-    Fp8Slot want[SLOTS] = {{0}};
-    for (int i = 0; i < SLOTS; i++) want[i].format = (int32_t)formats[i % 2];
-    OpTensor slots = slot_tensor("slots", want, SLOTS);
-    for (int step = 0; step < STEPS; step++) {
-        for (int i = 0; i < SLOTS; i++) {
-            const uint32_t draw = philox(op_seed(), 78, (uint64_t)(step * SLOTS + i)).v[0];
-            const float special[] = {0.0f, INFINITY, NAN};
-            want[i].amax =
-                draw % 10 < 3 ? special[draw % 10] : ldexpf(1.0f + (float)(draw % 977) / 977.0f, i * 20 - 40);
-        }
-        op_write(slots.t, want);
-        fp8_slots_advance(slots.t);
-        ref_fp8_slots_advance(want, SLOTS);
-        check_slots(slots, want, SLOTS);
-    }
     op_end();
 }
 

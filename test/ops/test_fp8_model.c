@@ -30,7 +30,7 @@ static void need_fp8(void) {
 
 static int64_t d_ff; // of the models to be made; 0: 4 C
 
-typedef enum { IN_BF16, IN_FP8, IN_FP8_DELAYED } Precision;
+typedef enum { IN_BF16, IN_FP8 } Precision;
 
 static Model *make_model(Precision precision, bool train, int recompute) {
     Error err;
@@ -42,8 +42,7 @@ static Model *make_model(Precision precision, bool train, int recompute) {
                             .T = T,
                             .recompute = recompute_all(recompute_level_set(recompute)),
                             .sequences = 2,
-                            .fp8 = precision != IN_BF16,
-                            .fp8_delayed = precision == IN_FP8_DELAYED};
+                            .fp8 = precision != IN_BF16};
     model_config_set_vocab(&options.config, V);
     Model *model = model_create(&options, &err);
     if (!model) op_fail("%s", err.text);
@@ -65,11 +64,11 @@ static void run_micro_steps(Model *model, int step, int64_t batch) {
 
 static uint64_t digest_of(uint64_t digest, Tensor t) { return op_digest(digest, (OpTensor){.t = t}); }
 
-// Of the losses and all gradients, and of the scales.
+// Of the losses and all gradients.
 static uint64_t digest_step(Model *model) {
     uint64_t digest = digest_of(0, model_sequence_losses(model));
     for (int i = 0; i < model_num_tensors(model); i++) digest = digest_of(digest, model_tensors(model)[i].grad);
-    return digest_of(digest, model_fp8_slots(model));
+    return digest;
 }
 
 // ----------------------------------------------------------------------------------------------------------- gradients
@@ -94,7 +93,7 @@ static double mean_loss(Model *model) {
 enum { FULL_ROUNDING = 18 }; // percent
 static void check_gradients(void) {
     double *expected[MAX_TENSORS], *gradients[MAX_TENSORS], loss = 0.0;
-    for (int precision = IN_BF16; precision <= IN_FP8_DELAYED; precision++) {
+    for (int precision = IN_BF16; precision <= IN_FP8; precision++) {
         Model *model = make_model((Precision)precision, true, 0);
         set_weights(model, 0);
         run_micro_steps(model, 0, B);
@@ -108,7 +107,7 @@ static void check_gradients(void) {
             if (!(error >= 0.005 && error <= 0.02 * FULL_ROUNDING)) op_fail("%s is off by %g", p->name, error);
             free(gradients[i]);
         }
-        for (int i = 0; precision == IN_FP8_DELAYED && i < model_num_tensors(model); i++) free(expected[i]);
+        for (int i = 0; precision == IN_FP8 && i < model_num_tensors(model); i++) free(expected[i]);
         model_destroy(model);
     }
 }
@@ -182,80 +181,26 @@ static void run_steps(Model *model, Between between, uint64_t digests[STEPS]) {
     }
 }
 
-static void check_bits(Precision precision, const uint64_t expected[STEPS], Model *model, Between between,
-                       const char *what) {
+static void check_bits(const uint64_t expected[STEPS], Model *model, Between between, const char *what) {
     uint64_t digests[STEPS];
     run_steps(model, between, digests);
     model_destroy(model);
     for (int step = 0; step < STEPS; step++)
-        if (digests[step] != expected[step])
-            op_fail("%s scaling, %s: other bits in step %d", precision == IN_FP8 ? "current" : "delayed", what, step);
+        if (digests[step] != expected[step]) op_fail("%s: other bits in step %d", what, step);
 }
 
 TEST(steps_have_the_same_bits_whatever_is_recomputed_evaluated_or_decoded) {
     need_fp8();
-    for (int p = IN_FP8; p <= IN_FP8_DELAYED; p++) {
-        const Precision precision = (Precision)p;
-        uint64_t expected[STEPS];
-        Model *model = make_model(precision, true, 0);
-        run_steps(model, NOTHING, expected);
-        model_destroy(model);
-        check_bits(precision, expected, make_model(precision, true, 0), NOTHING, "a second run");
-        check_bits(precision, expected, make_model(precision, true, 0), EVALUATION, "evaluation");
-        check_bits(precision, expected, make_model(precision, true, 0), DECODING, "decoding");
-        check_bits(precision, expected, make_model(precision, true, 1), NOTHING, "-r 1");
-        check_bits(precision, expected, make_model(precision, true, 2), NOTHING, "-r 2");
-        check_bits(precision, expected, make_model(precision, true, 3), NOTHING, "-r 3");
-    }
-}
-
-// Delayed scales are set between steps, from the steps before: within a step they stand still.
-TEST(delayed_scales_move_between_steps_only) {
-    need_fp8();
-    Model *model = make_model(IN_FP8_DELAYED, true, 0);
-    const Tensor slots = model_fp8_slots(model);
-    const size_t n = tensor_bytes(slots) / sizeof(Fp8Slot), num_weights = (size_t)L * 4;
-    Fp8Slot *before = malloc(tensor_bytes(slots)), *after = malloc(tensor_bytes(slots));
-    assert_int_equal(n, 3 * num_weights);
-    size_t moved = 0;
-    for (int step = 0; step < STEPS; step++) {
-        set_weights(model, step);
-        evaluate(model); // the scales of this step are set
-        op_read(before, slots);
-        run_micro_steps(model, step, 2);
-        op_read(after, slots);
-        for (size_t i = 0; i < n - num_weights; i++) { // the last are those of weights, with current scaling
-            if (step > 0 && after[i].scale != before[i].scale) op_fail("slot %zu moved within step %d", i, step);
-            if (!(after[i].amax > 0.0f)) op_fail("slot %zu saw nothing in step %d", i, step);
-            moved += step > 1 && after[i].scale != 0.5f * fp8_scale(after[i].history[0], (DType)after[i].format);
-        }
-    }
-    if (moved == 0) op_fail("no scale ever moved");
-    free(before), free(after);
-    model_destroy(model);
-}
-
-TEST(scales_from_a_checkpoint_go_on_with_the_same_bits) {
-    need_fp8();
     uint64_t expected[STEPS];
-    Model *whole = make_model(IN_FP8_DELAYED, true, 0);
-    run_steps(whole, NOTHING, expected);
-    model_destroy(whole);
-    Model *first = make_model(IN_FP8_DELAYED, true, 0), *second = make_model(IN_FP8_DELAYED, true, 0);
-    for (int step = 0; step < STEPS - 1; step++) {
-        set_weights(first, step);
-        run_micro_steps(first, step, 4);
-    }
-    const int64_t bytes = (int64_t)tensor_bytes(model_fp8_slots(first));
-    void *saved = malloc((size_t)bytes);
-    model_read_bytes(first, model_fp8_slots(first), 0, bytes, saved);
-    model_destroy(first);
-    model_write_bytes(second, model_fp8_slots(second), 0, bytes, saved);
-    free(saved);
-    set_weights(second, STEPS - 1);
-    run_micro_steps(second, STEPS - 1, 4);
-    assert_true(digest_step(second) == expected[STEPS - 1]);
-    model_destroy(second);
+    Model *model = make_model(IN_FP8, true, 0);
+    run_steps(model, NOTHING, expected);
+    model_destroy(model);
+    check_bits(expected, make_model(IN_FP8, true, 0), NOTHING, "a second run");
+    check_bits(expected, make_model(IN_FP8, true, 0), EVALUATION, "evaluation");
+    check_bits(expected, make_model(IN_FP8, true, 0), DECODING, "decoding");
+    check_bits(expected, make_model(IN_FP8, true, 1), NOTHING, "-r 1");
+    check_bits(expected, make_model(IN_FP8, true, 2), NOTHING, "-r 2");
+    check_bits(expected, make_model(IN_FP8, true, 3), NOTHING, "-r 3");
 }
 
 TEST(a_model_for_forward_only_gives_the_losses_of_training_in_fp8) {
@@ -290,11 +235,11 @@ TEST(the_decoder_stays_in_bf16) {
 // One weight is inf or nan: the loss and the gradients of its block are not finite, and the update will be skipped.
 TEST(a_weight_that_is_not_finite_is_found_by_the_check_of_the_step) {
     need_fp8();
-    for (int i = 0; i < 4; i++) {
-        Model *model = make_model(i % 2 ? IN_FP8_DELAYED : IN_FP8, true, 0);
+    for (int i = 0; i < 2; i++) {
+        Model *model = make_model(IN_FP8, true, 0);
         const int fcw = parameter_index(&model_options(model)->config, PARAM_FCW, 0);
         float row[C] = {0};
-        row[3] = i / 2 ? NAN : INFINITY;
+        row[3] = i ? NAN : INFINITY;
         set_weights(model, 0);
         model_set_weight(model, fcw, 7, 1, row);
         run_micro_steps(model, 0, B);

@@ -41,11 +41,6 @@ double ref_fp8_scale(double amax, DType format) {
     return scale;
 }
 
-static void set_scale(Fp8Slot *slot, double scale) {
-    slot->scale = (float)scale;
-    slot->inverse = (float)(1.0 / scale);
-}
-
 // The largest magnitude; NaN where there is one.
 static double amax_of(const double *in, int64_t n) {
     double amax = 0.0;
@@ -56,19 +51,13 @@ static double amax_of(const double *in, int64_t n) {
     return amax;
 }
 
-static bool history_is_empty(const Fp8Slot *slot) {
-    for (int i = 0; i < FP8_HISTORY; i++)
-        if (slot->history[i] != 0.0f) return false;
-    return true;
-}
-
 void ref_fp8_quantize(uint8_t *q, uint8_t *transposed, const double *in, Fp8Slot *slot, int64_t N, int64_t K,
                       DType format, Fp8Scaling scaling) {
     if (scaling != FP8_KEEP) {
-        const double amax = amax_of(in, N * K), before = scaling == FP8_DELAYED ? (double)slot->amax : 0.0;
-        slot->amax = (float)(isnan(amax) || isnan(before) ? NAN : fmax(amax, before));
-        slot->format = (int32_t)format;
-        if (scaling == FP8_CURRENT || history_is_empty(slot)) set_scale(slot, ref_fp8_scale(amax, format));
+        const double amax = amax_of(in, N * K), scale = ref_fp8_scale(amax, format);
+        slot->amax = (float)amax;
+        slot->scale = (float)scale;
+        slot->inverse = (float)(1.0 / scale);
     }
     for (int64_t n = 0; n < N; n++) {
         for (int64_t k = 0; k < K; k++) {
@@ -93,22 +82,6 @@ void ref_fp8_matmul(double *out, const double *added, RefFp8 a, RefFp8 b, const 
             for (int64_t k = 0; k < K; k++) sum += a_values[a.codes[m * K + k]] * b_values[b.codes[n * K + k]];
             out[m * N + n] = (added ? added[m * N + n] : 0.0) + sum / scale + (bias ? bias[n] : 0.0);
         }
-    }
-}
-
-void ref_fp8_slots_advance(Fp8Slot *slots, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        Fp8Slot *s = &slots[i];
-        if (s->amax > 0.0f && isfinite(s->amax)) {
-            double largest = 0.0;
-            s->history[s->next] = s->amax;
-            s->next = (s->next + 1) % FP8_HISTORY;
-            // Not fmax: in this loop it is an internal error of gcc 12 for aarch64.
-            for (int j = 0; j < FP8_HISTORY; j++)
-                if ((double)s->history[j] > largest) largest = (double)s->history[j];
-            set_scale(s, 0.5 * ref_fp8_scale(largest, (DType)s->format));
-        }
-        s->amax = 0.0f;
     }
 }
 

@@ -26,6 +26,5 @@ typedef struct {
 // NULL.
 void ref_fp8_matmul(double *out, const double *added, RefFp8 a, RefFp8 b, const double *bias, int64_t M, int64_t N,
                     int64_t K);
-void ref_fp8_slots_advance(Fp8Slot *slots, int64_t n);
 void ref_gelu_backward(double *dpre, const double *dout, const double *pre, int64_t n);
 void ref_bias_backward(double *dbias, const double *dout, int64_t N, int64_t OC, bool accumulate);

@@ -234,28 +234,3 @@ TEST(damaged_states_are_read_or_refused_with_a_message) {
         }
     }
 }
-
-// ----------------------------------------------------------------------------------------------------------------- fp8
-
-TEST(the_scales_of_fp8_come_back) {
-    ModelOptions options = small_model_options(OPTIMIZER_ADAMW, DTYPE_BF16);
-    options.config.C = 64, options.fp8 = options.fp8_delayed = true;
-    if (!model_check_options(&options, &err)) {
-        print_message("%s\n", err.text);
-        skip();
-    }
-    Model *saved = model_of(options), *loaded = model_of(options);
-    const Tensor slots = model_fp8_slots(saved);
-    assert_true(slots.rank == 1 && slots.data);
-    fill_slot(saved, 0, NUM_STATE_SLOTS, slots, 1);
-    const char *path = save(saved);
-    assert_ok(optimizer_file_load(loaded, path, &err));
-    assert_same_bytes(saved, slots, loaded, model_fp8_slots(loaded), "the scales");
-    // Other layers' scales are not these; none at all are new ones.
-    replace_in_file(OPTIMIZER_FILE, "fp8.slots", "fp8.stols");
-    assert_ok(optimizer_file_load(loaded, path, &err));
-    options.fp8 = false;
-    loaded = model_of(options);
-    save(saved);
-    assert_ok(optimizer_file_load(loaded, path, &err)); // of no use here, and no harm
-}

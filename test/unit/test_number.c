@@ -133,50 +133,12 @@ TEST(the_scale_stays_finite_and_is_1_where_amax_says_nothing) {
 
 // --------------------------------------------------------------------------------------------------------------- slots
 
-TEST(a_slot_without_history_follows_every_tensor) {
+TEST(a_slot_follows_every_tensor) {
     Fp8Slot s = {0};
-    fp8_slot_record(&s, 1.0f, DTYPE_E4M3, true);
+    fp8_slot_record(&s, 1.0f, DTYPE_E4M3);
     assert_true(s.scale == 256.0f && s.inverse == 1.0f / 256.0f && s.amax == 1.0f);
-    fp8_slot_record(&s, 0.5f, DTYPE_E4M3, true);
-    assert_true(s.scale == 512.0f && s.amax == 1.0f);
-    fp8_slot_record(&s, 3.0f, DTYPE_E4M3, false);
+    fp8_slot_record(&s, 3.0f, DTYPE_E4M3);
     assert_true(s.scale == 128.0f && s.amax == 3.0f);
-}
-
-TEST(a_slot_with_history_keeps_its_scale_until_the_step_ends) {
-    Fp8Slot s = {.amax = 1.0f, .format = DTYPE_E4M3};
-    fp8_slot_advance(&s);
-    assert_true(s.scale == 128.0f && s.inverse == 1.0f / 128.0f && s.amax == 0.0f && s.next == 1); // 2 to spare
-    fp8_slot_record(&s, 100.0f, DTYPE_E4M3, true);
-    fp8_slot_record(&s, 50.0f, DTYPE_E4M3, true);
-    assert_true(s.scale == 128.0f && s.amax == 100.0f);
-    fp8_slot_advance(&s);
-    assert_true(s.scale == 2.0f);
-}
-
-TEST(an_amax_leaves_the_history_after_sixteen_steps) {
-    Fp8Slot s = {.amax = 64.0f, .format = DTYPE_E4M3};
-    fp8_slot_advance(&s);
-    for (int step = 0; step < FP8_HISTORY; step++) {
-        assert_true(s.scale == 2.0f);
-        s.amax = 1.0f;
-        fp8_slot_advance(&s);
-    }
-    assert_true(s.scale == 128.0f);
-}
-
-TEST(steps_with_nothing_or_inf_or_nan_leave_a_slot_as_it_is) {
-    const float nothing[] = {0.0f, INFINITY, NAN};
-    Fp8Slot s = {.amax = 1.0f, .format = DTYPE_E5M2};
-    fp8_slot_advance(&s);
-    const Fp8Slot before = s;
-    for (int i = 0; i < 3; i++) {
-        fp8_slot_record(&s, nothing[i], DTYPE_E5M2, true);
-        if (i > 0) fp8_slot_record(&s, 2.0f, DTYPE_E5M2, true); // of a later micro-step of the same step
-        assert_true(i == 0 || !isfinite(s.amax));
-        fp8_slot_advance(&s);
-        assert_memory_equal(&s, &before, sizeof s);
-    }
 }
 
 // ---------------------------------------------------------------------------------------------------- optimizer states

@@ -70,7 +70,6 @@ CALL(micro_step_count, micro_step_count(t[0], 1))
 CALL(fp8_quantize, fp8_quantize(t[0], t[1], t[2], t[3], FP8_CURRENT))
 CALL(fp8_matmul, Tensor added = t[1]; if (added.data) added.data = somewhere + 1;
      fp8_matmul(t[0], added, t[2], t[3], t[4], t[5], t[6]))
-CALL(fp8_slots_advance, fp8_slots_advance(t[0]))
 CALL(gelu_backward, gelu_backward(t[0], t[1], t[2], t[3], false))
 CALL(bias_backward, bias_backward(t[0], t[1], false))
 CALL(tensor_statistics, tensor_statistics(t[0], t[1], DTYPE_BF16))
@@ -201,7 +200,6 @@ static const Case cases[] = {
      "",
      {BF16("a", 32, 16), BF16("b", 32, 16), TENSOR("c", DTYPE_E4M3, 32, 48), SLOT, TENSOR("e", DTYPE_E5M2, 16, 48),
       SLOT, BF16("g", 16)}},
-    {"fp8_slots_advance", call_fp8_slots_advance, "", "", {TENSOR("a", DTYPE_U8, 3 * sizeof(Fp8Slot))}},
     {"gelu_backward", call_gelu_backward, "b", "", {ACT("a"), FP32("b", C), ACT("c"), ACT("d")}},
     {"bias_backward", call_bias_backward, "", "b", {FP32("a", OC), BF16("b", N, OC)}},
     {"tensor_statistics", call_tensor_statistics, "", "b", {BYTES_OF("a", TensorStats), BF16("b", W)}},

@@ -212,8 +212,6 @@ TEST(one_question_is_asked_at_a_time) {
 
 TEST(options_that_exclude_each_other_are_refused) {
     assert_refused("--tokens 1e9 -x 10", "--tokens and -x both set the length of the run; give only one");
-    assert_refused("--fp8-scaling delayed", "--fp8-scaling: has no effect without fp8; give --fp8 as well");
-    assert_reads("-y -o d --fp8-scaling delayed", "fp8-scaling=delayed"); // the run may have fp8
     assert_refused("--reset-optimizer", "--reset-optimizer: a new run already has a new optimizer; use it with -y");
 }
 
@@ -313,9 +311,8 @@ TEST(words_are_those_of_the_modules_that_they_are_for) {
         assert_true((int)o.dtype == k && (int)o.export_dtype == k);
         options_free(&o);
     }
-    Options o = parsed("--plan json --offload optimizer --grad-dtype compute --fp8 --fp8-scaling delayed");
+    Options o = parsed("--plan json --offload optimizer --grad-dtype compute --fp8");
     assert_true(o.plan == PLAN_JSON && o.offload == OFFLOAD_OPTIMIZER && o.grad_dtype == GRADIENTS_COMPUTE);
-    assert_int_equal(o.fp8_scaling, FP8_DELAYED);
     options_free(&o);
 }
 
