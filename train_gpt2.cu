@@ -23,6 +23,7 @@
 #include "llmc/train/generate.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/train/validation.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,7 +65,10 @@ static bool train_step(Run *run, Error *err) {
     for (int group = 0; group < share->count; group++) { // one, unless --reduce-groups asks for more
         for (int64_t done = 0, count = 0; done < step_share_windows(share, group); done += count) {
             const void *windows;
-            if (signals_pending()) return abandon_step(run), true;
+            if (signals_pending()) {
+                abandon_step(run);
+                return true;
+            }
             if (watch_has_failed(err)) return false;
             watch_progress();
             if (!dataloader_next(run->loader, &windows, &count, err)) return false;
@@ -123,32 +127,38 @@ static bool compare_weights(Run *run, Error *err);
 static bool write_checkpoint(Run *run, Error *err);
 static bool write_files(void *context, Error *err);
 
+// After a step that failed for the directory or the data, not for the model: keeps the trained weights.
+// by_all: every process is here.
+static void rescue(Run *run, bool by_all) {
+    Error unsaved;
+    if (comm_is_lost()) return; // after half a sum the weights may be wrong: the last checkpoint counts
+    report_all(run);
+    const bool has_all = by_all || comm_size() == 1 || run->setup.options.zero_stage == 0; // of the optimizer's state
+    if (run->setup.state.step > run->setup.first_step && has_all && !write_checkpoint(run, &unsaved))
+        runlog_text(run->log, "%s", unsaved.text);
+}
+
 // Runs steps, with evaluation, samples and checkpoints between them, until the last step, the time limit or a signal.
 static bool loop(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     if (run->setup.first_step < run->setup.total_steps) report_first_step(run->report);
     for (;;) {
         const int64_t step = run->setup.state.step;
+        const bool has_trained = step > run->setup.first_step;
         watch_step(step);
         const double limit = o->max_minutes * 60;
         BetweenSteps now = {.signal = signals_received(),
                             .timed_out = limit > 0 && now_seconds() - run->started > limit,
                             .log_exists = runlog_is_there(run->log, err)};
         if (!processes_decide(&now, err)) return false;
-        const bool last = step >= run->setup.total_steps || (now.timed_out && step > run->setup.first_step);
+        const bool last = step >= run->setup.total_steps || (now.timed_out && has_trained);
         if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
-        const bool interrupted = signals_pending() != 0; // also during evaluation: the resume completes it
-        if (step > run->setup.first_step && due(step, WEIGHTS_CHECK_STEPS) && !compare_weights(run, err)) return false;
-        if (step > run->setup.first_step && (last || interrupted || due(step, o->checkpoint_every)) && !save(run, err))
-            return false;
-        if (last || interrupted) return now.log_exists;
+        const bool ends = last || signals_pending(); // also during evaluation: the resume completes it
+        if (has_trained && due(step, WEIGHTS_CHECK_STEPS) && !compare_weights(run, err)) return false;
+        if (has_trained && (ends || due(step, o->checkpoint_every)) && !save(run, err)) return false;
+        if (ends) return now.log_exists;
         if (!now.log_exists || !train_step(run, err)) {
-            if (comm_is_lost()) return false; // after half a sum the weights may be wrong: the last checkpoint counts
-            Error unsaved; // the directory or the data failed, not the model: the trained weights are kept
-            report_all(run);
-            const bool by_all = !now.log_exists || comm_size() == 1; // not where one process has failed
-            if (step > run->setup.first_step && (by_all || o->zero_stage == 0) && !write_checkpoint(run, &unsaved))
-                runlog_text(run->log, "%s", unsaved.text);
+            rescue(run, !now.log_exists); // not where train_step has failed in one process
             return false;
         }
         if (due(step + 1, o->val_every) || due(step + 1, o->sample_every) || due(step + 1, o->checkpoint_every) ||
@@ -159,15 +169,6 @@ static bool loop(Run *run, Error *err) {
 
 static bool measure_speed_of(const Run *run, DeviceSpeed *speed, Error *err);
 
-// The machine may have been busy when its limits were measured, and nothing is faster than its limit.
-static void raise_limits(Run *run) {
-    DeviceSpeed again, *speed = &run->speed;
-    Error unmeasured;
-    if (!measure_speed_of(run, &again, &unmeasured) || speed->matmul_flops == 0) return;
-    if (again.matmul_flops > speed->matmul_flops) speed->matmul_flops = again.matmul_flops;
-    if (again.copy_bandwidth > speed->copy_bandwidth) speed->copy_bandwidth = again.copy_bandwidth;
-}
-
 // --profile: runs steps only and saves nothing.
 static bool profile_loop(Run *run, Error *err) {
     profile_start(run->setup.options.profile);
@@ -177,7 +178,13 @@ static bool profile_loop(Run *run, Error *err) {
         if (!train_step(run, err)) return false;
     }
     report_all(run);
-    raise_limits(run);
+    // The machine may have been busy when its limits were measured, and nothing is faster than its limit.
+    DeviceSpeed again, *speed = &run->speed;
+    Error unmeasured;
+    if (measure_speed_of(run, &again, &unmeasured) && speed->matmul_flops > 0) {
+        speed->matmul_flops = fmax(speed->matmul_flops, again.matmul_flops);
+        speed->copy_bandwidth = fmax(speed->copy_bandwidth, again.copy_bandwidth);
+    }
     return profile_report(run->log, *run->setup.options.output ? run->setup.options.output : NULL, run->setup.dtype,
                           run->speed, err);
 }
@@ -202,7 +209,7 @@ static bool answer_choices(Run *run, Error *err) {
         const double began = now_seconds();
         const ChoiceSet *set = run->setup.choices.sets[i];
         ChoiceScore score;
-        if (!evaluate_choices(run->model, set, run->setup.options.choice_examples, &score, err)) return false;
+        if (!evaluate_choices(run->model, set, run->setup.choice_examples, &score, err)) return false;
         if (score.examples == 0) return true; // a signal came
         runlog_choices(run->log, run->setup.state.step, choices_name(set), &score, now_seconds() - began);
     }
@@ -216,7 +223,8 @@ static bool sample(Run *run, Error *err) {
     Generated drawn;
     if (comm_rank() > 0) return true;
     if (streamed) {
-        options.sink = runlog_stream, options.context = run->log;
+        options.sink = runlog_stream;
+        options.context = run->log;
         runlog_stream(run->log, options.prompt, (int64_t)strlen(options.prompt));
     }
     if (!generate(run->model, &options, &drawn, err)) return false;
@@ -290,19 +298,19 @@ static bool write_files(void *context, Error *err) {
 // --export and --interactive, after training is over.
 static bool export_weights(void *context, Error *err) {
     const Run *run = context;
-    const Options *o = &run->setup.options;
-    if (!export_model(o->export_path, run->model, o->export_dtype, run->setup.state.eot, run->setup.tokenizer, err))
-        return false;
-    runlog_field(run->log, "exported", "%s in %s", o->export_path, dtype_name(o->export_dtype));
+    const RunSetup *s = &run->setup;
+    if (!export_model(s->export_path, run->model, s->export_dtype, s->state.eot, s->tokenizer, err)) return false;
+    runlog_field(run->log, "exported", "%s in %s", s->export_path, dtype_name(s->export_dtype));
     return true;
 }
 
 static bool use_weights(Run *run, Error *err) {
     const Options *o = &run->setup.options;
-    if (*o->export_path && !data_parallel_write(run->shared, export_weights, run, err)) return false;
+    if (*o->export && !data_parallel_write(run->shared, export_weights, run, err)) return false;
     if (!o->interactive) return true;
     GenerateOptions options = run_setup_generate(&run->setup);
-    options.samples = 1, options.stop_at_eot = true;
+    options.samples = 1;
+    options.stop_at_eot = true;
     return generate_interactive(run->model, &options, err);
 }
 
@@ -376,11 +384,11 @@ static bool load_model(Run *run, Error *err) {
 }
 
 static bool build_training(Run *run, Error *err) {
-    const Options *o = &run->setup.options;
     const OptimizerOptions optimizer = run_setup_optimizer(&run->setup);
     const DataLoaderOptions loader = run_setup_loader(&run->setup);
     run->optimizer = optimizer_create(run->model, &optimizer, err);
-    run->shared = run->optimizer ? data_parallel_create(&run->setup.share, run->model, o->comm_overlap, err) : NULL;
+    const bool overlap = options_environment("PRETRAIN_COMM_OVERLAP", 1);
+    run->shared = run->optimizer ? data_parallel_create(&run->setup.share, run->model, overlap, err) : NULL;
     run->loader = run->shared ? dataloader_create(&loader, err) : NULL;
     for (int i = 0; run->loader && i < 2; i++) {
         StepRecord *r = &run->records[i];
@@ -392,18 +400,13 @@ static bool build_training(Run *run, Error *err) {
     return run->loader != NULL;
 }
 
-// A checkpoint may give each process only its part of the weights (model_set_compensation).
-static bool load_all_weights(Run *run, Error *err) {
-    return !run->setup.resume_path ||
-           (data_parallel_share_weights(run->shared, err) && data_parallel_await_weights(run->shared, err));
-}
-
 static bool open_log(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     const bool only_evaluates = o->max_steps == 0; // appends to the log of a run and removes nothing
     run->log =
         runlog_open(*o->output && comm_rank() == 0 ? o->output : NULL, run->setup.resume_path != NULL || only_evaluates,
-                    only_evaluates ? INT64_MAX : run->setup.state.step, o->progress, o->tensorboard != 0, err);
+                    only_evaluates ? INT64_MAX : run->setup.state.step, options_environment("PRETRAIN_PROGRESS", -1),
+                    o->tensorboard != 0, err);
     if (!run->log) return false;
     run->report = report_open(&run->setup, run->model, run->log, run->speed, run->started);
     return true;
@@ -429,9 +432,6 @@ static void close_run(Run *run) {
 
 // ---------------------------------------------------------------------------------------------------------------- main
 
-// --gpus N, and no launcher: this process starts N others and waits for them.
-static bool only_launches(const Options *o) { return o->gpus > 1 && comm_size() == 1 && !options_only_ask(o); }
-
 // Threads and memory of the device are then in the right place.
 static bool place_process(Run *run, Error *err) {
     const Options *o = &run->setup.options;
@@ -440,35 +440,54 @@ static bool place_process(Run *run, Error *err) {
     return placement_bind(&run->setup.placement, o->numa, gpu, o->threads, err);
 }
 
+// From the options to the end. Returns the exit code; *err says what failed.
 static int run_all(Run *run, Error *err) {
-    if (!options_only_ask(&run->setup.options) && !processes_meet(&run->setup.options, err)) return EXIT_BAD_INPUT;
-    if (only_launches(&run->setup.options)) return comm_launch(run->setup.options.gpus, run->argv);
-    if (!comm_all_ok(run_setup_lock_and_resume(&run->setup, err), err))
-        return run->setup.is_locked ? EXIT_RUN_FAILED
-                                    : EXIT_BAD_INPUT; // the options of a resumed run come from its checkpoint
-    if (!options_only_ask(&run->setup.options) && !place_process(run, err)) return EXIT_BAD_INPUT;
-    DeviceOptions device = options_device(&run->setup.options);
-    if (!processes_share_threads(&run->setup.options, &device.threads, err)) return EXIT_BAD_INPUT;
-    // Before any data: without a GPU they are of no use.
-    if (!comm_all_ok(device_init(&device, err), err)) return EXIT_RUN_FAILED;
-    if (options_only_ask(&run->setup.options)) return run_setup_plan(&run->setup, err) ? EXIT_OK : EXIT_BAD_INPUT;
+    const Options *o = &run->setup.options;
+    const bool asks = options_only_ask(o);
+    if (!asks && !processes_meet(o, err)) return EXIT_BAD_INPUT;
+    if (!asks && o->gpus > 1 && comm_size() == 1) return comm_launch(o->gpus, run->argv); // and waits for them
+    if (!comm_all_ok(run_setup_lock_and_resume(&run->setup, err), err)) // the options of a resumed run
+        return run->setup.is_locked ? EXIT_RUN_FAILED : EXIT_BAD_INPUT;
+    if (!asks && !place_process(run, err)) return EXIT_BAD_INPUT;
+    DeviceOptions device = options_device(o);
+    if (!processes_share_threads(o, &device.threads, err)) return EXIT_BAD_INPUT;
+    if (!comm_all_ok(device_init(&device, err), err)) return EXIT_RUN_FAILED; // before any data
+    if (asks) return run_setup_plan(&run->setup, err) ? EXIT_OK : EXIT_BAD_INPUT;
     if (!processes_connect_devices(err) || !run_setup_resolve(&run->setup, err)) return EXIT_BAD_INPUT;
     if (!comm_all_ok(run_setup_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
     measure_speed(run);
     if (!comm_all_ok(build_model(run, err), err)) return EXIT_RUN_FAILED;
     if (!comm_all_ok(load_model(run, err), err)) return EXIT_BAD_INPUT; // values that are wrong
-    if (run->setup.options.max_steps != 0 &&
-        !(comm_all_ok(build_training(run, err), err) &&
-          processes_share_tuning(run->model, run->optimizer, &run->setup.share, err) && load_all_weights(run, err)))
-        return EXIT_RUN_FAILED;
+    if (o->max_steps != 0) {
+        if (!comm_all_ok(build_training(run, err), err)) return EXIT_RUN_FAILED;
+        if (!processes_share_tuning(run->model, run->optimizer, &run->setup.share, err)) return EXIT_RUN_FAILED;
+        // A checkpoint may give each process only its part of the weights (model_set_compensation).
+        if (run->setup.resume_path &&
+            !(data_parallel_share_weights(run->shared, err) && data_parallel_await_weights(run->shared, err)))
+            return EXIT_RUN_FAILED;
+    }
     signals_install(); // from here on there is a log that must stay complete
     if (!comm_all_ok(open_log(run, err), err)) return EXIT_RUN_FAILED;
-    if (!(run->setup.options.profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;
+    if (!(o->profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;
     if (!data_parallel_await_weights(run->shared, err)) return EXIT_RUN_FAILED;
     report_all(run);
     if (!signals_pending() && !finish(run, err)) return EXIT_RUN_FAILED;
     report_end(run->report, run->loader ? dataloader_wait_seconds(run->loader) : 0);
     return signals_pending() ? EXIT_INTERRUPTED : EXIT_OK;
+}
+
+typedef enum {
+    FINISHED,
+    STOPPED,          // by a signal; what is saved resumes
+    FAILED_TOGETHER,  // all processes know: process 0 reports it
+    FAILED_HERE,      // the others do not know, and may be waiting for this process
+    FAILED_ELSEWHERE, // another process was lost; watch.h has printed it
+} Outcome;
+
+static Outcome outcome_of(Error *err) {
+    if (watch_has_failed(err)) return FAILED_ELSEWHERE;
+    if (*err->text) return comm_failed_together() ? FAILED_TOGETHER : FAILED_HERE;
+    return signals_pending() ? STOPPED : FINISHED;
 }
 
 int main(int argc, char **argv) {
@@ -480,13 +499,27 @@ int main(int argc, char **argv) {
     int code = EXIT_OK;
     if (parsed == OPTIONS_ERROR) code = EXIT_BAD_INPUT;
     if (parsed == OPTIONS_RUN) code = run_all(&run, &err);
-    if (run.log) runlog_close(run.log), run.log = NULL;
-    const bool is_told = watch_has_failed(&err); // by the watch of comm.h
-    if (is_told) code = EXIT_RUN_FAILED;
-    if (*err.text && !is_told && (comm_rank() == 0 || !comm_failed_together()))
+    if (run.log) runlog_close(run.log);
+    run.log = NULL;
+    const Outcome outcome = outcome_of(&err);
+    switch (outcome) {
+    case FINISHED:
+    case STOPPED:
+        break;
+    case FAILED_TOGETHER:
+        if (comm_rank() == 0) fprintf(stderr, "%s: %s\n", argv[0], err.text);
+        break;
+    case FAILED_HERE:
         fprintf(stderr, "%s: %s\n", argv[0], err.text);
-    // The others may be waiting for this process.
-    if (*err.text && !comm_failed_together()) device_comm_abort(), comm_abort(code);
+        break;
+    case FAILED_ELSEWHERE:
+        code = EXIT_RUN_FAILED;
+        break;
+    }
+    if (outcome == FAILED_HERE || outcome == FAILED_ELSEWHERE) {
+        device_comm_abort();
+        comm_abort(code);
+    }
     close_run(&run);
     return code;
 }

@@ -109,7 +109,7 @@ def runs():
     for path in "model.bin", "hf":
         for dtype in "fp32", "bf16":
             said = run(TRAINER, "-e", "out/step_00000016", "-x", "0", "-v", "0", "-s", "0", "--threads", "1", "-j",
-                       "shards/val_*.bin", "--export", path, "--export-dtype", dtype)
+                       "shards/val_*.bin", "--export", f"{path}:{dtype}")
             row(f"export {path} {dtype}", said, *files(".", path + "*"), *(files(path) if path == "hf" else ()))
     row("from hf", run(TRAINER, "-e", "hf", "-x", "0", "--samples", "2", "-g", "16", "--prompt", "the of", "--threads",
                        "1", "-j", "shards/val_*.bin", "-m", "4", "-b", "1"))
@@ -128,7 +128,7 @@ def texts():
             row(f"plan {form} {' '.join(options)}", run(TRAINER, *gpus, *options))
     for options in (["--btach-size", "4"], ["-b", "x"], ["-d", "100"], ["-i", "none_*.bin"], ["-e", "L=2"], ["-e", "nowhere"],
                     ["-y", "1"], ["-z", "1"], ["-pn", "2"], ["-pi", "mpi"], ["-ps", "a"], ["-pg", "8"], ["--dtype", "fp8"],
-                    ["-t", "4096"], ["--export", "x.bin", "--export-dtype", "fp16"], ["--tokenizer", "nowhere"], ["-z"],
+                    ["-t", "4096"], ["--export", "x.bin:fp16"], ["--tokenizer", "nowhere"], ["-z"],
                     ["--interactive"], ["--choices", "none"], ["-r", "9"], ["--gpu", "h2000", "--plan"]):
         row("refused " + " ".join(options), run(TRAINER, "-i", "shards/train_*.bin", "-j", "shards/val_*.bin", "-x", "1",
                                                 *MODEL, "-s", "0", *options))

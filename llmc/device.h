@@ -16,13 +16,12 @@ extern "C" {
 typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN, ATTENTION_FAST } AttentionChoice;
 typedef enum { GELU_FUSION_AUTO, GELU_FUSION_NONE, GELU_FUSION_FORWARD, GELU_FUSION_BOTH } GeluFusion;
 
-// The vector code of the CPU backend, best first. auto: that of the environment's PRETRAIN_CPU, or else the first one
-// that the processor and the operating system support.
+// The vector code of the CPU backend, best first. The environment's PRETRAIN_CPU chooses, and limits the instructions
+// of the CPU's library too; auto: the first one that the processor and the operating system support.
 typedef enum { CPU_AUTO, CPU_AVX512BF16, CPU_AVX512, CPU_AVX2, CPU_BASELINE, CPU_CODES } CpuCodeChoice;
 
 // All zeros is a good choice on every machine.
 typedef struct {
-    CpuCodeChoice cpu; // also limits the instructions of the CPU's library. Ignored by GPU backends
     int threads; // CPU: worker threads, 0 = OMP_NUM_THREADS, or the processors and their quota. Ignored by GPU backends
     int number;  // of this process among those of this machine: chooses the GPU. 0: the first
     // The CPU ignores the following fields.

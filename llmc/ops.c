@@ -578,6 +578,12 @@ void fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Ten
                 COST(matmul_shape(b, a), matmul_flops(b, a), BYTES(a, b, bias, added), BYTES(out)));
 }
 
+void tensor_statistics(Tensor stats, Tensor t, DType format) {
+    tensor_check(__func__, stats, DTYPE_U8, (int64_t)sizeof(TensorStats));
+    check_compute(__func__, t);
+    RUN(tensor_statistics, (stats, t, format), COST(tensor_shape(t), 0, BYTES(t, stats), BYTES(stats)));
+}
+
 // -------------------------------------------------------------------------------------------------------------- small
 
 void tensor_fill(Tensor t, float value) {

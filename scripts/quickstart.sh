@@ -106,7 +106,7 @@ echo "a sample before training:"
 ./train_gpt2 "${MODEL[@]}" "${DATA[@]}" -x 0 -v 0 -g 60 | sed -n '/^validation/,/^generated/{//!{s/^ */    /;p}}'
 # Some steps without output show how many fit into the time, for the schedule. The best quarter counts, because
 # this machine may be busy just now.
-mapfile -t milliseconds < <(./train_gpt2 "${MODEL[@]}" "${TRAIN[@]}" "${DATA[@]}" -x 21 -v 0 -s 0 --progress 0 |
+mapfile -t milliseconds < <(PRETRAIN_PROGRESS=0 ./train_gpt2 "${MODEL[@]}" "${TRAIN[@]}" "${DATA[@]}" -x 21 -v 0 -s 0 |
     sed -nE 's/^step .* ([0-9.]+) ms .*/\1/p' | sort -g)
 steps=$(awk -v ms="${milliseconds[5]}" -v s="$SECONDS_TO_TRAIN" 'BEGIN { print int(s * 1000 / ms / 40) * 40 }')
 echo "a step takes ${milliseconds[5]} ms here"

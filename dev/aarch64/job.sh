@@ -13,7 +13,7 @@ try() {
 }
 
 train() {
-    "$bin/train_gpt2" -i 'shards/train_*.bin' -j 'shards/val_*.bin' --threads 2 --cpu baseline "$@"
+    PRETRAIN_CPU=baseline "$bin/train_gpt2" -i 'shards/train_*.bin' -j 'shards/val_*.bin' --threads 2 "$@"
 }
 
 new_run() {
@@ -51,7 +51,7 @@ check_all() {
     done
     try "generate" weights_of fp32/step_00000020 -v 0 -g 40 --prompt 'int '
     for to in hugging_face llmc.bin; do
-        try "export $to" weights_of fp32/step_00000020 -v 0 --export $to --export-dtype fp32
+        try "export $to" weights_of fp32/step_00000020 -v 0 --export $to
         try "import $to: the loss of the checkpoint" same_loss fp32/step_00000020 $to
     done
 }

@@ -73,13 +73,16 @@ class Check:
             self.data[model] = tools.write_words(directory, STEPS * B * T + T + 1, vocab)
         return self.data[model]
 
-    def train(self, run, model, dtype, limit, *more, trainer=None):
+    def train(self, run, model, dtype, limit, *more, trainer=None, **environment):
         """Trains into DIRECTORY/run; TF32 stays off, so that fp32 means fp32."""
         descriptor, B, T, _, options = MODELS[model]
         output = self.directory / run
         command = [trainer or self.options.trainer, "-e", descriptor, "-b", B, "-t", T, "-x", STEPS, "--dtype", dtype,
                    "-i", self.shards(model), "-v", 0, "-s", 0, "-f", 0, "-o", output, *options]
-        finished = tools.run([*command, *more], limit, self.env) if trainer else self.trainer.run(command, more, limit)
+        if trainer or environment:
+            finished = tools.run([*command, *more], limit, {**self.env, **environment})
+        else:
+            finished = self.trainer.run(command, more, limit)
         if finished.status == 2 and "not available on" in finished.stderr:
             raise Skipped(finished.last_words())
         must(finished)
@@ -270,11 +273,13 @@ class Check:
         dtype, groups = self.half(budget.left()), ["--reduce-groups", gpus]
         alone = self.once(dtype, budget.left(), *groups)
         shown = []
-        for name, more in (("divided", []), ("waits", ["--comm-overlap", 0]), ("whole", ["-z", 0])):
-            run = self.train(f"gpus_{gpus}_{name}", self.main, dtype, budget.left(), *groups, "--gpus", gpus, *more)
+        waits = {"PRETRAIN_COMM_OVERLAP": "0"}
+        for name, more, environment in (("divided", [], {}), ("waits", [], waits), ("whole", ["-z", 0], {})):
+            run = self.train(f"gpus_{gpus}_{name}", self.main, dtype, budget.left(), *groups, "--gpus", gpus, *more,
+                             **environment)
             self.same_state(final(alone), final(run))
             profiled = self.train(f"gpus_{gpus}_{name}_profile", self.main, dtype, budget.left(), *groups, "--gpus", gpus,
-                                  *more, "--profile", 5)
+                                  *more, "--profile", 5, **environment)
             profile = json.loads((profiled / "profile.json").read_text())
             shown.append(f"{name}: step {profile['median_plain_step_ms']:.3f} ms, exchange {profile['exchange_ms']:.3f} ms, "
                          f"{profile['exposed_exchange_ms']:.3f} ms not hidden")

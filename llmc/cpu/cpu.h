@@ -24,8 +24,8 @@ typedef struct {
     void (*gemm)(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool accumulate);
 } CpuCode;
 
-// The code for *wanted, or, where that is auto, for the name in the environment (NULL: none), which *wanted then
-// becomes; where both are auto the best of those that the processor has. An error names what it has.
+// *wanted: the code that the environment names; auto without one. *chosen: that, or the best of those that the
+// processor has. An error names what it has.
 bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool has[CPU_CODES], const char *processor,
                      CpuCodeChoice *chosen, Error *err);
 

@@ -178,7 +178,8 @@ static const char *list_codes(const bool *has, char *text, size_t size) {
 bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool has[CPU_CODES], const char *processor,
                      CpuCodeChoice *chosen, Error *err) {
     char names[80];
-    if (*wanted == CPU_AUTO && environment && *environment) {
+    *wanted = CPU_AUTO;
+    if (environment && *environment) {
         while (*wanted < CPU_CODES && strcmp(codes[*wanted].name, environment) != 0) ++*wanted;
         if (*wanted == CPU_CODES)
             return error_set(err, "PRETRAIN_CPU=%.40s: expected one of %s", environment,
@@ -187,7 +188,7 @@ bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool 
     *chosen = *wanted == CPU_AUTO ? CPU_AVX512BF16 : *wanted;
     while (*wanted == CPU_AUTO && !has[*chosen]) ++*chosen; // the last one is everywhere
     return has[*chosen] ||
-           error_set(err, "--cpu %s: this processor (%s) or its operating system does not support it; it has %s",
+           error_set(err, "PRETRAIN_CPU=%s: this processor (%s) or its operating system does not support it; it has %s",
                      codes[*chosen].name, processor, list_codes(has, names, sizeof names));
 }
 
@@ -292,7 +293,7 @@ bool device_init(const DeviceOptions *options, Error *err) {
     char name[100];
     HostMemory memory;
     read_cpu_name(name, sizeof name);
-    CpuCodeChoice wanted = options->cpu;
+    CpuCodeChoice wanted;
     bool has[CPU_CODES];
     find_codes(has);
     if (!cpu_choose_code(&wanted, getenv("PRETRAIN_CPU"), has, name, &cpu_backend.code_choice, err) ||

@@ -21,7 +21,8 @@ typedef struct {
 
 typedef struct Onednn Onednn;
 // limit: the library uses no more instructions than this code (CPU_AUTO: all that the processor has), which holds for
-// the rest of the process: the library can be told once. So a run with --cpu avx2 is what a processor with AVX2 does.
+// the rest of the process: the library can be told once. So a run with PRETRAIN_CPU=avx2 is what a processor with AVX2
+// does.
 Onednn *onednn_create(CpuCodeChoice limit, Error *err);
 void onednn_destroy(Onednn *dnn);
 

@@ -99,7 +99,7 @@ static bool limit_instructions(CpuCodeChoice limit, Error *err) {
     // Refused when it was told before: then it must have been the same or less.
     return !sets[limit] || dnnl_set_max_cpu_isa(sets[limit]) == dnnl_success ||
            (onednn_instructions() & ~(unsigned)sets[limit]) == 0 ||
-           error_set(err, "oneDNN has begun with more instructions than --cpu allows");
+           error_set(err, "oneDNN has begun with more instructions than PRETRAIN_CPU allows");
 }
 
 Onednn *onednn_create(CpuCodeChoice limit, Error *err) {

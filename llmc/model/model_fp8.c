@@ -42,7 +42,7 @@ void model_fp8_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     layout->fp8_weights = memory_plan_add_always(plan, MEM_WEIGHTS, "fp8_weights",
                                                  weight_copies(o) * c->L * elements_before(c, NUM_LINEARS));
     layout->fp8_slots = memory_plan_add_always(plan, MEM_WORKSPACE, "fp8_slots",
-                                               (num_slots(o, NUM_FP8_ROLES) + 1) * (int64_t)sizeof(Fp8Slot));
+                                               NUM_FP8_ROLES * c->L * NUM_LINEARS * (int64_t)sizeof(Fp8Slot));
     layout->fp8_forward =
         memory_plan_add(plan, MEM_ACTIVATIONS, "fp8_forward", o->B * o->T * in, 0, model_head_tick(c) + H_IN);
     if (!o->train) return;

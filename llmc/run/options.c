@@ -11,6 +11,7 @@
 #include "llmc/base/format.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/model/parameters.h"
+#include "llmc/plan/plan.h"
 #include "llmc/run/arguments.h"
 #include "llmc/run/placement.h"
 
@@ -41,7 +42,6 @@ static const char PROCESSES[] = "Several processes";
 
 // The values of words whose enum has another order, or does not begin with the first word.
 static const unsigned DTYPES[] = {DTYPE_COUNT, DTYPE_BF16, DTYPE_FP16, DTYPE_FP32};
-static const unsigned EXPORT_DTYPES[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
 static const unsigned PLAN_FORMS[] = {PLAN_TEXT, PLAN_JSON};
 static const unsigned ADVISE_KINDS[] = {ADVISE_SIZES, ADVISE_D_FF};
 
@@ -94,7 +94,7 @@ static void describe_values(const OptionRow *row, char *buf, size_t size) {
     }
 }
 
-static void print_row(FILE *out, const OptionRow *row) {
+static void option_print_row(FILE *out, const OptionRow *row) {
     char names[128], values[128], text[512];
     snprintf(names, sizeof names, "  %s%s%s--%s %s", row->short_name ? "-" : "", row->short_name ? row->short_name : "",
              row->short_name ? ", " : "", row->long_name, row->metavar);
@@ -120,7 +120,7 @@ void option_print_help(FILE *out) {
             program, program, program, program);
     for (const OptionRow *row = option_table; row->long_name; row++) {
         if (row == option_table || row->group != row[-1].group) fprintf(out, "\n%s\n", row->group);
-        print_row(out, row);
+        option_print_row(out, row);
     }
     fprintf(out, "\n%-*sthis page\n", HELP_COLUMN, "  --help");
 }
@@ -134,7 +134,7 @@ bool option_is_flag(const OptionRow *row) { return row->metavar[0] == '['; }
 static bool may_be_auto(const OptionRow *row) { return strncmp(row->metavar, "auto|", 5) == 0; }
 double option_least(const OptionRow *row) { return row->min + (may_be_auto(row) ? 1 : 0); }
 
-static bool is_text(const OptionRow *row) { return row->type == OPTION_STRING || row->type == OPTION_WORD; }
+static bool option_is_text(const OptionRow *row) { return row->type == OPTION_STRING || row->type == OPTION_WORD; }
 
 static void *field_of(const OptionRow *row, Options *options) { return (char *)options + row->offset; }
 
@@ -187,7 +187,7 @@ static bool set_word(const OptionRow *row, Options *options, const char *name, c
            error_set(err, "%s %s: must be one of %s", name, argument_shown(value, strlen(value)).text, list);
 }
 
-static bool check_range(const OptionRow *row, const char *name, const char *value, double x, Error *err) {
+static bool option_check_range(const OptionRow *row, const char *name, const char *value, double x, Error *err) {
     const double least = option_least(row);
     if (x >= least && x <= row->max) return true;
     ShownArgument v = argument_shown(value, strlen(value));
@@ -201,7 +201,7 @@ static bool check_range(const OptionRow *row, const char *name, const char *valu
                      min, max);
 }
 
-static void set_number(const OptionRow *row, Options *options, double x) {
+static void option_set_number(const OptionRow *row, Options *options, double x) {
     void *field = field_of(row, options);
     if (row->type == OPTION_INT)
         *(int *)field = (int)x;
@@ -225,16 +225,23 @@ static bool set_number_from(const OptionRow *row, Options *options, const char *
                          is_number  ? "a finite number"
                          : is_whole ? "a whole number (decimal digits only, such as 5000)"
                                     : "a number (such as 0.1 or 6e-4)");
-    if (!check_range(row, name, value, x, err)) return false;
-    return set_number(row, options, x), true;
+    if (!option_check_range(row, name, value, x, err)) return false;
+    option_set_number(row, options, x);
+    return true;
 }
 
 // Sets the field from text, as if it had been typed after name.
 static bool set_value(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
-    if (row->type == OPTION_STRING) return options_set_string(field_of(row, options), value), true;
+    if (row->type == OPTION_STRING) {
+        options_set_string(field_of(row, options), value);
+        return true;
+    }
     if (row->type == OPTION_WORD) return set_word(row, options, name, value, err);
     if (!*value) return error_set(err, "%s: the value is empty", name);
-    if (may_be_auto(row) && strcmp(value, "auto") == 0) return set_number(row, options, row->min), true;
+    if (may_be_auto(row) && strcmp(value, "auto") == 0) {
+        option_set_number(row, options, row->min);
+        return true;
+    }
     return set_number_from(row, options, name, value, err);
 }
 
@@ -302,6 +309,10 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     if (text[0] != '-') return stray_word(argv, *i - 1, err);
     Argument a = argument_split(text);
     ShownArgument typed = argument_shown(text, (size_t)(a.name + a.length - text));
+    if (a.length == 2 && memcmp(a.name, "pf", 2) == 0) { // llm.c's; processes do not meet through files here
+        *i += !a.value && argv[*i] != NULL;
+        return true;
+    }
     const OptionRow *row = option_find(a.name, a.length);
     if (!row) {
         const NearestName nearest = nearest_option(a.name, a.length);
@@ -356,17 +367,19 @@ bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err) {
                      (long long)T, (long long)below, (long long)above);
 }
 
+int options_environment(const char *name, int fallback) {
+    const char *value = getenv(name);
+    return value && isdigit((unsigned char)*value) ? atoi(value) : fallback;
+}
+
 bool options_only_ask(const Options *o) { return o->plan || o->advise; }
 
-static bool asks_for_help(const char *text) { return strcmp(text, "--help") == 0 || strcmp(text, "-help") == 0; }
-
 DeviceOptions options_device(const Options *o) {
-    return (DeviceOptions){.cpu = o->cpu,
-                           .threads = o->threads > 0 ? o->threads : comm_cores(),
+    return (DeviceOptions){.threads = o->threads > 0 ? o->threads : comm_cores(),
                            .number = comm_local_rank(),
                            .tf32 = o->tf32 != 0,
                            .attention = o->attention,
-                           .no_early_launch = !o->early_launch,
+                           .no_early_launch = !options_environment("PRETRAIN_EARLY_LAUNCH", 1),
                            .gelu_fusion = (GeluFusion)(o->gelu_fusion + 1)}; // the option begins with -1, auto
 }
 
@@ -386,7 +399,7 @@ OptionsResult options_parse(Options *options, int argc, char **argv, Error *err)
     for (const OptionRow *row = option_table; row->long_name; row++)
         if (!set_value(row, options, row->long_name, row->fallback, err)) return OPTIONS_ERROR;
     for (int i = 1; i < argc;) {
-        if (asks_for_help(argv[i])) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-help") == 0) {
             option_print_help(stdout);
             fflush(stdout);
             return OPTIONS_HELP_SHOWN;
@@ -403,7 +416,9 @@ void options_free(Options *options) {
         free(*field);
         *field = NULL;
     }
-    free(options->repeated), free(options->directory), free(options->begun_in);
+    free(options->repeated);
+    free(options->directory);
+    free(options->begun_in);
     options->repeated = options->directory = options->begun_in = NULL;
 }
 
@@ -420,8 +435,10 @@ static bool is_in_begun_directory(const Options *options) {
 // Not a path, although its option takes one.
 static bool is_built_in(const OptionRow *row, const char *value) {
     if (row->offset == offsetof(Options, model)) return model_config_is_descriptor(value);
-    return !*value ||
-           (row->offset == offsetof(Options, tokenizer) && (strcmp(value, "bytes") == 0 || strcmp(value, "none") == 0));
+    if (row->offset == offsetof(Options, tokenizer) && (strcmp(value, "bytes") == 0 || strcmp(value, "none") == 0))
+        return true;
+    const bool is_number = row->offset == offsetof(Options, choices) && (*value == '0' || *value == '1');
+    return !*value || (is_number && (value[1] == ':' || value[1] == '\0'));
 }
 
 // A path as it is in the JSON of a run that was begun in another working directory: relative to that one again.
@@ -446,7 +463,7 @@ char *options_to_json(const Options *options, bool with_directory) {
         if (row->scope == OPTION_OF_PROCESS) continue; // so that it is the same for any number of processes
         const char *value = path_in_json(row, options, option_value(row, options, buf));
         fprintf(f, "%s\"%s\":", row == option_table ? "" : ",", row->long_name);
-        if (is_text(row))
+        if (option_is_text(row))
             format_json_string(f, value, strlen(value));
         else
             fputs(value, f); // not by cJSON, whose doubles may be off by the last bit
@@ -465,17 +482,26 @@ static const char *value_then(const cJSON *then, char buf[OPTION_VALUE]) {
 static bool adopt(const OptionRow *row, Options *options, const cJSON *then, Error *err) {
     char buf[OPTION_VALUE];
     // -r, a string now, was a number in older checkpoints.
-    const bool was_number = !is_text(row) || strcmp(row->long_name, "recompute") == 0;
-    if (!(cJSON_IsNumber(then) ? was_number : cJSON_IsString(then) && is_text(row)))
-        return error_set(err, "%s: no %s", row->long_name, is_text(row) ? "text" : "number");
+    const bool was_number = !option_is_text(row) || strcmp(row->long_name, "recompute") == 0;
+    if (!(cJSON_IsNumber(then) ? was_number : cJSON_IsString(then) && option_is_text(row)))
+        return error_set(err, "%s: no %s", row->long_name, option_is_text(row) ? "text" : "number");
     const bool is_auto = cJSON_IsNumber(then) && may_be_auto(row) && then->valuedouble == row->min;
     return set_value(row, options, row->long_name, is_auto ? "auto" : value_then(then, buf), err);
+}
+
+// Options of earlier versions, which runs of theirs resume without.
+static const char *const REMOVED[] = {"choice-examples", "early-launch", "export-dtype", "fp8-scaling", "hellaswag"};
+
+static bool is_known(const char *name) {
+    for (size_t i = 0; i < sizeof REMOVED / sizeof *REMOVED; i++)
+        if (strcmp(name, REMOVED[i]) == 0) return true;
+    return strcmp(name, DIRECTORY) == 0 || option_find(name, strlen(name));
 }
 
 // An option under an unknown name would silently be the default.
 static bool check_names(const cJSON *then, Error *err) {
     for (const cJSON *item = then->child; item; item = item->next) {
-        if (option_find(item->string, strlen(item->string)) || strcmp(item->string, DIRECTORY) == 0) continue;
+        if (is_known(item->string)) continue;
         const NearestName nearest = nearest_option(item->string, strlen(item->string));
         return error_set(err, "unknown option \"%.64s\"%s%s%s", item->string, *nearest.text ? "; did you mean " : "",
                          nearest.text, *nearest.text ? "?" : "");
@@ -535,7 +561,9 @@ bool options_adopt_data(Options *options, const char *json, Error *err) { return
 static bool is_same_path(const char *here, const char *there, const char *path) {
     char *joined = path_in(there, path), *a = realpath(here, NULL), *b = realpath(joined, NULL);
     const bool is_same = strcmp(here, joined) == 0 || (a && b && strcmp(a, b) == 0);
-    free(joined), free(a), free(b);
+    free(joined);
+    free(a);
+    free(b);
     return is_same;
 }
 
@@ -545,9 +573,9 @@ static void print_difference(FILE *f, const OptionRow *row, const Options *optio
     const char *now = path_in_json(row, options, option_value(row, options, buf)), *before = value_then(then, buf_then);
     const bool is_path = row->scope == OPTION_OF_INPUT || row->scope == OPTION_OF_PLACE;
     if (is_path && before && options->begun_in && is_same_path(now, options->begun_in, before)) return;
-    const bool comparable = cJSON_IsNumber(then) || is_text(row);
+    const bool comparable = cJSON_IsNumber(then) || option_is_text(row);
     if (comparable && before && strcmp(now, before) == 0) return;
-    if (!is_text(row) && may_be_auto(row) && number_of(row, options) == row->min) now = "auto";
+    if (!option_is_text(row) && may_be_auto(row) && number_of(row, options) == row->min) now = "auto";
     fprintf(f, "--%s %s (was ", row->long_name, *now ? now : "\"\"");
     if (!before) before = "neither text nor number";
     format_visible(f, before, strlen(before), "");

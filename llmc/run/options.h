@@ -46,6 +46,13 @@ void options_free(Options *options);
 DeviceOptions options_device(const Options *options);
 CommOptions options_comm(const Options *options);
 
+// The value of an environment variable that is for measurements and tests, and not worth an option: a whole number, or
+// fallback if it is unset. All processes of a run must have the same.
+//   PRETRAIN_PROGRESS       1, 0: the progress bar wherever stdout goes, or nowhere
+//   PRETRAIN_COMM_OVERLAP   0: wait for each exchange between processes at once
+//   PRETRAIN_EARLY_LAUNCH   0: no kernel is set up before the one before it has ended (sm_90 and later)
+int options_environment(const char *name, int fallback);
+
 // Whether they ask for a plan, advice or a measurement, and train nothing.
 bool options_only_ask(const Options *options);
 
@@ -63,12 +70,12 @@ char *options_to_json(const Options *options, bool with_directory);
 void options_adopt_directory(Options *options, const cJSON *then);
 // For resume: takes from that JSON the value of every option that was not given on the command line, so that -o and -y
 // alone resume the run with its original options. Options that only say where the run is written or how it is watched
-// (-o, -y, --progress) are not taken. A relative path of an input is looked for where the run was begun, then here.
+// (-o, -y) are not taken. A relative path of an input is looked for where the run was begun, then here.
 bool options_adopt_json(Options *options, const char *json, Error *err);
 // The same for the data only, for an evaluation of the run's weights.
 bool options_adopt_data(Options *options, const char *json, Error *err);
 // A malloced line for every option whose value differs from that JSON (for resume), such as "--batch-size 8 (was 4)",
-// NULL if none does. -y, --progress and --max-minutes are not compared.
+// NULL if none does. -y and --max-minutes are not compared.
 char *options_diff_json(const Options *options, const char *json);
 // Refuses options that contradict each other, as far as no file is needed to know.
 bool options_check_together(const Options *options, Error *err);

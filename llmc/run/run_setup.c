@@ -25,6 +25,7 @@
 #include "llmc/store/trainer_json.h"
 #include "llmc/store/weights_file.h"
 #include "llmc/text/tokenizer_find.h"
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -215,7 +216,7 @@ static bool choose_context(RunSetup *s, Error *err) {
 // --dtype: what this device trains fastest in, or what was asked for. Without training there is no master copy of the
 // weights: fp32 then keeps every bit of what is exported.
 static bool choose_dtype(RunSetup *s, Error *err) {
-    const bool converts = *s->options.export_path && s->options.max_steps == 0;
+    const bool converts = *s->options.export && s->options.max_steps == 0;
     const DType automatic = converts ? DTYPE_FP32 : device_facts()->default_dtype;
     s->dtype = s->options.dtype == DTYPE_COUNT ? automatic : s->options.dtype;
     return device_facts()->supports[s->dtype] ||
@@ -359,27 +360,53 @@ static bool choose_tokenizer(RunSetup *s, Error *err) {
                      o->interactive ? "--interactive" : "--prompt", (long long)s->config.V);
 }
 
-// -h and --choices.
+// --choices 1 or GLOB, and :N.
 static bool open_choices(RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    if (!*o->choices && !o->hellaswag) return true;
-    char *pattern = *o->choices ? strdup(o->choices) : path_typed_in(o->directory, HELLASWAG);
-    REQUIRE_MEMORY(pattern, "a path");
-    const bool found =
-        choices_open(&s->choices, pattern, s->config.V, err) || advice_add_directories(o, "choices", err);
-    free(pattern);
-    return (found && choices_fit(&s->choices, s->T, err)) || error_prefix(err, *o->choices ? "--choices" : "-h 1");
+    const char *colon = strrchr(o->choices, ':');
+    const bool has_limit = colon && isdigit((unsigned char)colon[1]) && !colon[1 + strspn(colon + 1, "0123456789")];
+    char *files = strndup(o->choices, has_limit ? (size_t)(colon - o->choices) : strlen(o->choices));
+    REQUIRE_MEMORY(files, "a path");
+    if (has_limit) s->choice_examples = strtoll(colon + 1, NULL, 10);
+    const bool is_hellaswag = strcmp(files, "1") == 0;
+    if (is_hellaswag) {
+        free(files);
+        files = path_typed_in(o->directory, HELLASWAG);
+    }
+    const bool is_none = !*files || strcmp(files, "0") == 0;
+    const bool ok =
+        is_none || ((choices_open(&s->choices, files, s->config.V, err) || advice_add_directories(o, "choices", err)) &&
+                    choices_fit(&s->choices, s->T, err));
+    free(files);
+    return ok || error_prefix(err, is_hellaswag ? "-h 1" : "--choices");
 }
 
-static bool check_export(const RunSetup *s, Error *err) {
+// Takes --export PATH[:DTYPE] apart.
+static bool choose_export(RunSetup *s, Error *err) {
+    static const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
+    const char *text = s->options.export, *colon = strrchr(text, ':');
+    const bool has_dtype = colon && !strchr(colon, '/');
+    s->export_path = strndup(text, has_dtype ? (size_t)(colon - text) : strlen(text));
+    REQUIRE_MEMORY(s->export_path, "a path");
+    s->export_dtype = DTYPE_FP32;
+    if (!has_dtype) return true;
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
+        s->export_dtype = dtypes[i];
+        if (strcmp(colon + 1, dtype_name(dtypes[i])) == 0) return true;
+    }
+    return error_set(err, "--export %s: %s is not fp32, bf16 or fp16", text, colon + 1);
+}
+
+static bool check_export(RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    if (!*o->export_path) return true;
-    if (strcmp(o->export_path, o->output) == 0)
+    if (!*o->export) return true;
+    if (!choose_export(s, err)) return false;
+    if (strcmp(s->export_path, o->output) == 0)
         return error_set(err, "--export %s: checkpoints are saved there (-o); name another directory", o->output);
-    if (path_is_same(o->export_path, o->model))
+    if (path_is_same(s->export_path, o->model))
         return error_set(err, "--export %s: the model is read from there (-e); name another file or directory",
-                         o->export_path);
-    return export_check(o->export_path, o->export_dtype, &s->config, err);
+                         s->export_path);
+    return export_check(s->export_path, s->export_dtype, &s->config, err);
 }
 
 // Processes that read other data would train another model each.
@@ -407,7 +434,7 @@ static void restore_tuning(const char *tuning) {
     const int length = (int)strcspn(tuning, "\n"); // a GPU has more lines
     advice_print(
         "-y 1: this run was computed by %.*s, here it is %s: bits will differ from the original run; to repeat "
-        "them, resume with the processor, oneDNN, --cpu and --threads that it had",
+        "them, resume with the processor, oneDNN, PRETRAIN_CPU and --threads that it had",
         length, tuning, here);
     free(here);
 }
@@ -445,7 +472,7 @@ bool run_setup_plan(RunSetup *s, Error *err) {
                            .gpus = o->gpu,
                            .attention = o->attention,
                            .gelu_fusion = o->gelu_fusion,
-                           .comm_overlap = o->comm_overlap};
+                           .comm_overlap = options_environment("PRETRAIN_COMM_OVERLAP", 1) != 0};
     const int64_t B = max_i64(o->B, 1), windows = step_windows > 0 ? step_windows : B * o->reduce_groups;
     StepShare share; // only a check that the processes could share a step
     if (!check_processes(s, err) ||
@@ -506,6 +533,7 @@ GenerateOptions run_setup_generate(const RunSetup *s) {
 void run_setup_close(RunSetup *s) {
     tokenizer_free(s->tokenizer);
     choices_close(&s->choices);
+    free(s->export_path);
     run_data_close(&s->data);
     trainer_state_free(&s->state);
     free(s->resume_path);

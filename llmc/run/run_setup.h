@@ -30,6 +30,9 @@ typedef struct {
     Recompute recompute;
     Tokenizer *tokenizer; // NULL: samples are shown as token numbers
     ChoiceSets choices;
+    int64_t choice_examples; // of each set; 0: all
+    char *export_path;       // NULL: nothing is exported
+    DType export_dtype;
     Placement placement;
     int lock;        // of the directory of -o, until the end; 0: none
     size_t existing; // bytes of the longest beginning of -o that was there before: a refused start leaves no directory

@@ -114,8 +114,9 @@ static bool check_export_target(const ExportTarget *t, DType dtype, const ModelC
     struct stat st;
     if (*t->path == '\0') return error_set(err, "the path is empty");
     if (t->is_bin && dtype == DTYPE_FP16)
-        return error_set(err, "llm.c has no models in fp16; use --export-dtype fp32 or bf16, or a directory, which may "
-                              "hold fp16");
+        return error_set(err,
+                         "llm.c has no models in fp16; export PATH:fp32 or PATH:bf16, or to a directory, which may "
+                         "hold fp16");
     if (t->is_bin && config->d_ff)
         return error_set(err, "llm.c's models have no field for d_ff = %lld and always 4 C = %lld; name a directory",
                          (long long)config->d_ff, (long long)(4 * config->C));

@@ -31,7 +31,7 @@ OPTIONS = {
     "nothing to profile": (["--profile", 3, "-x", 0], ["--profile", "-x 0"]),
     "state in slices": (["--optimizer", "muon", "--offload", "optimizer"], ["--offload optimizer", "whole matrices"]),
     "an export over another file": (["--export", "README.md"], ["--export README.md", "this is a file"]),
-    "an export of an unknown type": (["--export", "no/model", "--export-dtype", "int8"], ["int8", "fp32"]),
+    "an export of an unknown type": (["--export", "no/model:int8"], ["int8", "fp32"]),
     "a tokenizer that is not there": (["--tokenizer", "/no/such/file"], ["--tokenizer: /no/such/file"]),
     "no such model directory": (["-e", "./no/such/model"], ["no/such/model"]),
 }

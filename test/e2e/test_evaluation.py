@@ -93,7 +93,7 @@ def test_choices_are_scored_on_the_schedule_and_a_model_that_knows_one_text_take
     assert points[0]["correct"] < 40
     assert (points[-1]["correct"], points[-1]["correct_normalised"]) == (40, 40)
     assert "facts at step 40 | accuracy 100.00%" in said
-    train("-e", checkpoints(tmp_path / "run")[-1], *ALONE, "--choices", path, "--choice-examples", 7, "-o", tmp_path / "out")
+    train("-e", checkpoints(tmp_path / "run")[-1], *ALONE, "--choices", f"{path}:7", "-o", tmp_path / "out")
     (point,) = events(tmp_path / "out", "choices")
     assert (point["name"], point["step"], point["examples"], point["correct"]) == ("facts", 40, 7, 7)
 

@@ -63,7 +63,7 @@ def assert_same_bits(a, b):
 def test_a_directory_comes_back_bit_by_bit(dtype, shard, tmp_path):
     given = save(new_model(), tmp_path / "given", dtype, shard)
     assert (given / "model.safetensors").exists() == (shard == "10GB")  # else several files and an index
-    train("-e", given, *CONVERT, "--export", tmp_path / "made", "--export-dtype", dtype)
+    train("-e", given, *CONVERT, "--export", f"{tmp_path}/made:{dtype}")
     assert_same_bits(given, tmp_path / "made")
     config = json.loads((tmp_path / "made" / "config.json").read_text())
     assert config["eos_token_id"] == 256 and config["torch_dtype"] == str(DTYPES[dtype]).removeprefix("torch.")
@@ -111,7 +111,7 @@ def llmc_tensors(path, model):
 def test_an_llmc_file_holds_the_tensors_and_comes_back_byte_by_byte(dtype, tmp_path):
     model = new_model()
     given = save(model, tmp_path / "given", dtype)
-    train("-e", given, *CONVERT, "--export", tmp_path / "model.bin", "--export-dtype", dtype)
+    train("-e", given, *CONVERT, "--export", f"{tmp_path}/model.bin:{dtype}")
     source = tensors(given)
     for name, ours in llmc_tensors(tmp_path / "model.bin", model).items():
         theirs = source[name]
@@ -119,9 +119,9 @@ def test_an_llmc_file_holds_the_tensors_and_comes_back_byte_by_byte(dtype, tmp_p
             assert ours[VOCAB:].eq(0).all()
             ours = ours[:VOCAB]
         assert torch.equal(ours, theirs.T if re.search(r"c_\w+\.weight", name) else theirs), name
-    train("-e", tmp_path / "model.bin", *CONVERT, "--export", tmp_path / "again.bin", "--export-dtype", dtype)
+    train("-e", tmp_path / "model.bin", *CONVERT, "--export", f"{tmp_path}/again.bin:{dtype}")
     assert (tmp_path / "again.bin").read_bytes() == (tmp_path / "model.bin").read_bytes()
-    train("-e", tmp_path / "model.bin", *CONVERT, "--export", tmp_path / "made", "--export-dtype", dtype)
+    train("-e", tmp_path / "model.bin", *CONVERT, "--export", f"{tmp_path}/made:{dtype}")
     assert_same_bits(given, tmp_path / "made")
 
 

@@ -67,13 +67,13 @@ def test_the_plan_of_this_machine_is_what_a_run_takes(data, tmp_path):
 # -------------------------------------------------------------------------------------------------- -b auto, -r auto
 
 def test_without_bf16_instructions_auto_is_fp32_and_the_plan_has_the_memory_of_both(data):
-    flags = [*TINY, *data.flags, "--cpu", "baseline"]
-    said = {dtype: train(*flags, "--plan", "--dtype", dtype).stdout for dtype in ("fp32", "bf16", "auto")}
+    baseline = {**os.environ, "PRETRAIN_CPU": "baseline"}
+    said = {dtype: train(*TINY, *data.flags, "--plan", "--dtype", dtype, env=baseline).stdout for dtype in ("fp32", "bf16", "auto")}
     total = {dtype: re.search(r"planned +total +(\S+ \S+) ", text).group(1) for dtype, text in said.items()}
     assert total["auto"] == total["bf16"] != total["fp32"]  # a plan is of bf16, which GPUs take
     for dtype, other in (("fp32", "bf16"), ("bf16", "fp32"), ("auto", "fp32")):
         assert re.search(rf"planned +in {other} +{re.escape(total[other])}  there are no instructions for bf16", said[dtype])
-    assert "precision   fp32: there are no instructions for bf16" in train(*flags, *QUIET, "-x", 1).stdout
+    assert "precision   fp32: there are no instructions for bf16" in train(*TINY, *data.flags, *QUIET, "-x", 1, env=baseline).stdout
 
 
 def test_auto_stays_below_the_memory_that_is_free():

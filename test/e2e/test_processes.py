@@ -20,6 +20,7 @@ MPIRUN = shutil.which("mpirun")
 needs_mpi = pytest.mark.skipif(not MPIRUN, reason="no mpirun: Debian's openmpi-bin")
 OPTIMIZERS = ["adamw", "adamw8bit", "adamw-bf16", "adamw-kahan", "lion", "adafactor", "sgd", "muon"]
 # 19 sequences a step: 8 groups of 2 or 3, 6 of 3 or 4, in micro-batches of 2, the last one of a group often smaller.
+WAITS = {"PRETRAIN_COMM_OVERLAP": "0"}
 SHAPE = ["-e", "L=2,C=64,NH=2,T=32", "-t", "32", "-b", "2", "-d", 19 * 32, "-u", 2, "-k", "constant"]
 
 
@@ -61,8 +62,8 @@ def test_any_number_of_processes_gives_the_same_checkpoint(optimizer, data, tmp_
     dtype = "fp32" if optimizer in ("lion", "sgd") else "bf16"
     flags = ["--optimizer", optimizer, "--dtype", dtype, "--reduce-groups", 8, "-x", 3]
     run(1, tmp_path / "1", data, *flags)
-    for name, more in (("divided", []), ("waits", ["--comm-overlap", 0]), ("whole", ["-z", 0])):
-        run(4, tmp_path / name, data, *flags, *more)
+    for name, more, environment in (("divided", [], {}), ("waits", [], WAITS), ("whole", ["-z", 0], {})):
+        run(4, tmp_path / name, data, *flags, *more, **environment)
         assert_same(tmp_path / "1", tmp_path / name)
 
 
@@ -160,7 +161,7 @@ def test_several_groups_in_one_process_are_one_sum(data, tmp_path):
 
 @needs_mpi
 def test_only_process_0_prints_and_counts_all_tokens(data, tmp_path):
-    said = run(2, tmp_path / "2", data, "-x", 2, "--progress", 0).stdout  # mpirun gives it a terminal
+    said = run(2, tmp_path / "2", data, "-x", 2, PRETRAIN_PROGRESS="0").stdout  # mpirun gives it a terminal
     assert len(re.findall(r"^step 1/2 ", said, re.M)) == 1
     assert re.search(r"^processes +2 on 1 machine \(mpirun\), connected by Open MPI", said, re.M)
     assert "19 windows of 32" in said
@@ -270,7 +271,7 @@ def test_gradients_and_weights_are_exchanged_while_ops_run(data, tmp_path):
     assert profile["exchange_ms"] > profile["exposed_exchange_ms"] > 0
     assert during["sum of gradients"] > 3 * 4 and during["new weights"] > 3 * 4  # in each step: of four blocks
     assert during["losses of all"] == during["gradient norm"] == 0
-    _, during = profiled(2, tmp_path / "waits", data, *flags, "--comm-overlap", 0)
+    _, during = profiled(2, tmp_path / "waits", data, *flags, **WAITS)
     assert set(during.values()) == {0}
     profile, during = profiled(1, tmp_path / "1", data, *flags)
     assert during == {} and profile["exchange_ms"] == profile["exposed_exchange_ms"] == 0
@@ -288,8 +289,8 @@ def ops_before_waits(trace):
 def test_simulated_gpus_exchange_between_ops_of_the_backward_pass(data, tmp_path):
     """The simulator runs one stream at a time, so its timeline shows the order only."""
     flags = ["--gpus", 2, "--reduce-groups", 2, "-e", "L=3,C=64,NH=2,T=32", "-b", 10, "--profile", 2]
-    for name, more in (("overlap", []), ("waits", ["--comm-overlap", 0])):
-        run(1, tmp_path / name, data, *flags, *more, trainer=SIMULATOR, **simulated(tmp_path, 2))
+    for name, environment in (("overlap", {}), ("waits", WAITS)):
+        run(1, tmp_path / name, data, *flags, trainer=SIMULATOR, **simulated(tmp_path, 2), **environment)
         trace = json.loads((tmp_path / name / "run" / "profile_trace.json").read_text())["traceEvents"]
         counts = ops_before_waits(trace)
         assert len(counts) == 2 * 4  # of three blocks and the embeddings; few ops follow the first block's

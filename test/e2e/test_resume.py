@@ -371,9 +371,14 @@ CODES = ["avx512bf16", "avx512", "avx2", "baseline"]
 ANOTHER_ORDER = {"fp32": 30 * 2**-24, "bf16": 30 * 2**-8}
 
 
+def with_code(code):
+    return {"env": {**os.environ, "PRETRAIN_CPU": code}}
+
+
 def codes_here(data):
-    """Those that --cpu takes: a wrong one is refused with the list."""
-    here = [code for code in CODES if train("--cpu", code, *TINY, *QUIET, *data.flags, "-x", 0, expect=None).returncode == 0]
+    """Those that PRETRAIN_CPU takes: a wrong one is refused with the list."""
+    here = [code for code in CODES
+            if train(*TINY, *QUIET, *data.flags, "-x", 0, expect=None, **with_code(code)).returncode == 0]
     assert here[-1] == "baseline"
     return here
 
@@ -384,16 +389,16 @@ def test_a_run_goes_on_under_other_vector_code_with_a_word_about_its_bits(dtype,
     here = codes_here(data)
     for code in here:
         run = tmp_path / code
-        said = train(*flags, "-o", run, "-x", 4, "--cpu", code).stdout
+        said = train(*flags, "-o", run, "-x", 4, **with_code(code)).stdout
         assert f"vector code {code}, oneDNN" in said
         assert f"vector code {code}, oneDNN" in events(run, "run")[0]["device"]["libraries"]
         assert losses(run) == pytest.approx(losses(tmp_path / here[0]), rel=ANOTHER_ORDER[dtype])
         same = cut_back(shutil.copytree(run, tmp_path / f"{code}_again"))
-        resumed = train("-o", same, *RESUME, "--cpu", code)
+        resumed = train("-o", same, *RESUME, **with_code(code))
         assert "bits" not in resumed.stderr and same_run(same, run)
     whole, first = tmp_path / here[0], tmp_path / "other"
     cut_back(shutil.copytree(whole, first))
-    said = train("-o", first, *RESUME, "--cpu", "baseline").stderr
+    said = train("-o", first, *RESUME, **with_code("baseline")).stderr
     if here[0] != "baseline":
         assert f"computed by vector code {here[0]}," in said and "here it is vector code baseline," in said
         assert "bits will differ" in said

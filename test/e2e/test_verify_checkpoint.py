@@ -20,7 +20,7 @@ def saved(data, tmp_path_factory):
     for optimizer in OPTIMIZERS:
         run, export = out / optimizer, out / f"{optimizer}-export"
         train(*TINY, *QUIET, *data.flags, "-d", 128, "-x", 3, "--optimizer", optimizer, "--dtype", "bf16", "-o", run,
-              *(["-w", 0] if optimizer == "lion" else []), "--export", export, "--export-dtype", "bf16")
+              *(["-w", 0] if optimizer == "lion" else []), "--export", f"{export}:bf16")
         runs[optimizer] = checkpoints(run)[-1], export
     return runs
 

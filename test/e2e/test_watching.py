@@ -229,7 +229,7 @@ def test_where_nothing_can_be_redrawn_there_is_no_bar(variables, data, tmp_path)
     (tmp_path / "large.txt").write_bytes(b"some words of a long text\n" * 2_000_000)
     code, output = on_a_terminal(PREPARE, "-o", tmp_path / "out", tmp_path / "large.txt", variables=variables)
     assert code == 0 and not set("\r\x1b") & set(output.replace("\r\n", "\n"))
-    forced = train(*TINY, *QUIET, *data.flags, "-x", 3, "--progress", 1, env={**os.environ, **variables})
+    forced = train(*TINY, *QUIET, *data.flags, "-x", 3, env={**os.environ, **variables, "PRETRAIN_PROGRESS": "1"})
     assert "\x1b[K" in forced.stdout
 
 

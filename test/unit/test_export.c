@@ -264,7 +264,7 @@ TEST(what_cannot_be_is_said_before_anything_is_trained_and_what_can_leaves_nothi
     assert_ok(directory_make(tmp_file("directory.bin"), &err));
     assert_int_equal(symlink("nowhere", tmp_file("link")), 0);
     REFUSED("", DTYPE_FP32, "the path is empty");
-    REFUSED(tmp_file("m.bin"), DTYPE_FP16, "llm.c has no models in fp16; use --export-dtype fp32 or bf16");
+    REFUSED(tmp_file("m.bin"), DTYPE_FP16, "llm.c has no models in fp16; export PATH:fp32 or PATH:bf16");
     config.d_ff = 72;
     REFUSED(tmp_file("m.bin"), DTYPE_FP32, "llm.c's models have no field for d_ff = 72 and always 4 C = 320");
     config.d_ff = 0;

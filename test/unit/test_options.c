@@ -58,7 +58,7 @@ static void assert_refused(const char *line, const char *message) {
 TEST(without_arguments_the_defaults_hold) {
     assert_reads("", "train-data=data/shards/train_*.bin val-data= model=d12 dtype=auto "
                      "schedule=cosine output= batch-size=4 context=0 max-steps=-1 warmup=-1 seed=1337 "
-                     "checkpoint-every=1000 progress=-1 learning-rate=-1 beta2=0.95 eps=1e-08 grad-clip=1 plan=");
+                     "checkpoint-every=1000 learning-rate=-1 beta2=0.95 eps=1e-08 grad-clip=1 plan=");
     Options o = parsed("");
     assert_false(options_given(&o, "batch-size"));
     assert_true(o.dtype == DTYPE_COUNT && o.plan == PLAN_NONE);
@@ -120,7 +120,7 @@ TEST(a_command_line_of_llm_c_is_understood) {
     assert_reads(
         "-o log -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 -nk 5 -nm 50000 -y 1 -e d12 -sl 3 -sg 3 -w 1 -ge -1 -f 1",
         "weight-decay=0.1 learning-rate=0.0006 final-lr-fraction=0 loss-outlier=3 keep=5 major-every=50000 resume=1");
-    assert_reads("-pn 1 -pr 0 -pg 1 -pi mpi -ps 127.0.0.1 -pf shared -lg 0 -a 1", "fs-path=shared overfit=1");
+    assert_reads("-pn 1 -pr 0 -pg 1 -pi mpi -ps 127.0.0.1 -pf shared -lg 0 -a 1", "server-ip=127.0.0.1 overfit=1");
 }
 
 static DeviceOptions device_of(const char *line) {
@@ -156,9 +156,7 @@ TEST(flags_take_a_value_or_none) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) assert_reads(cases[i][0], cases[i][1]);
 }
 
-TEST(negative_numbers_are_values) {
-    assert_reads("-x -1 -u -1 --progress -1 -b 3", "max-steps=-1 progress=-1 batch-size=3");
-}
+TEST(negative_numbers_are_values) { assert_reads("-x -1 -u -1 -b 3", "max-steps=-1 warmup=-1 batch-size=3"); }
 
 TEST(the_last_of_two_equal_options_counts) {
     assert_reads("-b 2 -e d24 -e d36 --batch-size 7", "batch-size=7 model=d36");
@@ -306,9 +304,9 @@ TEST(words_are_those_of_the_modules_that_they_are_for) {
         options_free(&o);
     }
     for (int k = DTYPE_FP32; k <= DTYPE_BF16; k++) {
-        snprintf(line, sizeof line, "--dtype %s --export-dtype %s", dtype_name((DType)k), dtype_name((DType)k));
+        snprintf(line, sizeof line, "--dtype %s", dtype_name((DType)k));
         Options o = parsed(line);
-        assert_true((int)o.dtype == k && (int)o.export_dtype == k);
+        assert_int_equal(o.dtype, k);
         options_free(&o);
     }
     Options o = parsed("--plan json --offload optimizer --grad-dtype compute --fp8");
@@ -336,11 +334,11 @@ TEST(a_bare_h_is_no_evaluation_but_says_where_help_is) {
     assert_int_equal(parse(&options, "-h", &err), OPTIONS_ERROR);
     assert_message("for help use --help");
     options_free(&options);
-    assert_refused("-h 1 -v 0",
-                   "-h 1: scored at every validation, but -v 0 turns it off; give -v N, or leave out -h (-h 0)");
+    assert_refused("-h 1 -v 0", "-h: scored at every validation, but -v 0 turns it off; give -v N, or leave out -h");
     assert_refused("--interactive", "--interactive answers prompts and does not train: give -x 0 as well");
-    assert_reads("-h 1 -v 0 -x 0", "hellaswag=1");
-    assert_reads("-h 1", "hellaswag=1");
+    assert_reads("-h 1 -v 0 -x 0", "choices=1");
+    assert_reads("-h 1", "choices=1");
+    assert_reads("-h 0 -v 0", "choices=0");
 }
 
 TEST(a_total_batch_that_does_not_fit_names_the_nearest) {
@@ -354,7 +352,7 @@ TEST(a_total_batch_that_does_not_fit_names_the_nearest) {
 
 TEST(resuming_and_saving_need_a_directory) {
     assert_refused("-y", "-y: no run to resume; name its directory with -o DIR");
-    assert_refused("-n 5", "-n 5: no directory for checkpoints; name one with -o DIR");
+    assert_refused("-n 5", "-n: no directory for checkpoints; name one with -o DIR");
 }
 
 TEST(messages_are_one_line_whatever_was_typed) {
@@ -440,8 +438,7 @@ TEST(json_holds_every_option_of_a_run_exactly) {
 }
 
 TEST(differences_are_one_line_each) {
-    Options then = parsed("-b 4 -l 6e-4 -e d12 -o runs/a"),
-            now = parsed("-b 8 -l 3e-4 -e d24 -o runs/a -y --progress 0");
+    Options then = parsed("-b 4 -l 6e-4 -e d12 -o runs/a"), now = parsed("-b 8 -l 3e-4 -e d24 -o runs/a -y");
     char *json = options_to_json(&then, false);
     char *lines = options_diff_json(&now, json);
     assert_string_equal(lines, "--model d24 (was d12)\n--batch-size 8 (was 4)\n--learning-rate 0.0003 (was 0.0006)\n");
@@ -450,6 +447,17 @@ TEST(differences_are_one_line_each) {
     free(json);
     options_free(&then);
     options_free(&now);
+}
+
+TEST(options_that_are_no_more_are_left_out_at_a_resume) {
+    Options o = parsed("-o runs/a -y");
+    Error err;
+    const char *then = "{\"batch-size\":8,\"fp8-scaling\":\"delayed\",\"hellaswag\":1,\"choice-examples\":5,"
+                       "\"export-dtype\":\"bf16\",\"early-launch\":0}";
+    assert_true(options_adopt_json(&o, then, &err));
+    assert_int_equal(o.B, 8);
+    assert_null(options_diff_json(&o, then));
+    options_free(&o);
 }
 
 TEST(differences_to_foreign_json_are_told_and_never_crash) {
@@ -534,8 +542,6 @@ TEST(options_that_change_nothing_are_named_with_the_reason) {
     assert_unused("-x 0 -l 1e-3 --optimizer lion", "-l (-x 0 does not train), --optimizer (-x 0 does not train)");
     assert_unused("-nk 3 -nm 5", "-nk (no -o), -nm (no -o)");
     assert_unused("-o d -n 0 -nm 5", "-nm (-n 0)");
-    assert_unused("--export-dtype bf16", "--export-dtype (no --export)");
-    assert_unused("--choice-examples 5", "--choice-examples (no -h 1 and no --choices)");
     assert_unused("-k constant -q 0.2 --momentum 0.9",
                   "-q (-k constant), --momentum (--optimizer is neither sgd nor muon)");
     assert_unused("--temperature 0 --top-k 3", "--top-k (--temperature 0)");
