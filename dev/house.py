@@ -29,6 +29,7 @@ ORDER = (
     ("llmc/ops.h", "llmc/data"),
     ("llmc/text",),
     ("llmc/comm",),
+    ("llmc/model/gpu_sizes",),  # scratch memory from shapes alone: for the CUDA backend, and for plans without a GPU
     ("llmc/cpu", "llmc/cuda"),
     ("llmc/ops.c",),
     ("llmc/model",),
@@ -172,7 +173,7 @@ def room(path):
 def rank(path):
     """(height of its room, name of its room), of the longest name in ORDER that fits; None: not in the product."""
     fits = [(len(name), height, name) for height, names in enumerate(ORDER) for name in names
-            if path == name or path.startswith(name + "/") or (name.count("/") == 1 and stem(path).startswith(name))]
+            if path == name or path.startswith(name + "/") or (name.count("/") > 0 and stem(path).startswith(name))]
     return max(fits)[1:] if fits else None
 
 
