@@ -1,4 +1,5 @@
 """dev/house.py: the includes of the product point downwards, and what is planted is found."""
+import re
 import sys
 
 from runs import ROOT, call
@@ -56,3 +57,12 @@ def test_comma_statements_are_told_from_declarations(tmp_path):
           "    if (x) return a++, b;\n    kernel<A, B><<<1, 2>>>(x, y);\n    a = 1, b = 2;\n    return g(a, b);\n}\n")
     said = call(sys.executable, SCRIPT, "--tree", tmp_path, expect=0).stdout
     assert "comma statements                              2\n" in said
+
+
+def test_the_map_of_doc_architecture_names_files_and_functions_that_exist():
+    page = (ROOT / "doc" / "architecture.md").read_text().partition("## Where things are")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\|[^|]*\| `([^`]+)` \| (?:`(\w+)` )?\|$", page, re.M)
+    assert len(rows) > 15
+    for path, function in rows:
+        text = (ROOT / path).read_text()
+        assert not function or re.search(rf"^\w[\w *]*\b{function}\([^;]*\{{$", text, re.M), f"{path}: no {function}"
