@@ -211,7 +211,7 @@ $(BUILD)/test/%: $(BUILD)/test/%.o $(TEST_LIB) $(LIB)
 	$(QUIET)$(LINK) $^ -o $@ -lcmocka $(LIBS) $(LDLIBS)
 
 # It counts the plans that a search makes.
-$(BUILD)/test/unit/test_planner_fit: LINK_FLAGS += -Wl,--wrap=model_plan
+$(BUILD)/test/unit/test_plan_fit: LINK_FLAGS += -Wl,--wrap=model_plan
 
 # ------------------------------------------------------------------------------------------------------------- fuzzing
 
@@ -345,7 +345,7 @@ test-rest: # make looks for clang anew: it may have come just now
 		$(SLOW_TESTS) $(filter-out $(QUICK_OTHER_CODES),$(call OTHER_CODES,$(OP_TESTS) $(GOLDEN_TEST))) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) \
 		$(SIM_HARDWARE_ALL) $(SIM_ASAN_BIN) $(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
 
-SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_planner_fit ops/test_random_shapes)
+SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_plan_fit ops/test_random_shapes)
 QUICK_TEST_BIN := $(filter-out $(SLOW_TESTS),$(sort $(TEST_BIN)))
 GOLDEN_TEST    := $(BUILD)/test/golden/test_golden
 # What runs in seconds, with the narrow vectors.

@@ -60,7 +60,7 @@ double plan_room(bool automatic) {
 // -------------------------------------------------------------------------------------------------------- kinds of
 // activations
 
-// By the names that model_memory.c and its neighbours give: test_planner fails where one is missing here.
+// By the names that model_memory.c and its neighbours give: test_plan fails where one is missing here.
 static const struct {
     const char *name, *tensors;
 } KINDS[] = {

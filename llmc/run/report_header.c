@@ -6,7 +6,7 @@
 #include "llmc/base/typed_path.h"
 #include "llmc/comm/comm.h"
 #include "llmc/model/recompute.h"
-#include "llmc/plan/plan_print.h"
+#include "llmc/plan/plan_json.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "test/unit/planner_case.h"
+#include "test/unit/plan_case.h"
 
 static void start(AttentionChoice attention) {
     Error err;

@@ -4,7 +4,7 @@
 #include "llmc/plan/tiling.h"
 #include "test/fixture.h"
 #include "test/unit/device_fixture.h"
-#include "test/unit/planner_case.h"
+#include "test/unit/plan_case.h"
 
 TestFixture test_all = {start_device, stop_device};
 static Error err;

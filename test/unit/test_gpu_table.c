@@ -1,7 +1,7 @@
 // The table of GPUs: its peaks a second time, from units, clocks and widths; and how a user may name one.
 #include "llmc/plan/gpu_table.h"
 #include "test/fixture.h"
-#include "test/unit/planner_case.h"
+#include "test/unit/plan_case.h"
 
 static Error err;
 

@@ -6,7 +6,7 @@
 #include "llmc/plan/plan_memory.h"
 #include "test/fixture.h"
 #include "test/unit/device_fixture.h"
-#include "test/unit/planner_case.h"
+#include "test/unit/plan_case.h"
 
 static Error err;
 

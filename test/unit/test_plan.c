@@ -1,5 +1,5 @@
 // The planner's figures against independent ways to the same numbers: bytes from the costs of ops and by hand, memory
-// from the plan itself. What it chooses is test_planner_fit's, the table of GPUs test_gpu_table's.
+// from the plan itself. What it chooses is test_plan_fit's, the table of GPUs test_gpu_table's.
 #include "llmc/model/parameters.h"
 #include "llmc/plan/dry_run.h"
 #include "llmc/plan/plan_fit.h"
@@ -7,7 +7,7 @@
 #include "test/fixture.h"
 #include "test/op_cost.h"
 #include "test/unit/device_fixture.h"
-#include "test/unit/planner_case.h"
+#include "test/unit/plan_case.h"
 
 static Error err;
 
