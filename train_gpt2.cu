@@ -9,6 +9,7 @@
 #include "llmc/comm/watch.h"
 #include "llmc/model/model.h"
 #include "llmc/model/model_numerics.h"
+#include "llmc/run/options_together.h"
 #include "llmc/run/processes.h"
 #include "llmc/run/profile.h"
 #include "llmc/run/report.h"
@@ -498,7 +499,8 @@ int main(int argc, char **argv) {
     const OptionsResult parsed = options_parse(&run.setup.options, argc, argv, &err);
     int code = EXIT_OK;
     if (parsed == OPTIONS_ERROR) code = EXIT_BAD_INPUT;
-    if (parsed == OPTIONS_RUN) code = run_all(&run, &err);
+    if (parsed == OPTIONS_RUN)
+        code = options_check_together(&run.setup.options, &err) ? run_all(&run, &err) : EXIT_BAD_INPUT;
     if (run.log) runlog_close(run.log);
     run.log = NULL;
     const Outcome outcome = outcome_of(&err);

@@ -11,9 +11,7 @@
 #include "llmc/base/format.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/model/parameters.h"
-#include "llmc/plan/plan.h"
 #include "llmc/run/arguments.h"
-#include "llmc/run/placement.h"
 
 #include <cjson/cJSON.h>
 #include <ctype.h>
@@ -406,7 +404,7 @@ OptionsResult options_parse(Options *options, int argc, char **argv, Error *err)
         }
         if (!parse_argument(options, argv, &i, err)) return OPTIONS_ERROR;
     }
-    return options_check_together(options, err) ? OPTIONS_RUN : OPTIONS_ERROR;
+    return OPTIONS_RUN;
 }
 
 void options_free(Options *options) {

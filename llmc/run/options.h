@@ -37,8 +37,7 @@ typedef struct {
 typedef enum { OPTIONS_RUN, OPTIONS_HELP_SHOWN, OPTIONS_ERROR } OptionsResult;
 
 // Fills *options with defaults, then with argv. Help is written to stdout. Errors name the option, the value, what is
-// allowed and, for an unknown option, the nearest one. Values of options that depend on each other are checked here
-// too, as far as no file is needed. options_free must be called (and is safe) whatever the result.
+// allowed and, for an unknown option, the nearest one. options_free must be called (and is safe) whatever the result.
 OptionsResult options_parse(Options *options, int argc, char **argv, Error *err);
 void options_free(Options *options);
 
@@ -77,12 +76,6 @@ bool options_adopt_data(Options *options, const char *json, Error *err);
 // A malloced line for every option whose value differs from that JSON (for resume), such as "--batch-size 8 (was 4)",
 // NULL if none does. -y and --max-minutes are not compared.
 char *options_diff_json(const Options *options, const char *json);
-// Refuses options that contradict each other, as far as no file is needed to know.
-bool options_check_together(const Options *options, Error *err);
-// The options of the command line that change nothing in this run, as one line, "-m (-v 0), --samples (-s 0)",
-// malloced; NULL: there is none. on_gpu: whether the device is one.
-char *options_without_effect(const Options *options, bool on_gpu);
-
 // Sets a string of Options to a copy of text.
 void options_set_string(char **field, const char *text);
 

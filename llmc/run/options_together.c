@@ -1,13 +1,11 @@
-// Options that do not go together: what is refused, and what changes nothing in a run because other options turn it
-// off.
-#include "llmc/run/options.h"
+// The rules between options, as two tables: what is refused, and what has no effect.
+#include "llmc/run/options_together.h"
 
 #include "llmc/run/placement.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-// Options that only make sense together.
 bool options_check_together(const Options *o, Error *err) {
     const bool asks = o->plan || o->advise, trains = o->max_steps != 0;
     const bool scores = *o->choices && strcmp(o->choices, "0") != 0;

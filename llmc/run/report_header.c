@@ -7,6 +7,7 @@
 #include "llmc/comm/comm.h"
 #include "llmc/model/recompute.h"
 #include "llmc/plan/plan_json.h"
+#include "llmc/run/options_together.h"
 
 #include <stdio.h>
 #include <stdlib.h>

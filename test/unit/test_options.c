@@ -1,7 +1,7 @@
 // The command line: every form of a value, every way to get one wrong, help and JSON from the one table.
 #include "llmc/base/format.h"
 #include "llmc/base/typed_path.h"
-#include "llmc/run/options.h"
+#include "llmc/run/options_together.h"
 #include "test/fixture.h"
 
 #include <math.h>
@@ -21,7 +21,8 @@ static OptionsResult parse(Options *options, const char *line, Error *err) {
     }
     argv[argc] = NULL;
     err->text[0] = '\0';
-    return options_parse(options, argc, argv, err);
+    const OptionsResult result = options_parse(options, argc, argv, err);
+    return result == OPTIONS_RUN && !options_check_together(options, err) ? OPTIONS_ERROR : result;
 }
 
 static Options parsed(const char *line) {
