@@ -1,7 +1,6 @@
 #include "llmc/cpu/gemm.h"
 
 #include <dlfcn.h>
-#include <errno.h>
 #include <malloc.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <stdio.h>
@@ -61,33 +60,23 @@ static const char *status_text(dnnl_status_t status) {
         REQUIRE(status_ == dnnl_success, "oneDNN: %s (%d) from %s", status_text(status_), (int)status_, #call);        \
     } while (0)
 
-// oneDNN is C++: where new fails, it throws through its C functions. It constructs objects at the result of
-// posix_memalign and writes code to the result of mmap, even if that is NULL (2.6: c_compatible, Xbyak's allocator). So
-// each of them ends the program first. These two replace the functions in the whole process; callers that need to
-// handle a failure use memalign. AddressSanitizer needs its own versions.
-static void new_failed(void) { out_of_memory("oneDNN"); }
+// oneDNN is C++: where new fails, it would throw through its C functions, so the program ends first.
+static void onednn_new_failed(void) { out_of_memory("oneDNN"); }
 
-#ifndef __SANITIZE_ADDRESS__
-int posix_memalign(void **p, size_t alignment, size_t bytes) {
-    *p = memalign(alignment, bytes);
-    if (!*p) new_failed();
-    return 0;
-}
-
-void *mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset) {
-    static void *(*next)(void *, size_t, int, int, int, off_t);
-    if (!next) *(void **)&next = dlsym(RTLD_NEXT, "mmap");
-    void *p = next(address, bytes, protection, flags, fd, offset);
-    if (p == MAP_FAILED && errno == ENOMEM) new_failed();
-    return p;
-}
-#endif
-
-static void end_without_memory(void) {
+static void onednn_handle_new(void) {
     typedef void (*Handler)(void);
     Handler (*set_new_handler)(Handler);
     *(void **)&set_new_handler = dlsym(RTLD_DEFAULT, "_ZSt15set_new_handlerPFvvE"); // std::set_new_handler
-    if (set_new_handler) set_new_handler(new_failed);
+    if (set_new_handler) set_new_handler(onednn_new_failed);
+}
+
+// oneDNN 2.6 crashes where posix_memalign or mmap fail (c_compatible, Xbyak's allocator), so what is made by it is made
+// with memory to spare. A matmul takes some 100 KiB.
+static void onednn_require_memory(void) {
+    enum { SPARE_BYTES = 16 << 20 };
+    void *spare = mmap(NULL, SPARE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE_MEMORY(spare != MAP_FAILED, "oneDNN");
+    munmap(spare, SPARE_BYTES);
 }
 
 static bool limit_instructions(CpuCodeChoice limit, Error *err) {
@@ -103,7 +92,8 @@ static bool limit_instructions(CpuCodeChoice limit, Error *err) {
 }
 
 Onednn *onednn_create(CpuCodeChoice limit, Error *err) {
-    end_without_memory();
+    onednn_handle_new();
+    onednn_require_memory();
     if (!limit_instructions(limit, err)) return NULL;
     Onednn *dnn = calloc(1, sizeof *dnn);
     if (!dnn) {
@@ -241,6 +231,7 @@ static void entry_create(Entry *e, const Key *k, dnnl_engine_t engine) {
     dnnl_primitive_attr_t attr = attributes_create(k->accumulate != 0);
     dnnl_primitive_desc_t pd = NULL;
 
+    onednn_require_memory();
     e->key = *k;
     dnnl_status_t status = matmul_descriptor(&pd, engine, &a, &b, k->bias ? &bias : NULL, &dst, attr);
     REQUIRE_MEMORY(status != dnnl_out_of_memory, "a matmul of oneDNN");
