@@ -194,9 +194,8 @@ static bool option_check_range(const OptionRow *row, const char *name, const cha
     format_exact(row->max, max, sizeof max);
     if (row->min == row->max) return error_set(err, "%s %s: must be %s (%s)", name, v.text, min, row->help);
     if (option_is_flag(row) && row->min == 0.0) return error_set(err, "%s %s: must be 0 or 1", name, v.text);
-    bool low = x < least;
-    return error_set(err, "%s %s: must be at %s %s (%s .. %s)", name, v.text, low ? "least" : "most", low ? min : max,
-                     min, max);
+    if (x < least) return error_set(err, "%s %s: must be at least %s (%s .. %s)", name, v.text, min, min, max);
+    return error_set(err, "%s %s: must be at most %s (%s .. %s)", name, v.text, max, min, max);
 }
 
 static void option_set_number(const OptionRow *row, Options *options, double x) {
@@ -212,17 +211,20 @@ static void option_set_number(const OptionRow *row, Options *options, double x) 
 // A whole number is digits with an optional minus sign: no blanks, no hex, no 5e3. An overflow saturates, and is out of
 // range: all limits are below 2^53, and a value that rounds to a double beyond that is still beyond them.
 static bool set_number_from(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
-    const char *digits = value + (*value == '-');
     const bool is_whole = row->type != OPTION_DOUBLE;
+    const char *expected = "a number (such as 0.1 or 6e-4)";
     char *end;
-    const double x = is_whole ? (double)strtoll(value, &end, 10) : strtod(value, &end);
-    const bool is_number = is_whole ? *digits && !digits[strspn(digits, "0123456789")]
-                                    : !isspace((unsigned char)*value) && !strpbrk(value, "xX") && end != value && !*end;
+    double x = strtod(value, &end);
+    bool is_number = !isspace((unsigned char)*value) && !strpbrk(value, "xX") && end != value && !*end;
+    if (is_whole) {
+        const char *digits = value + (*value == '-');
+        expected = "a whole number (decimal digits only, such as 5000)";
+        x = (double)strtoll(value, &end, 10);
+        is_number = *digits && !digits[strspn(digits, "0123456789")];
+    }
+    if (is_number && !isfinite(x)) expected = "a finite number";
     if (!is_number || !isfinite(x))
-        return error_set(err, "%s %s: not %s", name, argument_shown(value, strlen(value)).text,
-                         is_number  ? "a finite number"
-                         : is_whole ? "a whole number (decimal digits only, such as 5000)"
-                                    : "a number (such as 0.1 or 6e-4)");
+        return error_set(err, "%s %s: not %s", name, argument_shown(value, strlen(value)).text, expected);
     if (!option_check_range(row, name, value, x, err)) return false;
     option_set_number(row, options, x);
     return true;
