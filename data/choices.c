@@ -1,6 +1,7 @@
 // data/choices: multiple-choice questions as JSON lines -> the file that `-h 1` and `--choices` read
 // (`data/choices --help`). One example a line, kept in memory until all are read; the file is written atomically.
 // The format is llm.c's for HellaSwag (llmc/train/choices.h).
+#include "llmc/train/choices.h"
 #include "data/tool.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/foreign_file.h"
@@ -11,7 +12,6 @@
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
 #include "llmc/text/encoder.h"
-#include "llmc/train/choices.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -121,12 +121,6 @@ static bool find_label(const cJSON *example, int endings, int64_t *label, Error 
     return error_set(err, "\"label\" is %s, expected 0 to %d", json_describe(item, found, sizeof found), endings - 1);
 }
 
-static bool put_ending(Choices *c, const cJSON *ending, Error *err) {
-    if (!cJSON_IsString(ending)) return error_set(err, "an ending is not text");
-    snprintf(c->text, MAX_LINE + 2, " %s", ending->valuestring); // shorter than the line that it was a part of
-    return put_text(c, c->text, err);
-}
-
 static bool make_record(Choices *c, const cJSON *example, Error *err) {
     const cJSON *context, *endings, *ending;
     int64_t label = 0;
@@ -142,7 +136,9 @@ static bool make_record(Choices *c, const cJSON *example, Error *err) {
     for (size_t i = 0; i < sizeof head / sizeof *head; i++) put(c, head[i], err);
     if (!put_text(c, context->valuestring, err)) return false;
     cJSON_ArrayForEach(ending, endings) {
-        if (!put_ending(c, ending, err)) return false;
+        if (!cJSON_IsString(ending)) return error_set(err, "an ending is not text");
+        snprintf(c->text, MAX_LINE + 2, " %s", ending->valuestring); // shorter than the line that it was a part of
+        if (!put_text(c, c->text, err)) return false;
     }
     c->record[1] = (uint16_t)(2 * c->length);
     return true;
@@ -249,7 +245,10 @@ static bool allocate(Choices *c, Error *err) {
 
 static void free_all(Choices *c) {
     if (c->stream) fclose(c->stream);
-    free(c->data), free(c->line), free(c->text), free(c->tokens);
+    free(c->data);
+    free(c->line);
+    free(c->text);
+    free(c->tokens);
     encoder_free(c->encoder);
     tokenizer_free(c->tokenizer);
 }

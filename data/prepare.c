@@ -77,7 +77,9 @@ static bool take_sides(PrepareOptions *o, Error *err) {
     const char *given = o->val_fraction;
     const bool val = o->split && strcmp(o->split, "val") == 0;
     char *end = NULL;
-    *fraction = given ? strtod(given, &end) : val ? 1 : o->split ? 0 : 0.1;
+    *fraction = 0.1;
+    if (o->split) *fraction = val;
+    if (given) *fraction = strtod(given, &end);
     if (given && (end == given || *end || !(*fraction >= 0 && *fraction < 1)))
         return error_set(err, "--val-fraction %s: expected a number below 1, or 0 for none", given);
     if (o->split && !val && strcmp(o->split, "train") != 0)
@@ -132,7 +134,8 @@ static void print_summary(const CorpusOptions *o, const CorpusResult *result, do
             format_print(stdout, "  %-5s %13" PRId64 " tokens (%4.1f%%) in %" PRId64 " shard%s: %s\n",
                          corpus_side_names[side], tokens, 100.0 * (double)tokens / (double)all, shards,
                          shards == 1 ? "" : "s", path_quoted(pattern).text);
-        free(pattern), free(first);
+        free(pattern);
+        free(first);
     }
 }
 
@@ -148,8 +151,10 @@ static int prepare(PrepareOptions *o, Error *err) {
         CorpusDisplay display = corpus_display("prepare");
         CorpusResult result;
         const double start = now_seconds();
-        corpus->tokenizer = tokenizer, corpus->vocab_option = "--tokenizer train:";
-        corpus->on_progress = corpus_display_progress, corpus->user = &display;
+        corpus->tokenizer = tokenizer;
+        corpus->vocab_option = "--tokenizer train:";
+        corpus->on_progress = corpus_display_progress;
+        corpus->user = &display;
         status = corpus_run(corpus, &result, err);
         corpus_display_clear(&display);
         if (status == EXIT_OK) print_summary(corpus, &result, now_seconds() - start);

@@ -12,8 +12,8 @@
 #include "llmc/base/utf8.h"
 #include "llmc/data/shards.h"
 #include "llmc/text/corpus_manifest.h"
-#include "llmc/text/tokenizer_find.h"
 #include "llmc/text/tokenizer.h"
+#include "llmc/text/tokenizer_find.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -114,7 +114,8 @@ static bool list_file(Look *l, const ShardSet *set, Error *err) {
                  s->token_bytes, number_or_dash(set->vocab, set->vocab > 0, vocab),
                  number_or_dash(set->eot, set->eot >= 0, stated), number_or_dash(l->num_eot, eot >= 0, documents),
                  s->path);
-    l->tokens += s->num_tokens, l->documents += l->num_eot;
+    l->tokens += s->num_tokens;
+    l->documents += l->num_eot;
     return true;
 }
 
@@ -166,7 +167,9 @@ static bool compare(const char *shard, const CorpusShard *found, const char **ho
                            stated.xxh3, found->xxh3);
         if (!ok) error_prefix(err, "%s: %s", shard, path);
     }
-    cJSON_Delete(manifest), free(path), free(directory);
+    cJSON_Delete(manifest);
+    free(path);
+    free(directory);
     return ok;
 }
 
@@ -188,8 +191,23 @@ static bool verify_file(Look *l, const ShardSet *set, Error *err) {
 static void print_quoted(const char *text, size_t n) {
     char shown[UTF8_VISIBLE];
     for (size_t i = 0, taken; i < n; i += taken) {
-        const char c = text[i];
-        const char *escaped = c == '\n' ? "\\n" : c == '\t' ? "\\t" : c == '"' ? "\\\"" : c == '\\' ? "\\\\" : NULL;
+        const char *escaped = NULL;
+        switch (text[i]) {
+        case '\n':
+            escaped = "\\n";
+            break;
+        case '\t':
+            escaped = "\\t";
+            break;
+        case '"':
+            escaped = "\\\"";
+            break;
+        case '\\':
+            escaped = "\\\\";
+            break;
+        default:
+            break;
+        }
         taken = escaped ? 1 : utf8_visible(text + i, n - i, shown);
         fputs(escaped ? escaped : shown, stdout);
     }
@@ -197,7 +215,8 @@ static void print_quoted(const char *text, size_t n) {
 
 static bool show_file(Look *l, const ShardSet *set, Error *err) {
     const Shard *s = &set->shards[0];
-    const int64_t V = *l->tokenizer ? INT32_MAX : set->vocab > 0 ? set->vocab : GPT2_TOKENS;
+    int64_t V = set->vocab > 0 ? set->vocab : GPT2_TOKENS;
+    if (*l->tokenizer) V = INT32_MAX;
     Tokenizer *t = NULL;
     if (l->at >= s->num_tokens)
         return error_set(err, "--at %" PRId64 ": %s has %" PRId64 " tokens", l->at, s->path, s->num_tokens);
@@ -232,13 +251,20 @@ static void visit(Look *l, const char *pattern) {
         ShardSet set;
         bool ok = shards_open(&set, count > 0 ? names[i] : pattern, 1, &err);
         if (ok) {
-            ok = *l->command == 'l'   ? list_file(l, &set, &err)
-                 : *l->command == 'v' ? verify_file(l, &set, &err)
-                                      : show_file(l, &set, &err);
+            if (*l->command == 'l')
+                ok = list_file(l, &set, &err);
+            else if (*l->command == 'v')
+                ok = verify_file(l, &set, &err);
+            else
+                ok = show_file(l, &set, &err);
             shards_close(&set);
         }
-        l->files++, l->bad += !ok;
-        if (!ok) fflush(stdout), fprintf(stderr, "shard: %s\n", err.text);
+        l->files++;
+        l->bad += !ok;
+        if (!ok) {
+            fflush(stdout);
+            fprintf(stderr, "shard: %s\n", err.text);
+        }
     }
     directory_list_free(names, count);
 }

@@ -96,7 +96,10 @@ static bool take_value(ToolWords *w, const ToolOption *o, const char *value, Err
     if (o->flag) *o->flag = true;
     if (o->letter == 'h') w->help = o;
     if (!value) return true;
-    if (w->given[row] && strcmp(w->given[row], value) != 0) w->before = w->given[row], w->repeated = o;
+    if (w->given[row] && strcmp(w->given[row], value) != 0) {
+        w->before = w->given[row];
+        w->repeated = o;
+    }
     w->given[row] = value;
     if (o->text) *o->text = value;
     return !o->number || tool_read_number(o->name, value, o->min, o->max, o->number, err);
@@ -136,13 +139,6 @@ static bool read_letters(ToolWords *w, const char *word, Error *err) {
     return true;
 }
 
-static bool read_tool_word(ToolWords *w, const char *word, Error *err) {
-    const ToolOption *o = NULL;
-    if (!read_long(w, word, &o, err)) return false;
-    if (o) return true;
-    return word[1] == '-' ? unknown_word(w, word, err) : read_letters(w, word, err);
-}
-
 bool tool_read_options(const char *program, const ToolOption *table, int argc, char **argv, Error *err) {
     ToolWords w = {.program = program, .table = table, .argc = argc, .at = 1, .argv = argv};
     int rows = 0, operands = 0;
@@ -153,12 +149,15 @@ bool tool_read_options(const char *program, const ToolOption *table, int argc, c
     REQUIRE_MEMORY(others, "a command line");
     while (ok && w.at < argc && !w.help) {
         char *word = argv[w.at++];
-        if (only_operands || word[0] != '-' || !word[1])
+        if (only_operands || word[0] != '-' || !word[1]) {
             others[operands++] = word;
-        else if (strcmp(word, "--") == 0)
+        } else if (strcmp(word, "--") == 0) {
             only_operands = true;
-        else
-            ok = read_tool_word(&w, word, err);
+        } else {
+            const ToolOption *o = NULL;
+            ok = read_long(&w, word, &o, err);
+            if (ok && !o) ok = word[1] == '-' ? unknown_word(&w, word, err) : read_letters(&w, word, err);
+        }
     }
     // What was read is not needed any more.
     for (int i = 0; ok && !w.help && i < operands; i++) argv[argc - operands + i] = others[i];
@@ -191,8 +190,10 @@ bool corpus_tool_take_inputs(CorpusTool *tool, char **inputs, int count, Error *
         return error_set(err, "--field: a name has at most %d bytes", MAX_FIELD_BYTES);
     if (o->split_at && (!*o->split_at || strlen(o->split_at) > MAX_FIELD_BYTES))
         return error_set(err, "--split-at: expected a text of 1 to %d bytes", MAX_FIELD_BYTES);
-    o->inputs.format = !tool->format ? FORMAT_BY_CONTENT : txt ? FORMAT_TEXT : FORMAT_LINES;
-    o->inputs.arguments = inputs, o->inputs.count = count;
+    o->inputs.format = FORMAT_BY_CONTENT;
+    if (tool->format) o->inputs.format = txt ? FORMAT_TEXT : FORMAT_LINES;
+    o->inputs.arguments = inputs;
+    o->inputs.count = count;
     o->threads = (int)tool->threads;
     if (count == 0)
         return error_set(err, "no FILE or DIR to read; %s --help shows the usage", tool_path(tool->program).text);
@@ -236,9 +237,13 @@ static double describe(const CorpusDisplay *d, const CorpusProgress *p, double n
 void corpus_display_progress(void *display, const CorpusProgress *p) {
     CorpusDisplay *d = display;
     double now = now_seconds(), interval = d->is_terminal ? 0.1 : 10;
-    if (p->stage != d->stage) d->stage = p->stage, d->start = now; // its rate is its own
+    if (p->stage != d->stage) { // its rate is its own
+        d->stage = p->stage;
+        d->start = now;
+    }
     if (now - d->last_shown < interval) return;
-    d->last_shown = now, d->is_drawn = true;
+    d->last_shown = now;
+    d->is_drawn = true;
     char right[160], line[512];
     double fraction = describe(d, p, now, right, sizeof right);
     if (d->is_terminal)

@@ -102,7 +102,8 @@ static int train(TrainOptions *o, const char *directory, Error *err) {
     Tokenizer *t;
     const double start = now_seconds();
     corpus->vocab_option = "--vocab-size ";
-    corpus->on_progress = corpus_display_progress, corpus->user = &display;
+    corpus->on_progress = corpus_display_progress;
+    corpus->user = &display;
     int status = corpus_vocabulary(corpus, directory, &counts, &t, err);
     corpus_display_clear(&display);
     if (status == EXIT_OK && !tokenizer_write(t, o->output, err)) status = EXIT_RUN_FAILED;

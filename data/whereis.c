@@ -84,7 +84,8 @@ static bool find_step(const char *log, const cJSON *events, int64_t step, Start 
     Start s = {0};
     bool fits = step >= 1;
     int64_t end = step, windows;
-    *position = 0, *found = s;
+    *position = 0;
+    *found = s;
     for (int i = cJSON_GetArraySize(events) - 1; i >= 0; i--) {
         if (!read_start(cJSON_GetArrayItem(events, i), &s, err)) return error_prefix(err, "%s", log);
         if (s.start_step >= end) continue;
@@ -97,10 +98,6 @@ static bool find_step(const char *log, const cJSON *events, int64_t step, Start 
                          s.start_step);
     if (fits) *position -= found->step_windows;
     return fits || error_set(err, "STEP %" PRId64 ": expected 1 or more, and less than this", step);
-}
-
-static int64_t stream_position(const Start *s, int64_t position) {
-    return s->overfit ? position % s->step_windows : position;
 }
 
 static bool print_step(const Start *s, const char *step, int64_t position, const char *pattern, Error *err) {
@@ -121,7 +118,7 @@ static bool print_step(const Start *s, const char *step, int64_t position, const
                      "micro-batch", "position", "epoch", "window", "token", "byte", "file");
     for (int64_t i = 0; same && i < s->step_windows; i++) {
         const char *path;
-        int64_t token, p = stream_position(s, position + i);
+        int64_t token, p = s->overfit ? (position + i) % s->step_windows : position + i;
         const int64_t window = shuffle_window(p, s->num_windows, (uint64_t)s->seed);
         shards_locate(&set, window, &path, &token);
         format_print(stdout, "%11" PRId64 " %10" PRId64 " %6" PRId64 " %10" PRId64 " %12" PRId64 " %12" PRId64 "  %s\n",
@@ -151,7 +148,12 @@ int main(int argc, char **argv) {
     ok = ok && read_log(log, events, &err) && find_step(log, events, step, &start, &position, &err);
     if (ok) pattern = argc - optind == 3 ? strdup(words[2]) : path_typed_in(start.directory, start.train_data);
     ok = ok && print_step(&start, words[1], position, pattern, &err);
-    cJSON_Delete(events), free(log), free(pattern);
-    if (!ok) fflush(stdout), fprintf(stderr, "whereis: %s\n", err.text);
+    cJSON_Delete(events);
+    free(log);
+    free(pattern);
+    if (!ok) {
+        fflush(stdout);
+        fprintf(stderr, "whereis: %s\n", err.text);
+    }
     return ok ? EXIT_OK : EXIT_BAD_INPUT;
 }

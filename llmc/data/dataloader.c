@@ -48,7 +48,8 @@ int64_t shuffle_permute(int64_t i, int64_t n, uint64_t key) {
         uint64_t left = x >> half, right = x & mask;
         for (int r = 0; r < ROUNDS; r++) {
             uint64_t next = left ^ (mix64(right + round_key[r]) & mask);
-            left = right, right = next;
+            left = right;
+            right = next;
         }
         x = left << half | right;
     } while (x >= (uint64_t)n);
@@ -147,8 +148,10 @@ static void *reader_main(void *context) {
         pthread_mutex_lock(&loader->mutex);
         if (ok)
             loader->filled++;
-        else
-            loader->failed = true, loader->error = error;
+        else {
+            loader->failed = true;
+            loader->error = error;
+        }
         pthread_cond_broadcast(&loader->changed);
         pthread_mutex_unlock(&loader->mutex);
     }

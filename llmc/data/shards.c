@@ -129,7 +129,9 @@ static bool list_patterns(const char *directory, char *out, size_t size) {
         used += (size_t)snprintf(out + used, size - used, "%s%s", shown > 1 ? ", " : "", text);
     }
     if (count > 0) directory_list_free(names, count);
-    free(last), free(pattern), free(all);
+    free(last);
+    free(pattern);
+    free(all);
     return count > 0;
 }
 
@@ -142,7 +144,8 @@ static bool no_match(const char *pattern, Error *err) {
         error_set(err, "no token shards match %s%s; make some from text with: %s -o %s FILE...",
                   path_quoted(pattern).text, path_pattern_reason(pattern).text, path_of_tool("data/prepare").text,
                   directory ? path_quoted(directory).text : "DIR");
-    free(directory), free(parent);
+    free(directory);
+    free(parent);
     return false;
 }
 
@@ -164,7 +167,10 @@ static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Erro
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) return is_a_directory(path, err);
     shard->fd = file_open(path, &size, err);
     if (shard->fd < 0) return false;
-    if (fstat(shard->fd, &st) == 0) shard->device = st.st_dev, shard->inode = st.st_ino;
+    if (fstat(shard->fd, &st) == 0) {
+        shard->device = st.st_dev;
+        shard->inode = st.st_ino;
+    }
     int32_t h[HEAD_BYTES / sizeof(int32_t)];
     int64_t got = pread_all(shard->fd, h, sizeof h, 0);
     if (got < 0) return error_set(err, "%s: cannot read the header: %s", path, strerror(errno));
@@ -384,7 +390,9 @@ ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab,
         free(w);
         return error_set(err, "%s: cannot write the shard: out of memory", path), NULL;
     }
-    w->token_bytes = token_bytes, w->vocab = vocab, w->eot = eot;
+    w->token_bytes = token_bytes;
+    w->vocab = vocab;
+    w->eot = eot;
     errno = 0;
     w->file = fopen(path, "wbe");
     if (w->file && fwrite(header, sizeof header, 1, w->file) == 1) return w;
@@ -429,5 +437,6 @@ bool shard_writer_commit(ShardWriter *w, Error *err) {
 void shard_writer_leave(ShardWriter *w) {
     if (!w) return;
     if (w->file) fclose(w->file);
-    free(w->path), free(w);
+    free(w->path);
+    free(w);
 }

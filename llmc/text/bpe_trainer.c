@@ -62,7 +62,10 @@ static bool reserve_pairs(PairTable *t, int64_t more) {
 // Adds to the count of a pair, which is created if needed.
 static PairCount *add_to_pair(PairTable *t, uint64_t pair, int64_t count) {
     PairCount *p = find_pair(t, pair);
-    if (p->key == 0) p->key = pair + 1, t->used++;
+    if (p->key == 0) {
+        p->key = pair + 1;
+        t->used++;
+    }
     p->count += count;
     return p;
 }
@@ -93,7 +96,8 @@ static bool push(Queue *q, Candidate c) {
         int64_t room = q->room + q->room / 2 + 1024;
         Candidate *heap = realloc(q->heap, (size_t)room * sizeof *heap);
         if (!heap) return false;
-        q->heap = heap, q->room = room;
+        q->heap = heap;
+        q->room = room;
     }
     int64_t at = q->n++;
     for (int64_t up; at > 0 && comes_before(&c, &q->heap[up = (at - 1) / 2]); at = up) q->heap[at] = q->heap[up];
@@ -114,12 +118,8 @@ static Candidate pop(Queue *q) {
     return top;
 }
 
-static const uint32_t *words_of(const Candidate *c) {
-    return c->num_words == 1 ? &c->word : c->words; // NOLINT(clang-analyzer-unix.Malloc): it is not in the queue now
-}
-
 static void free_candidate(const Candidate *c) {
-    if (c->num_words > 1) free(c->words); // NOLINT(clang-analyzer-unix.Malloc): likewise
+    if (c->num_words > 1) free(c->words); // NOLINT(clang-analyzer-unix.Malloc): it is not in the queue now
 }
 
 // ----------------------------------------------------------------------------------------------------------- trainer
@@ -158,19 +158,25 @@ static int64_t word_count(const uint32_t *word) { return (int64_t)((uint64_t)wor
 
 static void trainer_free(Trainer *t) {
     for (int64_t i = 0; i < t->queue.n; i++) free_candidate(&t->queue.heap[i]);
-    free(t->queue.heap), free(t->pairs.slots), free(t->words);
+    free(t->queue.heap);
+    free(t->pairs.slots);
+    free(t->words);
     for (int i = 0; i < 2; i++) {
         Side *s = i ? &t->right : &t->left;
-        free(s->of), free(s->touched), free(s->events);
+        free(s->of);
+        free(s->touched);
+        free(s->events);
     }
 }
 
-// ------------------------------------------------------------------------------------------------------ before merging
+// -------------------------------------------------------------------------------------------- words and pairs of bytes
 
 static void take_word(void *user, const char *word, uint32_t length, int64_t count) {
     Trainer *t = user;
     uint32_t *out = t->words + t->used;
-    out[0] = (uint32_t)count, out[1] = (uint32_t)((uint64_t)count >> 32), out[2] = length;
+    out[0] = (uint32_t)count;
+    out[1] = (uint32_t)((uint64_t)count >> 32);
+    out[2] = length;
     for (uint32_t i = 0; i < length; i++) out[HEADER + i] = (uint32_t)t->tokenizer->byte_tokens[(unsigned char)word[i]];
     t->used += HEADER + length;
 }
@@ -243,9 +249,9 @@ static bool queue_byte_pairs(Trainer *t) {
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------------------- one merge
+// ------------------------------------------------------------------------------------------------------------- a merge
 
-static Neighbour *touch(Side *s, uint32_t token) {
+static Neighbour *touch_neighbour(Side *s, uint32_t token) {
     Neighbour *n = &s->of[token];
     if (n->lost == 0 && n->won == 0) s->touched[s->num_touched++] = token;
     return n;
@@ -253,7 +259,7 @@ static Neighbour *touch(Side *s, uint32_t token) {
 
 // A pair of the new token with a neighbour occurs in a word.
 static void win(Trainer *t, Side *s, uint32_t token, uint32_t word, int64_t count) {
-    Neighbour *n = touch(s, token);
+    Neighbour *n = touch_neighbour(s, token);
     n->won += count;
     if (n->num_words > 0 && n->last_word == word) return;
     n->num_words++;
@@ -263,7 +269,8 @@ static void win(Trainer *t, Side *s, uint32_t token, uint32_t word, int64_t coun
         Event *events = realloc(s->events, (size_t)room * sizeof *events);
         t->failed |= !events;
         if (!events) return;
-        s->events = events, s->event_room = room;
+        s->events = events;
+        s->event_room = room;
     }
     s->events[s->num_events++] = (Event){token, word};
 }
@@ -299,12 +306,12 @@ static void merge_in_word(Trainer *t, uint32_t at, uint32_t a, uint32_t b, uint3
         }
         if (out > 0) {
             const uint32_t before = tokens[out - 1];
-            touch(&t->left, before)->lost += count;
+            touch_neighbour(&t->left, before)->lost += count;
             if (spelled[before].length < bound) win(t, &t->left, before, at, count);
         }
         if (i + 2 < n) {
             const uint32_t after = tokens[i + 2];
-            touch(&t->right, after)->lost += count;
+            touch_neighbour(&t->right, after)->lost += count;
             if (spelled[after].length < bound) win(t, &t->right, after, at, count);
         }
         tokens[out++] = merged;
@@ -359,7 +366,10 @@ static void queue_pairs(Trainer *t, Side *s, bool is_left, uint32_t merged) {
                 c.words = n->words;
             else
                 c.word = n->last_word;
-            if (!push(&t->queue, c)) t->failed = true, free_candidate(&c);
+            if (!push(&t->queue, c)) {
+                t->failed = true;
+                free_candidate(&c);
+            }
         }
         *n = (Neighbour){0};
     }
@@ -381,7 +391,7 @@ static bool add_merge(Tokenizer *t, int32_t left, int32_t right, Error *err) {
 static bool merge_candidate(Trainer *t, const Candidate *c, Error *err) {
     const int32_t a = (int32_t)(c->pair >> 32), b = (int32_t)c->pair, merged = t->tokenizer->count;
     if (!add_merge(t->tokenizer, a, b, err)) return false;
-    const uint32_t *words = words_of(c);
+    const uint32_t *words = c->num_words == 1 ? &c->word : c->words; // NOLINT(clang-analyzer-unix.Malloc): likewise
     for (uint32_t i = 0; i < c->num_words; i++) {
         if (i + PREFETCH < c->num_words) __builtin_prefetch(t->words + words[i + PREFETCH]);
         merge_in_word(t, words[i], (uint32_t)a, (uint32_t)b, (uint32_t)merged);

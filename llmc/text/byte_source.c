@@ -62,7 +62,9 @@ ByteSource *byte_source_open(int fd, int then_fd, Packing packing, Error *err) {
         close(fd);
         return NULL;
     }
-    s->fd = fd, s->then_fd = then_fd, s->packing = packing;
+    s->fd = fd;
+    s->then_fd = then_fd;
+    s->packing = packing;
     return s;
 }
 
@@ -79,7 +81,7 @@ bool byte_source_is_damaged(const ByteSource *s) { return s->damaged; }
 int64_t byte_source_consumed(const ByteSource *s) { return s->consumed; }
 
 // Up to n bytes of the file itself; 0 at its end, -1 on error.
-static int64_t read_file(ByteSource *s, void *out, int64_t n) {
+static int64_t read_packed(ByteSource *s, void *out, int64_t n) {
     for (;;) {
         ssize_t got = read(s->fd, out, (size_t)n);
         if (got < 0 && errno == EINTR) continue;
@@ -118,8 +120,10 @@ static int64_t unpack_gzip(ByteSource *s, unsigned char *out, int64_t n) {
         inflateReset(&s->zlib);
         s->in_frame = s->had_member = true;
     }
-    s->zlib.next_in = s->input + s->begin, s->zlib.avail_in = (uInt)(s->end - s->begin);
-    s->zlib.next_out = out, s->zlib.avail_out = (uInt)n;
+    s->zlib.next_in = s->input + s->begin;
+    s->zlib.avail_in = (uInt)(s->end - s->begin);
+    s->zlib.next_out = out;
+    s->zlib.avail_out = (uInt)n;
     int status = inflate(&s->zlib, Z_NO_FLUSH);
     s->begin = s->end - s->zlib.avail_in;
     if (status == Z_STREAM_END)
@@ -153,9 +157,11 @@ static int64_t unpack_zstd(ByteSource *s, unsigned char *out, int64_t n) {
 static int64_t unpack(ByteSource *s, unsigned char *out, int64_t n) {
     for (int64_t got = 0; got == 0 && !s->failed;) {
         if (s->begin == s->end && !s->ended) {
-            int64_t more = read_file(s, s->input, INPUT_BYTES);
+            int64_t more = read_packed(s, s->input, INPUT_BYTES);
             if (more < 0) return 0;
-            s->begin = 0, s->end = (size_t)more, s->ended = more == 0;
+            s->begin = 0;
+            s->end = (size_t)more;
+            s->ended = more == 0;
         }
         // At the end of the file, zstd may still hold bytes of a frame that it has read.
         bool drained = s->begin == s->end && s->ended;
@@ -172,7 +178,7 @@ int64_t byte_source_read(ByteSource *s, void *out, int64_t n, Error *err) {
     while (done < n && !s->failed) {
         unsigned char *to = (unsigned char *)out + done;
         int64_t room = n - done < INT32_MAX ? n - done : INT32_MAX;
-        int64_t got = s->packing == PACKED_NOT ? read_file(s, to, room) : unpack(s, to, room);
+        int64_t got = s->packing == PACKED_NOT ? read_packed(s, to, room) : unpack(s, to, room);
         if (got <= 0) break;
         done += got;
     }

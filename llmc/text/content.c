@@ -44,10 +44,6 @@ static void advise_filter(const CorpusOptions *o, const InputFile *file, const c
         error_set(advice, "%s -dc %s | %s | %s", unpack, path.text, filter, read);
 }
 
-static const char *format_by_name(const char *path) {
-    return fnmatch("*.@(jsonl|ndjson)?(.*)", path, FNM_CASEFOLD | FNM_EXTMATCH) == 0 ? "jsonl" : "txt";
-}
-
 static void advise_foreign(const CorpusOptions *o, const InputFile *file, const ForeignFile *f, Error *advice) {
     const QuotedPath path = path_quoted(file->path);
     Error text;
@@ -55,7 +51,11 @@ static void advise_foreign(const CorpusOptions *o, const InputFile *file, const 
     for (size_t i = 0; i < sizeof filters / sizeof *filters; i++) {
         const char *format = filters[i].format;
         if (strcmp(f->kind, filters[i].kind) != 0) continue;
-        advise_filter(o, file, filters[i].filter, format ? format : format_by_name(file->path), advice);
+        if (!format) {
+            const bool is_lines = fnmatch("*.@(jsonl|ndjson)?(.*)", file->path, FNM_CASEFOLD | FNM_EXTMATCH) == 0;
+            format = is_lines ? "jsonl" : "txt";
+        }
+        advise_filter(o, file, filters[i].filter, format, advice);
         return;
     }
     if (strcmp(f->kind, "Parquet") == 0 && is_plain)

@@ -49,7 +49,8 @@ static void close_run(Run *r) {
     kind_counts_clear(&r->walk_left_out);
     kind_counts_clear(&r->walk_notes);
     if (r->options.inputs.has_stdin) close(r->options.inputs.stdin_fd);
-    tokenizer_free(r->trained), tokenizer_free(r->cuts);
+    tokenizer_free(r->trained);
+    tokenizer_free(r->cuts);
     free(r->summaries);
 }
 
@@ -65,7 +66,9 @@ static void on_block(void *user, int64_t bytes_read) {
 // Encodes all documents or, with is_counting, counts their words into job.words. If training or validation has too
 // little of a few, short documents, does it again with each of them cut; a count has decided this for the encoding.
 static int run_passes(Run *r, bool is_counting, Error *err) {
-    r->job.options = &r->options, r->job.on_block = on_block, r->job.user = r;
+    r->job.options = &r->options;
+    r->job.on_block = on_block;
+    r->job.user = r;
     for (;;) {
         corpus_counts_clear(&r->counts);
         if (is_counting) {
@@ -109,7 +112,8 @@ static void on_merged(void *user, int64_t tokens) {
 static int train(Run *r, Error *err) {
     const CorpusOptions *o = &r->options;
     r->job.tokenizer = r->job.cuts = r->cuts;
-    r->progress.stage = STAGE_COUNT, r->progress.vocab = o->vocab;
+    r->progress.stage = STAGE_COUNT;
+    r->progress.vocab = o->vocab;
     int status = run_passes(r, true, err);
     if (status == EXIT_OK && !check_sides(r, err)) status = EXIT_BAD_INPUT;
     const int64_t distinct = r->job.words ? word_counts_words(r->job.words) : 0;
@@ -175,12 +179,15 @@ int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
 int corpus_vocabulary(const CorpusOptions *options, const char *directory, CorpusCounts *counts, Tokenizer **tokenizer,
                       Error *err) {
     Run r = {.options = *options};
-    *counts = (CorpusCounts){0}, *tokenizer = NULL;
+    *counts = (CorpusCounts){0};
+    *tokenizer = NULL;
     const int status = open_inputs(&r, err) && take_stdin(&r, directory, err) ? train(&r, err) : EXIT_BAD_INPUT;
     if (status == EXIT_OK) {
         add_walk(&r);
-        *counts = r.counts, *tokenizer = r.trained;
-        r.counts = (CorpusCounts){0}, r.trained = NULL;
+        *counts = r.counts;
+        *tokenizer = r.trained;
+        r.counts = (CorpusCounts){0};
+        r.trained = NULL;
     }
     close_run(&r);
     return status;

@@ -49,14 +49,18 @@ void kind_counts_move(KindCounts *to, KindCounts *from) {
             continue;
         }
         found->count += from->kinds[i].count;
-        free(from->kinds[i].kind), free(from->kinds[i].first);
+        free(from->kinds[i].kind);
+        free(from->kinds[i].first);
     }
     free(from->kinds);
     *from = (KindCounts){0};
 }
 
 void kind_counts_clear(KindCounts *k) {
-    for (int i = 0; i < k->num; i++) free(k->kinds[i].kind), free(k->kinds[i].first);
+    for (int i = 0; i < k->num; i++) {
+        free(k->kinds[i].kind);
+        free(k->kinds[i].first);
+    }
     free(k->kinds);
     *k = (KindCounts){0};
 }
@@ -80,7 +84,8 @@ void bad_report_add(BadReport *r, int kind, const char *message) {
 
 void corpus_counts_clear(CorpusCounts *c) {
     for (int k = 0; k < BAD_KINDS; k++) free(c->bad.first[k]);
-    kind_counts_clear(&c->left_out), kind_counts_clear(&c->notes);
+    kind_counts_clear(&c->left_out);
+    kind_counts_clear(&c->notes);
     *c = (CorpusCounts){0};
 }
 
@@ -96,7 +101,10 @@ void corpus_counts_add(CorpusCounts *sum, CorpusCounts *more) {
     if (sum->bad.total == 0) sum->bad.earliest = more->bad.earliest;
     sum->bad.total += more->bad.total;
     for (int k = 0; k < BAD_KINDS; k++) {
-        if (sum->bad.count[k] == 0) sum->bad.first[k] = more->bad.first[k], more->bad.first[k] = NULL;
+        if (sum->bad.count[k] == 0) {
+            sum->bad.first[k] = more->bad.first[k];
+            more->bad.first[k] = NULL;
+        }
         sum->bad.count[k] += more->bad.count[k];
     }
 }

@@ -87,7 +87,8 @@ bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *e
 static bool move_file(char *from, char *to, Error *err) {
     const bool ok =
         rename(from, to) == 0 || error_set(err, "%s: cannot move into place: %s", from, path_reason(to, errno).text);
-    free(from), free(to);
+    free(from);
+    free(to);
     return ok;
 }
 
@@ -122,5 +123,7 @@ void corpus_output_release(CorpusOutput *o, bool is_published) {
         directory_unmake(o->path, o->existing);
     }
     if (o->lock >= 0) close(o->lock);
-    free(o->staging), free(o->manifest), free(o->tokenizer);
+    free(o->staging);
+    free(o->manifest);
+    free(o->tokenizer);
 }

@@ -30,7 +30,8 @@ typedef struct {
 } CorpusEncoder;
 
 static bool encoder_open(CorpusEncoder *e, const CorpusJob *job, Error *err) {
-    e->job = job, e->token_bytes = corpus_token_bytes(job->tokenizer);
+    e->job = job;
+    e->token_bytes = corpus_token_bytes(job->tokenizer);
     if (job->words) return (e->counter = word_counter_create(job->words, err)) != NULL;
     return (e->encoder = encoder_create(job->tokenizer, err)) != NULL;
 }
@@ -44,7 +45,8 @@ static bool put_tokens(const CorpusEncoder *e, CorpusBlock *b, CorpusSide side, 
         int64_t capacity = 2 * (have + n);
         void *grown = realloc(b->tokens[side], (size_t)(capacity * e->token_bytes));
         if (!grown) return error_set(&b->error, "%s: out of memory for tokens", b->path);
-        b->tokens[side] = grown, b->token_capacity[side] = capacity;
+        b->tokens[side] = grown;
+        b->token_capacity[side] = capacity;
     }
     if (e->token_bytes == 2) {
         uint16_t *out = (uint16_t *)b->tokens[side] + have;
@@ -77,7 +79,8 @@ static bool put_text(CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const ch
             return false;
         const int64_t tokens = e->counter ? piece : encoder_encode(e->encoder, text, piece, e->tokens);
         if (!put_tokens(e, b, side, e->tokens, tokens)) return false;
-        text += piece, n -= piece;
+        text += piece;
+        n -= piece;
     }
     return true;
 }
@@ -158,11 +161,6 @@ static bool put_piece(CorpusEncoder *e, CorpusBlock *b) {
     return (!b->begins || begin_part(e, b, b->side)) && put_text(e, b, b->side, b->text, b->n);
 }
 
-static void encode(CorpusEncoder *e, CorpusBlock *b) {
-    if (b->status != EXIT_OK || b->n == 0) return;
-    if (!(b->format == FORMAT_LINES ? put_lines(e, b) : put_piece(e, b))) b->status = EXIT_RUN_FAILED;
-}
-
 // ------------------------------------------------------------------------------------------------------------ pipeline
 
 // Text in the pipeline at once. Blocks of ordinary size do not reach the limit below a hundred threads; it stops the
@@ -196,7 +194,10 @@ static void *reader_thread(void *argument) {
         pthread_mutex_lock(&p->lock);
         while (has_more && !p->stop && p->filled > p->written && p->bytes_under_way + b->n > MAX_BYTES_UNDER_WAY)
             pthread_cond_wait(&p->can_fill, &p->lock);
-        if (has_more) p->bytes_under_way += b->n, p->filled++;
+        if (has_more) {
+            p->bytes_under_way += b->n;
+            p->filled++;
+        }
         p->is_all_read = !has_more;
         pthread_cond_signal(&p->can_encode);
     }
@@ -215,7 +216,10 @@ static void *encoder_thread(void *argument) {
         if (p->stop || p->taken == p->filled) break;
         CorpusBlock *b = &p->blocks[p->taken++ % p->num_blocks];
         pthread_mutex_unlock(&p->lock);
-        encode(encoder, b);
+        if (b->status == EXIT_OK && b->n > 0) {
+            const bool ok = b->format == FORMAT_LINES ? put_lines(encoder, b) : put_piece(encoder, b);
+            if (!ok) b->status = EXIT_RUN_FAILED;
+        }
         pthread_mutex_lock(&p->lock);
         b->is_encoded = true;
         pthread_cond_signal(&p->can_write);
@@ -272,10 +276,14 @@ static bool set_up(Pipeline *p, Error *err) {
 
 static void tear_down(Pipeline *p) {
     document_reader_close(p->reader);
-    for (int i = 0; p->encoders && i < p->job->options->threads; i++)
-        encoder_free(p->encoders[i].encoder), word_counter_free(p->encoders[i].counter);
+    for (int i = 0; p->encoders && i < p->job->options->threads; i++) {
+        encoder_free(p->encoders[i].encoder);
+        word_counter_free(p->encoders[i].counter);
+    }
     for (int i = 0; p->blocks && i < p->num_blocks; i++) corpus_block_free(&p->blocks[i]);
-    free(p->blocks), free(p->encoders), free(p->threads);
+    free(p->blocks);
+    free(p->encoders);
+    free(p->threads);
 }
 
 int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err) {

@@ -17,12 +17,14 @@ char *corpus_shard_path(const char *directory, CorpusSide side, int64_t number) 
 }
 
 void corpus_writer_free(CorpusWriter *w) {
-    for (CorpusSide side = 0; side < CORPUS_SIDES; side++)
-        shard_writer_leave(w->side[side].open), free(w->side[side].shards);
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
+        shard_writer_leave(w->side[side].open);
+        free(w->side[side].shards);
+    }
     *w = (CorpusWriter){0};
 }
 
-static bool open_shard(CorpusWriter *w, CorpusSide side, Error *err) {
+static bool begin_shard(CorpusWriter *w, CorpusSide side, Error *err) {
     const Tokenizer *t = w->tokenizer;
     CorpusShards *s = &w->side[side];
     char *path = corpus_shard_path(w->directory, side, s->count);
@@ -43,7 +45,10 @@ static bool finish_shard(CorpusWriter *w, CorpusSide side, Error *err) {
     // The checksum is taken from the page cache, where the shard still is.
     const bool ok = shard_writer_commit(s->open, err) && file_checksum(path, &shard->bytes, &shard->xxh3, err);
     s->open = NULL;
-    if (ok) s->count++, s->open_tokens = 0;
+    if (ok) {
+        s->count++;
+        s->open_tokens = 0;
+    }
     free(path);
     return ok;
 }
@@ -51,10 +56,11 @@ static bool finish_shard(CorpusWriter *w, CorpusSide side, Error *err) {
 bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, int64_t n, Error *err) {
     CorpusShards *s = &w->side[side];
     for (const char *from = tokens; n > 0;) {
-        if (!s->open && !open_shard(w, side, err)) return false;
+        if (!s->open && !begin_shard(w, side, err)) return false;
         const int64_t left = w->shard_tokens - s->open_tokens, taken = min_i64(n, left);
         if (!shard_writer_append(s->open, from, taken, err)) return false;
-        from += taken * corpus_token_bytes(w->tokenizer), n -= taken;
+        from += taken * corpus_token_bytes(w->tokenizer);
+        n -= taken;
         s->open_tokens += taken;
         if (taken == left && !finish_shard(w, side, err)) return false;
     }

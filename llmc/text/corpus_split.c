@@ -40,7 +40,9 @@ int64_t corpus_character_end(const char *text, int64_t n) {
         unsigned char c = (unsigned char)text[at];
         if (c < 0x80) return n;
         if (c < 0xC0) continue;
-        int length = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : 2;
+        int length = 2;
+        if (c >= 0xE0) length = 3;
+        if (c >= 0xF0) length = 4;
         return at + length <= n ? n : at;
     }
     return n;

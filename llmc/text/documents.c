@@ -49,7 +49,9 @@ struct DocumentReader {
 DocumentReader *document_reader_open(const CorpusOptions *options, const Tokenizer *cuts, bool cut_all, Error *err) {
     DocumentReader *r = calloc(1, sizeof *r);
     if (!r) return error_set(err, "reader: out of memory"), NULL;
-    r->options = options, r->cuts = cuts, r->cut_all = cut_all;
+    r->options = options;
+    r->cuts = cuts;
+    r->cut_all = cut_all;
     r->walk = inputs_open(&options->inputs, err);
     if (r->walk) return r;
     free(r);
@@ -65,14 +67,14 @@ void document_reader_close(DocumentReader *r) {
     free(r);
 }
 
-static bool fail(DocumentReader *r, int status) {
+static bool reader_fail(DocumentReader *r, int status) {
     r->status = status;
     return false;
 }
 
-static bool fail_memory(DocumentReader *r) {
+static bool reader_out_of_memory(DocumentReader *r) {
     error_set(&r->error, "%s: cannot read: out of memory", r->file.path);
-    return fail(r, EXIT_RUN_FAILED);
+    return reader_fail(r, EXIT_RUN_FAILED);
 }
 
 // --------------------------------------------------------------------------------------------------------------- files
@@ -87,7 +89,7 @@ static bool leave_out(DocumentReader *r, const char *kind, const char *advice) {
     const char *path = r->file.path;
     if (r->file.is_argument && *advice && !r->options->skip_bad) {
         error_set(&r->error, "%s: is %s; %s", path, kind, advice);
-        return fail(r, EXIT_BAD_INPUT);
+        return reader_fail(r, EXIT_BAD_INPUT);
     }
     kind_counts_add(&r->pending.left_out, kind, 1, "%s%s%s", path, *advice ? "; " : "", advice);
     return false;
@@ -114,18 +116,18 @@ static bool open_source(DocumentReader *r) {
     if (fd < 0 && !r->file.is_argument && input_may_be_skipped(errno)) return pass_unreadable(r, errno);
     if (fd < 0) {
         error_set(&r->error, "%s: cannot read: %s", r->file.path, path_reason(r->file.path, errno).text);
-        return fail(r, r->file.is_argument ? EXIT_BAD_INPUT : EXIT_RUN_FAILED);
+        return reader_fail(r, r->file.is_argument ? EXIT_BAD_INPUT : EXIT_RUN_FAILED);
     }
     if (!judge_packing(r, fd)) return close(fd), false;
     r->source = byte_source_open(fd, then_fd, r->file.packing, &r->error);
-    return r->source != NULL || fail(r, EXIT_RUN_FAILED);
+    return r->source != NULL || reader_fail(r, EXIT_RUN_FAILED);
 }
 
 // Opens the next file. False: there is none, or reading failed.
 static bool next_file(DocumentReader *r) {
     while (!r->source && r->status == EXIT_OK) {
         const int found = inputs_next(r->walk, &r->file, &r->error);
-        if (found < 0) return fail(r, EXIT_BAD_INPUT);
+        if (found < 0) return reader_fail(r, EXIT_BAD_INPUT);
         if (found == 0) return false;
         r->at = (FilePosition){0};
         r->ended = r->is_damaged = false;
@@ -151,13 +153,13 @@ static void close_file(DocumentReader *r) {
 static bool source_failed(DocumentReader *r, const ByteSource *source) {
     if (!byte_source_is_damaged(source)) {
         error_prefix(&r->error, "%s", r->file.path);
-        return fail(r, EXIT_RUN_FAILED);
+        return reader_fail(r, EXIT_RUN_FAILED);
     }
     r->ended = r->is_damaged = true;
     return true;
 }
 
-static void report(DocumentReader *r, int kind, int64_t line, const char *what) {
+static void report_bad_line(DocumentReader *r, int kind, int64_t line, const char *what) {
     Error message;
     error_set(&message, "%s: line %" PRId64 ": %s", r->file.path, line, what);
     bad_report_add(&r->pending.bad, kind, message.text);
@@ -172,13 +174,14 @@ static int64_t count_lines(const char *text, int64_t n) {
 // -------------------------------------------------------------------------------------------------------------- blocks
 
 // Appends text of the file to b, until it has n bytes or the file ends.
-static bool fill(DocumentReader *r, CorpusBlock *b, int64_t n) {
-    if (!corpus_block_reserve(b, n)) return fail_memory(r);
+static bool fill_block(DocumentReader *r, CorpusBlock *b, int64_t n) {
+    if (!corpus_block_reserve(b, n)) return reader_out_of_memory(r);
     int64_t from_rest = r->rest_n < n - b->n ? r->rest_n : n - b->n;
     if (from_rest > 0) {
         memcpy(b->text + b->n, r->rest, (size_t)from_rest);
         memmove(r->rest, r->rest + from_rest, (size_t)(r->rest_n - from_rest));
-        r->rest_n -= from_rest, b->n += from_rest;
+        r->rest_n -= from_rest;
+        b->n += from_rest;
     }
     while (b->n < n && !r->ended) {
         int64_t got = byte_source_read(r->source, b->text + b->n, n - b->n, &r->error);
@@ -195,8 +198,9 @@ static bool hand_out(DocumentReader *r, CorpusBlock *b, int64_t n) {
     if (r->rest_room < left + r->rest_n || r->rest_room > KEPT_BYTES) {
         int64_t room = left + r->rest_n < BLOCK_BYTES ? BLOCK_BYTES : left + r->rest_n;
         char *rest = realloc(r->rest, (size_t)room);
-        if (!rest) return fail_memory(r);
-        r->rest = rest, r->rest_room = room;
+        if (!rest) return reader_out_of_memory(r);
+        r->rest = rest;
+        r->rest_room = room;
     }
     if (left > 0) {
         memmove(r->rest + left, r->rest, (size_t)r->rest_n);
@@ -214,15 +218,16 @@ static bool hand_out(DocumentReader *r, CorpusBlock *b, int64_t n) {
 static bool begin_file(DocumentReader *r, CorpusBlock *b) {
     static const char mark[] = {'\xEF', '\xBB', '\xBF'};
     Error advice;
-    if (!fill(r, b, BLOCK_BYTES)) return false;
+    if (!fill_block(r, b, BLOCK_BYTES)) return false;
     if (b->n >= (int64_t)sizeof mark && memcmp(b->text, mark, sizeof mark) == 0) {
-        b->n -= (int64_t)sizeof mark, r->at.offset = sizeof mark;
+        b->n -= (int64_t)sizeof mark;
+        r->at.offset = sizeof mark;
         memmove(b->text, b->text + sizeof mark, (size_t)b->n);
     }
     const char *kind = corpus_content(r->options, &r->file, b->text, b->n, r->ended && r->rest_n == 0, &r->format,
                                       &r->pending.notes, &advice);
     if (!kind) return true;
-    if (r->is_damaged) report(r, BAD_FILE, count_lines(b->text, b->n) + 1, r->error.text);
+    if (r->is_damaged) report_bad_line(r, BAD_FILE, count_lines(b->text, b->n) + 1, r->error.text);
     if (!r->is_damaged || b->n > 0) leave_out(r, kind, advice.text);
     if (r->status == EXIT_OK) close_file(r);
     return false;
@@ -248,15 +253,15 @@ static bool skip_line(DocumentReader *r, CorpusBlock *b) {
     const char *mark = separator(r), *end = NULL;
     const int64_t length = (int64_t)strlen(mark);
     if (r->format == FORMAT_LINES)
-        report(r, BAD_TOO_LONG, ++r->at.line, "the line is longer than 32 MiB");
+        report_bad_line(r, BAD_TOO_LONG, ++r->at.line, "the line is longer than 32 MiB");
     else
-        report(r, BAD_TOO_LONG, 1, "a document before the next --split-at is longer than 32 MiB");
+        report_bad_line(r, BAD_TOO_LONG, 1, "a document before the next --split-at is longer than 32 MiB");
     for (bool has_more = true; !end && has_more;) {
         const int64_t kept = b->n < length ? b->n : length - 1; // may be a part of the mark
         r->at.offset += b->n - kept;
         memmove(b->text, b->text + b->n - kept, (size_t)kept);
         b->n = kept;
-        if (!fill(r, b, BLOCK_BYTES)) return false;
+        if (!fill_block(r, b, BLOCK_BYTES)) return false;
         has_more = b->n > kept;
         end = memmem(b->text, (size_t)b->n, mark, (size_t)length);
     }
@@ -272,7 +277,7 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
     const int64_t length = (int64_t)strlen(mark);
     int64_t last = 0, searched = 0;
     for (int64_t want = BLOCK_BYTES; last == 0 && want <= LINE_MAX_BYTES; want *= 2) {
-        if (!fill(r, b, want)) return false;
+        if (!fill_block(r, b, want)) return false;
         last = last_separator(b->text + searched, b->n - searched, mark);
         if (last > 0) last += searched;
         searched = b->n < length ? 0 : b->n + 1 - length;
@@ -286,7 +291,7 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
     b->begins = r->is_first;
     b->first_line = r->at.line + 1;
     if (r->format == FORMAT_LINES) r->at.line += count_lines(b->text, n);
-    if (is_all && r->is_damaged) report(r, BAD_FILE, r->at.line + 1, r->error.text);
+    if (is_all && r->is_damaged) report_bad_line(r, BAD_FILE, r->at.line + 1, r->error.text);
     if (!hand_out(r, b, n)) return false;
     if (is_all) close_file(r);
     return n > 0;
@@ -300,14 +305,15 @@ static bool measure(DocumentReader *r, int64_t *size) {
     ByteSource *s = fd < 0 ? NULL : byte_source_open(fd, -1, r->file.packing, NULL);
     char *buffer = malloc(BLOCK_BYTES);
     if (!s || !buffer) {
-        byte_source_close(s), free(buffer);
-        return fail_memory(r);
+        byte_source_close(s);
+        free(buffer);
+        return reader_out_of_memory(r);
     }
     int64_t got, lines = 0;
     for (*size = 0; (got = byte_source_read(s, buffer, BLOCK_BYTES, &r->error)) > 0; *size += got)
         lines += count_lines(buffer, got);
     bool ok = got == 0 || source_failed(r, s);
-    if (got < 0 && ok) report(r, BAD_FILE, lines + 1, r->error.text);
+    if (got < 0 && ok) report_bad_line(r, BAD_FILE, lines + 1, r->error.text);
     r->ended = r->is_damaged = false; // they were about the other source
     byte_source_close(s);
     free(buffer);
@@ -318,22 +324,20 @@ static bool measure(DocumentReader *r, int64_t *size) {
 static bool begin_document(DocumentReader *r, CorpusBlock *b) {
     const int64_t known = r->at.offset + b->n; // with the byte order mark
     bool is_all = r->ended;
-    if (is_all && r->is_damaged) report(r, BAD_FILE, count_lines(b->text, b->n) + 1, r->error.text);
+    if (is_all && r->is_damaged) report_bad_line(r, BAD_FILE, count_lines(b->text, b->n) + 1, r->error.text);
     r->at.size = is_all || known > r->file.size ? known : r->file.size;
     return is_all || r->file.packing == PACKED_NOT || measure(r, &r->at.size);
-}
-
-// The end of a piece that is not the last: a safe place, or between two characters if a whole block has none.
-static int64_t piece_end(const DocumentReader *r, const char *text, int64_t n) {
-    int64_t safe = tokenizer_safe_cut(r->cuts, text, n);
-    return safe > 0 ? safe : corpus_character_end(text, n);
 }
 
 // How much of the block's text the next piece takes. The cut for validation needs enough text after it to look for the
 // end of a line; a piece that would have the cut too near its end ends before it.
 static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) {
     const Tokenizer *t = r->cuts;
-    int64_t whole = is_all ? b->n : piece_end(r, b->text, b->n);
+    int64_t whole = b->n;
+    if (!is_all) { // a safe place, or between two characters if a whole block has none
+        whole = tokenizer_safe_cut(t, b->text, b->n);
+        if (whole == 0) whole = corpus_character_end(b->text, b->n);
+    }
     int64_t from = corpus_cut_target(r->at.size, r->options->val_fraction) - r->at.offset;
     if (r->at.cut > 0 || from >= b->n || corpus_is_one_sided(r->options->val_fraction)) return whole;
     if (from < 1) from = 1; // the piece before had no safe place and ran past it
@@ -357,7 +361,7 @@ static void keep_tail(DocumentReader *r, const char *text, int64_t n) {
 // The next piece of a document. False: none this time.
 static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     int64_t left = r->at.size > 0 ? r->at.size - r->at.offset : BLOCK_BYTES;
-    if (!fill(r, b, left < BLOCK_BYTES ? left : BLOCK_BYTES)) return false;
+    if (!fill_block(r, b, left < BLOCK_BYTES ? left : BLOCK_BYTES)) return false;
     if (r->is_first && !begin_document(r, b)) return false;
     if (b->n == 0) { // shorter than it was
         close_file(r);
@@ -392,7 +396,12 @@ bool document_reader_next(DocumentReader *r, CorpusBlock *b) {
         if (r->status != EXIT_OK) break;
     }
     r->is_done = r->status != EXIT_OK || !has_text;
-    if (!has_text) b->n = 0, b->format = FORMAT_TEXT, b->before_n = 0, b->is_short = b->is_document = b->begins = false;
+    if (!has_text) {
+        b->n = 0;
+        b->format = FORMAT_TEXT;
+        b->before_n = 0;
+        b->is_short = b->is_document = b->begins = false;
+    }
     b->status = r->status;
     if (r->status != EXIT_OK) b->error = r->error;
     memcpy(b->path, r->file.path, strlen(r->file.path) + 1);

@@ -56,7 +56,7 @@ static int64_t merge_piece(const Tokenizer *t, const char *piece, int64_t n, int
 }
 
 // readable: how many bytes follow piece in the text.
-static inline int64_t encode_piece(Encoder *e, const char *piece, int64_t n, int64_t readable, int32_t *out) {
+static inline int64_t encode_cached(Encoder *e, const char *piece, int64_t n, int64_t readable, int32_t *out) {
     if (n > PIECE_KEY_BYTES) return merge_piece(e->t, piece, n, out);
     PieceKey key = piece_key(piece, n, readable);
     CacheEntry *set = &e->cache[piece_hash(&key) & (CACHE_ENTRIES - 2)]; // two candidates
@@ -82,7 +82,7 @@ static int64_t encode_plain(Encoder *e, const char *text, int64_t n, int32_t *ou
     }
     for (int64_t at = 0; at < n;) {
         int64_t length = pieces_next(t->char_table, text + at, n - at);
-        count += encode_piece(e, text + at, length, n - at, out + count);
+        count += encode_cached(e, text + at, length, n - at, out + count);
         at += length;
     }
     return count;
@@ -114,7 +114,8 @@ static int64_t encode_pass(Encoder *e, Pass pass, bool special, const char *text
         count += encode_pass(e, pass + 1, special, text, at, out + count);
         out[count++] = token;
         at += e->t->tokens[token].length;
-        text += at, n -= at;
+        text += at;
+        n -= at;
     }
     return count + encode_pass(e, pass + 1, special, text, n, out + count);
 }

@@ -66,9 +66,12 @@ static void leave(InputWalk *w) {
 void inputs_close(InputWalk *w) {
     if (!w) return;
     while (w->depth > 0) leave(w);
-    kind_counts_clear(&w->left_out), kind_counts_clear(&w->notes);
+    kind_counts_clear(&w->left_out);
+    kind_counts_clear(&w->notes);
     for (int i = 0; i < w->num_roots; i++) free(w->roots[i]);
-    free(w->roots), free(w->seen), free(w->levels);
+    free(w->roots);
+    free(w->seen);
+    free(w->levels);
     free(w);
 }
 
@@ -115,7 +118,8 @@ static void grow_seen(InputWalk *w) {
     XXH128_hash_t *old = w->seen;
     const size_t slots = w->num_slots;
     bool is_new;
-    w->num_slots = slots ? 2 * slots : 1024, w->num_seen = 0;
+    w->num_slots = slots ? 2 * slots : 1024;
+    w->num_seen = 0;
     w->seen = calloc(w->num_slots, sizeof *w->seen);
     REQUIRE_MEMORY(w->seen, "the list of inputs");
     for (size_t i = 0; i < slots; i++)
@@ -231,18 +235,17 @@ static bool next_name(InputWalk *w, int *found, Error *err) {
     return false;
 }
 
-static int give_stdin(InputWalk *w, InputFile *file, Error *err) {
-    struct stat st;
-    if (!w->options->has_stdin) return 0;
-    if (fstat(w->options->stdin_fd, &st) != 0) return error_set(err, "standard input: %s", strerror(errno)), -1;
-    give(w, file, "standard input", &st, true, err);
-    file->is_stdin = true, file->packing = w->options->stdin_packing;
-    return 1;
-}
-
 static int next_argument(InputWalk *w, InputFile *file, Error *err) {
     const char *argument = w->options->arguments[w->argument];
-    if (strcmp(argument, "-") == 0) return give_stdin(w, file, err);
+    if (strcmp(argument, "-") == 0) {
+        struct stat st;
+        if (!w->options->has_stdin) return 0;
+        if (fstat(w->options->stdin_fd, &st) != 0) return error_set(err, "standard input: %s", strerror(errno)), -1;
+        give(w, file, "standard input", &st, true, err);
+        file->is_stdin = true;
+        file->packing = w->options->stdin_packing;
+        return 1;
+    }
     const int n = snprintf(w->path, sizeof w->path, "%s", argument);
     if ((size_t)n >= sizeof w->path) return error_set(err, "%.200s...: the path is too long", argument), -1;
     return visit(w, file, err);
@@ -279,11 +282,18 @@ InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes
     while (found > 0 && (found = inputs_next(w, &file, err)) > 0) {
         InputSummary *s = &summaries[w->argument];
         s->files += !file.unreadable;
-        s->bytes += file.size, *total_bytes += file.size;
+        s->bytes += file.size;
+        *total_bytes += file.size;
     }
-    if (w) kind_counts_move(left_out, &w->left_out), kind_counts_move(notes, &w->notes);
+    if (w) {
+        kind_counts_move(left_out, &w->left_out);
+        kind_counts_move(notes, &w->notes);
+    }
     inputs_close(w);
-    if (found < 0) free(summaries), summaries = NULL;
+    if (found < 0) {
+        free(summaries);
+        summaries = NULL;
+    }
     return summaries;
 }
 
@@ -308,10 +318,13 @@ bool inputs_spool_stdin(InputOptions *o, const char *directory, int64_t limit, i
     *bytes = 0;
     if (fd >= 0) unlink(path);
     ok = ok && copy_stdin(fd, limit, chunk, CHUNK, bytes, err);
-    free(path), free(chunk);
+    free(path);
+    free(chunk);
     if (!ok) return fd >= 0 ? close(fd), false : false;
     const ssize_t n = pread(fd, magic, sizeof magic, 0);
-    o->has_stdin = true, o->stdin_fd = fd, o->stdin_goes_on = *bytes >= limit;
+    o->has_stdin = true;
+    o->stdin_fd = fd;
+    o->stdin_goes_on = *bytes >= limit;
     o->stdin_packing = packing_of_bytes(magic, n > 0 ? (size_t)n : 0);
     return true;
 }

@@ -15,9 +15,9 @@ typedef struct {
     const char *wrong; // the error at p; NULL: none
 } Scan;
 
-// ------------------------------------------------------------------------------------------------------------ the scan
+// ------------------------------------------------------------------------------------------------------------- scanner
 
-static bool fail(Scan *s, const char *wrong) {
+static bool scan_fail(Scan *s, const char *wrong) {
     s->wrong = wrong;
     return false;
 }
@@ -29,7 +29,7 @@ static void skip_space(Scan *s) {
 // The byte at p, 0 at the end; a NUL anywhere in the line is an error.
 static unsigned char peek(const Scan *s) { return s->p < s->end ? *s->p : 0; }
 
-static int hex_digit(unsigned char c) {
+static int hex_value(unsigned char c) {
     if (c >= '0' && c <= '9') return c - '0';
     c |= 0x20;
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
@@ -39,7 +39,7 @@ static int hex_digit(unsigned char c) {
 static int hex4(const unsigned char *p) {
     int value = 0;
     for (int i = 0; i < 4; i++) {
-        int digit = hex_digit(p[i]);
+        int digit = hex_value(p[i]);
         if (digit < 0) return -1;
         value = value * 16 + digit;
     }
@@ -53,17 +53,17 @@ static bool scan_string(Scan *s) {
         while (*p >= 0x20 && *p != '"' && *p != '\\')
             p++; // stops at the control character after the line at the latest
         s->p = p;
-        if (p >= s->end) return fail(s, "a string without its closing quote");
+        if (p >= s->end) return scan_fail(s, "a string without its closing quote");
         if (*p == '"') break;
-        if (*p < 0x20) return fail(s, "a control character in a string");
+        if (*p < 0x20) return scan_fail(s, "a control character in a string");
         unsigned char escape = p + 1 < s->end ? p[1] : 0;
         if (escape == 'u') {
-            if (s->end - p < 6 || hex4(p + 2) < 0) return fail(s, "\\u without four hexadecimal digits");
+            if (s->end - p < 6 || hex4(p + 2) < 0) return scan_fail(s, "\\u without four hexadecimal digits");
             p += 6;
         } else if (escape != 0 && strchr("\"\\/bfnrt", escape)) {
             p += 2;
         } else {
-            return fail(s, "an unknown escape");
+            return scan_fail(s, "an unknown escape");
         }
     }
     s->p = p + 1;
@@ -81,15 +81,15 @@ static bool scan_number(Scan *s) {
     if (peek(s) == '0')
         s->p++;
     else if (!scan_digits(s))
-        return fail(s, "neither a value nor a number");
+        return scan_fail(s, "neither a value nor a number");
     if (peek(s) == '.') {
         s->p++;
-        if (!scan_digits(s)) return fail(s, "a number without digits after the point");
+        if (!scan_digits(s)) return scan_fail(s, "a number without digits after the point");
     }
     if ((peek(s) | 0x20) == 'e') {
         s->p++;
         if (peek(s) == '+' || peek(s) == '-') s->p++;
-        if (!scan_digits(s)) return fail(s, "a number without digits in the exponent");
+        if (!scan_digits(s)) return scan_fail(s, "a number without digits in the exponent");
     }
     return true;
 }
@@ -113,10 +113,10 @@ static bool scan_scalar(Scan *s) {
 // A key and its colon.
 static bool scan_key(Scan *s) {
     skip_space(s);
-    if (peek(s) != '"') return fail(s, "expected a key in quotes");
+    if (peek(s) != '"') return scan_fail(s, "expected a key in quotes");
     if (!scan_string(s)) return false;
     skip_space(s);
-    if (peek(s) != ':') return fail(s, "expected ':' after the key");
+    if (peek(s) != ':') return scan_fail(s, "expected ':' after the key");
     s->p++;
     return true;
 }
@@ -129,7 +129,7 @@ static bool scan_nested(Scan *s) {
         skip_space(s); // a value begins here
         unsigned char c = peek(s);
         if (c == '{' || c == '[') {
-            if (depth == JSON_LINE_MAX_DEPTH) return fail(s, "nested too deeply");
+            if (depth == JSON_LINE_MAX_DEPTH) return scan_fail(s, "nested too deeply");
             is_object[depth++] = c == '{';
             s->p++;
             skip_space(s);
@@ -140,16 +140,19 @@ static bool scan_nested(Scan *s) {
         } else if (!scan_scalar(s)) {
             return false;
         }
-        for (skip_space(s); depth > 0 && peek(s) == (is_object[depth - 1] ? '}' : ']'); skip_space(s)) s->p++, depth--;
+        for (skip_space(s); depth > 0 && peek(s) == (is_object[depth - 1] ? '}' : ']'); skip_space(s)) {
+            s->p++;
+            depth--;
+        }
         if (depth == 0) break;
-        if (peek(s) != ',') return fail(s, "expected ',' or the end of the list");
+        if (peek(s) != ',') return scan_fail(s, "expected ',' or the end of the list");
         s->p++;
         if (is_object[depth - 1] && !scan_key(s)) return false;
     } while (true);
     return true;
 }
 
-// ----------------------------------------------------------------------------------------------------------- unescape
+// ------------------------------------------------------------------------------------------------------------- escapes
 
 static unsigned char short_escape(unsigned char c) {
     static const char from[] = "bfnrt", to[] = "\b\f\n\r\t";
@@ -165,7 +168,8 @@ static int64_t unescape(unsigned char *text, int64_t n) {
         unsigned char *slash = memchr(in, '\\', (size_t)(end - in));
         size_t plain = (size_t)((slash ? slash : end) - in);
         if (out != in) memmove(out, in, plain);
-        out += plain, in += plain;
+        out += plain;
+        in += plain;
         if (!slash) break;
         if (in[1] != 'u') {
             *out++ = short_escape(in[1]);
@@ -203,7 +207,7 @@ static bool key_is(const unsigned char *key, int64_t n, const char *field) {
 static bool scan_members(Scan *s, const char *field, const unsigned char **value, const unsigned char **value_end) {
     *value = NULL;
     skip_space(s);
-    if (peek(s) != '{') return fail(s, "expected an object, {\"field\": \"text\", ...}");
+    if (peek(s) != '{') return scan_fail(s, "expected an object, {\"field\": \"text\", ...}");
     s->p++;
     skip_space(s);
     if (peek(s) == '}') {
@@ -220,10 +224,13 @@ static bool scan_members(Scan *s, const char *field, const unsigned char **value
         skip_space(s);
         const unsigned char *begin = s->p;
         if (!(peek(s) == '{' || peek(s) == '[' ? scan_nested(s) : scan_scalar(s))) return false;
-        if (is_field) *value = begin, *value_end = s->p;
+        if (is_field) {
+            *value = begin;
+            *value_end = s->p;
+        }
         skip_space(s);
         if (peek(s) == '}') break;
-        if (peek(s) != ',') return fail(s, "expected ',' or '}'");
+        if (peek(s) != ',') return scan_fail(s, "expected ',' or '}'");
         s->p++;
     }
     s->p++;
@@ -279,7 +286,7 @@ JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, i
     bool ok = scan_members(&s, field, &value, &value_end);
     if (ok) {
         skip_space(&s);
-        ok = s.p == end || fail(&s, "something after the object");
+        ok = s.p == end || scan_fail(&s, "something after the object");
     }
     if (!ok) {
         error_set(err, "not valid JSON: %s at byte %td of the line", s.wrong, s.p - begin + 1);

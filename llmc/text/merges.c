@@ -9,16 +9,16 @@
 enum { SHORT_PIECE = 64 };
 #define NO_RANK UINT32_MAX
 
-// ----------------------------------------------------------------------------------------------------------- the table
+// ------------------------------------------------------------------------------------------------------ table of rules
 
-static void insert(MergeTable *t, MergeRule rule) {
+static void insert_rule(MergeTable *t, MergeRule rule) {
     uint64_t mask = (uint64_t)t->capacity - 1, i = pair_slot(rule.pair, t->shift);
     while (t->slots[i].pair != MERGE_NO_PAIR) i = (i + 1) & mask;
     t->slots[i] = rule;
     t->count++;
 }
 
-static bool grow(MergeTable *t, Error *err) {
+static bool grow_rules(MergeTable *t, Error *err) {
     MergeTable grown = {.capacity = t->capacity ? 2 * t->capacity : 1024};
     grown.shift = 64 - __builtin_ctzll((unsigned long long)grown.capacity);
     size_t bytes = (size_t)grown.capacity * sizeof *grown.slots;
@@ -26,7 +26,7 @@ static bool grow(MergeTable *t, Error *err) {
     if (!grown.slots) return error_set(err, "out of memory for %lld merges", (long long)grown.capacity / 2);
     memset(grown.slots, 0xFF, bytes); // MERGE_NO_PAIR everywhere
     for (int64_t i = 0; i < t->capacity; i++)
-        if (t->slots[i].pair != MERGE_NO_PAIR) insert(&grown, t->slots[i]);
+        if (t->slots[i].pair != MERGE_NO_PAIR) insert_rule(&grown, t->slots[i]);
     merge_table_free(t);
     *t = grown;
     return true;
@@ -35,8 +35,8 @@ static bool grow(MergeTable *t, Error *err) {
 bool merge_table_add(MergeTable *t, MergeRule rule, const MergeRule **known, Error *err) {
     *known = merge_table_find(t, (int32_t)(rule.pair >> 32), (int32_t)rule.pair);
     if (*known) return false;
-    if (2 * (t->count + 1) > t->capacity && !grow(t, err)) return false;
-    insert(t, rule);
+    if (2 * (t->count + 1) > t->capacity && !grow_rules(t, err)) return false;
+    insert_rule(t, rule);
     return true;
 }
 
@@ -69,7 +69,10 @@ static int64_t merge_short(const MergeTable *t, int32_t *tokens, int64_t n, uint
         if (pairs[best].rank == NO_RANK) break;
         tokens[best] = pairs[best].merged;
         n--;
-        for (int64_t i = best + 1; i < n; i++) tokens[i] = tokens[i + 1], pairs[i - 1] = pairs[i];
+        for (int64_t i = best + 1; i < n; i++) {
+            tokens[i] = tokens[i + 1];
+            pairs[i - 1] = pairs[i];
+        }
         if (best > 0) pairs[best - 1] = candidate(t, tokens[best - 1], tokens[best], below);
         if (best + 1 < n) pairs[best] = candidate(t, tokens[best], tokens[best + 1], below);
     }
@@ -118,14 +121,14 @@ static uint64_t heap_pop(Heap *h) {
     return top;
 }
 
-static uint64_t entry_of(const Link *links, uint32_t place) { return (uint64_t)links[place].pair.rank << 32 | place; }
+static uint64_t heap_entry(const Link *links, uint32_t place) { return (uint64_t)links[place].pair.rank << 32 | place; }
 
 // Updates the pair that begins at place.
 static void renew(const MergeTable *t, const int32_t *tokens, Link *links, Heap *heap, uint32_t place, uint32_t n,
                   uint32_t below) {
     uint32_t next = links[place].next;
     links[place].pair = next < n ? candidate(t, tokens[place], tokens[next], below) : (Candidate){NO_RANK, -1};
-    if (links[place].pair.rank != NO_RANK) heap_push(heap, entry_of(links, place));
+    if (links[place].pair.rank != NO_RANK) heap_push(heap, heap_entry(links, place));
 }
 
 static void merge_chain(const MergeTable *t, int32_t *tokens, Link *links, Heap *heap, uint32_t n, uint32_t below,
@@ -134,7 +137,8 @@ static void merge_chain(const MergeTable *t, int32_t *tokens, Link *links, Heap 
         uint64_t entry = heap_pop(heap);
         uint32_t place = (uint32_t)entry, dead = links[place].next;
         if (links[place].pair.rank != entry >> 32) continue;
-        tokens[place] = links[place].pair.merged, left--;
+        tokens[place] = links[place].pair.merged;
+        left--;
         links[place].next = links[dead].next;
         if (links[dead].next < n) links[links[dead].next].previous = place;
         links[dead].pair.rank = NO_RANK;
@@ -150,7 +154,7 @@ static int64_t merge_long(const MergeTable *t, int32_t *tokens, uint32_t n, uint
     for (uint32_t i = 0; i < n; i++) {
         links[i] = (Link){.previous = i - 1, .next = i + 1, .pair = {NO_RANK, -1}};
         if (i + 1 < n) links[i].pair = candidate(t, tokens[i], tokens[i + 1], below);
-        if (links[i].pair.rank != NO_RANK) heap.entries[heap.count++] = entry_of(links, i);
+        if (links[i].pair.rank != NO_RANK) heap.entries[heap.count++] = heap_entry(links, i);
     }
     for (int64_t i = heap.count / 2 - 1; i >= 0; i--) sift_down(&heap, i);
     merge_chain(t, tokens, links, &heap, n, below, least);

@@ -108,7 +108,10 @@ static inline const unsigned char *run_end(const uint8_t *table, const unsigned 
                                            CharKind kind, int *last) {
     int length = 0;
     *last = 0;
-    while (p < end && kind_at(table, p, end, &length) == kind) p += length, *last = length;
+    while (p < end && kind_at(table, p, end, &length) == kind) {
+        p += length;
+        *last = length;
+    }
     return p;
 }
 
@@ -128,7 +131,11 @@ int64_t pieces_next(const uint8_t *table, const char *text, int64_t n) {
     if (*p == ' ' && n > 1) { // the " ?" of three alternatives
         int next_length;
         CharKind next = kind_at(table, p + 1, end, &next_length);
-        if (next != CHAR_SPACE) p += 1, length = next_length, kind = next;
+        if (next != CHAR_SPACE) {
+            p += 1;
+            length = next_length;
+            kind = next;
+        }
     }
     int last;
     const unsigned char *stop = run_end(table, p, end, kind, &last);

@@ -93,7 +93,7 @@ int64_t tokenizer_safe_cut(const Tokenizer *t, const char *text, int64_t n) {
 // ---------------------------------------------------------------------------------------------------------- opening
 
 // Names the kind of file before any complaint about its size: weights are large.
-static bool check_head(const char *path, Error *err) {
+static bool check_tokenizer_file(const char *path, Error *err) {
     int64_t size;
     const int fd = file_open(path, &size, err);
     if (fd < 0) return false;
@@ -107,21 +107,25 @@ static bool check_head(const char *path, Error *err) {
 
 static Tokenizer *open_file(const char *path, Error *err) {
     size_t n;
-    char *text = check_head(path, err) ? file_read_all(path, MAX_TOKENIZER_BYTES, &n, err) : NULL;
+    char *text = check_tokenizer_file(path, err) ? file_read_all(path, MAX_TOKENIZER_BYTES, &n, err) : NULL;
     if (!text) return NULL;
     uint32_t magic = 0;
     if (n >= sizeof magic) memcpy(&magic, text, sizeof magic);
     const bool is_object = text[strspn(text, " \t\r\n")] == '{';
-    Tokenizer *t = magic == LLMC_TOKENIZER_MAGIC ? tokenizer_read_llmc(path, text, n, err)
-                   : is_object                   ? tokenizer_read_json(path, text, n, err)
-                                                 : tokenizer_read_ranks(path, text, n, err);
+    Tokenizer *t;
+    if (magic == LLMC_TOKENIZER_MAGIC)
+        t = tokenizer_read_llmc(path, text, n, err);
+    else if (is_object)
+        t = tokenizer_read_json(path, text, n, err);
+    else
+        t = tokenizer_read_ranks(path, text, n, err);
     free(text);
     if (!t || !is_object || tokenizer_check_settings(t, path, err)) return t;
     tokenizer_free(t);
     return NULL;
 }
 
-static bool is_directory(const char *path) {
+bool tokenizer_is_directory(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
@@ -137,7 +141,7 @@ char *tokenizer_file_in(const char *directory) {
 }
 
 Tokenizer *tokenizer_open(const char *path, Error *err) {
-    if (!is_directory(path)) return open_file(path, err);
+    if (!tokenizer_is_directory(path)) return open_file(path, err);
     char *file = tokenizer_file_in(path);
     Tokenizer *t = file ? open_file(file, err) : NULL;
     if (!file)

@@ -26,6 +26,7 @@ Tokenizer *tokenizer_bytes(Error *err);
 // bytes without one.
 Tokenizer *tokenizer_open(const char *path, Error *err);
 Tokenizer *tokenizer_named(const char *name, Error *err); // "bytes": the built-in one; else that of this path
+bool tokenizer_is_directory(const char *path);
 char *tokenizer_file_in(const char *directory); // the file there that is a tokenizer, malloced; NULL: there is none
 void tokenizer_free(Tokenizer *t);              // NULL is fine
 

@@ -10,18 +10,12 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 static const char LLMC_TOKENIZER[] = "gpt2_tokenizer.bin";
 enum {
     GPT2_TOKENS = 50257,
     MODEL_PADDING = 128, // foreign models may have up to this many tokens more than their tokenizer
 };
-
-static bool is_directory(const char *path) {
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
 
 // What the tokenizer must agree with.
 typedef struct {
@@ -38,7 +32,7 @@ static char *directory_of(const char *pattern, Error *err) {
     int count;
     if (!files_match(pattern, &names, &count, err)) return NULL;
     const char *path = count > 0 ? names[0] : pattern;
-    char *directory = is_directory(path) ? strdup(path) : path_parent(path);
+    char *directory = tokenizer_is_directory(path) ? strdup(path) : path_parent(path);
     REQUIRE_MEMORY(directory, "a path");
     directory_list_free(names, count);
     return directory;

@@ -14,7 +14,7 @@
 static const size_t MAX_MERGES_BYTES = (size_t)64 << 20;
 static const char GPT2_PATTERN[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-static bool json_is_text(const cJSON *item, const char *expected) {
+static bool is_json_text(const cJSON *item, const char *expected) {
     return cJSON_IsString(item) && strcmp(item->valuestring, expected) == 0;
 }
 
@@ -102,7 +102,7 @@ static bool check_off(const cJSON *object, const char *where, const char *key, E
     const cJSON *item;
     char field[80];
     if (!json_find(object, key, &item, err)) return false;
-    if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item) || json_is_text(item, "")) return true;
+    if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item) || is_json_text(item, "")) return true;
     if (cJSON_IsNumber(item) && item->valuedouble == 0) return true;
     snprintf(field, sizeof field, "%s%s", where, key);
     return refuse(field, item, "none", err);
@@ -111,7 +111,7 @@ static bool check_off(const cJSON *object, const char *where, const char *key, E
 static bool read_model(Tokenizer *t, const cJSON *model, Error *err) {
     const cJSON *type, *vocab, *merges, *whole;
     if (!json_find(model, "type", &type, err)) return error_prefix(err, "model");
-    if (type && !json_is_text(type, "BPE")) return refuse("model.type", type, "\"BPE\"", err);
+    if (type && !is_json_text(type, "BPE")) return refuse("model.type", type, "\"BPE\"", err);
     static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix"};
     for (size_t i = 0; i < sizeof off / sizeof off[0]; i++)
         if (!check_off(model, "model.", off[i], err)) return false;
@@ -131,7 +131,7 @@ static bool check_is(const cJSON *object, const char *where, const char *key, co
     char field[80];
     if (!json_find(object, key, &item, err)) return error_prefix(err, "%s", where);
     snprintf(field, sizeof field, "%s.%s", where, key);
-    return (text ? json_is_text(item, text) : cJSON_IsFalse(item)) || refuse(field, item, expected, err);
+    return (text ? is_json_text(item, text) : cJSON_IsFalse(item)) || refuse(field, item, expected, err);
 }
 
 static bool check_byte_level(const cJSON *step, const char *where, Error *err) {
@@ -146,7 +146,7 @@ static bool check_split(const cJSON *step, const char *where, Error *err) {
     if (!json_find(step, "pattern", &pattern, err) ||
         (cJSON_IsObject(pattern) && !json_find(pattern, "Regex", &regex, err)))
         return error_prefix(err, "%s", where);
-    if (!json_is_text(regex, GPT2_PATTERN))
+    if (!is_json_text(regex, GPT2_PATTERN))
         return refuse("pre_tokenizer.pretokenizers[0].pattern.Regex", regex, "GPT-2's, the only one supported", err);
     return check_is(step, where, "behavior", "Isolated", "\"Isolated\"", err) &&
            check_is(step, where, "invert", NULL, "false", err);
@@ -160,7 +160,7 @@ static bool check_pre_tokenizer(const cJSON *root, Error *err) {
     if (!cJSON_IsObject(step)) return refuse(where, step, "ByteLevel, as GPT-2 has", err);
     if (!json_find(step, "type", &type, err) || !json_find(step, "use_regex", &own, err))
         return error_prefix(err, "%s", where);
-    if (!json_is_text(type, "Sequence")) // then ByteLevel splits by the pattern
+    if (!is_json_text(type, "Sequence")) // then ByteLevel splits by the pattern
         return check_byte_level(step, where, err) &&
                (!own || cJSON_IsTrue(own) || refuse("pre_tokenizer.use_regex", own, "true (GPT-2's pattern)", err));
     if (!json_get_array(step, "pretokenizers", 2, &steps, err)) return error_prefix(err, "%s", where);
@@ -247,7 +247,8 @@ static char *merges_path(const char *path) {
          *openai = path_join(directory, "vocab.bpe");
     const bool is_openai = strcmp(slash ? slash + 1 : path, "encoder.json") == 0;
     const bool prefer_openai = is_openai ? file_exists(openai) : !file_exists(merges);
-    free(directory), free(prefer_openai ? merges : openai);
+    free(directory);
+    free(prefer_openai ? merges : openai);
     return prefer_openai ? openai : merges;
 }
 
@@ -278,7 +279,7 @@ static bool read_vocab_json(Tokenizer *t, const char *path, const cJSON *root, E
     return ok;
 }
 
-// ----------------------------------------------------------------------------------------------------------- the files
+// --------------------------------------------------------------------------------------------------------------- files
 
 // JSON strings may hold a NUL, C strings may not: "a\u0000b" would be read as "a".
 static bool has_nul(const char *text, size_t n) {
@@ -301,7 +302,7 @@ static const char *foreign_object(const cJSON *root) {
     return "a JSON file without \"model\" (tokenizer.json) and without numbered tokens (vocab.json)";
 }
 
-static bool read_object(Tokenizer *t, const char *path, const cJSON *root, Error *err) {
+static bool read_tokenizer_object(Tokenizer *t, const char *path, const cJSON *root, Error *err) {
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
     // A vocabulary may well have a token "model", but then that is a number.
     if (model && !cJSON_IsNumber(model)) return read_tokenizer_json(t, root, err) || error_prefix(err, "%s", path);
@@ -316,7 +317,7 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
     cJSON *root = json_parse(text, bytes, err);
     if (!root) return error_prefix(err, "%s", path), NULL;
     Tokenizer *t = vocabulary_of_file(path, err);
-    const bool ok = t && read_object(t, path, root, err);
+    const bool ok = t && read_tokenizer_object(t, path, root, err);
     cJSON_Delete(root);
     if (ok) return t;
     vocabulary_free(t);
@@ -393,7 +394,8 @@ static bool last_merge(const Tokenizer *t, int32_t token, MergeRule *rule, bool 
 static MergeRule *ordered_merges(const Tokenizer *t, int64_t *count, bool *unreachable) {
     int64_t most = t->by_rank ? t->count : t->merges.count;
     MergeRule *rules = malloc(((size_t)most + 1) * sizeof *rules);
-    *count = 0, *unreachable = false;
+    *count = 0;
+    *unreachable = false;
     if (!rules) return NULL;
     if (!t->by_rank) {
         for (int64_t i = 0; i < t->merges.capacity; i++)

@@ -26,7 +26,8 @@ static int base64_value(char c) {
 static int base64_decode(const char *text, size_t n, char *out) {
     int length = 0;
     if (n == 0 || n % 4 != 0) return -1;
-    size_t filling = text[n - 1] != '=' ? 0 : text[n - 2] != '=' ? 1 : 2;
+    size_t filling = text[n - 1] == '=';
+    if (filling > 0 && text[n - 2] == '=') filling = 2;
     for (size_t at = 0; at < n; at += 4) {
         uint32_t bits = 0;
         for (size_t i = at; i < at + 4; i++) {
@@ -59,7 +60,7 @@ static bool read_rank(Tokenizer *t, const char *line, size_t n, Error *err) {
     return vocabulary_add(t, rank, bytes, (size_t)length, true, err);
 }
 
-static bool read_ranks(Tokenizer *t, const char *text, size_t n, Error *err) {
+static bool read_rank_lines(Tokenizer *t, const char *text, size_t n, Error *err) {
     const char *line;
     size_t at = 0, length;
     for (unsigned number = 1; vocabulary_line(text, n, &at, &line, &length); number++)
@@ -85,7 +86,7 @@ static bool check_pattern(int64_t ranks, Error *err) {
 Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes, Error *err) {
     Tokenizer *t = vocabulary_of_file(path, err);
     if (!t) return NULL;
-    bool ok = read_ranks(t, text, bytes, err) && check_pattern(t->ordinary_count, err);
+    bool ok = read_rank_lines(t, text, bytes, err) && check_pattern(t->ordinary_count, err);
     // p50k_base keeps GPT-2's end-of-text and continues after it; otherwise it is the number after the last rank.
     bool p50k = ok && t->ordinary_count == P50K_RANKS && !t->tokens[GPT2_EOT].known;
     ok = ok && vocabulary_add_added(t, p50k ? GPT2_EOT : t->count, END_OF_TEXT, true, false, err);
@@ -94,14 +95,15 @@ Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes
 
 // -------------------------------------------------------------------------------------------------------------- llm.c
 
-static bool read_llmc_header(const char *text, size_t n, int64_t *tokens, int64_t *eot, Error *err) {
+static bool check_llmc_header(const char *text, size_t n, int64_t *tokens, int64_t *eot, Error *err) {
     uint32_t header[4];
     if (n < LLMC_HEADER_BYTES)
         return error_set(err, "%zu bytes, expected a header of %d: truncated", n, LLMC_HEADER_BYTES);
     memcpy(header, text, sizeof header);
     if (header[1] != 1 && header[1] != 2)
         return error_set(err, "header: llm.c tokenizer version %u, expected 1 or 2", header[1]);
-    *tokens = header[2], *eot = header[1] == 1 ? GPT2_EOT : header[3]; // version 1 has no field for it: always GPT-2's
+    *tokens = header[2];
+    *eot = header[1] == 1 ? GPT2_EOT : header[3]; // version 1 has no field for it: always GPT-2's
     if (*tokens < 257 || *tokens > MAX_TOKENS)
         return error_set(err, "header: %lld tokens, expected 257 to %d", (long long)*tokens, MAX_TOKENS);
     if (*eot >= *tokens)
@@ -112,7 +114,7 @@ static bool read_llmc_header(const char *text, size_t n, int64_t *tokens, int64_
 
 static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *err) {
     int64_t tokens = 0, eot = 0;
-    if (!read_llmc_header(text, n, &tokens, &eot, err)) return false;
+    if (!check_llmc_header(text, n, &tokens, &eot, err)) return false;
     size_t at = LLMC_HEADER_BYTES;
     for (int64_t i = 0; i < tokens; i++) {
         size_t length = at < n ? (unsigned char)text[at] : 0;

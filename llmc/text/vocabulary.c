@@ -22,7 +22,10 @@ const char *vocabulary_show(const char *bytes, size_t length, char *buf, size_t 
 
 Tokenizer *vocabulary_new(const char *name, Error *err) {
     Tokenizer *t = calloc(1, sizeof *t);
-    if (t) t->name = strdup(name), t->eot = -1;
+    if (t) {
+        t->name = strdup(name);
+        t->eot = -1;
+    }
     if (t && t->name) return t;
     vocabulary_free(t);
     error_set(err, "out of memory for a tokenizer");
@@ -58,13 +61,13 @@ bool vocabulary_line(const char *text, size_t n, size_t *at, const char **line, 
 
 // ---------------------------------------------------------------------------------------------------- bytes -> token
 
-static uint64_t slot_of(const Tokenizer *t, const char *bytes, size_t length) {
+static uint64_t spelling_slot(const Tokenizer *t, const char *bytes, size_t length) {
     return XXH3_64bits(bytes, length) & (uint64_t)(t->by_bytes_capacity - 1);
 }
 
 int32_t vocabulary_find(const Tokenizer *t, const char *bytes, size_t length) {
     if (t->by_bytes_capacity == 0 || length > MAX_TOKEN_BYTES) return -1;
-    for (uint64_t i = slot_of(t, bytes, length);; i = (i + 1) & (uint64_t)(t->by_bytes_capacity - 1)) {
+    for (uint64_t i = spelling_slot(t, bytes, length);; i = (i + 1) & (uint64_t)(t->by_bytes_capacity - 1)) {
         int32_t token = t->by_bytes[i];
         if (token < 0) return -1;
         const Token *known = &t->tokens[token];
@@ -74,7 +77,7 @@ int32_t vocabulary_find(const Tokenizer *t, const char *bytes, size_t length) {
 
 static void index_token(Tokenizer *t, int32_t token) {
     const Token *k = &t->tokens[token];
-    uint64_t i = slot_of(t, t->bytes + k->offset, k->length);
+    uint64_t i = spelling_slot(t, t->bytes + k->offset, k->length);
     while (t->by_bytes[i] >= 0) i = (i + 1) & (uint64_t)(t->by_bytes_capacity - 1);
     t->by_bytes[i] = token;
 }
@@ -84,7 +87,8 @@ static bool index_grow(Tokenizer *t, Error *err) {
     int32_t *grown = realloc(t->by_bytes, (size_t)capacity * sizeof *grown);
     if (!grown) return error_set(err, "out of memory for %lld tokens", (long long)capacity / 2);
     memset(grown, 0xFF, (size_t)capacity * sizeof *grown);
-    t->by_bytes = grown, t->by_bytes_capacity = capacity;
+    t->by_bytes = grown;
+    t->by_bytes_capacity = capacity;
     for (int32_t i = 0; i < t->count; i++)
         if (t->tokens[i].ordinary) index_token(t, i);
     return true;
@@ -100,13 +104,15 @@ static bool room_for(Tokenizer *t, int64_t number, size_t length, Error *err) {
         if (!grown) return error_set(err, "out of memory for token %lld", (long long)number);
         if (t->count > 0) memcpy(grown, t->tokens, (size_t)t->count * sizeof *grown);
         free(t->tokens);
-        t->tokens = grown, t->token_capacity = (int32_t)capacity;
+        t->tokens = grown;
+        t->token_capacity = (int32_t)capacity;
     }
     if (t->byte_count + length > t->byte_capacity) {
         size_t capacity = 2 * t->byte_capacity + length + 4096;
         char *grown = realloc(t->bytes, capacity);
         if (!grown) return error_set(err, "out of memory for the spelling of token %lld", (long long)number);
-        t->bytes = grown, t->byte_capacity = capacity;
+        t->bytes = grown;
+        t->byte_capacity = capacity;
     }
     return true;
 }
@@ -155,7 +161,9 @@ bool vocabulary_add_added(Tokenizer *t, int64_t number, const char *text, bool s
         return false;
     }
     Token *token = &t->tokens[number];
-    token->added = true, token->special = special, token->normalized = normalized;
+    token->added = true;
+    token->special = special;
+    token->normalized = normalized;
     if (strcmp(text, END_OF_TEXT) == 0) t->eot = (int32_t)number;
     return true;
 }
@@ -192,7 +200,7 @@ bool vocabulary_merge_by_rank(Tokenizer *t, Error *err) {
     return true;
 }
 
-// ----------------------------------------------------------------------------------------------------------- the whole
+// ---------------------------------------------------------------------------------------------------------- completion
 
 static bool check_complete(Tokenizer *t, Error *err) {
     for (int32_t i = 0; i < t->count; i++)

@@ -59,8 +59,12 @@ WordCounts *word_counts_create(Error *err) {
 }
 
 static void clear_part(Part *p) {
-    free(p->words), free(p->slots), free(p->bytes);
-    p->words = NULL, p->slots = NULL, p->bytes = NULL;
+    free(p->words);
+    free(p->slots);
+    free(p->bytes);
+    p->words = NULL;
+    p->slots = NULL;
+    p->bytes = NULL;
     p->num_words = p->word_room = p->num_slots = p->num_bytes = p->byte_room = 0;
 }
 
@@ -83,7 +87,8 @@ static bool grow_slots(Part *p) {
         slots[at] = (uint32_t)i + 1;
     }
     free(p->slots);
-    p->slots = slots, p->num_slots = count;
+    p->slots = slots;
+    p->num_slots = count;
     return true;
 }
 
@@ -94,13 +99,15 @@ static bool reserve(Part *p, int64_t length) {
         int64_t room = p->word_room + p->word_room / 2 + 64;
         Word *words = realloc(p->words, (size_t)room * sizeof *words);
         if (!words) return false;
-        p->words = words, p->word_room = room;
+        p->words = words;
+        p->word_room = room;
     }
     if (p->num_bytes + length > p->byte_room) {
         int64_t room = p->byte_room + p->byte_room / 2 + length + 1024;
         char *bytes = realloc(p->bytes, (size_t)room);
         if (!bytes) return false;
-        p->bytes = bytes, p->byte_room = room;
+        p->bytes = bytes;
+        p->byte_room = room;
     }
     return p->num_words < UINT32_MAX;
 }
@@ -152,7 +159,11 @@ void word_counts_drain(WordCounts *w, void (*visit)(void *user, const char *word
 
 WordCounter *word_counter_create(WordCounts *w, Error *err) {
     WordCounter *c = malloc(sizeof *c);
-    if (c) c->shared = w, c->used = 0, c->slots = calloc(LOCAL_SLOTS, sizeof *c->slots);
+    if (c) {
+        c->shared = w;
+        c->used = 0;
+        c->slots = calloc(LOCAL_SLOTS, sizeof *c->slots);
+    }
     if (c && c->slots) return c;
     word_counter_free(c);
     error_set(err, "out of memory for words");
@@ -173,7 +184,8 @@ bool word_counter_finish(WordCounter *c, Error *err) {
         const PieceKey *key = &c->slots[i].key;
         if (c->slots[i].count == 0) continue;
         const uint64_t hash = XXH3_64bits(key->words, key_length(key));
-        c->moved[n].hash = hash, c->moved[n++].slot = i;
+        c->moved[n].hash = hash;
+        c->moved[n++].slot = i;
         begin[part_number(hash) + 1]++;
     }
     for (int i = 0; i < NUM_PARTS; i++) begin[i + 1] += begin[i];
