@@ -65,13 +65,6 @@ typedef struct {
     const char *tokenizer, *val_fraction, *split;
 } PrepareOptions;
 
-static bool take_tokenizer(PrepareOptions *o, Error *err) {
-    const char *number = strncmp(o->tokenizer, "train:", 6) == 0 ? o->tokenizer + 6 : NULL;
-    return !number || tool_read_number("", number, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB, &o->tool.corpus.vocab, NULL) ||
-           error_set(err, "--tokenizer %s: expected train:N with N from %d (bytes and end-of-text) to %d", o->tokenizer,
-                     MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB);
-}
-
 static bool take_sides(PrepareOptions *o, Error *err) {
     double *fraction = &o->tool.corpus.val_fraction;
     const char *given = o->val_fraction;
@@ -103,8 +96,11 @@ static bool read_options(PrepareOptions *o, int argc, char **argv, Error *err) {
     if (o->tool.help) return true;
     if (!corpus->inputs.output || !*corpus->inputs.output)
         return error_set(err, "-o DIR is missing: the directory for the shards");
-    return take_tokenizer(o, err) && corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err) &&
-           take_sides(o, err);
+    const char *number = strncmp(o->tokenizer, "train:", 6) == 0 ? o->tokenizer + 6 : NULL;
+    if (number && !tool_read_number("", number, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB, &corpus->vocab, NULL))
+        return error_set(err, "--tokenizer %s: expected train:N with N from %d (bytes and end-of-text) to %d",
+                         o->tokenizer, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB);
+    return corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err) && take_sides(o, err);
 }
 
 // ------------------------------------------------------------------------------------------------------------- summary

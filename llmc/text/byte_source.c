@@ -42,19 +42,18 @@ Packing packing_of_bytes(const unsigned char *bytes, size_t n) {
     return PACKED_NOT;
 }
 
-// Reads every window that zstd makes, up to the 2 GiB of --long=31; by itself the library stops at 128 MiB. The memory
-// is touched only as far as there is text for it.
-static ZSTD_DStream *open_zstd(void) {
-    ZSTD_DStream *z = ZSTD_createDStream();
-    if (z) ZSTD_DCtx_setParameter(z, ZSTD_d_windowLogMax, ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound);
-    return z;
-}
-
 ByteSource *byte_source_open(int fd, int then_fd, Packing packing, Error *err) {
     ByteSource *s = calloc(1, sizeof *s);
     bool ok = s && (s->input = malloc(INPUT_BYTES));
     if (ok && packing == PACKED_GZIP) ok = inflateInit2(&s->zlib, 15 + 16) == Z_OK; // 16: gzip headers only
-    if (ok && packing == PACKED_ZSTD) ok = (s->zstd = open_zstd()) != NULL;
+    if (ok && packing == PACKED_ZSTD) {
+        // Reads every window that zstd makes, up to the 2 GiB of --long=31; by itself the library stops at 128 MiB. The
+        // memory is touched only as far as there is text for it.
+        const ZSTD_bounds window = ZSTD_dParam_getBounds(ZSTD_d_windowLogMax);
+        s->zstd = ZSTD_createDStream();
+        ok = s->zstd != NULL;
+        if (ok) ZSTD_DCtx_setParameter(s->zstd, ZSTD_d_windowLogMax, window.upperBound);
+    }
     if (!ok) {
         error_set(err, "cannot read: out of memory");
         if (s) free(s->input);

@@ -29,13 +29,6 @@ typedef struct {
     int32_t tokens[BLOCK_BYTES];
 } CorpusEncoder;
 
-static bool encoder_open(CorpusEncoder *e, const CorpusJob *job, Error *err) {
-    e->job = job;
-    e->token_bytes = corpus_token_bytes(job->tokenizer);
-    if (job->words) return (e->counter = word_counter_create(job->words, err)) != NULL;
-    return (e->encoder = encoder_create(job->tokenizer, err)) != NULL;
-}
-
 // Appends tokens to a side of the block, in the width of the shards.
 static bool put_tokens(const CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const int32_t *tokens, int64_t n) {
     b->counts.side[side].tokens += n;
@@ -262,19 +255,27 @@ static int write_blocks(Pipeline *p, CorpusCounts *counts, Error *err) {
     return status;
 }
 
-static bool set_up(Pipeline *p, Error *err) {
+static bool pipeline_create(Pipeline *p, Error *err) {
     const int threads = p->job->options->threads;
     p->num_blocks = 2 * threads + 4;
     p->blocks = calloc((size_t)p->num_blocks, sizeof *p->blocks);
     p->encoders = calloc((size_t)threads, sizeof *p->encoders);
     p->threads = calloc((size_t)threads + 1, sizeof *p->threads);
     if (!p->blocks || !p->encoders || !p->threads) return error_set(err, "out of memory for %d threads", threads);
-    for (int i = 0; i < threads; i++)
-        if (!encoder_open(&p->encoders[i], p->job, err)) return false;
+    for (int i = 0; i < threads; i++) {
+        CorpusEncoder *e = &p->encoders[i];
+        e->job = p->job;
+        e->token_bytes = corpus_token_bytes(p->job->tokenizer);
+        if (p->job->words)
+            e->counter = word_counter_create(p->job->words, err);
+        else
+            e->encoder = encoder_create(p->job->tokenizer, err);
+        if (!e->counter && !e->encoder) return false;
+    }
     return (p->reader = document_reader_open(p->job->options, p->job->cuts, p->job->cut_all, err)) != NULL;
 }
 
-static void tear_down(Pipeline *p) {
+static void pipeline_destroy(Pipeline *p) {
     document_reader_close(p->reader);
     for (int i = 0; p->encoders && i < p->job->options->threads; i++) {
         encoder_free(p->encoders[i].encoder);
@@ -294,7 +295,7 @@ int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err) {
                   .can_write = PTHREAD_COND_INITIALIZER};
     const int threads = job->options->threads;
     int started = 0, status = EXIT_RUN_FAILED;
-    bool ok = set_up(&p, err);
+    bool ok = pipeline_create(&p, err);
     for (; ok && started <= threads; started += ok) {
         const int failure =
             pthread_create(&p.threads[started], NULL, started < threads ? encoder_thread : reader_thread, &p);
@@ -309,6 +310,6 @@ int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err) {
     while (started > 0) pthread_join(p.threads[--started], NULL);
     for (int i = 0; job->words && status == EXIT_OK && i < threads; i++)
         if (!word_counter_finish(p.encoders[i].counter, err)) status = EXIT_RUN_FAILED;
-    tear_down(&p);
+    pipeline_destroy(&p);
     return status;
 }

@@ -95,21 +95,6 @@ static bool leave_out(DocumentReader *r, const char *kind, const char *advice) {
     return false;
 }
 
-// The packing is what the first bytes say. A file that has only the name of a packed one may be of a known kind, such
-// as a pointer or a web page in place of the data; other ones are damaged.
-static bool judge_packing(DocumentReader *r, int fd) {
-    unsigned char head[FOREIGN_FILE_HEAD];
-    const ssize_t n = r->file.is_stdin ? 0 : pread(fd, head, sizeof head, 0);
-    if (n <= 0) return true;
-    const Packing found = packing_of_bytes(head, (size_t)n);
-    if (found == PACKED_NOT && r->file.packing != PACKED_NOT) {
-        const ForeignFile *foreign = foreign_file_find(r->file.path, head, (size_t)n);
-        return !foreign || leave_out(r, foreign->kind, foreign->advice);
-    }
-    r->file.packing = found;
-    return true;
-}
-
 static bool open_source(DocumentReader *r) {
     const InputOptions *inputs = &r->options->inputs;
     int fd = input_open(inputs, &r->file), then_fd = r->file.is_stdin && inputs->stdin_goes_on ? STDIN_FILENO : -1;
@@ -118,7 +103,20 @@ static bool open_source(DocumentReader *r) {
         error_set(&r->error, "%s: cannot read: %s", r->file.path, path_reason(r->file.path, errno).text);
         return reader_fail(r, r->file.is_argument ? EXIT_BAD_INPUT : EXIT_RUN_FAILED);
     }
-    if (!judge_packing(r, fd)) return close(fd), false;
+    // The packing is what the first bytes say. A file that has only the name of a packed one may be of a known kind,
+    // such as a pointer or a web page in place of the data; other ones are damaged.
+    unsigned char head[FOREIGN_FILE_HEAD];
+    const ssize_t n = r->file.is_stdin ? 0 : pread(fd, head, sizeof head, 0);
+    const Packing found = n > 0 ? packing_of_bytes(head, (size_t)n) : r->file.packing;
+    if (found == PACKED_NOT && r->file.packing != PACKED_NOT) {
+        const ForeignFile *foreign = foreign_file_find(r->file.path, head, (size_t)n);
+        if (foreign && !leave_out(r, foreign->kind, foreign->advice)) {
+            close(fd);
+            return false;
+        }
+    } else {
+        r->file.packing = found;
+    }
     r->source = byte_source_open(fd, then_fd, r->file.packing, &r->error);
     return r->source != NULL || reader_fail(r, EXIT_RUN_FAILED);
 }
@@ -320,15 +318,6 @@ static bool measure(DocumentReader *r, int64_t *size) {
     return ok;
 }
 
-// Determines the size of the document that begins with this block.
-static bool begin_document(DocumentReader *r, CorpusBlock *b) {
-    const int64_t known = r->at.offset + b->n; // with the byte order mark
-    bool is_all = r->ended;
-    if (is_all && r->is_damaged) report_bad_line(r, BAD_FILE, count_lines(b->text, b->n) + 1, r->error.text);
-    r->at.size = is_all || known > r->file.size ? known : r->file.size;
-    return is_all || r->file.packing == PACKED_NOT || measure(r, &r->at.size);
-}
-
 // How much of the block's text the next piece takes. The cut for validation needs enough text after it to look for the
 // end of a line; a piece that would have the cut too near its end ends before it.
 static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) {
@@ -362,7 +351,12 @@ static void keep_tail(DocumentReader *r, const char *text, int64_t n) {
 static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     int64_t left = r->at.size > 0 ? r->at.size - r->at.offset : BLOCK_BYTES;
     if (!fill_block(r, b, left < BLOCK_BYTES ? left : BLOCK_BYTES)) return false;
-    if (r->is_first && !begin_document(r, b)) return false;
+    if (r->is_first) {                             // the size of the document
+        const int64_t known = r->at.offset + b->n; // with the byte order mark
+        if (r->ended && r->is_damaged) report_bad_line(r, BAD_FILE, count_lines(b->text, b->n) + 1, r->error.text);
+        r->at.size = r->ended || known > r->file.size ? known : r->file.size;
+        if (!r->ended && r->file.packing != PACKED_NOT && !measure(r, &r->at.size)) return false;
+    }
     if (b->n == 0) { // shorter than it was
         close_file(r);
         return false;

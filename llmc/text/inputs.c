@@ -99,12 +99,6 @@ bool input_may_be_skipped(int reason) {
     return reason == EACCES || reason == EPERM || reason == ENOENT || reason == ELOOP;
 }
 
-static bool is_below_link(const InputWalk *w) {
-    for (int i = 0; i < w->depth; i++)
-        if (w->levels[i].is_linked) return true;
-    return false;
-}
-
 static void put_seen(InputWalk *w, XXH128_hash_t key, bool *is_new) {
     size_t at = (size_t)key.low64 & (w->num_slots - 1);
     while ((w->seen[at].low64 | w->seen[at].high64) != 0 && !XXH128_isEqual(w->seen[at], key))
@@ -133,7 +127,9 @@ static bool is_repeated(InputWalk *w, const struct stat *st, bool is_link) {
     const bool is_directory = S_ISDIR(st->st_mode);
     for (int i = 0; i < w->depth && is_directory; i++)
         if (w->levels[i].device == st->st_dev && w->levels[i].inode == st->st_ino) return true; // a loop
-    if (w->options->count == 1 && !is_link && !is_below_link(w) && (is_directory || st->st_nlink == 1)) return false;
+    bool is_linked = is_link;
+    for (int i = 0; i < w->depth; i++) is_linked |= w->levels[i].is_linked;
+    if (w->options->count == 1 && !is_linked && (is_directory || st->st_nlink == 1)) return false;
     const int64_t facts[5] = {(int64_t)st->st_dev, (int64_t)st->st_ino, is_directory ? 0 : (int64_t)st->st_size,
                               is_directory ? 0 : (int64_t)st->st_mtim.tv_sec,
                               is_directory ? 0 : (int64_t)st->st_mtim.tv_nsec};
@@ -299,16 +295,6 @@ InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes
 
 // ------------------------------------------------------------------------------------------------------ standard input
 
-static bool copy_stdin(int to, int64_t limit, char *chunk, size_t size, int64_t *bytes, Error *err) {
-    for (ssize_t got = 1; got > 0 && *bytes < limit; *bytes += got) {
-        do got = read(STDIN_FILENO, chunk, size);
-        while (got < 0 && errno == EINTR);
-        if (got < 0) return error_set(err, "standard input: cannot read: %s", strerror(errno));
-        if (!file_write_all(to, "standard input", chunk, (size_t)got, err)) return false;
-    }
-    return true;
-}
-
 bool inputs_spool_stdin(InputOptions *o, const char *directory, int64_t limit, int64_t *bytes, Error *err) {
     enum { CHUNK = 1 << 20 };
     char *path = path_join(directory, ".tmp-stdin-XXXXXX"), *chunk = malloc(CHUNK);
@@ -317,10 +303,21 @@ bool inputs_spool_stdin(InputOptions *o, const char *directory, int64_t limit, i
     bool ok = (fd >= 0 && chunk) || error_set(err, "%s: cannot write: %s", path, path_reason(path, errno).text);
     *bytes = 0;
     if (fd >= 0) unlink(path);
-    ok = ok && copy_stdin(fd, limit, chunk, CHUNK, bytes, err);
+    for (ssize_t got = 1; ok && got > 0 && *bytes < limit; *bytes += got) {
+        do got = read(STDIN_FILENO, chunk, CHUNK);
+        while (got < 0 && errno == EINTR);
+        if (got < 0) {
+            ok = error_set(err, "standard input: cannot read: %s", strerror(errno));
+            break;
+        }
+        ok = file_write_all(fd, "standard input", chunk, (size_t)got, err);
+    }
     free(path);
     free(chunk);
-    if (!ok) return fd >= 0 ? close(fd), false : false;
+    if (!ok) {
+        if (fd >= 0) close(fd);
+        return false;
+    }
     const ssize_t n = pread(fd, magic, sizeof magic, 0);
     o->has_stdin = true;
     o->stdin_fd = fd;

@@ -49,22 +49,18 @@ static bool tokenizer_next_to(const char *pattern, char **found, Error *err) {
 
 // ----------------------------------------------------------------------------------- agreement with weights and shards
 
-// The error when the data has other tokens than the tokenizer at path.
-static bool wrong_data(const Question *q, const char *path, const char *what, Error *err) {
-    return error_set(err,
-                     "%s: its tokens differ from the tokens of %s; make the shards with it "
-                     "(%s --tokenizer %s -o DIR FILE...), or name the tokenizer of the shards with --tokenizer%s",
-                     path, what, path_of_tool("data/prepare").text, path_quoted(path).text,
-                     *q->weights ? " and train new weights" : "");
-}
-
 static bool check_against_shards(const Question *q, const char *path, const Tokenizer *t, Error *err) {
     char *theirs;
     bool ok = tokenizer_next_to(q->shards, &theirs, err);
     if (theirs && strcmp(theirs, path) != 0) {
         Tokenizer *other = tokenizer_open(theirs, err);
         ok = other != NULL;
-        if (other && tokenizer_fingerprint(other) != tokenizer_fingerprint(t)) ok = wrong_data(q, path, theirs, err);
+        if (other && tokenizer_fingerprint(other) != tokenizer_fingerprint(t))
+            ok = error_set(err,
+                           "%s: its tokens differ from the tokens of %s; make the shards with it "
+                           "(%s --tokenizer %s -o DIR FILE...), or name the tokenizer of the shards with --tokenizer%s",
+                           path, theirs, path_of_tool("data/prepare").text, path_quoted(path).text,
+                           *q->weights ? " and train new weights" : "");
         tokenizer_free(other);
     }
     free(theirs);
@@ -119,15 +115,6 @@ static bool take_tokenizer(Tokenizer **tokenizer, const Question *q, const char 
     return false;
 }
 
-// The tokenizer that the size of the vocabulary suggests when nothing names one.
-static bool take_usual(Tokenizer **tokenizer, const Question *q, Error *err) {
-    const bool agrees = q->vocab == 0 || q->vocab == q->V;
-    if (q->V == BYTE_VOCAB && agrees) return (*tokenizer = tokenizer_bytes(err)) != NULL;
-    if (q->V == GPT2_TOKENS && agrees && file_exists(LLMC_TOKENIZER))
-        return take_tokenizer(tokenizer, q, LLMC_TOKENIZER, err);
-    return true;
-}
-
 bool tokenizer_find(Tokenizer **tokenizer, const char *given, const char *weights, const char *shards, int64_t vocab,
                     int64_t V, Error *err) {
     const Question q = {.weights = weights ? weights : "",
@@ -141,7 +128,13 @@ bool tokenizer_find(Tokenizer **tokenizer, const char *given, const char *weight
     char *found;
     if (!tokenizer_next_to(q.weights, &found, err)) return false;
     if (!found && (!check_untold(&q, err) || !tokenizer_next_to(q.shards, &found, err))) return false;
-    const bool ok = found ? take_tokenizer(tokenizer, &q, found, err) : take_usual(tokenizer, &q, err);
-    free(found);
-    return ok;
+    if (found) {
+        const bool ok = take_tokenizer(tokenizer, &q, found, err);
+        free(found);
+        return ok;
+    }
+    // Nothing names one: the size of the vocabulary suggests it.
+    if (vocab > 0 && vocab != V) return true;
+    if (V == BYTE_VOCAB) return (*tokenizer = tokenizer_bytes(err)) != NULL;
+    return V != GPT2_TOKENS || !file_exists(LLMC_TOKENIZER) || take_tokenizer(tokenizer, &q, LLMC_TOKENIZER, err);
 }

@@ -292,23 +292,17 @@ static bool has_nul(const char *text, size_t n) {
     return false;
 }
 
-// What a JSON object that is not a tokenizer is, for messages.
-static const char *foreign_object(const cJSON *root) {
-    if (cJSON_GetObjectItemCaseSensitive(root, "model_type") || cJSON_GetObjectItemCaseSensitive(root, "n_embd"))
-        return "a model's config.json";
-    if (cJSON_GetObjectItemCaseSensitive(root, "tokenizer_class"))
-        return "a tokenizer_config.json, which has no vocabulary";
-    if (cJSON_GetObjectItemCaseSensitive(root, "weight_map")) return "the index of sharded weights";
-    return "a JSON file without \"model\" (tokenizer.json) and without numbered tokens (vocab.json)";
-}
-
 static bool read_tokenizer_object(Tokenizer *t, const char *path, const cJSON *root, Error *err) {
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
     // A vocabulary may well have a token "model", but then that is a number.
     if (model && !cJSON_IsNumber(model)) return read_tokenizer_json(t, root, err) || error_prefix(err, "%s", path);
     if (cJSON_IsNumber(root->child) && !cJSON_GetObjectItemCaseSensitive(root, "model_type"))
         return read_vocab_json(t, path, root, err);
-    return error_set(err, "%s: not a tokenizer but %s", path, foreign_object(root));
+    const char *kind = "a JSON file without \"model\" (tokenizer.json) and without numbered tokens (vocab.json)";
+    if (cJSON_HasObjectItem(root, "weight_map")) kind = "the index of sharded weights";
+    if (cJSON_HasObjectItem(root, "tokenizer_class")) kind = "a tokenizer_config.json, which has no vocabulary";
+    if (cJSON_HasObjectItem(root, "model_type") || cJSON_HasObjectItem(root, "n_embd")) kind = "a model's config.json";
+    return error_set(err, "%s: not a tokenizer but %s", path, kind);
 }
 
 Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes, Error *err) {

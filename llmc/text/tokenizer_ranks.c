@@ -16,14 +16,9 @@ static Tokenizer *finish_ranks(Tokenizer *t, const char *path, bool ok, Error *e
 
 // ------------------------------------------------------------------------------------------------- tiktoken rank files
 
-static int base64_value(char c) {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const char *found = c ? strchr(digits, c) : NULL;
-    return found ? (int)(found - digits) : -1;
-}
-
 // n characters, a multiple of four, padded with "="; out has space for 3 n / 4. -1: not base64.
 static int base64_decode(const char *text, size_t n, char *out) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     int length = 0;
     if (n == 0 || n % 4 != 0) return -1;
     size_t filling = text[n - 1] == '=';
@@ -31,9 +26,9 @@ static int base64_decode(const char *text, size_t n, char *out) {
     for (size_t at = 0; at < n; at += 4) {
         uint32_t bits = 0;
         for (size_t i = at; i < at + 4; i++) {
-            int value = i >= n - filling ? 0 : base64_value(text[i]);
-            if (value < 0) return -1;
-            bits = bits << 6 | (uint32_t)value;
+            const char *digit = i >= n - filling ? digits : memchr(digits, text[i], sizeof digits - 1);
+            if (!digit) return -1;
+            bits = bits << 6 | (uint32_t)(digit - digits);
         }
         for (int i = 2; i >= 0; i--) out[length++] = (char)(bits >> (8 * i));
     }
@@ -95,26 +90,20 @@ Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes
 
 // -------------------------------------------------------------------------------------------------------------- llm.c
 
-static bool check_llmc_header(const char *text, size_t n, int64_t *tokens, int64_t *eot, Error *err) {
+static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *err) {
     uint32_t header[4];
     if (n < LLMC_HEADER_BYTES)
         return error_set(err, "%zu bytes, expected a header of %d: truncated", n, LLMC_HEADER_BYTES);
     memcpy(header, text, sizeof header);
     if (header[1] != 1 && header[1] != 2)
         return error_set(err, "header: llm.c tokenizer version %u, expected 1 or 2", header[1]);
-    *tokens = header[2];
-    *eot = header[1] == 1 ? GPT2_EOT : header[3]; // version 1 has no field for it: always GPT-2's
-    if (*tokens < 257 || *tokens > MAX_TOKENS)
-        return error_set(err, "header: %lld tokens, expected 257 to %d", (long long)*tokens, MAX_TOKENS);
-    if (*eot >= *tokens)
-        return error_set(err, "header: end-of-text is %lld, expected a number below %lld", (long long)*eot,
-                         (long long)*tokens);
-    return true;
-}
-
-static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *err) {
-    int64_t tokens = 0, eot = 0;
-    if (!check_llmc_header(text, n, &tokens, &eot, err)) return false;
+    const int64_t tokens = header[2];
+    const int64_t eot = header[1] == 1 ? GPT2_EOT : header[3]; // version 1 has no field for it: always GPT-2's
+    if (tokens < 257 || tokens > MAX_TOKENS)
+        return error_set(err, "header: %lld tokens, expected 257 to %d", (long long)tokens, MAX_TOKENS);
+    if (eot >= tokens)
+        return error_set(err, "header: end-of-text is %lld, expected a number below %lld", (long long)eot,
+                         (long long)tokens);
     size_t at = LLMC_HEADER_BYTES;
     for (int64_t i = 0; i < tokens; i++) {
         size_t length = at < n ? (unsigned char)text[at] : 0;

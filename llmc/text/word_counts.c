@@ -208,21 +208,17 @@ bool word_counter_finish(WordCounter *c, Error *err) {
     return ok;
 }
 
-static bool add_long(WordCounter *c, const char *word, int64_t n, Error *err) {
-    const uint64_t hash = XXH3_64bits(word, (size_t)n);
-    Part *p = &c->shared->parts[part_number(hash)];
-    pthread_mutex_lock(&p->lock);
-    bool ok = add_word(p, word, (uint32_t)n, hash, 1, err);
-    pthread_mutex_unlock(&p->lock);
-    return ok;
-}
-
 bool word_counter_add(WordCounter *c, const Tokenizer *t, const char *text, int64_t n, Error *err) {
     for (int64_t at = 0, length; at < n; at += length) {
         length = pieces_next(t->char_table, text + at, n - at);
         if (length == 1) continue; // no pair
         if (length > PIECE_KEY_BYTES) {
-            if (!add_long(c, text + at, length, err)) return false;
+            const uint64_t hash = XXH3_64bits(text + at, (size_t)length);
+            Part *p = &c->shared->parts[part_number(hash)];
+            pthread_mutex_lock(&p->lock);
+            const bool ok = add_word(p, text + at, (uint32_t)length, hash, 1, err);
+            pthread_mutex_unlock(&p->lock);
+            if (!ok) return false;
             continue;
         }
         const PieceKey key = piece_key(text + at, length, n - at);
