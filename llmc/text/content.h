@@ -1,11 +1,12 @@
-// What a corpus holds besides plain UTF-8 text: files of other kinds, JSON, spellings of end-of-text. Each is counted
+// Content of a corpus besides plain UTF-8 text: files of other kinds, JSON, spellings of end-of-text. Each is counted
 // by its kind, with its first file and the next step, so that nothing is left out, or trained on unasked, in silence.
 #pragma once
 #include "llmc/text/corpus_options.h"
 
-// What the first bytes of a file, unpacked and without a byte order mark, make of it: n of them and one that may be
-// written, is_all if there are no more. NULL: it is read as *format. Else its kind, and in *advice the next step ("" if
-// there is none): such a file is not read. What is read but may not be meant goes to *notes.
+// Judges a file by its first n bytes, unpacked and without a byte order mark; text[n] may be overwritten; is_all: the
+// file has no more. NULL: the file is read as *format. Else it is skipped: returns its kind, and in *advice the next
+// step
+// ("" if there is none). Input that is read but may not be intended is added to *notes.
 const char *corpus_content(const CorpusOptions *o, const InputFile *file, char *text, int64_t n, bool is_all,
                            CorpusFormat *format, KindCounts *notes, Error *advice);
 

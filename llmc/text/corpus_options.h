@@ -1,4 +1,4 @@
-// The request: what data/prepare and data/train_tokenizer ask of the files below them, and the progress that they show.
+// The request of data/prepare and data/train_tokenizer, and the progress that they show.
 #pragma once
 #include "llmc/text/inputs.h"
 #include "llmc/text/tokenizer.h"
@@ -17,9 +17,9 @@ typedef struct {
     double val_fraction;        // 0: all is for training, 1: for validation
     bool skip_bad;              // count bad input and continue
     int threads;                // that encode or count
-    const Tokenizer *tokenizer; // NULL: one of `vocab` tokens is trained on what goes to training
+    const Tokenizer *tokenizer; // NULL: a vocabulary of `vocab` tokens is trained on the training part
     int64_t vocab;
-    const char *vocab_option;        // with which the number of tokens was given, "--vocab-size ": for a message
+    const char *vocab_option;        // the option that gave the number of tokens, "--vocab-size ", for a message
     const char *tool, *tool_options; // for advice: "data/prepare", "-o DIR"
     int64_t shard_tokens;
     bool force;                                                      // replace the shards of an earlier run

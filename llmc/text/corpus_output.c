@@ -118,7 +118,7 @@ bool corpus_output_publish(const CorpusOutput *o, const CorpusWriter *writer, Er
 
 void corpus_output_release(CorpusOutput *o, bool is_published) {
     if (o->lock >= 0 && !is_published) {
-        // The manifest there tells the next run that shards were moved.
+        // A manifest in staging tells the next run that shards were moved.
         if (!file_exists(o->manifest)) directory_remove(o->staging, NULL);
         directory_unmake(o->path, o->existing);
     }

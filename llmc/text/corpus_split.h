@@ -14,17 +14,18 @@
 typedef enum { CORPUS_TRAIN, CORPUS_VAL, CORPUS_SIDES } CorpusSide;
 extern const char *const corpus_side_names[CORPUS_SIDES]; // "train", "val"
 
-// Bytes. A cut is looked for in CUT_SEARCH bytes: the reader of a long document has as many before it at any place.
+// In bytes. CUT_SEARCH: how far after its target a cut is searched.
 enum { SHORT_DOCUMENT = 64 * 1024, CUT_SEARCH = 64 * 1024 };
 
-// Does all of the corpus go to one side?
+// Tells whether all of the corpus goes to one side.
 static inline bool corpus_is_one_sided(double val_fraction) { return val_fraction <= 0 || val_fraction >= 1; }
 CorpusSide corpus_side(const char *text, int64_t n, double val_fraction); // of a document that is not cut
-// Where validation is to begin in a document of `size` bytes: at least one byte from either end; size if it has one, or
-// if all of the corpus goes to one side.
+// Returns the target of the cut in a document of `size` bytes: at least one byte from either end; size if it has one
+// byte, or if all of the corpus goes to one side.
 int64_t corpus_cut_target(int64_t size, double val_fraction);
-// Where it does begin, in text[1..n): the first start of a line at or after `from` (0 < from < n) where the tokens are
+// Returns the cut, in text[1..n): the first start of a line at or after `from` (0 < from < n) where the tokens are
 // the same on both sides as in the whole; failing that such a place near `from`; failing that the end of a character.
 int64_t corpus_cut(const Tokenizer *t, const char *text, int64_t n, int64_t from);
-// The last place in text[1..n] where a UTF-8 character ends: for blocks in which the tokenizer has no safe place.
+// Returns the last place in text[1..n] where a UTF-8 character ends: for blocks in which the tokenizer has no safe
+// place.
 int64_t corpus_character_end(const char *text, int64_t n);

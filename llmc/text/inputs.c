@@ -139,22 +139,20 @@ static bool is_repeated(InputWalk *w, const struct stat *st, bool is_link) {
     return !is_new;
 }
 
-static void find_roots(InputWalk *w) {
-    w->roots = calloc((size_t)w->options->count, sizeof *w->roots);
-    REQUIRE_MEMORY(w->roots, "the list of inputs");
-    for (int i = 0; i < w->options->count; i++) {
-        struct stat st;
-        if (stat(w->options->arguments[i], &st) != 0 || !S_ISDIR(st.st_mode)) continue;
-        char *root = realpath(w->options->arguments[i], NULL);
-        if (root) w->roots[w->num_roots++] = root;
-    }
-}
-
 // Does the link w->path lead to what the walk comes to anyway, under its own name?
 static bool leads_inside(InputWalk *w) {
     char *real = realpath(w->path, NULL);
     bool inside = false;
-    if (!w->roots) find_roots(w);
+    if (!w->roots) {
+        w->roots = calloc((size_t)w->options->count, sizeof *w->roots);
+        REQUIRE_MEMORY(w->roots, "the list of inputs");
+        for (int i = 0; i < w->options->count; i++) {
+            struct stat st;
+            if (stat(w->options->arguments[i], &st) != 0 || !S_ISDIR(st.st_mode)) continue;
+            char *root = realpath(w->options->arguments[i], NULL);
+            if (root) w->roots[w->num_roots++] = root;
+        }
+    }
     for (int i = 0; real && i < w->num_roots && !inside; i++) {
         const size_t n = strcmp(w->roots[i], "/") == 0 ? 0 : strlen(w->roots[i]);
         inside = strncmp(real, w->roots[i], n) == 0 && (real[n] == '\0' || (real[n] == '/' && !strstr(real + n, "/.")));

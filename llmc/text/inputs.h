@@ -1,8 +1,7 @@
 // The files of a corpus, in a fixed order: the arguments in the given order, directories recursively by name. Walks
 // again each time and keeps no list, so that millions of files need no memory. Never opens a file.
-// Each file is read once. Symbolic links are followed, under the link's name; one that leads into a directory that is
-// given anyway is left out, and so are, once it was given, a file's other names. In directories hidden names are left
-// out, and what data/prepare wrote into the output directory.
+// Reads each file once: follows symbolic links, under the link's name, but skips links into a directory of the walk and
+// the other names of a file. In directories it skips hidden names and the files that data/prepare wrote.
 #pragma once
 #include "llmc/text/byte_source.h"
 #include "llmc/text/corpus_counts.h"
@@ -10,9 +9,9 @@
 #include <limits.h>
 
 typedef enum {
-    FORMAT_BY_CONTENT, // of an input: .jsonl and .ndjson are lines, and others that begins with an object of JSON
+    FORMAT_BY_CONTENT, // .jsonl, .ndjson, and files that begin with a JSON object are lines; others are text
     FORMAT_TEXT,       // a file is a document
-    FORMAT_LINES,      // a line is one, in JSON
+    FORMAT_LINES,      // each line is a JSON object with the text of a document
     FORMAT_DIVIDED,    // text with a marker between two documents (CorpusOptions.split_at)
 } CorpusFormat;
 
@@ -23,18 +22,18 @@ typedef struct {
     const char *output;  // the output directory; NULL: there is none
     // Standard input, after inputs_spool_stdin has read it.
     bool has_stdin;
-    int stdin_fd;       // of a file without a name
-    bool stdin_goes_on; // more is to be read from the descriptor itself
+    int stdin_fd;       // an unnamed file
+    bool stdin_goes_on; // the file has only the beginning; the rest follows on the descriptor itself
     Packing stdin_packing;
 } InputOptions;
 
 typedef struct {
-    char path[PATH_MAX]; // to open it and for messages
+    char path[PATH_MAX]; // for open and for messages
     int64_t size;        // bytes of the file
     bool is_argument;    // must be readable
-    int unreadable;      // in a directory: why, an errno
+    int unreadable;      // errno of a file in a directory that cannot be read
     bool is_stdin;
-    CorpusFormat format; // as it is asked for, or lines by its name
+    CorpusFormat format; // as requested, or lines by its name
     Packing packing;
 } InputFile;
 
@@ -44,21 +43,21 @@ InputWalk *inputs_open(const InputOptions *options, Error *err); // the options 
 int inputs_next(InputWalk *w, InputFile *file, Error *err);
 void inputs_close(InputWalk *w);                                    // NULL is fine
 int input_open(const InputOptions *options, const InputFile *file); // open(2)
-// Is this errno about the file, which is then left out and counted unless it is an argument? Other reasons, such as a
-// disk that fails or too many open files, end the run.
+// Tells whether this errno concerns the file only, which is then skipped and counted unless it is an argument. Other
+// errors, such as a failing disk or too many open files, end the run.
 bool input_may_be_skipped(int reason);
 
 // The files of one argument.
 typedef struct {
     int64_t files, bytes;
 } InputSummary;
-// One for each argument, malloced. Standard input that has not been read yet counts as nothing. *left_out, *notes: what
-// the walk passes over, and the links that it follows.
+// Walks over all files. Returns one summary for each argument, malloced; standard input that is not read yet counts as
+// nothing. *left_out: files that the walk skips. *notes: links that it follows.
 InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes, KindCounts *left_out,
                                KindCounts *notes, Error *err);
 
-// Copies standard input, up to its end or to `limit` bytes, into a file without a name in `directory`: what is read
-// twice (a text, whose length decides where it is cut; a corpus of few documents) must be somewhere. *bytes: of it.
+// Copies standard input, up to its end or to `limit` bytes, into an unnamed file in `directory`, for input that is read
+// twice: a text, whose length decides where it is cut, and a corpus of few documents. *bytes: the bytes copied.
 bool inputs_spool_stdin(InputOptions *options, const char *directory, int64_t limit, int64_t *bytes, Error *err);
 
 bool is_corpus_shard(const char *name); // train_000000.bin, val_000000.bin

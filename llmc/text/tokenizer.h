@@ -39,12 +39,12 @@ bool tokenizer_is_special(const Tokenizer *t, int32_t token);
 // ("<|endoftext|>"). Length 0 for numbers that are not a token.
 const char *tokenizer_decode(const Tokenizer *t, int32_t token, size_t *length);
 
-// May the text be cut at m, 0 < m < n: do text[0..m) and text[m..) encoded one after the other give the tokens of the
-// whole, whatever follows text[n - 1]? Certain where two kinds of characters meet (letter, number, space, other), but
-// not after ' ' or an apostrophe before a letter; where a newline alone ends a line; and before the last of several
-// spaces, which may be the newline of an empty line.
+// Tells whether the text may be cut at m, 0 < m < n: whether text[0..m) and text[m..), encoded one after the other,
+// give the tokens of the whole, whatever follows text[n - 1]. Certain where two kinds of characters meet (letter,
+// number, space, other), but not after ' ' or an apostrophe before a letter; where a newline alone ends a line; and
+// before the last of several spaces, which may be the newline of an empty line.
 bool tokenizer_may_cut(const Tokenizer *t, const char *text, int64_t n, int64_t m);
-// The last such place m <= n, 0 if there is none. For texts that are read block by block.
+// Returns the last such place m <= n, 0 if there is none. For texts that are read block by block.
 int64_t tokenizer_safe_cut(const Tokenizer *t, const char *text, int64_t n);
 
 // A number that is equal for two tokenizers that give the same tokens, whatever their files' form: XXH3 of all tokens'

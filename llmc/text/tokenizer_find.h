@@ -1,9 +1,9 @@
-// Which tokenizer do these weights and these shards have? Looks where users keep them, and refuses data and weights
-// that have different ones: such a run would train on tokens that mean something else. Decides nothing else.
+// Finds the tokenizer of weights and shards where users keep it, and refuses data and weights with different
+// tokenizers: such a run would train on tokens that mean something else. Decides nothing else.
 #pragma once
 #include "llmc/text/tokenizer.h"
 
-// The first that is there, of
+// Opens the first of these that exists:
 //   given (--tokenizer): a path, which must open; "bytes": the built-in one; "none": none is looked for, so that
 //     weights can be trained whose tokenizer is of a kind that cannot be read
 //   the directory of the weights: tokenizer.json, vocab.json or encoder.json

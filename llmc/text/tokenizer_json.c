@@ -292,26 +292,27 @@ static bool has_nul(const char *text, size_t n) {
     return false;
 }
 
-static bool read_tokenizer_object(Tokenizer *t, const char *path, const cJSON *root, Error *err) {
-    const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
-    // A vocabulary may well have a token "model", but then that is a number.
-    if (model && !cJSON_IsNumber(model)) return read_tokenizer_json(t, root, err) || error_prefix(err, "%s", path);
-    if (cJSON_IsNumber(root->child) && !cJSON_GetObjectItemCaseSensitive(root, "model_type"))
-        return read_vocab_json(t, path, root, err);
-    const char *kind = "a JSON file without \"model\" (tokenizer.json) and without numbered tokens (vocab.json)";
-    if (cJSON_HasObjectItem(root, "weight_map")) kind = "the index of sharded weights";
-    if (cJSON_HasObjectItem(root, "tokenizer_class")) kind = "a tokenizer_config.json, which has no vocabulary";
-    if (cJSON_HasObjectItem(root, "model_type") || cJSON_HasObjectItem(root, "n_embd")) kind = "a model's config.json";
-    return error_set(err, "%s: not a tokenizer but %s", path, kind);
-}
-
 Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes, Error *err) {
     if (has_nul(text, bytes))
         return error_set(err, "%s: damaged, or not a tokenizer: it has a NUL character", path), NULL;
     cJSON *root = json_parse(text, bytes, err);
     if (!root) return error_prefix(err, "%s", path), NULL;
     Tokenizer *t = vocabulary_of_file(path, err);
-    const bool ok = t && read_tokenizer_object(t, path, root, err);
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
+    bool ok = t != NULL;
+    if (ok && model &&
+        !cJSON_IsNumber(model)) { // a vocabulary may well have a token "model", but then that is a number
+        ok = read_tokenizer_json(t, root, err) || error_prefix(err, "%s", path);
+    } else if (ok && cJSON_IsNumber(root->child) && !cJSON_GetObjectItemCaseSensitive(root, "model_type")) {
+        ok = read_vocab_json(t, path, root, err);
+    } else if (ok) {
+        const char *kind = "a JSON file without \"model\" (tokenizer.json) and without numbered tokens (vocab.json)";
+        if (cJSON_HasObjectItem(root, "weight_map")) kind = "the index of sharded weights";
+        if (cJSON_HasObjectItem(root, "tokenizer_class")) kind = "a tokenizer_config.json, which has no vocabulary";
+        if (cJSON_HasObjectItem(root, "model_type") || cJSON_HasObjectItem(root, "n_embd"))
+            kind = "a model's config.json";
+        ok = error_set(err, "%s: not a tokenizer but %s", path, kind);
+    }
     cJSON_Delete(root);
     if (ok) return t;
     vocabulary_free(t);

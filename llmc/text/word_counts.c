@@ -77,24 +77,21 @@ void word_counts_free(WordCounts *w) {
     free(w);
 }
 
-static bool grow_slots(Part *p) {
-    int64_t count = p->num_slots ? 2 * p->num_slots : 256;
-    uint32_t *slots = calloc((size_t)count, sizeof *slots);
-    if (!slots) return false;
-    for (int64_t i = 0; i < p->num_words; i++) {
-        int64_t at = p->words[i].hash & (count - 1);
-        while (slots[at]) at = (at + 1) & (count - 1);
-        slots[at] = (uint32_t)i + 1;
-    }
-    free(p->slots);
-    p->slots = slots;
-    p->num_slots = count;
-    return true;
-}
-
 // Makes space for one more word of this length.
-static bool reserve(Part *p, int64_t length) {
-    if (4 * (p->num_words + 1) > 3 * p->num_slots && !grow_slots(p)) return false;
+static bool reserve_word(Part *p, int64_t length) {
+    if (4 * (p->num_words + 1) > 3 * p->num_slots) {
+        const int64_t count = p->num_slots ? 2 * p->num_slots : 256;
+        uint32_t *slots = calloc((size_t)count, sizeof *slots);
+        if (!slots) return false;
+        for (int64_t i = 0; i < p->num_words; i++) {
+            int64_t at = p->words[i].hash & (count - 1);
+            while (slots[at]) at = (at + 1) & (count - 1);
+            slots[at] = (uint32_t)i + 1;
+        }
+        free(p->slots);
+        p->slots = slots;
+        p->num_slots = count;
+    }
     if (p->num_words == p->word_room) {
         int64_t room = p->word_room + p->word_room / 2 + 64;
         Word *words = realloc(p->words, (size_t)room * sizeof *words);
@@ -114,7 +111,8 @@ static bool reserve(Part *p, int64_t length) {
 
 // The part is locked.
 static bool add_word(Part *p, const char *word, uint32_t length, uint64_t hash, int64_t count, Error *err) {
-    if (!reserve(p, length)) return error_set(err, "out of memory for %lld distinct words", (long long)p->num_words);
+    if (!reserve_word(p, length))
+        return error_set(err, "out of memory for %lld distinct words", (long long)p->num_words);
     const uint32_t tag = (uint32_t)hash;
     int64_t at = tag & (p->num_slots - 1);
     for (; p->slots[at]; at = (at + 1) & (p->num_slots - 1)) {
