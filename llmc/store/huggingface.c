@@ -487,7 +487,7 @@ bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFac
         if (text) bytes = strlen(text);
         if (file == HF_TOKENIZER) {
             text = tokenizer_to_json(m->tokenizer, &bytes, err);
-            ok = text || error_prefix(err, "%s", path);
+            if (!text) ok = error_prefix(err, "%s", path);
         }
         if (text) ok = write_text(path, text, bytes, &facts[file], err);
         free(text);

@@ -132,7 +132,7 @@ static void print_field(FILE *out, const TrainerField *f, const void *object) {
     case FIELD_HEX:
         fprintf(out, "\"%016llx\"", (unsigned long long)*(const uint64_t *)at);
         break;
-    case FIELD_WINDOW:
+    default: // FIELD_WINDOW
         fprintf(out, "{\"count\": %d, \"next\": %d, \"values\": [", (int)window->count, (int)window->next);
         for (int i = 0; i < OUTLIER_WINDOW; i++)
             fprintf(out, "%s%s", i ? ", " : "", json_format_double((double)window->values[i], 9, text, sizeof text));
@@ -278,10 +278,9 @@ static bool read_field(const cJSON *object, const TrainerField *f, void *out, Er
         return read_digits(object, f->name, 10, at, err);
     case FIELD_HEX:
         return read_digits(object, f->name, 16, at, err);
-    case FIELD_WINDOW:
+    default:
         return read_window(object, f->name, at, err);
     }
-    return false;
 }
 
 static bool read_fields(const cJSON *object, const TrainerField *fields, int count, void *out, Error *err) {

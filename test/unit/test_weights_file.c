@@ -223,6 +223,10 @@ TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
     write_bytes(tmp_file("a.png"), "\x89PNG\r\n\x1A\n", 8); // says nothing of the weights
     REFUSED(tmp.path, "no model.safetensors next to its config.json");
     assert_null(strstr(err.text, "a.png"));
+    write_bytes(tmp_file("empty.bin"), "", 0); // nor do these
+    write_bytes(tmp_file("unknown.bin"), "1", 1);
+    assert_int_equal(mkdir(tmp_file("directory.bin"), 0777), 0);
+    REFUSED(tmp.path, "no model.safetensors next to its config.json");
     write_bytes(tmp_file("b.gguf"), "GGUF", 4);
     REFUSED(tmp.path, "b.gguf is GGUF weights: give the Hugging Face directory of the model");
     write_bytes(tmp_file("pytorch_model.bin.index.json"), "", 0);
