@@ -1,12 +1,12 @@
 // The command line of the programs of data/: options, progress display, report of skipped input. See tool.h.
 #include "data/tool.h"
 
+#include "llmc/base/arguments.h"
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/typed_path.h"
-#include "llmc/run/arguments.h"
 
 #include <errno.h>
 #include <getopt.h>

@@ -7,11 +7,11 @@
 // value of `-y` and yet take the one of `-y 1`, and prints messages of its own.
 #include "llmc/run/options.h"
 
+#include "llmc/base/arguments.h"
 #include "llmc/base/file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/model/parameters.h"
-#include "llmc/run/arguments.h"
 
 #include <cjson/cJSON.h>
 #include <ctype.h>

@@ -1,5 +1,5 @@
 // See arguments.h.
-#include "llmc/run/arguments.h"
+#include "llmc/base/arguments.h"
 
 #include "llmc/base/edit_distance.h"
 
