@@ -117,7 +117,9 @@ const Channel *channel_mpi_open(Place *place, Error *err) {
     mpi.MPI_Get_library_version(text, &length);
     text[strcspn(text, ",\n")] = '\0'; // "Open MPI v4.1.4, package: ..."
     snprintf(mpi.name, sizeof mpi.name, "%s", text);
-    mpi.world = MPI_COMM_WORLD, mpi.integer = MPI_INT, mpi.no_type = MPI_DATATYPE_NULL;
+    mpi.world = MPI_COMM_WORLD;
+    mpi.integer = MPI_INT;
+    mpi.no_type = MPI_DATATYPE_NULL;
     mpi.MPI_Comm_size(mpi.world, &mpi.size);
     mpi.MPI_Comm_rank(mpi.world, &mpi.rank);
     place->rank = mpi.rank;

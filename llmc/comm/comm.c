@@ -108,15 +108,21 @@ void comm_end(void) {
     comm.channel->close();                          // under the watch: MPI waits for all
     watch_stop(lost);
     free(comm.names);
-    comm.channel = NULL, comm.names = NULL, comm.is_lost = false;
-    comm.place = (Place){.launcher = "", .size = 1, .local_size = 1}, comm.hosts = 1;
+    comm.channel = NULL;
+    comm.names = NULL;
+    comm.is_lost = false;
+    comm.place = (Place){.launcher = "", .size = 1, .local_size = 1};
+    comm.hosts = 1;
 }
 
 void comm_abort(int exit_code) {
     if (!comm.channel) return;
     // mpirun ends the others when a process exits without MPI_Finalize. MPI_Abort of several processes at once could
     // block it.
-    if (comm.place.mpi && watch_has_failed(NULL)) fflush(NULL), _exit(exit_code);
+    if (comm.place.mpi && watch_has_failed(NULL)) {
+        fflush(NULL);
+        _exit(exit_code);
+    }
     comm.channel->abort(exit_code);
     watch_stop(true);
 }
@@ -188,7 +194,7 @@ bool comm_all_ok(bool ok, Error *err) {
 enum { SHOWN_BYTES = 200 }; // of a value, in messages
 
 // The processes whose values of this fact differ are 0 and `other`: a message that names both. Returns false.
-static bool differs(const CommFact *fact, int other, Error *err) {
+static bool comm_fact_differs(const CommFact *fact, int other, Error *err) {
     char mine[SHOWN_BYTES] = "", (*values)[SHOWN_BYTES];
     strncpy(mine, fact->value, sizeof mine - 1);
     values = comm_gather_new(mine, sizeof mine, err);
@@ -215,7 +221,7 @@ bool comm_agree(const CommFact *facts, int count, Error *err) {
     bool ok = true;
     for (size_t i = 0; ok && i < n; i++)
         for (size_t p = 1; ok && p < (size_t)comm.place.size; p++)
-            if (all[p * n + i] != all[i]) ok = differs(&facts[i], (int)p, err);
+            if (all[p * n + i] != all[i]) ok = comm_fact_differs(&facts[i], (int)p, err);
     free(all);
     return ok;
 }

@@ -63,8 +63,8 @@ static bool whole_variable(const char *name, int64_t min, int64_t max, int *valu
 }
 
 // Size and rank, and of this machine where the launcher tells; the last two may be missing.
-static bool read_ranks(Place *place, const char *size, const char *rank, const char *local_size, const char *local_rank,
-                       Error *err) {
+static bool place_read_ranks(Place *place, const char *size, const char *rank, const char *local_size,
+                             const char *local_rank, Error *err) {
     if (!whole_variable(size, 1, MOST_PROCESSES, &place->size, err)) return false;
     if (!whole_variable(rank, 0, place->size - 1, &place->rank, err)) return false;
     if (local_size && variable(local_size) && !whole_variable(local_size, 1, place->size, &place->local_size, err))
@@ -111,7 +111,9 @@ static Search from_flags(Place *place, const CommOptions *options, Error *err) {
     } else if (rank < 0 || rank >= size) {
         error_set(err, "-pr is %d; expected 0 to %d, as -pn is %d", rank, size - 1, size);
     } else {
-        place->launcher = "-pn", place->size = size, place->rank = rank;
+        place->launcher = "-pn";
+        place->size = size;
+        place->rank = rank;
         return FOUND;
     }
     return WRONG;
@@ -123,7 +125,7 @@ static Search from_torchrun(Place *place, Error *err) {
     if (!variable("RANK") || !variable("WORLD_SIZE")) return ABSENT;
     const char *ours = variable(COMM_RUN_ID), *run_id = ours ? ours : variable("TORCHELASTIC_RUN_ID");
     place->launcher = ours ? "--gpus" : "torchrun";
-    if (!read_ranks(place, "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK", err)) return WRONG;
+    if (!place_read_ranks(place, "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK", err)) return WRONG;
     if (place->size == 1) return FOUND;
     for (int i = 0; i < 2; i++)
         if (!variable(NAMES[i])) {
@@ -145,14 +147,15 @@ static Search from_torchrun(Place *place, Error *err) {
 // Open MPI; else MPICH and those built on it, whose launcher is called hydra. srun also sets PMI_SIZE. Under Slurm,
 // hydra is started by srun: what srun does not set tells them apart.
 static Search from_mpirun(Place *place, Error *err) {
-    place->launcher = "mpirun", place->mpi = true;
+    place->launcher = "mpirun";
+    place->mpi = true;
     bool read;
     if (variable("OMPI_COMM_WORLD_SIZE") && variable("OMPI_COMM_WORLD_RANK")) {
-        read = read_ranks(place, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
-                          "OMPI_COMM_WORLD_LOCAL_RANK", err);
+        read = place_read_ranks(place, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                "OMPI_COMM_WORLD_LOCAL_RANK", err);
     } else if (variable("PMI_SIZE") && variable("PMI_RANK") &&
                (variable("MPI_LOCALNRANKS") || !variable("SLURM_STEP_NUM_TASKS"))) {
-        read = read_ranks(place, "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", err);
+        read = place_read_ranks(place, "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", err);
     } else {
         return ABSENT;
     }
@@ -168,7 +171,8 @@ static bool first_of_nodes(const char *list, char *host, size_t capacity) {
         if (*list == '[' && !in_brackets) {
             in_brackets = true;
         } else if (*list == ']' && in_brackets) {
-            in_brackets = false, wanted = true;
+            in_brackets = false;
+            wanted = true;
         } else if (in_brackets && (*list == '-' || *list == ',')) {
             wanted = false;
         } else if (!isalnum((unsigned char)*list) && !strchr("-._", *list)) {
@@ -187,7 +191,7 @@ static bool first_of_nodes(const char *list, char *host, size_t capacity) {
 static Search from_srun(Place *place, Error *err) {
     if (!variable("SLURM_STEP_NUM_TASKS")) return ABSENT;
     place->launcher = "srun";
-    if (!read_ranks(place, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", NULL, "SLURM_LOCALID", err)) return WRONG;
+    if (!place_read_ranks(place, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", NULL, "SLURM_LOCALID", err)) return WRONG;
     if (place->size == 1) return FOUND;
     // srun --mpi=pmix, or pmi2
     place->mpi = channel_mpi_is_built() && (variable("PMIX_RANK") || variable("PMI_RANK"));
@@ -218,7 +222,10 @@ static Search from_environment(Place *place, Error *err) {
         Place found = *place;
         const Search search = SOURCES[i](&found, err);
         if (search == WRONG) return WRONG;
-        if (search == FOUND && found.size > 1) return *place = found, FOUND;
+        if (search == FOUND && found.size > 1) {
+            *place = found;
+            return FOUND;
+        }
     }
     return ABSENT;
 }
@@ -342,8 +349,10 @@ __attribute__((noreturn)) static void become(int rank, int count, int listener, 
     const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (null >= 0) dup2(null, STDIN_FILENO);
 
-    set_number("RANK", rank), set_number("LOCAL_RANK", rank);
-    set_number("WORLD_SIZE", count), set_number("LOCAL_WORLD_SIZE", count);
+    set_number("RANK", rank);
+    set_number("LOCAL_RANK", rank);
+    set_number("WORLD_SIZE", count);
+    set_number("LOCAL_WORLD_SIZE", count);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     set_number("MASTER_PORT", port);
     setenv(COMM_RUN_ID, run_id, 1);
@@ -366,7 +375,8 @@ static void reap(Children *c, const char *program) {
         int rank = 0;
         while (rank < c->count && c->pids[rank] != pid) rank++;
         if (rank == c->count) continue; // not one of ours: the program had a child before
-        c->pids[rank] = 0, c->running--;
+        c->pids[rank] = 0;
+        c->running--;
         const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
         if (code == EXIT_OK) continue;
         // A run that stopped as it was asked to is no failure: the others are still saving.
@@ -376,7 +386,8 @@ static void reap(Children *c, const char *program) {
         }
         if (c->kill_after > 0) continue;
         c->result = code;
-        c->stop_after = now_seconds() + NOTICE_SECONDS, c->kill_after = c->stop_after + c->stop_seconds;
+        c->stop_after = now_seconds() + NOTICE_SECONDS;
+        c->kill_after = c->stop_after + c->stop_seconds;
         const char *rest = c->running > 0 ? "; ending the others" : "";
         if (code == EXIT_BAD_INPUT) continue; // all have found out together, and process 0 has said what
         if (WIFEXITED(status))
@@ -387,10 +398,13 @@ static void reap(Children *c, const char *program) {
 }
 
 // Until all have ended. `waited` are blocked.
-static void watch(Children *c, const sigset_t *waited, const char *program) {
+static void launch_await(Children *c, const sigset_t *waited, const char *program) {
     while (c->running > 0) {
         const double now = now_seconds();
-        if (c->stop_after > 0 && now >= c->stop_after) signal_all(c, SIGTERM), c->stop_after = 0;
+        if (c->stop_after > 0 && now >= c->stop_after) {
+            signal_all(c, SIGTERM);
+            c->stop_after = 0;
+        }
         if (c->kill_after > 0 && now >= c->kill_after) signal_all(c, SIGKILL);
         // A second at most: no signal tells that the time is over, and one SIGCHLD may stand for several processes.
         const struct timespec second = {.tv_sec = 1};
@@ -435,7 +449,8 @@ int comm_launch(int count, char **argv) {
     const int listener = listen_anywhere(&port);
     if (listener < 0 || getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) {
         fprintf(stderr, "%s: --gpus %d: cannot listen on 127.0.0.1: %s\n", argv[0], count, strerror(errno));
-        c.result = EXIT_RUN_FAILED, count = 0;
+        c.result = EXIT_RUN_FAILED;
+        count = 0;
     }
     for (size_t i = 0; i < sizeof random; i++) snprintf(run_id + 2 * i, 3, "%02x", random[i]);
 
@@ -446,14 +461,16 @@ int comm_launch(int count, char **argv) {
         if (pid == 0) become(i, count, listener, port, run_id, parent, &mask, argv);
         if (pid < 0) {
             fprintf(stderr, "%s: --gpus %d: cannot start process %d: %s\n", argv[0], count, i, strerror(errno));
-            c.result = EXIT_RUN_FAILED, c.kill_after = now_seconds() + c.stop_seconds;
+            c.result = EXIT_RUN_FAILED;
+            c.kill_after = now_seconds() + c.stop_seconds;
             signal_all(&c, SIGTERM);
             break;
         }
-        c.pids[i] = pid, c.running++;
+        c.pids[i] = pid;
+        c.running++;
     }
     if (listener >= 0) close(listener); // process 0's now: when that ends, the others learn it
-    watch(&c, &waited, argv[0]);
+    launch_await(&c, &waited, argv[0]);
 
     free(c.pids);
     for (size_t i = 0; i < sizeof WAITED / sizeof WAITED[0]; i++) sigaction(WAITED[i], &was[i], NULL);

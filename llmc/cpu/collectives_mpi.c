@@ -62,9 +62,11 @@ static int *mpi_begin(const Range *parts, int request) {
         const int64_t begin = parts[r].begin, bytes = range_size(parts[r]);
         REQUIRE(begin >= 0 && bytes >= 0 && begin % 4 == 0 && bytes % 4 == 0 && (begin + bytes) / 4 <= INT_MAX,
                 "part %d is bytes %lld to %lld", r, (long long)begin, (long long)parts[r].end);
-        counts[r] = (int)(bytes / 4), counts[mpi.size + r] = (int)(begin / 4);
+        counts[r] = (int)(bytes / 4);
+        counts[mpi.size + r] = (int)(begin / 4);
     }
-    mpi_requests[request].in_flight = true, mpi_requests[request].done = false;
+    mpi_requests[request].in_flight = true;
+    mpi_requests[request].done = false;
     if (mpi_used <= request) mpi_used = request + 1;
     mpi_observe_wait(true);
     mpi_observe_request(request, true);
@@ -75,7 +77,10 @@ bool device_all_to_all(void *recv, const void *send, const Range *parts, int req
     int *counts = mpi_begin(parts, request), *places = counts + mpi.size;
     int *mine = places + mpi.size, *mine_places = mine + mpi.size;
     REQUIRE((int64_t)counts[mpi.rank] * mpi.size <= INT_MAX, "a part of %d words", counts[mpi.rank]);
-    for (int r = 0; r < mpi.size; r++) mine[r] = counts[mpi.rank], mine_places[r] = r * counts[mpi.rank];
+    for (int r = 0; r < mpi.size; r++) {
+        mine[r] = counts[mpi.rank];
+        mine_places[r] = r * counts[mpi.rank];
+    }
     const int status = mpi.MPI_Ialltoallv(send, counts, places, mpi.integer, recv, mine, mine_places, mpi.integer,
                                           mpi.world, &mpi_requests[request].request);
     mpi_observe_wait(false);
