@@ -641,7 +641,7 @@ MUTATIONS = [
     Host("size_bias", "one part of the rows too few", **SIZES, test="ops/test_matmul",
          old="ceil_div(N, BIAS_MIN_PART_ROWS) * OC,", new="(N / BIAS_MIN_PART_ROWS) * OC,"),
     Host("size_dbias", "new bias gradients of C columns", **SIZES, test="ops/test_matmul",
-         old="cuda_part(&l.end, 4 * shape.C *", new="cuda_part(&l.end, 0 * shape.C *"),
+         old="cuda_part(&l.end, ops_widest(shape) *", new="cuda_part(&l.end, 0 * shape.C *"),
     Host("size_library", "the library of every GPU gets what a Hopper's gets", **SIZES, test="sim/test_sizes",
          old="(compute_capability >= 90 ||", new="(compute_capability >= 75 ||"),
     Host("size_chunks", "chunks of the logits beyond 2^31 elements", **SIZES, test="sim/test_sizes",
