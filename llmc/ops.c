@@ -325,7 +325,8 @@ void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
 
 // --------------------------------------------------------------------------------------------- LM head + cross-entropy
 
-static void check_head(const char *op, Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t V) {
+static void check_head_tensors(const char *op, Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets,
+                               int64_t V) {
     const int64_t N = tensor_rows(in), C = tensor_cols(in), Vp = tensor_rows(wte);
     check_compute(op, in);
     tensor_check(op, wte, in.dtype, Vp * C);
@@ -337,14 +338,14 @@ static void check_head(const char *op, Tensor losses, Tensor logits, Tensor in, 
 }
 
 void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t V) {
-    check_head(__func__, losses, logits, in, wte, targets, V);
+    check_head_tensors(__func__, losses, logits, in, wte, targets, V);
     RUN(head_loss_forward, (losses, logits, in, wte, targets, V),
         COST(matmul_shape(wte, in), matmul_flops(wte, in), BYTES(in, wte, targets), BYTES(losses)));
 }
 
 void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,
                         int64_t V, float scale, Tensor control, bool accumulate) {
-    check_head(__func__, losses, logits, in, wte, targets, V);
+    check_head_tensors(__func__, losses, logits, in, wte, targets, V);
     tensor_check(__func__, din, in.dtype, tensor_numel(in));
     check_weight_gradient(__func__, dwte, in.dtype, tensor_numel(wte));
     if (control.data) check_control(__func__, control);

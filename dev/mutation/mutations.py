@@ -759,7 +759,7 @@ MUTATIONS = [
          test="golden/test_golden", old="LINEAR_FCPROJ, out, a->residual2, a->gelu",
          new="LINEAR_FCPROJ, out, a->residual1, a->gelu"),
     Host("residual_lifetime", "the memory of a residual stream is free while the block before it writes it",
-         file="llmc/model/model_internal.h", unit="llmc/model/model_memory.c", test="unit/test_memory_plan",
+         file="llmc/model/model_memory.h", unit="llmc/model/model_memory.c", test="unit/test_memory_plan",
          only="a_sum*", old="F_IN,      F_ATTPROJ,", new="F_LN1,     F_ATTPROJ,"),
     Host("gelu_unrounded", "GELU is in the epilogue although its bits are to be repeated", file="llmc/cuda/matmul.c",
          test="sim/test_gemm_plan", only="gelu_is_measured*", old="(choice == GELU_FUSION_AUTO && gelu_again)",

@@ -10,7 +10,7 @@
 
 static int num_heads(const Block *b) { return (int)b->model->options.config.NH; }
 
-// ----------------------------------------------------------------------------------------------------- linear layers
+// ------------------------------------------------------------------------------------------------------- linear layers
 
 // The forward pass has already counted what the backward pass repeats.
 static void observe_once(const Block *b, LinearLayer layer, Role role, Tensor t) {
@@ -85,7 +85,7 @@ static void linear_gelu_backward(const Block *b, LinearLayer layer, Tensor dpre,
     matmul_gelu_backward_input(dpre, dout, weight, pre, dbias_before, b->accumulate);
 }
 
-// ----------------------------------------------------------------------------------------------------------- forward
+// ------------------------------------------------------------------------------------------------------------- forward
 
 // One transformer block, forward.
 //   residual1 -> ln1 -> qkv -> attention -> attproj (+ residual1) -> residual2 -> ln2 -> fc -> gelu -> fcproj
@@ -190,7 +190,7 @@ static void block_backward(Block *b, Tensor dresidual, Tensor dresidual_sum) {
                        p->ln1w, true, b->accumulate, false);
 }
 
-// ---------------------------------------------------------------------------------------------- parts of a micro-step
+// ----------------------------------------------------------------------------------------------- parts of a micro-step
 
 void gpt2_forward(Model *model, const MicroStep *s, int block) {
     const Block b = model_block(model, block, PASS_FORWARD, s->B, s->T);

@@ -85,20 +85,6 @@ static void insert_placed(Placed *placed, int n, const Entry *e) {
     placed[low] = (Placed){e->offset, e->offset + e->bytes, e->first_use, e->last_use};
 }
 
-// Places n entries with limited lifetimes, from offset base on.
-static void place_passing(MemoryPlan *plan, Entry **entries, int n, int64_t base) {
-    Placed *placed = malloc(((size_t)n + 1) * sizeof *placed);
-    REQUIRE_MEMORY(placed, "a memory plan");
-    qsort(entries, (size_t)n, sizeof *entries, by_size);
-    for (int i = 0; i < n; i++) {
-        Entry *e = entries[i];
-        e->offset = lowest_gap(e, placed, i, base);
-        insert_placed(placed, i, e);
-        if (e->offset + e->bytes > plan->total) plan->total = e->offset + e->bytes;
-    }
-    free(placed);
-}
-
 void memory_plan_solve(MemoryPlan *plan) {
     plan->total = 0;
     for (int c = 0; c < MEM_CLASS_COUNT; c++) plan->class_bytes[c] = 0;
@@ -116,7 +102,16 @@ void memory_plan_solve(MemoryPlan *plan) {
         plan->class_bytes[e->class] += e->bytes;
     }
     const int64_t base = plan->total;
-    place_passing(plan, passing, n, base);
+    Placed *placed = malloc(((size_t)n + 1) * sizeof *placed);
+    REQUIRE_MEMORY(placed, "a memory plan");
+    qsort(passing, (size_t)n, sizeof *passing, by_size);
+    for (int i = 0; i < n; i++) {
+        Entry *e = passing[i];
+        e->offset = lowest_gap(e, placed, i, base);
+        insert_placed(placed, i, e);
+        if (e->offset + e->bytes > plan->total) plan->total = e->offset + e->bytes;
+    }
+    free(placed);
     plan->class_bytes[MEM_ACTIVATIONS] += plan->total - base; // tensors with limited lifetimes
     free(passing);
 }

@@ -171,7 +171,7 @@ void model_init_weights(Model *model, uint64_t seed) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------- views of the arena
+// -------------------------------------------------------------------------------------------------- views of the arena
 
 void *model_at(const Model *model, int handle) {
     return handle < 0 ? NULL : model->arena + memory_plan_offset(model->plan, handle);
@@ -339,7 +339,7 @@ void model_forward(Model *model) {
     gpt2_head_forward(model, &s);
 }
 
-// ------------------------------------------------------------------------------------------------- the decision of a
+// --------------------------------------------------------------------------------------------------- the decision of a
 // step
 
 StepControl model_get_control(const Model *model) {

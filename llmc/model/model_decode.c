@@ -18,7 +18,7 @@ bool model_decoder_create(Model *model, Error *err) {
     if (o->sequences == 0) return true;
     const int64_t tokens = model_decoder_tokens(o) * (int64_t)sizeof(int32_t);
     const int64_t logits = o->sequences * o->config.Vp * (int64_t)dtype_size(o->dtype);
-    model->decoder.host = host_alloc((size_t)(tokens > logits ? tokens : logits), err);
+    model->decoder.host = host_alloc((size_t)max_i64(tokens, logits), err);
     model->decoder.graph = model->decoder.host ? device_graph_create(err) : NULL;
     return model->decoder.graph != NULL;
 }
@@ -72,7 +72,8 @@ bool model_decoder_attention(const Block *b) {
 static void read_prompt(const Model *model, int64_t first, int64_t count, int64_t T) {
     for (int l = 0; l < model->options.config.L; l++) {
         Block b = model_block(model, l, PASS_PROMPT, 1, T);
-        b.first = first, b.count = count;
+        b.first = first;
+        b.count = count;
         if (l == 0) embedding_forward(b.a.residual1, device_tokens(model, "prompt", first * T, 1, T), b.p.wte, b.p.wpe);
         block_forward(&b, b.a.residual1);
     }
@@ -82,7 +83,7 @@ static void read_prompt(const Model *model, int64_t first, int64_t count, int64_
 static void read_prompts(const Model *model, const int32_t *prompts, int64_t stride, int64_t n) {
     const int64_t rounded = round_up(n, 32), longest = model->options.T, sequences = model->decoder.sequences;
     // Tokens after a prompt do not affect it; rounding up keeps the number of distinct shapes small.
-    const int64_t T = rounded < longest ? rounded : longest;
+    const int64_t T = min_i64(rounded, longest);
     int32_t *host = host_tokens(model);
     memset(host, 0, (size_t)(sequences * T) * sizeof *host);
     for (int64_t s = 0; s < sequences; s++) memcpy(host + s * T, prompts + s * stride, (size_t)n * sizeof *host);
@@ -135,13 +136,13 @@ static void launch_step(Model *model, Tensor logits) {
     device_graph_end(d->graph);
 }
 
-static void check_tokens(const Model *model, const int32_t *tokens, int64_t n) {
+static void check_decoder_tokens(const Model *model, const int32_t *tokens, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         REQUIRE(tokens[i] >= 0 && tokens[i] < model->options.config.V, "token %d in a vocabulary of %lld", tokens[i],
                 (long long)model->options.config.V);
 }
 
-static void step(Model *model, float *logits) {
+static void decode_token(Model *model, float *logits) {
     const ModelOptions *o = &model->options;
     Decoder *d = &model->decoder;
     const int64_t Vp = o->config.Vp, V = o->config.V;
@@ -161,10 +162,10 @@ void model_decode_step(Model *model, const int32_t *tokens, float *logits) {
     REQUIRE(d->sequences > 0, "model_decode_step: nothing was begun, or another pass of the model has ended it");
     REQUIRE(d->length < o->T, "model_decode_step: %lld tokens in a context of %lld", (long long)d->length + 1,
             (long long)o->T);
-    check_tokens(model, tokens, d->sequences);
+    check_decoder_tokens(model, tokens, d->sequences);
     model_use_workspace(model);
     memcpy(host_tokens(model) + prompt_tokens(o), tokens, (size_t)d->sequences * sizeof *tokens);
-    step(model, logits);
+    decode_token(model, logits);
 }
 
 void model_decode_start(Model *model, const int32_t *prompts, int64_t n, int64_t sequences, float *logits) {
@@ -173,7 +174,7 @@ void model_decode_start(Model *model, const int32_t *prompts, int64_t n, int64_t
     REQUIRE(n >= 1 && n <= o->T, "a prompt of %lld tokens in a context of %lld", (long long)n, (long long)o->T);
     REQUIRE(sequences >= 1 && sequences <= o->sequences, "%lld sequences in a model planned for %lld",
             (long long)sequences, (long long)o->sequences);
-    check_tokens(model, prompts, n * sequences);
+    check_decoder_tokens(model, prompts, n * sequences);
     model->B = 0; // a loaded batch is where the cache will be
     model_use_workspace(model);
     d->sequences = sequences;
@@ -181,7 +182,7 @@ void model_decode_start(Model *model, const int32_t *prompts, int64_t n, int64_t
     d->length = n - 1;
     int32_t *last = host_tokens(model) + prompt_tokens(o); // not over the prompts, whose copy may still be running
     for (int64_t s = 0; s < sequences; s++) last[s] = prompts[s * n + n - 1];
-    step(model, logits);
+    decode_token(model, logits);
 }
 
 int64_t model_decode_length(const Model *model) { return model->decoder.length; }

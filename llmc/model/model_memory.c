@@ -6,6 +6,8 @@
 // the head, then block by block, and adds them to the gradient tensors with one stochastic rounding each. So within a
 // micro-step there is no additional rounding. That memory exists within the backward pass only and has the size of one
 // block and the embedding.
+#include "llmc/model/model_memory.h"
+
 #include "llmc/base/arithmetic.h"
 #include "llmc/model/model_internal.h"
 
@@ -46,12 +48,6 @@ static int recompute_tick(int set, int tick) {
     }
 }
 
-// Asks this backend, or the sizes of the machine that is planned for.
-static int64_t head_chunk_rows(const ModelOptions *o) {
-    const OpsShape shape = model_ops_shape(o);
-    return o->sizes ? o->sizes->head_chunk_rows(o->sizes->machine, shape) : ops_head_chunk_rows(shape);
-}
-
 Tensor model_activation(const ModelOptions *o, ActivationShape shape, const char *name, void *data, int64_t B,
                         int64_t T) {
     static const Dimension widths[] = {[BTC] = DIM_C, [BT3C] = DIM_3C, [BTFF] = DIM_FF};
@@ -64,8 +60,11 @@ Tensor model_activation(const ModelOptions *o, ActivationShape shape, const char
         return tensor_make(data, DTYPE_I32, name, B, T, 0, 0);
     case C_FP32:
         return tensor_make(data, DTYPE_FP32, name, o->config.C, 0, 0, 0);
-    case LOGITS_CHUNK:
-        return tensor_make(data, o->dtype, name, head_chunk_rows(o), o->config.Vp, 0, 0);
+    case LOGITS_CHUNK: {
+        const OpsShape s = model_ops_shape(o);
+        const int64_t rows = o->sizes ? o->sizes->head_chunk_rows(o->sizes->machine, s) : ops_head_chunk_rows(s);
+        return tensor_make(data, o->dtype, name, rows, o->config.Vp, 0, 0);
+    }
     default: // BTC, BT3C, BTFF
         return tensor_make(data, o->dtype, name, B, T, model_size(&o->config, widths[shape]), 0);
     }
@@ -195,7 +194,7 @@ static void plan_gradients(MemoryPlan *plan, Layout *layout, const ModelOptions 
 
 // A half of the exchange buffer receives this process's range of a block from all processes, or a part of that range
 // which is long enough for any network. The parameters outside blocks pass through it part by part.
-static void plan_exchange(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
+static void plan_exchange_buffer(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     const Partition *p = layout->partition;
     const int64_t size = (int64_t)dtype_size(model_gradient_dtype(o)), enough = ((int64_t)256 << 20) / size;
     int64_t longest = 0;
@@ -222,7 +221,7 @@ static void plan_permanent(MemoryPlan *plan, Layout *layout, const ModelOptions 
             layout->step_losses = memory_plan_add_always(plan, MEM_WORKSPACE, "step_losses", o->groups * o->B * 4);
         layout->norm =
             memory_plan_add_always(plan, MEM_WORKSPACE, "norm", layout->norm_columns * max_i64(o->processes, 1) * 4);
-        if (o->processes > 1) plan_exchange(plan, layout, o);
+        if (o->processes > 1) plan_exchange_buffer(plan, layout, o);
     }
     plan_state(plan, layout, o);
     layout->control = memory_plan_add_always(plan, MEM_WORKSPACE, "control", (int64_t)sizeof(StepControl));
@@ -363,7 +362,7 @@ void model_layout_free(Layout *layout) {
     partition_destroy(layout->partition);
 }
 
-// -------------------------------------------------------------------------------------------- what the options imply
+// ---------------------------------------------------------------------------------------------- what the options imply
 
 DType model_gradient_dtype(const ModelOptions *o) { return o->gradients_in_dtype ? o->dtype : DTYPE_FP32; }
 

@@ -15,9 +15,6 @@ typedef enum { PART_WEIGHT, PART_GRADIENT, PART_UPDATE, NUM_PARTS } Part;
 enum { FIRST_PARAMETER = NUM_LINEARS * NUM_ROLES, NUM_CLASSES = FIRST_PARAMETER + NUM_PARAMETER_SPECS * NUM_PARTS };
 _Static_assert((int)NUM_CLASSES == (int)NUMERICS_MAX_ROWS, "a row for each class");
 
-static int linear_class(LinearLayer layer, Role role) { return (int)layer * NUM_ROLES + (int)role; }
-static int parameter_class(int spec, Part part) { return FIRST_PARAMETER + spec * NUM_PARTS + (int)part; }
-
 static void class_name(int class, char *name, size_t size) {
     static const char *const layers[NUM_LINEARS] = {"qkv", "attproj", "fc", "fcproj"};
     static const char *const roles[NUM_ROLES] = {"in", "out", "gradient"};
@@ -30,14 +27,11 @@ static void class_name(int class, char *name, size_t size) {
     snprintf(name, size, "%s.%s", parameter_specs[class / NUM_PARTS].name, parts[class % NUM_PARTS]);
 }
 
-static int spec_of(const Model *model, int index) { return (int)(model->parameters[index].spec - parameter_specs); }
-
 // ------------------------------------------------------------------------------------------------------------ counting
 
 void model_numerics_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
-    layout->stats = !o->numerics ? -1
-                                 : memory_plan_add_always(plan, MEM_WORKSPACE, "numerics",
-                                                          NUM_CLASSES * (int64_t)sizeof(TensorStats));
+    const int64_t bytes = NUM_CLASSES * (int64_t)sizeof(TensorStats);
+    layout->stats = o->numerics ? memory_plan_add_always(plan, MEM_WORKSPACE, "numerics", bytes) : -1;
 }
 
 static Tensor all_stats(const Model *model, DType dtype) {
@@ -46,7 +40,7 @@ static Tensor all_stats(const Model *model, DType dtype) {
                        0, 0);
 }
 
-static void count(const Model *model, int class, Tensor t) {
+static void count_tensor(const Model *model, int class, Tensor t) {
     TensorStats *stats = (TensorStats *)model_at(model, model->layout.stats) + class;
     Tensor one = tensor_make(stats, DTYPE_U8, "numerics", (int64_t)sizeof *stats, 0, 0, 0);
     // The format is always the compute dtype: for fp32 gradients and updates the counts tell what it would lose.
@@ -57,9 +51,10 @@ static void count(const Model *model, int class, Tensor t) {
 // which are always 0.
 static void count_parameter(const Model *model, int index, Part part, Tensor t, int64_t first) {
     const int64_t used = parameter_numel(&model->parameters[index]) - model->tensors[index].padding - first;
+    const int spec = (int)(model->parameters[index].spec - parameter_specs);
     if (used > 0)
-        count(model, parameter_class(spec_of(model, index), part),
-              tensor_slice_elements(t, 0, min_i64(used, tensor_numel(t))));
+        count_tensor(model, FIRST_PARAMETER + spec * NUM_PARTS + (int)part,
+                     tensor_slice_elements(t, 0, min_i64(used, tensor_numel(t))));
 }
 
 void model_observe(Model *model, bool on) {
@@ -70,7 +65,7 @@ void model_observe(Model *model, bool on) {
 }
 
 void model_observe_tensor(const Model *model, LinearLayer layer, Role role, Tensor t) {
-    if (model->observing) count(model, linear_class(layer, role), t);
+    if (model->observing) count_tensor(model, (int)layer * NUM_ROLES + (int)role, t);
 }
 
 void model_numerics_gradients(Model *model) {

@@ -240,7 +240,7 @@ void model_write_bytes(Model *model, Tensor t, int64_t first, int64_t n, const v
     }
 }
 
-// ------------------------------------------------------------------------------------------ the optimizer's state
+// ----------------------------------------------------------------------------------------------- the optimizer's state
 
 Range model_state_range(const Model *model, int index, StateSlot slot, int process) {
     const Parameter *p = &model->parameters[index];
@@ -285,7 +285,7 @@ void model_write_state(Model *model, int index, StateSlot slot, int64_t first, i
                       (const char *)in + (begin - first));
 }
 
-// ------------------------------------------------------------------------------------------------ values of weights
+// --------------------------------------------------------------------------------------------------- values of weights
 
 // Elements [first, first + n) as fp32 of a slot, or with slot WEIGHT of the weight itself; 16-bit tensors are converted
 // piece by piece through a buffer.

@@ -103,7 +103,7 @@ static Tensor moment(const Parameter *p, Kept kept) {
     const DType dtypes[] = {DTYPE_COUNT, DTYPE_FP32, DTYPE_BF16, DTYPE_U8, DTYPE_COUNT};
     return dtypes[kept] == DTYPE_COUNT ? tensor_none() : like(p, dtypes[kept]);
 }
-static Tensor scale(const Parameter *p, Kept kept) {
+static Tensor moment_scale(const Parameter *p, Kept kept) {
     return kept == KEPT_8BIT ? vector(p, ceil_div(parameter_numel(p), STATE_BLOCK)) : tensor_none();
 }
 
@@ -120,9 +120,9 @@ Tensor optimizer_state(OptimizerKind kind, bool master, DType compute, const Par
     case SLOT_V:
         return moment(p, g->v);
     case SLOT_M_SCALE:
-        return scale(p, g->m);
+        return moment_scale(p, g->m);
     case SLOT_V_SCALE:
-        return scale(p, g->v);
+        return moment_scale(p, g->v);
     case SLOT_ROW:
         return factored ? vector(p, p->rows) : tensor_none();
     case SLOT_COL:
@@ -146,7 +146,7 @@ bool optimizer_is_elementwise(OptimizerKind kind) {
     return true;
 }
 
-// ----------------------------------------------------------------------------------------------- memory of the update
+// ------------------------------------------------------------------------------------------------ memory of the update
 
 int64_t optimizer_offload_buffer(int64_t host_bytes) {
     enum { LEAST = 16 << 10, MOST = 16 << 20 };
@@ -162,7 +162,7 @@ double optimizer_matmul_flops(OptimizerKind kind, const Parameter *p) {
 }
 
 // Allocates bytes one after the other; returns their offset.
-static int64_t take(int64_t *end, int64_t bytes) {
+static int64_t take_scratch(int64_t *end, int64_t bytes) {
     const int64_t offset = *end;
     *end += round_up(bytes, PLAN_ALIGNMENT);
     return offset;
@@ -176,14 +176,15 @@ MuonScratch optimizer_muon_scratch(const Parameter *parameters, int count, DType
         const Parameter *p = &parameters[i];
         if (optimizer_rule(OPTIMIZER_MUON, p) != RULE_DIRECTION) continue;
         const int64_t rows = p->rows / p->spec->stacked;
-        matrix = max_i64(matrix, rows * p->cols), side = max_i64(side, min_i64(rows, p->cols));
+        matrix = max_i64(matrix, rows * p->cols);
+        side = max_i64(side, min_i64(rows, p->cols));
         s.matrices += p->spec->stacked;
     }
-    s.x = take(&s.bytes, matrix * element);
-    s.product = take(&s.bytes, matrix * element);
-    s.gram = take(&s.bytes, side * side * element);
-    s.square = take(&s.bytes, side * side * element);
-    s.sumsq = take(&s.bytes, s.matrices * (int64_t)sizeof(float));
+    s.x = take_scratch(&s.bytes, matrix * element);
+    s.product = take_scratch(&s.bytes, matrix * element);
+    s.gram = take_scratch(&s.bytes, side * side * element);
+    s.square = take_scratch(&s.bytes, side * side * element);
+    s.sumsq = take_scratch(&s.bytes, s.matrices * (int64_t)sizeof(float));
     return s;
 }
 

@@ -13,16 +13,9 @@ static int cell_count(int groups) {
     return groups > 1 ? groups : 1;
 }
 
-static int unit_of(const Parameter *p, int num_units) { return p->block >= 0 ? p->block : num_units - 1; }
+static int64_t padded_elements(const Parameter *p) { return round_up(parameter_numel(p), PLAN_ALIGNMENT); }
 
-static bool is_elementwise(OptimizerKind kind, const Parameter *p) {
-    const UpdateRule rule = optimizer_rule(kind, p);
-    return rule != RULE_ADAFACTOR && rule != RULE_DIRECTION;
-}
-
-static int64_t padded(const Parameter *p) { return round_up(parameter_numel(p), PLAN_ALIGNMENT); }
-
-// ---------------------------------------------------------------------------------------------------- units of cells
+// ------------------------------------------------------------------------------------------------------ units of cells
 
 // Cells begin at multiples of PLAN_ALIGNMENT of the memory, so at multiples of STATE_BLOCK of their parameters.
 _Static_assert(PLAN_ALIGNMENT % STATE_BLOCK == 0, "a cell begins where a block of 8-bit state does");
@@ -32,14 +25,14 @@ static int64_t cut_unit(Partition *p, const Parameter *table, int num_parameters
     for (int i = 0; i < num_parameters; i++) {
         if (p->units[i] != unit) continue;
         p->offsets[i] = end;
-        end += padded(&table[i]);
+        end += padded_elements(&table[i]);
     }
     const int64_t cell = ceil_div(end - p->begin[unit], (int64_t)cells * PLAN_ALIGNMENT) * PLAN_ALIGNMENT;
     for (int r = 0; r <= p->processes; r++) bounds[r] = p->begin[unit] + (int64_t)r * cells / p->processes * cell;
     return p->begin[unit] + cells * cell;
 }
 
-// ------------------------------------------------------------------------------------------- units of whole tensors
+// ---------------------------------------------------------------------------------------------- units of whole tensors
 
 // Gives the tensors of the unit to processes, the costliest first, each to the one with the least to do so far. In
 // memory they are in the order of their owners. load (processes) goes on from unit to unit.
@@ -53,7 +46,9 @@ static int64_t spread_unit(Partition *p, const Parameter *table, int num_paramet
         double most = -1;
         for (int i = 0; i < num_parameters; i++) {
             const double cost = optimizer_matmul_flops(kind, &table[i]) + (double)parameter_numel(&table[i]);
-            if (owner[i] < 0 && cost > most) most = cost, next = i;
+            if (owner[i] >= 0 || cost <= most) continue;
+            most = cost;
+            next = i;
         }
         if (next < 0) break;
         for (int r = 1; r < p->processes; r++)
@@ -67,7 +62,7 @@ static int64_t spread_unit(Partition *p, const Parameter *table, int num_paramet
         for (int i = 0; i < num_parameters; i++) {
             if (owner[i] != r) continue;
             p->offsets[i] = end;
-            end += padded(&table[i]);
+            end += padded_elements(&table[i]);
         }
     }
     bounds[p->processes] = end;
@@ -75,7 +70,7 @@ static int64_t spread_unit(Partition *p, const Parameter *table, int num_paramet
     return end;
 }
 
-// ------------------------------------------------------------------------------------------------------- norm parts
+// ---------------------------------------------------------------------------------------------------------- norm parts
 
 static int owner_of(const Partition *p, int unit, int64_t element) {
     int r = 0;
@@ -112,14 +107,15 @@ int64_t partition_max_norm_parts(const ModelConfig *config, int groups) {
     return parameter_count(config) + (config->L + 1) * (cell_count(groups) - 1);
 }
 
-// ------------------------------------------------------------------------------------------------------------ object
+// -------------------------------------------------------------------------------------------------------------- object
 
 Partition *partition_create(const ModelConfig *config, OptimizerKind kind, int groups, int processes) {
     const int n = parameter_count(config);
     Parameter *table = parameter_table(config);
     Partition *p = calloc(1, sizeof *p);
     REQUIRE_MEMORY(p, "the layout of the parameters");
-    p->num_units = (int)config->L + 1, p->processes = processes > 1 ? processes : 1;
+    p->num_units = (int)config->L + 1;
+    p->processes = processes > 1 ? processes : 1;
     p->begin = calloc((size_t)p->num_units + 1, sizeof *p->begin);
     p->bounds = calloc((size_t)p->num_units * ((size_t)p->processes + 1), sizeof *p->bounds);
     p->offsets = calloc((size_t)n, sizeof *p->offsets);
@@ -129,8 +125,9 @@ Partition *partition_create(const ModelConfig *config, OptimizerKind kind, int g
     REQUIRE_MEMORY(p->begin && p->bounds && p->offsets && p->units && cells && load, "the layout of the parameters");
     for (int u = 0; u < p->num_units; u++) cells[u] = cell_count(groups);
     for (int i = 0; i < n; i++) {
-        p->units[i] = unit_of(&table[i], p->num_units);
-        if (!is_elementwise(kind, &table[i])) cells[p->units[i]] = 0;
+        const UpdateRule rule = optimizer_rule(kind, &table[i]);
+        p->units[i] = table[i].block >= 0 ? table[i].block : p->num_units - 1;
+        if (rule == RULE_ADAFACTOR || rule == RULE_DIRECTION) cells[p->units[i]] = 0;
     }
     for (int u = 0; u < p->num_units; u++)
         p->begin[u + 1] = cells[u] > 0 ? cut_unit(p, table, n, u, cells[u]) : spread_unit(p, table, n, u, kind, load);

@@ -56,7 +56,7 @@ ChoiceExample choices_example(const ChoiceSet *set, int64_t i) {
     return e;
 }
 
-// ----------------------------------------------------------------------------------------------------------- checking
+// ------------------------------------------------------------------------------------------------------------ checking
 
 // The beginning of a message: the file and the example.
 typedef struct {
@@ -239,7 +239,7 @@ typedef struct {
     int64_t *tokens;     // (examples, CHOICES_MAX): of each completion
 } Scoring;
 
-// ---------------------------------------------------------------------------------------------------------- sequences
+// ----------------------------------------------------------------------------------------------------------- sequences
 
 // 32, 48, 64, 96, 128, 192, ... T: at most a half is wasted, on average a fifth, and T = 1024 has 11 lengths.
 static int64_t round_length(int64_t n, int64_t T) {
@@ -281,7 +281,7 @@ static void make_sequences(Scoring *s, int64_t examples, int64_t T, int64_t *exa
     qsort(s->sequences, (size_t)s->count, sizeof *s->sequences, shortest_first);
 }
 
-// ------------------------------------------------------------------------------------------------------------- losses
+// -------------------------------------------------------------------------------------------------------------- losses
 
 // Context, completion, and zeros, which come last and so have no effect.
 static void fill_window(const ChoiceSet *set, const Sequence *s, uint16_t *window) {
@@ -385,7 +385,7 @@ bool choices_fit(const ChoiceSets *sets, int64_t T, Error *err) {
     return true;
 }
 
-// --------------------------------------------------------------------------------------------------------- evaluation
+// ---------------------------------------------------------------------------------------------------------- evaluation
 
 static bool allocate_scoring(Scoring *s, int64_t examples, Error *err) {
     const ModelOptions *o = model_options(s->model);

@@ -49,7 +49,7 @@ typedef struct {
     bool cut; // a signal came before all tokens were drawn
 } Drawn;
 
-// ------------------------------------------------------------------------------------------------------------- tokens
+// -------------------------------------------------------------------------------------------------------------- tokens
 
 // The text of one token: its bytes or, without a tokenizer, its number and a space. Valid until the next call; not
 // terminated.
@@ -95,7 +95,7 @@ static bool encode_prompt(const Tokenizer *tokenizer, const char *prompt, int64_
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------------- window
+// -------------------------------------------------------------------------------------------------------------- window
 
 // Restarts the decoder with the tokens in the window.
 static void restart_decoding(Decoding *d) {
@@ -103,17 +103,6 @@ static void restart_decoding(Decoding *d) {
     for (int64_t s = 0; s < samples; s++)
         memcpy(d->prompts + s * n, d->window + s * d->T, (size_t)n * sizeof *d->prompts);
     model_decode_start(d->model, d->prompts, n, samples, d->logits);
-}
-
-// Starts with the last T-1 tokens of the prompt, so that a token fits after them; returns the number of tokens left
-// out.
-static int64_t start_decoding(Decoding *d, const int32_t *prompt, int64_t n) {
-    const int64_t most = d->T > 1 ? d->T - 1 : 1;
-    d->length = n < most ? n : most;
-    for (int64_t s = 0; s < d->options->samples; s++)
-        memcpy(d->window + s * d->T, prompt + n - d->length, (size_t)d->length * sizeof *prompt);
-    restart_decoding(d);
-    return n - d->length;
 }
 
 // Passes the next token of every sample to the model; true if the window was full and continued from its last half.
@@ -134,7 +123,7 @@ static bool append_tokens(Decoding *d) {
     return full;
 }
 
-// ------------------------------------------------------------------------------------------------------------ drawing
+// ------------------------------------------------------------------------------------------------------------- drawing
 
 // Passes bytes to the sink, in portions that fit on the stack: a special token of a foreign tokenizer may be long.
 static void show_text(Decoding *d, const char *bytes, int64_t n) {
@@ -145,12 +134,6 @@ static void show_text(Decoding *d, const char *bytes, int64_t n) {
         if (whole > 0 && !d->options->sink(d->options->context, out, whole)) d->refused = true;
         done += portion;
     }
-}
-
-static void show_rest_of_text(Decoding *d) {
-    char out[UTF8_MOST_HELD];
-    const int64_t n = utf8_stream_end(&d->held, out);
-    if (n > 0 && !d->refused) d->options->sink(d->options->context, out, n);
 }
 
 // Draws a token for every sample that has not ended. number: index of this token in its text, for the random generator.
@@ -192,7 +175,11 @@ static bool allocate_decoding(Decoding *d, Drawn *drawn, Error *err) {
 
 static void run_decoding(Decoding *d, const int32_t *prompt, int64_t n, int64_t first, Drawn *drawn) {
     const double began = now_seconds();
-    drawn->prompt_cut = start_decoding(d, prompt, n);
+    d->length = min_i64(n, d->T > 1 ? d->T - 1 : 1); // the last ones of the prompt, so that a token fits after them
+    for (int64_t s = 0; s < d->options->samples; s++)
+        memcpy(d->window + s * d->T, prompt + n - d->length, (size_t)d->length * sizeof *prompt);
+    restart_decoding(d);
+    drawn->prompt_cut = n - d->length;
     drawn->prompt_tokens = d->length;
     for (int64_t i = 0; i < d->options->tokens; i++) {
         watch_progress();
@@ -204,7 +191,11 @@ static void run_decoding(Decoding *d, const int32_t *prompt, int64_t n, int64_t 
         if (drawn->cut) break;
     }
     drawn->decode_seconds = now_seconds() - began - drawn->prompt_seconds;
-    if (d->options->sink) show_rest_of_text(d);
+    if (d->options->sink) {
+        char out[UTF8_MOST_HELD];
+        const int64_t held = utf8_stream_end(&d->held, out);
+        if (held > 0 && !d->refused) d->options->sink(d->options->context, out, held);
+    }
 }
 
 // Continues n >= 1 tokens of prompt as described at generate(); options->prompt is ignored. first: number of the first

@@ -52,13 +52,6 @@ static double weigh_candidates(double *weights, const Candidate *c, int64_t n, c
     return sum;
 }
 
-// Uniform in [0, 1), 53 bits: with the usual 24, a token of probability 1e-8 would never be drawn, or ten times too
-// often.
-static double sampler_uniform(const SamplerOptions *o, uint64_t index) {
-    const Philox bits = philox(o->seed, ((uint64_t)STREAM_SAMPLE << 48) + o->stream, index);
-    return (double)(((uint64_t)bits.v[0] << 32 | bits.v[1]) >> 11) * 0x1p-53;
-}
-
 int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions *o, uint64_t index) {
     Candidate *c = malloc(2 * (size_t)V * sizeof *c);
     double *weights = malloc((size_t)V * sizeof *weights);
@@ -84,9 +77,13 @@ int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions 
             for (sum = 0.0; kept < n && sum < mass; kept++) sum += weights[kept];
             n = kept;
         }
+        // Uniform in [0, 1), 53 bits: with the usual 24, a token of probability 1e-8 would never be drawn, or ten times
+        // too often.
+        const Philox bits = philox(o->seed, ((uint64_t)STREAM_SAMPLE << 48) + o->stream, index);
+        const double uniform = (double)(((uint64_t)bits.v[0] << 32 | bits.v[1]) >> 11) * 0x1p-53;
         // The place on a line on which each candidate has a length equal to its weight. Rounding may put it at the very
         // end, after all of them: then the likeliest one is drawn.
-        const double place = sampler_uniform(o, index) * sum;
+        const double place = uniform * sum;
         double passed = 0.0;
         for (int64_t i = 0; i < n && passed <= place; i++) {
             passed += weights[i];

@@ -26,9 +26,6 @@ typedef struct {
     int64_t bytes;
 } BatchHead;
 
-// Window i of n, spread evenly over all of them: the same ones at every evaluation.
-static int64_t spread(int64_t i, int64_t n, int64_t all) { return (int64_t)((double)i * (double)all / (double)n); }
-
 static uint32_t *bytes_of_tokens(const Tokenizer *tokenizer, int64_t V) {
     uint32_t *count = calloc((size_t)V, sizeof *count);
     const int64_t known = tokenizer_vocab(tokenizer);
@@ -60,7 +57,8 @@ static bool compute_losses(Evaluation *e, int64_t first, int64_t count, int64_t 
     const int64_t window_bytes = (o->T + 1) * e->val->token_bytes;
     for (int64_t i = 0; i < count; i++) {
         char *window = e->batch + i * window_bytes;
-        const int64_t number = spread(first + i, n, e->val->num_windows);
+        // Spread evenly over all windows: the same ones at every evaluation.
+        const int64_t number = (int64_t)((double)(first + i) * (double)e->val->num_windows / (double)n);
         if (!shards_read_window(e->val, number, o->config.V, window, err)) return false;
         if (e->byte_count) *bytes += bytes_of_window(e, window);
     }
