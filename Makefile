@@ -95,11 +95,8 @@ MPI_CFLAGS := $(if $(MPI_WORDS),-DHAVE_MPI $(patsubst -I%,-isystem %,$(filter -I
 LIBS := -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
 CPU_SRC  := $(wildcard llmc/cpu/*.c)
-# One file of llmc/cuda has no CUDA and is in every build: tuning_cache.c, the file of measured choices, so that its reader
-# is tested everywhere.
-NO_CUDA_SRC := llmc/cuda/tuning_cache.c
 HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/data/*.c llmc/text/*.c llmc/store/*.c llmc/plan/*.c llmc/run/*.c llmc/comm/*.c) \
-            data/tool.c $(NO_CUDA_SRC)
+            data/tool.c
 # Of llmc/cpu, what any processor runs; the remainder is the vector code.
 CPU_ONCE := $(addprefix llmc/cpu/,collectives_mpi.c cpu.c device.c onednn.c)
 CPU_OBJ  := $(CPU_ONCE:%.c=$(BUILD)/%.o) $(CPU_CODES:%=$(BUILD)/llmc/cpu/%.o)
@@ -114,7 +111,7 @@ $(if $(wildcard $(CUDA)/bin/nvcc),,$(call bad_value,CUDA,there is no $(CUDA)/bin
 else
 override CUDA :=
 endif
-CUDA_SRC := $(filter-out $(NO_CUDA_SRC),$(wildcard llmc/cuda/*.c llmc/cuda/*.cu))
+CUDA_SRC := $(wildcard llmc/cuda/*.c llmc/cuda/*.cu)
 
 TEST_SRC := $(filter-out test/unit/test_simd.c,$(wildcard test/unit/test_*.c test/ops/test_*.c test/golden/test_*.c))
 TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%) $(BUILD)/test/fuzz/test_readers $(CODES_HERE:%=$(BUILD)/test/unit/test_simd-%)
@@ -238,7 +235,7 @@ FUZZ_BUILD := build/fuzz
 FUZZ_FLAGS := -std=c11 -D_GNU_SOURCE -DLIBFUZZER -I. -O1 -g -fno-omit-frame-pointer -ffp-contract=off \
               -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -Wall -Wextra -Wno-unused-function -Wno-unused-const-variable
 FUZZ_SRC   := $(wildcard llmc/base/*.c llmc/store/*.c llmc/data/*.c llmc/text/*.c llmc/comm/comm.c) llmc/train/choices.c llmc/run/options.c llmc/run/options_together.c \
-              llmc/run/runlog.c data/tool.c llmc/model/parameters.c llmc/cuda/tuning_cache.c
+              llmc/run/runlog.c data/tool.c llmc/model/parameters.c
 FUZZ_OBJ   := $(FUZZ_SRC:%.c=$(FUZZ_BUILD)/%.o) $(FUZZ_PARTS:%=$(FUZZ_BUILD)/test/fuzz/%.o)
 
 $(FUZZ_BUILD)/%.o: %.c

@@ -347,7 +347,7 @@ static int64_t planned_bytes(const Run *run) {
 }
 
 static bool measure_speed_of(const Run *run, DeviceSpeed *speed, Error *err) {
-    return device_measure_speed(run->setup.dtype, (size_t)planned_bytes(run), speed, err);
+    return speed_measure(run->setup.dtype, (size_t)planned_bytes(run), speed, err);
 }
 
 // Runs before the model is built, so that the memory it takes is free again by then.

@@ -31,7 +31,7 @@ ORDER = (
     ("llmc/comm",),
     ("llmc/model/gpu_sizes",),  # scratch memory from shapes alone: for the CUDA backend, and for plans without a GPU
     ("llmc/cpu", "llmc/cuda"),
-    ("llmc/ops.c",),
+    ("llmc/ops.c", "llmc/speed"),
     ("llmc/model",),
     ("llmc/train", "llmc/store"),
     ("llmc/plan",),

@@ -27,8 +27,8 @@ typedef struct {
     // The CPU ignores the following fields.
     bool tf32;                 // fp32 matmuls on TF32 tensor cores
     AttentionChoice attention; // auto: the faster of cuDNN and our kernels, by measurement on first use
-    GeluFusion gelu_fusion;    // GELU in the epilogue of matmuls; auto: by measurement on first use, but not forward
-                               // where GELU is recomputed, which could not give the same bits
+    GeluFusion gelu_fusion;    // GELU in the epilogue of matmuls; auto: both on sm_90 and sm_100, but not forward where
+                               // GELU is recomputed, which could not give the same bits
     bool no_early_launch;      // no kernel may be set up before the one before it has ended (sm_90+)
 } DeviceOptions;
 
@@ -41,6 +41,7 @@ typedef struct {
     int units;                      // threads or SMs in use
     size_t memory_total;            // bytes of device memory
     size_t memory_free;             // bytes free when device_init returned
+    size_t cache_bytes;             // of the caches before device memory; 0 = not known
     double peak_flops[DTYPE_COUNT]; // datasheet FLOP/s by dtype, derived from units x clock x FLOP/clock; 0 = not known
     double peak_bandwidth;          // datasheet bytes/s of device memory; 0 = not known
     DType default_dtype;            // the fastest training dtype of this device
@@ -66,10 +67,6 @@ const DeviceFacts *device_facts(void);
 // algorithms and epilogues of matmuls and the implementation of attention, one line each. The CPU: one line, its vector
 // code, its library and its number of threads. malloced.
 char *device_tuning(void);
-// The candidates of these choices, for the log: JSON objects separated by commas,
-//   {"what":"...","taken":1,"ways":[["the way 0",0.412],["the way 1",null]]}    times in ms; null: not measured
-// malloced; "" if a backend chooses nothing.
-char *device_choices(void);
 // Restores earlier choices without timing; call before the first op. False: they were made for another device, driver
 // or library and are ignored: bits may differ. "" is unknown, and true.
 bool device_restore_tuning(const char *lines);
@@ -83,26 +80,17 @@ typedef struct {
 } DeviceSensors;
 bool device_sensors(DeviceSensors *sensors); // false if there are none (the CPU; a GPU without NVML)
 
-// The measured speed of light: the median rate of a plain library matmul (CPU: M=1024, N=3072, K=768, hot operands;
-// GPU: a square one of random numbers that takes at least 0.5 ms) and the copy bandwidth (bytes read + bytes written
-// per second, buffers larger than the caches). It takes about 0.3 s. memory is the size of the run that follows. CPU:
-// at most max(memory, 32 MB) bytes are used; for a small run the copy may stay in the caches, as the run itself does.
-// GPU: at most a quarter of the free memory is used, whatever the run.
-typedef struct {
-    double matmul_flops;   // FLOP/s in dtype
-    double copy_bandwidth; // bytes/s
-} DeviceSpeed;
-bool device_measure_speed(DType dtype, size_t memory, DeviceSpeed *speed, Error *err);
-
 // ------------------------------------------------------------------------------------------------------------ memory
 
 // Device memory, 256-byte aligned, zeroed (and so touched: the first step pays no page faults). NULL and a message with
 // the bytes requested and free when it does not fit.
 void *device_alloc(size_t bytes, Error *err);
 void device_free(void *p);
-// The peak of device bytes used by this process so far. CPU: resident set high-water mark since device_init (without
-// the buffers of device_measure_speed). GPU: bytes allocated by this process.
+// The peak of device bytes used by this process so far. CPU: resident set high-water mark since device_init. GPU: bytes
+// allocated by this process.
 size_t device_memory_peak(void);
+// Back to a peak of before: what was allocated and freed since then does not count.
+void device_memory_peak_restore(size_t peak);
 
 // Host memory the device can copy from without staging (pinned on a GPU). Aligned to 64 bytes.
 void *host_alloc(size_t bytes, Error *err);
@@ -118,6 +106,7 @@ typedef enum { STREAM_COMPUTE, STREAM_COPY, STREAM_COPY_BACK, STREAM_COMM, STREA
 // the copy is done.
 void copy_h2d(void *device_dst, const void *host_src, size_t bytes, Stream stream);
 void copy_d2h(void *host_dst, const void *device_src, size_t bytes, Stream stream);
+void device_copy(void *device_dst, const void *device_src, size_t bytes); // on STREAM_COMPUTE
 void device_sync(void); // waits for all streams: at checkpoints, validation, the end. Never inside a step
 
 typedef struct DeviceEvent DeviceEvent;

@@ -9,7 +9,7 @@
 //   - Everything runs in order on the compute stream and returns without waiting. No allocation and no host decision,
 //     except at the first use of a shape on a GPU, where an op may time its candidates. With OpsShape.overlap the GPU
 //     may take products out of that order, where no op and no caller can see it (backend_order).
-//   - The same inputs give the same bits in every run on one machine with the same choices (device_choices).
+//   - The same inputs give the same bits in every run on one machine with the same choices (device_tuning).
 //   - A wrong shape or dtype is a bug in the caller. The op names the tensor and stops the program (tensor_check).
 // Names: B batch, T context, C channels, NH heads, HS = C / NH, V vocabulary, Vp padded vocabulary, N = B * T rows.
 // IC and OC are the input and output channels of a linear layer, maxT the rows of wpe, R the rows of a chunk of logits.
@@ -41,7 +41,8 @@ typedef struct {
 } OpsShape;
 static inline int64_t ops_widest(OpsShape shape) { return shape.widest > 0 ? shape.widest : 4 * shape.C; }
 int64_t ops_workspace_bytes(OpsShape shape); // also prepares the backend for this shape: the last one asked for holds
-void ops_set_workspace(void *device_memory, int64_t bytes);
+void ops_set_workspace(void *device_memory, int64_t bytes); // NULL, 0: it is taken back
+bool ops_workspace_is_set(void);
 
 // -------------------------------------------------------------------------------------------------------------- batch
 

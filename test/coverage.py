@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 # The tests of the other modules add little here, and take minutes.
 END_TO_END = ["test_resume.py", "test_models.py", "test_bad_input.py", "test_optimizers.py", "test_prepare.py",
               "test_prepare_lines.py", "test_prepare_interrupted.py", "test_shard_tools.py", "test_tokenizer.py", "test_evaluation.py"]
-UNIT = ["atomic_file", "bpe", "byte_source", "checkpoint", "checkpoint_optimizer", "choices", "comm_tcp", "comm_watch", "corpus_run",
+UNIT = ["atomic_file", "bpe", "byte_source", "checkpoint", "checkpoint_optimizer", "choices", "choices_file", "comm_tcp", "comm_watch", "corpus_run",
         "corpus_split", "corpus_writer", "dataloader", "evals", "export", "find_tokenizer", "format", "generate", "json_line", "launch", "options",
-        "runlog", "safetensors", "shard_tool", "shards", "shuffle", "signals", "tokenizer", "tokenizer_files", "tuning_cache", "utf8",
+        "runlog", "safetensors", "shard_tool", "shards", "shuffle", "signals", "tokenizer", "tokenizer_files", "utf8",
         "weights_file", "whereis"]
 FILES = re.compile(r"llmc/(base|store|data|text)/\w+\.[ch]$|llmc/train/choices\.c$|llmc/run/(runlog|options)\.c$|"
-                   r"llmc/cuda/tuning_cache\.c$|llmc/comm/(channel_tcp|watch)\.c$")
+                   r"llmc/comm/(channel_tcp|watch)\.c$")
 WHOLE = "llmc/store/"  # every branch, or a reason
 
 READS = "a read that fails after the file was opened and checked (test/faults fails every call of a resume)"

@@ -56,19 +56,6 @@ class DoesNotFit(Exception):
     pass
 
 
-class Enums:
-    """cuBLASLt's names of tiles and stages, read from its header (None: it was not found)."""
-
-    def __init__(self, header):
-        text = Path(header).read_text(errors="replace") if header else ""
-        found = re.findall(r"CUBLASLT_MATMUL_(TILE|STAGES)_(\w+) = (\d+)", text)
-        self.names = {f"{kind.lower()} {number}": f"{kind.lower()} {name}" for kind, name, number in found}
-
-    def named(self, text):
-        """With "tile 23" as "tile 128x256"."""
-        return re.sub(r"(tile|stages) \d+", lambda match: self.names.get(match[0], match[0]), text)
-
-
 class Bench:
     def __init__(self, options, directory):
         self.options, self.directory = options, directory
@@ -78,7 +65,6 @@ class Bench:
         self.trainer = tools.Trainer(self.env)
         self.runs, self.torch, self.start, self.alone = [], [], [], []
         self.plans = {}  # of models by name, where predictions are made
-        self.chosen, self.enums = {}, Enums(None)
         self.table = ""
         vocab = 257 if options.tiny else 50257
         self.shards = tools.write_random(directory, 1 << (16 if options.tiny else 23), vocab)
@@ -106,8 +92,6 @@ class Bench:
         match = re.search(r"first step done ([\d.]+) s after launch", finished.stdout)
         row["first_step_done_seconds"] = float(match.group(1)) if match else None
         row["table"] = profile_table(finished.stdout)
-        for event in tools.events(output, "candidates"):
-            self.note_choices(event["candidates"])
         self.runs.append(row)
         hidden = hidden_between_steps(row)
         if hidden and not self.options.tiny:
@@ -153,22 +137,6 @@ class Bench:
         jobs = os.cpu_count() or 1
         must(tools.run(["make", f"-j{jobs}", *self.options.build], limit))
         return "make " + " ".join(self.options.build)
-
-    def note_choices(self, found):
-        """What a process says of its choices by measurement (device_choices in llmc/device.h): those with times stay."""
-        for choice in found:
-            known = self.chosen.get(choice["what"])
-            if not known or all(ms is None for _, ms in known["ways"]):
-                self.chosen[choice["what"]] = choice
-
-    def choices(self):
-        """Rows (product or pass, the way taken, its ms, the others and theirs)."""
-        rows = []
-        for what, choice in sorted(self.chosen.items()):
-            ways = [(self.enums.named(way), "-" if ms is None else f"{ms:.4f}") for way, ms in choice["ways"]]
-            way, ms = ways.pop(choice["taken"])
-            rows.append((what, way, ms, "; ".join(f"{other}: {time}" for other, time in ways)))
-        return rows
 
     def first_model(self, limit):
         row = self.largest(self.shapes[0], limit)
@@ -258,8 +226,7 @@ class Bench:
                     row.update(attention=kind, of_matmul_rate=ratio(row["flops"] / row["seconds"], rates["matmul_flops"]),
                                of_copy_rate=ratio(row["bytes"] / row["seconds"], rates["copy_bandwidth"]))
                     self.alone.append(row)
-                elif "choices" in row:
-                    self.note_choices(row["choices"])
+                elif "attention" in row:
                     if kind != "own" and "own kernels" in row["attention"]:
                         self.trainer.note(f"{kind}: attention {row['attention']}")
             if kind == "cudnn" and finished.status == 1 and "--attention cudnn: " in finished.stderr:
@@ -413,9 +380,6 @@ def markdown(bench, sections, info):
         lines += tools.table(["op", "attention", "ms", "TFLOP/s", "of matmul rate", "of copy rate"], [
             (row["op"], row["attention"], f"{1e3 * row['seconds']:.4f}", f"{row['flops'] / row['seconds'] / 1e12:.4g}", *parts)
             for row, parts in zip(bench.alone, shown)]) + [""]  # fmt: skip
-    if bench.choices():
-        lines += ["## Choices by measurement", "", "Products as m, n, k of cuBLASLt (column-major).", ""]
-        lines += tools.table(["product or pass", "taken", "ms", "the others, ms"], bench.choices()) + [""]
     lines += ["## Sections", "", *tools.table(["section", "result", "seconds", "detail"],
               [(row["name"], row["result"], row["seconds"], row["detail"]) for row in sections.rows])]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -429,7 +393,7 @@ def writer(bench, info, base):
     def write(sections):
         result = {"date": tools.today(), "machine": info, "command": command_line(),
                   "runs": [{k: v for k, v in row.items() if k != "table"} for row in bench.runs], "torch": bench.torch,
-                  "start": bench.start, "choices": bench.choices(), "alone": bench.alone,
+                  "start": bench.start, "alone": bench.alone,
                   "plans": bench.plans, "sections": sections.rows}  # fmt: skip
         tools.write_report(base, result, markdown(bench, sections, info))
 
@@ -441,7 +405,6 @@ def run_all(bench, sections):
     bench.trainer.note = sections.note
     if not bench.options.tiny:
         libraries = gpu_libraries.prepare()
-        bench.enums = Enums(libraries.headers.get("cublasLt.h"))
         sections.run("libraries", 60, lambda limit: libraries.report(bench.options.no_cudnn))
     if bench.options.build:
         sections.run("build", 300, bench.build)

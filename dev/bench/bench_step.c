@@ -5,6 +5,7 @@
 #include "llmc/model/model.h"
 #include "llmc/model/recompute.h"
 #include "llmc/run/runlog.h"
+#include "llmc/speed.h"
 #include "llmc/train/optimizer.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,7 +67,7 @@ static bool measure(Measurement *m, Model *model, Optimizer *optimizer, const ui
         double t = timed_step(model, optimizer, windows);
         if (step <= WARMUP_STEPS) continue;
         DeviceSpeed speed;
-        if (!device_measure_speed(model_options(model)->dtype, memory, &speed, err)) return false;
+        if (!speed_measure(model_options(model)->dtype, memory, &speed, err)) return false;
         samples_add(&m->step, t);
         samples_add(&m->matmul, speed.matmul_flops);
         samples_add(&m->bandwidth, speed.copy_bandwidth);

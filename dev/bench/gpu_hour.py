@@ -295,7 +295,6 @@ def memcheck(bench, limit):
 
 def prepare(bench, sections):
     options, libraries = bench.options, gpu_libraries.prepare()
-    bench.enums = bench_gpu.Enums(libraries.headers.get("cublasLt.h"))
     sections.run("tools", 60, inventory)
     sections.run("libraries", 60, lambda limit: libraries.report(options.no_cudnn or options.tiny))
     if options.build:

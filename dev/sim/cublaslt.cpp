@@ -36,7 +36,6 @@ struct Job {
     sim::Gemm gemm;
     void *workspace;
     size_t workspace_bytes; // what the algorithm needs
-    bool unrepeatable;
 };
 
 // Columns of an operand, told to ThreadSanitizer; written: D and what goes with it.
@@ -55,19 +54,15 @@ void see_operands(const sim::Gemm &g) {
     if (g.beta != 0.0f) see(g.c, g.m, g.n, false);
     if (g.epilogue == CUBLASLT_EPILOGUE_BIAS || g.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
         see(g.bias, g.m, 1, false);
-    if (g.epilogue == CUBLASLT_EPILOGUE_BGRADB) see(g.bias, g.n, 1, true);
     if (g.aux.data) see(g.aux, g.m, g.n, g.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS);
     see(g.d, g.m, g.n, true);
 }
 
 void run(void *argument) {
-    static bool other_order;
-    sim::Gemm gemm = static_cast<Job *>(argument)->gemm;
     const Job &job = *static_cast<Job *>(argument);
     if (job.workspace_bytes > 0) memset(job.workspace, 0xff, job.workspace_bytes);
-    see_operands(gemm);
-    if (job.unrepeatable) gemm.other_order = other_order = !other_order;
-    sim::gemm_run(gemm);
+    see_operands(job.gemm);
+    sim::gemm_run(job.gemm);
 }
 
 } // namespace
@@ -179,7 +174,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     const uint32_t epilogue = problem.op->epilogue;
     if (is_refused(epilogue))
-        return epilogue == CUBLASLT_EPILOGUE_BGRADB ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+        return epilogue == CUBLASLT_EPILOGUE_BIAS ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
     const char *algorithms = sim::setting("SIM_CUBLASLT_ALGOS");
     const bool all = algorithms && strcmp(algorithms, "all") == 0;
     for (int i = 0; i < SIM_ALGORITHM_COUNT && *found < requested; i++) {
@@ -278,18 +273,15 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
                  {p.op->aux, p.d->type, p.op->aux_ld, false},
                  splits_of(algorithm.which),
                  split ? reinterpret_cast<float *>(static_cast<char *>(workspace) + 4096) : nullptr,
-                 false,
                  p.op->scale_a,
                  p.op->scale_b,
                  p.op->fast_sums != 0,
                  p.op->compute == CUBLAS_COMPUTE_32F_FAST_TF32};
     job->workspace = workspace;
     job->workspace_bytes = needed;
-    job->unrepeatable = algorithm.which == SIM_ALGORITHM_UNREPEATABLE || algorithm.which == SIM_ALGORITHM_IN_PLACE;
     sim_cublaslt_counts.runs[algorithm.which]++;
     sim_cublaslt_counts.gelu += epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     sim_cublaslt_counts.dgelu += epilogue == CUBLASLT_EPILOGUE_DGELU;
-    sim_cublaslt_counts.bgrad += epilogue == CUBLASLT_EPILOGUE_BGRADB;
     sim_cublaslt_counts.bias += epilogue == CUBLASLT_EPILOGUE_BIAS;
     sim_cublaslt_counts.fp8 += sim::is_fp8(p.a->type);
     sim_cublaslt_counts.fast_sums += p.op->fast_sums != 0;

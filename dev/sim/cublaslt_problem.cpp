@@ -79,9 +79,9 @@ static cublasStatus_t check_types(const Problem &p) {
 static cublasStatus_t check_epilogue(const Problem &p) {
     const Operation &op = *p.op;
     const uint32_t e = op.epilogue;
-    if (e != CUBLASLT_EPILOGUE_DEFAULT && e != CUBLASLT_EPILOGUE_BGRADB && !has_bias(e) && !has_aux(e))
+    if (e != CUBLASLT_EPILOGUE_DEFAULT && !has_bias(e) && !has_aux(e))
         return fail(CUBLAS_STATUS_NOT_SUPPORTED, "epilogue %u is not simulated", e);
-    if (has_bias(e) || e == CUBLASLT_EPILOGUE_BGRADB) {
+    if (has_bias(e)) {
         if (!op.bias) return INVALID("epilogue %u without a bias pointer", e);
         if (op.bias_type != -1 && op.bias_type != p.d->type)
             return fail(CUBLAS_STATUS_NOT_SUPPORTED, "bias of type %d with D of type %d", op.bias_type, p.d->type);
@@ -131,7 +131,6 @@ bool fits(SimAlgorithm which, const Problem &p, const uint32_t alignment[4]) {
 static const char *name_of(uint32_t epilogue) {
     return epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ? "gelu"
            : epilogue == CUBLASLT_EPILOGUE_DGELU       ? "dgelu"
-           : epilogue == CUBLASLT_EPILOGUE_BGRADB      ? "bgrad"
            : epilogue == CUBLASLT_EPILOGUE_BIAS        ? "bias"
                                                        : "default";
 }
@@ -148,7 +147,7 @@ static bool is_listed(const char *list, const char *name) {
 bool is_refused(uint32_t epilogue) { return is_listed(setting("SIM_CUBLASLT_REFUSE"), name_of(epilogue)); }
 
 bool has_vice(SimAlgorithm which, uint32_t epilogue, const char *vice) {
-    static const char *const algorithms[] = {"unrepeatable", "in_place", "tiled", "split", "scalar"};
+    static const char *const algorithms[] = {"in_place", "tiled", "split", "scalar"};
     char of_algorithm[64], of_epilogue[64];
     snprintf(of_algorithm, sizeof of_algorithm, "%s:%s", algorithms[which], vice);
     snprintf(of_epilogue, sizeof of_epilogue, "%s:%s", name_of(epilogue), vice);
@@ -181,7 +180,6 @@ cublasStatus_t check_operands(const Problem &p, const Algorithm &algorithm, cons
     static const char *const names[] = {"A", "B", "C", "D"};
     const Layout *all[] = {p.a, p.b, p.c, p.d};
     const uint32_t e = p.op->epilogue, alignment = algorithm.which == SIM_ALGORITHM_SCALAR ? 2 : 16;
-    const bool is_gradient = e == CUBLASLT_EPILOGUE_BGRADB;
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++) {
         const int64_t elements = (all[i]->cols - 1) * all[i]->ld + all[i]->rows;
@@ -191,8 +189,8 @@ cublasStatus_t check_operands(const Problem &p, const Algorithm &algorithm, cons
     const int64_t bytes = ((p.d->cols - 1) * p.d->ld + p.d->rows) * width(p.d->type);
     if (status == CUBLAS_STATUS_SUCCESS && c != d && c < d + bytes && d < c + bytes)
         return INVALID("C = %p is neither D = %p nor apart from it", pointers[2], pointers[3]);
-    if (status == CUBLAS_STATUS_SUCCESS && (has_bias(e) || is_gradient))
-        status = check_memory("bias", p.op->bias, is_gradient ? p.n : p.m, p.d->type, alignment, w);
+    if (status == CUBLAS_STATUS_SUCCESS && has_bias(e))
+        status = check_memory("bias", p.op->bias, p.m, p.d->type, alignment, w);
     const float *const scales[] = {p.op->scale_a, p.op->scale_b};
     for (int i = 0; i < 2 && status == CUBLAS_STATUS_SUCCESS; i++)
         if (scales[i]) status = check_memory(i ? "scale of B" : "scale of A", scales[i], 1, CUDA_R_32F, 4, w);

@@ -201,25 +201,11 @@ static void block_of_columns(const Gemm &g, const float *panels, int64_t first, 
                 for (int64_t row = 0; row < rows; row++) {
                     float sum = sums[column][row];
                     if (g.splits > 1) sum = 0.0f;
-                    for (int s = 0; s < g.splits && g.splits > 1; s++) {
-                        const int part = g.other_order ? g.splits - 1 - s : s;
-                        sum += g.partials[(part * g.n + first + j + column) * g.m + i + row];
-                    }
+                    for (int s = 0; s < g.splits && g.splits > 1; s++)
+                        sum += g.partials[(s * g.n + first + j + column) * g.m + i + row];
                     finish(g, scale, i + row, first + j + column, sum);
                 }
         }
-}
-
-// bias[j] = sum over k of op(B)(k, j).
-static void bias_gradient(const Gemm &g) {
-    for (int64_t j = 0; j < g.n; j++) {
-        float sum = 0.0f;
-        for (int64_t i = 0; i < g.k; i++) {
-            const int64_t p = g.other_order ? g.k - 1 - i : i;
-            sum += load(g.b, g.b.transposed ? j + p * g.b.ld : p + j * g.b.ld);
-        }
-        store(g.bias, j, sum);
-    }
 }
 
 void gemm_run(const Gemm &g) {
@@ -230,7 +216,6 @@ void gemm_run(const Gemm &g) {
              g.tf32);
     for (int64_t j = 0; j < g.n; j += BLOCK_COLUMNS)
         block_of_columns(g, a.data(), j, std::min<int64_t>(BLOCK_COLUMNS, g.n - j));
-    if (g.epilogue == CUBLASLT_EPILOGUE_BGRADB) bias_gradient(g);
 }
 
 } // namespace sim

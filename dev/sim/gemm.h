@@ -33,11 +33,10 @@ struct Gemm {
     GemmMatrix a, b, c, d;
     float alpha, beta;
     cublasLtEpilogue_t epilogue;
-    GemmMatrix bias;                // the vector, of length m, or n for BGRADB
+    GemmMatrix bias;                // the vector, of length m
     GemmMatrix aux;                 // m x n
     int splits;                     // parts of k
     float *partials;                // (splits, n, m) when splits > 1
-    bool other_order;               // adds the parts, and the bias gradient, from the last to the first
     const float *scale_a, *scale_b; // read when it runs; null: 1
     bool fast_sums;                 // of fp8 numbers
     bool tf32;                      // fp32 operands may be rounded to TF32

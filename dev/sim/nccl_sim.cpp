@@ -27,7 +27,7 @@
 // waits for it ends the program after SIM_NCCL_TIMEOUT.
 #include "dev/sim/runtime.h"
 #include "dev/sim/sanitizers.h"
-#include "llmc/cuda/nccl.h"
+#include "llmc/cuda/nccl_library.h"
 
 #include <algorithm>
 #include <atomic>

@@ -150,7 +150,7 @@ $(SIM_BUILD)/test/sim/test_old_image: build/nvcc-75/llmc/cuda/matmul_kernels.o $
 	$(QUIET)$(LINK_SIM)
 
 # cuDNN's own library judges our graphs, with a driver that only says yes.
-CUDNN_GRAPH_OBJ := $(addprefix $(SIM_BUILD)/llmc/cuda/cudnn_,graph.o library.o plan.o) \
+CUDNN_GRAPH_OBJ := $(addprefix $(SIM_BUILD)/llmc/cuda/,cudnn_graph.o cudnn_library.o cudnn_plan.o library_loader.o) \
 	$(ERROR_OBJ) $(addprefix $(BUILD)/llmc/,tensor.o model/gpu_sizes.o)
 $(SIM_BUILD)/test/sim/test_cudnn_graphs: $(BUILD)/test/sim/test_cudnn_graphs.o $(TEST_LIB) $(CUDNN_GRAPH_OBJ) \
 		| $(SIM_BUILD)/test/sim/fake_libcuda/libcuda.so.1
@@ -165,7 +165,7 @@ $(SIM_BUILD)/test/sim/fake_libcuda/libcuda.so.1: test/sim/fake_libcuda.c
 NCCL_REAL := $(firstword $(wildcard $(foreach d,lib64 lib targets/*/lib,$(CUDA)/$d/libnccl.so.2)))
 $(BUILD)/test/sim/test_nccl_library.o: FLAGS += -DNCCL_REAL='"$(NCCL_REAL)"'
 $(SIM_BUILD)/test/sim/test_nccl_library: $(BUILD)/test/sim/test_nccl_library.o $(TEST_LIB) \
-		$(SIM_BUILD)/llmc/cuda/nccl_library.o $(ERROR_OBJ) | $(SIM_BUILD)/test/sim/fake_nccl.so
+		$(SIM_BUILD)/llmc/cuda/nccl_library.o $(SIM_BUILD)/llmc/cuda/library_loader.o $(ERROR_OBJ) | $(SIM_BUILD)/test/sim/fake_nccl.so
 	$(SAY) LINK $@
 	$(QUIET)$(LINK_SIM)
 $(SIM_BUILD)/test/sim/fake_nccl.so: test/sim/fake_nccl.c

@@ -1,6 +1,6 @@
-// The file of choices of tuning.h, without CUDA. The entries are a list, newest first, which is also their order in the
-// file; entries beyond the limit when the file is written are the oldest measurements.
-#include "llmc/cuda/tuning.h"
+// See choices_file.h. The entries are a list, newest first, which is also their order in the file; entries beyond the
+// limit when the file is written are the oldest measurements.
+#include "llmc/base/choices_file.h"
 
 #include "llmc/base/format.h"
 #include "llmc/base/own_file.h"
@@ -18,24 +18,24 @@
 // written by us.
 enum { MAX_ENTRIES = 2000, MAX_FILE_BYTES = 4 << 20 };
 
-typedef struct Entry {
-    struct Entry *next;
+typedef struct ChoiceEntry {
+    struct ChoiceEntry *next;
     size_t size;
     bool used;
-    unsigned char value[TUNING_VALUE_MAX];
-    char key[TUNING_KEY_MAX];
-} Entry;
+    unsigned char value[CHOICES_VALUE_MAX];
+    char key[CHOICES_KEY_MAX];
+} ChoiceEntry;
 
 static struct {
-    Entry *newest;
+    ChoiceEntry *newest;
     bool loaded;
     bool foreign; // the file is not a cache: no line in it is whole
     bool warned;  // of damaged lines, once
 } cache;
 
 // The link that points to the entry of this key, or to the NULL at the end.
-static Entry **find(const char *key) {
-    Entry **link = &cache.newest;
+static ChoiceEntry **find_entry(const char *key) {
+    ChoiceEntry **link = &cache.newest;
     while (*link && strcmp((*link)->key, key) != 0) link = &(*link)->next;
     return link;
 }
@@ -43,12 +43,12 @@ static Entry **find(const char *key) {
 static bool key_is_valid(const char *key, size_t length) {
     for (size_t i = 0; i < length; i++)
         if (key[i] < ' ' || key[i] > '~') return false;
-    return length > 0 && length < TUNING_KEY_MAX;
+    return length > 0 && length < CHOICES_KEY_MAX;
 }
 
 // A new entry in front of *link. NULL without memory: then it is not remembered.
-static Entry *insert(Entry **link, const char *key, size_t length, const void *value, size_t size) {
-    Entry *e = malloc(sizeof *e);
+static ChoiceEntry *insert_entry(ChoiceEntry **link, const char *key, size_t length, const void *value, size_t size) {
+    ChoiceEntry *e = malloc(sizeof *e);
     if (!e) return NULL;
     memcpy(e->key, key, length);
     e->key[length] = 0;
@@ -61,14 +61,12 @@ static Entry *insert(Entry **link, const char *key, size_t length, const void *v
 
 // --------------------------------------------------------------------------------------------------------------- lines
 
-// FNV-1a. Against damage, not against attackers.
-static uint64_t checksum(const char *text, size_t length) {
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < length; i++) hash = (hash ^ (unsigned char)text[i]) * 0x100000001b3u;
-    return hash;
+// -1: not one of those that this file holds.
+static int hex_digit(char c) {
+    static const char digits[] = "0123456789abcdef";
+    const char *found = memchr(digits, c, 16);
+    return found ? (int)(found - digits) : -1;
 }
-
-static int hex_digit(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
 
 // 2 * size hexadecimal digits at text into bytes.
 static bool parse_hex(unsigned char *bytes, const char *text, size_t size) {
@@ -80,48 +78,27 @@ static bool parse_hex(unsigned char *bytes, const char *text, size_t size) {
     return true;
 }
 
-static uint64_t big_endian(const unsigned char *bytes) {
-    uint64_t number = 0;
-    for (int i = 0; i < 8; i++) number = number << 8 | bytes[i];
-    return number;
-}
-
 // key TAB value. Appends the entry at *end, unless the text is damaged or the key is known: entries measured by this
 // process, or further up in the file, are newer. False if it is damaged.
-static bool parse_entry(Entry **end, const char *text, size_t length) {
+static bool parse_entry(ChoiceEntry **end, const char *text, size_t length) {
     const char *tab = memchr(text, '\t', length);
     if (!tab) return false;
     const size_t key_length = (size_t)(tab - text), digits = length - key_length - 1;
-    unsigned char value[TUNING_VALUE_MAX];
-    if (!key_is_valid(text, key_length) || digits % 2 != 0 || digits > 2 * TUNING_VALUE_MAX) return false;
+    unsigned char value[CHOICES_VALUE_MAX];
+    if (!key_is_valid(text, key_length) || digits % 2 != 0 || digits > 2 * CHOICES_VALUE_MAX) return false;
     if (!parse_hex(value, tab + 1, digits / 2)) return false;
-    char key[TUNING_KEY_MAX];
+    char key[CHOICES_KEY_MAX];
     memcpy(key, text, key_length);
     key[key_length] = 0;
-    if (!*find(key)) insert(end, text, key_length, value, digits / 2);
+    if (!*find_entry(key)) insert_entry(end, text, key_length, value, digits / 2);
     return true;
 }
 
-// An entry, TAB, checksum of it.
-static bool parse_line(Entry **end, const char *line, size_t length) {
-    enum { SUM_DIGITS = 16 };
-    unsigned char sum[SUM_DIGITS / 2];
-    if (length < SUM_DIGITS + 1 || line[length - SUM_DIGITS - 1] != '\t') return false;
-    length -= SUM_DIGITS + 1;
-    return parse_hex(sum, line + length + 1, sizeof sum) && big_endian(sum) == checksum(line, length) &&
-           parse_entry(end, line, length);
-}
-
-enum { ENTRY_TEXT = TUNING_KEY_MAX + 2 * TUNING_VALUE_MAX + 1 };
-static size_t print_entry(char text[ENTRY_TEXT], const Entry *e) {
+enum { ENTRY_TEXT = CHOICES_KEY_MAX + 2 * CHOICES_VALUE_MAX + 1 };
+static size_t print_entry(char text[ENTRY_TEXT], const ChoiceEntry *e) {
     int n = snprintf(text, ENTRY_TEXT, "%s\t", e->key);
     for (size_t i = 0; i < e->size; i++) n += snprintf(text + n, (size_t)(ENTRY_TEXT - n), "%02x", e->value[i]);
     return (size_t)n;
-}
-static void print_line(FILE *file, const Entry *e) {
-    char text[ENTRY_TEXT];
-    const size_t length = print_entry(text, e);
-    fprintf(file, "%s\t%016llx\n", text, (unsigned long long)checksum(text, length));
 }
 
 // ------------------------------------------------------------------------------------------------------------ the file
@@ -158,7 +135,7 @@ static void make_directories(const char *path) {
 }
 
 // The first MAX_FILE_BYTES of a regular file, malloced; NULL when there is none or it cannot be read.
-static char *read_file(const char *path, size_t *size) {
+static char *read_choices(const char *path, size_t *size) {
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe of this name must not hold us up
     struct stat st;
     if (fd < 0) return NULL;
@@ -173,21 +150,21 @@ static char *read_file(const char *path, size_t *size) {
 }
 
 // Adds the entries of the file that are not known yet.
-static void load(void) {
+static void load_choices(void) {
     char path[PATH_MAX];
     bool ours;
     size_t size = 0;
     cache.loaded = true;
     cache_path(path, sizeof path, &ours);
-    char *text = *path ? read_file(path, &size) : NULL;
+    char *text = *path ? read_choices(path, &size) : NULL;
     if (!text) return;
-    Entry **end = &cache.newest;
+    ChoiceEntry **end = &cache.newest;
     const char *line = text, *stop = text + size;
     int damaged = 0, lines = 0;
     for (; line < stop && lines < MAX_ENTRIES; lines++) {
         const char *newline = memchr(line, '\n', (size_t)(stop - line));
         while (*end) end = &(*end)->next;
-        damaged += !parse_line(end, line, (size_t)((newline ? newline : stop) - line));
+        damaged += !parse_entry(end, line, (size_t)((newline ? newline : stop) - line));
         line = newline ? newline + 1 : stop;
     }
     free(text);
@@ -199,7 +176,7 @@ static void load(void) {
 }
 
 // Writes a new file next to the old one and renames it. On any failure the old file is unchanged.
-static void save(void) {
+static void save_choices(void) {
     char path[PATH_MAX], temporary[PATH_MAX + 8];
     bool ours;
     struct stat st;
@@ -213,7 +190,11 @@ static void save(void) {
     FILE *file = fdopen(fd, "w");
     bool ok = file != NULL;
     int written = 0;
-    for (const Entry *e = cache.newest; ok && e && written < MAX_ENTRIES; e = e->next, written++) print_line(file, e);
+    for (const ChoiceEntry *e = cache.newest; ok && e && written < MAX_ENTRIES; e = e->next, written++) {
+        char text[ENTRY_TEXT];
+        print_entry(text, e);
+        fprintf(file, "%s\n", text);
+    }
     if (file) {
         const bool complete = fflush(file) == 0 && !ferror(file);
         ok = fclose(file) == 0 && complete;
@@ -225,34 +206,34 @@ static void save(void) {
 
 // ----------------------------------------------------------------------------------------------------------- the calls
 
-bool tuning_cache_get(const char *key, void *value, size_t size) {
-    if (!cache.loaded) load();
-    Entry *e = *find(key);
+bool choices_file_get(const char *key, void *value, size_t size) {
+    if (!cache.loaded) load_choices();
+    ChoiceEntry *e = *find_entry(key);
     if (!e || e->size != size) return false;
     memcpy(value, e->value, size);
     e->used = true;
     return true;
 }
 
-void tuning_cache_put(const char *key, const void *value, size_t size) {
-    if (!key_is_valid(key, strlen(key)) || size > TUNING_VALUE_MAX) return;
-    load(); // what other processes found meanwhile
-    Entry **link = find(key), *old = *link;
+void choices_file_put(const char *key, const void *value, size_t size) {
+    if (!key_is_valid(key, strlen(key)) || size > CHOICES_VALUE_MAX) return;
+    load_choices(); // what other processes found meanwhile
+    ChoiceEntry **link = find_entry(key), *old = *link;
     if (old) {
         *link = old->next;
         free(old);
     }
-    Entry *e = insert(&cache.newest, key, strlen(key), value, size);
+    ChoiceEntry *e = insert_entry(&cache.newest, key, strlen(key), value, size);
     if (!e) return;
     e->used = true;
-    save();
+    save_choices();
 }
 
-char *tuning_cache_used(void) {
+char *choices_file_used(void) {
     size_t size = 1, length = 0;
-    for (const Entry *e = cache.newest; e; e = e->next) size += e->used ? ENTRY_TEXT : 0;
+    for (const ChoiceEntry *e = cache.newest; e; e = e->next) size += e->used ? ENTRY_TEXT : 0;
     char *text = malloc(size);
-    for (const Entry *e = cache.newest; text && e; e = e->next) {
+    for (const ChoiceEntry *e = cache.newest; text && e; e = e->next) {
         if (!e->used) continue;
         length += print_entry(text + length, e);
         text[length++] = '\n';
@@ -261,9 +242,9 @@ char *tuning_cache_used(void) {
     return text;
 }
 
-void tuning_cache_restore(const char *lines) {
-    tuning_cache_close();
-    Entry **end = &cache.newest;
+void choices_file_restore(const char *lines) {
+    choices_file_close();
+    ChoiceEntry **end = &cache.newest;
     for (size_t length; *lines; lines += length + (lines[length] == '\n')) {
         length = strcspn(lines, "\n");
         parse_entry(end, lines, length);
@@ -271,9 +252,9 @@ void tuning_cache_restore(const char *lines) {
     }
 }
 
-void tuning_cache_close(void) {
+void choices_file_close(void) {
     while (cache.newest) {
-        Entry *e = cache.newest;
+        ChoiceEntry *e = cache.newest;
         cache.newest = e->next;
         free(e);
     }

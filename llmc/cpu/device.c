@@ -259,6 +259,9 @@ static void fill_facts(DeviceFacts *f, const char *name, double quota, HostMemor
              codes[cpu_backend.code_choice].name, onednn_version());
     f->memory_total = memory.total;
     f->memory_free = memory.available;
+    enum { SMALLEST_CACHE = 16 << 20 }; // where the kernel tells of none, or of a share
+    const size_t cache = host_cache_bytes("");
+    f->cache_bytes = cache > SMALLEST_CACHE ? cache : SMALLEST_CACHE;
     f->supports[DTYPE_FP32] = f->supports[DTYPE_BF16] = f->supports[DTYPE_E4M3] = true;
     bool fast_bf16 = cpu_backend.code_choice == CPU_AVX512BF16 && onednn_has_bf16();
     f->default_dtype = fast_bf16 ? DTYPE_BF16 : DTYPE_FP32;
@@ -355,12 +358,17 @@ void device_free(void *p) { free(p); }
 // The peak RAM of the process beyond its RAM when device_init returned. It is the kernel's count (VmHWM), not the sum
 // of the requests. It includes scratch memory of libraries, loader buffers and all other host memory taken since then,
 // so it verifies the plan. It excludes the program's code and libraries, thread stacks and allocations before
-// device_init, and the buffers of device_measure_speed, which are freed when it returns.
+// device_init.
 // The kernel's count is exact to some hundred KB; this function keeps it from decreasing.
 size_t device_memory_peak(void) {
     size_t held = host_memory_resident_peak(), before = cpu_backend.resident_at_init;
     if (held > before && held - before > cpu_backend.peak) cpu_backend.peak = held - before;
     return cpu_backend.peak;
+}
+
+void device_memory_peak_restore(size_t peak) {
+    host_memory_reset_peak();
+    cpu_backend.peak = peak;
 }
 
 void *host_alloc(size_t bytes, Error *err) {
@@ -376,6 +384,14 @@ void host_free(void *p) { free(p); }
 void copy_h2d(void *device_dst, const void *host_src, size_t bytes, Stream stream) {
     (void)stream;
     memcpy(device_dst, host_src, bytes);
+}
+
+// By all threads: one core does not fill the memory's bandwidth.
+void device_copy(void *device_dst, const void *device_src, size_t bytes) {
+    enum { PIECE = 1 << 20 };
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < bytes; i += PIECE)
+        memcpy((char *)device_dst + i, (const char *)device_src + i, bytes - i < PIECE ? bytes - i : PIECE);
 }
 
 void copy_d2h(void *host_dst, const void *device_src, size_t bytes, Stream stream) {
@@ -449,11 +465,6 @@ char *device_tuning(void) {
                                 onednn_instructions(), threads, threads == 1 ? "" : "s");
     REQUIRE_MEMORY(length > 0, "the name of the vector code");
     return line;
-}
-char *device_choices(void) {
-    char *none = calloc(1, 1);
-    REQUIRE_MEMORY(none, "the choices of this device");
-    return none;
 }
 bool device_restore_tuning(const char *lines) {
     char *here = device_tuning();

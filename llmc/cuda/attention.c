@@ -6,8 +6,8 @@
 // cache too, so that the next run has the same bits; with --attention cudnn they are compared. Every other shape
 // (samples, a short last batch) takes the own kernels. fp32, sm_75 and head sizes that cuDNN does not take have only
 // those. --attention fast is --attention cudnn with the backward form whose bits need not repeat.
-#include "llmc/cuda/backend.h"
-
+#include "llmc/base/choices_file.h"
+#include "llmc/cuda/cudnn_attention.h"
 #include "llmc/cuda/tuning.h"
 #include <math.h>
 #include <stdio.h>
@@ -16,11 +16,11 @@
 
 // Who computes a pass. Not known until cuDNN's kernel is compiled and, with --attention auto, measured, unless a choice
 // of before is restored.
-typedef enum { BY_OWN_KERNELS, BY_CUDNN, NOT_KNOWN_YET } Choice;
+typedef enum { BY_OWN_KERNELS, BY_CUDNN, NOT_KNOWN_YET } AttentionWay;
 
 typedef struct {
     bool planned; // not the backward pass of a model that only evaluates
-    Choice choice;
+    AttentionWay choice;
     bool to_measure;       // NOT_KNOWN_YET: by measurement; otherwise cuDNN, if its kernel compiles
     CudnnAttention *cudnn; // NULL when it takes no part
     Error why_not;         // why cuDNN does not compute this pass; empty when --attention own says so
@@ -71,35 +71,31 @@ static int64_t workspace_limit(void) {
     return is_cudnn(cuda_backend.options.attention) ? bytes : cuda_size_cudnn_limit(bytes);
 }
 
-static void describe_call(char *text, size_t size, AttentionPass pass, AttentionShape s) {
-    snprintf(text, size, "attention %s B %lld T %lld NH %lld HS %lld %s", pass_names[pass], (long long)s.B,
-             (long long)s.T, (long long)s.NH, (long long)s.HS, dtype_name(s.dtype));
+static void choice_key(char key[CHOICES_KEY_MAX], AttentionPass pass, AttentionShape s) {
+    snprintf(key, CHOICES_KEY_MAX, "%s, cuDNN %d, attention %s B %lld T %lld NH %lld HS %lld %s", tuning_machine(),
+             cudnn_attention_version(), pass_names[pass], (long long)s.B, (long long)s.T, (long long)s.NH,
+             (long long)s.HS, dtype_name(s.dtype));
 }
 
-static void choice_key(char *key, size_t size, AttentionPass pass, AttentionShape s) {
-    const int n = snprintf(key, size, "%s, cuDNN %d, ", tuning_machine(), cudnn_attention_version());
-    describe_call(key + n, size - (size_t)n, pass, s);
-}
-
-static bool remembered(AttentionPass pass, AttentionShape shape, Choice *choice) {
-    char key[TUNING_KEY_MAX];
+static bool remembered(AttentionPass pass, AttentionShape shape, AttentionWay *choice) {
+    char key[CHOICES_KEY_MAX];
     uint8_t value;
-    choice_key(key, sizeof key, pass, shape);
-    if (!tuning_cache_get(key, &value, sizeof value) || value > BY_CUDNN) return false;
-    *choice = (Choice)value;
+    choice_key(key, pass, shape);
+    if (!choices_file_get(key, &value, sizeof value) || value > BY_CUDNN) return false;
+    *choice = (AttentionWay)value;
     return true;
 }
 
-static void remember(AttentionPass pass, AttentionShape shape, Choice choice) {
-    char key[TUNING_KEY_MAX];
+static void remember(AttentionPass pass, AttentionShape shape, AttentionWay choice) {
+    char key[CHOICES_KEY_MAX];
     const uint8_t value = (uint8_t)choice;
-    choice_key(key, sizeof key, pass, shape);
-    tuning_cache_put(key, &value, sizeof value);
+    choice_key(key, pass, shape);
+    choices_file_put(key, &value, sizeof value);
 }
 
 static void plan_pass(Pass *p, AttentionPass pass, AttentionShape shape) {
     const AttentionChoice asked = cuda_backend.options.attention;
-    Choice known = NOT_KNOWN_YET;
+    AttentionWay known = NOT_KNOWN_YET;
     p->planned = true;
     if (asked == ATTENTION_OWN || !cudnn_attention_open(&p->why_not)) return;
     if (asked == ATTENTION_AUTO && remembered(pass, shape, &known) && known == BY_OWN_KERNELS) {
@@ -215,7 +211,8 @@ static double relative_difference(const char *x, const char *expected, DType dty
             norm += (double)b[i] * b[i];
         }
     }
-    return difference == 0.0 ? 0.0 : isfinite(difference) ? sqrt(difference / norm) : INFINITY;
+    if (difference == 0.0) return 0.0;
+    return isfinite(difference) ? sqrt(difference / norm) : INFINITY;
 }
 
 // Whether cuDNN runs and agrees with our own kernels. *bits: its output; free it.
@@ -226,7 +223,8 @@ static bool cudnn_agrees(const Call *call, Pass *p, char **bits) {
     *bits = NULL;
     run_own(call);
     char *expected = download(&o);
-    for (int i = 0; i < o.count; i++) cuda_poison(o.tensors[i]);
+    for (int i = 0; i < o.count; i++) // NaN: what is not written shows
+        CUDA_CHECK(cudaMemsetAsync(o.tensors[i].data, 0xFF, tensor_bytes(o.tensors[i]), cuda_compute_stream()));
     const bool runs = run_cudnn(call, p->cudnn, &p->why_not);
     if (runs) *bits = download(&o);
     for (int i = 0; runs && i < o.count; i++) {
@@ -254,11 +252,11 @@ static bool contend(void *context, int choice) {
 }
 
 // Whether cuDNN is faster, with the kernel of the bias gradient that it leaves to the layer before, and writes the same
-// bits again. ms: the times of both.
-static bool cudnn_wins(const Call *call, Pass *p, const char *bits, float ms[2]) {
+// bits again.
+static bool cudnn_wins(const Call *call, Pass *p, const char *bits) {
     const char *name = pass_names[call->pass];
     Contest contest = {call, p};
-    if (cuda_fastest(2, contend, &contest, ms) != BY_CUDNN) {
+    if (cuda_fastest(2, contend, &contest) != BY_CUDNN) {
         if (p->why_not.text[0]) return false; // it failed
         return error_set(&p->why_not, "faster %s than cuDNN %s", name, cudnn_attention_version_text());
     }
@@ -277,19 +275,15 @@ static void decide(const Call *asked_for, Pass *p) {
     Call trial = *asked_for, *c = &trial;
     REQUIRE(!cuda_backend.capturing, "attention: the first %s pass of a shape is under capture", pass_names[c->pass]);
     const bool asked = is_cudnn(cuda_backend.options.attention);
-    const char *const ways[] = {"own kernels", "cuDNN"};
-    char *bits = NULL, what[TUNING_KEY_MAX];
-    float ms[2] = {-1.0f, -1.0f};
+    char *bits = NULL;
     void *block = NULL; // trials must not change the bias gradient
     if (c->dbias.data) c->dbias.data = cuda_memory_like(c->dbias.data, tensor_bytes(c->dbias), &block);
     bool right = cudnn_attention_compile(p->cudnn, &p->why_not);
     if (right) p->why_not.text[0] = '\0'; // of engines before the one that compiled
     if (asked || p->to_measure) right = right && cudnn_agrees(c, p, &bits);
     REQUIRE(right || !asked, "%s: %s", option_text(cuda_backend.options.attention), p->why_not.text);
-    p->choice = right && (!p->to_measure || cudnn_wins(c, p, bits, ms)) ? BY_CUDNN : BY_OWN_KERNELS;
+    p->choice = right && (!p->to_measure || cudnn_wins(c, p, bits)) ? BY_CUDNN : BY_OWN_KERNELS;
     if (right && p->to_measure) remember(c->pass, c->shape, p->choice);
-    describe_call(what, sizeof what, c->pass, c->shape);
-    cuda_note_choice(what, 2, ways, ms, (int)p->choice);
     if (block) CUDA_CHECK(cudaFree(block));
     free(bits);
 }
@@ -297,7 +291,7 @@ static void decide(const Call *asked_for, Pass *p) {
 // ----------------------------------------------------------------------------------------------------------------- ops
 
 // Returns whether it made dbias as well.
-static bool run(const Call *c) {
+static bool run_pass(const Call *c) {
     PlannedShape *shape = find_planned(c->shape);
     Pass *p = shape ? &shape->passes[c->pass] : NULL;
     if (p && p->choice == NOT_KNOWN_YET) decide(c, p);
@@ -317,7 +311,7 @@ static AttentionShape shape_of(Tensor qkv, int num_heads) {
 
 void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
     const AttentionShape s = shape_of(qkv, num_heads);
-    run(&(Call){.pass = ATTENTION_FORWARD, .shape = s, .out = out, .lse = lse, .qkv = qkv});
+    run_pass(&(Call){.pass = ATTENTION_FORWARD, .shape = s, .out = out, .lse = lse, .qkv = qkv});
 }
 
 void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads,
@@ -331,7 +325,7 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
                     .dout = dout,
                     .dbias = dbias ? *dbias : tensor_none(),
                     .accumulate = accumulate};
-    if (run(&c) && dbias) *dbias = tensor_none();
+    if (run_pass(&c) && dbias) *dbias = tensor_none();
 }
 
 // --------------------------------------------------------------------------------------------------------- description

@@ -1,7 +1,8 @@
-// Running cuDNN's attention: the handle, the pointers of a call, the launch. See backend.h for the interface that
-// attention.c uses, and cudnn_graph.h for the launched passes. The simulator runs this code with a replacement of cuDNN
+// Running cuDNN's attention: the handle, the pointers of a call, the launch. cudnn_graph.h makes
+// what is launched. The simulator runs this code with a replacement of cuDNN
 // itself (dev/sim/cudnn_sim.cpp).
-#include "llmc/cuda/backend.h"
+#include "llmc/cuda/cudnn_attention.h"
+
 #include "llmc/cuda/cudnn_graph.h"
 
 int cudnn_attention_version(void) { return cudnn_library_version(); }
@@ -29,7 +30,7 @@ bool cudnn_attention_open(Error *why) {
     return cudnn_library_open(why);
 }
 
-static bool start(Error *why) {
+static bool start_cudnn(Error *why) {
     if (gpu.handle) return true;
     int device = 0;
     CUDA_CHECK(cudaGetDevice(&device));
@@ -50,14 +51,14 @@ static bool start(Error *why) {
 }
 
 void cudnn_attention_close(void) {
-    cudnn_device_destroy(gpu.device);
+    cudnn_destroy(gpu.device);
     if (gpu.handle) cudnn.cudnnDestroy(gpu.handle);
     gpu.device = NULL;
     gpu.handle = NULL;
 }
 
 CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape, int64_t max_workspace, Error *why) {
-    if (!start(why)) return NULL;
+    if (!start_cudnn(why)) return NULL;
     CudnnAttention *a = (CudnnAttention *)calloc(1, sizeof *a);
     if (!a) {
         error_set(why, "out of memory for cuDNN's attention");
@@ -90,14 +91,14 @@ typedef struct {
 } Pointers;
 
 // q, k or v in a packed (B,T,3,NH,HS).
-static void *part_of(Tensor packed, AttentionShape s, int part) {
+static void *packed_part(Tensor packed, AttentionShape s, int part) {
     return (char *)packed.data + (size_t)(part * s.NH * s.HS) * dtype_size(s.dtype);
 }
 
 static Pointers pointers_of(CudnnAttention *a, Tensor qkv, Tensor out, Tensor lse, void *workspace) {
     const AttentionShape s = a->pass->shape;
     Pointers p = {{0}};
-    for (int part = 0; part < 3; part++) p.of[CUDNN_Q + part] = part_of(qkv, s, part);
+    for (int part = 0; part < 3; part++) p.of[CUDNN_Q + part] = packed_part(qkv, s, part);
     p.of[CUDNN_OUT] = out.data;
     p.of[CUDNN_LSE] = lse.data;
     p.of[CUDNN_DSUM] = (char *)workspace + a->pass->workspace.dsum;
@@ -108,7 +109,7 @@ static Pointers pointers_of(CudnnAttention *a, Tensor qkv, Tensor out, Tensor ls
     return p;
 }
 
-static bool launch(const CudnnAttention *a, const Pointers *p, void *workspace, Error *why) {
+static bool cudnn_attention_launch(const CudnnAttention *a, const Pointers *p, void *workspace, Error *why) {
     static const char what[] = "cuDNN launch of attention";
     int64_t ids[CUDNN_NUM_TENSORS], count = 0;
     void *pointers[CUDNN_NUM_TENSORS];
@@ -117,33 +118,30 @@ static bool launch(const CudnnAttention *a, const Pointers *p, void *workspace, 
         ids[count] = id;
         pointers[count++] = p->of[id];
     }
-    cudnnBackendDescriptor_t pack = NULL;
-    cudnnStatus_t status = cudnn.cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack);
-    if (status != CUDNN_STATUS_SUCCESS) return cudnn_failed(why, what, status);
-    bool ok = cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids, what, why) &&
+    cudnnBackendDescriptor_t pack = cudnn_make(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, what, why);
+    bool ok = pack && cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids, what, why) &&
               cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers, what, why) &&
-              cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace, what, why);
+              cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace, what, why) &&
+              cudnn_finalize(pack, what, why);
     if (ok) {
-        status = cudnn.cudnnBackendFinalize(pack);
-        if (status == CUDNN_STATUS_SUCCESS)
-            status = cudnn.cudnnBackendExecute(gpu.handle, cudnn_plan_descriptor(a->pass->plan), pack);
-        if (status != CUDNN_STATUS_SUCCESS) ok = cudnn_failed(why, what, status);
+        const cudnnStatus_t status = cudnn.cudnnBackendExecute(gpu.handle, cudnn_plan_descriptor(a->pass->plan), pack);
+        ok = status == CUDNN_STATUS_SUCCESS || cudnn_failed(why, what, status);
     }
-    cudnn.cudnnBackendDestroyDescriptor(pack);
+    cudnn_destroy(pack);
     return ok;
 }
 
 bool cudnn_attention_forward(CudnnAttention *a, Tensor out, Tensor lse, Tensor qkv, void *workspace, Error *why) {
     const Pointers p = pointers_of(a, qkv, out, lse, workspace);
-    return launch(a, &p, workspace, why);
+    return cudnn_attention_launch(a, &p, workspace, why);
 }
 
 bool cudnn_attention_backward(CudnnAttention *a, Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv,
                               void *workspace, Error *why) {
     Pointers p = pointers_of(a, qkv, out, lse, workspace);
-    for (int part = 0; part < 3; part++) p.of[CUDNN_DQ + part] = part_of(dqkv, a->pass->shape, part);
+    for (int part = 0; part < 3; part++) p.of[CUDNN_DQ + part] = packed_part(dqkv, a->pass->shape, part);
     p.of[CUDNN_DOUT] = dout.data;
-    return launch(a, &p, workspace, why);
+    return cudnn_attention_launch(a, &p, workspace, why);
 }
 
 #else // cudnn_attention_open is never true, so nothing below is ever reached with an attention

@@ -14,6 +14,35 @@ enum { MAX_DESCRIPTORS = 96, ALIGNMENT = 16 };
 
 typedef cudnnBackendDescriptor_t Descriptor;
 
+// -------------------------------------------------------------------------------------------------- single descriptors
+
+Descriptor cudnn_make(cudnnBackendDescriptorType_t type, const char *what, Error *err) {
+    Descriptor d = NULL;
+    const cudnnStatus_t status = cudnn.cudnnBackendCreateDescriptor(type, &d);
+    if (status == CUDNN_STATUS_SUCCESS) return d;
+    cudnn_failed(err, what, status);
+    return NULL;
+}
+
+void cudnn_destroy(Descriptor d) {
+    if (d) cudnn.cudnnBackendDestroyDescriptor(d);
+}
+
+bool cudnn_set(Descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
+               const void *values, const char *what, Error *err) {
+    const cudnnStatus_t status = cudnn.cudnnBackendSetAttribute(d, name, type, count, values);
+    if (status == CUDNN_STATUS_SUCCESS) return true;
+    cudnn_failed(err, what, status);
+    return error_prefix(err, "attribute %d", (int)name);
+}
+
+bool cudnn_finalize(Descriptor d, const char *what, Error *err) {
+    const cudnnStatus_t status = cudnn.cudnnBackendFinalize(d);
+    return status == CUDNN_STATUS_SUCCESS || cudnn_failed(err, what, status);
+}
+
+// ------------------------------------------------------------------------------------------------------------- builder
+
 struct CudnnGraph {
     Descriptor descriptors[MAX_DESCRIPTORS], operations[CUDNN_GRAPH_MAX_OPERATIONS], graph;
     int num_descriptors, num_operations;
@@ -22,8 +51,6 @@ struct CudnnGraph {
     bool failed;
     Error *err; // while it is being built
 };
-
-// ------------------------------------------------------------------------------------------------------------- builder
 
 // A tensor of the graph: 4 dimensions and their strides, in elements.
 typedef struct {
@@ -35,62 +62,49 @@ typedef struct {
     Four dims, strides;
 } GraphTensor;
 
-static Descriptor make(CudnnGraph *g, cudnnBackendDescriptorType_t type, const char *what) {
+static Descriptor graph_make(CudnnGraph *g, cudnnBackendDescriptorType_t type, const char *what) {
     if (g->failed) return NULL;
     REQUIRE(g->num_descriptors < MAX_DESCRIPTORS, "cuDNN graph: more than %d descriptors", MAX_DESCRIPTORS);
-    Descriptor d = NULL;
-    const cudnnStatus_t status = cudnn.cudnnBackendCreateDescriptor(type, &d);
-    if (status != CUDNN_STATUS_SUCCESS) {
-        g->failed = !cudnn_failed(g->err, what, status);
-        return NULL;
-    }
-    g->descriptors[g->num_descriptors++] = d;
+    Descriptor d = cudnn_make(type, what, g->err);
+    g->failed = !d;
+    if (d) g->descriptors[g->num_descriptors++] = d;
     return d;
 }
 
-bool cudnn_set(Descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
-               const void *values, const char *what, Error *err) {
-    const cudnnStatus_t status = cudnn.cudnnBackendSetAttribute(d, name, type, count, values);
-    if (status == CUDNN_STATUS_SUCCESS) return true;
-    cudnn_failed(err, what, status);
-    return error_prefix(err, "attribute %d", (int)name);
-}
-
-static void set(CudnnGraph *g, Descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
-                int64_t count, const void *values, const char *what) {
+static void graph_set(CudnnGraph *g, Descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+                      int64_t count, const void *values, const char *what) {
     if (!g->failed) g->failed = !cudnn_set(d, name, type, count, values, what, g->err);
 }
 
-static void refer(CudnnGraph *g, Descriptor d, cudnnBackendAttributeName_t name, Descriptor to, const char *what) {
-    set(g, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &to, what);
+static void graph_refer(CudnnGraph *g, Descriptor d, cudnnBackendAttributeName_t name, Descriptor to,
+                        const char *what) {
+    graph_set(g, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &to, what);
 }
 
-static void finalize(CudnnGraph *g, Descriptor d, const char *what) {
-    if (g->failed) return;
-    const cudnnStatus_t status = cudnn.cudnnBackendFinalize(d);
-    if (status != CUDNN_STATUS_SUCCESS) g->failed = !cudnn_failed(g->err, what, status);
+static void graph_finalize(CudnnGraph *g, Descriptor d, const char *what) {
+    if (!g->failed) g->failed = !cudnn_finalize(d, what, g->err);
 }
 
-static GraphTensor add_tensor(CudnnGraph *g, int64_t id, cudnnDataType_t type, Four dims, Four strides,
-                              const cudnnBackendAttributeName_t *flag) {
+static GraphTensor graph_tensor(CudnnGraph *g, int64_t id, cudnnDataType_t type, Four dims, Four strides,
+                                const cudnnBackendAttributeName_t *flag) {
     static const char what[] = "cuDNN graph, tensor";
     static const int64_t alignment = ALIGNMENT;
     static const bool yes = true;
-    Descriptor d = make(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR, what);
-    set(g, d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type, what);
-    set(g, d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dims.d, what);
-    set(g, d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides.d, what);
-    set(g, d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id, what);
-    set(g, d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment, what);
-    if (flag) set(g, d, *flag, CUDNN_TYPE_BOOLEAN, 1, &yes, what);
-    finalize(g, d, what);
+    Descriptor d = graph_make(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR, what);
+    graph_set(g, d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type, what);
+    graph_set(g, d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dims.d, what);
+    graph_set(g, d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides.d, what);
+    graph_set(g, d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id, what);
+    graph_set(g, d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment, what);
+    if (flag) graph_set(g, d, *flag, CUDNN_TYPE_BOOLEAN, 1, &yes, what);
+    graph_finalize(g, d, what);
     return (GraphTensor){d, dims, strides};
 }
 
 // A tensor in memory that the caller supplies.
 static GraphTensor supplied(CudnnGraph *g, CudnnTensor id, cudnnDataType_t type, Four dims, Four strides) {
     g->supplied[id] = true;
-    return add_tensor(g, id, type, dims, strides, NULL);
+    return graph_tensor(g, id, type, dims, strides, NULL);
 }
 
 // A number that the caller supplies from the host.
@@ -98,17 +112,17 @@ static GraphTensor constant(CudnnGraph *g, CudnnTensor id) {
     static const cudnnBackendAttributeName_t by_value = CUDNN_ATTR_TENSOR_IS_BY_VALUE;
     const Four one = {{1, 1, 1, 1}};
     g->supplied[id] = true;
-    return add_tensor(g, id, CUDNN_DATA_FLOAT, one, one, &by_value);
+    return graph_tensor(g, id, CUDNN_DATA_FLOAT, one, one, &by_value);
 }
 
 // A tensor between two operations, which never reaches memory.
 static GraphTensor between(CudnnGraph *g, cudnnDataType_t type, Four dims, Four strides) {
     static const cudnnBackendAttributeName_t is_virtual = CUDNN_ATTR_TENSOR_IS_VIRTUAL;
-    return add_tensor(g, g->next_virtual++, type, dims, strides, &is_virtual);
+    return graph_tensor(g, g->next_virtual++, type, dims, strides, &is_virtual);
 }
 
 static void add_operation(CudnnGraph *g, Descriptor operation, const char *what) {
-    finalize(g, operation, what);
+    graph_finalize(g, operation, what);
     REQUIRE(g->num_operations < CUDNN_GRAPH_MAX_OPERATIONS, "cuDNN graph: more than %d operations",
             CUDNN_GRAPH_MAX_OPERATIONS);
     g->operations[g->num_operations++] = operation;
@@ -123,18 +137,18 @@ typedef struct {
 } Pointwise;
 
 static void pointwise(CudnnGraph *g, const char *what, Pointwise p, GraphTensor y, GraphTensor x) {
-    Descriptor kind = make(g, CUDNN_BACKEND_POINTWISE_DESCRIPTOR, what);
-    set(g, kind, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &p.mode, what);
-    set(g, kind, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &p.precision, what);
+    Descriptor kind = graph_make(g, CUDNN_BACKEND_POINTWISE_DESCRIPTOR, what);
+    graph_set(g, kind, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &p.mode, what);
+    graph_set(g, kind, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &p.precision, what);
     if (p.mode == CUDNN_POINTWISE_GEN_INDEX)
-        set(g, kind, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &p.axis, what);
-    finalize(g, kind, what);
-    Descriptor d = make(g, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, what);
-    refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, kind, what);
-    refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x.descriptor, what);
-    if (p.b) refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, p.b->descriptor, what);
-    if (p.condition) refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, p.condition->descriptor, what);
-    refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y.descriptor, what);
+        graph_set(g, kind, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &p.axis, what);
+    graph_finalize(g, kind, what);
+    Descriptor d = graph_make(g, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, what);
+    graph_refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, kind, what);
+    graph_refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x.descriptor, what);
+    if (p.b) graph_refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, p.b->descriptor, what);
+    if (p.condition) graph_refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, p.condition->descriptor, what);
+    graph_refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y.descriptor, what);
     add_operation(g, d, what);
 }
 
@@ -147,36 +161,36 @@ static void binary(CudnnGraph *g, const char *what, cudnnPointwiseMode_t mode, G
     pointwise(g, what, (Pointwise){.mode = mode, .precision = CUDNN_DATA_FLOAT, .b = &b}, y, x);
 }
 
-static void matmul(CudnnGraph *g, const char *what, GraphTensor c, GraphTensor a, GraphTensor b) {
+static void graph_matmul(CudnnGraph *g, const char *what, GraphTensor c, GraphTensor a, GraphTensor b) {
     static const cudnnDataType_t sums = CUDNN_DATA_FLOAT;
-    Descriptor kind = make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR, what);
-    set(g, kind, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &sums, what);
-    finalize(g, kind, what);
-    Descriptor d = make(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, what);
-    refer(g, d, CUDNN_ATTR_OPERATION_MATMUL_DESC, kind, what);
-    refer(g, d, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a.descriptor, what);
-    refer(g, d, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b.descriptor, what);
-    refer(g, d, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c.descriptor, what);
+    Descriptor kind = graph_make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR, what);
+    graph_set(g, kind, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &sums, what);
+    graph_finalize(g, kind, what);
+    Descriptor d = graph_make(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, what);
+    graph_refer(g, d, CUDNN_ATTR_OPERATION_MATMUL_DESC, kind, what);
+    graph_refer(g, d, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a.descriptor, what);
+    graph_refer(g, d, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b.descriptor, what);
+    graph_refer(g, d, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c.descriptor, what);
     add_operation(g, d, what);
 }
 
 static void reduce(CudnnGraph *g, const char *what, cudnnReduceTensorOp_t mode, GraphTensor y, GraphTensor x) {
     static const cudnnDataType_t sums = CUDNN_DATA_FLOAT;
-    Descriptor kind = make(g, CUDNN_BACKEND_REDUCTION_DESCRIPTOR, what);
-    set(g, kind, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &sums, what);
-    set(g, kind, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &mode, what);
-    finalize(g, kind, what);
-    Descriptor d = make(g, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, what);
-    refer(g, d, CUDNN_ATTR_OPERATION_REDUCTION_DESC, kind, what);
-    refer(g, d, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x.descriptor, what);
-    refer(g, d, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y.descriptor, what);
+    Descriptor kind = graph_make(g, CUDNN_BACKEND_REDUCTION_DESCRIPTOR, what);
+    graph_set(g, kind, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &sums, what);
+    graph_set(g, kind, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &mode, what);
+    graph_finalize(g, kind, what);
+    Descriptor d = graph_make(g, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, what);
+    graph_refer(g, d, CUDNN_ATTR_OPERATION_REDUCTION_DESC, kind, what);
+    graph_refer(g, d, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x.descriptor, what);
+    graph_refer(g, d, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y.descriptor, what);
     add_operation(g, d, what);
 }
 
 static void reshape(CudnnGraph *g, const char *what, GraphTensor y, GraphTensor x) {
-    Descriptor d = make(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR, what);
-    refer(g, d, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x.descriptor, what);
-    refer(g, d, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y.descriptor, what);
+    Descriptor d = graph_make(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR, what);
+    graph_refer(g, d, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x.descriptor, what);
+    graph_refer(g, d, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y.descriptor, what);
     add_operation(g, d, what);
 }
 
@@ -248,7 +262,7 @@ static void forward(CudnnGraph *g, const Layouts *l) {
     const GraphTensor scale = constant(g, CUDNN_SCALE);
 
     const GraphTensor products = scores(g, l), scaled = scores(g, l);
-    matmul(g, "S = Q K^T", products, q, kt);
+    graph_matmul(g, "S = Q K^T", products, q, kt);
     binary(g, "S * scale", CUDNN_POINTWISE_MUL, scaled, products, scale);
     const GraphTensor s = causal_mask(g, l, scaled);
 
@@ -263,7 +277,7 @@ static void forward(CudnnGraph *g, const Layouts *l) {
 
     const GraphTensor p = between(g, l->type, l->square, l->in_square);
     binary(g, "P = exp / sum", CUDNN_POINTWISE_DIV, p, e, sum);
-    matmul(g, "O = P V", out, p, v);
+    graph_matmul(g, "O = P V", out, p, v);
 }
 
 // D = rowsum(dO * O), written to memory. The product by one takes the place of dropout's scale; without it cuDNN still
@@ -283,7 +297,7 @@ static GraphTensor backward_probabilities(CudnnGraph *g, const Layouts *l, Graph
                                           GraphTensor scale) {
     const GraphTensor lse = supplied(g, CUDNN_LSE, CUDNN_DATA_FLOAT, l->per_row, l->in_rows);
     const GraphTensor products = scores(g, l), scaled = scores(g, l), shifted = scores(g, l), p = scores(g, l);
-    matmul(g, "S = Q K^T", products, q, kt);
+    graph_matmul(g, "S = Q K^T", products, q, kt);
     binary(g, "S * scale", CUDNN_POINTWISE_MUL, scaled, products, scale);
     binary(g, "S - lse", CUDNN_POINTWISE_SUB, shifted, scaled, lse);
     unary(g, "P = exp", CUDNN_POINTWISE_EXP, p, causal_mask(g, l, shifted));
@@ -295,7 +309,7 @@ static void transposed_matmul(CudnnGraph *g, const char *what, const Layouts *l,
                               GraphTensor b) {
     const GraphTensor xt = between(g, l->type, l->square, l->in_square_transposed);
     reshape(g, what, xt, x);
-    matmul(g, what, y, xt, b);
+    graph_matmul(g, what, y, xt, b);
 }
 
 // dV = P^T dO;  dS = P * (dO V^T - D) * scale;  dK = dS^T Q;  dQ = dS K. 21 operations, or 22 with dQ collected.
@@ -314,7 +328,7 @@ static void backward(CudnnGraph *g, const Layouts *l, bool collected) {
     transposed_matmul(g, "dV = P^T dO", l, dv, p, dout);
 
     const GraphTensor dp = scores(g, l), centred = scores(g, l), weighted = scores(g, l), ds = scores(g, l);
-    matmul(g, "dP = dO V^T", dp, dout, vt);
+    graph_matmul(g, "dP = dO V^T", dp, dout, vt);
     binary(g, "dP - D", CUDNN_POINTWISE_SUB, centred, dp, dsum);
     binary(g, "(dP - D) * P", CUDNN_POINTWISE_MUL, weighted, centred, p);
     binary(g, "dS = ... * scale", CUDNN_POINTWISE_MUL, ds, weighted, scale);
@@ -323,11 +337,11 @@ static void backward(CudnnGraph *g, const Layouts *l, bool collected) {
     const GraphTensor k = between(g, CUDNN_DATA_FLOAT, l->rows, l->in_qkv);
     reshape(g, "K of K^T", k, kt);
     if (!collected) {
-        matmul(g, "dQ = dS K", dq, ds, k);
+        graph_matmul(g, "dQ = dS K", dq, ds, k);
         return;
     }
     const GraphTensor sums = supplied(g, CUDNN_DQ_SUMS, CUDNN_DATA_FLOAT, l->rows, l->in_heads);
-    matmul(g, "dQ sums = dS K", sums, ds, k);
+    graph_matmul(g, "dQ sums = dS K", sums, ds, k);
     unary(g, "dQ = dQ sums", CUDNN_POINTWISE_IDENTITY, dq, sums);
 }
 
@@ -349,10 +363,10 @@ CudnnGraph *cudnn_graph_create(CudnnGraphKind kind, AttentionShape shape, Error 
     else
         backward(g, &layouts, kind == CUDNN_BACKWARD_COLLECTED);
     static const char what[] = "cuDNN graph";
-    g->graph = make(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, what);
-    set(g, g->graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->num_operations, g->operations,
-        what);
-    finalize(g, g->graph, what);
+    g->graph = graph_make(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, what);
+    graph_set(g, g->graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->num_operations,
+              g->operations, what);
+    graph_finalize(g, g->graph, what);
     g->err = NULL;
     if (!g->failed) return g;
     cudnn_graph_destroy(g);

@@ -1,66 +1,16 @@
-// Causal attention by cuDNN, up to the launch: the library, found at run time; operation graphs, what to compute and on
-// which tensors; plans, the engine and the kernel that do it on a device; and passes, the form in which cuDNN computes
-// one pass of attention so that the bits repeat. Host code, in cuDNN's backend C API. No GPU is needed: the device may
-// be one that is only described in a text, and then everything but running works. cudnn_attention.c runs it.
-//
-// Where <cudnn.h> is missing, too old, or -DWITHOUT_CUDNN is given, the cudnn_ files compile to the one answer that
-// there is no cuDNN.
+// Causal attention by cuDNN, up to the launch: operation graphs, what to compute and on which tensors; plans, the engine
+// and the kernel that do it on a device; and passes, the form in which cuDNN computes one pass of attention so that the
+// bits repeat. Host code, in cuDNN's backend C API. No GPU is needed: the device may be one that is only described in a
+// text, and then everything but running works. cudnn_attention.c runs it.
 #pragma once
-#include "llmc/cuda/backend.h"
-
-#if !defined(WITHOUT_CUDNN) && defined(__has_include)
-#if __has_include(<cudnn.h>)
-#include <cudnn.h>
-#if CUDNN_VERSION >= 90800 // the first with device properties of its own, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR
-#define HAVE_CUDNN
-#endif
-#endif
-#endif
+#include "llmc/cuda/attention.h"
+#include "llmc/cuda/cudnn_library.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// --------------------------------------------------------------------------------------------------------- the library
-// The program neither links with it nor needs it. It is looked for as $CUDNN_LIBRARY if that is set, else as
-// libcudnn.so.9 where the dynamic linker looks (directories of LD_LIBRARY_PATH and ldconfig; where Python's wheels put
-// it: site-packages/nvidia/cudnn/lib). It stays open until the process ends. In the simulator dev/sim/cudnn_sim.cpp
-// takes the place of cudnn_library.c, which loads it.
-
-// Loads the library at the first call; later calls give the same answer. False, with the reason, when there is none or
-// it is older than 9.15.1: before that, backward plans of contexts that are not a multiple of 128 give wrong gradients
-// unless a padding mask is added (and before 9.10.2, 9.10 and 9.6 other ways of writing the graph were needed).
-bool cudnn_library_open(Error *err);
-
-int cudnn_library_version(void);              // 91900 for 9.19.0; 0 while it is not open
-const char *cudnn_library_version_text(void); // "9.19.0"
-
 #ifdef HAVE_CUDNN
-#define CUDNN_FUNCTIONS(F)                                                                                             \
-    F(cudnnGetVersion)                                                                                                 \
-    F(cudnnGetErrorString)                                                                                             \
-    F(cudnnGetLastErrorString)                                                                                         \
-    F(cudnnCreate)                                                                                                     \
-    F(cudnnDestroy)                                                                                                    \
-    F(cudnnSetStream)                                                                                                  \
-    F(cudnnBackendCreateDescriptor)                                                                                    \
-    F(cudnnBackendDestroyDescriptor)                                                                                   \
-    F(cudnnBackendSetAttribute)                                                                                        \
-    F(cudnnBackendGetAttribute)                                                                                        \
-    F(cudnnBackendFinalize)                                                                                            \
-    F(cudnnBackendExecute)
-
-// cudnn.cudnnCreate(...) is cudnnCreate(...). All NULL until cudnn_library_open has returned true.
-typedef struct {
-#define CUDNN_FUNCTION(name) __typeof__(name) *name;
-    CUDNN_FUNCTIONS(CUDNN_FUNCTION)
-#undef CUDNN_FUNCTION
-} CudnnFunctions;
-extern CudnnFunctions cudnn;
-
-// Puts "what: cuDNN's name of the status (what cuDNN says of its last error)" into err; returns false.
-bool cudnn_failed(Error *err, const char *what, cudnnStatus_t status);
-
 // -------------------------------------------------------------------------------------------------------------- graphs
 // cuDNN does not run the operations of a graph one by one. It recognises the whole as attention and has one fused
 // kernel for it; a graph that is written in another way, however right, has none. The spelling here is the one that it
@@ -107,7 +57,10 @@ void cudnn_graph_destroy(CudnnGraph *graph); // NULL is fine
 cudnnBackendDescriptor_t cudnn_graph_descriptor(const CudnnGraph *graph);
 bool cudnn_graph_has(const CudnnGraph *graph, CudnnTensor tensor); // whether the caller supplies it
 
-// One attribute of a descriptor. False, with a message that begins with what, on failure.
+// A descriptor of cuDNN, and one attribute of it. NULL or false, with a message that begins with what, on failure.
+cudnnBackendDescriptor_t cudnn_make(cudnnBackendDescriptorType_t type, const char *what, Error *err);
+void cudnn_destroy(cudnnBackendDescriptor_t d); // NULL is fine
+bool cudnn_finalize(cudnnBackendDescriptor_t d, const char *what, Error *err);
 bool cudnn_set(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
                int64_t count, const void *values, const char *what, Error *err);
 
@@ -116,10 +69,9 @@ bool cudnn_set(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, cud
 // to 1.3 seconds.
 
 // Device properties: of a GPU by its CUDA number, or of one that a JSON text describes (test/sim/devices). NULL and a
-// message on failure. Destroyed with cudnn_device_destroy (NULL is fine).
+// message on failure. Destroyed with cudnn_destroy.
 cudnnBackendDescriptor_t cudnn_device_of_gpu(int number, Error *err);
 cudnnBackendDescriptor_t cudnn_device_of_text(const char *json, Error *err);
-void cudnn_device_destroy(cudnnBackendDescriptor_t device);
 
 // An engine by its number, with some of its knobs set.
 enum { CUDNN_MAX_KNOBS = 6 };

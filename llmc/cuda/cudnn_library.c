@@ -1,22 +1,19 @@
-// Loading cuDNN: one dlopen, one table of functions, one check of the version. See cudnn_graph.h.
-#include "llmc/cuda/cudnn_graph.h"
+// Loading cuDNN: see cudnn_library.h.
+#include "llmc/cuda/cudnn_library.h"
 
 #ifdef HAVE_CUDNN
+#include "llmc/cuda/library_loader.h"
 #include <dlfcn.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { OLDEST_VERSION = 91501 };
 
 CudnnFunctions cudnn;
 
-static struct {
-    bool tried, usable;
-    int version;
-    char version_text[32];
-    Error why; // that it is not usable
-} library;
+static LibraryState state;
+static int version;
+static char version_text[32];
 
 // cuDNN's text may have many lines; the first ones say what matters.
 static void make_one_line(char *text) {
@@ -35,39 +32,24 @@ bool cudnn_failed(Error *err, const char *what, cudnnStatus_t status) {
                      said ? ")" : "");
 }
 
-static bool load_functions(void *handle, const char *file, Error *err) {
-#define LOAD_FUNCTION(name)                                                                                            \
-    *(void **)&cudnn.name = dlsym(handle, #name);                                                                      \
-    if (!cudnn.name) return error_set(err, "%s has no function %s", file, #name);
-    CUDNN_FUNCTIONS(LOAD_FUNCTION)
-#undef LOAD_FUNCTION
-    return true;
-}
-
-static bool load(Error *err) {
-    const char *chosen = getenv("CUDNN_LIBRARY"), *file = chosen && chosen[0] ? chosen : "libcudnn.so.9";
-    // Never closed: cuDNN loads six more libraries by itself, which do not leave with it.
-    void *handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+static bool load_cudnn(Error *err) {
+#define FUNCTION(name) {#name, &cudnn.name},
+    static const LibraryFunction functions[] = {CUDNN_FUNCTIONS(FUNCTION)};
+#undef FUNCTION
+    const char *file;
+    void *handle = library_find("CUDNN_LIBRARY", "libcudnn.so.9", &file);
     if (!handle) return error_set(err, "cuDNN not found: %s", dlerror());
-    if (!load_functions(handle, file, err)) return false;
-    library.version = (int)cudnn.cudnnGetVersion();
-    const int major = library.version / 10000, minor = library.version / 100 % 100, patch = library.version % 100;
-    snprintf(library.version_text, sizeof library.version_text, "%d.%d.%d", major, minor, patch);
-    if (library.version < OLDEST_VERSION)
-        return error_set(err, "%s is cuDNN %s, 9.15.1 or newer is needed", file, library.version_text);
+    if (!library_functions(handle, file, functions, sizeof functions / sizeof *functions, err)) return false;
+    version = (int)cudnn.cudnnGetVersion();
+    snprintf(version_text, sizeof version_text, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+    if (version < OLDEST_VERSION)
+        return error_set(err, "%s is cuDNN %s, 9.15.1 or newer is needed", file, version_text);
     return true;
 }
 
-bool cudnn_library_open(Error *err) {
-    if (!library.tried) {
-        library.usable = load(&library.why);
-        library.tried = true;
-    }
-    return library.usable || error_set(err, "%s", library.why.text);
-}
-
-int cudnn_library_version(void) { return library.usable ? library.version : 0; }
-const char *cudnn_library_version_text(void) { return library.version_text; }
+bool cudnn_library_open(Error *err) { return library_open_once(&state, load_cudnn, err); }
+int cudnn_library_version(void) { return state.usable ? version : 0; }
+const char *cudnn_library_version_text(void) { return version_text; }
 
 #else
 

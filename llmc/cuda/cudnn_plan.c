@@ -13,24 +13,7 @@ enum { MAX_CONFIGS = 8, MAX_NOTES = 16 };
 
 // -------------------------------------------------------------------------------------------------- single descriptors
 
-static Descriptor make(cudnnBackendDescriptorType_t type, const char *what, Error *err) {
-    Descriptor d = NULL;
-    const cudnnStatus_t status = cudnn.cudnnBackendCreateDescriptor(type, &d);
-    if (status == CUDNN_STATUS_SUCCESS) return d;
-    cudnn_failed(err, what, status);
-    return NULL;
-}
-
-static void destroy(Descriptor d) {
-    if (d) cudnn.cudnnBackendDestroyDescriptor(d);
-}
-
-static bool finalize(Descriptor d, const char *what, Error *err) {
-    const cudnnStatus_t status = cudnn.cudnnBackendFinalize(d);
-    return status == CUDNN_STATUS_SUCCESS || cudnn_failed(err, what, status);
-}
-
-static bool refer(Descriptor d, cudnnBackendAttributeName_t name, Descriptor to, const char *what, Error *err) {
+static bool plan_refer(Descriptor d, cudnnBackendAttributeName_t name, Descriptor to, const char *what, Error *err) {
     return cudnn_set(d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &to, what, err);
 }
 
@@ -46,9 +29,9 @@ static bool get_number(Descriptor d, cudnnBackendAttributeName_t name, int64_t *
 static Descriptor device_of(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
                             const void *values, Error *err) {
     static const char what[] = "cuDNN device properties";
-    Descriptor d = make(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, what, err);
-    if (d && cudnn_set(d, name, type, count, values, what, err) && finalize(d, what, err)) return d;
-    destroy(d);
+    Descriptor d = cudnn_make(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, what, err);
+    if (d && cudnn_set(d, name, type, count, values, what, err) && cudnn_finalize(d, what, err)) return d;
+    cudnn_destroy(d);
     return NULL;
 }
 
@@ -60,8 +43,6 @@ Descriptor cudnn_device_of_gpu(int number, Error *err) {
 Descriptor cudnn_device_of_text(const char *json, Error *err) {
     return device_of(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, (int64_t)strlen(json), json, err);
 }
-
-void cudnn_device_destroy(Descriptor device) { destroy(device); }
 
 // ----------------------------------------------------------------------------------------------- engine configurations
 
@@ -77,37 +58,37 @@ struct CudnnPlan {
 static const char choosing[] = "cuDNN engine for attention", compiling[] = "cuDNN kernel for attention";
 
 static bool make_knob(CudnnPlan *plan, int i, const CudnnEngine *engine, Error *err) {
-    Descriptor d = plan->knobs[i] = make(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR, choosing, err);
+    Descriptor d = plan->knobs[i] = cudnn_make(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR, choosing, err);
     return d &&
            cudnn_set(d, CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &engine->knobs[i].type, choosing,
                      err) &&
            cudnn_set(d, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, &engine->knobs[i].value, choosing,
                      err) &&
-           finalize(d, choosing, err);
+           cudnn_finalize(d, choosing, err);
 }
 
 // The one configuration that engine describes.
 static bool configure(CudnnPlan *plan, const CudnnGraph *graph, Descriptor device, const CudnnEngine *engine,
                       Error *err) {
-    Descriptor e = plan->engine = make(CUDNN_BACKEND_ENGINE_DESCRIPTOR, choosing, err);
-    if (!e || !refer(e, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, cudnn_graph_descriptor(graph), choosing, err) ||
+    Descriptor e = plan->engine = cudnn_make(CUDNN_BACKEND_ENGINE_DESCRIPTOR, choosing, err);
+    if (!e || !plan_refer(e, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, cudnn_graph_descriptor(graph), choosing, err) ||
         !cudnn_set(e, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &engine->number, choosing, err) ||
-        !refer(e, CUDNN_ATTR_ENGINE_DEVICEPROP, device, choosing, err) || !finalize(e, choosing, err))
+        !plan_refer(e, CUDNN_ATTR_ENGINE_DEVICEPROP, device, choosing, err) || !cudnn_finalize(e, choosing, err))
         return false;
     for (int i = 0; i < engine->num_knobs; i++)
         if (!make_knob(plan, i, engine, err)) return false;
-    Descriptor config = plan->configs[0] = make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, choosing, err);
+    Descriptor config = plan->configs[0] = cudnn_make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, choosing, err);
     plan->num_configs = config ? 1 : 0;
-    return config && refer(config, CUDNN_ATTR_ENGINECFG_ENGINE, e, choosing, err) &&
+    return config && plan_refer(config, CUDNN_ATTR_ENGINECFG_ENGINE, e, choosing, err) &&
            cudnn_set(config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR, engine->num_knobs,
                      plan->knobs, choosing, err) &&
-           finalize(config, choosing, err);
+           cudnn_finalize(config, choosing, err);
 }
 
 // Configurations in the order of cuDNN's heuristics.
 static bool read_results(CudnnPlan *plan, Descriptor heuristics, Error *err) {
     for (; plan->num_configs < MAX_CONFIGS; plan->num_configs++) {
-        Descriptor d = make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, choosing, err);
+        Descriptor d = cudnn_make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, choosing, err);
         if (!d) return false;
         plan->configs[plan->num_configs] = d;
     }
@@ -115,19 +96,19 @@ static bool read_results(CudnnPlan *plan, Descriptor heuristics, Error *err) {
     const cudnnStatus_t status = cudnn.cudnnBackendGetAttribute(
         heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_CONFIGS, &count, plan->configs);
     if (status != CUDNN_STATUS_SUCCESS) return cudnn_failed(err, choosing, status);
-    while (plan->num_configs > count) destroy(plan->configs[--plan->num_configs]);
+    while (plan->num_configs > count) cudnn_destroy(plan->configs[--plan->num_configs]);
     return count > 0 || cudnn_failed(err, "cuDNN has no engine for this attention", CUDNN_STATUS_NOT_SUPPORTED);
 }
 
 static bool ask_heuristics(CudnnPlan *plan, const CudnnGraph *graph, Descriptor device, Error *err) {
     const cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
-    Descriptor h = make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, choosing, err);
-    const bool ok = h &&
-                    refer(h, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, cudnn_graph_descriptor(graph), choosing, err) &&
-                    cudnn_set(h, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode, choosing, err) &&
-                    refer(h, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, device, choosing, err) && finalize(h, choosing, err) &&
-                    read_results(plan, h, err);
-    destroy(h);
+    Descriptor h = cudnn_make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, choosing, err);
+    const bool ok =
+        h && plan_refer(h, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, cudnn_graph_descriptor(graph), choosing, err) &&
+        cudnn_set(h, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode, choosing, err) &&
+        plan_refer(h, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, device, choosing, err) && cudnn_finalize(h, choosing, err) &&
+        read_results(plan, h, err);
+    cudnn_destroy(h);
     return ok;
 }
 
@@ -135,7 +116,7 @@ static bool ask_heuristics(CudnnPlan *plan, const CudnnGraph *graph, Descriptor 
 static bool describe_engine(Descriptor config, int64_t *number, bool *repeats, Error *err) {
     cudnnBackendNumericalNote_t notes[MAX_NOTES];
     int64_t count = 0, num_notes = 0;
-    Descriptor e = make(CUDNN_BACKEND_ENGINE_DESCRIPTOR, choosing, err);
+    Descriptor e = cudnn_make(CUDNN_BACKEND_ENGINE_DESCRIPTOR, choosing, err);
     if (!e) return false;
     cudnnStatus_t status = cudnn.cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE,
                                                           CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &e);
@@ -148,7 +129,7 @@ static bool describe_engine(Descriptor config, int64_t *number, bool *repeats, E
     *repeats = true;
     for (int64_t i = 0; i < num_notes && i < MAX_NOTES; i++)
         if (notes[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) *repeats = false;
-    destroy(e);
+    cudnn_destroy(e);
     return ok;
 }
 
@@ -170,7 +151,7 @@ static bool keep_fitting(CudnnPlan *plan, bool must_repeat, int64_t limit, Error
         if (kept == 0) plan->workspace = workspace;
         kept += kept == 0 || workspace <= plan->workspace;
     }
-    while (plan->num_configs > kept) destroy(plan->configs[--plan->num_configs]);
+    while (plan->num_configs > kept) cudnn_destroy(plan->configs[--plan->num_configs]);
     if (kept > 0) return true;
     if (smallest == INT64_MAX) return error_set(err, "no cuDNN engine for this attention is deterministic");
     return error_set(err, "cuDNN's attention needs %lld bytes of workspace, %lld are allowed", (long long)smallest,
@@ -194,19 +175,19 @@ CudnnPlan *cudnn_plan_create(const CudnnGraph *graph, Descriptor device, const C
 
 void cudnn_plan_destroy(CudnnPlan *plan) {
     if (!plan) return;
-    destroy(plan->compiled);
-    for (int i = 0; i < plan->num_configs; i++) destroy(plan->configs[i]);
-    for (int i = 0; i < CUDNN_MAX_KNOBS; i++) destroy(plan->knobs[i]);
-    destroy(plan->engine);
+    cudnn_destroy(plan->compiled);
+    for (int i = 0; i < plan->num_configs; i++) cudnn_destroy(plan->configs[i]);
+    for (int i = 0; i < CUDNN_MAX_KNOBS; i++) cudnn_destroy(plan->knobs[i]);
+    cudnn_destroy(plan->engine);
     free(plan);
 }
 
-static bool compile(CudnnPlan *plan, Descriptor config, Error *err) {
+static bool compile_config(CudnnPlan *plan, Descriptor config, Error *err) {
     int64_t workspace = 0;
     bool repeats;
-    Descriptor d = make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, compiling, err);
-    bool ok = d && refer(d, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config, compiling, err) &&
-              finalize(d, compiling, err) &&
+    Descriptor d = cudnn_make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, compiling, err);
+    bool ok = d && plan_refer(d, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config, compiling, err) &&
+              cudnn_finalize(d, compiling, err) &&
               get_number(d, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, &workspace, compiling, err) &&
               describe_engine(config, &plan->compiled_engine, &repeats, err);
     if (ok && workspace > plan->workspace)
@@ -215,12 +196,12 @@ static bool compile(CudnnPlan *plan, Descriptor config, Error *err) {
     if (ok)
         plan->compiled = d;
     else
-        destroy(d);
+        cudnn_destroy(d);
     return ok;
 }
 
 bool cudnn_plan_compile(CudnnPlan *plan, Error *err) {
-    for (int i = 0; i < plan->num_configs && !plan->compiled; i++) compile(plan, plan->configs[i], err);
+    for (int i = 0; i < plan->num_configs && !plan->compiled; i++) compile_config(plan, plan->configs[i], err);
     return plan->compiled != NULL;
 }
 
@@ -309,16 +290,16 @@ static const Form forms[] = {
      .fast = true},
 };
 
-static int64_t padded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+static int64_t padded_bytes(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // The caller's buffers, in addition to the plan's own workspace.
-static CudnnWorkspace lay_out(const CudnnPass *p, int64_t kernel_bytes) {
+static CudnnWorkspace pass_workspace(const CudnnPass *p, int64_t kernel_bytes) {
     const AttentionShape s = p->shape;
     const int64_t rows = s.B * s.NH * s.T * (int64_t)sizeof(float);
     CudnnWorkspace w = {0};
-    w.dsum = padded(kernel_bytes);
-    w.dq_sums = w.dsum + (cudnn_graph_has(p->graph, CUDNN_DSUM) ? padded(rows) : 0);
-    w.bytes = w.dq_sums + (cudnn_graph_has(p->graph, CUDNN_DQ_SUMS) ? padded(rows * s.HS) : 0);
+    w.dsum = padded_bytes(kernel_bytes);
+    w.dq_sums = w.dsum + (cudnn_graph_has(p->graph, CUDNN_DSUM) ? padded_bytes(rows) : 0);
+    w.bytes = w.dq_sums + (cudnn_graph_has(p->graph, CUDNN_DQ_SUMS) ? padded_bytes(rows * s.HS) : 0);
     return w;
 }
 
@@ -333,12 +314,12 @@ static CudnnPass *create_pass(const Form *form, AttentionShape shape, cudnnBacke
     p->kind = form->kind;
     p->graph = cudnn_graph_create(form->kind, shape, err);
     if (p->graph) {
-        const int64_t callers = lay_out(p, 0).bytes;
+        const int64_t callers = pass_workspace(p, 0).bytes;
         p->plan = cudnn_plan_create(p->graph, device, form->pinned ? &form->engine : NULL, !form->fast,
                                     max_workspace - callers, err);
     }
     if (p->plan) {
-        p->workspace = lay_out(p, p->plan->workspace);
+        p->workspace = pass_workspace(p, p->plan->workspace);
         return p;
     }
     cudnn_pass_destroy(p);

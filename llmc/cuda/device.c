@@ -1,9 +1,13 @@
-// device.h on a GPU: the life of the backend and its one handle, memory, copies, events, graphs. The GPU's speed
-// (datasheet, measured, sensors) is in device_speed.c. Owns the streams; memory, events and graphs belong to whoever
-// asked for them, the workspace of the ops to the caller. Collectives are in nccl.c.
-// device_init reports a machine that cannot run this program, in one line with a remedy: no driver, an old one, no GPU,
-// a GPU that the program was not built for.
+// device.h on a GPU: the life of the backend and its one handle, memory, copies, events, graphs. Owns the streams;
+// memory, events and graphs belong to whoever asked for them, the workspace of the ops to the caller. Collectives are
+// in nccl.c. device_init reports a machine that cannot run this program, in one line with a remedy: no driver, an old
+// one, no GPU, a GPU that the program was not built for.
+#include "llmc/cuda/attention.h"
 #include "llmc/cuda/backend.h"
+#include "llmc/cuda/datasheet.h"
+#include "llmc/cuda/gemm.h"
+#include "llmc/cuda/graph_overlap.h"
+#include "llmc/cuda/nvml.h"
 
 #include <cublasLt.h>
 #include <stdio.h>
@@ -98,134 +102,6 @@ static bool check_image(const GpuAttributes *gpu, int *arch, Error *err) {
                      gpu_list_text(CUDA_ARCHS, archs, sizeof archs), gpu->name, capability, capability, reason);
 }
 
-// ------------------------------------------------------------------------------------------- work beside other ops
-// --overlap: a weight gradient is read by nothing before the end of the backward pass, so its product can run on a
-// second stream while memory-bound kernels run on the first. Events order the two: the second stream waits for
-// everything launched before the product (the fork), and the compute stream for a product (the join) when an op touches
-// what the product still reads or writes: a gradient's buffer, an activation's memory that the plan gives to another
-// tensor, the weight gradient itself. Products of the second stream run in order, so a join with one is a join with all
-// before it. Events become edges of a graph under capture. Outside graphs nothing runs there: what the rest of a step
-// does with gradients (exchange, norm, update, copies) and an observer that times ops meet no such work. Nor does it
-// run within an op that did not state its operands, such as the head.
-
-enum { MAX_OPERANDS = 8, MAX_BESIDE = 8 };
-
-typedef struct {
-    const char *begin, *end;
-} Bytes;
-typedef struct {
-    Bytes written[MAX_OPERANDS], read[MAX_OPERANDS];
-    int num_written, num_read;
-} Touched;
-typedef struct {
-    Touched touched;
-    cudaEvent_t done;
-} Product;
-
-static struct {
-    cudaStream_t stream; // NULL: never asked for
-    cudaEvent_t fork;
-    int64_t workspace_bytes; // at the end of the workspace; 0: nothing runs beside
-    bool op_is_known;        // the running op stated its operands:
-    Touched op;
-    Product products[MAX_BESIDE];
-    int first, count; // products[first % MAX_BESIDE] .. that the compute stream has not waited for
-    bool joined;      // it has, since the last launch
-} beside;
-
-static void beside_prepare(int64_t workspace_bytes) {
-    beside.workspace_bytes = workspace_bytes;
-    if (workspace_bytes == 0 || beside.stream) return;
-    CUDA_CHECK(cudaStreamCreateWithFlags(&beside.stream, cudaStreamNonBlocking));
-    CUDA_CHECK(cudaEventCreateWithFlags(&beside.fork, cudaEventDisableTiming));
-    for (int i = 0; i < MAX_BESIDE; i++)
-        CUDA_CHECK(cudaEventCreateWithFlags(&beside.products[i].done, cudaEventDisableTiming));
-}
-
-static void beside_close(void) {
-    if (beside.stream) {
-        CUDA_CHECK(cudaEventDestroy(beside.fork));
-        for (int i = 0; i < MAX_BESIDE; i++) CUDA_CHECK(cudaEventDestroy(beside.products[i].done));
-        CUDA_CHECK(cudaStreamDestroy(beside.stream));
-    }
-    memset(&beside, 0, sizeof beside);
-}
-
-// The compute stream waits for the first n products.
-static void beside_wait(int n) {
-    if (n == 0) return;
-    const Product *last = &beside.products[(beside.first + n - 1) % MAX_BESIDE];
-    CUDA_CHECK(cudaStreamWaitEvent(cuda_backend.streams[STREAM_COMPUTE], last->done, 0));
-    beside.first = (beside.first + n) % MAX_BESIDE, beside.count -= n;
-    beside.joined = true;
-}
-
-void cuda_beside_join(void) { beside_wait(beside.count); }
-
-static int note_bytes(Bytes list[MAX_OPERANDS], const Tensor *tensors, int n) {
-    REQUIRE(n <= MAX_OPERANDS, "an op of %d operands", n);
-    for (int i = 0; i < n; i++) {
-        const char *data = (const char *)tensors[i].data;
-        list[i] = (Bytes){data, data ? data + tensor_bytes(tensors[i]) : NULL};
-    }
-    return n;
-}
-
-static bool overlap(const Bytes *a, int num_a, const Bytes *b, int num_b) {
-    for (int i = 0; i < num_a; i++)
-        for (int k = 0; k < num_b; k++)
-            if (a[i].begin < b[k].end && b[k].begin < a[i].end) return true;
-    return false;
-}
-
-// Whether the running op must come after this product.
-static bool conflicts(const Touched *product) {
-    const Touched *op = &beside.op;
-    return overlap(op->written, op->num_written, product->read, product->num_read) ||
-           overlap(op->written, op->num_written, product->written, product->num_written) ||
-           overlap(op->read, op->num_read, product->written, product->num_written);
-}
-
-void backend_order(const OpOperands *operands) {
-    if (beside.workspace_bytes == 0) return;
-    beside.op_is_known = operands != NULL;
-    if (!operands) {
-        cuda_beside_join();
-        return;
-    }
-    beside.op.num_written = note_bytes(beside.op.written, operands->written, operands->num_written);
-    beside.op.num_read = note_bytes(beside.op.read, operands->read, operands->num_read);
-    for (int n = beside.count; n > 0; n--)
-        if (conflicts(&beside.products[(beside.first + n - 1) % MAX_BESIDE].touched)) {
-            beside_wait(n);
-            return;
-        }
-}
-
-void cuda_beside_begin(void) {
-    if (beside.workspace_bytes == 0 || !cuda_backend.in_graph || !beside.op_is_known) return;
-    if (beside.count == MAX_BESIDE) beside_wait(1);
-    CUDA_CHECK(cudaEventRecord(beside.fork, cuda_backend.streams[STREAM_COMPUTE]));
-    CUDA_CHECK(cudaStreamWaitEvent(beside.stream, beside.fork, 0));
-    cuda_backend.beside = beside.stream;
-}
-
-void cuda_beside_end(void) {
-    if (!cuda_backend.beside) return;
-    cuda_backend.beside = NULL;
-    Product *p = &beside.products[(beside.first + beside.count++) % MAX_BESIDE];
-    p->touched = beside.op;
-    CUDA_CHECK(cudaEventRecord(p->done, beside.stream));
-}
-
-// Programmatic serialisation speaks of one kernel before this one. Where a launch follows two, or follows another
-// stream, it waits for them in the ordinary way.
-bool cuda_launches_early(void) {
-    const bool alone = !beside.joined && !cuda_backend.beside;
-    beside.joined = false;
-    return cuda_backend.early_launch && alone;
-}
-
 // --------------------------------------------------------------------------------------------------- life and facts
 
 // "580.65.06", or "" where the kernel module does not report it (WSL).
@@ -238,7 +114,7 @@ static void read_driver_version(char *text, size_t size) {
     fclose(f);
 }
 
-static void fill_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf32) {
+static void fill_gpu_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf32) {
     facts->backend = "cuda";
     snprintf(facts->name, sizeof facts->name, "%s", gpu->name);
     CUDA_CHECK(cudaDeviceGetPCIBusId(facts->id, (int)sizeof facts->id, cuda_backend.device));
@@ -251,6 +127,7 @@ static void fill_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf32) 
     facts->supports[DTYPE_E4M3] = facts->supports[DTYPE_E5M2] = gpu_has_fp8(gpu->compute_capability, lt);
     for (int i = 0; i < DTYPE_COUNT; i++) facts->peak_flops[i] = gpu_peak_flops(gpu, (DType)i, tf32);
     facts->peak_bandwidth = gpu_peak_bandwidth(gpu);
+    facts->cache_bytes = (size_t)attribute(cudaDevAttrL2CacheSize);
 
     char runtime[16], driver[64];
     read_driver_version(driver, sizeof driver);
@@ -277,7 +154,7 @@ bool device_init(const DeviceOptions *options, Error *err) {
     // Kernels wait where they were compiled for sm_90 or later, not where the driver compiles PTX of sm_80 for it.
     cuda_backend.early_launch = !options->no_early_launch && gpu.compute_capability >= 90 && arch >= 90;
     cuda_backend.shared_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    fill_facts(&cuda_backend.facts, &gpu, options->tf32);
+    fill_gpu_facts(&cuda_backend.facts, &gpu, options->tf32);
     cuda_backend.ready = true;
     if (cuda_attention_check(options, err)) return true;
     device_shutdown();
@@ -289,9 +166,9 @@ void device_shutdown(void) {
     cuda_comm_shutdown(); // first: a collective that failed would keep the device busy for ever
     CUDA_CHECK(cudaDeviceSynchronize());
     cuda_attention_shutdown();
-    cuda_matmul_shutdown();
-    cuda_nvml_close(cuda_backend.nvml);
-    beside_close();
+    gemm_shutdown();
+    nvml_shutdown();
+    graph_overlap_close();
     for (int i = 0; i < STREAM_COUNT; i++) CUDA_CHECK(cudaStreamDestroy(cuda_backend.streams[i]));
     memset(&cuda_backend, 0, sizeof cuda_backend);
 }
@@ -352,6 +229,7 @@ void device_free(void *p) {
 }
 
 size_t device_memory_peak(void) { return cuda_backend.allocated_peak; }
+void device_memory_peak_restore(size_t peak) { cuda_backend.allocated_peak = peak; }
 
 // Pinned, so that the copy engines read and write it directly, concurrently with the kernels.
 void *host_alloc(size_t bytes, Error *err) {
@@ -372,7 +250,7 @@ void host_free(void *p) {
 
 int64_t ops_workspace_bytes(OpsShape shape) {
     cuda_matmul_note_shape(shape);
-    beside_prepare(cuda_size_beside(shape, cuda_backend.compute_capability));
+    graph_overlap_prepare(cuda_size_beside(shape, cuda_backend.compute_capability));
     return cuda_size_workspace(shape, cuda_backend.compute_capability, cuda_cudnn_workspace(shape));
 }
 
@@ -382,10 +260,12 @@ void ops_set_workspace(void *device_memory, int64_t bytes) {
     cuda_backend.workspace_bytes = bytes;
 }
 
+bool ops_workspace_is_set(void) { return cuda_backend.workspace != NULL; }
+
 // The end of the workspace belongs to what runs on the second stream.
 void *cuda_scratch(const char *op, int64_t bytes) {
-    const int64_t first = cuda_backend.workspace_bytes - beside.workspace_bytes;
-    const int64_t given = cuda_backend.beside ? beside.workspace_bytes : first;
+    const int64_t first = cuda_backend.workspace_bytes - cuda_backend.overlap_bytes;
+    const int64_t given = cuda_backend.beside ? cuda_backend.overlap_bytes : first;
     REQUIRE(bytes <= given, "%s: needs %lld bytes of workspace, ops_set_workspace gave %lld", op, (long long)bytes,
             (long long)given);
     return bytes > 0 ? cuda_backend.workspace + (cuda_backend.beside ? first : 0) : NULL;
@@ -408,7 +288,7 @@ void copy_d2h(void *host_dst, const void *device_src, size_t bytes, Stream strea
     CUDA_CHECK(cudaMemcpyAsync(host_dst, device_src, bytes, cudaMemcpyDeviceToHost, cuda_backend.streams[stream]));
 }
 
-void cuda_copy(void *device_dst, const void *device_src, size_t bytes) {
+void device_copy(void *device_dst, const void *device_src, size_t bytes) {
     CUDA_CHECK(cudaMemcpyAsync(device_dst, device_src, bytes, cudaMemcpyDeviceToDevice, cuda_compute_stream()));
 }
 
@@ -524,7 +404,7 @@ void device_graph_begin(DeviceGraph *g) {
 }
 
 void device_graph_end(DeviceGraph *g) {
-    cuda_beside_join();
+    graph_overlap_join();
     cuda_backend.in_graph = false;
     if (g->state == GRAPH_UNSEEN) {
         g->state = GRAPH_WARM;

@@ -6,7 +6,7 @@
 // the chunks of one column in eight rows are in eight different bank groups: neither ldmatrix nor the 16-byte stores
 // that fill a tile have bank conflicts. A warp owns M * 16 rows of the output; fragments as in intrinsics.cuh.
 #pragma once
-#include "llmc/cuda/backend.h"
+#include "llmc/cuda/attention.h"
 #include "llmc/cuda/intrinsics.cuh"
 
 enum { FLASH_WARPS = 4, FLASH_THREADS = FLASH_WARPS * WARP };

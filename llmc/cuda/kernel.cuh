@@ -12,6 +12,7 @@
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/cuda/backend.h"
+#include "llmc/cuda/graph_overlap.h"
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>

@@ -171,13 +171,12 @@ typedef struct {
 // The sums over rows: of dout * xhat, of dout and, unless absent, of din, (C) each.
 enum { MAX_SUMS = LAYERNORM_SUMS };
 typedef struct {
-    void *to;
-    DType dtype;
-    bool accumulate;
-} Sum;
-typedef struct {
-    Sum dweight, dbias, din;
-    int count; // 2 or 3
+    struct {
+        void *to;
+        DType dtype;
+        bool accumulate;
+    } of[MAX_SUMS]; // dweight, dbias, sum of din
+    int count;      // 2 or 3
 } Sums;
 
 // Rows of up to 32 columns a lane (16 in fp32) belong to a warp, which needs no barrier. More sums would not leave
@@ -191,12 +190,10 @@ enum { BACKWARD_WARPS = 8, BACKWARD_ROW_THREADS = BLOCK_ROW_MAX / BACKWARD_BLOCK
 static int64_t backward_blocks(int64_t N, int64_t C) { return cuda_layernorm_blocks(N, C); }
 
 static __device__ __forceinline__ void put_sum(const Sums &sums, int64_t C, int64_t column, float value) {
-    const Sum sum = column < C ? sums.dweight : column < 2 * C ? sums.dbias : sums.din;
-    put_gradient_of(sum.dtype, sum.to,
-                    column < C       ? column
-                    : column < 2 * C ? column - C
-                                     : column - 2 * C,
-                    value, sum.accumulate);
+#pragma unroll
+    for (int s = 0; s < MAX_SUMS; s++)
+        if (column >= s * C && column < (s + 1) * C)
+            put_gradient_of(sums.of[s].dtype, sums.of[s].to, column - s * C, value, sums.of[s].accumulate);
 }
 
 // The block has written its partial sums, row blockIdx.x of partials (blocks, columns): the block of its group that
@@ -239,6 +236,38 @@ static __device__ __forceinline__ float2 block_pair_sum(float2 (&slot)[BACKWARD_
 
 // A thread's share of a row: packs of in, dout and, where they are added to, din.
 template <class T, int PACKS> struct BackwardRow { Vector<T, PACK<T>> x[PACKS], dy[PACKS], residual[PACKS]; };
+
+// The partial sums of a block that owns whole rows: every column belongs to one thread.
+template <int PACKS, int W, class Column, class Inside>
+static __device__ __forceinline__ void store_block_sums(float *partial, const float (&of_columns)[MAX_SUMS][PACKS][W],
+                                                        int count, int C, Column column, Inside is_inside) {
+#pragma unroll
+    for (int s = 0; s < MAX_SUMS; s++) {
+        if (s >= count) continue;
+        for (int i = 0; i < PACKS; i++)
+            if (is_inside(i)) store_vector(partial + s * C + column(i), from_floats<float>(of_columns[s][i]));
+    }
+}
+
+// Those of a block whose warps own rows: the sums of the warps, in order. of_warps is the block's.
+template <int PACKS, int W, int WARPS, int COLUMNS, class Column>
+static __device__ __forceinline__ void store_warp_sums(float *partial, const float (&of_columns)[MAX_SUMS][PACKS][W],
+                                                       float (&of_warps)[WARPS][COLUMNS], int count, int C,
+                                                       Column column) {
+#pragma unroll
+    for (int s = 0; s < MAX_SUMS; s++) {
+        if (s >= count) continue;
+        for (int i = 0; i < PACKS; i++)
+            store_vector(&of_warps[threadIdx.x / WARP][column(i)], from_floats<float>(of_columns[s][i]));
+        __syncthreads();
+        for (int c = (int)threadIdx.x; c < C; c += WARPS * WARP) {
+            float total = 0.0f;
+            for (int k = 0; k < WARPS; k++) total += of_warps[k][c];
+            partial[s * C + c] = total;
+        }
+        __syncthreads();
+    }
+}
 
 // din = or += rstd * (dnorm - mean_C(dnorm) - xhat * mean_C(dnorm * xhat)) for all rows, and the sums. A warp (or,
 // IS_BLOCK_ROW, a block) owns every so many-th row, thread t of it the packs t, t + threads, ... of each: at most
@@ -316,24 +345,10 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS *WARP, 1)
     }
 
     float *partial = partials + (int64_t)blockIdx.x * sums.count * C;
-#pragma unroll
-    for (int s = 0; s < MAX_SUMS; s++) {
-        if (s >= sums.count) continue;
-        if constexpr (IS_BLOCK_ROW) {
-            for (int i = 0; i < PACKS; i++)
-                if (is_inside(i)) store_vector(partial + s * C + column(i), from_floats<float>(of_columns[s][i]));
-        } else {
-            for (int i = 0; i < PACKS; i++)
-                store_vector(&of_warps[warp][column(i)], from_floats<float>(of_columns[s][i]));
-            __syncthreads();
-            for (int c = (int)threadIdx.x; c < C; c += ROW_WARPS * WARP) {
-                float total = 0.0f;
-                for (int k = 0; k < ROW_WARPS; k++) total += of_warps[k][c];
-                partial[s * C + c] = total;
-            }
-            __syncthreads();
-        }
-    }
+    if constexpr (IS_BLOCK_ROW)
+        store_block_sums(partial, of_columns, sums.count, C, column, is_inside);
+    else
+        store_warp_sums(partial, of_columns, of_warps, sums.count, C, column);
     finish_sums<4>(partials, sums, C);
 }
 
@@ -402,9 +417,9 @@ void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor
                                 bool accumulate_sum) {
     const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
     const LayerNormBackward a = {din, dout, in, mean, rstd, weight, N, C, add_residual};
-    const Sums sums = {{dweight.data, dweight.dtype, accumulate},
-                       {dbias.data, dbias.dtype, accumulate},
-                       {din_sum.data, din_sum.dtype, accumulate_sum},
+    const Sums sums = {{{dweight.data, dweight.dtype, accumulate},
+                        {dbias.data, dbias.dtype, accumulate},
+                        {din_sum.data, din_sum.dtype, accumulate_sum}},
                        din_sum.data ? MAX_SUMS : MAX_SUMS - 1};
     float *partials = (float *)cuda_scratch("layernorm_backward", cuda_size_layernorm(N, C));
     const void *rows[] = {din.data, dout.data, in.data, weight.data};

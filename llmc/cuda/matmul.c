@@ -1,25 +1,19 @@
-// The linear layers on cuBLASLt, in the compute types and in fp8: shapes are passed to gemm.c as column-major
-// products. Where the library has no epilogue, or a slower one, a kernel runs after a plain product.
-//
-// Bias is added in the epilogue where the library supports it. GELU, its derivative and bias gradients use the epilogue
-// where a measurement of the shape finds it faster: on some GPUs the library runs such an epilogue as a slow separate
-// pass.
-#include "llmc/cuda/backend.h"
-#include "llmc/cuda/tuning.h"
+// The linear layers on cuBLASLt, in the compute types and in fp8: shapes are passed to gemm.c as column-major products.
+// A bias is added in the epilogue where the library supports it, else by a kernel after a plain product. Bias gradients
+// are made by kernels: the library's epilogue for them stores, but does not add, and in an undocumented order.
+#include "llmc/cuda/gemm.h"
+#include "llmc/cuda/graph_overlap.h"
 #include <stddef.h>
 
 // ----------------------------------------------------------------------------------------------------------- workspace
 
-// The workspace during a product: the library's part, and bias gradients that are still to be added.
-static CudaMatmulLayout layout;
-static bool gelu_again; // OpsShape
+static int64_t library_bytes; // the workspace during a product
+static bool gelu_again;       // OpsShape
 
 void cuda_matmul_note_shape(OpsShape shape) {
-    layout = cuda_size_matmul(shape, cuda_backend.compute_capability);
+    library_bytes = cuda_size_matmul(shape, cuda_backend.compute_capability);
     gelu_again = shape.gelu_again;
 }
-
-void cuda_matmul_shutdown(void) { gemm_shutdown(); }
 
 // -------------------------------------------------------------------------------------------------- the three products
 
@@ -76,12 +70,11 @@ static Gemm weight_product(const char *op, Tensor dweight, Tensor dout, Tensor i
 
 // The plan of a product with this epilogue, NULL when the library has none. Completes *g.
 static GemmPlan *plan_of(Gemm *g, GemmEpilogue epilogue, const void *bias, void *aux) {
-    char *workspace = (char *)cuda_scratch(g->op, layout.end);
     g->epilogue = epilogue;
-    g->bias = (void *)bias;
+    g->bias = bias;
     g->aux = aux;
-    g->workspace = workspace + layout.library;
-    g->workspace_bytes = (size_t)layout.library_bytes;
+    g->workspace = cuda_scratch(g->op, library_bytes);
+    g->workspace_bytes = (size_t)library_bytes;
     return gemm_plan(g);
 }
 
@@ -94,36 +87,17 @@ static void run_plain(Gemm g) {
     gemm_run(plan, &g);
 }
 
-typedef struct {
-    Gemm product;
-    Tensor out, bias;
-} BiasForward;
-
-static bool run_bias(void *context, int fused) {
-    const BiasForward *b = context;
-    Gemm g = b->product;
-    if (fused) {
-        const GemmPlan *plan = plan_of(&g, GEMM_BIAS, b->bias.data, NULL);
-        gemm_run(plan, &g);
-    } else {
-        run_plain(g);
-        if (b->bias.data) cuda_add_bias(b->out, b->bias);
-    }
-    return true;
-}
-
-static bool fuses_bias(BiasForward *b) {
-    Gemm g = b->product;
-    GemmPlan *plan = b->bias.data ? plan_of(&g, GEMM_BIAS, b->bias.data, NULL) : NULL;
-    const GemmContest contest = {.work = run_bias, .context = b, .outputs = {b->out}, .num_outputs = 1};
-    return plan && gemm_fuses(plan, &contest);
-}
-
 // Runs the product into out and adds bias, which may be absent: in the epilogue if `fuse` is set and the library
 // supports it, else by a kernel afterwards.
 static void matmul_bias(Gemm g, Tensor out, Tensor bias, bool fuse) {
-    BiasForward b = {g, out, bias};
-    run_bias(&b, fuse && fuses_bias(&b));
+    Gemm fused = g;
+    const GemmPlan *plan = fuse && bias.data ? plan_of(&fused, GEMM_BIAS, bias.data, NULL) : NULL;
+    if (plan) {
+        gemm_run(plan, &fused);
+        return;
+    }
+    run_plain(g);
+    if (bias.data) cuda_add_bias(out, bias);
 }
 
 // ------------------------------------------------------------------------------------------------------------- forward
@@ -138,45 +112,26 @@ void backend_matmul_residual_forward(Tensor out, Tensor residual, Tensor in, Ten
     matmul_bias(g, out, bias, true);
 }
 
-typedef struct {
-    Tensor out, pre, in, weight, bias;
-} GeluForward;
-
-static bool run_gelu_forward(void *context, int fused) {
-    const GeluForward *f = context;
-    if (fused) {
-        Gemm g = forward_product("matmul_gelu_forward", f->out, f->in, f->weight);
-        const GemmPlan *plan = plan_of(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data);
-        gemm_run(plan, &g);
-    } else {
-        backend_matmul_forward(f->pre, f->in, f->weight, f->bias);
-        backend_gelu_forward(f->out, f->pre);
-    }
-    return true;
-}
-
-// An epilogue applies GELU to the unrounded input, which gelu_forward cannot repeat. Here and below, where a timed
-// epilogue is taken, the other way is planned, too, as in the run that timed both: so all runs list the same choices in
-// their checkpoints.
-static bool fuses_gelu_forward(GeluForward *f) {
+// GELU and its derivative in epilogues (-ge 1 and 2, as in llm.c). By default on Hopper and the Blackwell of data
+// centres: their kernels of the library run an epilogue beside the next tile, those of other GPUs as a slow pass of its
+// own. An epilogue applies GELU to the unrounded input, which gelu_forward cannot repeat. The choice must not depend on
+// the number of rows, or the bits of a sequence would depend on the others of its batch.
+static bool fuses_gelu(bool backward) {
     const GeluFusion choice = cuda_backend.options.gelu_fusion;
-    if (choice == GELU_FUSION_NONE || (choice == GELU_FUSION_AUTO && gelu_again)) return false;
-    Gemm g = forward_product("matmul_gelu_forward", f->out, f->in, f->weight);
-    GemmPlan *plan = plan_of(&g, GEMM_GELU_AUX_BIAS, f->bias.data, f->pre.data);
-    const GemmContest contest = {.work = run_gelu_forward,
-                                 .context = f,
-                                 .timed = choice == GELU_FUSION_AUTO,
-                                 .outputs = {f->pre, f->out},
-                                 .num_outputs = 2};
-    if (!plan || !gemm_fuses(plan, &contest)) return false;
-    BiasForward unfused = {forward_product("matmul_gelu_forward", f->pre, f->in, f->weight), f->pre, f->bias};
-    if (contest.timed) fuses_bias(&unfused);
-    return true;
+    const int capability = cuda_backend.compute_capability;
+    if (choice == GELU_FUSION_AUTO) return capability >= 90 && capability < 120 && (backward || !gelu_again);
+    return choice == GELU_FUSION_BOTH || (choice == GELU_FUSION_FORWARD && !backward);
 }
 
 void backend_matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias) {
-    GeluForward f = {out, pre, in, weight, bias};
-    run_gelu_forward(&f, fuses_gelu_forward(&f));
+    Gemm g = forward_product("matmul_gelu_forward", out, in, weight);
+    const GemmPlan *plan = fuses_gelu(false) ? plan_of(&g, GEMM_GELU_AUX_BIAS, bias.data, pre.data) : NULL;
+    if (plan) {
+        gemm_run(plan, &g);
+        return;
+    }
+    backend_matmul_forward(pre, in, weight, bias);
+    backend_gelu_forward(out, pre);
 }
 
 // ------------------------------------------------------------------------------------------------------ input gradient
@@ -185,141 +140,29 @@ void backend_matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
     run_plain(input_product("matmul_backward_input", din, dout, weight));
 }
 
-typedef struct {
-    Tensor dpre, dout, weight, pre, dbias;
-    bool accumulate;
-} GeluBackward;
-
-static bool run_gelu_backward(void *context, int fused) {
-    const GeluBackward *b = context;
-    Gemm g = input_product("matmul_gelu_backward_input", b->dpre, b->dout, b->weight);
-    if (fused) {
-        const GemmPlan *plan = plan_of(&g, GEMM_DGELU, NULL, b->pre.data);
-        gemm_run(plan, &g);
-    } else {
-        run_plain(g);
-        backend_gelu_backward(b->dpre, b->dbias, b->dpre, b->pre, b->accumulate);
-    }
-    return true;
-}
-
-// By dpre alone: trials must not change the bias gradient, which costs the kernel next to nothing.
-static bool fuses_gelu_backward(const GeluBackward *asked) {
-    GeluBackward trial = *asked, *b = &trial;
-    b->dbias = tensor_none();
-    const GeluFusion choice = cuda_backend.options.gelu_fusion;
-    if (choice == GELU_FUSION_NONE || choice == GELU_FUSION_FORWARD) return false;
-    Gemm g = input_product("matmul_gelu_backward_input", b->dpre, b->dout, b->weight);
-    GemmPlan *plan = plan_of(&g, GEMM_DGELU, NULL, b->pre.data);
-    const GemmContest contest = {.work = run_gelu_backward,
-                                 .context = b,
-                                 .timed = choice == GELU_FUSION_AUTO,
-                                 .outputs = {b->dpre},
-                                 .num_outputs = 1};
-    if (!plan || !gemm_fuses(plan, &contest)) return false;
-    if (contest.timed) plan_of(&g, GEMM_PLAIN, NULL, NULL);
-    return true;
-}
-
+// The epilogue leaves the bias gradient to the weight gradient of the layer before.
 void backend_matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Tensor *dbias,
                                         bool accumulate) {
-    GeluBackward b = {dpre, dout, weight, pre, dbias ? *dbias : tensor_none(), accumulate};
-    const bool fused = fuses_gelu_backward(&b);
-    run_gelu_backward(&b, fused);
-    if (dbias && !fused) *dbias = tensor_none();
+    Gemm g = input_product("matmul_gelu_backward_input", dpre, dout, weight);
+    const GemmPlan *plan = fuses_gelu(true) ? plan_of(&g, GEMM_DGELU, NULL, pre.data) : NULL;
+    if (plan) {
+        gemm_run(plan, &g);
+        return;
+    }
+    run_plain(input_product("matmul_gelu_backward_input", dpre, dout, weight));
+    backend_gelu_backward(dpre, dbias ? *dbias : tensor_none(), dpre, pre, accumulate);
+    if (dbias) *dbias = tensor_none();
 }
 
 // ----------------------------------------------------------------------------------------------------- weight gradient
 
-typedef struct {
-    Tensor dweight, dbias, dout, in;
-    bool accumulate;
-} WeightGradient;
-
-// The epilogue stores the bias gradient; one that is to be added goes through the workspace.
-static Gemm product_with_dbias(const WeightGradient *w, GemmPlan **plan) {
-    const char *op = "matmul_backward_weight";
-    Gemm g = weight_product(op, w->dweight, w->dout, w->in, w->accumulate);
-    char *workspace = (char *)cuda_scratch(op, layout.end);
-    *plan = plan_of(&g, GEMM_BGRADB, w->accumulate ? workspace + layout.new_dbias : w->dbias.data, NULL);
-    return g;
-}
-
-static bool run_weight_gradient(void *context, int fused) {
-    const WeightGradient *w = context;
-    if (fused) {
-        GemmPlan *plan;
-        const Gemm g = product_with_dbias(w, &plan);
-        gemm_run(plan, &g);
-        if (w->accumulate) {
-            const Tensor added = tensor_make(g.bias, DTYPE_FP32, "new dbias", tensor_numel(w->dbias), 0, 0, 0);
-            backend_tensor_axpby(w->dbias, 1.0f, w->dbias, 1.0f, added);
-        }
-    } else {
-        run_plain(weight_product("matmul_backward_weight", w->dweight, w->dout, w->in, w->accumulate));
-        if (w->dbias.data) backend_bias_backward(w->dbias, w->dout, w->accumulate);
-    }
-    return true;
-}
-
-// Whether the epilogue gives the same bias gradient twice; its order of additions is undocumented.
-static bool dbias_repeats(void *context) {
-    const WeightGradient *w = context;
-    GemmPlan *plan;
-    const Gemm g = product_with_dbias(w, &plan);
-    const size_t bytes = tensor_bytes(w->dbias);
-    void *block, *copy = cuda_memory_like(g.bias, bytes, &block);
-    if (!copy) return false;
-    gemm_run(plan, &g);
-    CUDA_CHECK(cudaMemcpyAsync(copy, g.bias, bytes, cudaMemcpyDeviceToDevice, cuda_compute_stream()));
-    gemm_run(plan, &g);
-    const bool same = cuda_same_bits(copy, g.bias, bytes);
-    CUDA_CHECK(cudaFree(block));
-    return same;
-}
-
-// gemm_fuses, on copies if the gradients accumulate, since trials must not change them.
-static bool fused_dbias_is_faster(GemmPlan *plan, const WeightGradient *w) {
-    WeightGradient trial = *w;
-    void *blocks[2] = {NULL, NULL};
-    if (w->accumulate && !gemm_is_known(plan, true)) {
-        trial.dweight.data = cuda_memory_like(w->dweight.data, tensor_bytes(w->dweight), &blocks[0]);
-        trial.dbias.data = cuda_memory_like(w->dbias.data, tensor_bytes(w->dbias), &blocks[1]);
-    }
-    const GemmContest contest = {.work = run_weight_gradient,
-                                 .context = &trial,
-                                 .repeats = dbias_repeats,
-                                 .timed = true,
-                                 .adds = w->accumulate,
-                                 .outputs = {trial.dweight, trial.dbias},
-                                 .num_outputs = 2};
-    const bool faster = gemm_fuses(plan, &contest);
-    Gemm plain = weight_product("matmul_backward_weight", w->dweight, w->dout, w->in, w->accumulate);
-    if (faster) plan_of(&plain, GEMM_PLAIN, NULL, NULL);
-    for (int i = 0; i < 2; i++)
-        if (blocks[i]) CUDA_CHECK(cudaFree(blocks[i]));
-    return faster;
-}
-
-// An accumulating 16-bit gradient is not fused: it would be rounded twice.
-static bool fuses_dbias(const WeightGradient *w) {
-    if (!w->dbias.data || w->dbias.dtype != w->dweight.dtype) return false;
-    if (w->accumulate && w->dbias.dtype != DTYPE_FP32) return false;
-    GemmPlan *plan;
-    product_with_dbias(w, &plan);
-    return plan && fused_dbias_is_faster(plan, w);
-}
-
-// Only the product and what belongs to it may run beside other ops: a kernel that sums dbias has the compute stream's
-// scratch memory, and is itself something to run beside.
+// Only the product may run beside other ops: the kernel that sums dbias has the compute stream's scratch memory, and is
+// itself something to run beside.
 void backend_matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {
-    WeightGradient w = {dweight, dbias, dout, in, accumulate};
-    const bool fused = fuses_dbias(&w);
-    if (!fused) w.dbias = tensor_none();
-    cuda_beside_begin();
-    run_weight_gradient(&w, fused);
-    cuda_beside_end();
-    if (!fused && dbias.data) backend_bias_backward(dbias, dout, accumulate);
+    graph_overlap_begin();
+    run_plain(weight_product("matmul_backward_weight", dweight, dout, in, accumulate));
+    graph_overlap_end();
+    if (dbias.data) backend_bias_backward(dbias, dout, accumulate);
 }
 
 // ----------------------------------------------------------------------------------------------------------------- fp8
@@ -352,7 +195,9 @@ void backend_fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tenso
     const char *op = "fp8_matmul";
     REQUIRE(cuda_backend.facts.supports[DTYPE_E4M3], "%s: %s has no fp8", op, cuda_backend.facts.name);
     const int64_t M = tensor_rows(a), N = tensor_rows(b), K = tensor_cols(a);
-    check_aligned(op, a), check_aligned(op, b), check_aligned(op, out);
+    check_aligned(op, a);
+    check_aligned(op, b);
+    check_aligned(op, out);
     if (added.data) check_aligned(op, added);
     // Row-major out (M,N) = a (M,K) b (N,K)^T, column-major: out (N,M) = b (K,N)^T a (K,M).
     const Gemm g = {
@@ -374,8 +219,8 @@ void backend_fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tenso
     };
     // The gradient of a weight; with fp32 activations also that of an input, for which the next op waits.
     const bool of_weight = a.dtype != b.dtype && out.dtype == DTYPE_FP32;
-    if (of_weight) cuda_beside_begin();
+    if (of_weight) graph_overlap_begin();
     // The library's fp8 epilogues take 16-bit biases only.
     matmul_bias(g, out, bias, out.dtype != DTYPE_FP32);
-    cuda_beside_end();
+    graph_overlap_end();
 }

@@ -1,7 +1,8 @@
 // The kernels around matrix products: bias gradients, which are sums over rows in a fixed order, on the way through
 // GELU's derivative where that is a kernel; accumulation of gradients in the compute dtype; a bias where cuBLASLt has
-// no epilogue for it; a bitwise comparison of two results. The partition of a sum depends on its shape alone, so the
-// bits do not depend on the GPU. Also checks whether the kernels of this program run on this GPU at all.
+// no epilogue for it; sums of our own to compare a product with. The partition of a sum depends on its shape alone, so
+// the bits do not depend on the GPU. Also checks whether the kernels of this program run on this GPU at all.
+#include "llmc/cuda/gemm.h"
 #include "llmc/cuda/intrinsics.cuh"
 
 // Memory-bound, no cooperation between threads: any block of a few warps will do.
@@ -173,8 +174,8 @@ void backend_micro_step_count(Tensor control, int64_t count) {
 }
 
 // -------------------------------------------------------------------------------------------------- beside the library
-// Neither kernel runs in a usual step: cuBLASLt adds biases in its epilogue, and bits are compared only when algorithms
-// are chosen.
+// Neither kernel runs in a usual step: cuBLASLt adds biases in its epilogue, and sums are compared only when an
+// algorithm was chosen.
 
 // out (N,OC), bias (OC). Thread i owns the pack that begins at element WIDTH * i: reads 16 bytes of each, writes 16.
 // WIDTH 1 is for rows that are not a multiple of 16 bytes.
@@ -201,31 +202,43 @@ void cuda_add_bias(Tensor out, Tensor bias) {
     DISPATCH(out.dtype, T, if (aligned) launch_add_bias<T, PACK<T>>(out, bias); else launch_add_bias<T, 1>(out, bias));
 }
 
-// Thread i compares words i, i + threads of the grid, ... of a and b (words of 2 bytes, the smallest element).
-static __global__ void compare_kernel(unsigned *differ, const uint16_t *a, const uint16_t *b, int64_t words) {
-    wait_for_the_grid_before();
-    bool same = true;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < words; i += (int64_t)gridDim.x * THREADS)
-        same = same && a[i] == b[i];
-    if (!same) atomicOr(differ, 1u);
+static __device__ float element_of(DType dtype, const void *x, int64_t i) {
+    if (dtype == DTYPE_FP32) return ((const float *)x)[i];
+    if (dtype == DTYPE_FP16) return to_float(((const fp16 *)x)[i]);
+    if (dtype == DTYPE_BF16) return to_float(((const bf16 *)x)[i]);
+    return fp8_decode(((const uint8_t *)x)[i], dtype);
 }
 
-bool cuda_same_bits(const void *a, const void *b, size_t bytes) {
-    unsigned *differ = NULL, answer = 1;
-    if (cudaMalloc((void **)&differ, sizeof *differ) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return false;
+// Block (x, y), one warp: one element. Lane t adds the products t, t + 32, ... of its sum.
+static __global__ void __launch_bounds__(WARP) gemm_slice_kernel(GemmElement *values, Gemm g) {
+    wait_for_the_grid_before();
+    const int64_t i = (g.m - 1) * blockIdx.x / (GEMM_SLICE - 1), j = (g.n - 1) * blockIdx.y / (GEMM_SLICE - 1);
+    const float scale = g.scale_a ? *g.scale_a * *g.scale_b : 1.0f;
+    float sum = 0.0f, squares = 0.0f;
+    for (int64_t p = threadIdx.x; p < g.k; p += WARP) {
+        const float a = element_of(g.in_a, g.a, g.transpose_a ? i * g.k + p : p * g.m + i);
+        const float product = scale * a * element_of(g.in_b, g.b, g.transpose_b ? p * g.n + j : j * g.k + p);
+        sum += product;
+        squares += product * product;
     }
-    CUDA_CHECK(cudaMemsetAsync(differ, 0, sizeof *differ, cuda_compute_stream()));
-    // Eight blocks of 256 threads fill a multiprocessor.
-    const int64_t words = (int64_t)(bytes / 2), blocks = ceil_div(words, THREADS),
-                  full = 8 * (int64_t)cuda_backend.num_sms;
-    LAUNCH(compare_kernel, (unsigned)(blocks < full ? blocks : full), THREADS, 0, cuda_compute_stream())
-    (differ, (const uint16_t *)a, (const uint16_t *)b, words);
-    CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream()));
-    CUDA_CHECK(cudaMemcpy(&answer, differ, sizeof answer, cudaMemcpyDeviceToHost));
-    CUDA_CHECK(cudaFree(differ));
-    return answer == 0;
+    sum = warp_sum(sum);
+    squares = warp_sum(squares);
+    if (threadIdx.x > 0) return;
+    const int64_t at = j * g.m + i;
+    if (g.c) sum += element_of(g.out, g.c, at);
+    if (g.bias) sum += element_of(g.out, g.bias, i);
+    GemmElement e = {sum, element_of(g.out, g.d, at), 0.0f, 0.0f, sqrtf(squares)};
+    if (g.epilogue == GEMM_DGELU) e.expected = sum * gelu_derivative(element_of(g.out, g.aux, at));
+    if (g.epilogue == GEMM_GELU_AUX_BIAS) {
+        e.expected = gelu(sum);
+        e.expected_aux = sum;
+        e.got_aux = element_of(g.out, g.aux, at);
+    }
+    values[blockIdx.y * GEMM_SLICE + blockIdx.x] = e;
+}
+
+void cuda_gemm_slice(GemmElement *values, const Gemm *g) {
+    LAUNCH(gemm_slice_kernel, dim3(GEMM_SLICE, GEMM_SLICE), WARP, 0, cuda_compute_stream())(values, *g);
 }
 
 // --------------------------------------------------------------------------------------------- the program and the GPU

@@ -6,7 +6,8 @@
 // documents this as the only kind that can be aborted safely. Until ncclCommGetAsyncError says that a call is done,
 // nothing may rely on it, and no other call may be made; in particular its kernel may not be in the stream yet. So
 // every call is followed by settle().
-#include "llmc/cuda/nccl.h"
+#include "llmc/cuda/nccl_library.h"
+
 #include "llmc/base/arithmetic.h"
 #include "llmc/comm/watch.h"
 #include "llmc/cuda/backend.h"
@@ -51,7 +52,7 @@ static ncclResult_t settle(ncclResult_t status, double seconds) {
 }
 
 // "what: rank 1 of 4: NCCL: its name of the status (what it says of its last error)"; returns false.
-static bool failed(Error *err, const char *what, ncclResult_t status) {
+static bool nccl_failed(Error *err, const char *what, ncclResult_t status) {
     const char *said = nccl.ncclGetLastError(comm.handle);
     char last[400];
     snprintf(last, sizeof last, "%s", said ? said : "");
@@ -84,7 +85,7 @@ static bool join(const char *id, Error *err) {
     const ncclResult_t status = settle(nccl.ncclCommInitRankConfig(&comm.handle, comm.size, unique, comm.rank, &config),
                                        cuda_comm_start_seconds);
     if (status == ncclSuccess) return true;
-    if (status != ncclInProgress) return failed(err, "start of NCCL", status);
+    if (status != ncclInProgress) return nccl_failed(err, "start of NCCL", status);
     return error_set(err, "start of NCCL: rank %d of %d waited %.0f s for the others: not all processes came",
                      comm.rank, comm.size, cuda_comm_start_seconds);
 }
@@ -94,14 +95,16 @@ bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, 
     REQUIRE(!comm.started, "device_comm_start: called twice");
     REQUIRE(rank >= 0 && rank < size, "device_comm_start: rank %d of %d", rank, size);
     if (!nccl_library_open(err)) return false;
-    comm.rank = rank, comm.size = size;
+    comm.rank = rank;
+    comm.size = size;
     if (!join(id, err)) {
         device_comm_abort();
         return false;
     }
     CUDA_CHECK(cudaEventCreateWithFlags(&comm.queued, cudaEventDisableTiming));
     snprintf(comm.library, sizeof comm.library, "NCCL %s", nccl_library_version_text());
-    comm.to = calloc((size_t)size, sizeof *comm.to), comm.from = calloc((size_t)size, sizeof *comm.from);
+    comm.to = calloc((size_t)size, sizeof *comm.to);
+    comm.from = calloc((size_t)size, sizeof *comm.from);
     REQUIRE_MEMORY(comm.to && comm.from, "the parts of a request");
     comm.started = true;
     return true;
@@ -116,7 +119,7 @@ void device_comm_abort(void) {
 }
 
 // Completes what is queued and parts from the others; false if that fails or takes too long.
-static bool finalize(void) {
+static bool finalize_comm(void) {
     ncclResult_t status = ncclSuccess;
     return nccl.ncclCommGetAsyncError(comm.handle, &status) == ncclSuccess && status == ncclSuccess &&
            settle(nccl.ncclCommFinalize(comm.handle), LEAVE_SECONDS) == ncclSuccess;
@@ -124,14 +127,15 @@ static bool finalize(void) {
 
 void cuda_comm_shutdown(void) {
     if (!comm.started) return;
-    if (comm.handle && finalize())
+    if (comm.handle && finalize_comm())
         (void)nccl.ncclCommDestroy(comm.handle);
     else
         device_comm_abort();
     CUDA_CHECK(cudaEventDestroy(comm.queued));
     for (int i = 0; i < DEVICE_COMM_REQUESTS; i++)
         if (comm.done[i]) CUDA_CHECK(cudaEventDestroy(comm.done[i]));
-    free(comm.to), free(comm.from);
+    free(comm.to);
+    free(comm.from);
     memset(&comm, 0, sizeof comm);
 }
 
@@ -169,7 +173,7 @@ static bool begin_request(const char *what, const Range *parts, int request, Err
 static bool end_request(const char *what, ncclResult_t status, int request, Error *err) {
     // The first request connects the processes, and waits for the slowest, which may still compute.
     status = settle(status, INFINITY);
-    if (status != ncclSuccess) return failed(err, what, status);
+    if (status != ncclSuccess) return nccl_failed(err, what, status);
     if (!comm.done[request]) CUDA_CHECK(cudaEventCreateWithFlags(&comm.done[request], cudaEventDisableTiming));
     CUDA_CHECK(cudaEventRecord(comm.done[request], comm_stream()));
     if (observer) observer->request(request, false);
@@ -203,7 +207,10 @@ static bool exchange(const char *what, void *recv, const void *send, int request
 bool device_all_to_all(void *recv, const void *send, const Range *parts, int request, Error *err) {
     if (!begin_request("device_all_to_all", parts, request, err)) return false;
     const int64_t n = range_size(parts[comm.rank]);
-    for (int r = 0; r < comm.size; r++) comm.to[r] = parts[r], comm.from[r] = (Range){r * n, (r + 1) * n};
+    for (int r = 0; r < comm.size; r++) {
+        comm.to[r] = parts[r];
+        comm.from[r] = (Range){r * n, (r + 1) * n};
+    }
     return exchange("device_all_to_all", recv, send, request, err);
 }
 
@@ -224,7 +231,10 @@ bool device_all_gather(void *data, const Range *parts, int request, Error *err) 
                            nccl.ncclAllGather((const char *)data + own.begin, data, (size_t)range_size(own), ncclInt8,
                                               comm.handle, comm_stream()),
                            request, err);
-    for (int r = 0; r < comm.size; r++) comm.to[r] = own, comm.from[r] = parts[r];
+    for (int r = 0; r < comm.size; r++) {
+        comm.to[r] = own;
+        comm.from[r] = parts[r];
+    }
     comm.to[comm.rank] = comm.from[comm.rank] = (Range){0, 0};
     return exchange("device_all_gather", data, data, request, err);
 }
@@ -241,14 +251,14 @@ static ncclResult_t async_status(void) {
 
 bool device_comm_failed(Error *err) {
     const ncclResult_t status = comm.handle ? async_status() : ncclSuccess;
-    return !accepted(status) && !failed(err, "exchange", status);
+    return !accepted(status) && !nccl_failed(err, "exchange", status);
 }
 
 bool device_comm_wait(int request, Error *err) {
     if (!usable("device_comm_wait", request, err)) return false;
     REQUIRE(comm.in_flight[request], "device_comm_wait: request %d was not made", request);
     const ncclResult_t status = async_status();
-    if (status != ncclSuccess) return failed(err, "device_comm_wait", status);
+    if (status != ncclSuccess) return nccl_failed(err, "device_comm_wait", status);
     if (observer) observer->wait(true);
     CUDA_CHECK(cudaStreamWaitEvent(cuda_compute_stream(), comm.done[request], 0));
     if (observer) observer->wait(false);

@@ -1,59 +1,42 @@
-// Loading NCCL: one dlopen, one table of functions, one check of the version. See nccl.h.
-#include "llmc/cuda/nccl.h"
+// Loading NCCL: see nccl_library.h.
+#include "llmc/cuda/nccl_library.h"
 
 #ifdef HAVE_NCCL
+#include "llmc/cuda/library_loader.h"
+#include <cuda_runtime_api.h>
 #include <dlfcn.h>
-#include <stdlib.h>
+#include <stdio.h>
 
 enum { OLDEST_VERSION = 21800 };
 
 NcclFunctions nccl;
 
-static struct {
-    bool tried, usable;
-    char version_text[32];
-    Error why; // that it is not usable
-} library;
+static LibraryState state;
+static char version_text[32];
 
-static bool load_functions(void *handle, const char *file, Error *err) {
-#define LOAD_FUNCTION(name)                                                                                            \
-    *(void **)&nccl.name = dlsym(handle, #name);                                                                       \
-    if (!nccl.name) return error_set(err, "%s has no function %s", file, #name);
-    NCCL_FUNCTIONS(LOAD_FUNCTION)
-#undef LOAD_FUNCTION
-    return true;
-}
-
-// From 2.9 on the version code is 10000, 100 and 1 times the three parts of the version.
-static bool check_version(void *handle, const char *file, Error *err) {
+// The version first: an old library lacks functions. From 2.9 on its code is 10000, 100 and 1 times the three parts.
+static bool load_nccl(Error *err) {
+#define FUNCTION(name) {#name, &nccl.name},
+    static const LibraryFunction functions[] = {NCCL_FUNCTIONS(FUNCTION)};
+#undef FUNCTION
+    const char *file;
     int code = 0;
-    *(void **)&nccl.ncclGetVersion = dlsym(handle, "ncclGetVersion");
-    if (!nccl.ncclGetVersion || nccl.ncclGetVersion(&code) != ncclSuccess) return error_set(err, "%s is no NCCL", file);
-    snprintf(library.version_text, sizeof library.version_text, "%d.%d.%d", code / 10000, code / 100 % 100, code % 100);
-    return code >= OLDEST_VERSION ||
-           error_set(err, "%s is too old (version code %d): NCCL 2.18 or newer is needed", file, code);
-}
-
-static bool load(Error *err) {
-    const char *chosen = getenv("NCCL_LIBRARY"), *file = chosen && chosen[0] ? chosen : "libnccl.so.2";
-    void *handle = dlopen(file, RTLD_NOW | RTLD_LOCAL); // never closed: NCCL has threads of its own
+    void *handle = library_find("NCCL_LIBRARY", "libnccl.so.2", &file);
     if (!handle)
         return error_set(err,
                          "NCCL not found: %s; install libnccl2 (or: pip install nvidia-nccl-cu%d), or set NCCL_LIBRARY "
                          "to its file",
                          dlerror(), CUDART_VERSION / 1000);
-    return check_version(handle, file, err) && load_functions(handle, file, err);
+    if (!library_functions(handle, file, functions, 1, err) || nccl.ncclGetVersion(&code) != ncclSuccess)
+        return error_set(err, "%s is no NCCL", file);
+    snprintf(version_text, sizeof version_text, "%d.%d.%d", code / 10000, code / 100 % 100, code % 100);
+    if (code < OLDEST_VERSION)
+        return error_set(err, "%s is too old (version code %d): NCCL 2.18 or newer is needed", file, code);
+    return library_functions(handle, file, functions, sizeof functions / sizeof *functions, err);
 }
 
-bool nccl_library_open(Error *err) {
-    if (!library.tried) {
-        library.usable = load(&library.why);
-        library.tried = true;
-    }
-    return library.usable || error_set(err, "%s", library.why.text);
-}
-
-const char *nccl_library_version_text(void) { return library.usable ? library.version_text : ""; }
+bool nccl_library_open(Error *err) { return library_open_once(&state, load_nccl, err); }
+const char *nccl_library_version_text(void) { return state.usable ? version_text : ""; }
 
 #else
 

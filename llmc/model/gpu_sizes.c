@@ -10,16 +10,11 @@
 // stop at 3 parts, where 132 multiprocessors and tiles of 128 x 192 want 4 or more.
 enum { HOPPER_LIBRARY_BYTES = 128 << 20, MAX_LIBRARY_BYTES = 32 << 20, MIN_LIBRARY_BYTES = 1 << 20, MAX_SPLITS = 8 };
 
-CudaMatmulLayout cuda_size_matmul(OpsShape shape, int compute_capability) {
+int64_t cuda_size_matmul(OpsShape shape, int compute_capability) {
     const bool many_splits = !shape.forward_only && (compute_capability >= 90 || compute_capability == 0);
     const int64_t largest_weight = ops_widest(shape) * shape.C;
     const int64_t wanted = round_up(MAX_SPLITS * largest_weight * (int64_t)sizeof(float), 256);
-    CudaMatmulLayout l = {0, 0, 0, 0};
-    l.library_bytes =
-        min_i64(max_i64(wanted, MIN_LIBRARY_BYTES), many_splits ? HOPPER_LIBRARY_BYTES : MAX_LIBRARY_BYTES);
-    l.library = cuda_part(&l.end, l.library_bytes);
-    l.new_dbias = cuda_part(&l.end, ops_widest(shape) * (int64_t)sizeof(float));
-    return l;
+    return min_i64(max_i64(wanted, MIN_LIBRARY_BYTES), many_splits ? HOPPER_LIBRARY_BYTES : MAX_LIBRARY_BYTES);
 }
 
 // parts * OC is at most BIAS_TARGET_BLOCKS stripes of 8 columns a lane, or one part of OC; and at most the parts N
@@ -138,13 +133,13 @@ int64_t cuda_size_optimizer(OpsShape shape) {
 int64_t cuda_size_statistics(void) { return STATISTICS_MAX_PARTS * (int64_t)sizeof(TensorStats); }
 
 int64_t cuda_size_beside(OpsShape shape, int compute_capability) {
-    return shape.overlap && !shape.forward_only ? cuda_size_matmul(shape, compute_capability).end : 0;
+    return shape.overlap && !shape.forward_only ? cuda_size_matmul(shape, compute_capability) : 0;
 }
 
 int64_t cuda_size_workspace(OpsShape shape, int compute_capability, int64_t cudnn) {
     const int64_t N = shape.B * shape.T;
     const int64_t needs[] = {
-        cuda_size_matmul(shape, compute_capability).end,
+        cuda_size_matmul(shape, compute_capability),
         cuda_size_decode(shape.sequences, shape.NH, shape.C / shape.NH, shape.T),
         cuda_size_statistics(),
         // of backward passes and the update

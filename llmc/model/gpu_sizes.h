@@ -41,12 +41,8 @@ static inline int64_t cuda_part(int64_t *end, int64_t bytes) {
 
 // ---------------------------------------------------------------------------------------------------- family by family
 
-typedef struct {
-    int64_t library_bytes, library; // the library's part
-    int64_t new_dbias;              // bias gradients (widest) fp32 that are still to be added
-    int64_t end;
-} CudaMatmulLayout;
-CudaMatmulLayout cuda_size_matmul(OpsShape shape, int compute_capability);
+// The library's workspace during a product, a multiple of 256.
+int64_t cuda_size_matmul(OpsShape shape, int compute_capability);
 
 // Partial sums (parts, OC) fp32 of a bias gradient: at most so many blocks of stage 1, of so many rows at least.
 enum { BIAS_TARGET_BLOCKS = 1024, BIAS_MIN_PART_ROWS = 64 };

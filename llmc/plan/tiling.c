@@ -50,7 +50,7 @@ static Tiling tiling_of(const GpuSpec *gpu, const MatmulShape *s, int tile, int 
 }
 
 Tiling tiling_best(const GpuSpec *gpu, DType dtype, const MatmulShape *s) {
-    const int64_t workspace = cuda_size_matmul((OpsShape){.C = 1 << 16}, gpu->compute_capability).library_bytes;
+    const int64_t workspace = cuda_size_matmul((OpsShape){.C = 1 << 16}, gpu->compute_capability);
     Tiling best = {0};
     for (int splits = 1; splits <= MAX_SPLITS; splits++) {
         const bool fits = splits == 1 || (s->K / splits >= MIN_SPLIT_K && splits * s->M * s->N * 4 <= workspace);

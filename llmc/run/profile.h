@@ -12,6 +12,7 @@
 #include "llmc/device.h"
 #include "llmc/ops.h"
 #include "llmc/run/runlog.h"
+#include "llmc/speed.h"
 
 int64_t profile_total_steps(int64_t n); // of the run that --profile n makes
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "llmc/ops.h"
 #include "llmc/run/runlog.h"
+#include "llmc/speed.h"
 
 // "matmul_forward qkvw 65536x768x2304" into buf; returns buf.
 const char *op_label(const OpCost *cost, char *buf, int size);

@@ -108,9 +108,6 @@ static void after_first_step(Report *r, const StepControl *control) {
                  format_bytes((double)peak, measured, TEXT), format_bytes((double)arena, planned, TEXT),
                  now_seconds() - r->started);
     runlog_event(r->log, "memory", "\"measured\":%lld,\"planned\":%lld", peak, arena);
-    char *choices = device_choices();
-    if (*choices) runlog_event(r->log, "candidates", "\"candidates\":[%s]", choices);
-    free(choices);
     if (strcmp(r->attention, device_facts()->attention) != 0) // the first step has measured which is faster
         runlog_field(r->log, "attention", "%s", device_facts()->attention);
 }
@@ -121,7 +118,7 @@ static void raise_measured_peak(Report *r, double step_flops) {
     DeviceSpeed again;
     Error ignored;
     if (!r->peak_is_measured || r->peak_flops <= 0 || step_flops <= r->peak_flops) return;
-    if (device_measure_speed(r->setup->dtype, 0, &again, &ignored) && again.matmul_flops > r->peak_flops)
+    if (speed_measure(r->setup->dtype, 0, &again, &ignored) && again.matmul_flops > r->peak_flops)
         r->peak_flops = again.matmul_flops;
     if (step_flops > r->peak_flops) r->peak_flops = step_flops;
     runlog_field(r->log, "limits", "matmul now %.4g TFLOP/s: the machine was busy before", r->peak_flops / 1e12);

@@ -6,6 +6,7 @@
 #include "llmc/model/model.h"
 #include "llmc/run/run_setup.h"
 #include "llmc/run/runlog.h"
+#include "llmc/speed.h"
 #include "llmc/train/generate.h"
 
 // The decisions and times of a step, which the host reads one step late.

@@ -4,6 +4,7 @@
 #include "llmc/model/model.h"
 #include "llmc/run/run_setup.h"
 #include "llmc/run/runlog.h"
+#include "llmc/speed.h"
 
 // The facts of a run that its reports show.
 typedef struct {

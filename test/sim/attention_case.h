@@ -1,7 +1,7 @@
 // One case of attention for tests of the CUDA backend in the simulator: both passes of ops.h, their tensors, and what
 // the specification says of them.
 #pragma once
-#include "llmc/cuda/backend.h"
+#include "llmc/cuda/attention.h"
 #include "llmc/device.h"
 #include "test/ops/op_test.h"
 #include <string.h>

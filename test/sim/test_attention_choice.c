@@ -5,8 +5,8 @@
 #include "test/sim/attention_case.h"
 
 #include "dev/sim/cudnn_sim.h"
-#include "llmc/cuda/backend.h"
-#include "llmc/cuda/tuning.h"
+#include "llmc/base/choices_file.h"
+#include "llmc/cuda/attention.h"
 
 static void run_once(const char *what) {
     Case c = begin(small, what);
@@ -26,7 +26,7 @@ APART_TEST(the_faster_one_is_taken_and_remembered, "1", "90") {
     device_shutdown();
 
     setenv("SIM_CUDNN", "1,slow", 1); // a new measurement would come out otherwise
-    tuning_cache_close();
+    choices_file_close();
     start(ATTENTION_AUTO);
     run_once("remembered");
     expect_text(cuda_attention_description(), "cuDNN 9.19.0");
@@ -43,7 +43,7 @@ APART_TEST(own_kernels_that_are_faster_are_taken_and_remembered, "1,slow", "90")
     device_shutdown();
 
     setenv("SIM_CUDNN", "1", 1);
-    tuning_cache_close();
+    choices_file_close();
     start(ATTENTION_AUTO);
     run_once("remembered");
     expect_text(cuda_attention_description(), reason);
@@ -59,7 +59,7 @@ APART_TEST(own_kernels_make_the_bias_gradient_and_cudnn_leaves_it, "1", "90") {
     setenv("PRETRAIN_CACHE", "off", 1);
     for (int i = 0; i < 4; i++) {
         setenv("SIM_CUDNN", simulated[i], 1);
-        tuning_cache_close();
+        choices_file_close();
         start(choices[i]);
         Case c = begin(small, "the bias gradient");
         forward(&c);

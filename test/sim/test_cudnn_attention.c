@@ -5,7 +5,7 @@
 #include "test/sim/attention_case.h"
 
 #include "dev/sim/cudnn_sim.h"
-#include "llmc/cuda/backend.h"
+#include "llmc/cuda/cudnn_attention.h"
 #include "llmc/cuda/cudnn_graph.h"
 #ifndef HAVE_CUDNN
 

@@ -138,7 +138,7 @@ static void expect_accepted(const DeviceText *d, CudnnGraphKind kind, AttentionS
     if (plan && compile && !compiles(plan, &err)) fail_msg("%s: %s", what, err.text);
     cudnn_plan_destroy(plan);
     cudnn_graph_destroy(graph);
-    cudnn_device_destroy(device);
+    cudnn_destroy(device);
 }
 
 TEST(graphs_are_recognised_on_every_architecture_type_head_size_and_odd_context) {
@@ -195,7 +195,7 @@ TEST(a_run_gets_plans_that_repeat_on_every_architecture) {
             const bool needs_squares = pass == ATTENTION_BACKWARD && d != B200;
             assert_in_range(p->workspace.bytes, 0, rows * 4 + 1024 + (needs_squares ? squares : 0));
             cudnn_pass_destroy(p);
-            cudnn_device_destroy(device);
+            cudnn_destroy(device);
         }
 }
 
@@ -220,7 +220,7 @@ TEST(the_form_that_need_not_repeat_is_made_where_it_is_asked_for) {
                           pass ? "fast" : "forward", (long long)cudnn_plan_engine(p->plan),
                           (long long)p->workspace.bytes);
             cudnn_pass_destroy(p);
-            cudnn_device_destroy(device);
+            cudnn_destroy(device);
         }
 }
 
@@ -233,7 +233,7 @@ TEST(a_plan_keeps_to_the_workspace_it_is_allowed) {
     if (p && p->kind == CUDNN_BACKWARD) fail_msg("1 GB were enough");
     if (!p && !strstr(err.text, "bytes of workspace")) fail_msg("%s", err.text);
     cudnn_pass_destroy(p);
-    cudnn_device_destroy(device);
+    cudnn_destroy(device);
 }
 
 // ----------------------------------------------------------------------------------------------------- what is refused
@@ -313,7 +313,7 @@ TEST(turing_has_no_engine) {
     assert_null(cudnn_pass_create(ATTENTION_FORWARD, shape, device, 75, false, NO_LIMIT, &err));
     assert_string_equal(err.text, "cuDNN has no fused attention for sm_75, only for sm_80 and newer");
     cudnn_graph_destroy(graph);
-    cudnn_device_destroy(device);
+    cudnn_destroy(device);
 }
 
 int main(void) {

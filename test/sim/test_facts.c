@@ -1,5 +1,6 @@
 // What the CUDA backend says a GPU can do, against the datasheets; and the sensors' library, which is not linked.
-#include "llmc/cuda/backend.h"
+#include "llmc/cuda/datasheet.h"
+#include "llmc/cuda/nvml.h"
 #include "test/test.h"
 
 #include <math.h>

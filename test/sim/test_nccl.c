@@ -2,7 +2,7 @@
 // order with the compute stream, and what is said when something goes wrong. The library itself: test_nccl_library.c.
 #include "dev/sim/sim_control.h"
 #include "llmc/cuda/backend.h"
-#include "llmc/cuda/nccl.h"
+#include "llmc/cuda/nccl_library.h"
 #include "test/fixture.h"
 
 enum { MOST_RANKS = 4, SLICE = 48, SLICE_BYTES = SLICE * (int)sizeof(int), ROUNDS = 3 };
@@ -124,7 +124,7 @@ static void fill(int round) {
         for (int i = 0; i < SLICE; i++) buffers.host[r * SLICE + i] = value(round, rank, r, i);
     for (int i = 0; i < SLICE; i++) gathered[rank * SLICE + i] = -1 - value(round, rank, rank, i);
     copy_h2d(buffers.copy, buffers.host, bytes, STREAM_COMPUTE);
-    cuda_copy(buffers.send, buffers.copy, bytes);
+    device_copy(buffers.send, buffers.copy, bytes);
     copy_h2d(buffers.all, gathered, bytes, STREAM_COMPUTE);
 }
 
@@ -132,7 +132,7 @@ static void fill(int round) {
 static void see(const int *data) {
     const size_t bytes = (size_t)(size * SLICE_BYTES);
     memset(buffers.seen, 0x55, bytes);
-    cuda_copy(buffers.copy, data, bytes);
+    device_copy(buffers.copy, data, bytes);
     copy_d2h(buffers.seen, buffers.copy, bytes, STREAM_COMPUTE);
     DeviceEvent *arrived = device_event_create(NULL);
     device_event_record(arrived, STREAM_COMPUTE);
@@ -454,7 +454,7 @@ static void in_a_recording(void) {
         device_graph_replay(graph);
         device_graph_begin(graph);
         if (i == 1) gather(0);
-        cuda_copy(buffers.send, buffers.recv, 4);
+        device_copy(buffers.send, buffers.recv, 4);
         device_graph_end(graph);
     }
 }

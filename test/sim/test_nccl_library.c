@@ -1,6 +1,6 @@
 // Loading NCCL: the file that the simulator leaves out. Its own library is opened where the toolkit has one, without a
 // GPU: it must have every function of the table.
-#include "llmc/cuda/nccl.h"
+#include "llmc/cuda/nccl_library.h"
 #include "test/fixture.h"
 
 // That of the toolkit, or "" (dev/sim/sim.mk).

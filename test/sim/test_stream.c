@@ -5,6 +5,7 @@
 #include "llmc/cuda/backend.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
+#include "llmc/speed.h"
 #include "test/fixture.h"
 #include "test/unit/device_fixture.h"
 
@@ -39,8 +40,8 @@ static void send(int value, Stream stream) {
 }
 
 static void work(void) {
-    cuda_copy(buffers.between, buffers.there, BYTES);
-    cuda_copy(buffers.here, buffers.between, BYTES);
+    device_copy(buffers.between, buffers.there, BYTES);
+    device_copy(buffers.here, buffers.between, BYTES);
 }
 
 static void assert_arrived(int value) {
@@ -292,11 +293,11 @@ TEST(the_measured_speed_is_positive_and_leaves_no_peak) {
         Error err;
         DeviceSpeed speed;
         if (!device_facts()->supports[dtypes[i]]) {
-            assert_false(device_measure_speed(dtypes[i], 0, &speed, &err));
+            assert_false(speed_measure(dtypes[i], 0, &speed, &err));
             assert_non_null(strstr(err.text, dtype_name(dtypes[i])));
             continue;
         }
-        assert_true(device_measure_speed(dtypes[i], 0, &speed, &err));
+        assert_true(speed_measure(dtypes[i], 0, &speed, &err));
         assert_true(speed.matmul_flops > 1e6 && speed.copy_bandwidth > 1e6);
         assert_int_equal(device_memory_peak(), before);
     }

@@ -28,7 +28,7 @@ static bool work(void *context, int i) {
 
 static int fastest(Choices *c, int count) {
     sim_set_clock(0.0);
-    const int choice = cuda_fastest(count, work, c, NULL);
+    const int choice = cuda_fastest(count, work, c);
     sim_set_clock(-1.0);
     return choice;
 }

@@ -94,23 +94,6 @@ def test_a_trainer_that_breaks_with_cudnn_is_measured_with_our_kernels(tmp_path,
     assert all(letter.isprintable() or letter == "\n" for letter in page)
 
 
-def test_choices_by_measurement_are_shown_with_the_times_of_all_ways(tmp_path):
-    header = tmp_path / "cublasLt.h"
-    header.write_text("  CUBLASLT_MATMUL_TILE_128x256 = 23,\n  CUBLASLT_MATMUL_STAGES_64xAUTO = 35,\n")
-    bench = bench_gpu.Bench.__new__(bench_gpu.Bench)
-    bench.chosen, bench.enums = {}, bench_gpu.Enums(header)
-    ways = [["tile 23, stages 35, split 1", 0.41], ["tile 7, stages 0, split 3", None]]
-    product = "NT m 768 n 2304 k 65536, bf16 to fp32, bgradb"
-    bench.note_choices([{"what": product, "taken": 0, "ways": ways}])
-    later = [["tile 23, stages 35, split 1", None]]  # a process that took it from the file
-    bench.note_choices([{"what": product, "taken": 0, "ways": later}, {"what": "a pass", "taken": 0, "ways": later}])
-    assert bench.choices() == [
-        (product, "tile 128x256, stages 64xAUTO, split 1", "0.4100", "tile 7, stages 0, split 3: -"),
-        ("a pass", "tile 128x256, stages 64xAUTO, split 1", "-", "")]
-    bench.enums = bench_gpu.Enums(None)
-    assert bench.choices()[0][1] == "tile 23, stages 35, split 1"
-
-
 def test_time_between_the_steps_does_not_go_unseen(tmp_path):
     assert bench_gpu.hidden_between_steps({"ms": 100.0, "boundary_ms": 100.9}) is None
     assert "102.00 ms from step to step" in bench_gpu.hidden_between_steps({"ms": 100.0, "boundary_ms": 102.0})

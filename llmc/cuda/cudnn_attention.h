@@ -1,0 +1,35 @@
+// cuDNN's attention on the GPU of this process. cudnn_attention.c owns cuDNN's handle; what it runs is made by
+// cudnn_graph.h.
+#pragma once
+#include "llmc/cuda/attention.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Whether cuDNN can be used here: the library is present and new enough, and has fused attention for this GPU. The
+// first call loads the library; later calls return the same answer.
+bool cudnn_attention_open(Error *why);
+void cudnn_attention_close(void);               // after everything below was destroyed
+int cudnn_attention_version(void);              // 91900
+const char *cudnn_attention_version_text(void); // "9.19.0"
+
+// One pass at one shape. NULL and the reason when cuDNN has no form with repeatable bits (with --attention fast: no
+// form) that needs at most max_workspace bytes. Takes milliseconds; cudnn_attention_compile takes up to 1.3 s, and must
+// be done before it runs.
+typedef struct CudnnAttention CudnnAttention;
+CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape, int64_t max_workspace, Error *why);
+void cudnn_attention_destroy(CudnnAttention *attention); // NULL is fine
+int64_t cudnn_attention_workspace(const CudnnAttention *attention);
+bool cudnn_attention_compile(CudnnAttention *attention, Error *why);
+
+// The tensors of attention_forward and attention_backward (llmc/ops.h), of exactly the shape. Enqueued on the compute
+// stream, may be captured. workspace is 256-byte aligned. False, with the reason, when the launch fails.
+bool cudnn_attention_forward(CudnnAttention *attention, Tensor out, Tensor lse, Tensor qkv, void *workspace,
+                             Error *why);
+bool cudnn_attention_backward(CudnnAttention *attention, Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv,
+                              void *workspace, Error *why);
+
+#ifdef __cplusplus
+}
+#endif

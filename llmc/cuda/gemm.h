@@ -1,0 +1,71 @@
+// Matrix products by cuBLASLt. Descriptors and an algorithm are found once for each distinct product, at its first use,
+// and kept here for the process and in the file of choices for the next one. matmul.c maps the ops onto this.
+//
+// Which algorithm: of the library's candidates the fastest, among those whose documented attributes say that bits
+// repeat: k in one piece, or split with fp32 parts that are added in a fixed order. Its first result is compared with
+// our own sums, on a slice: an algorithm that leaves out part of its work would win on time.
+#pragma once
+#include "llmc/cuda/backend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// What cuBLASLt does to z = op(A) op(B) [+ C] before it stores D (m,n). bias and aux are of D's type.
+typedef enum {
+    GEMM_PLAIN,         // D = z
+    GEMM_BIAS,          // D = z + bias (m)
+    GEMM_GELU_AUX_BIAS, // aux (m,n) = z + bias (m), D = gelu(z + bias): gelu of the unrounded sum
+    GEMM_DGELU,         // D = z * gelu'(aux (m,n))
+} GemmEpilogue;
+
+// One product as cuBLASLt sees it: column-major and contiguous, so a row-major tensor (rows, cols) is a matrix (cols,
+// rows) with leading dimension cols.
+typedef struct {
+    const char *op;                // for messages
+    bool transpose_a, transpose_b; // A is (k,m) in memory instead of (m,k), B is (n,k) instead of (k,n)
+    int64_t m, n, k;
+    DType in_a, in_b, out; // of A, B and D; A and B differ in fp8 only
+    GemmEpilogue epilogue;
+    const void *a, *b;
+    const void *c;                  // what is added, of D's type and shape: NULL: nothing; d: D +=
+    const float *scale_a, *scale_b; // fp8, on the device: factors of A and B, read when the product runs
+    bool fast_sums;                 // fp8: sums may stay in the tensor cores' registers, see fp8_matmul
+    void *d, *aux;
+    const void *bias;
+    void *workspace; // 256-byte aligned; its contents are lost
+    size_t workspace_bytes;
+} Gemm;
+
+typedef struct GemmPlan GemmPlan;
+
+// The plan of a product, found or made. NULL when cuBLASLt does not support it. Products that differ only in the
+// addresses of operands, at the same alignment, and in whether D accumulates share a plan. The first call of a plan
+// chooses its algorithm by running candidates on the operands of g, which must be valid; D and aux are overwritten (not
+// D if it accumulates). Never under capture.
+GemmPlan *gemm_plan(const Gemm *g);
+
+// Launches the product on the compute stream.
+void gemm_run(const GemmPlan *plan, const Gemm *g);
+
+// Frees the plans and the library handle, closes the file of choices.
+void gemm_shutdown(void);
+
+typedef struct {
+    int64_t plans, timed; // plans made; candidates that were timed for them
+} GemmCounts;
+GemmCounts gemm_counts(void);
+
+// The reference for the check of an algorithm, for GEMM_SLICE x GEMM_SLICE elements of D, evenly spread from the first
+// to the last row and column: what they should be, by fp32 sums, and what they are; the same of aux where the epilogue
+// writes it, else zeros; and the root of the sum of the squares of an element's products, by which a sum that cancels
+// is to be judged. values: on the device; launched on the compute stream. g does not accumulate in place.
+enum { GEMM_SLICE = 8 };
+typedef struct {
+    float expected, got, expected_aux, got_aux, spread;
+} GemmElement;
+void cuda_gemm_slice(GemmElement values[GEMM_SLICE * GEMM_SLICE], const Gemm *g);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,29 @@
+// See library_loader.h.
+#include "llmc/cuda/library_loader.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+void *library_find(const char *variable, const char *usual, const char **file) {
+    const char *chosen = getenv(variable);
+    *file = chosen && *chosen ? chosen : usual;
+    return dlopen(*file, RTLD_NOW | RTLD_LOCAL);
+}
+
+bool library_functions(void *handle, const char *file, const LibraryFunction *functions, int count, Error *err) {
+    for (int i = 0; i < count; i++) {
+        void *address = dlsym(handle, functions[i].name);
+        if (!address) return error_set(err, "%s has no function %s", file, functions[i].name);
+        memcpy(functions[i].pointer, &address, sizeof address); // into a pointer to a function, as POSIX has it
+    }
+    return true;
+}
+
+bool library_open_once(LibraryState *state, bool (*load)(Error *err), Error *err) {
+    if (!state->tried) {
+        state->usable = load(&state->why);
+        state->tried = true;
+    }
+    return state->usable || error_set(err, "%s", state->why.text);
+}
