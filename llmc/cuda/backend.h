@@ -9,8 +9,8 @@
 // which never happens under capture (see device_graph_begin in device.c).
 #pragma once
 #include "llmc/base/arithmetic.h"
-#include "llmc/model/gpu_sizes.h"
 #include "llmc/device.h"
+#include "llmc/model/gpu_sizes.h"
 #include "llmc/ops.h"
 #include <cuda_runtime_api.h>
 

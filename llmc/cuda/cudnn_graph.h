@@ -1,7 +1,7 @@
-// Causal attention by cuDNN, up to the launch: operation graphs, what to compute and on which tensors; plans, the engine
-// and the kernel that do it on a device; and passes, the form in which cuDNN computes one pass of attention so that the
-// bits repeat. Host code, in cuDNN's backend C API. No GPU is needed: the device may be one that is only described in a
-// text, and then everything but running works. cudnn_attention.c runs it.
+// Causal attention by cuDNN, up to the launch: operation graphs, what to compute and on which tensors; plans, the
+// engine and the kernel that do it on a device; and passes, the form in which cuDNN computes one pass of attention so
+// that the bits repeat. Host code, in cuDNN's backend C API. No GPU is needed: the device may be one that is only
+// described in a text, and then everything but running works. cudnn_attention.c runs it.
 #pragma once
 #include "llmc/cuda/attention.h"
 #include "llmc/cuda/cudnn_library.h"

@@ -127,8 +127,7 @@ static void check_sums(const FuzzInput *in) {
     REQUIRE(p->n > SEAL, "accepted: a trainer.json of %zu bytes", p->n);
     const size_t body = p->n - SEAL;
     snprintf(end, sizeof end, ",\n  \"xxh3\": \"%016llx\"\n}\n", (unsigned long long)XXH3_64bits(p->bytes, body));
-    REQUIRE(memcmp(p->bytes + body, end, SEAL) == 0,
-            "accepted: trainer.json ends with a wrong checksum");
+    REQUIRE(memcmp(p->bytes + body, end, SEAL) == 0, "accepted: trainer.json ends with a wrong checksum");
     for (int i = WEIGHTS; i <= TOKENIZER_CONFIG && in->pieces[WEIGHTS].bytes; i++) {
         const Piece *f = &in->pieces[i];
         char hex[17];
