@@ -174,7 +174,7 @@ typedef enum {
     RULE_LION,      // Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023
     RULE_SGD,       // momentum as in Sutskever et al., 2013; decay decoupled as in AdamW
     RULE_ADAFACTOR, // Shazeer, Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018
-    RULE_DIRECTION, // the gradient tensor already holds the direction of the update (Muon: llmc/train/optimizer.c)
+    RULE_DIRECTION, // the gradient tensor already holds the direction of the update (Muon: llmc/train/muon.c)
     RULE_COUNT
 } UpdateRule;
 

@@ -13,10 +13,10 @@
 
 #include <stddef.h>
 
-// The vector code: the files of llmc/cpu that include simd.h. They are compiled once for each set of instructions
-// (CPU_CODES in the Makefile), and the names of each copy but that of its table are local to it. So these files call
-// each other directly, and everything else calls them through the table that device_init chooses (code.c).
-// cpu.c, device.c and onednn.c are compiled once, for any processor.
+// The vector code: all files of llmc/cpu but cpu.c, device.c, onednn.c and collectives_mpi.c. It is compiled once for
+// each set of instructions (CPU_CODES in the Makefile), and the names of each copy but that of its table are local to
+// it. So these files call each other directly, and everything else calls them through the table that device_init
+// chooses (code.c).
 typedef struct {
     BackendOps ops;
     int64_t (*workspace_bytes)(OpsShape shape);
