@@ -8,6 +8,7 @@
 // those. --attention fast is --attention cudnn with the backward form whose bits need not repeat.
 #include "llmc/base/choices_file.h"
 #include "llmc/cuda/cudnn_attention.h"
+#include "llmc/cuda/cudnn_library.h"
 #include "llmc/cuda/tuning.h"
 #include <math.h>
 #include <stdio.h>
@@ -61,77 +62,57 @@ bool cuda_attention_check(const DeviceOptions *options, Error *err) {
     return false;
 }
 
-static bool same_shape(AttentionShape a, AttentionShape b) {
-    return a.B == b.B && a.T == b.T && a.NH == b.NH && a.HS == b.HS && a.dtype == b.dtype;
-}
-
-// The memory limit of cuDNN's deterministic backward pass, unless cuDNN was requested: see cuda_size_cudnn.
-static int64_t workspace_limit(void) {
-    const int64_t bytes = (int64_t)cuda_backend.facts.memory_free;
-    return is_cudnn(cuda_backend.options.attention) ? bytes : cuda_size_cudnn_limit(bytes);
-}
-
 static void choice_key(char key[CHOICES_KEY_MAX], AttentionPass pass, AttentionShape s) {
     snprintf(key, CHOICES_KEY_MAX, "%s, cuDNN %d, attention %s B %lld T %lld NH %lld HS %lld %s", tuning_machine(),
-             cudnn_attention_version(), pass_names[pass], (long long)s.B, (long long)s.T, (long long)s.NH,
+             cudnn_library_version(), pass_names[pass], (long long)s.B, (long long)s.T, (long long)s.NH,
              (long long)s.HS, dtype_name(s.dtype));
-}
-
-static bool remembered(AttentionPass pass, AttentionShape shape, AttentionWay *choice) {
-    char key[CHOICES_KEY_MAX];
-    uint8_t value;
-    choice_key(key, pass, shape);
-    if (!choices_file_get(key, &value, sizeof value) || value > BY_CUDNN) return false;
-    *choice = (AttentionWay)value;
-    return true;
-}
-
-static void remember(AttentionPass pass, AttentionShape shape, AttentionWay choice) {
-    char key[CHOICES_KEY_MAX];
-    const uint8_t value = (uint8_t)choice;
-    choice_key(key, pass, shape);
-    choices_file_put(key, &value, sizeof value);
 }
 
 static void plan_pass(Pass *p, AttentionPass pass, AttentionShape shape) {
     const AttentionChoice asked = cuda_backend.options.attention;
-    AttentionWay known = NOT_KNOWN_YET;
     p->planned = true;
     if (asked == ATTENTION_OWN || !cudnn_attention_open(&p->why_not)) return;
-    if (asked == ATTENTION_AUTO && remembered(pass, shape, &known) && known == BY_OWN_KERNELS) {
-        error_set(&p->why_not, "faster %s than cuDNN %s", pass_names[pass], cudnn_attention_version_text());
+    char key[CHOICES_KEY_MAX];
+    choice_key(key, pass, shape);
+    uint8_t known = NOT_KNOWN_YET; // else the choice of an earlier run
+    if (asked != ATTENTION_AUTO || !choices_file_get(key, &known, sizeof known) || known > BY_CUDNN)
+        known = NOT_KNOWN_YET;
+    if (known == BY_OWN_KERNELS) {
+        error_set(&p->why_not, "faster %s than cuDNN %s", pass_names[pass], cudnn_library_version_text());
         return;
     }
-    p->cudnn = cudnn_attention_create(pass, shape, workspace_limit(), &p->why_not);
+    // The memory limit of cuDNN's deterministic backward pass, unless cuDNN was requested: see cuda_size_cudnn.
+    const int64_t bytes = (int64_t)cuda_backend.facts.memory_free;
+    const int64_t limit = is_cudnn(asked) ? bytes : cuda_size_cudnn_limit(bytes);
+    p->cudnn = cudnn_attention_create(pass, shape, limit, &p->why_not);
     if (!p->cudnn) return;
     p->choice = NOT_KNOWN_YET;
     p->to_measure = asked == ATTENTION_AUTO && known == NOT_KNOWN_YET;
 }
 
-static PlannedShape *find_planned(AttentionShape shape) {
-    PlannedShape *p = planned;
-    while (p && !same_shape(p->shape, shape)) p = p->next;
-    return p;
-}
-
-static PlannedShape *add_shape(AttentionShape shape) {
-    PlannedShape *p = (PlannedShape *)calloc(1, sizeof *p);
-    REQUIRE_MEMORY(p, "a shape of attention");
-    p->shape = shape;
-    p->next = planned;
-    planned = p;
-    return p;
+static PlannedShape *find_planned(AttentionShape a) {
+    for (PlannedShape *p = planned; p; p = p->next) {
+        const AttentionShape b = p->shape;
+        if (a.B == b.B && a.T == b.T && a.NH == b.NH && a.HS == b.HS && a.dtype == b.dtype) return p;
+    }
+    return NULL;
 }
 
 int64_t cuda_cudnn_workspace(OpsShape ops) {
     const AttentionShape shape = {.B = ops.B, .T = ops.T, .NH = ops.NH, .HS = ops.C / ops.NH, .dtype = ops.dtype};
     PlannedShape *p = find_planned(shape);
-    if (!p) p = add_shape(shape);
+    if (!p) {
+        p = (PlannedShape *)calloc(1, sizeof *p);
+        REQUIRE_MEMORY(p, "a shape of attention");
+        p->shape = shape;
+        p->next = planned;
+        planned = p;
+    }
     int64_t bytes = 0;
     for (int pass = 0; pass <= (ops.forward_only ? ATTENTION_FORWARD : ATTENTION_BACKWARD); pass++) {
         if (!p->passes[pass].planned) plan_pass(&p->passes[pass], (AttentionPass)pass, shape);
-        const CudnnAttention *cudnn = p->passes[pass].cudnn;
-        if (cudnn && cudnn_attention_workspace(cudnn) > bytes) bytes = cudnn_attention_workspace(cudnn);
+        const CudnnAttention *a = p->passes[pass].cudnn;
+        if (a && cudnn_attention_workspace(a) > bytes) bytes = cudnn_attention_workspace(a);
     }
     return bytes;
 }
@@ -157,11 +138,11 @@ static bool run_own(const Call *c) {
     return false;
 }
 
-static bool run_cudnn(const Call *c, CudnnAttention *cudnn, Error *why) {
-    void *workspace = cuda_scratch("attention by cuDNN", cudnn_attention_workspace(cudnn));
+static bool run_cudnn(const Call *c, CudnnAttention *a, Error *why) {
+    void *workspace = cuda_scratch("attention by cuDNN", cudnn_attention_workspace(a));
     return c->pass == ATTENTION_FORWARD
-               ? cudnn_attention_forward(cudnn, c->out, c->lse, c->qkv, workspace, why)
-               : cudnn_attention_backward(cudnn, c->dqkv, c->dout, c->out, c->lse, c->qkv, workspace, why);
+               ? cudnn_attention_forward(a, c->out, c->lse, c->qkv, workspace, why)
+               : cudnn_attention_backward(a, c->dqkv, c->dout, c->out, c->lse, c->qkv, workspace, why);
 }
 
 // ----------------------------------------------------------------------------------------------------------- measuring
@@ -234,7 +215,7 @@ static bool cudnn_agrees(const Call *call, Pass *p, char **bits) {
     }
     free(expected);
     return runs && (worst <= TOLERANCE || error_set(&p->why_not, "cuDNN %s differs %s by %.2g",
-                                                    cudnn_attention_version_text(), pass_names[call->pass], worst));
+                                                    cudnn_library_version_text(), pass_names[call->pass], worst));
 }
 
 typedef struct {
@@ -258,7 +239,7 @@ static bool cudnn_wins(const Call *call, Pass *p, const char *bits) {
     Contest contest = {call, p};
     if (cuda_fastest(2, contend, &contest) != BY_CUDNN) {
         if (p->why_not.text[0]) return false; // it failed
-        return error_set(&p->why_not, "faster %s than cuDNN %s", name, cudnn_attention_version_text());
+        return error_set(&p->why_not, "faster %s than cuDNN %s", name, cudnn_library_version_text());
     }
     if (!run_cudnn(call, p->cudnn, &p->why_not)) return false;
     const Outputs o = outputs_of(call);
@@ -266,7 +247,7 @@ static bool cudnn_wins(const Call *call, Pass *p, const char *bits) {
     const bool same = memcmp(again, bits, o.bytes) == 0;
     free(again);
     return same ||
-           error_set(&p->why_not, "cuDNN %s gives different bits %s each time", cudnn_attention_version_text(), name);
+           error_set(&p->why_not, "cuDNN %s gives different bits %s each time", cudnn_library_version_text(), name);
 }
 
 // The first call of a pass: the kernel is compiled, compared with the own ones, and the choice made. A failure of cuDNN
@@ -283,7 +264,12 @@ static void decide(const Call *asked_for, Pass *p) {
     if (asked || p->to_measure) right = right && cudnn_agrees(c, p, &bits);
     REQUIRE(right || !asked, "%s: %s", option_text(cuda_backend.options.attention), p->why_not.text);
     p->choice = right && (!p->to_measure || cudnn_wins(c, p, bits)) ? BY_CUDNN : BY_OWN_KERNELS;
-    if (right && p->to_measure) remember(c->pass, c->shape, p->choice);
+    if (right && p->to_measure) {
+        const uint8_t choice = (uint8_t)p->choice;
+        char key[CHOICES_KEY_MAX];
+        choice_key(key, c->pass, c->shape);
+        choices_file_put(key, &choice, sizeof choice);
+    }
     if (block) CUDA_CHECK(cudaFree(block));
     free(bits);
 }
@@ -332,7 +318,7 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
 
 // "cuDNN 9.19.0", "own kernels", "cuDNN 9.19.0 or own kernels, to be measured", "cuDNN 9.19.0 without repeatable bits".
 static void name_choice(char *text, size_t size, const Pass *p, AttentionPass pass) {
-    const char *version = cudnn_attention_version_text();
+    const char *version = cudnn_library_version_text();
     if (p->choice == BY_OWN_KERNELS)
         snprintf(text, size, "own kernels");
     else if (pass == ATTENTION_BACKWARD && cuda_backend.options.attention == ATTENTION_FAST)

@@ -10,9 +10,7 @@ extern "C" {
 // Whether cuDNN can be used here: the library is present and new enough, and has fused attention for this GPU. The
 // first call loads the library; later calls return the same answer.
 bool cudnn_attention_open(Error *why);
-void cudnn_attention_close(void);               // after everything below was destroyed
-int cudnn_attention_version(void);              // 91900
-const char *cudnn_attention_version_text(void); // "9.19.0"
+void cudnn_attention_close(void); // after everything below was destroyed
 
 // One pass at one shape. NULL and the reason when cuDNN has no form with repeatable bits (with --attention fast: no
 // form) that needs at most max_workspace bytes. Takes milliseconds; cudnn_attention_compile takes up to 1.3 s, and must

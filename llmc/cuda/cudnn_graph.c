@@ -253,7 +253,7 @@ static GraphTensor causal_mask(CudnnGraph *g, const Layouts *l, GraphTensor x) {
 
 // S = mask(scale Q K^T);  M = rowmax(S);  L = rowsum(exp(S - M));  lse = M + log L;  O = (exp(S - M) / L) V.
 // 14 operations. The quotient must have the type of V: an fp32 one has no engine.
-static void forward(CudnnGraph *g, const Layouts *l) {
+static void forward_graph(CudnnGraph *g, const Layouts *l) {
     const GraphTensor q = supplied(g, CUDNN_Q, l->type, l->rows, l->in_qkv);
     const GraphTensor kt = supplied(g, CUDNN_K, l->type, l->columns, l->in_qkv_transposed);
     const GraphTensor v = supplied(g, CUDNN_V, l->type, l->rows, l->in_qkv);
@@ -280,30 +280,6 @@ static void forward(CudnnGraph *g, const Layouts *l) {
     graph_matmul(g, "O = P V", out, p, v);
 }
 
-// D = rowsum(dO * O), written to memory. The product by one takes the place of dropout's scale; without it cuDNN still
-// makes a plan, but one that keeps the product in a workspace of its own.
-static GraphTensor backward_row_sums(CudnnGraph *g, const Layouts *l, GraphTensor dout) {
-    const GraphTensor out = supplied(g, CUDNN_OUT, l->type, l->rows, l->in_out);
-    const GraphTensor product = between(g, CUDNN_DATA_FLOAT, l->rows, l->in_out), sum = row_numbers(g, l);
-    const GraphTensor dsum = supplied(g, CUDNN_DSUM, CUDNN_DATA_FLOAT, l->per_row, l->in_rows);
-    binary(g, "dO * O", CUDNN_POINTWISE_MUL, product, dout, out);
-    reduce(g, "row sum of dO * O", CUDNN_REDUCE_TENSOR_ADD, sum, product);
-    binary(g, "D = row sum * 1", CUDNN_POINTWISE_MUL, dsum, sum, constant(g, CUDNN_ONE));
-    return dsum;
-}
-
-// P = exp(mask(scale Q K^T - lse)).
-static GraphTensor backward_probabilities(CudnnGraph *g, const Layouts *l, GraphTensor q, GraphTensor kt,
-                                          GraphTensor scale) {
-    const GraphTensor lse = supplied(g, CUDNN_LSE, CUDNN_DATA_FLOAT, l->per_row, l->in_rows);
-    const GraphTensor products = scores(g, l), scaled = scores(g, l), shifted = scores(g, l), p = scores(g, l);
-    graph_matmul(g, "S = Q K^T", products, q, kt);
-    binary(g, "S * scale", CUDNN_POINTWISE_MUL, scaled, products, scale);
-    binary(g, "S - lse", CUDNN_POINTWISE_SUB, shifted, scaled, lse);
-    unary(g, "P = exp", CUDNN_POINTWISE_EXP, p, causal_mask(g, l, shifted));
-    return p;
-}
-
 // y = x^T b, by way of a 16-bit transposed x.
 static void transposed_matmul(CudnnGraph *g, const char *what, const Layouts *l, GraphTensor y, GraphTensor x,
                               GraphTensor b) {
@@ -312,19 +288,33 @@ static void transposed_matmul(CudnnGraph *g, const char *what, const Layouts *l,
     graph_matmul(g, what, y, xt, b);
 }
 
-// dV = P^T dO;  dS = P * (dO V^T - D) * scale;  dK = dS^T Q;  dQ = dS K. 21 operations, or 22 with dQ collected.
-static void backward(CudnnGraph *g, const Layouts *l, bool collected) {
+// D = rowsum(dO * O);  P = exp(mask(scale Q K^T - lse));  dV = P^T dO;  dS = P * (dO V^T - D) * scale;  dK = dS^T Q;
+// dQ = dS K. 21 operations, or 22 with dQ collected.
+static void backward_graph(CudnnGraph *g, const Layouts *l, bool collected) {
     const GraphTensor q = supplied(g, CUDNN_Q, l->type, l->rows, l->in_qkv);
     const GraphTensor kt = supplied(g, CUDNN_K, l->type, l->columns, l->in_qkv_transposed);
     const GraphTensor vt = supplied(g, CUDNN_V, l->type, l->columns, l->in_qkv_transposed);
+    const GraphTensor out = supplied(g, CUDNN_OUT, l->type, l->rows, l->in_out);
+    const GraphTensor lse = supplied(g, CUDNN_LSE, CUDNN_DATA_FLOAT, l->per_row, l->in_rows);
     const GraphTensor dout = supplied(g, CUDNN_DOUT, l->type, l->rows, l->in_out);
     const GraphTensor dq = supplied(g, CUDNN_DQ, l->type, l->rows, l->in_qkv);
     const GraphTensor dk = supplied(g, CUDNN_DK, l->type, l->rows, l->in_qkv);
     const GraphTensor dv = supplied(g, CUDNN_DV, l->type, l->rows, l->in_qkv);
     const GraphTensor scale = constant(g, CUDNN_SCALE);
 
-    const GraphTensor dsum = backward_row_sums(g, l, dout);
-    const GraphTensor p = backward_probabilities(g, l, q, kt, scale);
+    // D is written to memory. The product by one takes the place of dropout's scale; without it cuDNN still makes a
+    // plan, but one that keeps the product in a workspace of its own.
+    const GraphTensor dsum = supplied(g, CUDNN_DSUM, CUDNN_DATA_FLOAT, l->per_row, l->in_rows);
+    const GraphTensor product = between(g, CUDNN_DATA_FLOAT, l->rows, l->in_out), sum = row_numbers(g, l);
+    binary(g, "dO * O", CUDNN_POINTWISE_MUL, product, dout, out);
+    reduce(g, "row sum of dO * O", CUDNN_REDUCE_TENSOR_ADD, sum, product);
+    binary(g, "D = row sum * 1", CUDNN_POINTWISE_MUL, dsum, sum, constant(g, CUDNN_ONE));
+
+    const GraphTensor products = scores(g, l), scaled = scores(g, l), shifted = scores(g, l), p = scores(g, l);
+    graph_matmul(g, "S = Q K^T", products, q, kt);
+    binary(g, "S * scale", CUDNN_POINTWISE_MUL, scaled, products, scale);
+    binary(g, "S - lse", CUDNN_POINTWISE_SUB, shifted, scaled, lse);
+    unary(g, "P = exp", CUDNN_POINTWISE_EXP, p, causal_mask(g, l, shifted));
     transposed_matmul(g, "dV = P^T dO", l, dv, p, dout);
 
     const GraphTensor dp = scores(g, l), centred = scores(g, l), weighted = scores(g, l), ds = scores(g, l);
@@ -359,9 +349,9 @@ CudnnGraph *cudnn_graph_create(CudnnGraphKind kind, AttentionShape shape, Error 
     g->next_virtual = CUDNN_NUM_TENSORS;
     const Layouts layouts = layouts_of(shape);
     if (kind == CUDNN_FORWARD)
-        forward(g, &layouts);
+        forward_graph(g, &layouts);
     else
-        backward(g, &layouts, kind == CUDNN_BACKWARD_COLLECTED);
+        backward_graph(g, &layouts, kind == CUDNN_BACKWARD_COLLECTED);
     static const char what[] = "cuDNN graph";
     g->graph = graph_make(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, what);
     graph_set(g, g->graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->num_operations,

@@ -5,7 +5,6 @@
 #include "llmc/cuda/library_loader.h"
 #include <dlfcn.h>
 #include <stdio.h>
-#include <string.h>
 
 enum { OLDEST_VERSION = 91501 };
 
@@ -15,18 +14,10 @@ static LibraryState state;
 static int version;
 static char version_text[32];
 
-// cuDNN's text may have many lines; the first ones say what matters.
-static void make_one_line(char *text) {
-    size_t end = strlen(text);
-    while (end > 0 && text[end - 1] == '\n') text[--end] = '\0';
-    for (char *c = text; *c; c++)
-        if (*c == '\n') *c = ' ';
-}
-
 bool cudnn_failed(Error *err, const char *what, cudnnStatus_t status) {
     char last[300] = "";
     cudnn.cudnnGetLastErrorString(last, sizeof last);
-    make_one_line(last);
+    library_message_one_line(last);
     const bool said = last[0] != '\0';
     return error_set(err, "%s: %s%s%s%s", what, cudnn.cudnnGetErrorString(status), said ? " (" : "", last,
                      said ? ")" : "");

@@ -57,16 +57,6 @@ struct CudnnPlan {
 
 static const char choosing[] = "cuDNN engine for attention", compiling[] = "cuDNN kernel for attention";
 
-static bool make_knob(CudnnPlan *plan, int i, const CudnnEngine *engine, Error *err) {
-    Descriptor d = plan->knobs[i] = cudnn_make(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR, choosing, err);
-    return d &&
-           cudnn_set(d, CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &engine->knobs[i].type, choosing,
-                     err) &&
-           cudnn_set(d, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, &engine->knobs[i].value, choosing,
-                     err) &&
-           cudnn_finalize(d, choosing, err);
-}
-
 // The one configuration that engine describes.
 static bool configure(CudnnPlan *plan, const CudnnGraph *graph, Descriptor device, const CudnnEngine *engine,
                       Error *err) {
@@ -75,8 +65,15 @@ static bool configure(CudnnPlan *plan, const CudnnGraph *graph, Descriptor devic
         !cudnn_set(e, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &engine->number, choosing, err) ||
         !plan_refer(e, CUDNN_ATTR_ENGINE_DEVICEPROP, device, choosing, err) || !cudnn_finalize(e, choosing, err))
         return false;
-    for (int i = 0; i < engine->num_knobs; i++)
-        if (!make_knob(plan, i, engine, err)) return false;
+    for (int i = 0; i < engine->num_knobs; i++) {
+        const int64_t *value = &engine->knobs[i].value;
+        const cudnnBackendKnobType_t *type = &engine->knobs[i].type;
+        Descriptor d = plan->knobs[i] = cudnn_make(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR, choosing, err);
+        if (!d || !cudnn_set(d, CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, type, choosing, err) ||
+            !cudnn_set(d, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, value, choosing, err) ||
+            !cudnn_finalize(d, choosing, err))
+            return false;
+    }
     Descriptor config = plan->configs[0] = cudnn_make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, choosing, err);
     plan->num_configs = config ? 1 : 0;
     return config && plan_refer(config, CUDNN_ATTR_ENGINECFG_ENGINE, e, choosing, err) &&
@@ -182,27 +179,26 @@ void cudnn_plan_destroy(CudnnPlan *plan) {
     free(plan);
 }
 
-static bool compile_config(CudnnPlan *plan, Descriptor config, Error *err) {
-    int64_t workspace = 0;
-    bool repeats;
-    Descriptor d = cudnn_make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, compiling, err);
-    bool ok = d && plan_refer(d, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config, compiling, err) &&
-              cudnn_finalize(d, compiling, err) &&
-              get_number(d, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, &workspace, compiling, err) &&
-              describe_engine(config, &plan->compiled_engine, &repeats, err);
-    if (ok && workspace > plan->workspace)
-        ok = error_set(err, "%s: needs %lld bytes of workspace, its engine said %lld", compiling, (long long)workspace,
-                       (long long)plan->workspace);
-    if (ok)
-        plan->compiled = d;
-    else
-        cudnn_destroy(d);
-    return ok;
-}
-
 bool cudnn_plan_compile(CudnnPlan *plan, Error *err) {
-    for (int i = 0; i < plan->num_configs && !plan->compiled; i++) compile_config(plan, plan->configs[i], err);
-    return plan->compiled != NULL;
+    if (plan->compiled) return true;
+    for (int i = 0; i < plan->num_configs; i++) {
+        Descriptor config = plan->configs[i], d = cudnn_make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, compiling, err);
+        int64_t workspace = 0;
+        bool repeats;
+        bool ok = d && plan_refer(d, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config, compiling, err) &&
+                  cudnn_finalize(d, compiling, err) &&
+                  get_number(d, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, &workspace, compiling, err) &&
+                  describe_engine(config, &plan->compiled_engine, &repeats, err);
+        if (ok && workspace > plan->workspace)
+            ok = error_set(err, "%s: needs %lld bytes of workspace, its engine said %lld", compiling,
+                           (long long)workspace, (long long)plan->workspace);
+        if (ok) {
+            plan->compiled = d;
+            return true;
+        }
+        cudnn_destroy(d);
+    }
+    return false;
 }
 
 Descriptor cudnn_plan_descriptor(const CudnnPlan *plan) { return plan->compiled; }

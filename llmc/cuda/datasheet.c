@@ -32,18 +32,14 @@ static const UnitRates UNIT_RATES[] = {
     {120, 2048, 1024, 1024, 512, 256, true, 1.0},      // RTX PRO 6000, RTX 5090; also for 12.1
 };
 
-// The row of this capability, or that of the nearest older one of the same generation.
-static const UnitRates *rates_of(int compute_capability) {
-    const UnitRates *found = NULL;
+double gpu_peak_flops(const GpuAttributes *gpu, DType dtype, bool tf32) {
+    // The row of this capability, or that of the nearest older one of the same generation.
+    const UnitRates *r = NULL;
+    const int compute_capability = gpu->compute_capability;
     for (size_t i = 0; i < sizeof UNIT_RATES / sizeof *UNIT_RATES; i++)
         if (UNIT_RATES[i].compute_capability <= compute_capability &&
             UNIT_RATES[i].compute_capability / 10 == compute_capability / 10)
-            found = &UNIT_RATES[i];
-    return found;
-}
-
-double gpu_peak_flops(const GpuAttributes *gpu, DType dtype, bool tf32) {
-    const UnitRates *r = rates_of(gpu->compute_capability);
+            r = &UNIT_RATES[i];
     if (!r) return 0.0;
     const bool tensor_cores = dtype != DTYPE_FP32 || (tf32 && r->tf32 > 0);
     double per_clock = 0.0;

@@ -29,23 +29,22 @@ void device_prepare_process(char **argv) { (void)argv; } // nothing of CUDA is r
 
 // --------------------------------------------------------------------------------------------------------- finding it
 
-static bool no_driver(int driver, Error *err) {
-    char has[16], needs[16];
-    if (driver == 0) return error_set(err, "no NVIDIA driver on this machine; " OTHER_TRAINER);
-    return error_set(err,
-                     "the NVIDIA driver of this machine is too old: it supports CUDA %s, this program was built with "
-                     "CUDA %s. Update the driver or build with CUDA %s; " OTHER_TRAINER,
-                     cuda_version_text(driver, has, sizeof has), cuda_version_text(CUDART_VERSION, needs, sizeof needs),
-                     has);
-}
-
 // Makes a GPU that CUDA shows this process the current one: of several the one of this number. A launcher may show each
 // process a GPU of its own (srun): then it is that one. CUDA_VISIBLE_DEVICES chooses what is shown.
 static bool find_gpu(int number, Error *err) {
     int driver = 0, count = 0;
     cudaError_t status = cudaDriverGetVersion(&driver);
     if (status == cudaSuccess) status = cudaGetDeviceCount(&count);
-    if (driver == 0 || status == cudaErrorInsufficientDriver) return no_driver(driver, err);
+    if (driver == 0) return error_set(err, "no NVIDIA driver on this machine; " OTHER_TRAINER);
+    if (status == cudaErrorInsufficientDriver) {
+        char has[16], needs[16];
+        cuda_version_text(driver, has, sizeof has);
+        cuda_version_text(CUDART_VERSION, needs, sizeof needs);
+        return error_set(err,
+                         "the NVIDIA driver of this machine is too old: it supports CUDA %s, this program was built "
+                         "with CUDA %s. Update the driver or build with CUDA %s; " OTHER_TRAINER,
+                         has, needs, has);
+    }
     if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0)) {
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
         return visible ? error_set(err, "no GPU: CUDA_VISIBLE_DEVICES=\"%s\" leaves none; " OTHER_TRAINER, visible)

@@ -105,12 +105,6 @@ static cudaDataType cuda_type(int32_t dtype) {
     return all[dtype];
 }
 
-static cublasLtEpilogue_t library_epilogue(int32_t epilogue) {
-    static const cublasLtEpilogue_t all[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
-                                             CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
-    return all[epilogue];
-}
-
 static void set_operation(const GemmDescriptors *p, const GemmKey *key, cublasLtMatmulDescAttributes_t attribute,
                           const void *value, size_t size) {
     LT_CHECK(key, cublasLtMatmulDescSetAttribute(p->desc, attribute, value, size));
@@ -134,12 +128,19 @@ static cublasStatus_t set_pointers(const GemmDescriptors *p, const Gemm *g) {
     return status;
 }
 
-static void set_operations(const GemmDescriptors *p, const GemmKey *key) {
+static void make_layout(const GemmKey *key, cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows, int64_t cols) {
+    LT_CHECK(key, cublasLtMatrixLayoutCreate(layout, cuda_type(dtype), (uint64_t)rows, (uint64_t)cols, rows));
+}
+
+static void gemm_make_descriptors(GemmDescriptors *p, const GemmKey *key, const Gemm *g) {
+    static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
+                                                   CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
     const int32_t transa = key->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const int32_t transb = key->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const int32_t type = (int32_t)cuda_type(key->out);
-    const uint32_t epilogue = library_epilogue(key->epilogue);
+    const uint32_t epilogue = epilogues[key->epilogue];
     const int8_t fast_sums = (int8_t)key->fast_sums;
+    LT_CHECK(key, cublasLtMatmulDescCreate(&p->desc, compute_type(key), CUDA_R_32F));
     set_operation(p, key, CUBLASLT_MATMUL_DESC_TRANSA, &transa, sizeof transa);
     set_operation(p, key, CUBLASLT_MATMUL_DESC_TRANSB, &transb, sizeof transb);
     set_operation(p, key, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
@@ -147,27 +148,11 @@ static void set_operations(const GemmDescriptors *p, const GemmKey *key) {
     if (key->align_bias) set_operation(p, key, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type);
     // aux has the type of D when none is set; fp32 must not be set.
     if (key->align_aux) set_operation(p, key, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &key->m, sizeof key->m);
-}
-
-static void make_layout(const GemmKey *key, cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows, int64_t cols) {
-    LT_CHECK(key, cublasLtMatrixLayoutCreate(layout, cuda_type(dtype), (uint64_t)rows, (uint64_t)cols, rows));
-}
-
-static void gemm_make_descriptors(GemmDescriptors *p, const GemmKey *key, const Gemm *g) {
-    LT_CHECK(key, cublasLtMatmulDescCreate(&p->desc, compute_type(key), CUDA_R_32F));
-    set_operations(p, key);
     LT_CHECK(key, set_pointers(p, g));
     // Layouts describe memory, before op.
     make_layout(key, &p->a, key->in_a, key->transpose_a ? key->k : key->m, key->transpose_a ? key->m : key->k);
     make_layout(key, &p->b, key->in_b, key->transpose_b ? key->n : key->k, key->transpose_b ? key->k : key->n);
     make_layout(key, &p->d, key->out, key->m, key->n);
-}
-
-static void gemm_free_descriptors(GemmDescriptors *p, const GemmKey *key) {
-    if (p->desc) LT_CHECK(key, cublasLtMatmulDescDestroy(p->desc));
-    if (p->a) LT_CHECK(key, cublasLtMatrixLayoutDestroy(p->a));
-    if (p->b) LT_CHECK(key, cublasLtMatrixLayoutDestroy(p->b));
-    if (p->d) LT_CHECK(key, cublasLtMatrixLayoutDestroy(p->d));
 }
 
 // ---------------------------------------------------------------------------------------------------------- candidates
@@ -193,11 +178,13 @@ static void set_preference(const GemmKey *key, cublasLtMatmulPreference_t prefer
     LT_CHECK(key, cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, size));
 }
 
-static cublasLtMatmulPreference_t make_preference(const GemmKey *key) {
-    cublasLtMatmulPreference_t preference;
+// Candidates whose bits repeat, in the library's order; returns how many.
+static int gemm_search(const GemmDescriptors *p, const GemmKey *key,
+                       cublasLtMatmulAlgo_t candidates[GEMM_MAX_CANDIDATES]) {
     const uint32_t mask = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint32_t align_a = (uint32_t)key->align_a, align_b = (uint32_t)key->align_b, align_d = (uint32_t)key->align_d;
     const uint32_t align_c = key->align_c ? (uint32_t)key->align_c : align_d;
+    cublasLtMatmulPreference_t preference;
     LT_CHECK(key, cublasLtMatmulPreferenceCreate(&preference));
     set_preference(key, preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &key->workspace_bytes,
                    sizeof key->workspace_bytes);
@@ -206,14 +193,7 @@ static cublasLtMatmulPreference_t make_preference(const GemmKey *key) {
     set_preference(key, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align_b, sizeof align_b);
     set_preference(key, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align_c, sizeof align_c);
     set_preference(key, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align_d, sizeof align_d);
-    return preference;
-}
-
-// Candidates whose bits repeat, in the library's order; returns how many.
-static int gemm_search(const GemmDescriptors *p, const GemmKey *key,
-                       cublasLtMatmulAlgo_t candidates[GEMM_MAX_CANDIDATES]) {
     cublasLtMatmulHeuristicResult_t results[GEMM_MAX_CANDIDATES];
-    const cublasLtMatmulPreference_t preference = make_preference(key);
     int found = 0, count = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(library_handle(key), p->desc, p->a, p->b, p->d, p->d,
                                                                  preference, GEMM_MAX_CANDIDATES, results, &found);
@@ -294,7 +274,8 @@ static void algorithm_key(char text[CHOICES_KEY_MAX], const GemmKey *key) {
 // The square of a difference from the reference, beyond the step of the smallest numbers of fp16. What the reference
 // overflows in may be anything.
 static double squared_error(float got, float expected, DType dtype) {
-    const float largest = dtype == DTYPE_FP16 ? 65504.0f : INFINITY, step = dtype == DTYPE_FP16 ? 0x1p-24f : 0.0f;
+    const float largest = dtype == DTYPE_FP16 ? 65504.0f : INFINITY;
+    const float step = dtype == DTYPE_FP16 ? 0x1p-24f : 0.0f;
     if (!(fabsf(expected) < largest)) return 0.0;
     const double error = fabs((double)got - expected);
     return error <= step ? 0.0 : error * error;
@@ -373,16 +354,11 @@ static bool choose_algorithm(GemmPlan *p, const Gemm *g) {
 
 // --------------------------------------------------------------------------------------------------------------- table
 
-// FNV-1a over the bytes of the key.
-static uint64_t hash_key(const GemmKey *key) {
-    uint64_t h = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < sizeof *key; i++) h = (h ^ ((const unsigned char *)key)[i]) * 0x100000001b3u;
-    return h ^ h >> 32;
-}
-
-// The slot of this key's plan, or the free slot where it belongs.
+// The slot of this key's plan, or the free slot where it belongs: FNV-1a over the bytes of the key, then upwards.
 static GemmPlan **plan_slot(GemmPlan **table, int64_t size, const GemmKey *key) {
-    uint64_t i = hash_key(key) & (uint64_t)(size - 1);
+    uint64_t h = 0xcbf29ce484222325u;
+    for (size_t byte = 0; byte < sizeof *key; byte++) h = (h ^ ((const unsigned char *)key)[byte]) * 0x100000001b3u;
+    uint64_t i = (h ^ h >> 32) & (uint64_t)(size - 1);
     while (table[i] && memcmp(&table[i]->key, key, sizeof *key) != 0) i = (i + 1) & (uint64_t)(size - 1);
     return &table[i];
 }
@@ -398,33 +374,35 @@ static void grow_table(void) {
     state.table_size = size;
 }
 
-static GemmPlan *make_plan(const Gemm *g, const GemmKey *key) {
-    REQUIRE(!cuda_backend.capturing, "%s: matmul %s is first seen while a graph is captured", g->op,
-            gemm_describe(key).text);
-    GemmPlan *p = calloc(1, sizeof *p);
-    REQUIRE_MEMORY(p != NULL, "a matmul plan");
-    p->key = *key;
-    state.counts.plans++;
-    // A rule of cublasLt.h that the library may not enforce itself: aux at 16 bytes, and m, its leading dimension, a
-    // multiple of 8.
-    if (key->align_aux != 0 && (key->align_aux < 16 || key->m % 8 != 0)) return p;
-    gemm_make_descriptors(&p->descriptors, key, g);
-    p->usable = choose_algorithm(p, g);
-    return p;
-}
-
 GemmPlan *gemm_plan(const Gemm *g) {
     const GemmKey key = gemm_key(g);
     if (2 * (state.counts.plans + 1) > state.table_size) grow_table();
     GemmPlan **found = plan_slot(state.table, state.table_size, &key);
-    if (!*found) *found = make_plan(g, &key);
-    return (*found)->usable ? *found : NULL;
+    if (*found) return (*found)->usable ? *found : NULL;
+    REQUIRE(!cuda_backend.capturing, "%s: matmul %s is first seen while a graph is captured", g->op,
+            gemm_describe(&key).text);
+    GemmPlan *p = calloc(1, sizeof *p);
+    REQUIRE_MEMORY(p != NULL, "a matmul plan");
+    *found = p;
+    p->key = key;
+    state.counts.plans++;
+    // A rule of cublasLt.h that the library may not enforce itself: aux at 16 bytes, and m, its leading dimension, a
+    // multiple of 8.
+    if (key.align_aux != 0 && (key.align_aux < 16 || key.m % 8 != 0)) return NULL;
+    gemm_make_descriptors(&p->descriptors, &key, g);
+    p->usable = choose_algorithm(p, g);
+    return p->usable ? p : NULL;
 }
 
 void gemm_shutdown(void) {
     for (int64_t i = 0; i < state.table_size; i++) {
         if (!state.table[i]) continue;
-        gemm_free_descriptors(&state.table[i]->descriptors, &state.table[i]->key);
+        const GemmKey *key = &state.table[i]->key;
+        const GemmDescriptors *p = &state.table[i]->descriptors;
+        if (p->desc) LT_CHECK(key, cublasLtMatmulDescDestroy(p->desc));
+        if (p->a) LT_CHECK(key, cublasLtMatrixLayoutDestroy(p->a));
+        if (p->b) LT_CHECK(key, cublasLtMatrixLayoutDestroy(p->b));
+        if (p->d) LT_CHECK(key, cublasLtMatrixLayoutDestroy(p->d));
         free(state.table[i]);
     }
     free(state.table);

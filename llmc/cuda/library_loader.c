@@ -20,6 +20,13 @@ bool library_functions(void *handle, const char *file, const LibraryFunction *fu
     return true;
 }
 
+void library_message_one_line(char *text) {
+    size_t end = strlen(text);
+    while (end > 0 && text[end - 1] == '\n') text[--end] = '\0';
+    for (char *c = text; *c; c++)
+        if (*c == '\n') *c = ' ';
+}
+
 bool library_open_once(LibraryState *state, bool (*load)(Error *err), Error *err) {
     if (!state->tried) {
         state->usable = load(&state->why);

@@ -27,6 +27,9 @@ typedef struct {
 } LibraryState;
 bool library_open_once(LibraryState *state, bool (*load)(Error *err), Error *err);
 
+// Makes one line of a library's message, in place.
+void library_message_one_line(char *text);
+
 #ifdef __cplusplus
 }
 #endif

@@ -11,6 +11,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/comm/watch.h"
 #include "llmc/cuda/backend.h"
+#include "llmc/cuda/library_loader.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -56,13 +57,18 @@ static bool nccl_failed(Error *err, const char *what, ncclResult_t status) {
     const char *said = nccl.ncclGetLastError(comm.handle);
     char last[400];
     snprintf(last, sizeof last, "%s", said ? said : "");
-    for (size_t n = strlen(last); n > 0 && last[n - 1] == '\n';) last[--n] = '\0';
-    for (char *c = last; *c; c++)
-        if (*c == '\n') *c = ' ';
-    return error_set(err, "%s: rank %d of %d: NCCL: %s%s%s%s", what, comm.rank, comm.size,
-                     status == ncclInProgress ? "not done in time, another process is missing or hangs"
-                                              : nccl.ncclGetErrorString(status),
-                     *last ? " (" : "", last, *last ? ")" : "");
+    library_message_one_line(last);
+    const char *name = nccl.ncclGetErrorString(status);
+    if (status == ncclInProgress) name = "not done in time, another process is missing or hangs";
+    if (*last) return error_set(err, "%s: rank %d of %d: NCCL: %s (%s)", what, comm.rank, comm.size, name, last);
+    return error_set(err, "%s: rank %d of %d: NCCL: %s", what, comm.rank, comm.size, name);
+}
+
+// The result of what is queued, as far as it is known; ncclInProgress: a call has not ended.
+static ncclResult_t async_status(void) {
+    ncclResult_t status = ncclSuccess;
+    const ncclResult_t asked = nccl.ncclCommGetAsyncError(comm.handle, &status);
+    return asked != ncclSuccess ? asked : status;
 }
 
 // --------------------------------------------------------------------------------------------------- start and leave
@@ -76,20 +82,6 @@ bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err) {
     return true;
 }
 
-static bool join(const char *id, Error *err) {
-    ncclUniqueId unique;
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    memcpy(&unique, id, sizeof unique);
-    CUDA_CHECK(cudaSetDevice(cuda_backend.device)); // NCCL takes the device that is current
-    const ncclResult_t status = settle(nccl.ncclCommInitRankConfig(&comm.handle, comm.size, unique, comm.rank, &config),
-                                       cuda_comm_start_seconds);
-    if (status == ncclSuccess) return true;
-    if (status != ncclInProgress) return nccl_failed(err, "start of NCCL", status);
-    return error_set(err, "start of NCCL: rank %d of %d waited %.0f s for the others: not all processes came",
-                     comm.rank, comm.size, cuda_comm_start_seconds);
-}
-
 bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, Error *err) {
     REQUIRE(cuda_backend.ready, "device_comm_start before device_init");
     REQUIRE(!comm.started, "device_comm_start: called twice");
@@ -97,7 +89,19 @@ bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, 
     if (!nccl_library_open(err)) return false;
     comm.rank = rank;
     comm.size = size;
-    if (!join(id, err)) {
+    ncclUniqueId unique;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    memcpy(&unique, id, sizeof unique);
+    CUDA_CHECK(cudaSetDevice(cuda_backend.device)); // NCCL takes the device that is current
+    const ncclResult_t status =
+        settle(nccl.ncclCommInitRankConfig(&comm.handle, size, unique, rank, &config), cuda_comm_start_seconds);
+    if (status == ncclInProgress)
+        error_set(err, "start of NCCL: rank %d of %d waited %.0f s for the others: not all processes came", rank, size,
+                  cuda_comm_start_seconds);
+    else if (status != ncclSuccess)
+        nccl_failed(err, "start of NCCL", status);
+    if (status != ncclSuccess) {
         device_comm_abort();
         return false;
     }
@@ -118,16 +122,11 @@ void device_comm_abort(void) {
     comm.handle = NULL;
 }
 
-// Completes what is queued and parts from the others; false if that fails or takes too long.
-static bool finalize_comm(void) {
-    ncclResult_t status = ncclSuccess;
-    return nccl.ncclCommGetAsyncError(comm.handle, &status) == ncclSuccess && status == ncclSuccess &&
-           settle(nccl.ncclCommFinalize(comm.handle), LEAVE_SECONDS) == ncclSuccess;
-}
-
 void cuda_comm_shutdown(void) {
     if (!comm.started) return;
-    if (comm.handle && finalize_comm())
+    // Completes what is queued and parts from the others, unless that fails or takes too long.
+    if (comm.handle && async_status() == ncclSuccess &&
+        settle(nccl.ncclCommFinalize(comm.handle), LEAVE_SECONDS) == ncclSuccess)
         (void)nccl.ncclCommDestroy(comm.handle);
     else
         device_comm_abort();
@@ -183,21 +182,16 @@ static bool end_request(const char *what, ncclResult_t status, int request, Erro
 
 static bool accepted(ncclResult_t status) { return status == ncclSuccess || status == ncclInProgress; }
 
-static ncclResult_t send_to(int process, const void *data, int64_t bytes) {
-    if (bytes == 0) return ncclSuccess;
-    return nccl.ncclSend(data, (size_t)bytes, ncclInt8, process, comm.handle, comm_stream());
-}
-static ncclResult_t receive_from(int process, void *data, int64_t bytes) {
-    if (bytes == 0) return ncclSuccess;
-    return nccl.ncclRecv(data, (size_t)bytes, ncclInt8, process, comm.handle, comm_stream());
-}
-
 // In a group: comm.to[r] of send goes to process r, and comm.from[r] of recv comes from it.
 static bool exchange(const char *what, void *recv, const void *send, int request, Error *err) {
     ncclResult_t status = nccl.ncclGroupStart();
     for (int r = 0; r < comm.size && accepted(status); r++) {
-        status = send_to(r, (const char *)send + comm.to[r].begin, range_size(comm.to[r]));
-        if (accepted(status)) status = receive_from(r, (char *)recv + comm.from[r].begin, range_size(comm.from[r]));
+        const size_t sent = (size_t)range_size(comm.to[r]), received = (size_t)range_size(comm.from[r]);
+        const char *outgoing = (const char *)send + comm.to[r].begin;
+        char *incoming = (char *)recv + comm.from[r].begin;
+        if (sent > 0) status = nccl.ncclSend(outgoing, sent, ncclInt8, r, comm.handle, comm_stream());
+        if (received > 0 && accepted(status))
+            status = nccl.ncclRecv(incoming, received, ncclInt8, r, comm.handle, comm_stream());
     }
     const ncclResult_t ended = nccl.ncclGroupEnd();
     if (accepted(status)) status = ended;
@@ -242,13 +236,6 @@ bool device_all_gather(void *data, const Range *parts, int request, Error *err) 
 void device_comm_progress(void) {}
 void device_comm_observe(const CommObserver *o) { observer = o; }
 
-// The result of what is queued, as far as it is known; ncclInProgress: a call has not ended.
-static ncclResult_t async_status(void) {
-    ncclResult_t status = ncclSuccess;
-    const ncclResult_t asked = nccl.ncclCommGetAsyncError(comm.handle, &status);
-    return asked != ncclSuccess ? asked : status;
-}
-
 bool device_comm_failed(Error *err) {
     const ncclResult_t status = comm.handle ? async_status() : ncclSuccess;
     return !accepted(status) && !nccl_failed(err, "exchange", status);
@@ -267,13 +254,10 @@ bool device_comm_wait(int request, Error *err) {
 }
 
 #else
+#pragma GCC diagnostic ignored "-Wunused-parameter"
 
-bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err) {
-    (void)id;
-    return nccl_library_open(err);
-}
+bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err) { return nccl_library_open(err); }
 bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, Error *err) {
-    (void)id, (void)rank, (void)size;
     return nccl_library_open(err);
 }
 const char *device_comm_library(void) { return ""; }
@@ -281,19 +265,14 @@ void device_comm_abort(void) {}
 void cuda_comm_shutdown(void) {}
 
 bool device_all_to_all(void *recv, const void *send, const Range *parts, int request, Error *err) {
-    (void)recv, (void)send, (void)parts, (void)request, (void)err;
     REQUIRE(false, "device_all_to_all before device_comm_start");
 }
 bool device_all_gather(void *data, const Range *parts, int request, Error *err) {
-    (void)data, (void)parts, (void)request, (void)err;
     REQUIRE(false, "device_all_gather before device_comm_start");
 }
 void device_comm_progress(void) {}
-void device_comm_observe(const CommObserver *o) { (void)o; }
-bool device_comm_failed(Error *err) { return (void)err, false; }
-bool device_comm_wait(int request, Error *err) {
-    (void)request, (void)err;
-    REQUIRE(false, "device_comm_wait before device_comm_start");
-}
+void device_comm_observe(const CommObserver *o) {}
+bool device_comm_failed(Error *err) { return false; }
+bool device_comm_wait(int request, Error *err) { REQUIRE(false, "device_comm_wait before device_comm_start"); }
 
 #endif

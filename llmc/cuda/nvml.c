@@ -32,7 +32,8 @@ static bool nvml_function(void *library, const char *name, void *function) {
 }
 
 static bool start_nvml(CudaNvml *nvml, const char *pci_bus_id) {
-    int (*init)(void) = NULL, (*find)(const char *, NvmlGpu *) = NULL;
+    int (*init)(void) = NULL;
+    int (*find)(const char *, NvmlGpu *) = NULL;
     void *library = nvml->library;
     const bool ok = nvml_function(library, "nvmlInit_v2", &init) &&
                     nvml_function(library, "nvmlShutdown", &nvml->shutdown) &&

@@ -3,9 +3,10 @@
 #include "llmc/cuda/tuning.h"
 
 #include "llmc/base/choices_file.h"
-#include "llmc/cuda/cudnn_attention.h"
+#include "llmc/cuda/cudnn_library.h"
 #include "llmc/cuda/graph_overlap.h"
 #include <cublasLt.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -15,9 +16,6 @@
 // rounds only polish it. A choice 1.3 times slower than the best after two rounds does not win any more.
 enum { MIN_ROUNDS = 3, MAX_ROUNDS = 11, GIVE_UP_ROUND = 2 };
 static const float BUDGET_MS = 50.0f, GIVE_UP_FACTOR = 1.3f;
-
-// Events have a resolution of 0.5 us, and short kernels vary by about 1 %.
-static float worth_changing(float ms) { return ms < 0.2f ? 0.98f * ms : 0.995f * ms; }
 
 typedef struct {
     cudaEvent_t start, stop;
@@ -64,14 +62,6 @@ static float shortest(const TimedChoice *c) {
     return ms;
 }
 
-static void drop_the_slow(TimedChoice *choices, int count) {
-    float best = -1.0f;
-    for (int i = 0; i < count; i++)
-        if (choices[i].alive && (best < 0.0f || shortest(&choices[i]) < best)) best = shortest(&choices[i]);
-    for (int i = 0; i < count; i++)
-        if (choices[i].alive && shortest(&choices[i]) > GIVE_UP_FACTOR * best) choices[i].alive = false;
-}
-
 int cuda_fastest(int count, bool (*work)(void *context, int i), void *context) {
     TimedChoice choices[TIMING_MAX_CHOICES] = {0};
     REQUIRE(!cuda_backend.capturing, "a choice is measured while a graph is captured: no eager run came first");
@@ -84,7 +74,13 @@ int cuda_fastest(int count, bool (*work)(void *context, int i), void *context) {
     }
     float spent = run_round(choices, count, work, context, false);
     for (int round = 0; round < MAX_ROUNDS && (round < MIN_ROUNDS || spent < BUDGET_MS); round++) {
-        if (round == GIVE_UP_ROUND) drop_the_slow(choices, count);
+        if (round == GIVE_UP_ROUND) {
+            float least = INFINITY;
+            for (int i = 0; i < count; i++)
+                if (choices[i].alive) least = fminf(least, shortest(&choices[i]));
+            for (int i = 0; i < count; i++)
+                if (choices[i].alive && shortest(&choices[i]) > GIVE_UP_FACTOR * least) choices[i].alive = false;
+        }
         spent += run_round(choices, count, work, context, true);
     }
     int fastest = -1;
@@ -92,7 +88,9 @@ int cuda_fastest(int count, bool (*work)(void *context, int i), void *context) {
     for (int i = 0; i < count; i++) {
         const bool ran = choices[i].alive && choices[i].rounds > 0;
         const float time = ran ? median(&choices[i]) : 0.0f;
-        if (ran && (fastest < 0 || time < worth_changing(best))) {
+        // Events have a resolution of 0.5 us, and short kernels vary by about 1 %.
+        const float worth_changing = best < 0.2f ? 0.98f * best : 0.995f * best;
+        if (ran && (fastest < 0 || time < worth_changing)) {
             fastest = i;
             best = time;
         }
@@ -132,12 +130,12 @@ char *device_tuning(void) { return choices_file_used(); }
 
 // Keys begin with the machine, then the library and its version.
 bool device_restore_tuning(const char *lines) {
-    char cublas[CHOICES_KEY_MAX], cudnn[CHOICES_KEY_MAX];
+    char cublas_key[CHOICES_KEY_MAX], cudnn_key[CHOICES_KEY_MAX];
     bool fits = true;
-    snprintf(cublas, sizeof cublas, "%s, cuBLASLt %zu,", tuning_machine(), cublasLtGetVersion());
-    snprintf(cudnn, sizeof cudnn, "%s, cuDNN %d,", tuning_machine(), cudnn_attention_version());
+    snprintf(cublas_key, sizeof cublas_key, "%s, cuBLASLt %zu,", tuning_machine(), cublasLtGetVersion());
+    snprintf(cudnn_key, sizeof cudnn_key, "%s, cuDNN %d,", tuning_machine(), cudnn_library_version());
     for (const char *line = lines; *line && fits; line += strcspn(line, "\n"), line += *line == '\n')
-        fits = strncmp(line, cublas, strlen(cublas)) == 0 || strncmp(line, cudnn, strlen(cudnn)) == 0;
+        fits = strncmp(line, cublas_key, strlen(cublas_key)) == 0 || strncmp(line, cudnn_key, strlen(cudnn_key)) == 0;
     if (fits) choices_file_restore(lines);
     return fits;
 }

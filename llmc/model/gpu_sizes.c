@@ -77,7 +77,8 @@ int64_t cuda_size_cudnn_fast(OpsShape shape, int compute_capability) {
     const int64_t rows = shape.B * shape.NH * shape.T * (int64_t)sizeof(float), HS = shape.C / shape.NH;
     const bool for_sm_80 = compute_capability < 90 || compute_capability >= 120;
     if (!has_cudnn(shape, compute_capability)) return 0;
-    return rows + 1024 + (shape.forward_only ? 0 : (for_sm_80 ? 2 : 1) * rows * HS);
+    if (shape.forward_only) return rows + 1024;
+    return rows + 1024 + (for_sm_80 ? 2 : 1) * rows * HS;
 }
 
 // That workspace is 1.6 GB at B=64, T=1024, NH=12. Beyond an eighth of the memory, it is worth more as a larger
@@ -92,7 +93,8 @@ int64_t cuda_size_cudnn_limit(int64_t free_bytes) { return free_bytes / 8; }
 // more or less than the datasheet does: the plan of another machine makes the same chunks.
 static int64_t max_chunk_bytes(int64_t memory) {
     const int64_t GB = 1000 * 1000 * 1000, GIB = 1 << 30;
-    return memory >= 120 * GB ? 34 * GB / 10 : memory >= 60 * GB ? 2 * GIB : GIB;
+    if (memory >= 120 * GB) return 34 * GB / 10;
+    return memory >= 60 * GB ? 2 * GIB : GIB;
 }
 // The tile of the library's large 16-bit matmuls.
 enum { TILE_ROWS = 128, TILE_COLS = 256 };
