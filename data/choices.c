@@ -85,7 +85,7 @@ static bool read_options(ChoiceOptions *o, int argc, char **argv, Error *err) {
 
 // ----------------------------------------------------------------------------------------------------------- records
 
-static bool put(Choices *c, int64_t value, Error *err) {
+static bool put_number(Choices *c, int64_t value, Error *err) {
     if (c->length == sizeof c->record / sizeof *c->record)
         return error_set(err, "the example has more than %d bytes of tokens, the most that the format allows",
                          MAX_RECORD_BYTES);
@@ -93,16 +93,16 @@ static bool put(Choices *c, int64_t value, Error *err) {
     return true;
 }
 
-// n and n tokens.
+// Puts n and n tokens.
 static bool put_text(Choices *c, const char *text, Error *err) {
     const int64_t n = encoder_encode(c->encoder, text, (int64_t)strlen(text), c->tokens);
-    bool ok = put(c, n, err); // one that does not fit into 16 bits is refused below, token by token
-    for (int64_t i = 0; ok && i < n; i++) ok = put(c, c->tokens[i], err);
+    bool ok = put_number(c, n, err); // one that does not fit into 16 bits is refused below, token by token
+    for (int64_t i = 0; ok && i < n; i++) ok = put_number(c, c->tokens[i], err);
     return ok;
 }
 
-// The first of two names that the example has.
-static bool find(const cJSON *example, const char *name, const char *other, const cJSON **item, Error *err) {
+// Finds the first of two names that the example has.
+static bool find_either(const cJSON *example, const char *name, const char *other, const cJSON **item, Error *err) {
     if (!json_find(example, name, item, err) || (!*item && !json_find(example, other, item, err))) return false;
     return *item || error_set(err, "neither \"%s\" nor \"%s\"", name, other);
 }
@@ -124,7 +124,8 @@ static bool find_label(const cJSON *example, int endings, int64_t *label, Error 
 static bool make_record(Choices *c, const cJSON *example, Error *err) {
     const cJSON *context, *endings, *ending;
     int64_t label = 0;
-    if (!find(example, "ctx", "context", &context, err) || !find(example, "endings", "choices", &endings, err))
+    if (!find_either(example, "ctx", "context", &context, err) ||
+        !find_either(example, "endings", "choices", &endings, err))
         return false;
     if (!cJSON_IsString(context) || !*context->valuestring) return error_set(err, "the context is not text");
     const int count = cJSON_IsArray(endings) ? cJSON_GetArraySize(endings) : 0;
@@ -133,7 +134,7 @@ static bool make_record(Choices *c, const cJSON *example, Error *err) {
     if (!find_label(example, count, &label, err)) return false;
     c->length = 0;
     const int64_t head[] = {CHOICES_BEGIN, 0, c->examples, label, count};
-    for (size_t i = 0; i < sizeof head / sizeof *head; i++) put(c, head[i], err);
+    for (size_t i = 0; i < sizeof head / sizeof *head; i++) put_number(c, head[i], err);
     if (!put_text(c, context->valuestring, err)) return false;
     cJSON_ArrayForEach(ending, endings) {
         if (!cJSON_IsString(ending)) return error_set(err, "an ending is not text");
@@ -161,8 +162,8 @@ static bool add_line(Choices *c, const char *line, size_t length, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------------- files
 
-// The next line without its newline, terminated; of a longer one the first MAX_LINE + 1 bytes. False: there is
-// none.
+// Reads the next line without its newline, terminated; of a longer one the first MAX_LINE + 1
+// bytes. False: there is none.
 static bool read_line(FILE *file, char *line, size_t *length) {
     int ch = 0;
     *length = 0;
@@ -224,38 +225,25 @@ static bool write_output(Choices *c, Error *err) {
 
 // -------------------------------------------------------------------------------------------------------------- main
 
-static bool open_tokenizer(Choices *c, Error *err) {
+static int run(Choices *c, Error *err) {
     const char *path = c->options->tokenizer;
     c->tokenizer = tokenizer_named(path, err);
-    if (!c->tokenizer) return false;
-    if (tokenizer_vocab(c->tokenizer) > CHOICES_BEGIN)
-        return error_set(err, "%s: %" PRId64 " tokens, but the format only has tokens below %d", path,
-                         tokenizer_vocab(c->tokenizer), CHOICES_BEGIN);
+    if (!c->tokenizer) return EXIT_BAD_INPUT;
+    if (tokenizer_vocab(c->tokenizer) > CHOICES_BEGIN) {
+        error_set(err, "%s: %" PRId64 " tokens, but the format only has tokens below %d", path,
+                  tokenizer_vocab(c->tokenizer), CHOICES_BEGIN);
+        return EXIT_BAD_INPUT;
+    }
     c->encoder = encoder_create(c->tokenizer, err);
-    return c->encoder != NULL;
-}
-
-static bool allocate(Choices *c, Error *err) {
+    if (!c->encoder) return EXIT_BAD_INPUT;
     c->line = malloc(MAX_LINE + 2);
     c->text = malloc(MAX_LINE + 2);
     c->tokens = malloc((MAX_LINE + 2) * sizeof *c->tokens);
     c->stream = text_open(&c->data, &c->bytes);
-    return (c->line && c->text && c->tokens) || error_set(err, "out of memory");
-}
-
-static void free_all(Choices *c) {
-    if (c->stream) fclose(c->stream);
-    free(c->data);
-    free(c->line);
-    free(c->text);
-    free(c->tokens);
-    encoder_free(c->encoder);
-    tokenizer_free(c->tokenizer);
-}
-
-static int run(Choices *c, Error *err) {
-    if (!open_tokenizer(c, err)) return EXIT_BAD_INPUT;
-    if (!allocate(c, err)) return EXIT_RUN_FAILED;
+    if (!c->line || !c->text || !c->tokens) {
+        error_set(err, "out of memory");
+        return EXIT_RUN_FAILED;
+    }
     if (!read_input(c, err)) return EXIT_BAD_INPUT;
     if (!write_output(c, err)) return EXIT_RUN_FAILED;
     format_print(stdout, "choices: %" PRId64 " example%s, the longest of %" PRId64 " bytes: %s\n", c->examples,
@@ -271,11 +259,20 @@ int main(int argc, char **argv) {
     int code = EXIT_BAD_INPUT;
     limits_start();
     if (read_options(&options, argc, argv, &err)) {
-        if (options.help) return fputs(HELP, stdout), EXIT_OK;
+        if (options.help) {
+            fputs(HELP, stdout);
+            return EXIT_OK;
+        }
         c.options = &options;
         code = run(&c, &err);
     }
-    free_all(&c);
+    if (c.stream) fclose(c.stream);
+    free(c.data);
+    free(c.line);
+    free(c.text);
+    free(c.tokens);
+    encoder_free(c.encoder);
+    tokenizer_free(c.tokenizer);
     if (code != EXIT_OK) fprintf(stderr, "choices: %s\n", err.text);
     return code;
 }

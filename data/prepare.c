@@ -65,21 +65,6 @@ typedef struct {
     const char *tokenizer, *val_fraction, *split;
 } PrepareOptions;
 
-static bool take_sides(PrepareOptions *o, Error *err) {
-    double *fraction = &o->tool.corpus.val_fraction;
-    const char *given = o->val_fraction;
-    const bool val = o->split && strcmp(o->split, "val") == 0;
-    char *end = NULL;
-    *fraction = 0.1;
-    if (o->split) *fraction = val;
-    if (given) *fraction = strtod(given, &end);
-    if (given && (end == given || *end || !(*fraction >= 0 && *fraction < 1)))
-        return error_set(err, "--val-fraction %s: expected a number below 1, or 0 for none", given);
-    if (o->split && !val && strcmp(o->split, "train") != 0)
-        return error_set(err, "--split %s: expected train or val", o->split);
-    return !o->split || !given || error_set(err, "--split and --val-fraction exclude each other; give one");
-}
-
 static bool read_options(PrepareOptions *o, int argc, char **argv, Error *err) {
     *o = (PrepareOptions){.tool = corpus_tool("prepare", "data/prepare", "-o DIR"), .tokenizer = "bytes"};
     CorpusOptions *corpus = &o->tool.corpus;
@@ -100,7 +85,19 @@ static bool read_options(PrepareOptions *o, int argc, char **argv, Error *err) {
     if (number && !tool_read_number("", number, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB, &corpus->vocab, NULL))
         return error_set(err, "--tokenizer %s: expected train:N with N from %d (bytes and end-of-text) to %d",
                          o->tokenizer, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB);
-    return corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err) && take_sides(o, err);
+    if (!corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err)) return false;
+    const char *given = o->val_fraction;
+    const bool val = o->split && strcmp(o->split, "val") == 0;
+    double *fraction = &corpus->val_fraction;
+    char *end = NULL;
+    *fraction = 0.1;
+    if (o->split) *fraction = val;
+    if (given) *fraction = strtod(given, &end);
+    if (given && (end == given || *end || !(*fraction >= 0 && *fraction < 1)))
+        return error_set(err, "--val-fraction %s: expected a number below 1, or 0 for none", given);
+    if (o->split && !val && strcmp(o->split, "train") != 0)
+        return error_set(err, "--split %s: expected train or val", o->split);
+    return !o->split || !given || error_set(err, "--split and --val-fraction exclude each other; give one");
 }
 
 // ------------------------------------------------------------------------------------------------------------- summary
@@ -165,8 +162,10 @@ int main(int argc, char **argv) {
     Error err;
     limits_start();
     int status = read_options(&options, argc, argv, &err) ? EXIT_OK : EXIT_BAD_INPUT;
-    if (status == EXIT_OK && options.tool.help) return fputs(HELP, stdout), EXIT_OK;
-    if (status == EXIT_OK) status = prepare(&options, &err);
+    if (status == EXIT_OK && options.tool.help)
+        fputs(HELP, stdout);
+    else if (status == EXIT_OK)
+        status = prepare(&options, &err);
     if (status != EXIT_OK) fprintf(stderr, "prepare: %s\n", err.text);
     return status;
 }

@@ -142,7 +142,7 @@ static bool find_entry(const cJSON *manifest, const char *directory, const char 
 }
 
 // Checks the shard against its entry in the manifest next to it, if there is one. *how: what it was compared with.
-static bool compare(const char *shard, const CorpusShard *found, const char **how, Error *err) {
+static bool compare_with_manifest(const char *shard, const CorpusShard *found, const char **how, Error *err) {
     char *directory = path_parent(shard), *path = path_join(directory, "manifest.json");
     const char *slash = strrchr(shard, '/');
     const cJSON *entry = NULL;
@@ -179,7 +179,7 @@ static bool verify_file(Look *l, const ShardSet *set, Error *err) {
     CorpusShard found = {.tokens = s->num_tokens};
     const char *how;
     if (!scan_shard(l, s, vocab, -1, err) || !file_checksum(s->path, &found.bytes, &found.xxh3, err) ||
-        !compare(s->path, &found, &how, err))
+        !compare_with_manifest(s->path, &found, &how, err))
         return false;
     format_print(stdout, "%s: %" PRId64 " tokens, the largest is %" PRIu32 "%s, xxh3 %016" PRIx64 ": %s\n", s->path,
                  s->num_tokens, l->largest, vocab > 0 ? "" : " (no vocabulary stated: --vocab N checks it)", found.xxh3,
@@ -190,26 +190,12 @@ static bool verify_file(Look *l, const ShardSet *set, Error *err) {
 // The text of a token on one line, whatever bytes it has.
 static void print_quoted(const char *text, size_t n) {
     char shown[UTF8_VISIBLE];
+    static const char special[] = {'\n', '\t', '"', '\\'};
+    static const char *const escaped[] = {"\\n", "\\t", "\\\"", "\\\\"};
     for (size_t i = 0, taken; i < n; i += taken) {
-        const char *escaped = NULL;
-        switch (text[i]) {
-        case '\n':
-            escaped = "\\n";
-            break;
-        case '\t':
-            escaped = "\\t";
-            break;
-        case '"':
-            escaped = "\\\"";
-            break;
-        case '\\':
-            escaped = "\\\\";
-            break;
-        default:
-            break;
-        }
-        taken = escaped ? 1 : utf8_visible(text + i, n - i, shown);
-        fputs(escaped ? escaped : shown, stdout);
+        const char *at = memchr(special, text[i], sizeof special);
+        taken = at ? 1 : utf8_visible(text + i, n - i, shown);
+        fputs(at ? escaped[at - special] : shown, stdout);
     }
 }
 
@@ -221,9 +207,12 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
     if (l->at >= s->num_tokens)
         return error_set(err, "--at %" PRId64 ": %s has %" PRId64 " tokens", l->at, s->path, s->num_tokens);
     // A given tokenizer needs no limit of a model, and no shards that state their vocabulary.
-    if (*l->tokenizer && set->vocab == 0 ? !(t = tokenizer_open(l->tokenizer, err))
-                                         : !tokenizer_find(&t, l->tokenizer, NULL, s->path, set->vocab, V, err))
+    if (*l->tokenizer && set->vocab == 0) {
+        t = tokenizer_open(l->tokenizer, err);
+        if (!t) return false;
+    } else if (!tokenizer_find(&t, l->tokenizer, NULL, s->path, set->vocab, V, err)) {
         return false;
+    }
     bool ok = t || error_set(err,
                              "%s: no tokenizer next to the shards; name one with --tokenizer, such as "
                              "data/gpt2-tokenizer (%s gpt2-tokenizer)",
@@ -242,7 +231,7 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
 }
 
 // Every file of a pattern as a set of its own: a problem is printed and counted, and the next file follows.
-static void visit(Look *l, const char *pattern) {
+static void visit_pattern(Look *l, const char *pattern) {
     char **names;
     int count;
     files_match(pattern, &names, &count, NULL);
@@ -273,16 +262,27 @@ int main(int argc, char **argv) {
     static Look l = {.command = "", .tokenizer = "", .count = 32, .eot = -1};
     Error err;
     limits_start();
-    if (!read_options(&l, argc, argv, &err)) return fprintf(stderr, "shard: %s\n", err.text), EXIT_BAD_INPUT;
-    if (l.help) return fputs(HELP, stdout), EXIT_OK;
+    if (!read_options(&l, argc, argv, &err)) {
+        fprintf(stderr, "shard: %s\n", err.text);
+        return EXIT_BAD_INPUT;
+    }
+    if (l.help) {
+        fputs(HELP, stdout);
+        return EXIT_OK;
+    }
     if (*l.command == 'l')
         printf("%7s %13s %11s %7s %6s %10s  %s\n", "version", "tokens", "bytes/token", "vocab", "eot", "documents",
                "file");
-    for (int i = optind + 1; i < argc; i++) visit(&l, argv[i]);
+    for (int i = optind + 1; i < argc; i++) visit_pattern(&l, argv[i]);
     if (*l.command == 'l' && l.files - l.bad > 1)
         printf("%7s %13" PRId64 " %11s %7s %6s %10" PRId64 "  %" PRId64 " files\n", "total", l.tokens, "", "", "",
                l.documents, l.files - l.bad);
-    if (*l.command == 'v') printf("%" PRId64 " file%s: ", l.files, l.files == 1 ? "" : "s");
-    if (*l.command == 'v') l.bad ? printf("%" PRId64 " bad\n", l.bad) : puts("intact");
+    if (*l.command == 'v') {
+        printf("%" PRId64 " file%s: ", l.files, l.files == 1 ? "" : "s");
+        if (l.bad > 0)
+            printf("%" PRId64 " bad\n", l.bad);
+        else
+            puts("intact");
+    }
     return l.bad ? EXIT_BAD_INPUT : EXIT_OK;
 }

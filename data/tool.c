@@ -31,8 +31,10 @@ bool tool_read_number(const char *name, const char *text, int64_t min, int64_t m
     const char *suffixes = "KMG", *suffix = *end && max < INT64_MAX ? strchr(suffixes, *end) : NULL;
     int64_t unit = 1;
     for (const char *s = suffixes; suffix && s <= suffix; s++) unit *= 1000;
-    if (end != text && errno == 0 && end[suffix ? 1 : 0] == '\0' && n >= 0 && n <= max / unit && n * unit >= min)
-        return *out = n * unit, true;
+    if (end != text && errno == 0 && end[suffix ? 1 : 0] == '\0' && n >= 0 && n <= max / unit && n * unit >= min) {
+        *out = n * unit;
+        return true;
+    }
     if (max == INT64_MAX) return error_set(err, "--%s %s: expected a number of at least %" PRId64, name, text, min);
     return error_set(err, "--%s %s: expected a number from %" PRId64 " to %" PRId64, name, text, min, max);
 }
@@ -58,7 +60,10 @@ static const ToolOption *find_row(const ToolWords *w, const char *name, size_t l
     *several = false;
     for (const ToolOption *o = w->table; o->name; o++) {
         if (strncmp(o->name, name, length) != 0) continue;
-        if (!o->name[length]) return *several = false, o;
+        if (!o->name[length]) {
+            *several = false;
+            return o;
+        }
         *several |= found != NULL;
         found = o;
     }
@@ -71,7 +76,7 @@ static const ToolOption *find_letter(const ToolWords *w, char letter) {
     return o->name ? o : NULL;
 }
 
-// Is this an option of the table, and so not the value of the option before it?
+// Tells whether this is an option of the table, and so not the value of the option before it.
 static bool is_an_option(const ToolWords *w, const char *word) {
     const Argument a = argument_split(word);
     bool several;
@@ -114,16 +119,6 @@ static bool read_value(ToolWords *w, const ToolOption *o, const char *typed, con
     return take_value(w, o, o->flag || attached ? attached : next, err);
 }
 
-// --name, --name=value; also -name, if all of the name is there.
-static bool read_long(ToolWords *w, const char *word, const ToolOption **o, Error *err) {
-    const Argument a = argument_split(word);
-    bool several;
-    *o = find_row(w, a.name, a.length, &several);
-    if (word[1] != '-' && (!*o || (*o)->name[a.length])) *o = NULL;
-    if (several && word[1] == '-') return list_hint(w, " is the beginning of several options", word, err);
-    return !*o || read_value(w, *o, word, a.value, err);
-}
-
 // -o value, -ovalue, -abc. Nothing is taken from a word with an unknown letter.
 static bool read_letters(ToolWords *w, const char *word, Error *err) {
     const char *last = word + 1;
@@ -154,12 +149,19 @@ bool tool_read_options(const char *program, const ToolOption *table, int argc, c
         } else if (strcmp(word, "--") == 0) {
             only_operands = true;
         } else {
-            const ToolOption *o = NULL;
-            ok = read_long(&w, word, &o, err);
-            if (ok && !o) ok = word[1] == '-' ? unknown_word(&w, word, err) : read_letters(&w, word, err);
+            const bool is_long = word[1] == '-'; // --name, --name=value; also -name, if all of the name is there
+            const Argument a = argument_split(word);
+            bool several;
+            const ToolOption *o = find_row(&w, a.name, a.length, &several);
+            if (is_long && several)
+                ok = list_hint(&w, " is the beginning of several options", word, err);
+            else if (o && (is_long || !o->name[a.length]))
+                ok = read_value(&w, o, word, a.value, err);
+            else
+                ok = is_long ? unknown_word(&w, word, err) : read_letters(&w, word, err);
         }
     }
-    // What was read is not needed any more.
+    // The words that were read are not needed any more.
     for (int i = 0; ok && !w.help && i < operands; i++) argv[argc - operands + i] = others[i];
     optind = argc - operands;
     if (ok && w.repeated) {

@@ -73,8 +73,10 @@ static bool read_options(TrainOptions *o, int argc, char **argv, Error *err) {
 // The directory of the output, malloced; NULL if no file can be made there.
 static char *output_directory(const char *path, Error *err) {
     struct stat st;
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode))
-        return error_set(err, "%s: cannot be written: it is a directory", path), NULL;
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
+        error_set(err, "%s: cannot be written: it is a directory", path);
+        return NULL;
+    }
     const char *slash = strrchr(path, '/');
     char *directory = slash ? strndup(path, slash == path ? 1 : (size_t)(slash - path)) : strdup(".");
     REQUIRE_MEMORY(directory, "a path");
@@ -82,17 +84,6 @@ static char *output_directory(const char *path, Error *err) {
     error_set(err, "%s: cannot be written: %s: %s", path, directory, path_reason(directory, errno).text);
     free(directory);
     return NULL;
-}
-
-static void print_summary(const TrainOptions *o, const Tokenizer *t, const CorpusCounts *counts, double seconds) {
-    char size[32], duration[32];
-    const int64_t bytes = counts->side[CORPUS_TRAIN].bytes;
-    format_print(
-        stdout,
-        "%s: %" PRId64 " tokens (<|endoftext|> is %d) from %" PRId64 " document%s, %" PRId64 " bytes (%s) in %s\n",
-        o->output, tokenizer_vocab(t), (int)tokenizer_eot(t), counts->documents, counts->documents == 1 ? "" : "s",
-        bytes, format_bytes((double)bytes, size, sizeof size), format_duration(seconds, duration, sizeof duration));
-    corpus_tool_print_skipped(counts);
 }
 
 static int train(TrainOptions *o, const char *directory, Error *err) {
@@ -107,7 +98,17 @@ static int train(TrainOptions *o, const char *directory, Error *err) {
     int status = corpus_vocabulary(corpus, directory, &counts, &t, err);
     corpus_display_clear(&display);
     if (status == EXIT_OK && !tokenizer_write(t, o->output, err)) status = EXIT_RUN_FAILED;
-    if (status == EXIT_OK) print_summary(o, t, &counts, now_seconds() - start);
+    if (status == EXIT_OK) {
+        char size[32], duration[32];
+        const int64_t bytes = counts.side[CORPUS_TRAIN].bytes;
+        format_print(stdout,
+                     "%s: %" PRId64 " tokens (<|endoftext|> is %d) from %" PRId64 " document%s, %" PRId64
+                     " bytes (%s) in %s\n",
+                     o->output, tokenizer_vocab(t), (int)tokenizer_eot(t), counts.documents,
+                     counts.documents == 1 ? "" : "s", bytes, format_bytes((double)bytes, size, sizeof size),
+                     format_duration(now_seconds() - start, duration, sizeof duration));
+        corpus_tool_print_skipped(&counts);
+    }
     tokenizer_free(t);
     corpus_counts_clear(&counts);
     return status;
@@ -119,7 +120,10 @@ int main(int argc, char **argv) {
     int status = EXIT_BAD_INPUT;
     limits_start();
     if (read_options(&options, argc, argv, &err)) {
-        if (options.tool.help) return fputs(HELP, stdout), EXIT_OK;
+        if (options.tool.help) {
+            fputs(HELP, stdout);
+            return EXIT_OK;
+        }
         char *directory = output_directory(options.output, &err);
         if (directory) status = train(&options, directory, &err);
         free(directory);

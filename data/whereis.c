@@ -100,10 +100,6 @@ static bool find_step(const char *log, const cJSON *events, int64_t step, Start 
     return fits || error_set(err, "STEP %" PRId64 ": expected 1 or more, and less than this", step);
 }
 
-static int64_t stream_position(const Start *s, int64_t position) {
-    return s->overfit ? position % s->step_windows : position;
-}
-
 static bool print_step(const Start *s, const char *step, int64_t position, const char *pattern, Error *err) {
     ShardSet set;
     if (!shards_open(&set, pattern, s->T, err)) return error_set(err, "%s; name them after the step", err->text);
@@ -122,7 +118,7 @@ static bool print_step(const Start *s, const char *step, int64_t position, const
                      "micro-batch", "position", "epoch", "window", "token", "byte", "file");
     for (int64_t i = 0; same && i < s->step_windows; i++) {
         const char *path;
-        int64_t token, p = stream_position(s, position + i);
+        int64_t token, p = s->overfit ? (position + i) % s->step_windows : position + i;
         const int64_t window = shuffle_window(p, s->num_windows, (uint64_t)s->seed);
         shards_locate(&set, window, &path, &token);
         format_print(stdout, "%11" PRId64 " %10" PRId64 " %6" PRId64 " %10" PRId64 " %12" PRId64 " %12" PRId64 "  %s\n",
@@ -141,7 +137,10 @@ int main(int argc, char **argv) {
     bool help = false;
     const ToolOption table[] = {{"help", 'h', .flag = &help}, {0}};
     bool ok = tool_read_options("whereis", table, argc, argv, &err);
-    if (ok && help) return fputs(HELP, stdout), EXIT_OK;
+    if (ok && help) {
+        fputs(HELP, stdout);
+        return EXIT_OK;
+    }
     char **words = argv + optind;
     if (ok && argc - optind != 2 && argc - optind != 3)
         ok = error_set(&err, "expected RUN and STEP; %s --help shows the usage", tool_path("whereis").text);

@@ -93,19 +93,15 @@ struct DataLoader {
 
 // ------------------------------------------------------------------------------------------------------------ reader
 
-// The window at this position of the stream.
-static int64_t window_at(const DataLoaderOptions *o, int64_t position) {
-    int64_t p = o->repeat_first_step ? position % o->step_windows : position;
-    return o->shuffle ? shuffle_window(p, o->shards->num_windows, o->seed) : p % o->shards->num_windows;
-}
-
 // Also true when loader->stop cut it short: the loader is being destroyed then, and nobody takes the batch.
 static bool read_batch(DataLoader *loader, Batch *batch, int64_t position, Error *err) {
     const DataLoaderOptions *o = &loader->options;
     const int64_t window_bytes = (o->shards->T + 1) * o->shards->token_bytes;
     for (int64_t i = 0; i < batch->count && !atomic_load(&loader->stop); i++) {
         char *out = (char *)batch->windows + i * window_bytes;
-        if (!shards_read_window(o->shards, window_at(o, position + i), o->vocab, out, err)) return false;
+        const int64_t p = o->repeat_first_step ? (position + i) % o->step_windows : position + i;
+        const int64_t n = o->shards->num_windows, window = o->shuffle ? shuffle_window(p, n, o->seed) : p % n;
+        if (!shards_read_window(o->shards, window, o->vocab, out, err)) return false;
     }
     return true;
 }
@@ -146,9 +142,9 @@ static void *reader_main(void *context) {
         }
 
         pthread_mutex_lock(&loader->mutex);
-        if (ok)
+        if (ok) {
             loader->filled++;
-        else {
+        } else {
             loader->failed = true;
             loader->error = error;
         }
@@ -162,8 +158,7 @@ static void *reader_main(void *context) {
 
 static bool allocate_ring(DataLoader *loader, Error *err) {
     const DataLoaderOptions *o = &loader->options;
-    int64_t batch = o->batch_windows < o->step_windows ? o->batch_windows : o->step_windows;
-    int64_t bytes;
+    int64_t batch = min_i64(o->batch_windows, o->step_windows), bytes;
     if (!checked_mul(batch, (o->shards->T + 1) * o->shards->token_bytes, &bytes))
         return error_set(err, "a micro-batch of %lld windows of %lld tokens does not fit in memory", (long long)batch,
                          (long long)o->shards->T);
@@ -184,16 +179,6 @@ static void free_loader(DataLoader *loader) {
     free(loader);
 }
 
-// The main thread handles signals (it finishes the step and saves), so the reader blocks them all.
-static int start_reader(DataLoader *loader) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int status = pthread_create(&loader->reader, NULL, reader_main, loader);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return status;
-}
-
 DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
     REQUIRE(options->shards->num_windows > 0 && options->batch_windows > 0 && options->step_windows > 0 &&
                 options->position >= 0 && (options->ring == 0 || options->ring >= 2) &&
@@ -201,7 +186,10 @@ DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
                 options->first_group + options->group_count <= max_i64(options->groups, 1),
             "dataloader_create: a size is out of range");
     DataLoader *loader = calloc(1, sizeof *loader);
-    if (!loader) return error_set(err, "data loader: out of memory"), NULL;
+    if (!loader) {
+        error_set(err, "data loader: out of memory");
+        return NULL;
+    }
     loader->options = *options;
     if (loader->options.ring == 0) loader->options.ring = DATALOADER_RING;
     if (loader->options.groups == 0) loader->options.groups = 1;
@@ -213,7 +201,13 @@ DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
     }
     pthread_mutex_init(&loader->mutex, NULL);
     pthread_cond_init(&loader->changed, NULL);
-    int status = start_reader(loader);
+    // The main thread handles signals (it finishes the step and saves), so the reader blocks them
+    // all.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int status = pthread_create(&loader->reader, NULL, reader_main, loader);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (status != 0) {
         limits_thread_failed("the reader thread of the data loader", status, err);
         free_loader(loader);

@@ -49,46 +49,8 @@ static int64_t pread_all(int fd, void *out, int64_t n, int64_t offset) {
     return done;
 }
 
-static bool parse_vocab(const char *path, const int32_t *h, ShardHeader *header, Error *err) {
-    int64_t most = header->token_bytes == 2 ? 65536 : INT32_MAX;
-    header->vocab = h[SHARD_FIELD_VOCAB];
-    header->eot = (int64_t)h[SHARD_FIELD_EOT] - 1;
-    if (header->vocab < 0 || header->vocab > most)
-        return error_set(err, "%s: vocabulary (header field 3) is %" PRId64 ", expected 0 (not stated) to %" PRId64,
-                         path, header->vocab, most);
-    if (header->eot < -1 || (header->vocab > 0 && header->eot >= header->vocab) || header->eot >= most)
-        return error_set(err,
-                         "%s: end-of-text token + 1 (header field 6) is %" PRId64
-                         ", expected 0 (not stated) to the vocabulary size, %" PRId64,
-                         path, header->eot + 1, header->vocab ? header->vocab : most);
-    return true;
-}
-
-// The token count must match the file size exactly.
-static bool parse_count(const char *path, const int32_t *h, int64_t file_bytes, ShardHeader *header, Error *err) {
-    bool is_v1 = h[SHARD_FIELD_VERSION] == 1;
-    int field = is_v1 ? SHARD_FIELD_COUNT_V1 : SHARD_FIELD_COUNT_V2;
-    if (is_v1)
-        header->num_tokens = h[field];
-    else
-        memcpy(&header->num_tokens, &h[field], sizeof header->num_tokens);
-    int64_t bytes;
-    if (header->num_tokens < 0 || !checked_mul(header->num_tokens, header->token_bytes, &bytes) ||
-        !checked_add(bytes, SHARD_HEADER_BYTES, &bytes)) {
-        return error_set(err, "%s: token count (header field %d) is %" PRId64 ", but the file has space for %" PRId64,
-                         path, field, header->num_tokens, (file_bytes - SHARD_HEADER_BYTES) / header->token_bytes);
-    }
-    if (bytes != file_bytes) {
-        return error_set(err,
-                         "%s: the file has %" PRId64 " bytes, but its token count (header field %d), %" PRId64
-                         ", needs %" PRId64 "; %s: copy or make it again",
-                         path, file_bytes, field, header->num_tokens, bytes,
-                         file_bytes < bytes ? "it is truncated" : "something was appended to it");
-    }
-    return true;
-}
-
-// The first `bytes` bytes of the file are read; the header is complete if they are SHARD_HEADER_BYTES or more.
+// Checks the first `bytes` bytes of the file; the header is complete if they are SHARD_HEADER_BYTES
+// or more.
 static bool check_magic(const char *path, const int32_t *h, int64_t bytes, Error *err) {
     const bool is_shard = bytes >= (int64_t)sizeof *h && h[SHARD_FIELD_MAGIC] == SHARD_MAGIC;
     if (!is_shard && !foreign_file_check("a token shard", path, h, (size_t)bytes, err)) return false;
@@ -109,10 +71,38 @@ static bool parse_header(const char *path, const int32_t *h, int64_t file_bytes,
     header->token_bytes = version == 1 ? 2 : h[SHARD_FIELD_TOKEN_BYTES_V2];
     if (header->token_bytes != 2 && header->token_bytes != 4)
         return error_set(err, "%s: bytes per token (header field 2) is %d, expected 2 or 4", path, header->token_bytes);
-    return parse_count(path, h, file_bytes, header, err) && parse_vocab(path, h, header, err);
+    int field = version == 1 ? SHARD_FIELD_COUNT_V1 : SHARD_FIELD_COUNT_V2;
+    if (version == 1)
+        header->num_tokens = h[field];
+    else
+        memcpy(&header->num_tokens, &h[field], sizeof header->num_tokens);
+    int64_t bytes; // must be those of the file
+    if (header->num_tokens < 0 || !checked_mul(header->num_tokens, header->token_bytes, &bytes) ||
+        !checked_add(bytes, SHARD_HEADER_BYTES, &bytes))
+        return error_set(err, "%s: token count (header field %d) is %" PRId64 ", but the file has space for %" PRId64,
+                         path, field, header->num_tokens, (file_bytes - SHARD_HEADER_BYTES) / header->token_bytes);
+    if (bytes != file_bytes)
+        return error_set(err,
+                         "%s: the file has %" PRId64 " bytes, but its token count (header field %d), %" PRId64
+                         ", needs %" PRId64 "; %s: copy or make it again",
+                         path, file_bytes, field, header->num_tokens, bytes,
+                         file_bytes < bytes ? "it is truncated" : "something was appended to it");
+    int64_t most = header->token_bytes == 2 ? 65536 : INT32_MAX;
+    header->vocab = h[SHARD_FIELD_VOCAB];
+    header->eot = (int64_t)h[SHARD_FIELD_EOT] - 1;
+    if (header->vocab < 0 || header->vocab > most)
+        return error_set(err, "%s: vocabulary (header field 3) is %" PRId64 ", expected 0 (not stated) to %" PRId64,
+                         path, header->vocab, most);
+    if (header->eot < -1 || (header->vocab > 0 && header->eot >= header->vocab) || header->eot >= most)
+        return error_set(err,
+                         "%s: end-of-text token + 1 (header field 6) is %" PRId64
+                         ", expected 0 (not stated) to the vocabulary size, %" PRId64,
+                         path, header->eot + 1, header->vocab ? header->vocab : most);
+    return true;
 }
 
-// What the names of shards in a directory have in common: "'a/train_*.bin', 'a/val_*.bin'". False: there is none.
+// Lists the patterns of the shards in a directory: "'a/train_*.bin', 'a/val_*.bin'". False: there
+// is none.
 static bool list_patterns(const char *directory, char *out, size_t size) {
     enum { MOST = 4 };
     char **names, *all = path_escaped(directory), *pattern = path_join(all, "*.bin"), *last = NULL;
@@ -149,22 +139,20 @@ static bool no_match(const char *pattern, Error *err) {
     return false;
 }
 
-static bool is_a_directory(const char *path, Error *err) {
-    char found[512];
-    if (list_patterns(path, found, sizeof found))
-        return error_set(err, "%s: is a directory, expected a shard; the shards in it: %s", path, found);
-    return error_set(err,
-                     "%s: is a directory, expected a shard; it has no .bin files; make some with: %s -o %s FILE...",
-                     path, path_of_tool("data/prepare").text, path_quoted(path).text);
-}
-
 // Opens the file at path and reads its header. The shard owns fd and path even when this fails.
 static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Error *err) {
     struct stat st;
     int64_t size;
     shard->fd = -1;
     REQUIRE_MEMORY((shard->path = strdup(path)), "a path");
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) return is_a_directory(path, err);
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
+        char found[512];
+        if (list_patterns(path, found, sizeof found))
+            return error_set(err, "%s: is a directory, expected a shard; the shards in it: %s", path, found);
+        return error_set(err,
+                         "%s: is a directory, expected a shard; it has no .bin files; make some with: %s -o %s FILE...",
+                         path, path_of_tool("data/prepare").text, path_quoted(path).text);
+    }
     shard->fd = file_open(path, &size, err);
     if (shard->fd < 0) return false;
     if (fstat(shard->fd, &st) == 0) {
@@ -190,11 +178,10 @@ typedef struct {
 
 static bool agree(const char *what, int64_t value, const char *path, int64_t *common, const char **common_file,
                   Error *err) {
-    if (*common_file && *common != value) {
+    if (*common_file && *common != value)
         return error_set(
             err, "%s: %s is %" PRId64 ", but %s states %" PRId64 "; shards of one run must come from one tokenizer",
             path, what, value, *common_file, *common);
-    }
     *common = value;
     if (!*common_file) *common_file = path;
     return true;
@@ -208,14 +195,10 @@ static bool add_shard(ShardSet *set, const char *path, Statements *statements, E
     if (!agree("bytes per token", header.token_bytes, shard->path, &token_bytes, &statements->token_bytes_file, err))
         return false;
     set->token_bytes = (int)token_bytes;
-    if (header.vocab > 0 &&
-        !agree("vocabulary", header.vocab, shard->path, &set->vocab, &statements->vocab_file, err)) {
+    if (header.vocab > 0 && !agree("vocabulary", header.vocab, shard->path, &set->vocab, &statements->vocab_file, err))
         return false;
-    }
-    if (header.eot >= 0 &&
-        !agree("end-of-text token", header.eot, shard->path, &set->eot, &statements->eot_file, err)) {
+    if (header.eot >= 0 && !agree("end-of-text token", header.eot, shard->path, &set->eot, &statements->eot_file, err))
         return false;
-    }
     set->fingerprint = XXH3_64bits_withSeed(&header.head, sizeof header.head, set->fingerprint);
     shard->first_window = set->num_windows;
     shard->num_windows = shard->num_tokens > 0 ? (shard->num_tokens - 1) / set->T : 0;
@@ -240,14 +223,12 @@ static bool open_paths(ShardSet *set, char **paths, size_t count, Error *err) {
     if (!set->shards || count > INT32_MAX) return error_set(err, "%zu shards: out of memory", count);
     raise_descriptor_limit(count);
     Statements statements = {0};
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++)
         if (!add_shard(set, paths[i], &statements, err)) return false;
-    }
     if (set->num_windows > 0) return true;
     const Shard *longest = &set->shards[0];
-    for (int i = 1; i < set->count; i++) {
+    for (int i = 1; i < set->count; i++)
         if (set->shards[i].num_tokens > longest->num_tokens) longest = &set->shards[i];
-    }
     return error_set(
         err,
         "%s: has %" PRId64 " tokens%s, but T = %" PRId64 " needs at least %" PRId64 "; use a shorter T or more text",
@@ -388,7 +369,8 @@ ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab,
     ShardWriter *w = calloc(1, sizeof *w);
     if (!w || !(w->path = strdup(path))) {
         free(w);
-        return error_set(err, "%s: cannot write the shard: out of memory", path), NULL;
+        error_set(err, "%s: cannot write the shard: out of memory", path);
+        return NULL;
     }
     w->token_bytes = token_bytes;
     w->vocab = vocab;

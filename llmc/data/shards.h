@@ -64,8 +64,8 @@ void shards_close(ShardSet *set); // also after a failed shards_open
 // part of the path val for train, and any number. a/fineweb_train_*.bin, a/fineweb_train_000001.bin ->
 // a/fineweb_val_*.bin; NULL: there is no train.
 char *shards_validation_pattern(const char *pattern);
-// How many shards of `a` are also shards of `b`, as files, whatever their names; *first: the name in `a` of the
-// first; *other: of the first that is not; NULL if there is none.
+// Counts the shards of `a` that are also shards of `b`, as files, whatever their names; *first: the
+// name in `a` of the first; *other: of the first that is not; NULL if there is none.
 int shards_in_both(const ShardSet *a, const ShardSet *b, const char **first, const char **other);
 
 // Reads the T + 1 tokens of window w, token_bytes each, into out. Tokens >= vocab (the model's) are refused with file

@@ -3,15 +3,6 @@
 
 #include <stdlib.h>
 
-bool corpus_block_reserve(CorpusBlock *b, int64_t bytes) {
-    if (bytes < b->capacity) return true;
-    char *text = realloc(b->text, (size_t)bytes + 1); // for the newline after the text
-    if (!text) return false;
-    b->text = text;
-    b->capacity = bytes + 1;
-    return true;
-}
-
 void corpus_block_reset(CorpusBlock *b) {
     for (int side = 0; side < CORPUS_SIDES; side++) {
         b->num_tokens[side] = 0;

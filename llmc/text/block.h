@@ -30,6 +30,5 @@ typedef struct {
     int status; // EXIT_BAD_INPUT, EXIT_RUN_FAILED: the reader or the encoder cannot continue; error says why
     Error error;
 } CorpusBlock;
-bool corpus_block_reserve(CorpusBlock *b, int64_t bytes); // makes space for this much text; false: out of memory
-void corpus_block_reset(CorpusBlock *b);                  // empty; frees buffers that a long line made large
-void corpus_block_free(CorpusBlock *b);                   // frees its buffers
+void corpus_block_reset(CorpusBlock *b); // empty; frees buffers that a long line made large
+void corpus_block_free(CorpusBlock *b);  // frees its buffers

@@ -44,7 +44,7 @@ static void prefetch_pair(const PairTable *t, uint64_t pair) {
     __builtin_prefetch(&t->slots[pair_slot(pair, t->shift)]);
 }
 
-// Makes space for so many more; slots keep their places until the next call.
+// Makes space for `more` pairs; slots keep their places until the next call.
 static bool reserve_pairs(PairTable *t, int64_t more) {
     int64_t capacity = t->capacity ? t->capacity : 1 << 12;
     while (4 * (t->used + more) > 3 * capacity) capacity *= 2;
@@ -91,7 +91,7 @@ static bool comes_before(const Candidate *a, const Candidate *b) {
     return a->count != b->count ? a->count > b->count : a->pair < b->pair;
 }
 
-static bool push(Queue *q, Candidate c) {
+static bool queue_push(Queue *q, Candidate c) {
     if (q->n == q->room) {
         int64_t room = q->room + q->room / 2 + 1024;
         Candidate *heap = realloc(q->heap, (size_t)room * sizeof *heap);
@@ -106,7 +106,7 @@ static bool push(Queue *q, Candidate c) {
 }
 
 // The queue is not empty.
-static Candidate pop(Queue *q) {
+static Candidate queue_pop(Queue *q) {
     const Candidate top = q->heap[0], last = q->heap[--q->n];
     int64_t at = 0;
     for (int64_t down; (down = 2 * at + 1) < q->n; at = down) {
@@ -124,7 +124,7 @@ static void free_candidate(const Candidate *c) {
 
 // ----------------------------------------------------------------------------------------------------------- trainer
 
-// What one merge does to the pairs with one neighbour.
+// The effect of one merge on the pairs with one neighbour.
 typedef struct {
     int64_t lost, won; // occurrences of the pair with the old token, and with the new one
     PairCount *pair;   // with the new one
@@ -156,19 +156,6 @@ typedef struct {
 
 static int64_t word_count(const uint32_t *word) { return (int64_t)((uint64_t)word[1] << 32 | word[0]); }
 
-static void trainer_free(Trainer *t) {
-    for (int64_t i = 0; i < t->queue.n; i++) free_candidate(&t->queue.heap[i]);
-    free(t->queue.heap);
-    free(t->pairs.slots);
-    free(t->words);
-    for (int i = 0; i < 2; i++) {
-        Side *s = i ? &t->right : &t->left;
-        free(s->of);
-        free(s->touched);
-        free(s->events);
-    }
-}
-
 // -------------------------------------------------------------------------------------------- words and pairs of bytes
 
 static void take_word(void *user, const char *word, uint32_t length, int64_t count) {
@@ -182,12 +169,13 @@ static void take_word(void *user, const char *word, uint32_t length, int64_t cou
 }
 
 static bool take_words(Trainer *t, WordCounts *words, Error *err) {
-    const int64_t size = HEADER * word_counts_words(words) + word_counts_bytes(words);
+    int64_t bytes;
+    const int64_t count = word_counts_size(words, &bytes), size = HEADER * count + bytes;
     if (size > UINT32_MAX)
-        return error_set(err, "%lld distinct words of %lld bytes: too many to train on",
-                         (long long)word_counts_words(words), (long long)word_counts_bytes(words));
+        return error_set(err, "%lld distinct words of %lld bytes: too many to train on", (long long)count,
+                         (long long)bytes);
     t->words = malloc((size_t)size * sizeof *t->words + 1);
-    if (!t->words) return error_set(err, "out of memory for %lld words", (long long)word_counts_words(words));
+    if (!t->words) return error_set(err, "out of memory for %lld words", (long long)count);
     word_counts_drain(words, take_word, t);
     return true;
 }
@@ -199,8 +187,10 @@ typedef struct {
     uint32_t *words;
 } BytePair;
 
-static void count_byte_pairs(const Trainer *t, BytePair *pairs) {
-    for (int64_t at = 0; at < t->used; at += HEADER + t->words[at + 2]) {
+static bool queue_byte_pairs(Trainer *t) {
+    BytePair *pairs = calloc(1 << 16, sizeof *pairs);
+    bool ok = pairs && reserve_pairs(&t->pairs, 1 << 16);
+    for (int64_t at = 0; ok && at < t->used; at += HEADER + t->words[at + 2]) { // counts
         const uint32_t *word = t->words + at, *tokens = word + HEADER;
         for (uint32_t i = 0; i + 1 < word[2]; i++) {
             BytePair *p = &pairs[tokens[i] << 8 | tokens[i + 1]];
@@ -209,10 +199,11 @@ static void count_byte_pairs(const Trainer *t, BytePair *pairs) {
             p->last_word = (uint32_t)at;
         }
     }
-}
-
-static void list_byte_pairs(const Trainer *t, BytePair *pairs) {
-    for (int64_t at = 0; at < t->used; at += HEADER + t->words[at + 2]) {
+    for (uint32_t i = 0; ok && i < 1 << 16; i++) {
+        if (pairs[i].num_words > 1) ok = (pairs[i].words = malloc(pairs[i].num_words * sizeof(uint32_t))) != NULL;
+        if (pairs[i].num_words > 1) pairs[i].num_words = 0;
+    }
+    for (int64_t at = 0; ok && at < t->used; at += HEADER + t->words[at + 2]) { // lists the words
         const uint32_t *word = t->words + at, *tokens = word + HEADER;
         for (uint32_t i = 0; i + 1 < word[2]; i++) {
             BytePair *p = &pairs[tokens[i] << 8 | tokens[i + 1]];
@@ -220,17 +211,6 @@ static void list_byte_pairs(const Trainer *t, BytePair *pairs) {
             p->words[p->num_words++] = p->last_word = (uint32_t)at;
         }
     }
-}
-
-static bool queue_byte_pairs(Trainer *t) {
-    BytePair *pairs = calloc(1 << 16, sizeof *pairs);
-    bool ok = pairs && reserve_pairs(&t->pairs, 1 << 16);
-    if (ok) count_byte_pairs(t, pairs);
-    for (uint32_t i = 0; ok && i < 1 << 16; i++) {
-        if (pairs[i].num_words > 1) ok = (pairs[i].words = malloc(pairs[i].num_words * sizeof(uint32_t))) != NULL;
-        if (pairs[i].num_words > 1) pairs[i].num_words = 0;
-    }
-    if (ok) list_byte_pairs(t, pairs);
     for (uint32_t i = 0; ok && i < 1 << 16; i++) {
         const BytePair *p = &pairs[i];
         if (p->num_words == 0) continue;
@@ -241,7 +221,7 @@ static bool queue_byte_pairs(Trainer *t) {
         else
             c.word = p->last_word;
         add_to_pair(&t->pairs, c.pair, c.count);
-        ok = push(&t->queue, c);
+        ok = queue_push(&t->queue, c);
         if (ok) pairs[i].words = NULL;
     }
     for (uint32_t i = 0; pairs && i < 1 << 16; i++) free(pairs[i].words);
@@ -257,8 +237,8 @@ static Neighbour *touch_neighbour(Side *s, uint32_t token) {
     return n;
 }
 
-// A pair of the new token with a neighbour occurs in a word.
-static void win(Trainer *t, Side *s, uint32_t token, uint32_t word, int64_t count) {
+// Notes that a pair of the new token with a neighbour occurs in a word.
+static void count_won(Trainer *t, Side *s, uint32_t token, uint32_t word, int64_t count) {
     Neighbour *n = touch_neighbour(s, token);
     n->won += count;
     if (n->num_words > 0 && n->last_word == word) return;
@@ -275,7 +255,7 @@ static void win(Trainer *t, Side *s, uint32_t token, uint32_t word, int64_t coun
     s->events[s->num_events++] = (Event){token, word};
 }
 
-// The first place of the pair a, b among n tokens, or n.
+// Returns the first place of the pair a, b among n tokens, or n.
 static uint32_t find_in_word(const uint32_t *tokens, uint32_t n, uint32_t a, uint32_t b) {
     enum { BLOCK = 16 };
     uint32_t i = 0;
@@ -290,7 +270,7 @@ static uint32_t find_in_word(const uint32_t *tokens, uint32_t n, uint32_t a, uin
     return n;
 }
 
-// In one word, from left to right.
+// Merges the pair in one word, from left to right.
 static void merge_in_word(Trainer *t, uint32_t at, uint32_t a, uint32_t b, uint32_t merged) {
     uint32_t *word = t->words + at, *tokens = word + HEADER;
     const uint32_t n = word[2], first = find_in_word(tokens, n, a, b);
@@ -307,12 +287,12 @@ static void merge_in_word(Trainer *t, uint32_t at, uint32_t a, uint32_t b, uint3
         if (out > 0) {
             const uint32_t before = tokens[out - 1];
             touch_neighbour(&t->left, before)->lost += count;
-            if (spelled[before].length < bound) win(t, &t->left, before, at, count);
+            if (spelled[before].length < bound) count_won(t, &t->left, before, at, count);
         }
         if (i + 2 < n) {
             const uint32_t after = tokens[i + 2];
             touch_neighbour(&t->right, after)->lost += count;
-            if (spelled[after].length < bound) win(t, &t->right, after, at, count);
+            if (spelled[after].length < bound) count_won(t, &t->right, after, at, count);
         }
         tokens[out++] = merged;
         i += 2;
@@ -366,7 +346,7 @@ static void queue_pairs(Trainer *t, Side *s, bool is_left, uint32_t merged) {
                 c.words = n->words;
             else
                 c.word = n->last_word;
-            if (!push(&t->queue, c)) {
+            if (!queue_push(&t->queue, c)) {
                 t->failed = true;
                 free_candidate(&c);
             }
@@ -376,7 +356,7 @@ static void queue_pairs(Trainer *t, Side *s, bool is_left, uint32_t merged) {
     s->num_touched = s->num_events = 0;
 }
 
-// The rule that merges two tokens, and the token of both.
+// Adds the rule that merges two tokens, and the token of both.
 static bool add_merge(Tokenizer *t, int32_t left, int32_t right, Error *err) {
     char both[2 * LENGTH_BOUND];
     const Token *a = &t->tokens[left], *b = &t->tokens[right];
@@ -410,18 +390,18 @@ static bool merge_candidate(Trainer *t, const Candidate *c, Error *err) {
 
 // ---------------------------------------------------------------------------------------------------------- all merges
 
-static bool prepare_side(Side *s, int64_t vocab) {
-    s->of = calloc((size_t)vocab, sizeof *s->of);
-    s->touched = malloc((size_t)vocab * sizeof *s->touched);
-    return s->of && s->touched;
-}
-
 static bool find_merges(Trainer *t, int64_t tokens, void (*on_progress)(void *user, int64_t tokens), void *user,
                         Error *err) {
-    if (!prepare_side(&t->left, tokens) || !prepare_side(&t->right, tokens) || !queue_byte_pairs(t))
+    for (int i = 0; i < 2; i++) {
+        Side *s = i ? &t->right : &t->left;
+        s->of = calloc((size_t)tokens, sizeof *s->of);
+        s->touched = malloc((size_t)tokens * sizeof *s->touched);
+        t->failed |= !s->of || !s->touched;
+    }
+    if (t->failed || !queue_byte_pairs(t))
         return error_set(err, "out of memory for the pairs of %lld bytes of words", (long long)t->used);
     while (t->tokenizer->count < tokens && t->queue.n > 0) {
-        Candidate c = pop(&t->queue);
+        Candidate c = queue_pop(&t->queue);
         const int64_t queued = c.count;
         c.count = find_pair(&t->pairs, c.pair)->count;
         if (c.count == queued || c.count < MIN_COUNT) {
@@ -429,7 +409,7 @@ static bool find_merges(Trainer *t, int64_t tokens, void (*on_progress)(void *us
             free_candidate(&c);
             if (!ok) return false;
             if (t->tokenizer->count % REPORT_TOKENS == 0) on_progress(user, t->tokenizer->count);
-        } else if (!push(&t->queue, c)) {
+        } else if (!queue_push(&t->queue, c)) {
             free_candidate(&c);
             return error_set(err, "out of memory for pairs");
         }
@@ -449,10 +429,6 @@ static bool add_bytes(Tokenizer *t, Error *err) {
     return true;
 }
 
-static bool finish(Tokenizer *t, Error *err) {
-    return vocabulary_add_added(t, t->count, END_OF_TEXT, true, false, err) && vocabulary_finish(t, err);
-}
-
 Tokenizer *bpe_train(WordCounts *words, int64_t vocab, void (*on_progress)(void *user, int64_t tokens), void *user,
                      Error *err) {
     REQUIRE(vocab >= MIN_TRAINED_VOCAB && vocab <= MAX_TRAINED_VOCAB, "a vocabulary of %lld", (long long)vocab);
@@ -460,8 +436,19 @@ Tokenizer *bpe_train(WordCounts *words, int64_t vocab, void (*on_progress)(void 
     snprintf(name, sizeof name, "byte-level BPE of train:%lld", (long long)vocab);
     Trainer t = {.tokenizer = vocabulary_new(name, err)};
     bool ok = t.tokenizer && add_bytes(t.tokenizer, err) && take_words(&t, words, err) &&
-              find_merges(&t, vocab - 1, on_progress, user, err) && finish(t.tokenizer, err);
-    trainer_free(&t);
+              find_merges(&t, vocab - 1, on_progress, user, err) &&
+              vocabulary_add_added(t.tokenizer, t.tokenizer->count, END_OF_TEXT, true, false, err) &&
+              vocabulary_finish(t.tokenizer, err);
+    for (int64_t i = 0; i < t.queue.n; i++) free_candidate(&t.queue.heap[i]);
+    free(t.queue.heap);
+    free(t.pairs.slots);
+    free(t.words);
+    for (int i = 0; i < 2; i++) {
+        Side *s = i ? &t.right : &t.left;
+        free(s->of);
+        free(s->touched);
+        free(s->events);
+    }
     if (ok) return t.tokenizer;
     tokenizer_free(t.tokenizer);
     return NULL;
@@ -469,7 +456,8 @@ Tokenizer *bpe_train(WordCounts *words, int64_t vocab, void (*on_progress)(void 
 
 Tokenizer *tokenizer_for_cuts(Error *err) {
     Tokenizer *t = vocabulary_new("cuts", err);
-    if (t && add_bytes(t, err) && add_merge(t, t->byte_tokens['\r'], t->byte_tokens['\n'], err) && finish(t, err))
+    if (t && add_bytes(t, err) && add_merge(t, t->byte_tokens['\r'], t->byte_tokens['\n'], err) &&
+        vocabulary_add_added(t, t->count, END_OF_TEXT, true, false, err) && vocabulary_finish(t, err))
         return t;
     tokenizer_free(t);
     return NULL;

@@ -79,7 +79,7 @@ void byte_source_close(ByteSource *s) {
 bool byte_source_is_damaged(const ByteSource *s) { return s->damaged; }
 int64_t byte_source_consumed(const ByteSource *s) { return s->consumed; }
 
-// Up to n bytes of the file itself; 0 at its end, -1 on error.
+// Reads up to n bytes of the file itself; 0 at its end, -1 on error.
 static int64_t read_packed(ByteSource *s, void *out, int64_t n) {
     for (;;) {
         ssize_t got = read(s->fd, out, (size_t)n);
@@ -97,22 +97,19 @@ static int64_t read_packed(ByteSource *s, void *out, int64_t n) {
     }
 }
 
-static void damage(ByteSource *s, const char *what) {
+static void source_damaged(ByteSource *s, const char *what) {
     s->failed = s->damaged = true;
     error_set(&s->error, "damaged: %s near byte %lld of the file", what,
               (long long)(s->consumed - (int64_t)(s->end - s->begin)));
 }
 
-// gzip pads with zeros on tapes and block devices; anything else after the last member is damage.
-static bool only_zeros_left(const ByteSource *s) {
-    for (size_t i = s->begin; i < s->end; i++)
-        if (s->input[i] != 0) return false;
-    return true;
-}
-
 static int64_t unpack_gzip(ByteSource *s, unsigned char *out, int64_t n) {
     if (!s->in_frame) {
-        if (s->had_member && only_zeros_left(s)) {
+        // gzip pads with zeros on tapes and block devices; anything else after the last member is
+        // damage.
+        size_t at = s->begin;
+        while (s->had_member && at < s->end && s->input[at] == 0) at++;
+        if (s->had_member && at == s->end) {
             s->begin = s->end;
             return 0;
         }
@@ -128,15 +125,17 @@ static int64_t unpack_gzip(ByteSource *s, unsigned char *out, int64_t n) {
     if (status == Z_STREAM_END)
         s->in_frame = false;
     else if (status != Z_OK && status != Z_BUF_ERROR)
-        damage(s, s->zlib.msg ? s->zlib.msg : "not gzip");
+        source_damaged(s, s->zlib.msg ? s->zlib.msg : "not gzip");
     return n - (int64_t)s->zlib.avail_out;
 }
 
 // A frame begins with 0xFD2FB528, one to be skipped with 0x184D2A5.; the library also takes those of versions
 // before 1.0, and what it makes of these depends on the size of the buffer.
 static int64_t unpack_zstd(ByteSource *s, unsigned char *out, int64_t n) {
-    if (!s->in_frame && s->begin < s->end && s->input[s->begin] != 0x28 && s->input[s->begin] >> 4 != 5)
-        return damage(s, "not zstd"), 0;
+    if (!s->in_frame && s->begin < s->end && s->input[s->begin] != 0x28 && s->input[s->begin] >> 4 != 5) {
+        source_damaged(s, "not zstd");
+        return 0;
+    }
     ZSTD_inBuffer in = {s->input + s->begin, s->end - s->begin, 0};
     ZSTD_outBuffer to = {out, (size_t)n, 0};
     size_t status = ZSTD_decompressStream(s->zstd, &to, &in);
@@ -147,12 +146,12 @@ static int64_t unpack_zstd(ByteSource *s, unsigned char *out, int64_t n) {
         error_set(&s->error, "cannot read: out of memory for the window of this zstd file, which has up to 2 GiB "
                              "(zstd --long); free memory and run again");
     } else if (ZSTD_isError(status)) {
-        damage(s, ZSTD_getErrorName(status));
+        source_damaged(s, ZSTD_getErrorName(status));
     }
     return (int64_t)to.pos;
 }
 
-// At least one of the next bytes; 0: the end, or a failure that is recorded in s.
+// Unpacks at least one byte; 0: the end, or a failure that is recorded in s.
 static int64_t unpack(ByteSource *s, unsigned char *out, int64_t n) {
     for (int64_t got = 0; got == 0 && !s->failed;) {
         if (s->begin == s->end && !s->ended) {
@@ -166,7 +165,7 @@ static int64_t unpack(ByteSource *s, unsigned char *out, int64_t n) {
         bool drained = s->begin == s->end && s->ended;
         if (drained && !s->in_frame) return 0;
         got = s->packing == PACKED_GZIP ? unpack_gzip(s, out, n) : unpack_zstd(s, out, n);
-        if (drained && got == 0 && s->in_frame && !s->failed) damage(s, "truncated");
+        if (drained && got == 0 && s->in_frame && !s->failed) source_damaged(s, "truncated");
         if (got > 0) return got;
     }
     return 0;

@@ -11,7 +11,8 @@
 
 // --------------------------------------------------------------------------------------------------------- whole files
 
-// What turns a file of a kind into text or lines, as a filter; the others have their advice from the table of kinds.
+// Filters that turn a file of a kind into text or lines. The table of kinds has the advice for
+// others.
 static const struct {
     const char *kind, *filter, *format; // format NULL: by the name
 } filters[] = {
@@ -25,7 +26,7 @@ static const struct {
 };
 
 // "data/prepare --format txt -o DIR -": reads what a command before it writes.
-static const char *reader(const CorpusOptions *o, const char *format, Error *text) {
+static const char *reader_command(const CorpusOptions *o, const char *format, Error *text) {
     error_set(text, "%s --format %s %s -", path_of_tool(o->tool).text, format, o->tool_options);
     return text->text;
 }
@@ -35,7 +36,7 @@ static void advise_filter(const CorpusOptions *o, const InputFile *file, const c
                           Error *advice) {
     const QuotedPath path = path_quoted(file->path);
     Error text;
-    const char *read = reader(o, format, &text), *unpack = file->packing == PACKED_GZIP ? "gzip" : "zstd";
+    const char *read = reader_command(o, format, &text), *unpack = file->packing == PACKED_GZIP ? "gzip" : "zstd";
     if (file->is_stdin)
         error_set(advice, "pipe it through %s first", filter);
     else if (file->packing == PACKED_NOT)
@@ -60,7 +61,7 @@ static void advise_foreign(const CorpusOptions *o, const InputFile *file, const 
     }
     if (strcmp(f->kind, "Parquet") == 0 && is_plain)
         error_set(advice, "%s %s | %s", path_of_tool("data/read_parquet.py").text, path.text,
-                  reader(o, "jsonl", &text));
+                  reader_command(o, "jsonl", &text));
     else if (strcmp(f->kind, "a zip archive") == 0 && is_plain)
         error_set(advice, "unzip -d NEW %s, then give the directory NEW", path.text);
     else if (strcmp(f->kind, "a tar archive") == 0 && !file->is_stdin) // tar detects the packing
@@ -69,7 +70,8 @@ static void advise_foreign(const CorpusOptions *o, const InputFile *file, const 
         error_set(advice, "%s", f->advice);
 }
 
-// JSON that is not lines, or lines without the field whose name does not say that they are meant: its kind, or NULL.
+// Returns the kind of JSON that is not lines, or of lines without the field in a file whose name
+// does not announce them; else NULL.
 static const char *judge_json(const CorpusOptions *o, const InputFile *file, char *text, int64_t n, bool is_all,
                               CorpusFormat *format, KindCounts *notes, Error *advice) {
     const JsonShape shape = json_shape(text, n, is_all);
@@ -121,7 +123,7 @@ const char *corpus_content(const CorpusOptions *o, const InputFile *file, char *
 
 // ------------------------------------------------------------------------------------------------------- inside a text
 
-// What follows the '<' of a spelling of end-of-text; at most MARKER_MAX_BYTES with it.
+// Spellings of end-of-text without their '<'; at most MARKER_MAX_BYTES with it.
 static const char *const markers[] = {
     "|endoftext|>", "|end_of_text|>", "|startoftext|>", "|im_end|>", "|eot_id|>", "/s>", "eos>"};
 
@@ -148,5 +150,5 @@ void corpus_note_bytes(const CorpusOptions *o, const char *path, const char *tex
     Error read;
     kind_counts_add(notes, "byte that is not UTF-8", bytes,
                     "%s; they stay as they are; if it is Latin-1: iconv -f LATIN1 -t UTF-8 %s | %s", path,
-                    path_quoted(path).text, reader(o, "txt", &read));
+                    path_quoted(path).text, reader_command(o, "txt", &read));
 }

@@ -33,7 +33,8 @@ static bool open_inputs(Run *r, Error *err) {
     return r->summaries && (r->options.tokenizer || r->cuts);
 }
 
-// Text, and input that is counted first, is read twice. Of lines, enough is kept to cut a corpus of few lines.
+// Keeps standard input for a second reading: text, and input that is counted first; of lines,
+// enough to cut a corpus of few lines.
 static bool take_stdin(Run *r, const char *directory, Error *err) {
     InputOptions *in = &r->options.inputs;
     int64_t bytes, limit = in->format == FORMAT_LINES && r->options.tokenizer ? 64 << 20 : INT64_MAX;
@@ -89,15 +90,32 @@ static int run_passes(Run *r, bool is_counting, Error *err) {
     }
 }
 
-// What the walk found belongs to the counts of the corpus.
+// Adds the files that the walk skipped, and its notes, to the counts of the corpus.
 static void add_walk(Run *r) {
     kind_counts_move(&r->counts.left_out, &r->walk_left_out);
     kind_counts_move(&r->counts.notes, &r->walk_notes);
 }
 
+// Fails if there is no text, or none on one of the sides.
 static bool check_sides(Run *r, Error *err) {
-    if (r->counts.documents == 0) add_walk(r); // for the message
-    return corpus_check_sides(&r->counts, r->options.val_fraction, err);
+    const CorpusCounts *c = &r->counts;
+    if (c->documents == 0) add_walk(r); // for the message
+    if (c->documents == 0 && c->bad.total > 0)
+        return error_set(err, "no text to read: %" PRId64 " bad lines or files, the first: %s", c->bad.total,
+                         c->bad.first[c->bad.earliest]);
+    if (c->documents == 0) {
+        const KindCounts *k = &c->left_out;
+        error_set(err, "no text to read%s", k->num > 0 ? ": skipped" : "");
+        for (int i = 0; i < k->num; i++)
+            error_set(err, "%s%s %" PRId64 " x %s, the first: %s", err->text, i > 0 ? "," : "", k->kinds[i].count,
+                      k->kinds[i].kind, k->kinds[i].first);
+        return false;
+    }
+    if (!corpus_is_one_sided(r->options.val_fraction) &&
+        (c->side[CORPUS_TRAIN].tokens == 0 || c->side[CORPUS_VAL].tokens == 0))
+        return error_set(err, "%" PRId64 " bytes of text cannot be divided into training and validation; give more",
+                         c->side[CORPUS_TRAIN].bytes + c->side[CORPUS_VAL].bytes);
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------------------- vocabulary
@@ -116,7 +134,7 @@ static int train(Run *r, Error *err) {
     r->progress.vocab = o->vocab;
     int status = run_passes(r, true, err);
     if (status == EXIT_OK && !check_sides(r, err)) status = EXIT_BAD_INPUT;
-    const int64_t distinct = r->job.words ? word_counts_words(r->job.words) : 0;
+    int64_t bytes, distinct = r->job.words ? word_counts_size(r->job.words, &bytes) : 0;
     if (status == EXIT_OK && !(r->trained = bpe_train(r->job.words, o->vocab, on_merged, r, err)))
         status = EXIT_RUN_FAILED;
     word_counts_free(r->job.words);

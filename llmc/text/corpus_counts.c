@@ -1,22 +1,16 @@
 // See corpus_counts.h.
 #include "llmc/text/corpus_counts.h"
 
-#include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 // --------------------------------------------------------------------------------------------------------------- kinds
 
-static KindCount *kind_of(const KindCounts *k, const char *kind) {
+KindCount *kind_counts_find(const KindCounts *k, const char *kind) {
     for (int i = 0; i < k->num; i++)
         if (strcmp(k->kinds[i].kind, kind) == 0) return &k->kinds[i];
     return NULL;
-}
-
-int64_t kind_counts_of(const KindCounts *k, const char *kind) {
-    const KindCount *found = kind_of(k, kind);
-    return found ? found->count : 0;
 }
 
 static void append_kind(KindCounts *k, KindCount added) {
@@ -26,7 +20,7 @@ static void append_kind(KindCounts *k, KindCount added) {
 }
 
 void kind_counts_add(KindCounts *k, const char *kind, int64_t count, const char *format, ...) {
-    KindCount *found = kind_of(k, kind);
+    KindCount *found = kind_counts_find(k, kind);
     char text[sizeof(Error)];
     Error first;
     va_list args;
@@ -43,7 +37,7 @@ void kind_counts_add(KindCounts *k, const char *kind, int64_t count, const char 
 
 void kind_counts_move(KindCounts *to, KindCounts *from) {
     for (int i = 0; i < from->num; i++) {
-        KindCount *found = kind_of(to, from->kinds[i].kind);
+        KindCount *found = kind_counts_find(to, from->kinds[i].kind);
         if (!found) {
             append_kind(to, from->kinds[i]);
             continue;
@@ -112,22 +106,4 @@ void corpus_counts_add(CorpusCounts *sum, CorpusCounts *more) {
 bool corpus_is_lopsided(const CorpusCounts *c, double val_fraction) {
     double train = (double)c->side[CORPUS_TRAIN].tokens, val = (double)c->side[CORPUS_VAL].tokens, f = val_fraction;
     return !corpus_is_one_sided(f) && (val < (train + val) * f / 4 || train < (train + val) * (1 - f) / 4);
-}
-
-bool corpus_check_sides(const CorpusCounts *c, double val_fraction, Error *err) {
-    if (c->documents == 0 && c->bad.total > 0)
-        return error_set(err, "no text to read: %" PRId64 " bad lines or files, the first: %s", c->bad.total,
-                         c->bad.first[c->bad.earliest]);
-    if (c->documents == 0) {
-        const KindCounts *k = &c->left_out;
-        error_set(err, "no text to read%s", k->num > 0 ? ": skipped" : "");
-        for (int i = 0; i < k->num; i++)
-            error_set(err, "%s%s %" PRId64 " x %s, the first: %s", err->text, i > 0 ? "," : "", k->kinds[i].count,
-                      k->kinds[i].kind, k->kinds[i].first);
-        return false;
-    }
-    if (!corpus_is_one_sided(val_fraction) && (c->side[CORPUS_TRAIN].tokens == 0 || c->side[CORPUS_VAL].tokens == 0))
-        return error_set(err, "%" PRId64 " bytes of text cannot be divided into training and validation; give more",
-                         c->side[CORPUS_TRAIN].bytes + c->side[CORPUS_VAL].bytes);
-    return true;
 }

@@ -19,8 +19,8 @@ typedef struct {
 // Adds to the count of a kind; keeps the message if the kind is new.
 void kind_counts_add(KindCounts *k, const char *kind, int64_t count, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-void kind_counts_move(KindCounts *to, KindCounts *from); // from is empty then
-int64_t kind_counts_of(const KindCounts *k, const char *kind);
+void kind_counts_move(KindCounts *to, KindCounts *from);            // from is empty then
+KindCount *kind_counts_find(const KindCounts *k, const char *kind); // NULL: none of this kind
 void kind_counts_clear(KindCounts *k);
 
 // ----------------------------------------------------------------------------------------------------------- bad input
@@ -52,5 +52,3 @@ void corpus_counts_clear(CorpusCounts *c);
 void corpus_counts_add(CorpusCounts *sum, CorpusCounts *more); // moves the reports of *more to *sum
 // Tells whether a side has less than a quarter of its share: chance does that when there are few documents.
 bool corpus_is_lopsided(const CorpusCounts *c, double val_fraction);
-// Fails if there is no text, or none on one of the sides.
-bool corpus_check_sides(const CorpusCounts *c, double val_fraction, Error *err);

@@ -44,7 +44,7 @@ static void add_kinds(cJSON *object, const KindCounts *k) {
         if (!cJSON_HasObjectItem(object, k->kinds[i].kind)) add_count(object, k->kinds[i].kind, k->kinds[i].count);
 }
 
-static cJSON *manifest_json(const CorpusManifest *m) {
+bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err) {
     static const char *const formats[] = {
         [FORMAT_BY_CONTENT] = "by content", [FORMAT_TEXT] = "txt", [FORMAT_LINES] = "jsonl"};
     static const char *const always[] = {"binary", "empty", "unreadable"};
@@ -75,18 +75,16 @@ static cJSON *manifest_json(const CorpusManifest *m) {
     add_count(root, "documents", m->counts->documents);
     for (CorpusSide side = 0; side < CORPUS_SIDES; side++) add_side(root, m, side);
     cJSON *skipped = cJSON_AddObjectToObject(root, "skipped");
-    for (int k = 0; k < 3; k++) add_count(skipped, always[k], kind_counts_of(&m->counts->left_out, always[k]));
+    for (int k = 0; k < 3; k++) {
+        const KindCount *found = kind_counts_find(&m->counts->left_out, always[k]);
+        add_count(skipped, always[k], found ? found->count : 0);
+    }
     for (int k = 0; k < BAD_KINDS; k++) add_count(skipped, bad_kinds[k].name, m->counts->bad.count[k]);
     add_kinds(skipped, &m->counts->left_out);
     add_kinds(skipped, m->walk_left_out);
     cJSON *notes = cJSON_AddObjectToObject(root, "notes");
     add_kinds(notes, m->walk_notes);
     add_kinds(notes, &m->counts->notes);
-    return root;
-}
-
-bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err) {
-    cJSON *root = manifest_json(m);
     char *text = cJSON_Print(root);
     const bool ok = text ? file_write_atomic(path, text, strlen(text), err) : error_set(err, "%s: out of memory", path);
     cJSON_free(text);

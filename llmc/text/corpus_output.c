@@ -22,21 +22,18 @@
 
 static int is_shard(const struct dirent *entry) { return is_corpus_shard(entry->d_name); }
 
-// A shard that states its vocabulary, as ours do. False and errno as of own_file_is.
-static bool is_own_shard(const char *path) {
-    int32_t header[SHARD_FIELD_VOCAB + 1] = {0};
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    const bool is_read = fd >= 0 && pread(fd, header, sizeof header, 0) >= 0;
-    const int unread = is_read ? 0 : errno;
-    if (fd >= 0) close(fd);
-    errno = unread;
-    return header[0] == SHARD_MAGIC && header[SHARD_FIELD_VOCAB] > 0;
-}
-
+// Removes a shard that states its vocabulary, as ours do, and moves any other file aside.
 static bool remove_shard(const char *path, Error *err) {
     struct stat st;
-    if (lstat(path, &st) == 0 && !S_ISDIR(st.st_mode) && !is_own_shard(path))
-        return own_file_move_aside(path, "is not a shard of this program", errno, err);
+    int32_t header[SHARD_FIELD_VOCAB + 1] = {0};
+    if (lstat(path, &st) == 0 && !S_ISDIR(st.st_mode)) {
+        const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        const bool is_read = fd >= 0 && pread(fd, header, sizeof header, 0) >= 0;
+        const int unread = is_read ? 0 : errno;
+        if (fd >= 0) close(fd);
+        if (header[0] != SHARD_MAGIC || header[SHARD_FIELD_VOCAB] <= 0)
+            return own_file_move_aside(path, "is not a shard of this program", unread, err);
+    }
     return unlink(path) == 0 || error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
 }
 
@@ -70,7 +67,8 @@ bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *e
     if (o->lock < 0)
         return error_set(err, "%s: cannot open the directory: %s", o->path, path_reason(o->path, errno).text);
     if (flock(o->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) { // other errors: no locks on this file system
-        close(o->lock), o->lock = -1;
+        close(o->lock);
+        o->lock = -1;
         return error_set(err, "%s: another data/prepare is writing there", o->path);
     }
     char *manifest = path_join(o->path, "manifest.json");

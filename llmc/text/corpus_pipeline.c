@@ -135,21 +135,17 @@ static bool put_lines(CorpusEncoder *e, CorpusBlock *b) {
     return true;
 }
 
-// Notes the markers in a piece, and those that began before it.
-static void note_piece(CorpusBlock *b) {
+static bool put_piece(CorpusEncoder *e, CorpusBlock *b) {
+    corpus_note_bytes(e->job->options, b->path, b->text, b->n, &b->counts.notes);
+    if (b->format == FORMAT_DIVIDED) return put_documents(e, b, b->text, b->n, b->begins);
+    if (b->is_short) return put_document(e, b, b->text, b->n);
+    // The markers in the piece, and those that began before it.
     char around[2 * MARKER_MAX_BYTES];
     const int64_t before = b->before_n, after = b->n < MARKER_MAX_BYTES ? b->n : MARKER_MAX_BYTES;
     memcpy(around, b->before, (size_t)before);
     memcpy(around + before, b->text, (size_t)after);
     corpus_note_markers(b->path, around, before + after, before, before, &b->counts.notes);
     corpus_note_markers(b->path, b->text, b->n, b->n, 0, &b->counts.notes);
-}
-
-static bool put_piece(CorpusEncoder *e, CorpusBlock *b) {
-    corpus_note_bytes(e->job->options, b->path, b->text, b->n, &b->counts.notes);
-    if (b->format == FORMAT_DIVIDED) return put_documents(e, b, b->text, b->n, b->begins);
-    if (b->is_short) return put_document(e, b, b->text, b->n);
-    note_piece(b);
     b->counts.documents += b->is_document;
     return (!b->begins || begin_part(e, b, b->side)) && put_text(e, b, b->side, b->text, b->n);
 }
@@ -222,7 +218,10 @@ static void *encoder_thread(void *argument) {
 }
 
 static int write_block(const CorpusJob *job, CorpusBlock *b, CorpusCounts *counts, Error *err) {
-    if (b->status != EXIT_OK) return *err = b->error, b->status;
+    if (b->status != EXIT_OK) {
+        *err = b->error;
+        return b->status;
+    }
     if (!job->options->skip_bad && b->counts.bad.total > 0) {
         error_set(err, "%s; --skip-bad counts and skips bad input", b->counts.bad.first[b->counts.bad.earliest]);
         return EXIT_BAD_INPUT;
@@ -275,18 +274,6 @@ static bool pipeline_create(Pipeline *p, Error *err) {
     return (p->reader = document_reader_open(p->job->options, p->job->cuts, p->job->cut_all, err)) != NULL;
 }
 
-static void pipeline_destroy(Pipeline *p) {
-    document_reader_close(p->reader);
-    for (int i = 0; p->encoders && i < p->job->options->threads; i++) {
-        encoder_free(p->encoders[i].encoder);
-        word_counter_free(p->encoders[i].counter);
-    }
-    for (int i = 0; p->blocks && i < p->num_blocks; i++) corpus_block_free(&p->blocks[i]);
-    free(p->blocks);
-    free(p->encoders);
-    free(p->threads);
-}
-
 int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err) {
     Pipeline p = {.job = job,
                   .lock = PTHREAD_MUTEX_INITIALIZER,
@@ -310,6 +297,14 @@ int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err) {
     while (started > 0) pthread_join(p.threads[--started], NULL);
     for (int i = 0; job->words && status == EXIT_OK && i < threads; i++)
         if (!word_counter_finish(p.encoders[i].counter, err)) status = EXIT_RUN_FAILED;
-    pipeline_destroy(&p);
+    document_reader_close(p.reader);
+    for (int i = 0; p.encoders && i < threads; i++) {
+        encoder_free(p.encoders[i].encoder);
+        word_counter_free(p.encoders[i].counter);
+    }
+    for (int i = 0; p.blocks && i < p.num_blocks; i++) corpus_block_free(&p.blocks[i]);
+    free(p.blocks);
+    free(p.encoders);
+    free(p.threads);
     return status;
 }

@@ -24,15 +24,6 @@ void corpus_writer_free(CorpusWriter *w) {
     *w = (CorpusWriter){0};
 }
 
-static bool begin_shard(CorpusWriter *w, CorpusSide side, Error *err) {
-    const Tokenizer *t = w->tokenizer;
-    CorpusShards *s = &w->side[side];
-    char *path = corpus_shard_path(w->directory, side, s->count);
-    s->open = shard_writer_open(path, corpus_token_bytes(t), tokenizer_vocab(t), tokenizer_eot(t), err);
-    free(path);
-    return s->open != NULL;
-}
-
 static bool finish_shard(CorpusWriter *w, CorpusSide side, Error *err) {
     CorpusShards *s = &w->side[side];
     if (!s->open) return true;
@@ -54,12 +45,18 @@ static bool finish_shard(CorpusWriter *w, CorpusSide side, Error *err) {
 }
 
 bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, int64_t n, Error *err) {
+    const Tokenizer *t = w->tokenizer;
     CorpusShards *s = &w->side[side];
     for (const char *from = tokens; n > 0;) {
-        if (!s->open && !begin_shard(w, side, err)) return false;
+        if (!s->open) {
+            char *path = corpus_shard_path(w->directory, side, s->count);
+            s->open = shard_writer_open(path, corpus_token_bytes(t), tokenizer_vocab(t), tokenizer_eot(t), err);
+            free(path);
+            if (!s->open) return false;
+        }
         const int64_t left = w->shard_tokens - s->open_tokens, taken = min_i64(n, left);
         if (!shard_writer_append(s->open, from, taken, err)) return false;
-        from += taken * corpus_token_bytes(w->tokenizer);
+        from += taken * corpus_token_bytes(t);
         n -= taken;
         s->open_tokens += taken;
         if (taken == left && !finish_shard(w, side, err)) return false;

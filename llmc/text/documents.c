@@ -48,7 +48,10 @@ struct DocumentReader {
 
 DocumentReader *document_reader_open(const CorpusOptions *options, const Tokenizer *cuts, bool cut_all, Error *err) {
     DocumentReader *r = calloc(1, sizeof *r);
-    if (!r) return error_set(err, "reader: out of memory"), NULL;
+    if (!r) {
+        error_set(err, "reader: out of memory");
+        return NULL;
+    }
     r->options = options;
     r->cuts = cuts;
     r->cut_all = cut_all;
@@ -147,7 +150,7 @@ static void close_file(DocumentReader *r) {
     r->bytes_read = r->bytes_before;
 }
 
-// The source cannot continue. Damage ends this file only, anything else ends reading.
+// Ends this file if the source is damaged, and reading if it failed otherwise.
 static bool source_failed(DocumentReader *r, const ByteSource *source) {
     if (!byte_source_is_damaged(source)) {
         error_prefix(&r->error, "%s", r->file.path);
@@ -173,7 +176,12 @@ static int64_t count_lines(const char *text, int64_t n) {
 
 // Appends text of the file to b, until it has n bytes or the file ends.
 static bool fill_block(DocumentReader *r, CorpusBlock *b, int64_t n) {
-    if (!corpus_block_reserve(b, n)) return reader_out_of_memory(r);
+    if (n >= b->capacity) {
+        char *text = realloc(b->text, (size_t)n + 1); // for the newline after the text
+        if (!text) return reader_out_of_memory(r);
+        b->text = text;
+        b->capacity = n + 1;
+    }
     int64_t from_rest = r->rest_n < n - b->n ? r->rest_n : n - b->n;
     if (from_rest > 0) {
         memcpy(b->text + b->n, r->rest, (size_t)from_rest);
@@ -233,12 +241,12 @@ static bool begin_file(DocumentReader *r, CorpusBlock *b) {
 
 // --------------------------------------------------------------------------------------------------------------- lines
 
-// What ends a line of JSON, or a document in text that is divided.
+// Returns the end of a line of JSON, or of a document in text that is divided.
 static const char *separator(const DocumentReader *r) {
     return r->format == FORMAT_DIVIDED ? r->options->split_at : "\n";
 }
 
-// The end of the last separator in text[0..n); 0: there is none.
+// Finds the end of the last separator in text[0..n); 0: there is none.
 static int64_t last_separator(const char *text, int64_t n, const char *separator) {
     const size_t length = strlen(separator);
     for (const char *p; (p = memrchr(text, separator[length - 1], (size_t)n)) != NULL; n = p - text)
@@ -269,7 +277,7 @@ static bool skip_line(DocumentReader *r, CorpusBlock *b) {
     return ok;
 }
 
-// As many complete lines or documents as fit in a block, at least one. False: none this time.
+// Reads the complete lines or documents that fit in a block, at least one. False: none this time.
 static bool next_lines(DocumentReader *r, CorpusBlock *b) {
     const char *mark = separator(r);
     const int64_t length = (int64_t)strlen(mark);
@@ -297,7 +305,7 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
 
 // ---------------------------------------------------------------------------------------------------------------- text
 
-// The unpacked size of the compressed file, up to its end or to damage. Reports damage.
+// Finds the unpacked size of the compressed file, up to its end or to damage. Reports damage.
 static bool measure(DocumentReader *r, int64_t *size) {
     int fd = input_open(&r->options->inputs, &r->file);
     ByteSource *s = fd < 0 ? NULL : byte_source_open(fd, -1, r->file.packing, NULL);
@@ -318,8 +326,9 @@ static bool measure(DocumentReader *r, int64_t *size) {
     return ok;
 }
 
-// How much of the block's text the next piece takes. The cut for validation needs enough text after it to look for the
-// end of a line; a piece that would have the cut too near its end ends before it.
+// Chooses the part of the block's text for the next piece. The cut for validation needs enough text
+// after it to look for the end of a line; a piece that would have the cut too near its end ends
+// before.
 static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) {
     const Tokenizer *t = r->cuts;
     int64_t whole = b->n;
@@ -338,16 +347,7 @@ static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) 
     return cut;
 }
 
-// Keeps the last bytes before the next piece: a marker may begin there.
-static void keep_tail(DocumentReader *r, const char *text, int64_t n) {
-    const int room = sizeof r->tail, added = n < room ? (int)n : room;
-    const int kept = r->tail_n < room - added ? r->tail_n : room - added;
-    memmove(r->tail, r->tail + r->tail_n - kept, (size_t)kept);
-    memcpy(r->tail + kept, text + n - added, (size_t)added);
-    r->tail_n = kept + added;
-}
-
-// The next piece of a document. False: none this time.
+// Reads the next piece of a document. False: none this time.
 static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     int64_t left = r->at.size > 0 ? r->at.size - r->at.offset : BLOCK_BYTES;
     if (!fill_block(r, b, left < BLOCK_BYTES ? left : BLOCK_BYTES)) return false;
@@ -372,7 +372,12 @@ static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     memcpy(b->before, r->tail, sizeof r->tail);
     b->before_n = r->tail_n;
     if (!hand_out(r, b, n)) return false;
-    keep_tail(r, b->text, n);
+    // A marker may begin in the last bytes before the next piece.
+    const int room = sizeof r->tail, added = n < room ? (int)n : room;
+    const int kept = r->tail_n < room - added ? r->tail_n : room - added;
+    memmove(r->tail, r->tail + r->tail_n - kept, (size_t)kept);
+    memcpy(r->tail + kept, b->text + n - added, (size_t)added);
+    r->tail_n = kept + added;
     if (r->at.offset == r->at.size) close_file(r);
     return true;
 }

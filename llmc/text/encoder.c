@@ -50,7 +50,10 @@ void encoder_free(Encoder *e) {
 
 static int64_t merge_piece(const Tokenizer *t, const char *piece, int64_t n, int32_t *out) {
     int32_t whole = t->whole_pieces ? vocabulary_find(t, piece, (size_t)n) : -1;
-    if (whole >= 0) return out[0] = whole, 1;
+    if (whole >= 0) {
+        out[0] = whole;
+        return 1;
+    }
     for (int64_t i = 0; i < n; i++) out[i] = t->byte_tokens[(unsigned char)piece[i]];
     return merge_tokens(&t->merges, out, n, UINT32_MAX, 1);
 }

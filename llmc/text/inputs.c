@@ -51,21 +51,24 @@ bool is_corpus_shard(const char *name) {
 
 InputWalk *inputs_open(const InputOptions *options, Error *err) {
     InputWalk *w = calloc(1, sizeof *w);
-    if (!w) return error_set(err, "list of inputs: out of memory"), NULL;
+    if (!w) {
+        error_set(err, "list of inputs: out of memory");
+        return NULL;
+    }
     w->options = options;
     w->argument = -1;
     w->has_output = options->output && stat(options->output, &w->output) == 0;
     return w;
 }
 
-static void leave(InputWalk *w) {
+static void leave_directory(InputWalk *w) {
     const Level *level = &w->levels[--w->depth];
     directory_list_free(level->names, level->count);
 }
 
 void inputs_close(InputWalk *w) {
     if (!w) return;
-    while (w->depth > 0) leave(w);
+    while (w->depth > 0) leave_directory(w);
     kind_counts_clear(&w->left_out);
     kind_counts_clear(&w->notes);
     for (int i = 0; i < w->num_roots; i++) free(w->roots[i]);
@@ -75,22 +78,14 @@ void inputs_close(InputWalk *w) {
     free(w);
 }
 
-// A file that data/prepare made in its output directory.
-static bool is_our_own(const InputWalk *w) {
-    const char *slash = strrchr(w->path, '/'), *name = slash ? slash + 1 : w->path;
-    return w->depth > 0 && w->levels[w->depth - 1].is_output &&
-           (is_corpus_shard(name) || fnmatch("@(manifest|tokenizer).json", name, FNM_EXTMATCH) == 0);
-}
-
 // st NULL: the file cannot be read, for the reason in errno.
-static int give(InputWalk *w, InputFile *file, const char *path, const struct stat *st, bool is_argument, Error *err) {
-    if (strlen(path) >= sizeof file->path) return error_set(err, "%.200s...: the path is too long", path), -1;
+static int give_file(InputWalk *w, InputFile *file, const char *path, const struct stat *st, bool is_argument) {
     CorpusFormat format = w->options->format;
     if (format == FORMAT_BY_CONTENT && fnmatch("*.@(jsonl|ndjson)?(.gz|.zst)", path, FNM_CASEFOLD | FNM_EXTMATCH) == 0)
         format = FORMAT_LINES;
     *file = (InputFile){
         .is_argument = is_argument, .unreadable = st ? 0 : errno, .format = format, .packing = packing_of_name(path)};
-    memcpy(file->path, path, strlen(path) + 1);
+    memcpy(file->path, path, strlen(path) + 1); // at most sizeof w->path, the same
     if (st) file->size = (int64_t)st->st_size;
     return 1;
 }
@@ -99,30 +94,37 @@ bool input_may_be_skipped(int reason) {
     return reason == EACCES || reason == EPERM || reason == ENOENT || reason == ELOOP;
 }
 
-static void put_seen(InputWalk *w, XXH128_hash_t key, bool *is_new) {
+// Gives w->path, which cannot be read for the reason in errno, to be counted, or fails.
+static int give_unreadable(InputWalk *w, InputFile *file, Error *err) {
+    if (w->depth > 0 && input_may_be_skipped(errno)) return give_file(w, file, w->path, NULL, false);
+    error_set(err, "%s: cannot read: %s", w->path, path_reason(w->path, errno).text);
+    return -1;
+}
+
+// Adds a key to the table of files met. False: it is there already.
+static bool put_seen(InputWalk *w, XXH128_hash_t key) {
+    if (2 * w->num_seen >= w->num_slots) {
+        XXH128_hash_t *old = w->seen;
+        const size_t slots = w->num_slots;
+        w->num_slots = slots ? 2 * slots : 1024;
+        w->num_seen = 0;
+        w->seen = calloc(w->num_slots, sizeof *w->seen);
+        REQUIRE_MEMORY(w->seen, "the list of inputs");
+        for (size_t i = 0; i < slots; i++)
+            if ((old[i].low64 | old[i].high64) != 0) put_seen(w, old[i]);
+        free(old);
+    }
     size_t at = (size_t)key.low64 & (w->num_slots - 1);
     while ((w->seen[at].low64 | w->seen[at].high64) != 0 && !XXH128_isEqual(w->seen[at], key))
         at = (at + 1) & (w->num_slots - 1);
-    *is_new = !XXH128_isEqual(w->seen[at], key);
+    const bool is_new = !XXH128_isEqual(w->seen[at], key);
     w->seen[at] = key;
-    w->num_seen += *is_new;
+    w->num_seen += is_new;
+    return is_new;
 }
 
-static void grow_seen(InputWalk *w) {
-    XXH128_hash_t *old = w->seen;
-    const size_t slots = w->num_slots;
-    bool is_new;
-    w->num_slots = slots ? 2 * slots : 1024;
-    w->num_seen = 0;
-    w->seen = calloc(w->num_slots, sizeof *w->seen);
-    REQUIRE_MEMORY(w->seen, "the list of inputs");
-    for (size_t i = 0; i < slots; i++)
-        if ((old[i].low64 | old[i].high64) != 0) put_seen(w, old[i], &is_new);
-    free(old);
-}
-
-// Was this file or directory met before? Size and time are a part of its identity, because some file systems over a
-// network give inodes twice.
+// Tells whether this file or directory was met before. Size and time are a part of its identity,
+// because some file systems over a network give inodes twice.
 static bool is_repeated(InputWalk *w, const struct stat *st, bool is_link) {
     const bool is_directory = S_ISDIR(st->st_mode);
     for (int i = 0; i < w->depth && is_directory; i++)
@@ -130,16 +132,16 @@ static bool is_repeated(InputWalk *w, const struct stat *st, bool is_link) {
     bool is_linked = is_link;
     for (int i = 0; i < w->depth; i++) is_linked |= w->levels[i].is_linked;
     if (w->options->count == 1 && !is_linked && (is_directory || st->st_nlink == 1)) return false;
-    const int64_t facts[5] = {(int64_t)st->st_dev, (int64_t)st->st_ino, is_directory ? 0 : (int64_t)st->st_size,
-                              is_directory ? 0 : (int64_t)st->st_mtim.tv_sec,
-                              is_directory ? 0 : (int64_t)st->st_mtim.tv_nsec};
-    bool is_new;
-    if (2 * w->num_seen >= w->num_slots) grow_seen(w);
-    put_seen(w, XXH3_128bits(facts, sizeof facts), &is_new);
-    return !is_new;
+    int64_t facts[5] = {(int64_t)st->st_dev, (int64_t)st->st_ino};
+    if (!is_directory) {
+        facts[2] = (int64_t)st->st_size;
+        facts[3] = (int64_t)st->st_mtim.tv_sec;
+        facts[4] = (int64_t)st->st_mtim.tv_nsec;
+    }
+    return !put_seen(w, XXH3_128bits(facts, sizeof facts));
 }
 
-// Does the link w->path lead to what the walk comes to anyway, under its own name?
+// Tells whether the link w->path leads to a file that the walk comes to under its own name.
 static bool leads_inside(InputWalk *w) {
     char *real = realpath(w->path, NULL);
     bool inside = false;
@@ -163,14 +165,11 @@ static bool leads_inside(InputWalk *w) {
 
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-// Enters the directory w->path: 0, or as visit.
-static int enter(InputWalk *w, const struct stat *st, bool is_link, InputFile *file, Error *err) {
+// Enters the directory w->path: 0, or as visit_path.
+static int enter_directory(InputWalk *w, const struct stat *st, bool is_link, InputFile *file, Error *err) {
     char **names;
     int count;
-    if (!directory_list(w->path, &names, &count, NULL)) {
-        if (w->depth > 0 && input_may_be_skipped(errno)) return give(w, file, w->path, NULL, false, err);
-        return error_set(err, "%s: cannot read: %s", w->path, path_reason(w->path, errno).text), -1;
-    }
+    if (!directory_list(w->path, &names, &count, NULL)) return give_unreadable(w, file, err);
     if (count > 0) qsort(names, (size_t)count, sizeof *names, by_name); // names of none are NULL
     Level *levels = realloc(w->levels, (size_t)(w->depth + 1) * sizeof *levels);
     REQUIRE_MEMORY(levels, "the list of inputs");
@@ -192,27 +191,28 @@ static int pass_over(InputWalk *w, const char *kind) {
 }
 
 // w->path: 1: a file; 0: nothing to read; -1: it must be readable and is not.
-static int visit(InputWalk *w, InputFile *file, Error *err) {
+static int visit_path(InputWalk *w, InputFile *file, Error *err) {
     const bool is_argument = w->depth == 0;
     struct stat st;
     int failed = (is_argument ? stat : lstat)(w->path, &st);
     const bool is_link = failed == 0 && S_ISLNK(st.st_mode);
     if (is_link && (failed = stat(w->path, &st)) != 0 && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP))
         return pass_over(w, "link that leads nowhere");
-    if (failed != 0) {
-        if (!is_argument && input_may_be_skipped(errno)) return give(w, file, w->path, NULL, false, err);
-        return error_set(err, "%s: cannot read: %s", w->path, path_reason(w->path, errno).text), -1;
-    }
+    if (failed != 0) return give_unreadable(w, file, err);
     const bool is_file = S_ISREG(st.st_mode);
     if (!is_file && !S_ISDIR(st.st_mode)) {
         if (!is_argument) return pass_over(w, "neither a file nor a directory");
-        return error_set(err, "%s: is neither a file nor a directory", w->path), -1;
+        error_set(err, "%s: is neither a file nor a directory", w->path);
+        return -1;
     }
-    if (is_file && is_our_own(w)) return 0;
+    if (is_file && !is_argument && w->levels[w->depth - 1].is_output) { // data/prepare made it
+        const char *name = strrchr(w->path, '/') + 1;
+        if (is_corpus_shard(name) || fnmatch("@(manifest|tokenizer).json", name, FNM_EXTMATCH) == 0) return 0;
+    }
     if ((is_link && leads_inside(w)) || is_repeated(w, &st, is_link))
         return pass_over(w, "read already by another name");
     if (is_link) kind_counts_add(&w->notes, "symbolic link that was followed", 1, "%s", w->path);
-    return is_file ? give(w, file, w->path, &st, is_argument, err) : enter(w, &st, is_link, file, err);
+    return is_file ? give_file(w, file, w->path, &st, is_argument) : enter_directory(w, &st, is_link, file, err);
 }
 
 // Puts the next name of the directory that is read at the end of w->path. *found: 0, or -1; false: there is none.
@@ -234,15 +234,21 @@ static int next_argument(InputWalk *w, InputFile *file, Error *err) {
     if (strcmp(argument, "-") == 0) {
         struct stat st;
         if (!w->options->has_stdin) return 0;
-        if (fstat(w->options->stdin_fd, &st) != 0) return error_set(err, "standard input: %s", strerror(errno)), -1;
-        give(w, file, "standard input", &st, true, err);
+        if (fstat(w->options->stdin_fd, &st) != 0) {
+            error_set(err, "standard input: %s", strerror(errno));
+            return -1;
+        }
+        give_file(w, file, "standard input", &st, true);
         file->is_stdin = true;
         file->packing = w->options->stdin_packing;
         return 1;
     }
     const int n = snprintf(w->path, sizeof w->path, "%s", argument);
-    if ((size_t)n >= sizeof w->path) return error_set(err, "%.200s...: the path is too long", argument), -1;
-    return visit(w, file, err);
+    if ((size_t)n >= sizeof w->path) {
+        error_set(err, "%.200s...: the path is too long", argument);
+        return -1;
+    }
+    return visit_path(w, file, err);
 }
 
 int inputs_next(InputWalk *w, InputFile *file, Error *err) {
@@ -252,9 +258,9 @@ int inputs_next(InputWalk *w, InputFile *file, Error *err) {
             if (++w->argument >= w->options->count) return 0;
             found = next_argument(w, file, err);
         } else if (!next_name(w, &found, err)) {
-            leave(w);
+            leave_directory(w);
         } else if (found == 0) {
-            found = visit(w, file, err);
+            found = visit_path(w, file, err);
         }
         if (found != 0) return found;
     }
@@ -271,7 +277,8 @@ InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes
     InputSummary *summaries = calloc((size_t)options->count, sizeof *summaries);
     InputWalk *w = inputs_open(options, err);
     InputFile file = {0};
-    int found = summaries && w ? 1 : (error_set(err, "list of inputs: out of memory"), -1);
+    int found = summaries && w ? 1 : -1;
+    if (found < 0) error_set(err, "list of inputs: out of memory");
     *total_bytes = 0;
     while (found > 0 && (found = inputs_next(w, &file, err)) > 0) {
         InputSummary *s = &summaries[w->argument];

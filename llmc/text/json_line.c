@@ -29,24 +29,22 @@ static void skip_space(Scan *s) {
 // The byte at p, 0 at the end; a NUL anywhere in the line is an error.
 static unsigned char peek(const Scan *s) { return s->p < s->end ? *s->p : 0; }
 
-static int hex_value(unsigned char c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-// The number of four hexadecimal digits, -1 if they are not.
+// Reads four hexadecimal digits; -1: they are not.
 static int hex4(const unsigned char *p) {
     int value = 0;
     for (int i = 0; i < 4; i++) {
-        int digit = hex_value(p[i]);
-        if (digit < 0) return -1;
-        value = value * 16 + digit;
+        const unsigned char digit = p[i], letter = digit | 0x20;
+        if (digit >= '0' && digit <= '9')
+            value = value * 16 + digit - '0';
+        else if (letter >= 'a' && letter <= 'f')
+            value = value * 16 + letter - 'a' + 10;
+        else
+            return -1;
     }
     return value;
 }
 
-// From the opening quote past the closing one; escapes are checked, not resolved.
+// Scans from the opening quote past the closing one; checks escapes, but does not resolve them.
 static bool scan_string(Scan *s) {
     const unsigned char *p = s->p + 1;
     for (;;) {
@@ -94,23 +92,19 @@ static bool scan_number(Scan *s) {
     return true;
 }
 
-static bool scan_word(Scan *s) {
+static bool scan_scalar(Scan *s) {
     static const char *const words[] = {"true", "false", "null", "NaN", "Infinity", "-Infinity"};
+    if (peek(s) == '"') return scan_string(s);
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         size_t n = strlen(words[i]);
         if ((size_t)(s->end - s->p) < n || memcmp(s->p, words[i], n) != 0) continue;
         s->p += n;
         return true;
     }
-    return false;
+    return scan_number(s);
 }
 
-static bool scan_scalar(Scan *s) {
-    if (peek(s) == '"') return scan_string(s);
-    return scan_word(s) || scan_number(s);
-}
-
-// A key and its colon.
+// Scans a key and its colon.
 static bool scan_key(Scan *s) {
     skip_space(s);
     if (peek(s) != '"') return scan_fail(s, "expected a key in quotes");
@@ -121,7 +115,7 @@ static bool scan_key(Scan *s) {
     return true;
 }
 
-// The array or object that begins at p, with everything in it.
+// Scans the array or object that begins at p, with everything in it.
 static bool scan_nested(Scan *s) {
     bool is_object[JSON_LINE_MAX_DEPTH];
     int depth = 0;
@@ -154,15 +148,10 @@ static bool scan_nested(Scan *s) {
 
 // ------------------------------------------------------------------------------------------------------------- escapes
 
-static unsigned char short_escape(unsigned char c) {
-    static const char from[] = "bfnrt", to[] = "\b\f\n\r\t";
-    const char *at = strchr(from, c);
-    return at ? (unsigned char)to[at - from] : c;
-}
-
 // Unescapes a scanned string, without quotes, in place; returns its number of bytes, -1 if it has half a surrogate
 // pair.
 static int64_t unescape(unsigned char *text, int64_t n) {
+    static const char from[] = "bfnrt", to[] = "\b\f\n\r\t"; // others stand for themselves
     unsigned char *in = text, *out = text, *end = text + n;
     while (in < end) {
         unsigned char *slash = memchr(in, '\\', (size_t)(end - in));
@@ -172,7 +161,8 @@ static int64_t unescape(unsigned char *text, int64_t n) {
         in += plain;
         if (!slash) break;
         if (in[1] != 'u') {
-            *out++ = short_escape(in[1]);
+            const char *at = strchr(from, in[1]);
+            *out++ = at ? (unsigned char)to[at - from] : in[1];
             in += 2;
             continue;
         }
@@ -190,8 +180,8 @@ static int64_t unescape(unsigned char *text, int64_t n) {
     return out - text;
 }
 
-// Is the scanned key, without quotes, the field? Keys that are spelled with escapes are resolved in a copy; a field
-// has at most 255 bytes, which is at most 1530 when every one is escaped.
+// Tells whether the scanned key, without quotes, is the field. Resolves keys with escapes in a
+// copy; a field has at most 255 bytes, at most 1530 when each is escaped.
 static bool key_is(const unsigned char *key, int64_t n, const char *field) {
     unsigned char copy[6 * 256];
     size_t length = strlen(field);
@@ -237,8 +227,8 @@ static bool scan_members(Scan *s, const char *field, const unsigned char **value
     return true;
 }
 
-// Is the value that begins at p JSON without doubt: an object with a key, an array of such, of texts, or of numbers
-// alone? Others may be text: {% if %}, [1] Smith.
+// Tells whether the value that begins at p is JSON without doubt: an object with a key, an array of
+// such, of texts, or of numbers alone. Others may be text: {% if %}, [1] Smith.
 static bool is_certain(Scan s, bool is_all) {
     const bool is_array = peek(&s) == '[';
     const Scan whole = s;

@@ -15,12 +15,13 @@ typedef enum {
     JSON_LINE_SURROGATE, // \ud800 without its other half
     JSON_LINE_NO_FIELD,
     JSON_LINE_NO_STRING, // the field is of another type
-    JSON_LINE_BAD_KINDS, // so many are bad
+    JSON_LINE_BAD_KINDS, // the number of bad kinds
     JSON_LINE_OK = JSON_LINE_BAD_KINDS,
     JSON_LINE_BLANK, // nothing but white space
 } JsonLine;
 
-// What a text begins with: n bytes and one more that may be read, a control character; is_all: there are no more.
+// The beginning of a text: n bytes and one more that may be read, a control character; is_all:
+// there are no more.
 typedef enum {
     JSON_NOT,
     JSON_OBJECTS,  // an object in its first line

@@ -18,24 +18,21 @@ static void insert_rule(MergeTable *t, MergeRule rule) {
     t->count++;
 }
 
-static bool grow_rules(MergeTable *t, Error *err) {
-    MergeTable grown = {.capacity = t->capacity ? 2 * t->capacity : 1024};
-    grown.shift = 64 - __builtin_ctzll((unsigned long long)grown.capacity);
-    size_t bytes = (size_t)grown.capacity * sizeof *grown.slots;
-    grown.slots = malloc(bytes);
-    if (!grown.slots) return error_set(err, "out of memory for %lld merges", (long long)grown.capacity / 2);
-    memset(grown.slots, 0xFF, bytes); // MERGE_NO_PAIR everywhere
-    for (int64_t i = 0; i < t->capacity; i++)
-        if (t->slots[i].pair != MERGE_NO_PAIR) insert_rule(&grown, t->slots[i]);
-    merge_table_free(t);
-    *t = grown;
-    return true;
-}
-
 bool merge_table_add(MergeTable *t, MergeRule rule, const MergeRule **known, Error *err) {
     *known = merge_table_find(t, (int32_t)(rule.pair >> 32), (int32_t)rule.pair);
     if (*known) return false;
-    if (2 * (t->count + 1) > t->capacity && !grow_rules(t, err)) return false;
+    if (2 * (t->count + 1) > t->capacity) {
+        MergeTable grown = {.capacity = t->capacity ? 2 * t->capacity : 1024};
+        grown.shift = 64 - __builtin_ctzll((unsigned long long)grown.capacity);
+        size_t bytes = (size_t)grown.capacity * sizeof *grown.slots;
+        grown.slots = malloc(bytes);
+        if (!grown.slots) return error_set(err, "out of memory for %lld merges", (long long)grown.capacity / 2);
+        memset(grown.slots, 0xFF, bytes); // MERGE_NO_PAIR everywhere
+        for (int64_t i = 0; i < t->capacity; i++)
+            if (t->slots[i].pair != MERGE_NO_PAIR) insert_rule(&grown, t->slots[i]);
+        merge_table_free(t);
+        *t = grown;
+    }
     insert_rule(t, rule);
     return true;
 }
@@ -131,22 +128,6 @@ static void renew(const MergeTable *t, const int32_t *tokens, Link *links, Heap 
     if (links[place].pair.rank != NO_RANK) heap_push(heap, heap_entry(links, place));
 }
 
-static void merge_chain(const MergeTable *t, int32_t *tokens, Link *links, Heap *heap, uint32_t n, uint32_t below,
-                        int64_t least) {
-    for (int64_t left = n; heap->count > 0 && left > least;) {
-        uint64_t entry = heap_pop(heap);
-        uint32_t place = (uint32_t)entry, dead = links[place].next;
-        if (links[place].pair.rank != entry >> 32) continue;
-        tokens[place] = links[place].pair.merged;
-        left--;
-        links[place].next = links[dead].next;
-        if (links[dead].next < n) links[links[dead].next].previous = place;
-        links[dead].pair.rank = NO_RANK;
-        if (place > 0) renew(t, tokens, links, heap, links[place].previous, n, below);
-        renew(t, tokens, links, heap, place, n, below);
-    }
-}
-
 static int64_t merge_long(const MergeTable *t, int32_t *tokens, uint32_t n, uint32_t below, int64_t least) {
     Link *links = malloc(n * sizeof *links);
     Heap heap = {.entries = malloc(n * sizeof *heap.entries), .capacity = n};
@@ -157,16 +138,27 @@ static int64_t merge_long(const MergeTable *t, int32_t *tokens, uint32_t n, uint
         if (links[i].pair.rank != NO_RANK) heap.entries[heap.count++] = heap_entry(links, i);
     }
     for (int64_t i = heap.count / 2 - 1; i >= 0; i--) sift_down(&heap, i);
-    merge_chain(t, tokens, links, &heap, n, below, least);
-    int64_t left = 0;
-    for (uint32_t i = 0; i < n; i = links[i].next) tokens[left++] = tokens[i];
+    for (int64_t left = n; heap.count > 0 && left > least;) {
+        uint64_t entry = heap_pop(&heap);
+        uint32_t place = (uint32_t)entry, dead = links[place].next;
+        if (links[place].pair.rank != entry >> 32) continue;
+        tokens[place] = links[place].pair.merged;
+        left--;
+        links[place].next = links[dead].next;
+        if (links[dead].next < n) links[links[dead].next].previous = place;
+        links[dead].pair.rank = NO_RANK;
+        if (place > 0) renew(t, tokens, links, &heap, links[place].previous, n, below);
+        renew(t, tokens, links, &heap, place, n, below);
+    }
+    int64_t count = 0;
+    for (uint32_t i = 0; i < n; i = links[i].next) tokens[count++] = tokens[i];
     free(links);
     free(heap.entries);
-    return left;
+    return count;
 }
 
 int64_t merge_tokens(const MergeTable *t, int32_t *tokens, int64_t n, uint32_t below, int64_t least) {
     REQUIRE(n < UINT32_MAX, "a piece of %lld bytes", (long long)n);
-    return n <= SHORT_PIECE ? merge_short(t, tokens, n, below, least)
-                            : merge_long(t, tokens, (uint32_t)n, below, least);
+    if (n <= SHORT_PIECE) return merge_short(t, tokens, n, below, least);
+    return merge_long(t, tokens, (uint32_t)n, below, least);
 }

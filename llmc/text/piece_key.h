@@ -18,8 +18,12 @@ static inline PieceKey piece_key(const char *piece, int64_t n, int64_t readable)
         memcpy(&low, piece, sizeof low);
         memcpy(&high, piece + 8, sizeof high);
         if (n < 8) low &= (1ull << 8 * n) - 1;
-        high = n <= 8 ? 0 : n == 16 ? high : high & ((1ull << (8 * n - 64)) - 1);
-        key.words[0] = low, key.words[1] = high;
+        if (n <= 8)
+            high = 0;
+        else if (n < 16)
+            high &= (1ull << (8 * n - 64)) - 1;
+        key.words[0] = low;
+        key.words[1] = high;
     } else {
         memcpy(key.words, piece, (size_t)n);
     }

@@ -79,8 +79,8 @@ static bool fill_table(uint8_t *table, Error *err) {
 
 uint8_t *pieces_char_table(Error *err) {
     uint8_t *table = calloc(CHAR_TABLE_SIZE, 1);
-    if (!table) return error_set(err, "out of memory for the table of characters"), NULL;
-    if (!fill_table(table, err)) {
+    if (!table) error_set(err, "out of memory for the table of characters");
+    if (!table || !fill_table(table, err)) {
         free(table);
         return NULL;
     }
@@ -92,7 +92,7 @@ uint8_t *pieces_char_table(Error *err) {
 
 // ------------------------------------------------------------------------------------------------------- the pattern
 
-// The kind of the character at p and its length.
+// Returns the kind of the character at p, and its length.
 static inline CharKind kind_at(const uint8_t *table, const unsigned char *p, const unsigned char *end, int *length) {
     *length = 1;
     if (*p < 0x80) return (CharKind)table[*p];
@@ -103,7 +103,8 @@ static inline CharKind kind_at(const uint8_t *table, const unsigned char *p, con
     return c < CHAR_TABLE_SIZE ? (CharKind)table[c] : CHAR_OTHER;
 }
 
-// The end of the run of characters of one kind that begins at p; *last: the length of its last character.
+// Returns the end of the run of characters of one kind that begins at p; *last: the length of its
+// last character.
 static inline const unsigned char *run_end(const uint8_t *table, const unsigned char *p, const unsigned char *end,
                                            CharKind kind, int *last) {
     int length = 0;
@@ -115,7 +116,7 @@ static inline const unsigned char *run_end(const uint8_t *table, const unsigned 
     return p;
 }
 
-// The length of 's 't 'm 'd 're 've 'll at p, 0 if there is none. *p is an apostrophe.
+// Returns the length of 's 't 'm 'd 're 've 'll at p, 0 if there is none. *p is an apostrophe.
 static int contraction(const unsigned char *p, const unsigned char *end) {
     if (end - p < 2) return 0;
     unsigned char a = p[1], b = end - p > 2 ? p[2] : 0;
@@ -144,7 +145,7 @@ int64_t pieces_next(const uint8_t *table, const char *text, int64_t n) {
     return stop - begin;
 }
 
-// The kind of the character that ends before p, and its length; begin < p.
+// Returns the kind of the character that ends before p, and its length; begin < p.
 static CharKind kind_before(const uint8_t *table, const unsigned char *begin, const unsigned char *p, int *length) {
     for (int back = 2; back <= 4 && p - back >= begin; back++) {
         CharKind kind = kind_at(table, p - back, p, length);
@@ -153,7 +154,7 @@ static CharKind kind_before(const uint8_t *table, const unsigned char *begin, co
     return kind_at(table, p - 1, p, length);
 }
 
-// Is the character at p complete, whatever follows the text?
+// Tells whether the character at p is complete, whatever follows the text.
 static bool is_whole(const unsigned char *p, const unsigned char *end) {
     return p < end && (*p < 0x80 || end - p >= 4);
 }

@@ -21,5 +21,6 @@ uint8_t *pieces_char_table(Error *err);
 // The length of the first piece of text[0..n), n >= 1.
 int64_t pieces_next(const uint8_t *table, const char *text, int64_t n);
 
-// Does a piece end between text[m-1] and text[m] whatever comes before and after the n bytes at text? 0 < m < n.
+// Tells whether a piece ends between text[m-1] and text[m] whatever comes before and after the n
+// bytes at text. 0 < m < n.
 bool pieces_always_cut(const uint8_t *table, const char *text, int64_t n, int64_t m);

@@ -26,7 +26,18 @@ Tokenizer *tokenizer_bytes(Error *err) {
     return NULL;
 }
 
-void tokenizer_free(Tokenizer *t) { vocabulary_free(t); }
+void tokenizer_free(Tokenizer *t) {
+    if (!t) return;
+    merge_table_free(&t->merges);
+    free(t->name);
+    free(t->tokens);
+    free(t->bytes);
+    free(t->by_bytes);
+    free(t->added_tokens);
+    free(t->char_table);
+    free(t);
+}
+
 int64_t tokenizer_vocab(const Tokenizer *t) { return t->count; }
 int32_t tokenizer_eot(const Tokenizer *t) { return t->eot; }
 const char *tokenizer_name(const Tokenizer *t) { return t->name; }
@@ -58,7 +69,7 @@ uint64_t tokenizer_fingerprint(const Tokenizer *t) {
 
 // ---------------------------------------------------------------------------------------------------------------- cuts
 
-// Might the spelling of a non-special added token lie across m, as far as the n bytes show?
+// Tells whether the spelling of a non-special added token may cross m, as far as the n bytes show.
 static bool added_across(const Tokenizer *t, const char *text, int64_t n, int64_t m) {
     for (int32_t i = 0; i < t->added_begin[256]; i++) {
         const Token *k = &t->tokens[t->added_tokens[i]];
@@ -70,8 +81,9 @@ static bool added_across(const Tokenizer *t, const char *text, int64_t n, int64_
     return false;
 }
 
-// Is m the beginning of a line after "\r\n"? Before a word these are two pieces, at the end of a text they are one. The
-// tokens are the same, unless the vocabulary has a token "\r\n".
+// Tells whether m is the beginning of a line after "\r\n". Before a word these are two pieces, at
+// the end of a text they are one. The tokens are the same, unless the vocabulary has a token
+// "\r\n".
 static bool follows_windows_line(const Tokenizer *t, const char *text, int64_t n, int64_t m) {
     return m > 2 && text[m - 2] == '\r' && text[m - 1] == '\n' && pieces_always_cut(t->char_table, text, n, m - 2) &&
            pieces_always_cut(t->char_table, text, n, m - 1) && vocabulary_find(t, "\r\n", 2) < 0;

@@ -17,7 +17,7 @@ enum {
     MODEL_PADDING = 128, // foreign models may have up to this many tokens more than their tokenizer
 };
 
-// What the tokenizer must agree with.
+// The weights and shards that the tokenizer must agree with.
 typedef struct {
     const char *weights, *shards; // "" if none
     int64_t vocab, V;
@@ -38,7 +38,7 @@ static char *directory_of(const char *pattern, Error *err) {
     return directory;
 }
 
-// *found: the tokenizer next to a path or pattern, malloced; NULL: there is none.
+// Finds the tokenizer next to a path or pattern, malloced; NULL: there is none.
 static bool tokenizer_next_to(const char *pattern, char **found, Error *err) {
     char *directory = *pattern ? directory_of(pattern, err) : NULL;
     *found = directory ? tokenizer_file_in(directory) : NULL;
@@ -49,7 +49,19 @@ static bool tokenizer_next_to(const char *pattern, char **found, Error *err) {
 
 // ----------------------------------------------------------------------------------- agreement with weights and shards
 
-static bool check_against_shards(const Question *q, const char *path, const Tokenizer *t, Error *err) {
+static bool check_tokenizer(const Question *q, const char *path, const Tokenizer *t, Error *err) {
+    const int64_t tokens = tokenizer_vocab(t);
+    if (tokens > q->V)
+        return error_set(err,
+                         "%s has %lld tokens, but the model has a vocabulary of %lld; name the model's tokenizer "
+                         "with --tokenizer",
+                         path, (long long)tokens, (long long)q->V);
+    if (q->vocab > 0 && q->vocab != tokens)
+        return error_set(err,
+                         "%s has %lld tokens, but the shards %s were made with %lld; make them with this tokenizer "
+                         "(%s --tokenizer %s -o DIR FILE...), or name theirs with --tokenizer",
+                         path, (long long)tokens, q->shards, (long long)q->vocab, path_of_tool("data/prepare").text,
+                         path_quoted(path).text);
     char *theirs;
     bool ok = tokenizer_next_to(q->shards, &theirs, err);
     if (theirs && strcmp(theirs, path) != 0) {
@@ -67,24 +79,8 @@ static bool check_against_shards(const Question *q, const char *path, const Toke
     return ok;
 }
 
-static bool check_tokenizer(const Question *q, const char *path, const Tokenizer *t, Error *err) {
-    const int64_t tokens = tokenizer_vocab(t);
-    if (tokens > q->V)
-        return error_set(err,
-                         "%s has %lld tokens, but the model has a vocabulary of %lld; name the model's tokenizer "
-                         "with --tokenizer",
-                         path, (long long)tokens, (long long)q->V);
-    if (q->vocab > 0 && q->vocab != tokens)
-        return error_set(err,
-                         "%s has %lld tokens, but the shards %s were made with %lld; make them with this tokenizer "
-                         "(%s --tokenizer %s -o DIR FILE...), or name theirs with --tokenizer",
-                         path, (long long)tokens, q->shards, (long long)q->vocab, path_of_tool("data/prepare").text,
-                         path_quoted(path).text);
-    return check_against_shards(q, path, t, err);
-}
-
-// Foreign weights come without a tokenizer, and the shards state a vocabulary of another size. A difference within the
-// padding is accepted, and our own checkpoints may have any vocabulary that was asked for.
+// Refuses foreign weights without a tokenizer whose vocabulary is not that of the shards. A
+// difference within the padding is accepted, and our own checkpoints may have any vocabulary.
 static bool check_untold(const Question *q, Error *err) {
     if (!*q->weights || q->vocab == 0 || (q->V >= q->vocab && q->V - q->vocab <= MODEL_PADDING)) return true;
     char *directory = directory_of(q->weights, err);

@@ -6,6 +6,7 @@
 #include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
 #include "llmc/text/alphabet.h"
+#include "llmc/text/tokenizer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +19,7 @@ static bool is_json_text(const cJSON *item, const char *expected) {
     return cJSON_IsString(item) && strcmp(item->valuestring, expected) == 0;
 }
 
-static bool refuse(const char *field, const cJSON *item, const char *expected, Error *err) {
+static bool refuse_field(const char *field, const cJSON *item, const char *expected, Error *err) {
     char found[64];
     return error_set(err, "%s is %s, expected %s", field, json_describe(item, found, sizeof found), expected);
 }
@@ -78,7 +79,32 @@ static bool add_merge_line(Tokenizer *t, const char *line, size_t n, uint32_t ra
     return add_spelled_merge(t, line, (size_t)(space - line), space + 1, (size_t)(line + n - space - 1), rank, err);
 }
 
-static bool read_merges(Tokenizer *t, const cJSON *merges, Error *err) {
+// ------------------------------------------------------------------------------------------------------ tokenizer.json
+
+// A field that, if present, must be off: null, false, "" or 0.
+static bool check_off(const cJSON *object, const char *where, const char *key, Error *err) {
+    const cJSON *item;
+    char field[80];
+    if (!json_find(object, key, &item, err)) return false;
+    if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item) || is_json_text(item, "")) return true;
+    if (cJSON_IsNumber(item) && item->valuedouble == 0) return true;
+    snprintf(field, sizeof field, "%s%s", where, key);
+    return refuse_field(field, item, "none", err);
+}
+
+static bool read_model(Tokenizer *t, const cJSON *model, Error *err) {
+    const cJSON *type, *vocab, *merges, *whole;
+    if (!json_find(model, "type", &type, err)) return error_prefix(err, "model");
+    if (type && !is_json_text(type, "BPE")) return refuse_field("model.type", type, "\"BPE\"", err);
+    static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix"};
+    for (size_t i = 0; i < sizeof off / sizeof off[0]; i++)
+        if (!check_off(model, "model.", off[i], err)) return false;
+    if (!json_get_object(model, "vocab", &vocab, err) || !json_find(model, "ignore_merges", &whole, err))
+        return error_prefix(err, "model");
+    t->whole_pieces = cJSON_IsTrue(whole);
+    if (!read_vocabulary(t, vocab, true, err)) return error_prefix(err, "model.vocab");
+    if (!json_find(model, "merges", &merges, err)) return error_prefix(err, "model");
+    if (!cJSON_IsArray(merges)) return refuse_field("model.merges", merges, "an array", err);
     uint32_t rank = 0;
     for (const cJSON *item = merges->child; item; item = item->next, rank++) {
         const cJSON *left = cJSON_IsArray(item) ? item->child : NULL, *right = left ? left->next : NULL;
@@ -95,35 +121,6 @@ static bool read_merges(Tokenizer *t, const cJSON *merges, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------ tokenizer.json
-
-// A field that, if present, must be off: null, false, "" or 0.
-static bool check_off(const cJSON *object, const char *where, const char *key, Error *err) {
-    const cJSON *item;
-    char field[80];
-    if (!json_find(object, key, &item, err)) return false;
-    if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item) || is_json_text(item, "")) return true;
-    if (cJSON_IsNumber(item) && item->valuedouble == 0) return true;
-    snprintf(field, sizeof field, "%s%s", where, key);
-    return refuse(field, item, "none", err);
-}
-
-static bool read_model(Tokenizer *t, const cJSON *model, Error *err) {
-    const cJSON *type, *vocab, *merges, *whole;
-    if (!json_find(model, "type", &type, err)) return error_prefix(err, "model");
-    if (type && !is_json_text(type, "BPE")) return refuse("model.type", type, "\"BPE\"", err);
-    static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix"};
-    for (size_t i = 0; i < sizeof off / sizeof off[0]; i++)
-        if (!check_off(model, "model.", off[i], err)) return false;
-    if (!json_get_object(model, "vocab", &vocab, err) || !json_find(model, "ignore_merges", &whole, err))
-        return error_prefix(err, "model");
-    t->whole_pieces = cJSON_IsTrue(whole);
-    if (!read_vocabulary(t, vocab, true, err)) return error_prefix(err, "model.vocab");
-    if (!json_find(model, "merges", &merges, err)) return error_prefix(err, "model");
-    if (!cJSON_IsArray(merges)) return refuse("model.merges", merges, "an array", err);
-    return read_merges(t, merges, err);
-}
-
 // A field that must equal text, or be false if text is NULL.
 static bool check_is(const cJSON *object, const char *where, const char *key, const char *text, const char *expected,
                      Error *err) {
@@ -131,7 +128,7 @@ static bool check_is(const cJSON *object, const char *where, const char *key, co
     char field[80];
     if (!json_find(object, key, &item, err)) return error_prefix(err, "%s", where);
     snprintf(field, sizeof field, "%s.%s", where, key);
-    return (text ? is_json_text(item, text) : cJSON_IsFalse(item)) || refuse(field, item, expected, err);
+    return (text ? is_json_text(item, text) : cJSON_IsFalse(item)) || refuse_field(field, item, expected, err);
 }
 
 static bool check_byte_level(const cJSON *step, const char *where, Error *err) {
@@ -139,35 +136,32 @@ static bool check_byte_level(const cJSON *step, const char *where, Error *err) {
            check_is(step, where, "add_prefix_space", NULL, "false", err);
 }
 
-// {"type": "Split", "pattern": {"Regex": GPT-2's}, "behavior": "Isolated", "invert": false}
-static bool check_split(const cJSON *step, const char *where, Error *err) {
-    const cJSON *pattern, *regex = NULL;
-    if (!check_is(step, where, "type", "Split", "\"Split\"", err)) return false;
-    if (!json_find(step, "pattern", &pattern, err) ||
-        (cJSON_IsObject(pattern) && !json_find(pattern, "Regex", &regex, err)))
-        return error_prefix(err, "%s", where);
-    if (!is_json_text(regex, GPT2_PATTERN))
-        return refuse("pre_tokenizer.pretokenizers[0].pattern.Regex", regex, "GPT-2's, the only one supported", err);
-    return check_is(step, where, "behavior", "Isolated", "\"Isolated\"", err) &&
-           check_is(step, where, "invert", NULL, "false", err);
-}
-
 static bool check_pre_tokenizer(const cJSON *root, Error *err) {
     static const char where[] = "pre_tokenizer", first[] = "pre_tokenizer.pretokenizers[0]",
                       second[] = "pre_tokenizer.pretokenizers[1]";
-    const cJSON *step, *type, *steps, *own;
+    const cJSON *step, *type, *steps, *own, *pattern, *regex = NULL;
     if (!json_find(root, where, &step, err)) return false;
-    if (!cJSON_IsObject(step)) return refuse(where, step, "ByteLevel, as GPT-2 has", err);
+    if (!cJSON_IsObject(step)) return refuse_field(where, step, "ByteLevel, as GPT-2 has", err);
     if (!json_find(step, "type", &type, err) || !json_find(step, "use_regex", &own, err))
         return error_prefix(err, "%s", where);
     if (!is_json_text(type, "Sequence")) // then ByteLevel splits by the pattern
         return check_byte_level(step, where, err) &&
-               (!own || cJSON_IsTrue(own) || refuse("pre_tokenizer.use_regex", own, "true (GPT-2's pattern)", err));
+               (!own || cJSON_IsTrue(own) ||
+                refuse_field("pre_tokenizer.use_regex", own, "true (GPT-2's pattern)", err));
     if (!json_get_array(step, "pretokenizers", 2, &steps, err)) return error_prefix(err, "%s", where);
     const cJSON *split = steps->child, *byte_level = split ? split->next : NULL;
-    if (!cJSON_IsObject(split)) return refuse(first, split, "an object", err);
-    if (!cJSON_IsObject(byte_level)) return refuse(second, byte_level, "an object", err);
-    return check_split(split, first, err) && check_byte_level(byte_level, second, err) &&
+    if (!cJSON_IsObject(split)) return refuse_field(first, split, "an object", err);
+    if (!cJSON_IsObject(byte_level)) return refuse_field(second, byte_level, "an object", err);
+    // {"type": "Split", "pattern": {"Regex": GPT-2's}, "behavior": "Isolated", "invert": false}
+    if (!check_is(split, first, "type", "Split", "\"Split\"", err)) return false;
+    if (!json_find(split, "pattern", &pattern, err) ||
+        (cJSON_IsObject(pattern) && !json_find(pattern, "Regex", &regex, err)))
+        return error_prefix(err, "%s", first);
+    if (!is_json_text(regex, GPT2_PATTERN))
+        return refuse_field("pre_tokenizer.pretokenizers[0].pattern.Regex", regex, "GPT-2's, the only one supported",
+                            err);
+    return check_is(split, first, "behavior", "Isolated", "\"Isolated\"", err) &&
+           check_is(split, first, "invert", NULL, "false", err) && check_byte_level(byte_level, second, err) &&
            check_is(byte_level, second, "use_regex", NULL, "false after a Split", err);
 }
 
@@ -195,7 +189,7 @@ static bool read_added_tokens(Tokenizer *t, const cJSON *root, Error *err) {
     const cJSON *added;
     if (!json_find(root, "added_tokens", &added, err)) return false;
     if (!added || cJSON_IsNull(added)) return true;
-    if (!cJSON_IsArray(added)) return refuse("added_tokens", added, "an array", err);
+    if (!cJSON_IsArray(added)) return refuse_field("added_tokens", added, "an array", err);
     int i = 0;
     for (const cJSON *item = added->child; item; item = item->next, i++)
         if (!read_added_token(t, item, err)) return error_prefix(err, "added_tokens[%d]", i);
@@ -227,15 +221,6 @@ static bool check_post_processor(const cJSON *root, Error *err) {
         if (!check_is(part, "post_processor.processors", "type", "ByteLevel", "\"ByteLevel\"", err)) return false;
     }
     return true;
-}
-
-static bool read_tokenizer_json(Tokenizer *t, const cJSON *root, Error *err) {
-    const cJSON *model;
-    return json_get_object(root, "model", &model, err) && check_off(root, "", "normalizer", err) &&
-           check_off(root, "", "truncation", err) && check_off(root, "", "padding", err) &&
-           check_pre_tokenizer(root, err) && check_post_processor(root, err) && read_model(t, model, err) &&
-           read_added_tokens(t, root, err) && check_spellings(t, err) &&
-           ((vocabulary_finish(t, err) && vocabulary_check_merges(t, err)) || error_prefix(err, "model.vocab"));
 }
 
 // ------------------------------------------------------------------------------------------- vocab.json and merges.txt
@@ -293,16 +278,26 @@ static bool has_nul(const char *text, size_t n) {
 }
 
 Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes, Error *err) {
-    if (has_nul(text, bytes))
-        return error_set(err, "%s: damaged, or not a tokenizer: it has a NUL character", path), NULL;
+    if (has_nul(text, bytes)) {
+        error_set(err, "%s: damaged, or not a tokenizer: it has a NUL character", path);
+        return NULL;
+    }
     cJSON *root = json_parse(text, bytes, err);
-    if (!root) return error_prefix(err, "%s", path), NULL;
+    if (!root) {
+        error_prefix(err, "%s", path);
+        return NULL;
+    }
     Tokenizer *t = vocabulary_of_file(path, err);
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
     bool ok = t != NULL;
-    if (ok && model &&
-        !cJSON_IsNumber(model)) { // a vocabulary may well have a token "model", but then that is a number
-        ok = read_tokenizer_json(t, root, err) || error_prefix(err, "%s", path);
+    if (ok && model && !cJSON_IsNumber(model)) { // a number: a vocabulary that has a token "model"
+        ok = json_get_object(root, "model", &model, err) && check_off(root, "", "normalizer", err) &&
+             check_off(root, "", "truncation", err) && check_off(root, "", "padding", err) &&
+             check_pre_tokenizer(root, err) && check_post_processor(root, err) && read_model(t, model, err) &&
+             read_added_tokens(t, root, err) && check_spellings(t, err);
+        if (ok && (!vocabulary_finish(t, err) || !vocabulary_check_merges(t, err)))
+            ok = error_prefix(err, "model.vocab");
+        if (!ok) error_prefix(err, "%s", path);
     } else if (ok && cJSON_IsNumber(root->child) && !cJSON_GetObjectItemCaseSensitive(root, "model_type")) {
         ok = read_vocab_json(t, path, root, err);
     } else if (ok) {
@@ -315,7 +310,7 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
     }
     cJSON_Delete(root);
     if (ok) return t;
-    vocabulary_free(t);
+    tokenizer_free(t);
     return NULL;
 }
 
@@ -341,23 +336,6 @@ static void put_token(FILE *out, const Tokenizer *t, int32_t token) {
         put_escaped(out, spelled, alphabet_encode(t->bytes + k->offset, k->length, spelled));
     else
         put_escaped(out, t->bytes + k->offset, k->length);
-}
-
-static void put_added_tokens(FILE *out, const Tokenizer *t) {
-    const char *separator = "\n";
-    fputs("  \"added_tokens\": [", out);
-    for (int32_t i = 0; i < t->count; i++) {
-        const Token *k = &t->tokens[i];
-        if (!k->added) continue;
-        fprintf(out, "%s    {\"id\": %d, \"content\": \"", separator, i);
-        put_escaped(out, t->bytes + k->offset, k->length);
-        fprintf(out,
-                "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": %s, \"special\": "
-                "%s}",
-                k->normalized ? "true" : "false", k->special ? "true" : "false");
-        separator = ",\n";
-    }
-    fputs("\n  ],\n", out);
 }
 
 // ------------------------------------------------------------------------------------------------------------- merges
@@ -409,12 +387,27 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err) {
     int64_t count;
     bool unreachable;
     MergeRule *rules = ordered_merges(t, &count, &unreachable);
-    if (!rules) return error_set(err, "%s: out of memory for its tokenizer.json", t->name), NULL;
+    if (!rules) {
+        error_set(err, "%s: out of memory for its tokenizer.json", t->name);
+        return NULL;
+    }
     char *text;
     FILE *out = text_open(&text, bytes);
-    fputs("{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n", out);
-    put_added_tokens(out, t);
-    fputs("  \"normalizer\": null,\n"
+    fputs("{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": [", out);
+    const char *separator = "\n";
+    for (int32_t i = 0; i < t->count; i++) {
+        const Token *k = &t->tokens[i];
+        if (!k->added) continue;
+        fprintf(out, "%s    {\"id\": %d, \"content\": \"", separator, i);
+        put_escaped(out, t->bytes + k->offset, k->length);
+        fprintf(out,
+                "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": %s, \"special\": "
+                "%s}",
+                k->normalized ? "true" : "false", k->special ? "true" : "false");
+        separator = ",\n";
+    }
+    fputs("\n  ],\n"
+          "  \"normalizer\": null,\n"
           "  \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "
           "\"use_regex\": true},\n"
           "  \"post_processor\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": false, "

@@ -1,6 +1,8 @@
 // See tokenizer_ranks.h.
 #include "llmc/text/tokenizer_ranks.h"
 
+#include "llmc/text/tokenizer.h"
+
 #include <string.h>
 
 enum { LLMC_HEADER_BYTES = 1024, GPT2_EOT = 50256, P50K_RANKS = 50280 };
@@ -10,7 +12,7 @@ static Tokenizer *finish_ranks(Tokenizer *t, const char *path, bool ok, Error *e
     if (same >= 0) ok = error_set(err, "\"%s\" is both token %d and token %d", END_OF_TEXT, same, t->eot);
     if (ok && vocabulary_finish(t, err) && vocabulary_merge_by_rank(t, err)) return t;
     error_prefix(err, "%s", path);
-    vocabulary_free(t);
+    tokenizer_free(t);
     return NULL;
 }
 
@@ -56,32 +58,28 @@ static bool read_rank(Tokenizer *t, const char *line, size_t n, Error *err) {
 }
 
 static bool read_rank_lines(Tokenizer *t, const char *text, size_t n, Error *err) {
-    const char *line;
-    size_t at = 0, length;
-    for (unsigned number = 1; vocabulary_line(text, n, &at, &line, &length); number++)
-        if (length > 0 && !read_rank(t, line, length, err)) return error_prefix(err, "line %u", number);
-    return t->count > 0 || error_set(err, "empty, expected a tokenizer");
-}
-
-// Files of this many ranks are cut into pieces by other patterns than GPT-2's.
-static bool check_pattern(int64_t ranks, Error *err) {
+    // Files of this many ranks are cut into pieces by other patterns than GPT-2's.
     static const struct {
         int64_t ranks;
         const char *name;
     } others[] = {{100256, "cl100k_base"}, {199998, "o200k_base"}, {200000, "o200k_base"}};
+    const char *line;
+    size_t at = 0, length;
+    for (unsigned number = 1; vocabulary_line(text, n, &at, &line, &length); number++)
+        if (length > 0 && !read_rank(t, line, length, err)) return error_prefix(err, "line %u", number);
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
-        if (ranks == others[i].ranks)
+        if (t->ordinary_count == others[i].ranks)
             return error_set(err,
                              "%lld ranks: this is %s, whose pattern is not GPT-2's; expected gpt2, r50k_base or "
                              "p50k_base, or ranks of your own",
-                             (long long)ranks, others[i].name);
-    return true;
+                             (long long)t->ordinary_count, others[i].name);
+    return t->count > 0 || error_set(err, "empty, expected a tokenizer");
 }
 
 Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes, Error *err) {
     Tokenizer *t = vocabulary_of_file(path, err);
     if (!t) return NULL;
-    bool ok = read_rank_lines(t, text, bytes, err) && check_pattern(t->ordinary_count, err);
+    bool ok = read_rank_lines(t, text, bytes, err);
     // p50k_base keeps GPT-2's end-of-text and continues after it; otherwise it is the number after the last rank.
     bool p50k = ok && t->ordinary_count == P50K_RANKS && !t->tokens[GPT2_EOT].known;
     ok = ok && vocabulary_add_added(t, p50k ? GPT2_EOT : t->count, END_OF_TEXT, true, false, err);
@@ -111,8 +109,11 @@ static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *er
             return error_set(err, "token %lld of %lld at byte %zu: the file ends there", (long long)i,
                              (long long)tokens, at);
         // The file may spell end-of-text in any way: it never results from a text.
-        bool ok = i == eot ? vocabulary_add_added(t, i, END_OF_TEXT, true, false, err)
-                           : vocabulary_add(t, i, text + at + 1, length, true, err);
+        bool ok;
+        if (i == eot)
+            ok = vocabulary_add_added(t, i, END_OF_TEXT, true, false, err);
+        else
+            ok = vocabulary_add(t, i, text + at + 1, length, true, err);
         if (!ok) return error_prefix(err, "byte %zu", at);
         at += 1 + length;
     }

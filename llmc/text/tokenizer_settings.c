@@ -10,18 +10,16 @@
 
 static const size_t MAX_SETTINGS_BYTES = (size_t)16 << 20;
 
-static bool is_token(const Tokenizer *t, int64_t number, const char *text) {
-    const Token *k = &t->tokens[number];
-    return k->length == strlen(text) && memcmp(t->bytes + k->offset, text, k->length) == 0;
-}
-
 // number -1: any.
 static bool check_token(const Tokenizer *t, const char *text, int64_t number, Error *err) {
     char shown[64];
-    bool found = number >= 0 && number < t->count && is_token(t, number, text);
-    for (int64_t i = 0; number < 0 && !found && i < t->count; i++) found = is_token(t, i, text);
-    if (found) return true;
-    vocabulary_show(text, strlen(text), shown, sizeof shown);
+    const size_t length = strlen(text);
+    const int64_t last = number < 0 ? t->count - 1 : number;
+    for (int64_t i = number < 0 ? 0 : number; i <= last && i < t->count; i++) {
+        const Token *k = &t->tokens[i];
+        if (k->length == length && memcmp(t->bytes + k->offset, text, length) == 0) return true;
+    }
+    vocabulary_show(text, length, shown, sizeof shown);
     if (number >= 0)
         return error_set(err, "\"%s\" has number %lld, but not in the vocabulary", shown, (long long)number);
     return error_set(err, "\"%s\" is not in the vocabulary", shown);

@@ -22,26 +22,14 @@ const char *vocabulary_show(const char *bytes, size_t length, char *buf, size_t 
 
 Tokenizer *vocabulary_new(const char *name, Error *err) {
     Tokenizer *t = calloc(1, sizeof *t);
-    if (t) {
-        t->name = strdup(name);
-        t->eot = -1;
+    if (t) t->name = strdup(name);
+    if (!t || !t->name) {
+        free(t);
+        error_set(err, "out of memory for a tokenizer");
+        return NULL;
     }
-    if (t && t->name) return t;
-    vocabulary_free(t);
-    error_set(err, "out of memory for a tokenizer");
-    return NULL;
-}
-
-void vocabulary_free(Tokenizer *t) {
-    if (!t) return;
-    merge_table_free(&t->merges);
-    free(t->name);
-    free(t->tokens);
-    free(t->bytes);
-    free(t->by_bytes);
-    free(t->added_tokens);
-    free(t->char_table);
-    free(t);
+    t->eot = -1;
+    return t;
 }
 
 Tokenizer *vocabulary_of_file(const char *path, Error *err) {
@@ -202,26 +190,8 @@ bool vocabulary_merge_by_rank(Tokenizer *t, Error *err) {
 
 // ---------------------------------------------------------------------------------------------------------- completion
 
-static bool check_complete(Tokenizer *t, Error *err) {
-    for (int32_t i = 0; i < t->count; i++)
-        if (!t->tokens[i].known)
-            return error_set(err, "no token has number %d, expected each of 0 to %d once", i, t->count - 1);
-    for (int byte = 0; byte < 256; byte++) {
-        t->byte_tokens[byte] = vocabulary_find(t, &(char){(char)byte}, 1);
-        if (t->byte_tokens[byte] < 0)
-            return error_set(err, "no token for the byte 0x%02x: not a byte-level vocabulary, which has all 256",
-                             (unsigned)byte);
-    }
-    return true;
-}
-
-// Special tokens that a vocab.json does not mark: <s>, [PAD].
-static bool looks_special(const char *bytes, size_t length) {
-    const char last = bytes[length - 1];
-    return (bytes[0] == '<' && last == '>') || (bytes[0] == '[' && last == ']');
-}
-
-// Would one more merge make this token? Those of the tokens before it, rules of rank < below, leave two parts of it.
+// Tells whether one more merge would make this token: those of the tokens before it, rules of rank
+// < below, leave two parts of it.
 static bool lacks_merge(const Tokenizer *t, const Token *k, uint32_t below) {
     int32_t parts[MAX_TOKEN_BYTES];
     for (uint32_t i = 0; i < k->length; i++) parts[i] = t->byte_tokens[(unsigned char)t->bytes[k->offset + i]];
@@ -240,12 +210,15 @@ bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
     uint32_t below = UINT32_MAX; // the first rank of a merge that makes a later token
     for (int32_t i = t->count - 1; i >= 0; i--) {
         const Token *k = &t->tokens[i];
+        const char *spelled = t->bytes + k->offset, last = spelled[k->length - 1];
+        // <s>, [PAD]: a vocab.json does not mark them as special.
+        const bool is_special = (*spelled == '<' && last == '>') || (*spelled == '[' && last == ']');
         const bool made = rank[i] < UINT32_MAX;
         if (rank[i] < below) below = rank[i];
-        if (made || !k->ordinary || k->added || k->length == 1 || looks_special(t->bytes + k->offset, k->length))
-            continue;
+        if (made || !k->ordinary || k->added || k->length == 1 || is_special) continue;
         if (t->whole_pieces && !lacks_merge(t, k, below)) continue; // only a whole piece becomes it
-        missing++, first = i;
+        missing++;
+        first = i;
     }
     free(rank);
     if (missing == 0) return true;
@@ -292,7 +265,16 @@ bool vocabulary_finish(Tokenizer *t, Error *err) {
         t->tokens[eot].added = t->tokens[eot].special = true;
         t->eot = eot;
     }
-    if (!check_complete(t, err) || !sort_added(t, err)) return false;
+    for (int32_t i = 0; i < t->count; i++)
+        if (!t->tokens[i].known)
+            return error_set(err, "no token has number %d, expected each of 0 to %d once", i, t->count - 1);
+    for (int byte = 0; byte < 256; byte++) {
+        t->byte_tokens[byte] = vocabulary_find(t, &(char){(char)byte}, 1);
+        if (t->byte_tokens[byte] < 0)
+            return error_set(err, "no token for the byte 0x%02x: not a byte-level vocabulary, which has all 256",
+                             (unsigned)byte);
+    }
+    if (!sort_added(t, err)) return false;
     t->char_table = pieces_char_table(err);
     return t->char_table != NULL;
 }

@@ -44,10 +44,9 @@ typedef struct Tokenizer {
     uint8_t *char_table; // pieces.h
 } Tokenizer;
 
-// A tokenizer without tokens; name is copied.
+// A tokenizer without tokens, for tokenizer_free; name is copied.
 Tokenizer *vocabulary_new(const char *name, Error *err);
 Tokenizer *vocabulary_of_file(const char *path, Error *err); // with the name that a vocabulary from this file has
-void vocabulary_free(Tokenizer *t);                          // NULL is fine
 
 // Adds a token. Refuses numbers out of range or taken, a spelling that is empty, too long, or that of another ordinary
 // token.

@@ -53,8 +53,8 @@ struct WordCounter {
 
 WordCounts *word_counts_create(Error *err) {
     WordCounts *w = calloc(1, sizeof *w);
-    if (!w) return error_set(err, "out of memory for words"), NULL;
-    for (int i = 0; i < NUM_PARTS; i++) pthread_mutex_init(&w->parts[i].lock, NULL);
+    if (!w) error_set(err, "out of memory for words");
+    for (int i = 0; w && i < NUM_PARTS; i++) pthread_mutex_init(&w->parts[i].lock, NULL);
     return w;
 }
 
@@ -131,16 +131,14 @@ static bool add_word(Part *p, const char *word, uint32_t length, uint64_t hash, 
 
 static int part_number(uint64_t hash) { return (int)(hash >> 58); }
 
-int64_t word_counts_words(const WordCounts *w) {
+int64_t word_counts_size(const WordCounts *w, int64_t *bytes) {
     int64_t words = 0;
-    for (int i = 0; i < NUM_PARTS; i++) words += w->parts[i].num_words;
+    *bytes = 0;
+    for (int i = 0; i < NUM_PARTS; i++) {
+        words += w->parts[i].num_words;
+        *bytes += w->parts[i].num_bytes;
+    }
     return words;
-}
-
-int64_t word_counts_bytes(const WordCounts *w) {
-    int64_t bytes = 0;
-    for (int i = 0; i < NUM_PARTS; i++) bytes += w->parts[i].num_bytes;
-    return bytes;
 }
 
 void word_counts_drain(WordCounts *w, void (*visit)(void *user, const char *word, uint32_t length, int64_t count),

@@ -18,8 +18,8 @@ bool word_counter_add(WordCounter *c, const Tokenizer *t, const char *text, int6
 bool word_counter_finish(WordCounter *c, Error *err); // all counts are in the shared table
 void word_counter_free(WordCounter *c);               // NULL is fine
 
-int64_t word_counts_words(const WordCounts *w);
-int64_t word_counts_bytes(const WordCounts *w); // of all distinct words together
+// Returns the number of distinct words; *bytes: of them together.
+int64_t word_counts_size(const WordCounts *w, int64_t *bytes);
 // Calls visit with each word and its count, in no particular order, and frees the words on the way.
 void word_counts_drain(WordCounts *w, void (*visit)(void *user, const char *word, uint32_t length, int64_t count),
                        void *user);

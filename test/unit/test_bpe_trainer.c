@@ -235,7 +235,7 @@ static void see(void *user, const char *word, uint32_t length, int64_t count) {
 TEST(words_are_counted_by_any_number_of_threads) {
     enum { WORDS = 100000, TIMES = 3, MAX_BYTES = 4 << 20 };
     char *text = malloc(MAX_BYTES);
-    int64_t n = 0, expected = 0;
+    int64_t n = 0, expected = 0, bytes;
     for (int i = 0; i < WORDS * TIMES; i++) {
         n += snprintf(text + n, 64, " %d%s", 1000 + i % WORDS, i % 8 == 7 ? "\n" : "");
         expected += 1000 + i % WORDS;
@@ -251,12 +251,12 @@ TEST(words_are_counted_by_any_number_of_threads) {
         }
         for (int i = 0; i < parts; i++) pthread_join(threads[i], NULL);
         Seen seen = {0};
-        assert_int_equal(word_counts_words(words), WORDS + 1); // the newlines are of one byte
+        assert_int_equal(word_counts_size(words, &bytes), WORDS + 1); // the newlines are of one byte
         word_counts_drain(words, see, &seen);
         assert_int_equal(seen.words, WORDS + 1);
         assert_int_equal(seen.total, WORDS * TIMES + 1000);
         assert_int_equal(seen.number_sum, expected);
-        assert_int_equal(word_counts_words(words), 0);
+        assert_int_equal(word_counts_size(words, &bytes), 0);
         word_counts_free(words);
     }
     free(text);
