@@ -123,7 +123,6 @@ static void abandon_step(Run *run) {
 // ------------------------------------------------------------------------------------------------------------ the loop
 
 static bool evaluate(Run *run, bool last, Error *err);
-static bool save(Run *run, Error *err);
 static bool compare_weights(Run *run, Error *err);
 static bool write_checkpoint(Run *run, Error *err);
 static bool write_files(void *context, Error *err);
@@ -156,7 +155,8 @@ static bool loop(Run *run, Error *err) {
         if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
         const bool ends = last || signals_pending(); // also during evaluation: the resume completes it
         if (has_trained && due(step, WEIGHTS_CHECK_STEPS) && !compare_weights(run, err)) return false;
-        if (has_trained && (ends || due(step, o->checkpoint_every)) && !save(run, err)) return false;
+        const bool saves = has_trained && (ends || due(step, o->checkpoint_every));
+        if (saves && !(compare_weights(run, err) && comm_all_ok(write_checkpoint(run, err), err))) return false;
         if (ends) return now.log_exists;
         if (!now.log_exists || !train_step(run, err)) {
             rescue(run, !now.log_exists); // not where train_step has failed in one process
@@ -168,7 +168,7 @@ static bool loop(Run *run, Error *err) {
     }
 }
 
-static bool measure_speed_of(const Run *run, DeviceSpeed *speed, Error *err);
+static int64_t planned_bytes(const Run *run);
 
 // --profile: runs steps only and saves nothing.
 static bool profile_loop(Run *run, Error *err) {
@@ -182,7 +182,8 @@ static bool profile_loop(Run *run, Error *err) {
     // The machine may have been busy when its limits were measured, and nothing is faster than its limit.
     DeviceSpeed again, *speed = &run->speed;
     Error unmeasured;
-    if (measure_speed_of(run, &again, &unmeasured) && speed->matmul_flops > 0) {
+    const size_t bytes = (size_t)planned_bytes(run);
+    if (speed_measure(run->setup.dtype, bytes, &again, &unmeasured) && speed->matmul_flops > 0) {
         speed->matmul_flops = fmax(speed->matmul_flops, again.matmul_flops);
         speed->copy_bandwidth = fmax(speed->copy_bandwidth, again.copy_bandwidth);
     }
@@ -254,10 +255,6 @@ static bool compare_weights(Run *run, Error *err) {
            processes_compare_weights(run->model, run->setup.state.step, err);
 }
 
-static bool save(Run *run, Error *err) {
-    return compare_weights(run, err) && comm_all_ok(write_checkpoint(run, err), err);
-}
-
 // All steps of this run were skipped: the weights are still those that it began with.
 static bool updated_nothing(const Run *run) {
     const int64_t skipped = model_get_control(run->model).skipped - run->setup.first_skipped;
@@ -296,23 +293,12 @@ static bool write_files(void *context, Error *err) {
     return true;
 }
 
-// --export and --interactive, after training is over.
 static bool export_weights(void *context, Error *err) {
     const Run *run = context;
     const RunSetup *s = &run->setup;
     if (!export_model(s->export_path, run->model, s->export_dtype, s->state.eot, s->tokenizer, err)) return false;
     runlog_field(run->log, "exported", "%s in %s", s->export_path, dtype_name(s->export_dtype));
     return true;
-}
-
-static bool use_weights(Run *run, Error *err) {
-    const Options *o = &run->setup.options;
-    if (*o->export && !data_parallel_write(run->shared, export_weights, run, err)) return false;
-    if (!o->interactive) return true;
-    GenerateOptions options = run_setup_generate(&run->setup);
-    options.samples = 1;
-    options.stop_at_eot = true;
-    return generate_interactive(run->model, &options, err);
 }
 
 // A run whose steps were all skipped is not done.
@@ -325,13 +311,19 @@ static bool no_update(const Run *run, Error *err) {
                      steps, next);
 }
 
-// What is left to do after the last step.
+// After the last step: exports, answers prompts, marks the run as done.
 static bool finish(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     const int64_t step = run->setup.state.step;
     const bool trains = o->max_steps != 0 && o->profile == 0;
     if (trains && step > run->setup.first_step && updated_nothing(run)) return no_update(run, err);
-    if (!use_weights(run, err)) return false;
+    if (*o->export && !data_parallel_write(run->shared, export_weights, run, err)) return false;
+    if (o->interactive) {
+        GenerateOptions options = run_setup_generate(&run->setup);
+        options.samples = 1;
+        options.stop_at_eot = true;
+        if (!generate_interactive(run->model, &options, err)) return false;
+    }
     const bool done = trains && *o->output && step >= run->setup.total_steps;
     return !done || comm_all_ok(comm_rank() > 0 || checkpoint_mark_done(o->output, step, err), err);
 }
@@ -346,15 +338,12 @@ static int64_t planned_bytes(const Run *run) {
     return bytes;
 }
 
-static bool measure_speed_of(const Run *run, DeviceSpeed *speed, Error *err) {
-    return speed_measure(run->setup.dtype, (size_t)planned_bytes(run), speed, err);
-}
-
 // Runs before the model is built, so that the memory it takes is free again by then.
 static void measure_speed(Run *run) {
     Error unmeasured;
-    report_starting(&run->setup, planned_bytes(run));
-    if (measure_speed_of(run, &run->speed, &unmeasured)) return;
+    const int64_t bytes = planned_bytes(run);
+    report_starting(&run->setup, bytes);
+    if (speed_measure(run->setup.dtype, (size_t)bytes, &run->speed, &unmeasured)) return;
     if (comm_rank() == 0) fprintf(stderr, "the speed of this machine was not measured: %s\n", unmeasured.text);
     run->speed = (DeviceSpeed){0};
 }
@@ -433,14 +422,6 @@ static void close_run(Run *run) {
 
 // ---------------------------------------------------------------------------------------------------------------- main
 
-// Threads and memory of the device are then in the right place.
-static bool place_process(Run *run, Error *err) {
-    const Options *o = &run->setup.options;
-    char gpu[64];
-    device_address(comm_local_rank(), gpu);
-    return placement_bind(&run->setup.placement, o->numa, gpu, o->threads, err);
-}
-
 // From the options to the end. Returns the exit code; *err says what failed.
 static int run_all(Run *run, Error *err) {
     const Options *o = &run->setup.options;
@@ -449,7 +430,11 @@ static int run_all(Run *run, Error *err) {
     if (!asks && o->gpus > 1 && comm_size() == 1) return comm_launch(o->gpus, run->argv); // and waits for them
     if (!comm_all_ok(run_setup_lock_and_resume(&run->setup, err), err)) // the options of a resumed run
         return run->setup.is_locked ? EXIT_RUN_FAILED : EXIT_BAD_INPUT;
-    if (!asks && !place_process(run, err)) return EXIT_BAD_INPUT;
+    if (!asks) { // before the device is opened, so that its threads and memory are in the right place
+        char gpu[64];
+        device_address(comm_local_rank(), gpu);
+        if (!placement_bind(&run->setup.placement, o->numa, gpu, o->threads, err)) return EXIT_BAD_INPUT;
+    }
     DeviceOptions device = options_device(o);
     if (!processes_share_threads(o, &device.threads, err)) return EXIT_BAD_INPUT;
     if (!comm_all_ok(device_init(&device, err), err)) return EXIT_RUN_FAILED; // before any data
@@ -501,7 +486,7 @@ int main(int argc, char **argv) {
     if (parsed == OPTIONS_ERROR) code = EXIT_BAD_INPUT;
     if (parsed == OPTIONS_RUN)
         code = options_check_together(&run.setup.options, &err) ? run_all(&run, &err) : EXIT_BAD_INPUT;
-    if (run.log) runlog_close(run.log);
+    runlog_close(run.log);
     run.log = NULL;
     const Outcome outcome = outcome_of(&err);
     switch (outcome) {

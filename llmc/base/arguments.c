@@ -22,15 +22,6 @@ Argument argument_split(const char *word) {
     return a;
 }
 
-// A piece of a name ("batch", "steps") is a better guess than a word of similar letters; among equals, the one with
-// the same first letter ("--lr": -l, not -r). INT_MAX: they have less than half of their letters in common.
-static int name_distance(const char *typo, const char *name) {
-    const int edits = strlen(typo) >= 3 && strcasestr(name, typo) ? 1 : edit_distance(typo, name);
-    const size_t longer = strlen(typo) > strlen(name) ? strlen(typo) : strlen(name);
-    return 2 * edits > (int)longer ? INT_MAX
-                                   : 2 * edits + (tolower((unsigned char)typo[0]) != tolower((unsigned char)name[0]));
-}
-
 NearestName argument_nearest(const char *typo, size_t length) {
     NearestName nearest = {.distance = INT_MAX};
     snprintf(nearest.typo, sizeof nearest.typo, "%.32s", argument_shown(typo, length).text);
@@ -38,8 +29,14 @@ NearestName argument_nearest(const char *typo, size_t length) {
 }
 
 void argument_nearest_try(NearestName *nearest, const char *dashes, const char *name) {
-    const int distance = name ? name_distance(nearest->typo, name) : INT_MAX;
-    if (distance >= nearest->distance) return;
+    const char *typo = nearest->typo;
+    if (!name) return;
+    // A piece of a name ("batch", "steps") is a better guess than a word of similar letters; among equals, the one with
+    // the same first letter ("--lr": -l, not -r). Half of their letters must agree.
+    const int edits = strlen(typo) >= 3 && strcasestr(name, typo) ? 1 : edit_distance(typo, name);
+    const size_t longer = strlen(typo) > strlen(name) ? strlen(typo) : strlen(name);
+    const int distance = 2 * edits + (tolower((unsigned char)typo[0]) != tolower((unsigned char)name[0]));
+    if (2 * edits > (int)longer || distance >= nearest->distance) return;
     nearest->distance = distance;
     snprintf(nearest->text, sizeof nearest->text, "%s%s", dashes, name);
 }

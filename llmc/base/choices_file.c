@@ -2,6 +2,7 @@
 // limit when the file is written are the oldest measurements.
 #include "llmc/base/choices_file.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
 #include "llmc/base/own_file.h"
 
@@ -61,21 +62,11 @@ static ChoiceEntry *insert_entry(ChoiceEntry **link, const char *key, size_t len
 
 // --------------------------------------------------------------------------------------------------------------- lines
 
-// -1: not one of those that this file holds.
+// -1: none.
 static int hex_digit(char c) {
     static const char digits[] = "0123456789abcdef";
     const char *found = memchr(digits, c, 16);
     return found ? (int)(found - digits) : -1;
-}
-
-// 2 * size hexadecimal digits at text into bytes.
-static bool parse_hex(unsigned char *bytes, const char *text, size_t size) {
-    for (size_t i = 0; i < size; i++) {
-        const int high = hex_digit(text[2 * i]), low = hex_digit(text[2 * i + 1]);
-        if (high < 0 || low < 0) return false;
-        bytes[i] = (unsigned char)(high * 16 + low);
-    }
-    return true;
 }
 
 // key TAB value. Appends the entry at *end, unless the text is damaged or the key is known: entries measured by this
@@ -86,7 +77,11 @@ static bool parse_entry(ChoiceEntry **end, const char *text, size_t length) {
     const size_t key_length = (size_t)(tab - text), digits = length - key_length - 1;
     unsigned char value[CHOICES_VALUE_MAX];
     if (!key_is_valid(text, key_length) || digits % 2 != 0 || digits > 2 * CHOICES_VALUE_MAX) return false;
-    if (!parse_hex(value, tab + 1, digits / 2)) return false;
+    for (size_t i = 0; i < digits / 2; i++) {
+        const int high = hex_digit(tab[1 + 2 * i]), low = hex_digit(tab[2 + 2 * i]);
+        if (high < 0 || low < 0) return false;
+        value[i] = (unsigned char)(high * 16 + low);
+    }
     char key[CHOICES_KEY_MAX];
     memcpy(key, text, key_length);
     key[key_length] = 0;
@@ -140,11 +135,14 @@ static char *read_choices(const char *path, size_t *size) {
     struct stat st;
     if (fd < 0) return NULL;
     const bool regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
-    const size_t wanted = !regular ? 0 : st.st_size < MAX_FILE_BYTES ? (size_t)st.st_size : MAX_FILE_BYTES;
+    const size_t wanted = regular ? (size_t)min_i64(st.st_size, MAX_FILE_BYTES) : 0;
     char *text = wanted > 0 ? malloc(wanted) : NULL;
-    ssize_t n = 1;
-    for (*size = 0; text && n > 0 && *size<wanted; *size += n> 0 ? (size_t)n : 0)
-        n = read(fd, text + *size, wanted - *size);
+    *size = 0;
+    while (text && *size < wanted) {
+        const ssize_t n = read(fd, text + *size, wanted - *size);
+        if (n <= 0) break;
+        *size += (size_t)n;
+    }
     close(fd);
     return text;
 }

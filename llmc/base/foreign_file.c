@@ -218,18 +218,18 @@ static const ForeignFile ranks = {"the ranks of a tiktoken vocabulary", "--token
                                  true},
                          text = {"text", "data/prepare makes token shards of text", true};
 
-static bool is_kind(const Kind *k, const char *name, const char *head, size_t n) {
-    uint32_t word = 0;
-    if (n >= sizeof word) memcpy(&word, head, sizeof word);
-    return (!k->bytes || (n >= k->at + k->length && memcmp(head + k->at, k->bytes, k->length) == 0)) &&
-           (!k->word || word == k->word) && (!k->looks || k->looks(head, n)) &&
-           (!k->name || fnmatch(k->name, name, FNM_EXTMATCH | FNM_CASEFOLD) == 0);
-}
-
 const ForeignFile *foreign_file_find(const char *path, const void *head, size_t bytes) {
-    const char *slash = strrchr(path, '/');
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (is_kind(&kinds[i], slash ? slash + 1 : path, head, bytes)) return &kinds[i].file;
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *first = head;
+    uint32_t word = 0;
+    if (bytes >= sizeof word) memcpy(&word, head, sizeof word);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        const Kind *k = &kinds[i];
+        if (k->bytes && (bytes < k->at + k->length || memcmp(first + k->at, k->bytes, k->length) != 0)) continue;
+        if (k->word && word != k->word) continue;
+        if (k->looks && !k->looks(first, bytes)) continue;
+        if (k->name && fnmatch(k->name, name, FNM_EXTMATCH | FNM_CASEFOLD) != 0) continue;
+        return &k->file;
+    }
     return NULL;
 }
 

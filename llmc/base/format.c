@@ -197,22 +197,9 @@ bool terminal_is_utf8(void) {
     return false;
 }
 
-// Writes `cells` columns of the bar to buf (3 bytes of capacity for each column).
-static void render_bar(double fraction, int cells, bool utf8, char *buf) {
-    static const char *const BLOCKS[EIGHTHS + 1] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"};
-    int filled = (int)floor(fraction * cells * EIGHTHS);
-    char *p = buf;
-    for (int i = 0; i < cells; i++) {
-        int eighths = filled - i * EIGHTHS;
-        if (eighths < 0) eighths = 0;
-        if (eighths > EIGHTHS) eighths = EIGHTHS;
-        const char *plain = eighths == EIGHTHS ? "#" : ".";
-        p = stpcpy(p, utf8 ? BLOCKS[eighths] : plain);
-    }
-}
-
 const char *progress_render(double fraction, const char *left, const char *right, int width, bool utf8, char *buf,
                             int size) {
+    static const char *const BLOCKS[EIGHTHS + 1] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"};
     fraction = fraction > 0.0 ? fmin(fraction, 1.0) : 0.0; // nan becomes 0
     char percent[16];
     // Rounded down: 100% is only shown when everything is done.
@@ -226,8 +213,15 @@ const char *progress_render(double fraction, const char *left, const char *right
         if (width > 0 && width - 1 < (int)strlen(buf)) buf[width - 1] = '\0';
         return buf;
     }
-    char bar[3 * LONGEST_BAR + 1];
-    render_bar(fraction, room < LONGEST_BAR ? room : LONGEST_BAR, utf8, bar);
+    char bar[3 * LONGEST_BAR + 1], *p = bar; // a block is 3 bytes
+    const int cells = room < LONGEST_BAR ? room : LONGEST_BAR, filled = (int)floor(fraction * cells * EIGHTHS);
+    for (int i = 0; i < cells; i++) {
+        int eighths = filled - i * EIGHTHS;
+        if (eighths < 0) eighths = 0;
+        if (eighths > EIGHTHS) eighths = EIGHTHS;
+        const char *plain = eighths == EIGHTHS ? "#" : ".";
+        p = stpcpy(p, utf8 ? BLOCKS[eighths] : plain);
+    }
     snprintf(buf, (size_t)size, "%s [%s] %s%s%s", left, bar, percent, with_right ? " | " : "", with_right ? right : "");
     return buf;
 }

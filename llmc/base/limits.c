@@ -14,8 +14,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-// ----------------------------------------------------------------------------------------------------------- this
-// process
+// -------------------------------------------------------------------------------------------------------- this process
 
 // THREAD_STACK is what Linux usually gives. The main thread of a run needs 80 KiB; only the system can enlarge its
 // stack.
@@ -35,27 +34,21 @@ static rlim_t raise_limit(unsigned resource, rlim_t wanted) {
     return limit.rlim_cur;
 }
 
-static void set_thread_stack(void) {
-    pthread_attr_t attributes;
-    if (pthread_attr_init(&attributes) != 0) return;
-    if (pthread_attr_setstacksize(&attributes, THREAD_STACK) == 0) pthread_setattr_default_np(&attributes);
-    pthread_attr_destroy(&attributes);
-}
-
-// Opens /dev/null in place of any of stdin, stdout and stderr that is closed. Otherwise the next file to be opened
-// would get its number, and the lines meant for the terminal.
-static void standard_files_open(void) {
+void limits_start(void) {
+    // Opens /dev/null in place of any of stdin, stdout and stderr that is closed. Otherwise the next file to be opened
+    // would get its number, and the lines meant for the terminal.
     int fd;
     do fd = open("/dev/null", O_RDWR); // the lowest free number
     while (fd >= 0 && fd <= STDERR_FILENO);
     if (fd >= 0) close(fd);
-}
 
-void limits_start(void) {
-    standard_files_open();
     signal(SIGXFSZ, SIG_IGN);
     raise_limit(RLIMIT_NOFILE, RLIM_INFINITY); // each shard is an open file
-    set_thread_stack();
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes) == 0) {
+        if (pthread_attr_setstacksize(&attributes, THREAD_STACK) == 0) pthread_setattr_default_np(&attributes);
+        pthread_attr_destroy(&attributes);
+    }
     const rlim_t stack = raise_limit(RLIMIT_STACK, THREAD_STACK);
     if (stack >= SMALLEST_STACK) return;
     fprintf(stderr,
@@ -86,8 +79,7 @@ const char *limits_reason(int error) {
     return text;
 }
 
-// ----------------------------------------------------------------------------------------------------------------
-// threads
+// ------------------------------------------------------------------------------------------------------------- threads
 
 bool limits_thread_failed(const char *what, int error, Error *err) {
     char processes[40], space[40];
@@ -172,8 +164,7 @@ void limits_visit_groups(const char *root, const char *controller, GroupVisitor 
     fclose(f);
 }
 
-// -------------------------------------------------------------------------------------------------------------
-// processors
+// ---------------------------------------------------------------------------------------------------------- processors
 
 // Lowers *context, a quota in processors, to that of one group. Version 2: "50000 100000" or "max 100000" in one file;
 // version 1: quota (-1: none) and period in two.

@@ -41,12 +41,6 @@ bool own_file_is(const char *path, const char *mark) {
     return is_ours;
 }
 
-// File systems without RENAME_NOREPLACE get a plain rename: the name was unused a moment ago.
-static bool rename_to_new(const char *from, const char *to) {
-    if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0) return true;
-    return (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP) && rename(from, to) == 0;
-}
-
 bool own_file_move_aside(const char *path, const char *why, int unread, Error *err) {
     char *aside = NULL;
     bool ok;
@@ -54,7 +48,9 @@ bool own_file_move_aside(const char *path, const char *why, int unread, Error *e
     do {
         free(aside);
         aside = path_unused(path);
-        ok = rename_to_new(path, aside);
+        ok = renameat2(AT_FDCWD, path, AT_FDCWD, aside, RENAME_NOREPLACE) == 0;
+        // File systems without RENAME_NOREPLACE get a plain rename: the name was unused a moment ago.
+        if (!ok && (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP)) ok = rename(path, aside) == 0;
     } while (!ok && errno == EEXIST); // another process took that name
     if (ok)
         format_print(stderr, "%s %s; it was renamed to %s\n", path, why, aside);

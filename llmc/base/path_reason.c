@@ -32,13 +32,6 @@ __attribute__((format(printf, 2, 3))) static bool append_part(PathReason *r, con
     return true;
 }
 
-static bool explain_link(PathReason *r, const char *prefix) {
-    char target[SHOWN + 1];
-    const ssize_t n = readlink(prefix, target, sizeof target - 1);
-    target[n < 0 ? 0 : n] = '\0';
-    return append_part(r, ": '%.*s' is a link to '%s', which does not exist", SHOWN, prefix, target);
-}
-
 // Appends what is wrong with this part of the path, if it is; is_last: it is the whole path.
 static bool explain_prefix(PathReason *r, const char *prefix, bool is_last) {
     struct stat link, st;
@@ -46,7 +39,11 @@ static bool explain_prefix(PathReason *r, const char *prefix, bool is_last) {
         return errno == ENOENT && !is_last && append_part(r, ": there is no '%.*s'", SHOWN, prefix);
     if (stat(prefix, &st) != 0) {
         if (errno == ELOOP) return append_part(r, ": '%.*s' is a link that leads back to itself", SHOWN, prefix);
-        return errno == ENOENT && explain_link(r, prefix);
+        if (errno != ENOENT) return false;
+        char target[SHOWN + 1];
+        const ssize_t n = readlink(prefix, target, sizeof target - 1);
+        target[n < 0 ? 0 : n] = '\0';
+        return append_part(r, ": '%.*s' is a link to '%s', which does not exist", SHOWN, prefix, target);
     }
     if (is_last) return false;
     if (!S_ISDIR(st.st_mode)) return append_part(r, ": '%.*s' is %s", SHOWN, prefix, path_kind(st.st_mode));

@@ -15,25 +15,10 @@
 
 // ------------------------------------------------------------------------------------------------------------- quoting
 
-// Bytes that no shell changes, wherever they are in a word.
-static bool is_plain(const char *text) {
-    const char *c = text;
-    while (isalnum((unsigned char)*c) || (*c && strchr("_@%+:,./-=", *c))) c++;
-    return *text && !*c;
-}
-
-// Bytes at `text` that a terminal shows as one character; 0: a control character, or not UTF-8.
-static int visible_length(const char *text) {
-    const unsigned char *c = (const unsigned char *)text;
-    const int length = utf8_length(text, strlen(text));
-    const bool control = *c < 0x20 || *c == 0x7f || (length == 2 && *c == 0xC2 && c[1] < 0xA0);
-    return control ? 0 : length;
-}
-
 // The characters between the quotes of '...', or with `ansi` of $'...', which has escapes for all bytes.
 static char *put_quoted(char *out, const char *end, const char *text, bool ansi) {
     while (*text && end - out > 8) {
-        const int length = visible_length(text);
+        const int length = utf8_visible_length(text, strlen(text));
         if (ansi && (length == 0 || *text == '\'' || *text == '\\'))
             out += sprintf(out, length ? "\\%c" : "\\x%02X", (unsigned char)*text);
         else if (*text == '\'')
@@ -50,8 +35,16 @@ QuotedPath path_quoted(const char *path) {
     char *out = q.text;
     const char *const end = q.text + sizeof q.text;
     bool ansi = false;
-    for (const char *c = path; *c && !ansi; c += visible_length(c)) ansi = visible_length(c) == 0;
-    const bool plain = is_plain(path);
+    const char *c = path;
+    while (*c && !ansi) {
+        const int length = utf8_visible_length(c, strlen(c));
+        ansi = length == 0;
+        c += length;
+    }
+    // Bytes that no shell changes, wherever they are in a word.
+    c = path;
+    while (isalnum((unsigned char)*c) || (*c && strchr("_@%+:,./-=", *c))) c++;
+    const bool plain = *path && !*c;
     if (!plain) out = stpcpy(out, ansi ? "$'" : "'");
     if (*path == '-') out = stpcpy(out, "./");
     out = put_quoted(out, end, path, ansi);

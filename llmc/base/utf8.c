@@ -62,13 +62,18 @@ int64_t utf8_stream_end(Utf8Stream *s, char *out) {
     return n;
 }
 
-size_t utf8_visible(const char *text, size_t n, char out[UTF8_VISIBLE]) {
+int utf8_visible_length(const char *text, size_t n) {
     const unsigned char c = (unsigned char)text[0];
     const int length = utf8_length(text, n);
     // U+0080..U+009F are control characters too (0x9B is "escape [" in one byte); UTF-8: C2 80 .. C2 9F
     const bool control = c < 0x20 || c == 0x7F || (c == 0xC2 && length == 2 && (unsigned char)text[1] < 0xA0);
-    if (length == 0 || control) {
-        snprintf(out, UTF8_VISIBLE, "\\x%02X", c);
+    return control ? 0 : length;
+}
+
+size_t utf8_visible(const char *text, size_t n, char out[UTF8_VISIBLE]) {
+    const int length = utf8_visible_length(text, n);
+    if (length == 0) {
+        snprintf(out, UTF8_VISIBLE, "\\x%02X", (unsigned char)text[0]);
         return 1; // the second byte of a two-byte control character is then shown as a stray byte
     }
     memcpy(out, text, (size_t)length);

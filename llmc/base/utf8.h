@@ -9,9 +9,12 @@
 // table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF).
 static inline int utf8_decode(const unsigned char *p, int64_t n, uint32_t *code_point) {
     unsigned char lead = p[0];
-    if (lead < 0x80) return *code_point = lead, 1;
+    if (lead < 0x80) {
+        *code_point = lead;
+        return 1;
+    }
     if (lead < 0xC2 || lead > 0xF4) return 0;
-    int length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    const int length = 2 + (lead >= 0xE0) + (lead >= 0xF0);
     if (n < length) return 0;
     uint32_t c = (uint32_t)lead & (0x7Fu >> length);
     for (int i = 1; i < length; i++) {
@@ -26,7 +29,7 @@ static inline int utf8_decode(const unsigned char *p, int64_t n, uint32_t *code_
 
 // Writes the character, at most 4 bytes; returns their number.
 static inline int utf8_encode(uint32_t c, char *out) {
-    int length = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    const int length = 1 + (c >= 0x80) + (c >= 0x800) + (c >= 0x10000);
     for (int i = length - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3F));
     out[0] = (char)(length == 1 ? c : ((0xF0u << (4 - length)) & 0xFF) | c);
     return length;
@@ -56,6 +59,8 @@ int64_t utf8_stream_push(Utf8Stream *s, const char *bytes, int64_t n, char *out)
 // Ends the text: the bytes still held back, an unfinished character, are written to out unchanged.
 int64_t utf8_stream_end(Utf8Stream *s, char *out);
 
+// The bytes of the first character if a terminal shows it; 0: a control character, or not UTF-8.
+int utf8_visible_length(const char *text, size_t n);
 // The first character of n >= 1 bytes as it may be printed: itself or, of a control character and of a byte that is not
 // UTF-8, "\x1B", because text from outside must not move the cursor. Also newlines: what has lines cuts them first.
 // Writes it to out, terminated, and returns the number of bytes of text that it stands for.

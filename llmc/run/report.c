@@ -216,10 +216,13 @@ void report_kept_checkpoint(Report *r, const Error *why) {
 
 // ----------------------------------------------------------------------------------------------------------------- end
 
-static void last_line(const Report *r, int64_t steps) {
+void report_end(Report *r, double wait_seconds) {
     const RunSetup *s = r->setup;
-    const long long step = (long long)s->state.step, total = (long long)s->total_steps;
+    const long long step = (long long)s->state.step, total = (long long)s->total_steps, steps = step - s->first_step;
+    DeviceSensors sensors;
     char tokens[TEXT], time[TEXT];
+    if (report_is_silent(s)) return;
+    if (device_sensors(&sensors)) run_summary_energy(&r->summary, sensors.energy_joules);
     if (signals_pending())
         runlog_text(r->log, "stopped by %s after step %lld; %s", signals_name(signals_pending()), step,
                     *r->options->output ? "resume with -o and -y" : "nothing was saved (no -o)");
@@ -228,24 +231,16 @@ static void last_line(const Report *r, int64_t steps) {
                      "nothing to do: the run is at step %lld of %lld; a larger -x continues it, such as -x %lld", step,
                      total, 2 * step);
     else if (r->options->max_steps != 0)
-        runlog_field(r->log, "done", "%lld steps, %s tokens in %s%s", (long long)steps,
+        runlog_field(r->log, "done", "%lld steps, %s tokens in %s%s", steps,
                      format_count((double)(steps * s->step_windows * s->T), tokens, TEXT),
                      format_duration(now_seconds() - r->started, time, TEXT),
                      step < total ? " (time limit; resume with -o and -y)" : "");
-}
-
-void report_end(Report *r, double wait_seconds) {
-    const RunSetup *s = r->setup;
-    DeviceSensors sensors;
-    if (report_is_silent(s)) return;
-    if (device_sensors(&sensors)) run_summary_energy(&r->summary, sensors.energy_joules);
-    last_line(r, s->state.step - s->first_step);
     run_summary_print(&r->summary, r->log);
     char *summary = run_summary_json(&r->summary);
     runlog_event(r->log, "end",
                  "\"step\":%lld,\"seconds\":%.3f,\"memory_peak\":%lld,\"memory_planned\":%lld,"
                  "\"wait_seconds\":%.4f%s",
-                 (long long)s->state.step, now_seconds() - r->started, (long long)device_memory_peak(),
+                 step, now_seconds() - r->started, (long long)device_memory_peak(),
                  (long long)memory_plan_total(model_memory(r->model)), wait_seconds, summary);
     free(summary);
 }

@@ -22,18 +22,6 @@ typedef struct {
     const char *text; // each further line of it continues the one above
 } HeaderLine;
 
-static void print_lines(RunLog *log, const HeaderLine *lines, int count) {
-    for (int i = 0; i < count; i++) {
-        const char *name = lines[i].name, *text = lines[i].text;
-        while (lines[i].shown && *text) {
-            const int length = (int)strcspn(text, "\n");
-            runlog_field(log, name, "%.*s", length, text);
-            name = "";
-            text += length + (text[length] == '\n');
-        }
-    }
-}
-
 static void machine_lines(const ReportFacts *r) {
     const DeviceFacts *device = device_facts();
     const bool measured = r->speed.matmul_flops > 0, on_gpu = strcmp(device->backend, "cpu") != 0;
@@ -64,11 +52,25 @@ static void machine_lines(const ReportFacts *r) {
         {"", r->setup->options.log_gpu_every > 0 && !device_sensors(&sensors), "-lg: this device has no sensors"},
         {"limits", true, limits},
     };
-    print_lines(r->log, lines, sizeof lines / sizeof *lines);
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        const char *name = lines[i].name, *text = lines[i].text;
+        while (lines[i].shown && *text) {
+            const int length = (int)strcspn(text, "\n");
+            runlog_field(r->log, name, "%.*s", length, text);
+            name = "";
+            text += length + (text[length] == '\n');
+        }
+    }
 }
 
-static void precision_lines(const ReportFacts *r) {
+static void model_lines(const ReportFacts *r) {
     const ModelOptions *m = model_options(r->model);
+    const ModelConfig *c = &m->config;
+    const float loss_scale = r->setup->state.control.loss_scale;
+    char shape[128], n[TEXT];
+    runlog_field(r->log, "model", "%s", r->setup->source);
+    runlog_field(r->log, "", "%s (padded to %lld): %s parameters", model_config_text(c, c->max_T, shape, sizeof shape),
+                 (long long)c->Vp, format_count((double)parameter_total(c), n, TEXT));
     const char *stored = "weights and activations, fp32 accumulation and gradients";
     const char *weights = "no master weights (stochastic rounding)";
     if (m->gradients_in_dtype) stored = "weights, activations and gradients (stochastic rounding), fp32 accumulation";
@@ -83,17 +85,6 @@ static void precision_lines(const ReportFacts *r) {
     else
         runlog_field(r->log, "precision", "fp32");
     if (m->fp8) runlog_field(r->log, "", "matmuls of the blocks in fp8: e4m3, gradients e5m2");
-}
-
-static void model_lines(const ReportFacts *r) {
-    const ModelOptions *m = model_options(r->model);
-    const ModelConfig *c = &m->config;
-    const float loss_scale = r->setup->state.control.loss_scale;
-    char shape[128], n[TEXT];
-    runlog_field(r->log, "model", "%s", r->setup->source);
-    runlog_field(r->log, "", "%s (padded to %lld): %s parameters", model_config_text(c, c->max_T, shape, sizeof shape),
-                 (long long)c->Vp, format_count((double)parameter_total(c), n, TEXT));
-    precision_lines(r);
     if (m->train && loss_scale != 1.0f)
         runlog_field(r->log, "", "loss scale %g, halved by a step that overflows, doubled after %d that do not",
                      (double)loss_scale, optimizer_scale_growth_interval(m->dtype));
@@ -206,13 +197,12 @@ static void run_event(const ReportFacts *r) {
     cJSON_Delete(run);
 }
 
-// The differences between a resumed run and the run that it continues.
 void report_differences(const ReportFacts *r) {
     const RunSetup *s = r->setup;
-    if (r->setup->options.reset_optimizer && r->setup->options.max_steps != 0)
+    if (s->options.reset_optimizer && s->options.max_steps != 0)
         runlog_field(r->log, "optimizer", "--reset-optimizer: %s starts with a new state after step %lld",
-                     optimizer_name(r->setup->options.optimizer), (long long)s->state.step);
-    char *changed = options_diff_json(&r->setup->options, s->state.options_json);
+                     optimizer_name(s->options.optimizer), (long long)s->state.step);
+    char *changed = options_diff_json(&s->options, s->state.options_json);
     if (changed) runlog_text(r->log, "changed since the checkpoint:\n%.*s", (int)strlen(changed) - 1, changed);
     free(changed);
 }

@@ -275,14 +275,10 @@ static bool agree_on_room(bool automatic, double *room, Error *err) {
     return ok;
 }
 
-// Refuses what several processes do not support.
-static bool check_processes(const RunSetup *s, Error *err) {
-    const Options *o = &s->options;
-    if (process_count(o) == 1) return true;
-    if (o->interactive)
-        return error_set(err, "--interactive: answers prompts in one process; %s started %d",
-                         options_only_ask(o) ? "--gpus" : comm_launcher(), process_count(o));
-    return true;
+static bool check_processes(const Options *o, Error *err) {
+    return process_count(o) == 1 || !o->interactive ||
+           error_set(err, "--interactive: answers prompts in one process; %s started %d",
+                     options_only_ask(o) ? "--gpus" : comm_launcher(), process_count(o));
 }
 
 // -b and -r: divides the memory of the device between batch and activations.
@@ -294,7 +290,7 @@ static bool choose_memory(RunSetup *s, Error *err) {
     const int64_t most = o->total_batch > 0 ? ceil_div(o->total_batch / s->T, o->reduce_groups) : 0;
     const bool automatic = o->B == 0 || strcmp(o->recompute, "auto") == 0;
     double room;
-    if (!comm_all_ok(model_check_options(&model, err) && check_processes(s, err), err) ||
+    if (!comm_all_ok(model_check_options(&model, err) && check_processes(o, err), err) ||
         !agree_on_room(automatic, &room, err) || !plan_fit(&model, o->B == 0, o->recompute, room, most, err))
         return false;
     o->B = model.B; // a checkpoint states the choice
@@ -381,26 +377,20 @@ static bool open_choices(RunSetup *s, Error *err) {
     return ok || error_prefix(err, is_hellaswag ? "-h 1" : "--choices");
 }
 
-// Takes --export PATH[:DTYPE] apart.
+// --export PATH[:DTYPE].
 static bool choose_export(RunSetup *s, Error *err) {
     static const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
-    const char *text = s->options.export, *colon = strrchr(text, ':');
-    const bool has_dtype = colon && !strchr(colon, '/');
-    s->export_path = strndup(text, has_dtype ? (size_t)(colon - text) : strlen(text));
-    REQUIRE_MEMORY(s->export_path, "a path");
-    s->export_dtype = DTYPE_FP32;
-    if (!has_dtype) return true;
-    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
-        s->export_dtype = dtypes[i];
-        if (strcmp(colon + 1, dtype_name(dtypes[i])) == 0) return true;
-    }
-    return error_set(err, "--export %s: %s is not fp32, bf16 or fp16", text, colon + 1);
-}
-
-static bool check_export(RunSetup *s, Error *err) {
     const Options *o = &s->options;
+    const char *colon = strrchr(o->export, ':');
     if (!*o->export) return true;
-    if (!choose_export(s, err)) return false;
+    const bool has_dtype = colon && !strchr(colon, '/');
+    s->export_path = strndup(o->export, has_dtype ? (size_t)(colon - o->export) : strlen(o->export));
+    REQUIRE_MEMORY(s->export_path, "a path");
+    s->export_dtype = has_dtype ? DTYPE_COUNT : DTYPE_FP32;
+    for (size_t i = 0; has_dtype && i < sizeof dtypes / sizeof *dtypes; i++)
+        if (strcmp(colon + 1, dtype_name(dtypes[i])) == 0) s->export_dtype = dtypes[i];
+    if (s->export_dtype == DTYPE_COUNT)
+        return error_set(err, "--export %s: %s is not fp32, bf16 or fp16", o->export, colon + 1);
     if (strcmp(s->export_path, o->output) == 0)
         return error_set(err, "--export %s: checkpoints are saved there (-o); name another directory", o->output);
     if (path_is_same(s->export_path, o->model))
@@ -450,7 +440,7 @@ bool run_setup_resolve(RunSetup *s, Error *err) {
                        err) &&
            comm_all_ok(choose_memory(s, err), err) &&
            comm_all_ok(choose_lengths(s, err) && choose_tokenizer(s, err) && open_choices(s, err) &&
-                           (comm_rank() > 0 || check_export(s, err)),
+                           (comm_rank() > 0 || choose_export(s, err)),
                        err) &&
            agree_on_data(s, err);
 }
@@ -475,7 +465,7 @@ bool run_setup_plan(RunSetup *s, Error *err) {
                            .comm_overlap = options_environment("PRETRAIN_COMM_OVERLAP", 1) != 0};
     const int64_t B = max_i64(o->B, 1), windows = step_windows > 0 ? step_windows : B * o->reduce_groups;
     StepShare share; // only a check that the processes could share a step
-    if (!check_processes(s, err) ||
+    if (!check_processes(o, err) ||
         (o->max_steps != 0 && !step_share_make(&share, windows, B, o->reduce_groups, 0, process_count(o), err)) ||
         !model_check_options(&request.model, err))
         return false;

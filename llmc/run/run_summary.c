@@ -78,23 +78,19 @@ static RunFigures figures_of(const RunSummary *s) {
     return f;
 }
 
-static void print_speed(const RunSummary *s, const RunFigures *f, RunLog *log) {
-    char tokens[32], time[32], rate[32], p50[32], p99[32], speed[160] = "", mfu[48] = "";
-    if (f->mfu > 0.0) snprintf(mfu, sizeof mfu, ", mfu %.1f%%", 100.0 * f->mfu);
-    if (f->p50 > 0.0)
-        snprintf(speed, sizeof speed, " | median %s tok/s%s | step p50 %s ms, p99 %s ms",
-                 format_count(f->tokens_per_second, rate, sizeof rate), mfu,
-                 format_fixed(1e3 * f->p50, 5, 3, p50, sizeof p50), format_fixed(1e3 * f->p99, 5, 3, p99, sizeof p99));
-    runlog_field(log, "summary", "%zu step%s, %s tokens, %s in steps%s", s->steps, s->steps == 1 ? "" : "s",
-                 format_count(s->tokens, tokens, sizeof tokens), format_duration(s->seconds, time, sizeof time), speed);
-}
-
 void run_summary_print(const RunSummary *s, RunLog *log) {
     if (s->steps == 0) return;
-    char best[96] = "", used[96] = "";
+    char tokens[32], time[32], rate[32], p50[32], p99[32];
+    char speed[160] = "", mfu[48] = "", best[96] = "", used[96] = "";
     const RunFigures f = figures_of(s);
     const double kwh = f.joules / 3.6e6;
-    print_speed(s, &f, log);
+    if (f.mfu > 0.0) snprintf(mfu, sizeof mfu, ", mfu %.1f%%", 100.0 * f.mfu);
+    if (f.p50 > 0.0)
+        snprintf(speed, sizeof speed, " | median %s tok/s%s | step p50 %s ms, p99 %s ms",
+                 format_count(f.tokens_per_second, rate, sizeof rate), mfu,
+                 format_fixed(1e3 * f.p50, 5, 3, p50, sizeof p50), format_fixed(1e3 * f.p99, 5, 3, p99, sizeof p99));
+    runlog_field(log, "summary", "%zu step%s, %s tokens, %s in steps%s", s->steps, s->steps == 1 ? "" : "s",
+                 format_count(s->tokens, tokens, sizeof tokens), format_duration(s->seconds, time, sizeof time), speed);
     if (s->has_best)
         snprintf(best, sizeof best, "best validation loss %.4f at step %lld", s->best_loss, (long long)s->best_step);
     if (f.joules > 0.0)

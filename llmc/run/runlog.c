@@ -255,7 +255,7 @@ static void runlog_write(RunLog *log, const char *event, const char *inner, size
     free(line);
 }
 
-// An event of somebody else, for TensorBoard.
+// An event that another module makes, for TensorBoard.
 static void show_event(RunLog *log, const char *event, const char *fields) {
     char *text = NULL;
     if (!log->tensorboard || asprintf(&text, "{%s}", fields) < 0) return;
@@ -394,18 +394,6 @@ static void step_entry(RunLog *log, const StepReport *r) {
 // How often the bar's text is made anew. The eye does not follow more.
 static const double BAR_SECONDS = 0.1;
 
-static void set_bar(RunLog *log, const StepReport *r, const char *loss, const char *rate, const char *eta) {
-    double now = now_seconds();
-    bool fresh = *log->bar && r->step < r->total && now - log->bar_time < BAR_SECONDS;
-    if (!log->progress || fresh) return;
-    char left[64], right[128];
-    snprintf(left, sizeof left, "step %lld/%lld", (long long)r->step, (long long)r->total);
-    snprintf(right, sizeof right, "loss %s | %s tok/s | eta %s", loss, rate, eta);
-    double fraction = r->total > 0 ? (double)r->step / (double)r->total : 0.0;
-    progress_render(fraction, left, right, terminal_width(), log->utf8, log->bar, sizeof log->bar);
-    log->bar_time = now;
-}
-
 void runlog_step(RunLog *log, const StepReport *r) {
     char loss[32], norm[32], ms[32], rate[32], eta[32], total[32];
     format_fixed((double)r->control.loss, 6, 4, loss, sizeof loss);
@@ -424,7 +412,16 @@ void runlog_step(RunLog *log, const StepReport *r) {
     fprintf(f, " | eta %s", eta);
     put_decision(f, r);
     fclose(f);
-    set_bar(log, r, loss, rate, eta);
+    const double now = now_seconds();
+    const bool fresh = *log->bar && r->step < r->total && now - log->bar_time < BAR_SECONDS;
+    if (log->progress && !fresh) {
+        char left[64], right[128];
+        snprintf(left, sizeof left, "step %lld/%s", (long long)r->step, total);
+        snprintf(right, sizeof right, "loss %s | %s tok/s | eta %s", loss, rate, eta);
+        const double fraction = r->total > 0 ? (double)r->step / (double)r->total : 0.0;
+        progress_render(fraction, left, right, terminal_width(), log->utf8, log->bar, sizeof log->bar);
+        log->bar_time = now;
+    }
     runlog_print(log, NULL, line, bytes);
     free(line);
     step_entry(log, r);
@@ -520,7 +517,6 @@ static double share(const NumericsRow *row, double elements) {
 }
 static double underflow(const NumericsRow *row) { return share(row, row->stats.underflow); }
 static double overflow(const NumericsRow *row) { return share(row, row->stats.overflow); }
-static double ratio(const NumericsRow *row) { return model_numerics_ratio(row); }
 
 // The row for which `of` is largest, or smallest, among those where it is above 0; NULL: it is 0 everywhere.
 static const NumericsRow *extreme(const NumericsRow *rows, int count, double (*of)(const NumericsRow *), bool largest) {
@@ -550,10 +546,12 @@ static void numerics_text(RunLog *log, int64_t step, const NumericsRow *rows, in
         else
             used += (size_t)snprintf(text + used, sizeof text - used, " | no %s", shares[i].name);
     }
-    const NumericsRow *least = extreme(rows, count, ratio, false), *most = extreme(rows, count, ratio, true);
+    const NumericsRow *least = extreme(rows, count, model_numerics_ratio, false);
+    const NumericsRow *most = extreme(rows, count, model_numerics_ratio, true);
     if (most)
-        snprintf(text + used, sizeof text - used, " | update/weight %.1e (%.*s) to %.1e (%.*s)", ratio(least),
-                 kind_length(least), least->name, ratio(most), kind_length(most), most->name);
+        snprintf(text + used, sizeof text - used, " | update/weight %.1e (%.*s) to %.1e (%.*s)",
+                 model_numerics_ratio(least), kind_length(least), least->name, model_numerics_ratio(most),
+                 kind_length(most), most->name);
     runlog_text(log, "numerics at step %lld%s", (long long)step, text);
 }
 
@@ -572,9 +570,9 @@ static void numerics_class(Entry *e, const NumericsRow *row) {
         snprintf(key, sizeof key, "%s/%s", row->name, fields[i].name);
         entry_number(e, key, fields[i].value, FLOAT_DIGITS);
     }
-    if (!(ratio(row) > 0.0)) return;
+    if (!(model_numerics_ratio(row) > 0.0)) return;
     snprintf(key, sizeof key, "update_ratio/%.*s", kind_length(row), row->name);
-    entry_number(e, key, ratio(row), FLOAT_DIGITS);
+    entry_number(e, key, model_numerics_ratio(row), FLOAT_DIGITS);
 }
 
 void runlog_numerics(RunLog *log, int64_t step, const NumericsRow *rows, int count) {

@@ -76,31 +76,26 @@ void checkpoint_clean(const char *dir) {
     directory_list_free(names, count);
 }
 
-static bool write_parts(const char *directory, const Model *model, const TrainerState *state, Error *err) {
+bool checkpoint_save(const char *dir, const Model *model, const TrainerState *state, Error *err) {
+    REQUIRE(model_options(model)->train, "a model without optimizer state has no checkpoint");
     const HuggingFaceModel weights = {
         .model = model, .dtype = DTYPE_FP32, .eot = state->eot, .tokenizer = state->tokenizer};
     FileFacts facts[CHECKPOINT_FILES];
-    char *optimizer = path_join(directory, checkpoint_file_name(CHECKPOINT_OPTIMIZER));
-    char *manifest = path_join(directory, manifest_name);
-    bool ok = huggingface_write(directory, &weights, facts, err) &&
-              optimizer_file_write(optimizer, model, &facts[CHECKPOINT_OPTIMIZER], err) &&
-              trainer_json_write(manifest, state, model_options(model), facts, err);
-    free(manifest);
-    free(optimizer);
-    return ok;
-}
-
-bool checkpoint_save(const char *dir, const Model *model, const TrainerState *state, Error *err) {
-    REQUIRE(model_options(model)->train, "a model without optimizer state has no checkpoint");
     if (!directory_make(dir, err)) return false;
     checkpoint_clean(dir);
     char *temporary = step_path(dir, state->step, true), *final = step_path(dir, state->step, false);
+    char *optimizer = path_join(temporary, OPTIMIZER_FILE_NAME), *manifest = path_join(temporary, manifest_name);
     bool made = mkdir(temporary, 0755) == 0;
     bool ok =
         made || error_set(err, "%s: cannot make the directory: %s", temporary, path_reason(temporary, errno).text);
-    ok = ok && write_parts(temporary, model, state, err) && directory_commit(temporary, final, err);
+    ok = ok && huggingface_write(temporary, &weights, facts, err) &&
+         optimizer_file_write(optimizer, model, &facts[CHECKPOINT_OPTIMIZER], err) &&
+         trainer_json_write(manifest, state, model_options(model), facts, err) &&
+         directory_commit(temporary, final, err);
     // Removes the previous directory of that name, or the files written before a failure, which err already describes.
     if (made && file_exists(temporary)) discard(dir, strrchr(temporary, '/') + 1);
+    free(manifest);
+    free(optimizer);
     free(temporary);
     free(final);
     return ok;

@@ -72,24 +72,6 @@ static bool check_entries(const ExportTarget *t, Error *err) {
     return error_set(err, "the directory is neither empty nor an exported model; name another one");
 }
 
-// Checks what is there already.
-static bool check_existing(const ExportTarget *t, const struct stat *st, Error *err) {
-    struct stat parent;
-    const bool is_directory = S_ISDIR(st->st_mode);
-    if (t->is_bin && is_directory)
-        return error_set(err,
-                         "this is a directory, but a name that ends in .bin means an llm.c model, which is a file");
-    if (t->is_bin)
-        return (S_ISREG(st->st_mode) && (st->st_size == 0 || llmc_bin_is_one(t->path))) ||
-               error_set(err, "the file there is not an llm.c model; name another file, or remove it");
-    if (!is_directory)
-        return error_set(err, "this is a file; a Hugging Face model is a directory, the name of an llm.c model ends in "
-                              ".bin");
-    if (stat(t->parent, &parent) != 0 || parent.st_dev != st->st_dev || strcmp(t->path, "/") == 0)
-        return error_set(err, "this is a mount point, which cannot be replaced; name a directory inside it");
-    return check_entries(t, err);
-}
-
 static bool is_own_model(const char *directory) {
     return own_directory_is(directory, huggingface_files, HF_FILES, false, NULL);
 }
@@ -111,7 +93,7 @@ static bool check_writable(const ExportTarget *t, Error *err) {
 }
 
 static bool check_export_target(const ExportTarget *t, DType dtype, const ModelConfig *config, Error *err) {
-    struct stat st;
+    struct stat st, parent;
     if (*t->path == '\0') return error_set(err, "the path is empty");
     if (t->is_bin && dtype == DTYPE_FP16)
         return error_set(err,
@@ -125,7 +107,18 @@ static bool check_export_target(const ExportTarget *t, DType dtype, const ModelC
     if (stat(t->path, &st) != 0)
         return (lstat(t->path, &st) != 0 || error_set(err, "this is a dangling symbolic link; remove it")) &&
                check_writable(t, err);
-    return check_existing(t, &st, err) && check_writable(t, err);
+    const bool is_directory = S_ISDIR(st.st_mode);
+    if (t->is_bin && is_directory)
+        return error_set(err,
+                         "this is a directory, but a name that ends in .bin means an llm.c model, which is a file");
+    if (t->is_bin && !(S_ISREG(st.st_mode) && (st.st_size == 0 || llmc_bin_is_one(t->path))))
+        return error_set(err, "the file there is not an llm.c model; name another file, or remove it");
+    if (!t->is_bin && !is_directory)
+        return error_set(err, "this is a file; a Hugging Face model is a directory, the name of an llm.c model ends in "
+                              ".bin");
+    if (!t->is_bin && (stat(t->parent, &parent) != 0 || parent.st_dev != st.st_dev || strcmp(t->path, "/") == 0))
+        return error_set(err, "this is a mount point, which cannot be replaced; name a directory inside it");
+    return (t->is_bin || check_entries(t, err)) && check_writable(t, err);
 }
 
 bool export_check(const char *path, DType dtype, const ModelConfig *config, Error *err) {

@@ -27,7 +27,6 @@ enum { MAX_CONFIG_BYTES = 1 << 20 };
 struct HuggingFace {
     WeightShards *shards;
     ModelConfig config;
-    int64_t eot; // from config.json, -1: it states none
     int *places; // in shards, of each tensor of the parameter table
     // Hugging Face's (in, out) matrices are transposed as a whole, and the last one is kept for reading its next rows.
     float *matrix;
@@ -199,17 +198,6 @@ static bool check_extra(const SafetensorsEntry *e, const ModelConfig *config, Er
                              : "; save a GPT2LMHeadModel without it");
 }
 
-static bool match_tensor(HuggingFace *f, const Parameter *p, int *place, Error *err) {
-    *place = find_tensor(f->shards, p->name);
-    // save_pretrained of a tied model keeps one of the two names.
-    if (*place < 0 && p->spec == &parameter_specs[PARAM_WTE]) *place = find_tensor(f->shards, head_name);
-    if (*place < 0) return error_set(err, "%s: tensor %s is missing", weight_shards_list(f->shards), p->name);
-    const bool swap = p->spec->transposed;
-    return check_shape(weight_shards_entry(f->shards, *place), p->rank, swap ? p->cols : p->file_rows,
-                       swap ? p->file_rows : p->cols, err) ||
-           error_prefix(err, "%s", weight_shards_path(f->shards, *place));
-}
-
 static bool open_tensors(HuggingFace *f, const char *directory, Error *err) {
     f->shards = weight_shards_open(directory, err);
     if (!f->shards) return false;
@@ -219,8 +207,20 @@ static bool open_tensors(HuggingFace *f, const char *directory, Error *err) {
     REQUIRE_MEMORY(f->places && used, "the files of a model");
     bool ok = true;
     for (int i = 0; ok && i < parameter_count(&f->config); i++) {
-        ok = match_tensor(f, &table[i], &f->places[i], err);
-        if (ok) used[f->places[i]] = true;
+        const Parameter *p = &table[i];
+        const bool swap = p->spec->transposed;
+        int place = find_tensor(f->shards, p->name);
+        // save_pretrained of a tied model keeps one of the two names.
+        if (place < 0 && p->spec == &parameter_specs[PARAM_WTE]) place = find_tensor(f->shards, head_name);
+        if (place < 0) {
+            ok = error_set(err, "%s: tensor %s is missing", weight_shards_list(f->shards), p->name);
+            break;
+        }
+        ok = check_shape(weight_shards_entry(f->shards, place), p->rank, swap ? p->cols : p->file_rows,
+                         swap ? p->file_rows : p->cols, err) ||
+             error_prefix(err, "%s", weight_shards_path(f->shards, place));
+        f->places[i] = place;
+        used[place] = true;
     }
     for (int i = 0; ok && i < weight_shards_count(f->shards); i++)
         ok = used[i] || check_extra(weight_shards_entry(f->shards, i), &f->config, err) ||
@@ -232,11 +232,11 @@ static bool open_tensors(HuggingFace *f, const char *directory, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------ open and read
 
-HuggingFace *huggingface_open(const char *directory, ModelConfig *config, Error *err) {
+HuggingFace *huggingface_open(const char *directory, ModelConfig *config, int64_t *eot, Error *err) {
     HuggingFace *f = calloc(1, sizeof *f);
     REQUIRE_MEMORY(f != NULL, "the files of a model");
     f->matrix_index = -1;
-    if (read_config(directory, &f->config, &f->eot, err) && open_tensors(f, directory, err)) {
+    if (read_config(directory, &f->config, eot, err) && open_tensors(f, directory, err)) {
         *config = f->config;
         return f;
     }
@@ -252,11 +252,7 @@ void huggingface_close(HuggingFace *f) {
     free(f);
 }
 
-int64_t huggingface_eot(const HuggingFace *f) { return f->eot; }
-
 // ------------------------------------------------------------------------------- what a file has besides the weights
-
-static const char *where(const HuggingFace *f, int i) { return weight_shards_path(f->shards, i); }
 
 static bool check_tied_head(HuggingFace *f, int head, Error *err) {
     enum { PIECE = 1 << 20 };
@@ -276,8 +272,9 @@ static bool check_tied_head(HuggingFace *f, int head, Error *err) {
             error_set(err,
                       "%s: tensor lm_head.weight differs from %s, at [%lld, %lld] %g and %g: the head is not tied, and "
                       "only tied heads are supported",
-                      where(f, head), weight_shards_entry(f->shards, wte)->name, (long long)((at + i) / f->config.C),
-                      (long long)((at + i) % f->config.C), (double)a[PIECE + i], (double)a[i]);
+                      weight_shards_path(f->shards, head), weight_shards_entry(f->shards, wte)->name,
+                      (long long)((at + i) / f->config.C), (long long)((at + i) % f->config.C), (double)a[PIECE + i],
+                      (double)a[i]);
     }
     free(a);
     return ok;
@@ -288,7 +285,7 @@ static bool check_mask(HuggingFace *f, int place, Error *err) {
     const SafetensorsEntry *e = weight_shards_entry(f->shards, place);
     const int64_t n = e->rank >= 2 ? e->shape[e->rank - 1] : 0, size = n > 0 ? e->bytes / n / n : 0;
     bool ok = n > 0 && e->shape[e->rank - 2] == n && size >= 1 && size <= 8 && size * n * n == e->bytes;
-    if (!ok) return error_set(err, "%s: tensor %s is not a square mask", where(f, place), e->name);
+    if (!ok) return error_set(err, "%s: tensor %s is not a square mask", weight_shards_path(f->shards, place), e->name);
     char *row = malloc((size_t)(n * size));
     REQUIRE_MEMORY(row != NULL, "a row of a mask");
     for (int64_t r = 0; ok && r < n; r++) {
@@ -300,7 +297,8 @@ static bool check_mask(HuggingFace *f, int place, Error *err) {
                 ok = error_set(err,
                                "%s: tensor %s is not a causal mask: [%lld, %lld] is %s; only causal attention is "
                                "supported",
-                               where(f, place), e->name, (long long)r, (long long)c, is_set ? "set" : "0");
+                               weight_shards_path(f->shards, place), e->name, (long long)r, (long long)c,
+                               is_set ? "set" : "0");
         }
     }
     free(row);
@@ -313,10 +311,10 @@ static bool check_masked_value(HuggingFace *f, int place, Error *err) {
     const SafetensorsEntry *e = weight_shards_entry(f->shards, place);
     float value = 0;
     if (e->bytes != (int64_t)dtype_size(DTYPE_FP32) && e->bytes != (int64_t)dtype_size(DTYPE_FP16))
-        return error_set(err, "%s: tensor %s is not one number", where(f, place), e->name);
+        return error_set(err, "%s: tensor %s is not one number", weight_shards_path(f->shards, place), e->name);
     return weight_shards_read_fp32(f->shards, place, 0, 1, &value, err) &&
-           (value <= LOW || error_set(err, "%s: tensor %s is %g, expected a large negative number", where(f, place),
-                                      e->name, (double)value));
+           (value <= LOW || error_set(err, "%s: tensor %s is %g, expected a large negative number",
+                                      weight_shards_path(f->shards, place), e->name, (double)value));
 }
 
 bool huggingface_check_rest(HuggingFace *f, Error *err) {

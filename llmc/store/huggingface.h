@@ -8,9 +8,9 @@
 #include "llmc/text/tokenizer.h"
 
 typedef struct HuggingFace HuggingFace;
-HuggingFace *huggingface_open(const char *directory, ModelConfig *config, Error *err);
+// eot: eos_token_id of config.json, -1 if it has none.
+HuggingFace *huggingface_open(const char *directory, ModelConfig *config, int64_t *eot, Error *err);
 void huggingface_close(HuggingFace *f);
-int64_t huggingface_eot(const HuggingFace *f); // eos_token_id of config.json, -1 if it has none
 // Whether lm_head.weight, if there is one, equals wte, and the buffers of attention are causal masks.
 bool huggingface_check_rest(HuggingFace *f, Error *err);
 // Rows [first_row, first_row + rows) of p, all of them within p->file_rows.

@@ -30,7 +30,17 @@ struct LlmcBin {
     int64_t *offsets; // first byte of each tensor of the parameter table
 };
 
-static bool parse_llmc_header(LlmcBin *f, const int32_t *header, Error *err) {
+static bool read_llmc_header(LlmcBin *f, int64_t size, Error *err) {
+    int32_t header[HEADER_INTS] = {0};
+    const size_t bytes = size < HEADER_BYTES ? (size_t)size : (size_t)HEADER_BYTES;
+    if (!file_read_at(f->fd, f->path, 0, header, bytes, err)) return false;
+    if (header[0] != MODEL_MAGIC)
+        return foreign_file_check("a model", f->path, header, bytes, err) &&
+               error_set(err, "%s: not an llm.c model: its first word is %d, expected %d", f->path, (int)header[0],
+                         MODEL_MAGIC);
+    if (size < HEADER_BYTES)
+        return error_set(err, "%s: %lld bytes, expected a header of %d: truncated", f->path, (long long)size,
+                         HEADER_BYTES);
     if (header[1] != VERSION_FP32 && header[1] != VERSION_BF16)
         return error_set(err, "%s: llm.c model version %d, expected %d (fp32) or %d (bf16)", f->path, (int)header[1],
                          VERSION_FP32, VERSION_BF16);
@@ -65,26 +75,12 @@ static bool locate_tensors(LlmcBin *f, int64_t size, Error *err) {
     return true;
 }
 
-static bool read_llmc_header(LlmcBin *f, int64_t size, Error *err) {
-    int32_t header[HEADER_INTS] = {0};
-    const size_t bytes = size < HEADER_BYTES ? (size_t)size : (size_t)HEADER_BYTES;
-    if (!file_read_at(f->fd, f->path, 0, header, bytes, err)) return false;
-    if (header[0] != MODEL_MAGIC)
-        return foreign_file_check("a model", f->path, header, bytes, err) &&
-               error_set(err, "%s: not an llm.c model: its first word is %d, expected %d", f->path, (int)header[0],
-                         MODEL_MAGIC);
-    if (size < HEADER_BYTES)
-        return error_set(err, "%s: %lld bytes, expected a header of %d: truncated", f->path, (long long)size,
-                         HEADER_BYTES);
-    return parse_llmc_header(f, header, err) && locate_tensors(f, size, err);
-}
-
 LlmcBin *llmc_bin_open(const char *path, ModelConfig *config, Error *err) {
     LlmcBin *f = calloc(1, sizeof *f);
     REQUIRE_MEMORY(f && (f->path = strdup(path)), "a weight file of llm.c");
     int64_t size;
     f->fd = file_open(path, &size, err);
-    if (f->fd >= 0 && read_llmc_header(f, size, err)) {
+    if (f->fd >= 0 && read_llmc_header(f, size, err) && locate_tensors(f, size, err)) {
         *config = f->config;
         return f;
     }
@@ -120,15 +116,6 @@ static bool llmc_bin_append(void *file, const void *data, size_t bytes, Error *e
     return atomic_file_write(file, data, bytes, err);
 }
 
-static bool append_padding(AtomicFile *file, const Parameter *p, DType dtype, Error *err) {
-    const size_t bytes = (size_t)((p->rows - p->file_rows) * p->cols) * dtype_size(dtype);
-    void *zeros = calloc(1, bytes + 1);
-    REQUIRE_MEMORY(zeros != NULL, "a weight file of llm.c");
-    const bool ok = atomic_file_write(file, zeros, bytes, err);
-    free(zeros);
-    return ok;
-}
-
 bool llmc_bin_write(const char *path, const Model *model, DType dtype, Error *err) {
     REQUIRE(dtype == DTYPE_FP32 || dtype == DTYPE_BF16, "llm.c has no models in %s", dtype_name(dtype));
     const ModelConfig *c = &model_options(model)->config;
@@ -139,9 +126,15 @@ bool llmc_bin_write(const char *path, const Model *model, DType dtype, Error *er
     own_file_mark_header(header);
     AtomicFile *file = atomic_file_create(path, err);
     bool ok = file && atomic_file_write(file, header, sizeof header, err);
-    for (int i = 0; ok && i < model_num_tensors(model); i++)
+    for (int i = 0; ok && i < model_num_tensors(model); i++) {
+        const Parameter *p = &model_parameters(model)[i];
+        const size_t padding = (size_t)((p->rows - p->file_rows) * p->cols) * dtype_size(dtype);
+        void *zeros = calloc(1, padding + 1);
+        REQUIRE_MEMORY(zeros != NULL, "a weight file of llm.c");
         ok = weights_form_write(model, i, (WeightsForm){dtype, false}, llmc_bin_append, file, err) &&
-             append_padding(file, &model_parameters(model)[i], dtype, err);
+             atomic_file_write(file, zeros, padding, err);
+        free(zeros);
+    }
     if (ok) return own_file_commit(file, path, OWN_FILE_HEADER_MARK, err);
     atomic_file_abandon(file);
     return false;

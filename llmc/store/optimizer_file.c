@@ -48,16 +48,6 @@ static bool append_state(SafetensorsWriter *w, const Model *model, int index, St
     return true;
 }
 
-static bool append_all(SafetensorsWriter *w, const Model *model, Error *err) {
-    bool ok = true;
-    void *piece = allocate_piece();
-    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
-        for (int i = 0; ok && i < model_num_tensors(model); i++)
-            ok = append_state(w, model, i, (StateSlot)slot, piece, err);
-    free(piece);
-    return ok;
-}
-
 bool optimizer_file_write(const char *path, const Model *model, FileFacts *facts, Error *err) {
     const char *const metadata[] = {metadata_optimizer, optimizer_name(model_options(model)->optimizer),
                                     SAFETENSORS_PRODUCER, NULL};
@@ -73,25 +63,17 @@ bool optimizer_file_write(const char *path, const Model *model, FileFacts *facts
     SafetensorsWriter *w = safetensors_writer_open(path, entries, count, metadata, err);
     free(entries);
     if (!w) return false;
-    if (append_all(w, model, err)) return safetensors_writer_commit(w, &facts->bytes, &facts->checksum, err);
+    bool ok = true;
+    void *piece = allocate_piece();
+    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
+        for (int i = 0; ok && i < tensors; i++) ok = append_state(w, model, i, (StateSlot)slot, piece, err);
+    free(piece);
+    if (ok) return safetensors_writer_commit(w, &facts->bytes, &facts->checksum, err);
     safetensors_writer_abandon(w);
     return false;
 }
 
 // ----------------------------------------------------------------------------------------------------------- reading
-
-static const SafetensorsEntry *find_state(const SafetensorsFile *f, const SafetensorsEntry *expected, Error *err) {
-    const SafetensorsEntry *e = safetensors_find(f, expected->name);
-    if (!e)
-        error_set(err, "tensor %s is missing", expected->name);
-    else if (e->dtype == expected->dtype && e->rank == expected->rank &&
-             memcmp(e->shape, expected->shape, sizeof e->shape) == 0)
-        return e;
-    else
-        error_set(err, "tensor %s is not the %s tensor that the model's shape asks for", expected->name,
-                  dtype_name(expected->dtype));
-    return NULL;
-}
 
 // Splits the value in model.safetensors, which is weight + compensation, again into the pair: if compensation is half a
 // step, the weight could be either neighbour. So the weight becomes the value less compensation, which is exact,
@@ -111,8 +93,12 @@ static bool load_compensation(Model *model, SafetensorsFile *f, const Safetensor
 static bool load_slot(Model *model, SafetensorsFile *f, int i, StateSlot slot, void *piece, Error *err) {
     const SafetensorsEntry expected = state_entry(model, i, slot);
     if (expected.rank == 0) return true;
-    const SafetensorsEntry *e = find_state(f, &expected, err);
-    if (!e) return false;
+    const SafetensorsEntry *e = safetensors_find(f, expected.name);
+    if (!e) return error_set(err, "tensor %s is missing", expected.name);
+    if (e->dtype != expected.dtype || e->rank != expected.rank ||
+        memcmp(e->shape, expected.shape, sizeof e->shape) != 0)
+        return error_set(err, "tensor %s is not the %s tensor that the model's shape asks for", expected.name,
+                         dtype_name(expected.dtype));
     if (slot == SLOT_COMPENSATION) return load_compensation(model, f, e, i, piece, err);
     for (int64_t done = 0, n; done < e->bytes; done += n) {
         n = min_i64(e->bytes - done, PIECE_BYTES);

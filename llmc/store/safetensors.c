@@ -83,21 +83,16 @@ static bool parse_dtype(const cJSON *item, SafetensorsEntry *e, int64_t *size, E
                      json_describe(found, text, sizeof text));
 }
 
-static bool parse_name(const char *name, SafetensorsEntry *e, Error *err) {
-    for (const char *p = name; *p; p++)
-        if ((unsigned char)*p < 0x20 || *p == 0x7f) return error_set(err, "a tensor name has control characters");
-    size_t length = strlen(name);
-    if (length >= sizeof e->name)
-        return error_set(err, "the tensor name %.32s... has %zu bytes, expected less than %zu", name, length,
-                         sizeof e->name);
-    memcpy(e->name, name, length + 1);
-    return true;
-}
-
 // One member of the header. Offsets are still relative to the data here; data_bytes is the size of the data in the
 // file.
 static bool parse_tensor_entry(const cJSON *item, SafetensorsEntry *e, int64_t data_bytes, Error *err) {
-    if (!parse_name(item->string, e, err)) return false;
+    const char *name = item->string;
+    for (const char *p = name; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7f) return error_set(err, "a tensor name has control characters");
+    if (strlen(name) >= sizeof e->name)
+        return error_set(err, "the tensor name %.32s... has %zu bytes, expected less than %zu", name, strlen(name),
+                         sizeof e->name);
+    strcpy(e->name, name);
     const cJSON *offsets;
     int64_t numel = 0, size = 0, end = 0;
     bool ok = cJSON_IsObject(item) || error_set(err, "its description is not an object");
@@ -270,8 +265,12 @@ static const char *file_dtype_name(DType dtype) {
     bug_report(__FILE__, __LINE__, "our safetensors files hold fp32, fp16, bf16 and u8, not %s", dtype_name(dtype));
 }
 
-// Offsets of entries are still relative to the data here. Names and metadata are ours: no character needs an escape.
-static void print_header(FILE *out, const SafetensorsEntry *entries, int count, const char *const *metadata) {
+// Sets the entries' sizes and offsets, still relative to the data. Returns the header text, malloced, padded with
+// spaces so that the data starts at a multiple of 8. Names and metadata are ours: no character needs an escape.
+static char *make_header(SafetensorsEntry *entries, int count, const char *const *metadata, uint64_t *length) {
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = text_open(&text, &size);
     const char *comma = "";
     fputc('{', out);
     if (metadata) {
@@ -283,30 +282,21 @@ static void print_header(FILE *out, const SafetensorsEntry *entries, int count, 
         fputc('}', out);
         comma = ",";
     }
-    for (int i = 0; i < count; i++, comma = ",") {
-        const SafetensorsEntry *e = &entries[i];
-        fprintf(out, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", comma, e->name, file_dtype_name(e->dtype));
-        for (int d = 0; d < e->rank; d++) fprintf(out, d ? ",%lld" : "%lld", (long long)e->shape[d]);
-        long long begin = e->offset, end = begin + e->bytes;
-        fprintf(out, "],\"data_offsets\":[%lld,%lld]}", begin, end);
-    }
-    fputc('}', out);
-}
-
-// Header text padded with spaces, so that the data starts at a multiple of 8; malloced.
-static char *make_header(SafetensorsEntry *entries, int count, const char *const *metadata, uint64_t *length) {
-    int64_t end = 0;
+    long long offset = 0;
     for (int i = 0; i < count; i++) {
         SafetensorsEntry *e = &entries[i];
-        e->offset = end;
+        e->offset = offset;
         e->bytes = (int64_t)dtype_size(e->dtype);
-        for (int d = 0; d < e->rank; d++) e->bytes *= e->shape[d];
-        end += e->bytes;
+        fprintf(out, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", comma, e->name, file_dtype_name(e->dtype));
+        for (int d = 0; d < e->rank; d++) {
+            fprintf(out, d ? ",%lld" : "%lld", (long long)e->shape[d]);
+            e->bytes *= e->shape[d];
+        }
+        fprintf(out, "],\"data_offsets\":[%lld,%lld]}", offset, offset + e->bytes);
+        offset += e->bytes;
+        comma = ",";
     }
-    char *text = NULL;
-    size_t size = 0;
-    FILE *out = text_open(&text, &size);
-    print_header(out, entries, count, metadata);
+    fputc('}', out);
     fflush(out); // updates size
     for (size_t n = size; n % 8 != 0; n++) fputc(' ', out);
     fclose(out);

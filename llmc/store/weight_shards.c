@@ -41,11 +41,6 @@ static int compare_index_entry(const void *a, const void *b) {
     return strcmp(((const IndexEntry *)a)->name, ((const IndexEntry *)b)->name);
 }
 
-static const IndexEntry *find_index_entry(const WeightShards *s, const char *name) {
-    const IndexEntry key = {.name = name};
-    return bsearch(&key, s->entries, (size_t)s->num_entries, sizeof *s->entries, compare_index_entry);
-}
-
 static bool is_printable(const char *text, size_t less_than) {
     for (const char *p = text; *p; p++)
         if ((unsigned char)*p < 0x20 || *p == 0x7f) return false;
@@ -119,7 +114,9 @@ static bool check_index_entries(const WeightShards *s, Error *err) {
 static bool check_unlisted(const WeightShards *s, Error *err) {
     for (int i = 0; i < weight_shards_count(s); i++) {
         const SafetensorsEntry *e = weight_shards_entry(s, i);
-        const IndexEntry *listed = find_index_entry(s, e->name);
+        const IndexEntry key = {.name = e->name};
+        const IndexEntry *listed =
+            bsearch(&key, s->entries, (size_t)s->num_entries, sizeof *s->entries, compare_index_entry);
         if (!listed) return error_set(err, "%s: tensor %s is not in the index", weight_shards_path(s, i), e->name);
         if (s->paths[listed->file] != weight_shards_path(s, i))
             return error_set(err, "%s: has tensor %s, but the index puts it in %s", weight_shards_path(s, i), e->name,
@@ -187,12 +184,6 @@ static bool open_files(WeightShards *s, Error *err) {
     return true;
 }
 
-static bool open_index(WeightShards *s, const char *directory, Error *err) {
-    s->index = json_parse_file(s->list, MAX_INDEX_BYTES, err);
-    return s->index && (parse_index(s, directory, err) || error_prefix(err, "%s", s->list)) && open_files(s, err) &&
-           check_index_entries(s, err) && check_unlisted(s, err);
-}
-
 WeightShards *weight_shards_open(const char *directory, Error *err) {
     WeightShards *s = calloc(1, sizeof *s);
     REQUIRE_MEMORY(s != NULL, "the files of a model");
@@ -200,16 +191,20 @@ WeightShards *weight_shards_open(const char *directory, Error *err) {
     s->files = calloc(MAX_FILES, sizeof(SafetensorsFile *));
     REQUIRE_MEMORY(s->paths && s->files, "the files of a model");
     s->list = path_join(directory, "model.safetensors");
-    bool ok;
     if (file_exists(s->list)) {
         s->paths[s->num_files++] = path_join(directory, "model.safetensors");
-        ok = open_files(s, err);
+        if (open_files(s, err)) return s;
     } else {
         free(s->list);
         s->list = path_join(directory, "model.safetensors.index.json");
-        ok = file_exists(s->list) ? open_index(s, directory, err) : explain_missing(directory, err);
+        if (file_exists(s->list))
+            s->index = json_parse_file(s->list, MAX_INDEX_BYTES, err);
+        else
+            explain_missing(directory, err);
+        if (s->index && (parse_index(s, directory, err) || error_prefix(err, "%s", s->list)) && open_files(s, err) &&
+            check_index_entries(s, err) && check_unlisted(s, err))
+            return s;
     }
-    if (ok) return s;
     weight_shards_close(s);
     return NULL;
 }

@@ -18,6 +18,7 @@
 struct WeightsFile {
     char *path;
     ModelConfig config;
+    int64_t eot;            // the end-of-text token that the model states, -1: none
     HuggingFace *directory; // one of the two is set
     LlmcBin *bin;
 };
@@ -30,8 +31,9 @@ WeightsFile *weights_file_open(const char *path, Error *err) {
     }
     WeightsFile *f = calloc(1, sizeof *f);
     REQUIRE_MEMORY(f && (f->path = strdup(path)), "the weights");
+    f->eot = -1;
     if (S_ISDIR(st.st_mode))
-        f->directory = huggingface_open(path, &f->config, err);
+        f->directory = huggingface_open(path, &f->config, &f->eot, err);
     else
         f->bin = llmc_bin_open(path, &f->config, err);
     if (f->directory || f->bin) return f;
@@ -49,7 +51,7 @@ void weights_file_close(WeightsFile *f) {
 
 const ModelConfig *weights_file_config(const WeightsFile *f) { return &f->config; }
 
-int64_t weights_file_eot(const WeightsFile *f) { return f->directory ? huggingface_eot(f->directory) : -1; }
+int64_t weights_file_eot(const WeightsFile *f) { return f->eot; }
 
 bool weights_file_check_rest(WeightsFile *f, Error *err) {
     return !f->directory || huggingface_check_rest(f->directory, err);

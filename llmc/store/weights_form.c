@@ -23,21 +23,17 @@ static void *weights_form_allocate(int64_t count, size_t size) {
     return memory;
 }
 
-// A value beyond the range of the file's type would be read back as infinity.
-static bool check_representable(const WeightsWriter *s, const float *values, int64_t n, Error *err) {
+static bool put_values(const WeightsWriter *s, const float *values, int64_t n, Error *err) {
+    if (s->form.dtype == DTYPE_FP32) return s->sink(s->file, values, (size_t)n * sizeof *values, err);
+    convert_elements(s->halves, s->form.dtype, values, DTYPE_FP32, n);
+    // A value beyond the range of the file's type would be read back as infinity.
     const uint16_t infinity = s->form.dtype == DTYPE_FP16 ? 0x7C00 : 0x7F80;
     for (int64_t i = 0; i < n; i++)
         if ((s->halves[i] & 0x7FFF) == infinity && !isinf(values[i]))
             return error_set(err, "tensor %s has the value %g, which %s cannot represent; write the model in %s",
                              s->p->name, (double)values[i], dtype_name(s->form.dtype),
                              s->form.dtype == DTYPE_FP16 ? "bf16 or fp32" : "fp32");
-    return true;
-}
-
-static bool put_values(const WeightsWriter *s, const float *values, int64_t n, Error *err) {
-    if (s->form.dtype == DTYPE_FP32) return s->sink(s->file, values, (size_t)n * sizeof *values, err);
-    convert_elements(s->halves, s->form.dtype, values, DTYPE_FP32, n);
-    return check_representable(s, values, n, err) && s->sink(s->file, s->halves, (size_t)n * sizeof *s->halves, err);
+    return s->sink(s->file, s->halves, (size_t)n * sizeof *s->halves, err);
 }
 
 static bool get_rows(const WeightsWriter *s, int64_t first, int64_t rows, float *out, Error *err) {
