@@ -301,22 +301,18 @@ static bool export_weights(void *context, Error *err) {
     return true;
 }
 
-// A run whose steps were all skipped is not done.
-static bool no_update(const Run *run, Error *err) {
-    const long long steps = run->setup.state.step - run->setup.first_step;
-    const char *next = "lower -l, or check the weights and the data";
-    if (run->setup.dtype == DTYPE_FP16) next = "more steps lower the loss scale, and --dtype bf16 needs none";
-    if (model_get_control(run->model).skip != SKIP_NONFINITE) next = "raise -sl and -sg, or set them to 0";
-    return error_set(err, "none of %lld steps has updated the weights: all were skipped, and nothing was saved; %s",
-                     steps, next);
-}
-
 // After the last step: exports, answers prompts, marks the run as done.
 static bool finish(Run *run, Error *err) {
     const Options *o = &run->setup.options;
-    const int64_t step = run->setup.state.step;
+    const int64_t step = run->setup.state.step, steps = step - run->setup.first_step;
     const bool trains = o->max_steps != 0 && o->profile == 0;
-    if (trains && step > run->setup.first_step && updated_nothing(run)) return no_update(run, err);
+    if (trains && steps > 0 && updated_nothing(run)) { // all were skipped: the run is not done
+        const char *next = "lower -l, or check the weights and the data";
+        if (run->setup.dtype == DTYPE_FP16) next = "more steps lower the loss scale, and --dtype bf16 needs none";
+        if (model_get_control(run->model).skip != SKIP_NONFINITE) next = "raise -sl and -sg, or set them to 0";
+        return error_set(err, "none of %lld steps has updated the weights: all were skipped, and nothing was saved; %s",
+                         (long long)steps, next);
+    }
     if (*o->export && !data_parallel_write(run->shared, export_weights, run, err)) return false;
     if (o->interactive) {
         GenerateOptions options = run_setup_generate(&run->setup);
@@ -393,10 +389,10 @@ static bool build_training(Run *run, Error *err) {
 static bool open_log(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     const bool only_evaluates = o->max_steps == 0; // appends to the log of a run and removes nothing
-    run->log =
-        runlog_open(*o->output && comm_rank() == 0 ? o->output : NULL, run->setup.resume_path != NULL || only_evaluates,
-                    only_evaluates ? INT64_MAX : run->setup.state.step, options_environment("PRETRAIN_PROGRESS", -1),
-                    o->tensorboard != 0, err);
+    const bool appends = run->setup.resume_path != NULL || only_evaluates;
+    const int64_t first_step = only_evaluates ? INT64_MAX : run->setup.state.step;
+    run->log = runlog_open(comm_rank() == 0 ? o->output : NULL, appends, first_step,
+                           options_environment("PRETRAIN_PROGRESS", -1), o->tensorboard != 0, err);
     if (!run->log) return false;
     run->report = report_open(&run->setup, run->model, run->log, run->speed, run->started);
     return true;
@@ -470,12 +466,6 @@ typedef enum {
     FAILED_ELSEWHERE, // another process was lost; watch.h has printed it
 } Outcome;
 
-static Outcome outcome_of(Error *err) {
-    if (watch_has_failed(err)) return FAILED_ELSEWHERE;
-    if (*err->text) return comm_failed_together() ? FAILED_TOGETHER : FAILED_HERE;
-    return signals_pending() ? STOPPED : FINISHED;
-}
-
 int main(int argc, char **argv) {
     Run run = {.started = now_seconds(), .argv = argv};
     Error err = {""};
@@ -488,7 +478,9 @@ int main(int argc, char **argv) {
         code = options_check_together(&run.setup.options, &err) ? run_all(&run, &err) : EXIT_BAD_INPUT;
     runlog_close(run.log);
     run.log = NULL;
-    const Outcome outcome = outcome_of(&err);
+    Outcome outcome = signals_pending() ? STOPPED : FINISHED;
+    if (*err.text) outcome = comm_failed_together() ? FAILED_TOGETHER : FAILED_HERE;
+    if (watch_has_failed(&err)) outcome = FAILED_ELSEWHERE;
     switch (outcome) {
     case FINISHED:
     case STOPPED:

@@ -72,15 +72,15 @@ void out_of_memory(const char *what, ...) {
 
 typedef struct {
     char **text;
-    size_t *bytes, room;
+    size_t *bytes, capacity;
 } Text;
 
 static ssize_t text_write(void *cookie, const char *data, size_t n) {
     Text *t = cookie;
-    if (*t->bytes + n >= t->room) {
-        t->room = 2 * (*t->bytes + n) + 1;
-        *t->text = realloc(*t->text, t->room);
-        REQUIRE_MEMORY(*t->text, "a text of %zu bytes", t->room);
+    if (*t->bytes + n >= t->capacity) {
+        t->capacity = 2 * (*t->bytes + n) + 1;
+        *t->text = realloc(*t->text, t->capacity);
+        REQUIRE_MEMORY(*t->text, "a text of %zu bytes", t->capacity);
     }
     memcpy(*t->text + *t->bytes, data, n);
     *t->bytes += n;

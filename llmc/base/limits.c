@@ -71,11 +71,13 @@ static const char *limit_text(unsigned resource, const char *unit, char *text, s
 const char *limits_reason(int error) {
     static _Thread_local char text[160];
     char limit[40];
-    const bool is_size = error == EFBIG;
     if (error != EFBIG && error != EMFILE) return strerror(error);
-    snprintf(text, sizeof text, "%s (limit of this process: %s, ulimit -%c)", strerror(error),
-             limit_text(is_size ? RLIMIT_FSIZE : RLIMIT_NOFILE, is_size ? " bytes" : " files", limit, sizeof limit),
-             is_size ? 'f' : 'n');
+    if (error == EFBIG)
+        snprintf(text, sizeof text, "%s (limit of this process: %s, ulimit -f)", strerror(error),
+                 limit_text(RLIMIT_FSIZE, " bytes", limit, sizeof limit));
+    else
+        snprintf(text, sizeof text, "%s (limit of this process: %s, ulimit -n)", strerror(error),
+                 limit_text(RLIMIT_NOFILE, " files", limit, sizeof limit));
     return text;
 }
 

@@ -59,7 +59,7 @@ int64_t utf8_stream_push(Utf8Stream *s, const char *bytes, int64_t n, char *out)
 // Ends the text: the bytes still held back, an unfinished character, are written to out unchanged.
 int64_t utf8_stream_end(Utf8Stream *s, char *out);
 
-// The bytes of the first character if a terminal shows it; 0: a control character, or not UTF-8.
+// Bytes of the first character, if a terminal shows it; 0: a control character, or not UTF-8.
 int utf8_visible_length(const char *text, size_t n);
 // The first character of n >= 1 bytes as it may be printed: itself or, of a control character and of a byte that is not
 // UTF-8, "\x1B", because text from outside must not move the cursor. Also newlines: what has lines cuts them first.

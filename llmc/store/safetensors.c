@@ -123,20 +123,6 @@ static int compare_key(const void *key, const void *b) {
     return strcmp(key, (*(const SafetensorsEntry *const *)b)->name);
 }
 
-// Every byte of the data belongs to exactly one tensor: no gap, no overlap, nothing after the last.
-static bool check_layout(SafetensorsFile *f, int64_t data_bytes, Error *err) {
-    qsort(f->entries, (size_t)f->count, sizeof *f->entries, compare_offset);
-    int64_t end = 0;
-    for (int i = 0; i < f->count; i++) {
-        if (f->entries[i].offset != end)
-            return error_set(err, "the data of tensor %s begins at %lld, expected %lld, the end of the tensor before",
-                             f->entries[i].name, (long long)f->entries[i].offset, (long long)end);
-        end += f->entries[i].bytes;
-    }
-    if (end == data_bytes) return true;
-    return error_set(err, "the file has %lld bytes of data, expected %lld", (long long)data_bytes, (long long)end);
-}
-
 static bool parse_entries(SafetensorsFile *f, const cJSON *root, int64_t data_start, int64_t data_bytes, Error *err) {
     size_t members = 0;
     for (const cJSON *item = root->child; item; item = item->next) members++;
@@ -148,7 +134,17 @@ static bool parse_entries(SafetensorsFile *f, const cJSON *root, int64_t data_st
         if (!parse_tensor_entry(item, &f->entries[f->count], data_bytes, err)) return false;
         f->count++;
     }
-    if (!check_layout(f, data_bytes, err)) return false;
+    // Every byte of the data belongs to exactly one tensor: no gap, no overlap, nothing after the last.
+    qsort(f->entries, (size_t)f->count, sizeof *f->entries, compare_offset);
+    int64_t end = 0;
+    for (int i = 0; i < f->count; i++) {
+        if (f->entries[i].offset != end)
+            return error_set(err, "the data of tensor %s begins at %lld, expected %lld, the end of the tensor before",
+                             f->entries[i].name, (long long)f->entries[i].offset, (long long)end);
+        end += f->entries[i].bytes;
+    }
+    if (end != data_bytes)
+        return error_set(err, "the file has %lld bytes of data, expected %lld", (long long)data_bytes, (long long)end);
     for (int i = 0; i < f->count; i++) f->by_name[i] = &f->entries[i];
     qsort(f->by_name, (size_t)f->count, sizeof(SafetensorsEntry *), compare_name);
     for (int i = 1; i < f->count; i++)
@@ -265,8 +261,9 @@ static const char *file_dtype_name(DType dtype) {
     bug_report(__FILE__, __LINE__, "our safetensors files hold fp32, fp16, bf16 and u8, not %s", dtype_name(dtype));
 }
 
-// Sets the entries' sizes and offsets, still relative to the data. Returns the header text, malloced, padded with
-// spaces so that the data starts at a multiple of 8. Names and metadata are ours: no character needs an escape.
+// Sets the sizes and offsets of the entries, still relative to the data. Returns the header text,
+// malloced, padded with spaces so that the data starts at a multiple of 8. Names and metadata are ours:
+// no character needs an escape.
 static char *make_header(SafetensorsEntry *entries, int count, const char *const *metadata, uint64_t *length) {
     char *text = NULL;
     size_t size = 0;

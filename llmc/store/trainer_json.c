@@ -104,46 +104,42 @@ static const TrainerField file_fields[] = {
 
 // ----------------------------------------------------------------------------------------------------------- writing
 
-static void print_field(FILE *out, const TrainerField *f, const void *object) {
-    const void *at = (const char *)object + f->offset;
-    const OutlierWindow *window = at;
-    char text[40];
-    fprintf(out, "\"%s\": ", f->name);
-    switch (f->type) {
-    case FIELD_INT64:
-        fprintf(out, "%lld", (long long)*(const int64_t *)at);
-        break;
-    case FIELD_INT32:
-        fprintf(out, "%d", (int)*(const int32_t *)at);
-        break;
-    case FIELD_UINT32:
-        fprintf(out, "%u", (unsigned)*(const uint32_t *)at);
-        break;
-    case FIELD_FLOAT:
-        fputs(json_format_double((double)*(const float *)at, 9, text, sizeof text), out);
-        break;
-    case FIELD_LOSS:
-        fputs(isinf(*(const double *)at) ? "null" : json_format_double(*(const double *)at, 17, text, sizeof text),
-              out);
-        break;
-    case FIELD_DECIMAL:
-        fprintf(out, "\"%llu\"", (unsigned long long)*(const uint64_t *)at);
-        break;
-    case FIELD_HEX:
-        fprintf(out, "\"%016llx\"", (unsigned long long)*(const uint64_t *)at);
-        break;
-    default: // FIELD_WINDOW
-        fprintf(out, "{\"count\": %d, \"next\": %d, \"values\": [", (int)window->count, (int)window->next);
-        for (int i = 0; i < OUTLIER_WINDOW; i++)
-            fprintf(out, "%s%s", i ? ", " : "", json_format_double((double)window->values[i], 9, text, sizeof text));
-        fputs("]}", out);
-    }
-}
-
 static void print_fields(FILE *out, const TrainerField *fields, int count, const char *separator, const void *object) {
-    for (int i = 0; i < count; i++) {
-        if (i > 0) fputs(separator, out);
-        print_field(out, &fields[i], object);
+    for (const TrainerField *f = fields; f < fields + count; f++) {
+        const void *at = (const char *)object + f->offset;
+        const OutlierWindow *window = at;
+        char text[40];
+        fprintf(out, "%s\"%s\": ", f > fields ? separator : "", f->name);
+        switch (f->type) {
+        case FIELD_INT64:
+            fprintf(out, "%lld", (long long)*(const int64_t *)at);
+            break;
+        case FIELD_INT32:
+            fprintf(out, "%d", (int)*(const int32_t *)at);
+            break;
+        case FIELD_UINT32:
+            fprintf(out, "%u", (unsigned)*(const uint32_t *)at);
+            break;
+        case FIELD_FLOAT:
+            fputs(json_format_double((double)*(const float *)at, 9, text, sizeof text), out);
+            break;
+        case FIELD_LOSS:
+            fputs(isinf(*(const double *)at) ? "null" : json_format_double(*(const double *)at, 17, text, sizeof text),
+                  out);
+            break;
+        case FIELD_DECIMAL:
+            fprintf(out, "\"%llu\"", (unsigned long long)*(const uint64_t *)at);
+            break;
+        case FIELD_HEX:
+            fprintf(out, "\"%016llx\"", (unsigned long long)*(const uint64_t *)at);
+            break;
+        default: // FIELD_WINDOW
+            fprintf(out, "{\"count\": %d, \"next\": %d, \"values\": [", (int)window->count, (int)window->next);
+            for (int i = 0; i < OUTLIER_WINDOW; i++)
+                fprintf(out, "%s%s", i ? ", " : "",
+                        json_format_double((double)window->values[i], 9, text, sizeof text));
+            fputs("]}", out);
+        }
     }
 }
 

@@ -62,18 +62,6 @@ static bool check_member(const cJSON *item, Error *err) {
                      item->string, json_describe(item, found, sizeof found));
 }
 
-// The number of the file with this name, which is added if it is new.
-static int file_number(WeightShards *s, const char *directory, const char *name, Error *err) {
-    for (int i = 0; i < s->num_files; i++)
-        if (strcmp(strrchr(s->paths[i], '/') + 1, name) == 0) return i;
-    if (s->num_files == MAX_FILES) {
-        error_set(err, "\"weight_map\" names more than %d files", MAX_FILES);
-        return -1;
-    }
-    s->paths[s->num_files] = path_join(directory, name);
-    return s->num_files++;
-}
-
 static bool parse_index(WeightShards *s, const char *directory, Error *err) {
     const cJSON *map;
     if (!json_get_object(s->index, "weight_map", &map, err)) return false;
@@ -82,8 +70,10 @@ static bool parse_index(WeightShards *s, const char *directory, Error *err) {
     if (!s->entries) return error_set(err, "no memory for its %d tensors", count);
     for (const cJSON *item = map->child; item; item = item->next) {
         if (!check_member(item, err)) return false;
-        const int file = file_number(s, directory, item->valuestring, err);
-        if (file < 0) return false;
+        int file = 0;
+        while (file < s->num_files && strcmp(strrchr(s->paths[file], '/') + 1, item->valuestring) != 0) file++;
+        if (file == MAX_FILES) return error_set(err, "\"weight_map\" names more than %d files", MAX_FILES);
+        if (file == s->num_files) s->paths[s->num_files++] = path_join(directory, item->valuestring);
         s->entries[s->num_entries++] = (IndexEntry){.name = item->string, .file = file};
     }
     qsort(s->entries, (size_t)count, sizeof *s->entries, compare_index_entry);
@@ -93,8 +83,9 @@ static bool parse_index(WeightShards *s, const char *directory, Error *err) {
     return count > 0 || error_set(err, "\"weight_map\" is empty");
 }
 
-// Each tensor is in the file that the index states.
-static bool check_index_entries(const WeightShards *s, Error *err) {
+// Each tensor is in the file that the index states, and no file has one that the index does not put
+// there.
+static bool check_index(const WeightShards *s, Error *err) {
     for (int i = 0; i < s->num_entries; i++) {
         const IndexEntry *listed = &s->entries[i];
         if (safetensors_find(s->files[listed->file], listed->name)) continue;
@@ -107,11 +98,6 @@ static bool check_index_entries(const WeightShards *s, Error *err) {
         return error_set(err, "%s: tensor %s is missing, but the index puts it here; download the directory again",
                          s->paths[listed->file], listed->name);
     }
-    return true;
-}
-
-// No file has a tensor that the index does not put there.
-static bool check_unlisted(const WeightShards *s, Error *err) {
     for (int i = 0; i < weight_shards_count(s); i++) {
         const SafetensorsEntry *e = weight_shards_entry(s, i);
         const IndexEntry key = {.name = e->name};
@@ -202,7 +188,7 @@ WeightShards *weight_shards_open(const char *directory, Error *err) {
         else
             explain_missing(directory, err);
         if (s->index && (parse_index(s, directory, err) || error_prefix(err, "%s", s->list)) && open_files(s, err) &&
-            check_index_entries(s, err) && check_unlisted(s, err))
+            check_index(s, err))
             return s;
     }
     weight_shards_close(s);
