@@ -110,42 +110,26 @@ static bool check_record_tokens(const char *what, const uint16_t **w, const uint
     return true;
 }
 
-static bool check_record(const uint16_t *record, int64_t words_left, int64_t longest, int64_t V,
-                         const ChoicePlace *at) {
-    if (!check_record_head(record, words_left, longest, at)) return false;
-    const uint16_t *w = record + W_CONTEXT, *end = record + record[W_BYTES] / 2;
-    if (!check_record_tokens("context", &w, end, V, at)) return false;
-    for (int k = 0; k < record[W_COMPLETIONS]; k++) {
-        char what[24];
-        snprintf(what, sizeof what, "completion %d", k);
-        if (!check_record_tokens(what, &w, end, V, at)) return false;
-    }
-    return w == end || WRONG(at, "bytes of the record: %d, but its tokens end %lld bytes earlier", record[W_BYTES],
-                             (long long)(end - w) * 2);
-}
-
-static bool check_choice_header(const char *path, const int32_t *header, int64_t file_bytes, Error *err) {
-    if (header[0] != CHOICES_MAGIC)
-        return error_set(err, "%s: not a multiple-choice file: magic number (header field 0) is %d, expected %d", path,
-                         header[0], CHOICES_MAGIC);
-    if (header[1] != CHOICES_VERSION)
-        return error_set(err, "%s: version (header field 1) is %d, expected %d", path, header[1], CHOICES_VERSION);
-    const int64_t room = (file_bytes - HEADER_BYTES) / (MIN_RECORD * 2);
-    if (header[2] < 1 || header[2] > room)
-        return error_set(err, "%s: number of examples (header field 2) is %d, but the file has space for 1 to %lld",
-                         path, header[2], (long long)room);
-    return true;
-}
-
 // ------------------------------------------------------------------------------------------------------------- opening
 
 static bool check_records(ChoiceSet *set, const char *path, int64_t longest, int64_t words, int64_t V, Error *err) {
     int64_t start = 0;
     for (int64_t i = 0; i < set->count; i++) {
         const ChoicePlace at = {path, i, err};
-        if (!check_record(set->words + start, words - start, longest, V, &at)) return false;
+        const uint16_t *record = set->words + start;
+        if (!check_record_head(record, words - start, longest, &at)) return false;
+        const uint16_t *w = record + W_CONTEXT, *end = record + record[W_BYTES] / 2;
+        if (!check_record_tokens("context", &w, end, V, &at)) return false;
+        for (int k = 0; k < record[W_COMPLETIONS]; k++) {
+            char what[24];
+            snprintf(what, sizeof what, "completion %d", k);
+            if (!check_record_tokens(what, &w, end, V, &at)) return false;
+        }
+        if (w != end)
+            return WRONG(&at, "bytes of the record: %d, but its tokens end %lld bytes earlier", record[W_BYTES],
+                         (long long)(end - w) * 2);
         set->starts[i] = start;
-        start += set->words[start + W_BYTES] / 2;
+        start += record[W_BYTES] / 2;
     }
     return start == words || error_set(err, "%s: %lld bytes after the last of %lld examples (header field 2)", path,
                                        (long long)(words - start) * 2, (long long)set->count);
@@ -167,7 +151,15 @@ static bool read_choice_set(ChoiceSet *set, const char *path, int64_t V, Error *
         return error_set(
             err, "%s: not a multiple-choice file, or truncated: %zu bytes, expected an even number of at least %d",
             path, bytes, HEADER_BYTES);
-    if (!check_choice_header(path, header, (int64_t)bytes, err)) return false;
+    if (header[0] != CHOICES_MAGIC)
+        return error_set(err, "%s: not a multiple-choice file: magic number (header field 0) is %d, expected %d", path,
+                         header[0], CHOICES_MAGIC);
+    if (header[1] != CHOICES_VERSION)
+        return error_set(err, "%s: version (header field 1) is %d, expected %d", path, header[1], CHOICES_VERSION);
+    const int64_t room = ((int64_t)bytes - HEADER_BYTES) / (MIN_RECORD * 2);
+    if (header[2] < 1 || header[2] > room)
+        return error_set(err, "%s: number of examples (header field 2) is %d, but the file has space for 1 to %lld",
+                         path, header[2], (long long)room);
     set->words = (uint16_t *)(void *)(set->bytes + HEADER_BYTES);
     set->count = header[2];
     set->starts = malloc((size_t)set->count * sizeof *set->starts);
@@ -175,31 +167,23 @@ static bool read_choice_set(ChoiceSet *set, const char *path, int64_t V, Error *
     return check_records(set, path, header[3], ((int64_t)bytes - HEADER_BYTES) / 2, V, err);
 }
 
-static bool open_choice_files(ChoiceSets *sets, char **paths, size_t count, int64_t V, Error *err) {
-    sets->sets = calloc(count, sizeof(ChoiceSet *));
-    if (!sets->sets || count > INT32_MAX) return error_set(err, "%zu multiple-choice files: out of memory", count);
-    for (size_t i = 0; i < count; i++) {
-        ChoiceSet *set = sets->sets[sets->count++] = calloc(1, sizeof *set);
-        if (!set) return error_set(err, "%s: out of memory", paths[i]);
-        if (!read_choice_set(set, paths[i], V, err)) return false;
-    }
-    return true;
-}
-
 bool choices_open(ChoiceSets *sets, const char *pattern, int64_t V, Error *err) {
     char **paths;
     int count;
     memset(sets, 0, sizeof *sets);
     if (!files_match(pattern, &paths, &count, err)) return false;
-    bool ok = false;
-    if (count > 0)
-        ok = open_choice_files(sets, paths, (size_t)count, V, err);
-    else
-        error_set(err,
-                  "no multiple-choice files match %s%s; %s makes them of your own questions, and HellaSwag's comes "
-                  "with: %s hellaswag",
-                  path_quoted(pattern).text, path_pattern_reason(pattern).text, path_of_tool("data/choices").text,
-                  path_of_tool("data/get.py").text);
+    bool ok = count > 0 ||
+              error_set(err,
+                        "no multiple-choice files match %s%s; %s makes them of your own questions, and HellaSwag's "
+                        "comes with: %s hellaswag",
+                        path_quoted(pattern).text, path_pattern_reason(pattern).text, path_of_tool("data/choices").text,
+                        path_of_tool("data/get.py").text);
+    if (ok && !(sets->sets = calloc((size_t)count, sizeof(ChoiceSet *))))
+        ok = error_set(err, "%d multiple-choice files: out of memory", count);
+    for (int i = 0; ok && i < count; i++) {
+        ChoiceSet *set = sets->sets[sets->count++] = calloc(1, sizeof *set);
+        ok = set ? read_choice_set(set, paths[i], V, err) : error_set(err, "%s: out of memory", paths[i]);
+    }
     directory_list_free(paths, count);
     return ok;
 }
@@ -239,26 +223,6 @@ typedef struct {
     int64_t *tokens;     // (examples, CHOICES_MAX): of each completion
 } Scoring;
 
-// ----------------------------------------------------------------------------------------------------------- sequences
-
-// 32, 48, 64, 96, 128, 192, ... T: at most a half is wasted, on average a fifth, and T = 1024 has 11 lengths.
-static int64_t round_length(int64_t n, int64_t T) {
-    int64_t rounded = 32;
-    while (rounded < n) rounded += (rounded & (rounded - 1)) == 0 ? rounded / 2 : rounded / 3;
-    return rounded < T ? rounded : T;
-}
-
-// The model reads all tokens but the last and predicts all but the first, so T + 1 fit.
-static Sequence sequence_of(const ChoiceExample *e, int64_t example, int k, int64_t T) {
-    const int64_t all = e->context_tokens + e->completion_tokens[k];
-    Sequence s = {.example = example, .completion = k};
-    s.cut = all > T + 1 ? all - (T + 1) : 0;
-    s.tokens = all - s.cut - 1;
-    s.rounded = round_length(s.tokens, T);
-    s.first_scored = e->context_tokens - s.cut - 1;
-    return s;
-}
-
 static int shortest_first(const void *a, const void *b) {
     const Sequence *x = a, *y = b;
     if (x->rounded != y->rounded) return x->rounded < y->rounded ? -1 : 1;
@@ -269,36 +233,44 @@ static int shortest_first(const void *a, const void *b) {
 static void make_sequences(Scoring *s, int64_t examples, int64_t T, int64_t *examples_cut) {
     for (int64_t i = 0; i < examples; i++) {
         const ChoiceExample e = choices_example(s->set, i);
-        bool cut = false;
+        bool is_cut = false;
         for (int k = 0; k < e.completions; k++) {
-            s->sequences[s->count] = sequence_of(&e, i, k, T);
-            cut = cut || s->sequences[s->count].cut > 0;
+            // The model reads all tokens but the last and predicts all but the first, so T + 1 fit.
+            const int64_t all = e.context_tokens + e.completion_tokens[k], cut = all > T + 1 ? all - (T + 1) : 0;
+            const int64_t tokens = all - cut - 1;
+            // 32, 48, 64, 96, 128, 192, ... T: at most a half is wasted, on average a fifth.
+            // T = 1024 has 11 lengths.
+            int64_t rounded = 32;
+            while (rounded < tokens) rounded += (rounded & (rounded - 1)) == 0 ? rounded / 2 : rounded / 3;
+            s->sequences[s->count++] = (Sequence){.example = i,
+                                                  .completion = k,
+                                                  .tokens = tokens,
+                                                  .rounded = min_i64(rounded, T),
+                                                  .cut = cut,
+                                                  .first_scored = e.context_tokens - cut - 1};
             s->tokens[i * CHOICES_MAX + k] = e.completion_tokens[k];
-            s->count++;
+            is_cut = is_cut || cut > 0;
         }
-        *examples_cut += cut;
+        *examples_cut += is_cut;
     }
     qsort(s->sequences, (size_t)s->count, sizeof *s->sequences, shortest_first);
 }
 
 // -------------------------------------------------------------------------------------------------------------- losses
 
-// Context, completion, and zeros, which come last and so have no effect.
-static void fill_window(const ChoiceSet *set, const Sequence *s, uint16_t *window) {
-    const ChoiceExample e = choices_example(set, s->example);
-    const int64_t context = e.context_tokens - s->cut, n = e.completion_tokens[s->completion];
-    memcpy(window, e.context + s->cut, (size_t)context * sizeof *window);
-    memcpy(window + context, e.completion[s->completion], (size_t)n * sizeof *window);
-    memset(window + context + n, 0, (size_t)(s->rounded + 1 - context - n) * sizeof *window);
-}
-
 // Scores sequences [first, first + count), all of one rounded length. The batch always has B rows, filled up with
 // copies of the last sequence, because another number of rows would be another shape.
 static void score_batch(Scoring *s, int64_t first, int64_t count) {
     const int64_t B = model_options(s->model)->B, T = s->sequences[first].rounded;
     for (int64_t b = 0; b < B; b++) {
-        const int64_t i = first + (b < count ? b : count - 1);
-        fill_window(s->set, &s->sequences[i], s->windows + b * (T + 1));
+        const Sequence *q = &s->sequences[first + (b < count ? b : count - 1)];
+        const ChoiceExample e = choices_example(s->set, q->example);
+        const int64_t context = e.context_tokens - q->cut, n = e.completion_tokens[q->completion];
+        uint16_t *window = s->windows + b * (T + 1);
+        memcpy(window, e.context + q->cut, (size_t)context * sizeof *window);
+        memcpy(window + context, e.completion[q->completion], (size_t)n * sizeof *window);
+        memset(window + context + n, 0,
+               (size_t)(T + 1 - context - n) * sizeof *window); // without effect: they are last
     }
     model_load_batch(s->model, s->windows, B, T, sizeof *s->windows);
     model_forward(s->model);
@@ -356,17 +328,6 @@ static int chosen_completion(const double *losses, const int64_t *tokens, int co
     return best;
 }
 
-static void count_correct(const Scoring *s, int64_t examples, ChoiceScore *score) {
-    for (int64_t i = 0; i < examples; i++) {
-        const ChoiceExample e = choices_example(s->set, i);
-        const double *losses = s->losses + i * CHOICES_MAX;
-        const int64_t *tokens = s->tokens + i * CHOICES_MAX;
-        score->correct += chosen_completion(losses, tokens, e.completions, false) == e.label;
-        score->correct_normalised += chosen_completion(losses, tokens, e.completions, true) == e.label;
-    }
-    score->examples = examples;
-}
-
 static bool example_fits(const ChoiceSet *set, int64_t i, int64_t T, Error *err) {
     const ChoiceExample e = choices_example(set, i);
     for (int k = 0; k < e.completions; k++)
@@ -414,7 +375,14 @@ bool evaluate_choices_losses(Model *model, const ChoiceSet *set, int64_t example
         make_sequences(&s, examples, T, &score->cut);
         const bool whole = score_all(&s);
         ok = !whole || collect_losses(&s, examples, err);
-        if (ok && whole) count_correct(&s, examples, score);
+        for (int64_t i = 0; ok && whole && i < examples; i++) {
+            const ChoiceExample e = choices_example(set, i);
+            const double *sums = s.losses + i * CHOICES_MAX;
+            const int64_t *lengths = s.tokens + i * CHOICES_MAX;
+            score->correct += chosen_completion(sums, lengths, e.completions, false) == e.label;
+            score->correct_normalised += chosen_completion(sums, lengths, e.completions, true) == e.label;
+        }
+        if (ok && whole) score->examples = examples;
     }
     if (s.token_losses) host_free(s.token_losses);
     if (s.windows) host_free(s.windows);

@@ -371,19 +371,16 @@ static bool read_divided_state(void *context, int index, StateSlot slot, int64_t
     return d->ok;
 }
 
-static bool serve_state(DataParallel *d, Error *err) {
-    for (Request q;;) {
-        if (!comm_broadcast(&q, sizeof q, err)) return comm_lost(err);
-        if (q.index < 0) return true;
-        if (!collect_state(d, q, err)) return comm_lost(err);
-    }
-}
-
 bool data_parallel_write(DataParallel *d, bool (*write)(void *context, Error *err), void *context, Error *err) {
     if (!data_parallel_await_weights(d, err)) return false;
     if (!d || !divided(d)) return comm_rank() > 0 || write(context, err);
     watch_collective("state of the optimizer");
-    if (d->share.rank > 0) return serve_state(d, err);
+    while (d->share.rank > 0) { // serves process 0, which reads
+        Request q;
+        if (!comm_broadcast(&q, sizeof q, err)) return comm_lost(err);
+        if (q.index < 0) return true;
+        if (!collect_state(d, q, err)) return comm_lost(err);
+    }
     const bool ok = write(context, err);
     Request end = {.index = -1};
     if (!d->ok) return exchange_outcome(d, err);

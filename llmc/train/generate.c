@@ -158,21 +158,6 @@ static void draw_tokens(Decoding *d, int64_t number, Drawn *drawn) {
     }
 }
 
-static bool allocate_decoding(Decoding *d, Drawn *drawn, Error *err) {
-    const GenerateOptions *o = d->options;
-    const size_t samples = (size_t)o->samples, T = (size_t)d->T;
-    d->window = malloc(samples * T * sizeof *d->window);
-    d->prompts = malloc(samples * T * sizeof *d->prompts);
-    d->next = calloc(samples, sizeof *d->next);
-    d->ended = calloc(samples, sizeof *d->ended);
-    d->logits = malloc(samples * (size_t)d->V * sizeof *d->logits);
-    drawn->tokens = malloc(samples * (size_t)o->tokens * sizeof *drawn->tokens);
-    drawn->counts = calloc(samples, sizeof *drawn->counts);
-    return (d->window && d->prompts && d->next && d->ended && d->logits && drawn->tokens && drawn->counts) ||
-           error_set(err, "%lld samples of %lld tokens: out of memory; fewer --samples or -g", (long long)o->samples,
-                     (long long)o->tokens);
-}
-
 static void run_decoding(Decoding *d, const int32_t *prompt, int64_t n, int64_t first, Drawn *drawn) {
     const double began = now_seconds();
     d->length = min_i64(n, d->T > 1 ? d->T - 1 : 1); // the last ones of the prompt, so that a token fits after them
@@ -211,8 +196,20 @@ static bool decode_tokens(Model *model, const GenerateOptions *o, const int32_t 
     const int64_t known = o->tokenizer ? tokenizer_vocab(o->tokenizer) : d.V;
     d.drawable = known < d.V ? known : d.V;
     d.eot = o->stop_at_eot ? text_begin(o->tokenizer, d.V) : -1;
-    const bool ok = allocate_decoding(&d, drawn, err);
-    if (ok) run_decoding(&d, prompt, n, first, drawn);
+    const size_t samples = (size_t)o->samples, T = (size_t)d.T;
+    d.window = malloc(samples * T * sizeof *d.window);
+    d.prompts = malloc(samples * T * sizeof *d.prompts);
+    d.next = calloc(samples, sizeof *d.next);
+    d.ended = calloc(samples, sizeof *d.ended);
+    d.logits = malloc(samples * (size_t)d.V * sizeof *d.logits);
+    drawn->tokens = malloc(samples * (size_t)o->tokens * sizeof *drawn->tokens);
+    drawn->counts = calloc(samples, sizeof *drawn->counts);
+    const bool ok = d.window && d.prompts && d.next && d.ended && d.logits && drawn->tokens && drawn->counts;
+    if (ok)
+        run_decoding(&d, prompt, n, first, drawn);
+    else
+        error_set(err, "%lld samples of %lld tokens: out of memory; fewer --samples or -g", (long long)o->samples,
+                  (long long)o->tokens);
     free(d.window);
     free(d.prompts);
     free(d.next);

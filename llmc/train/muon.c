@@ -48,25 +48,10 @@ void muon_destroy(Muon *m) {
     free(m);
 }
 
-// One step for a matrix that is wider than tall, (rows, cols). gram and square are symmetric, so the products below
-// need no transposed operand.
-static void muon_step_wide(Tensor x, Tensor product, Tensor gram, Tensor square) {
-    matmul_forward(gram, x, x, tensor_none());          // X X^T
-    matmul_forward(square, gram, gram, tensor_none());  // A A
-    tensor_axpby(square, MUON_B, gram, MUON_C, square); // b A + c A A
-    matmul_backward_input(product, square, x);          // (b A + c A A) X
-    tensor_axpby(x, MUON_A, x, 1.0f, product);
-}
-
-// The same from the other side: X (b A + c A A) with A = X^T X is the same matrix, and A is the smaller one.
-static void muon_step_tall(Tensor x, Tensor product, Tensor gram, Tensor square) {
-    matmul_backward_weight(gram, tensor_none(), x, x, false); // X^T X
-    matmul_forward(square, gram, gram, tensor_none());
-    tensor_axpby(square, MUON_B, gram, MUON_C, square);
-    matmul_forward(product, x, square, tensor_none());
-    tensor_axpby(x, MUON_A, x, 1.0f, product);
-}
-
+// Replaces the matrix by nearly the closest orthogonal one: MUON_STEPS times X becomes
+// a X + (b A + c A A) X with A = X X^T. If X is tall, A is X^T X, which is smaller, and
+// X (b A + c A A) is the same matrix. gram and square are symmetric, so no product needs a
+// transposed operand.
 static void orthogonalize(const Muon *m, Tensor matrix, Tensor sumsq) {
     const int64_t rows = tensor_rows(matrix), cols = tensor_cols(matrix), side = rows < cols ? rows : cols;
     const Tensor x = tensor_make(m->scratch + m->layout.x, m->dtype, "muon_x", rows, cols, 0, 0);
@@ -74,7 +59,19 @@ static void orthogonalize(const Muon *m, Tensor matrix, Tensor sumsq) {
     const Tensor gram = tensor_make(m->scratch + m->layout.gram, m->dtype, "muon_gram", side, side, 0, 0);
     const Tensor square = tensor_make(m->scratch + m->layout.square, m->dtype, "muon_square", side, side, 0, 0);
     tensor_normalize(x, matrix, sumsq);
-    for (int i = 0; i < MUON_STEPS; i++) (rows > cols ? muon_step_tall : muon_step_wide)(x, product, gram, square);
+    for (int i = 0; i < MUON_STEPS; i++) {
+        if (rows > cols)
+            matmul_backward_weight(gram, tensor_none(), x, x, false); // X^T X
+        else
+            matmul_forward(gram, x, x, tensor_none());      // X X^T
+        matmul_forward(square, gram, gram, tensor_none());  // A A
+        tensor_axpby(square, MUON_B, gram, MUON_C, square); // b A + c A A
+        if (rows > cols)
+            matmul_forward(product, x, square, tensor_none());
+        else
+            matmul_backward_input(product, square, x);
+        tensor_axpby(x, MUON_A, x, 1.0f, product);
+    }
     tensor_cast(matrix, x);
 }
 

@@ -77,18 +77,6 @@ static int64_t elements_that_fit(const UpdateTensor *t, int64_t left, int64_t ro
     return low * STATE_BLOCK;
 }
 
-// Adds a copy, or extends the last one if both ends continue it.
-static void add_copy(Offload *o, StateChunk *chunk, StateCopy copy) {
-    StateCopy *last = chunk->copies > 0 ? &o->copies[o->num_copies - 1] : NULL;
-    if (last && last->host + last->bytes == copy.host && last->device + last->bytes == copy.device) {
-        last->bytes += copy.bytes;
-        return;
-    }
-    o->copies = with_room(o->copies, o->num_copies, sizeof copy);
-    o->copies[o->num_copies++] = copy;
-    chunk->copies++;
-}
-
 // Adds elements [first, first + n) of t as a slice, with its state at offset `used` of the part at `part`. Returns the
 // bytes it takes there.
 static int64_t add_slice(Offload *o, StateChunk *chunk, const UpdateTensor *t, int64_t first, int64_t n, char *part,
@@ -106,7 +94,15 @@ static int64_t add_slice(Offload *o, StateChunk *chunk, const UpdateTensor *t, i
         *there = tensor_make(part + used, s.dtype, s.name, bytes / size, 0, 0, 0);
         // A whole slot is followed by padding in both places; with the padding copied too, neighbours become one copy.
         const int64_t copied = n == numel ? round_up(bytes, PLAN_ALIGNMENT) : bytes;
-        add_copy(o, chunk, (StateCopy){(char *)s.data + slot_bytes(s, slot, first), part + used, copied});
+        const StateCopy copy = {(char *)s.data + slot_bytes(s, slot, first), part + used, copied};
+        StateCopy *last = chunk->copies > 0 ? &o->copies[o->num_copies - 1] : NULL;
+        if (last && last->host + last->bytes == copy.host && last->device + last->bytes == copy.device) {
+            last->bytes += copied;
+        } else {
+            o->copies = with_room(o->copies, o->num_copies, sizeof copy);
+            o->copies[o->num_copies++] = copy;
+            chunk->copies++;
+        }
         used += round_up(bytes, PLAN_ALIGNMENT);
     }
     o->slices = with_room(o->slices, o->num_slices, sizeof slice);
@@ -119,25 +115,6 @@ static StateChunk *add_chunk(Offload *o) {
     o->chunks = with_room(o->chunks, o->num_chunks, sizeof *o->chunks);
     o->chunks[o->num_chunks] = (StateChunk){.first = o->num_slices, .first_copy = o->num_copies};
     return &o->chunks[o->num_chunks++];
-}
-
-static void cut_slices(Offload *o, const UpdateTensor *tensors, int count) {
-    StateChunk *chunk = add_chunk(o);
-    int64_t used = 0;
-    for (int i = 0; i < count; i++) {
-        const int64_t numel = tensor_numel(tensors[i].weight);
-        for (int64_t first = 0, n; first < numel; first += n) {
-            n = elements_that_fit(&tensors[i], numel - first, o->part_bytes - used);
-            if (n > 0) {
-                char *part = o->buffer + (o->num_chunks - 1) % OFFLOAD_PARTS * o->part_bytes;
-                used += add_slice(o, chunk, &tensors[i], first, n, part, used);
-            } else {
-                REQUIRE(used > 0, "the offload buffer holds fewer than %d elements", STATE_BLOCK);
-                chunk = add_chunk(o);
-                used = 0;
-            }
-        }
-    }
 }
 
 // -------------------------------------------------------------------------------------------------------------- object
@@ -157,7 +134,22 @@ Offload *offload_create(const Model *model, const UpdateTensor *tensors, int cou
         offload_destroy(o);
         return NULL;
     }
-    cut_slices(o, tensors, count);
+    StateChunk *chunk = add_chunk(o);
+    int64_t used = 0; // bytes of the chunk's part
+    for (int i = 0; i < count; i++) {
+        const int64_t numel = tensor_numel(tensors[i].weight);
+        for (int64_t first = 0, n; first < numel; first += n) {
+            n = elements_that_fit(&tensors[i], numel - first, o->part_bytes - used);
+            if (n > 0) {
+                char *part = o->buffer + (o->num_chunks - 1) % OFFLOAD_PARTS * o->part_bytes;
+                used += add_slice(o, chunk, &tensors[i], first, n, part, used);
+            } else {
+                REQUIRE(used > 0, "the offload buffer holds fewer than %d elements", STATE_BLOCK);
+                chunk = add_chunk(o);
+                used = 0;
+            }
+        }
+    }
     o->list = update_list(o->slices, o->num_slices);
     return o;
 }

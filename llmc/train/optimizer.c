@@ -43,21 +43,6 @@ static void update_range(const Update *u, int first, int count) {
     }
 }
 
-static void update_all(Optimizer *o, UpdateParams params, bool watched) {
-    UpdateList *list = o->offload ? offload_slices(o->offload) : &o->list;
-    const Update u = {.model = o->model, .list = list, .params = params, .watched = watched};
-    if (!o->offload) {
-        update_range(&u, 0, list->n);
-        return;
-    }
-    for (int c = 0; c < offload_chunks(o->offload); c++) {
-        int first, count;
-        offload_take(o->offload, c, &first, &count);
-        update_range(&u, first, count);
-        offload_return(o->offload, c);
-    }
-}
-
 // Of this process, where the state is divided.
 static Tensor norm_row(const Model *model, int row) {
     const Tensor norm = tensor_slice_rows(model_norm(model), row, 1);
@@ -83,7 +68,15 @@ void optimizer_step(Optimizer *o, double learning_rate, int64_t tokens_in_step, 
     if (o->list.n > 0) {
         if (model_options(o->model)->optimizer == OPTIMIZER_ADAFACTOR) adafactor_statistics(&o->list, control);
         if (o->muon) muon_directions(o->muon, params, control);
-        update_all(o, params, watched);
+        UpdateList *list = o->offload ? offload_slices(o->offload) : &o->list;
+        const Update u = {.model = o->model, .list = list, .params = params, .watched = watched};
+        if (!o->offload) update_range(&u, 0, list->n);
+        for (int c = 0; o->offload && c < offload_chunks(o->offload); c++) {
+            int first, count;
+            offload_take(o->offload, c, &first, &count);
+            update_range(&u, first, count);
+            offload_return(o->offload, c);
+        }
     }
     model_weights_changed(o->model);
 }

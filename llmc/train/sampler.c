@@ -37,21 +37,6 @@ static void sort_candidates(Candidate *c, Candidate *spare, int64_t n) {
     }
 }
 
-// The softmax of n candidates up to a common factor: the likeliest has weight 1, so nothing overflows. Returns the sum.
-static double weigh_candidates(double *weights, const Candidate *c, int64_t n, const float *logits, float best,
-                               double temperature) {
-    double sum = 0.0;
-    for (int64_t i = 0; i < n; i++) {
-        const float logit = logits[c[i].token];
-        if (isinf(best))
-            weights[i] = isinf(logit) ? 1.0 : 0.0;
-        else
-            weights[i] = exp(((double)logit - (double)best) / temperature);
-        sum += weights[i];
-    }
-    return sum;
-}
-
 int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions *o, uint64_t index) {
     Candidate *c = malloc(2 * (size_t)V * sizeof *c);
     double *weights = malloc((size_t)V * sizeof *weights);
@@ -70,7 +55,17 @@ int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions 
         const bool by_number = o->top_k > 0 && o->top_k<n, by_mass = o->top_p> 0.0 && o->top_p < 1.0;
         if (by_number || by_mass) sort_candidates(c, c + n, n);
         if (by_number) n = o->top_k;
-        double sum = weigh_candidates(weights, c, n, logits, best, o->temperature);
+        // The softmax of the candidates up to a common factor: the likeliest has weight 1, so
+        // nothing overflows.
+        double sum = 0.0;
+        for (int64_t i = 0; i < n; i++) {
+            const float logit = logits[c[i].token];
+            if (isinf(best))
+                weights[i] = isinf(logit) ? 1.0 : 0.0;
+            else
+                weights[i] = exp(((double)logit - (double)best) / o->temperature);
+            sum += weights[i];
+        }
         if (by_mass) {
             const double mass = o->top_p * sum;
             int64_t kept = 0;

@@ -16,21 +16,6 @@ const char *schedule_name(ScheduleKind kind) {
     return names[kind];
 }
 
-// The share of (max - final) left at p in (0, 1): 1 at the start of the decay, 0 at its end.
-static double remaining(ScheduleKind kind, double p) {
-    switch (kind) {
-    case SCHEDULE_COSINE:
-        return 0.5 * (1.0 + cos(M_PI * p));
-    case SCHEDULE_LINEAR:
-        return 1.0 - p;
-    case SCHEDULE_WSD:
-        return 1.0 - sqrt(p);
-    case SCHEDULE_CONSTANT:
-        break;
-    }
-    return 1.0;
-}
-
 double schedule_lr(const Schedule *s, int64_t step) {
     int64_t last = s->total > 0 ? s->total - 1 : 0;
     if (step > last) step = last;
@@ -47,5 +32,8 @@ double schedule_lr(const Schedule *s, int64_t step) {
     }
     if (step <= decay_start) return s->max_lr;
     double p = (double)(step - decay_start) / (double)(last - decay_start);
-    return s->max_lr * (s->final_fraction + (1.0 - s->final_fraction) * remaining(s->kind, p));
+    double remaining = 1.0 - p; // the share of (max - final) that is left; linear
+    if (s->kind == SCHEDULE_COSINE) remaining = 0.5 * (1.0 + cos(M_PI * p));
+    if (s->kind == SCHEDULE_WSD) remaining = 1.0 - sqrt(p);
+    return s->max_lr * (s->final_fraction + (1.0 - s->final_fraction) * remaining);
 }

@@ -26,31 +26,6 @@ typedef struct {
     int64_t bytes;
 } BatchHead;
 
-static uint32_t *bytes_of_tokens(const Tokenizer *tokenizer, int64_t V) {
-    uint32_t *count = calloc((size_t)V, sizeof *count);
-    const int64_t known = tokenizer_vocab(tokenizer);
-    for (int32_t token = 0; count && token < V && token < known; token++) {
-        size_t length;
-        tokenizer_decode(tokenizer, token, &length);
-        if (!tokenizer_is_special(tokenizer, token)) count[token] = (uint32_t)length;
-    }
-    return count;
-}
-
-// Bytes of the targets of a window: all of its tokens but the first.
-static int64_t bytes_of_window(const Evaluation *e, const char *window) {
-    int64_t bytes = 0;
-    for (int64_t t = 1; t <= e->val->T; t++) {
-        uint16_t narrow;
-        uint32_t token;
-        memcpy(&narrow, window + t * 2, sizeof narrow);
-        token = narrow;
-        if (e->val->token_bytes == 4) memcpy(&token, window + t * 4, sizeof token);
-        bytes += e->byte_count[token]; // below V: shards_read_window has checked it
-    }
-    return bytes;
-}
-
 // The losses of windows [first, first + count) of n, into e->losses; their bytes into *bytes.
 static bool compute_losses(Evaluation *e, int64_t first, int64_t count, int64_t n, int64_t *bytes, Error *err) {
     const ModelOptions *o = model_options(e->model);
@@ -60,7 +35,14 @@ static bool compute_losses(Evaluation *e, int64_t first, int64_t count, int64_t 
         // Spread evenly over all windows: the same ones at every evaluation.
         const int64_t number = (int64_t)((double)(first + i) * (double)e->val->num_windows / (double)n);
         if (!shards_read_window(e->val, number, o->config.V, window, err)) return false;
-        if (e->byte_count) *bytes += bytes_of_window(e, window);
+        for (int64_t t = 1; e->byte_count && t <= e->val->T; t++) { // all tokens but the first
+            uint16_t narrow;
+            uint32_t token;
+            memcpy(&narrow, window + t * 2, sizeof narrow);
+            token = narrow;
+            if (e->val->token_bytes == 4) memcpy(&token, window + t * 4, sizeof token);
+            *bytes += e->byte_count[token]; // below V: shards_read_window has checked it
+        }
     }
     model_load_batch(e->model, e->batch, count, o->T, e->val->token_bytes);
     model_forward(e->model);
@@ -114,7 +96,13 @@ bool evaluate_loss(Model *model, const ShardSet *val, int64_t windows, const Tok
     Evaluation e = {.model = model, .val = val};
     e.batch = host_alloc((size_t)(o->B * (o->T + 1) * val->token_bytes), err);
     e.losses = e.batch ? host_alloc((size_t)o->B * sizeof *e.losses, err) : NULL;
-    e.byte_count = tokenizer ? bytes_of_tokens(tokenizer, o->config.V) : NULL;
+    e.byte_count = tokenizer ? calloc((size_t)o->config.V, sizeof *e.byte_count) : NULL;
+    const int64_t known = e.byte_count ? min_i64(tokenizer_vocab(tokenizer), o->config.V) : 0;
+    for (int32_t token = 0; token < known; token++) {
+        size_t length;
+        tokenizer_decode(tokenizer, token, &length);
+        if (!tokenizer_is_special(tokenizer, token)) e.byte_count[token] = (uint32_t)length;
+    }
     bool ok = e.losses != NULL;
     if (ok && tokenizer && !e.byte_count) ok = error_set(err, "validation: out of memory");
     ok = ok && sum_losses(&e, n, err);
