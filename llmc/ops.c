@@ -566,8 +566,10 @@ void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scalin
 void fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias) {
     const int64_t M = tensor_rows(a), N = tensor_rows(b), K = tensor_cols(a);
     check_compute(__func__, out);
-    check_fp8(__func__, a, a_slot), check_fp8_shape(__func__, a);
-    check_fp8(__func__, b, b_slot), check_fp8_shape(__func__, b);
+    check_fp8(__func__, a, a_slot);
+    check_fp8_shape(__func__, a);
+    check_fp8(__func__, b, b_slot);
+    check_fp8_shape(__func__, b);
     REQUIRE(a.dtype == DTYPE_E4M3 || b.dtype == DTYPE_E4M3, "%s: %s and %s are both e5m2", __func__, a.name, b.name);
     tensor_check(__func__, b, b.dtype, N * K);
     tensor_check(__func__, out, out.dtype, M * N);

@@ -18,11 +18,6 @@ typedef struct {
 // most a quarter of the memory that was free at the start, whatever the run. They do not count for device_memory_peak.
 bool speed_measure(DType dtype, size_t memory, DeviceSpeed *speed, Error *err);
 
-// Fills device memory with standard normal numbers, a block of them over and over: what a chip sees of a row does not
-// depend on the others. A product of zeros switches no transistors, draws half the power and runs at clocks that no
-// training step sees.
-bool speed_fill_random(void *device, DType dtype, int64_t numel, Error *err);
-
 #ifdef __cplusplus
 }
 #endif

@@ -96,6 +96,7 @@ static int64_t max_chunk_bytes(int64_t memory) {
     if (memory >= 120 * GB) return 34 * GB / 10;
     return memory >= 60 * GB ? 2 * GIB : GIB;
 }
+
 // The tile of the library's large 16-bit matmuls.
 enum { TILE_ROWS = 128, TILE_COLS = 256 };
 
@@ -132,8 +133,6 @@ int64_t cuda_size_optimizer(OpsShape shape) {
     return (parts + adafactor) * (int64_t)sizeof(float);
 }
 
-int64_t cuda_size_statistics(void) { return STATISTICS_MAX_PARTS * (int64_t)sizeof(TensorStats); }
-
 int64_t cuda_size_beside(OpsShape shape, int compute_capability) {
     return shape.overlap && !shape.forward_only ? cuda_size_matmul(shape, compute_capability) : 0;
 }
@@ -143,7 +142,7 @@ int64_t cuda_size_workspace(OpsShape shape, int compute_capability, int64_t cudn
     const int64_t needs[] = {
         cuda_size_matmul(shape, compute_capability),
         cuda_size_decode(shape.sequences, shape.NH, shape.C / shape.NH, shape.T),
-        cuda_size_statistics(),
+        STATISTICS_MAX_PARTS * (int64_t)sizeof(TensorStats),
         // of backward passes and the update
         cuda_size_bias_gradient(N, ops_widest(shape)), // after the product, in the same place
         cuda_size_layernorm(N, shape.C),

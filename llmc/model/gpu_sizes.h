@@ -78,7 +78,6 @@ int64_t cuda_size_optimizer(OpsShape shape);
 
 // tensor_statistics: the counts of at most so many parts.
 enum { STATISTICS_MAX_PARTS = 1024 };
-int64_t cuda_size_statistics(void);
 
 #ifdef __cplusplus
 }

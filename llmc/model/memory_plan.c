@@ -117,7 +117,6 @@ void memory_plan_solve(MemoryPlan *plan) {
 }
 
 int64_t memory_plan_offset(const MemoryPlan *plan, int handle) { return plan->entries[handle].offset; }
-int64_t memory_plan_bytes(const MemoryPlan *plan, int handle) { return plan->entries[handle].bytes; }
 int64_t memory_plan_total(const MemoryPlan *plan) { return plan->total; }
 int64_t memory_plan_class_bytes(const MemoryPlan *plan, MemoryClass c) { return plan->class_bytes[c]; }
 
@@ -128,8 +127,8 @@ PlannedTensor memory_plan_tensor(const MemoryPlan *plan, int handle) {
     return (PlannedTensor){e->class, e->name, e->bytes, e->first_use, e->last_use};
 }
 
-// The sum of live bytes, tick by tick: tensors are added at their first tick and subtracted after their last.
-static int64_t find_peak(const MemoryPlan *plan, int *tick) {
+// Adds tensors at their first tick and subtracts them after their last.
+int64_t memory_plan_live_peak(const MemoryPlan *plan, int *tick) {
     int ticks = 1;
     int64_t live = 0, peak = 0;
     for (int i = 0; i < plan->count; i++)
@@ -145,25 +144,14 @@ static int64_t find_peak(const MemoryPlan *plan, int *tick) {
         change[e->first_use] += e->bytes;
         change[e->last_use + 1] -= e->bytes;
     }
-    *tick = 0;
+    if (tick) *tick = 0;
     for (int t = 0; t < ticks; t++) {
         live += change[t];
         if (live > peak) {
             peak = live;
-            *tick = t;
+            if (tick) *tick = t;
         }
     }
     free(change);
     return peak;
-}
-
-int64_t memory_plan_live_peak(const MemoryPlan *plan) {
-    int tick;
-    return find_peak(plan, &tick);
-}
-
-int memory_plan_peak_tick(const MemoryPlan *plan) {
-    int tick;
-    find_peak(plan, &tick);
-    return tick;
 }

@@ -36,13 +36,12 @@ static inline int memory_plan_add_always(MemoryPlan *plan, MemoryClass c, const 
 void memory_plan_solve(MemoryPlan *plan);
 
 int64_t memory_plan_offset(const MemoryPlan *plan, int handle);
-int64_t memory_plan_bytes(const MemoryPlan *plan, int handle);          // as declared, rounded up to PLAN_ALIGNMENT
 int64_t memory_plan_total(const MemoryPlan *plan);                      // arena bytes
 int64_t memory_plan_class_bytes(const MemoryPlan *plan, MemoryClass c); // bytes of a class in the arena; the classes
                                                                         // sum to memory_plan_total
-// The lower bound: the largest sum of bytes alive at any tick, permanent tensors included. Known before the layout.
-int64_t memory_plan_live_peak(const MemoryPlan *plan);
-int memory_plan_peak_tick(const MemoryPlan *plan); // the first tick that reaches it
+// The lower bound: the largest sum of bytes alive at any tick, permanent tensors included; *tick is
+// the first one that reaches it (tick may be NULL). Known before the layout.
+int64_t memory_plan_live_peak(const MemoryPlan *plan, int *tick);
 
 // A declared tensor; handles are 0 .. memory_plan_count - 1.
 typedef struct {

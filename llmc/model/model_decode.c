@@ -67,19 +67,9 @@ bool model_decoder_attention(const Block *b) {
 
 // ------------------------------------------------------------------------------------------------------------- prompts
 
-// Computes keys and values of row `first` of the prompts (sequences, T) and stores them in the cache of `count`
-// sequences, starting at that one. All blocks share their activations.
-static void read_prompt(const Model *model, int64_t first, int64_t count, int64_t T) {
-    for (int l = 0; l < model->options.config.L; l++) {
-        Block b = model_block(model, l, PASS_PROMPT, 1, T);
-        b.first = first;
-        b.count = count;
-        if (l == 0) embedding_forward(b.a.residual1, device_tokens(model, "prompt", first * T, 1, T), b.p.wte, b.p.wpe);
-        block_forward(&b, b.a.residual1);
-    }
-}
-
-// The first n tokens of each prompt (sequences, stride). Equal neighbours are computed once.
+// Computes keys and values of the first n tokens of each prompt (sequences, stride) and stores them
+// in the cache of its sequence. Equal neighbours are computed once. All blocks share their
+// activations.
 static void read_prompts(const Model *model, const int32_t *prompts, int64_t stride, int64_t n) {
     const int64_t rounded = round_up(n, 32), longest = model->options.T, sequences = model->decoder.sequences;
     // Tokens after a prompt do not affect it; rounding up keeps the number of distinct shapes small.
@@ -93,7 +83,13 @@ static void read_prompts(const Model *model, const int32_t *prompts, int64_t str
         count = 1;
         while (s + count < sequences && memcmp(host + s * T, host + (s + count) * T, (size_t)T * sizeof *host) == 0)
             count++;
-        read_prompt(model, s, count, T);
+        for (int l = 0; l < model->options.config.L; l++) {
+            Block b = model_block(model, l, PASS_PROMPT, 1, T);
+            b.first = s;
+            b.count = count;
+            if (l == 0) embedding_forward(b.a.residual1, device_tokens(model, "prompt", s * T, 1, T), b.p.wte, b.p.wpe);
+            block_forward(&b, b.a.residual1);
+        }
     }
 }
 

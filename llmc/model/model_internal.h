@@ -1,5 +1,5 @@
-// What the files of a model share: the Model object, and the views of weights and activations that the
-// passes use as p-> and a->.
+// The Model object, which the files of a model share, and the views of weights and activations that
+// the passes use as p-> and a->.
 #pragma once
 #include "llmc/model/model.h"
 #include "llmc/model/model_memory.h"

@@ -329,14 +329,6 @@ static void plan_decoder(MemoryPlan *plan, Layout *layout, const ModelOptions *o
         memory_plan_add(plan, MEM_ACTIVATIONS, "decoder_logits", o->sequences * c->Vp * e, end, end);
 }
 
-// Between the last micro-step and the next; its tick comes after those of the decoder.
-static void plan_optimizer_scratch(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
-    const int tick = model_end_tick(&o->config) + F_NEXT_LN1 + 2;
-    const int64_t bytes = o->train ? optimizer_scratch_bytes(o->optimizer, &o->config, o->dtype, o->numerics) : 0;
-    layout->optimizer_scratch =
-        bytes > 0 ? memory_plan_add(plan, MEM_ACTIVATIONS, "optimizer_scratch", bytes, tick, tick) : -1;
-}
-
 MemoryPlan *model_plan_all(Layout *layout, const ModelOptions *o) {
     MemoryPlan *plan = memory_plan_create();
     const size_t L = (size_t)o->config.L;
@@ -349,7 +341,10 @@ MemoryPlan *model_plan_all(Layout *layout, const ModelOptions *o) {
     plan_model_acts(plan, layout, o);
     for (int block = 0; block < o->config.L; block++) plan_block(plan, layout, o, block);
     plan_decoder(plan, layout, o);
-    plan_optimizer_scratch(plan, layout, o);
+    const int64_t scratch = o->train ? optimizer_scratch_bytes(o->optimizer, &o->config, o->dtype, o->numerics) : 0;
+    const int update = model_end_tick(&o->config) + F_NEXT_LN1 + 2; // after the decoder's ticks
+    layout->optimizer_scratch =
+        scratch > 0 ? memory_plan_add(plan, MEM_ACTIVATIONS, "optimizer_scratch", scratch, update, update) : -1;
     model_fp8_plan(plan, layout, o);
     model_numerics_plan(plan, layout, o);
     memory_plan_solve(plan);

@@ -15,18 +15,6 @@ typedef enum { PART_WEIGHT, PART_GRADIENT, PART_UPDATE, NUM_PARTS } Part;
 enum { FIRST_PARAMETER = NUM_LINEARS * NUM_ROLES, NUM_CLASSES = FIRST_PARAMETER + NUM_PARAMETER_SPECS * NUM_PARTS };
 _Static_assert((int)NUM_CLASSES == (int)NUMERICS_MAX_ROWS, "a row for each class");
 
-static void class_name(int class, char *name, size_t size) {
-    static const char *const layers[NUM_LINEARS] = {"qkv", "attproj", "fc", "fcproj"};
-    static const char *const roles[NUM_ROLES] = {"in", "out", "gradient"};
-    static const char *const parts[NUM_PARTS] = {"weight", "gradient", "update"};
-    if (class < FIRST_PARAMETER) {
-        snprintf(name, size, "%s.%s", layers[class / NUM_ROLES], roles[class % NUM_ROLES]);
-        return;
-    }
-    class -= FIRST_PARAMETER;
-    snprintf(name, size, "%s.%s", parameter_specs[class / NUM_PARTS].name, parts[class % NUM_PARTS]);
-}
-
 // ------------------------------------------------------------------------------------------------------------ counting
 
 void model_numerics_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
@@ -112,6 +100,9 @@ double model_numerics_ratio(const NumericsRow *row) {
 }
 
 int model_numerics_read(Model *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
+    static const char *const layers[NUM_LINEARS] = {"qkv", "attproj", "fc", "fcproj"};
+    static const char *const roles[NUM_ROLES] = {"in", "out", "gradient"};
+    static const char *const parts[NUM_PARTS] = {"weight", "gradient", "update"};
     TensorStats stats[NUM_CLASSES];
     const bool divided = model_is_divided(&model->options);
     int n = 0;
@@ -122,7 +113,11 @@ int model_numerics_read(Model *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
         const bool of_process = part < 0 || (divided && part != PART_WEIGHT);
         if (stats[class].count <= 0.0 && !(divided && of_process)) continue; // another process may have counts
         NumericsRow *row = &rows[n++];
-        class_name(class, row->name, sizeof row->name);
+        if (part < 0)
+            snprintf(row->name, sizeof row->name, "%s.%s", layers[class / NUM_ROLES], roles[class % NUM_ROLES]);
+        else
+            snprintf(row->name, sizeof row->name, "%s.%s", parameter_specs[(class - FIRST_PARAMETER) / NUM_PARTS].name,
+                     parts[part]);
         row->stats = stats[class];
         row->of_process = of_process;
         row->weight_sumsq = part == PART_UPDATE ? stats[class - PART_UPDATE + PART_WEIGHT].sumsq : 0.0;

@@ -36,22 +36,6 @@ static Tensor own_gradient_of(const Model *model, int i, Range own) {
     return t;
 }
 
-// Makes the optimizer's tensors of the elements `own` of parameter i in t: on the device, or one after the other in
-// host memory.
-static void make_state(Model *model, UpdateTensor *t, int i, Range own, int64_t at[NUM_STATE_SLOTS], int64_t *host_at) {
-    const ModelOptions *o = &model->options;
-    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
-        Tensor *s = state_slot_tensor(t, (StateSlot)slot);
-        if (s->rank == 0) continue;
-        *s = optimizer_state_slice(*s, (StateSlot)slot, &model->parameters[i], own.begin, range_size(own));
-        const int64_t bytes = round_up((int64_t)tensor_bytes(*s), PLAN_ALIGNMENT);
-        s->name = model->parameters[i].name;
-        s->data =
-            o->offload ? model->host_state + *host_at : (char *)model_at(model, model->layout.state[slot]) + at[slot];
-        *(o->offload ? host_at : &at[slot]) += bytes;
-    }
-}
-
 static UpdateTensor whole_tensor(const Model *model, int i) {
     const ModelOptions *o = &model->options;
     const Parameter *p = &model->parameters[i];
@@ -72,7 +56,8 @@ static UpdateTensor whole_tensor(const Model *model, int i) {
 
 void model_make_tensors(Model *model) {
     const ModelOptions *o = &model->options;
-    int64_t at[NUM_STATE_SLOTS] = {0}, host_at = 0;
+    int64_t at[NUM_STATE_SLOTS] = {0},
+            host_at = 0; // offsets of the next tensor: in each slot, and under offload in all
     for (int i = 0; i < model->num_tensors; i++) {
         const Parameter *p = &model->parameters[i];
         const Range own = model_own_range(o, model->layout.partition, p, i, o->rank);
@@ -80,7 +65,17 @@ void model_make_tensors(Model *model) {
         if (!o->train || range_size(own) == 0) continue;
         UpdateTensor *t = &model->own[model->num_own++];
         *t = model->tensors[i];
-        make_state(model, t, i, own, at, &host_at);
+        for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+            Tensor *s = state_slot_tensor(t, (StateSlot)slot);
+            if (s->rank == 0) continue;
+            *s = optimizer_state_slice(*s, (StateSlot)slot, p, own.begin, range_size(own));
+            s->name = p->name;
+            if (o->offload)
+                s->data = model->host_state + host_at;
+            else
+                s->data = (char *)model_at(model, model->layout.state[slot]) + at[slot];
+            *(o->offload ? &host_at : &at[slot]) += round_up((int64_t)tensor_bytes(*s), PLAN_ALIGNMENT);
+        }
         t->grad = own_gradient_of(model, i, own);
         t->offset = own.begin;
         if (range_size(own) < parameter_numel(p))
@@ -105,14 +100,14 @@ void model_weights_changed(Model *model) { model->weights_are_new = true; }
 
 void *model_offload_buffer(const Model *model, int64_t *bytes) {
     const int handle = model->layout.offload_buffer;
-    *bytes = handle < 0 ? 0 : memory_plan_bytes(model->plan, handle);
+    *bytes = handle < 0 ? 0 : memory_plan_tensor(model->plan, handle).bytes;
     return model_at(model, handle);
 }
 Tensor model_optimizer_scratch(const Model *model) {
     const int handle = model->layout.optimizer_scratch;
     if (handle < 0) return tensor_none();
-    return tensor_make(model_at(model, handle), DTYPE_U8, "optimizer_scratch", memory_plan_bytes(model->plan, handle),
-                       0, 0, 0);
+    const int64_t bytes = memory_plan_tensor(model->plan, handle).bytes;
+    return tensor_make(model_at(model, handle), DTYPE_U8, "optimizer_scratch", bytes, 0, 0, 0);
 }
 
 // ----------------------------------------------------------------------------------------------------- units of memory

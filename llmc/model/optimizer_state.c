@@ -96,12 +96,11 @@ const char *state_slot_name(StateSlot slot) { return SLOTS[slot].name; }
 const char *state_slot_prefix(StateSlot slot) { return SLOTS[slot].prefix; }
 Tensor *state_slot_tensor(UpdateTensor *t, StateSlot slot) { return (Tensor *)(void *)((char *)t + SLOTS[slot].field); }
 
-static Tensor like(const Parameter *p, DType dtype) { return parameter_tensor(p, NULL, dtype); }
 static Tensor vector(const Parameter *p, int64_t n) { return tensor_make(NULL, DTYPE_FP32, p->name, n, 0, 0, 0); }
 
 static Tensor moment(const Parameter *p, Kept kept) {
     const DType dtypes[] = {DTYPE_COUNT, DTYPE_FP32, DTYPE_BF16, DTYPE_U8, DTYPE_COUNT};
-    return dtypes[kept] == DTYPE_COUNT ? tensor_none() : like(p, dtypes[kept]);
+    return dtypes[kept] == DTYPE_COUNT ? tensor_none() : parameter_tensor(p, NULL, dtypes[kept]);
 }
 static Tensor moment_scale(const Parameter *p, Kept kept) {
     return kept == KEPT_8BIT ? vector(p, ceil_div(parameter_numel(p), STATE_BLOCK)) : tensor_none();
@@ -112,9 +111,9 @@ Tensor optimizer_state(OptimizerKind kind, bool master, DType compute, const Par
     const bool factored = g->v == KEPT_FACTORED;
     switch (slot) {
     case SLOT_MASTER:
-        return optimizer_keeps_master(kind, master, compute) ? like(p, DTYPE_FP32) : tensor_none();
+        return optimizer_keeps_master(kind, master, compute) ? parameter_tensor(p, NULL, DTYPE_FP32) : tensor_none();
     case SLOT_COMPENSATION:
-        return TABLE[kind].compensation && compute != DTYPE_FP32 ? like(p, compute) : tensor_none();
+        return TABLE[kind].compensation && compute != DTYPE_FP32 ? parameter_tensor(p, NULL, compute) : tensor_none();
     case SLOT_M:
         return moment(p, g->m);
     case SLOT_V:

@@ -70,7 +70,7 @@ double optimizer_matmul_flops(OptimizerKind kind, const Parameter *p);
 
 // The places of Muon's intermediate results in its scratch memory: for the largest matrix X, in the compute dtype, X
 // and a product of its shape, and two of X X^T (X^T X if X is tall); one fp32 for each matrix. See
-// llmc/train/optimizer.c.
+// llmc/train/muon.c.
 typedef struct {
     int64_t x, product, gram, square; // offsets, in bytes
     int64_t sumsq;

@@ -47,8 +47,10 @@ void model_config_set_d_ff(ModelConfig *config, int64_t d_ff) { config->d_ff = d
 static bool apply_preset(ModelConfig *config, const char *name) {
     for (int i = 0; i < NUM_PRESETS; i++) {
         if (strcmp(presets[i].name, name) != 0) continue;
-        config->L = presets[i].L, config->C = presets[i].C;
-        config->NH = presets[i].NH, config->max_T = presets[i].max_T;
+        config->L = presets[i].L;
+        config->C = presets[i].C;
+        config->NH = presets[i].NH;
+        config->max_T = presets[i].max_T;
         return true;
     }
     return false;
@@ -230,7 +232,10 @@ static void normal_values(float out[4 * QUADS], float std, uint64_t seed, uint64
     uint32_t words[4][QUADS];
     for (uint64_t q = 0; q < QUADS; q++) {
         const Philox bits = philox(seed, stream, quad + q);
-        words[0][q] = bits.v[0], words[1][q] = bits.v[1], words[2][q] = bits.v[2], words[3][q] = bits.v[3];
+        words[0][q] = bits.v[0];
+        words[1][q] = bits.v[1];
+        words[2][q] = bits.v[2];
+        words[3][q] = bits.v[3];
     }
     for (int q = 0; q < QUADS; q++) {
         float x[4];

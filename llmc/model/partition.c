@@ -72,33 +72,24 @@ static int64_t spread_unit(Partition *p, const Parameter *table, int num_paramet
 
 // ---------------------------------------------------------------------------------------------------------- norm parts
 
-static int owner_of(const Partition *p, int unit, int64_t element) {
-    int r = 0;
-    while (element >= partition_of_unit(p, unit, r).end) r++;
-    return r;
-}
-
-static void add_norm_parts(Partition *p, int parameter, int64_t numel, int cells) {
-    const int unit = p->units[parameter];
-    const int64_t first = p->offsets[parameter], cell = (p->begin[unit + 1] - p->begin[unit]) / cells;
-    for (int64_t done = 0, n; done < numel; done += n) {
-        const int64_t at = first + done;
-        n = min_i64(numel - done, cell - (at - p->begin[unit]) % cell);
-        p->norm_parts[p->num_norm_parts++] = (NormPart){parameter, {done, done + n}, owner_of(p, unit, at)};
-    }
-}
-
 static void list_norm_parts(Partition *p, const Parameter *table, int num_parameters, const int *cells) {
     int most = 0;
     for (int i = 0; i < num_parameters; i++) most += 1 + cells[p->units[i]];
     p->norm_parts = malloc((size_t)most * sizeof *p->norm_parts);
     REQUIRE_MEMORY(p->norm_parts, "the parts of the norm");
     for (int i = 0; i < num_parameters; i++) {
-        const int64_t numel = parameter_numel(&table[i]);
-        if (cells[p->units[i]] > 0)
-            add_norm_parts(p, i, numel, cells[p->units[i]]);
-        else
-            p->norm_parts[p->num_norm_parts++] = (NormPart){i, {0, numel}, owner_of(p, p->units[i], p->offsets[i])};
+        const int unit = p->units[i];
+        const int64_t numel = parameter_numel(&table[i]), begin = p->begin[unit];
+        // The elements of a cell; 0: the parameter is a single part.
+        const int64_t cell = cells[unit] > 0 ? (p->begin[unit + 1] - begin) / cells[unit] : 0;
+        for (int64_t done = 0, n; done < numel; done += n) {
+            const int64_t at = p->offsets[i] + done;
+            n = numel - done;
+            if (cell > 0) n = min_i64(n, cell - (at - begin) % cell);
+            int owner = 0;
+            while (at >= partition_of_unit(p, unit, owner).end) owner++;
+            p->norm_parts[p->num_norm_parts++] = (NormPart){i, {done, done + n}, owner};
+        }
     }
 }
 

@@ -141,19 +141,13 @@ static void append_set(char *buf, size_t size, int set) {
     }
 }
 
-// The n of "3/n": every n-th block has the set of the first, the others none. 0: there is no such n.
-static int64_t period_of(const Recompute *r, int64_t L) {
-    int64_t n = 1;
-    while (n < L && set_of(r, n) == 0) n++;
-    for (int64_t l = 0; l < L; l++)
-        if (set_of(r, l) != (l % n == 0 ? set_of(r, 0) : 0)) return 0;
-    return n;
-}
-
 const char *recompute_text(const Recompute *r, int64_t L, char *buf, size_t size) {
     char number[32];
-    const int64_t n = period_of(r, L);
+    int64_t n = 1;     // of "3/n": only every n-th block has a set, that of the first; 0: no such n
     int64_t first = 1; // blocks with the set of the first
+    while (n < L && set_of(r, n) == 0) n++;
+    for (int64_t l = 0; n > 0 && l < L; l++)
+        if (set_of(r, l) != (l % n == 0 ? set_of(r, 0) : 0)) n = 0;
     while (first < L && set_of(r, first) == set_of(r, 0)) first++;
     buf[0] = '\0';
     for (int64_t l = first; n == 0 && l < L; l++)

@@ -18,7 +18,7 @@ static const double WORTH = 1.005; // a gain below this is less than the assumpt
 
 // ------------------------------------------------------------------------------------------------------------ one step
 
-// Time of a step by tiles and heads, and what of the time of its matmuls full tiles in full waves would take.
+// Time of a step by tiles and heads, and the share of its matmuls' time that full tiles would take.
 typedef struct {
     double seconds, filled;
     Prediction p;
@@ -46,17 +46,6 @@ static void advise_step(Step *s, const GpuSpec *gpu, const ModelOptions *model, 
             s->seconds += likely * (reference / share - 1);
         }
     s->filled = full / real;
-}
-
-// The rates are those of 124M with 65536 tokens, what its tiles leave empty included: where rates are assumed, a step
-// is stretched by how much worse it is than that one.
-static double reference_of(const GpuSpec *gpu, const PredictOptions *o) {
-    Step s;
-    Error none;
-    ModelOptions model = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 64, .T = 1024};
-    if (!model_config_parse(&model.config, "d12,V=50257", &none)) return 1;
-    advise_step(&s, gpu, &model, model.B * model.T, o, 1);
-    return s.p.is_known && !s.p.is_limit ? s.filled : 1;
 }
 
 // ------------------------------------------------------------------------------------------------------------- changes
@@ -92,7 +81,7 @@ static Size size_at(const Advice *a, const ModelConfig *config, int64_t B) {
     return (Size){*config, B, rate, rate * flops_per_token_exact(&useful, model.T), step.filled};
 }
 
-// Of two that gain about as much, the one that was tried first: callers begin with what is nearest.
+// Of two that gain about as much, keeps the first one tried: callers begin with the nearest.
 static void consider(Advice *a, ChangeKind kind, const ModelConfig *config, int64_t B) {
     Size *best = &a->best[kind];
     ModelOptions model = *a->model;
@@ -146,14 +135,17 @@ static void consider_others(Advice *a, int64_t most_sequences) {
 
 // ------------------------------------------------------------------------------------------------------------ as text
 
-// "C 1000 -> 1024 with NH 8" and the flags that make it.
-static void name_change(const Advice *a, ChangeKind kind, char what[TEXT], char flag[2 * TEXT]) {
-    const Size *s = &a->best[kind];
-    const ModelConfig *c = &s->config, *was = &a->now.config;
+static void print_change(FILE *out, const Advice *a, ChangeKind kind, int number) {
+    const Size *s = &a->best[kind], *now = &a->now;
+    char old[TEXT], rate[TEXT], what[TEXT], flag[2 * TEXT];
+    const double parameters = (double)parameter_total(&s->config), before = (double)parameter_total(&now->config);
+    // what: "C 1000 -> 1024 with NH 8"; flag: the options that make it, all of -e or one of its
+    // own.
+    const ModelConfig *c = &s->config, *was = &now->config;
     const long long d_ff = model_size(c, DIM_FF), heads = was->C / was->NH;
-    int n = snprintf(flag, 2 * TEXT, "-e L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld", (long long)c->L, (long long)c->C,
+    int n = snprintf(flag, sizeof flag, "-e L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld", (long long)c->L, (long long)c->C,
                      (long long)c->NH, (long long)c->V, (long long)c->max_T);
-    if (c->d_ff) snprintf(flag + n, (size_t)(2 * TEXT - n), " --d-ff %lld", d_ff); // which -e has no part for
+    if (c->d_ff) snprintf(flag + n, sizeof flag - (size_t)n, " --d-ff %lld", d_ff);
     switch (kind) {
     case CHANGE_C:
         snprintf(what, TEXT, "C %lld -> %lld with NH %lld", (long long)was->C, (long long)c->C, (long long)c->NH);
@@ -170,16 +162,9 @@ static void name_change(const Advice *a, ChangeKind kind, char what[TEXT], char 
         snprintf(what, TEXT, "V %lld -> %lld", (long long)was->V, (long long)c->V);
         break;
     default:
-        snprintf(what, TEXT, "B %lld -> %lld", (long long)a->now.B, (long long)s->B);
+        snprintf(what, TEXT, "B %lld -> %lld", (long long)now->B, (long long)s->B);
         snprintf(flag, TEXT, "-b %lld", (long long)s->B);
     }
-}
-
-static void print_change(FILE *out, const Advice *a, ChangeKind kind, int number) {
-    const Size *s = &a->best[kind], *now = &a->now;
-    char old[TEXT], rate[TEXT], what[TEXT], flag[2 * TEXT];
-    const double parameters = (double)parameter_total(&s->config), before = (double)parameter_total(&now->config);
-    name_change(a, kind, what, flag);
     fprintf(out, "advise      %d. %s: %s\n", number, what, flag);
     fprintf(out, "advise         %s -> %s tokens/s (%+.1f%%)", format_count(now->rate, old, TEXT),
             format_count(s->rate, rate, TEXT), 100 * (s->rate / now->rate - 1));
@@ -196,7 +181,7 @@ static void print_change(FILE *out, const Advice *a, ChangeKind kind, int number
     fprintf(out, "\n");
 }
 
-// Of each kind the best, at most three of them, the one with the most work a second first.
+// Prints the best change of each kind, at most three of them, by work a second.
 static void print_changes(FILE *out, const Advice *a) {
     enum { SHOWN = 3 };
     bool done[NUM_CHANGES] = {false};
@@ -282,7 +267,14 @@ static bool advise_sizes(FILE *out, const PlanRequest *r, const GpuChoice *gpu, 
                 .tokens = plan.share_tokens,
                 .reference = 1,
                 .room = plan.room};
-    if (plan.model.dtype != DTYPE_FP32) a.reference = reference_of(a.gpu, &options);
+    // Assumed rates are those of 124M with 65536 tokens, what its tiles leave empty included: where
+    // rates are assumed, a step is stretched by how much worse it is than that one.
+    ModelOptions rated = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 64, .T = 1024};
+    if (plan.model.dtype != DTYPE_FP32 && model_config_parse(&rated.config, "d12,V=50257", err)) {
+        Step s;
+        advise_step(&s, a.gpu, &rated, rated.B * rated.T, &options, 1);
+        if (s.p.is_known && !s.p.is_limit) a.reference = s.filled;
+    }
     a.now = size_at(&a, &plan.model.config, plan.model.B);
     consider_widths(&a, CHANGE_C);
     consider_widths(&a, CHANGE_D_FF);
@@ -296,15 +288,6 @@ static bool advise_sizes(FILE *out, const PlanRequest *r, const GpuChoice *gpu, 
 
 // ---------------------------------------------------------------------------------------------------------------- d_ff
 
-// Of the rate of the largest tiles in full waves, what a feed-forward layer reaches, forward and backward.
-static double feed_forward_share(const GpuSpec *gpu, DType dtype, int64_t N, int64_t C, int64_t d_ff) {
-    const MatmulShape shapes[] = {{N, d_ff, C, false}, {N, C, d_ff, false}, {d_ff, C, N, true},
-                                  {N, C, d_ff, false}, {N, d_ff, C, false}, {C, d_ff, N, true}}; // all of the same FLOP
-    double seconds = 0;
-    for (int i = 0; i < 6; i++) seconds += 1 / tiling_best(gpu, dtype, &shapes[i]).share;
-    return 6 / seconds;
-}
-
 // Multiples of 64 around 4 C, and 4 C itself. Advises the nearest to it of those with nearly the highest share, if that
 // is worth the change.
 static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
@@ -314,14 +297,19 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
     const DType dtype = gpu_spec_dtype(&gpu->spec, m->dtype);
     const int64_t B = max_i64(m->B, 1), C = m->config.C, exact = 4 * C, middle = (exact + STEP / 2) / STEP;
     int64_t sizes[MOST_SIZES];
-    double shares[MOST_SIZES], most = 0, of_exact = 0;
+    double shares[MOST_SIZES], most = 0, of_exact = 0; // of the rate of full tiles in full waves
     int count = 0, best = 0;
     for (int64_t i = middle - AROUND; i <= middle + AROUND; i++) {
         if (exact > (i - 1) * STEP && exact < i * STEP) sizes[count++] = exact;
         if (i >= 1) sizes[count++] = i * STEP;
     }
     for (int i = 0; i < count; i++) {
-        shares[i] = feed_forward_share(&gpu->spec, dtype, B * m->T, C, sizes[i]);
+        const int64_t N = B * m->T, FF = sizes[i];
+        const MatmulShape shapes[] = {{N, FF, C, false}, {N, C, FF, false}, {FF, C, N, true},
+                                      {N, C, FF, false}, {N, FF, C, false}, {C, FF, N, true}}; // of equal FLOP
+        double seconds = 0;
+        for (int k = 0; k < 6; k++) seconds += 1 / tiling_best(&gpu->spec, dtype, &shapes[k]).share;
+        shares[i] = 6 / seconds;
         most = fmax(most, shares[i]);
         if (sizes[i] != exact) continue;
         of_exact = shares[i];

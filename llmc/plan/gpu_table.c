@@ -77,7 +77,8 @@ DType gpu_spec_dtype(const GpuSpec *gpu, DType dtype) {
 
 // --------------------------------------------------------------------------------------------------------------- names
 
-// Letters and digits alone, small, without "gb" at the end: what two spellings of a name have in common.
+// Reduces a name to what its spellings have in common: letters and digits, small, without "gb" at
+// the end.
 static void plain_name(char plain[NAME], const char *text, size_t length) {
     size_t n = 0;
     for (size_t i = 0; i < length && n < NAME - 1; i++)
@@ -98,17 +99,6 @@ static double memory_of(const char *text, size_t length) {
     const bool binary = strcasecmp(unit, "gib") == 0;
     if (!binary && strcasecmp(unit, "g") != 0 && strcasecmp(unit, "gb") != 0) return 0;
     return n > 0 && n <= MOST_GIGABYTES ? n * (binary ? 0x1p30 : 1e9) : -1;
-}
-
-static bool gpu_unknown(const char *text, size_t length, const GpuSpec *nearest, Error *err) {
-    char names[400] = "";
-    for (int i = 0; i < COUNT; i++) {
-        const size_t used = strlen(names);
-        snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", TABLE[i].name);
-    }
-    return error_set(err, "--gpu %.*s: no such GPU; %s%s%s %s, and sizes such as 24G", (int)(length < 80 ? length : 80),
-                     text, nearest ? "did you mean " : "", nearest ? nearest->name : "",
-                     nearest ? "? Known GPUs:" : "known GPUs:", names);
 }
 
 bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
@@ -135,12 +125,22 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
         least = d;
         nearest = &TABLE[i];
     }
-    if (least > 0 || length >= NAME) return gpu_unknown(text, length, nearest, err);
+    if (least > 0 || length >= NAME) {
+        char names[400] = "";
+        for (int i = 0; i < COUNT; i++) {
+            const size_t used = strlen(names);
+            snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", TABLE[i].name);
+        }
+        return error_set(err, "--gpu %.*s: no such GPU; %s%s%s %s, and sizes such as 24G",
+                         (int)(length < 80 ? length : 80), text, nearest ? "did you mean " : "",
+                         nearest ? nearest->name : "", nearest ? "? Known GPUs:" : "known GPUs:", names);
+    }
     gpu->spec = *nearest;
     return true;
 }
 
-// The GPU of this process: the one of the table that is alike, or else what the device says of itself.
+// Finds the GPU of this process: the row of the table that is alike, or else the device's own
+// figures.
 static bool gpu_here(GpuChoice *gpu, Error *err) {
     const DeviceFacts *f = device_facts();
     if (strcmp(f->backend, "cpu") == 0)

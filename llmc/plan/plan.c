@@ -7,9 +7,10 @@
 #include <math.h>
 #include <string.h>
 
-// What the computation, of so many seconds, cannot hide of the exchange. Gradients leave during the backward pass of
-// the last micro-step, those outside blocks after it; weights arrive during the forward pass of the first, those
-// outside blocks before it. A forward pass is a third of the FLOPs.
+// Returns the seconds of the exchange that a computation of `seconds` cannot hide. Gradients leave
+// during the backward pass of the last micro-step, those outside blocks after it; weights arrive
+// during the forward pass of the first, those outside blocks before it. A forward pass is a third
+// of the FLOPs.
 static double exposed_part(const DevicePlan *p, const PlannedExchange *e, bool overlap, double seconds) {
     const double rate = p->exchange_rate, micro_steps = (double)p->share_tokens / (double)(p->model.B * p->model.T);
     const double micro_step = seconds / ceil(micro_steps);
@@ -36,7 +37,7 @@ static void add_exchange(DevicePlan *p, const PlanRequest *r) {
     p->efficiency = p->step.seconds / (p->step.seconds + p->exposed_seconds);
 }
 
-// The most windows of a group: a micro-batch has no more. 0: not known.
+// The max windows of a group, and so of a micro-batch. 0: not known.
 static int64_t group_windows(const PlanRequest *r) { return ceil_div(r->step_windows, max_i64(r->model.groups, 1)); }
 
 void plan_alternatives(DevicePlan *plan, const PlanRequest *r) {

@@ -35,42 +35,27 @@ double plan_step_fp8_flops(const ModelOptions *model, int64_t tokens) {
 
 // --------------------------------------------------------------------------------------------------------------- bytes
 
-// Operands of the four linear layers of a block, 3 C + d_ff going in and 5 C + d_ff of gradients: quantised as they
-// pass.
-static double fp8_bytes_per_token(const ModelOptions *model) {
-    if (!model->fp8) return 0;
-    const int64_t width = model->config.L * (8 * model->config.C + 2 * model_size(&model->config, DIM_FF));
-    const Tensor in = tensor_make(NULL, model->dtype, "in", 1, width, 0, 0);
-    const Tensor q = tensor_make(NULL, DTYPE_E4M3, "q", 1, width, 0, 0);
-    return op_cost_fp8_quantize(q, q, in, FP8_CURRENT).bytes;
-}
-
-// All tensors of the update, as model_tensors has them; their data are never looked at, but that they are there is.
-static UpdateTensor *update_tensors(const ModelOptions *model, const Parameter *table, int count) {
-    static char there;
-    UpdateTensor *tensors = calloc((size_t)count, sizeof *tensors);
-    REQUIRE_MEMORY(tensors, "a plan");
-    const DType grad = model->gradients_in_dtype ? model->dtype : DTYPE_FP32;
-    for (int i = 0; i < count; i++) {
-        const Parameter *p = &table[i];
-        tensors[i].weight = tensor_make(&there, model->dtype, "weight", p->rows, p->cols, 0, 0);
-        tensors[i].grad = tensor_make(&there, grad, "grad", p->rows, p->cols, 0, 0);
-        tensors[i].rule = optimizer_rule(model->optimizer, p);
-        for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
-            Tensor t = optimizer_state(model->optimizer, model->master, model->dtype, p, (StateSlot)slot);
-            if (t.rank > 0) t.data = &there;
-            *state_slot_tensor(&tensors[i], (StateSlot)slot) = t;
-        }
-    }
-    return tensors;
-}
-
 // The norm, the update, and in each micro-step the gradients that are added to the compute dtype.
 static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
     if (!model->train) return 0;
     const int count = parameter_count(&model->config);
     Parameter *table = parameter_table(&model->config);
-    UpdateTensor *t = update_tensors(model, table, count);
+    // All tensors of the update, as model_tensors has them. Their data are never read.
+    static char there;
+    const DType grad = model->gradients_in_dtype ? model->dtype : DTYPE_FP32;
+    UpdateTensor *t = calloc((size_t)count, sizeof *t);
+    REQUIRE_MEMORY(t, "a plan");
+    for (int i = 0; i < count; i++) {
+        const Parameter *p = &table[i];
+        t[i].weight = tensor_make(&there, model->dtype, "weight", p->rows, p->cols, 0, 0);
+        t[i].grad = tensor_make(&there, grad, "grad", p->rows, p->cols, 0, 0);
+        t[i].rule = optimizer_rule(model->optimizer, p);
+        for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+            Tensor *state = state_slot_tensor(&t[i], (StateSlot)slot);
+            *state = optimizer_state(model->optimizer, model->master, model->dtype, p, (StateSlot)slot);
+            if (state->rank > 0) state->data = &there;
+        }
+    }
     double bytes = op_cost_optimizer_update(t, count).bytes + op_cost_adafactor_statistics(t, count).bytes +
                    op_cost_momentum_update(t, count).bytes;
     for (int i = 0; i < count; i++) bytes += (double)tensor_bytes(t[i].grad);
@@ -88,7 +73,13 @@ double plan_step_bytes(const ModelOptions *model, int64_t tokens) {
     const ModelConfig *c = &model->config;
     const double L = (double)c->L, C = (double)c->C, Vp = (double)c->Vp;
     const double elements = (12 * L + 8) * C + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
-    const double a_token = elements * (double)dtype_size(model->dtype) + fp8_bytes_per_token(model);
+    double a_token = elements * (double)dtype_size(model->dtype);
+    if (model->fp8) { // quantises operands of the linear layers: 3 C + d_ff in, gradients 5 C + d_ff
+        const int64_t width = c->L * (8 * c->C + 2 * model_size(c, DIM_FF));
+        const Tensor in = tensor_make(NULL, model->dtype, "in", 1, width, 0, 0);
+        const Tensor q = tensor_make(NULL, DTYPE_E4M3, "q", 1, width, 0, 0);
+        a_token += op_cost_fp8_quantize(q, q, in, FP8_CURRENT).bytes;
+    }
     return (double)tokens * a_token + update_bytes(model, ceil_div(tokens, model->B * model->T));
 }
 
@@ -104,8 +95,9 @@ StepLimit plan_step_limit(const GpuSpec *gpu, const ModelOptions *model, int64_t
     return s;
 }
 
-// What process r sends of a unit in an all-to-all and receives in an all-gather, in elements, or the other way round if
-// that is more: everything but its own range, and its own range once for each of the others.
+// Returns the elements of a unit that process r sends in an all-to-all and receives in an
+// all-gather, or the other way round if that is more: everything but its own range, and its own
+// range once for each of the others.
 static double passed(const Partition *p, int unit, int r) {
     const double all = (double)(p->begin[unit + 1] - p->begin[unit]);
     const double own = (double)range_size(partition_of_unit(p, unit, r));

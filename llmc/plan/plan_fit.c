@@ -1,4 +1,4 @@
-// -b auto and -r auto, and what to say when nothing fits. See plan_fit.h.
+// -b auto and -r auto, and the message when nothing fits. See plan_fit.h.
 //
 // Every answer is a plan that was made: nothing is estimated but where the search begins. A plan of 1558M takes 1 ms.
 #include "llmc/plan/plan_fit.h"
@@ -41,9 +41,10 @@ static int64_t one_row(const void *machine, OpsShape shape) {
     return 1;
 }
 
-// Without logits and workspace, every tensor grows by the same with every sequence, and what is planned is a line from
-// where its largest tick stays the same: a line through two points finds the edge in a few plans. Below that, it points
-// too far, and halving what is left follows. Returns the largest micro-batch that fits so, at most `most`.
+// Returns the largest micro-batch, at most `most`, that fits without logits and workspace. Without
+// them every tensor grows by the same with every sequence, and the planned bytes are a line as long
+// as the largest tick stays the same: a line through two points finds the edge in a few plans.
+// Where that overshoots, bisection follows.
 static int64_t largest_without_scratch(const ModelOptions *model, double room, int64_t most) {
     const PlannedSizes no_scratch = {nothing, one_row, NULL};
     ModelOptions m = *model;
@@ -127,8 +128,9 @@ int plan_ladder(RecomputeChoice **ladder, const ModelConfig *config, int64_t T) 
     return n;
 }
 
-// While the logits are there, every block holds what it keeps: so many bytes at least with this set in all blocks. What
-// a block keeps adds up, so that a mixture of sets needs the mixture of the two at least, and few plans are made.
+// Returns a lower bound of the bytes with this set in all blocks: while the logits exist, every
+// block holds what it keeps. That adds up, so a mixture of two sets needs at least the mixture of
+// their bounds, and few plans are made.
 static double least_bytes(const ModelOptions *model, int set) {
     ModelOptions m = *model;
     m.recompute = recompute_all(set);
@@ -145,7 +147,7 @@ static double least_bytes(const ModelOptions *model, int set) {
     return bytes;
 }
 
-// The first of the ladder that fits, into model->recompute; false when none does.
+// Stores the first choice of the ladder that fits in model->recompute; false if none does.
 static bool fit_recompute(ModelOptions *model, double room) {
     RecomputeChoice *ladder;
     double least[RECOMPUTE_BLOCK + 1]; // by set
@@ -178,28 +180,25 @@ typedef struct {
 // bytes.
 enum { ENOUGH_TOKENS = 65536 };
 
-// -b auto -r auto: the largest micro-batch that keeps everything; where that is not enough, the largest up to enough
-// that repeats no matmul.
-static int64_t batch_with_recomputation(ModelOptions *model, const Search *s) {
-    const int64_t kept = plan_largest_batch(model, s->room, s->most), enough = ceil_div(ENOUGH_TOKENS, model->T);
-    if (kept >= enough) return kept;
-    model->recompute = recompute_all(RECOMPUTE_GELU | RECOMPUTE_LAYERNORM);
-    return max_i64(kept, plan_largest_batch(model, s->room, s->most > 0 ? min_i64(s->most, enough) : enough));
-}
-
 // Sets model->B and model->recompute; false, and B 1 where it was free, when nothing fits.
 static bool fit_model(ModelOptions *model, const Search *s) {
     const bool trades = s->any_recompute && model->train;
     if (s->any_recompute) model->recompute = recompute_all(0);
     if (s->any_batch) {
-        model->B = trades ? batch_with_recomputation(model, s) : plan_largest_batch(model, s->room, s->most);
-        if (model->B == 0) model->B = 1;
+        const int64_t enough = ceil_div(ENOUGH_TOKENS, model->T);
+        int64_t B = plan_largest_batch(model, s->room, s->most);
+        if (trades && B < enough) { // a larger one, up to enough, that repeats no matmul
+            model->recompute = recompute_all(RECOMPUTE_GELU | RECOMPUTE_LAYERNORM);
+            B = max_i64(B, plan_largest_batch(model, s->room, s->most > 0 ? min_i64(s->most, enough) : enough));
+        }
+        model->B = max_i64(B, 1);
     }
     return trades ? fit_recompute(model, s->room) : bytes_needed(model) <= s->room;
 }
 
-// On a GPU what attention by cuDNN asks for is known when its kernels are chosen, which takes a while for every
-// micro-batch: the search goes by the formulas, and its result is checked with the backend.
+// On a GPU the workspace of cuDNN's attention is known only when its kernels are chosen, which
+// takes a while for every micro-batch: the search goes by the formulas, and the backend checks its
+// result.
 static bool choose_checked(ModelOptions *model, const Search *search) {
     if (model->sizes || strcmp(device_facts()->backend, "cuda") != 0) return fit_model(model, search);
     const GpuSpec here = {.memory = (double)device_facts()->memory_total, .num_sms = device_facts()->units};
@@ -227,20 +226,6 @@ enum {
     OFFLOAD = 64,
     NUM_REMEDIES = 7
 };
-
-// Those of the remedies that would change something.
-static int remedies_of(const ModelOptions *m, const Search *s) {
-    const bool master = optimizer_keeps_master(m->optimizer, m->master, m->dtype);
-    int r = 0;
-    if (m->sequences > 1) r |= ONE_SAMPLE;
-    if (!s->any_batch && m->B > 1) r |= FEWER_B;
-    if (!s->any_recompute && m->train) r |= RECOMPUTE;
-    if (m->train && m->processes > 1 && !m->divided) r |= DIVIDE;
-    if (m->train && (m->optimizer != OPTIMIZER_ADAMW_8BIT || master)) r |= OPTIMIZER;
-    if (m->train && !m->gradients_in_dtype && m->dtype != DTYPE_FP32) r |= GRADIENTS;
-    if (m->train && !m->offload) r |= OFFLOAD;
-    return r;
-}
 
 // Whether the model fits with these remedies, which are made in *m.
 static bool try_remedies(ModelOptions *m, const Search *search, int remedies) {
@@ -270,23 +255,17 @@ static bool try_remedies(ModelOptions *m, const Search *search, int remedies) {
     return choose_checked(m, &s);
 }
 
-// "-b 2 -r auto --offload optimizer" into text.
-static void name_remedies(char *text, size_t size, const ModelOptions *m, int remedies) {
-    char batch[32];
-    snprintf(batch, sizeof batch, "-b %lld", (long long)m->B);
-    const char *const names[NUM_REMEDIES] = {
-        "--samples 1",        batch, "-r auto", "-z 1", "--optimizer adamw8bit -w 0", "--grad-dtype compute",
-        "--offload optimizer"};
-    text[0] = '\0';
-    for (int i = 0; i < NUM_REMEDIES; i++) {
-        const size_t used = strlen(text);
-        if (remedies >> i & 1) snprintf(text + used, size - used, "%s%s", used ? " " : "", names[i]);
-    }
-}
-
-// Few remedies before many, and among as many those that come first in the list.
+// Tries fewer remedies before more, and among as many in the order of the list.
 static bool find_remedies(ModelOptions *m, const ModelOptions *model, const Search *search, int *remedies) {
-    const int there = remedies_of(model, search);
+    const bool master = optimizer_keeps_master(model->optimizer, model->master, model->dtype);
+    int there = 0; // those that would change something
+    if (model->sequences > 1) there |= ONE_SAMPLE;
+    if (!search->any_batch && model->B > 1) there |= FEWER_B;
+    if (!search->any_recompute && model->train) there |= RECOMPUTE;
+    if (model->train && model->processes > 1 && !model->divided) there |= DIVIDE;
+    if (model->train && (model->optimizer != OPTIMIZER_ADAMW_8BIT || master)) there |= OPTIMIZER;
+    if (model->train && !model->gradients_in_dtype && model->dtype != DTYPE_FP32) there |= GRADIENTS;
+    if (model->train && !model->offload) there |= OFFLOAD;
     for (int count = 1; count <= NUM_REMEDIES; count++)
         for (int r = 1; r < 1 << NUM_REMEDIES; r++) {
             if (__builtin_popcount((unsigned)r) != count || (r & there) != r) continue;
@@ -302,13 +281,20 @@ static bool find_remedies(ModelOptions *m, const ModelOptions *model, const Sear
 
 static bool explain_fit(const ModelOptions *model, const Search *search, Error *err) {
     static const char smaller[] = "use a smaller model or context (-e, -t)";
-    char asked[64], set[64], needs[64], there[64], what[160], least[64], advice[320];
+    char asked[64], set[64], needs[64], there[64], batch[32], what[160] = "", least[64], advice[320];
     ModelOptions m;
     int remedies;
     recompute_text(&model->recompute, model->config.L, set, sizeof set);
     snprintf(asked, sizeof asked, "-b %lld -r %s", (long long)model->B, set);
     const bool found = find_remedies(&m, model, search, &remedies);
-    name_remedies(what, sizeof what, &m, remedies);
+    snprintf(batch, sizeof batch, "-b %lld", (long long)m.B);
+    const char *const names[NUM_REMEDIES] = {
+        "--samples 1",        batch, "-r auto", "-z 1", "--optimizer adamw8bit -w 0", "--grad-dtype compute",
+        "--offload optimizer"};
+    for (int i = 0; i < NUM_REMEDIES; i++) {
+        const size_t used = strlen(what);
+        if (remedies >> i & 1) snprintf(what + used, sizeof what - used, "%s%s", used ? " " : "", names[i]);
+    }
     format_bytes(bytes_needed(&m), least, sizeof least);
     if (found)
         snprintf(advice, sizeof advice, "it fits with %s (%s)", what, least);

@@ -1,5 +1,5 @@
-// -b auto and -r auto: the micro-batch and the recomputation with which a run fits into a device's memory, and what to
-// change where nothing fits.
+// -b auto and -r auto: the micro-batch and the recomputation with which a run fits into a device's
+// memory, and the changes that help where nothing fits.
 #pragma once
 #include "llmc/model/model.h"
 

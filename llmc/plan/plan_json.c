@@ -12,64 +12,9 @@ static void add_recompute(cJSON *to, const Recompute *r, const ModelOptions *mod
     JSON_ADD(to, JSON_TEXT("recompute", recompute_text(r, model->config.L, text, sizeof text)));
 }
 
-static void add_run(cJSON *to, const PlanRequest *r) {
-    const ModelOptions *m = &r->model;
-    JSON_ADD(cJSON_AddObjectToObject(to, "model"), JSON_SHAPE(&m->config),
-             JSON_NUMBER("parameters", parameter_total(&m->config)));
-    JSON_ADD(cJSON_AddObjectToObject(to, "run"), JSON_NUMBER("T", m->T),
-             m->B > 0 ? JSON_NUMBER("batch_size", m->B) : JSON_TEXT("batch_size", "auto"),
-             JSON_TEXT("recompute", r->recompute), JSON_KNOWN("tokens", r->tokens),
-             JSON_TEXT("optimizer", optimizer_name(m->optimizer)),
-             JSON_BOOL("master_weights", m->master && optimizer_has_master(m->optimizer)),
-             JSON_TEXT("grad_dtype", m->gradients_in_dtype ? "compute" : "fp32"),
-             JSON_TEXT("offload", m->offload ? "optimizer" : "none"), JSON_BOOL("fp8", m->fp8),
-             JSON_BOOL("train", m->train), JSON_NUMBER("gpus", m->processes > 1 ? m->processes : 1),
-             JSON_NUMBER("reduce_groups", m->groups > 1 ? m->groups : 1));
-}
-
-static void add_memory(cJSON *to, const DevicePlan *p) {
-    const double N = (double)parameter_total(&p->model.config);
-    double a_parameter = 0;
-    cJSON *memory = cJSON_AddObjectToObject(to, "memory");
-    for (MemoryClass c = 0; c < MEM_CLASS_COUNT; c++) {
-        JSON_ADD(memory, JSON_NUMBER(memory_class_name(c), p->memory.classes[c]));
-        if (c < MEM_ACTIVATIONS) a_parameter += p->memory.classes[c] / N;
-    }
-    JSON_ADD(memory, JSON_NUMBER("total", p->memory.total), JSON_NUMBER("context", plan_reserve(p->gpu.spec.memory)),
-             JSON_NUMBER("host", p->memory.host), JSON_NUMBER("room", p->room),
-             JSON_NUMBER("bytes_per_parameter", a_parameter));
-    cJSON *kinds = cJSON_AddObjectToObject(memory, "activations_at_peak");
-    for (int k = 0; k < KIND_COUNT; k++) JSON_ADD(kinds, JSON_NUMBER(activation_kind_name(k), p->memory.kinds[k]));
-}
-
-static void add_most(cJSON *to, const DevicePlan *p) {
-    JSON_ADD(cJSON_AddObjectToObject(to, "largest_batch"), JSON_NUMBER("0", p->most[0]), JSON_NUMBER("1", p->most[1]),
-             JSON_NUMBER("2", p->most[2]), JSON_NUMBER("3", p->most[3]));
-    cJSON *chosen = cJSON_AddObjectToObject(to, "auto");
-    JSON_ADD(chosen, JSON_NUMBER("batch_size", p->auto_batch));
-    if (p->auto_batch > 0)
-        add_recompute(chosen, &p->auto_recompute, &p->model);
-    else
-        JSON_ADD(chosen, JSON_KNOWN("recompute", 0));
-}
-
 static void add_estimate(cJSON *to, const char *name, Estimate e) {
     const double seconds[] = {e.likely, e.worst, e.best};
     cJSON_AddItemToObject(to, name, e.likely > 0 ? cJSON_CreateDoubleArray(seconds, 3) : cJSON_CreateNull());
-}
-
-static void add_predicted_op(cJSON *ops, const PredictedOp *op) {
-    cJSON *row = cJSON_CreateObject();
-    cJSON_AddItemToArray(ops, row);
-    JSON_ADD(row, JSON_TEXT("op", op->op), JSON_TEXT("tensor", op->tensor), JSON_NUMBER("calls", op->calls),
-             JSON_NUMBER("flop", op->flops), JSON_NUMBER("bytes", op->bytes), JSON_NUMBER("launches", op->launches));
-    cJSON *parts = cJSON_AddArrayToObject(row, "parts");
-    for (int i = 0; i < op->num_parts; i++) {
-        cJSON *part = cJSON_CreateObject();
-        cJSON_AddItemToArray(parts, part);
-        JSON_ADD(part, JSON_TEXT("rate", rate_name(op->parts[i].rate)), JSON_NUMBER("amount", op->parts[i].amount));
-        add_estimate(part, "seconds", op->parts[i].seconds);
-    }
 }
 
 // Likely, worst, best. The ops of each of all GPUs would be thousands of lines.
@@ -85,38 +30,51 @@ static void add_predicted(cJSON *device, const DevicePlan *p, bool with_ops) {
     add_estimate(predicted, "launch_seconds", p->prediction.launch);
     add_estimate(predicted, "overlap_seconds", p->prediction.overlap);
     cJSON *ops = cJSON_AddArrayToObject(predicted, "ops");
-    for (int i = 0; i < p->prediction.count; i++) add_predicted_op(ops, &p->prediction.ops[i]);
-}
-
-static void add_planned_tensor(cJSON *tensors, const PlannedTensor *t, int64_t offset, int last_tick) {
-    const bool always = t->first_use == PLAN_ALWAYS;
-    const char *kind = always ? memory_class_name(t->memory_class) : activation_kind_name(activation_kind(t->name));
-    cJSON *tensor = cJSON_CreateObject();
-    cJSON_AddItemToArray(tensors, tensor);
-    JSON_ADD(tensor, JSON_TEXT("name", t->name), JSON_TEXT("kind", kind), JSON_NUMBER("offset", offset),
-             JSON_NUMBER("bytes", t->bytes), JSON_NUMBER("first", always ? 0 : t->first_use),
-             JSON_NUMBER("last", always ? last_tick : t->last_use), JSON_BOOL("always", always));
+    for (int i = 0; i < p->prediction.count; i++) {
+        const PredictedOp *op = &p->prediction.ops[i];
+        cJSON *row = cJSON_CreateObject();
+        cJSON_AddItemToArray(ops, row);
+        JSON_ADD(row, JSON_TEXT("op", op->op), JSON_TEXT("tensor", op->tensor), JSON_NUMBER("calls", op->calls),
+                 JSON_NUMBER("flop", op->flops), JSON_NUMBER("bytes", op->bytes),
+                 JSON_NUMBER("launches", op->launches));
+        cJSON *parts = cJSON_AddArrayToObject(row, "parts");
+        for (int k = 0; k < op->num_parts; k++) {
+            cJSON *part = cJSON_CreateObject();
+            cJSON_AddItemToArray(parts, part);
+            JSON_ADD(part, JSON_TEXT("rate", rate_name(op->parts[k].rate)), JSON_NUMBER("amount", op->parts[k].amount));
+            add_estimate(part, "seconds", op->parts[k].seconds);
+        }
+    }
 }
 
 // The arena: a rectangle for each tensor, its ticks and its addresses. scripts/plot_memory.py draws it.
 static void add_arena(cJSON *device, const ModelOptions *model) {
     char name[TICK_NAME];
-    int last_tick = 0;
+    int last_tick = 0, peak_tick;
     MemoryPlan *plan = model_plan(model);
+    const int64_t peak = memory_plan_live_peak(plan, &peak_tick);
     const int count = memory_plan_count(plan);
     for (int i = 0; i < count; i++) {
         const PlannedTensor t = memory_plan_tensor(plan, i);
         if (t.last_use > last_tick) last_tick = t.last_use;
     }
     cJSON *arena = cJSON_AddObjectToObject(device, "arena");
-    JSON_ADD(arena, JSON_NUMBER("total", memory_plan_total(plan)), JSON_NUMBER("peak", memory_plan_live_peak(plan)),
-             JSON_NUMBER("peak_tick", memory_plan_peak_tick(plan)));
+    JSON_ADD(arena, JSON_NUMBER("total", memory_plan_total(plan)), JSON_NUMBER("peak", peak),
+             JSON_NUMBER("peak_tick", peak_tick));
     cJSON *ticks = cJSON_AddArrayToObject(arena, "ticks"), *tensors = cJSON_AddArrayToObject(arena, "tensors");
     for (int t = 0; t <= last_tick; t++)
         cJSON_AddItemToArray(ticks, cJSON_CreateString(model_tick_name(&model->config, t, name)));
     for (int i = 0; i < count; i++) {
         const PlannedTensor t = memory_plan_tensor(plan, i);
-        if (t.bytes > 0) add_planned_tensor(tensors, &t, memory_plan_offset(plan, i), last_tick);
+        if (t.bytes == 0) continue;
+        const bool always = t.first_use == PLAN_ALWAYS;
+        const char *kind = always ? memory_class_name(t.memory_class) : activation_kind_name(activation_kind(t.name));
+        cJSON *tensor = cJSON_CreateObject();
+        cJSON_AddItemToArray(tensors, tensor);
+        JSON_ADD(tensor, JSON_TEXT("name", t.name), JSON_TEXT("kind", kind),
+                 JSON_NUMBER("offset", memory_plan_offset(plan, i)), JSON_NUMBER("bytes", t.bytes),
+                 JSON_NUMBER("first", always ? 0 : t.first_use), JSON_NUMBER("last", always ? last_tick : t.last_use),
+                 JSON_BOOL("always", always));
     }
     memory_plan_destroy(plan);
 }
@@ -135,8 +93,26 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
              p->fits ? JSON_KNOWN("why_not", 0) : JSON_TEXT("why_not", p->why_not.text),
              JSON_NUMBER("batch_size", p->model.B));
     add_recompute(device, &p->model.recompute, &p->model);
-    add_memory(device, p);
-    add_most(device, p);
+    const double N = (double)parameter_total(&p->model.config);
+    double a_parameter = 0;
+    cJSON *memory = cJSON_AddObjectToObject(device, "memory");
+    for (MemoryClass c = 0; c < MEM_CLASS_COUNT; c++) {
+        JSON_ADD(memory, JSON_NUMBER(memory_class_name(c), p->memory.classes[c]));
+        if (c < MEM_ACTIVATIONS) a_parameter += p->memory.classes[c] / N;
+    }
+    JSON_ADD(memory, JSON_NUMBER("total", p->memory.total), JSON_NUMBER("context", plan_reserve(g->memory)),
+             JSON_NUMBER("host", p->memory.host), JSON_NUMBER("room", p->room),
+             JSON_NUMBER("bytes_per_parameter", a_parameter));
+    cJSON *kinds = cJSON_AddObjectToObject(memory, "activations_at_peak");
+    for (int k = 0; k < KIND_COUNT; k++) JSON_ADD(kinds, JSON_NUMBER(activation_kind_name(k), p->memory.kinds[k]));
+    JSON_ADD(cJSON_AddObjectToObject(device, "largest_batch"), JSON_NUMBER("0", p->most[0]),
+             JSON_NUMBER("1", p->most[1]), JSON_NUMBER("2", p->most[2]), JSON_NUMBER("3", p->most[3]));
+    cJSON *chosen = cJSON_AddObjectToObject(device, "auto");
+    JSON_ADD(chosen, JSON_NUMBER("batch_size", p->auto_batch));
+    if (p->auto_batch > 0)
+        add_recompute(chosen, &p->auto_recompute, &p->model);
+    else
+        JSON_ADD(chosen, JSON_KNOWN("recompute", 0));
     // The least time of a step and of the run.
     JSON_ADD(cJSON_AddObjectToObject(device, "limit"), JSON_NUMBER("step_flop", s->flops),
              JSON_NUMBER("step_fp8_flop", s->fp8_flops), JSON_NUMBER("step_bytes", s->bytes),
@@ -151,8 +127,19 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
 
 void plan_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
     const bool is_named = *r->gpus != '\0'; // otherwise: this machine and the whole table
+    const ModelOptions *m = &r->model;
     cJSON *plan = cJSON_CreateObject();
-    add_run(plan, r);
+    JSON_ADD(cJSON_AddObjectToObject(plan, "model"), JSON_SHAPE(&m->config),
+             JSON_NUMBER("parameters", parameter_total(&m->config)));
+    JSON_ADD(cJSON_AddObjectToObject(plan, "run"), JSON_NUMBER("T", m->T),
+             m->B > 0 ? JSON_NUMBER("batch_size", m->B) : JSON_TEXT("batch_size", "auto"),
+             JSON_TEXT("recompute", r->recompute), JSON_KNOWN("tokens", r->tokens),
+             JSON_TEXT("optimizer", optimizer_name(m->optimizer)),
+             JSON_BOOL("master_weights", m->master && optimizer_has_master(m->optimizer)),
+             JSON_TEXT("grad_dtype", m->gradients_in_dtype ? "compute" : "fp32"),
+             JSON_TEXT("offload", m->offload ? "optimizer" : "none"), JSON_BOOL("fp8", m->fp8),
+             JSON_BOOL("train", m->train), JSON_NUMBER("gpus", m->processes > 1 ? m->processes : 1),
+             JSON_NUMBER("reduce_groups", m->groups > 1 ? m->groups : 1));
     cJSON *devices = cJSON_AddArrayToObject(plan, "devices");
     for (int i = 0; i < count; i++) {
         add_device(devices, &plans[i], is_named);

@@ -96,15 +96,16 @@ int activation_kind(const char *name) {
 PlannedMemory plan_memory(const ModelOptions *model) {
     PlannedMemory m = {0};
     MemoryPlan *plan = model_plan(model);
-    const int peak = memory_plan_peak_tick(plan);
+    int tick;
+    const int64_t peak = memory_plan_live_peak(plan, &tick);
     for (int c = 0; c < MEM_CLASS_COUNT; c++) m.classes[c] = (double)memory_plan_class_bytes(plan, (MemoryClass)c);
     for (int i = 0; i < memory_plan_count(plan); i++) {
         const PlannedTensor t = memory_plan_tensor(plan, i);
-        if (t.first_use == PLAN_ALWAYS || t.first_use > peak || t.last_use < peak) continue;
+        if (t.first_use == PLAN_ALWAYS || t.first_use > tick || t.last_use < tick) continue;
         m.kinds[activation_kind(t.name)] += (double)t.bytes;
     }
     m.total = (double)memory_plan_total(plan);
-    m.kinds[KIND_GAPS] = m.total - (double)memory_plan_live_peak(plan);
+    m.kinds[KIND_GAPS] = m.total - (double)peak;
     m.host = (double)model_host_bytes(model);
     memory_plan_destroy(plan);
     return m;

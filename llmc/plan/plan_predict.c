@@ -73,13 +73,6 @@ static const struct {
      }},
 };
 
-static const Estimate *assumed_rates(const GpuSpec *gpu) {
-    for (size_t i = 0; i < sizeof RATES / sizeof *RATES; i++)
-        if (gpu->name && (strcmp(RATES[i].gpu, gpu->name) == 0 || strcmp(RATES[i].also, gpu->name) == 0))
-            return RATES[i].rates;
-    return NULL;
-}
-
 static bool is_of_peak(RateKind rate) { return rate <= RATE_OUR_ATTENTION_BACKWARD; }
 
 // ----------------------------------------------------------------------------------------------------------------- ops
@@ -253,25 +246,15 @@ static void accumulate_estimate(Estimate *sum, Estimate e, double share) {
     sum->best += share * e.best;
 }
 
-// What is computed at one rate errs together, different rates do not.
-static Estimate of_all(const Estimate by_rate[RATE_COUNT]) {
-    double likely = 0, worse = 0, better = 0;
-    for (int i = 0; i < RATE_COUNT; i++) {
-        const Estimate e = by_rate[i];
-        likely += e.likely;
-        worse += (e.worst - e.likely) * (e.worst - e.likely);
-        better += (e.best - e.likely) * (e.best - e.likely);
-    }
-    return (Estimate){likely, likely + sqrt(worse), likely - sqrt(better)};
-}
-
 // --overlap: a memory-bound kernel may run beside a weight gradient. It is assumed to be hidden whole: that the product
 // leaves it multiprocessors and becomes no slower by it, that no product of the compute stream takes its place, and
 // that it follows before the weight gradient ends. None of this is known, so the sum is a bound and no part of the
 // step's time. Epilogues belong to their product; attention, which needs the tensor cores too, gains nothing.
 static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, const PredictOptions *o,
                        bool or_limit) {
-    const Estimate *rates = model->dtype == DTYPE_FP32 ? NULL : assumed_rates(gpu); // of 16-bit matmuls
+    const Estimate *rates = NULL; // of 16-bit matmuls
+    for (size_t i = 0; model->dtype != DTYPE_FP32 && gpu->name && i < sizeof RATES / sizeof *RATES; i++)
+        if (strcmp(RATES[i].gpu, gpu->name) == 0 || strcmp(RATES[i].also, gpu->name) == 0) rates = RATES[i].rates;
     const double peak = gpu_spec_peak(gpu, model->dtype);
     Estimate limits[RATE_COUNT];
     for (int i = 0; i < RATE_COUNT; i++) limits[i] = (Estimate){1, 1, 1};
@@ -304,7 +287,15 @@ static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *mo
     p->launch = rates[RATE_LAUNCH];
     p->between = (Estimate){kernels * p->launch.likely, kernels * p->launch.worst, kernels * p->launch.best};
     by_rate[RATE_LAUNCH] = p->between;
-    p->step = of_all(by_rate);
+    // Ops of one rate err together, different rates do not.
+    double likely = 0, worse = 0, better = 0;
+    for (int i = 0; i < RATE_COUNT; i++) {
+        const Estimate e = by_rate[i];
+        likely += e.likely;
+        worse += (e.worst - e.likely) * (e.worst - e.likely);
+        better += (e.best - e.likely) * (e.best - e.likely);
+    }
+    p->step = (Estimate){likely, likely + sqrt(worse), likely - sqrt(better)};
 }
 
 void plan_predict(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, int64_t tokens, const PredictOptions *o,

@@ -54,8 +54,8 @@ static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) 
 
 // ---------------------------------------------------------------------------------------------------------- the memory
 
-static void print_classes(FILE *out, const DevicePlan *p) {
-    char bytes[TEXT];
+static void print_memory(FILE *out, const DevicePlan *p) {
+    char bytes[TEXT], more[TEXT], set[SET_TEXT];
     const double N = (double)parameter_total(&p->model.config);
     for (MemoryClass c = 0; c < MEM_CLASS_COUNT; c++) {
         const double n = p->memory.classes[c];
@@ -65,17 +65,11 @@ static void print_classes(FILE *out, const DevicePlan *p) {
         if (c == MEM_ACTIVATIONS)
             fprintf(out, "  %.0f KiB a token; at the peak:", n / 1024 / (double)(p->model.B * p->model.T));
         fprintf(out, "\n");
-        if (c != MEM_ACTIVATIONS) continue;
-        for (int k = 0; k < KIND_COUNT; k++)
+        for (int k = 0; c == MEM_ACTIVATIONS && k < KIND_COUNT; k++)
             if (p->memory.kinds[k] > 0)
                 fprintf(out, "planned       %-17s %9s\n", activation_kind_name(k),
                         format_bytes(p->memory.kinds[k], bytes, TEXT));
     }
-}
-
-static void print_memory(FILE *out, const DevicePlan *p) {
-    char bytes[TEXT], more[TEXT], set[SET_TEXT];
-    print_classes(out, p);
     fprintf(out, "planned     %-12s %9s  with -b %lld -r %s in %s", "total", format_bytes(p->memory.total, bytes, TEXT),
             (long long)p->model.B, set_text(&p->model.recompute, &p->model, set), dtype_name(p->model.dtype));
     if (p->gpu.spec.memory > 0)
@@ -136,19 +130,6 @@ static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
             s->link_bytes > 0 ? " + bytes / link" : "", p->gpus > 1 ? " + exposed exchange" : "");
 }
 
-static void print_exchange(FILE *out, const DevicePlan *p) {
-    char bytes[TEXT];
-    if (p->gpus == 1 || p->exchange_rate == 0) return;
-    fprintf(out, "limit       in a step, each GPU sends %s and receives as much: %.4g GB/s over %s, >= %.3g s\n",
-            format_bytes(p->exchange_bytes, bytes, TEXT), p->exchange_rate / 1e9,
-            p->gpu.spec.nvlink > 0 ? "NVLink" : "PCIe", p->exchange_seconds);
-    fprintf(
-        out,
-        "limit       computation hides at most %.3g s of it, %.3g s are exposed: efficiency %.1f%% if both reach the "
-        "datasheet\n",
-        p->exchange_seconds - p->exposed_seconds, p->exposed_seconds, 100 * p->efficiency);
-}
-
 // The figures of one GPU as printed in a line; "-" where there is none.
 typedef struct {
     char step[TEXT], rate[TEXT], all[TEXT], half[TEXT];
@@ -204,9 +185,17 @@ static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     print_most(out, p);
     if (!p->model.train || g->bandwidth == 0) return;
     print_floors(out, p, &p->step);
-    print_exchange(out, p);
     const Limits l = limits_of(p);
-    char name[TEXT];
+    char name[TEXT], bytes[TEXT];
+    if (p->gpus > 1 && p->exchange_rate > 0) {
+        fprintf(out, "limit       in a step, each GPU sends %s and receives as much: %.4g GB/s over %s, >= %.3g s\n",
+                format_bytes(p->exchange_bytes, bytes, TEXT), p->exchange_rate / 1e9, g->nvlink > 0 ? "NVLink" : "PCIe",
+                p->exchange_seconds);
+        fprintf(out,
+                "limit       computation hides at most %.3g s of it, %.3g s are exposed: efficiency %.1f%% if both "
+                "reach the datasheet\n",
+                p->exchange_seconds - p->exposed_seconds, p->exposed_seconds, 100 * p->efficiency);
+    }
     if (p->step_seconds == 0) return;
     fprintf(out, "limit       %s: a step %s, %s tokens/s", device_text(p, name), l.step, l.rate);
     if (*l.all != '-') fprintf(out, "; all steps %s, at 50%% of the limit %s", l.all, l.half);

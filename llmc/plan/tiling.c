@@ -38,24 +38,19 @@ static double load_share(DType dtype, const MatmulShape *s) {
     return SHARES[i].share;
 }
 
-static Tiling tiling_of(const GpuSpec *gpu, const MatmulShape *s, int tile, int splits) {
-    Tiling t = {.rows = TILES[tile].rows, .cols = TILES[tile].cols, .splits = splits};
-    t.tiles = ceil_div(s->M, t.rows) * ceil_div(s->N, t.cols);
-    const int64_t all = t.tiles * splits, last = all % gpu->num_sms;
-    t.waves = ceil_div(all, gpu->num_sms);
-    t.last_wave = last == 0 ? 1 : (double)last / gpu->num_sms;
-    t.share = TILES[tile].rate * (double)(s->M * s->N) / (double)(t.tiles * t.rows * t.cols) * (double)all /
-              (double)(t.waves * gpu->num_sms);
-    return t;
-}
-
 Tiling tiling_best(const GpuSpec *gpu, DType dtype, const MatmulShape *s) {
     const int64_t workspace = cuda_size_matmul((OpsShape){.C = 1 << 16}, gpu->compute_capability);
     Tiling best = {0};
     for (int splits = 1; splits <= MAX_SPLITS; splits++) {
         const bool fits = splits == 1 || (s->K / splits >= MIN_SPLIT_K && splits * s->M * s->N * 4 <= workspace);
         for (int tile = 0; tile < NUM_TILES && fits; tile++) {
-            const Tiling t = tiling_of(gpu, s, tile, splits);
+            Tiling t = {.rows = TILES[tile].rows, .cols = TILES[tile].cols, .splits = splits};
+            t.tiles = ceil_div(s->M, t.rows) * ceil_div(s->N, t.cols);
+            const int64_t all = t.tiles * splits, last = all % gpu->num_sms;
+            t.waves = ceil_div(all, gpu->num_sms);
+            t.last_wave = last == 0 ? 1 : (double)last / gpu->num_sms;
+            t.share = TILES[tile].rate * (double)(s->M * s->N) / (double)(t.tiles * t.rows * t.cols) * (double)all /
+                      (double)(t.waves * gpu->num_sms);
             if (t.share > best.share * (splits > best.splits ? SPLIT_GAIN : EQUAL)) best = t;
         }
     }

@@ -26,7 +26,7 @@ static bool apart(void) { return getenv("PLAN_APART") != NULL; }
 
 static int64_t end_of(const MemoryPlan *plan, int count) {
     int64_t bytes = 0;
-    for (int i = 0; i < count; i++) bytes += memory_plan_bytes(plan, i) + GAP;
+    for (int i = 0; i < count; i++) bytes += memory_plan_tensor(plan, i).bytes + GAP;
     return bytes;
 }
 
@@ -48,7 +48,7 @@ Model *__wrap_model_create(const ModelOptions *options, Error *err) {
     Model *model = __real_model_create(options, err);
     if (!model || !apart()) return model;
     for (int i = 0; i < memory_plan_count(model->plan); i++)
-        sim_forbid((char *)model_at(model, i) + memory_plan_bytes(model->plan, i), GAP);
+        sim_forbid((char *)model_at(model, i) + memory_plan_tensor(model->plan, i).bytes, GAP);
     for (int i = 0; i < model->num_tensors; i++) {
         forbid_padding(model->tensors[i].weight);
         if (model->tensors[i].grad.rank) forbid_padding(model->tensors[i].grad);
@@ -64,8 +64,7 @@ static void poison(const Model *model) {
         const bool passing = t.first_use != PLAN_ALWAYS;
         if (strcmp(t.name, "inputs") == 0 || strcmp(t.name, "targets") == 0) continue;
         if (passing || i == model->layout.workspace)
-            CUDA_CHECK(cudaMemsetAsync(model_at(model, i), 0xff, (size_t)memory_plan_bytes(model->plan, i),
-                                       cuda_compute_stream()));
+            CUDA_CHECK(cudaMemsetAsync(model_at(model, i), 0xff, (size_t)t.bytes, cuda_compute_stream()));
     }
 }
 

@@ -159,7 +159,7 @@ static int64_t workspace_of(ModelOptions *model, bool train) {
     MemoryPlan *plan = model_plan(model);
     int64_t bytes = -1;
     for (int i = 0; i < memory_plan_count(plan); i++)
-        if (strcmp(memory_plan_tensor(plan, i).name, "workspace") == 0) bytes = memory_plan_bytes(plan, i);
+        if (strcmp(memory_plan_tensor(plan, i).name, "workspace") == 0) bytes = memory_plan_tensor(plan, i).bytes;
     memory_plan_destroy(plan);
     return bytes;
 }
