@@ -442,7 +442,7 @@ MUTATIONS = [
     Source("fp8_rows", "rows of a tile behind the tensor are stored", **QUANTIZATION,
            old="at < N ? K - col : 0);", new="K - col);"),
     Source("fp8_infinity", "infinity becomes the largest number", **FP8, file="intrinsics.cuh",
-           old="    low = fmaf(low, 0.0f, low), high = fmaf(high, 0.0f, high);\n", new=""),
+           old="    low = fmaf(low, 0.0f, low);\n    high = fmaf(high, 0.0f, high);\n", new=""),
     Source("gelu_slope", "the derivative of x^3 without its 3", module="matmul_kernels", file="kernel.cuh",
            test="ops/test_matmul", only="*gelu*", old="slope = 3.0f * TWO", new="slope = TWO"),
     Source("gelu_rest", "blocks for packs alone", module="elementwise", file="elementwise.cu", test="ops/test_small",

@@ -195,7 +195,10 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
         if (first > 0) held = read_rows<T, N, LANES>(values, first + S::col());
         weigh_chunk<T, N, LANES>(part, scores, softmax.max, values, first, held);
     }
-    if (threadIdx.x == 0) part[s.HS] = softmax.max, part[s.HS + 1] = softmax.sum;
+    if (threadIdx.x == 0) {
+        part[s.HS] = softmax.max;
+        part[s.HS + 1] = softmax.sum;
+    }
     if (finishes_last(&tickets[blockIdx.y], chunks))
         add_parts(out + b * C + (int64_t)h * s.HS, all_parts, chunks, s.HS);
 }

@@ -325,7 +325,9 @@ static __device__ Count block_count(Count c) {
     if (threadIdx.x == 0) {
         for (int w = 1; w < WARPS; w++) {
             c.sumsq += of_warp[w].sumsq;
-            c.zero += of_warp[w].zero, c.small += of_warp[w].small, c.large += of_warp[w].large;
+            c.zero += of_warp[w].zero;
+            c.small += of_warp[w].small;
+            c.large += of_warp[w].large;
             c.amax = max(c.amax, of_warp[w].amax);
         }
     }
@@ -351,9 +353,13 @@ static __global__ void __launch_bounds__(THREADS)
     c = block_count(c);
     if (threadIdx.x > 0) return;
     TensorStats s;
-    s.count = (double)(end - begin), s.sumsq = c.sumsq;
-    s.zero = (double)c.zero, s.underflow = (double)(c.small - c.zero), s.overflow = (double)c.large;
-    s.amax = __uint_as_float(c.amax), s.unused = 0.0f;
+    s.count = (double)(end - begin);
+    s.sumsq = c.sumsq;
+    s.zero = (double)c.zero;
+    s.underflow = (double)(c.small - c.zero);
+    s.overflow = (double)c.large;
+    s.amax = __uint_as_float(c.amax);
+    s.unused = 0.0f;
     parts[blockIdx.x] = s;
 }
 

@@ -36,7 +36,7 @@ static dim3 row_blocks(const char *op, int64_t rows, int64_t C, int width) {
     return dim3((unsigned)ceil_div(threads, ROW_THREADS));
 }
 
-template <class T, int N> static void forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
+template <class T, int N> static void embedding_forward_launch(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
     const int rows = (int)tensor_numel(tokens), C = (int)tensor_cols(wte), context = (int)tensor_cols(tokens);
     const dim3 grid = row_blocks("embedding_forward", rows, C, N);
     LAUNCH((embedding_forward_kernel<T, N>), grid, ROW_THREADS, 0, cuda_compute_stream())
@@ -49,9 +49,9 @@ void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe
                         pack_aligned(wpe.data, C, wpe.dtype);
     DISPATCH(wte.dtype, E, {
         if (packed)
-            forward<E, PACK<E>>(out, tokens, wte, wpe);
+            embedding_forward_launch<E, PACK<E>>(out, tokens, wte, wpe);
         else
-            forward<E, 1>(out, tokens, wte, wpe);
+            embedding_forward_launch<E, 1>(out, tokens, wte, wpe);
     });
 }
 
@@ -166,7 +166,7 @@ enum { ROWS_IN_FLIGHT = 8 };
 
 // sum += N columns of `count` rows that are `stride` elements apart, in order.
 template <class T, int N>
-static __device__ __forceinline__ void add_rows(float (&sum)[N], const T *row, int64_t stride, int count) {
+static __device__ __forceinline__ void add_strided_rows(float (&sum)[N], const T *row, int64_t stride, int count) {
     for (int i = 0; i < count; i += ROWS_IN_FLIGHT) {
         Vector<T, N> x[ROWS_IN_FLIGHT];
         for (int j = 0; j < ROWS_IN_FLIGHT; j++) x[j] = load_or_zero<T, N>(row + (i + j) * stride, i + j < count);
@@ -256,7 +256,8 @@ static __global__ void __launch_bounds__(RUN_THREADS)
     const int64_t stride = (int64_t)PARTIALS * C; // of tiles
     const float *here = partials + tile * stride + BEGAN_HERE * C + c;
     float sum[N] = {};
-    if (c < C) add_rows(sum, partials + (tile + 1 + begin) * stride + BEGAN_BEFORE * C + c, stride, end - begin);
+    if (c < C)
+        add_strided_rows(sum, partials + (tile + 1 + begin) * stride + BEGAN_BEFORE * C + c, stride, end - begin);
     for (int k = 0; k < N; k++) part[warp][k * WARP + lane] = sum[k];
     __syncthreads();
     if (warp > 0 || c >= C) return;
@@ -307,7 +308,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     const int t = (int)(i / per_row), c = (int)(i % per_row) * N;
     if (t >= rows) return;
     float sum[N] = {};
-    if (t < context) add_rows(sum, dout + (int64_t)t * C + c, (int64_t)context * C, B);
+    if (t < context) add_strided_rows(sum, dout + (int64_t)t * C + c, (int64_t)context * C, B);
     G *to = dwpe + (int64_t)t * C + c;
     if (accumulate) {
         add_vector<G, N>(to, sum);

@@ -103,7 +103,8 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
                                    dout_rows, head_rows(out, s, block.head, 0, 1), first_row);
         own.end(0);
         RowFragments<T, M, HEAD, true> q, d;
-        q.set(own.a(0), tile_row), d.set(own.b(0), tile_row);
+        q.set(own.a(0), tile_row);
+        d.set(own.b(0), tile_row);
         clear(dQ);
 
         ROLLED (i, tiles) {
@@ -119,7 +120,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
                 multiply_add<Arch, T>(dQ, scores, keys.a(i));
             }
         }
-        store_rows(head_rows(dqkv, s, block.head, 0, 3), first_row, dQ, s.scale, q_tile, tile_row);
+        store_head_rows(head_rows(dqkv, s, block.head, 0, 3), first_row, dQ, s.scale, q_tile, tile_row);
         if (sums) {
             __syncthreads();
             store_column_sums<Arch, T, ROWS, HEAD>(block_sums<HEAD>(sums, 0), s.HS, q_tile);
@@ -181,9 +182,11 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
         queries.begin(0);
         own.end(0);
         RowFragments<T, M, HEAD, false> k, v;
-        k.set(k_tile, tile_row), v.set(v_tile, tile_row);
+        k.set(k_tile, tile_row);
+        v.set(v_tile, tile_row);
         float dK[M][HEAD / 8][4], dV[M][HEAD / 8][4];
-        clear(dK), clear(dV);
+        clear(dK);
+        clear(dV);
 
         ROLLED (i, tiles) {
             const int first_query = block_key + i * QUERIES;
@@ -204,8 +207,8 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
                 multiply_add<Arch, T>(dK, dP, queries.a(i));
             }
         }
-        store_rows(head_rows(dqkv, s, block.head, 1, 3), first_key, dK, s.scale, k_tile, tile_row);
-        store_rows(head_rows(dqkv, s, block.head, 2, 3), first_key, dV, 1.0f, v_tile, tile_row);
+        store_head_rows(head_rows(dqkv, s, block.head, 1, 3), first_key, dK, s.scale, k_tile, tile_row);
+        store_head_rows(head_rows(dqkv, s, block.head, 2, 3), first_key, dV, 1.0f, v_tile, tile_row);
         if (sums) {
             __syncthreads();
             store_column_sums<Arch, T, ROWS, HEAD>(block_sums<HEAD>(sums, 1), s.HS, k_tile);

@@ -32,8 +32,8 @@ template <int M, int HEAD> struct ForwardState { float out[M][HEAD / 8][4], max[
 // Scores become exponentials relative to the new maximum; sums relative to the old one are rescaled. The first tile has
 // key 0, which every query sees, so the maximum is finite from then on.
 template <int M, int N8, int HEAD>
-static __device__ __forceinline__ void softmax_step(float (&scores)[M][N8][4], ForwardState<M, HEAD> &state,
-                                                    float scale_log2e) {
+static __device__ __forceinline__ void flash_softmax_step(float (&scores)[M][N8][4], ForwardState<M, HEAD> &state,
+                                                          float scale_log2e) {
     UNROLL (m, M)
         UNROLL (r, 2) {
             float largest = state.max[m][r];
@@ -95,7 +95,10 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
         queries.set(q_tile, tile_row);
         ForwardState<M, HEAD> state;
         clear(state.out);
-        UNROLL (i, 2 * M) state.max[i / 2][i % 2] = -INFINITY, state.sum[i / 2][i % 2] = 0.0f;
+        UNROLL (i, 2 * M) {
+            state.max[i / 2][i % 2] = -INFINITY;
+            state.sum[i / 2][i % 2] = 0.0f;
+        }
 
         ROLLED (i, tiles) {
             keys.end(i);
@@ -104,12 +107,12 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
                 float scores[M][KEYS / 8][4];
                 multiply_rows<Arch>(scores, queries, keys.a(i));
                 if ((i + 1) * KEYS > first_row) mask_scores<QUERY_ROWS>(scores, first_row, i * KEYS);
-                softmax_step(scores, state, s.scale_log2e);
+                flash_softmax_step(scores, state, s.scale_log2e);
                 multiply_add<Arch, T>(state.out, scores, keys.b(i));
             }
         }
         finish_rows(state, lse + (int64_t)block.head * s.T, first_row, s);
-        store_rows(head_rows(out, s, block.head, 0, 1), first_row, state.out, 1.0f, q_tile, tile_row);
+        store_head_rows(head_rows(out, s, block.head, 0, 1), first_row, state.out, 1.0f, q_tile, tile_row);
     } else {
         __trap();
     }
@@ -134,8 +137,10 @@ bool cuda_flash_supports(DType dtype, int64_t head_size) {
 
 FlashShape cuda_flash_shape(Tensor qkv, int num_heads) {
     FlashShape s = {};
-    s.T = (int)qkv.shape[1], s.NH = num_heads;
-    s.HS = (int)(qkv.shape[2] / (3 * num_heads)), s.heads = (int)qkv.shape[0] * num_heads;
+    s.T = (int)qkv.shape[1];
+    s.NH = num_heads;
+    s.HS = (int)(qkv.shape[2] / (3 * num_heads));
+    s.heads = (int)qkv.shape[0] * num_heads;
     s.scale = 1.0f / sqrtf((float)s.HS);
     s.scale_log2e = s.scale * LOG2_E;
     return s;

@@ -35,15 +35,15 @@ template <class Arch> static constexpr bool flash_compiled = Arch::AMPERE == (HA
 // in a group the heaviest blocks (rank 0) of all heads come first.
 static inline FlashShape flash_grouped(FlashShape s, int64_t blocks_per_head) {
     const int64_t heads = 4 * cuda_backend.num_sms / blocks_per_head;
-    s.group = (int)(heads < 1 ? 1 : heads < s.heads ? heads : s.heads);
+    s.group = (int)max_i64(1, min_i64(heads, s.heads));
     return s;
 }
 struct FlashBlock {
     int head, rank;
 };
 static __device__ __forceinline__ FlashBlock flash_block(const FlashShape &s, int blocks_per_head) {
-    const int group = (int)blockIdx.x / (s.group * blocks_per_head),
-              rest = (int)blockIdx.x % (s.group * blocks_per_head);
+    const int group = (int)blockIdx.x / (s.group * blocks_per_head);
+    const int rest = (int)blockIdx.x % (s.group * blocks_per_head);
     const int first = group * s.group, heads = min(s.group, s.heads - first);
     return {first + rest % heads, rest / heads};
 }
@@ -272,8 +272,8 @@ static __device__ __forceinline__ void mask_scores(float (&scores)[M][N8][4], in
 // Rows first.. of a head = c times factor, rounded. Staged in the warp's own rows of a tile that is no longer needed,
 // so that global memory gets 16-byte stores of whole rows.
 template <class T, int M, int HEAD8>
-static __device__ __forceinline__ void store_rows(const HeadRows<T> &to, int first, const float (&c)[M][HEAD8][4],
-                                                  float factor, T *tile, int tile_row) {
+static __device__ __forceinline__ void store_head_rows(const HeadRows<T> &to, int first, const float (&c)[M][HEAD8][4],
+                                                       float factor, T *tile, int tile_row) {
     constexpr int HEAD = HEAD8 * 8;
     const int lane = (int)threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     __syncwarp();

@@ -93,7 +93,7 @@ enum { ROWS = 128, COLS = 64, THREADS = 128, CODES = 16, ROW_WORDS = COLS / 4 };
 // bytes are permuted by bits 5 and 6 of the row. A row is half of the 32 banks, an even one the lower, an odd one the
 // upper half, and none of the accesses meets a conflict:
 //   what a thread has quantised, 4 or 8 bytes: 16 threads write two rows, or 32 do
-//   16 bytes of a row (store_rows): 8 threads read two rows
+//   16 bytes of a row (store_code_rows): 8 threads read two rows
 //   words of columns (transpose_piece): lane = 8 (word % 4) + group. The four even groups read an even row, each
 //   in another piece, thanks to the permutation; the four odd ones an odd row
 static __device__ __forceinline__ int tile_word(int row, int word) { return row * ROW_WORDS + (word ^ row / 32 * 4); }
@@ -161,8 +161,8 @@ static __device__ __forceinline__ void encode_piece(unsigned *to, const Vector<T
 
 // The tile as it is into q (N,K): threads take pieces of 16 codes in turn, 4 a row.
 template <bool ALIGNED>
-static __device__ __forceinline__ void store_rows(uint8_t *q, const unsigned *tile, int64_t row0, int64_t col0,
-                                                  int64_t N, int64_t K) {
+static __device__ __forceinline__ void store_code_rows(uint8_t *q, const unsigned *tile, int64_t row0, int64_t col0,
+                                                       int64_t N, int64_t K) {
     constexpr int ROW_PIECES = COLS / CODES;
     for (int i = (int)threadIdx.x; i < ROWS * ROW_PIECES; i += THREADS) {
         const int row = i / ROW_PIECES, piece = i % ROW_PIECES;
@@ -187,9 +187,10 @@ static __device__ __forceinline__ void store_columns(uint8_t *transposed, const 
     }
 }
 
-// q (N,K) = in (N,K) * slot->scale in the format F, transposed (K,N) = its transpose; either may be NULL. Block (column of tiles, row of tiles), the rows of tiles from the last
-// to the first: largest_kernel has just read the last ones, which are still in the L2 cache. Bytes: N K elements read,
-// N K for each output written. Unaligned, ptxas would spill to fit more blocks than 5.
+// q (N,K) = in (N,K) * slot->scale in the format F, transposed (K,N) = its transpose; either may be NULL. Block (column
+// of tiles, row of tiles), the rows of tiles from the last to the first: largest_kernel has just read the last ones,
+// which are still in the L2 cache. Bytes: N K elements read, N K for each output written. Unaligned, ptxas would spill
+// to fit more blocks than 5.
 template <class T, class F, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS, ALIGNED ? 0 : 5)
     quantize_kernel(uint8_t *q, uint8_t *transposed, const T *in, const Fp8Slot *slot, int64_t N, int64_t K) {
@@ -204,7 +205,7 @@ static __global__ void __launch_bounds__(THREADS, ALIGNED ? 0 : 5)
     const float scale = slot->scale;
     UNROLL (i, PASSES) encode_piece<F>(tile + tile_word(i * PASS_ROWS + row, lane * W / 4), pieces[i], scale);
     __syncthreads();
-    if (q) store_rows<ALIGNED>(q, tile, row0, col0, N, K);
+    if (q) store_code_rows<ALIGNED>(q, tile, row0, col0, N, K);
     if (transposed) store_columns<ALIGNED>(transposed, tile, row0, col0, N, K);
 }
 

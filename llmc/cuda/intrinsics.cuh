@@ -136,7 +136,8 @@ struct E5M2 {
 template <class F> static __device__ __forceinline__ uint32_t fp8_encode_two(float low, float high) {
 #if HAS_FP8
     uint16_t codes;
-    low = fmaf(low, 0.0f, low), high = fmaf(high, 0.0f, high);
+    low = fmaf(low, 0.0f, low);
+    high = fmaf(high, 0.0f, high);
     if constexpr (F::dtype == DTYPE_E4M3)
         asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
     else

@@ -206,7 +206,8 @@ template <class T, int N> static __device__ __forceinline__ void to_floats(float
             uint32_t word;
             memcpy(&word, (const void *)(x.v + i), sizeof word);
             const float2 two = unpack_two<T>(word);
-            v[i] = two.x, v[i + 1] = two.y;
+            v[i] = two.x;
+            v[i + 1] = two.y;
         }
     } else {
         for (int i = 0; i < N; i++) v[i] = to_float(x.v[i]);

@@ -89,7 +89,10 @@ static __device__ __forceinline__ void apply_rule(float &w, float &m, float &v, 
     if constexpr (RULE == RULE_LION) {
         const float c = fmaf(s.beta1, m, s.one_minus_beta1 * g);
         m = fmaf(s.beta2, m, s.one_minus_beta2 * g);
-        w = descend(w, c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : 0.0f, learning_rate, weight_decay);
+        float sign = 0.0f;
+        if (c < 0.0f) sign = -1.0f;
+        if (c > 0.0f) sign = 1.0f;
+        w = descend(w, sign, learning_rate, weight_decay);
     }
     if constexpr (RULE == RULE_SGD || RULE == RULE_MOMENTUM) m = fmaf(s.momentum, m, g);
     if constexpr (RULE == RULE_SGD) w = descend(w, m, learning_rate, weight_decay);
@@ -231,8 +234,8 @@ static __device__ __forceinline__ Place place_of_round(const UpdateEntry &t, int
     return place_at<NEIGHBOURS>(e, t.numel - e, t.packed);
 }
 
-static __device__ __forceinline__ void decode(float (&x)[NEIGHBOURS], const void *codes, Place at, const float *numbers,
-                                              float scale) {
+static __device__ __forceinline__ void decode_states(float (&x)[NEIGHBOURS], const void *codes, Place at,
+                                                     const float *numbers, float scale) {
     const Vector<uint8_t, NEIGHBOURS> c = load_place<uint8_t, NEIGHBOURS>((const uint8_t *)codes, at);
     for (int k = 0; k < NEIGHBOURS; k++) x[k] = k < at.count ? __fmul_rn(numbers[c.v[k]], scale) : 0.0f;
 }
@@ -258,18 +261,21 @@ static __device__ __forceinline__ void encode_block(void *out, float *scales, co
 
 // One block of states, by one warp.
 template <class E, int RULE>
-static __device__ __forceinline__ void update_block(const UpdateEntry &t, const UpdateStep &s, float grad_factor,
-                                                    const Codes &codes, int64_t block) {
+static __device__ __forceinline__ void update_state_block(const UpdateEntry &t, const UpdateStep &s, float grad_factor,
+                                                          const Codes &codes, int64_t block) {
     typedef RuleUses<RULE> Uses;
     float all_m[MINE], all_v[MINE];
     const float m_scale = t.m_scale[block], v_scale = Uses::v ? t.v_scale[block] : 0.0f;
     for (int round = 0; round < ROUNDS; round++) {
         const Place at = place_of_round(t, block, round);
         float m[NEIGHBOURS], v[NEIGHBOURS] = {};
-        decode(m, t.m, at, codes.m, m_scale);
-        if constexpr (Uses::v) decode(v, t.v, at, codes.v, v_scale);
+        decode_states(m, t.m, at, codes.m, m_scale);
+        if constexpr (Uses::v) decode_states(v, t.v, at, codes.v, v_scale);
         update_place<E, RULE, NEIGHBOURS>(t, s, grad_factor, at, m, v);
-        for (int k = 0; k < NEIGHBOURS; k++) all_m[round * NEIGHBOURS + k] = m[k], all_v[round * NEIGHBOURS + k] = v[k];
+        for (int k = 0; k < NEIGHBOURS; k++) {
+            all_m[round * NEIGHBOURS + k] = m[k];
+            all_v[round * NEIGHBOURS + k] = v[k];
+        }
     }
     encode_block<true>(t.m, t.m_scale, t, block, all_m, codes);
     if constexpr (Uses::v) encode_block<false>(t.v, t.v_scale, t, block, all_v, codes);
@@ -291,7 +297,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
     const int64_t begin = (int64_t)part_of_block(first, entry) * PART_BLOCKS;
     const int64_t end = min((t.numel + STATE_BLOCK - 1) / STATE_BLOCK, begin + PART_BLOCKS);
     for (int64_t block = begin + threadIdx.x / WARP; block < end; block += BLOCK_WARPS)
-        update_block<E, RULE>(t, s, grad_factor, codes[0], block);
+        update_state_block<E, RULE>(t, s, grad_factor, codes[0], block);
 }
 
 // --------------------------------------------------------------------------------------------------------------- table
@@ -309,7 +315,8 @@ static int variant_number(Variant v) { return v.rule * STATES_COUNT + v.states; 
 static Variant variant_of_number(int number) { return {number / STATES_COUNT, (StateFormat)(number % STATES_COUNT)}; }
 
 static StateFormat states_of(const UpdateTensor *t) {
-    return t->m.dtype == DTYPE_FP32 ? STATES_FP32 : t->m.dtype == DTYPE_BF16 ? STATES_BF16 : STATES_8BIT;
+    if (t->m.dtype == DTYPE_FP32) return STATES_FP32;
+    return t->m.dtype == DTYPE_BF16 ? STATES_BF16 : STATES_8BIT;
 }
 
 // What adamw_kernel updates.
@@ -327,12 +334,19 @@ static bool all_aligned(const UpdateTensor *t) {
 
 UpdateEntry cuda_update_entry(const UpdateTensor *t) {
     UpdateEntry e = {};
-    e.weight = t->weight.data, e.master = (float *)t->master.data, e.compensation = t->compensation.data,
+    e.weight = t->weight.data;
+    e.master = (float *)t->master.data;
+    e.compensation = t->compensation.data;
     e.grad = t->grad.data;
-    e.m = t->m.data, e.v = t->v.data;
-    e.m_scale = (float *)t->m_scale.data, e.v_scale = (float *)t->v_scale.data;
-    e.numel = tensor_numel(t->weight), e.offset = t->offset, e.stream = t->stream;
-    e.learning_rate = t->rate, e.weight_decay = t->weight_decay / t->rate; // rate multiplies the direction alone
+    e.m = t->m.data;
+    e.v = t->v.data;
+    e.m_scale = (float *)t->m_scale.data;
+    e.v_scale = (float *)t->v_scale.data;
+    e.numel = tensor_numel(t->weight);
+    e.offset = t->offset;
+    e.stream = t->stream;
+    e.learning_rate = t->rate;
+    e.weight_decay = t->weight_decay / t->rate; // rate multiplies the direction alone
     e.grad_is_fp32 = t->grad.dtype == DTYPE_FP32;
     e.packed = all_aligned(t);
     return e;
@@ -409,9 +423,12 @@ static void launch_groups(const UpdateTable *table, DType compute, int first, in
 static UpdateStep update_step(UpdateParams p) {
     const double beta1 = p.beta1, beta2 = p.beta2;
     UpdateStep s = {};
-    s.learning_rate = p.learning_rate, s.eps = p.eps;
-    s.beta1 = p.beta1, s.one_minus_beta1 = (float)(1.0 - beta1);
-    s.beta2 = p.beta2, s.one_minus_beta2 = (float)(1.0 - beta2);
+    s.learning_rate = p.learning_rate;
+    s.eps = p.eps;
+    s.beta1 = p.beta1;
+    s.one_minus_beta1 = (float)(1.0 - beta1);
+    s.beta2 = p.beta2;
+    s.one_minus_beta2 = (float)(1.0 - beta2);
     s.momentum = p.momentum;
     s.seed = p.seed;
     return s;

@@ -111,7 +111,8 @@ struct UpdateStep {
     uint64_t counter; // of random bits: updates * 2^40
 };
 static __device__ __forceinline__ UpdateStep step_of_decision(UpdateStep s, const StepControl *control) {
-    s.m_correction = control->m_correction, s.v_correction = control->v_correction;
+    s.m_correction = control->m_correction;
+    s.v_correction = control->v_correction;
     s.counter = (uint64_t)control->updates << 40;
     return s;
 }

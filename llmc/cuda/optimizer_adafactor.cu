@@ -51,7 +51,8 @@ static __device__ __forceinline__ Place place_in_row(const AdafactorEntry &a, in
 }
 
 template <class E, int N>
-static __device__ __forceinline__ void load_gradient(float (&g)[N], const UpdateEntry &t, Place at, float grad_factor) {
+static __device__ __forceinline__ void adafactor_gradient(float (&g)[N], const UpdateEntry &t, Place at,
+                                                          float grad_factor) {
     const bool is_fp32 = grad_is_fp32<E>(t);
     either_to_floats(g, load_either<E, N>(t.grad, at, is_fp32), is_fp32); // 0 beyond the edge
     for (int k = 0; k < N; k++) g[k] *= grad_factor;
@@ -76,7 +77,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     for (int64_t i = begin + threadIdx.x / WARP; i < end; i += BLOCK_WARPS) {
         float sum = 0.0f, g[NEIGHBOURS];
         for (int64_t c = lane * NEIGHBOURS; c < a.cols; c += TILE_COLS) {
-            load_gradient<E>(g, a.t, place_in_row(a, i, c), grad_factor);
+            adafactor_gradient<E>(g, a.t, place_in_row(a, i, c), grad_factor);
             for (int k = 0; k < NEIGHBOURS; k++) sum = fmaf(g[k], g[k], sum);
         }
         sum = warp_sum(sum);
@@ -112,7 +113,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     const Tile tile = tile_of(a, number);
     float sum[NEIGHBOURS] = {}, g[NEIGHBOURS];
     for (int64_t i = tile.row; i < tile.end; i += BLOCK_WARPS) {
-        load_gradient<E>(g, a.t, place_in_row(a, i, my_column(tile)), grad_factor);
+        adafactor_gradient<E>(g, a.t, place_in_row(a, i, my_column(tile)), grad_factor);
         for (int k = 0; k < NEIGHBOURS; k++) sum[k] = fmaf(g[k], g[k], sum[k]);
     }
     for (int k = 0; k < NEIGHBOURS; k++) sums[threadIdx.x / WARP][threadIdx.x % WARP * NEIGHBOURS + k] = sum[k];
@@ -170,7 +171,7 @@ template <class E, int N>
 static __device__ __forceinline__ void load_update(float (&u)[N], const AdafactorEntry &a, Place at, int64_t i,
                                                    const float (&factors)[N], float row_mean, float grad_factor) {
     const float factor = row_factor(a, i, row_mean);
-    load_gradient<E>(u, a.t, at, grad_factor);
+    adafactor_gradient<E>(u, a.t, at, grad_factor);
     for (int k = 0; k < N; k++) u[k] = u[k] * factor * factors[k];
 }
 
@@ -251,24 +252,27 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
 
 // ---------------------------------------------------------------------------------------------------------------- host
 
-static int64_t tile_rows(int64_t rows) { return ceil_div(rows, TILE_ROWS); }
-
 // Floats of the column sums of a matrix: none where it has one tile in a column.
 static int64_t column_sums_of(const UpdateTensor *t) {
     const int64_t rows = t->row.data ? tensor_numel(t->row) : 1;
-    return rows > TILE_ROWS ? tile_rows(rows) * tensor_numel(t->col) : 0;
+    return rows > TILE_ROWS ? ceil_div(rows, TILE_ROWS) * tensor_numel(t->col) : 0;
 }
 
 static AdafactorEntry adafactor_entry(const UpdateTensor *t, int tensor) {
     AdafactorEntry a = {};
     a.t = cuda_update_entry(t);
-    a.row = (float *)t->row.data, a.col = (float *)(a.row ? t->col.data : t->v.data), a.rms = (float *)t->rms.data;
-    a.rows = a.row ? tensor_numel(t->row) : 1, a.cols = a.row ? tensor_numel(t->col) : a.t.numel;
+    a.row = (float *)t->row.data;
+    a.col = (float *)(a.row ? t->col.data : t->v.data);
+    a.rms = (float *)t->rms.data;
+    a.rows = a.row ? tensor_numel(t->row) : 1;
+    a.cols = a.row ? tensor_numel(t->col) : a.t.numel;
     a.begin = a.row ? t->offset : 0;
     a.counted = a.rows * a.cols - t->padding;
-    a.first_row = a.begin / a.cols, a.end_row = ceil_div(a.begin + a.t.numel, a.cols);
+    a.first_row = a.begin / a.cols;
+    a.end_row = ceil_div(a.begin + a.t.numel, a.cols);
     a.t.packed = a.t.packed && a.cols % NEIGHBOURS == 0 && a.t.numel % NEIGHBOURS == 0;
-    a.col_tiles = ceil_div(a.cols, TILE_COLS), a.tiles = tile_rows(a.end_row - a.first_row) * a.col_tiles;
+    a.col_tiles = ceil_div(a.cols, TILE_COLS);
+    a.tiles = ceil_div(a.end_row - a.first_row, TILE_ROWS) * a.col_tiles;
     a.tensor = tensor;
     return a;
 }
@@ -279,7 +283,8 @@ static void describe_adafactor(TableDraft *draft, const UpdateTensor *tensors, i
         if (tensors[i].rule != RULE_ADAFACTOR) continue;
         AdafactorEntry a = adafactor_entry(&tensors[i], i);
         const int64_t sums = column_sums_of(&tensors[i]);
-        a.column_sums = sums ? column_sums : -1, column_sums += sums;
+        a.column_sums = sums ? column_sums : -1;
+        column_sums += sums;
         if (a.row) table_add(draft, ROWS, i, &a, ceil_div(a.rows, ROW_PART));
         table_add(draft, TILES, i, &a, a.tiles);
         if (sums) table_add(draft, TALL, i, &a, ceil_div(a.cols, BLOCK_THREADS));

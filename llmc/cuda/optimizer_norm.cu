@@ -31,7 +31,10 @@ static void *checked(const char *op, void *memory) {
 void update_list_free(UpdateList *list) {
     if (!list->tables) return;
     CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream())); // the last kernel that reads them
-    for (UpdateTable &t : list->tables->kinds) device_free(t.entries), free(t.tensor);
+    for (UpdateTable &t : list->tables->kinds) {
+        device_free(t.entries);
+        free(t.tensor);
+    }
     free(list->tables);
     list->tables = NULL;
 }
@@ -47,11 +50,11 @@ void table_add(TableDraft *d, int variant, int tensor, const void *entry, int64_
     }
     REQUIRE(parts <= INT32_MAX, "%s: tensor %d has %lld parts", d->op, tensor, (long long)parts);
     memcpy(d->entries + (size_t)d->count * d->entry_bytes, entry, d->entry_bytes);
-    d->variant[d->count] = variant, d->tensor[d->count] = tensor, d->parts[d->count] = (int32_t)parts;
+    d->variant[d->count] = variant;
+    d->tensor[d->count] = tensor;
+    d->parts[d->count] = (int32_t)parts;
     d->count++;
 }
-
-static void draft_free(TableDraft *d) { free(d->entries), free(d->variant), free(d->tensor), free(d->parts); }
 
 // The smallest variant above `after`; -1 when there is none.
 static int next_variant(const TableDraft *d, int after) {
@@ -70,11 +73,13 @@ static void group_entries(UpdateTable *t, const TableDraft *d, char *sorted) {
     for (int variant = -1; (variant = next_variant(d, variant)) >= 0;) {
         REQUIRE(t->num_groups < TABLE_MAX_GROUPS, "%s: more than %d kinds of tensors", d->op, TABLE_MAX_GROUPS);
         TableGroup *group = &t->groups[t->num_groups++];
-        group->variant = variant, group->begin = at;
+        group->variant = variant;
+        group->begin = at;
         for (int i = 0; i < d->count; i++) {
             if (d->variant[i] != variant) continue;
             memcpy(sorted + (size_t)at * d->entry_bytes, d->entries + (size_t)i * d->entry_bytes, d->entry_bytes);
-            t->tensor[at] = d->tensor[i], t->parts[at++] = (int32_t)parts;
+            t->tensor[at] = d->tensor[i];
+            t->parts[at++] = (int32_t)parts;
             parts += d->parts[i];
             REQUIRE(parts <= INT32_MAX, "%s: %lld parts", d->op, (long long)parts);
         }
@@ -87,7 +92,8 @@ static void make_table(UpdateTable *t, const char *op, const UpdateList *list, s
                        TableDescribe *describe) {
     REQUIRE(!cuda_backend.capturing, "%s: new tensors under capture", op);
     TableDraft draft = {};
-    draft.op = op, draft.entry_bytes = entry_bytes;
+    draft.op = op;
+    draft.entry_bytes = entry_bytes;
     describe(&draft, list->tensors, list->n);
     const size_t bytes = (size_t)draft.count * entry_bytes, first_bytes = ((size_t)draft.count + 1) * sizeof(int32_t);
     char *sorted = (char *)checked(op, malloc(bytes + 1));
@@ -96,13 +102,17 @@ static void make_table(UpdateTable *t, const char *op, const UpdateList *list, s
     char *device = (char *)device_alloc(bytes + first_bytes, &err);
     REQUIRE_MEMORY(device != NULL, "the tables of %s: %s", op, err.text);
     t->entry_bytes = entry_bytes;
-    t->entries = device, t->first = (int32_t *)(void *)(device + bytes);
+    t->entries = device;
+    t->first = (int32_t *)(void *)(device + bytes);
     const cudaStream_t stream = cuda_compute_stream();
     CUDA_CHECK(cudaMemcpyAsync(device, sorted, bytes, cudaMemcpyHostToDevice, stream));
     CUDA_CHECK(cudaMemcpyAsync(device + bytes, t->parts, first_bytes, cudaMemcpyHostToDevice, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream)); // `sorted` is freed
     free(sorted);
-    draft_free(&draft);
+    free(draft.entries);
+    free(draft.variant);
+    free(draft.tensor);
+    free(draft.parts);
 }
 
 const UpdateTable *update_table(const char *op, UpdateList *list, TableKind kind, size_t entry_bytes,
@@ -192,7 +202,9 @@ static void describe_norm(TableDraft *draft, const UpdateTensor *tensors, int n)
         const Tensor grad = tensors[i].grad;
         const int64_t numel = tensor_numel(grad);
         NormEntry e = {};
-        e.data = grad.data, e.numel = numel, e.tensor = i;
+        e.data = grad.data;
+        e.numel = numel;
+        e.tensor = i;
         e.part = round_up(ceil_div(numel, NORM_MAX_PARTS), NORM_PART);
         e.packed = (uintptr_t)grad.data % 16 == 0;
         table_add(draft, grad.dtype, i, &e, ceil_div(numel, e.part));

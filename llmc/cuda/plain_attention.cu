@@ -109,7 +109,7 @@ static __device__ __forceinline__ float row_sum(float v) {
     for (int offset = SIDE / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(ALL_LANES, v, offset);
     return v;
 }
-static __device__ __forceinline__ float row_max(float v) {
+static __device__ __forceinline__ float plain_row_max(float v) {
     for (int offset = SIDE / 2; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(ALL_LANES, v, offset));
     return v;
 }
@@ -117,8 +117,8 @@ static __device__ __forceinline__ float row_max(float v) {
 // ------------------------------------------------------------------------------------------------------------- forward
 
 // One step of the online softmax (see flash_forward.cu): scores become exponentials, earlier sums are rescaled.
-static __device__ __forceinline__ void softmax_step(Share &scores, Share &result, float *largest, float *sum,
-                                                    float scale, int first_row, int first_key) {
+static __device__ __forceinline__ void plain_softmax_step(Share &scores, Share &result, float *largest, float *sum,
+                                                          float scale, int first_row, int first_key) {
     for (int i = 0; i < PER; i++) {
         float most = largest[i], total = 0.0f;
         for (int j = 0; j < PER; j++) {
@@ -126,7 +126,7 @@ static __device__ __forceinline__ void softmax_step(Share &scores, Share &result
             scores.v[i][j] = seen ? scores.v[i][j] * scale : -INFINITY;
             most = fmaxf(most, scores.v[i][j]);
         }
-        most = row_max(most);
+        most = plain_row_max(most);
         const float shrink = expf(largest[i] - most);
         for (int j = 0; j < PER; j++) {
             scores.v[i][j] = expf(scores.v[i][j] - most);
@@ -153,11 +153,14 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
                             v = head_rows(qkv, s, head, 2, 3);
     Share scores, result = {};
     float largest[PER], sum[PER];
-    for (int i = 0; i < PER; i++) largest[i] = -INFINITY, sum[i] = 0.0f;
+    for (int i = 0; i < PER; i++) {
+        largest[i] = -INFINITY;
+        sum[i] = 0.0f;
+    }
 
     for (int key = 0; key <= first_row; key += TILE) {
         head_product(scores, a_tile, q, first_row, b_tile, k, key);
-        softmax_step(scores, result, largest, sum, s.scale, first_row, key);
+        plain_softmax_step(scores, result, largest, sum, s.scale, first_row, key);
         store_tile(a_tile, scores, false);
         load_tile(b_tile, v, key, col);
         multiply_plain(result, a_tile, b_tile);
