@@ -606,7 +606,7 @@ MUTATIONS = [
            old="    if (control->skip != SKIP_NONE) return;\n    const AdafactorEntry *a",
            new="    const AdafactorEntry *a"),
     Source("factored_slice_rows", "slices begin with the first row of their matrix", **ADAFACTOR,
-           old="a.first_row = a.begin / a.cols,", new="a.first_row = 0,",
+           old="a.first_row = a.begin / a.cols;", new="a.first_row = 0;",
            same="elements before a slice are left out one by one: it only takes longer"),
     Source("factored_slice_end", "a slice ends with its last whole row", **ADAFACTOR,
            old="a.end_row = ceil_div(a.begin + a.t.numel, a.cols);",
