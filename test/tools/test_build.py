@@ -185,7 +185,7 @@ def test_one_program_has_every_vector_code_and_is_of_the_mode_asked_for_last(tmp
             return "baseline";
         #endif
         }'''
-    sources = {"train_gpt2.cu": tells, "data/shard.c": tells,
+    sources = {"train_gpt2.cu": tells, "data/shard.c": tells, "data/tool.c": "extern int unused;",
                "llmc/cpu/code.c": code, "llmc/cpu/name.c": name,
                **{f"llmc/cpu/{once}.c": "extern int unused;" for once in ("collectives_mpi", "cpu", "device", "onednn")}}
     for path, text in sources.items():
