@@ -69,7 +69,7 @@ typedef struct {
     MatrixView q, k, v, out; // (T,HS)
     float *lse;              // (T)
     float scale;
-} Head;
+} ForwardHead;
 
 typedef struct {
     RightOperand keys_t; // K^T: HS x T
@@ -79,9 +79,10 @@ typedef struct {
     TileResult scores;   // 8 x T
     LeftOperand probs;   // P: 8 x T, each row over its row of scores
     TileResult out;      // P V: 8 x HS
-} Scratch;
+} ForwardScratch;
 
-static int64_t scratch_layout(Scratch *s, char *base, int64_t T, int64_t HS, DType dtype) {
+// Bytes of workspace that one thread needs. With base also the places of its operands.
+static int64_t forward_layout(ForwardScratch *s, char *base, int64_t T, int64_t HS, DType dtype) {
     int64_t T_padded = round_up(T, PACK_KEYS), HS_padded = round_up(HS, LANES);
     int64_t head_words = round_up(depth_words(HS, dtype), LANES), key_words = depth_words(T_padded, dtype);
     int64_t row = T_padded + LANES; // one vector more than a power of two: rows do not share their cache sets
@@ -95,15 +96,9 @@ static int64_t scratch_layout(Scratch *s, char *base, int64_t T, int64_t HS, DTy
     return end;
 }
 
-// Bytes of workspace that one thread needs.
-static int64_t attention_forward_scratch(int64_t T, int64_t HS, DType dtype) {
-    Scratch counted;
-    return scratch_layout(&counted, NULL, T, HS, dtype);
-}
-
 // scores -> P in place, with the maximum (times scale) and the sum of each row. The panel's first query is q0, its last
 // group of keys begins with the key `diagonal`.
-static ALWAYS_INLINE void softmax_panel(const Scratch *s, int64_t q0, int64_t diagonal, float scale,
+static ALWAYS_INLINE void softmax_panel(const ForwardScratch *s, int64_t q0, int64_t diagonal, float scale,
                                         float max[PANEL_ROWS], float sum[PANEL_ROWS], DType E) {
     V lane_max[PANEL_ROWS];
     for (int r = 0; r < PANEL_ROWS; r++) {
@@ -129,48 +124,45 @@ static ALWAYS_INLINE void softmax_panel(const Scratch *s, int64_t q0, int64_t di
     }
 }
 
-static ALWAYS_INLINE void forward_panel(const Scratch *s, const Head *head, int64_t q0, DType E) {
-    int64_t T = head->q.rows, HS = head->q.columns;
-    int64_t diagonal = q0 / LANES * LANES, num_keys = diagonal + LANES;
-    float max[PANEL_ROWS], sum[PANEL_ROWS];
+static ALWAYS_INLINE void forward_head(const ForwardScratch *s, const ForwardHead *head, DType E) {
+    const int64_t T = head->q.rows, HS = head->q.columns;
+    for (int64_t q0 = 0; q0 < T; q0 += PANEL_ROWS) {
+        const int64_t diagonal = q0 / LANES * LANES, num_keys = diagonal + LANES;
+        float max[PANEL_ROWS], sum[PANEL_ROWS];
 
-    pack_left(s->queries, head->q, q0, PANEL_ROWS);
-    tile_matmul(s->scores, s->queries, s->keys_t, PANEL_ROWS, num_keys, depth_words(HS, E), false, E);
-    softmax_panel(s, q0, diagonal, head->scale, max, sum, E);
-    tile_matmul(s->out, s->probs, s->values, PANEL_ROWS, round_up(HS, LANES), depth_words(num_keys, E), false, E);
-
-    for (int r = 0; r < PANEL_ROWS && q0 + r < T; r++) {
-        head->lse[q0 + r] = max[r] + logf(sum[r]);
-        V inverse = vsplat(1.0f / sum[r]);
-        for (int64_t j = 0; j < HS; j += LANES)
-            vstore_first(lanes(HS - j), head->out.data, (q0 + r) * head->out.stride + j,
-                         vload_f32(s->out.data + r * s->out.row_stride + j) * inverse, E);
-    }
-}
-
-static ALWAYS_INLINE void forward_head(const Scratch *s, const Head *head, DType E) {
-    for (int64_t q0 = 0; q0 < head->q.rows; q0 += PANEL_ROWS) {
         if (q0 % PACK_KEYS == 0) {
             pack_right_transposed(right_from_column(s->keys_t, q0), head->k, q0, PACK_KEYS);
             pack_right(right_from_word(s->values, depth_words(q0, E)), head->v, q0, PACK_KEYS);
         }
-        forward_panel(s, head, q0, E);
+        pack_left(s->queries, head->q, q0, PANEL_ROWS);
+        tile_matmul(s->scores, s->queries, s->keys_t, PANEL_ROWS, num_keys, depth_words(HS, E), false, E);
+        softmax_panel(s, q0, diagonal, head->scale, max, sum, E);
+        tile_matmul(s->out, s->probs, s->values, PANEL_ROWS, round_up(HS, LANES), depth_words(num_keys, E), false, E);
+
+        for (int r = 0; r < PANEL_ROWS && q0 + r < T; r++) {
+            head->lse[q0 + r] = max[r] + logf(sum[r]);
+            V inverse = vsplat(1.0f / sum[r]);
+            for (int64_t j = 0; j < HS; j += LANES)
+                vstore_first(lanes(HS - j), head->out.data, (q0 + r) * head->out.stride + j,
+                             vload_f32(s->out.data + r * s->out.row_stride + j) * inverse, E);
+        }
     }
 }
 
 void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
     const char *op = "attention_forward";
     AttentionShape s = attention_shape(qkv, num_heads);
-    int64_t scratch_bytes = attention_forward_scratch(s.T, s.HS, s.dtype);
+    ForwardScratch counted;
+    const int64_t scratch_bytes = forward_layout(&counted, NULL, s.T, s.HS, s.dtype);
     char *scratch = cpu_scratch(op, cpu_threads() * scratch_bytes);
 
 #pragma omp parallel for schedule(dynamic, 1) num_threads(cpu_threads())
     for (int64_t task = 0; task < s.B * s.NH; task++) {
         int64_t b = task / s.NH, h = task % s.NH;
-        Scratch mine;
-        scratch_layout(&mine, scratch + omp_get_thread_num() * scratch_bytes, s.T, s.HS, s.dtype);
+        ForwardScratch mine;
+        forward_layout(&mine, scratch + omp_get_thread_num() * scratch_bytes, s.T, s.HS, s.dtype);
         REQUIRE(mine.scores.data, "%s: no scratch memory", op);
-        const Head head = {
+        const ForwardHead head = {
             .q = attention_head(s, qkv, b, h, 0, 3),
             .k = attention_head(s, qkv, b, h, 1, 3),
             .v = attention_head(s, qkv, b, h, 2, 3),
@@ -269,22 +261,7 @@ static int64_t backward_layout(BackwardScratch *s, char *base, int64_t T, int64_
     return end;
 }
 
-static int64_t attention_backward_scratch(int64_t T, int64_t HS, DType dtype) {
-    BackwardScratch counted;
-    return backward_layout(&counted, NULL, T, HS, dtype);
-}
-
 // ----------------------------------------------------------------------------------------------------- a panel of keys
-
-// Rows r and r + 1 of one group of dS^T as words of the right operand.
-static ALWAYS_INLINE void store_two_rows(uint32_t *group, int r, V row, V next_row, DType E) {
-    if (packed_dtype(E) == DTYPE_BF16) {
-        vstore_bits(group + r / 2 * LANES, vpair_bf16(row, next_row));
-    } else {
-        vstore_bits(group + r * LANES, (VU)row);
-        vstore_bits(group + (r + 1) * LANES, (VU)next_row);
-    }
-}
 
 // scores^T -> P^T and dP^T -> dS^T, in place, for a group of queries: column j of the panel and one group of dS^T. On
 // the diagonal the first `unseeing` + r queries come before the key of row r; elsewhere unseeing is negative.
@@ -301,7 +278,13 @@ static ALWAYS_INLINE void dscores_group(const BackwardScratch *s, uint32_t *grou
             vstore(score, j, p, packed_dtype(E));
             vstore(dprob, j, ds[i], packed_dtype(E));
         }
-        store_two_rows(group, r, ds[0], ds[1], E);
+        // Rows r and r + 1 of one group of dS^T as words of the right operand.
+        if (packed_dtype(E) == DTYPE_BF16) {
+            vstore_bits(group + r / 2 * LANES, vpair_bf16(ds[0], ds[1]));
+        } else {
+            vstore_bits(group + r * LANES, (VU)ds[0]);
+            vstore_bits(group + (r + 1) * LANES, (VU)ds[1]);
+        }
     }
 }
 
@@ -338,8 +321,8 @@ static ALWAYS_INLINE void backward_panel(const BackwardScratch *s, const Backwar
 
 // ----------------------------------------------------------------------------------------------------- a block of keys
 
-static ALWAYS_INLINE void store_rows(MatrixView m, int64_t first, int64_t count, TileResult from, float scale,
-                                     DType E) {
+static ALWAYS_INLINE void attention_store_gradient(MatrixView m, int64_t first, int64_t count, TileResult from,
+                                                   float scale, DType E) {
     for (int64_t r = 0; r < count && first + r < m.rows; r++)
         for (int64_t j = 0; j < m.columns; j += LANES)
             vstore_first(lanes(m.columns - j), m.data, (first + r) * m.stride + j,
@@ -359,20 +342,11 @@ static ALWAYS_INLINE void backward_key_block(const BackwardScratch *s, const Bac
         tile_matmul(result_from_column(s->dqueries_t, q0), s->keys_t, s->dscores_t,
                     round_up(head->q.columns, PANEL_ROWS), q_end - q0, depth_words(num_keys, E), k0 > 0, E);
     }
-    store_rows(head->dk, k0, BLOCK_KEYS, s->dkeys, head->scale, E);
-    store_rows(head->dv, k0, BLOCK_KEYS, s->dvalues, 1.0f, E);
+    attention_store_gradient(head->dk, k0, BLOCK_KEYS, s->dkeys, head->scale, E);
+    attention_store_gradient(head->dv, k0, BLOCK_KEYS, s->dvalues, 1.0f, E);
 }
 
 // ------------------------------------------------------------------------------------------------------------- a head
-
-static ALWAYS_INLINE float dot_row(MatrixView a, MatrixView b, int64_t row, DType E) {
-    V sum = vzero();
-    for (int64_t j = 0; j < a.columns; j += LANES) {
-        int n = lanes(a.columns - j);
-        sum = vfma(vload_first(n, a.data, row * a.stride + j, E), vload_first(n, b.data, row * b.stride + j, E), sum);
-    }
-    return vsum(sum);
-}
 
 // Packs the data that all blocks of keys read, a group of queries at a time. The queries beyond T that fill the last
 // group have Q, dO, lse and delta 0: P = 1 there, but dP = dS = 0 and dO = 0, so they add nothing to any gradient.
@@ -384,10 +358,17 @@ static ALWAYS_INLINE void prepare_queries(const BackwardScratch *s, const Backwa
         pack_right_transposed(right_from_column(s->douts_t, t0), head->dout, t0, LANES);
         pack_right(right_from_word(s->douts, word), head->dout, t0, LANES);
         for (int64_t t = t0; t < t0 + LANES; t++) {
-            bool inside = t < head->q.rows;
-            s->delta[t] = inside ? dot_row(head->dout, head->out, t, E) : 0.0f;
+            const MatrixView dout = head->dout, out = head->out;
+            const bool inside = t < dout.rows;
+            V sum = vzero();
+            for (int64_t j = 0; inside && j < dout.columns; j += LANES) {
+                int n = lanes(dout.columns - j);
+                sum = vfma(vload_first(n, dout.data, t * dout.stride + j, E),
+                           vload_first(n, out.data, t * out.stride + j, E), sum);
+            }
+            s->delta[t] = vsum(sum);
             s->lse[t] = inside ? head->lse[t] : 0.0f;
-            prefetch_row(head->out, t + LANES);
+            prefetch_row(out, t + LANES);
             if (t < BLOCK_KEYS) { // the first block of keys has no block before it that could ask
                 prefetch_row(head->k, t);
                 prefetch_row(head->v, t);
@@ -409,19 +390,15 @@ static ALWAYS_INLINE void store_dqueries(const BackwardScratch *s, const Backwar
         }
 }
 
-static ALWAYS_INLINE void backward_head(const BackwardScratch *s, const BackwardHead *head, DType E) {
-    prepare_queries(s, head, E);
-    for (int64_t k0 = 0; k0 < head->q.rows; k0 += BLOCK_KEYS) backward_key_block(s, head, k0, E);
-    store_dqueries(s, head, E);
-}
-
 // dbias is left to matmul_backward_weight: dq of a head is complete only after its last block of keys.
 void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads,
                                 Tensor *dbias, bool accumulate) {
-    (void)dbias, (void)accumulate;
+    (void)dbias;
+    (void)accumulate;
     const char *op = "attention_backward";
     AttentionShape s = attention_shape(qkv, num_heads);
-    int64_t scratch_bytes = attention_backward_scratch(s.T, s.HS, s.dtype);
+    BackwardScratch counted;
+    const int64_t scratch_bytes = backward_layout(&counted, NULL, s.T, s.HS, s.dtype);
     char *scratch = cpu_scratch(op, cpu_threads() * scratch_bytes);
 
 #pragma omp parallel for schedule(dynamic, 1) num_threads(cpu_threads())
@@ -442,7 +419,11 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
             .lse = (const float *)lse.data + task * s.T,
             .scale = s.scale,
         };
-        WITH_DTYPE(E, s.dtype, backward_head(&mine, &head, E));
+        WITH_DTYPE(E, s.dtype, {
+            prepare_queries(&mine, &head, E);
+            for (int64_t k0 = 0; k0 < s.T; k0 += BLOCK_KEYS) backward_key_block(&mine, &head, k0, E);
+            store_dqueries(&mine, &head, E);
+        });
     }
 }
 
@@ -483,8 +464,6 @@ void backend_kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------ decoding
-
 // One head: q (HS), keys and values (length, HS), out (HS).
 typedef struct {
     const void *q, *keys, *values;
@@ -493,14 +472,8 @@ typedef struct {
     float scale;
 } DecodeHead;
 
-static ALWAYS_INLINE float score(const DecodeHead *a, int64_t j, DType E) {
-    V sum = vzero();
-    EACH_LANES(i, k, a->HS, sum = vfma(vload_first(k, a->q, i, E), vload_first(k, a->keys, j * a->HS + i, E), sum));
-    return vsum(sum);
-}
-
 // scores (length) become exponentials; returns their sum. Lanes beyond the last key hold -inf, then 0.
-static ALWAYS_INLINE float softmax(float *scores, int64_t length, float scale) {
+static ALWAYS_INLINE float decode_softmax(float *scores, int64_t length, float scale) {
     V largest = vsplat(-INFINITY), sum = vzero();
     EACH_LANES(j, k, length, largest = vmax(largest, vfirst(k, vload_first_f32(k, scores + j), largest)));
     const float max = vmax_lane(largest) * scale;
@@ -515,20 +488,23 @@ static ALWAYS_INLINE float softmax(float *scores, int64_t length, float scale) {
 // Columns of out that one walk over the values adds up.
 enum { WALK = 4 * LANES };
 
-static ALWAYS_INLINE void weighted_values(const DecodeHead *a, const float *p, float factor, int64_t first, DType E) {
-    int used[WALK / LANES];
-    V sum[WALK / LANES] = {0};
-    for (int g = 0; g < WALK / LANES; g++) used[g] = lanes(a->HS - first - g * LANES);
-    for (int64_t j = 0; j < a->length; j++)
-        for (int g = 0; g < WALK / LANES; g++)
-            sum[g] = vfma(vsplat(p[j]), vload_first(used[g], a->values, j * a->HS + first + g * LANES, E), sum[g]);
-    for (int g = 0; g < WALK / LANES; g++) vstore_first(used[g], a->out, first + g * LANES, sum[g] * vsplat(factor), E);
-}
-
 static ALWAYS_INLINE void decode_head(const DecodeHead *a, float *scores, DType E) {
-    for (int64_t j = 0; j < a->length; j++) scores[j] = score(a, j, E);
-    const float sum = softmax(scores, a->length, a->scale);
-    for (int64_t i = 0; i < a->HS; i += WALK) weighted_values(a, scores, 1.0f / sum, i, E);
+    for (int64_t j = 0; j < a->length; j++) {
+        V sum = vzero();
+        EACH_LANES(i, k, a->HS, sum = vfma(vload_first(k, a->q, i, E), vload_first(k, a->keys, j * a->HS + i, E), sum));
+        scores[j] = vsum(sum);
+    }
+    const V factor = vsplat(1.0f / decode_softmax(scores, a->length, a->scale));
+    for (int64_t first = 0; first < a->HS; first += WALK) {
+        int used[WALK / LANES];
+        V sum[WALK / LANES] = {0};
+        for (int g = 0; g < WALK / LANES; g++) used[g] = lanes(a->HS - first - g * LANES);
+        for (int64_t j = 0; j < a->length; j++)
+            for (int g = 0; g < WALK / LANES; g++)
+                sum[g] =
+                    vfma(vsplat(scores[j]), vload_first(used[g], a->values, j * a->HS + first + g * LANES, E), sum[g]);
+        for (int g = 0; g < WALK / LANES; g++) vstore_first(used[g], a->out, first + g * LANES, sum[g] * factor, E);
+    }
 }
 
 static int64_t attention_decode_scratch(int64_t T) { return round_up(T, LANES) * (int64_t)sizeof(float); }
@@ -564,10 +540,10 @@ void backend_attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor posit
 // ----------------------------------------------------------------------------------------------------------- workspace
 
 int64_t cpu_attention_workspace(OpsShape shape) {
-    int64_t HS = shape.C / shape.NH;
-    int64_t forward = attention_forward_scratch(shape.T, HS, shape.dtype);
-    int64_t backward = attention_backward_scratch(shape.T, HS, shape.dtype);
-    int64_t decode = shape.sequences > 0 ? attention_decode_scratch(shape.T) : 0;
-    int64_t largest = forward > backward ? forward : backward;
-    return cpu_threads() * (largest > decode ? largest : decode);
+    ForwardScratch forward;
+    BackwardScratch backward;
+    const int64_t HS = shape.C / shape.NH;
+    const int64_t training = max_i64(forward_layout(&forward, NULL, shape.T, HS, shape.dtype),
+                                     backward_layout(&backward, NULL, shape.T, HS, shape.dtype));
+    return cpu_threads() * max_i64(training, shape.sequences > 0 ? attention_decode_scratch(shape.T) : 0);
 }

@@ -111,5 +111,3 @@ size_t host_cache_bytes(const char *root);
 // Bytes of RAM that this process holds now, and its peak so far (VmRSS, VmHWM); 0 where unknown.
 size_t host_memory_resident(void);
 size_t host_memory_resident_peak(void);
-// Resets the peak to the bytes held now; no effect where the kernel does not support it.
-void host_memory_reset_peak(void);

@@ -28,9 +28,7 @@
 
 // ----------------------------------------------------------------------------------------------- memory of the machine
 
-// ------------------------------------------------------------------------------------------------------ control groups
-
-// The files in which the two versions keep the same three numbers.
+// The files of control groups in which the two versions keep the same three numbers.
 static const struct {
     const char *limit, *usage, *cache_key;
 } group_files[] = {[1] = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "},
@@ -103,19 +101,10 @@ size_t host_cache_bytes(const char *root) {
     return bytes;
 }
 
-// -------------------------------------------------------------------------------------------------------- this process
-
 size_t host_memory_resident(void) { return read_status("VmRSS:"); }
 size_t host_memory_resident_peak(void) { return read_status("VmHWM:"); }
 
-void host_memory_reset_peak(void) {
-    FILE *f = fopen("/proc/self/clear_refs", "w");
-    if (!f) return;
-    fputs("5", f); // proc(5): resets the peak resident set size
-    fclose(f);
-}
-
-// ------------------------------------------------------------------------------------------------------------ the CPU
+// -------------------------------------------------------------------------------------------------------- vector code
 
 static void read_cpu_name(char *name, size_t size) {
     snprintf(name, size, "CPU");
@@ -131,8 +120,6 @@ static void read_cpu_name(char *name, size_t size) {
     }
     fclose(f);
 }
-
-// -------------------------------------------------------------------------------------------------------- vector code
 
 extern const CpuCode cpu_code_avx512bf16, cpu_code_avx512, cpu_code_avx2, cpu_code_baseline; // code.c, once each
 
@@ -218,27 +205,25 @@ static int flush_denormals(void) {
 
 enum { MAX_THREADS = 1024 };
 
-// `wanted`; or if that is 0 OMP_NUM_THREADS (of several numbers the first), if that is a number above 0; or the
-// processors of this process, and *quota says whether that is less than it sees.
-static bool choose_threads(int wanted, int *threads, double *quota, Error *err) {
+// Starts `wanted` threads; or if that is 0 OMP_NUM_THREADS (of several numbers the first), if that is a number above 0;
+// or one for each processor of this process, and *quota says whether that is less than it sees. libgomp ends the
+// program where a thread cannot be started, so that is tried first. cpu_backend.threads is what it gives:
+// OMP_THREAD_LIMIT may leave fewer.
+static bool start_threads(int wanted, double *quota, Error *err) {
     const char *variable = getenv("OMP_NUM_THREADS");
     const bool given = variable && strtol(variable, NULL, 10) > 0;
     const double limit = given || wanted > 0 ? INFINITY : ceil(limits_quota(""));
     *quota = 0;
     if (wanted < 0 || wanted > MAX_THREADS)
         return error_set(err, "%d threads: expected 1 to %d, or 0 for all cores", wanted, MAX_THREADS);
-    *threads = wanted > 0 ? wanted : omp_get_max_threads(); // libgomp knows the variable and the affinity
-    if (given && *threads > MAX_THREADS)
+    int threads = wanted > 0 ? wanted : omp_get_max_threads(); // libgomp knows the variable and the affinity
+    if (given && threads > MAX_THREADS)
         return error_set(err, "OMP_NUM_THREADS=%s: expected 1 to %d", variable, MAX_THREADS);
-    if (limit < *threads) *threads = (int)limit, *quota = limits_quota("");
-    return true;
-}
-
-// libgomp ends the program where a thread cannot be started, so that is tried first. cpu_backend.threads is what it
-// gives: OMP_THREAD_LIMIT may leave fewer.
-static bool start_threads(int wanted, double *quota, Error *err) {
-    int threads = 0;
-    if (!choose_threads(wanted, &threads, quota, err) || !limits_check_threads(threads - 1, err)) return false;
+    if (limit < threads) {
+        threads = (int)limit;
+        *quota = limits_quota("");
+    }
+    if (!limits_check_threads(threads - 1, err)) return false;
     omp_set_dynamic(0);
     omp_set_max_active_levels(1); // OMP_MAX_ACTIVE_LEVELS=0 allows none
     omp_set_num_threads(threads);
@@ -247,7 +232,7 @@ static bool start_threads(int wanted, double *quota, Error *err) {
     return true;
 }
 
-// --------------------------------------------------------------------------------------------------- life and facts
+// ------------------------------------------------------------------------------------------------------ life and facts
 
 // quota: of processor time, if that decided the number of threads; else 0.
 static void fill_facts(DeviceFacts *f, const char *name, double quota, HostMemory memory) {
@@ -289,7 +274,10 @@ void device_prepare_process(char **argv) {
     execv(program, argv); // returns only on failure; the run then continues without the setting
 }
 
-void device_address(int number, char address[64]) { (void)number, address[0] = '\0'; }
+void device_address(int number, char address[64]) {
+    (void)number;
+    address[0] = '\0';
+}
 
 bool device_init(const DeviceOptions *options, Error *err) {
     REQUIRE(!cpu_backend.ready, "device_init: called twice");
@@ -324,23 +312,16 @@ const DeviceFacts *device_facts(void) {
     return &cpu_backend.facts;
 }
 
-// ------------------------------------------------------------------------------------------------------------ memory
+// -------------------------------------------------------------------------------------------------------------- memory
 
 enum { ALIGNMENT = 256, HUGE_PAGE = 2 << 20 };
-
-// Touches all pages, by the threads that will use them. The first touch of a page costs about 1.2 s per GiB in a fresh
-// virtual machine, and places it near its core. Huge pages need a quarter of that on memory seen before.
-static void touch(char *p, size_t bytes) {
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < bytes; i += HUGE_PAGE) memset(p + i, 0, bytes - i < HUGE_PAGE ? bytes - i : HUGE_PAGE);
-}
 
 void *device_alloc(size_t bytes, Error *err) {
     HostMemory memory;
     if (!host_memory_read("", &memory, err)) return NULL;
     bool large = bytes >= 2 * HUGE_PAGE;
     // Linux overcommits and kills later, so an allocation that does not fit is refused here.
-    void *p = bytes > memory.available ? NULL : memalign(large ? HUGE_PAGE : ALIGNMENT, bytes ? bytes : 1);
+    char *p = bytes > memory.available ? NULL : memalign(large ? HUGE_PAGE : ALIGNMENT, bytes ? bytes : 1);
     if (!p) {
         error_set(err,
                   "out of memory: %zu bytes (%.2f GB) requested, %zu (%.2f GB) free of %zu; use a smaller micro-batch "
@@ -349,7 +330,11 @@ void *device_alloc(size_t bytes, Error *err) {
         return NULL;
     }
     if (large) madvise(p, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE); // a hint: 4 KiB pages work too
-    touch(p, bytes);
+        // All pages are touched by the threads that will use them. The first touch of a page costs about 1.2 s per GiB
+        // in a fresh virtual machine, and places it near its core. Huge pages need a quarter of that on memory seen
+        // before.
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < bytes; i += HUGE_PAGE) memset(p + i, 0, bytes - i < HUGE_PAGE ? bytes - i : HUGE_PAGE);
     return p;
 }
 
@@ -366,8 +351,13 @@ size_t device_memory_peak(void) {
     return cpu_backend.peak;
 }
 
+// Sets the kernel's count to the bytes held now, where it supports that.
 void device_memory_peak_restore(size_t peak) {
-    host_memory_reset_peak();
+    FILE *f = fopen("/proc/self/clear_refs", "w");
+    if (f) {
+        fputs("5", f); // proc(5): resets the peak resident set size
+        fclose(f);
+    }
     cpu_backend.peak = peak;
 }
 
@@ -401,7 +391,7 @@ void copy_d2h(void *host_dst, const void *device_src, size_t bytes, Stream strea
 
 void device_sync(void) {}
 
-// ------------------------------------------------------------------------------------------------------------- events
+// -------------------------------------------------------------------------------------------------------------- events
 
 struct DeviceEvent {
     struct timespec time; // when it was recorded
@@ -427,13 +417,16 @@ bool device_event_done(DeviceEvent *event) {
     return true;
 }
 
-void device_stream_wait(Stream stream, DeviceEvent *event) { (void)stream, (void)event; }
+void device_stream_wait(Stream stream, DeviceEvent *event) {
+    (void)stream;
+    (void)event;
+}
 
 double device_event_seconds(DeviceEvent *start, DeviceEvent *stop) {
     return (double)(stop->time.tv_sec - start->time.tv_sec) + (double)(stop->time.tv_nsec - start->time.tv_nsec) * 1e-9;
 }
 
-// ------------------------------------------------------------------------------------------------------------- graphs
+// -------------------------------------------------------------------------------------------------------------- graphs
 
 struct DeviceGraph {
     char nothing; // C has no empty structs
@@ -455,7 +448,7 @@ bool device_graph_replay(DeviceGraph *graph) {
 void device_graph_begin(DeviceGraph *graph) { (void)graph; }
 void device_graph_end(DeviceGraph *graph) { (void)graph; }
 
-// ------------------------------------------------------------------------------------------------- tuning and sensors
+// -------------------------------------------------------------------------------------------------- tuning and sensors
 
 // oneDNN's choices depend only on the processor, the number of threads and on itself.
 char *device_tuning(void) {

@@ -1,11 +1,9 @@
-// The small, memory-bound ops: the batch, GELU, sums and scalings of whole tensors, gradient accumulation, and tensor
-// statistics.
+// The small, memory-bound ops: fill and cast, the sums of losses by sequence, GELU, sums and scalings of whole tensors,
+// gradient accumulation, and tensor statistics.
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/simd.h"
-
-// The small ops: fill, cast, and the sums of losses by sequence.
 
 void backend_tensor_fill(Tensor t, float value) {
     const int64_t n = tensor_numel(t);
@@ -21,26 +19,25 @@ void backend_tensor_fill(Tensor t, float value) {
     }
 }
 
-static ALWAYS_INLINE void cast_span(void *dst, const void *src, int64_t begin, int64_t end, DType to, DType from) {
-    EACH_LANES(i, k, end - begin, vstore_first(k, dst, begin + i, vload_first(k, src, begin + i, from), to));
-}
-
-// fp16 is not a compute dtype here, but weights and gradients may be read and written as fp16.
-static void cast_span_slow(Tensor dst, Tensor src, int64_t begin, int64_t end) {
-    char *to = (char *)dst.data + (size_t)begin * dtype_size(dst.dtype);
-    const char *from = (const char *)src.data + (size_t)begin * dtype_size(src.dtype);
-    convert_elements(to, dst.dtype, from, src.dtype, end - begin);
-}
-
 void backend_tensor_cast(Tensor dst, Tensor src) {
     const int64_t n = tensor_numel(src);
+    const char *from = src.data;
+    char *to = dst.data;
+    // fp16 is not a compute dtype here, but weights and gradients may be read and written as fp16.
     const bool vector = dst.dtype != src.dtype && dst.dtype != DTYPE_FP16 && src.dtype != DTYPE_FP16;
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < n; i += TASK_ELEMENTS) {
+    for (int64_t begin = 0; begin < n; begin += TASK_ELEMENTS) {
+        const int64_t count = task_end(begin, n) - begin;
         if (vector)
-            WITH_DTYPE(E, dst.dtype, WITH_DTYPE(S, src.dtype, cast_span(dst.data, src.data, i, task_end(i, n), E, S)));
+            WITH_DTYPES(E, dst.dtype, S, src.dtype, {
+                EACH_LANES(i, k, count, {
+                    V x = vload_first(k, from, begin + i, S);
+                    vstore_first(k, to, begin + i, x, E);
+                });
+            });
         else
-            cast_span_slow(dst, src, i, task_end(i, n));
+            convert_elements(to + (size_t)begin * dtype_size(dst.dtype), dst.dtype,
+                             from + (size_t)begin * dtype_size(src.dtype), src.dtype, count);
     }
 }
 
@@ -94,68 +91,69 @@ static ALWAYS_INLINE V gelu_one_plus_exp(V x) {
     return vfma(power * r, q, power + 1.0f);
 }
 
-static ALWAYS_INLINE void gelu_span(void *out, const void *pre, int64_t begin, int64_t end, DType E) {
-    EACH_LANES(i, k, end - begin, {
-        V x = vload_first(k, pre, begin + i, E);
-        vstore_first(k, out, begin + i, gelu_bounded_below(x) / gelu_one_plus_exp(gelu_bounded(x)), E);
-    });
-}
-
-static ALWAYS_INLINE void gelu_backward_span(void *dpre, const void *dout, const void *pre, int64_t begin, int64_t end,
-                                             DType E) {
-    EACH_LANES(i, k, end - begin, {
-        V x = gelu_bounded(vload_first(k, pre, begin + i, E));
-        V s = 1.0f / gelu_one_plus_exp(x);
-        V slope = vfma(x * x, vsplat(3.0f * TWO_SQRT_2_OVER_PI * CUBIC), vsplat(TWO_SQRT_2_OVER_PI));
-        V ds = x * slope; // (1 - s) ds is that of s, relative to s
-        vstore_first(k, dpre, begin + i, vload_first(k, dout, begin + i, E) * vfma(s, vfma(-s, ds, ds), s), E);
-    });
-}
-
 void backend_gelu_forward(Tensor out, Tensor pre) {
     int64_t n = tensor_numel(pre);
+    const void *x = pre.data;
+    void *y = out.data;
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
-        WITH_DTYPE(E, pre.dtype, gelu_span(out.data, pre.data, i, task_end(i, n), E));
+    for (int64_t begin = 0; begin < n; begin += TASK_ELEMENTS)
+        WITH_DTYPE(E, pre.dtype, {
+            EACH_LANES(i, k, task_end(begin, n) - begin, {
+                V a = vload_first(k, x, begin + i, E);
+                V b = gelu_bounded_below(a) / gelu_one_plus_exp(gelu_bounded(a));
+                vstore_first(k, y, begin + i, b, E);
+            });
+        });
 }
 
 void backend_gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
     int64_t n = tensor_numel(pre);
+    const void *in = pre.data, *grad = dout.data;
+    void *din = dpre.data;
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
-        WITH_DTYPE(E, pre.dtype, gelu_backward_span(dpre.data, dout.data, pre.data, i, task_end(i, n), E));
+    for (int64_t begin = 0; begin < n; begin += TASK_ELEMENTS)
+        WITH_DTYPE(E, pre.dtype, {
+            EACH_LANES(i, k, task_end(begin, n) - begin, {
+                V x = gelu_bounded(vload_first(k, in, begin + i, E));
+                V s = 1.0f / gelu_one_plus_exp(x);
+                V slope = vfma(x * x, vsplat(3.0f * TWO_SQRT_2_OVER_PI * CUBIC), vsplat(TWO_SQRT_2_OVER_PI));
+                V ds = x * slope; // (1 - s) ds is that of s, relative to s
+                vstore_first(k, din, begin + i, vload_first(k, grad, begin + i, E) * vfma(s, vfma(-s, ds, ds), s), E);
+            });
+        });
     if (dbias.data) backend_bias_backward(dbias, dpre, accumulate);
 }
 
 // ----------------------------------------------------------------------------------------- sums and scalings, for Muon
 
-static ALWAYS_INLINE void axpby_span(void *out, float a, const void *x, float b, const void *y, int64_t begin,
-                                     int64_t end, DType E) {
-    EACH_LANES(i, k, end - begin, {
-        const V product = b * vload_first(k, y, begin + i, E);
-        vstore_first(k, out, begin + i, vfma(vsplat(a), vload_first(k, x, begin + i, E), product), E);
-    });
-}
-
 void backend_tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
     const int64_t n = tensor_numel(out);
+    const void *first = x.data, *second = y.data;
+    void *to = out.data;
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
-        WITH_DTYPE(E, out.dtype, axpby_span(out.data, a, x.data, b, y.data, i, task_end(i, n), E));
-}
-
-static ALWAYS_INLINE void scale_span(void *out, const void *in, float factor, int64_t begin, int64_t end, DType E,
-                                     DType S) {
-    EACH_LANES(i, k, end - begin, vstore_first(k, out, begin + i, vload_first(k, in, begin + i, S) * factor, E));
+    for (int64_t begin = 0; begin < n; begin += TASK_ELEMENTS)
+        WITH_DTYPE(E, out.dtype, {
+            EACH_LANES(i, k, task_end(begin, n) - begin, {
+                const V by = b * vload_first(k, second, begin + i, E);
+                const V sum = vfma(vsplat(a), vload_first(k, first, begin + i, E), by);
+                vstore_first(k, to, begin + i, sum, E);
+            });
+        });
 }
 
 void backend_tensor_normalize(Tensor out, Tensor in, Tensor sumsq) {
     const int64_t n = tensor_numel(out);
+    const void *from = in.data;
+    void *to = out.data;
     const float factor = (float)(1.0 / (sqrt((double)*(const float *)sumsq.data) + 1e-7));
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
-        WITH_DTYPE(E, out.dtype,
-                   WITH_DTYPE(S, in.dtype, scale_span(out.data, in.data, factor, i, task_end(i, n), E, S)));
+    for (int64_t begin = 0; begin < n; begin += TASK_ELEMENTS)
+        WITH_DTYPES(E, out.dtype, S, in.dtype, {
+            EACH_LANES(i, k, task_end(begin, n) - begin, {
+                V x = vload_first(k, from, begin + i, S) * factor;
+                vstore_first(k, to, begin + i, x, E);
+            });
+        });
 }
 
 // -------------------------------------------------------------------------------------------------------- gradient_add
@@ -171,11 +169,11 @@ static ALWAYS_INLINE void add_span(void *dst, const float *src, int64_t begin, i
     uint32_t words[LANES][4];
     for (int64_t e = begin; e < end; e += RANDOM_BLOCK) {
         const int64_t n = end - e < RANDOM_BLOCK ? end - e : RANDOM_BLOCK;
-        if (D != DTYPE_FP32) rounding_bits(words, seed, stream, index + (uint64_t)e / 8);
+        if (D != DTYPE_FP32) vrounding_bits(words, seed, stream, index + (uint64_t)e / 8);
         EACH_LANES(i, k, n, {
             V x = vload_first(k, src, e + i, DTYPE_FP32);
             if (accumulate) x += vload_first(k, dst, e + i, D);
-            if (D != DTYPE_FP32) x = round_stochastically(x, rounding_bits_at(words, i));
+            if (D != DTYPE_FP32) x = round_stochastically(x, vrounding_bits_at(words, i));
             vstore_first(k, dst, e + i, x, D);
         });
     }
@@ -212,29 +210,27 @@ typedef struct {
     VU zero, small, large, amax;
 } Lanes;
 
-// The first k lanes of x. The others are 0 and are subtracted again from the count of zeros.
-static ALWAYS_INLINE void count_lanes(Lanes *c, V x, FormatLimits limits) {
-    const VU size = (VU)x & (uint32_t)FLOAT_MAGNITUDE;
-    const VU finite = vless_bits(size, vsplat_bits(FLOAT_INFINITY));
-    const VU larger = vless_bits(c->amax, size & finite);
-    const VD value = __builtin_convertvector((V)((VU)x & finite), VD);
-    c->sumsq += value * value;
-    c->zero -= vless_bits(size, vsplat_bits(1)); // -1 in each lane that is meant
-    c->small -= vless_bits(size, vsplat_bits(limits.smallest));
-    c->large -= vless_bits(vsplat_bits(limits.largest), size);
-    c->amax = (larger & size) | (~larger & c->amax);
-}
-
 static ALWAYS_INLINE void count_span(TensorStats *stats, const void *x, int64_t begin, int64_t end, FormatLimits limits,
                                      DType E) {
     Lanes c = {0};
     const int64_t missing = (LANES - (end - begin) % LANES) % LANES; // lanes of the last vector, which read as 0
-    EACH_LANES(i, k, end - begin, count_lanes(&c, vload_first(k, x, begin + i, E), limits));
+    EACH_LANES(i, k, end - begin, {
+        const VU bits = (VU)vload_first(k, x, begin + i, E), size = bits & (uint32_t)FLOAT_MAGNITUDE;
+        const VU finite = vless_bits(size, vsplat_bits(FLOAT_INFINITY));
+        const VU larger = vless_bits(c.amax, size & finite);
+        const VD value = __builtin_convertvector((V)(bits & finite), VD);
+        c.sumsq += value * value;
+        c.zero -= vless_bits(size, vsplat_bits(1)); // -1 in each lane that is meant
+        c.small -= vless_bits(size, vsplat_bits(limits.smallest));
+        c.large -= vless_bits(vsplat_bits(limits.largest), size);
+        c.amax = (larger & size) | (~larger & c.amax);
+    });
     uint32_t amax = 0;
     int64_t zero = -missing, small = -missing;
     for (int i = 0; i < LANES; i++) {
         stats->sumsq += c.sumsq[i];
-        zero += c.zero[i], small += c.small[i];
+        zero += c.zero[i];
+        small += c.small[i];
         stats->overflow += c.large[i];
         amax = c.amax[i] > amax ? c.amax[i] : amax;
     }
@@ -242,17 +238,6 @@ static ALWAYS_INLINE void count_span(TensorStats *stats, const void *x, int64_t 
     stats->zero = (double)zero;
     stats->underflow = (double)(small - zero);
     memcpy(&stats->amax, &amax, sizeof amax);
-}
-
-static void add(TensorStats *sum, const TensorStats *part) {
-    sum->count += part->count;
-    sum->sumsq += part->sumsq;
-    sum->zero += part->zero;
-    sum->underflow += part->underflow;
-    sum->overflow += part->overflow;
-    uint32_t a, b; // as bits: see above
-    memcpy(&a, &sum->amax, sizeof a), memcpy(&b, &part->amax, sizeof b);
-    if (b > a) sum->amax = part->amax;
 }
 
 void backend_tensor_statistics(Tensor stats, Tensor t, DType format) {
@@ -264,5 +249,16 @@ void backend_tensor_statistics(Tensor stats, Tensor t, DType format) {
         const int64_t begin = p * length < n ? p * length : n, end = n - begin < length ? n : begin + length;
         if (begin < end) WITH_DTYPE(E, t.dtype, count_span(&parts[p], t.data, begin, end, limits, E));
     }
-    for (int p = 0; p < PARTS; p++) add(stats.data, &parts[p]);
+    TensorStats *sum = stats.data;
+    for (int p = 0; p < PARTS; p++) {
+        sum->count += parts[p].count;
+        sum->sumsq += parts[p].sumsq;
+        sum->zero += parts[p].zero;
+        sum->underflow += parts[p].underflow;
+        sum->overflow += parts[p].overflow;
+        uint32_t a, b; // as bits: see above
+        memcpy(&a, &sum->amax, sizeof a);
+        memcpy(&b, &parts[p].amax, sizeof b);
+        if (b > a) sum->amax = parts[p].amax;
+    }
 }

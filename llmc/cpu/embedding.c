@@ -25,14 +25,6 @@ void backend_batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
 
 // ------------------------------------------------------------------------------------------------------------- forward
 
-static ALWAYS_INLINE void forward_row(void *out, int64_t row, const void *wte, int64_t token, const void *wpe,
-                                      int64_t t, int64_t C, DType E) {
-    EACH_LANES(i, k, C, {
-        V sum = vload_first(k, wte, token * C + i, E) + vload_first(k, wpe, t * C + i, E);
-        vstore_first(k, out, row * C + i, sum, E);
-    });
-}
-
 // A token outside the table would read or write memory outside it.
 static void check_tokens(const char *op, const int32_t *tokens, int64_t N, int64_t Vp) {
     int32_t low = 0, high = 0;
@@ -46,10 +38,18 @@ static void check_tokens(const char *op, const int32_t *tokens, int64_t N, int64
 void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
     const int64_t N = tensor_numel(tokens), T = tensor_cols(tokens), C = tensor_cols(wte);
     const int32_t *token = tokens.data;
+    const void *of_token = wte.data, *of_position = wpe.data;
+    void *to = out.data;
     check_tokens("embedding_forward", token, N, tensor_rows(wte));
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n++)
-        WITH_DTYPE(E, wte.dtype, forward_row(out.data, n, wte.data, token[n], wpe.data, n % T, C, E));
+        WITH_DTYPE(E, wte.dtype, {
+            EACH_LANES(i, k, C, {
+                V sum = vload_first(k, of_token, token[n] * C + i, E);
+                sum += vload_first(k, of_position, n % T * C + i, E);
+                vstore_first(k, to, n * C + i, sum, E);
+            });
+        });
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward
@@ -62,65 +62,53 @@ typedef struct {
     int32_t *next;  // (N) the next position of the token at this one, -1 at its last
 } Places;
 
-static Places places_in(void *workspace, int64_t N) { return (Places){(int32_t *)workspace + N, workspace}; }
-
 int64_t cpu_embedding_workspace(OpsShape shape) { return (shape.Vp + shape.B * shape.T) * (int64_t)sizeof(int32_t); }
 
-static void places_chain(Places p, const int32_t *tokens, int64_t N) {
-    for (int64_t n = 0; n < N; n++) p.first[tokens[n]] = -1;
-    for (int64_t n = N - 1; n >= 0; n--) {
-        p.next[n] = p.first[tokens[n]];
-        p.first[tokens[n]] = (int32_t)n;
-    }
-}
-
-// Channels [c, c + width) of one token's row += the sum over its positions.
-static ALWAYS_INLINE void add_token(void *dwte, const void *dout, const int32_t *next, int32_t first, int64_t token,
-                                    int64_t c, int64_t width, int64_t C, DType E, DType G) {
-    EACH_LANES(i, k, width, {
-        V sum = vzero();
-        for (int64_t n = first; n >= 0; n = next[n]) sum += vload_first(k, dout, n * C + c + i, E);
-        sum += vload_first(k, dwte, token * C + c + i, G);
-        vstore_first(k, dwte, token * C + c + i, sum, G);
-    });
-}
-
+// Channels c .. c + STRIP - 1 of each token's row += the sum over its positions.
 static ALWAYS_INLINE void tokens_strip(void *dwte, const void *dout, Places p, const int32_t *tokens, int64_t N,
                                        int64_t c, int64_t C, DType E, DType G) {
-    const int64_t width = C - c < STRIP ? C - c : STRIP;
-    for (int64_t n = 0; n < N; n++)
-        if (p.first[tokens[n]] == n) add_token(dwte, dout, p.next, (int32_t)n, tokens[n], c, width, C, E, G);
-}
-
-// Row t of dwpe = or += the sum over the B sequences; 0 or unchanged where t >= T.
-static ALWAYS_INLINE void position_row(void *dwpe, const void *dout, int64_t t, int64_t B, int64_t T, int64_t C,
-                                       bool accumulate, DType E, DType G) {
-    EACH_LANES(i, k, C, {
-        V sum = vzero();
-        if (t < T)
-            for (int64_t b = 0; b < B; b++) sum += vload_first(k, dout, (b * T + t) * C + i, E);
-        if (accumulate) sum += vload_first(k, dwpe, t * C + i, G);
-        vstore_first(k, dwpe, t * C + i, sum, G);
-    });
+    for (int64_t first = 0; first < N; first++) {
+        if (p.first[tokens[first]] != first) continue;
+        EACH_LANES(i, k, min_i64(C - c, STRIP), {
+            const int64_t at = tokens[first] * C + c + i;
+            V sum = vzero();
+            for (int64_t n = first; n >= 0; n = p.next[n]) sum += vload_first(k, dout, n * C + c + i, E);
+            sum += vload_first(k, dwte, at, G);
+            vstore_first(k, dwte, at, sum, G);
+        });
+    }
 }
 
 void backend_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate) {
     const char *op = "embedding_backward";
     const int64_t N = tensor_numel(tokens), T = tensor_cols(tokens), C = tensor_cols(dout), maxT = tensor_rows(dwpe);
     const int32_t *token = tokens.data;
+    const void *from = dout.data;
+    void *to = dwpe.data;
     check_tokens(op, token, N, tensor_rows(dwte));
-    const Places places = places_in(cpu_scratch(op, (tensor_rows(dwte) + N) * (int64_t)sizeof(int32_t)), N);
-    places_chain(places, token, N);
+    int32_t *workspace = cpu_scratch(op, (tensor_rows(dwte) + N) * (int64_t)sizeof(int32_t));
+    const Places places = {.first = workspace + N, .next = workspace};
+    for (int64_t n = 0; n < N; n++) places.first[token[n]] = -1;
+    for (int64_t n = N - 1; n >= 0; n--) {
+        places.next[n] = places.first[token[n]];
+        places.first[token[n]] = (int32_t)n;
+    }
+    // Row t of dwpe = or += the sum over the B sequences; 0 or unchanged where t >= T.
     const int64_t written = accumulate ? T : maxT;
 #pragma omp parallel
     {
 #pragma omp for schedule(static) nowait
         for (int64_t c = 0; c < C; c += STRIP)
-            WITH_DTYPE(E, dout.dtype,
-                       WITH_DTYPE(G, dwte.dtype, tokens_strip(dwte.data, dout.data, places, token, N, c, C, E, G)));
+            WITH_DTYPES(E, dout.dtype, G, dwte.dtype, tokens_strip(dwte.data, dout.data, places, token, N, c, C, E, G));
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < written; t++)
-            WITH_DTYPE(E, dout.dtype,
-                       WITH_DTYPE(G, dwpe.dtype, position_row(dwpe.data, dout.data, t, N / T, T, C, accumulate, E, G)));
+            WITH_DTYPES(E, dout.dtype, G, dwpe.dtype, {
+                EACH_LANES(i, k, C, {
+                    V sum = vzero();
+                    for (int64_t n = t; t < T && n < N; n += T) sum += vload_first(k, from, n * C + i, E);
+                    if (accumulate) sum += vload_first(k, to, t * C + i, G);
+                    vstore_first(k, to, t * C + i, sum, G);
+                });
+            });
     }
 }

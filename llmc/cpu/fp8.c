@@ -29,7 +29,7 @@ static ALWAYS_INLINE uint32_t exponent_bias(DType F) { return F == DTYPE_E4M3 ? 
 static ALWAYS_INLINE uint32_t power_of_two_bits(int exponent) { return (uint32_t)(127 + exponent) << 23; }
 
 // fp8_encode of each lane.
-static ALWAYS_INLINE VU encode(V x, DType F) {
+static ALWAYS_INLINE VU fp8_encode_lanes(V x, DType F) {
     const uint32_t m = mantissa_bits(F), bias = exponent_bias(F), dropped = 23 - m;
     const VU largest = (VU)vsplat(fp8_largest(F));
     const VU magnitude = (VU)x & 0x7FFFFFFFu;
@@ -46,7 +46,7 @@ static ALWAYS_INLINE VU encode(V x, DType F) {
 }
 
 // fp8_decode of each lane.
-static ALWAYS_INLINE V decode(VU code, DType F) {
+static ALWAYS_INLINE V fp8_decode_lanes(VU code, DType F) {
     const uint32_t m = mantissa_bits(F), bias = exponent_bias(F);
     const VU bits = code & 0x7Fu;
     // A subnormal is built as a normal number of the lowest exponent; then the value of the hidden bit is subtracted.
@@ -61,26 +61,21 @@ static ALWAYS_INLINE V decode(VU code, DType F) {
 // -------------------------------------------------------------------------------------------------------- quantisation
 
 // Compared as bits: magnitudes order as the numbers do, and NaN is greater than inf.
-static ALWAYS_INLINE uint32_t largest_bits(const void *in, int64_t begin, int64_t end, DType E) {
-    VU largest = {0};
-    EACH_LANES(i, k, end - begin, {
-        const VU size = (VU)vload_first(k, in, begin + i, E) & 0x7FFFFFFFu;
-        const VU less = vless_bits(largest, size);
-        largest = (size & less) | (largest & ~less);
-    });
-    uint32_t result = 0;
-    for (int i = 0; i < LANES; i++) result = largest[i] > result ? largest[i] : result;
-    return result;
-}
-
-static float amax_of(Tensor in) {
+static float fp8_amax(Tensor in) {
     const int64_t n = tensor_numel(in);
+    const void *x = in.data;
     uint32_t bits = 0;
 #pragma omp parallel for schedule(static) reduction(max : bits)
-    for (int64_t i = 0; i < n; i += TASK_ELEMENTS) {
-        uint32_t here;
-        WITH_DTYPE(E, in.dtype, here = largest_bits(in.data, i, task_end(i, n), E));
-        bits = here > bits ? here : bits;
+    for (int64_t begin = 0; begin < n; begin += TASK_ELEMENTS) {
+        VU largest = {0};
+        WITH_DTYPE(E, in.dtype, {
+            EACH_LANES(i, k, task_end(begin, n) - begin, {
+                const VU size = (VU)vload_first(k, x, begin + i, E) & 0x7FFFFFFFu;
+                const VU less = vless_bits(largest, size);
+                largest = (size & less) | (largest & ~less);
+            });
+        });
+        for (int i = 0; i < LANES; i++) bits = largest[i] > bits ? largest[i] : bits;
     }
     float amax;
     memcpy(&amax, &bits, sizeof amax);
@@ -95,10 +90,11 @@ typedef struct {
 } Quantisation;
 
 // Rows [row, row + LANES), all columns.
-static ALWAYS_INLINE void quantize_rows(const Quantisation *a, int64_t row, DType E, DType F) {
+static ALWAYS_INLINE void fp8_quantize_rows(const Quantisation *a, int64_t row, DType E, DType F) {
     for (int64_t k = 0; k < a->K; k += LANES) {
         VU block[LANES];
-        for (int i = 0; i < LANES; i++) block[i] = encode(vload(a->in, (row + i) * a->K + k, E) * a->scale, F);
+        for (int i = 0; i < LANES; i++)
+            block[i] = fp8_encode_lanes(vload(a->in, (row + i) * a->K + k, E) * a->scale, F);
         for (int i = 0; a->q && i < LANES; i++) vstore_first_u8(LANES, a->q + (row + i) * a->K + k, (VI)block[i]);
         if (!a->transposed) continue;
         transpose_square(block);
@@ -113,30 +109,31 @@ void backend_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, F
     const DType format = q.data ? q.dtype : transposed.dtype;
     Fp8Slot *s = slot.data;
     const int64_t K = tensor_cols(in), N = tensor_rows(in);
-    if (scaling != FP8_KEEP) fp8_slot_record(s, amax_of(in), format);
+    if (scaling != FP8_KEEP) fp8_slot_record(s, fp8_amax(in), format);
     const Quantisation a = {q.data, transposed.data, in.data, N, K, s->scale};
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < N; row += TASK_ROWS)
         for (int64_t r = row; r < N && r < row + TASK_ROWS; r += LANES)
-            WITH_DTYPE(E, in.dtype, WITH_FORMAT(F, format, quantize_rows(&a, r, E, F)));
+            WITH_DTYPE(E, in.dtype, WITH_FORMAT(F, format, fp8_quantize_rows(&a, r, E, F)));
 }
 
 // ------------------------------------------------------------------------------------------------------------ products
 
-static ALWAYS_INLINE void widen_span(void *out, const uint8_t *codes, int64_t begin, int64_t end, float inverse,
-                                     DType E, DType F) {
-    for (int64_t i = begin; i < end; i += LANES)
-        vstore(out, i, decode((VU)vload_first_u8(LANES, codes + i), F) * inverse, E);
-}
-
 // Rows [first, first + rows) of t with their true values, as an operand of dtype E at `out`.
-static Matrix widen(void *out, DType dtype, Tensor t, const Fp8Slot *slot, int64_t first, int64_t rows) {
+static Matrix fp8_widen(void *out, DType dtype, Tensor t, const Fp8Slot *slot, int64_t first, int64_t rows) {
     const int64_t K = tensor_cols(t), n = rows * K;
     const uint8_t *codes = (const uint8_t *)t.data + first * K;
     const float inverse = slot->inverse;
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
-        WITH_DTYPE(E, dtype, WITH_FORMAT(F, t.dtype, widen_span(out, codes, i, task_end(i, n), inverse, E, F)));
+    for (int64_t begin = 0; begin < n; begin += TASK_ELEMENTS)
+        WITH_DTYPE(E, dtype, {
+            WITH_FORMAT(F, t.dtype, {
+                for (int64_t i = begin; i < task_end(begin, n); i += LANES) {
+                    const V number = fp8_decode_lanes((VU)vload_first_u8(LANES, codes + i), F);
+                    vstore(out, i, number * inverse, E);
+                }
+            });
+        });
     return (Matrix){out, dtype, K, 1};
 }
 
@@ -144,15 +141,15 @@ static Matrix widen(void *out, DType dtype, Tensor t, const Fp8Slot *slot, int64
 // not split blocks of this size.
 enum { ROWS_A = 1024, ROWS_B = 1536 };
 
-static int64_t operand_bytes(int64_t rows, int64_t K, DType dtype) {
+static int64_t fp8_operand_bytes(int64_t rows, int64_t K, DType dtype) {
     return round_up(rows * K * (int64_t)dtype_size(dtype), 64);
 }
 
 int64_t cpu_fp8_operand_bytes(OpsShape shape) {
     if (!shape.fp8) return 0;
     const int64_t tokens = shape.B * shape.T, widest = ops_widest(shape), longest = max_i64(tokens, widest);
-    return operand_bytes(min_i64(longest, ROWS_A), longest, shape.dtype) +
-           operand_bytes(min_i64(widest, ROWS_B), longest, shape.dtype);
+    return fp8_operand_bytes(min_i64(longest, ROWS_A), longest, shape.dtype) +
+           fp8_operand_bytes(min_i64(widest, ROWS_B), longest, shape.dtype);
 }
 
 void backend_fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias) {
@@ -160,16 +157,16 @@ void backend_fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tenso
     const Fp8Slot *sa = a_slot.data, *sb = b_slot.data;
     const int64_t rows_a = min_i64(M, ROWS_A), rows_b = min_i64(N, ROWS_B);
     const DType E = bias.data ? bias.dtype : DTYPE_BF16; // gemm takes a bias of the operands' dtype
-    const int64_t bytes_a = operand_bytes(rows_a, K, E);
-    char *wide_a = cpu_scratch("fp8_matmul", bytes_a + operand_bytes(rows_b, K, E)), *wide_b = wide_a + bytes_a;
+    const int64_t bytes_a = fp8_operand_bytes(rows_a, K, E);
+    char *wide_a = cpu_scratch("fp8_matmul", bytes_a + fp8_operand_bytes(rows_b, K, E)), *wide_b = wide_a + bytes_a;
     const Matrix dst = matrix_of(out, N);
     if (added.data && added.data != out.data) backend_tensor_cast(out, added);
     for (int64_t i = 0; i < M; i += rows_a) {
         const int64_t m = min_i64(M - i, rows_a);
-        const Matrix left = widen(wide_a, E, a, sa, i, m);
+        const Matrix left = fp8_widen(wide_a, E, a, sa, i, m);
         for (int64_t j = 0; j < N; j += rows_b) {
             const int64_t n = min_i64(N - j, rows_b);
-            const Matrix right = matrix_transposed(widen(wide_b, E, b, sb, j, n));
+            const Matrix right = matrix_transposed(fp8_widen(wide_b, E, b, sb, j, n));
             char *bias_part = bias.data ? (char *)bias.data + j * (int64_t)dtype_size(E) : NULL;
             gemm(m, n, K, matrix_at(dst, i, j), left, right, bias_part, added.data != NULL);
         }

@@ -15,7 +15,7 @@
 // exponentials it fetches the next row (prefetching past the end of memory has no effect), because the maximum would
 // wait for every element.
 
-static ALWAYS_INLINE float row_max(const void *row, int64_t vocab, DType E) {
+static ALWAYS_INLINE float row_maximum(const void *row, int64_t vocab, DType E) {
     V lowest = vsplat(-INFINITY), m0 = lowest, m1 = lowest; // two chains hide the latency of max
     int64_t i = 0;
     for (; i + 2 * LANES <= vocab; i += 2 * LANES) {
@@ -45,7 +45,10 @@ static ALWAYS_INLINE float row_exps(float *exps, const void *row, int64_t vocab,
         V e0 = row_exp(vload(row, i, E) - shift), e1 = row_exp(vload(row, i + LANES, E) - shift);
         s0 += e0;
         s1 += e1;
-        if (exps) vstore_f32(exps + i, e0), vstore_f32(exps + i + LANES, e1);
+        if (exps) {
+            vstore_f32(exps + i, e0);
+            vstore_f32(exps + i + LANES, e1);
+        }
     }
     for (; i < vocab; i += LANES) {
         int k = lanes(vocab - i);
@@ -56,21 +59,15 @@ static ALWAYS_INLINE float row_exps(float *exps, const void *row, int64_t vocab,
     return vsum(s0 + s1);
 }
 
-// log(sum) is small where the target is the maximum, so the two large terms are subtracted first.
-static ALWAYS_INLINE float row_loss(const void *row, int32_t target, float max, float sum, DType E) {
-    return logf(sum) + (max - load_element(row, target, E));
-}
-
-static ALWAYS_INLINE float row_forward(const void *row, int32_t target, int64_t vocab, int64_t Vp, DType E) {
-    float max = row_max(row, vocab, E);
-    return row_loss(row, target, max, row_exps(NULL, row, vocab, Vp, max, E), E);
-}
-
-static ALWAYS_INLINE float row_backward(void *row, float *exps, int32_t target, int64_t vocab, int64_t Vp, float scale,
-                                        DType E) {
-    float max = row_max(row, vocab, E);
+// Returns the loss of one row and, with exps, overwrites it with its gradient.
+static ALWAYS_INLINE float row_cross_entropy(void *row, float *exps, int32_t target, int64_t vocab, int64_t Vp,
+                                             float scale, DType E) {
+    float max = row_maximum(row, vocab, E);
     float sum = row_exps(exps, row, vocab, Vp, max, E);
-    float loss = row_loss(row, target, max, sum, E);
+    float logit = E == DTYPE_BF16 ? bf16_to_float(((const uint16_t *)row)[target]) : ((const float *)row)[target];
+    // log(sum) is small where the target is the maximum, so the two large terms are subtracted first.
+    float loss = logf(sum) + (max - logit);
+    if (!exps) return loss;
     exps[target] -= sum; // softmax - onehot, times sum
     V factor = vsplat(scale / sum);
     int64_t i = 0;
@@ -82,41 +79,25 @@ static ALWAYS_INLINE float row_backward(void *row, float *exps, int32_t target, 
     return loss;
 }
 
-static void check_target(const int32_t *targets, int64_t r, int64_t vocab) {
-    REQUIRE(targets[r] >= 0 && targets[r] < vocab, "cross entropy: target %d in row %lld, vocabulary %lld", targets[r],
-            (long long)r, (long long)vocab);
-}
-
-static char *row_of(Tensor logits, int64_t r) {
-    return (char *)logits.data + (size_t)(r * tensor_cols(logits)) * dtype_size(logits.dtype);
-}
-
 // losses (R) fp32 = log sum_{v<vocab} exp(logits[r,v]) - logits[r,targets[r]], in nats. logits (R,Vp) fp32 or bf16.
-static void cross_entropy_forward(float *losses, Tensor logits, const int32_t *targets, int64_t vocab) {
-    int64_t rows = tensor_rows(logits), Vp = tensor_cols(logits);
+// With exps, one row of round_up(Vp, LANES) for each thread, also
+// logits[r] = scale * (softmax(logits[r]) - onehot(targets[r])) in place, 0 from vocab on.
+static void head_cross_entropy(float *losses, Tensor logits, const int32_t *targets, int64_t vocab, float scale,
+                               float *exps) {
+    const int64_t rows = tensor_rows(logits), Vp = tensor_cols(logits);
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; r++) {
-        check_target(targets, r, vocab);
-        WITH_DTYPE(E, logits.dtype, losses[r] = row_forward(row_of(logits, r), targets[r], vocab, Vp, E));
-    }
-}
-
-static int64_t scratch_row(int64_t vocab) { return round_up(vocab, LANES); }
-
-static int64_t cross_entropy_scratch(int64_t vocab, int threads) {
-    return scratch_row(vocab) * threads * (int64_t)sizeof(float);
-}
-
-// The same losses, and logits[r] = scale * (softmax(logits[r]) - onehot(targets[r])) in place, 0 from vocab on.
-// scratch: cross_entropy_scratch(vocab, threads) bytes.
-static void cross_entropy_backward(float *losses, Tensor logits, const int32_t *targets, int64_t vocab, float scale,
-                                   float *scratch) {
-    int64_t rows = tensor_rows(logits), Vp = tensor_cols(logits);
-#pragma omp parallel for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
-        float *exps = scratch + omp_get_thread_num() * scratch_row(vocab);
-        check_target(targets, r, vocab);
-        WITH_DTYPE(E, logits.dtype, losses[r] = row_backward(row_of(logits, r), exps, targets[r], vocab, Vp, scale, E));
+        void *row = (char *)logits.data + (size_t)(r * Vp) * dtype_size(logits.dtype);
+        REQUIRE(targets[r] >= 0 && targets[r] < vocab, "cross entropy: target %d in row %lld, vocabulary %lld",
+                targets[r], (long long)r, (long long)vocab);
+        WITH_DTYPE(E, logits.dtype, {
+            if (exps) {
+                float *mine = exps + omp_get_thread_num() * round_up(Vp, LANES);
+                losses[r] = row_cross_entropy(row, mine, targets[r], vocab, Vp, scale, E);
+            } else {
+                losses[r] = row_cross_entropy(row, NULL, targets[r], vocab, Vp, scale, E);
+            }
+        });
     }
 }
 
@@ -125,27 +106,19 @@ static void cross_entropy_backward(float *losses, Tensor logits, const int32_t *
 // din sums over the vocabulary in pieces of max this size, 50304 / 16: one call over all of it runs at 731..754
 // GFLOP/s, calls of this size at 870..930.
 enum { VOCAB_CHUNK = 3144 };
-typedef struct {
-    float *sums; // (HEAD_CHUNK_ROWS, C): din before it is rounded; unused for fp32
-    float *exps; // of cross_entropy_backward
-} Scratch;
 
-static int64_t scratch_layout(int64_t offsets[2], int64_t N, int64_t C, int64_t Vp, DType dtype) {
+// Bytes of the workspace: *sums, the offset of (HEAD_CHUNK_ROWS, C), din before it is rounded, unused for fp32; and
+// *exps, of the rows of head_cross_entropy.
+static int64_t head_layout(int64_t *sums, int64_t *exps, int64_t N, int64_t C, int64_t Vp, DType dtype) {
     int64_t end = 0, rows = dtype == DTYPE_FP32 ? 0 : min_i64(N, HEAD_CHUNK_ROWS);
-    offsets[0] = cpu_part(&end, rows * C * (int64_t)sizeof(float));
-    offsets[1] = cpu_part(&end, cross_entropy_scratch(Vp, cpu_threads()));
+    *sums = cpu_part(&end, rows * C * (int64_t)sizeof(float));
+    *exps = cpu_part(&end, round_up(Vp, LANES) * cpu_threads() * (int64_t)sizeof(float));
     return end;
 }
 
 int64_t cpu_head_workspace(OpsShape shape) {
-    int64_t offsets[2];
-    return scratch_layout(offsets, shape.B * shape.T, shape.C, shape.Vp, shape.dtype);
-}
-
-static Scratch scratch_get(int64_t N, int64_t C, int64_t Vp, DType dtype) {
-    int64_t offsets[2], bytes = scratch_layout(offsets, N, C, Vp, dtype);
-    char *base = cpu_scratch("head_loss_backward", bytes);
-    return (Scratch){.sums = (float *)(base + offsets[0]), .exps = (float *)(base + offsets[1])};
+    int64_t sums, exps;
+    return head_layout(&sums, &exps, shape.B * shape.T, shape.C, shape.Vp, shape.dtype);
 }
 
 // logits (R,Vp) = in (R,C) @ wte^T.
@@ -161,7 +134,8 @@ void backend_head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor w
         int64_t count = min_i64(N - first, R);
         Tensor chunk = tensor_slice_rows(logits, 0, count);
         logits_forward(chunk, tensor_slice_rows(in, first, count), wte);
-        cross_entropy_forward((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, vocab);
+        head_cross_entropy((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, vocab, 0.0f,
+                           NULL);
     }
 }
 
@@ -180,24 +154,21 @@ static void input_gradient(Tensor din, Tensor dlogits, Tensor wte, float *sums) 
     }
 }
 
-// dwte (Vp,C) = or += dlogits (R,Vp)^T @ in (R,C).
-static void weight_gradient(Tensor dwte, Tensor dlogits, Tensor in, bool accumulate) {
-    int64_t R = tensor_rows(in), C = tensor_cols(in), Vp = tensor_rows(dwte);
-    gemm(Vp, C, R, matrix_of(dwte, C), matrix_transposed(matrix_of(dlogits, Vp)), matrix_of(in, C), NULL, accumulate);
-}
-
 void backend_head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte,
                                 Tensor targets, int64_t vocab, float scale, Tensor control, bool accumulate) {
     if (control.data) scale *= ((const StepControl *)control.data)->loss_scale;
-    int64_t N = tensor_rows(in), R = tensor_rows(logits);
-    Scratch scratch = scratch_get(N, tensor_cols(in), tensor_rows(wte), in.dtype);
+    const int64_t N = tensor_rows(in), R = tensor_rows(logits), C = tensor_cols(in), Vp = tensor_rows(wte);
+    int64_t sums, exps;
+    char *scratch = cpu_scratch("head_loss_backward", head_layout(&sums, &exps, N, C, Vp, in.dtype));
     for (int64_t first = 0; first < N; first += R) {
         int64_t count = min_i64(N - first, R);
         Tensor chunk = tensor_slice_rows(logits, 0, count), in_rows = tensor_slice_rows(in, first, count);
         logits_forward(chunk, in_rows, wte);
-        cross_entropy_backward((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, vocab, scale,
-                               scratch.exps);
-        input_gradient(tensor_slice_rows(din, first, count), chunk, wte, scratch.sums);
-        weight_gradient(dwte, chunk, in_rows, accumulate || first > 0);
+        head_cross_entropy((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, vocab, scale,
+                           (float *)(scratch + exps));
+        input_gradient(tensor_slice_rows(din, first, count), chunk, wte, (float *)(scratch + sums));
+        // dwte (Vp,C) = or += dlogits (R,Vp)^T @ in (R,C).
+        gemm(Vp, C, count, matrix_of(dwte, C), matrix_transposed(matrix_of(chunk, Vp)), matrix_of(in_rows, C), NULL,
+             accumulate || first > 0);
     }
 }

@@ -37,37 +37,30 @@ static ALWAYS_INLINE V sum_of_chains(const V sum[CHAINS]) {
 
 // ------------------------------------------------------------------------------------------------------------- forward
 
-typedef struct {
-    void *out;
-    float *mean, *rstd;
-    const void *in, *weight, *bias;
-    int64_t C;
-} LayerNormForward;
-
-static ALWAYS_INLINE void forward_row(const LayerNormForward *a, int64_t row, DType E) {
-    const int64_t C = a->C, first = row * C;
-    V sum[CHAINS] = {{0}}, sum_squares[CHAINS] = {{0}};
-    EACH_CHAIN(c, i, k, C, sum[c] += vload_first(k, a->in, first + i, E));
-    V mean = vsplat(vsum(sum_of_chains(sum)) / (float)C);
-    EACH_CHAIN(c, i, k, C, {
-        V centered = vfirst(k, vload_first(k, a->in, first + i, E) - mean, vzero());
-        sum_squares[c] = vfma(centered, centered, sum_squares[c]);
-    });
-    V rstd = 1.0f / vsqrt(vsplat(vsum(sum_of_chains(sum_squares)) / (float)C + EPSILON));
-    EACH_LANES(i, k, C, {
-        V normalized = (vload_first(k, a->in, first + i, E) - mean) * rstd;
-        V scaled = vfma(normalized, vload_first(k, a->weight, i, E), vload_first(k, a->bias, i, E));
-        vstore_first(k, a->out, first + i, scaled, E);
-    });
-    a->mean[row] = mean[0];
-    a->rstd[row] = rstd[0];
-}
-
-void backend_layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias) {
+void backend_layernorm_forward(Tensor out, Tensor means, Tensor rstds, Tensor in, Tensor weight, Tensor bias) {
     const int64_t C = tensor_numel(weight), n = tensor_numel(in), N = n / C;
-    const LayerNormForward a = {out.data, mean.data, rstd.data, in.data, weight.data, bias.data, C};
+    const void *x = in.data, *w = weight.data, *b = bias.data;
+    void *y = out.data;
 #pragma omp parallel for schedule(static)
-    for (int64_t row = 0; row < N; row++) WITH_DTYPE(E, in.dtype, forward_row(&a, row, E));
+    for (int64_t row = 0; row < N; row++)
+        WITH_DTYPE(E, in.dtype, {
+            const int64_t first = row * C;
+            V sum[CHAINS] = {{0}}, sum_squares[CHAINS] = {{0}};
+            EACH_CHAIN(c, i, k, C, sum[c] += vload_first(k, x, first + i, E));
+            V mean = vsplat(vsum(sum_of_chains(sum)) / (float)C);
+            EACH_CHAIN(c, i, k, C, {
+                V centered = vfirst(k, vload_first(k, x, first + i, E) - mean, vzero());
+                sum_squares[c] = vfma(centered, centered, sum_squares[c]);
+            });
+            V rstd = 1.0f / vsqrt(vsplat(vsum(sum_of_chains(sum_squares)) / (float)C + EPSILON));
+            EACH_LANES(i, k, C, {
+                V normalized = (vload_first(k, x, first + i, E) - mean) * rstd;
+                V scaled = vfma(normalized, vload_first(k, w, i, E), vload_first(k, b, i, E));
+                vstore_first(k, y, first + i, scaled, E);
+            });
+            ((float *)means.data)[row] = mean[0];
+            ((float *)rstds.data)[row] = rstd[0];
+        });
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward
@@ -77,18 +70,12 @@ void backend_layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, 
 enum { MIN_BLOCK_ROWS = 32, MAX_BLOCKS = 256 };
 enum { OF_DWEIGHT, OF_DBIAS, OF_DIN, NUM_SUMS }; // vectors of a block
 
-static int64_t block_rows(int64_t N) {
-    int64_t rows = ceil_div(N, MAX_BLOCKS);
-    return rows < MIN_BLOCK_ROWS ? MIN_BLOCK_ROWS : rows;
-}
-
-static int64_t workspace_bytes(int64_t blocks, int64_t C) {
+static int64_t layernorm_bytes(int64_t blocks, int64_t C) {
     return blocks * NUM_SUMS * round_up(C, LANES) * (int64_t)sizeof(float);
 }
 
 int64_t cpu_layernorm_workspace(OpsShape shape) {
-    int64_t blocks = ceil_div(shape.B * shape.T, MIN_BLOCK_ROWS);
-    return workspace_bytes(blocks < MAX_BLOCKS ? blocks : MAX_BLOCKS, shape.C);
+    return layernorm_bytes(min_i64(ceil_div(shape.B * shape.T, MIN_BLOCK_ROWS), MAX_BLOCKS), shape.C);
 }
 
 typedef struct {
@@ -100,7 +87,8 @@ typedef struct {
 } LayerNormBackward;
 
 // din of one row; its terms of dweight, dbias and the sum of din are added to sums (3, padded), whole vectors.
-static ALWAYS_INLINE void backward_row(const LayerNormBackward *a, int64_t row, float *sums, int64_t padded, DType E) {
+static ALWAYS_INLINE void layernorm_backward_row(const LayerNormBackward *a, int64_t row, float *sums, int64_t padded,
+                                                 DType E) {
     float *dweight = sums + OF_DWEIGHT * padded, *dbias = sums + OF_DBIAS * padded, *of_din = sums + OF_DIN * padded;
     const int64_t C = a->C, first = row * C;
     const V mean = vsplat(a->mean[row]), rstd = vsplat(a->rstd[row]);
@@ -126,45 +114,39 @@ static ALWAYS_INLINE void backward_row(const LayerNormBackward *a, int64_t row, 
     });
 }
 
-static ALWAYS_INLINE void backward_block(const LayerNormBackward *a, int64_t begin, int64_t end, float *sums,
-                                         int64_t padded, DType E) {
-    memset(sums, 0, (size_t)(NUM_SUMS * padded) * sizeof *sums);
-    for (int64_t row = begin; row < end; row++) backward_row(a, row, sums, padded, E);
-}
-
-// Lanes [i, i + k) of grad = or += the sum of the blocks' vectors, which are stride floats apart.
-static ALWAYS_INLINE void reduce_lanes(void *grad, const float *partial, int64_t stride, int64_t blocks, int64_t i,
-                                       int k, bool accumulate, DType G) {
-    V sum = vzero();
-    for (int64_t b = 0; b < blocks; b++) sum += vload_f32(partial + b * stride + i);
-    if (accumulate) sum += vload_first(k, grad, i, G);
-    vstore_first(k, grad, i, sum, G);
-}
-
 void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum, Tensor dout, Tensor in,
                                 Tensor mean, Tensor rstd, Tensor weight, bool add_residual, bool accumulate,
                                 bool accumulate_sum) {
     const int64_t C = tensor_numel(weight), n = tensor_numel(in), N = n / C;
     const LayerNormBackward a = {din.data,  dout.data, in.data, weight.data,  mean.data,
                                  rstd.data, N,         C,       add_residual, din_sum.data != NULL};
-    const int64_t rows = block_rows(N), blocks = ceil_div(N, rows), padded = round_up(C, LANES);
+    const int64_t rows = max_i64(ceil_div(N, MAX_BLOCKS), MIN_BLOCK_ROWS);
+    const int64_t blocks = ceil_div(N, rows), padded = round_up(C, LANES);
     const Tensor gradients[NUM_SUMS] = {dweight, dbias, din_sum};
-    float *partial = cpu_scratch("layernorm_backward", workspace_bytes(blocks, C)); // (blocks, 3, padded)
+    float *partial = cpu_scratch("layernorm_backward", layernorm_bytes(blocks, C)); // (blocks, 3, padded)
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
         for (int64_t b = 0; b < blocks; b++) {
-            int64_t begin = b * rows, end = N - begin < rows ? N : begin + rows;
+            const int64_t begin = b * rows, end = N - begin < rows ? N : begin + rows;
             float *sums = partial + b * NUM_SUMS * padded;
-            WITH_DTYPE(E, in.dtype, backward_block(&a, begin, end, sums, padded, E));
+            memset(sums, 0, (size_t)(NUM_SUMS * padded) * sizeof *sums);
+            WITH_DTYPE(E, in.dtype, {
+                for (int64_t row = begin; row < end; row++) layernorm_backward_row(&a, row, sums, padded, E);
+            });
         }
+        // Gradient s = or += the sum of the blocks' vectors.
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < C; i += LANES) {
-            int k = lanes(C - i);
-            for (int s = OF_DWEIGHT; s <= (din_sum.data ? OF_DIN : OF_DBIAS); s++)
-                WITH_DTYPE(G, gradients[s].dtype,
-                           reduce_lanes(gradients[s].data, partial + s * padded, NUM_SUMS * padded, blocks, i, k,
-                                        s == OF_DIN ? accumulate_sum : accumulate, G));
+            const int k = lanes(C - i);
+            for (int s = OF_DWEIGHT; s <= (din_sum.data ? OF_DIN : OF_DBIAS); s++) {
+                V sum = vzero();
+                for (int64_t b = 0; b < blocks; b++) sum += vload_f32(partial + (b * NUM_SUMS + s) * padded + i);
+                WITH_DTYPE(G, gradients[s].dtype, {
+                    if (s == OF_DIN ? accumulate_sum : accumulate) sum += vload_first(k, gradients[s].data, i, G);
+                    vstore_first(k, gradients[s].data, i, sum, G);
+                });
+            }
         }
     }
 }

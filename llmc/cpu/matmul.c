@@ -18,7 +18,7 @@ static Matrix widened(float *wide, Matrix m, int64_t rows, int64_t cols) {
     return (Matrix){wide, DTYPE_FP32, by_rows ? cols : 1, by_rows ? 1 : rows};
 }
 
-static Matrix widen(float *wide, Matrix m, int64_t rows, int64_t cols) {
+static Matrix widen_bf16(float *wide, Matrix m, int64_t rows, int64_t cols) {
     const bool by_rows = m.col_stride == 1;
     const int64_t outer = by_rows ? rows : cols, inner = by_rows ? cols : rows;
     const int64_t stride = by_rows ? m.row_stride : m.col_stride;
@@ -30,21 +30,20 @@ static Matrix widen(float *wide, Matrix m, int64_t rows, int64_t cols) {
 }
 
 // dst (rows, cols) = or += sum (rows, cols; contiguous) + bias.
-static ALWAYS_INLINE void finish_row(Matrix dst, int64_t row, const float *sum, int64_t cols, const void *bias,
-                                     bool accumulate, DType E) {
-    for (int64_t j = 0; j < cols; j += LANES) {
-        int k = lanes(cols - j);
-        V x = vload_first_f32(k, sum + j);
-        if (bias) x += vload_first(k, bias, j, DTYPE_BF16);
-        if (accumulate) x += vload_first(k, dst.data, row * dst.row_stride + j, E);
-        vstore_first(k, dst.data, row * dst.row_stride + j, x, E);
-    }
-}
-
-static void finish_tile(Matrix dst, const float *sum, int64_t rows, int64_t cols, const void *bias, bool accumulate) {
+static void finish_part(Matrix dst, const float *sum, int64_t rows, int64_t cols, const void *bias, bool accumulate) {
+    const int64_t stride = dst.row_stride;
+    void *to = dst.data;
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < rows; i++)
-        WITH_DTYPE(E, dst.dtype, finish_row(dst, i, sum + i * cols, cols, bias, accumulate, E));
+    for (int64_t row = 0; row < rows; row++)
+        WITH_DTYPE(E, dst.dtype, {
+            for (int64_t j = 0; j < cols; j += LANES) {
+                int k = lanes(cols - j);
+                V x = vload_first_f32(k, sum + row * cols + j);
+                if (bias) x += vload_first(k, bias, j, DTYPE_BF16);
+                if (accumulate) x += vload_first(k, to, row * stride + j, E);
+                vstore_first(k, to, row * stride + j, x, E);
+            }
+        });
 }
 
 // Through fp32 copies, in parts so large that widening and rounding cost little beside the product: at most these rows
@@ -56,11 +55,6 @@ enum { WIDE_ROWS = 1024, WIDE_COLUMNS = 1536, WIDE_DEPTH = 1024 };
 static int64_t wide_bytes(int64_t M, int64_t N, int64_t K) {
     const int64_t rows = min_i64(M, WIDE_ROWS), cols = min_i64(N, WIDE_COLUMNS), depth = min_i64(K, WIDE_DEPTH);
     return round_up((rows * depth + depth * cols + rows * cols) * (int64_t)sizeof(float), 64);
-}
-
-static void wide_matmul(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, bool accumulate) {
-    const bool done = onednn_matmul(cpu_backend.onednn, M, N, K, dst, a, b, NULL, accumulate);
-    REQUIRE(done, "oneDNN has no fp32 matmul for %lldx%lldx%lld", (long long)M, (long long)N, (long long)K);
 }
 
 static void gemm_widened(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, const uint16_t *bias,
@@ -85,23 +79,20 @@ static void gemm_widened(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, 
                 const int64_t depth = min_i64(K - k, most);
                 const bool there = j > 0 && K <= most;
                 const Matrix left_part =
-                    there ? widened(wide_a, a, m, depth) : widen(wide_a, matrix_at(a, i, k), m, depth);
-                const Matrix right_part = widen(wide_b, matrix_at(b, k, j), depth, n);
-                wide_matmul(m, n, depth, sum, left_part, right_part, k > 0 || (in_place && accumulate));
+                    there ? widened(wide_a, a, m, depth) : widen_bf16(wide_a, matrix_at(a, i, k), m, depth);
+                const Matrix right_part = widen_bf16(wide_b, matrix_at(b, k, j), depth, n);
+                const bool adds = k > 0 || (in_place && accumulate);
+                const bool done =
+                    onednn_matmul(cpu_backend.onednn, m, n, depth, sum, left_part, right_part, NULL, adds);
+                REQUIRE(done, "oneDNN has no fp32 matmul for %lldx%lldx%lld", (long long)m, (long long)n,
+                        (long long)depth);
             }
-            if (!in_place) finish_tile(part, sums, m, n, bias ? bias + j : NULL, accumulate);
+            if (!in_place) finish_part(part, sums, m, n, bias ? bias + j : NULL, accumulate);
         }
     free(own);
 }
 
 // ----------------------------------------------------------------------------------------------- pieces for the caches
-
-static void gemm_piece(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool accumulate) {
-    if (onednn_matmul(cpu_backend.onednn, M, N, K, dst, a, b, bias, accumulate)) return;
-    REQUIRE(a.dtype == DTYPE_BF16, "oneDNN has no fp32 matmul for %lldx%lldx%lld", (long long)M, (long long)N,
-            (long long)K);
-    gemm_widened(M, N, K, dst, a, b, bias, accumulate);
-}
 
 // n in equal pieces of at most `most`, a multiple of 64 elements: whole cache lines, and one shape for oneDNN (or two).
 static int64_t piece_size(int64_t n, int64_t most) {
@@ -117,42 +108,41 @@ static int64_t piece_size(int64_t n, int64_t most) {
 // pieces also have max 1024 rows, and calls are not split with more threads than were measured.
 enum { GRADIENT_ROWS = 768, PIECE_COLUMNS = 1536, PIECE_ROWS = 1024, MIN_ROWS = 512, MAX_THREADS = 4 };
 
-static void choose_pieces(int64_t M, int64_t N, bool weight_gradient, int64_t *rows, int64_t *cols) {
-    *rows = M, *cols = N;
-    if (cpu_threads() > MAX_THREADS) return;
-    if (weight_gradient && M >= N) {
-        *rows = piece_size(M, GRADIENT_ROWS);
-    } else if (weight_gradient) {
-        *cols = piece_size(N, PIECE_COLUMNS);
-    } else if (M >= MIN_ROWS && N > PIECE_COLUMNS) {
-        *rows = piece_size(M, PIECE_ROWS);
-        *cols = piece_size(N, PIECE_COLUMNS);
-    }
-}
-
 // oneDNN 2.6: in bf16 the sums of the largest piece for every thread, and up to 0.2 MB each for packed operands. Other
 // versions may take more; they get it from the heap.
 int64_t cpu_gemm_workspace(OpsShape shape) {
     enum { PACKED_BYTES = 256 << 10 };
     int64_t N = shape.B * shape.T, widest = max_i64(shape.Vp, ops_widest(shape)), sums = 0;
     if (shape.dtype == DTYPE_BF16 && N >= MIN_ROWS && widest > PIECE_COLUMNS && cpu_threads() <= MAX_THREADS)
-        sums = (N < PIECE_ROWS ? N : PIECE_ROWS) * PIECE_COLUMNS * (int64_t)sizeof(float);
+        sums = min_i64(N, PIECE_ROWS) * PIECE_COLUMNS * (int64_t)sizeof(float);
     const int64_t longest = max_i64(N, widest);
     const int64_t wide = shape.dtype == DTYPE_BF16 && !onednn_has_bf16() ? wide_bytes(longest, longest, longest) : 0;
     return (sums + PACKED_BYTES) * cpu_threads() + wide + cpu_fp8_operand_bytes(shape);
 }
 
 void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool accumulate) {
-    bool weight_gradient = a.col_stride != 1; // a = dout^T: K counts rows of the batch, M and N are weight dimensions
-    int64_t rows, cols;
-    choose_pieces(M, N, weight_gradient, &rows, &cols);
+    // a = dout^T: K counts rows of the batch, M and N are weight dimensions
+    const bool weight_gradient = a.col_stride != 1, splits = cpu_threads() <= MAX_THREADS;
+    int64_t rows = M, cols = N;
+    if (splits && weight_gradient && M >= N) {
+        rows = piece_size(M, GRADIENT_ROWS);
+    } else if (splits && weight_gradient) {
+        cols = piece_size(N, PIECE_COLUMNS);
+    } else if (splits && M >= MIN_ROWS && N > PIECE_COLUMNS) {
+        rows = piece_size(M, PIECE_ROWS);
+        cols = piece_size(N, PIECE_COLUMNS);
+    }
     onednn_set_scratch(cpu_backend.onednn, cpu_backend.workspace + cpu_backend.workspace_used,
                        cpu_backend.workspace_bytes - cpu_backend.workspace_used);
     for (int64_t i = 0; i < M; i += rows)
         for (int64_t j = 0; j < N; j += cols) {
+            const int64_t m = min_i64(M - i, rows), n = min_i64(N - j, cols);
+            const Matrix part = matrix_at(dst, i, j), left = matrix_at(a, i, 0), right = matrix_at(b, 0, j);
             char *piece_bias = bias ? (char *)bias + j * (int64_t)dtype_size(a.dtype) : NULL;
-            gemm_piece(M - i < rows ? M - i : rows, N - j < cols ? N - j : cols, K, matrix_at(dst, i, j),
-                       matrix_at(a, i, 0), matrix_at(b, 0, j), piece_bias, accumulate);
+            if (onednn_matmul(cpu_backend.onednn, m, n, K, part, left, right, piece_bias, accumulate)) continue;
+            REQUIRE(a.dtype == DTYPE_BF16, "oneDNN has no fp32 matmul for %lldx%lldx%lld", (long long)m, (long long)n,
+                    (long long)K);
+            gemm_widened(m, n, K, part, left, right, (const uint16_t *)(void *)piece_bias, accumulate);
         }
 }
 
@@ -184,11 +174,6 @@ typedef struct {
     int rows, weights;
 } Tile;
 
-// Prefetching past the end of memory has no effect.
-static ALWAYS_INLINE void prefetch(const void *p, int64_t i, DType E) {
-    __builtin_prefetch((const char *)p + i * (E == DTYPE_BF16 ? 2 : 4));
-}
-
 // sums += the products of elements [begin, end) of the rows, LANES at a time, or twice as many in pairs of bf16.
 static ALWAYS_INLINE void add_products(V sums[TILE_ROWS][TILE_WEIGHTS], const Product *p, Tile t, int64_t begin,
                                        int64_t end, bool pairs, DType E) {
@@ -205,8 +190,9 @@ static ALWAYS_INLINE void add_products(V sums[TILE_ROWS][TILE_WEIGHTS], const Pr
         for (int w = 0; w < t.weights; w++) {
             const int64_t at = (t.column + w) * p->IC + i;
             // Prefetches the operands of the next tile: no hardware prefetcher runs ahead of four short streams while
-            // rows of `in` repeat.
-            if (t.row == 0) prefetch(p->weight, at + TILE_WEIGHTS * p->IC, E);
+            // rows of `in` repeat. Prefetching past the end of memory has no effect.
+            if (t.row == 0)
+                __builtin_prefetch((const char *)p->weight + (at + TILE_WEIGHTS * p->IC) * (E == DTYPE_BF16 ? 2 : 4));
             const VU b = pairs ? vload_bits(weight + at) : (VU)vload_first(k, weight, at, E);
 #pragma GCC unroll 4
             for (int r = 0; r < t.rows; r++)
@@ -216,7 +202,7 @@ static ALWAYS_INLINE void add_products(V sums[TILE_ROWS][TILE_WEIGHTS], const Pr
 }
 
 // all[r][c] = the sums of row r of in with row (first + c) of the weight.
-static ALWAYS_INLINE void tile(V all[FEW_ROWS][LANES], const Product *p, Tile t, int64_t first, DType E) {
+static ALWAYS_INLINE void few_rows_tile(V all[FEW_ROWS][LANES], const Product *p, Tile t, int64_t first, DType E) {
     V sums[TILE_ROWS][TILE_WEIGHTS] = {{{0}}};
     // Pairs of bf16 are read as words, which begin at even elements.
     const int64_t paired = BF16_PAIRS && E == DTYPE_BF16 && p->IC % 2 == 0 ? p->IC / (2 * LANES) * (2 * LANES) : 0;
@@ -227,13 +213,14 @@ static ALWAYS_INLINE void tile(V all[FEW_ROWS][LANES], const Product *p, Tile t,
 }
 
 // All rows of in, in tiles whose sizes the compiler knows.
-static ALWAYS_INLINE void tile_rows(V all[FEW_ROWS][LANES], const Product *p, int64_t column, int weights,
-                                    int64_t first, DType E) {
+static ALWAYS_INLINE void few_rows_tiles(V all[FEW_ROWS][LANES], const Product *p, int64_t column, int weights,
+                                         int64_t first, DType E) {
     int64_t row = 0;
-    for (; row + TILE_ROWS <= p->M; row += TILE_ROWS) tile(all, p, (Tile){row, column, TILE_ROWS, weights}, first, E);
-    if (TILE_ROWS > 2 && p->M - row == 3) tile(all, p, (Tile){row, column, 3, weights}, first, E);
-    if (TILE_ROWS > 2 && p->M - row == 2) tile(all, p, (Tile){row, column, 2, weights}, first, E);
-    if (p->M - row == 1) tile(all, p, (Tile){row, column, 1, weights}, first, E);
+    for (; row + TILE_ROWS <= p->M; row += TILE_ROWS)
+        few_rows_tile(all, p, (Tile){row, column, TILE_ROWS, weights}, first, E);
+    if (TILE_ROWS > 2 && p->M - row == 3) few_rows_tile(all, p, (Tile){row, column, 3, weights}, first, E);
+    if (TILE_ROWS > 2 && p->M - row == 2) few_rows_tile(all, p, (Tile){row, column, 2, weights}, first, E);
+    if (p->M - row == 1) few_rows_tile(all, p, (Tile){row, column, 1, weights}, first, E);
 }
 
 // Lane i of the result: the sum over the lanes of x[i].
@@ -247,12 +234,12 @@ static ALWAYS_INLINE V sums_of_lanes(const V x[LANES]) {
 }
 
 // Elements [first, first + LANES) of every row of out, or as many as exist.
-static ALWAYS_INLINE void task(const Product *p, int64_t first, DType E) {
+static ALWAYS_INLINE void few_rows_task(const Product *p, int64_t first, DType E) {
     V all[FEW_ROWS][LANES];
     const int used = lanes(p->OC - first);
     int c = 0;
-    for (; c + TILE_WEIGHTS <= used; c += TILE_WEIGHTS) tile_rows(all, p, first + c, TILE_WEIGHTS, first, E);
-    for (; c < used; c++) tile_rows(all, p, first + c, 1, first, E);
+    for (; c + TILE_WEIGHTS <= used; c += TILE_WEIGHTS) few_rows_tiles(all, p, first + c, TILE_WEIGHTS, first, E);
+    for (; c < used; c++) few_rows_tiles(all, p, first + c, 1, first, E);
     const V bias = p->bias ? vload_first(used, p->bias, first, E) : vzero();
     for (int64_t r = 0; r < p->M; r++) {
         for (int i = used; i < LANES; i++) all[r][i] = vzero();
@@ -269,7 +256,7 @@ static void few_rows_matmul(Tensor out, Tensor residual, Tensor in, Tensor weigh
     const Product p = {out.data, in.data, weight.data, bias.data, residual.data, tensor_numel(in) / IC, OC, IC};
     REQUIRE(p.M <= FEW_ROWS, "few_rows_matmul: %lld rows", (long long)p.M);
 #pragma omp parallel for schedule(static) num_threads(cpu_threads())
-    for (int64_t i = 0; i < OC; i += LANES) WITH_DTYPE(E, weight.dtype, task(&p, i, E));
+    for (int64_t i = 0; i < OC; i += LANES) WITH_DTYPE(E, weight.dtype, few_rows_task(&p, i, E));
 }
 
 // ------------------------------------------------------------------------------------------------------- bias gradient
@@ -283,12 +270,12 @@ enum { STRIP = 64 };
 // the bits do not depend on the number of threads.
 enum { ROW_BLOCK = 256 };
 
-// dbias[0..cols) = or += the column sums of dout (rows, stride), cols <= STRIP.
-static ALWAYS_INLINE void strip_sums(void *dbias, const void *dout, int64_t first_col, int64_t cols, int64_t rows,
-                                     int64_t stride, bool accumulate, DType E, DType G) {
+// Elements first_col .. first_col + STRIP - 1 of dbias = or += the column sums of dout (rows, stride).
+static ALWAYS_INLINE void strip_sums(void *dbias, const void *dout, int64_t first_col, int64_t rows, int64_t stride,
+                                     bool accumulate, DType E, DType G) {
     int used[STRIP / LANES];
     V total[STRIP / LANES] = {0};
-    for (int s = 0; s < STRIP / LANES; s++) used[s] = lanes(cols - s * LANES);
+    for (int s = 0; s < STRIP / LANES; s++) used[s] = lanes(stride - first_col - s * LANES);
     for (int64_t block = 0; block < rows; block += ROW_BLOCK) {
         int64_t end = rows - block < ROW_BLOCK ? rows : block + ROW_BLOCK;
         V sum[STRIP / LANES] = {0};
@@ -307,11 +294,8 @@ static ALWAYS_INLINE void strip_sums(void *dbias, const void *dout, int64_t firs
 void backend_bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
     int64_t OC = tensor_cols(dout), rows = tensor_rows(dout);
 #pragma omp parallel for schedule(static)
-    for (int64_t j = 0; j < OC; j += STRIP) {
-        int64_t cols = OC - j < STRIP ? OC - j : STRIP;
-        WITH_DTYPE(E, dout.dtype,
-                   WITH_DTYPE(G, dbias.dtype, strip_sums(dbias.data, dout.data, j, cols, rows, OC, accumulate, E, G)));
-    }
+    for (int64_t j = 0; j < OC; j += STRIP)
+        WITH_DTYPES(E, dout.dtype, G, dbias.dtype, strip_sums(dbias.data, dout.data, j, rows, OC, accumulate, E, G));
 }
 
 // ----------------------------------------------------------------------------------------------------------------- ops
@@ -350,7 +334,8 @@ void backend_matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
 // dbias is left to matmul_backward_weight: a cache holds a strip of dpre's rows in neither.
 void backend_matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Tensor *dbias,
                                         bool accumulate) {
-    (void)dbias, (void)accumulate;
+    (void)dbias;
+    (void)accumulate;
     backend_matmul_backward_input(dpre, dout, weight);
     backend_gelu_backward(dpre, tensor_none(), dpre, pre, false);
 }

@@ -1,3 +1,4 @@
+// Matrix multiplications by oneDNN, see gemm.h: its versions 2 and 3, and a cache of primitives by shape.
 #include "llmc/cpu/gemm.h"
 
 #include <dlfcn.h>
@@ -63,13 +64,6 @@ static const char *status_text(dnnl_status_t status) {
 // oneDNN is C++: where new fails, it would throw through its C functions, so the program ends first.
 static void onednn_new_failed(void) { out_of_memory("oneDNN"); }
 
-static void onednn_handle_new(void) {
-    typedef void (*Handler)(void);
-    Handler (*set_new_handler)(Handler);
-    *(void **)&set_new_handler = dlsym(RTLD_DEFAULT, "_ZSt15set_new_handlerPFvvE"); // std::set_new_handler
-    if (set_new_handler) set_new_handler(onednn_new_failed);
-}
-
 // oneDNN 2.6 crashes where posix_memalign or mmap fail (c_compatible, Xbyak's allocator), so what is made by it is made
 // with memory to spare. A matmul takes some 100 KiB.
 static void onednn_require_memory(void) {
@@ -79,7 +73,7 @@ static void onednn_require_memory(void) {
     munmap(spare, SPARE_BYTES);
 }
 
-static bool limit_instructions(CpuCodeChoice limit, Error *err) {
+static bool onednn_limit_instructions(CpuCodeChoice limit, Error *err) {
     const dnnl_cpu_isa_t sets[CPU_CODES] = {
         [CPU_AVX512] = dnnl_cpu_isa_avx512_core, [CPU_AVX2] = dnnl_cpu_isa_avx2, [CPU_BASELINE] = dnnl_cpu_isa_sse41};
 #if !defined(__x86_64__)
@@ -92,9 +86,12 @@ static bool limit_instructions(CpuCodeChoice limit, Error *err) {
 }
 
 Onednn *onednn_create(CpuCodeChoice limit, Error *err) {
-    onednn_handle_new();
+    typedef void (*Handler)(void);
+    Handler (*set_new_handler)(Handler);
+    *(void **)&set_new_handler = dlsym(RTLD_DEFAULT, "_ZSt15set_new_handlerPFvvE"); // std::set_new_handler
+    if (set_new_handler) set_new_handler(onednn_new_failed);
     onednn_require_memory();
-    if (!limit_instructions(limit, err)) return NULL;
+    if (!onednn_limit_instructions(limit, err)) return NULL;
     Onednn *dnn = calloc(1, sizeof *dnn);
     if (!dnn) {
         error_set(err, "out of memory for oneDNN's primitive cache");
@@ -177,12 +174,20 @@ static void descriptor_destroy(Descriptor *d) {
 #endif
 }
 
-static void append_sum(dnnl_post_ops_t ops) {
+static dnnl_primitive_attr_t attributes_create(bool accumulate) {
+    dnnl_primitive_attr_t attr;
+    dnnl_post_ops_t ops;
+    DNNL_REQUIRE(dnnl_primitive_attr_create(&attr));
+    DNNL_REQUIRE(dnnl_post_ops_create(&ops));
 #if DNNL_VERSION_MAJOR >= 3
-    DNNL_REQUIRE(dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef));
+    if (accumulate) DNNL_REQUIRE(dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef));
 #else
-    DNNL_REQUIRE(dnnl_post_ops_append_sum(ops, 1.0f));
+    if (accumulate) DNNL_REQUIRE(dnnl_post_ops_append_sum(ops, 1.0f));
 #endif
+    DNNL_REQUIRE(dnnl_primitive_attr_set_post_ops(attr, ops));
+    DNNL_REQUIRE(dnnl_post_ops_destroy(ops));
+    DNNL_REQUIRE(dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user));
+    return attr;
 }
 
 static dnnl_status_t matmul_descriptor(dnnl_primitive_desc_t *pd, dnnl_engine_t engine, Descriptor *a, Descriptor *b,
@@ -197,30 +202,6 @@ static dnnl_status_t matmul_descriptor(dnnl_primitive_desc_t *pd, dnnl_engine_t 
 }
 
 // ------------------------------------------------------------------------------------------------------ the primitives
-
-static dnnl_primitive_attr_t attributes_create(bool accumulate) {
-    dnnl_primitive_attr_t attr;
-    dnnl_post_ops_t ops;
-    DNNL_REQUIRE(dnnl_primitive_attr_create(&attr));
-    DNNL_REQUIRE(dnnl_post_ops_create(&ops));
-    if (accumulate) append_sum(ops);
-    DNNL_REQUIRE(dnnl_primitive_attr_set_post_ops(attr, ops));
-    DNNL_REQUIRE(dnnl_post_ops_destroy(ops));
-    DNNL_REQUIRE(dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user));
-    return attr;
-}
-
-// The memory objects of an entry; addresses are set at each call.
-static void entry_create_memory(Entry *e, dnnl_primitive_desc_t pd, dnnl_engine_t engine, Descriptor a, Descriptor b,
-                                Descriptor dst, Descriptor bias) {
-    DNNL_REQUIRE(dnnl_memory_create(&e->a, DESCRIPTOR_ARG(a), engine, DNNL_MEMORY_NONE));
-    DNNL_REQUIRE(dnnl_memory_create(&e->b, DESCRIPTOR_ARG(b), engine, DNNL_MEMORY_NONE));
-    DNNL_REQUIRE(dnnl_memory_create(&e->dst, DESCRIPTOR_ARG(dst), engine, DNNL_MEMORY_NONE));
-    if (e->key.bias) DNNL_REQUIRE(dnnl_memory_create(&e->bias, DESCRIPTOR_ARG(bias), engine, DNNL_MEMORY_NONE));
-    ConstDescriptor scratch = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
-    DNNL_REQUIRE(dnnl_memory_create(&e->scratch, scratch, engine, DNNL_MEMORY_NONE));
-    e->scratch_bytes = (int64_t)dnnl_memory_desc_get_size(scratch);
-}
 
 static void entry_create(Entry *e, const Key *k, dnnl_engine_t engine) {
     DType source = (DType)k->source;
@@ -239,11 +220,21 @@ static void entry_create(Entry *e, const Key *k, dnnl_engine_t engine) {
             (long long)k->M, (long long)k->N, (long long)k->K, status_text(status));
     if (status == dnnl_success) {
         DNNL_REQUIRE(dnnl_primitive_create(&e->primitive, pd));
-        entry_create_memory(e, pd, engine, a, b, dst, bias);
+        // Addresses are set at each call.
+        DNNL_REQUIRE(dnnl_memory_create(&e->a, DESCRIPTOR_ARG(a), engine, DNNL_MEMORY_NONE));
+        DNNL_REQUIRE(dnnl_memory_create(&e->b, DESCRIPTOR_ARG(b), engine, DNNL_MEMORY_NONE));
+        DNNL_REQUIRE(dnnl_memory_create(&e->dst, DESCRIPTOR_ARG(dst), engine, DNNL_MEMORY_NONE));
+        if (k->bias) DNNL_REQUIRE(dnnl_memory_create(&e->bias, DESCRIPTOR_ARG(bias), engine, DNNL_MEMORY_NONE));
+        ConstDescriptor scratch = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
+        DNNL_REQUIRE(dnnl_memory_create(&e->scratch, scratch, engine, DNNL_MEMORY_NONE));
+        e->scratch_bytes = (int64_t)dnnl_memory_desc_get_size(scratch);
         DNNL_REQUIRE(dnnl_primitive_desc_destroy(pd));
     }
     DNNL_REQUIRE(dnnl_primitive_attr_destroy(attr));
-    descriptor_destroy(&a), descriptor_destroy(&b), descriptor_destroy(&dst), descriptor_destroy(&bias);
+    descriptor_destroy(&a);
+    descriptor_destroy(&b);
+    descriptor_destroy(&dst);
+    descriptor_destroy(&bias);
 }
 
 // The entry for k: cached, or created now in a free slot or in the slot of the least recently used one.

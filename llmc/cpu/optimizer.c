@@ -15,8 +15,7 @@
 // --------------------------------------------------------------------------------------------------------------- parts
 
 static int64_t part_elements(int64_t numel) {
-    int64_t n = round_up(ceil_div(numel, MAX_PARTS), STATE_BLOCK);
-    return n < MIN_PART_ELEMENTS ? MIN_PART_ELEMENTS : n;
+    return max_i64(round_up(ceil_div(numel, MAX_PARTS), STATE_BLOCK), MIN_PART_ELEMENTS);
 }
 
 // Lays out the workspace; returns its bytes. first[] is at the start.
@@ -29,9 +28,10 @@ static int64_t parts_layout(int n, int64_t scratch_bytes, int64_t *numel, int64_
     return end;
 }
 
-int64_t parts_workspace(int n, int64_t scratch_bytes) {
+int64_t cpu_optimizer_workspace(OpsShape shape) {
     int64_t numel, sums, scratch;
-    return parts_layout(n, scratch_bytes, &numel, &sums, &scratch);
+    const int64_t scratch_bytes = adafactor_scratch_bytes(shape.factored);
+    return parts_layout((int)shape.num_tensors, scratch_bytes, &numel, &sums, &scratch);
 }
 
 Parts parts_begin(const char *op, int n, int64_t scratch_bytes) {
@@ -67,36 +67,28 @@ double parts_sum(Parts p, int tensor) {
     return sum;
 }
 
-// --------------------------------------------------------------------------------------------------- norm and decision
-
-int64_t cpu_optimizer_workspace(OpsShape shape) {
-    return parts_workspace((int)shape.num_tensors, adafactor_scratch_bytes(shape.factored));
-}
-
 // ---------------------------------------------------------------------------------------------------------------- norm
 
 // fp32 sums are kept as short as this, then added in fp64.
 enum { RUN = 4096 };
 
-static ALWAYS_INLINE double run_sumsq(const void *grad, int64_t begin, int64_t end, DType G) {
-    V even = vzero(), odd = vzero(); // two chains: one would wait for the latency of its fma
-    int64_t whole = begin;
-    for (; whole + 2 * LANES <= end; whole += 2 * LANES) {
-        V x = vload(grad, whole, G), y = vload(grad, whole + LANES, G);
-        even = vfma(x, x, even);
-        odd = vfma(y, y, odd);
-    }
-    EACH_LANES(i, k, end - whole, {
-        V x = vload_first(k, grad, whole + i, G);
-        even = vfma(x, x, even);
-    });
-    return vsum(even + odd);
-}
-
 static ALWAYS_INLINE double part_sumsq(const void *grad, Part part, DType G) {
     double sum = 0.0;
-    for (int64_t i = part.begin; i < part.end; i += RUN)
-        sum += run_sumsq(grad, i, part.end - i < RUN ? part.end : i + RUN, G);
+    for (int64_t begin = part.begin; begin < part.end; begin += RUN) {
+        const int64_t end = min_i64(begin + RUN, part.end);
+        V even = vzero(), odd = vzero(); // two chains: one would wait for the latency of its fma
+        int64_t whole = begin;
+        for (; whole + 2 * LANES <= end; whole += 2 * LANES) {
+            V x = vload(grad, whole, G), y = vload(grad, whole + LANES, G);
+            even = vfma(x, x, even);
+            odd = vfma(y, y, odd);
+        }
+        EACH_LANES(i, k, end - whole, {
+            V x = vload_first(k, grad, whole + i, G);
+            even = vfma(x, x, even);
+        });
+        sum += vsum(even + odd);
+    }
     return sum;
 }
 
@@ -161,10 +153,7 @@ static RandomBits random_bits(const UpdateTensor *t, const Step *s, int k) {
 static ALWAYS_INLINE void open_m(Moment *m, const UpdateTensor *t, const Step *s, Span at, DType S) {
     moment_open(m, t->m, t->m_scale, at, &s->signed_map, true, random_bits(t, s, OF_M), S);
 }
-static ALWAYS_INLINE void open_v(Moment *v, const UpdateTensor *t, const Step *s, Span at, DType S) {
-    moment_open(v, t->v, t->v_scale, at, &s->unsigned_map, false, random_bits(t, s, OF_V), S);
-}
-static ALWAYS_INLINE V load_gradient(const UpdateTensor *t, const Step *s, int64_t e, int k, DType G) {
+static ALWAYS_INLINE V scaled_gradient(const UpdateTensor *t, const Step *s, int64_t e, int k, DType G) {
     return vload_first(k, t->grad.data, e, G) * s->grad_factor;
 }
 
@@ -177,9 +166,9 @@ static ALWAYS_INLINE void adamw_direction(V *direction, const UpdateTensor *t, c
                                           DType G) {
     Moment first, second;
     open_m(&first, t, s, at, S);
-    open_v(&second, t, s, at, S);
+    moment_open(&second, t->v, t->v_scale, at, &s->unsigned_map, false, random_bits(t, s, OF_V), S);
     EACH_LANES(i, k, at.count, {
-        const V g = load_gradient(t, s, at.begin + i, k, G);
+        const V g = scaled_gradient(t, s, at.begin + i, k, G);
         const V m = vfma(vsplat(s->beta1), moment_load(&first, i, k, S), s->one_minus_beta1 * g);
         const V v = vfma(vsplat(s->beta2), moment_load(&second, i, k, S), s->one_minus_beta2 * (g * g));
         direction[i / LANES] = m * s->m_correction / (vsqrt(v * s->v_correction) + s->eps);
@@ -195,7 +184,7 @@ static ALWAYS_INLINE void lion_direction(V *direction, const UpdateTensor *t, co
     Moment first;
     open_m(&first, t, s, at, S);
     EACH_LANES(i, k, at.count, {
-        const V g = load_gradient(t, s, at.begin + i, k, G);
+        const V g = scaled_gradient(t, s, at.begin + i, k, G);
         const V m = moment_load(&first, i, k, S);
         const V x = vfma(vsplat(s->beta1), m, s->one_minus_beta1 * g);
         const V negative = vwhere_greater(vzero(), x, vsplat(-1.0f), vzero());
@@ -209,48 +198,45 @@ static ALWAYS_INLINE void sgd_direction(V *direction, const UpdateTensor *t, con
     Moment first;
     open_m(&first, t, s, at, S);
     EACH_LANES(i, k, at.count, {
-        const V g = load_gradient(t, s, at.begin + i, k, G);
+        const V g = scaled_gradient(t, s, at.begin + i, k, G);
         direction[i / LANES] = vfma(vsplat(s->momentum), moment_load(&first, i, k, S), g);
         moment_store(&first, i, k, direction[i / LANES], S);
     });
     moment_close(&first, at, S);
 }
 
-static void clipped_adafactor_direction(V *u, const UpdateTensor *t, const Step *s, double mean_row, Span at) {
-    Block g;
-    const float rms = *(const float *)t->rms.data;
-    block_load_scaled(g, t->grad, s->grad_factor, at);
-    adafactor_direction(u, g, t, mean_row, at);
-    for (int i = 0; i < at.vectors && rms > 1.0f; i++) u[i] /= rms;
-}
-
 // The direction by the rule of the tensor. Only the three with moments are compiled for each dtype.
 static void find_direction(V *direction, const UpdateTensor *t, const Step *s, double mean_row, Span at) {
 #define WITH_MOMENTS(f) WITH_STATE(S, t->m.dtype, WITH_DTYPE(G, t->grad.dtype, f(direction, t, s, at, S, G)))
-    if (t->rule == RULE_ADAMW)
+    if (t->rule == RULE_ADAMW) {
         WITH_MOMENTS(adamw_direction);
-    else if (t->rule == RULE_LION)
+    } else if (t->rule == RULE_LION) {
         WITH_MOMENTS(lion_direction);
-    else if (t->rule == RULE_SGD)
+    } else if (t->rule == RULE_SGD) {
         WITH_MOMENTS(sgd_direction);
-    else if (t->rule == RULE_ADAFACTOR)
-        clipped_adafactor_direction(direction, t, s, mean_row, at);
-    else
+    } else if (t->rule == RULE_ADAFACTOR) {
+        Block g;
+        const float rms = *(const float *)t->rms.data;
+        block_load_scaled(g, t->grad, s->grad_factor, at);
+        adafactor_direction(direction, g, t, mean_row, at);
+        for (int i = 0; i < at.vectors && rms > 1.0f; i++) direction[i] /= rms; // clipped
+    } else {
         block_load(direction, t->grad, at);
+    }
 #undef WITH_MOMENTS
 }
 
 // ------------------------------------------------------------------------------------------------------------- weights
 
 // w - lr (rate direction + decay w).
-static ALWAYS_INLINE V descend(V w, V direction, const UpdateTensor *t, const Step *s) {
+static ALWAYS_INLINE V descended(V w, V direction, const UpdateTensor *t, const Step *s) {
     return w - t->rate * s->learning_rate * vfma(vsplat(t->weight_decay / t->rate), w, direction);
 }
 
 static ALWAYS_INLINE void move_master(const V *direction, const UpdateTensor *t, const Step *s, Span at, DType E) {
     EACH_LANES(i, k, at.count, {
         const int64_t e = at.begin + i;
-        const V w = descend(vload_first(k, t->master.data, e, DTYPE_FP32), direction[i / LANES], t, s);
+        const V w = descended(vload_first(k, t->master.data, e, DTYPE_FP32), direction[i / LANES], t, s);
         vstore_first(k, t->master.data, e, w, DTYPE_FP32);
         vstore_first(k, t->weight.data, e, w, E);
     });
@@ -262,7 +248,7 @@ static ALWAYS_INLINE void move_compensated(const V *direction, const UpdateTenso
     EACH_LANES(i, k, at.count, {
         const int64_t e = at.begin + i;
         const V before = vload_first(k, t->weight.data, e, E) + vload_first(k, t->compensation.data, e, E);
-        const V w = descend(before, direction[i / LANES], t, s);
+        const V w = descended(before, direction[i / LANES], t, s);
         vstore_first(k, t->weight.data, e, w, E);
         vstore_first(k, t->compensation.data, e, w - vload_first(k, t->weight.data, e, E), E);
     });
@@ -273,13 +259,13 @@ static ALWAYS_INLINE void move_weight(const V *direction, const UpdateTensor *t,
     if (E == DTYPE_BF16) half_words_make(&random, random_bits(t, s, OF_WEIGHT), at);
     EACH_LANES(i, k, at.count, {
         const int64_t e = at.begin + i;
-        V w = descend(vload_first(k, t->weight.data, e, E), direction[i / LANES], t, s);
+        V w = descended(vload_first(k, t->weight.data, e, E), direction[i / LANES], t, s);
         if (E == DTYPE_BF16) w = round_lanes(&random, i, w);
         vstore_first(k, t->weight.data, e, w, E);
     });
 }
 
-static void update_block(const UpdateTensor *t, const Step *s, double mean_row, Span at) {
+static void optimizer_update_block(const UpdateTensor *t, const Step *s, double mean_row, Span at) {
     Block direction;
     find_direction(direction, t, s, mean_row, at);
     if (t->master.data)
@@ -306,7 +292,7 @@ void backend_optimizer_update(UpdateList *list, int first, int count, UpdatePara
         const Part part = parts_get(parts, number);
         const UpdateTensor *t = &tensors[part.tensor];
         for (int64_t e = part.begin; e < part.end; e += STATE_BLOCK)
-            update_block(t, &step, mean_rows[part.tensor], span_at(e, part.end));
+            optimizer_update_block(t, &step, mean_rows[part.tensor], span_at(e, part.end));
     }
 }
 
@@ -314,19 +300,12 @@ static ALWAYS_INLINE void momentum_block(const UpdateTensor *t, const Step *s, S
     Moment first;
     open_m(&first, t, s, at, S);
     EACH_LANES(i, k, at.count, {
-        const V g = load_gradient(t, s, at.begin + i, k, G);
+        const V g = scaled_gradient(t, s, at.begin + i, k, G);
         const V m = vfma(vsplat(s->momentum), moment_load(&first, i, k, S), g);
         vstore_first(k, t->grad.data, at.begin + i, vfma(vsplat(s->momentum), m, g), G);
         moment_store(&first, i, k, m, S);
     });
     moment_close(&first, at, S);
-}
-
-static void momentum_part(const UpdateTensor *t, const Step *s, Part part) {
-    for (int64_t e = part.begin; e < part.end; e += STATE_BLOCK) {
-        const Span at = span_at(e, part.end);
-        WITH_STATE(S, t->m.dtype, WITH_DTYPE(G, t->grad.dtype, momentum_block(t, s, at, S, G)));
-    }
 }
 
 void backend_momentum_update(UpdateList *list, UpdateParams params, Tensor control) {
@@ -341,6 +320,9 @@ void backend_momentum_update(UpdateList *list, UpdateParams params, Tensor contr
 #pragma omp parallel for schedule(dynamic) if (parts_count(parts) > 1)
     for (int64_t number = 0; number < parts_count(parts); number++) {
         const Part part = parts_get(parts, number);
-        momentum_part(&tensors[part.tensor], &step, part);
+        const UpdateTensor *t = &tensors[part.tensor];
+        for (int64_t e = part.begin; e < part.end; e += STATE_BLOCK)
+            WITH_STATE(S, t->m.dtype,
+                       WITH_DTYPE(G, t->grad.dtype, momentum_block(t, &step, span_at(e, part.end), S, G)));
     }
 }

@@ -34,8 +34,6 @@ typedef struct {
     int64_t begin, end; // elements
 } Part;
 
-int64_t parts_workspace(int n, int64_t scratch_bytes);
-
 // Takes the workspace for n tensors. Then call parts_add once for each, in order.
 Parts parts_begin(const char *op, int n, int64_t scratch_bytes);
 void parts_add(Parts p, int tensor, int64_t numel);
@@ -45,11 +43,9 @@ Part parts_get(Parts p, int64_t number);
 // The sum of p.sums over the parts of a tensor, in order.
 double parts_sum(Parts p, int tensor);
 
-// -------------------------------------------------------------------------------------------------------------- blocks
-
 // -------------------------------------------------------------------------------------------------------- 8-bit states
 
-// llmc/number.h sixteen lanes at a time: the same operations in the same order, so the same codes and numbers. Its
+// llmc/number.h a vector at a time: the same operations in the same order, so the same codes and numbers. Its
 // loops over the decades become counts, its arrays lookups in a register.
 
 // One of the two maps: signed (first_cells 1) or unsigned (first_cells 2). Entry d of a table belongs to decade d.
@@ -65,8 +61,11 @@ static inline Dynamic8 dynamic8_map(int first_cells) {
     for (int d = 0; d <= DYNAMIC8_DECADES; d++) map.border[d] = dynamic8_border(d, first_cells);
     for (int d = 0; d < DYNAMIC8_DECADES; d++) {
         const float cells = (float)(first_cells << d), width = dynamic8_decade_width(d);
-        map.begin[d] = dynamic8_decade_begin(d), map.slope[d] = cells / width, map.last_cell[d] = cells - 1.0f;
-        map.width[d] = width, map.half_cell[d] = 0.5f / cells;
+        map.begin[d] = dynamic8_decade_begin(d);
+        map.slope[d] = cells / width;
+        map.last_cell[d] = cells - 1.0f;
+        map.width[d] = width;
+        map.half_cell[d] = 0.5f / cells;
     }
     return map;
 }
@@ -129,7 +128,7 @@ typedef struct {
 } Span;
 
 static ALWAYS_INLINE Span span_at(int64_t begin, int64_t end) {
-    const int count = end - begin < STATE_BLOCK ? (int)(end - begin) : STATE_BLOCK;
+    const int count = (int)min_i64(end - begin, STATE_BLOCK);
     return (Span){begin, count, (count + LANES - 1) / LANES};
 }
 
@@ -165,12 +164,12 @@ typedef struct {
 static ALWAYS_INLINE void half_words_make(HalfWords *h, RandomBits r, Span at) {
     const uint64_t first = (r.update << 40) + (uint64_t)(r.offset + at.begin) / 8;
     for (int e = 0; e < at.count; e += RANDOM_BLOCK)
-        rounding_bits(h->words[e / RANDOM_BLOCK], r.seed, r.stream, first + (uint64_t)e / 8);
+        vrounding_bits(h->words[e / RANDOM_BLOCK], r.seed, r.stream, first + (uint64_t)e / 8);
 }
 
 // Lanes i .. i + 15 of the block, rounded to bf16.
 static ALWAYS_INLINE V round_lanes(HalfWords *h, int64_t i, V x) {
-    return round_stochastically(x, rounding_bits_at(h->words[i / RANDOM_BLOCK], i % RANDOM_BLOCK));
+    return round_stochastically(x, vrounding_bits_at(h->words[i / RANDOM_BLOCK], i % RANDOM_BLOCK));
 }
 
 // ------------------------------------------------------------------------------------------------------------- moments
@@ -198,7 +197,8 @@ typedef struct {
 
 static ALWAYS_INLINE void moment_open(Moment *m, Tensor t, Tensor scales, Span at, const Dynamic8 *map, bool is_signed,
                                       RandomBits random, DType S) {
-    m->data = (char *)t.data + (size_t)at.begin * (S == DTYPE_FP32 ? 4 : S == DTYPE_BF16 ? 2 : 1);
+    const int64_t wide = S == DTYPE_BF16 ? 2 : 4, size = S == DTYPE_U8 ? 1 : wide;
+    m->data = (char *)t.data + at.begin * size;
     if (S == DTYPE_U8) {
         m->scale = (float *)scales.data + at.begin / STATE_BLOCK; // a block begins where a scale does
         m->map = map;

@@ -15,11 +15,6 @@ static const float SMALLEST = 1e-30f; // added to the square of a gradient
 // Rows of a group: enough that the column sums, one row per group, are small compared with the matrix.
 enum { MAX_GROUPS = 128, MIN_GROUP_ROWS = 64 };
 
-static int64_t group_rows(int64_t rows) {
-    const int64_t n = ceil_div(rows, MAX_GROUPS);
-    return n < MIN_GROUP_ROWS ? MIN_GROUP_ROWS : n;
-}
-
 // For a matrix of one group the sums are col itself. With two groups or more, rows >= 65, and rows / 64 + 1 sums per
 // column are less than 1/32 of the matrix.
 int64_t adafactor_scratch_bytes(int64_t factored) { return factored / 32 * (int64_t)sizeof(float); }
@@ -47,7 +42,10 @@ void adafactor_direction(V *u, const V *g, const UpdateTensor *t, double mean_ro
             memcpy(of_col + k, col + j, (size_t)length * sizeof *col);
             for (int end = k + length; k < end; k++) of_row[k] = factor;
         }
-        for (int k = at.count; k % LANES; k++) of_row[k] = 0.0f, of_col[k] = 1.0f;
+        for (int k = at.count; k % LANES; k++) {
+            of_row[k] = 0.0f;
+            of_col[k] = 1.0f;
+        }
     } else {
         block_load(second, t->v, at);
         for (int k = at.count; k % LANES; k++) ((float *)second)[k] = 1.0f;
@@ -64,8 +62,8 @@ typedef struct {
 } StatisticsStep;
 
 // row[i] of the rows [begin, end), and their share of the columns' means added to sums: take / rows * sum of g2.
-static ALWAYS_INLINE void add_rows(const UpdateTensor *t, StatisticsStep s, float *sums, int64_t begin, int64_t end,
-                                   DType G) {
+static ALWAYS_INLINE void add_moments(const UpdateTensor *t, StatisticsStep s, float *sums, int64_t begin, int64_t end,
+                                      DType G) {
     enum { RUN = 4096 }; // fp32 sums are kept as short as this, then added in fp64
     const int64_t rows = tensor_numel(t->row), cols = tensor_numel(t->col);
     const float of_column = s.take / (float)rows;
@@ -89,7 +87,7 @@ static ALWAYS_INLINE void add_rows(const UpdateTensor *t, StatisticsStep s, floa
 
 static void matrix_moments(const UpdateTensor *t, StatisticsStep s, float *scratch) {
     const int64_t rows = tensor_numel(t->row), cols = tensor_numel(t->col);
-    const int64_t size = group_rows(rows), groups = ceil_div(rows, size);
+    const int64_t size = max_i64(ceil_div(rows, MAX_GROUPS), MIN_GROUP_ROWS), groups = ceil_div(rows, size);
     float *col = t->col.data;
     if (groups == 1)
         for (int64_t j = 0; j < cols; j++) col[j] *= s.keep;
@@ -98,7 +96,7 @@ static void matrix_moments(const UpdateTensor *t, StatisticsStep s, float *scrat
         const int64_t begin = group * size, end = rows - begin < size ? rows : begin + size;
         float *sums = groups == 1 ? col : scratch + group * cols;
         if (groups > 1) memset(sums, 0, (size_t)cols * sizeof *sums);
-        WITH_DTYPE(G, t->grad.dtype, add_rows(t, s, sums, begin, end, G));
+        WITH_DTYPE(G, t->grad.dtype, add_moments(t, s, sums, begin, end, G));
     }
     if (groups == 1) return;
 #pragma omp parallel for schedule(static)
@@ -136,19 +134,6 @@ static double part_size(const UpdateTensor *t, float grad_factor, double mean_ro
     return sum;
 }
 
-// Tensor by tensor, because each needs its complete rows and columns.
-static void tensor_statistics_of(const UpdateTensor *t, StatisticsStep s, Parts parts, int tensor) {
-    if (t->row.data) matrix_moments(t, s, (float *)(void *)parts.scratch);
-    const double mean_row = adafactor_mean_row(t);
-#pragma omp parallel for schedule(dynamic) if (parts.first[tensor + 1] - parts.first[tensor] > 1)
-    for (int64_t number = parts.first[tensor]; number < parts.first[tensor + 1]; number++) {
-        const Part part = parts_get(parts, number);
-        if (!t->row.data) vector_moments(t, s, part);
-        parts.sums[number] = part_size(t, s.grad_factor, mean_row, part);
-    }
-    *(float *)t->rms.data = (float)sqrt(parts_sum(parts, tensor) / (double)(tensor_numel(t->weight) - t->padding));
-}
-
 void backend_adafactor_statistics(UpdateList *list, Tensor control) {
     const UpdateTensor *tensors = list->tensors;
     const int n = list->n;
@@ -161,6 +146,17 @@ void backend_adafactor_statistics(UpdateList *list, Tensor control) {
     const StepControl *decided = control.data;
     if (decided->skip != SKIP_NONE) return;
     const StatisticsStep step = {decided->grad_factor, decided->keep, decided->take};
-    for (int i = 0; i < n; i++)
-        if (tensors[i].rule == RULE_ADAFACTOR) tensor_statistics_of(&tensors[i], step, parts, i);
+    for (int i = 0; i < n; i++) { // tensor by tensor, because each needs its complete rows and columns
+        const UpdateTensor *t = &tensors[i];
+        if (t->rule != RULE_ADAFACTOR) continue;
+        if (t->row.data) matrix_moments(t, step, (float *)(void *)parts.scratch);
+        const double mean_row = adafactor_mean_row(t);
+#pragma omp parallel for schedule(dynamic) if (parts.first[i + 1] - parts.first[i] > 1)
+        for (int64_t number = parts.first[i]; number < parts.first[i + 1]; number++) {
+            const Part part = parts_get(parts, number);
+            if (!t->row.data) vector_moments(t, step, part);
+            parts.sums[number] = part_size(t, step.grad_factor, mean_row, part);
+        }
+        *(float *)t->rms.data = (float)sqrt(parts_sum(parts, i) / (double)(tensor_numel(t->weight) - t->padding));
+    }
 }

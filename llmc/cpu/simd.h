@@ -11,17 +11,19 @@
 // on the number of lanes; and attention rounds its probabilities to bf16 only where pairs of bf16 are multiplied. The
 // number of threads never matters. bf16 has no denormals here, and the ops run with FTZ and DAZ set.
 //
-// A kernel is written once for all element types, any length and any number of lanes: its ALWAYS_INLINE body takes the
-// type as last argument, WITH_DTYPE calls it with a constant, and EACH_LANES passes full vectors with the constant
-// LANES for k and then the remainder, so that the inner loop tests neither:
+// A kernel is written once for all element types, any length and any number of lanes: WITH_DTYPE compiles its body for
+// each type as a constant, and EACH_LANES passes full vectors with the constant LANES for k and then the remainder, so
+// that the inner loop tests neither. A longer body is an ALWAYS_INLINE function whose last argument is the type:
 //
-//   static ALWAYS_INLINE void scale_row(void *out, const void *in, int64_t n, float s, DType E) {
-//       EACH_LANES(i, k, n, vstore_first(k, out, i, vload_first(k, in, i, E) * s, E));
-//   }
-//   ...
-//   #pragma omp parallel for                       // WITH_DTYPE is inside the parallel loop: a region's body is
-//   for (int64_t r = 0; r < rows; r++)             // compiled apart and would not see a constant from outside
-//       WITH_DTYPE(E, out.dtype, scale_row(row(out, r), row(in, r), C, s, E));
+//   const void *from = in.data;                    // a region gets structs by address, and would load in.data each
+//   time void *to = out.data; #pragma omp parallel for                       // WITH_DTYPE is inside the parallel loop:
+//   a region's body is for (int64_t r = 0; r < rows; r++)             // compiled apart and would not see a constant
+//   from outside
+//       WITH_DTYPE(E, out.dtype, {
+//           EACH_LANES(i, k, C, {
+//               vstore_first(k, to, r * C + i, vload_first(k, from, r * C + i, E) * scale, E);
+//           });
+//       });
 #pragma once
 #include "llmc/tensor.h"
 
@@ -63,6 +65,9 @@ typedef uint8_t VB __attribute__((vector_size(LANES)));
         }                                                                                                              \
     } while (0)
 
+// The same for two dtypes.
+#define WITH_DTYPES(E, dtype_e, G, dtype_g, ...) WITH_DTYPE(E, dtype_e, WITH_DTYPE(G, dtype_g, __VA_ARGS__))
+
 // The statements for i = 0, LANES, 2 LANES, .. below n, where k = min(LANES, n - i) lanes are in use.
 #define EACH_LANES(i, k, n, ...)                                                                                       \
     do {                                                                                                               \
@@ -80,23 +85,19 @@ typedef uint8_t VB __attribute__((vector_size(LANES)));
 // The number of the next lanes in use when n elements remain: n clamped to 0..LANES.
 static ALWAYS_INLINE int lanes(int64_t n) { return n >= LANES ? LANES : n <= 0 ? 0 : (int)n; }
 
-#if defined(__AVX512F__)
-static ALWAYS_INLINE V vsplat(float x) { return (V){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-static ALWAYS_INLINE VU vsplat_bits(uint32_t x) { return (VU){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-static ALWAYS_INLINE VWide vsplat_wide(uint64_t x) { return (VWide){x, x, x, x, x, x, x, x}; }
-static ALWAYS_INLINE VU vlane_numbers(void) { return (VU){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
-#elif defined(__AVX2__)
-static ALWAYS_INLINE V vsplat(float x) { return (V){x, x, x, x, x, x, x, x}; }
-static ALWAYS_INLINE VU vsplat_bits(uint32_t x) { return (VU){x, x, x, x, x, x, x, x}; }
-static ALWAYS_INLINE VWide vsplat_wide(uint64_t x) { return (VWide){x, x, x, x}; }
-static ALWAYS_INLINE VU vlane_numbers(void) { return (VU){0, 1, 2, 3, 4, 5, 6, 7}; }
-#else
-static ALWAYS_INLINE V vsplat(float x) { return (V){x, x, x, x}; }
-static ALWAYS_INLINE VU vsplat_bits(uint32_t x) { return (VU){x, x, x, x}; }
-static ALWAYS_INLINE VWide vsplat_wide(uint64_t x) { return (VWide){x, x}; }
-static ALWAYS_INLINE VU vlane_numbers(void) { return (VU){0, 1, 2, 3}; }
-#endif
+// x in every lane. x - 0 is x, for -0 too.
+static ALWAYS_INLINE V vsplat(float x) { return x - (V){0}; }
+static ALWAYS_INLINE VU vsplat_bits(uint32_t x) { return x + (VU){0}; }
 static ALWAYS_INLINE V vzero(void) { return (V){0}; }
+static ALWAYS_INLINE VU vlane_numbers(void) {
+#if defined(__AVX512F__)
+    return (VU){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#elif defined(__AVX2__)
+    return (VU){0, 1, 2, 3, 4, 5, 6, 7};
+#else
+    return (VU){0, 1, 2, 3};
+#endif
+}
 // All ones in lanes where a < b, both below 2^31, so that the difference keeps its sign.
 static ALWAYS_INLINE VU vless_bits(VU a, VU b) { return (VU)((VI)(a - b) >> 31); }
 
@@ -407,10 +408,6 @@ static ALWAYS_INLINE void vstore_first_u8(int n, uint8_t *p, VI x) {
     const VB b = vnarrow_u8(x);
     memcpy(p, &b, (size_t)n);
 }
-// One element.
-static ALWAYS_INLINE float load_element(const void *p, int64_t i, DType E) {
-    return E == DTYPE_BF16 ? bf16_to_float(((const uint16_t *)p)[i]) : ((const float *)p)[i];
-}
 
 // ---------------------------------------------------------------------------------------------------------------- exp
 
@@ -485,30 +482,30 @@ static ALWAYS_INLINE VU vpair_bf16(__attribute__((unused)) V low, __attribute__(
 // Elements whose random bits are made at a time: of LANES counters.
 enum { RANDOM_BLOCK = 8 * LANES };
 
-// Counters index, index + 1, .. in an order in which the halves of vunpack put them back one after the other.
-static ALWAYS_INLINE VWide vcounters(uint64_t index) {
-#if defined(__AVX512F__)
-    return (VWide){0, 4, 1, 5, 2, 6, 3, 7} + index;
-#elif defined(__AVX2__)
-    return (VWide){0, 2, 1, 3} + index;
-#else
-    return (VWide){0, 1} + index;
-#endif
-}
-
 // LANES / 2 counters, a 64-bit lane each: the number of the lane's counter and its four words.
 static ALWAYS_INLINE void half_of_counters(uint32_t words[LANES / 2][4], uint64_t seed, uint64_t stream,
                                            uint64_t index) {
+    // Counters index, index + 1, .. in an order in which the halves of vunpack put them back one after the other.
+#if defined(__AVX512F__)
+    const VWide order = {0, 4, 1, 5, 2, 6, 3, 7};
+#elif defined(__AVX2__)
+    const VWide order = {0, 2, 1, 3};
+#else
+    const VWide order = {0, 1};
+#endif
     // The last bits of index are 0: adding carries nothing into the upper word. The upper halves of lanes are never
     // read.
-    VWide c0 = vcounters(index & 0xFFFFFFFFu), c1 = vsplat_wide(index >> 32);
-    VWide c2 = vsplat_wide(stream), c3 = vsplat_wide(stream >> 32);
+    VWide c0 = order + (index & 0xFFFFFFFFu), c1 = (VWide){0} + (index >> 32);
+    VWide c2 = (VWide){0} + stream, c3 = (VWide){0} + (stream >> 32);
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++) {
         const VWide p0 = vmul_low(c0, 0xD2511F53u), p2 = vmul_low(c2, 0xCD9E8D57u);
-        c0 = p2 >> 32 ^ c1 ^ k0, c1 = p2;
-        c2 = p0 >> 32 ^ c3 ^ k1, c3 = p0;
-        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+        c0 = p2 >> 32 ^ c1 ^ k0;
+        c1 = p2;
+        c2 = p0 >> 32 ^ c3 ^ k1;
+        c3 = p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
     }
     const VWide low = (c0 & 0xFFFFFFFFu) | c1 << 32, high = (c2 & 0xFFFFFFFFu) | c3 << 32;
     vstore_bits(words[0], (VU)vunpack_low(low, high));
@@ -518,13 +515,13 @@ static ALWAYS_INLINE void half_of_counters(uint32_t words[LANES / 2][4], uint64_
 // 16 random bits for each element of a block: element e has half-word e % 8, lower halves first, of
 // philox(seed, stream, index + e / 8). index must be a multiple of LANES. The rounds of several counters run in step:
 // one counter at a time took three times as long as the whole of AdamW.
-static ALWAYS_INLINE void rounding_bits(uint32_t words[LANES][4], uint64_t seed, uint64_t stream, uint64_t index) {
+static ALWAYS_INLINE void vrounding_bits(uint32_t words[LANES][4], uint64_t seed, uint64_t stream, uint64_t index) {
     half_of_counters(words, seed, stream, index);
     half_of_counters(words + LANES / 2, seed, stream, index + LANES / 2);
 }
 
 // The bits of the elements from i on (a multiple of LANES), one element per lane.
-static ALWAYS_INLINE VU rounding_bits_at(uint32_t words[LANES][4], int64_t i) {
+static ALWAYS_INLINE VU vrounding_bits_at(uint32_t words[LANES][4], int64_t i) {
     return (VU)vload_bf16((const uint16_t *)words + i) >> 16; // pairs of half-words, lower first, as in memory
 }
 

@@ -11,12 +11,8 @@
 enum { TILE_GROUPS = 3, TILE_ROWS = FEW_REGISTERS || PANEL_ROWS < 8 ? 4 : 8 };
 _Static_assert(PANEL_ROWS % TILE_ROWS == 0, "a panel is whole tiles");
 
-static ALWAYS_INLINE V multiply_add(V sum, uint32_t a, VU b, DType E) {
-    return E == DTYPE_BF16 ? vdot_bf16(sum, vsplat_bits(a), b) : vfma((V)vsplat_bits(a), (V)b, sum);
-}
-
-static ALWAYS_INLINE void tile(TileResult c, LeftOperand a, RightOperand b, int64_t depth, bool accumulate, int groups,
-                               DType E) {
+static ALWAYS_INLINE void tile_product(TileResult c, LeftOperand a, RightOperand b, int64_t depth, bool accumulate,
+                                       int groups, DType E) {
     V sum[TILE_ROWS][TILE_GROUPS];
     for (int r = 0; r < TILE_ROWS; r++)
         for (int g = 0; g < groups; g++)
@@ -28,9 +24,11 @@ static ALWAYS_INLINE void tile(TileResult c, LeftOperand a, RightOperand b, int6
         for (int g = 0; g < groups; g++) column[g] = vload_bits(b.words + g * b.group_stride + w * LANES);
 #pragma GCC unroll 8
         for (int r = 0; r < TILE_ROWS; r++) {
-            uint32_t row = a.words[r * a.row_stride + w];
+            const VU row = vsplat_bits(a.words[r * a.row_stride + w]);
 #pragma GCC unroll 3
-            for (int g = 0; g < groups; g++) sum[r][g] = multiply_add(sum[r][g], row, column[g], E);
+            for (int g = 0; g < groups; g++)
+                sum[r][g] =
+                    E == DTYPE_BF16 ? vdot_bf16(sum[r][g], row, column[g]) : vfma((V)row, (V)column[g], sum[r][g]);
         }
     }
 
@@ -43,34 +41,31 @@ static ALWAYS_INLINE void tile_column(TileResult c, LeftOperand a, RightOperand 
                                       bool accumulate, int groups, DType E) {
     for (int64_t r = 0; r < rows; r += TILE_ROWS) {
         if (accumulate)
-            tile(result_from_row(c, r), left_from_row(a, r), b, depth, true, groups, E);
+            tile_product(result_from_row(c, r), left_from_row(a, r), b, depth, true, groups, E);
         else
-            tile(result_from_row(c, r), left_from_row(a, r), b, depth, false, groups, E);
-    }
-}
-
-static ALWAYS_INLINE void tile_matmul_of(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t columns,
-                                         int64_t depth, bool accumulate, DType E) {
-    for (int64_t column = 0; column < columns;) {
-        int64_t groups = (columns - column) / LANES;
-        TileResult c_column = result_from_column(c, column);
-        RightOperand b_column = right_from_column(b, column);
-        if (groups == 1) {
-            tile_column(c_column, a, b_column, rows, depth, accumulate, 1, E);
-            column += LANES;
-        } else if (groups == 2 || groups == 4) { // 4 = 2 + 2: no group is left alone
-            tile_column(c_column, a, b_column, rows, depth, accumulate, 2, E);
-            column += 2 * LANES;
-        } else {
-            tile_column(c_column, a, b_column, rows, depth, accumulate, TILE_GROUPS, E);
-            column += TILE_GROUPS * LANES;
-        }
+            tile_product(result_from_row(c, r), left_from_row(a, r), b, depth, false, groups, E);
     }
 }
 
 void tile_matmul(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t columns, int64_t depth,
                  bool accumulate, DType dtype) {
-    WITH_DTYPE(E, packed_dtype(dtype), tile_matmul_of(c, a, b, rows, columns, depth, accumulate, E));
+    WITH_DTYPE(E, packed_dtype(dtype), {
+        for (int64_t column = 0; column < columns;) {
+            int64_t groups = (columns - column) / LANES;
+            TileResult c_column = result_from_column(c, column);
+            RightOperand b_column = right_from_column(b, column);
+            if (groups == 1) {
+                tile_column(c_column, a, b_column, rows, depth, accumulate, 1, E);
+                column += LANES;
+            } else if (groups == 2 || groups == 4) { // 4 = 2 + 2: no group is left alone
+                tile_column(c_column, a, b_column, rows, depth, accumulate, 2, E);
+                column += 2 * LANES;
+            } else {
+                tile_column(c_column, a, b_column, rows, depth, accumulate, TILE_GROUPS, E);
+                column += TILE_GROUPS * LANES;
+            }
+        }
+    });
 }
 
 // ------------------------------------------------------------------------------------------------------------ packing
@@ -104,58 +99,52 @@ static ALWAYS_INLINE VU words_across_rows(MatrixView m, int64_t w, int64_t colum
     return bits_of_row(m, 2 * w, column, E) >> 16 | bits_of_row(m, 2 * w + 1, column, E);
 }
 
-static ALWAYS_INLINE void pack_left_of(LeftOperand a, MatrixView m, int64_t first, int64_t count, DType E) {
-    for (int64_t r = 0; r < count; r++) {
-        prefetch_row(m, first + r + count);
-        for (int64_t w = 0; w < depth_words(m.columns, E); w += LANES)
-            vstore_bits(a.words + r * a.row_stride + w, words_along_row(m, first + r, w, E));
-    }
-}
-
-static ALWAYS_INLINE void pack_right_of(RightOperand b, MatrixView m, int64_t first, int64_t count, DType E) {
-    int64_t first_word = depth_words(first, E), end_word = depth_words(first + count, E);
-    for (int64_t r = 0; r < count; r++) prefetch_row(m, first + count + r);
-    for (int64_t column = 0; column < m.columns; column += LANES) {
-        uint32_t *group = right_from_column(b, column).words;
-        for (int64_t w = first_word; w < end_word; w++, group += LANES)
-            vstore_bits(group, words_across_rows(m, w, column, E));
-    }
-}
-
-static ALWAYS_INLINE void pack_left_transposed_of(LeftOperand a, MatrixView m, int64_t first, int64_t count, DType E) {
-    int64_t first_word = depth_words(first, E), num_words = depth_words(count, E);
-    for (int64_t column = 0; column < m.columns; column += LANES)
-        for (int64_t w = 0; w < num_words; w += LANES) {
-            VU block[LANES];
-            for (int i = 0; i < LANES; i++) block[i] = words_across_rows(m, first_word + w + i, column, E);
-            transpose_square(block);
-            for (int i = 0; i < LANES; i++) vstore_bits(a.words + (column + i) * a.row_stride + w, block[i]);
-        }
-}
-
-static ALWAYS_INLINE void pack_right_transposed_of(RightOperand b, MatrixView m, int64_t first, int64_t count,
-                                                   DType E) {
-    for (int64_t r = 0; r < count; r += LANES) {
-        for (int i = 0; i < LANES; i++) prefetch_row(m, first + r + count + i);
-        for (int64_t w = 0; w < depth_words(m.columns, E); w += LANES) {
-            VU block[LANES];
-            for (int i = 0; i < LANES; i++) block[i] = words_along_row(m, first + r + i, w, E);
-            transpose_square(block);
-            uint32_t *group = right_from_word(right_from_column(b, r), w).words;
-            for (int i = 0; i < LANES; i++) vstore_bits(group + i * LANES, block[i]);
-        }
-    }
-}
-
 void pack_left(LeftOperand a, MatrixView m, int64_t first, int64_t count) {
-    WITH_DTYPE(E, m.dtype, pack_left_of(a, m, first, count, E));
+    WITH_DTYPE(E, m.dtype, {
+        for (int64_t r = 0; r < count; r++) {
+            prefetch_row(m, first + r + count);
+            for (int64_t w = 0; w < depth_words(m.columns, E); w += LANES)
+                vstore_bits(a.words + r * a.row_stride + w, words_along_row(m, first + r, w, E));
+        }
+    });
 }
-void pack_left_transposed(LeftOperand a, MatrixView m, int64_t first, int64_t count) {
-    WITH_DTYPE(E, m.dtype, pack_left_transposed_of(a, m, first, count, E));
-}
+
 void pack_right(RightOperand b, MatrixView m, int64_t first, int64_t count) {
-    WITH_DTYPE(E, m.dtype, pack_right_of(b, m, first, count, E));
+    for (int64_t r = 0; r < count; r++) prefetch_row(m, first + count + r);
+    WITH_DTYPE(E, m.dtype, {
+        int64_t first_word = depth_words(first, E), end_word = depth_words(first + count, E);
+        for (int64_t column = 0; column < m.columns; column += LANES) {
+            uint32_t *group = right_from_column(b, column).words;
+            for (int64_t w = first_word; w < end_word; w++, group += LANES)
+                vstore_bits(group, words_across_rows(m, w, column, E));
+        }
+    });
 }
+
+void pack_left_transposed(LeftOperand a, MatrixView m, int64_t first, int64_t count) {
+    WITH_DTYPE(E, m.dtype, {
+        int64_t first_word = depth_words(first, E), num_words = depth_words(count, E);
+        for (int64_t column = 0; column < m.columns; column += LANES)
+            for (int64_t w = 0; w < num_words; w += LANES) {
+                VU block[LANES];
+                for (int i = 0; i < LANES; i++) block[i] = words_across_rows(m, first_word + w + i, column, E);
+                transpose_square(block);
+                for (int i = 0; i < LANES; i++) vstore_bits(a.words + (column + i) * a.row_stride + w, block[i]);
+            }
+    });
+}
+
 void pack_right_transposed(RightOperand b, MatrixView m, int64_t first, int64_t count) {
-    WITH_DTYPE(E, m.dtype, pack_right_transposed_of(b, m, first, count, E));
+    WITH_DTYPE(E, m.dtype, {
+        for (int64_t r = 0; r < count; r += LANES) {
+            for (int i = 0; i < LANES; i++) prefetch_row(m, first + r + count + i);
+            for (int64_t w = 0; w < depth_words(m.columns, E); w += LANES) {
+                VU block[LANES];
+                for (int i = 0; i < LANES; i++) block[i] = words_along_row(m, first + r + i, w, E);
+                transpose_square(block);
+                uint32_t *group = right_from_word(right_from_column(b, r), w).words;
+                for (int i = 0; i < LANES; i++) vstore_bits(group + i * LANES, block[i]);
+            }
+        }
+    });
 }
