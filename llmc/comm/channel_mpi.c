@@ -30,9 +30,9 @@ static struct {
 } mpi_variables;
 
 static bool mpi_load(Error *err) {
-    void *library = NULL; // global: MPI's plugins use its symbols
+    void *library = NULL;
     for (size_t i = 0; !library && i < sizeof mpi_files / sizeof *mpi_files; i++)
-        library = dlopen(mpi_files[i], RTLD_NOW | RTLD_GLOBAL);
+        library = dlopen(mpi_files[i], RTLD_NOW | RTLD_GLOBAL); // global: MPI's plugins use its symbols
     if (!library) return error_set(err, "MPI is not installed here: %s", dlerror());
     const struct {
         const char *name;

@@ -126,8 +126,6 @@ static bool tcp_fail_process(int rank, Moved moved, Error *err) {
     return tcp_fail(&failure, err);
 }
 
-static const char *tcp_kind(const Frame *f) { return f->kind == FRAME_GATHER ? "gather" : "broadcast"; }
-
 // --------------------------------------------------------------------------------------------------------------- calls
 
 // Process 0: the frames of all, which must be as `ours`, and the data of each, at all + rank * bytes.
@@ -136,12 +134,14 @@ static bool tcp_collect(const Frame *ours, char *all, size_t bytes, Error *err) 
         Frame theirs;
         Moved moved = tcp_move(tcp.sockets[r], POLLIN, &theirs, sizeof theirs, tcp.deadline);
         if (moved == MOVED && memcmp(&theirs, ours, sizeof *ours) != 0) {
+            static const char *const KINDS[] = {"broadcast", "gather"};
             Error failure;
             error_set(&failure,
                       "the processes make different calls: process 0 %s of %llu bytes, call %llu; process %d %s of "
                       "%llu bytes, call %llu",
-                      tcp_kind(ours), (unsigned long long)ours->bytes, (unsigned long long)ours->call, r,
-                      tcp_kind(&theirs), (unsigned long long)theirs.bytes, (unsigned long long)theirs.call);
+                      KINDS[ours->kind == FRAME_GATHER], (unsigned long long)ours->bytes,
+                      (unsigned long long)ours->call, r, KINDS[theirs.kind == FRAME_GATHER],
+                      (unsigned long long)theirs.bytes, (unsigned long long)theirs.call);
             return tcp_fail(&failure, err);
         }
         if (moved == MOVED) moved = tcp_move(tcp.sockets[r], POLLIN, all + (size_t)r * bytes, bytes, tcp.deadline);
@@ -225,7 +225,10 @@ static int tcp_open(const char *host, int port, bool listens, double deadline, E
     int fd = -1;
     snprintf(number, sizeof number, "%d", port);
     const int failed = getaddrinfo(host, number, &hints, &found);
-    if (failed) return error_set(reason, "%s", gai_strerror(failed)), -1;
+    if (failed) {
+        error_set(reason, "%s", gai_strerror(failed));
+        return -1;
+    }
     for (const struct addrinfo *a = found; a && fd < 0; a = a->ai_next) {
         fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -320,7 +323,7 @@ static bool tcp_start_process_0(const Place *place, double seconds, Error *err) 
     return tcp_fail(&failure, err);
 }
 
-// Says who this process is. False: *text says why not; *refused: for good.
+// Says who this process is. False: *text says why process 0 did not take it; *refused: it never will.
 static bool tcp_introduce(int fd, const Hello *hello, double deadline, bool *refused, Error *text) {
     Frame frame = {0};
     char said[sizeof text->text] = "";

@@ -79,17 +79,6 @@ static bool share_cores(Error *err) {
     return ok;
 }
 
-static bool open_watch(double seconds, Error *err) {
-    const Place *place = &comm.place;
-    int *sockets = place->mpi ? NULL : malloc((size_t)place->size * sizeof *sockets);
-    REQUIRE_MEMORY(place->mpi || sockets, "the connections of the watch");
-    if (sockets) channel_tcp_watch_sockets(sockets);
-    const WatchOptions options = {place->rank, place->size, (const char(*)[HOST_BYTES])comm.names, sockets, seconds};
-    const bool ok = watch_start(&options, err);
-    free(sockets);
-    return ok;
-}
-
 bool comm_start(const CommOptions *options, Error *err) {
     Place place = {.launcher = "", .size = 1, .local_rank = -1, .local_size = -1};
     if (!comm_find_place(&place, options, err)) return false;
@@ -97,8 +86,18 @@ bool comm_start(const CommOptions *options, Error *err) {
     comm.channel = place.mpi ? channel_mpi_open(&place, err) : channel_tcp_open(&place, err);
     if (!comm.channel) return error_prefix(err, "%s, process %d of %d", place.launcher, place.rank, place.size);
     comm.place = place;
+    if (!collect_names(err)) return false;
+    int *sockets = NULL; // of the watch
+    if (!place.mpi) {
+        sockets = malloc((size_t)place.size * sizeof *sockets);
+        REQUIRE_MEMORY(sockets, "the connections of the watch");
+        channel_tcp_watch_sockets(sockets);
+    }
     const double timeout = options->timeout > 0 ? options->timeout : COMM_TIMEOUT;
-    return collect_names(err) && open_watch(timeout, err) && share_cores(err);
+    const WatchOptions watch = {place.rank, place.size, (const char(*)[HOST_BYTES])comm.names, sockets, timeout};
+    const bool ok = watch_start(&watch, err);
+    free(sockets);
+    return ok && share_cores(err);
 }
 
 void comm_end(void) {

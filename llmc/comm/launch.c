@@ -199,7 +199,10 @@ static Search from_srun(Place *place, Error *err) {
     int64_t numbers[2];
     for (int i = 0; i < 2; i++) {
         const char *text = variable(NAMES[i]);
-        if (!text) return error_set(err, "the environment variable %s is missing", NAMES[i]), WRONG;
+        if (!text) {
+            error_set(err, "the environment variable %s is missing", NAMES[i]);
+            return WRONG;
+        }
         if (!parse_whole(NAMES[i], text, 0, UINT32_MAX, &numbers[i], err)) return WRONG;
     }
     // Jobs that share a machine should not share a port.
@@ -290,8 +293,7 @@ bool comm_find_place(Place *place, const CommOptions *options, Error *err) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// --gpus
+// -------------------------------------------------------------------------------------------------------------- --gpus
 
 // Until the others get SIGTERM after one failed: a failure that all see at once ends them without it, and process 0
 // reports it.

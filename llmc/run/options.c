@@ -79,24 +79,18 @@ static void print_wrapped(FILE *out, const char *text) {
     fputc('\n', out);
 }
 
-// "[4; 1..65536]": default and range. Choices and flags already show theirs next to the name.
-static void describe_values(const OptionRow *row, char *buf, size_t size) {
-    if (!*row->fallback) {
-        buf[0] = '\0';
-    } else if (row->type >= OPTION_STRING || option_is_flag(row) || row->min == row->max) {
-        snprintf(buf, size, " [%s]", row->fallback);
-    } else if (row->max >= NO_CONCERN) {
-        snprintf(buf, size, " [%s; %g..]", row->fallback, option_least(row));
-    } else {
-        snprintf(buf, size, " [%s; %.15g..%.15g]", row->fallback, option_least(row), row->max);
-    }
-}
-
 static void option_print_row(FILE *out, const OptionRow *row) {
-    char names[128], values[128], text[512];
+    char names[128], values[128] = "", text[512];
+    // "[4; 1..65536]": default and range. Choices and flags already show theirs next to the name.
+    const bool has_range = row->type < OPTION_STRING && !option_is_flag(row) && row->min < row->max;
+    if (*row->fallback && !has_range)
+        snprintf(values, sizeof values, " [%s]", row->fallback);
+    else if (*row->fallback && row->max >= NO_CONCERN)
+        snprintf(values, sizeof values, " [%s; %g..]", row->fallback, option_least(row));
+    else if (*row->fallback)
+        snprintf(values, sizeof values, " [%s; %.15g..%.15g]", row->fallback, option_least(row), row->max);
     snprintf(names, sizeof names, "  %s%s%s--%s %s", row->short_name ? "-" : "", row->short_name ? row->short_name : "",
              row->short_name ? ", " : "", row->long_name, row->metavar);
-    describe_values(row, values, sizeof values);
     snprintf(text, sizeof text, "%s%s", row->help, values);
     fprintf(out, "%-*s", HELP_COLUMN, names);
     if (strlen(names) >= HELP_COLUMN) fprintf(out, "\n%*s", HELP_COLUMN, "");
@@ -150,9 +144,9 @@ static bool read_word(const OptionRow *row, int k, char buf[OPTION_VALUE], unsig
 
 static double number_of(const OptionRow *row, const Options *options) {
     const void *field = (const char *)options + row->offset;
-    return row->type == OPTION_INT     ? (double)*(const int *)field
-           : row->type == OPTION_INT64 ? (double)*(const int64_t *)field
-                                       : *(const double *)field;
+    if (row->type == OPTION_INT) return (double)*(const int *)field;
+    if (row->type == OPTION_INT64) return (double)*(const int64_t *)field;
+    return *(const double *)field;
 }
 
 const char *option_value(const OptionRow *row, const Options *options, char buf[OPTION_VALUE]) {
@@ -355,14 +349,12 @@ bool options_given(const Options *options, const char *long_name) {
 
 bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err) {
     if (T > 0 && total_batch > 0 && total_batch % T == 0) return true;
-    if (T <= 0 || total_batch <= 0) {
+    if (T <= 0 || total_batch <= 0)
         return error_set(err, "-d %lld: must be a multiple of T = %lld", (long long)total_batch, (long long)T);
-    }
     int64_t below = total_batch / T * T, above = below + T;
-    if (below == 0) {
+    if (below == 0)
         return error_set(err, "-d %lld is less than one sequence of T = %lld tokens; the smallest is %lld",
                          (long long)total_batch, (long long)T, (long long)T);
-    }
     return error_set(err, "-d %lld is not a multiple of T = %lld; nearest: %lld or %lld", (long long)total_batch,
                      (long long)T, (long long)below, (long long)above);
 }
@@ -479,7 +471,7 @@ static const char *value_then(const cJSON *then, char buf[OPTION_VALUE]) {
     return cJSON_GetStringValue(then);
 }
 
-static bool adopt(const OptionRow *row, Options *options, const cJSON *then, Error *err) {
+static bool adopt_value(const OptionRow *row, Options *options, const cJSON *then, Error *err) {
     char buf[OPTION_VALUE];
     // -r, a string now, was a number in older checkpoints.
     const bool was_number = !option_is_text(row) || strcmp(row->long_name, "recompute") == 0;
@@ -492,18 +484,15 @@ static bool adopt(const OptionRow *row, Options *options, const cJSON *then, Err
 // Options of earlier versions, which runs of theirs resume without.
 static const char *const REMOVED[] = {"choice-examples", "early-launch", "export-dtype", "fp8-scaling", "hellaswag"};
 
-static bool is_known(const char *name) {
-    for (size_t i = 0; i < sizeof REMOVED / sizeof *REMOVED; i++)
-        if (strcmp(name, REMOVED[i]) == 0) return true;
-    return strcmp(name, DIRECTORY) == 0 || option_find(name, strlen(name));
-}
-
 // An option under an unknown name would silently be the default.
 static bool check_names(const cJSON *then, Error *err) {
     for (const cJSON *item = then->child; item; item = item->next) {
-        if (is_known(item->string)) continue;
-        const NearestName nearest = nearest_option(item->string, strlen(item->string));
-        return error_set(err, "unknown option \"%.64s\"%s%s%s", item->string, *nearest.text ? "; did you mean " : "",
+        const char *name = item->string;
+        bool is_known = strcmp(name, DIRECTORY) == 0 || option_find(name, strlen(name));
+        for (size_t i = 0; i < sizeof REMOVED / sizeof *REMOVED; i++) is_known |= strcmp(name, REMOVED[i]) == 0;
+        if (is_known) continue;
+        const NearestName nearest = nearest_option(name, strlen(name));
+        return error_set(err, "unknown option \"%.64s\"%s%s%s", name, *nearest.text ? "; did you mean " : "",
                          nearest.text, *nearest.text ? "?" : "");
     }
     return true;
@@ -518,8 +507,7 @@ void options_adopt_directory(Options *options, const cJSON *then) {
     if (strcmp(there, options->directory) == 0) return;
     options_set_string(&options->begun_in, there);
     if (!file_exists(there)) return;
-    for (const OptionRow *row = option_table; row->long_name;
-         row++) { // what is given now is relative to this directory
+    for (const OptionRow *row = option_table; row->long_name; row++) { // given now: relative to this directory
         char **path = field_of(row, options), *absolute;
         if (row->scope != OPTION_OF_INPUT || !options_given(options, row->long_name) || is_built_in(row, *path))
             continue;
@@ -539,7 +527,7 @@ static bool adopt_rows(Options *options, const char *json, const char *group, Er
         const bool is_taken = (row->scope == OPTION_OF_RUN || row->scope == OPTION_OF_INPUT) &&
                               (!group || (row->group == group && strcmp(row->metavar, "GLOB") == 0));
         if (!value || !is_taken || options_given(options, row->long_name)) continue;
-        ok = adopt(row, options, value, err);
+        ok = adopt_value(row, options, value, err);
         char **path = field_of(row, options);
         if (ok && row->scope == OPTION_OF_INPUT && is_in_begun_directory(options) && !is_built_in(row, *path)) {
             char *found = path_typed_in(options->directory, *path);

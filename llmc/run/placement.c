@@ -1,4 +1,4 @@
-// See placement.h.
+// Binds a process to processors, see placement.h: the choice comes from /sys and from what the other processes may use.
 #include "llmc/run/placement.h"
 
 #include "llmc/comm/comm.h"
@@ -43,7 +43,10 @@ static const char *placement_list(const cpu_set_t *set, char text[80]) {
     for (size_t first = 0, last; first < CPU_SETSIZE; first = last + 1) {
         for (last = first; last + 1 < CPU_SETSIZE && CPU_ISSET(first, set) && CPU_ISSET(last + 1, set);) last++;
         if (!CPU_ISSET(first, set)) continue;
-        if (n + 16 > 80) return strcpy(text + n, "..."), text;
+        if (n + 16 > 80) {
+            strcpy(text + n, "...");
+            break;
+        }
         n += (size_t)snprintf(text + n, 80 - n, last > first ? "%s%zu-%zu" : "%s%zu", comma, first, last);
         comma = ",";
     }

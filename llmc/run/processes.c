@@ -25,15 +25,13 @@ static void describe_build(char *text, size_t size) {
     const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
     if (fd >= 0 && fstat(fd, &st) == 0) {
         void *bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (bytes != MAP_FAILED) sum = XXH3_64bits(bytes, (size_t)st.st_size), munmap(bytes, (size_t)st.st_size);
+        if (bytes != MAP_FAILED) {
+            sum = XXH3_64bits(bytes, (size_t)st.st_size);
+            munmap(bytes, (size_t)st.st_size);
+        }
     }
     if (fd >= 0) close(fd);
     snprintf(text, size, "%016llx", (unsigned long long)sum);
-}
-
-// These say which process it is.
-static bool differs_by_process(const OptionRow *row) {
-    return strcmp(row->long_name, "process-rank") == 0 || strcmp(row->long_name, "server-ip") == 0;
 }
 
 static bool agree_on_options(const Options *options, Error *err) {
@@ -46,7 +44,8 @@ static bool agree_on_options(const Options *options, Error *err) {
     CommFact facts[MOST];
     int n = 0;
     for (const OptionRow *row = option_table; row->long_name; row++) {
-        if (differs_by_process(row)) continue;
+        // These say which process it is.
+        if (strcmp(row->long_name, "process-rank") == 0 || strcmp(row->long_name, "server-ip") == 0) continue;
         snprintf(names[n], sizeof names[n], "--%s", row->long_name);
         facts[n] = (CommFact){names[n], option_value(row, options, values[n])};
         n++;
@@ -99,10 +98,12 @@ bool processes_connect_devices(Error *err) {
     snprintf(threads, sizeof threads, "%d", d->units);
     const CommFact facts[] = {
         {"the device", on_cpu ? d->backend : d->name}, {"the libraries", d->libraries}, {"--threads", threads}};
-    return comm_agree(facts, on_cpu ? 3 : 2, err) && comm_all_ok(check_distinct(err), err) &&
-           comm_all_ok(comm_rank() > 0 || device_comm_id(id, err), err) && comm_broadcast(id, sizeof id, err) &&
-           comm_all_ok(device_comm_start(id, comm_rank(), comm_size(), err), err) &&
-           (comm_watch_device(device_comm_failed), true);
+    const bool ok = comm_agree(facts, on_cpu ? 3 : 2, err) && comm_all_ok(check_distinct(err), err) &&
+                    comm_all_ok(comm_rank() > 0 || device_comm_id(id, err), err) &&
+                    comm_broadcast(id, sizeof id, err) &&
+                    comm_all_ok(device_comm_start(id, comm_rank(), comm_size(), err), err);
+    if (ok) comm_watch_device(device_comm_failed);
+    return ok;
 }
 
 // ------------------------------------------------------------------------------------------------------------- tuning
@@ -167,8 +168,11 @@ bool processes_sum_numerics(NumericsRow *rows, int count, Error *err) {
         memset(sum, 0, sizeof *sum);
         for (int i = 0; i < comm_size(); i++) {
             const TensorStats *s = &all[i * count + r].stats;
-            sum->count += s->count, sum->sumsq += s->sumsq, sum->zero += s->zero;
-            sum->underflow += s->underflow, sum->overflow += s->overflow;
+            sum->count += s->count;
+            sum->sumsq += s->sumsq;
+            sum->zero += s->zero;
+            sum->underflow += s->underflow;
+            sum->overflow += s->overflow;
             sum->amax = fmaxf(sum->amax, s->amax);
         }
     }
