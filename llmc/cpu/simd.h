@@ -15,10 +15,12 @@
 // each type as a constant, and EACH_LANES passes full vectors with the constant LANES for k and then the remainder, so
 // that the inner loop tests neither. A longer body is an ALWAYS_INLINE function whose last argument is the type:
 //
-//   const void *from = in.data;                    // a region gets structs by address, and would load in.data each
-//   time void *to = out.data; #pragma omp parallel for                       // WITH_DTYPE is inside the parallel loop:
-//   a region's body is for (int64_t r = 0; r < rows; r++)             // compiled apart and would not see a constant
-//   from outside
+//   // A parallel region gets structs by address and would load in.data at each use, so pointers come first.
+//   const void *from = in.data;
+//   void *to = out.data;
+//   #pragma omp parallel for
+//   for (int64_t r = 0; r < rows; r++)
+//       // Inside the loop: a region is compiled apart and would not see a constant from outside.
 //       WITH_DTYPE(E, out.dtype, {
 //           EACH_LANES(i, k, C, {
 //               vstore_first(k, to, r * C + i, vload_first(k, from, r * C + i, E) * scale, E);
