@@ -4,6 +4,7 @@
 #include "llmc/base/signals.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <string.h>
@@ -47,13 +48,26 @@ static void on_signal(int signal_number) {
     errno = saved_errno;
 }
 
+static sigset_t all_caught(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) sigaddset(&set, caught[i].number);
+    return set;
+}
+
+void signals_block(void) {
+    const sigset_t set = all_caught();
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+}
+
 void signals_install(void) {
+    static _Alignas(16) char stack[128 << 10]; // the registers of AMX take 11 KB of it
     pending = interrupted = 0;
     agreed = -1;
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    sigemptyset(&action.sa_mask);
+    sigaltstack(&(stack_t){.ss_sp = stack, .ss_size = sizeof stack}, NULL);
     // The handler is one critical section: none of them interrupts it.
-    for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) sigaddset(&action.sa_mask, caught[i].number);
+    const struct sigaction action = {
+        .sa_handler = on_signal, .sa_mask = all_caught(), .sa_flags = SA_RESTART | SA_ONSTACK};
     for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) {
         struct sigaction before; // under nohup we start with SIGHUP ignored, and it stays so
         const bool ignored = sigaction(caught[i].number, NULL, &before) == 0 && before.sa_handler == SIG_IGN;

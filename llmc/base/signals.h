@@ -9,7 +9,12 @@ extern "C" {
 // under nohup) ask the run to save its last whole step and exit with EXIT_INTERRUPTED; a second SIGINT ends the process
 // at once, as it would have without us. The first one is acknowledged on stderr, so that a user does not press Ctrl-C
 // again because saving takes long. SIGPIPE is ignored: a reader such as `| head` that exits must not end the run.
+//
+// The handler has a stack of its own, for the thread that calls this. oneDNN's generated matmuls move the stack pointer
+// into a buffer of 16 KiB: a handler that ran there would write over their data and the heap below.
 void signals_install(void);
+// Leaves these signals to other threads: for threads that also run generated code.
+void signals_block(void);
 int signals_pending(void); // the signal that asked to stop, or 0
 // With several processes a signal counts when all know it: from the first call on, signals_pending is the signal that
 // was agreed, 0 if none, and signals_received is the one that came to this process.

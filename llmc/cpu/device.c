@@ -4,6 +4,7 @@
 #include "llmc/device.h"
 #include "llmc/base/error.h"
 #include "llmc/base/limits.h"
+#include "llmc/base/signals.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/gemm.h"
 
@@ -182,7 +183,7 @@ bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool 
 // Denormals to zero, in and out, in every worker: AdamW's moments decay into them, and each one costs over a hundred
 // cycles. libgomp keeps its workers, and those that it starts later inherit the setting from this thread. Returns the
 // number of workers.
-static int flush_denormals(void) {
+static int prepare_workers(void) {
     int workers = 1;
 #if defined(__x86_64__)
     enum { FTZ = 0x8000, DAZ = 0x0040 };
@@ -198,8 +199,11 @@ static int flush_denormals(void) {
     }
 #endif
 #pragma omp parallel
+    {
+        if (omp_get_thread_num() > 0) signals_block(); // the main thread handles them
 #pragma omp single
-    workers = omp_get_num_threads();
+        workers = omp_get_num_threads();
+    }
     return workers;
 }
 
@@ -227,7 +231,7 @@ static bool start_threads(int wanted, double *quota, Error *err) {
     omp_set_dynamic(0);
     omp_set_max_active_levels(1); // OMP_MAX_ACTIVE_LEVELS=0 allows none
     omp_set_num_threads(threads);
-    cpu_backend.threads = flush_denormals();
+    cpu_backend.threads = prepare_workers();
     omp_set_num_threads(cpu_backend.threads); // oneDNN divides its work among that many, and a part would be left out
     return true;
 }

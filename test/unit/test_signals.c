@@ -5,6 +5,8 @@
 #include "test/fixture.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <ucontext.h>
 
 // A read that SIGUSR1 interrupts must go on and get the byte that is written after the signal.
 static bool read_across_a_signal(void) {
@@ -52,6 +54,62 @@ TEST(the_first_signal_is_pending_and_ends_nothing) {
         if (!WIFEXITED(status) || WEXITSTATUS(status) != 0 || !strstr(said, cases[i].said))
             fail_msg("%s: status %d, %s", cases[i].what, status, said);
     }
+}
+
+// The bytes of a stack of 64 KiB that a call which raises the signal leaves as they were, from its far end.
+static char small_stack[64 << 10];
+static int raised_there;
+static ucontext_t outside, inside;
+static void raise_there(void) { raise(raised_there); }
+static size_t untouched_by(int number) {
+    raised_there = number;
+    memset(small_stack, 0x5A, sizeof small_stack);
+    getcontext(&inside);
+    inside.uc_stack.ss_sp = small_stack;
+    inside.uc_stack.ss_size = sizeof small_stack;
+    inside.uc_link = &outside;
+    makecontext(&inside, raise_there, 0);
+    swapcontext(&outside, &inside);
+    size_t n = 0;
+    while (n < sizeof small_stack && small_stack[n] == 0x5A) n++;
+    return n;
+}
+
+// Of a signal that is ignored the stack keeps what raise itself needs. A handler on the same stack would write at
+// least the registers that the kernel saves for it, more than 500 bytes.
+static int handle_elsewhere(void *unused) {
+    (void)unused;
+    signals_install();
+    untouched_by(SIGPIPE); // binds raise
+    const size_t ignored = untouched_by(SIGPIPE), handled = untouched_by(SIGTERM);
+    return signals_pending() == SIGTERM && handled + 256 >= ignored ? 0 : 1;
+}
+
+TEST(a_handler_does_not_write_to_the_stack_that_it_interrupts) {
+    char said[512];
+    const int status = status_of_child(handle_elsewhere, NULL, said, sizeof said);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+static void *raise_blocked(void *unused) {
+    (void)unused;
+    signals_block();
+    pthread_kill(pthread_self(), SIGTERM); // stays pending for this thread
+    return NULL;
+}
+
+static int block_in_a_thread(void *unused) {
+    pthread_t thread;
+    signals_install();
+    if (pthread_create(&thread, NULL, raise_blocked, unused) != 0) return 2;
+    pthread_join(thread, NULL);
+    return signals_pending();
+}
+
+TEST(a_thread_that_blocks_them_receives_none) {
+    char said[512];
+    assert_int_equal(status_of_child(block_in_a_thread, NULL, said, sizeof said), 0);
 }
 
 TEST(signals_have_their_names) {
