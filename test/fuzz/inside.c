@@ -29,9 +29,12 @@ bool fuzz_choice_lines_read(const FuzzInput *in) {
     static Choices c; // its megabytes and the encoder serve all inputs
     Error err;
     if (!c.encoder) {
-        c.options = &options;
-        REQUIRE(open_tokenizer(&c, &err) && allocate(&c, &err), "%s", err.text);
-        fclose(c.stream), free(c.data);
+        c.tokenizer = tokenizer_named("bytes", &err);
+        c.encoder = c.tokenizer ? encoder_create(c.tokenizer, &err) : NULL;
+        c.line = malloc(MAX_LINE + 2);
+        c.text = malloc(MAX_LINE + 2);
+        c.tokens = malloc((MAX_LINE + 2) * sizeof *c.tokens);
+        REQUIRE(c.encoder && c.line && c.text && c.tokens, "%s", err.text);
     }
     c.options = &options, c.examples = c.bad = c.longest = 0;
     c.stream = text_open(&c.data, &c.bytes);
@@ -99,7 +102,7 @@ bool fuzz_shard_tool_read(const FuzzInput *in) {
     Error err;
     l.command = commands[in->variant % 3], l.tokenizer = "", l.count = 32, l.eot = -1;
     l.at = l.vocab = l.files = l.bad = l.tokens = l.documents = 0; // not the block, which is large
-    visit(&l, fuzz_path("d/*.bin"));
+    visit_pattern(&l, fuzz_path("d/*.bin"));
     const bool ok = l.bad == 0;
     const Piece *m = &in->pieces[1];
     // verify: an entry for the shard means that it has this checksum.

@@ -43,7 +43,7 @@ static bool find(int64_t step, Start *start, int64_t *position, Error *err) {
 }
 
 static int64_t window_at(const Start *s, int64_t position) {
-    return shuffle_window(stream_position(s, position), s->num_windows, (uint64_t)s->seed);
+    return shuffle_window(s->overfit ? position % s->step_windows : position, s->num_windows, (uint64_t)s->seed);
 }
 
 static void assert_position(int64_t step, int64_t expected, int64_t step_windows) {
