@@ -1,13 +1,16 @@
 #!/bin/bash
-# Runs an aarch64 build in a machine that QEMU emulates: results count, times do not.
+# Runs an aarch64 build on a processor that QEMU emulates: results count, times do not.
 # By hand, as root, on an x86-64 Debian 12:
-#   dev/aarch64/emulate.sh train          train, resume, also a checkpoint of x86, generate, export
-#   dev/aarch64/emulate.sh tests [unit/test_json_line ..]   these test programs; default: all of
-#                                         test/unit, test/ops and test/golden
+#   dev/aarch64/emulate.sh train          in an emulated machine: train, resume, also a checkpoint of
+#                                         x86, generate, export
+#   dev/aarch64/emulate.sh tests [unit/test_json_line ..]   these test programs under this machine's
+#                                         kernel; default: all of test/unit, test/ops, test/golden
+#   dev/aarch64/emulate.sh machine unit/test_limits ..      these in the emulated machine: ten times
+#                                         as slow, for those that test what a kernel does
 #
 # MACHINE (/var/tmp/aarch64-machine) is an arm64 Debian, made when it is not there (1 GB). The cross
 # compiler takes its libraries. The emulated machine has it, this checkout and the programs in
-# memory, as its first file system. MACHINE/log-train and log-tests have what was said; the exit
+# memory, as its first file system. MACHINE/log-train and log-machine have what was said; the exit
 # code is 0 when nothing failed. SECONDS_EACH (3600) ends a test program; TEST_FILTER='scales_*' runs
 # the tests of such names.
 set -euo pipefail
@@ -22,7 +25,7 @@ pack() { (cd "$1" && find . -path ./boot -prune -o -print | cpio --quiet -o -H n
 make_debian() {
     local debian=$machine/debian
     apt-get -q update
-    apt-get -q -y --no-install-recommends install qemu-system-arm mmdebstrap cpio \
+    apt-get -q -y --no-install-recommends install qemu-system-arm qemu-user-static mmdebstrap cpio \
         gcc-aarch64-linux-gnu libc6-dev-arm64-cross
     mkdir -p "$machine"
     mmdebstrap --mode=root --variant=extract --architectures=arm64 \
@@ -65,7 +68,12 @@ tests)
     programs=("${@/#/test/}")
     programs=("${programs[@]:1}")
     ;;
-*) echo "emulate.sh: '${1:-}': expected train or tests" >&2 && exit 2 ;;
+machine)
+    (($# > 1)) || { echo "emulate.sh: machine: name test programs, such as unit/test_limits" >&2 && exit 2; }
+    programs=("${@/#/test/}")
+    programs=("${programs[@]:1}")
+    ;;
+*) echo "emulate.sh: '${1:-}': expected train, tests or machine" >&2 && exit 2 ;;
 esac
 programs=("${programs[@]/#/build/aarch64/}")
 [[ -e $machine/debian.cpio ]] || make_debian
@@ -73,6 +81,22 @@ libraries=$machine/debian/usr/lib/aarch64-linux-gnu
 make -s -j"$(nproc)" WERROR=1 BUILD=build/aarch64 MPICC=none CUDA=none \
     CC="aarch64-linux-gnu-gcc --sysroot=$machine/debian -L$libraries" \
     OBJCOPY=aarch64-linux-gnu-objcopy "${programs[@]}"
+
+if [[ $1 == tests ]]; then
+    failed=0
+    for program in "${programs[@]}"; do
+        if OMP_WAIT_POLICY=passive timeout "${SECONDS_EACH:-3600}" qemu-aarch64-static \
+            -cpu max,pauth-impdef=on -L "$machine/debian" "$program" >"$work/said" 2>&1; then
+            echo "PASS ${program#build/aarch64/test/}"
+        else
+            failed=1
+            echo "FAIL ${program#build/aarch64/test/}"
+            tail -40 "$work/said"
+        fi
+        grep -h '^\[==.* run\|SKIPPED\] [^0-9]*$' "$work/said" || true
+    done
+    exit "$failed"
+fi
 
 job=$work/root/job
 mkdir -p "$job"

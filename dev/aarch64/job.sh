@@ -1,6 +1,6 @@
 # What emulate.sh runs, from a copy of the checkout; a line PASS or FAIL for each thing.
 #   job.sh make BUILD DIRECTORY          shards and runs of BUILD's programs; on both processors
-#   job.sh train | tests [PROGRAM..]     in the emulated machine
+#   job.sh train | machine PROGRAM..     in the emulated machine
 what=$1 bin=$PWD/${2:-} text=$PWD/llmc/base failed=0
 
 # Runs a command; shows what it said when it failed.
@@ -66,7 +66,7 @@ run_tests() {
 case $what in
 make) mkdir "$3" && cd "$3" && make_all ;;
 train) bin=$PWD/build/aarch64 && mkdir here && cd here && check_all ;;
-tests) run_tests "${@:2}" ;;
+machine) run_tests "${@:2}" ;;
 *) exit 2 ;;
 esac
 exit $failed
