@@ -18,6 +18,7 @@
 #include "llmc/store/weights_file.h"
 #include "llmc/text/documents.h"
 #include "llmc/text/encoder.h"
+#include "llmc/text/pieces.h"
 #include "llmc/text/tokenizer_json.h"
 #include "llmc/train/choices.h"
 #include "test/unit/tokenizer_fixture.h"
