@@ -154,9 +154,10 @@ static bool loop(Run *run, Error *err) {
         const bool last = step >= run->setup.total_steps || (now.timed_out && has_trained);
         if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
         const bool ends = last || signals_pending(); // also during evaluation: the resume completes it
-        if (has_trained && due(step, WEIGHTS_CHECK_STEPS) && !compare_weights(run, err)) return false;
         const bool saves = has_trained && (ends || due(step, o->checkpoint_every));
-        if (saves && !(compare_weights(run, err) && comm_all_ok(write_checkpoint(run, err), err))) return false;
+        const bool compares = saves || (has_trained && due(step, WEIGHTS_CHECK_STEPS));
+        if (compares && !compare_weights(run, err)) return false;
+        if (saves && !comm_all_ok(write_checkpoint(run, err), err)) return false;
         if (ends) return now.log_exists;
         if (!now.log_exists || !train_step(run, err)) {
             rescue(run, !now.log_exists); // not where train_step has failed in one process
