@@ -214,14 +214,6 @@ ModelActs model_acts(const Model *model, int64_t B, int64_t T) {
 }
 
 Block model_block(const Model *model, int number, Pass pass, int64_t B, int64_t T) {
-    static const struct {
-        const char *name;
-        ActivationShape shape;
-    } acts[NUM_BLOCK_ACTS] = {
-#define X(name, shape, ...) {#name, shape},
-        BLOCK_ACTIVATIONS(X)
-#undef X
-    };
     const int *handles = model->layout.decoder_acts;
     Block b = {.model = model, .number = number, .pass = pass, .p = model_weights(model, number)};
     if (pass == PASS_FORWARD) handles = model->layout.forward[number];
@@ -232,8 +224,8 @@ Block model_block(const Model *model, int number, Pass pass, int64_t B, int64_t 
         if (b.missing & RECOMPUTE_LAYERNORM) b.missing |= RECOMPUTE_LN2;
     }
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
-        void *data = model_at(model, handles[i]);
-        b.a.all[i] = model_activation(&model->options, acts[i].shape, acts[i].name, data, B, T);
+        const ActivationSpec *s = &model_block_activations[i];
+        b.a.all[i] = model_activation(&model->options, s->shape, s->name, model_at(model, handles[i]), B, T);
     }
     return b;
 }

@@ -15,16 +15,8 @@
 
 // -------------------------------------------------------------------------------------------- the table of activations
 
-typedef struct {
-    const char *name;
-    ActivationShape shape;
-    int forward_first, forward_last;
-    int backward_first, backward_last;
-    int written_by;
-} ActivationSpec;
-
 #define X(name, ...) {#name, __VA_ARGS__},
-static const ActivationSpec block_acts[NUM_BLOCK_ACTS] = {BLOCK_ACTIVATIONS(X)};
+const ActivationSpec model_block_activations[NUM_BLOCK_ACTS] = {BLOCK_ACTIVATIONS(X)};
 #undef X
 
 // The tick at which the backward pass recomputes a tensor that it first reads at `tick`: that tick, or, if another op
@@ -255,7 +247,7 @@ static void plan_micro_gradients(MemoryPlan *plan, Layout *layout, const ModelOp
 static void plan_block(MemoryPlan *plan, Layout *layout, const ModelOptions *o, int block) {
     const int f = block * FORWARD_TICKS, b = model_backward_tick(&o->config, block), set = o->recompute.blocks[block];
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
-        const ActivationSpec *s = &block_acts[i];
+        const ActivationSpec *s = &model_block_activations[i];
         const int64_t bytes = activation_bytes(o, s->shape, o->B, o->T);
         const bool in_forward = s->forward_first != NEVER, recomputed = (s->written_by & set) != 0;
         const bool in_backward = o->train && s->backward_first != NEVER;
@@ -309,7 +301,7 @@ static void plan_decoder(MemoryPlan *plan, Layout *layout, const ModelOptions *o
     const int begin = model_end_tick(c) + 1, end = begin + F_NEXT_LN1;
     const int64_t tokens = max_i64(o->T, o->sequences), e = (int64_t)dtype_size(o->dtype);
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
-        const ActivationSpec *s = &block_acts[i];
+        const ActivationSpec *s = &model_block_activations[i];
         if (s->forward_first == NEVER || o->sequences == 0) {
             layout->decoder_acts[i] = -1;
             continue;

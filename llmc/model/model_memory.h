@@ -63,6 +63,16 @@ enum { NEVER = -1 };
 enum { NUM_BLOCK_ACTS = 0 BLOCK_ACTIVATIONS(ONE), NUM_MODEL_ACTS = 0 MODEL_ACTIVATIONS(ONE) };
 #undef ONE
 
+// A row of BLOCK_ACTIVATIONS.
+typedef struct {
+    const char *name;
+    ActivationShape shape;
+    int forward_first, forward_last;
+    int backward_first, backward_last;
+    int written_by;
+} ActivationSpec;
+extern const ActivationSpec model_block_activations[NUM_BLOCK_ACTS];
+
 // Handles of the memory plan; -1 if a tensor does not exist.
 typedef struct {
     Partition *partition;
