@@ -62,14 +62,13 @@ END
 
 case ${1:-} in
 train) programs=(train_gpt2 prepare) ;;
-tests)
-    (($# > 1)) || set -- tests $(cd test && printf '%s\n' {unit,ops,golden}/test_*.c |
-        sed 's/\.c$//; s/test_simd$/&-baseline/')
-    programs=("${@/#/test/}")
-    programs=("${programs[@]:1}")
-    ;;
-machine)
-    (($# > 1)) || { echo "emulate.sh: machine: name test programs, such as unit/test_limits" >&2 && exit 2; }
+tests | machine)
+    if (($# == 1)); then
+        [[ $1 == tests ]] || { echo "emulate.sh: machine: name test programs, such as unit/test_limits" >&2 && exit 2; }
+        mapfile -t programs < <(cd test && printf '%s\n' {unit,ops,golden}/test_*.c |
+            sed 's/\.c$//; s/test_simd$/&-baseline/')
+        set -- tests "${programs[@]}"
+    fi
     programs=("${@/#/test/}")
     programs=("${programs[@]:1}")
     ;;
@@ -83,19 +82,9 @@ make -s -j"$(nproc)" WERROR=1 BUILD=build/aarch64 MPICC=none CUDA=none \
     OBJCOPY=aarch64-linux-gnu-objcopy "${programs[@]}"
 
 if [[ $1 == tests ]]; then
-    failed=0
-    for program in "${programs[@]}"; do
-        if OMP_WAIT_POLICY=passive timeout "${SECONDS_EACH:-3600}" qemu-aarch64-static \
-            -cpu max,pauth-impdef=on -L "$machine/debian" "$program" >"$work/said" 2>&1; then
-            echo "PASS ${program#build/aarch64/test/}"
-        else
-            failed=1
-            echo "FAIL ${program#build/aarch64/test/}"
-            tail -40 "$work/said"
-        fi
-        grep -h '^\[==.* run\|SKIPPED\] [^0-9]*$' "$work/said" || true
-    done
-    exit "$failed"
+    export EMULATOR="qemu-aarch64-static -cpu max,pauth-impdef=on -L $machine/debian" OMP_WAIT_POLICY=passive
+    bash dev/aarch64/job.sh "$@"
+    exit
 fi
 
 job=$work/root/job

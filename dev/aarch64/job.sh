@@ -1,14 +1,17 @@
 # What emulate.sh runs, from a copy of the checkout; a line PASS or FAIL for each thing.
 #   job.sh make BUILD DIRECTORY          shards and runs of BUILD's programs; on both processors
 #   job.sh train | machine PROGRAM..     in the emulated machine
+#   job.sh tests PROGRAM..               under this kernel, each by the command EMULATOR
 what=$1 bin=$PWD/${2:-} text=$PWD/llmc/base failed=0
+said=$(mktemp)
+trap 'rm -f "$said"' EXIT
 
 # Runs a command; shows what it said when it failed.
 try() {
-    if "${@:2}" >/tmp/said 2>&1; then
+    if "${@:2}" >"$said" 2>&1; then
         echo "PASS $1"
     else
-        failed=1 && echo "FAIL $1" && tail -40 /tmp/said
+        failed=1 && echo "FAIL $1" && tail -40 "$said"
     fi
 }
 
@@ -58,15 +61,16 @@ check_all() {
 
 run_tests() {
     for name; do
-        try "$name" timeout "${SECONDS_EACH:-3600}" "build/aarch64/test/$name"
-        grep -h '^\[==.* run\|SKIPPED\] [^0-9]*$' /tmp/said
+        # shellcheck disable=SC2086 # EMULATOR is a command and its options
+        try "$name" timeout "${SECONDS_EACH:-3600}" ${EMULATOR:-} "build/aarch64/test/$name"
+        grep -h '^\[==.* run\|SKIPPED\] [^0-9]*$' "$said"
     done
 }
 
 case $what in
 make) mkdir "$3" && cd "$3" && make_all ;;
 train) bin=$PWD/build/aarch64 && mkdir here && cd here && check_all ;;
-machine) run_tests "${@:2}" ;;
+tests | machine) run_tests "${@:2}" ;;
 *) exit 2 ;;
 esac
 exit $failed
