@@ -85,8 +85,9 @@ static const char *judge_json(const CorpusOptions *o, const InputFile *file, cha
     }
     const char *newline = memchr(text, '\n', (size_t)n);
     const size_t length = newline ? (size_t)(newline - text) : (size_t)n;
-    char *line = strndup(text, length + 1), *value;
+    char *line = malloc(length + 1), *value;
     REQUIRE_MEMORY(line, "a line of JSON");
+    memcpy(line, text, length); // it may hold NULs
     line[length] = '\n';
     int64_t bytes;
     const JsonLine status = json_line_text(line, (int64_t)length, o->field, &value, &bytes, NULL);

@@ -208,6 +208,11 @@ def test_a_bad_line_in_lines_of_another_name_is_reported_as_one(tmp_path, out):
     assert "a.txt: line 51: not valid JSON" in prepare("-o", out, tmp_path / "a.txt", expect=2).stderr
 
 
+def test_a_zero_byte_in_a_long_first_line_is_reported_with_its_line(tmp_path, out):
+    (tmp_path / "a").write_bytes(b'{"text": "a"}\0' + b"x" * 8_000_000 + b"\n" + LINES)
+    assert "line 1: not valid JSON: something after the object" in prepare("-o", out, tmp_path / "a", expect=2).stderr
+
+
 def test_packed_files_are_known_by_their_first_bytes(tmp_path, out):
     (tmp_path / "a.txt").write_bytes(gzip.compress(TEXT))
     prepare("-o", out, *ALL, tmp_path / "a.txt")

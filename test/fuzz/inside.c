@@ -2,7 +2,7 @@
 // (-DFUZZ_TCP and so on). The rows of the table in readers.c have their names.
 #include "test/fuzz/fuzz.h"
 
-#include <ctype.h>
+#include "llmc/base/utf8.h"
 
 #ifdef FUZZ_CHOICE_LINES // ------------------------------------------------------------------------------- data/choices
 
@@ -194,10 +194,11 @@ void fuzz_tcp_server_seed(int i) {
     }
 }
 
-static bool is_line(const char *text, size_t room) {
-    for (size_t i = 0; i < room && text[i]; i++)
-        if (!isprint((unsigned char)text[i])) return false;
-    return memchr(text, '\0', room) != NULL;
+// One line of UTF-8, without control characters.
+static bool is_line(const Error *message) {
+    Error visible;
+    utf8_make_visible(message->text, visible.text, sizeof visible.text);
+    return strcmp(message->text, visible.text) == 0;
 }
 
 static int tcp_sockets[PURPOSES * SIZE];
@@ -230,12 +231,12 @@ bool fuzz_tcp_server_read(const FuzzInput *in) {
     }
     for (int i = 0; i < PURPOSES * SIZE; i++) arrived += tcp.sockets[i] >= 0;
     REQUIRE(arrived == admitted && tcp.sockets[0] < 0, "%d have come, %d were admitted", arrived, admitted);
-    REQUIRE(is_line(refusal.text, sizeof refusal.text), "the message of a refusal");
+    REQUIRE(is_line(&refusal), "the message of a refusal");
     char all[SIZE * BYTES] = "mine";
     bool ok = false;
     if (tcp.sockets[1] >= 0 && tcp.sockets[2] >= 0) {
         ok = tcp_gather(all, all, BYTES, &err);
-        REQUIRE(ok || is_line(err.text, sizeof err.text), "the message of a failure");
+        REQUIRE(ok || is_line(&err), "the message of a failure");
         REQUIRE(ok || !tcp_gather(all, all, BYTES, &err), "a channel that has failed works again");
     }
     for (int i = 0; i < 3; i++)
@@ -273,7 +274,7 @@ bool fuzz_tcp_client_read(const FuzzInput *in) {
         char data[BYTES] = "mine", all[SIZE * BYTES];
         ok = tcp_gather(data, all, BYTES, &err);
     }
-    REQUIRE(ok || is_line(err.text, sizeof err.text), "the message of a failure");
+    REQUIRE(ok || is_line(&err), "the message of a failure");
     close(peer);
     tcp_end();
     return ok || refused || in->variant == 2; // the third seed fails, as it should
@@ -311,7 +312,9 @@ bool fuzz_watch_read(const FuzzInput *in) {
     for (int r = 1; r < 3 && !watch.has_failed; r++) watch_hear(r);
     Error err = {""};
     REQUIRE(!watch_has_failed(&err) || err.text[0], "a failure without a word");
-    for (const char *c = err.text; *c; c++) REQUIRE(isprint((unsigned char)*c), "a message of more than a line");
+    Error visible;
+    utf8_make_visible(err.text, visible.text, sizeof visible.text);
+    REQUIRE(strcmp(err.text, visible.text) == 0, "a message that is not one line of UTF-8");
     for (int r = 1; r < 3; r++) {
         watch_close(r);
         close(others[r]);
