@@ -20,10 +20,6 @@ sys.path.append(str(ROOT / "scripts"))
 import tool  # noqa: E402
 
 
-class BadFile(tool.Problem):
-    pass
-
-
 def import_pyarrow():
     try:
         import pyarrow.parquet
@@ -32,38 +28,35 @@ def import_pyarrow():
         other = ROOT / ".venv" / "bin" / "python"
         if other.exists() and Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
             os.execv(other, [str(other), __file__] + sys.argv[1:])
-        raise BadFile("pyarrow is missing: scripts/install_deps.sh data installs it into .venv") from None
-
-
-def files_below(path, seen):
-    """The files of a directory without hidden names, links followed, those in `seen` left out; or the file itself."""
-    real = os.path.realpath(path)
-    if real in seen:
-        return
-    seen.add(real)
-    if not path.is_dir():
-        yield path
-        return
-    for inside in sorted(path.iterdir()):
-        if not inside.name.startswith("."):
-            yield from files_below(inside, seen)
+        tool.fail("pyarrow is missing: scripts/install_deps.sh data installs it into .venv")
 
 
 def find_files(inputs):
+    """The inputs, and the *.parquet files below those that are directories. Follows links; reads each file once."""
     files, others, seen = [], [], set()
-    for name in map(Path, inputs):
-        try:
-            all_files = list(files_below(name, seen))
-        except OSError as error:
-            raise BadFile(f"{error.filename}: {error.strerror}") from None
-        found = [path for path in all_files if path == name or path.suffix == ".parquet"]
-        others += [path for path in all_files if path != name and path.suffix != ".parquet"]
-        if not found and name.is_dir() and not files:
-            raise BadFile(f"{name}: no *.parquet files in this directory")
-        for path in found:
-            if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
-                raise BadFile(f"{path}: not a plain file")
-        files += found
+
+    def is_new(path):
+        real = os.path.realpath(path)
+        return real not in seen and not seen.add(real)
+
+    def stop(error):
+        raise error
+
+    for name in inputs:
+        is_directory = os.path.isdir(name)
+        walk = os.walk(name, onerror=stop, followlinks=True) if is_directory and is_new(name) else ()
+        inside = [] if is_directory else [Path(name)]
+        for folder, folders, names in walk:
+            folders[:] = [f for f in folders if not f.startswith(".") and is_new(os.path.join(folder, f))]
+            inside += [Path(folder) / n for n in names if not n.startswith(".")]
+        found = [path for path in sorted(inside) if path == Path(name) or path.suffix == ".parquet"]
+        others += [path for path in sorted(inside) if path not in found]
+        if not found and not files:
+            tool.fail(f"{name}: no *.parquet files in this directory")
+        files += [path for path in found if is_new(path)]
+    for path in files:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+            tool.fail(f"{path}: not a plain file")
     if others:
         print(f"read_parquet: skipped {len(others)} files that are not *.parquet, the first: {others[0]}",
               file=sys.stderr)
@@ -74,60 +67,49 @@ def one_line(error):
     return " ".join(str(error).split()) or type(error).__name__
 
 
-class Reader:
-    """Reads the files and counts their rows and problems."""
-
-    def __init__(self, pyarrow, column, out):
-        self.pyarrow, self.column, self.out = pyarrow, column, out
-        self.documents = self.nulls = self.bad_files = 0
-
-    def open(self, path):
+def texts_of(path, column, pyarrow):
+    """The texts of a file, a row group at a time."""
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        schema = file.schema_arrow
+    except Exception as error:  # for damaged files pyarrow raises whatever its parts raise
+        tool.fail(f"{path}: cannot be read as Parquet: {one_line(error)}")
+    if schema.names.count(column) != 1:
+        if column in schema.names:
+            tool.fail(f"{path}: has several columns {column}")
+        tool.fail(f"{path}: has no column {column}, only: {', '.join(schema.names)} (--column)")
+    kind = schema.field(column).type
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+        tool.fail(f"{path}: column {column} is {kind}, expected text (--column)")
+    for group in range(file.num_row_groups):
         try:
-            file = self.pyarrow.parquet.ParquetFile(path)
-            schema = file.schema_arrow
-        except Exception as error:  # for damaged files pyarrow raises whatever its parts raise
-            raise BadFile(f"{path}: cannot be read as Parquet: {one_line(error)}") from None
-        if self.column not in schema.names:
-            raise BadFile(f"{path}: has no column {self.column}, only: {', '.join(schema.names)} (--column)")
-        if schema.names.count(self.column) > 1:
-            raise BadFile(f"{path}: has several columns {self.column}")
-        kind, types = schema.field(self.column).type, self.pyarrow.types
-        if not (types.is_string(kind) or types.is_large_string(kind)):
-            raise BadFile(f"{path}: column {self.column} is {kind}, expected text (--column)")
-        return file
-
-    def read(self, path):
-        file = self.open(path)
-        for group in range(file.num_row_groups):
-            try:
-                # to_pylist checks that the text is UTF-8, which Parquet only promises.
-                texts = file.read_row_group(group, columns=[self.column], use_threads=False).column(0).to_pylist()
-            except Exception as error:
-                raise BadFile(f"{path}: row group {group} of {file.num_row_groups} is damaged: "
-                              f"{one_line(error)}") from None
-            for text in texts:
-                if text is None:
-                    self.nulls += 1
-                    continue
-                self.out.write(json.dumps({"text": text}, ensure_ascii=True))
-                self.out.write("\n")
-                self.documents += 1
+            # to_pylist checks that the text is UTF-8, which Parquet only promises.
+            texts = file.read_row_group(group, columns=[column], use_threads=False).column(0).to_pylist()
+        except Exception as error:
+            tool.fail(f"{path}: row group {group} of {file.num_row_groups} is damaged: {one_line(error)}")
+        yield from texts
 
 
 def read_all(arguments):
-    reader = Reader(import_pyarrow(), arguments.column, sys.stdout)
+    pyarrow = import_pyarrow()
+    documents = nulls = bad_files = 0
     for path in find_files(arguments.inputs):
         try:
-            reader.read(path)
-        except BadFile as problem:
+            for text in texts_of(path, arguments.column, pyarrow):
+                if text is None:
+                    nulls += 1
+                    continue
+                sys.stdout.write(json.dumps({"text": text}) + "\n")
+                documents += 1
+        except tool.Problem as problem:
             if not arguments.skip_bad:
                 raise
-            reader.bad_files += 1
+            bad_files += 1
             print(f"read_parquet: {problem}; the remainder is skipped", file=sys.stderr)
     sys.stdout.flush()
-    if reader.nulls or reader.bad_files:
-        print(f"read_parquet: {reader.documents} documents; skipped {reader.nulls} rows without text and (parts of) "
-              f"{reader.bad_files} damaged files", file=sys.stderr)
+    if nulls or bad_files:
+        print(f"read_parquet: {documents} documents; skipped {nulls} rows without text and (parts of) {bad_files} "
+              "damaged files", file=sys.stderr)
 
 
 def interrupted(*_):

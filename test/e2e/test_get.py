@@ -27,8 +27,8 @@ SHARDS_REPO = "datasets/kjj0/fineweb10B-gpt2"
 
 # ---------------------------------------------------------------------------------------------------------- the server
 
-# The hub by another name, for which nobody needs to be asked: a bare system has no /etc/hosts, so no localhost.
-ANOTHER_HOST = "127.1"
+# This machine by another name, for which nobody needs to be asked: a bare system has no /etc/hosts, so no localhost.
+ANOTHER_HOST = "127.0.0.2"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -83,10 +83,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        announced = action[1] if isinstance(action, tuple) and action[0] == "announce" else len(data) - start
-        self.send_header("Content-Length", str(announced))
-        self.end_headers()
         body = data[start:]
+        if isinstance(action, tuple) and action[0] == "give":
+            body = body.ljust(action[1], b"x")[:action[1]]
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
         if isinstance(action, tuple) and action[0] == "cut":
             self.wfile.write(body[:action[1]])
             self.close_connection = True
@@ -111,11 +112,16 @@ class Hub:
         self.no_range = self.two_hosts = False
         self.delay = 0
         self.hold = None  # (bytes, event): every answer stops there until the event
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads, self.server.hub = True, self
-        self.server.handle_error = lambda *a: None  # a client that is killed is none of its business
-        self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+        self.servers = [self.serve("127.0.0.1", 0)]
+        self.port = self.servers[0].server_address[1]
+        self.servers.append(self.serve(ANOTHER_HOST, self.port))
+
+    def serve(self, host, port):
+        server = http.server.ThreadingHTTPServer((host, port), Handler)
+        server.daemon_threads, server.hub = True, self
+        server.handle_error = lambda *a: None  # a client that is killed is none of its business
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        return server
 
     def add(self, repo, path, data, revision="main", folder="", large=True, size=None):
         kind, name = repo.split("/", 1)
@@ -139,8 +145,9 @@ class Hub:
 def hub():
     hub = Hub()
     yield hub
-    hub.server.shutdown()
-    hub.server.server_close()
+    for server in hub.servers:
+        server.shutdown()
+        server.server_close()
 
 
 def environment(hub, **extra):
@@ -255,8 +262,8 @@ SERVERS = {
     "cuts it before the last byte": ([("cut", 19999)], "", [0, 19999]),
     "is busy": ([503, 429, 502, 504], "", 5 * [0]),
     "stays busy": (100 * [503], "HTTP 503", 6 * [0]),
-    "announces too little": ([("announce", 19999)], "announces 19999 bytes, expected 20000", [0]),
-    "announces too much": ([("announce", 20001)], "announces 20001 bytes, expected 20000", [0]),
+    "gives too little": ([("give", 19999)], "sent 19999 bytes, expected 20000", [0]),
+    "gives too much": ([("give", 20001)], "sent 20001 bytes, expected 20000", [0]),
     "has lost it": (9 * [404], "not found (HTTP 404)", [0]),
     "wants a token": (9 * [401], "set HF_TOKEN", [0]),
     "refuses it": (9 * [403], "set HF_TOKEN", [0]),
@@ -310,7 +317,7 @@ def test_a_second_download_into_the_directory_is_refused_and_ctrl_c_says_that_th
 PARTS = {
     "continued by range": ({"merges.txt": 12345, "tokenizer.json": 19999, "vocab.json": 20000}, True,
                            {"merges.txt": [12345], "tokenizer.json": [19999], "vocab.json": []}),
-    "started over by a server without ranges": ({"merges.txt": 5000}, False, {"merges.txt": [5000]}),
+    "started over by a server without ranges": ({"merges.txt": 5000}, False, {"merges.txt": [5000, 0]}),
     "dropped where it is another version's, or too long": ({"merges.txt": b"x" * 500, "vocab.json": b"x" * 20001}, True,
                                                            {"merges.txt": [500, 0], "vocab.json": [0]}),
 }
@@ -365,7 +372,7 @@ def test_offline_says_so_at_once_and_what_else_can_be_done(out, name):
         stderr = get(None, name, "-o", out, "--retry-wait", 1000, expect=1, HF_ENDPOINT=mirror,
                      GITHUB_RAW=mirror).stderr
     variable = "GITHUB_RAW" if name == "tinyshakespeare" else "HF_ENDPOINT"
-    assert f"{mirror[7:]} cannot be reached: Connection refused; copy the files into {out} yourself" in stderr
+    assert re.search(f"{mirror[7:]} cannot be reached: Failed to connect .*; copy the files into {out} yourself", stderr)
     assert f"or set {variable} to a mirror" in stderr
     assert not out.exists() or os.listdir(out) == []
 
@@ -375,7 +382,7 @@ def test_a_full_disk_is_named_and_nothing_stands_under_the_final_name(hub, out):
     out.mkdir()
     (out / "merges.txt.part").symlink_to("/dev/full")
     stderr = get(hub, "gpt2-tokenizer", "-o", out, expect=1).stderr
-    assert "merges.txt: cannot be written: No space left on device; free some space" in stderr
+    assert re.search("merges.txt: cannot be written: .+; free some space", stderr)
     assert "merges.txt" not in os.listdir(out)
     get(hub, "gpt2-tokenizer", "-o", out)
     check(hub, out, paths)
@@ -456,31 +463,20 @@ def test_wrong_usage_is_one_line():
     assert "--connections" in get(None, "gpt2", "--connections", 9, expect=2).stderr
 
 
-def test_progress_is_a_bar_on_a_terminal(hub, out):
+def test_progress_is_shown_on_a_terminal(hub, out):
     add_tokenizer(hub, 100000)
     hub.delay = 0.005
     code, shown = on_a_terminal(sys.executable, GET, "gpt2-tokenizer", "-o", out, stdout=subprocess.DEVNULL,
                                 env=environment(hub, COLUMNS="100"))
     assert code == 0
-    assert re.search(r"\r\[#+\.+\] +\d+\.\d% of 293 KiB, file 1/3, .* KiB/s, eta \d+s", shown)
-    assert "\n" not in shown and shown.endswith("\r\x1b[K")
+    assert re.search(r"Xfers +Live", shown) and re.search(r"\r *100 ", shown)
 
 
-def test_progress_is_a_line_now_and_then_elsewhere(capsys, monkeypatch):
+def test_sizes_are_shown_in_binary_units(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "data")
     import download
-    progress = download.Progress(1000, 2)
-    assert progress.every == 10.0 and not progress.terminal
-    progress.add(100)
-    assert capsys.readouterr().err == ""
-    progress.last -= 10
-    progress.start -= 10
-    progress.add(100)
-    assert re.fullmatch(r"get:  20.0% of 1000 bytes, file 1/2, 20 bytes/s, eta 40s\n", capsys.readouterr().err)
     assert [download.format_bytes(n) for n in (0, 1023, 1024, 1 << 20, 5 << 40)] == \
         ["0 bytes", "1023 bytes", "1.00 KiB", "1.00 MiB", "5.00 TiB"]
-    assert [download.format_seconds(s) for s in (0.4, 59.4, 60, 3599, 3600, 90000)] == \
-        ["0s", "59s", "1m00s", "59m59s", "1h00m", "25h00m"]
 
 
 # ----------------------------------------------------------------------------------------------------- what comes next
