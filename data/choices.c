@@ -12,6 +12,7 @@
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
 #include "llmc/text/encoder.h"
+#include "llmc/text/tokenizer_open.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -9,6 +9,7 @@
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/corpus.h"
 #include "llmc/text/corpus_shards.h"
+#include "llmc/text/tokenizer_open.h"
 
 #include <getopt.h>
 #include <inttypes.h>

@@ -12,8 +12,8 @@
 #include "llmc/base/utf8.h"
 #include "llmc/data/shards.h"
 #include "llmc/text/corpus_manifest.h"
-#include "llmc/text/tokenizer.h"
 #include "llmc/text/tokenizer_find.h"
+#include "llmc/text/tokenizer_open.h"
 
 #include <errno.h>
 #include <getopt.h>

@@ -7,6 +7,7 @@
 #include "llmc/base/files_match.h"
 #include "llmc/base/path.h"
 #include "llmc/base/typed_path.h"
+#include "llmc/text/tokenizer_open.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -8,6 +8,7 @@
 #include "llmc/store/optimizer_file.h"
 #include "llmc/store/trainer_json.h"
 #include "llmc/store/weights_file.h"
+#include "llmc/text/tokenizer_open.h"
 #define DEVICE_THREADS 1
 #include "test/unit/device_fixture.h"
 #include "test/unit/mutate.h"

@@ -9,6 +9,7 @@
 #include "llmc/store/safetensors.h"
 #include "llmc/store/trainer_json.h"
 #include "llmc/store/weights_file.h"
+#include "llmc/text/tokenizer_open.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/store_fixture.h"
 #include "test/unit/tiny_model.h"

@@ -5,6 +5,7 @@
 #include "llmc/text/encoder.h"
 #include "llmc/text/tokenizer_find.h"
 #include "llmc/text/tokenizer_json.h"
+#include "llmc/text/tokenizer_open.h"
 #include "test/fixture.h"
 
 #include <string.h>
