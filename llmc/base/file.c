@@ -19,7 +19,7 @@ int64_t file_size(int fd) {
 
 bool file_exists(const char *path) {
     struct stat st;
-    return stat(path, &st) == 0;
+    return stat(path, &st) == 0 || errno == EIO || errno == ESTALE || errno == EINTR || errno == ETIMEDOUT;
 }
 
 // O_NONBLOCK keeps a pipe without a writer from blocking the program; it has no effect on plain files.

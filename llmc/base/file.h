@@ -8,6 +8,7 @@
 // The whole file, NUL-terminated, malloced. Files above max_bytes, and anything that is not a plain file, are refused.
 char *file_read_all(const char *path, size_t max_bytes, size_t *bytes, Error *err);
 bool file_checksum(const char *path, int64_t *bytes, uint64_t *checksum, Error *err); // XXH3 64
+// Also of a file that cannot be looked at now (EIO, ESTALE, ...): it is not missing, and what opens it says why.
 bool file_exists(const char *path);
 // Opens a plain file for reading, and gets its size; -1 with the reason, or with the kind of what is there instead.
 int file_open(const char *path, int64_t *size, Error *err);

@@ -2,7 +2,6 @@
 #include "llmc/base/path.h"
 
 #include "llmc/base/error.h"
-#include "llmc/base/file.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,11 +28,12 @@ char *path_parent(const char *path) {
 
 char *path_unused(const char *path) {
     char *unused = NULL;
+    struct stat st;
     int i = 0;
     do {
         free(unused);
         REQUIRE_MEMORY(asprintf(&unused, "%s.%d", path, ++i) >= 0, "a path");
-    } while (file_exists(unused));
+    } while (lstat(unused, &st) == 0);
     return unused;
 }
 

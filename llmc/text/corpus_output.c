@@ -54,6 +54,14 @@ static bool clear_shards(const CorpusOutput *o, bool refuse, Error *err) {
     return ok;
 }
 
+// Tells whether there is a file, or fails: one that cannot be looked at now is neither there nor missing.
+static bool look_for(const char *path, bool *is_there, Error *err) {
+    struct stat st;
+    *is_there = lstat(path, &st) == 0;
+    return *is_there || errno == ENOENT ||
+           error_set(err, "%s: cannot be read now: %s", path, path_reason(path, errno).text);
+}
+
 bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *err) {
     char *staging = path_join(path, ".tmp-prepare");
     *o = (CorpusOutput){.path = path,
@@ -71,14 +79,18 @@ bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *e
         o->lock = -1;
         return error_set(err, "%s: another data/prepare is writing there", o->path);
     }
+    // A run that was killed while it moved files has left a manifest in staging only.
     char *manifest = path_join(o->path, "manifest.json");
-    const bool was_moving = file_exists(o->manifest) && !file_exists(manifest);
+    bool is_published, is_complete, ok = look_for(manifest, &is_published, err);
+    ok = ok && look_for(o->manifest, &is_complete, err);
     free(manifest);
-    bool ok = true;
-    if (was_moving)
+    o->is_moving = !ok || (is_complete && !is_published);
+    if (ok && o->is_moving) {
         ok = clear_shards(o, false, err) && directory_sync(o->path, err);
-    else if (!force)
+        o->is_moving = !ok;
+    } else if (ok && !force) {
         ok = clear_shards(o, true, err);
+    }
     return ok && (!file_exists(o->staging) || directory_remove(o->staging, err)) && directory_make(o->staging, err);
 }
 
@@ -99,27 +111,29 @@ static bool move_side(const CorpusOutput *o, const CorpusWriter *writer, CorpusS
 // Removes the files of an earlier corpus, manifest first and training shards last, then moves in the new ones, training
 // shards first and manifest last. A mixture of the two has no manifest: also after a loss of power, because each
 // manifest goes or comes in a step of its own.
-bool corpus_output_publish(const CorpusOutput *o, const CorpusWriter *writer, Error *err) {
+bool corpus_output_publish(CorpusOutput *o, const CorpusWriter *writer, Error *err) {
     char *manifest = path_join(o->path, "manifest.json"), *tokenizer = path_join(o->path, "tokenizer.json");
-    const bool ok = own_file_make_way(manifest, CORPUS_MANIFEST_MARK, err) &&
-                    (unlink(manifest) == 0 || errno == ENOENT ||
-                     error_set(err, "%s: cannot remove: %s", manifest, path_reason(manifest, errno).text)) &&
-                    own_file_make_way(tokenizer, TOKENIZER_MARK, err) && directory_sync(o->path, err) &&
-                    clear_shards(o, false, err) && move_side(o, writer, CORPUS_TRAIN, err) &&
-                    move_file(strdup(o->tokenizer), strdup(tokenizer), err) && move_side(o, writer, CORPUS_VAL, err) &&
-                    directory_sync(o->path, err) && move_file(strdup(o->manifest), strdup(manifest), err) &&
-                    directory_sync(o->path, err) && directory_remove(o->staging, err);
+    o->is_moving = own_file_make_way(manifest, CORPUS_MANIFEST_MARK, err) &&
+                   (unlink(manifest) == 0 || errno == ENOENT ||
+                    error_set(err, "%s: cannot remove: %s", manifest, path_reason(manifest, errno).text)) &&
+                   own_file_make_way(tokenizer, TOKENIZER_MARK, err) && directory_sync(o->path, err) &&
+                   clear_shards(o, false, err);
+    const bool is_moved = o->is_moving && move_side(o, writer, CORPUS_TRAIN, err) &&
+                          move_file(strdup(o->tokenizer), strdup(tokenizer), err) &&
+                          move_side(o, writer, CORPUS_VAL, err) && directory_sync(o->path, err) &&
+                          move_file(strdup(o->manifest), strdup(manifest), err);
+    // Takes back what was moved. If that fails too, the next claim does it: the manifest in staging says so.
+    const bool has_tokenizer = o->is_moving && file_exists(o->tokenizer);
+    if (is_moved || (o->is_moving && clear_shards(o, false, NULL) && (has_tokenizer || unlink(tokenizer) == 0)))
+        o->is_moving = false;
     free(tokenizer);
     free(manifest);
-    return ok;
+    return is_moved && directory_sync(o->path, err);
 }
 
 void corpus_output_release(CorpusOutput *o, bool is_published) {
-    if (o->lock >= 0 && !is_published) {
-        // A manifest in staging tells the next run that shards were moved.
-        if (!file_exists(o->manifest)) directory_remove(o->staging, NULL);
-        directory_unmake(o->path, o->existing);
-    }
+    if (o->lock >= 0 && !o->is_moving) directory_remove(o->staging, NULL);
+    if (o->lock >= 0 && !is_published) directory_unmake(o->path, o->existing);
     if (o->lock >= 0) close(o->lock);
     free(o->staging);
     free(o->manifest);

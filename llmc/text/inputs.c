@@ -307,7 +307,11 @@ bool inputs_spool_stdin(InputOptions *o, const char *directory, int64_t limit, i
     int fd = mkostemp(path, O_CLOEXEC);
     bool ok = (fd >= 0 && chunk) || error_set(err, "%s: cannot write: %s", path, path_reason(path, errno).text);
     *bytes = 0;
-    if (fd >= 0) unlink(path);
+    if (fd >= 0) {
+        unlink(path);
+        o->has_stdin = true; // the caller closes it
+        o->stdin_fd = fd;
+    }
     for (ssize_t got = 1; ok && got > 0 && *bytes < limit; *bytes += got) {
         do got = read(STDIN_FILENO, chunk, CHUNK);
         while (got < 0 && errno == EINTR);
@@ -319,14 +323,10 @@ bool inputs_spool_stdin(InputOptions *o, const char *directory, int64_t limit, i
     }
     free(path);
     free(chunk);
-    if (!ok) {
-        if (fd >= 0) close(fd);
-        return false;
-    }
-    const ssize_t n = pread(fd, magic, sizeof magic, 0);
-    o->has_stdin = true;
-    o->stdin_fd = fd;
+    if (!ok) return false;
     o->stdin_goes_on = *bytes >= limit;
-    o->stdin_packing = packing_of_bytes(magic, n > 0 ? (size_t)n : 0);
+    const ssize_t n = pread(fd, magic, sizeof magic, 0);
+    if (n < 0) return error_set(err, "standard input: cannot be read now: %s", strerror(errno));
+    o->stdin_packing = packing_of_bytes(magic, (size_t)n);
     return true;
 }

@@ -7,6 +7,7 @@ and the same command without the fault completes it.
 """
 import collections
 import errno
+import os
 import re
 import shutil
 import sys
@@ -197,6 +198,52 @@ def test_every_call_that_fails_is_one_line_and_loses_nothing(name, shim, data, t
     done = check_faults(job, [each for each in CLASSES if each != "malloc"], 3, 29, 2)
     done += check_faults(job, ["malloc"], 7, max(job.calls["malloc"] // 20, 1), 2)
     assert sum(failed > 0 for failed, *_ in done) > len(done) // 2
+
+
+def test_a_prepare_that_fails_while_it_moves_its_files_takes_them_back(shim, tmp_path):
+    text = make_text(tmp_path / "text", 12, 60)
+    command = [PREPARE, "-o", tmp_path / "out", "--shard-tokens", "1024", "--threads", "1", text]
+    for at in range(1, 100):
+        result = shim.run(command, FAULT_CLASS="rename", FAULT_AT=at, FAULT_ERROR=errno.EIO, FAULT_UNDER=tmp_path / "out")
+        if result.returncode == 0:
+            break
+        assert result.returncode == EXIT_RUN_FAILED and not (tmp_path / "out").exists(), (at, result.stderr)
+    assert at > 5
+
+
+@pytest.mark.parametrize("error", [errno.ESTALE, errno.EIO, errno.EINTR])
+def test_what_prepare_cannot_look_at_now_is_not_taken_for_missing(error, shim, tmp_path):
+    """A corpus that a killed prepare --force was about to replace, and a tokenizer in a directory with another one."""
+    text, out, spare = make_text(tmp_path / "text", 12, 60), tmp_path / "out", tmp_path / "spare"
+    assert shim.run([PREPARE, "-o", out, text]).returncode == 0
+    (out / ".tmp-prepare").mkdir()
+    (out / ".tmp-prepare" / "manifest.json").write_bytes((out / "manifest.json").read_bytes())
+    whole = {name: content for name, content in files_of(out).items() if "tmp" not in name}
+    shutil.copytree(out, spare)
+    for at in range(1, 100):
+        faults = {"FAULT_CLASS": "stat", "FAULT_AT": at, "FAULT_ERROR": error, "FAULT_COUNTS": tmp_path / "counts"}
+        result = shim.run([PREPARE, "-o", out, text], FAULT_UNDER=out, **faults)
+        assert result.returncode == EXIT_BAD_INPUT, (at, result.stderr)
+        assert {name: content for name, content in files_of(out).items() if "tmp" not in name} == whole, (at, result.stderr)
+        if not shim.counts(tmp_path / "counts")[1]:
+            break
+        shutil.rmtree(out)
+        shutil.copytree(spare, out)
+    vocabulary = tmp_path / "vocabulary"
+    vocabulary.mkdir()
+    shutil.copy(out / "tokenizer.json", vocabulary)
+    (vocabulary / "vocab.json").write_text('{"a": 0}')
+    for at in range(1, 100):
+        result = shim.run([PREPARE, "--tokenizer", vocabulary, "-o", tmp_path / f"out{at}", text], FAULT_CLASS="stat", FAULT_AT=at,
+                          FAULT_ERROR=error, FAULT_COUNTS=tmp_path / "counts", FAULT_UNDER=vocabulary)
+        if result.returncode == 0:
+            assert (tmp_path / f"out{at}" / "tokenizer.json").read_bytes() == whole["tokenizer.json"]
+        else:
+            # What can be looked at again a moment later has a message of its own.
+            words = os.strerror(error), "cannot open: No such file", "not a plain file but a directory"
+            assert any(each in result.stderr for each in words), (at, result.stderr)
+        if not shim.counts(tmp_path / "counts")[1]:
+            break
 
 
 def test_measuring_the_machine_takes_no_more_memory_than_a_small_run(shim, data):
