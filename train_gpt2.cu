@@ -4,7 +4,9 @@
 //
 // This is a C file in spite of its name (-x c), compiled once and linked into train_gpt2cu, train_gpt2 and
 // train_gpt2sim. It never knows which backend implements device.h and ops.h.
+#include "llmc/base/format.h"
 #include "llmc/base/limits.h"
+#include "llmc/base/output.h"
 #include "llmc/base/signals.h"
 #include "llmc/comm/watch.h"
 #include "llmc/model/model.h"
@@ -450,6 +452,7 @@ static int run_all(Run *run, Error *err) {
             return EXIT_RUN_FAILED;
     }
     signals_install(); // from here on there is a log that must stay complete
+    if (o->max_steps != 0) output_limit_wait(5);
     if (!comm_all_ok(open_log(run, err), err)) return EXIT_RUN_FAILED;
     if (!(o->profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;
     if (!data_parallel_await_weights(run->shared, err)) return EXIT_RUN_FAILED;
@@ -460,8 +463,7 @@ static int run_all(Run *run, Error *err) {
 }
 
 typedef enum {
-    FINISHED,
-    STOPPED,          // by a signal; what is saved resumes
+    ENDED,            // all steps are done, or a signal came and what is saved resumes; or --gpus: its processes report
     FAILED_TOGETHER,  // all processes know: process 0 reports it
     FAILED_HERE,      // the others do not know, and may be waiting for this process
     FAILED_ELSEWHERE, // another process was lost; watch.h has printed it
@@ -479,23 +481,14 @@ int main(int argc, char **argv) {
         code = options_check_together(&run.setup.options, &err) ? run_all(&run, &err) : EXIT_BAD_INPUT;
     runlog_close(run.log);
     run.log = NULL;
-    Outcome outcome = signals_pending() ? STOPPED : FINISHED;
-    if (*err.text) outcome = comm_failed_together() ? FAILED_TOGETHER : FAILED_HERE;
+    Outcome outcome = ENDED;
+    // The code decides, not the text: an error that was forgiven may have left one.
+    if (code != EXIT_OK && code != EXIT_INTERRUPTED && *err.text)
+        outcome = comm_failed_together() ? FAILED_TOGETHER : FAILED_HERE;
     if (watch_has_failed(&err)) outcome = FAILED_ELSEWHERE;
-    switch (outcome) {
-    case FINISHED:
-    case STOPPED:
-        break;
-    case FAILED_TOGETHER:
-        if (comm_rank() == 0) fprintf(stderr, "%s: %s\n", argv[0], err.text);
-        break;
-    case FAILED_HERE:
-        fprintf(stderr, "%s: %s\n", argv[0], err.text);
-        break;
-    case FAILED_ELSEWHERE:
-        code = EXIT_RUN_FAILED;
-        break;
-    }
+    if (outcome == FAILED_ELSEWHERE) code = EXIT_RUN_FAILED;
+    if (outcome == FAILED_HERE || (outcome == FAILED_TOGETHER && comm_rank() == 0))
+        format_print(stderr, "%s: %s\n", argv[0], err.text);
     if (outcome == FAILED_HERE || outcome == FAILED_ELSEWHERE) {
         device_comm_abort();
         comm_abort(code);

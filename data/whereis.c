@@ -113,9 +113,11 @@ static bool print_step(const Start *s, const char *step, int64_t position, const
     else
         format_print(stdout,
                      "step %s: %" PRId64 " windows of %" PRId64 " tokens, %" PRId64 " at a time, from %" PRId64
-                     " windows of %s, seed %" PRId64 "\n%11s %10s %6s %10s %12s %12s  %s\n",
-                     step, s->step_windows, s->T, s->B, set.num_windows, path_quoted(pattern).text, s->seed,
-                     "micro-batch", "position", "epoch", "window", "token", "byte", "file");
+                     " windows of %s, seed %" PRId64 "\n",
+                     step, s->step_windows, s->T, s->B, set.num_windows, path_quoted(pattern).text, s->seed);
+    if (same)
+        printf("%11s %10s %6s %10s %12s %12s  %s\n", "micro-batch", "position", "epoch", "window", "token", "byte",
+               "file");
     for (int64_t i = 0; same && i < s->step_windows; i++) {
         const char *path;
         int64_t token, p = s->overfit ? (position + i) % s->step_windows : position + i;

@@ -38,10 +38,11 @@ bool directory_hold(const char *directory, int *fd, Error *err) {
     char holder[160] = "", host[65] = "";
     struct stat found;
     char *path = path_join(directory, ".lock");
-    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    *fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     bool ok = *fd >= 0 || error_set(err, "%s: cannot be opened: %s", path, path_reason(path, errno).text);
     if (ok && !file_lock(*fd)) {
-        if (pread(*fd, holder, sizeof holder - 1, 0) < 1) snprintf(holder, sizeof holder, "another process");
+        if (!is_own_lock(*fd) || pread(*fd, holder, sizeof holder - 1, 0) < 1)
+            snprintf(holder, sizeof holder, "another process");
         holder[strcspn(holder, "\n")] = '\0';
         ok = error_set(err, "in use by %s; wait until it ends, or name another directory", holder);
     } else if (ok && fstat(*fd, &found) == 0 && found.st_nlink == 0) {

@@ -65,8 +65,9 @@ void out_of_memory(const char *what, ...) {
     va_start(args, what);
     vsnprintf(text.text, sizeof text.text, what, args);
     va_end(args);
+    error_set(&text, "%s: out of memory for %s", program_invocation_name, text.text);
     fflush(stdout);
-    fprintf(stderr, "%s: out of memory for %s\n", program_invocation_name, text.text);
+    fprintf(stderr, "%s\n", text.text);
     _exit(EXIT_RUN_FAILED);
 }
 

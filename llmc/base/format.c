@@ -155,7 +155,14 @@ void format_vprint(FILE *out, const char *format, va_list args) {
     char *text = NULL;
     const int length = vasprintf(&text, format, args);
     REQUIRE_MEMORY(length >= 0, "a line of text");
-    format_visible_stream(out, text, (size_t)length);
+    const bool ends_line = format[strlen(format) - 1] == '\n';
+    const size_t n = (size_t)length - ends_line;
+    char shown[UTF8_VISIBLE];
+    for (size_t i = 0; i < n;) {
+        i += utf8_visible(text + i, n - i, shown);
+        fputs(shown, out);
+    }
+    if (ends_line) fputc('\n', out);
     free(text);
 }
 

@@ -23,7 +23,8 @@ void format_json_string(FILE *out, const char *text, size_t n);
 void format_visible(FILE *out, const char *text, size_t n, const char *indent);
 // The same for a piece of a longer text: no indent, and a final newline is kept.
 void format_visible_stream(FILE *out, const char *text, size_t n);
-// fprintf for lines with text from outside in them, such as file names, in the same way.
+// fprintf for a line with text from outside in it, such as file names: only a newline at the end of the format ends the
+// line, any other is shown as \x0A.
 void format_print(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void format_vprint(FILE *out, const char *format, va_list args);
 

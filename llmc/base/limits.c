@@ -1,6 +1,8 @@
 // Limits of this process, its processors and control groups. See limits.h.
 #include "llmc/base/limits.h"
 
+#include "llmc/base/output.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -41,6 +43,7 @@ void limits_start(void) {
     do fd = open("/dev/null", O_RDWR); // the lowest free number
     while (fd >= 0 && fd <= STDERR_FILENO);
     if (fd >= 0) close(fd);
+    output_start();
 
     signal(SIGXFSZ, SIG_IGN);
     raise_limit(RLIMIT_NOFILE, RLIM_INFINITY); // each shard is an open file

@@ -8,9 +8,10 @@
 #include <stdint.h>
 
 // Every program calls this first. Opens /dev/null in place of standard files that are closed, so that no other file
-// gets their numbers. Ignores SIGXFSZ: a write beyond the limit of file sizes fails with EFBIG instead. Raises the
-// limits of open files and of the stack as far as they may be raised, and gives threads, those of OpenMP included,
-// stacks of their own size, whatever `ulimit -s` says. Ends the program with a line if the stack is too small even so.
+// gets their numbers. Starts output.h. Ignores SIGXFSZ: a write beyond the limit of file sizes fails with EFBIG
+// instead. Raises the limits of open files and of the stack as far as they may be raised, and gives threads, those of
+// OpenMP included, stacks of their own size, whatever `ulimit -s` says. Ends the program with a line if the stack is
+// too small even so.
 void limits_start(void);
 
 // strerror, and for a limit of this process its value and name: "File too large (limit of this process: 102400 bytes,

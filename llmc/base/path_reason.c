@@ -86,6 +86,7 @@ PathReason path_reason(const char *path, int reason) {
         p += slashes;
     }
     if (!found && reason == EACCES) explain_permission(&r, prefix);
+    if (!found && reason == ELOOP) append_part(&r, ": it is a link, and nothing is written through links");
     free(prefix);
     errno = reason; // callers may still ask for it
     return r;

@@ -3,12 +3,12 @@
 // reads see EINTR because of us.
 #include "llmc/base/signals.h"
 
+#include "llmc/base/output.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
-#include <string.h>
-#include <unistd.h>
 
 // A handler can only communicate through static variables: the first two.
 static volatile sig_atomic_t pending = 0;
@@ -33,17 +33,15 @@ static void on_signal(int signal_number) {
     // These come first: as soon as the line is written, another thread may receive the next signal.
     if (signal_number == SIGINT) interrupted = 1;
     if (!pending) pending = signal_number;
+    output_hurry(); // the save does not wait for whoever reads our lines
     if (again) {
         // The default action, so that the exit status tells the shell that SIGINT ended the program. The signal is
         // blocked while its handler runs and takes effect on return.
         signal(SIGINT, SIG_DFL);
         raise(SIGINT);
     } else if (is_news) {
-        ssize_t ignored = 0; // nothing can be done about a closed stderr here
         for (size_t i = 0; i < sizeof caught / sizeof *caught; i++)
-            if (caught[i].number == signal_number)
-                ignored = write(STDERR_FILENO, caught[i].line, strlen(caught[i].line));
-        (void)ignored;
+            if (caught[i].number == signal_number) output_report(caught[i].line);
     }
     errno = saved_errno;
 }

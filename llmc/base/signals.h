@@ -8,7 +8,8 @@ extern "C" {
 // SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU (the soft limit of processor time) and SIGHUP (unless it is ignored, as
 // under nohup) ask the run to save its last whole step and exit with EXIT_INTERRUPTED; a second SIGINT ends the process
 // at once, as it would have without us. The first one is acknowledged on stderr, so that a user does not press Ctrl-C
-// again because saving takes long. SIGPIPE is ignored: a reader such as `| head` that exits must not end the run.
+// again because saving takes long. From then on output waits a second at most for its reader (output.h). SIGPIPE is
+// ignored: a reader such as `| head` that exits must not end the run.
 //
 // The handler has a stack of its own, for the thread that calls this. oneDNN's generated matmuls move the stack pointer
 // into a buffer of 16 KiB: a handler that ran there would write over their data and the heap below.

@@ -14,6 +14,7 @@
 #include "llmc/base/typed_path.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -376,7 +377,8 @@ ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab,
     w->vocab = vocab;
     w->eot = eot;
     errno = 0;
-    w->file = fopen(path, "wbe");
+    const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    w->file = fd < 0 ? NULL : fdopen(fd, "wb");
     if (w->file && fwrite(header, sizeof header, 1, w->file) == 1) return w;
     write_failed(w, err);
     shard_writer_leave(w);

@@ -564,10 +564,8 @@ static void print_difference(FILE *f, const OptionRow *row, const Options *optio
     const bool comparable = cJSON_IsNumber(then) || option_is_text(row);
     if (comparable && before && strcmp(now, before) == 0) return;
     if (!option_is_text(row) && may_be_auto(row) && number_of(row, options) == row->min) now = "auto";
-    fprintf(f, "--%s %s (was ", row->long_name, *now ? now : "\"\"");
-    if (!before) before = "neither text nor number";
-    format_visible(f, before, strlen(before), "");
-    fputs(")\n", f);
+    format_print(f, "--%s %s (was %s)\n", row->long_name, *now ? now : "\"\"",
+                 before ? before : "neither text nor number");
 }
 
 char *options_diff_json(const Options *options, const char *json) {

@@ -57,7 +57,11 @@ bool processes_meet(const Options *options, Error *err) {
     const CommOptions comm = options_comm(options);
     if (!comm_start(&comm, err)) return false;
     if (comm_size() == 1) return true;
-    if (comm_rank() > 0 && !freopen("/dev/null", "w", stdout)) return error_set(err, "/dev/null cannot be opened");
+    if (comm_rank() > 0) {
+        FILE *nowhere = fopen("/dev/null", "we");
+        if (!nowhere) return error_set(err, "/dev/null cannot be opened");
+        stdout = nowhere;
+    }
     return agree_on_options(options, err);
 }
 

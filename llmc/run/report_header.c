@@ -202,8 +202,10 @@ void report_differences(const ReportFacts *r) {
     if (s->options.reset_optimizer && s->options.max_steps != 0)
         runlog_field(r->log, "optimizer", "--reset-optimizer: %s starts with a new state after step %lld",
                      optimizer_name(s->options.optimizer), (long long)s->state.step);
-    char *changed = options_diff_json(&s->options, s->state.options_json);
-    if (changed) runlog_text(r->log, "changed since the checkpoint:\n%.*s", (int)strlen(changed) - 1, changed);
+    char *changed = options_diff_json(&s->options, s->state.options_json), *rest = changed;
+    if (changed) runlog_text(r->log, "changed since the checkpoint:");
+    for (const char *line; (line = strsep(&rest, "\n")) != NULL;)
+        if (*line) runlog_text(r->log, "%s", line);
     free(changed);
 }
 

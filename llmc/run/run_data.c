@@ -46,8 +46,9 @@ static bool open_beside(RunData *data, const Options *o, int64_t T, Error *err) 
     return shards_open(&data->val, data->val_pattern, T, err);
 }
 
-// Without -j and without validation data a run trains, and its header shows that; an evaluation needs them.
-static bool open_validation(RunData *data, const Options *o, int64_t T, Error *err) {
+// Without -j and without validation data a new run trains, and its header shows that. An evaluation needs them, and so
+// does a run that has validated. then: the validation data of its checkpoint.
+static bool open_validation(RunData *data, const Options *o, int64_t T, const DataFacts *then, Error *err) {
     Error why;
     if (o->val_every == 0 || o->interactive) {
         snprintf(data->no_validation, sizeof data->no_validation, o->interactive ? "--interactive" : "-v 0");
@@ -64,6 +65,9 @@ static bool open_validation(RunData *data, const Options *o, int64_t T, Error *e
     }
     data->has_val = open_beside(data, o, T, &why);
     if (!data->has_val) snprintf(data->no_validation, sizeof data->no_validation, "%s", why.text);
+    if (!data->has_val && o->max_steps != 0 && then->tokens > 0)
+        return error_set(err, "-j: the run was validated on %lld tokens; %s, and -v 0 trains on without validation",
+                         (long long)then->tokens, why.text);
     return data->has_val || o->max_steps != 0 || error_set(err, "-j: %s, and -v 0 skips validation", why.text);
 }
 
@@ -102,12 +106,14 @@ static bool check_apart(RunData *data, const Options *o, int64_t T, Error *err) 
 
 bool run_data_open(RunData *data, const Options *o, int64_t T, ModelConfig *config, TrainerState *state, Error *err) {
     data->has_train = o->max_steps != 0;
-    if ((data->has_train || config->V == 0) && !shards_open(&data->train, o->train_data, T, err) &&
-        (data->has_train || options_given(o, "train-data"))) {
+    const bool needs_train = data->has_train || options_given(o, "train-data");
+    if ((data->has_train || config->V == 0) && !shards_open(&data->train, o->train_data, T, needs_train ? err : NULL) &&
+        needs_train) {
         advice_add_directories(o, "train-data", err);
         return error_prefix(err, "-i");
     }
-    if (!open_validation(data, o, T, err) || (data->has_train && !check_apart(data, o, T, err))) return false;
+    if (!open_validation(data, o, T, &state->val, err) || (data->has_train && !check_apart(data, o, T, err)))
+        return false;
     const ShardSet *stated = data->has_val ? &data->val : NULL;
     if (data->train.count > 0) stated = &data->train;
     const int64_t vocab = stated ? stated->vocab : 0;

@@ -12,6 +12,7 @@
 #include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
+#include "llmc/base/utf8.h"
 #include "llmc/model/model_numerics.h"
 #include "llmc/run/tensorboard.h"
 
@@ -158,11 +159,12 @@ static void runlog_clear_bar(RunLog *log) {
     if (*log->bar) fputs(CLEAR_LINE, stdout);
 }
 
-// A line on stdout, above the bar. name: in its first 12 columns; NULL: no such column.
+// A line on stdout, above the bar, of which every character is visible. name: in its first 12 columns; NULL: no such
+// column.
 static void runlog_print(RunLog *log, const char *name, const char *text, size_t length) {
     runlog_clear_bar(log);
     if (name) printf("%-12s", name);
-    format_visible_stream(stdout, text, length);
+    fwrite(text, 1, length, stdout);
     fputc('\n', stdout);
     fputs(log->bar, stdout);
     fflush(stdout);
@@ -174,9 +176,14 @@ void runlog_field(RunLog *log, const char *name, const char *format, ...) {
     va_start(args, format);
     const int length = vasprintf(&text, format, args);
     va_end(args);
-    if (length < 0) return; // out of memory for a line of text: the run matters more
-    runlog_print(log, name, text, (size_t)length);
-    free(text);
+    const size_t size = (size_t)length * (UTF8_VISIBLE - 1) + 1;
+    char *line = length < 0 ? NULL : malloc(size);
+    if (line) { // else out of memory for a line of text: the run matters more
+        utf8_make_visible(text, line, size);
+        runlog_print(log, name, line, strlen(line));
+    }
+    free(line);
+    if (length >= 0) free(text);
 }
 
 bool runlog_stream(void *context, const char *bytes, int64_t n) {

@@ -289,7 +289,7 @@ bool checkpoint_mark_done(const char *dir, int64_t step, Error *err) {
     char name[64];
     snprintf(name, sizeof name, "%s%08lld", done_prefix, (long long)step);
     char *path = path_join(dir, name);
-    const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    const int fd = open(path, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
     const bool ok = fd >= 0 || error_set(err, "%s: cannot create: %s", path, strerror(errno));
     if (fd >= 0) close(fd);
     free(path);

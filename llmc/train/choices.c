@@ -183,6 +183,12 @@ bool choices_open(ChoiceSets *sets, const char *pattern, int64_t V, Error *err) 
     for (int i = 0; ok && i < count; i++) {
         ChoiceSet *set = sets->sets[sets->count++] = calloc(1, sizeof *set);
         ok = set ? read_choice_set(set, paths[i], V, err) : error_set(err, "%s: out of memory", paths[i]);
+        for (int k = 0; ok && k < i; k++) { // the scores of each have a name of their own in logs
+            char *name = set->name;
+            if (strcmp(name, sets->sets[k]->name) != 0) continue;
+            REQUIRE_MEMORY(asprintf(&set->name, "%s.%d", name, i + 1) >= 0, "a name");
+            free(name);
+        }
     }
     directory_list_free(paths, count);
     return ok;

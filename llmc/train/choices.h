@@ -32,7 +32,8 @@ typedef struct {
 // field.
 bool choices_open(ChoiceSets *sets, const char *pattern, int64_t V, Error *err);
 void choices_close(ChoiceSets *sets);           // also after a failed open, and for all zeros
-const char *choices_name(const ChoiceSet *set); // the file's name without directory and ".bin"
+const char *choices_name(const ChoiceSet *set); // the file's name without directory and ".bin"; of a
+                                                // second file with this name with its place in the list: "arc.2"
 int64_t choices_count(const ChoiceSet *set);
 // Whether a context of T tokens is long enough for every completion and a token before it. Names a completion that is
 // too long.

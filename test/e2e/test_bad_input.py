@@ -2,10 +2,11 @@
 import json
 import os
 import pickle
+import shutil
 
 import numpy as np
 import pytest
-from conftest import EXIT_RUN_FAILED, QUIET, TINY, refused, train, write_shard
+from conftest import EXIT_BAD_INPUT, EXIT_RUN_FAILED, QUIET, TINY, checkpoints, refused, train, write_shard
 
 pytestmark = pytest.mark.sanitize
 
@@ -42,6 +43,27 @@ def test_option(name, data, tmp_path):
     arguments, words = OPTIONS[name]
     refused(*TINY, *QUIET, *data.flags, "-x", 1, "-o", tmp_path / "run", *arguments, words=words)
     assert not (tmp_path / "run").exists()
+
+
+def test_one_message_is_one_line_whatever_an_options_text_holds(data, tmp_path):
+    """Newlines and control characters in every text: none moves the cursor or begins a line."""
+    odd = "a\nstep 9\x1b[2J\r"
+    for option in ("-e", "-i", "-j", "--choices", "--tokenizer", "--numa", "-r", "-d", "--dtype", f"--{odd}",
+                   "--gpu"):
+        arguments = [*TINY, *QUIET, *data.flags, "-v", 1, "-x", 1, option, f"{odd}/{option}"]
+        result = train(*arguments, expect=None)
+        assert result.returncode == EXIT_BAD_INPUT, (option, result)
+        assert result.stderr.count("\n") == 1 and "\x1b" not in result.stderr, (option, result.stderr)
+    run = [*TINY, *QUIET, *data.flags, "-o", tmp_path / odd]
+    repeated = train(*run, "-x", 1, "--prompt", odd, "--prompt", odd + "b")
+    resumed = train(*run, "-y", "-x", 2, "--prompt", "c\n" + odd)
+    shutil.rmtree(checkpoints(tmp_path / odd)[-1])
+    shutil.rmtree(checkpoints(tmp_path / odd)[-1])
+    again = train("-o", tmp_path / odd, "-y", "-x", 1, "-s", 0)
+    for said in (repeated.stdout, resumed.stdout, again.stdout, again.stderr):
+        assert said and "\nstep 9" not in said and "\x1b" not in said, said
+    assert "given twice, the last counts: --prompt a\\x0Astep 9\\x1B[2J\\x0D, then" in repeated.stdout
+    assert f"--prompt c\\x0Aa" in resumed.stdout and "no checkpoint in" in again.stderr
 
 
 def test_an_output_directory_that_cannot_be_written(data, tmp_path):

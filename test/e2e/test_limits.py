@@ -58,6 +58,15 @@ def test_address_space_counts_as_memory(data):
     assert needs > has and has < 200
 
 
+@pytest.mark.parametrize("limit", ["AS", "DATA"])
+def test_an_automatic_batch_fits_into_the_limits_of_the_process(limit, data):
+    def batch(**options):
+        said = train(*ONE, *data.flags, "-b", "auto", "-x", 1, "--threads", 1, **options).stdout
+        return int(re.search(r"^batch .*, (\d+) at a time$", said, re.M)[1])
+
+    assert 1 < batch(preexec_fn=limited(**{limit: 350 << 20})) < batch(preexec_fn=limited(**{limit: 500 << 20}))
+
+
 def test_only_the_hard_limit_of_open_files_counts(tmp_path):
     for i in range(40):
         write_shard(tmp_path / f"train_{i:02d}.bin", [7] * 100, vocab=257)

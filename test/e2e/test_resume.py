@@ -1,12 +1,16 @@
 """Nothing is ever lost: a run that was interrupted, killed, or ran out of disk goes on to the very same weights."""
+import fcntl
 import json
 import os
+import pty
 import random
 import re
 import shutil
 import signal
+import socket
 import struct
 import subprocess
+import termios
 import time
 
 import pytest
@@ -107,7 +111,8 @@ def kill_in_a_write(process, out, delay):
         delay /= 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP], ids=lambda n: n.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU,
+                                    signal.SIGHUP], ids=lambda n: n.name)
 def test_a_signal_saves_and_exits_75(number, data, tmp_path):
     flags = [*TINY, *QUIET, *SCHEDULE, *data.flags, "-o", tmp_path / "run"]
     interrupt(lambda: len(losses(tmp_path / "run")) > 3, *flags, "-x", 1000000, number=number)
@@ -210,6 +215,60 @@ def test_kills_and_signals_at_random_moments_lose_nothing(data, tmp_path):
     print(f"{KILLS} kills, {kills_in_a_write} in a write; {SIGNALS} signals, {ended_by_signal} to a running step loop; "
           f"{reached} steps")
     assert kills_in_a_write >= KILLS / 10 and ended_by_signal >= SIGNALS / 4
+
+
+def unread(kind):
+    """A descriptor of something that nobody reads: to write to it waits, at the latest after 64 KiB."""
+    if kind == "terminal":
+        ends = pty.openpty()
+    elif kind == "socket":
+        pair = socket.socketpair()
+        pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        ends = [end.detach() for end in pair]
+    else:
+        ends = os.pipe()
+        fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, 4096)
+    return ends
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal", "socket", "full disk"])
+def test_a_save_does_not_wait_for_a_reader_of_our_output(kind, data, tmp_path):
+    reader, writer = (None, os.open("/dev/full", os.O_WRONLY)) if kind == "full disk" else unread(kind)
+    flags = fcntl.fcntl(writer, fcntl.F_GETFL)
+    run = tmp_path / "run"
+    process = start(*TINY, *QUIET, *data.flags, "-x", 1000000, "-o", run, stdout=writer, stderr=writer)
+    assert wait_for(lambda: len(losses(run)) > 3, process)
+    if kind == "terminal":
+        termios.tcflow(writer, termios.TCOOFF)  # Ctrl-S
+    time.sleep(1)  # 4 KiB are full, too
+    process.send_signal(signal.SIGTERM)
+    try:
+        assert process.wait(timeout=60) == EXIT_INTERRUPTED
+    finally:
+        kill(process)
+    assert checkpoints(run)[-1].name == f"step_{max(losses(run)):08d}"
+    assert fcntl.fcntl(writer, fcntl.F_GETFL) == flags  # it may be the terminal of others
+    for end in (reader, writer):
+        if end is not None:
+            os.close(end)
+
+
+def test_a_run_goes_on_without_a_reader_and_says_so_when_it_is_back(data, tmp_path):
+    reader, writer = unread("pipe")
+    run = tmp_path / "run"
+    process = start(*TINY, *QUIET, *data.flags, "-x", 1000000, "-o", run, stdout=writer)
+    os.close(writer)
+    try:
+        assert wait_for(lambda: len(losses(run)) > 200, process, seconds=60)  # 4 KiB hold less than 40 lines
+        said = b""
+        while b"\n(output that found no reader was left out here)\nstep" not in said:
+            said += os.read(reader, 4096)
+        process.send_signal(signal.SIGTERM)
+        while more := os.read(reader, 4096):
+            said += more
+    finally:
+        os.close(reader)
+    assert process.wait() == EXIT_INTERRUPTED and b"stopped by SIGTERM" in said
 
 
 def test_under_nohup_a_closed_terminal_does_not_end_the_run(data, tmp_path):

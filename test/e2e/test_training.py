@@ -4,7 +4,7 @@ import shutil
 import sys
 
 import pytest
-from conftest import QUIET, ROOT, TINY, call, events, losses, refused, train
+from conftest import QUIET, ROOT, TINY, TRAINER, call, events, losses, refused, train
 
 FP32 = ["--dtype", "fp32"]
 
@@ -91,6 +91,28 @@ def test_why_there_is_no_validation_is_said(data, tmp_path):
     (tmp_path / "val.bin").write_bytes(b"no shard")
     assert "validation  off: " + str(tmp_path / "val.bin") in header("-i", tmp_path / "train.bin")
     refused(*TINY, "-x", 0, "-i", tmp_path / "text.bin", words=["-j: no train in the name", "-v 0 skips validation"])
+
+
+def test_an_error_that_was_forgiven_is_forgotten(data, tmp_path):
+    """Neither validation shards nor, where nothing is trained, training shards have to be there."""
+    shutil.copy(data.directory / "train_000000.bin", tmp_path / "train.bin")
+    trains = [*TINY, "-s", 0, "-x", 1, "-i", tmp_path / "train.bin"]
+    only_looks = ["-e", "L=1,C=64,NH=2,T=32", "-x", 0, "-v", 0]
+    two = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", 2] if shutil.which("mpirun") else []
+    for command in ([TRAINER, *trains], [TRAINER, *only_looks], [*two, TRAINER, *only_looks]):
+        assert call(*command, expect=0, cwd=tmp_path).stderr == ""
+
+
+def test_validation_that_a_run_had_does_not_end_in_silence(data, tmp_path):
+    for name in ("train", "val"):
+        shutil.copy(data.directory / f"{name}_000000.bin", tmp_path / f"{name}.bin")
+    train(*TINY, "-s", 0, "-x", 1, "-m", 4, "-i", tmp_path / "train.bin", "-o", tmp_path / "run")
+    (tmp_path / "val.bin").unlink()
+    validated = len(events(tmp_path / "run", "validation"))
+    resume = ["-o", tmp_path / "run", "-y", "-x", 2]
+    refused(*resume, words=["-j: the run was validated on", "no ", "val.bin", "-j GLOB", "-v 0"])
+    assert "validation  off: -v 0" in train(*resume, "-v", 0).stdout
+    assert len(events(tmp_path / "run", "validation")) == validated
 
 
 def test_training_on_validation_data_is_refused_or_said(data, tmp_path):

@@ -110,6 +110,28 @@ TEST(files_are_read_as_they_were_written) {
     choices_close(&sets);
 }
 
+TEST(files_of_one_name_are_told_apart_by_their_place) {
+    const TmpDir before = tmp, own = tmpdir_make();
+    char pattern[4096];
+    tmp = own;
+    for (int i = 0; i < 3; i++) {
+        const char *const directories[] = {"a", "b", "c"};
+        char file[16];
+        assert_int_equal(mkdir(tmp_file(directories[i]), 0755), 0);
+        snprintf(file, sizeof file, "%s/arc.bin", directories[i]);
+        write_file(file_of_all_kinds(), file);
+    }
+    snprintf(pattern, sizeof pattern, "%s/*/arc.bin", own.path);
+    ChoiceSets sets;
+    assert_true(choices_open(&sets, pattern, V, &err));
+    assert_string_equal(choices_name(sets.sets[0]), "arc");
+    assert_string_equal(choices_name(sets.sets[1]), "arc.2");
+    assert_string_equal(choices_name(sets.sets[2]), "arc.3");
+    choices_close(&sets);
+    tmpdir_remove(&own);
+    tmp = before;
+}
+
 TEST(a_pattern_opens_its_files_in_the_order_of_names) {
     const char *const names[] = {"zebra.bin", "arc.bin", "arc.challenge.bin", "Upper"};
     const char *const sorted[] = {"Upper", "arc", "arc.challenge", "zebra"};

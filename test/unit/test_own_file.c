@@ -1,9 +1,14 @@
 // Files of the user's in the places of ours: what is written over, what is moved aside, and what the user is told.
 
+#include "llmc/base/append_file.h"
+#include "llmc/base/directory_lock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
 #include "test/unit/store_fixture.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
 
 TestFixture test_each = {setup, tmp_teardown};
 
@@ -46,6 +51,35 @@ TEST(a_link_is_renamed_and_the_file_behind_it_is_not_touched) {
     assert_int_equal(symlink(tmp_file("absent"), tmp_file("dangling")), 0);
     assert_true(write_ours(tmp_file("dangling"), "{\"mark\":1}"));
     assert_false(file_exists(tmp_file("absent")));
+}
+
+TEST(a_lock_and_a_log_do_not_follow_links) {
+    AUTO_FREE char *lock = strdup(tmp_file(".lock")), *log = strdup(tmp_file("main.log"));
+    AUTO_FREE char *target = strdup(tmp_file("notes"));
+    int fd;
+    AppendFile file = {.fd = -1};
+    write_text(target, "process 7\n");
+    assert_int_equal(symlink(target, lock), 0);
+    assert_int_equal(symlink(target, log), 0);
+    assert_error(directory_hold(tmp.path, &fd, &err),
+                 ".lock: cannot be opened: Too many levels of symbolic links: it is a "
+                 "link, and nothing is written through links");
+    assert_error(append_file_open(&file, log, false, &err), "it is a link");
+    append_file_close(&file);
+    assert_text(target, "process 7\n");
+}
+
+TEST(a_lock_of_another_program_is_not_shown_and_not_cut) {
+    AUTO_FREE char *lock = strdup(tmp_file(".lock"));
+    int fd;
+    write_text(lock, "secret");
+    const int theirs = open(lock, O_RDONLY);
+    assert_int_equal(flock(theirs, LOCK_EX), 0);
+    assert_error(directory_hold(tmp.path, &fd, &err), "in use by another process");
+    assert_text(lock, "secret");
+    close(theirs);
+    assert_error(directory_hold(tmp.path, &fd, &err), ".lock was not written by this program");
+    assert_text(lock, "secret");
 }
 
 TEST(a_directory_or_a_device_in_the_way_is_an_error) {
