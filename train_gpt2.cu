@@ -49,12 +49,11 @@ typedef struct {
 
 static void report_all(Run *run);
 static bool report_numerics(Run *run, Error *err);
-static void abandon_step(Run *run);
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
 // loader -> [forward -> backward] x accumulation -> sum over processes -> norm -> decision -> update -> weights to all
 // processes. The host never waits for this step: it is reported while the next one computes. True also if a signal came
-// between two micro-steps; state->step is then the same.
+// between two micro-steps; state->step is then the same, and so is what a checkpoint holds.
 static bool train_step(Run *run, Error *err) {
     const RunSetup *setup = &run->setup;
     const StepShare *share = &run->setup.share;
@@ -68,10 +67,7 @@ static bool train_step(Run *run, Error *err) {
     for (int group = 0; group < share->count; group++) { // one, unless --reduce-groups asks for more
         for (int64_t done = 0, count = 0; done < step_share_windows(share, group); done += count) {
             const void *windows;
-            if (signals_pending()) {
-                abandon_step(run);
-                return true;
-            }
+            if (signals_pending()) return true;
             if (watch_has_failed(err)) return false;
             watch_progress();
             if (!dataloader_next(run->loader, &windows, &count, err)) return false;
@@ -111,15 +107,6 @@ static bool report_numerics(Run *run, Error *err) {
     if (!processes_sum_numerics(rows, count, err)) return false;
     runlog_numerics(run->log, run->setup.state.step, rows, count);
     return true;
-}
-
-// A signal arrived between two micro-steps. Weights and moments still have their values of the last whole step, and
-// what else the micro-steps changed is undone. So the checkpoint that is saved next resumes to the same bits. Without a
-// whole step nothing is saved.
-static void abandon_step(Run *run) {
-    const int64_t step = run->setup.state.step;
-    report_all(run);
-    if (step > run->setup.first_step) model_set_control(run->model, run->records[step % 2].control);
 }
 
 // ------------------------------------------------------------------------------------------------------------ the loop
@@ -278,7 +265,11 @@ static bool write_files(void *context, Error *err) {
     const Options *o = &run->setup.options;
     TrainerState *state = &run->setup.state;
     const double began = now_seconds();
-    state->control = model_get_control(run->model);
+    // As the last whole step left it: micro-steps of the next one, which a signal or missing data ended, count their
+    // random bits in the model's. They change nothing else that is saved.
+    const StepRecord *record = &run->records[state->step % 2];
+    device_event_wait(record->stop);
+    state->control = *record->control;
     state->T = run->setup.T;
     free(state->options_json);
     state->options_json = options_to_json(o, false);

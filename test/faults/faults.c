@@ -4,10 +4,11 @@
 //   FAULT_COUNTS=FILE    a file of `struct Shared`, kept up to date also when the program is killed
 //   FAULT_CLASS=read     one of class_names; FAULT_AT=N: its N-th call fails, with FAULT_ON=1 also all that follow
 //   FAULT_ERROR=28       the errno that it fails with; 0: it does only half of what it was asked for (read, write)
+//   FAULT_SIGNAL=15      it does not fail, but the signal comes to the process just before it
 //   FAULT_ABOVE=BYTES    every allocation of more bytes fails
-//   FAULT_UNDER=DIR      counts only calls on files below this directory; TRACE=FILE records those that change
-//   something FAULT_CLOCK=N        the monotonic clock is N times as fast: the trainer measures the machine for a
-//   shorter time
+//   FAULT_UNDER=DIR      counts only calls on files below this directory
+//   TRACE=FILE           records those of them that change something
+//   FAULT_CLOCK=N        the monotonic clock is N times as fast: the trainer measures the machine for a shorter time
 //
 // System calls are caught by a seccomp filter, which turns them into SIGSYS unless they come from raw_call below: so
 // the calls that the C library makes inside fopen, fwrite, readdir or glob fail as well. x86-64 only.
@@ -59,7 +60,7 @@ struct Shared {
 // NOLINTBEGIN(performance-no-int-to-ptr): the arguments of a system call are numbers
 static struct Shared nowhere, *shared = &nowhere;
 static long fail_at, fail_above, speed = 1;
-static int fail_class = -1, fail_error, trace = -1;
+static int fail_class = -1, fail_error, fail_signal, trace = -1;
 static bool fail_on;
 static char under[1024];
 static size_t under_length;
@@ -169,12 +170,13 @@ static long do_call(int n, const long *a) {
     const bool ours = of_file ? is_our_file(a[0]) : is_below(path);
     const bool opens = class == OPEN;
     if ((under_length == 0 || ours) && fails(class, of_file ? "(descriptor)" : path)) {
-        if (fail_error > 0) {
+        if (fail_signal > 0) {
+            raw(SYS_kill, raw(SYS_getpid, 0, 0, 0, 0), fail_signal, 0, 0);
+        } else if (fail_error > 0) {
             if (class == CLOSE) raw(n, a[0], 0, 0, 0); // as Linux does: the descriptor is free whatever it reports
             if (class == CLOSE && a[0] < MAX_FILES) is_ours[a[0]] = false;
             return -fail_error;
-        }
-        if ((class == READ || class == WRITE) && a[2] > 1 && n != SYS_readv && n != SYS_writev)
+        } else if ((class == READ || class == WRITE) && a[2] > 1 && n != SYS_readv && n != SYS_writev)
             return raw(n, a[0], a[1], a[2] / 2, a[3]);
     }
     if (trace < 0 && !(opens && under_length)) return raw_call(n, a[0], a[1], a[2], a[3], a[4], a[5]);
@@ -247,7 +249,7 @@ __attribute__((constructor)) static void start(void) {
     if (file >= 0) close(file);
     memset(shared->count, 0, sizeof shared->count); // what the loader of programs did is not the program's
     catch_calls();
-    fail_error = (int)number_of("FAULT_ERROR");
+    fail_error = (int)number_of("FAULT_ERROR"), fail_signal = (int)number_of("FAULT_SIGNAL");
     fail_at = number_of("FAULT_AT"), fail_on = number_of("FAULT_ON"), fail_above = number_of("FAULT_ABOVE");
     for (int i = 0; class && i < CLASSES; i++)
         if (strcmp(class, class_names[i]) == 0) fail_class = i;
