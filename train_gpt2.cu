@@ -115,6 +115,7 @@ static bool evaluate(Run *run, bool last, Error *err);
 static bool compare_weights(Run *run, Error *err);
 static bool write_checkpoint(Run *run, Error *err);
 static bool write_files(void *context, Error *err);
+static void rotate(Run *run);
 
 // After a step that failed for the directory or the data, not for the model: keeps the trained weights.
 // by_all: every process is here.
@@ -131,6 +132,7 @@ static void rescue(Run *run, bool by_all) {
 static bool loop(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     if (run->setup.first_step < run->setup.total_steps) report_first_step(run->report);
+    if (run->setup.resume_path && o->max_steps != 0 && comm_rank() == 0) rotate(run);
     for (;;) {
         const int64_t step = run->setup.state.step;
         const bool has_trained = step > run->setup.first_step;
@@ -282,9 +284,16 @@ static bool write_files(void *context, Error *err) {
     if (!checkpoint_save(o->output, run->model, state, err)) return false;
     runlog_field(run->log, "saved", "%s/step_%08lld in %.1f s", o->output, (long long)state->step,
                  now_seconds() - began);
-    Error kept;
-    if (!checkpoint_rotate(o->output, (int)o->keep, o->major, &kept)) report_kept_checkpoint(run->report, &kept);
+    rotate(run);
     return true;
+}
+
+// Removes what --keep does not ask for: after a save, and before the first step what a kill has left of that.
+static void rotate(Run *run) {
+    const Options *o = &run->setup.options;
+    Error kept;
+    if (!checkpoint_rotate(o->output, (int)o->keep, o->major, run->setup.state.step, &kept))
+        report_kept_checkpoint(run->report, &kept);
 }
 
 static bool export_weights(void *context, Error *err) {

@@ -137,9 +137,16 @@ void directory_list_free(char **names, int count) {
     free(names);
 }
 
+static bool is_link(const char *path) {
+    struct stat st;
+    return lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
+}
+
 bool directory_remove(const char *path, Error *err) {
     char **names;
     int count;
+    if (is_link(path))
+        return unlink(path) == 0 || error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
     if (!directory_list(path, &names, &count, err)) return false;
     bool ok = true;
     for (int i = 0; ok && i < count; i++) {
@@ -153,29 +160,43 @@ bool directory_remove(const char *path, Error *err) {
     return ok;
 }
 
-// For file systems without RENAME_EXCHANGE: the old directory is first moved to a temporary name. A kill between the
-// renames leaves no directory at `to`, only the complete one at `from`.
-static bool exchange_in_three_steps(const char *from, const char *to) {
-    char *aside = NULL;
-    REQUIRE_MEMORY(asprintf(&aside, "%s.old", from) >= 0, "a path");
-    bool ok = rename(to, aside) == 0;
-    if (ok && rename(from, to) != 0) {
-        const int reason = errno;
-        rename(aside, to);
-        errno = reason;
-        ok = false;
+bool directory_merge(const char *from, const char *to, const char *key, bool key_first) {
+    char **names;
+    int count;
+    bool ok = (mkdir(to, 0755) == 0 || errno == EEXIST) && directory_list(from, &names, &count, NULL);
+    if (!ok) return false;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; ok && i < count; i++) {
+            const bool is_key = key && strcmp(names[i], key) == 0;
+            if ((is_key == key_first) != (pass == 0)) continue;
+            char *source = path_join(from, names[i]), *target = path_join(to, names[i]);
+            ok = directory_move(source, target, NULL);
+            free(source);
+            free(target);
+        }
+        ok = ok && directory_sync(to, NULL) && directory_sync(from, NULL);
     }
-    if (ok) rename(aside, from); // otherwise it stays there: that name is temporary too
-    free(aside);
-    return ok;
+    const int reason = errno;
+    directory_list_free(names, count);
+    errno = reason;
+    return ok && rmdir(from) == 0;
 }
 
-bool directory_commit(const char *from, const char *to, Error *err) {
+bool directory_move(const char *from, const char *to, const char *key) {
+    return rename(from, to) == 0 || (errno == EXDEV && directory_merge(from, to, key, true));
+}
+
+bool directory_commit(const char *from, const char *to, const char *key, Error *err) {
     if (!directory_sync(from, err)) return false;
     bool ok = rename(from, to) == 0;
-    if (!ok && (errno == ENOTEMPTY || errno == EEXIST)) {
+    if (!ok && (errno == ENOTEMPTY || errno == EEXIST || (errno == ENOTDIR && is_link(to)))) {
         ok = renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0;
-        if (!ok && (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP)) ok = exchange_in_three_steps(from, to);
+        if (!ok && (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP || errno == EXDEV)) {
+            if (is_link(to))
+                ok = unlink(to) == 0 && rename(from, to) == 0;
+            else
+                ok = directory_merge(from, to, key, false);
+        }
     }
     return ok ? directory_sync_parent(to, err)
               : error_set(err, "%s: cannot rename into place: %s", to, path_reason(to, errno).text);

@@ -14,7 +14,16 @@ void directory_unmake(const char *path, size_t existing);    // removes director
 // is also in errno.
 bool directory_list(const char *path, char ***names, int *count, Error *err);
 void directory_list_free(char **names, int count);
-bool directory_remove(const char *path, Error *err); // a directory of plain files
-// fsync from, rename, fsync the parent. An existing directory at `to` is replaced: the two are exchanged, in one step
-// if the file system supports that. The old one is then at `from`, for the caller to remove.
-bool directory_commit(const char *from, const char *to, Error *err);
+// A directory of plain files. Of a link to a directory only the link.
+bool directory_remove(const char *path, Error *err);
+// fsync from, rename, fsync the parent. A directory at `to` is replaced: the two are exchanged, and the old one is then
+// at `from`, for the caller to remove. Where that cannot be done in one step (NFS, FUSE, the lower layer of an overlay),
+// directory_merge(from, to, key, false).
+bool directory_commit(const char *from, const char *to, const char *key, Error *err);
+// rename(2), or where that is EXDEV, for a directory in the lower layer of an overlay without redirect_dir (Docker's
+// default), directory_merge(from, to, key, true). False: why is in errno.
+bool directory_move(const char *from, const char *to, const char *key);
+// Moves what is in `from` into `to`, one name after the other, each over one of the same name. The file `key` is moved
+// before all others, or after them, and durably so: after a kill it tells which of the two directories is complete.
+// NULL: no order. False: why is in errno.
+bool directory_merge(const char *from, const char *to, const char *key, bool key_first);

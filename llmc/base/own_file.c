@@ -49,8 +49,9 @@ bool own_file_move_aside(const char *path, const char *why, int unread, Error *e
         free(aside);
         aside = path_unused(path);
         ok = renameat2(AT_FDCWD, path, AT_FDCWD, aside, RENAME_NOREPLACE) == 0;
-        // File systems without RENAME_NOREPLACE get a plain rename: the name was unused a moment ago.
-        if (!ok && (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP)) ok = rename(path, aside) == 0;
+        // Without RENAME_NOREPLACE, or in the lower layer of an overlay: the name was unused a moment ago.
+        if (!ok && (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP || errno == EXDEV))
+            ok = directory_move(path, aside, NULL);
     } while (!ok && errno == EEXIST); // another process took that name
     if (ok)
         format_print(stderr, "%s %s; it was renamed to %s\n", path, why, aside);

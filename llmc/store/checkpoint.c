@@ -48,18 +48,37 @@ static bool holds_only_ours(const char *directory, Error *err) {
 }
 
 // Removes a directory with a temporary name, left by a write or a removal that has ended. If it contains foreign files,
-// it is instead renamed to a visible unused name, such as step_00001000.1.
+// it is instead renamed to a visible unused name, such as step_00000001.1.
 static void discard(const char *dir, const char *name) {
     char *path = path_join(dir, name), *step = path_join(dir, name + strlen(".tmp-"));
     if (holds_only_ours(path, NULL)) {
         directory_remove(path, NULL); // leftovers that cannot be removed are tried again at the next save
-    } else {
+    } else if (errno == 0) {          // it was read
         char *seen = path_unused(step);
-        if (rename(path, seen) == 0)
+        if (directory_move(path, seen, NULL))
             format_print(stderr, "a directory with files that this program did not write was renamed to %s\n", seen);
         free(seen);
     }
     free(step);
+    free(path);
+}
+
+static bool verify(const char *directory, int64_t step, bool checksums, Error *err);
+
+// A directory under a temporary name, left by a process that was killed. One that is a complete checkpoint gets its
+// name, if there is none. One of which files were moved one by one (directory_merge) gets back those that were moved:
+// in a save the manifest is the last file to leave it, in a removal the first to come. The rest is discarded.
+static void settle(const char *dir, const char *name) {
+    const int64_t step = strtoll(name + strlen(temporary_prefix), NULL, 10);
+    char *path = path_join(dir, name), *final = step_path(dir, step, false), *manifest = path_join(path, manifest_name);
+    if (file_is_absent(final)) {
+        if (verify(path, step, true, NULL)) directory_commit(path, final, manifest_name, NULL);
+    } else if (file_exists(manifest) && !verify(final, step, false, NULL) && holds_only_ours(final, NULL)) {
+        directory_merge(path, final, manifest_name, false);
+    }
+    if (file_exists(path)) discard(dir, name);
+    free(manifest);
+    free(final);
     free(path);
 }
 
@@ -69,7 +88,7 @@ void checkpoint_clean(const char *dir) {
     if (!directory_list(dir, &names, &count, NULL)) return;
     for (int i = 0; i < count; i++) {
         char *path = path_join(dir, names[i]);
-        if (strncmp(names[i], temporary_prefix, strlen(temporary_prefix)) == 0) discard(dir, names[i]);
+        if (strncmp(names[i], temporary_prefix, strlen(temporary_prefix)) == 0) settle(dir, names[i]);
         if (strncmp(names[i], probe_prefix, strlen(probe_prefix)) == 0) unlink(path);
         free(path);
     }
@@ -91,7 +110,7 @@ bool checkpoint_save(const char *dir, const Model *model, const TrainerState *st
     ok = ok && huggingface_write(temporary, &weights, facts, err) &&
          optimizer_file_write(optimizer, model, &facts[CHECKPOINT_OPTIMIZER], err) &&
          trainer_json_write(manifest, state, model_options(model), facts, err) &&
-         directory_commit(temporary, final, err);
+         verify(temporary, state->step, true, err) && directory_commit(temporary, final, manifest_name, err);
     // Removes the previous directory of that name, or the files written before a failure, which err already describes.
     if (made && file_exists(temporary)) discard(dir, strrchr(temporary, '/') + 1);
     free(manifest);
@@ -186,6 +205,12 @@ double checkpoint_newest_bytes(const char *dir) {
     return bytes;
 }
 
+// Whether a file may well be whole although this error came: nothing is known about its content.
+static bool is_unreadable(int error) {
+    return error == EIO || error == ESTALE || error == EINTR || error == EAGAIN || error == ETIMEDOUT ||
+           error == EACCES || error == EPERM || error == EMFILE || error == ENFILE || error == ENOMEM;
+}
+
 bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error *err) {
     *path = *skipped = NULL;
     error_set(err, "%s", "");
@@ -194,13 +219,16 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
     if (!list_steps(dir, &steps, &count, err)) return false;
     size_t length = 0;
     FILE *lines = text_open(skipped, &length);
+    int unread = 0;
     for (int i = 0; i < count; i++) {
         Error reason;
         char *candidate = step_path(dir, steps[i], false);
+        errno = 0;
         if (verify(candidate, steps[i], true, &reason)) {
             *path = candidate;
             break;
         }
+        if (is_unreadable(errno)) unread = errno;
         fprintf(lines, "%s%s", i > 0 ? "\n" : "", reason.text);
         free(candidate);
     }
@@ -210,6 +238,7 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
         free(*skipped);
         *skipped = NULL;
     }
+    if (!*path && unread) error_set(err, "%s: its checkpoints cannot be read now: %s", dir, strerror(unread));
     return *path != NULL;
 }
 
@@ -220,7 +249,7 @@ bool checkpoint_exists(const char *dir, bool *exists, Error *err) {
     if (!list_steps(dir, &steps, &count, err)) return false;
     for (int i = 0; i < count && !*exists; i++) {
         char *directory = step_path(dir, steps[i], false), *manifest = path_join(directory, manifest_name);
-        *exists = file_exists(manifest);
+        *exists = !file_is_absent(manifest);
         free(manifest);
         free(directory);
     }
@@ -238,12 +267,12 @@ bool checkpoint_load_state(const char *path, TrainerState *state, Error *err) {
 
 // ---------------------------------------------------------------------------------------------------------- rotation
 
-// The directory is renamed first, and the new name made durable, so that a kill or a loss of power in between leaves a
-// temporary directory, not half a checkpoint.
+// The directory is moved to a temporary name first, durably, so that a kill or a loss of power leaves what the next
+// start removes, and not half a checkpoint.
 static bool remove_step(const char *dir, int64_t step, Error *err) {
     char *path = step_path(dir, step, false), *temporary = step_path(dir, step, true);
     bool ok = holds_only_ours(path, err);
-    if (ok && rename(path, temporary) != 0)
+    if (ok && !directory_move(path, temporary, manifest_name))
         ok = error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
     ok = ok && directory_sync(dir, err) && directory_remove(temporary, err);
     free(temporary);
@@ -251,32 +280,19 @@ static bool remove_step(const char *dir, int64_t step, Error *err) {
     return ok;
 }
 
-bool checkpoint_rotate(const char *dir, int keep, int64_t major, Error *err) {
-    if (keep <= 0) return true;
-    int64_t *steps, last_written = -1, last_time = -1;
+bool checkpoint_rotate(const char *dir, int keep, int64_t major, int64_t last, Error *err) {
+    int64_t *steps;
     int count, whole = 0;
+    bool ok = true;
+    if (keep <= 0) return true;
     checkpoint_clean(dir);
     if (!list_steps(dir, &steps, &count, err)) return false;
-    for (int i = 0; i < count; i++) { // directories that are not checkpoints do not count, and stay for the user to see
-        char *path = step_path(dir, steps[i], false), *manifest = path_join(path, manifest_name);
-        struct stat st;
-        int64_t time = 0; // at which it was written, in nanoseconds
-        if (stat(manifest, &st) == 0) time = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
-        free(manifest);
-        if (verify(path, steps[i], false, NULL)) {
-            if (time > last_time) {
-                last_time = time;
-                last_written = steps[i];
-            }
-            steps[whole++] = steps[i];
-        }
+    for (int i = 0; i < count; i++) {
+        char *path = step_path(dir, steps[i], false);
+        // Others are not checkpoints: they do not count, and stay for the user to see.
+        const bool counts = steps[i] <= last && verify(path, steps[i], false, NULL);
         free(path);
-    }
-    bool ok = true;
-    for (int i = keep; i < whole; i++) {
-        // After a resume from an older checkpoint, the last one written does not have the highest step, and it may be
-        // the only good one.
-        if (steps[i] == last_written || (major > 0 && steps[i] % major == 0)) continue;
+        if (!counts || ++whole <= keep || (major > 0 && steps[i] % major == 0)) continue;
         if (!remove_step(dir, steps[i], ok ? err : NULL)) ok = false; // the first failure is reported
     }
     free(steps);

@@ -138,9 +138,14 @@ static bool write_directory(const ExportTarget *t, const HuggingFaceModel *m, Er
     bool ok = made ||
               error_set(err, "%s: cannot make the directory: %s", t->temporary, path_reason(t->temporary, errno).text);
     ok = ok && huggingface_write(t->temporary, m, facts, err) &&
-         (!file_exists(t->path) || is_own_model(t->path) ||
+         (file_is_absent(t->path) || is_own_model(t->path) ||
           own_file_move_aside(t->path, "is a model that this program did not write", errno, err)) &&
-         directory_commit(t->temporary, t->path, err);
+         directory_commit(t->temporary, t->path, huggingface_files[HF_WEIGHTS].name, err);
+    for (int i = 0; ok && i < HF_FILES; i++) { // a replaced model's, where its directory stayed
+        char *old = facts[i].bytes < 0 ? path_join(t->path, huggingface_files[i].name) : NULL;
+        if (old) unlink(old);
+        free(old);
+    }
     // Removes the replaced model, or the files written before a failure, which err already describes.
     if (made && file_exists(t->temporary)) directory_remove(t->temporary, NULL);
     return ok;

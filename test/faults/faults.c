@@ -6,6 +6,7 @@
 //   FAULT_ERROR=28       the errno that it fails with; 0: it does only half of what it was asked for (read, write)
 //   FAULT_SIGNAL=15      it does not fail, but the signal comes to the process just before it
 //   FAULT_ABOVE=BYTES    every allocation of more bytes fails
+//   FAULT_NO_EXCHANGE=1  two names cannot be exchanged, as on NFS
 //   FAULT_UNDER=DIR      counts only calls on files below this directory
 //   TRACE=FILE           records those of them that change something
 //   FAULT_CLOCK=N        the monotonic clock is N times as fast: the trainer measures the machine for a shorter time
@@ -61,7 +62,7 @@ struct Shared {
 static struct Shared nowhere, *shared = &nowhere;
 static long fail_at, fail_above, speed = 1;
 static int fail_class = -1, fail_error, fail_signal, trace = -1;
-static bool fail_on;
+static bool fail_on, no_exchange;
 static char under[1024];
 static size_t under_length;
 enum { MAX_FILES = 4096 };
@@ -179,6 +180,7 @@ static long do_call(int n, const long *a) {
         } else if ((class == READ || class == WRITE) && a[2] > 1 && n != SYS_readv && n != SYS_writev)
             return raw(n, a[0], a[1], a[2] / 2, a[3]);
     }
+    if (no_exchange && n == SYS_renameat2 && a[4] & RENAME_EXCHANGE) return -EINVAL;
     if (trace < 0 && !(opens && under_length)) return raw_call(n, a[0], a[1], a[2], a[3], a[4], a[5]);
     while (atomic_flag_test_and_set(&tracing)) {}
     int64_t offset = n == SYS_pwrite64 ? a[3] : 0;
@@ -250,6 +252,7 @@ __attribute__((constructor)) static void start(void) {
     memset(shared->count, 0, sizeof shared->count); // what the loader of programs did is not the program's
     catch_calls();
     fail_error = (int)number_of("FAULT_ERROR"), fail_signal = (int)number_of("FAULT_SIGNAL");
+    no_exchange = number_of("FAULT_NO_EXCHANGE") != 0;
     fail_at = number_of("FAULT_AT"), fail_on = number_of("FAULT_ON"), fail_above = number_of("FAULT_ABOVE");
     for (int i = 0; class && i < CLASSES; i++)
         if (strcmp(class, class_names[i]) == 0) fail_class = i;

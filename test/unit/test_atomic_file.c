@@ -247,7 +247,7 @@ TEST(a_committed_directory_takes_its_name_and_the_place_of_the_one_before) {
     for (int before = 0; before <= 1; before++) {
         if (before) make_directory_with("a", "old");
         make_directory_with(".tmp-a", "new");
-        assert_true(directory_commit(tmp_file(".tmp-a"), tmp_file("a"), &err));
+        assert_true(directory_commit(tmp_file(".tmp-a"), tmp_file("a"), NULL, &err));
         assert_content(tmp_file("a/file"), "new");
         if (before) assert_content(tmp_file(".tmp-a/file"), "old");
         assert_int_equal(entries_of(tmp.path), 1 + before);
@@ -257,7 +257,7 @@ TEST(a_committed_directory_takes_its_name_and_the_place_of_the_one_before) {
 TEST(a_directory_is_not_committed_over_a_file) {
     make_directory_with(".tmp-a", "new");
     assert_true(file_write_atomic(tmp_file("a"), "file", 4, &err));
-    assert_error(directory_commit(tmp_file(".tmp-a"), tmp_file("a"), &err),
+    assert_error(directory_commit(tmp_file(".tmp-a"), tmp_file("a"), NULL, &err),
                  "a: cannot rename into place: Not a directory");
     assert_content(tmp_file("a"), "file");
 }

@@ -189,7 +189,7 @@ TEST(the_tokenizer_is_part_of_a_checkpoint_that_has_one) {
     assert_latest("step_00000002", NULL);
     unlink(tmp_file("step_00000002/tokenizer_config.json"));
     ASSERT_SKIPPED("step_00000001", "step_00000002/tokenizer_config.json: No such file"); // it never had one
-    assert_ok(checkpoint_rotate(tmp.path, 1, 0, &err)); // what is not whole takes nobody's place
+    assert_ok(checkpoint_rotate(tmp.path, 1, 0, 2, &err)); // what is not whole takes nobody's place
     assert_true(file_exists(tmp_file("step_00000001")));
 }
 
@@ -232,12 +232,12 @@ TEST(a_directory_without_checkpoints_has_none) {
                  "file: cannot open the directory: Not a directory");
 }
 
-// From here on no directory can be read to its end, as on a disk that fails.
-static void fail_to_read_directories(void) {
+// From here on this system call fails.
+static void fail_call(int number, int error) {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getdents64, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EIO),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)number, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (uint32_t)error),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     const struct sock_fprog program = {.len = sizeof filter / sizeof filter[0], .filter = filter};
@@ -245,21 +245,37 @@ static void fail_to_read_directories(void) {
         _exit(77);
 }
 
-static int no_seccomp_or_wrong(void *context) {
+static int wrong_where_directories_fail(void *context) {
     char *path, *skipped;
     bool exists;
     static const char expected[] = ": cannot read the directory: Input/output error";
-    (void)context, fail_to_read_directories();
+    (void)context, fail_call(SYS_getdents64, EIO);
     const bool found = checkpoint_find_latest(tmp.path, &path, &skipped, &err) || !strstr(err.text, expected);
     return found || checkpoint_exists(tmp.path, &exists, &err) || !strstr(err.text, expected);
 }
 
-TEST(a_directory_that_fails_while_it_is_read_is_an_error_and_not_empty) {
+static int wrong_where_files_fail(void *context) {
+    char *path, *skipped;
+    (void)context, fail_call(SYS_pread64, EIO);
+    const bool found = checkpoint_find_latest(tmp.path, &path, &skipped, &err);
+    return found || !strstr(err.text, ": its checkpoints cannot be read now: Input/output error");
+}
+
+static int wrong_where_names_are_stale(void *context) {
+    bool exists;
+    (void)context, fail_call(SYS_newfstatat, ESTALE);
+    return checkpoint_exists(tmp.path, &exists, &err) && !exists;
+}
+
+TEST(what_cannot_be_read_now_is_not_taken_for_absent_or_damaged) {
+    int (*const wrong[])(void *) = {wrong_where_directories_fail, wrong_where_files_fail, wrong_where_names_are_stale};
     char said[64];
     save(1);
-    const int status = status_of_child(no_seccomp_or_wrong, NULL, said, sizeof said);
-    if (WEXITSTATUS(status) == 77) skip(); // no seccomp here
-    assert_int_equal(status, 0);
+    for (int i = 0; i < 3; i++) {
+        const int status = status_of_child(wrong[i], NULL, said, sizeof said);
+        if (WEXITSTATUS(status) == 77) skip(); // no seccomp here
+        if (status != 0) fail_msg("case %d", i);
+    }
 }
 
 TEST(a_renamed_checkpoint_is_not_taken_for_a_newer_one) {
@@ -390,7 +406,8 @@ static int save_until_killed(const char *directory) {
     }
     for (;; s.step++, s.position++)
         for (int again = 0; again < 2; again++) // the second one replaces the first
-            if (!checkpoint_save(directory, model, &s, &err) || !checkpoint_rotate(directory, 2, 0, &err)) return 1;
+            if (!checkpoint_save(directory, model, &s, &err) || !checkpoint_rotate(directory, 2, 0, s.step, &err))
+                return 1;
 }
 
 // The highest step that a checkpoint is named after.
@@ -441,29 +458,94 @@ TEST(rotation_does_not_count_what_is_no_checkpoint) {
     for (int64_t step = 1; step <= 4; step++) save(step);
     unlink(tmp_file("step_00000004/trainer.json"));
     assert_int_equal(truncate(tmp_file("step_00000003/model.safetensors"), 10), 0);
-    assert_ok(checkpoint_rotate(tmp.path, 1, 0, &err));
+    save(5);
+    assert_ok(checkpoint_rotate(tmp.path, 2, 0, 5, &err));
     assert_false(file_exists(tmp_file("step_00000001")));
+    assert_true(file_exists(tmp_file("step_00000002/trainer.json")));
+    assert_latest("step_00000005", NULL);
+}
+
+// A resume skipped step 9, which only its checksum gives away, and continued from step 1.
+TEST(rotation_goes_by_the_step_and_never_removes_what_was_saved_or_resumed_from) {
+    const struct timespec ahead[2] = {{.tv_sec = time(NULL) + 1000}, {.tv_sec = time(NULL) + 1000}};
+    save(1);
+    save(9);
+    flip(tmp_file("step_00000009/model.safetensors"), 5000);
+    assert_int_equal(utimensat(AT_FDCWD, tmp_file("step_00000009/trainer.json"), ahead, 0), 0);
+    assert_ok(checkpoint_rotate(tmp.path, 1, 0, 1, &err)); // at the resume
+    assert_latest("step_00000001", (const char *[]){"step_00000009", NULL});
+    save(2);
+    assert_ok(checkpoint_rotate(tmp.path, 1, 0, 2, &err));
+    assert_false(file_exists(tmp_file("step_00000001")));
+    assert_true(file_exists(tmp_file("step_00000009")));
     assert_latest("step_00000002", NULL);
 }
 
-// A resume skipped step 9, which only its checksum gives away, and went on from step 1.
-TEST(rotation_never_removes_the_one_written_last) {
-    save(9);
-    flip(tmp_file("step_00000009/model.safetensors"), 5000);
+TEST(of_a_checkpoint_that_is_a_link_only_the_link_is_replaced_or_removed) {
+    assert_ok(directory_make(tmp_file("elsewhere"), &err));
+    for (int64_t step = 1; step <= 3; step++) {
+        char name[64], place[64];
+        save(step);
+        if (step == 3) break;
+        snprintf(name, sizeof name, "step_%08lld", (long long)step);
+        snprintf(place, sizeof place, "elsewhere/%s", name);
+        assert_int_equal(rename(tmp_file(name), tmp_file(place)), 0);
+        assert_int_equal(symlink(place, tmp_file(name)), 0);
+    }
+    save(2); // over the link
+    assert_ok(checkpoint_rotate(tmp.path, 2, 0, 3, &err));
+    assert_int_equal(entries_of(tmp.path), 3);
+    assert_int_equal(entries_of(tmp_file("elsewhere/step_00000001")), 4);
+    assert_int_equal(entries_of(tmp_file("elsewhere/step_00000002")), 4);
+    struct stat st;
+    assert_int_equal(lstat(tmp_file("step_00000002"), &st), 0);
+    assert_true(S_ISDIR(st.st_mode));
+}
+
+// The files of a directory are moved one by one where it cannot be renamed; `moved` of them are when a kill comes.
+static void move_some(const char *from, const char *to, const char *const *moved) {
+    assert_true(mkdir(tmp_file(to), 0755) == 0 || errno == EEXIST);
+    for (; *moved; moved++) {
+        char source[96], target[96];
+        snprintf(source, sizeof source, "%s/%s", from, *moved);
+        snprintf(target, sizeof target, "%s/%s", to, *moved);
+        assert_int_equal(rename(tmp_file(source), tmp_file(target)), 0);
+    }
+}
+
+TEST(what_a_kill_left_of_a_save_or_a_removal_is_completed_at_the_next_start) {
+    static const char step[] = "step_00000002", temporary[] = ".tmp-step_00000002";
     save(1);
-    struct timespec later[2] = {{.tv_sec = time(NULL) + 10}, {.tv_sec = time(NULL) + 10}};
     save(2);
-    assert_int_equal(utimensat(AT_FDCWD, tmp_file("step_00000002/trainer.json"), later, 0), 0);
-    assert_ok(checkpoint_rotate(tmp.path, 1, 0, &err));
-    assert_false(file_exists(tmp_file("step_00000001")));
-    assert_latest("step_00000002", NULL);
+    assert_int_equal(rename(tmp_file(step), tmp_file(temporary)),
+                     0); // the last call of a save, or the first of a removal
+    checkpoint_clean(tmp.path);
+    assert_latest(step, NULL);
+    move_some(step, temporary, (const char *const[]){"trainer.json", "config.json", NULL}); // a removal
+    checkpoint_clean(tmp.path);
+    assert_latest(step, NULL);
+    // A save over another one, whose files are larger.
+    assert_int_equal(rename(tmp_file(step), tmp_file(temporary)), 0);
+    save_with_tokenizer(2);
+    assert_latest(step, NULL);
+    assert_int_equal(entries_of(tmp.path), 2);
+    move_some(step, temporary, (const char *const[]){"trainer.json", "model.safetensors", NULL});
+    write_text(tmp_file("step_00000002/trainer.json"), "{\"best_val_loss\": 0, \"xxh3\": 1}");
+    checkpoint_clean(tmp.path);
+    assert_latest(step, NULL);
+    assert_int_equal(entries_of(tmp_file(step)), 6);
+    // Half of a save: its manifest comes last.
+    move_some(step, temporary, (const char *const[]){"model.safetensors", "config.json", NULL});
+    checkpoint_clean(tmp.path);
+    assert_int_equal(entries_of(tmp.path), 2);
+    ASSERT_SKIPPED("step_00000001", "step_00000002/model.safetensors: No such file");
 }
 
 TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
     for (int64_t step = 1; step <= 5; step++) save(step);
     assert_ok(directory_make(tmp_file("step_00000002/eval"), &err));
     write_bytes(tmp_file("step_00000003/notes.txt"), "mine", 4);
-    assert_error(checkpoint_rotate(tmp.path, 1, 0, &err),
+    assert_error(checkpoint_rotate(tmp.path, 1, 0, 5, &err),
                  "step_00000003 is kept: notes.txt in it was not written by this program");
     assert_int_equal(entries_of(tmp.path), 3);
     assert_int_equal(entries_of(tmp_file("step_00000002")), 5);
@@ -585,7 +667,7 @@ TEST(a_file_in_place_of_a_directory_is_an_error) {
     assert_error(checkpoint_find_latest(tmp_file("plain"), &path, &skipped, &err), "plain");
     assert_error(checkpoint_exists(tmp_file("plain"), &exists, &err), "plain");
     assert_error(checkpoint_exists(tmp_file("plain/run"), &exists, &err), "plain/run");
-    assert_error(checkpoint_rotate(tmp_file("plain"), 1, 0, &err), "plain");
+    assert_error(checkpoint_rotate(tmp_file("plain"), 1, 0, 1, &err), "plain");
     assert_true(checkpoint_newest_bytes(tmp_file("plain")) == 0);
     checkpoint_clean(tmp_file("plain"));
     assert_true(file_exists(tmp_file("plain")));
