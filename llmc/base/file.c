@@ -22,11 +22,6 @@ bool file_exists(const char *path) {
     return stat(path, &st) == 0 || errno == EIO || errno == ESTALE || errno == EINTR || errno == ETIMEDOUT;
 }
 
-bool file_is_absent(const char *path) {
-    struct stat st;
-    return stat(path, &st) != 0 && (errno == ENOENT || errno == ENOTDIR);
-}
-
 // O_NONBLOCK keeps a pipe without a writer from blocking the program; it has no effect on plain files.
 int file_open(const char *path, int64_t *size, Error *err) {
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), reason = errno;

@@ -10,7 +10,6 @@ char *file_read_all(const char *path, size_t max_bytes, size_t *bytes, Error *er
 bool file_checksum(const char *path, int64_t *bytes, uint64_t *checksum, Error *err); // XXH3 64
 // Also of a file that cannot be looked at now (EIO, ESTALE, ...): it is not missing, and what opens it says why.
 bool file_exists(const char *path);
-bool file_is_absent(const char *path); // for certain; both are false where the path cannot be looked at now
 // Opens a plain file for reading, and gets its size; -1 with the reason, or with the kind of what is there instead.
 int file_open(const char *path, int64_t *size, Error *err);
 // Reads n bytes at offset of an open file into out; a file that ends before that is an error. path is for the message.

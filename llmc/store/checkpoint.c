@@ -71,7 +71,7 @@ static bool verify(const char *directory, int64_t step, bool checksums, Error *e
 static void settle(const char *dir, const char *name) {
     const int64_t step = strtoll(name + strlen(temporary_prefix), NULL, 10);
     char *path = path_join(dir, name), *final = step_path(dir, step, false), *manifest = path_join(path, manifest_name);
-    if (file_is_absent(final)) {
+    if (!file_exists(final)) {
         if (verify(path, step, true, NULL)) directory_commit(path, final, manifest_name, NULL);
     } else if (file_exists(manifest) && !verify(final, step, false, NULL) && holds_only_ours(final, NULL)) {
         directory_merge(path, final, manifest_name, false);
@@ -249,7 +249,7 @@ bool checkpoint_exists(const char *dir, bool *exists, Error *err) {
     if (!list_steps(dir, &steps, &count, err)) return false;
     for (int i = 0; i < count && !*exists; i++) {
         char *directory = step_path(dir, steps[i], false), *manifest = path_join(directory, manifest_name);
-        *exists = !file_is_absent(manifest);
+        *exists = file_exists(manifest);
         free(manifest);
         free(directory);
     }

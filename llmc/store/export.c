@@ -138,7 +138,7 @@ static bool write_directory(const ExportTarget *t, const HuggingFaceModel *m, Er
     bool ok = made ||
               error_set(err, "%s: cannot make the directory: %s", t->temporary, path_reason(t->temporary, errno).text);
     ok = ok && huggingface_write(t->temporary, m, facts, err) &&
-         (file_is_absent(t->path) || is_own_model(t->path) ||
+         (!file_exists(t->path) || is_own_model(t->path) ||
           own_file_move_aside(t->path, "is a model that this program did not write", errno, err)) &&
          directory_commit(t->temporary, t->path, huggingface_files[HF_WEIGHTS].name, err);
     for (int i = 0; ok && i < HF_FILES; i++) { // a replaced model's, where its directory stayed
