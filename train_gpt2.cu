@@ -112,7 +112,6 @@ static bool report_numerics(Run *run, Error *err) {
 // ------------------------------------------------------------------------------------------------------------ the loop
 
 static bool evaluate(Run *run, bool last, Error *err);
-static bool compare_weights(Run *run, Error *err);
 static bool write_checkpoint(Run *run, Error *err);
 static bool write_files(void *context, Error *err);
 static void rotate(Run *run);
@@ -146,17 +145,16 @@ static bool loop(Run *run, Error *err) {
         if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
         const bool ends = last || signals_pending(); // also during evaluation: the resume completes it
         const bool saves = has_trained && (ends || due(step, o->checkpoint_every));
-        const bool compares = saves || (has_trained && due(step, WEIGHTS_CHECK_STEPS));
-        if (compares && !compare_weights(run, err)) return false;
+        if (saves) report_all(run);
+        if ((saves || (has_trained && due(step, WEIGHTS_CHECK_STEPS))) &&
+            !(data_parallel_await_weights(run->shared, err) && processes_compare_weights(run->model, step, err)))
+            return false;
         if (saves && !comm_all_ok(write_checkpoint(run, err), err)) return false;
         if (ends) return now.log_exists;
         if (!now.log_exists || !train_step(run, err)) {
             rescue(run, !now.log_exists); // not where train_step has failed in one process
             return false;
         }
-        if (due(step + 1, o->val_every) || due(step + 1, o->sample_every) || due(step + 1, o->checkpoint_every) ||
-            step + 1 == run->setup.total_steps || signals_pending())
-            report_all(run);
     }
 }
 
@@ -236,15 +234,11 @@ static bool evaluate(Run *run, bool last, Error *err) {
     const bool scores = due(step, o->val_every) || (last && (o->val_every > 0 || o->max_steps == 0));
     const bool samples = (step > 0 && due(step, o->sample_every)) || (last && o->sample_every > 0);
     if (!scores && !samples) return true;
+    report_all(run);
     if (o->max_steps != 0 && step == run->setup.first_step) runlog_drop_evaluations(run->log, step);
     if (!data_parallel_await_weights(run->shared, err)) return false;
     if (scores && !(validate(run, err) && answer_choices(run, err))) return false;
     return !samples || sample(run, err);
-}
-
-static bool compare_weights(Run *run, Error *err) {
-    return data_parallel_await_weights(run->shared, err) &&
-           processes_compare_weights(run->model, run->setup.state.step, err);
 }
 
 // All steps of this run were skipped: the weights are still those that it began with.
@@ -432,7 +426,7 @@ static int run_all(Run *run, Error *err) {
     if (!asks) { // before the device is opened, so that its threads and memory are in the right place
         char gpu[64];
         device_address(comm_local_rank(), gpu);
-        if (!placement_bind(&run->setup.placement, o->numa, gpu, o->threads, err)) return EXIT_BAD_INPUT;
+        if (o->numa == NUMA_AUTO && !placement_bind(&run->setup.placement, gpu, o->threads, err)) return EXIT_BAD_INPUT;
     }
     DeviceOptions device = options_device(o);
     if (!processes_share_threads(o, &device.threads, err)) return EXIT_BAD_INPUT;

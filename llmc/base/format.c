@@ -43,6 +43,8 @@ static int decimals_below(double x, int decimals, const double *bounds) {
     return decimals;
 }
 
+const char *format_plural(int64_t n) { return n == 1 ? "" : "s"; }
+
 const char *format_bytes(double bytes, char *buf, int size) {
     static const char *const UNITS[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     int unit = scale_down(&bytes, 1024.0, 1023.5, 6);

@@ -120,7 +120,7 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
         plain_name(plain, TABLE[i].name, strlen(TABLE[i].name));
         const bool also = TABLE[i].also && strcmp(asked, TABLE[i].also) == 0;
         const int d = also ? 0 : edit_distance(asked, plain);
-        const size_t longer = strlen(asked) > strlen(plain) ? strlen(asked) : strlen(plain);
+        const size_t longer = (size_t)max_i64((int64_t)strlen(asked), (int64_t)strlen(plain));
         if (d >= least || 2 * d > (int)longer) continue; // half of the letters, as of options
         least = d;
         nearest = &TABLE[i];

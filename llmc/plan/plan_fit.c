@@ -55,7 +55,7 @@ static int64_t largest_without_scratch(const ModelOptions *model, double room, i
     if (low_bytes > room) return 0;
     while (high - low > 1) {
         const double more = slope > 0 ? (room - low_bytes) / slope : (double)(high - low);
-        int64_t B = more < (double)(high - low) ? low + (int64_t)more : high - 1;
+        int64_t B = low + (int64_t)fmin(more, (double)(high - low - 1));
         if (too_far) B = low + (high - low) / 2;
         if (B <= low) B = low + 1;
         const double needed = bytes_at(&m, B);
@@ -99,7 +99,7 @@ enum { NUM_SETS = sizeof SETS / sizeof *SETS };
 Recompute plan_recompute(const RecomputeChoice *choice, int64_t L) {
     Recompute r = recompute_all(choice->set);
     const Recompute first = recompute_all(choice->first_set);
-    memcpy(r.blocks, first.blocks, (size_t)(choice->count < L ? choice->count : L));
+    memcpy(r.blocks, first.blocks, (size_t)min_i64(choice->count, L));
     return r;
 }
 

@@ -138,8 +138,8 @@ void plan_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest 
              JSON_BOOL("master_weights", m->master && optimizer_has_master(m->optimizer)),
              JSON_TEXT("grad_dtype", m->gradients_in_dtype ? "compute" : "fp32"),
              JSON_TEXT("offload", m->offload ? "optimizer" : "none"), JSON_BOOL("fp8", m->fp8),
-             JSON_BOOL("train", m->train), JSON_NUMBER("gpus", m->processes > 1 ? m->processes : 1),
-             JSON_NUMBER("reduce_groups", m->groups > 1 ? m->groups : 1));
+             JSON_BOOL("train", m->train), JSON_NUMBER("gpus", max_i64(m->processes, 1)),
+             JSON_NUMBER("reduce_groups", max_i64(m->groups, 1)));
     cJSON *devices = cJSON_AddArrayToObject(plan, "devices");
     for (int i = 0; i < count; i++) {
         add_device(devices, &plans[i], is_named);

@@ -10,7 +10,7 @@
 
 static int64_t chunk_rows(const void *machine, OpsShape shape) {
     const GpuSpec *gpu = machine;
-    return cuda_size_head_chunk_rows(shape, gpu->num_sms > 0 ? gpu->num_sms : 1, (int64_t)gpu->memory);
+    return cuda_size_head_chunk_rows(shape, (int)max_i64(gpu->num_sms, 1), (int64_t)gpu->memory);
 }
 
 static int64_t own_workspace(const void *machine, OpsShape shape) {
@@ -53,8 +53,7 @@ double plan_room(bool automatic) {
     if (strcmp(device_facts()->backend, "cpu") != 0)
         return fmax(0, available - plan_reserve((double)device_facts()->memory_total));
     if (!automatic) return available;
-    const double least = 0x1p28, share = 0.05 * available;
-    return available - (share > least ? share : least);
+    return available - fmax(0.05 * available, 0x1p28);
 }
 
 // -------------------------------------------------------------------------------------------------------- kinds of

@@ -302,7 +302,7 @@ void plan_predict(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, 
                   bool or_limit) {
     const OpsShape shape = {
         .B = model->B, .T = model->T, .C = model->config.C, .Vp = model->config.Vp, .dtype = model->dtype};
-    const int num_sms = gpu->num_sms > 0 ? gpu->num_sms : 1;
+    const int num_sms = (int)max_i64(gpu->num_sms, 1);
     StepView view = {.to = p,
                      .element_bytes = (double)dtype_size(model->dtype),
                      .chunk_rows = (double)cuda_size_head_chunk_rows(shape, num_sms, (int64_t)gpu->memory)};

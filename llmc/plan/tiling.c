@@ -32,7 +32,7 @@ static double load_share(DType dtype, const MatmulShape *s) {
         double share;
     } SHARES[] = {{128, 1}, {32, 0.97}, {16, 0.93}, {8, 0.75}, {4, 0.6}, {0, 0.5}};
     const int other = tiling_alignment(s->sums_tokens ? s->M : s->K), cols = tiling_alignment(s->N);
-    const size_t bytes = (size_t)(other < cols ? other : cols) * dtype_size(dtype);
+    const size_t bytes = (size_t)min_i64(other, cols) * dtype_size(dtype);
     int i = 0;
     while (bytes < SHARES[i].bytes) i++;
     return SHARES[i].share;

@@ -80,7 +80,7 @@ static void print_wrapped(FILE *out, const char *text) {
 }
 
 static void option_print_row(FILE *out, const OptionRow *row) {
-    char names[128], values[128] = "", text[512];
+    char names[128], shown[16] = "", values[128] = "", text[512];
     // "[4; 1..65536]": default and range. Choices and flags already show theirs next to the name.
     const bool has_range = row->type < OPTION_STRING && !option_is_flag(row) && row->min < row->max;
     if (*row->fallback && !has_range)
@@ -89,8 +89,8 @@ static void option_print_row(FILE *out, const OptionRow *row) {
         snprintf(values, sizeof values, " [%s; %g..]", row->fallback, option_least(row));
     else if (*row->fallback)
         snprintf(values, sizeof values, " [%s; %.15g..%.15g]", row->fallback, option_least(row), row->max);
-    snprintf(names, sizeof names, "  %s%s%s--%s %s", row->short_name ? "-" : "", row->short_name ? row->short_name : "",
-             row->short_name ? ", " : "", row->long_name, row->metavar);
+    if (row->short_name) snprintf(shown, sizeof shown, "-%s, ", row->short_name);
+    snprintf(names, sizeof names, "  %s--%s %s", shown, row->long_name, row->metavar);
     snprintf(text, sizeof text, "%s%s", row->help, values);
     fprintf(out, "%-*s", HELP_COLUMN, names);
     if (strlen(names) >= HELP_COLUMN) fprintf(out, "\n%*s", HELP_COLUMN, "");
@@ -417,8 +417,6 @@ void options_free(Options *options) {
 // ---------------------------------------------------------------------------------------------------------------- JSON
 
 static const char DIRECTORY[] = "directory"; // of Options, among the options
-// In older checkpoints this was the default.
-static const char OLD_VAL_DATA[] = "data/shards/val_*.bin";
 
 static bool is_in_begun_directory(const Options *options) {
     return options->begun_in && strcmp(options->directory, options->begun_in) == 0;
@@ -473,9 +471,7 @@ static const char *value_then(const cJSON *then, char buf[OPTION_VALUE]) {
 
 static bool adopt_value(const OptionRow *row, Options *options, const cJSON *then, Error *err) {
     char buf[OPTION_VALUE];
-    // -r, a string now, was a number in older checkpoints.
-    const bool was_number = !option_is_text(row) || strcmp(row->long_name, "recompute") == 0;
-    if (!(cJSON_IsNumber(then) ? was_number : cJSON_IsString(then) && option_is_text(row)))
+    if (option_is_text(row) ? !cJSON_IsString(then) : !cJSON_IsNumber(then))
         return error_set(err, "%s: no %s", row->long_name, option_is_text(row) ? "text" : "number");
     const bool is_auto = cJSON_IsNumber(then) && may_be_auto(row) && then->valuedouble == row->min;
     return set_value(row, options, row->long_name, is_auto ? "auto" : value_then(then, buf), err);
@@ -535,8 +531,6 @@ static bool adopt_rows(Options *options, const char *json, const char *group, Er
             *path = found;
         }
     }
-    const bool is_old = ok && !options->knows_directory && !options_given(options, "val-data");
-    if (is_old && strcmp(options->val_data, OLD_VAL_DATA) == 0) options_set_string(&options->val_data, "");
     cJSON_Delete(then);
     return ok || error_prefix(err, "the options of the earlier run");
 }
@@ -570,10 +564,6 @@ static void print_difference(FILE *f, const OptionRow *row, const Options *optio
 
 char *options_diff_json(const Options *options, const char *json) {
     cJSON *then = cJSON_Parse(json);
-    if (!cJSON_IsObject(then)) {
-        cJSON_Delete(then);
-        return strdup("the options of the earlier run cannot be read: not a JSON object\n");
-    }
     char *lines = NULL;
     size_t bytes = 0;
     FILE *f = text_open(&lines, &bytes);

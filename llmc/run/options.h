@@ -18,6 +18,7 @@
 
 typedef enum { GRADIENTS_FP32, GRADIENTS_COMPUTE } GradientType;
 typedef enum { OFFLOAD_NONE, OFFLOAD_OPTIMIZER } OffloadChoice;
+typedef enum { NUMA_AUTO, NUMA_OFF } NumaChoice;
 typedef enum { PLAN_NONE, PLAN_TEXT, PLAN_JSON } PlanForm;
 typedef enum { ADVISE_NONE, ADVISE_SIZES, ADVISE_D_FF } AdviseKind;
 
@@ -74,7 +75,7 @@ bool options_adopt_json(Options *options, const char *json, Error *err);
 // The same for the data only, for an evaluation of the run's weights.
 bool options_adopt_data(Options *options, const char *json, Error *err);
 // A malloced line for every option whose value differs from that JSON (for resume), such as "--batch-size 8 (was 4)",
-// NULL if none does. -y and --max-minutes are not compared.
+// NULL if none does; of JSON that options_adopt_json has taken. -y and --max-minutes are not compared.
 char *options_diff_json(const Options *options, const char *json);
 // Sets a string of Options to a copy of text.
 void options_set_string(char **field, const char *text);

@@ -1,8 +1,6 @@
 // The rules between options, as two tables: what is refused, and what has no effect.
 #include "llmc/run/options_together.h"
 
-#include "llmc/run/placement.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,7 +27,6 @@ bool options_check_together(const Options *o, Error *err) {
         {o->interactive && trains, "--interactive answers prompts and does not train: give -x 0 as well"},
     };
     if (o->total_batch > 0 && o->T > 0 && !options_check_total_batch(o->total_batch, o->T, err)) return false;
-    if (!placement_check(o->numa, err)) return false;
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         if (rules[i].is_wrong) return error_set(err, "%s", rules[i].message);
     return true;

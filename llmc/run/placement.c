@@ -143,15 +143,10 @@ cpu_set_t placement_choose(const char *sys, const PlacedProcess *all, int count,
     return cpus;
 }
 
-bool placement_check(const char *numa, Error *err) {
-    return strcmp(numa, "auto") == 0 || strcmp(numa, "off") == 0 ||
-           error_set(err, "--numa %.40s: must be auto or off; to choose a node, start by numactl", numa);
-}
-
-bool placement_bind(Placement *p, const char *numa, const char *gpu, int threads, Error *err) {
+bool placement_bind(Placement *p, const char *gpu, int threads, Error *err) {
     static const char *const OPENMP[] = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"}; // place its threads
     *p = (Placement){""};
-    if (strcmp(numa, "off") == 0 || (comm_size() == 1 && !*gpu)) return true;
+    if (comm_size() == 1 && !*gpu) return true;
     PlacedProcess me;
     char mine[PLACEMENT_TEXT] = "";
     memset(&me, 0, sizeof me); // padding is sent, too

@@ -21,12 +21,9 @@ typedef struct {
     char text[16 * PLACEMENT_TEXT];
 } Placement;
 
-// --numa as it was typed. False and a message: neither auto nor off.
-bool placement_check(const char *numa, Error *err);
-
 // After processes_meet and before device_init, on all processes. gpu: PCI address of its GPU, or "".
 // threads: that it computes with on the CPU. False only if the processes are lost.
-bool placement_bind(Placement *placement, const char *numa, const char *gpu, int threads, Error *err);
+bool placement_bind(Placement *placement, const char *gpu, int threads, Error *err);
 
 // ----------------------------------------------------------------------------------------- the choice
 

@@ -2,41 +2,26 @@
 #include "llmc/run/processes.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/file.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/signals.h"
 #include "llmc/device.h"
 #include "llmc/model/model_state.h"
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 // ------------------------------------------------------------------------------------------------------------ meeting
 
-// The checksum of this program's file: other programs may compute other bits.
-static void describe_build(char *text, size_t size) {
-    struct stat st;
-    uint64_t sum = 0;
-    const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
-    if (fd >= 0 && fstat(fd, &st) == 0) {
-        void *bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (bytes != MAP_FAILED) {
-            sum = XXH3_64bits(bytes, (size_t)st.st_size);
-            munmap(bytes, (size_t)st.st_size);
-        }
-    }
-    if (fd >= 0) close(fd);
-    snprintf(text, size, "%016llx", (unsigned long long)sum);
-}
-
 static bool agree_on_options(const Options *options, Error *err) {
+    enum { MOST_PROGRAM = 1 << 30 };
     char build[32];
-    describe_build(build, sizeof build);
+    size_t bytes = 0; // other programs may compute other bits
+    char *program = file_read_all("/proc/self/exe", MOST_PROGRAM, &bytes, NULL);
+    snprintf(build, sizeof build, "%016llx", (unsigned long long)XXH3_64bits(program, program ? bytes : 0));
+    free(program);
     const CommFact fact = {"the program file with checksum", build};
     if (!comm_agree(&fact, 1, err)) return false;
     enum { MOST = 8 * sizeof options->given }; // rows of the table
@@ -81,16 +66,31 @@ static bool check_distinct(Error *err) {
     return ok;
 }
 
+bool processes_min(double *value, Error *err) {
+    double *all = comm_gather_new(value, sizeof *value, err);
+    const bool ok = all != NULL;
+    for (int i = 0; ok && i < comm_size(); i++) *value = fmin(*value, all[i]);
+    free(all);
+    return ok;
+}
+
+bool processes_share_text(char **text, Error *err) {
+    int64_t bytes = *text ? (int64_t)strlen(*text) + 1 : 0;
+    if (!comm_broadcast(&bytes, sizeof bytes, err)) return false;
+    if (comm_rank() > 0) {
+        free(*text);
+        *text = bytes > 0 ? malloc((size_t)bytes) : NULL;
+        REQUIRE_MEMORY(*text || bytes == 0, "a text of process 0");
+    }
+    return bytes == 0 || comm_broadcast(*text, (size_t)bytes, err);
+}
+
 bool processes_share_threads(const Options *options, int *threads, Error *err) {
     if (comm_size() == 1 || options->threads > 0) return true;
-    const int mine = *threads > 0 ? *threads : limits_processors();
-    int *all = comm_gather_new(&mine, sizeof mine, err);
-    if (!all) return false;
-    *threads = mine;
-    for (int i = 0; i < comm_size(); i++)
-        if (all[i] < *threads) *threads = all[i];
-    free(all);
-    return true;
+    double least = *threads > 0 ? *threads : limits_processors();
+    const bool ok = processes_min(&least, err);
+    *threads = (int)least;
+    return ok;
 }
 
 bool processes_connect_devices(Error *err) {
@@ -146,16 +146,9 @@ bool processes_share_tuning(Model *model, Optimizer *optimizer, const StepShare 
     if (comm_size() == 1 || strcmp(device_facts()->backend, "cpu") == 0) return true; // the CPU chooses nothing
     if (!comm_all_ok(comm_rank() > 0 || try_step(model, optimizer, share, err), err)) return false;
     char *lines = device_tuning();
-    int64_t bytes = (int64_t)strlen(lines) + 1;
-    bool ok = comm_broadcast(&bytes, sizeof bytes, err);
-    if (ok && comm_rank() > 0) {
-        free(lines);
-        lines = calloc(1, (size_t)bytes);
-        REQUIRE_MEMORY(lines, "the choices of process 0");
-    }
-    ok = ok && comm_broadcast(lines, (size_t)bytes, err);
-    ok = ok && (comm_rank() == 0 || device_restore_tuning(lines) ||
-                error_set(err, "the choices of process 0 do not fit this GPU"));
+    const bool ok =
+        processes_share_text(&lines, err) && (comm_rank() == 0 || device_restore_tuning(lines) ||
+                                              error_set(err, "the choices of process 0 do not fit this GPU"));
     free(lines);
     return comm_all_ok(ok, err);
 }

@@ -12,6 +12,11 @@
 // options or are another build: the message names the option.
 bool processes_meet(const Options *options, Error *err);
 
+// The least value of all processes, on every process.
+bool processes_min(double *value, Error *err);
+// A malloced text of process 0, or NULL, in place of that of every process.
+bool processes_share_text(char **text, Error *err);
+
 // On a CPU bits depend on the number of threads (--threads): where it is not given, every process takes the least that
 // one of them would take. *threads: of this process; 0: all processors.
 bool processes_share_threads(const Options *options, int *threads, Error *err);

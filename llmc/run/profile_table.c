@@ -77,21 +77,25 @@ static ProfileRow sum_rows(const ProfileRow *rows, int count) {
 // Seconds of all profiled steps.
 static double total_seconds(const Profile *profile) { return profile->step_start[profile->num_steps]; }
 
-// Requests are sorted by their starts.
 double profile_exchange_seconds(const Profile *profile) {
     double sum = 0, end = 0;
-    for (int64_t i = 0; i < profile->num_requests; i++) {
-        const TimedSpan *r = &profile->requests[i];
+    for (int64_t i = 0; i < profile->num_spans; i++) {
+        const TimedSpan *r = &profile->spans[i];
+        if (r->request == PROFILE_WAIT) continue;
         sum += fmax(r->start + r->seconds - fmax(r->start, end), 0);
         end = fmax(end, r->start + r->seconds);
     }
     return sum;
 }
 
-double profile_exposed_seconds(const Profile *profile) {
-    double sum = 0;
-    for (int64_t i = 0; i < profile->num_waits; i++) sum += profile->waits[i].seconds;
-    return sum;
+ProfileRow profile_exposed(const Profile *profile) {
+    ProfileRow row = {.label = "exchange, not hidden"};
+    for (int64_t i = 0; i < profile->num_spans; i++) {
+        if (profile->spans[i].request != PROFILE_WAIT) continue;
+        row.calls++;
+        row.seconds += profile->spans[i].seconds;
+    }
+    return row;
 }
 
 // Median length of n steps.
@@ -136,8 +140,7 @@ void profile_print(RunLog *log, const Profile *profile) {
                 "floor ms", "of floor");
     for (int r = 0; r < count; r++) print_profile_row(log, &rows[r], profile);
     ProfileRow ops = sum_rows(rows, count), between = {.label = "between ops"}, step = ops;
-    ProfileRow exposed = {.label = "exchange, not hidden", .calls = profile->num_waits};
-    exposed.seconds = profile_exposed_seconds(profile);
+    const ProfileRow exposed = profile_exposed(profile);
     between.seconds = total_seconds(profile) - ops.seconds - exposed.seconds;
     step.seconds = total_seconds(profile);
     snprintf(step.label, sizeof step.label, "step");
@@ -146,7 +149,7 @@ void profile_print(RunLog *log, const Profile *profile) {
     print_profile_row(log, &between, profile);
     print_profile_row(log, &step, profile);
     const double exchange = profile_exchange_seconds(profile), n = (double)profile->num_steps;
-    if (profile->num_requests > 0)
+    if (exchange > 0)
         runlog_text(log, "exchange    under way for %.3f ms of a step, %.3f ms of them not hidden by computation",
                     1e3 * exchange / n, 1e3 * exposed.seconds / n);
     runlog_text(log,
@@ -176,7 +179,7 @@ static void add_op_shape(cJSON *object, const OpCost *cost) {
 bool profile_write_json(const char *path, const Profile *profile, Error *err) {
     int count;
     ProfileRow *rows = profile_rows(profile, &count);
-    const double n = (double)profile->num_steps, exposed = profile_exposed_seconds(profile);
+    const double n = (double)profile->num_steps, exposed = profile_exposed(profile).seconds;
     const double step = total_seconds(profile);
     const ProfileRow sum = sum_rows(rows, count);
     cJSON *root = cJSON_CreateObject();
@@ -241,16 +244,14 @@ bool profile_write_trace(const char *path, const Profile *profile, Error *err) {
         JSON_ADD(arguments, JSON_NUMBER("gflop", op->cost.flops / 1e9), JSON_NUMBER("mb", op->cost.bytes / 1e6),
                  JSON_NUMBER("floor_us", 1e6 * profile_floor_seconds(&op->cost, profile->speed)));
     }
-    for (int64_t i = 0; i < profile->num_waits; i++) {
-        const TimedSpan *w = &profile->waits[i];
-        JSON_ADD(add_trace_span(events, TRACK_OPS, "exchange, not hidden", w->start, w->seconds),
-                 JSON_TEXT("of", w->name));
-    }
-    for (int64_t i = 0; i < profile->num_requests; i++) {
-        const TimedSpan *r = &profile->requests[i];
-        const double ends[] = {r->start, r->start + r->seconds};
-        for (int e = 0; e < 2; e++)
-            JSON_ADD(add_event(events, e ? "e" : "b", TRACK_OPS, r->name), JSON_TEXT("cat", "exchange"),
+    for (int64_t i = 0; i < profile->num_spans; i++) {
+        const TimedSpan *s = &profile->spans[i];
+        const double ends[] = {s->start, s->start + s->seconds};
+        if (s->request == PROFILE_WAIT)
+            JSON_ADD(add_trace_span(events, TRACK_OPS, "exchange, not hidden", s->start, s->seconds),
+                     JSON_TEXT("of", s->name));
+        for (int e = 0; e < 2 && s->request != PROFILE_WAIT; e++)
+            JSON_ADD(add_event(events, e ? "e" : "b", TRACK_OPS, s->name), JSON_TEXT("cat", "exchange"),
                      JSON_NUMBER("id", i), JSON_NUMBER("ts", 1e6 * ends[e]));
     }
     for (int64_t i = 0; i < profile->num_steps; i++) {

@@ -12,19 +12,23 @@ const char *op_label(const OpCost *cost, char *buf, int size);
 typedef struct {
     OpCost cost;
     double start, seconds;
+    DeviceEvent *begin, *end; // profile.c's, from which they are read
 } TimedOp;
 
 // A request between processes, or a wait of the compute stream for one, with the name of its collective.
+enum { PROFILE_WAIT = -1 };
 typedef struct {
     const char *name; // "sum of gradients"
+    int request;      // its number; PROFILE_WAIT: a wait
     double start, seconds;
+    DeviceEvent *begin, *end; // NULL: before the first profiled step, after the last
 } TimedSpan;
 
 typedef struct {
     TimedOp *ops; // in the order of the calls
     int64_t num_ops;
-    TimedSpan *requests, *waits; // by their starts; none of one process
-    int64_t num_requests, num_waits;
+    TimedSpan *spans; // by their starts; none of one process
+    int64_t num_spans;
     int64_t num_steps;   // profiled
     double *step_start;  // num_steps + 1: start of each step; the last is the end
     double *plain_start; // the same for as many steps right before, with nothing timed inside
@@ -42,9 +46,10 @@ typedef struct {
 
 // The rows, slowest first, malloced; *count of them.
 ProfileRow *profile_rows(const Profile *profile, int *count);
-// Seconds in which at least one request was under way, and those of the waits.
+// Seconds in which at least one request was under way.
 double profile_exchange_seconds(const Profile *profile);
-double profile_exposed_seconds(const Profile *profile);
+// The waits as a row of the table.
+ProfileRow profile_exposed(const Profile *profile);
 // The longer of the time to compute the FLOPs and the time to move the bytes.
 double profile_floor_seconds(const OpCost *cost, DeviceSpeed speed);
 

@@ -189,7 +189,7 @@ void report_generated(Report *r, const Generated *drawn, bool shown) {
                      (long long)drawn->prompt_tokens, (long long)drawn->prompt_cut);
     if (drawn->slides > 0)
         runlog_field(r->log, "context", "filled %lld time%s; each time the text continued from its last half",
-                     (long long)drawn->slides, drawn->slides == 1 ? "" : "s");
+                     (long long)drawn->slides, format_plural(drawn->slides));
     double rate = 0;
     if (drawn->decode_seconds > 0) rate = (double)(drawn->new_tokens - drawn->samples) / drawn->decode_seconds;
     if (alone)

@@ -15,52 +15,38 @@
 
 enum { TEXT = 64 };
 
-// One line of the header. shown: it applies to this run.
-typedef struct {
-    const char *name;
-    bool shown;
-    const char *text; // each further line of it continues the one above
-} HeaderLine;
-
 static void machine_lines(const ReportFacts *r) {
     const DeviceFacts *device = device_facts();
-    const bool measured = r->speed.matmul_flops > 0, on_gpu = strcmp(device->backend, "cpu") != 0;
     const int groups = model_options(r->model)->groups;
-    char machine[600], processes[256], attention[300], group[160], limits[256] = "not measured now", memory[TEXT];
+    char limits[256] = "not measured now", memory[TEXT];
+    const char *name = "placement", *same_threads = "";
     DeviceSensors sensors;
-    snprintf(machine, sizeof machine, "%s: %s, %s free | %s", device->backend, device->name,
-             format_bytes((double)device->memory_free, memory, TEXT), device->libraries);
-    snprintf(processes, sizeof processes,
-             "%d on %d machine%s (%s), connected by %s; machine and limits are of process 0", comm_size(), comm_hosts(),
-             comm_hosts() == 1 ? "" : "s", comm_launcher(), device_comm_library());
-    snprintf(group, sizeof group,
-             "a step is the sum of %d, in a fixed order: the same bits for any number of processes%s", groups,
-             on_gpu ? "" : " with as many threads each");
-    snprintf(attention, sizeof attention, "attention: %s", device->attention);
-    if (measured)
+    runlog_field(r->log, "machine", "%s: %s, %s free | %s", device->backend, device->name,
+                 format_bytes((double)device->memory_free, memory, TEXT), device->libraries);
+    if (comm_size() > 1)
+        runlog_field(r->log, "processes",
+                     "%d on %d machine%s (%s), connected by %s; machine and limits are of process 0", comm_size(),
+                     comm_hosts(), format_plural(comm_hosts()), comm_launcher(), device_comm_library());
+    for (const char *text = r->setup->placement.text; *text; name = "") {
+        const size_t length = strcspn(text, "\n");
+        runlog_field(r->log, name, "%.*s", (int)length, text);
+        text += length + (text[length] == '\n');
+    }
+    if (strcmp(device->backend, "cpu") == 0) same_threads = " with as many threads each";
+    if (groups > 1)
+        runlog_field(r->log, "groups",
+                     "a step is the sum of %d, in a fixed order: the same bits for any number of processes%s", groups,
+                     same_threads);
+    if (*device->attention) runlog_field(r->log, "", "attention: %s", device->attention);
+    if (r->setup->options.log_gpu_every > 0 && !device_sensors(&sensors))
+        runlog_field(r->log, "", "-lg: this device has no sensors");
+    if (r->speed.matmul_flops > 0)
         snprintf(limits, sizeof limits, "measured now: matmul %.4g TFLOP/s in %s, copy %.4g GB/s",
                  r->speed.matmul_flops / 1e12, dtype_name(r->setup->dtype), r->speed.copy_bandwidth / 1e9);
     if (r->datasheet > 0)
         snprintf(limits + strlen(limits), sizeof limits - strlen(limits), " | datasheet: %.4g TFLOP/s, %.4g GB/s",
                  r->datasheet / 1e12, device->peak_bandwidth / 1e9);
-    const HeaderLine lines[] = {
-        {"machine", true, machine},
-        {"processes", comm_size() > 1, processes},
-        {"placement", true, r->setup->placement.text},
-        {"groups", groups > 1, group},
-        {"", *device->attention, attention},
-        {"", r->setup->options.log_gpu_every > 0 && !device_sensors(&sensors), "-lg: this device has no sensors"},
-        {"limits", true, limits},
-    };
-    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-        const char *name = lines[i].name, *text = lines[i].text;
-        while (lines[i].shown && *text) {
-            const int length = (int)strcspn(text, "\n");
-            runlog_field(r->log, name, "%.*s", length, text);
-            name = "";
-            text += length + (text[length] == '\n');
-        }
-    }
+    runlog_field(r->log, "limits", "%s", limits);
 }
 
 static void model_lines(const ReportFacts *r) {
@@ -123,12 +109,12 @@ static void data_lines(const ReportFacts *r) {
     if (train) {
         double seen = (double)(r->setup->total_steps * r->setup->step_windows) / (double)train->num_windows;
         runlog_field(r->log, "data", "%s tokens in %d shard%s; %lld steps read %.2f epochs",
-                     format_count((double)train->num_tokens, n, TEXT), train->count, train->count == 1 ? "" : "s",
+                     format_count((double)train->num_tokens, n, TEXT), train->count, format_plural(train->count),
                      (long long)r->setup->total_steps, seen);
     }
     if (val)
         runlog_field(r->log, "validation", "%s tokens in %d shard%s: %s%s",
-                     format_count((double)val->num_tokens, n, TEXT), val->count, val->count == 1 ? "" : "s",
+                     format_count((double)val->num_tokens, n, TEXT), val->count, format_plural(val->count),
                      path_quoted(r->setup->data.val_pattern).text,
                      r->setup->data.val_is_train ? ", the text that is trained on" : "");
     else

@@ -3,6 +3,7 @@
 
 #include "llmc/base/directory.h"
 #include "llmc/base/files_match.h"
+#include "llmc/base/format.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/run/advice.h"
 #include "llmc/store/trainer_json.h"
@@ -80,7 +81,7 @@ static void advise_of_names(const RunData *data, const Options *o, int64_t T) {
         const int both = shards_in_both(&data->train, &named, &shared, &other);
         if (both > 0)
             advice_print("-i: also matches validation data, which is trained on: %d file%s, such as %s", both,
-                         both == 1 ? "" : "s", shared);
+                         format_plural(both), shared);
         shards_close(&named);
     }
     free(pattern);
@@ -98,7 +99,7 @@ static bool check_apart(RunData *data, const Options *o, int64_t T, Error *err) 
     error_set(err,
               "-i %s: would train on validation data (%s): %d file%s, such as %s; name the training data alone%s%s, "
               "or skip validation with -v 0",
-              path_quoted(o->train_data).text, path_quoted(data->val_pattern).text, both, both == 1 ? "" : "s", shared,
+              path_quoted(o->train_data).text, path_quoted(data->val_pattern).text, both, format_plural(both), shared,
               separates ? ", such as -i " : "", separates ? path_quoted(train).text : "");
     free(train);
     return false;

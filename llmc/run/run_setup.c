@@ -18,6 +18,7 @@
 #include "llmc/plan/plan_memory.h"
 #include "llmc/plan/plan_print.h"
 #include "llmc/run/advice.h"
+#include "llmc/run/processes.h"
 #include "llmc/run/profile.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/export.h"
@@ -135,16 +136,6 @@ static bool find_checkpoint(RunSetup *s, Error *err) {
                      o->output);
 }
 
-// Process 0 has the directory and sends the path of its checkpoint to the others.
-static bool share_resume_path(RunSetup *s, Error *err) {
-    int64_t length = s->resume_path ? (int64_t)strlen(s->resume_path) : -1;
-    if (!comm_broadcast(&length, sizeof length, err)) return false;
-    if (length < 0) return true;
-    if (comm_rank() > 0) s->resume_path = calloc(1, (size_t)length + 1);
-    REQUIRE_MEMORY(s->resume_path, "a path");
-    return comm_broadcast(s->resume_path, (size_t)length, err);
-}
-
 // -o and -y: a fresh directory, or the newest checkpoint in it that verifies.
 bool run_setup_lock_and_resume(RunSetup *s, Error *err) {
     const Options *o = &s->options;
@@ -154,7 +145,8 @@ bool run_setup_lock_and_resume(RunSetup *s, Error *err) {
     s->state.control = step_control_initial(1.0f);
     if (o->max_steps == 0 && !o->resume) take_step_and_data(s);
     if (!*o->output) return true;
-    if (!comm_all_ok(comm_rank() > 0 || find_checkpoint(s, err), err) || !share_resume_path(s, err)) return false;
+    if (!comm_all_ok(comm_rank() > 0 || find_checkpoint(s, err), err)) return false; // process 0 has the directory
+    if (!processes_share_text(&s->resume_path, err)) return false;
     if (!s->resume_path) return !o->resume || adopt_remembered(s, err);
     take_begun_directory(&s->options, o->output);
     if (!checkpoint_load_state(s->resume_path, &s->state, err) ||
@@ -263,18 +255,6 @@ static bool choose_optimizer(RunSetup *s, Error *err) {
            error_prefix(err, "%s", s->resume_path);
 }
 
-// The min memory of a process; on the CPU the processes of one machine share it.
-static bool agree_on_room(bool automatic, double *room, Error *err) {
-    const bool shared = strcmp(device_facts()->backend, "cpu") == 0;
-    double mine = plan_room(automatic) / (shared ? comm_local_size() : 1);
-    double *all = comm_gather_new(&mine, sizeof mine, err);
-    const bool ok = all != NULL;
-    for (int i = 0; ok && i < comm_size(); i++) mine = fmin(mine, all[i]);
-    *room = mine;
-    free(all);
-    return ok;
-}
-
 static bool check_processes(const Options *o, Error *err) {
     return process_count(o) == 1 || !o->interactive ||
            error_set(err, "--interactive: answers prompts in one process; %s started %d",
@@ -289,9 +269,10 @@ static bool choose_memory(RunSetup *s, Error *err) {
     ModelOptions model = run_setup_model(s);
     const int64_t most = o->total_batch > 0 ? ceil_div(o->total_batch / s->T, o->reduce_groups) : 0;
     const bool automatic = o->B == 0 || strcmp(o->recompute, "auto") == 0;
-    double room;
-    if (!comm_all_ok(model_check_options(&model, err) && check_processes(o, err), err) ||
-        !agree_on_room(automatic, &room, err) || !plan_fit(&model, o->B == 0, o->recompute, room, most, err))
+    double room = plan_room(automatic);
+    if (strcmp(device_facts()->backend, "cpu") == 0) room /= comm_local_size(); // the processes of a machine share it
+    if (!comm_all_ok(model_check_options(&model, err) && check_processes(o, err), err) || !processes_min(&room, err) ||
+        !plan_fit(&model, o->B == 0, o->recompute, room, most, err))
         return false;
     o->B = model.B; // a checkpoint states the choice
     s->recompute = model.recompute;

@@ -89,7 +89,7 @@ void run_summary_print(const RunSummary *s, RunLog *log) {
         snprintf(speed, sizeof speed, " | median %s tok/s%s | step p50 %s ms, p99 %s ms",
                  format_count(f.tokens_per_second, rate, sizeof rate), mfu,
                  format_fixed(1e3 * f.p50, 5, 3, p50, sizeof p50), format_fixed(1e3 * f.p99, 5, 3, p99, sizeof p99));
-    runlog_field(log, "summary", "%zu step%s, %s tokens, %s in steps%s", s->steps, s->steps == 1 ? "" : "s",
+    runlog_field(log, "summary", "%zu step%s, %s tokens, %s in steps%s", s->steps, format_plural((int64_t)s->steps),
                  format_count(s->tokens, tokens, sizeof tokens), format_duration(s->seconds, time, sizeof time), speed);
     if (s->has_best)
         snprintf(best, sizeof best, "best validation loss %.4f at step %lld", s->best_loss, (long long)s->best_step);

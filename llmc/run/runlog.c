@@ -543,23 +543,24 @@ static void numerics_text(RunLog *log, int64_t step, const NumericsRow *rows, in
         const char *name;
         double (*of)(const NumericsRow *);
     } shares[] = {{"underflow", underflow}, {"overflow", overflow}};
-    char text[512];
-    size_t used = 0;
+    char *text;
+    size_t bytes;
+    FILE *f = text_open(&text, &bytes);
     for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
         const NumericsRow *worst = extreme(rows, count, shares[i].of, true);
         if (worst)
-            used += (size_t)snprintf(text + used, sizeof text - used, " | %s up to %.3g%% (%s)", shares[i].name,
-                                     100.0 * shares[i].of(worst), worst->name);
+            fprintf(f, " | %s up to %.3g%% (%s)", shares[i].name, 100.0 * shares[i].of(worst), worst->name);
         else
-            used += (size_t)snprintf(text + used, sizeof text - used, " | no %s", shares[i].name);
+            fprintf(f, " | no %s", shares[i].name);
     }
     const NumericsRow *least = extreme(rows, count, model_numerics_ratio, false);
     const NumericsRow *most = extreme(rows, count, model_numerics_ratio, true);
     if (most)
-        snprintf(text + used, sizeof text - used, " | update/weight %.1e (%.*s) to %.1e (%.*s)",
-                 model_numerics_ratio(least), kind_length(least), least->name, model_numerics_ratio(most),
-                 kind_length(most), most->name);
+        fprintf(f, " | update/weight %.1e (%.*s) to %.1e (%.*s)", model_numerics_ratio(least), kind_length(least),
+                least->name, model_numerics_ratio(most), kind_length(most), most->name);
+    fclose(f);
     runlog_text(log, "numerics at step %lld%s", (long long)step, text);
+    free(text);
 }
 
 // The numbers of one class, under its name.

@@ -52,15 +52,13 @@ static void put_varint(Bytes *b, uint64_t x) { // seven bits a byte, the lowest 
     put_bytes(b, &(uint8_t){(uint8_t)x}, 1);
 }
 
-static void put_key(Bytes *b, uint32_t field, uint32_t wire) { put_varint(b, field << 3 | wire); }
-
 static void put_int(Bytes *b, uint32_t field, int64_t x) {
-    put_key(b, field, VARINT);
+    put_varint(b, field << 3 | VARINT);
     put_varint(b, (uint64_t)x);
 }
 
 static void put_string(Bytes *b, uint32_t field, const void *text, size_t n) {
-    put_key(b, field, BYTES);
+    put_varint(b, field << 3 | BYTES);
     put_varint(b, n);
     put_bytes(b, text, n);
 }
@@ -71,7 +69,7 @@ static void put_message(Bytes *b, uint32_t field, const Bytes *message) {
 
 // A double or a float. Little-endian, as this machine is: the project's files have no other order.
 static void put_fixed(Bytes *b, uint32_t field, const void *x, size_t n) {
-    put_key(b, field, n == sizeof(double) ? FIXED64 : FIXED32);
+    put_varint(b, field << 3 | (n == sizeof(double) ? FIXED64 : FIXED32));
     put_bytes(b, x, n);
 }
 

@@ -26,7 +26,7 @@ OPTIONS = {
     "a part of a shape twice": (["-e", "L=1,L=2"], ["L=2", "given twice"]),
     "a comma after the last GPU": (["--plan", "--gpu", "h200,"], ["--gpu h200,", "comma"]),
     "an unknown GPU": (["--plan", "--gpu", "h300,t4"], ["no such GPU; did you mean H200?"]),
-    "a node": (["--numa", 1], ["--numa 1", "auto or off", "numactl"]),
+    "a node": (["--numa", 1], ["--numa 1", "auto, off"]),
     "blocks that the model has not": (["-r", "3x2,0"], ["from 1 to 1 after x: the model has 2"]),
     "a choice of 5000 letters": (["-r", "x" * 5000], ["expected 0 .. 3"]),
     "nothing to profile": (["--profile", 3, "-x", 0], ["--profile", "-x 0"]),

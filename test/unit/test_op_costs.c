@@ -168,9 +168,11 @@ static Profile example(TimedOp ops[6]) {
     block1.name = "transformer.h.1.mlp.c_fc.weight";
     for (int step = 0; step < 2; step++) {
         TimedOp *op = ops + 3 * (ptrdiff_t)step;
-        op[0] = (TimedOp){COST_OF(tensor_fill(x, 0.0f)), step + 0.0, 0.1};
-        op[1] = (TimedOp){COST_OF(matmul_forward(x, x, block0, tensor_none())), step + 0.2, 0.3};
-        op[2] = (TimedOp){COST_OF(matmul_forward(x, x, block1, tensor_none())), step + 0.5, 0.4};
+        op[0] = (TimedOp){.cost = COST_OF(tensor_fill(x, 0.0f)), .start = step + 0.0, .seconds = 0.1};
+        op[1] = (TimedOp){
+            .cost = COST_OF(matmul_forward(x, x, block0, tensor_none())), .start = step + 0.2, .seconds = 0.3};
+        op[2] = (TimedOp){
+            .cost = COST_OF(matmul_forward(x, x, block1, tensor_none())), .start = step + 0.5, .seconds = 0.4};
     }
     return (Profile){.ops = ops,
                      .num_ops = 6,
@@ -183,10 +185,14 @@ static Profile example(TimedOp ops[6]) {
 
 // The same with two requests that overlap, one apart, and waits for two of them between the ops.
 static Profile example_of_several(TimedOp ops[6]) {
-    static TimedSpan requests[] = {{"sum", 0.3, 0.5}, {"sum", 0.6, 0.3}, {"weights", 1.5, 0.1}};
-    static TimedSpan waits[] = {{"sum", 0.9, 0.06}, {"weights", 1.95, 0.04}};
+    static TimedSpan spans[] = {{"sum", 0, 0.3, 0.5, NULL, NULL},
+                                {"sum", 1, 0.6, 0.3, NULL, NULL},
+                                {"sum", PROFILE_WAIT, 0.9, 0.06, NULL, NULL},
+                                {"weights", 2, 1.5, 0.1, NULL, NULL},
+                                {"weights", PROFILE_WAIT, 1.95, 0.04, NULL, NULL}};
     Profile profile = example(ops);
-    profile.requests = requests, profile.num_requests = 3, profile.waits = waits, profile.num_waits = 2;
+    profile.spans = spans;
+    profile.num_spans = sizeof spans / sizeof *spans;
     return profile;
 }
 
@@ -237,7 +243,7 @@ TEST(the_exchange_counts_requests_at_the_same_time_once_and_waits_are_not_betwee
     const Profile profile = example_of_several(ops);
     Error err;
     assert_near(profile_exchange_seconds(&profile), 0.7, 1e-12);
-    assert_near(profile_exposed_seconds(&profile), 0.1, 1e-12);
+    assert_near(profile_exposed(&profile).seconds, 0.1, 1e-12);
     assert_true(profile_write_json(tmp_file("profile.json"), &profile, &err));
     cJSON *json = read_json(tmp_file("profile.json"));
     assert_near(json_number(json, "exchange_ms"), 350, 1e-6);
@@ -257,14 +263,15 @@ TEST(the_trace_has_each_request_by_its_begin_and_end) {
         const char *kind = cJSON_GetObjectItemCaseSensitive(event, "ph")->valuestring;
         const char *name = cJSON_GetObjectItemCaseSensitive(event, "name")->valuestring;
         if (strcmp(kind, "b") == 0 || strcmp(kind, "e") == 0) {
-            const TimedSpan *request = &profile.requests[(int)json_number(event, "id")];
+            const TimedSpan *request = &profile.spans[(int)json_number(event, "id")];
             const bool begins = kind[0] == 'b';
             assert_string_equal(name, request->name);
             assert_near(json_number(event, "ts"), 1e6 * (request->start + (begins ? 0 : request->seconds)), 1e-3);
             *(begins ? &begun : &ended) += 1;
         } else if (strcmp(name, "exchange, not hidden") == 0) {
-            assert_near(json_number(event, "ts"), 1e6 * profile.waits[waits].start, 1e-3);
-            assert_near(json_number(event, "dur"), 1e6 * profile.waits[waits++].seconds, 1e-3);
+            const TimedSpan *wait = &profile.spans[waits++ == 0 ? 2 : 4];
+            assert_near(json_number(event, "ts"), 1e6 * wait->start, 1e-3);
+            assert_near(json_number(event, "dur"), 1e6 * wait->seconds, 1e-3);
         }
     }
     assert_int_equal(begun, 3);

@@ -6,7 +6,6 @@
 
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers" // of the cases below
 
-static Error err;
 TestFixture test_each = {tmp_setup, tmp_teardown};
 
 static void put(const char *text, const char *format, ...) {
@@ -188,9 +187,3 @@ TEST(without_sys_nothing_happens) {
     check((Case[]){{"0-3", GPU(1), NULL, "not bound: GPU " GPU(1) " is not in "}, {NULL}});
 }
 
-TEST(what_is_typed_after_numa) {
-    assert_ok(placement_check("auto", &err));
-    assert_ok(placement_check("off", &err));
-    assert_error(placement_check("on", &err), "--numa on: must be auto or off");
-    assert_error(placement_check("1", &err), "to choose a node, start by numactl");
-}
