@@ -8,6 +8,7 @@
 #include "llmc/base/limits.h"
 #include "llmc/base/output.h"
 #include "llmc/base/signals.h"
+#include "llmc/comm/launch.h"
 #include "llmc/comm/watch.h"
 #include "llmc/model/model.h"
 #include "llmc/model/model_numerics.h"
@@ -420,7 +421,7 @@ static int run_all(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     const bool asks = options_only_ask(o);
     if (!asks && !processes_meet(o, err)) return EXIT_BAD_INPUT;
-    if (!asks && o->gpus > 1 && comm_size() == 1) return comm_launch(o->gpus, run->argv); // and waits for them
+    if (!asks && o->gpus > 1 && comm_size() == 1) return launch_processes(o->gpus, run->argv); // and waits for them
     if (!comm_all_ok(run_setup_lock_and_resume(&run->setup, err), err)) // the options of a resumed run
         return run->setup.is_locked ? EXIT_RUN_FAILED : EXIT_BAD_INPUT;
     if (!asks) { // before the device is opened, so that its threads and memory are in the right place

@@ -3,14 +3,17 @@
 // the hosts: at most some MB.
 //
 // Start: process 0 listens until all others have come, at most COMM_START_SECONDS. A connection begins with a Hello.
-// Process 0 accepts the right run, size and rank, and answers others with the reason. It closes whatever has sent no
-// Hello within a second (a port scanner).
+// Process 0 accepts the right run, size and rank, and answers others with the reason. It reads from all connections at
+// once and keeps a fixed number of silent ones, so that strangers delay nobody. The limit also holds for its first
+// call: a process that has come and then hangs is named.
 //
 // Every call is a Frame from each process to process 0, with data if it is a gather, and one Frame with the result back
 // to each. Process 0 compares the calls. If they differ, or a process has ended, it sends FRAME_ERROR to all, and the
 // channel remains failed: every later call returns the same message.
+#include "llmc/comm/channel_tcp.h"
+
 #include "llmc/base/arithmetic.h"
-#include "llmc/comm/channel.h"
+#include "llmc/comm/socket.h"
 #include "llmc/comm/watch.h"
 
 #include <errno.h>
@@ -25,12 +28,10 @@
 #include <unistd.h>
 
 enum {
-    START_SECONDS = 60,   // for all processes to come; COMM_START_SECONDS in the environment: another limit
-    HELLO_SECONDS = 1,    // from the connection to its Hello, which is sent at once; a late process comes again
-    CONNECT_SECONDS = 10, // an address that swallows packets must not use up the time of the next one
-    TELL_SECONDS = 5,     // until the others have a message of failure
-    INTERRUPT_MS = 100,   // until a wait notices that a process was lost
-    NAMED_MISSING = 8,    // ranks in the message
+    START_SECONDS = 60, // for all processes to come; COMM_START_SECONDS in the environment: another limit
+    TELL_SECONDS = 5,   // until the others have a message of failure
+    INTERRUPT_MS = 100, // until a wait notices that a process was lost
+    NAMED_MISSING = 8,  // ranks in the message
 };
 
 typedef enum { FOR_MESSAGES, FOR_WATCH, PURPOSES } TcpPurpose;
@@ -49,7 +50,7 @@ typedef enum { FRAME_ACCEPTED = 1, FRAME_ERROR, FRAME_GATHER, FRAME_BROADCAST } 
 
 typedef struct {
     uint32_t magic, kind;
-    uint64_t call, bytes; // bytes: of the call. The data of FRAME_BROADCAST goes from process 0 only
+    unsigned long long call, bytes; // bytes: as the call was given them
 } Frame;
 _Static_assert(sizeof(Frame) == 24, "Frame is sent as it is");
 
@@ -63,22 +64,9 @@ static struct {
 
 // ---------------------------------------------------------------------------------------------------- bytes and waits
 
-typedef enum { MOVED, ENDED, STUCK } Moved; // STUCK: the deadline has passed, or the run has failed
-
-static bool (*device_has_failed)(Error *err);
-void comm_watch_device(bool (*has_failed)(Error *err)) { device_has_failed = has_failed; }
-
-static bool tcp_is_lost(Error *err) { return watch_has_failed(err) || (device_has_failed && device_has_failed(err)); }
-
-// Waits until the socket is ready. False when the deadline in now_seconds() has passed, or nothing will come.
-static bool tcp_wait(int fd, short event, double deadline) {
-    struct pollfd p = {fd, event, 0};
-    do {
-        const double left = fmin(1e3 * (deadline - now_seconds()), INTERRUPT_MS);
-        if (poll(&p, 1, (int)ceil(fmax(left, 0))) > 0) return true;
-    } while (now_seconds() < deadline && !tcp_is_lost(NULL));
-    return false;
-}
+// STUCK: the deadline in now_seconds() has passed, or the run has failed. tcp_hear: REFUSED with a message, STRANGE:
+// what came is no answer.
+typedef enum { MOVED, ENDED, STUCK, REFUSED, STRANGE } Moved;
 
 // Sends (POLLOUT) or receives (POLLIN) all bytes. Sending also ends when the other speaks before it has everything:
 // then it has sent a message of failure, and reads no more.
@@ -92,7 +80,9 @@ static Moved tcp_move(int fd, short event, void *data, size_t bytes, double dead
             continue;
         }
         if (n == 0 || (errno != EAGAIN && errno != EINTR)) return ENDED;
-        if (!tcp_wait(fd, (short)(event | POLLIN), deadline)) return STUCK;
+        const double left = fmin(1e3 * (deadline - now_seconds()), INTERRUPT_MS);
+        const int ready = poll(&(struct pollfd){fd, (short)(event | POLLIN), 0}, 1, (int)ceil(fmax(left, 0)));
+        if (ready <= 0 && (now_seconds() >= deadline || watch_is_lost(NULL))) return STUCK;
         if (event == POLLOUT && recv(fd, &(char){0}, 1, MSG_PEEK | MSG_DONTWAIT) > 0) return MOVED;
     }
     return MOVED;
@@ -103,111 +93,84 @@ static Moved tcp_send(int fd, Frame frame, const void *data, size_t bytes, doubl
     return moved == MOVED ? tcp_move(fd, POLLOUT, (void *)data, bytes, deadline) : moved;
 }
 
+// Receives the answer of process 0, `bytes` after the expected frame, or a message of failure (REFUSED).
+static Moved tcp_hear(int fd, const Frame *expected, void *data, size_t bytes, double deadline, Error *told) {
+    Frame frame = {0};
+    char text[sizeof told->text] = "";
+    Moved moved = tcp_move(fd, POLLIN, &frame, sizeof frame, deadline);
+    if (moved != MOVED) return moved;
+    if (memcmp(&frame, expected, sizeof frame) == 0) return tcp_move(fd, POLLIN, data, bytes, deadline);
+    if (frame.magic != FRAME_MAGIC || frame.kind != FRAME_ERROR || frame.bytes >= sizeof text) return STRANGE;
+    moved = tcp_move(fd, POLLIN, text, frame.bytes, deadline);
+    error_set(told, "%s", text);
+    return moved == MOVED ? REFUSED : moved;
+}
+
 // ------------------------------------------------------------------------------------------------------------ failures
 
-// The channel fails, on process 0 for all.
-static bool tcp_fail(const Error *failure, Error *err) {
+// The channel fails with this message, on process 0 for all.
+static bool tcp_fail(Error *err) {
     if (!*tcp.failure.text) {
-        error_set(&tcp.failure, "%s", failure->text);
-        const size_t bytes = strlen(tcp.failure.text);
+        tcp.failure = *err;
+        const Frame frame = {FRAME_MAGIC, FRAME_ERROR, tcp.call, strlen(err->text)};
         const double deadline = now_seconds() + TELL_SECONDS;
         for (int r = 1; tcp.rank == 0 && r < tcp.size; r++)
-            if (tcp.sockets[r] >= 0)
-                tcp_send(tcp.sockets[r], (Frame){FRAME_MAGIC, FRAME_ERROR, tcp.call, bytes}, tcp.failure.text, bytes,
-                         deadline);
+            if (tcp.sockets[r] >= 0) tcp_send(tcp.sockets[r], frame, err->text, frame.bytes, deadline);
     }
-    return error_set(err, "%s", tcp.failure.text);
+    *err = tcp.failure;
+    return false;
 }
 
 static bool tcp_fail_process(int rank, Moved moved, Error *err) {
-    Error failure;
-    if (moved == ENDED || !tcp_is_lost(&failure))
-        error_set(&failure, "process %d %s", rank, moved == ENDED ? "has ended" : "does not answer");
-    return tcp_fail(&failure, err);
+    static const char *const WHAT[] = {
+        [ENDED] = "has ended", [STUCK] = "does not answer", [STRANGE] = "sends no answer"};
+    if (moved != REFUSED && (moved != STUCK || !watch_is_lost(err))) error_set(err, "process %d %s", rank, WHAT[moved]);
+    return tcp_fail(err);
 }
 
-// --------------------------------------------------------------------------------------------------------------- calls
+// ----------------------------------------------------------------------------------------------------------- exchanges
 
-// Process 0: the frames of all, which must be as `ours`, and the data of each, at all + rank * bytes.
-static bool tcp_collect(const Frame *ours, char *all, size_t bytes, Error *err) {
-    for (int r = 1; r < tcp.size; r++) {
+static bool tcp_exchange(ExchangeKind kind, const void *mine, void *all, size_t bytes, Error *err) {
+    static const char *const KINDS[] = {"broadcast", "gather"};
+    const bool gathers = kind == EXCHANGE_GATHER;
+    const size_t part = gathers ? bytes : 0, total = gathers ? bytes * (size_t)tcp.size : bytes;
+    const Frame ours = {FRAME_MAGIC, gathers ? FRAME_GATHER : FRAME_BROADCAST, ++tcp.call, bytes};
+    Moved moved = MOVED;
+    REQUIRE(bytes <= SIZE_MAX / (size_t)tcp.size, "an exchange of %zu bytes", bytes);
+    if (*tcp.failure.text) return error_set(err, "%s", tcp.failure.text);
+    if (tcp.rank > 0) {
+        moved = tcp_send(tcp.sockets[0], ours, mine, part, tcp.deadline);
+        if (moved != STUCK) moved = tcp_hear(tcp.sockets[0], &ours, all, total, tcp.deadline, err);
+        if (moved != MOVED) return tcp_fail_process(0, moved, err);
+    } else if (part > 0) {
+        memmove(all, mine, part);
+    }
+    for (int r = 1; tcp.rank == 0 && r < tcp.size; r++) {
         Frame theirs;
-        Moved moved = tcp_move(tcp.sockets[r], POLLIN, &theirs, sizeof theirs, tcp.deadline);
-        if (moved == MOVED && memcmp(&theirs, ours, sizeof *ours) != 0) {
-            static const char *const KINDS[] = {"broadcast", "gather"};
-            Error failure;
-            error_set(&failure,
+        moved = tcp_move(tcp.sockets[r], POLLIN, &theirs, sizeof theirs, tcp.deadline);
+        if (moved == MOVED && memcmp(&theirs, &ours, sizeof ours) != 0) {
+            error_set(err,
                       "the processes make different calls: process 0 %s of %llu bytes, call %llu; process %d %s of "
                       "%llu bytes, call %llu",
-                      KINDS[ours->kind == FRAME_GATHER], (unsigned long long)ours->bytes,
-                      (unsigned long long)ours->call, r, KINDS[theirs.kind == FRAME_GATHER],
-                      (unsigned long long)theirs.bytes, (unsigned long long)theirs.call);
-            return tcp_fail(&failure, err);
+                      KINDS[gathers], ours.bytes, ours.call, r, KINDS[theirs.kind == FRAME_GATHER], theirs.bytes,
+                      theirs.call);
+            return tcp_fail(err);
         }
-        if (moved == MOVED) moved = tcp_move(tcp.sockets[r], POLLIN, all + (size_t)r * bytes, bytes, tcp.deadline);
+        if (moved == MOVED && part > 0)
+            moved = tcp_move(tcp.sockets[r], POLLIN, (char *)all + (size_t)r * part, part, tcp.deadline);
         if (moved != MOVED) return tcp_fail_process(r, moved, err);
     }
+    for (int r = 1; tcp.rank == 0 && r < tcp.size; r++) {
+        moved = tcp_send(tcp.sockets[r], ours, all, total, tcp.deadline);
+        if (moved != MOVED) return tcp_fail_process(r, moved, err);
+    }
+    tcp.deadline = INFINITY; // later calls are the watch's
     return true;
 }
 
-// Process 0: the result to all.
-static bool tcp_distribute(Frame frame, const void *data, Error *err) {
-    for (int r = 1; r < tcp.size; r++) {
-        const Moved moved = tcp_send(tcp.sockets[r], frame, data, frame.bytes, tcp.deadline);
-        if (moved != MOVED) return tcp_fail_process(r, moved, err);
-    }
-    tcp.deadline = INFINITY;
-    return true;
-}
-
-// The others: sends the call and receives the answer.
-static bool tcp_ask(const Frame *frame, const void *mine, size_t mine_bytes, void *all, size_t bytes, Error *err) {
-    const int fd = tcp.sockets[0];
-    Frame answer = {0};
-    Error failure = {""};
-    Moved moved = tcp_send(fd, *frame, mine, mine_bytes, tcp.deadline);
-    if (moved != STUCK) moved = tcp_move(fd, POLLIN, &answer, sizeof answer, tcp.deadline);
-    if (moved != MOVED) return tcp_fail_process(0, moved, err);
-    const bool failed = answer.kind == FRAME_ERROR && answer.bytes < sizeof failure.text;
-    if (answer.magic != FRAME_MAGIC ||
-        (!failed && (answer.kind != frame->kind || answer.call != frame->call || answer.bytes != bytes))) {
-        error_set(&failure, "process 0 sends what is no answer");
-        return tcp_fail(&failure, err);
-    }
-    moved = tcp_move(fd, POLLIN, failed ? failure.text : all, answer.bytes, tcp.deadline);
-    if (moved != MOVED) return tcp_fail_process(0, moved, err);
-    tcp.deadline = INFINITY;
-    return !failed || tcp_fail(&failure, err);
-}
-
-static bool tcp_gather(const void *mine, void *all, size_t bytes, Error *err) {
-    if (*tcp.failure.text) return error_set(err, "%s", tcp.failure.text);
-    REQUIRE(bytes <= SIZE_MAX / (size_t)tcp.size, "gather of %zu bytes", bytes);
-    Frame frame = {FRAME_MAGIC, FRAME_GATHER, ++tcp.call, bytes};
-    const size_t total = bytes * (size_t)tcp.size;
-    if (tcp.rank > 0) return tcp_ask(&frame, mine, bytes, all, total, err);
-    if (bytes > 0) memmove(all, mine, bytes);
-    char none;
-    if (!tcp_collect(&frame, bytes > 0 ? all : &none, bytes, err)) return false;
-    frame.bytes = total;
-    return tcp_distribute(frame, all, err);
-}
-
-static bool tcp_broadcast(void *data, size_t bytes, Error *err) {
-    if (*tcp.failure.text) return error_set(err, "%s", tcp.failure.text);
-    const Frame frame = {FRAME_MAGIC, FRAME_BROADCAST, ++tcp.call, bytes};
-    if (tcp.rank > 0) return tcp_ask(&frame, NULL, 0, data, bytes, err);
-    return tcp_collect(&frame, data, 0, err) && tcp_distribute(frame, data, err);
-}
-
-// The others end with their own exit code when they see that this process is gone.
-static void tcp_abort(int exit_code) {
+// The others see that this process is gone.
+static void tcp_close(int exit_code) {
     (void)exit_code;
-    for (int r = 0; tcp.sockets && r < tcp.size; r++)
-        if (tcp.sockets[r] >= 0) shutdown(tcp.sockets[r], SHUT_RDWR);
-}
-
-static void tcp_close(void) {
     for (int i = 0; tcp.sockets && i < PURPOSES * tcp.size; i++)
         if (tcp.sockets[i] >= 0) close(tcp.sockets[i]);
     free(tcp.sockets);
@@ -216,177 +179,152 @@ static void tcp_close(void) {
 
 // --------------------------------------------------------------------------------------------------------------- start
 
-// A socket that listens at an address of `host`, or is connected to one; -1 with the reason.
-static int tcp_open(const char *host, int port, bool listens, double deadline, Error *reason) {
-    const struct addrinfo hints = {.ai_flags = AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
-    const int on = 1, off = 0;
-    struct addrinfo *found = NULL;
-    char number[16];
-    int fd = -1;
-    snprintf(number, sizeof number, "%d", port);
-    const int failed = getaddrinfo(host, number, &hints, &found);
-    if (failed) {
-        error_set(reason, "%s", gai_strerror(failed));
-        return -1;
-    }
-    for (const struct addrinfo *a = found; a && fd < 0; a = a->ai_next) {
-        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-        int status = listens ? bind(fd, a->ai_addr, a->ai_addrlen) : connect(fd, a->ai_addr, a->ai_addrlen);
-        if (status != 0 && errno == EINPROGRESS) { // the second call says what became of the first
-            tcp_wait(fd, POLLOUT, fmin(deadline, now_seconds() + CONNECT_SECONDS));
-            status = connect(fd, a->ai_addr, a->ai_addrlen);
-        }
-        if (status == 0 && listens) status = listen(fd, SOMAXCONN);
-        if (status == 0) break;
-        error_set(reason, "%s", strerror(errno));
-        if (fd >= 0) close(fd);
-        fd = -1;
-    }
-    freeaddrinfo(found);
-    return fd;
-}
-
-// Other machines cannot reach it if all processes are on this one. -1 with a message.
-static int tcp_listen(const Place *place, Error *err) {
-    const char *inherited = getenv(COMM_LISTENER);
-    int fd = inherited ? atoi(inherited) : -1;
-    unsetenv(COMM_LISTENER);
-    if (fd >= 0 && fcntl(fd, F_SETFD, FD_CLOEXEC) == 0 && fcntl(fd, F_SETFL, O_NONBLOCK) == 0) return fd;
-    const bool local = strncmp(place->host, "127.", 4) == 0 || strcmp(place->host, "::1") == 0 ||
-                       strcmp(place->host, "localhost") == 0;
-    Error reason;
-    fd = tcp_open(local ? place->host : "::", place->port, true, 0, &reason);      // takes IPv4 connections, too
-    if (fd < 0 && !local) fd = tcp_open("0.0.0.0", place->port, true, 0, &reason); // without IPv6
-    if (fd < 0)
-        error_set(err, "process 0 cannot listen on port %d: %s; choose another by MASTER_PORT or -ps HOST:PORT",
-                  place->port, reason.text);
-    return fd;
-}
-
-// Reads the Hello of a connection, and answers it. False: it is none of ours, and *refusal says why if it has come.
-static bool tcp_admit(const Place *place, int fd, double deadline, Error *refusal) {
-    Hello h;
+// Answers a Hello. False: it is none of ours; *refusal says why. A stranger is not told the id of the run.
+static bool tcp_admit(const Place *place, int fd, Hello h, Error *refusal) {
     Error why = {""};
-    if (tcp_move(fd, POLLIN, &h, sizeof h, deadline) != MOVED) return false;
     if (memcmp(h.magic, HELLO_MAGIC, sizeof h.magic) != 0) return false;
     h.run_id[sizeof h.run_id - 1] = h.host[sizeof h.host - 1] = '\0';
     const bool fits = h.size == (uint32_t)tcp.size && h.rank < h.size && h.purpose < PURPOSES;
     int *socket = fits ? &tcp.sockets[(int)h.purpose * tcp.size + (int)h.rank] : NULL;
     if (strcmp(h.run_id, place->run_id) != 0)
-        error_set(&why, "it belongs to run '%s', process 0 to run '%s'", h.run_id, place->run_id);
+        error_set(&why, "its run is '%s', process 0's is another", h.run_id);
     else if (!fits)
         error_set(&why, "it counts %u processes, process 0 %d", h.size, tcp.size);
     else if (h.rank == 0 || *socket >= 0)
         error_set(&why, "its rank is taken");
-    if (*why.text) {
-        error_set(refusal, "process %u on %s was refused: %s", h.rank, h.host, why.text);
-        const size_t bytes = strlen(refusal->text);
-        tcp_send(fd, (Frame){FRAME_MAGIC, FRAME_ERROR, 0, bytes}, refusal->text, bytes, deadline);
-        return false;
+    else
+        *socket = fd;
+    if (*why.text) error_set(refusal, "process %u on %s was refused: %s", h.rank, h.host, why.text);
+    const char *text = *why.text ? refusal->text : "";
+    const Frame answer = {FRAME_MAGIC, *text ? FRAME_ERROR : FRAME_ACCEPTED, 0, strlen(text)};
+    tcp_send(fd, answer, text, answer.bytes, 0); // does not wait
+    return !*text;
+}
+
+// Process 0: takes what connects until all have come, or the deadline has passed. Returns the number of connections
+// that are missing. *note: the reason, if a connection shows one.
+static int tcp_meet(const Place *place, int listener, Error *note) {
+    enum { VISITORS = 64 }; // without a Hello, which a process sends at once; one that was closed comes again
+    Hello hellos[VISITORS];
+    size_t got[VISITORS]; // bytes of them
+    struct pollfd polls[VISITORS + 1];
+    int missing = PURPOSES * (tcp.size - 1);
+    const int on = 1;
+    unsigned next = 0;
+    for (int i = 0; i <= VISITORS; i++) polls[i] = (struct pollfd){i < VISITORS ? -1 : listener, POLLIN, 0};
+    for (double left; missing > 0 && (left = tcp.deadline - now_seconds()) > 0;) {
+        if (poll(polls, VISITORS + 1, (int)ceil(1e3 * left)) <= 0) continue;
+        for (int i = 0; i < VISITORS; i++) {
+            if (!polls[i].revents) continue;
+            const ssize_t n = recv(polls[i].fd, (char *)&hellos[i] + got[i], sizeof(Hello) - got[i], MSG_DONTWAIT);
+            if (n > 0 && (got[i] += (size_t)n) < sizeof(Hello)) continue;
+            if (n > 0 && tcp_admit(place, polls[i].fd, hellos[i], note))
+                missing--;
+            else
+                close(polls[i].fd);
+            polls[i].fd = -1;
+        }
+        if (!polls[VISITORS].revents) continue;
+        const unsigned i = next++ % VISITORS; // the oldest makes room
+        if (polls[i].fd >= 0) close(polls[i].fd);
+        polls[i].fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        got[i] = 0;
+        if (polls[i].fd < 0) error_set(note, "a connection could not be taken: %s", strerror(errno));
+        setsockopt(polls[i].fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     }
-    tcp_send(fd, (Frame){FRAME_MAGIC, FRAME_ACCEPTED, 0, 0}, NULL, 0, deadline);
-    *socket = fd;
-    return true;
+    for (int i = 0; i < VISITORS; i++) {
+        char peer[64] = "";
+        struct sockaddr_storage address = {.ss_family = AF_UNSPEC};
+        socklen_t length = sizeof address;
+        if (polls[i].fd < 0) continue;
+        getpeername(polls[i].fd, (struct sockaddr *)&address, &length);
+        getnameinfo((struct sockaddr *)&address, length, peer, sizeof peer, NULL, 0, NI_NUMERICHOST);
+        const char *ipv4 = strncmp(peer, "::ffff:", 7) == 0 ? peer + 7 : peer; // on a socket for both
+        error_set(note, "a connection from %s says nothing", ipv4);
+        close(polls[i].fd);
+    }
+    return missing;
 }
 
 static bool tcp_start_process_0(const Place *place, double seconds, Error *err) {
-    const double deadline = now_seconds() + seconds;
-    const int listener = tcp_listen(place, err), on = 1;
-    Error refusal = {""}, failure;
-    char names[NAMED_MISSING * 16] = "";
-    int missing = PURPOSES * (tcp.size - 1), n = 0, named = 0;
-    if (listener < 0) return false;
-    while (missing > 0 && tcp_wait(listener, POLLIN, deadline)) {
-        const int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0) {
-            error_set(&refusal, "a connection could not be taken: %s", strerror(errno));
-            continue;
-        }
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-        if (tcp_admit(place, fd, fmin(deadline, now_seconds() + HELLO_SECONDS), &refusal))
-            missing--;
-        else
-            close(fd);
-    }
+    const char *inherited = getenv(COMM_LISTENER);
+    Error note = {""};
+    char names[NAMED_MISSING * 16 + 8] = "";
+    int listener = inherited ? atoi(inherited) : -1, n = 0, named = 0;
+    unsetenv(COMM_LISTENER);
+    if (listener < 0 || fcntl(listener, F_SETFD, FD_CLOEXEC) != 0 || fcntl(listener, F_SETFL, O_NONBLOCK) != 0)
+        listener = socket_listen(place->host, place->port, &note);
+    if (listener < 0)
+        return error_set(err, "process 0 cannot listen on port %d: %s; choose another by MASTER_PORT or -ps HOST:PORT",
+                         place->port, note.text);
+    const int missing = tcp_meet(place, listener, &note);
     close(listener);
     if (missing == 0) return true;
-    for (int r = 1; r < tcp.size && named < NAMED_MISSING; r++) {
-        if (tcp.sockets[tcp.size + r] >= 0) continue;
-        n += snprintf(names + n, sizeof names - (size_t)n, " %d", r);
-        named++;
+    for (int r = 1; r < tcp.size && named <= NAMED_MISSING; r++) {
+        if (tcp.sockets[FOR_WATCH * tcp.size + r] >= 0) continue; // the second connection
+        if (named++ < NAMED_MISSING)
+            n += snprintf(names + n, sizeof names - (size_t)n, " %d", r);
+        else
+            strcpy(names + n, " ...");
     }
-    error_set(&failure, "not all %d processes came within %g s; missing:%s%s%s%s", tcp.size, seconds, names,
-              PURPOSES * named < missing ? " ..." : "", *refusal.text ? "; " : "", refusal.text);
-    return tcp_fail(&failure, err);
-}
-
-// Says who this process is. False: *text says why process 0 did not take it; *refused: it never will.
-static bool tcp_introduce(int fd, const Hello *hello, double deadline, bool *refused, Error *text) {
-    Frame frame = {0};
-    char said[sizeof text->text] = "";
-    *refused = false;
-    if (tcp_move(fd, POLLOUT, (void *)hello, sizeof *hello, deadline) != MOVED ||
-        tcp_move(fd, POLLIN, &frame, sizeof frame, deadline) != MOVED)
-        return error_set(text, "it took the connection, but did not answer");
-    if (frame.magic != FRAME_MAGIC || frame.kind > FRAME_ERROR || frame.bytes >= sizeof said ||
-        tcp_move(fd, POLLIN, said, frame.bytes, deadline) != MOVED)
-        return error_set(text, "another program listens there");
-    *refused = frame.kind == FRAME_ERROR;
-    return !*refused || error_set(text, "%s", said);
+    error_set(err, "not all %d processes came within %g s; missing:%s%s%s", tcp.size, seconds, names,
+              *note.text ? "; " : "", note.text);
+    return tcp_fail(err);
 }
 
 static bool tcp_start_other(const Place *place, double seconds, Error *err) {
+    static const Frame ACCEPTED = {FRAME_MAGIC, FRAME_ACCEPTED, 0, 0};
     Hello hello = {.magic = HELLO_MAGIC, .size = (uint32_t)tcp.size, .rank = (uint32_t)tcp.rank};
     snprintf(hello.run_id, sizeof hello.run_id, "%s", place->run_id);
     gethostname(hello.host, sizeof hello.host - 1);
-    const double deadline = now_seconds() + seconds;
     for (double pause = 0.05; hello.purpose < PURPOSES; pause = fmin(2 * pause, 0.5)) {
         Error reason = {""};
-        bool refused = false;
-        const int fd = tcp_open(place->host, place->port, false, deadline, &reason);
-        if (fd >= 0 && tcp_introduce(fd, &hello, deadline, &refused, &reason)) {
-            tcp.sockets[(int)hello.purpose++ * tcp.size] = fd;
-            continue;
+        Moved moved = ENDED;
+        const int fd = socket_open(place->host, place->port, fmax(tcp.deadline - now_seconds(), 1e-3), &reason);
+        if (fd >= 0) {
+            moved = tcp_move(fd, POLLOUT, &hello, sizeof hello, tcp.deadline);
+            if (moved == MOVED) moved = tcp_hear(fd, &ACCEPTED, NULL, 0, tcp.deadline, &reason);
+            if (moved != MOVED) close(fd);
+            if (moved == STRANGE) error_set(&reason, "another program listens there");
+            if (moved < REFUSED) error_set(&reason, "it took the connection, but did not answer");
         }
-        if (fd >= 0) close(fd);
-        if (refused) return error_set(err, "%s", reason.text);
-        if (now_seconds() + pause >= deadline)
+        if (moved == MOVED)
+            tcp.sockets[(int)hello.purpose++ * tcp.size] = fd;
+        else if (moved == REFUSED)
+            return error_set(err, "%s", reason.text);
+        else if (now_seconds() + pause >= tcp.deadline)
             return error_set(err, "process 0 at %s:%d did not answer within %g s: %s", place->host, place->port,
                              seconds, reason.text);
-        nanosleep(&(struct timespec){.tv_nsec = (long)(pause * 1e9)}, NULL);
+        else
+            nanosleep(&(struct timespec){.tv_nsec = (long)(pause * 1e9)}, NULL);
     }
+    tcp.deadline = now_seconds() + seconds + TELL_SECONDS; // process 0 has as long for all, and says what failed
     return true;
 }
 
-const Channel *channel_tcp_open(Place *place, Error *err) {
-    static const Channel CHANNEL = {"TCP", tcp_gather, tcp_broadcast, tcp_abort, tcp_close};
+const Channel *channel_tcp_open(const Place *place, Error *err) {
+    static const Channel CHANNEL = {"TCP", tcp_exchange, tcp_close};
     const size_t bytes = PURPOSES * (size_t)place->size * sizeof *tcp.sockets;
-    const char *limit = getenv("COMM_START_SECONDS");
-    char *end = "";
-    const double seconds = limit && *limit ? strtod(limit, &end) : START_SECONDS;
-    if (*end || !(seconds > 0 && seconds <= 86400)) {
-        error_set(err, "COMM_START_SECONDS is '%.40s'; expected seconds, at most a day", limit);
-        return NULL;
-    }
+    double seconds;
     REQUIRE(!tcp.sockets, "channel_tcp_open: it is open");
+    if (!place_read_seconds("COMM_START_SECONDS", START_SECONDS, &seconds, err)) return NULL;
     tcp.rank = place->rank;
     tcp.size = place->size;
     tcp.sockets = malloc(bytes);
     REQUIRE_MEMORY(tcp.sockets, "the connections of %d processes", tcp.size);
     memset(tcp.sockets, -1, bytes);
-    // Process 0 has all when it returns. The others wait for the last one in their first call.
-    tcp.deadline = now_seconds() + 2 * seconds + TELL_SECONDS;
+    tcp.deadline = now_seconds() + seconds;
     if (tcp.rank == 0 ? tcp_start_process_0(place, seconds, err) : tcp_start_other(place, seconds, err))
         return &CHANNEL;
-    tcp_close();
+    tcp_close(0);
     return NULL;
 }
 
-void channel_tcp_watch_sockets(int *sockets) {
-    int *const ours = tcp.sockets + FOR_WATCH * tcp.size;
-    memcpy(sockets, ours, (size_t)tcp.size * sizeof *sockets);
-    for (int r = 0; r < tcp.size; r++) ours[r] = -1;
+int *channel_tcp_watch_sockets(void) {
+    const size_t bytes = (size_t)tcp.size * sizeof *tcp.sockets;
+    int *sockets = malloc(bytes), *ours = tcp.sockets + FOR_WATCH * tcp.size;
+    REQUIRE_MEMORY(sockets, "the connections of the watch");
+    memcpy(sockets, ours, bytes);
+    memset(ours, -1, bytes);
+    return sockets;
 }

@@ -1,9 +1,10 @@
-// The processes of a run, see comm.h: who they are (launch.c), and agreement between them, over one of two channels.
+// The processes of a run, see comm.h: their machines, and agreement between them, over one of two channels.
 #include "llmc/comm/comm.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/limits.h"
-#include "llmc/comm/channel.h"
+#include "llmc/comm/channel_mpi.h"
+#include "llmc/comm/channel_tcp.h"
 #include "llmc/comm/watch.h"
 
 #include <errno.h>
@@ -37,74 +38,61 @@ const char *comm_launcher(void) { return comm.place.launcher; }
 
 // -------------------------------------------------------------------------------------------------------------- start
 
-static bool collect_names(Error *err) {
-    char mine[HOST_BYTES] = "";
-    gethostname(mine, sizeof mine - 1);
-    comm.names = calloc((size_t)comm.place.size, sizeof *comm.names);
-    REQUIRE_MEMORY(comm.names, "the names of machines");
-    if (!comm.channel->gather(mine, comm.names, sizeof mine, err)) return false;
-    const char *here = comm.names[comm.place.rank];
-    int local_rank = 0, local_size = 0;
-    comm.hosts = 0;
-    for (int i = 0; i < comm.place.size; i++) {
-        int k = 0;
-        while (strcmp(comm.names[k], comm.names[i]) != 0) k++;
-        comm.hosts += k == i; // the first of its machine
-        if (strcmp(comm.names[i], here) != 0) continue;
-        local_size++;
-        local_rank += i < comm.place.rank;
-    }
-    if (comm.place.local_rank < 0) comm.place.local_rank = local_rank;
-    if (comm.place.local_size < 0) comm.place.local_size = local_size;
-    return true;
-}
-
-// mpirun may have bound each process to cores of its own, or not.
-static bool share_cores(Error *err) {
+// The first message of all: the machines, which say who is beside whom, and the cores, to which mpirun may have bound
+// each process, or not.
+static bool comm_introduce(Error *err) {
     typedef struct {
         char host[HOST_BYTES];
         cpu_set_t cores;
-    } Cores;
-    Cores mine, *all = malloc((size_t)comm.place.size * sizeof *all);
-    REQUIRE_MEMORY(all, "the cores of all processes");
+    } Introduction;
+    Place *place = &comm.place;
+    const size_t size = (size_t)place->size;
+    Introduction mine, *all = malloc(size * sizeof *all);
+    comm.names = calloc(size, sizeof *comm.names);
+    REQUIRE_MEMORY(all && comm.names, "the names of machines");
     memset(&mine, 0, sizeof mine);
-    memcpy(mine.host, comm.names[comm.place.rank], HOST_BYTES);
-    int sharing = 0;
+    gethostname(mine.host, sizeof mine.host - 1);
     if (sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) CPU_SET(0, &mine.cores);
-    const bool ok = comm.channel->gather(&mine, all, sizeof mine, err);
-    for (int i = 0; ok && i < comm.place.size; i++) sharing += memcmp(&all[i], &mine, sizeof mine) == 0;
-    if (sharing > 0) comm.cores = limits_processors() / sharing;
-    if (ok && comm.cores == 0) comm.cores = 1;
+    const bool ok = comm.channel->exchange(EXCHANGE_GATHER, &mine, all, sizeof mine, err);
+    int local_rank = 0, local_size = 0, sharing = 0;
+    comm.hosts = 0;
+    for (int i = 0; ok && i < place->size; i++) {
+        int first = 0; // of its machine
+        memcpy(comm.names[i], all[i].host, HOST_BYTES - 1);
+        while (strcmp(comm.names[first], comm.names[i]) != 0) first++;
+        comm.hosts += first == i;
+        sharing += memcmp(&all[i], &mine, sizeof mine) == 0;
+        if (strcmp(comm.names[i], mine.host) != 0) continue;
+        local_size++;
+        local_rank += i < place->rank;
+    }
     free(all);
+    if (place->local_rank < 0) place->local_rank = local_rank;
+    if (place->local_size < 0) place->local_size = local_size;
+    if (sharing > 0) comm.cores = (int)max_i64(limits_processors() / sharing, 1);
     return ok;
 }
 
 bool comm_start(const CommOptions *options, Error *err) {
-    Place place = {.launcher = "", .size = 1, .local_rank = -1, .local_size = -1};
-    if (!comm_find_place(&place, options, err)) return false;
+    Place place;
+    if (!place_find(&place, options, channel_mpi_open != NULL, err)) return false;
     if (place.size == 1) return true;
     comm.channel = place.mpi ? channel_mpi_open(&place, err) : channel_tcp_open(&place, err);
     if (!comm.channel) return error_prefix(err, "%s, process %d of %d", place.launcher, place.rank, place.size);
     comm.place = place;
-    if (!collect_names(err)) return false;
-    int *sockets = NULL; // of the watch
-    if (!place.mpi) {
-        sockets = malloc((size_t)place.size * sizeof *sockets);
-        REQUIRE_MEMORY(sockets, "the connections of the watch");
-        channel_tcp_watch_sockets(sockets);
-    }
+    if (!comm_introduce(err)) return false;
+    int *sockets = place.mpi ? NULL : channel_tcp_watch_sockets();
     const double timeout = options->timeout > 0 ? options->timeout : COMM_TIMEOUT;
     const WatchOptions watch = {place.rank, place.size, (const char(*)[HOST_BYTES])comm.names, sockets, timeout};
     const bool ok = watch_start(&watch, err);
     free(sockets);
-    return ok && share_cores(err);
+    return ok;
 }
 
 void comm_end(void) {
-    if (!comm.channel) return;
     const bool lost = watch_has_failed(NULL);
-    if (lost) comm.channel->abort(EXIT_RUN_FAILED); // MPI would wait for the process that was lost
-    comm.channel->close();                          // under the watch: MPI waits for all
+    // Under the watch: MPI waits for all, and would wait for a process that was lost.
+    if (comm.channel) comm.channel->close(lost ? EXIT_RUN_FAILED : 0);
     watch_stop(lost);
     free(comm.names);
     comm.channel = NULL;
@@ -122,7 +110,8 @@ void comm_abort(int exit_code) {
         fflush(NULL);
         _exit(exit_code);
     }
-    comm.channel->abort(exit_code);
+    comm.channel->close(exit_code);
+    comm.channel = NULL;
     watch_stop(true);
 }
 
@@ -140,14 +129,14 @@ bool comm_lost(Error *err) {
 
 bool comm_gather(const void *mine, void *all, size_t bytes, Error *err) {
     watch_collective("messages of all");
-    if (comm.channel) return comm.channel->gather(mine, all, bytes, err) || comm_lost(err);
+    if (comm.channel) return comm.channel->exchange(EXCHANGE_GATHER, mine, all, bytes, err) || comm_lost(err);
     memcpy(all, mine, bytes);
     return true;
 }
 
 bool comm_broadcast(void *data, size_t bytes, Error *err) {
     watch_collective("message of process 0");
-    return !comm.channel || comm.channel->broadcast(data, bytes, err) || comm_lost(err);
+    return !comm.channel || comm.channel->exchange(EXCHANGE_BROADCAST, NULL, data, bytes, err) || comm_lost(err);
 }
 
 void *comm_gather_new(const void *mine, size_t bytes, Error *err) {
@@ -192,35 +181,33 @@ bool comm_all_ok(bool ok, Error *err) {
 
 enum { SHOWN_BYTES = 200 }; // of a value, in messages
 
-// The processes whose values of this fact differ are 0 and `other`: a message that names both. Returns false.
-static bool comm_fact_differs(const CommFact *fact, int other, Error *err) {
-    char mine[SHOWN_BYTES] = "", (*values)[SHOWN_BYTES];
-    strncpy(mine, fact->value, sizeof mine - 1);
-    values = comm_gather_new(mine, sizeof mine, err);
+bool comm_agree(const CommFact *facts, int count, Error *err) {
+    if (!comm.channel) return true;
+    const int n = count;
+    uint64_t *mine = calloc((size_t)n, sizeof *mine);
+    REQUIRE_MEMORY(mine, "the checksums of %d facts", n);
+    for (int i = 0; i < n; i++)
+        mine[i] = XXH3_64bits_withSeed(facts[i].value, strlen(facts[i].value), strlen(facts[i].name));
+    uint64_t *all = comm_gather_new(mine, (size_t)n * sizeof *mine, err);
+    free(mine);
+    if (!all) return false;
+    int fact = 0, other = 0; // the first that differs from process 0's, and of which process
+    while (fact < n && all[other * n + fact] == all[fact]) {
+        other = (other + 1) % comm.place.size;
+        fact += other == 0;
+    }
+    free(all);
+    if (fact == n) return true;
+
+    char value[SHOWN_BYTES] = "", (*values)[SHOWN_BYTES];
+    strncpy(value, facts[fact].value, sizeof value - 1);
+    values = comm_gather_new(value, sizeof value, err);
     if (!values) return false;
     comm.failed_together = true;
     values[0][SHOWN_BYTES - 1] = values[other][SHOWN_BYTES - 1] = '\0';
     error_set(err, "process %d on %s has %s %s, process 0 on %s has %s: all processes must have the same", other,
-              comm.names[other], fact->name, *values[other] ? values[other] : "\"\"", comm.names[0],
+              comm.names[other], facts[fact].name, *values[other] ? values[other] : "\"\"", comm.names[0],
               *values[0] ? values[0] : "\"\"");
     free(values);
     return false;
-}
-
-bool comm_agree(const CommFact *facts, int count, Error *err) {
-    if (!comm.channel) return true;
-    const size_t n = (size_t)count;
-    uint64_t *mine = calloc(n, sizeof *mine);
-    REQUIRE_MEMORY(mine, "the checksums of %d facts", count);
-    for (size_t i = 0; i < n; i++)
-        mine[i] = XXH3_64bits_withSeed(facts[i].value, strlen(facts[i].value), strlen(facts[i].name));
-    uint64_t *all = comm_gather_new(mine, n * sizeof *mine, err);
-    free(mine);
-    if (!all) return false;
-    bool ok = true;
-    for (size_t i = 0; ok && i < n; i++)
-        for (size_t p = 1; ok && p < (size_t)comm.place.size; p++)
-            if (all[p * n + i] != all[i]) ok = comm_fact_differs(&facts[i], (int)p, err);
-    free(all);
-    return ok;
 }

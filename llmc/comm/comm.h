@@ -12,19 +12,12 @@
 // and every call fails.
 #pragma once
 #include "llmc/base/error.h"
+#include "llmc/comm/place.h"
 
 #include <stddef.h>
 #include <stdint.h>
 
-// What the command line says of it (llm.c's flags); all zeros: the environment decides.
-typedef struct {
-    int size, rank, per_node; // -pn, -pr, -pg; size 0: not given
-    const char *method;       // -pi: "mpi", "tcp", or "": whatever started the processes
-    const char *server;       // -ps: address of process 0 for TCP, "HOST" or "HOST:PORT"
-    int gpus;                 // --gpus: processes to start on this machine, or the number that a launcher has started
-    double timeout;           // --comm-timeout: seconds without progress, 0: COMM_TIMEOUT
-} CommOptions;
-enum { COMM_TIMEOUT = 600 };
+enum { COMM_TIMEOUT = 600 }; // seconds, where CommOptions has none
 
 // Finds the other processes and waits until all have come, at most a minute. False with a message that names the
 // missing ones, or what is wrong with the environment.
@@ -63,15 +56,6 @@ typedef struct {
 // False on all processes if one of the facts differs from process 0's: the message names process, host, fact and both
 // values.
 bool comm_agree(const CommFact *facts, int count, Error *err);
-
-// --gpus N: starts N copies of this program, waits for them, passes signals on, and ends all when one fails. Returns
-// the exit code of the first that failed, or 0. Only where no launcher has started this process. The others get SIGTERM
-// and, COMM_STOP_SECONDS of the environment later (30), SIGKILL.
-int comm_launch(int count, char **argv);
-
-// What else connects the processes (NCCL): a wait for messages over TCP asks it, and ends if it has failed. NULL: no
-// more. Otherwise a process whose exchange has failed would wait for others, which wait for its part of the exchange.
-void comm_watch_device(bool (*has_failed)(Error *err));
 
 // After a failure of a collective. If a lost process is the reason, its message replaces *err; that may take two
 // seconds to find out. Returns false.

@@ -1,6 +1,5 @@
-// The MPI library, which channel_mpi.c loads where it has started several processes: for that file and for the exchange
-// of the CPU's devices (llmc/cpu/collectives_mpi.c). mpi.h is that of the build (the Makefile sets HAVE_MPI where mpicc
-// is).
+// The MPI library: for the channel (channel_mpi.c) and for the exchange of the CPU's devices
+// (llmc/cpu/collectives_mpi.c). mpi.h is that of the build (the Makefile sets HAVE_MPI where mpicc is).
 #pragma once
 #include "llmc/base/error.h"
 
@@ -26,13 +25,15 @@ typedef struct {
 #define X(name) __typeof__(name) *name;
     MPI_FUNCTIONS(X)
 #undef X
-    MPI_Comm world; // MPI_COMM_WORLD, MPI_INT, MPI_DATATYPE_NULL: variables of the library in Open MPI
-    MPI_Datatype integer, no_type;
+    MPI_Comm world; // MPI_COMM_WORLD, MPI_BYTE, MPI_INT, MPI_DATATYPE_NULL: variables of the library in Open MPI
+    MPI_Datatype byte, integer, no_type;
     char name[64]; // "Open MPI v4.1.4"; "": MPI does not connect the processes
     int rank, size;
 } MpiLibrary;
 extern MpiLibrary mpi;
 
+// Loads the library and calls MPI_Init.
+bool mpi_open(Error *err);
 // True if a call returned success; else a message.
 bool mpi_check(const char *call, int status, Error *err);
 // MPI_Wait for the request of a call that returned `status`. It ends when the run has failed, too.

@@ -55,6 +55,10 @@ bool watch_has_failed(Error *err) {
     return true;
 }
 
+static bool (*watch_device_failed)(Error *err);
+void watch_device(bool (*has_failed)(Error *err)) { watch_device_failed = has_failed; }
+bool watch_is_lost(Error *err) { return watch_has_failed(err) || (watch_device_failed && watch_device_failed(err)); }
+
 static void watch_tell_all(const char *text) {
     WatchMessage message = {""};
     snprintf(message.text, sizeof message.text, "%s", text);

@@ -5,6 +5,7 @@
 #include "llmc/base/file.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/signals.h"
+#include "llmc/comm/watch.h"
 #include "llmc/device.h"
 #include "llmc/model/model_state.h"
 #include <math.h>
@@ -106,7 +107,7 @@ bool processes_connect_devices(Error *err) {
                     comm_all_ok(comm_rank() > 0 || device_comm_id(id, err), err) &&
                     comm_broadcast(id, sizeof id, err) &&
                     comm_all_ok(device_comm_start(id, comm_rank(), comm_size(), err), err);
-    if (ok) comm_watch_device(device_comm_failed);
+    if (ok) watch_device(device_comm_failed);
     return ok;
 }
 

@@ -223,8 +223,10 @@ bool fuzz_tcp_server_read(const FuzzInput *in) {
     tcp_begin(0);
     for (int i = 0; i < 3; i++) {
         if (in->pieces[i].absent) continue;
+        Hello hello;
         const int fd = socket_of(&in->pieces[i], &peers[i]);
-        if (tcp_admit(&place, fd, now_seconds() + 60, &refusal))
+        if (tcp_move(fd, POLLIN, &hello, sizeof hello, now_seconds() + 60) == MOVED &&
+            tcp_admit(&place, fd, hello, &refusal))
             admitted++;
         else
             close(fd);
@@ -235,9 +237,9 @@ bool fuzz_tcp_server_read(const FuzzInput *in) {
     char all[SIZE * BYTES] = "mine";
     bool ok = false;
     if (tcp.sockets[1] >= 0 && tcp.sockets[2] >= 0) {
-        ok = tcp_gather(all, all, BYTES, &err);
+        ok = tcp_exchange(EXCHANGE_GATHER, all, all, BYTES, &err);
         REQUIRE(ok || is_line(&err), "the message of a failure");
-        REQUIRE(ok || !tcp_gather(all, all, BYTES, &err), "a channel that has failed works again");
+        REQUIRE(ok || !tcp_exchange(EXCHANGE_GATHER, all, all, BYTES, &err), "a channel that has failed works again");
     }
     for (int i = 0; i < 3; i++)
         if (peers[i] >= 0) close(peers[i]);
@@ -249,7 +251,7 @@ void fuzz_tcp_client_seed(int i) {
     struct {
         Frame accepted, answer;
         char data[SIZE * BYTES];
-    } m = {{FRAME_MAGIC, FRAME_ACCEPTED, 0, 0}, {FRAME_MAGIC, FRAME_GATHER, 1, SIZE * BYTES}, "all data"};
+    } m = {{FRAME_MAGIC, FRAME_ACCEPTED, 0, 0}, {FRAME_MAGIC, FRAME_GATHER, 1, BYTES}, "all data"};
     struct {
         Frame frame;
         char text[20];
@@ -262,17 +264,18 @@ void fuzz_tcp_client_seed(int i) {
 
 // Process 1, whatever process 0 answers. True: accepted, and the answer to a gather came.
 bool fuzz_tcp_client_read(const FuzzInput *in) {
+    static const Frame ACCEPTED = {FRAME_MAGIC, FRAME_ACCEPTED, 0, 0};
     int peer;
-    bool refused;
     Error err = {""};
     tcp_begin(1);
     const int fd = socket_of(&in->pieces[0], &peer);
-    const Hello hello = hello_of(1);
-    bool ok = tcp_introduce(fd, &hello, tcp.deadline, &refused, &err);
+    const Moved moved = tcp_hear(fd, &ACCEPTED, NULL, 0, tcp.deadline, &err);
+    const bool refused = moved == REFUSED;
+    bool ok = moved == MOVED;
     tcp.sockets[0] = fd;
     if (ok) {
         char data[BYTES] = "mine", all[SIZE * BYTES];
-        ok = tcp_gather(data, all, BYTES, &err);
+        ok = tcp_exchange(EXCHANGE_GATHER, data, all, BYTES, &err);
     }
     REQUIRE(ok || is_line(&err), "the message of a failure");
     close(peer);

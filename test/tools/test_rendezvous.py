@@ -82,3 +82,13 @@ def test_a_machine_that_cannot_be_reached_is_named(hosts):
     _, error = alone.communicate(timeout=120)
     assert alone.returncode == 1
     assert error == f"process 0 at {ADDRESS['a']}:{PORT} did not answer within 1 s: Network is unreachable\n"
+
+
+def test_a_machine_that_connects_and_says_nothing_is_named(hosts):
+    first = start(hosts["a"], 0, 2, COMM_START_SECONDS="3")
+    connects = f"until exec 3<>/dev/tcp/{ADDRESS['a']}/{PORT}; do sleep 0.1; done; read -u 3"
+    silent = subprocess.Popen([*hosts["b"], "bash", "-c", connects], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, error = first.communicate(timeout=120)
+    silent.wait(timeout=120)
+    assert first.returncode == 1
+    assert error == f"not all 2 processes came within 3 s; missing: 1; a connection from {ADDRESS['b']} says nothing\n"

@@ -1,7 +1,7 @@
 // Messages over TCP: processes of one machine, in any order, with strangers and lost processes between them.
 //
 //     test_comm_tcp RANK SIZE HOST PORT     is one process of a run, for test/tools/test_rendezvous.py
-#include "llmc/comm/channel.h"
+#include "llmc/comm/channel_tcp.h"
 #include "test/fixture.h"
 
 #include <arpa/inet.h>
@@ -74,7 +74,7 @@ static int start(int rank, int size, Body body) {
         const Channel *channel = channel_tcp_open(&r->place, &r->err);
         r->opened = channel;
         r->ok = channel && body(channel, &r->place, &r->err);
-        if (channel) channel->close();
+        if (channel) channel->close(0);
         _exit(0);
     }
     assert_true(pids[i] > 0);
@@ -109,9 +109,17 @@ static const char *here(void) {
     return name;
 }
 
+static bool gather(const Channel *channel, const void *mine, void *all, size_t bytes, Error *err) {
+    return channel->exchange(EXCHANGE_GATHER, mine, all, bytes, err);
+}
+
+static bool broadcast(const Channel *channel, void *data, size_t bytes, Error *err) {
+    return channel->exchange(EXCHANGE_BROADCAST, NULL, data, bytes, err);
+}
+
 static bool barrier(const Channel *channel, const Place *place, Error *err) {
     (void)place;
-    return channel->gather(NULL, NULL, 0, err);
+    return gather(channel, NULL, NULL, 0, err);
 }
 
 static int connect_to_run(void) {
@@ -149,11 +157,11 @@ static bool holds(const unsigned char *data, int rank, int call, size_t bytes) {
 static bool exchange(const Channel *channel, const Place *place, size_t bytes, int call, Error *err) {
     unsigned char *mine = malloc(bytes + 1), *all = malloc(bytes * (size_t)place->size + 1);
     for (size_t i = 0; i < bytes; i++) mine[i] = pattern(place->rank, call, i);
-    bool ok = channel->gather(mine, all, bytes, err);
+    bool ok = gather(channel, mine, all, bytes, err);
     for (int r = 0; ok && r < place->size; r++)
         if (!holds(all + (size_t)r * bytes, r, call, bytes))
             ok = error_set(err, "call %d: wrong data of process %d", call, r);
-    ok = ok && channel->broadcast(mine, bytes, err);
+    ok = ok && broadcast(channel, mine, bytes, err);
     if (ok && !holds(mine, 0, call, bytes)) ok = error_set(err, "call %d: wrong data of the broadcast", call);
     free(mine), free(all);
     return ok;
@@ -215,14 +223,14 @@ TEST(signals_do_not_interrupt_calls) {
 }
 
 static bool take_watch_sockets(const Channel *channel, const Place *place, Error *err) {
-    int sockets[3];
     if (!barrier(channel, place, err)) return false;
-    channel_tcp_watch_sockets(sockets);
+    int *sockets = channel_tcp_watch_sockets();
     for (int r = 0; r < place->size; r++) {
         const bool expected = place->rank == 0 ? r > 0 : r == 0;
         if ((sockets[r] >= 0) != expected) return error_set(err, "socket of process %d: %d", r, sockets[r]);
         if (expected) close(sockets[r]);
     }
+    free(sockets);
     return barrier(channel, place, err);
 }
 
@@ -237,7 +245,7 @@ TEST(nothing_remains_open) {
     assert_int_equal(entries_of("/proc/self/fd"), before + 4); // two connections each; the port is closed
     assert_ok(take_watch_sockets(channel, &place, &err));
     assert_int_equal(entries_of("/proc/self/fd"), before + 2);
-    channel->close();
+    channel->close(0);
     assert_int_equal(entries_of("/proc/self/fd"), before);
     for (int i = 0; i < 2; i++) assert_succeeded(i);
 }
@@ -284,34 +292,31 @@ static void refused(int rank, int size, const char *run_id, const char *message)
     const int first = start(0, 2, barrier);
     snprintf(run.run_id, sizeof run.run_id, "%s", run_id);
     const int wrong = start(rank, size, barrier);
-    assert_failed(wrong, message);
-    assert_non_null(strstr(results[wrong].err.text, here()));
+    const char *said = assert_failed(wrong, message);
+    assert_non_null(strstr(said, here()));
+    if (strcmp(run_id, right.run_id) != 0) assert_null(strstr(said, right.run_id)); // whoever has it is let in
     run = right;
     const int second = start(1, 2, barrier);
     assert_succeeded(first), assert_succeeded(second);
 }
 
 TEST(a_process_of_another_run_is_refused) {
-    refused(1, 2, "b\x1B[2J", "it belongs to run 'b\\x1B[2J', process 0 to run 'a run'");
+    refused(1, 2, "b\x1B[2J", "its run is 'b\\x1B[2J', process 0's is another");
 }
 
 TEST(a_process_of_another_size_is_refused) { refused(1, 3, "a run", "it counts 3 processes, process 0 2"); }
-
-// Starts two processes of rank 1, of which process 0 accepts the first and refuses the other: it comes as the second.
-static void start_twins(int same[2], int size) {
-    for (int i = 0; i < 2; i++) same[i] = start(1, size, barrier);
-    siginfo_t info; // the one that was accepted waits
-    assert_int_equal(waitid(P_ALL, 0, &info, WEXITED | WNOWAIT), 0);
-    if (info.si_pid != pids[same[0]]) return;
-    const int refused_one = same[0];
-    same[0] = same[1], same[1] = refused_one;
-}
 
 TEST(a_rank_is_given_once) {
     int same[2];
     char message[600];
     const int zero = start(0, 3, barrier);
-    start_twins(same, 3);
+    for (int i = 0; i < 2; i++) same[i] = start(1, 3, barrier);
+    siginfo_t info; // of the one that is refused: it comes as the second; the other waits
+    assert_int_equal(waitid(P_ALL, 0, &info, WEXITED | WNOWAIT), 0);
+    if (info.si_pid == pids[same[0]]) {
+        same[0] = same[1];
+        same[1] = same[0] - 1;
+    }
     snprintf(message, sizeof message, "process 1 on %s was refused: its rank is taken", here());
     assert_failed(same[1], message);
     const int last = start(2, 3, barrier);
@@ -347,6 +352,58 @@ TEST(strangers_are_not_waited_for) {
     while (count > 0) close(held[--count]);
 }
 
+// The right Hello of a process of this run, on a connection of its own.
+static int say_hello(uint32_t size, uint32_t rank, uint32_t purpose) {
+    struct {
+        char magic[8];
+        uint32_t size, rank, purpose;
+        char run_id[64], host[64];
+    } hello = {"LLMCHEL2", size, rank, purpose, "", "node"};
+    memcpy(hello.magic, "LLMCHEL2", 8);
+    snprintf(hello.run_id, sizeof hello.run_id, "%s", run.run_id);
+    const int fd = connect_to_run();
+    assert_int_equal(send(fd, &hello, sizeof hello, MSG_NOSIGNAL), sizeof hello);
+    return fd;
+}
+
+// Many more than process 0 keeps. Some have said the beginning of a Hello.
+TEST(idle_connections_do_not_delay_the_start) {
+    enum { IDLE = 200 };
+    int held[IDLE];
+    const int zero = start(0, 3, barrier), first = start(1, 3, barrier);
+    for (int i = 0; i < IDLE; i++) {
+        held[i] = connect_to_run();
+        if (i % 2) assert_int_equal(send(held[i], "LLMCHEL2", 8, MSG_NOSIGNAL), 8);
+    }
+    setenv("COMM_START_SECONDS", "20", 1);
+    const int last = start(2, 3, barrier);
+    assert_succeeded(zero), assert_succeeded(first), assert_succeeded(last);
+    for (int i = 0; i < IDLE; i++) close(held[i]);
+}
+
+TEST(a_connection_that_says_nothing_is_named) {
+    setenv("COMM_START_SECONDS", "1", 1);
+    const int zero = start(0, 2, barrier), silent = connect_to_run();
+    assert_failed(zero, "not all 2 processes came within 1 s; missing: 1; a connection from 127.0.0.1 says nothing");
+    close(silent);
+}
+
+// The limit of the start holds for it: were that longer, its connections would end first.
+TEST(a_process_that_says_hello_and_then_nothing_is_named) {
+    enum { LONGER = 6 }; // seconds
+    setenv("COMM_START_SECONDS", "2", 1);
+    const int zero = start(0, 3, barrier), last = start(2, 3, barrier);
+    const int messages = say_hello(3, 1, 0), watch = say_hello(3, 1, 1);
+    siginfo_t info = {.si_pid = 0};
+    for (int i = 0; i < 100 * LONGER && info.si_pid == 0; i++) {
+        assert_int_equal(waitid(P_PID, (id_t)pids[zero], &info, WEXITED | WNOWAIT | WNOHANG), 0);
+        usleep(10000);
+    }
+    close(messages), close(watch);
+    assert_failed(zero, "process 1 does not answer");
+    assert_failed(last, "process 1 does not answer");
+}
+
 // Process 2 is in the queue of the socket that process 0 inherits, before that starts.
 TEST(missing_processes_are_named) {
     const int listener = listen_for_run();
@@ -362,10 +419,9 @@ TEST(missing_processes_are_named) {
     setenv("COMM_START_SECONDS", "2", 1);
     const int zero = start(0, 4, barrier);
     close(listener);
-    assert_failed(wrong, "it belongs to run '\\x1B[2J'");
+    assert_failed(wrong, "its run is '\\x1B[2J'");
     assert_failed(zero, "not all 4 processes came within 2 s; missing: 1 3; process 1 on ");
-    assert_non_null(
-        strstr(results[zero].err.text, "was refused: it belongs to run '\\x1B[2J', process 0 to run 'a run'"));
+    assert_non_null(strstr(results[zero].err.text, "was refused: its run is '\\x1B[2J', process 0's is another"));
     assert_failed(other, "not all 4 processes came within 2 s; missing: 1 3");
 }
 
@@ -441,7 +497,7 @@ TEST(an_answer_of_another_length_is_refused) {
     for (size_t i = 0; i < sizeof SAID / sizeof SAID[0]; i++) {
         run.port = free_port(run.host);
         start_impostor(&SAID[i], sizeof SAID[i]);
-        assert_failed(start(1, 2, barrier), "process 0 sends what is no answer");
+        assert_failed(start(1, 2, barrier), "process 0 sends no answer");
     }
 }
 
@@ -476,8 +532,8 @@ TEST(a_process_that_ended_is_named_to_all) {
 
 static bool abort_and_stay(const Channel *channel, const Place *place, Error *err) {
     if (place->rank != lost) return barrier(channel, place, err);
-    channel->abort(1);
-    if (barrier(channel, place, err)) return true;
+    channel->close(1);
+    error_set(err, "aborted");
     for (;;) pause(); // its connections are gone, not the process
 }
 
@@ -489,7 +545,6 @@ TEST(abort_ends_the_calls_of_all) {
         started = 0;
         for (int r = 0; r < 3; r++) start(r, 3, abort_and_stay);
         assert_failed(1 - lost, message), assert_failed(2, message);
-        while (!strstr(results[lost].err.text, "has ended")) usleep(1000);
         assert_int_equal(waitpid(pids[lost], NULL, WNOHANG), 0); // no signal has ended it
         kill(pids[lost], SIGKILL), waitpid(pids[lost], NULL, 0);
     }
@@ -501,11 +556,11 @@ static bool two_barriers(const Channel *channel, const Place *place, Error *err)
 }
 
 TEST(a_process_that_ends_before_all_have_come_is_named_then) {
-    int same[2];
-    const int zero = start(0, 3, two_barriers);
-    start_twins(same, 3);
-    assert_failed(same[1], "its rank is taken"); // so the other has been accepted
-    kill(pids[same[0]], SIGKILL);
+    const int zero = start(0, 3, two_barriers), messages = say_hello(3, 1, 0), watch = say_hello(3, 1, 1);
+    char accepted[24];
+    assert_int_equal(recv(messages, accepted, sizeof accepted, MSG_WAITALL), sizeof accepted);
+    assert_int_equal(recv(watch, accepted, sizeof accepted, MSG_WAITALL), sizeof accepted);
+    close(messages), close(watch);
     const int last = start(2, 3, two_barriers);
     assert_failed(zero, "process 1 has ended");
     assert_failed(last, "process 1 has ended");
@@ -516,7 +571,7 @@ static bool (*odd_call)(const Channel *channel, Error *err); // of process 1; th
 static bool call_differently(const Channel *channel, const Place *place, Error *err) {
     uint64_t mine = 1, all[3];
     if (place->rank == 1) return odd_call(channel, err);
-    const bool ok = channel->gather(&mine, all, sizeof mine, err);
+    const bool ok = gather(channel, &mine, all, sizeof mine, err);
     // It must not take the end of process 0 to end the call of the other.
     while (place->rank == 0 && !results[1].err.text[0]) usleep(1000);
     return ok;
@@ -524,19 +579,19 @@ static bool call_differently(const Channel *channel, const Place *place, Error *
 
 static bool gather_16(const Channel *channel, Error *err) {
     char mine[16] = {0}, all[3 * 16];
-    return channel->gather(mine, all, sizeof mine, err);
+    return gather(channel, mine, all, sizeof mine, err);
 }
 
 static bool broadcast_8(const Channel *channel, Error *err) {
     char data[8] = {0};
-    return channel->broadcast(data, sizeof data, err);
+    return broadcast(channel, data, sizeof data, err);
 }
 
 // More than sockets hold: process 0 does not read it.
 static bool gather_much(const Channel *channel, Error *err) {
     const size_t bytes = 64 << 20;
     char *mine = calloc(1, bytes), *all = malloc(3 * bytes);
-    const bool ok = channel->gather(mine, all, bytes, err);
+    const bool ok = gather(channel, mine, all, bytes, err);
     free(mine), free(all);
     return ok;
 }
@@ -575,7 +630,7 @@ static int be_a_process(char **arguments) {
         return EXIT_RUN_FAILED;
     }
     printf("rank %d of %d\n", place.rank, place.size);
-    channel->close();
+    channel->close(0);
     return 0;
 }
 
