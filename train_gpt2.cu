@@ -159,8 +159,6 @@ static bool loop(Run *run, Error *err) {
     }
 }
 
-static int64_t planned_bytes(const Run *run);
-
 // --profile: runs steps only and saves nothing.
 static bool profile_loop(Run *run, Error *err) {
     profile_start(run->setup.options.profile);
@@ -173,7 +171,7 @@ static bool profile_loop(Run *run, Error *err) {
     // The machine may have been busy when its limits were measured, and nothing is faster than its limit.
     DeviceSpeed again, *speed = &run->speed;
     Error unmeasured;
-    const size_t bytes = (size_t)planned_bytes(run);
+    const size_t bytes = (size_t)memory_plan_total(model_memory(run->model));
     if (speed_measure(run->setup.dtype, bytes, &again, &unmeasured) && speed->matmul_flops > 0) {
         speed->matmul_flops = fmax(speed->matmul_flops, again.matmul_flops);
         speed->copy_bandwidth = fmax(speed->copy_bandwidth, again.copy_bandwidth);
@@ -324,18 +322,13 @@ static bool finish(Run *run, Error *err) {
 
 // --------------------------------------------------------------------------------------------------- how it is built
 
-static int64_t planned_bytes(const Run *run) {
+// Runs before the model is built, so that the memory it takes is free again by then.
+static void measure_speed(Run *run) {
+    Error unmeasured;
     const ModelOptions model = run_setup_model(&run->setup);
     MemoryPlan *plan = model_plan(&model);
     const int64_t bytes = memory_plan_total(plan);
     memory_plan_destroy(plan);
-    return bytes;
-}
-
-// Runs before the model is built, so that the memory it takes is free again by then.
-static void measure_speed(Run *run) {
-    Error unmeasured;
-    const int64_t bytes = planned_bytes(run);
     report_starting(&run->setup, bytes);
     if (speed_measure(run->setup.dtype, (size_t)bytes, &run->speed, &unmeasured)) return;
     if (comm_rank() == 0) fprintf(stderr, "the speed of this machine was not measured: %s\n", unmeasured.text);

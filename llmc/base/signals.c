@@ -79,7 +79,11 @@ void signals_install(void) {
 
 int signals_pending(void) { return agreed >= 0 ? agreed : pending; }
 int signals_received(void) { return pending; }
-void signals_agree(int signal_number) { agreed = signal_number; }
+
+void signals_agree(int signal_number) {
+    agreed = signal_number;
+    if (signal_number != 0) output_hurry();
+}
 
 const char *signals_name(int signal_number) {
     for (size_t i = 0; i < sizeof caught / sizeof *caught; i++)

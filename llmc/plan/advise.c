@@ -214,10 +214,13 @@ static void print_now(FILE *out, const Advice *a, bool is_limit) {
         heads = "no fast attention kernel takes it, only multiples of 8 up to 128; that costs more than is counted";
     fprintf(out, "advise      %s, %d multiprocessors, %s: %s, -b %lld -t %lld\n", a->gpu->name, a->gpu->num_sms,
             dtype_name(m->dtype), model_config_text(c, m->T, shape, sizeof shape), (long long)m->B, (long long)m->T);
-    fprintf(out, "advise      %s %s tokens/s %s; tiles and waves of the matmuls are %.0f%% full\n",
-            is_limit ? "at most" : "predicted", format_count(a->now.rate, rate, TEXT),
-            is_limit ? "at the datasheet's rates, as none are assumed for this GPU and dtype" : "by assumed rates",
-            100 * a->now.filled);
+    const char *said = "predicted", *by = "by assumed rates";
+    if (is_limit) {
+        said = "at most";
+        by = "at the datasheet's rates, as none are assumed for this GPU and dtype";
+    }
+    fprintf(out, "advise      %s %s tokens/s %s; tiles and waves of the matmuls are %.0f%% full\n", said,
+            format_count(a->now.rate, rate, TEXT), by, 100 * a->now.filled);
     fprintf(out, "advise      head size %lld: %s\n", (long long)HS, heads);
     fprintf(out, "advise      vocabulary %lld, padded to %lld; B*T = %lld rows, aligned by %d\n", (long long)c->V,
             (long long)c->Vp, (long long)(m->B * m->T), tiling_alignment(m->B * m->T));

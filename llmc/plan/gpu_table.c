@@ -131,9 +131,10 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
             const size_t used = strlen(names);
             snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", TABLE[i].name);
         }
-        return error_set(err, "--gpu %.*s: no such GPU; %s%s%s %s, and sizes such as 24G",
-                         (int)(length < 80 ? length : 80), text, nearest ? "did you mean " : "",
-                         nearest ? nearest->name : "", nearest ? "? Known GPUs:" : "known GPUs:", names);
+        char advice[NAME + 40] = "known GPUs";
+        if (nearest) snprintf(advice, sizeof advice, "did you mean %s? Known GPUs", nearest->name);
+        return error_set(err, "--gpu %.*s: no such GPU; %s: %s, and sizes such as 24G",
+                         (int)min_i64((int64_t)length, 80), text, advice, names);
     }
     gpu->spec = *nearest;
     return true;

@@ -68,13 +68,18 @@ static void add_arena(cJSON *device, const ModelOptions *model) {
         const PlannedTensor t = memory_plan_tensor(plan, i);
         if (t.bytes == 0) continue;
         const bool always = t.first_use == PLAN_ALWAYS;
-        const char *kind = always ? memory_class_name(t.memory_class) : activation_kind_name(activation_kind(t.name));
+        const char *kind = activation_kind_name(activation_kind(t.name));
+        int first = t.first_use, last = t.last_use;
+        if (always) {
+            kind = memory_class_name(t.memory_class);
+            first = 0;
+            last = last_tick;
+        }
         cJSON *tensor = cJSON_CreateObject();
         cJSON_AddItemToArray(tensors, tensor);
         JSON_ADD(tensor, JSON_TEXT("name", t.name), JSON_TEXT("kind", kind),
                  JSON_NUMBER("offset", memory_plan_offset(plan, i)), JSON_NUMBER("bytes", t.bytes),
-                 JSON_NUMBER("first", always ? 0 : t.first_use), JSON_NUMBER("last", always ? last_tick : t.last_use),
-                 JSON_BOOL("always", always));
+                 JSON_NUMBER("first", first), JSON_NUMBER("last", last), JSON_BOOL("always", always));
     }
     memory_plan_destroy(plan);
 }

@@ -104,6 +104,7 @@ static const struct {
     {"head_loss_backward", NO_PRODUCT, RATE_CROSS_ENTROPY, 10},
     {"embedding_backward", NO_PRODUCT, RATE_COPY, 4},
     {"gradient_sumsq", NO_PRODUCT, RATE_COPY, 2},
+    {"another", NO_PRODUCT, RATE_COPY, 1},
 };
 
 // The matmuls of a block: their rates over the mean, as short sums and narrow outputs cost; and the bias gradient of
@@ -166,14 +167,14 @@ static void see_op(void *context, const OpCost *cost, double calls) {
     PredictedOp *row = predicted_row(s->to, cost);
     const double N = (double)row->shape[0], IC = (double)row->shape[1], OC = (double)row->shape[2];
     int weight = 0, i = 0;
-    while (i < NUM_OPS && strcmp(OPS[i].op, cost->op) != 0) i++;
+    while (i < NUM_OPS - 1 && strcmp(OPS[i].op, cost->op) != 0) i++;
     while (weight < NUM_WEIGHTS - 1 && strcmp(WEIGHTS[weight].tensor, row->tensor) != 0) weight++;
-    const ProductKind product = i < NUM_OPS ? OPS[i].product : NO_PRODUCT;
-    const RateKind rate = i < NUM_OPS ? OPS[i].rate : RATE_COPY;
+    const ProductKind product = OPS[i].product;
+    const RateKind rate = OPS[i].rate;
     if (strcmp(cost->op, "batch_unpack") == 0 || strcmp(cost->op, "gradient_sumsq") == 0) s->beside = false;
     if (product == PRODUCT_WEIGHT_GRADIENT) s->beside = true;
     const double beside = s->beside ? calls : 0;
-    double launches = i < NUM_OPS ? OPS[i].launches : 1;
+    double launches = OPS[i].launches;
     if (rate == RATE_CROSS_ENTROPY) {
         for (int kind = 0; kind < PRODUCT_KINDS; kind++)
             add_product(row, kind, (ProductKind)kind, calls * cost->flops / 3, (int64_t)s->chunk_rows, weight);

@@ -68,9 +68,12 @@ char *options_without_effect(const Options *o, bool on_gpu) {
             const OptionRow *row = option_find(name, n);
             REQUIRE(row, "there is no option %s", name);
             if (!options_given(o, row->long_name)) continue;
-            fprintf(f, "%s%s%s (%s)", any ? ", " : "", row->short_name ? "-" : "--",
-                    row->short_name ? row->short_name : row->long_name, table[i].reason);
+            if (any) fputs(", ", f);
             any = true;
+            if (row->short_name)
+                fprintf(f, "-%s (%s)", row->short_name, table[i].reason);
+            else
+                fprintf(f, "--%s (%s)", row->long_name, table[i].reason);
         }
     }
     fclose(f);

@@ -1,6 +1,7 @@
 // See run_summary.h.
 #include "llmc/run/run_summary.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
 
 #include <math.h>
@@ -45,15 +46,10 @@ void run_summary_energy(RunSummary *s, double joules) {
     s->last_joules = joules;
 }
 
-static int by_value(const void *a, const void *b) {
-    const float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
-
 // Nearest rank: the smallest time that at least this share of the steps does not exceed. n > 0.
-static double nearest_rank(const float *sorted, size_t n, double share) {
+static double nearest_rank(const double *sorted, size_t n, double share) {
     const size_t rank = (size_t)ceil(share * (double)n);
-    return (double)sorted[rank > 0 ? rank - 1 : 0];
+    return sorted[rank - (rank > 0)];
 }
 
 // Derived from the steps; 0: unknown.
@@ -65,10 +61,10 @@ typedef struct {
 static RunFigures figures_of(const RunSummary *s) {
     RunFigures f = {.joules = s->last_joules - s->first_joules};
     const size_t first = s->steps > 1 ? 1 : 0, n = s->steps - first;
-    float *sorted = malloc(n * sizeof *sorted);
+    double *sorted = malloc(n * sizeof *sorted);
     REQUIRE_MEMORY(sorted, "the times of the steps");
-    memcpy(sorted, s->times + first, n * sizeof *sorted);
-    qsort(sorted, n, sizeof *sorted, by_value);
+    for (size_t i = 0; i < n; i++) sorted[i] = (double)s->times[first + i];
+    qsort(sorted, n, sizeof *sorted, arithmetic_ascending);
     f.p50 = nearest_rank(sorted, n, 0.50);
     f.p99 = nearest_rank(sorted, n, 0.99);
     free(sorted);
@@ -83,7 +79,12 @@ void run_summary_print(const RunSummary *s, RunLog *log) {
     char tokens[32], time[32], rate[32], p50[32], p99[32];
     char speed[160] = "", mfu[48] = "", best[96] = "", used[96] = "";
     const RunFigures f = figures_of(s);
-    const double kwh = f.joules / 3.6e6;
+    const char *unit = "kWh";
+    double energy = f.joules / 3.6e6;
+    if (energy < 0.1) {
+        energy *= 1e3;
+        unit = "Wh";
+    }
     if (f.mfu > 0.0) snprintf(mfu, sizeof mfu, ", mfu %.1f%%", 100.0 * f.mfu);
     if (f.p50 > 0.0)
         snprintf(speed, sizeof speed, " | median %s tok/s%s | step p50 %s ms, p99 %s ms",
@@ -94,8 +95,8 @@ void run_summary_print(const RunSummary *s, RunLog *log) {
     if (s->has_best)
         snprintf(best, sizeof best, "best validation loss %.4f at step %lld", s->best_loss, (long long)s->best_step);
     if (f.joules > 0.0)
-        snprintf(used, sizeof used, "%s%.4g %s, %.3g J/1K tokens", *best ? " | " : "", kwh < 0.1 ? 1e3 * kwh : kwh,
-                 kwh < 0.1 ? "Wh" : "kWh", 1e3 * f.joules / s->tokens);
+        snprintf(used, sizeof used, "%s%.4g %s, %.3g J/1K tokens", *best ? " | " : "", energy, unit,
+                 1e3 * f.joules / s->tokens);
     if (*best || *used) runlog_field(log, "", "%s%s", best, used);
 }
 
