@@ -161,9 +161,8 @@ static bool loop(Run *run, Error *err) {
 
 // --profile: runs steps only and saves nothing.
 static bool profile_loop(Run *run, Error *err) {
-    profile_start(run->setup.options.profile);
     report_first_step(run->report);
-    while (profile_next_step()) {
+    while (profile_next_step(run->setup.options.profile)) {
         if (signals_pending()) return true;
         if (!train_step(run, err)) return false;
     }
@@ -440,7 +439,7 @@ static int run_all(Run *run, Error *err) {
             return EXIT_RUN_FAILED;
     }
     signals_install(); // from here on there is a log that must stay complete
-    if (o->max_steps != 0) output_limit_wait(5);
+    if (o->max_steps != 0) output_limit_wait(5); // the seconds of a step that a stopped pager may cost, once
     if (!comm_all_ok(open_log(run, err), err)) return EXIT_RUN_FAILED;
     if (!(o->profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;
     if (!data_parallel_await_weights(run->shared, err)) return EXIT_RUN_FAILED;

@@ -82,13 +82,12 @@ static const CommObserver comm_observer = {observe_request, observe_wait};
 
 int64_t profile_total_steps(int64_t n) { return WARMUP_STEPS + 2 * n; }
 
-void profile_start(int64_t n) {
-    profile.n = n;
-    profile.boundaries = calloc((size_t)(2 * n + 1), sizeof *profile.boundaries);
-    REQUIRE_MEMORY(profile.boundaries, "the steps of a profile");
-}
-
-bool profile_next_step(void) {
+bool profile_next_step(int64_t n) {
+    if (!profile.boundaries) {
+        profile.n = n;
+        profile.boundaries = calloc((size_t)(2 * n + 1), sizeof *profile.boundaries);
+        REQUIRE_MEMORY(profile.boundaries, "the steps of a profile");
+    }
     const int64_t measured = profile.step - WARMUP_STEPS;
     if (measured >= 0 && !profile.failed) profile.boundaries[measured] = record_event(STREAM_COMPUTE);
     const bool observed = measured >= profile.n && measured < 2 * profile.n;

@@ -17,9 +17,8 @@
 int64_t profile_total_steps(int64_t n); // of the run that --profile n makes
 
 // Use:
-//   profile_start(n); while (profile_next_step()) train_step(); profile_report(...);
+//   while (profile_next_step(n)) train_step(); profile_report(...);
 // next_step ends the step before; true: another step is due.
-void profile_start(int64_t n);
-bool profile_next_step(void);
+bool profile_next_step(int64_t n);
 // Waits for the device, prints the table; in directory (NULL: nowhere) writes profile.json and profile_trace.json.
 bool profile_report(RunLog *log, const char *directory, DType dtype, DeviceSpeed speed, Error *err);
