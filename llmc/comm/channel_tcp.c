@@ -286,7 +286,7 @@ static bool tcp_start_other(const Place *place, double seconds, Error *err) {
             if (moved == MOVED) moved = tcp_hear(fd, &ACCEPTED, NULL, 0, tcp.deadline, &reason);
             if (moved != MOVED) close(fd);
             if (moved == STRANGE) error_set(&reason, "another program listens there");
-            if (moved < REFUSED) error_set(&reason, "it took the connection, but did not answer");
+            if (moved == ENDED || moved == STUCK) error_set(&reason, "it took the connection, but did not answer");
         }
         if (moved == MOVED)
             tcp.sockets[(int)hello.purpose++ * tcp.size] = fd;
