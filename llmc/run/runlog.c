@@ -6,6 +6,7 @@
 #include "llmc/run/runlog.h"
 
 #include "llmc/base/append_file.h"
+#include "llmc/base/atomic_file.h"
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
 #include "llmc/base/format.h"
@@ -41,45 +42,82 @@ struct RunLog {
 
 // ---------------------------------------------------------------------------------------------------------- opening
 
-// The step of a line of main.log and its event; -1: no step, or no JSON, which is not ours to judge.
-static double line_step(const char *line, size_t length, char event[32]) {
-    cJSON *object = cJSON_ParseWithLength(line, length);
+// A main.log that is read line by line.
+typedef struct {
+    FILE *file;
+    char *text; // of the current line
+    size_t capacity;
+    ssize_t length;
+    off_t at;           // its first byte
+    double step;        // -1: no step, or no JSON, which is not ours to judge
+    bool is_evaluation; // a validation, a score, a sample
+    bool is_damaged;    // has zeros: after a loss of power
+} LogLines;
+
+// False: no more lines that are finished.
+static bool log_lines_next(LogLines *l) {
+    l->at += l->length;
+    l->length = l->file ? getline(&l->text, &l->capacity, l->file) : 0;
+    if (l->length <= 0 || l->text[l->length - 1] != '\n') return false;
+    cJSON *object = cJSON_ParseWithLength(l->text, (size_t)l->length);
     const cJSON *step = cJSON_GetObjectItemCaseSensitive(object, "step");
-    const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "event"));
-    const double found = cJSON_IsNumber(step) ? step->valuedouble : -1;
-    snprintf(event, 32, "%s", name ? name : "");
+    const char *event = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "event"));
+    l->step = cJSON_IsNumber(step) ? step->valuedouble : -1;
+    l->is_evaluation =
+        event && (strcmp(event, "validation") == 0 || strcmp(event, "choices") == 0 || strcmp(event, "sample") == 0);
+    l->is_damaged = memchr(l->text, '\0', (size_t)l->length) != NULL;
     cJSON_Delete(object);
-    return found;
+    return true;
 }
 
-// Finds the bytes of the log that a run resumed after `step` keeps; 0 if there is no log yet. others (NULL: nothing is
-// dropped): the kept lines from the first evaluation of `step` on, without such evaluations.
-static bool read_kept(const char *path, double step, FILE *others, off_t *keep, Error *err) {
-    *keep = 0;
-    FILE *f = fopen(path, "re");
-    if (!f) return errno == ENOENT || error_set(err, "%s: cannot be read: %s", path, path_reason(path, errno).text);
-    char *line = NULL, event[32];
-    size_t capacity = 0;
-    ssize_t length;
-    bool dropped = false;
-    while ((length = getline(&line, &capacity, f)) > 0) {
-        if (line[length - 1] != '\n' || memchr(line, '\0', (size_t)length)) break; // zeros: after a loss of power
-        const double of = line_step(line, (size_t)length, event);
-        const bool evaluation =
-            strcmp(event, "validation") == 0 || strcmp(event, "choices") == 0 || strcmp(event, "sample") == 0;
-        if (of > step) break;
-        if (others && evaluation && of == step)
-            dropped = true;
-        else if (dropped)
-            fwrite(line, 1, (size_t)length, others);
-        else
-            *keep += length;
-    }
+// A log that does not exist has no lines.
+static bool log_lines_open(LogLines *l, const char *path, Error *err) {
+    *l = (LogLines){.file = fopen(path, "re")};
+    return l->file || errno == ENOENT || error_set(err, "%s: cannot be read: %s", path, path_reason(path, errno).text);
+}
+
+static bool log_lines_close(LogLines *l, const char *path, Error *err) {
     // At its end, feof; getline that runs out of memory sets neither flag.
-    bool ok = length > 0 || feof(f) || error_set(err, "%s: cannot be read: %s", path, strerror(errno));
-    free(line);
-    fclose(f);
+    const bool ok =
+        l->length > 0 || !l->file || feof(l->file) || error_set(err, "%s: cannot be read: %s", path, strerror(errno));
+    free(l->text);
+    if (l->file) fclose(l->file);
     return ok;
+}
+
+// Finds where the lines begin that a run resumed after `step` writes again; the end of all lines if there are none.
+// mixed: there are such lines, or damaged ones, also before others that it keeps.
+static bool find_kept(const char *path, double step, off_t *keep, bool *mixed, Error *err) {
+    LogLines l;
+    *keep = -1;
+    *mixed = false;
+    if (!log_lines_open(&l, path, err)) return false;
+    while (log_lines_next(&l)) {
+        if (l.is_damaged || l.step > step) {
+            if (*keep < 0) *keep = l.at;
+        } else if (l.step >= 0 && *keep >= 0) {
+            *mixed = true;
+            *keep = -1;
+        }
+    }
+    if (*keep < 0) *keep = l.at;
+    return log_lines_close(&l, path, err);
+}
+
+// Replaces the log by the lines that a run resumed after `step` keeps, of the first `keep` bytes. It is moved aside.
+static bool separate_kept(const char *path, double step, off_t *keep, Error *err) {
+    LogLines l;
+    AtomicFile *f = atomic_file_create(path, err);
+    bool ok = f && log_lines_open(&l, path, err);
+    if (ok) {
+        while (log_lines_next(&l) && l.at < *keep)
+            if (!l.is_damaged && l.step <= step) atomic_file_write(f, l.text, (size_t)l.length, err);
+        ok = log_lines_close(&l, path, err) &&
+             own_file_move_aside(path, "has damaged or repeated lines, without which it is continued", 0, err);
+    }
+    if (ok) return atomic_file_commit(f, keep, NULL, err);
+    atomic_file_abandon(f);
+    return false;
 }
 
 static const char LOG_MARK[] = "{\"event\":\"run\",\"time\":";
@@ -88,13 +126,18 @@ static const char LOG_MARK[] = "{\"event\":\"run\",\"time\":";
 // main.log.1, main.log.2, ...: an earlier run wrote it, or the user.
 static bool open_main_log(RunLog *log, const char *path, bool append, int64_t first_step, Error *err) {
     off_t keep = 0;
+    bool mixed = false;
+    const double step = append ? (double)first_step : -1;
+    atomic_file_clean(path); // of separate_kept, killed
     if (!own_file_make_way(path, LOG_MARK, err) || !append_file_open(&log->file, path, false, err)) return false;
     const int64_t size = file_size(log->file.fd);
-    if (size != 0 && !read_kept(path, append ? (double)first_step : -1, NULL, &keep, err)) return false;
-    if (!append && keep < size) { // it has steps
-        if (!own_file_move_aside(path, "belongs to an earlier run", 0, err)) return false;
+    if (size != 0 && !find_kept(path, step, &keep, &mixed, err)) return false;
+    const bool has_steps = !append && keep < size;
+    if (has_steps && !own_file_move_aside(path, "belongs to an earlier run", 0, err)) return false;
+    if (mixed && !separate_kept(path, step, &keep, err)) return false;
+    if (has_steps || mixed) {
         append_file_close(&log->file);
-        if (!append_file_open(&log->file, path, true, err)) return false;
+        if (!append_file_open(&log->file, path, has_steps, err)) return false;
     }
     return append_file_cut(&log->file, append ? keep : 0, err);
 }
@@ -231,14 +274,22 @@ void runlog_sync(RunLog *log) {
 void runlog_drop_evaluations(RunLog *log, int64_t step) {
     if (log->file.fd < 0) return;
     Error err;
-    char *others = NULL;
+    LogLines l;
+    char *others = NULL; // the lines after the first such one
     size_t bytes = 0;
-    off_t keep;
+    off_t keep = -1;
     FILE *f = text_open(&others, &bytes);
-    const bool read = read_kept(log->file.path, (double)step, f, &keep, &err);
+    bool ok = log_lines_open(&l, log->file.path, &err);
+    while (ok && log_lines_next(&l)) {
+        const bool drops = l.is_evaluation && l.step == (double)step;
+        if (drops && keep < 0) keep = l.at;
+        if (!drops && keep >= 0) fwrite(l.text, 1, (size_t)l.length, f);
+    }
+    ok = ok && log_lines_close(&l, log->file.path, &err);
     fclose(f);
-    if (!read || !append_file_cut(&log->file, keep, &err) || !append_file_write(&log->file, others, bytes, &err))
-        complain_once(log, &log->file_failed, &err, "this log may have evaluations twice");
+    if (ok && keep >= 0)
+        ok = append_file_cut(&log->file, keep, &err) && append_file_write(&log->file, others, bytes, &err);
+    if (!ok) complain_once(log, &log->file_failed, &err, "this log may have evaluations twice");
     free(others);
 }
 
