@@ -51,7 +51,7 @@ typedef struct {
     int64_t vocab;        // stated by the files, 0 if none does; files that contradict each other are refused
     int64_t eot;          // end-of-text token stated by the files, -1 if none does
     int token_bytes;      // 2 or 4, the same in all files
-    uint64_t fingerprint; // hash of the headers and the first tokens of all files, in order: it differs for other data
+    uint64_t fingerprint; // hash of the first, middle and last 4 KiB of all files, in order: it differs for other data
 } ShardSet;
 
 // Opens and checks every file that matches pattern, a glob(7) pattern or the name of one file; T >= 1. All files stay

@@ -89,10 +89,10 @@ def control_of(checkpoint):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_data_that_fail_in_the_middle_of_a_step_and_are_repaired_leave_no_trace(name, shim, data, tmp_path):
     run = Run(shim, tmp_path, data.flags, OPTIONS[name], ["-v", "0"])
-    windows = 2 * MICRO_STEPS  # a step reads each with one call, after one for the header of each shard
-    shards = len(list(data.directory.glob("train_*.bin"))) + len(list(data.directory.glob("val_*.bin")))
+    windows = 2 * MICRO_STEPS  # a step reads each with one call, after those by which the shards are opened
+    opening = 3 * len(list(data.directory.glob("*_*.bin")))
     codes = [run.disturb((EXIT_RUN_FAILED,), FAULT_UNDER=data.directory, FAULT_CLASS="read", FAULT_ERROR=errno.EIO,
-                         FAULT_AT=shards + step * windows + at) for step, at in ((1, 5), (2, 4))]
+                         FAULT_AT=opening + step * windows + at) for step, at in ((1, 5), (2, 4))]
     assert codes == [EXIT_RUN_FAILED] * 2
 
 

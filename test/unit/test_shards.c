@@ -250,6 +250,33 @@ TEST(files_are_the_same_whatever_their_names) {
 }
 
 // Field 2 counts tokens in version 1, bytes per token in version 2; 3 is the vocabulary, 6 end-of-text + 1.
+static uint64_t fingerprint_of(const char *pattern) {
+    ShardSet set;
+    assert_ok(shards_open(&set, pattern, 8, &err));
+    const uint64_t fingerprint = set.fingerprint;
+    shards_close(&set);
+    return fingerprint;
+}
+
+TEST(shards_with_other_tokens_at_their_beginning_middle_or_end_have_another_fingerprint) {
+    enum { TOKENS = 50000, BYTES = SHARD_HEADER_BYTES + 2 * TOKENS };
+    static const size_t places[] = {SHARD_HEADER_BYTES, BYTES / 2, BYTES - 1};
+    AUTO_FREE unsigned char *bytes = calloc(BYTES, 1);
+    memcpy(bytes, (const int32_t[]){SHARD_MAGIC, 1, TOKENS}, 3 * sizeof(int32_t));
+    write_bytes(tmp_file("a_0.bin"), bytes, BYTES);
+    write_bytes(tmp_file("a_1.bin"), bytes, BYTES);
+    const uint64_t same = fingerprint_of(tmp_file("a_*.bin"));
+    assert_true(fingerprint_of(tmp_file("a_0.bin")) != same);
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        bytes[places[i]] ^= 1;
+        write_bytes(tmp_file("a_1.bin"), bytes, BYTES);
+        if (fingerprint_of(tmp_file("a_*.bin")) == same) fail_msg("place %zu", i);
+        bytes[places[i]] ^= 1;
+    }
+    write_bytes(tmp_file("a_1.bin"), bytes, BYTES);
+    assert_true(fingerprint_of(tmp_file("a_*.bin")) == same);
+}
+
 TEST(a_header_that_contradicts_itself_or_its_file_is_refused) {
     static const struct {
         int32_t header[8];
