@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 // When cJSON runs out of memory it reports the text as invalid JSON, and a checkpoint would seem damaged.
 static void *allocate_or_end(size_t bytes) {
@@ -55,6 +56,21 @@ cJSON *json_parse_file(const char *path, size_t max_bytes, Error *err) {
     cJSON *root = json_parse_content(path, text, bytes, err);
     free(text);
     return root;
+}
+
+void json_make_seal(char seal[JSON_SEAL_BYTES + 1], const char *text, size_t bytes) {
+    const int n = snprintf(seal, JSON_SEAL_BYTES + 1, ",\n  \"xxh3\": \"%016llx\"\n}\n",
+                           (unsigned long long)XXH3_64bits(text, bytes));
+    REQUIRE(n == JSON_SEAL_BYTES, "the seal has %d bytes", n);
+}
+
+bool json_check_seal(const char *text, size_t bytes, Error *err) {
+    const size_t body = bytes > JSON_SEAL_BYTES ? bytes - JSON_SEAL_BYTES : 0;
+    char seal[JSON_SEAL_BYTES + 1];
+    json_make_seal(seal, text, body);
+    return memcmp(text + body, seal, bytes - body) == 0 ||
+           error_set(err, "damaged: its bytes have the checksum %016llx, but it ends with another",
+                     (unsigned long long)XXH3_64bits(text, body));
 }
 
 const char *json_describe(const cJSON *item, char *buf, size_t size) {

@@ -20,6 +20,12 @@ cJSON *json_parse_content(const char *path, const char *text, size_t bytes, Erro
 // The same for a file of at most max_bytes.
 cJSON *json_parse_file(const char *path, size_t max_bytes, Error *err);
 
+// The end of a file that is one object, after which nothing follows: the checksum of all bytes before it, as its last
+// field. So every byte of the file is either covered or fixed.
+enum { JSON_SEAL_BYTES = 33 };
+void json_make_seal(char seal[JSON_SEAL_BYTES + 1], const char *text, size_t bytes);
+bool json_check_seal(const char *text, size_t bytes, Error *err); // of all bytes of a file
+
 // All of these return false with a message when the key is absent (json_find: *item NULL), stated twice, of another
 // type, or out of range.
 bool json_find(const cJSON *object, const char *key, const cJSON **item, Error *err);

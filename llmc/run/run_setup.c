@@ -38,16 +38,38 @@ static const char HELLASWAG[] = "data/hellaswag/hellaswag_val.bin";
 
 static const char OPTIONS_FILE[] = "options.json"; // in the directory of -o
 enum { MAX_OPTIONS_BYTES = 16 << 20 };             // it may hold a long prompt
-static const char OPTIONS_MARK[] = "\"train-data\":\"";
+static const char OPTIONS_MARK[] = "\"train-data\":\"", OPTIONS_SEAL_MARK[] = ",\n  \"xxh3\": \"";
+
+// The object in an options.json, malloced; its checksum is verified and left out.
+static char *read_remembered(const char *path, Error *err) {
+    size_t bytes;
+    char *text = file_read_all(path, MAX_OPTIONS_BYTES, &bytes, err);
+    if (!text) return NULL;
+    if (!json_check_seal(text, bytes, err)) {
+        error_prefix(err, "%s", path);
+        free(text);
+        return NULL;
+    }
+    strcpy(text + bytes - JSON_SEAL_BYTES, "}");
+    return text;
+}
 
 // ---------------------------------------------------------------------------------------- what to train, on which data
 
-// Adopts the directory in which the run was begun from its options.json; older runs do not state it.
+// Adopts the directory in which the run was begun from its options.json, if it has one.
 static void take_begun_directory(Options *o, const char *run) {
     char *path = path_join(run, OPTIONS_FILE);
-    cJSON *then = json_parse_file(path, MAX_OPTIONS_BYTES, NULL);
-    if (then) options_adopt_directory(o, then);
-    cJSON_Delete(then);
+    Error unread;
+    if (file_exists(path)) {
+        char *json = read_remembered(path, &unread);
+        cJSON *then = json ? json_parse(json, strlen(json), &unread) : NULL;
+        if (then)
+            options_adopt_directory(o, then);
+        else
+            advice_print("%s; where the run was begun is not known", unread.text);
+        cJSON_Delete(then);
+        free(json);
+    }
     free(path);
 }
 
@@ -68,10 +90,12 @@ static void take_step_and_data(RunSetup *s) {
 // A run that ended before its first checkpoint restarts from its beginning with its original options.
 static bool adopt_remembered(RunSetup *s, Error *err) {
     char *path = path_join(s->options.output, OPTIONS_FILE);
-    const bool known = own_file_is(path, OPTIONS_MARK);
+    // A file in which one mark is damaged is still ours.
+    const bool known = own_file_is(path, OPTIONS_MARK) || own_file_is(path, OPTIONS_SEAL_MARK);
     const int unread = known ? 0 : errno;
-    char *json = known ? file_read_all(path, MAX_OPTIONS_BYTES, NULL, err) : NULL;
+    char *json = known ? read_remembered(path, err) : NULL;
     bool ok = !known || (json && (options_adopt_json(&s->options, json, err) || error_prefix(err, "%s", path)));
+    if (known && !json) error_set(err, "%.700s; remove it, and give the options again", err->text);
     if (unread != 0) ok = error_set(err, "%s: cannot be read: %s", path, path_reason(path, unread).text);
     if (ok)
         advice_print("-y 1: no checkpoint in %s yet; starting from the beginning%s%s", s->options.output,
@@ -88,7 +112,13 @@ bool run_setup_save_options(const RunSetup *s, Error *err) {
     // A mark of a shorter run.
     if (s->first_step < s->total_steps) checkpoint_unmark_done(o->output);
     char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o, true);
-    const bool ok = own_file_write(path, OPTIONS_MARK, json, strlen(json), err);
+    const size_t body = strlen(json) - 1; // without the brace
+    char *sealed = malloc(body + JSON_SEAL_BYTES + 1);
+    REQUIRE_MEMORY(sealed, "the options");
+    memcpy(sealed, json, body);
+    json_make_seal(sealed + body, sealed, body);
+    const bool ok = own_file_write(path, OPTIONS_MARK, sealed, body + JSON_SEAL_BYTES, err);
+    free(sealed);
     free(json);
     free(path);
     return ok;

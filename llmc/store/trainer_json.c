@@ -15,23 +15,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 enum {
     FORMAT_VERSION = 2,
     MAX_TRAINER_BYTES = 16 << 20, // the options may hold a long prompt
-    SEAL_BYTES = 33,
 };
 
 const char *checkpoint_file_name(int file) {
     return file == CHECKPOINT_OPTIMIZER ? OPTIMIZER_FILE_NAME : huggingface_files[file].name;
-}
-
-// The end of a file: the checksum of all bytes before it. So every byte of the file is either covered or fixed.
-static void make_seal(char seal[SEAL_BYTES + 1], const char *text, size_t bytes) {
-    const int n =
-        snprintf(seal, SEAL_BYTES + 1, ",\n  \"xxh3\": \"%016llx\"\n}\n", (unsigned long long)XXH3_64bits(text, bytes));
-    REQUIRE(n == SEAL_BYTES, "the seal has %d bytes", n);
 }
 
 // ------------------------------------------------------------------------------------------------ the tables of fields
@@ -194,8 +185,8 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Model
     }
     fputs("\n  }", out);
     fflush(out); // updates text and bytes
-    char seal[SEAL_BYTES + 1];
-    make_seal(seal, text, bytes);
+    char seal[JSON_SEAL_BYTES + 1];
+    json_make_seal(seal, text, bytes);
     fputs(seal, out);
     fclose(out);
     const bool ok = file_write_atomic(path, text, bytes, err);
@@ -375,24 +366,15 @@ static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts,
     return true;
 }
 
-static bool check_seal(const cJSON *root, const char *text, size_t bytes, Error *err) {
-    const size_t body = bytes > SEAL_BYTES ? bytes - SEAL_BYTES : 0;
-    char seal[SEAL_BYTES + 1];
-    int64_t format;
-    if (!json_get_int(root, "format", FORMAT_VERSION, FORMAT_VERSION, &format, err)) return false;
-    make_seal(seal, text, body);
-    return memcmp(text + body, seal, bytes - body) == 0 ||
-           error_set(err, "damaged: its bytes have the checksum %016llx, but it ends with another",
-                     (unsigned long long)XXH3_64bits(text, body));
-}
-
 bool trainer_json_read(const char *path, TrainerState *state, FileFacts facts[CHECKPOINT_FILES], Error *err) {
     *state = (TrainerState){0};
     size_t bytes = 0;
     char *text = file_read_all(path, MAX_TRAINER_BYTES, &bytes, err);
     if (!text) return false;
     cJSON *root = json_parse_content(path, text, bytes, err);
-    const bool ok = root && ((check_seal(root, text, bytes, err) && read_state(root, state, facts, err)) ||
+    int64_t format;
+    const bool ok = root && ((json_get_int(root, "format", FORMAT_VERSION, FORMAT_VERSION, &format, err) &&
+                              json_check_seal(text, bytes, err) && read_state(root, state, facts, err)) ||
                              error_prefix(err, "%s", path));
     cJSON_Delete(root);
     free(text);
