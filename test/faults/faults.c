@@ -66,7 +66,8 @@ static bool fail_on, no_exchange;
 static char under[1024];
 static size_t under_length;
 enum { MAX_FILES = 4096 };
-static bool is_ours[MAX_FILES]; // the descriptors of files below `under`
+static bool is_ours[MAX_FILES];     // the descriptors of files below `under`
+static long output = STDOUT_FILENO; // the descriptor through which the program writes to stdout
 static atomic_flag tracing = ATOMIC_FLAG_INIT;
 
 // A system call that the filter lets through: by the address after its instruction.
@@ -120,8 +121,8 @@ static void record_call(int n, const long *a, long result, int64_t offset) {
     switch (n) {
     case SYS_write:
     case SYS_pwrite64:
-        if (result > 0 && (is_our_file(a[0]) || a[0] == STDOUT_FILENO))
-            record(n, (int)a[0], 0, offset, NULL, two, (size_t)result);
+        if (result > 0 && (is_our_file(a[0]) || a[0] == output))
+            record(n, a[0] == output ? STDOUT_FILENO : (int)a[0], 0, offset, NULL, two, (size_t)result);
         break;
     case SYS_fsync:
     case SYS_fdatasync:
@@ -189,6 +190,7 @@ static long do_call(int n, const long *a) {
     const long result = raw_call(n, a[0], a[1], a[2], a[3], a[4], a[5]);
     if (opens && result >= 0 && result < MAX_FILES && (is_ours[result] = is_below(path)) && trace >= 0)
         record(SYS_open, (int)result, (int)(n == SYS_openat ? a[2] : a[1]), 0, path, NULL, 0);
+    if (opens && result >= 0 && path && strcmp(path, "/proc/self/fd/1") == 0) output = result;
     if (n == SYS_close && a[0] >= 0 && a[0] < MAX_FILES) is_ours[a[0]] = false;
     if (trace >= 0) record_call(n, a, result, offset);
     atomic_flag_clear(&tracing);
