@@ -7,7 +7,7 @@
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
-#include "llmc/cpu/gemm.h"
+#include "llmc/cpu/matmul.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
 

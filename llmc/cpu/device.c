@@ -6,7 +6,7 @@
 #include "llmc/base/limits.h"
 #include "llmc/base/signals.h"
 #include "llmc/cpu/cpu.h"
-#include "llmc/cpu/gemm.h"
+#include "llmc/cpu/matmul.h"
 
 #include <errno.h>
 #include <inttypes.h>

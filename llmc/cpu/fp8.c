@@ -2,7 +2,7 @@
 // are bf16 products of the same numbers. That is exact: a power of two times an fp8 number is a bf16 number (Fp8Slot),
 // so operands are widened to their true values and the product needs no scaling.
 // Owns nothing: operands are widened into the workspace.
-#include "llmc/cpu/gemm.h"
+#include "llmc/cpu/matmul.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/cpu/cpu.h"

@@ -3,7 +3,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
-#include "llmc/cpu/gemm.h"
+#include "llmc/cpu/matmul.h"
 #include "llmc/cpu/simd.h"
 #include "llmc/tensor.h"
 

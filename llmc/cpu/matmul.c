@@ -1,6 +1,6 @@
 // The linear layers: matrix products in cache-sized pieces, on top of oneDNN; products of a few rows, for decoding;
 // bias gradients; and the ops, which call these.
-#include "llmc/cpu/gemm.h"
+#include "llmc/cpu/matmul.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/cpu/cpu.h"

@@ -1,5 +1,5 @@
 // Matrix multiplications by oneDNN, see gemm.h: its versions 2 and 3, and a cache of primitives by shape.
-#include "llmc/cpu/gemm.h"
+#include "llmc/cpu/matmul.h"
 
 #include <dlfcn.h>
 #include <malloc.h>

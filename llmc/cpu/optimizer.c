@@ -5,7 +5,7 @@
 // An array of tensors is cut into parts; tables and sums are in the workspace. An update is one parallel region over
 // the parts of all tensors. A part is processed block by block (optimizer.h): gradient, moments and parameter are
 // loaded into fp32 lanes, the rule computes, and the results are stored. Rule and dtypes are dispatched once per block.
-#include "llmc/cpu/optimizer.h"
+#include "llmc/cpu/optimizer_block.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"

@@ -4,7 +4,7 @@
 // The statistics read the gradient twice: for the sums of squares and then, with rows and columns known, for the size
 // of the update. A matrix is split into groups of rows, which the threads take as they become free. Each group sums its
 // columns separately, and the groups are added in order.
-#include "llmc/cpu/optimizer.h"
+#include "llmc/cpu/optimizer_block.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"

@@ -6,7 +6,7 @@
 //   backward  head -> final layernorm -> L x block, last first -> embedding
 //
 // Which activations of a block are kept in between is chosen block by block (recompute.h); the others are recomputed.
-#include "llmc/model/model_internal.h"
+#include "llmc/model/model_object.h"
 
 static int num_heads(const Block *b) { return (int)b->model->options.config.NH; }
 

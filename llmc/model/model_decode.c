@@ -5,7 +5,7 @@
 #include "llmc/model/model_decode.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/model/model_internal.h"
+#include "llmc/model/model_object.h"
 #include <string.h>
 
 // i32 values on the device and, in the same order, in host memory: prompts (sequences, up to T), then the input of a

@@ -9,7 +9,7 @@
 #include "llmc/model/model_memory.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/model/model_internal.h"
+#include "llmc/model/model_object.h"
 
 #include <stdlib.h>
 

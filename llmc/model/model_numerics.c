@@ -4,7 +4,7 @@
 #include "llmc/model/model_numerics.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/model/model_internal.h"
+#include "llmc/model/model_object.h"
 #include <math.h>
 #include <stdio.h>
 

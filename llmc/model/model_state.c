@@ -4,7 +4,7 @@
 #include "llmc/model/model_state.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/model/model_internal.h"
+#include "llmc/model/model_object.h"
 
 #include <stdlib.h>
 #include <string.h>

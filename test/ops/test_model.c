@@ -3,7 +3,7 @@
 // the loss. test/golden compares with PyTorch.
 #include "llmc/base/error.h"
 #include "llmc/device.h"
-#include "llmc/model/model_internal.h"
+#include "llmc/model/model_object.h"
 #include "llmc/model/model_state.h"
 #include "test/ops/random_model.h"
 #include "test/reference/gradient_add.h"

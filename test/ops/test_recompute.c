@@ -6,7 +6,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/device.h"
-#include "llmc/model/model_internal.h"
+#include "llmc/model/model_object.h"
 #include "llmc/model/model_state.h"
 #include "test/ops/random_model.h"
 #include <math.h>

@@ -5,7 +5,7 @@
 #include "dev/sim/sim_control.h"
 #include "llmc/base/arithmetic.h"
 #include "llmc/cuda/backend.h"
-#include "llmc/model/model_internal.h"
+#include "llmc/model/model_object.h"
 #include <stdlib.h>
 #include <string.h>
 

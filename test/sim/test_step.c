@@ -6,7 +6,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/model/model_decode.h"
-#include "llmc/model/model_internal.h"
+#include "llmc/model/model_object.h"
 #include "llmc/model/model_state.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/optimizer_file.h"

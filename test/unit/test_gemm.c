@@ -2,7 +2,7 @@
 // Matrices hold small integers: products and sums are exact in fp32, and in bf16 where they stay below 256, so that
 // results are compared for equality.
 #include "llmc/cpu/cpu.h"
-#include "llmc/cpu/gemm.h"
+#include "llmc/cpu/matmul.h"
 #include "test/test.h"
 #include "test/unit/device_fixture.h"
 
