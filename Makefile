@@ -69,7 +69,7 @@ WARNINGS := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-pr
 CFLAGS_release  := -O3 -g1
 CFLAGS_coverage := -O0 -g --coverage -fprofile-update=atomic
 CFLAGS_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-# The copies of the vector code, best first, and their flags; llmc/cpu/device.c has the same list. Each has just what its
+# The copies of the vector code, best first, and their flags; llmc/cpu/cpu.c has the same list. Each has just what its
 # name says, also with -march=native in CFLAGS.
 X86       := $(filter x86_64-%,$(or $(shell $(CC) -dumpmachine 2>/dev/null),$(shell uname -m)-))
 CPU_CODES := $(if $(X86),avx512bf16 avx512 avx2) baseline
@@ -98,7 +98,7 @@ CPU_SRC  := $(wildcard llmc/cpu/*.c)
 HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/data/*.c llmc/text/*.c llmc/store/*.c llmc/plan/*.c llmc/run/*.c llmc/comm/*.c) \
             data/tool.c
 # Of llmc/cpu, what any processor runs; the remainder is the vector code.
-CPU_ONCE := $(addprefix llmc/cpu/,collectives_mpi.c cpu.c device.c onednn.c)
+CPU_ONCE := $(addprefix llmc/cpu/,collectives_mpi.c cpu.c device.c host_memory.c onednn.c)
 CPU_OBJ  := $(CPU_ONCE:%.c=$(BUILD)/%.o) $(CPU_CODES:%=$(BUILD)/llmc/cpu/%.o)
 HOST_OBJ := $(HOST_SRC:%.c=$(BUILD)/%.o)
 LIB      := $(BUILD)/libllmc.a

@@ -15,26 +15,30 @@ static const OpObserver *observer;
 void ops_observe(const OpObserver *o) { observer = o; }
 bool ops_are_observed(void) { return observer != NULL; }
 
-// The end of an op: runs the backend's part between the observer's begin (which gets the cost) and end. Ops of the
-// backward pass state their operands, so that a weight gradient can be computed beside them; others wait for it.
-#define RUN(op, arguments, cost) RUN_ORDERED(op, arguments, NULL, cost)
-#define RUN_ORDERED(op, arguments, operands, cost)                                                                     \
+// The end of an op: runs the backend's part between the observer's begin, which gets the cost, and end. `written` and
+// `read` are lists in parentheses of the tensors that it writes and reads; absent ones are allowed. Its bytes are
+// theirs and `again`, those of what it adds to. RUN waits for the weight gradients that are computed beside other ops;
+// RUN_ORDERED, of the ops in the backward pass of the blocks, waits only where both touch a tensor.
+#define RUN(op, arguments, written, read, shape, flops, again)                                                         \
+    RUN_COST(op, arguments, NULL, COST(shape, flops, operand_bytes(OPERANDS(written, read)) + (again)))
+#define RUN_ORDERED(op, arguments, written, read, shape, flops, again)                                                 \
+    RUN_COST(op, arguments, OPERANDS(written, read),                                                                   \
+             COST(shape, flops, operand_bytes(OPERANDS(written, read)) + (again)))
+#define RUN_COST(op, arguments, operands, cost)                                                                        \
     do {                                                                                                               \
         if (observer && !observer->begin(cost)) break;                                                                 \
         backend_order(operands);                                                                                       \
         backend_ops()->op arguments;                                                                                   \
         if (observer) observer->end();                                                                                 \
     } while (0)
-
-// The tensors that an op writes and those that it reads, each list in parentheses. Absent ones are allowed.
 #define OPERANDS(written, read)                                                                                        \
     &(OpOperands) { LIST written, LENGTH written, LIST read, LENGTH read }
 #define LIST(...)                                                                                                      \
     (Tensor[]) { __VA_ARGS__ }
 #define LENGTH(...) (int)(sizeof(Tensor[]){__VA_ARGS__} / sizeof(Tensor))
 
-// The cost of the enclosing op: the tensor and shape that distinguish its calls, FLOPs, bytes read and written.
-#define COST(shape, flops, read, written) ((OpCost){__func__, shape, flops, (read) + (written)})
+// The cost of the enclosing op: the tensor and shape that distinguish its calls, FLOPs, bytes.
+#define COST(shape, flops, bytes) ((OpCost){__func__, shape, flops, bytes})
 
 // --------------------------------------------------------------------------------------------------------------- costs
 
@@ -76,6 +80,9 @@ static double sum_bytes(const Tensor *tensors, int n) {
     return bytes;
 }
 #define BYTES(...) sum_bytes(LIST(__VA_ARGS__), LENGTH(__VA_ARGS__))
+static double operand_bytes(const OpOperands *o) {
+    return sum_bytes(o->written, o->num_written) + sum_bytes(o->read, o->num_read);
+}
 
 static double row_bytes(Tensor table) { return (double)(tensor_cols(table) * (int64_t)dtype_size(table.dtype)); }
 
@@ -117,8 +124,7 @@ void batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
     tensor_check(__func__, windows, windows.dtype == DTYPE_U16 ? DTYPE_U16 : DTYPE_I32, B * (T + 1));
     tensor_check(__func__, inputs, DTYPE_I32, B * T);
     tensor_check(__func__, targets, DTYPE_I32, B * T);
-    RUN(batch_unpack, (inputs, targets, windows),
-        COST(tensor_shape(windows), 0, BYTES(windows), BYTES(inputs, targets)));
+    RUN(batch_unpack, (inputs, targets, windows), (inputs, targets), (windows), tensor_shape(windows), 0, 0);
 }
 
 void embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
@@ -128,9 +134,8 @@ void embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
     tensor_check(__func__, tokens, DTYPE_I32, N);
     tensor_check(__func__, out, wte.dtype, N * C);
     REQUIRE(T <= maxT, "%s: T = %lld, wpe has %lld rows", __func__, (long long)T, (long long)maxT);
-    RUN(embedding_forward, (out, tokens, wte, wpe),
-        COST(tensor_shape(out), 0, BYTES(tokens) + touched_bytes(wte, tokens) + position_bytes(wpe, tokens),
-             BYTES(out)));
+    RUN(embedding_forward, (out, tokens, wte, wpe), (out), (tokens), tensor_shape(out), 0,
+        touched_bytes(wte, tokens) + position_bytes(wpe, tokens));
 }
 
 void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate) {
@@ -141,10 +146,10 @@ void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bo
     check_weight_gradient(__func__, dwte, dout.dtype, tensor_rows(dwte) * C);
     check_weight_gradient(__func__, dwpe, dout.dtype, maxT * C);
     REQUIRE(T <= maxT, "%s: T = %lld, dwpe has %lld rows", __func__, (long long)T, (long long)maxT);
-    RUN(embedding_backward, (dwte, dwpe, dout, tokens, accumulate),
-        COST(tensor_shape(dout), 0,
-             BYTES(dout, tokens) + touched_bytes(dwte, tokens) + (accumulate ? position_bytes(dwpe, tokens) : 0),
-             touched_bytes(dwte, tokens) + (accumulate ? position_bytes(dwpe, tokens) : BYTES(dwpe))));
+    RUN_COST(embedding_backward, (dwte, dwpe, dout, tokens, accumulate), NULL,
+             COST(tensor_shape(dout), 0,
+                  BYTES(dout, tokens) + 2 * touched_bytes(dwte, tokens) +
+                      (accumulate ? 2 * position_bytes(dwpe, tokens) : BYTES(dwpe))));
 }
 
 // ---------------------------------------------------------------------------------------------------------- layernorm
@@ -163,8 +168,8 @@ static void check_layernorm(const char *op, Tensor in, Tensor same, Tensor mean,
 void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias) {
     check_layernorm(__func__, in, out, mean, rstd, weight);
     tensor_check(__func__, bias, in.dtype, tensor_numel(weight));
-    RUN_ORDERED(layernorm_forward, (out, mean, rstd, in, weight, bias), OPERANDS((out, mean, rstd), (in, weight, bias)),
-                COST(rows_shape(weight, in), 0, BYTES(in, weight, bias), BYTES(out, mean, rstd)));
+    RUN_ORDERED(layernorm_forward, (out, mean, rstd, in, weight, bias), (out, mean, rstd), (in, weight, bias),
+                rows_shape(weight, in), 0, 0);
 }
 
 void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum, Tensor dout, Tensor in, Tensor mean,
@@ -176,11 +181,9 @@ void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum
     if (din_sum.data) check_weight_gradient(__func__, din_sum, in.dtype, tensor_numel(weight));
     RUN_ORDERED(layernorm_backward,
                 (din, dweight, dbias, din_sum, dout, in, mean, rstd, weight, add_residual, accumulate, accumulate_sum),
-                OPERANDS((din, dweight, dbias, din_sum), (dout, in, mean, rstd, weight)),
-                COST(rows_shape(weight, in), 0,
-                     BYTES(dout, in, mean, rstd, weight) + (add_residual ? BYTES(din) : 0) +
-                         (accumulate ? BYTES(dweight, dbias) : 0) + (accumulate_sum ? BYTES(din_sum) : 0),
-                     BYTES(din, dweight, dbias, din_sum)));
+                (din, dweight, dbias, din_sum), (dout, in, mean, rstd, weight), rows_shape(weight, in), 0,
+                (add_residual ? BYTES(din) : 0) + (accumulate ? BYTES(dweight, dbias) : 0) +
+                    (accumulate_sum ? BYTES(din_sum) : 0));
 }
 
 // ------------------------------------------------------------------------------------------------------------- matmul
@@ -196,31 +199,30 @@ static void check_linear(const char *op, Tensor out, Tensor in, Tensor weight) {
 void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
     check_linear(__func__, out, in, weight);
     if (bias.data) tensor_check(__func__, bias, weight.dtype, tensor_rows(weight));
-    RUN_ORDERED(matmul_forward, (out, in, weight, bias), OPERANDS((out), (in, weight, bias)),
-                COST(matmul_shape(weight, in), matmul_flops(weight, in), BYTES(in, weight, bias), BYTES(out)));
+    RUN_ORDERED(matmul_forward, (out, in, weight, bias), (out), (in, weight, bias), matmul_shape(weight, in),
+                matmul_flops(weight, in), 0);
 }
 
 void matmul_residual_forward(Tensor out, Tensor residual, Tensor in, Tensor weight, Tensor bias) {
     check_linear(__func__, out, in, weight);
     tensor_check(__func__, residual, out.dtype, tensor_numel(out));
     tensor_check(__func__, bias, weight.dtype, tensor_rows(weight));
-    RUN_ORDERED(
-        matmul_residual_forward, (out, residual, in, weight, bias), OPERANDS((out), (residual, in, weight, bias)),
-        COST(matmul_shape(weight, in), matmul_flops(weight, in), BYTES(in, weight, bias, residual), BYTES(out)));
+    RUN_ORDERED(matmul_residual_forward, (out, residual, in, weight, bias), (out), (residual, in, weight, bias),
+                matmul_shape(weight, in), matmul_flops(weight, in), 0);
 }
 
 void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias) {
     check_linear(__func__, out, in, weight);
     tensor_check(__func__, pre, out.dtype, tensor_numel(out));
     tensor_check(__func__, bias, weight.dtype, tensor_rows(weight));
-    RUN_ORDERED(matmul_gelu_forward, (out, pre, in, weight, bias), OPERANDS((out, pre), (in, weight, bias)),
-                COST(matmul_shape(weight, in), matmul_flops(weight, in), BYTES(in, weight, bias), BYTES(out, pre)));
+    RUN_ORDERED(matmul_gelu_forward, (out, pre, in, weight, bias), (out, pre), (in, weight, bias),
+                matmul_shape(weight, in), matmul_flops(weight, in), 0);
 }
 
 void gelu_forward(Tensor out, Tensor pre) {
     check_compute(__func__, pre);
     tensor_check(__func__, out, pre.dtype, tensor_numel(pre));
-    RUN_ORDERED(gelu_forward, (out, pre), OPERANDS((out), (pre)), COST(tensor_shape(out), 0, BYTES(pre), BYTES(out)));
+    RUN_ORDERED(gelu_forward, (out, pre), (out), (pre), tensor_shape(out), 0, 0);
 }
 
 void gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
@@ -228,23 +230,23 @@ void gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accu
     tensor_check(__func__, dpre, pre.dtype, tensor_numel(pre));
     tensor_check(__func__, dout, pre.dtype, tensor_numel(pre));
     if (dbias.data) check_weight_gradient(__func__, dbias, pre.dtype, tensor_cols(dpre));
-    RUN_ORDERED(gelu_backward, (dpre, dbias, dout, pre, accumulate), OPERANDS((dpre, dbias), (dout, pre)),
-                COST(tensor_shape(dpre), 0, BYTES(dout, pre) + (accumulate ? BYTES(dbias) : 0), BYTES(dpre, dbias)));
+    RUN_ORDERED(gelu_backward, (dpre, dbias, dout, pre, accumulate), (dpre, dbias), (dout, pre), tensor_shape(dpre), 0,
+                accumulate ? BYTES(dbias) : 0);
 }
 
 void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
     check_linear(__func__, dout, din, weight);
-    RUN_ORDERED(matmul_backward_input, (din, dout, weight), OPERANDS((din), (dout, weight)),
-                COST(matmul_shape(weight, din), matmul_flops(weight, din), BYTES(dout, weight), BYTES(din)));
+    RUN_ORDERED(matmul_backward_input, (din, dout, weight), (din), (dout, weight), matmul_shape(weight, din),
+                matmul_flops(weight, din), 0);
 }
 
 void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Tensor *dbias, bool accumulate) {
     check_linear(__func__, dout, dpre, weight);
     tensor_check(__func__, pre, dpre.dtype, tensor_numel(dpre));
-    if (dbias && dbias->data) check_weight_gradient(__func__, *dbias, dpre.dtype, tensor_cols(weight));
-    RUN_ORDERED(matmul_gelu_backward_input, (dpre, dout, weight, pre, dbias, accumulate),
-                OPERANDS((dpre, dbias ? *dbias : tensor_none()), (dout, weight, pre)),
-                COST(matmul_shape(weight, dpre), matmul_flops(weight, dpre), BYTES(dout, weight, pre), BYTES(dpre)));
+    const Tensor bias = dbias ? *dbias : tensor_none(); // made on the way or not at all: not counted
+    if (bias.data) check_weight_gradient(__func__, bias, dpre.dtype, tensor_cols(weight));
+    RUN_ORDERED(matmul_gelu_backward_input, (dpre, dout, weight, pre, dbias, accumulate), (dpre, bias),
+                (dout, weight, pre), matmul_shape(weight, dpre), matmul_flops(weight, dpre), -BYTES(bias));
 }
 
 void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {
@@ -253,17 +255,16 @@ void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in
     tensor_check(__func__, dout, in.dtype, N * OC);
     check_weight_gradient(__func__, dweight, in.dtype, OC * IC);
     if (dbias.data) check_weight_gradient(__func__, dbias, in.dtype, OC);
-    RUN_ORDERED(matmul_backward_weight, (dweight, dbias, dout, in, accumulate), OPERANDS((dweight, dbias), (dout, in)),
-                COST(matmul_shape(dweight, in), matmul_flops(dweight, in),
-                     BYTES(dout, in) + (accumulate ? BYTES(dweight, dbias) : 0), BYTES(dweight, dbias)));
+    RUN_ORDERED(matmul_backward_weight, (dweight, dbias, dout, in, accumulate), (dweight, dbias), (dout, in),
+                matmul_shape(dweight, in), matmul_flops(dweight, in), accumulate ? BYTES(dweight, dbias) : 0);
 }
 
 void bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
     const int64_t OC = tensor_cols(dout);
     check_compute(__func__, dout);
     check_weight_gradient(__func__, dbias, dout.dtype, OC);
-    RUN_ORDERED(bias_backward, (dbias, dout, accumulate), OPERANDS((dbias), (dout)),
-                COST(tensor_shape(dout), 0, BYTES(dout) + (accumulate ? BYTES(dbias) : 0), BYTES(dbias)));
+    RUN_ORDERED(bias_backward, (dbias, dout, accumulate), (dbias), (dout), tensor_shape(dout), 0,
+                accumulate ? BYTES(dbias) : 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------- attention
@@ -281,8 +282,8 @@ static void check_attention(const char *op, Tensor out, Tensor lse, Tensor qkv, 
 
 void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
     check_attention(__func__, out, lse, qkv, num_heads);
-    RUN_ORDERED(attention_forward, (out, lse, qkv, num_heads), OPERANDS((out, lse), (qkv)),
-                COST(tensor_shape(qkv), attention_flops(out, 2), BYTES(qkv), BYTES(out, lse)));
+    RUN_ORDERED(attention_forward, (out, lse, qkv, num_heads), (out, lse), (qkv), tensor_shape(qkv),
+                attention_flops(out, 2), 0);
 }
 
 void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, Tensor *dbias,
@@ -290,10 +291,10 @@ void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor
     check_attention(__func__, out, lse, qkv, num_heads);
     tensor_check(__func__, dqkv, qkv.dtype, tensor_numel(qkv));
     tensor_check(__func__, dout, qkv.dtype, tensor_numel(out));
-    if (dbias && dbias->data) check_weight_gradient(__func__, *dbias, qkv.dtype, qkv.shape[2]);
-    RUN_ORDERED(attention_backward, (dqkv, dout, out, lse, qkv, num_heads, dbias, accumulate),
-                OPERANDS((dqkv, dbias ? *dbias : tensor_none()), (dout, out, lse, qkv)),
-                COST(tensor_shape(qkv), attention_flops(out, 5), BYTES(dout, out, lse, qkv), BYTES(dqkv)));
+    const Tensor bias = dbias ? *dbias : tensor_none(); // made on the way or not at all: not counted
+    if (bias.data) check_weight_gradient(__func__, bias, qkv.dtype, qkv.shape[2]);
+    RUN_ORDERED(attention_backward, (dqkv, dout, out, lse, qkv, num_heads, dbias, accumulate), (dqkv, bias),
+                (dout, out, lse, qkv), tensor_shape(qkv), attention_flops(out, 5), -BYTES(bias));
 }
 
 // ----------------------------------------------------------------------------------------------------------- decoding
@@ -310,7 +311,7 @@ void kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
     tensor_check(__func__, qkv, cache.dtype, n * position);
     REQUIRE(first >= 0 && first + n <= maxT, "%s: positions %lld to %lld in a cache of %lld", __func__,
             (long long)first, (long long)(first + n), (long long)maxT);
-    RUN(kv_cache_store, (cache, qkv, first), COST(tensor_shape(qkv), 0, 2 * BYTES(qkv) / 3, 2 * BYTES(qkv) / 3));
+    RUN_COST(kv_cache_store, (cache, qkv, first), NULL, COST(tensor_shape(qkv), 0, 4 * BYTES(qkv) / 3));
 }
 
 // Only the device knows how far the cache is filled, so reads of the cache are not counted.
@@ -319,8 +320,7 @@ void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
     tensor_check(__func__, qkv, cache.dtype, numel);
     tensor_check(__func__, out, cache.dtype, numel / 3);
     tensor_check(__func__, position, DTYPE_I32, 1);
-    RUN(attention_decode, (out, cache, qkv, position),
-        COST(tensor_shape(cache), 0, BYTES(qkv, position), BYTES(out) + 2 * BYTES(out)));
+    RUN(attention_decode, (out, cache, qkv, position), (out), (qkv, position), tensor_shape(cache), 0, 2 * BYTES(out));
 }
 
 // --------------------------------------------------------------------------------------------- LM head + cross-entropy
@@ -339,8 +339,8 @@ static void check_head_tensors(const char *op, Tensor losses, Tensor logits, Ten
 
 void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t V) {
     check_head_tensors(__func__, losses, logits, in, wte, targets, V);
-    RUN(head_loss_forward, (losses, logits, in, wte, targets, V),
-        COST(matmul_shape(wte, in), matmul_flops(wte, in), BYTES(in, wte, targets), BYTES(losses)));
+    RUN(head_loss_forward, (losses, logits, in, wte, targets, V), (losses), (in, wte, targets), matmul_shape(wte, in),
+        matmul_flops(wte, in), 0);
 }
 
 void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,
@@ -350,16 +350,16 @@ void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, T
     check_weight_gradient(__func__, dwte, in.dtype, tensor_numel(wte));
     if (control.data) check_control(__func__, control);
     RUN(head_loss_backward, (losses, din, dwte, logits, in, wte, targets, V, scale, control, accumulate),
-        COST(matmul_shape(wte, in), 3 * matmul_flops(wte, in), BYTES(in, wte, targets) + (accumulate ? BYTES(dwte) : 0),
-             BYTES(losses, din, dwte)));
+        (losses, din, dwte), (in, wte, targets), matmul_shape(wte, in), 3 * matmul_flops(wte, in),
+        accumulate ? BYTES(dwte) : 0);
 }
 
 void sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
     const int64_t B = tensor_numel(sums), T = tensor_numel(losses) / B;
     tensor_check(__func__, sums, DTYPE_FP32, B);
     tensor_check(__func__, losses, DTYPE_FP32, B * T);
-    RUN(sequence_losses, (sums, losses, accumulate),
-        COST(tensor_shape(losses), 0, BYTES(losses) + (accumulate ? BYTES(sums) : 0), BYTES(sums)));
+    RUN(sequence_losses, (sums, losses, accumulate), (sums), (losses), tensor_shape(losses), 0,
+        accumulate ? BYTES(sums) : 0);
 }
 
 // ------------------------------------------------------------------------------------------------ the end of the step
@@ -371,15 +371,15 @@ void gradient_sumsq(Tensor sumsq, UpdateList *list) {
         check_compute(__func__, list->tensors[i].grad);
         read += BYTES(list->tensors[i].grad);
     }
-    RUN(gradient_sumsq, (sumsq, list), COST(tensor_shape(sumsq), 0, read, BYTES(sumsq)));
+    RUN_COST(gradient_sumsq, (sumsq, list), NULL, COST(tensor_shape(sumsq), 0, read + BYTES(sumsq)));
 }
 
 void step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t num_tokens, StepLimits limits) {
     check_control(__func__, control);
     tensor_check(__func__, sumsq, DTYPE_FP32, tensor_numel(sumsq));
     tensor_check(__func__, losses, DTYPE_FP32, tensor_numel(losses));
-    RUN(step_control_update, (control, sumsq, losses, num_tokens, limits),
-        COST(tensor_shape(sumsq), 0, BYTES(control, sumsq, losses), BYTES(control)));
+    RUN(step_control_update, (control, sumsq, losses, num_tokens, limits), (control), (control, sumsq, losses),
+        tensor_shape(sumsq), 0, 0);
 }
 
 // Checks what every rule has of tensor i: weight, gradient, master or compensation, and where a slice begins. All
@@ -467,7 +467,8 @@ void optimizer_update(UpdateList *list, int first, int count, UpdateParams param
         else if (t->rule != RULE_DIRECTION)
             check_moments(__func__, t, t->rule == RULE_ADAMW);
     }
-    RUN(optimizer_update, (list, first, count, params, control), op_cost_optimizer_update(tensors + first, count));
+    RUN_COST(optimizer_update, (list, first, count, params, control), NULL,
+             op_cost_optimizer_update(tensors + first, count));
 }
 
 // The gradient is read once for the means of its squares and then, with the means known, once for the size of the
@@ -491,7 +492,7 @@ void adafactor_statistics(UpdateList *list, Tensor control) {
         check_adafactor(__func__, &tensors[i]);
         check_is_whole(__func__, &tensors[i]);
     }
-    RUN(adafactor_statistics, (list, control), op_cost_adafactor_statistics(tensors, list->n));
+    RUN_COST(adafactor_statistics, (list, control), NULL, op_cost_adafactor_statistics(tensors, list->n));
 }
 
 OpCost op_cost_momentum_update(const UpdateTensor *tensors, int n) {
@@ -509,7 +510,7 @@ void momentum_update(UpdateList *list, UpdateParams params, Tensor control) {
         check_update_tensor(__func__, tensors, i);
         check_moments(__func__, &tensors[i], false);
     }
-    RUN(momentum_update, (list, params, control), op_cost_momentum_update(tensors, list->n));
+    RUN_COST(momentum_update, (list, params, control), NULL, op_cost_momentum_update(tensors, list->n));
 }
 
 // ---------------------------------------------------------------------------------------------- gradient accumulation
@@ -522,14 +523,14 @@ void gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int st
     check_compute(__func__, dst);
     tensor_check(__func__, src, DTYPE_FP32, tensor_numel(dst));
     check_control(__func__, control);
-    RUN_ORDERED(gradient_add, (dst, src, accumulate, seed, stream, control), OPERANDS((dst), (src, control)),
-                op_cost_gradient_add(dst, src, accumulate));
+    RUN_COST(gradient_add, (dst, src, accumulate, seed, stream, control), OPERANDS((dst), (src, control)),
+             op_cost_gradient_add(dst, src, accumulate));
 }
 
 void micro_step_count(Tensor control, int64_t count) {
     check_control(__func__, control);
     REQUIRE(count >= 0, "micro_step_count of %lld", (long long)count);
-    RUN(micro_step_count, (control, count), COST(tensor_shape(control), 0, 4, 4));
+    RUN_COST(micro_step_count, (control, count), NULL, COST(tensor_shape(control), 0, 8));
 }
 
 // ---------------------------------------------------------------------------------------------------------------- fp8
@@ -559,8 +560,8 @@ void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scalin
     check_fp8_shape(__func__, in);
     if (q.data) tensor_check(__func__, q, any.dtype, tensor_numel(in));
     if (transposed.data) tensor_check(__func__, transposed, any.dtype, tensor_numel(in));
-    RUN_ORDERED(fp8_quantize, (q, transposed, in, slot, scaling), OPERANDS((q, transposed, slot), (in)),
-                op_cost_fp8_quantize(q, transposed, in, scaling));
+    RUN_COST(fp8_quantize, (q, transposed, in, slot, scaling), OPERANDS((q, transposed, slot), (in)),
+             op_cost_fp8_quantize(q, transposed, in, scaling));
 }
 
 void fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias) {
@@ -576,41 +577,40 @@ void fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Ten
     if (added.data) tensor_check(__func__, added, out.dtype, M * N);
     REQUIRE(!(bias.data && added.data == out.data), "%s: a bias is added once", __func__);
     if (bias.data) tensor_check(__func__, bias, out.dtype == DTYPE_FP32 ? bias.dtype : out.dtype, N);
-    RUN_ORDERED(fp8_matmul, (out, added, a, a_slot, b, b_slot, bias),
-                OPERANDS((out), (added, a, a_slot, b, b_slot, bias)),
-                COST(matmul_shape(b, a), matmul_flops(b, a), BYTES(a, b, bias, added), BYTES(out)));
+    RUN_ORDERED(fp8_matmul, (out, added, a, a_slot, b, b_slot, bias), (out), (added, a, a_slot, b, b_slot, bias),
+                matmul_shape(b, a), matmul_flops(b, a), -BYTES(a_slot, b_slot));
 }
 
 void tensor_statistics(Tensor stats, Tensor t, DType format) {
     tensor_check(__func__, stats, DTYPE_U8, (int64_t)sizeof(TensorStats));
     check_compute(__func__, t);
-    RUN(tensor_statistics, (stats, t, format), COST(tensor_shape(t), 0, BYTES(t, stats), BYTES(stats)));
+    RUN(tensor_statistics, (stats, t, format), (stats), (t, stats), tensor_shape(t), 0, 0);
 }
 
 // -------------------------------------------------------------------------------------------------------------- small
 
 void tensor_fill(Tensor t, float value) {
     check_floating(__func__, t);
-    RUN(tensor_fill, (t, value), COST(tensor_shape(t), 0, 0, BYTES(t)));
+    RUN_COST(tensor_fill, (t, value), NULL, COST(tensor_shape(t), 0, BYTES(t)));
 }
 
 void tensor_cast(Tensor dst, Tensor src) {
     check_floating(__func__, dst);
     check_floating(__func__, src);
     tensor_check(__func__, dst, dst.dtype, tensor_numel(src));
-    RUN(tensor_cast, (dst, src), COST(tensor_shape(dst), 0, BYTES(src), BYTES(dst)));
+    RUN(tensor_cast, (dst, src), (dst), (src), tensor_shape(dst), 0, 0);
 }
 
 void tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
     check_compute(__func__, out);
     tensor_check(__func__, x, out.dtype, tensor_numel(out));
     tensor_check(__func__, y, out.dtype, tensor_numel(out));
-    RUN(tensor_axpby, (out, a, x, b, y), COST(tensor_shape(out), 0, BYTES(x, y), BYTES(out)));
+    RUN(tensor_axpby, (out, a, x, b, y), (out), (x, y), tensor_shape(out), 0, 0);
 }
 
 void tensor_normalize(Tensor out, Tensor in, Tensor sumsq) {
     check_compute(__func__, out);
     tensor_check(__func__, in, in.dtype == DTYPE_FP32 ? DTYPE_FP32 : out.dtype, tensor_numel(out));
     tensor_check(__func__, sumsq, DTYPE_FP32, 1);
-    RUN(tensor_normalize, (out, in, sumsq), COST(tensor_shape(out), 0, BYTES(in, sumsq), BYTES(out)));
+    RUN(tensor_normalize, (out, in, sumsq), (out), (in, sumsq), tensor_shape(out), 0, 0);
 }

@@ -10,8 +10,9 @@
 #include <math.h>
 #include <omp.h>
 
+// A row of qkv has NH heads of q, then NKV of k, then NKV of v. Query head h reads key head h / (NH / NKV).
 typedef struct {
-    int64_t B, T, NH, HS;
+    int64_t B, T, NH, NKV, HS;
     DType dtype;
     float scale; // of the scores: 1 / sqrt(HS)
 } AttentionShape;
@@ -22,22 +23,30 @@ static inline void *scratch_take(char *base, int64_t *end, int64_t bytes) {
     return base ? base + offset : NULL;
 }
 
-// qkv (B,T,3C).
-static AttentionShape attention_shape(Tensor qkv, int num_heads) {
-    int64_t HS = qkv.shape[2] / (3 * num_heads);
-    return (AttentionShape){.B = qkv.shape[0],
-                            .T = qkv.shape[1],
+static LeftOperand take_left(char *base, int64_t *end, int64_t rows, int64_t depth) {
+    return (LeftOperand){scratch_take(base, end, rows * depth * 4), depth};
+}
+static RightOperand take_right(char *base, int64_t *end, int64_t depth, int64_t columns) {
+    return (RightOperand){scratch_take(base, end, depth * columns * 4), depth * LANES};
+}
+static TileResult take_result(char *base, int64_t *end, int64_t rows, int64_t columns) {
+    return (TileResult){scratch_take(base, end, rows * columns * 4), columns, LANES};
+}
+
+static AttentionShape attention_shape(Tensor qkv, Tensor out, int num_heads) {
+    const int64_t B = qkv.shape[0], T = qkv.shape[1], HS = tensor_numel(out) / (B * T * num_heads);
+    return (AttentionShape){.B = B,
+                            .T = T,
                             .NH = num_heads,
+                            .NKV = (qkv.shape[2] / HS - num_heads) / 2,
                             .HS = HS,
                             .dtype = qkv.dtype,
                             .scale = 1.0f / sqrtf((float)HS)};
 }
 
-// The (T,HS) matrix of head h of sequence b in t: in (B,T,C) with part 0 of 1, in (B,T,3C) q, k, v as part 0, 1, 2
-// of 3.
-static MatrixView attention_head(AttentionShape s, Tensor t, int64_t b, int64_t h, int part, int parts) {
-    int64_t C = s.NH * s.HS, stride = parts * C;
-    int64_t first = b * s.T * stride + part * C + h * s.HS;
+// The (T,HS) matrix of one head of sequence b in t, whose rows are heads side by side: number `head` of them.
+static MatrixView attention_head(AttentionShape s, Tensor t, int64_t b, int64_t head) {
+    const int64_t stride = tensor_numel(t) / (s.B * s.T), first = b * s.T * stride + head * s.HS;
     return (MatrixView){.data = (char *)t.data + (size_t)first * dtype_size(s.dtype),
                         .rows = s.T,
                         .columns = s.HS,
@@ -87,12 +96,12 @@ static int64_t forward_layout(ForwardScratch *s, char *base, int64_t T, int64_t 
     int64_t head_words = round_up(depth_words(HS, dtype), LANES), key_words = depth_words(T_padded, dtype);
     int64_t row = T_padded + LANES; // one vector more than a power of two: rows do not share their cache sets
     int64_t end = 0;
-    s->keys_t = (RightOperand){scratch_take(base, &end, T_padded * head_words * 4), head_words * LANES};
-    s->values = (RightOperand){scratch_take(base, &end, HS_padded * key_words * 4), key_words * LANES};
-    s->queries = (LeftOperand){scratch_take(base, &end, PANEL_ROWS * head_words * 4), head_words};
-    s->scores = (TileResult){scratch_take(base, &end, PANEL_ROWS * row * 4), row, LANES};
+    s->keys_t = take_right(base, &end, head_words, T_padded);
+    s->values = take_right(base, &end, key_words, HS_padded);
+    s->queries = take_left(base, &end, PANEL_ROWS, head_words);
+    s->scores = take_result(base, &end, PANEL_ROWS, row);
     s->probs = (LeftOperand){(uint32_t *)s->scores.data, row};
-    s->out = (TileResult){scratch_take(base, &end, PANEL_ROWS * HS_padded * 4), HS_padded, LANES};
+    s->out = take_result(base, &end, PANEL_ROWS, HS_padded);
     return end;
 }
 
@@ -151,22 +160,22 @@ static ALWAYS_INLINE void forward_head(const ForwardScratch *s, const ForwardHea
 
 void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
     const char *op = "attention_forward";
-    AttentionShape s = attention_shape(qkv, num_heads);
+    const AttentionShape s = attention_shape(qkv, out, num_heads);
     ForwardScratch counted;
     const int64_t scratch_bytes = forward_layout(&counted, NULL, s.T, s.HS, s.dtype);
     char *scratch = cpu_scratch(op, cpu_threads() * scratch_bytes);
 
 #pragma omp parallel for schedule(dynamic, 1) num_threads(cpu_threads())
     for (int64_t task = 0; task < s.B * s.NH; task++) {
-        int64_t b = task / s.NH, h = task % s.NH;
+        const int64_t b = task / s.NH, h = task % s.NH, key = s.NH + h / (s.NH / s.NKV), value = key + s.NKV;
         ForwardScratch mine;
         forward_layout(&mine, scratch + omp_get_thread_num() * scratch_bytes, s.T, s.HS, s.dtype);
         REQUIRE(mine.scores.data, "%s: no scratch memory", op);
         const ForwardHead head = {
-            .q = attention_head(s, qkv, b, h, 0, 3),
-            .k = attention_head(s, qkv, b, h, 1, 3),
-            .v = attention_head(s, qkv, b, h, 2, 3),
-            .out = attention_head(s, out, b, h, 0, 1),
+            .q = attention_head(s, qkv, b, h),
+            .k = attention_head(s, qkv, b, key),
+            .v = attention_head(s, qkv, b, value),
+            .out = attention_head(s, out, b, h),
             .lse = (float *)lse.data + task * s.T,
             .scale = s.scale,
         };
@@ -223,16 +232,6 @@ typedef struct {
     TileResult scores_panel, dprobs_panel;  // scores^T, dP^T
     LeftOperand probs_panel, dscores_panel; // P^T over scores^T, dS^T over dP^T
 } BackwardScratch;
-
-static LeftOperand take_left(char *base, int64_t *end, int64_t rows, int64_t depth) {
-    return (LeftOperand){scratch_take(base, end, rows * depth * 4), depth};
-}
-static RightOperand take_right(char *base, int64_t *end, int64_t depth, int64_t columns) {
-    return (RightOperand){scratch_take(base, end, depth * columns * 4), depth * LANES};
-}
-static TileResult take_result(char *base, int64_t *end, int64_t rows, int64_t columns) {
-    return (TileResult){scratch_take(base, end, rows * columns * 4), columns, LANES};
-}
 
 static int64_t backward_layout(BackwardScratch *s, char *base, int64_t T, int64_t HS, DType dtype) {
     int64_t T_padded = round_up(T, LANES), HS_padded = round_up(HS, LANES);
@@ -390,32 +389,33 @@ static ALWAYS_INLINE void store_dqueries(const BackwardScratch *s, const Backwar
         }
 }
 
-// dbias is left to matmul_backward_weight: dq of a head is complete only after its last block of keys.
+// dbias is left to matmul_backward_weight: dq of a head is complete only after its last block of keys. A task writes dk
+// and dv of its key head, so NKV is NH here.
 void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads,
                                 Tensor *dbias, bool accumulate) {
     (void)dbias;
     (void)accumulate;
     const char *op = "attention_backward";
-    AttentionShape s = attention_shape(qkv, num_heads);
+    const AttentionShape s = attention_shape(qkv, out, num_heads);
     BackwardScratch counted;
     const int64_t scratch_bytes = backward_layout(&counted, NULL, s.T, s.HS, s.dtype);
     char *scratch = cpu_scratch(op, cpu_threads() * scratch_bytes);
 
 #pragma omp parallel for schedule(dynamic, 1) num_threads(cpu_threads())
     for (int64_t task = 0; task < s.B * s.NH; task++) {
-        int64_t b = task / s.NH, h = task % s.NH;
+        const int64_t b = task / s.NH, h = task % s.NH, key = s.NH + h / (s.NH / s.NKV), value = key + s.NKV;
         BackwardScratch mine;
         backward_layout(&mine, scratch + omp_get_thread_num() * scratch_bytes, s.T, s.HS, s.dtype);
         REQUIRE(mine.dqueries_t.data, "%s: no scratch memory", op);
         const BackwardHead head = {
-            .q = attention_head(s, qkv, b, h, 0, 3),
-            .k = attention_head(s, qkv, b, h, 1, 3),
-            .v = attention_head(s, qkv, b, h, 2, 3),
-            .out = attention_head(s, out, b, h, 0, 1),
-            .dout = attention_head(s, dout, b, h, 0, 1),
-            .dq = attention_head(s, dqkv, b, h, 0, 3),
-            .dk = attention_head(s, dqkv, b, h, 1, 3),
-            .dv = attention_head(s, dqkv, b, h, 2, 3),
+            .q = attention_head(s, qkv, b, h),
+            .k = attention_head(s, qkv, b, key),
+            .v = attention_head(s, qkv, b, value),
+            .out = attention_head(s, out, b, h),
+            .dout = attention_head(s, dout, b, h),
+            .dq = attention_head(s, dqkv, b, h),
+            .dk = attention_head(s, dqkv, b, key),
+            .dv = attention_head(s, dqkv, b, value),
             .lse = (const float *)lse.data + task * s.T,
             .scale = s.scale,
         };
@@ -435,32 +435,31 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
 // neither on the number of threads nor on what else is in the batch.
 
 typedef struct {
-    int64_t B, NH, maxT, HS;
-    DType dtype;
+    int64_t B, NKV, maxT, HS;
 } CacheShape;
 
+// The cache (B,2NKV,maxT,HS).
 static CacheShape cache_shape(Tensor cache) {
-    return (CacheShape){cache.shape[0], cache.shape[1] / 2, cache.shape[2], cache.shape[3], cache.dtype};
+    return (CacheShape){cache.shape[0], cache.shape[1] / 2, cache.shape[2], cache.shape[3]};
 }
 
 static char *element(Tensor t, int64_t i) { return (char *)t.data + (size_t)i * dtype_size(t.dtype); }
 
-// Position t of head h of sequence b: of the keys (part 0) or of the values (part 1).
-static char *cache_row(CacheShape s, Tensor cache, int64_t b, int part, int64_t h, int64_t t) {
-    return element(cache, (((b * 2 + part) * s.NH + h) * s.maxT + t) * s.HS);
+// Position t of one of the 2 NKV heads of sequence b, which are the last heads of a row of qkv in the same order.
+static char *cache_row(CacheShape s, Tensor cache, int64_t b, int64_t head, int64_t t) {
+    return element(cache, ((b * 2 * s.NKV + head) * s.maxT + t) * s.HS);
 }
 
 void backend_kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
     const CacheShape s = cache_shape(cache);
-    const int64_t C = s.NH * s.HS, n = tensor_numel(qkv) / (3 * s.B * C);
-    const size_t row_bytes = (size_t)s.HS * dtype_size(s.dtype);
+    const int64_t n = tensor_rows(qkv) / s.B, width = tensor_cols(qkv), heads = 2 * s.NKV;
+    const size_t row_bytes = (size_t)s.HS * dtype_size(cache.dtype);
 #pragma omp parallel for schedule(static)
-    for (int64_t task = 0; task < s.B * 2 * s.NH; task++) {
-        const int64_t b = task / (2 * s.NH), h = task % s.NH;
-        const int part = (int)(task / s.NH % 2);
+    for (int64_t task = 0; task < s.B * heads; task++) {
+        const int64_t b = task / heads, h = task % heads;
         for (int64_t t = 0; t < n; t++)
-            memcpy(cache_row(s, cache, b, part, h, first + t),
-                   element(qkv, ((b * n + t) * 3 + 1 + part) * C + h * s.HS), row_bytes);
+            memcpy(cache_row(s, cache, b, h, first + t), element(qkv, (b * n + t + 1) * width - (heads - h) * s.HS),
+                   row_bytes);
     }
 }
 
@@ -512,28 +511,30 @@ static int64_t attention_decode_scratch(int64_t T) { return round_up(T, LANES) *
 void backend_attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
     const char *op = "attention_decode";
     const CacheShape s = cache_shape(cache);
-    const int64_t C = s.NH * s.HS, scratch_bytes = attention_decode_scratch(s.maxT);
-    const int64_t at = *(const int32_t *)position.data;
+    const int64_t width = tensor_numel(qkv) / s.B, NH = width / s.HS - 2 * s.NKV, group = NH / s.NKV;
+    const int64_t at = *(const int32_t *)position.data, scratch_bytes = attention_decode_scratch(s.maxT);
     REQUIRE(at >= 0 && at < s.maxT, "%s: position %lld in a cache of %lld", op, (long long)at, (long long)s.maxT);
-    const size_t row_bytes = (size_t)s.HS * dtype_size(s.dtype);
+    const size_t row_bytes = (size_t)s.HS * dtype_size(cache.dtype);
     char *scratch = cpu_scratch(op, cpu_threads() * scratch_bytes);
 
 #pragma omp parallel for schedule(dynamic, 1) num_threads(cpu_threads())
-    for (int64_t task = 0; task < s.B * s.NH; task++) {
-        const int64_t b = task / s.NH, h = task % s.NH;
-        for (int part = 0; part < 2; part++)
-            memcpy(cache_row(s, cache, b, part, h, at), element(qkv, (b * 3 + 1 + part) * C + h * s.HS), row_bytes);
-        const DecodeHead head = {
-            .q = element(qkv, b * 3 * C + h * s.HS),
-            .keys = cache_row(s, cache, b, 0, h, 0),
-            .values = cache_row(s, cache, b, 1, h, 0),
-            .out = element(out, b * C + h * s.HS),
-            .length = at + 1,
-            .HS = s.HS,
-            .scale = 1.0f / sqrtf((float)s.HS),
-        };
-        float *scores = (float *)(void *)(scratch + omp_get_thread_num() * scratch_bytes);
-        WITH_DTYPE(E, s.dtype, decode_head(&head, scores, E));
+    for (int64_t task = 0; task < s.B * s.NKV; task++) {
+        const int64_t b = task / s.NKV, key = task % s.NKV, value = key + s.NKV;
+        memcpy(cache_row(s, cache, b, key, at), element(qkv, b * width + (NH + key) * s.HS), row_bytes);
+        memcpy(cache_row(s, cache, b, value, at), element(qkv, b * width + (NH + value) * s.HS), row_bytes);
+        for (int64_t h = key * group; h < (key + 1) * group; h++) {
+            const DecodeHead head = {
+                .q = element(qkv, b * width + h * s.HS),
+                .keys = cache_row(s, cache, b, key, 0),
+                .values = cache_row(s, cache, b, value, 0),
+                .out = element(out, (b * NH + h) * s.HS),
+                .length = at + 1,
+                .HS = s.HS,
+                .scale = 1.0f / sqrtf((float)s.HS),
+            };
+            float *scores = (float *)(void *)(scratch + omp_get_thread_num() * scratch_bytes);
+            WITH_DTYPE(E, cache.dtype, decode_head(&head, scores, E));
+        }
     }
 }
 

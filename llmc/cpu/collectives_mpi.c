@@ -1,7 +1,7 @@
 // The collectives of device.h on the CPU. Device memory is host memory: a request is a non-blocking call of MPI, and
 // waiting for it completes it.
+#include "llmc/cpu/collectives_mpi.h"
 #include "llmc/comm/mpi_library.h"
-#include "llmc/cpu/cpu.h"
 #include "llmc/device.h"
 
 #include <limits.h>

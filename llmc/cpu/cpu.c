@@ -1,10 +1,78 @@
-// The handle of the CPU backend and the workspace that all ops share. It owns no memory: the workspace belongs to the
-// caller.
+// The handle of the CPU backend, its vector code, and the workspace that all ops share. It owns no memory: the
+// workspace belongs to the caller.
 #include "llmc/cpu/cpu.h"
-
 #include "llmc/base/arithmetic.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
 CpuBackend cpu_backend;
+
+// -------------------------------------------------------------------------------------------------------- vector code
+
+extern const CpuCode cpu_code_avx512bf16, cpu_code_avx512, cpu_code_avx2, cpu_code_baseline; // code.c, once each
+
+// In the order of CpuCodeChoice. Of other processors than x86-64 there is only the code that any compiler makes.
+static const struct {
+    const char *name;
+    const CpuCode *code;
+} codes[CPU_CODES] = {
+    [CPU_AUTO] = {"auto", NULL},
+#if defined(__x86_64__)
+    [CPU_AVX512BF16] = {"avx512bf16", &cpu_code_avx512bf16},
+    [CPU_AVX512] = {"avx512", &cpu_code_avx512},
+    [CPU_AVX2] = {"avx2", &cpu_code_avx2},
+#else
+    [CPU_AVX512BF16] = {"avx512bf16", NULL},
+    [CPU_AVX512] = {"avx512", NULL},
+    [CPU_AVX2] = {"avx2", NULL},
+#endif
+    [CPU_BASELINE] = {"baseline", &cpu_code_baseline},
+};
+
+// Those of `has`, or all names, separated by commas.
+static const char *list_codes(const bool *has, char *text, size_t size) {
+    size_t length = 0;
+    for (CpuCodeChoice c = has ? CPU_AVX512BF16 : CPU_AUTO; c < CPU_CODES; c++)
+        if (!has || has[c])
+            length += (size_t)snprintf(text + length, size - length, "%s%s", length ? ", " : "", codes[c].name);
+    return text;
+}
+
+bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool has[CPU_CODES], const char *processor,
+                     CpuCodeChoice *chosen, Error *err) {
+    char names[80];
+    *wanted = CPU_AUTO;
+    if (environment && *environment) {
+        while (*wanted < CPU_CODES && strcmp(codes[*wanted].name, environment) != 0) ++*wanted;
+        if (*wanted == CPU_CODES)
+            return error_set(err, "PRETRAIN_CPU=%.40s: expected one of %s", environment,
+                             list_codes(NULL, names, sizeof names));
+    }
+    *chosen = *wanted == CPU_AUTO ? CPU_AVX512BF16 : *wanted;
+    while (*wanted == CPU_AUTO && !has[*chosen]) ++*chosen; // the last one is everywhere
+    return has[*chosen] ||
+           error_set(err, "PRETRAIN_CPU=%s: this processor (%s) or its operating system does not support it; it has %s",
+                     codes[*chosen].name, processor, list_codes(has, names, sizeof names));
+}
+
+bool cpu_find_code(CpuCodeChoice *wanted, const char *processor, Error *err) {
+    bool has[CPU_CODES] = {[CPU_BASELINE] = true};
+#if defined(__x86_64__) // libgcc asks cpuid, and xgetbv for the registers that the operating system saves
+    has[CPU_AVX2] = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    has[CPU_AVX512] = has[CPU_AVX2] && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    has[CPU_AVX512BF16] = has[CPU_AVX512] && __builtin_cpu_supports("avx512bf16");
+#endif
+    if (!cpu_choose_code(wanted, getenv("PRETRAIN_CPU"), has, processor, &cpu_backend.code_choice, err)) return false;
+    cpu_backend.code = codes[cpu_backend.code_choice].code;
+    return true;
+}
+
+const char *cpu_code_name(void) { return codes[cpu_backend.code_choice].name; }
+
+// ------------------------------------------------------------------------------------------------- state and workspace
 
 int cpu_threads(void) {
     REQUIRE(cpu_backend.ready, "an op before device_init");

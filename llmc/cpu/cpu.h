@@ -1,5 +1,5 @@
-// The private header of the CPU backend: its one handle, the workspace, the operating system's memory figures, and the
-// helpers that the files of llmc/cpu share. Outside llmc/cpu only tests include it.
+// The private header of the CPU backend: its one handle, its vector code, the workspace, and the helpers that the ops
+// share. Outside llmc/cpu only tests include it.
 //
 // How an op runs here: the one thread that called device_init calls the ops. Each op opens its own OpenMP parallel
 // regions over cpu_threads() workers (oneDNN uses the same pool), and is done when it returns. Ops run one at a time,
@@ -7,20 +7,20 @@
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
-#include "llmc/cpu/matmul.h"
+#include "llmc/cpu/onednn.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
 
 #include <stddef.h>
 
-// The vector code: all files of llmc/cpu but cpu.c, device.c, onednn.c and collectives_mpi.c. It is compiled once for
+// The vector code: all files of llmc/cpu but those in CPU_ONCE of the Makefile. It is compiled once for
 // each set of instructions (CPU_CODES in the Makefile), and the names of each copy but that of its table are local to
 // it. So these files call each other directly, and everything else calls them through the table that device_init
 // chooses (code.c).
 typedef struct {
     BackendOps ops;
     int64_t (*workspace_bytes)(OpsShape shape);
-    // gemm of gemm.h
+    // gemm of matmul.h
     void (*gemm)(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool accumulate);
 } CpuCode;
 
@@ -28,6 +28,10 @@ typedef struct {
 // processor has. An error names what it has.
 bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool has[CPU_CODES], const char *processor,
                      CpuCodeChoice *chosen, Error *err);
+
+// Finds this process's code by that rule, before the backend is ready, and its name.
+bool cpu_find_code(CpuCodeChoice *wanted, const char *processor, Error *err);
+const char *cpu_code_name(void);
 
 // The only state of the backend.
 typedef struct {
@@ -56,14 +60,14 @@ const CpuCode *cpu_code(void);
 // program, naming op, when the workspace is smaller, because then ops_workspace_bytes and the op disagree.
 void *cpu_scratch(const char *op, int64_t bytes);
 
-// The workspace that each family of ops needs for calls up to the given shapes; code.c adds them up. May depend on
-// cpu_threads().
-int64_t cpu_attention_workspace(OpsShape shape);
-int64_t cpu_layernorm_workspace(OpsShape shape);
-int64_t cpu_embedding_workspace(OpsShape shape);
-int64_t cpu_optimizer_workspace(OpsShape shape);
-int64_t cpu_head_workspace(OpsShape shape);
-int64_t cpu_gemm_workspace(OpsShape shape);
+// THE list of ops that take scratch memory, by file. cpu_FAMILY_workspace: the bytes that its calls up to these shapes
+// take, which may depend on cpu_threads(). Ops that multiply give the remainder to gemm, so it has a part of its own,
+// and so have the operands that fp8 widens.
+#define CPU_FAMILIES(X)       X(attention) X(norm) X(embedding) X(optimizer) X(head)
+#define CPU_WORKSPACE(family) int64_t cpu_##family##_workspace(OpsShape shape);
+CPU_FAMILIES(CPU_WORKSPACE)
+CPU_WORKSPACE(gemm)
+CPU_WORKSPACE(fp8)
 
 // Rows of logits at a time: with fewer the gradient of wte is read and written too often (572 GFLOP/s at 256 rows),
 // with more only memory is lost (103 MB at GPT-2's vocabulary in bf16). Also the number of rows of din whose fp32 sums
@@ -87,27 +91,3 @@ enum { TASK_ELEMENTS = 8192 };
 static inline int64_t task_end(int64_t begin, int64_t n) {
     return n - begin < TASK_ELEMENTS ? n : begin + TASK_ELEMENTS;
 }
-
-void cpu_comm_shutdown(void); // collectives_mpi.c: no request is in flight
-
-// ------------------------------------------------------------------------------------ memory of the machine (device.c)
-
-// Memory according to the operating system: how much there is, how much this process may still take, and how much it
-// has taken. Linux: /proc, control groups (version 1 and 2) and limits of this process (ulimit -v, -d), so that a
-// container's limit counts as the machine's size. Allocates no memory itself.
-
-typedef struct {
-    size_t total;     // bytes: RAM, or the control group's limit where that is less
-    size_t available; // bytes that can be taken now without swapping or being killed; the page cache counts as free
-} HostMemory;
-
-// root: "" for this machine; tests give a directory with proc/ and sys/ in it.
-bool host_memory_read(const char *root, HostMemory *memory, Error *err);
-
-// Bytes of L3 that the processors of this process reach, each cache once; 0: unknown. sysconf adds up what a package
-// could have: 384 MB for two cores of a virtual machine that have 32 MB.
-size_t host_cache_bytes(const char *root);
-
-// Bytes of RAM that this process holds now, and its peak so far (VmRSS, VmHWM); 0 where unknown.
-size_t host_memory_resident(void);
-size_t host_memory_resident_peak(void);

@@ -1,111 +1,30 @@
-// device.h on a CPU, except for its speed (cpu.c): memory, facts, and streams. Streams run their work immediately, so
-// an event is a time and a graph is empty. The operating system's memory figures come from /proc and control groups.
-// It chooses the vector code (cpu.h) and has none itself.
+// device.h on a CPU: threads, facts, memory, and streams. Streams run their work immediately, so an event is a time and
+// a graph is empty.
 #include "llmc/device.h"
 #include "llmc/base/error.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/signals.h"
+#include "llmc/cpu/collectives_mpi.h"
 #include "llmc/cpu/cpu.h"
-#include "llmc/cpu/matmul.h"
+#include "llmc/cpu/host_memory.h"
+#include "llmc/cpu/onednn.h"
 
-#include <errno.h>
-#include <inttypes.h>
 #include <limits.h>
 #include <malloc.h>
 #include <math.h>
 #include <omp.h>
-#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
 
-// ----------------------------------------------------------------------------------------------- memory of the machine
-
-// The files of control groups in which the two versions keep the same three numbers.
-static const struct {
-    const char *limit, *usage, *cache_key;
-} group_files[] = {[1] = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "},
-                   [2] = {"memory.max", "memory.current", "inactive_file "}};
-
-static bool read_group_number(const char *directory, const char *name, const char *key, uint64_t *value) {
-    char path[PATH_MAX + 32];
-    snprintf(path, sizeof path, "%s/%s", directory, name);
-    return limits_read_number(path, key, value);
-}
-
-// Lowers *context to the limit of one group, if it has one ("max" or a number beyond the RAM says it has not).
-static void apply_group(void *context, const char *directory, int version) {
-    HostMemory *memory = context;
-    uint64_t limit, usage = 0, cache = 0;
-    if (!read_group_number(directory, group_files[version].limit, "", &limit)) return;
-    read_group_number(directory, group_files[version].usage, "", &usage);
-    read_group_number(directory, "memory.stat", group_files[version].cache_key, &cache);
-    uint64_t held = usage > cache ? usage - cache : 0; // the kernel drops inactive file pages before it kills
-    uint64_t left = limit > held ? limit - held : 0;
-    if (limit < memory->total) memory->total = limit;
-    if (left < memory->available) memory->available = left;
-}
-
-static size_t read_status(const char *key) {
-    uint64_t kib;
-    return limits_read_number("/proc/self/status", key, &kib) ? (size_t)kib * 1024 : 0;
-}
-
-// Lowers *memory to what a limit of this process leaves; `key`: what counts in it.
-static void apply_limit(unsigned resource, const char *key, HostMemory *memory) {
-    struct rlimit limit;
-    if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-    const size_t held = read_status(key), left = limit.rlim_cur > held ? limit.rlim_cur - held : 0;
-    if (limit.rlim_cur < memory->total) memory->total = limit.rlim_cur;
-    if (left < memory->available) memory->available = left;
-}
-
-bool host_memory_read(const char *root, HostMemory *memory, Error *err) {
-    char path[PATH_MAX];
-    uint64_t total, available;
-    errno = 0;
-    snprintf(path, sizeof path, "%s/proc/meminfo", root);
-    if (!limits_read_number(path, "MemTotal:", &total) || !limits_read_number(path, "MemAvailable:", &available))
-        return error_set(
-            err, errno == ENOMEM ? "%s: out of memory" : "%s: no MemTotal and MemAvailable; is /proc mounted?", path);
-    *memory = (HostMemory){.total = total * 1024, .available = available * 1024};
-    limits_visit_groups(root, "memory", apply_group, memory);
-    apply_limit(RLIMIT_AS, "VmSize:", memory);
-    apply_limit(RLIMIT_DATA, "VmData:", memory);
-    return true;
-}
-
-size_t host_cache_bytes(const char *root) {
-    enum { MOST_CACHES = 1024 };
-    bool seen[MOST_CACHES] = {false};
-    cpu_set_t allowed;
-    size_t bytes = 0;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 0;
-    for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        char id_path[PATH_MAX], size_path[PATH_MAX];
-        uint64_t id, kib;
-        if (!CPU_ISSET(cpu, &allowed)) continue;
-        snprintf(id_path, sizeof id_path, "%s/sys/devices/system/cpu/cpu%zu/cache/index3/id", root, cpu);
-        snprintf(size_path, sizeof size_path, "%s/sys/devices/system/cpu/cpu%zu/cache/index3/size", root, cpu);
-        if (!limits_read_number(id_path, "", &id) || id >= MOST_CACHES || seen[id]) continue;
-        seen[id] = true;
-        if (limits_read_number(size_path, "", &kib)) bytes += (size_t)kib * 1024; // "32768K"
-    }
-    return bytes;
-}
-
-size_t host_memory_resident(void) { return read_status("VmRSS:"); }
-size_t host_memory_resident_peak(void) { return read_status("VmHWM:"); }
-
-// -------------------------------------------------------------------------------------------------------- vector code
+// ------------------------------------------------------------------------------------------------------ life and facts
 
 static void read_cpu_name(char *name, size_t size) {
     snprintf(name, size, "CPU");
@@ -120,64 +39,6 @@ static void read_cpu_name(char *name, size_t size) {
         break;
     }
     fclose(f);
-}
-
-extern const CpuCode cpu_code_avx512bf16, cpu_code_avx512, cpu_code_avx2, cpu_code_baseline; // code.c, once each
-
-// In the order of CpuCodeChoice. Of other processors than x86-64 there is only the code that any compiler makes.
-static const struct {
-    const char *name;
-    const CpuCode *code;
-} codes[CPU_CODES] = {
-    [CPU_AUTO] = {"auto", NULL},
-#if defined(__x86_64__)
-    [CPU_AVX512BF16] = {"avx512bf16", &cpu_code_avx512bf16},
-    [CPU_AVX512] = {"avx512", &cpu_code_avx512},
-    [CPU_AVX2] = {"avx2", &cpu_code_avx2},
-#else
-    [CPU_AVX512BF16] = {"avx512bf16", NULL},
-    [CPU_AVX512] = {"avx512", NULL},
-    [CPU_AVX2] = {"avx2", NULL},
-#endif
-    [CPU_BASELINE] = {"baseline", &cpu_code_baseline},
-};
-
-// libgcc asks cpuid, and xgetbv for the registers that the operating system saves.
-static void find_codes(bool has[CPU_CODES]) {
-    memset(has, 0, CPU_CODES * sizeof *has);
-#if defined(__x86_64__)
-    has[CPU_AVX2] = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    has[CPU_AVX512] = has[CPU_AVX2] && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    has[CPU_AVX512BF16] = has[CPU_AVX512] && __builtin_cpu_supports("avx512bf16");
-#endif
-    has[CPU_BASELINE] = true;
-}
-
-// Those of `has`, or all names, separated by commas.
-static const char *list_codes(const bool *has, char *text, size_t size) {
-    size_t length = 0;
-    for (CpuCodeChoice c = has ? CPU_AVX512BF16 : CPU_AUTO; c < CPU_CODES; c++)
-        if (!has || has[c])
-            length += (size_t)snprintf(text + length, size - length, "%s%s", length ? ", " : "", codes[c].name);
-    return text;
-}
-
-bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool has[CPU_CODES], const char *processor,
-                     CpuCodeChoice *chosen, Error *err) {
-    char names[80];
-    *wanted = CPU_AUTO;
-    if (environment && *environment) {
-        while (*wanted < CPU_CODES && strcmp(codes[*wanted].name, environment) != 0) ++*wanted;
-        if (*wanted == CPU_CODES)
-            return error_set(err, "PRETRAIN_CPU=%.40s: expected one of %s", environment,
-                             list_codes(NULL, names, sizeof names));
-    }
-    *chosen = *wanted == CPU_AUTO ? CPU_AVX512BF16 : *wanted;
-    while (*wanted == CPU_AUTO && !has[*chosen]) ++*chosen; // the last one is everywhere
-    return has[*chosen] ||
-           error_set(err, "PRETRAIN_CPU=%s: this processor (%s) or its operating system does not support it; it has %s",
-                     codes[*chosen].name, processor, list_codes(has, names, sizeof names));
 }
 
 // Denormals to zero, in and out, in every worker: AdamW's moments decay into them, and each one costs over a hundred
@@ -236,27 +97,6 @@ static bool start_threads(int wanted, double *quota, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------ life and facts
-
-// quota: of processor time, if that decided the number of threads; else 0.
-static void fill_facts(DeviceFacts *f, const char *name, double quota, HostMemory memory) {
-    f->backend = "cpu";
-    f->units = cpu_backend.threads;
-    int n = snprintf(f->name, sizeof f->name, "%.70s, %d thread%s", name, f->units, f->units == 1 ? "" : "s");
-    if (quota > 0) snprintf(f->name + n, sizeof f->name - (size_t)n, " (a quota of %.3g processors)", quota);
-    snprintf(f->libraries, sizeof f->libraries, "vector code %s, oneDNN %s, OpenMP",
-             codes[cpu_backend.code_choice].name, onednn_version());
-    f->memory_total = memory.total;
-    f->memory_free = memory.available;
-    enum { SMALLEST_CACHE = 16 << 20 }; // where the kernel tells of none, or of a share
-    const size_t cache = host_cache_bytes("");
-    f->cache_bytes = cache > SMALLEST_CACHE ? cache : SMALLEST_CACHE;
-    f->supports[DTYPE_FP32] = f->supports[DTYPE_BF16] = f->supports[DTYPE_E4M3] = true;
-    bool fast_bf16 = cpu_backend.code_choice == CPU_AVX512BF16 && onednn_has_bf16();
-    f->default_dtype = fast_bf16 ? DTYPE_BF16 : DTYPE_FP32;
-    f->widens_bf16 = !fast_bf16;
-}
-
 // libgomp lets an idle thread spin for 300000 rounds: milliseconds in which it keeps the core from threads that have
 // work. Two trainers at once on 2 cores (6 layers, C=384, B=8, T=256, bf16) reach 1244 tok/s each with that and 2090
 // with 1000 rounds; one alone is as fast with either (medians of five: 81% and 83% of the matmul rate).
@@ -289,17 +129,26 @@ bool device_init(const DeviceOptions *options, Error *err) {
     HostMemory memory;
     read_cpu_name(name, sizeof name);
     CpuCodeChoice wanted;
-    bool has[CPU_CODES];
-    find_codes(has);
-    if (!cpu_choose_code(&wanted, getenv("PRETRAIN_CPU"), has, name, &cpu_backend.code_choice, err) ||
-        !host_memory_read("", &memory, err))
+    double quota; // of processor time, if that decided the number of threads; else 0
+    if (!cpu_find_code(&wanted, name, err) || !host_memory_read("", &memory, err) ||
+        !start_threads(options->threads, &quota, err))
         return false;
-    cpu_backend.code = codes[cpu_backend.code_choice].code;
-    double quota;
-    if (!start_threads(options->threads, &quota, err)) return false;
     cpu_backend.onednn = onednn_create(wanted, err);
     if (!cpu_backend.onednn) return false;
-    fill_facts(&cpu_backend.facts, name, quota, memory);
+    DeviceFacts *f = &cpu_backend.facts;
+    f->backend = "cpu";
+    f->units = cpu_backend.threads;
+    int n = snprintf(f->name, sizeof f->name, "%.70s, %d thread%s", name, f->units, f->units == 1 ? "" : "s");
+    if (quota > 0) snprintf(f->name + n, sizeof f->name - (size_t)n, " (a quota of %.3g processors)", quota);
+    snprintf(f->libraries, sizeof f->libraries, "vector code %s, oneDNN %s, OpenMP", cpu_code_name(), onednn_version());
+    f->memory_total = memory.total;
+    f->memory_free = memory.available;
+    enum { SMALLEST_CACHE = 16 << 20 }; // where the kernel tells of none, or of a share
+    const size_t cache = host_cache_bytes("");
+    f->cache_bytes = cache > SMALLEST_CACHE ? cache : SMALLEST_CACHE;
+    f->supports[DTYPE_FP32] = f->supports[DTYPE_BF16] = f->supports[DTYPE_E4M3] = true;
+    f->widens_bf16 = cpu_backend.code_choice != CPU_AVX512BF16 || !onednn_has_bf16();
+    f->default_dtype = f->widens_bf16 ? DTYPE_FP32 : DTYPE_BF16;
     cpu_backend.resident_at_init = host_memory_resident();
     cpu_backend.ready = true;
     return true;

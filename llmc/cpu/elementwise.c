@@ -3,7 +3,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
-#include "llmc/cpu/simd.h"
+#include "llmc/cpu/stochastic_rounding.h"
 
 void backend_tensor_fill(Tensor t, float value) {
     const int64_t n = tensor_numel(t);

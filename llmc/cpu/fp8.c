@@ -2,10 +2,9 @@
 // are bf16 products of the same numbers. That is exact: a power of two times an fp8 number is a bf16 number (Fp8Slot),
 // so operands are widened to their true values and the product needs no scaling.
 // Owns nothing: operands are widened into the workspace.
-#include "llmc/cpu/matmul.h"
-
 #include "llmc/base/arithmetic.h"
 #include "llmc/cpu/cpu.h"
+#include "llmc/cpu/matmul.h"
 #include "llmc/cpu/tile_matmul.h"
 
 #include <string.h>
@@ -145,7 +144,7 @@ static int64_t fp8_operand_bytes(int64_t rows, int64_t K, DType dtype) {
     return round_up(rows * K * (int64_t)dtype_size(dtype), 64);
 }
 
-int64_t cpu_fp8_operand_bytes(OpsShape shape) {
+int64_t cpu_fp8_workspace(OpsShape shape) {
     if (!shape.fp8) return 0;
     const int64_t tokens = shape.B * shape.T, widest = ops_widest(shape), longest = max_i64(tokens, widest);
     return fp8_operand_bytes(min_i64(longest, ROWS_A), longest, shape.dtype) +

@@ -139,34 +139,30 @@ void backend_head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor w
     }
 }
 
-// din (R,C) = dlogits (R,Vp) @ wte: summed over equal pieces of the vocabulary in fp32, then rounded.
-static void input_gradient(Tensor din, Tensor dlogits, Tensor wte, float *sums) {
-    int64_t C = tensor_cols(din), Vp = tensor_rows(wte);
-    int64_t piece = round_up(ceil_div(Vp, ceil_div(Vp, VOCAB_CHUNK)), 8);
-    for (int64_t first = 0; first < tensor_rows(din); first += HEAD_CHUNK_ROWS) {
-        int64_t rows = min_i64(tensor_rows(din) - first, HEAD_CHUNK_ROWS);
-        Tensor out = tensor_slice_rows(din, first, rows);
-        Tensor sum = out.dtype == DTYPE_FP32 ? out : tensor_make(sums, DTYPE_FP32, "din sums", rows, C, 0, 0);
-        for (int64_t v = 0; v < Vp; v += piece)
-            gemm(rows, C, min_i64(Vp - v, piece), matrix_of(sum, C), matrix_at(matrix_of(dlogits, Vp), first, v),
-                 matrix_at(matrix_of(wte, C), v, 0), NULL, v > 0);
-        if (sum.data != out.data) backend_tensor_cast(out, sum);
-    }
-}
-
 void backend_head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte,
                                 Tensor targets, int64_t vocab, float scale, Tensor control, bool accumulate) {
     if (control.data) scale *= ((const StepControl *)control.data)->loss_scale;
     const int64_t N = tensor_rows(in), R = tensor_rows(logits), C = tensor_cols(in), Vp = tensor_rows(wte);
     int64_t sums, exps;
     char *scratch = cpu_scratch("head_loss_backward", head_layout(&sums, &exps, N, C, Vp, in.dtype));
+    const int64_t piece = round_up(ceil_div(Vp, ceil_div(Vp, VOCAB_CHUNK)), 8);
     for (int64_t first = 0; first < N; first += R) {
         int64_t count = min_i64(N - first, R);
         Tensor chunk = tensor_slice_rows(logits, 0, count), in_rows = tensor_slice_rows(in, first, count);
         logits_forward(chunk, in_rows, wte);
         head_cross_entropy((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, vocab, scale,
                            (float *)(scratch + exps));
-        input_gradient(tensor_slice_rows(din, first, count), chunk, wte, (float *)(scratch + sums));
+        // din (R,C) = dlogits (R,Vp) @ wte: summed over equal pieces of the vocabulary in fp32, then rounded.
+        for (int64_t row = 0, rows; row < count; row += rows) {
+            rows = min_i64(count - row, HEAD_CHUNK_ROWS);
+            const Tensor out = tensor_slice_rows(din, first + row, rows);
+            const Tensor sum =
+                out.dtype == DTYPE_FP32 ? out : tensor_make(scratch + sums, DTYPE_FP32, "din sums", rows, C, 0, 0);
+            for (int64_t v = 0; v < Vp; v += piece)
+                gemm(rows, C, min_i64(Vp - v, piece), matrix_of(sum, C), matrix_at(matrix_of(chunk, Vp), row, v),
+                     matrix_at(matrix_of(wte, C), v, 0), NULL, v > 0);
+            if (sum.data != out.data) backend_tensor_cast(out, sum);
+        }
         // dwte (Vp,C) = or += dlogits (R,Vp)^T @ in (R,C).
         gemm(Vp, C, count, matrix_of(dwte, C), matrix_transposed(matrix_of(chunk, Vp)), matrix_of(in_rows, C), NULL,
              accumulate || first > 0);

@@ -1,7 +1,6 @@
 // The linear layers: matrix products in cache-sized pieces, on top of oneDNN; products of a few rows, for decoding;
 // bias gradients; and the ops, which call these.
 #include "llmc/cpu/matmul.h"
-
 #include "llmc/base/arithmetic.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/simd.h"
@@ -117,7 +116,7 @@ int64_t cpu_gemm_workspace(OpsShape shape) {
         sums = min_i64(N, PIECE_ROWS) * PIECE_COLUMNS * (int64_t)sizeof(float);
     const int64_t longest = max_i64(N, widest);
     const int64_t wide = shape.dtype == DTYPE_BF16 && !onednn_has_bf16() ? wide_bytes(longest, longest, longest) : 0;
-    return (sums + PACKED_BYTES) * cpu_threads() + wide + cpu_fp8_operand_bytes(shape);
+    return (sums + PACKED_BYTES) * cpu_threads() + wide;
 }
 
 void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool accumulate) {
@@ -249,16 +248,6 @@ static ALWAYS_INLINE void few_rows_task(const Product *p, int64_t first, DType E
     }
 }
 
-// out (M,OC) = residual + in (M,IC) @ weight (OC,IC)^T + bias (OC). residual and bias may be absent. fp32 sums, rounded
-// once; a row of out has the same bits whatever M is. One dtype, fp32 or bf16.
-static void few_rows_matmul(Tensor out, Tensor residual, Tensor in, Tensor weight, Tensor bias) {
-    const int64_t IC = tensor_cols(weight), OC = tensor_rows(weight);
-    const Product p = {out.data, in.data, weight.data, bias.data, residual.data, tensor_numel(in) / IC, OC, IC};
-    REQUIRE(p.M <= FEW_ROWS, "few_rows_matmul: %lld rows", (long long)p.M);
-#pragma omp parallel for schedule(static) num_threads(cpu_threads())
-    for (int64_t i = 0; i < OC; i += LANES) WITH_DTYPE(E, weight.dtype, few_rows_task(&p, i, E));
-}
-
 // ------------------------------------------------------------------------------------------------------- bias gradient
 
 // Sums over the rows of a batch, also for fp8, whose products do not handle bias gradients. Memory-bound: every element
@@ -306,8 +295,10 @@ void backend_bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
 void backend_matmul_residual_forward(Tensor out, Tensor residual, Tensor in, Tensor weight, Tensor bias) {
     cpu_scratch("matmul_forward", 0);
     int64_t N = tensor_rows(in), OC = tensor_rows(weight), IC = tensor_cols(weight);
-    if (N <= FEW_ROWS) {
-        few_rows_matmul(out, residual, in, weight, bias);
+    if (N <= FEW_ROWS) { // fp32 sums, rounded once; a row of out has the same bits whatever N is
+        const Product p = {out.data, in.data, weight.data, bias.data, residual.data, N, OC, IC};
+#pragma omp parallel for schedule(static) num_threads(cpu_threads())
+        for (int64_t i = 0; i < OC; i += LANES) WITH_DTYPE(E, weight.dtype, few_rows_task(&p, i, E));
         return;
     }
     if (residual.data) backend_tensor_cast(out, residual);

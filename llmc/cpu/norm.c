@@ -1,4 +1,4 @@
-// LayerNorm forward and backward.
+// The norms: LayerNorm forward and backward.
 //
 // A row belongs to one task: it is read from memory once and stays in the L1 cache for the following passes.
 // The gradients of weight and bias, and din, are summed over all rows: each block of rows adds into its own three fp32
@@ -74,7 +74,7 @@ static int64_t layernorm_bytes(int64_t blocks, int64_t C) {
     return blocks * NUM_SUMS * round_up(C, LANES) * (int64_t)sizeof(float);
 }
 
-int64_t cpu_layernorm_workspace(OpsShape shape) {
+int64_t cpu_norm_workspace(OpsShape shape) {
     return layernorm_bytes(min_i64(ceil_div(shape.B * shape.T, MIN_BLOCK_ROWS), MAX_BLOCKS), shape.C);
 }
 
@@ -122,7 +122,11 @@ void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor
                                  rstd.data, N,         C,       add_residual, din_sum.data != NULL};
     const int64_t rows = max_i64(ceil_div(N, MAX_BLOCKS), MIN_BLOCK_ROWS);
     const int64_t blocks = ceil_div(N, rows), padded = round_up(C, LANES);
-    const Tensor gradients[NUM_SUMS] = {dweight, dbias, din_sum};
+    const struct {
+        Tensor total; // may be absent
+        bool accumulate;
+    } gradients[NUM_SUMS] = {
+        [OF_DWEIGHT] = {dweight, accumulate}, [OF_DBIAS] = {dbias, accumulate}, [OF_DIN] = {din_sum, accumulate_sum}};
     float *partial = cpu_scratch("layernorm_backward", layernorm_bytes(blocks, C)); // (blocks, 3, padded)
 #pragma omp parallel
     {
@@ -139,12 +143,14 @@ void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < C; i += LANES) {
             const int k = lanes(C - i);
-            for (int s = OF_DWEIGHT; s <= (din_sum.data ? OF_DIN : OF_DBIAS); s++) {
+            for (int s = 0; s < NUM_SUMS; s++) {
+                const Tensor total = gradients[s].total;
+                if (!total.data) continue;
                 V sum = vzero();
                 for (int64_t b = 0; b < blocks; b++) sum += vload_f32(partial + (b * NUM_SUMS + s) * padded + i);
-                WITH_DTYPE(G, gradients[s].dtype, {
-                    if (s == OF_DIN ? accumulate_sum : accumulate) sum += vload_first(k, gradients[s].data, i, G);
-                    vstore_first(k, gradients[s].data, i, sum, G);
+                WITH_DTYPE(G, total.dtype, {
+                    if (gradients[s].accumulate) sum += vload_first(k, total.data, i, G);
+                    vstore_first(k, total.data, i, sum, G);
                 });
             }
         }

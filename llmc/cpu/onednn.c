@@ -1,5 +1,5 @@
-// Matrix multiplications by oneDNN, see gemm.h: its versions 2 and 3, and a cache of primitives by shape.
-#include "llmc/cpu/matmul.h"
+// oneDNN behind onednn.h: its versions 2 and 3, and a cache of primitives by shape.
+#include "llmc/cpu/onednn.h"
 
 #include <dlfcn.h>
 #include <malloc.h>
@@ -73,25 +73,22 @@ static void onednn_require_memory(void) {
     munmap(spare, SPARE_BYTES);
 }
 
-static bool onednn_limit_instructions(CpuCodeChoice limit, Error *err) {
-    const dnnl_cpu_isa_t sets[CPU_CODES] = {
-        [CPU_AVX512] = dnnl_cpu_isa_avx512_core, [CPU_AVX2] = dnnl_cpu_isa_avx2, [CPU_BASELINE] = dnnl_cpu_isa_sse41};
-#if !defined(__x86_64__)
-    return true;
-#endif
-    // Refused when it was told before: then it must have been the same or less.
-    return !sets[limit] || dnnl_set_max_cpu_isa(sets[limit]) == dnnl_success ||
-           (onednn_instructions() & ~(unsigned)sets[limit]) == 0 ||
-           error_set(err, "oneDNN has begun with more instructions than PRETRAIN_CPU allows");
-}
-
 Onednn *onednn_create(CpuCodeChoice limit, Error *err) {
     typedef void (*Handler)(void);
     Handler (*set_new_handler)(Handler);
     *(void **)&set_new_handler = dlsym(RTLD_DEFAULT, "_ZSt15set_new_handlerPFvvE"); // std::set_new_handler
     if (set_new_handler) set_new_handler(onednn_new_failed);
     onednn_require_memory();
-    if (!onednn_limit_instructions(limit, err)) return NULL;
+#if defined(__x86_64__)
+    const dnnl_cpu_isa_t sets[CPU_CODES] = {
+        [CPU_AVX512] = dnnl_cpu_isa_avx512_core, [CPU_AVX2] = dnnl_cpu_isa_avx2, [CPU_BASELINE] = dnnl_cpu_isa_sse41};
+    // Refused when it was told before: then it must have been the same or less.
+    if (sets[limit] && dnnl_set_max_cpu_isa(sets[limit]) != dnnl_success &&
+        (onednn_instructions() & ~(unsigned)sets[limit]) != 0) {
+        error_set(err, "oneDNN has begun with more instructions than PRETRAIN_CPU allows");
+        return NULL;
+    }
+#endif
     Onednn *dnn = calloc(1, sizeof *dnn);
     if (!dnn) {
         error_set(err, "out of memory for oneDNN's primitive cache");
@@ -262,17 +259,6 @@ void onednn_set_scratch(Onednn *dnn, void *p, int64_t bytes) {
     dnn->scratch_bytes = bytes;
 }
 
-static void *scratch_for(Onednn *dnn, int64_t bytes) {
-    if (bytes <= dnn->scratch_bytes) return dnn->scratch;
-    if (bytes > dnn->own_scratch_bytes) {
-        free(dnn->own_scratch);
-        dnn->own_scratch_bytes = bytes;
-        dnn->own_scratch = memalign(64, (size_t)bytes);
-        REQUIRE_MEMORY(dnn->own_scratch, "%lld bytes of scratch for a matmul", (long long)bytes);
-    }
-    return dnn->own_scratch;
-}
-
 bool onednn_matmul(Onednn *dnn, int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias,
                    bool accumulate) {
     REQUIRE(dst.col_stride == 1, "onednn_matmul: dst is transposed");
@@ -291,11 +277,18 @@ bool onednn_matmul(Onednn *dnn, int64_t M, int64_t N, int64_t K, Matrix dst, Mat
                .accumulate = accumulate};
     Entry *e = find_or_create(dnn, &key);
     if (!e->primitive) return false;
+    const bool fits = e->scratch_bytes <= dnn->scratch_bytes;
+    if (!fits && e->scratch_bytes > dnn->own_scratch_bytes) {
+        free(dnn->own_scratch);
+        dnn->own_scratch_bytes = e->scratch_bytes;
+        dnn->own_scratch = memalign(64, (size_t)e->scratch_bytes);
+        REQUIRE_MEMORY(dnn->own_scratch, "%lld bytes of scratch for a matmul", (long long)e->scratch_bytes);
+    }
     DNNL_REQUIRE(dnnl_memory_set_data_handle(e->a, a.data));
     DNNL_REQUIRE(dnnl_memory_set_data_handle(e->b, b.data));
     DNNL_REQUIRE(dnnl_memory_set_data_handle(e->dst, dst.data));
     if (bias) DNNL_REQUIRE(dnnl_memory_set_data_handle(e->bias, bias));
-    DNNL_REQUIRE(dnnl_memory_set_data_handle(e->scratch, scratch_for(dnn, e->scratch_bytes)));
+    DNNL_REQUIRE(dnnl_memory_set_data_handle(e->scratch, fits ? dnn->scratch : dnn->own_scratch));
     const dnnl_exec_arg_t args[] = {{DNNL_ARG_SRC, e->a},
                                     {DNNL_ARG_WEIGHTS, e->b},
                                     {DNNL_ARG_DST, e->dst},

@@ -1,18 +1,40 @@
-// The end of the step: gradient norm and the decision; the update of the parameters, by any rule; Muon's momentum.
-// Memory-bound: the norm reads the gradients once; in bf16 with fp32 gradients AdamW moves 30 bytes per parameter with
-// master and fp32 moments, 18 with 8-bit moments, 16 with bf16 moments and Kahan's term.
+// The end of the step: gradient norm and the decision; the update of the parameters, by any rule, with Adafactor's
+// means and Muon's momentum, which come before it. Memory-bound: the norm reads the gradients once; in bf16 with fp32
+// gradients AdamW moves 30 bytes per parameter with master and fp32 moments, 18 with 8-bit moments, 16 with bf16
+// moments and Kahan's term.
 //
 // An array of tensors is cut into parts; tables and sums are in the workspace. An update is one parallel region over
-// the parts of all tensors. A part is processed block by block (optimizer.h): gradient, moments and parameter are
+// the parts of all tensors. A part is processed block by block (optimizer_block.h): gradient, moments and parameter are
 // loaded into fp32 lanes, the rule computes, and the results are stored. Rule and dtypes are dispatched once per block.
 #include "llmc/cpu/optimizer_block.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
-#include "llmc/cpu/simd.h"
 
 // --------------------------------------------------------------------------------------------------------------- parts
+
+// How work on an array of tensors is split: each tensor into max 128 parts, numbered consecutively over all tensors.
+// The threads of one parallel loop take them as they become free. So the hundred small tensors of a model cost nothing
+// extra, and the last thread does not wait long for the largest. The split depends only on sizes, and the results of
+// parts are added in order, so the bits do not depend on the number of threads.
+
+// A part ends at a multiple of STATE_BLOCK, which is also a multiple of the vector length.
+enum { MAX_PARTS = 128, MIN_PART_ELEMENTS = 16384 };
+
+// Tensor i has the parts first[i] .. first[i + 1] - 1; one without elements has none.
+typedef struct {
+    int n;
+    int64_t *first; // (n + 1)
+    int64_t *numel; // (n)
+    double *sums;   // (n * MAX_PARTS) for the op: a number of each part
+    char *scratch;  // for the op: the extra bytes it asked for
+} Parts;
+
+typedef struct {
+    int tensor;
+    int64_t begin, end; // elements
+} Part;
 
 static int64_t part_elements(int64_t numel) {
     return max_i64(round_up(ceil_div(numel, MAX_PARTS), STATE_BLOCK), MIN_PART_ELEMENTS);
@@ -28,13 +50,18 @@ static int64_t parts_layout(int n, int64_t scratch_bytes, int64_t *numel, int64_
     return end;
 }
 
+// Of a matrix of one group of rows the column sums are col itself. With two groups or more, rows >= 65, and rows / 64 +
+// 1 sums per column are less than 1/32 of the matrix. numel: of all matrices.
+static int64_t adafactor_scratch_bytes(int64_t numel) { return numel / 32 * (int64_t)sizeof(float); }
+
 int64_t cpu_optimizer_workspace(OpsShape shape) {
     int64_t numel, sums, scratch;
     const int64_t scratch_bytes = adafactor_scratch_bytes(shape.factored);
     return parts_layout((int)shape.num_tensors, scratch_bytes, &numel, &sums, &scratch);
 }
 
-Parts parts_begin(const char *op, int n, int64_t scratch_bytes) {
+// Takes the workspace for n tensors. Then call parts_add once for each, in order.
+static Parts parts_begin(const char *op, int n, int64_t scratch_bytes) {
     int64_t numel, sums, scratch;
     char *workspace = cpu_scratch(op, parts_layout(n, scratch_bytes, &numel, &sums, &scratch));
     Parts p = {n, (int64_t *)(void *)workspace, (int64_t *)(void *)(workspace + numel),
@@ -43,12 +70,12 @@ Parts parts_begin(const char *op, int n, int64_t scratch_bytes) {
     return p;
 }
 
-void parts_add(Parts p, int tensor, int64_t numel) {
+static void parts_add(Parts p, int tensor, int64_t numel) {
     p.numel[tensor] = numel;
     p.first[tensor + 1] = p.first[tensor] + ceil_div(numel, part_elements(numel));
 }
 
-Part parts_get(Parts p, int64_t number) {
+static Part parts_get(Parts p, int64_t number) {
     int low = 0, high = p.n; // first[low] <= number < first[high]
     while (high - low > 1) {
         int middle = (low + high) / 2;
@@ -61,7 +88,8 @@ Part parts_get(Parts p, int64_t number) {
     return (Part){low, begin, p.numel[low] - begin < size ? p.numel[low] : begin + size};
 }
 
-double parts_sum(Parts p, int tensor) {
+// The sum of p.sums over the parts of a tensor, in order.
+static double parts_sum(Parts p, int tensor) {
     double sum = 0.0;
     for (int64_t number = p.first[tensor]; number < p.first[tensor + 1]; number++) sum += p.sums[number];
     return sum;
@@ -96,8 +124,8 @@ void backend_gradient_sumsq(Tensor sumsq, UpdateList *list) {
     const int n = list->n;
     Parts parts = parts_begin("gradient_sumsq", n, 0);
     for (int i = 0; i < n; i++) parts_add(parts, i, tensor_numel(list->tensors[i].grad));
-#pragma omp parallel for schedule(dynamic) if (parts_count(parts) > 1)
-    for (int64_t number = 0; number < parts_count(parts); number++) {
+#pragma omp parallel for schedule(dynamic) if (parts.first[parts.n] > 1)
+    for (int64_t number = 0; number < parts.first[parts.n]; number++) {
         Part part = parts_get(parts, number);
         Tensor grad = list->tensors[part.tensor].grad;
         WITH_DTYPE(G, grad.dtype, parts.sums[number] = part_sumsq(grad.data, part, G));
@@ -205,6 +233,43 @@ static ALWAYS_INLINE void sgd_direction(V *direction, const UpdateTensor *t, con
     moment_close(&first, at, S);
 }
 
+// The mean of the rows' second moments; 0 for a vector.
+static double adafactor_mean_row(const UpdateTensor *t) {
+    if (!t->row.data) return 0.0;
+    const float *row = t->row.data;
+    const int64_t rows = tensor_numel(t->row);
+    double sum = 0.0;
+    for (int64_t i = 0; i < rows; i++) sum += row[i];
+    return sum / (double)rows;
+}
+
+// u = g / sqrt(row_i col_j / mean_row), for a vector g / sqrt(v). Separate factors, because the product of a row and a
+// column may be below the range of fp32.
+static void adafactor_direction(V *u, const V *g, const UpdateTensor *t, double mean_row, Span at) {
+    Block by_row, second = {{0}};
+    if (t->row.data) {
+        const int64_t cols = tensor_numel(t->col), first = t->offset + at.begin;
+        const float *row = t->row.data, *col = t->col.data;
+        float *of_row = (float *)by_row, *of_col = (float *)second;
+        int64_t i = first / cols, j = first % cols;
+        for (int k = 0; k < at.count; i++, j = 0) {
+            const int length = cols - j < at.count - k ? (int)(cols - j) : at.count - k;
+            const float factor = (float)sqrt(mean_row / (double)row[i]);
+            memcpy(of_col + k, col + j, (size_t)length * sizeof *col);
+            for (int end = k + length; k < end; k++) of_row[k] = factor;
+        }
+        for (int k = at.count; k % LANES; k++) {
+            of_row[k] = 0.0f;
+            of_col[k] = 1.0f;
+        }
+    } else {
+        block_load(second, t->v, at);
+        for (int k = at.count; k % LANES; k++) ((float *)second)[k] = 1.0f;
+        for (int k = 0; k < at.vectors; k++) by_row[k] = vsplat(1.0f);
+    }
+    for (int k = 0; k < at.vectors; k++) u[k] = g[k] * by_row[k] / vsqrt(second[k]);
+}
+
 // The direction by the rule of the tensor. Only the three with moments are compiled for each dtype.
 static void find_direction(V *direction, const UpdateTensor *t, const Step *s, double mean_row, Span at) {
 #define WITH_MOMENTS(f) WITH_STATE(S, t->m.dtype, WITH_DTYPE(G, t->grad.dtype, f(direction, t, s, at, S, G)))
@@ -265,19 +330,6 @@ static ALWAYS_INLINE void move_weight(const V *direction, const UpdateTensor *t,
     });
 }
 
-static void optimizer_update_block(const UpdateTensor *t, const Step *s, double mean_row, Span at) {
-    Block direction;
-    find_direction(direction, t, s, mean_row, at);
-    if (t->master.data)
-        WITH_DTYPE(E, t->weight.dtype, move_master(direction, t, s, at, E));
-    else if (t->compensation.data)
-        WITH_DTYPE(E, t->weight.dtype, move_compensated(direction, t, s, at, E));
-    else
-        WITH_DTYPE(E, t->weight.dtype, move_weight(direction, t, s, at, E));
-}
-
-// ----------------------------------------------------------------------------------------------------------------- ops
-
 void backend_optimizer_update(UpdateList *list, int first, int count, UpdateParams params, Tensor control) {
     const Parts parts = parts_begin("optimizer_update", count, 0);
     const UpdateTensor *tensors = list->tensors + first;
@@ -287,14 +339,26 @@ void backend_optimizer_update(UpdateList *list, int first, int count, UpdatePara
     const Step step = step_begin(params, decided);
     double *mean_rows = parts.sums;
     for (int i = 0; i < count; i++) mean_rows[i] = adafactor_mean_row(&tensors[i]);
-#pragma omp parallel for schedule(dynamic) if (parts_count(parts) > 1)
-    for (int64_t number = 0; number < parts_count(parts); number++) {
+#pragma omp parallel for schedule(dynamic) if (parts.first[parts.n] > 1)
+    for (int64_t number = 0; number < parts.first[parts.n]; number++) {
         const Part part = parts_get(parts, number);
         const UpdateTensor *t = &tensors[part.tensor];
-        for (int64_t e = part.begin; e < part.end; e += STATE_BLOCK)
-            optimizer_update_block(t, &step, mean_rows[part.tensor], span_at(e, part.end));
+        for (int64_t e = part.begin; e < part.end; e += STATE_BLOCK) {
+            const Span at = span_at(e, part.end);
+            Block direction;
+            find_direction(direction, t, &step, mean_rows[part.tensor], at);
+            if (t->master.data)
+                WITH_DTYPE(E, t->weight.dtype, move_master(direction, t, &step, at, E));
+            else if (t->compensation.data)
+                WITH_DTYPE(E, t->weight.dtype, move_compensated(direction, t, &step, at, E));
+            else
+                WITH_DTYPE(E, t->weight.dtype, move_weight(direction, t, &step, at, E));
+        }
     }
 }
+
+// ------------------------------------------------------------------------------------------------------ Muon's
+// momentum
 
 static ALWAYS_INLINE void momentum_block(const UpdateTensor *t, const Step *s, Span at, DType S, DType G) {
     Moment first;
@@ -317,12 +381,131 @@ void backend_momentum_update(UpdateList *list, UpdateParams params, Tensor contr
     const StepControl *decided = control.data;
     if (decided->skip != SKIP_NONE) return;
     const Step step = step_begin(params, decided);
-#pragma omp parallel for schedule(dynamic) if (parts_count(parts) > 1)
-    for (int64_t number = 0; number < parts_count(parts); number++) {
+#pragma omp parallel for schedule(dynamic) if (parts.first[parts.n] > 1)
+    for (int64_t number = 0; number < parts.first[parts.n]; number++) {
         const Part part = parts_get(parts, number);
         const UpdateTensor *t = &tensors[part.tensor];
         for (int64_t e = part.begin; e < part.end; e += STATE_BLOCK)
             WITH_STATE(S, t->m.dtype,
                        WITH_DTYPE(G, t->grad.dtype, momentum_block(t, &step, span_at(e, part.end), S, G)));
+    }
+}
+
+// ----------------------------------------------------------------------------------------------- Adafactor's
+// statistics
+
+// Adafactor's second moments: for a matrix one number per row and one per column. Shazeer, Stern, "Adafactor: Adaptive
+// Learning Rates with Sublinear Memory Cost", 2018.
+//
+// The statistics read the gradient twice: for the sums of squares and then, with rows and columns known, for the size
+// of the update. A matrix is split into groups of rows, which the threads take as they become free. Each group sums its
+// columns separately, and the groups are added in order.
+
+static const float SMALLEST = 1e-30f; // added to the square of a gradient
+
+// Rows of a group: enough that the column sums, one row per group, are small compared with the matrix.
+enum { MAX_GROUPS = 128, MIN_GROUP_ROWS = 64 };
+
+// The constants of one step.
+typedef struct {
+    float grad_factor, keep, take; // mean = keep mean + take g^2
+} StatisticsStep;
+
+// row[i] of the rows [begin, end), and their share of the columns' means added to sums: take / rows * sum of g2.
+static ALWAYS_INLINE void add_moments(const UpdateTensor *t, StatisticsStep s, float *sums, int64_t begin, int64_t end,
+                                      DType G) {
+    const int64_t rows = tensor_numel(t->row), cols = tensor_numel(t->col);
+    const float of_column = s.take / (float)rows;
+    float *row = t->row.data;
+    for (int64_t i = begin; i < end; i++) {
+        double of_row = 0.0;
+        for (int64_t j = 0; j < cols; j += RUN) {
+            V sum = vzero();
+            EACH_LANES(c, k, (cols - j < RUN ? cols - j : RUN), {
+                const V g = vload_first(k, t->grad.data, i * cols + j + c, G) * s.grad_factor;
+                const V g2 = vfirst(k, vfma(g, g, vsplat(SMALLEST)), vzero());
+                sum += g2;
+                vstore_first(k, sums, j + c, vfma(vsplat(of_column), g2, vload_first(k, sums, j + c, DTYPE_FP32)),
+                             DTYPE_FP32);
+            });
+            of_row += vsum(sum);
+        }
+        row[i] = (float)(s.keep * row[i] + s.take * of_row / (double)cols);
+    }
+}
+
+static void matrix_moments(const UpdateTensor *t, StatisticsStep s, float *scratch) {
+    const int64_t rows = tensor_numel(t->row), cols = tensor_numel(t->col);
+    const int64_t size = max_i64(ceil_div(rows, MAX_GROUPS), MIN_GROUP_ROWS), groups = ceil_div(rows, size);
+    float *col = t->col.data;
+    if (groups == 1)
+        for (int64_t j = 0; j < cols; j++) col[j] *= s.keep;
+#pragma omp parallel for schedule(dynamic) if (groups > 1)
+    for (int64_t group = 0; group < groups; group++) {
+        const int64_t begin = group * size, end = rows - begin < size ? rows : begin + size;
+        float *sums = groups == 1 ? col : scratch + group * cols;
+        if (groups > 1) memset(sums, 0, (size_t)cols * sizeof *sums);
+        WITH_DTYPE(G, t->grad.dtype, add_moments(t, s, sums, begin, end, G));
+    }
+    if (groups == 1) return;
+#pragma omp parallel for schedule(static)
+    for (int64_t j = 0; j < cols; j++) {
+        double sum = s.keep * col[j];
+        for (int64_t group = 0; group < groups; group++) sum += scratch[group * cols + j];
+        col[j] = (float)sum;
+    }
+}
+
+static void vector_moments(const UpdateTensor *t, StatisticsStep s, Part part) {
+    for (int64_t e = part.begin; e < part.end; e += STATE_BLOCK) {
+        const Span at = span_at(e, part.end);
+        Block g, v;
+        block_load_scaled(g, t->grad, s.grad_factor, at);
+        block_load(v, t->v, at);
+        for (int i = 0; i < at.vectors; i++)
+            v[i] = vfma(vsplat(s.keep), v[i], s.take * vfma(g[i], g[i], vsplat(SMALLEST)));
+        EACH_LANES(i, k, at.count, vstore_first(k, t->v.data, e + i, v[i / LANES], DTYPE_FP32));
+    }
+}
+
+// The sum of u^2.
+static double part_size(const UpdateTensor *t, float grad_factor, double mean_row, Part part) {
+    double sum = 0.0;
+    for (int64_t e = part.begin; e < part.end; e += STATE_BLOCK) {
+        const Span at = span_at(e, part.end);
+        Block g, u;
+        V squares = vzero();
+        block_load_scaled(g, t->grad, grad_factor, at);
+        adafactor_direction(u, g, t, mean_row, at);
+        for (int i = 0; i < at.vectors; i++) squares = vfma(u[i], u[i], squares);
+        sum += vsum(squares);
+    }
+    return sum;
+}
+
+void backend_adafactor_statistics(UpdateList *list, Tensor control) {
+    const UpdateTensor *tensors = list->tensors;
+    const int n = list->n;
+    int64_t factored = 0;
+    for (int i = 0; i < n; i++)
+        if (tensors[i].rule == RULE_ADAFACTOR) factored += tensor_numel(tensors[i].weight);
+    const Parts parts = parts_begin("adafactor_statistics", n, adafactor_scratch_bytes(factored));
+    for (int i = 0; i < n; i++)
+        parts_add(parts, i, tensors[i].rule == RULE_ADAFACTOR ? tensor_numel(tensors[i].weight) : 0);
+    const StepControl *decided = control.data;
+    if (decided->skip != SKIP_NONE) return;
+    const StatisticsStep step = {decided->grad_factor, decided->keep, decided->take};
+    for (int i = 0; i < n; i++) { // tensor by tensor, because each needs its complete rows and columns
+        const UpdateTensor *t = &tensors[i];
+        if (t->rule != RULE_ADAFACTOR) continue;
+        if (t->row.data) matrix_moments(t, step, (float *)(void *)parts.scratch);
+        const double mean_row = adafactor_mean_row(t);
+#pragma omp parallel for schedule(dynamic) if (parts.first[i + 1] - parts.first[i] > 1)
+        for (int64_t number = parts.first[i]; number < parts.first[i + 1]; number++) {
+            const Part part = parts_get(parts, number);
+            if (!t->row.data) vector_moments(t, step, part);
+            parts.sums[number] = part_size(t, step.grad_factor, mean_row, part);
+        }
+        *(float *)t->rms.data = (float)sqrt(parts_sum(parts, i) / (double)(tensor_numel(t->weight) - t->padding));
     }
 }

@@ -1,47 +1,12 @@
-// Shared by the optimizer*.c files: how work on an array of tensors is split, and how a block of a parameter, max
-// STATE_BLOCK elements, is loaded from any dtype into fp32 lanes and stored from there, rounded as ops.h says. A rule
-// then sees only fp32, and 8-bit states have a whole block at hand. Blocks are in the L1 cache; only the tensors'
-// elements are read from memory and written back. Elements beyond the end of a block are 0 when loaded and are not
-// stored.
+// How optimizer.c sees a block of a parameter, max STATE_BLOCK elements: loaded from any dtype into fp32 lanes and
+// stored from there, rounded as ops.h says. A rule then sees only fp32, and 8-bit states have a whole block at hand.
+// Blocks are in the L1 cache; only the tensors' elements are read from memory and written back. Elements beyond the end
+// of a block are 0 when loaded and are not stored.
 #pragma once
 #include "llmc/base/arithmetic.h"
-#include "llmc/cpu/simd.h"
+#include "llmc/cpu/stochastic_rounding.h"
 #include "llmc/number.h"
 #include "llmc/ops.h"
-
-// --------------------------------------------------------------------------------------------------------------- parts
-
-// How work on an array of tensors is split: each tensor into max 128 parts, numbered consecutively over all tensors.
-// The threads of one parallel loop take them as they become free. So the hundred small tensors of a model cost nothing
-// extra, and the last thread does not wait long for the largest. The split depends only on sizes, and the results of
-// parts are added in order, so the bits do not depend on the number of threads. Shared by the files
-// llmc/cpu/optimizer*.c.
-
-// A part ends at a multiple of STATE_BLOCK, which is also a multiple of the vector length.
-enum { MAX_PARTS = 128, MIN_PART_ELEMENTS = 16384 };
-
-// Tensor i has the parts first[i] .. first[i + 1] - 1; one without elements has none.
-typedef struct {
-    int n;
-    int64_t *first; // (n + 1)
-    int64_t *numel; // (n)
-    double *sums;   // (n * MAX_PARTS) for the op: a number of each part
-    char *scratch;  // for the op: the extra bytes it asked for
-} Parts;
-
-typedef struct {
-    int tensor;
-    int64_t begin, end; // elements
-} Part;
-
-// Takes the workspace for n tensors. Then call parts_add once for each, in order.
-Parts parts_begin(const char *op, int n, int64_t scratch_bytes);
-void parts_add(Parts p, int tensor, int64_t numel);
-static inline int64_t parts_count(Parts p) { return p.first[p.n]; }
-Part parts_get(Parts p, int64_t number);
-
-// The sum of p.sums over the parts of a tensor, in order.
-double parts_sum(Parts p, int tensor);
 
 // -------------------------------------------------------------------------------------------------------- 8-bit states
 
@@ -97,12 +62,6 @@ static ALWAYS_INLINE VI dynamic8_codes(const Dynamic8 *map, V x, VI below_first)
     return (VI)vwhere_greater(x, vsplat(map->border[0]), (V)code, (V)below_first);
 }
 
-static ALWAYS_INLINE V dynamic8_decode_lanes(const Dynamic8 *map, VI code, bool is_signed) {
-    if (!is_signed) return dynamic8_magnitudes(map, code);
-    const VI p = code - DYNAMIC8_ZERO_SIGNED, sign = p >> 31; // all ones where p is negative
-    return (V)((VU)dynamic8_magnitudes(map, (p ^ sign) - sign) | ((VU)sign & 0x80000000u));
-}
-
 static ALWAYS_INLINE VI dynamic8_encode_lanes(const Dynamic8 *map, V x, bool is_signed) {
     const VI zero = {0};
     if (is_signed) {
@@ -132,8 +91,6 @@ static ALWAYS_INLINE Span span_at(int64_t begin, int64_t end) {
     return (Span){begin, count, (count + LANES - 1) / LANES};
 }
 
-// ----------------------------------------------------------------------------------------------------------- as it is
-
 static ALWAYS_INLINE void block_load(V *x, Tensor t, Span at) {
     WITH_DTYPE(E, t.dtype, EACH_LANES(i, k, at.count, x[i / LANES] = vload_first(k, t.data, at.begin + i, E)));
 }
@@ -141,11 +98,6 @@ static ALWAYS_INLINE void block_load(V *x, Tensor t, Span at) {
 static ALWAYS_INLINE void block_load_scaled(V *x, Tensor t, float factor, Span at) {
     block_load(x, t, at);
     for (int i = 0; i < at.vectors; i++) x[i] *= factor;
-}
-
-// Rounded to nearest.
-static ALWAYS_INLINE void block_store(Tensor t, const V *x, Span at) {
-    WITH_DTYPE(E, t.dtype, EACH_LANES(i, k, at.count, vstore_first(k, t.data, at.begin + i, x[i / LANES], E)));
 }
 
 // ------------------------------------------------------------------------------------------------ stochastic rounding
@@ -210,8 +162,11 @@ static ALWAYS_INLINE void moment_open(Moment *m, Tensor t, Tensor scales, Span a
 // Lanes i .. i + k - 1 of the block.
 static ALWAYS_INLINE V moment_load(const Moment *m, int64_t i, int k, DType S) {
     if (S != DTYPE_U8) return vload_first(k, m->data, i, S);
-    const VI codes = vload_first_u8(k, (const uint8_t *)m->data + i);
-    return vfirst(k, dynamic8_decode_lanes(m->map, codes, m->is_signed) * *m->scale, vzero());
+    const VI code = vload_first_u8(k, (const uint8_t *)m->data + i);
+    if (!m->is_signed) return vfirst(k, dynamic8_magnitudes(m->map, code) * *m->scale, vzero());
+    const VI p = code - DYNAMIC8_ZERO_SIGNED, sign = p >> 31; // all ones where p is negative
+    const V x = (V)((VU)dynamic8_magnitudes(m->map, (p ^ sign) - sign) | ((VU)sign & 0x80000000u));
+    return vfirst(k, x * *m->scale, vzero());
 }
 static ALWAYS_INLINE void moment_store(Moment *m, int64_t i, int k, V x, DType S) {
     if (S == DTYPE_U8)
@@ -231,14 +186,3 @@ static ALWAYS_INLINE void moment_close(Moment *m, Span at, DType S) {
                                dynamic8_encode_lanes(m->map, m->next[i / LANES] / divisor, m->is_signed)));
     *m->scale = scale;
 }
-
-// ----------------------------------------------------------------------------------- Adafactor (optimizer_adafactor.c)
-
-// For tensors with this total number of elements.
-int64_t adafactor_scratch_bytes(int64_t factored);
-
-// The mean of the rows' second moments; 0 for a vector.
-double adafactor_mean_row(const UpdateTensor *t);
-
-// u = g / sqrt(row_i col_j / mean_row), for a vector g / sqrt(v).
-void adafactor_direction(V *u, const V *g, const UpdateTensor *t, double mean_row, Span at);

@@ -11,7 +11,7 @@
 //      right:   words  [group of columns][depth][LANES]       LANES words are one vector
 //      result:  floats [row][column], or by groups like the right operand
 //
-// Owns no memory, starts no threads. Large products belong to gemm.h.
+// Owns no memory, starts no threads. Large products belong to matmul.h.
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/cpu/simd.h"

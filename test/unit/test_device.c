@@ -1,5 +1,6 @@
 // device.h on the CPU backend: memory, copies, events, facts, the measured speed.
 #include "llmc/cpu/cpu.h"
+#include "llmc/cpu/host_memory.h"
 #include "llmc/device.h"
 #include "llmc/speed.h"
 #include "test/fixture.h"

@@ -1,5 +1,5 @@
 // host_memory: what is read from /proc and from control groups, on made-up machines, and on this one.
-#include "llmc/cpu/cpu.h"
+#include "llmc/cpu/host_memory.h"
 #include "test/fixture.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 // The vector vocabulary of the CPU backend, lane by lane against scalar C: a program for each copy of the vector code.
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/cpu/simd.h"
+#include "llmc/cpu/stochastic_rounding.h"
 #include "test/test.h"
 
 #include <sys/mman.h>
