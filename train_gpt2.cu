@@ -12,6 +12,7 @@
 #include "llmc/comm/watch.h"
 #include "llmc/model/model.h"
 #include "llmc/model/model_numerics.h"
+#include "llmc/model/model_state.h"
 #include "llmc/run/options_together.h"
 #include "llmc/run/processes.h"
 #include "llmc/run/profile.h"

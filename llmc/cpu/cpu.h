@@ -91,3 +91,12 @@ enum { TASK_ELEMENTS = 8192 };
 static inline int64_t task_end(int64_t begin, int64_t n) {
     return n - begin < TASK_ELEMENTS ? n : begin + TASK_ELEMENTS;
 }
+
+// The statements for element i = 0, LANES, .. below n with k lanes in use, in parallel; E: the constant dtype_
+// (simd.h).
+#define EACH_ELEMENT(E, dtype_, i, k, n, ...)                                                                          \
+    _Pragma("omp parallel for schedule(static)") for (int64_t begin_ = 0; begin_ < (n); begin_ += TASK_ELEMENTS)       \
+        WITH_DTYPE(E, dtype_, EACH_LANES(in_task_, k, task_end(begin_, n) - begin_, {                                  \
+                       const int64_t i = begin_ + in_task_;                                                            \
+                       __VA_ARGS__;                                                                                    \
+                   }))

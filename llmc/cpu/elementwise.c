@@ -95,32 +95,22 @@ void backend_gelu_forward(Tensor out, Tensor pre) {
     int64_t n = tensor_numel(pre);
     const void *x = pre.data;
     void *y = out.data;
-#pragma omp parallel for schedule(static)
-    for (int64_t begin = 0; begin < n; begin += TASK_ELEMENTS)
-        WITH_DTYPE(E, pre.dtype, {
-            EACH_LANES(i, k, task_end(begin, n) - begin, {
-                V a = vload_first(k, x, begin + i, E);
-                V b = gelu_bounded_below(a) / gelu_one_plus_exp(gelu_bounded(a));
-                vstore_first(k, y, begin + i, b, E);
-            });
-        });
+    EACH_ELEMENT(E, pre.dtype, i, k, n, {
+        const V a = vload_first(k, x, i, E);
+        vstore_first(k, y, i, gelu_bounded_below(a) / gelu_one_plus_exp(gelu_bounded(a)), E);
+    });
 }
 
 void backend_gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
     int64_t n = tensor_numel(pre);
     const void *in = pre.data, *grad = dout.data;
     void *din = dpre.data;
-#pragma omp parallel for schedule(static)
-    for (int64_t begin = 0; begin < n; begin += TASK_ELEMENTS)
-        WITH_DTYPE(E, pre.dtype, {
-            EACH_LANES(i, k, task_end(begin, n) - begin, {
-                V x = gelu_bounded(vload_first(k, in, begin + i, E));
-                V s = 1.0f / gelu_one_plus_exp(x);
-                V slope = vfma(x * x, vsplat(3.0f * TWO_SQRT_2_OVER_PI * CUBIC), vsplat(TWO_SQRT_2_OVER_PI));
-                V ds = x * slope; // (1 - s) ds is that of s, relative to s
-                vstore_first(k, din, begin + i, vload_first(k, grad, begin + i, E) * vfma(s, vfma(-s, ds, ds), s), E);
-            });
-        });
+    EACH_ELEMENT(E, pre.dtype, i, k, n, {
+        const V x = gelu_bounded(vload_first(k, in, i, E)), s = 1.0f / gelu_one_plus_exp(x);
+        const V slope = vfma(x * x, vsplat(3.0f * TWO_SQRT_2_OVER_PI * CUBIC), vsplat(TWO_SQRT_2_OVER_PI));
+        const V ds = x * slope; // (1 - s) ds is that of s, relative to s
+        vstore_first(k, din, i, vload_first(k, grad, i, E) * vfma(s, vfma(-s, ds, ds), s), E);
+    });
     if (dbias.data) backend_bias_backward(dbias, dpre, accumulate);
 }
 
@@ -130,15 +120,10 @@ void backend_tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
     const int64_t n = tensor_numel(out);
     const void *first = x.data, *second = y.data;
     void *to = out.data;
-#pragma omp parallel for schedule(static)
-    for (int64_t begin = 0; begin < n; begin += TASK_ELEMENTS)
-        WITH_DTYPE(E, out.dtype, {
-            EACH_LANES(i, k, task_end(begin, n) - begin, {
-                const V by = b * vload_first(k, second, begin + i, E);
-                const V sum = vfma(vsplat(a), vload_first(k, first, begin + i, E), by);
-                vstore_first(k, to, begin + i, sum, E);
-            });
-        });
+    EACH_ELEMENT(E, out.dtype, i, k, n, {
+        const V by = b * vload_first(k, second, i, E);
+        vstore_first(k, to, i, vfma(vsplat(a), vload_first(k, first, i, E), by), E);
+    });
 }
 
 void backend_tensor_normalize(Tensor out, Tensor in, Tensor sumsq) {

@@ -125,14 +125,10 @@ static Matrix fp8_widen(void *out, DType dtype, Tensor t, const Fp8Slot *slot, i
     const float inverse = slot->inverse;
 #pragma omp parallel for schedule(static)
     for (int64_t begin = 0; begin < n; begin += TASK_ELEMENTS)
-        WITH_DTYPE(E, dtype, {
-            WITH_FORMAT(F, t.dtype, {
-                for (int64_t i = begin; i < task_end(begin, n); i += LANES) {
-                    const V number = fp8_decode_lanes((VU)vload_first_u8(LANES, codes + i), F);
-                    vstore(out, i, number * inverse, E);
-                }
-            });
-        });
+        WITH_DTYPE(E, dtype, WITH_FORMAT(F, t.dtype, {
+                       for (int64_t i = begin; i < task_end(begin, n); i += LANES)
+                           vstore(out, i, fp8_decode_lanes((VU)vload_first_u8(LANES, codes + i), F) * inverse, E);
+                   }));
     return (Matrix){out, dtype, K, 1};
 }
 

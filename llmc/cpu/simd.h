@@ -162,29 +162,14 @@ static ALWAYS_INLINE void vstore_first_f32(int n, float *p, V x) {
         _mm512_mask_storeu_ps(p, vmask_first(n), x);
 }
 
-static ALWAYS_INLINE V vwiden_bf16(__m256i x) { return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16); }
-static ALWAYS_INLINE __m256i vnarrow_bf16(V x) {
+static ALWAYS_INLINE V vwiden_bf16(VH x) { return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)x), 16); }
+static ALWAYS_INLINE VH vnarrow_bf16(V x) {
 #ifdef __AVX512BF16__
-    return (__m256i)_mm512_cvtneps_pbh(x);
+    return (VH)_mm512_cvtneps_pbh(x);
 #else
-    return _mm512_cvtepi32_epi16((__m512i)(vround_bf16_bits(x) >> 16));
+    return (VH)_mm512_cvtepi32_epi16((__m512i)(vround_bf16_bits(x) >> 16));
 #endif
 }
-static ALWAYS_INLINE V vload_bf16(const uint16_t *p) { return vwiden_bf16(_mm256_loadu_si256((const __m256i *)p)); }
-static ALWAYS_INLINE void vstore_bf16(uint16_t *p, V x) { _mm256_storeu_si256((__m256i *)p, vnarrow_bf16(x)); }
-static ALWAYS_INLINE V vload_first_bf16(int n, const uint16_t *p) {
-    return n == LANES ? vload_bf16(p) : vwiden_bf16(_mm256_maskz_loadu_epi16(vmask_first(n), p));
-}
-static ALWAYS_INLINE void vstore_first_bf16(int n, uint16_t *p, V x) {
-    if (n == LANES)
-        vstore_bf16(p, x);
-    else
-        _mm256_mask_storeu_epi16(p, vmask_first(n), vnarrow_bf16(x));
-}
-
-// Bytes and as many integers; narrowing takes the lowest byte of each.
-static ALWAYS_INLINE VI vwiden_u8(VB x) { return (VI)_mm512_cvtepu8_epi32((__m128i)x); }
-static ALWAYS_INLINE VB vnarrow_u8(VI x) { return (VB)_mm512_cvtepi32_epi8((__m512i)x); }
 
 // p * 2^k for integral k, 0 and inf beyond the range of fp32.
 static ALWAYS_INLINE V vscale_pow2(V p, V k) { return _mm512_scalef_ps(p, k); }
@@ -250,13 +235,6 @@ static ALWAYS_INLINE V vwiden_bf16(VH x) { return (V)_mm256_slli_epi32(_mm256_cv
 static ALWAYS_INLINE VH vnarrow_bf16(V x) {
     const __m256i bits = (__m256i)(vround_bf16_bits(x) >> 16);
     return (VH)_mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
-}
-
-static ALWAYS_INLINE VI vwiden_u8(VB x) { return (VI)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)x)); }
-static ALWAYS_INLINE VB vnarrow_u8(VI x) {
-    const __m256i bytes = (__m256i)(x & 0xFF);
-    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
-    return (VB)_mm_cvtsi128_si64(_mm_packus_epi16(words, words));
 }
 
 // Below 2^-125 times p: 0, which costs less than denormals; ops flush them anyway. 2^(k - 1) is a normal number; the
@@ -336,9 +314,6 @@ static ALWAYS_INLINE void vstore_first_f32(int n, float *p, V x) {
 static ALWAYS_INLINE V vwiden_bf16(VH x) { return (V)(__builtin_convertvector(x, VU) << 16); }
 static ALWAYS_INLINE VH vnarrow_bf16(V x) { return __builtin_convertvector(vround_bf16_bits(x) >> 16, VH); }
 
-static ALWAYS_INLINE VI vwiden_u8(VB x) { return __builtin_convertvector(x, VI); }
-static ALWAYS_INLINE VB vnarrow_u8(VI x) { return __builtin_convertvector(x, VB); }
-
 // As in AVX2: below 2^-125 times p: 0.
 static ALWAYS_INLINE V vscale_pow2(V p, V k) {
     const V factor = (V)((__builtin_convertvector(k, VI) + 126) << 23);
@@ -359,24 +334,30 @@ static ALWAYS_INLINE float vmax_lane(V x) {
 
 #endif
 
-#ifndef __AVX512F__
 typedef uint16_t VHUnaligned __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 static ALWAYS_INLINE V vload_bf16(const uint16_t *p) { return vwiden_bf16(*(const VHUnaligned *)p); }
 static ALWAYS_INLINE void vstore_bf16(uint16_t *p, V x) { *(VHUnaligned *)p = vnarrow_bf16(x); }
 static ALWAYS_INLINE V vload_first_bf16(int n, const uint16_t *p) {
     if (n == LANES) return vload_bf16(p);
+#ifdef __AVX512F__
+    return vwiden_bf16((VH)_mm256_maskz_loadu_epi16(vmask_first(n), p));
+#else
     VH x = {0};
     memcpy(&x, p, (size_t)n * sizeof *p);
     return vwiden_bf16(x);
+#endif
 }
 static ALWAYS_INLINE void vstore_first_bf16(int n, uint16_t *p, V x) {
     const VH h = vnarrow_bf16(x);
     if (n == LANES)
         *(VHUnaligned *)p = h;
     else
+#ifdef __AVX512F__
+        _mm256_mask_storeu_epi16(p, vmask_first(n), (__m256i)h);
+#else
         memcpy(p, &h, (size_t)n * sizeof *p);
-}
 #endif
+}
 
 // -------------------------------------------------------------------------------------------- one name for every dtype
 
@@ -400,14 +381,28 @@ static ALWAYS_INLINE void vstore_first(int n, void *p, int64_t i, V x, DType E) 
     else
         vstore_first_f32(n, (float *)p + i, x);
 }
-// The first n of LANES bytes, the others 0; and back.
+// The first n of LANES bytes, the others 0; and back: the lowest byte of each. gcc converts byte by byte.
 static ALWAYS_INLINE VI vload_first_u8(int n, const uint8_t *p) {
     VB x = {0};
     memcpy(&x, p, (size_t)n);
-    return vwiden_u8(x);
+#if defined(__AVX512F__)
+    return (VI)_mm512_cvtepu8_epi32((__m128i)x);
+#elif defined(__AVX2__)
+    return (VI)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)x));
+#else
+    return __builtin_convertvector(x, VI);
+#endif
 }
 static ALWAYS_INLINE void vstore_first_u8(int n, uint8_t *p, VI x) {
-    const VB b = vnarrow_u8(x);
+#if defined(__AVX512F__)
+    const VB b = (VB)_mm512_cvtepi32_epi8((__m512i)x);
+#elif defined(__AVX2__)
+    const __m256i bytes = (__m256i)(x & 0xFF);
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+    const VB b = (VB)_mm_cvtsi128_si64(_mm_packus_epi16(words, words));
+#else
+    const VB b = __builtin_convertvector(x, VB);
+#endif
     memcpy(p, &b, (size_t)n);
 }
 

@@ -6,7 +6,10 @@
 //   backward  head -> final layernorm -> L x block, last first -> embedding
 //
 // Which activations of a block are kept in between is chosen block by block (recompute.h); the others are recomputed.
-#include "llmc/model/model_object.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/model/model_fp8.h"
+#include "llmc/model/model_numerics.h"
+#include "llmc/model/model_tensors.h"
 
 static int num_heads(const Block *b) { return (int)b->model->options.config.NH; }
 
@@ -22,24 +25,16 @@ static bool in_fp8(const Block *b) {
     return b->model->options.fp8 && (b->pass == PASS_FORWARD || b->pass == PASS_BACKWARD);
 }
 
-// out (B,T,OC) = in (B,T,IC) @ weight^T + bias.
-static void linear_forward(const Block *b, LinearLayer layer, Tensor out, Tensor in, Tensor weight, Tensor bias) {
-    observe_once(b, layer, ROLE_IN, in);
-    if (in_fp8(b))
-        model_fp8_forward(b, layer, out, tensor_none(), in, bias);
-    else
-        matmul_forward(out, in, weight, bias);
-    observe_once(b, layer, ROLE_OUT, out);
-}
-
-// out (B,T,C) = residual (B,T,C) + in @ weight^T + bias.
-static void linear_residual_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual, Tensor in,
-                                    Tensor weight, Tensor bias) {
+// out (B,T,OC) = residual (B,T,OC), which may be absent, + in (B,T,IC) @ weight^T + bias.
+static void linear_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual, Tensor in, Tensor weight,
+                           Tensor bias) {
     observe_once(b, layer, ROLE_IN, in);
     if (in_fp8(b))
         model_fp8_forward(b, layer, out, residual, in, bias);
-    else
+    else if (residual.data)
         matmul_residual_forward(out, residual, in, weight, bias);
+    else
+        matmul_forward(out, in, weight, bias);
     observe_once(b, layer, ROLE_OUT, out);
 }
 
@@ -87,6 +82,15 @@ static void linear_gelu_backward(const Block *b, LinearLayer layer, Tensor dpre,
 
 // ------------------------------------------------------------------------------------------------------------- forward
 
+// Stores keys and values of a prompt in the cache of each sequence that begins with it.
+static void keep_prompt(const Block *b) {
+    Tensor cache = tensor_slice_first(b->cache, 1);
+    for (int64_t s = 0; s < b->cache.shape[0]; s++) {
+        kv_cache_store(cache, b->a.qkv, 0);
+        cache.data = (char *)cache.data + tensor_bytes(cache);
+    }
+}
+
 // One transformer block, forward.
 //   residual1 -> ln1 -> qkv -> attention -> attproj (+ residual1) -> residual2 -> ln2 -> fc -> gelu -> fcproj
 //   (+ residual2) -> out
@@ -96,15 +100,18 @@ void block_forward(const Block *b, Tensor out) {
     const BlockActs *a = &b->a;
     const Weights *p = &b->p;
     layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, p->ln1w, p->ln1b); // (B,T,C)
-    linear_forward(b, LINEAR_QKV, a->qkv, a->ln1, p->qkvw, p->qkvb);                     // (B,T,3C)
-    if (b->pass == PASS_FORWARD)
-        attention_forward(a->att, a->lse, a->qkv, num_heads(b)); // (B,T,C), (B,NH,T)
-    else if (!model_decoder_attention(b))
-        return;
-    linear_residual_forward(b, LINEAR_ATTPROJ, a->residual2, a->residual1, a->att, p->attprojw, p->attprojb);
+    linear_forward(b, LINEAR_QKV, a->qkv, tensor_none(), a->ln1, p->qkvw, p->qkvb);      // (B,T,3C)
+    if (b->pass == PASS_TOKEN) {
+        attention_decode(a->att, b->cache, a->qkv, b->position);
+    } else {
+        if (b->pass == PASS_PROMPT) keep_prompt(b);
+        if (b->pass == PASS_PROMPT && b->number == b->model->options.config.L - 1) return; // nobody reads its output
+        attention_forward(a->att, a->lse, a->qkv, num_heads(b));                           // (B,T,C), (B,NH,T)
+    }
+    linear_forward(b, LINEAR_ATTPROJ, a->residual2, a->residual1, a->att, p->attprojw, p->attprojb);
     layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
     linear_gelu_forward(b, LINEAR_FC, a->gelu, a->pre, a->ln2, p->fcw, p->fcb); // (B,T,d_ff)
-    linear_residual_forward(b, LINEAR_FCPROJ, out, a->residual2, a->gelu, p->fcprojw, p->fcprojb);
+    linear_forward(b, LINEAR_FCPROJ, out, a->residual2, a->gelu, p->fcprojw, p->fcprojb);
 }
 
 // ------------------------------------------------------------------------------------------------------- recomputation
@@ -129,7 +136,7 @@ static void need_ln1(Block *b) {
 static void need_qkv(Block *b) {
     if (!take_missing(b, RECOMPUTE_QKV)) return;
     need_ln1(b);
-    linear_forward(b, LINEAR_QKV, b->a.qkv, b->a.ln1, b->p.qkvw, b->p.qkvb);
+    linear_forward(b, LINEAR_QKV, b->a.qkv, tensor_none(), b->a.ln1, b->p.qkvw, b->p.qkvb);
 }
 
 static void need_attention(Block *b) {
@@ -144,7 +151,7 @@ static void need_ln2(Block *b) {
     const Weights *p = &b->p;
     if (take_missing(b, RECOMPUTE_ATTPROJ)) {
         need_attention(b);
-        linear_residual_forward(b, LINEAR_ATTPROJ, a->residual2, a->residual1, a->att, p->attprojw, p->attprojb);
+        linear_forward(b, LINEAR_ATTPROJ, a->residual2, a->residual1, a->att, p->attprojw, p->attprojb);
     }
     if (take_missing(b, RECOMPUTE_LN2))
         layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
@@ -200,6 +207,17 @@ void gpt2_forward(Model *model, const MicroStep *s, int block) {
     block_forward(&b, last ? m.final_residual : model_block(model, block + 1, PASS_FORWARD, s->B, s->T).a.residual1);
 }
 
+// Call when the micro-step's gradients of the specs from .. to of this block are complete. Unless they were written in
+// place, they are added to the gradient tensors or, in the first micro-step, overwrite them.
+static void add_gradients(const Model *model, int from, int to, int block, bool first) {
+    const Weights g = model_gradients(model, block);
+    for (int spec = from; spec <= to; spec++) {
+        if (model->layout.micro_gradients[spec] < 0) continue;
+        const int index = parameter_index(&model->options.config, spec, block);
+        gradient_add(model->tensors[index].grad, g.all[spec], !first, model->options.seed, index, model_control(model));
+    }
+}
+
 static void final_layernorm_forward(const ModelActs *m, const Weights *p) {
     layernorm_forward(m->lnf, m->lnf_mean, m->lnf_rstd, m->final_residual, p->lnfw, p->lnfb);
 }
@@ -223,18 +241,18 @@ static void head_backward(Model *model, const MicroStep *s, bool accumulate) {
     sequence_losses(tensor_slice_first(model_sequence_losses(model), s->B), m.losses, !s->first);
     layernorm_backward(m.dresidual, g.lnfw, g.lnfb, m.dresidual_sum, m.dlnf, m.final_residual, m.lnf_mean, m.lnf_rstd,
                        p.lnfw, false, accumulate, false);
-    model_add_gradients(model, PARAM_LNFW, PARAM_LNFB, 0, s->first);
+    add_gradients(model, PARAM_LNFW, PARAM_LNFB, 0, s->first);
 }
 
 void gpt2_backward(Model *model, const MicroStep *s, int unit) {
     const int L = (int)model->options.config.L;
     const ModelActs m = model_acts(model, s->B, s->T);
     const bool is_fp32 = model_gradient_dtype(&model->options) == DTYPE_FP32;
-    const bool accumulate = !s->first && is_fp32; // in place; otherwise model_add_gradients does
+    const bool accumulate = !s->first && is_fp32; // in place; otherwise add_gradients does
     if (unit == L) {                              // the parameters outside blocks
         const Weights g = model_gradients(model, 0);
         embedding_backward(g.wte, g.wpe, m.dresidual, m.inputs, accumulate);
-        model_add_gradients(model, PARAM_WTE, PARAM_WPE, 0, s->first);
+        add_gradients(model, PARAM_WTE, PARAM_WPE, 0, s->first);
         if (!is_fp32) micro_step_count(model_control(model), 1);
         return;
     }
@@ -242,5 +260,5 @@ void gpt2_backward(Model *model, const MicroStep *s, int unit) {
     Block b = model_block(model, unit, PASS_BACKWARD, s->B, s->T);
     b.accumulate = accumulate;
     block_backward(&b, m.dresidual, m.dresidual_sum);
-    model_add_gradients(model, PARAM_LN1W, PARAM_FCPROJB, unit, s->first);
+    add_gradients(model, PARAM_LN1W, PARAM_FCPROJB, unit, s->first);
 }

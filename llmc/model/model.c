@@ -3,62 +3,26 @@
 #include "llmc/model/model.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/model/model_object.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/model/model_decode.h"
+#include "llmc/model/model_fp8.h"
+#include "llmc/model/model_memory.h"
+#include "llmc/model/model_state.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-static ModelOptions effective(const ModelOptions *options) {
-    ModelOptions o = *options;
-    if (o.dtype == DTYPE_FP32) o.gradients_in_dtype = false; // they are already fp32
-    o.master = optimizer_keeps_master(o.optimizer, o.master, o.dtype);
-    return o;
-}
-
-// fp8 matmuls need dimensions in multiples of 16: the dimensions of the model, and the tokens of a micro-batch. As a
-// micro-batch may have any number of sequences (-b auto, the last one of a step), T must be such a multiple.
-static bool check_fp8_options(const ModelOptions *o, Error *err) {
-    if (o->dtype != DTYPE_BF16)
-        return error_set(err, "--fp8: needs --dtype bf16, not %s; head and attention stay in bf16",
-                         dtype_name(o->dtype));
-    if (!device_facts()->supports[DTYPE_E4M3])
-        return error_set(err, "--fp8: %s has no fp8 matmuls (GPUs from sm_89 on have them); leave it out",
-                         device_facts()->name);
-    if (o->config.C % FP8_MULTIPLE != 0)
-        return error_set(err, "--fp8: C = %lld is not a multiple of %d", (long long)o->config.C, FP8_MULTIPLE);
-    if (o->config.d_ff % FP8_MULTIPLE != 0)
-        return error_set(err, "--fp8: d_ff = %lld is not a multiple of %d; use --d-ff %lld", (long long)o->config.d_ff,
-                         FP8_MULTIPLE, (long long)round_up(o->config.d_ff, FP8_MULTIPLE));
-    return o->T % FP8_MULTIPLE == 0 ||
-           error_set(err, "--fp8: -t %lld is not a multiple of %d; use %lld", (long long)o->T, FP8_MULTIPLE,
-                     (long long)round_up(o->T, FP8_MULTIPLE));
-}
-
-bool model_check_options(const ModelOptions *o, Error *err) {
-    if (o->fp8 && !check_fp8_options(o, err)) return false;
-    if (o->train && o->offload && !optimizer_is_elementwise(o->optimizer))
-        return error_set(err,
-                         "--offload optimizer: the state is streamed in slices, but %s needs whole matrices; use "
-                         "another --optimizer, or leave --offload out",
-                         optimizer_name(o->optimizer));
-    if (o->train && o->optimizer == OPTIMIZER_MUON && o->dtype == DTYPE_FP16 && o->gradients_in_dtype)
-        return error_set(err,
-                         "--grad-dtype compute: muon writes its directions to the gradients without the loss "
-                         "scale, and fp16 cannot represent numbers that small; use --grad-dtype fp32 or --dtype bf16");
-    return true;
-}
-
 MemoryPlan *model_plan(const ModelOptions *options) {
     Layout layout;
-    ModelOptions o = effective(options);
+    ModelOptions o = model_options_effective(options);
     MemoryPlan *plan = model_plan_all(&layout, &o);
     model_layout_free(&layout);
     return plan;
 }
 
 int64_t model_host_bytes(const ModelOptions *options) {
-    const ModelOptions o = effective(options);
+    const ModelOptions o = model_options_effective(options);
     int64_t slots[NUM_STATE_SLOTS], bytes = 0;
     if (!o.offload) return 0;
     Partition *p = partition_create(&o.config, o.optimizer, o.groups, o.processes);
@@ -70,11 +34,66 @@ int64_t model_host_bytes(const ModelOptions *options) {
 
 // ---------------------------------------------------------------------------------------------------------- the object
 
+// Parameter i in the memory of its unit.
+static Tensor in_unit(const Model *model, Tensor unit, int i) {
+    const Partition *p = model->layout.partition;
+    const int64_t first = p->offsets[i] - p->begin[p->units[i]];
+    char *data = (char *)unit.data + first * (int64_t)dtype_size(unit.dtype);
+    return parameter_tensor(&model->parameters[i], data, unit.dtype);
+}
+
+// The tensors of the model, and those that this process updates.
+static void make_tensors(Model *model) {
+    const ModelOptions *o = &model->options;
+    const Partition *part = model->layout.partition;
+    const bool divided = model_is_divided(o);
+    int64_t at[NUM_STATE_SLOTS] = {0}, host_at = 0; // where the next tensor begins: in each slot; under offload in all
+    for (int i = 0; i < model->num_tensors; i++) {
+        const Parameter *p = &model->parameters[i];
+        const int unit = part->units[i];
+        UpdateTensor t = {.weight = in_unit(model, model_unit_weights(model, unit), i),
+                          .rule = optimizer_rule(o->optimizer, p),
+                          .rate = optimizer_rate(o->optimizer, p),
+                          .weight_decay = p->spec->group == GROUP_VECTOR ? 0.0f : 1.0f,
+                          .stream = i,
+                          .padding = (p->rows - p->file_rows) * p->cols};
+        if (o->train) t.grad = in_unit(model, model_unit_gradients(model, unit), i);
+        for (int slot = 0; o->train && slot < NUM_STATE_SLOTS; slot++) {
+            Tensor *s = state_slot_tensor(&t, (StateSlot)slot);
+            *s = optimizer_state(o->optimizer, o->master, o->dtype, p, (StateSlot)slot);
+            s->name = p->name;
+        }
+        model->tensors[i] = t;
+        const Range own = model_own_range(o, part, p, i, o->rank);
+        const int64_t n = range_size(own);
+        if (!o->train || n == 0) continue;
+        for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+            Tensor *s = state_slot_tensor(&t, (StateSlot)slot);
+            if (s->rank == 0) continue;
+            *s = optimizer_state_slice(*s, (StateSlot)slot, p, own.begin, n);
+            s->name = p->name;
+            s->data = o->offload ? model->host_state + host_at
+                                 : (char *)model_at(model, model->layout.state[slot]) + at[slot];
+            *(o->offload ? &host_at : &at[slot]) += round_up((int64_t)tensor_bytes(*s), PLAN_ALIGNMENT);
+        }
+        if (divided) { // the sum over all processes
+            const int64_t begin = partition_of_unit(part, unit, o->rank).begin;
+            t.grad = tensor_slice_elements(model_own_gradients(model, unit), part->offsets[i] + own.begin - begin, n);
+            if (n == parameter_numel(p)) t.grad = parameter_tensor(p, t.grad.data, t.grad.dtype);
+            t.grad.name = p->name;
+        }
+        t.offset = own.begin;
+        if (n < parameter_numel(p)) t.weight = tensor_slice_elements(t.weight, own.begin, n);
+        model->own[model->num_own++] = t;
+        if (!divided) model->tensors[i] = t;
+    }
+}
+
 // Makes everything but memory and what belongs to the device.
 static Model *model_shape(const ModelOptions *options) {
     Model *model = calloc(1, sizeof *model);
     REQUIRE_MEMORY(model, "the model");
-    model->options = effective(options);
+    model->options = model_options_effective(options);
     const ModelOptions *o = &model->options;
     model->plan = model_plan_all(&model->layout, o);
     model->num_tensors = parameter_count(&o->config);
@@ -96,14 +115,17 @@ Model *model_create_dry(const ModelOptions *options) {
         return NULL;
     }
     model->arena = reserved;
-    model_make_tensors(model);
+    make_tensors(model);
     return model;
 }
+
+// Parts of a micro-step with hooks: L forward, L + 1 backward.
+static int num_parts_of(const ModelOptions *o) { return 2 * (int)o->config.L + 1; }
 
 Model *model_create(const ModelOptions *options, Error *err) {
     Model *model = model_shape(options);
     const ModelOptions *o = &model->options;
-    const int num_parts = o->processes > 1 ? NUM_GRAPHS * model_num_parts(o) : 0;
+    const int num_parts = o->processes > 1 ? NUM_GRAPHS * num_parts_of(o) : 0;
     if (num_parts > 0) {
         model->parts = calloc((size_t)num_parts, sizeof *model->parts);
         REQUIRE_MEMORY(model->parts, "the parts of a micro-step");
@@ -122,7 +144,7 @@ Model *model_create(const ModelOptions *options, Error *err) {
         return NULL;
     }
     if (model->host_state) memset(model->host_state, 0, (size_t)model->layout.host_bytes);
-    model_make_tensors(model);
+    make_tensors(model);
     model_weights_changed(model);
     StepControl control = step_control_initial(1.0f);
     model_set_control(model, &control);
@@ -134,7 +156,7 @@ void model_destroy(Model *model) {
     if (!model->is_dry) ops_set_workspace(NULL, 0);
     for (int i = 0; i < NUM_GRAPHS; i++)
         if (model->graphs[i].graph) device_graph_destroy(model->graphs[i].graph);
-    for (int i = 0; model->parts && i < NUM_GRAPHS * model_num_parts(&model->options); i++)
+    for (int i = 0; model->parts && i < NUM_GRAPHS * num_parts_of(&model->options); i++)
         if (model->parts[i].graph) device_graph_destroy(model->parts[i].graph);
     free(model->parts);
     model_decoder_destroy(model);
@@ -169,65 +191,6 @@ void model_init_weights(Model *model, uint64_t seed) {
         }
         free(values);
     }
-}
-
-// -------------------------------------------------------------------------------------------------- views of the arena
-
-void *model_at(const Model *model, int handle) {
-    return handle < 0 ? NULL : model->arena + memory_plan_offset(model->plan, handle);
-}
-
-void model_use_workspace(const Model *model) {
-    ops_set_workspace(model_at(model, model->layout.workspace), ops_workspace_bytes(model_ops_shape(&model->options)));
-}
-
-Tensor model_control(const Model *model) {
-    return tensor_make(model_at(model, model->layout.control), DTYPE_U8, "control", (int64_t)sizeof(StepControl), 0, 0,
-                       0);
-}
-Tensor model_sequence_losses(const Model *model) {
-    void *data = model_at(model, model->layout.sequence_losses);
-    return tensor_make(data, DTYPE_FP32, "sequence_losses", model->options.B, 0, 0, 0);
-}
-Tensor model_step_losses(const Model *model) {
-    const ModelOptions *o = &model->options;
-    if (o->groups <= 1) return model_sequence_losses(model);
-    return tensor_make(model_at(model, model->layout.step_losses), DTYPE_FP32, "step_losses", o->groups, o->B, 0, 0);
-}
-Tensor model_token_losses(const Model *model) { return model_acts(model, model->B, model->T).losses; }
-
-ModelActs model_acts(const Model *model, int64_t B, int64_t T) {
-    static const struct {
-        const char *name;
-        ActivationShape shape;
-    } acts[NUM_MODEL_ACTS] = {
-#define X(name, shape, ...) {#name, shape},
-        MODEL_ACTIVATIONS(X)
-#undef X
-    };
-    ModelActs a;
-    for (int i = 0; i < NUM_MODEL_ACTS; i++) {
-        void *data = model_at(model, model->layout.model_acts[i]);
-        a.all[i] = model_activation(&model->options, acts[i].shape, acts[i].name, data, B, T);
-    }
-    return a;
-}
-
-Block model_block(const Model *model, int number, Pass pass, int64_t B, int64_t T) {
-    const int *handles = model->layout.decoder_acts;
-    Block b = {.model = model, .number = number, .pass = pass, .p = model_weights(model, number)};
-    if (pass == PASS_FORWARD) handles = model->layout.forward[number];
-    if (pass == PASS_BACKWARD) {
-        handles = model->layout.backward[number];
-        b.g = model_gradients(model, number);
-        b.missing = model->options.recompute.blocks[number];
-        if (b.missing & RECOMPUTE_LAYERNORM) b.missing |= RECOMPUTE_LN2;
-    }
-    for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
-        const ActivationSpec *s = &model_block_activations[i];
-        b.a.all[i] = model_activation(&model->options, s->shape, s->name, model_at(model, handles[i]), B, T);
-    }
-    return b;
 }
 
 // -------------------------------------------------------------------------------------------------------------- passes
@@ -318,7 +281,7 @@ void model_forward_backward(Model *model, int64_t tokens_in_step, bool first) {
     // One recording per kind of micro-step: first or not, whole or the shorter last one of a step.
     const int kind = 2 * first + (s.B == model->options.B);
     if (h)
-        run_with_hooks(model, &s, model->parts + kind * model_num_parts(&model->options));
+        run_with_hooks(model, &s, model->parts + kind * num_parts_of(&model->options));
     else
         run_part(model, &model->graphs[kind], &s, 0, whole_micro_step);
 }
@@ -329,21 +292,4 @@ void model_forward(Model *model) {
     model_fp8_prepare(model);
     for (int l = 0; l < model->options.config.L; l++) gpt2_forward(model, &s, l);
     gpt2_head_forward(model, &s);
-}
-
-// --------------------------------------------------------------------------------------------------- the decision of a
-// step
-
-StepControl model_get_control(const Model *model) {
-    StepControl control;
-    copy_d2h(model->staging, model_control(model).data, sizeof control, STREAM_COMPUTE);
-    device_sync();
-    memcpy(&control, model->staging, sizeof control);
-    return control;
-}
-
-void model_set_control(Model *model, const StepControl *control) {
-    memcpy(model->staging, control, sizeof *control);
-    copy_h2d(model_control(model).data, model->staging, sizeof *control, STREAM_COMPUTE);
-    device_sync();
 }

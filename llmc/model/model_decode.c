@@ -5,7 +5,7 @@
 #include "llmc/model/model_decode.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/model/model_object.h"
+#include "llmc/model/gpt2.h"
 #include <string.h>
 
 // i32 values on the device and, in the same order, in host memory: prompts (sequences, up to T), then the input of a
@@ -47,24 +47,6 @@ static Tensor cache_of(const Model *model, int block, int64_t first, int64_t cou
     return tensor_make(data, o->dtype, "cache", count, 2 * NH, o->T, HS);
 }
 
-// After the qkv of a block: the attention of a token, with the cache; of a prompt, whose keys and values are stored in
-// the cache of each sequence that begins with it. The output of the last block of a prompt is not needed.
-bool model_decoder_attention(const Block *b) {
-    const Model *model = b->model;
-    const ModelOptions *o = &model->options;
-    const int64_t sequences = model->decoder.sequences;
-    if (b->pass == PASS_TOKEN) {
-        const Tensor position = device_tokens(model, "position", prompt_tokens(o) + sequences, 1, 1);
-        attention_decode(b->a.att, cache_of(model, b->number, 0, sequences), b->a.qkv, position);
-        return true;
-    }
-    for (int64_t s = b->first; s < b->first + b->count; s++)
-        kv_cache_store(cache_of(model, b->number, s, 1), b->a.qkv, 0);
-    if (b->number == o->config.L - 1) return false;
-    attention_forward(b->a.att, b->a.lse, b->a.qkv, (int)o->config.NH);
-    return true;
-}
-
 // ------------------------------------------------------------------------------------------------------------- prompts
 
 // Computes keys and values of the first n tokens of each prompt (sequences, stride) and stores them
@@ -85,8 +67,7 @@ static void read_prompts(const Model *model, const int32_t *prompts, int64_t str
             count++;
         for (int l = 0; l < model->options.config.L; l++) {
             Block b = model_block(model, l, PASS_PROMPT, 1, T);
-            b.first = s;
-            b.count = count;
+            b.cache = cache_of(model, l, s, count);
             if (l == 0) embedding_forward(b.a.residual1, device_tokens(model, "prompt", s * T, 1, T), b.p.wte, b.p.wpe);
             block_forward(&b, b.a.residual1);
         }
@@ -98,8 +79,11 @@ static void read_prompts(const Model *model, const int32_t *prompts, int64_t str
 // From the embedded tokens in residual1 to the logits (sequences, Vp).
 static void decode_blocks(const Model *model, Tensor logits) {
     Block b = {0};
+    const int64_t sequences = model->decoder.sequences;
     for (int l = 0; l < model->options.config.L; l++) {
-        b = model_block(model, l, PASS_TOKEN, model->decoder.sequences, 1);
+        b = model_block(model, l, PASS_TOKEN, sequences, 1);
+        b.cache = cache_of(model, l, 0, sequences);
+        b.position = device_tokens(model, "position", prompt_tokens(&model->options) + sequences, 1, 1);
         block_forward(&b, b.a.residual1);
     }
     const BlockActs *a = &b.a;

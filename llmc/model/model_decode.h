@@ -1,7 +1,7 @@
 // Decoding: sequences grow token by token, and the keys and values of their tokens stay in a cache. The cache shares
 // memory with training and evaluation: any other pass of the model invalidates it, and it invalidates a loaded batch.
 #pragma once
-#include "llmc/model/model.h"
+#include "llmc/model/model_tensors.h"
 
 // Begins with prompts (sequences, n), 1 <= n <= T, with at most the sequences of the options. logits (sequences, V), in
 // host memory: after the last token of each. Synchronises.
@@ -9,3 +9,8 @@ void model_decode_start(Model *model, const int32_t *prompts, int64_t n, int64_t
 // Adds a token to each sequence, at most T in all; logits (sequences, V) after it. Synchronises.
 void model_decode_step(Model *model, const int32_t *tokens, float *logits);
 int64_t model_decode_length(const Model *model); // tokens read so far
+
+// For the plan and the object: the number of i32 on the device, and what else generation needs.
+int64_t model_decoder_tokens(const ModelOptions *o);
+bool model_decoder_create(Model *model, Error *err);
+void model_decoder_destroy(Model *model);

@@ -1,7 +1,7 @@
 // --fp8: the linear layers of a block as products of fp8 tensors. Activations and weights are e4m3, gradients e5m2. A
 // tensor is quantised where it is used, into memory that all layers share. The backward pass quantises `in` again
 // instead of keeping it, with the scale of the forward pass, so to the same values.
-#include "llmc/model/model_object.h"
+#include "llmc/model/model_fp8.h"
 
 #include "llmc/base/arithmetic.h"
 

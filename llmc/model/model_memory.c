@@ -9,111 +9,14 @@
 #include "llmc/model/model_memory.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/model/model_object.h"
+#include "llmc/model/model_decode.h"
+#include "llmc/model/model_fp8.h"
+#include "llmc/model/model_numerics.h"
 
 #include <stdlib.h>
 
-// -------------------------------------------------------------------------------------------- the table of activations
-
-#define X(name, ...) {#name, __VA_ARGS__},
-const ActivationSpec model_block_activations[NUM_BLOCK_ACTS] = {BLOCK_ACTIVATIONS(X)};
-#undef X
-
-// The tick at which the backward pass recomputes a tensor that it first reads at `tick`: that tick, or, if another op
-// of the set needs it, the tick of that op. This is the order of the needs of block_backward in gpt2.c.
-static int recompute_tick(int set, int tick) {
-    const int ln2 = set & RECOMPUTE_FC ? B_RECOMPUTE : B_FC;
-    const int attention = set & RECOMPUTE_ATTPROJ ? ln2 : B_ATTPROJ;
-    const int qkv = set & RECOMPUTE_ATTENTION ? attention : B_ATT;
-    const int ln1 = set & RECOMPUTE_QKV ? qkv : B_QKV;
-    switch (tick) {
-    case B_FC:
-        return ln2;
-    case B_ATTPROJ:
-        return attention;
-    case B_ATT:
-        return qkv;
-    case B_QKV:
-        return ln1;
-    default:
-        return tick;
-    }
-}
-
-Tensor model_activation(const ModelOptions *o, ActivationShape shape, const char *name, void *data, int64_t B,
-                        int64_t T) {
-    static const Dimension widths[] = {[BTC] = DIM_C, [BT3C] = DIM_3C, [BTFF] = DIM_FF};
-    switch (shape) {
-    case BT:
-        return tensor_make(data, DTYPE_FP32, name, B, T, 0, 0);
-    case BHT:
-        return tensor_make(data, DTYPE_FP32, name, B, o->config.NH, T, 0);
-    case BT_I32:
-        return tensor_make(data, DTYPE_I32, name, B, T, 0, 0);
-    case C_FP32:
-        return tensor_make(data, DTYPE_FP32, name, o->config.C, 0, 0, 0);
-    case LOGITS_CHUNK: {
-        const OpsShape s = model_ops_shape(o);
-        const int64_t rows = o->sizes ? o->sizes->head_chunk_rows(o->sizes->machine, s) : ops_head_chunk_rows(s);
-        return tensor_make(data, o->dtype, name, rows, o->config.Vp, 0, 0);
-    }
-    default: // BTC, BT3C, BTFF
-        return tensor_make(data, o->dtype, name, B, T, model_size(&o->config, widths[shape]), 0);
-    }
-}
 static int64_t activation_bytes(const ModelOptions *o, ActivationShape shape, int64_t B, int64_t T) {
     return (int64_t)tensor_bytes(model_activation(o, shape, "activation", NULL, B, T));
-}
-
-// ------------------------------------------------------------------------------------------------------------ the plan
-
-int model_head_tick(const ModelConfig *config) { return (int)config->L * FORWARD_TICKS; }
-int model_backward_tick(const ModelConfig *config, int block) {
-    return model_head_tick(config) + HEAD_TICKS + ((int)config->L - 1 - block) * BACKWARD_TICKS;
-}
-int model_end_tick(const ModelConfig *config) { return model_backward_tick(config, 0) + BACKWARD_TICKS; }
-
-const char *model_tick_name(const ModelConfig *config, int tick, char name[TICK_NAME]) {
-    static const char *const forward[FORWARD_TICKS] = {"fcproj", "ln1", "qkv", "attention", "attproj", "ln2", "fc"};
-    static const char *const head[HEAD_TICKS] = {"fcproj", "final layernorm", "logits and loss",
-                                                 "final layernorm backward"};
-    static const char *const backward[BACKWARD_TICKS] = {"recompute", "fcproj",    "gelu", "fc", "ln2",
-                                                         "attproj",   "attention", "qkv",  "ln1"};
-    const int L = (int)config->L, first = model_backward_tick(config, L - 1), end = model_end_tick(config);
-    const int in_head = tick - model_head_tick(config), block = tick / FORWARD_TICKS - (tick % FORWARD_TICKS == F_IN);
-    if (tick == 0)
-        snprintf(name, TICK_NAME, "embedding");
-    else if (in_head <= H_IN)
-        snprintf(name, TICK_NAME, "block %d %s", block, forward[tick % FORWARD_TICKS]);
-    else if (tick < first)
-        snprintf(name, TICK_NAME, "%s", head[in_head]);
-    else if (tick < end)
-        snprintf(name, TICK_NAME, "block %d %s%s", L - 1 - (tick - first) / BACKWARD_TICKS,
-                 backward[(tick - first) % BACKWARD_TICKS],
-                 (tick - first) % BACKWARD_TICKS == B_RECOMPUTE ? "" : " backward");
-    else if (tick == end)
-        snprintf(name, TICK_NAME, "embedding backward");
-    else
-        snprintf(name, TICK_NAME, tick <= end + 1 + F_NEXT_LN1 ? "generation" : "update");
-    return name;
-}
-
-OpsShape model_ops_shape(const ModelOptions *o) {
-    OpsShape shape = {.B = o->B,
-                      .T = o->T,
-                      .C = o->config.C,
-                      .NH = o->config.NH,
-                      .Vp = o->config.Vp,
-                      .widest = max_i64(model_size(&o->config, DIM_3C), model_size(&o->config, DIM_FF)),
-                      .num_tensors = partition_max_norm_parts(&o->config, o->groups),
-                      .sequences = o->sequences,
-                      .factored = o->train && o->optimizer == OPTIMIZER_ADAFACTOR ? parameter_total(&o->config) : 0,
-                      .fp8 = o->fp8,
-                      .overlap = o->overlap,
-                      .forward_only = !o->train,
-                      .gelu_again = o->train && recompute_gelu_alone(&o->recompute, o->config.L),
-                      .dtype = o->dtype};
-    return shape;
 }
 
 void model_state_bytes(const ModelOptions *o, const Partition *p, int64_t bytes[NUM_STATE_SLOTS]) {
@@ -262,7 +165,7 @@ static void plan_block(MemoryPlan *plan, Layout *layout, const ModelOptions *o, 
             layout->forward[block][i] =
                 memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, f + s->forward_first, f + s->forward_last);
         if (in_backward && (recomputed || !in_forward)) {
-            const int first = recomputed ? recompute_tick(set, s->backward_first) : s->backward_first;
+            const int first = recomputed ? model_recompute_tick(set, s->backward_first) : s->backward_first;
             layout->backward[block][i] =
                 memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, b + first, b + s->backward_last);
         }
@@ -270,25 +173,14 @@ static void plan_block(MemoryPlan *plan, Layout *layout, const ModelOptions *o, 
 }
 
 static void plan_model_acts(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
-    const int head = model_head_tick(&o->config);
-    const int end = o->train ? model_end_tick(&o->config) : head + H_HEAD;
-    const int final = o->train ? head + H_LNF_BACKWARD : head + H_HEAD;
-    const struct {
-        const char *name;
-        ActivationShape shape;
-        int first, last;
-        bool train_only;
-    } acts[NUM_MODEL_ACTS] = {
-#define X(name, ...) {#name, __VA_ARGS__},
-        MODEL_ACTIVATIONS(X)
-#undef X
-    };
     for (int i = 0; i < NUM_MODEL_ACTS; i++) {
+        const ModelActivationSpec *s = &model_activations[i];
         layout->model_acts[i] = -1;
-        if (acts[i].train_only && !o->train) continue;
-        const int64_t bytes = activation_bytes(o, acts[i].shape, o->B, o->T);
+        if (s->train_only && !o->train) continue;
+        const int last = !o->train && s->last > H_HEAD ? H_HEAD : s->last;
         layout->model_acts[i] =
-            memory_plan_add(plan, MEM_ACTIVATIONS, acts[i].name, bytes, acts[i].first, acts[i].last);
+            memory_plan_add(plan, MEM_ACTIVATIONS, s->name, activation_bytes(o, s->shape, o->B, o->T),
+                            model_tick_of_head(&o->config, s->first), model_tick_of_head(&o->config, last));
     }
 }
 
@@ -338,7 +230,9 @@ MemoryPlan *model_plan_all(Layout *layout, const ModelOptions *o) {
     layout->optimizer_scratch =
         scratch > 0 ? memory_plan_add(plan, MEM_ACTIVATIONS, "optimizer_scratch", scratch, update, update) : -1;
     model_fp8_plan(plan, layout, o);
-    model_numerics_plan(plan, layout, o);
+    layout->stats = o->numerics ? memory_plan_add_always(plan, MEM_WORKSPACE, "numerics",
+                                                         NUMERICS_MAX_ROWS * (int64_t)sizeof(TensorStats))
+                                : -1;
     memory_plan_solve(plan);
     return plan;
 }
@@ -347,19 +241,4 @@ void model_layout_free(Layout *layout) {
     free(layout->forward);
     free(layout->backward);
     partition_destroy(layout->partition);
-}
-
-// ---------------------------------------------------------------------------------------------- what the options imply
-
-DType model_gradient_dtype(const ModelOptions *o) { return o->gradients_in_dtype ? o->dtype : DTYPE_FP32; }
-
-bool model_is_divided(const ModelOptions *o) { return o->divided && o->processes > 1; }
-
-bool model_frees_gradients(const ModelOptions *o) {
-    return model_is_divided(o) && o->group_count <= 1 && o->group_windows <= o->B && o->config.L > NUM_BUCKETS;
-}
-
-Range model_own_range(const ModelOptions *o, const Partition *p, const Parameter *parameter, int index, int process) {
-    const int64_t numel = parameter_numel(parameter);
-    return model_is_divided(o) ? partition_of_parameter(p, index, numel, process) : (Range){0, numel};
 }

@@ -5,6 +5,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/model/model_object.h"
+#include "llmc/model/model_state.h"
 #include <math.h>
 #include <stdio.h>
 
@@ -16,11 +17,6 @@ enum { FIRST_PARAMETER = NUM_LINEARS * NUM_ROLES, NUM_CLASSES = FIRST_PARAMETER 
 _Static_assert((int)NUM_CLASSES == (int)NUMERICS_MAX_ROWS, "a row for each class");
 
 // ------------------------------------------------------------------------------------------------------------ counting
-
-void model_numerics_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
-    const int64_t bytes = NUM_CLASSES * (int64_t)sizeof(TensorStats);
-    layout->stats = o->numerics ? memory_plan_add_always(plan, MEM_WORKSPACE, "numerics", bytes) : -1;
-}
 
 static Tensor all_stats(const Model *model, DType dtype) {
     const int64_t bytes = NUM_CLASSES * (int64_t)sizeof(TensorStats);

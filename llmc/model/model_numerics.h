@@ -1,7 +1,7 @@
 // --numerics-every: statistics of the tensors of a step, a row for each class of tensors. Of each of the four linear
 // layers: input, output, output gradient; of each kind of parameter: weight, gradient, update.
 #pragma once
-#include "llmc/model/model.h"
+#include "llmc/model/model_tensors.h"
 
 typedef struct {
     char name[48]; // "qkv.in", "fc.gradient", "qkvw.weight", "wte.gradient", "wte.update"
@@ -17,6 +17,8 @@ enum { NUMERICS_MAX_ROWS = 4 * 3 + NUM_PARAMETER_SPECS * 3 };
 // While this is on, the statistics of each input, output and output gradient of a linear layer are counted, in
 // micro-steps that run op by op. Needs ModelOptions.numerics. Counts begin at 0 when it is switched on.
 void model_observe(Model *model, bool on);
+typedef enum { ROLE_IN, ROLE_OUT, ROLE_GRADIENT, NUM_ROLES } Role;
+void model_observe_tensor(const Model *model, LinearLayer layer, Role role, Tensor t); // for the passes: counts t
 
 // Counts the current weights and gradients; call after the last micro-step of a step, before its update. Queued.
 void model_numerics_gradients(Model *model);

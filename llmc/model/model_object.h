@@ -1,9 +1,9 @@
-// The Model object, which the files of a model share, and the views of weights and activations that
-// the passes use as p-> and a->.
+// The Model object, which the files of a model share, and its views of weights and activations, which the passes use as
+// p-> and a->.
 #pragma once
-#include "llmc/model/model.h"
-#include "llmc/model/model_memory.h"
-#include "llmc/model/model_state.h"
+#include "llmc/device.h"
+#include "llmc/model/memory_plan.h"
+#include "llmc/model/model_activations.h"
 
 // Views of the tensors of the lists, for a micro-batch of B sequences of T tokens, at most the planned ones; and of the
 // weights at one block, or of their gradients.
@@ -44,8 +44,27 @@ typedef struct {
     DeviceGraph *graph;
     int64_t B, tokens_in_step; // of the micro-step that was recorded
 } Recording;
-// Of a micro-step with hooks: L forward, L + 1 backward.
-static inline int model_num_parts(const ModelOptions *o) { return 2 * (int)o->config.L + 1; }
+// Handles of the memory plan; -1 if a tensor does not exist.
+typedef struct {
+    Partition *partition;
+    int weights, gradients; // each one region: all units, one after the other; or buckets of gradients
+    int own_gradients;      // -1 unless gradients are freed
+    int gradient_sums, exchange, step_losses; // -1 with one group; with one process
+    int norm;
+    int64_t longest_block, exchange_elements, norm_columns; // of a bucket; of a half of exchange; of a row
+    int micro_gradients[NUM_PARAMETER_SPECS];               // of one block, or outside blocks
+    int state[NUM_STATE_SLOTS]; // the same for each slot of the optimizer; -1 under offload: they are in host memory
+    int64_t host_bytes;         // of the state in host memory
+    int offload_buffer, optimizer_scratch;
+    int control, sequence_losses, windows, workspace;
+    int model_acts[NUM_MODEL_ACTS];
+    int (*forward)[NUM_BLOCK_ACTS];   // (L): where the forward pass of a block writes
+    int (*backward)[NUM_BLOCK_ACTS];  // (L): where its backward pass reads it, the same place if it was kept
+    int decoder_acts[NUM_BLOCK_ACTS]; // shared by all blocks
+    int cache, decoder_tokens, decoder_logits;
+    int fp8_weights, fp8_slots, fp8_forward, fp8_backward; // model_fp8.c
+    int stats;                                             // model_numerics.c
+} Layout;
 
 struct Model {
     ModelOptions options;
@@ -69,7 +88,7 @@ struct Model {
     bool copy_in_flight;
     Recording graphs[NUM_GRAPHS];
     Recording *parts; // (NUM_GRAPHS, parts): of a micro-step with hooks; NULL for one process
-    const UnitHooks *hooks;
+    const struct UnitHooks *hooks;
     Decoder decoder;
     bool observing;       // model_observe
     bool weights_are_new; // since model_fp8_prepare
@@ -94,63 +113,17 @@ typedef struct {
     Pass pass;
     Weights p, g; // g in the backward pass only: where the ops of a micro-step write the gradients
     BlockActs a;
-    bool accumulate;      // in the backward pass: add to g
-    int missing;          // in the backward pass: RECOMPUTE_... of what was not kept and is not recomputed yet
-    int64_t first, count; // PASS_PROMPT: of the sequences that begin with this prompt
+    bool accumulate; // in the backward pass: add to g
+    int missing;     // in the backward pass: RECOMPUTE_... of what was not kept and is not recomputed yet
+    Tensor cache;    // PASS_PROMPT, PASS_TOKEN: keys and values of the sequences that this pass is for
+    Tensor position; // PASS_TOKEN: see attention_decode
 } Block;
 
-// The linear layers of a block, in the order of their weights.
-typedef enum { LINEAR_QKV, LINEAR_ATTPROJ, LINEAR_FC, LINEAR_FCPROJ, NUM_LINEARS } LinearLayer;
-
-// -------------------------------------------------------------------------------------------------------------- gpt2.c
-
-void block_forward(const Block *b, Tensor out);                 // out (B,T,C): the residual stream after the block
-void gpt2_forward(Model *model, const MicroStep *s, int block); // block 0: with the embedding
-void gpt2_head_forward(Model *model, const MicroStep *s);       // after the last block: the losses only
-// The last block: with the head and its losses. L: of the parameters outside blocks.
-void gpt2_backward(Model *model, const MicroStep *s, int unit);
-
-// ------------------------------------------------------------------------------------------------------------- model.c
-
-void *model_at(const Model *model, int handle); // NULL for -1
+void *model_at(const Model *model, int handle);         // NULL for -1
+Weights model_weights(const Model *model, int block);   // block 0 for the weights outside blocks
+Weights model_gradients(const Model *model, int block); // where the ops of a micro-step write them
 Block model_block(const Model *model, int number, Pass pass, int64_t B, int64_t T);
 ModelActs model_acts(const Model *model, int64_t B, int64_t T);
 // Gives the ops the scratch memory of this model. Called by model_load_batch, model_decode_* and model_observe; passes
 // and updates use that of the last call. So models of one process take turns by whole steps (tests do).
 void model_use_workspace(const Model *model);
-
-// ------------------------------------------------------------------------------------------------------- model_state.c
-
-void model_make_tensors(Model *model);                  // of the model, and those that this process updates
-Weights model_weights(const Model *model, int block);   // block 0 for the weights outside blocks
-Weights model_gradients(const Model *model, int block); // where the ops of a micro-step write them
-// Call when the micro-step's gradients of the specs from .. to of this block are complete. Unless they were written in
-// place, they are added to the gradient tensors or, in the first micro-step, overwrite them.
-void model_add_gradients(const Model *model, int from, int to, int block, bool first);
-
-// ------------------------------------------------------------------------------------------------------ model_decode.c
-
-bool model_decoder_create(Model *model, Error *err);
-void model_decoder_destroy(Model *model);
-int64_t model_decoder_tokens(const ModelOptions *o); // the number of i32 that it keeps on the device
-// Attention with the cache of keys and values; false if the remainder of the block is not needed.
-bool model_decoder_attention(const Block *b);
-
-// --------------------------------------------------------------------------------------------------------- model_fp8.c
-
-// Adds the memory of --fp8 to the plan; nothing without it.
-void model_fp8_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o);
-// Linear layers with --fp8, see gpt2.c. They do not include the GELU. residual: absent, or added to the output.
-void model_fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual, Tensor in, Tensor bias);
-void model_fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout,
-                        Tensor in);
-// Quantises the weights of all layers if they have changed since the last call. Call before the first pass of a
-// micro-step, outside its graph. Does nothing without --fp8.
-void model_fp8_prepare(Model *model);
-
-// ---------------------------------------------------------------------------------------------------- model_numerics.c
-
-void model_numerics_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o);
-typedef enum { ROLE_IN, ROLE_OUT, ROLE_GRADIENT, NUM_ROLES } Role;
-void model_observe_tensor(const Model *model, LinearLayer layer, Role role,
-                          Tensor t); // counts t while model_observe is on

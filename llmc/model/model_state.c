@@ -1,6 +1,5 @@
-// The weights, gradients and optimizer state of a model: views of them in the planned memory, and
-// their bytes to and from the host, for checkpoints and import. All of these pass through one staging
-// buffer, so that host memory stays small whatever the model. model_memory.c decides where they are.
+// Bytes and values of a model's tensors to and from the host. They pass through one staging buffer, so that host memory
+// stays small whatever the model.
 #include "llmc/model/model_state.h"
 
 #include "llmc/base/arithmetic.h"
@@ -8,193 +7,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-// ------------------------------------------------------------------------------------------------------------- tensors
-
-// Parameter i in the memory of its unit.
-static Tensor in_unit(const Model *model, Tensor unit, int i) {
-    const Partition *p = model->layout.partition;
-    const int64_t first = p->offsets[i] - p->begin[p->units[i]];
-    char *data = (char *)unit.data + first * (int64_t)dtype_size(unit.dtype);
-    return parameter_tensor(&model->parameters[i], data, unit.dtype);
-}
-
-static Tensor gradient_of(const Model *model, int i) {
-    return in_unit(model, model_unit_gradients(model, model->layout.partition->units[i]), i);
-}
-
-// Of the elements `own` of parameter i: where their sum over all processes is.
-static Tensor own_gradient_of(const Model *model, int i, Range own) {
-    const Partition *of = model->layout.partition;
-    if (!model_is_divided(&model->options)) return gradient_of(model, i);
-    const int64_t begin = partition_of_unit(of, of->units[i], model->options.rank).begin;
-    const Tensor unit = model_own_gradients(model, of->units[i]);
-    Tensor t = tensor_slice_elements(unit, of->offsets[i] + own.begin - begin, range_size(own));
-    if (range_size(own) == parameter_numel(&model->parameters[i]))
-        t = parameter_tensor(&model->parameters[i], t.data, t.dtype);
-    t.name = model->parameters[i].name;
-    return t;
-}
-
-static UpdateTensor whole_tensor(const Model *model, int i) {
-    const ModelOptions *o = &model->options;
-    const Parameter *p = &model->parameters[i];
-    UpdateTensor t = {.weight = in_unit(model, model_unit_weights(model, model->layout.partition->units[i]), i),
-                      .rule = optimizer_rule(o->optimizer, p),
-                      .rate = optimizer_rate(o->optimizer, p),
-                      .weight_decay = p->spec->group == GROUP_VECTOR ? 0.0f : 1.0f,
-                      .stream = i,
-                      .padding = (p->rows - p->file_rows) * p->cols};
-    if (o->train) t.grad = gradient_of(model, i);
-    for (int slot = 0; o->train && slot < NUM_STATE_SLOTS; slot++) {
-        Tensor *s = state_slot_tensor(&t, (StateSlot)slot);
-        *s = optimizer_state(o->optimizer, o->master, o->dtype, p, (StateSlot)slot);
-        s->name = p->name;
-    }
-    return t;
-}
-
-void model_make_tensors(Model *model) {
-    const ModelOptions *o = &model->options;
-    int64_t at[NUM_STATE_SLOTS] = {0},
-            host_at = 0; // offsets of the next tensor: in each slot, and under offload in all
-    for (int i = 0; i < model->num_tensors; i++) {
-        const Parameter *p = &model->parameters[i];
-        const Range own = model_own_range(o, model->layout.partition, p, i, o->rank);
-        model->tensors[i] = whole_tensor(model, i);
-        if (!o->train || range_size(own) == 0) continue;
-        UpdateTensor *t = &model->own[model->num_own++];
-        *t = model->tensors[i];
-        for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
-            Tensor *s = state_slot_tensor(t, (StateSlot)slot);
-            if (s->rank == 0) continue;
-            *s = optimizer_state_slice(*s, (StateSlot)slot, p, own.begin, range_size(own));
-            s->name = p->name;
-            if (o->offload)
-                s->data = model->host_state + host_at;
-            else
-                s->data = (char *)model_at(model, model->layout.state[slot]) + at[slot];
-            *(o->offload ? &host_at : &at[slot]) += round_up((int64_t)tensor_bytes(*s), PLAN_ALIGNMENT);
-        }
-        t->grad = own_gradient_of(model, i, own);
-        t->offset = own.begin;
-        if (range_size(own) < parameter_numel(p))
-            t->weight = tensor_slice_elements(t->weight, own.begin, range_size(own));
-        if (!model_is_divided(o)) model->tensors[i] = *t;
-    }
-}
-
-int model_num_tensors(const Model *model) { return model->num_tensors; }
-const Parameter *model_parameters(const Model *model) { return model->parameters; }
-const UpdateTensor *model_tensors(const Model *model) { return model->tensors; }
-Range model_own_elements(const Model *model, int index) {
-    const ModelOptions *o = &model->options;
-    return model_own_range(o, model->layout.partition, &model->parameters[index], index, o->rank);
-}
-const UpdateTensor *model_own_tensors(const Model *model, int *count) {
-    *count = model->num_own;
-    return model->own;
-}
-
-void model_weights_changed(Model *model) { model->weights_are_new = true; }
-
-void *model_offload_buffer(const Model *model, int64_t *bytes) {
-    const int handle = model->layout.offload_buffer;
-    *bytes = handle < 0 ? 0 : memory_plan_tensor(model->plan, handle).bytes;
-    return model_at(model, handle);
-}
-Tensor model_optimizer_scratch(const Model *model) {
-    const int handle = model->layout.optimizer_scratch;
-    if (handle < 0) return tensor_none();
-    const int64_t bytes = memory_plan_tensor(model->plan, handle).bytes;
-    return tensor_make(model_at(model, handle), DTYPE_U8, "optimizer_scratch", bytes, 0, 0, 0);
-}
-
-// ----------------------------------------------------------------------------------------------------- units of memory
-
-const Partition *model_partition(const Model *model) { return model->layout.partition; }
-
-static Tensor gradient_elements(const Model *model, int handle, int64_t first, int64_t n) {
-    const DType dtype = model_gradient_dtype(&model->options);
-    char *data = (char *)model_at(model, handle) + first * (int64_t)dtype_size(dtype);
-    return tensor_make(data, dtype, "gradients", n, 0, 0, 0);
-}
-
-Tensor model_unit_gradients(const Model *model, int unit) {
-    const Partition *p = model->layout.partition;
-    const int64_t n = p->begin[unit + 1] - p->begin[unit], outside = p->elements - p->begin[p->num_units - 1];
-    int64_t first = p->begin[unit];
-    if (model_frees_gradients(&model->options))
-        first = unit == p->num_units - 1 ? 0 : outside + unit % NUM_BUCKETS * model->layout.longest_block;
-    return gradient_elements(model, model->layout.gradients, first, n);
-}
-
-Tensor model_unit_sums(const Model *model, int unit, int level) {
-    const Partition *p = model->layout.partition;
-    return gradient_elements(model, model->layout.gradient_sums, level * p->elements + p->begin[unit],
-                             p->begin[unit + 1] - p->begin[unit]);
-}
-
-Tensor model_own_gradients(const Model *model, int unit) {
-    const Partition *p = model->layout.partition;
-    const int rank = model->options.rank;
-    const Range own = partition_of_unit(p, unit, rank);
-    int64_t first = 0;
-    if (!model_frees_gradients(&model->options))
-        return tensor_slice_elements(model_unit_gradients(model, unit), own.begin - p->begin[unit], range_size(own));
-    for (int u = 0; u < unit; u++) first += range_size(partition_of_unit(p, u, rank));
-    return gradient_elements(model, model->layout.own_gradients, first, range_size(own));
-}
-
-Tensor model_unit_weights(const Model *model, int unit) {
-    const Partition *p = model->layout.partition;
-    const DType dtype = model->options.dtype;
-    char *data = (char *)model_at(model, model->layout.weights) + p->begin[unit] * (int64_t)dtype_size(dtype);
-    return tensor_make(data, dtype, "weights", p->begin[unit + 1] - p->begin[unit], 0, 0, 0);
-}
-
-Tensor model_exchange_buffer(const Model *model, int half) {
-    const int64_t n = model->layout.exchange_elements;
-    return gradient_elements(model, model->layout.exchange, half * n, n);
-}
-
-Tensor model_norm(const Model *model) {
-    return tensor_make(model_at(model, model->layout.norm), DTYPE_FP32, "sumsq", max_i64(model->options.processes, 1),
-                       model->layout.norm_columns, 0, 0);
-}
-
-// ----------------------------------------------------------------------------------------------------------- one block
-
-// Where the ops of a micro-step write the gradient of parameter `index`: the gradient tensor itself, or fp32 memory
-// that belongs to the micro-step and is shared by all blocks.
-static Tensor micro_gradient(const Model *model, int index) {
-    const Parameter *p = &model->parameters[index];
-    const int handle = model->layout.micro_gradients[p->spec - parameter_specs];
-    if (handle < 0) return model->tensors[index].grad;
-    return parameter_tensor(p, model_at(model, handle), DTYPE_FP32);
-}
-
-Weights model_weights(const Model *model, int block) {
-    Weights w;
-    for (int s = 0; s < NUM_PARAMETER_SPECS; s++)
-        w.all[s] = model->tensors[parameter_index(&model->options.config, s, block)].weight;
-    return w;
-}
-Weights model_gradients(const Model *model, int block) {
-    Weights g;
-    for (int s = 0; s < NUM_PARAMETER_SPECS; s++)
-        g.all[s] = micro_gradient(model, parameter_index(&model->options.config, s, block));
-    return g;
-}
-
-void model_add_gradients(const Model *model, int from, int to, int block, bool first) {
-    for (int spec = from; spec <= to; spec++) {
-        if (model->layout.micro_gradients[spec] < 0) continue;
-        const int index = parameter_index(&model->options.config, spec, block);
-        gradient_add(model->tensors[index].grad, micro_gradient(model, index), !first, model->options.seed, index,
-                     model_control(model));
-    }
-}
 
 // ------------------------------------------------------------------------------------------ bytes to and from the host
 
@@ -397,4 +209,20 @@ void model_set_compensation(Model *model, int index, int64_t first_row, int64_t 
     model_weights_changed(model);
     free(values);
     free(taken);
+}
+
+// -------------------------------------------------------------------------------------------- the decision of the step
+
+StepControl model_get_control(const Model *model) {
+    StepControl control;
+    copy_d2h(model->staging, model_control(model).data, sizeof control, STREAM_COMPUTE);
+    device_sync();
+    memcpy(&control, model->staging, sizeof control);
+    return control;
+}
+
+void model_set_control(Model *model, const StepControl *control) {
+    memcpy(model->staging, control, sizeof *control);
+    copy_h2d(model_control(model).data, model->staging, sizeof *control, STREAM_COMPUTE);
+    device_sync();
 }

@@ -174,16 +174,22 @@ int64_t model_size(const ModelConfig *config, Dimension dimension) {
     return sizes[dimension];
 }
 
-int parameter_count(const ModelConfig *config) {
+// The tensors that a model has of a row of the table.
+static int tensors_of(const ModelConfig *config, int spec) {
+    return parameter_specs[spec].per_block ? (int)config->L : 1;
+}
+
+// Of the rows before this one.
+static int tensors_before(const ModelConfig *config, int spec) {
     int count = 0;
-    for (int s = 0; s < NUM_PARAMETER_SPECS; s++) count += parameter_specs[s].per_block ? (int)config->L : 1;
+    for (int s = 0; s < spec; s++) count += tensors_of(config, s);
     return count;
 }
 
+int parameter_count(const ModelConfig *config) { return tensors_before(config, NUM_PARAMETER_SPECS); }
+
 int parameter_index(const ModelConfig *config, int spec, int block) {
-    int index = 0;
-    for (int s = 0; s < spec; s++) index += parameter_specs[s].per_block ? (int)config->L : 1;
-    return index + (parameter_specs[spec].per_block ? block : 0);
+    return tensors_before(config, spec) + (parameter_specs[spec].per_block ? block : 0);
 }
 
 Parameter *parameter_table(const ModelConfig *config) {
@@ -192,7 +198,7 @@ Parameter *parameter_table(const ModelConfig *config) {
     Parameter *p = table;
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
         const ParameterSpec *spec = &parameter_specs[s];
-        for (int block = 0; block < (spec->per_block ? config->L : 1); block++, p++) {
+        for (int block = 0; block < tensors_of(config, s); block++, p++) {
             p->spec = spec;
             p->block = spec->per_block ? block : -1;
             p->rank = spec->cols == DIM_1 ? 1 : 2;
@@ -220,7 +226,7 @@ int64_t parameter_total(const ModelConfig *config) {
     int64_t total = 0;
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
         const ParameterSpec *spec = &parameter_specs[s];
-        total += model_size(config, spec->rows) * model_size(config, spec->cols) * (spec->per_block ? config->L : 1);
+        total += model_size(config, spec->rows) * model_size(config, spec->cols) * tensors_of(config, s);
     }
     return total;
 }

@@ -83,6 +83,9 @@ int64_t model_size(const ModelConfig *config, Dimension dimension);
 enum { PARAMETERS(X) NUM_PARAMETER_SPECS };
 #undef X
 
+// The linear layers of a block, in the order of their weights.
+typedef enum { LINEAR_QKV, LINEAR_ATTPROJ, LINEAR_FC, LINEAR_FCPROJ, NUM_LINEARS } LinearLayer;
+
 typedef struct {
     const char *name; // ours, and llm.c's: "wte", "qkvw", ...
     bool per_block;

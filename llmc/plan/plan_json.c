@@ -1,6 +1,7 @@
 // See plan_json.h.
 #include "llmc/plan/plan_json.h"
 
+#include "llmc/model/model_activations.h"
 #include "llmc/model/parameters.h"
 #include "llmc/model/recompute.h"
 

@@ -10,6 +10,8 @@
 #include "llmc/train/offload.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/device.h"
+#include "llmc/model/memory_plan.h"
 
 #include <stdlib.h>
 

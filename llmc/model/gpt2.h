@@ -1,0 +1,9 @@
+// The passes of GPT-2, private to the files of a model.
+#pragma once
+#include "llmc/model/model_object.h"
+
+void block_forward(const Block *b, Tensor out);                 // out (B,T,C): the residual stream after the block
+void gpt2_forward(Model *model, const MicroStep *s, int block); // block 0: with the embedding
+void gpt2_head_forward(Model *model, const MicroStep *s);       // after the last block: the losses only
+// The last block: with the head and its losses. L: of the parameters outside blocks.
+void gpt2_backward(Model *model, const MicroStep *s, int unit);
