@@ -44,9 +44,9 @@ static AttentionShape attention_shape(Tensor qkv, Tensor out, int num_heads) {
                             .scale = 1.0f / sqrtf((float)HS)};
 }
 
-// The (T,HS) matrix of one head of sequence b in t, whose rows are heads side by side: number `head` of them.
-static MatrixView attention_head(AttentionShape s, Tensor t, int64_t b, int64_t head) {
-    const int64_t stride = tensor_numel(t) / (s.B * s.T), first = b * s.T * stride + head * s.HS;
+// The (T,HS) matrix of one head of sequence b in t, of whose rows it is number `head` of `heads`.
+static MatrixView attention_head(AttentionShape s, Tensor t, int64_t b, int64_t head, int64_t heads) {
+    const int64_t stride = heads * s.HS, first = b * s.T * stride + head * s.HS;
     return (MatrixView){.data = (char *)t.data + (size_t)first * dtype_size(s.dtype),
                         .rows = s.T,
                         .columns = s.HS,
@@ -161,6 +161,7 @@ static ALWAYS_INLINE void forward_head(const ForwardScratch *s, const ForwardHea
 void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
     const char *op = "attention_forward";
     const AttentionShape s = attention_shape(qkv, out, num_heads);
+    const int64_t row = s.NH + 2 * s.NKV; // heads in a row of qkv
     ForwardScratch counted;
     const int64_t scratch_bytes = forward_layout(&counted, NULL, s.T, s.HS, s.dtype);
     char *scratch = cpu_scratch(op, cpu_threads() * scratch_bytes);
@@ -172,10 +173,10 @@ void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads
         forward_layout(&mine, scratch + omp_get_thread_num() * scratch_bytes, s.T, s.HS, s.dtype);
         REQUIRE(mine.scores.data, "%s: no scratch memory", op);
         const ForwardHead head = {
-            .q = attention_head(s, qkv, b, h),
-            .k = attention_head(s, qkv, b, key),
-            .v = attention_head(s, qkv, b, value),
-            .out = attention_head(s, out, b, h),
+            .q = attention_head(s, qkv, b, h, row),
+            .k = attention_head(s, qkv, b, key, row),
+            .v = attention_head(s, qkv, b, value, row),
+            .out = attention_head(s, out, b, h, s.NH),
             .lse = (float *)lse.data + task * s.T,
             .scale = s.scale,
         };
@@ -397,6 +398,7 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
     (void)accumulate;
     const char *op = "attention_backward";
     const AttentionShape s = attention_shape(qkv, out, num_heads);
+    const int64_t row = s.NH + 2 * s.NKV; // heads in a row of qkv
     BackwardScratch counted;
     const int64_t scratch_bytes = backward_layout(&counted, NULL, s.T, s.HS, s.dtype);
     char *scratch = cpu_scratch(op, cpu_threads() * scratch_bytes);
@@ -408,14 +410,14 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
         backward_layout(&mine, scratch + omp_get_thread_num() * scratch_bytes, s.T, s.HS, s.dtype);
         REQUIRE(mine.dqueries_t.data, "%s: no scratch memory", op);
         const BackwardHead head = {
-            .q = attention_head(s, qkv, b, h),
-            .k = attention_head(s, qkv, b, key),
-            .v = attention_head(s, qkv, b, value),
-            .out = attention_head(s, out, b, h),
-            .dout = attention_head(s, dout, b, h),
-            .dq = attention_head(s, dqkv, b, h),
-            .dk = attention_head(s, dqkv, b, key),
-            .dv = attention_head(s, dqkv, b, value),
+            .q = attention_head(s, qkv, b, h, row),
+            .k = attention_head(s, qkv, b, key, row),
+            .v = attention_head(s, qkv, b, value, row),
+            .out = attention_head(s, out, b, h, s.NH),
+            .dout = attention_head(s, dout, b, h, s.NH),
+            .dq = attention_head(s, dqkv, b, h, row),
+            .dk = attention_head(s, dqkv, b, key, row),
+            .dv = attention_head(s, dqkv, b, value, row),
             .lse = (const float *)lse.data + task * s.T,
             .scale = s.scale,
         };
