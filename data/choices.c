@@ -163,52 +163,38 @@ static bool add_line(Choices *c, const char *line, size_t length, Error *err) {
 
 // ------------------------------------------------------------------------------------------------------------- files
 
-// Reads the next line without its newline, terminated; of a longer one the first MAX_LINE + 1
-// bytes. False: there is none.
-static bool read_line(FILE *file, char *line, size_t *length) {
-    int ch = 0;
-    *length = 0;
-    while (*length <= MAX_LINE && (ch = getc_unlocked(file)) != EOF && ch != '\n') line[(*length)++] = (char)ch;
-    line[*length] = '\0';
-    return ch != EOF || *length > 0;
-}
-
-static bool skip_line(FILE *file) {
-    for (int64_t n = 0; n < MAX_SKIPPED; n++) {
-        const int ch = getc_unlocked(file);
-        if (ch == EOF || ch == '\n') return true;
-    }
-    return false;
-}
-
-static bool read_lines(Choices *c, FILE *file, Error *err) {
-    size_t length;
-    for (int64_t number = 1; read_line(file, c->line, &length); number++) {
-        if (strspn(c->line, " \t\r") == length || add_line(c, c->line, length, err)) continue;
-        error_prefix(err, "%s: line %" PRId64, c->options->input, number);
-        if (number == 1 && !c->options->skip_bad &&
-            !foreign_file_check_open("JSON lines", c->options->input, fileno(file), true, err))
-            return false;
-        if (!c->options->skip_bad) return false;
-        if (c->bad++ < SHOWN_BAD) fprintf(stderr, "choices: skipped: %s\n", err->text);
-        if (length > MAX_LINE && !skip_line(file))
-            return error_set(err, "%s: line %" PRId64 " does not end within %d bytes", c->options->input, number,
-                             MAX_SKIPPED);
-    }
-    if (ferror(file)) return error_set(err, "%s: cannot be read: %s", c->options->input, strerror(errno));
-    return c->examples > 0 || error_set(err, "%s: has no examples", c->options->input);
-}
-
 static bool read_input(Choices *c, Error *err) {
+    const char *path = c->options->input;
     // O_NONBLOCK: opening a pipe without a writer must not hold the program; it then has no example in it.
-    const int fd = open(c->options->input, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    FILE *file = fd >= 0 && fcntl(fd, F_SETFL, 0) == 0 ? fdopen(fd, "r") : NULL;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    FILE *file = NULL;
+    if (fd >= 0 && fcntl(fd, F_SETFL, 0) == 0) file = fdopen(fd, "r");
     if (!file) {
-        error_set(err, "%s: cannot be read: %s", c->options->input, path_reason(c->options->input, errno).text);
+        error_set(err, "%s: cannot be read: %s", path, path_reason(path, errno).text);
         if (fd >= 0) close(fd);
         return false;
     }
-    const bool ok = read_lines(c, file, err);
+    bool ok = true;
+    int ch = 0;
+    for (int64_t number = 1; ok && ch != EOF; number++) {
+        // The line without its newline, terminated; of a longer one the first MAX_LINE + 1 bytes.
+        size_t length = 0;
+        while (length <= MAX_LINE && (ch = getc_unlocked(file)) != EOF && ch != '\n') c->line[length++] = (char)ch;
+        c->line[length] = '\0';
+        if (strspn(c->line, " \t\r") == length || add_line(c, c->line, length, err)) continue;
+        error_prefix(err, "%s: line %" PRId64, path, number);
+        ok = c->options->skip_bad;
+        if (!ok && number == 1) foreign_file_check_open("JSON lines", path, fd, true, err);
+        if (!ok) break;
+        if (c->bad++ < SHOWN_BAD) fprintf(stderr, "choices: skipped: %s\n", err->text);
+        for (int64_t n = 0; ok && length > MAX_LINE && ch != EOF && ch != '\n'; n++) { // the remainder of it
+            ch = getc_unlocked(file);
+            if (n == MAX_SKIPPED)
+                ok = error_set(err, "%s: line %" PRId64 " does not end within %d bytes", path, number, MAX_SKIPPED);
+        }
+    }
+    if (ok && ferror(file)) ok = error_set(err, "%s: cannot be read: %s", path, strerror(errno));
+    if (ok && c->examples == 0) ok = error_set(err, "%s: has no examples", path);
     fclose(file);
     return ok;
 }
@@ -248,8 +234,8 @@ static int run(Choices *c, Error *err) {
     if (!read_input(c, err)) return EXIT_BAD_INPUT;
     if (!write_output(c, err)) return EXIT_RUN_FAILED;
     format_print(stdout, "choices: %" PRId64 " example%s, the longest of %" PRId64 " bytes: %s\n", c->examples,
-                 c->examples == 1 ? "" : "s", c->longest, c->options->output);
-    if (c->bad > 0) printf("  skipped %" PRId64 " bad line%s\n", c->bad, c->bad == 1 ? "" : "s");
+                 format_plural(c->examples), c->longest, c->options->output);
+    if (c->bad > 0) printf("  skipped %" PRId64 " bad line%s\n", c->bad, format_plural(c->bad));
     return EXIT_OK;
 }
 

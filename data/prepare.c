@@ -82,8 +82,8 @@ static bool read_options(PrepareOptions *o, int argc, char **argv, Error *err) {
     if (o->tool.help) return true;
     if (!corpus->inputs.output || !*corpus->inputs.output)
         return error_set(err, "-o DIR is missing: the directory for the shards");
-    const char *number = strncmp(o->tokenizer, "train:", 6) == 0 ? o->tokenizer + 6 : NULL;
-    if (number && !tool_read_number("", number, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB, &corpus->vocab, NULL))
+    if (strncmp(o->tokenizer, "train:", 6) == 0 &&
+        !tool_read_number("", o->tokenizer + 6, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB, &corpus->vocab, NULL))
         return error_set(err, "--tokenizer %s: expected train:N with N from %d (bytes and end-of-text) to %d",
                          o->tokenizer, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB);
     if (!corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err)) return false;
@@ -110,9 +110,8 @@ static void print_summary(const CorpusOptions *o, const CorpusResult *result, do
     const int64_t bytes = c->side[CORPUS_TRAIN].bytes + c->side[CORPUS_VAL].bytes,
                   all = c->side[CORPUS_TRAIN].tokens + c->side[CORPUS_VAL].tokens;
     char size[32], duration[32];
-    printf("prepare: %" PRId64 " document%s, %" PRId64 " bytes (%s) in %s\n", c->documents,
-           c->documents == 1 ? "" : "s", bytes, format_bytes((double)bytes, size, sizeof size),
-           format_duration(seconds, duration, sizeof duration));
+    printf("prepare: %" PRId64 " document%s, %" PRId64 " bytes (%s) in %s\n", c->documents, format_plural(c->documents),
+           bytes, format_bytes((double)bytes, size, sizeof size), format_duration(seconds, duration, sizeof duration));
     corpus_tool_print_skipped(c);
     if (result->cut_all)
         printf("  few, short documents: each was cut into a training and a validation part\n");
@@ -127,7 +126,7 @@ static void print_summary(const CorpusOptions *o, const CorpusResult *result, do
         if (shards > 0)
             format_print(stdout, "  %-5s %13" PRId64 " tokens (%4.1f%%) in %" PRId64 " shard%s: %s\n",
                          corpus_side_names[side], tokens, 100.0 * (double)tokens / (double)all, shards,
-                         shards == 1 ? "" : "s", path_quoted(pattern).text);
+                         format_plural(shards), path_quoted(pattern).text);
         free(pattern);
         free(first);
     }
@@ -135,13 +134,25 @@ static void print_summary(const CorpusOptions *o, const CorpusResult *result, do
 
 // ---------------------------------------------------------------------------------------------------------------- main
 
-static int prepare(PrepareOptions *o, Error *err) {
-    CorpusOptions *corpus = &o->tool.corpus;
-    Tokenizer *tokenizer = corpus->vocab ? NULL : tokenizer_named(o->tokenizer, err);
+int main(int argc, char **argv) {
+    PrepareOptions options;
+    CorpusOptions *corpus = &options.tool.corpus;
+    Tokenizer *tokenizer = NULL;
+    Error err;
+    limits_start();
+    bool ok = read_options(&options, argc, argv, &err);
+    if (ok && options.tool.help) {
+        fputs(HELP, stdout);
+        return EXIT_OK;
+    }
+    if (ok && !corpus->vocab) {
+        tokenizer = tokenizer_named(options.tokenizer, &err);
+        ok = tokenizer != NULL;
+        if (ok && tokenizer_eot(tokenizer) < 0)
+            ok = error_set(&err, "%s: has no <|endoftext|> token, which every document begins with", options.tokenizer);
+    }
     int status = EXIT_BAD_INPUT;
-    if (tokenizer && tokenizer_eot(tokenizer) < 0) {
-        error_set(err, "%s: has no <|endoftext|> token, which every document begins with", o->tokenizer);
-    } else if (tokenizer || corpus->vocab) {
+    if (ok) {
         CorpusDisplay display = corpus_display("prepare");
         CorpusResult result;
         const double start = now_seconds();
@@ -149,24 +160,12 @@ static int prepare(PrepareOptions *o, Error *err) {
         corpus->vocab_option = "--tokenizer train:";
         corpus->on_progress = corpus_display_progress;
         corpus->user = &display;
-        status = corpus_run(corpus, &result, err);
+        status = corpus_run(corpus, &result, &err);
         corpus_display_clear(&display);
         if (status == EXIT_OK) print_summary(corpus, &result, now_seconds() - start);
         corpus_counts_clear(&result.counts);
     }
     tokenizer_free(tokenizer);
-    return status;
-}
-
-int main(int argc, char **argv) {
-    PrepareOptions options;
-    Error err;
-    limits_start();
-    int status = read_options(&options, argc, argv, &err) ? EXIT_OK : EXIT_BAD_INPUT;
-    if (status == EXIT_OK && options.tool.help)
-        fputs(HELP, stdout);
-    else if (status == EXIT_OK)
-        status = prepare(&options, &err);
     if (status != EXIT_OK) fprintf(stderr, "prepare: %s\n", err.text);
     return status;
 }

@@ -100,13 +100,14 @@ static bool scan_shard(Look *l, const Shard *s, int64_t vocab, int64_t eot, Erro
 }
 
 static const char *number_or_dash(int64_t value, bool known, char buf[24]) {
-    snprintf(buf, 24, known ? "%" PRId64 : "-", value);
-    return buf;
+    snprintf(buf, 24, "%" PRId64, value);
+    return known ? buf : "-";
 }
 
 static bool list_file(Look *l, const ShardSet *set, Error *err) {
     const Shard *s = &set->shards[0];
-    const int64_t eot = set->eot >= 0 ? set->eot : l->eot;
+    int64_t eot = set->eot;
+    if (eot < 0) eot = l->eot;
     int32_t header[2];
     char vocab[24], stated[24], documents[24];
     if (!file_read_at(s->fd, s->path, 0, header, sizeof header, err) || !scan_shard(l, s, 0, eot, err)) return false;
@@ -148,12 +149,14 @@ static bool compare_with_manifest(const char *shard, const CorpusShard *found, c
     const cJSON *entry = NULL;
     CorpusShard stated;
     *how = "no manifest.json next to it";
-    const bool is_there = file_exists(path);
-    cJSON *manifest = is_there ? json_parse_file(path, MAX_MANIFEST_BYTES, err) : NULL;
-    bool ok = manifest || !is_there;
-    if (manifest) {
-        ok = find_entry(manifest, directory, slash ? slash + 1 : shard, &entry, err) || error_prefix(err, "%s", path);
-        *how = entry ? "as in manifest.json" : "not in manifest.json";
+    cJSON *manifest = NULL;
+    bool ok = true;
+    if (file_exists(path)) {
+        manifest = json_parse_file(path, MAX_MANIFEST_BYTES, err);
+        const char *name = slash ? slash + 1 : shard;
+        ok = manifest && (find_entry(manifest, directory, name, &entry, err) || error_prefix(err, "%s", path));
+        *how = "not in manifest.json";
+        if (entry) *how = "as in manifest.json";
     }
     if (ok && entry) {
         ok = corpus_manifest_read_shard(entry, &stated, err);
@@ -175,7 +178,8 @@ static bool compare_with_manifest(const char *shard, const CorpusShard *found, c
 
 static bool verify_file(Look *l, const ShardSet *set, Error *err) {
     const Shard *s = &set->shards[0];
-    const int64_t vocab = l->vocab > 0 ? l->vocab : set->vocab;
+    int64_t vocab = l->vocab;
+    if (vocab == 0) vocab = set->vocab;
     CorpusShard found = {.tokens = s->num_tokens};
     const char *how;
     if (!scan_shard(l, s, vocab, -1, err) || !file_checksum(s->path, &found.bytes, &found.xxh3, err) ||
@@ -187,21 +191,10 @@ static bool verify_file(Look *l, const ShardSet *set, Error *err) {
     return true;
 }
 
-// The text of a token on one line, whatever bytes it has.
-static void print_quoted(const char *text, size_t n) {
-    char shown[UTF8_VISIBLE];
-    static const char special[] = {'\n', '\t', '"', '\\'};
-    static const char *const escaped[] = {"\\n", "\\t", "\\\"", "\\\\"};
-    for (size_t i = 0, taken; i < n; i += taken) {
-        const char *at = memchr(special, text[i], sizeof special);
-        taken = at ? 1 : utf8_visible(text + i, n - i, shown);
-        fputs(at ? escaped[at - special] : shown, stdout);
-    }
-}
-
 static bool show_file(Look *l, const ShardSet *set, Error *err) {
     const Shard *s = &set->shards[0];
-    int64_t V = set->vocab > 0 ? set->vocab : GPT2_TOKENS;
+    int64_t V = set->vocab;
+    if (V <= 0) V = GPT2_TOKENS;
     if (*l->tokenizer) V = INT32_MAX;
     Tokenizer *t = NULL;
     if (l->at >= s->num_tokens)
@@ -221,10 +214,21 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
     for (int64_t at = l->at; ok && at < end; at++) {
         size_t length;
         if (!(ok = read_block(l, s, at, 1, err))) break;
-        const char *text = tokenizer_decode(t, l->block[0] <= INT32_MAX ? (int32_t)l->block[0] : -1, &length);
+        const char *text = tokenizer_decode(t, (int32_t)min_i64(l->block[0], INT32_MAX), &length);
         printf("%10" PRId64 " %6" PRIu32 "  \"", at, l->block[0]);
-        print_quoted(text, length);
-        puts(length == 0 ? "\" (not a token of this tokenizer)" : "\"");
+        for (size_t i = 0; i < length;) { // on one line, whatever bytes it has
+            static const char special[] = "\n\t\"\\", escapes[] = "nt\"\\";
+            char shown[UTF8_VISIBLE];
+            const char *found = memchr(special, text[i], sizeof special - 1);
+            if (found) {
+                printf("\\%c", escapes[found - special]);
+                i++;
+            } else {
+                i += utf8_visible(text + i, length - i, shown);
+                fputs(shown, stdout);
+            }
+        }
+        puts(length > 0 ? "\"" : "\" (not a token of this tokenizer)");
     }
     tokenizer_free(t);
     return ok && (fflush(stdout) == 0 || error_set(err, "cannot write: %s", strerror(errno)));
@@ -278,7 +282,7 @@ int main(int argc, char **argv) {
         printf("%7s %13" PRId64 " %11s %7s %6s %10" PRId64 "  %" PRId64 " files\n", "total", l.tokens, "", "", "",
                l.documents, l.files - l.bad);
     if (*l.command == 'v') {
-        printf("%" PRId64 " file%s: ", l.files, l.files == 1 ? "" : "s");
+        printf("%" PRId64 " file%s: ", l.files, format_plural(l.files));
         if (l.bad > 0)
             printf("%" PRId64 " bad\n", l.bad);
         else

@@ -71,17 +71,9 @@ static const ToolOption *find_row(const ToolWords *w, const char *name, size_t l
 }
 
 static const ToolOption *find_letter(const ToolWords *w, char letter) {
-    const ToolOption *o = w->table;
-    while (o->name && (!letter || o->letter != letter)) o++;
-    return o->name ? o : NULL;
-}
-
-// Tells whether this is an option of the table, and so not the value of the option before it.
-static bool is_an_option(const ToolWords *w, const char *word) {
-    const Argument a = argument_split(word);
-    bool several;
-    if (word[0] != '-' || !word[1]) return false;
-    return word[1] == '-' ? find_row(w, a.name, a.length, &several) != NULL : !word[2] && find_letter(w, word[1]);
+    for (const ToolOption *o = w->table; o->name; o++)
+        if (letter && o->letter == letter) return o;
+    return NULL;
 }
 
 static bool unknown_word(const ToolWords *w, const char *word, Error *err) {
@@ -112,11 +104,17 @@ static bool take_value(ToolWords *w, const ToolOption *o, const char *value, Err
 
 // The value is `attached`, or the next word.
 static bool read_value(ToolWords *w, const ToolOption *o, const char *typed, const char *attached, Error *err) {
-    const char *next = w->at < w->argc ? w->argv[w->at] : NULL;
     if (o->flag && attached) return list_hint(w, ": takes no value", typed, err);
-    if (!o->flag && !attached && (!next || is_an_option(w, next))) return list_hint(w, " needs a value", typed, err);
-    if (!o->flag && !attached) w->at++;
-    return take_value(w, o, o->flag || attached ? attached : next, err);
+    if (o->flag || attached) return take_value(w, o, attached, err);
+    // An option of the table is not the value of the one before it.
+    const char *next = w->at < w->argc ? w->argv[w->at] : "--";
+    const Argument a = argument_split(next);
+    bool is_option = w->at == w->argc, several;
+    if (next[0] == '-' && next[1] == '-') is_option |= find_row(w, a.name, a.length, &several) != NULL;
+    if (next[0] == '-' && next[1] && !next[2]) is_option |= find_letter(w, next[1]) != NULL;
+    if (is_option) return list_hint(w, " needs a value", typed, err);
+    w->at++;
+    return take_value(w, o, next, err);
 }
 
 // -o value, -ovalue, -abc. Nothing is taken from a word with an unknown letter.
@@ -157,8 +155,10 @@ bool tool_read_options(const char *program, const ToolOption *table, int argc, c
                 ok = list_hint(&w, " is the beginning of several options", word, err);
             else if (o && (is_long || !o->name[a.length]))
                 ok = read_value(&w, o, word, a.value, err);
+            else if (is_long)
+                ok = unknown_word(&w, word, err);
             else
-                ok = is_long ? unknown_word(&w, word, err) : read_letters(&w, word, err);
+                ok = read_letters(&w, word, err);
         }
     }
     // The words that were read are not needed any more.
@@ -193,7 +193,8 @@ bool corpus_tool_take_inputs(CorpusTool *tool, char **inputs, int count, Error *
     if (o->split_at && (!*o->split_at || strlen(o->split_at) > MAX_FIELD_BYTES))
         return error_set(err, "--split-at: expected a text of 1 to %d bytes", MAX_FIELD_BYTES);
     o->inputs.format = FORMAT_BY_CONTENT;
-    if (tool->format) o->inputs.format = txt ? FORMAT_TEXT : FORMAT_LINES;
+    if (tool->format) o->inputs.format = FORMAT_LINES;
+    if (txt) o->inputs.format = FORMAT_TEXT;
     o->inputs.arguments = inputs;
     o->inputs.count = count;
     o->threads = (int)tool->threads;
@@ -215,26 +216,6 @@ CorpusDisplay corpus_display(const char *program) {
         .program = program, .start = now, .last_shown = now, .is_terminal = terminal_redraws(STDERR_FILENO)};
 }
 
-// "337 MiB, 160.6M tokens, 33.7 MiB/s, eta 18s"; returns the fraction done.
-static double describe(const CorpusDisplay *d, const CorpusProgress *p, double now, char *out, int size) {
-    char bytes[32], tokens[32], rate_text[32], eta[32];
-    if (p->stage == STAGE_MERGE) {
-        snprintf(out, (size_t)size, "merging, %" PRId64 " of %" PRId64 " tokens", p->tokens, p->vocab);
-        return (double)p->tokens / (double)p->vocab;
-    }
-    double rate = now > d->start ? (double)p->bytes_read / (now - d->start) : 0;
-    double left = p->total_bytes >= p->bytes_read && rate > 0 ? (double)(p->total_bytes - p->bytes_read) / rate : -1;
-    format_bytes((double)p->bytes_read, bytes, sizeof bytes);
-    format_bytes(rate, rate_text, sizeof rate_text);
-    format_duration(left, eta, sizeof eta);
-    if (p->stage == STAGE_COUNT)
-        snprintf(out, (size_t)size, "counting words, %s, %s/s, eta %s", bytes, rate_text, eta);
-    else
-        snprintf(out, (size_t)size, "%s, %s tokens, %s/s, eta %s", bytes,
-                 format_count((double)p->tokens, tokens, sizeof tokens), rate_text, eta);
-    return p->total_bytes > 0 ? (double)p->bytes_read / (double)p->total_bytes : 0;
-}
-
 // On a terminal a bar that is drawn ten times a second, elsewhere a line every ten seconds.
 void corpus_display_progress(void *display, const CorpusProgress *p) {
     CorpusDisplay *d = display;
@@ -246,8 +227,24 @@ void corpus_display_progress(void *display, const CorpusProgress *p) {
     if (now - d->last_shown < interval) return;
     d->last_shown = now;
     d->is_drawn = true;
-    char right[160], line[512];
-    double fraction = describe(d, p, now, right, sizeof right);
+    // "337 MiB, 160.6M tokens, 33.7 MiB/s, eta 18s"
+    char right[160], line[512], bytes[32], tokens[32], rate_text[32], eta[32];
+    double rate = 0, left = -1, fraction = 0;
+    if (now > d->start) rate = (double)p->bytes_read / (now - d->start);
+    if (p->total_bytes >= p->bytes_read && rate > 0) left = (double)(p->total_bytes - p->bytes_read) / rate;
+    if (p->total_bytes > 0) fraction = (double)p->bytes_read / (double)p->total_bytes;
+    format_bytes((double)p->bytes_read, bytes, sizeof bytes);
+    format_bytes(rate, rate_text, sizeof rate_text);
+    format_duration(left, eta, sizeof eta);
+    format_count((double)p->tokens, tokens, sizeof tokens);
+    if (p->stage == STAGE_MERGE) {
+        fraction = (double)p->tokens / (double)p->vocab;
+        snprintf(right, sizeof right, "merging, %" PRId64 " of %" PRId64 " tokens", p->tokens, p->vocab);
+    } else if (p->stage == STAGE_COUNT) {
+        snprintf(right, sizeof right, "counting words, %s, %s/s, eta %s", bytes, rate_text, eta);
+    } else {
+        snprintf(right, sizeof right, "%s, %s tokens, %s/s, eta %s", bytes, tokens, rate_text, eta);
+    }
     if (d->is_terminal)
         fprintf(stderr, "\r%s\033[K",
                 progress_render(fraction, d->program, right, terminal_width(), terminal_is_utf8(), line, sizeof line));

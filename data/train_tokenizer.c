@@ -70,34 +70,33 @@ static bool read_options(TrainOptions *o, int argc, char **argv, Error *err) {
     return corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err);
 }
 
-// The directory of the output, malloced; NULL if no file can be made there.
-static char *output_directory(const char *path, Error *err) {
-    struct stat st;
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
-        error_set(err, "%s: cannot be written: it is a directory", path);
-        return NULL;
+int main(int argc, char **argv) {
+    TrainOptions options, *o = &options;
+    CorpusOptions *corpus = &options.tool.corpus;
+    CorpusCounts counts = {0};
+    Tokenizer *t = NULL;
+    Error err;
+    limits_start();
+    bool ok = read_options(o, argc, argv, &err);
+    if (ok && options.tool.help) {
+        fputs(HELP, stdout);
+        return EXIT_OK;
     }
-    const char *slash = strrchr(path, '/');
-    char *directory = slash ? strndup(path, slash == path ? 1 : (size_t)(slash - path)) : strdup(".");
-    REQUIRE_MEMORY(directory, "a path");
-    if (access(directory, W_OK | X_OK) == 0) return directory;
-    error_set(err, "%s: cannot be written: %s: %s", path, directory, path_reason(directory, errno).text);
-    free(directory);
-    return NULL;
-}
-
-static int train(TrainOptions *o, const char *directory, Error *err) {
+    char *directory = path_parent(o->output);
+    struct stat st;
+    if (ok && stat(o->output, &st) == 0 && S_ISDIR(st.st_mode))
+        ok = error_set(&err, "%s: cannot be written: it is a directory", o->output);
+    if (ok && access(directory, W_OK | X_OK) != 0)
+        ok = error_set(&err, "%s: cannot be written: %s: %s", o->output, directory, path_reason(directory, errno).text);
     CorpusDisplay display = corpus_display("train_tokenizer");
-    CorpusOptions *corpus = &o->tool.corpus;
-    CorpusCounts counts;
-    Tokenizer *t;
     const double start = now_seconds();
     corpus->vocab_option = "--vocab-size ";
     corpus->on_progress = corpus_display_progress;
     corpus->user = &display;
-    int status = corpus_vocabulary(corpus, directory, &counts, &t, err);
+    int status = EXIT_BAD_INPUT;
+    if (ok) status = corpus_vocabulary(corpus, directory, &counts, &t, &err);
     corpus_display_clear(&display);
-    if (status == EXIT_OK && !tokenizer_write(t, o->output, err)) status = EXIT_RUN_FAILED;
+    if (status == EXIT_OK && !tokenizer_write(t, o->output, &err)) status = EXIT_RUN_FAILED;
     if (status == EXIT_OK) {
         char size[32], duration[32];
         const int64_t bytes = counts.side[CORPUS_TRAIN].bytes;
@@ -105,29 +104,13 @@ static int train(TrainOptions *o, const char *directory, Error *err) {
                      "%s: %" PRId64 " tokens (<|endoftext|> is %d) from %" PRId64 " document%s, %" PRId64
                      " bytes (%s) in %s\n",
                      o->output, tokenizer_vocab(t), (int)tokenizer_eot(t), counts.documents,
-                     counts.documents == 1 ? "" : "s", bytes, format_bytes((double)bytes, size, sizeof size),
+                     format_plural(counts.documents), bytes, format_bytes((double)bytes, size, sizeof size),
                      format_duration(now_seconds() - start, duration, sizeof duration));
         corpus_tool_print_skipped(&counts);
     }
     tokenizer_free(t);
     corpus_counts_clear(&counts);
-    return status;
-}
-
-int main(int argc, char **argv) {
-    TrainOptions options;
-    Error err;
-    int status = EXIT_BAD_INPUT;
-    limits_start();
-    if (read_options(&options, argc, argv, &err)) {
-        if (options.tool.help) {
-            fputs(HELP, stdout);
-            return EXIT_OK;
-        }
-        char *directory = output_directory(options.output, &err);
-        if (directory) status = train(&options, directory, &err);
-        free(directory);
-    }
+    free(directory);
     if (status != EXIT_OK) fprintf(stderr, "train_tokenizer: %s\n", err.text);
     return status;
 }

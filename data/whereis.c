@@ -49,7 +49,8 @@ static bool read_start(const cJSON *event, Start *s, Error *err) {
         return false;
     s->step_windows = tokens / s->T;
     const cJSON *directory = cJSON_GetObjectItemCaseSensitive(options, "directory");
-    s->directory = cJSON_IsString(directory) ? directory->valuestring : "";
+    s->directory = "";
+    if (cJSON_IsString(directory)) s->directory = directory->valuestring;
     return true;
 }
 
@@ -120,7 +121,8 @@ static bool print_step(const Start *s, const char *step, int64_t position, const
                "file");
     for (int64_t i = 0; same && i < s->step_windows; i++) {
         const char *path;
-        int64_t token, p = s->overfit ? (position + i) % s->step_windows : position + i;
+        int64_t token, p = position + i;
+        if (s->overfit) p %= s->step_windows;
         const int64_t window = shuffle_window(p, s->num_windows, (uint64_t)s->seed);
         shards_locate(&set, window, &path, &token);
         format_print(stdout, "%11" PRId64 " %10" PRId64 " %6" PRId64 " %10" PRId64 " %12" PRId64 " %12" PRId64 "  %s\n",

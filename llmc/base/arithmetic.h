@@ -58,8 +58,12 @@ static HOST_DEVICE inline Philox philox(uint64_t seed, uint64_t stream, uint64_t
     for (int round = 0; round < 10; round++) {
         uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
         uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-        c1 = (uint32_t)p1, c3 = (uint32_t)p0, c0 = n0, c2 = n2;
-        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+        c0 = n0;
+        c1 = (uint32_t)p1;
+        c2 = n2;
+        c3 = (uint32_t)p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
     }
     Philox out = {{c0, c1, c2, c3}};
     return out;
@@ -94,7 +98,8 @@ static inline void philox_normal2(uint32_t a, uint32_t b, float out[2]) {
     const uint32_t swap = (quarter & 1 ? 0xFFFFFFFFu : 0) & (sine.bits ^ cosine.bits);
     cosine.bits ^= swap ^ ((uint32_t)(quarter + 1) & 2) << 30; // negative in quarters 1 and 2
     sine.bits ^= swap ^ ((uint32_t)quarter & 2) << 30;         // in quarters 2 and 3
-    out[0] = r * cosine.f, out[1] = r * sine.f;
+    out[0] = r * cosine.f;
+    out[1] = r * sine.f;
 }
 
 // The streams in use: one number each, so that no two purposes share random bits.

@@ -72,22 +72,18 @@ static bool write_through(AtomicFile *f, const char *data, size_t bytes) {
     return !f->failed;
 }
 
-static bool write_buffered(AtomicFile *f, const char *data, size_t bytes) {
-    if (f->used + bytes >= BUFFER_BYTES) {
-        size_t used = f->used;
-        f->used = 0;
-        if (!write_through(f, f->buffer, used)) return false;
-        if (bytes >= BUFFER_BYTES) return write_through(f, data, bytes);
-    }
-    memcpy(f->buffer + f->used, data, bytes);
-    f->used += bytes;
-    return true;
-}
-
 bool atomic_file_write(AtomicFile *f, const void *data, size_t bytes, Error *err) {
-    if (bytes == 0 && !f->failed) return true;
-    if (!f->failed && write_buffered(f, data, bytes)) return true;
-    return error_set(err, "%s", f->error.text);
+    if (!f->failed && f->used + bytes >= BUFFER_BYTES) {
+        write_through(f, f->buffer, f->used);
+        f->used = 0;
+    }
+    if (!f->failed && bytes >= BUFFER_BYTES) {
+        write_through(f, data, bytes);
+    } else if (!f->failed && bytes > 0) {
+        memcpy(f->buffer + f->used, data, bytes);
+        f->used += bytes;
+    }
+    return !f->failed || error_set(err, "%s", f->error.text);
 }
 
 static bool flush_and_rename(AtomicFile *f) {

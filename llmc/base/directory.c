@@ -108,6 +108,12 @@ bool directory_check_writable(const char *path, Error *err) {
     return ok;
 }
 
+static int by_bytes(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+void directory_sort_names(char **names, int count) {
+    if (count > 0) qsort(names, (size_t)count, sizeof *names, by_bytes); // names of none are NULL
+}
+
 bool directory_list(const char *path, char ***names, int *count, Error *err) {
     *names = NULL;
     *count = 0;
@@ -123,6 +129,7 @@ bool directory_list(const char *path, char ***names, int *count, Error *err) {
     }
     const int reason = errno;
     closedir(dir);
+    directory_sort_names(*names, *count);
     if (reason == 0) return true;
     directory_list_free(*names, *count);
     *names = NULL;

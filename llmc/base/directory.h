@@ -10,10 +10,11 @@ bool directory_sync_parent(const char *path, Error *err);    // the same for the
 bool directory_check_writable(const char *path, Error *err); // tests that it can be made and written; leaves nothing
 size_t directory_existing(const char *path);                 // length of the longest prefix of path that exists
 void directory_unmake(const char *path, size_t existing);    // removes directories made beyond that, if empty
-// The names in a directory except . and .., malloced. False, and nothing to free, if it cannot be read to its end: why
-// is also in errno.
+// The names in a directory except . and .., sorted by their bytes, malloced. False, and nothing to free, if it cannot
+// be read to its end: why is also in errno.
 bool directory_list(const char *path, char ***names, int *count, Error *err);
 void directory_list_free(char **names, int count);
+void directory_sort_names(char **names, int count);
 // A directory of plain files. Of a link to a directory only the link.
 bool directory_remove(const char *path, Error *err);
 // fsync from, rename, fsync the parent. A directory at `to` is replaced: the two are exchanged, and the old one is then

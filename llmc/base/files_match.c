@@ -1,6 +1,7 @@
 // See files_match.h.
 #include "llmc/base/files_match.h"
 
+#include "llmc/base/directory.h"
 #include "llmc/base/file.h"
 #include "llmc/base/path_reason.h"
 
@@ -11,8 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-static int by_bytes(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 // The directory that glob could not read; its error callback has no other way to report it.
 static _Thread_local Error unread;
@@ -45,7 +44,8 @@ bool files_match(const char *pattern, char ***names, int *count, Error *err) {
                     .gl_lstat = lstat};
     const bool name = file_exists(pattern);
     unread.text[0] = '\0';
-    const int status = name ? 0 : glob(pattern, GLOB_NOSORT | GLOB_ALTDIRFUNC, on_unread, &found);
+    int status = 0;
+    if (!name) status = glob(pattern, GLOB_NOSORT | GLOB_ALTDIRFUNC, on_unread, &found);
     *names = NULL;
     *count = 0;
     if (*unread.text && status != GLOB_ABORTED) {
@@ -61,7 +61,7 @@ bool files_match(const char *pattern, char ***names, int *count, Error *err) {
         (*names)[*count] = strdup(found.gl_pathv[*count]);
         REQUIRE_MEMORY((*names)[*count], "the names of files");
     }
-    qsort(*names, found.gl_pathc, sizeof **names, by_bytes);
+    directory_sort_names(*names, *count);
     if (!name) globfree(&found);
     return true;
 }

@@ -17,15 +17,10 @@ typedef struct {
     size_t length, at;
     uint32_t word; // the first one of llm.c's files
     bool (*looks)(const char *head, size_t n);
-    const char *name; // a pattern for the last part of the path, in any case
+    const char *const *words; // one of which is first, in any case, after white space and a byte order mark; NULL ends
+    const char *inside;       // anywhere in the head
+    const char *name;         // a pattern for the last part of the path, in any case
 } Kind;
-
-static bool contains(const char *head, size_t n, const char *text) { return memmem(head, n, text, strlen(text)); }
-
-static bool is_empty(const char *head, size_t n) {
-    (void)head;
-    return n == 0;
-}
 
 static bool is_zeros(const char *head, size_t n) {
     size_t zeros = 0;
@@ -42,21 +37,20 @@ static bool begins_with_one(const char *head, size_t n, const char *const *words
     return false;
 }
 
-static bool is_web_page(const char *head, size_t n) {
-    return begins_with_one(head, n, (const char *const[]){"<!doctype html", "<html", "<head", NULL});
-}
-
+static const char *const web_page[] = {"<!doctype html", "<html", "<head", NULL}, *const xml[] = {"<?xml", NULL},
+                         *const json_begin[] = {"{", "[", NULL};
 // What servers send with status 403, 404 and 429; the last ones are Hugging Face's.
-static bool is_server_error(const char *head, size_t n) {
-    return begins_with_one(head, n,
-                           (const char *const[]){"<Error>",
-                                                 "{\"error\":", "{\"message\":", "{\"detail\":", "404: Not Found",
-                                                 "404 page not found", "Entry not found", "Repository not found",
-                                                 "Invalid username or password", "Access to model", NULL}) ||
-           (begins_with_one(head, n, (const char *const[]){"<?xml", NULL}) && contains(head, n, "<Error>"));
-}
-
-static bool has_pickle_inside(const char *head, size_t n) { return contains(head, n, "/data.pkl"); }
+static const char *const server_error[] = {"<Error>",
+                                           "{\"error\":",
+                                           "{\"message\":",
+                                           "{\"detail\":",
+                                           "404: Not Found",
+                                           "404 page not found",
+                                           "Entry not found",
+                                           "Repository not found",
+                                           "Invalid username or password",
+                                           "Access to model",
+                                           NULL};
 
 // The header's length in 8 bytes, then the header.
 static bool is_safetensors(const char *head, size_t n) { return n > 9 && head[8] == '{' && !head[6] && !head[7]; }
@@ -71,8 +65,6 @@ static bool is_sentencepiece(const char *head, size_t n) {
 static bool is_pickle(const char *head, size_t n) {
     return n > 2 && head[0] == '\x80' && (head[1] == 2 || head[1] == 3 || ((head[1] & ~1) == 4 && head[2] == '\x95'));
 }
-
-static bool has_bzip2_block(const char *head, size_t n) { return n > 9 && memcmp(head + 4, "1AY&SY", 6) == 0; }
 
 static bool has_riff_form(const char *head, size_t n) {
     return n >= 12 && (!memcmp(head + 8, "WEBP", 4) || !memcmp(head + 8, "WAVE", 4) || !memcmp(head + 8, "AVI ", 4));
@@ -103,6 +95,7 @@ static bool looks_like_text(const char *head, size_t n) {
 
 // One text for each next step that several kinds have.
 #define FETCH    "fetch the file again"
+#define LOGIN    "fetch the file again; it may need a login or another address"
 #define UNPACK   "unpack it first"
 #define EXTRACT  "extract its text as UTF-8 first"
 #define WEIGHTS  "load it in Python and save it with save_pretrained(DIR, safe_serialization=True), then give DIR"
@@ -115,14 +108,12 @@ static bool looks_like_text(const char *head, size_t n) {
 
 static const Kind kinds[] = {
     // Not what was to be fetched.
-    {{"an empty file", "fetch or make it again", false}, .looks = is_empty},
     {{"a Git LFS pointer", "fetch the file itself with 'git lfs pull'", false},
      BEGINS("version https://git-lfs.github.com/spec/")},
     {{"a git-annex pointer", "fetch the file itself with 'git annex get'", false}, BEGINS("/annex/objects/")},
-    {{"an error message of a web server", "fetch the file again; it may need a login or another address", true},
-     .looks = is_server_error},
-    {{"a web page (HTML)", "fetch the file itself; it may need a login or another address", true},
-     .looks = is_web_page},
+    {{"an error message of a web server", LOGIN, true}, .words = server_error},
+    {{"an error message of a web server", LOGIN, true}, .words = xml, .inside = "<Error>"},
+    {{"a web page (HTML)", "fetch the file itself; it may need a login or another address", true}, .words = web_page},
 
     // llm.c's files and ours.
     {{"a token shard", "-i and -j read it", false}, .word = 20240520},
@@ -137,7 +128,7 @@ static const Kind kinds[] = {
     // Weights and what is saved with them.
     {{"a safetensors file (weights)", "give -e the directory that holds it and its config.json", false},
      .looks = is_safetensors},
-    {{"a PyTorch checkpoint", WEIGHTS, false}, BEGINS("PK\3\4"), .looks = has_pickle_inside},
+    {{"a PyTorch checkpoint", WEIGHTS, false}, BEGINS("PK\3\4"), .inside = "/data.pkl"},
     {{"a PyTorch checkpoint", WEIGHTS, false}, BEGINS("PK\3\4"), .name = "*.@(pt|pth|ckpt|bin)"},
     {{"a PyTorch checkpoint", WEIGHTS, false}, BEGINS("\x80\2\x8A\nl\xFC\x9C\x46\xF9 j\xA8P\x19")},
     {{"a Python pickle", "pickles are never read, because loading one runs its code", false}, .looks = is_pickle},
@@ -173,7 +164,7 @@ static const Kind kinds[] = {
     {{"a RAR archive", UNPACK, false}, BEGINS("Rar!\x1A\7")},
     {{"compressed by gzip", UNPACK, false}, BEGINS("\x1F\x8B")},
     {{"compressed by zstd", UNPACK, false}, BEGINS("\x28\xB5\x2F\xFD")},
-    {{"compressed by bzip2", UNPACK, false}, BEGINS("BZh"), .looks = has_bzip2_block},
+    {{"compressed by bzip2", UNPACK, false}, BEGINS("BZh"), .inside = "1AY&SY"},
     {{"compressed by xz", UNPACK, false},
      BEGINS("\xFD"
             "7zXZ\0")},
@@ -212,7 +203,8 @@ static const Kind kinds[] = {
 };
 
 // What a file is that can be read as text and is not of these kinds.
-static const ForeignFile ranks = {"the ranks of a tiktoken vocabulary", "--tokenizer reads it", true},
+static const ForeignFile empty = {"an empty file", "fetch or make it again", false},
+                         ranks = {"the ranks of a tiktoken vocabulary", "--tokenizer reads it", true},
                          json = {"JSON",
                                  "-e takes the directory of a model, and data/prepare makes token shards of JSON lines",
                                  true},
@@ -221,12 +213,15 @@ static const ForeignFile ranks = {"the ranks of a tiktoken vocabulary", "--token
 const ForeignFile *foreign_file_find(const char *path, const void *head, size_t bytes) {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *first = head;
     uint32_t word = 0;
+    if (bytes == 0) return &empty;
     if (bytes >= sizeof word) memcpy(&word, head, sizeof word);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         const Kind *k = &kinds[i];
         if (k->bytes && (bytes < k->at + k->length || memcmp(first + k->at, k->bytes, k->length) != 0)) continue;
         if (k->word && word != k->word) continue;
         if (k->looks && !k->looks(first, bytes)) continue;
+        if (k->words && !begins_with_one(first, bytes, k->words)) continue;
+        if (k->inside && !memmem(first, bytes, k->inside, strlen(k->inside))) continue;
         if (k->name && fnmatch(k->name, name, FNM_EXTMATCH | FNM_CASEFOLD) != 0) continue;
         return &k->file;
     }
@@ -244,8 +239,7 @@ bool foreign_file_check_text(const char *expected, const char *path, const void 
 bool foreign_file_check(const char *expected, const char *path, const void *head, size_t bytes, Error *err) {
     const ForeignFile *f = foreign_file_find(path, head, bytes);
     if (!f && is_ranks(head, bytes)) f = &ranks;
-    if (!f && looks_like_text(head, bytes))
-        f = begins_with_one(head, bytes, (const char *const[]){"{", "[", NULL}) ? &json : &text;
+    if (!f && looks_like_text(head, bytes)) f = begins_with_one(head, bytes, json_begin) ? &json : &text;
     return refuse_kind(f, expected, path, err);
 }
 

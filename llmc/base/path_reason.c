@@ -50,27 +50,16 @@ static bool explain_prefix(PathReason *r, const char *prefix, bool is_last) {
     return access(prefix, X_OK) != 0 && append_part(r, ": '%.*s' may not be entered", SHOWN, prefix);
 }
 
-static bool explain_length(PathReason *r, const char *path) {
-    if (strlen(path) >= PATH_MAX)
-        return append_part(r, ": the path has %zu bytes, expected less than %d", strlen(path), PATH_MAX);
-    while (*path && strcspn(path, "/") <= NAME_MAX) path += strcspn(path, "/") + (path[strcspn(path, "/")] == '/');
-    return append_part(r, ": the name '%.32s...' has %zu bytes, expected at most %d", path, strcspn(path, "/"),
-                       NAME_MAX);
-}
-
-// Every part could be entered: it is the file itself, or the directory that should get it.
-static void explain_permission(PathReason *r, char *path) {
-    char *slash = strrchr(path, '/');
-    const char *directory = slash ? path : ".";
-    if (access(path, F_OK) == 0 && access(path, R_OK) != 0) return;
-    if (slash) slash[slash == path ? 1 : 0] = '\0';
-    if (access(directory, W_OK) != 0) append_part(r, ": '%.*s' may not be written", SHOWN, directory);
-}
-
 PathReason path_reason(const char *path, int reason) {
     PathReason r;
     snprintf(r.text, sizeof r.text, "%s", limits_reason(reason));
-    if (reason == ENAMETOOLONG) explain_length(&r, path);
+    if (reason == ENAMETOOLONG && strlen(path) >= PATH_MAX) {
+        append_part(&r, ": the path has %zu bytes, expected less than %d", strlen(path), PATH_MAX);
+    } else if (reason == ENAMETOOLONG) {
+        const char *name = path;
+        while (*name && strcspn(name, "/") <= NAME_MAX) name += strcspn(name, "/") + (name[strcspn(name, "/")] == '/');
+        append_part(&r, ": the name '%.32s...' has %zu bytes, expected at most %d", name, strcspn(name, "/"), NAME_MAX);
+    }
     if (reason != ENOENT && reason != ENOTDIR && reason != EACCES && reason != ELOOP) return r;
     if (*path == '\0') append_part(&r, ": the path is empty");
     char *prefix = strdup(path);
@@ -85,8 +74,14 @@ PathReason path_reason(const char *path, int reason) {
         *p = end;
         p += slashes;
     }
-    if (!found && reason == EACCES) explain_permission(&r, prefix);
     if (!found && reason == ELOOP) append_part(&r, ": it is a link, and nothing is written through links");
+    // Every part could be entered: it is the file itself, or the directory that should get it.
+    if (!found && reason == EACCES && (access(prefix, F_OK) != 0 || access(prefix, R_OK) == 0)) {
+        char *slash = strrchr(prefix, '/');
+        const char *directory = slash ? prefix : ".";
+        if (slash) slash[slash == prefix] = '\0';
+        if (access(directory, W_OK) != 0) append_part(&r, ": '%.*s' may not be written", SHOWN, directory);
+    }
     free(prefix);
     errno = reason; // callers may still ask for it
     return r;

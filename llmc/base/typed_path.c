@@ -15,21 +15,6 @@
 
 // ------------------------------------------------------------------------------------------------------------- quoting
 
-// The characters between the quotes of '...', or with `ansi` of $'...', which has escapes for all bytes.
-static char *put_quoted(char *out, const char *end, const char *text, bool ansi) {
-    while (*text && end - out > 8) {
-        const int length = utf8_visible_length(text, strlen(text));
-        if (ansi && (length == 0 || *text == '\'' || *text == '\\'))
-            out += sprintf(out, length ? "\\%c" : "\\x%02X", (unsigned char)*text);
-        else if (*text == '\'')
-            out = stpcpy(out, "'\\''");
-        else
-            out = mempcpy(out, text, (size_t)(length ? length : 1));
-        text += length ? length : 1;
-    }
-    return out;
-}
-
 QuotedPath path_quoted(const char *path) {
     QuotedPath q;
     char *out = q.text;
@@ -47,7 +32,17 @@ QuotedPath path_quoted(const char *path) {
     const bool plain = *path && !*c;
     if (!plain) out = stpcpy(out, ansi ? "$'" : "'");
     if (*path == '-') out = stpcpy(out, "./");
-    out = put_quoted(out, end, path, ansi);
+    // The characters between the quotes of '...', or of $'...', which has escapes for all bytes.
+    for (c = path; *c && end - out > 8;) {
+        const int length = utf8_visible_length(c, strlen(c));
+        if (ansi && (length == 0 || *c == '\'' || *c == '\\'))
+            out += sprintf(out, length ? "\\%c" : "\\x%02X", (unsigned char)*c);
+        else if (*c == '\'')
+            out = stpcpy(out, "'\\''");
+        else
+            out = mempcpy(out, c, (size_t)(length ? length : 1));
+        c += length ? length : 1;
+    }
     stpcpy(out, plain ? "" : "'");
     return q;
 }
@@ -143,8 +138,9 @@ char *path_typed_in(const char *directory, const char *pattern) {
 
 // --------------------------------------------------------------------------------------------------------------- tools
 
-static bool find_tool(const char *name, char path[PATH_MAX]) {
-    char program[PATH_MAX / 2];
+QuotedPath path_of_tool(const char *name) {
+    char path[PATH_MAX], program[PATH_MAX / 2];
+    if (access(name, X_OK) == 0) return path_quoted(name);
     const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     if (length > 0) program[length] = '\0';
     // Of the checkout that this program is in: above it, or above build/MODE/DIR.
@@ -152,13 +148,8 @@ static bool find_tool(const char *name, char path[PATH_MAX]) {
         char *slash = strrchr(program, '/');
         if (!slash) break;
         *slash = '\0';
-        snprintf(path, PATH_MAX, "%s/%s", program, name);
-        if (access(path, X_OK) == 0) return true;
+        snprintf(path, sizeof path, "%s/%s", program, name);
+        if (access(path, X_OK) == 0) return path_quoted(path);
     }
-    return false;
-}
-
-QuotedPath path_of_tool(const char *name) {
-    char path[PATH_MAX];
-    return path_quoted(access(name, X_OK) != 0 && find_tool(name, path) ? path : name);
+    return path_quoted(name);
 }

@@ -24,16 +24,10 @@ const unsigned char *utf8_error(const unsigned char *p, const unsigned char *end
     return end;
 }
 
-// Bytes of the character that this byte begins; 1 if it begins none or is itself one.
-static int length_by_lead(unsigned char lead) {
-    if (lead >= 0xC2 && lead <= 0xDF) return 2;
-    if (lead >= 0xE0 && lead <= 0xEF) return 3;
-    return lead >= 0xF0 && lead <= 0xF4 ? 4 : 1;
-}
-
 // Whether these n bytes can be the beginning of a longer character.
 static bool is_unfinished(const unsigned char *s, int n) {
-    if (length_by_lead(s[0]) <= n) return false;
+    if (s[0] < 0xC2 || s[0] > 0xF4) return false; // begins none, or is itself one
+    if (n >= 2 + (s[0] >= 0xE0) + (s[0] >= 0xF0)) return false;
     unsigned char low = 0x80, high = 0xBF; // of the second byte
     if (s[0] == 0xE0) low = 0xA0;
     if (s[0] == 0xF0) low = 0x90;

@@ -22,9 +22,3 @@ void corpus_block_reset(CorpusBlock *b) {
     b->begins = b->is_document = b->is_short = b->is_encoded = false;
     b->before_n = 0;
 }
-
-void corpus_block_free(CorpusBlock *b) {
-    corpus_counts_clear(&b->counts);
-    free(b->text);
-    for (int side = 0; side < CORPUS_SIDES; side++) free(b->tokens[side]);
-}

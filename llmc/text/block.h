@@ -31,4 +31,3 @@ typedef struct {
     Error error;
 } CorpusBlock;
 void corpus_block_reset(CorpusBlock *b); // empty; frees buffers that a long line made large
-void corpus_block_free(CorpusBlock *b);  // frees its buffers

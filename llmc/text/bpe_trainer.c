@@ -40,10 +40,6 @@ static PairCount *find_pair(const PairTable *t, uint64_t pair) {
     return &t->slots[i];
 }
 
-static void prefetch_pair(const PairTable *t, uint64_t pair) {
-    __builtin_prefetch(&t->slots[pair_slot(pair, t->shift)]);
-}
-
 // Makes space for `more` pairs; slots keep their places until the next call.
 static bool reserve_pairs(PairTable *t, int64_t more) {
     int64_t capacity = t->capacity ? t->capacity : 1 << 12;
@@ -308,7 +304,8 @@ static uint64_t pair_at(bool is_left, uint32_t neighbour, uint32_t token) {
 // new, and "aa a" is gone again.
 static void add_won(Trainer *t, Side *s, bool is_left, uint32_t merged) {
     for (int64_t i = 0; i < s->num_touched; i++)
-        if (s->of[s->touched[i]].won) prefetch_pair(&t->pairs, pair_at(is_left, s->touched[i], merged));
+        if (s->of[s->touched[i]].won)
+            __builtin_prefetch(&t->pairs.slots[pair_slot(pair_at(is_left, s->touched[i], merged), t->pairs.shift)]);
     for (int64_t i = 0; i < s->num_touched; i++) {
         Neighbour *n = &s->of[s->touched[i]];
         if (n->won) n->pair = add_to_pair(&t->pairs, pair_at(is_left, s->touched[i], merged), n->won);
@@ -317,7 +314,8 @@ static void add_won(Trainer *t, Side *s, bool is_left, uint32_t merged) {
 
 // old: the token of the merged pair on this side.
 static void subtract_lost(Trainer *t, Side *s, bool is_left, uint32_t old) {
-    for (int64_t i = 0; i < s->num_touched; i++) prefetch_pair(&t->pairs, pair_at(is_left, s->touched[i], old));
+    for (int64_t i = 0; i < s->num_touched; i++)
+        __builtin_prefetch(&t->pairs.slots[pair_slot(pair_at(is_left, s->touched[i], old), t->pairs.shift)]);
     for (int64_t i = 0; i < s->num_touched; i++) {
         PairCount *pair = find_pair(&t->pairs, pair_at(is_left, s->touched[i], old));
         if (pair->key != 0) pair->count -= s->of[s->touched[i]].lost; // otherwise it would be too long for a token

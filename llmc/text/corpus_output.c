@@ -3,6 +3,7 @@
 
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
+#include "llmc/base/format.h"
 #include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
@@ -44,7 +45,7 @@ static bool clear_shards(const CorpusOutput *o, bool refuse, Error *err) {
     if (n < 0) return error_set(err, "%s: cannot list the directory: %s", o->path, path_reason(o->path, errno).text);
     bool ok = n == 0 || !refuse ||
               error_set(err, "%s: has %d shard%s of an earlier run (%s...); --force replaces them", o->path, n,
-                        n == 1 ? "" : "s", old[0]->d_name);
+                        format_plural(n), old[0]->d_name);
     for (int i = n; i-- > 0; free(old[i])) {
         char *path = path_join(o->path, old[i]->d_name);
         if (ok && !refuse) ok = remove_shard(path, err);

@@ -92,11 +92,6 @@ static bool put_document(CorpusEncoder *e, CorpusBlock *b, const char *text, int
     return cut == n || (begin_part(e, b, CORPUS_VAL) && put_text(e, b, CORPUS_VAL, text + cut, n - cut));
 }
 
-static bool is_blank(const char *text, int64_t n) {
-    while (n > 0 && strchr(" \t\r\n\v\f", text[n - 1]) != NULL && text[n - 1] != '\0') n--;
-    return n == 0;
-}
-
 // The documents of a text, one unless it is divided. The marker's line ends with it; what is blank is no document.
 static bool put_documents(CorpusEncoder *e, CorpusBlock *b, const char *text, int64_t n, bool begins) {
     const char *mark = e->job->options->split_at, *const end = text + n;
@@ -107,7 +102,9 @@ static bool put_documents(CorpusEncoder *e, CorpusBlock *b, const char *text, in
         if (!begins && text[0] == '\n') text++;
         const char *next = memmem(text, (size_t)(end - text), mark, length);
         n = (next ? next : end) - text;
-        if (!is_blank(text, n) && !put_document(e, b, text, n)) return false;
+        int64_t blank = 0;
+        while (blank < n && text[blank] != '\0' && strchr(" \t\r\n\v\f", text[blank])) blank++;
+        if (blank < n && !put_document(e, b, text, n)) return false;
         text += n + (next ? (int64_t)length : 0);
         begins = false;
     }
@@ -217,22 +214,6 @@ static void *encoder_thread(void *argument) {
     return NULL;
 }
 
-static int write_block(const CorpusJob *job, CorpusBlock *b, CorpusCounts *counts, Error *err) {
-    if (b->status != EXIT_OK) {
-        *err = b->error;
-        return b->status;
-    }
-    if (!job->options->skip_bad && b->counts.bad.total > 0) {
-        error_set(err, "%s; --skip-bad counts and skips bad input", b->counts.bad.first[b->counts.bad.earliest]);
-        return EXIT_BAD_INPUT;
-    }
-    for (CorpusSide side = 0; job->writer && side < CORPUS_SIDES; side++)
-        if (!corpus_writer_append(job->writer, side, b->tokens[side], b->num_tokens[side], err)) return EXIT_RUN_FAILED;
-    corpus_counts_add(counts, &b->counts);
-    job->on_block(job->user, b->bytes_read);
-    return EXIT_OK;
-}
-
 // Writes the blocks in the order of reading, each as soon as it is encoded.
 static int write_blocks(Pipeline *p, CorpusCounts *counts, Error *err) {
     int status = EXIT_OK;
@@ -243,7 +224,21 @@ static int write_blocks(Pipeline *p, CorpusCounts *counts, Error *err) {
         if (p->written == p->filled) break;
         pthread_mutex_unlock(&p->lock);
         const int64_t n = b->n;
-        status = write_block(p->job, b, counts, err);
+        const BadReport *bad = &b->counts.bad;
+        status = b->status;
+        if (status != EXIT_OK) {
+            *err = b->error;
+        } else if (!p->job->options->skip_bad && bad->total > 0) {
+            error_set(err, "%s; --skip-bad counts and skips bad input", bad->first[bad->earliest]);
+            status = EXIT_BAD_INPUT;
+        }
+        for (CorpusSide side = 0; p->job->writer && status == EXIT_OK && side < CORPUS_SIDES; side++)
+            if (!corpus_writer_append(p->job->writer, side, b->tokens[side], b->num_tokens[side], err))
+                status = EXIT_RUN_FAILED;
+        if (status == EXIT_OK) {
+            corpus_counts_add(counts, &b->counts);
+            p->job->on_block(p->job->user, b->bytes_read);
+        }
         corpus_block_reset(b);
         pthread_mutex_lock(&p->lock);
         p->bytes_under_way -= n;
@@ -302,7 +297,11 @@ int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err) {
         encoder_free(p.encoders[i].encoder);
         word_counter_free(p.encoders[i].counter);
     }
-    for (int i = 0; p.blocks && i < p.num_blocks; i++) corpus_block_free(&p.blocks[i]);
+    for (int i = 0; p.blocks && i < p.num_blocks; i++) {
+        corpus_counts_clear(&p.blocks[i].counts);
+        free(p.blocks[i].text);
+        for (int side = 0; side < CORPUS_SIDES; side++) free(p.blocks[i].tokens[side]);
+    }
     free(p.blocks);
     free(p.encoders);
     free(p.threads);

@@ -163,14 +163,11 @@ static bool leads_inside(InputWalk *w) {
     return inside;
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-
 // Enters the directory w->path: 0, or as visit_path.
 static int enter_directory(InputWalk *w, const struct stat *st, bool is_link, InputFile *file, Error *err) {
     char **names;
     int count;
     if (!directory_list(w->path, &names, &count, NULL)) return give_unreadable(w, file, err);
-    if (count > 0) qsort(names, (size_t)count, sizeof *names, by_name); // names of none are NULL
     Level *levels = realloc(w->levels, (size_t)(w->depth + 1) * sizeof *levels);
     REQUIRE_MEMORY(levels, "the list of inputs");
     w->levels = levels;
@@ -194,7 +191,7 @@ static int pass_over(InputWalk *w, const char *kind) {
 static int visit_path(InputWalk *w, InputFile *file, Error *err) {
     const bool is_argument = w->depth == 0;
     struct stat st;
-    int failed = (is_argument ? stat : lstat)(w->path, &st);
+    int failed = is_argument ? stat(w->path, &st) : lstat(w->path, &st);
     const bool is_link = failed == 0 && S_ISLNK(st.st_mode);
     if (is_link && (failed = stat(w->path, &st)) != 0 && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP))
         return pass_over(w, "link that leads nowhere");

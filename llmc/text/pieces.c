@@ -41,27 +41,8 @@ static void mark_ranges(uint8_t *table, const CodeRange *ranges, size_t count, C
 }
 
 // Has PCRE2 find the runs of letters and of numbers in a text of all characters, in order.
-static bool mark_properties(uint8_t *table, pcre2_code *code, const char *all, size_t n) {
-    pcre2_match_data *match = pcre2_match_data_create(3, NULL);
-    if (!match) return false;
-    const size_t *range = pcre2_get_ovector_pointer(match);
-    int found = 0;
-    for (size_t at = 0; at < n; at = range[1]) {
-        found = pcre2_match(code, (PCRE2_SPTR)all, n, at, PCRE2_NO_UTF_CHECK, match, NULL);
-        if (found < 0) break;
-        CharKind kind = found == 2 ? CHAR_LETTER : CHAR_NUMBER; // 1 + the number of the last group that matched
-        for (size_t i = range[0]; i < range[1];) {
-            uint32_t c = 0;
-            i += (size_t)utf8_decode((const unsigned char *)all + i, (int64_t)(range[1] - i), &c);
-            table[c] = (uint8_t)kind;
-        }
-    }
-    pcre2_match_data_free(match);
-    return found >= 0 || found == PCRE2_ERROR_NOMATCH;
-}
-
 static bool fill_table(uint8_t *table, Error *err) {
-    int error;
+    int error, found = 0;
     size_t where, n = 0;
     pcre2_code *code = pcre2_compile((PCRE2_SPTR) "(\\p{L}+)|(\\p{N}+)", PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP,
                                      &error, &where, NULL);
@@ -71,10 +52,24 @@ static bool fill_table(uint8_t *table, Error *err) {
     char *all = malloc((size_t)4 * CHAR_TABLE_SIZE);
     for (uint32_t c = 0; all && c < CHAR_TABLE_SIZE; c++)
         if (c < 0xD800 || c >= 0xE000) n += (size_t)utf8_encode(c, all + n);
-    bool ok = all && mark_properties(table, code, all, n);
+    pcre2_match_data *match = pcre2_match_data_create(3, NULL);
+    const bool has_memory = all && match;
+    for (size_t at = 0; has_memory && found >= 0 && at < n;) {
+        const size_t *range = pcre2_get_ovector_pointer(match);
+        found = pcre2_match(code, (PCRE2_SPTR)all, n, at, PCRE2_NO_UTF_CHECK, match, NULL);
+        const CharKind kind = found == 2 ? CHAR_LETTER : CHAR_NUMBER; // 1 + the number of the last group that matched
+        for (size_t i = range[0]; found >= 0 && i < range[1];) {
+            uint32_t c = 0;
+            i += (size_t)utf8_decode((const unsigned char *)all + i, (int64_t)(range[1] - i), &c);
+            table[c] = (uint8_t)kind;
+        }
+        at = range[1];
+    }
+    pcre2_match_data_free(match);
     free(all);
     pcre2_code_free(code);
-    return ok || error_set(err, "PCRE2 could not tell letters from numbers: out of memory");
+    return (has_memory && (found >= 0 || found == PCRE2_ERROR_NOMATCH)) ||
+           error_set(err, "PCRE2 could not tell letters from numbers: out of memory");
 }
 
 uint8_t *pieces_char_table(Error *err) {
@@ -116,18 +111,14 @@ static inline const unsigned char *run_end(const uint8_t *table, const unsigned 
     return p;
 }
 
-// Returns the length of 's 't 'm 'd 're 've 'll at p, 0 if there is none. *p is an apostrophe.
-static int contraction(const unsigned char *p, const unsigned char *end) {
-    if (end - p < 2) return 0;
-    unsigned char a = p[1], b = end - p > 2 ? p[2] : 0;
-    if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
-    return (b == 'e' && (a == 'r' || a == 'v')) || (a == 'l' && b == 'l') ? 3 : 0;
-}
-
 int64_t pieces_next(const uint8_t *table, const char *text, int64_t n) {
     const unsigned char *begin = (const unsigned char *)text, *end = begin + n, *p = begin;
     int length;
-    if (*p == '\'' && (length = contraction(p, end)) > 0) return length;
+    if (*p == '\'' && n > 1) { // 's 't 'm 'd 're 've 'll
+        const unsigned char a = p[1], b = n > 2 ? p[2] : 0;
+        if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
+        if ((b == 'e' && (a == 'r' || a == 'v')) || (a == 'l' && b == 'l')) return 3;
+    }
     CharKind kind = kind_at(table, p, end, &length);
     if (*p == ' ' && n > 1) { // the " ?" of three alternatives
         int next_length;

@@ -72,18 +72,13 @@ static bool added_across(const Tokenizer *t, const char *text, int64_t n, int64_
     return false;
 }
 
-// Tells whether m is the beginning of a line after "\r\n". Before a word these are two pieces, at
-// the end of a text they are one. The tokens are the same, unless the vocabulary has a token
-// "\r\n".
-static bool follows_windows_line(const Tokenizer *t, const char *text, int64_t n, int64_t m) {
+bool tokenizer_may_cut(const Tokenizer *t, const char *text, int64_t n, int64_t m) {
+    if (!t->all_added_special && added_across(t, text, n, m)) return false;
+    if ((t->merges.count == 0 && !t->whole_pieces) || pieces_always_cut(t->char_table, text, n, m)) return true;
+    // A line begins after "\r\n". Before a word these are two pieces, at the end of a text they are one. The tokens are
+    // the same, unless the vocabulary has a token "\r\n".
     return m > 2 && text[m - 2] == '\r' && text[m - 1] == '\n' && pieces_always_cut(t->char_table, text, n, m - 2) &&
            pieces_always_cut(t->char_table, text, n, m - 1) && vocabulary_find(t, "\r\n", 2) < 0;
-}
-
-bool tokenizer_may_cut(const Tokenizer *t, const char *text, int64_t n, int64_t m) {
-    return ((t->merges.count == 0 && !t->whole_pieces) || pieces_always_cut(t->char_table, text, n, m) ||
-            follows_windows_line(t, text, n, m)) &&
-           (t->all_added_special || !added_across(t, text, n, m));
 }
 
 int64_t tokenizer_safe_cut(const Tokenizer *t, const char *text, int64_t n) {

@@ -225,42 +225,31 @@ static bool check_post_processor(const cJSON *root, Error *err) {
 
 // ------------------------------------------------------------------------------------------- vocab.json and merges.txt
 
-// The file of merges next to a vocab.json or encoder.json; malloced.
-static char *merges_path(const char *path) {
-    const char *slash = strrchr(path, '/');
+static bool read_vocab_json(Tokenizer *t, const char *path, const cJSON *root, Error *err) {
+    if (!read_vocabulary(t, root, false, err)) return error_prefix(err, "%s", path);
+    // The merges are merges.txt next to it, or vocab.bpe next to an encoder.json.
+    const char *slash = strrchr(path, '/'), *line;
     char *directory = path_parent(path), *merges = path_join(directory, "merges.txt"),
          *openai = path_join(directory, "vocab.bpe");
     const bool is_openai = strcmp(slash ? slash + 1 : path, "encoder.json") == 0;
     const bool prefer_openai = is_openai ? file_exists(openai) : !file_exists(merges);
-    free(directory);
-    free(prefer_openai ? merges : openai);
-    return prefer_openai ? openai : merges;
-}
-
-static bool read_merges_text(Tokenizer *t, const char *text, size_t n, Error *err) {
-    const char *line;
+    const char *from = prefer_openai ? openai : merges;
+    size_t n, at = 0, length;
     uint32_t rank = 0;
-    size_t at = 0, length;
-    for (unsigned number = 1; vocabulary_line(text, n, &at, &line, &length); number++) {
-        const bool header = number == 1 && length >= 8 && memcmp(line, "#version", 8) == 0;
+    char *text = file_read_all(from, MAX_MERGES_BYTES, &n, err);
+    bool ok = text || error_prefix(err, "%s needs its merges", path);
+    for (unsigned number = 1; ok && vocabulary_line(text, n, &at, &line, &length); number++) {
+        const bool is_header = number == 1 && length >= 8 && memcmp(line, "#version", 8) == 0;
         const bool is_end = length == 0 && at >= n;
-        if (!header && !is_end && !add_merge_line(t, line, length, rank++, err))
-            return error_prefix(err, "line %u", number);
+        ok = is_header || is_end || add_merge_line(t, line, length, rank++, err) ||
+             error_prefix(err, "%s: line %u", from, number);
     }
-    return true;
-}
-
-static bool read_vocab_json(Tokenizer *t, const char *path, const cJSON *root, Error *err) {
-    if (!read_vocabulary(t, root, false, err)) return error_prefix(err, "%s", path);
-    char *merges = merges_path(path);
-    size_t n;
-    char *text = file_read_all(merges, MAX_MERGES_BYTES, &n, err);
-    bool ok = text && (read_merges_text(t, text, n, err) || error_prefix(err, "%s", merges));
-    if (!text) error_prefix(err, "%s needs its merges", path);
     ok = ok && (vocabulary_finish(t, err) || error_prefix(err, "%s", path)) &&
-         (vocabulary_check_merges(t, err) || error_prefix(err, "%s", merges));
+         (vocabulary_check_merges(t, err) || error_prefix(err, "%s", from));
     free(text);
+    free(directory);
     free(merges);
+    free(openai);
     return ok;
 }
 
@@ -345,23 +334,6 @@ static int compare_rules(const void *a, const void *b) {
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-// The merge that makes a token: of the two that remain when its bytes are merged by the rules before it. *unreachable:
-// more remain, so that merging passes the token over, alone; in a longer piece, later rules may still leave two parts
-// of it. False: never two. No other two parts are ever left: inside a token, merges come in the order of its bytes
-// alone.
-static bool last_merge(const Tokenizer *t, int32_t token, MergeRule *rule, bool *unreachable) {
-    const Token *k = &t->tokens[token];
-    int32_t parts[MAX_TOKEN_BYTES];
-    for (uint32_t i = 0; i < k->length; i++) parts[i] = t->byte_tokens[(unsigned char)t->bytes[k->offset + i]];
-    int64_t n = merge_tokens(&t->merges, parts, k->length, (uint32_t)token, 1);
-    if (n != 2) {
-        *unreachable = true;
-        n = merge_tokens(&t->merges, parts, n, UINT32_MAX, 2);
-    }
-    if (n == 2) *rule = (MergeRule){.pair = merge_pair(parts[0], parts[1]), .rank = (uint32_t)token, .merged = token};
-    return n == 2;
-}
-
 // The merges in order, malloced. A vocabulary of ranks has at most one for each token; *unreachable: some token is not
 // made by merging its bytes, only found as a whole piece.
 static MergeRule *ordered_merges(const Tokenizer *t, int64_t *count, bool *unreachable) {
@@ -377,8 +349,19 @@ static MergeRule *ordered_merges(const Tokenizer *t, int64_t *count, bool *unrea
         return rules;
     }
     for (int32_t i = 0; i < t->count; i++) {
-        if (!t->tokens[i].ordinary || t->tokens[i].length < 2) continue;
-        if (last_merge(t, i, &rules[*count], unreachable)) ++*count;
+        const Token *k = &t->tokens[i];
+        int32_t parts[MAX_TOKEN_BYTES];
+        if (!k->ordinary || k->length < 2) continue;
+        // The merge that makes the token: of the two parts that remain when its bytes are merged by the rules before
+        // it. If more remain, merging passes the token over, alone; in a longer piece, later rules may still leave two
+        // parts of it. No other two parts are ever left: inside a token, merges come in the order of its bytes alone.
+        int64_t n = vocabulary_merge_bytes(t, i, (uint32_t)i, parts);
+        if (n != 2) {
+            *unreachable = true;
+            n = merge_tokens(&t->merges, parts, n, UINT32_MAX, 2);
+        }
+        if (n != 2) continue;
+        rules[(*count)++] = (MergeRule){.pair = merge_pair(parts[0], parts[1]), .rank = (uint32_t)i, .merged = i};
     }
     return rules;
 }

@@ -70,18 +70,6 @@ static void index_token(Tokenizer *t, int32_t token) {
     t->by_bytes[i] = token;
 }
 
-static bool index_grow(Tokenizer *t, Error *err) {
-    int64_t capacity = t->by_bytes_capacity ? 2 * t->by_bytes_capacity : 1024;
-    int32_t *grown = realloc(t->by_bytes, (size_t)capacity * sizeof *grown);
-    if (!grown) return error_set(err, "out of memory for %lld tokens", (long long)capacity / 2);
-    memset(grown, 0xFF, (size_t)capacity * sizeof *grown);
-    t->by_bytes = grown;
-    t->by_bytes_capacity = capacity;
-    for (int32_t i = 0; i < t->count; i++)
-        if (t->tokens[i].ordinary) index_token(t, i);
-    return true;
-}
-
 // ------------------------------------------------------------------------------------------------------------- tokens
 
 static bool room_for(Tokenizer *t, int64_t number, size_t length, Error *err) {
@@ -126,7 +114,16 @@ static bool check_new(const Tokenizer *t, int64_t number, const char *bytes, siz
 
 bool vocabulary_add(Tokenizer *t, int64_t number, const char *bytes, size_t length, bool ordinary, Error *err) {
     if (!check_new(t, number, bytes, length, ordinary, err) || !room_for(t, number, length, err)) return false;
-    if (ordinary && 2 * (t->ordinary_count + 1) > t->by_bytes_capacity && !index_grow(t, err)) return false;
+    if (ordinary && 2 * (t->ordinary_count + 1) > t->by_bytes_capacity) { // the hash table grows
+        int64_t capacity = t->by_bytes_capacity ? 2 * t->by_bytes_capacity : 1024;
+        int32_t *grown = realloc(t->by_bytes, (size_t)capacity * sizeof *grown);
+        if (!grown) return error_set(err, "out of memory for %lld tokens", (long long)capacity / 2);
+        memset(grown, 0xFF, (size_t)capacity * sizeof *grown);
+        t->by_bytes = grown;
+        t->by_bytes_capacity = capacity;
+        for (int32_t i = 0; i < t->count; i++)
+            if (t->tokens[i].ordinary) index_token(t, i);
+    }
     memcpy(t->bytes + t->byte_count, bytes, length);
     t->tokens[number] =
         (Token){.offset = t->byte_count, .length = (uint32_t)length, .known = true, .ordinary = ordinary};
@@ -190,12 +187,10 @@ bool vocabulary_merge_by_rank(Tokenizer *t, Error *err) {
 
 // ---------------------------------------------------------------------------------------------------------- completion
 
-// Tells whether one more merge would make this token: those of the tokens before it, rules of rank
-// < below, leave two parts of it.
-static bool lacks_merge(const Tokenizer *t, const Token *k, uint32_t below) {
-    int32_t parts[MAX_TOKEN_BYTES];
+int64_t vocabulary_merge_bytes(const Tokenizer *t, int32_t token, uint32_t below, int32_t parts[MAX_TOKEN_BYTES]) {
+    const Token *k = &t->tokens[token];
     for (uint32_t i = 0; i < k->length; i++) parts[i] = t->byte_tokens[(unsigned char)t->bytes[k->offset + i]];
-    return merge_tokens(&t->merges, parts, k->length, below, 1) == 2;
+    return merge_tokens(&t->merges, parts, k->length, below, 1);
 }
 
 bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
@@ -216,7 +211,10 @@ bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
         const bool made = rank[i] < UINT32_MAX;
         if (rank[i] < below) below = rank[i];
         if (made || !k->ordinary || k->added || k->length == 1 || is_special) continue;
-        if (t->whole_pieces && !lacks_merge(t, k, below)) continue; // only a whole piece becomes it
+        // If the merges of the tokens before it leave two parts, one more would make it; else only a whole piece
+        // becomes it.
+        int32_t parts[MAX_TOKEN_BYTES];
+        if (t->whole_pieces && vocabulary_merge_bytes(t, i, below, parts) != 2) continue;
         missing++;
         first = i;
     }
@@ -241,24 +239,6 @@ static int compare_added(const void *a, const void *b, void *tokenizer) {
     return *(const int32_t *)a - *(const int32_t *)b;
 }
 
-static bool sort_added(Tokenizer *t, Error *err) {
-    t->added_tokens = malloc(((size_t)t->count + 1) * sizeof *t->added_tokens);
-    if (!t->added_tokens) return error_set(err, "out of memory for the added tokens");
-    size_t n = 0;
-    t->all_added_special = true;
-    for (int32_t i = 0; i < t->count; i++) {
-        if (!t->tokens[i].added) continue;
-        t->added_tokens[n++] = i;
-        t->all_added_special &= t->tokens[i].special;
-    }
-    qsort_r(t->added_tokens, n, sizeof *t->added_tokens, compare_added, t);
-    for (size_t i = 0; i < n; i++)
-        t->added_begin[(unsigned char)t->bytes[t->tokens[t->added_tokens[i]].offset] + 1] = (int32_t)i + 1;
-    for (int byte = 1; byte <= 256; byte++) // bytes without an added token: an empty range
-        if (t->added_begin[byte] < t->added_begin[byte - 1]) t->added_begin[byte] = t->added_begin[byte - 1];
-    return true;
-}
-
 bool vocabulary_finish(Tokenizer *t, Error *err) {
     int32_t eot = vocabulary_find(t, END_OF_TEXT, strlen(END_OF_TEXT));
     if (t->eot < 0 && eot >= 0) { // a vocab.json does not mark special tokens
@@ -274,7 +254,20 @@ bool vocabulary_finish(Tokenizer *t, Error *err) {
             return error_set(err, "no token for the byte 0x%02x: not a byte-level vocabulary, which has all 256",
                              (unsigned)byte);
     }
-    if (!sort_added(t, err)) return false;
+    t->added_tokens = malloc(((size_t)t->count + 1) * sizeof *t->added_tokens);
+    if (!t->added_tokens) return error_set(err, "out of memory for the added tokens");
+    size_t n = 0;
+    t->all_added_special = true;
+    for (int32_t i = 0; i < t->count; i++) {
+        if (!t->tokens[i].added) continue;
+        t->added_tokens[n++] = i;
+        t->all_added_special &= t->tokens[i].special;
+    }
+    qsort_r(t->added_tokens, n, sizeof *t->added_tokens, compare_added, t);
+    for (size_t i = 0; i < n; i++)
+        t->added_begin[(unsigned char)t->bytes[t->tokens[t->added_tokens[i]].offset] + 1] = (int32_t)i + 1;
+    for (int byte = 1; byte <= 256; byte++) // bytes without an added token: an empty range
+        if (t->added_begin[byte] < t->added_begin[byte - 1]) t->added_begin[byte] = t->added_begin[byte - 1];
     t->char_table = pieces_char_table(err);
     return t->char_table != NULL;
 }

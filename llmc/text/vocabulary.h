@@ -68,6 +68,9 @@ bool vocabulary_merge_by_rank(Tokenizer *t, Error *err);
 // texts become other tokens.
 bool vocabulary_check_merges(const Tokenizer *t, Error *err);
 
+// Merges the bytes of a token by the rules of rank < below; returns how many parts are left of it.
+int64_t vocabulary_merge_bytes(const Tokenizer *t, int32_t token, uint32_t below, int32_t parts[MAX_TOKEN_BYTES]);
+
 // Checks the whole (no number is free, every byte has a token) and builds the tables for encoding.
 // Last step.
 bool vocabulary_finish(Tokenizer *t, Error *err);

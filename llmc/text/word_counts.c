@@ -1,5 +1,5 @@
 // See word_counts.h. Text repeats its words: most are found in the thread's table, which fits into the processor's
-// cache. When it is three quarters full, its words move to the shared table, sorted by part; each part has a lock.
+// cache. When it is three quarters full, its words move to the shared table, whose parts each have a lock.
 #include "llmc/text/word_counts.h"
 
 #include "llmc/text/piece_key.h"
@@ -42,11 +42,6 @@ struct WordCounter {
     WordCounts *shared;
     LocalWord *slots;
     int64_t used;
-    struct {
-        uint64_t hash;
-        uint32_t slot;
-    } moved[LOCAL_FULL];        // the words being moved
-    uint32_t order[LOCAL_FULL]; // indices of moved, by part
 };
 
 // ---------------------------------------------------------------------------------------------------- the shared table
@@ -109,27 +104,29 @@ static bool reserve_word(Part *p, int64_t length) {
     return p->num_words < UINT32_MAX;
 }
 
-// The part is locked.
-static bool add_word(Part *p, const char *word, uint32_t length, uint64_t hash, int64_t count, Error *err) {
-    if (!reserve_word(p, length))
-        return error_set(err, "out of memory for %lld distinct words", (long long)p->num_words);
+static bool add_word(WordCounts *w, const char *word, uint32_t length, int64_t count, Error *err) {
+    const uint64_t hash = XXH3_64bits(word, length);
     const uint32_t tag = (uint32_t)hash;
+    Part *p = &w->parts[hash >> 58];
+    pthread_mutex_lock(&p->lock);
+    bool is_known = false;
+    const bool ok =
+        reserve_word(p, length) || error_set(err, "out of memory for %lld distinct words", (long long)p->num_words);
     int64_t at = tag & (p->num_slots - 1);
-    for (; p->slots[at]; at = (at + 1) & (p->num_slots - 1)) {
+    for (; ok && p->slots[at] && !is_known; at = (at + 1) & (p->num_slots - 1)) {
         Word *known = &p->words[p->slots[at] - 1];
-        if (known->hash != tag || known->length != length || memcmp(p->bytes + known->offset, word, length) != 0)
-            continue;
-        known->count += count;
-        return true;
+        is_known = known->hash == tag && known->length == length && !memcmp(p->bytes + known->offset, word, length);
+        if (is_known) known->count += count;
     }
-    memcpy(p->bytes + p->num_bytes, word, length);
-    p->words[p->num_words++] = (Word){.count = count, .offset = p->num_bytes, .length = length, .hash = tag};
-    p->slots[at] = (uint32_t)p->num_words;
-    p->num_bytes += length;
-    return true;
+    if (ok && !is_known) {
+        memcpy(p->bytes + p->num_bytes, word, length);
+        p->words[p->num_words++] = (Word){.count = count, .offset = p->num_bytes, .length = length, .hash = tag};
+        p->slots[at] = (uint32_t)p->num_words;
+        p->num_bytes += length;
+    }
+    pthread_mutex_unlock(&p->lock);
+    return ok;
 }
-
-static int part_number(uint64_t hash) { return (int)(hash >> 58); }
 
 int64_t word_counts_size(const WordCounts *w, int64_t *bytes) {
     int64_t words = 0;
@@ -172,32 +169,12 @@ void word_counter_free(WordCounter *c) {
     free(c);
 }
 
-static uint32_t key_length(const PieceKey *key) { return (uint32_t)(key->words[3] >> 56); }
-
 bool word_counter_finish(WordCounter *c, Error *err) {
-    uint32_t begin[NUM_PARTS + 1] = {0}, n = 0;
-    for (uint32_t i = 0; i < LOCAL_SLOTS; i++) {
-        const PieceKey *key = &c->slots[i].key;
-        if (c->slots[i].count == 0) continue;
-        const uint64_t hash = XXH3_64bits(key->words, key_length(key));
-        c->moved[n].hash = hash;
-        c->moved[n++].slot = i;
-        begin[part_number(hash) + 1]++;
-    }
-    for (int i = 0; i < NUM_PARTS; i++) begin[i + 1] += begin[i];
-    uint32_t next[NUM_PARTS];
-    memcpy(next, begin, sizeof next);
-    for (uint32_t k = 0; k < n; k++) c->order[next[part_number(c->moved[k].hash)]++] = k;
     bool ok = true;
-    for (int i = 0; i < NUM_PARTS && ok; i++) {
-        Part *p = &c->shared->parts[i];
-        pthread_mutex_lock(&p->lock);
-        for (uint32_t j = begin[i]; j < begin[i + 1] && ok; j++) {
-            const LocalWord *word = &c->slots[c->moved[c->order[j]].slot];
-            ok = add_word(p, (const char *)word->key.words, key_length(&word->key), c->moved[c->order[j]].hash,
-                          word->count, err);
-        }
-        pthread_mutex_unlock(&p->lock);
+    for (uint32_t i = 0; ok && i < LOCAL_SLOTS; i++) {
+        const LocalWord *word = &c->slots[i];
+        const uint32_t length = (uint32_t)(word->key.words[3] >> 56);
+        if (word->count > 0) ok = add_word(c->shared, (const char *)word->key.words, length, word->count, err);
     }
     memset(c->slots, 0, LOCAL_SLOTS * sizeof *c->slots);
     c->used = 0;
@@ -209,12 +186,7 @@ bool word_counter_add(WordCounter *c, const Tokenizer *t, const char *text, int6
         length = pieces_next(t->char_table, text + at, n - at);
         if (length == 1) continue; // no pair
         if (length > PIECE_KEY_BYTES) {
-            const uint64_t hash = XXH3_64bits(text + at, (size_t)length);
-            Part *p = &c->shared->parts[part_number(hash)];
-            pthread_mutex_lock(&p->lock);
-            const bool ok = add_word(p, text + at, (uint32_t)length, hash, 1, err);
-            pthread_mutex_unlock(&p->lock);
-            if (!ok) return false;
+            if (!add_word(c->shared, text + at, (uint32_t)length, 1, err)) return false;
             continue;
         }
         const PieceKey key = piece_key(text + at, length, n - at);
