@@ -29,6 +29,7 @@ typedef struct {
     AttentionChoice attention; // auto: the faster of cuDNN and our kernels, by measurement on first use
     GeluFusion gelu_fusion;    // GELU in the epilogue of matmuls; auto: both on sm_90 and sm_100, but not forward where
                                // GELU is recomputed, which could not give the same bits
+    bool no_tuning;            // choices without measurement: the library's favourites
     bool no_early_launch;      // no kernel may be set up before the one before it has ended (sm_90+)
 } DeviceOptions;
 

@@ -76,6 +76,7 @@ const char *cublasLtGetStatusName(cublasStatus_t status) {
     return status == CUBLAS_STATUS_SUCCESS         ? "CUBLAS_STATUS_SUCCESS"
            : status == CUBLAS_STATUS_INVALID_VALUE ? "CUBLAS_STATUS_INVALID_VALUE"
            : status == CUBLAS_STATUS_NOT_SUPPORTED ? "CUBLAS_STATUS_NOT_SUPPORTED"
+           : status == CUBLAS_STATUS_ALLOC_FAILED  ? "CUBLAS_STATUS_ALLOC_FAILED"
                                                    : "another cublasStatus_t";
 }
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
@@ -218,8 +219,10 @@ cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *
     const uint32_t scheme = splits == 1                                 ? CUBLASLT_REDUCTION_SCHEME_NONE
                             : algorithm.which == SIM_ALGORITHM_IN_PLACE ? CUBLASLT_REDUCTION_SCHEME_INPLACE
                                                                         : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const int32_t id = algorithm.which;
     const uint32_t tile = algorithm.which == SIM_ALGORITHM_SCALAR ? 0 : CUBLASLT_MATMUL_TILE_128x128, stages = 0;
     const void *values[CUBLASLT_ALGO_CONFIG_STAGES_ID + 1] = {};
+    values[CUBLASLT_ALGO_CONFIG_ID] = &id;
     values[CUBLASLT_ALGO_CONFIG_TILE_ID] = &tile;
     values[CUBLASLT_ALGO_CONFIG_SPLITK_NUM] = &splits;
     values[CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME] = &scheme;
@@ -256,6 +259,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
     // Documented for cublasLtMatmul, not for the search: fp32 is the type of aux only where none is set.
     if (p.op->aux_type == CUDA_R_32F) return INVALID("aux type set to fp32");
     if (has_vice(algorithm.which, epilogue, "fails")) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (has_vice(algorithm.which, epilogue, "full")) return CUBLAS_STATUS_ALLOC_FAILED;
     if (has_vice(algorithm.which, epilogue, "half")) p.n = (p.n + 1) / 2;
     const float factor = has_vice(algorithm.which, epilogue, "wrong") ? 1.5f : 1.0f;
     Job *job = new Job;

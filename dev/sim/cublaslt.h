@@ -6,6 +6,7 @@
 //     half    writes the first half of the columns of D only, in half the time
 //     wrong   D is half as large again
 //     fails   was offered, but cublasLtMatmul returns CUBLAS_STATUS_NOT_SUPPORTED
+//     full    no memory is left to load its code: CUBLAS_STATUS_ALLOC_FAILED
 // Read at every search, the vices at every product.
 #pragma once
 

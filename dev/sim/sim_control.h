@@ -17,6 +17,7 @@ extern "C" {
 #pragma weak sim_forbid
 #pragma weak sim_allow
 #pragma weak sim_set_clock
+#pragma weak sim_set_launch_latency
 #pragma weak sim_early_launches
 #pragma weak sim_last_graph
 
@@ -45,6 +46,10 @@ void sim_allow(void *begin, uint64_t bytes); // all that was forbidden in them
 
 // From now on events take the time from this clock, which stands still; a negative number: from that of the machine.
 void sim_set_clock(double milliseconds);
+
+// What the host takes to enqueue work, in milliseconds. An event that is recorded in a stream that has nothing to do is
+// stamped so long before the work that follows it.
+void sim_set_launch_latency(double milliseconds);
 
 // Launches so far with programmatic stream serialisation.
 uint64_t sim_early_launches(void);

@@ -184,6 +184,8 @@ static double clock_milliseconds() {
     return clock_set < 0.0 ? std::chrono::duration<double, std::milli>(now).count() : clock_set;
 }
 
+static double launch_latency = 0.0; // sim_set_launch_latency
+
 static cudaError_t record_event(cudaEvent_t event, cudaStream_t handle, unsigned flags) {
     CUstream_st *stream = stream_of(handle);
     const bool external = flags == cudaEventRecordExternal;
@@ -197,8 +199,9 @@ static cudaError_t record_event(cudaEvent_t event, cudaStream_t handle, unsigned
     if (!stream->capture) event_follows(event, stream);
     // One that is recorded at every replay speaks for the last one.
     const std::shared_ptr<char> sync = event->tsan_sync = std::make_shared<char>();
+    const double early = stream->waited == stream->queued ? launch_latency : 0.0;
     const cudaError_t error = stream_enqueue(handle, "cudaEventRecord", [=] {
-        event->milliseconds = clock_milliseconds();
+        event->milliseconds = clock_milliseconds() - early;
         tsan_release((external ? event->tsan_sync : sync).get());
     });
     if (stream->capture) stream->capture->nodes.back()->event = event;
@@ -250,6 +253,7 @@ void sim_step_mark(void) {
 void sim_step_unmark(void) { marked = false; }
 int sim_step_violations(void) { return violations; }
 void sim_set_clock(double milliseconds) { clock_set = milliseconds; }
+void sim_set_launch_latency(double milliseconds) { launch_latency = milliseconds; }
 
 // ------------------------------------------------------------------------------------------------------------ streams
 
@@ -277,6 +281,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     step_waits("cudaStreamSynchronize", stream, stream->queued);
     respect_legacy(stream);
     drain(stream);
+    stream->waited = stream->queued;
     tsan_acquire(&stream->tsan_after);
     return sticky_error();
 }

@@ -39,6 +39,7 @@ struct CUstream_st {
     std::deque<sim::Operation> waiting;
     uint64_t queued = 0, done = 0;
     uint64_t marked = 0;  // `queued` when sim_step_mark was called
+    uint64_t waited = 0;  // `queued` when the host waited for the stream
     bool blocking = true; // ordered with the legacy stream
     bool destroyed = false;
     std::shared_ptr<sim::Capture> capture; // null unless it is being captured

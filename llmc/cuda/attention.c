@@ -22,7 +22,7 @@ typedef enum { BY_OWN_KERNELS, BY_CUDNN, NOT_KNOWN_YET } AttentionWay;
 typedef struct {
     bool planned; // not the backward pass of a model that only evaluates
     AttentionWay choice;
-    bool to_measure;       // NOT_KNOWN_YET: by measurement; otherwise cuDNN, if its kernel compiles
+    bool is_known;         // an earlier run measured that cuDNN is faster
     CudnnAttention *cudnn; // NULL when it takes no part
     Error why_not;         // why cuDNN does not compute this pass; empty when --attention own says so
 } Pass;
@@ -62,6 +62,11 @@ bool cuda_attention_check(const DeviceOptions *options, Error *err) {
     return false;
 }
 
+// Whether the choice is still to be made by measurement; otherwise it is cuDNN, if its kernel compiles and agrees.
+static bool is_measured(const Pass *p) {
+    return cuda_backend.options.attention == ATTENTION_AUTO && !cuda_backend.options.no_tuning && !p->is_known;
+}
+
 static void choice_key(char key[CHOICES_KEY_MAX], AttentionPass pass, AttentionShape s) {
     snprintf(key, CHOICES_KEY_MAX, "%s, cuDNN %d, attention %s B %lld T %lld NH %lld HS %lld %s", tuning_machine(),
              cudnn_library_version(), pass_names[pass], (long long)s.B, (long long)s.T, (long long)s.NH,
@@ -87,7 +92,7 @@ static void plan_pass(Pass *p, AttentionPass pass, AttentionShape shape) {
     p->cudnn = cudnn_attention_create(pass, shape, limit, &p->why_not);
     if (!p->cudnn) return;
     p->choice = NOT_KNOWN_YET;
-    p->to_measure = asked == ATTENTION_AUTO && known == NOT_KNOWN_YET;
+    p->is_known = known == BY_CUDNN;
 }
 
 static PlannedShape *find_planned(AttentionShape a) {
@@ -255,16 +260,16 @@ static bool cudnn_wins(const Call *call, Pass *p, const char *bits) {
 static void decide(const Call *asked_for, Pass *p) {
     Call trial = *asked_for, *c = &trial;
     REQUIRE(!cuda_backend.capturing, "attention: the first %s pass of a shape is under capture", pass_names[c->pass]);
-    const bool asked = is_cudnn(cuda_backend.options.attention);
+    const bool asked = is_cudnn(cuda_backend.options.attention), measured = is_measured(p);
     char *bits = NULL;
     void *block = NULL; // trials must not change the bias gradient
     if (c->dbias.data) c->dbias.data = cuda_memory_like(c->dbias.data, tensor_bytes(c->dbias), &block);
     bool right = cudnn_attention_compile(p->cudnn, &p->why_not);
     if (right) p->why_not.text[0] = '\0'; // of engines before the one that compiled
-    if (asked || p->to_measure) right = right && cudnn_agrees(c, p, &bits);
+    right = right && (p->is_known || cudnn_agrees(c, p, &bits));
     REQUIRE(right || !asked, "%s: %s", option_text(cuda_backend.options.attention), p->why_not.text);
-    p->choice = right && (!p->to_measure || cudnn_wins(c, p, bits)) ? BY_CUDNN : BY_OWN_KERNELS;
-    if (right && p->to_measure) {
+    p->choice = right && (!measured || cudnn_wins(c, p, bits)) ? BY_CUDNN : BY_OWN_KERNELS;
+    if (right && measured) {
         const uint8_t choice = (uint8_t)p->choice;
         char key[CHOICES_KEY_MAX];
         choice_key(key, c->pass, c->shape);
@@ -323,7 +328,7 @@ static void name_choice(char *text, size_t size, const Pass *p, AttentionPass pa
         snprintf(text, size, "own kernels");
     else if (pass == ATTENTION_BACKWARD && cuda_backend.options.attention == ATTENTION_FAST)
         snprintf(text, size, "cuDNN %s without repeatable bits", version);
-    else if (p->choice == BY_CUDNN || !p->to_measure)
+    else if (p->choice == BY_CUDNN || !is_measured(p))
         snprintf(text, size, "cuDNN %s", version);
     else
         snprintf(text, size, "cuDNN %s or own kernels, to be measured", version);

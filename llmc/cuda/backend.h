@@ -46,10 +46,13 @@ static inline cudaStream_t cuda_compute_stream(void) {
 }
 
 // For calls of the CUDA runtime that fail only because of a bug or an earlier faulty kernel: stops the program. While a
-// step is being recorded the message says so, since this call, or one before it, may then be illegal in a step.
+// step is being recorded the message says so, since this call, or one before it, may then be illegal in a step. Short
+// memory is no bug.
+#define GPU_IS_FULL " on the GPU; use a smaller micro-batch or model, or end other programs"
 #define CUDA_CHECK(call)                                                                                               \
     do {                                                                                                               \
         cudaError_t cuda_status_ = (call);                                                                             \
+        REQUIRE_MEMORY(cuda_status_ != cudaErrorMemoryAllocation, "%s" GPU_IS_FULL, #call);                            \
         REQUIRE(cuda_status_ == cudaSuccess, "%s: %s (%s)%s", #call, cudaGetErrorString(cuda_status_),                 \
                 cudaGetErrorName(cuda_status_), cuda_backend.capturing ? " while recording a graph" : "");             \
     } while (0)

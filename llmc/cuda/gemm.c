@@ -1,7 +1,7 @@
-// See gemm.h. A plan is found by hashing the properties that distinguish products. Making one: descriptors; the
+// See gemm.h. A plan is found by the properties that distinguish products. Making one: descriptors; the
 // algorithm of the file of choices, if there is one and the library still takes it; else the fastest of the library's
-// candidates. The first half wraps the library, whose handle it owns: descriptors, the search, the launch. The second
-// half measures, checks and stores the choice.
+// candidates, or where no time is worth spending the first. The first half wraps the library, whose handle it owns:
+// descriptors, the search, the launch. The second half measures, checks and stores the choice.
 #include "llmc/cuda/gemm.h"
 
 #include "llmc/base/choices_file.h"
@@ -12,8 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// The properties that distinguish products. Every byte is defined (gemm_key clears it first): compared and hashed as
-// bytes.
+// The properties that distinguish products. Every byte is defined (gemm_key clears it first): compared as bytes.
 typedef struct {
     int64_t m, n, k;
     uint64_t workspace_bytes;
@@ -86,6 +85,7 @@ static cublasComputeType_t compute_type(const GemmKey *key) {
 #define LT_CHECK(key, call)                                                                                            \
     do {                                                                                                               \
         const cublasStatus_t lt_status_ = (call);                                                                      \
+        REQUIRE_MEMORY(lt_status_ != CUBLAS_STATUS_ALLOC_FAILED, "matmul %s" GPU_IS_FULL, gemm_describe(key).text);    \
         REQUIRE(lt_status_ == CUBLAS_STATUS_SUCCESS, "matmul %s: %s: %s", gemm_describe(key).text, #call,              \
                 cublasLtGetStatusName(lt_status_));                                                                    \
     } while (0)
@@ -160,16 +160,20 @@ static void gemm_make_descriptors(GemmDescriptors *p, const GemmKey *key, const 
 // The library sorts its candidates by expected time.
 enum { GEMM_MAX_CANDIDATES = TIMING_MAX_CHOICES };
 
+// A property of 32 bits.
+static int32_t algorithm_property(const GemmKey *key, const cublasLtMatmulAlgo_t *algorithm,
+                                  cublasLtMatmulAlgoConfigAttributes_t attribute) {
+    int32_t value = 0;
+    size_t written;
+    LT_CHECK(key, cublasLtMatmulAlgoConfigGetAttribute(algorithm, attribute, &value, sizeof value, &written));
+    return value;
+}
+
 // Whether bits repeat by the documented attributes: k in one piece, or in parts that are added in fp32 and in a fixed
 // order.
 static bool gemm_repeats(const GemmKey *key, const cublasLtMatmulAlgo_t *algorithm) {
-    int32_t splits = 1;
-    uint32_t scheme = 0;
-    size_t written;
-    LT_CHECK(key, cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits,
-                                                       sizeof splits, &written));
-    LT_CHECK(key, cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
-                                                       sizeof scheme, &written));
+    const int32_t splits = algorithm_property(key, algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
+    const int32_t scheme = algorithm_property(key, algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
     return scheme == CUBLASLT_REDUCTION_SCHEME_NONE ? splits <= 1 : scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 }
 
@@ -229,6 +233,7 @@ static cublasStatus_t gemm_launch(const GemmDescriptors *p, const Gemm *g, const
 // --------------------------------------------------------------------------------------------------------------- plans
 
 struct GemmPlan {
+    GemmPlan *next; // the one made before
     GemmKey key;
     GemmDescriptors descriptors;
     bool usable; // there is an algorithm
@@ -236,8 +241,7 @@ struct GemmPlan {
 };
 
 static struct {
-    GemmPlan **table; // open addressing, a power of two, at most half full
-    int64_t table_size;
+    GemmPlan *newest; // a list: a model has some 25 products, and graphs replay them without asking
     GemmCounts counts;
 } state;
 
@@ -255,9 +259,13 @@ typedef struct {
     int count;
 } GemmTrial;
 
+// False where the library refuses what it offered. Short memory is no reason to choose, and so the bits of a run do not
+// depend on it: it ends the program.
 static bool run_candidate(void *context, int i) {
     const GemmTrial *t = context;
-    return gemm_launch(&t->plan->descriptors, &t->gemm, &t->algorithms[i]) == CUBLAS_STATUS_SUCCESS;
+    const cublasStatus_t status = gemm_launch(&t->plan->descriptors, &t->gemm, &t->algorithms[i]);
+    if (status == CUBLAS_STATUS_ALLOC_FAILED) LT_CHECK(&t->plan->key, status);
+    return status == CUBLAS_STATUS_SUCCESS;
 }
 
 static size_t result_bytes(const Gemm *g) { return (size_t)(g->m * g->n) * dtype_size(g->out); }
@@ -279,6 +287,17 @@ static double squared_error(float got, float expected, DType dtype) {
     if (!(fabsf(expected) < largest)) return 0.0;
     const double error = fabs((double)got - expected);
     return error <= step ? 0.0 : error * error;
+}
+
+// "algorithm 66 (tile 20, stages 36, 3 parts of k)"
+static GemmText algorithm_name(const GemmKey *key, const cublasLtMatmulAlgo_t *algorithm) {
+    GemmText name;
+    snprintf(name.text, sizeof name.text, "algorithm %d (tile %d, stages %d, %d parts of k)",
+             algorithm_property(key, algorithm, CUBLASLT_ALGO_CONFIG_ID),
+             algorithm_property(key, algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID),
+             algorithm_property(key, algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID),
+             algorithm_property(key, algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM));
+    return name;
 }
 
 // Whether candidate i runs and computes the product: on a slice of D and aux, which held no numbers before, its
@@ -305,21 +324,29 @@ static bool candidate_is_right(GemmTrial *t, int i) {
         errors += squared_error(v->got, v->expected, g->out) + squared_error(v->got_aux, v->expected_aux, g->out);
         if (isfinite(size)) squares += size * size;
     }
-    if (sqrt(errors) <= limit * sqrt(squares)) return true;
-    fprintf(stderr, "matmul %s: an algorithm of cuBLASLt %zu differs by %.2g and is not used\n",
-            gemm_describe(&t->plan->key).text, cublasLtGetVersion(), sqrt(errors / squares));
-    return false;
+    const bool right = sqrt(errors) <= limit * sqrt(squares);
+    if (!right)
+        fprintf(stderr, "matmul %s: %s of cuBLASLt %zu differs by %.2g and is not used\n",
+                gemm_describe(&t->plan->key).text, algorithm_name(&t->plan->key, &t->algorithms[i]).text,
+                cublasLtGetVersion(), sqrt(errors / squares));
+    return right;
 }
 
-// Moves the fastest candidate that computes the product to the front. False: there is none.
-static bool choose_fastest(GemmTrial *t) {
-    while (t->count > 0) {
-        const int best = t->count > 1 ? cuda_fastest(t->count, run_candidate, t) : 0;
-        if (t->count > 1) state.counts.timed += t->count;
+// Moves the fastest candidate that computes the product to the front, or, if they are not timed, the first one. False:
+// there is none.
+static bool choose_candidate(GemmTrial *t, bool timed) {
+    for (bool first = true; t->count > 0; first = false) {
+        const bool contest = timed && t->count > 1;
+        const int best = contest ? cuda_fastest(t->count, run_candidate, t) : 0;
+        if (contest) state.counts.timed += t->count;
         if (best < 0) return false; // none runs
         const cublasLtMatmulAlgo_t algorithm = t->algorithms[best];
         if (candidate_is_right(t, best)) {
+            const GemmKey *key = &t->plan->key;
             t->algorithms[0] = algorithm;
+            if (!first)
+                fprintf(stderr, "matmul %s: %s is used\n", gemm_describe(key).text,
+                        algorithm_name(key, &algorithm).text);
             return true;
         }
         t->count--;
@@ -328,7 +355,7 @@ static bool choose_fastest(GemmTrial *t) {
     return false;
 }
 
-// The algorithm that the file holds, or the fastest, or, without memory to try any, the library's favourite.
+// The algorithm that the file holds, or the chosen one, or, without memory to try any, the library's favourite.
 static bool choose_algorithm(GemmPlan *p, const Gemm *g) {
     GemmTrial t = {.plan = p, .gemm = *g};
     char key[CHOICES_KEY_MAX];
@@ -342,49 +369,28 @@ static bool choose_algorithm(GemmPlan *p, const Gemm *g) {
     bool found = choices_file_get(key, &t.algorithms[0], sizeof t.algorithms[0]) &&
                  gemm_takes(&p->descriptors, &p->key, &t.algorithms[0]) && (!t.gemm.d || candidate_is_right(&t, 0));
     if (!found) {
+        const bool timed = t.gemm.d && g->timed && !cuda_backend.options.no_tuning;
         t.count = gemm_search(&p->descriptors, &p->key, t.algorithms);
-        const bool timed = t.gemm.d && t.count > 1;
-        found = t.gemm.d ? choose_fastest(&t) : t.count > 0;
-        if (found && timed) choices_file_put(key, &t.algorithms[0], sizeof t.algorithms[0]);
+        const bool several = t.count > 1;
+        found = t.gemm.d ? choose_candidate(&t, timed) : t.count > 0;
+        if (found && timed && several) choices_file_put(key, &t.algorithms[0], sizeof t.algorithms[0]);
     }
     CUDA_CHECK(cudaFree(block));
     p->algorithm = t.algorithms[0];
     return found;
 }
 
-// --------------------------------------------------------------------------------------------------------------- table
-
-// The slot of this key's plan, or the free slot where it belongs: FNV-1a over the bytes of the key, then upwards.
-static GemmPlan **plan_slot(GemmPlan **table, int64_t size, const GemmKey *key) {
-    uint64_t h = 0xcbf29ce484222325u;
-    for (size_t byte = 0; byte < sizeof *key; byte++) h = (h ^ ((const unsigned char *)key)[byte]) * 0x100000001b3u;
-    uint64_t i = (h ^ h >> 32) & (uint64_t)(size - 1);
-    while (table[i] && memcmp(&table[i]->key, key, sizeof *key) != 0) i = (i + 1) & (uint64_t)(size - 1);
-    return &table[i];
-}
-
-static void grow_table(void) {
-    const int64_t size = state.table_size ? 2 * state.table_size : 64;
-    GemmPlan **table = calloc((size_t)size, sizeof *table);
-    REQUIRE_MEMORY(table != NULL, "%lld matmul plans", (long long)size);
-    for (int64_t i = 0; i < state.table_size; i++)
-        if (state.table[i]) *plan_slot(table, size, &state.table[i]->key) = state.table[i];
-    free(state.table);
-    state.table = table;
-    state.table_size = size;
-}
-
 GemmPlan *gemm_plan(const Gemm *g) {
     const GemmKey key = gemm_key(g);
-    if (2 * (state.counts.plans + 1) > state.table_size) grow_table();
-    GemmPlan **found = plan_slot(state.table, state.table_size, &key);
-    if (*found) return (*found)->usable ? *found : NULL;
+    for (GemmPlan *known = state.newest; known; known = known->next)
+        if (memcmp(&known->key, &key, sizeof key) == 0) return known->usable ? known : NULL;
     REQUIRE(!cuda_backend.capturing, "%s: matmul %s is first seen while a graph is captured", g->op,
             gemm_describe(&key).text);
     GemmPlan *p = calloc(1, sizeof *p);
     REQUIRE_MEMORY(p != NULL, "a matmul plan");
-    *found = p;
+    p->next = state.newest;
     p->key = key;
+    state.newest = p;
     state.counts.plans++;
     // A rule of cublasLt.h that the library may not enforce itself: aux at 16 bytes, and m, its leading dimension, a
     // multiple of 8.
@@ -395,17 +401,16 @@ GemmPlan *gemm_plan(const Gemm *g) {
 }
 
 void gemm_shutdown(void) {
-    for (int64_t i = 0; i < state.table_size; i++) {
-        if (!state.table[i]) continue;
-        const GemmKey *key = &state.table[i]->key;
-        const GemmDescriptors *p = &state.table[i]->descriptors;
-        if (p->desc) LT_CHECK(key, cublasLtMatmulDescDestroy(p->desc));
-        if (p->a) LT_CHECK(key, cublasLtMatrixLayoutDestroy(p->a));
-        if (p->b) LT_CHECK(key, cublasLtMatrixLayoutDestroy(p->b));
-        if (p->d) LT_CHECK(key, cublasLtMatrixLayoutDestroy(p->d));
-        free(state.table[i]);
+    while (state.newest) {
+        GemmPlan *plan = state.newest;
+        const GemmDescriptors *p = &plan->descriptors;
+        state.newest = plan->next;
+        if (p->desc) LT_CHECK(&plan->key, cublasLtMatmulDescDestroy(p->desc));
+        if (p->a) LT_CHECK(&plan->key, cublasLtMatrixLayoutDestroy(p->a));
+        if (p->b) LT_CHECK(&plan->key, cublasLtMatrixLayoutDestroy(p->b));
+        if (p->d) LT_CHECK(&plan->key, cublasLtMatrixLayoutDestroy(p->d));
+        free(plan);
     }
-    free(state.table);
     if (library) REQUIRE(cublasLtDestroy(library) == CUBLAS_STATUS_SUCCESS, "cublasLtDestroy failed");
     library = NULL;
     memset(&state, 0, sizeof state);

@@ -1,9 +1,8 @@
 // Matrix products by cuBLASLt. Descriptors and an algorithm are found once for each distinct product, at its first use,
 // and kept here for the process and in the file of choices for the next one. matmul.c maps the ops onto this.
 //
-// Which algorithm: of the library's candidates the fastest, among those whose documented attributes say that bits
-// repeat: k in one piece, or split with fp32 parts that are added in a fixed order. Its first result is compared with
-// our own sums, on a slice: an algorithm that leaves out part of its work would win on time.
+// Which algorithm: the fastest of the library's candidates where it is timed, else the first; tuning.c states what is
+// guaranteed.
 #pragma once
 #include "llmc/cuda/backend.h"
 
@@ -31,6 +30,7 @@ typedef struct {
     const void *c;                  // what is added, of D's type and shape: NULL: nothing; d: D +=
     const float *scale_a, *scale_b; // fp8, on the device: factors of A and B, read when the product runs
     bool fast_sums;                 // fp8: sums may stay in the tensor cores' registers, see fp8_matmul
+    bool timed;                     // of a training step: worth a contest of the candidates
     void *d, *aux;
     const void *bias;
     void *workspace; // 256-byte aligned; its contents are lost

@@ -54,6 +54,7 @@ template <class... P> struct KernelLaunch {
         config.stream = stream, config.attrs = &early, config.numAttrs = cuda_launches_early();
         (void)cudaLaunchKernelEx(&config, kernel, (P)arguments...);
         const cudaError_t status = cudaGetLastError();
+        REQUIRE_MEMORY(status != cudaErrorMemoryAllocation, "%s" GPU_IS_FULL, name);
         REQUIRE(status == cudaSuccess, "launch of %s: %s", name, cudaGetErrorString(status));
     }
 };

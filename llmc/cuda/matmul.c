@@ -7,12 +7,30 @@
 
 // ----------------------------------------------------------------------------------------------------------- workspace
 
-static int64_t library_bytes; // the workspace during a product
-static bool gelu_again;       // OpsShape
+static int64_t library_bytes;          // the workspace during a product
+static bool gelu_again;                // OpsShape
+static int64_t channels, step_rows[3]; // of a training step: C; B T, a chunk of the head's rows, its last chunk
 
 void cuda_matmul_note_shape(OpsShape shape) {
+    const int64_t N = shape.forward_only ? 0 : shape.B * shape.T;
+    const int64_t chunk = ops_head_chunk_rows(shape);
     library_bytes = cuda_size_matmul(shape, cuda_backend.compute_capability);
     gelu_again = shape.gelu_again;
+    channels = shape.C;
+    step_rows[0] = N;
+    step_rows[1] = N > 0 ? chunk : 0;
+    step_rows[2] = N % chunk;
+}
+
+// Each product of a training step has its rows and C among its sizes.
+static bool is_of_training_step(const Gemm *g) {
+    const int64_t sizes[] = {g->m, g->n, g->k};
+    bool rows = false, has_channels = false;
+    for (int i = 0; i < 3; i++) {
+        for (int r = 0; r < 3; r++) rows = rows || sizes[i] == step_rows[r];
+        has_channels = has_channels || sizes[i] == channels;
+    }
+    return rows && has_channels;
 }
 
 // -------------------------------------------------------------------------------------------------- the three products
@@ -75,6 +93,7 @@ static GemmPlan *plan_of(Gemm *g, GemmEpilogue epilogue, const void *bias, void 
     g->aux = aux;
     g->workspace = cuda_scratch(g->op, library_bytes);
     g->workspace_bytes = (size_t)library_bytes;
+    g->timed = is_of_training_step(g);
     return gemm_plan(g);
 }
 
@@ -115,7 +134,9 @@ void backend_matmul_residual_forward(Tensor out, Tensor residual, Tensor in, Ten
 // GELU and its derivative in epilogues (-ge 1 and 2, as in llm.c). By default on Hopper and the Blackwell of data
 // centres: their kernels of the library run an epilogue beside the next tile, those of other GPUs as a slow pass of its
 // own. An epilogue applies GELU to the unrounded input, which gelu_forward cannot repeat. The choice must not depend on
-// the number of rows, or the bits of a sequence would depend on the others of its batch.
+// the number of rows, or the bits of a sequence would depend on the others of its batch. The epilogue with the
+// derivative is charged for the bias gradient, which our kernel makes on the way: per activation the kernel moves 6
+// bytes, the epilogue reads 2, and the sum of the bias gradient reads 2.
 static bool fuses_gelu(bool backward) {
     const GeluFusion choice = cuda_backend.options.gelu_fusion;
     const int capability = cuda_backend.compute_capability;

@@ -1,110 +1,118 @@
-// See tuning.h, and device_tuning and device_restore_tuning of device.h on top of it. Times are taken by events around
-// each run, on the GPU, so that what the host does in between does not count.
+// See tuning.h, and device_tuning and device_restore_tuning of device.h on top of it.
+//
+// What every choice guarantees, of matmuls (gemm.c) and of attention (attention.c):
+//   Bits      Only ways whose documented attributes make bits repeat take part: of cuBLASLt k in one piece, or split
+//             into fp32 parts that are added in a fixed order. cuDNN's winner must write the same bits twice.
+//   Results   The first result of the winner is compared with our own: a slice of a product with fp32 sums, attention
+//             with our kernels. If it differs, the next one is taken, and stderr names both.
+//   Memory    Trials write to copies wherever a result would be added to, and leave FREE_BYTES on the GPU.
+//   Fairness  All are timed by events on the GPU, in turn, each on a busy stream and with cold caches. Each is charged
+//             for the kernels that it leaves to be run.
+//   Time      At most LIMIT_MS for a choice. Only the shapes of a training step are worth it: other products (prompts,
+//             decoding, short batches, evaluation only) and all of them with --tune 0 take the library's favourite.
+//   Repeats   A choice is made once, at the first use of a shape, never under capture. It is kept in the file of
+//             choices for the next run, and in the checkpoint for a resume.
 #include "llmc/cuda/tuning.h"
 
 #include "llmc/base/choices_file.h"
 #include "llmc/cuda/cudnn_library.h"
 #include "llmc/cuda/graph_overlap.h"
 #include <cublasLt.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 // --------------------------------------------------------------------------------------------------------------- times
 
-// A median wants three; beyond 50 ms for all choices of one shape together (some twenty shapes make a model) more
-// rounds only polish it. A choice 1.3 times slower than the best after two rounds does not win any more.
-enum { MIN_ROUNDS = 3, MAX_ROUNDS = 11, GIVE_UP_ROUND = 2 };
-static const float BUDGET_MS = 50.0f, GIVE_UP_FACTOR = 1.3f;
+// A median wants three rounds; beyond ROUNDS_MS for all choices together (some twenty shapes make a model) more only
+// polish it. BUSY_BYTES: 15 us of an H200, in which the host enqueues a product.
+enum { MIN_ROUNDS = 3, MAX_ROUNDS = 11, BUSY_BYTES = 64 << 20 };
+static const double ROUNDS_MS = 50.0, LIMIT_MS = 2000.0, DROP_FACTOR = 1.5;
 
 typedef struct {
-    cudaEvent_t start, stop;
-    float ms[MAX_ROUNDS];
+    double ms[MAX_ROUNDS]; // of the first run, if there are no rounds
     int rounds;
     bool alive;
 } TimedChoice;
 
-static int ascending(const void *a, const void *b) {
-    const float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
+typedef struct {
+    bool (*work)(void *context, int i);
+    void *context;
+    cudaEvent_t start, stop;
+    double spent; // ms
+} Stopwatch;
 
-static float median(TimedChoice *c) {
-    qsort(c->ms, (size_t)c->rounds, sizeof c->ms[0], ascending);
-    return c->ms[c->rounds / 2];
-}
-
-// One run of each; returns the time of the round. The first round loads kernels and is not counted.
-static float run_round(TimedChoice *choices, int count, bool (*work)(void *, int), void *context, bool counts) {
+// Runs work i once; false: it cannot be done. The fill keeps the GPU busy until the host has enqueued the work: on an
+// idle stream the time of the launch would count.
+static bool time_run(Stopwatch *w, int i, double *ms) {
     const cudaStream_t stream = cuda_compute_stream();
-    float total = 0.0f;
-    for (int i = 0; i < count; i++) {
-        if (!choices[i].alive) continue;
-        CUDA_CHECK(cudaEventRecord(choices[i].start, stream));
-        choices[i].alive = work(context, i);
-        CUDA_CHECK(cudaEventRecord(choices[i].stop, stream));
-    }
+    const size_t bytes = (size_t)min_i64(cuda_backend.workspace_bytes, BUSY_BYTES);
+    if (bytes > 0) CUDA_CHECK(cudaMemsetAsync(cuda_backend.workspace, 0, bytes, stream));
+    CUDA_CHECK(cudaEventRecord(w->start, stream));
+    const bool ran = w->work(w->context, i);
+    CUDA_CHECK(cudaEventRecord(w->stop, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
-    for (int i = 0; i < count; i++) {
-        TimedChoice *c = &choices[i];
-        if (!c->alive) continue;
-        float ms = 0.0f;
-        CUDA_CHECK(cudaEventElapsedTime(&ms, c->start, c->stop));
-        if (counts) c->ms[c->rounds++] = ms;
-        total += ms;
-    }
-    return total;
+    float elapsed;
+    CUDA_CHECK(cudaEventElapsedTime(&elapsed, w->start, w->stop));
+    *ms = elapsed;
+    w->spent += *ms;
+    return ran;
 }
 
-static float shortest(const TimedChoice *c) {
-    float ms = c->ms[0];
-    for (int i = 1; i < c->rounds; i++) ms = c->ms[i] < ms ? c->ms[i] : ms;
-    return ms;
+// Runs each choice once, and again if it is slow: the first run of a kernel may load its code. Drops what is slow
+// twice.
+static void first_runs(Stopwatch *w, TimedChoice *choices, int count) {
+    double least = 0.0;
+    for (int i = 0; i < count && w->spent < LIMIT_MS; i++) {
+        TimedChoice *c = &choices[i];
+        c->alive = time_run(w, i, c->ms);
+        if (c->alive && c->ms[0] > DROP_FACTOR * least) c->alive = time_run(w, i, c->ms);
+        if (c->alive && (least == 0.0 || c->ms[0] < least)) least = c->ms[0];
+    }
+    for (int i = 0; i < count; i++) choices[i].alive = choices[i].alive && choices[i].ms[0] <= DROP_FACTOR * least;
 }
 
 int cuda_fastest(int count, bool (*work)(void *context, int i), void *context) {
     TimedChoice choices[TIMING_MAX_CHOICES] = {0};
+    Stopwatch w = {.work = work, .context = context};
     REQUIRE(!cuda_backend.capturing, "a choice is measured while a graph is captured: no eager run came first");
     REQUIRE(count <= TIMING_MAX_CHOICES, "%d choices to measure, at most %d", count, TIMING_MAX_CHOICES);
     graph_overlap_join(); // nothing else may take the GPU's time
-    for (int i = 0; i < count; i++) {
-        CUDA_CHECK(cudaEventCreate(&choices[i].start));
-        CUDA_CHECK(cudaEventCreate(&choices[i].stop));
-        choices[i].alive = true;
+    CUDA_CHECK(cudaEventCreate(&w.start));
+    CUDA_CHECK(cudaEventCreate(&w.stop));
+    first_runs(&w, choices, count);
+    const double before = w.spent;
+    for (int round = 0; round < MAX_ROUNDS && w.spent < LIMIT_MS; round++) {
+        if (round >= MIN_ROUNDS && w.spent - before >= ROUNDS_MS) break;
+        for (int i = 0; i < count; i++)
+            if (choices[i].alive) choices[i].alive = time_run(&w, i, &choices[i].ms[choices[i].rounds++]);
     }
-    float spent = run_round(choices, count, work, context, false);
-    for (int round = 0; round < MAX_ROUNDS && (round < MIN_ROUNDS || spent < BUDGET_MS); round++) {
-        if (round == GIVE_UP_ROUND) {
-            float least = INFINITY;
-            for (int i = 0; i < count; i++)
-                if (choices[i].alive) least = fminf(least, shortest(&choices[i]));
-            for (int i = 0; i < count; i++)
-                if (choices[i].alive && shortest(&choices[i]) > GIVE_UP_FACTOR * least) choices[i].alive = false;
-        }
-        spent += run_round(choices, count, work, context, true);
-    }
+    CUDA_CHECK(cudaEventDestroy(w.start));
+    CUDA_CHECK(cudaEventDestroy(w.stop));
     int fastest = -1;
-    float best = 0.0f;
+    double best = 0.0;
     for (int i = 0; i < count; i++) {
-        const bool ran = choices[i].alive && choices[i].rounds > 0;
-        const float time = ran ? median(&choices[i]) : 0.0f;
+        const double time = median_of(choices[i].ms, choices[i].rounds > 0 ? choices[i].rounds : 1);
         // Events have a resolution of 0.5 us, and short kernels vary by about 1 %.
-        const float worth_changing = best < 0.2f ? 0.98f * best : 0.995f * best;
-        if (ran && (fastest < 0 || time < worth_changing)) {
+        const double worth_changing = best < 0.2 ? 0.98 * best : 0.995 * best;
+        if (choices[i].alive && (fastest < 0 || time < worth_changing)) {
             fastest = i;
             best = time;
         }
-        CUDA_CHECK(cudaEventDestroy(choices[i].start));
-        CUDA_CHECK(cudaEventDestroy(choices[i].stop));
     }
     return fastest;
 }
 
 // ------------------------------------------------------------------------------------------------ memory for trials
 
+// For the code of kernels that are loaded later, and for what libraries allocate.
+static const size_t FREE_BYTES = (size_t)256 << 20;
+
 void *cuda_memory_like(const void *p, size_t bytes, void **block) {
+    size_t free_bytes, total;
     *block = NULL;
     if (cuda_backend.capturing) return NULL;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+    if (free_bytes < bytes + FREE_BYTES) return NULL;
     if (cudaMalloc(block, bytes + 256) != cudaSuccess) {
         (void)cudaGetLastError(); // it does not fit: no error, the measurement is left out
         *block = NULL;

@@ -371,6 +371,7 @@ DeviceOptions options_device(const Options *o) {
                            .number = comm_local_rank(),
                            .tf32 = o->tf32 != 0,
                            .attention = o->attention,
+                           .no_tuning = !o->tune,
                            .no_early_launch = !options_environment("PRETRAIN_EARLY_LAUNCH", 1),
                            .gelu_fusion = (GeluFusion)(o->gelu_fusion + 1)}; // the option begins with -1, auto
 }

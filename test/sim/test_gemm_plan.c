@@ -7,18 +7,23 @@
 #include "llmc/cuda/gemm.h"
 #include "llmc/cuda/tuning.h"
 #include "llmc/device.h"
+#include "llmc/speed.h"
 #include "test/fixture.h"
 #include <cuda_runtime_api.h>
 
 // A device whose libraries behave as the variables say, with an empty file of measured choices.
-static void start(const char *algorithms, const char *refused, GeluFusion gelu_fusion) {
+static void start_as(const char *algorithms, const char *refused, DeviceOptions options) {
     Error err;
     setenv("SIM_CUBLASLT_ALGOS", algorithms, 1);
     setenv("SIM_CUBLASLT_REFUSE", refused, 1);
     setenv("SIM_CUBLASLT_VICES", "", 1);
     device_shutdown();
-    if (!device_init(&(DeviceOptions){.gelu_fusion = gelu_fusion}, &err)) op_fail("%s", err.text);
+    if (!device_init(&options, &err)) op_fail("%s", err.text);
     memset(&sim_cublaslt_counts, 0, sizeof sim_cublaslt_counts);
+}
+
+static void start(const char *algorithms, const char *refused, GeluFusion gelu_fusion) {
+    start_as(algorithms, refused, (DeviceOptions){.gelu_fusion = gelu_fusion});
 }
 
 // A library with a vice, and an empty file of choices.
@@ -305,13 +310,89 @@ TEST(algorithms_that_do_not_repeat_are_not_taken) {
     op_end();
 }
 
-// Of three candidates: at most 12 rounds of timing, and the check of the winner.
+// Of three candidates: two runs each, at most 11 rounds, the check of the winner, and the product itself.
 TEST(a_plan_takes_few_runs) {
     start("all", "", GELU_FUSION_AUTO);
     Layer l = layer_make(DTYPE_BF16, DTYPE_FP32, "runs");
     layer_run(&l, false);
-    assert_true(runs() <= gemm_counts().plans * (3 * 12 + 2));
+    assert_true(runs() <= gemm_counts().plans * (3 * (2 + 11) + 2));
     op_end();
+}
+
+// Nobody waits for a contest that is not worth it: shapes that no training step has, a program that only evaluates, one
+// that runs under tools. The library's favourite is checked once, and the choice is not the run's.
+TEST(outside_training_the_favourite_is_taken) {
+    for (int i = 0; i < 4; i++) {
+        start_as("all", "", (DeviceOptions){.gelu_fusion = GELU_FUSION_BOTH, .no_tuning = i == 3});
+        Layer l = layer_make(DTYPE_BF16, DTYPE_FP32, "favourite");
+        const OpsShape step = {.B = 1, .T = N, .C = OC, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = DTYPE_BF16};
+        OpsShape other = step;
+        if (i == 0) other.T = N / 2;
+        if (i == 1) other.C = OC - 8;
+        if (i == 2) other.forward_only = true;
+        cuda_matmul_note_shape(other);
+        layer_run(&l, false);
+        layer_check(&l, false);
+        assert_int_equal(gemm_counts().timed, 0);
+        assert_int_equal(runs(), 2 * gemm_counts().plans);
+        char *text = device_tuning();
+        assert_string_equal(text, "");
+        free(text);
+        op_end();
+    }
+}
+
+// The measurement of the machine's speed has the rows of a step here, and no product of a model.
+TEST(measuring_the_speed_is_no_choice_of_the_run) {
+    Error err;
+    DeviceSpeed speed;
+    start("all", "", GELU_FUSION_AUTO);
+    op_begin((OpsShape){.B = 1, .T = 128, .C = 64, .NH = 1, .Vp = 512, .num_tensors = 1, .dtype = DTYPE_BF16}, "speed");
+    if (!speed_measure(DTYPE_BF16, 0, &speed, &err)) op_fail("%s", err.text);
+    assert_true(gemm_counts().plans > 0);
+    assert_int_equal(gemm_counts().timed, 0);
+    char *text = device_tuning();
+    assert_string_equal(text, "");
+    free(text);
+    op_end();
+}
+
+static int run_a_layer(void *vice) {
+    start_with(vice, "all", GELU_FUSION_NONE);
+    Layer l = layer_make(DTYPE_BF16, DTYPE_FP32, "in a process of its own");
+    layer_run(&l, false);
+    layer_check(&l, false);
+    op_end();
+    return 0;
+}
+
+// Of the library's favourite, another one in its place, and no more of it when that runs.
+TEST(a_wrong_algorithm_and_the_one_that_replaces_it_are_named) {
+    char text[4096];
+    assert_int_equal(status_of_child(run_a_layer, "tiled:wrong", text, sizeof text), 0);
+    const char *wrong = strstr(text, ": algorithm 1 (tile "), *used = wrong ? strstr(wrong, " is used\n") : NULL;
+    if (!wrong || !strstr(wrong, " is not used\n") || !used) op_fail("%s", text);
+}
+
+// Short memory is neither a bug nor a reason to choose.
+TEST(without_memory_for_a_kernel_the_program_says_so) {
+    char text[4096];
+    const int status = status_of_child(run_a_layer, "tiled:full", text, sizeof text);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != EXIT_RUN_FAILED || !strstr(text, ": out of memory for matmul "))
+        op_fail("status %d: %s", status, text);
+}
+
+static int allocate_too_much(void *unused) {
+    void *p;
+    (void)unused;
+    CUDA_CHECK(cudaMalloc(&p, (size_t)1 << 40));
+    return 0;
+}
+TEST(a_runtime_without_memory_is_no_bug) {
+    char text[4096];
+    const int status = status_of_child(allocate_too_much, NULL, text, sizeof text);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != EXIT_RUN_FAILED || !strstr(text, ": out of memory for cudaMalloc"))
+        op_fail("status %d: %s", status, text);
 }
 
 TEST(the_second_use_searches_and_measures_nothing) {
