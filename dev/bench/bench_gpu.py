@@ -100,7 +100,7 @@ class Bench:
 
     @staticmethod
     def read(output, steps):
-        header, end = tools.only(output, "run"), tools.only(output, "end")
+        header, end, memory = (tools.only(output, kind) for kind in ("run", "end", "memory"))
         plain = tools.events(output, "step")[WARMUP_STEPS:WARMUP_STEPS + steps]
         profile = json.loads((output / "profile.json").read_text())
         seconds = tools.median(step["ms"] for step in plain) / 1e3
@@ -113,6 +113,7 @@ class Bench:
             "of_matmul_rate": profile["flops"] / seconds / profile["matmul_flops"],
             "of_floor": profile["floor_ms"] / 1e3 / seconds,
             "memory_peak": end["memory_peak"], "memory_planned": end["memory_planned"],
+            "memory_free": memory.get("free"),  # of the GPU after step 1: what is left beside all that was planned
             "loader_wait": end["wait_seconds"] / max(sum(s["ms"] for s in tools.events(output, "step")) / 1e3, 1e-9),
             "spread": (max(s["ms"] for s in plain) - min(s["ms"] for s in plain)) / (1e3 * seconds),
             "sensors": sensors(output, WARMUP_STEPS + steps),
@@ -165,6 +166,18 @@ class Bench:
     def overlap(self, limit):
         shape = self.shapes[0]
         return self.rows("overlap", limit, [(shape, self.fitting(), shape.T, ["--overlap", on]) for on in (0, 1, 1, 0)])
+
+    def early_launch(self, limit):
+        """In the order ABBA: a clock that sinks meets both."""
+        shape, budget, times = self.shapes[0], tools.Budget(limit), {"0": [], "1": []}
+        for on in ("0", "1", "1", "0"):
+            self.trainer.env = {**self.env, "PRETRAIN_EARLY_LAUNCH": on}
+            try:
+                times[on].append(self.measure("early launches", shape.name, shape.model, self.fitting(), shape.T,
+                                              max(2, shape.steps // 2), budget.left())["ms"])
+            finally:
+                self.trainer.env = self.env
+        return "; ".join(f"{'on' if on == '1' else 'off'}: {a:.2f} and {b:.2f} ms" for on, (a, b) in times.items())
 
     def dtypes(self, limit):
         shape, first = self.shapes[0], self.runs[0]
@@ -305,7 +318,8 @@ def profile_table(stdout):
 
 def summary(row):
     return (f"B={row['B']} T={row['T']} {row['dtype']}: {row['ms']:.2f} ms, {row['tokens_per_second']:,.0f} tok/s, "
-            f"mfu {row['mfu']:.1%}, hfu {row['hfu']:.1%}")
+            f"mfu {row['mfu']:.1%}, hfu {row['hfu']:.1%}"
+            + (f", {row['memory_free'] / 2**30:.2f} GiB free after step 1" if row["memory_free"] is not None else ""))
 
 
 # -------------------------------------------------------------------------------------------------------------- report

@@ -3,7 +3,7 @@
 
     dev/bench/gpu_hour.sh PART [--output DIR] [--seconds 570] [--no-cudnn] [--only REGEX] [--tiny --trainer PATH]
 
-run      tools and libraries; the build; first steps, the safest first; the 124M model in every form; the same in PyTorch
+run      tools and libraries; the build; a ladder of features; losses of 20 steps; the 124M model in every form; PyTorch
 check    all of check_gpu.py
 why      each op alone, start, kernels under ncu, our attention against cuDNN's in the order ABBA, GELU, the large models
 verdict  only the page, from the parts whose files are in DIR
@@ -17,7 +17,9 @@ import argparse
 import csv
 import io
 import json
+import math
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -40,10 +42,27 @@ HEADERS = ["cjson/cJSON.h", "xxhash.h", "pcre2.h", "zlib.h", "zstd.h", "cmocka.h
 
 KERNELS = ["layernorm_forward_kernel", "layernorm_backward_kernel", "shared_memory_kernel", "registers_kernel",
            "gelu_forward_kernel", "gelu_backward_kernel", "flash_forward_kernel", "flash_backward_queries_kernel",
-           "flash_backward_keys_kernel", "adamw_kernel", "part_sums_kernel", "embedding_forward_kernel"]  # fmt: skip
+           "flash_backward_keys_kernel", "bias_backward_kernel", "flash_bias_kernel", "adamw_kernel",
+           "embedding_forward_kernel"]  # fmt: skip
 NCU_METRICS = {"gpu__time_duration.sum": "us", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed": "% of memory",
                "sm__throughput.avg.pct_of_peak_sustained_elapsed": "% of SMs"}  # fmt: skip
-NCU_LAUNCHES = 40
+NCU_LAUNCHES = 60  # a step of two blocks has some 30 of these
+
+# What a driver or a library may break, in the order of the ladder, each with what switches it off. An option that the
+# trainer does not have is left out. Weight gradients beside other kernels are off unless asked for.
+FEATURES = {
+    "CUDA graphs": (["--graphs", 0], {}),
+    "early launches": ([], {"PRETRAIN_EARLY_LAUNCH": "0"}),
+    "choices by measurement": (["--tune", 0], {}),
+    "GELU in epilogues": (["-ge", 0], {}),
+    "cuDNN": (["--attention", "own"], {}),
+}
+ASKED = {"GELU in epilogues": ["-ge", 2], "cuDNN": ["--attention", "cudnn"]}  # by choice they might not be met
+LADDER_STEPS = 5
+# Of losses from one rung to the next, in nats: bf16 differs from fp32 by up to 2.5e-3 in the first steps of
+# expected_losses.json, two kernels that round differently by less than that; wrong results by tenths.
+LADDER_TOLERANCE = 5e-3
+FIRST_LOSS_TOLERANCE = 0.3  # from ln V, with new weights
 
 
 # ---------------------------------------------------------------------------------------------- predicted and measured
@@ -223,6 +242,8 @@ def verdict(folder):
     sections = {part: report.get("sections") or report.get("checks") or [] for part, report in reports.items()}
     machine = next((report["machine"] for report in reports.values() if report.get("machine")), None)
     lines = ["# The first half hour on a GPU", "", tools.describe(machine) + "." if machine else "No part has run.", ""]
+    wrong = [row["detail"] for rows in sections.values() for row in rows if row["detail"].startswith("WRONG RESULTS")]
+    lines[2:2] = [f"**{short(text)}**" for text in wrong]
     counts = []
     for part, rows in sections.items():
         results = [row["result"] for row in rows]
@@ -274,23 +295,104 @@ def inventory(_limit):
     return text
 
 
-def first_steps(bench, limit, prefix, *more):
-    """Five steps of a model of two blocks, with nothing that would hide why they fail."""
-    vocab = bench.shapes[0].model if bench.options.tiny else "L=2,C=64,NH=1,V=50257,T=32"
-    command = [*prefix, *bench.command(vocab, 2, 32, "-x", 5, *more)]
-    finished = tools.run(command, limit, {"PRETRAIN_CACHE": "off"})
-    if finished.status == 1 and "--attention cudnn: " in finished.stderr:
-        raise Skipped(finished.last_words())
-    must(finished)
-    losses = [line for line in finished.stdout.splitlines() if "loss" in line]
-    if not losses:
-        raise Failed(f"it succeeded but printed no loss: {finished.last_words()}")
-    return " ".join(losses[-1].split())
+class Ladder:
+    """A model of two blocks, some steps for each feature: with all features off, then with one more at a time, each held
+    against the rung before. What fails is off from then on, in all later runs, and nothing else is."""
+
+    def __init__(self, bench):
+        self.bench, self.losses = bench, None
+        self.off = dict(FEATURES)  # not reached yet, or failed
+        self.options = set(re.split(r"[^a-z0-9-]+", tools.run([bench.options.trainer, "--help"], 20).stdout))
+
+    def command(self, *more):
+        bench = self.bench
+        self.output = tools.fresh(bench.directory / "ladder")
+        model = bench.shapes[0].model if bench.options.tiny else "L=2,C=64,NH=1,V=50257,T=32"
+        return bench.command(model, 2, 32, "-x", LADDER_STEPS, "-n", 0, "-o", self.output, *more)
+
+    def switched_off(self):
+        """Options and environment that switch off what is in self.off."""
+        options, environment = [], {}
+        for more, variables in self.off.values():
+            if more and more[0] in self.options:
+                options += more
+            environment.update(variables)
+        return options, environment
+
+    def run(self, limit, prefix=(), more=()):
+        """Losses of the steps, all of them finite and the first near ln V."""
+        options, environment = self.switched_off()
+        finished = tools.run([*prefix, *self.command(*options, *more)], limit, {**self.bench.env, **environment})
+        if finished.status == 1 and "--attention cudnn: " in finished.stderr:
+            raise Skipped(finished.last_words())
+        must(finished)
+        losses, (header,) = tools.losses(self.output), tools.events(self.output, "run")[-1:] or [None]
+        if header is None or len(losses) != LADDER_STEPS:
+            raise Failed(f"it succeeded but logged {len(losses)} losses: {finished.last_words()}")
+        if any(loss is None or not math.isfinite(loss) for loss in losses):
+            raise Failed(f"losses are not finite: {losses}")
+        expected = math.log(header["model"]["V"])
+        if abs(losses[0] - expected) > FIRST_LOSS_TOLERANCE:
+            raise Failed(f"the first loss is {losses[0]:.4f}; with new weights it should be near ln V = {expected:.4f}")
+        return losses
+
+    def first(self, limit):
+        self.losses = self.run(limit)
+        return f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
+
+    def rung(self, feature, limit):
+        off = self.off.pop(feature)
+        try:
+            losses = self.run(limit, more=ASKED.get(feature, ()))
+            difference = check_gpu.largest_difference(losses, self.losses or losses)
+            if not difference <= LADDER_TOLERANCE:
+                raise Failed(f"losses differ by {difference:.2g} from those without it (allowed {LADDER_TOLERANCE:.2g})")
+        except Failed as reason:
+            self.off[feature] = off
+            raise Failed(f"{reason}; off in all later runs") from None
+        self.losses = losses
+        return f"losses differ by {difference:.2g} from those without it"
+
+    def climb(self, sections):
+        sections.run("first steps, everything off", 40, self.first)
+        for feature in FEATURES:
+            sections.run(f"first steps, {feature}", 30, lambda limit, f=feature: self.rung(f, limit))
+        options, environment = self.switched_off()
+        self.bench.trainer.off = options
+        self.bench.env.update(environment)
 
 
 def memcheck(bench, limit):
-    prefix = [check_gpu.find_sanitizer(), "--tool", "memcheck", "--error-exitcode", "99"]
-    return first_steps(bench, limit, prefix, *tools.SAFE)
+    """Our kernels alone: inside cuBLASLt the tool would find what is not ours to mend, and take the whole time."""
+    prefix = [check_gpu.find_sanitizer(), "--tool", "memcheck", "--error-exitcode", "99",
+              "--kernel-name", "kernel_substring=_kernel"]  # fmt: skip
+    losses = Ladder(bench).run(limit, prefix)
+    return f"no error; loss {losses[-1]:.4f}"
+
+
+def right_numbers(bench, limit):
+    """The losses of 20 steps, fp32 and bf16, against expected_losses.json."""
+    check, budget = check_gpu.Check(bench.options, bench.directory), tools.Budget(limit)
+    check.env, check.trainer = bench.env, bench.trainer
+    check.options.reference = ""
+    details = []
+    for dtype in ("fp32", "bf16"):
+        try:
+            details.append(check.loss_curve(check.main, dtype, budget.left()))
+        except Skipped as reason:
+            details.append(str(reason))
+        except Failed as reason:
+            raise Failed(f"WRONG RESULTS, {dtype}: {reason}") from None
+    return "; ".join(details)
+
+
+def speed(bench, limit):
+    """The limits that all else is judged by, as the trainer measures them when it starts, of a short run."""
+    finished = must(tools.run(bench.command(bench.shapes[0].model, 1, 32, "-x", 1, *tools.SAFE), limit, bench.env))
+    lines = [line for line in finished.stdout.splitlines() if "TFLOP/s" in line or "GB/s" in line]
+    if not lines:
+        raise Failed(f"it printed no limits: {finished.last_words()}")
+    return " ".join(lines[0].split())
 
 
 def prepare(bench, sections):
@@ -306,16 +408,16 @@ def run_part(bench, sections):
     options, model = bench.options, bench.shapes[0]
     name = model.name
     prepare(bench, sections)
-    sections.run("first steps, --attention own -ge 0", 40, lambda limit: first_steps(bench, limit, [], *tools.SAFE))
-    sections.run("first steps under memcheck", 60, lambda limit: memcheck(bench, limit))
-    for more in ([], ["-ge", 2], ["--attention", "cudnn"]):
-        title = " ".join(map(str, more)) or "by choice"
-        sections.run(f"first steps, {title}", 40, lambda limit, m=more: first_steps(bench, limit, [], *m))
+    sections.run("speed of the machine", 20, lambda limit: speed(bench, limit))
+    Ladder(bench).climb(sections)
+    sections.run("losses of 20 steps", 40, lambda limit: right_numbers(bench, limit))
     sections.run(f"{name} and its ops", 120, bench.first_model)
     sections.run(f"{name}, own kernels and cuDNN", 60, lambda limit: bench.rows("attention", limit, [
         (model, bench.fitting(), model.T, more) for more in (tools.SAFE, ["--attention", "cudnn"])]))
     sections.run(f"PyTorch, {name}", 150, lambda limit: bench.pytorch(model, limit))
     sections.run("GELU in epilogues", 40, bench.gelu)
+    sections.run("early launches", 40, bench.early_launch)
+    sections.run("first steps under memcheck", 60, lambda limit: memcheck(bench, limit))
     sections.run("weight gradients beside other kernels", 40, bench.overlap)
     sections.run(f"PyTorch, {name}, cuDNN's attention", 120, lambda limit: bench.pytorch(model, limit, "cudnn"))
     for target in options.build[1:]:
@@ -354,10 +456,11 @@ def ncu(bench, limit):
     if not program:
         raise Skipped("ncu is not installed")
     shape = bench.shapes[0]
+    model = shape.model if bench.options.tiny else f"L=2,{shape.torch.split(',', 1)[1]}"  # backward passes, too, come soon
     finished = must(tools.run(
         [program, "--csv", "--print-units", "base", "--clock-control", "none", "--metrics", ",".join(NCU_METRICS), "--launch-count", NCU_LAUNCHES,
          "-k", "regex:" + "|".join(KERNELS),
-         *bench.command(shape.model, min(16, bench.fitting()), shape.T, "-x", 1, *tools.SAFE)], limit, bench.env))
+         *bench.command(model, min(16, bench.fitting()), shape.T, "-x", 1, *tools.SAFE)], limit, bench.env))
     rows = ncu_rows(finished.stdout)
     if not rows:
         raise Failed(f"ncu printed no figures: {finished.last_words()}")

@@ -211,10 +211,13 @@ class Trainer:
 
     def __init__(self, env):
         self.env, self.safe, self.note = env, False, print
+        self.off = []  # options of features that failed before; a run that names one itself decides
         self.proven = False  # that a run ends: until then each leaves time for a second one
 
     def run(self, command, more, limit):
         """more: the options of this run, which win over SAFE."""
+        command = [*command, *(part for i in range(0, len(self.off), 2) if self.off[i] not in more
+                               for part in self.off[i:i + 2])]  # fmt: skip
         budget, chosen = Budget(limit), any(option in more for option in ("--attention", "-ge", "-y"))
         if self.safe:
             return run([*command, *SAFE, *more], limit, dict(self.env, PRETRAIN_CACHE=SAFE_CACHE))

@@ -21,6 +21,8 @@ DOC = tools.ROOT / "doc" / "gpu.md"
 BEGIN, END = "<!-- made by dev/bench/predict.py -->", "<!-- end -->"
 
 GPUS = ("H200", "A100 40GB")  # of the page; the first counts
+# Words of a driver's name -> the name in the trainer's table, of all GPUs whose rates plan_predict.c assumes.
+NAMED = {("h200",): "H200", ("h100", "80gb", "hbm3"): "H100 SXM", ("a100", "40gb"): "A100 40GB", ("a100", "80gb"): "A100 80GB"}
 
 # 124M at B=64, T=1024: likely, worst, best. PyTorch: compiled, bf16 autocast, fused AdamW; SDPA as it chooses, or cuDNN's.
 STATED = {"H200": {"PyTorch, tokens/s": (450e3, 400e3, 520e3), "PyTorch with cuDNN's attention, tokens/s": (481e3, 428e3, 556e3),
@@ -50,9 +52,9 @@ def plan_of(trainer, gpus, model, B, T, seconds=60, options=()):
 
 
 def gpu_named(text):
-    """The GPU of GPUS that a driver calls so, such as "NVIDIA A100-SXM4-40GB"; None: there is no page about it."""
+    """The GPU that a driver calls so, such as "NVIDIA A100-SXM4-40GB"; None: no rates are assumed for it."""
     words = set(re.split(r"[^a-z0-9]+", text.lower()))
-    return next((name for name in GPUS if set(name.lower().split()) <= words), None)
+    return next((name for said, name in NAMED.items() if set(said) <= words), None)
 
 
 class Row:

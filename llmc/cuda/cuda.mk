@@ -21,6 +21,15 @@ endif
 # Code for 8.0 also runs on 8.6 and 8.9, that for 10.0 on 10.3: four builds instead of eight.
 DEFAULT_ARCHS := 75 80 90 100 120
 NVCC_ARCHS    := $(if $(NVCC),$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)))
+# What to build for these GPUs: nothing for those before sm_75, such as an old display card beside the one that trains.
+# For one that this nvcc does not know, the newest before it of the same major number, whose machine code it runs; else
+# the newest before it, whose PTX its driver compiles.
+override GPU_ARCHS := $(if $(GPU_ARCHS),$(shell printf '%s\n' $(GPU_ARCHS) | awk -v list="$(NVCC_ARCHS)" \
+                      'BEGIN { n = split(list, known) } \
+                       { best = 0; \
+                         for (i = 1; i <= n; i++) \
+                             if (known[i] >= 75 && known[i] <= $$1 + 0 && known[i] > best) best = known[i] + 0; \
+                         if (best) print best }' | sort -nu))
 ifeq ($(strip $(ARCHS)),)
 override ARCHS := $(if $(NVCC),$(or $(GPU_ARCHS),$(filter $(NVCC_ARCHS),$(DEFAULT_ARCHS))))
 else ifneq ($(NVCC),)

@@ -4,7 +4,7 @@ import re
 import shutil
 
 import pytest
-from runs import ROOT, call
+from runs import ROOT, call, script
 
 NVCC = shutil.which("nvcc", path=f"{os.environ['PATH']}:/usr/local/cuda/bin:{ROOT / '.cuda' / 'bin'}")
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")
@@ -211,3 +211,18 @@ def test_only_the_tests_and_lint_make_warnings_errors():
     for target in ("test", "test-all", "test-sanitize", "lint"):
         made = [line for line in commands(target) if "--no-print-directory" in line]
         assert made and all("WERROR=1" in line for line in made), target
+
+
+@pytest.mark.parametrize("known, gpus, expected", [
+    ("75 80 86 89 90 100 120", "61 86", "86"), ("75 80 90", "75 90 61", "75 90"), ("75 80 86 89 90 100 120", "70", ""),
+    ("75 80 86 89 90 100 120", "103", "100"), ("75 80 86 89 90 100 120", "121 90", "90 120"), ("75 80 90", "103", "90"),
+    ("75 80 90 100 103 120 121", "103 121", "103 121")])
+def test_make_builds_for_the_gpus_of_the_machine_or_the_nearest_ones(tmp_path, known, gpus, expected):
+    """The CPU trainer in any case; an old GPU beside others, or one that this nvcc does not know, is no error."""
+    script(tmp_path / "bin" / "nvcc", f"printf 'compute_%s\\n' {known}")
+    (tmp_path / "lib64").mkdir()
+    (tmp_path / "lib64" / "libcudart_static.a").touch()
+    lines = commands("all", f"CUDA={tmp_path}", f"GPU_ARCHS={gpus}")
+    assert any("-o build/release/train_gpt2 " in line for line in lines)
+    assert {arch for line in lines for arch in re.findall(r"code=sm_(\d+)", line)} == set(expected.split())
+    assert bool(expected) == any("-o build/release-cuda-" in line for line in lines)

@@ -93,17 +93,74 @@ def test_a_part_outlives_a_trainer_that(machine, part, fault):
     assert all(letter.isprintable() or letter == "\n" for letter in page)
 
 
+# What a broken feature looks like from outside, and the rung of the ladder that must find it.
+BROKEN = {"cuDNN": 'case "$* " in *"--attention own "*) ;; *) broken "$@" ;; esac',
+          "GELU in epilogues": 'case "$* " in *"-ge 0 "*) ;; *) broken "$@" ;; esac',
+          "choices by measurement": 'case "$* " in *"--tune 0 "*) ;; *) broken "$@" ;; esac',
+          "early launches": '[ "$PRETRAIN_EARLY_LAUNCH" = 0 ] || broken "$@"'}
+
+
 @pytest.mark.slow
-def test_a_part_goes_on_with_our_kernels_where_cudnn_aborts(machine):
+@pytest.mark.parametrize("feature, fault", [("cuDNN", "aborts"), ("GELU in epilogues", "wrong"),
+                                            ("choices by measurement", "diverges"), ("early launches", "aborts")])
+def test_a_broken_feature_is_found_and_nothing_but_it_is_switched_off(machine, feature, fault):
+    seen = machine / "seen"
+    broken = {"aborts": FAULTS["aborts"], "diverges": f'exec {TRAINER} "$@" -l 10 -u 0 --grad-clip 0',
+              "wrong": f'exec {TRAINER} "$@" --seed 7'}[fault]
     trainer = script(machine / "trainer", f"""
-        case "$* " in *"--attention own -ge 0 "*) exec {TRAINER} "$@" ;; esac
-        {FAULTS["aborts"]} """)
-    _, rows, page = hour(machine, "run", trainer=trainer)
-    assert rows["first steps, --attention own -ge 0"]["result"] == "passed"
-    assert rows["first steps, by choice"]["result"] == "FAILED"
-    assert "it works with --attention own -ge 0" in rows["tiny and its ops"]["detail"]
-    assert "| tiny, tokens/s | - | - | - |" not in page  # measured all the same
-    assert "CUDNN_STATUS_EXECUTION_FAILED" in page
+        case "$*" in *--help*) exec {TRAINER} --help ;; esac
+        echo "early=$PRETRAIN_EARLY_LAUNCH $*" >>{seen}
+        broken() {{ {broken}; }}
+        {BROKEN[feature]}
+        exec {TRAINER} "$@" """)
+    _, rows, page = hour(machine, "run", "--only", "first steps, |its ops", trainer=trainer)
+    for name in gpu_hour.FEATURES:
+        row = rows[f"first steps, {name}"]
+        assert row["result"] == ("FAILED" if name == feature else "passed"), (name, row)
+    detail = rows[f"first steps, {feature}"]["detail"]
+    assert "off in all later runs" in detail and f"first steps, {feature}" in page
+    assert {"aborts": "CUDNN_STATUS", "diverges": "differ", "wrong": "differ"}[fault] in detail
+    assert rows["tiny and its ops"]["result"] == "passed" and "| tiny, tokens/s | - | - | -" not in page
+    last = seen.read_text().splitlines()[-1] + " "
+    off = {"cuDNN": "--attention own ", "GELU in epilogues": "-ge 0 ", "choices by measurement": "--tune 0 ",
+           "early launches": "early=0 "}  # fmt: skip
+    assert [name for name, text in off.items() if text in last] == [feature]
+
+
+# The steps succeed, and what they print is no training.
+@pytest.mark.parametrize("what, words", [("nan", "losses are not finite"), ("elsewhere", "with new weights it should be near"),
+                                         ("nothing", "it succeeded but logged 0 losses")])
+def test_steps_that_compute_nothing_are_no_success(machine, what, words):
+    losses = {"nan": "float('nan')", "elsewhere": "2.0"}.get(what)
+    log = f"""python3 -c "
+import json, sys
+with open(sys.argv[1] + '/main.log', 'w') as f:
+    print(json.dumps(dict(event='run', model=dict(V=257))), file=f)
+    for step in range(5): print(json.dumps(dict(event='step', loss={losses})), file=f)
+" "$o" """
+    trainer = script(machine / "trainer", f"""
+        case "$*" in *--help*) exec {TRAINER} --help ;; esac
+        while [ $# -gt 0 ]; do [ "$1" = -o ] && o=$2; shift; done
+        [ -n "$o" ] && mkdir -p "$o"
+        {log if losses else "echo loss nan"}""")
+    _, rows, _ = hour(machine, "run", "--only", "first steps, everything", trainer=trainer)
+    assert words in rows["first steps, everything off"]["detail"]
+
+
+def test_wrong_losses_are_the_first_words_of_the_page(machine):
+    trainer = script(machine / "trainer", f'exec {TRAINER} "$@" --seed 7')
+    _, rows, page = hour(machine, "run", "--only", "losses of 20", trainer=trainer)
+    assert rows["losses of 20 steps"]["detail"].startswith("WRONG RESULTS, fp32")
+    assert page.splitlines()[2].startswith("**WRONG RESULTS")
+
+
+def test_memcheck_looks_at_our_kernels_alone(machine):
+    script(machine / "bin" / "compute-sanitizer", f"""echo "$*" >{machine}/seen
+        while [ "$1" != {TRAINER} ]; do shift; done; exec "$@" """)
+    _, rows, _ = hour(machine, "run", "--only", "memcheck")
+    assert rows["first steps under memcheck"]["result"] == "passed", rows
+    seen = (machine / "seen").read_text()
+    assert "--kernel-name kernel_substring=_kernel" in seen and "--tune 0" in seen and "-ge 0" in seen
 
 
 @pytest.mark.slow
@@ -111,10 +168,10 @@ def test_a_part_goes_on_with_our_kernels_where_cudnn_aborts(machine):
 def test_a_build_that_does_not_end_well_leaves_what_is_there_to_be_tried(machine, fault):
     script(machine / "bin" / "make", FAULTS[fault] + "; exit 2")
     _, rows, _ = hour(machine, "run", "--seconds", 30 if fault == "hangs" else 570, "--only",
-                      "^build$" if fault == "hangs" else "build|first steps, by")
+                      "^build$" if fault == "hangs" else "build|first steps, every")
     assert rows["build"]["result"] == "FAILED"
     if fault != "hangs":
-        assert rows["first steps, by choice"]["result"] == "passed"
+        assert rows["first steps, everything off"]["result"] == "passed"
         assert rows["build cuda-test-programs"]["result"] == "FAILED"
 
 
@@ -157,7 +214,7 @@ def test_a_part_is_whole_without_what_is_missing(machine, part):
         assert "missing: nvcc" in rows["libraries"]["detail"] and "missing: nvcc" in page
         assert "cmocka.h not found" in rows["tools"]["detail"] and "PyTorch: not found" in rows["tools"]["detail"]
         done = ["tiny and its ops"] + (["ops alone", "start", "tiny, 3 blocks"] if part == "why" else ["GELU in epilogues"])
-        missing = ["PyTorch, tiny", "first steps, --attention cudnn"] if part == "run" else ["kernels under ncu"]
+        missing = ["PyTorch, tiny", "first steps, cuDNN"] if part == "run" else ["kernels under ncu"]
         assert all(rows[name]["result"] == "skipped" for name in missing)
     assert all(rows[name]["result"] == "passed" for name in done), [rows[name] for name in done]
 

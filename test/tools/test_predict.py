@@ -127,9 +127,13 @@ def test_recomputation_and_several_micro_steps_cost_more(plan):
 
 
 @pytest.mark.parametrize("name, gpu", [("NVIDIA H200", "H200"), ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
-                                       ("NVIDIA A100-SXM4-80GB", None), ("Tesla T4", None), ("", None)])  # fmt: skip
+                                       ("NVIDIA A100-SXM4-80GB", "A100 80GB"), ("NVIDIA A100 80GB PCIe", "A100 80GB"),
+                                       ("NVIDIA H100 80GB HBM3", "H100 SXM"), ("NVIDIA H100 PCIe", None),
+                                       ("Tesla T4", None), ("", None)])  # fmt: skip
 def test_the_gpu_is_told_by_the_name_that_its_driver_gives(name, gpu):
     assert predict.gpu_named(name) == gpu
+    if gpu:
+        assert predict.plan_of(TRAINER, gpu, MODEL, B, T)["devices"][0]["predicted"]["step_seconds"]
 
 
 def shape(*options):
