@@ -32,9 +32,6 @@ static __device__ float gradient_scale(const CrossEntropy &p) {
     return p.control ? p.scale * p.control->loss_scale : p.scale;
 }
 
-// The GEMM before left the last rows of logits in the L2 cache, and the next one begins with the first: go backwards.
-static __device__ int64_t row_of_block(void) { return (int64_t)gridDim.x - 1 - blockIdx.x; }
-
 // x = logits [i * N, (i + 1) * N) of a row: -infinity, which exp turns into 0, from column V on.
 template <class T, int N> static __device__ __forceinline__ void mask_padding(Vector<T, N> &x, int i, int V) {
     if ((i + 1) * N <= V) return;
@@ -144,7 +141,7 @@ template <class T, int PACKS>
 static __global__ void __launch_bounds__(ROW_THREADS) registers_kernel(T *logits, CrossEntropy p) {
     wait_for_the_grid_before();
     constexpr int N = PACK<T>;
-    const int64_t r = row_of_block();
+    const int64_t r = block_from_last();
     const int packs = p.Vp / N, target = p.targets[r];
     T *row = logits + r * p.Vp;
     const float target_logit = to_float(row[target]),
@@ -183,7 +180,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) shared_memory_kernel(T 
     constexpr int N = PACK<T>;
     typedef Vector<T, N> Row;
     Row *x = reinterpret_cast<Row *>(dynamic_shared_memory);
-    const int64_t r = row_of_block();
+    const int64_t r = block_from_last();
     const int packs = p.Vp / N, target = p.targets[r];
     T *row = logits + r * p.Vp;
     const float target_logit = to_float(row[target]), scale = gradient_scale(p);
@@ -222,7 +219,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) shared_memory_kernel(T 
 template <class T, int N>
 static __global__ void __launch_bounds__(ROW_THREADS) looping_kernel(T *logits, CrossEntropy p) {
     wait_for_the_grid_before();
-    const int64_t r = row_of_block();
+    const int64_t r = block_from_last();
     const int vectors = p.Vp / N, used = (p.V + N - 1) / N, target = p.targets[r];
     T *row = logits + r * p.Vp;
     const float target_logit = to_float(row[target]), scale = gradient_scale(p);

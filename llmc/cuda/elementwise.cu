@@ -130,7 +130,7 @@ template <class T>
 static __global__ void __launch_bounds__(THREADS) gelu_forward_kernel(T *out, const T *pre, int64_t packs, int64_t n) {
     wait_for_the_grid_before();
     constexpr int W = PACK<T>;
-    const int64_t first = (int64_t)blockIdx.x * THREADS * THREAD_PACKS + threadIdx.x;
+    const int64_t first = block_from_last() * THREADS * THREAD_PACKS + threadIdx.x;
     const int64_t rest = packs * W + (int64_t)blockIdx.x * THREADS + threadIdx.x;
     Vector<T, W> x[THREAD_PACKS];
     for (int j = 0; j < THREAD_PACKS; j++)
@@ -151,7 +151,7 @@ static __global__ void __launch_bounds__(THREADS)
     gelu_backward_kernel(T *dpre, const T *dout, const T *pre, int64_t packs, int64_t n) {
     wait_for_the_grid_before();
     constexpr int W = PACK<T>;
-    const int64_t first = (int64_t)blockIdx.x * THREADS * THREAD_PACKS + threadIdx.x;
+    const int64_t first = block_from_last() * THREADS * THREAD_PACKS + threadIdx.x;
     const int64_t rest = packs * W + (int64_t)blockIdx.x * THREADS + threadIdx.x;
     Vector<T, W> x[THREAD_PACKS], d[THREAD_PACKS];
     for (int j = 0; j < THREAD_PACKS; j++) {

@@ -66,6 +66,10 @@ KernelLaunch<P...> kernel_launch(const char *name, void (*kernel)(P...), dim3 gr
 #define LAUNCH(kernel, grid, block, shared_bytes, stream)                                                              \
     kernel_launch(#kernel, kernel, grid, block, shared_bytes, stream)
 
+// Blocks that read what the kernel before wrote go from the last rows to the first: the last ones are still in the L2
+// cache, and the kernel that follows, a matmul perhaps, begins with the first.
+static __device__ __forceinline__ int64_t block_from_last() { return (int64_t)gridDim.x - 1 - blockIdx.x; }
+
 // The dynamic shared memory of the running block, of the size given at launch; 16-byte aligned.
 extern __shared__ int4 dynamic_shared_memory[];
 

@@ -43,7 +43,7 @@ static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORW
     wait_for_the_grid_before();
     constexpr int W = PACK<T>, PACKS = LANE_COLS / W;
     const int threads = IS_BLOCK_ROW ? (int)blockDim.x : (int)WARP;
-    const int64_t row = IS_BLOCK_ROW ? blockIdx.x : (int64_t)blockIdx.x * FORWARD_WARPS + threadIdx.x / WARP;
+    const int64_t row = IS_BLOCK_ROW ? block_from_last() : block_from_last() * FORWARD_WARPS + threadIdx.x / WARP;
     if (row >= N) return; // whole warps, and no block barrier follows
     const int lane = (int)threadIdx.x % threads;
     const int64_t first = row * C + lane * W; // pack i begins i * threads * W further on
@@ -92,7 +92,7 @@ static __global__ void __launch_bounds__(256)
     layernorm_forward_plain_kernel(T *out, float *mean, float *rstd, const T *in, const T *weight, const T *bias,
                                    int64_t C) {
     wait_for_the_grid_before();
-    const int64_t row = blockIdx.x, first = row * C;
+    const int64_t row = block_from_last(), first = row * C;
     float sum = 0.0f, sum_squares = 0.0f;
     for (int64_t c = threadIdx.x; c < C; c += blockDim.x) sum += to_float(in[first + c]);
     const float row_mean = block_sum(sum) / (float)C;
@@ -184,9 +184,9 @@ typedef struct {
 enum { BACKWARD_LANE_COLS = 32, BACKWARD_LANE_COLS_FP32 = 16, BACKWARD_BLOCK_COLS = 16 };
 enum { BACKWARD_WARPS = 8, BACKWARD_ROW_THREADS = BLOCK_ROW_MAX / BACKWARD_BLOCK_COLS };
 
-// Rows are dealt to warps or blocks one after another: row r to warp r % warps. The number of blocks depends on N and C
-// alone, never on the GPU, because it determines the order of additions. Short inputs get fewer blocks, so that each
-// has 16 rows to amortise its partial sums.
+// Rows are dealt to warps or blocks one after another, from the last to the first (block_from_last). The number of
+// blocks depends on N and C alone, never on the GPU, because it determines the order of additions. Short inputs get
+// fewer blocks, so that each has 16 rows to amortise its partial sums.
 static int64_t backward_blocks(int64_t N, int64_t C) { return cuda_layernorm_blocks(N, C); }
 
 static __device__ __forceinline__ void put_sum(const Sums &sums, int64_t C, int64_t column, float value) {
@@ -293,7 +293,7 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS *WARP, 1)
         BackwardRow<T, PACKS> r;
         const int64_t at = (int64_t)row * C;
         for (int i = 0; i < PACKS; i++) {
-            const bool there = row < N && is_inside(i);
+            const bool there = row >= 0 && is_inside(i);
             r.x[i] = load_or_zero<T, W, true>(in + at + column(i), there);
             r.dy[i] = load_or_zero<T, W, true>(dout + at + column(i), there);
             r.residual[i] = load_or_zero<T, W, true>(din + at + column(i), there && add_residual);
@@ -302,11 +302,11 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS *WARP, 1)
     };
     float of_columns[MAX_SUMS][PACKS][W] = {};
 
-    int row = (int)blockIdx.x * ROW_WARPS + warp, buffer = 0;
+    int row = N - 1 - ((int)blockIdx.x * ROW_WARPS + warp), buffer = 0;
     BackwardRow<T, PACKS> next = load(row);
-    for (; row < N; row += stride, buffer ^= 1) {
+    for (; row >= 0; row -= stride, buffer ^= 1) {
         const BackwardRow<T, PACKS> r = next;
-        if (AHEAD) next = load(row + stride);
+        if (AHEAD) next = load(row - stride);
         const float row_rstd = rstd[row], shift = -mean[row] * row_rstd; // xhat = in * rstd + shift
         float2 sum = make_float2(0.0f, 0.0f);                            // of dnorm, of dnorm * xhat
         float a[W], d[W], w[W], dx[W];
@@ -341,7 +341,7 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS *WARP, 1)
             }
             store_vector(din + (int64_t)row * C + column(i), from_floats<T>(dx));
         }
-        if (!AHEAD) next = load(row + stride);
+        if (!AHEAD) next = load(row - stride);
     }
 
     float *partial = partials + (int64_t)blockIdx.x * sums.count * C;
@@ -360,8 +360,9 @@ static __global__ void __launch_bounds__(256)
                                     const float *rstd, const T *weight, int64_t N, int64_t C, bool add_residual) {
     wait_for_the_grid_before();
     float *dweight = partials + (int64_t)blockIdx.x * sums.count * C, *dbias = dweight + C, *of_din = dbias + C;
-    for (int64_t row = blockIdx.x; row < N; row += gridDim.x) {
-        const bool is_first = row == blockIdx.x;
+    const int64_t last = N - 1 - blockIdx.x;
+    for (int64_t row = last; row >= 0; row -= gridDim.x) {
+        const bool is_first = row == last;
         const T *x = in + row * C, *dy = dout + row * C;
         float sum = 0.0f, sum_xhat = 0.0f;
         for (int64_t c = threadIdx.x; c < C; c += blockDim.x) {

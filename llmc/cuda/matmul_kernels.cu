@@ -40,7 +40,8 @@ static __global__ void __launch_bounds__(PART_WARPS *WARP, GELU ? 3 : 4)
     __shared__ float sums[PART_WARPS][WARP * WIDTH];
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     const int64_t stripe = (int64_t)blockIdx.x * WARP * WIDTH, column = stripe + lane * WIDTH;
-    const int begin = (int)blockIdx.y * part_rows, end = min(N, begin + part_rows);
+    const int part = (int)(gridDim.y - 1 - blockIdx.y); // as block_from_last
+    const int begin = part * part_rows, end = min(N, begin + part_rows);
     float sum[WIDTH] = {};
     for (int row = begin + warp; row < end; row += PART_WARPS * LOADS) {
         Vector<T, WIDTH> d[LOADS], x[LOADS]; // 0 outside the part and beyond the columns
@@ -67,7 +68,7 @@ static __global__ void __launch_bounds__(PART_WARPS *WARP, GELU ? 3 : 4)
     for (int c = (int)threadIdx.x; c < WARP * WIDTH && stripe + c < OC; c += PART_WARPS * WARP) {
         float total = 0.0f;
         for (int w = 0; w < PART_WARPS; w++) total += sums[w][c];
-        partials[blockIdx.y * OC + stripe + c] = total;
+        partials[part * OC + stripe + c] = total;
     }
     if (!finishes_last(&tickets[blockIdx.x], (int)gridDim.y)) return;
     for (int c = (int)threadIdx.x; c < WARP * WIDTH && stripe + c < OC; c += PART_WARPS * WARP) {
@@ -181,7 +182,7 @@ void backend_micro_step_count(Tensor control, int64_t count) {
 // WIDTH 1 is for rows that are not a multiple of 16 bytes.
 template <class T, int WIDTH> static __global__ void add_bias_kernel(T *out, const T *bias, int64_t packs, int64_t OC) {
     wait_for_the_grid_before();
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    const int64_t i = block_from_last() * THREADS + threadIdx.x;
     if (i >= packs) return;
     T *const o = out + i * WIDTH;
     const T *const b = bias + i * WIDTH % OC;
