@@ -257,6 +257,20 @@ void sim_set_launch_latency(double milliseconds) { launch_latency = milliseconds
 
 // ------------------------------------------------------------------------------------------------------------ streams
 
+cudaError_t cudaDeviceGetStreamPriorityRange(int *lowest, int *highest) {
+    *lowest = 0;
+    *highest = -5;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
+    const cudaError_t error = cudaStreamCreateWithFlags(stream, flags);
+    (*stream)->priority = priority;
+    return error;
+}
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
+    *priority = stream_of(stream)->priority;
+    return cudaSuccess;
+}
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     *stream = new CUstream_st;
     (*stream)->blocking = !(flags & cudaStreamNonBlocking);

@@ -42,6 +42,7 @@ struct CUstream_st {
     uint64_t waited = 0;  // `queued` when the host waited for the stream
     bool blocking = true; // ordered with the legacy stream
     bool destroyed = false;
+    int priority = 0;                      // kept, and without effect
     std::shared_ptr<sim::Capture> capture; // null unless it is being captured
     std::vector<size_t> last;              // then: the nodes that the next one comes after
 

@@ -1,11 +1,9 @@
 // attention_forward and attention_backward: the choice between our own kernels and cuDNN.
 //
-// A choice belongs to a shape for which ops_workspace_bytes was asked: the micro-batch of a run, whose workspace is
-// planned. It is made separately for forward and backward, which may be mixed since both sides store the same lse. With
-// --attention auto both are compared and timed the first time that a pass runs, and the faster is kept, in the tuning
-// cache too, so that the next run has the same bits; with --attention cudnn they are compared. Every other shape
-// (samples, a short last batch) takes the own kernels. fp32, sm_75 and head sizes that cuDNN does not take have only
-// those. --attention fast is --attention cudnn with the backward form whose bits need not repeat.
+// A choice belongs to a shape for which ops_workspace_bytes was asked: the micro-batch of a run. It is made separately
+// for forward and backward, which may be mixed since both store the same lse, the first time that a pass runs (tuning.c
+// states what it guarantees). Every other shape (samples, a short last batch), fp32, sm_75 and head sizes that cuDNN
+// does not take have the own kernels. --attention fast takes the backward form whose bits need not repeat.
 #include "llmc/base/choices_file.h"
 #include "llmc/cuda/cudnn_attention.h"
 #include "llmc/cuda/cudnn_library.h"

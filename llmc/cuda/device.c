@@ -145,8 +145,12 @@ bool device_init(const DeviceOptions *options, Error *err) {
     if (!check_image(&gpu, &arch, err)) return false;
     // Non-blocking: the legacy default stream, on which libraries may work, does not hold them up; and only such
     // streams can be captured.
+    // The exchange goes first: what waits for it is the next block, what it displaces is a wave of a product.
+    int lowest, highest;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     for (int i = 0; i < STREAM_COUNT; i++)
-        CUDA_CHECK(cudaStreamCreateWithFlags(&cuda_backend.streams[i], cudaStreamNonBlocking));
+        CUDA_CHECK(cudaStreamCreateWithPriority(&cuda_backend.streams[i], cudaStreamNonBlocking,
+                                                i == STREAM_COMM ? highest : lowest));
     cuda_backend.options = *options;
     cuda_backend.compute_capability = gpu.compute_capability;
     cuda_backend.num_sms = gpu.num_sms;

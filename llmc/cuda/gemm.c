@@ -342,11 +342,10 @@ static bool choose_candidate(GemmTrial *t, bool timed) {
         if (best < 0) return false; // none runs
         const cublasLtMatmulAlgo_t algorithm = t->algorithms[best];
         if (candidate_is_right(t, best)) {
-            const GemmKey *key = &t->plan->key;
             t->algorithms[0] = algorithm;
             if (!first)
-                fprintf(stderr, "matmul %s: %s is used\n", gemm_describe(key).text,
-                        algorithm_name(key, &algorithm).text);
+                fprintf(stderr, "matmul %s: %s is used\n", gemm_describe(&t->plan->key).text,
+                        algorithm_name(&t->plan->key, &algorithm).text);
             return true;
         }
         t->count--;

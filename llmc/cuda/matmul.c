@@ -9,16 +9,15 @@
 
 static int64_t library_bytes;          // the workspace during a product
 static bool gelu_again;                // OpsShape
-static int64_t channels, step_rows[3]; // of a training step: C; B T, a chunk of the head's rows, its last chunk
+static int64_t channels, step_rows[3]; // of a training step: C or 0; B T, a chunk of the head's rows, its last chunk
 
 void cuda_matmul_note_shape(OpsShape shape) {
-    const int64_t N = shape.forward_only ? 0 : shape.B * shape.T;
-    const int64_t chunk = ops_head_chunk_rows(shape);
+    const int64_t N = shape.B * shape.T, chunk = ops_head_chunk_rows(shape);
     library_bytes = cuda_size_matmul(shape, cuda_backend.compute_capability);
     gelu_again = shape.gelu_again;
-    channels = shape.C;
+    channels = shape.forward_only ? 0 : shape.C;
     step_rows[0] = N;
-    step_rows[1] = N > 0 ? chunk : 0;
+    step_rows[1] = chunk;
     step_rows[2] = N % chunk;
 }
 

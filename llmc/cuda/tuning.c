@@ -112,8 +112,7 @@ void *cuda_memory_like(const void *p, size_t bytes, void **block) {
     *block = NULL;
     if (cuda_backend.capturing) return NULL;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
-    if (free_bytes < bytes + FREE_BYTES) return NULL;
-    if (cudaMalloc(block, bytes + 256) != cudaSuccess) {
+    if (free_bytes < bytes + FREE_BYTES || cudaMalloc(block, bytes + 256) != cudaSuccess) {
         (void)cudaGetLastError(); // it does not fit: no error, the measurement is left out
         *block = NULL;
         return NULL;

@@ -275,6 +275,16 @@ TEST(a_launch_with_an_error_pending_stops_and_is_named) {
     assert_stops(launch_after_an_error, "launch of fill_kernel", "invalid device");
 }
 
+TEST(the_exchange_has_the_highest_priority) {
+    int lowest, highest;
+    assert_int_equal(cudaDeviceGetStreamPriorityRange(&lowest, &highest), cudaSuccess);
+    for (int i = 0; i < STREAM_COUNT; i++) {
+        int priority;
+        assert_int_equal(cudaStreamGetPriority(cuda_backend.streams[i], &priority), cudaSuccess);
+        assert_int_equal(priority, i == STREAM_COMM ? highest : lowest);
+    }
+}
+
 TEST(errors_while_recording_name_the_call) {
     assert_stops(record_a_sync, "cudaDeviceSynchronize()", "while recording a graph");
     assert_stops(record_an_allocation, "device_alloc", "while recording a graph");
