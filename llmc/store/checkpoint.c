@@ -68,7 +68,7 @@ static bool verify(const char *directory, int64_t step, bool checksums, Error *e
 // A directory under a temporary name, left by a process that was killed. One that is a complete checkpoint gets its
 // name, if there is none. One of which files were moved one by one (directory_merge) gets back those that were moved:
 // in a save the manifest is the last file to leave it, in a removal the first to come. The rest is discarded.
-static void settle(const char *dir, const char *name) {
+static void settle_leftover(const char *dir, const char *name) {
     const int64_t step = strtoll(name + strlen(temporary_prefix), NULL, 10);
     char *path = path_join(dir, name), *final = step_path(dir, step, false), *manifest = path_join(path, manifest_name);
     if (!file_exists(final)) {
@@ -88,7 +88,7 @@ void checkpoint_clean(const char *dir) {
     if (!directory_list(dir, &names, &count, NULL)) return;
     for (int i = 0; i < count; i++) {
         char *path = path_join(dir, names[i]);
-        if (strncmp(names[i], temporary_prefix, strlen(temporary_prefix)) == 0) settle(dir, names[i]);
+        if (strncmp(names[i], temporary_prefix, strlen(temporary_prefix)) == 0) settle_leftover(dir, names[i]);
         if (strncmp(names[i], probe_prefix, strlen(probe_prefix)) == 0) unlink(path);
         free(path);
     }
