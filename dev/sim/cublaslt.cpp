@@ -262,6 +262,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
     if (has_vice(algorithm.which, epilogue, "full")) return CUBLAS_STATUS_ALLOC_FAILED;
     if (has_vice(algorithm.which, epilogue, "half")) p.n = (p.n + 1) / 2;
     const float factor = has_vice(algorithm.which, epilogue, "wrong") ? 1.5f : 1.0f;
+    if (sim_cublaslt_counts.runs[algorithm.which] == 0 && !sim::take_memory("SIM_CUBLASLT_KB", 10))
+        return CUBLAS_STATUS_ALLOC_FAILED; // the code of its kernel
     Job *job = new Job;
     job->gemm = {p.m,
                  p.n,

@@ -19,17 +19,8 @@
 
 SimCudnnCounts sim_cudnn_counts;
 
-static int version() {
-    const char *list = sim::setting("SIM_CUDNN");
-    const int number = list ? atoi(list) : 0;
-    return number == 1 ? 91900 : number;
-}
-
-static const char *version_text() {
-    static char text[32];
-    snprintf(text, sizeof text, "%d.%d.%d", version() / 10000, version() / 100 % 100, version() % 100);
-    return text;
-}
+static int version; // as with the library itself, 0 until cudnn_library_open has succeeded
+static char version_text[32];
 
 // llmc's error_set; the simulator links with nothing of llmc.
 static bool refuse(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -42,8 +33,8 @@ static bool refuse(Error *err, const char *format, ...) {
 }
 
 extern "C" {
-int cudnn_library_version(void) { return version(); }
-const char *cudnn_library_version_text(void) { return version_text(); }
+int cudnn_library_version(void) { return version; }
+const char *cudnn_library_version_text(void) { return version_text; }
 }
 
 #ifndef HAVE_CUDNN
@@ -58,7 +49,12 @@ static bool asked_for(const char *word) {
 
 extern "C" {
 bool cudnn_library_open(Error *err) {
-    return version() > 0 || refuse(err, "cuDNN not found: the simulator has one when SIM_CUDNN is set");
+    const char *list = sim::setting("SIM_CUDNN");
+    version = list ? atoi(list) : 0;
+    if (version == 1) version = 91900;
+    if (version == 0) return refuse(err, "cuDNN not found: the simulator has one when SIM_CUDNN is set");
+    snprintf(version_text, sizeof version_text, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+    return true;
 }
 bool cudnn_failed(Error *err, const char *what, cudnnStatus_t status) {
     return refuse(err, "%s: simulated cuDNN, status %d", what, (int)status);
@@ -378,6 +374,7 @@ cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnn
 }
 
 cudnnStatus_t open_handle(cudnnHandle_t *handle) {
+    if (!sim::take_memory("SIM_CUDNN_MB", 20)) return CUDNN_STATUS_ALLOC_FAILED;
     sim_cudnn_counts.handles++;
     *handle = (cudnnHandle_t) new Handle;
     return CUDNN_STATUS_SUCCESS;
@@ -391,7 +388,7 @@ cudnnStatus_t set_stream(cudnnHandle_t handle, cudaStream_t stream) {
     ((Handle *)handle)->stream = stream;
     return CUDNN_STATUS_SUCCESS;
 }
-size_t get_version() { return (size_t)version(); }
+size_t get_version() { return (size_t)version; }
 const char *error_string(cudnnStatus_t) { return "simulated"; }
 void last_error_string(char *text, size_t size) {
     if (size) text[0] = '\0';

@@ -21,12 +21,13 @@ int setting_number(const char *name, int otherwise) {
     if (*end || value < 1 || value > 1 << 30) fatal("%s=%s is no positive number", name, text);
     return (int)value;
 }
+bool setting_is(const char *name, const char *word) {
+    const char *text = setting(name);
+    if (text && strcmp(text, word) != 0) fatal("%s=%s: there is %s", name, text, word);
+    return text != nullptr;
+}
 bool hardware_numbers() {
-    static const bool on = [] {
-        const char *text = setting("SIM_NUMERICS");
-        if (text && strcmp(text, "hardware") != 0) fatal("SIM_NUMERICS=%s: there is hardware", text);
-        return text != nullptr;
-    }();
+    static const bool on = setting_is("SIM_NUMERICS", "hardware");
     return on;
 }
 
@@ -72,6 +73,8 @@ const DeviceModel &device_model() {
     static const DeviceModel model = read_model();
     return model;
 }
+
+int driver_version() { return setting_number("SIM_DRIVER", CUDART_VERSION); }
 
 static int num_devices() {
     static const int count = setting_number("SIM_GPUS", 1);
@@ -123,6 +126,7 @@ static const struct {
     {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
     {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
      "operation not permitted when stream is capturing"},
     {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
@@ -181,7 +185,7 @@ cudaError_t cudaGetDevice(int *device) {
     return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int *version) {
-    *version = CUDART_VERSION;
+    *version = driver_version();
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {

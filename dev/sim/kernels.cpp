@@ -158,6 +158,7 @@ static cudaError_t load(Stub *stub) {
     char call[200];
     snprintf(call, sizeof call, "loading the kernel %s", readable_name(stub->kernel));
     if (cudaError_t error = capture_forbids(call)) return error;
+    if (!take_memory("SIM_KERNEL_KB", 10)) return refuse(*stub, cudaErrorMemoryAllocation, "no memory for its code");
     stub->loaded = true;
     return cudaSuccess;
 }
@@ -199,6 +200,8 @@ static cudaError_t launch(const void *function, dim3 grid, dim3 block, void **ar
     }
     if (early && device_model().compute_capability < 90)
         return refuse(*stub, cudaErrorNotSupported, "programmatic stream serialisation needs sm_90");
+    if (early && stream_is_captured(stream) && (driver_version() < 12030 || setting_is("SIM_EARLY", "refused")))
+        return refuse(*stub, cudaErrorNotSupported, "this driver records no programmatic stream serialisation");
     if (early && !k->waits)
         fatal("race: %s may start before the grid before it has ended, and does not begin with griddepcontrol.wait",
               readable_name(k));

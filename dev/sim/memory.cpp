@@ -26,10 +26,19 @@ static std::vector<Allocation> &allocations() {
     return *table;
 }
 static size_t device_bytes;                            // allocated now, in pieces of 512
+static size_t taken_bytes;                             // by libraries and the driver
 static auto &forbidden = *new std::vector<Allocation>; // parts of allocations: sim_forbid
 
 static size_t device_room(size_t bytes) { return (bytes + 511) / 512 * 512; }
-static size_t free_bytes() { return device_model().memory_bytes - device_model().context_bytes - device_bytes; }
+static size_t free_bytes() {
+    return device_model().memory_bytes - device_model().context_bytes - device_bytes - taken_bytes;
+}
+bool take_memory(const char *setting, int shift) {
+    const size_t bytes = (size_t)setting_number(setting, 0) << shift;
+    if (bytes > free_bytes()) return false;
+    taken_bytes += bytes;
+    return true;
+}
 
 static std::vector<Allocation>::iterator first_behind(const void *p) {
     return std::upper_bound(allocations().begin(), allocations().end(), (const char *)p,

@@ -136,6 +136,7 @@ struct ncclComm {
     uint64_t number = 0;           // of the last collective
     cudaStream_t stream = nullptr; // of all collectives
     bool has_stream = false, finalized = false;
+    bool has_buffers = false; // allocated at the first collective
     // A call in progress: does its work, or more of it; true when that is done.
     std::function<bool()> proceed;
     int polls = 0; // before it is asked for the first time
@@ -462,6 +463,11 @@ ncclResult_t enqueue(Collective *work, cudaStream_t stream) {
     comm->stream = stream;
     comm->has_stream = true;
     work->check_memory();
+    if (!comm->has_buffers && !sim::take_memory("SIM_NCCL_MB", 20)) {
+        comm->fail(ncclUnhandledCudaError, "Cuda failure 2 'out of memory'");
+        return comm->error;
+    }
+    comm->has_buffers = true;
     const auto proceed = [=] {
         const auto receive = [](void *p) { ((Collective *)p)->receive(); };
         const auto release = [](void *p) { ((Collective *)p)->released = true; };
@@ -661,13 +667,13 @@ NcclFunctions nccl = {get_version,     error_string, last_error, get_unique_id, 
                       get_async_error, finalize,     destroy,    abort_comm,    group_start,
                       group_end,       send,         recv,       all_gather};
 
+static char version_text[32]; // as with the library itself, "" until it is open
+
 bool nccl_library_open(Error *err) {
-    return !is_none() || refuse(err, "NCCL not found: the simulator has one unless SIM_NCCL=none");
+    if (is_none()) return refuse(err, "NCCL not found: the simulator has one unless SIM_NCCL=none");
+    snprintf(version_text, sizeof version_text, "%d.%d.%d", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
+    return true;
 }
-const char *nccl_library_version_text(void) {
-    static char text[32];
-    snprintf(text, sizeof text, "%d.%d.%d", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
-    return text;
-}
+const char *nccl_library_version_text(void) { return version_text; }
 }
 #endif

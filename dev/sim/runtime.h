@@ -21,6 +21,7 @@ void expect_refusal_seen(const char *call);
 void print_place();                    // "in kernel K launched at F:L, block B, thread T", when a kernel runs
 const char *setting(const char *name); // an environment variable, null when unset or empty
 int setting_number(const char *name, int otherwise); // one that is a positive number
+bool setting_is(const char *name, const char *word);  // the only value that it may have; false: unset
 
 // ------------------------------------------------------------------------------------------------------------- memory
 
@@ -32,6 +33,9 @@ MemoryKind memory_kind(const void *p, size_t bytes);
 bool find_device_memory(uint64_t address, uint64_t size, uint64_t *begin, uint64_t *bytes);
 extern uint64_t memory_changes;
 void add_device_variable(char *address, uint64_t bytes); // a __device__ variable
+// What a library or the driver takes for itself and never gives back: setting_number(setting) << shift bytes, none if
+// that is unset. False: it does not fit.
+bool take_memory(const char *setting, int shift);
 // With SIM_PROTECT=1 device memory is accessible only between open and close (calls may nest).
 void memory_open();
 void memory_close();
@@ -88,6 +92,7 @@ struct DeviceModel {
     size_t memory_bytes, context_bytes; // SIM_MEMORY_MB; what of it is gone before anything is allocated
 };
 const DeviceModel &device_model();
+int driver_version(); // SIM_DRIVER: 12020 for CUDA 12.2
 // SIM_NUMERICS=hardware: arithmetic as inexact as a GPU's may be, where it is else exact or rounded to nearest.
 bool hardware_numbers();
 } // namespace sim
