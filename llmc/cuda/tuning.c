@@ -135,12 +135,17 @@ const char *tuning_machine(void) {
 
 char *device_tuning(void) { return choices_file_used(); }
 
-// Keys begin with the machine, then the library and its version.
+// Keys begin with the machine, then the library and its version, which cuDNN tells only once it is open. With
+// --attention own its choices are of no use, and may be of any version.
 bool device_restore_tuning(const char *lines) {
     char cublas_key[CHOICES_KEY_MAX], cudnn_key[CHOICES_KEY_MAX];
+    const bool ignores_cudnn = cuda_backend.options.attention == ATTENTION_OWN;
     bool fits = true;
+    Error ignored;
+    if (!ignores_cudnn && strstr(lines, ", cuDNN ")) (void)cudnn_library_open(&ignored);
     snprintf(cublas_key, sizeof cublas_key, "%s, cuBLASLt %zu,", tuning_machine(), cublasLtGetVersion());
     snprintf(cudnn_key, sizeof cudnn_key, "%s, cuDNN %d,", tuning_machine(), cudnn_library_version());
+    if (ignores_cudnn) snprintf(cudnn_key, sizeof cudnn_key, "%s, cuDNN ", tuning_machine());
     for (const char *line = lines; *line && fits; line += strcspn(line, "\n"), line += *line == '\n')
         fits = strncmp(line, cublas_key, strlen(cublas_key)) == 0 || strncmp(line, cudnn_key, strlen(cudnn_key)) == 0;
     if (fits) choices_file_restore(lines);

@@ -94,6 +94,20 @@ def test_a_resume_takes_what_the_run_chose_by_timing_and_says_where_it_cannot(da
         assert ("attention for another GPU" in result.stderr) == told
 
 
+def test_a_resume_takes_the_choice_between_cudnn_and_our_attention(data, tmp_path):
+    environment = {"PRETRAIN_CACHE": "off", "SIM_CUDNN": "1", "SIM_CC": "90"}
+    out = run_tiny(SIMULATOR, tmp_path / "run", data, "--dtype", "bf16", "-x", 2, "-n", 2, **environment)
+    (checkpoint,) = checkpoints(out)
+    state = json.loads((checkpoint / "trainer.json").read_text())
+    assert len(re.findall(r"attention.*\t0[01]$", state["tuning"], re.M)) == 2
+    other = re.sub(r"(attention.*\t0)([01])$", lambda found: found[1] + "10"[int(found[2])], state["tuning"], flags=re.M)
+    write_state(checkpoint, state | {"tuning": other})
+    result = train("-o", out, "-y", 1, "-x", 4, "-n", 4, *TINY, *QUIET, *data.flags, trainer=SIMULATOR,
+                   env={**os.environ, **environment})
+    again = json.loads((checkpoints(out)[-1] / "trainer.json").read_text())["tuning"]
+    assert "chosen again" not in result.stderr and sorted(again.splitlines()) == sorted(other.splitlines())
+
+
 # nvcc makes the same instructions of a kernel for these: fp32 does not know the tensor cores of sm_80, and sm_100 and
 # sm_120 share a compiler that contracts a*b+c elsewhere than that of the others.
 @pytest.mark.slow
