@@ -420,13 +420,14 @@ static int run_all(Run *run, Error *err) {
     if (!asks) { // before the device is opened, so that its threads and memory are in the right place
         char gpu[64];
         device_address(comm_local_rank(), gpu);
-        if (o->numa == NUMA_AUTO && !placement_bind(&run->setup.placement, gpu, o->threads, err)) return EXIT_BAD_INPUT;
+        if (options_environment("PRETRAIN_NUMA", 1) && !placement_bind(&run->setup.placement, gpu, o->threads, err))
+            return EXIT_BAD_INPUT;
     }
     DeviceOptions device = options_device(o);
     if (!processes_share_threads(o, &device.threads, err)) return EXIT_BAD_INPUT;
     if (!comm_all_ok(device_init(&device, err), err)) return EXIT_RUN_FAILED; // before any data
     if (asks) return run_setup_plan(&run->setup, err) ? EXIT_OK : EXIT_BAD_INPUT;
-    if (!processes_connect_devices(err) || !run_setup_resolve(&run->setup, err)) return EXIT_BAD_INPUT;
+    if (!processes_connect_devices(o, err) || !run_setup_resolve(&run->setup, err)) return EXIT_BAD_INPUT;
     if (!comm_all_ok(run_setup_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
     measure_speed(run);
     if (!comm_all_ok(build_model(run, err), err)) return EXIT_RUN_FAILED;

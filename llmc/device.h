@@ -31,6 +31,7 @@ typedef struct {
                                // GELU is recomputed, which could not give the same bits
     bool no_tuning;            // choices without measurement: the library's favourites
     bool no_early_launch;      // no kernel may be set up before the one before it has ended (sm_90+)
+    bool no_graphs;            // graphs record nothing: ops run as they are called
 } DeviceOptions;
 
 typedef struct {
@@ -42,6 +43,7 @@ typedef struct {
     int units;                      // threads or SMs in use
     size_t memory_total;            // bytes of device memory
     size_t memory_free;             // bytes free when device_init returned
+    bool memory_spills;             // a full GPU takes host memory without a word, and becomes slow (Windows)
     size_t cache_bytes;             // of the caches before device memory; 0 = not known
     double peak_flops[DTYPE_COUNT]; // datasheet FLOP/s by dtype, derived from units x clock x FLOP/clock; 0 = not known
     double peak_bandwidth;          // datasheet bytes/s of device memory; 0 = not known
@@ -87,6 +89,8 @@ bool device_sensors(DeviceSensors *sensors); // false if there are none (the CPU
 // the bytes requested and free when it does not fit.
 void *device_alloc(size_t bytes, Error *err);
 void device_free(void *p);
+// Bytes free now, for all programs of the device.
+size_t device_memory_free(void);
 // The peak of device bytes used by this process so far. CPU: resident set high-water mark since device_init. GPU: bytes
 // allocated by this process.
 size_t device_memory_peak(void);
@@ -123,11 +127,11 @@ double device_event_seconds(DeviceEvent *start, DeviceEvent *stop); // both must
 
 // A recorded sequence of launches that is replayed with one call: one per distinct micro-step. Use:
 //   if (!device_graph_replay(g)) { device_graph_begin(g); ...ops...; device_graph_end(g); }
-// replay returns false when nothing was captured yet, and always if the backend has no graphs (CPU); then begin and end
-// do nothing and the ops run as they are called. On a GPU the first pass also runs the ops as they are called (plans
-// are made then), the second is captured, and end launches it. The ops after a replay that returned false must be the
-// same work as in the previous pass. begin without a preceding replay declares that they are other work, and the graph
-// starts over.
+// replay returns false when nothing was captured yet, and always where there are no graphs (CPU, no_graphs); then begin
+// and end do nothing and the ops run as they are called. On a GPU the first pass also runs the ops as they are called
+// (plans are made then), the second is captured, and end launches it. The ops after a replay that returned false must
+// be the same work as in the previous pass. begin without a preceding replay declares that they are other work, and the
+// graph starts over.
 typedef struct DeviceGraph DeviceGraph;
 DeviceGraph *device_graph_create(Error *err);
 void device_graph_destroy(DeviceGraph *graph);
@@ -145,9 +149,9 @@ enum { DEVICE_COMM_ID_BYTES = 128 };
 // Process 0 makes the id under which all of them meet; the others get it from process 0. False: no engine here; the
 // message says what to install.
 bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err);
-// After device_init, on all processes. Returns when all have joined, or with an error after a minute. device_shutdown
-// leaves.
-bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, Error *err);
+// After device_init, on all processes. Returns when all have joined, or with an error after so many seconds.
+// device_shutdown leaves.
+bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, double seconds, Error *err);
 // "NCCL 2.28.9" or "Open MPI 4.1.4"; "" before device_comm_start.
 const char *device_comm_library(void);
 

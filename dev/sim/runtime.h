@@ -21,7 +21,7 @@ void expect_refusal_seen(const char *call);
 void print_place();                    // "in kernel K launched at F:L, block B, thread T", when a kernel runs
 const char *setting(const char *name); // an environment variable, null when unset or empty
 int setting_number(const char *name, int otherwise); // one that is a positive number
-bool setting_is(const char *name, const char *word);  // the only value that it may have; false: unset
+bool setting_is(const char *name, const char *word); // the only value that it may have; false: unset
 
 // ------------------------------------------------------------------------------------------------------------- memory
 

@@ -29,10 +29,11 @@ bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err) {
            error_set(err, "on the CPU several processes are started by mpirun: mpirun -n N ./train_gpt2 OPTIONS");
 }
 
-bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, Error *err) {
+bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, double seconds, Error *err) {
     (void)id;
     (void)rank;
     (void)size;
+    (void)seconds;
     char own[DEVICE_COMM_ID_BYTES];
     return device_comm_id(own, err);
 }
@@ -130,8 +131,8 @@ bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err) {
     memset(id, 0, DEVICE_COMM_ID_BYTES);
     return mpi_missing(err);
 }
-bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, Error *err) {
-    (void)id, (void)rank, (void)size;
+bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, double seconds, Error *err) {
+    (void)id, (void)rank, (void)size, (void)seconds;
     return mpi_missing(err);
 }
 const char *device_comm_library(void) { return ""; }

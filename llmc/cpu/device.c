@@ -193,6 +193,12 @@ void *device_alloc(size_t bytes, Error *err) {
 
 void device_free(void *p) { free(p); }
 
+size_t device_memory_free(void) {
+    HostMemory memory;
+    Error ignored;
+    return host_memory_read("", &memory, &ignored) ? (size_t)memory.available : cpu_backend.facts.memory_free;
+}
+
 // The peak RAM of the process beyond its RAM when device_init returned. It is the kernel's count (VmHWM), not the sum
 // of the requests. It includes scratch memory of libraries, loader buffers and all other host memory taken since then,
 // so it verifies the plan. It excludes the program's code and libraries, thread stacks and allocations before

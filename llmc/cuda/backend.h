@@ -28,6 +28,7 @@ typedef struct {
     int num_sms;            // multiprocessors
     int shared_per_block;   // bytes of dynamic shared memory that a block may ask for
     bool early_launch;      // kernels are launched with programmatic stream serialisation, see kernel.cuh
+    bool graphs;            // device_graph_* record; else the ops of every pass run as they are called
     DeviceOptions options;
     DeviceFacts facts;
     cudaStream_t streams[STREAM_COUNT];
@@ -54,7 +55,8 @@ static inline cudaStream_t cuda_compute_stream(void) {
         cudaError_t cuda_status_ = (call);                                                                             \
         REQUIRE_MEMORY(cuda_status_ != cudaErrorMemoryAllocation, "%s" GPU_IS_FULL, #call);                            \
         REQUIRE(cuda_status_ == cudaSuccess, "%s: %s (%s)%s", #call, cudaGetErrorString(cuda_status_),                 \
-                cudaGetErrorName(cuda_status_), cuda_backend.capturing ? " while recording a graph" : "");             \
+                cudaGetErrorName(cuda_status_),                                                                        \
+                cuda_backend.capturing ? " while recording a graph; --graphs 0 runs without" : "");                    \
     } while (0)
 
 // The first `bytes` bytes of the workspace, 256-byte aligned, contents undefined. They belong to the op until the next
@@ -76,7 +78,6 @@ size_t cuda_graph_nodes(const DeviceGraph *graph);
 // Called by device_shutdown: leaves the other processes once all requests are done; aborts if that takes a minute, or
 // if NCCL has failed.
 void cuda_comm_shutdown(void);
-extern double cuda_comm_start_seconds; // how long device_comm_start waits for the others: 60; tests make it shorter
 
 // ------------------------------------------------------------------------------------- kernels that several ops launch
 // On the compute stream.

@@ -5,6 +5,7 @@
 #include "llmc/cuda/attention.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/datasheet.h"
+#include "llmc/cuda/driver_probe.h"
 #include "llmc/cuda/gemm.h"
 #include "llmc/cuda/graph_overlap.h"
 #include "llmc/cuda/nvml.h"
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 // What the Makefile compiled the kernels for: "80 90".
 #ifndef CUDA_ARCHS
@@ -119,6 +121,7 @@ static void fill_gpu_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf
     CUDA_CHECK(cudaDeviceGetPCIBusId(facts->id, (int)sizeof facts->id, cuda_backend.device));
     facts->units = gpu->num_sms;
     CUDA_CHECK(cudaMemGetInfo(&facts->memory_free, &facts->memory_total));
+    facts->memory_spills = access("/dev/dxg", F_OK) == 0; // Linux under Windows: the driver is that of Windows
     facts->supports[DTYPE_FP32] = facts->supports[DTYPE_FP16] = true;
     facts->supports[DTYPE_BF16] = gpu->compute_capability >= 80; // older tensor cores do not know it
     facts->default_dtype = facts->supports[DTYPE_BF16] ? DTYPE_BF16 : DTYPE_FP16;
@@ -156,10 +159,11 @@ bool device_init(const DeviceOptions *options, Error *err) {
     cuda_backend.num_sms = gpu.num_sms;
     // Kernels wait where they were compiled for sm_90 or later, not where the driver compiles PTX of sm_80 for it.
     cuda_backend.early_launch = !options->no_early_launch && gpu.compute_capability >= 90 && arch >= 90;
+    cuda_backend.graphs = !options->no_graphs;
     cuda_backend.shared_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     fill_gpu_facts(&cuda_backend.facts, &gpu, options->tf32);
     cuda_backend.ready = true;
-    if (cuda_attention_check(options, err)) return true;
+    if (cuda_probe_driver(err) && cuda_attention_check(options, err)) return true;
     device_shutdown();
     return false;
 }
@@ -198,8 +202,7 @@ struct CudaAllocation {
 void *device_alloc(size_t bytes, Error *err) {
     NOT_WHILE_RECORDING("device_alloc");
     struct CudaAllocation *block = (struct CudaAllocation *)malloc(sizeof *block);
-    size_t free_bytes = 0, total = 0;
-    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+    const size_t free_bytes = device_memory_free(), total = cuda_backend.facts.memory_total;
     if (!block || cudaMalloc(&block->data, bytes ? bytes : 1) != cudaSuccess) {
         (void)cudaGetLastError(); // or the next launch would report it
         free(block);
@@ -229,6 +232,12 @@ void device_free(void *p) {
     cuda_backend.allocated -= block->bytes;
     CUDA_CHECK(cudaFree(p));
     free(block);
+}
+
+size_t device_memory_free(void) {
+    size_t free_bytes, total;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+    return free_bytes;
 }
 
 size_t device_memory_peak(void) { return cuda_backend.allocated_peak; }
@@ -357,6 +366,8 @@ double device_event_seconds(DeviceEvent *start, DeviceEvent *stop) {
 // Replay that returns false promises the caller's next pass is the same work as the one before. begin without it means
 // other work (another batch size): whatever was recorded is dropped, and the graph is UNSEEN again.
 //
+// With --graphs 0, and where the driver refuses captures (driver_probe.h), a graph stays UNSEEN.
+//
 // The capture is ThreadLocal: it forbids unsafe calls (allocation, synchronisation) to this thread alone, and the data
 // reader's thread is unaffected.
 
@@ -410,16 +421,16 @@ void device_graph_end(DeviceGraph *g) {
     graph_overlap_join();
     cuda_backend.in_graph = false;
     if (g->state == GRAPH_UNSEEN) {
-        g->state = GRAPH_WARM;
+        if (cuda_backend.graphs) g->state = GRAPH_WARM;
         return;
     }
     cudaGraph_t graph;
     CUDA_CHECK(cudaStreamEndCapture(cuda_compute_stream(), &graph));
-    cuda_backend.capturing = false;
     CUDA_CHECK(cudaGraphGetNodes(graph, NULL, &g->nodes));
     CUDA_CHECK(cudaGraphInstantiate(&g->exec, graph, 0));
     CUDA_CHECK(cudaGraphDestroy(graph));
     CUDA_CHECK(cudaGraphUpload(g->exec, cuda_compute_stream())); // or the first launch would pay for it
+    cuda_backend.capturing = false;
     g->state = GRAPH_RECORDED;
     CUDA_CHECK(cudaGraphLaunch(g->exec, cuda_compute_stream()));
 }

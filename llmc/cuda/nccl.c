@@ -17,8 +17,6 @@
 #include <string.h>
 #include <time.h>
 
-double cuda_comm_start_seconds = 60.0;
-
 #ifdef HAVE_NCCL
 
 _Static_assert(sizeof(ncclUniqueId) == DEVICE_COMM_ID_BYTES, "NCCL's id has another size");
@@ -82,7 +80,7 @@ bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err) {
     return true;
 }
 
-bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, Error *err) {
+bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, double seconds, Error *err) {
     REQUIRE(cuda_backend.ready, "device_comm_start before device_init");
     REQUIRE(!comm.started, "device_comm_start: called twice");
     REQUIRE(rank >= 0 && rank < size, "device_comm_start: rank %d of %d", rank, size);
@@ -94,11 +92,10 @@ bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, 
     config.blocking = 0;
     memcpy(&unique, id, sizeof unique);
     CUDA_CHECK(cudaSetDevice(cuda_backend.device)); // NCCL takes the device that is current
-    const ncclResult_t status =
-        settle(nccl.ncclCommInitRankConfig(&comm.handle, size, unique, rank, &config), cuda_comm_start_seconds);
+    const ncclResult_t status = settle(nccl.ncclCommInitRankConfig(&comm.handle, size, unique, rank, &config), seconds);
     if (status == ncclInProgress)
         error_set(err, "start of NCCL: rank %d of %d waited %.0f s for the others: not all processes came", rank, size,
-                  cuda_comm_start_seconds);
+                  seconds);
     else if (status != ncclSuccess)
         nccl_failed(err, "start of NCCL", status);
     if (status != ncclSuccess) {
@@ -257,7 +254,7 @@ bool device_comm_wait(int request, Error *err) {
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 
 bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err) { return nccl_library_open(err); }
-bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, Error *err) {
+bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, double seconds, Error *err) {
     return nccl_library_open(err);
 }
 const char *device_comm_library(void) { return ""; }

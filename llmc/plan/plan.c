@@ -63,7 +63,8 @@ void plan_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
         plan->gpu = *gpu;
         if (*gpu->name) spec->name = plan->gpu.name;
         plan->sizes = plan_sizes(spec, r->attention);
-        plan->room = spec->memory - plan_reserve(spec->memory);
+        plan->nccl = plan_nccl_bytes(spec, plan->gpus);
+        plan->room = spec->memory - plan_reserve(spec->memory) - plan->nccl;
         plan->model.sizes = &plan->sizes;
         plan->model.dtype = gpu_spec_dtype(spec, plan->model.dtype);
         if (spec->bandwidth > 0 && spec->peak_fp8 == 0) plan->model.fp8 = false;

@@ -29,6 +29,7 @@ typedef struct {
     int64_t share_tokens; // of a step, of the GPU with the most
     bool fits;
     Error why_not; // what it needs, and what would fit
+    double nccl;   // bytes that NCCL takes
     double room;   // bytes that the plan may take
     PlannedMemory memory;
     int64_t batch;                            // the largest B at the -r of model; 0: not one sequence fits

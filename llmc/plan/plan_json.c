@@ -107,7 +107,7 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
         if (c < MEM_ACTIVATIONS) a_parameter += p->memory.classes[c] / N;
     }
     JSON_ADD(memory, JSON_NUMBER("total", p->memory.total), JSON_NUMBER("context", plan_reserve(g->memory)),
-             JSON_NUMBER("host", p->memory.host), JSON_NUMBER("room", p->room),
+             JSON_NUMBER("nccl", p->nccl), JSON_NUMBER("host", p->memory.host), JSON_NUMBER("room", p->room),
              JSON_NUMBER("bytes_per_parameter", a_parameter));
     cJSON *kinds = cJSON_AddObjectToObject(memory, "activations_at_peak");
     for (int k = 0; k < KIND_COUNT; k++) JSON_ADD(kinds, JSON_NUMBER(activation_kind_name(k), p->memory.kinds[k]));

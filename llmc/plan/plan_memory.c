@@ -48,10 +48,15 @@ PlannedSizes plan_sizes(const GpuSpec *gpu, AttentionChoice attention) {
 // load when they first run, cuDNN's handle, the tables of updates and recorded graphs.
 double plan_reserve(double memory) { return fmin(1e9, 0.06 * memory); }
 
+double plan_nccl_bytes(const GpuSpec *gpu, int gpus) { return gpu->nvlink > 0 ? fmin(0.4e9 * (gpus - 1), 3e9) : 0; }
+
 double plan_room(bool automatic) {
-    const double available = (double)device_facts()->memory_free;
-    if (strcmp(device_facts()->backend, "cpu") != 0)
-        return fmax(0, available - plan_reserve((double)device_facts()->memory_total));
+    const DeviceFacts *facts = device_facts();
+    const double available = (double)facts->memory_free, total = (double)facts->memory_total;
+    if (strcmp(facts->backend, "cpu") != 0) {
+        const double reserve = facts->memory_spills ? fmax(plan_reserve(total), 0.1 * total) : plan_reserve(total);
+        return fmax(0, (double)device_memory_free() - reserve); // NCCL has taken its memory since device_init
+    }
     if (!automatic) return available;
     return available - fmax(0.05 * available, 0x1p28);
 }

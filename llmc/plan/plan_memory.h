@@ -7,7 +7,12 @@
 // Bytes of a GPU with so much memory that the plan leaves free: 1 GB, at most 6%, for the CUDA context, kernels and the
 // libraries' own buffers.
 double plan_reserve(double memory);
-// Bytes of this machine's device memory for a plan: of a GPU what is free now less plan_reserve; of a CPU's memory
+// Bytes that NCCL takes on each of so many GPUs of a machine, beside the reserve: 400 MB for each other one that NVLink
+// connects (32 channels of 12 MB), at most 3 GB; without NVLink little. Where a run has connected its GPUs, they are
+// taken already.
+double plan_nccl_bytes(const GpuSpec *gpu, int gpus);
+// Bytes of this machine's device memory for a plan: of a GPU what is free now less plan_reserve, under Windows a tenth
+// of it if that is more, since a full GPU would take host memory there; of a CPU's memory
 // what is available now, with -b auto or -r auto less 5%, at least 256 MiB, for the program, oneDNN's buffers and the
 // loader.
 double plan_room(bool automatic);

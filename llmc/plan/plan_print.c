@@ -72,9 +72,11 @@ static void print_memory(FILE *out, const DevicePlan *p) {
     }
     fprintf(out, "planned     %-12s %9s  with -b %lld -r %s in %s", "total", format_bytes(p->memory.total, bytes, TEXT),
             (long long)p->model.B, set_text(&p->model.recompute, &p->model, set), dtype_name(p->model.dtype));
-    if (p->gpu.spec.memory > 0)
-        fprintf(out, "; plus %s for the CUDA context\n", format_bytes(plan_reserve(p->gpu.spec.memory), more, TEXT));
-    else
+    if (p->gpu.spec.memory > 0) {
+        fprintf(out, "; plus %s for the CUDA context", format_bytes(plan_reserve(p->gpu.spec.memory), more, TEXT));
+        if (p->nccl > 0) fprintf(out, " and %s for NCCL", format_bytes(p->nccl, more, TEXT));
+        fprintf(out, "\n");
+    } else
         fprintf(out, ", laid out for the %s backend of this machine\n", device_facts()->backend);
     if (p->gpu.spec.memory == 0 && device_facts()->widens_bf16) { // bf16 is chosen for its memory
         ModelOptions other = p->model;

@@ -373,6 +373,7 @@ DeviceOptions options_device(const Options *o) {
                            .attention = o->attention,
                            .no_tuning = !o->tune,
                            .no_early_launch = !options_environment("PRETRAIN_EARLY_LAUNCH", 1),
+                           .no_graphs = !o->graphs,
                            .gelu_fusion = (GeluFusion)(o->gelu_fusion + 1)}; // the option begins with -1, auto
 }
 

@@ -18,7 +18,6 @@
 
 typedef enum { GRADIENTS_FP32, GRADIENTS_COMPUTE } GradientType;
 typedef enum { OFFLOAD_NONE, OFFLOAD_OPTIMIZER } OffloadChoice;
-typedef enum { NUMA_AUTO, NUMA_OFF } NumaChoice;
 typedef enum { PLAN_NONE, PLAN_TEXT, PLAN_JSON } PlanForm;
 typedef enum { ADVISE_NONE, ADVISE_SIZES, ADVISE_D_FF } AdviseKind;
 
@@ -51,6 +50,7 @@ CommOptions options_comm(const Options *options);
 //   PRETRAIN_PROGRESS       1, 0: the progress bar wherever stdout goes, or nowhere
 //   PRETRAIN_COMM_OVERLAP   0: wait for each exchange between processes at once
 //   PRETRAIN_EARLY_LAUNCH   0: no kernel is set up before the one before it has ended (sm_90 and later)
+//   PRETRAIN_NUMA           0: processes are not bound to processors (placement.h)
 int options_environment(const char *name, int fallback);
 
 // Whether they ask for a plan, advice or a measurement, and train nothing.

@@ -1,4 +1,4 @@
-// Where this process runs (--numa auto): on the processors beside its GPU, its own share of them if
+// Where this process runs: on the processors beside its GPU, its own share of them if
 // several processes of the run are there. Threads that start later, OpenMP's and the loader's, inherit
 // it, and Linux takes memory, the loader's pinned buffers too, from the node of the thread that first
 // touches it. /sys describes the machine.

@@ -94,7 +94,33 @@ bool processes_share_threads(const Options *options, int *threads, Error *err) {
     return ok;
 }
 
-bool processes_connect_devices(Error *err) {
+// NCCL allocates when a process first sends to another: without this within the first step, where a plan that fills the
+// GPU has left nothing.
+static bool connect_all(Error *err) {
+    enum { LARGEST = 1 << 20, MOST = 64 << 20, REQUEST = 0 }; // bytes: for each process, for all
+    const int size = comm_size();
+    const int64_t part = min_i64(LARGEST, MOST / size / 4 * 4);
+    const size_t peak = device_memory_peak();
+    Range *parts = calloc((size_t)size, sizeof *parts);
+    REQUIRE_MEMORY(parts, "the parts of a request");
+    for (int r = 0; r < size; r++) parts[r] = (Range){r * part, (r + 1) * part};
+    char *send = device_alloc((size_t)(2 * size * part), err);
+    bool ok = comm_all_ok(send != NULL, err);
+    if (ok) {
+        watch_collective("first exchange");
+        ok = (device_all_to_all(send + size * part, send, parts, REQUEST, err) && device_comm_wait(REQUEST, err) &&
+              device_all_gather(send, parts, REQUEST, err) && device_comm_wait(REQUEST, err)) ||
+             comm_lost(err);
+    }
+    free(parts);
+    if (!ok) return false; // freeing would wait for a request that may never end
+    device_sync();
+    device_free(send);
+    device_memory_peak_restore(peak);
+    return true;
+}
+
+bool processes_connect_devices(const Options *options, Error *err) {
     if (comm_size() == 1) return true;
     char id[DEVICE_COMM_ID_BYTES] = {0};
     const DeviceFacts *d = device_facts();
@@ -106,9 +132,9 @@ bool processes_connect_devices(Error *err) {
     const bool ok = comm_agree(facts, on_cpu ? 3 : 2, err) && comm_all_ok(check_distinct(err), err) &&
                     comm_all_ok(comm_rank() > 0 || device_comm_id(id, err), err) &&
                     comm_broadcast(id, sizeof id, err) &&
-                    comm_all_ok(device_comm_start(id, comm_rank(), comm_size(), err), err);
+                    comm_all_ok(device_comm_start(id, comm_rank(), comm_size(), options->comm_timeout, err), err);
     if (ok) watch_device(device_comm_failed);
-    return ok;
+    return ok && (on_cpu || connect_all(err));
 }
 
 // ------------------------------------------------------------------------------------------------------------- tuning

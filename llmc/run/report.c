@@ -97,7 +97,7 @@ void report_first_step(const Report *r) {
 }
 
 static void after_first_step(Report *r, const StepControl *control) {
-    char measured[TEXT], planned[TEXT];
+    char measured[TEXT], planned[TEXT], left[TEXT];
     const long long peak = (long long)device_memory_peak(),
                     arena = (long long)memory_plan_total(model_memory(r->model));
     const double expected = log((double)r->setup->config.V);
@@ -107,7 +107,9 @@ static void after_first_step(Report *r, const StepControl *control) {
     runlog_field(r->log, "memory", "measured %s, planned %s; first step done %.2f s after launch",
                  format_bytes((double)peak, measured, TEXT), format_bytes((double)arena, planned, TEXT),
                  now_seconds() - r->started);
-    runlog_event(r->log, "memory", "\"measured\":%lld,\"planned\":%lld", peak, arena);
+    const size_t rest = device_memory_free(); // a GPU's libraries have taken theirs by now
+    if (on_gpu()) runlog_field(r->log, "", "%s of the GPU still free", format_bytes((double)rest, left, TEXT));
+    runlog_event(r->log, "memory", "\"measured\":%lld,\"planned\":%lld,\"free\":%zu", peak, arena, rest);
     if (strcmp(r->attention, device_facts()->attention) != 0) // the first step has measured which is faster
         runlog_field(r->log, "attention", "%s", device_facts()->attention);
 }

@@ -41,7 +41,7 @@ static void machine_lines(const ReportFacts *r) {
     if (r->setup->options.log_gpu_every > 0 && !device_sensors(&sensors))
         runlog_field(r->log, "", "-lg: this device has no sensors");
     if (r->speed.matmul_flops > 0)
-        snprintf(limits, sizeof limits, "measured now: matmul %.4g TFLOP/s in %s, copy %.4g GB/s",
+        snprintf(limits, sizeof limits, "measured now, in a burst: matmul %.4g TFLOP/s in %s, copy %.4g GB/s",
                  r->speed.matmul_flops / 1e12, dtype_name(r->setup->dtype), r->speed.copy_bandwidth / 1e9);
     if (r->datasheet > 0)
         snprintf(limits + strlen(limits), sizeof limits - strlen(limits), " | datasheet: %.4g TFLOP/s, %.4g GB/s",

@@ -26,7 +26,6 @@ OPTIONS = {
     "a part of a shape twice": (["-e", "L=1,L=2"], ["L=2", "given twice"]),
     "a comma after the last GPU": (["--plan", "--gpu", "h200,"], ["--gpu h200,", "comma"]),
     "an unknown GPU": (["--plan", "--gpu", "h300,t4"], ["no such GPU; did you mean H200?"]),
-    "a node": (["--numa", 1], ["--numa 1", "auto, off"]),
     "blocks that the model has not": (["-r", "3x2,0"], ["from 1 to 1 after x: the model has 2"]),
     "a choice of 5000 letters": (["-r", "x" * 5000], ["expected 0 .. 3"]),
     "nothing to profile": (["--profile", 3, "-x", 0], ["--profile", "-x 0"]),
@@ -48,7 +47,7 @@ def test_option(name, data, tmp_path):
 def test_one_message_is_one_line_whatever_an_options_text_holds(data, tmp_path):
     """Newlines and control characters in every text: none moves the cursor or begins a line."""
     odd = "a\nstep 9\x1b[2J\r"
-    for option in ("-e", "-i", "-j", "--choices", "--tokenizer", "--numa", "-r", "-d", "--dtype", f"--{odd}",
+    for option in ("-e", "-i", "-j", "--choices", "--tokenizer", "--attention", "-r", "-d", "--dtype", f"--{odd}",
                    "--gpu"):
         arguments = [*TINY, *QUIET, *data.flags, "-v", 1, "-x", 1, option, f"{odd}/{option}"]
         result = train(*arguments, expect=None)

@@ -171,6 +171,15 @@ def test_8_gpus_are_planned_without_one_being_there():
     assert more["batch_size"] == 16
 
 
+def test_a_plan_leaves_the_memory_that_nccl_takes_over_nvlink():
+    for gpus, taken in ((1, 0), (2, 0.4e9), (4, 1.2e9), (8, 2.8e9), (64, 3e9)):
+        linked, by_pcie = plan("-e", "d12", "-d", 524288, "-b", 1, "--gpu", "h200,rtx4090", "--gpus", gpus)["devices"]
+        assert linked["memory"]["nccl"] == taken and by_pcie["memory"]["nccl"] == 0
+        assert linked["memory"]["room"] == linked["memory_bytes"] - linked["memory"]["context"] - taken
+    text = train("--plan", "-e", "d12", "-b", 1, "--gpu", "h200", "--gpus", 8).stdout
+    assert "; plus 954 MiB for the CUDA context and 2.61 GiB for NCCL\n" in text
+
+
 @pytest.mark.parametrize("flags, message", [
     (["--gpus", 8, "--reduce-groups", 12], "--reduce-groups 12: cannot be shared by 8 processes"),
     (["--gpus", 8, "-d", 4096], "-d: a step of 4 sequences cannot be cut into 8 groups"),

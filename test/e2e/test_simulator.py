@@ -108,6 +108,20 @@ def test_a_resume_takes_the_choice_between_cudnn_and_our_attention(data, tmp_pat
     assert "chosen again" not in result.stderr and sorted(again.splitlines()) == sorted(other.splitlines())
 
 
+@pytest.mark.parametrize("refused, said", [
+    ({"SIM_CAPTURE": "refused"}, ["CUDA graphs"]), ({"SIM_EARLY": "refused"}, ["early launches"]),
+    ({"SIM_DRIVER": "12020"}, ["early launches"]), ({}, [])], ids=["graphs", "early", "old", "nothing"])
+def test_what_a_driver_refuses_is_left_out_with_the_same_bits(refused, said, data, tmp_path):
+    """--graphs 0 is the run that asks the driver for nothing of it."""
+    flags = ["--dtype", "bf16", "--optimizer", "muon", "-x", 4, "-n", 4]  # which records its products, too
+    tuned = {**os.environ, "SIM_CC": "90", "PRETRAIN_CACHE": str(tmp_path / "tuning")}
+    simple = run_tiny(SIMULATOR, tmp_path / "simple", data, *flags, "--graphs", 0, PRETRAIN_EARLY_LAUNCH="0", SIM_CC="90")
+    result = train(*TINY, *QUIET, *data.flags, *flags, "-o", tmp_path / "run", trainer=SIMULATOR, env=tuned | refused)
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("sim: ")]
+    assert len(lines) == len(said) and all(words in line for words, line in zip(said, lines)), result.stderr
+    assert same_state(checkpoints(simple)[-1], checkpoints(tmp_path / "run")[-1])
+
+
 # nvcc makes the same instructions of a kernel for these: fp32 does not know the tensor cores of sm_80, and sm_100 and
 # sm_120 share a compiler that contracts a*b+c elsewhere than that of the others.
 @pytest.mark.slow

@@ -155,7 +155,7 @@ static void connect(void) {
     }
     assert_ok(comm_all_ok(ok, &err));
     assert_ok(comm_broadcast(id, sizeof id, &err));
-    assert_ok(device_comm_start(id, comm_rank(), comm_size(), &err));
+    assert_ok(device_comm_start(id, comm_rank(), comm_size(), 60, &err));
     assert_true(*device_comm_library() != '\0');
     connected = true;
 }

@@ -104,7 +104,7 @@ static void start_comm(void) {
     Error err;
     const size_t bytes = (size_t)(MOST_RANKS * SLICE_BYTES);
     int **device[] = {&buffers.send, &buffers.recv, &buffers.all, &buffers.copy};
-    CHECK(device_comm_start(id, rank, size, &err), "%s", err.text);
+    CHECK(device_comm_start(id, rank, size, 60, &err), "%s", err.text);
     for (int i = 0; i < 4; i++) CHECK((*device[i] = device_alloc(bytes, &err)), "%s", err.text);
     CHECK((buffers.host = host_alloc(2 * bytes, &err)), "%s", err.text);
     CHECK((buffers.seen = host_alloc(2 * bytes, &err)), "%s", err.text);
@@ -383,18 +383,19 @@ TEST(a_process_that_is_killed_is_missed_by_the_others) {
 
 // ----------------------------------------------------------------------------------------------------------- the start
 
+static double start_seconds = 60;
 static void fail_to_start(void) {
     Error err;
-    CHECK(!device_comm_start(id, rank, size, &err), "it started");
+    CHECK(!device_comm_start(id, rank, size, start_seconds, &err), "it started");
     fprintf(stderr, "%s\n", err.text);
     CHECK(*device_comm_library() == '\0', "%s", device_comm_library());
     device_comm_abort();
 }
 TEST(a_process_that_does_not_come_is_reported) {
     Run run = {.size = 2, .body = fail_to_start, .missing = 1};
-    cuda_comm_start_seconds = 1.0;
+    start_seconds = 1;
     run_ranks(&run);
-    cuda_comm_start_seconds = 60.0;
+    start_seconds = 60;
     assert_said(&run, 0, "rank 0 of 2 waited 1 s for the others: not all processes came");
 }
 TEST(an_error_of_the_start_is_reported) {
@@ -418,7 +419,7 @@ static void not_started(void) {
 static void started_twice(void) {
     Error err;
     start_comm();
-    device_comm_start(id, rank, size, &err);
+    device_comm_start(id, rank, size, 60, &err);
 }
 static void high_request(void) {
     start_comm();
@@ -500,7 +501,7 @@ TEST(without_the_header_the_message_says_what_to_install) {
     Error err;
     char id[DEVICE_COMM_ID_BYTES];
     assert_error(device_comm_id(id, &err), "built without NCCL");
-    assert_error(device_comm_start(id, 0, 1, &err), "built without NCCL");
+    assert_error(device_comm_start(id, 0, 1, 60, &err), "built without NCCL");
 }
 
 #endif

@@ -188,3 +188,13 @@ TEST(the_choice_is_checked_with_the_backend) {
     assert_true(plan_total(&model) <= room);
     device_shutdown();
 }
+
+TEST(a_gpu_that_takes_host_memory_when_it_is_full_keeps_a_tenth_free) {
+    start(ATTENTION_OWN);
+    const double total = (double)device_facts()->memory_total, available = (double)device_memory_free();
+    cuda_backend.facts.memory_spills = false;
+    assert_true(plan_room(true) == available - plan_reserve(total));
+    cuda_backend.facts.memory_spills = true;
+    assert_true(plan_room(true) == available - 0.1 * total);
+    device_shutdown();
+}

@@ -90,7 +90,6 @@ TEST(every_row_reaches_its_own_field) {
         double number =
             row->min < row->max ? (row->min + row->max > 0.0 ? 0.5 * (row->min + row->max) : row->max) : row->min;
         if (row->type == OPTION_WORD) last_word(row, value);
-        if (row->type == OPTION_STRING && *row->fallback) strcpy(value, "off");
         if (row->type < OPTION_STRING)
             format_exact(row->type < OPTION_DOUBLE ? trunc(number) : number, value, sizeof value);
         const char *others =

@@ -186,4 +186,3 @@ TEST(without_sys_nothing_happens) {
     check((Case[]){{"0-3", NULL, NULL, ""}, {"0-3", NULL, NULL, "not bound: 2 processes share CPUs 0-3"}, {NULL}});
     check((Case[]){{"0-3", GPU(1), NULL, "not bound: GPU " GPU(1) " is not in "}, {NULL}});
 }
-
