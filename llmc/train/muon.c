@@ -2,6 +2,7 @@
 #include "llmc/train/muon.h"
 
 #include "llmc/base/error.h"
+#include "llmc/device.h"
 
 #include <stdlib.h>
 
@@ -14,9 +15,11 @@ struct Muon {
     char *scratch;
     UpdateTensor *matrices; // (layout.matrices) the gradients alone, each (rows, cols); stacked ones are separate
     UpdateList list;        // of the matrices
+    DeviceGraph *graph;     // the recording of the products: thousands of small launches
 };
 
 Muon *muon_create(UpdateList *all, const Parameter *parameters, int num_parameters, Tensor scratch) {
+    Error err;
     const UpdateTensor *tensors = all->tensors;
     Muon *m = calloc(1, sizeof *m);
     REQUIRE_MEMORY(m, "Muon's matrices");
@@ -38,11 +41,14 @@ Muon *muon_create(UpdateList *all, const Parameter *parameters, int num_paramete
     REQUIRE(n <= m->layout.matrices, "%d matrices where the table has %d", n, m->layout.matrices);
     m->layout.matrices = n; // of this process
     m->list = update_list(m->matrices, n);
+    m->graph = device_graph_create(&err);
+    REQUIRE_MEMORY(m->graph, "the recording of Muon's products");
     return m;
 }
 
 void muon_destroy(Muon *m) {
     if (!m) return;
+    device_graph_destroy(m->graph);
     update_list_free(&m->list);
     free(m->matrices);
     free(m);
@@ -80,6 +86,10 @@ void muon_directions(Muon *m, UpdateParams params, Tensor control) {
     const Tensor sumsq = tensor_make(m->scratch + m->layout.sumsq, DTYPE_FP32, "muon_sumsq", n, 0, 0, 0);
     momentum_update(m->all, params, control);
     if (n == 0) return;
+    const bool observed = ops_are_observed(); // what is observed is not part of a recording
+    if (!observed && device_graph_replay(m->graph)) return;
+    if (!observed) device_graph_begin(m->graph);
     gradient_sumsq(sumsq, &m->list);
     for (int i = 0; i < n; i++) orthogonalize(m, m->matrices[i].grad, tensor_slice_elements(sumsq, i, 1));
+    if (!observed) device_graph_end(m->graph);
 }

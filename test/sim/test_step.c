@@ -41,7 +41,8 @@ typedef struct {
     int32_t scale_growth_interval;
     bool gradients_in_dtype;
 } Setup;
-static bool with_overlap, in_parts; // --overlap, and recordings as of several processes, of models made from now on
+// Of models made from now on: --overlap, recordings as of several processes, --optimizer muon.
+static bool with_overlap, in_parts, with_muon;
 static void no_exchange(void *context, int unit) { (void)context, (void)unit; }
 
 static Trainer trainer_make(Setup setup) {
@@ -51,6 +52,7 @@ static Trainer trainer_make(Setup setup) {
         .dtype = setup.dtype, .master = true, .train = true, .B = B, .T = T, .sequences = SEQUENCES};
     options.gradients_in_dtype = setup.gradients_in_dtype;
     options.overlap = with_overlap;
+    if (with_muon) options.optimizer = OPTIMIZER_MUON;
     if (in_parts) options.processes = 2;
     assert_true(model_config_parse(&options.config, "L=2,C=48,NH=3,V=61,T=13", &err));
     assert_true(recompute_parse(&options.recompute, setup.recompute, options.config.L, &err));
@@ -184,7 +186,7 @@ static const Setup rounded = {DTYPE_BF16, "fcx1,layernorm+qkv", 1.0f, 0, true};
 static int leave_the_mark(void **state) {
     sim_step_unmark();
     sim_set_lazy_streams(false);
-    with_overlap = in_parts = false;
+    with_overlap = in_parts = with_muon = false;
     return tmp_teardown(state);
 }
 
@@ -405,6 +407,17 @@ TEST(an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale) {
 }
 
 // ---------------------------------------------------------------------------------------------------------- generation
+
+// 12 matrices (qkv is three), each with five iterations of five launches: the last recording of a second step.
+TEST(muons_products_are_recorded) {
+    size_t nodes, edges;
+    with_muon = true;
+    Trainer t = trainer_make(fp32);
+    for (int step = 0; step < 2; step++) train_step(&t, AS_IT_IS);
+    sim_last_graph(&nodes, &edges);
+    assert_true(nodes > 12 * 5 * 5);
+    trainer_destroy(&t);
+}
 
 typedef struct {
     float logits[T][SEQUENCES * VOCABULARY];
