@@ -339,9 +339,9 @@ test-rest: # make looks for clang anew: it may have come just now
 	@CUDNN_GRAPHS=all $(RUN_TESTS) --mark slow \
 		$(if $(NVCC),--check "dev/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
 		$(if $(and $(NVCC),$(filter 90,$(SIM_ARCHS))),--check "dev/oldest_ptxas.py $(SIM_KERNELS)/llmc/cuda/*.compute_90.ptx $(if $(filter 75,$(SIM_ARCHS)),$(SIM_KERNELS)/llmc/cuda/*.compute_75.ptx)") \
-		$(if $(shell command -v $(FUZZ_CC)),--check "make -s fuzz SECONDS=3") \
-		$(SLOW_TESTS) $(filter-out $(QUICK_OTHER_CODES),$(call OTHER_CODES,$(OP_TESTS) $(GOLDEN_TEST))) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) \
-		$(SIM_HARDWARE_ALL) $(SIM_ASAN_BIN) $(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
+		$(if $(shell command -v $(FUZZ_CC)),--check "make -s fuzz SECONDS=2") \
+		$(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN) $(SIM_ASAN_BIN) $(SIM_HARDWARE_ALL) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) $(SLOW_TESTS) \
+		$(filter-out $(QUICK_OTHER_CODES),$(call OTHER_CODES,$(OP_TESTS) $(GOLDEN_TEST))) # what takes long comes first
 
 SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_plan_fit ops/test_random_shapes)
 QUICK_TEST_BIN := $(filter-out $(SLOW_TESTS),$(sort $(TEST_BIN)))

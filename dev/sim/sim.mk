@@ -191,13 +191,14 @@ SIM_SLOW_TESTS := $(addprefix ops/test_,fp8_model generation model offload rando
 SIM_QUICK_BIN := $(patsubst $(SIM_BUILD)/%,build/$(MODE)-sim-$(QUICK_ARCH)/%,$(filter-out $(SIM_SLOW_TESTS:%=$(SIM_BUILD)/test/%),$(SIM_TEST_BIN)))
 # Tests under a setting of the simulator, SETTING=VALUE@PROGRAM. Those of instructions and of every kernel as other GPUs;
 # what a plain run simulates is an sm_90.
-SIM_OTHER_GPUS := $(if $(NVCC),$(foreach a,75 80 120,$(patsubst %,SIM_CC=$(a)@$(SIM_BUILD)/test/%,$(SIM_SHORT) sim/test_ptx_forms)))
+SIM_AS        = $(foreach a,$1,$(patsubst %,SIM_CC=$a@$(SIM_BUILD)/test/%,$(SIM_SHORT) sim/test_ptx_forms))
+SIM_OTHER_GPUS := $(if $(NVCC),$(call SIM_AS,75))
 # With numbers as inexact as hardware may give them: in `make test` kernels that rest on approximate instructions and on
-# sums of products; in `make test-all` everything, and the tensor cores of the other GPUs.
+# sums of products; in `make test-all` everything, and the tensor cores of all GPUs.
 SIM_HARDWARE := $(if $(NVCC),$(patsubst %,SIM_NUMERICS=hardware@build/$(MODE)-sim-$(QUICK_ARCH)/test/%,ops/test_attention \
 	ops/test_head_loss ops/test_small golden/test_golden))
 SIM_HARDWARE_ALL := $(patsubst %,SIM_NUMERICS=hardware@%,$(filter $(SIM_BUILD)/test/ops/% $(SIM_BUILD)/test/golden/% \
-	%/test_gemm_plan %/test_ptx_forms,$(SIM_TEST_BIN)) $(SIM_OTHER_GPUS))
+	%/test_gemm_plan %/test_ptx_forms,$(SIM_TEST_BIN)) $(if $(NVCC),$(call SIM_AS,75 80 120)))
 SIM_CLANG    := $(if $(NVCC),$(shell command -v clang++))
 SIM_ASAN_BIN := $(if $(NVCC),$(SIM_SHORT:%=build/sanitize-sim/test/%))
 SIM_LONG_ASAN_BIN := $(SIM_TEST_BIN:$(SIM_BUILD)/%=build/sanitize-sim/%)
