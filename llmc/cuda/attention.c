@@ -29,10 +29,10 @@ typedef struct {
 typedef struct PlannedShape {
     AttentionShape shape;
     Pass passes[ATTENTION_PASSES];
-    struct PlannedShape *next; // the one planned before
+    struct PlannedShape *next; // the one that was asked for before
 } PlannedShape;
 
-static PlannedShape *planned; // the newest one
+static PlannedShape *planned; // asked for last
 
 static const char *const pass_names[ATTENTION_PASSES] = {"forward", "backward"};
 
@@ -108,9 +108,12 @@ int64_t cuda_cudnn_workspace(OpsShape ops) {
         p = (PlannedShape *)calloc(1, sizeof *p);
         REQUIRE_MEMORY(p, "a shape of attention");
         p->shape = shape;
-        p->next = planned;
-        planned = p;
     }
+    PlannedShape **link = &planned;
+    while (*link && *link != p) link = &(*link)->next;
+    if (*link) *link = p->next;
+    p->next = planned; // first: the shape that was asked for last is the one described
+    planned = p;
     int64_t bytes = 0;
     for (int pass = 0; pass <= (ops.forward_only ? ATTENTION_FORWARD : ATTENTION_BACKWARD); pass++) {
         if (!p->passes[pass].planned) plan_pass(&p->passes[pass], (AttentionPass)pass, shape);

@@ -100,6 +100,8 @@ def test_a_resume_takes_the_choice_between_cudnn_and_our_attention(data, tmp_pat
     (checkpoint,) = checkpoints(out)
     state = json.loads((checkpoint / "trainer.json").read_text())
     assert len(re.findall(r"attention.*\t0[01]$", state["tuning"], re.M)) == 2
+    # Of the model, not of the products by which the machine was measured.
+    assert re.search(r"cuDNN \d\S* or own kernels, to be measured", (out / "main.log").read_text())
     other = re.sub(r"(attention.*\t0)([01])$", lambda found: found[1] + "10"[int(found[2])], state["tuning"], flags=re.M)
     write_state(checkpoint, state | {"tuning": other})
     result = train("-o", out, "-y", 1, "-x", 4, "-n", 4, *TINY, *QUIET, *data.flags, trainer=SIMULATOR,

@@ -26,6 +26,13 @@ static const AttentionShape shapes[] = {
 };
 enum { NUM_SHAPES = sizeof shapes / sizeof *shapes };
 
+// For tests that make cuDNN's passes themselves.
+static void start_with_library(void) {
+    Error why;
+    start(ATTENTION_OWN);
+    if (!cudnn_attention_open(&why)) op_fail("%s", why.text);
+}
+
 static void a_form_computes_attention(AttentionChoice form, const char *described) {
     start(form);
     for (int i = 0; i < NUM_SHAPES; i++) {
@@ -57,7 +64,7 @@ APART_TEST(so_does_the_form_of_attention_fast, "1", "90") {
 APART_TEST(the_graph_that_collects_dq_computes_attention, "92500", "90") {
     const AttentionShape s = {.B = 1, .T = 200, .NH = 2, .HS = 16, .dtype = DTYPE_BF16};
     Error why = {""};
-    start(ATTENTION_OWN);
+    start_with_library();
     Case c = begin(s, "dQ collected");
     const int64_t squares = s.B * s.NH * s.T * s.T * 2;
     CudnnAttention *ordinary = cudnn_attention_create(ATTENTION_BACKWARD, s, 2 * squares, &why);
@@ -140,7 +147,7 @@ static bool is_seen(Case *c, Fault fault, void *workspace) {
 
 static void expect_seen(const Fault *faults, int n) {
     const AttentionShape s = {.B = 2, .T = 90, .NH = 3, .HS = 8, .dtype = DTYPE_BF16};
-    start(ATTENTION_OWN);
+    start_with_library();
     Case c = begin(s, "planted faults");
     OpTensor workspace = op_output(DTYPE_U8, "workspace", DIMS(1 << 20));
     specify(&c);
@@ -184,7 +191,7 @@ APART_TEST(faults_that_cudnn_accepts_show_in_the_values, "1", "90") {
 
 APART_TEST(without_a_fault_none_is_seen, "92500", "90") {
     const AttentionShape s = {.B = 2, .T = 90, .NH = 3, .HS = 8, .dtype = DTYPE_BF16};
-    start(ATTENTION_OWN);
+    start_with_library();
     Case c = begin(s, "no fault");
     OpTensor workspace = op_output(DTYPE_U8, "workspace", DIMS(1 << 20));
     specify(&c);
@@ -241,7 +248,7 @@ static bool create_and_run(AttentionPass pass, Case *c, void *workspace, Error *
 }
 
 APART_TEST(every_failing_call_is_reported_and_leaves_nothing_behind, "1", "90") {
-    start(ATTENTION_OWN);
+    start_with_library();
     Case c = begin(small, "failing calls");
     OpTensor workspace = op_output(DTYPE_U8, "workspace", DIMS(1 << 20));
     forward(&c);
