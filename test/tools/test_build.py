@@ -187,7 +187,7 @@ def test_one_program_has_every_vector_code_and_is_of_the_mode_asked_for_last(tmp
         }'''
     sources = {"train_gpt2.cu": tells, "data/shard.c": tells, "data/tool.c": "extern int unused;",
                "llmc/cpu/code.c": code, "llmc/cpu/name.c": name,
-               **{f"llmc/cpu/{once}.c": "extern int unused;" for once in ("collectives_mpi", "cpu", "device", "onednn")}}
+               **{f"llmc/cpu/{once}.c": "extern int unused;" for once in ("collectives_mpi", "cpu", "device", "host_memory", "onednn")}}
     for path, text in sources.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
