@@ -88,6 +88,8 @@ Onednn *onednn_create(CpuCodeChoice limit, Error *err) {
         error_set(err, "oneDNN has begun with more instructions than PRETRAIN_CPU allows");
         return NULL;
     }
+#else
+    (void)limit;
 #endif
     Onednn *dnn = calloc(1, sizeof *dnn);
     if (!dnn) {
