@@ -93,25 +93,26 @@ static void plan_pass(Pass *p, AttentionPass pass, AttentionShape shape) {
     p->is_known = known == BY_CUDNN;
 }
 
-static PlannedShape *find_planned(AttentionShape a) {
-    for (PlannedShape *p = planned; p; p = p->next) {
-        const AttentionShape b = p->shape;
-        if (a.B == b.B && a.T == b.T && a.NH == b.NH && a.HS == b.HS && a.dtype == b.dtype) return p;
+// The link to the shape, or the one that ends the list.
+static PlannedShape **find_planned(AttentionShape a) {
+    PlannedShape **link = &planned;
+    for (; *link; link = &(*link)->next) {
+        const AttentionShape b = (*link)->shape;
+        if (a.B == b.B && a.T == b.T && a.NH == b.NH && a.HS == b.HS && a.dtype == b.dtype) break;
     }
-    return NULL;
+    return link;
 }
 
 int64_t cuda_cudnn_workspace(OpsShape ops) {
     const AttentionShape shape = {.B = ops.B, .T = ops.T, .NH = ops.NH, .HS = ops.C / ops.NH, .dtype = ops.dtype};
-    PlannedShape *p = find_planned(shape);
-    if (!p) {
+    PlannedShape **link = find_planned(shape), *p = *link;
+    if (p) {
+        *link = p->next;
+    } else {
         p = (PlannedShape *)calloc(1, sizeof *p);
         REQUIRE_MEMORY(p, "a shape of attention");
         p->shape = shape;
     }
-    PlannedShape **link = &planned;
-    while (*link && *link != p) link = &(*link)->next;
-    if (*link) *link = p->next;
     p->next = planned; // first: the shape that was asked for last is the one described
     planned = p;
     int64_t bytes = 0;
@@ -284,7 +285,7 @@ static void decide(const Call *asked_for, Pass *p) {
 
 // Returns whether it made dbias as well.
 static bool run_pass(const Call *c) {
-    PlannedShape *shape = find_planned(c->shape);
+    PlannedShape *shape = *find_planned(c->shape);
     Pass *p = shape ? &shape->passes[c->pass] : NULL;
     if (p && p->choice == NOT_KNOWN_YET) decide(c, p);
     if (!p || p->choice == BY_OWN_KERNELS) return run_own(c);
