@@ -108,11 +108,9 @@ int cuda_fastest(int count, bool (*work)(void *context, int i), void *context) {
 static const size_t FREE_BYTES = (size_t)256 << 20;
 
 void *cuda_memory_like(const void *p, size_t bytes, void **block) {
-    size_t free_bytes, total;
     *block = NULL;
     if (cuda_backend.capturing) return NULL;
-    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
-    if (free_bytes < bytes + FREE_BYTES || cudaMalloc(block, bytes + 256) != cudaSuccess) {
+    if (device_memory_free() < bytes + FREE_BYTES || cudaMalloc(block, bytes + 256) != cudaSuccess) {
         (void)cudaGetLastError(); // it does not fit: no error, the measurement is left out
         *block = NULL;
         return NULL;
