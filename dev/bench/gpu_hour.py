@@ -128,7 +128,7 @@ def plans_of(bench, limit):
     budget, gpu = tools.Budget(limit), tools.gpu_facts().get("name", "no GPU")
     name = predict.gpu_named(gpu)
     if not name:
-        raise Skipped(f"no rates are assumed for this machine ({gpu}), only for {', '.join(predict.GPUS)}")
+        raise Skipped(f"no rates are assumed for this machine ({gpu}), only for {', '.join(predict.NAMED.values())}")
     said = []
     for shape in (bench.shapes[0], bench.shapes[-1]):
         try:
