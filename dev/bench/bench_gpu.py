@@ -168,16 +168,17 @@ class Bench:
         return self.rows("overlap", limit, [(shape, self.fitting(), shape.T, ["--overlap", on]) for on in (0, 1, 1, 0)])
 
     def early_launch(self, limit):
-        """In the order ABBA: a clock that sinks meets both."""
-        shape, budget, times = self.shapes[0], tools.Budget(limit), {"0": [], "1": []}
-        for on in ("0", "1", "1", "0"):
-            self.trainer.env = {**self.env, "PRETRAIN_EARLY_LAUNCH": on}
-            try:
-                times[on].append(self.measure("early launches", shape.name, shape.model, self.fitting(), shape.T,
-                                              max(2, shape.steps // 2), budget.left())["ms"])
-            finally:
-                self.trainer.env = self.env
-        return "; ".join(f"{'on' if on == '1' else 'off'}: {a:.2f} and {b:.2f} ms" for on, (a, b) in times.items())
+        shape, budget = self.shapes[0], tools.Budget(limit)
+
+        def measure(switch):
+            self.trainer.env = {**self.env, "PRETRAIN_EARLY_LAUNCH": "1" if switch == "on" else "0"}
+            return self.measure("early launches", shape.name, shape.model, self.fitting(), shape.T,
+                                max(2, shape.steps // 2), budget.left())
+
+        try:
+            return in_turn("off", "on", measure)
+        finally:
+            self.trainer.env = self.env
 
     def dtypes(self, limit):
         shape, first = self.shapes[0], self.runs[0]
@@ -267,6 +268,14 @@ class Bench:
         fewer = "" if row["B"] == ours[0]["B"] else f" at B={row['B']}, where it fits"
         return (f"{row['tokens_per_second']:,.0f} tok/s{fewer} ({row['torch']}, "
                 f"{'compiled' if row['compiled'] else 'eager'}, SDPA {sdpa}); ours is {row['ratio']:.2f} times that")
+
+
+def in_turn(a, b, measure):
+    """Two ways in the order ABBA: a clock that sinks meets both. measure(way) returns a row."""
+    times = {a: [], b: []}
+    for way in (a, b, b, a):
+        times[way].append(measure(way)["ms"])
+    return "; ".join(f"{way}: {first:.2f} and {second:.2f} ms" for way, (first, second) in times.items())
 
 
 def ratio(rate, of):

@@ -425,13 +425,10 @@ def run_part(bench, sections):
 
 
 def abba(bench, limit):
-    """Our attention and cuDNN's in the order ABBA: a clock that sinks meets both."""
-    shape, budget, times = bench.shapes[0], tools.Budget(limit), {"own": [], "cudnn": []}
-    for kind in ("own", "cudnn", "cudnn", "own"):
-        row = bench.measure("abba", shape.name, shape.model, bench.fitting(), shape.T, shape.steps, budget.left(),
-                            "--attention", kind)
-        times[kind].append(row["ms"])
-    return "; ".join(f"{kind}: {a:.2f} and {b:.2f} ms" for kind, (a, b) in times.items())
+    """Our attention and cuDNN's."""
+    shape, budget = bench.shapes[0], tools.Budget(limit)
+    return bench_gpu.in_turn("own", "cudnn", lambda kind: bench.measure(
+        "abba", shape.name, shape.model, bench.fitting(), shape.T, shape.steps, budget.left(), "--attention", kind))
 
 
 def ncu_rows(text):
