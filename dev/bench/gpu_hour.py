@@ -165,7 +165,7 @@ def predictions(plans):
     return found, step
 
 
-OWN = "the same with --attention own -ge 0"
+OWN = f"the same with {tools.SAFE_TEXT}"
 OVERLAP = "ms that --overlap 1 saves, at most"
 
 
@@ -173,7 +173,7 @@ def whole(name, last):
     """What the page says of whole steps of these models and of what is around them: (what, where it is measured)."""
     return [
         (f"{name}, tokens/s", of_main("tokens_per_second")), (f"{name}, ms a step", of_main("ms")),
-        (OWN, of_option("--attention own -ge 0")), (OVERLAP, saved_by_overlap), ("memory, GiB", of_main("memory_peak", 2.0**-30)),
+        (OWN, of_option(tools.SAFE_TEXT)), (OVERLAP, saved_by_overlap), ("memory, GiB", of_main("memory_peak", 2.0**-30)),
         ("PyTorch, tokens/s", of_torch("default", "tokens_per_second")),
         ("PyTorch with cuDNN's attention, tokens/s", of_torch("cudnn", "tokens_per_second")),
         ("ours / PyTorch", of_torch("default", "ratio")),
@@ -313,16 +313,16 @@ class Ladder:
     def switched_off(self):
         """Options and environment that switch off what is in self.off."""
         options, environment = [], {}
-        for more, variables in self.off.values():
-            if more and more[0] in self.options:
-                options += more
+        for option, variables in self.off.values():
+            if option and option[0] in self.options:
+                options.append(option)
             environment.update(variables)
         return options, environment
 
     def run(self, limit, prefix=(), more=()):
         """Losses of the steps, all of them finite and the first near ln V."""
         options, environment = self.switched_off()
-        finished = tools.run([*prefix, *self.command(*options, *more)], limit, {**self.bench.env, **environment})
+        finished = tools.run([*prefix, *self.command(*sum(options, []), *more)], limit, {**self.bench.env, **environment})
         if finished.status == 1 and "--attention cudnn: " in finished.stderr:
             raise Skipped(finished.last_words())
         must(finished)
@@ -357,8 +357,7 @@ class Ladder:
         sections.run("first steps, everything off", 40, self.first)
         for feature in FEATURES:
             sections.run(f"first steps, {feature}", 30, lambda limit, f=feature: self.rung(f, limit))
-        options, environment = self.switched_off()
-        self.bench.trainer.off = options
+        self.bench.trainer.off, environment = self.switched_off()
         self.bench.env.update(environment)
 
 

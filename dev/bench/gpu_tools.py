@@ -203,6 +203,7 @@ def events(directory, kind):
 
 # Nothing of cuDNN's, no epilogue with GELU, no choice that another run left.
 SAFE, SAFE_CACHE = ["--attention", "own", "-ge", 0], "off"
+SAFE_TEXT = " ".join(map(str, SAFE))
 
 
 class Trainer:
@@ -211,13 +212,12 @@ class Trainer:
 
     def __init__(self, env):
         self.env, self.safe, self.note = env, False, print
-        self.off = []  # options of features that failed before; a run that names one itself decides
+        self.off = []  # options with values, of features that failed before; a run that names one itself decides
         self.proven = False  # that a run ends: until then each leaves time for a second one
 
     def run(self, command, more, limit):
         """more: the options of this run, which win over SAFE."""
-        command = [*command, *(part for i in range(0, len(self.off), 2) if self.off[i] not in more
-                               for part in self.off[i:i + 2])]  # fmt: skip
+        command = [*command, *(part for option in self.off if option[0] not in more for part in option)]
         budget, chosen = Budget(limit), any(option in more for option in ("--attention", "-ge", "-y"))
         if self.safe:
             return run([*command, *SAFE, *more], limit, dict(self.env, PRETRAIN_CACHE=SAFE_CACHE))
@@ -231,7 +231,7 @@ class Trainer:
         if again.status != 0:
             return finished
         self.safe = True
-        self.note(f"{reason(finished)}; it works with {' '.join(map(str, SAFE))}, which all later runs use")
+        self.note(f"{reason(finished)}; it works with {SAFE_TEXT}, which all later runs use")
         return again
 
 
