@@ -59,6 +59,7 @@ def hour(machine, part, *options, path=None, trainer=TRAINER, **environment):
 
 @pytest.mark.slow
 def test_all_parts_pass_where_all_is_well_and_share_one_page(machine):
+    assert bench_ops(), "bench_ops is not built: make test-programs"
     for part in ("run", "why", "check"):
         result, rows, page = hour(machine, part)
         assert result.returncode == 0, result.stdout
@@ -195,6 +196,7 @@ def test_what_is_missing_is_named(machine):
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_is_whole_without_what_is_missing(machine, part):
     """nvcc, cuDNN, the headers of cuBLASLt and cmocka, PyTorch: each is named, and everything else is done."""
+    assert part != "why" or bench_ops(), "bench_ops is not built: make test-programs"
     (machine / "nothing").mkdir()
     (machine / "nothing" / "torch.py").write_text("raise ImportError('No module named torch')\n")
     (machine / "cuda" / "bin" / "nvcc").unlink()
