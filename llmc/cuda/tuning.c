@@ -58,8 +58,8 @@ static bool time_run(Stopwatch *w, int i, double *ms) {
     return ran;
 }
 
-// Runs each choice once, and again if it is slow: the first run of a kernel may load its code. Drops what is slow
-// twice.
+// Runs each choice once, and again if it is slow: the first run of a kernel may load its code. Drops those that are
+// slow.
 static void first_runs(Stopwatch *w, TimedChoice *choices, int count) {
     double least = 0.0;
     for (int i = 0; i < count && w->spent < LIMIT_MS; i++) {

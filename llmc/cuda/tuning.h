@@ -14,10 +14,11 @@ extern "C" {
 enum { TIMING_MAX_CHOICES = 8 };
 
 // Runs work(context, i), which launches on the compute stream, for i in [0, count), drops what takes 1.5 times the
-// minimum at its first run, and runs the others round after round in turn, so that a clock that rises or a neighbour
-// that comes meets all of them. Returns the i with the smallest median time. What is not at least 0.5 % faster, 2 % of
-// less than 0.2 ms, does not take the place of a lower i: noise is no reason to choose. A work that returns false
-// cannot be done here and is left out; -1 when none can. Overwrites the workspace. Waits for the GPU.
+// minimum, not before a second run if the first was slow, and runs the others round after round in turn, so that a
+// clock that rises or a neighbour that comes meets all of them. Returns the i with the smallest median time. What is
+// not at least 0.5 % faster, 2 % of less than 0.2 ms, does not take the place of a lower i: noise is no reason to
+// choose. A work that returns false cannot be done here and is left out; -1 when none can. Overwrites the workspace.
+// Waits for the GPU.
 int cuda_fastest(int count, bool (*work)(void *context, int i), void *context);
 
 // Zeroed device memory of this size, aligned as p is; for measurements that must not touch the real data. NULL where
