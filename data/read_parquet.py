@@ -49,8 +49,9 @@ def find_files(inputs):
         for folder, folders, names in walk:
             folders[:] = [f for f in folders if not f.startswith(".") and is_new(os.path.join(folder, f))]
             inside += [Path(folder) / n for n in names if not n.startswith(".")]
-        found = [path for path in sorted(inside) if path == Path(name) or path.suffix == ".parquet"]
-        others += [path for path in sorted(inside) if path not in found]
+        found = []
+        for path in sorted(inside):
+            (found if path == Path(name) or path.suffix == ".parquet" else others).append(path)
         if not found and not files:
             tool.fail(f"{name}: no *.parquet files in this directory")
         files += [path for path in found if is_new(path)]
