@@ -1,5 +1,5 @@
 // See word_counts.h. Text repeats its words: most are found in the thread's table, which fits into the processor's
-// cache. When it is three quarters full, its words move to the shared table, whose parts each have a lock.
+// cache. When it is three quarters full, its words move to the shared table, part by part; each part has a lock.
 #include "llmc/text/word_counts.h"
 
 #include "llmc/text/piece_key.h"
@@ -11,7 +11,8 @@
 #include <xxhash.h>
 
 enum {
-    NUM_PARTS = 64,
+    PART_BITS = 6, // of a word's hash
+    NUM_PARTS = 1 << PART_BITS,
     LOCAL_SLOTS = 1 << 15, // 1.3 MB
     LOCAL_FULL = LOCAL_SLOTS / 4 * 3,
 };
@@ -42,6 +43,10 @@ struct WordCounter {
     WordCounts *shared;
     LocalWord *slots;
     int64_t used;
+    struct {
+        uint64_t hash;
+        uint32_t length, next; // next: 1 + the slot of another word of the same part, 0: none
+    } moved[LOCAL_SLOTS];      // what a part needs to know of the words that move, by slot
 };
 
 // ---------------------------------------------------------------------------------------------------- the shared table
@@ -104,28 +109,24 @@ static bool reserve_word(Part *p, int64_t length) {
     return p->num_words < UINT32_MAX;
 }
 
-static bool add_word(WordCounts *w, const char *word, uint32_t length, int64_t count, Error *err) {
-    const uint64_t hash = XXH3_64bits(word, length);
+// The part is locked.
+static bool add_word(Part *p, const char *word, uint32_t length, uint64_t hash, int64_t count, Error *err) {
+    if (!reserve_word(p, length))
+        return error_set(err, "out of memory for %lld distinct words", (long long)p->num_words);
     const uint32_t tag = (uint32_t)hash;
-    Part *p = &w->parts[hash >> 58];
-    pthread_mutex_lock(&p->lock);
-    bool is_known = false;
-    const bool ok =
-        reserve_word(p, length) || error_set(err, "out of memory for %lld distinct words", (long long)p->num_words);
     int64_t at = tag & (p->num_slots - 1);
-    for (; ok && p->slots[at] && !is_known; at = (at + 1) & (p->num_slots - 1)) {
+    for (; p->slots[at]; at = (at + 1) & (p->num_slots - 1)) {
         Word *known = &p->words[p->slots[at] - 1];
-        is_known = known->hash == tag && known->length == length && !memcmp(p->bytes + known->offset, word, length);
-        if (is_known) known->count += count;
+        if (known->hash != tag || known->length != length || memcmp(p->bytes + known->offset, word, length) != 0)
+            continue;
+        known->count += count;
+        return true;
     }
-    if (ok && !is_known) {
-        memcpy(p->bytes + p->num_bytes, word, length);
-        p->words[p->num_words++] = (Word){.count = count, .offset = p->num_bytes, .length = length, .hash = tag};
-        p->slots[at] = (uint32_t)p->num_words;
-        p->num_bytes += length;
-    }
-    pthread_mutex_unlock(&p->lock);
-    return ok;
+    memcpy(p->bytes + p->num_bytes, word, length);
+    p->words[p->num_words++] = (Word){.count = count, .offset = p->num_bytes, .length = length, .hash = tag};
+    p->slots[at] = (uint32_t)p->num_words;
+    p->num_bytes += length;
+    return true;
 }
 
 int64_t word_counts_size(const WordCounts *w, int64_t *bytes) {
@@ -170,11 +171,28 @@ void word_counter_free(WordCounter *c) {
 }
 
 bool word_counter_finish(WordCounter *c, Error *err) {
+    uint32_t first[NUM_PARTS] = {0};
     bool ok = true;
-    for (uint32_t i = 0; ok && i < LOCAL_SLOTS; i++) {
-        const LocalWord *word = &c->slots[i];
-        const uint32_t length = (uint32_t)(word->key.words[3] >> 56);
-        if (word->count > 0) ok = add_word(c->shared, (const char *)word->key.words, length, word->count, err);
+    for (uint32_t i = 0; i < LOCAL_SLOTS; i++) {
+        const PieceKey *key = &c->slots[i].key;
+        if (c->slots[i].count == 0) continue;
+        c->moved[i].length = (uint32_t)(key->words[3] >> 56);
+        c->moved[i].hash = XXH3_64bits(key->words, c->moved[i].length);
+        uint32_t *of_part = &first[c->moved[i].hash >> (64 - PART_BITS)];
+        c->moved[i].next = *of_part;
+        *of_part = i + 1;
+    }
+    // A lock for each word, in the order of the slots: 1.85 s of CPU instead of 1.29 s (2 threads, 75 MiB of text with
+    // 400,000 distinct words).
+    for (int part = 0; ok && part < NUM_PARTS; part++) {
+        Part *p = &c->shared->parts[part];
+        pthread_mutex_lock(&p->lock);
+        for (uint32_t i = first[part]; ok && i > 0; i = c->moved[i - 1].next) {
+            const LocalWord *word = &c->slots[i - 1];
+            ok = add_word(p, (const char *)word->key.words, c->moved[i - 1].length, c->moved[i - 1].hash, word->count,
+                          err);
+        }
+        pthread_mutex_unlock(&p->lock);
     }
     memset(c->slots, 0, LOCAL_SLOTS * sizeof *c->slots);
     c->used = 0;
@@ -186,7 +204,12 @@ bool word_counter_add(WordCounter *c, const Tokenizer *t, const char *text, int6
         length = pieces_next(t->char_table, text + at, n - at);
         if (length == 1) continue; // no pair
         if (length > PIECE_KEY_BYTES) {
-            if (!add_word(c->shared, text + at, (uint32_t)length, 1, err)) return false;
+            const uint64_t hash = XXH3_64bits(text + at, (size_t)length);
+            Part *p = &c->shared->parts[hash >> (64 - PART_BITS)];
+            pthread_mutex_lock(&p->lock);
+            const bool ok = add_word(p, text + at, (uint32_t)length, hash, 1, err);
+            pthread_mutex_unlock(&p->lock);
+            if (!ok) return false;
             continue;
         }
         const PieceKey key = piece_key(text + at, length, n - at);
