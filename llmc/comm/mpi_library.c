@@ -6,7 +6,6 @@
 
 #ifdef HAVE_MPI
 #include <dlfcn.h>
-#include <limits.h>
 #include <sched.h>
 #include <string.h>
 

@@ -359,7 +359,6 @@ static int say_hello(uint32_t size, uint32_t rank, uint32_t purpose) {
         uint32_t size, rank, purpose;
         char run_id[64], host[64];
     } hello = {"LLMCHEL2", size, rank, purpose, "", "node"};
-    memcpy(hello.magic, "LLMCHEL2", 8);
     snprintf(hello.run_id, sizeof hello.run_id, "%s", run.run_id);
     const int fd = connect_to_run();
     assert_int_equal(send(fd, &hello, sizeof hello, MSG_NOSIGNAL), sizeof hello);
