@@ -5,6 +5,7 @@
 #include "test/fuzz/fuzz.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/utf8.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -28,6 +29,12 @@ void fuzz_replace(Piece *p, const void *bytes, size_t n) {
     memset(copy + n, 0, FILE_ROOM);
     free(p->bytes);
     *p = (Piece){copy, n, false};
+}
+
+bool fuzz_is_line(const Error *message) {
+    Error visible;
+    utf8_make_visible(message->text, visible.text, sizeof visible.text);
+    return strcmp(message->text, visible.text) == 0;
 }
 
 static int pieces_of(const FuzzReader *r) {

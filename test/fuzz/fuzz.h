@@ -44,6 +44,8 @@ const char *fuzz_path(const char *name); // in the scratch directory; "": the di
 
 // The file of this name, NULL if it is absent.
 void fuzz_replace(Piece *p, const void *bytes, size_t n); // a copy
+// Whether a message is one line of UTF-8, without control characters.
+bool fuzz_is_line(const Error *message);
 
 // inside.c
 void fuzz_choice_lines_seed(int i);

@@ -2,8 +2,6 @@
 // (-DFUZZ_TCP and so on). The rows of the table in readers.c have their names.
 #include "test/fuzz/fuzz.h"
 
-#include "llmc/base/utf8.h"
-
 #ifdef FUZZ_CHOICE_LINES // ------------------------------------------------------------------------------- data/choices
 
 int choices_main(int argc, char **argv);
@@ -194,13 +192,6 @@ void fuzz_tcp_server_seed(int i) {
     }
 }
 
-// One line of UTF-8, without control characters.
-static bool is_line(const Error *message) {
-    Error visible;
-    utf8_make_visible(message->text, visible.text, sizeof visible.text);
-    return strcmp(message->text, visible.text) == 0;
-}
-
 static int tcp_sockets[PURPOSES * SIZE];
 
 static void tcp_begin(int rank) {
@@ -233,12 +224,12 @@ bool fuzz_tcp_server_read(const FuzzInput *in) {
     }
     for (int i = 0; i < PURPOSES * SIZE; i++) arrived += tcp.sockets[i] >= 0;
     REQUIRE(arrived == admitted && tcp.sockets[0] < 0, "%d have come, %d were admitted", arrived, admitted);
-    REQUIRE(is_line(&refusal), "the message of a refusal");
+    REQUIRE(fuzz_is_line(&refusal), "the message of a refusal");
     char all[SIZE * BYTES] = "mine";
     bool ok = false;
     if (tcp.sockets[1] >= 0 && tcp.sockets[2] >= 0) {
         ok = tcp_exchange(EXCHANGE_GATHER, all, all, BYTES, &err);
-        REQUIRE(ok || is_line(&err), "the message of a failure");
+        REQUIRE(ok || fuzz_is_line(&err), "the message of a failure");
         REQUIRE(ok || !tcp_exchange(EXCHANGE_GATHER, all, all, BYTES, &err), "a channel that has failed works again");
     }
     for (int i = 0; i < 3; i++)
@@ -277,7 +268,7 @@ bool fuzz_tcp_client_read(const FuzzInput *in) {
         char data[BYTES] = "mine", all[SIZE * BYTES];
         ok = tcp_exchange(EXCHANGE_GATHER, data, all, BYTES, &err);
     }
-    REQUIRE(ok || is_line(&err), "the message of a failure");
+    REQUIRE(ok || fuzz_is_line(&err), "the message of a failure");
     close(peer);
     tcp_end();
     return ok || refused || in->variant == 2; // the third seed fails, as it should
@@ -315,9 +306,7 @@ bool fuzz_watch_read(const FuzzInput *in) {
     for (int r = 1; r < 3 && !watch.has_failed; r++) watch_hear(r);
     Error err = {""};
     REQUIRE(!watch_has_failed(&err) || err.text[0], "a failure without a word");
-    Error visible;
-    utf8_make_visible(err.text, visible.text, sizeof visible.text);
-    REQUIRE(strcmp(err.text, visible.text) == 0, "a message that is not one line of UTF-8");
+    REQUIRE(fuzz_is_line(&err), "a message that is not one line of UTF-8");
     for (int r = 1; r < 3; r++) {
         watch_close(r);
         close(others[r]);
