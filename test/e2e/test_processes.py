@@ -17,8 +17,8 @@ from conftest import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, QUIET, ROOT, SIMULATOR, 
 MPIRUN = shutil.which("mpirun")
 needs_mpi = pytest.mark.skipif(not MPIRUN, reason="no mpirun: Debian's openmpi-bin")
 OPTIMIZERS = ["adamw", "adamw8bit", "adamw-bf16", "adamw-kahan", "lion", "adafactor", "sgd", "muon"]
-# 19 sequences a step: 8 groups of 2 or 3, 6 of 3 or 4, in micro-batches of 2, the last one of a group often smaller.
 WAITS = {"PRETRAIN_COMM_OVERLAP": "0"}
+# 19 sequences a step: 8 groups of 2 or 3, 6 of 3 or 4, in micro-batches of 2, the last one of a group often smaller.
 SHAPE = ["-e", "L=2,C=64,NH=2,T=32", "-t", "32", "-b", "2", "-d", 19 * 32, "-u", 2, "-k", "constant"]
 
 
