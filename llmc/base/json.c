@@ -68,7 +68,7 @@ bool json_check_seal(const char *text, size_t bytes, Error *err) {
     const size_t body = bytes > JSON_SEAL_BYTES ? bytes - JSON_SEAL_BYTES : 0;
     char seal[JSON_SEAL_BYTES + 1];
     json_make_seal(seal, text, body);
-    return memcmp(text + body, seal, bytes - body) == 0 ||
+    return (bytes >= JSON_SEAL_BYTES && memcmp(text + body, seal, JSON_SEAL_BYTES) == 0) ||
            error_set(err, "damaged: its bytes have the checksum %016llx, but it ends with another",
                      (unsigned long long)XXH3_64bits(text, body));
 }

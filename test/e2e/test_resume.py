@@ -92,7 +92,7 @@ def test_a_run_killed_before_its_first_checkpoint_keeps_its_options_and_its_log(
     assert same_run(run, tmp_path / "whole")
 
 
-def test_remembered_options_with_a_flipped_bit_are_refused(data, tmp_path):
+def test_remembered_options_that_are_damaged_or_empty_are_refused(data, tmp_path):
     run = tmp_path / "run"
     process = start(*TINY, *QUIET, *SCHEDULE, *data.flags, "-o", run, "-x", 1000000)
     assert wait_for(lambda: losses(run), process)
@@ -100,8 +100,9 @@ def test_remembered_options_with_a_flipped_bit_are_refused(data, tmp_path):
     good = (run / "options.json").read_bytes()
     json.loads(good)
     mark, seal = good.index(b'"train-data":"'), good.index(b'"xxh3": "')
-    for at in (1, mark + 3, good.index(b'"seed":') + 7, seal - 6, seal + 2, seal + 12, len(good) - 1):
-        (run / "options.json").write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1:])
+    flipped = (1, mark + 3, good.index(b'"seed":') + 7, seal - 6, seal + 2, seal + 12, len(good) - 1)
+    for bad in (b"", *(good[:at] + bytes([good[at] ^ 1]) + good[at + 1:] for at in flipped)):
+        (run / "options.json").write_bytes(bad)
         refused("-o", run, *RESUME, "-x", 2, words=["options.json: damaged", "remove it, and give the options again"])
     (run / "options.json").write_bytes(good)
     train("-o", run, *RESUME, "-x", 2)
