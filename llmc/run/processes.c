@@ -17,12 +17,11 @@
 // ------------------------------------------------------------------------------------------------------------ meeting
 
 static bool agree_on_options(const Options *options, Error *err) {
-    enum { MOST_PROGRAM = 1 << 30 };
     char build[32];
-    size_t bytes = 0; // other programs may compute other bits
-    char *program = file_read_all("/proc/self/exe", MOST_PROGRAM, &bytes, NULL);
-    snprintf(build, sizeof build, "%016llx", (unsigned long long)XXH3_64bits(program, program ? bytes : 0));
-    free(program);
+    int64_t bytes;
+    uint64_t sum = 0; // of the program: others may compute other bits
+    file_checksum("/proc/self/exe", &bytes, &sum, NULL);
+    snprintf(build, sizeof build, "%016llx", (unsigned long long)sum);
     const CommFact fact = {"the program file with checksum", build};
     if (!comm_agree(&fact, 1, err)) return false;
     enum { MOST = 8 * sizeof options->given }; // rows of the table
