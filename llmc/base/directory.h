@@ -18,8 +18,8 @@ void directory_sort_names(char **names, int count);
 // A directory of plain files. Of a link to a directory only the link.
 bool directory_remove(const char *path, Error *err);
 // fsync from, rename, fsync the parent. A directory at `to` is replaced: the two are exchanged, and the old one is then
-// at `from`, for the caller to remove. Where that cannot be done in one step (NFS, FUSE, the lower layer of an overlay),
-// directory_merge(from, to, key, false).
+// at `from`, for the caller to remove. Where that cannot be done in one step (NFS, FUSE, the lower layer of an
+// overlay), directory_merge(from, to, key, false).
 bool directory_commit(const char *from, const char *to, const char *key, Error *err);
 // rename(2), or where that is EXDEV, for a directory in the lower layer of an overlay without redirect_dir (Docker's
 // default), directory_merge(from, to, key, true). False: why is in errno.
