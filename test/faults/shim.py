@@ -15,6 +15,8 @@ CLASSES = ("open", "read", "write", "fsync", "rename", "readdir", "mkdir", "clos
            "malloc")
 # The smallest model that there is, with evaluations and samples, and a schedule that does not depend on -x.
 SMALL = ["-e", "L=1,C=32,NH=1,T=16", "-t", "16", "-b", "2", "-k", "constant", "-u", "2"]
+# No choices of earlier runs, and no threads that wait in loops.
+ENVIRONMENT = {**os.environ, "PRETRAIN_CACHE": "off", "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0"}
 
 
 class Shim:
@@ -26,8 +28,7 @@ class Shim:
         subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", self.library, source], check=True)
 
     def run(self, command, **settings):
-        env = {**os.environ, "PRETRAIN_CACHE": "off", "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0",
-               "LD_PRELOAD": str(self.library),
+        env = {**ENVIRONMENT, "LD_PRELOAD": str(self.library),
                **({"FAULT_CLOCK": "500"} if command[0] == TRAINER else {}), **{k: str(v) for k, v in settings.items()}}
         return subprocess.run([str(word) for word in command], env=env, capture_output=True, text=True, timeout=120,
                               errors="replace", stdin=subprocess.DEVNULL, cwd=ROOT)

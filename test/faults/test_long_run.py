@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for this file as a program; else pytest.ini
-from faults.shim import (EXIT_RUN_FAILED, PREPARE, ROOT, SMALL, TRAINER, build, checkpoints, data, losses, make_text,  # noqa: E402, F401
-                         shim, state_of)
+from faults.shim import (ENVIRONMENT, EXIT_RUN_FAILED, PREPARE, ROOT, SMALL, TRAINER, build, checkpoints, data, losses,  # noqa: E402, F401
+                         make_text, shim, state_of)
 
 ENDLESS = 3600
 # kB: 54000 to 73000 while the speed of the machine is measured (two buffers of 16 MiB, matrices of 14 MiB that malloc may
@@ -26,8 +26,7 @@ class Watched:
     """A trainer whose memory and descriptors are looked at while it runs."""
 
     def __init__(self, command, **settings):
-        env = {**os.environ, "PRETRAIN_CACHE": "off", "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000",
-               **{key: str(value) for key, value in settings.items()}}
+        env = {**ENVIRONMENT, "GOMP_SPINCOUNT": "1000", **{key: str(value) for key, value in settings.items()}}
         self.resident, self.files = [], []
         self.process = subprocess.Popen([str(word) for word in command], env=env, stdin=subprocess.DEVNULL, cwd=ROOT,
                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

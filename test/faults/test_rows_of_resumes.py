@@ -2,8 +2,6 @@
 
     python test/faults/test_rows_of_resumes.py [RESUMES]     30 in each row by default
 """
-import json
-import os
 import shutil
 import signal
 import subprocess
@@ -13,7 +11,8 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for this file as a program; else pytest.ini
-from faults.shim import EXIT_BAD_INPUT, PREPARE, SMALL, TRAINER, checkpoints, data, losses, make_text, state_of  # noqa: E402, F401
+from faults.shim import (ENVIRONMENT, EXIT_BAD_INPUT, PREPARE, SMALL, TRAINER, checkpoints, data, losses, make_text,  # noqa: E402, F401
+                         state_of)
 from faults.test_half_steps import OPTIONS, control_of  # noqa: E402
 from runs import call, wait_for  # noqa: E402
 
@@ -27,7 +26,6 @@ PROCESSES = {
     "3 processes, groups": (3, ["--dtype", "bf16", "--grad-dtype", "compute", "--reduce-groups", "3"]),
 }
 ROWS = {**{name: (1, options) for name, options in OPTIONS.items()}, **PROCESSES}
-ENVIRONMENT = {**os.environ, "PRETRAIN_CACHE": "off", "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0"}
 MPIRUN = ["mpirun", "--oversubscribe", "--allow-run-as-root", "-n"]
 
 
@@ -47,12 +45,12 @@ def row(name, resumes, place, shards):
     assert result.returncode == 0, result.stderr
     count = 0
     while True:
-        before = checkpoints(stopped)[-1].name if stopped.exists() and checkpoints(stopped) else ""
-        steps = max(losses_of(stopped), default=0)
+        before = max((path.name for path in checkpoints(stopped)), default="")
+        steps = max(losses(stopped), default=0)
         with subprocess.Popen([*command, "-o", str(stopped), "-y", str(int(count > 0))], env=ENVIRONMENT, stdin=subprocess.DEVNULL,
                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
             if count < resumes:
-                wait_for(lambda: max(losses_of(stopped), default=0) > steps, process)
+                wait_for(lambda: max(losses(stopped), default=0) > steps, process)
                 process.send_signal(signal.SIGTERM)
             said = process.communicate()[1]
         last = checkpoints(stopped)[-1].name
@@ -64,13 +62,6 @@ def row(name, resumes, place, shards):
         assert read(checkpoints(stopped)[-1]) == read(checkpoints(whole)[-1]), f"{name}, {count} resumes"
     assert losses(stopped) == losses(whole), f"{name}, {count} resumes"
     return count
-
-
-def losses_of(run):
-    try:
-        return losses(run)
-    except json.JSONDecodeError:  # a resume cut the log while it was read
-        return {}
 
 
 @pytest.mark.parametrize("name", ["stochastic", "muon", "3 processes, ZeRO"])
