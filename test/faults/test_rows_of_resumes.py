@@ -36,7 +36,8 @@ def row(name, resumes, place, shards):
     start = [*MPIRUN, str(processes)] if processes > 1 else []
     if start and not shutil.which("mpirun"):
         return None
-    command = [*start, TRAINER, *SMALL, "-d", "192", "-x", 10 * resumes, "-n", "0", "-s", "0", "-v", "7", "-m", "1", *shards, *options]
+    steps = 40 * resumes  # on a busy machine a signal comes tens of steps late
+    command = [*start, TRAINER, *SMALL, "-d", "192", "-x", steps, "-n", "0", "-s", "0", "-v", "7", "-m", "1", *shards, *options]
     command = [str(word) for word in command]
     whole, stopped = place / "whole", place / "stopped"
     result = call(*command, "-o", whole, env=ENVIRONMENT)
@@ -46,12 +47,12 @@ def row(name, resumes, place, shards):
     count = 0
     while True:
         before = max((path.name for path in checkpoints(stopped)), default="")
-        steps = max(losses(stopped), default=0)
+        done = max(losses(stopped), default=0)
         with subprocess.Popen([*command, "-o", str(stopped), "-y", str(int(count > 0))], env=ENVIRONMENT, stdin=subprocess.DEVNULL,
                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
             if count < resumes:
-                wait_for(lambda: max(losses(stopped), default=0) > steps, process)
-                process.send_signal(signal.SIGTERM)
+                wait_for(lambda: max(losses(stopped), default=0) > done, process)
+                process.send_signal(signal.SIGUSR1)  # mpirun passes it on; a second after SIGTERM it kills
             said = process.communicate()[1]
         last = checkpoints(stopped)[-1].name
         assert last > before, f"{name}: nothing was saved behind {before}: {said}"
