@@ -215,7 +215,7 @@ $(BUILD)/test/unit/test_plan_fit: LINK_FLAGS += -Wl,--wrap=model_plan
 # Every reader of a file or a message: test/fuzz. One program for all; parts whose readers are static are compiled with
 # their source. As a test program with any compiler, and for libFuzzer with clang, which sees how far an input comes.
 FUZZ_INSIDE := choice_lines shard_tool whereis tcp watch
-FUZZ_PARTS  := fuzz readers $(FUZZ_INSIDE)
+FUZZ_PARTS  := fuzz readers texts $(FUZZ_INSIDE)
 FUZZ_TEST   := $(BUILD)/test/fuzz/test_readers
 upper        = $(shell echo $(1) | tr a-z A-Z)
 

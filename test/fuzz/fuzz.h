@@ -1,8 +1,9 @@
 // Fuzzing of every reader of the project. An input is a set of files (or messages) for one reader, in one buffer; a
 // reader looks at them and aborts when it has accepted what it should not have. fuzz.c is the driver, for libFuzzer
-// (`make fuzz`) and as a test program of damaged inputs; readers.c and inside.c have the table's rows.
+// (`make fuzz`) and as a test program of damaged inputs; readers.c has the table.
 #pragma once
 #include "llmc/base/error.h"
+#include "llmc/text/tokenizer.h"
 #include "test/unit/mutate.h"
 
 #include <stdbool.h>
@@ -46,6 +47,23 @@ const char *fuzz_path(const char *name); // in the scratch directory; "": the di
 void fuzz_replace(Piece *p, const void *bytes, size_t n); // a copy
 // Whether a message is one line of UTF-8, without control characters.
 bool fuzz_is_line(const Error *message);
+
+// texts.c
+extern Tokenizer *fuzz_toy; // a small one, which fuzz_set_up opens
+void fuzz_tokenizer_json_seed(int i);
+bool fuzz_tokenizer_json_read(const FuzzInput *in);
+void fuzz_vocab_seed(int i);
+bool fuzz_vocab_read(const FuzzInput *in);
+void fuzz_ranks_seed(int i);
+bool fuzz_ranks_read(const FuzzInput *in);
+void fuzz_llmc_tokenizer_seed(int i);
+bool fuzz_llmc_tokenizer_read(const FuzzInput *in);
+void fuzz_json_line_seed(int i);
+bool fuzz_json_line_read(const FuzzInput *in);
+void fuzz_packed_seed(int i);
+bool fuzz_packed_read(const FuzzInput *in);
+void fuzz_documents_seed(int i);
+bool fuzz_documents_read(const FuzzInput *in);
 
 // inside.c
 void fuzz_choice_lines_seed(int i);

@@ -1,5 +1,5 @@
 // The readers of the library that fuzz.c feeds, and what must hold for what they accept. Each row of the table at the
-// end is one reader. Seeds are written by the project's own writers or by the tests' (tokenizers).
+// end is one reader; texts.c and inside.c have the functions of some. Seeds are written by the project's own writers.
 #include "test/fuzz/fuzz.h"
 
 #include "llmc/base/arithmetic.h"
@@ -16,22 +16,14 @@
 #include "llmc/store/optimizer_file.h"
 #include "llmc/store/trainer_json.h"
 #include "llmc/store/weights_file.h"
-#include "llmc/text/documents.h"
-#include "llmc/text/encoder.h"
-#include "llmc/text/pieces.h"
-#include "llmc/text/tokenizer_json.h"
 #include "llmc/train/choices.h"
 #include "test/unit/tokenizer_fixture.h"
 
-#include <fcntl.h>
 #include <math.h>
 #include <xxhash.h>
-#include <zlib.h>
-#include <zstd.h>
 
 static Error err;
 static Model *model; // with AdamW's state in fp32
-static Tokenizer *toy;
 
 // Small, with rows of padding, and C no multiple of the strips of transposition.
 static const ModelConfig config = {.max_T = 8, .V = 20, .Vp = 128, .L = 1, .NH = 2, .C = 8};
@@ -51,8 +43,8 @@ void fuzz_set_up(void) {
     must(device_init(&(DeviceOptions){.threads = 1}, &err));
     model = make_model(OPTIMIZER_ADAMW, DTYPE_FP32);
     toy_write_json(fuzz_path("toy.json"), false);
-    toy = tokenizer_open(fuzz_path("toy.json"), &err);
-    must(toy != NULL);
+    fuzz_toy = tokenizer_open(fuzz_path("toy.json"), &err);
+    must(fuzz_toy != NULL);
     setenv("PRETRAIN_CACHE", fuzz_path("tuning"), 1);
 }
 
@@ -71,7 +63,7 @@ static TrainerState state_of(int i) {
     s.train = (DataFacts){1 << 20, 0x123456789abcdef0}, s.val = (DataFacts){4096, 1};
     s.best_val_loss = (double)INFINITY, s.control.loss = (float)NAN, s.control.norm = (float)INFINITY;
     for (int k = 0; k < 200; k++) outlier_window_push(&s.control.loss_window, (float)k);
-    s.tokenizer = toy;
+    s.tokenizer = fuzz_toy;
     return s;
 }
 
@@ -431,229 +423,6 @@ static bool choices_read(const FuzzInput *in) {
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------------------- tokenizers
-
-#ifdef LIBFUZZER
-// The table of characters is the same for every tokenizer, and takes longer than all the rest of it: computed once.
-// (LDFLAGS of the Makefile put this in its place.)
-uint8_t *__real_pieces_char_table(Error *why);
-uint8_t *__wrap_pieces_char_table(Error *why);
-uint8_t *__wrap_pieces_char_table(Error *why) {
-    static uint8_t *table;
-    if (!table) table = __real_pieces_char_table(why);
-    uint8_t *copy = malloc(CHAR_TABLE_SIZE);
-    REQUIRE_MEMORY(table && copy, "the table of characters");
-    return memcpy(copy, table, CHAR_TABLE_SIZE);
-}
-#endif
-
-static void encode_and_decode(const Tokenizer *t, const Tokenizer *again) {
-    static const char text[] = "hello world, aaaa\n\nworld's <|endoftext|> 123 \xc3\xa9\xff\0x   low";
-    enum { N = sizeof text - 1 };
-    int32_t tokens[N], same[N];
-    Encoder *e = encoder_create(t, &err), *f = encoder_create(again, &err);
-    REQUIRE(e && f, "%s", err.text);
-    const int64_t n = encoder_encode(e, text, N, tokens), m = encoder_encode(f, text, N, same);
-    REQUIRE(n == m && memcmp(tokens, same, (size_t)n * sizeof *tokens) == 0,
-            "accepted: a tokenizer that gives other tokens when written and read again");
-    size_t at = 0;
-    for (int64_t i = 0; i < n; i++) {
-        size_t length;
-        REQUIRE(tokens[i] >= 0 && tokens[i] < tokenizer_vocab(t), "token %d", tokens[i]);
-        const char *bytes = tokenizer_decode(t, tokens[i], &length);
-        REQUIRE(length > 0 && length <= N - at && memcmp(text + at, bytes, length) == 0,
-                "accepted: a tokenizer whose tokens of a text are another text");
-        at += length;
-    }
-    REQUIRE(at == N, "accepted: a tokenizer that loses bytes");
-    (void)encoder_encode_special(e, text, N, tokens);
-    (void)tokenizer_safe_cut(t, text, N);
-    encoder_free(e), encoder_free(f);
-}
-
-static bool tokenizer_reads(const char *path) {
-    Tokenizer *t = tokenizer_open(path, &err);
-    if (!t) return false;
-    size_t bytes;
-    char *json = tokenizer_to_json(t, &bytes, &err);
-    REQUIRE(json, "accepted, but not written: %s", err.text);
-    Tokenizer *again = tokenizer_read_json("again", json, bytes, &err);
-    REQUIRE(again, "accepted, but not when written as a tokenizer.json: %s", err.text);
-    REQUIRE(tokenizer_fingerprint(t) == tokenizer_fingerprint(again) && tokenizer_eot(t) == tokenizer_eot(again),
-            "accepted, but another one when written as a tokenizer.json");
-    encode_and_decode(t, again);
-    free(json);
-    tokenizer_free(again), tokenizer_free(t);
-    return true;
-}
-
-static void tokenizer_json_seed(int i) {
-    toy_write_json(fuzz_path("t/tokenizer.json"), i == 1);
-    if (i != 2) return;
-    must(tokenizer_write(toy, fuzz_path("t/tokenizer.json"), &err));
-}
-static void vocab_seed(int i) {
-    (void)i;
-    toy_write_vocab_json(fuzz_path("v/vocab.json"));
-    toy_write_merges(fuzz_path("v/merges.txt"));
-}
-static void ranks_seed(int i) {
-    (void)i;
-    toy_write_ranks(fuzz_path("toy.tiktoken"));
-}
-static void llmc_tokenizer_seed(int i) {
-    (void)i;
-    toy_write_llmc(fuzz_path("gpt2_tokenizer.bin"), 2);
-}
-static bool tokenizer_json_reads(const FuzzInput *in) { return (void)in, tokenizer_reads(fuzz_path("t")); }
-static bool vocab_reads(const FuzzInput *in) { return (void)in, tokenizer_reads(fuzz_path("v")); }
-static bool ranks_read(const FuzzInput *in) { return (void)in, tokenizer_reads(fuzz_path("toy.tiktoken")); }
-static bool llmc_tokenizer_reads(const FuzzInput *in) {
-    return (void)in, tokenizer_reads(fuzz_path("gpt2_tokenizer.bin"));
-}
-
-// ------------------------------------------------------------------------------------------------------------- corpora
-
-static void json_line_seed(int i) {
-    static const char *const lines[] = {
-        "{\"text\": \"a \\u00e9\\n\\ud83d\\ude00 \\\"b\\\"\", \"n\": [1, -2.5e3, {\"x\": null}]}",
-        "{\"id\": 17, \"meta\": {\"a\": [true, false, NaN]}, \"te\\u0078t\": \"\"}"};
-    write_text(fuzz_path("line.json"), lines[i]);
-}
-
-// The strict scanner and cJSON, which is lax, agree on the text where both have one.
-static bool json_line_reads(const FuzzInput *in) {
-    const Piece *p = &in->pieces[0];
-    char *line = malloc(p->n + 1), *text;
-    int64_t length = 0;
-    memcpy(line, p->bytes, p->n), line[p->n] = '\n';
-    const bool ok = json_line_text(line, (int64_t)p->n, "text", &text, &length, &err) == JSON_LINE_OK;
-    cJSON *root = ok ? json_parse((const char *)p->bytes, p->n, NULL) : NULL;
-    const char *expected = NULL;
-    for (const cJSON *item = root ? root->child : NULL; item; item = item->next)
-        if (strcmp(item->string, "text") == 0) expected = cJSON_GetStringValue(item); // the last one counts
-    REQUIRE(!ok || (text >= line && text + length <= line + p->n), "a text outside its line");
-    // cJSON ends a key or a text at \u0000, and resolves no number of more than 63 bytes.
-    if (ok && root && !memmem(p->bytes, p->n, "\\u0000", 6) && !memchr(p->bytes, '\0', p->n))
-        REQUIRE(expected && strlen(expected) == (size_t)length && memcmp(expected, text, (size_t)length) == 0,
-                "another text than cJSON's");
-    cJSON_Delete(root);
-    free(line);
-    return ok;
-}
-
-static size_t pack_gzip(const void *from, size_t n, unsigned char *out, size_t room) {
-    z_stream z = {0};
-    deflateInit2(&z, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
-    z.next_in = (unsigned char *)from, z.avail_in = (uInt)n, z.next_out = out, z.avail_out = (uInt)room;
-    deflate(&z, Z_FINISH);
-    deflateEnd(&z);
-    return room - z.avail_out;
-}
-
-static const char some_lines[] =
-    "{\"text\": \"hello world\"}\n\n{\"text\": \"aaaa \\u0041\"}\nnot json\n{\"text\": 3}\n";
-
-static void packed_seed(int i) {
-    unsigned char out[1024];
-    size_t n = sizeof some_lines - 1;
-    memcpy(out, some_lines, n);
-    if (i == 1) {
-        n = pack_gzip(some_lines, 40, out, 500);
-        n += pack_gzip(some_lines + 40, sizeof some_lines - 1 - 40, out + n, 500);
-    }
-    if (i == 2) n = ZSTD_compress(out, sizeof out, some_lines, sizeof some_lines - 1, 1);
-    write_bytes(fuzz_path("packed"), out, n);
-}
-
-#ifdef LIBFUZZER
-// A new window takes longer than all the rest: one state of zstd serves all inputs, like new each time, and windows end
-// at the library's own limit, 128 MiB. (LDFLAGS of the Makefile put these in the library's place.)
-static ZSTD_DStream *zstd;
-static bool zstd_is_used;
-ZSTD_DStream *__real_ZSTD_createDStream(void);
-ZSTD_DStream *__wrap_ZSTD_createDStream(void);
-size_t __wrap_ZSTD_freeDStream(ZSTD_DStream *s);
-size_t __wrap_ZSTD_DCtx_setParameter(ZSTD_DCtx *s, ZSTD_dParameter parameter, int value);
-size_t __wrap_ZSTD_DCtx_setParameter(ZSTD_DCtx *s, ZSTD_dParameter parameter, int value) {
-    return (void)s, (void)parameter, (void)value, (size_t)0;
-}
-ZSTD_DStream *__wrap_ZSTD_createDStream(void) {
-    REQUIRE(!zstd_is_used, "two at a time");
-    if (!zstd) zstd = __real_ZSTD_createDStream();
-    ZSTD_DCtx_reset(zstd, ZSTD_reset_session_and_parameters);
-    zstd_is_used = true;
-    return zstd;
-}
-size_t __wrap_ZSTD_freeDStream(ZSTD_DStream *s) {
-    REQUIRE(!s || zstd_is_used, "freed twice");
-    if (s) zstd_is_used = false;
-    return 0;
-}
-#endif
-
-// Whatever it unpacks to, in pieces. At most 4 MiB of it.
-static bool packed_reads(const FuzzInput *in) {
-    enum { MOST = 4 << 20, PIECE = 5000 };
-    const Packing packing = in->pieces[0].n > 4 ? packing_of_bytes(in->pieces[0].bytes, in->pieces[0].n) : PACKED_NOT;
-    static unsigned char piece[PIECE];
-    int64_t total = 0, got;
-    if (in->pieces[0].absent) return false;
-    ByteSource *s = byte_source_open(open(fuzz_path("packed"), O_RDONLY | O_CLOEXEC), -1, packing, &err);
-    REQUIRE(s, "%s", err.text);
-    while ((got = byte_source_read(s, piece, PIECE, &err)) > 0 && total < MOST) total += got;
-    REQUIRE(got >= 0 || byte_source_is_damaged(s), "not read, but not damaged either: %s", err.text);
-    byte_source_close(s);
-    const bool ok = got == 0;
-    return ok;
-}
-
-// 2: an empty directory.
-static void documents_seed(int i) {
-    unsigned char out[1024];
-    static const char text[] = "hello world\n\nhell or aaaa\nworld\n";
-    if (i == 2) return;
-    write_bytes(fuzz_path("docs/a.jsonl"), some_lines, sizeof some_lines - 1);
-    write_bytes(fuzz_path("docs/b.txt"), text, sizeof text - 1);
-    write_bytes(fuzz_path("docs/c.jsonl.gz"), out, pack_gzip(some_lines, sizeof some_lines - 1, out, sizeof out));
-}
-
-static void ignore_progress(void *user, const CorpusProgress *progress) { (void)user, (void)progress; }
-
-// As data/prepare reads: the blocks are text of the files.
-static bool documents_read(const FuzzInput *in) {
-    char directory[PATH_MAX];
-    snprintf(directory, sizeof directory, "%s", fuzz_path("docs"));
-    char *const arguments[] = {directory};
-    const CorpusOptions options = {.inputs = {.arguments = arguments, .count = 1},
-                                   .field = "text",
-                                   .split_at = in->variant / 4 % 2 ? "ll" : NULL,
-                                   .tool = "",
-                                   .tool_options = "",
-                                   .val_fraction = 0.2,
-                                   .skip_bad = in->variant % 2 == 0,
-                                   .threads = 1,
-                                   .tokenizer = toy,
-                                   .shard_tokens = 1000,
-                                   .on_progress = ignore_progress};
-    DocumentReader *r = document_reader_open(&options, toy, in->variant / 2 % 2, &err);
-    REQUIRE(r, "%s", err.text);
-    CorpusBlock block = {0};
-    int64_t bytes = 0, bytes_read = 0;
-    int status = EXIT_OK;
-    while (status == EXIT_OK && bytes < 4 << 20 && document_reader_next(r, &block)) {
-        REQUIRE(block.n == 0 || (block.n > 0 && block.n < block.capacity), "a block of %lld bytes", (long long)block.n);
-        bytes += block.n, status = block.status;
-        REQUIRE(block.bytes_read >= bytes_read, "the reader goes back");
-        bytes_read = block.bytes_read;
-        corpus_block_reset(&block);
-    }
-    corpus_counts_clear(&block.counts);
-    free(block.text);
-    document_reader_close(r);
-    return status == EXIT_OK;
-}
-
 // ------------------------------------------------------------------------------------------ options, log, tuning cache
 
 static Options default_options(void) {
@@ -804,13 +573,17 @@ const FuzzReader fuzz_readers[] = {
      .read = fuzz_shard_tool_read},
     {"choices", {"choices.bin"}, 1, choices_seed, .read = choices_read},
     {"choice_lines", {"choices.jsonl"}, 2, fuzz_choice_lines_seed, .read = fuzz_choice_lines_read},
-    {"tokenizer_json", {"t/tokenizer.json"}, 3, tokenizer_json_seed, .read = tokenizer_json_reads},
-    {"vocab_merges", {"v/vocab.json", "v/merges.txt"}, 1, vocab_seed, .read = vocab_reads},
-    {"tiktoken_ranks", {"toy.tiktoken"}, 1, ranks_seed, .read = ranks_read},
-    {"llmc_tokenizer", {"gpt2_tokenizer.bin"}, 1, llmc_tokenizer_seed, .read = llmc_tokenizer_reads},
-    {"json_line", {"line.json"}, 2, json_line_seed, .read = json_line_reads},
-    {"packed", {"packed"}, 3, packed_seed, .read = packed_reads},
-    {"documents", {"docs/a.jsonl", "docs/b.txt", "docs/c.jsonl.gz"}, 3, documents_seed, .read = documents_read},
+    {"tokenizer_json", {"t/tokenizer.json"}, 3, fuzz_tokenizer_json_seed, .read = fuzz_tokenizer_json_read},
+    {"vocab_merges", {"v/vocab.json", "v/merges.txt"}, 1, fuzz_vocab_seed, .read = fuzz_vocab_read},
+    {"tiktoken_ranks", {"toy.tiktoken"}, 1, fuzz_ranks_seed, .read = fuzz_ranks_read},
+    {"llmc_tokenizer", {"gpt2_tokenizer.bin"}, 1, fuzz_llmc_tokenizer_seed, .read = fuzz_llmc_tokenizer_read},
+    {"json_line", {"line.json"}, 2, fuzz_json_line_seed, .read = fuzz_json_line_read},
+    {"packed", {"packed"}, 3, fuzz_packed_seed, .read = fuzz_packed_read},
+    {"documents",
+     {"docs/a.jsonl", "docs/b.txt", "docs/c.jsonl.gz"},
+     3,
+     fuzz_documents_seed,
+     .read = fuzz_documents_read},
     {"options", {"options.json"}, 2, options_seed, .read = options_read},
     {"log", {"run/main.log"}, 2, log_seed, .read = log_reads, .changes_files = true},
     {"whereis", {"w/main.log", "w/a.bin"}, 2, fuzz_whereis_seed, .read = fuzz_whereis_read},
