@@ -196,7 +196,7 @@ void device_free(void *p) { free(p); }
 size_t device_memory_free(void) {
     HostMemory memory;
     Error ignored;
-    return host_memory_read("", &memory, &ignored) ? (size_t)memory.available : cpu_backend.facts.memory_free;
+    return host_memory_read("", &memory, &ignored) ? memory.available : cpu_backend.facts.memory_free;
 }
 
 // The peak RAM of the process beyond its RAM when device_init returned. It is the kernel's count (VmHWM), not the sum
