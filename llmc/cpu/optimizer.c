@@ -9,7 +9,6 @@
 #include "llmc/cpu/optimizer_block.h"
 
 #include "llmc/base/arithmetic.h"
-#include "llmc/base/error.h"
 #include "llmc/cpu/cpu.h"
 
 // --------------------------------------------------------------------------------------------------------------- parts

@@ -1,7 +1,6 @@
 // The tables of model_activations.h, the clock and the shapes of activations.
 #include "llmc/model/model_activations.h"
 
-#include "llmc/base/arithmetic.h"
 #include <stdio.h>
 
 #define X(name, ...) {#name, __VA_ARGS__},

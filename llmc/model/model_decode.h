@@ -1,7 +1,7 @@
 // Decoding: sequences grow token by token, and the keys and values of their tokens stay in a cache. The cache shares
 // memory with training and evaluation: any other pass of the model invalidates it, and it invalidates a loaded batch.
 #pragma once
-#include "llmc/model/model_tensors.h"
+#include "llmc/model/model_options.h"
 
 // Begins with prompts (sequences, n), 1 <= n <= T, with at most the sequences of the options. logits (sequences, V), in
 // host memory: after the last token of each. Synchronises.

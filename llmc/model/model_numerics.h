@@ -1,7 +1,7 @@
 // --numerics-every: statistics of the tensors of a step, a row for each class of tensors. Of each of the four linear
 // layers: input, output, output gradient; of each kind of parameter: weight, gradient, update.
 #pragma once
-#include "llmc/model/model_tensors.h"
+#include "llmc/model/model_options.h"
 
 typedef struct {
     char name[48]; // "qkv.in", "fc.gradient", "qkvw.weight", "wte.gradient", "wte.update"
