@@ -17,8 +17,9 @@ bool ops_are_observed(void) { return observer != NULL; }
 
 // The end of an op: runs the backend's part between the observer's begin, which gets the cost, and end. `written` and
 // `read` are lists in parentheses of the tensors that it writes and reads; absent ones are allowed. Its bytes are
-// theirs and `again`, those of what it adds to. RUN waits for the weight gradients that are computed beside other ops;
-// RUN_ORDERED, of the ops in the backward pass of the blocks, waits only where both touch a tensor.
+// theirs and `again`: of what it adds to, of the rows of tables that it touches, less what is not counted. RUN waits
+// for the weight gradients that are computed beside other ops; RUN_ORDERED, of the ops in the backward pass of the
+// blocks, waits only where both touch a tensor.
 #define RUN(op, arguments, written, read, shape, flops, again)                                                         \
     RUN_COST(op, arguments, NULL, COST(shape, flops, operand_bytes(OPERANDS(written, read)) + (again)))
 #define RUN_ORDERED(op, arguments, written, read, shape, flops, again)                                                 \

@@ -356,8 +356,7 @@ void backend_optimizer_update(UpdateList *list, int first, int count, UpdatePara
     }
 }
 
-// ------------------------------------------------------------------------------------------------------ Muon's
-// momentum
+// ----------------------------------------------------------------------------------------------------- Muon's momentum
 
 static ALWAYS_INLINE void momentum_block(const UpdateTensor *t, const Step *s, Span at, DType S, DType G) {
     Moment first;
@@ -390,8 +389,7 @@ void backend_momentum_update(UpdateList *list, UpdateParams params, Tensor contr
     }
 }
 
-// ----------------------------------------------------------------------------------------------- Adafactor's
-// statistics
+// ---------------------------------------------------------------------------------------------- Adafactor's statistics
 
 // Adafactor's second moments: for a matrix one number per row and one per column. Shazeer, Stern, "Adafactor: Adaptive
 // Learning Rates with Sublinear Memory Cost", 2018.

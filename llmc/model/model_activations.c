@@ -67,8 +67,8 @@ const char *model_tick_name(const ModelConfig *config, int tick, char name[TICK_
     return name;
 }
 
-// The tick at which the backward pass recomputes a tensor that it first reads at `tick`: that tick, or, if another op
-// of the set needs it, the tick of that op. This is the order of the needs of block_backward in gpt2.c.
+// `tick` itself or, if another op of the set needs the tensor, the tick of that op: the order of the
+// needs of block_backward in gpt2.c.
 int model_recompute_tick(int set, int tick) {
     const int ln2 = set & RECOMPUTE_FC ? B_RECOMPUTE : B_FC;
     const int attention = set & RECOMPUTE_ATTPROJ ? ln2 : B_ATTPROJ;

@@ -44,6 +44,7 @@ typedef struct {
     DeviceGraph *graph;
     int64_t B, tokens_in_step; // of the micro-step that was recorded
 } Recording;
+
 // Handles of the memory plan; -1 if a tensor does not exist.
 typedef struct {
     Partition *partition;
