@@ -1,5 +1,5 @@
-// The handle of the CPU backend, its vector code, and the workspace that all ops share. It owns no memory: the
-// workspace belongs to the caller.
+// The handle of the CPU backend, its vector code, and the workspace that all ops share. It owns no
+// memory: the workspace belongs to the caller.
 #include "llmc/cpu/cpu.h"
 #include "llmc/base/arithmetic.h"
 

@@ -1,5 +1,5 @@
-// device.h on a CPU: threads, facts, memory, and streams. Streams run their work immediately, so an event is a time and
-// a graph is empty.
+// device.h on a CPU: threads, facts, memory, and streams. Streams run their work immediately, so an
+// event is a time and a graph is empty.
 #include "llmc/device.h"
 #include "llmc/base/error.h"
 #include "llmc/base/limits.h"

@@ -1,4 +1,5 @@
-// Linux's figures of memory and caches: /proc, /sys, control groups (version 1 and 2) and limits of this process.
+// Linux's figures of memory and caches: /proc, /sys, control groups (version 1 and 2) and limits of
+// this process.
 #include "llmc/cpu/host_memory.h"
 #include "llmc/base/limits.h"
 

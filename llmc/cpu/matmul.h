@@ -1,4 +1,5 @@
-// Matrix multiplication for the ops: any size, fp32 and bf16 on every machine, in cache-sized pieces, on top of oneDNN.
+// Matrix multiplication for the ops: any size, fp32 and bf16 on every machine, in cache-sized
+// pieces, on top of oneDNN.
 #pragma once
 #include "llmc/cpu/onednn.h"
 

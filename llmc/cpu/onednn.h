@@ -1,6 +1,7 @@
-// Matrix multiplications by oneDNN. onednn.c is the only file of the project that uses the library, and it hides the
-// differences between its versions 2 and 3. It has one matrix multiplication, with primitives cached by shape. It owns
-// the engine, the stream and the primitives, but no data except scratch memory that its caller did not provide.
+// Matrix multiplications by oneDNN. onednn.c is the only file of the project that uses the library,
+// and it hides the differences between its versions 2 and 3. It has one matrix multiplication, with
+// primitives cached by shape. It owns the engine, the stream and the primitives, but no data except
+// scratch memory that its caller did not provide.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/device.h"

@@ -1,11 +1,12 @@
-// The end of the step: gradient norm and the decision; the update of the parameters, by any rule, with Adafactor's
-// means and Muon's momentum, which come before it. Memory-bound: the norm reads the gradients once; in bf16 with fp32
-// gradients AdamW moves 30 bytes per parameter with master and fp32 moments, 18 with 8-bit moments, 16 with bf16
-// moments and Kahan's term.
+// The end of the step: gradient norm and the decision; the update of the parameters, by any rule,
+// with Adafactor's means and Muon's momentum, which come before it. Memory-bound: the norm reads
+// the gradients once; in bf16 with fp32 gradients AdamW moves 30 bytes per parameter with master
+// and fp32 moments, 18 with 8-bit moments, 16 with bf16 moments and Kahan's term.
 //
-// An array of tensors is cut into parts; tables and sums are in the workspace. An update is one parallel region over
-// the parts of all tensors. A part is processed block by block (optimizer_block.h): gradient, moments and parameter are
-// loaded into fp32 lanes, the rule computes, and the results are stored. Rule and dtypes are dispatched once per block.
+// An array of tensors is cut into parts; tables and sums are in the workspace. An update is one
+// parallel region over the parts of all tensors. A part is processed block by block
+// (optimizer_block.h): gradient, moments and parameter are loaded into fp32 lanes, the rule
+// computes, and the results are stored. Rule and dtypes are dispatched once per block.
 #include "llmc/cpu/optimizer_block.h"
 
 #include "llmc/base/arithmetic.h"
@@ -49,8 +50,9 @@ static int64_t parts_layout(int n, int64_t scratch_bytes, int64_t *numel, int64_
     return end;
 }
 
-// Of a matrix of one group of rows the column sums are col itself. With two groups or more, rows >= 65, and rows / 64 +
-// 1 sums per column are less than 1/32 of the matrix. numel: of all matrices.
+// Of a matrix of one group of rows the column sums are col itself. With two groups or more,
+// rows >= 65, and rows / 64 + 1 sums per column are less than 1/32 of the matrix. numel: of all
+// matrices.
 static int64_t adafactor_scratch_bytes(int64_t numel) { return numel / 32 * (int64_t)sizeof(float); }
 
 int64_t cpu_optimizer_workspace(OpsShape shape) {
@@ -242,8 +244,8 @@ static double adafactor_mean_row(const UpdateTensor *t) {
     return sum / (double)rows;
 }
 
-// u = g / sqrt(row_i col_j / mean_row), for a vector g / sqrt(v). Separate factors, because the product of a row and a
-// column may be below the range of fp32.
+// u = g / sqrt(row_i col_j / mean_row), for a vector g / sqrt(v). Separate factors, because the
+// product of a row and a column may be below the range of fp32.
 static void adafactor_direction(V *u, const V *g, const UpdateTensor *t, double mean_row, Span at) {
     Block by_row, second = {{0}};
     if (t->row.data) {

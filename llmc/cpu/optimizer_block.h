@@ -1,7 +1,8 @@
-// How optimizer.c sees a block of a parameter, max STATE_BLOCK elements: loaded from any dtype into fp32 lanes and
-// stored from there, rounded as ops.h says. A rule then sees only fp32, and 8-bit states have a whole block at hand.
-// Blocks are in the L1 cache; only the tensors' elements are read from memory and written back. Elements beyond the end
-// of a block are 0 when loaded and are not stored.
+// How optimizer.c sees a block of a parameter, max STATE_BLOCK elements: loaded from any dtype into
+// fp32 lanes and stored from there, rounded as ops.h says. A rule then sees only fp32, and 8-bit
+// states have a whole block at hand. Blocks are in the L1 cache; only the tensors' elements are
+// read from memory and written back. Elements beyond the end of a block are 0 when loaded and are
+// not stored.
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/cpu/stochastic_rounding.h"

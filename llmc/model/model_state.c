@@ -1,5 +1,5 @@
-// Bytes and values of a model's tensors to and from the host. They pass through one staging buffer, so that host memory
-// stays small whatever the model.
+// Bytes and values of a model's tensors to and from the host. They pass through one staging buffer,
+// so that host memory stays small whatever the model.
 #include "llmc/model/model_state.h"
 
 #include "llmc/base/arithmetic.h"

@@ -1,4 +1,5 @@
-// The values of a model's weights and state, to and from the host: for the readers and writers of files.
+// The values of a model's weights and state, to and from the host: for the readers and writers of
+// files.
 #pragma once
 #include "llmc/model/model_tensors.h"
 

@@ -1,5 +1,5 @@
-// The weights, gradients, optimizer state and losses of a model as tensors on the device: for the passes, the
-// optimizer, the exchange between processes, and the readers and writers of files.
+// The weights, gradients, optimizer state and losses of a model as tensors on the device: for the
+// passes, the optimizer, the exchange between processes, and the readers and writers of files.
 #pragma once
 #include "llmc/model/model_options.h"
 
