@@ -54,7 +54,7 @@ char *options_without_effect(const Options *o, bool on_gpu) {
         {"-k constant", o->schedule == SCHEDULE_CONSTANT && trains, "final-lr-fraction"},
         {"--optimizer is neither sgd nor muon", kind != OPTIMIZER_SGD && kind != OPTIMIZER_MUON && trains, "momentum"},
         {"--optimizer sgd", kind == OPTIMIZER_SGD && trains, "beta1 beta2 eps"},
-        {"only on a GPU", !on_gpu, "tf32 attention gelu-fusion overlap graphs log-gpu-every"},
+        {"only on a GPU", !on_gpu, "tf32 attention gelu-fusion tune overlap graphs log-gpu-every"},
         {"no -pn", !options_given(o, "num-processes"), "process-rank"},
     };
     char *list = NULL;

@@ -530,6 +530,7 @@ TEST(options_that_change_nothing_are_named_with_the_reason) {
                   "-q (-k constant), --momentum (--optimizer is neither sgd nor muon)");
     assert_unused("--temperature 0 --top-k 3", "--top-k (--temperature 0)");
     assert_unused("-ge 1 -f 0", "-f (only on a GPU), -ge (only on a GPU)");
+    assert_unused("--tune 0 --graphs 0", "--tune (only on a GPU), --graphs (only on a GPU)");
     assert_unused(
         "-i dev/data/fineweb10B/fineweb_train_*.bin -j dev/data/fineweb10B/fineweb_val_*.bin -o log_gpt2_124M "
         "-v 250 -s 20000 -g 144 -h 1 -b 64 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 "
