@@ -61,8 +61,7 @@ double plan_room(bool automatic) {
     return available - fmax(0.05 * available, 0x1p28);
 }
 
-// -------------------------------------------------------------------------------------------------------- kinds of
-// activations
+// ------------------------------------------------------------------------------------------------ kinds of activations
 
 // By the names that model_memory.c and its neighbours give: test_plan fails where one is missing here.
 static const struct {
