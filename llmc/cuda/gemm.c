@@ -257,6 +257,7 @@ typedef struct {
     Gemm gemm; // as it will be called, but stored, not added, to memory where nothing is lost
     cublasLtMatmulAlgo_t algorithms[GEMM_MAX_CANDIDATES];
     int count;
+    bool one_was_wrong; // stderr named it: the algorithm that replaces it is to be named too
 } GemmTrial;
 
 // False where the library refuses what it offered. Short memory is no reason to choose, and so the bits of a run do not
@@ -325,17 +326,19 @@ static bool candidate_is_right(GemmTrial *t, int i) {
         if (isfinite(size)) squares += size * size;
     }
     const bool right = sqrt(errors) <= limit * sqrt(squares);
-    if (!right)
+    if (!right) {
+        t->one_was_wrong = true;
         fprintf(stderr, "matmul %s: %s of cuBLASLt %zu differs by %.2g and is not used\n",
                 gemm_describe(&t->plan->key).text, algorithm_name(&t->plan->key, &t->algorithms[i]).text,
                 cublasLtGetVersion(), sqrt(errors / squares));
+    }
     return right;
 }
 
 // Moves the fastest candidate that computes the product to the front, or, if they are not timed, the first one. False:
 // there is none.
 static bool choose_candidate(GemmTrial *t, bool timed) {
-    for (bool first = true; t->count > 0; first = false) {
+    while (t->count > 0) {
         const bool contest = timed && t->count > 1;
         const int best = contest ? cuda_fastest(t->count, run_candidate, t) : 0;
         if (contest) state.counts.timed += t->count;
@@ -343,7 +346,7 @@ static bool choose_candidate(GemmTrial *t, bool timed) {
         const cublasLtMatmulAlgo_t algorithm = t->algorithms[best];
         if (candidate_is_right(t, best)) {
             t->algorithms[0] = algorithm;
-            if (!first)
+            if (t->one_was_wrong)
                 fprintf(stderr, "matmul %s: %s is used\n", gemm_describe(&t->plan->key).text,
                         algorithm_name(&t->plan->key, &algorithm).text);
             return true;
