@@ -274,6 +274,8 @@ MUTATIONS = [
          old="    if (!run_candidate(t, i)) return false;\n", new="    (void)run_candidate(t, i);\n"),
     Host("choice_wrong", "an algorithm is not compared with our own sums", **GEMM,
          old="right = sqrt(errors) <= limit * sqrt(squares);", new="right = limit > 0.0;"),
+    Host("choice_unnamed", "the algorithm that replaces a wrong one of the file is not named", **GEMM,
+         only="a_wrong_algorithm_of*", old="        t->one_was_wrong = true;\n", new=""),
     Host("choice_cudnn", "cuDNN is not compared with the own kernels", **ATTENTION,
          old="(worst <= TOLERANCE ||", new="(worst <= 1e30 * TOLERANCE ||"),
     # ----------------------------------------------------------------------------------- rows, columns, ends of tensors
@@ -761,7 +763,7 @@ MUTATIONS = [
          only="what_computes*",
          old="    CUDA_CHECK(cudaMemsetAsync(g->d, 0xFF, result_bytes(g), cuda_compute_stream())); // NaN\n", new=""),
     Host("choice_full", "trials take the last of the memory", **TIMING,
-         old="free_bytes < bytes + FREE_BYTES ||", new="free_bytes == 0 ||"),
+         old="device_memory_free() < bytes + FREE_BYTES ||", new="device_memory_free() == 0 ||"),
     Host("choice_everywhere", "shapes of no training step are measured", file="llmc/cuda/matmul.c",
          test="sim/test_gemm_plan", only="outside_training*", old="return rows && has_channels;",
          new="return rows || has_channels;"),

@@ -36,6 +36,7 @@ struct Job {
     sim::Gemm gemm;
     void *workspace;
     size_t workspace_bytes; // what the algorithm needs
+    bool slow;
 };
 
 // Columns of an operand, told to ThreadSanitizer; written: D and what goes with it.
@@ -63,6 +64,7 @@ void run(void *argument) {
     if (job.workspace_bytes > 0) memset(job.workspace, 0xff, job.workspace_bytes);
     see_operands(job.gemm);
     sim::gemm_run(job.gemm);
+    sim::clock_advance(sim::LIBRARY_MS + (job.slow ? sim::SLOW_MS : 0.0));
 }
 
 } // namespace
@@ -285,6 +287,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
                  p.op->compute == CUBLAS_COMPUTE_32F_FAST_TF32};
     job->workspace = workspace;
     job->workspace_bytes = needed;
+    job->slow = has_vice(algorithm.which, epilogue, "slow");
     sim_cublaslt_counts.runs[algorithm.which]++;
     sim_cublaslt_counts.gelu += epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     sim_cublaslt_counts.dgelu += epilogue == CUBLASLT_EPILOGUE_DGELU;

@@ -3,10 +3,11 @@
 //   SIM_CUBLASLT_ALGOS=all                     offers all of SimAlgorithm that fit a problem, not only the first: then
 //                                              callers time them, and what they choose may differ from run to run
 //   SIM_CUBLASLT_VICES=tiled:half,dgelu:fails  what an algorithm or an epilogue of the list above does to a product:
-//     half    writes the first half of the columns of D only, in half the time
+//     half    writes the first half of the columns of D only
 //     wrong   D is half as large again
 //     fails   was offered, but cublasLtMatmul returns CUBLAS_STATUS_NOT_SUPPORTED
 //     full    no memory is left to load its code: CUBLAS_STATUS_ALLOC_FAILED
+//     slow    takes longer than the others, by the clock of sim_set_clock alone
 // Read at every search, the vices at every product.
 #pragma once
 

@@ -10,7 +10,6 @@
 #include <cuda_fp16.h>
 #include <math.h>
 #include <string.h>
-#include <time.h>
 
 namespace sim {
 namespace dnn {
@@ -141,8 +140,7 @@ void run(const Launch &l) {
     Machine machine(l);
     for (const Step &s : l.program->steps) machine.run(s);
     if (l.unrepeatable) l.memory[(size_t)l.program->steps.back().y][0] ^= (char)(number & 1);
-    const struct timespec pause = {0, 50000000};
-    if (l.slow) nanosleep(&pause, nullptr);
+    clock_advance(LIBRARY_MS + (l.slow ? SLOW_MS : 0.0));
 }
 } // namespace dnn
 } // namespace sim

@@ -46,7 +46,7 @@ struct Launch {
     std::vector<float> constants;
     char *workspace;
     size_t workspace_bytes;
-    bool slow;         // takes 50 ms longer
+    bool slow;         // by the clock of sim_set_clock
     bool unrepeatable; // the first bit of the last output changes from run to run
 };
 

@@ -162,6 +162,7 @@ static void run_grid(const Launch &l) {
     static const uint64_t failing = (uint64_t)setting_number("SIM_STICKY", 0);
     if (++launches == failing) launch_fails();
     if (sticky_error()) return;
+    clock_advance(KERNEL_MS);
     Grid grid = {&l, (uint64_t)l.grid.x * l.grid.y * l.grid.z, 7919, 1, {0}};
     while (std::gcd(grid.stride, grid.blocks) != 1) grid.stride++;
     const auto begin = std::chrono::steady_clock::now();

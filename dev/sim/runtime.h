@@ -67,6 +67,9 @@ void stream_enqueue(cudaStream_t stream, void (*run)(void *), void *argument, vo
 // Whether an operation in the stream would run at once: then it may be run without stream_enqueue.
 bool stream_runs_at_once(cudaStream_t stream);
 void streams_drain_all(); // runs everything that waits
+// What work takes by the clock of sim_set_clock.
+const double KERNEL_MS = 1.0, LIBRARY_MS = 0.03, SLOW_MS = 50.0;
+void clock_advance(double milliseconds);
 // Runs what the stream holds up to the first operation that is not ready. True: nothing is left.
 bool stream_advance(cudaStream_t stream);
 

@@ -44,7 +44,9 @@ const void *sim_kernel(const char *name);
 void sim_forbid(void *begin, uint64_t bytes);
 void sim_allow(void *begin, uint64_t bytes); // all that was forbidden in them
 
-// From now on events take the time from this clock, which stands still; a negative number: from that of the machine.
+// From now on events take the time from this clock, which stands still but for the work of streams: a kernel takes 1
+// ms, a call of a library 0.03 ms, and 50 ms more where it was asked to be slow. What a measurement chooses then does
+// not depend on the machine. A negative number: from the clock of the machine, on which no call is slow.
 void sim_set_clock(double milliseconds);
 
 // What the host takes to enqueue work, in milliseconds. An event that is recorded in a stream that has nothing to do is

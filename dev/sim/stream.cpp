@@ -183,6 +183,9 @@ static double clock_milliseconds() {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
     return clock_set < 0.0 ? std::chrono::duration<double, std::milli>(now).count() : clock_set;
 }
+void clock_advance(double milliseconds) {
+    if (clock_set >= 0.0) clock_set += milliseconds;
+}
 
 static double launch_latency = 0.0; // sim_set_launch_latency
 

@@ -3,6 +3,7 @@
 #include "test/ops/op_cases.h"
 
 #include "dev/sim/cublaslt.h"
+#include "dev/sim/sim_control.h"
 #include "llmc/base/choices_file.h"
 #include "llmc/cuda/gemm.h"
 #include "llmc/cuda/tuning.h"
@@ -11,12 +12,14 @@
 #include "test/fixture.h"
 #include <cuda_runtime_api.h>
 
-// A device whose libraries behave as the variables say, with an empty file of measured choices.
+// A device whose libraries behave as the variables say. On the clock of sim_set_clock all algorithms take the same
+// time, so that the library's favourite wins, but for those with the vice "slow".
 static void start_as(const char *algorithms, const char *refused, DeviceOptions options) {
     Error err;
     setenv("SIM_CUBLASLT_ALGOS", algorithms, 1);
     setenv("SIM_CUBLASLT_REFUSE", refused, 1);
     setenv("SIM_CUBLASLT_VICES", "", 1);
+    sim_set_clock(0.0);
     device_shutdown();
     if (!device_init(&options, &err)) op_fail("%s", err.text);
     memset(&sim_cublaslt_counts, 0, sizeof sim_cublaslt_counts);
@@ -221,8 +224,13 @@ TEST(gelu_is_in_the_epilogue_of_large_gpus_where_it_is_not_repeated) {
 
 // Whichever algorithm is wrong, the library's favourite or a later one, results are right.
 OP_TEST_WITH(what_computes_something_else_is_not_taken, setup, teardown) {
-    static const char *const vices[] = {"tiled:half",  "split:half", "scalar:half", "tiled:wrong",
-                                        "split:wrong", "bias:wrong", "scalar:wrong"};
+    static const char *const vices[] = {"tiled:half",
+                                        "split:half,tiled:slow,scalar:slow",
+                                        "scalar:half,tiled:slow,split:slow",
+                                        "tiled:wrong",
+                                        "split:wrong,tiled:slow,scalar:slow",
+                                        "bias:wrong",
+                                        "scalar:wrong,tiled:slow,split:slow"};
     for (int i = 0; i < 7; i++) {
         start_with(vices[i], "all", GELU_FUSION_AUTO);
         check_all(dtype, vices[i]);
@@ -347,6 +355,7 @@ TEST(measuring_the_speed_is_no_choice_of_the_run) {
     Error err;
     DeviceSpeed speed;
     start("all", "", GELU_FUSION_AUTO);
+    sim_set_clock(-1.0); // the measurement ends when a copy took long enough
     op_begin((OpsShape){.B = 1, .T = 128, .C = 64, .NH = 1, .Vp = 512, .num_tensors = 1, .dtype = DTYPE_BF16}, "speed");
     if (!speed_measure(DTYPE_BF16, 0, &speed, &err)) op_fail("%s", err.text);
     assert_true(gemm_counts().plans > 0);
@@ -357,8 +366,10 @@ TEST(measuring_the_speed_is_no_choice_of_the_run) {
     op_end();
 }
 
-static int run_a_layer(void *vice) {
-    start_with(vice, "all", GELU_FUSION_NONE);
+// Another process with the file of choices as it is.
+static int run_another_layer(void *vice) {
+    start("all", "", GELU_FUSION_NONE);
+    setenv("SIM_CUBLASLT_VICES", vice, 1);
     Layer l = layer_make(DTYPE_BF16, DTYPE_FP32, "in a process of its own");
     layer_run(&l, false);
     layer_check(&l, false);
@@ -366,12 +377,49 @@ static int run_a_layer(void *vice) {
     return 0;
 }
 
-// Of the library's favourite, another one in its place, and no more of it when that runs.
+static int run_a_layer(void *vice) {
+    unlink(tmp_file("tuning"));
+    return run_another_layer(vice);
+}
+
+// What stderr says of each product: the wrong algorithm, as often as it is tried, then the one that is used.
+static void expect_replaced(int (*run)(void *vice), char *vice, int wrong, int used) {
+    char text[16384], not_used_name[32], used_name[32];
+    assert_int_equal(status_of_child(run, vice, text, sizeof text), 0);
+    snprintf(not_used_name, sizeof not_used_name, ": algorithm %d (tile ", wrong);
+    snprintf(used_name, sizeof used_name, ": algorithm %d (tile ", used);
+    int products = 0;
+    bool open = false;
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        const bool is_wrong = strstr(line, not_used_name) && strstr(line, " and is not used");
+        const bool is_used = strstr(line, used_name) && strstr(line, ") is used");
+        if (!is_wrong && !(is_used && open)) op_fail("%s: %s", vice, line);
+        open = is_wrong;
+        products += is_used;
+    }
+    if (open || products != 3) op_fail("%s: of 3 products %d were replaced", vice, products);
+}
 TEST(a_wrong_algorithm_and_the_one_that_replaces_it_are_named) {
+    expect_replaced(run_a_layer, "tiled:wrong", SIM_ALGORITHM_TILED, SIM_ALGORITHM_SPLIT);
+    expect_replaced(run_a_layer, "split:wrong,tiled:slow,scalar:slow", SIM_ALGORITHM_SPLIT, SIM_ALGORITHM_TILED);
+}
+
+// In the contest that follows, the wrong one may win again, or lose.
+TEST(a_wrong_algorithm_of_the_file_and_the_one_that_replaces_it_are_named) {
+    static char *const vices[] = {"tiled:wrong", "tiled:wrong,tiled:slow"};
+    for (int i = 0; i < 2; i++) {
+        char text[4096];
+        assert_int_equal(status_of_child(run_a_layer, "", text, sizeof text), 0);
+        assert_string_equal(text, "");
+        expect_replaced(run_another_layer, vices[i], SIM_ALGORITHM_TILED, SIM_ALGORITHM_SPLIT);
+    }
+}
+
+// stderr names winners only.
+TEST(a_wrong_algorithm_that_does_not_win_is_not_named) {
     char text[4096];
-    assert_int_equal(status_of_child(run_a_layer, "tiled:wrong", text, sizeof text), 0);
-    const char *wrong = strstr(text, ": algorithm 1 (tile "), *used = wrong ? strstr(wrong, " is used\n") : NULL;
-    if (!wrong || !strstr(wrong, " is not used\n") || !used) op_fail("%s", text);
+    assert_int_equal(status_of_child(run_a_layer, "tiled:wrong,tiled:slow", text, sizeof text), 0);
+    assert_string_equal(text, "");
 }
 
 // Short memory is neither a bug nor a reason to choose.
@@ -413,11 +461,13 @@ TEST(the_second_use_searches_and_measures_nothing) {
     op_end();
 }
 
-// Another process is a device that starts anew. Whatever the first one chose, the second one repeats, bit by bit.
+// Another process is a device that starts anew. Whatever the first one chose, the second one repeats, bit by bit: a new
+// contest would choose otherwise.
 TEST(the_next_process_takes_the_choices_from_the_file) {
     uint64_t digests[3];
     for (int process = 0; process < 3; process++) {
         start("all", "", GELU_FUSION_AUTO);
+        if (process == 0) setenv("SIM_CUBLASLT_VICES", "tiled:slow,scalar:slow", 1);
         op_random_restart();
         Layer l = layer_make(DTYPE_BF16, DTYPE_FP32, "next process");
         layer_run(&l, false);
@@ -492,13 +542,16 @@ TEST(an_algorithm_that_the_library_does_not_take_is_replaced) {
 
 // One that the library takes, but that does not compute what it did.
 TEST(an_algorithm_of_the_file_that_computes_something_else_is_replaced) {
-    static const char *const vices[] = {"tiled:wrong", "split:half", "scalar:wrong"};
+    static const struct {
+        const char *before, *after;
+    } vices[] = {
+        {"", "tiled:wrong"}, {"tiled:slow,scalar:slow", "split:half"}, {"tiled:slow,split:slow", "scalar:wrong"}};
     for (int i = 0; i < 3; i++) {
-        start_with("", "all", GELU_FUSION_BOTH);
+        start_with(vices[i].before, "all", GELU_FUSION_BOTH);
         check_all(DTYPE_BF16, "before");
         start("all", "", GELU_FUSION_BOTH);
-        setenv("SIM_CUBLASLT_VICES", vices[i], 1);
-        check_all(DTYPE_BF16, vices[i]);
+        setenv("SIM_CUBLASLT_VICES", vices[i].after, 1);
+        check_all(DTYPE_BF16, vices[i].after);
     }
 }
 

@@ -307,7 +307,7 @@ TEST(the_measured_speed_is_positive_and_leaves_no_peak) {
             continue;
         }
         assert_true(speed_measure(dtypes[i], 0, &speed, &err));
-        assert_true(speed.matmul_flops > 1e6 && speed.copy_bandwidth > 1e6);
+        assert_true(speed.matmul_flops > 0.0 && speed.copy_bandwidth > 0.0);
         assert_int_equal(device_memory_peak(), before);
     }
 }
