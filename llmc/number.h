@@ -59,11 +59,12 @@ typedef struct {
 // Both are exact in bf16, and remain exact when they are divided by their scale. Micikevicius et al., "FP8 Formats for
 // Deep Learning", 2022.
 
-// The scale of one quantised tensor, on the device.
+// The scale of one quantised tensor, on the device. cuBLASLt reads `inverse`, at multiples of 16 bytes only.
 typedef struct {
-    float scale;   // values are multiplied by it
     float inverse; // 1 / scale: products are multiplied by it
+    float scale;   // values are multiplied by it
     float amax;    // the largest magnitude
+    float unused;
 } Fp8Slot;
 
 static HOST_DEVICE inline float fp8_largest(DType format) { return format == DTYPE_E4M3 ? 448.0f : 57344.0f; }

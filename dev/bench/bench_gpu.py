@@ -183,7 +183,8 @@ class Bench:
     def dtypes(self, limit):
         shape, first = self.shapes[0], self.runs[0]
         others = [dtype for dtype in ("bf16", "fp16", "fp32") if dtype != first["dtype"]]
-        return self.rows("dtype", limit, [(shape, self.fitting(), shape.T, ["--dtype", dtype]) for dtype in others])
+        options = [["--fp8", 1]] * (first["dtype"] == "bf16") + [["--dtype", dtype] for dtype in others]
+        return self.rows("dtype", limit, [(shape, self.fitting(), shape.T, more) for more in options])
 
     def fitting(self):
         """The micro-batch that the first model ran with."""

@@ -301,7 +301,7 @@ class Ladder:
 
     def __init__(self, bench):
         self.bench, self.losses = bench, None
-        self.off = dict(FEATURES)  # not reached yet, or failed
+        self.off, self.failed = dict(FEATURES), {}  # off: not reached yet, or failed
         self.options = set(re.split(r"[^a-z0-9-]+", tools.run([bench.options.trainer, "--help"], 20).stdout))
 
     def command(self, *more):
@@ -310,10 +310,10 @@ class Ladder:
         model = bench.shapes[0].model if bench.options.tiny else "L=2,C=64,NH=1,V=50257,T=32"
         return bench.command(model, 2, 32, "-x", LADDER_STEPS, "-n", 0, "-o", self.output, *more)
 
-    def switched_off(self):
-        """Options and environment that switch off what is in self.off."""
+    def switched_off(self, features):
+        """Options and environment that switch these off."""
         options, environment = [], {}
-        for option, variables in self.off.values():
+        for option, variables in features.values():
             if option and option[0] in self.options:
                 options.append(option)
             environment.update(variables)
@@ -321,7 +321,7 @@ class Ladder:
 
     def run(self, limit, prefix=(), more=()):
         """Losses of the steps, all of them finite and the first near ln V."""
-        options, environment = self.switched_off()
+        options, environment = self.switched_off(self.off)
         finished = tools.run([*prefix, *self.command(*sum(options, []), *more)], limit, {**self.bench.env, **environment})
         if finished.status == 1 and "--attention cudnn: " in finished.stderr:
             raise Skipped(finished.last_words())
@@ -348,7 +348,7 @@ class Ladder:
             if not difference <= LADDER_TOLERANCE:
                 raise Failed(f"losses differ by {difference:.2g} from those without it (allowed {LADDER_TOLERANCE:.2g})")
         except Failed as reason:
-            self.off[feature] = off
+            self.off[feature] = self.failed[feature] = off
             raise Failed(f"{reason}; off in all later runs") from None
         self.losses = losses
         return f"losses differ by {difference:.2g} from those without it"
@@ -357,7 +357,7 @@ class Ladder:
         sections.run("first steps, everything off", 40, self.first)
         for feature in FEATURES:
             sections.run(f"first steps, {feature}", 30, lambda limit, f=feature: self.rung(f, limit))
-        self.bench.trainer.off, environment = self.switched_off()
+        self.bench.trainer.off, environment = self.switched_off(self.failed)
         self.bench.env.update(environment)
 
 

@@ -4,6 +4,7 @@ under build/, and the variables that the build and the runs need are in `environ
 """
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import gpu_tools as tools
@@ -13,16 +14,22 @@ SYSTEM_HEADERS = ["/usr/local/include", "/usr/include", "/usr/include/x86_64-lin
 
 
 class Library:
-    """Its name, its header, what programs load (the newest of these), whether the linker needs it, too, and the variable
-    that tells the trainer where it is."""
+    """Its name, its header, what programs load (the newest of these), whether the linker needs it, too, the variable
+    that tells the trainer where it is, and the oldest version that the trainer uses (of cuDNN: cudnn_library.c)."""
 
-    def __init__(self, name, header, loaded, linked=None, variable=None):
+    def __init__(self, name, header, loaded, linked=None, variable=None, oldest=0):
         self.name, self.header, self.loaded, self.linked, self.variable = name, header, loaded, linked, variable
+        self.oldest = oldest
+
+    def is_new_enough(self, path):
+        """What cannot be loaded counts as new enough: the trainer says what is wrong with it."""
+        code = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).cudnnGetVersion())"
+        return not self.oldest or int(tools.output_of(sys.executable, "-c", code, path) or self.oldest) >= self.oldest
 
 
 LIBRARIES = [
     Library("cuBLASLt", "cublasLt.h", ["libcublasLt.so.13", "libcublasLt.so.12"], "libcublasLt.so"),
-    Library("cuDNN", "cudnn.h", ["libcudnn.so.9"], variable="CUDNN_LIBRARY"),
+    Library("cuDNN", "cudnn.h", ["libcudnn.so.9"], variable="CUDNN_LIBRARY", oldest=91501),
     Library("NCCL", "nccl.h", ["libnccl.so.2"], variable="NCCL_LIBRARY"),
     Library("NVRTC", None, ["libnvrtc.so.13", "libnvrtc.so.12"]),  # cuDNN compiles its attention with it
 ]
@@ -101,17 +108,27 @@ class Libraries:
             if any((folder / name).exists() for folder in folders("LD_LIBRARY_PATH")) or f"\t{name} " in self.loader:
                 where = next((line.split("=> ")[1] for line in self.loader.splitlines() if f"\t{name} " in line), None)
                 where = where or next(str(f / name) for f in folders("LD_LIBRARY_PATH") if (f / name).exists())
+                newer = None if library.is_new_enough(where) else self.newer(library, in_toolkit)
+                if newer:
+                    self.take(library, newer, to_link)
+                    return f"{newer} (the loader's {where} is too old)"
                 if to_link:
                     self.links["lib"][library.linked] = Path(where)
                 return where
-        candidates = [folder / name for name in library.loaded for folder in in_toolkit]
-        candidates += [path for name in library.loaded for wheel in self.wheels for path in wheel.glob(f"*/lib/{name}")]
-        for path in candidates:
-            if path.exists():
-                self.take(library, path, to_link)
-                return f"{path} (not where the loader looks)"
+        for path in self.elsewhere(library, in_toolkit):
+            self.take(library, path, to_link)
+            return f"{path} (not where the loader looks)"
         self.missing.append(library.loaded[0])
         return f"{library.loaded[0]} not found"
+
+    def elsewhere(self, library, in_toolkit):
+        """Where the loader does not look."""
+        found = [folder / name for name in library.loaded for folder in in_toolkit]
+        found += [path for name in library.loaded for wheel in self.wheels for path in wheel.glob(f"*/lib/{name}")]
+        return [path for path in found if path.exists()]
+
+    def newer(self, library, in_toolkit):
+        return next((path for path in self.elsewhere(library, in_toolkit) if library.is_new_enough(path)), None)
 
     def take(self, library, path, to_link):
         if library.variable:

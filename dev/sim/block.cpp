@@ -331,7 +331,7 @@ static void tsan_end_grid(Block *b) {
 // in every floating type.
 static void fresh_shared_memory(Block *b) {
     const Kernel *k = b->launch->kernel;
-    const size_t bytes = b->launch->shared_bytes ? k->dynamic_at + b->launch->shared_bytes : k->static_shared;
+    const size_t bytes = k->dynamic_at + b->launch->shared_bytes;
     ptx::shared_end = ptx::SHARED_BASE + (uint32_t)bytes;
     if (bytes == 0) return;
     tsan_forget(b->memory, bytes);

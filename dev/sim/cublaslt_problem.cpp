@@ -192,8 +192,13 @@ cublasStatus_t check_operands(const Problem &p, const Algorithm &algorithm, cons
     if (status == CUBLAS_STATUS_SUCCESS && has_bias(e))
         status = check_memory("bias", p.op->bias, p.m, p.d->type, alignment, w);
     const float *const scales[] = {p.op->scale_a, p.op->scale_b};
-    for (int i = 0; i < 2 && status == CUBLAS_STATUS_SUCCESS; i++)
-        if (scales[i]) status = check_memory(i ? "scale of B" : "scale of A", scales[i], 1, CUDA_R_32F, 4, w);
+    for (int i = 0; i < 2 && status == CUBLAS_STATUS_SUCCESS; i++) {
+        if (!scales[i]) continue;
+        // Seen with cuBLASLt 13.1 on an H200: the search accepts any address, the product refuses it without a reason.
+        if (!is_aligned(scales[i], 16))
+            return fail(CUBLAS_STATUS_NOT_SUPPORTED, "a scale at %p, no multiple of 16", (const void *)scales[i]);
+        status = check_memory(i ? "scale of B" : "scale of A", scales[i], 1, CUDA_R_32F, 16, w);
+    }
     if (status == CUBLAS_STATUS_SUCCESS && has_aux(e))
         status = check_memory("aux", p.op->aux, (p.n - 1) * p.op->aux_ld + p.m, p.d->type, alignment, w);
     return status;

@@ -210,6 +210,20 @@ def layout(sizes):
     return offset, at
 
 
+def odd_multiple(at, align):
+    """The first odd multiple of an alignment from `at` on."""
+    return ((at + align - 1) // align | 1) * align
+
+
+def unlucky_layout(sizes):
+    """As layout, but no variable is aligned to more than it declares: ptxas promises no more."""
+    at, offset = 0, {}
+    for name, align, size in sizes:
+        offset[name] = odd_multiple(at, align)
+        at = offset[name] + size
+    return offset, at
+
+
 DECLARATION = re.compile(r"(\.extern )?(?:\.(?:visible|weak) )*\.(shared|global|local|param) (?:\.align (\d+) )?\.(\w+) "
                          r"(?:\.ptr (?:\.global )?\.align \d+ )?([\w$]+)(?:\[(\d*)\])?$")
 
@@ -275,7 +289,7 @@ class Kernel:
         self.module, self.at = module, begin
         self.classes, self.chunks, self.sites, self.has_copies = {}, [], 0, False
         self.names = {"%laneid": "sim::lane_id()", **self.SPECIAL}  # of what is no register
-        self.names |= {n: "(uintptr_t)%s_%d" % (variable(n), module.arch) for n, _, _ in module.variables["global"]}
+        self.names |= {n: "(uintptr_t)%s_%d.at" % (variable(n), module.arch) for n, _, _ in module.variables["global"]}
         s, i = "", 0
         try:
             self.directives(directives)
@@ -320,10 +334,10 @@ class Kernel:
         # Static shared memory: the kernel's own variables, then those of the module that it names. Dynamic behind.
         used = set(re.findall(r"[\w$]+", text[begin:end]))
         shared, dynamic = ([v for v in self.module.variables[x] if v[0] in used] for x in ("shared", "dynamic"))
-        static, self.static_shared = layout(variables["shared"] + shared)
-        align = max([v[1] for v in dynamic], default=1)
-        self.dynamic_at = (self.static_shared + align - 1) // align * align
-        local, self.local_bytes = layout(variables["local"])
+        _, self.static_shared = layout(variables["shared"] + shared)
+        static, end = unlucky_layout(variables["shared"] + shared)
+        self.dynamic_at = odd_multiple(end, max(v[1] for v in dynamic)) if dynamic else end
+        local, self.local_bytes = unlucky_layout(variables["local"])
         self.names |= {n: "(SHARED_BASE + %d)" % at for n, at in static.items()}
         self.names |= {v[0]: "(SHARED_BASE + %d)" % self.dynamic_at for v in dynamic}
         self.names |= {n: "(uintptr_t)(local + %d)" % at for n, at in local.items()}
@@ -348,7 +362,7 @@ class Kernel:
     def text(self):
         out = ["static void %s(const char *params) {"]
         if self.local_bytes:
-            out.append("alignas(16) char local[%d]; FRESH_LOCAL(local);" % self.local_bytes)
+            out.append("alignas(256) char local[%d]; FRESH_LOCAL(local);" % self.local_bytes)
         if self.has_copies:
             out.append("AsyncCopies copies;")
         for place, code in self.chunks:
@@ -638,11 +652,11 @@ def write(module_name, modules):
                 a, i, ", ".join("{%d, %d}" % p for p in k.params.values()) or "{0, 0}"))
             rows.append('{"%s", k%d, %d, params%d_%d, %d, %d, %d, %d, %d}' % (
                 name, number, len(k.params), a, i, k.param_bytes, k.static_shared, k.dynamic_at, k.max_threads, k.waits))
-        globals_ += ["alignas(%d) static char %s_%d[%d];" % (
-            max(align, 256), variable(n), a, size) for n, align, size in variables]
+        globals_ += ["static struct { alignas(256) char before[%d]; char at[%d]; } %s_%d;" % (
+            align, size, variable(n), a) for n, align, size in variables]
         tables += ["static Kernel kernels%d[] = {%s};" % (a, ",\n".join(rows) or "{}"),
                    "static const Variable variables%d[] = {%s};" % (
-                       a, ", ".join('{"%s", %s_%d, %d}' % (n, variable(n), a, size) for n, _, size in variables) or "{}"),
+                       a, ", ".join('{"%s", %s_%d.at, %d}' % (n, variable(n), a, size) for n, _, size in variables) or "{}"),
                    'static Module module%d = {"%s", %d, kernels%d, %d, variables%d, %d};' % (
                        a, module_name, a, a, len(rows), a, len(variables)),
                    "__attribute__((init_priority(200))) static Register register%d(&module%d);" % (a, a)]

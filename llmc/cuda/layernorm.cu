@@ -284,7 +284,7 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS *WARP, 1)
     constexpr int W = PACK<T>, PACKS = LANE_COLS / W, ROW_WARPS = IS_BLOCK_ROW ? 1 : BACKWARD_WARPS;
     constexpr bool AHEAD = LANE_COLS <= 24;
     __shared__ float2 row_sums[2][BACKWARD_ROW_THREADS / WARP];
-    __shared__ float of_warps[ROW_WARPS][IS_BLOCK_ROW ? 1 : LANE_COLS * WARP];
+    __shared__ alignas(16) float of_warps[ROW_WARPS][IS_BLOCK_ROW ? 1 : LANE_COLS * WARP]; // stored as vectors
     const int threads = IS_BLOCK_ROW ? (int)blockDim.x : (int)WARP, lane = (int)threadIdx.x % threads;
     const int warp = IS_BLOCK_ROW ? 0 : (int)threadIdx.x / WARP, stride = (int)gridDim.x * ROW_WARPS;
     const auto column = [=](int i) { return (lane + i * threads) * W; };

@@ -116,7 +116,7 @@ def test_both_attentions_are_tested_apart_and_leave_no_choices_behind(tmp_path, 
 
 def test_sanitizers_see_one_dtype_of_four_programs_at_a_time(tmp_path, tests):
     script(tests / "ops" / "test_small", f'echo "$TEST_FILTER" >>{tmp_path}/seen\n' + PASSES)
-    tool = script(tmp_path / "bin" / "compute-sanitizer", 'shift 4; exec "$@"')
+    tool = script(tmp_path / "bin" / "compute-sanitizer", 'test "$TEST_ATTENTION" = own || exit 1; shift 6; exec "$@"')
     result, _ = check(tmp_path, tests, "--only", "sanitizer", PATH=f"{tool.parent}:{os.environ['PATH']}")
     assert result.returncode == 0, result.stdout
     assert (tmp_path / "seen").read_text().splitlines() == 4 * ["*_bf16"]
@@ -180,6 +180,22 @@ def test_what_is_where_compiler_and_loader_look_is_left_there(tmp_path, gpu_libr
                      for name in ("libcudnn.so.9", "libnccl.so.2", "libcublasLt.so.13", "libnvrtc.so.13"))
     found = gpu_libraries.Libraries([], loader, [tmp_path / "usr"])
     assert found.environment == {} and "/usr/lib/libcudnn.so.9" in found.report()
+
+
+def test_a_cudnn_of_the_loader_that_is_too_old_gives_way_to_a_newer_one_of_a_wheel(tmp_path, gpu_libraries):
+    """Seen on a machine with cuDNN 9.14 from its distribution and 9.19 beside PyTorch."""
+    lay(tmp_path / "usr", "cudnn.h", "nccl.h")
+    lay(tmp_path / "site", "nvidia/cudnn/lib/libcudnn.so.9")
+    wheel, old = tmp_path / "site/nvidia/cudnn/lib/libcudnn.so.9", tmp_path / "usr/libcudnn.so.9"
+    for path, version in ((old, 91400), (wheel, 91900)):
+        subprocess.run(["gcc", "-shared", "-x", "c", "-", "-o", path], check=True, text=True,
+                       input=f"unsigned long cudnnGetVersion(void) {{ return {version}; }}")
+    loader = f"\tlibcudnn.so.9 (libc6,x86-64) => {old}\n"
+    found = gpu_libraries.Libraries([tmp_path / "site"], loader, [tmp_path / "usr"])
+    assert found.environment["CUDNN_LIBRARY"] == str(wheel) and f"{old} is too old" in "; ".join(found.lines)
+    wheel.unlink()
+    found = gpu_libraries.Libraries([tmp_path / "site"], loader, [tmp_path / "usr"])
+    assert "CUDNN_LIBRARY" not in found.environment  # the trainer says why it does not take this one
 
 
 def test_a_missing_cudnn_fails_unless_it_is_meant(tmp_path, gpu_libraries):
