@@ -85,7 +85,10 @@ static double operand_bytes(const OpOperands *o) {
     return sum_bytes(o->written, o->num_written) + sum_bytes(o->read, o->num_read);
 }
 
-static double row_bytes(Tensor table) { return (double)(tensor_cols(table) * (int64_t)dtype_size(table.dtype)); }
+// 0 of an absent table.
+static double row_bytes(Tensor table) {
+    return table.data ? (double)(tensor_cols(table) * (int64_t)dtype_size(table.dtype)) : 0;
+}
 
 // Max rows of an embedding table that tokens can name, each counted once.
 static double touched_bytes(Tensor table, Tensor tokens) {
@@ -128,54 +131,68 @@ void batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
     RUN(batch_unpack, (inputs, targets, windows), (inputs, targets), (windows), tensor_shape(windows), 0, 0);
 }
 
+// A table (maxT,C) of positions that has a row for each of T.
+static void check_positions(const char *op, Tensor table, DType dtype, int64_t T, int64_t C) {
+    const int64_t maxT = tensor_rows(table);
+    tensor_check(op, table, dtype, maxT * C);
+    REQUIRE(T <= maxT, "%s: T = %lld, %s has %lld rows", op, (long long)T, table.name, (long long)maxT);
+}
+
 void embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
-    const int64_t N = tensor_numel(tokens), T = tensor_cols(tokens), C = tensor_cols(wte), maxT = tensor_rows(wpe);
+    const int64_t N = tensor_numel(tokens), C = tensor_cols(wte);
     check_compute(__func__, wte);
-    tensor_check(__func__, wpe, wte.dtype, maxT * C);
+    if (wpe.data) check_positions(__func__, wpe, wte.dtype, tensor_cols(tokens), C);
     tensor_check(__func__, tokens, DTYPE_I32, N);
     tensor_check(__func__, out, wte.dtype, N * C);
-    REQUIRE(T <= maxT, "%s: T = %lld, wpe has %lld rows", __func__, (long long)T, (long long)maxT);
     RUN(embedding_forward, (out, tokens, wte, wpe), (out), (tokens), tensor_shape(out), 0,
         touched_bytes(wte, tokens) + position_bytes(wpe, tokens));
 }
 
-void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate) {
-    const int64_t N = tensor_numel(tokens), T = tensor_cols(tokens), C = tensor_cols(dout), maxT = tensor_rows(dwpe);
+void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate_wte, bool accumulate) {
+    const int64_t N = tensor_numel(tokens), C = tensor_cols(dout);
     check_compute(__func__, dout);
     tensor_check(__func__, dout, dout.dtype, N * C);
     tensor_check(__func__, tokens, DTYPE_I32, N);
     check_weight_gradient(__func__, dwte, dout.dtype, tensor_rows(dwte) * C);
-    check_weight_gradient(__func__, dwpe, dout.dtype, maxT * C);
-    REQUIRE(T <= maxT, "%s: T = %lld, dwpe has %lld rows", __func__, (long long)T, (long long)maxT);
-    RUN_COST(embedding_backward, (dwte, dwpe, dout, tokens, accumulate), NULL,
+    if (dwpe.data) {
+        check_weight_gradient(__func__, dwpe, dout.dtype, tensor_rows(dwpe) * C);
+        check_positions(__func__, dwpe, dwpe.dtype, tensor_cols(tokens), C);
+    }
+    RUN_COST(embedding_backward, (dwte, dwpe, dout, tokens, accumulate_wte, accumulate), NULL,
              COST(tensor_shape(dout), 0,
-                  BYTES(dout, tokens) + 2 * touched_bytes(dwte, tokens) +
+                  BYTES(dout, tokens) + (accumulate_wte ? 2 * touched_bytes(dwte, tokens) : BYTES(dwte)) +
                       (accumulate ? 2 * position_bytes(dwpe, tokens) : BYTES(dwpe))));
 }
 
-// ---------------------------------------------------------------------------------------------------------- layernorm
+// ---------------------------------------------------------------------------------------------- layernorm and rmsnorm
 
-static void check_layernorm(const char *op, Tensor in, Tensor same, Tensor mean, Tensor rstd, Tensor weight) {
+// Returns N.
+static int64_t check_norm(const char *op, Tensor in, Tensor same, Tensor rstd, Tensor weight) {
     const int64_t C = tensor_numel(weight);
     check_compute(op, in);
     tensor_check(op, weight, in.dtype, C);
     const int64_t N = tensor_numel(in) / C;
     tensor_check(op, in, in.dtype, N * C);
     tensor_check(op, same, in.dtype, N * C);
-    tensor_check(op, mean, DTYPE_FP32, N);
     tensor_check(op, rstd, DTYPE_FP32, N);
+    return N;
 }
 
-void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias) {
-    check_layernorm(__func__, in, out, mean, rstd, weight);
+void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias, float eps) {
+    tensor_check(__func__, mean, DTYPE_FP32, check_norm(__func__, in, out, rstd, weight));
     tensor_check(__func__, bias, in.dtype, tensor_numel(weight));
-    RUN_ORDERED(layernorm_forward, (out, mean, rstd, in, weight, bias), (out, mean, rstd), (in, weight, bias),
+    RUN_ORDERED(layernorm_forward, (out, mean, rstd, in, weight, bias, eps), (out, mean, rstd), (in, weight, bias),
                 rows_shape(weight, in), 0, 0);
+}
+
+void rmsnorm_forward(Tensor out, Tensor rstd, Tensor in, Tensor weight, float eps) {
+    check_norm(__func__, in, out, rstd, weight);
+    RUN_ORDERED(rmsnorm_forward, (out, rstd, in, weight, eps), (out, rstd), (in, weight), rows_shape(weight, in), 0, 0);
 }
 
 void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum, Tensor dout, Tensor in, Tensor mean,
                         Tensor rstd, Tensor weight, bool add_residual, bool accumulate, bool accumulate_sum) {
-    check_layernorm(__func__, in, dout, mean, rstd, weight);
+    tensor_check(__func__, mean, DTYPE_FP32, check_norm(__func__, in, dout, rstd, weight));
     tensor_check(__func__, din, in.dtype, tensor_numel(in));
     check_weight_gradient(__func__, dweight, in.dtype, tensor_numel(weight));
     check_weight_gradient(__func__, dbias, in.dtype, tensor_numel(weight));
@@ -185,6 +202,18 @@ void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum
                 (din, dweight, dbias, din_sum), (dout, in, mean, rstd, weight), rows_shape(weight, in), 0,
                 (add_residual ? BYTES(din) : 0) + (accumulate ? BYTES(dweight, dbias) : 0) +
                     (accumulate_sum ? BYTES(din_sum) : 0));
+}
+
+void rmsnorm_backward(Tensor din, Tensor dweight, Tensor din_sum, Tensor dout, Tensor in, Tensor rstd, Tensor weight,
+                      bool add_residual, bool accumulate, bool accumulate_sum) {
+    check_norm(__func__, in, dout, rstd, weight);
+    tensor_check(__func__, din, in.dtype, tensor_numel(in));
+    check_weight_gradient(__func__, dweight, in.dtype, tensor_numel(weight));
+    if (din_sum.data) check_weight_gradient(__func__, din_sum, in.dtype, tensor_numel(weight));
+    RUN_ORDERED(
+        rmsnorm_backward, (din, dweight, din_sum, dout, in, rstd, weight, add_residual, accumulate, accumulate_sum),
+        (din, dweight, din_sum), (dout, in, rstd, weight), rows_shape(weight, in), 0,
+        (add_residual ? BYTES(din) : 0) + (accumulate ? BYTES(dweight) : 0) + (accumulate_sum ? BYTES(din_sum) : 0));
 }
 
 // ------------------------------------------------------------------------------------------------------------- matmul
@@ -207,7 +236,7 @@ void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
 void matmul_residual_forward(Tensor out, Tensor residual, Tensor in, Tensor weight, Tensor bias) {
     check_linear(__func__, out, in, weight);
     tensor_check(__func__, residual, out.dtype, tensor_numel(out));
-    tensor_check(__func__, bias, weight.dtype, tensor_rows(weight));
+    if (bias.data) tensor_check(__func__, bias, weight.dtype, tensor_rows(weight));
     RUN_ORDERED(matmul_residual_forward, (out, residual, in, weight, bias), (out), (residual, in, weight, bias),
                 matmul_shape(weight, in), matmul_flops(weight, in), 0);
 }
@@ -226,11 +255,16 @@ void gelu_forward(Tensor out, Tensor pre) {
     RUN_ORDERED(gelu_forward, (out, pre), (out), (pre), tensor_shape(out), 0, 0);
 }
 
+// The backward pass of an activation that has one input for each output.
+static void check_activation_backward(const char *op, Tensor dpre, Tensor dbias, Tensor dout, Tensor pre) {
+    check_compute(op, pre);
+    tensor_check(op, dpre, pre.dtype, tensor_numel(pre));
+    tensor_check(op, dout, pre.dtype, tensor_numel(pre));
+    if (dbias.data) check_weight_gradient(op, dbias, pre.dtype, tensor_cols(dpre));
+}
+
 void gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
-    check_compute(__func__, pre);
-    tensor_check(__func__, dpre, pre.dtype, tensor_numel(pre));
-    tensor_check(__func__, dout, pre.dtype, tensor_numel(pre));
-    if (dbias.data) check_weight_gradient(__func__, dbias, pre.dtype, tensor_cols(dpre));
+    check_activation_backward(__func__, dpre, dbias, dout, pre);
     RUN_ORDERED(gelu_backward, (dpre, dbias, dout, pre, accumulate), (dpre, dbias), (dout, pre), tensor_shape(dpre), 0,
                 accumulate ? BYTES(dbias) : 0);
 }
@@ -268,60 +302,184 @@ void bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
                 accumulate ? BYTES(dbias) : 0);
 }
 
+// --------------------------------------------------------------------------------------------------- SwiGLU and ReLU^2
+
+void swiglu_forward(Tensor out, Tensor gate_up) {
+    check_compute(__func__, gate_up);
+    tensor_check(__func__, gate_up, gate_up.dtype, 2 * tensor_numel(out));
+    tensor_check(__func__, out, gate_up.dtype, tensor_rows(gate_up) * (tensor_cols(gate_up) / 2));
+    RUN_ORDERED(swiglu_forward, (out, gate_up), (out), (gate_up), tensor_shape(out), 0, 0);
+}
+
+void swiglu_backward(Tensor dgate_up, Tensor dbias, Tensor dout, Tensor gate_up, bool accumulate) {
+    check_compute(__func__, gate_up);
+    tensor_check(__func__, gate_up, gate_up.dtype, 2 * tensor_numel(dout));
+    tensor_check(__func__, dout, gate_up.dtype, tensor_rows(gate_up) * (tensor_cols(gate_up) / 2));
+    tensor_check(__func__, dgate_up, gate_up.dtype, tensor_numel(gate_up));
+    if (dbias.data) check_weight_gradient(__func__, dbias, gate_up.dtype, tensor_cols(gate_up));
+    RUN_ORDERED(swiglu_backward, (dgate_up, dbias, dout, gate_up, accumulate), (dgate_up, dbias), (dout, gate_up),
+                tensor_shape(dgate_up), 0, accumulate ? BYTES(dbias) : 0);
+}
+
+void relu2_forward(Tensor out, Tensor pre) {
+    check_compute(__func__, pre);
+    tensor_check(__func__, out, pre.dtype, tensor_numel(pre));
+    RUN_ORDERED(relu2_forward, (out, pre), (out), (pre), tensor_shape(out), 0, 0);
+}
+
+void relu2_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
+    check_activation_backward(__func__, dpre, dbias, dout, pre);
+    RUN_ORDERED(relu2_backward, (dpre, dbias, dout, pre, accumulate), (dpre, dbias), (dout, pre), tensor_shape(dpre), 0,
+                accumulate ? BYTES(dbias) : 0);
+}
+
+// ---------------------------------------------------------------------------------------------------- packed q, k and
+// v
+
+// Checks that rows of `packed` are q of num_heads and k, v of num_kv_heads heads; returns the head
+// size.
+static int64_t check_packed_heads(const char *op, Tensor packed, int num_heads, int num_kv_heads) {
+    const int64_t columns = tensor_cols(packed), heads = num_heads + 2 * num_kv_heads;
+    check_compute(op, packed);
+    REQUIRE(num_kv_heads > 0 && num_heads >= num_kv_heads && num_heads % num_kv_heads == 0,
+            "%s: %d heads share k and v of %d heads", op, num_heads, num_kv_heads);
+    REQUIRE(columns % heads == 0, "%s: %s has %lld columns, not (%d + 2 * %d) * HS", op, packed.name,
+            (long long)columns, num_heads, num_kv_heads);
+    return columns / heads;
+}
+
+// ---------------------------------------------------------------------------------------------------- QK-norm and RoPE
+
+// table is (maxT,2,HS/2).
+static void check_rope_table(const char *op, Tensor table) {
+    REQUIRE(table.rank == 3 && table.shape[1] == 2, "%s: %s is not (maxT,2,HS/2)", op, table.name ? table.name : "?");
+    tensor_check(op, table, DTYPE_FP32, tensor_numel(table));
+}
+
+void rope_table(Tensor table, float base) {
+    check_rope_table(__func__, table);
+    REQUIRE(base > 0, "%s: base %g", __func__, (double)base);
+    RUN_COST(rope_table, (table, base), NULL, COST(tensor_shape(table), 0, BYTES(table)));
+}
+
+// Tensors of both passes. Returns T.
+static int64_t check_qk_norm_rope(const char *op, Tensor packed, Tensor rstd, Tensor q_weight, Tensor k_weight,
+                                  Tensor table, int num_heads, int num_kv_heads) {
+    const int64_t HS = check_packed_heads(op, packed, num_heads, num_kv_heads);
+    check_rope_table(op, table);
+    REQUIRE(table.shape[2] * 2 == HS, "%s: heads of %lld, table for heads of %lld", op, (long long)HS,
+            (long long)(table.shape[2] * 2));
+    REQUIRE((q_weight.data != NULL) == (k_weight.data != NULL), "%s: one weight of two", op);
+    if (q_weight.data) {
+        tensor_check(op, q_weight, packed.dtype, HS);
+        tensor_check(op, k_weight, packed.dtype, HS);
+        tensor_check(op, rstd, DTYPE_FP32, tensor_rows(packed) * (num_heads + num_kv_heads));
+    }
+    return packed.rank == 2 ? 1 : tensor_rows(packed) / packed.shape[0];
+}
+
+// Bytes of the heads of q and k.
+static double qk_bytes(Tensor packed, int num_heads, int num_kv_heads) {
+    return BYTES(packed) * (num_heads + num_kv_heads) / (num_heads + 2 * num_kv_heads);
+}
+
+// Bytes of the table's first T rows.
+static double table_bytes(Tensor table, int64_t T) { return (double)T * 2 * row_bytes(table); }
+
+void qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight, Tensor k_weight, Tensor table,
+                          int num_heads, int num_kv_heads, float eps, int64_t first, Tensor position) {
+    const int64_t T = check_qk_norm_rope(__func__, qkv, rstd, q_weight, k_weight, table, num_heads, num_kv_heads);
+    const double moved = out.data == qkv.data ? qk_bytes(qkv, num_heads, num_kv_heads) : BYTES(qkv);
+    tensor_check(__func__, out, qkv.dtype, tensor_numel(qkv));
+    if (position.data) tensor_check(__func__, position, DTYPE_I32, 1);
+    REQUIRE(first >= 0 && first + T <= table.shape[0], "%s: positions %lld to %lld, %s has %lld rows", __func__,
+            (long long)first, (long long)(first + T), table.name, (long long)table.shape[0]);
+    RUN_COST(qk_norm_rope_forward,
+             (out, rstd, qkv, q_weight, k_weight, table, num_heads, num_kv_heads, eps, first, position),
+             OPERANDS((out, rstd), (qkv, q_weight, k_weight, table, position)),
+             COST(tensor_shape(qkv), 0,
+                  2 * moved + table_bytes(table, T) + BYTES(q_weight, k_weight, position) +
+                      (q_weight.data ? BYTES(rstd) : 0)));
+}
+
+void qk_norm_rope_backward(Tensor dqkv, Tensor dq_weight, Tensor dk_weight, Tensor qkv, Tensor rstd, Tensor q_weight,
+                           Tensor k_weight, Tensor table, int num_heads, int num_kv_heads, bool accumulate) {
+    const int64_t T = check_qk_norm_rope(__func__, dqkv, rstd, q_weight, k_weight, table, num_heads, num_kv_heads);
+    const double moved = qk_bytes(dqkv, num_heads, num_kv_heads);
+    double bytes = 2 * moved + table_bytes(table, T);
+    if (q_weight.data) {
+        check_weight_gradient(__func__, dq_weight, dqkv.dtype, tensor_numel(q_weight));
+        check_weight_gradient(__func__, dk_weight, dqkv.dtype, tensor_numel(k_weight));
+        tensor_check(__func__, qkv, dqkv.dtype, tensor_numel(dqkv));
+        bytes += moved + BYTES(rstd, q_weight, k_weight) + (accumulate ? 2 : 1) * BYTES(dq_weight, dk_weight);
+    }
+    REQUIRE(T <= table.shape[0], "%s: T = %lld, %s has %lld rows", __func__, (long long)T, table.name,
+            (long long)table.shape[0]);
+    RUN_COST(qk_norm_rope_backward,
+             (dqkv, dq_weight, dk_weight, qkv, rstd, q_weight, k_weight, table, num_heads, num_kv_heads, accumulate),
+             OPERANDS((dqkv, dq_weight, dk_weight), (qkv, rstd, q_weight, k_weight, table)),
+             COST(tensor_shape(dqkv), 0, bytes));
+}
+
 // ---------------------------------------------------------------------------------------------------------- attention
 
-// qkv is (B,T,3C), C in num_heads heads.
-static void check_attention(const char *op, Tensor out, Tensor lse, Tensor qkv, int num_heads) {
-    check_compute(op, qkv);
-    REQUIRE(qkv.rank == 3, "%s: %s has rank %d, expected (B,T,3C)", op, qkv.name, qkv.rank);
-    const int64_t B = qkv.shape[0], T = qkv.shape[1], columns = qkv.shape[2];
-    REQUIRE(num_heads > 0 && columns % (3 * num_heads) == 0, "%s: %s has %lld columns, not 3 * HS for %d heads", op,
-            qkv.name, (long long)columns, num_heads);
-    tensor_check(op, out, qkv.dtype, B * T * columns / 3);
+static void check_attention(const char *op, Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads) {
+    const int64_t HS = check_packed_heads(op, qkv, num_heads, num_kv_heads);
+    REQUIRE(qkv.rank == 3, "%s: %s has rank %d, expected (B,T,columns)", op, qkv.name, qkv.rank);
+    const int64_t B = qkv.shape[0], T = qkv.shape[1];
+    tensor_check(op, out, qkv.dtype, B * T * num_heads * HS);
     tensor_check(op, lse, DTYPE_FP32, B * num_heads * T);
 }
 
-void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
-    check_attention(__func__, out, lse, qkv, num_heads);
-    RUN_ORDERED(attention_forward, (out, lse, qkv, num_heads), (out, lse), (qkv), tensor_shape(qkv),
+void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads) {
+    check_attention(__func__, out, lse, qkv, num_heads, num_kv_heads);
+    RUN_ORDERED(attention_forward, (out, lse, qkv, num_heads, num_kv_heads), (out, lse), (qkv), tensor_shape(qkv),
                 attention_flops(out, 2), 0);
 }
 
-void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, Tensor *dbias,
-                        bool accumulate) {
-    check_attention(__func__, out, lse, qkv, num_heads);
+void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads,
+                        Tensor *dbias, bool accumulate) {
+    check_attention(__func__, out, lse, qkv, num_heads, num_kv_heads);
     tensor_check(__func__, dqkv, qkv.dtype, tensor_numel(qkv));
     tensor_check(__func__, dout, qkv.dtype, tensor_numel(out));
     const Tensor bias = dbias ? *dbias : tensor_none(); // made on the way or not at all: not counted
     if (bias.data) check_weight_gradient(__func__, bias, qkv.dtype, qkv.shape[2]);
-    RUN_ORDERED(attention_backward, (dqkv, dout, out, lse, qkv, num_heads, dbias, accumulate), (dqkv, bias),
-                (dout, out, lse, qkv), tensor_shape(qkv), attention_flops(out, 5), -BYTES(bias));
+    RUN_ORDERED(attention_backward, (dqkv, dout, out, lse, qkv, num_heads, num_kv_heads, dbias, accumulate),
+                (dqkv, bias), (dout, out, lse, qkv), tensor_shape(qkv), attention_flops(out, 5), -BYTES(bias));
 }
 
 // ----------------------------------------------------------------------------------------------------------- decoding
 
-// cache is (B,2NH,maxT,HS); returns the elements of qkv for one position of all sequences.
-static int64_t check_cache(const char *op, Tensor cache) {
+// cache is (B,2NKV,maxT,HS), and rows of qkv have a whole number of heads of q before its k and v.
+// Returns NH.
+static int64_t check_cache(const char *op, Tensor cache, Tensor qkv) {
     check_compute(op, cache);
-    REQUIRE(cache.rank == 4 && cache.shape[1] % 2 == 0, "%s: %s is not (B,2NH,maxT,HS)", op, cache.name);
-    return cache.shape[0] * 3 * (cache.shape[1] / 2) * cache.shape[3];
+    REQUIRE(cache.rank == 4 && cache.shape[1] % 2 == 0, "%s: %s is not (B,2NKV,maxT,HS)", op, cache.name);
+    const int64_t HS = cache.shape[3], NKV = cache.shape[1] / 2, heads = tensor_cols(qkv) / HS - 2 * NKV;
+    REQUIRE(heads >= NKV && heads % NKV == 0 && tensor_cols(qkv) % HS == 0,
+            "%s: %s has %lld columns, expected (NH + %lld) * %lld", op, qkv.name, (long long)tensor_cols(qkv),
+            (long long)(2 * NKV), (long long)HS);
+    return heads;
 }
 
 void kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
-    const int64_t position = check_cache(__func__, cache), n = tensor_numel(qkv) / position, maxT = cache.shape[2];
-    tensor_check(__func__, qkv, cache.dtype, n * position);
+    const int64_t heads = check_cache(__func__, cache, qkv), stored = cache.shape[1];
+    const int64_t B = cache.shape[0], maxT = cache.shape[2], n = tensor_rows(qkv) / B;
+    const double bytes = BYTES(qkv) * (double)stored / (double)(heads + stored);
+    tensor_check(__func__, qkv, cache.dtype, B * n * tensor_cols(qkv));
     REQUIRE(first >= 0 && first + n <= maxT, "%s: positions %lld to %lld in a cache of %lld", __func__,
             (long long)first, (long long)(first + n), (long long)maxT);
-    RUN_COST(kv_cache_store, (cache, qkv, first), NULL, COST(tensor_shape(qkv), 0, 4 * BYTES(qkv) / 3));
+    RUN_COST(kv_cache_store, (cache, qkv, first), NULL, COST(tensor_shape(qkv), 0, 2 * bytes));
 }
 
 // Only the device knows how far the cache is filled, so reads of the cache are not counted.
 void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
-    const int64_t numel = check_cache(__func__, cache);
-    tensor_check(__func__, qkv, cache.dtype, numel);
-    tensor_check(__func__, out, cache.dtype, numel / 3);
+    const int64_t heads = check_cache(__func__, cache, qkv), B = cache.shape[0];
+    const double stored = BYTES(qkv) * (double)cache.shape[1] / (double)(heads + cache.shape[1]);
+    tensor_check(__func__, qkv, cache.dtype, B * tensor_cols(qkv));
+    tensor_check(__func__, out, cache.dtype, B * heads * cache.shape[3]);
     tensor_check(__func__, position, DTYPE_I32, 1);
-    RUN(attention_decode, (out, cache, qkv, position), (out), (qkv, position), tensor_shape(cache), 0, 2 * BYTES(out));
+    RUN(attention_decode, (out, cache, qkv, position), (out), (qkv, position), tensor_shape(cache), 0, stored);
 }
 
 // --------------------------------------------------------------------------------------------- LM head + cross-entropy

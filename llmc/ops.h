@@ -11,7 +11,8 @@
 //     may take products out of that order, where no op and no caller can see it (backend_order).
 //   - The same inputs give the same bits in every run on one machine with the same choices (device_tuning).
 //   - A wrong shape or dtype is a bug in the caller. The op names the tensor and stops the program (tensor_check).
-// Names: B batch, T context, C channels, NH heads, HS = C / NH, V vocabulary, Vp padded vocabulary, N = B * T rows.
+// Names: B batch, T context, C channels, NH heads, NKV heads of keys and values, HS head size, V
+// vocabulary, Vp padded vocabulary, N = B * T rows. GPT-2 has NKV = NH and HS = C / NH.
 // IC and OC are the input and output channels of a linear layer, maxT the rows of wpe, R the rows of a chunk of logits.
 // Where a tensor is (B,T,C), (N,C) with N = B * T is the same thing.
 #pragma once
@@ -29,6 +30,7 @@ extern "C" {
 // caller plans it into its arena and hands it over once. Calls with smaller shapes are fine.
 typedef struct {
     int64_t B, T, C, NH, Vp;
+    int64_t NKV, HS;     // 0: NH; C / NH
     int64_t widest;      // input or output of a linear layer but the head: max(3 C, d_ff); 0: 4 C
     int64_t num_tensors; // entries of the longest list handed to gradient_sumsq, or updated by one optimizer_update
     int64_t sequences;   // B of attention_decode, with maxT = T; 0: it is not called
@@ -40,6 +42,8 @@ typedef struct {
     DType dtype;         // compute dtype
 } OpsShape;
 static inline int64_t ops_widest(OpsShape shape) { return shape.widest > 0 ? shape.widest : 4 * shape.C; }
+static inline int64_t ops_kv_heads(OpsShape shape) { return shape.NKV > 0 ? shape.NKV : shape.NH; }
+static inline int64_t ops_head_size(OpsShape shape) { return shape.HS > 0 ? shape.HS : shape.C / shape.NH; }
 int64_t ops_workspace_bytes(OpsShape shape); // also prepares the backend for this shape: the last one asked for holds
 void ops_set_workspace(void *device_memory, int64_t bytes); // NULL, 0: it is taken back
 bool ops_workspace_is_set(void);
@@ -52,18 +56,22 @@ void batch_unpack(Tensor inputs, Tensor targets, Tensor windows);
 
 // ---------------------------------------------------------------------------------------------------------- embedding
 
-// out (B,T,C) = wte[tokens] + wpe[t].   tokens (B,T) i32, wte (Vp,C), wpe (maxT,C) with maxT >= T.
+// out (B,T,C) = wte[tokens] + wpe[t].   tokens (B,T) i32, wte (Vp,C), wpe (maxT,C) with maxT >= T;
+// wpe may be absent.
 void embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe);
 
-// dwte (Vp,C) += sum of dout (B,T,C) over the positions of each token. Always adds: the tied head wrote it
-// first. dwpe (maxT,C)  = or += (accumulate) sum of dout over B; rows T.. become 0 or stay. No float atomics.
-void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate);
+// dwte (Vp,C) = or += (accumulate_wte) sum of dout (B,T,C) over the positions of each token; =
+// clears the other rows. A tied head has written dwte before: then it is added to.
+// dwpe (maxT,C) = or += (accumulate) sum of dout over B; rows T.. become 0 or stay; may be absent.
+// No float atomics.
+void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate_wte, bool accumulate);
 
-// ---------------------------------------------------------------------------------------------------------- layernorm
+// ---------------------------------------------------------------------------------------------- layernorm and rmsnorm
 
-// out = (in - mean) * rstd * weight + bias over the last dimension; rstd = 1 / sqrt(var + 1e-5), var the biased
-// variance. in, out (N,C); mean, rstd (N) fp32; weight, bias (C).  Ba, Kiros, Hinton, "Layer Normalization", 2016.
-void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias);
+// out = (in - mean) * rstd * weight + bias over the last dimension; rstd = 1 / sqrt(var + eps), var
+// the biased variance. in, out (N,C); mean, rstd (N) fp32; weight, bias (C).
+// Ba, Kiros, Hinton, "Layer Normalization", 2016.
+void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias, float eps);
 
 // din (N,C) = LN'(dout), or din += LN'(dout) when add_residual: din then holds the gradient of the residual stream.
 //   dnorm = dout * weight;  xhat = (in - mean) * rstd
@@ -74,12 +82,22 @@ void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor w
 void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum, Tensor dout, Tensor in, Tensor mean,
                         Tensor rstd, Tensor weight, bool add_residual, bool accumulate, bool accumulate_sum);
 
+// out = in * rstd * weight over the last dimension; rstd = 1 / sqrt(mean_C(in^2) + eps). Shapes as
+// layernorm_forward's. Zhang, Sennrich, "Root Mean Square Layer Normalization", 2019.
+void rmsnorm_forward(Tensor out, Tensor rstd, Tensor in, Tensor weight, float eps);
+
+// layernorm_backward without the mean:
+//   dnorm = dout * weight;  xhat = in * rstd;  RMS' = rstd * (dnorm - xhat * mean_C(dnorm * xhat))
+void rmsnorm_backward(Tensor din, Tensor dweight, Tensor din_sum, Tensor dout, Tensor in, Tensor rstd, Tensor weight,
+                      bool add_residual, bool accumulate, bool accumulate_sum);
+
 // ------------------------------------------------------------------------------------------------------------- matmul
 
 // out (N,OC) = in (N,IC) @ weight (OC,IC)^T + bias (OC). bias may be absent (tensor_none()).
 void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias);
 
-// out (N,OC) = residual (N,OC) + in @ weight^T + bias: the branch of a block onto its residual stream.
+// out (N,OC) = residual (N,OC) + in @ weight^T + bias: the branch of a block onto its residual
+// stream. bias may be absent.
 void matmul_residual_forward(Tensor out, Tensor residual, Tensor in, Tensor weight, Tensor bias);
 
 // pre (N,OC) = in @ weight^T + bias;  out (N,OC) = gelu(pre), computed from the rounded pre, or from pre before
@@ -111,37 +129,91 @@ void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in
 // dbias (OC) = or += sum_N dout (N,OC), in a fixed order.
 void bias_backward(Tensor dbias, Tensor dout, bool accumulate);
 
+// ---------------------------------------------------------------------------------------------------- SwiGLU and
+// ReLU^2
+
+// out (N,F) = silu(gate) * up, silu(z) = z / (1 + exp(-z)); gate_up (N,2F): the gates of a row,
+// then its F of up. Shazeer, "GLU Variants Improve Transformer", 2020.
+void swiglu_forward(Tensor out, Tensor gate_up);
+
+// Both gradients in one pass, from dout (N,F), s = sigmoid(gate):
+//   dgate = dout * up * s * (1 + gate * (1 - s));  dup = dout * silu(gate).
+// dgate_up (N,2F) may be gate_up. dbias (2F) = or += sum_N dgate_up, as rounded, in a fixed order;
+// may be absent.
+void swiglu_backward(Tensor dgate_up, Tensor dbias, Tensor dout, Tensor gate_up, bool accumulate);
+
+// out = max(0, pre)^2, element by element. So et al., "Primer", 2021.
+void relu2_forward(Tensor out, Tensor pre);
+
+// dpre = dout * 2 max(0, pre); dpre may be dout. dbias (OC) = or += sum_N dpre (N,OC), in a fixed
+// order; may be absent.
+void relu2_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate);
+
+// ------------------------------------------------------------------------------------------------- QK-norm and RoPE
+
+// table (maxT,2,HS/2) fp32: cos(t f_j) for all j, then sin(t f_j); f_j = base^(-2j/HS). f_j and its
+// product with t are rounded to fp32, as Hugging Face's models do: at t = 4096 the angle of an
+// exact f_j is another one by 1e-4.
+void rope_table(Tensor table, float base);
+
+// Of each row of qkv, packed as attention's, q and k head by head: with weights first RMSNorm over
+// the HS values of the head, x = x * rstd * weight (HS), then the rotation of its halves by the
+// angle of the row's position in table:
+//   out_j = x_j cos_j - x_(j+HS/2) sin_j;  out_(j+HS/2) = x_(j+HS/2) cos_j + x_j sin_j,  j < HS/2.
+// v is copied. out may be qkv. With weights the backward pass needs qkv as it was: from rotated,
+// rounded values the normalised ones cannot be recovered where the weights of a pair differ much.
+// Without them (both absent, rstd too) it needs neither, since the rotation is orthogonal.
+// qkv, out (B,T,(NH + 2 NKV) HS), or (B,(NH + 2 NKV) HS) for T = 1; rstd (B,T,NH + NKV) fp32: of
+// the heads of q, then of k. Row t has position first + t, plus the i32 in position, which may be
+// absent: see attention_decode. All < maxT.
+// Su et al., "RoFormer", 2021; Henry et al., "Query-Key Normalization for Transformers", 2020.
+void qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight, Tensor k_weight, Tensor table,
+                          int num_heads, int num_kv_heads, float eps, int64_t first, Tensor position);
+
+// In place on dqkv, the gradient of out at positions 0 .. T-1: rotates back by -sin, then
+// rmsnorm_backward's formula for each head. dq_weight, dk_weight (HS) = or += the sum over all rows
+// and heads of q, of k, in a fixed order; fp32 or the compute dtype. They and qkv, rstd and the
+// weights are absent where the forward pass had no weights.
+void qk_norm_rope_backward(Tensor dqkv, Tensor dq_weight, Tensor dk_weight, Tensor qkv, Tensor rstd, Tensor q_weight,
+                           Tensor k_weight, Tensor table, int num_heads, int num_kv_heads, bool accumulate);
+
 // ---------------------------------------------------------------------------------------------------------- attention
 
-// Causal multi-head attention. qkv (B,T,3C) packed as (B,T,3,NH,HS); out (B,T,C).
+// Causal attention. qkv (B,T,(NH + 2 NKV) HS), of a row the q of its NH heads, then k, then v of
+// NKV heads; NKV divides NH, and head h of q reads k and v of head h / (NH / NKV). out (B,T,NH HS).
 //   scores[i,j] = q_i . k_j / sqrt(HS) for j <= i;  lse (B,NH,T) fp32 = log sum_j exp(scores[i,j]);
 //   out_i = sum_j exp(scores[i,j] - lse_i) v_j.  Never a T x T matrix in memory.
-// Dao et al., "FlashAttention", 2022.
-void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads);
+// Dao et al., "FlashAttention", 2022; Ainslie et al., "GQA: Training Generalized Multi-Query
+// Transformer Models", 2023.
+void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads);
 
-// dqkv (B,T,3C) from dout (B,T,C); probabilities are recomputed from qkv and lse.
+// dqkv, like qkv, from dout (B,T,NH HS); probabilities are recomputed from qkv and lse.
 //   P = exp(scores - lse);  dV = P^T dout;  dP = dout V^T;  dS = P * (dP - rowsum(dout * out));
-//   dQ = dS K / sqrt(HS);  dK = dS^T Q / sqrt(HS).
-// dbias (3C) = or += sum over B and T of dqkv, as rounded: the bias gradient of the layer before. Where the op's
-// kernels have dqkv in registers they make it, and *dbias becomes tensor_none(): otherwise it is left to
-// matmul_backward_weight. dbias may be NULL.
-void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, Tensor *dbias,
-                        bool accumulate);
+//   dQ = dS K / sqrt(HS);  dK = dS^T Q / sqrt(HS); dK and dV summed in fp32 over the heads that
+//   read k and v, in order.
+// dbias ((NH + 2 NKV) HS) = or += sum over B and T of dqkv, as rounded: the bias gradient of the
+// layer before. Where the op's kernels have dqkv in registers they make it, and *dbias becomes
+// tensor_none(): otherwise it is left to matmul_backward_weight. dbias may be NULL, as it must be
+// where qk_norm_rope_backward follows.
+void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads,
+                        Tensor *dbias, bool accumulate);
 
 // ----------------------------------------------------------------------------------------------------------- decoding
 
 // Generation token by token. The cache of one block holds the keys and values of the tokens read so far, head by head:
-// (B,2NH,maxT,HS), the keys of all heads before their values. Positions that are not filled yet are never read,
+// (B,2NKV,maxT,HS), the keys of all heads before their values. Positions that are not filled yet
+// are never read,
 // whatever they contain.
 
-// Keys and values of a prompt, qkv (B,n,3C) packed as (B,n,3,NH,HS), into positions first .. first + n - 1 of the
-// cache.
+// Keys and values of a prompt, qkv (B,n,(NH + 2 NKV) HS) packed as attention's, into positions
+// first .. first + n - 1 of the cache.
 void kv_cache_store(Tensor cache, Tensor qkv, int64_t first);
 
 // Attention of one new token per sequence. position: one i32, the number of tokens read before, the same for all
 // sequences. It is on the device so that one recording of the step serves every token.
-//   qkv (B,3C): k and v are stored at `position` of the cache, then with length = position + 1
-//   scores[j] = q . k_j / sqrt(HS), j < length;  out (B,C) = softmax(scores) V.
+//   qkv (B,(NH + 2 NKV) HS): k and v are stored at `position` of the cache, then with length =
+//   position + 1
+//   scores[j] = q . k_j / sqrt(HS), j < length;  out (B,NH HS) = softmax(scores) V.
 // The bits of a sequence depend neither on the other sequences nor on maxT.
 void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position);
 
@@ -352,6 +424,8 @@ bool ops_are_observed(void);
     OP(embedding_backward)                                                                                             \
     OP(layernorm_forward)                                                                                              \
     OP(layernorm_backward)                                                                                             \
+    OP(rmsnorm_forward)                                                                                                \
+    OP(rmsnorm_backward)                                                                                               \
     OP(matmul_forward)                                                                                                 \
     OP(matmul_residual_forward)                                                                                        \
     OP(matmul_gelu_forward)                                                                                            \
@@ -361,6 +435,13 @@ bool ops_are_observed(void);
     OP(matmul_gelu_backward_input)                                                                                     \
     OP(matmul_backward_weight)                                                                                         \
     OP(bias_backward)                                                                                                  \
+    OP(swiglu_forward)                                                                                                 \
+    OP(swiglu_backward)                                                                                                \
+    OP(relu2_forward)                                                                                                  \
+    OP(relu2_backward)                                                                                                 \
+    OP(rope_table)                                                                                                     \
+    OP(qk_norm_rope_forward)                                                                                           \
+    OP(qk_norm_rope_backward)                                                                                          \
     OP(attention_forward)                                                                                              \
     OP(attention_backward)                                                                                             \
     OP(kv_cache_store)                                                                                                 \

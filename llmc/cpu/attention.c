@@ -1,8 +1,10 @@
 // Causal attention: its shape, the views of its heads and the workspace; forward, backward, and one query per
 // sequence for decoding. ops.h has the formulas.
 //
-// In all of them one task is one head of one sequence, and a thread has scratch for one task. Within a task the order
-// of work is fixed, and tasks write to disjoint memory, so the bits do not depend on the number of threads.
+// A task of the forward pass is one head of one sequence; of the backward pass and of decoding, one
+// key head with the query heads that read it. A thread has scratch for one task. Within a task the
+// order of work is fixed, and tasks write to disjoint memory, so the bits do not depend on the
+// number of threads.
 
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/tile_matmul.h"
@@ -13,6 +15,7 @@
 // A row of qkv has NH heads of q, then NKV of k, then NKV of v. Query head h reads key head h / (NH / NKV).
 typedef struct {
     int64_t B, T, NH, NKV, HS;
+    int64_t group; // NH / NKV
     DType dtype;
     float scale; // of the scores: 1 / sqrt(HS)
 } AttentionShape;
@@ -33,13 +36,14 @@ static TileResult take_result(char *base, int64_t *end, int64_t rows, int64_t co
     return (TileResult){scratch_take(base, end, rows * columns * 4), columns, LANES};
 }
 
-static AttentionShape attention_shape(Tensor qkv, Tensor out, int num_heads) {
-    const int64_t B = qkv.shape[0], T = qkv.shape[1], HS = tensor_numel(out) / (B * T * num_heads);
-    return (AttentionShape){.B = B,
-                            .T = T,
+static AttentionShape attention_shape(Tensor qkv, int num_heads, int num_kv_heads) {
+    const int64_t HS = qkv.shape[2] / (num_heads + 2 * num_kv_heads);
+    return (AttentionShape){.B = qkv.shape[0],
+                            .T = qkv.shape[1],
                             .NH = num_heads,
-                            .NKV = (qkv.shape[2] / HS - num_heads) / 2,
+                            .NKV = num_kv_heads,
                             .HS = HS,
+                            .group = num_heads / num_kv_heads,
                             .dtype = qkv.dtype,
                             .scale = 1.0f / sqrtf((float)HS)};
 }
@@ -158,9 +162,9 @@ static ALWAYS_INLINE void forward_head(const ForwardScratch *s, const ForwardHea
     }
 }
 
-void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
+void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads) {
     const char *op = "attention_forward";
-    const AttentionShape s = attention_shape(qkv, out, num_heads);
+    const AttentionShape s = attention_shape(qkv, num_heads, num_kv_heads);
     const int64_t row = s.NH + 2 * s.NKV; // heads in a row of qkv
     ForwardScratch counted;
     const int64_t scratch_bytes = forward_layout(&counted, NULL, s.T, s.HS, s.dtype);
@@ -168,7 +172,7 @@ void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads
 
 #pragma omp parallel for schedule(dynamic, 1) num_threads(cpu_threads())
     for (int64_t task = 0; task < s.B * s.NH; task++) {
-        const int64_t b = task / s.NH, h = task % s.NH, key = s.NH + h / (s.NH / s.NKV), value = key + s.NKV;
+        const int64_t b = task / s.NH, h = task % s.NH, key = s.NH + h / s.group, value = key + s.NKV;
         ForwardScratch mine;
         forward_layout(&mine, scratch + omp_get_thread_num() * scratch_bytes, s.T, s.HS, s.dtype);
         REQUIRE(mine.scores.data, "%s: no scratch memory", op);
@@ -201,6 +205,8 @@ void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads
 // A panel begins with the group of queries that holds its diagonal: that group (.) is computed in full and masked.
 // Queries further left are skipped. dV and dK of a block of keys are complete before the next block of keys begins;
 // dQ^T accumulates over all blocks, in the order of the keys. dQ and dK are multiplied by scale at the end.
+// Where several query heads read a key head, they follow each other, and dV and dK of all keys stay
+// in fp32 until the last of them has added to them.
 
 // Larger blocks of keys add to dQ^T less often, larger blocks of queries to dK and dV. With 256 queries two panels in
 // fp32 (17 KB) and a block of dS^T in bf16 (32 KB) still fit in the near caches; 128 are 1 to 4% slower, 512 are no
@@ -216,6 +222,7 @@ typedef struct {
     MatrixView q, k, v, out, dout, dq, dk, dv; // (T,HS)
     const float *lse;                          // (T)
     float scale;
+    int64_t number, of_group; // of the query heads of this key head
 } BackwardHead;
 
 typedef struct {
@@ -227,15 +234,17 @@ typedef struct {
     // one block of keys
     LeftOperand keys, values;  // K, V: BLOCK_KEYS x HS
     LeftOperand keys_t;        // K^T: HS x BLOCK_KEYS
-    TileResult dkeys, dvalues; // dK, dV: BLOCK_KEYS x HS
+    TileResult dkeys, dvalues; // dK, dV: BLOCK_KEYS x HS, or of all keys where query heads share them
     RightOperand dscores_t;    // dS^T: BLOCK_KEYS x BLOCK_QUERIES
     // one panel: 8 x BLOCK_QUERIES
     TileResult scores_panel, dprobs_panel;  // scores^T, dP^T
     LeftOperand probs_panel, dscores_panel; // P^T over scores^T, dS^T over dP^T
 } BackwardScratch;
 
-static int64_t backward_layout(BackwardScratch *s, char *base, int64_t T, int64_t HS, DType dtype) {
+// group: query heads of a key head.
+static int64_t backward_layout(BackwardScratch *s, char *base, int64_t T, int64_t HS, int64_t group, DType dtype) {
     int64_t T_padded = round_up(T, LANES), HS_padded = round_up(HS, LANES);
+    int64_t kept_keys = group > 1 ? round_up(T, BLOCK_KEYS) : BLOCK_KEYS;
     int64_t head_words = round_up(depth_words(HS, dtype), LANES), query_words = depth_words(T_padded, dtype);
     int64_t block_words = depth_words(BLOCK_KEYS, dtype);
     int64_t end = 0;
@@ -250,8 +259,8 @@ static int64_t backward_layout(BackwardScratch *s, char *base, int64_t T, int64_
     s->keys = take_left(base, &end, BLOCK_KEYS, head_words);
     s->values = take_left(base, &end, BLOCK_KEYS, head_words);
     s->keys_t = take_left(base, &end, HS_padded, block_words);
-    s->dkeys = take_result(base, &end, BLOCK_KEYS, HS_padded);
-    s->dvalues = take_result(base, &end, BLOCK_KEYS, HS_padded);
+    s->dkeys = take_result(base, &end, kept_keys, HS_padded);
+    s->dvalues = take_result(base, &end, kept_keys, HS_padded);
     s->dscores_t = take_right(base, &end, block_words, BLOCK_QUERIES);
 
     s->scores_panel = take_result(base, &end, PANEL_ROWS, PANEL_STRIDE);
@@ -291,6 +300,7 @@ static ALWAYS_INLINE void dscores_group(const BackwardScratch *s, uint32_t *grou
 // Rows key .. key + 7 of the block of keys that begins with k0, against queries [q_first, q_end).
 static ALWAYS_INLINE void backward_panel(const BackwardScratch *s, const BackwardHead *head, int64_t k0, int64_t key,
                                          int64_t q_first, int64_t q_end, DType E) {
+    const int64_t kept = head->of_group > 1 ? k0 + key : key; // its row in dK and dV
     int64_t HS = head->q.columns, diagonal = (k0 + key) / LANES * LANES;
     int64_t q0 = q_first > diagonal ? q_first : diagonal, num_queries = q_end - q0;
 
@@ -311,11 +321,11 @@ static ALWAYS_INLINE void backward_panel(const BackwardScratch *s, const Backwar
             dscores_group(s, group, q - q0, lse, delta, head->scale, -1, E);
     }
 
-    bool accumulate = q_first > k0;
+    bool accumulate = q_first > k0 || head->number > 0;
     int64_t first_word = depth_words(q0, E), depth = depth_words(num_queries, E);
-    tile_matmul(result_from_row(s->dvalues, key), s->probs_panel, right_from_word(s->douts, first_word), PANEL_ROWS,
+    tile_matmul(result_from_row(s->dvalues, kept), s->probs_panel, right_from_word(s->douts, first_word), PANEL_ROWS,
                 round_up(HS, LANES), depth, accumulate, E);
-    tile_matmul(result_from_row(s->dkeys, key), s->dscores_panel, right_from_word(s->queries, first_word), PANEL_ROWS,
+    tile_matmul(result_from_row(s->dkeys, kept), s->dscores_panel, right_from_word(s->queries, first_word), PANEL_ROWS,
                 round_up(HS, LANES), depth, accumulate, E);
 }
 
@@ -342,8 +352,10 @@ static ALWAYS_INLINE void backward_key_block(const BackwardScratch *s, const Bac
         tile_matmul(result_from_column(s->dqueries_t, q0), s->keys_t, s->dscores_t,
                     round_up(head->q.columns, PANEL_ROWS), q_end - q0, depth_words(num_keys, E), k0 > 0, E);
     }
-    attention_store_gradient(head->dk, k0, BLOCK_KEYS, s->dkeys, head->scale, E);
-    attention_store_gradient(head->dv, k0, BLOCK_KEYS, s->dvalues, 1.0f, E);
+    if (head->number < head->of_group - 1) return;
+    const int64_t kept = head->of_group > 1 ? k0 : 0;
+    attention_store_gradient(head->dk, k0, BLOCK_KEYS, result_from_row(s->dkeys, kept), head->scale, E);
+    attention_store_gradient(head->dv, k0, BLOCK_KEYS, result_from_row(s->dvalues, kept), 1.0f, E);
 }
 
 // ------------------------------------------------------------------------------------------------------------- a head
@@ -390,42 +402,46 @@ static ALWAYS_INLINE void store_dqueries(const BackwardScratch *s, const Backwar
         }
 }
 
-// dbias is left to matmul_backward_weight: dq of a head is complete only after its last block of keys. A task writes dk
-// and dv of its key head, so NKV is NH here.
+// dbias is left to matmul_backward_weight: dq of a head is complete only after its last block of keys.
 void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads,
-                                Tensor *dbias, bool accumulate) {
+                                int num_kv_heads, Tensor *dbias, bool accumulate) {
     (void)dbias;
     (void)accumulate;
     const char *op = "attention_backward";
-    const AttentionShape s = attention_shape(qkv, out, num_heads);
+    const AttentionShape s = attention_shape(qkv, num_heads, num_kv_heads);
     const int64_t row = s.NH + 2 * s.NKV; // heads in a row of qkv
     BackwardScratch counted;
-    const int64_t scratch_bytes = backward_layout(&counted, NULL, s.T, s.HS, s.dtype);
+    const int64_t scratch_bytes = backward_layout(&counted, NULL, s.T, s.HS, s.group, s.dtype);
     char *scratch = cpu_scratch(op, cpu_threads() * scratch_bytes);
 
 #pragma omp parallel for schedule(dynamic, 1) num_threads(cpu_threads())
-    for (int64_t task = 0; task < s.B * s.NH; task++) {
-        const int64_t b = task / s.NH, h = task % s.NH, key = s.NH + h / (s.NH / s.NKV), value = key + s.NKV;
+    for (int64_t task = 0; task < s.B * s.NKV; task++) {
+        const int64_t b = task / s.NKV, key = s.NH + task % s.NKV, value = key + s.NKV;
         BackwardScratch mine;
-        backward_layout(&mine, scratch + omp_get_thread_num() * scratch_bytes, s.T, s.HS, s.dtype);
+        backward_layout(&mine, scratch + omp_get_thread_num() * scratch_bytes, s.T, s.HS, s.group, s.dtype);
         REQUIRE(mine.dqueries_t.data, "%s: no scratch memory", op);
-        const BackwardHead head = {
-            .q = attention_head(s, qkv, b, h, row),
-            .k = attention_head(s, qkv, b, key, row),
-            .v = attention_head(s, qkv, b, value, row),
-            .out = attention_head(s, out, b, h, s.NH),
-            .dout = attention_head(s, dout, b, h, s.NH),
-            .dq = attention_head(s, dqkv, b, h, row),
-            .dk = attention_head(s, dqkv, b, key, row),
-            .dv = attention_head(s, dqkv, b, value, row),
-            .lse = (const float *)lse.data + task * s.T,
-            .scale = s.scale,
-        };
-        WITH_DTYPE(E, s.dtype, {
-            prepare_queries(&mine, &head, E);
-            for (int64_t k0 = 0; k0 < s.T; k0 += BLOCK_KEYS) backward_key_block(&mine, &head, k0, E);
-            store_dqueries(&mine, &head, E);
-        });
+        for (int64_t i = 0; i < s.group; i++) {
+            const int64_t h = task % s.NKV * s.group + i;
+            const BackwardHead head = {
+                .q = attention_head(s, qkv, b, h, row),
+                .k = attention_head(s, qkv, b, key, row),
+                .v = attention_head(s, qkv, b, value, row),
+                .out = attention_head(s, out, b, h, s.NH),
+                .dout = attention_head(s, dout, b, h, s.NH),
+                .dq = attention_head(s, dqkv, b, h, row),
+                .dk = attention_head(s, dqkv, b, key, row),
+                .dv = attention_head(s, dqkv, b, value, row),
+                .lse = (const float *)lse.data + (b * s.NH + h) * s.T,
+                .scale = s.scale,
+                .number = i,
+                .of_group = s.group,
+            };
+            WITH_DTYPE(E, s.dtype, {
+                prepare_queries(&mine, &head, E);
+                for (int64_t k0 = 0; k0 < s.T; k0 += BLOCK_KEYS) backward_key_block(&mine, &head, k0, E);
+                store_dqueries(&mine, &head, E);
+            });
+        }
     }
 }
 
@@ -545,8 +561,8 @@ void backend_attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor posit
 int64_t cpu_attention_workspace(OpsShape shape) {
     ForwardScratch forward;
     BackwardScratch backward;
-    const int64_t HS = shape.C / shape.NH;
+    const int64_t HS = ops_head_size(shape), group = shape.NH / ops_kv_heads(shape);
     const int64_t training = max_i64(forward_layout(&forward, NULL, shape.T, HS, shape.dtype),
-                                     backward_layout(&backward, NULL, shape.T, HS, shape.dtype));
+                                     backward_layout(&backward, NULL, shape.T, HS, group, shape.dtype));
     return cpu_threads() * max_i64(training, shape.sequences > 0 ? attention_decode_scratch(shape.T) : 0);
 }

@@ -63,7 +63,7 @@ void *cpu_scratch(const char *op, int64_t bytes);
 // THE list of ops that take scratch memory, by file. cpu_FAMILY_workspace: the bytes that its calls up to these shapes
 // take, which may depend on cpu_threads(). Ops that multiply give the remainder to gemm, so it has a part of its own,
 // and so have the operands that fp8 widens.
-#define CPU_FAMILIES(X)       X(attention) X(norm) X(embedding) X(optimizer) X(head)
+#define CPU_FAMILIES(X)       X(attention) X(norm) X(qk_norm) X(embedding) X(optimizer) X(head)
 #define CPU_WORKSPACE(family) int64_t cpu_##family##_workspace(OpsShape shape);
 CPU_FAMILIES(CPU_WORKSPACE)
 CPU_WORKSPACE(gemm)

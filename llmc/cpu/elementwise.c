@@ -71,24 +71,11 @@ static ALWAYS_INLINE V gelu_bounded_below(V x) { return LANES < 16 ? vmax(vsplat
 static ALWAYS_INLINE V gelu_bounded(V x) { return LANES < 16 ? vmin(vsplat(9.98f), gelu_bounded_below(x)) : x; }
 
 // 1 + exp(-2u), of which 1 / is s, for a bounded x.
-//   exp(-2u) = 2^y,  y = k + r,  k in eighths,  |r| <= 1/16
-// 2^k comes from a table for the fraction of k; 2^r = 1 + r q(r), q of degree 2: error 4e-8. The bits of y + 1.5 * 2^20
-// end in those of k; the table lacks what they add to it. Vectors of 4 lanes have no instruction for a table: there k
-// is whole, |r| <= 1/2, and the polynomial longer.
 static ALWAYS_INLINE V gelu_one_plus_exp(V x) {
     if (LANES == 16) // exp = inf gives s = 0
         return 1.0f + vexp(x * vfma(x * x, vsplat(-TWO_SQRT_2_OVER_PI * CUBIC), vsplat(-TWO_SQRT_2_OVER_PI)));
     const V y_over_x = vfma(x * x, vsplat(-TWO_SQRT_2_OVER_PI * CUBIC * LOG2_E), vsplat(-TWO_SQRT_2_OVER_PI * LOG2_E));
-    if (LANES == 4) {
-        const V y = x * y_over_x, k = vround(y);
-        return vfma(vexp2_fraction(y - k), (V)((__builtin_convertvector(k, VI) + 127) << 23), vsplat(1.0f));
-    }
-    const VTable fraction = {0x1p+0f,        0x1.f72b84p-1f, 0x1.f06fep-1f,  0x1.ebfdaep-1f,
-                             0x1.ea09e6p-1f, 0x1.eace54p-1f, 0x1.ee89fap-1f, 0x1.f5818ep-1f};
-    const V shifted = vfma(x, y_over_x, vsplat(0x1.8p20f)), r = vfma(x, y_over_x, 0x1.8p20f - shifted);
-    const V power = (V)((VU)vlookup(fraction, (VU)shifted) + ((VU)shifted << 20));
-    const V q = vfma(vfma(vsplat(0x1.c6b8bep-5f), r, vsplat(0x1.ec0aa6p-3f)), r, vsplat(0x1.62e43p-1f));
-    return vfma(power * r, q, power + 1.0f);
+    return vone_plus_exp2(x, y_over_x);
 }
 
 void backend_gelu_forward(Tensor out, Tensor pre) {

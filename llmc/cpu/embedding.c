@@ -46,7 +46,7 @@ void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe
         WITH_DTYPE(E, wte.dtype, {
             EACH_LANES(i, k, C, {
                 V sum = vload_first(k, of_token, token[n] * C + i, E);
-                sum += vload_first(k, of_position, n % T * C + i, E);
+                if (of_position) sum += vload_first(k, of_position, n % T * C + i, E);
                 vstore_first(k, to, n * C + i, sum, E);
             });
         });
@@ -79,9 +79,10 @@ static ALWAYS_INLINE void tokens_strip(void *dwte, const void *dout, Places p, c
     }
 }
 
-void backend_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate) {
+void backend_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate_wte,
+                                bool accumulate) {
     const char *op = "embedding_backward";
-    const int64_t N = tensor_numel(tokens), T = tensor_cols(tokens), C = tensor_cols(dout), maxT = tensor_rows(dwpe);
+    const int64_t N = tensor_numel(tokens), T = tensor_cols(tokens), C = tensor_cols(dout);
     const int32_t *token = tokens.data;
     const void *from = dout.data;
     void *to = dwpe.data;
@@ -93,8 +94,10 @@ void backend_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor to
         places.next[n] = places.first[token[n]];
         places.first[token[n]] = (int32_t)n;
     }
+    if (!accumulate_wte) backend_tensor_fill(dwte, 0.0f);
     // Row t of dwpe = or += the sum over the B sequences; 0 or unchanged where t >= T.
-    const int64_t written = accumulate ? T : maxT;
+    int64_t written = 0;
+    if (dwpe.data) written = accumulate ? T : tensor_rows(dwpe);
 #pragma omp parallel
     {
 #pragma omp for schedule(static) nowait

@@ -1,14 +1,12 @@
-// The norms: LayerNorm forward and backward.
+// The norms: LayerNorm and RMSNorm, forward and backward. RMSNorm is LayerNorm without a mean and a bias: one
+// code, compiled for both.
 //
 // A row belongs to one task: it is read from memory once and stays in the L1 cache for the following passes.
-// The gradients of weight and bias, and din, are summed over all rows: each block of rows adds into its own three fp32
-// vectors in the workspace, and these are added in the order of the blocks. Blocks depend only on the number of rows,
-// so the bits do not depend on the number of threads.
+// The gradients of weight and bias, and din, are summed over all rows in blocks (row_sums.h).
 #include "llmc/base/arithmetic.h"
 #include "llmc/cpu/cpu.h"
+#include "llmc/cpu/row_sums.h"
 #include "llmc/cpu/simd.h"
-
-#define EPSILON 1e-5f
 
 // A sum over a row waits for the latency of each addition. With 16 lanes that is no longer than the row takes from
 // memory; narrower vectors add to four sums in turn.
@@ -35,48 +33,79 @@ static ALWAYS_INLINE V sum_of_chains(const V sum[CHAINS]) {
     return CHAINS == 1 ? sum[0] : (sum[0] + sum[CHAINS > 1]) + (sum[CHAINS > 1 ? 2 : 0] + sum[CHAINS > 1 ? 3 : 0]);
 }
 
+// Runs the statement with the constant `centered`: whether there is a mean.
+#define WITH_MEAN(mean, ...)                                                                                           \
+    do {                                                                                                               \
+        if (mean) {                                                                                                    \
+            const bool centered = true;                                                                                \
+            __VA_ARGS__;                                                                                               \
+        } else {                                                                                                       \
+            const bool centered = false;                                                                               \
+            __VA_ARGS__;                                                                                               \
+        }                                                                                                              \
+    } while (0)
+
 // ------------------------------------------------------------------------------------------------------------- forward
 
-void backend_layernorm_forward(Tensor out, Tensor means, Tensor rstds, Tensor in, Tensor weight, Tensor bias) {
-    const int64_t C = tensor_numel(weight), n = tensor_numel(in), N = n / C;
-    const void *x = in.data, *w = weight.data, *b = bias.data;
-    void *y = out.data;
+typedef struct {
+    void *out;
+    const void *in, *weight, *bias;
+    float *mean, *rstd;
+    int64_t N, C;
+    float eps;
+} NormForward;
+
+static ALWAYS_INLINE void norm_forward_row(const NormForward *a, int64_t row, bool centered, DType E) {
+    const int64_t C = a->C, first = row * C;
+    const void *x = a->in, *w = a->weight, *b = a->bias;
+    void *y = a->out;
+    V sum[CHAINS] = {{0}}, sum_squares[CHAINS] = {{0}}, mean = vzero();
+    if (centered) {
+        EACH_CHAIN(c, i, k, C, sum[c] += vload_first(k, x, first + i, E));
+        mean = vsplat(vsum(sum_of_chains(sum)) / (float)C);
+        a->mean[row] = mean[0];
+    }
+    EACH_CHAIN(c, i, k, C, {
+        V deviation = vload_first(k, x, first + i, E);
+        if (centered) deviation = vfirst(k, deviation - mean, vzero());
+        sum_squares[c] = vfma(deviation, deviation, sum_squares[c]);
+    });
+    const V rstd = 1.0f / vsqrt(vsplat(vsum(sum_of_chains(sum_squares)) / (float)C + a->eps));
+    EACH_LANES(i, k, C, {
+        V normalized = vload_first(k, x, first + i, E);
+        normalized = (centered ? normalized - mean : normalized) * rstd;
+        const V scale = vload_first(k, w, i, E);
+        vstore_first(k, y, first + i, centered ? vfma(normalized, scale, vload_first(k, b, i, E)) : normalized * scale,
+                     E);
+    });
+    a->rstd[row] = rstd[0];
+}
+
+static void norm_forward(const NormForward *a, DType dtype) {
 #pragma omp parallel for schedule(static)
-    for (int64_t row = 0; row < N; row++)
-        WITH_DTYPE(E, in.dtype, {
-            const int64_t first = row * C;
-            V sum[CHAINS] = {{0}}, sum_squares[CHAINS] = {{0}};
-            EACH_CHAIN(c, i, k, C, sum[c] += vload_first(k, x, first + i, E));
-            V mean = vsplat(vsum(sum_of_chains(sum)) / (float)C);
-            EACH_CHAIN(c, i, k, C, {
-                V centered = vfirst(k, vload_first(k, x, first + i, E) - mean, vzero());
-                sum_squares[c] = vfma(centered, centered, sum_squares[c]);
-            });
-            V rstd = 1.0f / vsqrt(vsplat(vsum(sum_of_chains(sum_squares)) / (float)C + EPSILON));
-            EACH_LANES(i, k, C, {
-                V normalized = (vload_first(k, x, first + i, E) - mean) * rstd;
-                V scaled = vfma(normalized, vload_first(k, w, i, E), vload_first(k, b, i, E));
-                vstore_first(k, y, first + i, scaled, E);
-            });
-            ((float *)means.data)[row] = mean[0];
-            ((float *)rstds.data)[row] = rstd[0];
-        });
+    for (int64_t row = 0; row < a->N; row++)
+        WITH_MEAN(a->mean, WITH_DTYPE(E, dtype, norm_forward_row(a, row, centered, E)));
+}
+
+void backend_layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias, float eps) {
+    const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
+    const NormForward a = {out.data, in.data, weight.data, bias.data, mean.data, rstd.data, N, C, eps};
+    norm_forward(&a, in.dtype);
+}
+
+void backend_rmsnorm_forward(Tensor out, Tensor rstd, Tensor in, Tensor weight, float eps) {
+    backend_layernorm_forward(out, tensor_none(), rstd, in, weight, tensor_none(), eps);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward
 
-// At least 32 rows, so that clearing and adding a block's vectors costs little compared with its rows; at most 256
-// blocks, so that the workspace does not grow with the batch.
-enum { MIN_BLOCK_ROWS = 32, MAX_BLOCKS = 256 };
 enum { OF_DWEIGHT, OF_DBIAS, OF_DIN, NUM_SUMS }; // vectors of a block
 
 static int64_t layernorm_bytes(int64_t blocks, int64_t C) {
     return blocks * NUM_SUMS * round_up(C, LANES) * (int64_t)sizeof(float);
 }
 
-int64_t cpu_norm_workspace(OpsShape shape) {
-    return layernorm_bytes(min_i64(ceil_div(shape.B * shape.T, MIN_BLOCK_ROWS), MAX_BLOCKS), shape.C);
-}
+int64_t cpu_norm_workspace(OpsShape shape) { return layernorm_bytes(blocks_of_rows(shape.B * shape.T), shape.C); }
 
 typedef struct {
     void *din;
@@ -84,25 +113,25 @@ typedef struct {
     const float *mean, *rstd;
     int64_t N, C;
     bool add_residual, sums_din;
-} LayerNormBackward;
+} NormBackward;
 
 // din of one row; its terms of dweight, dbias and the sum of din are added to sums (3, padded), whole vectors.
-static ALWAYS_INLINE void layernorm_backward_row(const LayerNormBackward *a, int64_t row, float *sums, int64_t padded,
-                                                 DType E) {
+static ALWAYS_INLINE void norm_backward_row(const NormBackward *a, int64_t row, float *sums, int64_t padded,
+                                            bool centered, DType E) {
     float *dweight = sums + OF_DWEIGHT * padded, *dbias = sums + OF_DBIAS * padded, *of_din = sums + OF_DIN * padded;
     const int64_t C = a->C, first = row * C;
-    const V mean = vsplat(a->mean[row]), rstd = vsplat(a->rstd[row]);
+    const V mean = centered ? vsplat(a->mean[row]) : vzero(), rstd = vsplat(a->rstd[row]);
     V sum_dnorm = vzero(), sum_dnorm_xhat = vzero();
     EACH_LANES(i, k, C, {
         V dout = vload_first(k, a->dout, first + i, E); // 0 beyond the row, and so is everything computed from it
         V xhat = (vload_first(k, a->in, first + i, E) - mean) * rstd;
         V dnorm = dout * vload_first(k, a->weight, i, E);
-        sum_dnorm += dnorm;
+        if (centered) sum_dnorm += dnorm;
         sum_dnorm_xhat = vfma(dnorm, xhat, sum_dnorm_xhat);
         vstore_f32(dweight + i, vfma(dout, xhat, vload_f32(dweight + i)));
-        vstore_f32(dbias + i, vload_f32(dbias + i) + dout);
+        if (centered) vstore_f32(dbias + i, vload_f32(dbias + i) + dout);
     });
-    const V mean_dnorm = vsplat(vsum(sum_dnorm) / (float)C);
+    const V mean_dnorm = centered ? vsplat(vsum(sum_dnorm) / (float)C) : vzero();
     const V mean_dnorm_xhat = vsplat(vsum(sum_dnorm_xhat) / (float)C);
     EACH_LANES(i, k, C, {
         V xhat = (vload_first(k, a->in, first + i, E) - mean) * rstd;
@@ -118,10 +147,9 @@ void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor
                                 Tensor mean, Tensor rstd, Tensor weight, bool add_residual, bool accumulate,
                                 bool accumulate_sum) {
     const int64_t C = tensor_numel(weight), n = tensor_numel(in), N = n / C;
-    const LayerNormBackward a = {din.data,  dout.data, in.data, weight.data,  mean.data,
-                                 rstd.data, N,         C,       add_residual, din_sum.data != NULL};
-    const int64_t rows = max_i64(ceil_div(N, MAX_BLOCKS), MIN_BLOCK_ROWS);
-    const int64_t blocks = ceil_div(N, rows), padded = round_up(C, LANES);
+    const NormBackward a = {din.data,  dout.data, in.data, weight.data,  mean.data,
+                            rstd.data, N,         C,       add_residual, din_sum.data != NULL};
+    const int64_t rows = rows_of_block(N), blocks = ceil_div(N, rows), padded = round_up(C, LANES);
     const struct {
         Tensor total; // may be absent
         bool accumulate;
@@ -135,24 +163,22 @@ void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor
             const int64_t begin = b * rows, end = N - begin < rows ? N : begin + rows;
             float *sums = partial + b * NUM_SUMS * padded;
             memset(sums, 0, (size_t)(NUM_SUMS * padded) * sizeof *sums);
-            WITH_DTYPE(E, in.dtype, {
-                for (int64_t row = begin; row < end; row++) layernorm_backward_row(&a, row, sums, padded, E);
-            });
+            WITH_MEAN(a.mean, WITH_DTYPE(E, in.dtype, {
+                          for (int64_t row = begin; row < end; row++)
+                              norm_backward_row(&a, row, sums, padded, centered, E);
+                      }));
         }
-        // Gradient s = or += the sum of the blocks' vectors.
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < C; i += LANES) {
-            const int k = lanes(C - i);
-            for (int s = 0; s < NUM_SUMS; s++) {
-                const Tensor total = gradients[s].total;
-                if (!total.data) continue;
-                V sum = vzero();
-                for (int64_t b = 0; b < blocks; b++) sum += vload_f32(partial + (b * NUM_SUMS + s) * padded + i);
-                WITH_DTYPE(G, total.dtype, {
-                    if (gradients[s].accumulate) sum += vload_first(k, total.data, i, G);
-                    vstore_first(k, total.data, i, sum, G);
-                });
-            }
-        }
+        for (int64_t i = 0; i < C; i += LANES)
+            for (int s = 0; s < NUM_SUMS; s++)
+                if (gradients[s].total.data)
+                    add_blocks(gradients[s].total, i, lanes(C - i), partial + s * padded + i, blocks, NUM_SUMS * padded,
+                               gradients[s].accumulate);
     }
+}
+
+void backend_rmsnorm_backward(Tensor din, Tensor dweight, Tensor din_sum, Tensor dout, Tensor in, Tensor rstd,
+                              Tensor weight, bool add_residual, bool accumulate, bool accumulate_sum) {
+    backend_layernorm_backward(din, dweight, tensor_none(), din_sum, dout, in, tensor_none(), rstd, weight,
+                               add_residual, accumulate, accumulate_sum);
 }

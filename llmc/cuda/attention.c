@@ -294,7 +294,9 @@ static bool run_pass(const Call *c) {
     return false;
 }
 
-static AttentionShape shape_of(Tensor qkv, int num_heads) {
+static AttentionShape shape_of(Tensor qkv, int num_heads, int num_kv_heads) {
+    REQUIRE(num_kv_heads == num_heads, "attention on a GPU: %d heads of keys and values for %d of queries",
+            num_kv_heads, num_heads);
     return (AttentionShape){.B = qkv.shape[0],
                             .T = qkv.shape[1],
                             .NH = num_heads,
@@ -302,15 +304,15 @@ static AttentionShape shape_of(Tensor qkv, int num_heads) {
                             .dtype = qkv.dtype};
 }
 
-void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
-    const AttentionShape s = shape_of(qkv, num_heads);
+void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads) {
+    const AttentionShape s = shape_of(qkv, num_heads, num_kv_heads);
     run_pass(&(Call){.pass = ATTENTION_FORWARD, .shape = s, .out = out, .lse = lse, .qkv = qkv});
 }
 
 void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads,
-                                Tensor *dbias, bool accumulate) {
+                                int num_kv_heads, Tensor *dbias, bool accumulate) {
     const Call c = {.pass = ATTENTION_BACKWARD,
-                    .shape = shape_of(qkv, num_heads),
+                    .shape = shape_of(qkv, num_heads, num_kv_heads),
                     .out = out,
                     .lse = lse,
                     .qkv = qkv,

@@ -206,8 +206,10 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
 // ------------------------------------------------------------------------------------------------------------ the host
 
 // cache (B,2NH,maxT,HS).
-static DecodeShape decode_shape(Tensor cache) {
+static DecodeShape decode_shape(Tensor cache, Tensor qkv) {
     const int HS = (int)cache.shape[3], maxT = (int)cache.shape[2];
+    REQUIRE(tensor_cols(qkv) * 2 == 3 * cache.shape[1] * HS,
+            "decoding on a GPU: %lld heads of keys and values, fewer than of queries", (long long)cache.shape[1] / 2);
     return {(int)cache.shape[1] / 2, HS, maxT, (int)ceil_div(maxT, KEYS), 1.44269504f / sqrtf((float)HS)};
 }
 
@@ -219,7 +221,7 @@ template <class T, int N> static void store(Tensor cache, Tensor qkv, int64_t n,
 }
 
 void backend_kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
-    const DecodeShape s = decode_shape(cache);
+    const DecodeShape s = decode_shape(cache, qkv);
     const int64_t token = cache.shape[0] * 3 * s.NH * s.HS, n = tensor_numel(qkv) / token;
     const bool packed = pack_aligned(cache.data, s.HS, cache.dtype) && pack_aligned(qkv.data, s.HS, cache.dtype);
     DISPATCH(cache.dtype, T, {
@@ -242,7 +244,7 @@ static void decode(Tensor out, Tensor cache, Tensor qkv, Tensor position, float 
 }
 
 void backend_attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
-    const DecodeShape s = decode_shape(cache);
+    const DecodeShape s = decode_shape(cache, qkv);
     const int64_t B = cache.shape[0];
     float *parts = (float *)cuda_scratch("attention_decode", cuda_size_decode(B, s.NH, s.HS, s.maxT));
     const bool packed = pack_aligned(cache.data, s.HS, cache.dtype) && pack_aligned(qkv.data, s.HS, cache.dtype);

@@ -44,6 +44,7 @@ template <class T, int N> static void embedding_forward_launch(Tensor out, Tenso
 }
 
 void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
+    REQUIRE(wpe.data, "embedding_forward without positions: not on a GPU yet");
     const int64_t C = tensor_cols(wte);
     const bool packed = pack_aligned(out.data, C, out.dtype) && pack_aligned(wte.data, C, wte.dtype) &&
                         pack_aligned(wpe.data, C, wpe.dtype);
@@ -334,7 +335,10 @@ static void positions_backward_any(Tensor dwpe, Tensor dout, Tensor tokens, bool
         positions_backward<T, G, 1>(dwpe, dout, tokens, accumulate);
 }
 
-void backend_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate) {
+void backend_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate_wte,
+                                bool accumulate) {
+    REQUIRE(dwpe.data, "embedding_backward without positions: not on a GPU yet");
+    if (!accumulate_wte) backend_tensor_fill(dwte, 0.0f);
     DISPATCH(dout.dtype, E, {
         if (dwte.dtype == DTYPE_FP32)
             tokens_backward_any<E, float>(dwte, dout, tokens);

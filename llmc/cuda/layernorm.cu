@@ -8,8 +8,6 @@
 // depend only on the shape.
 #include "llmc/cuda/intrinsics.cuh"
 
-#define EPSILON 1e-5f
-
 // A lane holds up to 64 columns of a row: more would not leave registers for the loads in flight. A block that owns a
 // row has 8 columns per thread and at most 512 threads.
 enum { WARP_ROW_MAX = 64 * WARP, BLOCK_ROW_MAX = 8 * 512 };
@@ -25,6 +23,7 @@ static int plain_threads(int64_t C) { return C < 256 ? (int)round_up(C, WARP) : 
 typedef struct {
     Tensor out, mean, rstd, in, weight, bias;
     int64_t N, C;
+    float eps;
 } LayerNormForward;
 
 // 4 rows per block: small enough to fill a multiprocessor to its last warp on every architecture.
@@ -39,7 +38,7 @@ enum { FORWARD_WARPS = 4 };
 template <class T, int LANE_COLS, bool IS_BLOCK_ROW>
 static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORWARD_WARPS *WARP, IS_BLOCK_ROW ? 2 : 4)
     layernorm_forward_kernel(T *out, float *mean, float *rstd, const T *in, const T *weight, const T *bias, int64_t N,
-                             int C, float one_over_C) {
+                             int C, float one_over_C, float eps) {
     wait_for_the_grid_before();
     constexpr int W = PACK<T>, PACKS = LANE_COLS / W;
     const int threads = IS_BLOCK_ROW ? (int)blockDim.x : (int)WARP;
@@ -71,7 +70,7 @@ static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORW
         }
     }
     const float variance = (IS_BLOCK_ROW ? block_sum(sum_squares) : warp_sum(sum_squares)) * one_over_C;
-    const float row_rstd = rsqrtf(variance + EPSILON);
+    const float row_rstd = rsqrtf(variance + eps);
     if (lane == 0) {
         mean[row] = row_mean;
         rstd[row] = row_rstd;
@@ -90,7 +89,7 @@ static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORW
 template <class T>
 static __global__ void __launch_bounds__(256)
     layernorm_forward_plain_kernel(T *out, float *mean, float *rstd, const T *in, const T *weight, const T *bias,
-                                   int64_t C) {
+                                   int64_t C, float eps) {
     wait_for_the_grid_before();
     const int64_t row = block_from_last(), first = row * C;
     float sum = 0.0f, sum_squares = 0.0f;
@@ -100,7 +99,7 @@ static __global__ void __launch_bounds__(256)
         const float centered = to_float(in[first + c]) - row_mean;
         sum_squares += centered * centered;
     }
-    const float row_rstd = rsqrtf(block_sum(sum_squares) / (float)C + EPSILON);
+    const float row_rstd = rsqrtf(block_sum(sum_squares) / (float)C + eps);
     for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
         out[first + c] =
             from_float<T>((to_float(in[first + c]) - row_mean) * row_rstd * to_float(weight[c]) + to_float(bias[c]));
@@ -115,13 +114,13 @@ template <class T, int LANE_COLS, bool IS_BLOCK_ROW> static void launch_forward(
     const int threads = IS_BLOCK_ROW ? block_row_threads(a->C) : FORWARD_WARPS * WARP;
     LAUNCH((layernorm_forward_kernel<T, LANE_COLS, IS_BLOCK_ROW>), (unsigned)blocks, threads, 0, cuda_compute_stream())
     ((T *)a->out.data, (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->in.data, (const T *)a->weight.data,
-     (const T *)a->bias.data, a->N, (int)a->C, 1.0f / (float)a->C);
+     (const T *)a->bias.data, a->N, (int)a->C, 1.0f / (float)a->C, a->eps);
 }
 
 template <class T> static void launch_forward_plain(const LayerNormForward *a) {
     LAUNCH(layernorm_forward_plain_kernel<T>, (unsigned)a->N, plain_threads(a->C), 0, cuda_compute_stream())
     ((T *)a->out.data, (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->in.data, (const T *)a->weight.data,
-     (const T *)a->bias.data, a->C);
+     (const T *)a->bias.data, a->C, a->eps);
 }
 
 // The minimum columns per lane that hold the row: C = 768 needs 24, 1024 32, 1280 40, 1600 56.
@@ -147,9 +146,9 @@ template <class T> static void launch_forward_packs(const LayerNormForward *a) {
     }
 }
 
-void backend_layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias) {
+void backend_layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias, float eps) {
     const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
-    const LayerNormForward a = {out, mean, rstd, in, weight, bias, N, C};
+    const LayerNormForward a = {out, mean, rstd, in, weight, bias, N, C, eps};
     const void *rows[] = {out.data, in.data, weight.data, bias.data};
     bool packs = C <= BLOCK_ROW_MAX;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) packs = packs && pack_aligned(rows[i], C, in.dtype);

@@ -99,17 +99,17 @@ static void keep_prompt(const Block *b) {
 void block_forward(const Block *b, Tensor out) {
     const BlockActs *a = &b->a;
     const Weights *p = &b->p;
-    layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, p->ln1w, p->ln1b); // (B,T,C)
-    linear_forward(b, LINEAR_QKV, a->qkv, tensor_none(), a->ln1, p->qkvw, p->qkvb);      // (B,T,3C)
+    layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, p->ln1w, p->ln1b, 1e-5f); // (B,T,C)
+    linear_forward(b, LINEAR_QKV, a->qkv, tensor_none(), a->ln1, p->qkvw, p->qkvb);             // (B,T,3C)
     if (b->pass == PASS_TOKEN) {
         attention_decode(a->att, b->cache, a->qkv, b->position);
     } else {
         if (b->pass == PASS_PROMPT) keep_prompt(b);
         if (b->pass == PASS_PROMPT && b->number == b->model->options.config.L - 1) return; // nobody reads its output
-        attention_forward(a->att, a->lse, a->qkv, num_heads(b));                           // (B,T,C), (B,NH,T)
+        attention_forward(a->att, a->lse, a->qkv, num_heads(b), num_heads(b));             // (B,T,C), (B,NH,T)
     }
     linear_forward(b, LINEAR_ATTPROJ, a->residual2, a->residual1, a->att, p->attprojw, p->attprojb);
-    layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
+    layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b, 1e-5f);
     linear_gelu_forward(b, LINEAR_FC, a->gelu, a->pre, a->ln2, p->fcw, p->fcb); // (B,T,d_ff)
     linear_forward(b, LINEAR_FCPROJ, out, a->residual2, a->gelu, p->fcprojw, p->fcprojb);
 }
@@ -130,7 +130,7 @@ static bool take_missing(Block *b, int op) {
 static void need_ln1(Block *b) {
     const BlockActs *a = &b->a;
     if (take_missing(b, RECOMPUTE_LAYERNORM))
-        layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, b->p.ln1w, b->p.ln1b);
+        layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, b->p.ln1w, b->p.ln1b, 1e-5f);
 }
 
 static void need_qkv(Block *b) {
@@ -142,7 +142,7 @@ static void need_qkv(Block *b) {
 static void need_attention(Block *b) {
     if (!take_missing(b, RECOMPUTE_ATTENTION)) return;
     need_qkv(b);
-    attention_forward(b->a.att, b->a.lse, b->a.qkv, num_heads(b));
+    attention_forward(b->a.att, b->a.lse, b->a.qkv, num_heads(b), num_heads(b));
 }
 
 // Also provides residual2, the input of ln2.
@@ -154,7 +154,7 @@ static void need_ln2(Block *b) {
         linear_forward(b, LINEAR_ATTPROJ, a->residual2, a->residual1, a->att, p->attprojw, p->attprojb);
     }
     if (take_missing(b, RECOMPUTE_LN2))
-        layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
+        layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b, 1e-5f);
 }
 
 // Also provides pre, the input of gelu.
@@ -190,7 +190,7 @@ static void block_backward(Block *b, Tensor dresidual, Tensor dresidual_sum) {
     linear_backward(b, LINEAR_ATTPROJ, a->datt, g->attprojw, none, dresidual, a->att, p->attprojw);
     need_qkv(b);
     Tensor qkvb = g->qkvb;
-    attention_backward(a->dqkv, a->datt, a->att, a->lse, a->qkv, num_heads(b), &qkvb, b->accumulate);
+    attention_backward(a->dqkv, a->datt, a->att, a->lse, a->qkv, num_heads(b), num_heads(b), &qkvb, b->accumulate);
     need_ln1(b);
     linear_backward(b, LINEAR_QKV, a->dln1, g->qkvw, qkvb, a->dqkv, a->ln1, p->qkvw);
     layernorm_backward(dresidual, g->ln1w, g->ln1b, dresidual_sum, a->dln1, a->residual1, a->ln1_mean, a->ln1_rstd,
@@ -219,7 +219,7 @@ static void add_gradients(const Model *model, int from, int to, int block, bool 
 }
 
 static void final_layernorm_forward(const ModelActs *m, const Weights *p) {
-    layernorm_forward(m->lnf, m->lnf_mean, m->lnf_rstd, m->final_residual, p->lnfw, p->lnfb);
+    layernorm_forward(m->lnf, m->lnf_mean, m->lnf_rstd, m->final_residual, p->lnfw, p->lnfb, 1e-5f);
 }
 
 void gpt2_head_forward(Model *model, const MicroStep *s) {
@@ -251,7 +251,7 @@ void gpt2_backward(Model *model, const MicroStep *s, int unit) {
     const bool accumulate = !s->first && is_fp32; // in place; otherwise add_gradients does
     if (unit == L) {                              // the parameters outside blocks
         const Weights g = model_gradients(model, 0);
-        embedding_backward(g.wte, g.wpe, m.dresidual, m.inputs, accumulate);
+        embedding_backward(g.wte, g.wpe, m.dresidual, m.inputs, true, accumulate);
         add_gradients(model, PARAM_WTE, PARAM_WPE, 0, s->first);
         if (!is_fp32) micro_step_count(model_control(model), 1);
         return;

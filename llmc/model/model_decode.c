@@ -87,7 +87,7 @@ static void decode_blocks(const Model *model, Tensor logits) {
         block_forward(&b, b.a.residual1);
     }
     const BlockActs *a = &b.a;
-    layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, b.p.lnfw, b.p.lnfb);
+    layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, b.p.lnfw, b.p.lnfb, 1e-5f);
     matmul_forward(logits, a->ln1, b.p.wte, tensor_none());
 }
 

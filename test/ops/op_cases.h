@@ -14,6 +14,7 @@
 
 // ----------------------------------------------------------------------------------------------------------- embedding
 
+// maxT 0: without positions.
 typedef struct {
     int64_t B, T, C, V, Vp, maxT;
 } EmbeddingShape;
@@ -27,25 +28,30 @@ static inline void embedding_forward_case(const EmbeddingShape *c, DType dtype) 
     embedding_begin(c, dtype, "embedding_forward");
     OpTensor tokens = op_tokens("tokens", DIMS(c->B, c->T), c->V);
     OpTensor wte = op_input(dtype, "wte", DIMS(c->Vp, c->C), 1.0);
-    OpTensor wpe = op_input(dtype, "wpe", DIMS(c->maxT, c->C), 1.0);
-    OpTensor out = op_output(dtype, "out", DIMS(c->B, c->T, c->C));
+    OpTensor wpe = {0}, out = op_output(dtype, "out", DIMS(c->B, c->T, c->C));
+    if (c->maxT) wpe = op_input(dtype, "wpe", DIMS(c->maxT, c->C), 1.0);
     embedding_forward(out.t, tokens.t, wte.t, wpe.t);
     ref_embedding_forward(out.v, tokens.tokens, wte.v, wpe.v, c->B, c->T, c->C);
     op_check(out, dtype);
     op_end();
 }
 
-static inline void embedding_backward_case(const EmbeddingShape *c, DType dtype, DType grad, bool accumulate) {
+// tied: the head has written dwte.
+static inline void embedding_backward_case(const EmbeddingShape *c, DType dtype, DType grad, bool tied,
+                                           bool accumulate) {
     embedding_begin(c, dtype, accumulate ? "embedding_backward +=" : "embedding_backward =");
     OpTensor tokens = op_tokens("tokens", DIMS(c->B, c->T), c->V);
     OpTensor dout = op_input(dtype, "dout", DIMS(c->B, c->T, c->C), 1.0);
     OpTensor dwte = op_inout(grad, "dwte", DIMS(c->Vp, c->C), 1.0);
-    OpTensor dwpe = op_inout(grad, "dwpe", DIMS(c->maxT, c->C), 1.0);
-    if (!accumulate) op_poison(dwpe); // what stood there must not leak
-    embedding_backward(dwte.t, dwpe.t, dout.t, tokens.t, accumulate);
-    ref_embedding_backward(dwte.v, dwpe.v, dout.v, tokens.tokens, c->B, c->T, c->C, c->maxT, accumulate);
+    OpTensor dwpe = {0};
+    if (c->maxT) dwpe = op_inout(grad, "dwpe", DIMS(c->maxT, c->C), 1.0);
+    if (c->maxT && !accumulate) op_poison(dwpe); // what stood there must not leak
+    if (!tied && !accumulate) op_poison(dwte);
+    embedding_backward(dwte.t, dwpe.t, dout.t, tokens.t, tied || accumulate, accumulate);
+    ref_embedding_backward(dwte.v, dwpe.v, dout.v, tokens.tokens, c->B, c->T, c->C, c->Vp, c->maxT, tied || accumulate,
+                           accumulate);
     op_check_terms(dwte, grad, DTYPE_FP32, 1.0);
-    op_check_terms(dwpe, grad, DTYPE_FP32, 1.0);
+    if (c->maxT) op_check_terms(dwpe, grad, DTYPE_FP32, 1.0);
     op_end();
 }
 
@@ -89,8 +95,8 @@ static inline void layernorm_forward_case(const RowsShape *c, DType dtype) {
     OpTensor weight = op_input(dtype, "weight", DIMS(c->C), 1.0), bias = op_input(dtype, "bias", DIMS(c->C), 1.0);
     OpTensor out = op_output(dtype, "out", DIMS(c->N, c->C));
     OpTensor mean = op_output(DTYPE_FP32, "mean", DIMS(c->N)), rstd = op_output(DTYPE_FP32, "rstd", DIMS(c->N));
-    layernorm_forward(out.t, mean.t, rstd.t, in.t, weight.t, bias.t);
-    ref_layernorm_forward(out.v, mean.v, rstd.v, in.v, weight.v, bias.v, c->N, c->C);
+    layernorm_forward(out.t, mean.t, rstd.t, in.t, weight.t, bias.t, 1e-5f);
+    ref_layernorm_forward(out.v, mean.v, rstd.v, in.v, weight.v, bias.v, c->N, c->C, 1e-5);
     layernorm_check(out, mean, rstd, in.v, c);
     op_end();
 }
@@ -106,7 +112,7 @@ static inline void layernorm_backward_case(const RowsShape *c, DType dtype, DTyp
     OpTensor dweight = op_inout(grad, "dweight", DIMS(c->C), 1.0), dbias = op_inout(grad, "dbias", DIMS(c->C), 1.0);
     OpTensor din_sum = op_inout(grad, "din_sum", DIMS(c->C), 1.0);
     OpTensor normed = op_output(dtype, "out", DIMS(c->N, c->C));
-    ref_layernorm_forward(normed.v, mean.v, rstd.v, in.v, weight.v, bias.v, c->N, c->C);
+    ref_layernorm_forward(normed.v, mean.v, rstd.v, in.v, weight.v, bias.v, c->N, c->C, 1e-5);
     op_upload(&mean), op_upload(&rstd);
     if (!add_residual) op_poison(din);
     if (!accumulate) op_poison(dweight), op_poison(dbias);
@@ -232,22 +238,27 @@ static inline void matmul_backward_weight_case(const MatmulShape *c, DType dtype
 
 // ----------------------------------------------------------------------------------------------------------- attention
 
+// C: channels of all heads of q.
 typedef struct {
-    int64_t B, T, C, NH;
+    int64_t B, T, C, NH, NKV;
 } HeadsShape;
 
+static inline int64_t heads_columns(const HeadsShape *c) { return c->C + 2 * c->NKV * (c->C / c->NH); } // of qkv
+
 static inline void attention_begin(const HeadsShape *c, DType dtype, const char *what) {
-    op_begin((OpsShape){.B = c->B, .T = c->T, .C = c->C, .NH = c->NH, .Vp = 128, .num_tensors = 1, .dtype = dtype},
-             "%s %s B=%d T=%d C=%d NH=%d", what, dtype_name(dtype), (int)c->B, (int)c->T, (int)c->C, (int)c->NH);
+    const OpsShape shape = {
+        .B = c->B, .T = c->T, .C = c->C, .NH = c->NH, .NKV = c->NKV, .Vp = 128, .num_tensors = 1, .dtype = dtype};
+    op_begin(shape, "%s %s B=%d T=%d C=%d NH=%d NKV=%d", what, dtype_name(dtype), (int)c->B, (int)c->T, (int)c->C,
+             (int)c->NH, (int)c->NKV);
 }
 
 static inline void attention_forward_case(const HeadsShape *c, DType dtype, double scale, double slack) {
     attention_begin(c, dtype, "attention_forward");
-    OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, c->T, 3 * c->C), scale);
+    OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, c->T, heads_columns(c)), scale);
     OpTensor out = op_output(dtype, "out", DIMS(c->B, c->T, c->C));
     OpTensor lse = op_output(DTYPE_FP32, "lse", DIMS(c->B, c->NH, c->T));
-    attention_forward(out.t, lse.t, qkv.t, (int)c->NH);
-    ref_attention_forward(out.v, lse.v, qkv.v, c->B, c->T, c->C, c->NH);
+    attention_forward(out.t, lse.t, qkv.t, (int)c->NH, (int)c->NKV);
+    ref_attention_forward(out.v, lse.v, qkv.v, c->B, c->T, c->NH, c->NKV, c->C / c->NH);
     op_check_scaled(out, dtype, slack);
     op_check_logarithms(lse, dtype, slack);
     op_end();
@@ -258,13 +269,14 @@ static inline void attention_forward_case(const HeadsShape *c, DType dtype, doub
 static inline void attention_check_parts(OpTensor dqkv, const HeadsShape *c, DType dtype) {
     static const char *const names[3] = {"dq", "dk", "dv"};
     const double *values = op_download(dqkv);
-    int64_t N = c->B * c->T, C = c->C;
+    const int64_t N = c->B * c->T, of_kv = c->NKV * (c->C / c->NH), columns = heads_columns(c);
     const double few = op_limit(dtype, c->B * c->NH * c->T * (c->T - 1) / 2);
-    double *got = malloc((size_t)(N * C) * sizeof *got), *want = malloc((size_t)(N * C) * sizeof *want);
+    double *got = malloc((size_t)(N * c->C) * sizeof *got), *want = malloc((size_t)(N * c->C) * sizeof *want);
     double error[3], limit[3];
     for (int part = 0; part < 3; part++) {
+        const int64_t C = part ? of_kv : c->C, first = part ? c->C + (part - 1) * of_kv : 0;
         for (int64_t i = 0; i < N * C; i++) {
-            int64_t at = (i / C) * 3 * C + part * C + i % C;
+            int64_t at = (i / C) * columns + first + i % C;
             got[i] = values[at], want[i] = dqkv.v[at];
         }
         error[part] = op_relative_error(got, want, N * C);
@@ -277,7 +289,7 @@ static inline void attention_check_parts(OpTensor dqkv, const HeadsShape *c, DTy
 // dbias is what was there, plus the sums of dqkv as the op left it: in fp64 they stay out of its errors.
 static inline void attention_add_columns(OpTensor dbias, OpTensor dqkv, const HeadsShape *c, double *terms) {
     const double *values = op_download(dqkv);
-    const int64_t columns = 3 * c->C, n = c->B * c->T * columns;
+    const int64_t columns = heads_columns(c), n = c->B * c->T * columns;
     for (int64_t i = 0; i < n; i++) dbias.v[i % columns] += values[i], *terms += values[i] * values[i] / (double)n;
     *terms = sqrt(*terms * (double)(c->B * c->T));
 }
@@ -285,21 +297,21 @@ static inline void attention_add_columns(OpTensor dbias, OpTensor dqkv, const He
 // grad, accumulate: of dbias.
 static inline void attention_backward_case(const HeadsShape *c, DType dtype, DType grad, bool accumulate) {
     attention_begin(c, dtype, accumulate ? "attention_backward +=" : "attention_backward =");
-    OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, c->T, 3 * c->C), 1.0);
+    OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, c->T, heads_columns(c)), 1.0);
     OpTensor dout = op_input(dtype, "dout", DIMS(c->B, c->T, c->C), 1.0);
     OpTensor out = op_input(dtype, "out", DIMS(c->B, c->T, c->C), 1.0);
     OpTensor lse = op_input(DTYPE_FP32, "lse", DIMS(c->B, c->NH, c->T), 1.0);
-    OpTensor dqkv = op_output(dtype, "dqkv", DIMS(c->B, c->T, 3 * c->C));
-    OpTensor dbias = op_inout(grad, "dbias", DIMS(3 * c->C), 1.0);
+    OpTensor dqkv = op_output(dtype, "dqkv", DIMS(c->B, c->T, heads_columns(c)));
+    OpTensor dbias = op_inout(grad, "dbias", DIMS(heads_columns(c)), 1.0);
     Tensor left = dbias.t;
     double terms = 0.0;
-    ref_attention_forward(out.v, lse.v, qkv.v, c->B, c->T, c->C, c->NH);
+    ref_attention_forward(out.v, lse.v, qkv.v, c->B, c->T, c->NH, c->NKV, c->C / c->NH);
     op_upload(&out), op_upload(&lse); // both sides see them as the forward pass stores them: rounded
-    attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, (int)c->NH, &left, accumulate);
-    if (!left.data && !accumulate) memset(dbias.v, 0, (size_t)(3 * c->C) * sizeof *dbias.v);
+    attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, (int)c->NH, (int)c->NKV, &left, accumulate);
+    if (!left.data && !accumulate) memset(dbias.v, 0, (size_t)heads_columns(c) * sizeof *dbias.v);
     if (!left.data) attention_add_columns(dbias, dqkv, c, &terms);
     op_check_terms(dbias, grad, DTYPE_FP32, terms); // as it was where the op left it
-    ref_attention_backward(dqkv.v, dout.v, out.v, lse.v, qkv.v, c->B, c->T, c->C, c->NH);
+    ref_attention_backward(dqkv.v, dout.v, out.v, lse.v, qkv.v, c->B, c->T, c->NH, c->NKV, c->C / c->NH);
     if (c->T > 1)
         attention_check_parts(dqkv, c, dtype);
     else

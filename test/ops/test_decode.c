@@ -4,27 +4,37 @@
 
 TestFixture test_all = {op_group_setup, op_group_teardown};
 
-// B C NH maxT position: the first token; one head; head sizes 5, 7, 24, 48, 64, 128 and up to 520, of which a GPU's
+// B C NH maxT position NKV: the first token; one head; head sizes 5, 7, 24, 48, 64, 128 and up to
+// 520, of which a GPU's
 // kernel reads some in one go, some in several, some element by element; the last position of a cache and one in the
 // middle; one below, at and above the borders of chunks of 64 keys; many chunks; more heads than one launch takes.
 static const struct Case {
-    int64_t B, C, NH, maxT, position;
+    int64_t B, C, NH, maxT, position, NKV;
 } cases[] = {
-    {1, 16, 1, 1, 0},      {2, 15, 3, 9, 4},      {3, 21, 3, 40, 39},   {1, 64, 1, 64, 63},
-    {1, 64, 1, 100, 64},   {2, 128, 2, 65, 64},   {1, 48, 2, 130, 126}, {1, 192, 3, 300, 299},
-    {2, 128, 1, 200, 127}, {1, 200, 1, 140, 128}, {1, 300, 1, 70, 69},  {5, 48, 1, 80, 70},
-    {1, 7, 7, 129, 128},   {1, 520, 1, 66, 65},   {1, 64, 1, 700, 640}, {1, 4100, 4100, 66, 65},
+    {1, 16, 1, 1, 0, 1},      {2, 15, 3, 9, 4, 3},      {3, 21, 3, 40, 39, 3},   {1, 64, 1, 64, 63, 1},
+    {1, 64, 1, 100, 64, 1},   {2, 128, 2, 65, 64, 2},   {1, 48, 2, 130, 126, 2}, {1, 192, 3, 300, 299, 3},
+    {2, 128, 1, 200, 127, 1}, {1, 200, 1, 140, 128, 1}, {1, 300, 1, 70, 69, 1},  {5, 48, 1, 80, 70, 1},
+    {1, 7, 7, 129, 128, 7},   {1, 520, 1, 66, 65, 1},   {1, 64, 1, 700, 640, 1}, {1, 4100, 4100, 66, 65, 4100},
 };
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
+// The same with 2, 3 and 8 heads of q for one of k and v.
+static const struct Case grouped[] = {
+    {2, 16, 2, 9, 4, 1}, {1, 63, 9, 40, 39, 3}, {2, 512, 8, 130, 128, 1}, {3, 128, 4, 70, 0, 2}};
+enum { NUM_GROUPED = sizeof grouped / sizeof *grouped };
+
+static int64_t head_size(const struct Case *c) { return c->C / c->NH; }
+static int64_t columns(const struct Case *c) { return (c->NH + 2 * c->NKV) * head_size(c); } // of qkv
+
 static void begin(const struct Case *c, DType dtype, const char *what) {
     OpsShape shape = {.B = c->B, .T = c->maxT, .C = c->C, .NH = c->NH, .Vp = 128, .num_tensors = 1, .dtype = dtype};
+    shape.NKV = c->NKV;
     shape.sequences = c->B;
-    op_begin(shape, "%s B=%d C=%d NH=%d maxT=%d position=%d", what, (int)c->B, (int)c->C, (int)c->NH, (int)c->maxT,
-             (int)c->position);
+    op_begin(shape, "%s B=%d C=%d NH=%d NKV=%d maxT=%d position=%d", what, (int)c->B, (int)c->C, (int)c->NH,
+             (int)c->NKV, (int)c->maxT, (int)c->position);
 }
 
-static OpDims cache_dims(const struct Case *c) { return DIMS(c->B, 2 * c->NH, c->maxT, c->C / c->NH); }
+static OpDims cache_dims(const struct Case *c) { return DIMS(c->B, 2 * c->NKV, c->maxT, head_size(c)); }
 
 static OpTensor position_tensor(int64_t position) {
     OpTensor t = op_tokens("position", DIMS(1), 1);
@@ -56,9 +66,9 @@ static void store_case(const struct Case *c, DType dtype) {
     const int64_t first = c->position / 3, n = c->position + 1 - first;
     begin(c, dtype, "kv_cache_store");
     OpTensor cache = partly_filled_cache(c, dtype, "cache", first, 1.0);
-    OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, n, 3 * c->C), 1.0);
+    OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, n, columns(c)), 1.0);
     kv_cache_store(cache.t, qkv.t, first);
-    ref_kv_cache_store(cache.v, qkv.v, c->B, n, c->C, c->NH, c->maxT, first);
+    ref_kv_cache_store(cache.v, qkv.v, c->B, n, c->NH, c->NKV, head_size(c), c->maxT, first);
     check_cache(cache);
     op_end();
 }
@@ -71,10 +81,10 @@ OP_TEST(prompts_are_stored_where_they_belong_and_nothing_else_changes) {
 static void decode_case(const struct Case *c, DType dtype, double scale, double slack) {
     begin(c, dtype, "attention_decode");
     OpTensor cache = partly_filled_cache(c, dtype, "cache", c->position, scale);
-    OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, 3 * c->C), scale);
+    OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, columns(c)), scale);
     OpTensor position = position_tensor(c->position), out = op_output(dtype, "out", DIMS(c->B, c->C));
     attention_decode(out.t, cache.t, qkv.t, position.t);
-    ref_attention_decode(out.v, cache.v, qkv.v, c->B, c->C, c->NH, c->maxT, c->position);
+    ref_attention_decode(out.v, cache.v, qkv.v, c->B, c->NH, c->NKV, head_size(c), c->maxT, c->position);
     op_check_scaled(out, dtype, slack);
     check_cache(cache);
     op_end();
@@ -82,6 +92,14 @@ static void decode_case(const struct Case *c, DType dtype, double scale, double 
 
 OP_TEST(attention_decode_matches) {
     for (int i = 0; i < NUM_CASES; i++) decode_case(&cases[i], dtype, 1.0, 1.0);
+}
+
+OP_TEST(heads_that_share_keys_and_values_match) {
+    op_skip_unless_cpu();
+    for (int i = 0; i < NUM_GROUPED; i++) {
+        store_case(&grouped[i], dtype);
+        decode_case(&grouped[i], dtype, 1.0, 1.0);
+    }
 }
 
 OP_TEST(slices_of_tensors_match) {
@@ -113,7 +131,7 @@ OP_TEST(chunks_of_large_equal_scores_are_averaged) {
     op_upload(&cache), op_upload(&qkv);
     OpTensor position = position_tensor(c->position), out = op_output(dtype, "out", DIMS(c->B, c->C));
     attention_decode(out.t, cache.t, qkv.t, position.t);
-    ref_attention_decode(out.v, cache.v, qkv.v, c->B, c->C, c->NH, c->maxT, c->position);
+    ref_attention_decode(out.v, cache.v, qkv.v, c->B, c->NH, c->NKV, head_size(c), c->maxT, c->position);
     op_check(out, dtype);
     op_end();
 }
@@ -121,14 +139,14 @@ OP_TEST(chunks_of_large_equal_scores_are_averaged) {
 // One query after the other is what attention_forward computes at once. Both round the result once, 16-bit
 // probabilities in attention_forward add one more: the tolerance of an op on either side.
 OP_TEST(decoding_token_by_token_is_causal_attention) {
-    const struct Case c = {2, 128, 2, 80, 79};
+    const struct Case c = {2, 128, 2, 80, 79, 2};
     const int64_t T = c.maxT;
     begin(&c, dtype, "attention_decode after attention_forward");
     OpTensor qkv = op_input(dtype, "qkv", DIMS(c.B, T, 3 * c.C), 1.0);
     OpTensor all = op_output(dtype, "all", DIMS(c.B, T, c.C)), lse = op_output(DTYPE_FP32, "lse", DIMS(c.B, c.NH, T));
     OpTensor cache = partly_filled_cache(&c, dtype, "cache", 0, 1.0), out = op_output(dtype, "out", DIMS(c.B, c.C));
     OpTensor row = op_inout(dtype, "row", DIMS(c.B, 3 * c.C), 1.0), position = position_tensor(0);
-    attention_forward(all.t, lse.t, qkv.t, (int)c.NH);
+    attention_forward(all.t, lse.t, qkv.t, (int)c.NH, (int)c.NH);
     const double *expected = op_download(all);
     double *got = malloc((size_t)(c.B * T * c.C) * sizeof *got);
     for (int64_t t = 0; t < T; t++) {
@@ -150,7 +168,7 @@ OP_TEST(decoding_token_by_token_is_causal_attention) {
 // The last sequence of c in a cache and a qkv of its own, the cache with room for maxT positions.
 static OpTensor decode_last(const struct Case *c, OpTensor cache, OpTensor qkv, OpTensor position, int64_t maxT,
                             DType dtype, const char *name) {
-    const struct Case alone = {1, c->C, c->NH, maxT, c->position};
+    const struct Case alone = {1, c->C, c->NH, maxT, c->position, c->NKV};
     const int64_t HS = c->C / c->NH, last = c->B - 1;
     OpTensor own_cache = partly_filled_cache(&alone, dtype, "cache of one", 0, 1.0);
     OpTensor own_qkv = op_inout(dtype, "qkv of one", DIMS(1, 3 * c->C), 1.0),
@@ -165,7 +183,7 @@ static OpTensor decode_last(const struct Case *c, OpTensor cache, OpTensor qkv, 
 }
 
 OP_TEST(a_sequence_has_the_same_bits_alone_beside_others_and_in_a_longer_cache) {
-    const struct Case c = {3, 128, 2, 150, 140}, largest = {3, 128, 2, 333, 140};
+    const struct Case c = {3, 128, 2, 150, 140, 2}, largest = {3, 128, 2, 333, 140, 2};
     begin(&largest, dtype, "attention_decode in any company");
     OpTensor cache = partly_filled_cache(&c, dtype, "cache", c.position, 1.0);
     OpTensor qkv = op_input(dtype, "qkv", DIMS(c.B, 3 * c.C), 1.0), position = position_tensor(c.position);

@@ -20,9 +20,21 @@ OP_TEST(embedding_forward_matches) {
 OP_TEST(embedding_backward_matches) {
     for (int i = 0; i < NUM_CASES; i++) {
         for (int accumulate = 0; accumulate <= 1; accumulate++) {
-            embedding_backward_case(&cases[i], dtype, DTYPE_FP32, accumulate);
-            if (dtype != DTYPE_FP32) embedding_backward_case(&cases[i], dtype, dtype, accumulate);
+            embedding_backward_case(&cases[i], dtype, DTYPE_FP32, true, accumulate);
+            if (dtype != DTYPE_FP32) embedding_backward_case(&cases[i], dtype, dtype, true, accumulate);
         }
+    }
+}
+
+// The embedding of a model with RoPE and a head of its own.
+OP_TEST(embeddings_without_positions_or_a_tied_head_match) {
+    op_skip_unless_cpu();
+    for (int i = 0; i < 12; i++) {
+        EmbeddingShape c = cases[i % 4];
+        if (i % 3) c.maxT = 0;
+        const bool tied = i % 2;
+        if (!tied || i % 3) embedding_forward_case(&c, dtype);
+        embedding_backward_case(&c, dtype, i < 6 ? DTYPE_FP32 : dtype, tied, i % 4 < 2);
     }
 }
 
@@ -31,7 +43,7 @@ OP_TEST(slices_of_tensors_match) {
         op_begin_tensors_at(8);
         embedding_forward_case(&cases[i], dtype);
         op_begin_tensors_at(8);
-        embedding_backward_case(&cases[i], dtype, i == 2 ? DTYPE_FP32 : dtype, i % 2);
+        embedding_backward_case(&cases[i], dtype, i == 2 ? DTYPE_FP32 : dtype, true, i % 2);
     }
 }
 

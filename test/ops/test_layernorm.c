@@ -26,8 +26,8 @@ OP_TEST(constant_rows_give_the_bias) {
     OpTensor weight = op_input(dtype, "weight", DIMS(c.C), 1.0), bias = op_input(dtype, "bias", DIMS(c.C), 1.0);
     OpTensor out = op_output(dtype, "out", DIMS(c.N, c.C));
     OpTensor mean = op_output(DTYPE_FP32, "mean", DIMS(c.N)), rstd = op_output(DTYPE_FP32, "rstd", DIMS(c.N));
-    layernorm_forward(out.t, mean.t, rstd.t, in.t, weight.t, bias.t);
-    ref_layernorm_forward(out.v, mean.v, rstd.v, in.v, weight.v, bias.v, c.N, c.C);
+    layernorm_forward(out.t, mean.t, rstd.t, in.t, weight.t, bias.t, 1e-5f);
+    ref_layernorm_forward(out.v, mean.v, rstd.v, in.v, weight.v, bias.v, c.N, c.C, 1e-5);
     op_check(out, dtype);
     op_check(rstd, DTYPE_FP32); // 1 / sqrt(1e-5)
     op_end();

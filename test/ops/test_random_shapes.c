@@ -2,7 +2,7 @@
 // their path: at multiples of vectors, warps, tiles and blocks, one below and one above them, at 1 and at primes.
 // Cases go through the dtypes of the device in turn. The same TEST_SEED draws the same shapes and values;
 // RANDOM_SHAPES=n: about n of them instead, RANDOM_SHAPES=0 none.
-#include "test/ops/op_cases.h"
+#include "test/ops/block_cases.h"
 
 #include "llmc/base/arithmetic.h"
 #include "test/ops/optimizer_case.h"
@@ -78,7 +78,7 @@ static void embedding_forward_random(DType dtype) {
 static void embedding_backward_random(DType dtype) {
     const EmbeddingShape s = embedding_shape();
     const DType grad = gradient_dtype(dtype);
-    embedding_backward_case(&s, dtype, grad, flip());
+    embedding_backward_case(&s, dtype, grad, true, flip());
 }
 
 static RowsShape rows_shape(void) {
@@ -142,6 +142,7 @@ static HeadsShape heads_shape(void) {
         HS = columns(192), s.B = extent(3), s.T = extent(80), s.NH = extent(5), s.C = s.NH * HS;
         if (s.B * s.T * s.C < 256) s.B = ceil_div(256, s.T * s.C);
     } while (s.B * s.NH * s.T * s.T * HS > most);
+    s.NKV = s.NH;
     return s;
 }
 static void attention_forward_random(DType dtype) {
@@ -151,6 +152,63 @@ static void attention_forward_random(DType dtype) {
 static void attention_backward_random(DType dtype) {
     const HeadsShape s = heads_shape();
     const DType grad = gradient_dtype(dtype);
+    attention_backward_case(&s, dtype, grad, draw(2) == 1);
+}
+
+// ---------------------------------------------------------------------------------------------- blocks after GPT-2
+
+static void rmsnorm_forward_random(DType dtype) {
+    const RowsShape s = rows_shape();
+    rmsnorm_forward_case(&s, dtype);
+}
+static void rmsnorm_backward_random(DType dtype) {
+    const RowsShape s = rows_shape();
+    const DType grad = gradient_dtype(dtype);
+    rmsnorm_backward_case(&s, dtype, grad, (int)draw(16));
+}
+
+static QkShape qk_shape(void) {
+    const int64_t most = budget();
+    QkShape s;
+    do {
+        s.HS = 2 * extent(140), s.B = extent(3), s.T = extent(120), s.NKV = extent(4);
+        s.NH = s.NKV * (1 + draw(4));
+        s.maxT = s.T + draw(9);
+    } while (s.B * s.T * qk_columns(&s) > most);
+    return s;
+}
+static void qk_norm_rope_forward_random(DType dtype) {
+    const QkShape s = qk_shape();
+    const int64_t first = draw(s.maxT - s.T + 1), flags = draw(4);
+    qk_norm_rope_forward_case(&s, dtype, flags & 1, first, -1, flags & 2);
+}
+static void qk_norm_rope_backward_random(DType dtype) {
+    const QkShape s = qk_shape();
+    const DType grad = gradient_dtype(dtype);
+    const int64_t flags = draw(4);
+    qk_norm_rope_backward_case(&s, dtype, grad, flags & 1, flags & 2);
+}
+
+static void swiglu_random(DType dtype) {
+    const RowsShape s = rows_shape();
+    const DType grad = gradient_dtype(dtype);
+    swiglu_forward_case(&s, dtype);
+    swiglu_backward_case(&s, dtype, grad, (int)draw(8));
+}
+static void relu2_random(DType dtype) {
+    const RowsShape s = rows_shape();
+    const DType grad = gradient_dtype(dtype);
+    relu2_forward_case(&s, dtype);
+    relu2_backward_case(&s, dtype, grad, (int)draw(8));
+}
+
+static void shared_keys_random(DType dtype) {
+    HeadsShape s = heads_shape();
+    const DType grad = gradient_dtype(dtype);
+    const int64_t group = 1 + draw(4); // heads of q for each head of k and v
+    s.NH *= group;
+    s.C *= group;
+    attention_forward_case(&s, dtype, 1.0, 1.0);
     attention_backward_case(&s, dtype, grad, draw(2) == 1);
 }
 
@@ -263,11 +321,20 @@ static const RandomOp ops[] = {
     {"gradient_sumsq", gradient_sumsq_random, 30},
     {"tensor_statistics", tensor_statistics_random, 30},
     {"optimizer_update", optimizer_update_random, 90},
+    {"rmsnorm_forward", rmsnorm_forward_random, 60},
+    {"rmsnorm_backward", rmsnorm_backward_random, 80},
+    {"qk_norm_rope_forward", qk_norm_rope_forward_random, 80},
+    {"qk_norm_rope_backward", qk_norm_rope_backward_random, 80},
+    {"swiglu_forward, swiglu_backward", swiglu_random, 60},
+    {"relu2_forward, relu2_backward", relu2_random, 40},
+    {"attention of shared keys and values", shared_keys_random, 80},
 };
-enum { NUM_OPS = sizeof ops / sizeof *ops, TOTAL = 2000 };
+// TOTAL: of the ops of GPT-2, the first ones. The others run on the CPU only.
+enum { NUM_OPS = sizeof ops / sizeof *ops, NUM_GPT2_OPS = 21, TOTAL = 2000 };
 
 static void matches_in_random_shapes(void **state) {
     const RandomOp *op = *state;
+    if (op - ops >= NUM_GPT2_OPS) op_skip_unless_cpu();
     // Streams from 2^40 on, which no tensor has: one a case, so that a case draws the same shape whatever ran before.
     const char *asked = getenv("RANDOM_SHAPES");
     const int64_t cases = op->cases * (asked ? strtoll(asked, NULL, 10) : TOTAL) / TOTAL;

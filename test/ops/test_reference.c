@@ -6,6 +6,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/model/parameters.h"
 #include "test/ops/op_test.h"
+#include "test/reference/blocks.h"
 #include <math.h>
 
 static const double step = 1e-5, tolerance = 1e-7;
@@ -70,7 +71,7 @@ static double embedding_objective(void) {
 TEST(embedding_backward_is_the_derivative) {
     double dwte[Vp * C] = {0}, dwpe[MAX_T * C];
     fill_tokens(), fill(wte, Vp * C, 1.0), fill(wpe, MAX_T * C, 1.0), fill(drows, N * C, 1.0);
-    ref_embedding_backward(dwte, dwpe, drows, tokens, B, T, C, MAX_T, false);
+    ref_embedding_backward(dwte, dwpe, drows, tokens, B, T, C, Vp, MAX_T, true, false);
     check_gradient("dwte", embedding_objective, wte, dwte, Vp * C);
     check_gradient("dwpe", embedding_objective, wpe, dwpe, MAX_T * C);
 }
@@ -80,7 +81,7 @@ TEST(embedding_backward_is_the_derivative) {
 static double weight[C], bias[C], mean[N], rstd[N];
 
 static double layernorm_objective(void) {
-    ref_layernorm_forward(rows, mean, rstd, in, weight, bias, N, C);
+    ref_layernorm_forward(rows, mean, rstd, in, weight, bias, N, C, 1e-5);
     return dot(rows, drows, N * C);
 }
 
@@ -154,29 +155,145 @@ TEST(gelu_is_near_the_exact_gaussian_form) {
 // --------------------------------------------------------------------------------------------------------- attention
 
 static double qkv[N * 3 * C], lse[B * NH * T];
+static int kv_heads;
 
 static double attention_objective(void) {
-    ref_attention_forward(rows, lse, qkv, B, T, C, NH);
+    ref_attention_forward(rows, lse, qkv, B, T, NH, kv_heads, HS);
     return dot(rows, drows, N * C);
 }
 
 TEST(attention_backward_is_the_derivative) {
     double dqkv[N * 3 * C];
-    fill(qkv, N * 3 * C, 1.0), fill(drows, N * C, 1.0);
-    attention_objective();
-    ref_attention_backward(dqkv, drows, rows, lse, qkv, B, T, C, NH);
-    check_gradient("dqkv", attention_objective, qkv, dqkv, N * 3 * C);
+    for (kv_heads = 1; kv_heads <= NH; kv_heads++) {
+        const int columns = (NH + 2 * kv_heads) * HS;
+        fill(qkv, N * columns, 1.0), fill(drows, N * C, 1.0);
+        attention_objective();
+        ref_attention_backward(dqkv, drows, rows, lse, qkv, B, T, NH, kv_heads, HS);
+        check_gradient("dqkv", attention_objective, qkv, dqkv, N * columns);
+    }
 }
 
 TEST(attention_sees_no_later_position) {
     double first[N * C];
     fill(qkv, N * 3 * C, 1.0);
-    ref_attention_forward(first, lse, qkv, B, T, C, NH);
+    ref_attention_forward(first, lse, qkv, B, T, NH, NH, HS);
     for (int i = 0; i < 3 * C; i++) qkv[(T - 1) * 3 * C + i] += 1.0; // the last position of sequence 0
-    ref_attention_forward(rows, lse, qkv, B, T, C, NH);
+    ref_attention_forward(rows, lse, qkv, B, T, NH, NH, HS);
     assert_memory_equal(rows, first, (T - 1) * C * sizeof(double));
     assert_memory_equal(rows + T * C, first + T * C, T * C * sizeof(double));
     assert_memory_not_equal(rows + (T - 1) * C, first + (T - 1) * C, C * sizeof(double));
+}
+
+TEST(heads_that_share_keys_and_values_are_heads_with_copies_of_them) {
+    double shared[N * 2 * C], grouped[N * C], grouped_lse[B * NH * T];
+    fill(shared, N * 2 * C, 1.0); // q of two heads, k and v of one
+    for (int n = 0; n < N; n++)
+        for (int i = 0; i < 3 * C; i++) {
+            const int head = i / HS; // q q k k v v
+            const int from = head < NH ? head : NH + (head - NH) / NH;
+            qkv[n * 3 * C + i] = shared[n * 2 * C + from * HS + i % HS];
+        }
+    ref_attention_forward(grouped, grouped_lse, shared, B, T, NH, 1, HS);
+    ref_attention_forward(rows, lse, qkv, B, T, NH, NH, HS);
+    assert_memory_equal(rows, grouped, sizeof grouped);
+    assert_memory_equal(lse, grouped_lse, sizeof grouped_lse);
+}
+
+// ------------------------------------------------------------------------------------------------ blocks after GPT-2
+
+static double rms_objective(void) {
+    ref_rmsnorm_forward(rows, rstd, in, weight, N, C, 1e-6);
+    return dot(rows, drows, N * C);
+}
+
+TEST(rmsnorm_backward_is_the_derivative) {
+    double din[N * C], again[N * C], dweight[C], twice[C], din_sum[C], sum_again[C];
+    fill(in, N * C, 1.0), fill(weight, C, 1.0), fill(drows, N * C, 1.0);
+    rms_objective();
+    ref_rmsnorm_backward(din, dweight, din_sum, drows, in, rstd, weight, N, C, false, false, false);
+    check_gradient("din", rms_objective, in, din, N * C);
+    check_gradient("dweight", rms_objective, weight, dweight, C);
+    memcpy(again, din, sizeof din), memcpy(twice, dweight, sizeof twice), memcpy(sum_again, din_sum, sizeof din_sum);
+    ref_rmsnorm_backward(again, twice, sum_again, drows, in, rstd, weight, N, C, true, true, true);
+    for (int i = 0; i < N * C; i++) assert_true(fabs(again[i] - 2.0 * din[i]) <= 1e-12);
+    for (int c = 0; c < C; c++) {
+        assert_true(fabs(twice[c] - 2.0 * dweight[c]) <= 1e-12);
+        assert_true(fabs(sum_again[c] - 3.0 * din_sum[c]) <= 1e-12); // of din, and of din twice as large
+        for (int n = 0; n < N; n++) din_sum[c] -= din[n * C + c];
+        assert_true(fabs(din_sum[c]) <= 1e-12);
+    }
+}
+
+enum { PAIRS = 4 }; // head size
+static const RefHeads heads = {.B = B, .T = T, .NH = 4, .NKV = 2, .HS = PAIRS, .maxT = MAX_T};
+enum { PACKED = (4 + 2 * 2) * PAIRS, OF_HEADS = 4 + 2 };
+static double packed[N * PACKED], rotated[N * PACKED], drotated[N * PACKED], angles[MAX_T * PAIRS];
+static double q_weight[PAIRS], k_weight[PAIRS], rstd_of_heads[N * OF_HEADS];
+
+static double qk_objective(void) {
+    ref_qk_norm_rope_forward(rotated, rstd_of_heads, packed, q_weight, k_weight, angles, heads, 1e-6, 0);
+    return dot(rotated, drotated, N * PACKED);
+}
+
+static double rope_objective(void) {
+    ref_qk_norm_rope_forward(rotated, NULL, packed, NULL, NULL, angles, heads, 0.0, 0);
+    return dot(rotated, drotated, N * PACKED);
+}
+
+TEST(qk_norm_rope_backward_is_the_derivative) {
+    double d[N * PACKED], dq[PAIRS], dk[PAIRS], dq_twice[PAIRS], dk_twice[PAIRS];
+    ref_rope_table(angles, MAX_T, PAIRS, 100.0);
+    fill(packed, N * PACKED, 1.0), fill(q_weight, PAIRS, 1.0), fill(k_weight, PAIRS, 1.0);
+    fill(drotated, N * PACKED, 1.0);
+    qk_objective();
+    memcpy(d, drotated, sizeof d);
+    ref_qk_norm_rope_backward(d, dq, dk, packed, rstd_of_heads, q_weight, k_weight, angles, heads, false);
+    check_gradient("dqkv", qk_objective, packed, d, N * PACKED);
+    check_gradient("dq_weight", qk_objective, q_weight, dq, PAIRS);
+    check_gradient("dk_weight", qk_objective, k_weight, dk, PAIRS);
+    memcpy(dq_twice, dq, sizeof dq), memcpy(dk_twice, dk, sizeof dk), memcpy(d, drotated, sizeof d);
+    ref_qk_norm_rope_backward(d, dq_twice, dk_twice, packed, rstd_of_heads, q_weight, k_weight, angles, heads, true);
+    for (int i = 0; i < PAIRS; i++)
+        assert_true(fabs(dq_twice[i] - 2.0 * dq[i]) <= 1e-12 && fabs(dk_twice[i] - 2.0 * dk[i]) <= 1e-12);
+    memcpy(d, drotated, sizeof d);
+    ref_qk_norm_rope_backward(d, NULL, NULL, NULL, NULL, NULL, NULL, angles, heads, false);
+    check_gradient("dqkv of RoPE alone", rope_objective, packed, d, N * PACKED);
+}
+
+// What RoPE is for: the product of a q and a k depends on how far apart they are, not on where.
+TEST(rotated_products_depend_on_the_distance) {
+    const RefHeads one = {.B = 1, .T = 4, .NH = 1, .NKV = 1, .HS = PAIRS, .maxT = MAX_T};
+    double near[4 * 3 * PAIRS], far[4 * 3 * PAIRS];
+    ref_rope_table(angles, MAX_T, PAIRS, 100.0);
+    fill(packed, 4 * 3 * PAIRS, 1.0);
+    ref_qk_norm_rope_forward(near, NULL, packed, NULL, NULL, angles, one, 0.0, 0);
+    ref_qk_norm_rope_forward(far, NULL, packed, NULL, NULL, angles, one, 0.0, 2);
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j <= i; j++) {
+            const double *q = near + i * 3 * PAIRS, *k = near + j * 3 * PAIRS + PAIRS;
+            const double score = dot(q, k, PAIRS), moved = dot(far + (q - near), far + (k - near), PAIRS);
+            assert_true(fabs(score - moved) <= 1e-6); // the angles are rounded to fp32
+        }
+}
+
+static double gates[N * 2 * C], narrow[N * C], dnarrow[N * C];
+
+static double swiglu_objective(void) {
+    ref_swiglu_forward(narrow, gates, N, C);
+    return dot(narrow, dnarrow, N * C);
+}
+static double relu2_objective(void) {
+    ref_relu2_forward(narrow, in, N * C);
+    return dot(narrow, dnarrow, N * C);
+}
+
+TEST(swiglu_and_relu2_backward_are_the_derivatives) {
+    double dgates[N * 2 * C], dpre[N * C];
+    fill(gates, N * 2 * C, 2.0), fill(in, N * C, 2.0), fill(dnarrow, N * C, 1.0);
+    ref_swiglu_backward(dgates, dnarrow, gates, N, C);
+    check_gradient("dgate_up", swiglu_objective, gates, dgates, N * 2 * C);
+    ref_relu2_backward(dpre, dnarrow, in, N * C);
+    check_gradient("dpre", relu2_objective, in, dpre, N * C);
 }
 
 // -------------------------------------------------------------------------------------------------------- head, model

@@ -4,6 +4,8 @@
 // cuts a product differently for another number of threads. So device_tuning names that number (test_device.c).
 #include "test/ops/optimizer_case.h"
 
+#include "test/ops/block_cases.h"
+
 #include "dev/sim/sim_control.h"
 #include "llmc/device.h"
 
@@ -14,6 +16,8 @@ enum { B = 3, T = 70, C = 72, NH = 3, N = B * T, V = 200, Vp = 256 };
 // For updates: a small tensor beside one of several parts, of as many rows as make Adafactor cut it in groups.
 enum { UPDATED = 2, UPDATED_COLS = 67 };
 static const int64_t updated_rows[UPDATED] = {1, 1045};
+
+static bool is_cpu(void) { return strcmp(device_facts()->backend, "cpu") == 0; }
 
 static void begin(DType dtype, const char *what) {
     OpsShape shape = {.B = B,
@@ -34,7 +38,7 @@ static uint64_t embedding_bits(DType dtype) {
     OpTensor dwte = op_inout(dtype, "dwte", DIMS(Vp, C), 1.0), dwpe = op_inout(dtype, "dwpe", DIMS(T, C), 1.0);
     OpTensor out = op_output(dtype, "out", DIMS(B, T, C));
     embedding_forward(out.t, tokens.t, wte.t, wpe.t);
-    embedding_backward(dwte.t, dwpe.t, dout.t, tokens.t, true);
+    embedding_backward(dwte.t, dwpe.t, dout.t, tokens.t, true, true);
     return op_digest(op_digest(op_digest(0, out), dwte), dwpe);
 }
 
@@ -45,7 +49,7 @@ static uint64_t layernorm_bits(DType dtype) {
     OpTensor mean = op_output(DTYPE_FP32, "mean", DIMS(N)), rstd = op_output(DTYPE_FP32, "rstd", DIMS(N));
     OpTensor din = op_inout(dtype, "din", DIMS(N, C), 1.0), dbias = op_output(DTYPE_FP32, "dbias", DIMS(C));
     OpTensor dweight = op_output(DTYPE_FP32, "dweight", DIMS(C)), din_sum = op_output(DTYPE_FP32, "din_sum", DIMS(C));
-    layernorm_forward(out.t, mean.t, rstd.t, in.t, weight.t, bias.t);
+    layernorm_forward(out.t, mean.t, rstd.t, in.t, weight.t, bias.t, 1e-5f);
     layernorm_backward(din.t, dweight.t, dbias.t, din_sum.t, dout.t, in.t, mean.t, rstd.t, weight.t, true, false,
                        false);
     uint64_t forward = op_digest(op_digest(op_digest(0, out), mean), rstd);
@@ -57,8 +61,8 @@ static uint64_t attention_bits(DType dtype) {
     OpTensor out = op_output(dtype, "out", DIMS(B, T, C)), lse = op_output(DTYPE_FP32, "lse", DIMS(B, NH, T));
     OpTensor dqkv = op_output(dtype, "dqkv", DIMS(B, T, 3 * C)), dbias = op_inout(dtype, "dbias", DIMS(3 * C), 1.0);
     Tensor left = dbias.t;
-    attention_forward(out.t, lse.t, qkv.t, NH);
-    attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, NH, &left, true);
+    attention_forward(out.t, lse.t, qkv.t, NH, NH);
+    attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, NH, NH, &left, true);
     return op_digest(op_digest(op_digest(op_digest(0, out), lse), dqkv), dbias);
 }
 
@@ -76,6 +80,44 @@ static uint64_t decoding_bits(DType dtype) {
         digest = op_digest(digest, out);
     }
     return op_digest(digest, cache);
+}
+
+// Of blocks after GPT-2; nothing where they cannot run.
+static uint64_t blocks_bits(DType dtype) {
+    enum { NKV = 2, QH = 4, HS = 18, COLUMNS = (QH + 2 * NKV) * HS };
+    if (!is_cpu()) return 0;
+    OpTensor in = op_input(dtype, "in", DIMS(N, C), 1.0), dout = op_input(dtype, "dout", DIMS(N, C), 1.0);
+    OpTensor weight = op_input(dtype, "weight", DIMS(C), 1.0), out = op_output(dtype, "out", DIMS(N, C));
+    OpTensor rstd = op_output(DTYPE_FP32, "rstd", DIMS(N)), din = op_inout(dtype, "din", DIMS(N, C), 1.0);
+    OpTensor dweight = op_output(DTYPE_FP32, "dweight", DIMS(C)), din_sum = op_output(DTYPE_FP32, "din_sum", DIMS(C));
+    rmsnorm_forward(out.t, rstd.t, in.t, weight.t, 1e-6f);
+    rmsnorm_backward(din.t, dweight.t, din_sum.t, dout.t, in.t, rstd.t, weight.t, true, false, false);
+    uint64_t digest = op_digest(op_digest(op_digest(op_digest(0, out), din), dweight), din_sum);
+
+    const QkShape c = {B, T, QH, NKV, HS, T};
+    const QkWeights w = qk_weights(&c, dtype, true);
+    OpTensor table = qk_table(&c, 10000.0f), qkv = op_input(dtype, "qkv", DIMS(B, T, COLUMNS), 1.0);
+    OpTensor rotated = op_output(dtype, "rotated", DIMS(B, T, COLUMNS)),
+             dqkv = op_output(dtype, "dqkv", DIMS(B, T, COLUMNS));
+    OpTensor rstds = op_output(DTYPE_FP32, "rstd", DIMS(N, QH + NKV)),
+             att = op_output(dtype, "att", DIMS(B, T, QH * HS));
+    OpTensor lse = op_output(DTYPE_FP32, "lse", DIMS(B, QH, T)),
+             datt = op_input(dtype, "datt", DIMS(B, T, QH * HS), 1.0);
+    OpTensor dq = op_output(DTYPE_FP32, "dq", DIMS(HS)), dk = op_output(DTYPE_FP32, "dk", DIMS(HS));
+    qk_norm_rope_forward(rotated.t, rstds.t, qkv.t, w.q.t, w.k.t, table.t, QH, NKV, 1e-6f, 0, tensor_none());
+    attention_forward(att.t, lse.t, rotated.t, QH, NKV);
+    attention_backward(dqkv.t, datt.t, att.t, lse.t, rotated.t, QH, NKV, NULL, false);
+    qk_norm_rope_backward(dqkv.t, dq.t, dk.t, qkv.t, rstds.t, w.q.t, w.k.t, table.t, QH, NKV, false);
+    digest = op_digest(op_digest(op_digest(op_digest(op_digest(digest, rotated), att), dqkv), dq), dk);
+
+    OpTensor narrow = op_output(dtype, "narrow", DIMS(N, C / 2)), wide = op_output(dtype, "wide", DIMS(N, C));
+    OpTensor dbias = op_output(DTYPE_FP32, "dbias", DIMS(C)), squares = op_output(dtype, "squares", DIMS(N, C));
+    swiglu_forward(narrow.t, in.t);
+    swiglu_backward(wide.t, dbias.t, narrow.t, in.t, false);
+    relu2_forward(squares.t, in.t);
+    digest = op_digest(op_digest(op_digest(op_digest(digest, narrow), wide), dbias), squares);
+    relu2_backward(squares.t, dbias.t, dout.t, in.t, false);
+    return op_digest(op_digest(digest, squares), dbias);
 }
 
 // The digest of an update by this rule, with moments in dtype `kept`, and of what comes before it.
@@ -168,6 +210,7 @@ static const struct {
     {"layernorm", layernorm_bits, true},
     {"attention", attention_bits, true},
     {"decoding", decoding_bits, true},
+    {"blocks after GPT-2", blocks_bits, true},
     {"gradient norm", norm_bits, true},
     {"small ops", small_bits, true},
     {"adamw", adamw_bits, true},
@@ -205,7 +248,6 @@ static const struct {
 static const int thread_counts[] = {1, 2, 3, 5, 8};
 enum { NUM_SCHEDULES = sizeof schedules / sizeof *schedules, NUM_THREAD_COUNTS = sizeof thread_counts / sizeof(int) };
 
-static bool is_cpu(void) { return strcmp(device_facts()->backend, "cpu") == 0; }
 static int num_orders(void) { return is_cpu() ? NUM_THREAD_COUNTS : sim_set_schedule ? NUM_SCHEDULES : 0; }
 
 static void execute_in_order(int i) {

@@ -2,17 +2,20 @@
 #include "test/reference/reference.h"
 #include <math.h>
 
-// The three parts of a packed (B,T,3,NH,HS) array; every vector of HS values is addressed through these.
+// The parts of a packed (B,T,NH + 2 NKV,HS) array; every vector of HS values is addressed through
+// these. h counts heads of q; k and v are of the head that it reads.
 typedef struct {
-    int64_t T, NH, HS;
+    int64_t T, NH, NKV, HS;
 } Layout;
 
-static int64_t part(Layout s, int which, int64_t b, int64_t t, int64_t h) {
-    return (((b * s.T + t) * 3 + which) * s.NH + h) * s.HS;
+static int64_t part(Layout s, int64_t b, int64_t t, int64_t h) {
+    return ((b * s.T + t) * (s.NH + 2 * s.NKV) + h) * s.HS;
 }
-static int64_t q_at(Layout s, int64_t b, int64_t t, int64_t h) { return part(s, 0, b, t, h); }
-static int64_t k_at(Layout s, int64_t b, int64_t t, int64_t h) { return part(s, 1, b, t, h); }
-static int64_t v_at(Layout s, int64_t b, int64_t t, int64_t h) { return part(s, 2, b, t, h); }
+static int64_t q_at(Layout s, int64_t b, int64_t t, int64_t h) { return part(s, b, t, h); }
+static int64_t k_at(Layout s, int64_t b, int64_t t, int64_t h) { return part(s, b, t, s.NH + h / (s.NH / s.NKV)); }
+static int64_t v_at(Layout s, int64_t b, int64_t t, int64_t h) {
+    return part(s, b, t, s.NH + s.NKV + h / (s.NH / s.NKV));
+}
 static int64_t out_at(Layout s, int64_t b, int64_t t, int64_t h) { return ((b * s.T + t) * s.NH + h) * s.HS; }
 
 static double dot(const double *a, const double *b, int64_t n) {
@@ -33,8 +36,9 @@ static double log_sum_exp(Layout s, const double *qkv, int64_t b, int64_t h, int
     return max + log(sum);
 }
 
-void ref_attention_forward(double *out, double *lse, const double *qkv, int64_t B, int64_t T, int64_t C, int64_t NH) {
-    Layout s = {T, NH, C / NH};
+void ref_attention_forward(double *out, double *lse, const double *qkv, int64_t B, int64_t T, int64_t NH, int64_t NKV,
+                           int64_t HS) {
+    Layout s = {T, NH, NKV, HS};
     for (int64_t b = 0; b < B; b++) {
         for (int64_t h = 0; h < NH; h++) {
             for (int64_t i = 0; i < T; i++) {
@@ -51,9 +55,9 @@ void ref_attention_forward(double *out, double *lse, const double *qkv, int64_t 
 }
 
 void ref_attention_backward(double *dqkv, const double *dout, const double *out, const double *lse, const double *qkv,
-                            int64_t B, int64_t T, int64_t C, int64_t NH) {
-    Layout s = {T, NH, C / NH};
-    for (int64_t i = 0; i < B * T * 3 * C; i++) dqkv[i] = 0.0;
+                            int64_t B, int64_t T, int64_t NH, int64_t NKV, int64_t HS) {
+    Layout s = {T, NH, NKV, HS};
+    for (int64_t i = 0; i < B * T * (NH + 2 * NKV) * HS; i++) dqkv[i] = 0.0;
     for (int64_t b = 0; b < B; b++) {
         for (int64_t h = 0; h < NH; h++) {
             for (int64_t i = 0; i < T; i++) {

@@ -21,19 +21,22 @@ void ref_embedding_forward(double *out, const int32_t *tokens, const double *wte
                            int64_t T, int64_t C) {
     for (int64_t b = 0; b < B; b++)
         for (int64_t t = 0; t < T; t++)
-            for (int64_t c = 0; c < C; c++) out[(b * T + t) * C + c] = wte[tokens[b * T + t] * C + c] + wpe[t * C + c];
+            for (int64_t c = 0; c < C; c++)
+                out[(b * T + t) * C + c] = wte[tokens[b * T + t] * C + c] + (wpe ? wpe[t * C + c] : 0.0);
 }
 
 void ref_embedding_backward(double *dwte, double *dwpe, const double *dout, const int32_t *tokens, int64_t B, int64_t T,
-                            int64_t C, int64_t maxT, bool accumulate) {
+                            int64_t C, int64_t Vp, int64_t maxT, bool accumulate_wte, bool accumulate) {
+    if (!accumulate_wte)
+        for (int64_t i = 0; i < Vp * C; i++) dwte[i] = 0.0;
     if (!accumulate)
-        for (int64_t i = 0; i < maxT * C; i++) dwpe[i] = 0.0;
+        for (int64_t i = 0; dwpe && i < maxT * C; i++) dwpe[i] = 0.0;
     for (int64_t b = 0; b < B; b++) {
         for (int64_t t = 0; t < T; t++) {
             for (int64_t c = 0; c < C; c++) {
                 double d = dout[(b * T + t) * C + c];
                 dwte[tokens[b * T + t] * C + c] += d;
-                dwpe[t * C + c] += d;
+                if (dwpe) dwpe[t * C + c] += d;
             }
         }
     }

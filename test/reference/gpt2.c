@@ -76,13 +76,13 @@ static void block_forward(Reference *m, int l, double *out) {
     const Block *a = &m->blocks[l];
     int64_t N = m->N, C = m->config->C, NH = m->config->NH, FF = model_size(m->config, DIM_FF);
     ref_layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->in, weight(m, PARAM_LN1W, l), weight(m, PARAM_LN1B, l),
-                          N, C);
+                          N, C, 1e-5);
     ref_matmul_forward(a->qkv, a->ln1, weight(m, PARAM_QKVW, l), weight(m, PARAM_QKVB, l), N, C, 3 * C);
-    ref_attention_forward(a->att, a->lse, a->qkv, m->B, m->T, C, NH);
+    ref_attention_forward(a->att, a->lse, a->qkv, m->B, m->T, NH, NH, C / NH);
     ref_matmul_forward(m->branch, a->att, weight(m, PARAM_ATTPROJW, l), weight(m, PARAM_ATTPROJB, l), N, C, C);
     add(a->mid, a->in, m->branch, N * C);
     ref_layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->mid, weight(m, PARAM_LN2W, l), weight(m, PARAM_LN2B, l),
-                          N, C);
+                          N, C, 1e-5);
     ref_matmul_forward(a->pre, a->ln2, weight(m, PARAM_FCW, l), weight(m, PARAM_FCB, l), N, C, FF);
     ref_gelu_forward(a->gelu, a->pre, N * FF);
     ref_matmul_forward(m->branch, a->gelu, weight(m, PARAM_FCPROJW, l), weight(m, PARAM_FCPROJB, l), N, FF, C);
@@ -102,7 +102,8 @@ static void block_backward(Reference *m, int l) {
                            a->ln2_rstd, weight(m, PARAM_LN2W, l), N, C, true, false, false);
     ref_matmul_backward_weight(grad(m, PARAM_ATTPROJW, l), grad(m, PARAM_ATTPROJB, l), dres, a->att, N, C, C, false);
     ref_matmul_backward_input(m->dbranch, dres, weight(m, PARAM_ATTPROJW, l), N, C, C);
-    ref_attention_backward(m->dwide, m->dbranch, a->att, a->lse, a->qkv, m->B, m->T, C, m->config->NH);
+    ref_attention_backward(m->dwide, m->dbranch, a->att, a->lse, a->qkv, m->B, m->T, m->config->NH, m->config->NH,
+                           C / m->config->NH);
     ref_matmul_backward_weight(grad(m, PARAM_QKVW, l), grad(m, PARAM_QKVB, l), m->dwide, a->ln1, N, C, 3 * C, false);
     ref_matmul_backward_input(m->dln, m->dwide, weight(m, PARAM_QKVW, l), N, C, 3 * C);
     ref_layernorm_backward(dres, grad(m, PARAM_LN1W, l), grad(m, PARAM_LN1B, l), NULL, m->dln, a->in, a->ln1_mean,
@@ -118,7 +119,7 @@ static void backward(Reference *m) {
                            m->lnf_mean, m->lnf_rstd, weight(m, PARAM_LNFW, -1), m->N, c->C, false, false, false);
     for (int l = (int)c->L - 1; l >= 0; l--) block_backward(m, l);
     ref_embedding_backward(grad(m, PARAM_WTE, -1), grad(m, PARAM_WPE, -1), m->dresidual, m->inputs, m->B, m->T, c->C,
-                           c->max_T, false);
+                           c->Vp, c->max_T, true, false);
 }
 
 double ref_gpt2(const ModelConfig *config, double *const *params, const int32_t *windows, int64_t B, int64_t T,
@@ -131,7 +132,7 @@ double ref_gpt2(const ModelConfig *config, double *const *params, const int32_t 
     ref_embedding_forward(m.blocks[0].in, m.inputs, wte, weight(&m, PARAM_WPE, -1), B, T, config->C);
     for (int l = 0; l < config->L; l++) block_forward(&m, l, l + 1 < config->L ? m.blocks[l + 1].in : m.last);
     ref_layernorm_forward(m.lnf, m.lnf_mean, m.lnf_rstd, m.last, weight(&m, PARAM_LNFW, -1), weight(&m, PARAM_LNFB, -1),
-                          m.N, config->C);
+                          m.N, config->C, 1e-5);
     ref_head_loss_forward(m.losses, m.lnf, wte, m.targets, m.N, config->C, config->V);
     if (logits) ref_matmul_forward(logits, m.lnf, wte, NULL, m.N, config->C, config->V);
     if (grads) backward(&m);

@@ -3,14 +3,14 @@
 #include <math.h>
 
 void ref_layernorm_forward(double *out, double *mean, double *rstd, const double *in, const double *weight,
-                           const double *bias, int64_t N, int64_t C) {
+                           const double *bias, int64_t N, int64_t C, double eps) {
     for (int64_t n = 0; n < N; n++) {
         const double *x = in + n * C;
         double sum = 0.0, var = 0.0;
         for (int64_t c = 0; c < C; c++) sum += x[c];
         mean[n] = sum / (double)C;
         for (int64_t c = 0; c < C; c++) var += (x[c] - mean[n]) * (x[c] - mean[n]);
-        rstd[n] = 1.0 / sqrt(var / (double)C + 1e-5);
+        rstd[n] = 1.0 / sqrt(var / (double)C + eps);
         for (int64_t c = 0; c < C; c++) out[n * C + c] = (x[c] - mean[n]) * rstd[n] * weight[c] + bias[c];
     }
 }

@@ -13,16 +13,17 @@
 // x rounded to nearest even in a floating dtype.
 double ref_round(double x, DType dtype);
 
-// --- batch and embedding. windows (B, T+1); tokens (B,T); wte (Vp,C); wpe, dwpe (maxT,C)
+// --- batch and embedding. windows (B, T+1); tokens (B,T); wte, dwte (Vp,C); wpe, dwpe (maxT,C) or
+// NULL
 void ref_batch_unpack(int32_t *inputs, int32_t *targets, const int32_t *windows, int64_t B, int64_t T);
 void ref_embedding_forward(double *out, const int32_t *tokens, const double *wte, const double *wpe, int64_t B,
                            int64_t T, int64_t C);
 void ref_embedding_backward(double *dwte, double *dwpe, const double *dout, const int32_t *tokens, int64_t B, int64_t T,
-                            int64_t C, int64_t maxT, bool accumulate);
+                            int64_t C, int64_t Vp, int64_t maxT, bool accumulate_wte, bool accumulate);
 
 // --- layernorm. (N,C) rows; mean, rstd (N); weight, bias (C).
 void ref_layernorm_forward(double *out, double *mean, double *rstd, const double *in, const double *weight,
-                           const double *bias, int64_t N, int64_t C);
+                           const double *bias, int64_t N, int64_t C, double eps);
 void ref_layernorm_backward(double *din, double *dweight, double *dbias, double *din_sum, const double *dout,
                             const double *in, const double *mean, const double *rstd, const double *weight, int64_t N,
                             int64_t C, bool add_residual, bool accumulate, bool accumulate_sum);
@@ -44,16 +45,18 @@ void ref_matmul_gelu_backward_input(double *dpre, const double *dout, const doub
 void ref_matmul_backward_weight(double *dweight, double *dbias, const double *dout, const double *in, int64_t N,
                                 int64_t IC, int64_t OC, bool accumulate);
 
-// --- attention. qkv, dqkv (B,T,3,NH,HS); out, dout (B,T,C); lse (B,NH,T)
-void ref_attention_forward(double *out, double *lse, const double *qkv, int64_t B, int64_t T, int64_t C, int64_t NH);
+// --- attention. qkv, dqkv (B,T,NH + 2 NKV,HS); out, dout (B,T,NH,HS); lse (B,NH,T)
+void ref_attention_forward(double *out, double *lse, const double *qkv, int64_t B, int64_t T, int64_t NH, int64_t NKV,
+                           int64_t HS);
 void ref_attention_backward(double *dqkv, const double *dout, const double *out, const double *lse, const double *qkv,
-                            int64_t B, int64_t T, int64_t C, int64_t NH);
+                            int64_t B, int64_t T, int64_t NH, int64_t NKV, int64_t HS);
 
-// --- decoding. cache (B,2,NH,maxT,HS); qkv (B,n,3,NH,HS), n = 1 in attention_decode; out (B,C)
-void ref_kv_cache_store(double *cache, const double *qkv, int64_t B, int64_t n, int64_t C, int64_t NH, int64_t maxT,
-                        int64_t first);
-void ref_attention_decode(double *out, double *cache, const double *qkv, int64_t B, int64_t C, int64_t NH, int64_t maxT,
-                          int64_t position);
+// --- decoding. cache (B,2,NKV,maxT,HS); qkv (B,n,NH + 2 NKV,HS), n = 1 in attention_decode; out
+// (B,NH,HS)
+void ref_kv_cache_store(double *cache, const double *qkv, int64_t B, int64_t n, int64_t NH, int64_t NKV, int64_t HS,
+                        int64_t maxT, int64_t first);
+void ref_attention_decode(double *out, double *cache, const double *qkv, int64_t B, int64_t NH, int64_t NKV, int64_t HS,
+                          int64_t maxT, int64_t position);
 
 // --- LM head + cross-entropy. in, din (N,C); wte, dwte (Vp,C); targets, losses (N). factor = scale * loss_scale
 void ref_head_loss_forward(double *losses, const double *in, const double *wte, const int32_t *targets, int64_t N,

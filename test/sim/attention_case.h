@@ -40,9 +40,8 @@ static inline Case begin(AttentionShape s, const char *what) {
 
 static inline void specify(Case *c) {
     const AttentionShape s = c->shape;
-    const int64_t C = s.NH * s.HS;
-    ref_attention_forward(c->out.v, c->lse.v, c->qkv.v, s.B, s.T, C, s.NH);
-    ref_attention_backward(c->dqkv.v, c->dout.v, c->out.v, c->lse.v, c->qkv.v, s.B, s.T, C, s.NH);
+    ref_attention_forward(c->out.v, c->lse.v, c->qkv.v, s.B, s.T, s.NH, s.NH, s.HS);
+    ref_attention_backward(c->dqkv.v, c->dout.v, c->out.v, c->lse.v, c->qkv.v, s.B, s.T, s.NH, s.NH, s.HS);
 }
 
 static inline void check(Case *c) {
@@ -52,10 +51,13 @@ static inline void check(Case *c) {
     op_check_terms(c->dbias, DTYPE_FP32, DTYPE_FP32, sqrt((double)(c->shape.B * c->shape.T)));
 }
 
-static inline void forward(Case *c) { attention_forward(c->out.t, c->lse.t, c->qkv.t, (int)c->shape.NH); }
+static inline void forward(Case *c) {
+    attention_forward(c->out.t, c->lse.t, c->qkv.t, (int)c->shape.NH, (int)c->shape.NH);
+}
 static inline void backward(Case *c) {
     const int64_t n = tensor_numel(c->dqkv.t), columns = tensor_numel(c->dbias.t);
-    attention_backward(c->dqkv.t, c->dout.t, c->out.t, c->lse.t, c->qkv.t, (int)c->shape.NH, &c->left, true);
+    attention_backward(c->dqkv.t, c->dout.t, c->out.t, c->lse.t, c->qkv.t, (int)c->shape.NH, (int)c->shape.NH, &c->left,
+                       true);
     if (c->left.data) return; // perhaps while a graph is recorded
     const double *rounded = op_download(c->dqkv);
     for (int64_t i = 0; i < n; i++) c->dbias.v[i % columns] += rounded[i];

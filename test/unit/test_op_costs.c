@@ -33,11 +33,11 @@ static double step_flops(const ModelConfig *c, int64_t B, int64_t T, bool recomp
     Tensor lse = tensor("lse", DTYPE_FP32, B, c->NH, T), wte = tensor("wte", t, c->Vp, C, 0);
     const int NH = (int)c->NH;
     Tensor fcb = tensor("fcb", t, 4 * C, 0, 0);
-    const double forward = COST_OF(matmul_forward(x3, x, qkvw, none), attention_forward(x, lse, x3, NH),
+    const double forward = COST_OF(matmul_forward(x3, x, qkvw, none), attention_forward(x, lse, x3, NH, NH),
                                    matmul_forward(x, x, projw, none), matmul_gelu_forward(x4, x4, x, fcw, fcb))
                                .flops;
     const double last = COST_OF(matmul_forward(x, x4, fcprojw, none)).flops;
-    *attention = COST_OF(attention_backward(x3, x, x, lse, x3, NH, NULL, false)).flops;
+    *attention = COST_OF(attention_backward(x3, x, x, lse, x3, NH, NH, NULL, false)).flops;
     const double backward =
         *attention + COST_OF(matmul_backward_weight(fcprojw, none, x, x4, false),
                              matmul_gelu_backward_input(x4, x, fcprojw, x4, NULL, false),

@@ -8,6 +8,7 @@ static char somewhere[2];
 
 // No two of them are equal, so that one taken for another is noticed.
 enum { B = 2, T = 4, NH = 3, HS = 5, C = NH * HS, OC = 7, Vp = 11, V = 9, MAX_T = 6, R = 3, N = B * T, W = 512 };
+enum { QH = 6, KVH = 3, QHS = 4, PACKED = (QH + 2 * KVH) * QHS }; // heads that share k and v
 
 #define TENSOR(name, dtype, ...)                                                                                       \
     { somewhere, dtype, DIMS(__VA_ARGS__), {__VA_ARGS__}, name }
@@ -40,9 +41,20 @@ static UpdateTensor with_compensation(const Tensor *t) {
     static void call_##name(const Tensor *t) { __VA_ARGS__; }
 CALL(batch_unpack, batch_unpack(t[0], t[1], t[2]))
 CALL(embedding_forward, embedding_forward(t[0], t[1], t[2], t[3]))
-CALL(embedding_backward, embedding_backward(t[0], t[1], t[2], t[3], false))
-CALL(layernorm_forward, layernorm_forward(t[0], t[1], t[2], t[3], t[4], t[5]))
+CALL(embedding_backward, embedding_backward(t[0], t[1], t[2], t[3], true, false))
+CALL(layernorm_forward, layernorm_forward(t[0], t[1], t[2], t[3], t[4], t[5], 1e-5f))
 CALL(layernorm_backward, layernorm_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], false, false, false))
+CALL(rmsnorm_forward, rmsnorm_forward(t[0], t[1], t[2], t[3], 1e-6f))
+CALL(rmsnorm_backward, rmsnorm_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], false, false, false))
+CALL(swiglu_forward, swiglu_forward(t[0], t[1]))
+CALL(swiglu_backward, swiglu_backward(t[0], t[1], t[2], t[3], false))
+CALL(relu2_forward, relu2_forward(t[0], t[1]))
+CALL(relu2_backward, relu2_backward(t[0], t[1], t[2], t[3], false))
+CALL(rope_table, rope_table(t[0], 10000.0f))
+CALL(qk_norm_rope_forward, qk_norm_rope_forward(t[0], t[1], t[2], t[3], t[4], t[5], QH, KVH, 1e-6f, 1, t[6]))
+CALL(rope_forward, Tensor no = tensor_none(); qk_norm_rope_forward(t[0], no, t[1], no, no, t[2], QH, KVH, 0, 0, no))
+CALL(qk_norm_rope_backward, qk_norm_rope_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], QH, KVH, false))
+CALL(shared_forward, attention_forward(t[0], t[1], t[2], QH, KVH))
 CALL(matmul_forward, matmul_forward(t[0], t[1], t[2], t[3]))
 CALL(matmul_residual_forward, matmul_residual_forward(t[0], t[1], t[2], t[3], t[4]))
 CALL(matmul_gelu_forward, matmul_gelu_forward(t[0], t[1], t[2], t[3], t[4]))
@@ -50,8 +62,8 @@ CALL(gelu_forward, gelu_forward(t[0], t[1]))
 CALL(matmul_backward_input, matmul_backward_input(t[0], t[1], t[2]))
 CALL(matmul_gelu_backward_input, Tensor dbias = t[4]; matmul_gelu_backward_input(t[0], t[1], t[2], t[3], &dbias, false))
 CALL(matmul_backward_weight, matmul_backward_weight(t[0], t[1], t[2], t[3], false))
-CALL(attention_forward, attention_forward(t[0], t[1], t[2], NH))
-CALL(attention_backward, Tensor dbias = t[5]; attention_backward(t[0], t[1], t[2], t[3], t[4], NH, &dbias, false))
+CALL(attention_forward, attention_forward(t[0], t[1], t[2], NH, NH))
+CALL(attention_backward, Tensor dbias = t[5]; attention_backward(t[0], t[1], t[2], t[3], t[4], NH, NH, &dbias, false))
 CALL(kv_cache_store, kv_cache_store(t[0], t[1], 0))
 CALL(attention_decode, attention_decode(t[0], t[1], t[2], t[3]))
 CALL(head_loss_forward, head_loss_forward(t[0], t[1], t[2], t[3], t[4], V))
@@ -94,12 +106,12 @@ static const Case cases[] = {
     {"batch_unpack", call_batch_unpack, "", "", {I32("a", B, T), I32("b", B, T), I32("c", B, T + 1)}},
     {"embedding_forward",
      call_embedding_forward,
-     "",
+     "d",
      "cd",
      {ACT("a"), I32("b", B, T), BF16("c", Vp, C), BF16("d", MAX_T, C)}},
     {"embedding_backward",
      call_embedding_backward,
-     "",
+     "b",
      "ab",
      {FP32("a", Vp, C), FP32("b", MAX_T, C), ACT("c"), I32("d", B, T)}},
     {"layernorm_forward",
@@ -112,10 +124,53 @@ static const Case cases[] = {
      "d",
      "",
      {ACT("a"), FP32("b", C), BF16("c", C), FP32("d", C), ACT("e"), ACT("f"), STAT("g"), STAT("h"), BF16("i", C)}},
+    {"rmsnorm_forward", call_rmsnorm_forward, "", "", {ACT("a"), STAT("b"), ACT("c"), BF16("d", C)}},
+    {"rmsnorm_backward",
+     call_rmsnorm_backward,
+     "c",
+     "",
+     {ACT("a"), FP32("b", C), BF16("c", C), ACT("d"), ACT("e"), STAT("f"), BF16("g", C)}},
+    {"swiglu_forward", call_swiglu_forward, "", "", {ACT("a"), BF16("b", N, 2 * C)}},
+    {"swiglu_backward",
+     call_swiglu_backward,
+     "b",
+     "",
+     {BF16("a", N, 2 * C), FP32("b", 2 * C), ACT("c"), BF16("d", N, 2 * C)}},
+    {"relu2_forward", call_relu2_forward, "", "", {ACT("a"), ACT("b")}},
+    {"relu2_backward", call_relu2_backward, "b", "", {ACT("a"), FP32("b", C), ACT("c"), ACT("d")}},
+    {"rope_table", call_rope_table, "", "a", {FP32("a", MAX_T, 2, QHS / 2)}},
+    {"qk_norm_rope_forward",
+     call_qk_norm_rope_forward,
+     "g",
+     "f",
+     {BF16("a", B, T, PACKED), FP32("b", N, QH + KVH), BF16("c", B, T, PACKED), BF16("d", QHS), BF16("e", QHS),
+      FP32("f", MAX_T, 2, QHS / 2), I32("g", 1)}},
+    {"qk_norm_rope_forward",
+     call_rope_forward,
+     "",
+     "c",
+     {BF16("a", B, T, PACKED), BF16("b", B, T, PACKED), FP32("c", MAX_T, 2, QHS / 2)}},
+    {"qk_norm_rope_backward",
+     call_qk_norm_rope_backward,
+     "",
+     "h",
+     {BF16("a", B, T, PACKED), FP32("b", QHS), BF16("c", QHS), BF16("d", B, T, PACKED), FP32("e", N, QH + KVH),
+      BF16("f", QHS), BF16("g", QHS), FP32("h", MAX_T, 2, QHS / 2)}},
+    {"attention_forward",
+     call_shared_forward,
+     "",
+     "",
+     {BF16("a", N, QH *QHS), FP32("b", B, QH, T), BF16("c", B, T, PACKED)}},
+    {"kv_cache_store", call_kv_cache_store, "", "b", {BF16("a", B, 2 * KVH, MAX_T, QHS), BF16("b", B, T, PACKED)}},
+    {"attention_decode",
+     call_attention_decode,
+     "",
+     "",
+     {BF16("a", B, QH *QHS), BF16("b", B, 2 * KVH, MAX_T, QHS), BF16("c", B, PACKED), I32("d", 1)}},
     {"matmul_forward", call_matmul_forward, "d", "", {BF16("a", N, OC), ACT("b"), BF16("c", OC, C), BF16("d", OC)}},
     {"matmul_residual_forward",
      call_matmul_residual_forward,
-     "",
+     "e",
      "",
      {BF16("a", N, OC), BF16("b", N, OC), ACT("c"), BF16("d", OC, C), BF16("e", OC)}},
     {"matmul_gelu_forward",
@@ -251,13 +306,19 @@ TEST(every_tensor_of_every_op_is_checked) {
 }
 
 CALL(fp16, gelu_forward(t[0], t[0]))
-CALL(fp16_row, layernorm_forward(t[0], t[1], t[1], t[0], t[0], t[0]))
-CALL(two_thirds, layernorm_forward(t[0], t[1], t[2], t[3], t[4], t[5]))
+CALL(fp16_row, layernorm_forward(t[0], t[1], t[1], t[0], t[0], t[0], 1e-5f))
+CALL(two_thirds, layernorm_forward(t[0], t[1], t[2], t[3], t[4], t[5], 1e-5f))
 CALL(flat_cache, kv_cache_store(t[0], t[1], 0))
 CALL(no_rows, head_loss_forward(t[0], t[1], t[2], t[3], t[4], V))
-CALL(long_gradient, embedding_backward(t[0], t[1], t[2], t[3], false))
-CALL(odd_heads, attention_forward(t[0], t[1], t[2], NH + 1))
-CALL(flat_qkv, attention_forward(t[0], t[1], t[2], NH))
+CALL(long_gradient, embedding_backward(t[0], t[1], t[2], t[3], true, false))
+CALL(odd_heads, attention_forward(t[0], t[1], t[2], NH + 1, NH + 1))
+CALL(flat_qkv, attention_forward(t[0], t[1], t[2], NH, NH))
+CALL(unshared, attention_forward(t[0], t[1], t[2], QH, KVH + 1))
+CALL(odd_head, rope_table(t[0], 1.0f))
+CALL(other_heads, qk_norm_rope_forward(t[0], t[0], t[0], t[1], t[1], t[2], QH, KVH, 0, 0, tensor_none()))
+CALL(one_weight, qk_norm_rope_forward(t[0], t[0], t[0], t[1], tensor_none(), t[2], QH, KVH, 0, 0, tensor_none()))
+CALL(late_token, Tensor no = tensor_none();
+     qk_norm_rope_forward(t[0], no, t[0], no, no, t[1], QH, KVH, 0, MAX_T - T + 1, no))
 CALL(late_store, kv_cache_store(t[0], t[1], MAX_T - T + 1))
 CALL(early_store, kv_cache_store(t[0], t[1], -1))
 CALL(large_vocabulary, head_loss_forward(t[0], t[1], t[2], t[3], t[4], Vp + 1))
@@ -293,7 +354,7 @@ TEST(what_no_tensor_alone_shows_is_checked_as_well) {
           "",
           "",
           {ACT("a"), STAT("b"), STAT("c"), BF16("d", B, T, C + 1), BF16("e", C), BF16("f", C)}}},
-        {"is not (B,2NH,maxT,HS)",
+        {"is not (B,2NKV,maxT,HS)",
          {"kv_cache_store", call_flat_cache, "", "", {BF16("a", B, 7, MAX_T, HS), BF16("b", B, T, 3 * C)}}},
         {"logits are not (R, 11)",
          {"head_loss_forward",
@@ -301,16 +362,33 @@ TEST(what_no_tensor_alone_shows_is_checked_as_well) {
           "",
           "",
           {STAT("a"), BF16("b", 0, Vp), ACT("c"), BF16("d", Vp, C), I32("e", N)}}},
-        {"T = 4, dwpe has 3 rows",
+        {"T = 4, b has 3 rows",
          {"embedding_backward",
           call_long_gradient,
           "",
           "",
           {FP32("a", Vp, C), FP32("b", 3, C), ACT("c"), I32("d", B, T)}}},
-        {"not 3 * HS for 4 heads",
+        {"not (4 + 2 * 4) * HS",
          {"attention_forward", call_odd_heads, "", "", {ACT("a"), FP32("b", B, NH, T), BF16("c", B, T, 3 * C)}}},
-        {"expected (B,T,3C)",
+        {"expected (B,T,columns)",
          {"attention_forward", call_flat_qkv, "", "", {ACT("a"), FP32("b", B, NH, T), BF16("c", N, 3 * C)}}},
+        {"6 heads share k and v of 4 heads",
+         {"attention_forward", call_unshared, "", "", {ACT("a"), FP32("b", B, NH, T), BF16("c", B, T, PACKED)}}},
+        {"is not (maxT,2,HS/2)", {"rope_table", call_odd_head, "", "", {FP32("a", MAX_T, 3, 2)}}},
+        {"heads of 4, table for heads of 6",
+         {"qk_norm_rope_forward",
+          call_other_heads,
+          "",
+          "",
+          {BF16("a", B, T, PACKED), BF16("b", QHS), FP32("c", MAX_T, 2, 3)}}},
+        {"one weight of two",
+         {"qk_norm_rope_forward",
+          call_one_weight,
+          "",
+          "",
+          {BF16("a", B, T, PACKED), BF16("b", QHS), FP32("c", MAX_T, 2, QHS / 2)}}},
+        {"positions 3 to 7, b has 6 rows",
+         {"qk_norm_rope_forward", call_late_token, "", "", {BF16("a", B, T, PACKED), FP32("b", MAX_T, 2, QHS / 2)}}},
         {"positions 3 to 7 in a cache of 6",
          {"kv_cache_store", call_late_store, "", "", {BF16("a", B, 2 * NH, MAX_T, HS), BF16("b", B, T, 3 * C)}}},
         {"positions -1 to 3",
@@ -321,7 +399,7 @@ TEST(what_no_tensor_alone_shows_is_checked_as_well) {
           "",
           "",
           {STAT("a"), BF16("b", R, Vp), ACT("c"), BF16("d", Vp, C), I32("e", N)}}},
-        {"T = 4, wpe has 3 rows",
+        {"T = 4, d has 3 rows",
          {"embedding_forward",
           call_long_context,
           "",

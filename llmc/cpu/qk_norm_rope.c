@@ -1,0 +1,225 @@
+// QK-norm and RoPE: what happens to q and k between the qkv projection and attention, in one pass
+// over them, forward and backward.
+//
+// A row of qkv, all heads of one token, is one task: its cosines and sines stay in the L1 cache. A
+// head is read twice, for its norm and for the rotation, the second time from that cache. Pair j of
+// a head is (x_j, x_(j+HS/2)): vectors of the lower half meet vectors of the upper half, and no
+// lanes are shuffled.
+#include "llmc/base/arithmetic.h"
+#include "llmc/base/error.h"
+#include "llmc/cpu/cpu.h"
+#include "llmc/cpu/row_sums.h"
+#include "llmc/cpu/simd.h"
+
+#include <math.h>
+
+void backend_rope_table(Tensor table, float base) {
+    const int64_t maxT = table.shape[0], half = table.shape[2];
+    float *to = table.data;
+    for (int64_t j = 0; j < half; j++) {
+        // fp32 where Hugging Face has fp32; the power and the angle's cosine and sine are rounded
+        // from fp64.
+        const float exponent = (float)(2 * j) / (float)(2 * half);
+        const float frequency = 1.0f / (float)pow((double)base, (double)exponent);
+        for (int64_t t = 0; t < maxT; t++) {
+            const float angle = (float)t * frequency;
+            to[(t * 2 + 0) * half + j] = (float)cos((double)angle);
+            to[(t * 2 + 1) * half + j] = (float)sin((double)angle);
+        }
+    }
+}
+
+// Rows of packed q, k and v, and what both passes need beside them.
+typedef struct {
+    int64_t N, T, columns, HS, num_q, num_k; // num_q, num_k: heads
+    const float *table;                      // the row of position 0 of a sequence
+    const void *weights[2];                  // of q and k; NULL: no norm
+    float *rstd;                             // (N, num_q + num_k)
+} QkRows;
+
+static QkRows qk_rows(Tensor packed, Tensor rstd, Tensor q_weight, Tensor k_weight, Tensor table, int num_heads,
+                      int num_kv_heads, int64_t first) {
+    const int64_t N = tensor_rows(packed), HS = 2 * table.shape[2];
+    return (QkRows){.N = N,
+                    .T = packed.rank == 2 ? 1 : N / packed.shape[0],
+                    .columns = tensor_cols(packed),
+                    .HS = HS,
+                    .num_q = num_heads,
+                    .num_k = num_kv_heads,
+                    .table = (const float *)table.data + first * HS,
+                    .weights = {q_weight.data, k_weight.data},
+                    .rstd = q_weight.data ? rstd.data : NULL};
+}
+
+// The statement with HS as a constant where it is one of the usual sizes: the loops over a head
+// unroll.
+#define WITH_HEAD_SIZE(HS, size, ...)                                                                                  \
+    do {                                                                                                               \
+        if ((size) == 64) {                                                                                            \
+            const int64_t HS = 64;                                                                                     \
+            __VA_ARGS__;                                                                                               \
+        } else if ((size) == 128) {                                                                                    \
+            const int64_t HS = 128;                                                                                    \
+            __VA_ARGS__;                                                                                               \
+        } else {                                                                                                       \
+            const int64_t HS = (size);                                                                                 \
+            __VA_ARGS__;                                                                                               \
+        }                                                                                                              \
+    } while (0)
+
+// ------------------------------------------------------------------------------------------------------------- forward
+
+// The rotation by an angle of which c and s are cosine and sine. Backward: by -s.
+static ALWAYS_INLINE V rotated_low(V a, V b, V c, V s) { return vfma(a, c, -(b * s)); }
+static ALWAYS_INLINE V rotated_high(V a, V b, V c, V s) { return vfma(a, s, b * c); }
+
+// Element i of an array, so that all of a head is at constant distances from its first element.
+static ALWAYS_INLINE void *head_at(const void *p, int64_t i, DType E) { return (char *)p + i * (int64_t)dtype_size(E); }
+
+// One head, of HS elements. weight NULL: no norm. Returns rstd.
+static ALWAYS_INLINE float rotate_head(void *out, const void *in, const void *weight, const float *cosines, int64_t HS,
+                                       float eps, DType E) {
+    const int64_t half = HS / 2;
+    const float *sines = cosines + half;
+    V rstd = vsplat(1.0f);
+    if (weight) {
+        V low = vzero(), high = vzero();
+        EACH_LANES(j, k, half, {
+            const V a = vload_first(k, in, j, E), b = vload_first(k, in, half + j, E);
+            low = vfma(a, a, low);
+            high = vfma(b, b, high);
+        });
+        rstd = 1.0f / vsqrt(vsplat(vsum(low + high) / (float)HS + eps));
+    }
+    EACH_LANES(j, k, half, {
+        V a = vload_first(k, in, j, E), b = vload_first(k, in, half + j, E);
+        if (weight) {
+            a = a * rstd * vload_first(k, weight, j, E);
+            b = b * rstd * vload_first(k, weight, half + j, E);
+        }
+        const V c = vload_first_f32(k, cosines + j), s = vload_first_f32(k, sines + j);
+        vstore_first(k, out, j, rotated_low(a, b, c, s), E);
+        vstore_first(k, out, half + j, rotated_high(a, b, c, s), E);
+    });
+    return rstd[0];
+}
+
+static ALWAYS_INLINE void rotate_row(const QkRows *s, void *out, const void *in, int64_t row, int64_t HS, float eps,
+                                     DType E) {
+    const int64_t heads = s->num_q + s->num_k, first = row * s->columns;
+    const float *cosines = s->table + row % s->T * HS;
+    for (int64_t h = 0; h < heads; h++) {
+        void *to = head_at(out, first + h * HS, E), *from = head_at(in, first + h * HS, E);
+        if (s->rstd)
+            s->rstd[row * heads + h] = rotate_head(to, from, s->weights[h >= s->num_q], cosines, HS, eps, E);
+        else
+            rotate_head(to, from, NULL, cosines, HS, eps, E);
+    }
+    const int64_t values = first + heads * HS;
+    if (out != in) memcpy(head_at(out, values, E), head_at(in, values, E), (size_t)(s->num_k * HS) * dtype_size(E));
+}
+
+void backend_qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight, Tensor k_weight, Tensor table,
+                                  int num_heads, int num_kv_heads, float eps, int64_t first, Tensor position) {
+    const int64_t start = first + (position.data ? *(const int32_t *)position.data : 0);
+    const QkRows s = qk_rows(qkv, rstd, q_weight, k_weight, table, num_heads, num_kv_heads, start);
+    REQUIRE(start >= 0 && start + s.T <= table.shape[0], "qk_norm_rope_forward: positions %lld to %lld of %lld",
+            (long long)start, (long long)(start + s.T), (long long)table.shape[0]);
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < s.N; row++)
+        WITH_DTYPE(E, qkv.dtype, WITH_HEAD_SIZE(HS, s.HS, rotate_row(&s, out.data, qkv.data, row, HS, eps, E)));
+}
+
+// ------------------------------------------------------------------------------------------------------------ backward
+
+// Vectors of a block of rows, each half of a head: the sums of the gradients of the weights of q
+// and of k; the gradient of the norm of one head, until its mean is known.
+enum { QK_SUMS = 4, QK_VECTORS = QK_SUMS + 2 };
+
+static int64_t qk_norm_bytes(int64_t blocks, int64_t HS) {
+    return blocks * QK_VECTORS * round_up(HS / 2, LANES) * (int64_t)sizeof(float);
+}
+
+int64_t cpu_qk_norm_workspace(OpsShape shape) {
+    return qk_norm_bytes(blocks_of_rows(shape.B * shape.T), ops_head_size(shape));
+}
+
+// One head of the gradient of RoPE alone, in place.
+static ALWAYS_INLINE void rope_head_back(void *gradient, const float *cosines, int64_t HS, DType E) {
+    const int64_t half = HS / 2;
+    EACH_LANES(j, k, half, {
+        const V a = vload_first(k, gradient, j, E), b = vload_first(k, gradient, half + j, E);
+        const V c = vload_first_f32(k, cosines + j), s = -vload_first_f32(k, cosines + half + j);
+        vstore_first(k, gradient, j, rotated_low(a, b, c, s), E);
+        vstore_first(k, gradient, half + j, rotated_high(a, b, c, s), E);
+    });
+}
+
+// One head of the gradient, in place; its terms of the weight's gradient are added to sums (2,
+// padded). dnorm (2, padded) is scratch.
+static ALWAYS_INLINE void qk_norm_head_back(void *gradient, const void *x, V rstd, const void *weight,
+                                            const float *cosines, float *sums, float *dnorm, int64_t HS, DType E) {
+    const int64_t half = HS / 2, padded = round_up(half, LANES);
+    V low = vzero(), high = vzero();
+    EACH_LANES(j, k, half, {
+        const V a = vload_first(k, gradient, j, E), b = vload_first(k, gradient, half + j, E);
+        const V c = vload_first_f32(k, cosines + j), s = -vload_first_f32(k, cosines + half + j);
+        const V da = rotated_low(a, b, c, s), db = rotated_high(a, b, c, s);
+        const V xa = vload_first(k, x, j, E) * rstd, xb = vload_first(k, x, half + j, E) * rstd;
+        const V na = da * vload_first(k, weight, j, E), nb = db * vload_first(k, weight, half + j, E);
+        vstore_f32(sums + j, vfma(da, xa, vload_f32(sums + j)));
+        vstore_f32(sums + padded + j, vfma(db, xb, vload_f32(sums + padded + j)));
+        vstore_f32(dnorm + j, na);
+        vstore_f32(dnorm + padded + j, nb);
+        low = vfma(na, xa, low);
+        high = vfma(nb, xb, high);
+    });
+    const V of_x = vsplat(vsum(low + high) / (float)HS) * rstd; // mean(dnorm * xhat) * rstd
+    EACH_LANES(j, k, half, {
+        const V xa = vload_first(k, x, j, E), xb = vload_first(k, x, half + j, E);
+        vstore_first(k, gradient, j, (vload_f32(dnorm + j) - xa * of_x) * rstd, E);
+        vstore_first(k, gradient, half + j, (vload_f32(dnorm + padded + j) - xb * of_x) * rstd, E);
+    });
+}
+
+// vectors: (QK_VECTORS, padded) of its block.
+static ALWAYS_INLINE void rotate_row_back(const QkRows *s, void *gradient, const void *x, int64_t row, float *vectors,
+                                          int64_t HS, DType E) {
+    const int64_t heads = s->num_q + s->num_k, padded = round_up(HS / 2, LANES);
+    const float *cosines = s->table + row % s->T * HS;
+    for (int64_t h = 0; h < heads; h++) {
+        const int64_t at = row * s->columns + h * HS, part = h >= s->num_q;
+        if (s->rstd)
+            qk_norm_head_back(head_at(gradient, at, E), head_at(x, at, E), vsplat(s->rstd[row * heads + h]),
+                              s->weights[part], cosines, vectors + part * 2 * padded, vectors + QK_SUMS * padded, HS,
+                              E);
+        else
+            rope_head_back(head_at(gradient, at, E), cosines, HS, E);
+    }
+}
+
+void backend_qk_norm_rope_backward(Tensor dqkv, Tensor dq_weight, Tensor dk_weight, Tensor qkv, Tensor rstd,
+                                   Tensor q_weight, Tensor k_weight, Tensor table, int num_heads, int num_kv_heads,
+                                   bool accumulate) {
+    const QkRows s = qk_rows(dqkv, rstd, q_weight, k_weight, table, num_heads, num_kv_heads, 0);
+    const int64_t rows = rows_of_block(s.N), blocks = ceil_div(s.N, rows);
+    const int64_t half = s.HS / 2, padded = round_up(half, LANES), stride = QK_VECTORS * padded;
+    const Tensor gradients[2] = {dq_weight, dk_weight};
+    float *partial = cpu_scratch("qk_norm_rope_backward", qk_norm_bytes(blocks, s.HS)); // (blocks, QK_VECTORS, padded)
+#pragma omp parallel
+    {
+#pragma omp for schedule(static)
+        for (int64_t b = 0; b < blocks; b++) {
+            float *vectors = partial + b * stride;
+            memset(vectors, 0, (size_t)stride * sizeof *vectors);
+            for (int64_t row = b * rows; row < min_i64((b + 1) * rows, s.N); row++)
+                WITH_DTYPE(E, dqkv.dtype,
+                           WITH_HEAD_SIZE(HS, s.HS, rotate_row_back(&s, dqkv.data, qkv.data, row, vectors, HS, E)));
+        }
+#pragma omp for schedule(static)
+        for (int sum = 0; sum < QK_SUMS; sum++)
+            for (int64_t j = 0; s.rstd && j < half; j += LANES)
+                add_blocks(tensor_slice_elements(gradients[sum / 2], sum % 2 * half, half), j, lanes(half - j),
+                           partial + sum * padded + j, blocks, stride, accumulate);
+    }
+}
