@@ -16,7 +16,7 @@ static struct {
     int64_t B, T, C, NH, V, Vp, N, R; // R: rows of a chunk of the head
     int64_t IC, OC;                   // of the product that is timed
     double seconds;                   // to spend on an op
-    Tensor x, y, z, qkv, dqkv, lse, weight, dweight, bias, dbias, mean, rstd, logits, targets, losses;
+    Tensor x, y, z, qkv, dqkv, lse, table, rstds, weight, dweight, bias, dbias, mean, rstd, logits, targets, losses;
     DeviceGraph *graph;
 } b;
 
@@ -68,7 +68,9 @@ static bool make_all(DType dtype, Error *err) {
            make(&b.bias, dtype, "bias", 1, 4 * b.C, err) && make(&b.dbias, DTYPE_FP32, "dbias", 1, 4 * b.C, err) &&
            make(&b.mean, DTYPE_FP32, "mean", 1, b.N, err) && make(&b.rstd, DTYPE_FP32, "rstd", 1, b.N, err) &&
            make(&b.logits, dtype, "logits", rows, b.Vp, err) && make(&b.targets, DTYPE_I32, "targets", 1, b.N, err) &&
-           make(&b.losses, DTYPE_FP32, "losses", 1, b.N, err);
+           make(&b.losses, DTYPE_FP32, "losses", 1, b.N, err) &&
+           make(&b.table, DTYPE_FP32, "table", 2 * b.T, b.C / b.NH / 2, err) &&
+           make(&b.rstds, DTYPE_FP32, "rstd", b.N, 2 * b.NH, err);
 }
 
 // The start of t as (d0, d1).
@@ -102,20 +104,63 @@ static void fcproj_gelu_backward(void) {
     matmul_gelu_backward_input(as(b.y, b.N, b.IC), as(b.x, b.N, b.OC), as(b.weight, b.OC, b.IC), as(b.z, b.N, b.IC),
                                NULL, false);
 }
-static void attention(void) { attention_forward(batch(b.y, b.C), lse(), batch(b.qkv, 3 * b.C), (int)b.NH); }
+static void attention(void) { attention_forward(batch(b.y, b.C), lse(), batch(b.qkv, 3 * b.C), (int)b.NH, (int)b.NH); }
 static void attention_gradient(void) {
     attention_backward(batch(b.dqkv, 3 * b.C), batch(b.x, b.C), batch(b.y, b.C), lse(), batch(b.qkv, 3 * b.C),
-                       (int)b.NH, NULL, false);
+                       (int)b.NH, (int)b.NH, NULL, false);
 }
 static void layernorm(void) {
     layernorm_forward(as(b.y, b.N, b.C), row(b.mean, b.N), row(b.rstd, b.N), as(b.x, b.N, b.C), row(b.bias, b.C),
-                      row(b.bias, b.C));
+                      row(b.bias, b.C), 1e-5f);
 }
 static void layernorm_gradient(void) {
     layernorm_backward(as(b.y, b.N, b.C), row(b.dweight, b.C), row(b.dbias, b.C), row(b.losses, b.C), as(b.x, b.N, b.C),
                        as(b.qkv, b.N, b.C), row(b.mean, b.N), row(b.rstd, b.N), row(b.bias, b.C), true, false, false);
 }
 static void gelu(void) { gelu_forward(as(b.y, b.N, 4 * b.C), as(b.x, b.N, 4 * b.C)); }
+static void gelu_gradient(void) {
+    gelu_backward(as(b.y, b.N, 4 * b.C), tensor_none(), as(b.z, b.N, 4 * b.C), as(b.x, b.N, 4 * b.C), false);
+}
+
+// Of blocks after GPT-2: q and k of qkv in heads as k and v; gate and up of 2 C columns each.
+static void rmsnorm(void) {
+    rmsnorm_forward(as(b.y, b.N, b.C), row(b.rstd, b.N), as(b.x, b.N, b.C), row(b.bias, b.C), 1e-6f);
+}
+static void rmsnorm_gradient(void) {
+    rmsnorm_backward(as(b.y, b.N, b.C), row(b.dweight, b.C), tensor_none(), as(b.x, b.N, b.C), as(b.qkv, b.N, b.C),
+                     row(b.rstd, b.N), row(b.bias, b.C), true, false, false);
+}
+static Tensor table(void) { return tensor_make(b.table.data, DTYPE_FP32, "table", b.T, 2, b.C / b.NH / 2, 0); }
+static void rope(void) {
+    const Tensor none = tensor_none();
+    const Tensor qkv = batch(b.qkv, 3 * b.C);
+    qk_norm_rope_forward(qkv, none, qkv, none, none, table(), (int)b.NH, (int)b.NH, 0.0f, 0, none);
+}
+static void rope_gradient(void) {
+    const Tensor none = tensor_none();
+    qk_norm_rope_backward(batch(b.dqkv, 3 * b.C), none, none, none, none, none, none, table(), (int)b.NH, (int)b.NH,
+                          false);
+}
+static void qk_norm(void) {
+    const Tensor weight = row(b.bias, b.C / b.NH);
+    qk_norm_rope_forward(batch(b.dqkv, 3 * b.C), as(b.rstds, b.N, 2 * b.NH), batch(b.qkv, 3 * b.C), weight, weight,
+                         table(), (int)b.NH, (int)b.NH, 1e-6f, 0, tensor_none());
+}
+static void qk_norm_gradient(void) {
+    const int64_t HS = b.C / b.NH;
+    const Tensor weight = row(b.bias, HS), dq = row(b.dweight, HS), dk = tensor_slice_elements(b.dweight, HS, HS);
+    qk_norm_rope_backward(batch(b.dqkv, 3 * b.C), dq, dk, batch(b.qkv, 3 * b.C), as(b.rstds, b.N, 2 * b.NH), weight,
+                          weight, table(), (int)b.NH, (int)b.NH, true);
+}
+static void swiglu(void) { swiglu_forward(as(b.y, b.N, 2 * b.C), as(b.x, b.N, 4 * b.C)); }
+static void swiglu_gradient(void) {
+    swiglu_backward(as(b.y, b.N, 4 * b.C), tensor_none(), as(b.z, b.N, 2 * b.C), as(b.x, b.N, 4 * b.C), false);
+}
+static void relu2(void) { relu2_forward(as(b.y, b.N, 4 * b.C), as(b.x, b.N, 4 * b.C)); }
+static void relu2_gradient(void) {
+    relu2_backward(as(b.y, b.N, 4 * b.C), tensor_none(), as(b.z, b.N, 4 * b.C), as(b.x, b.N, 4 * b.C), false);
+}
+
 static void head(void) {
     head_loss_backward(row(b.losses, b.N), as(b.y, b.N, b.C), as(b.dweight, b.Vp, b.C), as(b.logits, b.R, b.Vp),
                        as(b.x, b.N, b.C), as(b.weight, b.Vp, b.C), row(b.targets, b.N), b.V, 1.0f / (float)b.N,
@@ -197,6 +242,22 @@ static bool time_fast(double flops, Error *err) {
     return timed("attention backward, fast", attention_gradient, flops, 0.0, err);
 }
 
+// Ops that only the CPU has so far. What has no weights runs first: with them rstd is needed.
+static bool time_blocks(double unit, Error *err) {
+    if (strcmp(device_facts()->backend, "cpu") != 0) return true;
+    return timed("GELU backward", gelu_gradient, 0.0, 12.0 * unit, err) &&
+           timed("RMSNorm forward", rmsnorm, 0.0, 2.0 * unit, err) &&
+           timed("RMSNorm backward", rmsnorm_gradient, 0.0, 4.0 * unit, err) &&
+           timed("RoPE forward", rope, 0.0, 4.0 * unit, err) &&
+           timed("RoPE backward", rope_gradient, 0.0, 4.0 * unit, err) &&
+           timed("QK-norm and RoPE forward", qk_norm, 0.0, 6.0 * unit, err) &&
+           timed("QK-norm and RoPE backward", qk_norm_gradient, 0.0, 6.0 * unit, err) &&
+           timed("SwiGLU forward", swiglu, 0.0, 6.0 * unit, err) &&
+           timed("SwiGLU backward", swiglu_gradient, 0.0, 10.0 * unit, err) &&
+           timed("ReLU^2 forward", relu2, 0.0, 8.0 * unit, err) &&
+           timed("ReLU^2 backward", relu2_gradient, 0.0, 12.0 * unit, err);
+}
+
 static bool time_all(AttentionChoice kind, Error *err) {
     const double N = (double)b.N, C = (double)b.C, unit = N * C * (double)dtype_size(b.x.dtype);
     const double scores = 2.0 * N * C * ((double)b.T + 1.0); // FLOP of both products below the diagonal
@@ -206,7 +267,7 @@ static bool time_all(AttentionChoice kind, Error *err) {
               timed("attention backward", attention_gradient, 2.5 * scores, 0.0, err) &&
               timed("layernorm forward", layernorm, 0.0, 2.0 * unit, err) &&
               timed("layernorm backward", layernorm_gradient, 0.0, 4.0 * unit, err) &&
-              timed("GELU forward", gelu, 0.0, 8.0 * unit, err);
+              timed("GELU forward", gelu, 0.0, 8.0 * unit, err) && time_blocks(unit, err);
     char name[64];
     snprintf(name, sizeof name, "head, chunks of %lld", (long long)b.R);
     ok = ok && timed(name, head, 3.0 * logits, 0.0, err);
