@@ -51,7 +51,7 @@ typedef struct {
     void *out;
     const void *in, *weight, *bias;
     float *mean, *rstd;
-    int64_t N, C;
+    int64_t C;
     float eps;
 } NormForward;
 
@@ -81,16 +81,12 @@ static ALWAYS_INLINE void norm_forward_row(const NormForward *a, int64_t row, bo
     a->rstd[row] = rstd[0];
 }
 
-static void norm_forward(const NormForward *a, DType dtype) {
-#pragma omp parallel for schedule(static)
-    for (int64_t row = 0; row < a->N; row++)
-        WITH_MEAN(a->mean, WITH_DTYPE(E, dtype, norm_forward_row(a, row, centered, E)));
-}
-
 void backend_layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias, float eps) {
     const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
-    const NormForward a = {out.data, in.data, weight.data, bias.data, mean.data, rstd.data, N, C, eps};
-    norm_forward(&a, in.dtype);
+    const NormForward a = {out.data, in.data, weight.data, bias.data, mean.data, rstd.data, C, eps};
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < N; row++)
+        WITH_MEAN(a.mean, WITH_DTYPE(E, in.dtype, norm_forward_row(&a, row, centered, E)));
 }
 
 void backend_rmsnorm_forward(Tensor out, Tensor rstd, Tensor in, Tensor weight, float eps) {
