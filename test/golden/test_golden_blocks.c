@@ -1,5 +1,5 @@
-// The ops of blocks after GPT-2 against transformers' own classes: tiny Starcoder2, Llama, Qwen3 and Arcee models, put
-// together from ops as a trainer would, and their logits' losses and all gradients, from files that
+// The ops of blocks after GPT-2 against transformers' own classes: losses and all gradients of tiny
+// Starcoder2, Llama, Qwen3 and Arcee models, put together from ops as a trainer does. From files that
 // dev/golden/generate_blocks.py wrote (its head lists them). In fp32.
 #include "llmc/device.h"
 #include "llmc/store/safetensors.h"
