@@ -152,8 +152,8 @@ void relu2_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool acc
 // ------------------------------------------------------------------------------------------------- QK-norm and RoPE
 
 // table (maxT,2,HS/2) fp32: cos(t f_j) for all j, then sin(t f_j); f_j = base^(-2j/HS). f_j and its
-// product with t are rounded to fp32, as Hugging Face's models do: at t = 4096 the angle of an
-// exact f_j is another one by 1e-4.
+// product with t are rounded to fp32, as Hugging Face's models do: at t = 4096 the angle by an
+// exact f_j differs by up to 2e-4.
 void rope_table(Tensor table, float base);
 
 // Of each row of qkv, packed as attention's, q and k head by head: with weights first RMSNorm over
@@ -202,8 +202,7 @@ void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor
 
 // Generation token by token. The cache of one block holds the keys and values of the tokens read so far, head by head:
 // (B,2NKV,maxT,HS), the keys of all heads before their values. Positions that are not filled yet
-// are never read,
-// whatever they contain.
+// are never read, whatever they contain.
 
 // Keys and values of a prompt, qkv (B,n,(NH + 2 NKV) HS) packed as attention's, into positions
 // first .. first + n - 1 of the cache.
@@ -211,8 +210,8 @@ void kv_cache_store(Tensor cache, Tensor qkv, int64_t first);
 
 // Attention of one new token per sequence. position: one i32, the number of tokens read before, the same for all
 // sequences. It is on the device so that one recording of the step serves every token.
-//   qkv (B,(NH + 2 NKV) HS): k and v are stored at `position` of the cache, then with length =
-//   position + 1
+//   qkv (B,(NH + 2 NKV) HS): k and v are stored at `position` of the cache, then with
+//   length = position + 1
 //   scores[j] = q . k_j / sqrt(HS), j < length;  out (B,NH HS) = softmax(scores) V.
 // The bits of a sequence depend neither on the other sequences nor on maxT.
 void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position);
