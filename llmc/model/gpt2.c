@@ -1,6 +1,8 @@
-// GPT-2's forward and backward pass, in the order in which they run, from top to bottom. Every line
-// is an op of ops.h or a linear layer: one op forward, two backward, more with --fp8. model.c runs
-// these parts, model_memory.c decides where the tensors are.
+// The forward and backward pass of GPT-2 and of the models with its structure, in the order in which
+// they run, from top to bottom. Every line is an op of ops.h or a linear layer: one op forward, two
+// backward, more with --fp8. In three places the model's description (ModelConfig) chooses the op: the
+// norms, what happens to q and k before attention, and the activation. model.c runs these parts,
+// model_memory.c decides where the tensors are.
 //
 //   forward   embedding -> L x block -> final layernorm -> head + loss
 //   backward  head -> final layernorm -> L x block, last first -> embedding
@@ -11,7 +13,74 @@
 #include "llmc/model/model_numerics.h"
 #include "llmc/model/model_tensors.h"
 
-static int num_heads(const Block *b) { return (int)b->model->options.config.NH; }
+static const ModelConfig *config_of(const Block *b) { return &b->model->options.config; }
+static int num_heads(const Block *b) { return (int)config_of(b)->NH; }
+static int num_kv_heads(const Block *b) { return (int)model_kv_heads(config_of(b)); }
+
+// ----------------------------------------------------------------------------------- what the description chooses: the
+// norm
+
+void gpt2_norm_forward(const ModelConfig *config, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight,
+                       Tensor bias) {
+    if (config->norm == NORM_RMS)
+        rmsnorm_forward(out, rstd, in, weight, model_eps(config));
+    else
+        layernorm_forward(out, mean, rstd, in, weight, bias, model_eps(config));
+}
+
+// With din_sum as layernorm_backward's; it is absent where the linear layers have no bias.
+static void norm_backward(const ModelConfig *config, Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum,
+                          Tensor dout, Tensor in, Tensor mean, Tensor rstd, Tensor weight, bool add_residual,
+                          bool accumulate, bool accumulate_sum) {
+    if (config->norm == NORM_RMS)
+        rmsnorm_backward(din, dweight, din_sum, dout, in, rstd, weight, add_residual, accumulate, accumulate_sum);
+    else
+        layernorm_backward(din, dweight, dbias, din_sum, dout, in, mean, rstd, weight, add_residual, accumulate,
+                           accumulate_sum);
+}
+
+// ------------------------------------------------------------------------------------------------- q and k before
+// attention
+
+// What attention reads: qkv, in which RoPE has rotated q and k; with QK-norm, whose backward pass needs qkv as it was,
+// a copy.
+static Tensor attention_input(const Block *b) { return config_of(b)->qk_norm ? b->a.qkr : b->a.qkv; }
+
+static void qk_forward(const Block *b) {
+    if (b->table.data)
+        qk_norm_rope_forward(attention_input(b), b->a.qkr_rstd, b->a.qkv, b->p.qnormw, b->p.knormw, b->table,
+                             num_heads(b), num_kv_heads(b), model_eps(config_of(b)), 0, b->position);
+}
+
+// From the gradient of what attention reads, in place, to that of qkv. Without QK-norm nothing of the forward pass is
+// needed.
+static void qk_backward(const Block *b) {
+    const Tensor qkv = config_of(b)->qk_norm ? b->a.qkv : tensor_none();
+    if (b->table.data)
+        qk_norm_rope_backward(b->a.dqkv, b->g.qnormw, b->g.knormw, qkv, b->a.qkr_rstd, b->p.qnormw, b->p.knormw,
+                              b->table, num_heads(b), num_kv_heads(b), b->accumulate);
+}
+
+// ------------------------------------------------------------------------------------------------------ the activation
+
+static void activation_forward(const Block *b, Tensor out, Tensor pre) {
+    if (config_of(b)->activation == ACTIVATION_SWIGLU)
+        swiglu_forward(out, pre);
+    else if (config_of(b)->activation == ACTIVATION_RELU2)
+        relu2_forward(out, pre);
+    else
+        gelu_forward(out, pre);
+}
+
+// dpre from dout, which dpre may be where the activation has no gate, and the sums of its columns.
+static void activation_backward(const Block *b, Tensor dpre, Tensor dbias, Tensor dout, Tensor pre) {
+    if (config_of(b)->activation == ACTIVATION_SWIGLU)
+        swiglu_backward(dpre, dbias, dout, pre, b->accumulate);
+    else if (config_of(b)->activation == ACTIVATION_RELU2)
+        relu2_backward(dpre, dbias, dout, pre, b->accumulate);
+    else
+        gelu_backward(dpre, dbias, dout, pre, b->accumulate);
+}
 
 // ------------------------------------------------------------------------------------------------------- linear layers
 
@@ -38,17 +107,17 @@ static void linear_forward(const Block *b, LinearLayer layer, Tensor out, Tensor
     observe_once(b, layer, ROLE_OUT, out);
 }
 
-// pre = in @ weight^T + bias; out = gelu(pre).
-static void linear_gelu_forward(const Block *b, LinearLayer layer, Tensor out, Tensor pre, Tensor in, Tensor weight,
-                                Tensor bias) {
-    observe_once(b, layer, ROLE_IN, in);
-    if (in_fp8(b)) {
-        model_fp8_forward(b, layer, pre, tensor_none(), in, bias);
-        gelu_forward(out, pre);
-    } else {
+// pre = in @ weight^T + bias; out = activation(pre).
+static void linear_activation_forward(const Block *b, LinearLayer layer, Tensor out, Tensor pre, Tensor in,
+                                      Tensor weight, Tensor bias) {
+    if (config_of(b)->activation == ACTIVATION_GELU && !in_fp8(b)) {
+        observe_once(b, layer, ROLE_IN, in);
         matmul_gelu_forward(out, pre, in, weight, bias);
+        observe_once(b, layer, ROLE_OUT, pre);
+        return;
     }
-    observe_once(b, layer, ROLE_OUT, pre);
+    linear_forward(b, layer, pre, tensor_none(), in, weight, bias);
+    activation_forward(b, out, pre);
 }
 
 // From dout (B,T,OC): din (B,T,IC), dweight and dbias, which is absent where another op sums dout. in is the input of
@@ -64,20 +133,26 @@ static void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tenso
     matmul_backward_weight(dweight, dbias, dout, in, b->accumulate); // last: with --overlap beside the next op
 }
 
-// The same through the GELU before the layer: dpre = (dout @ weight) * gelu'(pre); in is gelu(pre), which dpre may
-// overlap. dbias_before, of the layer before the GELU, is made on the way where the GELU is a kernel, and then becomes
-// absent.
-static void linear_gelu_backward(const Block *b, LinearLayer layer, Tensor dpre, Tensor *dbias_before, Tensor dweight,
-                                 Tensor dbias, Tensor dout, Tensor in, Tensor pre, Tensor weight) {
+// The same through the activation before the layer: dpre = (dout @ weight) * activation'(pre); in is activation(pre),
+// which dpre may overlap. dact, the gradient in between, is absent where dpre has room for it. dbias_before, of the
+// layer before the activation, is made on the way where that is a kernel, and then becomes absent.
+static void linear_activation_backward(const Block *b, LinearLayer layer, Tensor dpre, Tensor dact,
+                                       Tensor *dbias_before, Tensor dweight, Tensor dbias, Tensor dout, Tensor in,
+                                       Tensor pre, Tensor weight) {
     model_observe_tensor(b->model, layer, ROLE_GRADIENT, dout);
+    if (!dact.data) dact = dpre;
     if (in_fp8(b)) {
-        model_fp8_backward(b, layer, dpre, dweight, dbias, dout, in);
-        gelu_backward(dpre, *dbias_before, dpre, pre, b->accumulate);
-        *dbias_before = tensor_none();
-        return;
+        model_fp8_backward(b, layer, dact, dweight, dbias, dout, in);
+    } else {
+        matmul_backward_weight(dweight, dbias, dout, in, b->accumulate);
+        if (config_of(b)->activation == ACTIVATION_GELU) {
+            matmul_gelu_backward_input(dpre, dout, weight, pre, dbias_before, b->accumulate);
+            return;
+        }
+        matmul_backward_input(dact, dout, weight);
     }
-    matmul_backward_weight(dweight, dbias, dout, in, b->accumulate);
-    matmul_gelu_backward_input(dpre, dout, weight, pre, dbias_before, b->accumulate);
+    activation_backward(b, dpre, *dbias_before, dact, pre);
+    *dbias_before = tensor_none();
 }
 
 // ------------------------------------------------------------------------------------------------------------- forward
@@ -86,31 +161,32 @@ static void linear_gelu_backward(const Block *b, LinearLayer layer, Tensor dpre,
 static void keep_prompt(const Block *b) {
     Tensor cache = tensor_slice_first(b->cache, 1);
     for (int64_t s = 0; s < b->cache.shape[0]; s++) {
-        kv_cache_store(cache, b->a.qkv, 0);
+        kv_cache_store(cache, attention_input(b), 0);
         cache.data = (char *)cache.data + tensor_bytes(cache);
     }
 }
 
 // One transformer block, forward.
-//   residual1 -> ln1 -> qkv -> attention -> attproj (+ residual1) -> residual2 -> ln2 -> fc -> gelu -> fcproj
-//   (+ residual2) -> out
+//   residual1 -> ln1 -> qkv -> (q and k normalised, rotated) -> attention -> attproj (+ residual1) -> residual2 -> ln2
+//   -> fc -> gelu -> fcproj (+ residual2) -> out
 // The last matmul of each branch adds the residual stream that the branch began with. out is residual1 of the next
 // block, or the input of the final layernorm.
 void block_forward(const Block *b, Tensor out) {
     const BlockActs *a = &b->a;
     const Weights *p = &b->p;
-    layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, p->ln1w, p->ln1b, 1e-5f); // (B,T,C)
-    linear_forward(b, LINEAR_QKV, a->qkv, tensor_none(), a->ln1, p->qkvw, p->qkvb);             // (B,T,3C)
+    gpt2_norm_forward(config_of(b), a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, p->ln1w, p->ln1b); // (B,T,C)
+    linear_forward(b, LINEAR_QKV, a->qkv, tensor_none(), a->ln1, p->qkvw, p->qkvb); // (B,T,(NH + 2 NKV) HS)
+    qk_forward(b);
     if (b->pass == PASS_TOKEN) {
-        attention_decode(a->att, b->cache, a->qkv, b->position);
+        attention_decode(a->att, b->cache, attention_input(b), b->position);
     } else {
         if (b->pass == PASS_PROMPT) keep_prompt(b);
-        if (b->pass == PASS_PROMPT && b->number == b->model->options.config.L - 1) return; // nobody reads its output
-        attention_forward(a->att, a->lse, a->qkv, num_heads(b), num_heads(b));             // (B,T,C), (B,NH,T)
+        if (b->pass == PASS_PROMPT && b->number == b->model->options.config.L - 1) return;    // nobody reads its output
+        attention_forward(a->att, a->lse, attention_input(b), num_heads(b), num_kv_heads(b)); // (B,T,NH HS), (B,NH,T)
     }
     linear_forward(b, LINEAR_ATTPROJ, a->residual2, a->residual1, a->att, p->attprojw, p->attprojb);
-    layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b, 1e-5f);
-    linear_gelu_forward(b, LINEAR_FC, a->gelu, a->pre, a->ln2, p->fcw, p->fcb); // (B,T,d_ff)
+    gpt2_norm_forward(config_of(b), a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
+    linear_activation_forward(b, LINEAR_FC, a->gelu, a->pre, a->ln2, p->fcw, p->fcb); // (B,T,d_ff)
     linear_forward(b, LINEAR_FCPROJ, out, a->residual2, a->gelu, p->fcprojw, p->fcprojb);
 }
 
@@ -130,19 +206,30 @@ static bool take_missing(Block *b, int op) {
 static void need_ln1(Block *b) {
     const BlockActs *a = &b->a;
     if (take_missing(b, RECOMPUTE_LAYERNORM))
-        layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, b->p.ln1w, b->p.ln1b, 1e-5f);
+        gpt2_norm_forward(config_of(b), a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, b->p.ln1w, b->p.ln1b);
 }
 
 static void need_qkv(Block *b) {
     if (!take_missing(b, RECOMPUTE_QKV)) return;
     need_ln1(b);
     linear_forward(b, LINEAR_QKV, b->a.qkv, tensor_none(), b->a.ln1, b->p.qkvw, b->p.qkvb);
+    if (!config_of(b)->qk_norm) qk_forward(b); // in place
+}
+
+// What attention reads.
+static void need_attention_input(Block *b) {
+    if (!config_of(b)->qk_norm) {
+        need_qkv(b);
+    } else if (take_missing(b, RECOMPUTE_QKR)) {
+        need_qkv(b);
+        qk_forward(b);
+    }
 }
 
 static void need_attention(Block *b) {
     if (!take_missing(b, RECOMPUTE_ATTENTION)) return;
-    need_qkv(b);
-    attention_forward(b->a.att, b->a.lse, b->a.qkv, num_heads(b), num_heads(b));
+    need_attention_input(b);
+    attention_forward(b->a.att, b->a.lse, attention_input(b), num_heads(b), num_kv_heads(b));
 }
 
 // Also provides residual2, the input of ln2.
@@ -154,7 +241,7 @@ static void need_ln2(Block *b) {
         linear_forward(b, LINEAR_ATTPROJ, a->residual2, a->residual1, a->att, p->attprojw, p->attprojb);
     }
     if (take_missing(b, RECOMPUTE_LN2))
-        layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b, 1e-5f);
+        gpt2_norm_forward(config_of(b), a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
 }
 
 // Also provides pre, the input of gelu.
@@ -162,10 +249,10 @@ static void need_gelu(Block *b) {
     const BlockActs *a = &b->a;
     if (take_missing(b, RECOMPUTE_FC)) {
         need_ln2(b);
-        linear_gelu_forward(b, LINEAR_FC, a->gelu, a->pre, a->ln2, b->p.fcw, b->p.fcb);
+        linear_activation_forward(b, LINEAR_FC, a->gelu, a->pre, a->ln2, b->p.fcw, b->p.fcb);
         b->missing &= ~RECOMPUTE_GELU;
     }
-    if (take_missing(b, RECOMPUTE_GELU)) gelu_forward(a->gelu, a->pre);
+    if (take_missing(b, RECOMPUTE_GELU)) activation_forward(b, a->gelu, a->pre);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward
@@ -177,24 +264,29 @@ static void block_backward(Block *b, Tensor dresidual, Tensor dresidual_sum) {
     const BlockActs *a = &b->a;
     const Weights *p = &b->p, *g = &b->g;
     const Tensor none = tensor_none();
-    gradient_add(g->fcprojb, dresidual_sum, b->accumulate, 0, 0, model_control(b->model)); // fp32: nothing is rounded
+    if (g->fcprojb.data) // fp32: nothing is rounded
+        gradient_add(g->fcprojb, dresidual_sum, b->accumulate, 0, 0, model_control(b->model));
     Tensor fcb = g->fcb;
     need_gelu(b);
-    linear_gelu_backward(b, LINEAR_FCPROJ, a->dpre, &fcb, g->fcprojw, none, dresidual, a->gelu, a->pre, p->fcprojw);
+    linear_activation_backward(b, LINEAR_FCPROJ, a->dpre, a->dgelu, &fcb, g->fcprojw, none, dresidual, a->gelu, a->pre,
+                               p->fcprojw);
     need_ln2(b);
     linear_backward(b, LINEAR_FC, a->dln2, g->fcw, fcb, a->dpre, a->ln2, p->fcw);
-    layernorm_backward(dresidual, g->ln2w, g->ln2b, g->attprojb, a->dln2, a->residual2, a->ln2_mean, a->ln2_rstd,
-                       p->ln2w, true, b->accumulate, b->accumulate);
+    norm_backward(config_of(b), dresidual, g->ln2w, g->ln2b, g->attprojb, a->dln2, a->residual2, a->ln2_mean,
+                  a->ln2_rstd, p->ln2w, true, b->accumulate, b->accumulate);
 
     need_attention(b);
     linear_backward(b, LINEAR_ATTPROJ, a->datt, g->attprojw, none, dresidual, a->att, p->attprojw);
+    need_attention_input(b);
     need_qkv(b);
-    Tensor qkvb = g->qkvb;
-    attention_backward(a->dqkv, a->datt, a->att, a->lse, a->qkv, num_heads(b), num_heads(b), &qkvb, b->accumulate);
+    Tensor qkvb = g->qkvb, *made = b->table.data ? NULL : &qkvb; // attention makes it if nothing follows it
+    attention_backward(a->dqkv, a->datt, a->att, a->lse, attention_input(b), num_heads(b), num_kv_heads(b), made,
+                       b->accumulate);
+    qk_backward(b);
     need_ln1(b);
     linear_backward(b, LINEAR_QKV, a->dln1, g->qkvw, qkvb, a->dqkv, a->ln1, p->qkvw);
-    layernorm_backward(dresidual, g->ln1w, g->ln1b, dresidual_sum, a->dln1, a->residual1, a->ln1_mean, a->ln1_rstd,
-                       p->ln1w, true, b->accumulate, false);
+    norm_backward(config_of(b), dresidual, g->ln1w, g->ln1b, dresidual_sum, a->dln1, a->residual1, a->ln1_mean,
+                  a->ln1_rstd, p->ln1w, true, b->accumulate, false);
 }
 
 // ----------------------------------------------------------------------------------------------- parts of a micro-step
@@ -218,15 +310,17 @@ static void add_gradients(const Model *model, int from, int to, int block, bool 
     }
 }
 
-static void final_layernorm_forward(const ModelActs *m, const Weights *p) {
-    layernorm_forward(m->lnf, m->lnf_mean, m->lnf_rstd, m->final_residual, p->lnfw, p->lnfb, 1e-5f);
+static void final_norm_forward(const Model *model, const ModelActs *m, const Weights *p) {
+    gpt2_norm_forward(&model->options.config, m->lnf, m->lnf_mean, m->lnf_rstd, m->final_residual, p->lnfw, p->lnfb);
 }
+
+Tensor gpt2_head_weight(const Weights *w) { return w->headw.data ? w->headw : w->wte; }
 
 void gpt2_head_forward(Model *model, const MicroStep *s) {
     const ModelActs m = model_acts(model, s->B, s->T);
     const Weights p = model_weights(model, 0);
-    final_layernorm_forward(&m, &p);
-    head_loss_forward(m.losses, m.logits, m.lnf, p.wte, m.targets, model->options.config.V);
+    final_norm_forward(model, &m, &p);
+    head_loss_forward(m.losses, m.logits, m.lnf, gpt2_head_weight(&p), m.targets, model->options.config.V);
     sequence_losses(tensor_slice_first(model_sequence_losses(model), s->B), m.losses, false);
 }
 
@@ -235,13 +329,13 @@ static void head_backward(Model *model, const MicroStep *s, bool accumulate) {
     const ModelActs m = model_acts(model, s->B, s->T);
     const Weights p = model_weights(model, 0), g = model_gradients(model, 0);
     const float scale = 1.0f / (float)s->tokens_in_step;
-    final_layernorm_forward(&m, &p);
-    head_loss_backward(m.losses, m.dlnf, g.wte, m.logits, m.lnf, p.wte, m.targets, model->options.config.V, scale,
-                       model_control(model), accumulate);
+    final_norm_forward(model, &m, &p);
+    head_loss_backward(m.losses, m.dlnf, gpt2_head_weight(&g), m.logits, m.lnf, gpt2_head_weight(&p), m.targets,
+                       model->options.config.V, scale, model_control(model), accumulate);
     sequence_losses(tensor_slice_first(model_sequence_losses(model), s->B), m.losses, !s->first);
-    layernorm_backward(m.dresidual, g.lnfw, g.lnfb, m.dresidual_sum, m.dlnf, m.final_residual, m.lnf_mean, m.lnf_rstd,
-                       p.lnfw, false, accumulate, false);
-    add_gradients(model, PARAM_LNFW, PARAM_LNFB, 0, s->first);
+    norm_backward(&model->options.config, m.dresidual, g.lnfw, g.lnfb, m.dresidual_sum, m.dlnf, m.final_residual,
+                  m.lnf_mean, m.lnf_rstd, p.lnfw, false, accumulate, false);
+    add_gradients(model, PARAM_LNFW, PARAM_HEADW, 0, s->first);
 }
 
 void gpt2_backward(Model *model, const MicroStep *s, int unit) {
@@ -251,7 +345,8 @@ void gpt2_backward(Model *model, const MicroStep *s, int unit) {
     const bool accumulate = !s->first && is_fp32; // in place; otherwise add_gradients does
     if (unit == L) {                              // the parameters outside blocks
         const Weights g = model_gradients(model, 0);
-        embedding_backward(g.wte, g.wpe, m.dresidual, m.inputs, true, accumulate);
+        const bool tied = !model->options.config.untied; // the head has written wte's
+        embedding_backward(g.wte, g.wpe, m.dresidual, m.inputs, tied || accumulate, accumulate);
         add_gradients(model, PARAM_WTE, PARAM_WPE, 0, s->first);
         if (!is_fp32) micro_step_count(model_control(model), 1);
         return;

@@ -2,6 +2,11 @@
 #pragma once
 #include "llmc/model/model_object.h"
 
+// The weight of the head: its own, or wte.
+Tensor gpt2_head_weight(const Weights *w);
+// The norm of this model.
+void gpt2_norm_forward(const ModelConfig *config, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight,
+                       Tensor bias);
 void block_forward(const Block *b, Tensor out);                 // out (B,T,C): the residual stream after the block
 void gpt2_forward(Model *model, const MicroStep *s, int block); // block 0: with the embedding
 void gpt2_head_forward(Model *model, const MicroStep *s);       // after the last block: the losses only

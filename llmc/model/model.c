@@ -145,6 +145,7 @@ Model *model_create(const ModelOptions *options, Error *err) {
     }
     if (model->host_state) memset(model->host_state, 0, (size_t)model->layout.host_bytes);
     make_tensors(model);
+    if (o->config.rope_base > 0) rope_table(model_rope_table(model), (float)o->config.rope_base);
     model_weights_changed(model);
     StepControl control = step_control_initial(1.0f);
     model_set_control(model, &control);

@@ -8,14 +8,18 @@ const ActivationSpec model_block_activations[NUM_BLOCK_ACTS] = {BLOCK_ACTIVATION
 const ModelActivationSpec model_activations[NUM_MODEL_ACTS] = {MODEL_ACTIVATIONS(X)};
 #undef X
 
-Tensor model_activation(const ModelOptions *o, ActivationShape shape, const char *name, void *data, int64_t B,
-                        int64_t T) {
-    static const Dimension widths[] = {[BTC] = DIM_C, [BT3C] = DIM_3C, [BTFF] = DIM_FF};
+Tensor model_activation(const ModelOptions *o, ActivationShape shape, Presence presence, const char *name, void *data,
+                        int64_t B, int64_t T) {
+    static const Dimension widths[] = {
+        [BTC] = DIM_C, [BTATT] = DIM_ATT, [BTQKV] = DIM_QKV, [BTFF] = DIM_FF, [BTFC] = DIM_FC};
+    if (!model_has(&o->config, presence)) return tensor_none();
     switch (shape) {
     case BT:
         return tensor_make(data, DTYPE_FP32, name, B, T, 0, 0);
     case BHT:
         return tensor_make(data, DTYPE_FP32, name, B, o->config.NH, T, 0);
+    case BTH:
+        return tensor_make(data, DTYPE_FP32, name, B, T, o->config.NH + model_kv_heads(&o->config), 0);
     case BT_I32:
         return tensor_make(data, DTYPE_I32, name, B, T, 0, 0);
     case C_FP32:
@@ -25,7 +29,7 @@ Tensor model_activation(const ModelOptions *o, ActivationShape shape, const char
         const int64_t rows = o->sizes ? o->sizes->head_chunk_rows(o->sizes->machine, s) : ops_head_chunk_rows(s);
         return tensor_make(data, o->dtype, name, rows, o->config.Vp, 0, 0);
     }
-    default: // BTC, BT3C, BTFF
+    default: // BTC .. BTFC
         return tensor_make(data, o->dtype, name, B, T, model_size(&o->config, widths[shape]), 0);
     }
 }

@@ -12,50 +12,54 @@ enum { H_BEGIN = -1, H_IN, H_LNF, H_HEAD, H_LNF_BACKWARD, HEAD_TICKS, H_END = HE
 // B_FCPROJ: the weight gradient of fcproj; B_GELU: its input gradient, through the GELU.
 enum { B_RECOMPUTE, B_FCPROJ, B_GELU, B_FC, B_LN2, B_ATTPROJ, B_ATT, B_QKV, B_LN1, BACKWARD_TICKS };
 
-// Shapes of activations: (B,T,C), (B,T,3C), (B,T,d_ff) in the compute dtype; (B,T) and (B,NH,T) in fp32; (B,T) in i32;
-// (C) in fp32; and the logits of a chunk of rows (rows,Vp) in the compute dtype.
-typedef enum { BTC, BT3C, BTFF, BT, BHT, BT_I32, C_FP32, LOGITS_CHUNK } ActivationShape;
+// Shapes of activations: (B,T,C), (B,T,NH HS), (B,T,(NH + 2 NKV) HS), (B,T,d_ff), with SwiGLU's gate (B,T,2 d_ff) in
+// the compute dtype; (B,T), (B,NH,T) and (B,T,NH + NKV) in fp32; (B,T) in i32; (C) in fp32; and the logits of a chunk
+// of rows (rows,Vp) in the compute dtype.
+typedef enum { BTC, BTATT, BTQKV, BTFF, BTFC, BT, BHT, BTH, BT_I32, C_FP32, LOGITS_CHUNK } ActivationShape;
 
-// THE list of a block's activations, and of the gradients that pass through it. A row: name, shape; the ticks of the
-// forward pass from its first write to its last read; the ticks of the backward pass from its first need, its own or
-// that of a tensor computed with it, to its last read; and the ops that write it. If one of those is recomputed, the
-// activation is not kept from one pass to the other.
+// THE list of a block's activations, and of the gradients that pass through it. A row: name, shape, which models have
+// it; the ticks of the forward pass from its first write to its last read; the ticks of the backward pass from its
+// first need, its own or that of a tensor computed with it, to its last read; and the ops that write it. If one of
+// those is recomputed, the activation is not kept from one pass to the other.
 enum { NEVER = -1 };
 // clang-format off
-#define BLOCK_ACTIVATIONS(X)                                                                      \
-    X(residual1, BTC,  F_IN,      F_ATTPROJ,  B_LN1,     B_LN1,    0)                             \
-    X(ln1,       BTC,  F_LN1,     F_QKV,      B_QKV,     B_QKV,    RECOMPUTE_LAYERNORM)           \
-    X(ln1_mean,  BT,   F_LN1,     F_LN1,      B_QKV,     B_LN1,    RECOMPUTE_LAYERNORM)           \
-    X(ln1_rstd,  BT,   F_LN1,     F_LN1,      B_QKV,     B_LN1,    RECOMPUTE_LAYERNORM)           \
-    X(qkv,       BT3C, F_QKV,     F_ATT,      B_ATT,     B_ATT,    RECOMPUTE_QKV)                 \
-    X(lse,       BHT,  F_ATT,     F_ATT,      B_ATTPROJ, B_ATT,    RECOMPUTE_ATTENTION)           \
-    X(att,       BTC,  F_ATT,     F_ATTPROJ,  B_ATTPROJ, B_ATT,    RECOMPUTE_ATTENTION)           \
-    X(residual2, BTC,  F_ATTPROJ, F_FCPROJ,   B_FC,      B_LN2,    RECOMPUTE_ATTPROJ)             \
-    X(ln2,       BTC,  F_LN2,     F_FC,       B_FC,      B_FC,     RECOMPUTE_LAYERNORM)           \
-    X(ln2_mean,  BT,   F_LN2,     F_LN2,      B_FC,      B_LN2,    RECOMPUTE_LAYERNORM)           \
-    X(ln2_rstd,  BT,   F_LN2,     F_LN2,      B_FC,      B_LN2,    RECOMPUTE_LAYERNORM)           \
-    X(pre,       BTFF, F_FC,      F_FC,       B_FCPROJ,  B_GELU,   RECOMPUTE_FC)                  \
-    X(gelu,      BTFF, F_FC,      F_FCPROJ,   B_FCPROJ,  B_FCPROJ, RECOMPUTE_GELU | RECOMPUTE_FC) \
-    X(dpre,      BTFF, NEVER,     NEVER,      B_GELU,    B_FC,     0)                             \
-    X(dln2,      BTC,  NEVER,     NEVER,      B_FC,      B_LN2,    0)                             \
-    X(datt,      BTC,  NEVER,     NEVER,      B_ATTPROJ, B_ATT,    0)                             \
-    X(dqkv,      BT3C, NEVER,     NEVER,      B_ATT,     B_QKV,    0)                             \
-    X(dln1,      BTC,  NEVER,     NEVER,      B_QKV,     B_LN1,    0)
+#define BLOCK_ACTIVATIONS(X)                                                                                    \
+    X(residual1, BTC,   IN_ALL,       F_IN,      F_ATTPROJ, B_LN1,     B_LN1,    0)                             \
+    X(ln1,       BTC,   IN_ALL,       F_LN1,     F_QKV,     B_QKV,     B_QKV,    RECOMPUTE_LAYERNORM)           \
+    X(ln1_mean,  BT,    IN_LAYERNORM, F_LN1,     F_LN1,     B_QKV,     B_LN1,    RECOMPUTE_LAYERNORM)           \
+    X(ln1_rstd,  BT,    IN_ALL,       F_LN1,     F_LN1,     B_QKV,     B_LN1,    RECOMPUTE_LAYERNORM)           \
+    X(qkv,       BTQKV, IN_ALL,       F_QKV,     F_ATT,     B_ATT,     B_ATT,    RECOMPUTE_QKV)                 \
+    X(qkr,       BTQKV, IN_QK_NORM,   F_ATT,     F_ATT,     B_ATT,     B_ATT,    RECOMPUTE_LAYERNORM)           \
+    X(qkr_rstd,  BTH,   IN_QK_NORM,   F_ATT,     F_ATT,     B_ATT,     B_ATT,    RECOMPUTE_LAYERNORM)           \
+    X(lse,       BHT,   IN_ALL,       F_ATT,     F_ATT,     B_ATTPROJ, B_ATT,    RECOMPUTE_ATTENTION)           \
+    X(att,       BTATT, IN_ALL,       F_ATT,     F_ATTPROJ, B_ATTPROJ, B_ATT,    RECOMPUTE_ATTENTION)           \
+    X(residual2, BTC,   IN_ALL,       F_ATTPROJ, F_FCPROJ,  B_FC,      B_LN2,    RECOMPUTE_ATTPROJ)             \
+    X(ln2,       BTC,   IN_ALL,       F_LN2,     F_FC,      B_FC,      B_FC,     RECOMPUTE_LAYERNORM)           \
+    X(ln2_mean,  BT,    IN_LAYERNORM, F_LN2,     F_LN2,     B_FC,      B_LN2,    RECOMPUTE_LAYERNORM)           \
+    X(ln2_rstd,  BT,    IN_ALL,       F_LN2,     F_LN2,     B_FC,      B_LN2,    RECOMPUTE_LAYERNORM)           \
+    X(pre,       BTFC,  IN_ALL,       F_FC,      F_FC,      B_FCPROJ,  B_GELU,   RECOMPUTE_FC)                  \
+    X(gelu,      BTFF,  IN_ALL,       F_FC,      F_FCPROJ,  B_FCPROJ,  B_FCPROJ, RECOMPUTE_GELU | RECOMPUTE_FC) \
+    X(dgelu,     BTFF,  IN_SWIGLU,    NEVER,     NEVER,     B_GELU,    B_GELU,   0)                             \
+    X(dpre,      BTFC,  IN_ALL,       NEVER,     NEVER,     B_GELU,    B_FC,     0)                             \
+    X(dln2,      BTC,   IN_ALL,       NEVER,     NEVER,     B_FC,      B_LN2,    0)                             \
+    X(datt,      BTATT, IN_ALL,       NEVER,     NEVER,     B_ATTPROJ, B_ATT,    0)                             \
+    X(dqkv,      BTQKV, IN_ALL,       NEVER,     NEVER,     B_ATT,     B_QKV,    0)                             \
+    X(dln1,      BTC,   IN_ALL,       NEVER,     NEVER,     B_QKV,     B_LN1,    0)
 
-// THE list of the tensors of the whole model that live within a micro-step: name, shape, first and last tick of the head,
-// and whether only training has it. Without training the head's forward pass is the end.
-#define MODEL_ACTIVATIONS(X)                                               \
-    X(inputs,         BT_I32,       H_BEGIN,        H_END,          false) \
-    X(targets,        BT_I32,       H_BEGIN,        H_HEAD,         false) \
-    X(final_residual, BTC,          H_IN,           H_LNF_BACKWARD, false) \
-    X(lnf,            BTC,          H_LNF,          H_HEAD,         false) \
-    X(lnf_mean,       BT,           H_LNF,          H_LNF_BACKWARD, false) \
-    X(lnf_rstd,       BT,           H_LNF,          H_LNF_BACKWARD, false) \
-    X(logits,         LOGITS_CHUNK, H_HEAD,         H_HEAD,         false) \
-    X(losses,         BT,           H_HEAD,         H_HEAD,         false) \
-    X(dlnf,           BTC,          H_HEAD,         H_LNF_BACKWARD, true)  \
-    X(dresidual,      BTC,          H_LNF_BACKWARD, H_END,          true)  \
-    X(dresidual_sum,  C_FP32,       H_LNF_BACKWARD, H_END,          true)
+// THE list of the tensors of the whole model that live within a micro-step: name, shape, which models have it, first and
+// last tick of the head, and whether only training has it. Without training the head's forward pass is the end.
+#define MODEL_ACTIVATIONS(X)                                                             \
+    X(inputs,         BT_I32,       IN_ALL,       H_BEGIN,        H_END,          false) \
+    X(targets,        BT_I32,       IN_ALL,       H_BEGIN,        H_HEAD,         false) \
+    X(final_residual, BTC,          IN_ALL,       H_IN,           H_LNF_BACKWARD, false) \
+    X(lnf,            BTC,          IN_ALL,       H_LNF,          H_HEAD,         false) \
+    X(lnf_mean,       BT,           IN_LAYERNORM, H_LNF,          H_LNF_BACKWARD, false) \
+    X(lnf_rstd,       BT,           IN_ALL,       H_LNF,          H_LNF_BACKWARD, false) \
+    X(logits,         LOGITS_CHUNK, IN_ALL,       H_HEAD,         H_HEAD,         false) \
+    X(losses,         BT,           IN_ALL,       H_HEAD,         H_HEAD,         false) \
+    X(dlnf,           BTC,          IN_ALL,       H_HEAD,         H_LNF_BACKWARD, true)  \
+    X(dresidual,      BTC,          IN_ALL,       H_LNF_BACKWARD, H_END,          true)  \
+    X(dresidual_sum,  C_FP32,       IN_BIASED,    H_LNF_BACKWARD, H_END,          true)
 // clang-format on
 
 #define ONE(...) +1
@@ -66,6 +70,7 @@ enum { NUM_BLOCK_ACTS = 0 BLOCK_ACTIVATIONS(ONE), NUM_MODEL_ACTS = 0 MODEL_ACTIV
 typedef struct {
     const char *name;
     ActivationShape shape;
+    Presence presence;
     int forward_first, forward_last;
     int backward_first, backward_last;
     int written_by;
@@ -76,6 +81,7 @@ extern const ActivationSpec model_block_activations[NUM_BLOCK_ACTS];
 typedef struct {
     const char *name;
     ActivationShape shape;
+    Presence presence;
     int first, last;
     bool train_only;
 } ModelActivationSpec;
@@ -94,6 +100,6 @@ int model_recompute_tick(int set, int tick);
 enum { TICK_NAME = 48 };
 const char *model_tick_name(const ModelConfig *config, int tick, char name[TICK_NAME]);
 
-// A tensor of this shape over data, for B sequences of T tokens.
-Tensor model_activation(const ModelOptions *o, ActivationShape shape, const char *name, void *data, int64_t B,
-                        int64_t T);
+// The tensor of this name and shape over data, absent where the model has none, for B sequences of T tokens.
+Tensor model_activation(const ModelOptions *o, ActivationShape shape, Presence presence, const char *name, void *data,
+                        int64_t B, int64_t T);

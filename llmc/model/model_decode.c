@@ -41,10 +41,10 @@ static Tensor device_tokens(const Model *model, const char *name, int64_t first,
 // The cache of a block for `count` sequences, starting at `first`.
 static Tensor cache_of(const Model *model, int block, int64_t first, int64_t count) {
     const ModelOptions *o = &model->options;
-    const int64_t NH = o->config.NH, HS = o->config.C / NH;
-    const int64_t sequence = 2 * NH * o->T * HS, skipped = (block * o->sequences + first) * sequence;
+    const int64_t NKV = model_kv_heads(&o->config), HS = model_head_size(&o->config);
+    const int64_t sequence = 2 * NKV * o->T * HS, skipped = (block * o->sequences + first) * sequence;
     char *data = (char *)model_at(model, model->layout.cache) + skipped * (int64_t)dtype_size(o->dtype);
-    return tensor_make(data, o->dtype, "cache", count, 2 * NH, o->T, HS);
+    return tensor_make(data, o->dtype, "cache", count, 2 * NKV, o->T, HS);
 }
 
 // ------------------------------------------------------------------------------------------------------------- prompts
@@ -87,8 +87,8 @@ static void decode_blocks(const Model *model, Tensor logits) {
         block_forward(&b, b.a.residual1);
     }
     const BlockActs *a = &b.a;
-    layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, b.p.lnfw, b.p.lnfb, 1e-5f);
-    matmul_forward(logits, a->ln1, b.p.wte, tensor_none());
+    gpt2_norm_forward(&model->options.config, a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, b.p.lnfw, b.p.lnfb);
+    matmul_forward(logits, a->ln1, gpt2_head_weight(&b.p), tensor_none());
 }
 
 // Tokens and position are adjacent in pinned memory and are uploaded with one copy. The ops read the position on the
@@ -103,8 +103,9 @@ static void launch_step(Model *model, Tensor logits) {
     copy_h2d(inputs.data, host, (size_t)(S + 1) * sizeof *host, STREAM_COMPUTE);
 
     const Block b = model_block(model, 0, PASS_TOKEN, S, 1);
-    embedding_forward(b.a.residual1, inputs, b.p.wte,
-                      tensor_slice_rows(b.p.wpe, d->length, tensor_rows(b.p.wpe) - d->length));
+    Tensor wpe = b.p.wpe;
+    if (wpe.data) wpe = tensor_slice_rows(wpe, d->length, tensor_rows(wpe) - d->length);
+    embedding_forward(b.a.residual1, inputs, b.p.wte, wpe);
     if (ops_are_observed()) {
         decode_blocks(model, logits);
         return;

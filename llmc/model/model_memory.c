@@ -16,7 +16,7 @@
 #include <stdlib.h>
 
 static int64_t activation_bytes(const ModelOptions *o, ActivationShape shape, int64_t B, int64_t T) {
-    return (int64_t)tensor_bytes(model_activation(o, shape, "activation", NULL, B, T));
+    return (int64_t)tensor_bytes(model_activation(o, shape, IN_ALL, "activation", NULL, B, T));
 }
 
 void model_state_bytes(const ModelOptions *o, const Partition *p, int64_t bytes[NUM_STATE_SLOTS]) {
@@ -123,6 +123,10 @@ static void plan_permanent(MemoryPlan *plan, Layout *layout, const ModelOptions 
     layout->sequence_losses = memory_plan_add_always(plan, MEM_WORKSPACE, "sequence_losses", o->B * 4);
     layout->windows = memory_plan_add_always(plan, MEM_WORKSPACE, "windows", o->B * (o->T + 1) * 4);
     layout->workspace = memory_plan_add_always(plan, MEM_WORKSPACE, "workspace", workspace);
+    layout->rope_table = -1;
+    if (o->config.rope_base > 0)
+        layout->rope_table = memory_plan_add_always(plan, MEM_WORKSPACE, "rope_table",
+                                                    o->T * model_size(&o->config, DIM_HS) * (int64_t)sizeof(float));
 }
 
 // The micro-step's own gradients, by kind of parameter. Blocks share theirs, one after the other.
@@ -131,13 +135,15 @@ static void plan_micro_gradients(MemoryPlan *plan, Layout *layout, const ModelOp
     Parameter *table = parameter_table(c);
     for (int spec = 0; spec < NUM_PARAMETER_SPECS; spec++) {
         layout->micro_gradients[spec] = -1;
-        if (!o->train || model_gradient_dtype(o) == DTYPE_FP32) continue;
+        if (!o->train || model_gradient_dtype(o) == DTYPE_FP32 || parameter_index(c, spec, 0) < 0) continue;
         int first = model_head_tick(c) + H_HEAD, last = model_end_tick(c); // of wte: the embedding adds to the head's
         if (parameter_specs[spec].per_block) {
             first = model_backward_tick(c, (int)c->L - 1);
             last = model_end_tick(c) - 1;
         } else if (spec == PARAM_LNFW || spec == PARAM_LNFB) {
             first = last = model_head_tick(c) + H_LNF_BACKWARD;
+        } else if (spec == PARAM_HEADW) {
+            last = model_head_tick(c) + H_LNF_BACKWARD;
         } else if (spec == PARAM_WPE) {
             first = model_end_tick(c);
         }
@@ -151,11 +157,12 @@ static void plan_block(MemoryPlan *plan, Layout *layout, const ModelOptions *o, 
     const int f = block * FORWARD_TICKS, b = model_backward_tick(&o->config, block), set = o->recompute.blocks[block];
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &model_block_activations[i];
+        layout->forward[block][i] = layout->backward[block][i] = -1;
+        if (!model_has(&o->config, s->presence)) continue;
         const int64_t bytes = activation_bytes(o, s->shape, o->B, o->T);
         const bool in_forward = s->forward_first != NEVER, recomputed = (s->written_by & set) != 0;
         const bool in_backward = o->train && s->backward_first != NEVER;
         const bool kept = in_forward && in_backward && !recomputed;
-        layout->forward[block][i] = layout->backward[block][i] = -1;
         if (kept) {
             layout->forward[block][i] = layout->backward[block][i] =
                 memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, f + s->forward_first, b + s->backward_last);
@@ -176,7 +183,7 @@ static void plan_model_acts(MemoryPlan *plan, Layout *layout, const ModelOptions
     for (int i = 0; i < NUM_MODEL_ACTS; i++) {
         const ModelActivationSpec *s = &model_activations[i];
         layout->model_acts[i] = -1;
-        if (s->train_only && !o->train) continue;
+        if ((s->train_only && !o->train) || !model_has(&o->config, s->presence)) continue;
         const int last = !o->train && s->last > H_HEAD ? H_HEAD : s->last;
         layout->model_acts[i] =
             memory_plan_add(plan, MEM_ACTIVATIONS, s->name, activation_bytes(o, s->shape, o->B, o->T),
@@ -194,7 +201,7 @@ static void plan_decoder(MemoryPlan *plan, Layout *layout, const ModelOptions *o
     const int64_t tokens = max_i64(o->T, o->sequences), e = (int64_t)dtype_size(o->dtype);
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &model_block_activations[i];
-        if (s->forward_first == NEVER || o->sequences == 0) {
+        if (s->forward_first == NEVER || o->sequences == 0 || !model_has(c, s->presence)) {
             layout->decoder_acts[i] = -1;
             continue;
         }
@@ -203,10 +210,11 @@ static void plan_decoder(MemoryPlan *plan, Layout *layout, const ModelOptions *o
         layout->decoder_acts[i] =
             memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, begin + s->forward_first, begin + last);
     }
+    const int64_t kv_columns = model_kv_heads(c) * model_head_size(c);
     layout->cache = layout->decoder_tokens = layout->decoder_logits = -1;
     if (o->sequences == 0) return;
     layout->cache =
-        memory_plan_add(plan, MEM_ACTIVATIONS, "cache", c->L * o->sequences * o->T * 2 * c->C * e, begin, end);
+        memory_plan_add(plan, MEM_ACTIVATIONS, "cache", c->L * o->sequences * o->T * 2 * kv_columns * e, begin, end);
     layout->decoder_tokens =
         memory_plan_add(plan, MEM_ACTIVATIONS, "decoder_tokens", model_decoder_tokens(o) * 4, begin, end);
     layout->decoder_logits =

@@ -11,8 +11,10 @@ void model_use_workspace(const Model *model) {
 
 Weights model_weights(const Model *model, int block) {
     Weights w;
-    for (int s = 0; s < NUM_PARAMETER_SPECS; s++)
-        w.all[s] = model->tensors[parameter_index(&model->options.config, s, block)].weight;
+    for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
+        const int index = parameter_index(&model->options.config, s, block);
+        w.all[s] = index < 0 ? tensor_none() : model->tensors[index].weight;
+    }
     return w;
 }
 
@@ -21,10 +23,19 @@ Weights model_gradients(const Model *model, int block) {
     Weights g;
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
         const int index = parameter_index(&model->options.config, s, block), handle = model->layout.micro_gradients[s];
-        g.all[s] = handle < 0 ? model->tensors[index].grad
-                              : parameter_tensor(&model->parameters[index], model_at(model, handle), DTYPE_FP32);
+        g.all[s] = tensor_none();
+        if (index >= 0)
+            g.all[s] = handle < 0 ? model->tensors[index].grad
+                                  : parameter_tensor(&model->parameters[index], model_at(model, handle), DTYPE_FP32);
     }
     return g;
+}
+
+Tensor model_rope_table(const Model *model) {
+    const ModelOptions *o = &model->options;
+    void *data = model_at(model, model->layout.rope_table);
+    return data ? tensor_make(data, DTYPE_FP32, "rope_table", o->T, 2, model_head_size(&o->config) / 2, 0)
+                : tensor_none();
 }
 
 ModelActs model_acts(const Model *model, int64_t B, int64_t T) {
@@ -32,7 +43,7 @@ ModelActs model_acts(const Model *model, int64_t B, int64_t T) {
     for (int i = 0; i < NUM_MODEL_ACTS; i++) {
         const ModelActivationSpec *s = &model_activations[i];
         void *data = model_at(model, model->layout.model_acts[i]);
-        a.all[i] = model_activation(&model->options, s->shape, s->name, data, B, T);
+        a.all[i] = model_activation(&model->options, s->shape, s->presence, s->name, data, B, T);
     }
     return a;
 }
@@ -40,16 +51,18 @@ ModelActs model_acts(const Model *model, int64_t B, int64_t T) {
 Block model_block(const Model *model, int number, Pass pass, int64_t B, int64_t T) {
     const int *handles = model->layout.decoder_acts;
     Block b = {.model = model, .number = number, .pass = pass, .p = model_weights(model, number)};
+    b.table = model_rope_table(model);
     if (pass == PASS_FORWARD) handles = model->layout.forward[number];
     if (pass == PASS_BACKWARD) {
         handles = model->layout.backward[number];
         b.g = model_gradients(model, number);
         b.missing = model->options.recompute.blocks[number];
-        if (b.missing & RECOMPUTE_LAYERNORM) b.missing |= RECOMPUTE_LN2;
+        if (b.missing & RECOMPUTE_LAYERNORM) b.missing |= RECOMPUTE_LN2 | RECOMPUTE_QKR;
     }
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &model_block_activations[i];
-        b.a.all[i] = model_activation(&model->options, s->shape, s->name, model_at(model, handles[i]), B, T);
+        void *data = model_at(model, handles[i]);
+        b.a.all[i] = model_activation(&model->options, s->shape, s->presence, s->name, data, B, T);
     }
     return b;
 }

@@ -65,6 +65,7 @@ typedef struct {
     int cache, decoder_tokens, decoder_logits;
     int fp8_weights, fp8_slots, fp8_forward, fp8_backward; // model_fp8.c
     int stats;                                             // model_numerics.c
+    int rope_table;                                        // (T,2,HS/2), filled at the start
 } Layout;
 
 struct Model {
@@ -105,7 +106,8 @@ typedef struct {
 
 typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_PROMPT, PASS_TOKEN } Pass; // the last two: model_decode.c
 
-enum { RECOMPUTE_LN2 = RECOMPUTE_BLOCK + 1 }; // in Block.missing: ln2; RECOMPUTE_LAYERNORM is ln1 there
+// In Block.missing RECOMPUTE_LAYERNORM is ln1, and these are ln2 and the norms of q and k.
+enum { RECOMPUTE_LN2 = RECOMPUTE_BLOCK + 1, RECOMPUTE_QKR = 2 * RECOMPUTE_LN2 };
 
 // A block in one pass, as used by the lines of gpt2.c. A forward op of a block in the backward pass is a recomputation.
 typedef struct {
@@ -118,12 +120,14 @@ typedef struct {
     int missing;     // in the backward pass: RECOMPUTE_... of what was not kept and is not recomputed yet
     Tensor cache;    // PASS_PROMPT, PASS_TOKEN: keys and values of the sequences that this pass is for
     Tensor position; // PASS_TOKEN: see attention_decode
+    Tensor table;    // of RoPE; absent: learned positions
 } Block;
 
 void *model_at(const Model *model, int handle);         // NULL for -1
 Weights model_weights(const Model *model, int block);   // block 0 for the weights outside blocks
 Weights model_gradients(const Model *model, int block); // where the ops of a micro-step write them
 Block model_block(const Model *model, int number, Pass pass, int64_t B, int64_t T);
+Tensor model_rope_table(const Model *model);
 ModelActs model_acts(const Model *model, int64_t B, int64_t T);
 // Gives the ops the scratch memory of this model. Called by model_load_batch, model_decode_* and model_observe; passes
 // and updates use that of the last call. So models of one process take turns by whole steps (tests do).

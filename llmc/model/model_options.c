@@ -3,6 +3,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/device.h"
+#include <string.h>
 
 // fp8 matmuls need dimensions in multiples of 16: the dimensions of the model, and the tokens of a micro-batch. As a
 // micro-batch may have any number of sequences (-b auto, the last one of a step), T must be such a multiple.
@@ -23,7 +24,16 @@ static bool check_fp8_options(const ModelOptions *o, Error *err) {
                      (long long)round_up(o->T, FP8_MULTIPLE));
 }
 
+// The CUDA backend has the ops of GPT-2's block only.
+static bool check_block_options(const ModelOptions *o, Error *err) {
+    if (strcmp(device_facts()->backend, "cuda") != 0 || model_is_gpt2(&o->config)) return true;
+    const char *family = model_family(&o->config);
+    return error_set(err, "-e: %s%sblocks other than GPT-2's train on the CPU only so far; use GPT-2's, or train_gpt2",
+                     family ? family : "", family ? ": " : "");
+}
+
 bool model_check_options(const ModelOptions *o, Error *err) {
+    if (!check_block_options(o, err)) return false;
     if (o->fp8 && !check_fp8_options(o, err)) return false;
     if (o->train && o->offload && !optimizer_is_elementwise(o->optimizer))
         return error_set(err,
@@ -49,8 +59,10 @@ OpsShape model_ops_shape(const ModelOptions *o) {
                       .T = o->T,
                       .C = o->config.C,
                       .NH = o->config.NH,
+                      .NKV = model_kv_heads(&o->config),
+                      .HS = model_head_size(&o->config),
                       .Vp = o->config.Vp,
-                      .widest = max_i64(model_size(&o->config, DIM_3C), model_size(&o->config, DIM_FF)),
+                      .widest = max_i64(model_size(&o->config, DIM_QKV), model_size(&o->config, DIM_FC)),
                       .num_tensors = partition_max_norm_parts(&o->config, o->groups),
                       .sequences = o->sequences,
                       .factored = o->train && o->optimizer == OPTIMIZER_ADAFACTOR ? parameter_total(&o->config) : 0,

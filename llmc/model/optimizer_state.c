@@ -88,8 +88,7 @@ UpdateRule optimizer_rule(OptimizerKind kind, const Parameter *p) { return group
 
 float optimizer_rate(OptimizerKind kind, const Parameter *p) {
     if (optimizer_rule(kind, p) != RULE_DIRECTION) return 1.0f;
-    const int64_t rows = p->rows / p->spec->stacked;
-    return 0.2f * sqrtf((float)(rows > p->cols ? rows : p->cols));
+    return 0.2f * sqrtf((float)max_i64(p->parts[0], p->cols));
 }
 
 const char *state_slot_name(StateSlot slot) { return SLOTS[slot].name; }
@@ -155,9 +154,12 @@ int64_t optimizer_offload_buffer(int64_t host_bytes) {
 // X X^T, its square, and their product with X.
 double optimizer_matmul_flops(OptimizerKind kind, const Parameter *p) {
     if (optimizer_rule(kind, p) != RULE_DIRECTION) return 0;
-    const double rows = (double)p->rows / p->spec->stacked, cols = (double)p->cols;
-    const double m = rows < cols ? rows : cols, n = rows < cols ? cols : rows;
-    return p->spec->stacked * MUON_STEPS * (4 * m * m * n + 2 * m * m * m);
+    double flops = 0;
+    for (int k = 0; k < p->num_parts; k++) {
+        const double m = (double)min_i64(p->parts[k], p->cols), n = (double)max_i64(p->parts[k], p->cols);
+        flops += MUON_STEPS * (4 * m * m * n + 2 * m * m * m);
+    }
+    return flops;
 }
 
 // Allocates bytes one after the other; returns their offset.
@@ -174,10 +176,11 @@ MuonScratch optimizer_muon_scratch(const Parameter *parameters, int count, DType
     for (int i = 0; i < count; i++) {
         const Parameter *p = &parameters[i];
         if (optimizer_rule(OPTIMIZER_MUON, p) != RULE_DIRECTION) continue;
-        const int64_t rows = p->rows / p->spec->stacked;
-        matrix = max_i64(matrix, rows * p->cols);
-        side = max_i64(side, min_i64(rows, p->cols));
-        s.matrices += p->spec->stacked;
+        for (int k = 0; k < p->num_parts; k++) {
+            matrix = max_i64(matrix, p->parts[k] * p->cols);
+            side = max_i64(side, min_i64(p->parts[k], p->cols));
+        }
+        s.matrices += p->num_parts;
     }
     s.x = take_scratch(&s.bytes, matrix * element);
     s.product = take_scratch(&s.bytes, matrix * element);

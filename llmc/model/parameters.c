@@ -34,15 +34,67 @@ static const struct {
 };
 enum { NUM_PRESETS = sizeof presets / sizeof presets[0] };
 
+// The blocks that can be named before a preset or a shape, each as the class of transformers has it.
+static const struct {
+    const char *name;
+    ModelConfig block;
+} families[] = {
+    {"gpt2", {0}},
+    {"starcoder2", {.rope_base = 10000}},
+    {"llama",
+     {.rope_base = 10000,
+      .norm = NORM_RMS,
+      .activation = ACTIVATION_SWIGLU,
+      .no_bias = true,
+      .untied = true,
+      .eps = 1e-6f}},
+    {"qwen3",
+     {.rope_base = 10000,
+      .norm = NORM_RMS,
+      .activation = ACTIVATION_SWIGLU,
+      .qk_norm = true,
+      .no_bias = true,
+      .eps = 1e-6f}},
+    {"arcee", {.rope_base = 10000, .norm = NORM_RMS, .activation = ACTIVATION_RELU2, .no_bias = true, .untied = true}},
+};
+enum { NUM_FAMILIES = sizeof families / sizeof families[0] };
+
 static const char forms[] = "expected d6 d12 d24 d36 d48 d60, gpt3:c768 (384 .. 12288), a shape such as "
-                            "L=6,C=384,NH=6,V=257,T=256, a directory with config.json, or an llm.c .bin file";
+                            "L=6,C=384,NH=6,V=257,T=256, any of these after starcoder2:, llama:, qwen3: or arcee:, "
+                            "a directory with config.json, or an llm.c .bin file";
+
+int64_t model_kv_heads(const ModelConfig *config) { return config->NKV ? config->NKV : config->NH; }
+int64_t model_head_size(const ModelConfig *config) { return config->HS ? config->HS : config->C / config->NH; }
+float model_eps(const ModelConfig *config) { return config->eps > 0.0f ? config->eps : 1e-5f; }
+
+static bool same_block(const ModelConfig *a, const ModelConfig *b) {
+    return (a->rope_base > 0) == (b->rope_base > 0) && a->norm == b->norm && a->activation == b->activation &&
+           a->qk_norm == b->qk_norm && a->no_bias == b->no_bias;
+}
+
+const char *model_family(const ModelConfig *config) {
+    for (int i = 0; i < NUM_FAMILIES; i++)
+        if (same_block(config, &families[i].block)) return families[i].name;
+    return NULL;
+}
+
+bool model_is_gpt2(const ModelConfig *config) {
+    return same_block(config, &families[0].block) && !config->untied && model_eps(config) == 1e-5f &&
+           model_kv_heads(config) == config->NH && model_head_size(config) * config->NH == config->C;
+}
 
 void model_config_set_vocab(ModelConfig *config, int64_t V) {
     config->V = V;
     config->Vp = round_up(V, VOCAB_PADDING);
 }
 
-void model_config_set_d_ff(ModelConfig *config, int64_t d_ff) { config->d_ff = d_ff == 4 * config->C ? 0 : d_ff; }
+int64_t model_default_d_ff(const ModelConfig *config) {
+    return config->activation == ACTIVATION_SWIGLU ? round_up(ceil_div(8 * config->C, 3), 128) : 4 * config->C;
+}
+
+void model_config_set_d_ff(ModelConfig *config, int64_t d_ff) {
+    config->d_ff = d_ff == model_default_d_ff(config) ? 0 : d_ff;
+}
 
 static bool apply_preset(ModelConfig *config, const char *name) {
     for (int i = 0; i < NUM_PRESETS; i++) {
@@ -56,51 +108,85 @@ static bool apply_preset(ModelConfig *config, const char *name) {
     return false;
 }
 
+// The family before the ':' of *text, which is advanced past it. NULL: none is named.
+static const ModelConfig *take_family(const char **text) {
+    for (int i = 0; i < NUM_FAMILIES; i++) {
+        const size_t length = strlen(families[i].name);
+        if (strncmp(*text, families[i].name, length) != 0 || (*text)[length] != ':') continue;
+        *text += length + 1;
+        return &families[i].block;
+    }
+    return NULL;
+}
+
+// The parts of a descriptor that are switches.
+typedef struct {
+    int64_t bias, tied, qk_norm;
+} Switches;
+
 // Stores "KEY=NUMBER" in the field it names, which must not have been given before (a bit each).
-static bool apply_field(ModelConfig *config, const char *part, unsigned *given, Error *err) {
+static bool apply_field(ModelConfig *config, Switches *switches, const char *part, unsigned *given, Error *err) {
     const char *equals = strchr(part, '=');
     if (!equals) return error_set(err, "'%.200s' is not a model: %s", part, forms);
     size_t key_length = (size_t)(equals - part);
     const struct {
         const char *key;
-        int64_t *field;
-    } fields[] = {{"L", &config->L}, {"C", &config->C}, {"NH", &config->NH}, {"V", &config->V}, {"T", &config->max_T}};
+        int64_t *field, low, high;
+    } fields[] = {{"L", &config->L, 1, INT64_MAX},      {"C", &config->C, 1, INT64_MAX},
+                  {"NH", &config->NH, 1, INT64_MAX},    {"V", &config->V, 1, INT64_MAX},
+                  {"T", &config->max_T, 1, INT64_MAX},  {"NKV", &config->NKV, 1, INT64_MAX},
+                  {"HS", &config->HS, 1, INT64_MAX},    {"base", &config->rope_base, 0, INT64_MAX},
+                  {"bias", &switches->bias, 0, 1},      {"tied", &switches->tied, 0, 1},
+                  {"qk_norm", &switches->qk_norm, 0, 1}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         if (strlen(fields[i].key) != key_length || strncmp(fields[i].key, part, key_length) != 0) continue;
         char *end;
         errno = 0;
         long long value = strtoll(equals + 1, &end, 10);
-        if (!isdigit((unsigned char)equals[1]) || *end || errno || value < 1)
-            return error_set(err, "'%s': expected a whole number of at least 1 after %s=", part, fields[i].key);
+        if (!isdigit((unsigned char)equals[1]) || *end || errno || value < fields[i].low || value > fields[i].high)
+            return fields[i].high == 1
+                       ? error_set(err, "'%s': expected 0 or 1 after %s=", part, fields[i].key)
+                       : error_set(err, "'%s': expected a whole number of at least %lld after %s=", part,
+                                   (long long)fields[i].low, fields[i].key);
         if (*given >> i & 1) return error_set(err, "'%s': %s is given twice; leave one out", part, fields[i].key);
         *given |= 1U << i;
         *fields[i].field = value;
         return true;
     }
-    return error_set(err, "'%s': the parts of a shape are L, C, NH, V and T", part);
+    return error_set(err, "'%s': the parts of a shape are L, C, NH, V and T, and NKV, HS, base, bias, tied and qk_norm",
+                     part);
 }
 
 bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err) {
-    *config = (ModelConfig){0};
+    if (!*descriptor) return error_set(err, "the model is empty: %s", forms);
+    const char *shape = descriptor;
+    const ModelConfig *block = take_family(&shape);
+    *config = block ? *block : (ModelConfig){0};
+    Switches switches = {.bias = !config->no_bias, .tied = !config->untied, .qk_norm = config->qk_norm};
     apply_preset(config, "d12");
     config->NH = 0; // unless set by a preset or the shape: C / 64
-    if (!*descriptor) return error_set(err, "the model is empty: %s", forms);
-    char *copy = strdup(descriptor);
+    char *copy = strdup(shape);
     REQUIRE_MEMORY(copy, "a model description");
     bool ok = true, first = true;
     unsigned given = 0;
     char *rest = copy;
     for (char *part; ok && (part = strsep(&rest, ",")) != NULL; first = false)
-        ok = (first && apply_preset(config, part)) || apply_field(config, part, &given, err);
+        ok = (first && apply_preset(config, part)) || apply_field(config, &switches, part, &given, err);
     free(copy);
     if (!ok) return false;
+    config->no_bias = !switches.bias;
+    config->untied = !switches.tied;
+    config->qk_norm = switches.qk_norm;
     if (config->NH == 0) config->NH = config->C % 64 == 0 ? config->C / 64 : 1;
+    if (config->NKV == config->NH) config->NKV = 0;
+    if (config->HS * config->NH == config->C) config->HS = 0;
     if (config->V > 0) model_config_set_vocab(config, config->V);
     return model_config_check(config, err);
 }
 
 bool model_config_is_descriptor(const char *text) {
     char first[32];
+    if (take_family(&text)) return !strchr(text, '/');
     size_t length = strcspn(text, ",");
     if (strchr(text, '/') || length >= sizeof first) return false;
     memcpy(first, text, length);
@@ -111,22 +197,50 @@ bool model_config_is_descriptor(const char *text) {
 
 enum { MAX_C = 65536, D_FF_MULTIPLE = 8 };
 
+// The heads of q, and of keys and values; and what RoPE needs.
+static bool check_heads(const ModelConfig *config, Error *err) {
+    const long long NH = (long long)config->NH, HS = (long long)model_head_size(config);
+    int64_t above = config->NKV + 1, below = config->NKV - 1;
+    if (config->HS == 0 && config->C % config->NH != 0)
+        return error_set(err, "the channels (C = %lld) must be a multiple of the heads (NH = %lld)",
+                         (long long)config->C, NH);
+    if (NH * HS > MAX_C)
+        return error_set(err, "the heads together (NH = %lld of HS = %lld): found %lld channels, allowed 1 .. %d", NH,
+                         HS, NH * HS, MAX_C);
+    if (config->NKV > config->NH)
+        return error_set(err, "the heads of keys and values (NKV = %lld) are more than the heads (NH = %lld)",
+                         (long long)config->NKV, NH);
+    if (config->NKV > 0 && config->NH % config->NKV != 0) {
+        while (config->NH % above != 0) above++;
+        while (config->NH % below != 0) below--;
+        return error_set(err,
+                         "the heads of keys and values (NKV = %lld) must divide the heads (NH = %lld); nearest: %lld "
+                         "or %lld",
+                         (long long)config->NKV, NH, (long long)below, (long long)above);
+    }
+    if (config->rope_base == 0 && config->qk_norm)
+        return error_set(err, "qk_norm=1 needs RoPE, and base=0 is learned positions; use base=10000");
+    if (config->rope_base > 0 && HS % 2 != 0)
+        return error_set(err, "RoPE rotates pairs of channels, and a head has %lld; use HS=%lld or HS=%lld", HS,
+                         HS > 1 ? HS - 1 : 2, HS + 1);
+    return true;
+}
+
 bool model_config_check(const ModelConfig *config, Error *err) {
     const struct {
         const char *name;
         int64_t value, low, high;
     } ranges[] = {
-        {"the number of blocks (L)", config->L, 1, 1024}, {"the channels (C)", config->C, 1, MAX_C},
-        {"the heads (NH)", config->NH, 1, 1024},          {"the context (T)", config->max_T, 1, 1 << 20},
-        {"the vocabulary (V)", config->V, 0, 1 << 24},
+        {"the number of blocks (L)", config->L, 1, 1024},  {"the channels (C)", config->C, 1, MAX_C},
+        {"the heads (NH)", config->NH, 1, 1024},           {"the context (T)", config->max_T, 1, 1 << 20},
+        {"the vocabulary (V)", config->V, 0, 1 << 24},     {"the head size (HS)", config->HS, 0, MAX_C},
+        {"RoPE's base", config->rope_base, 0, 1000000000},
     };
     for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++)
         if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
             return error_set(err, "%s: found %lld, allowed %lld .. %lld", ranges[i].name, (long long)ranges[i].value,
                              (long long)ranges[i].low, (long long)ranges[i].high);
-    if (config->C % config->NH != 0)
-        return error_set(err, "the channels (C = %lld) must be a multiple of the heads (NH = %lld)",
-                         (long long)config->C, (long long)config->NH);
+    if (!check_heads(config, err)) return false;
     // Rows of 16 bytes in every dtype but fp8; and no weight is larger than those of the widest model with 4 C.
     if (config->d_ff != 0 && (config->d_ff < D_FF_MULTIPLE || config->d_ff > 4 * MAX_C))
         return error_set(err, "the hidden units of the MLP (d_ff): found %lld, allowed %d .. %d",
@@ -134,10 +248,11 @@ bool model_config_check(const ModelConfig *config, Error *err) {
     if (config->d_ff % D_FF_MULTIPLE != 0) {
         const int64_t below = config->d_ff / D_FF_MULTIPLE * D_FF_MULTIPLE;
         return error_set(err,
-                         "the hidden units of the MLP (d_ff = %lld) must be a multiple of %d, or 4 C = %lld; nearest: "
+                         "the hidden units of the MLP (d_ff = %lld) must be a multiple of %d, or %s%lld; nearest: "
                          "%lld or %lld",
-                         (long long)config->d_ff, D_FF_MULTIPLE, (long long)(4 * config->C), (long long)below,
-                         (long long)(below + D_FF_MULTIPLE));
+                         (long long)config->d_ff, D_FF_MULTIPLE,
+                         config->activation == ACTIVATION_SWIGLU ? "" : "4 C = ", (long long)model_default_d_ff(config),
+                         (long long)below, (long long)(below + D_FF_MULTIPLE));
     }
     return true;
 }
@@ -153,29 +268,47 @@ const char *model_config_text(const ModelConfig *c, int64_t T, char *buf, size_t
 // ------------------------------------------------------------------------------------------------------ the parameters
 
 enum { MODEL, BLOCK };
-#define X(NAME, field, where, group, initial, rows, cols, stacked, hf_name)                                            \
+#define X(NAME, field, where, presence, group, initial, rows, cols, hf_name)                                           \
     {#field,                                                                                                           \
      where == BLOCK,                                                                                                   \
      GROUP_##group,                                                                                                    \
      INIT_##initial,                                                                                                   \
+     presence,                                                                                                         \
      rows,                                                                                                             \
      cols,                                                                                                             \
-     stacked,                                                                                                          \
      "transformer." hf_name,                                                                                           \
      GROUP_##group == GROUP_MATRIX},
 const ParameterSpec parameter_specs[NUM_PARAMETER_SPECS] = {PARAMETERS(X)};
 #undef X
 
 int64_t model_size(const ModelConfig *config, Dimension dimension) {
-    const int64_t C = config->C;
-    const int64_t sizes[] = {[DIM_1] = 1,           [DIM_C] = C,
-                             [DIM_3C] = 3 * C,      [DIM_FF] = config->d_ff ? config->d_ff : 4 * C,
-                             [DIM_VP] = config->Vp, [DIM_MAX_T] = config->max_T};
+    const int64_t HS = model_head_size(config), d_ff = config->d_ff ? config->d_ff : model_default_d_ff(config);
+    const int64_t sizes[] = {[DIM_1] = 1,
+                             [DIM_C] = config->C,
+                             [DIM_HS] = HS,
+                             [DIM_ATT] = config->NH * HS,
+                             [DIM_QKV] = (config->NH + 2 * model_kv_heads(config)) * HS,
+                             [DIM_FF] = d_ff,
+                             [DIM_FC] = config->activation == ACTIVATION_SWIGLU ? 2 * d_ff : d_ff,
+                             [DIM_VP] = config->Vp,
+                             [DIM_MAX_T] = config->max_T};
     return sizes[dimension];
+}
+
+bool model_has(const ModelConfig *config, Presence presence) {
+    const bool has[] = {[IN_ALL] = true,
+                        [IN_LEARNED] = config->rope_base == 0,
+                        [IN_LAYERNORM] = config->norm == NORM_LAYER,
+                        [IN_BIASED] = !config->no_bias,
+                        [IN_QK_NORM] = config->qk_norm,
+                        [IN_SWIGLU] = config->activation == ACTIVATION_SWIGLU,
+                        [IN_UNTIED] = config->untied};
+    return has[presence];
 }
 
 // The tensors that a model has of a row of the table.
 static int tensors_of(const ModelConfig *config, int spec) {
+    if (!model_has(config, parameter_specs[spec].presence)) return 0;
     return parameter_specs[spec].per_block ? (int)config->L : 1;
 }
 
@@ -189,7 +322,23 @@ static int tensors_before(const ModelConfig *config, int spec) {
 int parameter_count(const ModelConfig *config) { return tensors_before(config, NUM_PARAMETER_SPECS); }
 
 int parameter_index(const ModelConfig *config, int spec, int block) {
+    if (tensors_of(config, spec) == 0) return -1;
     return tensors_before(config, spec) + (parameter_specs[spec].per_block ? block : 0);
+}
+
+// Fills in what is stacked in p by rows.
+static void set_parts(Parameter *p, const ModelConfig *config) {
+    const int64_t att = model_size(config, DIM_ATT), d_ff = model_size(config, DIM_FF);
+    p->num_parts = 1;
+    p->parts[0] = p->rows;
+    if (p->spec->rows == DIM_QKV) {
+        p->num_parts = 3;
+        p->parts[0] = att;
+        p->parts[1] = p->parts[2] = (p->rows - att) / 2;
+    } else if (p->spec->rows == DIM_FC && p->rows > d_ff) {
+        p->num_parts = 2;
+        p->parts[0] = p->parts[1] = d_ff;
+    }
 }
 
 Parameter *parameter_table(const ModelConfig *config) {
@@ -205,6 +354,7 @@ Parameter *parameter_table(const ModelConfig *config) {
             p->rows = model_size(config, spec->rows);
             p->cols = model_size(config, spec->cols);
             p->file_rows = spec->rows == DIM_VP ? config->V : p->rows;
+            set_parts(p, config);
             size_t length = strcspn(spec->hf_name, "%"); // the one conversion in these names is %d
             if (spec->hf_name[length])
                 snprintf(p->name, sizeof p->name, "%.*s%d%s", (int)length, spec->hf_name, block,

@@ -9,6 +9,9 @@
 
 // --------------------------------------------------------------------------------------------------------------- shape
 
+typedef enum { NORM_LAYER, NORM_RMS } NormKind;
+typedef enum { ACTIVATION_GELU, ACTIVATION_SWIGLU, ACTIVATION_RELU2 } ActivationKind;
+
 typedef struct {
     int64_t max_T; // longest context: rows of the position embedding
     int64_t V;     // vocabulary; 0 in a descriptor that leaves it to the data
@@ -16,7 +19,18 @@ typedef struct {
     int64_t L;     // blocks
     int64_t NH;    // heads
     int64_t C;     // channels
-    int64_t d_ff;  // hidden units of the MLP; 0: 4 C, which is never stored as a number
+    int64_t d_ff;  // hidden units of the MLP; 0: 4 C, or 8/3 C rounded up to a multiple of 128 for SwiGLU, which are
+                   // never stored as a number
+    // The block: all zero is GPT-2's.
+    int64_t NKV;       // heads of keys and values; 0: NH
+    int64_t HS;        // head size; 0: C / NH
+    int64_t rope_base; // of the angles of RoPE; 0: learned positions
+    NormKind norm;
+    ActivationKind activation;
+    bool qk_norm; // RMSNorm of each head of q and k, before RoPE
+    bool no_bias; // in linear layers
+    bool untied;  // the head has a weight of its own
+    float eps;    // of the norms; 0: 1e-5
 } ModelConfig;
 
 enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257 };
@@ -27,6 +41,8 @@ enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257 };
 //   L=6,C=384,NH=6,V=257,T=256 free shape; each part optional (defaults: d12's; V 0); NH defaults to C/64,
 //                              or to 1 if C is not a multiple of 64.
 //                              A preset may come first: d12,V=50257,T=512
+//   qwen3:d12 ...              a family of blocks before any of these: starcoder2, llama, qwen3, arcee. Parts of the
+//                              block: NKV, HS, base (of RoPE; 0: learned positions), qk_norm, bias, tied (0 or 1)
 bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err);
 
 // Whether a -e value looks like a descriptor (it has no '/'; the file system is not consulted).
@@ -35,8 +51,16 @@ bool model_config_is_descriptor(const char *text);
 // Sets V and Vp. V >= 1.
 void model_config_set_vocab(ModelConfig *config, int64_t V);
 
-// Sets d_ff after C: 0 or 4 C is the default. model_config_check says whether it is allowed.
+// Sets d_ff after C and activation, 0: to the default. model_config_check says whether it is allowed.
 void model_config_set_d_ff(ModelConfig *config, int64_t d_ff);
+int64_t model_default_d_ff(const ModelConfig *config);
+
+int64_t model_kv_heads(const ModelConfig *config);  // NKV
+int64_t model_head_size(const ModelConfig *config); // HS
+float model_eps(const ModelConfig *config);
+bool model_is_gpt2(const ModelConfig *config); // its block
+// The family that has this block, heads and tied head aside: "gpt2", "qwen3", ...; NULL if none has.
+const char *model_family(const ModelConfig *config);
 
 // Checks ranges and divisibility (1 <= L, C a multiple of NH, d_ff a multiple of 8, ...) of a shape that came from
 // outside.
@@ -52,31 +76,47 @@ typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_NORMAL_RESIDUAL } InitKind
 // The groups that optimizers distinguish. Vectors have no weight decay.
 typedef enum { GROUP_EMBEDDING, GROUP_MATRIX, GROUP_VECTOR } ParameterGroup;
 
-// A size that follows from the shape of the model: 1, C, 3C, d_ff, Vp, max_T.
-typedef enum { DIM_1, DIM_C, DIM_3C, DIM_FF, DIM_VP, DIM_MAX_T } Dimension;
+// A size that follows from the shape of the model: 1, C, HS, NH HS, (NH + 2 NKV) HS, d_ff, d_ff or with SwiGLU's gate
+// 2 d_ff, Vp, max_T.
+typedef enum { DIM_1, DIM_C, DIM_HS, DIM_ATT, DIM_QKV, DIM_FF, DIM_FC, DIM_VP, DIM_MAX_T } Dimension;
 int64_t model_size(const ModelConfig *config, Dimension dimension);
 
+// Which models have a tensor.
+typedef enum {
+    IN_ALL,
+    IN_LEARNED,   // positions
+    IN_LAYERNORM, // not RMSNorm
+    IN_BIASED,    // linear layers
+    IN_QK_NORM,
+    IN_SWIGLU,
+    IN_UNTIED, // head
+} Presence;
+bool model_has(const ModelConfig *config, Presence presence);
+
 // THE list of weights, in the order of llm.c's .bin files. A row: the name of its constant and of its field, MODEL or
-// BLOCK (one in each block), group, initial value, rows and columns (DIM_1: a vector), the matrices stacked by rows in
-// it (Muon treats each separately), and its name in Hugging Face files after "transformer.", with %d for the block.
+// BLOCK (one in each block), which models have it, group, initial value, rows and columns (DIM_1: a vector), and its
+// name in Hugging Face files of GPT-2 after "transformer.", with %d for the block.
 // clang-format off
-#define PARAMETERS(X)                                                                                         \
-    X(WTE,      wte,      MODEL, EMBEDDING, NORMAL,          DIM_VP,    DIM_C,  1, "wte.weight")              \
-    X(WPE,      wpe,      MODEL, EMBEDDING, NORMAL,          DIM_MAX_T, DIM_C,  1, "wpe.weight")              \
-    X(LN1W,     ln1w,     BLOCK, VECTOR,    ONE,             DIM_C,     DIM_1,  1, "h.%d.ln_1.weight")        \
-    X(LN1B,     ln1b,     BLOCK, VECTOR,    ZERO,            DIM_C,     DIM_1,  1, "h.%d.ln_1.bias")          \
-    X(QKVW,     qkvw,     BLOCK, MATRIX,    NORMAL,          DIM_3C,    DIM_C,  3, "h.%d.attn.c_attn.weight") \
-    X(QKVB,     qkvb,     BLOCK, VECTOR,    ZERO,            DIM_3C,    DIM_1,  1, "h.%d.attn.c_attn.bias")   \
-    X(ATTPROJW, attprojw, BLOCK, MATRIX,    NORMAL_RESIDUAL, DIM_C,     DIM_C,  1, "h.%d.attn.c_proj.weight") \
-    X(ATTPROJB, attprojb, BLOCK, VECTOR,    ZERO,            DIM_C,     DIM_1,  1, "h.%d.attn.c_proj.bias")   \
-    X(LN2W,     ln2w,     BLOCK, VECTOR,    ONE,             DIM_C,     DIM_1,  1, "h.%d.ln_2.weight")        \
-    X(LN2B,     ln2b,     BLOCK, VECTOR,    ZERO,            DIM_C,     DIM_1,  1, "h.%d.ln_2.bias")          \
-    X(FCW,      fcw,      BLOCK, MATRIX,    NORMAL,          DIM_FF,    DIM_C,  1, "h.%d.mlp.c_fc.weight")    \
-    X(FCB,      fcb,      BLOCK, VECTOR,    ZERO,            DIM_FF,    DIM_1,  1, "h.%d.mlp.c_fc.bias")      \
-    X(FCPROJW,  fcprojw,  BLOCK, MATRIX,    NORMAL_RESIDUAL, DIM_C,     DIM_FF, 1, "h.%d.mlp.c_proj.weight")  \
-    X(FCPROJB,  fcprojb,  BLOCK, VECTOR,    ZERO,            DIM_C,     DIM_1,  1, "h.%d.mlp.c_proj.bias")    \
-    X(LNFW,     lnfw,     MODEL, VECTOR,    ONE,             DIM_C,     DIM_1,  1, "ln_f.weight")             \
-    X(LNFB,     lnfb,     MODEL, VECTOR,    ZERO,            DIM_C,     DIM_1,  1, "ln_f.bias")
+#define PARAMETERS(X)                                                                                                     \
+    X(WTE,      wte,      MODEL, IN_ALL,       EMBEDDING, NORMAL,          DIM_VP,    DIM_C,   "wte.weight")              \
+    X(WPE,      wpe,      MODEL, IN_LEARNED,   EMBEDDING, NORMAL,          DIM_MAX_T, DIM_C,   "wpe.weight")              \
+    X(LN1W,     ln1w,     BLOCK, IN_ALL,       VECTOR,    ONE,             DIM_C,     DIM_1,   "h.%d.ln_1.weight")        \
+    X(LN1B,     ln1b,     BLOCK, IN_LAYERNORM, VECTOR,    ZERO,            DIM_C,     DIM_1,   "h.%d.ln_1.bias")          \
+    X(QKVW,     qkvw,     BLOCK, IN_ALL,       MATRIX,    NORMAL,          DIM_QKV,   DIM_C,   "h.%d.attn.c_attn.weight") \
+    X(QKVB,     qkvb,     BLOCK, IN_BIASED,    VECTOR,    ZERO,            DIM_QKV,   DIM_1,   "h.%d.attn.c_attn.bias")   \
+    X(QNORMW,   qnormw,   BLOCK, IN_QK_NORM,   VECTOR,    ONE,             DIM_HS,    DIM_1,   "h.%d.attn.q_norm.weight") \
+    X(KNORMW,   knormw,   BLOCK, IN_QK_NORM,   VECTOR,    ONE,             DIM_HS,    DIM_1,   "h.%d.attn.k_norm.weight") \
+    X(ATTPROJW, attprojw, BLOCK, IN_ALL,       MATRIX,    NORMAL_RESIDUAL, DIM_C,     DIM_ATT, "h.%d.attn.c_proj.weight") \
+    X(ATTPROJB, attprojb, BLOCK, IN_BIASED,    VECTOR,    ZERO,            DIM_C,     DIM_1,   "h.%d.attn.c_proj.bias")   \
+    X(LN2W,     ln2w,     BLOCK, IN_ALL,       VECTOR,    ONE,             DIM_C,     DIM_1,   "h.%d.ln_2.weight")        \
+    X(LN2B,     ln2b,     BLOCK, IN_LAYERNORM, VECTOR,    ZERO,            DIM_C,     DIM_1,   "h.%d.ln_2.bias")          \
+    X(FCW,      fcw,      BLOCK, IN_ALL,       MATRIX,    NORMAL,          DIM_FC,    DIM_C,   "h.%d.mlp.c_fc.weight")    \
+    X(FCB,      fcb,      BLOCK, IN_BIASED,    VECTOR,    ZERO,            DIM_FC,    DIM_1,   "h.%d.mlp.c_fc.bias")      \
+    X(FCPROJW,  fcprojw,  BLOCK, IN_ALL,       MATRIX,    NORMAL_RESIDUAL, DIM_C,     DIM_FF,  "h.%d.mlp.c_proj.weight")  \
+    X(FCPROJB,  fcprojb,  BLOCK, IN_BIASED,    VECTOR,    ZERO,            DIM_C,     DIM_1,   "h.%d.mlp.c_proj.bias")    \
+    X(LNFW,     lnfw,     MODEL, IN_ALL,       VECTOR,    ONE,             DIM_C,     DIM_1,   "ln_f.weight")             \
+    X(LNFB,     lnfb,     MODEL, IN_LAYERNORM, VECTOR,    ZERO,            DIM_C,     DIM_1,   "ln_f.bias")               \
+    X(HEADW,    headw,    MODEL, IN_UNTIED,    EMBEDDING, NORMAL,          DIM_VP,    DIM_C,   "head.weight")
 // clang-format on
 
 #define X(NAME, ...) PARAM_##NAME,
@@ -91,8 +131,8 @@ typedef struct {
     bool per_block;
     ParameterGroup group;
     InitKind init; // NORMAL: N(0, 0.02); NORMAL_RESIDUAL: N(0, 0.02 / sqrt(2 L))
+    Presence presence;
     Dimension rows, cols;
-    int stacked;
     const char *hf_name;
     bool transposed; // matrices: Hugging Face stores (in, out), we store (out, in)
 } ParameterSpec;
@@ -106,14 +146,17 @@ typedef struct {
     int64_t rows;      // Vp, max_T, OC; for vectors the length
     int64_t cols;      // 1 for vectors
     int64_t file_rows; // rows that files hold: V instead of Vp for wte, rows otherwise
-    char name[64];     // Hugging Face's name with the block filled in
+    // What is stacked by rows in it, each a matrix (or bias) of its own: q, k and v; gate and up.
+    int num_parts;
+    int64_t parts[3]; // rows
+    char name[64];    // Hugging Face's name with the block filled in
 } Parameter;
 
 // The tensors of a model in their fixed order (the order of parameter_specs, blocks inside): count, and a table that
 // the caller frees.
 int parameter_count(const ModelConfig *config);
 Parameter *parameter_table(const ModelConfig *config);
-// Index into that table of spec (PARAM_...) at block (ignored for specs outside blocks).
+// Index into that table of spec (PARAM_...) at block (ignored for specs outside blocks); -1: the model has none.
 int parameter_index(const ModelConfig *config, int spec, int block);
 
 int64_t parameter_numel(const Parameter *p);

@@ -169,25 +169,27 @@ const char *recompute_text(const Recompute *r, int64_t L, char *buf, size_t size
 // --------------------------------------------------------------------------------------------------------------- costs
 
 double recompute_flops_per_token(const Recompute *r, const ModelConfig *config, int64_t T) {
-    const double C = (double)config->C, FF = (double)model_size(config, DIM_FF);
+    const double C = (double)config->C, FC = (double)model_size(config, DIM_FC);
+    const double ATT = (double)model_size(config, DIM_ATT), QKV = (double)model_size(config, DIM_QKV);
     double flops = 0.0;
     for (int64_t l = 0; l < config->L; l++) {
         const int set = set_of(r, l);
-        if (set & RECOMPUTE_FC) flops += 2.0 * C * FF;
-        if (set & RECOMPUTE_QKV) flops += 6.0 * C * C;
-        if (set & RECOMPUTE_ATTPROJ) flops += 2.0 * C * C;
-        if (set & RECOMPUTE_ATTENTION) flops += 2.0 * C * (double)(T + 1);
+        if (set & RECOMPUTE_FC) flops += 2.0 * C * FC;
+        if (set & RECOMPUTE_QKV) flops += 2.0 * C * QKV;
+        if (set & RECOMPUTE_ATTPROJ) flops += 2.0 * C * ATT;
+        if (set & RECOMPUTE_ATTENTION) flops += 2.0 * ATT * (double)(T + 1);
     }
     return flops;
 }
 
 double recompute_elements_per_token(const Recompute *r, const ModelConfig *config) {
     const double C = (double)config->C, FF = (double)model_size(config, DIM_FF);
+    const double FC = (double)model_size(config, DIM_FC), QKV = (double)model_size(config, DIM_QKV);
     double elements = 0.0;
     for (int64_t l = 0; l < config->L; l++) {
         const int set = set_of(r, l);
-        if ((set & (RECOMPUTE_GELU | RECOMPUTE_FC)) == RECOMPUTE_GELU) elements += 2.0 * FF;
-        if (set & RECOMPUTE_LAYERNORM) elements += 4.0 * C;
+        if ((set & (RECOMPUTE_GELU | RECOMPUTE_FC)) == RECOMPUTE_GELU) elements += FC + FF;
+        if (set & RECOMPUTE_LAYERNORM) elements += 4.0 * C + (config->qk_norm ? 2.0 * QKV : 0.0);
     }
     return elements;
 }
@@ -195,21 +197,23 @@ double recompute_elements_per_token(const Recompute *r, const ModelConfig *confi
 // ----------------------------------------------------------------------------------------------------- FLOPs of a step
 
 double flops_per_token_llmc(const ModelConfig *config, int64_t T) {
-    double N = (double)parameter_total(config), L = (double)config->L, C = (double)config->C;
-    return 6.0 * N + 6.0 * L * C * (double)T;
+    const double N = (double)parameter_total(config), ATT = (double)model_size(config, DIM_ATT);
+    return 6.0 * N + 6.0 * (double)config->L * ATT * (double)T;
 }
 
 double flops_per_token_linear(const ModelConfig *config) {
-    const double L = (double)config->L, C = (double)config->C, FF = (double)model_size(config, DIM_FF);
-    return 24.0 * L * C * C + 12.0 * L * C * FF;
+    const double FC = (double)model_size(config, DIM_FC), FF = (double)model_size(config, DIM_FF);
+    const double ATT = (double)model_size(config, DIM_ATT), QKV = (double)model_size(config, DIM_QKV);
+    return 6.0 * (double)config->L * (double)config->C * (QKV + ATT + FC + FF);
 }
 
 double flops_per_token_exact(const ModelConfig *config, int64_t T) {
-    double L = (double)config->L, C = (double)config->C, Vp = (double)config->Vp;
-    return flops_per_token_linear(config) + 6.0 * Vp * C + 6.0 * L * C * (double)(T + 1);
+    const double L = (double)config->L, C = (double)config->C, Vp = (double)config->Vp;
+    const double ATT = (double)model_size(config, DIM_ATT);
+    return flops_per_token_linear(config) + 6.0 * Vp * C + 6.0 * L * ATT * (double)(T + 1);
 }
 
 double flops_per_token_hardware(const ModelConfig *config, int64_t T, const Recompute *recompute) {
-    const double attention = 6.0 * (double)config->L * (double)config->C * (double)(T + 1);
+    const double attention = 6.0 * (double)config->L * (double)model_size(config, DIM_ATT) * (double)(T + 1);
     return flops_per_token_exact(config, T) + attention / 6.0 + recompute_flops_per_token(recompute, config, T);
 }

@@ -14,8 +14,8 @@
 // The ops of a block that can run again; a set of them for each block. An op that needs the result of another op in the
 // set finds it there, so no op runs twice.
 enum {
-    RECOMPUTE_GELU = 1,       // gelu                              d_ff elements a token less, no matmul
-    RECOMPUTE_LAYERNORM = 2,  // ln1, ln2 and their statistics     2 C, no matmul
+    RECOMPUTE_GELU = 1,       // gelu, or another activation       d_ff elements a token less, no matmul
+    RECOMPUTE_LAYERNORM = 2,  // ln1, ln2 and their statistics, qkr   2 C, with QK-norm (NH + 2 NKV) HS more, no matmul
     RECOMPUTE_FC = 4,         // pre, with it gelu                 2 d_ff (d_ff beyond gelu), 2 C d_ff FLOPs a token
     RECOMPUTE_QKV = 8,        // qkv                               3 C, 6 C^2
     RECOMPUTE_ATTENTION = 16, // att, lse                          C, 2 C (T + 1)

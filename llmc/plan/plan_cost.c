@@ -75,7 +75,8 @@ double plan_step_bytes(const ModelOptions *model, int64_t tokens) {
     const double elements = (12 * L + 8) * C + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
     double a_token = elements * (double)dtype_size(model->dtype);
     if (model->fp8) { // quantises operands of the linear layers: 3 C + d_ff in, gradients 5 C + d_ff
-        const int64_t width = c->L * (8 * c->C + 2 * model_size(c, DIM_FF));
+        const int64_t width = c->L * (4 * c->C + model_size(c, DIM_ATT) + model_size(c, DIM_QKV) +
+                                      model_size(c, DIM_FC) + model_size(c, DIM_FF));
         const Tensor in = tensor_make(NULL, model->dtype, "in", 1, width, 0, 0);
         const Tensor q = tensor_make(NULL, DTYPE_E4M3, "q", 1, width, 0, 0);
         a_token += op_cost_fp8_quantize(q, q, in, FP8_CURRENT).bytes;

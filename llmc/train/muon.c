@@ -1,9 +1,11 @@
 // Muon's directions, see muon.h: the matrices of the list one by one, as products of ops.h.
 #include "llmc/train/muon.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/device.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 static const float MUON_A = 3.4445f, MUON_B = -4.7750f, MUON_C = 2.0315f;
@@ -13,9 +15,11 @@ struct Muon {
     DType dtype;     // compute dtype of the iteration
     MuonScratch layout;
     char *scratch;
-    UpdateTensor *matrices; // (layout.matrices) the gradients alone, each (rows, cols); stacked ones are separate
-    UpdateList list;        // of the matrices
-    DeviceGraph *graph;     // the recording of the products: thousands of small launches
+    // (layout.matrices) of each matrix (rows, cols), stacked ones apart, the gradient, and its rate as a share of that
+    // of the whole tensor (optimizer_rate): heads of keys and values that are few may have a smaller one
+    UpdateTensor *matrices;
+    UpdateList list;    // of the matrices
+    DeviceGraph *graph; // the recording of the products: thousands of small launches
 };
 
 Muon *muon_create(UpdateList *all, const Parameter *parameters, int num_parameters, Tensor scratch) {
@@ -34,9 +38,12 @@ Muon *muon_create(UpdateList *all, const Parameter *parameters, int num_paramete
     int n = 0;
     for (int i = 0; i < all->n; i++) {
         const Parameter *p = &parameters[tensors[i].stream];
-        const int64_t rows = p->rows / p->spec->stacked;
-        for (int k = 0; tensors[i].rule == RULE_DIRECTION && k < p->spec->stacked; k++)
-            m->matrices[n++].grad = tensor_slice_rows(tensors[i].grad, k * rows, rows);
+        int64_t row = 0;
+        for (int k = 0; tensors[i].rule == RULE_DIRECTION && k < p->num_parts; row += p->parts[k++]) {
+            const float size = (float)max_i64(p->parts[k], p->cols), first = (float)max_i64(p->parts[0], p->cols);
+            m->matrices[n].rate = sqrtf(size / first);
+            m->matrices[n++].grad = tensor_slice_rows(tensors[i].grad, row, p->parts[k]);
+        }
     }
     REQUIRE(n <= m->layout.matrices, "%d matrices where the table has %d", n, m->layout.matrices);
     m->layout.matrices = n; // of this process
@@ -58,7 +65,7 @@ void muon_destroy(Muon *m) {
 // a X + (b A + c A A) X with A = X X^T. If X is tall, A is X^T X, which is smaller, and
 // X (b A + c A A) is the same matrix. gram and square are symmetric, so no product needs a
 // transposed operand.
-static void orthogonalize(const Muon *m, Tensor matrix, Tensor sumsq) {
+static void orthogonalize(const Muon *m, Tensor matrix, float rate, Tensor sumsq) {
     const int64_t rows = tensor_rows(matrix), cols = tensor_cols(matrix), side = rows < cols ? rows : cols;
     const Tensor x = tensor_make(m->scratch + m->layout.x, m->dtype, "muon_x", rows, cols, 0, 0);
     const Tensor product = tensor_make(m->scratch + m->layout.product, m->dtype, "muon_product", rows, cols, 0, 0);
@@ -78,6 +85,7 @@ static void orthogonalize(const Muon *m, Tensor matrix, Tensor sumsq) {
             matmul_backward_input(product, square, x);
         tensor_axpby(x, MUON_A, x, 1.0f, product);
     }
+    if (rate != 1.0f) tensor_axpby(x, rate, x, 0.0f, x);
     tensor_cast(matrix, x);
 }
 
@@ -90,6 +98,7 @@ void muon_directions(Muon *m, UpdateParams params, Tensor control) {
     if (!observed && device_graph_replay(m->graph)) return;
     if (!observed) device_graph_begin(m->graph);
     gradient_sumsq(sumsq, &m->list);
-    for (int i = 0; i < n; i++) orthogonalize(m, m->matrices[i].grad, tensor_slice_elements(sumsq, i, 1));
+    for (int i = 0; i < n; i++)
+        orthogonalize(m, m->matrices[i].grad, m->matrices[i].rate, tensor_slice_elements(sumsq, i, 1));
     if (!observed) device_graph_end(m->graph);
 }

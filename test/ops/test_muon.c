@@ -9,15 +9,18 @@ TestFixture test_all = {op_group_setup, op_group_teardown};
 
 enum { NUM_TENSORS = 5, SIDE = 40, STEPS = 5, MAX_ELEMENTS = 4 * SIDE * SIDE };
 
-static const ParameterSpec one = {.name = "matrix", .group = GROUP_MATRIX, .stacked = 1};
-static const ParameterSpec three = {.name = "stacked", .group = GROUP_MATRIX, .stacked = 3};
-static const ParameterSpec vector = {.name = "vector", .group = GROUP_VECTOR, .stacked = 1};
+static const ParameterSpec matrix_spec = {.name = "matrix", .group = GROUP_MATRIX};
+static const ParameterSpec vector_spec = {.name = "vector", .group = GROUP_VECTOR};
+#define MATRIX(rows_, cols_, n, ...)                                                                                   \
+    {                                                                                                                  \
+        .spec = &matrix_spec, .rank = 2, .rows = rows_, .cols = cols_, .num_parts = n, .parts = { __VA_ARGS__ }        \
+    }
 static const Parameter parameters[NUM_TENSORS] = {
-    {.spec = &one, .rank = 2, .rows = SIDE, .cols = 4 * SIDE},
-    {.spec = &vector, .rank = 1, .rows = 3 * SIDE, .cols = 1},
-    {.spec = &one, .rank = 2, .rows = 4 * SIDE, .cols = SIDE},
-    {.spec = &one, .rank = 2, .rows = SIDE, .cols = SIDE},
-    {.spec = &three, .rank = 2, .rows = 3 * SIDE, .cols = SIDE},
+    MATRIX(SIDE, 4 * SIDE, 1, SIDE),
+    {.spec = &vector_spec, .rank = 1, .rows = 3 * SIDE, .cols = 1, .num_parts = 1, .parts = {3 * SIDE}},
+    MATRIX(4 * SIDE, SIDE, 1, 4 * SIDE),
+    MATRIX(SIDE, SIDE, 1, SIDE),
+    MATRIX(3 * SIDE, SIDE, 3, SIDE, SIDE, SIDE),
 };
 
 typedef struct {
@@ -99,15 +102,14 @@ static void reference_direction(double *x, int64_t rows, int64_t cols, DType dty
 // The whole of muon_directions for tensor i of a case, from its values before: momentum into m, directions into grad.
 static void reference(Case *c, int i, double grad_factor, DType dtype) {
     const Parameter *p = &parameters[i];
-    const int64_t n = parameter_numel(p), matrix = n / p->spec->stacked;
+    const int64_t n = parameter_numel(p), matrix = n / p->num_parts;
     double *grad = c->grad[i].v, *m = c->m[i].v;
     for (int64_t e = 0; e < n; e++) {
         const double g = grad[e] * grad_factor;
         m[e] = (double)params.momentum * m[e] + g;
         grad[e] = rounded(g + (double)params.momentum * m[e], dtype == DTYPE_COUNT ? dtype : c->grad[i].t.dtype);
     }
-    for (int k = 0; k < p->spec->stacked; k++)
-        reference_direction(grad + k * matrix, p->rows / p->spec->stacked, p->cols, dtype);
+    for (int k = 0; k < p->num_parts; k++) reference_direction(grad + k * matrix, p->parts[k], p->cols, dtype);
     for (int64_t e = 0; e < n; e++) grad[e] = rounded(grad[e], dtype == DTYPE_COUNT ? dtype : c->grad[i].t.dtype);
 }
 
