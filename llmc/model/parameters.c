@@ -36,12 +36,13 @@ enum { NUM_PRESETS = sizeof presets / sizeof presets[0] };
 
 // The blocks that can be named before a preset or a shape, each as the class of transformers has it.
 static const struct {
-    const char *name;
+    const char *name, *class;
     ModelConfig block;
 } families[] = {
-    {"gpt2", {0}},
-    {"starcoder2", {.rope_base = 10000}},
+    {"gpt2", "GPT2LMHeadModel", {0}},
+    {"starcoder2", "Starcoder2ForCausalLM", {.rope_base = 10000}},
     {"llama",
+     "LlamaForCausalLM",
      {.rope_base = 10000,
       .norm = NORM_RMS,
       .activation = ACTIVATION_SWIGLU,
@@ -49,13 +50,16 @@ static const struct {
       .untied = true,
       .eps = 1e-6f}},
     {"qwen3",
+     "Qwen3ForCausalLM",
      {.rope_base = 10000,
       .norm = NORM_RMS,
       .activation = ACTIVATION_SWIGLU,
       .qk_norm = true,
       .no_bias = true,
       .eps = 1e-6f}},
-    {"arcee", {.rope_base = 10000, .norm = NORM_RMS, .activation = ACTIVATION_RELU2, .no_bias = true, .untied = true}},
+    {"arcee",
+     "ArceeForCausalLM",
+     {.rope_base = 10000, .norm = NORM_RMS, .activation = ACTIVATION_RELU2, .no_bias = true, .untied = true}},
 };
 enum { NUM_FAMILIES = sizeof families / sizeof families[0] };
 
@@ -72,10 +76,35 @@ static bool same_block(const ModelConfig *a, const ModelConfig *b) {
            a->qk_norm == b->qk_norm && a->no_bias == b->no_bias;
 }
 
-const char *model_family(const ModelConfig *config) {
+static int family_of(const ModelConfig *config) {
     for (int i = 0; i < NUM_FAMILIES; i++)
-        if (same_block(config, &families[i].block)) return families[i].name;
-    return NULL;
+        if (same_block(config, &families[i].block)) return i;
+    return -1;
+}
+
+const char *model_family(const ModelConfig *config) {
+    const int family = family_of(config);
+    return family < 0 ? NULL : families[family].name;
+}
+
+const char *model_class(const ModelConfig *config) {
+    const int family = family_of(config);
+    return family < 0 || (family == 0 && !model_is_gpt2(config)) ? NULL : families[family].class;
+}
+
+bool model_family_block(const char *name, ModelConfig *config) {
+    for (int i = 0; i < NUM_FAMILIES; i++) {
+        if (strcmp(families[i].name, name) != 0) continue;
+        *config = families[i].block;
+        return true;
+    }
+    return false;
+}
+
+bool model_same_block(const ModelConfig *a, const ModelConfig *b) {
+    return same_block(a, b) && a->rope_base == b->rope_base && a->untied == b->untied &&
+           model_kv_heads(a) == model_kv_heads(b) && model_head_size(a) == model_head_size(b) &&
+           model_eps(a) == model_eps(b);
 }
 
 bool model_is_gpt2(const ModelConfig *config) {
@@ -258,26 +287,23 @@ bool model_config_check(const ModelConfig *config, Error *err) {
 }
 
 const char *model_config_text(const ModelConfig *c, int64_t T, char *buf, size_t size) {
-    char d_ff[40] = "";
+    char block[40] = "", NKV[48] = "", HS[32] = "", d_ff[40] = "";
+    const char *family = model_family(c);
+    if (!model_is_gpt2(c)) snprintf(block, sizeof block, " of %s", family ? family : "no class");
+    if (c->NKV) snprintf(NKV, sizeof NKV, ", %lld of keys and values", (long long)c->NKV);
+    if (c->HS) snprintf(HS, sizeof HS, " of %lld channels", (long long)c->HS);
     if (c->d_ff) snprintf(d_ff, sizeof d_ff, ", d_ff %lld", (long long)c->d_ff);
-    snprintf(buf, size, "%lld blocks, %lld channels, %lld heads%s, context %lld, vocabulary %lld", (long long)c->L,
-             (long long)c->C, (long long)c->NH, d_ff, (long long)T, (long long)c->V);
+    snprintf(buf, size, "%lld blocks%s, %lld channels, %lld heads%s%s%s%s, context %lld, vocabulary %lld",
+             (long long)c->L, block, (long long)c->C, (long long)c->NH, HS, NKV, d_ff,
+             c->untied ? ", a head of its own" : "", (long long)T, (long long)c->V);
     return buf;
 }
 
 // ------------------------------------------------------------------------------------------------------ the parameters
 
 enum { MODEL, BLOCK };
-#define X(NAME, field, where, presence, group, initial, rows, cols, hf_name)                                           \
-    {#field,                                                                                                           \
-     where == BLOCK,                                                                                                   \
-     GROUP_##group,                                                                                                    \
-     INIT_##initial,                                                                                                   \
-     presence,                                                                                                         \
-     rows,                                                                                                             \
-     cols,                                                                                                             \
-     "transformer." hf_name,                                                                                           \
-     GROUP_##group == GROUP_MATRIX},
+#define X(NAME, field, where, presence, group, initial, rows, cols, gpt2_name, class_name)                             \
+    {#field, where == BLOCK, GROUP_##group, INIT_##initial, presence, rows, cols, "transformer." gpt2_name, class_name},
 const ParameterSpec parameter_specs[NUM_PARAMETER_SPECS] = {PARAMETERS(X)};
 #undef X
 
@@ -341,10 +367,37 @@ static void set_parts(Parameter *p, const ModelConfig *config) {
     }
 }
 
+// The name in files with %d for the block.
+static void name_pattern(const ParameterSpec *spec, bool is_gpt2, ActivationKind activation, char pattern[64]) {
+    static const char *const fc[] = {"c_fc", "gate_up_proj", "up_proj"}, *const fcproj[] = {"c_proj", "down_proj",
+                                                                                            "down_proj"};
+    const char *name = is_gpt2 ? spec->gpt2_name : spec->class_name;
+    const int length = (int)strcspn(name, "*");
+    if (name[length])
+        snprintf(pattern, 64, "%.*s%s%s", length, name, (spec->rows == DIM_FC ? fc : fcproj)[activation],
+                 name + length + 1);
+    else
+        snprintf(pattern, 64, "%s", name);
+}
+
+void parameter_part_name(const Parameter *p, int part, char name[64]) {
+    static const struct {
+        const char *whole, *parts[3];
+    } fused[] = {{"qkv_proj", {"q_proj", "k_proj", "v_proj"}}, {"gate_up_proj", {"gate_proj", "up_proj"}}};
+    snprintf(name, 64, "%s", p->name);
+    for (size_t i = 0; p->file_parts > 1 && i < sizeof fused / sizeof fused[0]; i++) {
+        const char *at = strstr(p->name, fused[i].whole);
+        if (at)
+            snprintf(name, 64, "%.*s%s%s", (int)(at - p->name), p->name, fused[i].parts[part],
+                     at + strlen(fused[i].whole));
+    }
+}
+
 Parameter *parameter_table(const ModelConfig *config) {
     Parameter *table = calloc((size_t)parameter_count(config), sizeof *table);
     REQUIRE_MEMORY(table, "the parameter table");
     Parameter *p = table;
+    const bool is_gpt2 = model_is_gpt2(config);
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
         const ParameterSpec *spec = &parameter_specs[s];
         for (int block = 0; block < tensors_of(config, s); block++, p++) {
@@ -355,12 +408,15 @@ Parameter *parameter_table(const ModelConfig *config) {
             p->cols = model_size(config, spec->cols);
             p->file_rows = spec->rows == DIM_VP ? config->V : p->rows;
             set_parts(p, config);
-            size_t length = strcspn(spec->hf_name, "%"); // the one conversion in these names is %d
-            if (spec->hf_name[length])
-                snprintf(p->name, sizeof p->name, "%.*s%d%s", (int)length, spec->hf_name, block,
-                         spec->hf_name + length + 2);
+            p->transposed = is_gpt2 && spec->group == GROUP_MATRIX;
+            p->file_parts = is_gpt2 ? 1 : p->num_parts;
+            char pattern[64];
+            name_pattern(spec, is_gpt2, config->activation, pattern);
+            const size_t length = strcspn(pattern, "%"); // the one conversion in these names is %d
+            if (pattern[length])
+                snprintf(p->name, sizeof p->name, "%.*s%d%s", (int)length, pattern, block, pattern + length + 2);
             else
-                snprintf(p->name, sizeof p->name, "%s", spec->hf_name);
+                snprintf(p->name, sizeof p->name, "%s", pattern);
         }
     }
     return table;
@@ -427,14 +483,22 @@ void parameter_init_values(float *out, const ModelConfig *config, const Paramete
     for (int64_t i = file_numel > first ? file_numel : first; i < first + n; i++) out[i - first] = 0.0f;
 }
 
+static bool matches(const char *name, const char *pattern) {
+    const char *block = strstr(pattern, "%d");
+    if (!block) return strcmp(name, pattern) == 0;
+    const size_t before = (size_t)(block - pattern);
+    if (strncmp(name, pattern, before) != 0) return false;
+    return strcmp(name + before + strspn(name + before, "0123456789"), block + strlen("%d")) == 0;
+}
+
 const char *parameter_label(const char *name) {
+    char pattern[64];
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
-        const char *pattern = parameter_specs[s].hf_name, *block = strstr(pattern, "%d");
-        if (!block && strcmp(name, pattern) == 0) return parameter_specs[s].name;
-        const size_t before = block ? (size_t)(block - pattern) : 0;
-        if (!block || strncmp(name, pattern, before) != 0) continue;
-        const char *after = name + before + strspn(name + before, "0123456789");
-        if (strcmp(after, block + strlen("%d")) == 0) return parameter_specs[s].name;
+        if (matches(name, parameter_specs[s].gpt2_name)) return parameter_specs[s].name;
+        for (int activation = ACTIVATION_GELU; activation <= ACTIVATION_RELU2; activation++) {
+            name_pattern(&parameter_specs[s], false, (ActivationKind)activation, pattern);
+            if (matches(name, pattern)) return parameter_specs[s].name;
+        }
     }
     return name;
 }

@@ -58,9 +58,14 @@ int64_t model_default_d_ff(const ModelConfig *config);
 int64_t model_kv_heads(const ModelConfig *config);  // NKV
 int64_t model_head_size(const ModelConfig *config); // HS
 float model_eps(const ModelConfig *config);
-bool model_is_gpt2(const ModelConfig *config); // its block
-// The family that has this block, heads and tied head aside: "gpt2", "qwen3", ...; NULL if none has.
+bool model_is_gpt2(const ModelConfig *config);                     // its block
+bool model_same_block(const ModelConfig *a, const ModelConfig *b); // the sizes of its heads and the norms' eps included
+// The family that has this block, heads and tied head aside: "gpt2", "qwen3", ...; NULL if none has. And the class of
+// transformers that loads the model, "Qwen3ForCausalLM"; NULL if none does.
 const char *model_family(const ModelConfig *config);
+const char *model_class(const ModelConfig *config);
+// The family of this name as a configuration without a shape; false if there is none.
+bool model_family_block(const char *name, ModelConfig *config);
 
 // Checks ranges and divisibility (1 <= L, C a multiple of NH, d_ff a multiple of 8, ...) of a shape that came from
 // outside.
@@ -95,28 +100,29 @@ bool model_has(const ModelConfig *config, Presence presence);
 
 // THE list of weights, in the order of llm.c's .bin files. A row: the name of its constant and of its field, MODEL or
 // BLOCK (one in each block), which models have it, group, initial value, rows and columns (DIM_1: a vector), and its
-// name in Hugging Face files of GPT-2 after "transformer.", with %d for the block.
+// name in Hugging Face files, with %d for the block: of GPT-2 after "transformer.", and of the other classes, where *
+// is a layer of the MLP, whose name depends on the activation.
 // clang-format off
-#define PARAMETERS(X)                                                                                                     \
-    X(WTE,      wte,      MODEL, IN_ALL,       EMBEDDING, NORMAL,          DIM_VP,    DIM_C,   "wte.weight")              \
-    X(WPE,      wpe,      MODEL, IN_LEARNED,   EMBEDDING, NORMAL,          DIM_MAX_T, DIM_C,   "wpe.weight")              \
-    X(LN1W,     ln1w,     BLOCK, IN_ALL,       VECTOR,    ONE,             DIM_C,     DIM_1,   "h.%d.ln_1.weight")        \
-    X(LN1B,     ln1b,     BLOCK, IN_LAYERNORM, VECTOR,    ZERO,            DIM_C,     DIM_1,   "h.%d.ln_1.bias")          \
-    X(QKVW,     qkvw,     BLOCK, IN_ALL,       MATRIX,    NORMAL,          DIM_QKV,   DIM_C,   "h.%d.attn.c_attn.weight") \
-    X(QKVB,     qkvb,     BLOCK, IN_BIASED,    VECTOR,    ZERO,            DIM_QKV,   DIM_1,   "h.%d.attn.c_attn.bias")   \
-    X(QNORMW,   qnormw,   BLOCK, IN_QK_NORM,   VECTOR,    ONE,             DIM_HS,    DIM_1,   "h.%d.attn.q_norm.weight") \
-    X(KNORMW,   knormw,   BLOCK, IN_QK_NORM,   VECTOR,    ONE,             DIM_HS,    DIM_1,   "h.%d.attn.k_norm.weight") \
-    X(ATTPROJW, attprojw, BLOCK, IN_ALL,       MATRIX,    NORMAL_RESIDUAL, DIM_C,     DIM_ATT, "h.%d.attn.c_proj.weight") \
-    X(ATTPROJB, attprojb, BLOCK, IN_BIASED,    VECTOR,    ZERO,            DIM_C,     DIM_1,   "h.%d.attn.c_proj.bias")   \
-    X(LN2W,     ln2w,     BLOCK, IN_ALL,       VECTOR,    ONE,             DIM_C,     DIM_1,   "h.%d.ln_2.weight")        \
-    X(LN2B,     ln2b,     BLOCK, IN_LAYERNORM, VECTOR,    ZERO,            DIM_C,     DIM_1,   "h.%d.ln_2.bias")          \
-    X(FCW,      fcw,      BLOCK, IN_ALL,       MATRIX,    NORMAL,          DIM_FC,    DIM_C,   "h.%d.mlp.c_fc.weight")    \
-    X(FCB,      fcb,      BLOCK, IN_BIASED,    VECTOR,    ZERO,            DIM_FC,    DIM_1,   "h.%d.mlp.c_fc.bias")      \
-    X(FCPROJW,  fcprojw,  BLOCK, IN_ALL,       MATRIX,    NORMAL_RESIDUAL, DIM_C,     DIM_FF,  "h.%d.mlp.c_proj.weight")  \
-    X(FCPROJB,  fcprojb,  BLOCK, IN_BIASED,    VECTOR,    ZERO,            DIM_C,     DIM_1,   "h.%d.mlp.c_proj.bias")    \
-    X(LNFW,     lnfw,     MODEL, IN_ALL,       VECTOR,    ONE,             DIM_C,     DIM_1,   "ln_f.weight")             \
-    X(LNFB,     lnfb,     MODEL, IN_LAYERNORM, VECTOR,    ZERO,            DIM_C,     DIM_1,   "ln_f.bias")               \
-    X(HEADW,    headw,    MODEL, IN_UNTIED,    EMBEDDING, NORMAL,          DIM_VP,    DIM_C,   "head.weight")
+#define PARAMETERS(X)                                                                                                                                                      \
+    X(WTE,      wte,      MODEL, IN_ALL,       EMBEDDING, NORMAL,          DIM_VP,    DIM_C, "wte.weight",              "model.embed_tokens.weight")                       \
+    X(WPE,      wpe,      MODEL, IN_LEARNED,   EMBEDDING, NORMAL,          DIM_MAX_T, DIM_C, "wpe.weight",              "model.embed_positions.weight")                    \
+    X(LN1W,     ln1w,     BLOCK, IN_ALL,       VECTOR,    ONE,             DIM_C,     DIM_1, "h.%d.ln_1.weight",        "model.layers.%d.input_layernorm.weight")          \
+    X(LN1B,     ln1b,     BLOCK, IN_LAYERNORM, VECTOR,    ZERO,            DIM_C,     DIM_1, "h.%d.ln_1.bias",          "model.layers.%d.input_layernorm.bias")            \
+    X(QKVW,     qkvw,     BLOCK, IN_ALL,       MATRIX,    NORMAL,          DIM_QKV,   DIM_C, "h.%d.attn.c_attn.weight", "model.layers.%d.self_attn.qkv_proj.weight")       \
+    X(QKVB,     qkvb,     BLOCK, IN_BIASED,    VECTOR,    ZERO,            DIM_QKV,   DIM_1, "h.%d.attn.c_attn.bias",   "model.layers.%d.self_attn.qkv_proj.bias")         \
+    X(QNORMW,   qnormw,   BLOCK, IN_QK_NORM,   VECTOR,    ONE,             DIM_HS,    DIM_1, "",                        "model.layers.%d.self_attn.q_norm.weight")         \
+    X(KNORMW,   knormw,   BLOCK, IN_QK_NORM,   VECTOR,    ONE,             DIM_HS,    DIM_1, "",                        "model.layers.%d.self_attn.k_norm.weight")         \
+    X(ATTPROJW, attprojw, BLOCK, IN_ALL,       MATRIX,    NORMAL_RESIDUAL, DIM_C,     DIM_ATT, "h.%d.attn.c_proj.weight", "model.layers.%d.self_attn.o_proj.weight")       \
+    X(ATTPROJB, attprojb, BLOCK, IN_BIASED,    VECTOR,    ZERO,            DIM_C,     DIM_1, "h.%d.attn.c_proj.bias",   "model.layers.%d.self_attn.o_proj.bias")           \
+    X(LN2W,     ln2w,     BLOCK, IN_ALL,       VECTOR,    ONE,             DIM_C,     DIM_1, "h.%d.ln_2.weight",        "model.layers.%d.post_attention_layernorm.weight") \
+    X(LN2B,     ln2b,     BLOCK, IN_LAYERNORM, VECTOR,    ZERO,            DIM_C,     DIM_1, "h.%d.ln_2.bias",          "model.layers.%d.post_attention_layernorm.bias")   \
+    X(FCW,      fcw,      BLOCK, IN_ALL,       MATRIX,    NORMAL,          DIM_FC,    DIM_C, "h.%d.mlp.c_fc.weight",    "model.layers.%d.mlp.*.weight")                    \
+    X(FCB,      fcb,      BLOCK, IN_BIASED,    VECTOR,    ZERO,            DIM_FC,    DIM_1, "h.%d.mlp.c_fc.bias",      "model.layers.%d.mlp.*.bias")                      \
+    X(FCPROJW,  fcprojw,  BLOCK, IN_ALL,       MATRIX,    NORMAL_RESIDUAL, DIM_C,     DIM_FF, "h.%d.mlp.c_proj.weight",  "model.layers.%d.mlp.*.weight")                   \
+    X(FCPROJB,  fcprojb,  BLOCK, IN_BIASED,    VECTOR,    ZERO,            DIM_C,     DIM_1, "h.%d.mlp.c_proj.bias",    "model.layers.%d.mlp.*.bias")                      \
+    X(LNFW,     lnfw,     MODEL, IN_ALL,       VECTOR,    ONE,             DIM_C,     DIM_1, "ln_f.weight",             "model.norm.weight")                               \
+    X(LNFB,     lnfb,     MODEL, IN_LAYERNORM, VECTOR,    ZERO,            DIM_C,     DIM_1, "ln_f.bias",               "model.norm.bias")                                 \
+    X(HEADW,    headw,    MODEL, IN_UNTIED,    EMBEDDING, NORMAL,          DIM_VP,    DIM_C, "",                        "lm_head.weight")
 // clang-format on
 
 #define X(NAME, ...) PARAM_##NAME,
@@ -133,8 +139,7 @@ typedef struct {
     InitKind init; // NORMAL: N(0, 0.02); NORMAL_RESIDUAL: N(0, 0.02 / sqrt(2 L))
     Presence presence;
     Dimension rows, cols;
-    const char *hf_name;
-    bool transposed; // matrices: Hugging Face stores (in, out), we store (out, in)
+    const char *gpt2_name, *class_name;
 } ParameterSpec;
 extern const ParameterSpec parameter_specs[NUM_PARAMETER_SPECS];
 
@@ -150,7 +155,12 @@ typedef struct {
     int num_parts;
     int64_t parts[3]; // rows
     char name[64];    // Hugging Face's name with the block filled in
+    bool transposed;  // matrices of GPT-2: Hugging Face stores (in, out), we store (out, in)
+    int file_parts;   // 1: files hold one tensor; else they hold each part apart
 } Parameter;
+
+// The name of a part in files; of the whole where files hold one tensor.
+void parameter_part_name(const Parameter *p, int part, char name[64]);
 
 // The tensors of a model in their fixed order (the order of parameter_specs, blocks inside): count, and a table that
 // the caller frees.

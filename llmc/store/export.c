@@ -99,6 +99,8 @@ static bool check_export_target(const ExportTarget *t, DType dtype, const ModelC
         return error_set(err,
                          "llm.c has no models in fp16; export PATH:fp32 or PATH:bf16, or to a directory, which may "
                          "hold fp16");
+    if (t->is_bin && !model_is_gpt2(config))
+        return error_set(err, "llm.c's models are GPT-2's blocks, which these are not; name a directory");
     if (t->is_bin && config->d_ff)
         return error_set(err, "llm.c's models have no field for d_ff = %lld and always 4 C = %lld; name a directory",
                          (long long)config->d_ff, (long long)(4 * config->C));

@@ -4,11 +4,13 @@
 // file is written atomically and checksummed on the way; the caller commits the directory as a whole.
 #include "llmc/store/huggingface.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/path.h"
 #include "llmc/model/model_state.h"
+#include "llmc/store/huggingface_config.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weight_shards.h"
 #include "llmc/store/weights_form.h"
@@ -27,99 +29,12 @@ enum { MAX_CONFIG_BYTES = 1 << 20 };
 struct HuggingFace {
     WeightShards *shards;
     ModelConfig config;
-    int *places; // in shards, of each tensor of the parameter table
+    int (*places)[3]; // in shards, of each tensor of the parameter table, or of its parts
     // Hugging Face's (in, out) matrices are transposed as a whole, and the last one is kept for reading its next rows.
     float *matrix;
     size_t matrix_numel; // its capacity
     int matrix_index;    // the tensor in it, -1: none
 };
-
-// ------------------------------------------------------------------------------------------------------- config.json
-
-// An optional field that could change the computation: absent or null is fine, otherwise it must match our computation.
-static bool check_config_flag(const cJSON *root, const char *key, bool expected, Error *err) {
-    const cJSON *item;
-    char found[64];
-    if (!json_find(root, key, &item, err)) return false;
-    if (!item || cJSON_IsNull(item) || (cJSON_IsBool(item) && cJSON_IsTrue(item) == expected)) return true;
-    return error_set(err, "\"%s\" is %s, only %s is supported", key, json_describe(item, found, sizeof found),
-                     expected ? "true" : "false");
-}
-
-static bool check_string(const cJSON *root, const char *key, const char *expected, const char *also, Error *err) {
-    const cJSON *item;
-    char found[64];
-    if (!json_find(root, key, &item, err)) return false;
-    if (cJSON_IsString(item) && (strcmp(item->valuestring, expected) == 0 || strcmp(item->valuestring, also) == 0))
-        return true;
-    return error_set(err, "\"%s\" is %s, expected \"%s\"", key, json_describe(item, found, sizeof found), expected);
-}
-
-// Other classes have other heads.
-static bool check_class(const cJSON *root, Error *err) {
-    const cJSON *item, *name;
-    char found[64];
-    if (!json_find(root, "quantization_config", &item, err)) return false;
-    if (item && !cJSON_IsNull(item))
-        return error_set(err, "it has a \"quantization_config\"; save the model again without quantization");
-    if (!json_find(root, "architectures", &item, err)) return false;
-    cJSON_ArrayForEach(name, item) {
-        if (cJSON_IsString(name) &&
-            (strcmp(name->valuestring, "GPT2LMHeadModel") == 0 || strcmp(name->valuestring, "GPT2Model") == 0))
-            return true;
-    }
-    if (!item || cJSON_IsNull(item) || (cJSON_IsArray(item) && !item->child)) return true;
-    return error_set(err, "\"architectures\" is %s, expected [\"GPT2LMHeadModel\"]",
-                     json_describe(cJSON_IsArray(item) ? item->child : item, found, sizeof found));
-}
-
-static bool check_variant(const cJSON *root, Error *err) {
-    const cJSON *item;
-    double eps;
-    if (!json_find(root, "activation_function", &item, err)) return false;
-    // Two names of one formula, which is also the default when none is given.
-    if (item && !check_string(root, "activation_function", "gelu_new", "gelu_pytorch_tanh", err)) return false;
-    if (!check_config_flag(root, "tie_word_embeddings", true, err) ||
-        !check_config_flag(root, "scale_attn_weights", true, err) ||
-        !check_config_flag(root, "scale_attn_by_inverse_layer_idx", false, err) ||
-        !check_config_flag(root, "add_cross_attention", false, err) ||
-        !check_config_flag(root, "is_encoder_decoder", false, err) || !check_class(root, err))
-        return false;
-    if (!json_find(root, "layer_norm_epsilon", &item, err)) return false;
-    if (!item) return true; // transformers then uses 1e-5
-    if (!json_get_double(root, "layer_norm_epsilon", &eps, err)) return false;
-    if (fabs(eps - 1e-5) < 1e-9) return true;
-    return error_set(err, "\"layer_norm_epsilon\" is %g, only 1e-05 is supported", eps);
-}
-
-// A size under GPT-2's name or under the name that transformers has for all models.
-static bool parse_size(const cJSON *root, const char *key, const char *also, int64_t *size, Error *err) {
-    const cJSON *own, *other;
-    int64_t same;
-    if (!json_find(root, key, &own, err) || !json_find(root, also, &other, err)) return false;
-    if (!json_get_int(root, other && !own ? also : key, 1, INT32_MAX, size, err)) return false;
-    return !own || !other || (json_int_value(other, 1, INT32_MAX, &same) && same == *size) ||
-           error_set(err, "\"%s\" and \"%s\" are the same size but differ", key, also);
-}
-
-static bool parse_config(const cJSON *root, ModelConfig *config, Error *err) {
-    *config = (ModelConfig){0};
-    int64_t V, inner;
-    const cJSON *item;
-    bool ok = check_string(root, "model_type", "gpt2", "gpt2", err) &&
-              parse_size(root, "n_positions", "max_position_embeddings", &config->max_T, err) &&
-              json_get_int(root, "vocab_size", 1, INT32_MAX, &V, err) &&
-              parse_size(root, "n_layer", "num_hidden_layers", &config->L, err) &&
-              parse_size(root, "n_head", "num_attention_heads", &config->NH, err) &&
-              parse_size(root, "n_embd", "hidden_size", &config->C, err) && check_variant(root, err) &&
-              json_find(root, "n_inner", &item, err);
-    if (ok && item && !cJSON_IsNull(item)) { // transformers reads an absent n_inner and null as 4 n_embd
-        ok = json_get_int(root, "n_inner", 1, INT32_MAX, &inner, err);
-        if (ok) model_config_set_d_ff(config, inner);
-    }
-    if (ok) model_config_set_vocab(config, V);
-    return ok && model_config_check(config, err);
-}
 
 static bool read_config(const char *directory, ModelConfig *config, int64_t *eot, Error *err) {
     char *path = path_join(directory, "config.json");
@@ -130,7 +45,7 @@ static bool read_config(const char *directory, ModelConfig *config, int64_t *eot
                         directory) ||
               weight_shards_explain(directory, err);
     cJSON *root = ok ? json_parse_file(path, MAX_CONFIG_BYTES, err) : NULL;
-    if (root) ok = parse_config(root, config, err) || error_prefix(err, "%s", path);
+    if (root) ok = huggingface_parse_config(root, config, err) || error_prefix(err, "%s", path);
     const cJSON *token = NULL; // the end-of-text token, or the first of several
     if (!root || !ok || !json_find(root, "eos_token_id", &token, NULL)) token = NULL;
     if (cJSON_IsArray(token)) token = token->child;
@@ -198,6 +113,21 @@ static bool check_extra(const SafetensorsEntry *e, const ModelConfig *config, Er
                              : "; save a GPT2LMHeadModel without it");
 }
 
+// Finds a tensor of the table, or a part of it.
+static bool open_tensor(HuggingFace *f, const Parameter *p, int part, int *place, Error *err) {
+    const int64_t rows = p->file_parts > 1 ? p->parts[part] : p->file_rows;
+    char name[64];
+    parameter_part_name(p, part, name);
+    *place = find_tensor(f->shards, name);
+    // save_pretrained of a tied model keeps one of the two names.
+    if (*place < 0 && p->spec == &parameter_specs[PARAM_WTE] && !f->config.untied)
+        *place = find_tensor(f->shards, head_name);
+    if (*place < 0) return error_set(err, "%s: tensor %s is missing", weight_shards_list(f->shards), name);
+    return check_shape(weight_shards_entry(f->shards, *place), p->rank, p->transposed ? p->cols : rows,
+                       p->transposed ? rows : p->cols, err) ||
+           error_prefix(err, "%s", weight_shards_path(f->shards, *place));
+}
+
 static bool open_tensors(HuggingFace *f, const char *directory, Error *err) {
     f->shards = weight_shards_open(directory, err);
     if (!f->shards) return false;
@@ -207,20 +137,10 @@ static bool open_tensors(HuggingFace *f, const char *directory, Error *err) {
     REQUIRE_MEMORY(f->places && used, "the files of a model");
     bool ok = true;
     for (int i = 0; ok && i < parameter_count(&f->config); i++) {
-        const Parameter *p = &table[i];
-        const bool swap = p->spec->transposed;
-        int place = find_tensor(f->shards, p->name);
-        // save_pretrained of a tied model keeps one of the two names.
-        if (place < 0 && p->spec == &parameter_specs[PARAM_WTE]) place = find_tensor(f->shards, head_name);
-        if (place < 0) {
-            ok = error_set(err, "%s: tensor %s is missing", weight_shards_list(f->shards), p->name);
-            break;
+        for (int part = 0; ok && part < table[i].file_parts; part++) {
+            ok = open_tensor(f, &table[i], part, &f->places[i][part], err);
+            if (ok) used[f->places[i][part]] = true;
         }
-        ok = check_shape(weight_shards_entry(f->shards, place), p->rank, swap ? p->cols : p->file_rows,
-                         swap ? p->file_rows : p->cols, err) ||
-             error_prefix(err, "%s", weight_shards_path(f->shards, place));
-        f->places[i] = place;
-        used[place] = true;
     }
     for (int i = 0; ok && i < weight_shards_count(f->shards); i++)
         ok = used[i] || check_extra(weight_shards_entry(f->shards, i), &f->config, err) ||
@@ -256,7 +176,7 @@ void huggingface_close(HuggingFace *f) {
 
 static bool check_tied_head(HuggingFace *f, int head, Error *err) {
     enum { PIECE = 1 << 20 };
-    const int wte = f->places[parameter_index(&f->config, PARAM_WTE, 0)];
+    const int wte = f->places[parameter_index(&f->config, PARAM_WTE, 0)][0];
     const int64_t numel = f->config.V * f->config.C;
     float *a = malloc(2 * PIECE * sizeof *a);
     REQUIRE_MEMORY(a != NULL, "a piece of the head");
@@ -318,14 +238,15 @@ static bool check_masked_value(HuggingFace *f, int place, Error *err) {
 }
 
 bool huggingface_check_rest(HuggingFace *f, Error *err) {
-    const int wte = f->places[parameter_index(&f->config, PARAM_WTE, 0)];
+    const int wte = f->places[parameter_index(&f->config, PARAM_WTE, 0)][0];
     bool ok = true;
     for (int i = 0; ok && i < weight_shards_count(f->shards); i++) {
         const char *name = weight_shards_entry(f->shards, i)->name;
         const BufferKind kind = buffer_kind(name, &f->config);
         if (kind == BUFFER_MASK) ok = check_mask(f, i, err);
         if (kind == BUFFER_MASKED_VALUE) ok = check_masked_value(f, i, err);
-        if (i != wte && strcmp(without_prefix(name), head_name) == 0) ok = check_tied_head(f, i, err);
+        if (i != wte && !f->config.untied && strcmp(without_prefix(name), head_name) == 0)
+            ok = check_tied_head(f, i, err);
     }
     return ok;
 }
@@ -348,7 +269,7 @@ static bool load_transposed(HuggingFace *f, const Parameter *p, int index, Error
     bool ok = true;
     for (int64_t i = 0; ok && i < in; i += TRANSPOSE_STRIP) {
         int64_t n = in - i < TRANSPOSE_STRIP ? in - i : TRANSPOSE_STRIP;
-        ok = weight_shards_read_fp32(f->shards, f->places[index], i * out, n * out, strip, err);
+        ok = weight_shards_read_fp32(f->shards, f->places[index][0], i * out, n * out, strip, err);
         if (ok) weights_transpose(f->matrix + i, in, strip, out, n, out);
     }
     free(strip);
@@ -358,8 +279,16 @@ static bool load_transposed(HuggingFace *f, const Parameter *p, int index, Error
 
 bool huggingface_read(HuggingFace *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err) {
     int index = parameter_index(&f->config, (int)(p->spec - parameter_specs), p->block);
-    if (!p->spec->transposed)
-        return weight_shards_read_fp32(f->shards, f->places[index], first_row * p->cols, rows * p->cols, out, err);
+    int64_t begin = 0; // row of the part
+    for (int part = 0; !p->transposed && part < p->file_parts; part++) {
+        const int64_t part_rows = p->file_parts > 1 ? p->parts[part] : p->file_rows;
+        const int64_t first = max_i64(first_row, begin), end = min_i64(first_row + rows, begin + part_rows);
+        if (first < end && !weight_shards_read_fp32(f->shards, f->places[index][part], (first - begin) * p->cols,
+                                                    (end - first) * p->cols, out + (first - first_row) * p->cols, err))
+            return false;
+        begin += part_rows;
+    }
+    if (!p->transposed) return true;
     if (f->matrix_index != index && !load_transposed(f, p, index, err)) return false;
     memcpy(out, f->matrix + first_row * p->cols, (size_t)(rows * p->cols) * sizeof *out);
     return true;
@@ -369,7 +298,7 @@ bool huggingface_read(HuggingFace *f, const Parameter *p, int64_t first_row, int
 
 const OwnFileKind huggingface_files[HF_FILES] = {
     [HF_WEIGHTS] = {"model.safetensors", SAFETENSORS_MARK},
-    [HF_CONFIG] = {"config.json", "\"architectures\": [\"GPT2LMHeadModel\"],\n"}, // transformers breaks the line in it
+    [HF_CONFIG] = {"config.json", "\"architectures\": [\""}, // transformers breaks the line in it
     [HF_TOKENIZER] = {"tokenizer.json", TOKENIZER_MARK},
     [HF_TOKENIZER_CONFIG] = {"tokenizer_config.json", "\"tokenizer_class\":\t\""},
 };
@@ -385,21 +314,26 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
     static const char *const metadata[] = {"format", "pt", SAFETENSORS_PRODUCER, NULL};
     const Parameter *table = model_parameters(m->model);
     const int count = model_num_tensors(m->model);
-    SafetensorsEntry *entries = calloc((size_t)count, sizeof *entries);
+    SafetensorsEntry *entries = calloc((size_t)count * 3, sizeof *entries);
     REQUIRE_MEMORY(entries != NULL, "the files of a model");
+    int n = 0;
     for (int i = 0; i < count; i++) {
         const Parameter *p = &table[i];
-        const bool swap = p->spec->transposed;
-        entries[i] = (SafetensorsEntry){.dtype = m->dtype, .rank = p->rank};
-        entries[i].shape[0] = swap ? p->cols : p->file_rows;
-        if (p->rank == 2) entries[i].shape[1] = swap ? p->file_rows : p->cols;
-        snprintf(entries[i].name, sizeof entries[i].name, "%s", p->name);
+        for (int part = 0; part < p->file_parts; part++, n++) { // the rows of a part follow those of the one before
+            const int64_t rows = p->file_parts > 1 ? p->parts[part] : p->file_rows;
+            char name[64];
+            parameter_part_name(p, part, name);
+            entries[n] = (SafetensorsEntry){.dtype = m->dtype, .rank = p->rank};
+            entries[n].shape[0] = p->transposed ? p->cols : rows;
+            if (p->rank == 2) entries[n].shape[1] = p->transposed ? rows : p->cols;
+            snprintf(entries[n].name, sizeof entries[n].name, "%s", name);
+        }
     }
-    SafetensorsWriter *w = safetensors_writer_open(path, entries, count, metadata, err);
+    SafetensorsWriter *w = safetensors_writer_open(path, entries, n, metadata, err);
     free(entries);
     bool ok = w != NULL;
     for (int i = 0; ok && i < count; i++) {
-        const WeightsForm form = {m->dtype, table[i].spec->transposed};
+        const WeightsForm form = {m->dtype, table[i].transposed};
         ok = weights_form_write(m->model, i, form, huggingface_append, w, err);
     }
     if (ok) return safetensors_writer_commit(w, &facts->bytes, &facts->checksum, err);
@@ -414,41 +348,6 @@ static bool write_text(const char *path, const char *text, size_t bytes, FileFac
     if (!f) return false;
     atomic_file_write(f, text, bytes, err); // commit reports a failure
     return atomic_file_commit(f, &facts->bytes, &facts->checksum, err);
-}
-
-char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t eot) {
-    static const char *const torch_dtypes[DTYPE_COUNT] = {
-        [DTYPE_FP32] = "float32", [DTYPE_BF16] = "bfloat16", [DTYPE_FP16] = "float16"};
-    char token[32] = "null", inner[32] = "null", *text = NULL;
-    if (config->d_ff) snprintf(inner, sizeof inner, "%lld", (long long)config->d_ff);
-    if (eot >= 0) snprintf(token, sizeof token, "%lld", (long long)eot);
-    int length =
-        asprintf(&text,
-                 "{\n"
-                 "  \"architectures\": [\"GPT2LMHeadModel\"],\n"
-                 "  \"model_type\": \"gpt2\",\n"
-                 "  \"activation_function\": \"gelu_new\",\n"
-                 "  \"n_positions\": %lld,\n"
-                 "  \"n_ctx\": %lld,\n"
-                 "  \"vocab_size\": %lld,\n"
-                 "  \"n_layer\": %lld,\n"
-                 "  \"n_head\": %lld,\n"
-                 "  \"n_embd\": %lld,\n"
-                 "  \"n_inner\": %s,\n"
-                 "  \"layer_norm_epsilon\": 1e-05,\n"
-                 "  \"initializer_range\": 0.02,\n"
-                 "  \"attn_pdrop\": 0.0,\n"
-                 "  \"embd_pdrop\": 0.0,\n"
-                 "  \"resid_pdrop\": 0.0,\n"
-                 "  \"tie_word_embeddings\": true,\n"
-                 "  \"bos_token_id\": %s,\n"
-                 "  \"eos_token_id\": %s,\n"
-                 "  \"torch_dtype\": \"%s\"\n"
-                 "}\n",
-                 (long long)config->max_T, (long long)config->max_T, (long long)config->V, (long long)config->L,
-                 (long long)config->NH, (long long)config->C, inner, token, token, torch_dtypes[dtype]);
-    REQUIRE_MEMORY(length >= 0, "the files of a model");
-    return text;
 }
 
 // The settings that transformers needs in addition to tokenizer.json. The general class takes everything from that

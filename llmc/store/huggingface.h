@@ -35,6 +35,3 @@ typedef struct {
 // Writes the files into an existing directory. Weights in fp32 are the model's to the last bit, otherwise rounded to
 // nearest even; a finite value that would become infinite is an error that names the tensor.
 bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFacts facts[HF_FILES], Error *err);
-
-// config.json as transformers reads it; malloced.
-char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t eot);

@@ -74,7 +74,7 @@ static bool are_finite(const float *values, int64_t n) {
 
 // Reads the whole tensor again to count its values that are not finite, and to find the first one in the file's order.
 static bool refuse_not_finite(WeightsFile *f, const Parameter *p, Error *err) {
-    const bool swap = f->directory && p->spec->transposed;
+    const bool swap = f->directory && p->transposed;
     int64_t count = 0, first = INT64_MAX;
     float value = 0, *row = malloc((size_t)p->cols * sizeof *row);
     REQUIRE_MEMORY(row != NULL, "a row of weights");
@@ -113,8 +113,14 @@ bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, in
 
 static bool check_shape_of_file(const ModelConfig *found, const ModelConfig *expected, const char *path, Error *err) {
     if (found->L == expected->L && found->C == expected->C && found->NH == expected->NH && found->V == expected->V &&
-        found->max_T == expected->max_T && found->d_ff == expected->d_ff)
+        found->max_T == expected->max_T && found->d_ff == expected->d_ff && model_same_block(found, expected))
         return true;
+    if (!model_same_block(found, expected)) {
+        char a[256], b[256];
+        return error_set(err, "%s: a model of %s, expected %s", path,
+                         model_config_text(found, found->max_T, a, sizeof a),
+                         model_config_text(expected, expected->max_T, b, sizeof b));
+    }
     if (model_size(found, DIM_FF) != model_size(expected, DIM_FF) && found->C == expected->C)
         return error_set(err, "%s: a model of d_ff = %lld, expected %lld", path, (long long)model_size(found, DIM_FF),
                          (long long)model_size(expected, DIM_FF));

@@ -262,7 +262,7 @@ static void write_part(const char *name, int first, int last) {
         *t = (SafetensorsEntry){
             .dtype = DTYPE_FP32, .rank = table[i].rank, .shape = {table[i].file_rows, table[i].cols}};
         if (table[i].rank == 1) t->shape[1] = 0;
-        if (table[i].spec->transposed) t->shape[0] = table[i].cols, t->shape[1] = table[i].file_rows;
+        if (table[i].transposed) t->shape[0] = table[i].cols, t->shape[1] = table[i].file_rows;
         snprintf(t->name, sizeof t->name, "%s", table[i].name + strlen("transformer."));
     }
     SafetensorsWriter *w = safetensors_writer_open(fuzz_path(name), e, last - first, NULL, &err);

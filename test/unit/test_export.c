@@ -75,7 +75,7 @@ static void assert_tensor(SafetensorsFile *f, const unsigned char *bytes, const 
     const SafetensorsEntry *e = safetensors_find(f, p->name);
     assert_non_null(e);
     assert_int_equal(e->dtype, dtype);
-    const bool swap = p->spec->transposed;
+    const bool swap = p->transposed;
     assert_int_equal(e->shape[0], swap ? p->cols : p->file_rows);
     for (int64_t r = 0; r < p->file_rows; r++)
         for (int64_t c = 0; c < p->cols; c++) {

@@ -68,10 +68,97 @@ TEST(wrong_descriptors_are_refused_with_a_message) {
     }
 }
 
+TEST(a_family_names_the_block_and_its_parts_may_be_given) {
+    static const struct {
+        const char *descriptor, *family, *class;
+        int64_t NKV, HS, d_ff, base;
+        bool untied;
+    } cases[] = {
+        {"d12", "gpt2", "GPT2LMHeadModel", 12, 64, 3072, 0, false},
+        {"gpt2:d12", "gpt2", "GPT2LMHeadModel", 12, 64, 3072, 0, false},
+        {"starcoder2:d12", "starcoder2", "Starcoder2ForCausalLM", 12, 64, 3072, 10000, false},
+        {"llama:d12", "llama", "LlamaForCausalLM", 12, 64, 2048, 10000, true},
+        {"qwen3:d12", "qwen3", "Qwen3ForCausalLM", 12, 64, 2048, 10000, false},
+        {"arcee:d12", "arcee", "ArceeForCausalLM", 12, 64, 3072, 10000, true},
+        {"qwen3:d12,NKV=3,tied=0,NH=6,base=100000", "qwen3", "Qwen3ForCausalLM", 3, 128, 2048, 100000, true},
+        {"qwen3:gpt3:c768,HS=96", "qwen3", "Qwen3ForCausalLM", 12, 96, 2048, 10000, false},
+        {"qwen3:L=2,C=128", "qwen3", "Qwen3ForCausalLM", 2, 64, 384, 10000, false}, // 341.3 hidden units, rounded up
+        {"llama:d12,qk_norm=1,tied=1", "qwen3", "Qwen3ForCausalLM", 12, 64, 2048, 10000, false},
+        {"starcoder2:d12,base=0", "gpt2", "GPT2LMHeadModel", 12, 64, 3072, 0, false},
+        {"d12,NKV=4", "gpt2", NULL, 4, 64, 3072, 0, false},
+        {"qwen3:d12,bias=1", NULL, NULL, 12, 64, 2048, 10000, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const ModelConfig c = parsed(cases[i].descriptor);
+        const char *family = model_family(&c), *class = model_class(&c);
+        assert_string_equal(family ? family : "none", cases[i].family ? cases[i].family : "none");
+        assert_string_equal(class ? class : "none", cases[i].class ? cases[i].class : "none");
+        assert_int_equal(model_kv_heads(&c), cases[i].NKV);
+        assert_int_equal(model_head_size(&c), cases[i].HS);
+        assert_int_equal(model_size(&c, DIM_FF), cases[i].d_ff);
+        assert_int_equal(c.rope_base, cases[i].base);
+        assert_int_equal(c.untied, cases[i].untied);
+    }
+}
+
+TEST(blocks_that_cannot_be_are_refused_with_the_nearest_that_can) {
+    static const struct {
+        const char *descriptor, *said[2];
+    } cases[] = {
+        {"qwen3:d12,NKV=5", {"(NKV = 5) must divide the heads (NH = 12)", "nearest: 4 or 6"}},
+        {"qwen3:d12,NKV=24", {"(NKV = 24)", "(NH = 12)"}},
+        {"llama:d12,HS=63", {"a head has 63", "HS=62 or HS=64"}},
+        {"llama:L=2,C=6,NH=2", {"a head has 3", "HS=2 or HS=4"}},
+        {"d12,qk_norm=1", {"qk_norm=1 needs RoPE", "base=10000"}},
+        {"qwen3:d12,HS=8192", {"HS = 8192", "98304 channels"}},
+        {"qwen3:d12,tied=2", {"'tied=2'", "0 or 1"}},
+        {"qwen3:d13", {"'d13' is not a model", "qwen3:"}},
+        {"llama:", {"'' is not a model", "llama:"}},
+        {"llama2:d12", {"'llama2:d12' is not a model", "llama:"}},
+        {"qwen3:d12,NKV=2,NKV=3", {"NKV is given twice", ""}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        ModelConfig c;
+        Error err = {""};
+        if (model_config_parse(&c, cases[i].descriptor, &err)) fail_msg("'%s' was taken", cases[i].descriptor);
+        for (int k = 0; k < 2; k++)
+            if (!strstr(err.text, cases[i].said[k])) fail_msg("%s: %s", cases[i].descriptor, err.text);
+    }
+}
+
+// What each model has besides GPT-2's tensors, or has not.
+TEST(the_tensors_of_a_model_follow_from_its_block) {
+    ModelConfig c = parsed("qwen3:L=2,C=64,NH=4,NKV=2,HS=24,V=7,tied=0,T=8");
+    AUTO_FREE Parameter *table = parameter_table(&c);
+    assert_int_equal(parameter_count(&c), 3 + 8 * 2); // wte, lnfw, headw; norms, q and k norms, 4 matrices
+    assert_int_equal(parameter_index(&c, PARAM_WPE, 0), -1);
+    assert_int_equal(parameter_index(&c, PARAM_QKVB, 0), -1);
+    assert_int_equal(parameter_index(&c, PARAM_LNFB, 0), -1);
+    const Parameter *qkvw = &table[parameter_index(&c, PARAM_QKVW, 1)],
+                    *fcw = &table[parameter_index(&c, PARAM_FCW, 0)];
+    assert_int_equal(qkvw->rows, (4 + 2 * 2) * 24);
+    assert_int_equal(qkvw->num_parts, 3);
+    assert_int_equal(qkvw->parts[0], 4 * 24);
+    assert_int_equal(qkvw->parts[2], 2 * 24);
+    assert_int_equal(fcw->rows, 2 * 256);
+    assert_int_equal(fcw->parts[1], 256);
+    assert_int_equal(table[parameter_index(&c, PARAM_ATTPROJW, 0)].cols, 4 * 24);
+    assert_int_equal(table[parameter_index(&c, PARAM_KNORMW, 0)].rows, 24);
+    char name[64];
+    parameter_part_name(qkvw, 1, name);
+    assert_string_equal(name, "model.layers.1.self_attn.k_proj.weight");
+    parameter_part_name(fcw, 0, name);
+    assert_string_equal(name, "model.layers.0.mlp.gate_proj.weight");
+    assert_string_equal(parameter_label(fcw->name), "fcw");
+    assert_string_equal(table[parameter_index(&c, PARAM_HEADW, 0)].name, "lm_head.weight");
+    c = parsed("starcoder2:L=2,C=64,NH=4,V=7,T=8");
+    assert_int_equal(parameter_count(&c), 3 + 12 * 2); // GPT-2's without wpe
+}
+
 TEST(paths_are_no_descriptors) {
-    static const char *const descriptors[] = {"d12", "d12,V=5", "L=3", "gpt3:c768"};
-    static const char *const paths[] = {"out/step_00000010", "gpt2_124M.bin", "gpt2", "./L=3"};
-    for (int i = 0; i < 4; i++) {
+    static const char *const descriptors[] = {"d12", "d12,V=5", "L=3", "gpt3:c768", "qwen3:d12"};
+    static const char *const paths[] = {"out/step_00000010", "gpt2_124M.bin", "gpt2", "./L=3", "qwen3:out/step_1"};
+    for (int i = 0; i < 5; i++) {
         assert_true(model_config_is_descriptor(descriptors[i]));
         assert_false(model_config_is_descriptor(paths[i]));
     }

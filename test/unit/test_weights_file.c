@@ -2,6 +2,7 @@
 // and clear words about everything that is not one of them.
 
 #include "llmc/store/huggingface.h"
+#include "llmc/store/huggingface_config.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
 #include "test/unit/mutate.h"
@@ -64,7 +65,7 @@ static int declare(SafetensorsEntry *entries, const Parameter *table, Variant v,
         snprintf(wrapped, sizeof wrapped, "%s%s", v.wrap ? v.wrap : "",
                  i == 0 && v.head_only ? "lm_head.weight" : name);
         if (!stands_in(v, i, table, shard)) continue;
-        entries[n++] = p->spec->transposed ? entry(wrapped, v.dtype, cols, rows) : entry(wrapped, v.dtype, rows, cols);
+        entries[n++] = p->transposed ? entry(wrapped, v.dtype, cols, rows) : entry(wrapped, v.dtype, rows, cols);
     }
     if (!stands_in(v, parameter_count(&config), table, shard)) return n;
     if (v.extras) {
@@ -96,7 +97,7 @@ static void write_shard(const char *path, Variant v, int shard) {
     int n = 0;
     for (int i = 0; i < parameter_count(&config); i++) {
         if (!stands_in(v, i, table, shard)) continue;
-        const bool swap = table[i].spec->transposed;
+        const bool swap = table[i].transposed;
         const int64_t cols = table[i].cols;
         for (int64_t a = 0; a < entries[n].shape[0]; a++)
             for (int64_t b = 0; b < (entries[n].rank == 2 ? entries[n].shape[1] : 1); b++)
@@ -305,10 +306,10 @@ static void write_hole(const ModelConfig *shape) {
     fprintf(f, "LENGTH__{");
     for (int i = 0; i < parameter_count(shape); i++) {
         const Parameter *p = &table[i];
-        const long long begin = end, rows = p->spec->transposed ? p->cols : p->file_rows;
+        const long long begin = end, rows = p->transposed ? p->cols : p->file_rows;
         end += p->file_rows * p->cols * 4;
         fprintf(f, "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%lld", i ? "," : "", p->name, rows);
-        if (p->rank == 2) fprintf(f, ",%lld", (long long)(p->spec->transposed ? p->file_rows : p->cols));
+        if (p->rank == 2) fprintf(f, ",%lld", (long long)(p->transposed ? p->file_rows : p->cols));
         fprintf(f, "],\"data_offsets\":[%lld,%lld]}", begin, end);
     }
     fputc('}', f);

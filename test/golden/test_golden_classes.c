@@ -1,0 +1,275 @@
+// Tiny models of transformers' classes Starcoder2, Llama, Qwen3 and Arcee, read from the files that save_pretrained
+// wrote: logits, losses, every gradient and ten steps of AdamW, from files that dev/golden/generate_blocks.py wrote
+// (its head lists them).
+#include "llmc/model/model_decode.h"
+#include "llmc/model/model_state.h"
+#include "llmc/store/safetensors.h"
+#include "llmc/store/weights_file.h"
+#include "llmc/train/optimizer.h"
+#include "test/ops/op_test.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+TestFixture test_all = {op_group_setup, op_group_teardown};
+
+enum { B = 3, T = 16, STEPS = 10, WINDOWS = B * (T + 1) };
+static const char *const names[] = {"starcoder2", "llama", "qwen3", "arcee"};
+enum { NUM_NAMES = sizeof names / sizeof *names };
+
+static struct {
+    const char *name;
+    SafetensorsFile *values;
+    ModelConfig config;
+    Parameter *table;
+    int count;
+    uint16_t *windows; // (STEPS, B, T+1)
+    char path[64];
+} golden;
+
+// A tensor of NAME.safetensors; the caller frees it.
+static double *expected(const char *prefix, const char *name, int64_t *n) {
+    char full[128];
+    Error err;
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    const SafetensorsEntry *e = safetensors_find(golden.values, full);
+    if (!e) op_fail("%s.safetensors has no %s", golden.name, full);
+    *n = e->bytes / (int64_t)sizeof(float);
+    float *values = malloc((size_t)e->bytes);
+    double *wide = calloc((size_t)*n + 1, sizeof *wide);
+    if (!safetensors_read_fp32(golden.values, e, 0, *n, values, &err)) op_fail("%s", err.text);
+    for (int64_t i = 0; i < *n; i++) wide[i] = (double)values[i];
+    free(values);
+    return wide;
+}
+
+static double *expected_part(const char *prefix, const Parameter *p, int part, int64_t *n) {
+    char name[64];
+    parameter_part_name(p, part, name);
+    return expected(prefix, name, n);
+}
+
+static void open_golden(const char *name) {
+    Error err;
+    int64_t n;
+    char path[64];
+    golden.name = name;
+    snprintf(golden.path, sizeof golden.path, "test/golden/tiny_%s", name);
+    snprintf(path, sizeof path, "test/golden/%s.safetensors", name);
+    WeightsFile *weights = weights_file_open(golden.path, &err);
+    if (!weights || !(golden.values = safetensors_open(path, &err))) op_fail("%s", err.text);
+    golden.config = *weights_file_config(weights);
+    weights_file_close(weights);
+    golden.count = parameter_count(&golden.config);
+    golden.table = parameter_table(&golden.config);
+    golden.windows = host_alloc((size_t)STEPS * WINDOWS * sizeof(uint16_t), &err);
+    double *windows = expected("", "windows", &n);
+    for (int64_t i = 0; i < STEPS * WINDOWS; i++) golden.windows[i] = (uint16_t)windows[i];
+    free(windows);
+}
+
+static void close_golden(void) {
+    safetensors_close(golden.values);
+    free(golden.table);
+    host_free(golden.windows);
+}
+
+static void check(const char *name, const double *got, const double *want, int64_t n, double tolerance) {
+    double error = op_relative_error(got, want, n);
+    if (!(error <= tolerance))
+        op_fail("%s: %s: relative error %.3g, at most %.3g", golden.name, name, error, tolerance);
+}
+
+// The limits of test_golden.c.
+typedef struct {
+    double logits, losses, gradients, step_losses, norms, moved;
+} Limits;
+static Limits limits_of(DType dtype) {
+    if (dtype == DTYPE_FP32) return (Limits){1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-4};
+    const double one = op_tolerance(dtype);
+    return (Limits){4 * one, one, 8 * one, one, one, (dtype == DTYPE_FP16 ? 40 : 25) * one};
+}
+static double loss_scale_of(DType dtype) { return dtype == DTYPE_FP16 ? 1024.0 : 1.0; }
+
+static Model *load_model(DType dtype, const char *recompute) {
+    Error err;
+    ModelOptions options = {.config = golden.config,
+                            .dtype = dtype,
+                            .optimizer = OPTIMIZER_ADAMW,
+                            .master = dtype != DTYPE_FP32,
+                            .train = true,
+                            .B = B,
+                            .T = T,
+                            .sequences = B};
+    if (!recompute_parse(&options.recompute, recompute, options.config.L, &err)) op_fail("%s", err.text);
+    Model *model = model_create(&options, &err);
+    if (!model || !weights_file_load(model, golden.path, &err)) op_fail("%s", err.text);
+    StepControl control = step_control_initial((float)loss_scale_of(dtype));
+    model_set_control(model, &control);
+    return model;
+}
+
+static void micro_step(Model *model, int step) {
+    model_load_batch(model, golden.windows + (size_t)step * WINDOWS, B, T, sizeof(uint16_t));
+    model_forward_backward(model, B * T, true);
+    device_sync();
+}
+
+// From prompts of every length, and token by token from one.
+static void check_logits(DType dtype) {
+    Model *model = load_model(dtype, "0");
+    int64_t V = golden.config.V, n;
+    double *want = expected("", "logits", &n), *got = malloc((size_t)n * sizeof *got);
+    float *rows = malloc((size_t)(B * V) * sizeof *rows);
+    for (int grown = 0; grown < 2; grown++) {
+        for (int t = 0; t < T; t++) {
+            int32_t tokens[B * T];
+            const int first = grown && t > 0 ? t : 0, count = t + 1 - first;
+            for (int b = 0; b < B; b++)
+                for (int i = 0; i < count; i++) tokens[b * count + i] = golden.windows[b * (T + 1) + first + i];
+            if (grown && t > 0)
+                model_decode_step(model, tokens, rows);
+            else
+                model_decode_start(model, tokens, count, B, rows);
+            for (int b = 0; b < B; b++)
+                for (int64_t v = 0; v < V; v++) got[(b * T + t) * V + v] = (double)rows[b * V + v];
+        }
+        check(grown ? "logits, token by token" : "logits of prompts", got, want, n, limits_of(dtype).logits);
+    }
+    free(want), free(got), free(rows);
+    model_destroy(model);
+}
+
+static void check_losses_and_gradients(DType dtype) {
+    Model *model = load_model(dtype, "0");
+    int64_t n;
+    double *want = expected("", "losses", &n), sums[B];
+    ref_sequence_losses(sums, want, B, T, false);
+    free(want);
+    micro_step(model, 0);
+    double *got = op_values(model_sequence_losses(model));
+    check("losses", got, sums, B, limits_of(dtype).losses);
+    free(got);
+    for (int i = 0; i < golden.count; i++) {
+        const Parameter *p = &golden.table[i];
+        got = op_values(model_tensors(model)[i].grad);
+        int64_t at = 0;
+        for (int part = 0; part < p->file_parts; part++, at += n) {
+            want = expected_part("grad.", p, part, &n);
+            for (int64_t j = 0; j < n; j++) got[at + j] /= loss_scale_of(dtype);
+            check(p->name, got + at, want, n, limits_of(dtype).gradients);
+            free(want);
+        }
+        for (; at < parameter_numel(p); at++) assert_true(got[at] == 0.0); // the padded vocabulary
+        free(got);
+    }
+    model_destroy(model);
+}
+
+static float *weight_of(const Model *model, int i) {
+    const Parameter *p = &golden.table[i];
+    float *values = malloc((size_t)parameter_numel(p) * sizeof *values);
+    model_get_weight(model, i, 0, p->rows, values);
+    return values;
+}
+
+// How far each weight is from transformers', as a share of the way it went.
+static void check_final_weights(const Model *model, const Model *start, double tolerance) {
+    for (int i = 0; i < golden.count; i++) {
+        const Parameter *p = &golden.table[i];
+        float *now = weight_of(model, i), *before = weight_of(start, i);
+        double error = 0.0, way = 0.0;
+        int64_t n, at = 0;
+        for (int part = 0; part < p->file_parts; part++, at += n) {
+            double *want = expected_part("final.", p, part, &n);
+            for (int64_t j = 0; j < n; j++) {
+                error += pow((double)now[at + j] - want[j], 2.0);
+                way += pow(want[j] - (double)before[at + j], 2.0);
+            }
+            free(want);
+        }
+        free(now), free(before);
+        if (!(sqrt(error / way) <= tolerance))
+            op_fail("%s: %s after %d steps: off by %.3g of its way, at most %.3g", golden.name, p->name, STEPS,
+                    sqrt(error / way), tolerance);
+    }
+}
+
+static void check_ten_steps(DType dtype) {
+    const Limits limits = limits_of(dtype);
+    Model *model = load_model(dtype, "0"), *start = load_model(dtype, "0");
+    Error err;
+    int64_t n;
+    double *adamw = expected("", "adamw", &n), *rates = expected("", "learning_rates", &n), losses[STEPS], norms[STEPS];
+    OptimizerOptions options = {.beta1 = (float)adamw[0],
+                                .beta2 = (float)adamw[1],
+                                .eps = (float)adamw[2],
+                                .weight_decay = (float)adamw[3],
+                                .limits.clip = (float)adamw[4]};
+    Optimizer *optimizer = optimizer_create(model, &options, &err);
+    if (!optimizer) op_fail("%s", err.text);
+    for (int step = 0; step < STEPS; step++) {
+        micro_step(model, step);
+        optimizer_norm(optimizer);
+        optimizer_step(optimizer, rates[step], B * T, false);
+        StepControl control = model_get_control(model);
+        assert_int_equal(control.skip, SKIP_NONE);
+        losses[step] = (double)control.loss, norms[step] = (double)control.norm;
+    }
+    double *want_losses = expected("", "step_losses", &n), *want_norms = expected("", "norms", &n);
+    check("losses of ten steps", losses, want_losses, STEPS, limits.step_losses);
+    check("gradient norms of ten steps", norms, want_norms, STEPS, limits.norms);
+    check_final_weights(model, start, limits.moved);
+    free(adamw), free(rates), free(want_losses), free(want_norms);
+    optimizer_destroy(optimizer);
+    model_destroy(model);
+    model_destroy(start);
+}
+
+// The bits of every gradient do not depend on what is recomputed.
+static void check_recomputation(DType dtype) {
+    static const char *const sets[] = {"1",
+                                       "2",
+                                       "3",
+                                       "fc",
+                                       "qkv",
+                                       "attention",
+                                       "attproj",
+                                       "gelu+qkv",
+                                       "3/2",
+                                       "layernorm+attention",
+                                       "layernorm+qkv",
+                                       "qkv+attention",
+                                       "layernorm+qkv+attproj"};
+    Model *all = load_model(dtype, "0");
+    micro_step(all, 0);
+    for (size_t s = 0; s < sizeof sets / sizeof *sets; s++) {
+        Model *model = load_model(dtype, sets[s]);
+        micro_step(model, 0);
+        for (int i = 0; i < golden.count; i++) {
+            const Tensor a = model_tensors(all)[i].grad, b = model_tensors(model)[i].grad;
+            char *x = malloc(tensor_bytes(a)), *y = malloc(tensor_bytes(b));
+            model_read_bytes(all, a, 0, (int64_t)tensor_bytes(a), x);
+            model_read_bytes(model, b, 0, (int64_t)tensor_bytes(b), y);
+            if (memcmp(x, y, tensor_bytes(a)) != 0)
+                op_fail("%s: -r %s: the gradient of %s has other bits", golden.name, sets[s], golden.table[i].name);
+            free(x), free(y);
+        }
+        model_destroy(model);
+    }
+    model_destroy(all);
+}
+
+static void for_each_model(DType dtype, void (*check_model)(DType dtype)) {
+    op_skip_unless_cpu();
+    for (int i = 0; i < NUM_NAMES; i++) {
+        open_golden(names[i]);
+        check_model(dtype);
+        close_golden();
+    }
+}
+
+OP_TEST(logits_agree_with_transformers) { for_each_model(dtype, check_logits); }
+OP_TEST(losses_and_gradients_agree_with_transformers) { for_each_model(dtype, check_losses_and_gradients); }
+OP_TEST(ten_adamw_steps_agree_with_transformers) { for_each_model(dtype, check_ten_steps); }
+OP_TEST(recomputation_gives_the_same_bits) { for_each_model(dtype, check_recomputation); }
