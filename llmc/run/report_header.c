@@ -53,10 +53,15 @@ static void model_lines(const ReportFacts *r) {
     const ModelOptions *m = model_options(r->model);
     const ModelConfig *c = &m->config;
     const float loss_scale = r->setup->state.control.loss_scale;
-    char shape[128], n[TEXT];
+    char shape[256], n[TEXT];
     runlog_field(r->log, "model", "%s", r->setup->source);
     runlog_field(r->log, "", "%s (padded to %lld): %s parameters", model_config_text(c, c->max_T, shape, sizeof shape),
                  (long long)c->Vp, format_count((double)parameter_total(c), n, TEXT));
+    if (!model_class(c))
+        runlog_field(r->log, "",
+                     "no class of transformers loads these blocks: its checkpoints are for this program only");
+    else if (!model_is_gpt2(c))
+        runlog_field(r->log, "", "checkpoints load as %s", model_class(c));
     const char *stored = "weights and activations, fp32 accumulation and gradients";
     const char *weights = "no master weights (stochastic rounding)";
     if (m->gradients_in_dtype) stored = "weights, activations and gradients (stochastic rounding), fp32 accumulation";

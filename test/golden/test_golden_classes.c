@@ -80,13 +80,15 @@ static void check(const char *name, const double *got, const double *want, int64
         op_fail("%s: %s: relative error %.3g, at most %.3g", golden.name, name, error, tolerance);
 }
 
-// The limits of test_golden.c.
 typedef struct {
     double logits, losses, gradients, step_losses, norms, moved;
 } Limits;
+
+// Those of test_golden.c; in 16 bits twice as much. q and k are rounded once more, after their rotation; gates multiply
+// two rounded values; and the gradient of the bias of k, which is zero where nothing rotates, is small among its terms.
 static Limits limits_of(DType dtype) {
     if (dtype == DTYPE_FP32) return (Limits){1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-4};
-    const double one = op_tolerance(dtype);
+    const double one = 2 * op_tolerance(dtype);
     return (Limits){4 * one, one, 8 * one, one, one, (dtype == DTYPE_FP16 ? 40 : 25) * one};
 }
 static double loss_scale_of(DType dtype) { return dtype == DTYPE_FP16 ? 1024.0 : 1.0; }

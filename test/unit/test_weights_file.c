@@ -468,7 +468,8 @@ TEST(configurations_that_compute_something_else_are_refused) {
     static const struct {
         const char *from, *to, *message;
     } edits[] = {
-        {"\"model_type\": \"gpt2\"", "\"model_type\": \"llama\"", "\"model_type\" is \"llama\", expected \"gpt2\""},
+        {"\"model_type\": \"gpt2\"", "\"model_type\": \"bert\"", "\"model_type\" is \"bert\", expected \"gpt2\""},
+        {"\"model_type\": \"gpt2\"", "\"model_type\": \"llama\"", "expected [\"LlamaForCausalLM\"]"},
         {"\"model_type\": \"gpt2\",", "", "\"model_type\" is missing"},
         {"\"gelu_new\"", "null", "\"activation_function\" is null"},
         {"gelu_new", "relu", "\"activation_function\" is \"relu\""},
