@@ -104,7 +104,7 @@ static PlannedShape **find_planned(AttentionShape a) {
 }
 
 int64_t cuda_cudnn_workspace(OpsShape ops) {
-    const AttentionShape shape = {.B = ops.B, .T = ops.T, .NH = ops.NH, .HS = ops.C / ops.NH, .dtype = ops.dtype};
+    const AttentionShape shape = {.B = ops.B, .T = ops.T, .NH = ops.NH, .HS = ops_head_size(ops), .dtype = ops.dtype};
     PlannedShape **link = find_planned(shape), *p = *link;
     if (p) {
         *link = p->next;

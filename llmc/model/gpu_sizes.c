@@ -61,11 +61,12 @@ int64_t cuda_size_decode(int64_t sequences, int64_t NH, int64_t HS, int64_t maxT
 // The forms of cudnn_plan.c: sums of rows, and on GPUs but Blackwell's a square for each head; where that is too large,
 // Hopper collects dQ in fp32. 1024: what cuDNN's plans were seen to add.
 static bool has_cudnn(OpsShape shape, int compute_capability) {
-    return compute_capability >= 80 && dtype_size(shape.dtype) == 2 && shape.C / shape.NH % 8 == 0;
+    return compute_capability >= 80 && dtype_size(shape.dtype) == 2 && ops_head_size(shape) % 8 == 0;
 }
 
 int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit) {
-    const int64_t HS = shape.C / shape.NH, heads = shape.B * shape.NH, rows = heads * shape.T * (int64_t)sizeof(float);
+    const int64_t HS = ops_head_size(shape), heads = shape.B * shape.NH,
+                  rows = heads * shape.T * (int64_t)sizeof(float);
     const int64_t sums = rows + 1024, squares = sums + heads * shape.T * shape.T * 2, collected = sums + rows * HS;
     if (!has_cudnn(shape, compute_capability)) return 0;
     if (shape.forward_only || (compute_capability >= 100 && compute_capability <= 103)) return sums;
@@ -74,7 +75,7 @@ int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit) {
 }
 
 int64_t cuda_size_cudnn_fast(OpsShape shape, int compute_capability) {
-    const int64_t rows = shape.B * shape.NH * shape.T * (int64_t)sizeof(float), HS = shape.C / shape.NH;
+    const int64_t rows = shape.B * shape.NH * shape.T * (int64_t)sizeof(float), HS = ops_head_size(shape);
     const bool for_sm_80 = compute_capability < 90 || compute_capability >= 120;
     if (!has_cudnn(shape, compute_capability)) return 0;
     if (shape.forward_only) return rows + 1024;
@@ -141,13 +142,13 @@ int64_t cuda_size_workspace(OpsShape shape, int compute_capability, int64_t cudn
     const int64_t N = shape.B * shape.T;
     const int64_t needs[] = {
         cuda_size_matmul(shape, compute_capability),
-        cuda_size_decode(shape.sequences, shape.NH, shape.C / shape.NH, shape.T),
+        cuda_size_decode(shape.sequences, shape.NH, ops_head_size(shape), shape.T),
         STATISTICS_MAX_PARTS * (int64_t)sizeof(TensorStats),
         // of backward passes and the update
         cuda_size_bias_gradient(N, ops_widest(shape)), // after the product, in the same place
         cuda_size_layernorm(N, shape.C),
         cuda_size_embedding(N, shape.C).end,
-        cuda_size_flash(shape.B * shape.NH, shape.T, shape.C / shape.NH).end,
+        cuda_size_flash(shape.B * shape.NH, shape.T, ops_head_size(shape)).end,
         cuda_size_optimizer(shape),
     };
     const int count = shape.forward_only ? 3 : (int)(sizeof needs / sizeof *needs);

@@ -185,10 +185,14 @@ double recompute_flops_per_token(const Recompute *r, const ModelConfig *config, 
 double recompute_elements_per_token(const Recompute *r, const ModelConfig *config) {
     const double C = (double)config->C, FF = (double)model_size(config, DIM_FF);
     const double FC = (double)model_size(config, DIM_FC), QKV = (double)model_size(config, DIM_QKV);
+    const double QK = QKV - (double)(model_kv_heads(config) * model_head_size(config));
     double elements = 0.0;
     for (int64_t l = 0; l < config->L; l++) {
         const int set = set_of(r, l);
-        if ((set & (RECOMPUTE_GELU | RECOMPUTE_FC)) == RECOMPUTE_GELU) elements += FC + FF;
+        // GELU is an epilogue of a recomputed fc, the other activations are not.
+        const int with_fc = config->activation == ACTIVATION_GELU ? 0 : RECOMPUTE_FC;
+        if (set & with_fc || (set & (RECOMPUTE_GELU | RECOMPUTE_FC)) == RECOMPUTE_GELU) elements += FC + FF;
+        if (set & RECOMPUTE_QKV && config->rope_base > 0 && !config->qk_norm) elements += 2.0 * QK;
         if (set & RECOMPUTE_LAYERNORM) elements += 4.0 * C + (config->qk_norm ? 2.0 * QKV : 0.0);
     }
     return elements;

@@ -28,7 +28,7 @@ typedef struct {
 // its products, which is why longer heads reach higher rates. Relative to 64 elements, whose rates are assumed.
 static void advise_step(Step *s, const GpuSpec *gpu, const ModelOptions *model, int64_t tokens, const PredictOptions *o,
                         double reference) {
-    const int64_t HS = model->config.C / model->config.NH;
+    const int64_t HS = model_head_size(&model->config);
     const double heads = (double)(round_up(HS, 32) + 32) / (double)HS / ((64.0 + 32) / 64);
     double full = 0, real = 0;
     plan_predict(&s->p, gpu, model, tokens, o, true);
@@ -85,7 +85,9 @@ static Size size_at(const Advice *a, const ModelConfig *config, int64_t B) {
 static void consider(Advice *a, ChangeKind kind, const ModelConfig *config, int64_t B) {
     Size *best = &a->best[kind];
     ModelOptions model = *a->model;
+    Error err; // heads of keys and values that do not divide the heads, say
     model.config = *config;
+    if (!model_config_check(config, &err)) return;
     if ((kind == CHANGE_C || kind == CHANGE_D_FF) && plan_memory(&model).total > a->room) return;
     const Size s = size_at(a, config, B);
     if (s.work > WORTH * fmax(a->now.work, best->work)) *best = s;
@@ -105,7 +107,8 @@ static void consider_widths(Advice *a, ChangeKind kind) {
             if (kind == CHANGE_C) {
                 c.C = width;
                 model_config_set_d_ff(&c, c.d_ff);
-                c.NH = width / (width % 128 == 0 && config->C / config->NH > 96 ? 128 : 64);
+                c.NH = width / (width % 128 == 0 && model_head_size(config) > 96 ? 128 : 64);
+                c.HS = 0;
             } else {
                 model_config_set_d_ff(&c, width);
             }
@@ -120,6 +123,7 @@ static void consider_others(Advice *a, int64_t most_sequences) {
     for (int64_t HS = 64; HS <= 128; HS += 64) {
         ModelConfig c = *config;
         c.NH = c.C / HS;
+        c.HS = 0;
         if (c.C % HS == 0 && c.NH != config->NH) consider(a, CHANGE_NH, &c, B);
     }
     for (int64_t more = 1; more <= 8; more++) {
@@ -137,22 +141,22 @@ static void consider_others(Advice *a, int64_t most_sequences) {
 
 static void print_change(FILE *out, const Advice *a, ChangeKind kind, int number) {
     const Size *s = &a->best[kind], *now = &a->now;
-    char old[TEXT], rate[TEXT], what[TEXT], flag[2 * TEXT];
+    char old[TEXT], rate[TEXT], what[TEXT], flag[MODEL_DESCRIPTOR + TEXT];
     const double parameters = (double)parameter_total(&s->config), before = (double)parameter_total(&now->config);
     // what: "C 1000 -> 1024 with NH 8"; flag: the options that make it, all of -e or one of its
     // own.
     const ModelConfig *c = &s->config, *was = &now->config;
-    const long long d_ff = model_size(c, DIM_FF), heads = was->C / was->NH;
-    int n = snprintf(flag, sizeof flag, "-e L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld", (long long)c->L, (long long)c->C,
-                     (long long)c->NH, (long long)c->V, (long long)c->max_T);
+    const long long d_ff = model_size(c, DIM_FF);
+    char descriptor[MODEL_DESCRIPTOR];
+    int n = snprintf(flag, sizeof flag, "-e %s", model_config_descriptor(c, descriptor));
     if (c->d_ff) snprintf(flag + n, sizeof flag - (size_t)n, " --d-ff %lld", d_ff);
     switch (kind) {
     case CHANGE_C:
         snprintf(what, TEXT, "C %lld -> %lld with NH %lld", (long long)was->C, (long long)c->C, (long long)c->NH);
         break;
     case CHANGE_NH:
-        snprintf(what, TEXT, "NH %lld -> %lld (head size %lld -> %lld)", (long long)was->NH, (long long)c->NH, heads,
-                 (long long)(c->C / c->NH));
+        snprintf(what, TEXT, "NH %lld -> %lld (head size %lld -> %lld)", (long long)was->NH, (long long)c->NH,
+                 (long long)model_head_size(was), (long long)model_head_size(c));
         break;
     case CHANGE_D_FF:
         snprintf(what, TEXT, "d_ff %lld -> %lld", (long long)model_size(was, DIM_FF), d_ff);
@@ -204,10 +208,10 @@ static void print_changes(FILE *out, const Advice *a) {
 }
 
 static void print_now(FILE *out, const Advice *a, bool is_limit) {
-    char rate[TEXT], shape[2 * TEXT];
+    char rate[TEXT], shape[MODEL_TEXT];
     const ModelOptions *m = a->model;
     const ModelConfig *c = &m->config;
-    const int64_t HS = c->C / c->NH;
+    const int64_t HS = model_head_size(c);
     const char *heads = "attention computes nothing that only pads it";
     if (HS % 32 != 0) heads = "attention computes it as the next multiple of 32";
     if (HS % 8 != 0 || HS > 128)
@@ -291,14 +295,16 @@ static bool advise_sizes(FILE *out, const PlanRequest *r, const GpuChoice *gpu, 
 
 // ---------------------------------------------------------------------------------------------------------------- d_ff
 
-// Multiples of 64 around 4 C, and 4 C itself. Advises the nearest to it of those with nearly the highest share, if that
-// is worth the change.
+// Multiples of 64 around the default, 4 C or for SwiGLU 8/3 C, and the default itself. Advises the nearest to it of
+// those with nearly the highest share, if that is worth the change.
 static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
     enum { AROUND = 4, STEP = 64, MOST_SIZES = 2 * AROUND + 2 };
     static const double NEARLY = 1.02;
     const ModelOptions *m = &r->model;
     const DType dtype = gpu_spec_dtype(&gpu->spec, m->dtype);
-    const int64_t B = max_i64(m->B, 1), C = m->config.C, exact = 4 * C, middle = (exact + STEP / 2) / STEP;
+    const int64_t B = max_i64(m->B, 1), C = m->config.C, exact = model_default_d_ff(&m->config);
+    const int64_t products = model_size(&m->config, DIM_FC) / model_size(&m->config, DIM_FF),
+                  middle = (exact + STEP / 2) / STEP;
     int64_t sizes[MOST_SIZES];
     double shares[MOST_SIZES], most = 0, of_exact = 0; // of the rate of full tiles in full waves
     int count = 0, best = 0;
@@ -307,12 +313,16 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
         if (i >= 1) sizes[count++] = i * STEP;
     }
     for (int i = 0; i < count; i++) {
-        const int64_t N = B * m->T, FF = sizes[i];
-        const MatmulShape shapes[] = {{N, FF, C, false}, {N, C, FF, false}, {FF, C, N, true},
-                                      {N, C, FF, false}, {N, FF, C, false}, {C, FF, N, true}}; // of equal FLOP
-        double seconds = 0;
-        for (int k = 0; k < 6; k++) seconds += 1 / tiling_best(&gpu->spec, dtype, &shapes[k]).share;
-        shares[i] = 6 / seconds;
+        const int64_t N = B * m->T, FF = sizes[i], FC = products * FF;
+        const MatmulShape shapes[] = {{N, FC, C, false}, {N, C, FC, false}, {FC, C, N, true},
+                                      {N, C, FF, false}, {N, FF, C, false}, {C, FF, N, true}};
+        double flops = 0, seconds = 0;
+        for (int k = 0; k < 6; k++) { // with SwiGLU's gate the first three have twice the FLOP
+            const double work = k < 3 ? (double)products : 1;
+            flops += work;
+            seconds += work / tiling_best(&gpu->spec, dtype, &shapes[k]).share;
+        }
+        shares[i] = flops / seconds;
         most = fmax(most, shares[i]);
         if (sizes[i] != exact) continue;
         of_exact = shares[i];
@@ -327,14 +337,17 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
     }
     fprintf(out, "advise      %s, %s: feed-forward layers of C=%lld, -b %lld -t %lld, forward and backward\n",
             gpu->spec.name, dtype_name(dtype), (long long)C, (long long)B, (long long)m->T);
-    fprintf(out, "advise      near 4 C: take %lld", (long long)sizes[best]);
+    const char *name = m->config.activation == ACTIVATION_SWIGLU ? "8/3 C" : "4 C";
+    fprintf(out, "advise      near %s: take %lld", name, (long long)sizes[best]);
     if (sizes[best] == exact)
-        fprintf(out, ", which is 4 C; none nearby is %.1f%% faster\n", 100 * (WORTH - 1));
+        fprintf(out, ", which is %s; none nearby is %.1f%% faster\n", name, 100 * (WORTH - 1));
     else
         fprintf(out, " (--d-ff %lld), %+.1f%% FLOP/s over %lld, with %+.1f%% parameters in the layer\n",
                 (long long)sizes[best], 100 * (shares[best] / of_exact - 1), (long long)exact,
                 100 * ((double)sizes[best] / (double)exact - 1));
-    fprintf(out, "advise      %7s %9s %9s  tiles and waves full\n", "d_ff", "of 4 C", "aligned");
+    char share_of[16];
+    snprintf(share_of, sizeof share_of, "of %s", name);
+    fprintf(out, "advise      %7s %9s %9s  tiles and waves full\n", "d_ff", share_of, "aligned");
     for (int i = 0; i < count; i++)
         fprintf(out, "advise      %7lld %8.1f%% %9d %21.1f%%\n", (long long)sizes[i],
                 100 * (double)sizes[i] / (double)exact, tiling_alignment(sizes[i]), 100 * shares[i]);

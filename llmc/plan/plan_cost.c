@@ -69,10 +69,22 @@ static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
     return bytes;
 }
 
+// What a block moves for a token outside its matmuls, attention and norms: RoPE and QK-norm, forward and backward, on
+// the heads of q and k (QK-norm copies v too, and reads q and k once more in the backward pass); and an activation that
+// is not an epilogue, three times what it reads and twice what it writes.
+static double elements_of_block(const ModelConfig *c) {
+    const double QKV = (double)model_size(c, DIM_QKV), QK = QKV - (double)(model_kv_heads(c) * model_head_size(c));
+    double elements = 0;
+    if (c->rope_base > 0) elements += c->qk_norm ? 2 * QKV + 3 * QK : 4 * QK;
+    if (c->activation != ACTIVATION_GELU) elements += (double)(3 * model_size(c, DIM_FC) + 2 * model_size(c, DIM_FF));
+    return elements;
+}
+
 double plan_step_bytes(const ModelOptions *model, int64_t tokens) {
     const ModelConfig *c = &model->config;
     const double L = (double)c->L, C = (double)c->C, Vp = (double)c->Vp;
-    const double elements = (12 * L + 8) * C + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
+    const double elements =
+        (12 * L + 8) * C + L * elements_of_block(c) + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
     double a_token = elements * (double)dtype_size(model->dtype);
     if (model->fp8) { // quantises operands of the linear layers: 3 C + d_ff in, gradients 5 C + d_ff
         const int64_t width = c->L * (4 * c->C + model_size(c, DIM_ATT) + model_size(c, DIM_QKV) +

@@ -131,12 +131,25 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
     add_predicted(device, p, with_ops);
 }
 
+void plan_json_shape(cJSON *to, const ModelConfig *c) {
+    static const char *const norms[] = {"layernorm", "rmsnorm"}, *const activations[] = {"gelu", "swiglu", "relu2"};
+    JSON_ADD(to, JSON_NUMBER("L", c->L), JSON_NUMBER("C", c->C), JSON_NUMBER("NH", c->NH), JSON_NUMBER("V", c->V),
+             JSON_NUMBER("Vp", c->Vp), JSON_NUMBER("max_T", c->max_T), JSON_NUMBER("d_ff", model_size(c, DIM_FF)));
+    if (model_is_gpt2(c)) return;
+    const char *class = model_class(c);
+    JSON_ADD(to, class ? JSON_TEXT("class", class) : JSON_KNOWN("class", 0), JSON_NUMBER("NKV", model_kv_heads(c)),
+             JSON_NUMBER("HS", model_head_size(c)), JSON_KNOWN("rope_base", (double)c->rope_base),
+             JSON_TEXT("norm", norms[c->norm]), JSON_TEXT("activation", activations[c->activation]),
+             JSON_BOOL("qk_norm", c->qk_norm), JSON_BOOL("bias", !c->no_bias), JSON_BOOL("tied", !c->untied));
+}
+
 void plan_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
     const bool is_named = *r->gpus != '\0'; // otherwise: this machine and the whole table
     const ModelOptions *m = &r->model;
     cJSON *plan = cJSON_CreateObject();
-    JSON_ADD(cJSON_AddObjectToObject(plan, "model"), JSON_SHAPE(&m->config),
-             JSON_NUMBER("parameters", parameter_total(&m->config)));
+    cJSON *model = cJSON_AddObjectToObject(plan, "model");
+    plan_json_shape(model, &m->config);
+    JSON_ADD(model, JSON_NUMBER("parameters", parameter_total(&m->config)));
     JSON_ADD(cJSON_AddObjectToObject(plan, "run"), JSON_NUMBER("T", m->T),
              m->B > 0 ? JSON_NUMBER("batch_size", m->B) : JSON_TEXT("batch_size", "auto"),
              JSON_TEXT("recompute", r->recompute), JSON_KNOWN("tokens", r->tokens),

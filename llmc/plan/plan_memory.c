@@ -69,11 +69,11 @@ static const struct {
 } KINDS[] = {
     {"residual", "residual1 residual2 final_residual"},
     {"layernorm", "ln1 ln1_mean ln1_rstd ln2 ln2_mean ln2_rstd lnf lnf_mean lnf_rstd"},
-    {"qkv", "qkv"},
+    {"qkv", "qkv qkr qkr_rstd"},
     {"attention", "att lse"},
     {"mlp", "pre gelu"},
     {"logits", "logits losses"},
-    {"gradients", "dpre dln2 datt dqkv dln1 dlnf dresidual dresidual_sum"},
+    {"gradients", "dgelu dpre dln2 datt dqkv dln1 dlnf dresidual dresidual_sum"},
     {"micro_gradients", "micro_gradients"}, // of weights, with --grad-dtype compute
     {"fp8", "fp8_forward fp8_backward"},
     {"tokens", "inputs targets"},

@@ -101,6 +101,7 @@ static const struct {
     {"attention_forward", NO_PRODUCT, RATE_ATTENTION_FORWARD, 1},
     {"attention_backward", NO_PRODUCT, RATE_ATTENTION_BACKWARD, 3},
     {"layernorm_backward", NO_PRODUCT, RATE_LAYERNORM_BACKWARD, 1},
+    {"rmsnorm_backward", NO_PRODUCT, RATE_LAYERNORM_BACKWARD, 1},
     {"head_loss_backward", NO_PRODUCT, RATE_CROSS_ENTROPY, 10},
     {"embedding_backward", NO_PRODUCT, RATE_COPY, 4},
     {"gradient_sumsq", NO_PRODUCT, RATE_COPY, 2},
@@ -126,6 +127,7 @@ enum { NUM_OPS = sizeof OPS / sizeof *OPS, NUM_WEIGHTS = sizeof WEIGHTS / sizeof
 typedef struct {
     Prediction *to;
     double element_bytes, chunk_rows; // of the compute dtype; of the logits
+    bool has_bias;                    // linear layers
     bool beside;                      // a weight gradient of this micro-step was queued
 } StepView;
 
@@ -182,7 +184,7 @@ static void see_op(void *context, const OpCost *cost, double calls) {
     } else if (product == PRODUCT_WEIGHT_GRADIENT) {
         const double bias = N * OC * s->element_bytes;
         add_product(row, 0, product, calls * cost->flops, (int64_t)N, weight);
-        if (WEIGHTS[weight].bias_rate < RATE_COUNT) {
+        if (s->has_bias && WEIGHTS[weight].bias_rate < RATE_COUNT) {
             add_part(row, 1, WEIGHTS[weight].bias_rate, calls * bias, beside * bias, 1);
             launches++;
         }
@@ -306,6 +308,7 @@ void plan_predict(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, 
     const int num_sms = (int)max_i64(gpu->num_sms, 1);
     StepView view = {.to = p,
                      .element_bytes = (double)dtype_size(model->dtype),
+                     .has_bias = !model->config.no_bias,
                      .chunk_rows = (double)cuda_size_head_chunk_rows(shape, num_sms, (int64_t)gpu->memory)};
     memset(p, 0, sizeof *p);
     if (!model->train || model->fp8) return; // no rates are assumed for these

@@ -28,7 +28,7 @@ static const char *set_text(const Recompute *r, const ModelOptions *model, char 
 // first: the plan for any device. The length of a step is known only with -d or -b.
 static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) {
     const ModelOptions *m = &r->model;
-    char n[TEXT], shape[2 * TEXT], batch[TEXT] = "auto";
+    char n[TEXT], shape[MODEL_TEXT], batch[TEXT] = "auto";
     fprintf(out, "plan        %s: %s parameters\n", model_config_text(&m->config, m->T, shape, sizeof shape),
             format_count((double)parameter_total(&m->config), n, TEXT));
     if (m->B > 0) snprintf(batch, TEXT, "%lld", (long long)m->B);
@@ -116,8 +116,13 @@ static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
     const double again =
         (double)p->share_tokens * recompute_flops_per_token(&model->recompute, &model->config, model->T);
     if (p->gpus > 1) snprintf(share, TEXT, "in a step, each GPU with %lld tokens", (long long)p->share_tokens);
-    fprintf(out, "limit       %s computes %.5g TFLOP: %s + 6 Vp C + 6 L C (T+1) a token", share, s->flops / 1e12,
-            model->config.d_ff ? "24 L C^2 + 12 L C d_ff" : "72 L C^2");
+    const char *formula = "72 L C^2 + 6 Vp C + 6 L C (T+1)";
+    if (model->config.d_ff) formula = "24 L C^2 + 12 L C d_ff + 6 Vp C + 6 L C (T+1)";
+    if (!model_is_gpt2(&model->config)) // q, k, v, attproj; fc, fcproj
+        formula = "12 L C ((NH + NKV) HS + d_ff) + 6 Vp C + 6 L NH HS (T+1)";
+    if (model->config.activation == ACTIVATION_SWIGLU) // and the gate
+        formula = "6 L C (2 (NH + NKV) HS + 3 d_ff) + 6 Vp C + 6 L NH HS (T+1)";
+    fprintf(out, "limit       %s computes %.5g TFLOP: %s a token", share, s->flops / 1e12, formula);
     if (again > 0) fprintf(out, ", and %.3g%% for -r", 100 * again / (s->flops - again));
     if (s->fp8_flops > 0) fprintf(out, "; %.3g%% of it in fp8", 100 * s->fp8_flops / s->flops);
     if (p->gpus > 1) snprintf(share, TEXT, "in a step, each GPU");

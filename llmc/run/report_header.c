@@ -53,7 +53,7 @@ static void model_lines(const ReportFacts *r) {
     const ModelOptions *m = model_options(r->model);
     const ModelConfig *c = &m->config;
     const float loss_scale = r->setup->state.control.loss_scale;
-    char shape[256], n[TEXT];
+    char shape[MODEL_TEXT], n[TEXT];
     runlog_field(r->log, "model", "%s", r->setup->source);
     runlog_field(r->log, "", "%s (padded to %lld): %s parameters", model_config_text(c, c->max_T, shape, sizeof shape),
                  (long long)c->Vp, format_count((double)parameter_total(c), n, TEXT));
@@ -162,8 +162,10 @@ static void run_event(const ReportFacts *r) {
     char *options = options_to_json(&r->setup->options, true);
     cJSON_AddItemToObject(run, "options", cJSON_Parse(options));
     free(options);
-    JSON_ADD(cJSON_AddObjectToObject(run, "model"), JSON_SHAPE(c), JSON_NUMBER("T", r->setup->T),
-             JSON_NUMBER("B", model_options(r->model)->B), JSON_NUMBER("parameters", parameter_total(c)),
+    cJSON *model = cJSON_AddObjectToObject(run, "model");
+    plan_json_shape(model, c);
+    JSON_ADD(model, JSON_NUMBER("T", r->setup->T), JSON_NUMBER("B", model_options(r->model)->B),
+             JSON_NUMBER("parameters", parameter_total(c)),
              JSON_TEXT("dtype", dtype_name(model_options(r->model)->dtype)), JSON_TEXT("source", r->setup->source));
     cJSON *memory = cJSON_AddObjectToObject(run, "memory_planned");
     for (MemoryClass i = 0; i < MEM_CLASS_COUNT; i++)

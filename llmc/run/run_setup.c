@@ -211,12 +211,12 @@ static bool choose_model(RunSetup *s, Error *err) {
     weights_file_close(file);
     snprintf(s->source, sizeof s->source, "weights from %s", path);
     const ModelConfig *c = &s->config;
+    char shape[MODEL_DESCRIPTOR];
     if (s->resume_path && descriptor && options_given(o, "model") &&
         (asked.L != c->L || asked.C != c->C || asked.NH != c->NH || asked.max_T != c->max_T ||
          (asked.V && asked.V != c->V) || !model_same_block(&asked, c)))
-        return error_set(err, "-e %s: the run in %s has a different shape (L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld)",
-                         o->model, o->output, (long long)c->L, (long long)c->C, (long long)c->NH, (long long)c->V,
-                         (long long)c->max_T);
+        return error_set(err, "-e %s: the run in %s has a different shape (%s)", o->model, o->output,
+                         model_config_descriptor(c, shape));
     const int64_t d_ff = model_size(c, DIM_FF), wanted = o->d_ff > 0 ? o->d_ff : model_default_d_ff(c);
     return !options_given(o, "d-ff") || wanted == d_ff ||
            error_set(err, "--d-ff %lld: the weights in %s have d_ff = %lld; leave it out", (long long)o->d_ff, path,

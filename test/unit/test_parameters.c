@@ -101,6 +101,25 @@ TEST(a_family_names_the_block_and_its_parts_may_be_given) {
     }
 }
 
+TEST(a_descriptor_made_from_a_model_names_it) {
+    static const char *const descriptors[] = {
+        "L=12,C=768,NH=12,V=50257,T=1024",
+        "L=2,C=64,NH=2,V=257,T=32,NKV=1",
+        "starcoder2:L=12,C=768,NH=12,V=50257,T=1024,NKV=4",
+        "qwen3:L=12,C=768,NH=6,V=50257,T=1024,NKV=2,HS=64,base=100000,tied=0",
+        "llama:L=12,C=768,NH=12,V=50257,T=1024,tied=1",
+        "arcee:L=12,C=768,NH=12,V=50257,T=1024,bias=1",
+        "starcoder2:L=12,C=768,NH=12,V=50257,T=1024,bias=0,qk_norm=1",
+    };
+    for (size_t i = 0; i < sizeof descriptors / sizeof descriptors[0]; i++) {
+        char text[MODEL_DESCRIPTOR];
+        const ModelConfig c = parsed(descriptors[i]);
+        const ModelConfig again = parsed(model_config_descriptor(&c, text));
+        assert_true(model_same_block(&c, &again) && c.C == again.C && c.L == again.L && c.V == again.V);
+        if (!strstr(descriptors[i], "bias=0")) assert_string_equal(text, descriptors[i]);
+    }
+}
+
 TEST(blocks_that_cannot_be_are_refused_with_the_nearest_that_can) {
     static const struct {
         const char *descriptor, *said[2];

@@ -54,9 +54,59 @@ TEST(the_predicted_work_is_that_of_the_model_whatever_its_d_ff) {
     }
 }
 
+// Families of blocks, by hand. A block of d12 in matrices of 768 rows or columns: qkv 2304, attproj 768; fc and fcproj
+// 2 x 3072, or with a gate 3 x 2048. NKV = 4: qkv (12 + 2 x 4) 64 = 1280.
+static const struct {
+    const char *descriptor;
+    int64_t others, width; // parameters outside the matrices of the blocks; rows of those, a block
+    double moved;          // of a token in a block: elements of RoPE, QK-norm and activation, both passes
+    double kept;           // of a token in a block: bytes from the forward pass to the backward pass, in bf16
+} blocks_by_hand[] = {
+    // 12 x (2 x 2 x 768 of the norms; biases 2304 + 768 + 3072 + 768) + 2 x 768, wte. RoPE on q and k, in place: read
+    // and written twice. Kept: 4 C, qkv 3 C, att C, pre and gelu 4 C each, 2 bytes; 4 statistics and lse, 4 bytes.
+    {"starcoder2:d12", 12 * (4 * 768 + 6912) + 2 * 768 + 50304 * 768, 9216, 4 * 2 * 768, 2 * 16 * 768 + 4 * (4 + 12)},
+    // Norms without bias, a head. SwiGLU: 4096 to 2048, and 4096 and 2048 to 4096. Kept: pre 4096, product 2048.
+    {"llama:d12", 12 * 2 * 768 + 768 + 2 * 50304 * 768, 9216, 4 * 2 * 768 + 3 * 4096 + 2 * 2048,
+     2 * (8 * 768 + 6144) + 4 * (2 + 12)},
+    // QK-norm copies the packed 2304: read and written; its backward pass reads q and k twice and writes them once.
+    // Kept: that copy, and a root mean square for each of 24 heads.
+    {"qwen3:d12", 12 * (2 * 768 + 2 * 64) + 768 + 50304 * 768, 9216, 2 * 2304 + 3 * 2 * 768 + 3 * 4096 + 2 * 2048,
+     2 * (11 * 768 + 6144) + 4 * (2 + 12 + 24)},
+    {"qwen3:d12,NKV=4", 12 * (2 * 768 + 2 * 64) + 768 + 50304 * 768, 8192, 2 * 1280 + 3 * 1024 + 3 * 4096 + 2 * 2048,
+     2 * (5 * 768 + 2 * 1280 + 6144) + 4 * (2 + 12 + 16)},
+    // ReLU^2: 3072 to 3072, and 2 x 3072 to 3072.
+    {"arcee:d12", 12 * 2 * 768 + 768 + 2 * 50304 * 768, 9216, 4 * 2 * 768 + 5 * 3072,
+     2 * (8 * 768 + 6144) + 4 * (2 + 12)},
+};
+enum { NUM_BLOCKS_BY_HAND = sizeof blocks_by_hand / sizeof blocks_by_hand[0] };
+
+TEST(parameters_and_flops_of_families_are_those_counted_by_hand) {
+    for (int i = 0; i < NUM_BLOCKS_BY_HAND; i++) {
+        const ModelOptions model = model_of(blocks_by_hand[i].descriptor, 64, 1024);
+        const int64_t matrices = 12 * 768 * blocks_by_hand[i].width;
+        assert_int_equal(parameter_total(&model.config), blocks_by_hand[i].others + matrices);
+        assert_near(blocks_by_hand[i].descriptor, plan_step_flops(&model, 1),
+                    6.0 * (double)matrices + 6.0 * 50304 * 768 + 6.0 * 12 * 768 * 1025, 1e-12);
+    }
+}
+
+TEST(bytes_of_families_are_those_counted_by_hand) {
+    for (int i = 0; i < NUM_BLOCKS_BY_HAND; i++) {
+        const ModelOptions model = model_of(blocks_by_hand[i].descriptor, 8, 1024);
+        const double moved = plan_step_bytes(&model, 1) - plan_step_bytes(&model, 0);
+        const double norms_and_ends = (12 * 12 + 8) * 768 + 2 * 50304;
+        assert_near(blocks_by_hand[i].descriptor, moved, 2 * (norms_and_ends + 12 * blocks_by_hand[i].moved), 1e-9);
+        ModelOptions deeper = model;
+        deeper.config.L++;
+        const double kept =
+            (plan_memory(&deeper).classes[MEM_ACTIVATIONS] - plan_memory(&model).classes[MEM_ACTIVATIONS]) / (8 * 1024);
+        assert_near(blocks_by_hand[i].descriptor, kept, blocks_by_hand[i].kept, 1e-6);
+    }
+}
+
 // The dry run has the ops of the step itself, so its sums are found in another way than the formulas.
 typedef struct {
-    double flops, updates, calls;
+    double flops, updates, calls, bytes; // bytes: of what is neither a product nor of the step
 } DrySums;
 
 static void add_dry(void *context, const OpCost *cost, double calls) {
@@ -64,6 +114,25 @@ static void add_dry(void *context, const OpCost *cost, double calls) {
     sums->flops += calls * cost->flops;
     sums->updates += strcmp(cost->op, "optimizer_update") == 0 ? calls : 0;
     sums->calls += calls;
+    static const char *const others[] = {"rmsnorm", "layernorm", "qk_norm_rope", "gelu",
+                                         "swiglu",  "relu2",     "embedding"};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (strncmp(cost->op, others[i], strlen(others[i])) == 0) sums->bytes += calls * cost->bytes;
+}
+
+TEST(flops_and_bytes_of_families_are_those_of_a_dry_run) {
+    const int sets[] = {0, RECOMPUTE_GELU | RECOMPUTE_LAYERNORM, RECOMPUTE_FC | RECOMPUTE_QKV, RECOMPUTE_BLOCK};
+    for (int i = 0; i < 4 * NUM_BLOCKS_BY_HAND; i++) {
+        ModelOptions model = model_of(blocks_by_hand[i / 4].descriptor, 64, 1024);
+        DrySums sums = {0};
+        model.recompute = recompute_all(sets[i % 4]);
+        assert_true(dry_run_step(&model, 1, add_dry, &sums));
+        assert_near("FLOP", sums.flops, 65536 * flops_per_token_hardware(&model.config, model.T, &model.recompute),
+                    1e-12);
+        // Statistics and parameters, and the rows of wte, as bytes_of_activations_are_those_of_the_op_table says.
+        assert_near("bytes", plan_step_bytes(&model, 65536) - plan_step_bytes(&model, 0) - 2.0 * 50304 * 2 * 65536,
+                    sums.bytes, 0.025);
+    }
 }
 
 TEST(the_flops_of_a_dry_run_are_those_of_the_formula) {
