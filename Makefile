@@ -345,7 +345,7 @@ test-rest: # make looks for clang anew: it may have come just now
 
 SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_plan_fit ops/test_random_shapes)
 QUICK_TEST_BIN := $(filter-out $(SLOW_TESTS),$(sort $(TEST_BIN)))
-GOLDEN_TEST    := $(BUILD)/test/golden/test_golden $(BUILD)/test/golden/test_golden_blocks
+GOLDEN_TEST    := $(addprefix $(BUILD)/test/golden/,test_golden test_golden_blocks test_golden_classes)
 # What runs in seconds, with the narrow vectors.
 QUICK_OTHER_CODES := $(filter PRETRAIN_CPU=avx2@% PRETRAIN_CPU=baseline@%,$(call OTHER_CODES,$(GOLDEN_TEST) $(addprefix $(BUILD)/test/,unit/test_gemm $(SIM_SHORT))))
 # Not over the trainer of a machine that has a GPU, perhaps another one.

@@ -293,7 +293,8 @@ static bool export_weights(void *context, Error *err) {
     const Run *run = context;
     const RunSetup *s = &run->setup;
     if (!export_model(s->export_path, run->model, s->export_dtype, s->state.eot, s->tokenizer, err)) return false;
-    runlog_field(run->log, "exported", "%s in %s", s->export_path, dtype_name(s->export_dtype));
+    runlog_field(run->log, "exported", "%s in %s%s", s->export_path, dtype_name(s->export_dtype),
+                 model_class(&s->config) ? "" : ", for this program: no class of transformers has these blocks");
     return true;
 }
 
@@ -440,7 +441,7 @@ static int run_all(Run *run, Error *err) {
             !(data_parallel_share_weights(run->shared, err) && data_parallel_await_weights(run->shared, err)))
             return EXIT_RUN_FAILED;
     }
-    signals_install(); // from here on there is a log that must stay complete
+    signals_install();                           // from here on there is a log that must stay complete
     if (o->max_steps != 0) output_limit_wait(5); // the seconds of a step that a stopped pager may cost, once
     if (!comm_all_ok(open_log(run, err), err)) return EXIT_RUN_FAILED;
     if (!(o->profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;

@@ -27,7 +27,8 @@ except (ImportError, OSError) as missing:
 
 XXH3.restype, XXH3.argtypes = ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_size_t]
 TYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U8": np.uint8}
-TRANSPOSED = r"c_(attn|proj|fc)\.weight"  # the optimizer's state of these is (out, in)
+TRANSPOSED = r"^transformer\..*c_(attn|proj|fc)\.weight"  # the optimizer's state of these is (out, in)
+MATRIX = r"(c_attn|c_fc|_?proj)\.weight"  # of a block
 OPTIMIZERS = {"adamw": "F32", "adamw8bit": "U8", "adamw-bf16": "BF16", "adamw-kahan": "BF16",  # type of their moments
               "lion": "F32", "sgd": "F32", "adafactor": None, "muon": "F32"}
 BLOCK = [("ln_1.weight", "C"), ("ln_1.bias", "C"), ("attn.c_attn.weight", "C 3C"), ("attn.c_attn.bias", "3C"),
@@ -86,13 +87,53 @@ def rounded(kind, values):  # to nearest even
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-def model_shapes(config):
+def gpt2_layout(config):
     C, L = config["n_embd"], config["n_layer"]
     size = {"C": C, "3C": 3 * C, "FF": config.get("n_inner") or 4 * C}
     shapes = {"wte.weight": (config["vocab_size"], C), "wpe.weight": (config["n_positions"], C)}
     shapes |= {f"h.{n}.{name}": tuple(size[s] for s in shape.split()) for name, shape in BLOCK for n in range(L)}
     shapes |= {"ln_f.weight": (C,), "ln_f.bias": (C,)}
-    return {"transformer." + name: shape for name, shape in shapes.items()}
+    return [("transformer." + name, {"transformer." + name: shape}) for name, shape in shapes.items()]
+
+
+def class_layout(config):
+    C, HS, act = config["hidden_size"], config["head_dim"], config["hidden_act"]
+    Q, KV, FF = config["num_attention_heads"] * HS, config["num_key_value_heads"] * HS, config["intermediate_size"]
+    fc, fcproj = {"gelu_pytorch_tanh": ("c_fc", "c_proj"), "silu": ("gate_up_proj", "down_proj")}.get(act, ("up_proj", "down_proj"))
+
+    def norm(name):
+        return [(f"{name}.{k}", {f"{name}.{k}": (C,)}) for k in ("weight", "bias") if k == "weight" or "norm_epsilon" in config]
+
+    def linear(of, name, columns, parts):
+        out = [(f"{of}.{name}.weight", {f"{of}.{part}.weight": (rows, columns) for part, rows in parts.items()})]
+        biases = {f"{of}.{part}.bias": (rows,) for part, rows in parts.items()}
+        return out + [(f"{of}.{name}.bias", biases)] * config["use_bias"]
+
+    block = norm("input_layernorm") + linear("self_attn", "qkv_proj", C, {"q_proj": Q, "k_proj": KV, "v_proj": KV})
+    if config.get("qk_norm", config["model_type"] == "qwen3"):
+        block += [(f"self_attn.{n}.weight", {f"self_attn.{n}.weight": (HS,)}) for n in ("q_norm", "k_norm")]
+    block += linear("self_attn", "o_proj", Q, {"o_proj": C}) + norm("post_attention_layernorm")
+    block += linear("mlp", fc, C, {"gate_proj": FF, "up_proj": FF} if act == "silu" else {fc: FF})
+    block += linear("mlp", fcproj, FF, {fcproj: C})
+    layout = [("embed_tokens.weight", {"embed_tokens.weight": (config["vocab_size"], C)})]
+    if not config["rope_theta"]:
+        layout += [("embed_positions.weight", {"embed_positions.weight": (config["max_position_embeddings"], C)})]
+    for name, parts in block:
+        layout += [(f"layers.{n}.{name}", {f"layers.{n}.{k}": shape for k, shape in parts.items()})
+                   for n in range(config["num_hidden_layers"])]
+    layout = [("model." + name, {"model." + k: s for k, s in parts.items()}) for name, parts in layout + norm("norm")]
+    head = [("lm_head.weight", {"lm_head.weight": (config["vocab_size"], C)})]
+    return layout + head * (not config["tie_word_embeddings"])
+
+
+def model_layout(config):
+    """Of each tensor of the trainer its name in the optimizer's file, and {name: shape} of its parts, by rows, in the weights'."""
+    return (gpt2_layout if config["model_type"] == "gpt2" else class_layout)(config)
+
+
+def state_shape(name, parts):
+    shapes = list(parts.values())
+    return shapes[0][::-1] if re.search(TRANSPOSED, name) else (sum(s[0] for s in shapes), *shapes[0][1:])
 
 
 def check_trainer(directory):
@@ -127,17 +168,18 @@ def check_trainer(directory):
     return t
 
 
-def check_optimizer(state, metadata, shapes, optimizer):
+def check_optimizer(state, metadata, layout, optimizer):
     """Type and shape of each tensor by its name, and that none is missing. Returns the rounding errors of the weights."""
     need(metadata["optimizer"] == optimizer, f"optimizer.safetensors is of {metadata}, not {optimizer}")
     expected, errors = {}, {}
-    for name, shape in shapes.items():
-        shape = shape[::-1] if re.search(TRANSPOSED, name) else shape
-        padded = (-(-shape[0] // 128) * 128, shape[1]) if name.endswith("wte.weight") else shape  # what codes cover
+    for name, parts in layout:
+        shape = padded = state_shape(name, parts)
+        if name.endswith(("wte.weight", "embed_tokens.weight", "lm_head.weight")):
+            padded = (-(-shape[0] // 128) * 128, shape[1])  # what codes cover
         if optimizer == "adafactor" and len(shape) == 2:
             expected |= {f"exp_avg_sq_row.{name}": (("F32",), padded[:1]), f"exp_avg_sq_col.{name}": (("F32",), shape[1:])}
             continue
-        second = "adam" in optimizer or optimizer == "adafactor" or optimizer == "muon" and not re.search(TRANSPOSED, name)
+        second = "adam" in optimizer or optimizer == "adafactor" or optimizer == "muon" and not re.search(MATRIX, name)
         for moment in ["exp_avg"] * (optimizer != "adafactor") + ["exp_avg_sq"] * second:
             codes = state[f"{moment}.{name}"][0] == "U8"
             expected[f"{moment}.{name}"] = ("F32", OPTIMIZERS[optimizer]), padded if codes else shape
@@ -164,11 +206,12 @@ def check_weights(weights, shapes, kinds):
         need(np.isfinite(as_fp32(kind, values)).all(), f"{name} has a value that is not finite")
 
 
-def check_rounding(weights, errors, options):
+def check_rounding(weights, layout, errors, options):
     """What a run keeps as its weights follows from the file: the value less its rounding error, exactly of the error's type;
     without master weights the value itself is of the compute type."""
     low = {"bf16": "BF16", "fp16": "F16"}.get(options.get("dtype"))
-    for name, (_, _, values) in weights.items():
+    for name, parts in layout:
+        values = np.concatenate([weights[part][2] for part in parts])
         if name in errors:
             kind, shape, error = errors[name]
             error = as_fp32(kind, error)
@@ -194,11 +237,12 @@ def verify(path, export=None):
     need(steps, "no checkpoint")
     directory = steps[-1].resolve()
     t = check_trainer(directory)
-    shapes = model_shapes(load_json(directory / "config.json"))
+    layout = model_layout(load_json(directory / "config.json"))
+    shapes = {name: shape for _, parts in layout for name, shape in parts.items()}
     weights, _ = tensors(directory / "model.safetensors")
     check_weights(weights, shapes, ("F32",))
     state, metadata = tensors(directory / "optimizer.safetensors")
-    check_rounding(weights, check_optimizer(state, metadata, shapes, t["optimizer"]), t["options"])
+    check_rounding(weights, layout, check_optimizer(state, metadata, layout, t["optimizer"]), t["options"])
     if export:
         check_export(export, weights, shapes)
     count = sum(math.prod(s) for s in shapes.values())

@@ -154,7 +154,8 @@ static bool parse_rope(const cJSON *root, ModelConfig *config, Error *err) {
     }
     if (!json_find(from, "rope_theta", &item, err)) return false;
     if (item && !json_get_double(from, "rope_theta", &base, err)) return false;
-    if (base < 0.0 || base > 1e9 || base != floor(base))
+    const double least = config->rope_base > 0 ? 1.0 : 0.0; // 0: learned positions, which the classes have not
+    if (!(base >= least && base <= 1e9) || base != floor(base))
         return error_set(err, "\"rope_theta\" is %g, only whole numbers up to 1e9 are supported", base);
     config->rope_base = (int64_t)base;
     return true;
@@ -195,9 +196,14 @@ static bool parse_class(const cJSON *root, const char *type, ModelConfig *config
     double eps;
     const bool own = strcmp(type, own_type) == 0;
     if (own ? !parse_own_block(root, config, err) : !check_class_variant(root, config, err)) return false;
-    const char *class = model_class(config), *eps_key = eps_keys[config->norm];
-    if (!own && !check_class(root, class, class, err)) return false;
-    bool tied = !own && strcmp(type, "starcoder2") == 0; // the class's default
+    const char *eps_key = eps_keys[config->norm];
+    if (!own && !check_class(root, model_class(config), model_class(config), err)) return false;
+    // Defaults of the classes: tied, and sizes that say nothing about this model.
+    const bool is_starcoder2 = strcmp(type, "starcoder2") == 0, is_qwen3 = strcmp(type, "qwen3") == 0;
+    bool tied = is_starcoder2;
+    if ((is_starcoder2 || is_qwen3) && !json_get_int(root, "num_key_value_heads", 1, INT32_MAX, &config->NKV, err))
+        return false;
+    if (is_qwen3 && !json_get_int(root, "head_dim", 1, INT32_MAX, &config->HS, err)) return false;
     bool ok = json_get_int(root, "max_position_embeddings", 1, INT32_MAX, &config->max_T, err) &&
               json_get_int(root, "vocab_size", 1, INT32_MAX, &V, err) &&
               json_get_int(root, "num_hidden_layers", 1, INT32_MAX, &config->L, err) &&

@@ -58,14 +58,14 @@ static const TrainerField state_fields[] = {
     FIELD(TrainerState, best_val_loss, FIELD_LOSS, 0, 0),
     FIELD(TrainerState, eot, FIELD_INT64, -1, INT32_MAX),
 };
-// For display only: config.json counts.
+// For display only: config.json counts. From d_ff on: where they are not 0, the default.
+enum { MODEL_ALWAYS = 5 };
 static const TrainerField model_fields[] = {
-    FIELD(ModelConfig, max_T, FIELD_INT64, 1, INT32_MAX),
-    FIELD(ModelConfig, V, FIELD_INT64, 1, INT32_MAX),
-    FIELD(ModelConfig, L, FIELD_INT64, 1, INT32_MAX),
-    FIELD(ModelConfig, NH, FIELD_INT64, 1, INT32_MAX),
-    FIELD(ModelConfig, C, FIELD_INT64, 1, INT32_MAX),
-    FIELD(ModelConfig, d_ff, FIELD_INT64, 1, INT32_MAX), // if not 4 C
+    FIELD(ModelConfig, max_T, FIELD_INT64, 1, INT32_MAX),     FIELD(ModelConfig, V, FIELD_INT64, 1, INT32_MAX),
+    FIELD(ModelConfig, L, FIELD_INT64, 1, INT32_MAX),         FIELD(ModelConfig, NH, FIELD_INT64, 1, INT32_MAX),
+    FIELD(ModelConfig, C, FIELD_INT64, 1, INT32_MAX),         FIELD(ModelConfig, d_ff, FIELD_INT64, 1, INT32_MAX),
+    FIELD(ModelConfig, NKV, FIELD_INT64, 1, INT32_MAX),       FIELD(ModelConfig, HS, FIELD_INT64, 1, INT32_MAX),
+    FIELD(ModelConfig, rope_base, FIELD_INT64, 1, INT32_MAX),
 };
 static const TrainerField control_fields[] = {
     FIELD(StepControl, loss, FIELD_FLOAT, 0, 0),
@@ -143,7 +143,12 @@ static void print_state(FILE *out, const TrainerState *state, const ModelOptions
     fprintf(out, "{\n  \"format\": %d,\n  ", FORMAT_VERSION);
     print_fields(out, state_fields, COUNT(state_fields), ",\n  ", state);
     fputs(",\n  \"model\": {", out);
-    print_fields(out, model_fields, COUNT(model_fields) - (model->config.d_ff ? 0 : 1), ", ", &model->config);
+    print_fields(out, model_fields, MODEL_ALWAYS, ", ", &model->config);
+    for (const TrainerField *f = model_fields + MODEL_ALWAYS; f < model_fields + COUNT(model_fields); f++) {
+        if (*(const int64_t *)((const char *)&model->config + f->offset) == 0) continue;
+        fputs(", ", out);
+        print_fields(out, f, 1, "", &model->config);
+    }
     fprintf(out, "},\n  \"optimizer\": \"%s\",\n  \"data\": {", optimizer_name(model->optimizer));
     for (int i = 0; i < COUNT(sets); i++) {
         if (sets[i].facts->tokens == 0) continue;
@@ -349,8 +354,11 @@ static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts,
     if (!json_check_keys(root, keys, err) || !read_fields(root, state_fields, COUNT(state_fields), state, err) ||
         !json_get_object(root, "model", &model, err))
         return false;
-    const bool has_d_ff = cJSON_HasObjectItem(model, "d_ff");
-    if (!read_trainer_object(root, "model", model_fields, COUNT(model_fields) - (has_d_ff ? 0 : 1), &shown, err) ||
+    TrainerField fields[COUNT(model_fields)];
+    int count = 0;
+    for (int i = 0; i < COUNT(model_fields); i++)
+        if (i < MODEL_ALWAYS || cJSON_HasObjectItem(model, model_fields[i].name)) fields[count++] = model_fields[i];
+    if (!read_trainer_object(root, "model", fields, count, &shown, err) ||
         !json_get_string(root, "optimizer", &optimizer, err))
         return false;
     if (!optimizer_parse(&state->optimizer, optimizer, NULL))

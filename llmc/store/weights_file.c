@@ -115,20 +115,13 @@ static bool check_shape_of_file(const ModelConfig *found, const ModelConfig *exp
     if (found->L == expected->L && found->C == expected->C && found->NH == expected->NH && found->V == expected->V &&
         found->max_T == expected->max_T && found->d_ff == expected->d_ff && model_same_block(found, expected))
         return true;
-    if (!model_same_block(found, expected)) {
-        char a[256], b[256];
-        return error_set(err, "%s: a model of %s, expected %s", path,
-                         model_config_text(found, found->max_T, a, sizeof a),
-                         model_config_text(expected, expected->max_T, b, sizeof b));
-    }
-    if (model_size(found, DIM_FF) != model_size(expected, DIM_FF) && found->C == expected->C)
+    if (model_size(found, DIM_FF) != model_size(expected, DIM_FF) && found->C == expected->C &&
+        model_same_block(found, expected))
         return error_set(err, "%s: a model of d_ff = %lld, expected %lld", path, (long long)model_size(found, DIM_FF),
                          (long long)model_size(expected, DIM_FF));
-    return error_set(err,
-                     "%s: a model of L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld, expected L=%lld,C=%lld,NH=%lld,V=%lld,T=%lld",
-                     path, (long long)found->L, (long long)found->C, (long long)found->NH, (long long)found->V,
-                     (long long)found->max_T, (long long)expected->L, (long long)expected->C, (long long)expected->NH,
-                     (long long)expected->V, (long long)expected->max_T);
+    char a[MODEL_DESCRIPTOR], b[MODEL_DESCRIPTOR];
+    return error_set(err, "%s: a model of %s, expected %s", path, model_config_descriptor(found, a),
+                     model_config_descriptor(expected, b));
 }
 
 bool weights_file_load(Model *model, const char *path, Error *err) {

@@ -1,0 +1,144 @@
+"""The blocks after GPT-2, of each family: they train under every optimizer, resume, run on several processes and are
+recomputed to the same bits; transformers reads their checkpoints and says the same; what cannot be is refused."""
+import json
+import shutil
+
+import pytest
+from conftest import (EXIT_BAD_INPUT, QUIET, ROOT, SIMULATOR, checkpoints, cut_back, events, losses, needs_simulator, same_run,
+                      same_state, train)
+from test_processes import assert_same, needs_mpi, run as run_processes
+from verify_checkpoint import verify
+
+T = 32
+SHAPE = f"L=2,C=64,NH=4,NKV=2,T={T}"
+FAMILIES = {"starcoder2": "Starcoder2ForCausalLM", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM",
+            "arcee": "ArceeForCausalLM"}
+OPTIMIZERS = ["adamw", "adamw8bit", "adamw-bf16", "adamw-kahan", "lion", "adafactor", "sgd", "muon"]
+RUN = ["-t", T, "-b", 4, "-d", 256, "--dtype", "bf16"]
+each_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def model_of(family):
+    return ["-e", f"{family}:{SHAPE}"]
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+@each_family
+def test_it_learns_and_a_resumed_run_has_the_same_bits(family, data, tmp_path):
+    whole = tmp_path / "whole"
+    said = train(*model_of(family), *RUN, *data.flags, "-l", 3e-3, "-u", 3, "-x", 30, "-n", 17, "-nk", 0, "-v", 10, "-s", 15,
+                 "-g", 8, "-o", whole).stdout
+    assert f"checkpoints load as {FAMILIES[family]}" in said
+    loss = losses(whole)
+    assert loss[1] == pytest.approx(5.55, abs=0.1)  # ln(257), as in test_optimizers.py
+    assert sum(loss[step] for step in range(26, 31)) / 5 < loss[1] - 1.2
+    parts = cut_back(shutil.copytree(whole, tmp_path / "parts"))
+    train("-o", parts, "-y", 1)
+    assert same_run(parts, whole)
+    assert len(events(whole, "sample")) == len(events(parts, "sample"))
+
+
+@each_family
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_what_every_optimizer_saves_is_valid(family, optimizer, data, tmp_path):
+    train(*model_of(family), *RUN, *QUIET, *data.flags, "-x", 3, "--optimizer", optimizer, "-o", tmp_path / "run",
+          "--export", f"{tmp_path}/export:bf16")
+    assert f", {optimizer}, " in verify(checkpoints(tmp_path / "run")[-1], tmp_path / "export")
+
+
+@each_family
+@pytest.mark.parametrize("more", [[], ["--grad-dtype", "compute"], ["--dtype", "fp32"], ["--fp8", 1]])
+def test_recomputation_and_offloading_change_no_bit(family, more, data, tmp_path):
+    flags = [*model_of(family), *RUN, *QUIET, *data.flags, "-x", 4, *more]
+    train(*flags, "-o", tmp_path / "0")
+    for i, choice in enumerate(["1", "2", "3", "fc", "qkv+gelu/1", "layernorm+attention", "attproj"]):
+        train(*flags, "-r", choice, "-o", tmp_path / f"{i + 1}")
+        assert same_run(tmp_path / f"{i + 1}", tmp_path / "0"), choice
+    train(*flags, "--offload", "optimizer", "-o", tmp_path / "offload")
+    assert same_run(tmp_path / "offload", tmp_path / "0")
+
+
+@needs_mpi
+@each_family
+def test_several_processes_give_the_same_checkpoint(family, data, tmp_path):
+    flags = [*model_of(family), "-x", 3, "--reduce-groups", 4, "-z", 1]
+    run_processes(1, tmp_path / "one", data, *flags)
+    run_processes(2, tmp_path / "two", data, *flags)
+    assert_same(tmp_path / "one", tmp_path / "two")
+
+
+# --------------------------------------------------------------------------------------------------- in transformers
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def trained(request, data, tmp_path_factory):
+    """A family, and a checkpoint that has learnt some words."""
+    out = tmp_path_factory.mktemp(request.param) / "run"
+    train(*model_of(request.param), *RUN, *QUIET, *data.flags, "-x", 60, "-l", 5e-3, "-o", out)
+    return request.param, checkpoints(out)[-1]
+
+
+@pytest.mark.slow
+def test_transformers_has_the_same_losses_and_says_the_same(trained, data, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers", minversion="5")
+    family, checkpoint = trained
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, output_loading_info=True)
+    assert type(model).__name__ == FAMILIES[family] and not info["missing_keys"] and not info["unexpected_keys"]
+    prompt = "the of and to "
+    train("-e", checkpoint, "-x", 0, "-v", 1, "-m", 0, "-s", 1, *data.flags, "-t", T, "-b", 1, "--dtype", "fp32", "-g", T - 1 - len(prompt),
+          "--temperature", 0, "--prompt", prompt, "-o", tmp_path / "run")
+    tokens = torch.frombuffer(bytearray((data.directory / "val_000000.bin").read_bytes()[1024:]), dtype=torch.uint16).long()
+    validation = events(tmp_path / "run", "validation")[-1]
+    windows = tokens[: (len(tokens) - 1) // T * T + 1].unfold(0, T + 1, T)
+    with torch.no_grad():
+        logits = model.eval()(windows[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+        ids = torch.tensor([[256, *prompt.encode()]])  # a text begins after an end-of-text token
+        said = model.generate(ids, max_new_tokens=T - 1 - len(prompt), do_sample=False)[0].tolist()
+    assert validation["loss"] == pytest.approx(float(loss), abs=2e-5)
+    assert events(tmp_path / "run", "sample")[-1]["text"] == bytes(t for t in said if t < 256).decode()
+
+
+# ----------------------------------------------------------------------------------------------------------- refusals
+
+def test_blocks_that_no_class_has_train_and_are_said_to_be_for_this_program(data, tmp_path):
+    for shape in (SHAPE, f"qwen3:{SHAPE},bias=1", f"starcoder2:{SHAPE},base=0,tied=0"):
+        said = train("-e", shape, *RUN, *QUIET, *data.flags, "-x", 2, "-o", tmp_path / "run", "--export", tmp_path / "export").stdout
+        assert "no class of transformers loads these blocks" in said and "no class of transformers has these blocks" in said
+        checkpoint = checkpoints(tmp_path / "run")[-1]
+        verify(checkpoint)
+        assert json.loads((checkpoint / "config.json").read_text())["model_type"] == "pretrain_cu"
+        train("-e", tmp_path / "export", "-x", 0, *QUIET, "--export", tmp_path / "again")
+        assert all((tmp_path / "again" / f).read_bytes() == (tmp_path / "export" / f).read_bytes()
+                   for f in ("model.safetensors", "config.json"))
+        shutil.rmtree(tmp_path / "run"), shutil.rmtree(tmp_path / "export"), shutil.rmtree(tmp_path / "again")
+
+
+@pytest.mark.parametrize("change, said", [
+    ({"hidden_act": "gelu"}, '"hidden_act"'), ({"attention_bias": True}, '"attention_bias"'),
+    ({"num_key_value_heads": 3}, "nearest: 2 or 4"), ({"num_key_value_heads": None}, '"num_key_value_heads"'),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000}}, '"rope_type"'),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, '"rope_theta"'),
+    ({"head_dim": 15}, "HS=14 or HS=16"), ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
+    ({"use_sliding_window": True}, '"use_sliding_window"'), ({"rms_norm_eps": 1.0}, '"rms_norm_eps"'),
+    ({"intermediate_size": 388}, "388"), ({"model_type": "qwen2"}, '"qwen2"'), ({"tie_word_embeddings": 1}, '"tie_word_embeddings"'),
+])
+def test_a_configuration_that_computes_something_else_is_refused_by_name(change, said, tmp_path):
+    shutil.copytree(ROOT / "test/golden/tiny_qwen3", tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+    error = train("-e", tmp_path / "model", "-x", 0, *QUIET, expect=EXIT_BAD_INPUT).stderr
+    assert said in error and error.count("\n") == 1
+
+
+@needs_simulator
+@each_family
+def test_a_gpu_refuses_them_by_name(family, data):
+    error = train(*model_of(family), *RUN[:-2], *QUIET, *data.flags, "-x", 1, trainer=SIMULATOR, expect=EXIT_BAD_INPUT).stderr
+    assert f"{family}: blocks other than GPT-2's train on the CPU only so far" in error and error.count("\n") == 1
+
+
+def test_a_resume_as_another_family_is_refused(data, tmp_path):
+    train(*model_of("qwen3"), *RUN, *QUIET, *data.flags, "-x", 2, "-o", tmp_path)
+    error = train("-o", tmp_path, "-y", 1, *model_of("llama"), "-x", 3, expect=EXIT_BAD_INPUT).stderr
+    assert f"has a different shape (qwen3:L=2,C=64,NH=4,V=257,T={T},NKV=2)" in error
