@@ -139,7 +139,9 @@ void run(const Launch &l) {
     memset(l.workspace, 0xff, l.workspace_bytes);
     Machine machine(l);
     for (const Step &s : l.program->steps) machine.run(s);
-    if (l.unrepeatable) l.memory[(size_t)l.program->steps.back().y][0] ^= (char)(number & 1);
+    const size_t last = (size_t)l.program->steps.back().y;
+    const Tensor4 &output = l.program->tensors[last];
+    if (l.unrepeatable) l.memory[last][(size_t)(number % output.dims[3]) * output.element()] ^= 1;
     clock_advance(LIBRARY_MS + (l.slow ? SLOW_MS : 0.0));
 }
 } // namespace dnn

@@ -47,7 +47,7 @@ struct Launch {
     char *workspace;
     size_t workspace_bytes;
     bool slow;         // by the clock of sim_set_clock
-    bool unrepeatable; // the first bit of the last output changes from run to run
+    bool unrepeatable; // one bit of the last output is wrong, in every run another one
 };
 
 void run(const Launch &launch);

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <string>
 #include <vector>
 
 SimCudnnCounts sim_cudnn_counts;
@@ -42,9 +43,13 @@ extern "C" bool cudnn_library_open(Error *err) { return refuse(err, "built witho
 #else
 #include "dev/sim/cudnn_program.h"
 
-static bool asked_for(const char *word) {
-    const char *list = sim::setting("SIM_CUDNN");
-    return list && strstr(list, word) != nullptr;
+// Whether SIM_CUDNN has this vice, for all graphs or for those of the kind of this one.
+static bool asked_for(const char *vice, const sim::dnn::Program *p) {
+    const size_t steps = p->steps.size();
+    const std::string kind = steps == 14 ? "forward" : steps == 21 ? "stored" : "ordered";
+    const std::string list = "," + std::string(sim::setting("SIM_CUDNN") ? sim::setting("SIM_CUDNN") : "") + ",";
+    return list.find("," + std::string(vice) + ",") != list.npos ||
+           list.find("," + kind + ":" + vice + ",") != list.npos;
 }
 
 extern "C" {
@@ -266,7 +271,8 @@ cudnnStatus_t finalize(cudnnBackendDescriptor_t descriptor) {
     case CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR:
         from = d->refers(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
         d->workspace = from ? from->workspace : 0;
-        if (asked_for("uncompilable")) return CUDNN_STATUS_INTERNAL_ERROR_COMPILATION_FAILED;
+        if (from && asked_for("uncompilable", from->program.get()))
+            return CUDNN_STATUS_INTERNAL_ERROR_COMPILATION_FAILED;
         sim_cudnn_counts.compiled++;
         break;
     default:
@@ -295,7 +301,7 @@ cudnnStatus_t get_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAtt
     *count = 1;
     switch (name) {
     case CUDNN_ATTR_ENGINEHEUR_RESULTS:
-        *count = asked_for("engineless") ? 0 : 1;
+        *count = asked_for("engineless", d->program.get()) ? 0 : 1;
         if (*count) fill(((Descriptor **)values)[0], d->program, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, 1);
         if (*count) ((Descriptor **)values)[0]->workspace = d->program->workspace;
         return CUDNN_STATUS_SUCCESS;
@@ -309,7 +315,7 @@ cudnnStatus_t get_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAtt
         *(int64_t *)values = d->value<int64_t>(name, -1);
         return CUDNN_STATUS_SUCCESS;
     case CUDNN_ATTR_ENGINE_NUMERICAL_NOTE:
-        *count = asked_for("noted") ? 1 : 0;
+        *count = asked_for("noted", d->program.get()) ? 1 : 0;
         if (*count) *(cudnnBackendNumericalNote_t *)values = CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
         return CUDNN_STATUS_SUCCESS;
     case CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE:
@@ -354,7 +360,7 @@ cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnn
     const Descriptor *p = (const Descriptor *)plan, *pack = (const Descriptor *)variant;
     if (!handle || !p || !p->finalized || !pack || !pack->finalized) return CUDNN_STATUS_BAD_PARAM;
     auto launch = std::unique_ptr<Launch>(new Launch{p->program, {}, {}, nullptr, 0, false, false});
-    const float factor = asked_for("wrong") ? 1.5f : 1.0f;
+    const float factor = asked_for("wrong", p->program.get()) ? 1.5f : 1.0f;
     for (const Tensor4 &t : p->program->tensors) {
         char *pointer = t.is_virtual ? nullptr : pointer_of(pack, t.id);
         if (!t.is_virtual && !fits(t, pointer)) return CUDNN_STATUS_BAD_PARAM;
@@ -364,10 +370,10 @@ cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnn
     launch->workspace = pack->value<char *>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, nullptr);
     launch->workspace_bytes = (size_t)p->workspace;
     if (sim::memory_kind(launch->workspace, launch->workspace_bytes) != sim::DEVICE) return CUDNN_STATUS_BAD_PARAM;
-    launch->slow = asked_for("slow");
-    launch->unrepeatable = asked_for("unrepeatable");
+    launch->slow = asked_for("slow", p->program.get());
+    launch->unrepeatable = asked_for("unrepeatable", p->program.get());
     sim_cudnn_counts.launched++;
-    if (asked_for("idle")) return CUDNN_STATUS_SUCCESS;
+    if (asked_for("idle", p->program.get())) return CUDNN_STATUS_SUCCESS;
     sim::stream_enqueue(((Handle *)handle)->stream, [](void *argument) { run(*(const Launch *)argument); },
                         launch.release(), [](void *argument) { delete (Launch *)argument; });
     return CUDNN_STATUS_SUCCESS;

@@ -2,8 +2,9 @@
 //
 // A choice belongs to a shape for which ops_workspace_bytes was asked: the micro-batch of a run. It is made separately
 // for forward and backward, which may be mixed since both store the same lse, the first time that a pass runs (tuning.c
-// states what it guarantees). Every other shape (samples, a short last batch), fp32, sm_75 and head sizes that cuDNN
-// does not take have the own kernels. --attention fast takes the backward form whose bits need not repeat.
+// states what it guarantees), among our own kernels and all ways of cuDNN that fit into its share of memory. Every
+// other shape (samples, a short last batch), fp32, sm_75 and head sizes that cuDNN does not take have the own kernels.
+// --attention fast takes the backward form whose bits need not repeat.
 #include "llmc/base/choices_file.h"
 #include "llmc/cuda/cudnn_attention.h"
 #include "llmc/cuda/cudnn_library.h"
@@ -12,17 +13,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-// Who computes a pass. Not known until cuDNN's kernel is compiled and, with --attention auto, measured, unless a choice
-// of before is restored.
-typedef enum { BY_OWN_KERNELS, BY_CUDNN, NOT_KNOWN_YET } AttentionWay;
+#include <xxhash.h>
 
 typedef struct {
     bool planned; // not the backward pass of a model that only evaluates
     AttentionWay choice;
-    bool is_known;         // an earlier run measured that cuDNN is faster
-    CudnnAttention *cudnn; // NULL when it takes no part
-    Error why_not;         // why cuDNN does not compute this pass; empty when --attention own says so
+    bool is_known;                         // an earlier run measured that the one way of cuDNN below is the fastest
+    CudnnAttention *cudnn[ATTENTION_WAYS]; // NULL: takes no part
+    Error why_not;                         // why cuDNN does not compute this pass; empty when --attention own says so
 } Pass;
 
 // Kept until device_shutdown: a captured graph may hold the kernels of any shape that ever ran.
@@ -60,7 +58,7 @@ bool cuda_attention_check(const DeviceOptions *options, Error *err) {
     return false;
 }
 
-// Whether the choice is still to be made by measurement; otherwise it is cuDNN, if its kernel compiles and agrees.
+// Whether the choice is still to be made by measurement; otherwise it is cuDNN's first way that compiles and agrees.
 static bool is_measured(const Pass *p) {
     return cuda_backend.options.attention == ATTENTION_AUTO && !cuda_backend.options.no_tuning && !p->is_known;
 }
@@ -73,13 +71,14 @@ static void choice_key(char key[CHOICES_KEY_MAX], AttentionPass pass, AttentionS
 
 static void plan_pass(Pass *p, AttentionPass pass, AttentionShape shape) {
     const AttentionChoice asked = cuda_backend.options.attention;
+    const bool fast = asked == ATTENTION_FAST && pass == ATTENTION_BACKWARD;
     p->planned = true;
     if (asked == ATTENTION_OWN || !cudnn_attention_open(&p->why_not)) return;
     char key[CHOICES_KEY_MAX];
     choice_key(key, pass, shape);
-    uint8_t known = NOT_KNOWN_YET; // else the choice of an earlier run
-    if (asked != ATTENTION_AUTO || !choices_file_get(key, &known, sizeof known) || known > BY_CUDNN)
-        known = NOT_KNOWN_YET;
+    uint8_t known = ATTENTION_WAY_UNKNOWN; // else the choice of an earlier run
+    if (asked != ATTENTION_AUTO || !choices_file_get(key, &known, sizeof known) || known > BY_CUDNN_ORDERED)
+        known = ATTENTION_WAY_UNKNOWN;
     if (known == BY_OWN_KERNELS) {
         error_set(&p->why_not, "faster %s than cuDNN %s", pass_names[pass], cudnn_library_version_text());
         return;
@@ -87,10 +86,17 @@ static void plan_pass(Pass *p, AttentionPass pass, AttentionShape shape) {
     // The memory limit of cuDNN's deterministic backward pass, unless cuDNN was requested: see cuda_size_cudnn.
     const int64_t bytes = (int64_t)cuda_backend.facts.memory_free;
     const int64_t limit = is_cudnn(asked) ? bytes : cuda_size_cudnn_limit(bytes);
-    p->cudnn = cudnn_attention_create(pass, shape, limit, &p->why_not);
-    if (!p->cudnn) return;
-    p->choice = NOT_KNOWN_YET;
-    p->is_known = known == BY_CUDNN;
+    if (known != ATTENTION_WAY_UNKNOWN) {
+        p->cudnn[known] = cudnn_attention_create(pass, shape, (AttentionWay)known, limit, &p->why_not);
+        p->is_known = p->cudnn[known] != NULL;
+        if (p->is_known) p->choice = ATTENTION_WAY_UNKNOWN;
+    }
+    const int last = fast ? BY_CUDNN_UNORDERED : BY_CUDNN_ORDERED;
+    for (int way = fast ? last : BY_CUDNN_STORED; way <= last; way++) {
+        if (p->choice == ATTENTION_WAY_UNKNOWN && !is_measured(p)) break;
+        p->cudnn[way] = cudnn_attention_create(pass, shape, (AttentionWay)way, limit, &p->why_not);
+        if (p->cudnn[way]) p->choice = ATTENTION_WAY_UNKNOWN;
+    }
 }
 
 // The link to the shape, or the one that ends the list.
@@ -118,8 +124,9 @@ int64_t cuda_cudnn_workspace(OpsShape ops) {
     int64_t bytes = 0;
     for (int pass = 0; pass <= (ops.forward_only ? ATTENTION_FORWARD : ATTENTION_BACKWARD); pass++) {
         if (!p->passes[pass].planned) plan_pass(&p->passes[pass], (AttentionPass)pass, shape);
-        const CudnnAttention *a = p->passes[pass].cudnn;
-        if (a && cudnn_attention_workspace(a) > bytes) bytes = cudnn_attention_workspace(a);
+        for (int way = 0; way < ATTENTION_WAYS; way++)
+            if (p->passes[pass].cudnn[way])
+                bytes = max_i64(bytes, cudnn_attention_workspace(p->passes[pass].cudnn[way]));
     }
     return bytes;
 }
@@ -128,7 +135,8 @@ void cuda_attention_shutdown(void) {
     while (planned) {
         PlannedShape *p = planned;
         planned = p->next;
-        for (int pass = 0; pass < ATTENTION_PASSES; pass++) cudnn_attention_destroy(p->passes[pass].cudnn);
+        for (int pass = 0; pass < ATTENTION_PASSES; pass++)
+            for (int way = 0; way < ATTENTION_WAYS; way++) cudnn_attention_destroy(p->passes[pass].cudnn[way]);
         free(p);
     }
     cudnn_attention_close();
@@ -203,24 +211,28 @@ static double relative_difference(const char *x, const char *expected, DType dty
     return isfinite(difference) ? sqrt(difference / norm) : INFINITY;
 }
 
-// Whether cuDNN runs and agrees with our own kernels. *bits: its output; free it.
-static bool cudnn_agrees(const Call *call, Pass *p, char **bits) {
+static uint64_t digest_of(const char *outputs, const Outputs *o) { return XXH3_64bits(outputs, o->bytes); }
+
+// Whether a way of cuDNN runs and agrees with our own kernels. *digest: of its output.
+static bool cudnn_agrees(const Call *call, Pass *p, int way, uint64_t *digest) {
     const Outputs o = outputs_of(call);
+    char *got = NULL;
     double worst = 0.0;
     size_t at = 0;
-    *bits = NULL;
     run_own(call);
     char *expected = download(&o);
     for (int i = 0; i < o.count; i++) // NaN: what is not written shows
         CUDA_CHECK(cudaMemsetAsync(o.tensors[i].data, 0xFF, tensor_bytes(o.tensors[i]), cuda_compute_stream()));
-    const bool runs = run_cudnn(call, p->cudnn, &p->why_not);
-    if (runs) *bits = download(&o);
+    const bool runs = run_cudnn(call, p->cudnn[way], &p->why_not);
+    if (runs) got = download(&o);
+    if (runs) *digest = digest_of(got, &o);
     for (int i = 0; runs && i < o.count; i++) {
         const Tensor t = o.tensors[i];
-        worst = fmax(worst, relative_difference(*bits + at, expected + at, t.dtype, tensor_numel(t)));
+        worst = fmax(worst, relative_difference(got + at, expected + at, t.dtype, tensor_numel(t)));
         at += tensor_bytes(t);
     }
     free(expected);
+    free(got);
     return runs && (worst <= TOLERANCE || error_set(&p->why_not, "cuDNN %s differs %s by %.2g",
                                                     cudnn_library_version_text(), pass_names[call->pass], worst));
 }
@@ -233,44 +245,63 @@ typedef struct {
 static bool contend(void *context, int choice) {
     const Contest *c = (const Contest *)context;
     const Call *call = c->call;
-    if (choice == BY_CUDNN && !run_cudnn(call, c->pass->cudnn, &c->pass->why_not)) return false;
+    CudnnAttention *a = c->pass->cudnn[choice];
+    if (choice != BY_OWN_KERNELS && (!a || !run_cudnn(call, a, &c->pass->why_not))) return false;
     const bool has_dbias = choice == BY_OWN_KERNELS && run_own(call);
     if (call->dbias.data && !has_dbias) backend_bias_backward(call->dbias, call->dqkv, call->accumulate);
     return true;
 }
 
-// Whether cuDNN is faster, with the kernel of the bias gradient that it leaves to the layer before, and writes the same
-// bits again.
-static bool cudnn_wins(const Call *call, Pass *p, const char *bits) {
-    const char *name = pass_names[call->pass];
-    Contest contest = {call, p};
-    if (cuda_fastest(2, contend, &contest) != BY_CUDNN) {
-        if (p->why_not.text[0]) return false; // it failed
-        return error_set(&p->why_not, "faster %s than cuDNN %s", name, cudnn_library_version_text());
-    }
-    if (!run_cudnn(call, p->cudnn, &p->why_not)) return false;
-    const Outputs o = outputs_of(call);
-    char *again = download(&o);
-    const bool same = memcmp(again, bits, o.bytes) == 0;
-    free(again);
-    return same ||
-           error_set(&p->why_not, "cuDNN %s gives different bits %s each time", cudnn_library_version_text(), name);
+static void leave_out(Pass *p, int way) {
+    cudnn_attention_destroy(p->cudnn[way]);
+    p->cudnn[way] = NULL;
 }
 
-// The first call of a pass: the kernel is compiled, compared with the own ones, and the choice made. A failure of cuDNN
-// to compile or agree is not stored: the reason may be gone in the next run, and is reported again if not.
+// The fastest way, each of cuDNN with the kernel of the bias gradient that it leaves to the layer before, that writes
+// the same bits again.
+static AttentionWay fastest_way(const Call *call, Pass *p, const uint64_t digests[ATTENTION_WAYS]) {
+    const char *name = pass_names[call->pass], *version = cudnn_library_version_text();
+    const Outputs o = outputs_of(call);
+    Contest contest = {call, p};
+    for (;;) {
+        const int best = cuda_fastest(ATTENTION_WAYS, contend, &contest);
+        if (best == BY_OWN_KERNELS) {
+            if (!p->why_not.text[0]) error_set(&p->why_not, "faster %s than cuDNN %s", name, version);
+            return BY_OWN_KERNELS;
+        }
+        if (run_cudnn(call, p->cudnn[best], &p->why_not)) {
+            char *again = download(&o);
+            const bool same = digest_of(again, &o) == digests[best];
+            free(again);
+            if (same) return (AttentionWay)best;
+            error_set(&p->why_not, "cuDNN %s gives different bits %s each time", version, name);
+        }
+        leave_out(p, best);
+    }
+}
+
+// The first call of a pass: the kernels are compiled, compared with the own ones, and the choice made. Where no way of
+// cuDNN compiles and agrees, that is not stored: the reason may be gone in the next run, and is reported again if not.
 static void decide(const Call *asked_for, Pass *p) {
     Call trial = *asked_for, *c = &trial;
     REQUIRE(!cuda_backend.capturing, "attention: the first %s pass of a shape is under capture", pass_names[c->pass]);
     const bool asked = is_cudnn(cuda_backend.options.attention), measured = is_measured(p);
-    char *bits = NULL;
-    void *block = NULL; // trials must not change the bias gradient
+    uint64_t digests[ATTENTION_WAYS] = {0};
+    AttentionWay first = BY_OWN_KERNELS; // the one that is taken without a measurement
+    void *block = NULL;                  // trials must not change the bias gradient
     if (c->dbias.data) c->dbias.data = cuda_memory_like(c->dbias.data, tensor_bytes(c->dbias), &block);
-    bool right = cudnn_attention_compile(p->cudnn, &p->why_not);
-    if (right) p->why_not.text[0] = '\0'; // of engines before the one that compiled
-    right = right && (p->is_known || cudnn_agrees(c, p, &bits));
+    for (int way = 0; way < ATTENTION_WAYS; way++) {
+        if (!p->cudnn[way]) continue;
+        if (!cudnn_attention_compile(p->cudnn[way], &p->why_not) ||
+            (!p->is_known && !cudnn_agrees(c, p, way, &digests[way])))
+            leave_out(p, way);
+        else if (first == BY_OWN_KERNELS)
+            first = (AttentionWay)way;
+    }
+    const bool right = first != BY_OWN_KERNELS;
     REQUIRE(right || !asked, "%s: %s", option_text(cuda_backend.options.attention), p->why_not.text);
-    p->choice = right && (!measured || cudnn_wins(c, p, bits)) ? BY_CUDNN : BY_OWN_KERNELS;
+    if (right) p->why_not.text[0] = '\0'; // of engines and ways that are not taken
+    p->choice = right && measured ? fastest_way(c, p, digests) : first;
     if (right && measured) {
         const uint8_t choice = (uint8_t)p->choice;
         char key[CHOICES_KEY_MAX];
@@ -278,7 +309,6 @@ static void decide(const Call *asked_for, Pass *p) {
         choices_file_put(key, &choice, sizeof choice);
     }
     if (block) CUDA_CHECK(cudaFree(block));
-    free(bits);
 }
 
 // ----------------------------------------------------------------------------------------------------------------- ops
@@ -287,10 +317,10 @@ static void decide(const Call *asked_for, Pass *p) {
 static bool run_pass(const Call *c) {
     PlannedShape *shape = *find_planned(c->shape);
     Pass *p = shape ? &shape->passes[c->pass] : NULL;
-    if (p && p->choice == NOT_KNOWN_YET) decide(c, p);
+    if (p && p->choice == ATTENTION_WAY_UNKNOWN) decide(c, p);
     if (!p || p->choice == BY_OWN_KERNELS) return run_own(c);
     Error why;
-    REQUIRE(run_cudnn(c, p->cudnn, &why), "attention %s: %s", pass_names[c->pass], why.text);
+    REQUIRE(run_cudnn(c, p->cudnn[p->choice], &why), "attention %s: %s", pass_names[c->pass], why.text);
     return false;
 }
 
@@ -325,14 +355,17 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
 
 // --------------------------------------------------------------------------------------------------------- description
 
-// "cuDNN 9.19.0", "own kernels", "cuDNN 9.19.0 or own kernels, to be measured", "cuDNN 9.19.0 without repeatable bits".
+// "cuDNN 9.19.0", "own kernels", "cuDNN 9.19.0 or own kernels, to be measured", "cuDNN 9.25.0 with dQ in order", "cuDNN
+// 9.19.0 without repeatable bits".
 static void name_choice(char *text, size_t size, const Pass *p, AttentionPass pass) {
     const char *version = cudnn_library_version_text();
     if (p->choice == BY_OWN_KERNELS)
         snprintf(text, size, "own kernels");
     else if (pass == ATTENTION_BACKWARD && cuda_backend.options.attention == ATTENTION_FAST)
         snprintf(text, size, "cuDNN %s without repeatable bits", version);
-    else if (p->choice == BY_CUDNN || !is_measured(p))
+    else if (p->choice == BY_CUDNN_ORDERED)
+        snprintf(text, size, "cuDNN %s with dQ in order", version);
+    else if (p->choice == BY_CUDNN_STORED || !is_measured(p))
         snprintf(text, size, "cuDNN %s", version);
     else
         snprintf(text, size, "cuDNN %s or own kernels, to be measured", version);

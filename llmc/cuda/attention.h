@@ -14,6 +14,17 @@ typedef struct {
 
 typedef enum { ATTENTION_FORWARD, ATTENTION_BACKWARD, ATTENTION_PASSES } AttentionPass;
 
+// The ways to compute a pass. Those of cuDNN differ in how the blocks of keys are added to dQ, so that its forward pass
+// has the first alone. The numbers are in files of choices.
+typedef enum {
+    BY_OWN_KERNELS,
+    BY_CUDNN_STORED,    // by a matmul with dS, which on most GPUs is kept in memory: B * NH * T * T elements
+    BY_CUDNN_ORDERED,   // blocks wait for each other
+    BY_CUDNN_UNORDERED, // as they get there: bits do not repeat. Only with --attention fast
+    ATTENTION_WAYS,
+    ATTENTION_WAY_UNKNOWN = ATTENTION_WAYS // until kernels are compiled and, with --attention auto, measured
+} AttentionWay;
+
 // For device_init, once the streams exist: false, with the reason and a remedy, when options ask for cuDNN and this
 // machine has no usable one. Shapes that cuDNN does not support (fp32, head sizes) are not an error: they run on our
 // own kernels, and cuda_attention_description says so.

@@ -53,7 +53,8 @@ void cudnn_attention_close(void) {
     gpu.handle = NULL;
 }
 
-CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape, int64_t max_workspace, Error *why) {
+CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape, AttentionWay way,
+                                       int64_t max_workspace, Error *why) {
     if (!start_cudnn(why)) return NULL;
     CudnnAttention *a = (CudnnAttention *)calloc(1, sizeof *a);
     if (!a) {
@@ -63,8 +64,7 @@ CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape,
     a->scale = 1.0f / sqrtf((float)shape.HS);
     a->minus_infinity = -INFINITY;
     a->one = 1.0f;
-    const bool fast = cuda_backend.options.attention == ATTENTION_FAST;
-    a->pass = cudnn_pass_create(pass, shape, gpu.device, cuda_backend.compute_capability, fast, max_workspace, why);
+    a->pass = cudnn_pass_create(pass, shape, gpu.device, cuda_backend.compute_capability, way, max_workspace, why);
     if (a->pass) return a;
     free(a);
     return NULL;
@@ -146,7 +146,8 @@ bool cudnn_attention_backward(CudnnAttention *a, Tensor dqkv, Tensor dout, Tenso
 bool cudnn_attention_open(Error *why) { return cudnn_library_open(why); }
 void cudnn_attention_close(void) {}
 
-CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape, int64_t max_workspace, Error *why) {
+CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape, AttentionWay way,
+                                       int64_t max_workspace, Error *why) {
     cudnn_attention_open(why);
     return NULL;
 }

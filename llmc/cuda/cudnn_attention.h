@@ -12,11 +12,12 @@ extern "C" {
 bool cudnn_attention_open(Error *why);
 void cudnn_attention_close(void); // after everything below was destroyed
 
-// One pass at one shape. NULL and the reason when cuDNN has no form with repeatable bits (with --attention fast: no
-// form) that needs at most max_workspace bytes. Takes milliseconds; cudnn_attention_compile takes up to 1.3 s, and must
-// be done before it runs.
+// One pass at one shape in a way of cuDNN. NULL when there is none that needs at most max_workspace bytes; then the
+// reason as well, unless cuDNN never had this way. Takes milliseconds; cudnn_attention_compile takes up to 1.3 s, and
+// must be done before it runs.
 typedef struct CudnnAttention CudnnAttention;
-CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape, int64_t max_workspace, Error *why);
+CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape, AttentionWay way,
+                                       int64_t max_workspace, Error *why);
 void cudnn_attention_destroy(CudnnAttention *attention); // NULL is fine
 int64_t cudnn_attention_workspace(const CudnnAttention *attention);
 bool cudnn_attention_compile(CudnnAttention *attention, Error *why);

@@ -102,7 +102,7 @@ int64_t cudnn_plan_engine(const CudnnPlan *plan);
 
 // -------------------------------------------------------------------------------------------------------------- passes
 // One pass of attention, forward or backward, as cuDNN is to compute it on one architecture: which form of the graph,
-// on which engine, in how much workspace. What does not give the same bits every time is chosen on request only.
+// on which engine, in how much workspace.
 
 // Offsets in the workspace of a pass, in bytes.
 typedef struct {
@@ -120,11 +120,11 @@ typedef struct {
     CudnnWorkspace workspace;
 } CudnnPass;
 
-// NULL and a message when cuDNN has nothing for this shape on this device that repeats and fits into max_workspace
-// bytes. compute_capability: of the device, 80, 90, 103, 120. fast: backward, the form that need not repeat. Not
-// compiled yet: see cudnn_plan_compile.
+// NULL and a message when cuDNN has nothing of this way for this shape on this device that fits into max_workspace
+// bytes; the message is left as it is where cuDNN never had this way. compute_capability: of the device, 80, 90, 103,
+// 120. Not compiled yet: see cudnn_plan_compile.
 CudnnPass *cudnn_pass_create(AttentionPass pass, AttentionShape shape, cudnnBackendDescriptor_t device,
-                             int compute_capability, bool fast, int64_t max_workspace, Error *err);
+                             int compute_capability, AttentionWay way, int64_t max_workspace, Error *err);
 void cudnn_pass_destroy(CudnnPass *pass); // NULL is fine
 #endif
 

@@ -210,13 +210,14 @@ int64_t cudnn_plan_engine(const CudnnPlan *plan) { return plan->compiled_engine;
 // NVIDIA's own front end (cudnn-frontend 1.2x) takes the forms below when it is asked for a deterministic backward
 // pass.
 
-// An architecture, a range of versions, and the form to take there. The first entry that cuDNN accepts is taken.
+// An architecture, a range of versions, and the form to take there. The first entry of a way that cuDNN accepts is
+// taken.
 typedef struct {
     AttentionPass pass;
+    AttentionWay way;
     int first_capability, last_capability;
     int first_version, last_version;
     CudnnGraphKind kind;
-    bool fast;   // does not repeat: taken where that is asked for, and not otherwise
     bool pinned; // to this engine; otherwise by the heuristics
     CudnnEngine engine;
 } Form;
@@ -225,6 +226,7 @@ enum { ANY_CAPABILITY = 9999, ANY_VERSION = 999999 };
 
 static const Form forms[] = {
     {.pass = ATTENTION_FORWARD,
+     .way = BY_CUDNN_STORED,
      .first_capability = 80,
      .last_capability = ANY_CAPABILITY,
      .last_version = ANY_VERSION,
@@ -232,6 +234,7 @@ static const Form forms[] = {
     // Blackwell's engine has stages = 2, "several kernels", for the form in which the matmul writes dQ. It needs no
     // workspace. The heuristics do not know it and would fall back to the kernel for sm_80.
     {.pass = ATTENTION_BACKWARD,
+     .way = BY_CUDNN_STORED,
      .first_capability = 100,
      .last_capability = 103,
      .first_version = 91801,
@@ -241,6 +244,7 @@ static const Form forms[] = {
      .engine = {.number = 5, .num_knobs = 2, .knobs = {{CUDNN_KNOB_TYPE_KERNEL_CFG, 31}, {CUDNN_KNOB_TYPE_STAGES, 2}}}},
     // The same from 9.23 on, where the kernel's configuration is spelled in other knobs: tiles of 128 x 128.
     {.pass = ATTENTION_BACKWARD,
+     .way = BY_CUDNN_STORED,
      .first_capability = 100,
      .last_capability = 103,
      .first_version = 92300,
@@ -256,13 +260,15 @@ static const Form forms[] = {
                           {CUDNN_KNOB_TYPE_TILE_CGA_M, 0},
                           {CUDNN_KNOB_TYPE_STAGES, 2}}}},
     {.pass = ATTENTION_BACKWARD,
+     .way = BY_CUDNN_STORED,
      .first_capability = 80,
      .last_capability = ANY_CAPABILITY,
      .last_version = ANY_VERSION,
      .kind = CUDNN_BACKWARD},
-    // Where the workspace of the form above, B * NH * T * T * 2 bytes, is too large: Hopper's engine has stages = 4
-    // from 9.25 on, in which the blocks wait for each other to add in order. Slower, but linear in T.
+    // Hopper's engine has stages = 4 from 9.25 on, in which the blocks wait for each other to add in order, in a
+    // workspace that is linear in T; that of the form above is B * NH * T * T * 2 bytes. Which is faster is measured.
     {.pass = ATTENTION_BACKWARD,
+     .way = BY_CUDNN_ORDERED,
      .first_capability = 90,
      .last_capability = 90,
      .first_version = 92500,
@@ -279,11 +285,11 @@ static const Form forms[] = {
                           {CUDNN_KNOB_TYPE_STAGES, 4}}}},
     // What llm.c and PyTorch run: blocks add to dQ in the order in which they get there.
     {.pass = ATTENTION_BACKWARD,
+     .way = BY_CUDNN_UNORDERED,
      .first_capability = 80,
      .last_capability = ANY_CAPABILITY,
      .last_version = ANY_VERSION,
-     .kind = CUDNN_BACKWARD_COLLECTED,
-     .fast = true},
+     .kind = CUDNN_BACKWARD_COLLECTED},
 };
 
 static int64_t padded_bytes(int64_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -311,8 +317,8 @@ static CudnnPass *create_pass(const Form *form, AttentionShape shape, cudnnBacke
     p->graph = cudnn_graph_create(form->kind, shape, err);
     if (p->graph) {
         const int64_t callers = pass_workspace(p, 0).bytes;
-        p->plan = cudnn_plan_create(p->graph, device, form->pinned ? &form->engine : NULL, !form->fast,
-                                    max_workspace - callers, err);
+        p->plan = cudnn_plan_create(p->graph, device, form->pinned ? &form->engine : NULL,
+                                    form->way != BY_CUDNN_UNORDERED, max_workspace - callers, err);
     }
     if (p->plan) {
         p->workspace = pass_workspace(p, p->plan->workspace);
@@ -323,7 +329,7 @@ static CudnnPass *create_pass(const Form *form, AttentionShape shape, cudnnBacke
 }
 
 CudnnPass *cudnn_pass_create(AttentionPass pass, AttentionShape shape, cudnnBackendDescriptor_t device,
-                             int compute_capability, bool fast, int64_t max_workspace, Error *err) {
+                             int compute_capability, AttentionWay way, int64_t max_workspace, Error *err) {
     const int version = cudnn_library_version();
     if (compute_capability < 80)
         error_set(err, "cuDNN has no fused attention for sm_%d, only for sm_80 and newer", compute_capability);
@@ -334,9 +340,8 @@ CudnnPass *cudnn_pass_create(AttentionPass pass, AttentionShape shape, cudnnBack
     else
         for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
             const Form *f = &forms[i];
-            if (f->pass != pass || (pass == ATTENTION_BACKWARD && f->fast != fast) ||
-                compute_capability < f->first_capability || compute_capability > f->last_capability ||
-                version < f->first_version || version > f->last_version)
+            if (f->pass != pass || f->way != way || compute_capability < f->first_capability ||
+                compute_capability > f->last_capability || version < f->first_version || version > f->last_version)
                 continue;
             CudnnPass *p = create_pass(f, shape, device, max_workspace, err);
             if (p) return p;

@@ -58,8 +58,8 @@ int64_t cuda_size_decode(int64_t sequences, int64_t NH, int64_t HS, int64_t maxT
     return sequences * NH * ceil_div(maxT, DECODE_KEYS) * (HS + DECODE_EXTRA_FLOATS) * (int64_t)sizeof(float);
 }
 
-// The forms of cudnn_plan.c: sums of rows, and on GPUs but Blackwell's a square for each head; where that is too large,
-// Hopper collects dQ in fp32. 1024: what cuDNN's plans were seen to add.
+// The forms of cudnn_plan.c: sums of rows, and on GPUs but Blackwell's a square for each head; Hopper may collect dQ
+// in fp32 instead. 1024: what cuDNN's plans were seen to add.
 static bool has_cudnn(OpsShape shape, int compute_capability) {
     return compute_capability >= 80 && dtype_size(shape.dtype) == 2 && ops_head_size(shape) % 8 == 0;
 }
@@ -70,8 +70,8 @@ int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit) {
     const int64_t sums = rows + 1024, squares = sums + heads * shape.T * shape.T * 2, collected = sums + rows * HS;
     if (!has_cudnn(shape, compute_capability)) return 0;
     if (shape.forward_only || (compute_capability >= 100 && compute_capability <= 103)) return sums;
-    if (squares <= limit) return squares;
-    return compute_capability == 90 && collected <= limit ? collected : 0;
+    const int64_t stored = squares <= limit ? squares : 0;
+    return compute_capability == 90 && collected <= limit ? max_i64(stored, collected) : stored;
 }
 
 int64_t cuda_size_cudnn_fast(OpsShape shape, int compute_capability) {

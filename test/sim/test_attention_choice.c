@@ -52,6 +52,101 @@ APART_TEST(own_kernels_that_are_faster_are_taken_and_remembered, "1,slow", "90")
     device_shutdown();
 }
 
+// cuDNN 9.25 on Hopper has two backward passes whose bits repeat. Each of the three can win; the next run takes the
+// same from the file, and a resume without the file from the checkpoint, whatever would win then.
+APART_TEST(the_fastest_of_three_backward_passes_is_taken_remembered_and_restored, "92500", "90") {
+    static const struct {
+        const char *cudnn, *later, *taken;
+    } cases[] = {
+        {"92500", "92500,stored:slow,ordered:idle", "cuDNN 9.25.0"},
+        {"92500,stored:slow", "92500,stored:idle", "forward cuDNN 9.25.0, backward cuDNN 9.25.0 with dQ in order"},
+        {"92500,stored:slow,ordered:slow", "92500,stored:idle,ordered:idle",
+         "forward cuDNN 9.25.0, backward own kernels (faster backward than cuDNN 9.25.0)"},
+    };
+    char cache[PATH_MAX];
+    snprintf(cache, sizeof cache, "%s", getenv("PRETRAIN_CACHE"));
+    for (int i = 0; i < 3; i++) {
+        char *chosen = NULL;
+        unlink(cache);
+        for (int run = 0; run < 3; run++) {
+            setenv("PRETRAIN_CACHE", run == 2 ? "off" : cache, 1);
+            setenv("SIM_CUDNN", run == 0 ? cases[i].cudnn : cases[i].later, 1);
+            choices_file_close();
+            start(ATTENTION_AUTO);
+            if (run == 2) assert_true(device_restore_tuning(chosen));
+            const long before = sim_cudnn_counts.run;
+            run_once(cases[i].cudnn);
+            expect_text(cuda_attention_description(), cases[i].taken);
+            if (run > 0) assert_int_equal(sim_cudnn_counts.run - before, i == 2 ? 1 : 2);
+            free(chosen);
+            chosen = device_tuning();
+            device_shutdown();
+        }
+        free(chosen);
+    }
+}
+
+// What is wrong with one of them leaves the others in the contest.
+APART_TEST(the_other_backward_pass_of_cudnn_is_taken_where_one_is_of_no_use, "92500", "90") {
+    static const char *const vices[] = {"wrong", "idle", "unrepeatable", "uncompilable"};
+    setenv("PRETRAIN_CACHE", "off", 1);
+    for (int i = 0; i < 8; i++) {
+        char settings[64];
+        snprintf(settings, sizeof settings, "92500,stored:%s%s", i < 4 ? "" : "unrepeatable,ordered:", vices[i % 4]);
+        setenv("SIM_CUDNN", settings, 1);
+        choices_file_close();
+        start(ATTENTION_AUTO);
+        run_once(settings);
+        const bool is_own = strstr(cuda_attention_description(), "backward own kernels (cuDNN") != NULL;
+        const bool in_order = strstr(cuda_attention_description(), "backward cuDNN 9.25.0 with dQ in order") != NULL;
+        if (i < 4 ? !in_order : !is_own) op_fail("%s: %s", settings, cuda_attention_description());
+        device_shutdown();
+    }
+}
+
+// A file of the time when cuDNN had one backward pass in the contest says 0 or 1. 1 is the pass that keeps dS; where
+// that does not fit, and for a number that no version has written, the choice is made anew.
+APART_TEST(older_choices_are_taken_where_they_mean_something_and_made_anew_elsewhere, "92500", "90") {
+    static const struct {
+        uint8_t stored;
+        int64_t memory; // 0: enough
+        const char *backward;
+    } cases[] = {
+        {0, 0, "backward own kernels (faster backward than cuDNN 9.25.0)"},
+        {1, 0, "cuDNN 9.25.0"},
+        {1, 48000, "backward cuDNN 9.25.0 with dQ in order"},
+        {3, 0, "cuDNN 9.25.0"},
+    };
+    const AttentionShape s = {1, 64, 1, 8, DTYPE_BF16};
+    start(ATTENTION_AUTO);
+    Case c = begin(s, "the keys");
+    forward(&c), backward(&c);
+    char *lines = device_tuning(), key[CHOICES_KEY_MAX] = "";
+    for (char *line = strtok(lines, "\n"); line; line = strtok(NULL, "\n"))
+        if (strstr(line, "attention backward")) snprintf(key, sizeof key, "%.*s", (int)strcspn(line, "\t"), line);
+    assert_true(key[0]);
+    free(lines);
+    op_end();
+    device_shutdown();
+    for (int i = 0; i < 4; i++) {
+        choices_file_put(key, &cases[i].stored, 1);
+        choices_file_close();
+        start(ATTENTION_AUTO);
+        if (cases[i].memory) cuda_backend.facts.memory_free = (size_t)cases[i].memory;
+        const long before = sim_cudnn_counts.run;
+        c = begin(s, "an older choice");
+        forward(&c), backward(&c);
+        specify(&c);
+        check(&c);
+        if (!strstr(cuda_attention_description(), cases[i].backward))
+            op_fail("case %d: %s", i, cuda_attention_description());
+        const long ran = sim_cudnn_counts.run - before;
+        if (i < 2 ? ran > 2 : ran <= 4) op_fail("case %d: %ld runs of cuDNN", i, ran);
+        op_end();
+        device_shutdown();
+    }
+}
+
 // Each candidate ran, and more than once: dbias has one sum more, or none.
 APART_TEST(own_kernels_make_the_bias_gradient_and_cudnn_leaves_it, "1", "90") {
     static const char *const simulated[] = {"1", "1,slow", "1", "1"};

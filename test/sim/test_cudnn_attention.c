@@ -67,8 +67,8 @@ APART_TEST(the_graph_that_collects_dq_computes_attention, "92500", "90") {
     start_with_library();
     Case c = begin(s, "dQ collected");
     const int64_t squares = s.B * s.NH * s.T * s.T * 2;
-    CudnnAttention *ordinary = cudnn_attention_create(ATTENTION_BACKWARD, s, 2 * squares, &why);
-    CudnnAttention *collecting = cudnn_attention_create(ATTENTION_BACKWARD, s, squares, &why);
+    CudnnAttention *ordinary = cudnn_attention_create(ATTENTION_BACKWARD, s, BY_CUDNN_STORED, 2 * squares, &why);
+    CudnnAttention *collecting = cudnn_attention_create(ATTENTION_BACKWARD, s, BY_CUDNN_ORDERED, squares, &why);
     if (!ordinary || !collecting) op_fail("%s", why.text);
     assert_true(cudnn_attention_workspace(ordinary) > squares);
     assert_true(cudnn_attention_workspace(collecting) <= squares);
@@ -122,22 +122,23 @@ static double distance(OpTensor x) {
 }
 
 // Runs the pass that the fault is in. Whether it was seen: refused, or in the numbers.
-static bool is_seen(Case *c, Fault fault, void *workspace) {
+static bool is_seen(Case *c, Fault fault, OpTensor workspace) {
     const AttentionPass pass = fault.kind == CUDNN_FORWARD ? ATTENTION_FORWARD : ATTENTION_BACKWARD;
     const int64_t squares = c->shape.B * c->shape.NH * c->shape.T * c->shape.T * 2;
     Error why;
     double error = 0.0;
     plant(fault);
-    CudnnAttention *a =
-        cudnn_attention_create(pass, c->shape, fault.kind == CUDNN_BACKWARD_COLLECTED ? squares : 2 * squares, &why);
+    CudnnAttention *a = cudnn_attention_create(
+        pass, c->shape, fault.kind == CUDNN_BACKWARD_COLLECTED ? BY_CUDNN_ORDERED : BY_CUDNN_STORED, 2 * squares, &why);
     bool runs = a && cudnn_attention_compile(a, &why);
+    op_poison(workspace); // what the fault before left there may be right
     if (runs && pass == ATTENTION_FORWARD) {
         op_poison(c->out), op_poison(c->lse);
-        runs = cudnn_attention_forward(a, c->out.t, c->lse.t, c->qkv.t, workspace, &why);
+        runs = cudnn_attention_forward(a, c->out.t, c->lse.t, c->qkv.t, workspace.t.data, &why);
         error = distance(c->out) + distance(c->lse);
     } else if (runs) {
         op_poison(c->dqkv);
-        runs = cudnn_attention_backward(a, c->dqkv.t, c->dout.t, c->out.t, c->lse.t, c->qkv.t, workspace, &why);
+        runs = cudnn_attention_backward(a, c->dqkv.t, c->dout.t, c->out.t, c->lse.t, c->qkv.t, workspace.t.data, &why);
         error = distance(c->dqkv);
     }
     remove_fault();
@@ -153,7 +154,7 @@ static void expect_seen(const Fault *faults, int n) {
     specify(&c);
     for (int i = 0; i < n; i++) {
         if (faults[i].kind != CUDNN_FORWARD) op_upload(&c.out), op_upload(&c.lse);
-        if (!is_seen(&c, faults[i], workspace.t.data))
+        if (!is_seen(&c, faults[i], workspace))
             op_fail("%s, operation %d left out, %s: not seen", kind_names[faults[i].kind], faults[i].leave_out,
                     faults[i].what ? faults[i].what : "");
     }
@@ -197,7 +198,7 @@ APART_TEST(without_a_fault_none_is_seen, "92500", "90") {
     specify(&c);
     for (int kind = CUDNN_FORWARD; kind <= CUDNN_BACKWARD_COLLECTED; kind++) {
         op_upload(&c.out), op_upload(&c.lse);
-        assert_false(is_seen(&c, (Fault){.kind = (CudnnGraphKind)kind}, workspace.t.data));
+        assert_false(is_seen(&c, (Fault){.kind = (CudnnGraphKind)kind}, workspace));
     }
     op_end();
     device_shutdown();
@@ -236,7 +237,7 @@ static cudnnStatus_t failing_execute(cudnnHandle_t handle, cudnnBackendDescripto
 
 // One pass from its creation to its launch. False, with the reason, when a call failed.
 static bool create_and_run(AttentionPass pass, Case *c, void *workspace, Error *why) {
-    CudnnAttention *a = cudnn_attention_create(pass, c->shape, 1 << 20, why);
+    CudnnAttention *a = cudnn_attention_create(pass, c->shape, BY_CUDNN_STORED, 1 << 20, why);
     bool ok = a && cudnn_attention_compile(a, why);
     if (ok && pass == ATTENTION_FORWARD)
         ok = cudnn_attention_forward(a, c->out.t, c->lse.t, c->qkv.t, workspace, why);

@@ -180,8 +180,8 @@ TEST(a_run_gets_plans_that_repeat_on_every_architecture) {
             Error err = {"?"};
             cudnnBackendDescriptor_t device = describe(&devices[d]);
             const double start = seconds();
-            CudnnPass *p = cudnn_pass_create((AttentionPass)pass, shape, device, devices[d].compute_capability, false,
-                                             NO_LIMIT, &err);
+            CudnnPass *p = cudnn_pass_create((AttentionPass)pass, shape, device, devices[d].compute_capability,
+                                             BY_CUDNN_STORED, NO_LIMIT, &err);
             if (!p) fail_msg("%s: %s", devices[d].name, err.text);
             if (!p) return; // fail_msg jumps; the analyzer is not told
             const double chosen = seconds();
@@ -208,8 +208,8 @@ TEST(the_form_that_need_not_repeat_is_made_where_it_is_asked_for) {
         for (int pass = 0; pass < ATTENTION_PASSES; pass++) {
             Error err = {"?"};
             cudnnBackendDescriptor_t device = describe(&devices[d]);
-            CudnnPass *p = cudnn_pass_create((AttentionPass)pass, shape, device, devices[d].compute_capability, true,
-                                             NO_LIMIT, &err);
+            CudnnPass *p = cudnn_pass_create((AttentionPass)pass, shape, device, devices[d].compute_capability,
+                                             pass ? BY_CUDNN_UNORDERED : BY_CUDNN_STORED, NO_LIMIT, &err);
             if (!p) fail_msg("%s: %s", devices[d].name, err.text);
             if (!p) return; // fail_msg jumps; the analyzer is not told
             assert_true(p->kind == (pass ? CUDNN_BACKWARD_COLLECTED : CUDNN_FORWARD));
@@ -229,7 +229,7 @@ TEST(a_plan_keeps_to_the_workspace_it_is_allowed) {
     const AttentionShape shape = {64, 1024, 12, 64, DTYPE_BF16};
     Error err = {""};
     cudnnBackendDescriptor_t device = describe(&devices[H200]);
-    CudnnPass *p = cudnn_pass_create(ATTENTION_BACKWARD, shape, device, 90, false, 1 << 30, &err);
+    CudnnPass *p = cudnn_pass_create(ATTENTION_BACKWARD, shape, device, 90, BY_CUDNN_STORED, 1 << 30, &err);
     if (p && p->kind == CUDNN_BACKWARD) fail_msg("1 GB were enough");
     if (!p && !strstr(err.text, "bytes of workspace")) fail_msg("%s", err.text);
     cudnn_pass_destroy(p);
@@ -310,7 +310,7 @@ TEST(turing_has_no_engine) {
     CudnnGraph *graph = cudnn_graph_create(CUDNN_FORWARD, shape, &err);
     assert_non_null(graph);
     assert_null(cudnn_plan_create(graph, device, NULL, true, NO_LIMIT, &err));
-    assert_null(cudnn_pass_create(ATTENTION_FORWARD, shape, device, 75, false, NO_LIMIT, &err));
+    assert_null(cudnn_pass_create(ATTENTION_FORWARD, shape, device, 75, BY_CUDNN_STORED, NO_LIMIT, &err));
     assert_string_equal(err.text, "cuDNN has no fused attention for sm_75, only for sm_80 and newer");
     cudnn_graph_destroy(graph);
     cudnn_destroy(device);
