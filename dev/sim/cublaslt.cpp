@@ -37,6 +37,7 @@ struct Job {
     void *workspace;
     size_t workspace_bytes; // what the algorithm needs
     bool slow;
+    int32_t units; // multiprocessors; 0: all
 };
 
 // Columns of an operand, told to ThreadSanitizer; written: D and what goes with it.
@@ -65,6 +66,18 @@ void run(void *argument) {
     see_operands(job.gemm);
     sim::gemm_run(job.gemm);
     sim::clock_advance(sim::LIBRARY_MS + (job.slow ? sim::SLOW_MS : 0.0));
+}
+
+void launched(void *argument, cudaStream_t stream) {
+    const Job &job = *static_cast<Job *>(argument);
+    const int taken = sim::multiprocessors_taken(stream), all = sim::device_model().num_sms;
+    if (taken == 0 || sim::device_model().compute_capability < 90) return;
+    sim_cublaslt_counts.beside++;
+    if (job.units > 0 && job.units + taken <= all) return;
+    sim_cublaslt_counts.crowded++;
+    if (sim::setting_is("SIM_CUBLASLT_CROWDED", "refused"))
+        sim::fatal("cublasLtMatmul on %d of %d multiprocessors beside a collective that takes %d",
+                   job.units ? job.units : all, all, taken);
 }
 
 } // namespace
@@ -121,6 +134,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
         return set(&op->scale_b, value, size, "B_SCALE_POINTER");
     case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
         return set(&op->fast_sums, value, size, "FAST_ACCUM");
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
+        return set(&op->units, value, size, "SM_COUNT_TARGET");
     default:
         return fail(CUBLAS_STATUS_NOT_SUPPORTED, "attribute %d of an operation", attribute);
     }
@@ -180,13 +195,17 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         return epilogue == CUBLASLT_EPILOGUE_BIAS ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
     const char *algorithms = sim::setting("SIM_CUBLASLT_ALGOS");
     const bool all = algorithms && strcmp(algorithms, "all") == 0;
+    static const SimAlgorithm orders[2][SIM_ALGORITHM_COUNT] = {
+        {SIM_ALGORITHM_IN_PLACE, SIM_ALGORITHM_TILED, SIM_ALGORITHM_SPLIT, SIM_ALGORITHM_SCALAR},
+        {SIM_ALGORITHM_SPLIT, SIM_ALGORITHM_SCALAR, SIM_ALGORITHM_TILED, SIM_ALGORITHM_IN_PLACE}};
+    const bool fewer = problem.op->units > 0; // then the favourite is another one
     for (int i = 0; i < SIM_ALGORITHM_COUNT && *found < requested; i++) {
-        const SimAlgorithm which = (SimAlgorithm)i;
+        const SimAlgorithm which = orders[fewer][i];
         Algorithm algorithm = {ALGORITHM, which, {p.alignment[0], p.alignment[1], p.alignment[2], p.alignment[3]}};
         const bool is_allowed = splits_of(which) == 1 || which == SIM_ALGORITHM_IN_PLACE ||
                                 (p.reduction_mask & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
         if (!is_allowed || !fits(which, problem, p.alignment) || workspace_of(which, problem) > p.workspace) continue;
-        if (!all && (splits_of(which) > 1 || *found > 0)) continue;
+        if (!all && ((splits_of(which) > 1 && !fewer) || *found > 0)) continue;
         cublasLtMatmulHeuristicResult_t *result = &results[(*found)++];
         memset((void *)result, 0, sizeof *result);
         memcpy(&result->algo, &algorithm, sizeof algorithm);
@@ -207,7 +226,9 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDe
     const Algorithm algorithm = unpack(algo);
     if (algorithm.kind != ALGORITHM || (unsigned)algorithm.which >= SIM_ALGORITHM_COUNT)
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (!fits(algorithm.which, problem, algorithm.alignment)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!fits(algorithm.which, problem, algorithm.alignment) ||
+        (problem.op->units > 0 && has_vice(algorithm.which, problem.op->epilogue, "whole")))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     result->workspaceSize = workspace_of(algorithm.which, problem);
     result->state = CUBLAS_STATUS_SUCCESS;
     return CUBLAS_STATUS_SUCCESS;
@@ -263,7 +284,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
     if (has_vice(algorithm.which, epilogue, "fails")) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (has_vice(algorithm.which, epilogue, "full")) return CUBLAS_STATUS_ALLOC_FAILED;
     if (has_vice(algorithm.which, epilogue, "half")) p.n = (p.n + 1) / 2;
-    const float factor = has_vice(algorithm.which, epilogue, "wrong") ? 1.5f : 1.0f;
+    float factor = has_vice(algorithm.which, epilogue, "wrong") ? 1.5f : 1.0f;
+    if (p.op->units > 0 && has_vice(algorithm.which, epilogue, "whole"))
+        return INVALID("the algorithm is not one for %d multiprocessors", p.op->units);
+    if (p.op->units > 0 && has_vice(algorithm.which, epilogue, "uneven")) factor *= 1.001f;
     if (sim_cublaslt_counts.runs[algorithm.which] == 0 && !sim::take_memory("SIM_CUBLASLT_KB", 10))
         return CUBLAS_STATUS_ALLOC_FAILED; // the code of its kernel
     Job *job = new Job;
@@ -288,14 +312,15 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
     job->workspace = workspace;
     job->workspace_bytes = needed;
     job->slow = has_vice(algorithm.which, epilogue, "slow");
+    job->units = p.op->units;
     sim_cublaslt_counts.runs[algorithm.which]++;
     sim_cublaslt_counts.gelu += epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     sim_cublaslt_counts.dgelu += epilogue == CUBLASLT_EPILOGUE_DGELU;
     sim_cublaslt_counts.bias += epilogue == CUBLASLT_EPILOGUE_BIAS;
     sim_cublaslt_counts.fp8 += sim::is_fp8(p.a->type);
     sim_cublaslt_counts.fast_sums += p.op->fast_sums != 0;
-    const sim::Operation operation = {"cublasLtMatmul", run, job,
-                                      [](void *argument) { delete static_cast<Job *>(argument); }};
+    const sim::Operation operation = {
+        "cublasLtMatmul", run, job, [](void *argument) { delete static_cast<Job *>(argument); }, nullptr, launched};
     return sim::stream_enqueue(stream, operation) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
                                                                  : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -8,6 +8,9 @@
 //     fails   was offered, but cublasLtMatmul returns CUBLAS_STATUS_NOT_SUPPORTED
 //     full    no memory is left to load its code: CUBLAS_STATUS_ALLOC_FAILED
 //     slow    takes longer than the others, by the clock of sim_set_clock alone
+//     whole   is not for fewer multiprocessors than all (CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET)
+//     uneven  gives other bits with fewer
+// SIM_CUBLASLT_CROWDED=refused   ends the program where `crowded` below would count
 // Read at every search, the vices at every product.
 #pragma once
 
@@ -29,6 +32,9 @@ typedef struct {
     long runs[SIM_ALGORITHM_COUNT]; // multiplications that were launched, by algorithm
     long gelu, dgelu, bias;         // those of them with such an epilogue
     long fp8, fast_sums;            // those of fp8 operands; those of them whose sums may lose bits (they do not here)
+    // Those that run while a collective does, replays counted, on sm_90 and later, where they take every multiprocessor
+    // that they may; and those of them that do not leave NCCL the ones that it takes, so that their last blocks wait.
+    long beside, crowded;
 } SimCublasLtCounts;
 extern SimCublasLtCounts sim_cublaslt_counts;
 

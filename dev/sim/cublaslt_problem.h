@@ -26,6 +26,7 @@ struct Operation {
     int32_t bias_type = -1, aux_type = -1;
     const float *scale_a = nullptr, *scale_b = nullptr;
     int8_t fast_sums = 0;
+    int32_t units = 0; // multiprocessors; 0: all
 };
 struct Layout {
     Kind kind = LAYOUT;

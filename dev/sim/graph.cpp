@@ -210,6 +210,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     if (stream_is_captured(stream)) return capture_forbids("cudaGraphLaunch");
     for (const auto &node : *exec->nodes)
         if (node->event) event_follows(node->event, stream_of(stream));
+    for (const auto &node : *exec->nodes)
+        if (node->operation.launched) node->operation.launched(node->operation.argument, stream);
     return stream_enqueue(stream, "cudaGraphLaunch", [nodes = exec->nodes, order = exec->order] {
         for (size_t i : order) (*nodes)[i]->operation.run((*nodes)[i]->operation.argument);
     });

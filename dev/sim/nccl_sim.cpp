@@ -137,6 +137,7 @@ struct ncclComm {
     cudaStream_t stream = nullptr; // of all collectives
     bool has_stream = false, finalized = false;
     bool has_buffers = false; // allocated at the first collective
+    int blocks = 32;          // of its kernels, each on a multiprocessor: NCCL's own choice, or config.maxCTAs
     // A call in progress: does its work, or more of it; true when that is done.
     std::function<bool()> proceed;
     int polls = 0; // before it is asked for the first time
@@ -475,6 +476,7 @@ ncclResult_t enqueue(Collective *work, cudaStream_t stream) {
         if (sim::stream_enqueue(stream, name_of(work->call), [work] { work->send(); }) != cudaSuccess ||
             sim::stream_enqueue(stream, {name_of(work->call), receive, work, release, ready}) != cudaSuccess)
             comm->fail(ncclUnhandledCudaError, "the stream takes no work");
+        sim::stream_is_collective(stream, comm->size > 1 ? comm->blocks : 0);
         return true;
     };
     if (comm->settings.in_progress) return later(comm, proceed);
@@ -571,6 +573,8 @@ ncclResult_t init_rank(ncclComm_t *handle, int size, ncclUniqueId id, int rank, 
         fatal("ncclCommInitRankConfig: the id is not from ncclGetUniqueId");
     const Comm comm = new ncclComm;
     comm->rank = rank, comm->size = size;
+    if (config->maxCTAs != NCCL_CONFIG_UNDEF_INT) comm->blocks = config->maxCTAs;
+    if (comm->blocks < 1 || comm->blocks > 64) return ncclInvalidArgument;
     comm->settings = read_settings();
     comm->directory = std::string(base ? base : "/dev/shm") + "/" + id.internal;
     comm->join();

@@ -45,12 +45,14 @@ void memory_close();
 // Something that happens in stream order. run(argument) does it, every time a graph is replayed; destroy(argument)
 // frees the argument when nobody will run it any more. An operation that depends on another process has
 // ready(argument): while that is false, run would wait, and a call that does not wait leaves the stream as it is.
+// launched(argument, stream) is called by what enqueues it to run: not by a capture, but by each launch of its graph.
 struct Operation {
     const char *name;
     void (*run)(void *argument);
     void *argument;
     void (*destroy)(void *argument);
     bool (*ready)(void *argument) = nullptr;
+    void (*launched)(void *argument, cudaStream_t stream) = nullptr;
 };
 
 // Runs the operation when its turn comes: at once (the default), as late as the API allows (SIM_STREAMS=lazy), or at
@@ -72,6 +74,10 @@ const double KERNEL_MS = 1.0, LIBRARY_MS = 0.03, SLOW_MS = 50.0;
 void clock_advance(double milliseconds);
 // Runs what the stream holds up to the first operation that is not ready. True: nothing is left.
 bool stream_advance(cudaStream_t stream);
+// What was enqueued last is a collective that takes so many multiprocessors; and what a collective takes beside work
+// that is enqueued now, because the stream does not wait for its end: 0 if there is none.
+void stream_is_collective(cudaStream_t stream, int multiprocessors);
+int multiprocessors_taken(cudaStream_t stream);
 
 // ----------------------------------------------------------------------------------------------------------- captures
 

@@ -140,6 +140,7 @@ cudaError_t stream_enqueue(cudaStream_t handle, const Operation &operation) {
             return error;
         }
     respect_legacy(stream);
+    if (operation.launched) operation.launched(operation.argument, handle);
     stream->waiting.push_back(operation);
     stream->queued++;
     stream->tsan_before.push_back(std::make_unique<char>());
@@ -150,6 +151,23 @@ cudaError_t stream_enqueue(cudaStream_t handle, const Operation &operation) {
 
 void stream_enqueue(cudaStream_t stream, void (*run)(void *), void *argument, void (*destroy)(void *)) {
     stream_enqueue(stream, {"library call", run, argument, destroy});
+}
+
+// --------------------------------------------------------------------------------------------- beside a collective
+
+static struct {
+    CUstream_st *stream;
+    uint64_t position;
+    int multiprocessors;
+} last_collective;
+
+void stream_is_collective(cudaStream_t handle, int multiprocessors) {
+    last_collective = {stream_of(handle), stream_of(handle)->queued, multiprocessors};
+}
+int multiprocessors_taken(cudaStream_t handle) {
+    const auto &c = last_collective;
+    if (!c.stream || c.stream->waited >= c.position || stream_of(handle)->follows[c.stream] >= c.position) return 0;
+    return c.multiprocessors;
 }
 
 // --------------------------------------------------------------------------------------- the promise of a step
@@ -235,6 +253,9 @@ static cudaError_t wait_event(cudaStream_t handle, cudaEvent_t event, unsigned f
         return advance(wait->source, wait->position);
     };
     Wait *wait = new Wait{event->stream, event->position, event->tsan_sync};
+    for (const auto &[before, position] : event->stream->follows)
+        stream->follows[before] = std::max(stream->follows[before], position);
+    stream->follows[event->stream] = std::max(stream->follows[event->stream], event->position);
     return stream_enqueue(handle,
                           {"cudaStreamWaitEvent", run, wait, [](void *argument) { delete (Wait *)argument; }, ready});
 }

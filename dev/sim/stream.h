@@ -4,6 +4,7 @@
 #include "dev/sim/runtime.h"
 #include <chrono>
 #include <deque>
+#include <map>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -38,9 +39,10 @@ struct Capture {
 struct CUstream_st {
     std::deque<sim::Operation> waiting;
     uint64_t queued = 0, done = 0;
-    uint64_t marked = 0;  // `queued` when sim_step_mark was called
-    uint64_t waited = 0;  // `queued` when the host waited for the stream
-    bool blocking = true; // ordered with the legacy stream
+    uint64_t marked = 0;                       // `queued` when sim_step_mark was called
+    uint64_t waited = 0;                       // `queued` when the host waited for the stream
+    std::map<CUstream_st *, uint64_t> follows; // the operation of another stream that what comes next comes after
+    bool blocking = true;                      // ordered with the legacy stream
     bool destroyed = false;
     int priority = 0;                      // kept, and without effect
     std::shared_ptr<sim::Capture> capture; // null unless it is being captured

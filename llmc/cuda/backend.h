@@ -29,6 +29,8 @@ typedef struct {
     int shared_per_block;   // bytes of dynamic shared memory that a block may ask for
     bool early_launch;      // kernels are launched with programmatic stream serialisation, see kernel.cuh
     bool graphs;            // device_graph_* record; else the ops of every pass run as they are called
+    int exchange_units;     // multiprocessors that products leave to an exchange that is in flight
+    int requests;           // of the exchange, that are in flight
     DeviceOptions options;
     DeviceFacts facts;
     cudaStream_t streams[STREAM_COUNT];

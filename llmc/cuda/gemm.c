@@ -17,6 +17,7 @@ typedef struct {
     int64_t m, n, k;
     uint64_t workspace_bytes;
     int32_t transpose_a, transpose_b, in_a, in_b, out, epilogue, fast_sums;
+    int32_t exchange_units; // of the backend
     // Of each address: the largest power of two, at most 256, that divides it; C: 0 if it is none or D.
     int16_t align_a, align_b, align_c, align_d, align_bias, align_aux;
 } GemmKey;
@@ -53,6 +54,7 @@ static GemmKey gemm_key(const Gemm *g) {
     key.out = (int32_t)g->out;
     key.epilogue = (int32_t)g->epilogue;
     key.fast_sums = g->fast_sums;
+    key.exchange_units = cuda_backend.exchange_units;
     key.align_a = alignment_of(g->a);
     key.align_b = alignment_of(g->b);
     key.align_d = alignment_of(g->d);
@@ -238,6 +240,7 @@ struct GemmPlan {
     GemmDescriptors descriptors;
     bool usable; // there is an algorithm
     cublasLtMatmulAlgo_t algorithm;
+    int32_t fewer_units; // multiprocessors for it while an exchange is in flight; 0: all
 };
 
 static struct {
@@ -247,7 +250,17 @@ static struct {
 
 GemmCounts gemm_counts(void) { return state.counts; }
 
-void gemm_run(const GemmPlan *p, const Gemm *g) { LT_CHECK(&p->key, gemm_launch(&p->descriptors, g, &p->algorithm)); }
+// 0: all.
+static void set_units(const GemmPlan *p, int32_t units) {
+    set_operation(&p->descriptors, &p->key, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &units, sizeof units);
+}
+
+void gemm_run(const GemmPlan *p, const Gemm *g) {
+    const bool fewer = cuda_backend.requests > 0 && p->fewer_units > 0;
+    if (fewer) set_units(p, p->fewer_units);
+    LT_CHECK(&p->key, gemm_launch(&p->descriptors, g, &p->algorithm));
+    if (fewer) set_units(p, 0);
+}
 
 // -------------------------------------------------------------------------------------------------------------- choice
 
@@ -301,26 +314,38 @@ static GemmText algorithm_name(const GemmKey *key, const cublasLtMatmulAlgo_t *a
     return name;
 }
 
-// Whether candidate i runs and computes the product: on a slice of D and aux, which held no numbers before, its
-// relative difference from our own fp32 sums is that of roundings. D is rounded by 2^-8 at most in bf16, in fp16 by
-// 2^-11, and inputs of tf32 products by as much; sums of 65,536 products where tensor cores cut off err by 1e-3; those
-// of fp8 products may keep 14 bits: 2 %, see fp8_matmul. Wrong results differ by tens of per cent.
-static bool candidate_is_right(GemmTrial *t, int i) {
+typedef struct {
+    GemmElement values[GEMM_SLICE * GEMM_SLICE];
+} GemmSlice;
+
+// Runs candidate i on D and aux that hold no numbers; false: it does not run.
+static bool run_slice(GemmTrial *t, int i, GemmSlice *slice) {
     const Gemm *g = &t->gemm;
-    double limit = g->out == DTYPE_BF16 ? 2e-2 : 5e-3;
-    if (dtype_size(g->in_a) == 1) limit = 5e-2;
-    GemmElement values[GEMM_SLICE * GEMM_SLICE], *on_device = g->workspace; // the product no longer needs it
-    double errors = 0.0, squares = 0.0;
-    REQUIRE(g->workspace_bytes >= sizeof values, "%s: a workspace of %zu bytes", g->op, g->workspace_bytes);
+    GemmElement *on_device = g->workspace; // the product no longer needs it
+    REQUIRE(g->workspace_bytes >= sizeof *slice, "%s: a workspace of %zu bytes", g->op, g->workspace_bytes);
     CUDA_CHECK(cudaMemsetAsync(g->d, 0xFF, result_bytes(g), cuda_compute_stream())); // NaN
     if (g->epilogue == GEMM_GELU_AUX_BIAS)
         CUDA_CHECK(cudaMemsetAsync(g->aux, 0xFF, result_bytes(g), cuda_compute_stream()));
     if (!run_candidate(t, i)) return false;
     cuda_gemm_slice(on_device, g);
-    CUDA_CHECK(cudaMemcpyAsync(values, on_device, sizeof values, cudaMemcpyDeviceToHost, cuda_compute_stream()));
+    CUDA_CHECK(cudaMemcpyAsync(slice, on_device, sizeof *slice, cudaMemcpyDeviceToHost, cuda_compute_stream()));
     CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream()));
+    return true;
+}
+
+// Whether candidate i runs and computes the product: on a slice of D and aux its relative difference from our own fp32
+// sums is that of roundings. D is rounded by 2^-8 at most in bf16, in fp16 by 2^-11, and inputs of tf32 products by as
+// much; sums of 65,536 products where tensor cores cut off err by 1e-3; those of fp8 products may keep 14 bits: 2 %,
+// see fp8_matmul. Wrong results differ by tens of per cent.
+static bool candidate_is_right(GemmTrial *t, int i) {
+    const Gemm *g = &t->gemm;
+    double limit = g->out == DTYPE_BF16 ? 2e-2 : 5e-3;
+    if (dtype_size(g->in_a) == 1) limit = 5e-2;
+    GemmSlice slice;
+    double errors = 0.0, squares = 0.0;
+    if (!run_slice(t, i, &slice)) return false;
     for (int e = 0; e < GEMM_SLICE * GEMM_SLICE; e++) {
-        const GemmElement *v = &values[e];
+        const GemmElement *v = &slice.values[e];
         const double size = fmax(fabs((double)v->expected), v->spread);
         errors += squared_error(v->got, v->expected, g->out) + squared_error(v->got_aux, v->expected_aux, g->out);
         if (isfinite(size)) squares += size * size;
@@ -357,6 +382,20 @@ static bool choose_candidate(GemmTrial *t, bool timed) {
     return false;
 }
 
+// The multiprocessors for the plan's algorithm while an exchange is in flight: those that it leaves, if the library
+// takes that algorithm so and a slice has the same bits. The choice is not made anew: several GPUs have the bits of
+// one.
+static int32_t units_beside_exchange(const GemmPlan *p, GemmTrial *t) {
+    const int32_t fewer = cuda_backend.num_sms - cuda_backend.exchange_units;
+    GemmSlice of_all, of_fewer;
+    if (cuda_backend.exchange_units == 0 || !t->gemm.d || !run_slice(t, 0, &of_all)) return 0;
+    set_units(p, fewer);
+    const bool same = gemm_takes(&p->descriptors, &p->key, &t->algorithms[0]) && run_slice(t, 0, &of_fewer) &&
+                      memcmp(&of_all, &of_fewer, sizeof of_all) == 0;
+    set_units(p, 0);
+    return same ? fewer : 0;
+}
+
 // The algorithm that the file holds, or the chosen one, or, without memory to try any, the library's favourite.
 static bool choose_algorithm(GemmPlan *p, const Gemm *g) {
     GemmTrial t = {.plan = p, .gemm = *g};
@@ -377,6 +416,7 @@ static bool choose_algorithm(GemmPlan *p, const Gemm *g) {
         found = t.gemm.d ? choose_candidate(&t, timed) : t.count > 0;
         if (found && timed && several) choices_file_put(key, &t.algorithms[0], sizeof t.algorithms[0]);
     }
+    if (found) p->fewer_units = units_beside_exchange(p, &t);
     CUDA_CHECK(cudaFree(block));
     p->algorithm = t.algorithms[0];
     return found;

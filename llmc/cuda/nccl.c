@@ -23,6 +23,11 @@ _Static_assert(sizeof(ncclUniqueId) == DEVICE_COMM_ID_BYTES, "NCCL's id has anot
 
 static const double LEAVE_SECONDS = 60.0;
 
+// From Hopper on cuBLASLt's products are persistent: one block on each multiprocessor, the tiles dealt out beforehand.
+// Where NCCL's blocks hold some of them, the last blocks of a product start when the others end, and it takes up to
+// twice as long. So NCCL has at most this share of them, 16 of an H200, and products leave it free (gemm.c).
+enum { EXCHANGE_SHARE = 8, FIRST_PERSISTENT = 90 };
+
 static struct {
     bool started;
     ncclComm_t handle; // NULL once aborted
@@ -90,6 +95,9 @@ bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, 
     ncclUniqueId unique;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    int units = 0;
+    if (size > 1 && cuda_backend.compute_capability >= FIRST_PERSISTENT)
+        config.maxCTAs = units = (int)max_i64(1, cuda_backend.num_sms / EXCHANGE_SHARE);
     memcpy(&unique, id, sizeof unique);
     CUDA_CHECK(cudaSetDevice(cuda_backend.device)); // NCCL takes the device that is current
     const ncclResult_t status = settle(nccl.ncclCommInitRankConfig(&comm.handle, size, unique, rank, &config), seconds);
@@ -107,6 +115,7 @@ bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, 
     comm.to = calloc((size_t)size, sizeof *comm.to);
     comm.from = calloc((size_t)size, sizeof *comm.from);
     REQUIRE_MEMORY(comm.to && comm.from, "the parts of a request");
+    cuda_backend.exchange_units = units;
     comm.started = true;
     return true;
 }
@@ -174,6 +183,7 @@ static bool end_request(const char *what, ncclResult_t status, int request, Erro
     CUDA_CHECK(cudaEventRecord(comm.done[request], comm_stream()));
     if (observer) observer->request(request, false);
     comm.in_flight[request] = true;
+    cuda_backend.requests++;
     return true;
 }
 
@@ -247,6 +257,7 @@ bool device_comm_wait(int request, Error *err) {
     CUDA_CHECK(cudaStreamWaitEvent(cuda_compute_stream(), comm.done[request], 0));
     if (observer) observer->wait(false);
     comm.in_flight[request] = false;
+    cuda_backend.requests--;
     return true;
 }
 

@@ -174,8 +174,11 @@ static void print_prediction(FILE *out, const DevicePlan *p) {
     if (p->model.overlap)
         fprintf(out,
                 "overlap     %s: hides at most %.2g s of that, the memory-bound kernels that may run beside a weight "
-                "gradient; how much, only a GPU can say\n",
-                device_text(p, name), p->prediction.overlap.likely);
+                "gradient; %s\n",
+                device_text(p, name), p->prediction.overlap.likely,
+                p->gpu.spec.compute_capability == 90
+                    ? "expected are 0 to 0.5 ms, since Hopper's products take every multiprocessor"
+                    : "how much, only a GPU can say");
 }
 
 // --------------------------------------------------------------------------------------------------- one GPU, all GPUs

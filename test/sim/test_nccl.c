@@ -1,8 +1,10 @@
 // The collectives of device.h over NCCL, by as many processes as asked for, on the simulator: bytes and their places,
 // order with the compute stream, and what is said when something goes wrong. The library itself: test_nccl_library.c.
+#include "dev/sim/cublaslt.h"
 #include "dev/sim/sim_control.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/nccl_library.h"
+#include "llmc/ops.h"
 #include "test/fixture.h"
 
 enum { MOST_RANKS = 4, SLICE = 48, SLICE_BYTES = SLICE * (int)sizeof(int), ROUNDS = 3 };
@@ -229,6 +231,61 @@ static void crossed(void) {
 }
 TEST(a_number_may_be_used_again_while_the_other_one_is_in_flight) {
     for (int lazy = 0; lazy < 2; lazy++) run_ranks(&(Run){.size = 3, .body = crossed, .lazy = lazy});
+}
+
+// ------------------------------------------------------------------------------------- products beside the exchange
+
+enum { N = 64, PASSES = 4 };
+static const char *vice; // SIM_CUBLASLT_VICES
+static bool before_hopper;
+
+// A product before, during and after a request, alone and as part of a graph that is recorded and replayed.
+static void multiply(void) {
+    Error err;
+    const OpsShape shape = {.B = 1, .T = N, .C = N, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = DTYPE_FP32};
+    const size_t bytes = N * N * sizeof(float);
+    float *host = host_alloc((PASSES + 2) * bytes, &err), *device = device_alloc(3 * bytes, &err);
+    Tensor in = tensor_make(device, DTYPE_FP32, "in", N, N, 0, 0), out = in, weight = in;
+    weight.data = device + N * N, out.data = device + 2 * N * N;
+    for (int i = 0; i < 2 * N * N; i++) host[i] = 1.0f / (float)(3 + i % 61); // another order of sums shows
+    copy_h2d(device, host, 2 * bytes, STREAM_COMPUTE);
+    set("SIM_CUBLASLT_VICES", vice), set("SIM_CUBLASLT_ALGOS", "all"), set("PRETRAIN_CACHE", "off");
+    if (before_hopper) cuda_backend.compute_capability = 80;
+    sim_set_clock(0.0); // the library's favourite wins
+    start_comm();
+    const int64_t workspace = ops_workspace_bytes(shape);
+    ops_set_workspace(device_alloc((size_t)workspace, &err), workspace);
+    DeviceGraph *graph = device_graph_create(&err);
+    for (int pass = 0; pass < PASSES; pass++) {
+        if (pass > 0) send_slices(0);
+        if (pass == 0 || !device_graph_replay(graph)) {
+            if (pass > 0) device_graph_begin(graph);
+            matmul_forward(out, in, weight, tensor_none());
+            if (pass > 0) device_graph_end(graph);
+        }
+        if (pass > 0) wait_for(0);
+        copy_d2h(host + pass * N * N, out.data, bytes, STREAM_COMPUTE);
+    }
+    matmul_forward(out, in, weight, tensor_none()); // has the GPU to itself again
+    device_sync();
+    for (int pass = 1; pass < PASSES; pass++)
+        CHECK(memcmp(host, host + pass * N * N, bytes) == 0, "pass %d has other bits", pass);
+    const long crowded = *vice || before_hopper ? PASSES - 1 : 0;
+    CHECK(sim_cublaslt_counts.beside == PASSES - 1 && sim_cublaslt_counts.crowded == crowded,
+          "%ld beside the exchange, %ld crowded", sim_cublaslt_counts.beside, sim_cublaslt_counts.crowded);
+    device_graph_destroy(graph);
+}
+
+// With the bits that they have alone: where the library refuses that or computes something else, on all
+// multiprocessors.
+TEST(products_leave_the_exchange_its_multiprocessors) {
+    static const char *const vices[] = {"", "tiled:whole", "tiled:uneven", ""};
+    set("SIM_SMS", "132");
+    for (int i = 0; i < 4; i++) {
+        vice = vices[i], before_hopper = i == 3;
+        for (int lazy = 0; lazy < 2; lazy++) run_ranks(&(Run){.size = 2, .body = multiply, .lazy = lazy});
+    }
+    set("SIM_SMS", NULL);
 }
 
 static void print_device(void) {
