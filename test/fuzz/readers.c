@@ -275,8 +275,24 @@ static void write_part(const char *name, int first, int last) {
     must(safetensors_writer_commit(w, &(int64_t){0}, &(uint64_t){0}, &err));
 }
 
+static const char *const other_blocks[] = {"starcoder2:NKV=1", "llama:HS=2", "qwen3:tied=0", "arcee:NKV=1",
+                                           "base=0,NKV=1"};
+enum { GPT2_SEEDS = 3, BLOCK_SEEDS = sizeof other_blocks / sizeof *other_blocks };
+
 static void huggingface_seed(int i) {
     FileFacts facts[HF_FILES];
+    if (i >= GPT2_SEEDS) {
+        char descriptor[64];
+        ModelOptions options = {.dtype = DTYPE_FP32, .train = true, .B = 1, .T = 8};
+        snprintf(descriptor, sizeof descriptor, "%s,L=1,C=8,NH=2,T=8,V=20", other_blocks[i - GPT2_SEEDS]);
+        must(model_config_parse(&options.config, descriptor, &err));
+        Model *other = model_create(&options, &err);
+        must(other != NULL);
+        model_init_weights(other, 1);
+        must(huggingface_write(fuzz_path("hf"), &(HuggingFaceModel){other, DTYPE_BF16, 19, NULL}, facts, &err));
+        model_destroy(other);
+        return;
+    }
     const HuggingFaceModel m = {model, i == 1 ? DTYPE_BF16 : DTYPE_FP32, i == 1 ? -1 : 19, NULL};
     must(huggingface_write(fuzz_path("hf"), &m, facts, &err));
     if (i < 2) return;
@@ -560,7 +576,7 @@ const FuzzReader fuzz_readers[] = {
     {"huggingface",
      {"hf/config.json", "hf/model.safetensors", "hf/model.safetensors.index.json", "hf/one.safetensors",
       "hf/two.safetensors"},
-     3,
+     GPT2_SEEDS + BLOCK_SEEDS,
      huggingface_seed,
      .read = huggingface_reads},
     {"llmc_model", {"model.bin"}, 2, llmc_seed, .read = llmc_reads},
