@@ -17,6 +17,8 @@ bool options_check_together(const Options *o, Error *err) {
         {saves && !*o->output, "-n: no directory for checkpoints; name one with -o DIR"},
         {scores && trains && o->val_every == 0,
          "-h: scored at every validation, but -v 0 turns it off; give -v N, or leave out -h"},
+        {o->lr_embedding >= 0 && (o->lr_embedding == 0 || o->lr == 0),
+         "--lr-embedding: it and -l must be above 0; leave it out"},
         {o->plan && o->advise, "--plan and --advise: give one of them at a time"},
         {*o->gpu && !asks, "--gpu: only applies to a plan or advice; give --plan or --advise as well"},
         {o->tokens > 0 && options_given(o, "max-steps"),
@@ -41,7 +43,7 @@ char *options_without_effect(const Options *o, bool on_gpu) {
         const char *names; // long ones, with blanks between them
     } table[] = {
         {"-x 0 does not train", !trains,
-         "learning-rate warmup final-lr-fraction schedule weight-decay beta1 beta2 eps "
+         "learning-rate lr-embedding warmup final-lr-fraction schedule weight-decay beta1 beta2 eps "
          "momentum grad-clip loss-outlier norm-outlier optimizer total-batch max-minutes "
          "overfit recompute grad-dtype checkpoint-every keep major-every numerics-every "
          "reset-optimizer"},

@@ -139,6 +139,9 @@ static void schedule_lines(const ReportFacts *r) {
                  schedule_name(s->schedule.kind), (long long)s->schedule.warmup, s->schedule.max_lr,
                  schedule_lr(&s->schedule, s->total_steps - 1), (long long)s->total_steps, optimizer_name(m->optimizer),
                  s->options.weight_decay);
+    if (s->options.lr_embedding > 0)
+        runlog_field(r->log, "", "embeddings at %.3g where the others are at %.3g", s->options.lr_embedding,
+                     s->schedule.max_lr);
     runlog_field(r->log, "mfu", "(6 N + 6 L C T) FLOP a token against %s",
                  r->datasheet > 0 ? "the peak of the datasheet" : "the measured matmul rate");
     if (!*s->options.output)

@@ -249,6 +249,10 @@ static bool choose_dtype(RunSetup *s, Error *err) {
 // A plan may be for more processes than there are.
 static int process_count(const Options *o) { return options_only_ask(o) && o->gpus > 1 ? o->gpus : comm_size(); }
 
+static double learning_rate(const Options *o) {
+    return o->lr < 0 ? optimizer_default_learning_rate(o->optimizer) : o->lr;
+}
+
 ModelOptions run_setup_model(const RunSetup *s) {
     const Options *o = &s->options;
     return (ModelOptions){
@@ -260,6 +264,7 @@ ModelOptions run_setup_model(const RunSetup *s) {
         .T = s->T,
         .recompute = s->recompute,
         .optimizer = o->optimizer,
+        .embedding_rate = o->lr_embedding < 0 ? 1.0f : (float)(o->lr_embedding / learning_rate(o)),
         .gradients_in_dtype = o->grad_dtype == GRADIENTS_COMPUTE && s->dtype != DTYPE_FP32,
         .seed = s->state.seed,
         .offload = o->offload == OFFLOAD_OPTIMIZER,
@@ -334,7 +339,7 @@ static bool choose_lengths(RunSetup *s, Error *err) {
     if (o->profile > 0) s->total_steps = s->state.step + profile_total_steps(o->profile);
     const int64_t warmup = o->warmup >= 0 ? o->warmup : min_i64(s->total_steps / 50, 700);
     s->schedule = (Schedule){.kind = o->schedule,
-                             .max_lr = o->lr < 0 ? optimizer_default_learning_rate(o->optimizer) : o->lr,
+                             .max_lr = learning_rate(o),
                              .final_fraction = o->final_fraction,
                              .warmup = warmup,
                              .total = s->total_steps};

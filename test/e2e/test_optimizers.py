@@ -61,6 +61,22 @@ def test_it_learns_and_a_resumed_run_has_the_same_bits(optimizer, whole, tmp_pat
     assert state_of(run)["optimizer"] == optimizer
 
 
+def test_embeddings_have_a_rate_of_their_own(data, tmp_path):
+    """After one step of Lion, whose update is +-1, each weight has moved by its rate; the decay has the same rate."""
+    import numpy as np
+    from verify_checkpoint import tensors
+
+    flags = [*TINY, *QUIET, *data.flags, "--dtype", "fp32", "--optimizer", "lion", "-k", "constant", "-u", 0, "-n", 1, "-nk", 0]
+    for name, more in (("start", ["-l", 1e-9]), ("one", ["-l", 1e-3]), ("two", ["-l", 1e-3, "--lr-embedding", 4e-3])):
+        train(*flags, "-x", 1, "-c", 0.1, *more, "-o", tmp_path / name)
+    start, one, two = (tensors(checkpoints(tmp_path / name)[-1] / "model.safetensors")[0] for name in ("start", "one", "two"))
+    for name, (_, _, values) in start.items():
+        moved, moved_more = np.abs(one[name][2] - values), np.abs(two[name][2] - values)
+        ratio = 4 if name.endswith(("wte.weight", "wpe.weight")) else 1
+        assert moved.max() == pytest.approx(1e-3, rel=0.1)  # and 1e-4 of a weight
+        assert np.allclose(moved_more, ratio * moved, rtol=1e-2, atol=1e-6), name
+
+
 def test_adamw_learns_in_6_bytes_a_parameter_and_resumes_to_the_same_bits(data, tmp_path):
     """No master weights, gradients rounded stochastically in each micro-step, moments of 8 bits."""
     train(*FLAGS, *data.flags, *flags_of("adamw8bit"), "-w", 0, "--grad-dtype", "compute", "-o", tmp_path / "run")
