@@ -252,7 +252,7 @@ static bool contend(void *context, int choice) {
     return true;
 }
 
-static void leave_out(Pass *p, int way) {
+static void pass_without(Pass *p, int way) {
     cudnn_attention_destroy(p->cudnn[way]);
     p->cudnn[way] = NULL;
 }
@@ -276,7 +276,7 @@ static AttentionWay fastest_way(const Call *call, Pass *p, const uint64_t digest
             if (same) return (AttentionWay)best;
             error_set(&p->why_not, "cuDNN %s gives different bits %s each time", version, name);
         }
-        leave_out(p, best);
+        pass_without(p, best);
     }
 }
 
@@ -294,7 +294,7 @@ static void decide(const Call *asked_for, Pass *p) {
         if (!p->cudnn[way]) continue;
         if (!cudnn_attention_compile(p->cudnn[way], &p->why_not) ||
             (!p->is_known && !cudnn_agrees(c, p, way, &digests[way])))
-            leave_out(p, way);
+            pass_without(p, way);
         else if (first == BY_OWN_KERNELS)
             first = (AttentionWay)way;
     }
