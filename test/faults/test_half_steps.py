@@ -66,9 +66,8 @@ class Run:
         shutil.rmtree(root)
         return first.returncode
 
-    def signals(self, count, seed, workers=2):
-        """So many signals, each at another call; returns the exit codes."""
-        choose = random.Random(seed)
+    def signals(self, count, choose, workers=2):
+        """So many signals, each at another call; returns the calls and the exit codes."""
         calls = [(name, at) for name in CLASSES if name != "malloc" for at in range(1, self.calls[name] + 1)]
         chosen = choose.sample(calls, min(count, len(calls)))
 
@@ -77,7 +76,7 @@ class Run:
                                 FAULT_AT=call[1], FAULT_SIGNAL=int(signal.SIGTERM))
 
         with ThreadPoolExecutor(workers) as pool:
-            return list(pool.map(send, chosen))
+            return chosen, list(pool.map(send, chosen))
 
 
 def control_of(checkpoint):
@@ -99,7 +98,7 @@ def test_data_that_fail_in_the_middle_of_a_step_and_are_repaired_leave_no_trace(
 @pytest.mark.parametrize("name", ["stochastic", "groups", "muon"])
 def test_a_signal_at_any_call_on_the_files_of_a_run_leaves_no_trace(name, shim, data, tmp_path):
     run = Run(shim, tmp_path, data.flags, OPTIONS[name], ["-v", "2", "-m", "1", "-nk", "0"])
-    codes = run.signals(12, 1)
+    _, codes = run.signals(12, random.Random(name))
     assert codes.count(EXIT_INTERRUPTED) > 3
 
 
@@ -107,6 +106,7 @@ if __name__ == "__main__":
     import collections
     import tempfile
     signals, seed, workers = [int(word) for word in sys.argv[1:4]] + [500, 1, 2][len(sys.argv[1:4]):]
+    choose, calls, all_codes = random.Random(seed), set(), collections.Counter()
     with tempfile.TemporaryDirectory() as place:
         place = Path(place)
         library = build(place)
@@ -119,7 +119,10 @@ if __name__ == "__main__":
             except pytest.skip.Exception as reason:
                 print(f"{name}: skipped: {reason}", flush=True)
                 continue
-            codes = collections.Counter(run.signals(-(-signals // len(OPTIONS)), seed, workers))
+            chosen, codes = run.signals(-(-signals // len(OPTIONS)), choose, workers)
+            calls.update(chosen)
+            all_codes.update(codes)
             print(f"{name}: {sum(run.calls.values()) - run.calls['malloc']} calls on the files of the run, "
-                  f"{sum(codes.values())} signals, exit codes {dict(sorted(codes.items()))}; the same bytes", flush=True)
+                  f"{len(codes)} signals, exit codes {dict(sorted(collections.Counter(codes).items()))}; the same bytes", flush=True)
             shutil.rmtree(place / name)
+    print(f"{all_codes.total()} signals at {len(calls)} different calls, exit codes {dict(sorted(all_codes.items()))}")
