@@ -19,10 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 # The tests of the other modules add little here, and take minutes.
 END_TO_END = ["test_resume.py", "test_models.py", "test_bad_input.py", "test_optimizers.py", "test_prepare.py",
               "test_prepare_lines.py", "test_prepare_interrupted.py", "test_shard_tools.py", "test_tokenizer.py", "test_evaluation.py"]
-UNIT = ["atomic_file", "bpe", "byte_source", "checkpoint", "checkpoint_optimizer", "choices", "choices_file", "comm_tcp", "comm_watch", "corpus_run",
-        "corpus_split", "corpus_writer", "dataloader", "evals", "export", "find_tokenizer", "format", "generate", "json_line", "launch", "options",
-        "runlog", "safetensors", "shard_tool", "shards", "shuffle", "signals", "tokenizer", "tokenizer_files", "utf8",
-        "weights_file", "whereis"]
+UNIT = ["atomic_file", "bpe", "byte_source", "checkpoint", "checkpoint_optimizer", "choices",
+        "choices_file", "comm_tcp", "comm_watch", "corpus_run", "corpus_split", "corpus_writer",
+        "dataloader", "export", "find_tokenizer", "foreign_file", "format", "generate",
+        "json_line", "launch", "limits", "options", "own_file", "runlog", "safetensors",
+        "shard_tool", "shards", "shuffle", "signals", "tokenizer", "tokenizer_files",
+        "typed_path", "utf8", "weights_file", "whereis"]
 FILES = re.compile(r"llmc/(base|store|data|text)/\w+\.[ch]$|llmc/train/choices\.c$|llmc/run/(runlog|options)\.c$|"
                    r"llmc/comm/(channel_tcp|watch)\.c$")
 WHOLE = "llmc/store/"  # every branch, or a reason
@@ -33,7 +35,7 @@ WRITES = "a write that fails (test/unit/test_checkpoint.c: a full disk; test/fau
 # What no test of a process that ends with its counts can take: (file, or "" for all, a pattern of the source line, why).
 REASONS = [
     ("", r"\bREQUIRE\(", "a bug of the caller: the program ends at once (llmc/base/error.h)"),
-    ("", r"\bREQUIRE_MEMORY\(", "no memory: the program ends at once, without its counts; test/e2e/test_memory_failures.py"),
+    ("", r"\bREQUIRE_MEMORY\(", "no memory: the program ends at once, without its counts (test/faults)"),
     ("", r"no memory|^if \(!(f->matrix|text|s->places|f->entries)\b|matrix \? numel|free\(strip\)", "no memory for what a file asks for (test/faults)"),
     ("", r"cJSON_(Add|Print|Create)|made && eot|made = |root && token", "cJSON has no memory, which ends the program (llmc/base/json.c)"),
     ("", r"state of another process|get_rows", "a state that is divided among processes is gathered before it is saved"),
