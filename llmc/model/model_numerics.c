@@ -108,6 +108,7 @@ int model_numerics_read(Model *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
         const int part = class < FIRST_PARAMETER ? -1 : (class - FIRST_PARAMETER) % NUM_PARTS;
         const bool of_process = part < 0 || (divided && part != PART_WEIGHT);
         if (stats[class].count <= 0.0 && !(divided && of_process)) continue; // another process may have counts
+        if (part >= 0 && stats[class - part].count <= 0.0) continue;         // the model has no such weight
         NumericsRow *row = &rows[n++];
         if (part < 0)
             snprintf(row->name, sizeof row->name, "%s.%s", layers[class / NUM_ROLES], roles[class % NUM_ROLES]);
