@@ -1,6 +1,7 @@
 """dev/bench/predict.py: its ops are those of the trainer, the page shows what it computes, and files that hold no
 measurements are refused in one line."""
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -167,7 +168,10 @@ def test_what_bench_ops_prints_is_laid_beside_as_well(tmp_path):
     file = tmp_path / "ops"
     file.write_text(output.stdout + '{"op": "broken o')
     cells = [line.strip("| ").split(" | ") for line in shape("--measured", file).stdout.splitlines()[2:]]
-    assert [row[0] for row in cells if row[1] == "-"] == ["200 launches"]
+    # Of ops that no step of GPT-2 makes there is no prediction.
+    others = re.compile("(GELU backward|(RMSNorm|RoPE|QK-norm and RoPE|SwiGLU|ReLU\\^2) (for|back)ward|200 launches)$")
+    unpredicted = [row[0] for row in cells if row[1] == "-"]
+    assert "200 launches" in unpredicted and all(others.match(name) for name in unpredicted), unpredicted
     assert len(cells) == len(output.stdout.splitlines()) - 2  # without the first and the last
 
 
