@@ -1,17 +1,8 @@
 // A tiny GPT-2 against PyTorch: logits, losses, every gradient, ten steps of AdamW, with and without steps that are
 // skipped, and of Muon, from files that dev/golden/generate.py wrote (its head lists them). First the fp64
 // specification, then the backend in each dtype it has.
-#include "llmc/base/error.h"
-#include "llmc/device.h"
-#include "llmc/model/model_decode.h"
-#include "llmc/model/model_state.h"
-#include "llmc/store/safetensors.h"
-#include "llmc/store/weights_file.h"
-#include "llmc/train/optimizer.h"
-#include "test/ops/op_test.h"
-#include <math.h>
+#include "test/golden/golden_case.h"
 
-enum { B = 3, T = 16, STEPS = 10, WINDOWS = B * (T + 1) };
 static const char model_path[] = "test/golden/tiny_gpt2", expected_path[] = "test/golden/expected.safetensors",
                   optimizers_path[] = "test/golden/optimizers.safetensors";
 
@@ -29,19 +20,12 @@ static struct {
 // A tensor of expected.safetensors or optimizers.safetensors; the caller frees it.
 static double *expected(const char *prefix, const char *name, int64_t *n) {
     char full[128];
-    Error err;
     snprintf(full, sizeof full, "%s%s", prefix, name);
     SafetensorsFile *file = golden.expected;
     const SafetensorsEntry *e = safetensors_find(file, full);
     if (!e) e = safetensors_find(file = golden.optimizers, full);
     if (!e) op_fail("%s and %s hold no %s", expected_path, optimizers_path, full);
-    *n = e->bytes / (int64_t)sizeof(float);
-    float *values = malloc((size_t)e->bytes);
-    double *wide = calloc((size_t)*n + 1, sizeof *wide);
-    if (!safetensors_read_fp32(file, e, 0, *n, values, &err)) op_fail("%s", err.text);
-    for (int64_t i = 0; i < *n; i++) wide[i] = (double)values[i];
-    free(values);
-    return wide;
+    return golden_values(file, e, n);
 }
 
 // Weight i as the file has it, in our layout, all of its rows; the caller frees it.
@@ -121,79 +105,26 @@ TEST(the_specification_agrees_with_pytorch) {
 
 // ----------------------------------------------------------------------------------------------------------- backend
 
-typedef struct {
-    double logits, losses, gradients; // relative L2 errors
-    double step_losses;               // of the ten mean losses
-    double norms;                     // of the ten gradient norms
-    double moved;                     // error of the final weights, relative to the way they went
-} Limits;
-
-// The files are right to 2^-24 = 6e-8. In fp32 an op is good to about 1e-6; thirty in a row, whose errors add as
-// squares, stay below 1e-5. A weight of size 1 that goes a way of 0.01 in ten steps is stored with an error of sqrt(10)
-// * 2^-25 = 1e-7, which is 1e-5 of its way; ten times that is the limit. In bf16 every stored value is off by 1.6e-3
-// rms (fp16: 2e-4). Residual stream and branches are rounded about ten times on the way up, and the layernorms and the
-// head weigh these errors by up to 2: 1e-2 for logits, two to four tolerances of one op. Gradients go as far down
-// again, through derivatives that were taken at the inexact values: twice that. Losses and norms are sums over many
-// such errors. AdamW divides a gradient by its size, so that small elements, where the error of 2e-2 is a larger share,
-// count as much as large ones: 0.05 of the way on average. In fp16 the smallest elements, below 2^-14 after scaling,
-// have fewer bits than the others: 40 tolerances instead of 25.
-static Limits limits_of(DType dtype) {
-    if (dtype == DTYPE_FP32) return (Limits){1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-4};
-    double one = op_tolerance(dtype);
-    return (Limits){4 * one, one, 8 * one, one, one, (dtype == DTYPE_FP16 ? 40 : 25) * one};
-}
-
-// fp16 cannot hold the gradient of a mean loss: it is scaled, and the scale divided out again. Others need none.
-static double loss_scale_of(DType dtype) { return dtype == DTYPE_FP16 ? 1024.0 : 1.0; }
+static Limits limits_of(DType dtype) { return golden_limits(dtype, 1.0); }
 
 static Model *load_model_for(OptimizerKind optimizer, DType dtype) {
-    Error err;
-    ModelOptions options = {.config = golden.config,
-                            .dtype = dtype,
-                            .optimizer = optimizer,
-                            .master = dtype != DTYPE_FP32,
-                            .train = true,
-                            .B = B,
-                            .T = T,
-                            .sequences = B};
-    Model *model = model_create(&options, &err);
-    if (!model || !weights_file_load(model, model_path, &err)) op_fail("%s", err.text);
-    StepControl control = step_control_initial((float)loss_scale_of(dtype));
-    model_set_control(model, &control);
-    return model;
+    return golden_model(model_path, &golden.config, optimizer, dtype, "0");
 }
 
 static Model *load_model(DType dtype) { return load_model_for(OPTIMIZER_ADAMW, dtype); }
 
-static void micro_step(Model *model, int step) {
-    model_load_batch(model, golden.windows + (size_t)step * WINDOWS, B, T, sizeof(uint16_t));
-    model_forward_backward(model, B * T, true);
-    device_sync();
-}
+static void micro_step(Model *model, int step) { golden_micro_step(model, golden.windows, step); }
 
 // The decoder from prompts of every length, and token by token from one: row t of the logits each time.
 OP_TEST(logits_agree_with_pytorch) {
     Model *model = load_model(dtype);
     int64_t V = golden.config.V, n;
     double *want = expected("", "logits", &n), *got = malloc((size_t)n * sizeof *got);
-    float *rows = malloc((size_t)(B * V) * sizeof *rows);
     for (int grown = 0; grown < 2; grown++) {
-        for (int t = 0; t < T; t++) {
-            int32_t tokens[B * T];
-            const int first = grown && t > 0 ? t : 0, count = t + 1 - first;
-            for (int b = 0; b < B; b++)
-                for (int i = 0; i < count; i++) tokens[b * count + i] = golden.windows[b * (T + 1) + first + i];
-            if (grown && t > 0)
-                model_decode_step(model, tokens, rows);
-            else
-                model_decode_start(model, tokens, count, B, rows);
-            assert_int_equal(model_decode_length(model), t + 1);
-            for (int b = 0; b < B; b++)
-                for (int64_t v = 0; v < V; v++) got[(b * T + t) * V + v] = (double)rows[b * V + v];
-        }
+        golden_logits(model, golden.windows, V, grown, got);
         check(grown ? "logits, token by token" : "logits of prompts", got, want, n, limits_of(dtype).logits);
     }
-    free(want), free(got), free(rows);
+    free(want), free(got);
     model_destroy(model);
 }
 
@@ -279,14 +210,7 @@ OP_TEST(ten_adamw_steps_agree_with_pytorch) {
     Optimizer *optimizer = make_optimizer(model);
     int64_t n;
     double *rates = expected("", "learning_rates", &n), losses[STEPS], norms[STEPS];
-    for (int step = 0; step < STEPS; step++) {
-        micro_step(model, step);
-        optimizer_norm(optimizer);
-        optimizer_step(optimizer, rates[step], B * T, false);
-        StepControl control = model_get_control(model);
-        assert_int_equal(control.skip, SKIP_NONE);
-        losses[step] = (double)control.loss, norms[step] = (double)control.norm;
-    }
+    golden_ten_steps(model, optimizer, golden.windows, rates, losses, norms);
     double *want_losses = expected("", "step_losses", &n), *want_norms = expected("", "norms", &n);
     check("losses of ten steps", losses, want_losses, STEPS, limits.step_losses);
     check("gradient norms of ten steps", norms, want_norms, STEPS, limits.norms);

@@ -1,19 +1,11 @@
 // Tiny models of transformers' classes Starcoder2, Llama, Qwen3 and Arcee, read from the files that save_pretrained
 // wrote: logits, losses, every gradient and ten steps of AdamW, from files that dev/golden/generate_blocks.py wrote
 // (its head lists them).
-#include "llmc/model/model_decode.h"
-#include "llmc/model/model_state.h"
-#include "llmc/store/safetensors.h"
-#include "llmc/store/weights_file.h"
-#include "llmc/train/optimizer.h"
-#include "test/ops/op_test.h"
-#include <math.h>
+#include "test/golden/golden_case.h"
 #include <stdio.h>
-#include <stdlib.h>
 
 TestFixture test_all = {op_group_setup, op_group_teardown};
 
-enum { B = 3, T = 16, STEPS = 10, WINDOWS = B * (T + 1) };
 static const char *const names[] = {"starcoder2", "llama", "qwen3", "arcee"};
 enum { NUM_NAMES = sizeof names / sizeof *names };
 
@@ -30,17 +22,10 @@ static struct {
 // A tensor of NAME.safetensors; the caller frees it.
 static double *expected(const char *prefix, const char *name, int64_t *n) {
     char full[128];
-    Error err;
     snprintf(full, sizeof full, "%s%s", prefix, name);
     const SafetensorsEntry *e = safetensors_find(golden.values, full);
     if (!e) op_fail("%s.safetensors has no %s", golden.name, full);
-    *n = e->bytes / (int64_t)sizeof(float);
-    float *values = malloc((size_t)e->bytes);
-    double *wide = calloc((size_t)*n + 1, sizeof *wide);
-    if (!safetensors_read_fp32(golden.values, e, 0, *n, values, &err)) op_fail("%s", err.text);
-    for (int64_t i = 0; i < *n; i++) wide[i] = (double)values[i];
-    free(values);
-    return wide;
+    return golden_values(golden.values, e, n);
 }
 
 static double *expected_part(const char *prefix, const Parameter *p, int part, int64_t *n) {
@@ -80,65 +65,26 @@ static void check(const char *name, const double *got, const double *want, int64
         op_fail("%s: %s: relative error %.3g, at most %.3g", golden.name, name, error, tolerance);
 }
 
-typedef struct {
-    double logits, losses, gradients, step_losses, norms, moved;
-} Limits;
-
-// Those of test_golden.c; in 16 bits twice as much. q and k are rounded once more, after their rotation; gates multiply
-// two rounded values; and the gradient of the bias of k, which is zero where nothing rotates, is small among its terms.
-static Limits limits_of(DType dtype) {
-    if (dtype == DTYPE_FP32) return (Limits){1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-4};
-    const double one = 2 * op_tolerance(dtype);
-    return (Limits){4 * one, one, 8 * one, one, one, (dtype == DTYPE_FP16 ? 40 : 25) * one};
-}
-static double loss_scale_of(DType dtype) { return dtype == DTYPE_FP16 ? 1024.0 : 1.0; }
+// Those of GPT-2; in 16 bits twice as much. q and k are rounded once more, after their rotation; gates multiply two
+// rounded values; and the gradient of the bias of k, which is zero where nothing rotates, is small among its terms.
+static Limits limits_of(DType dtype) { return golden_limits(dtype, 2.0); }
 
 static Model *load_model(DType dtype, const char *recompute) {
-    Error err;
-    ModelOptions options = {.config = golden.config,
-                            .dtype = dtype,
-                            .optimizer = OPTIMIZER_ADAMW,
-                            .master = dtype != DTYPE_FP32,
-                            .train = true,
-                            .B = B,
-                            .T = T,
-                            .sequences = B};
-    if (!recompute_parse(&options.recompute, recompute, options.config.L, &err)) op_fail("%s", err.text);
-    Model *model = model_create(&options, &err);
-    if (!model || !weights_file_load(model, golden.path, &err)) op_fail("%s", err.text);
-    StepControl control = step_control_initial((float)loss_scale_of(dtype));
-    model_set_control(model, &control);
-    return model;
+    return golden_model(golden.path, &golden.config, OPTIMIZER_ADAMW, dtype, recompute);
 }
 
-static void micro_step(Model *model, int step) {
-    model_load_batch(model, golden.windows + (size_t)step * WINDOWS, B, T, sizeof(uint16_t));
-    model_forward_backward(model, B * T, true);
-    device_sync();
-}
+static void micro_step(Model *model, int step) { golden_micro_step(model, golden.windows, step); }
 
 // From prompts of every length, and token by token from one.
 static void check_logits(DType dtype) {
     Model *model = load_model(dtype, "0");
     int64_t V = golden.config.V, n;
     double *want = expected("", "logits", &n), *got = malloc((size_t)n * sizeof *got);
-    float *rows = malloc((size_t)(B * V) * sizeof *rows);
     for (int grown = 0; grown < 2; grown++) {
-        for (int t = 0; t < T; t++) {
-            int32_t tokens[B * T];
-            const int first = grown && t > 0 ? t : 0, count = t + 1 - first;
-            for (int b = 0; b < B; b++)
-                for (int i = 0; i < count; i++) tokens[b * count + i] = golden.windows[b * (T + 1) + first + i];
-            if (grown && t > 0)
-                model_decode_step(model, tokens, rows);
-            else
-                model_decode_start(model, tokens, count, B, rows);
-            for (int b = 0; b < B; b++)
-                for (int64_t v = 0; v < V; v++) got[(b * T + t) * V + v] = (double)rows[b * V + v];
-        }
+        golden_logits(model, golden.windows, V, grown, got);
         check(grown ? "logits, token by token" : "logits of prompts", got, want, n, limits_of(dtype).logits);
     }
-    free(want), free(got), free(rows);
+    free(want), free(got);
     model_destroy(model);
 }
 
@@ -210,14 +156,7 @@ static void check_ten_steps(DType dtype) {
                                 .limits.clip = (float)adamw[4]};
     Optimizer *optimizer = optimizer_create(model, &options, &err);
     if (!optimizer) op_fail("%s", err.text);
-    for (int step = 0; step < STEPS; step++) {
-        micro_step(model, step);
-        optimizer_norm(optimizer);
-        optimizer_step(optimizer, rates[step], B * T, false);
-        StepControl control = model_get_control(model);
-        assert_int_equal(control.skip, SKIP_NONE);
-        losses[step] = (double)control.loss, norms[step] = (double)control.norm;
-    }
+    golden_ten_steps(model, optimizer, golden.windows, rates, losses, norms);
     double *want_losses = expected("", "step_losses", &n), *want_norms = expected("", "norms", &n);
     check("losses of ten steps", losses, want_losses, STEPS, limits.step_losses);
     check("gradient norms of ten steps", norms, want_norms, STEPS, limits.norms);
