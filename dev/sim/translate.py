@@ -201,25 +201,17 @@ def variable(name):
     return name.replace("%", "v_").replace("$", "_")
 
 
-def layout(sizes):
-    """[(name, alignment, bytes)] one after the other -> ({name: offset}, end)."""
+def multiple(at, align, odd=0):
+    """The first multiple of an alignment from `at` on; odd: the first odd one."""
+    return ((at + align - 1) // align | odd) * align
+
+
+def layout(sizes, odd=0):
+    """[(name, alignment, bytes)] one after the other -> ({name: offset}, end). odd: no variable is aligned to more than
+    it declares, as ptxas promises no more."""
     at, offset = 0, {}
     for name, align, size in sizes:
-        offset[name] = at = (at + align - 1) // align * align
-        at += size
-    return offset, at
-
-
-def odd_multiple(at, align):
-    """The first odd multiple of an alignment from `at` on."""
-    return ((at + align - 1) // align | 1) * align
-
-
-def unlucky_layout(sizes):
-    """As layout, but no variable is aligned to more than it declares: ptxas promises no more."""
-    at, offset = 0, {}
-    for name, align, size in sizes:
-        offset[name] = odd_multiple(at, align)
+        offset[name] = multiple(at, align, odd)
         at = offset[name] + size
     return offset, at
 
@@ -335,9 +327,9 @@ class Kernel:
         used = set(re.findall(r"[\w$]+", text[begin:end]))
         shared, dynamic = ([v for v in self.module.variables[x] if v[0] in used] for x in ("shared", "dynamic"))
         _, self.static_shared = layout(variables["shared"] + shared)
-        static, end = unlucky_layout(variables["shared"] + shared)
-        self.dynamic_at = odd_multiple(end, max(v[1] for v in dynamic)) if dynamic else end
-        local, self.local_bytes = unlucky_layout(variables["local"])
+        static, end = layout(variables["shared"] + shared, odd=1)
+        self.dynamic_at = multiple(end, max(v[1] for v in dynamic), odd=1) if dynamic else end
+        local, self.local_bytes = layout(variables["local"], odd=1)
         self.names |= {n: "(SHARED_BASE + %d)" % at for n, at in static.items()}
         self.names |= {v[0]: "(SHARED_BASE + %d)" % self.dynamic_at for v in dynamic}
         self.names |= {n: "(uintptr_t)(local + %d)" % at for n, at in local.items()}
