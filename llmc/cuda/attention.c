@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 typedef struct {
     bool planned; // not the backward pass of a model that only evaluates
@@ -167,26 +166,45 @@ static bool run_cudnn(const Call *c, CudnnAttention *a, Error *why) {
 // results differ by tens of per cent.
 static const double TOLERANCE = 5e-2;
 
+// A choice that is being made.
 typedef struct {
-    Tensor tensors[2]; // what the call writes
+    Call call;
+    Pass *pass;
+    bool timed;
+    Tensor outputs[2]; // what the call writes
     int count;
     size_t bytes;
-} Outputs;
+} Contest;
 
-static Outputs outputs_of(const Call *c) {
-    if (c->pass == ATTENTION_BACKWARD) return (Outputs){{c->dqkv}, 1, tensor_bytes(c->dqkv)};
-    return (Outputs){{c->out, c->lse}, 2, tensor_bytes(c->out) + tensor_bytes(c->lse)};
+static void pass_without(Pass *p, int way) {
+    cudnn_attention_destroy(p->cudnn[way]);
+    p->cudnn[way] = NULL;
 }
 
-// The outputs of the call, copied to the host since device memory may be short. Free it.
-static char *download(const Outputs *o) {
-    char *host = (char *)malloc(o->bytes), *at = host;
-    REQUIRE_MEMORY(host, "%zu bytes of results of attention", o->bytes);
+// A way, those of cuDNN with the kernel of the bias gradient that they leave to the layer before. False: it does not
+// run, and takes no part any more.
+static bool run_way(void *context, int way) {
+    const Contest *c = (const Contest *)context;
+    const Call *call = &c->call;
+    Pass *p = c->pass;
+    const bool has_dbias = way == BY_OWN_KERNELS && run_own(call);
+    const bool ran = way == BY_OWN_KERNELS || (p->cudnn[way] && run_cudnn(call, p->cudnn[way], &p->why_not));
+    if (ran && call->dbias.data && !has_dbias) backend_bias_backward(call->dbias, call->dqkv, call->accumulate);
+    if (!ran) pass_without(p, way);
+    return ran;
+}
+
+// What a way writes where NaN stood, copied to the host since device memory may be short. NULL: it does not run.
+static char *results_of(Contest *c, int way) {
+    for (int i = 0; i < c->count; i++)
+        CUDA_CHECK(cudaMemsetAsync(c->outputs[i].data, 0xFF, tensor_bytes(c->outputs[i]), cuda_compute_stream()));
+    if (!run_way(c, way)) return NULL;
+    char *host = (char *)malloc(c->bytes), *at = host;
+    REQUIRE_MEMORY(host, "%zu bytes of results of attention", c->bytes);
     CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream()));
-    for (int i = 0; i < o->count; i++) {
-        const size_t n = tensor_bytes(o->tensors[i]);
-        CUDA_CHECK(cudaMemcpy(at, o->tensors[i].data, n, cudaMemcpyDeviceToHost));
-        at += n;
+    for (int i = 0; i < c->count; i++) {
+        CUDA_CHECK(cudaMemcpy(at, c->outputs[i].data, tensor_bytes(c->outputs[i]), cudaMemcpyDeviceToHost));
+        at += tensor_bytes(c->outputs[i]);
     }
     return host;
 }
@@ -211,101 +229,64 @@ static double relative_difference(const char *x, const char *expected, DType dty
     return isfinite(difference) ? sqrt(difference / norm) : INFINITY;
 }
 
-static uint64_t digest_of(const char *outputs, const Outputs *o) { return XXH3_64bits(outputs, o->bytes); }
-
-// Whether a way of cuDNN runs and agrees with our own kernels. *digest: of its output.
-static bool cudnn_agrees(const Call *call, Pass *p, int way, uint64_t *digest) {
-    const Outputs o = outputs_of(call);
-    char *got = NULL;
+// Whether a way of cuDNN agrees with our own kernels and, where it won by time, writes the same bits again. Our own are
+// right, but without a contest they are what remains.
+static bool way_is_right(void *context, int way) {
+    Contest *c = (Contest *)context;
+    Pass *p = c->pass;
+    const char *name = pass_names[c->call.pass], *version = cudnn_library_version_text();
+    if (way == BY_OWN_KERNELS) return c->timed;
+    if (!p->cudnn[way] || p->is_known) return p->cudnn[way] != NULL;
+    char *expected = results_of(c, BY_OWN_KERNELS), *got = results_of(c, way);
     double worst = 0.0;
     size_t at = 0;
-    run_own(call);
-    char *expected = download(&o);
-    for (int i = 0; i < o.count; i++) // NaN: what is not written shows
-        CUDA_CHECK(cudaMemsetAsync(o.tensors[i].data, 0xFF, tensor_bytes(o.tensors[i]), cuda_compute_stream()));
-    const bool runs = run_cudnn(call, p->cudnn[way], &p->why_not);
-    if (runs) got = download(&o);
-    if (runs) *digest = digest_of(got, &o);
-    for (int i = 0; runs && i < o.count; i++) {
-        const Tensor t = o.tensors[i];
+    for (int i = 0; got && i < c->count; i++) {
+        const Tensor t = c->outputs[i];
         worst = fmax(worst, relative_difference(got + at, expected + at, t.dtype, tensor_numel(t)));
         at += tensor_bytes(t);
     }
     free(expected);
+    bool right =
+        got && (worst <= TOLERANCE || error_set(&p->why_not, "cuDNN %s differs %s by %.2g", version, name, worst));
+    if (right && c->timed) {
+        char *again = results_of(c, way);
+        right = again && (memcmp(got, again, c->bytes) == 0 ||
+                          error_set(&p->why_not, "cuDNN %s gives different bits %s each time", version, name));
+        free(again);
+    }
     free(got);
-    return runs && (worst <= TOLERANCE || error_set(&p->why_not, "cuDNN %s differs %s by %.2g",
-                                                    cudnn_library_version_text(), pass_names[call->pass], worst));
+    if (!right) pass_without(p, way);
+    return right;
 }
 
-typedef struct {
-    const Call *call;
-    Pass *pass;
-} Contest;
-
-static bool contend(void *context, int choice) {
-    const Contest *c = (const Contest *)context;
-    const Call *call = c->call;
-    CudnnAttention *a = c->pass->cudnn[choice];
-    if (choice != BY_OWN_KERNELS && (!a || !run_cudnn(call, a, &c->pass->why_not))) return false;
-    const bool has_dbias = choice == BY_OWN_KERNELS && run_own(call);
-    if (call->dbias.data && !has_dbias) backend_bias_backward(call->dbias, call->dqkv, call->accumulate);
-    return true;
-}
-
-static void pass_without(Pass *p, int way) {
-    cudnn_attention_destroy(p->cudnn[way]);
-    p->cudnn[way] = NULL;
-}
-
-// The fastest way, each of cuDNN with the kernel of the bias gradient that it leaves to the layer before, that writes
-// the same bits again.
-static AttentionWay fastest_way(const Call *call, Pass *p, const uint64_t digests[ATTENTION_WAYS]) {
-    const char *name = pass_names[call->pass], *version = cudnn_library_version_text();
-    const Outputs o = outputs_of(call);
-    Contest contest = {call, p};
-    for (;;) {
-        const int best = cuda_fastest(ATTENTION_WAYS, contend, &contest);
-        if (best == BY_OWN_KERNELS) {
-            if (!p->why_not.text[0]) error_set(&p->why_not, "faster %s than cuDNN %s", name, version);
-            return BY_OWN_KERNELS;
-        }
-        if (run_cudnn(call, p->cudnn[best], &p->why_not)) {
-            char *again = download(&o);
-            const bool same = digest_of(again, &o) == digests[best];
-            free(again);
-            if (same) return (AttentionWay)best;
-            error_set(&p->why_not, "cuDNN %s gives different bits %s each time", version, name);
-        }
-        pass_without(p, best);
-    }
-}
-
-// The first call of a pass: the kernels are compiled, compared with the own ones, and the choice made. Where no way of
-// cuDNN compiles and agrees, that is not stored: the reason may be gone in the next run, and is reported again if not.
-static void decide(const Call *asked_for, Pass *p) {
-    Call trial = *asked_for, *c = &trial;
-    REQUIRE(!cuda_backend.capturing, "attention: the first %s pass of a shape is under capture", pass_names[c->pass]);
-    const bool asked = is_cudnn(cuda_backend.options.attention), measured = is_measured(p);
-    uint64_t digests[ATTENTION_WAYS] = {0};
-    AttentionWay first = BY_OWN_KERNELS; // the one that is taken without a measurement
-    void *block = NULL;                  // trials must not change the bias gradient
-    if (c->dbias.data) c->dbias.data = cuda_memory_like(c->dbias.data, tensor_bytes(c->dbias), &block);
-    for (int way = 0; way < ATTENTION_WAYS; way++) {
-        if (!p->cudnn[way]) continue;
-        if (!cudnn_attention_compile(p->cudnn[way], &p->why_not) ||
-            (!p->is_known && !cudnn_agrees(c, p, way, &digests[way])))
-            pass_without(p, way);
-        else if (first == BY_OWN_KERNELS)
-            first = (AttentionWay)way;
-    }
-    const bool right = first != BY_OWN_KERNELS;
-    REQUIRE(right || !asked, "%s: %s", option_text(cuda_backend.options.attention), p->why_not.text);
-    if (right) p->why_not.text[0] = '\0'; // of engines and ways that are not taken
-    p->choice = right && measured ? fastest_way(c, p, digests) : first;
-    if (right && measured) {
+// The first call of a pass: the kernels are compiled and the choice is made. It is not stored where no way of cuDNN is
+// left: the reason may be gone in the next run, and is reported again if not.
+static void decide(const Call *call, Pass *p) {
+    const bool backward = call->pass == ATTENTION_BACKWARD;
+    Contest c = {.call = *call,
+                 .pass = p,
+                 .timed = is_measured(p),
+                 .outputs = {backward ? call->dqkv : call->out, call->lse},
+                 .count = backward ? 1 : 2};
+    REQUIRE(!cuda_backend.capturing, "attention: the first %s pass of a shape is under capture",
+            pass_names[call->pass]);
+    for (int i = 0; i < c.count; i++) c.bytes += tensor_bytes(c.outputs[i]);
+    void *block = NULL; // trials must not change the bias gradient
+    if (call->dbias.data) c.call.dbias.data = cuda_memory_like(call->dbias.data, tensor_bytes(call->dbias), &block);
+    for (int way = 0; way < ATTENTION_WAYS; way++)
+        if (p->cudnn[way] && !cudnn_attention_compile(p->cudnn[way], &p->why_not)) pass_without(p, way);
+    const int best = cuda_choose(ATTENTION_WAYS, c.timed, run_way, way_is_right, &c);
+    p->choice = best < 0 ? BY_OWN_KERNELS : (AttentionWay)best;
+    REQUIRE(best > BY_OWN_KERNELS || !is_cudnn(cuda_backend.options.attention), "%s: %s",
+            option_text(cuda_backend.options.attention), p->why_not.text);
+    bool cudnn_is_left = false;
+    for (int way = 0; way < ATTENTION_WAYS; way++) cudnn_is_left |= p->cudnn[way] != NULL;
+    if (cudnn_is_left)
+        error_set(&p->why_not, "faster %s than cuDNN %s", pass_names[call->pass], cudnn_library_version_text());
+    if (cudnn_is_left && c.timed) {
         const uint8_t choice = (uint8_t)p->choice;
         char key[CHOICES_KEY_MAX];
-        choice_key(key, c->pass, c->shape);
+        choice_key(key, call->pass, call->shape);
         choices_file_put(key, &choice, sizeof choice);
     }
     if (block) CUDA_CHECK(cudaFree(block));

@@ -160,7 +160,7 @@ static void gemm_make_descriptors(GemmDescriptors *p, const GemmKey *key, const 
 // ---------------------------------------------------------------------------------------------------------- candidates
 
 // The library sorts its candidates by expected time.
-enum { GEMM_MAX_CANDIDATES = TIMING_MAX_CHOICES };
+enum { GEMM_MAX_CANDIDATES = CHOICE_MAX_WAYS };
 
 // A property of 32 bits.
 static int32_t algorithm_property(const GemmKey *key, const cublasLtMatmulAlgo_t *algorithm,
@@ -267,9 +267,8 @@ void gemm_run(const GemmPlan *p, const Gemm *g) {
 // The candidates of one plan while they are tried.
 typedef struct {
     const GemmPlan *plan;
-    Gemm gemm; // as it will be called, but stored, not added, to memory where nothing is lost
+    Gemm gemm; // as it will be called, but stored, not added, to memory where nothing is lost; D NULL: there is none
     cublasLtMatmulAlgo_t algorithms[GEMM_MAX_CANDIDATES];
-    int count;
     bool one_was_wrong; // stderr named it: the algorithm that replaces it is to be named too
 } GemmTrial;
 
@@ -337,12 +336,14 @@ static bool run_slice(GemmTrial *t, int i, GemmSlice *slice) {
 // sums is that of roundings. D is rounded by 2^-8 at most in bf16, in fp16 by 2^-11, and inputs of tf32 products by as
 // much; sums of 65,536 products where tensor cores cut off err by 1e-3; those of fp8 products may keep 14 bits: 2 %,
 // see fp8_matmul. Wrong results differ by tens of per cent.
-static bool candidate_is_right(GemmTrial *t, int i) {
+static bool candidate_is_right(void *context, int i) {
+    GemmTrial *t = context;
     const Gemm *g = &t->gemm;
     double limit = g->out == DTYPE_BF16 ? 2e-2 : 5e-3;
     if (dtype_size(g->in_a) == 1) limit = 5e-2;
     GemmSlice slice;
     double errors = 0.0, squares = 0.0;
+    if (!g->d) return true; // nothing can be tried: what the library or the file says
     if (!run_slice(t, i, &slice)) return false;
     for (int e = 0; e < GEMM_SLICE * GEMM_SLICE; e++) {
         const GemmElement *v = &slice.values[e];
@@ -351,35 +352,14 @@ static bool candidate_is_right(GemmTrial *t, int i) {
         if (isfinite(size)) squares += size * size;
     }
     const bool right = sqrt(errors) <= limit * sqrt(squares);
-    if (!right) {
-        t->one_was_wrong = true;
-        fprintf(stderr, "matmul %s: %s of cuBLASLt %zu differs by %.2g and is not used\n",
-                gemm_describe(&t->plan->key).text, algorithm_name(&t->plan->key, &t->algorithms[i]).text,
+    const GemmText product = gemm_describe(&t->plan->key), name = algorithm_name(&t->plan->key, &t->algorithms[i]);
+    if (!right)
+        fprintf(stderr, "matmul %s: %s of cuBLASLt %zu differs by %.2g and is not used\n", product.text, name.text,
                 cublasLtGetVersion(), sqrt(errors / squares));
-    }
+    else if (t->one_was_wrong)
+        fprintf(stderr, "matmul %s: %s is used\n", product.text, name.text);
+    t->one_was_wrong = !right;
     return right;
-}
-
-// Moves the fastest candidate that computes the product to the front, or, if they are not timed, the first one. False:
-// there is none.
-static bool choose_candidate(GemmTrial *t, bool timed) {
-    while (t->count > 0) {
-        const bool contest = timed && t->count > 1;
-        const int best = contest ? cuda_fastest(t->count, run_candidate, t) : 0;
-        if (contest) state.counts.timed += t->count;
-        if (best < 0) return false; // none runs
-        const cublasLtMatmulAlgo_t algorithm = t->algorithms[best];
-        if (candidate_is_right(t, best)) {
-            t->algorithms[0] = algorithm;
-            if (t->one_was_wrong)
-                fprintf(stderr, "matmul %s: %s is used\n", gemm_describe(&t->plan->key).text,
-                        algorithm_name(&t->plan->key, &algorithm).text);
-            return true;
-        }
-        t->count--;
-        memmove(&t->algorithms[best], &t->algorithms[best + 1], (size_t)(t->count - best) * sizeof algorithm);
-    }
-    return false;
 }
 
 // The multiprocessors for the plan's algorithm while an exchange is in flight: those that it leaves, if the library
@@ -408,13 +388,15 @@ static bool choose_algorithm(GemmPlan *p, const Gemm *g) {
     }
     algorithm_key(key, &p->key);
     bool found = choices_file_get(key, &t.algorithms[0], sizeof t.algorithms[0]) &&
-                 gemm_takes(&p->descriptors, &p->key, &t.algorithms[0]) && (!t.gemm.d || candidate_is_right(&t, 0));
+                 gemm_takes(&p->descriptors, &p->key, &t.algorithms[0]) && candidate_is_right(&t, 0);
     if (!found) {
-        const bool timed = t.gemm.d && g->timed && !cuda_backend.options.no_tuning;
-        t.count = gemm_search(&p->descriptors, &p->key, t.algorithms);
-        const bool several = t.count > 1;
-        found = t.gemm.d ? choose_candidate(&t, timed) : t.count > 0;
-        if (found && timed && several) choices_file_put(key, &t.algorithms[0], sizeof t.algorithms[0]);
+        const int count = gemm_search(&p->descriptors, &p->key, t.algorithms);
+        const bool timed = t.gemm.d && g->timed && !cuda_backend.options.no_tuning && count > 1;
+        const int best = cuda_choose(count, timed, run_candidate, candidate_is_right, &t);
+        found = best >= 0;
+        if (found) t.algorithms[0] = t.algorithms[best];
+        if (timed) state.counts.timed += count;
+        if (found && timed) choices_file_put(key, &t.algorithms[0], sizeof t.algorithms[0]);
     }
     if (found) p->fewer_units = units_beside_exchange(p, &t);
     CUDA_CHECK(cudaFree(block));

@@ -20,88 +20,84 @@
 #include "llmc/cuda/cudnn_library.h"
 #include "llmc/cuda/graph_overlap.h"
 #include <cublasLt.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 // --------------------------------------------------------------------------------------------------------------- times
 
-// A median wants three rounds; beyond ROUNDS_MS for all choices together (some twenty shapes make a model) more only
+// A median wants three rounds; beyond ROUNDS_MS for all ways together (some twenty shapes make a model) more only
 // polish it. BUSY_BYTES: 15 us of an H200, in which the host enqueues a product.
 enum { MIN_ROUNDS = 3, MAX_ROUNDS = 11, BUSY_BYTES = 64 << 20 };
 static const double ROUNDS_MS = 50.0, LIMIT_MS = 2000.0, DROP_FACTOR = 1.5;
 
 typedef struct {
-    double ms[MAX_ROUNDS]; // of the first run, if there are no rounds
-    int rounds;
-    bool alive;
-} TimedChoice;
-
-typedef struct {
-    bool (*work)(void *context, int i);
+    bool (*run)(void *context, int way);
     void *context;
     cudaEvent_t start, stop;
     double spent; // ms
 } Stopwatch;
 
-// Runs work i once; false: it cannot be done. The fill keeps the GPU busy until the host has enqueued the work: on an
+// The ms of a way; INFINITY: it cannot be done. The fill keeps the GPU busy until the host has enqueued the work: on an
 // idle stream the time of the launch would count.
-static bool time_run(Stopwatch *w, int i, double *ms) {
+static double time_run(Stopwatch *w, int way) {
     const cudaStream_t stream = cuda_compute_stream();
     const size_t bytes = (size_t)min_i64(cuda_backend.workspace_bytes, BUSY_BYTES);
     if (bytes > 0) CUDA_CHECK(cudaMemsetAsync(cuda_backend.workspace, 0, bytes, stream));
     CUDA_CHECK(cudaEventRecord(w->start, stream));
-    const bool ran = w->work(w->context, i);
+    const bool ran = w->run(w->context, way);
     CUDA_CHECK(cudaEventRecord(w->stop, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
-    float elapsed;
-    CUDA_CHECK(cudaEventElapsedTime(&elapsed, w->start, w->stop));
-    *ms = elapsed;
-    w->spent += *ms;
-    return ran;
+    float ms;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, w->start, w->stop));
+    w->spent += (double)ms;
+    return ran ? (double)ms : INFINITY;
 }
 
-// Runs each choice once, and again if it is slow: the first run of a kernel may load its code. Drops those that are
-// slow.
-static void first_runs(Stopwatch *w, TimedChoice *choices, int count) {
-    double least = 0.0;
-    for (int i = 0; i < count && w->spent < LIMIT_MS; i++) {
-        TimedChoice *c = &choices[i];
-        c->alive = time_run(w, i, c->ms);
-        if (c->alive && c->ms[0] > DROP_FACTOR * least) c->alive = time_run(w, i, c->ms);
-        if (c->alive && (least == 0.0 || c->ms[0] < least)) least = c->ms[0];
-    }
-    for (int i = 0; i < count; i++) choices[i].alive = choices[i].alive && choices[i].ms[0] <= DROP_FACTOR * least;
-}
-
-int cuda_fastest(int count, bool (*work)(void *context, int i), void *context) {
-    TimedChoice choices[TIMING_MAX_CHOICES] = {0};
-    Stopwatch w = {.work = work, .context = context};
-    REQUIRE(!cuda_backend.capturing, "a choice is measured while a graph is captured: no eager run came first");
-    REQUIRE(count <= TIMING_MAX_CHOICES, "%d choices to measure, at most %d", count, TIMING_MAX_CHOICES);
-    graph_overlap_join(); // nothing else may take the GPU's time
-    CUDA_CHECK(cudaEventCreate(&w.start));
-    CUDA_CHECK(cudaEventCreate(&w.stop));
-    first_runs(&w, choices, count);
-    const double before = w.spent;
-    for (int round = 0; round < MAX_ROUNDS && w.spent < LIMIT_MS; round++) {
-        if (round >= MIN_ROUNDS && w.spent - before >= ROUNDS_MS) break;
-        for (int i = 0; i < count; i++)
-            if (choices[i].alive) choices[i].alive = time_run(&w, i, &choices[i].ms[choices[i].rounds++]);
-    }
-    CUDA_CHECK(cudaEventDestroy(w.start));
-    CUDA_CHECK(cudaEventDestroy(w.stop));
-    int fastest = -1;
-    double best = 0.0;
+// The fastest of the ways that are not out; -1: none runs. Each runs once, and again if that was slow: the first run of
+// a kernel may load its code. What is slow then is dropped; the others run round after round.
+static int fastest_way(Stopwatch *w, int count, const bool *out) {
+    double first[CHOICE_MAX_WAYS], ms[CHOICE_MAX_WAYS][MAX_ROUNDS], least = INFINITY, best = 0.0;
+    int rounds = 0, fastest = -1;
+    CUDA_CHECK(cudaEventCreate(&w->start));
+    CUDA_CHECK(cudaEventCreate(&w->stop));
     for (int i = 0; i < count; i++) {
-        const double time = median_of(choices[i].ms, choices[i].rounds > 0 ? choices[i].rounds : 1);
+        first[i] = out[i] || w->spent >= LIMIT_MS ? INFINITY : time_run(w, i);
+        if (first[i] < INFINITY && (least == INFINITY || first[i] > DROP_FACTOR * least)) first[i] = time_run(w, i);
+        least = fmin(least, first[i]);
+    }
+    for (int i = 0; i < count; i++)
+        if (first[i] > DROP_FACTOR * least) first[i] = INFINITY;
+    for (const double before = w->spent; rounds < MAX_ROUNDS && w->spent < LIMIT_MS; rounds++) {
+        if (rounds >= MIN_ROUNDS && w->spent - before >= ROUNDS_MS) break;
+        for (int i = 0; i < count; i++)
+            if (first[i] < INFINITY) ms[i][rounds] = time_run(w, i);
+    }
+    CUDA_CHECK(cudaEventDestroy(w->start));
+    CUDA_CHECK(cudaEventDestroy(w->stop));
+    for (int i = 0; i < count; i++) {
+        const double time = first[i] < INFINITY && rounds > 0 ? median_of(ms[i], rounds) : first[i];
         // Events have a resolution of 0.5 us, and short kernels vary by about 1 %.
         const double worth_changing = best < 0.2 ? 0.98 * best : 0.995 * best;
-        if (choices[i].alive && (fastest < 0 || time < worth_changing)) {
+        if (time < INFINITY && (fastest < 0 || time < worth_changing)) {
             fastest = i;
             best = time;
         }
     }
     return fastest;
+}
+
+int cuda_choose(int count, bool timed, bool (*run)(void *context, int way), bool (*is_right)(void *context, int way),
+                void *context) {
+    bool out[CHOICE_MAX_WAYS] = {false};
+    REQUIRE(count <= CHOICE_MAX_WAYS, "a choice of %d ways, at most %d", count, CHOICE_MAX_WAYS);
+    graph_overlap_join(); // nothing else may take the GPU's time
+    for (int tried = 0; tried < count; tried++) {
+        const int way = timed ? fastest_way(&(Stopwatch){.run = run, .context = context}, count, out) : tried;
+        if (way < 0 || is_right(context, way)) return way;
+        out[way] = true;
+    }
+    return -1;
 }
 
 // ------------------------------------------------------------------------------------------------ memory for trials
@@ -111,7 +107,6 @@ static const size_t FREE_BYTES = (size_t)256 << 20;
 
 void *cuda_memory_like(const void *p, size_t bytes, void **block) {
     *block = NULL;
-    if (cuda_backend.capturing) return NULL;
     if (device_memory_free() < bytes + FREE_BYTES || cudaMalloc(block, bytes + 256) != cudaSuccess) {
         (void)cudaGetLastError(); // it does not fit: no error, the measurement is left out
         *block = NULL;

@@ -11,18 +11,20 @@
 extern "C" {
 #endif
 
-enum { TIMING_MAX_CHOICES = 8 };
+enum { CHOICE_MAX_WAYS = 8 };
 
-// Runs work(context, i), which launches on the compute stream, for i in [0, count), drops what takes 1.5 times the
-// minimum, not before a second run if the first was slow, and runs the others round after round in turn, so that a
-// clock that rises or a neighbour that comes meets all of them. Returns the i with the smallest median time. What is
-// not at least 0.5 % faster, 2 % of less than 0.2 ms, does not take the place of a lower i: noise is no reason to
-// choose. A work that returns false cannot be done here and is left out; -1 when none can. Overwrites the workspace.
-// Waits for the GPU.
-int cuda_fastest(int count, bool (*work)(void *context, int i), void *context);
+// Returns which of the ways in [0, count) to do the work is used: the fastest whose results are right, or, if not
+// `timed`, the first such. -1: there is none. Waits for the GPU; overwrites the workspace.
+// run(context, way) launches on the compute stream; false: it cannot be done here. All are timed in turn, round after
+// round, so that a clock that rises or a neighbour that comes meets all of them; what takes 1.5 times the least in its
+// first run, or its second if the first was slow, is dropped. The smallest median counts, but what is not at least
+// 0.5 % faster, 2 % of less than 0.2 ms, does not take the place of a lower way: noise is no reason to choose.
+// is_right(context, way) is asked of the winner alone; if not, the contest is held again without it.
+int cuda_choose(int count, bool timed, bool (*run)(void *context, int way), bool (*is_right)(void *context, int way),
+                void *context);
 
 // Zeroed device memory of this size, aligned as p is; for measurements that must not touch the real data. NULL where
-// less than 256 MiB would stay free, or under capture. Free *block with cudaFree.
+// less than 256 MiB would stay free. Free *block with cudaFree. Neither is for a graph that is captured.
 void *cuda_memory_like(const void *p, size_t bytes, void **block);
 
 // "NVIDIA H200, cc 90, 132 SMs, driver 13000": how every key of the file begins. Append the library version, the shape

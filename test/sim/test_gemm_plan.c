@@ -290,19 +290,6 @@ TEST(a_choice_made_without_memory_is_made_once) {
     op_end();
 }
 
-TEST(no_memory_is_taken_for_a_choice_under_capture) {
-    Error err;
-    void *block;
-    DeviceGraph *graph = device_graph_create(&err);
-    for (int i = 0; i < 2; i++) {
-        assert_false(device_graph_replay(graph));
-        device_graph_begin(graph);
-        if (cuda_backend.capturing) assert_null(cuda_memory_like(NULL, 256, &block));
-        device_graph_end(graph);
-    }
-    device_graph_destroy(graph);
-}
-
 // The first one that the library offers adds in changing order, as its reduction scheme says.
 TEST(algorithms_that_do_not_repeat_are_not_taken) {
     start("all", "", GELU_FUSION_NONE);

@@ -1,4 +1,4 @@
-// cuda_fastest on a clock that stands still but for the choices that are measured: which one it takes, how often it
+// cuda_choose on a clock that stands still but for the choices that are measured: which one it takes, how often it
 // runs each, and what it leaves out.
 #include "dev/sim/sim_control.h"
 #include "llmc/cuda/tuning.h"
@@ -16,7 +16,8 @@ enum { MOST = 4 };
 typedef struct {
     double first[MOST], third[MOST], usual[MOST];
     int fails; // number of the choice that does not run; 0: none
-    int runs[MOST];
+    int wrong; // number of the choice whose results are wrong; 0: none
+    int runs[MOST], checks;
     double now;
 } Choices;
 
@@ -28,12 +29,19 @@ static bool work(void *context, int i) {
     return c->fails == 0 || i != c->fails;
 }
 
-static int fastest(Choices *c, int count) {
+static bool is_right(void *context, int i) {
+    Choices *c = context;
+    c->checks++;
+    return c->wrong == 0 || i != c->wrong;
+}
+
+static int choose(Choices *c, int count, bool timed) {
     sim_set_clock(0.0);
-    const int choice = cuda_fastest(count, work, c);
+    const int choice = cuda_choose(count, timed, work, is_right, c);
     sim_set_clock(-1.0);
     return choice;
 }
+static int fastest(Choices *c, int count) { return choose(c, count, true); }
 
 static Choices steady(double a, double b, double c) {
     return (Choices){.first = {a, b, c}, .third = {a, b, c}, .usual = {a, b, c}};
@@ -116,6 +124,21 @@ TEST(what_does_not_run_is_not_taken) {
     assert_int_equal(c.runs[1], 1);
     none.fails = 1;
     assert_int_equal(fastest(&none, 1), 0);
+}
+
+// The winner alone is checked, and only what remains is timed again.
+TEST(what_is_wrong_is_not_taken_though_it_is_the_fastest) {
+    Choices c = steady(1.0, 0.5, 0.6), loses = steady(1.0, 1.2, 0.9), untimed = steady(1.0, 1.0, 1.0);
+    c.wrong = loses.wrong = 1;
+    assert_int_equal(fastest(&c, 3), 2);
+    assert_int_equal(c.checks, 2);
+    expect_runs(&c, 2 + 2, 1 + 11, 1 + 11 + 1 + 11);
+    assert_int_equal(fastest(&loses, 3), 2);
+    assert_int_equal(loses.checks, 1);
+    assert_int_equal(choose(&untimed, 3, false), 0);
+    expect_runs(&untimed, 0, 0, 0);
+    loses.fails = 2;
+    assert_int_equal(fastest(&loses, 3), 0);
 }
 
 // Of equal ways the first one wins, though the host needs longer to enqueue it than the others differ by: the stream is
