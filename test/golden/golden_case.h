@@ -28,10 +28,10 @@ typedef struct {
 // again, through derivatives that were taken at the inexact values: twice that. Losses and norms are sums over many
 // such errors. AdamW divides a gradient by its size, so that small elements, where the error of 2e-2 is a larger share,
 // count as much as large ones: 0.05 of the way on average. In fp16 the smallest elements, below 2^-14 after scaling,
-// have fewer bits than the others: 40 tolerances instead of 25. factor: of all these in 16 bits, 1 for GPT-2.
-static inline Limits golden_limits(DType dtype, double factor) {
+// have fewer bits than the others: 40 tolerances instead of 25.
+static inline Limits golden_limits(DType dtype) {
     if (dtype == DTYPE_FP32) return (Limits){1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-4};
-    const double one = factor * op_tolerance(dtype);
+    const double one = op_tolerance(dtype);
     return (Limits){4 * one, one, 8 * one, one, one, (dtype == DTYPE_FP16 ? 40 : 25) * one};
 }
 

@@ -105,7 +105,7 @@ TEST(the_specification_agrees_with_pytorch) {
 
 // ----------------------------------------------------------------------------------------------------------- backend
 
-static Limits limits_of(DType dtype) { return golden_limits(dtype, 1.0); }
+static Limits limits_of(DType dtype) { return golden_limits(dtype); }
 
 static Model *load_model_for(OptimizerKind optimizer, DType dtype) {
     return golden_model(model_path, &golden.config, optimizer, dtype, "0");

@@ -329,6 +329,10 @@ double op_limit_of_values(DType dtype, const double *values, int64_t n) {
     return op_limit(dtype, count < (double)n ? (int64_t)count : n);
 }
 
+double op_limit_of_gradient(DType dtype, double stored) {
+    return dtype == DTYPE_FP32 ? 1e-5 : stored + 4.0 * op_tolerance(dtype);
+}
+
 double op_relative_error(const double *got, const double *want, int64_t n) {
     double error = 0.0, norm = 0.0;
     for (int64_t i = 0; i < n; i++) {

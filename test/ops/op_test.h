@@ -82,6 +82,12 @@ double op_limit(DType dtype, int64_t n); // op_tolerance, doubled for few values
 // op_limit of as many normal values as would make as little of an average as these: 3 (sum w^2)^2 / sum w^4, at most n.
 // One value that outweighs all others brings the error of its own rounding, however many they are.
 double op_limit_of_values(DType dtype, const double *values, int64_t n);
+// Of a gradient of a model of two or three blocks, which the roundings of stored tensors alone move by `stored`
+// (ref_gpt2_stored). Within its ops up to eleven values more are rounded on the way: logits and dlogits, and in each
+// block probabilities, the same again and dS. They add as squares and the norms weigh them by up to 2: 2 * sqrt(11)
+// roundings of 1.6e-3 rms are 1.1e-2 in bf16, less than four tolerances. In fp32 thirty ops in a row, good to 1e-6
+// each, whose errors are those of their sums: 1e-5.
+double op_limit_of_gradient(DType dtype, double stored);
 double op_relative_error(const double *got, const double *want, int64_t n);
 void op_expect(const char *name, double error, double tolerance); // fails unless error <= tolerance
 void op_check(OpTensor x, DType precision);                       // device against .v

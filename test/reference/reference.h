@@ -96,3 +96,8 @@ void ref_tensor_normalize(double *out, const double *in, double sumsq, int64_t n
 // with the gradient of the mean loss.
 double ref_gpt2(const ModelConfig *config, double *const *params, const int32_t *windows, int64_t B, int64_t T,
                 double *losses, double *logits, double *const *grads);
+// The same with every tensor that one op leaves for the next rounded to dtype, as a backend stores it: what the
+// roundings alone make of this model. Parameters are taken as they are, within an op nothing is rounded. grads are
+// those of scale times the loss, which fp16 needs.
+double ref_gpt2_stored(const ModelConfig *config, DType dtype, double scale, double *const *params,
+                       const int32_t *windows, int64_t B, int64_t T, double *logits, double *const *grads);
