@@ -37,16 +37,11 @@ typedef struct {
     size_t workspace_bytes;
 } Gemm;
 
-typedef struct GemmPlan GemmPlan;
-
-// The plan of a product, found or made. NULL when cuBLASLt does not support it. Products that differ only in the
-// addresses of operands, at the same alignment, and in whether D accumulates share a plan. The first call of a plan
-// chooses its algorithm by running candidates on the operands of g, which must be valid; D and aux are overwritten (not
-// D if it accumulates). Never under capture.
-GemmPlan *gemm_plan(const Gemm *g);
-
-// Launches the product on the compute stream.
-void gemm_run(const GemmPlan *plan, const Gemm *g);
+// Launches the product on the compute stream. False: cuBLASLt does not support it. Products that differ only in the
+// addresses of operands, at the same alignment, and in whether D accumulates share a plan. The first of them makes it,
+// and chooses its algorithm by running candidates on the operands of g, which must be valid; D and aux are overwritten
+// (not D if it accumulates). Never under capture.
+bool gemm_run(const Gemm *g);
 
 // Frees the plans and the library handle, closes the file of choices.
 void gemm_shutdown(void);

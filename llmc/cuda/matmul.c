@@ -34,86 +34,53 @@ static bool is_of_training_step(const Gemm *g) {
 
 // -------------------------------------------------------------------------------------------------- the three products
 
+// d = op(a) op(b) of column-major matrices (m,n) = (m,k) (k,n), which a row-major tensor (rows, cols) is as (cols,
+// rows).
+static Gemm product(const char *op, Tensor d, Tensor a, bool transpose_a, Tensor b, bool transpose_b) {
+    return (Gemm){
+        .op = op,
+        .transpose_a = transpose_a,
+        .transpose_b = transpose_b,
+        .m = transpose_a ? tensor_rows(a) : tensor_cols(a),
+        .n = transpose_b ? tensor_cols(b) : tensor_rows(b),
+        .k = transpose_a ? tensor_cols(a) : tensor_rows(a),
+        .in_a = a.dtype,
+        .in_b = b.dtype,
+        .out = d.dtype,
+        .a = a.data,
+        .b = b.data,
+        .d = d.data,
+    };
+}
+
 // Row-major out (N,OC) = in (N,IC) weight (OC,IC)^T, column-major: out (OC,N) = weight (IC,OC)^T in (IC,N).
 static Gemm forward_product(const char *op, Tensor out, Tensor in, Tensor weight) {
-    return (Gemm){
-        .op = op,
-        .transpose_a = true,
-        .m = tensor_rows(weight),
-        .n = tensor_rows(in),
-        .k = tensor_cols(weight),
-        .in_a = weight.dtype,
-        .in_b = in.dtype,
-        .out = out.dtype,
-        .a = weight.data,
-        .b = in.data,
-        .d = out.data,
-    };
+    return product(op, out, weight, true, in, false);
 }
 
-// din (N,IC) = dout (N,OC) weight (OC,IC), column-major: din (IC,N) = weight (IC,OC) dout (OC,N).
-static Gemm input_product(const char *op, Tensor din, Tensor dout, Tensor weight) {
-    return (Gemm){
-        .op = op,
-        .m = tensor_cols(weight),
-        .n = tensor_rows(din),
-        .k = tensor_rows(weight),
-        .in_a = weight.dtype,
-        .in_b = dout.dtype,
-        .out = din.dtype,
-        .a = weight.data,
-        .b = dout.data,
-        .d = din.data,
-    };
-}
-
-// dweight (OC,IC) = dout (N,OC)^T in (N,IC), column-major: dweight (IC,OC) = in (IC,N) dout (OC,N)^T.
-static Gemm weight_product(const char *op, Tensor dweight, Tensor dout, Tensor in, bool accumulate) {
-    return (Gemm){
-        .op = op,
-        .transpose_b = true,
-        .m = tensor_cols(in),
-        .n = tensor_cols(dout),
-        .k = tensor_rows(in),
-        .in_a = in.dtype,
-        .in_b = dout.dtype,
-        .out = dweight.dtype,
-        .a = in.data,
-        .b = dout.data,
-        .c = accumulate ? dweight.data : NULL,
-        .d = dweight.data,
-    };
-}
-
-// The plan of a product with this epilogue, NULL when the library has none. Completes *g.
-static GemmPlan *plan_of(Gemm *g, GemmEpilogue epilogue, const void *bias, void *aux) {
-    g->epilogue = epilogue;
-    g->bias = bias;
-    g->aux = aux;
-    g->workspace = cuda_scratch(g->op, library_bytes);
-    g->workspace_bytes = (size_t)library_bytes;
-    g->timed = is_of_training_step(g);
-    return gemm_plan(g);
+// Runs the product with this epilogue. False: the library has none.
+static bool run_with(Gemm g, GemmEpilogue epilogue, const void *bias, void *aux) {
+    g.epilogue = epilogue;
+    g.bias = bias;
+    g.aux = aux;
+    g.workspace = cuda_scratch(g.op, library_bytes);
+    g.workspace_bytes = (size_t)library_bytes;
+    g.timed = is_of_training_step(&g);
+    return gemm_run(&g);
 }
 
 // Runs the product without an epilogue, which the library must support.
 static void run_plain(Gemm g) {
-    const GemmPlan *plan = plan_of(&g, GEMM_PLAIN, NULL, NULL);
-    REQUIRE(plan != NULL, "%s: cuBLASLt has no algorithm for m %lld n %lld k %lld, %s x %s to %s, here at %p %p %p",
-            g.op, (long long)g.m, (long long)g.n, (long long)g.k, dtype_name(g.in_a), dtype_name(g.in_b),
-            dtype_name(g.out), g.a, g.b, g.d);
-    gemm_run(plan, &g);
+    const bool ran = run_with(g, GEMM_PLAIN, NULL, NULL);
+    REQUIRE(ran, "%s: cuBLASLt has no algorithm for m %lld n %lld k %lld, %s x %s to %s, here at %p %p %p", g.op,
+            (long long)g.m, (long long)g.n, (long long)g.k, dtype_name(g.in_a), dtype_name(g.in_b), dtype_name(g.out),
+            g.a, g.b, g.d);
 }
 
 // Runs the product into out and adds bias, which may be absent: in the epilogue if `fuse` is set and the library
 // supports it, else by a kernel afterwards.
 static void matmul_bias(Gemm g, Tensor out, Tensor bias, bool fuse) {
-    Gemm fused = g;
-    const GemmPlan *plan = fuse && bias.data ? plan_of(&fused, GEMM_BIAS, bias.data, NULL) : NULL;
-    if (plan) {
-        gemm_run(plan, &fused);
-        return;
-    }
+    if (fuse && bias.data && run_with(g, GEMM_BIAS, bias.data, NULL)) return;
     run_plain(g);
     if (bias.data) cuda_add_bias(out, bias);
 }
@@ -144,43 +111,39 @@ static bool fuses_gelu(bool backward) {
 }
 
 void backend_matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias) {
-    Gemm g = forward_product("matmul_gelu_forward", out, in, weight);
-    const GemmPlan *plan = fuses_gelu(false) ? plan_of(&g, GEMM_GELU_AUX_BIAS, bias.data, pre.data) : NULL;
-    if (plan) {
-        gemm_run(plan, &g);
-        return;
-    }
+    const Gemm g = forward_product("matmul_gelu_forward", out, in, weight);
+    if (fuses_gelu(false) && run_with(g, GEMM_GELU_AUX_BIAS, bias.data, pre.data)) return;
     backend_matmul_forward(pre, in, weight, bias);
     backend_gelu_forward(out, pre);
 }
 
 // ------------------------------------------------------------------------------------------------------ input gradient
 
+// Row-major din (N,IC) = dout (N,OC) weight (OC,IC), column-major: din (IC,N) = weight (IC,OC) dout (OC,N).
 void backend_matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
-    run_plain(input_product("matmul_backward_input", din, dout, weight));
+    run_plain(product("matmul_backward_input", din, weight, false, dout, false));
 }
 
 // The epilogue leaves the bias gradient to the weight gradient of the layer before.
 void backend_matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Tensor *dbias,
                                         bool accumulate) {
-    Gemm g = input_product("matmul_gelu_backward_input", dpre, dout, weight);
-    const GemmPlan *plan = fuses_gelu(true) ? plan_of(&g, GEMM_DGELU, NULL, pre.data) : NULL;
-    if (plan) {
-        gemm_run(plan, &g);
-        return;
-    }
-    run_plain(input_product("matmul_gelu_backward_input", dpre, dout, weight));
+    const Gemm g = product("matmul_gelu_backward_input", dpre, weight, false, dout, false);
+    if (fuses_gelu(true) && run_with(g, GEMM_DGELU, NULL, pre.data)) return;
+    run_plain(g);
     backend_gelu_backward(dpre, dbias ? *dbias : tensor_none(), dpre, pre, accumulate);
     if (dbias) *dbias = tensor_none();
 }
 
 // ----------------------------------------------------------------------------------------------------- weight gradient
 
-// Only the product may run beside other ops: the kernel that sums dbias has the compute stream's scratch memory, and is
+// Row-major dweight (OC,IC) = dout (N,OC)^T in (N,IC), column-major: dweight (IC,OC) = in (IC,N) dout (OC,N)^T. Only
+// the product may run beside other ops: the kernel that sums dbias has the compute stream's scratch memory, and is
 // itself something to run beside.
 void backend_matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {
+    Gemm g = product("matmul_backward_weight", dweight, in, false, dout, true);
+    if (accumulate) g.c = dweight.data;
     graph_overlap_begin();
-    run_plain(weight_product("matmul_backward_weight", dweight, dout, in, accumulate));
+    run_plain(g);
     graph_overlap_end();
     if (dbias.data) backend_bias_backward(dbias, dout, accumulate);
 }
@@ -214,29 +177,16 @@ static const float *inverse_of(Tensor slot) {
 void backend_fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias) {
     const char *op = "fp8_matmul";
     REQUIRE(cuda_backend.facts.supports[DTYPE_E4M3], "%s: %s has no fp8", op, cuda_backend.facts.name);
-    const int64_t M = tensor_rows(a), N = tensor_rows(b), K = tensor_cols(a);
     check_aligned(op, a);
     check_aligned(op, b);
     check_aligned(op, out);
     if (added.data) check_aligned(op, added);
     // Row-major out (M,N) = a (M,K) b (N,K)^T, column-major: out (N,M) = b (K,N)^T a (K,M).
-    const Gemm g = {
-        .op = op,
-        .transpose_a = true,
-        .m = N,
-        .n = M,
-        .k = K,
-        .in_a = b.dtype,
-        .in_b = a.dtype,
-        .out = out.dtype,
-        .a = b.data,
-        .b = a.data,
-        .c = added.data,
-        .d = out.data,
-        .scale_a = inverse_of(b_slot),
-        .scale_b = inverse_of(a_slot),
-        .fast_sums = a.dtype == b.dtype,
-    };
+    Gemm g = product(op, out, b, true, a, false);
+    g.c = added.data;
+    g.scale_a = inverse_of(b_slot);
+    g.scale_b = inverse_of(a_slot);
+    g.fast_sums = a.dtype == b.dtype;
     // The gradient of a weight; with fp32 activations also that of an input, for which the next op waits.
     const bool of_weight = a.dtype != b.dtype && out.dtype == DTYPE_FP32;
     if (of_weight) graph_overlap_begin();
