@@ -2,13 +2,13 @@
 // limit when the file is written are the oldest measurements.
 #include "llmc/base/choices_file.h"
 
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/own_file.h"
+#include "llmc/base/path.h"
 
-#include <fcntl.h>
 #include <limits.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,244 +17,176 @@
 
 // A run has some twenty entries of at most 500 bytes. More than this comes from many models and machines, or was not
 // written by us.
-enum { MAX_ENTRIES = 2000, MAX_FILE_BYTES = 4 << 20 };
+enum { MAX_ENTRIES = 2000, MAX_FILE_BYTES = 4 << 20, MAX_LINE = CHOICES_KEY_MAX + 2 * CHOICES_VALUE_MAX };
 
 typedef struct ChoiceEntry {
     struct ChoiceEntry *next;
-    size_t size;
     bool used;
-    unsigned char value[CHOICES_VALUE_MAX];
-    char key[CHOICES_KEY_MAX];
+    size_t key_length;
+    char line[MAX_LINE + 1]; // key TAB value in hexadecimal
 } ChoiceEntry;
 
 static struct {
     ChoiceEntry *newest;
     bool loaded;
+    bool unread;  // what is there cannot be read, or is too large: it stays as it is
     bool foreign; // the file is not a cache: no line in it is whole
     bool warned;  // of damaged lines, once
 } cache;
 
 // The link that points to the entry of this key, or to the NULL at the end.
-static ChoiceEntry **find_entry(const char *key) {
+static ChoiceEntry **find_entry(const char *key, size_t length) {
     ChoiceEntry **link = &cache.newest;
-    while (*link && strcmp((*link)->key, key) != 0) link = &(*link)->next;
+    while (*link && ((*link)->key_length != length || memcmp((*link)->line, key, length) != 0)) link = &(*link)->next;
     return link;
 }
 
-static bool key_is_valid(const char *key, size_t length) {
+// A new entry in front of *link; NULL if the line is damaged.
+static ChoiceEntry *insert_line(ChoiceEntry **link, const char *line, size_t length) {
+    const char *tab = memchr(line, '\t', length);
+    const size_t key_length = tab ? (size_t)(tab - line) : 0, digits = length - key_length - 1;
+    if (key_length == 0 || key_length >= CHOICES_KEY_MAX || digits % 2 != 0 || digits > 2 * CHOICES_VALUE_MAX)
+        return NULL;
     for (size_t i = 0; i < length; i++)
-        if (key[i] < ' ' || key[i] > '~') return false;
-    return length > 0 && length < CHOICES_KEY_MAX;
-}
-
-// A new entry in front of *link. NULL without memory: then it is not remembered.
-static ChoiceEntry *insert_entry(ChoiceEntry **link, const char *key, size_t length, const void *value, size_t size) {
-    ChoiceEntry *e = malloc(sizeof *e);
-    if (!e) return NULL;
-    memcpy(e->key, key, length);
-    e->key[length] = 0;
-    memcpy(e->value, value, size);
-    e->size = size;
-    e->used = false;
+        if (i < key_length ? line[i] < ' ' || line[i] > '~'
+                           : i > key_length && !memchr("0123456789abcdef", line[i], 16))
+            return NULL;
+    ChoiceEntry *e = calloc(1, sizeof *e);
+    REQUIRE_MEMORY(e, "a measured choice");
+    memcpy(e->line, line, length);
+    e->key_length = key_length;
     e->next = *link;
     return *link = e;
 }
 
-// --------------------------------------------------------------------------------------------------------------- lines
-
-// -1: none.
-static int hex_digit(char c) {
-    static const char digits[] = "0123456789abcdef";
-    const char *found = memchr(digits, c, 16);
-    return found ? (int)(found - digits) : -1;
+static void remove_entry(ChoiceEntry **link) {
+    ChoiceEntry *e = *link;
+    *link = e->next;
+    free(e);
 }
 
-// key TAB value. Appends the entry at *end, unless the text is damaged or the key is known: entries measured by this
-// process, or further up in the file, are newer. False if it is damaged.
-static bool parse_entry(ChoiceEntry **end, const char *text, size_t length) {
-    const char *tab = memchr(text, '\t', length);
-    if (!tab) return false;
-    const size_t key_length = (size_t)(tab - text), digits = length - key_length - 1;
-    unsigned char value[CHOICES_VALUE_MAX];
-    if (!key_is_valid(text, key_length) || digits % 2 != 0 || digits > 2 * CHOICES_VALUE_MAX) return false;
-    for (size_t i = 0; i < digits / 2; i++) {
-        const int high = hex_digit(tab[1 + 2 * i]), low = hex_digit(tab[2 + 2 * i]);
-        if (high < 0 || low < 0) return false;
-        value[i] = (unsigned char)(high * 16 + low);
+// Appends the lines whose keys are not known: entries measured by this process, or further up in the file, are newer.
+// Returns how many lines there are, *damaged of them.
+static int take_lines(const char *text, size_t size, int *damaged) {
+    ChoiceEntry **end = &cache.newest;
+    int lines = 0;
+    *damaged = 0;
+    for (size_t at = 0, length; at < size && lines < MAX_ENTRIES; at += length + 1, lines++) {
+        const char *newline = memchr(text + at, '\n', size - at);
+        length = newline ? (size_t)(newline - text) - at : size - at;
+        while (*end) end = &(*end)->next;
+        ChoiceEntry *e = insert_line(end, text + at, length);
+        *damaged += e == NULL;
+        if (e && *find_entry(e->line, e->key_length) != e) remove_entry(end);
     }
-    char key[CHOICES_KEY_MAX];
-    memcpy(key, text, key_length);
-    key[key_length] = 0;
-    if (!*find_entry(key)) insert_entry(end, text, key_length, value, digits / 2);
-    return true;
-}
-
-enum { ENTRY_TEXT = CHOICES_KEY_MAX + 2 * CHOICES_VALUE_MAX + 1 };
-static size_t print_entry(char text[ENTRY_TEXT], const ChoiceEntry *e) {
-    int n = snprintf(text, ENTRY_TEXT, "%s\t", e->key);
-    for (size_t i = 0; i < e->size; i++) n += snprintf(text + n, (size_t)(ENTRY_TEXT - n), "%02x", e->value[i]);
-    return (size_t)n;
+    return lines;
 }
 
 // ------------------------------------------------------------------------------------------------------------ the file
 
-// The path of the file, or "" when there is to be none; ours: in the default place, whose directories we may make.
-static void cache_path(char *path, size_t size, bool *ours) {
+// The path of the file, "": there is to be none. Returns whether it is the default place, whose directories we may
+// make.
+static bool cache_path(char *path, size_t size) {
     const char *chosen = getenv("PRETRAIN_CACHE"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    const bool ours = !chosen || !*chosen;
     int length = 0;
     path[0] = 0;
-    *ours = false;
-    if (chosen && *chosen) {
-        if (strcmp(chosen, "off") != 0) length = snprintf(path, size, "%s", chosen);
-    } else if (xdg && *xdg == '/') { // a relative one is to be ignored (XDG Base Directory Specification)
+    if (!ours && strcmp(chosen, "off") != 0)
+        length = snprintf(path, size, "%s", chosen);
+    else if (ours && xdg && *xdg == '/') // a relative one is to be ignored (XDG Base Directory Specification)
         length = snprintf(path, size, "%s/pretrain.cu/tuning", xdg);
-        *ours = true;
-    } else if (home && *home == '/') {
+    else if (ours && home && *home == '/')
         length = snprintf(path, size, "%s/.cache/pretrain.cu/tuning", home);
-        *ours = true;
-    }
     if (length < 0 || (size_t)length >= size) path[0] = 0;
-}
-
-// The directories above the file: pretrain.cu and its parent.
-static void make_directories(const char *path) {
-    char directory[PATH_MAX];
-    snprintf(directory, sizeof directory, "%s", path);
-    char *last = strrchr(directory, '/');
-    *last = 0;
-    char *above = strrchr(directory, '/');
-    *above = 0;
-    if (*directory) (void)mkdir(directory, 0700);
-    *above = '/';
-    (void)mkdir(directory, 0700);
-}
-
-// The first MAX_FILE_BYTES of a regular file, malloced; NULL when there is none or it cannot be read.
-static char *read_choices(const char *path, size_t *size) {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe of this name must not hold us up
-    struct stat st;
-    if (fd < 0) return NULL;
-    const bool regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
-    const size_t wanted = regular ? (size_t)min_i64(st.st_size, MAX_FILE_BYTES) : 0;
-    char *text = wanted > 0 ? malloc(wanted) : NULL;
-    *size = 0;
-    while (text && *size < wanted) {
-        const ssize_t n = read(fd, text + *size, wanted - *size);
-        if (n <= 0) break;
-        *size += (size_t)n;
-    }
-    close(fd);
-    return text;
+    return ours;
 }
 
 // Adds the entries of the file that are not known yet.
 static void load_choices(void) {
     char path[PATH_MAX];
-    bool ours;
     size_t size = 0;
+    int damaged = 0;
     cache.loaded = true;
-    cache_path(path, sizeof path, &ours);
-    char *text = *path ? read_choices(path, &size) : NULL;
-    if (!text) return;
-    ChoiceEntry **end = &cache.newest;
-    const char *line = text, *stop = text + size;
-    int damaged = 0, lines = 0;
-    for (; line < stop && lines < MAX_ENTRIES; lines++) {
-        const char *newline = memchr(line, '\n', (size_t)(stop - line));
-        while (*end) end = &(*end)->next;
-        damaged += !parse_entry(end, line, (size_t)((newline ? newline : stop) - line));
-        line = newline ? newline + 1 : stop;
-    }
-    free(text);
+    (void)cache_path(path, sizeof path);
+    char *text = file_read_all(path, MAX_FILE_BYTES, &size, NULL);
+    const int lines = take_lines(text, size, &damaged);
+    cache.unread = !text && file_exists(path);
     cache.foreign = damaged > 0 && damaged == lines;
+    free(text);
     if (damaged > 0 && !cache.warned)
         format_print(stderr, "%s: %d damaged line%s, edited or cut off; measured again where needed\n", path, damaged,
                      damaged == 1 ? "" : "s");
     cache.warned |= damaged > 0;
 }
 
+// Lines of the newest entries; malloced.
+static char *list_lines(bool used_only) {
+    char *text = NULL;
+    size_t size;
+    int count = 0;
+    FILE *file = open_memstream(&text, &size);
+    REQUIRE_MEMORY(file, "measured choices");
+    for (const ChoiceEntry *e = cache.newest; e && count < MAX_ENTRIES; e = e->next)
+        if (e->used || !used_only) count += fprintf(file, "%s\n", e->line) > 0;
+    REQUIRE_MEMORY(fclose(file) == 0, "measured choices");
+    return text;
+}
+
 // Writes a new file next to the old one and renames it. On any failure the old file is unchanged.
 static void save_choices(void) {
     char path[PATH_MAX], temporary[PATH_MAX + 8];
-    bool ours;
+    const bool ours = cache_path(path, sizeof path);
     struct stat st;
-    cache_path(path, sizeof path, &ours);
-    if (!*path) return;
-    if (ours) make_directories(path);
+    if (!*path || cache.unread) return;
     if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) return; // PRETRAIN_CACHE=/dev/null must not replace the device
+    char *directory = path_parent(path), *text = list_lines(false);
+    if (ours) (void)directory_make(directory, NULL);
     snprintf(temporary, sizeof temporary, "%s.XXXXXX", path);
     const int fd = mkstemp(temporary);
-    if (fd < 0) return;
-    FILE *file = fdopen(fd, "w");
-    bool ok = file != NULL;
-    int written = 0;
-    for (const ChoiceEntry *e = cache.newest; ok && e && written < MAX_ENTRIES; e = e->next, written++) {
-        char text[ENTRY_TEXT];
-        print_entry(text, e);
-        fprintf(file, "%s\n", text);
-    }
-    if (file) {
-        const bool complete = fflush(file) == 0 && !ferror(file);
-        ok = fclose(file) == 0 && complete;
-    } else
-        close(fd);
+    bool ok = fd >= 0 && file_write_all(fd, path, text, strlen(text), NULL);
+    if (fd >= 0) ok = close(fd) == 0 && ok;
     ok = ok && (!cache.foreign || own_file_move_aside(path, "holds no choices of this program", 0, NULL));
-    if (!ok || rename(temporary, path) != 0) (void)unlink(temporary);
+    if (fd >= 0 && (!ok || rename(temporary, path) != 0)) (void)unlink(temporary);
+    free(directory);
+    free(text);
 }
 
 // ----------------------------------------------------------------------------------------------------------- the calls
 
 bool choices_file_get(const char *key, void *value, size_t size) {
     if (!cache.loaded) load_choices();
-    ChoiceEntry *e = *find_entry(key);
-    if (!e || e->size != size) return false;
-    memcpy(value, e->value, size);
+    ChoiceEntry *e = *find_entry(key, strlen(key));
+    const char *digits = e ? e->line + e->key_length + 1 : "";
+    if (!e || strlen(digits) != 2 * size) return false;
+    for (size_t i = 0; i < size; i++) (void)sscanf(digits + 2 * i, "%2hhx", (unsigned char *)value + i);
     e->used = true;
     return true;
 }
 
 void choices_file_put(const char *key, const void *value, size_t size) {
-    if (!key_is_valid(key, strlen(key)) || size > CHOICES_VALUE_MAX) return;
+    char line[MAX_LINE + 1];
+    if (strlen(key) >= CHOICES_KEY_MAX || size > CHOICES_VALUE_MAX) return;
+    int n = snprintf(line, sizeof line, "%s\t", key);
+    for (size_t i = 0; i < size; i++)
+        n += snprintf(line + n, sizeof line - (size_t)n, "%02x", ((const unsigned char *)value)[i]);
     load_choices(); // what other processes found meanwhile
-    ChoiceEntry **link = find_entry(key), *old = *link;
-    if (old) {
-        *link = old->next;
-        free(old);
-    }
-    ChoiceEntry *e = insert_entry(&cache.newest, key, strlen(key), value, size);
+    ChoiceEntry **known = find_entry(key, strlen(key));
+    if (*known) remove_entry(known);
+    ChoiceEntry *e = insert_line(&cache.newest, line, (size_t)n);
     if (!e) return;
     e->used = true;
     save_choices();
 }
 
-char *choices_file_used(void) {
-    size_t size = 1, length = 0;
-    for (const ChoiceEntry *e = cache.newest; e; e = e->next) size += e->used ? ENTRY_TEXT : 0;
-    char *text = malloc(size);
-    for (const ChoiceEntry *e = cache.newest; text && e; e = e->next) {
-        if (!e->used) continue;
-        length += print_entry(text + length, e);
-        text[length++] = '\n';
-    }
-    if (text) text[length] = 0;
-    return text;
-}
+char *choices_file_used(void) { return list_lines(true); }
 
 void choices_file_restore(const char *lines) {
+    int damaged;
     choices_file_close();
-    ChoiceEntry **end = &cache.newest;
-    for (size_t length; *lines; lines += length + (lines[length] == '\n')) {
-        length = strcspn(lines, "\n");
-        parse_entry(end, lines, length);
-        while (*end) end = &(*end)->next;
-    }
+    (void)take_lines(lines, strlen(lines), &damaged);
 }
 
 void choices_file_close(void) {
-    while (cache.newest) {
-        ChoiceEntry *e = cache.newest;
-        cache.newest = e->next;
-        free(e);
-    }
+    while (cache.newest) remove_entry(&cache.newest);
     cache.loaded = false;
 }

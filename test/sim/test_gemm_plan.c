@@ -402,10 +402,13 @@ TEST(a_wrong_algorithm_of_the_file_and_the_one_that_replaces_it_are_named) {
     }
 }
 
-// stderr names winners only.
+// stderr names winners only, and what runs.
 TEST(a_wrong_algorithm_that_does_not_win_is_not_named) {
     char text[4096];
     assert_int_equal(status_of_child(run_a_layer, "tiled:wrong,tiled:slow", text, sizeof text), 0);
+    assert_string_equal(text, "");
+    assert_int_equal(status_of_child(run_a_layer, "", text, sizeof text), 0);
+    assert_int_equal(status_of_child(run_another_layer, "tiled:fails", text, sizeof text), 0); // what the file says
     assert_string_equal(text, "");
 }
 
