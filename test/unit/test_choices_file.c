@@ -179,6 +179,20 @@ TEST(a_file_of_others_is_moved_and_not_overwritten) {
     assert_string_equal(kept, mine);
 }
 
+TEST(a_file_that_is_too_large_for_choices_stays) {
+    enum { BYTES = 5 << 20 };
+    char *large = calloc(1, BYTES);
+    assert_non_null(large);
+    memset(large, 'x', BYTES);
+    write_bytes(cache_file, large, BYTES);
+    choices_file_close();
+    put("a", 1);
+    struct stat st;
+    assert_int_equal(stat(cache_file, &st), 0);
+    assert_int_equal(st.st_size, BYTES);
+    free(large);
+}
+
 TEST(the_default_place_is_made) {
     unsetenv("PRETRAIN_CACHE");
     setenv("XDG_CACHE_HOME", tmp_file("cache"), 1);
