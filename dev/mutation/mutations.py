@@ -735,8 +735,8 @@ MUTATIONS = [
          new="UNIT_RATES[i].compute_capability <= compute_capability)"),
     Host("throttle_name", "the reasons of an older driver are not looked for", file="llmc/cuda/nvml.c",
          test="sim/test_facts",
-         old='        nvml_function(library, "nvmlDeviceGetCurrentClocksThrottleReasons", &nvml->throttle);',
-         new="        nvml->throttle = NULL;"),
+         old="            (void)library_functions(nvml->library, file, &older, 1, NULL);",
+         new="            nvml->throttle = NULL;"),
     # -------------------------------------------------------------------------------------------------- matrix products
     Host("fp8_scales", "both factors have the scale of one", file="llmc/cuda/matmul.c", test="ops/test_fp8",
          old="g.scale_b = inverse_of(a_slot);", new="g.scale_b = inverse_of(b_slot);"),

@@ -121,14 +121,13 @@ static void load_choices(void) {
 
 // Lines of the newest entries; malloced.
 static char *list_lines(bool used_only) {
-    char *text = NULL;
-    size_t size;
+    char *text;
+    size_t bytes;
     int count = 0;
-    FILE *file = open_memstream(&text, &size);
-    REQUIRE_MEMORY(file, "measured choices");
+    FILE *file = text_open(&text, &bytes);
     for (const ChoiceEntry *e = cache.newest; e && count < MAX_ENTRIES; e = e->next)
         if (e->used || !used_only) count += fprintf(file, "%s\n", e->line) > 0;
-    REQUIRE_MEMORY(fclose(file) == 0, "measured choices");
+    fclose(file);
     return text;
 }
 

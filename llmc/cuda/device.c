@@ -78,23 +78,20 @@ static int attribute(enum cudaDeviceAttr which) {
     return 0;
 }
 
-static void read_attributes(GpuAttributes *gpu) {
+// Kernels that lack an image for the GPU fail one by one, at their first launch: found here instead.
+static bool inspect_gpu(GpuAttributes *gpu, int *arch, Error *err) {
     struct cudaDeviceProp properties;
+    const char *reason;
+    char archs[128];
     CUDA_CHECK(cudaGetDeviceProperties(&properties, cuda_backend.device));
     snprintf(gpu->name, sizeof gpu->name, "%.120s", properties.name);
-    gpu->compute_capability =
+    const int capability =
         10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
+    gpu->compute_capability = capability;
     gpu->num_sms = attribute(cudaDevAttrMultiProcessorCount);
     gpu->clock_khz = attribute(cudaDevAttrClockRate);
     gpu->memory_clock_khz = attribute(cudaDevAttrMemoryClockRate);
     gpu->memory_bus_bits = attribute(cudaDevAttrGlobalMemoryBusWidth);
-}
-
-// Kernels that lack an image for the GPU fail one by one, at their first launch: found here instead.
-static bool check_image(const GpuAttributes *gpu, int *arch, Error *err) {
-    const int capability = gpu->compute_capability;
-    const char *reason;
-    char archs[128];
     if (capability < OLDEST_CAPABILITY)
         return error_set(err, "%s (sm_%d) is too old: sm_%d or newer is needed; " OTHER_TRAINER, gpu->name, capability,
                          OLDEST_CAPABILITY);
@@ -104,16 +101,6 @@ static bool check_image(const GpuAttributes *gpu, int *arch, Error *err) {
 }
 
 // --------------------------------------------------------------------------------------------------- life and facts
-
-// "580.65.06", or "" where the kernel module does not report it (WSL).
-static void read_driver_version(char *text, size_t size) {
-    text[0] = '\0';
-    FILE *f = fopen("/sys/module/nvidia/version", "r");
-    if (!f) return;
-    if (!fgets(text, (int)size, f)) text[0] = '\0';
-    text[strcspn(text, "\n")] = '\0';
-    fclose(f);
-}
 
 static void fill_gpu_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf32) {
     facts->backend = "cuda";
@@ -131,8 +118,10 @@ static void fill_gpu_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf
     facts->peak_bandwidth = gpu_peak_bandwidth(gpu);
     facts->cache_bytes = (size_t)attribute(cudaDevAttrL2CacheSize);
 
-    char runtime[16], driver[64];
-    read_driver_version(driver, sizeof driver);
+    char runtime[16], driver[64] = ""; // "580.65.06", or "" where the kernel module does not report it (WSL)
+    FILE *version = fopen("/sys/module/nvidia/version", "r");
+    if (version && fgets(driver, sizeof driver, version)) driver[strcspn(driver, "\n")] = '\0';
+    if (version) fclose(version);
     snprintf(facts->libraries, sizeof facts->libraries, "CUDA %s, cuBLASLt %zu.%zu.%zu%s%s",
              cuda_version_text(CUDART_VERSION, runtime, sizeof runtime), lt / 10000, lt / 100 % 100, lt % 100,
              *driver ? ", driver " : "", driver);
@@ -143,9 +132,8 @@ bool device_init(const DeviceOptions *options, Error *err) {
     memset(&cuda_backend, 0, sizeof cuda_backend);
     if (!find_gpu(options->number, err)) return false;
     GpuAttributes gpu;
-    read_attributes(&gpu);
     int arch;
-    if (!check_image(&gpu, &arch, err)) return false;
+    if (!inspect_gpu(&gpu, &arch, err)) return false;
     // Non-blocking: the legacy default stream, on which libraries may work, does not hold them up; and only such
     // streams can be captured.
     // The exchange goes first: what waits for it is the next block, what it displaces is a wave of a product.

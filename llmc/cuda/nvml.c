@@ -4,6 +4,7 @@
 #include "llmc/cuda/nvml.h"
 
 #include "llmc/cuda/backend.h"
+#include "llmc/cuda/library_loader.h"
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,38 +25,31 @@ struct CudaNvml {
     int (*throttle)(NvmlGpu, unsigned long long *reasons); // NULL where the driver has neither name
 };
 
-// Reads the address of a function into a pointer to one, as POSIX has it.
-static bool nvml_function(void *library, const char *name, void *function) {
-    void *address = dlsym(library, name);
-    memcpy(function, &address, sizeof address);
-    return address != NULL;
-}
-
-static bool start_nvml(CudaNvml *nvml, const char *pci_bus_id) {
+CudaNvml *cuda_nvml_open(const char *path, const char *pci_bus_id) {
     int (*init)(void) = NULL;
     int (*find)(const char *, NvmlGpu *) = NULL;
-    void *library = nvml->library;
-    const bool ok = nvml_function(library, "nvmlInit_v2", &init) &&
-                    nvml_function(library, "nvmlShutdown", &nvml->shutdown) &&
-                    nvml_function(library, "nvmlDeviceGetHandleByPciBusId_v2", &find) &&
-                    nvml_function(library, "nvmlDeviceGetClockInfo", &nvml->clock) &&
-                    nvml_function(library, "nvmlDeviceGetPowerUsage", &nvml->power) &&
-                    nvml_function(library, "nvmlDeviceGetTotalEnergyConsumption", &nvml->energy) &&
-                    nvml_function(library, "nvmlDeviceGetTemperature", &nvml->temperature);
-    if (!nvml_function(library, "nvmlDeviceGetCurrentClocksEventReasons",
-                       &nvml->throttle)) // since driver 535; the older name:
-        nvml_function(library, "nvmlDeviceGetCurrentClocksThrottleReasons", &nvml->throttle);
-    if (!ok || init() != 0) return false;
-    if (find(pci_bus_id, &nvml->gpu) == 0) return true;
-    nvml->shutdown();
-    return false;
-}
-
-CudaNvml *cuda_nvml_open(const char *path, const char *pci_bus_id) {
+    const char *file = path ? path : "libnvidia-ml.so.1";
     CudaNvml *nvml = (CudaNvml *)calloc(1, sizeof *nvml);
     if (!nvml) return NULL;
-    nvml->library = dlopen(path ? path : "libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (nvml->library && start_nvml(nvml, pci_bus_id)) return nvml;
+    const LibraryFunction functions[] = {
+        {"nvmlInit_v2", &init},
+        {"nvmlShutdown", &nvml->shutdown},
+        {"nvmlDeviceGetHandleByPciBusId_v2", &find},
+        {"nvmlDeviceGetClockInfo", &nvml->clock},
+        {"nvmlDeviceGetPowerUsage", &nvml->power},
+        {"nvmlDeviceGetTotalEnergyConsumption", &nvml->energy},
+        {"nvmlDeviceGetTemperature", &nvml->temperature},
+    };
+    const LibraryFunction throttle = {"nvmlDeviceGetCurrentClocksEventReasons", &nvml->throttle}; // since driver 535
+    const LibraryFunction older = {"nvmlDeviceGetCurrentClocksThrottleReasons", &nvml->throttle};
+    nvml->library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    if (nvml->library &&
+        library_functions(nvml->library, file, functions, sizeof functions / sizeof *functions, NULL) && init() == 0) {
+        if (!library_functions(nvml->library, file, &throttle, 1, NULL))
+            (void)library_functions(nvml->library, file, &older, 1, NULL);
+        if (find(pci_bus_id, &nvml->gpu) == 0) return nvml;
+        nvml->shutdown();
+    }
     if (nvml->library) dlclose(nvml->library);
     free(nvml);
     return NULL;

@@ -343,13 +343,6 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
 
 // ----------------------------------------------------------------------------------------------------- the small files
 
-static bool write_text(const char *path, const char *text, size_t bytes, FileFacts *facts, Error *err) {
-    AtomicFile *f = atomic_file_create(path, err);
-    if (!f) return false;
-    atomic_file_write(f, text, bytes, err); // commit reports a failure
-    return atomic_file_commit(f, &facts->bytes, &facts->checksum, err);
-}
-
 // The settings that transformers needs in addition to tokenizer.json. The general class takes everything from that
 // file; without the last line, decode would remove spaces from the text ("a ." -> "a.").
 static char *tokenizer_config_json(const HuggingFaceModel *m) {
@@ -386,7 +379,9 @@ bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFac
             text = tokenizer_to_json(m->tokenizer, &bytes, err);
             if (!text) ok = error_prefix(err, "%s", path);
         }
-        if (text) ok = write_text(path, text, bytes, &facts[file], err);
+        AtomicFile *f = text ? atomic_file_create(path, err) : NULL;
+        if (f) atomic_file_write(f, text, bytes, err); // commit reports a failure
+        if (text) ok = f && atomic_file_commit(f, &facts[file].bytes, &facts[file].checksum, err);
         free(text);
         free(path);
     }

@@ -108,7 +108,7 @@ def test_a_gpu_with_room_for_the_plan_alone_is_refused_before_the_run(data):
     # With the reserve it trains. Not even the 32 MiB are left that the measurement of its speed wants: it was before.
     little = planned / 0.94 / MIB + 2
     assert little * MIB - planned < 32 * MIB
-    assert "limits      measured now" in run(little, 0).stdout
+    assert "limits      measured now, in a burst: " in run(little, 0).stdout
 
 
 def test_nothing_fits_says_what_would(data):
