@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the CPU trainer and writes dev/bench/results/cpu_NAME_DATE.{json,md}.
 
-    dev/bench/bench_cpu.py [--build build/release] [--seconds 8] [--rounds 3] [--dry-run]
+    dev/bench/bench_cpu.py [--build build/release] [--seconds 8] [--rounds 3] [--only REGEX] [--dry-run]
 
 A configuration is ROUNDS processes of bench_step: whole training steps with the rate of a plain library matmul measured
 between them; and in turn with them the same step in PyTorch (torch_step.py), where it is installed: Debian's, or that of
@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 import tool  # noqa: E402
 
 # name, model, B, T, dtype, vector code, targets for tokens/s and for the ratio to the matmul rate (a 2-core AVX512-BF16
-# machine)
+# machine; None: there is none)
 CONFIGURATIONS = [
     ("124M", "d12,V=50257", 4, 256, "bf16", "", 950, 0.78),
     ("124M", "d12,V=50257", 4, 1024, "bf16", "", 940, 0.80),
@@ -36,6 +36,10 @@ CONFIGURATIONS = [
     ("124M", "d12,V=50257", 4, 1024, "fp32", "", 480, 0.85),
     ("124M", "d12,V=50257", 4, 256, "fp32", "avx2", 240, 0.85),
     ("124M", "d12,V=50257", 4, 1024, "fp32", "avx2", 240, 0.85),
+    ("qwen3:d12", "qwen3:d12,V=50257", 4, 256, "bf16", "", None, 0.90),
+    ("qwen3:d12", "qwen3:d12,V=50257", 4, 1024, "bf16", "", None, 0.90),
+    ("qwen3:d12", "qwen3:d12,V=50257", 4, 256, "fp32", "", None, None),
+    ("qwen3:d12", "qwen3:d12,V=50257", 4, 1024, "fp32", "", None, None),
 ]
 # What holds a process to a vector code: ours, and PyTorch with its libraries.
 HELD = {"": {}, "avx2": {"PRETRAIN_CPU": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2",
@@ -104,6 +108,11 @@ def times_torch(row):
     return f"{row['tokens_per_second'] / row['torch']['tokens_per_second']:.2f}x" if row["torch"] else "-"
 
 
+def title(configuration):
+    name, _, B, T, dtype, code, *_ = configuration
+    return f"{name} B={B} T={T} {dtype} {code}".rstrip()
+
+
 def bench_configuration(configuration, build, seconds, rounds):
     name, model, B, T, dtype, code, target, target_ratio = configuration
     command = [f"{build}/dev/bench/bench_step", model, str(B), str(T), dtype, "0", str(seconds)]
@@ -113,14 +122,16 @@ def bench_configuration(configuration, build, seconds, rounds):
         peer.append(bench_torch(model.replace("d12", "L=12,C=768,NH=12"), B, T, dtype, HELD[code]))
     row = middle(ours) | {"torch": middle(peer), "name": name, "target": target, "target_ratio": target_ratio,
                           "code": code, "command": " ".join([f"PRETRAIN_CPU={code}"] * bool(code) + command)}
-    print(f"{name} B={B} T={T} {dtype} {code}: {speed_of(row)} tok/s, {row['ratio']:.1%} of matmul, "
+    print(f"{title(configuration)}: {speed_of(row)} tok/s, {row['ratio']:.1%} of matmul, "
           f"PyTorch {speed_of(row['torch'])}, {times_torch(row)}", flush=True)
     return row
 
 
-def bench_steps(build, seconds, rounds):
+def bench_steps(build, seconds, rounds, only):
     rows = []
     for configuration in CONFIGURATIONS:
+        if only and not only.search(title(configuration)):
+            continue
         if configuration[4] == "bf16" and not supports_bf16():
             print(f"no bf16 matrix instructions on this machine: {configuration} left out", flush=True)
             continue
@@ -190,7 +201,7 @@ def markdown(result):
         ratio_target = f" ({row['target_ratio']:.0%})" if row["target_ratio"] else ""
         lines.append(
             f"| {row['name']} | {row['B']} | {row['T']} | {row['dtype']} {row['code']} | {row['step_seconds'] * 1e3:.0f} | "
-            f"{speed_of(row)} | {row['target']} | {row['step_flops'] / 1e9:.0f} | "
+            f"{speed_of(row)} | {row['target'] or '-'} | {row['step_flops'] / 1e9:.0f} | "
             f"{row['matmul_flops'] / 1e9:.0f} | {row['ratio']:.1%}{ratio_target} | {speed_of(row['torch'])} | "
             f"{times_torch(row)} | "
             f"{row['memory_peak'] / 2**30:.2f} ({row['memory_planned'] / 2**30:.2f}) |"
@@ -206,10 +217,14 @@ def main():
     parser.add_argument("--build", default="build/release")
     parser.add_argument("--seconds", type=float, default=8.0, help="timed steps of each process")
     parser.add_argument("--rounds", type=int, default=3, help="processes of each configuration")
+    parser.add_argument("--only", metavar="REGEX", type=re.compile,
+                        help="only the configurations whose line it matches, and nothing else; writes no files")
     parser.add_argument("--dry-run", action="store_true", help="print the table, write no files")
     options = parser.parse_args()
 
-    steps = bench_steps(options.build, options.seconds, options.rounds)
+    steps = bench_steps(options.build, options.seconds, options.rounds, options.only)
+    if options.only:
+        return
     with tempfile.TemporaryDirectory() as directory:
         start = bench_start(directory)
     plan = bench_plan()

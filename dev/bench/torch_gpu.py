@@ -17,14 +17,14 @@ import time
 
 import torch
 from torch import nn
-from torch_step import Gpt2
+from torch_step import Model, shape_of
 
 WARMUP_STEPS = 5
 
 
 def make(shape, T, device):
     torch.manual_seed(1)
-    model = Gpt2(shape["L"], shape["C"], shape["NH"], shape["V"], T).to(device)
+    model = Model(shape, T).to(device)
     for parameter in model.parameters():
         if parameter.dim() == 2:
             nn.init.normal_(parameter, std=0.02)
@@ -100,7 +100,7 @@ def main():
     parser.add_argument("--sdpa", default="default", choices=["default", "cudnn"])
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    shape = {key: int(value) for key, value in (part.split("=") for part in options.shape.split(","))}
+    shape = shape_of(options.shape)
     if options.device == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 where a matmul is fp32
     B = options.B
