@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
 
@@ -63,6 +64,8 @@ def reason(error):
         return f"{name}: {error.strerror or error}", EXIT_BAD_INPUT if wrong else EXIT_FAILED
     if isinstance(error, UnicodeDecodeError):
         return f"the input is not UTF-8: byte {error.start}: {error.reason}", EXIT_BAD_INPUT
+    if isinstance(error, re.error):  # of --only
+        return f"'{error.pattern}' is no regular expression: {error}", EXIT_BAD_INPUT
     if isinstance(error, (MemoryError, RecursionError)):
         return "out of memory" if isinstance(error, MemoryError) else "the input is nested too deeply", EXIT_FAILED
     return None

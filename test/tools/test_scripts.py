@@ -39,6 +39,13 @@ def test_a_wrong_option_is_a_line(name, tmp_path):
     refused(script(name, "--no-such-option", "x", cwd=tmp_path), code=2)
 
 
+@pytest.mark.parametrize("name", ["bench_cpu", "bench_gpu", "check_gpu", "gpu_hour"])
+def test_a_wrong_expression_is_a_line(name, tmp_path):
+    part = ["run"] if name == "gpu_hour" else []
+    result = script(f"dev/bench/{name}.py", *part, "--only", "(", "--output" if name != "bench_cpu" else "--build", tmp_path)
+    refused(result, "'(' is no regular expression", 2)
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_full_disk_behind_stdout_is_a_line(name, tmp_path):
     with open("/dev/full", "w") as full:
