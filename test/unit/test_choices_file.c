@@ -78,6 +78,23 @@ TEST(an_edited_line_is_measured_again_and_that_is_said_once) {
     assert_int_equal(status, 0);
 }
 
+// As a checkpoint keeps it. What was not asked for is no part of it, and what stands in the file does not count.
+TEST(what_a_run_used_is_taken_before_the_file) {
+    put("a", 1), put("b", 2);
+    assert_int_equal(get_again("a"), 1);
+    char *used = choices_file_used(), lines[200];
+    assert_string_equal(used, "a\t01000000\n");
+    snprintf(lines, sizeof lines, "damaged\n%s", used);
+    free(used);
+    put("a", 3);
+    choices_file_restore(lines);
+    int value = 0;
+    assert_true(choices_file_get("a", &value, sizeof value));
+    assert_int_equal(value, 1);
+    assert_true(choices_file_get("b", &value, sizeof value));
+    assert_int_equal(value, 2);
+}
+
 // How many of first, second and third, which are 1, 2, 3, are lost or, *other of them, have another value.
 static int lost(int *other) {
     const int found[] = {get_again("first"), get_again("second"), get_again("third")};
