@@ -215,23 +215,19 @@ bool device_all_to_all(void *recv, const void *send, const Range *parts, int req
     return exchange("device_all_to_all", recv, send, request, err);
 }
 
-// Equal parts, one after the other.
-static bool is_regular(const Range *parts) {
-    const int64_t n = range_size(parts[0]);
-    bool regular = true;
-    for (int r = 0; r < comm.size; r++) regular &= parts[r].begin == r * n && parts[r].end == (r + 1) * n;
-    return regular;
-}
-
-// NCCL's all-gather sends each byte once between machines. Other parts go from process to process.
+// NCCL's all-gather sends each byte once between machines; it takes equal parts, one after the other. Other parts go
+// from process to process.
 bool device_all_gather(void *data, const Range *parts, int request, Error *err) {
     if (!begin_request("device_all_gather", parts, request, err)) return false;
     const Range own = parts[comm.rank];
-    if (is_regular(parts))
-        return end_request("device_all_gather",
-                           nccl.ncclAllGather((const char *)data + own.begin, data, (size_t)range_size(own), ncclInt8,
-                                              comm.handle, comm_stream()),
-                           request, err);
+    const int64_t n = range_size(own);
+    bool regular = true;
+    for (int r = 0; r < comm.size; r++) regular &= parts[r].begin == r * n && parts[r].end == (r + 1) * n;
+    if (regular)
+        return end_request(
+            "device_all_gather",
+            nccl.ncclAllGather((const char *)data + own.begin, data, (size_t)n, ncclInt8, comm.handle, comm_stream()),
+            request, err);
     for (int r = 0; r < comm.size; r++) {
         comm.to[r] = own;
         comm.from[r] = parts[r];

@@ -108,24 +108,21 @@ static bool load_slot(Model *model, SafetensorsFile *f, int i, StateSlot slot, v
     return true;
 }
 
-static bool load_file(Model *model, SafetensorsFile *f, Error *err) {
-    const char *stated = safetensors_metadata(f, metadata_optimizer);
+bool optimizer_file_load(Model *model, const char *checkpoint, Error *err) {
+    char *path = path_join(checkpoint, OPTIMIZER_FILE_NAME);
+    SafetensorsFile *f = safetensors_open(path, err);
+    const char *stated = f ? safetensors_metadata(f, metadata_optimizer) : NULL;
     OptimizerKind found;
-    if (!stated || !optimizer_parse(&found, stated, NULL))
-        return error_set(err, "its metadata names no optimizer that this version knows");
-    bool ok = optimizer_file_check(found, model_options(model)->optimizer, err);
+    bool ok = f != NULL;
+    if (ok && (!stated || !optimizer_parse(&found, stated, NULL)))
+        ok = error_set(err, "its metadata names no optimizer that this version knows");
+    ok = ok && optimizer_file_check(found, model_options(model)->optimizer, err);
     void *piece = allocate_piece();
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
         for (int i = 0; ok && i < model_num_tensors(model); i++)
             ok = load_slot(model, f, i, (StateSlot)slot, piece, err);
     free(piece);
-    return ok;
-}
-
-bool optimizer_file_load(Model *model, const char *checkpoint, Error *err) {
-    char *path = path_join(checkpoint, OPTIMIZER_FILE_NAME);
-    SafetensorsFile *f = safetensors_open(path, err);
-    const bool ok = f && (load_file(model, f, err) || error_prefix(err, "%s", path));
+    if (f && !ok) error_prefix(err, "%s", path);
     safetensors_close(f);
     free(path);
     return ok;
