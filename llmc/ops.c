@@ -8,6 +8,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
+#include <math.h>
 #include <string.h>
 
 static const OpObserver *observer;
@@ -354,6 +355,19 @@ static int64_t check_packed_heads(const char *op, Tensor packed, int num_heads, 
 static void check_rope_table(const char *op, Tensor table) {
     REQUIRE(table.rank == 3 && table.shape[1] == 2, "%s: %s is not (maxT,2,HS/2)", op, table.name ? table.name : "?");
     tensor_check(op, table, DTYPE_FP32, tensor_numel(table));
+}
+
+// fp32 where Hugging Face has fp32; the power and the angle's cosine and sine are rounded from fp64.
+void ops_rope_angles(float *table, int64_t maxT, int64_t half, float base) {
+    for (int64_t j = 0; j < half; j++) {
+        const float exponent = (float)(2 * j) / (float)(2 * half);
+        const float frequency = 1.0f / (float)pow((double)base, (double)exponent);
+        for (int64_t t = 0; t < maxT; t++) {
+            const float angle = (float)t * frequency;
+            table[(t * 2 + 0) * half + j] = (float)cos((double)angle);
+            table[(t * 2 + 1) * half + j] = (float)sin((double)angle);
+        }
+    }
 }
 
 void rope_table(Tensor table, float base) {

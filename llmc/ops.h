@@ -474,6 +474,9 @@ typedef struct {
 } BackendOps;
 const BackendOps *backend_ops(void);
 
+// The values of rope_table, on the host.
+void ops_rope_angles(float *table, int64_t maxT, int64_t half, float base);
+
 bool backend_computes(DType dtype); // whether weights and activations may have this dtype
 
 // Called before each op. A backend that runs work beside the ops that follow it (OpsShape.overlap) makes the op wait

@@ -6,7 +6,7 @@
 # CUDA kernels are single-threaded in both, and slower: 5 to 10 times. The sanitizers' builds hold PTX of sm_90 only.
 
 # The op tests that ThreadSanitizer and MemorySanitizer run: every kernel once.
-SIM_SHORT := $(addprefix ops/test_,attention decode embedding fp8 gradient_add head_loss layernorm matmul optimizer \
+SIM_SHORT := $(addprefix ops/test_,attention blocks decode embedding fp8 gradient_add head_loss layernorm matmul optimizer \
 	optimizer_adafactor optimizer_rounding optimizer_update small statistics)
 
 # All GPUs that the simulator can be, as far as this nvcc knows them; and the one of `make test`, which sets ARCHS and SIM_ARCHS

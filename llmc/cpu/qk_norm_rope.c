@@ -11,23 +11,7 @@
 #include "llmc/cpu/row_sums.h"
 #include "llmc/cpu/simd.h"
 
-#include <math.h>
-
-void backend_rope_table(Tensor table, float base) {
-    const int64_t maxT = table.shape[0], half = table.shape[2];
-    float *to = table.data;
-    for (int64_t j = 0; j < half; j++) {
-        // fp32 where Hugging Face has fp32; the power and the angle's cosine and sine are rounded
-        // from fp64.
-        const float exponent = (float)(2 * j) / (float)(2 * half);
-        const float frequency = 1.0f / (float)pow((double)base, (double)exponent);
-        for (int64_t t = 0; t < maxT; t++) {
-            const float angle = (float)t * frequency;
-            to[(t * 2 + 0) * half + j] = (float)cos((double)angle);
-            to[(t * 2 + 1) * half + j] = (float)sin((double)angle);
-        }
-    }
-}
+void backend_rope_table(Tensor table, float base) { ops_rope_angles(table.data, table.shape[0], table.shape[2], base); }
 
 // Rows of packed q, k and v, and what both passes need beside them.
 typedef struct {

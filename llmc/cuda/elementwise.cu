@@ -1,6 +1,6 @@
-// The small ops, element by element: the batch, the sums of losses by sequence, fill and cast, GELU where it is not in
-// the epilogue of a matmul, arithmetic on whole tensors, and the statistics of a tensor. All are bound by memory; each
-// array is read or written once, unless its op says otherwise. Owns nothing.
+// The small ops, element by element: the batch, the sums of losses by sequence, fill and cast, activations where they
+// are not in the epilogue of a matmul, arithmetic on whole tensors, and the statistics of a tensor. All are bound by
+// memory; each array is read or written once, unless its op says otherwise. Owns nothing.
 #include "llmc/cuda/intrinsics.cuh"
 
 enum { THREADS = 256 };
@@ -113,21 +113,22 @@ void backend_tensor_cast(Tensor dst, Tensor src) {
     DISPATCH(dst.dtype, D, DISPATCH(src.dtype, S, launch_cast((D *)dst.data, (const S *)src.data, n)));
 }
 
-// ---------------------------------------------------------------------------------------------------------------- GELU
+// --------------------------------------------------------------------------------------------------- GELU and ReLU^2
 // Two packs a thread, a block's width apart: 2 or 4 loads of 16 bytes in flight fill the memory of an H200 at half of
 // the threads that a multiprocessor can hold.
 enum { THREAD_PACKS = 2 };
 
 // Blocks for packs, two a thread, and for the elements that are in no pack, one a thread.
-static unsigned gelu_blocks(int64_t packs, int64_t rest) {
+static unsigned activation_blocks(int64_t packs, int64_t rest) {
     const int64_t for_packs = ceil_div(packs, THREADS * THREAD_PACKS), for_rest = ceil_div(rest, THREADS);
     return (unsigned)(for_packs > for_rest ? for_packs : for_rest);
 }
 
-// out = gelu(pre), n elements, in packs of 16 bytes as far as whole_packs allows. Thread t of block b owns the packs b
+// out = F(pre), n elements, in packs of 16 bytes as far as whole_packs allows. Thread t of block b owns the packs b
 // * 512 + t and + 256, and one of the elements after the packs. Bytes: 2 elements each.
-template <class T>
-static __global__ void __launch_bounds__(THREADS) gelu_forward_kernel(T *out, const T *pre, int64_t packs, int64_t n) {
+template <class T, class F>
+static __global__ void __launch_bounds__(THREADS)
+    activation_forward_kernel(T *out, const T *pre, int64_t packs, int64_t n) {
     wait_for_the_grid_before();
     constexpr int W = PACK<T>;
     const int64_t first = block_from_last() * THREADS * THREAD_PACKS + threadIdx.x;
@@ -139,16 +140,16 @@ static __global__ void __launch_bounds__(THREADS) gelu_forward_kernel(T *out, co
         if (first + j * THREADS >= packs) continue;
         float v[W];
         to_floats(v, x[j]);
-        for (int k = 0; k < W; k++) v[k] = gelu(v[k]);
+        for (int k = 0; k < W; k++) v[k] = F::value(v[k]);
         store_vector(out + (first + j * THREADS) * W, from_floats<T>(v));
     }
-    if (rest < n) out[rest] = from_float<T>(gelu(to_float(pre[rest])));
+    if (rest < n) out[rest] = from_float<T>(F::value(to_float(pre[rest])));
 }
 
-// dpre = dout * gelu'(pre), the same way; dpre may be dout. Bytes: 3 elements each.
-template <class T>
+// dpre = dout * F'(pre), the same way; dpre may be dout. Bytes: 3 elements each.
+template <class T, class F>
 static __global__ void __launch_bounds__(THREADS)
-    gelu_backward_kernel(T *dpre, const T *dout, const T *pre, int64_t packs, int64_t n) {
+    activation_backward_kernel(T *dpre, const T *dout, const T *pre, int64_t packs, int64_t n) {
     wait_for_the_grid_before();
     constexpr int W = PACK<T>;
     const int64_t first = block_from_last() * THREADS * THREAD_PACKS + threadIdx.x;
@@ -164,36 +165,131 @@ static __global__ void __launch_bounds__(THREADS)
         float v[W], gradient[W];
         to_floats(v, x[j]);
         to_floats(gradient, d[j]);
-        for (int k = 0; k < W; k++) gradient[k] *= gelu_derivative(v[k]);
+        for (int k = 0; k < W; k++) gradient[k] *= F::derivative(v[k]);
         store_vector(dpre + (first + j * THREADS) * W, from_floats<T>(gradient));
     }
-    if (rest < n) dpre[rest] = from_float<T>(to_float(dout[rest]) * gelu_derivative(to_float(pre[rest])));
+    if (rest < n) dpre[rest] = from_float<T>(to_float(dout[rest]) * F::derivative(to_float(pre[rest])));
 }
 
-template <class T> static void launch_gelu_forward(T *out, const T *pre, int64_t n) {
+template <class T, class F> static void launch_activation_forward(T *out, const T *pre, int64_t n) {
     const int64_t packs = whole_packs<T>(n, out, pre);
-    LAUNCH(gelu_forward_kernel<T>, gelu_blocks(packs, n - packs * PACK<T>), THREADS, 0, cuda_compute_stream())
+    LAUNCH((activation_forward_kernel<T, F>), activation_blocks(packs, n - packs * PACK<T>), THREADS, 0,
+           cuda_compute_stream())
     (out, pre, packs, n);
 }
 
-template <class T> static void launch_gelu_backward(T *dpre, const T *dout, const T *pre, int64_t n) {
+template <class T, class F> static void launch_activation_backward(T *dpre, const T *dout, const T *pre, int64_t n) {
     const int64_t packs = whole_packs<T>(n, dpre, dout, pre);
-    LAUNCH(gelu_backward_kernel<T>, gelu_blocks(packs, n - packs * PACK<T>), THREADS, 0, cuda_compute_stream())
+    LAUNCH((activation_backward_kernel<T, F>), activation_blocks(packs, n - packs * PACK<T>), THREADS, 0,
+           cuda_compute_stream())
     (dpre, dout, pre, packs, n);
 }
 
-void backend_gelu_forward(Tensor out, Tensor pre) {
-    const int64_t n = tensor_numel(pre);
-    DISPATCH(pre.dtype, T, launch_gelu_forward((T *)out.data, (const T *)pre.data, n));
+template <class F> static void activation_forward_of(Tensor out, Tensor pre) {
+    DISPATCH(pre.dtype, T, (launch_activation_forward<T, F>((T *)out.data, (const T *)pre.data, tensor_numel(pre))));
 }
 
+template <class F> static void activation_backward_of(Tensor dpre, Tensor dout, Tensor pre) {
+    DISPATCH(pre.dtype, T,
+             (launch_activation_backward<T, F>((T *)dpre.data, (const T *)dout.data, (const T *)pre.data,
+                                               tensor_numel(pre))));
+}
+
+void backend_gelu_forward(Tensor out, Tensor pre) { activation_forward_of<Gelu>(out, pre); }
+void backend_relu2_forward(Tensor out, Tensor pre) { activation_forward_of<Relu2>(out, pre); }
+
 void backend_gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
-    const int64_t n = tensor_numel(pre);
-    if (dbias.data) {
+    if (dbias.data)
         cuda_gelu_bias_backward(dpre, dbias, dout, pre, accumulate);
-        return;
+    else
+        activation_backward_of<Gelu>(dpre, dout, pre);
+}
+
+void backend_relu2_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
+    if (dbias.data)
+        cuda_relu2_bias_backward(dpre, dbias, dout, pre, accumulate);
+    else
+        activation_backward_of<Relu2>(dpre, dout, pre);
+}
+
+// -------------------------------------------------------------------------------------------------------------- SwiGLU
+// Rows of gate_up are (gate (F), up (F)). Thread i owns columns [c, c + N) of row i / (F / N) of out and of both halves
+// of gate_up, whose gradient may overwrite it. N = 1: for rows that are not a multiple of 16 bytes.
+
+// out = silu(gate) * up. Bytes: 3 elements for each of out.
+template <class T, int N>
+static __global__ void __launch_bounds__(THREADS)
+    swiglu_forward_kernel(T *out, const T *gate_up, int64_t items, unsigned F) {
+    wait_for_the_grid_before();
+    const int64_t i = block_from_last() * THREADS + threadIdx.x;
+    if (i >= items) return;
+    const unsigned per_row = F / N, row = (unsigned)i / per_row, c = (unsigned)i % per_row * N;
+    const T *in = gate_up + (int64_t)row * 2 * F + c;
+    const Vector<T, N> x = load_vector<T, N, true>(in), y = load_vector<T, N, true>(in + F);
+    float gate[N], up[N], product;
+    to_floats(gate, x);
+    to_floats(up, y);
+    for (int k = 0; k < N; k++) up[k] *= gate[k] * logistic(gate[k], &product);
+    store_vector(out + (int64_t)row * F + c, from_floats<T>(up));
+}
+
+// dgate = dout * up * (s + gate s (1 - s)); dup = dout * gate * s; s = logistic(gate). Bytes: 5 elements for each of
+// dout.
+template <class T, int N>
+static __global__ void __launch_bounds__(THREADS)
+    swiglu_backward_kernel(T *dgate_up, const T *dout, const T *gate_up, int64_t items, unsigned F) {
+    wait_for_the_grid_before();
+    const int64_t i = block_from_last() * THREADS + threadIdx.x;
+    if (i >= items) return;
+    const unsigned per_row = F / N, row = (unsigned)i / per_row, c = (unsigned)i % per_row * N;
+    const int64_t at = (int64_t)row * 2 * F + c;
+    const Vector<T, N> x = load_vector<T, N, true>(gate_up + at), y = load_vector<T, N, true>(gate_up + at + F);
+    float gate[N], up[N], d[N];
+    to_floats(d, load_vector<T, N>(dout + (int64_t)row * F + c));
+    to_floats(gate, x);
+    to_floats(up, y);
+    for (int k = 0; k < N; k++) {
+        float product;
+        const float s = logistic(gate[k], &product), silu = gate[k] * s;
+        gate[k] = d[k] * up[k] * (gate[k] * product + s);
+        up[k] = d[k] * silu;
     }
-    DISPATCH(pre.dtype, T, launch_gelu_backward((T *)dpre.data, (const T *)dout.data, (const T *)pre.data, n));
+    store_vector(dgate_up + at, from_floats<T>(gate));
+    store_vector(dgate_up + at + F, from_floats<T>(up));
+}
+
+// Forward without dout.
+template <class T, int N> static void launch_swiglu(Tensor to, Tensor dout, Tensor gate_up) {
+    const int64_t F = tensor_cols(gate_up) / 2, items = tensor_rows(gate_up) * (F / N);
+    REQUIRE(items < (int64_t)1 << 31, "swiglu: %lld rows of %lld columns", (long long)tensor_rows(gate_up),
+            (long long)F);
+    if (dout.data) {
+        LAUNCH((swiglu_backward_kernel<T, N>), blocks(items), THREADS, 0, cuda_compute_stream())
+        ((T *)to.data, (const T *)dout.data, (const T *)gate_up.data, items, (unsigned)F);
+    } else {
+        LAUNCH((swiglu_forward_kernel<T, N>), blocks(items), THREADS, 0, cuda_compute_stream())
+        ((T *)to.data, (const T *)gate_up.data, items, (unsigned)F);
+    }
+}
+
+static void swiglu(Tensor to, Tensor dout, Tensor gate_up) {
+    const int64_t F = tensor_cols(gate_up) / 2;
+    const bool packs = pack_aligned(to.data, F, to.dtype) && pack_aligned(dout.data, F, to.dtype) &&
+                       pack_aligned(gate_up.data, F, to.dtype);
+    DISPATCH(gate_up.dtype, T, {
+        if (packs)
+            launch_swiglu<T, PACK<T>>(to, dout, gate_up);
+        else
+            launch_swiglu<T, 1>(to, dout, gate_up);
+    });
+}
+
+void backend_swiglu_forward(Tensor out, Tensor gate_up) { swiglu(out, tensor_none(), gate_up); }
+
+// No model class has SwiGLU with biases: their gradients take a pass of their own.
+void backend_swiglu_backward(Tensor dgate_up, Tensor dbias, Tensor dout, Tensor gate_up, bool accumulate) {
+    swiglu(dgate_up, dout, gate_up);
+    if (dbias.data) backend_bias_backward(dbias, dgate_up, accumulate);
 }
 
 // --------------------------------------------------------------------------------------------------- tensor arithmetic

@@ -15,7 +15,7 @@
 enum { ROW_THREADS = 256 }; // streaming kernels: each thread moves N elements of a row, 16 bytes
 
 // Thread i owns elements [c, c + N) of row n = i / (C / N). Reads 4 bytes of token a row, a row of wte and one of wpe
-// (which stays in L2), writes a row of out.
+// (which stays in L2, and may be NULL), writes a row of out.
 template <class T, int N>
 static __global__ void __launch_bounds__(ROW_THREADS)
     embedding_forward_kernel(T *out, const int32_t *tokens, const T *wte, const T *wpe, int rows, int context, int C) {
@@ -25,7 +25,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     if (n >= (unsigned)rows) return;
     float sum[N];
     to_floats(sum, load_vector<T, N>(wte + (int64_t)tokens[n] * C + c));
-    add_to(sum, load_vector<T, N>(wpe + (int64_t)(n % (unsigned)context) * C + c));
+    if (wpe) add_to(sum, load_vector<T, N>(wpe + (int64_t)(n % (unsigned)context) * C + c));
     store_vector(out + (int64_t)n * C + c, from_floats<T, N>(sum));
 }
 
@@ -44,7 +44,6 @@ template <class T, int N> static void embedding_forward_launch(Tensor out, Tenso
 }
 
 void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
-    REQUIRE(wpe.data, "embedding_forward without positions: not on a GPU yet");
     const int64_t C = tensor_cols(wte);
     const bool packed = pack_aligned(out.data, C, out.dtype) && pack_aligned(wte.data, C, wte.dtype) &&
                         pack_aligned(wpe.data, C, wpe.dtype);
@@ -337,13 +336,13 @@ static void positions_backward_any(Tensor dwpe, Tensor dout, Tensor tokens, bool
 
 void backend_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate_wte,
                                 bool accumulate) {
-    REQUIRE(dwpe.data, "embedding_backward without positions: not on a GPU yet");
     if (!accumulate_wte) backend_tensor_fill(dwte, 0.0f);
     DISPATCH(dout.dtype, E, {
         if (dwte.dtype == DTYPE_FP32)
             tokens_backward_any<E, float>(dwte, dout, tokens);
         else
             tokens_backward_any<E, E>(dwte, dout, tokens);
+        if (!dwpe.data) return;
         if (dwpe.dtype == DTYPE_FP32)
             positions_backward_any<E, float>(dwpe, dout, tokens, accumulate);
         else

@@ -283,9 +283,19 @@ template <class T, class... P> static inline int64_t whole_packs(int64_t n, cons
     return ((uintptr_t)p | ...) % 16 == 0 ? n / PACK<T> : 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------- GELU
-// In its tanh form, with its derivative, in fp32.
-//
+// --------------------------------------------------------------------------------------------------------- activations
+// With their derivatives, in fp32.
+
+// s = 1 / (1 + exp(-x)), and s (1 - s). With e = exp(-|x|), which does not overflow, they are 1 / (1 + e), or
+// e / (1 + e) for negative x, and e / (1 + e)^2. Not from 1 - s, which for large x is the error of s, times x^3 in
+// GELU's derivative.
+static __device__ __forceinline__ float logistic(float x, float *product) {
+    const float e = __expf(-fabsf(x)), r = __fdividef(1.0f, 1.0f + e);
+    *product = e * r * r;
+    return x < 0.0f ? e * r : r;
+}
+
+// GELU in its tanh form.
 // 0.5 (1 + tanh(u)) is the logistic function of 2u, so one exp replaces tanh and nothing cancels for negative x:
 //   gelu(x)  = x s,                          s  = 1 / (1 + exp(-2u)),   2u  = 2 sqrt(2/pi) (x + 0.044715 x^3)
 //   gelu'(x) = s + x s (1 - s) (2u)',                                  (2u)' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
@@ -296,13 +306,8 @@ template <class T, class... P> static inline int64_t whole_packs(int64_t n, cons
 #define TWO_SQRT_2_OVER_PI 1.5957691216f
 #define GELU_CUBIC         0.044715f
 
-// s above, and s (1 - s). With e = exp(-|2u|), which does not overflow, they are 1 / (1 + e), or e / (1 + e) for
-// negative x, and e / (1 + e)^2. Not from 1 - s, which for large x is the error of s, times x^3 in the derivative.
 static __device__ __forceinline__ float gelu_gate(float x, float *product) {
-    const float two_u = x * (TWO_SQRT_2_OVER_PI * GELU_CUBIC * x * x + TWO_SQRT_2_OVER_PI);
-    const float e = __expf(-fabsf(two_u)), r = __fdividef(1.0f, 1.0f + e);
-    *product = e * r * r;
-    return two_u < 0.0f ? e * r : r;
+    return logistic(x * (TWO_SQRT_2_OVER_PI * GELU_CUBIC * x * x + TWO_SQRT_2_OVER_PI), product);
 }
 
 static __device__ __forceinline__ float gelu(float x) {
@@ -316,6 +321,17 @@ static __device__ __forceinline__ float gelu_derivative(float x) {
     const float slope = 3.0f * TWO_SQRT_2_OVER_PI * GELU_CUBIC * x * x + TWO_SQRT_2_OVER_PI;
     return x * product * slope + s;
 }
+
+// As arguments of kernels' templates.
+struct Gelu {
+    static __device__ __forceinline__ float value(float x) { return gelu(x); }
+    static __device__ __forceinline__ float derivative(float x) { return gelu_derivative(x); }
+};
+struct Relu2 { // max(0, x)^2; NaN passes
+    static __device__ __forceinline__ float root(float x) { return x < 0.0f ? 0.0f : x; }
+    static __device__ __forceinline__ float value(float x) { return root(x) * root(x); }
+    static __device__ __forceinline__ float derivative(float x) { return 2.0f * root(x); }
+};
 
 // ------------------------------------------------------------------------------------------------- stochastic rounding
 // x is rounded up with a probability equal to the fraction that is cut off, so the mean of many roundings is x, and

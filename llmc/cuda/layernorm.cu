@@ -1,12 +1,11 @@
-// LayerNorm forward and backward.
+// LayerNorm and RMSNorm, forward and backward: the same kernels, with IS_RMS without mean and bias.
 //
 // Every row is read from memory once and stays in registers until it is written: forward a warp holds rows of up to
 // 2048 columns, backward of up to 1024, and a block rows of up to 4096. Longer rows, and rows that are not a multiple
 // of 16 bytes, take a plain path that re-reads the row from the L1 cache. The gradients of weight and bias, and the
-// bias gradient of the linear layer before the residual addition, sum over all rows: each block sums its rows in order,
-// and the block that finishes last adds the blocks in order. The number of blocks depends on N and C alone, so the bits
-// depend only on the shape.
-#include "llmc/cuda/intrinsics.cuh"
+// bias gradient of the linear layer before the residual addition, sum over all rows (row_sums.cuh). The number of
+// blocks depends on N and C alone, so the bits depend only on the shape.
+#include "llmc/cuda/row_sums.cuh"
 
 // A lane holds up to 64 columns of a row: more would not leave registers for the loads in flight. A block that owns a
 // row has 8 columns per thread and at most 512 threads.
@@ -21,7 +20,7 @@ static int plain_threads(int64_t C) { return C < 256 ? (int)round_up(C, WARP) : 
 // ------------------------------------------------------------------------------------------------------------- forward
 
 typedef struct {
-    Tensor out, mean, rstd, in, weight, bias;
+    Tensor out, mean, rstd, in, weight, bias; // mean and bias: absent with IS_RMS
     int64_t N, C;
     float eps;
 } LayerNormForward;
@@ -29,13 +28,13 @@ typedef struct {
 // 4 rows per block: small enough to fill a multiprocessor to its last warp on every architecture.
 enum { FORWARD_WARPS = 4 };
 
-// out = (in - mean) * rstd * weight + bias; rows (N,C), mean and rstd (N) fp32.
+// out = (in - mean) * rstd * weight + bias; rows (N,C), mean and rstd (N) fp32. IS_RMS: out = in * rstd * weight.
 // A warp (or, IS_BLOCK_ROW, a block) owns a row; thread t of it owns the packs t, t + threads, ...: at most LANE_COLS
 // columns, and more than LANE_COLS - 8, so only packs beyond these may be outside the row. All loads of a row are in
 // flight before the first is used. The minimum number of blocks lets ptxas use 128 registers (64 with IS_BLOCK_ROW):
-// left to itself it spills some of them to fit more blocks. Bytes: 2 * N * C elements + 8 N. in is not needed again
-// soon; out is read by the next matmul.
-template <class T, int LANE_COLS, bool IS_BLOCK_ROW>
+// left to itself it spills some of them to fit more blocks. Bytes: 2 * N * C elements + 8 N (IS_RMS: 4 N). in is not
+// needed again soon; out is read by the next matmul.
+template <class T, int LANE_COLS, bool IS_BLOCK_ROW, bool IS_RMS>
 static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORWARD_WARPS *WARP, IS_BLOCK_ROW ? 2 : 4)
     layernorm_forward_kernel(T *out, float *mean, float *rstd, const T *in, const T *weight, const T *bias, int64_t N,
                              int C, float one_over_C, float eps) {
@@ -55,128 +54,133 @@ static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BLOCK_ROW_MAX / 8 : FORW
     for (int i = 0; i < PACKS; i++)
         if (is_inside(i)) a[i] = load_vector<T, W, true>(in + first + i * threads * W);
 
-    float sum = 0.0f, sum_squares = 0.0f;
+    float sum = 0.0f, sum_squares = 0.0f, row_mean = 0.0f;
     for (int i = 0; i < PACKS; i++) {
         if (!is_inside(i)) continue;
         to_floats(x[i], a[i]);
         for (int k = 0; k < W; k++) sum += x[i][k];
     }
-    const float row_mean = (IS_BLOCK_ROW ? block_sum(sum) : warp_sum(sum)) * one_over_C;
+    if constexpr (!IS_RMS) row_mean = (IS_BLOCK_ROW ? block_sum(sum) : warp_sum(sum)) * one_over_C;
     for (int i = 0; i < PACKS; i++) {
         if (!is_inside(i)) continue;
         for (int k = 0; k < W; k++) {
-            x[i][k] -= row_mean;
+            if constexpr (!IS_RMS) x[i][k] -= row_mean;
             sum_squares += x[i][k] * x[i][k];
         }
     }
     const float variance = (IS_BLOCK_ROW ? block_sum(sum_squares) : warp_sum(sum_squares)) * one_over_C;
     const float row_rstd = rsqrtf(variance + eps);
     if (lane == 0) {
-        mean[row] = row_mean;
+        if constexpr (!IS_RMS) mean[row] = row_mean;
         rstd[row] = row_rstd;
     }
     for (int i = 0; i < PACKS; i++) {
         if (!is_inside(i)) continue;
         to_floats(y, load_vector<T, W>(weight + (lane + i * threads) * W));
         for (int k = 0; k < W; k++) x[i][k] *= row_rstd * y[k];
-        add_to(x[i], load_vector<T, W>(bias + (lane + i * threads) * W));
+        if constexpr (!IS_RMS) add_to(x[i], load_vector<T, W>(bias + (lane + i * threads) * W));
         store_vector(out + first + i * threads * W, from_floats<T>(x[i]));
     }
 }
 
 // The same for any C and any alignment: a block owns a row; a thread owns every blockDim-th column and makes three
 // passes over them.
-template <class T>
+template <class T, bool IS_RMS>
 static __global__ void __launch_bounds__(256)
     layernorm_forward_plain_kernel(T *out, float *mean, float *rstd, const T *in, const T *weight, const T *bias,
                                    int64_t C, float eps) {
     wait_for_the_grid_before();
     const int64_t row = block_from_last(), first = row * C;
-    float sum = 0.0f, sum_squares = 0.0f;
-    for (int64_t c = threadIdx.x; c < C; c += blockDim.x) sum += to_float(in[first + c]);
-    const float row_mean = block_sum(sum) / (float)C;
+    float sum = 0.0f, sum_squares = 0.0f, row_mean = 0.0f;
+    for (int64_t c = threadIdx.x; c < C && !IS_RMS; c += blockDim.x) sum += to_float(in[first + c]);
+    if constexpr (!IS_RMS) row_mean = block_sum(sum) / (float)C;
     for (int64_t c = threadIdx.x; c < C; c += blockDim.x) {
         const float centered = to_float(in[first + c]) - row_mean;
         sum_squares += centered * centered;
     }
     const float row_rstd = rsqrtf(block_sum(sum_squares) / (float)C + eps);
     for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
-        out[first + c] =
-            from_float<T>((to_float(in[first + c]) - row_mean) * row_rstd * to_float(weight[c]) + to_float(bias[c]));
+        out[first + c] = from_float<T>((to_float(in[first + c]) - row_mean) * row_rstd * to_float(weight[c]) +
+                                       (IS_RMS ? 0.0f : to_float(bias[c])));
     if (threadIdx.x == 0) {
-        mean[row] = row_mean;
+        if constexpr (!IS_RMS) mean[row] = row_mean;
         rstd[row] = row_rstd;
     }
 }
 
-template <class T, int LANE_COLS, bool IS_BLOCK_ROW> static void launch_forward(const LayerNormForward *a) {
+template <class T, int LANE_COLS, bool IS_BLOCK_ROW, bool IS_RMS>
+static void launch_forward(const LayerNormForward *a) {
     const int64_t blocks = IS_BLOCK_ROW ? a->N : ceil_div(a->N, FORWARD_WARPS);
     const int threads = IS_BLOCK_ROW ? block_row_threads(a->C) : FORWARD_WARPS * WARP;
-    LAUNCH((layernorm_forward_kernel<T, LANE_COLS, IS_BLOCK_ROW>), (unsigned)blocks, threads, 0, cuda_compute_stream())
+    LAUNCH((layernorm_forward_kernel<T, LANE_COLS, IS_BLOCK_ROW, IS_RMS>), (unsigned)blocks, threads, 0,
+           cuda_compute_stream())
     ((T *)a->out.data, (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->in.data, (const T *)a->weight.data,
      (const T *)a->bias.data, a->N, (int)a->C, 1.0f / (float)a->C, a->eps);
 }
 
-template <class T> static void launch_forward_plain(const LayerNormForward *a) {
-    LAUNCH(layernorm_forward_plain_kernel<T>, (unsigned)a->N, plain_threads(a->C), 0, cuda_compute_stream())
+template <class T, bool IS_RMS> static void launch_forward_plain(const LayerNormForward *a) {
+    LAUNCH((layernorm_forward_plain_kernel<T, IS_RMS>), (unsigned)a->N, plain_threads(a->C), 0, cuda_compute_stream())
     ((T *)a->out.data, (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->in.data, (const T *)a->weight.data,
      (const T *)a->bias.data, a->C, a->eps);
 }
 
 // The minimum columns per lane that hold the row: C = 768 needs 24, 1024 32, 1280 40, 1600 56.
-template <class T> static void launch_forward_packs(const LayerNormForward *a) {
-    if (a->C > WARP_ROW_MAX) return launch_forward<T, 8, true>(a);
+template <class T, bool IS_RMS> static void launch_forward_packs(const LayerNormForward *a) {
+    if (a->C > WARP_ROW_MAX) return launch_forward<T, 8, true, IS_RMS>(a);
     switch (ceil_div(a->C, 8 * WARP)) {
     case 1:
-        return launch_forward<T, 8, false>(a);
+        return launch_forward<T, 8, false, IS_RMS>(a);
     case 2:
-        return launch_forward<T, 16, false>(a);
+        return launch_forward<T, 16, false, IS_RMS>(a);
     case 3:
-        return launch_forward<T, 24, false>(a);
+        return launch_forward<T, 24, false, IS_RMS>(a);
     case 4:
-        return launch_forward<T, 32, false>(a);
+        return launch_forward<T, 32, false, IS_RMS>(a);
     case 5:
-        return launch_forward<T, 40, false>(a);
+        return launch_forward<T, 40, false, IS_RMS>(a);
     case 6:
-        return launch_forward<T, 48, false>(a);
+        return launch_forward<T, 48, false, IS_RMS>(a);
     case 7:
-        return launch_forward<T, 56, false>(a);
+        return launch_forward<T, 56, false, IS_RMS>(a);
     default:
-        return launch_forward<T, 64, false>(a);
+        return launch_forward<T, 64, false, IS_RMS>(a);
     }
 }
 
-void backend_layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias, float eps) {
+template <bool IS_RMS>
+static void launch_norm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias,
+                                float eps) {
     const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
     const LayerNormForward a = {out, mean, rstd, in, weight, bias, N, C, eps};
     const void *rows[] = {out.data, in.data, weight.data, bias.data};
     bool packs = C <= BLOCK_ROW_MAX;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) packs = packs && pack_aligned(rows[i], C, in.dtype);
     if (packs) {
-        DISPATCH(in.dtype, T, launch_forward_packs<T>(&a));
+        DISPATCH(in.dtype, T, (launch_forward_packs<T, IS_RMS>(&a)));
     } else {
-        DISPATCH(in.dtype, T, launch_forward_plain<T>(&a));
+        DISPATCH(in.dtype, T, (launch_forward_plain<T, IS_RMS>(&a)));
     }
+}
+
+void backend_layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias, float eps) {
+    launch_norm_forward<false>(out, mean, rstd, in, weight, bias, eps);
+}
+
+void backend_rmsnorm_forward(Tensor out, Tensor rstd, Tensor in, Tensor weight, float eps) {
+    launch_norm_forward<true>(out, tensor_none(), rstd, in, weight, tensor_none(), eps);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward
 
+// sums: of dout * xhat, of dout (not with IS_RMS) and, unless absent, of din: dweight, dbias, din_sum.
 typedef struct {
     Tensor din, dout, in, mean, rstd, weight;
+    RowSums sums;
     int64_t N, C;
     bool add_residual;
 } LayerNormBackward;
 
-// The sums over rows: of dout * xhat, of dout and, unless absent, of din, (C) each.
-enum { MAX_SUMS = LAYERNORM_SUMS };
-typedef struct {
-    struct {
-        void *to;
-        DType dtype;
-        bool accumulate;
-    } of[MAX_SUMS]; // dweight, dbias, sum of din
-    int count;      // 2 or 3
-} Sums;
+template <bool IS_RMS> constexpr int DIN_SUM = IS_RMS ? 1 : 2; // the place of the sum of din, the last one
 
 // Rows of up to 32 columns a lane (16 in fp32) belong to a warp, which needs no barrier. More sums would not leave
 // registers for the loads: a longer row belongs to a block, 16 columns a thread.
@@ -187,36 +191,6 @@ enum { BACKWARD_WARPS = 8, BACKWARD_ROW_THREADS = BLOCK_ROW_MAX / BACKWARD_BLOCK
 // blocks depends on N and C alone, never on the GPU, because it determines the order of additions. Short inputs get
 // fewer blocks, so that each has 16 rows to amortise its partial sums.
 static int64_t backward_blocks(int64_t N, int64_t C) { return cuda_layernorm_blocks(N, C); }
-
-static __device__ __forceinline__ void put_sum(const Sums &sums, int64_t C, int64_t column, float value) {
-#pragma unroll
-    for (int s = 0; s < MAX_SUMS; s++)
-        if (column >= s * C && column < (s + 1) * C)
-            put_gradient_of(sums.of[s].dtype, sums.of[s].to, column - s * C, value, sums.of[s].accumulate);
-}
-
-// The block has written its partial sums, row blockIdx.x of partials (blocks, columns): the block of its group that
-// finishes last adds the group's rows in order, into the first of them, and of these blocks the last adds the groups'
-// in order. Adding all rows at once would leave one multiprocessor with megabytes to read; two levels leave it 0.1 MB.
-enum { GROUP_BLOCKS = LAYERNORM_GROUP_BLOCKS, MAX_GROUPS = LAYERNORM_MAX_BLOCKS / GROUP_BLOCKS };
-static __device__ unsigned tickets[MAX_GROUPS + 1]; // zero when a kernel begins and when it ends
-
-template <int WIDTH> static __device__ __forceinline__ void finish_sums(float *partials, const Sums &sums, int64_t C) {
-    const int group = (int)blockIdx.x / GROUP_BLOCKS, groups = ((int)gridDim.x + GROUP_BLOCKS - 1) / GROUP_BLOCKS;
-    const int in_group = min((int)GROUP_BLOCKS, (int)gridDim.x - group * GROUP_BLOCKS);
-    const int64_t columns = sums.count * C;
-    float *first = partials + (int64_t)group * GROUP_BLOCKS * columns, sum[WIDTH];
-    if (!finishes_last(&tickets[group], in_group)) return;
-    for (int64_t c = (int64_t)threadIdx.x * WIDTH; c < columns; c += (int64_t)blockDim.x * WIDTH) {
-        add_rows<WIDTH>(sum, first + c, in_group, columns);
-        store_vector(first + c, from_floats<float>(sum));
-    }
-    if (!finishes_last(&tickets[MAX_GROUPS], groups)) return;
-    for (int64_t c = (int64_t)threadIdx.x * WIDTH; c < columns; c += (int64_t)blockDim.x * WIDTH) {
-        add_rows<WIDTH>(sum, partials + c, groups, GROUP_BLOCKS * columns);
-        for (int k = 0; k < WIDTH; k++) put_sum(sums, C, c + k, sum[k]);
-    }
-}
 
 // Sums of two numbers over the warps of a block, warps in order: `slot` alternates, so that one barrier serves a row.
 static __device__ __forceinline__ float2 block_pair_sum(float2 (&slot)[BACKWARD_ROW_THREADS / WARP], float2 v) {
@@ -237,11 +211,11 @@ static __device__ __forceinline__ float2 block_pair_sum(float2 (&slot)[BACKWARD_
 template <class T, int PACKS> struct BackwardRow { Vector<T, PACK<T>> x[PACKS], dy[PACKS], residual[PACKS]; };
 
 // The partial sums of a block that owns whole rows: every column belongs to one thread.
-template <int PACKS, int W, class Column, class Inside>
-static __device__ __forceinline__ void store_block_sums(float *partial, const float (&of_columns)[MAX_SUMS][PACKS][W],
+template <int SUMS, int PACKS, int W, class Column, class Inside>
+static __device__ __forceinline__ void store_block_sums(float *partial, const float (&of_columns)[SUMS][PACKS][W],
                                                         int count, int C, Column column, Inside is_inside) {
 #pragma unroll
-    for (int s = 0; s < MAX_SUMS; s++) {
+    for (int s = 0; s < SUMS; s++) {
         if (s >= count) continue;
         for (int i = 0; i < PACKS; i++)
             if (is_inside(i)) store_vector(partial + s * C + column(i), from_floats<float>(of_columns[s][i]));
@@ -249,12 +223,12 @@ static __device__ __forceinline__ void store_block_sums(float *partial, const fl
 }
 
 // Those of a block whose warps own rows: the sums of the warps, in order. of_warps is the block's.
-template <int PACKS, int W, int WARPS, int COLUMNS, class Column>
-static __device__ __forceinline__ void store_warp_sums(float *partial, const float (&of_columns)[MAX_SUMS][PACKS][W],
+template <int SUMS, int PACKS, int W, int WARPS, int COLUMNS, class Column>
+static __device__ __forceinline__ void store_warp_sums(float *partial, const float (&of_columns)[SUMS][PACKS][W],
                                                        float (&of_warps)[WARPS][COLUMNS], int count, int C,
                                                        Column column) {
 #pragma unroll
-    for (int s = 0; s < MAX_SUMS; s++) {
+    for (int s = 0; s < SUMS; s++) {
         if (s >= count) continue;
         for (int i = 0; i < PACKS; i++)
             store_vector(&of_warps[threadIdx.x / WARP][column(i)], from_floats<float>(of_columns[s][i]));
@@ -268,16 +242,16 @@ static __device__ __forceinline__ void store_warp_sums(float *partial, const flo
     }
 }
 
-// din = or += rstd * (dnorm - mean_C(dnorm) - xhat * mean_C(dnorm * xhat)) for all rows, and the sums. A warp (or,
-// IS_BLOCK_ROW, a block) owns every so many-th row, thread t of it the packs t, t + threads, ... of each: at most
-// LANE_COLS columns, only the last 8 of which may be outside the row. The sums of its columns stay in registers from
-// the first row to the last. While a row is computed, the next one is on its way (not with 32 columns a lane, for want
-// of registers): at C = 768 in 16 bits 9 x 16 bytes a lane, 37 KB a multiprocessor at any moment. din is summed before
-// it is rounded.
-// Bytes: 3 (with add_residual 4) * N * C elements + 8 N; 4 * blocks * sums.count * C of partial sums, written and read.
-template <class T, int LANE_COLS, bool IS_BLOCK_ROW>
+// din = or += rstd * (dnorm - mean_C(dnorm) - xhat * mean_C(dnorm * xhat)) for all rows, and the sums; IS_RMS: without
+// mean_C(dnorm), and xhat = in * rstd. A warp (or, IS_BLOCK_ROW, a block) owns every so many-th row, thread t of it the
+// packs t, t + threads, ... of each: at most LANE_COLS columns, only the last 8 of which may be outside the row. The
+// sums of its columns stay in registers from the first row to the last. While a row is computed, the next one is on its
+// way (not with 32 columns a lane, for want of registers): at C = 768 in 16 bits 9 x 16 bytes a lane, 37 KB a
+// multiprocessor at any moment. din is summed before it is rounded. Bytes: 3 (with add_residual 4) * N * C elements + 8
+// N; 4 * blocks * sums.count * C of partial sums, written and read.
+template <class T, int LANE_COLS, bool IS_BLOCK_ROW, bool IS_RMS>
 static __global__ void __launch_bounds__(BACKWARD_WARPS *WARP, 1)
-    layernorm_backward_kernel(T *din, float *partials, Sums sums, const T *dout, const T *in, const float *mean,
+    layernorm_backward_kernel(T *din, float *partials, RowSums sums, const T *dout, const T *in, const float *mean,
                               const float *rstd, const T *weight, int N, int C, float one_over_C, bool add_residual) {
     wait_for_the_grid_before();
     constexpr int W = PACK<T>, PACKS = LANE_COLS / W, ROW_WARPS = IS_BLOCK_ROW ? 1 : BACKWARD_WARPS;
@@ -299,15 +273,15 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS *WARP, 1)
         }
         return r;
     };
-    float of_columns[MAX_SUMS][PACKS][W] = {};
+    float of_columns[DIN_SUM<IS_RMS> + 1][PACKS][W] = {};
 
     int row = N - 1 - ((int)blockIdx.x * ROW_WARPS + warp), buffer = 0;
     BackwardRow<T, PACKS> next = load(row);
     for (; row >= 0; row -= stride, buffer ^= 1) {
         const BackwardRow<T, PACKS> r = next;
         if (AHEAD) next = load(row - stride);
-        const float row_rstd = rstd[row], shift = -mean[row] * row_rstd; // xhat = in * rstd + shift
-        float2 sum = make_float2(0.0f, 0.0f);                            // of dnorm, of dnorm * xhat
+        const float row_rstd = rstd[row], shift = IS_RMS ? 0.0f : -mean[row] * row_rstd; // xhat = in * rstd + shift
+        float2 sum = make_float2(0.0f, 0.0f);                                            // of dnorm, of dnorm * xhat
         float a[W], d[W], w[W], dx[W];
         for (int i = 0; i < PACKS; i++) {
             to_floats(a, r.x[i]);
@@ -315,19 +289,19 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS *WARP, 1)
             to_floats(w, load_or_zero<T, W>(weight + column(i), is_inside(i)));
             for (int k = 0; k < W; k++) {
                 const float d_xhat = d[k] * (a[k] * row_rstd + shift);
-                sum.x += d[k] * w[k];
+                if constexpr (!IS_RMS) sum.x += d[k] * w[k];
                 sum.y += d_xhat * w[k];
                 of_columns[0][i][k] += d_xhat;
-                of_columns[1][i][k] += d[k];
+                if constexpr (!IS_RMS) of_columns[1][i][k] += d[k];
             }
         }
         if constexpr (IS_BLOCK_ROW)
             sum = block_pair_sum(row_sums[buffer], sum);
         else
-            sum = make_float2(warp_sum(sum.x), warp_sum(sum.y));
+            sum = make_float2(IS_RMS ? 0.0f : warp_sum(sum.x), warp_sum(sum.y));
         // rstd * (dnorm - mean(dnorm) - xhat * mean(dnorm xhat)) = dnorm * rstd + in * slope + offset
         const float slope = -row_rstd * row_rstd * sum.y * one_over_C;
-        const float offset = -row_rstd * (sum.x + shift * sum.y) * one_over_C;
+        const float offset = IS_RMS ? 0.0f : -row_rstd * (sum.x + shift * sum.y) * one_over_C;
         for (int i = 0; i < PACKS; i++) {
             if (!is_inside(i)) continue;
             to_floats(a, r.x[i]);
@@ -336,7 +310,7 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS *WARP, 1)
             to_floats(dx, r.residual[i]);
             for (int k = 0; k < W; k++) {
                 dx[k] += d[k] * w[k] * row_rstd + (a[k] * slope + offset);
-                of_columns[2][i][k] += dx[k];
+                of_columns[DIN_SUM<IS_RMS>][i][k] += dx[k];
             }
             store_vector(din + (int64_t)row * C + column(i), from_floats<T>(dx));
         }
@@ -348,86 +322,100 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS *WARP, 1)
         store_block_sums(partial, of_columns, sums.count, C, column, is_inside);
     else
         store_warp_sums(partial, of_columns, of_warps, sums.count, C, column);
-    finish_sums<4>(partials, sums, C);
+    finish_row_sums<4>(partials, sums, C);
 }
 
 // The same for any C and any alignment: a block processes its rows one after another, a thread every blockDim-th
 // column; the partial sums of its columns are in memory, private to the thread.
-template <class T>
+template <class T, bool IS_RMS>
 static __global__ void __launch_bounds__(256)
-    layernorm_backward_plain_kernel(T *din, float *partials, Sums sums, const T *dout, const T *in, const float *mean,
-                                    const float *rstd, const T *weight, int64_t N, int64_t C, bool add_residual) {
+    layernorm_backward_plain_kernel(T *din, float *partials, RowSums sums, const T *dout, const T *in,
+                                    const float *mean, const float *rstd, const T *weight, int64_t N, int64_t C,
+                                    bool add_residual) {
     wait_for_the_grid_before();
-    float *dweight = partials + (int64_t)blockIdx.x * sums.count * C, *dbias = dweight + C, *of_din = dbias + C;
+    float *dweight = partials + (int64_t)blockIdx.x * sums.count * C, *dbias = dweight + C;
+    float *of_din = dweight + DIN_SUM<IS_RMS> * C;
     const int64_t last = N - 1 - blockIdx.x;
     for (int64_t row = last; row >= 0; row -= gridDim.x) {
         const bool is_first = row == last;
         const T *x = in + row * C, *dy = dout + row * C;
+        const float row_mean = IS_RMS ? 0.0f : mean[row];
         float sum = 0.0f, sum_xhat = 0.0f;
         for (int64_t c = threadIdx.x; c < C; c += blockDim.x) {
-            const float d = to_float(dy[c]), xhat = (to_float(x[c]) - mean[row]) * rstd[row];
-            sum += d * to_float(weight[c]);
+            const float d = to_float(dy[c]), xhat = (to_float(x[c]) - row_mean) * rstd[row];
+            if (!IS_RMS) sum += d * to_float(weight[c]);
             sum_xhat += d * to_float(weight[c]) * xhat;
             dweight[c] = is_first ? d * xhat : dweight[c] + d * xhat;
-            dbias[c] = is_first ? d : dbias[c] + d;
+            if (!IS_RMS) dbias[c] = is_first ? d : dbias[c] + d;
         }
-        sum = block_sum(sum) / (float)C;
+        if (!IS_RMS) sum = block_sum(sum) / (float)C;
         sum_xhat = block_sum(sum_xhat) / (float)C;
         for (int64_t c = threadIdx.x; c < C; c += blockDim.x) {
-            const float xhat = (to_float(x[c]) - mean[row]) * rstd[row];
+            const float xhat = (to_float(x[c]) - row_mean) * rstd[row];
             float dx = (to_float(dy[c]) * to_float(weight[c]) - sum - xhat * sum_xhat) * rstd[row];
             if (add_residual) dx += to_float(din[row * C + c]);
             din[row * C + c] = from_float<T>(dx);
-            if (sums.count == MAX_SUMS) of_din[c] = is_first ? dx : of_din[c] + dx;
+            if (sums.count > DIN_SUM<IS_RMS>) of_din[c] = is_first ? dx : of_din[c] + dx;
         }
     }
-    finish_sums<1>(partials, sums, C);
+    finish_row_sums<1>(partials, sums, C);
 }
 
-template <class T, int LANE_COLS, bool IS_BLOCK_ROW>
-static void launch_backward(const LayerNormBackward *a, const Sums &sums, float *partials) {
+template <class T, int LANE_COLS, bool IS_BLOCK_ROW, bool IS_RMS>
+static void launch_backward(const LayerNormBackward *a, float *partials) {
     const int threads = IS_BLOCK_ROW ? (int)round_up(ceil_div(a->C, LANE_COLS), WARP) : BACKWARD_WARPS * WARP;
-    LAUNCH((layernorm_backward_kernel<T, LANE_COLS, IS_BLOCK_ROW>), (unsigned)backward_blocks(a->N, a->C), threads, 0,
-           cuda_compute_stream())
-    ((T *)a->din.data, partials, sums, (const T *)a->dout.data, (const T *)a->in.data, (const float *)a->mean.data,
+    LAUNCH((layernorm_backward_kernel<T, LANE_COLS, IS_BLOCK_ROW, IS_RMS>), (unsigned)backward_blocks(a->N, a->C),
+           threads, 0, cuda_compute_stream())
+    ((T *)a->din.data, partials, a->sums, (const T *)a->dout.data, (const T *)a->in.data, (const float *)a->mean.data,
      (const float *)a->rstd.data, (const T *)a->weight.data, (int)a->N, (int)a->C, 1.0f / (float)a->C, a->add_residual);
 }
 
-template <class T> static void launch_backward_packs(const LayerNormBackward *a, const Sums &sums, float *partials) {
+template <class T, bool IS_RMS> static void launch_backward_packs(const LayerNormBackward *a, float *partials) {
     constexpr int MOST = sizeof(T) == 4 ? BACKWARD_LANE_COLS_FP32 : BACKWARD_LANE_COLS;
     const int64_t lane_cols = round_up(ceil_div(a->C, WARP), 8);
-    if (lane_cols > MOST) return launch_backward<T, BACKWARD_BLOCK_COLS, true>(a, sums, partials);
-    if (lane_cols <= 8) return launch_backward<T, 8, false>(a, sums, partials);
-    if (lane_cols <= 16) return launch_backward<T, 16, false>(a, sums, partials);
+    if (lane_cols > MOST) return launch_backward<T, BACKWARD_BLOCK_COLS, true, IS_RMS>(a, partials);
+    if (lane_cols <= 8) return launch_backward<T, 8, false, IS_RMS>(a, partials);
+    if (lane_cols <= 16) return launch_backward<T, 16, false, IS_RMS>(a, partials);
     if constexpr (MOST > 16) {
-        if (lane_cols <= 24) return launch_backward<T, 24, false>(a, sums, partials);
-        launch_backward<T, MOST, false>(a, sums, partials);
+        if (lane_cols <= 24) return launch_backward<T, 24, false, IS_RMS>(a, partials);
+        launch_backward<T, MOST, false, IS_RMS>(a, partials);
     }
 }
 
-template <class T> static void launch_backward_plain(const LayerNormBackward *a, const Sums &sums, float *partials) {
-    LAUNCH(layernorm_backward_plain_kernel<T>, (unsigned)backward_blocks(a->N, a->C), plain_threads(a->C), 0,
+template <class T, bool IS_RMS> static void launch_backward_plain(const LayerNormBackward *a, float *partials) {
+    LAUNCH((layernorm_backward_plain_kernel<T, IS_RMS>), (unsigned)backward_blocks(a->N, a->C), plain_threads(a->C), 0,
            cuda_compute_stream())
-    ((T *)a->din.data, partials, sums, (const T *)a->dout.data, (const T *)a->in.data, (const float *)a->mean.data,
+    ((T *)a->din.data, partials, a->sums, (const T *)a->dout.data, (const T *)a->in.data, (const float *)a->mean.data,
      (const float *)a->rstd.data, (const T *)a->weight.data, a->N, a->C, a->add_residual);
+}
+
+template <bool IS_RMS> static void launch_norm_backward(const char *op, const LayerNormBackward *a) {
+    float *partials = (float *)cuda_scratch(op, cuda_size_layernorm(a->N, a->C));
+    const void *rows[] = {a->din.data, a->dout.data, a->in.data, a->weight.data};
+    bool packs = a->C <= BLOCK_ROW_MAX;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) packs = packs && pack_aligned(rows[i], a->C, a->in.dtype);
+    if (packs) {
+        DISPATCH(a->in.dtype, T, (launch_backward_packs<T, IS_RMS>(a, partials)));
+    } else {
+        DISPATCH(a->in.dtype, T, (launch_backward_plain<T, IS_RMS>(a, partials)));
+    }
 }
 
 void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum, Tensor dout, Tensor in,
                                 Tensor mean, Tensor rstd, Tensor weight, bool add_residual, bool accumulate,
                                 bool accumulate_sum) {
     const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
-    const LayerNormBackward a = {din, dout, in, mean, rstd, weight, N, C, add_residual};
-    const Sums sums = {{{dweight.data, dweight.dtype, accumulate},
-                        {dbias.data, dbias.dtype, accumulate},
-                        {din_sum.data, din_sum.dtype, accumulate_sum}},
-                       din_sum.data ? MAX_SUMS : MAX_SUMS - 1};
-    float *partials = (float *)cuda_scratch("layernorm_backward", cuda_size_layernorm(N, C));
-    const void *rows[] = {din.data, dout.data, in.data, weight.data};
-    bool packs = C <= BLOCK_ROW_MAX;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) packs = packs && pack_aligned(rows[i], C, in.dtype);
-    if (packs) {
-        DISPATCH(in.dtype, T, launch_backward_packs<T>(&a, sums, partials));
-    } else {
-        DISPATCH(in.dtype, T, launch_backward_plain<T>(&a, sums, partials));
-    }
+    const RowSums sums = {
+        {sum_into(dweight, accumulate), sum_into(dbias, accumulate), sum_into(din_sum, accumulate_sum)},
+        din_sum.data ? 3 : 2};
+    const LayerNormBackward a = {din, dout, in, mean, rstd, weight, sums, N, C, add_residual};
+    launch_norm_backward<false>("layernorm_backward", &a);
+}
+
+void backend_rmsnorm_backward(Tensor din, Tensor dweight, Tensor din_sum, Tensor dout, Tensor in, Tensor rstd,
+                              Tensor weight, bool add_residual, bool accumulate, bool accumulate_sum) {
+    const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
+    const RowSums sums = {{sum_into(dweight, accumulate), sum_into(din_sum, accumulate_sum)}, din_sum.data ? 2 : 1};
+    const LayerNormBackward a = {din, dout, in, tensor_none(), rstd, weight, sums, N, C, add_residual};
+    launch_norm_backward<true>("rmsnorm_backward", &a);
 }

@@ -112,7 +112,7 @@ static bool fuses_gelu(bool backward) {
 
 void backend_matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias) {
     const Gemm g = forward_product("matmul_gelu_forward", out, in, weight);
-    if (fuses_gelu(false) && run_with(g, GEMM_GELU_AUX_BIAS, bias.data, pre.data)) return;
+    if (bias.data && fuses_gelu(false) && run_with(g, GEMM_GELU_AUX_BIAS, bias.data, pre.data)) return;
     backend_matmul_forward(pre, in, weight, bias);
     backend_gelu_forward(out, pre);
 }

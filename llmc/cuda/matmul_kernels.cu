@@ -1,7 +1,8 @@
 // The kernels around matrix products: bias gradients, which are sums over rows in a fixed order, on the way through
-// GELU's derivative where that is a kernel; accumulation of gradients in the compute dtype; a bias where cuBLASLt has
-// no epilogue for it; sums of our own to compare a product with. The partition of a sum depends on its shape alone, so
-// the bits do not depend on the GPU. Also checks whether the kernels of this program run on this GPU at all.
+// the activation's derivative where that is a kernel; accumulation of gradients in the compute dtype; a bias where
+// cuBLASLt has no epilogue for it; sums of our own to compare a product with. The partition of a sum depends on its
+// shape alone, so the bits do not depend on the GPU. Also checks whether the kernels of this program run on this GPU at
+// all.
 #include "llmc/cuda/gemm.h"
 #include "llmc/cuda/intrinsics.cuh"
 
@@ -25,18 +26,21 @@ static int64_t part_count(int64_t N, int64_t stripes) {
 enum { MAX_STRIPES = 4096 };                     // of a launch: 1M columns in packs, 128K one by one
 static __device__ unsigned tickets[MAX_STRIPES]; // zero when a kernel begins and when it ends
 
-// dbias (OC) = or += the sums of the columns of dout (N,OC); with GELU of dpre = dout * gelu'(pre), which it writes,
-// too; dpre may be dout. partials (parts, OC) fp32: of the rows [p, p + 1) * part_rows, part p. Block (stripe, part): a
-// lane owns WIDTH adjacent columns of the stripe, a warp every 8th row of the part. Each warp sums its rows in
+template <class F> constexpr bool HAS_ACTIVATION = true;
+template <> constexpr bool HAS_ACTIVATION<void> = false;
+
+// dbias (OC) = or += the sums of the columns of dout (N,OC); unless F is void, of dpre = dout * F'(pre), which it
+// writes, too; dpre may be dout. partials (parts, OC) fp32: of the rows [p, p + 1) * part_rows, part p. Block (stripe,
+// part): a lane owns WIDTH adjacent columns of the stripe, a warp every 8th row of the part. Each warp sums its rows in
 // registers, then thread t adds the 8 sums of the columns t, t + 256, ... in the order of the warps. The last block of
-// a stripe adds its parts, 0.1 MB at most: thread t the same columns. Bytes: N * OC elements (GELU: 3 N * OC), + 4 *
+// a stripe adds its parts, 0.1 MB at most: thread t the same columns. Bytes: N * OC elements (with F 3 N * OC), + 4 *
 // parts * OC (0.3% at N = 65536) twice.
-template <class T, int WIDTH, bool GELU>
-static __global__ void __launch_bounds__(PART_WARPS *WARP, GELU ? 3 : 4)
+template <class T, int WIDTH, class F>
+static __global__ void __launch_bounds__(PART_WARPS *WARP, HAS_ACTIVATION<F> ? 3 : 4)
     bias_backward_kernel(void *dbias, DType dtype, bool accumulate, float *partials, T *dpre, const T *dout,
                          const T *pre, int N, int64_t OC, int part_rows) {
     wait_for_the_grid_before();
-    constexpr int LOADS = GELU ? IN_FLIGHT / 2 : IN_FLIGHT; // of each tensor
+    constexpr int LOADS = HAS_ACTIVATION<F> ? IN_FLIGHT / 2 : IN_FLIGHT; // of each tensor
     __shared__ float sums[PART_WARPS][WARP * WIDTH];
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     const int64_t stripe = (int64_t)blockIdx.x * WARP * WIDTH, column = stripe + lane * WIDTH;
@@ -49,14 +53,14 @@ static __global__ void __launch_bounds__(PART_WARPS *WARP, GELU ? 3 : 4)
         const auto place = [=](int j) { return (row + j * PART_WARPS) * OC + column; };
         for (int j = 0; j < LOADS; j++) {
             d[j] = load_or_zero<T, WIDTH>(dout + place(j), is_inside(j));
-            if (GELU) x[j] = load_or_zero<T, WIDTH, true>(pre + place(j), is_inside(j));
+            if (HAS_ACTIVATION<F>) x[j] = load_or_zero<T, WIDTH, true>(pre + place(j), is_inside(j));
         }
         for (int j = 0; j < LOADS; j++) {
-            if constexpr (GELU) {
+            if constexpr (HAS_ACTIVATION<F>) {
                 float gradient[WIDTH], v[WIDTH];
                 to_floats(gradient, d[j]);
                 to_floats(v, x[j]);
-                for (int k = 0; k < WIDTH; k++) gradient[k] *= gelu_derivative(v[k]);
+                for (int k = 0; k < WIDTH; k++) gradient[k] *= F::derivative(v[k]);
                 d[j] = from_floats<T>(gradient);
                 if (is_inside(j)) store_vector(dpre + place(j), d[j]);
             }
@@ -78,37 +82,42 @@ static __global__ void __launch_bounds__(PART_WARPS *WARP, GELU ? 3 : 4)
     }
 }
 
-template <class T, int WIDTH, bool GELU>
+template <class T, int WIDTH, class F>
 static void launch_bias_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
     const int64_t OC = tensor_numel(dbias), N = tensor_numel(dout) / OC;
     const int64_t stripes = ceil_div(OC, WARP * WIDTH), part_rows = ceil_div(N, part_count(N, stripes));
     const int64_t parts = ceil_div(N, part_rows); // none is empty
     float *partials = (float *)cuda_scratch("bias_backward", cuda_size_bias_gradient(N, OC));
     REQUIRE(stripes <= MAX_STRIPES, "bias_backward: %lld columns", (long long)OC);
-    LAUNCH((bias_backward_kernel<T, WIDTH, GELU>), dim3((unsigned)stripes, (unsigned)parts), PART_WARPS * WARP, 0,
+    LAUNCH((bias_backward_kernel<T, WIDTH, F>), dim3((unsigned)stripes, (unsigned)parts), PART_WARPS * WARP, 0,
            cuda_compute_stream())
     (dbias.data, dbias.dtype, accumulate, partials, (T *)dpre.data, (const T *)dout.data, (const T *)pre.data, (int)N,
      OC, (int)part_rows);
 }
 
-template <class T, bool GELU>
+template <class T, class F>
 static void bias_backward_of(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
     const int64_t OC = tensor_numel(dbias);
-    const bool packs = pack_aligned(dout.data, OC, dout.dtype) &&
-                       (!GELU || (pack_aligned(dpre.data, OC, dout.dtype) && pack_aligned(pre.data, OC, dout.dtype)));
+    const bool packs =
+        pack_aligned(dout.data, OC, dout.dtype) &&
+        (!HAS_ACTIVATION<F> || (pack_aligned(dpre.data, OC, dout.dtype) && pack_aligned(pre.data, OC, dout.dtype)));
     if (packs)
-        launch_bias_backward<T, PACK<T>, GELU>(dpre, dbias, dout, pre, accumulate);
+        launch_bias_backward<T, PACK<T>, F>(dpre, dbias, dout, pre, accumulate);
     else
-        launch_bias_backward<T, 1, GELU>(dpre, dbias, dout, pre, accumulate);
+        launch_bias_backward<T, 1, F>(dpre, dbias, dout, pre, accumulate);
 }
 
 void backend_bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
     const Tensor none = tensor_none();
-    DISPATCH(dout.dtype, T, (bias_backward_of<T, false>(none, dbias, dout, none, accumulate)));
+    DISPATCH(dout.dtype, T, (bias_backward_of<T, void>(none, dbias, dout, none, accumulate)));
 }
 
 void cuda_gelu_bias_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
-    DISPATCH(dout.dtype, T, (bias_backward_of<T, true>(dpre, dbias, dout, pre, accumulate)));
+    DISPATCH(dout.dtype, T, (bias_backward_of<T, Gelu>(dpre, dbias, dout, pre, accumulate)));
+}
+
+void cuda_relu2_bias_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
+    DISPATCH(dout.dtype, T, (bias_backward_of<T, Relu2>(dpre, dbias, dout, pre, accumulate)));
 }
 
 // ------------------------------------------------------------------------------------------------ gradients of 16 bits

@@ -36,6 +36,11 @@ int64_t cuda_size_layernorm(int64_t N, int64_t C) {
     return cuda_layernorm_blocks(N, C) * LAYERNORM_SUMS * C * (int64_t)sizeof(float);
 }
 
+// Three blocks for each of 128 multiprocessors.
+int64_t cuda_qk_norm_blocks(int64_t N) { return min_i64(ceil_div(N, LAYERNORM_MIN_BLOCK_ROWS), LAYERNORM_MAX_BLOCKS); }
+
+int64_t cuda_size_qk_norm(int64_t N, int64_t HS) { return cuda_qk_norm_blocks(N) * 2 * HS * (int64_t)sizeof(float); }
+
 CudaEmbeddingLayout cuda_size_embedding(int64_t positions, int64_t C) {
     CudaEmbeddingLayout l = {0, 0, 0};
     l.order = cuda_part(&l.end, positions * (int64_t)sizeof(int32_t));
@@ -147,6 +152,7 @@ int64_t cuda_size_workspace(OpsShape shape, int compute_capability, int64_t cudn
         // of backward passes and the update
         cuda_size_bias_gradient(N, ops_widest(shape)), // after the product, in the same place
         cuda_size_layernorm(N, shape.C),
+        cuda_size_qk_norm(N, ops_head_size(shape)),
         cuda_size_embedding(N, shape.C).end,
         cuda_size_flash(shape.B * shape.NH, shape.T, ops_head_size(shape)).end,
         cuda_size_optimizer(shape),

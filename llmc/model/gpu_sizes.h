@@ -53,6 +53,10 @@ enum { LAYERNORM_SUMS = 3, LAYERNORM_MIN_BLOCK_ROWS = 16, LAYERNORM_MAX_BLOCKS =
 int64_t cuda_layernorm_blocks(int64_t N, int64_t C);
 int64_t cuda_size_layernorm(int64_t N, int64_t C);
 
+// qk_norm_rope_backward with weights: its blocks and their partial sums (blocks, 2, HS) fp32, added as layernorm's.
+int64_t cuda_qk_norm_blocks(int64_t N);
+int64_t cuda_size_qk_norm(int64_t N, int64_t HS);
+
 // embedding_backward: positions in order of their token, and two partial sums (C) fp32 a tile of them.
 enum { EMBEDDING_TILE = 64, EMBEDDING_PARTIALS = 2 };
 typedef struct {

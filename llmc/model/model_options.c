@@ -24,12 +24,11 @@ static bool check_fp8_options(const ModelOptions *o, Error *err) {
                      (long long)round_up(o->T, FP8_MULTIPLE));
 }
 
-// The CUDA backend has the ops of GPT-2's block only.
+// Attention of the CUDA backend has as many heads of k and v as of q.
 static bool check_block_options(const ModelOptions *o, Error *err) {
-    if (strcmp(device_facts()->backend, "cuda") != 0 || model_is_gpt2(&o->config)) return true;
-    const char *family = model_family(&o->config);
-    return error_set(err, "-e: %s%sblocks other than GPT-2's train on the CPU only so far; use GPT-2's, or train_gpt2",
-                     family ? family : "", family ? ": " : "");
+    if (strcmp(device_facts()->backend, "cuda") != 0 || model_kv_heads(&o->config) == o->config.NH) return true;
+    return error_set(err, "-e: NKV = %lld: fewer heads of keys and values than NH = %lld train on the CPU only so far",
+                     (long long)o->config.NKV, (long long)o->config.NH);
 }
 
 bool model_check_options(const ModelOptions *o, Error *err) {

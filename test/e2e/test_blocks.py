@@ -2,13 +2,15 @@
 recomputed to the same bits; transformers reads their checkpoints and says the same; what cannot be is refused."""
 import json
 import math
+import os
 import shutil
 import struct
 
 import pytest
-from conftest import (EXIT_BAD_INPUT, QUIET, ROOT, SIMULATOR, call, checkpoints, cut_back, events, losses, needs_simulator, same_run,
-                      same_state, train)
+from conftest import (EXIT_BAD_INPUT, QUIET, ROOT, SIMULATOR, TRAINER, call, checkpoints, cut_back, events, losses, needs_simulator,
+                      same_run, same_state, train)
 from test_processes import assert_same, needs_mpi, run as run_processes
+from test_simulator import TOLERANCE
 from verify_checkpoint import verify
 
 T, STEPS, RATE = 32, 30, 1e-3
@@ -168,6 +170,45 @@ def test_thirty_steps_in_fp32_are_those_of_pytorch(family, data, tmp_path):
     assert loss <= 1e-5 and norm <= 1e-5 and moved["others"] <= 1e-4 and moved["k's bias"] <= 1e-3
 
 
+# ------------------------------------------------------------------------------------------------- CUDA, simulated
+
+ON_GPU = f"L=2,C=64,NH=4,T={T}"
+
+
+def run_on(trainer, family, out, data, *arguments, **environment):
+    env = {**os.environ, "PRETRAIN_CACHE": str(out.parent / "tuning"), **environment}
+    train("-e", f"{family}:{ON_GPU}", "-t", T, "-b", 4, *QUIET, *data.flags, "-o", out, *arguments, trainer=trainer, env=env)
+    return out
+
+
+@needs_simulator
+@each_family
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_the_simulated_gpu_has_the_losses_of_the_cpu(family, dtype, data, tmp_path):
+    arguments = ["-x", 20, "-d", 256, "-l", 1e-3, "-u", 5]
+    cpu_dtype = dtype if dtype != "fp16" else "fp32"
+    on_cpu = losses(run_on(TRAINER, family, tmp_path / "cpu", data, *arguments, "--dtype", cpu_dtype))
+    simulated = losses(run_on(SIMULATOR, family, tmp_path / "sim", data, *arguments, "--dtype", dtype))
+    assert simulated == pytest.approx(on_cpu, rel=TOLERANCE[dtype])
+    assert on_cpu[20] < on_cpu[1] - 0.3, "nothing was learnt, so nothing was compared"
+
+
+@needs_simulator
+@each_family
+@pytest.mark.parametrize("fp8", [0, 1])
+def test_on_the_simulated_gpu_no_option_and_no_order_changes_a_bit(family, fp8, data, tmp_path):
+    flags = ["--dtype", "bf16", "--fp8", fp8, "-x", 3, "-n", 3, "-d", 192, "-s", 3, "-g", 8, "-ge", 0]
+    gpu = {"SIM_CC": "90"}
+    plain = run_on(SIMULATOR, family, tmp_path / "plain", data, *flags, **gpu)
+    others = {"again": (["-r", "3", "--offload", "optimizer"], {}), "parts": (["-r", "fc+layernorm"], {"SIM_SCHED": "rev"}),
+              "beside": (["--overlap", 1, "-r", "qkv+gelu/1"], {"SIM_STREAMS": "lazy"})}
+    for name, (more, environment) in others.items():
+        out = run_on(SIMULATOR, family, tmp_path / name, data, *flags, *more, **gpu, **environment)
+        assert same_state(checkpoints(out)[-1], checkpoints(plain)[-1]), name
+    in_bf16 = losses(run_on(TRAINER, family, tmp_path / "cpu", data, *flags[:2], *flags[4:-2]))
+    assert losses(plain) == pytest.approx(in_bf16, rel=0.01 if fp8 else TOLERANCE["bf16"])
+
+
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 def test_blocks_that_no_class_has_train_and_are_said_to_be_for_this_program(data, tmp_path):
@@ -198,13 +239,6 @@ def test_a_configuration_that_computes_something_else_is_refused_by_name(change,
     config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
     error = train("-e", tmp_path / "model", "-x", 0, *QUIET, expect=EXIT_BAD_INPUT).stderr
     assert said in error and error.count("\n") == 1
-
-
-@needs_simulator
-@each_family
-def test_a_gpu_refuses_them_by_name(family, data):
-    error = train(*model_of(family), *RUN[:-2], *QUIET, *data.flags, "-x", 1, trainer=SIMULATOR, expect=EXIT_BAD_INPUT).stderr
-    assert f"{family}: blocks other than GPT-2's train on the CPU only so far" in error and error.count("\n") == 1
 
 
 def test_a_resume_as_another_family_is_refused(data, tmp_path):

@@ -28,7 +28,6 @@ OP_TEST(embedding_backward_matches) {
 
 // The embedding of a model with RoPE and a head of its own.
 OP_TEST(embeddings_without_positions_or_a_tied_head_match) {
-    op_skip_unless_cpu();
     for (int i = 0; i < 12; i++) {
         EmbeddingShape c = cases[i % 4];
         if (i % 3) c.maxT = 0;
