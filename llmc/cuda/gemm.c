@@ -1,5 +1,5 @@
-// See gemm.h. A plan is found by the properties that distinguish products. Making one: descriptors; the algorithm of the
-// file of choices, if there is one and the library still takes it; else the fastest of the library's candidates, or
+// See gemm.h. A plan is found by the properties that distinguish products. Making one: descriptors; the algorithm of
+// the file of choices, if there is one and the library still takes it; else the fastest of the library's candidates, or
 // where no time is worth spending the first. The first half wraps the library, whose handle it owns: descriptors, the
 // search, the launch. The second half measures, checks and stores the choice.
 #include "llmc/cuda/gemm.h"
