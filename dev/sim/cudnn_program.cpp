@@ -88,21 +88,35 @@ struct Machine {
         }
     }
 
-    // Row d of the reduction: x has one more extent than y, in the last dimension.
-    float reduction(const Step &s, int64_t a, int64_t b, int64_t c) const {
-        float v = s.mode == CUDNN_REDUCE_TENSOR_MAX ? -INFINITY : 0.0f;
-        for (int64_t d = 0; d < tensor(s.x).dims[3]; d++) {
-            const float x = read(s.x, a, b, c, d);
-            v = s.mode == CUDNN_REDUCE_TENSOR_MAX ? fmaxf(v, x) : v + x;
+    // Element (a,b,c,d) of the reduction: of each dimension in which x has more than y, the part that belongs to it.
+    float reduction(const Step &s, const int64_t (&at)[4]) const {
+        const Tensor4 &x = tensor(s.x), &y = tensor(s.y);
+        int64_t first[4], end[4];
+        for (int i = 0; i < 4; i++) {
+            if (x.dims[i] % y.dims[i] != 0)
+                sim::fatal("cuDNN: a reduction from %d to %d", (int)x.dims[i], (int)y.dims[i]);
+            const int64_t count = x.dims[i] / y.dims[i];
+            first[i] = at[i] * count;
+            end[i] = first[i] + count;
         }
+        float v = s.mode == CUDNN_REDUCE_TENSOR_MAX ? -INFINITY : 0.0f;
+        for (int64_t a = first[0]; a < end[0]; a++)
+            for (int64_t b = first[1]; b < end[1]; b++)
+                for (int64_t c = first[2]; c < end[2]; c++)
+                    for (int64_t d = first[3]; d < end[3]; d++) {
+                        const float element = read(s.x, a, b, c, d);
+                        v = s.mode == CUDNN_REDUCE_TENSOR_MAX ? fmaxf(v, element) : v + element;
+                    }
         return v;
     }
 
     void matmul(const Step &s, int64_t a, int64_t b) {
         const int64_t M = tensor(s.y).dims[2], N = tensor(s.y).dims[3], K = tensor(s.x).dims[3];
+        const int64_t heads = tensor(s.y).dims[1], shared = tensor(s.b).dims[1]; // several may have one right factor
+        if (heads % shared != 0) sim::fatal("cuDNN: %d matrices times %d", (int)heads, (int)shared);
         std::vector<float> right((size_t)(K * N)), row((size_t)N);
         for (int64_t k = 0; k < K; k++)
-            for (int64_t n = 0; n < N; n++) right[(size_t)(k * N + n)] = read(s.b, a, b, k, n);
+            for (int64_t n = 0; n < N; n++) right[(size_t)(k * N + n)] = read(s.b, a, b / (heads / shared), k, n);
         for (int64_t m = 0; m < M; m++) {
             for (float &v : row) v = 0.0f;
             for (int64_t k = 0; k < K; k++) {
@@ -126,7 +140,7 @@ struct Machine {
                     for (int64_t d = 0; d < y.dims[3]; d++)
                         write(s.y, a, b, c, d,
                               s.kind == POINTWISE   ? pointwise(s, a, b, c, d)
-                              : s.kind == REDUCTION ? reduction(s, a, b, c)
+                              : s.kind == REDUCTION ? reduction(s, {a, b, c, d})
                                                     : read_at(s.x, y.offset(a, b, c, d))); // the same memory, seen anew
             }
     }

@@ -37,6 +37,11 @@ struct Program {
     std::vector<Tensor4> tensors;
     std::vector<Step> steps;
     int64_t workspace = 256;
+
+    // Of attention: where a matmul writes dQ the scores are stored, else dQ is collected.
+    const char *form() const {
+        return steps.size() == 14 ? "forward" : steps.back().kind == MATMUL ? "stored" : "ordered";
+    }
 };
 
 // What one launch works on. A tensor is in memory that the caller gave, in an array of its own, or a constant.

@@ -45,8 +45,7 @@ extern "C" bool cudnn_library_open(Error *err) { return refuse(err, "built witho
 
 // Whether SIM_CUDNN has this vice, for all graphs or for those of the kind of this one.
 static bool asked_for(const char *vice, const sim::dnn::Program *p) {
-    const size_t steps = p->steps.size();
-    const std::string kind = steps == 14 ? "forward" : steps == 21 ? "stored" : "ordered";
+    const std::string kind = p->form();
     const std::string list = "," + std::string(sim::setting("SIM_CUDNN") ? sim::setting("SIM_CUDNN") : "") + ",";
     return list.find("," + std::string(vice) + ",") != list.npos ||
            list.find("," + kind + ":" + vice + ",") != list.npos;
@@ -186,10 +185,14 @@ bool make_program(Descriptor *graph) {
     }
     if (!is_in_order(*p)) return false;
     // As on most GPUs: where a matmul writes dQ, the scores are kept, as elements of 16 bits. They are what is square.
-    if (p->steps.size() == 21)
+    if (strcmp(p->form(), "stored") == 0)
         for (const Tensor4 &t : p->tensors)
             if (t.is_virtual && t.dims[2] == t.dims[3])
                 p->workspace = t.dims[0] * t.dims[1] * t.dims[2] * t.dims[3] * 2;
+    for (const Step &s : p->steps) { // dK and dV of each head of q, before they are added up
+        const Tensor4 &x = p->tensors[(size_t)s.x], &y = p->tensors[(size_t)s.y];
+        if (s.kind == REDUCTION && x.dims[1] != y.dims[1]) p->workspace += x.extent() * (int64_t)x.element();
+    }
     graph->program = p;
     return true;
 }

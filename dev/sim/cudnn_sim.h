@@ -8,7 +8,8 @@
 //   SIM_CUDNN=1,idle             kernels write nothing
 //   SIM_CUDNN=1,uncompilable     no kernel compiles
 //   SIM_CUDNN=1,engineless       the heuristics have no engine for any graph
-//   SIM_CUDNN=92500,stored:slow  this for the graphs of one kind: forward; stored, whose backward pass keeps dS; ordered,
+//   SIM_CUDNN=92500,stored:slow  this for the graphs of one kind: forward; stored, whose backward pass keeps dS;
+//   ordered,
 //                                the other backward pass
 // Read whenever it counts, so that a test may change it.
 #pragma once

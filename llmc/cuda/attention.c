@@ -63,8 +63,10 @@ static bool is_measured(const Pass *p) {
 }
 
 static void choice_key(char key[CHOICES_KEY_MAX], AttentionPass pass, AttentionShape s) {
-    snprintf(key, CHOICES_KEY_MAX, "%s, cuDNN %d, attention %s B %lld T %lld NH %lld HS %lld %s", tuning_machine(),
-             cudnn_library_version(), pass_names[pass], (long long)s.B, (long long)s.T, (long long)s.NH,
+    char kv[32] = "";
+    if (s.NKV != s.NH) snprintf(kv, sizeof kv, " NKV %lld", (long long)s.NKV);
+    snprintf(key, CHOICES_KEY_MAX, "%s, cuDNN %d, attention %s B %lld T %lld NH %lld%s HS %lld %s", tuning_machine(),
+             cudnn_library_version(), pass_names[pass], (long long)s.B, (long long)s.T, (long long)s.NH, kv,
              (long long)s.HS, dtype_name(s.dtype));
 }
 
@@ -103,13 +105,14 @@ static PlannedShape **find_planned(AttentionShape a) {
     PlannedShape **link = &planned;
     for (; *link; link = &(*link)->next) {
         const AttentionShape b = (*link)->shape;
-        if (a.B == b.B && a.T == b.T && a.NH == b.NH && a.HS == b.HS && a.dtype == b.dtype) break;
+        if (a.B == b.B && a.T == b.T && a.NH == b.NH && a.NKV == b.NKV && a.HS == b.HS && a.dtype == b.dtype) break;
     }
     return link;
 }
 
 int64_t cuda_cudnn_workspace(OpsShape ops) {
-    const AttentionShape shape = {.B = ops.B, .T = ops.T, .NH = ops.NH, .HS = ops_head_size(ops), .dtype = ops.dtype};
+    const AttentionShape shape = {
+        .B = ops.B, .T = ops.T, .NH = ops.NH, .NKV = ops_kv_heads(ops), .HS = ops_head_size(ops), .dtype = ops.dtype};
     PlannedShape **link = find_planned(shape), *p = *link;
     if (p) {
         *link = p->next;
@@ -145,10 +148,10 @@ void cuda_attention_shutdown(void) {
 
 // Returns whether it made dbias as well.
 static bool run_own(const Call *c) {
-    const int NH = (int)c->shape.NH;
+    const int NH = (int)c->shape.NH, NKV = (int)c->shape.NKV;
     if (c->pass == ATTENTION_BACKWARD)
-        return cuda_flash_backward(c->dqkv, c->dout, c->out, c->lse, c->qkv, NH, c->dbias, c->accumulate);
-    cuda_flash_forward(c->out, c->lse, c->qkv, NH);
+        return cuda_flash_backward(c->dqkv, c->dout, c->out, c->lse, c->qkv, NH, NKV, c->dbias, c->accumulate);
+    cuda_flash_forward(c->out, c->lse, c->qkv, NH, NKV);
     return false;
 }
 
@@ -306,12 +309,11 @@ static bool run_pass(const Call *c) {
 }
 
 static AttentionShape shape_of(Tensor qkv, int num_heads, int num_kv_heads) {
-    REQUIRE(num_kv_heads == num_heads, "attention on a GPU: %d heads of keys and values for %d of queries",
-            num_kv_heads, num_heads);
     return (AttentionShape){.B = qkv.shape[0],
                             .T = qkv.shape[1],
                             .NH = num_heads,
-                            .HS = qkv.shape[2] / (3 * num_heads),
+                            .NKV = num_kv_heads,
+                            .HS = qkv.shape[2] / (num_heads + 2 * num_kv_heads),
                             .dtype = qkv.dtype};
 }
 

@@ -8,7 +8,7 @@ extern "C" {
 #endif
 
 typedef struct {
-    int64_t B, T, NH, HS;
+    int64_t B, T, NH, NKV, HS;
     DType dtype;
 } AttentionShape;
 
@@ -46,14 +46,14 @@ bool cuda_flash_supports(DType dtype, int64_t head_size);
 
 // Any floating dtype, any head size. They take scratch memory from the workspace, at most cuda_size_flash. Backward
 // returns whether it made dbias, which may be absent, as well: the tensor-core kernels do.
-void cuda_flash_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads);
-bool cuda_flash_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, Tensor dbias,
-                         bool accumulate);
+void cuda_flash_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads);
+bool cuda_flash_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads,
+                         Tensor dbias, bool accumulate);
 
 // Arguments of the kernels of both families.
 typedef struct {
-    int T, NH, HS;
-    int heads;         // B * NH
+    int T, NH, NKV, HS;
+    int heads;         // of all sequences: B * NH, or B * NKV of a grid whose blocks have keys
     int group;         // heads whose blocks run side by side, see flash_block in flash_tile.cuh
     float scale;       // of the scores: 1 / sqrt(HS)
     float scale_log2e; // the same for 2^x in place of e^x
@@ -64,7 +64,7 @@ void cuda_plain_attention_forward(Tensor out, Tensor lse, Tensor qkv, FlashShape
 void cuda_plain_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, float *delta,
                                    FlashShape s);
 
-FlashShape cuda_flash_shape(Tensor qkv, int num_heads);
+FlashShape cuda_flash_shape(Tensor qkv, int num_heads, int num_kv_heads);
 
 // The workspace that cuDNN needs for attention at this shape, which becomes a planned one: see attention.c.
 int64_t cuda_cudnn_workspace(OpsShape shape);

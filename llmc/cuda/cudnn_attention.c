@@ -86,9 +86,10 @@ typedef struct {
     void *of[CUDNN_NUM_TENSORS];
 } Pointers;
 
-// q, k or v in a packed (B,T,3,NH,HS).
+// q, k or v (part 0, 1, 2) in a packed (B,T,NH + 2 NKV,HS).
 static void *packed_part(Tensor packed, AttentionShape s, int part) {
-    return (char *)packed.data + (size_t)(part * s.NH * s.HS) * dtype_size(s.dtype);
+    const int64_t heads = part == 0 ? 0 : s.NH + (part - 1) * s.NKV;
+    return (char *)packed.data + (size_t)(heads * s.HS) * dtype_size(s.dtype);
 }
 
 static Pointers pointers_of(CudnnAttention *a, Tensor qkv, Tensor out, Tensor lse, void *workspace) {

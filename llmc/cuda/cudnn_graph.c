@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// 22 operations have at most two descriptors each, and 32 tensors connect them.
+// 24 operations have at most two descriptors each, and 34 tensors connect them.
 enum { MAX_DESCRIPTORS = 96, ALIGNMENT = 16 };
 
 typedef cudnnBackendDescriptor_t Descriptor;
@@ -199,21 +199,25 @@ static void reshape(CudnnGraph *g, const char *what, GraphTensor y, GraphTensor 
 // The layouts of a shape. A transposed matrix is the same memory with dimensions and strides exchanged: of k and v,
 // cuDNN wants to see the transposed one.
 typedef struct {
-    cudnnDataType_t type; // of q, k, v, out, their gradients and of the probabilities between two matmuls
-    Four rows, columns;   // (B,NH,T,HS) and (B,NH,HS,T)
-    Four in_qkv, in_qkv_transposed, in_out, in_heads; // strides within (B,T,3C), (B,T,C) and (B,NH,T,HS)
+    cudnnDataType_t type;     // of q, k, v, out, their gradients and of the probabilities between two matmuls
+    bool grouped;             // fewer heads of k and v than of q: a matmul repeats them
+    Four rows;                // (B,NH,T,HS)
+    Four kv_rows, kv_columns; // (B,NKV,T,HS) and (B,NKV,HS,T)
+    Four in_qkv, in_qkv_transposed, in_out, in_heads; // strides within (B,T,NH + 2 NKV,HS), (B,T,NH,HS), (B,NH,T,HS)
     Four square, in_square, in_square_transposed;     // (B,NH,T,T)
     Four per_row, in_rows;                            // (B,NH,T,1)
 } Layouts;
 
 static Layouts layouts_of(AttentionShape s) {
-    const int64_t B = s.B, T = s.T, NH = s.NH, HS = s.HS, C = NH * HS;
+    const int64_t B = s.B, T = s.T, NH = s.NH, NKV = s.NKV, HS = s.HS, C = NH * HS, row = C + 2 * NKV * HS;
     return (Layouts){
         .type = s.dtype == DTYPE_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF,
+        .grouped = NKV != NH,
         .rows = {{B, NH, T, HS}},
-        .columns = {{B, NH, HS, T}},
-        .in_qkv = {{T * 3 * C, HS, 3 * C, 1}},
-        .in_qkv_transposed = {{T * 3 * C, HS, 1, 3 * C}},
+        .kv_rows = {{B, NKV, T, HS}},
+        .kv_columns = {{B, NKV, HS, T}},
+        .in_qkv = {{T * row, HS, row, 1}},
+        .in_qkv_transposed = {{T * row, HS, 1, row}},
         .in_out = {{T * C, HS, C, 1}},
         .in_heads = {{NH * T * HS, T * HS, HS, 1}},
         .square = {{B, NH, T, T}},
@@ -255,8 +259,8 @@ static GraphTensor causal_mask(CudnnGraph *g, const Layouts *l, GraphTensor x) {
 // 14 operations. The quotient must have the type of V: an fp32 one has no engine.
 static void forward_graph(CudnnGraph *g, const Layouts *l) {
     const GraphTensor q = supplied(g, CUDNN_Q, l->type, l->rows, l->in_qkv);
-    const GraphTensor kt = supplied(g, CUDNN_K, l->type, l->columns, l->in_qkv_transposed);
-    const GraphTensor v = supplied(g, CUDNN_V, l->type, l->rows, l->in_qkv);
+    const GraphTensor kt = supplied(g, CUDNN_K, l->type, l->kv_columns, l->in_qkv_transposed);
+    const GraphTensor v = supplied(g, CUDNN_V, l->type, l->kv_rows, l->in_qkv);
     const GraphTensor out = supplied(g, CUDNN_OUT, l->type, l->rows, l->in_out);
     const GraphTensor lse = supplied(g, CUDNN_LSE, CUDNN_DATA_FLOAT, l->per_row, l->in_rows);
     const GraphTensor scale = constant(g, CUDNN_SCALE);
@@ -280,26 +284,33 @@ static void forward_graph(CudnnGraph *g, const Layouts *l) {
     graph_matmul(g, "O = P V", out, p, v);
 }
 
-// y = x^T b, by way of a 16-bit transposed x.
+// y = x^T b, by way of a 16-bit transposed x. Where heads of k and v are shared, summed over the heads of q that read
+// one, of a product in 16 bits for each of them.
 static void transposed_matmul(CudnnGraph *g, const char *what, const Layouts *l, GraphTensor y, GraphTensor x,
                               GraphTensor b) {
     const GraphTensor xt = between(g, l->type, l->square, l->in_square_transposed);
     reshape(g, what, xt, x);
-    graph_matmul(g, what, y, xt, b);
+    if (!l->grouped) {
+        graph_matmul(g, what, y, xt, b);
+        return;
+    }
+    const GraphTensor of_each_head = between(g, l->type, l->rows, l->in_heads);
+    graph_matmul(g, what, of_each_head, xt, b);
+    reduce(g, what, CUDNN_REDUCE_TENSOR_ADD, y, of_each_head);
 }
 
 // D = rowsum(dO * O);  P = exp(mask(scale Q K^T - lse));  dV = P^T dO;  dS = P * (dO V^T - D) * scale;  dK = dS^T Q;
-// dQ = dS K. 21 operations, or 22 with dQ collected.
+// dQ = dS K. 21 operations, one more with dQ collected, and two where heads of k and v are shared.
 static void backward_graph(CudnnGraph *g, const Layouts *l, bool collected) {
     const GraphTensor q = supplied(g, CUDNN_Q, l->type, l->rows, l->in_qkv);
-    const GraphTensor kt = supplied(g, CUDNN_K, l->type, l->columns, l->in_qkv_transposed);
-    const GraphTensor vt = supplied(g, CUDNN_V, l->type, l->columns, l->in_qkv_transposed);
+    const GraphTensor kt = supplied(g, CUDNN_K, l->type, l->kv_columns, l->in_qkv_transposed);
+    const GraphTensor vt = supplied(g, CUDNN_V, l->type, l->kv_columns, l->in_qkv_transposed);
     const GraphTensor out = supplied(g, CUDNN_OUT, l->type, l->rows, l->in_out);
     const GraphTensor lse = supplied(g, CUDNN_LSE, CUDNN_DATA_FLOAT, l->per_row, l->in_rows);
     const GraphTensor dout = supplied(g, CUDNN_DOUT, l->type, l->rows, l->in_out);
     const GraphTensor dq = supplied(g, CUDNN_DQ, l->type, l->rows, l->in_qkv);
-    const GraphTensor dk = supplied(g, CUDNN_DK, l->type, l->rows, l->in_qkv);
-    const GraphTensor dv = supplied(g, CUDNN_DV, l->type, l->rows, l->in_qkv);
+    const GraphTensor dk = supplied(g, CUDNN_DK, l->type, l->kv_rows, l->in_qkv);
+    const GraphTensor dv = supplied(g, CUDNN_DV, l->type, l->kv_rows, l->in_qkv);
     const GraphTensor scale = constant(g, CUDNN_SCALE);
 
     // D is written to memory. The product by one takes the place of dropout's scale; without it cuDNN still makes a
@@ -324,7 +335,7 @@ static void backward_graph(CudnnGraph *g, const Layouts *l, bool collected) {
     binary(g, "dS = ... * scale", CUDNN_POINTWISE_MUL, ds, weighted, scale);
     transposed_matmul(g, "dK = dS^T Q", l, dk, ds, q);
 
-    const GraphTensor k = between(g, CUDNN_DATA_FLOAT, l->rows, l->in_qkv);
+    const GraphTensor k = between(g, CUDNN_DATA_FLOAT, l->kv_rows, l->in_qkv);
     reshape(g, "K of K^T", k, kt);
     if (!collected) {
         graph_matmul(g, "dQ = dS K", dq, ds, k);

@@ -27,8 +27,8 @@ typedef enum {
 } CudnnGraphKind;
 
 // The tensors that a caller supplies, by the identifiers they have in the graphs. q, k, v and their gradients are in
-// (B,T,3,NH,HS), out and dout in (B,T,NH,HS), lse and dsum in (B,NH,T) fp32, dq_sums in (B,NH,T,HS) fp32. The constants
-// are fp32 on the host. dsum = rowsum(dout * out) and dq_sums are workspace.
+// (B,T,NH + 2 NKV,HS), out and dout in (B,T,NH,HS), lse and dsum in (B,NH,T) fp32, dq_sums in (B,NH,T,HS) fp32. The
+// constants are fp32 on the host. dsum = rowsum(dout * out) and dq_sums are workspace.
 typedef enum {
     CUDNN_Q = 1,
     CUDNN_K,
@@ -47,7 +47,7 @@ typedef enum {
     CUDNN_NUM_TENSORS,
 } CudnnTensor;
 
-enum { CUDNN_GRAPH_MAX_OPERATIONS = 22 };
+enum { CUDNN_GRAPH_MAX_OPERATIONS = 24 };
 
 typedef struct CudnnGraph CudnnGraph;
 // NULL and a message that names the operation when cuDNN refuses. The shape's dtype is bf16 or fp16, HS a multiple

@@ -22,11 +22,11 @@
 enum { KEYS = DECODE_KEYS, DECODE_THREADS = 128 };
 
 typedef struct {
-    int NH, HS, maxT, chunks;
+    int NH, NKV, HS, maxT, chunks;
     float scale_log2e; // of the scores, for 2^x in place of e^x: log2(e) / sqrt(HS)
 } DecodeShape;
 
-// Heads that one launch serves. Zero when a kernel begins and when it ends.
+// Heads of k and v that one launch serves. Zero when a kernel begins and when it ends.
 enum { TICKETS = 4096 };
 static __device__ unsigned tickets[TICKETS];
 
@@ -37,18 +37,20 @@ static __device__ int part_floats(int HS) { return HS + DECODE_EXTRA_FLOATS; }
 
 enum { STORE_THREADS = 256 };
 
-// cache[b, part, h, first + t] = qkv[b, t, 1 + part, h]. Thread i moves N elements, in the order of qkv: a warp reads
-// neighbouring bytes and writes whole rows of heads. Bytes: 2 C elements a token read and written.
+// cache[b, h, first + t] = qkv[b, t, NH + h] for the 2 NKV heads of k and v. Thread i moves N elements, in the order of
+// qkv: a warp reads neighbouring bytes and writes whole rows of heads. Bytes: 2 NKV HS elements a token read and
+// written.
 template <class T, int N>
 static __global__ void __launch_bounds__(STORE_THREADS)
     kv_cache_store_kernel(T *cache, const T *qkv, int64_t n, int64_t first, int64_t packs, DecodeShape s) {
     wait_for_the_grid_before();
     const int64_t i = (int64_t)blockIdx.x * STORE_THREADS + threadIdx.x;
     if (i >= packs) return;
-    const int64_t C = (int64_t)s.NH * s.HS, per_row = 2 * C / N, row = i / per_row, col = i % per_row * N;
+    const int64_t queries = (int64_t)s.NH * s.HS, stored = (int64_t)2 * s.NKV * s.HS; // elements of a row
+    const int64_t row = i / (stored / N), col = i % (stored / N) * N;
     const int64_t b = row / n, t = row % n, head = col / s.HS; // keys of all heads, then values
-    const int64_t to = ((b * 2 * s.NH + head) * s.maxT + first + t) * s.HS + col % s.HS;
-    store_vector(cache + to, load_vector<T, N>(qkv + row * 3 * C + C + col));
+    const int64_t to = ((b * 2 * s.NKV + head) * s.maxT + first + t) * s.HS + col % s.HS;
+    store_vector(cache + to, load_vector<T, N>(qkv + row * (queries + stored) + queries + col));
 }
 
 // ------------------------------------------------------------------------------------------------------------ decoding
@@ -166,9 +168,10 @@ template <class T> static __device__ __forceinline__ void add_parts(T *out, cons
     }
 }
 
-// out (B,C) of qkv (B,3C) and the cache, which takes up the new keys and values. Block (chunk, head). Bytes: 2 C
-// elements for each position of each sequence, once; what passes between the blocks of a head is 3% of that (4 (HS + 2)
-// bytes written and read a chunk, against 128 HS elements of 2 bytes).
+// out (B,NH HS) of qkv (B,(NH + 2 NKV) HS) and the cache, which takes up the new keys and values. Block (chunk, head of
+// k and v) serves the heads of q that read it one after the other: the first takes the keys from memory, the others
+// from L1. Bytes: 2 NKV HS elements for each position of each sequence, once; what passes between the blocks of a head
+// is 3% of that (4 (HS + 2) bytes written and read a chunk, against 128 HS elements of 2 bytes).
 template <class T, int N, int LANES>
 static __global__ void __launch_bounds__(DECODE_THREADS)
     attention_decode_kernel(T *out, T *cache, const T *qkv, const int32_t *position, float *parts, int first_head,
@@ -176,45 +179,49 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
     wait_for_the_grid_before();
     typedef Share<N, LANES> S;
     __shared__ float scores[KEYS];
-    const int last_key = *position, first_key = (int)blockIdx.x * KEYS, head = first_head + (int)blockIdx.y;
+    const int last_key = *position, first_key = (int)blockIdx.x * KEYS, kv = first_head + (int)blockIdx.y;
     if (first_key > last_key) return;
-    const int b = head / s.NH, h = head % s.NH;
-    const int64_t C = (int64_t)s.NH * s.HS, head_size = (int64_t)s.maxT * s.HS;
-    const T *q = qkv + b * 3 * C + (int64_t)h * s.HS;
-    T *cached = cache + ((int64_t)b * 2 * s.NH + h) * head_size + (int64_t)first_key * s.HS;
+    const int b = kv / s.NKV, h = kv % s.NKV, sharing = s.NH / s.NKV;
+    const int64_t head_size = (int64_t)s.maxT * s.HS, columns = s.NH + 2 * s.NKV; // of a row of qkv, in heads
+    const T *k = qkv + (b * columns + s.NH + h) * s.HS;
+    T *cached = cache + ((int64_t)b * 2 * s.NKV + h) * head_size + (int64_t)first_key * s.HS;
     const int fresh = last_key - first_key, rows = min((int)KEYS, fresh + 1);
-    const ChunkRows<T> keys = {cached, q + C, rows, s.HS, fresh},
-                       values = {cached + s.NH * head_size, q + 2 * C, rows, s.HS, fresh};
-    const int size = part_floats(s.HS), chunks = last_key / KEYS + 1;
-    float *all_parts = parts + (int64_t)head * s.chunks * size, *part = all_parts + (int64_t)blockIdx.x * size;
+    const ChunkRows<T> keys = {cached, k, rows, s.HS, fresh},
+                       values = {cached + s.NKV * head_size, k + (int64_t)s.NKV * s.HS, rows, s.HS, fresh};
+    const int size = part_floats(s.HS);
 
     Held<T, N, S::ROUNDS> held = read_rows<T, N, LANES>(values, S::col()); // on the way while scores are computed
-    score_chunk<T, N, LANES>(scores, q, keys, s.scale_log2e);
-    const Softmax softmax = softmax_of(scores);
-    for (int first = 0; first < s.HS; first += S::COLS) {
-        if (first > 0) held = read_rows<T, N, LANES>(values, first + S::col());
-        weigh_chunk<T, N, LANES>(part, scores, softmax.max, values, first, held);
-    }
-    if (threadIdx.x == 0) {
-        part[s.HS] = softmax.max;
-        part[s.HS + 1] = softmax.sum;
-    }
+    int head = kv * sharing;
+    do {
+        float *part = parts + ((int64_t)head * s.chunks + blockIdx.x) * size;
+        score_chunk<T, N, LANES>(scores, qkv + (head / s.NH * columns + head % s.NH) * s.HS, keys, s.scale_log2e);
+        const Softmax softmax = softmax_of(scores);
+        for (int first = 0; first < s.HS; first += S::COLS) {
+            if (s.HS > S::COLS && first + head % sharing > 0) held = read_rows<T, N, LANES>(values, first + S::col());
+            weigh_chunk<T, N, LANES>(part, scores, softmax.max, values, first, held);
+        }
+        if (threadIdx.x == 0) {
+            part[s.HS] = softmax.max;
+            part[s.HS + 1] = softmax.sum;
+        }
+    } while (++head % sharing != 0);
+    const int chunks = last_key / KEYS + 1;
     if (finishes_last(&tickets[blockIdx.y], chunks))
-        add_parts(out + b * C + (int64_t)h * s.HS, all_parts, chunks, s.HS);
+        for (head -= sharing; head < (kv + 1) * sharing; head++)
+            add_parts(out + (int64_t)head * s.HS, parts + (int64_t)head * s.chunks * size, chunks, s.HS);
 }
 
 // ------------------------------------------------------------------------------------------------------------ the host
 
-// cache (B,2NH,maxT,HS).
+// cache (B,2NKV,maxT,HS).
 static DecodeShape decode_shape(Tensor cache, Tensor qkv) {
-    const int HS = (int)cache.shape[3], maxT = (int)cache.shape[2];
-    REQUIRE(tensor_cols(qkv) * 2 == 3 * cache.shape[1] * HS,
-            "decoding on a GPU: %lld heads of keys and values, fewer than of queries", (long long)cache.shape[1] / 2);
-    return {(int)cache.shape[1] / 2, HS, maxT, (int)ceil_div(maxT, KEYS), 1.44269504f / sqrtf((float)HS)};
+    const int HS = (int)cache.shape[3], maxT = (int)cache.shape[2], NKV = (int)cache.shape[1] / 2;
+    const int NH = (int)(tensor_cols(qkv) / HS) - 2 * NKV;
+    return {NH, NKV, HS, maxT, (int)ceil_div(maxT, KEYS), 1.44269504f / sqrtf((float)HS)};
 }
 
 template <class T, int N> static void store(Tensor cache, Tensor qkv, int64_t n, int64_t first, DecodeShape s) {
-    const int64_t packs = cache.shape[0] * n * 2 * s.NH * s.HS / N;
+    const int64_t packs = cache.shape[0] * n * 2 * s.NKV * s.HS / N;
     LAUNCH((kv_cache_store_kernel<T, N>), (unsigned)ceil_div(packs, STORE_THREADS), STORE_THREADS, 0,
            cuda_compute_stream())
     ((T *)cache.data, (const T *)qkv.data, n, first, packs, s);
@@ -222,7 +229,7 @@ template <class T, int N> static void store(Tensor cache, Tensor qkv, int64_t n,
 
 void backend_kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
     const DecodeShape s = decode_shape(cache, qkv);
-    const int64_t token = cache.shape[0] * 3 * s.NH * s.HS, n = tensor_numel(qkv) / token;
+    const int64_t n = tensor_numel(qkv) / (cache.shape[0] * tensor_cols(qkv));
     const bool packed = pack_aligned(cache.data, s.HS, cache.dtype) && pack_aligned(qkv.data, s.HS, cache.dtype);
     DISPATCH(cache.dtype, T, {
         if (packed)
@@ -234,7 +241,7 @@ void backend_kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
 
 template <class T, int N, int LANES>
 static void decode(Tensor out, Tensor cache, Tensor qkv, Tensor position, float *parts, DecodeShape s) {
-    const int64_t heads = cache.shape[0] * s.NH, most = TICKETS;
+    const int64_t heads = cache.shape[0] * s.NKV, most = TICKETS;
     for (int64_t first = 0; first < heads; first += most) {
         const int64_t count = heads - first < most ? heads - first : most;
         LAUNCH((attention_decode_kernel<T, N, LANES>), dim3((unsigned)s.chunks, (unsigned)count), DECODE_THREADS, 0,

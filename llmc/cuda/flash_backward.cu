@@ -6,8 +6,9 @@
 //   queries   a block has queries and walks over the keys up to the diagonal; first of all it forms
 //             D = rowsum(dout * out), which it leaves in scratch memory for the other kernel
 //                 S = Q K^T    P = exp(S - lse)    dP = dout V^T    dS = P * (dP - D)    dQ += dS K
-//   keys      a block has keys and walks over the queries from the diagonal on; everything is transposed, so that P
-//             and dS come out of the tensor cores in the form in which they go in again
+//   keys      a block has keys and walks over the queries from the diagonal on, of one head after the other that reads
+//             these keys; everything is transposed, so that P and dS come out of the tensor cores in the form in which
+//             they go in again
 //                 S^T = K Q^T    dP^T = V dout^T    dV += P^T dout    dK += dS^T Q
 //
 // Seven products instead of five, and two exponentials instead of one; but no fp32 dQ that every key block reads and
@@ -23,8 +24,9 @@ template <class Arch, int HEAD> struct BackwardTile {
     static constexpr int SHARED_BYTES = (2 * ROWS + 2 * ACROSS * Arch::STAGES) * HEAD * 2;
 };
 
-// Where a block leaves the sums of the columns of its rows of dq, dk or dv (part 0, 1 or 2): sums (3,blocks,HEAD) by
-// the number of the block in the grid, which costs no register before it is needed. Rows beyond T are 0.
+// Where a block leaves the sums of the columns of its rows of dq, or of dk (part 0) and dv (part 1): sums
+// (parts,blocks,HEAD) by the number of the block in the grid, which costs no register before it is needed. Rows beyond
+// T are 0.
 template <int HEAD> static __device__ __forceinline__ float *block_sums(float *sums, int part) {
     return sums + ((int64_t)part * gridDim.x + blockIdx.x) * HEAD;
 }
@@ -73,8 +75,8 @@ static __device__ __forceinline__ void query_gradients(float (&scores)[M][N8][4]
             }
 }
 
-// The dQ part of dqkv (B,T,3C), and delta (B,NH,T) = D. A block of four warps has ROWS queries of one head, a warp
-// M * 16. Moves Q, dout, out and dQ once; K and V of a head from L2 for each of its query blocks.
+// The dQ part of dqkv (B,T,(NH + 2 NKV) HS), and delta (B,NH,T) = D. A block of four warps has ROWS queries of one
+// head, a warp M * 16. Moves Q, dout, out and dQ once; K and V of a head from L2 for each of its query blocks.
 template <class Arch, class T, int HEAD>
 static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     flash_backward_queries_kernel(T *dqkv, float *delta, float *sums, const T *dout, const T *out, const float *lse,
@@ -90,17 +92,17 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
         const int first_row = block_row + tile_row;
         const int tiles = (min(block_row + ROWS, s.T) + KEYS - 1) / KEYS;
 
-        const HeadRows<const T> dout_rows = head_rows(dout, s, block.head, 0, 1);
+        const HeadRows<const T> dout_rows = out_rows(dout, s, block.head);
         TileStream<Arch, T, ROWS, HEAD> own;
-        own.start(q_tile, head_rows(qkv, s, block.head, 0, 3), dout_rows, block_row);
+        own.start(q_tile, q_rows(qkv, s, block.head), dout_rows, block_row);
         own.begin(0);
         TileStream<Arch, T, KEYS, HEAD> keys;
-        keys.start(q_tile + 2 * ROWS * HEAD, head_rows(qkv, s, block.head, 1, 3), head_rows(qkv, s, block.head, 2, 3),
-                   0);
+        const int kv = kv_head(s, block.head);
+        keys.start(q_tile + 2 * ROWS * HEAD, k_rows(qkv, s, kv), v_rows(qkv, s, kv), 0);
         keys.begin(0);
         float lse_log2e[M][2], D[M][2], dQ[M][HEAD / 8][4];
         row_statistics<T, M, HEAD>(lse_log2e, D, delta + (int64_t)block.head * s.T, lse + (int64_t)block.head * s.T,
-                                   dout_rows, head_rows(out, s, block.head, 0, 1), first_row);
+                                   dout_rows, out_rows(out, s, block.head), first_row);
         own.end(0);
         RowFragments<T, M, HEAD, true> q, d;
         q.set(own.a(0), tile_row);
@@ -120,7 +122,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
                 multiply_add<Arch, T>(dQ, scores, keys.a(i));
             }
         }
-        store_head_rows(head_rows(dqkv, s, block.head, 0, 3), first_row, dQ, s.scale, q_tile, tile_row);
+        store_head_rows(q_rows(dqkv, s, block.head), first_row, dQ, s.scale, q_tile, tile_row);
         if (sums) {
             __syncthreads();
             store_column_sums<Arch, T, ROWS, HEAD>(block_sums<HEAD>(sums, 0), s.HS, q_tile);
@@ -151,9 +153,9 @@ static __device__ __forceinline__ void key_gradients(float (&scores)[M][N8][4], 
         }
 }
 
-// The dK and dV parts of dqkv (B,T,3C). A block of four warps has ROWS keys of one head, a warp M * 16. Moves K, V, dK
-// and dV once; Q and dout of a head from L2 for each of its key blocks. Queries beyond T add nothing: their Q and dout
-// are 0, so the other factors, dout and dS, are 0 too.
+// The dK and dV parts of dqkv. A block of four warps has ROWS keys of one head of k and v, a warp M * 16, and adds up
+// the heads of q that read them in their order. Moves K, V, dK and dV once; Q and dout of a head from L2 for each of
+// its key blocks. Queries beyond T add nothing: their Q and dout are 0, so the other factors, dout and dS, are 0 too.
 template <class Arch, class T, int HEAD>
 static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     flash_backward_keys_kernel(T *dqkv, float *sums, const T *dout, const float *lse, const float *delta, const T *qkv,
@@ -170,17 +172,11 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
         const int tiles = (s.T - block_key + QUERIES - 1) / QUERIES; // the first begins on the diagonal
         // The first threads load lse, the next ones D, one tile ahead.
         const int which = (int)threadIdx.x / QUERIES, column = (int)threadIdx.x % QUERIES;
-        const float *statistic = (which == 0 ? lse : delta) + (int64_t)block.head * s.T;
-        float next = which < 2 && block_key + column < s.T ? statistic[block_key + column] : 0.0f;
 
         TileStream<Arch, T, ROWS, HEAD> own;
-        own.start(k_tile, head_rows(qkv, s, block.head, 1, 3), head_rows(qkv, s, block.head, 2, 3), block_key);
+        own.start(k_tile, k_rows(qkv, s, block.head), v_rows(qkv, s, block.head), block_key);
         own.begin(0);
-        TileStream<Arch, T, QUERIES, HEAD> queries;
-        queries.start(v_tile + ROWS * HEAD, head_rows(qkv, s, block.head, 0, 3), head_rows(dout, s, block.head, 0, 1),
-                      block_key);
-        queries.begin(0);
-        own.end(0);
+        if constexpr (!Arch::AMPERE) own.end(0); // with cp.async it arrives with the first tile of queries
         RowFragments<T, M, HEAD, false> k, v;
         k.set(k_tile, tile_row);
         v.set(v_tile, tile_row);
@@ -188,31 +184,44 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
         clear(dK);
         clear(dV);
 
-        ROLLED (i, tiles) {
-            const int first_query = block_key + i * QUERIES;
-            if (which < 2) statistics[i % 2][which][column] = which == 0 ? next * LOG2_E : next;
-            queries.end(i);
-            if (i + 1 < tiles) {
-                queries.begin(i + 1);
-                const int query = first_query + QUERIES + column;
-                if (which < 2) next = query < s.T ? statistic[query] : 0.0f;
+        // The heads of q that read these keys. head is all that is kept from one to the next: registers are short.
+        const int sharing = s.NH / s.NKV;
+        int head = block.head * sharing;
+        do {
+            const float *statistic = (which == 0 ? lse : delta) + (int64_t)head * s.T;
+            float next = which < 2 && block_key + column < s.T ? statistic[block_key + column] : 0.0f;
+            TileStream<Arch, T, QUERIES, HEAD> queries;
+            __syncthreads(); // the last readers of the head before are through
+            queries.start(v_tile + ROWS * HEAD, q_rows(qkv, s, head), out_rows(dout, s, head), block_key);
+            queries.begin(0);
+
+            ROLLED (i, tiles) {
+                const int first_query = block_key + i * QUERIES;
+                if (which < 2) statistics[i % 2][which][column] = which == 0 ? next * LOG2_E : next;
+                queries.end(i);
+                if (i + 1 < tiles) {
+                    queries.begin(i + 1);
+                    const int query = first_query + QUERIES + column;
+                    if (which < 2) next = query < s.T ? statistic[query] : 0.0f;
+                }
+                if (first_query + QUERIES > first_key) { // else every query is before the warp's first key
+                    float scores[M][QUERIES / 8][4], dP[M][QUERIES / 8][4];
+                    multiply_rows<Arch>(scores, k, queries.a(i));
+                    multiply_rows<Arch>(dP, v, queries.b(i));
+                    if (first_query < first_key + 16 * M - 1) mask_scores<KEY_ROWS>(scores, first_key, first_query);
+                    key_gradients(scores, dP, statistics[i % 2][0], statistics[i % 2][1], s.scale_log2e);
+                    multiply_add<Arch, T>(dV, scores, queries.b(i));
+                    multiply_add<Arch, T>(dK, dP, queries.a(i));
+                }
             }
-            if (first_query + QUERIES > first_key) { // else every query is before the warp's first key
-                float scores[M][QUERIES / 8][4], dP[M][QUERIES / 8][4];
-                multiply_rows<Arch>(scores, k, queries.a(i));
-                multiply_rows<Arch>(dP, v, queries.b(i));
-                if (first_query < first_key + 16 * M - 1) mask_scores<KEY_ROWS>(scores, first_key, first_query);
-                key_gradients(scores, dP, statistics[i % 2][0], statistics[i % 2][1], s.scale_log2e);
-                multiply_add<Arch, T>(dV, scores, queries.b(i));
-                multiply_add<Arch, T>(dK, dP, queries.a(i));
-            }
-        }
-        store_head_rows(head_rows(dqkv, s, block.head, 1, 3), first_key, dK, s.scale, k_tile, tile_row);
-        store_head_rows(head_rows(dqkv, s, block.head, 2, 3), first_key, dV, 1.0f, v_tile, tile_row);
+        } while (++head % sharing != 0);
+        const int kv = head / sharing - 1;
+        store_head_rows(k_rows(dqkv, s, kv), first_key, dK, s.scale, k_tile, tile_row);
+        store_head_rows(v_rows(dqkv, s, kv), first_key, dV, 1.0f, v_tile, tile_row);
         if (sums) {
             __syncthreads();
-            store_column_sums<Arch, T, ROWS, HEAD>(block_sums<HEAD>(sums, 1), s.HS, k_tile);
-            store_column_sums<Arch, T, ROWS, HEAD>(block_sums<HEAD>(sums, 2), s.HS, v_tile);
+            store_column_sums<Arch, T, ROWS, HEAD>(block_sums<HEAD>(sums, 0), s.HS, k_tile);
+            store_column_sums<Arch, T, ROWS, HEAD>(block_sums<HEAD>(sums, 1), s.HS, v_tile);
         }
     } else {
         __trap();
@@ -221,25 +230,29 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
 
 // ------------------------------------------------------------------------------------------------------- bias gradient
 
-// dbias (3C) = or += the sums that the blocks of both kernels left. A block has the columns of one head of q, k or v
-// (blockIdx.y): LANES threads take 16 bytes of a row, the rows of all sequences are dealt to GROUPS of them, 8 in
-// flight, and the groups are added in order. Moves 4 bytes twice for ROWS elements of dqkv: 1/32 of them at 128 rows.
+// dbias ((NH + 2 NKV) HS) = or += the sums that the blocks of both kernels left: those of q, then of k and of v, whose
+// grids are those of the shapes q and kv. A block has the columns of one head (blockIdx.x): LANES threads take 16 bytes
+// of a row, the rows of all sequences are dealt to GROUPS of them, 8 in flight, and the groups are added in order.
+// Moves 4 bytes twice for ROWS elements of dqkv: 1/32 of them at 128 rows.
 enum { SUM_THREADS = 256, SUMS_IN_FLIGHT = 8 };
 template <int HEAD>
 static __global__ void __launch_bounds__(SUM_THREADS)
-    flash_bias_kernel(void *dbias, DType dtype, bool accumulate, const float *sums, int blocks, FlashShape s) {
+    flash_bias_kernel(void *dbias, DType dtype, bool accumulate, const float *sums, int blocks, FlashShape q,
+                      FlashShape kv) {
     wait_for_the_grid_before();
     constexpr int LANES = HEAD / 4, GROUPS = SUM_THREADS / LANES;
     __shared__ float groups[GROUPS][HEAD];
-    const int h = (int)blockIdx.x, part = (int)blockIdx.y, lane = (int)threadIdx.x % LANES;
-    const int mine = (int)threadIdx.x / LANES, rows = s.heads / s.NH * blocks;
+    const int of_kv = (int)blockIdx.x - q.NH, lane = (int)threadIdx.x % LANES;
+    const FlashShape s = of_kv < 0 ? q : kv;
+    const int heads_a_row = of_kv < 0 ? q.NH : q.NKV, h = of_kv < 0 ? (int)blockIdx.x : of_kv % q.NKV;
+    const int64_t grids_before = of_kv < 0 ? 0 : q.heads + (int64_t)(of_kv / q.NKV) * kv.heads;
+    const int mine = (int)threadIdx.x / LANES, rows = s.heads / heads_a_row * blocks;
     float sum[4] = {};
     for (int row = mine; mine < GROUPS && row < rows; row += GROUPS * SUMS_IN_FLIGHT) {
         Vector<float, 4> x[SUMS_IN_FLIGHT];
         for (int j = 0; j < SUMS_IN_FLIGHT; j++) {
-            const int at = row + j * GROUPS, head = at / blocks * s.NH + h;
-            const float *from =
-                sums + ((int64_t)part * s.heads * blocks + flash_place(s, blocks, head, at % blocks)) * HEAD;
+            const int at = row + j * GROUPS, head = at / blocks * heads_a_row + h;
+            const float *from = sums + (grids_before * blocks + flash_place(s, blocks, head, at % blocks)) * HEAD;
             x[j] = load_or_zero<float, 4>(from + lane * 4, at < rows);
         }
         for (int j = 0; j < SUMS_IN_FLIGHT; j++) add_to(sum, x[j]);
@@ -250,7 +263,7 @@ static __global__ void __launch_bounds__(SUM_THREADS)
     if (column >= s.HS) return;
     float total = 0.0f;
     for (int g = 0; g < GROUPS; g++) total += groups[g][column];
-    put_gradient_of(dtype, dbias, ((int64_t)part * s.NH + h) * s.HS + column, total, accumulate);
+    put_gradient_of(dtype, dbias, (int64_t)blockIdx.x * s.HS + column, total, accumulate);
 }
 
 // ------------------------------------------------------------------------------------------------------------ the host
@@ -267,25 +280,28 @@ static void backward_launch(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Te
     typedef BackwardTile<Arch, HEAD> Tile;
     static_assert(Tile::ROWS >= FLASH_MIN_ROWS, "the workspace has sums of as many blocks");
     const int64_t blocks_per_head = ceil_div(s.T, Tile::ROWS);
-    const dim3 blocks((unsigned)(s.heads * blocks_per_head));
+    FlashShape kv = s;
+    kv.heads = s.heads / (s.NH / s.NKV);
+    kv = flash_grouped(kv, blocks_per_head);
     s = flash_grouped(s, blocks_per_head);
-    LAUNCH((flash_backward_queries_kernel<Arch, T, HEAD>), blocks, dim3(FLASH_THREADS), Tile::SHARED_BYTES,
-           cuda_compute_stream())
+    float *kv_sums = r.sums ? r.sums + s.heads * blocks_per_head * HEAD : NULL;
+    LAUNCH((flash_backward_queries_kernel<Arch, T, HEAD>), dim3((unsigned)(s.heads * blocks_per_head)),
+           dim3(FLASH_THREADS), Tile::SHARED_BYTES, cuda_compute_stream())
     ((T *)dqkv.data, r.delta, r.sums, (const T *)dout.data, (const T *)out.data, (const float *)lse.data,
      (const T *)qkv.data, s);
-    LAUNCH((flash_backward_keys_kernel<Arch, T, HEAD>), blocks, dim3(FLASH_THREADS), Tile::SHARED_BYTES,
-           cuda_compute_stream())
-    ((T *)dqkv.data, r.sums, (const T *)dout.data, (const float *)lse.data, (const float *)r.delta, (const T *)qkv.data,
-     s);
+    LAUNCH((flash_backward_keys_kernel<Arch, T, HEAD>), dim3((unsigned)(kv.heads * blocks_per_head)),
+           dim3(FLASH_THREADS), Tile::SHARED_BYTES, cuda_compute_stream())
+    ((T *)dqkv.data, kv_sums, (const T *)dout.data, (const float *)lse.data, (const float *)r.delta,
+     (const T *)qkv.data, kv);
     if (!r.sums) return;
-    LAUNCH((flash_bias_kernel<HEAD>), dim3((unsigned)s.NH, 3), dim3(SUM_THREADS), 0, cuda_compute_stream())
-    (r.dbias.data, r.dbias.dtype, r.accumulate, r.sums, (int)blocks_per_head, s);
+    LAUNCH((flash_bias_kernel<HEAD>), dim3((unsigned)(s.NH + 2 * s.NKV)), dim3(SUM_THREADS), 0, cuda_compute_stream())
+    (r.dbias.data, r.dbias.dtype, r.accumulate, r.sums, (int)blocks_per_head, s, kv);
 }
 
-bool cuda_flash_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, Tensor dbias,
-                         bool accumulate) {
-    const FlashShape s = cuda_flash_shape(qkv, num_heads);
-    const CudaFlashLayout layout = cuda_size_flash(s.heads, s.T, s.HS);
+bool cuda_flash_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads,
+                         Tensor dbias, bool accumulate) {
+    const FlashShape s = cuda_flash_shape(qkv, num_heads, num_kv_heads);
+    const CudaFlashLayout layout = cuda_size_flash(qkv.shape[0], s.NH, s.NKV, s.T, s.HS);
     char *scratch = (char *)cuda_scratch("attention_backward", layout.end);
     float *const sums = dbias.data ? (float *)(scratch + layout.sums) : NULL;
     const BackwardRest r = {(float *)scratch, sums, dbias, accumulate};

@@ -71,8 +71,9 @@ static __device__ __forceinline__ void finish_rows(ForwardState<M, HEAD> &state,
         }
 }
 
-// out (B,T,C), lse (B,NH,T) from qkv (B,T,3C). A block of four warps has ROWS queries of one head, a warp M * 16 of
-// them. Moves Q, out and lse once. Reads K and V of a head once from memory, and from L2 for each of its query blocks.
+// out (B,T,NH HS), lse (B,NH,T) from qkv (B,T,(NH + 2 NKV) HS). A block of four warps has ROWS queries of one head, a
+// warp M * 16 of them. Moves Q, out and lse once. Reads K and V of a head once from memory, and from L2 for each of its
+// query blocks.
 template <class Arch, class T, int HEAD>
 static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     flash_forward_kernel(T *out, float *lse, const T *qkv, FlashShape s) {
@@ -88,9 +89,10 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
         const int tiles = (min(block_row + ROWS, s.T) + KEYS - 1) / KEYS;
 
         TileStream<Arch, T, KEYS, HEAD> keys;
-        keys.start(q_tile + ROWS * HEAD, head_rows(qkv, s, block.head, 1, 3), head_rows(qkv, s, block.head, 2, 3), 0);
+        const int kv = kv_head(s, block.head);
+        keys.start(q_tile + ROWS * HEAD, k_rows(qkv, s, kv), v_rows(qkv, s, kv), 0);
         keys.begin(0);
-        tile_load<Arch, ROWS, HEAD>(q_tile, head_rows(qkv, s, block.head, 0, 3), block_row);
+        tile_load<Arch, ROWS, HEAD>(q_tile, q_rows(qkv, s, block.head), block_row);
         RowFragments<T, M, HEAD, Tile::HOLD_Q> queries;
         queries.set(q_tile, tile_row);
         ForwardState<M, HEAD> state;
@@ -112,7 +114,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
             }
         }
         finish_rows(state, lse + (int64_t)block.head * s.T, first_row, s);
-        store_head_rows(head_rows(out, s, block.head, 0, 1), first_row, state.out, 1.0f, q_tile, tile_row);
+        store_head_rows(out_rows(out, s, block.head), first_row, state.out, 1.0f, q_tile, tile_row);
     } else {
         __trap();
     }
@@ -135,19 +137,20 @@ bool cuda_flash_supports(DType dtype, int64_t head_size) {
     return has_cores && head_size % 8 == 0 && head_size <= 128; // rows of 16-byte chunks
 }
 
-FlashShape cuda_flash_shape(Tensor qkv, int num_heads) {
+FlashShape cuda_flash_shape(Tensor qkv, int num_heads, int num_kv_heads) {
     FlashShape s = {};
     s.T = (int)qkv.shape[1];
     s.NH = num_heads;
-    s.HS = (int)(qkv.shape[2] / (3 * num_heads));
+    s.NKV = num_kv_heads;
+    s.HS = (int)(qkv.shape[2] / (num_heads + 2 * num_kv_heads));
     s.heads = (int)qkv.shape[0] * num_heads;
     s.scale = 1.0f / sqrtf((float)s.HS);
     s.scale_log2e = s.scale * LOG2_E;
     return s;
 }
 
-void cuda_flash_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads) {
-    const FlashShape s = cuda_flash_shape(qkv, num_heads);
+void cuda_flash_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads) {
+    const FlashShape s = cuda_flash_shape(qkv, num_heads, num_kv_heads);
     if (!cuda_flash_supports(qkv.dtype, s.HS)) {
         cuda_plain_attention_forward(out, lse, qkv, s);
         return;

@@ -56,18 +56,34 @@ static __device__ __forceinline__ int flash_place(const FlashShape &s, int block
 // The number of this warp, in a form that the compiler knows to be uniform across lanes.
 static __device__ __forceinline__ int warp_index(void) { return __shfl_sync(ALL_LANES, (int)threadIdx.x / WARP, 0); }
 
-// The (T,HS) matrix of one head: `part` of `parts` in a packed (B,T,parts,NH,HS) tensor.
+// The (T,HS) matrix of one head, column `column` of `columns` in sequence b of a packed (B,T,columns,HS) tensor.
 template <class T> struct HeadRows {
     T *first;
     int64_t stride;
     int rows, cols;
 };
 template <class T>
-static __device__ __forceinline__ HeadRows<T> head_rows(T *tensor, const FlashShape &s, int head, int part, int parts) {
-    const int64_t C = (int64_t)s.NH * s.HS, stride = parts * C;
-    const int b = head / s.NH, h = head % s.NH;
-    return {tensor + (int64_t)b * s.T * stride + part * C + (int64_t)h * s.HS, stride, s.T, s.HS};
+static __device__ __forceinline__ HeadRows<T> head_rows(T *tensor, const FlashShape &s, int b, int column,
+                                                        int columns) {
+    const int64_t stride = (int64_t)columns * s.HS;
+    return {tensor + (int64_t)b * s.T * stride + (int64_t)column * s.HS, stride, s.T, s.HS};
 }
+// Of qkv or dqkv (B,T,NH + 2 NKV,HS) and of out or dout (B,T,NH,HS). Heads are counted over all sequences: B * NH of q
+// and out, B * NKV of k and v.
+template <class T> static __device__ __forceinline__ HeadRows<T> q_rows(T *qkv, const FlashShape &s, int head) {
+    return head_rows(qkv, s, head / s.NH, head % s.NH, s.NH + 2 * s.NKV);
+}
+template <class T> static __device__ __forceinline__ HeadRows<T> k_rows(T *qkv, const FlashShape &s, int head) {
+    return head_rows(qkv, s, head / s.NKV, s.NH + head % s.NKV, s.NH + 2 * s.NKV);
+}
+template <class T> static __device__ __forceinline__ HeadRows<T> v_rows(T *qkv, const FlashShape &s, int head) {
+    return head_rows(qkv, s, head / s.NKV, s.NH + s.NKV + head % s.NKV, s.NH + 2 * s.NKV);
+}
+template <class T> static __device__ __forceinline__ HeadRows<T> out_rows(T *out, const FlashShape &s, int head) {
+    return head_rows(out, s, head / s.NH, head % s.NH, s.NH);
+}
+// The head of k and v that a head of q reads.
+static __device__ __forceinline__ int kv_head(const FlashShape &s, int head) { return head / (s.NH / s.NKV); }
 
 // -------------------------------------------------------------------------------------------------------------- tiles
 

@@ -138,8 +138,8 @@ static __device__ __forceinline__ void plain_softmax_step(Share &scores, Share &
     }
 }
 
-// out (B,T,C), lse (B,NH,T) from qkv (B,T,3C). A block has 64 queries of one head and one slice of the output's
-// columns; the first slice also writes lse. grid: (query blocks, heaviest first, heads; slices).
+// out (B,T,NH HS), lse (B,NH,T) from qkv (B,T,(NH + 2 NKV) HS). A block has 64 queries of one head and one slice of the
+// output's columns; the first slice also writes lse. grid: (query blocks, heaviest first, heads; slices).
 template <class T>
 static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
     plain_forward_kernel(T *out, float *lse, const T *qkv, FlashShape s) {
@@ -149,8 +149,8 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
     float *a_tile = (float *)a_tile4, *b_tile = (float *)b_tile4;
     const int head = (int)blockIdx.x % s.heads, col = (int)blockIdx.y * TILE;
     const int first_row = ((s.T + TILE - 1) / TILE - 1 - (int)blockIdx.x / s.heads) * TILE;
-    const HeadRows<const T> q = head_rows(qkv, s, head, 0, 3), k = head_rows(qkv, s, head, 1, 3),
-                            v = head_rows(qkv, s, head, 2, 3);
+    const int kv = kv_head(s, head);
+    const HeadRows<const T> q = q_rows(qkv, s, head), k = k_rows(qkv, s, kv), v = v_rows(qkv, s, kv);
     Share scores, result = {};
     float largest[PER], sum[PER];
     for (int i = 0; i < PER; i++) {
@@ -171,7 +171,7 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
         for (int j = 0; j < PER; j++) result.v[i][j] *= inverse;
         if (row < s.T && blockIdx.y == 0 && share_x() == 0) lse[(int64_t)head * s.T + row] = largest[i] + logf(sum[i]);
     }
-    store_share(head_rows(out, s, head, 0, 1), first_row, col, result, 1.0f);
+    store_share(out_rows(out, s, head), first_row, col, result, 1.0f);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward
@@ -203,7 +203,7 @@ static __device__ __forceinline__ void probabilities(Share &P, Share &dS, const 
         }
 }
 
-// The dQ part of dqkv (B,T,3C), one slice of columns of 64 queries of a head, and delta (B,NH,T) = D. grid as forward.
+// The dQ part of dqkv, one slice of columns of 64 queries of a head, and delta (B,NH,T) = D. grid as forward.
 template <class T>
 static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
     plain_backward_queries_kernel(T *dqkv, float *delta, const T *dout, const T *out, const float *lse, const T *qkv,
@@ -216,9 +216,10 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
     float *a_tile = (float *)a_tile4, *b_tile = (float *)b_tile4;
     const int head = (int)blockIdx.x % s.heads, col = (int)blockIdx.y * TILE;
     const int first_row = ((s.T + TILE - 1) / TILE - 1 - (int)blockIdx.x / s.heads) * TILE;
-    const HeadRows<const T> q = head_rows(qkv, s, head, 0, 3), k = head_rows(qkv, s, head, 1, 3),
-                            v = head_rows(qkv, s, head, 2, 3), d = head_rows(dout, s, head, 0, 1);
-    plain_row_dots(D, d, head_rows(out, s, head, 0, 1), first_row);
+    const int kv = kv_head(s, head);
+    const HeadRows<const T> q = q_rows(qkv, s, head), k = k_rows(qkv, s, kv), v = v_rows(qkv, s, kv),
+                            d = out_rows(dout, s, head);
+    plain_row_dots(D, d, out_rows(out, s, head), first_row);
     const int row = first_row + (int)threadIdx.x;
     if (threadIdx.x < TILE) row_lse[threadIdx.x] = row < s.T ? lse[(int64_t)head * s.T + row] : 0.0f;
     __syncthreads();
@@ -233,10 +234,11 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
         load_tile(b_tile, k, key, col);
         multiply_plain(dQ, a_tile, b_tile);
     }
-    store_share(head_rows(dqkv, s, head, 0, 3), first_row, col, dQ, s.scale);
+    store_share(q_rows(dqkv, s, head), first_row, col, dQ, s.scale);
 }
 
-// The dK and dV parts of dqkv, one slice of columns of 64 keys of a head. The first key blocks meet the most queries.
+// The dK and dV parts of dqkv, one slice of columns of 64 keys of a head of k and v, added up over the heads of q that
+// read them in their order. The first key blocks meet the most queries. grid: (key blocks, heads of k and v; slices).
 template <class T>
 static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
     plain_backward_keys_kernel(T *dqkv, const T *dout, const float *lse, const float *delta, const T *qkv,
@@ -247,42 +249,45 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
     __shared__ float D[TILE];
     __shared__ float row_lse[TILE];
     float *a_tile = (float *)a_tile4, *b_tile = (float *)b_tile4;
-    const int head = (int)blockIdx.x % s.heads, col = (int)blockIdx.y * TILE;
-    const int first_key = (int)blockIdx.x / s.heads * TILE;
-    const HeadRows<const T> q = head_rows(qkv, s, head, 0, 3), k = head_rows(qkv, s, head, 1, 3),
-                            v = head_rows(qkv, s, head, 2, 3), d = head_rows(dout, s, head, 0, 1);
+    const int sharing = s.NH / s.NKV, kv_heads = s.heads / sharing;
+    const int kv = (int)blockIdx.x % kv_heads, col = (int)blockIdx.y * TILE;
+    const int first_key = (int)blockIdx.x / kv_heads * TILE;
+    const HeadRows<const T> k = k_rows(qkv, s, kv), v = v_rows(qkv, s, kv);
 
     Share P, dS, dK = {}, dV = {};
-    for (int first_row = first_key; first_row < s.T; first_row += TILE) {
-        const int row = first_row + (int)threadIdx.x;
-        __syncthreads(); // the last tile's readers of D and row_lse are done
-        if (threadIdx.x < TILE) {
-            D[threadIdx.x] = row < s.T ? delta[(int64_t)head * s.T + row] : 0.0f;
-            row_lse[threadIdx.x] = row < s.T ? lse[(int64_t)head * s.T + row] : 0.0f;
+    for (int head = kv * sharing; head < (kv + 1) * sharing; head++) {
+        const HeadRows<const T> q = q_rows(qkv, s, head), d = out_rows(dout, s, head);
+        for (int first_row = first_key; first_row < s.T; first_row += TILE) {
+            const int row = first_row + (int)threadIdx.x;
+            __syncthreads(); // the last tile's readers of D and row_lse are done
+            if (threadIdx.x < TILE) {
+                D[threadIdx.x] = row < s.T ? delta[(int64_t)head * s.T + row] : 0.0f;
+                row_lse[threadIdx.x] = row < s.T ? lse[(int64_t)head * s.T + row] : 0.0f;
+            }
+            head_product(P, a_tile, q, first_row, b_tile, k, first_key);
+            head_product(dS, a_tile, d, first_row, b_tile, v, first_key);
+            probabilities(P, dS, row_lse, D, s.scale, first_row, first_key);
+            store_tile(a_tile, P, true);
+            load_tile(b_tile, d, first_row, col);
+            multiply_plain(dV, a_tile, b_tile);
+            store_tile(a_tile, dS, true);
+            load_tile(b_tile, q, first_row, col);
+            multiply_plain(dK, a_tile, b_tile);
         }
-        head_product(P, a_tile, q, first_row, b_tile, k, first_key);
-        head_product(dS, a_tile, d, first_row, b_tile, v, first_key);
-        probabilities(P, dS, row_lse, D, s.scale, first_row, first_key);
-        store_tile(a_tile, P, true);
-        load_tile(b_tile, d, first_row, col);
-        multiply_plain(dV, a_tile, b_tile);
-        store_tile(a_tile, dS, true);
-        load_tile(b_tile, q, first_row, col);
-        multiply_plain(dK, a_tile, b_tile);
     }
-    store_share(head_rows(dqkv, s, head, 1, 3), first_key, col, dK, s.scale);
-    store_share(head_rows(dqkv, s, head, 2, 3), first_key, col, dV, 1.0f);
+    store_share(k_rows(dqkv, s, kv), first_key, col, dK, s.scale);
+    store_share(v_rows(dqkv, s, kv), first_key, col, dV, 1.0f);
 }
 
 // ------------------------------------------------------------------------------------------------------------ the host
 
-static dim3 plain_grid(FlashShape s) {
-    return dim3((unsigned)(s.heads * ceil_div(s.T, TILE)), (unsigned)ceil_div(s.HS, TILE));
+static dim3 plain_grid(FlashShape s, int heads) {
+    return dim3((unsigned)(heads * ceil_div(s.T, TILE)), (unsigned)ceil_div(s.HS, TILE));
 }
 
 void cuda_plain_attention_forward(Tensor out, Tensor lse, Tensor qkv, FlashShape s) {
     DISPATCH(qkv.dtype, T,
-             LAUNCH(plain_forward_kernel<T>, plain_grid(s), dim3(PLAIN_THREADS), 0,
+             LAUNCH(plain_forward_kernel<T>, plain_grid(s, s.heads), dim3(PLAIN_THREADS), 0,
                     cuda_compute_stream())((T *)out.data, (float *)lse.data, (const T *)qkv.data, s));
 }
 
@@ -290,8 +295,10 @@ void cuda_plain_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor 
                                    FlashShape s) {
     const float *lse_data = (const float *)lse.data;
     DISPATCH(qkv.dtype, T,
-             LAUNCH(plain_backward_queries_kernel<T>, plain_grid(s), dim3(PLAIN_THREADS), 0, cuda_compute_stream())(
-                 (T *)dqkv.data, delta, (const T *)dout.data, (const T *)out.data, lse_data, (const T *)qkv.data, s);
-             LAUNCH(plain_backward_keys_kernel<T>, plain_grid(s), dim3(PLAIN_THREADS), 0, cuda_compute_stream())(
-                 (T *)dqkv.data, (const T *)dout.data, lse_data, (const float *)delta, (const T *)qkv.data, s));
+             LAUNCH(plain_backward_queries_kernel<T>, plain_grid(s, s.heads), dim3(PLAIN_THREADS), 0,
+                    cuda_compute_stream())((T *)dqkv.data, delta, (const T *)dout.data, (const T *)out.data, lse_data,
+                                           (const T *)qkv.data, s);
+             LAUNCH(plain_backward_keys_kernel<T>, plain_grid(s, s.heads / (s.NH / s.NKV)), dim3(PLAIN_THREADS), 0,
+                    cuda_compute_stream())((T *)dqkv.data, (const T *)dout.data, lse_data, (const float *)delta,
+                                           (const T *)qkv.data, s));
 }

@@ -51,11 +51,11 @@ CudaEmbeddingLayout cuda_size_embedding(int64_t positions, int64_t C) {
 
 // ---------------------------------------------------------------------------------------------------------- attention
 
-CudaFlashLayout cuda_size_flash(int64_t heads, int64_t T, int64_t HS) {
-    const int64_t blocks = heads * ceil_div(T, FLASH_MIN_ROWS), size = (int64_t)sizeof(float);
+CudaFlashLayout cuda_size_flash(int64_t B, int64_t NH, int64_t NKV, int64_t T, int64_t HS) {
+    const int64_t blocks = B * (NH + 2 * NKV) * ceil_div(T, FLASH_MIN_ROWS), size = (int64_t)sizeof(float);
     CudaFlashLayout l = {0, 0};
-    cuda_part(&l.end, heads * T * size);
-    l.sums = cuda_part(&l.end, HS <= 128 ? 3 * blocks * round_up(HS, 32) * size : 0);
+    cuda_part(&l.end, B * NH * T * size);
+    l.sums = cuda_part(&l.end, HS <= 128 ? blocks * round_up(HS, 32) * size : 0);
     return l;
 }
 
@@ -64,7 +64,8 @@ int64_t cuda_size_decode(int64_t sequences, int64_t NH, int64_t HS, int64_t maxT
 }
 
 // The forms of cudnn_plan.c: sums of rows, and on GPUs but Blackwell's a square for each head; Hopper may collect dQ
-// in fp32 instead. 1024: what cuDNN's plans were seen to add.
+// in fp32 instead. Where heads of k and v are shared, dK and dV of each head of q in 16 bits beside them, on Blackwell
+// twice. 1024: what cuDNN's plans were seen to add.
 static bool has_cudnn(OpsShape shape, int compute_capability) {
     return compute_capability >= 80 && dtype_size(shape.dtype) == 2 && ops_head_size(shape) % 8 == 0;
 }
@@ -72,9 +73,11 @@ static bool has_cudnn(OpsShape shape, int compute_capability) {
 int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit) {
     const int64_t HS = ops_head_size(shape), heads = shape.B * shape.NH,
                   rows = heads * shape.T * (int64_t)sizeof(float);
-    const int64_t sums = rows + 1024, squares = sums + heads * shape.T * shape.T * 2, collected = sums + rows * HS;
+    const int64_t shared = ops_kv_heads(shape) < shape.NH ? rows * HS : 0, sums = rows + 1024;
+    const int64_t squares = sums + shared + heads * shape.T * shape.T * 2, collected = sums + shared + rows * HS;
     if (!has_cudnn(shape, compute_capability)) return 0;
-    if (shape.forward_only || (compute_capability >= 100 && compute_capability <= 103)) return sums;
+    if (shape.forward_only) return sums;
+    if (compute_capability >= 100 && compute_capability <= 103) return sums + 2 * shared;
     const int64_t stored = squares <= limit ? squares : 0;
     return compute_capability == 90 && collected <= limit ? max_i64(stored, collected) : stored;
 }
@@ -84,7 +87,8 @@ int64_t cuda_size_cudnn_fast(OpsShape shape, int compute_capability) {
     const bool for_sm_80 = compute_capability < 90 || compute_capability >= 120;
     if (!has_cudnn(shape, compute_capability)) return 0;
     if (shape.forward_only) return rows + 1024;
-    return rows + 1024 + (for_sm_80 ? 2 : 1) * rows * HS;
+    const int shared = ops_kv_heads(shape) < shape.NH;
+    return rows + 1024 + ((for_sm_80 ? 2 : 1) + shared) * rows * HS;
 }
 
 // That workspace is 1.6 GB at B=64, T=1024, NH=12. Beyond an eighth of the memory, it is worth more as a larger
@@ -154,7 +158,7 @@ int64_t cuda_size_workspace(OpsShape shape, int compute_capability, int64_t cudn
         cuda_size_layernorm(N, shape.C),
         cuda_size_qk_norm(N, ops_head_size(shape)),
         cuda_size_embedding(N, shape.C).end,
-        cuda_size_flash(shape.B * shape.NH, shape.T, ops_head_size(shape)).end,
+        cuda_size_flash(shape.B, shape.NH, ops_kv_heads(shape), shape.T, ops_head_size(shape)).end,
         cuda_size_optimizer(shape),
     };
     const int count = shape.forward_only ? 3 : (int)(sizeof needs / sizeof *needs);

@@ -70,7 +70,7 @@ enum { FLASH_MIN_ROWS = 64 };
 typedef struct {
     int64_t sums, end; // offsets
 } CudaFlashLayout;
-CudaFlashLayout cuda_size_flash(int64_t heads, int64_t T, int64_t HS); // heads: B * NH
+CudaFlashLayout cuda_size_flash(int64_t B, int64_t NH, int64_t NKV, int64_t T, int64_t HS);
 
 // attention_decode: of each chunk of keys of a head HS sums, a maximum and a sum.
 enum { DECODE_KEYS = 64, DECODE_EXTRA_FLOATS = 2 };

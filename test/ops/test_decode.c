@@ -95,7 +95,6 @@ OP_TEST(attention_decode_matches) {
 }
 
 OP_TEST(heads_that_share_keys_and_values_match) {
-    op_skip_unless_cpu();
     for (int i = 0; i < NUM_GROUPED; i++) {
         store_case(&grouped[i], dtype);
         decode_case(&grouped[i], dtype, 1.0, 1.0);

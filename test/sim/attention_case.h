@@ -7,7 +7,7 @@
 #include "test/ops/op_test.h"
 #include <string.h>
 
-static const AttentionShape small = {.B = 1, .T = 16, .NH = 1, .HS = 64, .dtype = DTYPE_BF16};
+static const AttentionShape small = {.B = 1, .T = 16, .NH = 1, .NKV = 1, .HS = 64, .dtype = DTYPE_BF16};
 
 // On the clock of sim_set_clock cuDNN is the faster one, unless SIM_CUDNN asks for a slow one.
 static inline void start(AttentionChoice attention) {
@@ -24,24 +24,26 @@ typedef struct {
 } Case;
 
 static inline Case begin(AttentionShape s, const char *what) {
-    const int64_t C = s.NH * s.HS;
-    op_begin((OpsShape){.B = s.B, .T = s.T, .C = C, .NH = s.NH, .Vp = 128, .num_tensors = 1, .dtype = s.dtype},
-             "%s: B=%d T=%d NH=%d HS=%d %s", what, (int)s.B, (int)s.T, (int)s.NH, (int)s.HS, dtype_name(s.dtype));
+    const int64_t C = s.NH * s.HS, columns = C + 2 * s.NKV * s.HS;
+    const OpsShape shape = {
+        .B = s.B, .T = s.T, .C = C, .NH = s.NH, .NKV = s.NKV, .Vp = 128, .num_tensors = 1, .dtype = s.dtype};
+    op_begin(shape, "%s: B=%d T=%d NH=%d NKV=%d HS=%d %s", what, (int)s.B, (int)s.T, (int)s.NH, (int)s.NKV, (int)s.HS,
+             dtype_name(s.dtype));
     Case c = {.shape = s};
-    c.qkv = op_input(s.dtype, "qkv", DIMS(s.B, s.T, 3 * C), 1.0);
+    c.qkv = op_input(s.dtype, "qkv", DIMS(s.B, s.T, columns), 1.0);
     c.dout = op_input(s.dtype, "dout", DIMS(s.B, s.T, C), 1.0);
     c.out = op_output(s.dtype, "out", DIMS(s.B, s.T, C));
     c.lse = op_output(DTYPE_FP32, "lse", DIMS(s.B, s.NH, s.T));
-    c.dqkv = op_output(s.dtype, "dqkv", DIMS(s.B, s.T, 3 * C));
-    c.dbias = op_inout(DTYPE_FP32, "dbias", DIMS(3 * C), 1.0);
+    c.dqkv = op_output(s.dtype, "dqkv", DIMS(s.B, s.T, columns));
+    c.dbias = op_inout(DTYPE_FP32, "dbias", DIMS(columns), 1.0);
     c.left = c.dbias.t;
     return c;
 }
 
 static inline void specify(Case *c) {
     const AttentionShape s = c->shape;
-    ref_attention_forward(c->out.v, c->lse.v, c->qkv.v, s.B, s.T, s.NH, s.NH, s.HS);
-    ref_attention_backward(c->dqkv.v, c->dout.v, c->out.v, c->lse.v, c->qkv.v, s.B, s.T, s.NH, s.NH, s.HS);
+    ref_attention_forward(c->out.v, c->lse.v, c->qkv.v, s.B, s.T, s.NH, s.NKV, s.HS);
+    ref_attention_backward(c->dqkv.v, c->dout.v, c->out.v, c->lse.v, c->qkv.v, s.B, s.T, s.NH, s.NKV, s.HS);
 }
 
 static inline void check(Case *c) {
@@ -52,12 +54,12 @@ static inline void check(Case *c) {
 }
 
 static inline void forward(Case *c) {
-    attention_forward(c->out.t, c->lse.t, c->qkv.t, (int)c->shape.NH, (int)c->shape.NH);
+    attention_forward(c->out.t, c->lse.t, c->qkv.t, (int)c->shape.NH, (int)c->shape.NKV);
 }
 static inline void backward(Case *c) {
     const int64_t n = tensor_numel(c->dqkv.t), columns = tensor_numel(c->dbias.t);
-    attention_backward(c->dqkv.t, c->dout.t, c->out.t, c->lse.t, c->qkv.t, (int)c->shape.NH, (int)c->shape.NH, &c->left,
-                       true);
+    attention_backward(c->dqkv.t, c->dout.t, c->out.t, c->lse.t, c->qkv.t, (int)c->shape.NH, (int)c->shape.NKV,
+                       &c->left, true);
     if (c->left.data) return; // perhaps while a graph is recorded
     const double *rounded = op_download(c->dqkv);
     for (int64_t i = 0; i < n; i++) c->dbias.v[i % columns] += rounded[i];

@@ -117,7 +117,7 @@ APART_TEST(older_choices_are_taken_where_they_mean_something_and_made_anew_elsew
         {1, 48000, "backward cuDNN 9.25.0 with dQ in order"},
         {3, 0, "cuDNN 9.25.0"},
     };
-    const AttentionShape s = {1, 64, 1, 8, DTYPE_BF16};
+    const AttentionShape s = {1, 64, 1, 1, 8, DTYPE_BF16};
     start(ATTENTION_AUTO);
     Case c = begin(s, "the keys");
     forward(&c), backward(&c);
@@ -234,7 +234,7 @@ APART_TEST(a_kernel_that_was_asked_for_and_computes_something_else_ends_the_prog
 APART_TEST(the_reason_is_that_of_the_kernel_that_was_measured, "92500,slow", "90") {
     start(ATTENTION_AUTO);
     cuda_backend.facts.memory_free = 48000; // an eighth is less than 64 * 64 * 2 bytes
-    Case c = begin((AttentionShape){1, 64, 1, 8, DTYPE_BF16}, "little memory");
+    Case c = begin((AttentionShape){1, 64, 1, 1, 8, DTYPE_BF16}, "little memory");
     backward(&c);
     expect_text(cuda_attention_description(), "forward cuDNN 9.25.0 or own kernels, to be measured, backward own "
                                               "kernels (faster backward than cuDNN 9.25.0)");
@@ -284,8 +284,8 @@ APART_TEST(types_and_head_sizes_that_cudnn_lacks_take_own_kernels, "1", "90") {
         AttentionShape shape;
         const char *expected;
     } cases[] = {
-        {{1, 16, 1, 64, DTYPE_FP32}, "own kernels (cuDNN has no fused attention for fp32)"},
-        {{1, 16, 1, 12, DTYPE_BF16}, "own kernels (cuDNN has no fused attention for head size 12)"},
+        {{1, 16, 1, 1, 64, DTYPE_FP32}, "own kernels (cuDNN has no fused attention for fp32)"},
+        {{1, 16, 1, 1, 12, DTYPE_BF16}, "own kernels (cuDNN has no fused attention for head size 12)"},
     };
     start(ATTENTION_CUDNN);
     for (int i = 0; i < 2; i++) {
@@ -395,7 +395,7 @@ APART_TEST(attention_cudnn_is_refused_on_turing, "1", "75") {
 APART_TEST(a_workspace_beyond_an_eighth_of_the_memory_is_not_taken, "1", "90") {
     start(ATTENTION_AUTO);
     cuda_backend.facts.memory_free = 1 << 20;
-    Case c = begin((AttentionShape){1, 300, 1, 64, DTYPE_BF16}, "little memory");
+    Case c = begin((AttentionShape){1, 300, 1, 1, 64, DTYPE_BF16}, "little memory");
     (void)c;
     const char *text = cuda_attention_description();
     if (!strstr(text, "backward own kernels (cuDNN's attention needs 180000 bytes of workspace, 12"))

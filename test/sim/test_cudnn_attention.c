@@ -19,10 +19,11 @@ TEST(everything_needs_the_headers_of_cudnn) {
 
 // ---------------------------------------------------------------------------------------------------- what is computed
 
-// B T NH HS: one token, one head, contexts that are no multiple of a tile, real head sizes.
+// B T NH NKV HS: one token, one head, contexts that are no multiple of a tile, real head sizes, shared heads.
 static const AttentionShape shapes[] = {
-    {2, 7, 3, 8, DTYPE_BF16},   {1, 1, 1, 16, DTYPE_FP16},    {2, 65, 2, 64, DTYPE_BF16},
-    {1, 33, 3, 80, DTYPE_FP16}, {1, 130, 1, 128, DTYPE_BF16}, {3, 40, 2, 40, DTYPE_FP16},
+    {2, 7, 3, 3, 8, DTYPE_BF16},   {1, 1, 1, 1, 16, DTYPE_FP16},    {2, 65, 2, 2, 64, DTYPE_BF16},
+    {1, 33, 3, 3, 80, DTYPE_FP16}, {1, 130, 1, 1, 128, DTYPE_BF16}, {3, 40, 2, 2, 40, DTYPE_FP16},
+    {2, 65, 6, 2, 64, DTYPE_BF16}, {1, 40, 4, 1, 128, DTYPE_FP16},
 };
 enum { NUM_SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -62,7 +63,7 @@ APART_TEST(so_does_the_form_of_attention_fast, "1", "90") {
 
 // On an H200 with cuDNN 9.25, where the ordinary form's workspace is too large: dQ collected in the caller's array.
 APART_TEST(the_graph_that_collects_dq_computes_attention, "92500", "90") {
-    const AttentionShape s = {.B = 1, .T = 200, .NH = 2, .HS = 16, .dtype = DTYPE_BF16};
+    const AttentionShape s = {.B = 1, .T = 200, .NH = 2, .NKV = 2, .HS = 16, .dtype = DTYPE_BF16};
     Error why = {""};
     start_with_library();
     Case c = begin(s, "dQ collected");
@@ -89,7 +90,7 @@ APART_TEST(the_graph_that_collects_dq_computes_attention, "92500", "90") {
 APART_TEST(captured_launches_are_replayed, "1", "90") {
     Error err;
     start(ATTENTION_CUDNN);
-    Case c = begin((AttentionShape){2, 40, 2, 32, DTYPE_BF16}, "captured");
+    Case c = begin((AttentionShape){2, 40, 2, 2, 32, DTYPE_BF16}, "captured");
     DeviceGraph *graph = device_graph_create(&err);
     uint64_t bits[3];
     for (int i = 0; i < 3; i++) {
@@ -147,7 +148,7 @@ static bool is_seen(Case *c, Fault fault, OpTensor workspace) {
 }
 
 static void expect_seen(const Fault *faults, int n) {
-    const AttentionShape s = {.B = 2, .T = 90, .NH = 3, .HS = 8, .dtype = DTYPE_BF16};
+    const AttentionShape s = {.B = 2, .T = 90, .NH = 3, .NKV = 3, .HS = 8, .dtype = DTYPE_BF16};
     start_with_library();
     Case c = begin(s, "planted faults");
     OpTensor workspace = op_output(DTYPE_U8, "workspace", DIMS(1 << 20));
@@ -191,7 +192,7 @@ APART_TEST(faults_that_cudnn_accepts_show_in_the_values, "1", "90") {
 }
 
 APART_TEST(without_a_fault_none_is_seen, "92500", "90") {
-    const AttentionShape s = {.B = 2, .T = 90, .NH = 3, .HS = 8, .dtype = DTYPE_BF16};
+    const AttentionShape s = {.B = 2, .T = 90, .NH = 3, .NKV = 3, .HS = 8, .dtype = DTYPE_BF16};
     start_with_library();
     Case c = begin(s, "no fault");
     OpTensor workspace = op_output(DTYPE_U8, "workspace", DIMS(1 << 20));

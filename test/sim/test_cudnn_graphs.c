@@ -129,8 +129,8 @@ TEST(a_library_that_is_no_cudnn_is_named_and_not_used) {
 static void expect_accepted(const DeviceText *d, CudnnGraphKind kind, AttentionShape s, bool compile) {
     char what[256];
     Error err = {"?"};
-    snprintf(what, sizeof what, "%s: %s B=%d T=%d NH=%d HS=%d %s", d->name, kind_names[kind], (int)s.B, (int)s.T,
-             (int)s.NH, (int)s.HS, dtype_name(s.dtype));
+    snprintf(what, sizeof what, "%s: %s B=%d T=%d NH=%d NKV=%d HS=%d %s", d->name, kind_names[kind], (int)s.B, (int)s.T,
+             (int)s.NH, (int)s.NKV, (int)s.HS, dtype_name(s.dtype));
     cudnnBackendDescriptor_t device = describe(d);
     CudnnGraph *graph = cudnn_graph_create(kind, s, &err);
     CudnnPlan *plan = graph ? cudnn_plan_create(graph, device, NULL, true, NO_LIMIT, &err) : NULL;
@@ -148,19 +148,20 @@ TEST(graphs_are_recognised_on_every_architecture_type_head_size_and_odd_context)
     for (int d = 0; d < NUM_DEVICES; d++)
         for (int kind = CUDNN_FORWARD; kind <= CUDNN_BACKWARD_COLLECTED; kind++)
             for (int64_t HS = 64; HS <= 128; HS += 64) {
-                const AttentionShape even = {4, 1024, 12, HS, DTYPE_BF16}, half = {4, 1024, 12, HS, DTYPE_FP16};
-                const AttentionShape odd = {2, 77, 3, HS, DTYPE_BF16};
+                const AttentionShape even = {4, 1024, 12, 12, HS, DTYPE_BF16}, half = {4, 1024, 12, 12, HS, DTYPE_FP16};
+                const AttentionShape odd = {2, 77, 3, 3, HS, DTYPE_BF16}, shared = {4, 1024, 12, 4, HS, DTYPE_BF16};
                 expect_accepted(&devices[d], (CudnnGraphKind)kind, even, compile);
                 expect_accepted(&devices[d], (CudnnGraphKind)kind, half, compile);
                 expect_accepted(&devices[d], (CudnnGraphKind)kind, odd, compile);
+                expect_accepted(&devices[d], (CudnnGraphKind)kind, shared, compile);
             }
 }
 
 TEST(small_shapes_and_other_head_sizes_are_recognised) {
     need_cudnn();
     static const AttentionShape shapes[] = {
-        {1, 1, 1, 64, DTYPE_BF16},   {1, 1000, 25, 64, DTYPE_FP16}, {3, 33, 2, 8, DTYPE_BF16},
-        {2, 130, 2, 16, DTYPE_BF16}, {2, 96, 5, 80, DTYPE_BF16},    {1, 2048, 2, 96, DTYPE_FP16},
+        {1, 1, 1, 1, 64, DTYPE_BF16},   {1, 1000, 25, 25, 64, DTYPE_FP16}, {3, 33, 2, 2, 8, DTYPE_BF16},
+        {2, 130, 2, 2, 16, DTYPE_BF16}, {2, 96, 5, 5, 80, DTYPE_BF16},     {1, 2048, 2, 2, 96, DTYPE_FP16},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int d = 0; d < NUM_DEVICES; d++) {
@@ -169,31 +170,52 @@ TEST(small_shapes_and_other_head_sizes_are_recognised) {
         }
 }
 
-// The plans of a run: GPT-2 124M at B=64. Which engine serves, and in how much workspace, is the table of
-// cudnn_plan.c: an engine made for the architecture on sm_90 and sm_100, the one for sm_80 elsewhere.
+// What the two tests below ask cuDNN for: GPT-2 124M at B=64, and the same with three heads of q for each of k and v.
+static AttentionShape shape_of_a_run(int shared) {
+    return (AttentionShape){64, 1024, 12, shared ? 4 : 12, 64, DTYPE_BF16};
+}
+static OpsShape ops_shape_of(AttentionShape s) {
+    return (OpsShape){.B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .C = s.NH * s.HS, .dtype = s.dtype};
+}
+
+// The plan of one pass, with the engine and the workspace that were chosen. The kernel is compiled where all are, and
+// for GPT-2.
+static CudnnPass *plan_of_a_run(const DeviceText *d, cudnnBackendDescriptor_t device, AttentionPass pass,
+                                AttentionShape shape, AttentionWay way) {
+    Error err = {"?"};
+    const char *all = getenv("CUDNN_GRAPHS");
+    const double start = seconds();
+    CudnnPass *p = cudnn_pass_create(pass, shape, device, d->compute_capability, way, NO_LIMIT, &err);
+    if (!p) fail_msg("%s: %s", d->name, err.text);
+    if (!p) return NULL; // fail_msg jumps; the analyzer is not told
+    const double chosen = seconds();
+    print_message("%-24s %-8s NKV %2lld, workspace %10lld bytes, chosen in %.3f s", d->name, kind_names[p->kind],
+                  (long long)shape.NKV, (long long)p->workspace.bytes, chosen - start);
+    if (shape.NKV == shape.NH || (all && strcmp(all, "all") == 0)) {
+        if (!compiles(p->plan, &err)) fail_msg("%s: %s", d->name, err.text);
+        print_message(", engine %lld compiled in %.3f s", (long long)cudnn_plan_engine(p->plan), seconds() - chosen);
+    }
+    print_message("\n");
+    return p;
+}
+
+// Which engine serves, and in how much workspace, is the table of cudnn_plan.c: an engine made for the architecture on
+// sm_90 and sm_100, the one for sm_80 elsewhere. No more workspace than the planner counts.
 TEST(a_run_gets_plans_that_repeat_on_every_architecture) {
     need_cudnn();
-    const AttentionShape shape = {64, 1024, 12, 64, DTYPE_BF16};
-    const int64_t rows = shape.B * shape.NH * shape.T, squares = rows * shape.T * 2;
     for (int d = 0; d < NUM_DEVICES; d++)
-        for (int pass = 0; pass < ATTENTION_PASSES; pass++) {
-            Error err = {"?"};
+        for (int i = 0; i < 2 * ATTENTION_PASSES; i++) {
+            const AttentionPass pass = (AttentionPass)(i / 2);
+            const AttentionShape shape = shape_of_a_run(i % 2);
             cudnnBackendDescriptor_t device = describe(&devices[d]);
-            const double start = seconds();
-            CudnnPass *p = cudnn_pass_create((AttentionPass)pass, shape, device, devices[d].compute_capability,
-                                             BY_CUDNN_STORED, NO_LIMIT, &err);
-            if (!p) fail_msg("%s: %s", devices[d].name, err.text);
-            if (!p) return; // fail_msg jumps; the analyzer is not told
-            const double chosen = seconds();
-            if (!compiles(p->plan, &err)) fail_msg("%s: %s", devices[d].name, err.text);
-            print_message("%-24s %-8s engine %lld, workspace %10lld bytes, chosen in %.3f s, compiled in %.3f s\n",
-                          devices[d].name, pass ? "backward" : "forward", (long long)cudnn_plan_engine(p->plan),
-                          (long long)p->workspace.bytes, chosen - start, seconds() - chosen);
+            CudnnPass *p = plan_of_a_run(&devices[d], device, pass, shape, BY_CUDNN_STORED);
+            if (!p) return;
             assert_true(p->kind == (pass ? CUDNN_BACKWARD : CUDNN_FORWARD));
             assert_true(cudnn_graph_has(p->graph, CUDNN_DSUM) == (pass == ATTENTION_BACKWARD));
             assert_false(cudnn_graph_has(p->graph, CUDNN_DQ_SUMS));
-            const bool needs_squares = pass == ATTENTION_BACKWARD && d != B200;
-            assert_in_range(p->workspace.bytes, 0, rows * 4 + 1024 + (needs_squares ? squares : 0));
+            OpsShape ops = ops_shape_of(shape);
+            ops.forward_only = pass == ATTENTION_FORWARD;
+            assert_in_range(p->workspace.bytes, 0, cuda_size_cudnn(ops, devices[d].compute_capability, NO_LIMIT));
             cudnn_pass_destroy(p);
             cudnn_destroy(device);
         }
@@ -202,23 +224,16 @@ TEST(a_run_gets_plans_that_repeat_on_every_architecture) {
 // --attention fast: no squares of T in the workspace, sums of dQ instead, and no more of them than the planner counts.
 TEST(the_form_that_need_not_repeat_is_made_where_it_is_asked_for) {
     need_cudnn();
-    const AttentionShape shape = {64, 1024, 12, 64, DTYPE_BF16};
-    const OpsShape ops = {.B = 64, .T = 1024, .NH = 12, .C = 768, .dtype = DTYPE_BF16};
     for (int d = 0; d < NUM_DEVICES; d++)
-        for (int pass = 0; pass < ATTENTION_PASSES; pass++) {
-            Error err = {"?"};
+        for (int shared = 0; shared < 2; shared++) {
+            const AttentionShape shape = shape_of_a_run(shared);
             cudnnBackendDescriptor_t device = describe(&devices[d]);
-            CudnnPass *p = cudnn_pass_create((AttentionPass)pass, shape, device, devices[d].compute_capability,
-                                             pass ? BY_CUDNN_UNORDERED : BY_CUDNN_STORED, NO_LIMIT, &err);
-            if (!p) fail_msg("%s: %s", devices[d].name, err.text);
-            if (!p) return; // fail_msg jumps; the analyzer is not told
-            assert_true(p->kind == (pass ? CUDNN_BACKWARD_COLLECTED : CUDNN_FORWARD));
-            assert_true(cudnn_graph_has(p->graph, CUDNN_DQ_SUMS) == (pass == ATTENTION_BACKWARD));
-            assert_in_range(p->workspace.bytes, 0, cuda_size_cudnn_fast(ops, devices[d].compute_capability));
-            if (!compiles(p->plan, &err)) fail_msg("%s: %s", devices[d].name, err.text);
-            print_message("%-24s %-8s engine %lld, workspace %10lld bytes\n", devices[d].name,
-                          pass ? "fast" : "forward", (long long)cudnn_plan_engine(p->plan),
-                          (long long)p->workspace.bytes);
+            CudnnPass *p = plan_of_a_run(&devices[d], device, ATTENTION_BACKWARD, shape, BY_CUDNN_UNORDERED);
+            if (!p) return;
+            assert_true(p->kind == CUDNN_BACKWARD_COLLECTED);
+            assert_true(cudnn_graph_has(p->graph, CUDNN_DQ_SUMS));
+            assert_in_range(p->workspace.bytes, 0,
+                            cuda_size_cudnn_fast(ops_shape_of(shape), devices[d].compute_capability));
             cudnn_pass_destroy(p);
             cudnn_destroy(device);
         }
@@ -226,7 +241,7 @@ TEST(the_form_that_need_not_repeat_is_made_where_it_is_asked_for) {
 
 TEST(a_plan_keeps_to_the_workspace_it_is_allowed) {
     need_cudnn();
-    const AttentionShape shape = {64, 1024, 12, 64, DTYPE_BF16};
+    const AttentionShape shape = {64, 1024, 12, 12, 64, DTYPE_BF16};
     Error err = {""};
     cudnnBackendDescriptor_t device = describe(&devices[H200]);
     CudnnPass *p = cudnn_pass_create(ATTENTION_BACKWARD, shape, device, 90, BY_CUDNN_STORED, 1 << 30, &err);
@@ -242,7 +257,7 @@ static int plan_with(void *context) {
     const Fault *fault = context;
     static const int signals[] = {SIGSEGV, SIGFPE, SIGBUS, SIGILL, SIGABRT}; // cmocka's handlers would go on
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) signal(signals[i], SIG_DFL);
-    const AttentionShape shape = {2, 256, 3, 64, DTYPE_BF16};
+    const AttentionShape shape = {2, 256, 3, 3, 64, DTYPE_BF16};
     Error err = {""};
     cudnnBackendDescriptor_t device = describe(&devices[H200]);
     plant(*fault);
@@ -304,7 +319,7 @@ TEST(a_wrong_stride_or_operation_is_refused) {
 // What cudnn_pass_create says before it asks, and what cuDNN itself says when it is asked all the same.
 TEST(turing_has_no_engine) {
     need_cudnn();
-    const AttentionShape shape = {2, 256, 3, 64, DTYPE_FP16};
+    const AttentionShape shape = {2, 256, 3, 3, 64, DTYPE_FP16};
     Error err = {""};
     cudnnBackendDescriptor_t device = describe(&tesla_t4);
     CudnnGraph *graph = cudnn_graph_create(CUDNN_FORWARD, shape, &err);
