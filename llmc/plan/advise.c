@@ -24,12 +24,8 @@ typedef struct {
     Prediction p;
 } Step;
 
-// Heads are computed as 32, 64, 96 or 128 elements. The softmax of a score is assumed to cost as much as 32 elements of
-// its products, which is why longer heads reach higher rates. Relative to 64 elements, whose rates are assumed.
 static void advise_step(Step *s, const GpuSpec *gpu, const ModelOptions *model, int64_t tokens, const PredictOptions *o,
                         double reference) {
-    const int64_t HS = model_head_size(&model->config);
-    const double heads = (double)(round_up(HS, 32) + 32) / (double)HS / ((64.0 + 32) / 64);
     double full = 0, real = 0;
     plan_predict(&s->p, gpu, model, tokens, o, true);
     s->seconds = s->p.step.likely;
@@ -37,8 +33,6 @@ static void advise_step(Step *s, const GpuSpec *gpu, const ModelOptions *model, 
         for (int k = 0; k < s->p.ops[i].num_parts; k++) {
             const PredictedPart *part = &s->p.ops[i].parts[k];
             const double likely = part->seconds.likely;
-            if (part->rate >= RATE_ATTENTION_FORWARD && part->rate <= RATE_OUR_ATTENTION_BACKWARD)
-                s->seconds += likely * (heads - 1);
             if (part->shape.M == 0) continue;
             const double share = tiling_best(gpu, model->dtype, &part->shape).share;
             full += likely;

@@ -32,6 +32,10 @@ static const char *const RATE_NAMES[RATE_COUNT] = {
 
 const char *rate_name(RateKind rate) { return RATE_NAMES[rate]; }
 
+// Heads are computed as 32, 64, 96 or 128 elements. The softmax of a score is assumed to cost as much as 32 elements of
+// its products, which is why longer heads reach higher rates. Relative to 64 elements, which the rates below are of.
+static double rate_of_heads(int64_t HS) { return (double)HS / (double)(round_up(HS, 32) + 32) * ((64.0 + 32) / 64); }
+
 // Shares of the datasheet's peak (the first five) and bandwidth; a launch in seconds. From what others measured on
 // these chips (llm.c's steps, cuDNN, FlashAttention) and from instruction counts of our own kernels. Two names: the
 // same chip with another memory.
@@ -127,6 +131,7 @@ enum { NUM_OPS = sizeof OPS / sizeof *OPS, NUM_WEIGHTS = sizeof WEIGHTS / sizeof
 typedef struct {
     Prediction *to;
     double element_bytes, chunk_rows; // of the compute dtype; of the logits
+    double heads;                     // attention's rate at this head size over that at 64
     bool has_bias;                    // linear layers
     bool beside;                      // a weight gradient of this micro-step was queued
 } StepView;
@@ -195,7 +200,7 @@ static void see_op(void *context, const OpCost *cost, double calls) {
         if (rate < RATE_COUNT) add_part(row, 1, rate, calls * moved, rate == RATE_COPY ? 0 : beside * moved, 1);
     } else {
         const double amount = is_of_peak(rate) ? cost->flops : cost->bytes;
-        add_part(row, 0, rate, calls * amount, beside * amount, 1);
+        add_part(row, 0, rate, calls * amount, beside * amount, is_of_peak(rate) ? s->heads : 1);
     }
     row->calls += calls;
     row->flops += calls * cost->flops;
@@ -274,7 +279,7 @@ static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *mo
         kernels += row->launches;
         for (int k = 0; k < row->num_parts; k++) {
             row->parts[k] = chosen(row->parts[k], rates, o);
-            if (p->is_limit) row->parts[k].factor = 1;
+            if (p->is_limit && row->parts[k].rate == RATE_MATMUL) row->parts[k].factor = 1;
             if (row->parts[k].amount == 0) row->parts[k--] = row->parts[--row->num_parts];
         }
         for (int k = 0; k < row->num_parts; k++) {
@@ -308,6 +313,7 @@ void plan_predict(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, 
     const int num_sms = (int)max_i64(gpu->num_sms, 1);
     StepView view = {.to = p,
                      .element_bytes = (double)dtype_size(model->dtype),
+                     .heads = rate_of_heads(model_head_size(&model->config)),
                      .has_bias = !model->config.no_bias,
                      .chunk_rows = (double)cuda_size_head_chunk_rows(shape, num_sms, (int64_t)gpu->memory)};
     memset(p, 0, sizeof *p);
