@@ -187,7 +187,7 @@ def markdown(result):
               f"{result['steps'][0]['libraries']}; commit {info['commit']}. Command: `{peer}make bench`.", ""]
     lines += [
         "Medians of whole training steps, and the range of the processes' medians. FLOP per token: 72 L C^2 + 6 Vp C + "
-        "6 L C (T+1). The matmul rate is a plain",
+        "6 L C (T+1), with SwiGLU 24 L C^2 + 18 L C d_ff for the first. The matmul rate is a plain",
         "library matmul (1024 x 3072 x 768) measured between the steps, in the same process. PyTorch: the same step, "
         "eager,",
         f"{torch_version(result['steps'])}, bf16 by autocast (dev/bench/torch_step.py), in turn with ours. avx2: both held "
