@@ -592,7 +592,7 @@ MUTATIONS = [
     Source("qk_rows", "a block's last row is left out", **QK_ROPE,
            old="(s.N - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x", new="max(1, (s.N - (int)blockIdx.x) / (int)gridDim.x)"),
     Source("qk_at_8", "packs at 8 bytes", module="qk_norm_rope", file="qk_norm_rope.cu", test="ops/test_blocks", only="slices*",
-           old="aligned = aligned && pack_aligned(rows[i], pairs, packed.dtype);", new=";"),
+           old="return aligned ? bits : -1;", new="return pairs * (int64_t)dtype_size(packed.dtype) % 16 == 0 ? bits : -1;"),
     Host("size_qk_norm", "one block of partial sums too few", **SIZES, test="ops/test_blocks", only="qk_norm_rope_b*",
          old="return cuda_qk_norm_blocks(N) * 2", new="return (cuda_qk_norm_blocks(N) - 1) * 2"),
     Source("swiglu_dup", "dup without the gate", **ACTIVATIONS, old="silu = gate[k] * s;", new="silu = s;"),

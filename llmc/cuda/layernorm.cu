@@ -326,9 +326,9 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS *WARP, 1)
 }
 
 // The same for any C and any alignment: a block processes its rows one after another, a thread every blockDim-th
-// column; the partial sums of its columns are in memory, private to the thread.
+// column; the partial sums of its columns are in memory, private to the thread. Two blocks: as in the forward pass.
 template <class T, bool IS_RMS>
-static __global__ void __launch_bounds__(256)
+static __global__ void __launch_bounds__(256, 2)
     layernorm_backward_plain_kernel(T *din, float *partials, RowSums sums, const T *dout, const T *in,
                                     const float *mean, const float *rstd, const T *weight, int64_t N, int64_t C,
                                     bool add_residual) {
