@@ -24,15 +24,7 @@ static bool check_fp8_options(const ModelOptions *o, Error *err) {
                      (long long)round_up(o->T, FP8_MULTIPLE));
 }
 
-// Attention of the CUDA backend has as many heads of k and v as of q.
-static bool check_block_options(const ModelOptions *o, Error *err) {
-    if (strcmp(device_facts()->backend, "cuda") != 0 || model_kv_heads(&o->config) == o->config.NH) return true;
-    return error_set(err, "-e: NKV = %lld: fewer heads of keys and values than NH = %lld train on the CPU only so far",
-                     (long long)o->config.NKV, (long long)o->config.NH);
-}
-
 bool model_check_options(const ModelOptions *o, Error *err) {
-    if (!check_block_options(o, err)) return false;
     if (o->fp8 && !check_fp8_options(o, err)) return false;
     if (o->train && o->offload && !optimizer_is_elementwise(o->optimizer))
         return error_set(err,

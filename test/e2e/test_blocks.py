@@ -172,12 +172,9 @@ def test_thirty_steps_in_fp32_are_those_of_pytorch(family, data, tmp_path):
 
 # ------------------------------------------------------------------------------------------------- CUDA, simulated
 
-ON_GPU = f"L=2,C=64,NH=4,T={T}"
-
-
 def run_on(trainer, family, out, data, *arguments, **environment):
     env = {**os.environ, "PRETRAIN_CACHE": str(out.parent / "tuning"), **environment}
-    train("-e", f"{family}:{ON_GPU}", "-t", T, "-b", 4, *QUIET, *data.flags, "-o", out, *arguments, trainer=trainer, env=env)
+    train(*model_of(family), "-t", T, "-b", 4, *QUIET, *data.flags, "-o", out, *arguments, trainer=trainer, env=env)
     return out
 
 

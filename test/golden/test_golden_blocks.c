@@ -266,6 +266,5 @@ static void model_case(const Golden *golden) {
 }
 
 TEST_WITH(losses_and_all_gradients_are_those_of_transformers, NULL, op_teardown) {
-    op_skip_unless_cpu();
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) model_case(&models[i]);
 }

@@ -114,12 +114,6 @@ DType op_dtype(void **state) {
     return dtype;
 }
 
-void op_skip_unless_cpu(void) {
-    if (strcmp(device_facts()->backend, "cpu") == 0) return;
-    print_message("not on a GPU yet\n");
-    skip();
-}
-
 void op_fail(const char *format, ...) {
     va_list args;
     va_start(args, format);

@@ -47,7 +47,6 @@ extern const DType op_dtypes[3];
 #define OP_TEST_ADD(name, suffix, setup, teardown, i)                                                                  \
     test_add(__LINE__, (struct CMUnitTest){#name suffix, name##_in_dtype, setup, teardown, (void *)&op_dtypes[i]})
 DType op_dtype(void **state);
-void op_skip_unless_cpu(void);       // of ops that a GPU does not have yet
 int op_group_setup(void **state);    // device_init, seed
 int op_group_teardown(void **state); // device_shutdown
 int op_teardown(void **state);       // frees what a failed test left behind

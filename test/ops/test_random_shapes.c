@@ -333,7 +333,6 @@ enum { NUM_OPS = sizeof ops / sizeof *ops, TOTAL = 2000 }; // TOTAL: of the ops 
 
 static void matches_in_random_shapes(void **state) {
     const RandomOp *op = *state;
-    if (op->run_case == shared_keys_random) op_skip_unless_cpu();
     // Streams from 2^40 on, which no tensor has: one a case, so that a case draws the same shape whatever ran before.
     const char *asked = getenv("RANDOM_SHAPES");
     const int64_t cases = op->cases * (asked ? strtoll(asked, NULL, 10) : TOTAL) / TOTAL;
