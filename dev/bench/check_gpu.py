@@ -41,6 +41,7 @@ MODELS = {
     "tiny": ("L=2,C=64,NH=1,V=64,T=32", 2, 32, 64, ["-a", 1, "-l", "4e-3"]),
     "medium": ("L=4,C=256,NH=4,V=512,T=128", 8, 128, 512, []),
     "124M": ("d12,V=50257", 4, 256, 50257, []),
+    "qwen3": ("qwen3:L=2,C=128,NH=2,NKV=1,V=64,T=32", 2, 32, 64, ["-a", 1, "-l", "1e-3"]),
 }
 # Largest difference of a loss (nats) over these steps. fp32: the vector and the plain build of the CPU trainer, which
 # sum in different orders, differ by 5e-7. bf16: they differ by 0.2 to 0.6 of what bf16 differs from fp32 with one and
@@ -359,6 +360,8 @@ def run_all(check, sections):
     sections.run("golden test", 60, lambda limit: check.test_programs("golden", limit))
     for dtype in ("fp32", "bf16"):
         sections.run(f"losses of 20 steps, {dtype}", 60, lambda limit, d=dtype: check.loss_curve(check.main, d, limit))
+    for dtype in ("fp32", "bf16"):
+        sections.run(f"losses of 20 steps, qwen3, {dtype}", 60, lambda limit, d=dtype: check.loss_curve("qwen3", d, limit))
     for kind in ("own", "cudnn"):
         sections.run(f"attention tests, {kind}", 90, lambda limit, k=kind: check.attention_programs(k, limit))
     for dtype in ("fp32", "fp16", "bf16"):

@@ -304,11 +304,11 @@ class Ladder:
         self.off, self.failed = dict(FEATURES), {}  # off: not reached yet, or failed
         self.options = set(re.split(r"[^a-z0-9-]+", tools.run([bench.options.trainer, "--help"], 20).stdout))
 
-    def command(self, *more):
+    def command(self, *more, family=""):
         bench = self.bench
         self.output = tools.fresh(bench.directory / "ladder")
         model = bench.shapes[0].model if bench.options.tiny else "L=2,C=64,NH=1,V=50257,T=32"
-        return bench.command(model, 2, 32, "-x", LADDER_STEPS, "-n", 0, "-o", self.output, *more)
+        return bench.command(family + model, 2, 32, "-x", LADDER_STEPS, "-n", 0, "-o", self.output, *more)
 
     def switched_off(self, features):
         """Options and environment that switch these off."""
@@ -319,10 +319,11 @@ class Ladder:
             environment.update(variables)
         return options, environment
 
-    def run(self, limit, prefix=(), more=()):
+    def run(self, limit, prefix=(), more=(), off=None, family=""):
         """Losses of the steps, all of them finite and the first near ln V."""
-        options, environment = self.switched_off(self.off)
-        finished = tools.run([*prefix, *self.command(*sum(options, []), *more)], limit, {**self.bench.env, **environment})
+        options, environment = self.switched_off(self.off if off is None else off)
+        command = self.command(*sum(options, []), *more, family=family)
+        finished = tools.run([*prefix, *command], limit, {**self.bench.env, **environment})
         if finished.status == 1 and "--attention cudnn: " in finished.stderr:
             raise Skipped(finished.last_words())
         must(finished)
@@ -340,23 +341,33 @@ class Ladder:
         self.losses = self.run(limit)
         return f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
 
+    @staticmethod
+    def compare(losses, without):
+        difference = check_gpu.largest_difference(losses, without)
+        if not difference <= LADDER_TOLERANCE:
+            raise Failed(f"losses differ by {difference:.2g} from those without it (allowed {LADDER_TOLERANCE:.2g})")
+        return f"losses differ by {difference:.2g} from those without it"
+
+    def blocks(self, family, limit):
+        """Another kind of block: with what is left of the features, and with none."""
+        return self.compare(self.run(limit / 2, family=family), self.run(limit / 2, off=FEATURES, family=family))
+
     def rung(self, feature, limit):
         off = self.off.pop(feature)
         try:
             losses = self.run(limit, more=ASKED.get(feature, ()))
-            difference = check_gpu.largest_difference(losses, self.losses or losses)
-            if not difference <= LADDER_TOLERANCE:
-                raise Failed(f"losses differ by {difference:.2g} from those without it (allowed {LADDER_TOLERANCE:.2g})")
+            detail = self.compare(losses, self.losses or losses)
         except Failed as reason:
             self.off[feature] = self.failed[feature] = off
             raise Failed(f"{reason}; off in all later runs") from None
         self.losses = losses
-        return f"losses differ by {difference:.2g} from those without it"
+        return detail
 
     def climb(self, sections):
         sections.run("first steps, everything off", 40, self.first)
         for feature in FEATURES:
             sections.run(f"first steps, {feature}", 30, lambda limit, f=feature: self.rung(f, limit))
+        sections.run("first steps, blocks of qwen3", 30, lambda limit: self.blocks("qwen3:", limit))
         self.bench.trainer.off, environment = self.switched_off(self.failed)
         self.bench.env.update(environment)
 
