@@ -3,7 +3,6 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/device.h"
-#include <string.h>
 
 // fp8 matmuls need dimensions in multiples of 16: the dimensions of the model, and the tokens of a micro-batch. As a
 // micro-batch may have any number of sequences (-b auto, the last one of a step), T must be such a multiple.

@@ -114,6 +114,12 @@ DType op_dtype(void **state) {
     return dtype;
 }
 
+void op_without_fused_gelu(void) {
+    DeviceOptions options = op_device_options();
+    options.gelu_fusion = GELU_FUSION_NONE;
+    op_restart_device(options);
+}
+
 void op_fail(const char *format, ...) {
     va_list args;
     va_start(args, format);

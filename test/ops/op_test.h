@@ -114,3 +114,4 @@ uint64_t op_seed_of_environment(void); // TEST_SEED, which it prints
 void op_random_restart(void);          // the next tensors are those that the program made first
 DeviceOptions op_device_options(void); // of the environment: TEST_ATTENTION
 void op_restart_device(DeviceOptions options);
+void op_without_fused_gelu(void); // restarts it: GELU in the epilogue of a matmul is what -r cannot repeat

@@ -68,16 +68,9 @@ static void check_same(ModelOptions options, Digests kept) {
             op_fail("-r %s: other bits in tensor %d", recompute_text(&options.recompute, L, text, sizeof text), i);
 }
 
-// GELU in the epilogue of a matmul is the one thing that cannot be repeated.
-static void without_fused_gelu(void) {
-    DeviceOptions options = op_device_options();
-    options.gelu_fusion = GELU_FUSION_NONE;
-    op_restart_device(options);
-}
-
 // Every set in some block beside two other ones, in each dtype in another; and the levels as they are.
 OP_TEST(every_set_of_ops_gives_the_same_bits) {
-    without_fused_gelu();
+    op_without_fused_gelu();
     ModelOptions options = random_model_options(dtype, true, 1, 0);
     const Digests kept = digests_of(options);
     for (int first = 0; first <= RECOMPUTE_BLOCK; first += L) {
@@ -103,7 +96,7 @@ OP_TEST(a_gelu_that_runs_again_has_the_same_bits) {
 }
 
 OP_TEST(what_runs_again_changes_no_gradient_in_the_compute_dtype) {
-    without_fused_gelu();
+    op_without_fused_gelu();
     ModelOptions options = random_model_options(dtype, true, 1, 0);
     options.gradients_in_dtype = true;
     const Digests kept = digests_of(options);
@@ -153,7 +146,7 @@ static void check_against_specification(const char *block, const ModelOptions *o
 
 // Every block that a configuration describes, with every level of -r.
 OP_TEST(every_block_has_the_gradients_of_the_specification) {
-    without_fused_gelu();
+    op_without_fused_gelu();
     for (int i = 0; i < NUM_BLOCKS; i++) {
         ModelOptions options = random_model_options(dtype, true, 2, 0);
         options.config = block_of_shape(i, L, C, NH, V, MAX_T, 0);
@@ -168,7 +161,7 @@ OP_TEST(every_block_has_the_gradients_of_the_specification) {
 
 // Narrower than qkv, and wider than 4 C.
 OP_TEST(an_mlp_of_any_width_has_the_gradients_of_the_specification) {
-    without_fused_gelu();
+    op_without_fused_gelu();
     for (int64_t d_ff = 72; d_ff <= 200; d_ff += 128) {
         ModelOptions options = random_model_options(dtype, true, 2, 0);
         options.config.d_ff = d_ff;
