@@ -15,6 +15,14 @@ static bool check_fp8_options(const ModelOptions *o, Error *err) {
                          device_facts()->name);
     if (o->config.C % FP8_MULTIPLE != 0)
         return error_set(err, "--fp8: C = %lld is not a multiple of %d", (long long)o->config.C, FP8_MULTIPLE);
+    const int64_t HS = model_head_size(&o->config),
+                  heads[] = {o->config.NH, o->config.NH + 2 * model_kv_heads(&o->config)};
+    for (int i = 0; i < 2; i++)
+        if (heads[i] * HS % FP8_MULTIPLE != 0)
+            return error_set(err,
+                             "--fp8: %lld heads of %lld are %lld columns of a matmul, not a multiple of %d; a head "
+                             "size that is one (HS) fits any number of heads",
+                             (long long)heads[i], (long long)HS, (long long)(heads[i] * HS), FP8_MULTIPLE);
     if (o->config.d_ff % FP8_MULTIPLE != 0)
         return error_set(err, "--fp8: d_ff = %lld is not a multiple of %d; use --d-ff %lld", (long long)o->config.d_ff,
                          FP8_MULTIPLE, (long long)round_up(o->config.d_ff, FP8_MULTIPLE));

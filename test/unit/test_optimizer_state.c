@@ -229,7 +229,12 @@ TEST(fp8_is_refused_where_it_does_not_fit) {
     assert_true(model_check_options(&options, &err));
     options.config.C = 72;
     assert_error(model_check_options(&options, &err), "C = 72 is not a multiple of 16");
-    options.config.C = 64, options.T = 24; // 2 x 24 would do, and the last micro-batch of a step may be 1 x 24
+    options.config.C = 64, options.config.NH = 2, options.config.HS = 20;
+    assert_error(model_check_options(&options, &err), "2 heads of 20 are 40 columns of a matmul, not a multiple of 16");
+    options.config.NH = 4, options.config.NKV = 1, options.config.HS = 4;
+    assert_error(model_check_options(&options, &err), "6 heads of 4 are 24 columns of a matmul, not a multiple of 16");
+    options.config.NKV = 0, options.config.HS = 0;
+    options.T = 24; // 2 x 24 would do, and the last micro-batch of a step may be 1 x 24
     assert_error(model_check_options(&options, &err), "-t 24 is not a multiple of 16; use 32");
 }
 
