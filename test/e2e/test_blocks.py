@@ -9,6 +9,7 @@ import struct
 import pytest
 from conftest import (EXIT_BAD_INPUT, QUIET, ROOT, SIMULATOR, TRAINER, call, checkpoints, cut_back, events, losses, needs_simulator,
                       same_run, same_state, train)
+from test_fp8 import CURVE, check_curve
 from test_processes import assert_same, needs_mpi, run as run_processes
 from test_simulator import TOLERANCE
 from verify_checkpoint import verify
@@ -204,6 +205,15 @@ def test_on_the_simulated_gpu_no_option_and_no_order_changes_a_bit(family, fp8, 
         assert same_state(checkpoints(out)[-1], checkpoints(plain)[-1]), name
     in_bf16 = losses(run_on(TRAINER, family, tmp_path / "cpu", data, *flags[:2], *flags[4:-2]))
     assert losses(plain) == pytest.approx(in_bf16, rel=0.01 if fp8 else TOLERANCE["bf16"])
+
+
+@pytest.mark.slow
+@each_family
+@pytest.mark.parametrize("trainer", [pytest.param(TRAINER, id="cpu"), pytest.param(SIMULATOR, id="simulator", marks=needs_simulator)])
+def test_each_of_a_hundred_losses_in_fp8_is_within_a_percent_of_bf16(trainer, family, data, tmp_path):
+    in_bf16, in_fp8 = (losses(run_on(trainer, family, tmp_path / str(fp8), data, *CURVE, "--fp8", fp8, SIM_CC="90"))
+                       for fp8 in (0, 1))
+    check_curve(in_fp8, in_bf16)
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
