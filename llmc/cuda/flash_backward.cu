@@ -242,17 +242,22 @@ static __global__ void __launch_bounds__(SUM_THREADS)
     wait_for_the_grid_before();
     constexpr int LANES = HEAD / 4, GROUPS = SUM_THREADS / LANES;
     __shared__ float groups[GROUPS][HEAD];
-    const int of_kv = (int)blockIdx.x - q.NH, lane = (int)threadIdx.x % LANES;
-    const FlashShape s = of_kv < 0 ? q : kv;
-    const int heads_a_row = of_kv < 0 ? q.NH : q.NKV, h = of_kv < 0 ? (int)blockIdx.x : of_kv % q.NKV;
-    const int64_t grids_before = of_kv < 0 ? 0 : q.heads + (int64_t)(of_kv / q.NKV) * kv.heads;
-    const int mine = (int)threadIdx.x / LANES, rows = s.heads / heads_a_row * blocks;
+    FlashShape s = q;
+    int h = (int)blockIdx.x, heads_a_row = q.NH;
+    int64_t heads_before = 0; // in sums
+    if (h >= q.NH) {
+        s = kv;
+        heads_a_row = q.NKV;
+        heads_before = q.heads + (int64_t)((h - q.NH) / q.NKV) * kv.heads;
+        h = (h - q.NH) % q.NKV;
+    }
+    const int lane = (int)threadIdx.x % LANES, mine = (int)threadIdx.x / LANES, rows = s.heads / heads_a_row * blocks;
     float sum[4] = {};
     for (int row = mine; mine < GROUPS && row < rows; row += GROUPS * SUMS_IN_FLIGHT) {
         Vector<float, 4> x[SUMS_IN_FLIGHT];
         for (int j = 0; j < SUMS_IN_FLIGHT; j++) {
             const int at = row + j * GROUPS, head = at / blocks * heads_a_row + h;
-            const float *from = sums + (grids_before * blocks + flash_place(s, blocks, head, at % blocks)) * HEAD;
+            const float *from = sums + (heads_before * blocks + flash_place(s, blocks, head, at % blocks)) * HEAD;
             x[j] = load_or_zero<float, 4>(from + lane * 4, at < rows);
         }
         for (int j = 0; j < SUMS_IN_FLIGHT; j++) add_to(sum, x[j]);

@@ -64,16 +64,20 @@ int64_t cuda_size_decode(int64_t sequences, int64_t NH, int64_t HS, int64_t maxT
 }
 
 // The forms of cudnn_plan.c: sums of rows, and on GPUs but Blackwell's a square for each head; Hopper may collect dQ
-// in fp32 instead. Where heads of k and v are shared, dK and dV of each head of q in 16 bits beside them, on Blackwell
-// twice. 1024: what cuDNN's plans were seen to add.
+// in fp32 instead. 1024: what cuDNN's plans were seen to add.
 static bool has_cudnn(OpsShape shape, int compute_capability) {
     return compute_capability >= 80 && dtype_size(shape.dtype) == 2 && ops_head_size(shape) % 8 == 0;
+}
+
+// Where heads of k and v are shared, dK and dV of each head of q in 16 bits, on Blackwell twice.
+static int64_t shared_gradients(OpsShape shape) {
+    return ops_kv_heads(shape) < shape.NH ? 4 * shape.B * shape.NH * shape.T * ops_head_size(shape) : 0;
 }
 
 int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit) {
     const int64_t HS = ops_head_size(shape), heads = shape.B * shape.NH,
                   rows = heads * shape.T * (int64_t)sizeof(float);
-    const int64_t shared = ops_kv_heads(shape) < shape.NH ? rows * HS : 0, sums = rows + 1024;
+    const int64_t shared = shared_gradients(shape), sums = rows + 1024;
     const int64_t squares = sums + shared + heads * shape.T * shape.T * 2, collected = sums + shared + rows * HS;
     if (!has_cudnn(shape, compute_capability)) return 0;
     if (shape.forward_only) return sums;
@@ -87,8 +91,7 @@ int64_t cuda_size_cudnn_fast(OpsShape shape, int compute_capability) {
     const bool for_sm_80 = compute_capability < 90 || compute_capability >= 120;
     if (!has_cudnn(shape, compute_capability)) return 0;
     if (shape.forward_only) return rows + 1024;
-    const int shared = ops_kv_heads(shape) < shape.NH;
-    return rows + 1024 + ((for_sm_80 ? 2 : 1) + shared) * rows * HS;
+    return rows + 1024 + (for_sm_80 ? 2 : 1) * rows * HS + shared_gradients(shape);
 }
 
 // That workspace is 1.6 GB at B=64, T=1024, NH=12. Beyond an eighth of the memory, it is worth more as a larger

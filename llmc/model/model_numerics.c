@@ -95,12 +95,6 @@ double model_numerics_ratio(const NumericsRow *row) {
     return row->weight_sumsq > 0.0 ? sqrt(row->stats.sumsq / row->weight_sumsq) : 0.0;
 }
 
-static bool numerics_has_parameter(const Model *model, int spec) {
-    for (int i = 0; i < model->num_tensors; i++)
-        if (model->parameters[i].spec == &parameter_specs[spec]) return true;
-    return false;
-}
-
 int model_numerics_read(Model *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
     static const char *const layers[NUM_LINEARS] = {"qkv", "attproj", "fc", "fcproj"};
     static const char *const roles[NUM_ROLES] = {"in", "out", "gradient"};
@@ -114,7 +108,8 @@ int model_numerics_read(Model *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
         const int part = class < FIRST_PARAMETER ? -1 : (class - FIRST_PARAMETER) % NUM_PARTS;
         const bool of_process = part < 0 || (divided && part != PART_WEIGHT);
         if (stats[class].count <= 0.0 && !(divided && of_process)) continue; // another process may have counts
-        if (part >= 0 && !numerics_has_parameter(model, (class - FIRST_PARAMETER) / NUM_PARTS)) continue;
+        if (part >= 0 && parameter_index(&model->options.config, (class - FIRST_PARAMETER) / NUM_PARTS, 0) < 0)
+            continue;
         NumericsRow *row = &rows[n++];
         if (part < 0)
             snprintf(row->name, sizeof row->name, "%s.%s", layers[class / NUM_ROLES], roles[class % NUM_ROLES]);

@@ -199,8 +199,9 @@ static void see_op(void *context, const OpCost *cost, double calls) {
         // The sum with the residual stream belongs to its product.
         if (rate < RATE_COUNT) add_part(row, 1, rate, calls * moved, rate == RATE_COPY ? 0 : beside * moved, 1);
     } else {
-        const double amount = is_of_peak(rate) ? cost->flops : cost->bytes;
-        add_part(row, 0, rate, calls * amount, beside * amount, is_of_peak(rate) ? s->heads : 1);
+        const bool is_attention = is_of_peak(rate);
+        const double amount = is_attention ? cost->flops : cost->bytes;
+        add_part(row, 0, rate, calls * amount, beside * amount, is_attention ? s->heads : 1);
     }
     row->calls += calls;
     row->flops += calls * cost->flops;

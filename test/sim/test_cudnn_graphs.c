@@ -125,6 +125,12 @@ TEST(a_library_that_is_no_cudnn_is_named_and_not_used) {
 
 // ---------------------------------------------------------------------------------------------------- what is accepted
 
+// Whether the kernels of the whole matrix are to be compiled.
+static bool compiles_all(void) {
+    const char *graphs = getenv("CUDNN_GRAPHS");
+    return graphs && strcmp(graphs, "all") == 0;
+}
+
 // The graph of this kind has an engine; with compile, its kernel compiles too.
 static void expect_accepted(const DeviceText *d, CudnnGraphKind kind, AttentionShape s, bool compile) {
     char what[256];
@@ -143,8 +149,7 @@ static void expect_accepted(const DeviceText *d, CudnnGraphKind kind, AttentionS
 
 TEST(graphs_are_recognised_on_every_architecture_type_head_size_and_odd_context) {
     need_cudnn();
-    const char *all = getenv("CUDNN_GRAPHS");
-    const bool compile = all && strcmp(all, "all") == 0;
+    const bool compile = compiles_all();
     for (int d = 0; d < NUM_DEVICES; d++)
         for (int kind = CUDNN_FORWARD; kind <= CUDNN_BACKWARD_COLLECTED; kind++)
             for (int64_t HS = 64; HS <= 128; HS += 64) {
@@ -183,7 +188,6 @@ static OpsShape ops_shape_of(AttentionShape s) {
 static CudnnPass *plan_of_a_run(const DeviceText *d, cudnnBackendDescriptor_t device, AttentionPass pass,
                                 AttentionShape shape, AttentionWay way) {
     Error err = {"?"};
-    const char *all = getenv("CUDNN_GRAPHS");
     const double start = seconds();
     CudnnPass *p = cudnn_pass_create(pass, shape, device, d->compute_capability, way, NO_LIMIT, &err);
     if (!p) fail_msg("%s: %s", d->name, err.text);
@@ -191,7 +195,7 @@ static CudnnPass *plan_of_a_run(const DeviceText *d, cudnnBackendDescriptor_t de
     const double chosen = seconds();
     print_message("%-24s %-8s NKV %2lld, workspace %10lld bytes, chosen in %.3f s", d->name, kind_names[p->kind],
                   (long long)shape.NKV, (long long)p->workspace.bytes, chosen - start);
-    if (shape.NKV == shape.NH || (all && strcmp(all, "all") == 0)) {
+    if (shape.NKV == shape.NH || compiles_all()) {
         if (!compiles(p->plan, &err)) fail_msg("%s: %s", d->name, err.text);
         print_message(", engine %lld compiled in %.3f s", (long long)cudnn_plan_engine(p->plan), seconds() - chosen);
     }
