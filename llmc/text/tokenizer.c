@@ -32,6 +32,7 @@ void tokenizer_free(Tokenizer *t) {
 int64_t tokenizer_vocab(const Tokenizer *t) { return t->count; }
 int32_t tokenizer_eot(const Tokenizer *t) { return t->eot; }
 const char *tokenizer_name(const Tokenizer *t) { return t->name; }
+const char *tokenizer_pre(const Tokenizer *t) { return (void)t, "gpt-2"; }
 bool tokenizer_is_special(const Tokenizer *t, int32_t token) {
     return token >= 0 && token < t->count && t->tokens[token].special;
 }

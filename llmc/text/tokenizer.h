@@ -21,6 +21,9 @@ int64_t tokenizer_vocab(const Tokenizer *t);    // largest token + 1
 int32_t tokenizer_eot(const Tokenizer *t);      // "<|endoftext|>", -1 if it has none
 const char *tokenizer_name(const Tokenizer *t); // "bytes", "byte-level BPE of PATH": for headers and messages
 bool tokenizer_is_special(const Tokenizer *t, int32_t token);
+// The name that llama.cpp has for the pattern (tokenizer.ggml.pre in a GGUF file); NULL: it has none that gives the same
+// tokens.
+const char *tokenizer_pre(const Tokenizer *t);
 
 // The bytes of one token, not terminated, valid as long as t; those of a special token are its spelling
 // ("<|endoftext|>"). Length 0 for numbers that are not a token.
