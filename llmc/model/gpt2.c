@@ -110,7 +110,7 @@ static void linear_forward(const Block *b, LinearLayer layer, Tensor out, Tensor
 // pre = in @ weight^T + bias; out = activation(pre).
 static void linear_activation_forward(const Block *b, LinearLayer layer, Tensor out, Tensor pre, Tensor in,
                                       Tensor weight, Tensor bias) {
-    if (config_of(b)->activation == ACTIVATION_GELU && !in_fp8(b)) {
+    if (config_of(b)->activation == ACTIVATION_GELU && bias.data && !in_fp8(b)) {
         observe_once(b, layer, ROLE_IN, in);
         matmul_gelu_forward(out, pre, in, weight, bias);
         observe_once(b, layer, ROLE_OUT, pre);
