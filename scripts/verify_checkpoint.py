@@ -104,10 +104,14 @@ def class_layout(config):
     def norm(name):
         return [(f"{name}.{k}", {f"{name}.{k}": (C,)}) for k in ("weight", "bias") if k == "weight" or "norm_epsilon" in config]
 
+    attention, everywhere = config["attention_bias"], config["use_bias"]
+    has_bias = {"qkv_proj": attention or config.get("qkv_bias", config["model_type"] == "qwen2"), "o_proj": attention,
+                fc: config["mlp_bias"], fcproj: config["mlp_bias"]}
+
     def linear(of, name, columns, parts):
         out = [(f"{of}.{name}.weight", {f"{of}.{part}.weight": (rows, columns) for part, rows in parts.items()})]
         biases = {f"{of}.{part}.bias": (rows,) for part, rows in parts.items()}
-        return out + [(f"{of}.{name}.bias", biases)] * config["use_bias"]
+        return out + [(f"{of}.{name}.bias", biases)] * (everywhere or has_bias[name])
 
     block = norm("input_layernorm") + linear("self_attn", "qkv_proj", C, {"q_proj": Q, "k_proj": KV, "v_proj": KV})
     if config.get("qk_norm", config["model_type"] == "qwen3"):

@@ -5,10 +5,11 @@ gradients and ten steps of AdamW.
     python3 dev/golden/generate_blocks.py [DIRECTORY]      (default: test/golden; needs numpy, torch >= 2.15 and
                                                             transformers >= 5)
 
-The classes are Starcoder2ForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM and ArceeForCausalLM; of each NAME
-(starcoder2, llama, qwen3, arcee):
+The classes are Starcoder2ForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM, ArceeForCausalLM and Qwen2ForCausalLM; of each
+NAME (starcoder2, llama, qwen3, arcee, qwen2, llama_biased):
 
-    tiny_NAME/config.json, model.safetensors   the model as save_pretrained names and stores it, in fp32
+    tiny_NAME/config.json, model.safetensors   the model as save_pretrained names and stores it: in fp32, qwen2 in bf16;
+                             llama_biased in several files with an index
     NAME.safetensors                           the values, under the names of model.safetensors:
         windows (10, B, T+1)     the token windows of the ten steps; the values below are of windows[0] and the start
         logits (B, T, V), losses (B, T), grad.TENSOR     the gradient of the mean loss
@@ -19,8 +20,10 @@ The classes are Starcoder2ForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM and Ar
 
 Everything is computed in float64, but for the angles of RoPE, which transformers rounds to fp32. Its RMSNorm, which
 computes in fp32, is replaced by the formula, after the two have been compared. Half as many heads of k and v as of q;
-in Qwen3 the heads together are wider than the model; Llama's and Arcee's heads are untied.
+in Qwen3 and llama_biased the heads together are wider or narrower than the model; the heads of Llama, Arcee and Qwen2 are
+untied.
 """
+import copy
 import math
 import os
 import sys
@@ -51,7 +54,14 @@ MODELS = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}),
     "arcee": (transformers.ArceeForCausalLM, transformers.ArceeConfig, 2.75, {
         "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "rope_parameters": ROPE}),
+    "qwen2": (transformers.Qwen2ForCausalLM, transformers.Qwen2Config, 3.0, {
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
+    "llama_biased": (transformers.LlamaForCausalLM, transformers.LlamaConfig, 3.0, {
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
 }  # fmt: skip
+STORED = {"qwen2": torch.bfloat16}  # else fp32
+SHARDS = {"llama_biased": "10KB"}  # else one file
 
 
 def exact_rmsnorm(self, x):
@@ -68,15 +78,15 @@ def make_exact(model):
             kind.forward = exact_rmsnorm
 
 
-def initialize(model, generator):
-    """Nothing is zero or one, so that what is left out shows; fp32 holds every value."""
+def initialize(model, generator, dtype):
+    """Nothing is zero or one, so that what is left out shows; the dtype holds every value."""
     for name, p in model.named_parameters():
         scale, mean = 0.3 if p.ndim == 2 else 0.1, 0.0
         if p.ndim == 1 and name.endswith("weight"):
             scale, mean = 0.3, 1.0
         values = mean + scale * torch.randn(p.shape, generator=generator, dtype=torch.float64)
         with torch.no_grad():
-            p.copy_(values.float().double())
+            p.copy_(values.to(dtype).double())
 
 
 def run(model, windows):
@@ -96,8 +106,9 @@ def generate(name, directory, windows, learning_rates):
     model = make(configure(**SHARED, **settings))
     model.eval()
     folder = os.path.join(directory, "tiny_" + name)
-    initialize(model, torch.Generator().manual_seed(SEED + list(MODELS).index(name)))
-    model.save_pretrained(folder)
+    dtype = STORED.get(name, torch.float32)
+    initialize(model, torch.Generator().manual_seed(SEED + list(MODELS).index(name)), dtype)
+    copy.deepcopy(model).to(dtype).save_pretrained(folder, max_shard_size=SHARDS.get(name, "1GB"))
     os.remove(os.path.join(folder, "generation_config.json"))
     model.double()
     model.config.dtype = torch.float64

@@ -59,7 +59,7 @@ enum { NEVER = -1 };
     X(losses,         BT,           IN_ALL,       H_HEAD,         H_HEAD,         false) \
     X(dlnf,           BTC,          IN_ALL,       H_HEAD,         H_LNF_BACKWARD, true)  \
     X(dresidual,      BTC,          IN_ALL,       H_LNF_BACKWARD, H_END,          true)  \
-    X(dresidual_sum,  C_FP32,       IN_BIASED,    H_LNF_BACKWARD, H_END,          true)
+    X(dresidual_sum,  C_FP32,       IN_MLP_BIAS,  H_LNF_BACKWARD, H_END,          true)
 // clang-format on
 
 #define ONE(...) +1

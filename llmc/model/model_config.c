@@ -31,51 +31,76 @@ static const struct {
 };
 enum { NUM_PRESETS = sizeof presets / sizeof presets[0] };
 
-// The blocks that can be named before a preset or a shape, each as the class of transformers has it.
+// What each value of "bias=" leaves out.
+static const int bias_choices[] = {BIAS_EVERY, 0, BIAS_PROJ | BIAS_MLP, BIAS_MLP, BIAS_QKV | BIAS_PROJ};
+enum { NUM_BIAS_CHOICES = sizeof bias_choices / sizeof bias_choices[0] };
+
+// The blocks that can be named before a preset or a shape, each as the class of transformers has it. biases: the values
+// of "bias=" that the class has.
 static const struct {
-    const char *name, *class;
+    const char *name, *class, *biases;
     ModelConfig block;
 } families[] = {
-    {"gpt2", "GPT2LMHeadModel", {0}},
-    {"starcoder2", "Starcoder2ForCausalLM", {.rope_base = 10000}},
+    {"gpt2", "GPT2LMHeadModel", "1", {0}},
+    {"starcoder2", "Starcoder2ForCausalLM", "01", {.rope_base = 10000}},
     {"llama",
      "LlamaForCausalLM",
+     "0134",
      {.rope_base = 10000,
       .norm = NORM_RMS,
       .activation = ACTIVATION_SWIGLU,
-      .no_bias = true,
+      .no_bias = BIAS_EVERY,
       .untied = true,
+      .eps = 1e-6f}},
+    {"qwen2",
+     "Qwen2ForCausalLM",
+     "2",
+     {.rope_base = 10000,
+      .norm = NORM_RMS,
+      .activation = ACTIVATION_SWIGLU,
+      .no_bias = BIAS_PROJ | BIAS_MLP,
       .eps = 1e-6f}},
     {"qwen3",
      "Qwen3ForCausalLM",
+     "03",
      {.rope_base = 10000,
       .norm = NORM_RMS,
       .activation = ACTIVATION_SWIGLU,
       .qk_norm = true,
-      .no_bias = true,
+      .no_bias = BIAS_EVERY,
       .eps = 1e-6f}},
     {"arcee",
      "ArceeForCausalLM",
-     {.rope_base = 10000, .norm = NORM_RMS, .activation = ACTIVATION_RELU2, .no_bias = true, .untied = true}},
+     "0134",
+     {.rope_base = 10000, .norm = NORM_RMS, .activation = ACTIVATION_RELU2, .no_bias = BIAS_EVERY, .untied = true}},
 };
 enum { NUM_FAMILIES = sizeof families / sizeof families[0] };
 
 static const char forms[] = "expected d6 d12 d24 d36 d48 d60, gpt3:c768 (384 .. 12288), a shape such as "
-                            "L=6,C=384,NH=6,V=257,T=256, any of these after starcoder2:, llama:, qwen3: or arcee:, "
-                            "a directory with config.json, or an llm.c .bin file";
+                            "L=6,C=384,NH=6,V=257,T=256, any of these after starcoder2:, llama:, qwen2:, qwen3: or "
+                            "arcee:, a directory with config.json, or an llm.c .bin file";
 
 int64_t model_kv_heads(const ModelConfig *config) { return config->NKV ? config->NKV : config->NH; }
 int64_t model_head_size(const ModelConfig *config) { return config->HS ? config->HS : config->C / config->NH; }
 float model_eps(const ModelConfig *config) { return config->eps > 0.0f ? config->eps : 1e-5f; }
 
-static bool same_block(const ModelConfig *a, const ModelConfig *b) {
+// Biases aside.
+static bool same_layers(const ModelConfig *a, const ModelConfig *b) {
     return (a->rope_base > 0) == (b->rope_base > 0) && a->norm == b->norm && a->activation == b->activation &&
-           a->qk_norm == b->qk_norm && a->no_bias == b->no_bias;
+           a->qk_norm == b->qk_norm;
+}
+
+// The value of "bias=" for these layers; NUM_BIAS_CHOICES if there is none.
+static int bias_choice(int no_bias) {
+    int choice = 0;
+    while (choice < NUM_BIAS_CHOICES && bias_choices[choice] != no_bias) choice++;
+    return choice;
 }
 
 static int family_of(const ModelConfig *config) {
+    const int choice = bias_choice(config->no_bias);
     for (int i = 0; i < NUM_FAMILIES; i++)
-        if (same_block(config, &families[i].block)) return i;
+        if (same_layers(config, &families[i].block) && strchr(families[i].biases, '0' + choice)) return i;
     return -1;
 }
 
@@ -89,23 +114,23 @@ const char *model_class(const ModelConfig *config) {
     return family < 0 || (family == 0 && !model_is_gpt2(config)) ? NULL : families[family].class;
 }
 
-bool model_family_block(const char *name, ModelConfig *config) {
+const char *model_family_block(const char *name, ModelConfig *config) {
     for (int i = 0; i < NUM_FAMILIES; i++) {
         if (strcmp(families[i].name, name) != 0) continue;
         *config = families[i].block;
-        return true;
+        return families[i].class;
     }
-    return false;
+    return NULL;
 }
 
 bool model_same_block(const ModelConfig *a, const ModelConfig *b) {
-    return same_block(a, b) && a->rope_base == b->rope_base && a->untied == b->untied &&
+    return same_layers(a, b) && a->no_bias == b->no_bias && a->rope_base == b->rope_base && a->untied == b->untied &&
            model_kv_heads(a) == model_kv_heads(b) && model_head_size(a) == model_head_size(b) &&
            model_eps(a) == model_eps(b);
 }
 
 bool model_is_gpt2(const ModelConfig *config) {
-    return same_block(config, &families[0].block) && !config->untied && model_eps(config) == 1e-5f &&
+    return family_of(config) == 0 && !config->untied && model_eps(config) == 1e-5f &&
            model_kv_heads(config) == config->NH && model_head_size(config) * config->NH == config->C;
 }
 
@@ -158,11 +183,16 @@ static bool apply_field(ModelConfig *config, Switches *switches, const char *par
     const struct {
         const char *key;
         int64_t *field, low, high;
-    } fields[] = {{"L", &config->L, 1, INT64_MAX},      {"C", &config->C, 1, INT64_MAX},
-                  {"NH", &config->NH, 1, INT64_MAX},    {"V", &config->V, 1, INT64_MAX},
-                  {"T", &config->max_T, 1, INT64_MAX},  {"NKV", &config->NKV, 1, INT64_MAX},
-                  {"HS", &config->HS, 1, INT64_MAX},    {"base", &config->rope_base, 0, INT64_MAX},
-                  {"bias", &switches->bias, 0, 1},      {"tied", &switches->tied, 0, 1},
+    } fields[] = {{"L", &config->L, 1, INT64_MAX},
+                  {"C", &config->C, 1, INT64_MAX},
+                  {"NH", &config->NH, 1, INT64_MAX},
+                  {"V", &config->V, 1, INT64_MAX},
+                  {"T", &config->max_T, 1, INT64_MAX},
+                  {"NKV", &config->NKV, 1, INT64_MAX},
+                  {"HS", &config->HS, 1, INT64_MAX},
+                  {"base", &config->rope_base, 0, INT64_MAX},
+                  {"bias", &switches->bias, 0, NUM_BIAS_CHOICES - 1},
+                  {"tied", &switches->tied, 0, 1},
                   {"qk_norm", &switches->qk_norm, 0, 1}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         if (strlen(fields[i].key) != key_length || strncmp(fields[i].key, part, key_length) != 0) continue;
@@ -170,8 +200,9 @@ static bool apply_field(ModelConfig *config, Switches *switches, const char *par
         errno = 0;
         long long value = strtoll(equals + 1, &end, 10);
         if (!isdigit((unsigned char)equals[1]) || *end || errno || value < fields[i].low || value > fields[i].high)
-            return fields[i].high == 1
-                       ? error_set(err, "'%s': expected 0 or 1 after %s=", part, fields[i].key)
+            return fields[i].high < INT64_MAX
+                       ? error_set(err, "'%s': expected 0 %s %lld after %s=", part, fields[i].high > 1 ? "to" : "or",
+                                   (long long)fields[i].high, fields[i].key)
                        : error_set(err, "'%s': expected a whole number of at least %lld after %s=", part,
                                    (long long)fields[i].low, fields[i].key);
         if (*given >> i & 1) return error_set(err, "'%s': %s is given twice; leave one out", part, fields[i].key);
@@ -188,7 +219,7 @@ bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err)
     const char *shape = descriptor;
     const ModelConfig *block = take_family(&shape);
     *config = block ? *block : (ModelConfig){0};
-    Switches switches = {.bias = !config->no_bias, .tied = !config->untied, .qk_norm = config->qk_norm};
+    Switches switches = {.bias = bias_choice(config->no_bias), .tied = !config->untied, .qk_norm = config->qk_norm};
     apply_preset(config, "d12");
     config->NH = 0; // unless set by a preset or the shape: C / 64
     char *copy = strdup(shape);
@@ -200,7 +231,7 @@ bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err)
         ok = (first && apply_preset(config, part)) || apply_field(config, &switches, part, &given, err);
     free(copy);
     if (!ok) return false;
-    config->no_bias = !switches.bias;
+    config->no_bias = bias_choices[switches.bias];
     config->untied = !switches.tied;
     config->qk_norm = switches.qk_norm;
     if (config->NH == 0) config->NH = config->C % 64 == 0 ? config->C / 64 : 1;
@@ -244,6 +275,9 @@ static bool check_heads(const ModelConfig *config, Error *err) {
                          "or %lld",
                          (long long)config->NKV, NH, (long long)below, (long long)above);
     }
+    if (bias_choice(config->no_bias) == NUM_BIAS_CHOICES)
+        return error_set(err, "biases of these linear layers alone are not supported: all, none, those of q, k and v, "
+                              "of attention, or of the MLP");
     if (config->rope_base == 0 && config->qk_norm)
         return error_set(err, "qk_norm=1 needs RoPE, and base=0 is learned positions; use base=10000");
     if (config->rope_base > 0 && HS % 2 != 0)
@@ -308,7 +342,7 @@ const char *model_config_descriptor(const ModelConfig *c, char buf[MODEL_DESCRIP
     } parts[] = {{"NKV", c->NKV, 0},
                  {"HS", c->HS, 0},
                  {"base", c->rope_base, block->rope_base},
-                 {"bias", !c->no_bias, !block->no_bias},
+                 {"bias", bias_choice(c->no_bias), bias_choice(block->no_bias)},
                  {"tied", !c->untied, !block->untied},
                  {"qk_norm", c->qk_norm, block->qk_norm}};
     int n = snprintf(buf, MODEL_DESCRIPTOR, "%s%sL=%lld,C=%lld,NH=%lld,V=%lld,T=%lld",
@@ -338,7 +372,9 @@ bool model_has(const ModelConfig *config, Presence presence) {
     const bool has[] = {[IN_ALL] = true,
                         [IN_LEARNED] = config->rope_base == 0,
                         [IN_LAYERNORM] = config->norm == NORM_LAYER,
-                        [IN_BIASED] = !config->no_bias,
+                        [IN_QKV_BIAS] = !(config->no_bias & BIAS_QKV),
+                        [IN_PROJ_BIAS] = !(config->no_bias & BIAS_PROJ),
+                        [IN_MLP_BIAS] = !(config->no_bias & BIAS_MLP),
                         [IN_QK_NORM] = config->qk_norm,
                         [IN_SWIGLU] = config->activation == ACTIVATION_SWIGLU,
                         [IN_UNTIED] = config->untied};

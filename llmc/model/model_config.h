@@ -10,6 +10,8 @@
 typedef enum { NORM_LAYER, NORM_RMS } NormKind;
 typedef enum { ACTIVATION_GELU, ACTIVATION_SWIGLU, ACTIVATION_RELU2 } ActivationKind;
 
+enum { BIAS_QKV = 1, BIAS_PROJ = 2, BIAS_MLP = 4, BIAS_EVERY = 7 }; // of the linear layers of a block
+
 typedef struct {
     int64_t max_T; // longest context: rows of the position embedding
     int64_t V;     // vocabulary; 0 in a descriptor that leaves it to the data
@@ -26,7 +28,7 @@ typedef struct {
     NormKind norm;
     ActivationKind activation;
     bool qk_norm; // RMSNorm of each head of q and k, before RoPE
-    bool no_bias; // in linear layers
+    int no_bias;  // the linear layers without one, BIAS_QKV and others
     bool untied;  // the head has a weight of its own
     float eps;    // of the norms; 0: 1e-5
 } ModelConfig;
@@ -39,8 +41,9 @@ enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257 };
 //   L=6,C=384,NH=6,V=257,T=256 free shape; each part optional (defaults: d12's; V 0); NH defaults to C/64,
 //                              or to 1 if C is not a multiple of 64.
 //                              A preset may come first: d12,V=50257,T=512
-//   qwen3:d12 ...              a family of blocks before any of these: starcoder2, llama, qwen3, arcee. Parts of the
-//                              block: NKV, HS, base (of RoPE; 0: learned positions), qk_norm, bias, tied (0 or 1)
+//   qwen3:d12 ...              a family of blocks before any of these: starcoder2, llama, qwen2, qwen3, arcee. Parts
+//                              of the block: NKV, HS, base (of RoPE; 0: learned positions), qk_norm and tied (0 or
+//                              1), bias (0: none, 1: all, 2: of q, k and v, 3: of attention, 4: of the MLP)
 bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err);
 
 // Whether a -e value looks like a descriptor (it has no '/'; the file system is not consulted).
@@ -62,8 +65,8 @@ bool model_same_block(const ModelConfig *a, const ModelConfig *b); // the sizes 
 // transformers that loads the model, "Qwen3ForCausalLM"; NULL if none does.
 const char *model_family(const ModelConfig *config);
 const char *model_class(const ModelConfig *config);
-// The family of this name as a configuration without a shape; false if there is none.
-bool model_family_block(const char *name, ModelConfig *config);
+// The family of this name as a configuration without a shape. Returns its class; NULL if there is no such family.
+const char *model_family_block(const char *name, ModelConfig *config);
 
 // Checks ranges and divisibility (1 <= L, C a multiple of NH, d_ff a multiple of 8, ...) of a shape that came from
 // outside.
@@ -85,7 +88,9 @@ typedef enum {
     IN_ALL,
     IN_LEARNED,   // positions
     IN_LAYERNORM, // not RMSNorm
-    IN_BIASED,    // linear layers
+    IN_QKV_BIAS,
+    IN_PROJ_BIAS,
+    IN_MLP_BIAS,
     IN_QK_NORM,
     IN_SWIGLU,
     IN_UNTIED, // head

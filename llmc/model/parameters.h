@@ -22,17 +22,17 @@ typedef enum { GROUP_EMBEDDING, GROUP_MATRIX, GROUP_VECTOR } ParameterGroup;
     X(LN1W,     ln1w,     BLOCK, IN_ALL,       VECTOR,    ONE,             DIM_C,     DIM_1, "h.%d.ln_1.weight",        "model.layers.%d.input_layernorm.weight")          \
     X(LN1B,     ln1b,     BLOCK, IN_LAYERNORM, VECTOR,    ZERO,            DIM_C,     DIM_1, "h.%d.ln_1.bias",          "model.layers.%d.input_layernorm.bias")            \
     X(QKVW,     qkvw,     BLOCK, IN_ALL,       MATRIX,    NORMAL,          DIM_QKV,   DIM_C, "h.%d.attn.c_attn.weight", "model.layers.%d.self_attn.qkv_proj.weight")       \
-    X(QKVB,     qkvb,     BLOCK, IN_BIASED,    VECTOR,    ZERO,            DIM_QKV,   DIM_1, "h.%d.attn.c_attn.bias",   "model.layers.%d.self_attn.qkv_proj.bias")         \
+    X(QKVB,     qkvb,     BLOCK, IN_QKV_BIAS,  VECTOR,    ZERO,            DIM_QKV,   DIM_1, "h.%d.attn.c_attn.bias",   "model.layers.%d.self_attn.qkv_proj.bias")         \
     X(QNORMW,   qnormw,   BLOCK, IN_QK_NORM,   VECTOR,    ONE,             DIM_HS,    DIM_1, "",                        "model.layers.%d.self_attn.q_norm.weight")         \
     X(KNORMW,   knormw,   BLOCK, IN_QK_NORM,   VECTOR,    ONE,             DIM_HS,    DIM_1, "",                        "model.layers.%d.self_attn.k_norm.weight")         \
     X(ATTPROJW, attprojw, BLOCK, IN_ALL,       MATRIX,    NORMAL_RESIDUAL, DIM_C,     DIM_ATT, "h.%d.attn.c_proj.weight", "model.layers.%d.self_attn.o_proj.weight")       \
-    X(ATTPROJB, attprojb, BLOCK, IN_BIASED,    VECTOR,    ZERO,            DIM_C,     DIM_1, "h.%d.attn.c_proj.bias",   "model.layers.%d.self_attn.o_proj.bias")           \
+    X(ATTPROJB, attprojb, BLOCK, IN_PROJ_BIAS, VECTOR,    ZERO,            DIM_C,     DIM_1, "h.%d.attn.c_proj.bias",   "model.layers.%d.self_attn.o_proj.bias")           \
     X(LN2W,     ln2w,     BLOCK, IN_ALL,       VECTOR,    ONE,             DIM_C,     DIM_1, "h.%d.ln_2.weight",        "model.layers.%d.post_attention_layernorm.weight") \
     X(LN2B,     ln2b,     BLOCK, IN_LAYERNORM, VECTOR,    ZERO,            DIM_C,     DIM_1, "h.%d.ln_2.bias",          "model.layers.%d.post_attention_layernorm.bias")   \
     X(FCW,      fcw,      BLOCK, IN_ALL,       MATRIX,    NORMAL,          DIM_FC,    DIM_C, "h.%d.mlp.c_fc.weight",    "model.layers.%d.mlp.*.weight")                    \
-    X(FCB,      fcb,      BLOCK, IN_BIASED,    VECTOR,    ZERO,            DIM_FC,    DIM_1, "h.%d.mlp.c_fc.bias",      "model.layers.%d.mlp.*.bias")                      \
+    X(FCB,      fcb,      BLOCK, IN_MLP_BIAS,  VECTOR,    ZERO,            DIM_FC,    DIM_1, "h.%d.mlp.c_fc.bias",      "model.layers.%d.mlp.*.bias")                      \
     X(FCPROJW,  fcprojw,  BLOCK, IN_ALL,       MATRIX,    NORMAL_RESIDUAL, DIM_C,     DIM_FF, "h.%d.mlp.c_proj.weight",  "model.layers.%d.mlp.*.weight")                   \
-    X(FCPROJB,  fcprojb,  BLOCK, IN_BIASED,    VECTOR,    ZERO,            DIM_C,     DIM_1, "h.%d.mlp.c_proj.bias",    "model.layers.%d.mlp.*.bias")                      \
+    X(FCPROJB,  fcprojb,  BLOCK, IN_MLP_BIAS,  VECTOR,    ZERO,            DIM_C,     DIM_1, "h.%d.mlp.c_proj.bias",    "model.layers.%d.mlp.*.bias")                      \
     X(LNFW,     lnfw,     MODEL, IN_ALL,       VECTOR,    ONE,             DIM_C,     DIM_1, "ln_f.weight",             "model.norm.weight")                               \
     X(LNFB,     lnfb,     MODEL, IN_LAYERNORM, VECTOR,    ZERO,            DIM_C,     DIM_1, "ln_f.bias",               "model.norm.bias")                                 \
     X(HEADW,    headw,    MODEL, IN_UNTIED,    EMBEDDING, NORMAL,          DIM_VP,    DIM_C, "",                        "lm_head.weight")

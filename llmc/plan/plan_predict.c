@@ -118,13 +118,14 @@ static const struct {
     const char *tensor;
     double factors[PRODUCT_KINDS];
     RateKind bias_rate;
+    int bias; // in ModelConfig.no_bias
 } WEIGHTS[] = {
-    {"qkvw", {1.01, 1.06, 0.93}, RATE_QKV_BIAS_GRADIENT},
-    {"attprojw", {0.935, 0.935, 0.885}, RATE_COUNT},
-    {"fcw", {1.01, 1.075, 0.98}, RATE_FC_BIAS_GRADIENT},
-    {"fcprojw", {1.075, 1.075, 0.98}, RATE_COUNT},
-    {"wte", {1.04, 1.09, 1.05}, RATE_COUNT}, // the logits
-    {"another", {1, 1, 1}, RATE_COUNT},      // Muon's
+    {"qkvw", {1.01, 1.06, 0.93}, RATE_QKV_BIAS_GRADIENT, BIAS_QKV},
+    {"attprojw", {0.935, 0.935, 0.885}, RATE_COUNT, 0},
+    {"fcw", {1.01, 1.075, 0.98}, RATE_FC_BIAS_GRADIENT, BIAS_MLP},
+    {"fcprojw", {1.075, 1.075, 0.98}, RATE_COUNT, 0},
+    {"wte", {1.04, 1.09, 1.05}, RATE_COUNT, 0}, // the logits
+    {"another", {1, 1, 1}, RATE_COUNT, 0},      // Muon's
 };
 enum { NUM_OPS = sizeof OPS / sizeof *OPS, NUM_WEIGHTS = sizeof WEIGHTS / sizeof *WEIGHTS };
 
@@ -132,7 +133,7 @@ typedef struct {
     Prediction *to;
     double element_bytes, chunk_rows; // of the compute dtype; of the logits
     double heads;                     // attention's rate at this head size over that at 64
-    bool has_bias;                    // linear layers
+    int no_bias;                      // of ModelConfig
     bool beside;                      // a weight gradient of this micro-step was queued
 } StepView;
 
@@ -189,7 +190,7 @@ static void see_op(void *context, const OpCost *cost, double calls) {
     } else if (product == PRODUCT_WEIGHT_GRADIENT) {
         const double bias = N * OC * s->element_bytes;
         add_product(row, 0, product, calls * cost->flops, (int64_t)N, weight);
-        if (s->has_bias && WEIGHTS[weight].bias_rate < RATE_COUNT) {
+        if (WEIGHTS[weight].bias & ~s->no_bias) {
             add_part(row, 1, WEIGHTS[weight].bias_rate, calls * bias, beside * bias, 1);
             launches++;
         }
@@ -315,7 +316,7 @@ void plan_predict(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, 
     StepView view = {.to = p,
                      .element_bytes = (double)dtype_size(model->dtype),
                      .heads = rate_of_heads(model_head_size(&model->config)),
-                     .has_bias = !model->config.no_bias,
+                     .no_bias = model->config.no_bias,
                      .chunk_rows = (double)cuda_size_head_chunk_rows(shape, num_sms, (int64_t)gpu->memory)};
     memset(p, 0, sizeof *p);
     if (!model->train || model->fp8) return; // no rates are assumed for these

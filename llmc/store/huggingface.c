@@ -1,6 +1,6 @@
-// Hugging Face directories, see huggingface.h. The reader accepts the output of GPT2LMHeadModel: tensor names with and
-// without "transformer." and what torch.compile and DDP put before it, the tied lm_head.weight, also in place of wte,
-// and the causal mask buffers (both are compared with what they must be), F32, F16 and BF16. Each
+// Hugging Face directories, see huggingface.h. The reader accepts what the classes of transformers write: tensor names
+// with and without "transformer." or "model." and what torch.compile and DDP put before it, the tied lm_head.weight,
+// also in place of wte, the causal mask buffers (both are compared with what they must be), F32, F16 and BF16. Each
 // file is written atomically and checksummed on the way; the caller commits the directory as a whole.
 #include "llmc/store/huggingface.h"
 
@@ -40,7 +40,7 @@ static bool read_config(const char *directory, ModelConfig *config, int64_t *eot
     char *path = path_join(directory, "config.json");
     bool ok = file_exists(path) ||
               error_set(err,
-                        "%s: has no config.json: neither a Hugging Face GPT-2 directory nor a checkpoint (those are "
+                        "%s: has no config.json: neither a Hugging Face model directory nor a checkpoint (those are "
                         "the step_* directories of a run)",
                         directory) ||
               weight_shards_explain(directory, err);
@@ -92,12 +92,15 @@ static bool check_shape(const SafetensorsEntry *e, int rank, int64_t rows, int64
 
 static const char head_name[] = "lm_head.weight";
 
-// The buffers of attention that files of older transformers have, of one of the model's blocks.
-typedef enum { BUFFER_NONE, BUFFER_MASK, BUFFER_MASKED_VALUE } BufferKind;
+// The buffers of attention that files of older transformers have, of one of the model's blocks. Those of RoPE's
+// frequencies follow from config.json, and nobody reads them.
+typedef enum { BUFFER_NONE, BUFFER_MASK, BUFFER_MASKED_VALUE, BUFFER_FREQUENCIES } BufferKind;
 static BufferKind buffer_kind(const char *name, const ModelConfig *config) {
     int block, n = 0;
     name = without_prefix(name);
-    if (sscanf(name, "h.%9d.attn.%n", &block, &n) != 1 || n == 0 || block < 0 || block >= config->L) return BUFFER_NONE;
+    const char *blocks = model_is_gpt2(config) ? "h.%9d.attn.%n" : "layers.%9d.self_attn.%n";
+    if (sscanf(name, blocks, &block, &n) != 1 || n == 0 || block < 0 || block >= config->L) return BUFFER_NONE;
+    if (!model_is_gpt2(config)) return strcmp(name + n, "rotary_emb.inv_freq") == 0 ? BUFFER_FREQUENCIES : BUFFER_NONE;
     if (strcmp(name + n, "bias") == 0) return BUFFER_MASK;
     return strcmp(name + n, "masked_bias") == 0 ? BUFFER_MASKED_VALUE : BUFFER_NONE;
 }
@@ -107,10 +110,12 @@ static BufferKind buffer_kind(const char *name, const ModelConfig *config) {
 static bool check_extra(const SafetensorsEntry *e, const ModelConfig *config, Error *err) {
     if (strcmp(without_prefix(e->name), head_name) == 0) return check_shape(e, 2, config->V, config->C, err);
     if (buffer_kind(e->name, config) != BUFFER_NONE) return true;
-    const bool adapter = strstr(e->name, "lora_") || strstr(e->name, ".base_layer.");
-    return error_set(err, "tensor %s is not part of a GPT-2 of %lld blocks%s", e->name, (long long)config->L,
-                     adapter ? "; it is a LoRA adapter's: merge it into the model with merge_and_unload() and save that"
-                             : "; save a GPT2LMHeadModel without it");
+    error_set(err, "tensor %s is not part of a %s of %lld blocks with this config.json", e->name,
+              model_is_gpt2(config) ? "GPT-2" : "model", (long long)config->L);
+    if (strstr(e->name, "lora_") || strstr(e->name, ".base_layer."))
+        return error_append(err, "it is a LoRA adapter's: merge it into the model with merge_and_unload() and save "
+                                 "that");
+    return error_append(err, "save a %s without it", model_class(config) ? model_class(config) : "model");
 }
 
 // Finds a tensor of the table, or a part of it.

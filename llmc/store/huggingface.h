@@ -1,4 +1,4 @@
-// Hugging Face GPT-2 directories: config.json, the weights as safetensors (one file, or several with an index), and the
+// Hugging Face model directories: config.json, the weights as safetensors (one file, or several with an index), and the
 // tokenizer. Reading serves weights_file.h; writing is shared by checkpoints and exports: the files one by one, into a
 // directory that the caller commits.
 #pragma once

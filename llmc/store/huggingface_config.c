@@ -4,110 +4,143 @@
 #include "llmc/base/json.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-// --------------------------------------------------------------------------------------------------------------- GPT-2
+// --------------------------------------------------------------------------------------------- the fields of each
+// class
 
-// An optional field that could change the computation: absent or null is fine, otherwise it must match our computation.
-static bool check_config_flag(const cJSON *root, const char *key, bool expected, Error *err) {
-    const cJSON *item;
-    char found[64];
-    if (!json_find(root, key, &item, err)) return false;
-    if (!item || cJSON_IsNull(item) || (cJSON_IsBool(item) && cJSON_IsTrue(item) == expected)) return true;
-    return error_set(err, "\"%s\" is %s, only %s is supported", key, json_describe(item, found, sizeof found),
-                     expected ? "true" : "false");
+// The "model_type"s, a bit each in the tables below. The last is for blocks that no class of transformers has; its
+// config.json describes the block.
+static const char *const model_types[] = {"gpt2", "starcoder2", "llama", "qwen2", "qwen3", "arcee", "pretrain_cu"};
+enum { NUM_TYPES = sizeof model_types / sizeof model_types[0] };
+enum { GPT2 = 1, STARCODER2 = 2, LLAMA = 4, QWEN2 = 8, QWEN3 = 16, ARCEE = 32, OWN = 64, EVERY_TYPE = 127 };
+
+// Fields that are absent or null, or have the one value that our blocks compute with. From partial_rotary_factor on,
+// fields of other classes, in case a model of one of those is given the name of one of these.
+static const struct {
+    const char *key;
+    int types;
+    const char *only;
+} fixed_fields[] = {
+    {"tie_word_embeddings", GPT2, "true"},
+    {"scale_attn_weights", GPT2, "true"},
+    {"scale_attn_by_inverse_layer_idx", GPT2, "false"},
+    {"add_cross_attention", EVERY_TYPE, "false"},
+    {"is_encoder_decoder", EVERY_TYPE, "false"},
+    {"use_sliding_window", EVERY_TYPE, "false"},
+    {"partial_rotary_factor", EVERY_TYPE, "1"},
+    {"embedding_multiplier", EVERY_TYPE, "1"},
+    {"residual_multiplier", EVERY_TYPE, "1"},
+    {"attention_multiplier", EVERY_TYPE, "null"},
+    {"logits_scaling", EVERY_TYPE, "1"},
+    {"attn_logit_softcapping", EVERY_TYPE, "null"},
+    {"final_logit_softcapping", EVERY_TYPE, "null"},
+};
+enum { NUM_FIXED_FIELDS = sizeof fixed_fields / sizeof fixed_fields[0] };
+
+// Sizes, under GPT-2's name and under the name that transformers has for all models.
+typedef struct {
+    const char *gpt2_key, *key;
+    size_t offset;
+    int optional; // the types that may leave it out: their default follows from the other sizes
+} SizeField;
+static const SizeField size_fields[] = {
+    {"n_positions", "max_position_embeddings", offsetof(ModelConfig, max_T), 0},
+    {"vocab_size", "vocab_size", offsetof(ModelConfig, V), 0},
+    {"n_layer", "num_hidden_layers", offsetof(ModelConfig, L), 0},
+    {"n_head", "num_attention_heads", offsetof(ModelConfig, NH), 0},
+    {"n_embd", "hidden_size", offsetof(ModelConfig, C), 0},
+    {"n_inner", "intermediate_size", offsetof(ModelConfig, d_ff), GPT2},
+    {NULL, "num_key_value_heads", offsetof(ModelConfig, NKV), LLAMA | ARCEE | OWN},
+    {NULL, "head_dim", offsetof(ModelConfig, HS), EVERY_TYPE - QWEN3},
+};
+enum { NUM_SIZE_FIELDS = sizeof size_fields / sizeof size_fields[0] };
+
+// Switches for the biases of linear layers, and what they are where the field is absent.
+static const struct {
+    const char *key;
+    int types, biases;
+    bool by_default;
+} bias_fields[] = {
+    {"use_bias", STARCODER2 | OWN, BIAS_EVERY, true},
+    {"attention_bias", LLAMA | QWEN3 | ARCEE | OWN, BIAS_QKV | BIAS_PROJ, false},
+    {"mlp_bias", LLAMA | ARCEE | OWN, BIAS_MLP, false},
+    {"qkv_bias", OWN, BIAS_QKV, false},
+};
+enum { NUM_BIAS_FIELDS = sizeof bias_fields / sizeof bias_fields[0] };
+
+static const char *const hidden_acts[] = {"gelu_pytorch_tanh", "silu", "relu2"};
+static const char *const same_acts[] = {"gelu_new", "swish", "relu2"}; // other names of the same formulas
+static const char *const eps_keys[] = {"norm_epsilon", "rms_norm_eps"};
+static const char *const norm_names[] = {"layernorm", "rmsnorm"};
+
+static int type_of(const char *name) {
+    for (int i = 0; i < NUM_TYPES; i++)
+        if (strcmp(model_types[i], name) == 0) return 1 << i;
+    return 0;
 }
 
+// ------------------------------------------------------------------------------------------------------------- reading
+
+// Absent, or one of two texts.
 static bool check_string(const cJSON *root, const char *key, const char *expected, const char *also, Error *err) {
     const cJSON *item;
     char found[64];
     if (!json_find(root, key, &item, err)) return false;
-    if (cJSON_IsString(item) && (strcmp(item->valuestring, expected) == 0 || strcmp(item->valuestring, also) == 0))
-        return true;
+    const char *text = cJSON_IsString(item) ? item->valuestring : "";
+    if (!item || strcmp(text, expected) == 0 || strcmp(text, also) == 0) return true;
     return error_set(err, "\"%s\" is %s, expected \"%s\"", key, json_describe(item, found, sizeof found), expected);
 }
 
-// Other classes have other heads. expected: "GPT2LMHeadModel"; also: the name of the class without a head.
-static bool check_class(const cJSON *root, const char *expected, const char *also, Error *err) {
+// Other classes have other heads. GPT2Model, say, is GPT2LMHeadModel without its head.
+static bool check_class(const cJSON *root, const char *class, Error *err) {
     const cJSON *item, *name;
-    char found[64];
+    char found[64], without_head[40];
+    _Static_assert(sizeof "ForCausalLM" == sizeof "LMHeadModel", "one of them ends the name of a class");
+    snprintf(without_head, sizeof without_head, "%.*sModel", (int)(strlen(class) - strlen("ForCausalLM")), class);
     if (!json_find(root, "quantization_config", &item, err)) return false;
     if (item && !cJSON_IsNull(item))
         return error_set(err, "it has a \"quantization_config\"; save the model again without quantization");
     if (!json_find(root, "architectures", &item, err)) return false;
     cJSON_ArrayForEach(name, item) {
-        if (cJSON_IsString(name) && (strcmp(name->valuestring, expected) == 0 || strcmp(name->valuestring, also) == 0))
-            return true;
+        const char *text = cJSON_IsString(name) ? name->valuestring : "";
+        if (strcmp(text, class) == 0 || strcmp(text, without_head) == 0) return true;
     }
     if (!item || cJSON_IsNull(item) || (cJSON_IsArray(item) && !item->child)) return true;
     return error_set(err, "\"architectures\" is %s, expected [\"%s\"]",
-                     json_describe(cJSON_IsArray(item) ? item->child : item, found, sizeof found), expected);
+                     json_describe(cJSON_IsArray(item) ? item->child : item, found, sizeof found), class);
 }
 
-static bool check_variant(const cJSON *root, Error *err) {
+static bool check_fixed(const cJSON *root, int type, Error *err) {
     const cJSON *item;
-    double eps;
-    if (!json_find(root, "activation_function", &item, err)) return false;
-    // Two names of one formula, which is also the default when none is given.
-    if (item && !check_string(root, "activation_function", "gelu_new", "gelu_pytorch_tanh", err)) return false;
-    if (!check_config_flag(root, "tie_word_embeddings", true, err) ||
-        !check_config_flag(root, "scale_attn_weights", true, err) ||
-        !check_config_flag(root, "scale_attn_by_inverse_layer_idx", false, err) ||
-        !check_config_flag(root, "add_cross_attention", false, err) ||
-        !check_config_flag(root, "is_encoder_decoder", false, err) ||
-        !check_class(root, "GPT2LMHeadModel", "GPT2Model", err))
-        return false;
-    if (!json_find(root, "layer_norm_epsilon", &item, err)) return false;
-    if (!item) return true; // transformers then uses 1e-5
-    if (!json_get_double(root, "layer_norm_epsilon", &eps, err)) return false;
-    if (fabs(eps - 1e-5) < 1e-9) return true;
-    return error_set(err, "\"layer_norm_epsilon\" is %g, only 1e-05 is supported", eps);
-}
-
-// A size under GPT-2's name or under the name that transformers has for all models.
-static bool parse_size(const cJSON *root, const char *key, const char *also, int64_t *size, Error *err) {
-    const cJSON *own, *other;
-    int64_t same;
-    if (!json_find(root, key, &own, err) || !json_find(root, also, &other, err)) return false;
-    if (!json_get_int(root, other && !own ? also : key, 1, INT32_MAX, size, err)) return false;
-    return !own || !other || (json_int_value(other, 1, INT32_MAX, &same) && same == *size) ||
-           error_set(err, "\"%s\" and \"%s\" are the same size but differ", key, also);
-}
-
-static bool parse_gpt2(const cJSON *root, ModelConfig *config, Error *err) {
-    *config = (ModelConfig){0};
-    int64_t V, inner;
-    const cJSON *item;
-    bool ok = parse_size(root, "n_positions", "max_position_embeddings", &config->max_T, err) &&
-              json_get_int(root, "vocab_size", 1, INT32_MAX, &V, err) &&
-              parse_size(root, "n_layer", "num_hidden_layers", &config->L, err) &&
-              parse_size(root, "n_head", "num_attention_heads", &config->NH, err) &&
-              parse_size(root, "n_embd", "hidden_size", &config->C, err) && check_variant(root, err) &&
-              json_find(root, "n_inner", &item, err);
-    if (ok && item && !cJSON_IsNull(item)) { // transformers reads an absent n_inner and null as 4 n_embd
-        ok = json_get_int(root, "n_inner", 1, INT32_MAX, &inner, err);
-        if (ok) model_config_set_d_ff(config, inner);
+    char found[64];
+    for (int i = 0; i < NUM_FIXED_FIELDS; i++) {
+        const char *key = fixed_fields[i].key, *only = fixed_fields[i].only;
+        if (!(fixed_fields[i].types & type)) continue;
+        if (!json_find(root, key, &item, err)) return false;
+        if (item && !cJSON_IsNull(item) && strcmp(json_describe(item, found, sizeof found), only) != 0)
+            return error_set(err, "\"%s\" is %s, only %s is supported", key, found, only);
     }
-    if (ok) model_config_set_vocab(config, V);
-    return ok && model_config_check(config, err);
+    return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------- other
-// classes
-
-// What the classes call things.
-static const char *const hidden_acts[] = {"gelu_pytorch_tanh", "silu", "relu2"};
-static const char *const eps_keys[] = {"norm_epsilon", "rms_norm_eps"};
-static const char *const norm_names[] = {"layernorm", "rmsnorm"};
-static const char own_type[] = "pretrain_cu"; // model_type where no class has the block
-
-// An optional whole number; *value stays if it is absent or null.
-static bool parse_optional(const cJSON *root, const char *key, int64_t *value, Error *err) {
-    const cJSON *item;
-    if (!json_find(root, key, &item, err)) return false;
-    return !item || cJSON_IsNull(item) || json_get_int(root, key, 1, INT32_MAX, value, err);
+static bool parse_size(const cJSON *root, int type, const SizeField *field, ModelConfig *config, Error *err) {
+    const cJSON *item, *gpt2_item = NULL;
+    const bool has_two_names = type == GPT2 && field->gpt2_key && strcmp(field->gpt2_key, field->key) != 0;
+    int64_t *size = (int64_t *)((char *)config + field->offset), same;
+    if (type == GPT2 && !field->gpt2_key) return true;
+    if (!json_find(root, field->key, &item, err) ||
+        (has_two_names && !json_find(root, field->gpt2_key, &gpt2_item, err)))
+        return false;
+    const cJSON *stated = gpt2_item ? gpt2_item : item;
+    if (field->optional & type && (!stated || cJSON_IsNull(stated))) return true;
+    const char *key = has_two_names && (gpt2_item || !item) ? field->gpt2_key : field->key;
+    if (!json_get_int(root, key, 1, INT32_MAX, size, err)) return false;
+    return !gpt2_item || !item || (json_int_value(item, 1, INT32_MAX, &same) && same == *size) ||
+           error_set(err, "\"%s\" and \"%s\" are the same size but differ", key, field->key);
 }
 
 static bool parse_flag(const cJSON *root, const char *key, bool *value, Error *err) {
@@ -118,6 +151,85 @@ static bool parse_flag(const cJSON *root, const char *key, bool *value, Error *e
     *value = cJSON_IsTrue(item);
     return cJSON_IsBool(item) ||
            error_set(err, "\"%s\" is %s, expected true or false", key, json_describe(item, found, sizeof found));
+}
+
+static bool parse_biases(const cJSON *root, int type, ModelConfig *config, Error *err) {
+    int biases = type == QWEN2 ? BIAS_QKV : 0; // it has no switch
+    for (int i = 0; i < NUM_BIAS_FIELDS; i++) {
+        bool is_on = bias_fields[i].by_default;
+        if (!(bias_fields[i].types & type)) continue;
+        if (!parse_flag(root, bias_fields[i].key, &is_on, err)) return false;
+        if (is_on) biases |= bias_fields[i].biases;
+    }
+    config->no_bias = BIAS_EVERY & ~biases;
+    return true;
+}
+
+// "rope_parameters" of transformers 5, or "rope_scaling" of earlier versions. *base stays where it states none.
+static bool parse_rope_object(const cJSON *root, const char *key, double *base, Error *err) {
+    static const char *const known[] = {"rope_type", "type", "rope_theta", "partial_rotary_factor", NULL};
+    const cJSON *object, *item;
+    char found[64];
+    if (!json_find(root, key, &object, err)) return false;
+    if (!object || cJSON_IsNull(object)) return true;
+    if (!cJSON_IsObject(object))
+        return error_set(err, "\"%s\" is %s, expected an object", key, json_describe(object, found, sizeof found));
+    return (check_string(object, "rope_type", "default", "default", err) &&
+            check_string(object, "type", "default", "default", err) && check_fixed(object, EVERY_TYPE, err) &&
+            json_check_keys(object, known, err) && json_find(object, "rope_theta", &item, err) &&
+            (!item || json_get_double(object, "rope_theta", base, err))) ||
+           error_prefix(err, "\"%s\" (only RoPE without scaling is supported)", key);
+}
+
+// RoPE's base. A base that is off by a factor of 1 + e turns no angle at position T by more than T e / (2.7 ln base):
+// for 1e-6, no more than fp32 rounds an angle of T. (starcoder2-3b states 999999.4420358813.)
+static bool parse_rope(const cJSON *root, int type, ModelConfig *config, Error *err) {
+    const cJSON *item;
+    double base = (double)config->rope_base;
+    if (!json_find(root, "rope_theta", &item, err) ||
+        (item && !cJSON_IsNull(item) && !json_get_double(root, "rope_theta", &base, err)) ||
+        !parse_rope_object(root, "rope_scaling", &base, err) || !parse_rope_object(root, "rope_parameters", &base, err))
+        return false;
+    const double least = type == OWN ? 0.0 : 1.0; // 0: learned positions, which the classes have not
+    if (!(base >= least && base <= 1e9 && fabs(base - round(base)) <= 1e-6 * base))
+        return error_set(err, "\"rope_theta\" is %g, only whole numbers up to 1e9 are supported", base);
+    config->rope_base = (int64_t)round(base);
+    return true;
+}
+
+// A window counts where it is shorter than the context.
+static bool check_windows(const cJSON *root, int type, const ModelConfig *config, Error *err) {
+    const cJSON *item, *layer;
+    int64_t window;
+    char found[64];
+    if (!json_find(root, "layer_types", &item, err)) return false;
+    cJSON_ArrayForEach(layer, item) {
+        if (!cJSON_IsString(layer) || strcmp(layer->valuestring, "full_attention") != 0)
+            return error_set(err, "\"layer_types\" has %s, only \"full_attention\" is supported",
+                             json_describe(layer, found, sizeof found));
+    }
+    if (!json_find(root, "sliding_window", &item, err)) return false;
+    if (!item || cJSON_IsNull(item) || type & (QWEN2 | QWEN3)) return true; // theirs: "use_sliding_window"
+    if (!json_get_int(root, "sliding_window", 1, INT32_MAX, &window, err)) return false;
+    return window >= config->max_T ||
+           error_set(err,
+                     "\"sliding_window\" is %lld, shorter than the context of %lld, which is not supported; set "
+                     "\"max_position_embeddings\" to %lld as well: up to there the window changes nothing",
+                     (long long)window, (long long)config->max_T, (long long)window);
+}
+
+static bool parse_eps(const cJSON *root, int type, ModelConfig *config, Error *err) {
+    const char *key = type == GPT2 ? "layer_norm_epsilon" : eps_keys[config->norm];
+    const cJSON *item;
+    double eps;
+    if (!json_find(root, key, &item, err)) return false;
+    if (!item) return true; // the class's
+    if (!json_get_double(root, key, &eps, err)) return false;
+    const bool is_default = fabs(eps - 1e-5) < 1e-9;
+    if (type == GPT2 && !is_default) return error_set(err, "\"%s\" is %g, only 1e-05 is supported", key, eps);
+    if (!(eps >= 1e-12 && eps <= 0.1)) return error_set(err, "\"%s\" is %g, expected 1e-12 to 0.1", key, eps);
+    config->eps = is_default ? 0.0f : (float)eps;
+    return true;
 }
 
 // One of the names; *index stays if it is absent.
@@ -135,106 +247,43 @@ static bool parse_name(const cJSON *root, const char *key, const char *const *na
            error_set(err, "\"%s\" is %s, which is not supported", key, json_describe(item, found, sizeof found));
 }
 
-// RoPE's base: transformers 5 has an object for what was rope_theta and rope_scaling before. Absent: as the class has
-// it.
-static bool parse_rope(const cJSON *root, ModelConfig *config, Error *err) {
-    const cJSON *parameters, *scaling, *item;
-    double base = (double)config->rope_base;
-    if (!json_find(root, "rope_parameters", &parameters, err) || !json_find(root, "rope_scaling", &scaling, err))
-        return false;
-    if (scaling && !cJSON_IsNull(scaling))
-        return error_set(err, "\"rope_scaling\" is set; only RoPE without scaling is supported");
-    const cJSON *from = cJSON_IsObject(parameters) ? parameters : root;
-    if (cJSON_IsObject(parameters)) {
-        if (!json_find(parameters, "rope_type", &item, err)) return false;
-        if (item && !check_string(parameters, "rope_type", "default", "default", err)) return false;
-        if (!json_find(parameters, "partial_rotary_factor", &item, err)) return false;
-        if (item && !cJSON_IsNull(item) && !(cJSON_IsNumber(item) && item->valuedouble == 1.0))
-            return error_set(err, "\"partial_rotary_factor\" is not 1, which is not supported");
-    }
-    if (!json_find(from, "rope_theta", &item, err)) return false;
-    if (item && !json_get_double(from, "rope_theta", &base, err)) return false;
-    const double least = config->rope_base > 0 ? 1.0 : 0.0; // 0: learned positions, which the classes have not
-    if (!(base >= least && base <= 1e9) || base != floor(base))
-        return error_set(err, "\"rope_theta\" is %g, only whole numbers up to 1e9 are supported", base);
-    config->rope_base = (int64_t)base;
-    return true;
-}
-
-// What no class of transformers has is written with a description of the block.
 static bool parse_own_block(const cJSON *root, ModelConfig *config, Error *err) {
     int norm = NORM_LAYER, activation = ACTIVATION_GELU;
-    bool bias = true;
     const bool ok = parse_name(root, "norm", norm_names, 2, &norm, err) &&
                     parse_name(root, "hidden_act", hidden_acts, 3, &activation, err) &&
-                    parse_flag(root, "use_bias", &bias, err) && parse_flag(root, "qk_norm", &config->qk_norm, err);
+                    parse_flag(root, "qk_norm", &config->qk_norm, err);
     config->norm = (NormKind)norm;
     config->activation = (ActivationKind)activation;
-    config->no_bias = !bias;
     return ok;
 }
 
-// Flags that other models of these classes have, and ours have not.
-static bool check_class_variant(const cJSON *root, const ModelConfig *config, Error *err) {
-    const cJSON *item;
-    int activation = (int)config->activation;
-    if (!check_config_flag(root, "attention_bias", false, err) || !check_config_flag(root, "mlp_bias", false, err) ||
-        !check_config_flag(root, "use_sliding_window", false, err) ||
-        !check_config_flag(root, "use_bias", !config->no_bias, err) ||
-        !parse_name(root, "hidden_act", hidden_acts, 3, &activation, err))
-        return false;
-    if (activation != (int)config->activation)
-        return error_set(err, "\"hidden_act\" is \"%s\", only \"%s\" is supported", hidden_acts[activation],
-                         hidden_acts[config->activation]);
-    if (config->norm == NORM_RMS || !json_find(root, "sliding_window", &item, err)) return config->norm == NORM_RMS;
-    return !item || cJSON_IsNull(item) || error_set(err, "\"sliding_window\" is set, which is not supported");
-}
-
-static bool parse_class(const cJSON *root, const char *type, ModelConfig *config, Error *err) {
-    int64_t V, inner;
-    const cJSON *item;
-    double eps;
-    const bool own = strcmp(type, own_type) == 0;
-    if (own ? !parse_own_block(root, config, err) : !check_class_variant(root, config, err)) return false;
-    const char *eps_key = eps_keys[config->norm];
-    if (!own && !check_class(root, model_class(config), model_class(config), err)) return false;
-    // Defaults of the classes: tied, and sizes that say nothing about this model.
-    const bool is_starcoder2 = strcmp(type, "starcoder2") == 0, is_qwen3 = strcmp(type, "qwen3") == 0;
-    bool tied = is_starcoder2;
-    if ((is_starcoder2 || is_qwen3) && !json_get_int(root, "num_key_value_heads", 1, INT32_MAX, &config->NKV, err))
-        return false;
-    if (is_qwen3 && !json_get_int(root, "head_dim", 1, INT32_MAX, &config->HS, err)) return false;
-    bool ok = json_get_int(root, "max_position_embeddings", 1, INT32_MAX, &config->max_T, err) &&
-              json_get_int(root, "vocab_size", 1, INT32_MAX, &V, err) &&
-              json_get_int(root, "num_hidden_layers", 1, INT32_MAX, &config->L, err) &&
-              json_get_int(root, "num_attention_heads", 1, INT32_MAX, &config->NH, err) &&
-              json_get_int(root, "hidden_size", 1, INT32_MAX, &config->C, err) &&
-              json_get_int(root, "intermediate_size", 1, INT32_MAX, &inner, err) &&
-              parse_optional(root, "num_key_value_heads", &config->NKV, err) &&
-              parse_optional(root, "head_dim", &config->HS, err) && parse_rope(root, config, err) &&
-              parse_flag(root, "tie_word_embeddings", &tied, err) && json_find(root, eps_key, &item, err);
+bool huggingface_parse_config(const cJSON *root, ModelConfig *config, Error *err) {
+    const char *name;
+    *config = (ModelConfig){0};
+    if (!json_get_string(root, "model_type", &name, err)) return false;
+    const int type = type_of(name);
+    if (!type)
+        return error_set(
+            err, "\"model_type\" is \"%.40s\", expected \"gpt2\", starcoder2, llama, qwen2, qwen3 or arcee", name);
+    const char *class = model_family_block(name, config);
+    bool tied = (type & (GPT2 | STARCODER2)) != 0; // the classes' default
+    bool ok = type == OWN ? parse_own_block(root, config, err)
+                          : check_class(root, class, err) &&
+                                check_string(root, type == GPT2 ? "activation_function" : "hidden_act",
+                                             hidden_acts[config->activation], same_acts[config->activation], err);
+    ok = ok && check_fixed(root, type, err);
+    for (int i = 0; ok && i < NUM_SIZE_FIELDS; i++) ok = parse_size(root, type, &size_fields[i], config, err);
+    ok = ok && parse_eps(root, type, config, err) && parse_flag(root, "tie_word_embeddings", &tied, err);
+    if (ok && type != GPT2)
+        ok = parse_biases(root, type, config, err) && parse_rope(root, type, config, err) &&
+             check_windows(root, type, config, err);
     if (!ok) return false;
-    if (item && !json_get_double(root, eps_key, &eps, err)) return false;
-    if (item) config->eps = (float)eps;
-    if (item && !(eps >= 1e-12 && eps <= 0.1)) return error_set(err, "\"%s\" is %g", eps_key, eps);
-    if (config->eps == 1e-5f) config->eps = 0.0f;
     config->untied = !tied;
     if (config->NKV == config->NH) config->NKV = 0;
     if (config->HS * config->NH == config->C) config->HS = 0;
-    model_config_set_d_ff(config, inner);
-    model_config_set_vocab(config, V);
+    model_config_set_d_ff(config, config->d_ff);
+    model_config_set_vocab(config, config->V);
     return model_config_check(config, err);
-}
-
-bool huggingface_parse_config(const cJSON *root, ModelConfig *config, Error *err) {
-    const char *type;
-    *config = (ModelConfig){0};
-    if (!json_get_string(root, "model_type", &type, err)) return false;
-    if (strcmp(type, "gpt2") == 0) return parse_gpt2(root, config, err);
-    if (strcmp(type, own_type) != 0 && !model_family_block(type, config))
-        return error_set(err, "\"model_type\" is \"%.40s\", expected \"gpt2\", starcoder2, llama, qwen3 or arcee",
-                         type);
-    return parse_class(root, type, config, err);
 }
 
 // ------------------------------------------------------------------------------------------------------------- writing
@@ -273,50 +322,55 @@ static char *gpt2_config_json(const ModelConfig *config, const char *dtype, int6
 }
 
 static char *class_config_json(const ModelConfig *config, const char *dtype, int64_t eot) {
-    const char *class = model_class(config);
+    const char *class = model_class(config), *name = class ? model_family(config) : model_types[NUM_TYPES - 1];
+    const int type = type_of(name);
     char token[32] = "null", own[128] = "", *text = NULL;
+    const char *flags[NUM_BIAS_FIELDS];
+    for (int i = 0; i < NUM_BIAS_FIELDS; i++)
+        flags[i] = bias_fields[i].types & type && !(config->no_bias & bias_fields[i].biases) ? "true" : "false";
     if (eot >= 0) snprintf(token, sizeof token, "%lld", (long long)eot);
     if (!class)
-        snprintf(own, sizeof own, "  \"norm\": \"%s\",\n  \"qk_norm\": %s,\n", norm_names[config->norm],
-                 config->qk_norm ? "true" : "false");
+        snprintf(own, sizeof own, "  \"norm\": \"%s\",\n  \"qk_norm\": %s,\n  \"%s\": %s,\n", norm_names[config->norm],
+                 config->qk_norm ? "true" : "false", bias_fields[3].key, flags[3]);
     const long long base = (long long)config->rope_base;
-    const int length = asprintf(
-        &text,
-        "{\n"
-        "  \"architectures\": [\"%s\"],\n"
-        "  \"model_type\": \"%s\",\n"
-        "%s"
-        "  \"hidden_act\": \"%s\",\n"
-        "  \"hidden_size\": %lld,\n"
-        "  \"intermediate_size\": %lld,\n"
-        "  \"num_hidden_layers\": %lld,\n"
-        "  \"num_attention_heads\": %lld,\n"
-        "  \"num_key_value_heads\": %lld,\n"
-        "  \"head_dim\": %lld,\n"
-        "  \"max_position_embeddings\": %lld,\n"
-        "  \"vocab_size\": %lld,\n"
-        "  \"rope_theta\": %lld,\n"
-        "  \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": %lld},\n"
-        "  \"%s\": %.6g,\n"
-        "  \"use_bias\": %s,\n"
-        "  \"attention_bias\": false,\n"
-        "  \"mlp_bias\": false,\n"
-        "  \"sliding_window\": null,\n"
-        "  \"attention_dropout\": 0.0,\n"
-        "  \"residual_dropout\": 0.0,\n"
-        "  \"embedding_dropout\": 0.0,\n"
-        "  \"initializer_range\": 0.02,\n"
-        "  \"tie_word_embeddings\": %s,\n"
-        "  \"bos_token_id\": %s,\n"
-        "  \"eos_token_id\": %s,\n"
-        "  \"pad_token_id\": null,\n"
-        "  \"torch_dtype\": \"%s\"\n"
-        "}\n",
-        class ? class : "none", class ? model_family(config) : own_type, own, hidden_acts[config->activation],
-        (long long)config->C, (long long)model_size(config, DIM_FF), (long long)config->L, (long long)config->NH,
-        (long long)model_kv_heads(config), (long long)model_head_size(config), (long long)config->max_T,
-        (long long)config->V, base, base, eps_keys[config->norm], (double)model_eps(config),
-        config->no_bias ? "false" : "true", config->untied ? "false" : "true", token, token, dtype);
+    const int length =
+        asprintf(&text,
+                 "{\n"
+                 "  \"architectures\": [\"%s\"],\n"
+                 "  \"model_type\": \"%s\",\n"
+                 "%s"
+                 "  \"hidden_act\": \"%s\",\n"
+                 "  \"hidden_size\": %lld,\n"
+                 "  \"intermediate_size\": %lld,\n"
+                 "  \"num_hidden_layers\": %lld,\n"
+                 "  \"num_attention_heads\": %lld,\n"
+                 "  \"num_key_value_heads\": %lld,\n"
+                 "  \"head_dim\": %lld,\n"
+                 "  \"max_position_embeddings\": %lld,\n"
+                 "  \"vocab_size\": %lld,\n"
+                 "  \"rope_theta\": %lld,\n"
+                 "  \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": %lld},\n"
+                 "  \"%s\": %.6g,\n"
+                 "  \"%s\": %s,\n"
+                 "  \"%s\": %s,\n"
+                 "  \"%s\": %s,\n"
+                 "  \"sliding_window\": null,\n"
+                 "  \"attention_dropout\": 0.0,\n"
+                 "  \"residual_dropout\": 0.0,\n"
+                 "  \"embedding_dropout\": 0.0,\n"
+                 "  \"initializer_range\": 0.02,\n"
+                 "  \"tie_word_embeddings\": %s,\n"
+                 "  \"bos_token_id\": %s,\n"
+                 "  \"eos_token_id\": %s,\n"
+                 "  \"pad_token_id\": null,\n"
+                 "  \"torch_dtype\": \"%s\"\n"
+                 "}\n",
+                 class ? class : "none", name, own, hidden_acts[config->activation], (long long)config->C,
+                 (long long)model_size(config, DIM_FF), (long long)config->L, (long long)config->NH,
+                 (long long)model_kv_heads(config), (long long)model_head_size(config), (long long)config->max_T,
+                 (long long)config->V, base, base, eps_keys[config->norm], (double)model_eps(config),
+                 bias_fields[0].key, flags[0], bias_fields[1].key, flags[1], bias_fields[2].key, flags[2],
+                 config->untied ? "false" : "true", token, token, dtype);
     REQUIRE_MEMORY(length >= 0, "the files of a model");
     return text;
 }

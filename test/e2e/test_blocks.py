@@ -8,16 +8,17 @@ import struct
 
 import pytest
 from conftest import (EXIT_BAD_INPUT, QUIET, ROOT, SIMULATOR, TRAINER, call, checkpoints, cut_back, events, losses, needs_simulator,
-                      same_run, same_state, train)
+                      same_run, same_state, train, write_shard)
 from test_fp8 import CURVE, check_curve
 from test_processes import assert_same, needs_mpi, run as run_processes
 from test_simulator import TOLERANCE
-from verify_checkpoint import verify
+from verify_checkpoint import tensors, verify
 
 T, STEPS, RATE = 32, 30, 1e-3
 SHAPE = f"L=2,C=64,NH=4,NKV=2,T={T}"
 FAMILIES = {"starcoder2": "Starcoder2ForCausalLM", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM",
             "arcee": "ArceeForCausalLM"}
+GOLDEN = [*FAMILIES, "qwen2", "llama_biased"]  # test/golden/tiny_*, as transformers saved them
 OPTIMIZERS = ["adamw", "adamw8bit", "adamw-bf16", "adamw-kahan", "lion", "adafactor", "sgd", "muon"]
 RUN = ["-t", T, "-b", 4, "-d", 256, "--dtype", "bf16"]
 each_family = pytest.mark.parametrize("family", FAMILIES)
@@ -232,13 +233,13 @@ def test_blocks_that_no_class_has_train_and_are_said_to_be_for_this_program(data
 
 
 @pytest.mark.parametrize("change, said", [
-    ({"hidden_act": "gelu"}, '"hidden_act"'), ({"attention_bias": True}, '"attention_bias"'),
+    ({"hidden_act": "gelu"}, '"hidden_act"'), ({"attention_bias": 1}, '"attention_bias"'),
     ({"num_key_value_heads": 3}, "nearest: 2 or 4"), ({"num_key_value_heads": None}, '"num_key_value_heads"'),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000}}, '"rope_type"'),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, '"rope_theta"'),
     ({"head_dim": 15}, "HS=14 or HS=16"), ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
     ({"use_sliding_window": True}, '"use_sliding_window"'), ({"rms_norm_eps": 1.0}, '"rms_norm_eps"'),
-    ({"intermediate_size": 388}, "388"), ({"model_type": "qwen2"}, '"qwen2"'), ({"tie_word_embeddings": 1}, '"tie_word_embeddings"'),
+    ({"intermediate_size": 388}, "388"), ({"model_type": "mistral"}, '"mistral"'), ({"tie_word_embeddings": 1}, '"tie_word_embeddings"'),
 ])
 def test_a_configuration_that_computes_something_else_is_refused_by_name(change, said, tmp_path):
     shutil.copytree(ROOT / "test/golden/tiny_qwen3", tmp_path / "model")
@@ -246,6 +247,91 @@ def test_a_configuration_that_computes_something_else_is_refused_by_name(change,
     config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
     error = train("-e", tmp_path / "model", "-x", 0, *QUIET, expect=EXIT_BAD_INPUT).stderr
     assert said in error and error.count("\n") == 1
+
+
+# ------------------------------------------------------------------------------------------------ models of others
+
+
+def values_of(directory):
+    """{name: (type, shape, bytes)} of all files of a directory."""
+    return {name: (kind, shape, values.tobytes()) for path in directory.glob("*.safetensors")
+            for name, (kind, shape, values) in tensors(path)[0].items()}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_what_transformers_saved_comes_back_bit_by_bit_and_trains_on(name, tmp_path):
+    """Its weights and the fields that count are those that transformers wrote, so it loads them again; logits: test/golden."""
+    given, dtype = ROOT / "test/golden" / f"tiny_{name}", {"qwen2": "bf16"}.get(name, "fp32")
+    train("-e", given, "-x", 0, *QUIET, "--export", f"{tmp_path}/made:{dtype}")
+    assert values_of(tmp_path / "made") == values_of(given)
+    theirs, ours = (json.loads((d / "config.json").read_text()) for d in (given, tmp_path / "made"))
+    theirs["torch_dtype"] = theirs["dtype"]
+    other = {key for key in theirs.keys() & ours.keys() if theirs[key] != ours[key]}
+    absent = theirs.keys() - ours.keys()
+    assert other <= {"initializer_range"} and absent <= {"dtype", "layer_types", "max_window_layers", "pretraining_tp", "transformers_version",
+                                    "use_cache", "use_sliding_window"}
+    shard = write_shard(tmp_path / "train.bin", [i * 7 % 37 for i in range(500)])
+    flags = ["-e", given, "-i", shard, "-t", 16, "-b", 2, *QUIET, "--tokenizer", "none"]
+    train(*flags, "-x", 4, "-n", 2, "-o", tmp_path / "run")
+    verify(checkpoints(tmp_path / "run")[-1])
+    whole = values_of(checkpoints(tmp_path / "run")[-1])
+    cut_back(tmp_path / "run")
+    train("-o", tmp_path / "run", "-y", 1)
+    assert values_of(checkpoints(tmp_path / "run")[-1]) == whole
+
+
+VARIANTS = {  # of each class in transformers, and how save_pretrained writes it
+    "starcoder2": ("Starcoder2", {"sliding_window": None}, "float32", "5GB"),
+    "starcoder2 without biases, untied": ("Starcoder2", {"use_bias": False, "tie_word_embeddings": False, "sliding_window": T},
+                                          "float32", "40KB"),
+    "llama": ("Llama", {"rope_theta": 500000.0}, "bfloat16", "40KB"),
+    "llama, tied, with biases and wide heads": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32,
+                                                          "tie_word_embeddings": True}, "float32", "5GB"),
+    "llama with biases of the MLP": ("Llama", {"mlp_bias": True, "num_key_value_heads": 1}, "float16", "5GB"),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}, "bfloat16", "5GB"),
+    "qwen3": ("Qwen3", {"head_dim": 32, "rms_norm_eps": 1e-5}, "bfloat16", "40KB"),
+    "qwen3 with biases, tied": ("Qwen3", {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}, "float16", "5GB"),
+    "arcee": ("Arcee", {}, "float32", "40KB"),
+    "arcee with biases": ("Arcee", {"attention_bias": True, "mlp_bias": True, "head_dim": 8}, "bfloat16", "5GB"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_transformers_and_this_program_read_each_others_models(variant, data, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers", minversion="5")
+    name, settings, dtype, shard = VARIANTS[variant]
+    torch.manual_seed(len(variant))
+    config = getattr(transformers, name + "Config")(**{
+        "vocab_size": 257, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": T, "bos_token_id": 256, "eos_token_id": 256, **settings})
+    source = getattr(transformers, name + "ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in source.parameters():  # no bias is zero, no weight of a norm one
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    source.to(getattr(torch, dtype)).save_pretrained(tmp_path / "given", max_shard_size=shard)
+    assert (tmp_path / "given/model.safetensors.index.json").exists() == (shard == "40KB")
+    train("-e", tmp_path / "given", *data.flags, "-t", T, "-b", 4, "-d", 256, "-x", 3, "-l", 1e-3, "-v", 3, "-m", 0, "-s", 0,
+          "--dtype", "fp32", "-o", tmp_path / "run")
+    read = torch.frombuffer(bytearray((data.directory / "val_000000.bin").read_bytes()[1024:]), dtype=torch.uint16).long()
+    windows = read[: (len(read) - 1) // T * T + 1].unfold(0, T + 1, T)
+    ours = [event["loss"] for event in events(tmp_path / "run", "validation")]
+    for directory, loss in zip((tmp_path / "given", checkpoints(tmp_path / "run")[-1]), ours, strict=True):
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+        assert type(model).__name__ == name + "ForCausalLM" and not info["missing_keys"] and not info["unexpected_keys"]
+        with torch.no_grad():
+            logits = model.eval()(windows[:, :-1]).logits
+        assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())),
+                                     rel=1e-5)
+    assert ours[1] < ours[0] - 0.01, "nothing was learnt, so one model was compared twice"
+
+
+def test_a_tensor_that_the_configuration_does_not_have_is_refused_with_what_would_help(tmp_path):
+    given = shutil.copytree(ROOT / "test/golden/tiny_qwen2", tmp_path / "model")
+    config = json.loads((given / "config.json").read_text())
+    (given / "config.json").write_text(json.dumps({**config, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    error = train("-e", given, "-x", 0, *QUIET, expect=EXIT_BAD_INPUT).stderr
+    assert "k_proj.bias is not part of a model of 2 blocks" in error and "save a LlamaForCausalLM without it" in error
 
 
 def test_a_resume_as_another_family_is_refused(data, tmp_path):

@@ -13,6 +13,7 @@
 #include "llmc/run/runlog.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/export.h"
+#include "llmc/store/huggingface_config.h"
 #include "llmc/store/optimizer_file.h"
 #include "llmc/store/trainer_json.h"
 #include "llmc/store/weights_file.h"
@@ -275,8 +276,8 @@ static void write_part(const char *name, int first, int last) {
     must(safetensors_writer_commit(w, &(int64_t){0}, &(uint64_t){0}, &err));
 }
 
-static const char *const other_blocks[] = {"starcoder2:NKV=1", "llama:HS=2", "qwen3:tied=0", "arcee:NKV=1",
-                                           "base=0,NKV=1"};
+static const char *const other_blocks[] = {"starcoder2:NKV=1",    "llama:HS=2",  "qwen3:tied=0", "arcee:NKV=1",
+                                           "base=0,NKV=1,bias=2", "qwen2:NKV=1", "llama:bias=4"};
 enum { GPT2_SEEDS = 3, BLOCK_SEEDS = sizeof other_blocks / sizeof *other_blocks };
 
 static void huggingface_seed(int i) {
@@ -338,6 +339,51 @@ static bool read_weights(const char *path, const FuzzInput *in) {
 }
 
 static bool huggingface_reads(const FuzzInput *in) { return read_weights(fuzz_path("hf"), in); }
+
+static void config_seed(int i) {
+    static const char *const texts[] = {
+        "{\"model_type\": \"gpt2\", \"n_layer\": 1, \"n_head\": 2, \"hidden_size\": 8, \"n_positions\": 8, "
+        "\"vocab_size\": 20, \"n_inner\": null, \"layer_norm_epsilon\": 1e-5, \"scale_attn_weights\": true}",
+        "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \"vocab_size\": 20, "
+        "\"hidden_size\": 8, \"intermediate_size\": 16, \"num_hidden_layers\": 1, \"num_attention_heads\": 2, "
+        "\"num_key_value_heads\": 1, \"head_dim\": 6, \"max_position_embeddings\": 8, \"hidden_act\": \"silu\", "
+        "\"rms_norm_eps\": 1e-6, \"rope_theta\": 500000.0, \"rope_scaling\": {\"type\": \"default\"}, "
+        "\"attention_bias\": true, \"mlp_bias\": false, \"logits_scaling\": 1, \"tie_word_embeddings\": true}",
+        "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\", \"vocab_size\": 20, "
+        "\"hidden_size\": 8, \"intermediate_size\": 16, \"num_hidden_layers\": 1, \"num_attention_heads\": 2, "
+        "\"num_key_value_heads\": 1, \"head_dim\": 6, \"max_position_embeddings\": 8, \"rope_parameters\": "
+        "{\"rope_type\": \"default\", \"rope_theta\": 1e6, \"partial_rotary_factor\": 1.0}, "
+        "\"use_sliding_window\": false, \"sliding_window\": null, \"layer_types\": [\"full_attention\"]}",
+        "{\"model_type\": \"starcoder2\", \"vocab_size\": 20, \"hidden_size\": 8, \"intermediate_size\": 32, "
+        "\"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, "
+        "\"max_position_embeddings\": 8, \"rope_theta\": 999999.4420358813, \"sliding_window\": 8, "
+        "\"use_bias\": true, \"norm_epsilon\": 1e-5, \"hidden_act\": \"gelu_new\"}",
+        "{\"model_type\": \"pretrain_cu\", \"vocab_size\": 20, \"hidden_size\": 8, \"intermediate_size\": 32, "
+        "\"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"max_position_embeddings\": 8, \"norm\": "
+        "\"rmsnorm\", \"qk_norm\": true, \"use_bias\": false, \"qkv_bias\": true, \"rope_theta\": 100}",
+    };
+    write_text(fuzz_path("config.json"), texts[i]);
+}
+
+// What is accepted can be, and it is the same when it is written and read again.
+static bool config_reads(const FuzzInput *in) {
+    ModelConfig c, again;
+    cJSON *root = json_parse((const char *)in->pieces[0].bytes, in->pieces[0].n, &err);
+    const bool ok = root && huggingface_parse_config(root, &c, &err);
+    cJSON_Delete(root);
+    if (!ok) return false;
+    REQUIRE(model_config_check(&c, &err), "accepted: %s", err.text);
+    char *text = huggingface_config_json(&c, DTYPE_BF16, -1);
+    root = json_parse(text, strlen(text), &err);
+    REQUIRE(root && huggingface_parse_config(root, &again, &err), "accepted, but not when written again: %s", err.text);
+    const float eps = again.eps; // six digits of it are written
+    again.eps = c.eps;
+    REQUIRE(memcmp(&c, &again, sizeof c) == 0 && fabsf(eps - c.eps) <= 1e-5f * c.eps,
+            "accepted, but another model when written again: %s", text);
+    cJSON_Delete(root);
+    free(text);
+    return true;
+}
 
 static void llmc_seed(int i) {
     unlink(fuzz_path("model.bin"));
@@ -579,6 +625,7 @@ const FuzzReader fuzz_readers[] = {
      GPT2_SEEDS + BLOCK_SEEDS,
      huggingface_seed,
      .read = huggingface_reads},
+    {"model_config", {"config.json"}, 5, config_seed, .read = config_reads, .in_memory = true},
     {"llmc_model", {"model.bin"}, 2, llmc_seed, .read = llmc_reads},
     {"shards", {"s/a.bin", "s/b.bin"}, 3, shards_seed, .read = shards_read},
     {"shard_tool",

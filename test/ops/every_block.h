@@ -12,10 +12,10 @@ static const struct {
 } every_block[] = {
     {"d12", false},
     {"starcoder2:d12,HS=2,NKV=1", false},
-    {"llama:d12,HS=4", false},
+    {"llama:d12,HS=4,bias=3", false},
     {"qwen3:d12,HS=10,NKV=1", false},
     {"arcee:d12,HS=2", false},
-    {"d12,NKV=1,tied=0", false},
+    {"d12,NKV=1,tied=0,bias=0", false},
     {"d12,NKV=1,tied=0", true},
     {"d12,HS=10,base=50,qk_norm=1", false},
     {"qwen3:d12,HS=6,bias=1", false},
