@@ -251,7 +251,7 @@ $(FUZZ_INSIDE:%=$(FUZZ_BUILD)/test/fuzz/%.o): $(FUZZ_BUILD)/test/fuzz/%.o: test/
 $(FUZZ_BUILD)/fuzz: $(FUZZ_OBJ) build/release/libllmc.a
 	$(SAY) LINK $@
 	$(QUIET)$(FUZZ_CC) -fsanitize=fuzzer,address,undefined $^ -o $@ \
-		-Wl,--wrap=pieces_char_table,--wrap=ZSTD_createDStream,--wrap=ZSTD_freeDStream,--wrap=ZSTD_DCtx_setParameter \
+		-Wl,--wrap=char_kinds_table,--wrap=ZSTD_createDStream,--wrap=ZSTD_freeDStream,--wrap=ZSTD_DCtx_setParameter \
 		-lgomp -lcmocka $(LIBS)
 
 .PRECIOUS: $(BUILD)/%.o

@@ -27,7 +27,8 @@ static const char HELP[] =
     "      --tokenizer PATH     tokenizer.json, a directory that has one (or vocab.json and merges.txt), a tiktoken "
     "rank\n"
     "                           file; bytes: 256 bytes and end-of-text (default); train:N: a new one of N tokens,\n"
-    "                           257 to 1048576, made from the training text\n"
+    "                           257 to 1048576, made from the training text, which GPT-2's pattern cuts into words;\n"
+    "                           train:N:PATTERN: the pattern of starcoder, llama3, qwen2 or o200k does\n"
     "      --format FORMAT      txt: each input file is a document; jsonl: each line is one. Default: jsonl for files "
     "in\n"
     "                           .jsonl and .ndjson and others that hold such lines, txt for the remaining ones\n"
@@ -82,10 +83,18 @@ static bool read_options(PrepareOptions *o, int argc, char **argv, Error *err) {
     if (o->tool.help) return true;
     if (!corpus->inputs.output || !*corpus->inputs.output)
         return error_set(err, "-o DIR is missing: the directory for the shards");
-    if (strncmp(o->tokenizer, "train:", 6) == 0 &&
-        !tool_read_number("", o->tokenizer + 6, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB, &corpus->vocab, NULL))
-        return error_set(err, "--tokenizer %s: expected train:N with N from %d (bytes and end-of-text) to %d",
-                         o->tokenizer, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB);
+    if (strncmp(o->tokenizer, "train:", 6) == 0) {
+        char number[32];
+        const size_t length = strcspn(o->tokenizer + 6, ":");
+        snprintf(number, sizeof number, "%.*s", (int)length, o->tokenizer + 6);
+        if (length >= sizeof number ||
+            !tool_read_number("", number, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB, &corpus->vocab, NULL))
+            return error_set(err, "--tokenizer %s: expected train:N with N from %d (bytes and end-of-text) to %d",
+                             o->tokenizer, MIN_TRAINED_VOCAB, MAX_TRAINED_VOCAB);
+        corpus->vocab_option_end = o->tokenizer + 6 + length;
+        if (*corpus->vocab_option_end && !pattern_named(corpus->vocab_option_end + 1, &corpus->pattern, err))
+            return error_prefix(err, "--tokenizer %s", o->tokenizer);
+    }
     if (!corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err)) return false;
     const char *given = o->val_fraction;
     const bool val = o->split && strcmp(o->split, "val") == 0;
@@ -149,7 +158,9 @@ int main(int argc, char **argv) {
         tokenizer = tokenizer_named(options.tokenizer, &err);
         ok = tokenizer != NULL;
         if (ok && tokenizer_eot(tokenizer) < 0)
-            ok = error_set(&err, "%s: has no <|endoftext|> token, which every document begins with", options.tokenizer);
+            ok = error_set(&err,
+                           "%s: has no end-of-text token (such as <|endoftext|>), which every document begins with",
+                           options.tokenizer);
     }
     int status = EXIT_BAD_INPUT;
     if (ok) {

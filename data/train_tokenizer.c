@@ -31,6 +31,7 @@ static const char HELP[] =
     "\n"
     "  -o, --output FILE        the tokenizer.json\n"
     "      --vocab-size N       total tokens, 257 to 1048576; a multiple of 128 wastes no row of the model's table\n"
+    "      --pattern NAME       what cuts the text into words: gpt2 (default), starcoder, llama3, qwen2 or o200k\n"
     "      --format FORMAT      txt: each input file is a document; jsonl: each line is one. Default: jsonl for files "
     "in\n"
     "                           .jsonl and .ndjson and others that hold such lines, txt for the remaining ones\n"
@@ -49,21 +50,24 @@ static const char HELP[] =
 
 typedef struct {
     CorpusTool tool;
-    const char *output;
+    const char *output, *pattern;
 } TrainOptions;
 
 static bool read_options(TrainOptions *o, int argc, char **argv, Error *err) {
     *o = (TrainOptions){.tool = corpus_tool("train_tokenizer", "data/train_tokenizer", "--vocab-size N -o FILE"),
-                        .output = ""};
+                        .output = "",
+                        .pattern = "gpt2"};
     int64_t *vocab = &o->tool.corpus.vocab;
     const ToolOption table[] = {{"output", 'o', .text = &o->output},
                                 {"vocab-size", .number = vocab, .min = MIN_TRAINED_VOCAB, .max = MAX_TRAINED_VOCAB},
+                                {"pattern", .text = &o->pattern},
                                 CORPUS_TOOL_OPTIONS(&o->tool),
                                 {0}};
     if (!tool_read_options("train_tokenizer", table, argc, argv, err)) return false;
     if (o->tool.help) return true;
     if (!*o->output) return error_set(err, "-o FILE is missing: the tokenizer.json to write");
     if (*vocab == 0) return error_set(err, "--vocab-size N is missing: total tokens, such as 8192");
+    if (!pattern_named(o->pattern, &o->tool.corpus.pattern, err)) return error_prefix(err, "--pattern");
     for (int i = optind; i < argc; i++)
         if (path_is_same(argv[i], o->output))
             return error_set(err, "-o %s: this is an input; name another file for the tokenizer", o->output);
@@ -91,6 +95,7 @@ int main(int argc, char **argv) {
     CorpusDisplay display = corpus_display("train_tokenizer");
     const double start = now_seconds();
     corpus->vocab_option = "--vocab-size ";
+    corpus->vocab_option_end = "";
     corpus->on_progress = corpus_display_progress;
     corpus->user = &display;
     int status = EXIT_BAD_INPUT;

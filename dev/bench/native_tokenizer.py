@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [ROOT / "llmc" / "text" / f"{name}.c" for name in (
-    "alphabet", "bpe_trainer", "encoder", "merges", "pieces", "tokenizer", "tokenizer_json", "tokenizer_open",
+    "alphabet", "bpe_trainer", "char_kinds", "encoder", "merges", "pieces", "tokenizer", "tokenizer_json", "tokenizer_open",
     "tokenizer_ranks", "tokenizer_settings", "vocabulary", "word_counts")]
 SOURCES += sorted((ROOT / "llmc" / "base").glob("*.c"))
 

@@ -427,12 +427,14 @@ static bool add_bytes(Tokenizer *t, Error *err) {
     return true;
 }
 
-Tokenizer *bpe_train(WordCounts *words, int64_t vocab, void (*on_progress)(void *user, int64_t tokens), void *user,
-                     Error *err) {
+Tokenizer *bpe_train(WordCounts *words, Pattern pattern, int64_t vocab, void (*on_progress)(void *user, int64_t tokens),
+                     void *user, Error *err) {
     REQUIRE(vocab >= MIN_TRAINED_VOCAB && vocab <= MAX_TRAINED_VOCAB, "a vocabulary of %lld", (long long)vocab);
     char name[64];
-    snprintf(name, sizeof name, "byte-level BPE of train:%lld", (long long)vocab);
+    snprintf(name, sizeof name, "byte-level BPE of train:%lld%s%s", (long long)vocab, pattern ? ":" : "",
+             pattern ? pattern_facts[pattern].name : "");
     Trainer t = {.tokenizer = vocabulary_new(name, err)};
+    if (t.tokenizer) t.tokenizer->pattern = pattern;
     bool ok = t.tokenizer && add_bytes(t.tokenizer, err) && take_words(&t, words, err) &&
               find_merges(&t, vocab - 1, on_progress, user, err) &&
               vocabulary_add_added(t.tokenizer, t.tokenizer->count, END_OF_TEXT, true, false, err) &&
@@ -452,8 +454,9 @@ Tokenizer *bpe_train(WordCounts *words, int64_t vocab, void (*on_progress)(void 
     return NULL;
 }
 
-Tokenizer *tokenizer_for_cuts(Error *err) {
+Tokenizer *tokenizer_for_cuts(Pattern pattern, Error *err) {
     Tokenizer *t = vocabulary_new("cuts", err);
+    if (t) t->pattern = pattern;
     if (t && add_bytes(t, err) && add_merge(t, t->byte_tokens['\r'], t->byte_tokens['\n'], err) &&
         vocabulary_add_added(t, t->count, END_OF_TEXT, true, false, err) && vocabulary_finish(t, err))
         return t;

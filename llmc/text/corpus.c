@@ -29,7 +29,7 @@ static bool open_inputs(Run *r, Error *err) {
     for (int i = 0; i < r->options.inputs.count; i++) r->has_stdin |= strcmp(r->options.inputs.arguments[i], "-") == 0;
     r->summaries =
         inputs_summarize(&r->options.inputs, &r->progress.total_bytes, &r->walk_left_out, &r->walk_notes, err);
-    if (r->summaries && !r->options.tokenizer) r->cuts = tokenizer_for_cuts(err);
+    if (r->summaries && !r->options.tokenizer) r->cuts = tokenizer_for_cuts(r->options.pattern, err);
     return r->summaries && (r->options.tokenizer || r->cuts);
 }
 
@@ -135,16 +135,16 @@ static int train(Run *r, Error *err) {
     int status = run_passes(r, true, err);
     if (status == EXIT_OK && !check_sides(r, err)) status = EXIT_BAD_INPUT;
     int64_t bytes, distinct = r->job.words ? word_counts_size(r->job.words, &bytes) : 0;
-    if (status == EXIT_OK && !(r->trained = bpe_train(r->job.words, o->vocab, on_merged, r, err)))
+    if (status == EXIT_OK && !(r->trained = bpe_train(r->job.words, o->pattern, o->vocab, on_merged, r, err)))
         status = EXIT_RUN_FAILED;
     word_counts_free(r->job.words);
     r->job.words = NULL;
     if (status != EXIT_OK || tokenizer_vocab(r->trained) == o->vocab) return status;
     error_set(err,
               "the text for training (%" PRId64 " bytes, %" PRId64 " distinct words) gives only %" PRId64
-              " tokens, because no other pair occurs twice; use more text, or %s%" PRId64,
+              " tokens, because no other pair occurs twice; use more text, or %s%" PRId64 "%s",
               r->counts.side[CORPUS_TRAIN].bytes, distinct, tokenizer_vocab(r->trained), o->vocab_option,
-              tokenizer_vocab(r->trained));
+              tokenizer_vocab(r->trained), o->vocab_option_end);
     return EXIT_BAD_INPUT;
 }
 

@@ -1,6 +1,7 @@
 // The request of data/prepare and data/train_tokenizer, and the progress that they show.
 #pragma once
 #include "llmc/text/inputs.h"
+#include "llmc/text/pieces.h"
 #include "llmc/text/tokenizer.h"
 
 typedef enum { STAGE_ENCODE, STAGE_COUNT, STAGE_MERGE } CorpusStage; // the last two: training a vocabulary
@@ -19,7 +20,9 @@ typedef struct {
     int threads;                // that encode or count
     const Tokenizer *tokenizer; // NULL: a vocabulary of `vocab` tokens is trained on the training part
     int64_t vocab;
-    const char *vocab_option;        // the option that gave the number of tokens, "--vocab-size ", for a message
+    Pattern pattern;
+    // For a message: the option that gave the number of tokens, "--tokenizer train:", and what comes after the number.
+    const char *vocab_option, *vocab_option_end;
     const char *tool, *tool_options; // for advice: "data/prepare", "-o DIR"
     int64_t shard_tokens;
     bool force;                                                      // replace the shards of an earlier run

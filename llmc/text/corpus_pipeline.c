@@ -52,9 +52,10 @@ static bool put_tokens(const CorpusEncoder *e, CorpusBlock *b, CorpusSide side, 
 }
 
 static bool begin_part(const CorpusEncoder *e, CorpusBlock *b, CorpusSide side) {
-    const int32_t eot = tokenizer_eot(e->job->tokenizer);
+    const Tokenizer *t = e->job->tokenizer;
+    const int32_t tokens[] = {tokenizer_eot(t), tokenizer_begin(t)};
     b->counts.side[side].documents++;
-    return put_tokens(e, b, side, &eot, 1);
+    return put_tokens(e, b, side, tokens, tokens[1] == tokens[0] ? 1 : 2);
 }
 
 // Text of any length, in pieces that fit the working memory. A piece without a safe place to end is cut between two

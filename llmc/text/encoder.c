@@ -84,7 +84,7 @@ static int64_t encode_plain(Encoder *e, const char *text, int64_t n, int32_t *ou
         return n;
     }
     for (int64_t at = 0; at < n;) {
-        int64_t length = pieces_next(t->char_table, text + at, n - at);
+        int64_t length = pieces_next(t->char_table, t->pattern, text + at, n - at);
         count += encode_cached(e, text + at, length, n - at, out + count);
         at += length;
     }

@@ -1,148 +1,162 @@
 // See pieces.h.
 #include "llmc/text/pieces.h"
 
-#include "llmc/base/utf8.h"
-
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-#include <stdlib.h>
 #include <string.h>
 
-// ---------------------------------------------------------------------------------------------- kinds of characters
+#define CONTRACTIONS "'s|'t|'re|'ve|'m|'ll|'d"
+#define REST         "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define GPT2_REGEX   CONTRACTIONS "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define LLAMA3_REGEX(numbers)                                                                                          \
+    "(?i:" CONTRACTIONS ")|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" numbers "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" REST
+#define O200K_REGEX                                                                                                    \
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+(?i:" CONTRACTIONS       \
+    ")?|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:" CONTRACTIONS    \
+    ")?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" REST
 
-typedef struct {
-    uint32_t first, last;
-} CodeRange;
-
-// Letters and numbers of Unicode 15, 15.1 and 16. Debian 12's PCRE2 (10.42) ends at Unicode 14; with these, every
-// PCRE2 since 10.40 gives the same tokens.
-static const CodeRange newer_letters[] = {
-    {0x1C89, 0x1C8A},   {0xA7CB, 0xA7CD},   {0xA7DA, 0xA7DC},   {0x105C0, 0x105F3}, {0x10D4A, 0x10D65},
-    {0x10D6F, 0x10D85}, {0x10EC2, 0x10EC4}, {0x1123F, 0x11240}, {0x11380, 0x11389}, {0x1138B, 0x1138B},
-    {0x1138E, 0x1138E}, {0x11390, 0x113B5}, {0x113B7, 0x113B7}, {0x113D1, 0x113D1}, {0x113D3, 0x113D3},
-    {0x11BC0, 0x11BE0}, {0x11F02, 0x11F02}, {0x11F04, 0x11F10}, {0x11F12, 0x11F33}, {0x1342F, 0x1342F},
-    {0x13441, 0x13446}, {0x13460, 0x143FA}, {0x16100, 0x1611D}, {0x16D40, 0x16D6C}, {0x18CFF, 0x18CFF},
-    {0x1B132, 0x1B132}, {0x1B155, 0x1B155}, {0x1DF25, 0x1DF2A}, {0x1E030, 0x1E06D}, {0x1E4D0, 0x1E4EB},
-    {0x1E5D0, 0x1E5ED}, {0x1E5F0, 0x1E5F0}, {0x2B739, 0x2B739}, {0x2EBF0, 0x2EE5D}, {0x31350, 0x323AF},
+const PatternFacts pattern_facts[NUM_PATTERNS] = {
+    [PATTERN_GPT2] = {"gpt2", GPT2_REGEX, "gpt-2"},
+    [PATTERN_STARCODER] = {"starcoder", GPT2_REGEX, "starcoder"},
+    [PATTERN_LLAMA3] = {"llama3", LLAMA3_REGEX("\\p{N}{1,3}"), "llama-bpe"},
+    [PATTERN_QWEN2] = {"qwen2", LLAMA3_REGEX("\\p{N}"), "qwen2"},
+    [PATTERN_O200K] = {"o200k", O200K_REGEX, "gpt-4o"},
 };
-static const CodeRange newer_numbers[] = {
-    {0x10D40, 0x10D49}, {0x116D0, 0x116E3}, {0x11BF0, 0x11BF9}, {0x11F50, 0x11F59}, {0x16130, 0x16139},
-    {0x16D70, 0x16D79}, {0x1CCF0, 0x1CCF9}, {0x1D2C0, 0x1D2D3}, {0x1E4F0, 0x1E4F9}, {0x1E5F1, 0x1E5FA},
-};
-// Unicode's White_Space, the \s of the other two libraries; PCRE2's \s also has U+180E.
-static const CodeRange spaces[] = {
-    {0x09, 0x0D},     {0x20, 0x20},     {0x85, 0x85},     {0xA0, 0xA0},     {0x1680, 0x1680},
-    {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000},
-};
-#define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
-static void mark_ranges(uint8_t *table, const CodeRange *ranges, size_t count, CharKind kind) {
-    for (size_t i = 0; i < count; i++) memset(table + ranges[i].first, (int)kind, ranges[i].last - ranges[i].first + 1);
+bool pattern_named(const char *name, Pattern *pattern, Error *err) {
+    for (*pattern = 0; *pattern < NUM_PATTERNS; ++*pattern)
+        if (strcmp(pattern_facts[*pattern].name, name) == 0) return true;
+    return error_set(err, "no pattern is named \"%s\", expected gpt2, starcoder, llama3, qwen2 or o200k", name);
 }
 
-// Has PCRE2 find the runs of letters and of numbers in a text of all characters, in order.
-static bool fill_table(uint8_t *table, Error *err) {
-    int error, found = 0;
-    size_t where, n = 0;
-    pcre2_code *code = pcre2_compile((PCRE2_SPTR) "(\\p{L}+)|(\\p{N}+)", PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP,
-                                     &error, &where, NULL);
-    if (!code && error == PCRE2_ERROR_HEAP_FAILED) return error_set(err, "out of memory for PCRE2");
-    if (!code) return error_set(err, "PCRE2 was built without Unicode properties (error %d)", error);
-    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // without JIT it is only slower
-    char *all = malloc((size_t)4 * CHAR_TABLE_SIZE);
-    for (uint32_t c = 0; all && c < CHAR_TABLE_SIZE; c++)
-        if (c < 0xD800 || c >= 0xE000) n += (size_t)utf8_encode(c, all + n);
-    pcre2_match_data *match = pcre2_match_data_create(3, NULL);
-    const bool has_memory = all && match;
-    for (size_t at = 0; has_memory && found >= 0 && at < n;) {
-        const size_t *range = pcre2_get_ovector_pointer(match);
-        found = pcre2_match(code, (PCRE2_SPTR)all, n, at, PCRE2_NO_UTF_CHECK, match, NULL);
-        const CharKind kind = found == 2 ? CHAR_LETTER : CHAR_NUMBER; // 1 + the number of the last group that matched
-        for (size_t i = range[0]; found >= 0 && i < range[1];) {
-            uint32_t c = 0;
-            i += (size_t)utf8_decode((const unsigned char *)all + i, (int64_t)(range[1] - i), &c);
-            table[c] = (uint8_t)kind;
-        }
-        at = range[1];
-    }
-    pcre2_match_data_free(match);
-    free(all);
-    pcre2_code_free(code);
-    return (has_memory && (found >= 0 || found == PCRE2_ERROR_NOMATCH)) ||
-           error_set(err, "PCRE2 could not tell letters from numbers: out of memory");
+// -------------------------------------------------------------------------------------------------- parts of patterns
+
+// The class of GPT-2's pattern that has this kind of character.
+static inline CharKind class_of(CharKind kind) {
+    if (kind & CHAR_LETTERS) return CHAR_LETTERS;
+    if (kind & CHAR_SPACES) return CHAR_SPACES;
+    return kind == CHAR_NUMBER ? CHAR_NUMBER : CHAR_OTHERS;
 }
 
-uint8_t *pieces_char_table(Error *err) {
-    uint8_t *table = calloc(CHAR_TABLE_SIZE, 1);
-    if (!table) error_set(err, "out of memory for the table of characters");
-    if (!table || !fill_table(table, err)) {
-        free(table);
-        return NULL;
-    }
-    mark_ranges(table, newer_letters, COUNT(newer_letters), CHAR_LETTER);
-    mark_ranges(table, newer_numbers, COUNT(newer_numbers), CHAR_NUMBER);
-    mark_ranges(table, spaces, COUNT(spaces), CHAR_SPACE);
-    return table;
-}
-
-// ------------------------------------------------------------------------------------------------------- the pattern
-
-// Returns the kind of the character at p, and its length.
-static inline CharKind kind_at(const uint8_t *table, const unsigned char *p, const unsigned char *end, int *length) {
-    *length = 1;
-    if (*p < 0x80) return (CharKind)table[*p];
-    uint32_t c;
-    int bytes = utf8_decode(p, end - p, &c);
-    if (bytes == 0) return CHAR_OTHER;
-    *length = bytes;
-    return c < CHAR_TABLE_SIZE ? (CharKind)table[c] : CHAR_OTHER;
-}
-
-// Returns the end of the run of characters of one kind that begins at p; *last: the length of its
-// last character.
+// Returns the end of the run of characters of one class that begins at p; *last: the length of its last character.
 static inline const unsigned char *run_end(const uint8_t *table, const unsigned char *p, const unsigned char *end,
-                                           CharKind kind, int *last) {
+                                           CharKind class, int *last) {
     int length = 0;
     *last = 0;
-    while (p < end && kind_at(table, p, end, &length) == kind) {
+    while (p < end && char_kind_at(table, p, end, &length) & class) {
         p += length;
         *last = length;
     }
     return p;
 }
 
-int64_t pieces_next(const uint8_t *table, const char *text, int64_t n) {
-    const unsigned char *begin = (const unsigned char *)text, *end = begin + n, *p = begin;
-    int length;
-    if (*p == '\'' && n > 1) { // 's 't 'm 'd 're 've 'll
-        const unsigned char a = p[1], b = n > 2 ? p[2] : 0;
-        if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
-        if ((b == 'e' && (a == 'r' || a == 'v')) || (a == 'l' && b == 'l')) return 3;
-    }
-    CharKind kind = kind_at(table, p, end, &length);
-    if (*p == ' ' && n > 1) { // the " ?" of three alternatives
+// The length of the contraction at p: 's 't 'm 'd 're 've 'll; 0: there is none. any_case: (?i:), by which U+017F is an
+// s.
+static inline int contraction_at(const unsigned char *p, const unsigned char *end, bool any_case) {
+    if (end - p < 2 || *p != '\'') return 0;
+    const unsigned char fold = any_case ? 0x20 : 0, a = p[1] | fold, b = end - p > 2 ? p[2] | fold : 0;
+    if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
+    if ((b == 'e' && (a == 'r' || a == 'v')) || (a == 'l' && b == 'l')) return 3;
+    return any_case && end - p > 2 && p[1] == 0xC5 && p[2] == 0xBF ? 3 : 0;
+}
+
+// ------------------------------------------------------------------------------------------------------- the patterns
+
+// numbers_alone: the text is parted at each number first.
+static inline int64_t gpt2_next(const uint8_t *table, bool numbers_alone, const unsigned char *begin,
+                                const unsigned char *end) {
+    const CharKind numbers = numbers_alone ? CHAR_NUMBER : 0;
+    const unsigned char *p = begin;
+    int length = contraction_at(begin, end, false), last;
+    if (length > 0) return length;
+    CharKind kind = char_kind_at(table, p, end, &length);
+    if (kind & numbers) return length;
+    if (*p == ' ' && end - p > 1) { // the " ?" of three alternatives
         int next_length;
-        CharKind next = kind_at(table, p + 1, end, &next_length);
-        if (next != CHAR_SPACE) {
+        const CharKind next = char_kind_at(table, p + 1, end, &next_length);
+        if (!(next & (CHAR_SPACES | numbers))) {
             p += 1;
-            length = next_length;
             kind = next;
         }
     }
-    int last;
-    const unsigned char *stop = run_end(table, p, end, kind, &last);
+    const unsigned char *stop = run_end(table, p, end, class_of(kind), &last);
     // \s+(?!\S): the last space before a word goes to the word, unless it is the only one.
-    if (kind == CHAR_SPACE && stop < end && stop - last > begin) stop -= last;
+    if (kind & CHAR_SPACES && stop < end && stop - last > begin && !(char_kind_at(table, stop, end, &length) & numbers))
+        stop -= last;
     return stop - begin;
 }
+
+// The first two alternatives of o200k's pattern: with
+//   P = [^\r\n\p{L}\p{N}], U = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}], W = [\p{Ll}\p{Lm}\p{Lo}\p{M}]
+// P?U*W+ or else P?U+W*, and a contraction. Returns its end; begin: there is none.
+static const unsigned char *o200k_word_end(const uint8_t *table, const unsigned char *begin, const unsigned char *end) {
+    const CharKind U = CHAR_UPPER | CHAR_CASELESS | CHAR_MARK, W = CHAR_LOWER | CHAR_CASELESS | CHAR_MARK;
+    int length;
+    CharKind kind = char_kind_at(table, begin, end, &length);
+    const unsigned char *p = kind & (CHAR_OTHERS | CHAR_SPACE) ? begin + length : begin, *stop = p;
+    // The end of the last character that U* gives back to W+. A mark may be that instead of P.
+    const unsigned char *given_back = kind == CHAR_MARK ? p : NULL;
+    for (kind = 0; stop < end; stop += length) {
+        kind = char_kind_at(table, stop, end, &length);
+        if (!(kind & U)) break;
+        if (kind & W) given_back = stop + length;
+    }
+    if (stop < end && kind == CHAR_LOWER)
+        stop = run_end(table, stop, end, W, &length);
+    else if (given_back)
+        stop = given_back;
+    else if (stop == p)
+        return begin;
+    return stop + contraction_at(stop, end, true);
+}
+
+// Llama 3's, Qwen2's and o200k's.
+static inline int64_t modern_next(const uint8_t *table, Pattern pattern, const unsigned char *begin,
+                                  const unsigned char *end) {
+    const bool is_o200k = pattern == PATTERN_O200K;
+    int length = is_o200k ? 0 : contraction_at(begin, end, true), last;
+    if (length > 0) return length;
+    const CharKind first = char_kind_at(table, begin, end, &length);
+    const unsigned char *second = begin + length, *stop = second;
+    if (first == CHAR_NUMBER) {
+        for (int count = pattern == PATTERN_QWEN2 ? 1 : 3; --count > 0 && stop < end; stop += length)
+            if (char_kind_at(table, stop, end, &length) != CHAR_NUMBER) break;
+        return stop - begin;
+    }
+    const CharKind next = second < end ? char_kind_at(table, second, end, &length) : 0;
+    if (is_o200k) {
+        stop = o200k_word_end(table, begin, end);
+        if (stop > begin) return stop - begin;
+    } else if (first & CHAR_LETTERS || (first != CHAR_NEWLINE && next & CHAR_LETTERS)) {
+        return run_end(table, second, end, CHAR_LETTERS, &last) - begin;
+    }
+    if (first & CHAR_OTHERS || (*begin == ' ' && next & CHAR_OTHERS)) { //  ?[^\s\p{L}\p{N}]+[\r\n]*
+        stop = run_end(table, second, end, CHAR_OTHERS, &last);
+        while (stop < end && (*stop == '\r' || *stop == '\n' || (is_o200k && *stop == '/'))) stop++;
+        return stop - begin;
+    }
+    stop = run_end(table, begin, end, CHAR_SPACES, &last);
+    const unsigned char *line = stop; // \s*[\r\n]+ ends after the last newline of the run
+    while (line > begin && line[-1] != '\r' && line[-1] != '\n') line--;
+    if (line > begin) return line - begin;
+    if (stop < end && stop - last > begin) stop -= last; // \s+(?!\S)
+    return stop - begin;
+}
+
+int64_t pieces_next(const uint8_t *table, Pattern pattern, const char *text, int64_t n) {
+    const unsigned char *begin = (const unsigned char *)text;
+    if (pattern == PATTERN_GPT2) return gpt2_next(table, false, begin, begin + n);
+    if (pattern == PATTERN_STARCODER) return gpt2_next(table, true, begin, begin + n);
+    return modern_next(table, pattern, begin, begin + n);
+}
+
+// --------------------------------------------------------------------------------------------------------------- cuts
 
 // Returns the kind of the character that ends before p, and its length; begin < p.
 static CharKind kind_before(const uint8_t *table, const unsigned char *begin, const unsigned char *p, int *length) {
     for (int back = 2; back <= 4 && p - back >= begin; back++) {
-        CharKind kind = kind_at(table, p - back, p, length);
+        CharKind kind = char_kind_at(table, p - back, p, length);
         if (*length == back) return kind;
     }
-    return kind_at(table, p - 1, p, length);
+    return char_kind_at(table, p - 1, p, length);
 }
 
 // Tells whether the character at p is complete, whatever follows the text.
@@ -150,16 +164,27 @@ static bool is_whole(const unsigned char *p, const unsigned char *end) {
     return p < end && (*p < 0x80 || end - p >= 4);
 }
 
-bool pieces_always_cut(const uint8_t *table, const char *text, int64_t n, int64_t m) {
+bool pieces_always_cut(const uint8_t *table, Pattern pattern, const char *text, int64_t n, int64_t m) {
     const unsigned char *begin = (const unsigned char *)text, *p = begin + m, *end = begin + n;
     if ((*p & 0xC0) == 0x80 || !is_whole(p, end)) return false; // inside a character, or it may continue
     int length, back, ignored;
-    CharKind before = kind_before(table, begin, p, &back), after = kind_at(table, p, end, &length);
-    // The pattern never mixes kinds, except that ' ' belongs to the word after it, and that an apostrophe may begin a
+    const CharKind before = kind_before(table, begin, p, &back), after = char_kind_at(table, p, end, &length);
+    if (pattern > PATTERN_STARCODER) {
+        // A character that may begin a word belongs to the letters after it. Newlines go with what is before them.
+        // o200k's words have marks, and end with contractions; its "/" follow newlines.
+        const bool is_o200k = pattern == PATTERN_O200K;
+        if (before & CHAR_LETTERS) return !(after & CHAR_LETTERS) && !(is_o200k && (after == CHAR_MARK || *p == '\''));
+        if (before == CHAR_NUMBER) return after != CHAR_NUMBER;
+        if (before == CHAR_NEWLINE) return !(after & CHAR_SPACES) && !(is_o200k && *p == '/');
+        return before & CHAR_OTHERS && (after == CHAR_NUMBER || after == CHAR_SPACE);
+    }
+    const CharKind numbers = pattern == PATTERN_STARCODER ? CHAR_NUMBER : 0;
+    // The pattern never mixes classes, except that ' ' belongs to the word after it, and that an apostrophe may begin a
     // contraction with the letters after it.
-    if (before != CHAR_SPACE) return before != after && !(p[-1] == '\'' && after == CHAR_LETTER);
+    if (!(before & CHAR_SPACES))
+        return before & numbers || (class_of(before) != class_of(after) && !(p[-1] == '\'' && after & CHAR_LETTERS));
     // The last of several spaces before a word is a piece by itself, or goes with the word. So is a single space.
-    if (after == CHAR_SPACE)
-        return is_whole(p + length, end) && kind_at(table, p + length, end, &ignored) != CHAR_SPACE;
-    return p[-1] != ' ' && p - back > begin && kind_before(table, begin, p - back, &ignored) != CHAR_SPACE;
+    if (after & CHAR_SPACES)
+        return is_whole(p + length, end) && !(char_kind_at(table, p + length, end, &ignored) & (CHAR_SPACES | numbers));
+    return p[-1] != ' ' && p - back > begin && !(kind_before(table, begin, p - back, &ignored) & CHAR_SPACES);
 }

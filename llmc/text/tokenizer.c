@@ -31,8 +31,9 @@ void tokenizer_free(Tokenizer *t) {
 
 int64_t tokenizer_vocab(const Tokenizer *t) { return t->count; }
 int32_t tokenizer_eot(const Tokenizer *t) { return t->eot; }
+int32_t tokenizer_begin(const Tokenizer *t) { return t->begin >= 0 ? t->begin : t->eot; }
 const char *tokenizer_name(const Tokenizer *t) { return t->name; }
-const char *tokenizer_pre(const Tokenizer *t) { return (void)t, "gpt-2"; }
+const char *tokenizer_pre(const Tokenizer *t) { return pattern_facts[t->pattern].pre; }
 bool tokenizer_is_special(const Tokenizer *t, int32_t token) {
     return token >= 0 && token < t->count && t->tokens[token].special;
 }
@@ -54,6 +55,7 @@ uint64_t tokenizer_fingerprint(const Tokenizer *t) {
         XXH3_64bits_update(hash, head, sizeof head);
         XXH3_64bits_update(hash, bytes, length);
     }
+    if (t->pattern != PATTERN_GPT2) XXH3_64bits_update(hash, &t->pattern, sizeof t->pattern);
     uint64_t fingerprint = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
     return fingerprint;
@@ -75,11 +77,13 @@ static bool added_across(const Tokenizer *t, const char *text, int64_t n, int64_
 
 bool tokenizer_may_cut(const Tokenizer *t, const char *text, int64_t n, int64_t m) {
     if (!t->all_added_special && added_across(t, text, n, m)) return false;
-    if ((t->merges.count == 0 && !t->whole_pieces) || pieces_always_cut(t->char_table, text, n, m)) return true;
+    if ((t->merges.count == 0 && !t->whole_pieces) || pieces_always_cut(t->char_table, t->pattern, text, n, m))
+        return true;
     // A line begins after "\r\n". Before a word these are two pieces, at the end of a text they are one. The tokens are
     // the same, unless the vocabulary has a token "\r\n".
-    return m > 2 && text[m - 2] == '\r' && text[m - 1] == '\n' && pieces_always_cut(t->char_table, text, n, m - 2) &&
-           pieces_always_cut(t->char_table, text, n, m - 1) && vocabulary_find(t, "\r\n", 2) < 0;
+    return m > 2 && text[m - 2] == '\r' && text[m - 1] == '\n' &&
+           pieces_always_cut(t->char_table, t->pattern, text, n, m - 2) &&
+           pieces_always_cut(t->char_table, t->pattern, text, n, m - 1) && vocabulary_find(t, "\r\n", 2) < 0;
 }
 
 int64_t tokenizer_safe_cut(const Tokenizer *t, const char *text, int64_t n) {

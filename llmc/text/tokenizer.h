@@ -1,6 +1,6 @@
-// Text from and to tokens: GPT-2's byte-level BPE and, built in, bytes (256 values and end-of-text: 257 tokens). A text
-// is split by GPT-2's pattern (PCRE2, Unicode properties), and inside each piece the adjacent pair that was merged
-// first in training is merged first (Sennrich, Haddow, Birch 2016; Radford et al. 2019). Equal to tiktoken and to
+// Text from and to tokens: byte-level BPE and, built in, bytes (256 values and end-of-text: 257 tokens). A text is
+// split by GPT-2's pattern or a later one (pieces.h), and inside each piece the adjacent pair that was merged first in
+// training is merged first (Sennrich, Haddow, Birch 2016; Radford et al. 2019). Equal to tiktoken and to
 // Hugging Face tokenizers on every text (doc/tokenizer.md). Those accept only valid UTF-8. Here a byte outside any
 // well-formed sequence splits the text as U+FFFD would, but keeps its value: decode(encode(text)) is text for all
 // bytes. NULs are ordinary. A Tokenizer is read-only after it was opened: any number of threads may use one, each with
@@ -18,11 +18,11 @@ Tokenizer *tokenizer_bytes(Error *err);
 void tokenizer_free(Tokenizer *t); // NULL is fine
 
 int64_t tokenizer_vocab(const Tokenizer *t);    // largest token + 1
-int32_t tokenizer_eot(const Tokenizer *t);      // "<|endoftext|>", -1 if it has none
+int32_t tokenizer_eot(const Tokenizer *t);      // "<|endoftext|>", else "<|end_of_text|>" or "</s>"; -1: none
+int32_t tokenizer_begin(const Tokenizer *t);    // of every text: Llama 3's "<|begin_of_text|>", else end-of-text
 const char *tokenizer_name(const Tokenizer *t); // "bytes", "byte-level BPE of PATH": for headers and messages
 bool tokenizer_is_special(const Tokenizer *t, int32_t token);
-// The name that llama.cpp has for the pattern (tokenizer.ggml.pre in a GGUF file); NULL: it has none that gives the same
-// tokens.
+// The name that llama.cpp has for the pattern: tokenizer.ggml.pre of a GGUF file; NULL: it has none.
 const char *tokenizer_pre(const Tokenizer *t);
 
 // The bytes of one token, not terminated, valid as long as t; those of a special token are its spelling

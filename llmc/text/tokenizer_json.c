@@ -13,7 +13,6 @@
 #include <string.h>
 
 static const size_t MAX_MERGES_BYTES = (size_t)64 << 20;
-static const char GPT2_PATTERN[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
 static bool is_json_text(const cJSON *item, const char *expected) {
     return cJSON_IsString(item) && strcmp(item->valuestring, expected) == 0;
@@ -121,48 +120,69 @@ static bool read_model(Tokenizer *t, const cJSON *model, Error *err) {
     return true;
 }
 
-// A field that must equal text, or be false if text is NULL.
-static bool check_is(const cJSON *object, const char *where, const char *key, const char *text, const char *expected,
-                     Error *err) {
+static bool check_text(const cJSON *object, const char *where, const char *key, const char *expected, Error *err) {
+    const cJSON *item;
+    char field[80], quoted[32];
+    if (!json_find(object, key, &item, err)) return error_prefix(err, "%s", where);
+    snprintf(field, sizeof field, "%s.%s", where, key);
+    snprintf(quoted, sizeof quoted, "\"%s\"", expected);
+    return is_json_text(item, expected) || refuse_field(field, item, quoted, err);
+}
+
+static bool check_flag(const cJSON *object, const char *where, const char *key, bool expected, Error *err) {
     const cJSON *item;
     char field[80];
     if (!json_find(object, key, &item, err)) return error_prefix(err, "%s", where);
     snprintf(field, sizeof field, "%s.%s", where, key);
-    return (text ? is_json_text(item, text) : cJSON_IsFalse(item)) || refuse_field(field, item, expected, err);
+    return (cJSON_IsBool(item) && cJSON_IsTrue(item) == expected) ||
+           refuse_field(field, item, expected ? "true" : "false", err);
 }
 
-static bool check_byte_level(const cJSON *step, const char *where, Error *err) {
-    return check_is(step, where, "type", "ByteLevel", "\"ByteLevel\", as GPT-2 has", err) &&
-           check_is(step, where, "add_prefix_space", NULL, "false", err);
+// use_regex: it cuts the text by GPT-2's pattern.
+static bool check_byte_level(const cJSON *step, const char *where, bool use_regex, Error *err) {
+    return check_text(step, where, "type", "ByteLevel", err) &&
+           check_flag(step, where, "add_prefix_space", false, err) &&
+           ((use_regex && !cJSON_HasObjectItem(step, "use_regex")) ||
+            check_flag(step, where, "use_regex", use_regex, err));
 }
 
-static bool check_pre_tokenizer(const cJSON *root, Error *err) {
+// {"type": "Split", "pattern": {"Regex": "..."}, "behavior": "Isolated", "invert": false}. "Removed" and true keep what
+// the pattern matches, which is the same: all patterns match every character.
+static bool read_split(Tokenizer *t, const cJSON *split, const char *where, Error *err) {
+    const cJSON *pattern, *regex = NULL, *behavior;
+    char field[80];
+    if (!check_text(split, where, "type", "Split", err)) return false;
+    if (!json_find(split, "behavior", &behavior, err) || !json_find(split, "pattern", &pattern, err) ||
+        (cJSON_IsObject(pattern) && !json_find(pattern, "Regex", &regex, err)))
+        return error_prefix(err, "%s", where);
+    for (Pattern i = 0; i < NUM_PATTERNS && t->pattern == NUM_PATTERNS; i++)
+        if (is_json_text(regex, pattern_facts[i].regex)) t->pattern = i;
+    snprintf(field, sizeof field, "%s.pattern.Regex", where);
+    if (t->pattern == NUM_PATTERNS)
+        return refuse_field(field, regex, "GPT-2's, Llama 3's (cl100k's), Qwen2's or o200k's", err);
+    const bool inverted = is_json_text(behavior, "Removed");
+    return (inverted || check_text(split, where, "behavior", "Isolated", err)) &&
+           check_flag(split, where, "invert", inverted, err);
+}
+
+static bool read_pre_tokenizer(Tokenizer *t, const cJSON *root, Error *err) {
     static const char where[] = "pre_tokenizer", first[] = "pre_tokenizer.pretokenizers[0]",
                       second[] = "pre_tokenizer.pretokenizers[1]";
-    const cJSON *step, *type, *steps, *own, *pattern, *regex = NULL;
+    const cJSON *step, *type, *steps;
     if (!json_find(root, where, &step, err)) return false;
     if (!cJSON_IsObject(step)) return refuse_field(where, step, "ByteLevel, as GPT-2 has", err);
-    if (!json_find(step, "type", &type, err) || !json_find(step, "use_regex", &own, err))
-        return error_prefix(err, "%s", where);
-    if (!is_json_text(type, "Sequence")) // then ByteLevel splits by the pattern
-        return check_byte_level(step, where, err) &&
-               (!own || cJSON_IsTrue(own) ||
-                refuse_field("pre_tokenizer.use_regex", own, "true (GPT-2's pattern)", err));
+    if (!json_find(step, "type", &type, err)) return error_prefix(err, "%s", where);
+    if (!is_json_text(type, "Sequence")) return check_byte_level(step, where, true, err);
     if (!json_get_array(step, "pretokenizers", 2, &steps, err)) return error_prefix(err, "%s", where);
     const cJSON *split = steps->child, *byte_level = split ? split->next : NULL;
     if (!cJSON_IsObject(split)) return refuse_field(first, split, "an object", err);
     if (!cJSON_IsObject(byte_level)) return refuse_field(second, byte_level, "an object", err);
-    // {"type": "Split", "pattern": {"Regex": GPT-2's}, "behavior": "Isolated", "invert": false}
-    if (!check_is(split, first, "type", "Split", "\"Split\"", err)) return false;
-    if (!json_find(split, "pattern", &pattern, err) ||
-        (cJSON_IsObject(pattern) && !json_find(pattern, "Regex", &regex, err)))
-        return error_prefix(err, "%s", first);
-    if (!is_json_text(regex, GPT2_PATTERN))
-        return refuse_field("pre_tokenizer.pretokenizers[0].pattern.Regex", regex, "GPT-2's, the only one supported",
-                            err);
-    return check_is(split, first, "behavior", "Isolated", "\"Isolated\"", err) &&
-           check_is(split, first, "invert", NULL, "false", err) && check_byte_level(byte_level, second, err) &&
-           check_is(byte_level, second, "use_regex", NULL, "false after a Split", err);
+    if (!json_find(split, "type", &type, err)) return error_prefix(err, "%s", first);
+    const bool is_digits = is_json_text(type, "Digits");
+    t->pattern = is_digits ? PATTERN_STARCODER : NUM_PATTERNS;
+    const bool ok =
+        is_digits ? check_flag(split, first, "individual_digits", true, err) : read_split(t, split, first, err);
+    return ok && check_byte_level(byte_level, second, is_digits, err);
 }
 
 static bool read_added_token(Tokenizer *t, const cJSON *item, Error *err) {
@@ -210,15 +230,33 @@ static bool check_spellings(const Tokenizer *t, Error *err) {
     return true;
 }
 
-// A post-processor other than ByteLevel, alone or in a Sequence, adds tokens to every text.
-static bool check_post_processor(const cJSON *root, Error *err) {
+// ByteLevel adds no token. A TemplateProcessing may put one special token before the text ("A"):
+//   "single": [{"SpecialToken": {"id": "<|begin_of_text|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+static bool read_post_step(Tokenizer *t, const cJSON *step, const char *where, Error *err) {
+    const cJSON *type, *single, *token;
+    const char *text;
+    if (!cJSON_IsObject(step)) return refuse_field(where, step, "an object", err);
+    if (!json_find(step, "type", &type, err)) return error_prefix(err, "%s", where);
+    if (!is_json_text(type, "TemplateProcessing")) return check_text(step, where, "type", "ByteLevel", err);
+    if (!json_get_array(step, "single", 2, &single, err)) return error_prefix(err, "%s", where);
+    const cJSON *before = single->child, *sequence = before->next;
+    if (!cJSON_IsObject(before) || !cJSON_IsObject(sequence) || !cJSON_HasObjectItem(sequence, "Sequence"))
+        return error_set(err, "%s.single: expected a special token and then the text", where);
+    if (!json_get_object(before, "SpecialToken", &token, err) || !json_get_string(token, "id", &text, err))
+        return error_prefix(err, "%s.single[0]", where);
+    if (t->begin >= 0) return error_set(err, "%s: a second TemplateProcessing", where);
+    t->begin = vocabulary_find_special(t, text);
+    return t->begin >= 0 || error_set(err, "%s.single[0]: \"%.40s\" is not a special token", where, text);
+}
+
+static bool read_post_processor(Tokenizer *t, const cJSON *root, Error *err) {
     const cJSON *step, *part, *parts;
     if (!json_find(root, "post_processor", &step, err)) return false;
     if (!step || cJSON_IsNull(step)) return true;
     parts = cJSON_GetObjectItemCaseSensitive(step, "processors");
-    if (!cJSON_IsArray(parts)) return check_is(step, "post_processor", "type", "ByteLevel", "\"ByteLevel\"", err);
+    if (!cJSON_IsArray(parts)) return read_post_step(t, step, "post_processor", err);
     cJSON_ArrayForEach(part, parts) {
-        if (!check_is(part, "post_processor.processors", "type", "ByteLevel", "\"ByteLevel\"", err)) return false;
+        if (!read_post_step(t, part, "post_processor.processors", err)) return false;
     }
     return true;
 }
@@ -282,8 +320,8 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
     if (ok && model && !cJSON_IsNumber(model)) { // a number: a vocabulary that has a token "model"
         ok = json_get_object(root, "model", &model, err) && check_off(root, "", "normalizer", err) &&
              check_off(root, "", "truncation", err) && check_off(root, "", "padding", err) &&
-             check_pre_tokenizer(root, err) && check_post_processor(root, err) && read_model(t, model, err) &&
-             read_added_tokens(t, root, err) && check_spellings(t, err);
+             read_pre_tokenizer(t, root, err) && read_model(t, model, err) && read_added_tokens(t, root, err) &&
+             check_spellings(t, err) && read_post_processor(t, root, err);
         if (ok && (!vocabulary_finish(t, err) || !vocabulary_check_merges(t, err)))
             ok = error_prefix(err, "model.vocab");
         if (!ok) error_prefix(err, "%s", path);
@@ -366,6 +404,48 @@ static MergeRule *ordered_merges(const Tokenizer *t, int64_t *count, bool *unrea
     return rules;
 }
 
+// From the type on, without the last brace.
+static void put_pre_tokenizer(FILE *out, Pattern pattern) {
+    static const char byte_level[] =
+        "ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, \"use_regex\": ";
+    const char *regex = pattern_facts[pattern].regex, *own_regex = "true";
+    if (pattern != PATTERN_GPT2) fputs("Sequence\", \"pretokenizers\": [\n    {\"type\": \"", out);
+    if (pattern == PATTERN_STARCODER) {
+        fputs("Digits\", \"individual_digits\": true},\n    {\"type\": \"", out);
+    } else if (pattern != PATTERN_GPT2) {
+        own_regex = "false";
+        fputs("Split\", \"pattern\": {\"Regex\": \"", out);
+        put_escaped(out, regex, strlen(regex));
+        fputs("\"}, \"behavior\": \"Isolated\", \"invert\": false},\n    {\"type\": \"", out);
+    }
+    fprintf(out, "%s%s%s", byte_level, own_regex, pattern == PATTERN_GPT2 ? "" : "}\n  ]");
+}
+
+static void put_post_processor(FILE *out, const Tokenizer *t) {
+    static const char byte_level[] =
+        "{\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": false, \"use_regex\": true}";
+    const Token *begin = t->begin >= 0 ? &t->tokens[t->begin] : NULL;
+    if (!begin) {
+        fputs(byte_level, out);
+        return;
+    }
+    const char *spelled = t->bytes + begin->offset;
+    fprintf(out, "{\"type\": \"Sequence\", \"processors\": [\n    %s,\n    {\"type\": \"TemplateProcessing\", ",
+            byte_level);
+    fputs("\"single\": [{\"SpecialToken\": {\"id\": \"", out);
+    put_escaped(out, spelled, begin->length);
+    fputs("\", \"type_id\": 0}}, {\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}],\n     \"pair\": [{\"Sequence\": "
+          "{\"id\": "
+          "\"A\", \"type_id\": 0}}, {\"Sequence\": {\"id\": \"B\", \"type_id\": 1}}],\n     \"special_tokens\": {\"",
+          out);
+    put_escaped(out, spelled, begin->length);
+    fputs("\": {\"id\": \"", out);
+    put_escaped(out, spelled, begin->length);
+    fprintf(out, "\", \"ids\": [%d], \"tokens\": [\"", t->begin);
+    put_escaped(out, spelled, begin->length);
+    fputs("\"]}}}\n  ]}", out);
+}
+
 char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err) {
     int64_t count;
     bool unreachable;
@@ -389,12 +469,13 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err) {
                 k->normalized ? "true" : "false", k->special ? "true" : "false");
         separator = ",\n";
     }
-    fputs("\n  ],\n"
-          "  \"normalizer\": null,\n"
-          "  \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "
-          "\"use_regex\": true},\n"
-          "  \"post_processor\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": false, "
-          "\"use_regex\": true},\n"
+    fputs("\n  ],\n  \"normalizer\": null,\n  \"pre_tokenizer\": {\"type\": \"", out);
+    put_pre_tokenizer(out, t->pattern);
+    fputs("},\n"
+          "  \"post_processor\": ",
+          out);
+    put_post_processor(out, t);
+    fputs(",\n"
           "  \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": true, "
           "\"use_regex\": true},\n"
           "  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"

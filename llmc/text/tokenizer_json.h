@@ -1,6 +1,7 @@
 // Hugging Face's files: reads a tokenizer.json, and vocab.json with merges.txt (OpenAI: encoder.json with vocab.bpe);
 // writes a tokenizer.json: one line per token and merge, the same bytes every time. A field that would make other
-// tokens than GPT-2's scheme is refused by name; the decoder, which does not affect tokens, is ignored.
+// tokens than byte-level BPE with one of the patterns of pieces.h is refused by name; the decoder, which does not
+// affect tokens, is ignored.
 #pragma once
 #include "llmc/text/vocabulary.h"
 
@@ -10,4 +11,4 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
 // The tokenizer as a Hugging Face tokenizer.json (loads with AutoTokenizer and tokenizers), malloced. Deterministic.
 char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err);
 bool tokenizer_write(const Tokenizer *t, const char *path, Error *err); // this, as a file, atomically
-#define TOKENIZER_MARK "\"pre_tokenizer\": {\"type\": \"ByteLevel\", "  // own_file.h; others break the line there
+#define TOKENIZER_MARK "\"pre_tokenizer\": {\"type\": \""               // own_file.h; others break the line there

@@ -62,7 +62,11 @@ static bool read_rank_lines(Tokenizer *t, const char *text, size_t n, Error *err
     static const struct {
         int64_t ranks;
         const char *name;
-    } others[] = {{100256, "cl100k_base"}, {199998, "o200k_base"}, {200000, "o200k_base"}};
+    } others[] = {{100256, "cl100k_base"},
+                  {199998, "o200k_base"},
+                  {200000, "o200k_base"},
+                  {128000, "Llama 3's"},
+                  {151643, "Qwen's"}};
     const char *line;
     size_t at = 0, length;
     for (unsigned number = 1; vocabulary_line(text, n, &at, &line, &length); number++)

@@ -1,8 +1,6 @@
 // See vocabulary.h.
 #include "llmc/text/vocabulary.h"
 
-#include "llmc/text/pieces.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +26,7 @@ Tokenizer *vocabulary_new(const char *name, Error *err) {
         error_set(err, "out of memory for a tokenizer");
         return NULL;
     }
-    t->eot = -1;
+    t->eot = t->begin = -1;
     return t;
 }
 
@@ -153,6 +151,15 @@ bool vocabulary_add_added(Tokenizer *t, int64_t number, const char *text, bool s
     return true;
 }
 
+int32_t vocabulary_find_special(const Tokenizer *t, const char *text) {
+    const size_t length = strlen(text);
+    for (int32_t i = 0; i < t->count; i++) {
+        const Token *k = &t->tokens[i];
+        if (k->special && k->length == length && memcmp(t->bytes + k->offset, text, length) == 0) return i;
+    }
+    return -1;
+}
+
 // ------------------------------------------------------------------------------------------------------------- merges
 
 bool vocabulary_merge(Tokenizer *t, int32_t left, int32_t right, uint32_t rank, Error *err) {
@@ -245,6 +252,8 @@ bool vocabulary_finish(Tokenizer *t, Error *err) {
         t->tokens[eot].added = t->tokens[eot].special = true;
         t->eot = eot;
     }
+    if (t->eot < 0) t->eot = vocabulary_find_special(t, "<|end_of_text|>"); // Llama 3's
+    if (t->eot < 0) t->eot = vocabulary_find_special(t, "</s>");            // BLOOM's
     for (int32_t i = 0; i < t->count; i++)
         if (!t->tokens[i].known)
             return error_set(err, "no token has number %d, expected each of 0 to %d once", i, t->count - 1);
@@ -268,6 +277,6 @@ bool vocabulary_finish(Tokenizer *t, Error *err) {
         t->added_begin[(unsigned char)t->bytes[t->tokens[t->added_tokens[i]].offset] + 1] = (int32_t)i + 1;
     for (int byte = 1; byte <= 256; byte++) // bytes without an added token: an empty range
         if (t->added_begin[byte] < t->added_begin[byte - 1]) t->added_begin[byte] = t->added_begin[byte - 1];
-    t->char_table = pieces_char_table(err);
+    t->char_table = char_kinds_table(err);
     return t->char_table != NULL;
 }

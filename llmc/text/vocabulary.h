@@ -3,6 +3,7 @@
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/text/merges.h"
+#include "llmc/text/pieces.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -35,13 +36,14 @@ typedef struct Tokenizer {
     int64_t by_bytes_capacity, ordinary_count;
     int32_t byte_tokens[256];
     MergeTable merges;
-    bool whole_pieces; // a piece that is a token becomes it, whatever the merges say
-    bool by_rank;      // the numbers are ranks, and the merges follow from them
-    int32_t eot;
+    bool whole_pieces;        // a piece that is a token becomes it, whatever the merges say
+    bool by_rank;             // the numbers are ranks, and the merges follow from them
+    int32_t eot, begin;       // -1: none. begin: a template puts it before every text
     int32_t *added_tokens;    // by first byte, then longest first
     int32_t added_begin[257]; // the place in added_tokens where the tokens with this first byte begin
     bool all_added_special;
-    uint8_t *char_table; // pieces.h
+    Pattern pattern;     // cuts texts into pieces
+    uint8_t *char_table; // char_kinds.h
 } Tokenizer;
 
 // A tokenizer without tokens, for tokenizer_free; name is copied.
@@ -54,6 +56,9 @@ bool vocabulary_add(Tokenizer *t, int64_t number, const char *bytes, size_t leng
 
 // Makes a known token, or a new number, an added one.
 bool vocabulary_add_added(Tokenizer *t, int64_t number, const char *text, bool special, bool normalized, Error *err);
+
+// The special token with this spelling, -1 if there is none.
+int32_t vocabulary_find_special(const Tokenizer *t, const char *text);
 
 // The ordinary token of these bytes, -1 if there is none.
 int32_t vocabulary_find(const Tokenizer *t, const char *bytes, size_t length);

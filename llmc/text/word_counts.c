@@ -201,7 +201,7 @@ bool word_counter_finish(WordCounter *c, Error *err) {
 
 bool word_counter_add(WordCounter *c, const Tokenizer *t, const char *text, int64_t n, Error *err) {
     for (int64_t at = 0, length; at < n; at += length) {
-        length = pieces_next(t->char_table, text + at, n - at);
+        length = pieces_next(t->char_table, t->pattern, text + at, n - at);
         if (length == 1) continue; // no pair
         if (length > PIECE_KEY_BYTES) {
             const uint64_t hash = XXH3_64bits(text + at, (size_t)length);

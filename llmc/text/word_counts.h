@@ -1,5 +1,5 @@
-// The words of a text, and how often each occurs. A word is a piece of GPT-2's pattern. Threads count into small
-// private tables, which are emptied into one shared table, so the distinct words are in memory once, whatever the
+// The words of a text, and how often each occurs. A word is a piece of the tokenizer's pattern. Threads count into
+// small private tables, which are emptied into one shared table, so the distinct words are in memory once, whatever the
 // number of threads. Owns the words; does not handle pairs.
 #pragma once
 #include "llmc/text/tokenizer.h"
@@ -13,7 +13,8 @@ void word_counts_free(WordCounts *w); // NULL is fine
 // The counter of one thread. Several may count at a time.
 typedef struct WordCounter WordCounter;
 WordCounter *word_counter_create(WordCounts *w, Error *err); // w must outlive it
-// Counts the pieces of n < 2^31 bytes, of which the last ends with them. Words of one byte are left out. t: any.
+// Counts the pieces of n < 2^31 bytes, of which the last ends with them. Words of one byte are left out. t: any
+// with the pattern.
 bool word_counter_add(WordCounter *c, const Tokenizer *t, const char *text, int64_t n, Error *err);
 bool word_counter_finish(WordCounter *c, Error *err); // all counts are in the shared table
 void word_counter_free(WordCounter *c);               // NULL is fine

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 
 import tokenizer_corpus as corpus
-from conftest import ROOT, TRAIN_TOKENIZER
+from conftest import PREPARE, ROOT, TRAIN_TOKENIZER
 
 sys.path.insert(0, str(ROOT / "dev" / "bench"))
 import native_tokenizer as native  # noqa: E402
@@ -190,6 +191,122 @@ def test_random_letters_without_end_give_the_same_tokens(gpt2):
     text = "".join(choose.choice("etaoinshrdlu") for _ in range(150_000))
     ours = gpt2.ours.encode(text).tolist()
     assert ours == gpt2.huggingface.encode(text).ids == gpt2.tiktoken.encode_ordinary(text)
+
+
+# ------------------------------------------------------------------------------------------------------ other patterns
+
+@pytest.fixture(scope="session")
+def by_pattern(library, newer_characters, tmp_path_factory):
+    """A vocabulary that Hugging Face has trained with the pattern, in both libraries."""
+    made = {}
+
+    def vocabulary(pattern):
+        if pattern not in made:
+            directory = tmp_path_factory.mktemp(pattern)
+            (directory / "in").mkdir()
+            texts = corpus.without(corpus.documents(0.4), newer_characters)
+            corpus.huggingface(texts, pattern, 3000).save(str(directory / "in" / "tokenizer.json"))
+            made[pattern] = Vocabulary(library, directory, directory / "in" / "tokenizer.json")
+        return made[pattern]
+    return vocabulary
+
+
+def random_unicode(size):
+    choose = random.Random(8)
+    return corpus.take(iter(lambda: corpus.random_unicode(choose, 20_000), None), size)
+
+
+@pytest.mark.parametrize("pattern", corpus.PATTERNS[1:])
+def test_another_pattern_gives_huggingfaces_tokens(by_pattern, newer_characters, pattern):
+    vocabulary = by_pattern(pattern)
+    texts = corpus.without(corpus.documents(0.4) + random_unicode(100_000), newer_characters)
+    assert_equal_to_huggingface(vocabulary.ours, vocabulary.huggingface, texts)
+    for text in texts[::8]:
+        tokens = vocabulary.ours.encode(text).tolist()
+        assert vocabulary.ours.decode(tokens) == text.encode()
+        cut = vocabulary.ours.safe_cut(text.encode())
+        head, tail = text.encode()[:cut], text.encode()[cut:]
+        assert vocabulary.ours.encode(head).tolist() + vocabulary.ours.encode(tail).tolist() == tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", corpus.PATTERNS[1:])
+def test_another_pattern_gives_huggingfaces_tokens_of_20_mb(by_pattern, newer_characters, pattern):
+    texts = corpus.without(corpus.documents(20) + random_unicode(5_000_000), newer_characters)
+    old = [c for c in CODE_POINTS if chr(c) not in newer_characters and (c < 0x3400 or c % 16 == 0)]
+    texts += surroundings(old, "A{0}b{0}B 1{0}2 {0}{0} \t{0} '{0}'s {0}'S!{0}/\r\n/")
+    assert_equal_to_huggingface(by_pattern(pattern).ours, by_pattern(pattern).huggingface, texts)
+
+
+@pytest.mark.parametrize("pattern", corpus.PATTERNS)
+def test_what_is_written_with_a_pattern_is_read_equal(library, by_pattern, tmp_path, pattern):
+    vocabulary = by_pattern(pattern)
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(vocabulary.ours.to_json())
+    again, theirs = library.open(path), tokenizers.Tokenizer.from_file(str(path))
+    assert (again.fingerprint, again.to_json()) == (vocabulary.ours.fingerprint, vocabulary.ours.to_json())
+    assert json.loads(theirs.to_str())["pre_tokenizer"] == json.loads(vocabulary.huggingface.to_str())["pre_tokenizer"]
+    document = json.loads(vocabulary.huggingface.to_str())
+    for removed, ignore in ((True, False), (False, True)):  # other spellings of the same pattern, and whole pieces
+        if pattern in corpus.SPLITS:
+            split = document["pre_tokenizer"]["pretokenizers"][0]
+            split |= {"behavior": "Removed", "invert": True} if removed else {"behavior": "Isolated", "invert": False}
+        if ignore and tuple(map(int, tokenizers.__version__.split(".")[:2])) < (0, 19):
+            continue
+        document["model"]["ignore_merges"] = ignore
+        path.write_text(json.dumps(document))
+        again, theirs = library.open(path), tokenizers.Tokenizer.from_file(str(path))
+        assert_equal_to_huggingface(again, theirs, corpus.documents(0.05))
+    fingerprints = {by_pattern(p).ours.fingerprint for p in corpus.PATTERNS}
+    assert len(fingerprints) == len(corpus.PATTERNS)
+
+
+def like_llama3(by_pattern, directory):
+    """A tokenizer.json with the tokens and the template of Llama 3; returns its path."""
+    document = json.loads(by_pattern("llama3").huggingface.to_str())
+    end, begin = document["added_tokens"][0], dict(document["added_tokens"][0])
+    end["content"], begin["content"], begin["id"] = "<|end_of_text|>", "<|begin_of_text|>", end["id"] + 1
+    document["added_tokens"].append(begin)
+    document["model"]["vocab"].pop("<|endoftext|>", None)
+    before, text = {"SpecialToken": {"id": begin["content"], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    document["post_processor"] = {"type": "Sequence", "processors": [
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True},
+        {"type": "TemplateProcessing", "single": [before, text], "pair": [before, text, {"Sequence": {"id": "B", "type_id": 1}}],
+         "special_tokens": {begin["content"]: {"id": begin["content"], "ids": [begin["id"]], "tokens": [begin["content"]]}}}]}
+    path = directory / "tokenizer.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_the_begin_and_the_end_of_text_are_those_of_llama3(library, by_pattern, tmp_path):
+    path = like_llama3(by_pattern, tmp_path)
+    ours, theirs = library.open(path), tokenizers.Tokenizer.from_file(str(path))
+    assert ours.token(ours.eot) == b"<|end_of_text|>" and ours.vocab == ours.eot + 2
+    path.write_bytes(ours.to_json())
+    again = tokenizers.Tokenizer.from_file(str(path))
+    for text in ("It's 12345<|end_of_text|>", ""):
+        expected = [ours.eot + 1, *ours.encode(text, special=True).tolist()]
+        assert theirs.encode(text).ids == again.encode(text).ids == expected
+    (tmp_path / "in").mkdir()
+    for i, text in enumerate(("Two  documents", "1234")):
+        (tmp_path / "in" / f"{i}.txt").write_text(text)
+    subprocess.run([PREPARE, "--tokenizer", path, "--split", "train", "-o", tmp_path / "out", tmp_path / "in"], check=True,
+                   capture_output=True, timeout=300)
+    tokens = np.fromfile(tmp_path / "out" / "train_000000.bin", np.uint16)[512:].tolist()
+    assert tokens == [t for text in ("Two  documents", "1234") for t in [ours.eot, *theirs.encode(text).ids]]
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == path.read_bytes()
+
+
+def test_whole_pieces_come_before_merges(library, tmp_path):
+    """Llama 3's "ignore_merges": the vocabulary has "abc", which its merges pass over."""
+    document = json.loads(library.bytes().to_json())
+    document["model"]["vocab"] |= {"ab": 257, "bc": 258, "abc": 259}
+    document["model"]["merges"] = ["b c", "a b", "ab c"]
+    path = tmp_path / "tokenizer.json"
+    for ignore, expected in ((True, [259]), (False, [97, 258])):
+        document["model"]["ignore_merges"] = ignore
+        path.write_text(json.dumps(document))
+        assert library.open(path).encode("abc").tolist() == expected
 
 
 # ---------------------------------------------------------------------------------------------------------- every byte

@@ -124,16 +124,10 @@ def newer_characters():
     return corpus.newer_characters()
 
 
-def huggingface(texts, vocab):
+def huggingface(texts, vocab, pattern="gpt2"):
     """The merges and tokens of the real package, <|endoftext|> last."""
-    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is missing: scripts/install_deps.sh test")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocab - 1, min_frequency=2, show_progress=False,
-                                             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-                                             max_token_length=128)
-    tokenizer.train_from_iterator(texts, trainer)
-    model = json.loads(tokenizer.to_str())["model"]
+    pytest.importorskip("tokenizers", reason="tokenizers is missing: scripts/install_deps.sh test")
+    model = json.loads(corpus.huggingface(texts, pattern, vocab).to_str())["model"]
     merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
     return merges, model["vocab"] | {"<|endoftext|>": len(model["vocab"])}
 
@@ -161,6 +155,49 @@ def test_the_merges_are_those_of_hugging_face_in_the_same_order(tmp_path, newer_
             assert model["vocab"] == vocab
             if len(vocab) < size:
                 break
+
+
+@pytest.mark.parametrize("pattern", [p if p == "llama3" else pytest.param(p, marks=pytest.mark.slow)
+                                     for p in corpus.PATTERNS[1:]])
+@pytest.mark.parametrize("kind", [code, *(pytest.param(kind, marks=pytest.mark.slow)
+                                          for kind in (english, emoji_and_marks, one_line, every_script))])
+def test_the_merges_with_another_pattern_are_those_of_hugging_face(tmp_path, newer_characters, kind, pattern):
+    texts = [text for text in corpus.without(kind(), newer_characters) if text]
+    jsonl = tmp_path / "texts.jsonl"
+    jsonl.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    merges, vocab = huggingface(texts, 3000, pattern)
+    train("--vocab-size", len(vocab), "--pattern", pattern, "-o", tmp_path / "t.json", jsonl)
+    assert model_of(tmp_path / "t.json")["merges"] == merges
+    assert model_of(tmp_path / "t.json")["vocab"] == vocab
+    theirs = json.loads(corpus.huggingface(["a"], pattern, 257).to_str())["pre_tokenizer"]
+    assert json.loads((tmp_path / "t.json").read_text())["pre_tokenizer"] == theirs
+
+
+def test_prepare_trains_with_the_pattern_that_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("HELLO'S 12345  world\n\n" * 3000 + distinct_words(2000))
+    prepare("--tokenizer", "train:400:llama3", "--val-fraction", 0, "-o", tmp_path / "s", tmp_path / "a.txt")
+    train("--vocab-size", 400, "--pattern", "llama3", "-o", tmp_path / "t.json", tmp_path / "a.txt")
+    made = tmp_path / "s" / "tokenizer.json"
+    assert made.read_bytes() == (tmp_path / "t.json").read_bytes()
+    assert "345" not in model_of(made)["vocab"] and "123" in model_of(made)["vocab"]
+    prepare("--tokenizer", made, "--val-fraction", 0, "-o", tmp_path / "again", tmp_path / "a.txt")
+    shard = "train_000000.bin"
+    assert (tmp_path / "s" / shard).read_bytes() == (tmp_path / "again" / shard).read_bytes()
+    assert json.loads((tmp_path / "s/manifest.json").read_text())["tokenizer"]["name"].endswith("train:400:llama3")
+
+
+@pytest.mark.parametrize("tokenizer, message", [
+    ("train:400:llama4", 'no pattern is named "llama4", expected gpt2, starcoder, llama3, qwen2 or o200k'),
+    ("train:400:", 'no pattern is named "", expected gpt2'),
+    ("train:256:llama3", "expected train:N with N from 257"),
+    ("train::llama3", "expected train:N with N from 257"),
+    ("train:9999:qwen2", "or --tokenizer train:257:qwen2"),
+])
+def test_a_pattern_that_is_not_known_is_refused(tmp_path, tokenizer, message):
+    (tmp_path / "a.txt").write_text("too short")
+    said = prepare("--tokenizer", tokenizer, "--val-fraction", 0, "-o", tmp_path / "s", tmp_path / "a.txt",
+                   expect=2).stderr
+    assert message in said, said
 
 
 def test_the_vocabulary_depends_neither_on_threads_nor_on_the_order_of_files(tmp_path):

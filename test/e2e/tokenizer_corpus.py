@@ -143,6 +143,42 @@ def take(texts, size):
     return taken
 
 
+# The patterns of Hugging Face's files, by the names that data/prepare has for them.
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLITS = {
+    "llama3": LLAMA3,
+    "qwen2": LLAMA3.replace("{1,3}", ""),
+    "o200k": "|".join([
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"]),
+}
+PATTERNS = ["gpt2", "starcoder", *SPLITS]
+
+
+def pre_tokenizer(pattern):
+    """Hugging Face's, as the models' files have it."""
+    from tokenizers import Regex, pre_tokenizers
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern not in SPLITS)
+    if pattern == "gpt2":
+        return byte_level
+    first = pre_tokenizers.Split(Regex(SPLITS[pattern]), "isolated") if pattern in SPLITS else \
+        pre_tokenizers.Digits(individual_digits=True)
+    return pre_tokenizers.Sequence([first, byte_level])
+
+
+def huggingface(texts, pattern, vocab):
+    """The tokenizer that the real package trains: byte-level BPE, <|endoftext|> last."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizer(pattern)
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=vocab - 1, min_frequency=2, show_progress=False, max_token_length=128,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.add_special_tokens([AddedToken("<|endoftext|>", normalized=False)])
+    return tokenizer
+
+
 def documents(megabytes):
     size = int(megabytes * 1e6)
     texts = take(real_documents(), size // 4) + take(generated_documents(), size // 4)
@@ -150,12 +186,12 @@ def documents(megabytes):
 
 
 def newer_characters():
-    """The characters that tiktoken calls letters or numbers and Hugging Face does not: those that came into Unicode
+    """The characters that tiktoken calls letters, numbers or marks and Hugging Face does not: those that came into Unicode
     after the version that its Oniguruma knows. Computed from the two libraries themselves."""
     import tiktoken
     import tokenizers
     code_points, newer = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000], set()
-    for kind in (r"\p{L}", r"\p{N}", r"\s"):
+    for kind in (r"\p{L}", r"\p{N}", r"\p{M}", r"\s"):
         matcher = tiktoken.Encoding("kind", pat_str=kind, mergeable_ranks={bytes([i]): i for i in range(256)},
                                     special_tokens={})
         splitter = tokenizers.pre_tokenizers.Split(tokenizers.Regex(kind), "removed", invert=True)

@@ -58,6 +58,8 @@ void fuzz_ranks_seed(int i);
 bool fuzz_ranks_read(const FuzzInput *in);
 void fuzz_llmc_tokenizer_seed(int i);
 bool fuzz_llmc_tokenizer_read(const FuzzInput *in);
+void fuzz_pieces_seed(int i);
+bool fuzz_pieces_read(const FuzzInput *in);
 void fuzz_json_line_seed(int i);
 bool fuzz_json_line_read(const FuzzInput *in);
 void fuzz_packed_seed(int i);

@@ -21,11 +21,11 @@ static Error err;
 #ifdef LIBFUZZER
 // The table of characters is the same for every tokenizer, and takes longer than all the rest of it: computed once.
 // (LDFLAGS of the Makefile put this in its place.)
-uint8_t *__real_pieces_char_table(Error *why);
-uint8_t *__wrap_pieces_char_table(Error *why);
-uint8_t *__wrap_pieces_char_table(Error *why) {
+uint8_t *__real_char_kinds_table(Error *why);
+uint8_t *__wrap_char_kinds_table(Error *why);
+uint8_t *__wrap_char_kinds_table(Error *why) {
     static uint8_t *table;
-    if (!table) table = __real_pieces_char_table(why);
+    if (!table) table = __real_char_kinds_table(why);
     uint8_t *copy = malloc(CHAR_TABLE_SIZE);
     REQUIRE_MEMORY(table && copy, "the table of characters");
     return memcpy(copy, table, CHAR_TABLE_SIZE);
@@ -64,7 +64,8 @@ static bool tokenizer_reads(const char *path) {
     REQUIRE(json, "accepted, but not written: %s", err.text);
     Tokenizer *again = tokenizer_read_json("again", json, bytes, &err);
     REQUIRE(again, "accepted, but not when written as a tokenizer.json: %s", err.text);
-    REQUIRE(tokenizer_fingerprint(t) == tokenizer_fingerprint(again) && tokenizer_eot(t) == tokenizer_eot(again),
+    REQUIRE(tokenizer_fingerprint(t) == tokenizer_fingerprint(again) && tokenizer_eot(t) == tokenizer_eot(again) &&
+                tokenizer_begin(t) == tokenizer_begin(again),
             "accepted, but another one when written as a tokenizer.json");
     encode_and_decode(t, again);
     free(json);
@@ -74,8 +75,12 @@ static bool tokenizer_reads(const char *path) {
 
 void fuzz_tokenizer_json_seed(int i) {
     toy_write_json(fuzz_path("t/tokenizer.json"), i == 1);
-    if (i != 2) return;
+    if (i < 2) return;
+    fuzz_toy->pattern = (Pattern[]){PATTERN_GPT2, PATTERN_LLAMA3, PATTERN_STARCODER}[i - 2];
+    fuzz_toy->begin = i == 3 ? TOY_EOT : -1; // with a template
     REQUIRE(tokenizer_write(fuzz_toy, fuzz_path("t/tokenizer.json"), &err), "a seed cannot be written: %s", err.text);
+    fuzz_toy->pattern = PATTERN_GPT2;
+    fuzz_toy->begin = -1;
 }
 void fuzz_vocab_seed(int i) {
     (void)i;
@@ -95,6 +100,34 @@ bool fuzz_vocab_read(const FuzzInput *in) { return (void)in, tokenizer_reads(fuz
 bool fuzz_ranks_read(const FuzzInput *in) { return (void)in, tokenizer_reads(fuzz_path("toy.tiktoken")); }
 bool fuzz_llmc_tokenizer_read(const FuzzInput *in) {
     return (void)in, tokenizer_reads(fuzz_path("gpt2_tokenizer.bin"));
+}
+
+// A text under every pattern: its pieces are all of it, and stay the same to the left of a certain cut, where one ends.
+void fuzz_pieces_seed(int i) {
+    write_text(fuzz_path("text"), i ? "don't DON'T  12345\r\n\n  x = \xe6\x97\xa5\xe6\x9c\xac\xcc\x81"
+                                      "Ab'\xc5\xbf //\n/"
+                                    : "\xc3\xa9 \xff\t1\xe1\xa0\x8e\xf3\xa0\x84\x80'll\xc2\x85");
+}
+
+bool fuzz_pieces_read(const FuzzInput *in) {
+    const int64_t n = (int64_t)in->pieces[0].n;
+    char *text = malloc((size_t)n + 1); // its end is the end of the memory
+    memcpy(text, in->pieces[0].bytes, (size_t)n);
+    text = realloc(text, n ? (size_t)n : 1);
+    for (Pattern pattern = 0; pattern < NUM_PATTERNS; pattern++) {
+        int64_t cut = in->variant, ends_there = cut == 0;
+        const bool is_cut = cut > 0 && cut < n && pieces_always_cut(fuzz_toy->char_table, pattern, text, n, cut);
+        for (int64_t at = 0, length; at < n; at += length) {
+            length = pieces_next(fuzz_toy->char_table, pattern, text + at, n - at);
+            REQUIRE(length > 0 && length <= n - at, "a piece of %lld bytes", (long long)length);
+            ends_there |= at + length == cut;
+            REQUIRE(!is_cut || at >= cut || length == pieces_next(fuzz_toy->char_table, pattern, text + at, cut - at),
+                    "other pieces before a certain cut");
+        }
+        REQUIRE(!is_cut || ends_there, "a certain cut inside a piece");
+    }
+    free(text);
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------------------- corpora

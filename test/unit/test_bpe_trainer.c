@@ -14,7 +14,7 @@ static Tokenizer *cuts;
 
 static int make_cuts(void **state) {
     (void)state;
-    return (cuts = tokenizer_for_cuts(NULL)) ? 0 : -1;
+    return (cuts = tokenizer_for_cuts(PATTERN_GPT2, NULL)) ? 0 : -1;
 }
 
 static int free_cuts(void **state) {
@@ -37,7 +37,7 @@ static WordCounts *count_text(const char *text, int64_t n) {
 static Tokenizer *train_text(const char *text, int64_t n, int64_t vocab) {
     WordCounts *words = count_text(text, n);
     Error err = {""};
-    Tokenizer *t = bpe_train(words, vocab, ignore_progress, NULL, &err);
+    Tokenizer *t = bpe_train(words, PATTERN_GPT2, vocab, ignore_progress, NULL, &err);
     if (!t) fail_msg("%s", err.text);
     word_counts_free(words);
     return t;
