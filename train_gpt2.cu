@@ -212,6 +212,7 @@ static bool sample(Run *run, Error *err) {
     const bool streamed = run->setup.options.max_steps == 0 && run->setup.options.samples == 1;
     GenerateOptions options = run_setup_generate(&run->setup);
     Generated drawn;
+    options.stop_at_eot = run->setup.options.max_steps == 0;
     if (comm_rank() > 0) return true;
     if (streamed) {
         options.sink = runlog_stream;

@@ -193,7 +193,8 @@ void report_generated(Report *r, const Generated *drawn, bool shown) {
         runlog_field(r->log, "context", "filled %lld time%s; each time the text continued from its last half",
                      (long long)drawn->slides, format_plural(drawn->slides));
     double rate = 0;
-    if (drawn->decode_seconds > 0) rate = (double)(drawn->new_tokens - drawn->samples) / drawn->decode_seconds;
+    if (drawn->decode_seconds > 0 && drawn->new_tokens > drawn->samples)
+        rate = (double)(drawn->new_tokens - drawn->samples) / drawn->decode_seconds;
     if (alone)
         runlog_field(r->log, "generated", "%lld tokens after a prompt of %lld; prompt %.0f ms, then %.1f tokens/s",
                      (long long)drawn->new_tokens, (long long)drawn->prompt_tokens, drawn->prompt_seconds * 1e3, rate);

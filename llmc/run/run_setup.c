@@ -528,6 +528,7 @@ GenerateOptions run_setup_generate(const RunSetup *s) {
         .prompt = o->prompt,
         .samples = o->samples,
         .tokens = o->sample_tokens,
+        .model_eot = s->state.eot,
         .sampler = {.temperature = o->temperature,
                     .top_k = o->top_k,
                     .top_p = o->top_p,

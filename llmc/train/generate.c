@@ -29,7 +29,7 @@ typedef struct {
     const GenerateOptions *options;
     int64_t T, V;     // V: of the model, the row length of logits
     int64_t drawable; // this and higher tokens are never drawn
-    int32_t eot;      // token that ends a sample; -1: none
+    int64_t ends[2];  // tokens that end a sample; -1: none
     int32_t *window;  // (samples, T)
     int32_t *prompts; // (samples, n), the decoder's input
     int32_t *next;    // (samples)
@@ -67,11 +67,11 @@ static const char *token_text(const Tokenizer *tokenizer, int32_t token, TokenTe
     return text;
 }
 
-// The token before every text: end-of-text, or the substitute described at generate(); -1: none.
+// The token before every text: the tokenizer's, or the substitute described at generate(); -1: none.
 static int32_t text_begin(const Tokenizer *tokenizer, int64_t V) {
     if (!tokenizer) return (int32_t)(V - 1);
-    const int32_t eot = tokenizer_eot(tokenizer);
-    return eot < V ? eot : -1;
+    const int32_t begin = tokenizer_begin(tokenizer);
+    return begin < V ? begin : -1;
 }
 
 // Appends the tokens of prompt to the *n tokens in out (end-of-text, for example); out is grown. False if the model
@@ -148,7 +148,7 @@ static void draw_tokens(Decoding *d, int64_t number, Drawn *drawn) {
     }
     for (int64_t s = 0; s < o->samples; s++) {
         if (d->ended[s]) continue;
-        if (d->next[s] == d->eot) {
+        if (d->next[s] == d->ends[0] || d->next[s] == d->ends[1]) {
             d->ended[s] = true;
             d->running--;
             continue;
@@ -197,10 +197,14 @@ static bool decode_tokens(Model *model, const GenerateOptions *o, const int32_t 
     if (o->samples < 1 || o->samples > planned->sequences)
         return error_set(err, "--samples %lld: the model was built for %lld in parallel", (long long)o->samples,
                          (long long)planned->sequences);
-    Decoding d = {.model = model, .options = o, .T = planned->T, .V = planned->config.V, .running = o->samples};
+    Decoding d = {
+        .model = model, .options = o, .T = planned->T, .V = planned->config.V, .ends = {-1, -1}, .running = o->samples};
     const int64_t known = o->tokenizer ? tokenizer_vocab(o->tokenizer) : d.V;
     d.drawable = known < d.V ? known : d.V;
-    d.eot = o->stop_at_eot ? text_begin(o->tokenizer, d.V) : -1;
+    if (o->stop_at_eot) {
+        if (o->tokenizer) d.ends[0] = tokenizer_eot(o->tokenizer);
+        d.ends[1] = o->model_eot;
+    }
     const size_t samples = (size_t)o->samples, T = (size_t)d.T;
     d.window = malloc(samples * T * sizeof *d.window);
     d.prompts = malloc(samples * T * sizeof *d.prompts);
