@@ -127,7 +127,11 @@ static bool open_tensor(HuggingFace *f, const Parameter *p, int part, int *place
     // save_pretrained of a tied model keeps one of the two names.
     if (*place < 0 && p->spec == &parameter_specs[PARAM_WTE] && !f->config.untied)
         *place = find_tensor(f->shards, head_name);
-    if (*place < 0) return error_set(err, "%s: tensor %s is missing", weight_shards_list(f->shards), name);
+    if (*place < 0) {
+        error_set(err, "%s: tensor %s is missing", weight_shards_list(f->shards), name);
+        return p->spec == &parameter_specs[PARAM_HEADW] &&
+               error_append(err, "\"tie_word_embeddings\" is false in config.json; true makes the embedding the head");
+    }
     return check_shape(weight_shards_entry(f->shards, *place), p->rank, p->transposed ? p->cols : rows,
                        p->transposed ? rows : p->cols, err) ||
            error_prefix(err, "%s", weight_shards_path(f->shards, *place));

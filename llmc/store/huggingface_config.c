@@ -254,7 +254,9 @@ static bool parse_own_block(const cJSON *root, ModelConfig *config, Error *err) 
                     parse_flag(root, "qk_norm", &config->qk_norm, err);
     config->norm = (NormKind)norm;
     config->activation = (ActivationKind)activation;
-    return ok;
+    if (!ok || (norm == NORM_LAYER) == (activation == ACTIVATION_GELU)) return ok;
+    return error_set(err, "\"norm\" is \"%s\" and \"hidden_act\" \"%s\", which no descriptor gives a block",
+                     norm_names[norm], hidden_acts[activation]);
 }
 
 bool huggingface_parse_config(const cJSON *root, ModelConfig *config, Error *err) {

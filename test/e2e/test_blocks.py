@@ -181,7 +181,7 @@ def run_on(trainer, family, out, data, *arguments, **environment):
 
 
 @needs_simulator
-@each_family
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen2"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_the_simulated_gpu_has_the_losses_of_the_cpu(family, dtype, data, tmp_path):
     arguments = ["-x", 20, "-d", 256, "-l", 1e-3, "-u", 5]
@@ -332,6 +332,10 @@ def test_a_tensor_that_the_configuration_does_not_have_is_refused_with_what_woul
     (given / "config.json").write_text(json.dumps({**config, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
     error = train("-e", given, "-x", 0, *QUIET, expect=EXIT_BAD_INPUT).stderr
     assert "k_proj.bias is not part of a model of 2 blocks" in error and "save a LlamaForCausalLM without it" in error
+    tied = shutil.copytree(ROOT / "test/golden/tiny_llama_biased", tmp_path / "tied") / "config.json"
+    tied.write_text(tied.read_text().replace('"tie_word_embeddings": true', '"tie_word_embeddings": false'))
+    error = train("-e", tied.parent, "-x", 0, *QUIET, expect=EXIT_BAD_INPUT).stderr
+    assert 'index.json: tensor lm_head.weight is missing; "tie_word_embeddings" is false in config.json' in error
 
 
 def test_a_resume_as_another_family_is_refused(data, tmp_path):

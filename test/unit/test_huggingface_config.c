@@ -170,6 +170,8 @@ TEST(configurations_that_compute_something_else_are_refused_by_field) {
         {"\"model_type\": \"qwen3\", \"num_key_value_heads\": 2, " TINY, {"\"head_dim\" is missing", ""}},
         {"\"model_type\": \"starcoder2\", " TINY, {"\"num_key_value_heads\" is missing", ""}},
         {"\"model_type\": \"mistral\", " TINY, {"\"model_type\" is \"mistral\", expected ", "llama"}},
+        {"\"model_type\": \"pretrain_cu\", \"norm\": \"rmsnorm\", " TINY,
+         {"\"norm\" is \"rmsnorm\" and \"hidden_act\" \"gelu_pytorch_tanh\"", ""}},
         {"\"model_type\": \"pretrain_cu\", \"use_bias\": false, \"mlp_bias\": true, \"qkv_bias\": true, " TINY,
          {"biases of these linear layers alone are not supported", ""}},
     };
