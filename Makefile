@@ -318,7 +318,7 @@ test: ## install what is missing, build, test: some of everything, under 8 minut
 	$(call phase,install,scripts/install_deps.sh build test)
 	$(call phase,build,$(SUBMAKE) all test-programs)
 	$(if $(NVCC),$(call phase,build,$(SUBMAKE) ARCHS=$(QUICK_ARCH) SIM_ARCHS=$(QUICK_ARCH) train_gpt2sim sim-quick-programs $(QUICK_CUDA)),@echo "$(NO_CUDA)")
-	@$(RUN_TESTS) --mark 'not slow' $(QUICK_TEST_BIN) $(QUICK_OTHER_CODES) $(SIM_QUICK_BIN) $(SIM_HARDWARE)
+	@$(RUN_TESTS) --mark 'not slow' $(QUICK_TEST_BIN) $(QUICK_OTHER_CODES) $(SIM_QUICK_RUN) $(SIM_HARDWARE)
 
 # Then the rest: what `make test` leaves out, all op tests with all vector code of this machine, the CUDA trainer for every
 # generation of GPUs, all of the simulator's tests with the PTX of each, also as other GPUs and under the sanitizers.
@@ -340,7 +340,7 @@ test-rest: # make looks for clang anew: it may have come just now
 		$(if $(NVCC),--check "dev/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
 		$(if $(and $(NVCC),$(filter 90,$(SIM_ARCHS))),--check "dev/oldest_ptxas.py $(SIM_KERNELS)/llmc/cuda/*.compute_90.ptx $(if $(filter 75,$(SIM_ARCHS)),$(SIM_KERNELS)/llmc/cuda/*.compute_75.ptx)") \
 		$(if $(shell command -v $(FUZZ_CC)),--check "make -s fuzz SECONDS=2") \
-		$(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN) $(SIM_ASAN_BIN) $(SIM_HARDWARE_ALL) $(SIM_TEST_BIN) $(SIM_OTHER_GPUS) $(SLOW_TESTS) \
+		$(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN) $(SIM_ASAN_BIN) $(SIM_HARDWARE_ALL) $(SIM_PLAIN_RUN) $(SIM_OTHER_GPUS) $(SLOW_TESTS) \
 		$(filter-out $(QUICK_OTHER_CODES),$(call OTHER_CODES,$(OP_TESTS) $(GOLDEN_TEST))) # what takes long comes first
 
 SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_plan_fit ops/test_random_shapes)

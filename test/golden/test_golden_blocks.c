@@ -31,6 +31,7 @@ static struct {
     SafetensorsFile *weights, *values;
     char *memory; // of all tensors
     size_t used;
+    float *host; // what goes to the device or comes from it
 } m;
 
 // --------------------------------------------------------------------------------------------------------------
@@ -70,32 +71,39 @@ static Weight weight(const char *prefix, const char *layers, const char *suffix)
     float *to = x.w.data;
     for (int i = 0; i < x.parts; i++) {
         const int64_t n = x.of[i]->bytes / 4;
-        if (!safetensors_read_fp32(m.weights, x.of[i], 0, n, to, &err)) op_fail("%s", err.text);
+        if (!safetensors_read_fp32(m.weights, x.of[i], 0, n, m.host, &err)) op_fail("%s", err.text);
+        copy_h2d(to, m.host, (size_t)n * sizeof *to, STREAM_COMPUTE);
+        device_sync();
         to += n;
     }
     return x;
 }
 
-static const float *golden_values(const char *prefix, const char *name, int64_t *n) {
+// The caller frees them.
+static float *golden_values(const char *prefix, const char *name, int64_t *n) {
     char full[256];
     Error err;
     snprintf(full, sizeof full, "%s%s", prefix, name);
     const SafetensorsEntry *e = safetensors_find(m.values, full);
     if (!e) op_fail("%s.safetensors has no %s", m.golden->name, full);
     *n = e->bytes / 4;
-    float *values = fp32(*n, 0).data;
+    float *values = calloc((size_t)*n, sizeof *values);
     if (!safetensors_read_fp32(m.values, e, 0, *n, values, &err)) op_fail("%s", err.text);
     return values;
 }
 
-static void check_values(const char *prefix, const char *name, const float *got) {
+static void check_values(const char *prefix, const char *name, const float *device) {
     int64_t n;
-    const float *want = golden_values(prefix, name, &n);
+    float *want = golden_values(prefix, name, &n);
+    const float *got = m.host;
+    copy_d2h(m.host, device, (size_t)n * sizeof *got, STREAM_COMPUTE);
+    device_sync();
     double error = 0.0, norm = 0.0;
     for (int64_t i = 0; i < n; i++) {
         error += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
         norm += (double)want[i] * (double)want[i];
     }
+    free(want);
     if (!(error <= 1e-10 * norm)) // also when it is NaN
         op_fail("%s: %s%s: relative error %.3g", m.golden->name, prefix, name, sqrt(error / norm));
 }
@@ -219,12 +227,17 @@ static void check_block(const TestBlock *b) {
 
 static void unpack_windows(Tensor tokens, Tensor targets) {
     int64_t n;
-    const float *windows = golden_values("", "windows", &n);
+    float *windows = golden_values("", "windows", &n);
+    int32_t *inputs = (int32_t *)m.host, *shifted = inputs + N;
     for (int64_t i = 0; i < N; i++) {
         const float *token = windows + i / T * (T + 1) + i % T;
-        ((int32_t *)tokens.data)[i] = (int32_t)token[0];
-        ((int32_t *)targets.data)[i] = (int32_t)token[1];
+        inputs[i] = (int32_t)token[0];
+        shifted[i] = (int32_t)token[1];
     }
+    copy_h2d(tokens.data, inputs, tensor_bytes(tokens), STREAM_COMPUTE);
+    copy_h2d(targets.data, shifted, tensor_bytes(targets), STREAM_COMPUTE);
+    device_sync();
+    free(windows);
 }
 
 static void model_case(const Golden *golden) {
@@ -234,6 +247,8 @@ static void model_case(const Golden *golden) {
              "%s", golden->name);
     m.golden = golden, m.used = 0;
     m.memory = op_output(DTYPE_U8, "memory", DIMS(ARENA)).t.data;
+    m.host = host_alloc(ARENA, &err);
+    if (!m.host) op_fail("%s", err.text);
     snprintf(path, sizeof path, "test/golden/tiny_%s/model.safetensors", golden->name);
     m.weights = safetensors_open(path, &err);
     snprintf(path, sizeof path, "test/golden/%s.safetensors", golden->name);
@@ -261,7 +276,9 @@ static void model_case(const Golden *golden) {
     check_values("", "losses", losses.data);
     check_gradients(&wte), check_gradients(&own_head), check_gradients(&lnf.w), check_gradients(&lnf.b);
     for (int l = 0; l < L; l++) check_block(&blocks[l]);
-    safetensors_close(m.weights), safetensors_close(m.values);
+    safetensors_close(m.weights);
+    safetensors_close(m.values);
+    host_free(m.host);
     op_end();
 }
 
