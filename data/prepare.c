@@ -122,6 +122,8 @@ static void print_summary(const CorpusOptions *o, const CorpusResult *result, do
     printf("prepare: %" PRId64 " document%s, %" PRId64 " bytes (%s) in %s\n", c->documents, format_plural(c->documents),
            bytes, format_bytes((double)bytes, size, sizeof size), format_duration(seconds, duration, sizeof duration));
     corpus_tool_print_skipped(c);
+    if (o->tokenizer && tokenizer_expects_nfc(o->tokenizer))
+        printf("  note: the tokenizer normalizes texts to NFC, which is not done here: give them in NFC\n");
     if (result->cut_all)
         printf("  few, short documents: each was cut into a training and a validation part\n");
     else if (c->documents == 1 && !corpus_is_one_sided(val_fraction))

@@ -5,6 +5,7 @@ in one run, on one and on two threads. Prints a Markdown table with machine, ver
   .venv/bin/python dev/bench/bench_tokenizer.py                      # GPT-2's vocabulary of $PRETRAIN_DATA, its texts
   .venv/bin/python dev/bench/bench_tokenizer.py --vocabulary tokenizer.json my.txt
   .venv/bin/python dev/bench/bench_tokenizer.py --train              # data/train_tokenizer against BpeTrainer
+  .venv/bin/python dev/bench/bench_tokenizer.py --patterns           # one thread, each pattern, 8192 tokens of its own
 
 Every result is compared: a line of the table means that the tokens were equal. A cell is 10^6 bytes of text per second
 of wall time and then per second of processor time, which is more reliable on a shared machine; each the
@@ -223,11 +224,40 @@ def bench_training(tokenizers, options, directory):
               f"{theirs[2]:.0f} | {theirs[0] / ours[0]:.0f} | {ours[2] / theirs[2]:.2f} |", flush=True)
 
 
+def bench_patterns(tokenizers, options, directory, library):
+    """Each pattern with a vocabulary trained on the text; per processor second, and against GPT-2's pattern."""
+    texts = corpus.without([text for part in standard_texts(int(options.megabytes * 1e6)).values() for text in part],
+                           corpus.newer_characters())
+    size, path = sum(len(text.encode()) for text in texts) / 1e6, directory / "tokenizer.json"
+    lines = directory / "texts.jsonl"
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    contestants, counts = {}, {}
+    for pattern in corpus.PATTERNS:
+        subprocess.run([ROOT / "data/train_tokenizer", "--vocab-size", "8192", "--pattern", pattern, "-o", path, lines],
+                       check=True, stdout=subprocess.DEVNULL)
+        contestants[pattern] = [Ours(library, path, 1), HuggingFace(tokenizers.Tokenizer.from_file(str(path)), 1)]
+    best = {}
+    for _ in range(options.rounds):
+        for pattern, both in contestants.items():
+            (ours, tokens), (theirs, expected) = [encode(texts) for encode in both]
+            if tokens != expected:
+                sys.exit(f"bench_tokenizer: {pattern}: other tokens than Hugging Face's")
+            figures = ours[1], theirs[1]
+            best[pattern], counts[pattern] = tuple(map(min, best.get(pattern, figures), figures)), len(tokens)
+    print(f"{machine()}; {size:.1f} MB; best of {options.rounds}; `{' '.join(sys.argv)}`\n")
+    print(f"| pattern | bytes a token | pretrain.cu: MB per processor second | of gpt2's | tokenizers "
+          f"{tokenizers.__version__} | times as fast |\n" + "| --- " + "| ---: " * 5 + "|")
+    for pattern, (ours, theirs) in best.items():
+        print(f"| `{pattern}` | {size * 1e6 / counts[pattern]:.2f} | {size / ours:.1f} | {best['gpt2'][0] / ours:.2f} | "
+              f"{size / theirs:.2f} | {theirs / ours:.0f} |")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", metavar="FILE", help="UTF-8 text; default: English, code and mixed scripts")
     parser.add_argument("--vocabulary", default=DATA / "gpt2", type=Path, help="as for tokenizer_open (%(default)s)")
     parser.add_argument("--train", action="store_true", help="measure training, not encoding")
+    parser.add_argument("--patterns", action="store_true", help="measure every pattern")
     parser.add_argument("--megabytes", type=float, help="of each text at most (8; --train: 40)")
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     options = parser.parse_args()
@@ -242,6 +272,8 @@ def main():
             return bench_training(tokenizers, options, Path(directory))
     with tempfile.TemporaryDirectory() as directory:
         library = native_tokenizer.Library(native_tokenizer.build(directory))
+        if options.patterns:
+            return bench_patterns(tokenizers, options, Path(directory), library)
         try:
             ours = library.open(options.vocabulary)
         except native_tokenizer.BadTokenizer as error:

@@ -34,6 +34,7 @@ int32_t tokenizer_eot(const Tokenizer *t) { return t->eot; }
 int32_t tokenizer_begin(const Tokenizer *t) { return t->begin >= 0 ? t->begin : t->eot; }
 const char *tokenizer_name(const Tokenizer *t) { return t->name; }
 const char *tokenizer_pre(const Tokenizer *t) { return pattern_facts[t->pattern].pre; }
+bool tokenizer_expects_nfc(const Tokenizer *t) { return t->expects_nfc; }
 bool tokenizer_is_special(const Tokenizer *t, int32_t token) {
     return token >= 0 && token < t->count && t->tokens[token].special;
 }

@@ -230,6 +230,15 @@ static bool check_spellings(const Tokenizer *t, Error *err) {
     return true;
 }
 
+// {"type": "NFC"} is left to the user.
+static bool read_normalizer(Tokenizer *t, const cJSON *root, Error *err) {
+    const cJSON *step, *type = NULL;
+    if (!json_find(root, "normalizer", &step, err) || (cJSON_IsObject(step) && !json_find(step, "type", &type, err)))
+        return false;
+    t->expects_nfc = is_json_text(type, "NFC");
+    return t->expects_nfc || check_off(root, "", "normalizer", err);
+}
+
 // ByteLevel adds no token. A TemplateProcessing may put one special token before the text ("A"):
 //   "single": [{"SpecialToken": {"id": "<|begin_of_text|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
 static bool read_post_step(Tokenizer *t, const cJSON *step, const char *where, Error *err) {
@@ -318,7 +327,7 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
     bool ok = t != NULL;
     if (ok && model && !cJSON_IsNumber(model)) { // a number: a vocabulary that has a token "model"
-        ok = json_get_object(root, "model", &model, err) && check_off(root, "", "normalizer", err) &&
+        ok = json_get_object(root, "model", &model, err) && read_normalizer(t, root, err) &&
              check_off(root, "", "truncation", err) && check_off(root, "", "padding", err) &&
              read_pre_tokenizer(t, root, err) && read_model(t, model, err) && read_added_tokens(t, root, err) &&
              check_spellings(t, err) && read_post_processor(t, root, err);
@@ -469,7 +478,8 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err) {
                 k->normalized ? "true" : "false", k->special ? "true" : "false");
         separator = ",\n";
     }
-    fputs("\n  ],\n  \"normalizer\": null,\n  \"pre_tokenizer\": {\"type\": \"", out);
+    fprintf(out, "\n  ],\n  \"normalizer\": %s,\n  \"pre_tokenizer\": {\"type\": \"",
+            t->expects_nfc ? "{\"type\": \"NFC\"}" : "null");
     put_pre_tokenizer(out, t->pattern);
     fputs("},\n"
           "  \"post_processor\": ",

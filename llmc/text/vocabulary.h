@@ -38,6 +38,7 @@ typedef struct Tokenizer {
     MergeTable merges;
     bool whole_pieces;        // a piece that is a token becomes it, whatever the merges say
     bool by_rank;             // the numbers are ranks, and the merges follow from them
+    bool expects_nfc;         // tokenizer_expects_nfc
     int32_t eot, begin;       // -1: none. begin: a template puts it before every text
     int32_t *added_tokens;    // by first byte, then longest first
     int32_t added_begin[257]; // the place in added_tokens where the tokens with this first byte begin

@@ -10,6 +10,7 @@ import random
 import re
 import subprocess
 import sys
+import unicodedata
 import warnings
 
 import numpy as np
@@ -295,6 +296,22 @@ def test_the_begin_and_the_end_of_text_are_those_of_llama3(library, by_pattern, 
     tokens = np.fromfile(tmp_path / "out" / "train_000000.bin", np.uint16)[512:].tolist()
     assert tokens == [t for text in ("Two  documents", "1234") for t in [ours.eot, *theirs.encode(text).ids]]
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == path.read_bytes()
+
+
+def test_a_tokenizer_that_normalizes_to_nfc_is_used_on_text_in_nfc_and_says_so(library, by_pattern, newer_characters, tmp_path):
+    document = json.loads(by_pattern("qwen2").huggingface.to_str())
+    document["normalizer"] = {"type": "NFC"}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(document))
+    ours, theirs = library.open(path), tokenizers.Tokenizer.from_file(str(path))
+    texts = [unicodedata.normalize("NFC", text) for text in corpus.without(corpus.documents(0.05), newer_characters)]
+    assert_equal_to_huggingface(ours, theirs, texts)
+    assert json.loads(ours.to_json())["normalizer"] == {"type": "NFC"}
+    (tmp_path / "a.txt").write_text("e\u0301")
+    said = subprocess.run([PREPARE, "--tokenizer", path, "--split", "train", "-o", tmp_path / "out", tmp_path / "a.txt"],
+                          check=True, capture_output=True, text=True, timeout=300).stdout
+    assert "note: the tokenizer normalizes texts to NFC" in said
+    assert ours.decode(ours.encode("e\u0301")).decode() == "e\u0301"
 
 
 def test_whole_pieces_come_before_merges(library, tmp_path):
