@@ -356,18 +356,20 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
 // file; without the last line, decode would remove spaces from the text ("a ." -> "a.").
 static char *tokenizer_config_json(const HuggingFaceModel *m) {
     cJSON *root = cJSON_CreateObject();
-    const int32_t eot = tokenizer_eot(m->tokenizer);
-    size_t length = 0;
-    const char *spelling = eot >= 0 ? tokenizer_decode(m->tokenizer, eot, &length) : "";
-    char *token = strndup(spelling, length);
-    bool made = root && token && cJSON_AddStringToObject(root, "tokenizer_class", "PreTrainedTokenizerFast") &&
+    static const char *const keys[] = {"bos_token", "eos_token"};
+    const int32_t tokens[] = {tokenizer_begin(m->tokenizer), tokenizer_eot(m->tokenizer)};
+    bool made = root && cJSON_AddStringToObject(root, "tokenizer_class", "PreTrainedTokenizerFast") &&
                 cJSON_AddNumberToObject(root, "model_max_length", (double)model_options(m->model)->config.max_T);
-    if (made && eot >= 0)
-        made = cJSON_AddStringToObject(root, "bos_token", token) && cJSON_AddStringToObject(root, "eos_token", token);
+    for (int i = 0; i < 2 && made && tokens[i] >= 0; i++) {
+        size_t length;
+        const char *spelling = tokenizer_decode(m->tokenizer, tokens[i], &length);
+        char *token = strndup(spelling, length);
+        made = token && cJSON_AddStringToObject(root, keys[i], token);
+        free(token);
+    }
     made = made && cJSON_AddFalseToObject(root, "clean_up_tokenization_spaces");
     char *text = made ? cJSON_Print(root) : NULL;
     REQUIRE_MEMORY(text != NULL, "the files of a model");
-    free(token);
     cJSON_Delete(root);
     return text;
 }

@@ -69,8 +69,10 @@ static bool check_tokenizer_config(const Tokenizer *t, const cJSON *root, Error 
     static const char *const off[] = {"add_prefix_space", "add_bos_token",        "add_eos_token",
                                       "do_lower_case",    "split_special_tokens", NULL};
     const cJSON *item, *added = cJSON_GetObjectItemCaseSensitive(root, "added_tokens_decoder");
-    for (int i = 0; off[i]; i++)
-        if (!check_off_flag(root, off[i], err)) return false;
+    for (int i = 0; off[i]; i++) {
+        const bool is_template = t->begin >= 0 && strcmp(off[i], "add_bos_token") == 0; // says what the template does
+        if (!is_template && !check_off_flag(root, off[i], err)) return false;
+    }
     cJSON_ArrayForEach(item, added) {
         char *end;
         const long number = strtol(item->string, &end, 10);

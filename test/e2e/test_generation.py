@@ -2,6 +2,7 @@
 
 Texts are compared at --temperature 0, where a text is a function of weights and prompt alone.
 """
+import json
 import os
 import pty
 import re
@@ -49,6 +50,16 @@ def test_a_sample_is_shown_once_and_its_speed_told(model):
     said = train("-e", model, *GREEDY, "-s", 1, "-g", 30, "--prompt", "the of ").stdout
     assert said.count("the of ") == 1
     assert re.search(r"generated +30 tokens after a prompt of 8; prompt \d+ ms, then [\d.]+ tokens/s", said)
+
+
+def test_a_text_ends_at_the_eos_token_that_config_json_names(model, tmp_path):
+    whole = text(model, tmp_path, "the of ", 40)
+    exported = tmp_path / "hf"
+    train("-e", model, "-x", 0, "-v", 0, "--export", exported)
+    config = json.loads((exported / "config.json").read_text())
+    assert config["eos_token_id"] == 256
+    (exported / "config.json").write_text(json.dumps(config | {"eos_token_id": [ord(whole[10]), 256]}))
+    assert text(exported, tmp_path, "the of ", 40) == whole[:whole.index(whole[10])]
 
 
 # That they are those drawn alone: test/unit/test_generate.c.

@@ -205,8 +205,8 @@ def by_pattern(library, newer_characters, tmp_path_factory):
         if pattern not in made:
             directory = tmp_path_factory.mktemp(pattern)
             (directory / "in").mkdir()
-            texts = corpus.without(corpus.documents(0.4), newer_characters)
-            corpus.huggingface(texts, pattern, 3000).save(str(directory / "in" / "tokenizer.json"))
+            texts = corpus.without(corpus.documents(0.4 if EVERYTHING else 0.12), newer_characters)
+            corpus.huggingface(texts, pattern, 3000 if EVERYTHING else 1500).save(str(directory / "in" / "tokenizer.json"))
             made[pattern] = Vocabulary(library, directory, directory / "in" / "tokenizer.json")
         return made[pattern]
     return vocabulary
@@ -220,7 +220,7 @@ def random_unicode(size):
 @pytest.mark.parametrize("pattern", corpus.PATTERNS[1:])
 def test_another_pattern_gives_huggingfaces_tokens(by_pattern, newer_characters, pattern):
     vocabulary = by_pattern(pattern)
-    texts = corpus.without(corpus.documents(0.4) + random_unicode(100_000), newer_characters)
+    texts = corpus.without(corpus.documents(0.1) + random_unicode(40_000), newer_characters)
     assert_equal_to_huggingface(vocabulary.ours, vocabulary.huggingface, texts)
     for text in texts[::8]:
         tokens = vocabulary.ours.encode(text).tolist()
@@ -288,6 +288,9 @@ def test_the_begin_and_the_end_of_text_are_those_of_llama3(library, by_pattern, 
     for text in ("It's 12345<|end_of_text|>", ""):
         expected = [ours.eot + 1, *ours.encode(text, special=True).tolist()]
         assert theirs.encode(text).ids == again.encode(text).ids == expected
+    (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": true, "bos_token": "<|begin_of_text|>"}')
+    library.open(path)
+    (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "in").mkdir()
     for i, text in enumerate(("Two  documents", "1234")):
         (tmp_path / "in" / f"{i}.txt").write_text(text)
