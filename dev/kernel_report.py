@@ -50,12 +50,12 @@ ELEMENTS = [
     ("RMSNorm forward", "layernorm_forward_kernel<bf16, 24, false, true>", [(None, 24)], 4, "activation"),
     ("RMSNorm backward", "layernorm_backward_kernel<bf16, 24, false, true>", [(0, 24)], 8, "activation"),
     ("QK-norm and RoPE forward", "qk_norm_rope_kernel<bf16>", [(None, 16)], 4, "activation"),
-    ("QK-norm and RoPE backward", "qk_norm_backward_kernel<bf16>", [(0, 16)], 6, "activation"),
+    ("QK-norm and RoPE backward", "qk_norm_backward_kernel<bf16>", [(1, 16)], 6, "activation"),
     ("SwiGLU forward", "swiglu_forward_kernel<bf16, 8>", [(None, 8)], 6, "activation"),
     ("SwiGLU backward", "swiglu_backward_kernel<bf16, 8>", [(None, 8)], 10, "activation"),
     ("our attention, forward", "flash_forward_kernel<Ampere, bf16, 64>", [(0, 64)], 0, "score"),
     ("our attention, backward, queries", "flash_backward_queries_kernel<Ampere, bf16, 64>", [(0, 32)], 0, "score"),
-    ("our attention, backward, keys", "flash_backward_keys_kernel<Ampere, bf16, 64>", [(0, 32)], 0, "score"),
+    ("our attention, backward, keys", "flash_backward_keys_kernel<Ampere, bf16, 64>", [(1, 32)], 0, "score"),
 ]
 # An H200: lanes that issue in a second (multiprocessors x 4 schedulers x 32 x clock), exponentials and the like (16 a
 # clock and multiprocessor), and the bytes of a copy (79% of the datasheet: dev/bench/predict.py).
