@@ -295,6 +295,17 @@ void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in
                 matmul_shape(dweight, in), matmul_flops(dweight, in), accumulate ? BYTES(dweight, dbias) : 0);
 }
 
+void matmul_stack(Tensor out, Tensor a, Tensor b, StackForm form) {
+    const int64_t n = out.shape[0], rows = out.shape[1], cols = out.shape[2];
+    const int64_t inner = form == STACK_ATB ? a.shape[1] : a.shape[2];
+    check_compute(__func__, out);
+    REQUIRE(out.rank == 3 && a.rank == 3 && b.rank == 3, "%s: %s of rank %d", __func__, out.name, out.rank);
+    tensor_check(__func__, a, out.dtype, n * rows * inner);
+    tensor_check(__func__, b, out.dtype, n * inner * cols);
+    const CallShape shape = {out.name, 3, {n * rows, inner, cols}}; // as a product of all rows
+    RUN(matmul_stack, (out, a, b, form), (out), (a, b), shape, 2.0 * (double)tensor_numel(out) * (double)inner, 0);
+}
+
 void bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
     const int64_t OC = tensor_cols(dout);
     check_compute(__func__, dout);

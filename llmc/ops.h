@@ -126,6 +126,12 @@ void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor 
 // accumulate false overwrites, so the first micro-step needs no zeroed gradients.
 void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate);
 
+// A stack of products, out_i = a_i b_i^T, a_i b_i or a_i^T b_i for i < n; tensors (n,rows,cols) of one compute dtype,
+// fp32 sums. For many small matrices, each of which would leave most of a GPU idle. Bits need not be those of the ops
+// above.
+typedef enum { STACK_ABT, STACK_AB, STACK_ATB } StackForm;
+void matmul_stack(Tensor out, Tensor a, Tensor b, StackForm form);
+
 // dbias (OC) = or += sum_N dout (N,OC), in a fixed order.
 void bias_backward(Tensor dbias, Tensor dout, bool accumulate);
 
@@ -433,6 +439,7 @@ bool ops_are_observed(void);
     OP(matmul_backward_input)                                                                                          \
     OP(matmul_gelu_backward_input)                                                                                     \
     OP(matmul_backward_weight)                                                                                         \
+    OP(matmul_stack)                                                                                                   \
     OP(bias_backward)                                                                                                  \
     OP(swiglu_forward)                                                                                                 \
     OP(swiglu_backward)                                                                                                \

@@ -50,6 +50,12 @@ Tensor tensor_slice_elements(Tensor t, int64_t first, int64_t count) {
     return tensor_make((char *)t.data + (size_t)first * dtype_size(t.dtype), t.dtype, t.name, count, 0, 0, 0);
 }
 
+Tensor tensor_matrix(Tensor t, int64_t i) {
+    const int64_t rows = t.shape[1], cols = t.shape[2];
+    void *data = t.data ? (char *)t.data + (size_t)(i * rows * cols) * dtype_size(t.dtype) : NULL;
+    return tensor_make(data, t.dtype, t.name, rows, cols, 0, 0);
+}
+
 Tensor tensor_slice_first(Tensor t, int64_t n) {
     REQUIRE(t.rank >= 1 && n >= 1 && n <= t.shape[0], "the first %lld of %s, which has %lld", (long long)n, t.name,
             (long long)t.shape[0]);

@@ -54,6 +54,8 @@ int64_t tensor_cols(Tensor t); // the last dimension
 Tensor tensor_slice_rows(Tensor t, int64_t first, int64_t count);
 // Elements [first, first + count) of t, flat. The absent tensor gives itself.
 Tensor tensor_slice_elements(Tensor t, int64_t first, int64_t count);
+// Matrix i (rows, cols) of a stack t (n,rows,cols).
+Tensor tensor_matrix(Tensor t, int64_t i);
 // The first n entries along dimension 0 (a micro-batch smaller than planned).
 Tensor tensor_slice_first(Tensor t, int64_t n);
 

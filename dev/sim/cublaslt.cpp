@@ -37,7 +37,9 @@ struct Job {
     void *workspace;
     size_t workspace_bytes; // what the algorithm needs
     bool slow;
-    int32_t units; // multiprocessors; 0: all
+    int32_t units;    // multiprocessors; 0: all
+    int32_t count;    // products of a batch
+    int64_t steps[4]; // bytes between the matrices of A, B, C, D
 };
 
 // Columns of an operand, told to ThreadSanitizer; written: D and what goes with it.
@@ -63,8 +65,13 @@ void see_operands(const sim::Gemm &g) {
 void run(void *argument) {
     const Job &job = *static_cast<Job *>(argument);
     if (job.workspace_bytes > 0) memset(job.workspace, 0xff, job.workspace_bytes);
-    see_operands(job.gemm);
-    sim::gemm_run(job.gemm);
+    for (int32_t i = 0; i < job.count; i++) {
+        sim::Gemm gemm = job.gemm;
+        sim::GemmMatrix *const all[] = {&gemm.a, &gemm.b, &gemm.c, &gemm.d};
+        for (int j = 0; j < 4; j++) all[j]->data = static_cast<char *>(all[j]->data) + i * job.steps[j];
+        see_operands(gemm);
+        sim::gemm_run(gemm);
+    }
     sim::clock_advance(sim::LIBRARY_MS + (job.slow ? sim::SLOW_MS : 0.0));
 }
 
@@ -145,6 +152,19 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDa
                                           uint64_t cols, int64_t ld) {
     *layout = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{LAYOUT, type, (int64_t)rows, (int64_t)cols, ld});
     return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void *value,
+                                                size_t size) {
+    Layout *x = object<Layout>(layout);
+    switch (attribute) {
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+        return set(&x->count, value, size, "BATCH_COUNT");
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+        return set(&x->stride, value, size, "STRIDED_BATCH_OFFSET");
+    default:
+        return fail(CUBLAS_STATUS_NOT_SUPPORTED, "attribute %d of a layout", attribute);
+    }
 }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return destroy<Layout>(layout); }
 
@@ -313,6 +333,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
     job->workspace_bytes = needed;
     job->slow = has_vice(algorithm.which, epilogue, "slow");
     job->units = p.op->units;
+    job->count = p.d->count;
+    const Layout *const layouts[] = {p.a, p.b, p.c, p.d};
+    for (int i = 0; i < 4; i++) job->steps[i] = layouts[i]->stride * sim::width(layouts[i]->type);
     sim_cublaslt_counts.runs[algorithm.which]++;
     sim_cublaslt_counts.gelu += epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     sim_cublaslt_counts.dgelu += epilogue == CUBLASLT_EPILOGUE_DGELU;

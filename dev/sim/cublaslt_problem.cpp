@@ -28,6 +28,9 @@ static cublasStatus_t check_layouts(const Problem &p) {
         const Layout &x = *all[i];
         if (width(x.type) == 0) return fail(CUBLAS_STATUS_NOT_SUPPORTED, "type %d of %c", x.type, "ABCD"[i]);
         if (x.ld < x.rows) return INVALID("%c: leading dimension %ld < %ld rows", "ABCD"[i], x.ld, x.rows);
+        if (x.count < 1 || x.count != p.d->count)
+            return INVALID("%c: a batch of %d, D has %d", "ABCD"[i], x.count, p.d->count);
+        if (x.count > 1 && x.stride < x.cols * x.ld) return INVALID("%c: matrices of a batch overlap", "ABCD"[i]);
     }
     const int64_t kb = p.op->transb == CUBLAS_OP_N ? p.b->rows : p.b->cols;
     if (p.k != kb || p.d->rows != p.m || p.d->cols != p.n)
@@ -181,10 +184,12 @@ cublasStatus_t check_operands(const Problem &p, const Algorithm &algorithm, cons
     const Layout *all[] = {p.a, p.b, p.c, p.d};
     const uint32_t e = p.op->epilogue, alignment = algorithm.which == SIM_ALGORITHM_SCALAR ? 2 : 16;
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++) {
-        const int64_t elements = (all[i]->cols - 1) * all[i]->ld + all[i]->rows;
-        status = check_memory(names[i], pointers[i], elements, all[i]->type, algorithm.alignment[i], w);
-    }
+    for (int i = 0; i < 4; i++)
+        for (int32_t j = 0; j < all[i]->count && status == CUBLAS_STATUS_SUCCESS; j++) {
+            const int64_t elements = (all[i]->cols - 1) * all[i]->ld + all[i]->rows;
+            const char *matrix = (const char *)pointers[i] + j * all[i]->stride * width(all[i]->type);
+            status = check_memory(names[i], matrix, elements, all[i]->type, algorithm.alignment[i], w);
+        }
     const char *c = (const char *)pointers[2], *d = (const char *)pointers[3];
     const int64_t bytes = ((p.d->cols - 1) * p.d->ld + p.d->rows) * width(p.d->type);
     if (status == CUBLAS_STATUS_SUCCESS && c != d && c < d + bytes && d < c + bytes)

@@ -32,6 +32,8 @@ struct Layout {
     Kind kind = LAYOUT;
     cudaDataType type;
     int64_t rows, cols, ld;
+    int32_t count = 1; // of matrices in a batch
+    int64_t stride = 0;
 };
 struct Preference {
     Kind kind = PREFERENCE;

@@ -45,15 +45,15 @@ typedef struct {
 
 // -------------------------------------------------------------------------------------------------- plans and messages
 
-static int alignment_of(const void *p) {
-    const uintptr_t bits = (uintptr_t)p | 256;
+static int alignment_of(const void *p, int64_t stride) {
+    const uintptr_t bits = (uintptr_t)p | (uintptr_t)stride | 256;
     return p ? (int)(bits & (~bits + 1)) : 0;
 }
 
 // Whether the plan is that of g, whose addresses have these alignments.
 static bool is_plan_of(const GemmPlan *p, const Gemm *g, const GemmAlignments *align) {
     const Gemm *h = &p->gemm;
-    return h->m == g->m && h->n == g->n && h->k == g->k && h->transpose_a == g->transpose_a &&
+    return h->m == g->m && h->n == g->n && h->k == g->k && h->stack == g->stack && h->transpose_a == g->transpose_a &&
            h->transpose_b == g->transpose_b && h->in_a == g->in_a && h->in_b == g->in_b && h->out == g->out &&
            h->epilogue == g->epilogue && h->fast_sums == g->fast_sums && h->workspace_bytes == g->workspace_bytes &&
            p->exchange_units == cuda_backend.exchange_units && memcmp(&p->align, align, sizeof *align) == 0;
@@ -64,10 +64,12 @@ static const char *const epilogue_names[] = {"plain", "bias", "gelu+aux+bias", "
 static GemmText gemm_describe(const Gemm *g) {
     GemmText d;
     const bool same = g->in_a == g->in_b;
-    snprintf(d.text, sizeof d.text, "%c%c m %lld n %lld k %lld, %s%s%s to %s, %s%s", g->transpose_a ? 'T' : 'N',
-             g->transpose_b ? 'T' : 'N', (long long)g->m, (long long)g->n, (long long)g->k, dtype_name(g->in_a),
-             same ? "" : " x ", same ? "" : dtype_name(g->in_b), dtype_name(g->out), epilogue_names[g->epilogue],
-             g->c && g->c != g->d ? ", C added" : "");
+    char stack[32] = "";
+    if (g->stack > 0) snprintf(stack, sizeof stack, "%lld times ", (long long)g->stack);
+    snprintf(d.text, sizeof d.text, "%s%c%c m %lld n %lld k %lld, %s%s%s to %s, %s%s", stack,
+             g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', (long long)g->m, (long long)g->n, (long long)g->k,
+             dtype_name(g->in_a), same ? "" : " x ", same ? "" : dtype_name(g->in_b), dtype_name(g->out),
+             epilogue_names[g->epilogue], g->c && g->c != g->d ? ", C added" : "");
     return d;
 }
 
@@ -108,7 +110,13 @@ static void set_pointers(const GemmPlan *p, const Gemm *g) {
 
 static cublasLtMatrixLayout_t make_layout(const Gemm *g, DType dtype, int64_t rows, int64_t cols) {
     cublasLtMatrixLayout_t layout;
+    const int32_t count = (int32_t)g->stack;
+    const int64_t stride = rows * cols;
     LT_CHECK(g, cublasLtMatrixLayoutCreate(&layout, cuda_type(dtype), (uint64_t)rows, (uint64_t)cols, rows));
+    if (count == 0) return layout;
+    LT_CHECK(g, cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+    LT_CHECK(g, cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+                                                 sizeof stride));
     return layout;
 }
 
@@ -234,7 +242,9 @@ static bool run_candidate(void *context, int i) {
     return status == CUBLAS_STATUS_SUCCESS;
 }
 
-static size_t result_bytes(const Gemm *g) { return (size_t)(g->m * g->n) * dtype_size(g->out); }
+static size_t result_bytes(const Gemm *g) {
+    return (size_t)(g->m * g->n * (g->stack > 0 ? g->stack : 1)) * dtype_size(g->out);
+}
 
 // The key of the file of choices: whatever the choice depends on.
 static void algorithm_key(char text[CHOICES_KEY_MAX], const GemmPlan *p) {
@@ -360,8 +370,13 @@ static bool choose_algorithm(GemmPlan *p) {
 }
 
 static const GemmPlan *find_plan(const Gemm *g) {
-    const GemmAlignments align = {alignment_of(g->a), alignment_of(g->b),    g->c == g->d ? 0 : alignment_of(g->c),
-                                  alignment_of(g->d), alignment_of(g->bias), alignment_of(g->aux)};
+    const int64_t stacked = g->stack > 0; // bytes from one product to the next
+    const int64_t step_a = stacked * g->m * g->k * (int64_t)dtype_size(g->in_a);
+    const int64_t step_b = stacked * g->k * g->n * (int64_t)dtype_size(g->in_b);
+    const int64_t step_d = stacked * g->m * g->n * (int64_t)dtype_size(g->out);
+    const GemmAlignments align = {
+        alignment_of(g->a, step_a), alignment_of(g->b, step_b), g->c == g->d ? 0 : alignment_of(g->c, step_d),
+        alignment_of(g->d, step_d), alignment_of(g->bias, 0),   alignment_of(g->aux, 0)};
     // A rule of cublasLt.h that the library may not enforce itself: aux at 16 bytes, and m, its leading dimension, a
     // multiple of 8.
     if (g->aux && (align.aux < 16 || g->m % 8 != 0)) return NULL;

@@ -148,6 +148,15 @@ void backend_matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, T
     if (dbias.data) backend_bias_backward(dbias, dout, accumulate);
 }
 
+// ------------------------------------------------------------------------------------------------------------- a stack
+
+void backend_matmul_stack(Tensor out, Tensor a, Tensor b, StackForm form) {
+    Gemm g = product("matmul_stack", tensor_matrix(out, 0), tensor_matrix(b, 0), form == STACK_ABT, tensor_matrix(a, 0),
+                     form == STACK_ATB);
+    g.stack = out.shape[0];
+    run_plain(g);
+}
+
 // ----------------------------------------------------------------------------------------------------------------- fp8
 // cuBLASLt supports fp8 matmuls in one layout only: both operands with k as their contiguous dimension, as ops.h
 // specifies for all three products of a layer. llmc/model/model_fp8.c decides what is quantised, and when; the

@@ -169,23 +169,41 @@ static int64_t take_scratch(int64_t *end, int64_t bytes) {
     return offset;
 }
 
+int optimizer_muon_stack(int64_t rows, int64_t cols, DType compute) {
+    enum { MOST = 16, MOST_BYTES = 64 << 20 };
+    return (int)min_i64(MOST, max_i64(1, MOST_BYTES / (rows * cols * (int64_t)dtype_size(compute))));
+}
+
+// Matrices of this shape in the model.
+static int64_t count_matrices(const Parameter *parameters, int count, int64_t rows, int64_t cols) {
+    int64_t found = 0;
+    for (int i = 0; i < count; i++)
+        for (int k = 0; optimizer_rule(OPTIMIZER_MUON, &parameters[i]) == RULE_DIRECTION && k < parameters[i].num_parts;
+             k++)
+            found += parameters[i].parts[k] == rows && parameters[i].cols == cols;
+    return found;
+}
+
 MuonScratch optimizer_muon_scratch(const Parameter *parameters, int count, DType compute) {
     const int64_t element = (int64_t)dtype_size(compute);
-    int64_t matrix = 0, side = 0;
+    int64_t stack = 0, sides = 0;
     MuonScratch s = {0};
     for (int i = 0; i < count; i++) {
         const Parameter *p = &parameters[i];
         if (optimizer_rule(OPTIMIZER_MUON, p) != RULE_DIRECTION) continue;
         for (int k = 0; k < p->num_parts; k++) {
-            matrix = max_i64(matrix, p->parts[k] * p->cols);
-            side = max_i64(side, min_i64(p->parts[k], p->cols));
+            const int64_t rows = p->parts[k], side = min_i64(rows, p->cols);
+            const int64_t n =
+                min_i64(count_matrices(parameters, count, rows, p->cols), optimizer_muon_stack(rows, p->cols, compute));
+            stack = max_i64(stack, n * rows * p->cols);
+            sides = max_i64(sides, n * side * side);
         }
         s.matrices += p->num_parts;
     }
-    s.x = take_scratch(&s.bytes, matrix * element);
-    s.product = take_scratch(&s.bytes, matrix * element);
-    s.gram = take_scratch(&s.bytes, side * side * element);
-    s.square = take_scratch(&s.bytes, side * side * element);
+    s.x = take_scratch(&s.bytes, stack * element);
+    s.product = take_scratch(&s.bytes, stack * element);
+    s.gram = take_scratch(&s.bytes, sides * element);
+    s.square = take_scratch(&s.bytes, sides * element);
     s.sumsq = take_scratch(&s.bytes, s.matrices * (int64_t)sizeof(float));
     return s;
 }

@@ -68,8 +68,11 @@ enum { MUON_STEPS = 5 }; // Newton-Schulz steps for each matrix
 // The FLOPs of these steps for a parameter; 0 for other rules.
 double optimizer_matmul_flops(OptimizerKind kind, const Parameter *p);
 
-// The places of Muon's intermediate results in its scratch memory: for the largest matrix X, in the compute dtype, X
-// and a product of its shape, and two of X X^T (X^T X if X is tall); one fp32 for each matrix. See
+// Matrices of this shape that Muon makes directions of at a time, at most: so many that they keep a GPU busy.
+int optimizer_muon_stack(int64_t rows, int64_t cols, DType compute);
+
+// The places of Muon's intermediate results in its scratch memory: for the largest stack of matrices X, in the compute
+// dtype, X and a product of its shape, and two of X X^T (X^T X if X is tall); one fp32 for each matrix. See
 // llmc/train/muon.c.
 typedef struct {
     int64_t x, product, gram, square; // offsets, in bytes

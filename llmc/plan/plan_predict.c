@@ -102,6 +102,7 @@ static const struct {
     {"matmul_backward_input", PRODUCT_INPUT_GRADIENT, RATE_COUNT, 1},
     {"matmul_gelu_backward_input", PRODUCT_INPUT_GRADIENT, RATE_GELU_GRADIENT, 1},
     {"matmul_backward_weight", PRODUCT_WEIGHT_GRADIENT, RATE_COUNT, 1}, // and its bias gradient, see WEIGHTS
+    {"matmul_stack", PRODUCT_FORWARD, RATE_COUNT, 1},
     {"attention_forward", NO_PRODUCT, RATE_ATTENTION_FORWARD, 1},
     {"attention_backward", NO_PRODUCT, RATE_ATTENTION_BACKWARD, 3},
     {"layernorm_backward", NO_PRODUCT, RATE_LAYERNORM_BACKWARD, 1},

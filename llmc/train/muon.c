@@ -1,4 +1,4 @@
-// Muon's directions, see muon.h: the matrices of the list one by one, as products of ops.h.
+// Muon's directions, see muon.h: the matrices of the list in stacks of one shape, as products of ops.h.
 #include "llmc/train/muon.h"
 
 #include "llmc/base/arithmetic.h"
@@ -15,12 +15,23 @@ struct Muon {
     DType dtype;     // compute dtype of the iteration
     MuonScratch layout;
     char *scratch;
-    // (layout.matrices) of each matrix (rows, cols), stacked ones apart, the gradient, and its rate as a share of that
-    // of the whole tensor (optimizer_rate): heads of keys and values that are few may have a smaller one
+    // (layout.matrices), those of one shape together, of each matrix (rows, cols), stacked ones apart, the gradient,
+    // and its rate as a share of that of the whole tensor (optimizer_rate): heads of keys and values that are few may
+    // have a smaller one
     UpdateTensor *matrices;
     UpdateList list;    // of the matrices
     DeviceGraph *graph; // the recording of the products: thousands of small launches
 };
+
+// By shape, else as they are in the model.
+static int muon_compare_shapes(const void *a, const void *b) {
+    const UpdateTensor *x = a, *y = b;
+    const int64_t rows = tensor_rows(x->grad) - tensor_rows(y->grad),
+                  cols = tensor_cols(x->grad) - tensor_cols(y->grad);
+    if (rows != 0) return rows < 0 ? -1 : 1;
+    if (cols != 0) return cols < 0 ? -1 : 1;
+    return x->stream - y->stream;
+}
 
 Muon *muon_create(UpdateList *all, const Parameter *parameters, int num_parameters, Tensor scratch) {
     Error err;
@@ -42,11 +53,13 @@ Muon *muon_create(UpdateList *all, const Parameter *parameters, int num_paramete
         for (int k = 0; tensors[i].rule == RULE_DIRECTION && k < p->num_parts; row += p->parts[k++]) {
             const float size = (float)max_i64(p->parts[k], p->cols), first = (float)max_i64(p->parts[0], p->cols);
             m->matrices[n].rate = sqrtf(size / first);
+            m->matrices[n].stream = n;
             m->matrices[n++].grad = tensor_slice_rows(tensors[i].grad, row, p->parts[k]);
         }
     }
     REQUIRE(n <= m->layout.matrices, "%d matrices where the table has %d", n, m->layout.matrices);
     m->layout.matrices = n; // of this process
+    qsort(m->matrices, (size_t)n, sizeof *m->matrices, muon_compare_shapes);
     m->list = update_list(m->matrices, n);
     m->graph = device_graph_create(&err);
     REQUIRE_MEMORY(m->graph, "the recording of Muon's products");
@@ -61,32 +74,34 @@ void muon_destroy(Muon *m) {
     free(m);
 }
 
-// Replaces the matrix by nearly the closest orthogonal one: MUON_STEPS times X becomes
+// Replaces n matrices of one shape by nearly the closest orthogonal ones: MUON_STEPS times X becomes
 // a X + (b A + c A A) X with A = X X^T. If X is tall, A is X^T X, which is smaller, and
 // X (b A + c A A) is the same matrix. gram and square are symmetric, so no product needs a
 // transposed operand.
-static void orthogonalize(const Muon *m, Tensor matrix, float rate, Tensor sumsq) {
-    const int64_t rows = tensor_rows(matrix), cols = tensor_cols(matrix), side = rows < cols ? rows : cols;
-    const Tensor x = tensor_make(m->scratch + m->layout.x, m->dtype, "muon_x", rows, cols, 0, 0);
-    const Tensor product = tensor_make(m->scratch + m->layout.product, m->dtype, "muon_product", rows, cols, 0, 0);
-    const Tensor gram = tensor_make(m->scratch + m->layout.gram, m->dtype, "muon_gram", side, side, 0, 0);
-    const Tensor square = tensor_make(m->scratch + m->layout.square, m->dtype, "muon_square", side, side, 0, 0);
-    tensor_normalize(x, matrix, sumsq);
-    for (int i = 0; i < MUON_STEPS; i++) {
-        if (rows > cols)
-            matmul_backward_weight(gram, tensor_none(), x, x, false); // X^T X
-        else
-            matmul_forward(gram, x, x, tensor_none());      // X X^T
-        matmul_forward(square, gram, gram, tensor_none());  // A A
+static void orthogonalize(const Muon *m, const UpdateTensor *matrices, int n, Tensor sumsq) {
+    const int64_t rows = tensor_rows(matrices[0].grad), cols = tensor_cols(matrices[0].grad);
+    const int64_t side = rows < cols ? rows : cols;
+    const Tensor x = tensor_make(m->scratch + m->layout.x, m->dtype, "muon_x", n, rows, cols, 0);
+    const Tensor product = tensor_make(m->scratch + m->layout.product, m->dtype, "muon_product", n, rows, cols, 0);
+    const Tensor gram = tensor_make(m->scratch + m->layout.gram, m->dtype, "muon_gram", n, side, side, 0);
+    const Tensor square = tensor_make(m->scratch + m->layout.square, m->dtype, "muon_square", n, side, side, 0);
+    for (int i = 0; i < n; i++)
+        tensor_normalize(tensor_matrix(x, i), matrices[i].grad, tensor_slice_elements(sumsq, i, 1));
+    for (int step = 0; step < MUON_STEPS; step++) {
+        matmul_stack(gram, x, x, rows > cols ? STACK_ATB : STACK_ABT);
+        matmul_stack(square, gram, gram, STACK_ABT);        // A A
         tensor_axpby(square, MUON_B, gram, MUON_C, square); // b A + c A A
         if (rows > cols)
-            matmul_forward(product, x, square, tensor_none());
+            matmul_stack(product, x, square, STACK_ABT);
         else
-            matmul_backward_input(product, square, x);
+            matmul_stack(product, square, x, STACK_AB);
         tensor_axpby(x, MUON_A, x, 1.0f, product);
     }
-    if (rate != 1.0f) tensor_axpby(x, rate, x, 0.0f, x);
-    tensor_cast(matrix, x);
+    for (int i = 0; i < n; i++) {
+        const Tensor of = tensor_matrix(x, i);
+        if (matrices[i].rate != 1.0f) tensor_axpby(of, matrices[i].rate, of, 0.0f, of);
+        tensor_cast(matrices[i].grad, of);
+    }
 }
 
 void muon_directions(Muon *m, UpdateParams params, Tensor control) {
@@ -98,7 +113,13 @@ void muon_directions(Muon *m, UpdateParams params, Tensor control) {
     if (!observed && device_graph_replay(m->graph)) return;
     if (!observed) device_graph_begin(m->graph);
     gradient_sumsq(sumsq, &m->list);
-    for (int i = 0; i < n; i++)
-        orthogonalize(m, m->matrices[i].grad, m->matrices[i].rate, tensor_slice_elements(sumsq, i, 1));
+    for (int first = 0, next; first < n; first = next) {
+        const int64_t rows = tensor_rows(m->matrices[first].grad), cols = tensor_cols(m->matrices[first].grad);
+        const int end = (int)min_i64(n, first + optimizer_muon_stack(rows, cols, m->dtype));
+        next = first + 1;
+        while (next < end && tensor_rows(m->matrices[next].grad) == rows && tensor_cols(m->matrices[next].grad) == cols)
+            next++;
+        orthogonalize(m, &m->matrices[first], next - first, tensor_slice_elements(sumsq, first, next - first));
+    }
     if (!observed) device_graph_end(m->graph);
 }

@@ -73,6 +73,31 @@ OP_TEST(matmul_backward_weight_matches) {
 }
 
 // large + 1 has no place in 16 bits: a sum that is rounded before it is added to what is there, -large, loses the 1.
+// Each form, of one matrix and of several, also where they begin anywhere.
+OP_TEST(matmul_stack_matches) {
+    static const int64_t sizes[][4] = {
+        {1, 40, 24, 64}, {3, 40, 24, 64}, {5, 7, 5, 3}, {16, 33, 48, 17}}; // n, rows, cols, k
+    for (int i = 0; i < 4 * 3; i++) {
+        const int64_t n = sizes[i / 3][0], rows = sizes[i / 3][1], cols = sizes[i / 3][2], k = sizes[i / 3][3];
+        const StackForm form = (StackForm)(i % 3);
+        matmul_begin(&(MatmulShape){n * rows, k, cols}, dtype, "matmul_stack");
+        OpTensor a = op_input(dtype, "a", form == STACK_ATB ? DIMS(n, k, rows) : DIMS(n, rows, k), 1.0);
+        OpTensor b = op_input(dtype, "b", form == STACK_ABT ? DIMS(n, cols, k) : DIMS(n, k, cols), 1.0);
+        OpTensor out = op_output(dtype, "out", DIMS(n, rows, cols));
+        matmul_stack(out.t, a.t, b.t, form);
+        for (int64_t e = 0; e < n * rows * cols; e++) {
+            const int64_t m = e / (rows * cols), r = e / cols % rows, c = e % cols;
+            const double *x = a.v + m * rows * k, *y = b.v + m * cols * k;
+            out.v[e] = 0.0;
+            for (int64_t l = 0; l < k; l++)
+                out.v[e] += (form == STACK_ATB ? x[l * rows + r] : x[r * k + l]) *
+                            (form == STACK_ABT ? y[c * k + l] : y[l * cols + c]);
+        }
+        op_check(out, dtype);
+        op_end();
+    }
+}
+
 OP_TEST(a_bias_gradient_that_adds_is_rounded_once) {
     static const MatmulShape c = {16, 64, 64};
     const double large = dtype == DTYPE_FP16 ? 2048.0 : 256.0;

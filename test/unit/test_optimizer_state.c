@@ -144,16 +144,23 @@ TEST(no_two_slots_share_a_name) {
 
 // -------------------------------------------------------------------------------------------------------------- memory
 
-TEST(muons_scratch_is_two_of_the_largest_matrix_and_two_of_its_square) {
-    const int64_t n = 768, e = 2;
+TEST(muons_scratch_is_two_of_the_largest_stack_and_two_of_its_squares) {
+    const int64_t n = 768, e = 2, fc = 12, qkv = 16; // of 12 matrices (3072,768), and of 48 (768,768)
     const MuonScratch s = optimizer_muon_scratch(table, parameter_count(&config), DTYPE_BF16);
     assert_int_equal(s.matrices, 12 * (3 + 1 + 1 + 1));
-    assert_int_equal(s.product - s.x, 4 * n * n * e);
-    assert_int_equal(s.gram - s.product, 4 * n * n * e);
-    assert_int_equal(s.square - s.gram, n * n * e);
-    assert_int_equal(s.sumsq - s.square, n * n * e);
+    assert_int_equal(s.product - s.x, fc * 4 * n * n * e);
+    assert_int_equal(s.gram - s.product, fc * 4 * n * n * e);
+    assert_int_equal(s.square - s.gram, qkv * n * n * e);
+    assert_int_equal(s.sumsq - s.square, qkv * n * n * e);
     assert_true(s.bytes >= s.sumsq + 4 * s.matrices && s.bytes % 256 == 0);
     assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_MUON, &config, DTYPE_BF16, false), s.bytes);
+}
+
+TEST(muon_stacks_small_matrices_and_takes_large_ones_alone) {
+    assert_int_equal(optimizer_muon_stack(64, 64, DTYPE_BF16), 16);
+    assert_int_equal(optimizer_muon_stack(3072, 768, DTYPE_BF16), 14);
+    assert_int_equal(optimizer_muon_stack(3072, 768, DTYPE_FP32), 7);
+    assert_int_equal(optimizer_muon_stack(20480, 5120, DTYPE_FP32), 1);
 }
 
 TEST(watching_needs_a_copy_of_the_largest_parameter) {
