@@ -15,7 +15,7 @@
 static const size_t MAX_MERGES_BYTES = (size_t)64 << 20;
 
 static bool is_json_text(const cJSON *item, const char *expected) {
-    return cJSON_IsString(item) && strcmp(item->valuestring, expected) == 0;
+    return item && cJSON_IsString(item) && strcmp(item->valuestring, expected) == 0;
 }
 
 static bool refuse_field(const char *field, const cJSON *item, const char *expected, Error *err) {
