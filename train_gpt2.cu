@@ -293,8 +293,8 @@ static void rotate(Run *run) {
 static bool export_weights(void *context, Error *err) {
     const Run *run = context;
     const RunSetup *s = &run->setup;
-    if (!export_model(s->export_path, run->model, s->export_dtype, s->state.eot, s->tokenizer, err)) return false;
-    runlog_field(run->log, "exported", "%s in %s%s", s->export_path, dtype_name(s->export_dtype),
+    if (!export_model(s->export_path, run->model, s->export_type, s->state.eot, s->tokenizer, err)) return false;
+    runlog_field(run->log, "exported", "%s in %s%s", s->export_path, export_type_name(s->export_type),
                  model_class(&s->config) ? "" : ", for this program: no class of transformers has these blocks");
     return true;
 }

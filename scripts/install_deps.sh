@@ -19,7 +19,7 @@ LINT_PACKAGES=(g++ libcmocka-dev clang-format clang-tidy)
 DATA_PYTHON=(pyarrow==18.1.0)
 TEST_PYTHON=(tokenizers==0.15.2 tiktoken==0.14.0 tensorboard==2.21.0 zstandard==0.25.0)
 # transformers 4.36 takes Debian 12's torch 1.13; later ones want a newer torch.
-TEST_ALL_PYTHON=(transformers==4.36.2 nbconvert==7.17.2 ipykernel==7.4.0)
+TEST_ALL_PYTHON=(transformers==4.36.2 nbconvert==7.17.2 ipykernel==7.4.0 xllamacpp==2026.10.11549 gguf==0.19.0)
 
 say() { echo "install_deps: $*"; }
 

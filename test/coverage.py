@@ -21,7 +21,7 @@ END_TO_END = ["test_resume.py", "test_models.py", "test_bad_input.py", "test_opt
               "test_prepare_lines.py", "test_prepare_interrupted.py", "test_shard_tools.py", "test_tokenizer.py", "test_evaluation.py"]
 UNIT = ["atomic_file", "bpe", "byte_source", "checkpoint", "checkpoint_optimizer", "choices",
         "choices_file", "comm_tcp", "comm_watch", "corpus_run", "corpus_split", "corpus_writer",
-        "dataloader", "export", "find_tokenizer", "foreign_file", "format", "generate",
+        "dataloader", "export", "find_tokenizer", "foreign_file", "format", "generate", "gguf",
         "json_line", "launch", "limits", "options", "own_file", "runlog", "safetensors",
         "shard_tool", "shards", "shuffle", "signals", "tokenizer", "tokenizer_files",
         "typed_path", "utf8", "weights_file", "whereis"]

@@ -900,6 +900,9 @@ MUTATIONS = [
     Host("offload_in", "state is copied in before the last one of its place is back", **WAIT_BACK),
     Host("offload_update", "an update does not wait for its state", **WAIT_IN),
     Host("offload_back", "state is copied back before it is updated", **WAIT_UPDATED),
+    # --------------------------------------------------------------------------------------------------------- model files
+    Host("gguf_halves", "q and k of a GGUF model of llama keep the halves of their heads", file="llmc/store/gguf.c",
+         test="unit/test_gguf", old="part < 2 && alternates", new="part < 0 && alternates"),
     # -------------------------------------------------------------------------------- waits between streams, seen by TSan
     Host("wait_uploaded", "the host overwrites a batch that may not be copied yet", **STEP,
          old="    if (model->copy_in_flight) device_event_wait(model->copied);\n", new=""),

@@ -480,7 +480,7 @@ static bool adopt_value(const OptionRow *row, Options *options, const cJSON *the
 }
 
 // Options of earlier versions, which runs of theirs resume without.
-static const char *const REMOVED[] = {"choice-examples", "early-launch", "export-dtype", "fp8-scaling", "hellaswag"};
+static const char *const REMOVED[] = {"choice-examples", "early-launch", "fp8-scaling", "hellaswag"};
 
 // An option under an unknown name would silently be the default.
 static bool check_names(const cJSON *then, Error *err) {

@@ -21,7 +21,6 @@
 #include "llmc/run/processes.h"
 #include "llmc/run/profile.h"
 #include "llmc/store/checkpoint.h"
-#include "llmc/store/export.h"
 #include "llmc/store/optimizer_file.h"
 #include "llmc/store/trainer_json.h"
 #include "llmc/store/weights_file.h"
@@ -393,26 +392,26 @@ static bool open_choices(RunSetup *s, Error *err) {
     return ok || error_prefix(err, is_hellaswag ? "-h 1" : "--choices");
 }
 
-// --export PATH[:DTYPE].
+// --export PATH[:DTYPE], --export-dtype.
 static bool choose_export(RunSetup *s, Error *err) {
-    static const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
     const Options *o = &s->options;
     const char *colon = strrchr(o->export, ':');
     if (!*o->export) return true;
     const bool has_dtype = colon && !strchr(colon, '/');
     s->export_path = strndup(o->export, has_dtype ? (size_t)(colon - o->export) : strlen(o->export));
     REQUIRE_MEMORY(s->export_path, "a path");
-    s->export_dtype = has_dtype ? DTYPE_COUNT : DTYPE_FP32;
-    for (size_t i = 0; has_dtype && i < sizeof dtypes / sizeof *dtypes; i++)
-        if (strcmp(colon + 1, dtype_name(dtypes[i])) == 0) s->export_dtype = dtypes[i];
-    if (s->export_dtype == DTYPE_COUNT)
-        return error_set(err, "--export %s: %s is not fp32, bf16 or fp16", o->export, colon + 1);
+    const char *dtype = has_dtype ? colon + 1 : o->export_dtype;
+    s->export_type = export_type_of(dtype);
+    if (s->export_type == EXPORT_TYPES)
+        return error_set(err, "--export %s: %s is not fp32, bf16, fp16 or q8_0", o->export, dtype);
+    if (has_dtype && options_given(o, "export-dtype") && export_type_of(o->export_dtype) != s->export_type)
+        return error_set(err, "--export %s, but --export-dtype %s; leave one out", o->export, o->export_dtype);
     if (strcmp(s->export_path, o->output) == 0)
         return error_set(err, "--export %s: checkpoints are saved there (-o); name another directory", o->output);
     if (path_is_same(s->export_path, o->model))
         return error_set(err, "--export %s: the model is read from there (-e); name another file or directory",
                          s->export_path);
-    return export_check(s->export_path, s->export_dtype, &s->config, err);
+    return export_check(s->export_path, s->export_type, &s->config, s->tokenizer, err);
 }
 
 // Processes that read other data would train another model each.

@@ -7,6 +7,7 @@
 #include "llmc/run/options.h"
 #include "llmc/run/placement.h"
 #include "llmc/run/run_data.h"
+#include "llmc/store/export.h"
 #include "llmc/store/trainer_json.h"
 #include "llmc/train/choices.h"
 #include "llmc/train/data_parallel.h"
@@ -32,7 +33,7 @@ typedef struct {
     ChoiceSets choices;
     int64_t choice_examples; // of each set; 0: all
     char *export_path;       // NULL: nothing is exported
-    DType export_dtype;
+    ExportType export_type;
     Placement placement;
     int lock;        // of the directory of -o, until the end; 0: none
     size_t existing; // bytes of the longest beginning of -o that was there before: a refused start leaves no directory

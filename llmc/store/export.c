@@ -7,6 +7,7 @@
 #include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
+#include "llmc/store/gguf.h"
 #include "llmc/store/huggingface.h"
 #include "llmc/store/llmc_bin.h"
 
@@ -18,11 +19,36 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+static const struct {
+    const char *name, *also;
+    DType dtype;
+    GgufType gguf;
+} export_types[EXPORT_TYPES] = {[EXPORT_FP32] = {"fp32", "f32", DTYPE_FP32, GGUF_F32},
+                                [EXPORT_FP16] = {"fp16", "f16", DTYPE_FP16, GGUF_F16},
+                                [EXPORT_BF16] = {"bf16", "bf16", DTYPE_BF16, GGUF_BF16},
+                                [EXPORT_Q8_0] = {"q8_0", "q8_0", DTYPE_COUNT, GGUF_Q8_0}};
+
+const char *export_type_name(ExportType type) { return export_types[type].name; }
+
+ExportType export_type_of(const char *name) {
+    int type = 0;
+    while (type < EXPORT_TYPES && strcmp(name, export_types[type].name) != 0 &&
+           strcmp(name, export_types[type].also) != 0)
+        type++;
+    return (ExportType)type;
+}
+
+// What is exported; the name says it.
+static const struct {
+    const char *suffix, *what;
+} target_kinds[] = {{".bin", "an llm.c model"}, {".gguf", "a GGUF model"}};
+typedef enum { TARGET_LLMC, TARGET_GGUF, TARGET_DIRECTORY } TargetKind;
+
 typedef struct {
     char *path;      // without trailing slashes; for an existing directory its real path
     char *parent;    // the directory it is or will be in
     char *temporary; // where a directory is built: ".tmp-NAME" in parent
-    bool is_bin;     // an llm.c model, else a Hugging Face directory
+    TargetKind kind;
 } ExportTarget;
 
 static void target_free(ExportTarget *t) {
@@ -37,8 +63,9 @@ static bool ends_in(const char *text, const char *suffix) {
 }
 
 static ExportTarget target_of(const char *path) {
-    ExportTarget t = {.is_bin = ends_in(path, ".bin")};
-    t.path = t.is_bin ? strdup(path) : realpath(path, NULL);
+    ExportTarget t = {.kind = TARGET_LLMC};
+    while (t.kind < TARGET_DIRECTORY && !ends_in(path, target_kinds[t.kind].suffix)) t.kind++;
+    t.path = t.kind == TARGET_DIRECTORY ? realpath(path, NULL) : strdup(path);
     if (!t.path) t.path = strdup(path); // it does not exist yet
     REQUIRE_MEMORY(t.path != NULL, "a path");
     for (size_t n = strlen(t.path); n > 1 && t.path[n - 1] == '/'; n--) t.path[n - 1] = '\0';
@@ -79,7 +106,7 @@ static bool is_own_model(const char *directory) {
 // Tests by writing that the target can be written.
 static bool check_writable(const ExportTarget *t, Error *err) {
     if (!directory_check_writable(t->parent, err) || !directory_make(t->parent, err)) return false;
-    if (t->is_bin) {
+    if (t->kind != TARGET_DIRECTORY) {
         AtomicFile *probe = atomic_file_create(t->path, NULL);
         if (!probe) return error_set(err, "cannot be created: %s", path_reason(t->path, errno).text);
         atomic_file_abandon(probe);
@@ -92,41 +119,61 @@ static bool check_writable(const ExportTarget *t, Error *err) {
     return true;
 }
 
-static bool check_export_target(const ExportTarget *t, DType dtype, const ModelConfig *config, Error *err) {
-    struct stat st, parent;
-    if (*t->path == '\0') return error_set(err, "the path is empty");
-    if (t->is_bin && dtype == DTYPE_FP16)
+// Whether the kind of target can hold the model.
+static bool check_export_kind(TargetKind kind, ExportType type, const ModelConfig *config, const Tokenizer *tokenizer,
+                              Error *err) {
+    if (kind == TARGET_GGUF) return gguf_check(config, tokenizer, err);
+    if (type == EXPORT_Q8_0) return error_set(err, "only GGUF models hold q8_0; name a file that ends in .gguf");
+    if (kind == TARGET_DIRECTORY) return true;
+    if (type == EXPORT_FP16)
         return error_set(err,
                          "llm.c has no models in fp16; export PATH:fp32 or PATH:bf16, or to a directory, which may "
                          "hold fp16");
-    if (t->is_bin && !model_is_gpt2(config))
+    if (!model_is_gpt2(config))
         return error_set(err, "llm.c's models are GPT-2's blocks, which these are not; name a directory");
-    if (t->is_bin && config->d_ff)
-        return error_set(err, "llm.c's models have no field for d_ff = %lld and always 4 C = %lld; name a directory",
-                         (long long)config->d_ff, (long long)(4 * config->C));
+    return config->d_ff == 0 ||
+           error_set(err, "llm.c's models have no field for d_ff = %lld and always 4 C = %lld; name a directory",
+                     (long long)config->d_ff, (long long)(4 * config->C));
+}
+
+static bool check_existing_file(const ExportTarget *t, const struct stat *st, Error *err) {
+    const char *suffix = target_kinds[t->kind].suffix, *what = target_kinds[t->kind].what;
+    if (S_ISDIR(st->st_mode))
+        return error_set(err, "this is a directory, but a name that ends in %s means %s, which is a file", suffix,
+                         what);
+    const bool is_one = t->kind == TARGET_LLMC ? llmc_bin_is_one(t->path) : own_file_is(t->path, GGUF_MAGIC);
+    return (S_ISREG(st->st_mode) && (st->st_size == 0 || is_one)) ||
+           error_set(err, "the file there is not %s; name another file, or remove it", what);
+}
+
+static bool check_existing_directory(const ExportTarget *t, const struct stat *st, Error *err) {
+    struct stat parent;
+    if (!S_ISDIR(st->st_mode))
+        return error_set(err, "this is a file; a Hugging Face model is a directory, the name of an llm.c model ends in "
+                              ".bin, that of a GGUF model in .gguf");
+    if (stat(t->parent, &parent) != 0 || parent.st_dev != st->st_dev || strcmp(t->path, "/") == 0)
+        return error_set(err, "this is a mount point, which cannot be replaced; name a directory inside it");
+    return check_entries(t, err);
+}
+
+static bool check_export_target(const ExportTarget *t, Error *err) {
+    struct stat st;
+    if (*t->path == '\0') return error_set(err, "the path is empty");
     if (ends_in(t->path, ".safetensors"))
         return error_set(err, "name the directory for model.safetensors and config.json, not a file");
     if (stat(t->path, &st) != 0)
         return (lstat(t->path, &st) != 0 || error_set(err, "this is a dangling symbolic link; remove it")) &&
                check_writable(t, err);
-    const bool is_directory = S_ISDIR(st.st_mode);
-    if (t->is_bin && is_directory)
-        return error_set(err,
-                         "this is a directory, but a name that ends in .bin means an llm.c model, which is a file");
-    if (t->is_bin && !(S_ISREG(st.st_mode) && (st.st_size == 0 || llmc_bin_is_one(t->path))))
-        return error_set(err, "the file there is not an llm.c model; name another file, or remove it");
-    if (!t->is_bin && !is_directory)
-        return error_set(err, "this is a file; a Hugging Face model is a directory, the name of an llm.c model ends in "
-                              ".bin");
-    if (!t->is_bin && (stat(t->parent, &parent) != 0 || parent.st_dev != st.st_dev || strcmp(t->path, "/") == 0))
-        return error_set(err, "this is a mount point, which cannot be replaced; name a directory inside it");
-    return (t->is_bin || check_entries(t, err)) && check_writable(t, err);
+    return (t->kind == TARGET_DIRECTORY ? check_existing_directory : check_existing_file)(t, &st, err) &&
+           check_writable(t, err);
 }
 
-bool export_check(const char *path, DType dtype, const ModelConfig *config, Error *err) {
+bool export_check(const char *path, ExportType type, const ModelConfig *config, const Tokenizer *tokenizer,
+                  Error *err) {
     ExportTarget t = target_of(path);
     const size_t existing = directory_existing(t.parent);
-    const bool ok = check_export_target(&t, dtype, config, err) || error_prefix(err, "--export %s", path);
+    const bool ok = (check_export_kind(t.kind, type, config, tokenizer, err) && check_export_target(&t, err)) ||
+                    error_prefix(err, "--export %s", path);
     directory_unmake(t.parent, existing);
     target_free(&t);
     return ok;
@@ -153,14 +200,19 @@ static bool write_directory(const ExportTarget *t, const HuggingFaceModel *m, Er
     return ok;
 }
 
-bool export_model(const char *path, const Model *model, DType dtype, int64_t eot, const Tokenizer *tokenizer,
+bool export_model(const char *path, const Model *model, ExportType type, int64_t eot, const Tokenizer *tokenizer,
                   Error *err) {
-    const HuggingFaceModel m = {.model = model, .dtype = dtype, .eot = eot, .tokenizer = tokenizer};
+    const HuggingFaceModel m = {.model = model, .dtype = export_types[type].dtype, .eot = eot, .tokenizer = tokenizer};
     ExportTarget t = target_of(path);
-    const bool ok = (check_export_target(&t, dtype, &model_options(model)->config, err) ||
-                     error_prefix(err, "--export %s", path)) &&
-                    ((t.is_bin ? llmc_bin_write(t.path, model, dtype, err) : write_directory(&t, &m, err)) ||
-                     error_prefix(err, "--export"));
+    bool ok = (check_export_kind(t.kind, type, &model_options(model)->config, tokenizer, err) &&
+               check_export_target(&t, err)) ||
+              error_prefix(err, "--export %s", path);
+    if (ok && t.kind == TARGET_LLMC)
+        ok = llmc_bin_write(t.path, model, m.dtype, err) || error_prefix(err, "--export");
+    else if (ok && t.kind == TARGET_GGUF)
+        ok = gguf_write(t.path, model, export_types[type].gguf, eot, tokenizer, err) || error_prefix(err, "--export");
+    else if (ok)
+        ok = write_directory(&t, &m, err) || error_prefix(err, "--export");
     target_free(&t);
     return ok;
 }

@@ -23,17 +23,22 @@ static void *weights_form_allocate(int64_t count, size_t size) {
     return memory;
 }
 
+bool weights_to_halves(uint16_t *out, DType dtype, const float *values, int64_t n, const char *tensor, Error *err) {
+    convert_elements(out, dtype, values, DTYPE_FP32, n);
+    // A value beyond the range of the file's type would be read back as infinity.
+    const uint16_t infinity = dtype == DTYPE_FP16 ? 0x7C00 : 0x7F80;
+    for (int64_t i = 0; i < n; i++)
+        if ((out[i] & 0x7FFF) == infinity && !isinf(values[i]))
+            return error_set(err, "tensor %s has the value %g, which %s cannot represent; write the model in %s",
+                             tensor, (double)values[i], dtype_name(dtype),
+                             dtype == DTYPE_FP16 ? "bf16 or fp32" : "fp32");
+    return true;
+}
+
 static bool put_values(const WeightsWriter *s, const float *values, int64_t n, Error *err) {
     if (s->form.dtype == DTYPE_FP32) return s->sink(s->file, values, (size_t)n * sizeof *values, err);
-    convert_elements(s->halves, s->form.dtype, values, DTYPE_FP32, n);
-    // A value beyond the range of the file's type would be read back as infinity.
-    const uint16_t infinity = s->form.dtype == DTYPE_FP16 ? 0x7C00 : 0x7F80;
-    for (int64_t i = 0; i < n; i++)
-        if ((s->halves[i] & 0x7FFF) == infinity && !isinf(values[i]))
-            return error_set(err, "tensor %s has the value %g, which %s cannot represent; write the model in %s",
-                             s->p->name, (double)values[i], dtype_name(s->form.dtype),
-                             s->form.dtype == DTYPE_FP16 ? "bf16 or fp32" : "fp32");
-    return s->sink(s->file, s->halves, (size_t)n * sizeof *s->halves, err);
+    return weights_to_halves(s->halves, s->form.dtype, values, n, s->p->name, err) &&
+           s->sink(s->file, s->halves, (size_t)n * sizeof *s->halves, err);
 }
 
 static bool get_rows(const WeightsWriter *s, int64_t first, int64_t rows, float *out, Error *err) {

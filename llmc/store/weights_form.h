@@ -18,6 +18,9 @@ typedef bool WeightsSink(void *file, const void *data, size_t bytes, Error *err)
 // value is infinite in the file's type.
 bool weights_form_write(const Model *model, int index, WeightsForm form, WeightsSink *sink, void *file, Error *err);
 
+// Converts n values of a tensor to fp16 or bf16, rounded to nearest even. False: a finite value becomes infinite.
+bool weights_to_halves(uint16_t *out, DType dtype, const float *values, int64_t n, const char *tensor, Error *err);
+
 enum { WEIGHTS_PIECE_FLOATS = 2 << 20 }; // 8 MiB a piece: amortises the cost of a call, small compared with a model
 // Rows of a tensor in a piece. A row has at most d_ff = 262,144 floats, 1 MiB.
 static inline int64_t weights_piece_rows(const Parameter *p) { return WEIGHTS_PIECE_FLOATS / p->cols; }

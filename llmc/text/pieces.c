@@ -18,7 +18,7 @@ const PatternFacts pattern_facts[NUM_PATTERNS] = {
     [PATTERN_STARCODER] = {"starcoder", GPT2_REGEX, "starcoder"},
     [PATTERN_LLAMA3] = {"llama3", LLAMA3_REGEX("\\p{N}{1,3}"), "llama-bpe"},
     [PATTERN_QWEN2] = {"qwen2", LLAMA3_REGEX("\\p{N}"), "qwen2"},
-    [PATTERN_O200K] = {"o200k", O200K_REGEX, "gpt-4o"},
+    [PATTERN_O200K] = {"o200k", O200K_REGEX, NULL}, // llama.cpp's gpt-4o ends words at their marks (\p{M})
 };
 
 bool pattern_named(const char *name, Pattern *pattern, Error *err) {

@@ -19,7 +19,7 @@ typedef enum {
 typedef struct {
     const char *name;  // "llama3", as after --tokenizer train:N:
     const char *regex; // as in tokenizer.json
-    const char *pre;   // tokenizer.ggml.pre of a GGUF file: llama.cpp's name
+    const char *pre;   // tokenizer.ggml.pre of a GGUF file: llama.cpp's name; NULL: it has no such split
 } PatternFacts;
 extern const PatternFacts pattern_facts[NUM_PATTERNS];
 bool pattern_named(const char *name, Pattern *pattern, Error *err);

@@ -390,7 +390,7 @@ static bool config_reads(const FuzzInput *in) {
 
 static void llmc_seed(int i) {
     unlink(fuzz_path("model.bin"));
-    must(export_model(fuzz_path("model.bin"), model, i == 0 ? DTYPE_FP32 : DTYPE_BF16, -1, NULL, &err));
+    must(export_model(fuzz_path("model.bin"), model, i == 0 ? EXPORT_FP32 : EXPORT_BF16, -1, NULL, &err));
 }
 
 static bool llmc_reads(const FuzzInput *in) { return read_weights(fuzz_path("model.bin"), in); }

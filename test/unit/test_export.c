@@ -65,7 +65,8 @@ static void assert_same_files(const char *a, const char *b) {
 static const TrainerState first_step = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = {.loss_scale = 1.0f}};
 
 static void export_to(const char *path, const Model *m, DType dtype) {
-    assert_ok(export_model(path, m, dtype, -1, NULL, &err));
+    const ExportType type = dtype == DTYPE_FP32 ? EXPORT_FP32 : dtype == DTYPE_FP16 ? EXPORT_FP16 : EXPORT_BF16;
+    assert_ok(export_model(path, m, type, -1, NULL, &err));
 }
 
 // ------------------------------------------------------------------------------------------------------- the same bits
@@ -136,23 +137,25 @@ TEST(so_do_those_of_another_d_ff_which_they_state) {
 }
 
 TEST(a_model_of_others_is_moved_aside) {
-    static const char *const files[] = {"model/model.safetensors", "model/config.json", "model.bin"};
-    static const char *const kept[] = {"model.1/model.safetensors", "model.1/config.json", "model.bin.1"};
+    static const char *const files[] = {"model/model.safetensors", "model/config.json", "model.gguf"};
+    static const char *const kept[] = {"model.1/model.safetensors", "model.1/config.json", "model.gguf.1"};
+    static const char *const content[] = {"mine", "mine", "GGUF of another"};
     Model *m = make_model(DTYPE_FP32, false);
     assert_ok(directory_make(tmp_file("model"), &err));
-    for (int i = 0; i < 2; i++) write_text(tmp_file(files[i]), "mine");
+    for (int i = 0; i < 3; i++) write_text(tmp_file(files[i]), content[i]);
     write_llmc(tmp_file("model.bin"), &config, DTYPE_FP32, 0, random_bits); // of llm.c itself
     write_llmc(tmp_file("twin.bin"), &config, DTYPE_FP32, 0, random_bits);
     for (int round = 0; round < 2; round++) { // the second export replaces the first
         export_to(tmp_file("model"), m, DTYPE_FP32);
         export_to(tmp_file("model.bin"), m, DTYPE_FP32);
-        assert_int_equal(entries_of(tmp.path), 5);
+        export_to(tmp_file("model.gguf"), m, DTYPE_FP32);
+        assert_int_equal(entries_of(tmp.path), 7);
     }
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         AUTO_FREE char *text = read_text(tmp_file(kept[i]));
-        assert_string_equal(text, "mine");
+        assert_string_equal(text, content[i]);
     }
-    assert_same_files(tmp_file(kept[2]), tmp_file("twin.bin"));
+    assert_same_files(tmp_file("model.bin.1"), tmp_file("twin.bin"));
 }
 
 // The file's mark is ours alone.
@@ -210,13 +213,13 @@ TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
     export_to(tmp_file("model"), m, DTYPE_FP16);
     row[79] = -65520.0f;
     model_set_weight(m, index, 319, 1, row);
-    assert_false(export_model(tmp_file("other"), m, DTYPE_FP16, -1, NULL, &err));
+    assert_false(export_model(tmp_file("other"), m, EXPORT_FP16, -1, NULL, &err));
     assert_message("tensor transformer.h.1.mlp.c_fc.weight has the value -65520, which fp16 cannot represent; write "
                    "the model in bf16");
     row[79] = 3.4e38f;
     model_set_weight(m, index, 319, 1, row);
     assert_error(
-        export_model(tmp_file("other.bin"), m, DTYPE_BF16, -1, NULL, &err),
+        export_model(tmp_file("other.bin"), m, EXPORT_BF16, -1, NULL, &err),
         "transformer.h.1.mlp.c_fc.weight has the value 3.4e+38, which bf16 cannot represent; write the model in fp32");
     assert_int_equal(entries_of(tmp.path), 1); // nothing of the failed ones
 }
@@ -227,14 +230,14 @@ TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
     static const char *const types[] = {"\"float32\"", "\"float16\"", "\"bfloat16\""};
     Model *m = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
-        assert_ok(export_model(tmp_file("model"), m, file_dtypes[d], 129, NULL, &err));
+        assert_ok(export_model(tmp_file("model"), m, (ExportType)d, 129, NULL, &err));
         AUTO_FREE char *text = read_text(tmp_file("model/config.json"));
         assert_true(strstr(text, types[d]) && strstr(text, "\"eos_token_id\": 129") &&
                     strstr(text, "\"vocab_size\": 130"));
         assert_int_equal(entries_of(tmp_file("model")), 2); // no tokenizer is known, none is written
     }
     Tokenizer *bytes = tokenizer_bytes(&err);
-    assert_ok(export_model(tmp_file("model"), m, DTYPE_FP32, BYTE_EOT, bytes, &err));
+    assert_ok(export_model(tmp_file("model"), m, EXPORT_FP32, BYTE_EOT, bytes, &err));
     Tokenizer *back = tokenizer_open(tmp_file("model"), &err);
     assert_ok(back);
     assert_true(tokenizer_fingerprint(back) == tokenizer_fingerprint(bytes));
@@ -245,16 +248,17 @@ TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
 
 // ------------------------------------------------------------------------------------------------------- where it goes
 
-#define REFUSED(path, dtype, message)                                                                                  \
+#define REFUSED(path, type, message)                                                                                   \
     do {                                                                                                               \
-        assert_error(export_check(path, dtype, &config, &err), "--export ");                                           \
+        assert_error(export_check(path, type, &config, NULL, &err), "--export ");                                      \
         assert_message(message);                                                                                       \
     } while (0)
 
 TEST(what_cannot_be_is_said_before_anything_is_trained_and_what_can_leaves_nothing_behind) {
-    assert_ok(export_check(tmp_file("model"), DTYPE_FP16, &config, &err));
-    assert_ok(export_check(tmp_file("model.bin"), DTYPE_BF16, &config, &err));
-    assert_ok(export_check(tmp_file("a/b/model"), DTYPE_FP16, &config, &err)); // parents are made by the export
+    assert_ok(export_check(tmp_file("model"), EXPORT_FP16, &config, NULL, &err));
+    assert_ok(export_check(tmp_file("model.bin"), EXPORT_BF16, &config, NULL, &err));
+    assert_ok(export_check(tmp_file("model.gguf"), EXPORT_Q8_0, &config, NULL, &err));
+    assert_ok(export_check(tmp_file("a/b/model"), EXPORT_FP16, &config, NULL, &err)); // parents are made by the export
     assert_int_equal(entries_of(tmp.path), 0);
     write_bytes(tmp_file("file"), "text", 4);
     write_bytes(tmp_file("shard.bin"), "not a model", 11);
@@ -263,28 +267,38 @@ TEST(what_cannot_be_is_said_before_anything_is_trained_and_what_can_leaves_nothi
     assert_ok(directory_make(tmp_file("tokenizer"), &err));
     write_bytes(tmp_file("tokenizer/tokenizer.json"), "{}", 2);
     assert_ok(directory_make(tmp_file("directory.bin"), &err));
+    assert_ok(directory_make(tmp_file("directory.gguf"), &err));
+    write_bytes(tmp_file("shard.gguf"), "not a model", 11);
     assert_int_equal(symlink("nowhere", tmp_file("link")), 0);
-    REFUSED("", DTYPE_FP32, "the path is empty");
-    REFUSED(tmp_file("m.bin"), DTYPE_FP16, "llm.c has no models in fp16; export PATH:fp32 or PATH:bf16");
+    REFUSED("", EXPORT_FP32, "the path is empty");
+    REFUSED(tmp_file("m.bin"), EXPORT_FP16, "llm.c has no models in fp16; export PATH:fp32 or PATH:bf16");
     config.d_ff = 72;
-    REFUSED(tmp_file("m.bin"), DTYPE_FP32, "llm.c's models have no field for d_ff = 72 and always 4 C = 320");
+    REFUSED(tmp_file("m.bin"), EXPORT_FP32, "llm.c's models have no field for d_ff = 72 and always 4 C = 320");
     config.d_ff = 0;
-    REFUSED(tmp_file("file"), DTYPE_FP32, "this is a file; a Hugging Face model is a directory");
-    REFUSED(tmp_file("file/model"), DTYPE_FP32, "file: cannot make the directory: Not a directory");
-    REFUSED(tmp_file("file/model.bin"), DTYPE_FP32, "file: cannot make the directory: Not a directory");
-    REFUSED(tmp_file("shard.bin"), DTYPE_FP32, "the file there is not an llm.c model");
-    REFUSED(tmp_file("directory.bin"), DTYPE_FP32, "this is a directory, but a name that ends in .bin means");
-    REFUSED(tmp_file("photos"), DTYPE_FP32, "the directory has cat.png, which is not part of an exported model");
-    REFUSED(tmp_file("tokenizer"), DTYPE_FP32, "neither empty nor an exported model");
-    REFUSED(tmp_file("m.safetensors"), DTYPE_FP32, "name the directory for model.safetensors");
-    REFUSED(tmp_file("link"), DTYPE_FP32, "a dangling symbolic link");
-    REFUSED("/proc/model", DTYPE_FP32, "is not writable");
-    REFUSED("/proc/model.bin", DTYPE_FP32, "is not writable");
-    REFUSED("/proc", DTYPE_FP32, "this is a mount point");
-    REFUSED("/", DTYPE_FP32, "this is a mount point");
+    REFUSED(tmp_file("m.bin"), EXPORT_Q8_0, "only GGUF models hold q8_0; name a file that ends in .gguf");
+    REFUSED(tmp_file("model"), EXPORT_Q8_0, "only GGUF models hold q8_0");
+    REFUSED(tmp_file("shard.gguf"), EXPORT_FP32, "the file there is not a GGUF model");
+    REFUSED(tmp_file("directory.gguf"), EXPORT_FP32, "this is a directory, but a name that ends in .gguf means");
+    config.NKV = 2;
+    REFUSED(tmp_file("m.bin"), EXPORT_FP32, "llm.c's models are GPT-2's blocks, which these are not");
+    REFUSED(tmp_file("m.gguf"), EXPORT_FP32, "llama.cpp has no such blocks; name a directory");
+    config.NKV = 0;
+    REFUSED(tmp_file("file"), EXPORT_FP32, "this is a file; a Hugging Face model is a directory");
+    REFUSED(tmp_file("file/model"), EXPORT_FP32, "file: cannot make the directory: Not a directory");
+    REFUSED(tmp_file("file/model.bin"), EXPORT_FP32, "file: cannot make the directory: Not a directory");
+    REFUSED(tmp_file("shard.bin"), EXPORT_FP32, "the file there is not an llm.c model");
+    REFUSED(tmp_file("directory.bin"), EXPORT_FP32, "this is a directory, but a name that ends in .bin means");
+    REFUSED(tmp_file("photos"), EXPORT_FP32, "the directory has cat.png, which is not part of an exported model");
+    REFUSED(tmp_file("tokenizer"), EXPORT_FP32, "neither empty nor an exported model");
+    REFUSED(tmp_file("m.safetensors"), EXPORT_FP32, "name the directory for model.safetensors");
+    REFUSED(tmp_file("link"), EXPORT_FP32, "a dangling symbolic link");
+    REFUSED("/proc/model", EXPORT_FP32, "is not writable");
+    REFUSED("/proc/model.bin", EXPORT_FP32, "is not writable");
+    REFUSED("/proc", EXPORT_FP32, "this is a mount point");
+    REFUSED("/", EXPORT_FP32, "this is a mount point");
     char name[300];
     memset(name, 'n', 299), name[299] = '\0';
-    REFUSED(tmp_file(name), DTYPE_FP32, "File name too long");
+    REFUSED(tmp_file(name), EXPORT_FP32, "File name too long");
 }
 
 TEST(an_earlier_export_is_replaced_as_a_whole) {
@@ -293,9 +307,9 @@ TEST(an_earlier_export_is_replaced_as_a_whole) {
     for (int round = 0; round < 2; round++) { // with a tokenizer, then without one
         fill_model(m, round ? DTYPE_BF16 : DTYPE_FP16);
         Tokenizer *t = round ? NULL : tokenizer_bytes(&err);
-        assert_ok(export_check(slashes, DTYPE_FP32, &config, &err));
-        assert_ok(export_model(slashes, m, DTYPE_FP32, -1, t, &err));
-        assert_ok(export_check(bin, DTYPE_FP32, &config, &err));
+        assert_ok(export_check(slashes, EXPORT_FP32, &config, NULL, &err));
+        assert_ok(export_model(slashes, m, EXPORT_FP32, -1, t, &err));
+        assert_ok(export_check(bin, EXPORT_FP32, &config, NULL, &err));
         export_to(bin, m, DTYPE_FP32);
         assert_int_equal(entries_of(tmp_file("model")), round ? 2 : 4);
         assert_int_equal(entries_of(tmp.path), 2);
@@ -310,7 +324,7 @@ TEST(an_earlier_export_is_replaced_as_a_whole) {
 TEST(a_checkpoint_is_never_replaced) {
     Model *m = make_model(DTYPE_FP32, true);
     assert_ok(checkpoint_save(tmp.path, m, &first_step, &err));
-    assert_error(export_model(tmp_file("step_00000001"), m, DTYPE_FP32, -1, NULL, &err),
+    assert_error(export_model(tmp_file("step_00000001"), m, EXPORT_FP32, -1, NULL, &err),
                  "which is not part of an exported model");
 }
 
@@ -322,7 +336,7 @@ TEST(what_a_killed_export_left_is_no_obstacle) {
     assert_int_equal(entries_of(tmp.path), 1);
     assert_ok(directory_make(tmp_file(".tmp-model"), &err));
     write_text(tmp_file(".tmp-model/model.safetensors"), "mine");
-    assert_error(export_model(tmp_file("model"), m, DTYPE_FP32, -1, NULL, &err), ".tmp-model: File exists");
+    assert_error(export_model(tmp_file("model"), m, EXPORT_FP32, -1, NULL, &err), ".tmp-model: File exists");
 }
 
 // RLIMIT_FSIZE makes writes fail at some byte as a full disk does.
@@ -332,15 +346,18 @@ TEST(an_export_that_fails_leaves_nothing_and_keeps_the_one_before) {
     export_to(tmp_file("model"), m, DTYPE_FP32);
     export_to(tmp_file("model.bin"), m, DTYPE_FP32);
     export_to(tmp_file("twin.bin"), m, DTYPE_FP32);
+    export_to(tmp_file("model.gguf"), m, DTYPE_FP32);
+    export_to(tmp_file("twin.gguf"), m, DTYPE_FP32);
     const rlim_t limits[] = {100, 300000};
-    const char *const targets[] = {"model", "model.bin", "new", "new.bin"};
-    for (int i = 0; i < 8; i++) {
-        limit_file_size(limits[i / 4]);
-        const bool ok = export_model(tmp_file(targets[i % 4]), m, DTYPE_FP32, -1, NULL, &err);
+    const char *const targets[] = {"model", "model.bin", "model.gguf", "new", "new.bin", "new.gguf"};
+    for (int i = 0; i < 12; i++) {
+        limit_file_size(limits[i / 6]);
+        const bool ok = export_model(tmp_file(targets[i % 6]), m, EXPORT_FP32, -1, NULL, &err);
         limit_file_size(RLIM_INFINITY);
         assert_false(ok);
         assert_message("cannot write: File too large");
-        assert_int_equal(entries_of(tmp.path), 3);
+        assert_int_equal(entries_of(tmp.path), 5);
         assert_same_files(tmp_file("model.bin"), tmp_file("twin.bin"));
+        assert_same_files(tmp_file("model.gguf"), tmp_file("twin.gguf"));
     }
 }

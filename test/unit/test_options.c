@@ -441,7 +441,7 @@ TEST(options_that_are_no_more_are_left_out_at_a_resume) {
     Options o = parsed("-o runs/a -y");
     Error err;
     const char *then = "{\"batch-size\":8,\"fp8-scaling\":\"delayed\",\"hellaswag\":1,\"choice-examples\":5,"
-                       "\"export-dtype\":\"bf16\",\"early-launch\":0}";
+                       "\"early-launch\":0}";
     assert_true(options_adopt_json(&o, then, &err));
     assert_int_equal(o.B, 8);
     assert_null(options_diff_json(&o, then));
