@@ -154,6 +154,8 @@ SPLITS = {
         r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"]),
 }
 PATTERNS = ["gpt2", "starcoder", *SPLITS]
+# Of Unicode 17: Digits of tokenizers 0.23 knows them already, its expressions do not.
+NEWEST_NUMBERS = {chr(c) for c in (*range(0x11DE0, 0x11DEA), *range(0x16FF4, 0x16FF7))}
 
 
 def pre_tokenizer(pattern):
