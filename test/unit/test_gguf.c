@@ -4,6 +4,8 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/model/model_state.h"
 #include "llmc/store/gguf.h"
+#include "llmc/text/tokenizer_json.h"
+#include "llmc/text/tokenizer_open.h"
 #include "test/unit/device_fixture.h"
 #include "test/unit/store_fixture.h"
 #include "test/unit/tiny_model.h"
@@ -245,6 +247,51 @@ TEST(the_tokenizer_is_in_it_and_rows_without_a_token_are_filled) {
     for (int i = 0; i < 260; i++) assert_int_equal(number(4), i < 256 ? 1 : i == 256 ? 3 : 5);
 }
 
+static void assert_string(const char *value) {
+    char text[64];
+    string(text, sizeof text);
+    assert_string_equal(text, value);
+}
+
+TEST(merges_added_tokens_and_the_beginning_of_a_text_are_in_it) {
+    Model *m = numbered("L=2,C=64,NH=4,V=260,T=24");
+    Tokenizer *bytes = tokenizer_bytes(&err);
+    size_t n;
+    AUTO_FREE char *json = tokenizer_to_json(bytes, &n, &err);
+    tokenizer_free(bytes);
+    write_text(tmp_file("tokenizer.json"), json);
+    replace_in_file(tmp_file("tokenizer.json"), "\"merges\": [", "\"merges\": [\"t h\"");
+    replace_in_file(tmp_file("tokenizer.json"), "\"vocab\": {", "\"vocab\": {\"th\": 257,");
+    replace_in_file(tmp_file("tokenizer.json"), "\"added_tokens\": [",
+                    "\"added_tokens\": [{\"id\": 258, \"content\": \"user\", \"special\": false}, "
+                    "{\"id\": 259, \"content\": \"<begin>\", \"special\": true},");
+    Tokenizer *t = tokenizer_open(tmp_file("tokenizer.json"), &err);
+    assert_ok(t);
+    t->begin = 259;
+    assert_ok(gguf_write(tmp_file("m.gguf"), m, GGUF_F32, BYTE_EOT, t, &err));
+    read_gguf(tmp_file("m.gguf"));
+    assert_u32("tokenizer.ggml.bos_token_id", 259);
+    assert_u32("tokenizer.ggml.eos_token_id", BYTE_EOT);
+    assert_true(find_key("tokenizer.ggml.add_bos_token", BOOL) && number(1) == 1);
+    assert_true(find_key("tokenizer.ggml.merges", ARRAY) && number(4) == STRING && number(8) == 1);
+    assert_string("t h");
+    assert_true(find_key("tokenizer.ggml.tokens", ARRAY) && number(4) == STRING && number(8) == 260);
+    static const char *const last[] = {"<|endoftext|>", "th", "user", "<begin>"};
+    static const int types[] = {3, 1, 4, 3};
+    for (int i = 0; i < 260; i++) i < 256 ? skip_value(STRING) : assert_string(last[i - 256]);
+    assert_true(find_key("tokenizer.ggml.token_type", ARRAY) && number(4) == I32 && number(8) == 260);
+    for (int i = 0; i < 260; i++) assert_int_equal(number(4), i < 256 ? 1 : types[i - 256]);
+    const ModelConfig *config = &model_options(m)->config;
+    t->whole_pieces = true; // llama.cpp has that for Llama 3's pattern
+    assert_error(gguf_check(config, t, &err), "llama.cpp would split texts into other tokens than byte-level BPE of ");
+    assert_false(gguf_write(tmp_file("m.gguf"), m, GGUF_F32, BYTE_EOT, t, &err));
+    t->pattern = PATTERN_LLAMA3;
+    assert_ok(gguf_check(config, t, &err));
+    t->pattern = PATTERN_O200K;
+    assert_error(gguf_check(config, t, &err), "llama.cpp would split texts into other tokens");
+    tokenizer_free(t);
+}
+
 // ------------------------------------------------------------------------------------------------------------- tensors
 
 TEST(tensors_have_their_names_shapes_and_values_in_every_type) {
@@ -347,4 +394,9 @@ TEST(blocks_that_llama_cpp_does_not_have_are_refused) {
         assert_ok(model_config_parse(&config, blocks[i], &err));
         assert_error(gguf_check(&config, NULL, &err), "llama.cpp has no such blocks");
     }
+    ModelConfig config;
+    assert_ok(model_config_parse(&config, "llama:L=2,C=64,NH=4,bias=3", &err));
+    assert_ok(gguf_check(&config, NULL, &err));
+    assert_false(gguf_write("/proc/m.gguf", numbered("L=2,C=64,NH=4,V=130,T=24"), GGUF_F32, -1, NULL, &err));
+    assert_message("/proc/m.gguf: cannot create");
 }
