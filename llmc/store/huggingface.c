@@ -375,6 +375,7 @@ static char *tokenizer_config_json(const HuggingFaceModel *m) {
 }
 
 bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFacts facts[HF_FILES], Error *err) {
+    const int64_t begin = m->tokenizer ? tokenizer_begin(m->tokenizer) : m->eot;
     bool ok = true;
     for (int file = 0; ok && file < HF_FILES; file++) {
         facts[file] = (FileFacts){.bytes = -1};
@@ -383,7 +384,8 @@ bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFac
         char *path = path_join(directory, huggingface_files[file].name), *text = NULL;
         size_t bytes = 0;
         if (file == HF_WEIGHTS) ok = write_weights(path, m, &facts[file], err);
-        if (file == HF_CONFIG) text = huggingface_config_json(&model_options(m->model)->config, m->dtype, m->eot);
+        if (file == HF_CONFIG)
+            text = huggingface_config_json(&model_options(m->model)->config, m->dtype, begin, m->eot);
         if (file == HF_TOKENIZER_CONFIG) text = tokenizer_config_json(m);
         if (text) bytes = strlen(text);
         if (file == HF_TOKENIZER) {

@@ -290,47 +290,44 @@ bool huggingface_parse_config(const cJSON *root, ModelConfig *config, Error *err
 
 // ------------------------------------------------------------------------------------------------------------- writing
 
-static char *gpt2_config_json(const ModelConfig *config, const char *dtype, int64_t eot) {
-    char token[32] = "null", inner[32] = "null", *text = NULL;
+static char *gpt2_config_json(const ModelConfig *config, const char *dtype, const char *begin, const char *end) {
+    char inner[32] = "null", *text = NULL;
     if (config->d_ff) snprintf(inner, sizeof inner, "%lld", (long long)config->d_ff);
-    if (eot >= 0) snprintf(token, sizeof token, "%lld", (long long)eot);
-    int length =
-        asprintf(&text,
-                 "{\n"
-                 "  \"architectures\": [\"GPT2LMHeadModel\"],\n"
-                 "  \"model_type\": \"gpt2\",\n"
-                 "  \"activation_function\": \"gelu_new\",\n"
-                 "  \"n_positions\": %lld,\n"
-                 "  \"n_ctx\": %lld,\n"
-                 "  \"vocab_size\": %lld,\n"
-                 "  \"n_layer\": %lld,\n"
-                 "  \"n_head\": %lld,\n"
-                 "  \"n_embd\": %lld,\n"
-                 "  \"n_inner\": %s,\n"
-                 "  \"layer_norm_epsilon\": 1e-05,\n"
-                 "  \"initializer_range\": 0.02,\n"
-                 "  \"attn_pdrop\": 0.0,\n"
-                 "  \"embd_pdrop\": 0.0,\n"
-                 "  \"resid_pdrop\": 0.0,\n"
-                 "  \"tie_word_embeddings\": true,\n"
-                 "  \"bos_token_id\": %s,\n"
-                 "  \"eos_token_id\": %s,\n"
-                 "  \"torch_dtype\": \"%s\"\n"
-                 "}\n",
-                 (long long)config->max_T, (long long)config->max_T, (long long)config->V, (long long)config->L,
-                 (long long)config->NH, (long long)config->C, inner, token, token, dtype);
+    int length = asprintf(&text,
+                          "{\n"
+                          "  \"architectures\": [\"GPT2LMHeadModel\"],\n"
+                          "  \"model_type\": \"gpt2\",\n"
+                          "  \"activation_function\": \"gelu_new\",\n"
+                          "  \"n_positions\": %lld,\n"
+                          "  \"n_ctx\": %lld,\n"
+                          "  \"vocab_size\": %lld,\n"
+                          "  \"n_layer\": %lld,\n"
+                          "  \"n_head\": %lld,\n"
+                          "  \"n_embd\": %lld,\n"
+                          "  \"n_inner\": %s,\n"
+                          "  \"layer_norm_epsilon\": 1e-05,\n"
+                          "  \"initializer_range\": 0.02,\n"
+                          "  \"attn_pdrop\": 0.0,\n"
+                          "  \"embd_pdrop\": 0.0,\n"
+                          "  \"resid_pdrop\": 0.0,\n"
+                          "  \"tie_word_embeddings\": true,\n"
+                          "  \"bos_token_id\": %s,\n"
+                          "  \"eos_token_id\": %s,\n"
+                          "  \"torch_dtype\": \"%s\"\n"
+                          "}\n",
+                          (long long)config->max_T, (long long)config->max_T, (long long)config->V,
+                          (long long)config->L, (long long)config->NH, (long long)config->C, inner, begin, end, dtype);
     REQUIRE_MEMORY(length >= 0, "the files of a model");
     return text;
 }
 
-static char *class_config_json(const ModelConfig *config, const char *dtype, int64_t eot) {
+static char *class_config_json(const ModelConfig *config, const char *dtype, const char *begin, const char *end) {
     const char *class = model_class(config), *name = class ? model_family(config) : model_types[NUM_TYPES - 1];
     const int type = type_of(name);
-    char token[32] = "null", own[128] = "", *text = NULL;
+    char own[128] = "", *text = NULL;
     const char *flags[NUM_BIAS_FIELDS];
     for (int i = 0; i < NUM_BIAS_FIELDS; i++)
         flags[i] = bias_fields[i].types & type && !(config->no_bias & bias_fields[i].biases) ? "true" : "false";
-    if (eot >= 0) snprintf(token, sizeof token, "%lld", (long long)eot);
     if (!class)
         snprintf(own, sizeof own, "  \"norm\": \"%s\",\n  \"qk_norm\": %s,\n  \"%s\": %s,\n", norm_names[config->norm],
                  config->qk_norm ? "true" : "false", bias_fields[3].key, flags[3]);
@@ -372,13 +369,16 @@ static char *class_config_json(const ModelConfig *config, const char *dtype, int
                  (long long)model_kv_heads(config), (long long)model_head_size(config), (long long)config->max_T,
                  (long long)config->V, base, base, eps_keys[config->norm], (double)model_eps(config),
                  bias_fields[0].key, flags[0], bias_fields[1].key, flags[1], bias_fields[2].key, flags[2],
-                 config->untied ? "false" : "true", token, token, dtype);
+                 config->untied ? "false" : "true", begin, end, dtype);
     REQUIRE_MEMORY(length >= 0, "the files of a model");
     return text;
 }
 
-char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t eot) {
+char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t begin, int64_t eot) {
     static const char *const torch_dtypes[DTYPE_COUNT] = {
         [DTYPE_FP32] = "float32", [DTYPE_BF16] = "bfloat16", [DTYPE_FP16] = "float16"};
-    return (model_is_gpt2(config) ? gpt2_config_json : class_config_json)(config, torch_dtypes[dtype], eot);
+    char first[32] = "null", last[32] = "null";
+    if (begin >= 0) snprintf(first, sizeof first, "%lld", (long long)begin);
+    if (eot >= 0) snprintf(last, sizeof last, "%lld", (long long)eot);
+    return (model_is_gpt2(config) ? gpt2_config_json : class_config_json)(config, torch_dtypes[dtype], first, last);
 }

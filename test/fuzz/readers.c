@@ -377,7 +377,7 @@ static bool config_reads(const FuzzInput *in) {
     REQUIRE(ok || fuzz_is_line(&err), "a message that is not one line of UTF-8");
     if (!ok) return false;
     REQUIRE(model_config_check(&c, &err), "accepted: %s", err.text);
-    char *text = huggingface_config_json(&c, DTYPE_BF16, -1);
+    char *text = huggingface_config_json(&c, DTYPE_BF16, -1, -1);
     root = json_parse(text, strlen(text), &err);
     REQUIRE(root && huggingface_parse_config(root, &again, &err), "accepted, but not when written again: %s", err.text);
     REQUIRE(strcmp(model_config_descriptor(&c, a), model_config_descriptor(&again, b)) == 0 && c.d_ff == again.d_ff &&

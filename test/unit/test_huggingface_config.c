@@ -120,9 +120,11 @@ TEST(configurations_of_others_are_read) {
         assert_string_equal(model_class(&c), cases[i].class);
         assert_int_equal(model_size(&c, DIM_FF), cases[i].d_ff);
         assert_float_equal(model_eps(&c), (float)cases[i].eps, 1e-12f);
-        AUTO_FREE char *written = huggingface_config_json(&c, DTYPE_BF16, -1); // and we write the same
+        AUTO_FREE char *written = huggingface_config_json(&c, DTYPE_BF16, 7, 9); // and we write the same
         cJSON *root = json_parse(written, strlen(written), &err);
         assert_true(root && huggingface_parse_config(root, &again, &err));
+        assert_int_equal(cJSON_GetObjectItem(root, "bos_token_id")->valueint, 7);
+        assert_int_equal(cJSON_GetObjectItem(root, "eos_token_id")->valueint, 9);
         cJSON_Delete(root);
         assert_memory_equal(&again, &c, sizeof c);
     }

@@ -134,7 +134,7 @@ static void write_index(Variant v) {
 }
 
 static const char *write_huggingface(Variant v) {
-    AUTO_FREE char *text = huggingface_config_json(&config, v.dtype, -1);
+    AUTO_FREE char *text = huggingface_config_json(&config, v.dtype, -1, -1);
     write_text(tmp_file("config.json"), text);
     for (int shard = 0; shard < v.shards; shard++) write_shard(shard_path(shard, v.shards), v, shard);
     if (v.shards)
@@ -298,7 +298,7 @@ TEST(a_tensor_too_few_or_too_many_is_named) {
 
 // A directory of that shape whose weights take no room on the disk: a header, and a hole for the data.
 static void write_hole(const ModelConfig *shape) {
-    AUTO_FREE char *text = huggingface_config_json(shape, DTYPE_FP32, 50256);
+    AUTO_FREE char *text = huggingface_config_json(shape, DTYPE_FP32, 50256, 50256);
     write_text(tmp_file("config.json"), text);
     AUTO_FREE Parameter *table = parameter_table(shape);
     FILE *f = fopen(tmp_file("model.safetensors"), "w");
@@ -442,7 +442,7 @@ TEST(tensors_of_another_type_are_refused_by_name_and_type) {
 
 // The config.json of the model with one piece of text replaced.
 static void edit_config(const char *from, const char *to) {
-    AUTO_FREE char *text = huggingface_config_json(&config, DTYPE_FP32, 0);
+    AUTO_FREE char *text = huggingface_config_json(&config, DTYPE_FP32, 0, 0);
     write_text(tmp_file("config.json"), text);
     replace_in_file(tmp_file("config.json"), from, to);
 }
