@@ -322,7 +322,7 @@ test: ## install what is missing, build, test: some of everything, under 8 minut
 
 # Then the rest: what `make test` leaves out, all op tests with all vector code of this machine, the CUDA trainer for every
 # generation of GPUs, all of the simulator's tests with the PTX of each, also as other GPUs and under the sanitizers.
-test-all: ## make test, and then slow runs, all vector code, all GPUs, sanitizers, thread and memory checkers: under an hour
+test-all: ## make test, and then slow runs, all vector code, all GPUs, sanitizers, thread and memory checkers: more than an hour on 2 cores
 	@$(MAKE) -s test || grep -qs passed $(TALLY) # a test that failed keeps none from running
 	$(call phase,install,scripts/install_deps.sh build test test-all compilers)
 	@$(MAKE) -s test-rest
@@ -340,7 +340,7 @@ test-rest: # make looks for clang anew: it may have come just now
 		$(if $(NVCC),--check "dev/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
 		$(if $(and $(NVCC),$(filter 90,$(SIM_ARCHS))),--check "dev/oldest_ptxas.py $(SIM_KERNELS)/llmc/cuda/*.compute_90.ptx $(if $(filter 75,$(SIM_ARCHS)),$(SIM_KERNELS)/llmc/cuda/*.compute_75.ptx)") \
 		$(if $(shell command -v $(FUZZ_CC)),--check "make -s fuzz SECONDS=2") \
-		$(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN) $(SIM_ASAN_BIN) $(SIM_HARDWARE_ALL) $(SIM_PLAIN_RUN) $(SIM_OTHER_GPUS) $(SLOW_TESTS) \
+		$(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_RUN) $(SIM_ASAN_BIN) $(SIM_HARDWARE_ALL) $(SIM_PLAIN_RUN) $(SIM_OTHER_GPUS) $(SLOW_TESTS) \
 		$(filter-out $(QUICK_OTHER_CODES),$(call OTHER_CODES,$(OP_TESTS) $(GOLDEN_TEST))) # what takes long comes first
 
 SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_plan_fit ops/test_random_shapes)
@@ -363,7 +363,7 @@ test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernel
 	@TRAINER=build/sanitize/train_gpt2 SIM_TRAINER=build/sanitize-sim/train_gpt2sim \
 		TEST_FILTER='*' dev/run_tests.py \
 		--jobs $(shell nproc) --pytest test/e2e --mark sanitize \
-		$(TEST_BIN:$(BUILD)/%=build/sanitize/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
+		$(TEST_BIN:$(BUILD)/%=build/sanitize/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_RUN)
 
 # Every reader, SECONDS=60 each, with libFuzzer; with another compiler the test program, which needs no clang.
 .PHONY: fuzz coverage

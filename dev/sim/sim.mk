@@ -194,24 +194,28 @@ SIM_PROTECTED = $(foreach t,$1,$(if $(filter $2,$t),SIM_PROTECT=1@)$t)
 SIM_QUICK_RUN = $(call SIM_PROTECTED,$(SIM_QUICK_BIN),build/$(MODE)-sim-$(QUICK_ARCH)/test/golden/%)
 SIM_PLAIN_RUN = $(call SIM_PROTECTED,$(SIM_TEST_BIN),$(SIM_BUILD)/test/golden/% $(SIM_BUILD)/test/ops/%)
 # Tests under a setting of the simulator, SETTING=VALUE@PROGRAM. Those of instructions and of every kernel as other GPUs;
-# what a plain run simulates is an sm_90.
-SIM_AS        = $(foreach a,$1,$(patsubst %,SIM_CC=$a@$(SIM_BUILD)/test/%,$(SIM_SHORT) sim/test_ptx_forms))
+# what a plain run simulates is an sm_90. $(call SIM_AS,GPUs,TEST_FILTER@ or nothing)
+SIM_AS        = $(foreach a,$1,$(patsubst %,SIM_CC=$a@$2$(SIM_BUILD)/test/%,$(SIM_SHORT)) SIM_CC=$a@$(SIM_BUILD)/test/sim/test_ptx_forms)
 SIM_OTHER_GPUS := $(if $(NVCC),$(call SIM_AS,75))
 # With numbers as inexact as hardware may give them: in `make test` kernels that rest on approximate instructions and on
-# sums of products; in `make test-all` everything, and the tensor cores of all GPUs.
+# sums of products; in `make test-all` every kernel, and the tensor cores of all GPUs in their usual dtype.
 SIM_HARDWARE := $(if $(NVCC),$(patsubst %,SIM_NUMERICS=hardware@build/$(MODE)-sim-$(QUICK_ARCH)/test/%,ops/test_attention \
 	ops/test_head_loss ops/test_small golden/test_golden))
-SIM_HARDWARE_ALL := $(patsubst %,SIM_NUMERICS=hardware@%,$(filter $(SIM_BUILD)/test/ops/% $(SIM_BUILD)/test/golden/% \
-	%/test_gemm_plan %/test_ptx_forms,$(SIM_TEST_BIN)) $(if $(NVCC),$(call SIM_AS,75 80 120)))
+SIM_HARDWARE_ALL := $(patsubst %,SIM_NUMERICS=hardware@%,$(filter-out %/test_offload %/test_threads %/test_generation %/test_recompute,$(filter \
+	$(SIM_BUILD)/test/ops/% $(SIM_BUILD)/test/golden/% %/test_gemm_plan %/test_ptx_forms,$(SIM_TEST_BIN))) \
+	$(if $(NVCC),$(call SIM_AS,75,TEST_FILTER=*_fp16@) $(call SIM_AS,80 120,TEST_FILTER=*_bf16@)))
 SIM_CLANG    := $(if $(NVCC),$(shell command -v clang++))
 SIM_ASAN_BIN := $(if $(NVCC),$(SIM_SHORT:%=build/sanitize-sim/test/%))
 SIM_LONG_ASAN_BIN := $(SIM_TEST_BIN:$(SIM_BUILD)/%=build/sanitize-sim/%)
 # Also what several streams do. An OpenMP that is not instrumented looks like a race where it has several threads.
 SIM_TSAN_BIN  := $(if $(NVCC),$(addprefix build/tsan-sim/test/,$(SIM_SHORT) ops/test_offload sim/test_nccl))
-# test_blocks takes two minutes a dtype there, of the same kernels.
-SIM_TSAN_RUN  := $(foreach t,$(SIM_TSAN_BIN),OMP_NUM_THREADS=1@$(if $(filter %/test_blocks,$t),TEST_FILTER=*_bf16@)$t)
+# Threads and what is not written hardly depend on the dtype: `make test-all` checks one, `make test-sanitize` all.
+SIM_CHECKED   := *_bf16
+test-sanitize: SIM_CHECKED := *
+SIM_TSAN_RUN   = $(foreach t,$(SIM_TSAN_BIN),OMP_NUM_THREADS=1@$(if $(filter $(SIM_SHORT:%=build/tsan-sim/test/%),$t),TEST_FILTER=$(SIM_CHECKED)@)$t)
 SIM_TSAN_STEP := $(if $(NVCC),OMP_NUM_THREADS=1@TEST_FILTER=a_step_makes_no_synchronising_call@build/tsan-sim/test/sim/test_step)
 SIM_MSAN_BIN := $(if $(SIM_CLANG),$(SIM_SHORT:%=build/msan-sim/test/%))
+SIM_MSAN_RUN  = $(SIM_MSAN_BIN:%=TEST_FILTER=$(SIM_CHECKED)@%)
 SIM_FAULTS   := $(if $(NVCC),$(foreach m,release sanitize tsan $(if $(SIM_CLANG),msan),build/$m-sim/test/sim/faults))
 
 .PHONY: sim-test-programs sim-quick-programs sim-sanitize-programs sim-faults sim-bench
