@@ -49,7 +49,7 @@ static char *read_remembered(const char *path, Error *err) {
         free(text);
         return NULL;
     }
-    strcpy(text + bytes - JSON_SEAL_BYTES, "}");
+    memcpy(text + bytes - JSON_SEAL_BYTES, "}", 2);
     return text;
 }
 
@@ -114,7 +114,7 @@ bool run_setup_save_options(const RunSetup *s, Error *err) {
     const size_t body = strlen(json) - 1; // without the brace
     char *sealed = malloc(body + JSON_SEAL_BYTES + 1);
     REQUIRE_MEMORY(sealed, "the options");
-    memcpy(sealed, json, body);
+    memcpy(sealed, json, body); // NOLINT(bugprone-not-null-terminated-result): the seal ends it
     json_make_seal(sealed + body, sealed, body);
     const bool ok = own_file_write(path, OPTIONS_MARK, sealed, body + JSON_SEAL_BYTES, err);
     free(sealed);

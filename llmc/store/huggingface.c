@@ -48,7 +48,7 @@ static bool read_config(const char *directory, ModelConfig *config, int64_t *eot
     if (root) ok = huggingface_parse_config(root, config, err) || error_prefix(err, "%s", path);
     const cJSON *token = NULL; // the end-of-text token, or the first of several
     if (!root || !ok || !json_find(root, "eos_token_id", &token, NULL)) token = NULL;
-    if (cJSON_IsArray(token)) token = token->child;
+    if (token && cJSON_IsArray(token)) token = token->child;
     if (!json_int_value(token, 0, config->V - 1, eot)) *eot = -1;
     cJSON_Delete(root);
     free(path);

@@ -369,11 +369,13 @@ static bool add_merge(Tokenizer *t, int32_t left, int32_t right, Error *err) {
 static bool merge_candidate(Trainer *t, const Candidate *c, Error *err) {
     const int32_t a = (int32_t)(c->pair >> 32), b = (int32_t)c->pair, merged = t->tokenizer->count;
     if (!add_merge(t->tokenizer, a, b, err)) return false;
-    const uint32_t *words = c->num_words == 1 ? &c->word : c->words; // NOLINT(clang-analyzer-unix.Malloc): likewise
+    // NOLINTBEGIN(clang-analyzer-unix.Malloc): likewise
+    const uint32_t *words = c->num_words == 1 ? &c->word : c->words;
     for (uint32_t i = 0; i < c->num_words; i++) {
         if (i + PREFETCH < c->num_words) __builtin_prefetch(t->words + words[i + PREFETCH]);
         merge_in_word(t, words[i], (uint32_t)a, (uint32_t)b, (uint32_t)merged);
     }
+    // NOLINTEND(clang-analyzer-unix.Malloc)
     if (!reserve_pairs(&t->pairs, t->left.num_touched + t->right.num_touched)) t->failed = true;
     if (!t->failed) {
         add_won(t, &t->left, true, (uint32_t)merged);

@@ -215,6 +215,7 @@ bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
         const char *spelled = t->bytes + k->offset, last = spelled[k->length - 1];
         // <s>, [PAD]: a vocab.json does not mark them as special.
         const bool is_special = (*spelled == '<' && last == '>') || (*spelled == '[' && last == ']');
+        // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): all count + 1 are set above
         const bool made = rank[i] < UINT32_MAX;
         if (rank[i] < below) below = rank[i];
         if (made || !k->ordinary || k->added || k->length == 1 || is_special) continue;

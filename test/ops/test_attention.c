@@ -37,8 +37,8 @@ OP_TEST(attention_backward_matches) {
 // of several blocks of keys and no multiple of anything; more heads of k and v than threads; head
 // sizes of 64 and 128, and of one that no tensor core takes.
 static const HeadsShape grouped[] = {
-    {1, 1, 16, 2, 1},   {2, 7, 24, 4, 2},    {1, 65, 40, 8, 1},  {2, 130, 96, 6, 2},
-    {1, 200, 64, 4, 2}, {2, 129, 256, 4, 2}, {3, 33, 60, 12, 4}, {1, 70, 256, 2, 1}, {1, 257, 256, 4, 2},
+    {1, 1, 16, 2, 1},    {2, 7, 24, 4, 2},   {1, 65, 40, 8, 1},  {2, 130, 96, 6, 2},  {1, 200, 64, 4, 2},
+    {2, 129, 256, 4, 2}, {3, 33, 60, 12, 4}, {1, 70, 256, 2, 1}, {1, 257, 256, 4, 2},
 };
 enum { NUM_GROUPED = sizeof grouped / sizeof *grouped };
 

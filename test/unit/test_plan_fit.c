@@ -279,7 +279,7 @@ static bool fits_with(ModelOptions model, int changes, double room) {
     if (changes & GRADIENTS) model.gradients_in_dtype = true;
     if (changes & OFFLOAD) model.offload = true;
     return plan_fit(&model, (changes & FEWER_B) != 0, changes & RECOMPUTE ? "auto" : "0", room,
-                       changes & FEWER_B ? model.B - 1 : 0, &unused);
+                    changes & FEWER_B ? model.B - 1 : 0, &unused);
 }
 
 static int bits(int n) { return __builtin_popcount((unsigned)n); }

@@ -188,7 +188,7 @@ TEST(gelu_is_alone_where_the_matmul_before_it_does_not_run_again) {
     const struct {
         const char *text;
         bool alone;
-    } cases[] = {{"0", false},   {"1", true},       {"2", true},        {"3", false},   {"fc", false},
+    } cases[] = {{"0", false},   {"1", true},     {"2", true},      {"3", false},   {"fc", false},
                  {"qkv", false}, {"3x4,1", true}, {"3x4,0", false}, {"1/12", true}, {"fc+layernorm", false}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const Recompute r = parsed(cases[i].text, L);
