@@ -212,7 +212,6 @@ static bool sample(Run *run, Error *err) {
     const bool streamed = run->setup.options.max_steps == 0 && run->setup.options.samples == 1;
     GenerateOptions options = run_setup_generate(&run->setup);
     Generated drawn;
-    options.stop_at_eot = run->setup.options.max_steps == 0;
     if (comm_rank() > 0) return true;
     if (streamed) {
         options.sink = runlog_stream;
@@ -315,7 +314,6 @@ static bool finish(Run *run, Error *err) {
     if (o->interactive) {
         GenerateOptions options = run_setup_generate(&run->setup);
         options.samples = 1;
-        options.stop_at_eot = true;
         if (!generate_interactive(run->model, &options, err)) return false;
     }
     const bool done = trains && *o->output && step >= run->setup.total_steps;

@@ -177,10 +177,11 @@ int optimizer_muon_stack(int64_t rows, int64_t cols, DType compute) {
 // Matrices of this shape in the model.
 static int64_t count_matrices(const Parameter *parameters, int count, int64_t rows, int64_t cols) {
     int64_t found = 0;
-    for (int i = 0; i < count; i++)
-        for (int k = 0; optimizer_rule(OPTIMIZER_MUON, &parameters[i]) == RULE_DIRECTION && k < parameters[i].num_parts;
-             k++)
-            found += parameters[i].parts[k] == rows && parameters[i].cols == cols;
+    for (int i = 0; i < count; i++) {
+        const Parameter *p = &parameters[i];
+        if (p->cols != cols || optimizer_rule(OPTIMIZER_MUON, p) != RULE_DIRECTION) continue;
+        for (int k = 0; k < p->num_parts; k++) found += p->parts[k] == rows;
+    }
     return found;
 }
 

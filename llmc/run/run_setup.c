@@ -527,6 +527,7 @@ GenerateOptions run_setup_generate(const RunSetup *s) {
         .prompt = o->prompt,
         .samples = o->samples,
         .tokens = o->sample_tokens,
+        .stop_at_eot = o->max_steps == 0 || o->interactive,
         .model_eot = s->state.eot,
         .sampler = {.temperature = o->temperature,
                     .top_k = o->top_k,

@@ -156,8 +156,10 @@ static bool check_existing_directory(const ExportTarget *t, const struct stat *s
     return check_entries(t, err);
 }
 
-static bool check_export_target(const ExportTarget *t, Error *err) {
+static bool check_export_target(const ExportTarget *t, ExportType type, const ModelConfig *config,
+                                const Tokenizer *tokenizer, Error *err) {
     struct stat st;
+    if (!check_export_kind(t->kind, type, config, tokenizer, err)) return false;
     if (*t->path == '\0') return error_set(err, "the path is empty");
     if (ends_in(t->path, ".safetensors"))
         return error_set(err, "name the directory for model.safetensors and config.json, not a file");
@@ -172,8 +174,7 @@ bool export_check(const char *path, ExportType type, const ModelConfig *config, 
                   Error *err) {
     ExportTarget t = target_of(path);
     const size_t existing = directory_existing(t.parent);
-    const bool ok = (check_export_kind(t.kind, type, config, tokenizer, err) && check_export_target(&t, err)) ||
-                    error_prefix(err, "--export %s", path);
+    const bool ok = check_export_target(&t, type, config, tokenizer, err) || error_prefix(err, "--export %s", path);
     directory_unmake(t.parent, existing);
     target_free(&t);
     return ok;
@@ -204,15 +205,12 @@ bool export_model(const char *path, const Model *model, ExportType type, int64_t
                   Error *err) {
     const HuggingFaceModel m = {.model = model, .dtype = export_types[type].dtype, .eot = eot, .tokenizer = tokenizer};
     ExportTarget t = target_of(path);
-    bool ok = (check_export_kind(t.kind, type, &model_options(model)->config, tokenizer, err) &&
-               check_export_target(&t, err)) ||
-              error_prefix(err, "--export %s", path);
-    if (ok && t.kind == TARGET_LLMC)
-        ok = llmc_bin_write(t.path, model, m.dtype, err) || error_prefix(err, "--export");
-    else if (ok && t.kind == TARGET_GGUF)
-        ok = gguf_write(t.path, model, export_types[type].gguf, eot, tokenizer, err) || error_prefix(err, "--export");
-    else if (ok)
-        ok = write_directory(&t, &m, err) || error_prefix(err, "--export");
+    bool written = false;
+    const bool ok = check_export_target(&t, type, &model_options(model)->config, tokenizer, err) ||
+                    error_prefix(err, "--export %s", path);
+    if (ok && t.kind == TARGET_LLMC) written = llmc_bin_write(t.path, model, m.dtype, err);
+    if (ok && t.kind == TARGET_GGUF) written = gguf_write(t.path, model, export_types[type].gguf, eot, tokenizer, err);
+    if (ok && t.kind == TARGET_DIRECTORY) written = write_directory(&t, &m, err);
     target_free(&t);
-    return ok;
+    return written || (ok && error_prefix(err, "--export"));
 }

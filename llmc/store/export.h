@@ -1,6 +1,5 @@
 // Exporting a model: an llm.c .bin (path ends in ".bin"; version 3 for fp32, 5 for bf16), llama.cpp's GGUF (path ends
-// in
-// ".gguf"), or else a Hugging Face directory (model.safetensors, config.json, tokenizer files). It is written
+// in ".gguf"), or else a Hugging Face directory (model.safetensors, config.json, tokenizer files). It is written
 // completely or not at all. fp32 keeps every bit; bf16 and fp16 round to nearest even, and keep every bit of weights
 // that were read from a file of that type.
 #pragma once

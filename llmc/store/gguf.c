@@ -134,7 +134,7 @@ static void put_array(GgufHeader *h, const char *key, uint32_t type, int64_t cou
 }
 
 static void put_config(GgufHeader *h, const ModelConfig *c, GgufType type) {
-    enum { FILE_BF16 = 32, FILE_Q8_0 = 7 };
+    static const int64_t file_types[] = {[GGUF_F32] = 0, [GGUF_F16] = 1, [GGUF_Q8_0] = 7, [GGUF_BF16] = 32};
     char name[MODEL_DESCRIPTOR];
     const int64_t HS = model_head_size(c);
     const struct {
@@ -153,7 +153,7 @@ static void put_config(GgufHeader *h, const ModelConfig *c, GgufType type) {
     put_text_key(h, "general.type", "model");
     put_text_key(h, "general.name", model_config_descriptor(c, name));
     put_text_key(h, "general.description", GGUF_MARK);
-    put_u32(h, "general.file_type", type == GGUF_BF16 ? FILE_BF16 : type == GGUF_Q8_0 ? FILE_Q8_0 : (int64_t)type);
+    put_u32(h, "general.file_type", file_types[type]);
     put_u32(h, "general.quantization_version", 2);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) put_u32(h, sizes[i].key, sizes[i].value);
     put_f32(h, c->norm == NORM_RMS ? ".attention.layer_norm_rms_epsilon" : ".attention.layer_norm_epsilon",

@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// --------------------------------------------------------------------------------------------- the fields of each
-// class
+// -------------------------------------------------------------------------------------------- the fields of each class
 
 // The "model_type"s, a bit each in the tables below. The last is for blocks that no class of transformers has; its
 // config.json describes the block.

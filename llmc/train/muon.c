@@ -20,7 +20,7 @@ struct Muon {
     // have a smaller one
     UpdateTensor *matrices;
     UpdateList list;    // of the matrices
-    DeviceGraph *graph; // the recording of the products: thousands of small launches
+    DeviceGraph *graph; // the recording of the products: hundreds of launches
 };
 
 // By shape, else as they are in the model.
