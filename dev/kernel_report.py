@@ -3,7 +3,7 @@
 
     dev/kernel_report.py build/nvcc-90/llmc/cuda/*.ptxas          (make kernel-report)
     dev/kernel_report.py --ran build/kernels FILE.ptxas ...       (a part of make test)
-    dev/kernel_report.py --elements [--write doc/gpu.md] build/nvcc-90/llmc/cuda/*.o
+    dev/kernel_report.py --elements [--write dev/bench/README.md] build/nvcc-90/llmc/cuda/*.o
 
 One line a kernel, one column an architecture: registers a thread; then "+N spill" bytes stored to local memory because
 the registers did not suffice, or "+N local" bytes of arrays kept there. Spills cost memory traffic in the inner

@@ -153,7 +153,7 @@ def said(plan, predicted):
     rates = "; ".join(f"{p.name}: {p.tokens_per_second()[0] / 1e3:.0f}K tokens/s ({p.tokens_per_second()[1] / 1e3:.0f}K to "
                       f"{p.tokens_per_second()[2] / 1e3:.0f}K)" for p in predicted)
     return (f"{plan['model']['parameters'] / 1e6:.1f}M parameters, B={run['batch_size']}, T={run['T']}, {predicted[0].device['dtype']}, "
-            f"predicted, not measured. {rates}.")
+            f"predicted, not measured.\n{rates}.")
 
 
 def page(plan, predicted):
