@@ -8,7 +8,7 @@ from runs import ROOT, call
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "doc").glob("*.md"))]
 COLUMNS = 100
-DONE = ("README.md", "options.md", "numerics.md", "slurm_and_colab.md", "gpu.md")
+DONE = ("README.md", "options.md", "numerics.md", "slurm_and_colab.md", "gpu.md", "memory.md")
 TABLE = re.compile("<!-- made by dev/options_page.py -->\n(.*)\n<!-- end -->", re.DOTALL)
 
 
