@@ -8,7 +8,8 @@ from runs import ROOT, call
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "doc").glob("*.md"))]
 COLUMNS = 100
-DONE = ("README.md", "options.md", "numerics.md", "slurm_and_colab.md", "gpu.md", "memory.md")
+DONE = ("README.md", "options.md", "numerics.md", "slurm_and_colab.md", "gpu.md", "memory.md", "reliability.md", "models.md",
+        "several_gpus.md", "tokenizer.md")
 TABLE = re.compile("<!-- made by dev/options_page.py -->\n(.*)\n<!-- end -->", re.DOTALL)
 
 
