@@ -10,7 +10,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "doc").glob("*.md"))]
 COLUMNS = 100
 DONE = ("README.md", "options.md", "numerics.md", "slurm_and_colab.md", "gpu.md", "memory.md", "reliability.md", "models.md",
         "several_gpus.md", "tokenizer.md", "watching_a_run.md", "generation_and_evaluation.md",
-        "file_formats.md", "first_run.md", "faq.md", "how_a_step_works.md", "comparison.md")
+        "file_formats.md", "first_run.md", "faq.md", "how_a_step_works.md", "comparison.md", "architecture.md")
 TABLE = re.compile("<!-- made by dev/options_page.py -->\n(.*)\n<!-- end -->", re.DOTALL)
 
 
