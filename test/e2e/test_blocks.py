@@ -145,7 +145,7 @@ def relative_error(got, want):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", *FAMILIES])
 def test_thirty_steps_in_fp32_are_those_of_pytorch(family, data, tmp_path):
-    """At the limits of doc/numerics.md for ten steps against fp64. The gradient of k's bias is small among its terms: 10
+    """At the limits of test/reference/README.md for ten steps against fp64. The gradient of k's bias is small among its terms: 10
     times."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers", minversion="5")
     model = ["-e", f"L=2,C=64,NH=4,T={T}" if family == "gpt2" else f"{family}:{SHAPE}"]
