@@ -4,7 +4,7 @@ ops and the rates that it assumes (llmc/plan/plan_predict.c, --plan json); and, 
 
     dev/bench/predict.py [-e d12] [-b 64] [-t 1024] [--gpu "H200,A100 40GB"] [--trainer ./train_gpt2]
     dev/bench/predict.py ... --measured FILE    FILE: the profile.json of --profile, or the output of bench_ops
-    dev/bench/predict.py --write | --check      the table of doc/gpu.md: write it, or fail if it is stale
+    dev/bench/predict.py --write | --check      the table of dev/bench/README.md: write it, or fail if it is stale
 
 Nothing here was measured with this code.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import gpu_tools as tools
 
-DOC = tools.ROOT / "doc" / "gpu.md"
+DOC = tools.ROOT / "dev" / "bench" / "README.md"
 BEGIN, END = "<!-- made by dev/bench/predict.py -->", "<!-- end -->"
 
 GPUS = ("H200", "A100 40GB")  # of the page; the first counts

@@ -56,7 +56,7 @@ def test_a_stale_table_is_noticed(tmp_path, monkeypatch, capsys):
     page = tmp_path / "gpu.md"
     monkeypatch.setattr(predict, "DOC", page)
     monkeypatch.setattr(sys, "argv", ["predict.py", "--check"])
-    text = predict.tools.ROOT.joinpath("doc/gpu.md").read_text()
+    text = predict.tools.ROOT.joinpath("dev/bench/README.md").read_text()
     for wrong in (text.replace("| `attention_backward` | 12 |", "| `attention_backward` | 13 |"), "no table"):
         page.write_text(wrong)
         assert wrong != text and predict.main() == 1
