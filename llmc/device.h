@@ -43,7 +43,7 @@ typedef struct {
     int units;                      // threads or SMs in use
     size_t memory_total;            // bytes of device memory
     size_t memory_free;             // bytes free when device_init returned
-    bool memory_spills;             // a full GPU takes host memory without a word, and becomes slow (Windows)
+    bool memory_spills;             // a full GPU takes host memory without an error, and becomes slow (Windows)
     size_t cache_bytes;             // of the caches before device memory; 0 = not known
     double peak_flops[DTYPE_COUNT]; // datasheet FLOP/s by dtype, derived from units x clock x FLOP/clock; 0 = not known
     double peak_bandwidth;          // datasheet bytes/s of device memory; 0 = not known
@@ -66,9 +66,9 @@ bool device_init(const DeviceOptions *options, Error *err);
 void device_shutdown(void);
 const DeviceFacts *device_facts(void);
 
-// What the bits of this process depend on besides its options. A GPU: the choices made by timing or restored,
-// algorithms and epilogues of matmuls and the implementation of attention, one line each. The CPU: one line, its vector
-// code, its library and its number of threads. malloced.
+// The conditions on which the bits of this process depend besides its options. A GPU: the choices made by timing or
+// restored, algorithms and epilogues of matmuls and the implementation of attention, one line each. The CPU: one line,
+// its vector code, its library and its number of threads. malloced.
 char *device_tuning(void);
 // Restores earlier choices without timing; call before the first op. False: they were made for another device, driver
 // or library and are ignored: bits may differ. "" is unknown, and true.
@@ -94,7 +94,7 @@ size_t device_memory_free(void);
 // The peak of device bytes used by this process so far. CPU: resident set high-water mark since device_init. GPU: bytes
 // allocated by this process.
 size_t device_memory_peak(void);
-// Back to a peak of before: what was allocated and freed since then does not count.
+// Returns to an earlier peak: memory allocated and freed since then does not count.
 void device_memory_peak_restore(size_t peak);
 
 // Host memory the device can copy from without staging (pinned on a GPU). Aligned to 64 bytes.
@@ -149,7 +149,7 @@ enum { DEVICE_COMM_ID_BYTES = 128 };
 // Process 0 makes the id under which all of them meet; the others get it from process 0. False: no engine here; the
 // message says what to install.
 bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err);
-// After device_init, on all processes. Returns when all have joined, or with an error after so many seconds.
+// After device_init, on all processes. Returns when all have joined, or with an error after this number of seconds.
 // device_shutdown leaves.
 bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, double seconds, Error *err);
 // "NCCL 2.28.9" or "Open MPI 4.1.4"; "" before device_comm_start.

@@ -1,5 +1,5 @@
-// A small file of what was chosen by measurement, which algorithm of cuBLASLt, which attention, so that the next start
-// need not measure again. Knows nothing about CUDA: callers put into the key whatever the choice depends on.
+// A small file of the choices made by measurement (algorithms of cuBLASLt, attention), so that the next start need not
+// measure again. Knows nothing about CUDA: callers put into the key whatever the choice depends on.
 //
 // The file is $PRETRAIN_CACHE ("off": none), else pretrain.cu/tuning in $XDG_CACHE_HOME or ~/.cache. It holds lines
 // "key TAB value in hexadecimal"; lines that are damaged or too long are skipped, and logged once. It is read at the

@@ -24,7 +24,7 @@ bool directory_commit(const char *from, const char *to, const char *key, Error *
 // rename(2), or where that is EXDEV, for a directory in the lower layer of an overlay without redirect_dir (Docker's
 // default), directory_merge(from, to, key, true). False: why is in errno.
 bool directory_move(const char *from, const char *to, const char *key);
-// Moves what is in `from` into `to`, one name after the other, each over one of the same name. The file `key` is moved
-// before all others, or after them, and durably so: after a kill it tells which of the two directories is complete.
-// NULL: no order. False: why is in errno.
+// Moves the entries of `from` into `to`, one after the other, each over an entry of the same name. The file `key` is
+// moved before all others, or after them, and durably so: after a kill it tells which of the two directories is
+// complete. NULL: no order. False: why is in errno.
 bool directory_merge(const char *from, const char *to, const char *key, bool key_first);

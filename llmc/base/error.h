@@ -1,4 +1,4 @@
-// How a program of this project reports what went wrong: errors and exit codes.
+// Errors and exit codes of the programs of this project.
 //
 // Outside causes (files, options, memory) are reported: a function returns false and fills an Error, and only main
 // decides to end. Broken contracts (a wrong shape passed to an op) are bugs: REQUIRE stops the program at once and

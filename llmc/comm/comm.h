@@ -28,7 +28,7 @@ int comm_rank(void);       // 0 .. comm_size() - 1
 int comm_size(void);       // 1: alone
 int comm_local_rank(void); // among the processes of this machine
 int comm_local_size(void); // of them
-// Cores for this process: those that it may use, divided by the processes that may use the same. 0: all of them.
+// CPU cores for this process: its affinity mask divided by the local processes that share it. 0: all of them.
 int comm_cores(void);
 int comm_hosts(void);            // machines
 const char *comm_host(int rank); // the name of its machine; not alone

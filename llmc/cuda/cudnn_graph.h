@@ -42,7 +42,7 @@ typedef enum {
     CUDNN_DSUM,
     CUDNN_DQ_SUMS,
     CUDNN_SCALE,          // 1 / sqrt(HS)
-    CUDNN_MINUS_INFINITY, // what the mask puts above the diagonal
+    CUDNN_MINUS_INFINITY, // the mask's value above the diagonal
     CUDNN_ONE,
     CUDNN_NUM_TENSORS,
 } CudnnTensor;

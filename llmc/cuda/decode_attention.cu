@@ -1,8 +1,8 @@
 // The cache of keys and values, and attention of one new token to it. Any floating dtype, any head size.
 //
 // A decoded token reads the whole cache once and does next to nothing with it. One sequence of 12 heads would keep 12
-// blocks of a GPU busy, so each head's keys are cut into chunks of 64, a block each, which leave maximum, sum and
-// weighted values of their chunk behind:
+// blocks of a GPU busy, so each head's keys are cut into chunks of 64, a block each, which writes the maximum, sum and
+// weighted values of its chunk:
 //
 //        keys of a head   | chunk 0 | chunk 1 | chunk 2 |..           length is known to the device alone:
 //                              |         |         |                  the grid has the chunks of maxT, and what
@@ -10,15 +10,15 @@
 //                               \        |        /
 //                         the block that finishes last adds them, in the order of the chunks
 //
-// Which block that is does not show: the bits depend on the head's keys alone. Its ticket is one integer a head, back
-// at 0 when the head is done.
+// The bits do not depend on which block that is, only on the head's keys. Its ticket is one integer a head, back at 0
+// when the head is done.
 #include "llmc/cuda/intrinsics.cuh"
 
 #include <math.h>
 
 // 64 keys of 64 16-bit columns are 16 KB of keys and values, of which a thread has 8 x 16 bytes, all under way at once:
-// four such blocks cover what a multiprocessor of an H200 must have under way (25 KB) twice over. T = 1024 and 12 heads
-// make 192 blocks. More keys a block would leave multiprocessors idle, fewer would write more of what is between.
+// four such blocks are twice the 25 KB that a multiprocessor of an H200 must have under way. T = 1024 and 12 heads make
+// 192 blocks. More keys a block would leave multiprocessors idle, fewer would write more intermediate results.
 enum { KEYS = DECODE_KEYS, DECODE_THREADS = 128 };
 
 typedef struct {
@@ -30,7 +30,7 @@ typedef struct {
 enum { TICKETS = 4096 };
 static __device__ unsigned tickets[TICKETS];
 
-// What a chunk leaves behind: HS sums of p v, the maximum of its scores times scale_log2e, the sum of p.
+// The result of a chunk: HS sums of p v, the maximum of its scores times scale_log2e, the sum of p.
 static __device__ int part_floats(int HS) { return HS + DECODE_EXTRA_FLOATS; }
 
 // ------------------------------------------------------------------------------------------------------------- storing

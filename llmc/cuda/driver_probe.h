@@ -1,4 +1,4 @@
-// What the driver does of what this backend would like: see driver_probe.cu.
+// The driver's support of features that this backend would use, see driver_probe.cu.
 #pragma once
 #include "llmc/cuda/backend.h"
 

@@ -27,7 +27,7 @@ struct Turing {
 // Whether Arch matches the architecture being compiled; other kernels compile to a trap.
 template <class Arch> static constexpr bool flash_compiled = Arch::AMPERE == (HAS_AMPERE != 0);
 
-// -------------------------------------------------------------------------------------------------- who does what
+// ------------------------------------------------------------------------------------------------ the division of work
 
 // Blocks of one head read the same keys and values, so they should run at the same time, while these are in L2. The
 // heaviest blocks should run first, so that no multiprocessor ends with one. So heads are scheduled in groups of about

@@ -86,10 +86,10 @@ static __global__ void __launch_bounds__(LARGEST_THREADS)
 
 // A block has 128 rows of 64 columns: 16 KB of 16-bit elements in 1024 loads of 16 bytes, 8 a thread, all in flight.
 // Rows of the tile are whole lines of 128 bytes in `in`, rows of its transpose in `transposed`; in q they are two
-// sectors. Four words, 16 codes, are what is stored at a time.
+// sectors. A store has four words, 16 codes.
 enum { ROWS = 128, COLS = 64, THREADS = 128, CODES = 16, ROW_WORDS = COLS / 4 };
 
-// Where the word with the codes 4 word .. 4 word + 3 of a row of the tile stands in shared memory. The pieces of 16
+// The place in shared memory of the word with the codes 4 word .. 4 word + 3 of a row of the tile. The pieces of 16
 // bytes are permuted by bits 5 and 6 of the row. A row is half of the 32 banks, an even one the lower, an odd one the
 // upper half, and none of the accesses meets a conflict:
 //   what a thread has quantised, 4 or 8 bytes: 16 threads write two rows, or 32 do

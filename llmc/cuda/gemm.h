@@ -24,11 +24,11 @@ typedef struct {
     const char *op;                // for messages
     bool transpose_a, transpose_b; // A is (k,m) in memory instead of (m,k), B is (n,k) instead of (k,n)
     int64_t m, n, k;
-    int64_t stack;         // so many products, operands one behind the other; 0: one
+    int64_t stack;         // number of products, operands one after the other; 0: one
     DType in_a, in_b, out; // of A, B and D; A and B differ in fp8 only
     GemmEpilogue epilogue;
     const void *a, *b;
-    const void *c;                  // what is added, of D's type and shape: NULL: nothing; d: D +=
+    const void *c;                  // the addend, of D's type and shape; NULL: none; d: D +=
     const float *scale_a, *scale_b; // fp8, on the device: factors of A and B, read when the product runs
     bool fast_sums;                 // fp8: sums may stay in the tensor cores' registers, see fp8_matmul
     bool timed;                     // of a training step: worth a contest of the candidates
@@ -53,10 +53,10 @@ typedef struct {
 GemmCounts gemm_counts(void);
 
 // The reference for the check of an algorithm, for GEMM_SLICE x GEMM_SLICE elements of D, evenly spread from the first
-// to the last row and column: what they should be, by fp32 sums, and what they are; the same of aux where the epilogue
-// writes it, else zeros; and the root of the sum of the squares of an element's products, by which a sum that cancels
-// is to be judged. Of a stack the first product. values: on the device; launched on the compute stream. g does not
-// accumulate in place.
+// to the last row and column: their expected values, by fp32 sums, and their actual values; the same of aux if the
+// epilogue writes it, else zeros; and the root of the sum of the squares of an element's products, the scale for the
+// error of a sum that cancels. Of a stack the first product. values: on the device; launched on the compute stream. g
+// does not accumulate in place.
 enum { GEMM_SLICE = 8 };
 typedef struct {
     float expected, got, expected_aux, got_aux, spread;

@@ -183,7 +183,7 @@ void backend_micro_step_count(Tensor control, int64_t count) {
     LAUNCH(micro_step_kernel, 1, 1, 0, cuda_compute_stream())((StepControl *)control.data, (uint32_t)count);
 }
 
-// -------------------------------------------------------------------------------------------------- beside the library
+// -------------------------------------------------------------------------------------------- additions to the library
 // Neither kernel runs in a usual step: cuBLASLt adds biases in its epilogue, and sums are compared only when an
 // algorithm was chosen.
 

@@ -13,13 +13,12 @@ extern "C" {
 
 enum { CHOICE_MAX_WAYS = 8 };
 
-// Returns which of the ways in [0, count) to do the work is used: the fastest whose results are right, or, if not
-// `timed`, the first such. -1: there is none. Waits for the GPU; overwrites the workspace.
-// run(context, way) launches on the compute stream; false: it cannot be done here. All are timed in turn, round after
-// round, so that a clock that rises or a neighbour that comes meets all of them; what takes 1.5 times the least in its
-// first run, or its second if the first was slow, is dropped. The smallest median counts, but what is not at least
-// 0.5 % faster, 2 % of less than 0.2 ms, does not take the place of a lower way: noise is no reason to choose.
-// is_right(context, way) is asked of the winner alone; if not, the contest is held again without it.
+// Returns the way in [0, count) to do the work: the fastest with right results, or, if not `timed`, the first of those.
+// -1: there is none. Waits for the GPU; overwrites the workspace. run(context, way) launches on the compute stream;
+// false: it cannot be done here. All are timed in turn, round after round, so that a change of the clock affects all of
+// them. A way that takes 1.5 times the minimum in its first run, or its second if the first was slow, is dropped. The
+// smallest median wins, but a way replaces a lower one only if it is 0.5 % faster, 2 % below 0.2 ms: noise is no reason
+// to choose. is_right(context, way) checks the winner alone; if it is wrong, the contest is repeated without it.
 int cuda_choose(int count, bool timed, bool (*run)(void *context, int way), bool (*is_right)(void *context, int way),
                 void *context);
 

@@ -64,7 +64,7 @@ bool options_given(const Options *options, const char *long_name);
 bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err);
 
 // All options but those of OPTION_OF_PROCESS as one JSON object, malloced; keys are the long names. The same bytes in
-// any working directory; for those who read it later, with_directory adds the directory in which the run was begun.
+// any working directory; for later readers, with_directory adds the directory in which the run began.
 char *options_to_json(const Options *options, bool with_directory);
 // Takes that directory from the JSON of an earlier start of the run, before its options are adopted.
 void options_adopt_directory(Options *options, const cJSON *then);

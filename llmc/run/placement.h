@@ -27,7 +27,7 @@ bool placement_bind(Placement *placement, const char *gpu, int threads, Error *e
 
 // ----------------------------------------------------------------------------------------- the choice
 
-// What the choice depends on besides the machine.
+// The inputs of the choice besides the machine.
 typedef struct {
     char host[64], gpu[32]; // gpu: "0000:3b:00.0", or "": it computes on the CPU
     int threads;
