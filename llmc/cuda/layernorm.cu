@@ -1,10 +1,10 @@
 // LayerNorm and RMSNorm, forward and backward: the same kernels, with IS_RMS without mean and bias.
 //
 // Every row is read from memory once and stays in registers until it is written: forward a warp holds rows of up to
-// 2048 columns, backward of up to 1024, and a block rows of up to 4096. Longer rows, and rows that are not a multiple
-// of 16 bytes, take a plain path that re-reads the row from the L1 cache. The gradients of weight and bias, and the
-// bias gradient of the linear layer before the residual addition, sum over all rows (row_sums.cuh). The number of
-// blocks depends on N and C alone, so the bits depend only on the shape.
+// 2048 columns, backward of up to 768 (fp32: 512), and a block rows of up to 4096. Longer rows, and rows that are not a
+// multiple of 16 bytes, take a plain path that re-reads the row from the L1 cache. The gradients of weight and bias,
+// and the bias gradient of the linear layer before the residual addition, sum over all rows (row_sums.cuh). The number
+// of blocks depends on N and C alone, so the bits depend only on the shape.
 #include "llmc/cuda/row_sums.cuh"
 
 // A lane holds up to 64 columns of a row: more would not leave registers for the loads in flight. A block that owns a
@@ -182,9 +182,9 @@ typedef struct {
 
 template <bool IS_RMS> constexpr int DIN_SUM = IS_RMS ? 1 : 2; // the place of the sum of din, the last one
 
-// Rows of up to 32 columns a lane (16 in fp32) belong to a warp, which needs no barrier. More sums would not leave
-// registers for the loads: a longer row belongs to a block, 16 columns a thread.
-enum { BACKWARD_LANE_COLS = 32, BACKWARD_LANE_COLS_FP32 = 16, BACKWARD_BLOCK_COLS = 16 };
+// Rows of up to 24 columns a lane (16 in fp32) belong to a warp, which needs no barrier. More sums would not leave
+// registers for the loads: a longer row belongs to a block, 8 columns a thread.
+enum { BACKWARD_LANE_COLS = 24, BACKWARD_LANE_COLS_FP32 = 16, BACKWARD_BLOCK_COLS = 8 };
 enum { BACKWARD_WARPS = 8, BACKWARD_ROW_THREADS = BLOCK_ROW_MAX / BACKWARD_BLOCK_COLS };
 
 // Rows are dealt to warps or blocks one after another, from the last to the first (block_from_last). The number of
@@ -207,8 +207,11 @@ static __device__ __forceinline__ float2 block_pair_sum(float2 (&slot)[BACKWARD_
     return total;
 }
 
-// A thread's share of a row: packs of in, dout and, where they are added to, din.
-template <class T, int PACKS> struct BackwardRow { Vector<T, PACK<T>> x[PACKS], dy[PACKS], residual[PACKS]; };
+// A thread's share of a row: packs of in, dout and, where they are added to, din; and the row's statistics.
+template <class T, int PACKS> struct BackwardRow {
+    Vector<T, PACK<T>> x[PACKS], dy[PACKS], residual[PACKS];
+    float mean, rstd;
+};
 
 // The partial sums of a block that owns whole rows: every column belongs to one thread.
 template <int SUMS, int PACKS, int W, class Column, class Inside>
@@ -245,17 +248,17 @@ static __device__ __forceinline__ void store_warp_sums(float *partial, const flo
 // din = or += rstd * (dnorm - mean_C(dnorm) - xhat * mean_C(dnorm * xhat)) for all rows, and the sums; IS_RMS: without
 // mean_C(dnorm), and xhat = in * rstd. A warp (or, IS_BLOCK_ROW, a block) owns every so many-th row, thread t of it the
 // packs t, t + threads, ... of each: at most LANE_COLS columns, only the last 8 of which may be outside the row. The
-// sums of its columns stay in registers from the first row to the last. While a row is computed, the next one is on its
-// way (not with 32 columns a lane, for want of registers): at C = 768 in 16 bits 9 x 16 bytes a lane, 37 KB a
-// multiprocessor at any moment. din is summed before it is rounded. Bytes: 3 (with add_residual 4) * N * C elements + 8
-// N; 4 * blocks * sums.count * C of partial sums, written and read.
+// sums of its columns stay in registers from the first row to the last. While a row is computed, the next ones are on
+// their way: a warp's next row, at C = 768 in 16 bits 9 x 16 bytes a lane, 37 KB a multiprocessor at any moment; of a
+// block's rows the next three (fp32: two), at C = 1280 in three blocks 69 KB. din is summed before it is rounded.
+// Bytes: 3 (with add_residual 4) * N * C elements + 8 N; 4 * blocks * sums.count * C of partial sums, written and read.
 template <class T, int LANE_COLS, bool IS_BLOCK_ROW, bool IS_RMS>
-static __global__ void __launch_bounds__(BACKWARD_WARPS *WARP, 1)
+static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BACKWARD_ROW_THREADS : BACKWARD_WARPS *WARP, 1)
     layernorm_backward_kernel(T *din, float *partials, RowSums sums, const T *dout, const T *in, const float *mean,
                               const float *rstd, const T *weight, int N, int C, float one_over_C, bool add_residual) {
     wait_for_the_grid_before();
     constexpr int W = PACK<T>, PACKS = LANE_COLS / W, ROW_WARPS = IS_BLOCK_ROW ? 1 : BACKWARD_WARPS;
-    constexpr bool AHEAD = LANE_COLS <= 24;
+    constexpr int BLOCK_AHEAD = sizeof(T) == 4 ? 2 : 3, AHEAD = IS_BLOCK_ROW ? BLOCK_AHEAD : 1;
     __shared__ float2 row_sums[2][BACKWARD_ROW_THREADS / WARP];
     __shared__ alignas(16) float of_warps[ROW_WARPS][IS_BLOCK_ROW ? 1 : LANE_COLS * WARP]; // stored as vectors
     const int threads = IS_BLOCK_ROW ? (int)blockDim.x : (int)WARP, lane = (int)threadIdx.x % threads;
@@ -271,24 +274,23 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS *WARP, 1)
             r.dy[i] = load_or_zero<T, W, true>(dout + at + column(i), there);
             r.residual[i] = load_or_zero<T, W, true>(din + at + column(i), there && add_residual);
         }
+        r.mean = IS_RMS || row < 0 ? 0.0f : mean[row];
+        r.rstd = row < 0 ? 0.0f : rstd[row];
         return r;
     };
     float of_columns[DIN_SUM<IS_RMS> + 1][PACKS][W] = {};
 
-    int row = N - 1 - ((int)blockIdx.x * ROW_WARPS + warp), buffer = 0;
-    BackwardRow<T, PACKS> next = load(row);
-    for (; row >= 0; row -= stride, buffer ^= 1) {
-        const BackwardRow<T, PACKS> r = next;
-        if (AHEAD) next = load(row - stride);
-        const float row_rstd = rstd[row], shift = IS_RMS ? 0.0f : -mean[row] * row_rstd; // xhat = in * rstd + shift
-        float2 sum = make_float2(0.0f, 0.0f);                                            // of dnorm, of dnorm * xhat
+    int buffer = 0;
+    const auto compute = [&](int row, const BackwardRow<T, PACKS> &r) {
+        const float shift = IS_RMS ? 0.0f : -r.mean * r.rstd; // xhat = in * rstd + shift
+        float2 sum = make_float2(0.0f, 0.0f);                 // of dnorm, of dnorm * xhat
         float a[W], d[W], w[W], dx[W];
         for (int i = 0; i < PACKS; i++) {
             to_floats(a, r.x[i]);
             to_floats(d, r.dy[i]);
             to_floats(w, load_or_zero<T, W>(weight + column(i), is_inside(i)));
             for (int k = 0; k < W; k++) {
-                const float d_xhat = d[k] * (a[k] * row_rstd + shift);
+                const float d_xhat = d[k] * (a[k] * r.rstd + shift);
                 if constexpr (!IS_RMS) sum.x += d[k] * w[k];
                 sum.y += d_xhat * w[k];
                 of_columns[0][i][k] += d_xhat;
@@ -299,9 +301,10 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS *WARP, 1)
             sum = block_pair_sum(row_sums[buffer], sum);
         else
             sum = make_float2(IS_RMS ? 0.0f : warp_sum(sum.x), warp_sum(sum.y));
+        buffer ^= 1;
         // rstd * (dnorm - mean(dnorm) - xhat * mean(dnorm xhat)) = dnorm * rstd + in * slope + offset
-        const float slope = -row_rstd * row_rstd * sum.y * one_over_C;
-        const float offset = IS_RMS ? 0.0f : -row_rstd * (sum.x + shift * sum.y) * one_over_C;
+        const float slope = -r.rstd * r.rstd * sum.y * one_over_C;
+        const float offset = IS_RMS ? 0.0f : -r.rstd * (sum.x + shift * sum.y) * one_over_C;
         for (int i = 0; i < PACKS; i++) {
             if (!is_inside(i)) continue;
             to_floats(a, r.x[i]);
@@ -309,12 +312,26 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS *WARP, 1)
             to_floats(w, load_vector<T, W>(weight + column(i)));
             to_floats(dx, r.residual[i]);
             for (int k = 0; k < W; k++) {
-                dx[k] += d[k] * w[k] * row_rstd + (a[k] * slope + offset);
+                dx[k] += d[k] * w[k] * r.rstd + (a[k] * slope + offset);
                 of_columns[DIN_SUM<IS_RMS>][i][k] += dx[k];
             }
             store_vector(din + (int64_t)row * C + column(i), from_floats<T>(dx));
         }
-        if (!AHEAD) next = load(row - stride);
+    };
+
+    int row = N - 1 - ((int)blockIdx.x * ROW_WARPS + warp);
+    BackwardRow<T, PACKS> next[AHEAD];
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) next[k] = load(row - k * stride);
+    while (row >= 0) {
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) { // without a loop: each row has registers of its own
+            if (row < 0) continue;
+            const BackwardRow<T, PACKS> r = next[k];
+            next[k] = load(row - AHEAD * stride);
+            compute(row, r);
+            row -= stride;
+        }
     }
 
     float *partial = partials + (int64_t)blockIdx.x * sums.count * C;
@@ -376,10 +393,7 @@ template <class T, bool IS_RMS> static void launch_backward_packs(const LayerNor
     if (lane_cols > MOST) return launch_backward<T, BACKWARD_BLOCK_COLS, true, IS_RMS>(a, partials);
     if (lane_cols <= 8) return launch_backward<T, 8, false, IS_RMS>(a, partials);
     if (lane_cols <= 16) return launch_backward<T, 16, false, IS_RMS>(a, partials);
-    if constexpr (MOST > 16) {
-        if (lane_cols <= 24) return launch_backward<T, 24, false, IS_RMS>(a, partials);
-        launch_backward<T, MOST, false, IS_RMS>(a, partials);
-    }
+    if constexpr (MOST > 16) launch_backward<T, MOST, false, IS_RMS>(a, partials);
 }
 
 template <class T, bool IS_RMS> static void launch_backward_plain(const LayerNormBackward *a, float *partials) {

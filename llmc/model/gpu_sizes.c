@@ -26,10 +26,13 @@ int64_t cuda_size_bias_gradient(int64_t N, int64_t OC) {
 
 // ----------------------------------------------------------------------------------------------- layernorm, embedding
 
-// A block of 8 warps for each of 128 multiprocessors, each warp with a row; from 1024 columns on three blocks that
-// have a row each.
+// For each of 128 multiprocessors a block of 8 warps, each with a row; above 768 columns blocks that have a row each,
+// as many as find registers: 8 columns a thread, 120 registers.
 int64_t cuda_layernorm_blocks(int64_t N, int64_t C) {
-    return min_i64(ceil_div(N, LAYERNORM_MIN_BLOCK_ROWS), C <= 1024 ? 128 : LAYERNORM_MAX_BLOCKS);
+    const int64_t of_rows = ceil_div(N, LAYERNORM_MIN_BLOCK_ROWS);
+    if (C <= 768) return min_i64(of_rows, 128);
+    if (C <= 1280) return min_i64(of_rows, LAYERNORM_MAX_BLOCKS);
+    return min_i64(of_rows, C <= 2048 ? 256 : 128);
 }
 
 int64_t cuda_size_layernorm(int64_t N, int64_t C) {
