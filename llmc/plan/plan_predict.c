@@ -1,6 +1,6 @@
 // See plan_predict.h. Calls, FLOP and bytes are those of a dry run of the step (dry_run.h); the rates, by kind of op,
 // are this file's. --plan prints the sum, --plan json all of it, and dev/bench/predict.py lays a measured profile
-// beside it. Nothing here was measured with this code.
+// beside it.
 #include "llmc/plan/plan_predict.h"
 
 #include "llmc/base/error.h"
@@ -32,13 +32,15 @@ static const char *const RATE_NAMES[RATE_COUNT] = {
 
 const char *rate_name(RateKind rate) { return RATE_NAMES[rate]; }
 
-// Heads are computed as 32, 64, 96 or 128 elements. The softmax of a score is assumed to cost as much as 32 elements of
-// its products, which is why longer heads reach higher rates. Relative to 64 elements, which the rates below are of.
-static double rate_of_heads(int64_t HS) { return (double)HS / (double)(round_up(HS, 32) + 32) * ((64.0 + 32) / 64); }
+// Heads are computed as 32, 64, 96 or 128 elements. The softmax of a score costs as much as 64 elements of its products
+// (cuDNN on an H100: 128 elements reach 1.33 times the rate of 64), so longer heads reach higher rates. Relative to 64
+// elements, which the rates below are of.
+static double rate_of_heads(int64_t HS) { return (double)HS / (double)(round_up(HS, 32) + 64) * ((64.0 + 64) / 64); }
 
-// Shares of the datasheet's peak (the first five) and bandwidth; a launch in seconds. From what others measured on
-// these chips (llm.c's steps, cuDNN, FlashAttention) and from instruction counts of our own kernels. Two names: the
-// same chip with another memory.
+// Shares of the datasheet's peak (the first five) and bandwidth; a launch in seconds. Hopper: fitted to the profiles of
+// 13 models on an H200 and an H100 (dev/bench/results), whose steps they give within 5%. Ampere: not measured, from
+// what others measured (llm.c's steps, cuDNN, FlashAttention) and from instruction counts of our kernels. Two names:
+// the same chip with another memory.
 static const struct {
     const char *gpu, *also;
     Estimate rates[RATE_COUNT];
@@ -46,18 +48,18 @@ static const struct {
     {"H200",
      "H100 SXM",
      {
-         [RATE_MATMUL] = {0.64, 0.59, 0.70}, // mean of the shapes below: at K = 768 much is prologue and epilogue
-         [RATE_ATTENTION_FORWARD] = {0.267, 0.19, 0.29},
-         [RATE_ATTENTION_BACKWARD] = {0.163, 0.133, 0.201}, // of 5 products; cuDNN's form that writes dS, or ours
+         [RATE_MATMUL] = {0.715, 0.67, 0.76}, // mean of the shapes below: at K = 768 much is prologue and epilogue
+         [RATE_ATTENTION_FORWARD] = {0.288, 0.26, 0.31},
+         [RATE_ATTENTION_BACKWARD] = {0.178, 0.155, 0.205}, // of 5 products; cuDNN's form that writes dS, or ours
          [RATE_OUR_ATTENTION_FORWARD] = {0.192, 0.17, 0.22},
-         [RATE_OUR_ATTENTION_BACKWARD] = {0.159, 0.132, 0.195},
-         [RATE_COPY] = {0.79, 0.74, 0.84},
-         [RATE_LAYERNORM_BACKWARD] = {0.74, 0.60, 0.81}, // 37 KB a multiprocessor on the way at any moment
-         [RATE_CROSS_ENTROPY] = {0.76, 0.66, 0.83},
-         [RATE_GELU] = {0.79, 0.37, 0.84}, // bytes of the pre-activation; worst: the kernel, which is then taken
-         [RATE_GELU_GRADIENT] = {0.51, 0.24, 0.88}, // bytes of its operand
-         [RATE_BIAS_GRADIENT] = {0.76, 0.71, 2.3},  // best: in the epilogue of the weight gradient
-         [RATE_LAUNCH] = {2.5e-6, 4.5e-6, 1.5e-6},
+         [RATE_OUR_ATTENTION_BACKWARD] = {0.163, 0.14, 0.19},
+         [RATE_COPY] = {0.86, 0.80, 0.90},
+         [RATE_LAYERNORM_BACKWARD] = {0.72, 0.62, 0.81}, // 37 KB a multiprocessor on the way at any moment
+         [RATE_CROSS_ENTROPY] = {0.86, 0.76, 0.90},
+         [RATE_GELU] = {0.79, 0.6, 0.9},           // bytes of the pre-activation
+         [RATE_GELU_GRADIENT] = {0.51, 0.4, 0.6},  // bytes of its operand
+         [RATE_BIAS_GRADIENT] = {0.86, 0.75, 2.3}, // best: in the epilogue of the weight gradient
+         [RATE_LAUNCH] = {2.1e-6, 3e-6, 1.5e-6},
      }},
     {"A100 40GB",
      "A100 80GB",

@@ -82,7 +82,7 @@ def test_a_part_is_limited_by_the_peak_or_the_bandwidth(plan):
     rows = {(row.op, row.tensor): row for row in predict.rows_of(plan["devices"][0])}
     (_, qkv), (_, fc) = (rows["matmul_backward_input", weight].parts[0] for weight in ("qkvw", "fcw"))
     flops = 3 * 2 * B * T * 64 * 192
-    assert 0.6 < flops / (qkv[0] * 1e-3) / 989.4e12 < 0.7  # of an H200's peak
+    assert 0.7 < flops / (qkv[0] * 1e-3) / 989.4e12 < 0.8  # of an H200's peak
     assert fc[0] / qkv[0] == pytest.approx(4 / 3 * 1.06 / 1.075)  # more FLOP, at a rate of its own
     fill = rows["tensor_fill", "sequence_losses"]
     assert 0.75 < fill.bytes / (fill.parts[0][1][0] * 1e-3) / 4.8e12 < 0.85
