@@ -21,8 +21,8 @@
 #   limit A100 80GB      80 GB  bf16    312 TFLOP/s  2039 GB/s  yes      225  >= 1.45 s  <= 360.3K  235.5K     >= 7h54m   15h48m
 #   limit RTX PRO 6000   96 GB  bf16  503.8 TFLOP/s  1792 GB/s  yes      274  >= 0.96 s  <= 546.1K  -          >= 5h12m   10h25m
 #   limit H100 PCIe      80 GB  bf16    756 TFLOP/s  2000 GB/s  yes      224  >= 0.67 s  <= 783.1K  -          >= 3h38m   7h16m
-#   limit H100 SXM       80 GB  bf16  989.4 TFLOP/s  3350 GB/s  yes      226  >= 0.492 s <= 1.065M  546.8K     >= 2h40m   5h20m
-#   limit H200          141 GB  bf16  989.4 TFLOP/s  4800 GB/s  yes      404  >= 0.471 s <= 1.112M  576.5K     >= 2h33m   5h07m
+#   limit H100 SXM       80 GB  bf16  989.4 TFLOP/s  3350 GB/s  yes      226  >= 0.492 s <= 1.065M  602.5K     >= 2h40m   5h20m
+#   limit H200          141 GB  bf16  989.4 TFLOP/s  4800 GB/s  yes      404  >= 0.471 s <= 1.112M  636.5K     >= 2h33m   5h07m
 #   limit B200          180 GB  bf16   2250 TFLOP/s  8000 GB/s  yes      512  >= 0.215 s <= 2.439M  -          >= 1h10m   2h20m
 # shellcheck disable=SC2034
 NAME=gpt2_124M CORPUS=fineweb-10B-gpt2 B=${B:-64}

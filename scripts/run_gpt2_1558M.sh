@@ -19,8 +19,8 @@
 #   limit A100 80GB      80 GB  bf16    312 TFLOP/s  2039 GB/s  yes       18  >= 34 s    <= 30.81K  20.73K     >= 12d14h  25d05h
 #   limit RTX PRO 6000   96 GB  bf16  503.8 TFLOP/s  1792 GB/s  yes       25  >= 21.6 s  <= 48.45K  -          >= 8d00h   16d00h
 #   limit H100 PCIe      80 GB  bf16    756 TFLOP/s  2000 GB/s  yes       18  >= 14.7 s  <= 71.29K  -          >= 5d10h   10d21h
-#   limit H100 SXM       80 GB  bf16  989.4 TFLOP/s  3350 GB/s  yes       18  >= 11.1 s  <= 94.87K  50.72K     >= 4d02h   8d04h
-#   limit H200          141 GB  bf16  989.4 TFLOP/s  4800 GB/s  yes       42  >= 10.9 s  <= 96.62K  52.30K     >= 4d00h   8d00h
+#   limit H100 SXM       80 GB  bf16  989.4 TFLOP/s  3350 GB/s  yes       18  >= 11.1 s  <= 94.87K  56.05K     >= 4d02h   8d04h
+#   limit H200          141 GB  bf16  989.4 TFLOP/s  4800 GB/s  yes       42  >= 10.9 s  <= 96.62K  57.91K     >= 4d00h   8d00h
 #   limit B200          180 GB  bf16   2250 TFLOP/s  8000 GB/s  yes       58  >= 4.85 s  <= 216.4K  -          >= 1d19h   3d14h
 # shellcheck disable=SC2034
 NAME=gpt2_1558M CORPUS=fineweb-edu-100B-gpt2 B=${B:-16}

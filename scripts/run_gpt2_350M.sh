@@ -19,8 +19,8 @@
 #   limit A100 80GB      80 GB  bf16    312 TFLOP/s  2039 GB/s  yes       83  >= 4.03 s  <= 130.0K  84.91K     >= 2d19h   5d14h
 #   limit RTX PRO 6000   96 GB  bf16  503.8 TFLOP/s  1792 GB/s  yes      102  >= 2.61 s  <= 201.1K  -          >= 1d19h   3d14h
 #   limit H100 PCIe      80 GB  bf16    756 TFLOP/s  2000 GB/s  yes       83  >= 1.79 s  <= 292.3K  -          >= 1d05h   2d11h
-#   limit H100 SXM       80 GB  bf16  989.4 TFLOP/s  3350 GB/s  yes       84  >= 1.33 s  <= 393.0K  201.0K     >= 22h13m  1d20h
-#   limit H200          141 GB  bf16  989.4 TFLOP/s  4800 GB/s  yes      153  >= 1.29 s  <= 404.9K  209.8K     >= 21h34m  1d19h
+#   limit H100 SXM       80 GB  bf16  989.4 TFLOP/s  3350 GB/s  yes       84  >= 1.33 s  <= 393.0K  221.5K     >= 22h13m  1d20h
+#   limit H200          141 GB  bf16  989.4 TFLOP/s  4800 GB/s  yes      153  >= 1.29 s  <= 404.9K  231.7K     >= 21h34m  1d19h
 #   limit B200          180 GB  bf16   2250 TFLOP/s  8000 GB/s  yes      208  >= 0.584 s <= 897.9K  -          >= 9h43m   19h27m
 # shellcheck disable=SC2034
 NAME=gpt2_350M CORPUS=fineweb-100B-gpt2 B=${B:-64}

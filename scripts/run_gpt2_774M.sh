@@ -19,8 +19,8 @@
 #   limit A100 80GB      80 GB  bf16    312 TFLOP/s  2039 GB/s  yes       40  >= 8.62 s  <= 60.85K  40.27K     >= 28d12h  57d01h
 #   limit RTX PRO 6000   96 GB  bf16  503.8 TFLOP/s  1792 GB/s  yes       50  >= 5.52 s  <= 94.99K  -          >= 18d06h  36d13h
 #   limit H100 PCIe      80 GB  bf16    756 TFLOP/s  2000 GB/s  yes       40  >= 3.77 s  <= 139.0K  -          >= 12d11h  24d23h
-#   limit H100 SXM       80 GB  bf16  989.4 TFLOP/s  3350 GB/s  yes       40  >= 2.82 s  <= 185.9K  96.91K     >= 9d08h   18d16h
-#   limit H200          141 GB  bf16  989.4 TFLOP/s  4800 GB/s  yes       78  >= 2.76 s  <= 190.3K  100.5K     >= 9d03h   18d06h
+#   limit H100 SXM       80 GB  bf16  989.4 TFLOP/s  3350 GB/s  yes       40  >= 2.82 s  <= 185.9K  106.9K     >= 9d08h   18d16h
+#   limit H200          141 GB  bf16  989.4 TFLOP/s  4800 GB/s  yes       78  >= 2.76 s  <= 190.3K  111.1K     >= 9d03h   18d06h
 #   limit B200          180 GB  bf16   2250 TFLOP/s  8000 GB/s  yes      106  >= 1.24 s  <= 424.2K  -          >= 4d02h   8d04h
 # shellcheck disable=SC2034
 NAME=gpt2_774M CORPUS=fineweb-100B-gpt2 B=${B:-32}
