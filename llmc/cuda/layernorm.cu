@@ -199,7 +199,7 @@ static __device__ __forceinline__ float2 block_pair_sum(float2 (&slot)[BACKWARD_
     v = make_float2(warp_sum(v.x), warp_sum(v.y));
     if (threadIdx.x % WARP == 0) slot[threadIdx.x / WARP] = v;
     __syncthreads();
-    for (int w = 0; w < BACKWARD_ROW_THREADS / WARP; w++) { // without a loop: all are read at once
+    for (int w = 0; w < BACKWARD_ROW_THREADS / WARP; w++) { // unrolled: all are read at once
         if (w >= warps) continue;
         total.x += slot[w].x;
         total.y += slot[w].y;
@@ -207,7 +207,7 @@ static __device__ __forceinline__ float2 block_pair_sum(float2 (&slot)[BACKWARD_
     return total;
 }
 
-// A thread's share of a row: packs of in, dout and, where they are added to, din; and the row's statistics.
+// A thread's share of a row: packs of in, dout and, with add_residual, din; and the row's statistics.
 template <class T, int PACKS> struct BackwardRow {
     Vector<T, PACK<T>> x[PACKS], dy[PACKS], residual[PACKS];
     float mean, rstd;
@@ -225,7 +225,8 @@ static __device__ __forceinline__ void store_block_sums(float *partial, const fl
     }
 }
 
-// Those of a block whose warps own rows: the sums of the warps, in order. of_warps is the block's.
+// The partial sums of a block whose warps own rows: adds those of the warps, in order. of_warps is the block's shared
+// memory.
 template <int SUMS, int PACKS, int W, int WARPS, int COLUMNS, class Column>
 static __device__ __forceinline__ void store_warp_sums(float *partial, const float (&of_columns)[SUMS][PACKS][W],
                                                        float (&of_warps)[WARPS][COLUMNS], int count, int C,
@@ -246,12 +247,13 @@ static __device__ __forceinline__ void store_warp_sums(float *partial, const flo
 }
 
 // din = or += rstd * (dnorm - mean_C(dnorm) - xhat * mean_C(dnorm * xhat)) for all rows, and the sums; IS_RMS: without
-// mean_C(dnorm), and xhat = in * rstd. A warp (or, IS_BLOCK_ROW, a block) owns every so many-th row, thread t of it the
-// packs t, t + threads, ... of each: at most LANE_COLS columns, only the last 8 of which may be outside the row. The
-// sums of its columns stay in registers from the first row to the last. While a row is computed, the next ones are on
-// their way: a warp's next row, at C = 768 in 16 bits 9 x 16 bytes a lane, 37 KB a multiprocessor at any moment; of a
-// block's rows the next three (fp32: two), at C = 1280 in three blocks 69 KB. din is summed before it is rounded.
-// Bytes: 3 (with add_residual 4) * N * C elements + 8 N; 4 * blocks * sums.count * C of partial sums, written and read.
+// mean_C(dnorm), and xhat = in * rstd. The warps of the grid (or, IS_BLOCK_ROW, its blocks) take rows in turn, thread t
+// of a warp the packs t, t + threads, ... of each: at most LANE_COLS columns, only the last 8 of which may be outside
+// the row. The sums of its columns stay in registers from the first row to the last. While a row is computed, the next
+// ones are being loaded: a warp's next row, at C = 768 in 16 bits 9 x 16 bytes a lane, 37 KB a multiprocessor at any
+// moment; of a block's rows the next three (fp32: two), at C = 1280 in three blocks 69 KB. din is summed before it is
+// rounded. Bytes: 3 (with add_residual 4) * N * C elements + 8 N; 4 * blocks * sums.count * C of partial sums, written
+// and read.
 template <class T, int LANE_COLS, bool IS_BLOCK_ROW, bool IS_RMS>
 static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BACKWARD_ROW_THREADS : BACKWARD_WARPS *WARP, 1)
     layernorm_backward_kernel(T *din, float *partials, RowSums sums, const T *dout, const T *in, const float *mean,
@@ -325,7 +327,7 @@ static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BACKWARD_ROW_THREADS : B
     for (int k = 0; k < AHEAD; k++) next[k] = load(row - k * stride);
     while (row >= 0) {
 #pragma unroll
-        for (int k = 0; k < AHEAD; k++) { // without a loop: each row has registers of its own
+        for (int k = 0; k < AHEAD; k++) { // unrolled: each row has registers of its own
             if (row < 0) continue;
             const BackwardRow<T, PACKS> r = next[k];
             next[k] = load(row - AHEAD * stride);

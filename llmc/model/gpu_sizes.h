@@ -1,8 +1,8 @@
 // How much scratch memory the ops of the CUDA backend take, and how many rows of logits the LM head works on at a time.
 // Arithmetic of shapes alone: no CUDA header is needed, and it is part of every build. The backend lays out its
-// workspace by these functions, and the planner of a machine without a GPU gets the same numbers from them.
-// What decides a size (how rows are dealt to blocks, the length of a tile) has its constant here and its reason next to
-// the kernel that uses it.
+// workspace by these functions, and the planner of a machine without a GPU gets the same numbers from them. The
+// constants that decide a size (rows of a block, the length of a tile) are here, and their reasons next to the kernels
+// that use them.
 #pragma once
 #include "llmc/ops.h"
 
@@ -16,20 +16,20 @@ extern "C" {
 // then cuda_size_beside. compute_capability 0: on any GPU.
 int64_t cuda_size_workspace(OpsShape shape, int compute_capability, int64_t cudnn);
 
-// The workspace of the weight gradients that are computed beside other ops, behind that of the others. 0: none are.
+// The workspace of the weight gradients on the second stream, after that of the other ops. 0: there are none.
 int64_t cuda_size_beside(OpsShape shape, int compute_capability);
 
-// ops_head_chunk_rows on a GPU with so many multiprocessors and bytes of memory in all. With 1: the maximum rows on any
-// GPU of this memory.
+// ops_head_chunk_rows on a GPU with this number of multiprocessors and this memory. With 1 multiprocessor: the maximum
+// on any GPU of this memory.
 int64_t cuda_size_head_chunk_rows(OpsShape shape, int num_sms, int64_t memory);
 
-// What attention by cuDNN may take, nearly all for its backward pass: on most GPUs B * NH * T * T * 2 bytes, refused
-// where that is more than `limit`; 0 where cuDNN has nothing for this shape or GPU. An upper bound: see cudnn_plan.c.
+// Bytes that cuDNN's attention may take, nearly all for its backward pass: on most GPUs B * NH * T * T * 2, refused
+// above `limit`; 0 if cuDNN has no kernel for this shape or GPU. An upper bound: see cudnn_plan.c.
 int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit);
 // The same of its form whose bits need not repeat, which has no limit: sums of dQ, and on GPUs that run the kernel for
 // sm_80 as much again in its own workspace.
 int64_t cuda_size_cudnn_fast(OpsShape shape, int compute_capability);
-// The limit on a GPU with so many bytes free, unless cuDNN is what was asked for.
+// The limit on a GPU with this much free memory, unless the user asked for cuDNN.
 int64_t cuda_size_cudnn_limit(int64_t free_bytes);
 
 // A part of a workspace layout: returns the offset of the part and moves *end after it, to a multiple of 256.
@@ -44,7 +44,7 @@ static inline int64_t cuda_part(int64_t *end, int64_t bytes) {
 // The library's workspace during a product, a multiple of 256.
 int64_t cuda_size_matmul(OpsShape shape, int compute_capability);
 
-// Partial sums (parts, OC) fp32 of a bias gradient: at most so many blocks of stage 1, of so many rows at least.
+// Partial sums (parts, OC) fp32 of a bias gradient: the maximum of blocks in stage 1, and the minimum of their rows.
 enum { BIAS_TARGET_BLOCKS = 1024, BIAS_MIN_PART_ROWS = 64 };
 int64_t cuda_size_bias_gradient(int64_t N, int64_t OC);
 
@@ -65,7 +65,7 @@ typedef struct {
 CudaEmbeddingLayout cuda_size_embedding(int64_t positions, int64_t C);
 
 // The own backward pass of attention: rowsum(dout * out) (B,NH,T) fp32 at the beginning, then the sums of the columns
-// of dq, dk and dv of each block, which has at least so many rows of a head.
+// of dq, dk and dv of each block, which has at least this number of rows of a head.
 enum { FLASH_MIN_ROWS = 64 };
 typedef struct {
     int64_t sums, end; // offsets
@@ -76,11 +76,11 @@ CudaFlashLayout cuda_size_flash(int64_t B, int64_t NH, int64_t NKV, int64_t T, i
 enum { DECODE_KEYS = 64, DECODE_EXTRA_FLOATS = 2 };
 int64_t cuda_size_decode(int64_t sequences, int64_t NH, int64_t HS, int64_t maxT);
 
-// gradient_sumsq: one partial sum a part; no tensor has more than so many.
+// gradient_sumsq: one partial sum a part, and the maximum of parts of a tensor.
 enum { NORM_MAX_PARTS = 1024, ADAFACTOR_TILE_ROWS = 512 };
 int64_t cuda_size_optimizer(OpsShape shape);
 
-// tensor_statistics: the counts of at most so many parts.
+// tensor_statistics: the counts of each part, and the maximum of parts.
 enum { STATISTICS_MAX_PARTS = 1024 };
 
 #ifdef __cplusplus

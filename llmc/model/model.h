@@ -17,7 +17,7 @@ Model *model_create(const ModelOptions *options, Error *err);
 void model_destroy(Model *model);
 // A model without memory, for a dry run of a whole micro-batch: its tensors have shapes, and addresses that fault. An
 // observer that refuses every op must watch (ops_observe) while model_load_batch, model_forward_backward or the
-// optimizer gets it. NULL: there are not so many addresses. Not for offload.
+// optimizer gets it. NULL: the address space is too small. Not for offload.
 Model *model_create_dry(const ModelOptions *options);
 
 const ModelOptions *model_options(const Model *model);

@@ -1,6 +1,6 @@
 // The shape of a model and the description of its block; the descriptors that name them on the command line, and the
-// families of blocks that Hugging Face's transformers has classes for. Which weights such a model has is
-// parameters.h's. There is only arithmetic and text here: no file is opened.
+// families of blocks that Hugging Face's transformers has classes for. parameters.h has the weights of such a model.
+// This module is arithmetic and text; it opens no file.
 #pragma once
 #include "llmc/base/error.h"
 #include <stdbool.h>

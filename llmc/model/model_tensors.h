@@ -8,7 +8,7 @@ const Parameter *model_parameters(const Model *model); // model_num_tensors entr
 // In the same order: all tensors of the optimizer (in host memory under offload), rule, rate and weight decay (as a
 // multiple of the run's: 1 or 0). Where the state is divided its tensors have no data here.
 const UpdateTensor *model_tensors(const Model *model);
-// What this process updates: all of them, or where the state is divided slices of some of them, with their state.
+// The tensors that this process updates: all of them, or with a divided state slices of some, with their state.
 const UpdateTensor *model_own_tensors(const Model *model, int *count);
 Range model_own_elements(const Model *model, int index); // of a parameter
 

@@ -33,7 +33,7 @@ int parameter_index(const ModelConfig *config, int spec, int block) {
     return tensors_before(config, spec) + (parameter_specs[spec].per_block ? block : 0);
 }
 
-// Fills in what is stacked in p by rows.
+// Fills in the parts that p stacks by rows.
 static void set_parts(Parameter *p, const ModelConfig *config) {
     const int64_t att = model_size(config, DIM_ATT), d_ff = model_size(config, DIM_FF);
     p->num_parts = 1;

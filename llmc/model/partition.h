@@ -1,8 +1,8 @@
-// Where the parameters of a model lie in memory, and which process owns what of them.
+// The places of a model's parameters in memory, and the process that owns each part.
 //
-// Weights and gradients lie unit by unit: a block is a unit, and the parameters outside blocks are the last one. The
-// processes of a run exchange unit by unit, and of each unit a process owns one range: it adds the gradients there, and
-// with -z 1 it alone has the optimizer's state of it and updates it. After Rajbhandari et al., "ZeRO: Memory
+// Weights and gradients are stored unit by unit: a block is a unit, and the parameters outside blocks are the last one.
+// The processes of a run exchange unit by unit, and of each unit a process owns one range: it adds the gradients there,
+// and with -z 1 it alone has the optimizer's state of it and updates it. After Rajbhandari et al., "ZeRO: Memory
 // Optimizations Toward Training Trillion Parameter Models", 2020.
 //
 // Where every rule works element by element, a unit is cut into cells of equal size, and a process owns neighbouring

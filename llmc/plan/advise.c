@@ -1,5 +1,5 @@
 // See advise.h. The predicted time of a step, or the datasheet's limit where no rates are assumed for a GPU, is
-// stretched by what tiles and waves leave empty, so that steps of two sizes can be compared. Only the arithmetic of
+// stretched by the empty part of tiles and waves, so that steps of two sizes can be compared. Only the arithmetic of
 // tiles is certain; every rate is an assumption. Nothing here was measured.
 #include "llmc/plan/advise.h"
 
@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum { TEXT = 64 };
-static const double WORTH = 1.005; // a gain below this is less than the assumptions may be wrong by
+static const double WORTH = 1.005; // a smaller gain is within the error of the assumptions
 
 // ------------------------------------------------------------------------------------------------------------ one step
 
@@ -268,8 +268,8 @@ static bool advise_sizes(FILE *out, const PlanRequest *r, const GpuChoice *gpu, 
                 .tokens = plan.share_tokens,
                 .reference = 1,
                 .room = plan.room};
-    // Assumed rates are those of 124M with 65536 tokens, what its tiles leave empty included: where
-    // rates are assumed, a step is stretched by how much worse it is than that one.
+    // Assumed rates are those of 124M with 65536 tokens, including the empty part of its tiles. So a step with assumed
+    // rates is stretched only as far as its tiles are emptier.
     ModelOptions rated = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 64, .T = 1024};
     if (plan.model.dtype != DTYPE_FP32 && model_config_parse(&rated.config, "d12,V=50257", err)) {
         Step s;

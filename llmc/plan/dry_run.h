@@ -3,8 +3,8 @@
 #pragma once
 #include "llmc/model/model.h"
 
-// Calls `see` for each op of a step of `micro_steps` whole micro-batches, in order; calls: how often this call of the
-// op is in the step, as all micro-steps after the first are alike. In fp16 or bf16 where this machine has the other one
-// only. False: there are not enough addresses, or the optimizer's state is in host memory.
+// Calls `see` for each op of a step of `micro_steps` whole micro-batches, in order; calls: how often the step makes
+// this call, as all micro-steps after the first are alike. In fp16 or bf16 where this machine has the other one only.
+// False: the address space is too small, or the optimizer's state is in host memory.
 typedef void DryRunOp(void *context, const OpCost *cost, double calls);
 bool dry_run_step(const ModelOptions *model, double micro_steps, DryRunOp *see, void *context);

@@ -77,8 +77,7 @@ DType gpu_spec_dtype(const GpuSpec *gpu, DType dtype) {
 
 // --------------------------------------------------------------------------------------------------------------- names
 
-// Reduces a name to what its spellings have in common: letters and digits, small, without "gb" at
-// the end.
+// Reduces a name to the common part of its spellings: letters and digits, small, without "gb" at the end.
 static void plain_name(char plain[NAME], const char *text, size_t length) {
     size_t n = 0;
     for (size_t i = 0; i < length && n < NAME - 1; i++)

@@ -20,12 +20,12 @@ typedef struct {
 
 const GpuSpec *gpu_table(int *count);
 
-// The GPU that a user means: by its name, whatever the case, spaces, dashes and "GB" (h200, rtx-4090, a100-80), or by
-// its memory alone (24G, 16GB, 80GiB), which leaves everything else 0 and lends name as it was typed. text is `length`
-// bytes. False and a message that names the nearest one and all there are.
+// The GPU that a user names, whatever the case, spaces, dashes and "GB" (h200, rtx-4090, a100-80), or gives by its
+// memory alone (24G, 16GB, 80GiB): then all else is 0, and name is the text as typed. text is `length` bytes. False and
+// a message with the nearest name and all names.
 typedef struct {
     GpuSpec spec;
-    char name[32]; // spec.name of one that is only a size
+    char name[32]; // spec.name of a GPU given by its size
 } GpuChoice;
 bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err);
 
@@ -39,6 +39,6 @@ double gpu_spec_peak(const GpuSpec *gpu, DType dtype);
 // dtype, or fp16 where the GPU has no bf16.
 DType gpu_spec_dtype(const GpuSpec *gpu, DType dtype);
 
-// The GPUs of --gpu, separated by commas; "this": the one of this process, which must not be a CPU.
+// The GPUs of --gpu, separated by commas; "this": this process's GPU; it must not run on a CPU.
 enum { MOST_GPUS = 32 };
 bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Error *err);

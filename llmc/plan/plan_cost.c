@@ -69,9 +69,9 @@ static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
     return bytes;
 }
 
-// What a block moves for a token outside its matmuls, attention and norms: RoPE and QK-norm, forward and backward, on
-// the heads of q and k (QK-norm copies v too, and reads q and k once more in the backward pass); and an activation that
-// is not an epilogue, three times what it reads and twice what it writes.
+// Elements that a block moves for a token outside its matmuls, attention and norms: RoPE and QK-norm, forward and
+// backward, on the heads of q and k (QK-norm copies v too, and reads q and k once more in the backward pass); and an
+// activation that is not an epilogue, three times what it reads and twice what it writes.
 static double elements_of_block(const ModelConfig *c) {
     const double QKV = (double)model_size(c, DIM_QKV), QK = QKV - (double)(model_kv_heads(c) * model_head_size(c));
     double elements = 0;

@@ -1,11 +1,11 @@
-// What a step must compute, move and exchange, from the shapes of its model alone, and the least time that this takes
-// on a GPU by its datasheet. Limits, not measurements.
+// The FLOP, bytes and exchange of a step, from the shapes of its model alone, and the minimum time for them on a GPU by
+// its datasheet. Limits, not measurements.
 #pragma once
 #include "llmc/model/model.h"
 #include "llmc/plan/gpu_table.h"
 
-// What the matmuls and attention of a step of `tokens` tokens must compute: the exact count of recompute.h (causal
-// attention), what -r computes again, and Muon's products: five times 4 m^2 n + 2 m^3 for a matrix of m x n, m <= n.
+// FLOP of the matmuls and attention of a step of `tokens` tokens: the exact count of recompute.h (causal attention),
+// the recomputation of -r, and Muon's products: five times 4 m^2 n + 2 m^3 for a matrix of m x n, m <= n.
 double plan_step_flops(const ModelOptions *model, int64_t tokens);
 // The fp8 part of it: the linear layers of the blocks, with --fp8.
 double plan_step_fp8_flops(const ModelOptions *model, int64_t tokens);
@@ -13,8 +13,8 @@ double plan_step_fp8_flops(const ModelOptions *model, int64_t tokens);
 // Bytes that everything else in a step moves to and from memory, when each kernel reads and writes its tensors once:
 //   a token      ((12 L + 8) C + 2 Vp) elements of the compute dtype: embedding 2 C forward and C backward, layernorm
 //                2 C forward and 4 C backward, twice a block, the final one 2 C and 3 C; the logits once read and once
-//                written; GELU and residual additions are part of their matmuls. What -r runs again besides matmuls is
-//                counted by recompute_elements_per_token, what --fp8 quantises by op_table.def
+//                written; GELU and residual additions are part of their matmuls. recompute_elements_per_token
+//                counts recomputation besides matmuls, op_table.def the quantisation of --fp8
 //   a micro-step gradients that are added to the compute dtype, by op_table.def
 //   a step       the norm of the gradient and the update, for the tensors of optimizer_state(), by op_table.def
 double plan_step_bytes(const ModelOptions *model, int64_t tokens);

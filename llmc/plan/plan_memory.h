@@ -1,20 +1,19 @@
-// The memory of a run before any is allocated: how much a device has for it, what the ops of a GPU need there, and the
-// bytes of each class and kind. The plan is the allocator's own, so its bytes are those that model_create takes.
+// The memory of a run before any is allocated: the capacity of a device, the workspace of a GPU's ops, and the bytes of
+// each class and kind. The plan is the allocator's own, so its bytes are those that model_create takes.
 #pragma once
 #include "llmc/model/model.h"
 #include "llmc/plan/gpu_table.h"
 
-// Bytes of a GPU with so much memory that the plan leaves free: 1 GB, at most 6%, for the CUDA context, kernels and the
-// libraries' own buffers.
+// Bytes that the plan leaves free on a GPU with this much memory: 1 GB, at most 6%, for the CUDA context, kernels and
+// the libraries' own buffers.
 double plan_reserve(double memory);
-// Bytes that NCCL takes on each of so many GPUs of a machine, beside the reserve: 400 MB for each other one that NVLink
-// connects (32 channels of 12 MB), at most 3 GB; without NVLink little. Where a run has connected its GPUs, they are
-// taken already.
+// Bytes that NCCL takes on each GPU of a machine with this number of GPUs, in addition to the reserve: 400 MB for each
+// other GPU that NVLink connects (32 channels of 12 MB), at most 3 GB; without NVLink little. Where a run has connected
+// its GPUs, they are taken already.
 double plan_nccl_bytes(const GpuSpec *gpu, int gpus);
-// Bytes of this machine's device memory for a plan: of a GPU what is free now less plan_reserve, under Windows a tenth
-// of it if that is more, since a full GPU would take host memory there; of a CPU's memory
-// what is available now, with -b auto or -r auto less 5%, at least 256 MiB, for the program, oneDNN's buffers and the
-// loader.
+// Bytes of this machine's device memory for a plan: of a GPU the free memory less plan_reserve, under Windows a tenth
+// of it if that is more, since a full GPU would take host memory there; of a CPU the available memory, with -b auto or
+// -r auto less 5%, at least 256 MiB, for the program, oneDNN's buffers and the loader.
 double plan_room(bool automatic);
 
 // The workspace that the ops of the CUDA backend need on this GPU, for ModelOptions.sizes. Exact except for attention

@@ -1,6 +1,6 @@
 // See plan_predict.h. Calls, FLOP and bytes are those of a dry run of the step (dry_run.h); the rates, by kind of op,
-// are this file's. --plan prints the sum, --plan json all of it, and dev/bench/predict.py lays a measured profile
-// beside it.
+// are this file's. --plan prints the sum, --plan json all of it, and dev/bench/predict.py compares it with a measured
+// profile.
 #include "llmc/plan/plan_predict.h"
 
 #include "llmc/base/error.h"
@@ -39,7 +39,7 @@ static double rate_of_heads(int64_t HS) { return (double)HS / (double)(round_up(
 
 // Shares of the datasheet's peak (the first five) and bandwidth; a launch in seconds. Hopper: fitted to the profiles of
 // 13 models on an H200 and an H100 (dev/bench/results), whose steps they give within 5%. Ampere: not measured, from
-// what others measured (llm.c's steps, cuDNN, FlashAttention) and from instruction counts of our kernels. Two names:
+// measurements of others (llm.c's steps, cuDNN, FlashAttention) and from instruction counts of our kernels. Two names:
 // the same chip with another memory.
 static const struct {
     const char *gpu, *also;
@@ -91,7 +91,7 @@ typedef enum {
     NO_PRODUCT
 } ProductKind;
 
-// What limits an op. Every other one moves its bytes at RATE_COPY, in one launch.
+// The limits of ops. An op that is not listed moves its bytes at RATE_COPY, in one launch.
 static const struct {
     const char *op;
     ProductKind product;
@@ -259,9 +259,9 @@ static void accumulate_estimate(Estimate *sum, Estimate e, double share) {
     sum->best += share * e.best;
 }
 
-// --overlap: a memory-bound kernel may run beside a weight gradient. It is assumed to be hidden whole: that the product
-// leaves it multiprocessors and becomes no slower by it, that no product of the compute stream takes its place, and
-// that it follows before the weight gradient ends. None of this is known, so the sum is a bound and no part of the
+// --overlap: a memory-bound kernel may run beside a weight gradient. The bound assumes that the kernel is hidden
+// completely: the product leaves it multiprocessors and becomes no slower, no product of the compute stream takes its
+// place, and it begins before the weight gradient ends. None of this is known, so the sum is a bound and no part of the
 // step's time. Epilogues belong to their product; attention, which needs the tensor cores too, gains nothing.
 static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, const PredictOptions *o,
                        bool or_limit) {

@@ -7,7 +7,7 @@ typedef struct {
     double likely, worst, best;
 } Estimate;
 
-// What a part of an op is limited by. The first five are shares of the peak, the others of the bandwidth.
+// The limit of a part of an op. The first five are shares of the peak, the others of the bandwidth.
 typedef enum {
     RATE_MATMUL,
     RATE_ATTENTION_FORWARD,

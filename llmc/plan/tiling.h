@@ -8,11 +8,11 @@ typedef struct {
     int rows, cols;    // of a tile
     int64_t tiles;     // of the result; those at its edges may reach beyond it
     int splits;        // parts of K, whose sums are added afterwards: each part has all tiles
-    int64_t waves;     // tiles x splits on so many multiprocessors, rounded up
+    int64_t waves;     // tiles x splits over the multiprocessors, rounded up
     double last_wave;  // the part of the multiprocessors that the last wave keeps busy
     double load_share; // assumed: by how many elements rows are aligned
-    double share;      // of the rate of the largest tiles in full waves: what the result is of the tiles, the tiles of
-                       // the places in the waves, what smaller tiles are assumed to lose, and load_share
+    double share;      // of the rate of the largest tiles in full waves: the result's part of the tiles, the tiles' part
+                       // of the waves, the assumed rate of smaller tiles, and load_share
 } Tiling;
 // The tile and splits, of those that cuBLAS has, with which this matmul takes the least time on this GPU.
 Tiling tiling_best(const GpuSpec *gpu, DType dtype, const MatmulShape *shape);

@@ -25,8 +25,8 @@ bool checkpoint_load_state(const char *path, TrainerState *state, Error *err);
 // Completes or removes directories that a killed run left half written or half removed. Call only while holding dir
 // alone; saving does it too.
 void checkpoint_clean(const char *dir);
-// An empty file DIR/DONE_00001000: the run has made all of its steps, for scripts that start it until then, as llm.c's
-// do. Removing takes away those of all steps.
+// Writes the empty file DIR/DONE_00001000 when the run has made all of its steps, as llm.c does, for scripts that start
+// it until then. Removing deletes those of all steps.
 bool checkpoint_mark_done(const char *dir, int64_t step, Error *err);
 void checkpoint_unmark_done(const char *dir);
 

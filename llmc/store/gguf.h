@@ -14,6 +14,6 @@ typedef enum { GGUF_F32 = 0, GGUF_F16 = 1, GGUF_Q8_0 = 8, GGUF_BF16 = 30 } GgufT
 
 // Whether llama.cpp computes such a model and its tokens.
 bool gguf_check(const ModelConfig *config, const Tokenizer *tokenizer, Error *err);
-// eot: -1 if not known. tokenizer NULL: the file says that it has none. What another program wrote is moved aside.
+// eot: -1 if not known. tokenizer NULL: the file says that it has none. A file of another program is renamed first.
 bool gguf_write(const char *path, const Model *model, GgufType type, int64_t eot, const Tokenizer *tokenizer,
                 Error *err);

@@ -48,7 +48,7 @@ int64_t step_share_windows(const StepShare *s, int number) {
 
 // ---------------------------------------------------------------------------------------------------------- the object
 
-// Elements [first, first + n) of the range of each process in a unit, as far as it has so many: exchanged at once.
+// Elements [first, first + n) of the range of each process in a unit, as far as it has them: exchanged at once.
 typedef struct {
     int unit;
     int64_t first, n;
