@@ -11,8 +11,8 @@ typedef struct {
     int64_t waves;     // tiles x splits over the multiprocessors, rounded up
     double last_wave;  // the part of the multiprocessors that the last wave keeps busy
     double load_share; // assumed: by how many elements rows are aligned
-    double share;      // of the rate of the largest tiles in full waves: the result's part of the tiles, the tiles' part
-                       // of the waves, the assumed rate of smaller tiles, and load_share
+    double share;      // of the rate of the largest tiles in full waves: the result's part of the tiles, the tiles'
+                       // part of the waves, the assumed rate of smaller tiles, and load_share
 } Tiling;
 // The tile and splits, of those that cuBLAS has, with which this matmul takes the least time on this GPU.
 Tiling tiling_best(const GpuSpec *gpu, DType dtype, const MatmulShape *shape);
