@@ -268,8 +268,9 @@ typedef struct {
     Tensor row, col;         // Adafactor, for a matrix (OC,IC): (OC) and (IC) fp32 instead of v
     Tensor rms;              // (1) fp32, Adafactor: root mean square of the update before it is clipped
     UpdateRule rule;
-    float weight_decay; // the coefficient; in model_tensors a multiple of the run's, 0 or 1
+    float weight_decay; // the coefficient; 0 in model_tensors
     float rate;         // multiplies the direction of the update, not its decay; above 0
+    int group;          // of UpdateParams.moments
     int stream;         // number of the parameter in its table: selects its random bits
     int64_t offset;     // where a slice begins in its parameter, in elements; a multiple of STATE_BLOCK
     int64_t padding;    // last elements of the parameter that pad the vocabulary: weight and gradient are 0
@@ -297,8 +298,9 @@ void gradient_sumsq(Tensor sumsq, UpdateList *list);
 void step_control_update(Tensor control, Tensor sumsq, Tensor sequence_losses, int64_t num_tokens, StepLimits limits);
 
 typedef struct {
-    float learning_rate, beta1, beta2, eps;
-    float momentum; // SGD, Muon
+    float learning_rate;
+    MomentRates moments[UPDATE_GROUPS]; // AdamW, Lion: b1, b2 and eps below are those of the tensor's group
+    float momentum;                     // SGD, Muon
     // Stochastic rounding: element e of a parameter adds half-word e % 8, lower halves first, of
     // philox(seed, STREAM_ROUNDING + stream + k * 2^20, control.updates * 2^40 + e / 8) to the bits that rounding cuts
     // off; k = 0 for the weight, 1 for m, 2 for v.

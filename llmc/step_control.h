@@ -22,6 +22,14 @@ typedef struct {
     int32_t next;                 // where the next one goes
 } OutlierWindow;
 
+// Groups of parameters, which an update may treat differently: ParameterGroup of llmc/model/parameters.h.
+enum { UPDATE_GROUPS = 4 };
+
+// Of a group: decay of the first and the second moment, and what is added to the root of the second.
+typedef struct {
+    float beta1, beta2, eps;
+} MomentRates;
+
 typedef struct {
     // read by the host one step late
     float loss;        // mean over all tokens of the step, nats
@@ -38,18 +46,18 @@ typedef struct {
     uint32_t micro_steps; // of the run, if gradients are rounded stochastically: the index of their random bits
     int32_t updates;      // since the optimizer's state began; a skipped step is none
     // of update number `updates`, not kept
-    float m_correction, v_correction; // AdamW: 1 / (1 - beta^updates)
-    float keep, take;                 // Adafactor: mean = keep mean + take g^2, take = updates^-0.8
+    float m_correction[UPDATE_GROUPS], v_correction[UPDATE_GROUPS]; // AdamW: 1 / (1 - beta^updates)
+    float keep, take; // Adafactor: mean = keep mean + take g^2, take = updates^-0.8
     OutlierWindow loss_window;
     OutlierWindow norm_window;
 } StepControl;
 
 typedef struct {
-    float clip;                    // global-norm limit; 0 = never clip
-    float loss_z_limit;            // 0 = off
-    float norm_z_limit;            // 0 = off
-    int32_t scale_growth_interval; // finite steps before loss_scale doubles; 0 = the scale is fixed
-    float beta1, beta2;            // AdamW's, for its bias corrections
+    float clip;                         // global-norm limit; 0 = never clip
+    float loss_z_limit;                 // 0 = off
+    float norm_z_limit;                 // 0 = off
+    int32_t scale_growth_interval;      // finite steps before loss_scale doubles; 0 = the scale is fixed
+    MomentRates moments[UPDATE_GROUPS]; // for AdamW's bias corrections
 } StepLimits;
 
 static HOST_DEVICE inline StepControl step_control_initial(float loss_scale) {
@@ -63,7 +71,8 @@ static HOST_DEVICE inline StepControl step_control_initial(float loss_scale) {
     c.good_steps = 0;
     c.micro_steps = 0;
     c.updates = 0;
-    c.m_correction = c.v_correction = c.keep = c.take = 0.0f;
+    for (int i = 0; i < UPDATE_GROUPS; i++) c.m_correction[i] = c.v_correction[i] = 0.0f;
+    c.keep = c.take = 0.0f;
     for (int i = 0; i < OUTLIER_WINDOW; i++) c.loss_window.values[i] = c.norm_window.values[i] = 0.0f;
     c.loss_window.count = c.norm_window.count = 0;
     c.loss_window.next = c.norm_window.next = 0;
@@ -107,8 +116,10 @@ static HOST_DEVICE inline double step_control_adafactor_take(int32_t n) {
 // Counts an update that is made, and finds its factors.
 static HOST_DEVICE inline void step_control_count_update(StepControl *c, StepLimits limits) {
     c->updates++;
-    c->m_correction = (float)(1.0 / (1.0 - step_control_power(limits.beta1, c->updates)));
-    c->v_correction = (float)(1.0 / (1.0 - step_control_power(limits.beta2, c->updates)));
+    for (int i = 0; i < UPDATE_GROUPS; i++) {
+        c->m_correction[i] = (float)(1.0 / (1.0 - step_control_power(limits.moments[i].beta1, c->updates)));
+        c->v_correction[i] = (float)(1.0 / (1.0 - step_control_power(limits.moments[i].beta2, c->updates)));
+    }
     const double take = step_control_adafactor_take(c->updates);
     c->keep = (float)(1.0 - take);
     c->take = (float)take;

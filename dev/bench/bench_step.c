@@ -100,8 +100,8 @@ static void print_json(Measurement *m, const Model *model, const char *descripto
 
 static bool bench(const char *descriptor, const ModelOptions *options, double seconds, Error *err) {
     static Measurement measurement;
-    const OptimizerOptions adamw = {
-        .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .seed = 1, .limits = {.clip = 1.0f}};
+    OptimizerOptions adamw = {.seed = 1, .limits = {.clip = 1.0f}};
+    optimizer_default_rates(OPTIMIZER_ADAMW, 0.1, adamw.rates);
     Model *model = model_create(options, err);
     if (!model) return false;
     model_init_weights(model, 1);

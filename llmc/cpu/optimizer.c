@@ -149,25 +149,21 @@ void backend_step_control_update(Tensor control, Tensor sumsq, Tensor losses, in
 
 // The constants of one step, in the form the inner loops use.
 typedef struct {
-    float grad_factor, learning_rate, eps, momentum;
-    float beta1, beta2, one_minus_beta1, one_minus_beta2;
-    float m_correction, v_correction; // 1 / (1 - beta^step)
-    uint64_t seed, update;            // update: its number, for random bits
+    float grad_factor, learning_rate, momentum;
+    const MomentRates *moments;               // of each group
+    const float *m_correction, *v_correction; // of each group: 1 / (1 - beta^step)
+    uint64_t seed, update;                    // update: its number, for random bits
     Dynamic8 signed_map, unsigned_map;
 } Step;
 
-static Step step_begin(UpdateParams p, const StepControl *decided) {
+static Step step_begin(const UpdateParams *p, const StepControl *decided) {
     return (Step){.grad_factor = decided->grad_factor,
-                  .learning_rate = p.learning_rate,
-                  .eps = p.eps,
-                  .momentum = p.momentum,
-                  .beta1 = p.beta1,
-                  .beta2 = p.beta2,
-                  .one_minus_beta1 = (float)(1.0 - (double)p.beta1),
-                  .one_minus_beta2 = (float)(1.0 - (double)p.beta2),
+                  .learning_rate = p->learning_rate,
+                  .momentum = p->momentum,
+                  .moments = p->moments,
                   .m_correction = decided->m_correction,
                   .v_correction = decided->v_correction,
-                  .seed = p.seed,
+                  .seed = p->seed,
                   .update = (uint64_t)decided->updates,
                   .signed_map = dynamic8_map(1),
                   .unsigned_map = dynamic8_map(2)};
@@ -188,19 +184,23 @@ static ALWAYS_INLINE V scaled_gradient(const UpdateTensor *t, const Step *s, int
 
 // --------------------------------------------------------------------------------------------------------------- rules
 
+static ALWAYS_INLINE float one_minus(float beta) { return (float)(1.0 - (double)beta); }
+
 // Each updates its moments and leaves the direction of the update: the learning rate multiplies it and the decay.
 // G and S, the dtypes of gradient and moments, are constants.
 
 static ALWAYS_INLINE void adamw_direction(V *direction, const UpdateTensor *t, const Step *s, Span at, DType S,
                                           DType G) {
+    const MomentRates of = s->moments[t->group];
+    const float m_correction = s->m_correction[t->group], v_correction = s->v_correction[t->group];
     Moment first, second;
     open_m(&first, t, s, at, S);
     moment_open(&second, t->v, t->v_scale, at, &s->unsigned_map, false, random_bits(t, s, OF_V), S);
     EACH_LANES(i, k, at.count, {
         const V g = scaled_gradient(t, s, at.begin + i, k, G);
-        const V m = vfma(vsplat(s->beta1), moment_load(&first, i, k, S), s->one_minus_beta1 * g);
-        const V v = vfma(vsplat(s->beta2), moment_load(&second, i, k, S), s->one_minus_beta2 * (g * g));
-        direction[i / LANES] = m * s->m_correction / (vsqrt(v * s->v_correction) + s->eps);
+        const V m = vfma(vsplat(of.beta1), moment_load(&first, i, k, S), one_minus(of.beta1) * g);
+        const V v = vfma(vsplat(of.beta2), moment_load(&second, i, k, S), one_minus(of.beta2) * (g * g));
+        direction[i / LANES] = m * m_correction / (vsqrt(v * v_correction) + of.eps);
         moment_store(&first, i, k, m, S);
         moment_store(&second, i, k, v, S);
     });
@@ -210,15 +210,16 @@ static ALWAYS_INLINE void adamw_direction(V *direction, const UpdateTensor *t, c
 
 static ALWAYS_INLINE void lion_direction(V *direction, const UpdateTensor *t, const Step *s, Span at, DType S,
                                          DType G) {
+    const MomentRates of = s->moments[t->group];
     Moment first;
     open_m(&first, t, s, at, S);
     EACH_LANES(i, k, at.count, {
         const V g = scaled_gradient(t, s, at.begin + i, k, G);
         const V m = moment_load(&first, i, k, S);
-        const V x = vfma(vsplat(s->beta1), m, s->one_minus_beta1 * g);
+        const V x = vfma(vsplat(of.beta1), m, one_minus(of.beta1) * g);
         const V negative = vwhere_greater(vzero(), x, vsplat(-1.0f), vzero());
         direction[i / LANES] = vwhere_greater(x, vzero(), vsplat(1.0f), negative);
-        moment_store(&first, i, k, vfma(vsplat(s->beta2), m, s->one_minus_beta2 * g), S);
+        moment_store(&first, i, k, vfma(vsplat(of.beta2), m, one_minus(of.beta2) * g), S);
     });
     moment_close(&first, at, S);
 }
@@ -337,7 +338,7 @@ void backend_optimizer_update(UpdateList *list, int first, int count, UpdatePara
     for (int i = 0; i < count; i++) parts_add(parts, i, tensor_numel(tensors[i].weight));
     const StepControl *decided = control.data;
     if (decided->skip != SKIP_NONE) return;
-    const Step step = step_begin(params, decided);
+    const Step step = step_begin(&params, decided);
     double *mean_rows = parts.sums;
     for (int i = 0; i < count; i++) mean_rows[i] = adafactor_mean_row(&tensors[i]);
 #pragma omp parallel for schedule(dynamic) if (parts.first[parts.n] > 1)
@@ -380,7 +381,7 @@ void backend_momentum_update(UpdateList *list, UpdateParams params, Tensor contr
         parts_add(parts, i, tensors[i].rule == RULE_DIRECTION ? tensor_numel(tensors[i].weight) : 0);
     const StepControl *decided = control.data;
     if (decided->skip != SKIP_NONE) return;
-    const Step step = step_begin(params, decided);
+    const Step step = step_begin(&params, decided);
 #pragma omp parallel for schedule(dynamic) if (parts.first[parts.n] > 1)
     for (int64_t number = 0; number < parts.first[parts.n]; number++) {
         const Part part = parts_get(parts, number);

@@ -43,9 +43,9 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor; // undoes the loss scale, clips
-    s = step_of_decision(s, control);
     const int entry = entry_of_block(first, n);
     const UpdateEntry t = entry_of_step(entries[entry], s);
+    s = step_of_decision(s, control, t.group);
     const float *grad = (const float *)t.grad;
     float *m = (float *)t.m, *v = (float *)t.v, *w = sizeof(E) == 4 ? (float *)t.weight : t.master;
     E *weight = (E *)t.weight;
@@ -160,9 +160,9 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     constexpr int N = Neighbours<S>::N;
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
-    s = step_of_decision(s, control);
     const int entry = entry_of_block(first, n);
     const UpdateEntry t = entry_of_step(entries[entry], s);
+    s = step_of_decision(s, control, t.group);
     const int64_t begin = (int64_t)part_of_block(first, entry) * UPDATE_PART;
     const int64_t end = min(t.numel, begin + UPDATE_PART);
     const int64_t whole = t.packed ? begin + (end - begin) / N * N : begin;
@@ -290,10 +290,10 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
     __shared__ Codes codes[1];
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
-    s = step_of_decision(s, control);
     make_codes(codes);
     const int entry = entry_of_block(first, n); // its barrier also covers the table
     const UpdateEntry t = entry_of_step(entries[entry], s);
+    s = step_of_decision(s, control, t.group);
     const int64_t begin = (int64_t)part_of_block(first, entry) * PART_BLOCKS;
     const int64_t end = min((t.numel + STATE_BLOCK - 1) / STATE_BLOCK, begin + PART_BLOCKS);
     for (int64_t block = begin + threadIdx.x / WARP; block < end; block += BLOCK_WARPS)
@@ -344,6 +344,7 @@ UpdateEntry cuda_update_entry(const UpdateTensor *t) {
     e.v_scale = (float *)t->v_scale.data;
     e.numel = tensor_numel(t->weight);
     e.offset = t->offset;
+    e.group = t->group;
     e.stream = t->stream;
     e.learning_rate = t->rate;
     e.weight_decay = t->weight_decay / t->rate; // rate multiplies the direction alone
@@ -421,14 +422,9 @@ static void launch_groups(const UpdateTable *table, DType compute, int first, in
 }
 
 static UpdateStep update_step(UpdateParams p) {
-    const double beta1 = p.beta1, beta2 = p.beta2;
     UpdateStep s = {};
     s.learning_rate = p.learning_rate;
-    s.eps = p.eps;
-    s.beta1 = p.beta1;
-    s.one_minus_beta1 = (float)(1.0 - beta1);
-    s.beta2 = p.beta2;
-    s.one_minus_beta2 = (float)(1.0 - beta2);
+    for (int i = 0; i < UPDATE_GROUPS; i++) s.moments[i] = p.moments[i];
     s.momentum = p.momentum;
     s.seed = p.seed;
     return s;

@@ -92,7 +92,7 @@ typedef struct {
     void *m, *v;
     float *m_scale, *v_scale;
     int64_t numel, offset; // offset: of a slice in its parameter, for random bits
-    int32_t stream;
+    int32_t group, stream;
     float learning_rate, weight_decay; // learning_rate: in the table a multiple of that of the step
     bool grad_is_fp32;
     bool packed; // all arrays 16-byte aligned
@@ -102,17 +102,28 @@ UpdateEntry cuda_update_entry(const UpdateTensor *t);
 
 // The constants of one step, as the inner loops take them.
 struct UpdateStep {
-    float learning_rate, eps;
-    float beta1, beta2, one_minus_beta1, one_minus_beta2;
+    float learning_rate;
     float momentum;
+    MomentRates moments[UPDATE_GROUPS];
     uint64_t seed; // of random bits
+    // of the group of the tensor
+    float beta1, beta2, one_minus_beta1, one_minus_beta2, eps;
     // of the decision, which the host does not know
-    float m_correction, v_correction;
-    uint64_t counter; // of random bits: updates * 2^40
+    float m_correction, v_correction; // of the group
+    uint64_t counter;                 // of random bits: updates * 2^40
 };
-static __device__ __forceinline__ UpdateStep step_of_decision(UpdateStep s, const StepControl *control) {
-    s.m_correction = control->m_correction;
-    s.v_correction = control->v_correction;
+static __device__ __forceinline__ UpdateStep step_of_decision(UpdateStep s, const StepControl *control, int group) {
+    MomentRates of = s.moments[0];
+#pragma unroll // without an index that is known only here, s stays in registers
+    for (int i = 1; i < UPDATE_GROUPS; i++)
+        if (i == group) of = s.moments[i];
+    s.beta1 = of.beta1;
+    s.one_minus_beta1 = (float)(1.0 - (double)of.beta1);
+    s.beta2 = of.beta2;
+    s.one_minus_beta2 = (float)(1.0 - (double)of.beta2);
+    s.eps = of.eps;
+    s.m_correction = control->m_correction[group];
+    s.v_correction = control->v_correction[group];
     s.counter = (uint64_t)control->updates << 40;
     return s;
 }

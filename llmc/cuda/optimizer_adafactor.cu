@@ -235,10 +235,10 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
     wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
-    s = step_of_decision(s, control);
     const int entry = entry_of_block(first, n), lane = (int)threadIdx.x % WARP;
     AdafactorEntry a = entries[entry];
     a.t = entry_of_step(a.t, s);
+    s = step_of_decision(s, control, a.t.group);
     const float row_mean = a.row ? row_means[a.tensor] : 1.0f, clip = 1.0f / fmaxf(1.0f, a.rms[0]);
     const Tile tile = tile_of(a, part_of_block(first, entry));
     if (a.t.packed) {

@@ -51,12 +51,10 @@ static void make_tensors(Model *model) {
     for (int i = 0; i < model->num_tensors; i++) {
         const Parameter *p = &model->parameters[i];
         const int unit = part->units[i];
-        const bool own_rate = p->spec->group == GROUP_EMBEDDING && o->embedding_rate > 0.0f;
-        const float rate = own_rate ? o->embedding_rate : 1.0f; // of the step and of the decay
         UpdateTensor t = {.weight = in_unit(model, model_unit_weights(model, unit), i),
                           .rule = optimizer_rule(o->optimizer, p),
-                          .rate = rate * optimizer_rate(o->optimizer, p),
-                          .weight_decay = p->spec->group == GROUP_VECTOR ? 0.0f : rate,
+                          .rate = optimizer_rate(o->optimizer, p),
+                          .group = (int)p->spec->group,
                           .stream = i,
                           .padding = (p->rows - p->file_rows) * p->cols};
         if (o->train) t.grad = in_unit(model, model_unit_gradients(model, unit), i);

@@ -23,7 +23,6 @@ typedef struct {
     Recompute recompute; // the activations that the backward pass recomputes
     int64_t sequences;   // max sequences decoded in parallel; 0: model_decode_* are not used
     OptimizerKind optimizer;
-    float embedding_rate;      // learning rate of the embeddings over that of the others; 0: 1
     bool gradients_in_dtype;   // gradients have the compute dtype; a micro-step's are added to them, rounded
                                // stochastically
     uint64_t seed;             // of that rounding

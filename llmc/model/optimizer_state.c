@@ -18,31 +18,40 @@ typedef struct {
     Kept m, v;
 } GroupState;
 
-// One row: name, whether -w applies, Kahan's compensation, -l auto, and rule and moments of each group of parameters.
+// One row: name, whether -w applies, Kahan's compensation, -l auto, and for each group of parameters, in the order of
+// ParameterGroup (embedding, head, matrices, vectors), rule and moments, and what it is updated with.
 typedef struct {
     const char *name;
     bool master, compensation;
     double learning_rate;
-    GroupState groups[3]; // by ParameterGroup: embedding, matrix, vector
+    GroupState groups[NUM_GROUPS];
+    GroupRates rates[NUM_GROUPS];
 } OptimizerSpec;
 
 // clang-format off
-#define ADAMW(kept) {RULE_ADAMW, kept, kept}
+#define OF_ALL(rule, m, v) {{rule, m, v}, {rule, m, v}, {rule, m, v}, {rule, m, v}}
+#define ADAMW(kept)        {RULE_ADAMW, kept, kept}
+// Vectors do not decay.
+#define RATES(beta1, beta2, eps) \
+    {{1, beta1, beta2, eps, 1}, {1, beta1, beta2, eps, 1}, {1, beta1, beta2, eps, 1}, {1, beta1, beta2, eps, 0}}
 static const OptimizerSpec TABLE[OPTIMIZER_COUNT] = {
-    [OPTIMIZER_ADAMW]       = {"adamw",       true,  false, 6e-4,  {ADAMW(KEPT_FP32), ADAMW(KEPT_FP32), ADAMW(KEPT_FP32)}},
-    [OPTIMIZER_ADAMW_8BIT]  = {"adamw8bit",   true,  false, 6e-4,  {ADAMW(KEPT_8BIT), ADAMW(KEPT_8BIT), ADAMW(KEPT_FP32)}},
-    [OPTIMIZER_ADAMW_BF16]  = {"adamw-bf16",  false, false, 6e-4,  {ADAMW(KEPT_BF16), ADAMW(KEPT_BF16), ADAMW(KEPT_BF16)}},
-    [OPTIMIZER_ADAMW_KAHAN] = {"adamw-kahan", false, true,  6e-4,  {ADAMW(KEPT_BF16), ADAMW(KEPT_BF16), ADAMW(KEPT_BF16)}},
-    [OPTIMIZER_LION]        = {"lion",        true,  false, 1.2e-4,
-                               {{RULE_LION, KEPT_FP32, KEPT_NOT}, {RULE_LION, KEPT_FP32, KEPT_NOT}, {RULE_LION, KEPT_FP32, KEPT_NOT}}},
+    [OPTIMIZER_ADAMW]       = {"adamw",       true,  false, 6e-4,   OF_ALL(RULE_ADAMW, KEPT_FP32, KEPT_FP32), RATES(0.9, 0.95, 1e-8)},
+    [OPTIMIZER_ADAMW_8BIT]  = {"adamw8bit",   true,  false, 6e-4,
+                               {ADAMW(KEPT_8BIT), ADAMW(KEPT_8BIT), ADAMW(KEPT_8BIT), ADAMW(KEPT_FP32)},      RATES(0.9, 0.95, 1e-8)},
+    [OPTIMIZER_ADAMW_BF16]  = {"adamw-bf16",  false, false, 6e-4,   OF_ALL(RULE_ADAMW, KEPT_BF16, KEPT_BF16), RATES(0.9, 0.95, 1e-8)},
+    [OPTIMIZER_ADAMW_KAHAN] = {"adamw-kahan", false, true,  6e-4,   OF_ALL(RULE_ADAMW, KEPT_BF16, KEPT_BF16), RATES(0.9, 0.95, 1e-8)},
+    [OPTIMIZER_LION]        = {"lion",        true,  false, 1.2e-4, OF_ALL(RULE_LION, KEPT_FP32, KEPT_NOT),   RATES(0.9, 0.95, 1e-8)},
     [OPTIMIZER_ADAFACTOR]   = {"adafactor",   true,  false, 1.5e-4,
                                {{RULE_ADAFACTOR, KEPT_NOT, KEPT_FACTORED}, {RULE_ADAFACTOR, KEPT_NOT, KEPT_FACTORED},
-                                {RULE_ADAFACTOR, KEPT_NOT, KEPT_FP32}}},
-    [OPTIMIZER_SGD]         = {"sgd",         true,  false, 4e-3,
-                               {{RULE_SGD, KEPT_FP32, KEPT_NOT}, {RULE_SGD, KEPT_FP32, KEPT_NOT}, {RULE_SGD, KEPT_FP32, KEPT_NOT}}},
+                                {RULE_ADAFACTOR, KEPT_NOT, KEPT_FACTORED}, {RULE_ADAFACTOR, KEPT_NOT, KEPT_FP32}}, RATES(0.9, 0.95, 1e-8)},
+    [OPTIMIZER_SGD]         = {"sgd",         true,  false, 4e-3,   OF_ALL(RULE_SGD, KEPT_FP32, KEPT_NOT),    RATES(0.9, 0.95, 1e-8)},
     [OPTIMIZER_MUON]        = {"muon",        true,  false, 1.2e-3,
-                               {ADAMW(KEPT_FP32), {RULE_DIRECTION, KEPT_FP32, KEPT_NOT}, ADAMW(KEPT_FP32)}},
+                               {ADAMW(KEPT_FP32), ADAMW(KEPT_FP32), {RULE_DIRECTION, KEPT_FP32, KEPT_NOT}, ADAMW(KEPT_FP32)},
+                               RATES(0.9, 0.95, 1e-8)},
 };
+#undef OF_ALL
+#undef ADAMW
+#undef RATES
 
 static const struct {
     const char *name, *prefix;
@@ -66,6 +75,69 @@ bool optimizer_keeps_master(OptimizerKind kind, bool master, DType compute) {
     return master && TABLE[kind].master && compute != DTYPE_FP32;
 }
 double optimizer_default_learning_rate(OptimizerKind kind) { return TABLE[kind].learning_rate; }
+
+// ---------------------------------------------------------------------------------------------------- rates of a group
+
+_Static_assert((int)NUM_GROUPS == (int)UPDATE_GROUPS, "the ops know as many groups as the parameter table");
+
+void optimizer_default_rates(OptimizerKind kind, double weight_decay, GroupRates rates[NUM_GROUPS]) {
+    for (int group = 0; group < NUM_GROUPS; group++) {
+        rates[group] = TABLE[kind].rates[group];
+        rates[group].weight_decay *= weight_decay;
+    }
+}
+
+const char *parameter_group_name(ParameterGroup group) {
+    static const char *const names[NUM_GROUPS] = {"embedding", "head", "matrices", "vectors"};
+    return names[group];
+}
+
+static const struct {
+    const char *name;
+    size_t field;
+    double min, max;
+} RATES_BY_NAME[] = {
+    {"beta1", offsetof(GroupRates, beta1), 0, 0.999999},
+    {"beta2", offsetof(GroupRates, beta2), 0, 0.999999},
+    {"eps", offsetof(GroupRates, eps), 1e-16, 1},
+    {"decay", offsetof(GroupRates, weight_decay), 0, 10},
+};
+
+// One part, "group.name=number", of `length` bytes.
+static bool parse_rate(GroupRates rates[NUM_GROUPS], const char *part, int length, Error *err) {
+    const int group_length = (int)strcspn(part, ".=,"), name_length = (int)strcspn(part, "=,") - group_length - 1;
+    for (int group = 0; group < NUM_GROUPS; group++) {
+        const char *of = parameter_group_name((ParameterGroup)group);
+        if ((int)strlen(of) != group_length || strncmp(part, of, (size_t)group_length) != 0) continue;
+        for (size_t i = 0; i < sizeof RATES_BY_NAME / sizeof *RATES_BY_NAME; i++) {
+            const char *name = RATES_BY_NAME[i].name, *number = part + group_length + 1 + name_length + 1;
+            if ((int)strlen(name) != name_length || strncmp(part + group_length + 1, name, strlen(name)) != 0) continue;
+            if (number > part + length) break;
+            char *end;
+            const double x = strtod(number, &end);
+            if (end == number || end != part + length || !(x >= RATES_BY_NAME[i].min && x <= RATES_BY_NAME[i].max))
+                return error_set(err, "%.*s: %s is a number from %g to %g", length, part, name, RATES_BY_NAME[i].min,
+                                 RATES_BY_NAME[i].max);
+            *(double *)(void *)((char *)&rates[group] + RATES_BY_NAME[i].field) = x;
+            return true;
+        }
+    }
+    return error_set(err,
+                     "%.*s: expected GROUP.NAME=NUMBER with a group out of embedding, head, matrices, vectors and a "
+                     "name out of beta1, beta2, eps, decay",
+                     length, part);
+}
+
+bool optimizer_parse_rates(GroupRates rates[NUM_GROUPS], const char *text, Error *err) {
+    for (size_t n; *text; text += n + (text[n] == ',')) {
+        n = strcspn(text, ",");
+        if (!parse_rate(rates, text, (int)n, err)) return false;
+    }
+    return true;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// names
 
 bool optimizer_parse(OptimizerKind *kind, const char *name, Error *err) {
     char names[256] = "";
@@ -137,7 +209,7 @@ Tensor optimizer_state_slice(Tensor whole, StateSlot slot, const Parameter *p, i
 }
 
 bool optimizer_is_elementwise(OptimizerKind kind) {
-    for (int group = 0; group < 3; group++) {
+    for (int group = 0; group < NUM_GROUPS; group++) {
         const UpdateRule rule = TABLE[kind].groups[group].rule;
         if (rule == RULE_ADAFACTOR || rule == RULE_DIRECTION) return false;
     }

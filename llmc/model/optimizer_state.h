@@ -25,6 +25,20 @@ bool optimizer_has_master(OptimizerKind kind); // whether -w 1 has an effect
 bool optimizer_keeps_master(OptimizerKind kind, bool master, DType compute);
 double optimizer_default_learning_rate(OptimizerKind kind); // for -l auto: measured, see doc/optimizers.md
 
+// What a group of parameters is updated with, by rules that use it: AdamW all of it, Lion all but eps.
+typedef struct {
+    double rate; // learning rate over that of the step, also of the decay; above 0
+    double beta1, beta2, eps;
+    double weight_decay;
+} GroupRates;
+
+// What the table says for a run with this weight decay, which vectors do not have.
+void optimizer_default_rates(OptimizerKind kind, double weight_decay, GroupRates rates[NUM_GROUPS]);
+const char *parameter_group_name(ParameterGroup group); // "embedding", "head", "matrices", "vectors"
+// Changes rates as text says, such as "embedding.beta2=0.995,vectors.decay=0.1": beta1, beta2, eps and decay by group.
+// Otherwise false and a message that quotes the part that is wrong.
+bool optimizer_parse_rates(GroupRates rates[NUM_GROUPS], const char *text, Error *err);
+
 // The rule of one parameter, and the factor of its direction (Muon: 0.2 sqrt(max(rows, cols)), which makes its
 // directions as large as AdamW's, and does not multiply the weight decay: Liu et al., "Muon is Scalable for LLM
 // Training", 2025).

@@ -8,8 +8,9 @@
 
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_NORMAL_RESIDUAL } InitKind;
 
-// The groups that optimizers distinguish. Vectors have no weight decay.
-typedef enum { GROUP_EMBEDDING, GROUP_MATRIX, GROUP_VECTOR } ParameterGroup;
+// The groups that optimizers distinguish: embeddings (and the head, if it is one), a head of its own, matrices of the
+// blocks, and vectors (biases, weights of norms).
+typedef enum { GROUP_EMBEDDING, GROUP_HEAD, GROUP_MATRIX, GROUP_VECTOR, NUM_GROUPS } ParameterGroup;
 
 // THE list of weights, in the order of llm.c's .bin files. A row: the name of its constant and of its field, MODEL or
 // BLOCK (one in each block), which models have it, group, initial value, rows and columns (DIM_1: a vector), and its
@@ -35,7 +36,7 @@ typedef enum { GROUP_EMBEDDING, GROUP_MATRIX, GROUP_VECTOR } ParameterGroup;
     X(FCPROJB,  fcprojb,  BLOCK, IN_MLP_BIAS,  VECTOR,    ZERO,            DIM_C,     DIM_1, "h.%d.mlp.c_proj.bias",    "model.layers.%d.mlp.*.bias")                      \
     X(LNFW,     lnfw,     MODEL, IN_ALL,       VECTOR,    ONE,             DIM_C,     DIM_1, "ln_f.weight",             "model.norm.weight")                               \
     X(LNFB,     lnfb,     MODEL, IN_LAYERNORM, VECTOR,    ZERO,            DIM_C,     DIM_1, "ln_f.bias",               "model.norm.bias")                                 \
-    X(HEADW,    headw,    MODEL, IN_UNTIED,    EMBEDDING, NORMAL,          DIM_VP,    DIM_C, "",                        "lm_head.weight")
+    X(HEADW,    headw,    MODEL, IN_UNTIED,    HEAD,      NORMAL,          DIM_VP,    DIM_C, "",                        "lm_head.weight")
 // clang-format on
 
 #define X(NAME, ...) PARAM_##NAME,

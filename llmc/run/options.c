@@ -560,6 +560,7 @@ static void print_difference(FILE *f, const OptionRow *row, const Options *optio
     const bool comparable = cJSON_IsNumber(then) || option_is_text(row);
     if (comparable && before && strcmp(now, before) == 0) return;
     if (!option_is_text(row) && may_be_auto(row) && number_of(row, options) == row->min) now = "auto";
+    if (cJSON_IsNumber(then) && may_be_auto(row) && then->valuedouble == row->min) before = "auto";
     format_print(f, "--%s %s (was %s)\n", row->long_name, *now ? now : "\"\"",
                  before ? before : "neither text nor number");
 }

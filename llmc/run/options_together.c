@@ -1,6 +1,8 @@
 // The rules between options, as two tables: what is refused, and what has no effect.
 #include "llmc/run/options_together.h"
 
+#include "llmc/run/options_rates.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,8 +19,7 @@ bool options_check_together(const Options *o, Error *err) {
         {saves && !*o->output, "-n: no directory for checkpoints; name one with -o DIR"},
         {scores && trains && o->val_every == 0,
          "-h: scored at every validation, but -v 0 turns it off; give -v N, or leave out -h"},
-        {o->lr_embedding >= 0 && (o->lr_embedding == 0 || o->lr == 0),
-         "--lr-embedding: it and -l must be above 0; leave it out"},
+        {o->eps == 0, "--eps 0: must be above 0; 1e-8 is usual"},
         {o->plan && o->advise, "--plan and --advise: give one of them at a time"},
         {*o->gpu && !asks, "--gpu: only applies to a plan or advice; give --plan or --advise as well"},
         {o->tokens > 0 && options_given(o, "max-steps"),
@@ -31,7 +32,8 @@ bool options_check_together(const Options *o, Error *err) {
     if (o->total_batch > 0 && o->T > 0 && !options_check_total_batch(o->total_batch, o->T, err)) return false;
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         if (rules[i].is_wrong) return error_set(err, "%s", rules[i].message);
-    return true;
+    GroupRates unused[NUM_GROUPS];
+    return options_rates(o, unused, err);
 }
 
 char *options_without_effect(const Options *o, bool on_gpu) {
@@ -43,8 +45,8 @@ char *options_without_effect(const Options *o, bool on_gpu) {
         const char *names; // long ones, with blanks between them
     } table[] = {
         {"-x 0 does not train", !trains,
-         "learning-rate lr-embedding warmup final-lr-fraction schedule weight-decay beta1 beta2 eps "
-         "momentum grad-clip loss-outlier norm-outlier optimizer total-batch max-minutes "
+         "learning-rate lr-embedding lr-head lr-vectors warmup final-lr-fraction schedule weight-decay beta1 beta2 eps "
+         "by-group momentum grad-clip loss-outlier norm-outlier optimizer total-batch max-minutes "
          "overfit recompute grad-dtype checkpoint-every keep major-every numerics-every "
          "reset-optimizer"},
         {"-v 0", o->val_every == 0, "val-data val-sequences"},

@@ -129,6 +129,35 @@ static void data_lines(const ReportFacts *r) {
                      (long long)model_options(r->model)->config.V);
 }
 
+// What a group is updated with that the matrices are not; vectors usually have no weight decay.
+static void group_line(const ReportFacts *r, ParameterGroup group) {
+    const RunSetup *s = r->setup;
+    const GroupRates *own = &s->rates[group], *usual = &s->rates[GROUP_MATRIX];
+    const double decay = group == GROUP_VECTOR ? 0 : s->options.weight_decay;
+    const struct {
+        const char *name;
+        double own, usual;
+    } facts[] = {
+        {"learning rate", own->rate * s->schedule.max_lr, usual->rate * s->schedule.max_lr},
+        {"beta1", own->beta1, usual->beta1},
+        {"beta2", own->beta2, usual->beta2},
+        {"eps", own->eps, usual->eps},
+        {"weight decay", own->weight_decay, decay},
+    };
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *f = text_open(&text, &bytes);
+    const char *before = parameter_group_name(group);
+    for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) {
+        if (facts[i].own == facts[i].usual) continue;
+        fprintf(f, "%s %s %.3g", before, facts[i].name, facts[i].own);
+        before = ",";
+    }
+    fclose(f);
+    if (*text) runlog_field(r->log, "", "%s", text);
+    free(text);
+}
+
 static void schedule_lines(const ReportFacts *r) {
     const RunSetup *s = r->setup;
     const ModelOptions *m = model_options(r->model);
@@ -139,9 +168,8 @@ static void schedule_lines(const ReportFacts *r) {
                  schedule_name(s->schedule.kind), (long long)s->schedule.warmup, s->schedule.max_lr,
                  schedule_lr(&s->schedule, s->total_steps - 1), (long long)s->total_steps, optimizer_name(m->optimizer),
                  s->options.weight_decay);
-    if (s->options.lr_embedding > 0)
-        runlog_field(r->log, "", "embeddings at %.3g where the others are at %.3g", s->options.lr_embedding,
-                     s->schedule.max_lr);
+    for (int i = 0; i < NUM_GROUPS; i++)
+        if (i != GROUP_HEAD || s->config.untied) group_line(r, (ParameterGroup)i);
     runlog_field(r->log, "mfu", "(6 N + 6 L C T) FLOP a token against %s",
                  r->datasheet > 0 ? "the peak of the datasheet" : "the measured matmul rate");
     if (!*s->options.output)

@@ -18,6 +18,7 @@
 #include "llmc/plan/plan_memory.h"
 #include "llmc/plan/plan_print.h"
 #include "llmc/run/advice.h"
+#include "llmc/run/options_rates.h"
 #include "llmc/run/processes.h"
 #include "llmc/run/profile.h"
 #include "llmc/store/checkpoint.h"
@@ -248,10 +249,6 @@ static bool choose_dtype(RunSetup *s, Error *err) {
 // A plan may be for more processes than there are.
 static int process_count(const Options *o) { return options_only_ask(o) && o->gpus > 1 ? o->gpus : comm_size(); }
 
-static double learning_rate(const Options *o) {
-    return o->lr < 0 ? optimizer_default_learning_rate(o->optimizer) : o->lr;
-}
-
 ModelOptions run_setup_model(const RunSetup *s) {
     const Options *o = &s->options;
     return (ModelOptions){
@@ -263,7 +260,6 @@ ModelOptions run_setup_model(const RunSetup *s) {
         .T = s->T,
         .recompute = s->recompute,
         .optimizer = o->optimizer,
-        .embedding_rate = o->lr_embedding < 0 ? 1.0f : (float)(o->lr_embedding / learning_rate(o)),
         .gradients_in_dtype = o->grad_dtype == GRADIENTS_COMPUTE && s->dtype != DTYPE_FP32,
         .seed = s->state.seed,
         .offload = o->offload == OFFLOAD_OPTIMIZER,
@@ -280,9 +276,14 @@ ModelOptions run_setup_model(const RunSetup *s) {
     };
 }
 
-// --optimizer: as in the checkpoint, unless --reset-optimizer starts a new state.
+// --optimizer: as in the checkpoint, unless --reset-optimizer starts a new state. And the rates of its groups.
 static bool choose_optimizer(RunSetup *s, Error *err) {
     const Options *o = &s->options;
+    if (!options_rates(o, s->rates, err)) return false;
+    if (!s->config.untied && (options_given(o, "lr-head") || strstr(o->by_group, parameter_group_name(GROUP_HEAD))))
+        return error_set(err,
+                         "%s: the head of this model is its embedding; use --lr-embedding, or embedding in --by-group",
+                         options_given(o, "lr-head") ? "--lr-head" : "--by-group");
     if (!s->resume_path || o->max_steps == 0) return true;
     if (o->reset_optimizer) s->state.control.updates = 0;
     return o->reset_optimizer || optimizer_file_check(s->state.optimizer, o->optimizer, err) ||
@@ -338,7 +339,7 @@ static bool choose_lengths(RunSetup *s, Error *err) {
     if (o->profile > 0) s->total_steps = s->state.step + profile_total_steps(o->profile);
     const int64_t warmup = o->warmup >= 0 ? o->warmup : min_i64(s->total_steps / 50, 700);
     s->schedule = (Schedule){.kind = o->schedule,
-                             .max_lr = learning_rate(o),
+                             .max_lr = options_learning_rate(o),
                              .final_fraction = o->final_fraction,
                              .warmup = warmup,
                              .total = s->total_steps};
@@ -490,18 +491,16 @@ bool run_setup_plan(RunSetup *s, Error *err) {
 
 OptimizerOptions run_setup_optimizer(const RunSetup *s) {
     const Options *o = &s->options;
-    return (OptimizerOptions){
-        .beta1 = (float)o->beta1,
-        .beta2 = (float)o->beta2,
-        .eps = (float)o->eps,
+    OptimizerOptions optimizer = {
         .momentum = (float)o->momentum,
-        .weight_decay = (float)o->weight_decay,
         .seed = s->state.seed,
         .limits = {.clip = (float)o->grad_clip,
                    .loss_z_limit = (float)o->loss_outlier,
                    .norm_z_limit = (float)o->norm_outlier,
                    .scale_growth_interval = optimizer_scale_growth_interval(s->dtype)},
     };
+    memcpy(optimizer.rates, s->rates, sizeof s->rates);
+    return optimizer;
 }
 
 DataLoaderOptions run_setup_loader(const RunSetup *s) {

@@ -27,6 +27,7 @@ typedef struct {
     int64_t first_step;    // where this process begins
     int64_t first_skipped; // steps that were skipped before
     Schedule schedule;
+    GroupRates rates[NUM_GROUPS]; // of the optimizer
     DType dtype;
     Recompute recompute;
     Tokenizer *tokenizer; // NULL: samples are shown as token numbers

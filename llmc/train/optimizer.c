@@ -13,7 +13,7 @@
 struct Optimizer {
     Model *model;
     OptimizerOptions options;
-    UpdateTensor *tensors; // of this process, with the run's weight decay
+    UpdateTensor *tensors; // of this process, with the rates of their groups
     UpdateList list;       // of them
     UpdateTensor *parts;   // of the gradient norm
     UpdateList norm;       // of them
@@ -57,12 +57,9 @@ void optimizer_norm(Optimizer *o) {
 
 void optimizer_step(Optimizer *o, double learning_rate, int64_t tokens_in_step, bool watched) {
     const Tensor control = model_control(o->model);
-    const UpdateParams params = {.learning_rate = (float)learning_rate,
-                                 .beta1 = o->options.beta1,
-                                 .beta2 = o->options.beta2,
-                                 .eps = o->options.eps,
-                                 .momentum = o->options.momentum,
-                                 .seed = o->options.seed};
+    UpdateParams params = {
+        .learning_rate = (float)learning_rate, .momentum = o->options.momentum, .seed = o->options.seed};
+    memcpy(params.moments, o->options.limits.moments, sizeof params.moments);
     step_control_update(control, norm_row(o->model, 0), model_step_losses(o->model), tokens_in_step, o->options.limits);
     if (watched) model_numerics_gradients(o->model);
     if (o->list.n > 0) {
@@ -108,15 +105,21 @@ Optimizer *optimizer_create(Model *model, const OptimizerOptions *options, Error
     REQUIRE_MEMORY(o && (o->tensors = malloc((size_t)(count + 1) * sizeof *o->tensors)), "the optimizer's tensors");
     o->model = model;
     o->options = *options;
-    o->options.limits.beta1 = options->beta1;
-    o->options.limits.beta2 = options->beta2;
+    for (int i = 0; i < NUM_GROUPS; i++) {
+        const GroupRates *r = &options->rates[i];
+        o->options.limits.moments[i] = (MomentRates){(float)r->beta1, (float)r->beta2, (float)r->eps};
+    }
     o->list = update_list(o->tensors, count);
     o->parts = calloc((size_t)p->num_norm_parts, sizeof *o->parts);
     REQUIRE_MEMORY(o->parts, "the parts of the gradient norm");
     for (int i = 0; i < p->num_norm_parts; i++) o->parts[i].grad = norm_part(model, &p->norm_parts[i]);
     o->norm = update_list(o->parts, p->num_norm_parts);
     memcpy(o->tensors, own, (size_t)count * sizeof *o->tensors);
-    for (int i = 0; i < count; i++) o->tensors[i].weight_decay *= options->weight_decay;
+    for (int i = 0; i < count; i++) {
+        const GroupRates *r = &options->rates[o->tensors[i].group];
+        o->tensors[i].rate *= (float)r->rate;
+        o->tensors[i].weight_decay = (float)r->rate * (float)r->weight_decay;
+    }
     if (of->optimizer == OPTIMIZER_MUON)
         o->muon =
             muon_create(&o->list, model_parameters(model), model_num_tensors(model), model_optimizer_scratch(model));

@@ -6,11 +6,10 @@
 #include "llmc/model/model.h"
 
 typedef struct {
-    float beta1, beta2, eps;
-    float momentum;     // SGD, Muon
-    float weight_decay; // on matrices and embeddings; vectors (biases, layernorm) do not decay
-    uint64_t seed;      // of stochastic rounding, if there are no master weights
-    StepLimits limits;  // clip, outliers; optimizer_create adds the betas
+    GroupRates rates[NUM_GROUPS];
+    float momentum;    // SGD, Muon
+    uint64_t seed;     // of stochastic rounding, if there are no master weights
+    StepLimits limits; // clip, outliers; optimizer_create adds the betas
 } OptimizerOptions;
 
 // The loss scale. fp16 has no numbers below 2^-24, where many gradients are. So the loss is multiplied by a scale

@@ -116,12 +116,13 @@ def windows_of_steps(run, steps):
     return torch.tensor(windows)
 
 
-def steps_in_pytorch(model, windows, rate):
-    """AdamW on the windows (steps, B, T+1), in fp32: the losses, and the norms before clipping."""
+def steps_in_pytorch(model, windows, rate, groups=None):
+    """AdamW on the windows (steps, B, T+1), in fp32: the losses, and the norms before clipping. groups: other parameter
+    groups than the matrices, which decay, and the vectors."""
     import torch
 
-    groups = [{"params": [p for p in model.parameters() if (p.dim() == 2) == decays], "weight_decay": 0.1 * decays}
-              for decays in (True, False)]
+    groups = groups or [{"params": [p for p in model.parameters() if (p.dim() == 2) == decays], "weight_decay": 0.1 * decays}
+                        for decays in (True, False)]
     optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8)
     losses, norms = [], []
     for batch in windows:
@@ -170,6 +171,38 @@ def test_thirty_steps_in_fp32_are_those_of_pytorch(family, data, tmp_path):
     norm = relative_error([step["norm"] for step in ours], norms)
     print(f"| {family} | {loss:.1e} | {norm:.1e} |", " | ".join(f"{error:.1e}" for error in moved.values()), "|")
     assert loss <= 1e-5 and norm <= 1e-5 and moved["others"] <= 1e-4 and moved["k's bias"] <= 1e-3
+
+
+@pytest.mark.slow
+def test_thirty_steps_of_groups_in_fp32_are_those_of_pytorch(data, tmp_path):
+    """Every value of every group differs from the others'. Limits as above, and for weights near 1 half an ulp a step:
+    PyTorch multiplies by 1 - lr decay, rounded."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    groups = {  # learning rate, beta1, beta2, eps, decay
+        "embedding": (4e-3, 0.9, 0.99, 1e-7, 0.05), "head": (2e-3, 0.8, 0.96, 1e-6, 0.01), "matrices": (RATE, 0.85, 0.97, 1e-8, 0.1),
+        "vectors": (5e-4, 0.95, 0.9, 1e-9, 0.2)}
+    flags = [f"{group}.{name}={value}" for group, (_, *values) in groups.items()
+             for name, value in zip(("beta1", "beta2", "eps", "decay"), values)]
+    train(*model_of("llama"), "-x", 0, *QUIET, *data.flags, "--export", tmp_path / "start")
+    train("-e", tmp_path / "start", *data.flags, *QUIET, "-t", T, "-b", 4, "--dtype", "fp32", "-x", STEPS, "-l", RATE, "-u", 0, "-k",
+          "constant", "--threads", 1, "-o", tmp_path / "run", "--lr-embedding", 4e-3, "--lr-head", 2e-3, "--lr-vectors", 5e-4,
+          "--by-group", ",".join(flags))
+    peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "start").train()
+    start = {name: p.detach().clone() for name, p in peer.named_parameters()}
+    of_group = {group: [] for group in groups}
+    for name, p in peer.named_parameters():
+        special = {"model.embed_tokens.weight": "embedding", "lm_head.weight": "head"}
+        of_group[special.get(name, "matrices" if p.dim() == 2 else "vectors")].append(p)
+    rows = [{"params": of_group[group], "lr": lr, "betas": (beta1, beta2), "eps": eps, "weight_decay": decay}
+            for group, (lr, beta1, beta2, eps, decay) in groups.items()]
+    losses, norms = steps_in_pytorch(peer, windows_of_steps(tmp_path / "run", STEPS), RATE, rows)
+    ours = events(tmp_path / "run", "step")
+    assert relative_error([step["loss"] for step in ours], losses) <= 1e-5
+    assert relative_error([step["norm"] for step in ours], norms) <= 1e-5
+    final = transformers.AutoModelForCausalLM.from_pretrained(checkpoints(tmp_path / "run")[-1])
+    for name, p in final.named_parameters():
+        want = peer.get_parameter(name).detach()
+        assert (p.detach() - want).norm() <= 1e-4 * (want - start[name]).norm() + STEPS * 2**-24 * want.norm(), name
 
 
 # ------------------------------------------------------------------------------------------------- CUDA, simulated

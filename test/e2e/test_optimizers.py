@@ -7,6 +7,7 @@ import struct
 import pytest
 from conftest import (EXIT_BAD_INPUT, QUIET, SIMULATOR, TINY, checkpoints, cut_back, events, losses, needs_simulator,
                       run_tiny, same_run, same_state, train, write_state)
+from test_processes import assert_same, needs_mpi, run as run_processes
 
 ADAMW_LIKE = 3e-3  # of a model this small; the others in the proportions of their defaults
 RATES = {"adamw": ADAMW_LIKE, "adamw8bit": ADAMW_LIKE, "adamw-bf16": ADAMW_LIKE, "adamw-kahan": ADAMW_LIKE,
@@ -61,20 +62,89 @@ def test_it_learns_and_a_resumed_run_has_the_same_bits(optimizer, whole, tmp_pat
     assert state_of(run)["optimizer"] == optimizer
 
 
-def test_embeddings_have_a_rate_of_their_own(data, tmp_path):
-    """After one step of Lion, whose update is +-1, each weight has moved by its rate; the decay has the same rate."""
-    import numpy as np
-    from verify_checkpoint import tensors
+UNTIED = ["-e", "llama:L=2,C=64,NH=2,T=32", "-t", 32, "-b", 4]
 
-    flags = [*TINY, *QUIET, *data.flags, "--dtype", "fp32", "--optimizer", "lion", "-k", "constant", "-u", 0, "-n", 1, "-nk", 0]
-    for name, more in (("start", ["-l", 1e-9]), ("one", ["-l", 1e-3]), ("two", ["-l", 1e-3, "--lr-embedding", 4e-3])):
-        train(*flags, "-x", 1, "-c", 0.1, *more, "-o", tmp_path / name)
-    start, one, two = (tensors(checkpoints(tmp_path / name)[-1] / "model.safetensors")[0] for name in ("start", "one", "two"))
-    for name, (_, _, values) in start.items():
-        moved, moved_more = np.abs(one[name][2] - values), np.abs(two[name][2] - values)
-        ratio = 4 if name.endswith(("wte.weight", "wpe.weight")) else 1
-        assert moved.max() == pytest.approx(1e-3, rel=0.1)  # and 1e-4 of a weight
-        assert np.allclose(moved_more, ratio * moved, rtol=1e-2, atol=1e-6), name
+
+def tensors_of(run):
+    from verify_checkpoint import tensors
+    return {name: values for name, (_, _, values) in tensors(checkpoints(run)[-1] / "model.safetensors")[0].items()}
+
+
+def group_of(name):
+    if "embed_tokens" in name or name.endswith(("wte.weight", "wpe.weight")):
+        return "embedding"
+    if "lm_head" in name:
+        return "head"
+    return "vectors" if "norm" in name or name.endswith("bias") or ".ln_" in name else "matrices"
+
+
+@pytest.mark.parametrize("optimizer", RATES)
+@pytest.mark.parametrize("head", [False, True])
+def test_groups_have_learning_rates_of_their_own(optimizer, head, data, tmp_path):
+    """In the first step, whatever the optimizer, the change is the gradient's times the learning rate of the group, also that
+    of the decay. A head has the rate of the embeddings unless it has its own."""
+    import numpy as np
+
+    flags = [*UNTIED, *QUIET, *data.flags, "--dtype", "fp32", "--optimizer", optimizer, "-k", "constant", "-u", 0, "-n", 1,
+             "-nk", 0, "-x", 1, "-c", 0.1]
+    unit = 1.0 if optimizer == "sgd" else 1e-3  # changes that fp32 weights hold well
+    rates = {"embedding": 4, "head": 8 if head else 4, "vectors": 2, "matrices": 1}
+    own = ["--lr-embedding", 4 * unit, "--lr-vectors", 2 * unit, *(["--lr-head", 8 * unit] if head else [])]
+    for name, more in (("start", ["-l", 1e-9]), ("one", ["-l", unit]), ("own", ["-l", unit, *own])):
+        train(*flags, *more, "-o", tmp_path / name)
+    start, one, groups = (tensors_of(tmp_path / name) for name in ("start", "one", "own"))
+    for name, values in start.items():
+        moved, moved_more = np.abs(one[name] - values), np.abs(groups[name] - values)
+        assert moved.max() > 1e-5
+        assert np.allclose(moved_more, rates[group_of(name)] * moved, rtol=1e-2, atol=1e-6), name
+
+
+def test_the_header_and_a_resume_name_what_groups_have(data, tmp_path):
+    flags = [*UNTIED, *QUIET, *data.flags, "--dtype", "fp32", "-l", 1e-3, "-x", 2, "-n", 1]
+    plain = train(*flags, "-o", tmp_path / "run").stdout
+    assert not any(f"{group} learning" in plain or f"{group} beta" in plain for group in ("embedding", "head", "vectors"))
+    groups = ["--lr-embedding", 4e-3, "--lr-head", 2e-3, "--by-group", "embedding.beta2=0.99,vectors.decay=0.01"]
+    said = train("-o", tmp_path / "run", "-y", 1, "-x", 3, *groups).stdout
+    lines = [line.strip() for line in said.splitlines()]
+    assert "embedding learning rate 0.004, beta2 0.99" in lines
+    assert "head learning rate 0.002" in lines and "vectors weight decay 0.01" in lines
+    assert "--lr-embedding 0.004 (was auto)" in said and "--lr-head 0.002 (was auto)" in said
+    assert "--by-group embedding.beta2=0.99,vectors.decay=0.01 (was )" in said
+    again = train("-o", tmp_path / "run", "-y", 1, "-x", 4).stdout
+    assert "head learning rate 0.002" in [line.strip() for line in again.splitlines()]
+
+
+def test_a_head_that_is_the_embedding_has_no_rates(data):
+    for flags, name in ((["--lr-head", 1e-3], "--lr-head"), (["--by-group", "head.decay=0"], "--by-group")):
+        said = train(*TINY, *QUIET, *data.flags, "-x", 1, *flags, expect=EXIT_BAD_INPUT).stderr
+        assert f"{name}: the head of this model is its embedding" in said
+
+
+OWN_GROUPS = ["--lr-embedding", 4e-3, "--lr-vectors", 5e-4, "--by-group",
+              "embedding.beta2=0.99,embedding.eps=1e-6,vectors.beta1=0.8,vectors.decay=0.2,matrices.decay=0.05,matrices.beta2=0.9"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw8bit", "lion", "muon"])
+def test_runs_with_groups_resume_and_offload_to_the_same_bits(optimizer, data, tmp_path):
+    flags = [*TINY, *QUIET, *data.flags, "--dtype", "bf16", "-d", 256, "-l", 1e-3, "-u", 1, "-x", 6, "-n", 3, "-nk", 0, "--optimizer", optimizer, *OWN_GROUPS]
+    train(*flags, "-o", tmp_path / "run")
+    check_resumed(tmp_path / "run", tmp_path)
+    if optimizer not in WHOLE_MATRICES:
+        train(*flags, "--offload", "optimizer", "-o", tmp_path / "host")
+        assert same_state(checkpoints(tmp_path / "host")[-1], checkpoints(tmp_path / "run")[-1])
+    plain = tmp_path / "plain"
+    train(*flags[:-len(OWN_GROUPS)], "-o", plain)
+    assert not same_state(checkpoints(plain)[-1], checkpoints(tmp_path / "run")[-1])
+
+
+@needs_mpi
+@pytest.mark.parametrize("optimizer", ["adamw8bit", "adafactor", "muon"])
+def test_groups_on_several_processes_give_the_same_checkpoint(optimizer, data, tmp_path):
+    flags = ["-x", 3, "--reduce-groups", 2, "--optimizer", optimizer, "-l", 1e-3, *OWN_GROUPS]
+    run_processes(1, tmp_path / "one", data, *flags)
+    for zero in (0, 1):
+        run_processes(2, tmp_path / f"two{zero}", data, *flags, "-z", zero)
+        assert_same(tmp_path / "one", tmp_path / f"two{zero}")
 
 
 def test_adamw_learns_in_6_bytes_a_parameter_and_resumes_to_the_same_bits(data, tmp_path):

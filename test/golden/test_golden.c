@@ -164,12 +164,10 @@ static Optimizer *make_optimizer(Model *model) {
     Error err;
     double *adamw = expected("", "adamw", &n), *muon = expected("", "muon", &n);
     const bool is_muon = model_options(model)->optimizer == OPTIMIZER_MUON;
-    OptimizerOptions options = {.beta1 = (float)adamw[0],
-                                .beta2 = (float)adamw[1],
-                                .eps = (float)adamw[2],
-                                .momentum = (float)muon[0],
-                                .weight_decay = (float)(is_muon ? muon[1] : adamw[3]),
-                                .limits.clip = (float)adamw[4]};
+    OptimizerOptions options = {.momentum = (float)muon[0], .limits.clip = (float)adamw[4]};
+    optimizer_default_rates(model_options(model)->optimizer, is_muon ? muon[1] : adamw[3], options.rates);
+    for (int i = 0; i < NUM_GROUPS; i++)
+        options.rates[i].beta1 = adamw[0], options.rates[i].beta2 = adamw[1], options.rates[i].eps = adamw[2];
     free(adamw), free(muon);
     Optimizer *optimizer = optimizer_create(model, &options, &err);
     if (!optimizer) op_fail("%s", err.text);

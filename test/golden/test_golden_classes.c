@@ -262,11 +262,10 @@ static void check_ten_steps(DType dtype) {
     Error err;
     int64_t n;
     double *adamw = expected("", "adamw", &n), *rates = expected("", "learning_rates", &n), losses[STEPS], norms[STEPS];
-    OptimizerOptions options = {.beta1 = (float)adamw[0],
-                                .beta2 = (float)adamw[1],
-                                .eps = (float)adamw[2],
-                                .weight_decay = (float)adamw[3],
-                                .limits.clip = (float)adamw[4]};
+    OptimizerOptions options = {.limits.clip = (float)adamw[4]};
+    optimizer_default_rates(model_options(model)->optimizer, adamw[3], options.rates);
+    for (int i = 0; i < NUM_GROUPS; i++)
+        options.rates[i].beta1 = adamw[0], options.rates[i].beta2 = adamw[1], options.rates[i].eps = adamw[2];
     Optimizer *optimizer = optimizer_create(model, &options, &err);
     if (!optimizer) op_fail("%s", err.text);
     golden_ten_steps(model, optimizer, golden.windows, rates, losses, norms);

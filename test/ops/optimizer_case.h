@@ -22,7 +22,7 @@ typedef struct {
     Keep keep;
     int64_t rows, cols; // cols 0: a vector of `rows` elements
     float weight_decay, rate;
-    int stream;
+    int group, stream;
 } UpdateSpec;
 
 // The values that count stand in the .v of the tensors: weight.v (master.v) holds w as ops.h names it; m_values and
@@ -37,7 +37,10 @@ typedef struct {
 } UpdateCase;
 
 static const UpdateParams update_params = {
-    .learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-3f, .momentum = 0.9f, .seed = 42};
+    .learning_rate = 0.1f,
+    .moments = {{0.9f, 0.95f, 1e-3f}, {0.8f, 0.99f, 1e-2f}, {0.95f, 0.9f, 2e-3f}, {0.7f, 0.999f, 3e-3f}},
+    .momentum = 0.9f,
+    .seed = 42};
 enum { UPDATES = 3 }; // with the next one, unless a test says otherwise
 
 static inline const char *rule_name(UpdateRule rule) {
@@ -61,7 +64,9 @@ static inline OpsShape optimizer_shape(DType dtype, int num_tensors, int64_t fac
 static inline StepControl decision_of(int32_t updates, UpdateParams params, float grad_factor) {
     StepControl c = step_control_initial(1.0f);
     c.grad_factor = grad_factor, c.updates = updates - 1;
-    step_control_count_update(&c, (StepLimits){.beta1 = params.beta1, .beta2 = params.beta2});
+    StepLimits limits = {0};
+    memcpy(limits.moments, params.moments, sizeof limits.moments);
+    step_control_count_update(&c, limits);
     return c;
 }
 
@@ -176,7 +181,7 @@ static inline void new_gradients(UpdateCase *p, int step) {
 
 // Lion takes a sign: no sum of fp32 near enough to 0 to have another one than in fp64, but some are 0.
 static inline void keep_signs_clear(UpdateCase *p, float grad_factor) {
-    const double b1 = (double)update_params.beta1;
+    const double b1 = (double)update_params.moments[p->spec.group].beta1;
     for (int64_t i = 0; i < p->n; i++) {
         const double sum = b1 * p->m_values[i] + (1 - b1) * p->grad.v[i] * (double)grad_factor;
         if (fabs(sum) < 1e-4) p->grad.v[i] = 1.0 / (double)grad_factor * (p->m_values[i] < 0.0 ? -1.0 : 1.0);
@@ -223,6 +228,7 @@ static inline UpdateCase parameter_make(UpdateSpec spec) {
                               .rule = spec.rule,
                               .weight_decay = spec.weight_decay,
                               .rate = spec.rate,
+                              .group = spec.group,
                               .stream = spec.stream};
     return p;
 }
@@ -333,6 +339,7 @@ static inline RefUpdate parameter_reference(const UpdateCase *p) {
                        .n = p->n,
                        .cols = p->spec.cols,
                        .padding = p->update.padding,
+                       .group = p->spec.group,
                        .updates = p->updates,
                        .w = p->w,
                        .grad = p->grad.v,

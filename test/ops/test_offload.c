@@ -11,9 +11,6 @@
 
 enum { STEPS = 4, SPAN = 8 };
 
-static const OptimizerOptions options = {
-    .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .momentum = 0.95f, .weight_decay = 0.1f, .seed = 7};
-
 // C = 40: no tensor but the embeddings is a whole number of blocks of 8-bit states, and the state of most is no whole
 // number of cache lines.
 static Model *make(OptimizerKind optimizer, DType dtype, bool offload) {
@@ -71,6 +68,8 @@ OP_TEST(state_in_host_memory_has_the_bits_of_state_on_the_device) {
         Model *models[2];
         Optimizer *optimizers[2];
         for (int offload = 0; offload < 2; offload++) {
+            OptimizerOptions options = {.momentum = 0.95f, .seed = 7};
+            optimizer_default_rates((OptimizerKind)kind, 0.1, options.rates);
             models[offload] = make((OptimizerKind)kind, dtype, offload);
             optimizers[offload] = optimizer_create(models[offload], &options, &err);
             assert_non_null(optimizers[offload]);

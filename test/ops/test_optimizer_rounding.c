@@ -16,7 +16,7 @@ static uint32_t random_bits(UpdateParams p, int32_t updates, int stream, int k, 
 // of a gradient of -1 is -1.
 static UpdateParams without_memory(void) {
     UpdateParams p = update_params;
-    p.beta1 = p.beta2 = 0.0f, p.eps = 1e-8f;
+    p.moments[0] = (MomentRates){.eps = 1e-8f};
     return p;
 }
 
@@ -278,7 +278,7 @@ OP_TEST(updates_under_8_bit_states_stay_bounded_when_gradients_stop) {
     upload8(x.m_values, x.m, &x.m_scale, true), upload8(x.v_values, x.v, &x.v_scale, false);
     Tensor control = control_with(1.0f, SKIP_NONE);
     UpdateParams p = update_params;
-    p.learning_rate = 1.0f, p.eps = 1e-12f;
+    p.learning_rate = 1.0f, p.moments[0].eps = 1e-12f;
     double before[N] = {0}, largest = 0.0;
     for (int update = 1; update <= STEPS; update++) {
         control_set(control, update, p, 1.0f);

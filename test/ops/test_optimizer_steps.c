@@ -27,8 +27,8 @@ typedef struct {
 } Run;
 
 static Run run_make(OptimizerKind kind, DType dtype, float weight_decay) {
-    const OptimizerOptions options = {
-        .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .momentum = 0.95f, .weight_decay = weight_decay, .seed = 7};
+    OptimizerOptions options = {.momentum = 0.95f, .seed = 7};
+    optimizer_default_rates(kind, (double)weight_decay, options.rates);
     Error err;
     ModelOptions o = random_model_options(dtype, true, 1, 0);
     o.T = SPAN, o.optimizer = kind;

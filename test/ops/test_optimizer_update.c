@@ -11,12 +11,13 @@ enum { MAX_PARAMETERS = 7 };
 // tensor.
 static const int64_t sizes[MAX_PARAMETERS] = {1, 7, 255, 256, 257, 4099, 70001};
 
-// Tensors [first, end) of `sizes`, each with its own decay, rate and random bits.
+// Tensors [first, end) of `sizes`, each with its own decay, rate, group and random bits.
 static void make_parameters(UpdateCase *p, UpdateSpec spec, int first, int end) {
     const float decay[MAX_PARAMETERS] = {0.1f, 0.0f, 0.1f, 0.0f, 0.5f, 0.1f, 0.1f};
     const float rate[MAX_PARAMETERS] = {1.0f, 1.0f, 0.5f, 1.0f, 2.0f, 0.75f, 1.0f};
     for (int i = first; i < end; i++) {
         spec.rows = sizes[i], spec.weight_decay = decay[i], spec.rate = rate[i], spec.stream = 3 * i;
+        spec.group = i % UPDATE_GROUPS;
         p[i - first] = parameter_make(spec);
     }
 }

@@ -282,7 +282,7 @@ static void optimizer_update_random(DType dtype) {
              (int)sizes[1], (int)sizes[2]);
     for (int i = 0; i < n; i++) {
         spec.rows = sizes[i], spec.weight_decay = flip() ? 0.1f : 0.0f, spec.rate = 0.5f + (float)i,
-        spec.stream = 3 * i;
+        spec.stream = 3 * i, spec.group = i % UPDATE_GROUPS;
         p[i] = parameter_make(spec);
         tensors[i] = p[i].update;
     }

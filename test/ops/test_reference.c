@@ -361,8 +361,8 @@ TEST(the_first_adamw_step_is_the_learning_rate_against_the_sign) {
     // m / (1-b1) = g and v / (1-b2) = g^2 at step 1, so the direction is g / (|g| + eps), here 2 / (2 + 2) = 1/2; the
     // decay adds 0.1 * w = 0.3.
     double w[1] = {3.0}, m[1] = {0.0}, v[1] = {0.0}, g[1] = {4.0};
-    UpdateParams params_1 = {.learning_rate = 0.5f, .beta1 = 0.75f, .beta2 = 0.875f, .eps = 2.0f};
-    ref_adamw_update(w, m, v, g, 1, 1.0, 0.1, params_1, 1, 0.5);
+    UpdateParams params_1 = {.learning_rate = 0.5f, .moments = {{0}, {0.75f, 0.875f, 2.0f}}};
+    ref_adamw_update(w, m, v, g, 1, 1.0, 0.1, params_1, 1, 1, 0.5);
     assert_true(fabs(w[0] - (3.0 - 0.5 * (0.5 + 0.3))) < 1e-15);
     assert_true(fabs(m[0] - 0.5) < 1e-15 && fabs(v[0] - 0.5) < 1e-15);
 }

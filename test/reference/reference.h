@@ -69,7 +69,7 @@ void ref_sequence_losses(double *sums, const double *losses, int64_t B, int64_t 
 // --- the end of the step, for one tensor of n elements
 double ref_sumsq(const double *grad, int64_t n);
 void ref_adamw_update(double *weight, double *m, double *v, const double *grad, int64_t n, double rate,
-                      double weight_decay, UpdateParams params, int64_t updates, double grad_factor);
+                      double weight_decay, UpdateParams params, int group, int64_t updates, double grad_factor);
 
 // What the other updates of a tensor read and write: of a matrix under Adafactor rows = n / cols, of a vector cols = 0.
 // Arrays that the rule does not use may be NULL. w: the master, or weight + compensation, or the weight, before it is
@@ -78,6 +78,7 @@ typedef struct {
     UpdateRule rule;
     double weight_decay, rate;
     int64_t n, cols, padding; // padding: of the last elements, which do not count in rms
+    int group;                // whose moment rates in params it has
     int64_t updates;          // with this one
     double *w, *grad, *m, *v; // (n)
     double *row, *col, *rms;  // (rows), (cols), (1)

@@ -56,12 +56,9 @@ static Trainer trainer_make(Setup setup) {
     if (in_parts) options.processes = 2;
     assert_true(model_config_parse(&options.config, "L=2,C=48,NH=3,V=61,T=13", &err));
     assert_true(recompute_parse(&options.recompute, setup.recompute, options.config.L, &err));
-    const OptimizerOptions adamw = {.beta1 = 0.9f,
-                                    .beta2 = 0.95f,
-                                    .eps = 1e-8f,
-                                    .weight_decay = 0.1f,
-                                    .seed = 3,
-                                    .limits = {.clip = 1.0f, .scale_growth_interval = setup.scale_growth_interval}};
+    OptimizerOptions adamw = {.seed = 3,
+                              .limits = {.clip = 1.0f, .scale_growth_interval = setup.scale_growth_interval}};
+    optimizer_default_rates(OPTIMIZER_ADAMW, 0.1, adamw.rates);
     t.model = model_create(&options, &err);
     assert_non_null(t.model);
     static const UnitHooks hooks = {no_exchange, no_exchange, NULL};

@@ -22,7 +22,7 @@ static struct {
 } step;
 
 static const UpdateParams params = {
-    .learning_rate = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-3f, .momentum = 0.9f, .seed = 42};
+    .learning_rate = 0.1f, .moments = {{0.9f, 0.95f, 1e-3f}}, .momentum = 0.9f, .seed = 42};
 
 // A tensor of the arena, with this byte in all its places.
 static Tensor made(DType dtype, const char *name, int64_t rows, int64_t cols, int byte) {

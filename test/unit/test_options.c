@@ -1,6 +1,7 @@
 // The command line: every form of a value, every way to get one wrong, help and JSON from the one table.
 #include "llmc/base/format.h"
 #include "llmc/base/typed_path.h"
+#include "llmc/run/options_rates.h"
 #include "llmc/run/options_together.h"
 #include "test/fixture.h"
 
@@ -59,7 +60,7 @@ static void assert_refused(const char *line, const char *message) {
 TEST(without_arguments_the_defaults_hold) {
     assert_reads("", "train-data=data/shards/train_*.bin val-data= model=d12 dtype=auto "
                      "schedule=cosine output= batch-size=4 context=0 max-steps=-1 warmup=-1 seed=1337 "
-                     "checkpoint-every=1000 learning-rate=-1 beta2=0.95 eps=1e-08 grad-clip=1 plan=");
+                     "checkpoint-every=1000 learning-rate=-1 beta2=-1 eps=-1 by-group= grad-clip=1 plan=");
     Options o = parsed("");
     assert_false(options_given(&o, "batch-size"));
     assert_true(o.dtype == DTYPE_COUNT && o.plan == PLAN_NONE);
@@ -90,6 +91,7 @@ TEST(every_row_reaches_its_own_field) {
         double number =
             row->min < row->max ? (row->min + row->max > 0.0 ? 0.5 * (row->min + row->max) : row->max) : row->min;
         if (row->type == OPTION_WORD) last_word(row, value);
+        if (strcmp(row->long_name, "by-group") == 0) strcpy(value, "vectors.decay=0.5");
         if (row->type < OPTION_STRING)
             format_exact(row->type < OPTION_DOUBLE ? trunc(number) : number, value, sizeof value);
         const char *others =
@@ -175,8 +177,47 @@ TEST(numbers_out_of_range_are_refused_with_the_range) {
                    "-x 99999999999999999999: must be at most 1000000000000 (-1 .. 1000000000000)");
     assert_refused("-l -1", "-l -1: must be at least 0 (0 .. 10)");
     assert_refused("-q 1.5", "-q 1.5: must be at most 1 (0 .. 1)");
-    assert_refused("--eps 0", "--eps 0: must be at least 1e-16 (1e-16 .. 1)");
+    assert_refused("--eps 0", "--eps 0: must be above 0; 1e-8 is usual");
     assert_refused("-a 2", "-a 2: must be 0 or 1");
+}
+
+TEST(rates_of_groups_are_those_of_the_table_but_for_the_options) {
+    GroupRates r[NUM_GROUPS];
+    Error err;
+    Options o = parsed("-l 0.01 --lr-embedding 0.03 --lr-vectors 0.02 --beta2 0.99 -c 0.2 --by-group "
+                       "head.beta1=0.8,head.eps=1e-10,vectors.decay=0.5,embedding.beta2=0.995");
+    assert_true(options_rates(&o, r, &err));
+    assert_true(r[GROUP_EMBEDDING].rate == 0.03 / 0.01 && r[GROUP_HEAD].rate == 0.03 / 0.01);
+    assert_true(r[GROUP_MATRIX].rate == 1 && r[GROUP_VECTOR].rate == 0.02 / 0.01);
+    assert_true(r[GROUP_EMBEDDING].beta2 == 0.995 && r[GROUP_HEAD].beta2 == 0.99 && r[GROUP_VECTOR].beta2 == 0.99);
+    assert_true(r[GROUP_EMBEDDING].beta1 == 0.9 && r[GROUP_HEAD].beta1 == 0.8);
+    assert_true(r[GROUP_EMBEDDING].eps == 1e-8 && r[GROUP_HEAD].eps == 1e-10);
+    assert_true(r[GROUP_MATRIX].weight_decay == 0.2 && r[GROUP_VECTOR].weight_decay == 0.5);
+    options_free(&o);
+    o = parsed("--lr-embedding 0.03 --lr-head 6e-3");
+    assert_true(options_rates(&o, r, &err) && r[GROUP_HEAD].rate == 6e-3 / 6e-4 && r[GROUP_VECTOR].weight_decay == 0);
+    options_free(&o);
+}
+
+TEST(wrong_rates_of_groups_are_refused_by_their_part) {
+    const char *allowed =
+        "expected GROUP.NAME=NUMBER with a group out of embedding, head, matrices, vectors and a name out "
+        "of beta1, beta2, eps, decay";
+    const char *parts[] = {"wte.beta1=0.5", "embedding.lr=1", "embedding", "head.",
+                           "head.beta1",    "head.beta=0.5",  "=",         "."};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        char line[128], message[512];
+        snprintf(line, sizeof line, "--by-group vectors.decay=0,%s", parts[i]);
+        snprintf(message, sizeof message, "--by-group: %s: %s", parts[i], allowed);
+        assert_refused(line, message);
+    }
+    assert_refused("--by-group head.beta1=1", "--by-group: head.beta1=1: beta1 is a number from 0 to 0.999999");
+    assert_refused("--by-group head.eps=", "--by-group: head.eps=: eps is a number from 1e-16 to 1");
+    assert_refused("--by-group head.decay=1x,", "--by-group: head.decay=1x: decay is a number from 0 to 10");
+    assert_refused("--by-group head.decay=nan", "--by-group: head.decay=nan: decay is a number from 0 to 10");
+    assert_refused("--lr-embedding 0", "--lr-embedding: it and -l must be above 0; leave it out");
+    assert_refused("--lr-vectors 1e-3 -l 0", "--lr-vectors: it and -l must be above 0; leave it out");
+    assert_refused("--lr-head 0", "--lr-head: it and -l must be above 0; leave it out");
 }
 
 TEST(auto_is_a_value_where_the_program_may_choose) {

@@ -179,25 +179,28 @@ TEST(a_fixed_loss_scale_never_moves) {
 
 // The factors are those of pow, rounded to fp32: an error of 1e-14 in fp64 would show in one value of 10^6 or fewer.
 TEST(factors_of_an_update_are_functions_of_its_number) {
-    const StepLimits limits = {.beta1 = 0.9f, .beta2 = 0.999f};
+    const StepLimits limits = {.moments = {{0.9f, 0.999f, 0}, {0.8f, 0.95f, 0}, {0.7f, 0.9f, 0}, {0.96f, 0.99f, 0}}};
     StepControl c = step_control_initial(1.0f);
     for (int update = 1; update <= 20000; update++) {
         step(&c, 3.0f, 1.0f, limits);
-        const double b1 = (double)limits.beta1, b2 = (double)limits.beta2, take = pow(update, -0.8);
+        const double take = pow(update, -0.8);
         assert_int_equal(c.updates, update);
-        assert_true(c.m_correction == (float)(1.0 / (1.0 - pow(b1, update))));
-        assert_true(c.v_correction == (float)(1.0 / (1.0 - pow(b2, update))));
+        for (int i = 0; i < UPDATE_GROUPS; i++) {
+            const double b1 = (double)limits.moments[i].beta1, b2 = (double)limits.moments[i].beta2;
+            assert_true(c.m_correction[i] == (float)(1.0 / (1.0 - pow(b1, update))));
+            assert_true(c.v_correction[i] == (float)(1.0 / (1.0 - pow(b2, update))));
+        }
         assert_true(c.keep == (float)(1.0 - take) && c.take == (float)take);
     }
     c.updates = INT32_MAX - 1; // the last one there is
     step(&c, 3.0f, 1.0f, limits);
-    assert_true(c.m_correction == 1.0f && c.v_correction == 1.0f);
+    for (int i = 0; i < UPDATE_GROUPS; i++) assert_true(c.m_correction[i] == 1.0f && c.v_correction[i] == 1.0f);
     assert_float_equal(c.take / (float)pow(INT32_MAX, -0.8), 1.0f, 1e-6f);
 }
 
 TEST(skipped_steps_of_every_kind_are_no_updates) {
     StepControl c = with_full_windows();
-    const StepLimits limits = {.loss_z_limit = 4.0f, .norm_z_limit = 4.0f, .beta1 = 0.9f, .beta2 = 0.95f};
+    const StepLimits limits = {.loss_z_limit = 4.0f, .norm_z_limit = 4.0f, .moments = {{0.9f, 0.95f, 0}}};
     step(&c, 3.0f, 1.0f, limits);
     const StepControl before = c;
     step(&c, NAN, 1.0f, limits);
@@ -206,8 +209,8 @@ TEST(skipped_steps_of_every_kind_are_no_updates) {
     step(&c, 3.0f, 2.0f, limits);
     assert_int_equal(c.skipped, 4);
     assert_int_equal(c.updates, before.updates);
-    assert_true(c.m_correction == before.m_correction && c.v_correction == before.v_correction);
+    assert_true(c.m_correction[0] == before.m_correction[0] && c.v_correction[0] == before.v_correction[0]);
     step(&c, 3.0f, 1.0f, limits);
     assert_int_equal(c.updates, before.updates + 1);
-    assert_true(c.v_correction < before.v_correction);
+    assert_true(c.v_correction[0] < before.v_correction[0]);
 }
