@@ -198,6 +198,13 @@ static void run_event(const ReportFacts *r) {
     JSON_ADD(model, JSON_NUMBER("T", r->setup->T), JSON_NUMBER("B", model_options(r->model)->B),
              JSON_NUMBER("parameters", parameter_total(c)),
              JSON_TEXT("dtype", dtype_name(model_options(r->model)->dtype)), JSON_TEXT("source", r->setup->source));
+    cJSON *groups = cJSON_AddObjectToObject(run, "groups");
+    for (int i = 0; i < NUM_GROUPS && model_options(r->model)->train; i++) {
+        const GroupRates *of = &r->setup->rates[i];
+        JSON_ADD(cJSON_AddObjectToObject(groups, parameter_group_name((ParameterGroup)i)),
+                 JSON_NUMBER("learning_rate", of->rate * r->setup->schedule.max_lr), JSON_NUMBER("beta1", of->beta1),
+                 JSON_NUMBER("beta2", of->beta2), JSON_NUMBER("eps", of->eps), JSON_NUMBER("decay", of->weight_decay));
+    }
     cJSON *memory = cJSON_AddObjectToObject(run, "memory_planned");
     for (MemoryClass i = 0; i < MEM_CLASS_COUNT; i++)
         JSON_ADD(memory, JSON_NUMBER(memory_class_name(i), memory_plan_class_bytes(plan, i)));

@@ -46,10 +46,11 @@ def test_a_recipe_trains_with_the_published_hyperparameters(root, name, tmp_path
     assert millions == pytest.approx(parameters / 1e6, rel=1e-3)
     run = recipe(root, name, *TINY[:8], "-s", 0, "-x", 1, OUT=tmp_path / "run")
     assert run.returncode == 0, run.stderr
-    options = events(tmp_path / "run", "run")[0]["options"]
+    started = events(tmp_path / "run", "run")[0]
+    options, matrices = started["options"], started["groups"]["matrices"]
     assert (options["learning-rate"], options["final-lr-fraction"]) == (rate, final)
     assert (options["warmup"], options["weight-decay"], options["schedule"]) == (700, 0.1, "cosine")
-    assert (options["beta1"], options["beta2"], options["grad-clip"], options["val-every"]) == (0.9, 0.95, 1, 250)
+    assert (matrices["beta1"], matrices["beta2"], options["grad-clip"], options["val-every"]) == (0.9, 0.95, 1, 250)
     assert options["train-data"].startswith(f"data/{corpus}/") and options["val-data"].startswith(f"data/{corpus}/")
     assert "HellaSwag is not scored; to score it, run: data/get.py hellaswag" in run.stderr
 
