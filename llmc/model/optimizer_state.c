@@ -18,12 +18,14 @@ typedef struct {
     Kept m, v;
 } GroupState;
 
-// One row: name, whether -w applies, Kahan's compensation, -l auto, and for each group of parameters, in the order of
-// ParameterGroup (embedding, head, matrices, vectors), rule and moments, and what it is updated with.
+// One row: name, whether -w applies, Kahan's compensation, -l auto, the max steps of the default warm-up, and for each
+// group of parameters, in the order of ParameterGroup (embedding, head, matrices, vectors), rule and moments, and what
+// it is updated with.
 typedef struct {
     const char *name;
     bool master, compensation;
     double learning_rate;
+    int max_warmup;
     GroupState groups[NUM_GROUPS];
     GroupRates rates[NUM_GROUPS];
 } OptimizerSpec;
@@ -34,18 +36,20 @@ typedef struct {
 // Vectors do not decay.
 #define RATES(beta1, beta2, eps) \
     {{1, beta1, beta2, eps, 1}, {1, beta1, beta2, eps, 1}, {1, beta1, beta2, eps, 1}, {1, beta1, beta2, eps, 0}}
+// Warm-up: 700 steps as in llm.c's runs with AdamW; Muon's updates have one size from the first step on, nanochat warms
+// up over 40.
 static const OptimizerSpec TABLE[OPTIMIZER_COUNT] = {
-    [OPTIMIZER_ADAMW]       = {"adamw",       true,  false, 6e-4,   OF_ALL(RULE_ADAMW, KEPT_FP32, KEPT_FP32), RATES(0.9, 0.95, 1e-8)},
-    [OPTIMIZER_ADAMW_8BIT]  = {"adamw8bit",   true,  false, 6e-4,
+    [OPTIMIZER_ADAMW]       = {"adamw",       true,  false, 6e-4, 700,   OF_ALL(RULE_ADAMW, KEPT_FP32, KEPT_FP32), RATES(0.9, 0.95, 1e-8)},
+    [OPTIMIZER_ADAMW_8BIT]  = {"adamw8bit",   true,  false, 6e-4, 700,
                                {ADAMW(KEPT_8BIT), ADAMW(KEPT_8BIT), ADAMW(KEPT_8BIT), ADAMW(KEPT_FP32)},      RATES(0.9, 0.95, 1e-8)},
-    [OPTIMIZER_ADAMW_BF16]  = {"adamw-bf16",  false, false, 6e-4,   OF_ALL(RULE_ADAMW, KEPT_BF16, KEPT_BF16), RATES(0.9, 0.95, 1e-8)},
-    [OPTIMIZER_ADAMW_KAHAN] = {"adamw-kahan", false, true,  6e-4,   OF_ALL(RULE_ADAMW, KEPT_BF16, KEPT_BF16), RATES(0.9, 0.95, 1e-8)},
-    [OPTIMIZER_LION]        = {"lion",        true,  false, 1.2e-4, OF_ALL(RULE_LION, KEPT_FP32, KEPT_NOT),   RATES(0.9, 0.95, 1e-8)},
-    [OPTIMIZER_ADAFACTOR]   = {"adafactor",   true,  false, 1.5e-4,
+    [OPTIMIZER_ADAMW_BF16]  = {"adamw-bf16",  false, false, 6e-4, 700,   OF_ALL(RULE_ADAMW, KEPT_BF16, KEPT_BF16), RATES(0.9, 0.95, 1e-8)},
+    [OPTIMIZER_ADAMW_KAHAN] = {"adamw-kahan", false, true,  6e-4, 700,   OF_ALL(RULE_ADAMW, KEPT_BF16, KEPT_BF16), RATES(0.9, 0.95, 1e-8)},
+    [OPTIMIZER_LION]        = {"lion",        true,  false, 1.2e-4, 700, OF_ALL(RULE_LION, KEPT_FP32, KEPT_NOT),   RATES(0.9, 0.95, 1e-8)},
+    [OPTIMIZER_ADAFACTOR]   = {"adafactor",   true,  false, 1.5e-4, 700,
                                {{RULE_ADAFACTOR, KEPT_NOT, KEPT_FACTORED}, {RULE_ADAFACTOR, KEPT_NOT, KEPT_FACTORED},
                                 {RULE_ADAFACTOR, KEPT_NOT, KEPT_FACTORED}, {RULE_ADAFACTOR, KEPT_NOT, KEPT_FP32}}, RATES(0.9, 0.95, 1e-8)},
-    [OPTIMIZER_SGD]         = {"sgd",         true,  false, 4e-3,   OF_ALL(RULE_SGD, KEPT_FP32, KEPT_NOT),    RATES(0.9, 0.95, 1e-8)},
-    [OPTIMIZER_MUON]        = {"muon",        true,  false, 1.2e-3,
+    [OPTIMIZER_SGD]         = {"sgd",         true,  false, 4e-3, 700,   OF_ALL(RULE_SGD, KEPT_FP32, KEPT_NOT),    RATES(0.9, 0.95, 1e-8)},
+    [OPTIMIZER_MUON]        = {"muon",        true,  false, 1.2e-3, 40,
                                {ADAMW(KEPT_FP32), ADAMW(KEPT_FP32), {RULE_DIRECTION, KEPT_FP32, KEPT_NOT}, ADAMW(KEPT_FP32)},
                                RATES(0.9, 0.95, 1e-8)},
 };
@@ -75,6 +79,9 @@ bool optimizer_keeps_master(OptimizerKind kind, bool master, DType compute) {
     return master && TABLE[kind].master && compute != DTYPE_FP32;
 }
 double optimizer_default_learning_rate(OptimizerKind kind) { return TABLE[kind].learning_rate; }
+int64_t optimizer_default_warmup(OptimizerKind kind, int64_t steps) {
+    return min_i64(steps / 50, TABLE[kind].max_warmup);
+}
 
 // ---------------------------------------------------------------------------------------------------- rates of a group
 

@@ -337,7 +337,7 @@ static bool choose_lengths(RunSetup *s, Error *err) {
     if (s->total_steps < 1 && o->max_steps != 0) s->total_steps = 1;
     if (o->profile > 0 && o->max_steps == 0) return error_set(err, "--profile: -x 0 runs no step; leave out -x 0");
     if (o->profile > 0) s->total_steps = s->state.step + profile_total_steps(o->profile);
-    const int64_t warmup = o->warmup >= 0 ? o->warmup : min_i64(s->total_steps / 50, 700);
+    const int64_t warmup = o->warmup >= 0 ? o->warmup : optimizer_default_warmup(o->optimizer, s->total_steps);
     s->schedule = (Schedule){.kind = o->schedule,
                              .max_lr = options_learning_rate(o),
                              .final_fraction = o->final_fraction,

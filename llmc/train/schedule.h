@@ -1,9 +1,9 @@
-// The learning rate of a step: a linear warm-up, then one of four shapes, each reaching its end exactly.
+// The learning rate of a step: a linear warm-up, then one of five shapes, each reaching its end exactly.
 // It is a pure function of the step, so a resume needs no state for it.
 #pragma once
 #include <stdint.h>
 
-typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleKind;
+typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD, SCHEDULE_TRAPEZOID } ScheduleKind;
 
 typedef struct {
     ScheduleKind kind;
@@ -16,10 +16,11 @@ typedef struct {
 const char *schedule_name(ScheduleKind kind); // as -k takes it: "cosine", ...
 
 // lr of step 0 .. total-1. With p = (s - warmup) / (total - 1 - warmup) in [0, 1] after the warm-up:
-//   cosine   max * (f + (1 - f) (1 + cos(pi p)) / 2)       Loshchilov, Hutter, "SGDR", 2016
-//   linear   max * (f + (1 - f) (1 - p))
-//   constant max
-//   wsd      max, then over the last 20% of all steps down with 1 - sqrt to f   (Haegele et al., 2024)
+//   cosine     max * (f + (1 - f) (1 + cos(pi p)) / 2)       Loshchilov, Hutter, "SGDR", 2016
+//   linear     max * (f + (1 - f) (1 - p))
+//   constant   max
+//   wsd        max, then over the last 20% of all steps down with 1 - sqrt to f   (Haegele et al., 2024)
+//   trapezoid  max, then over the last 65% of all steps down linearly to f        (nanochat, 2026)
 // The last step has max * f to the last bit (constant: max), unless the warm-up still covers it. s >= total gives the
 // lr of the last step, s < 0 the lr of the first.
 double schedule_lr(const Schedule *schedule, int64_t step);

@@ -147,6 +147,33 @@ def test_groups_on_several_processes_give_the_same_checkpoint(optimizer, data, t
         assert_same(tmp_path / "one", tmp_path / f"two{zero}")
 
 
+def test_muon_takes_gradients_of_exactly_zero(data, tmp_path):
+    """Where the projections back into the residual are 0, as many models begin, those of qkv and fc in the first step: these
+    weights only decay then. Its direction is 0 / (0 + 1e-7), not 0 / 0."""
+    import numpy as np
+
+    train(*UNTIED, "-x", 0, *QUIET, *data.flags, "--export", tmp_path / "start")
+    path = tmp_path / "start" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    length = 8 + struct.unpack("<Q", content[:8])[0]
+    for name, tensor in json.loads(content[8:length]).items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            begin, end = tensor["data_offsets"]
+            content[length + begin:length + end] = bytes(end - begin)
+    path.write_bytes(content)
+    train("-e", tmp_path / "start", "-t", 32, "-b", 4, *QUIET, *data.flags, "--dtype", "fp32", "--optimizer", "muon", "-l", 0.01, "-c",
+          0.1, "-u", 0, "-k", "constant", "-x", 5, "-n", 1, "-nk", 0, "-o", tmp_path / "run")
+    from verify_checkpoint import tensors
+    start = {name: values for name, (_, _, values) in tensors(path)[0].items()}
+    first = {name: values for name, (_, _, values) in tensors(checkpoints(tmp_path / "run")[0] / "model.safetensors")[0].items()}
+    for name, values in start.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")):
+            assert np.allclose(first[name], values * (1 - 1e-3), rtol=1e-6, atol=0), name
+    assert all(np.isfinite(values).all() for values in tensors_of(tmp_path / "run").values())
+    loss = losses(tmp_path / "run")
+    assert not any("skip" in entry for entry in events(tmp_path / "run", "step")) and loss[5] < loss[1] - 0.1
+
+
 def test_adamw_learns_in_6_bytes_a_parameter_and_resumes_to_the_same_bits(data, tmp_path):
     """No master weights, gradients rounded stochastically in each micro-step, moments of 8 bits."""
     train(*FLAGS, *data.flags, *flags_of("adamw8bit"), "-w", 0, "--grad-dtype", "compute", "-o", tmp_path / "run")

@@ -75,6 +75,8 @@ TEST(names_are_read_and_written_the_same) {
         assert_true(optimizer_parse(&back, optimizer_name((OptimizerKind)kind), &err));
         assert_int_equal(back, kind);
         assert_true(optimizer_default_learning_rate((OptimizerKind)kind) > 0);
+        assert_int_equal(optimizer_default_warmup((OptimizerKind)kind, 1000), 20);
+        assert_int_equal(optimizer_default_warmup((OptimizerKind)kind, 100000), kind == OPTIMIZER_MUON ? 40 : 700);
     }
     OptimizerKind unused;
     assert_error(optimizer_parse(&unused, "adam", &err),

@@ -312,8 +312,8 @@ TEST(an_unknown_option_names_the_nearest) {
 }
 
 TEST(choices_are_listed) {
-    assert_refused("-k foo", "-k foo: must be one of cosine, linear, constant, wsd");
-    assert_refused("-k cos", "-k cos: must be one of cosine, linear, constant, wsd");
+    assert_refused("-k foo", "-k foo: must be one of cosine, linear, constant, wsd, trapezoid");
+    assert_refused("-k cos", "-k cos: must be one of cosine, linear, constant, wsd, trapezoid");
     assert_refused("--dtype=", "--dtype : must be one of auto, bf16, fp16, fp32");
 }
 

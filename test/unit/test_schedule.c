@@ -4,7 +4,8 @@
 
 #include <math.h>
 
-static const ScheduleKind KINDS[] = {SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD};
+static const ScheduleKind KINDS[] = {SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD,
+                                     SCHEDULE_TRAPEZOID};
 enum { NUM_KINDS = sizeof KINDS / sizeof KINDS[0] };
 
 static Schedule schedule(ScheduleKind kind, double f, int64_t warmup, int64_t total) {
@@ -69,6 +70,14 @@ TEST(wsd_decays_over_the_last_fifth) {
     assert_true(schedule_lr(&s, 800) < s.max_lr);
     // step 849 is a quarter of the way from 799 to 999: 1 - sqrt(1/4) is left
     assert_true(fabs(schedule_lr(&s, 849) - 0.5 * s.max_lr) < 1e-12 * s.max_lr);
+}
+
+TEST(trapezoid_decays_linearly_over_the_last_65_percent) {
+    Schedule s = schedule(SCHEDULE_TRAPEZOID, 0.05, 10, 1000);
+    assert_true(schedule_lr(&s, 349) == s.max_lr);
+    assert_true(schedule_lr(&s, 350) < s.max_lr);
+    // step 674 is half of the way from 349 to 999: half of the 95% are left
+    assert_true(fabs(schedule_lr(&s, 674) - (0.05 + 0.95 * 0.5) * s.max_lr) < 1e-12 * s.max_lr);
 }
 
 TEST(odd_lengths_give_finite_rates) {
