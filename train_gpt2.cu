@@ -1,6 +1,6 @@
-// The trainer. Read it from top to bottom: one step -> the loop -> evaluation and saving -> how it is built -> main.
-// Which model is trained on which data is decided in llmc/run/run_setup.c, and llmc/run/report.c reports on it. The
-// functions called here are documented in the headers of their modules under llmc/.
+// The trainer. Read it from top to bottom: one step -> the loop -> evaluation and saving -> setup -> main.
+// llmc/run/run_setup.c chooses the model and the data, and llmc/run/report.c reports on the run. The functions called
+// here are documented in the headers of their modules under llmc/.
 //
 // This is a C file in spite of its name (-x c), compiled once and linked into train_gpt2cu, train_gpt2 and
 // train_gpt2sim. It never knows which backend implements device.h and ops.h.
@@ -54,8 +54,8 @@ static bool report_numerics(Run *run, Error *err);
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
 // loader -> [forward -> backward] x accumulation -> sum over processes -> norm -> decision -> update -> weights to all
-// processes. The host never waits for this step: it is reported while the next one computes. True also if a signal came
-// between two micro-steps; state->step is then the same, and so is what a checkpoint holds.
+// processes. The host never waits for this step: it is reported while the next one computes. A signal between two
+// micro-steps ends it early, also with true: state->step and the content of a checkpoint are then unchanged.
 static bool train_step(Run *run, Error *err) {
     const RunSetup *setup = &run->setup;
     const StepShare *share = &run->setup.share;
@@ -118,8 +118,8 @@ static bool write_checkpoint(Run *run, Error *err);
 static bool write_files(void *context, Error *err);
 static void rotate(Run *run);
 
-// After a step that failed for the directory or the data, not for the model: keeps the trained weights.
-// by_all: every process is here.
+// Saves the trained weights after a step that failed because of the directory or the data. by_all: every process is
+// here.
 static void rescue(Run *run, bool by_all) {
     Error unsaved;
     if (comm_is_lost()) return; // after half a sum the weights may be wrong: the last checkpoint counts
@@ -145,7 +145,7 @@ static bool loop(Run *run, Error *err) {
         if (!processes_decide(&now, err)) return false;
         const bool last = step >= run->setup.total_steps || (now.timed_out && has_trained);
         if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
-        const bool ends = last || signals_pending(); // also during evaluation: the resume completes it
+        const bool ends = last || signals_pending(); // a signal during evaluation too: the resume completes it
         const bool saves = has_trained && (ends || due(step, o->checkpoint_every));
         if (saves) report_all(run);
         if ((saves || (has_trained && due(step, WEIGHTS_CHECK_STEPS))) &&
@@ -154,7 +154,7 @@ static bool loop(Run *run, Error *err) {
         if (saves && !comm_all_ok(write_checkpoint(run, err), err)) return false;
         if (ends) return now.log_exists;
         if (!now.log_exists || !train_step(run, err)) {
-            rescue(run, !now.log_exists); // not where train_step has failed in one process
+            rescue(run, !now.log_exists); // false: train_step may have failed in one process alone
             return false;
         }
     }
@@ -225,8 +225,8 @@ static bool sample(Run *run, Error *err) {
     return true;
 }
 
-// Runs everything due after this step. A resumed run begins with what is due at its checkpoint, as a signal may have
-// cut it short; its log has it once.
+// Runs everything due after this step. A resumed run repeats the evaluation at its checkpoint, which a signal may have
+// cut short; its log keeps the new one.
 static bool evaluate(Run *run, bool last, Error *err) {
     const Options *o = &run->setup.options;
     const int64_t step = run->setup.state.step;
@@ -240,14 +240,14 @@ static bool evaluate(Run *run, bool last, Error *err) {
     return !samples || sample(run, err);
 }
 
-// All steps of this run were skipped: the weights are still those that it began with.
+// Whether all steps of this run were skipped, so that its weights are unchanged.
 static bool updated_nothing(const Run *run) {
     const int64_t skipped = model_get_control(run->model).skipped - run->setup.first_skipped;
     return skipped == run->setup.state.step - run->setup.first_step;
 }
 
 // Process 0 writes the weights and the state of all. A run that has updated nothing writes nothing: with --keep its
-// copies would take the place of older weights that are as good, and state progress that there was not.
+// copies would replace older weights that are as good, and claim progress.
 static bool write_checkpoint(Run *run, Error *err) {
     if (!*run->setup.options.output) return true;
     if (!updated_nothing(run)) return data_parallel_write(run->shared, write_files, run, err);
@@ -260,8 +260,8 @@ static bool write_files(void *context, Error *err) {
     const Options *o = &run->setup.options;
     TrainerState *state = &run->setup.state;
     const double began = now_seconds();
-    // As the last whole step left it: micro-steps of the next one, which a signal or missing data ended, count their
-    // random bits in the model's. They change nothing else that is saved.
+    // The control after the last whole step. Micro-steps of the next step, which a signal or missing data ended, have
+    // advanced the count of random bits in the model's control, and changed nothing else that is saved.
     const StepRecord *record = &run->records[state->step % 2];
     device_event_wait(record->stop);
     state->control = *record->control;
@@ -281,7 +281,7 @@ static bool write_files(void *context, Error *err) {
     return true;
 }
 
-// Removes what --keep does not ask for: after a save, and before the first step what a kill has left of that.
+// Removes the checkpoints beyond --keep: after a save, and before the first step, in case a kill cut a removal short.
 static void rotate(Run *run) {
     const Options *o = &run->setup.options;
     Error kept;
@@ -320,9 +320,9 @@ static bool finish(Run *run, Error *err) {
     return !done || comm_all_ok(comm_rank() > 0 || checkpoint_mark_done(o->output, step, err), err);
 }
 
-// --------------------------------------------------------------------------------------------------- how it is built
+// --------------------------------------------------------------------------------------------------------------- setup
 
-// Runs before the model is built, so that the memory it takes is free again by then.
+// Measures before the model is built, so that the memory of the measurement is free again.
 static void measure_speed(Run *run) {
     Error unmeasured;
     const ModelOptions model = run_setup_model(&run->setup);
@@ -409,7 +409,7 @@ static void close_run(Run *run) {
 
 // ---------------------------------------------------------------------------------------------------------------- main
 
-// From the options to the end. Returns the exit code; *err says what failed.
+// Runs from the options to the end. Returns the exit code, with the reason of a failure in *err.
 static int run_all(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     const bool asks = options_only_ask(o);
@@ -441,7 +441,7 @@ static int run_all(Run *run, Error *err) {
             return EXIT_RUN_FAILED;
     }
     signals_install();                           // from here on there is a log that must stay complete
-    if (o->max_steps != 0) output_limit_wait(5); // the seconds of a step that a stopped pager may cost, once
+    if (o->max_steps != 0) output_limit_wait(5); // seconds that a stopped pager may delay the run, once
     if (!comm_all_ok(open_log(run, err), err)) return EXIT_RUN_FAILED;
     if (!(o->profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;
     if (!data_parallel_await_weights(run->shared, err)) return EXIT_RUN_FAILED;
@@ -452,9 +452,9 @@ static int run_all(Run *run, Error *err) {
 }
 
 typedef enum {
-    ENDED,            // all steps are done, or a signal came and what is saved resumes; or --gpus: its processes report
+    ENDED,            // all steps are done, or a signal came and the run is saved; with --gpus the processes report
     FAILED_TOGETHER,  // all processes know: process 0 reports it
-    FAILED_HERE,      // the others do not know, and may be waiting for this process
+    FAILED_HERE,      // the other processes do not know, and may be waiting for this one
     FAILED_ELSEWHERE, // another process was lost; watch.h has printed it
 } Outcome;
 
@@ -471,7 +471,7 @@ int main(int argc, char **argv) {
     runlog_close(run.log);
     run.log = NULL;
     Outcome outcome = ENDED;
-    // The code decides, not the text: an error that was forgiven may have left one.
+    // The code decides, not the text: a forgiven error may have left a text.
     if (code != EXIT_OK && code != EXIT_INTERRUPTED && *err.text)
         outcome = comm_failed_together() ? FAILED_TOGETHER : FAILED_HERE;
     if (watch_has_failed(&err)) outcome = FAILED_ELSEWHERE;

@@ -118,8 +118,8 @@ static const struct Launcher {
     {"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "", "SLURM_LOCALID", meet_by_srun},
 };
 
-// The first launcher that started several processes. One that started a single process does not count, nor do the
-// variables that many containers and Slurm's interactive shells set: --gpus N works there.
+// The first launcher that started several processes. A launcher that started a single process is ignored, and so are
+// the variables that many containers and Slurm's interactive shells set: --gpus N works there.
 static bool place_from_environment(Place *place, Error *err) {
     for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++) {
         const struct Launcher *l = &launchers[i];

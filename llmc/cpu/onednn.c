@@ -82,7 +82,7 @@ Onednn *onednn_create(CpuCodeChoice limit, Error *err) {
 #if defined(__x86_64__)
     const dnnl_cpu_isa_t sets[CPU_CODES] = {
         [CPU_AVX512] = dnnl_cpu_isa_avx512_core, [CPU_AVX2] = dnnl_cpu_isa_avx2, [CPU_BASELINE] = dnnl_cpu_isa_sse41};
-    // Refused when it was told before: then it must have been the same or less.
+    // oneDNN refuses a second call; fine if the first one set the same or a lower limit.
     if (sets[limit] && dnnl_set_max_cpu_isa(sets[limit]) != dnnl_success &&
         (onednn_instructions() & ~(unsigned)sets[limit]) != 0) {
         error_set(err, "oneDNN has begun with more instructions than PRETRAIN_CPU allows");
@@ -141,7 +141,7 @@ bool onednn_has_bf16(void) {
     return (onednn_instructions() & needed) == needed;
 }
 
-// ------------------------------------------------------------------------------------- where versions 2 and 3 differ
+// ------------------------------------------------------------------------------------- differences of versions 2 and 3
 
 #if DNNL_VERSION_MAJOR >= 3
 typedef dnnl_memory_desc_t Descriptor; // a handle

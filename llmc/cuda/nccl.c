@@ -41,8 +41,8 @@ static struct {
 
 // --------------------------------------------------------------------------------------------------- calls in progress
 
-// The final status of a call that returned `status`; ncclInProgress after so many seconds, or when a process was lost.
-// Sleeps 20 us, then longer: a request takes NCCL some 50 us, a start seconds.
+// The final status of a call that returned `status`; ncclInProgress after this number of seconds, or when a process was
+// lost. Sleeps 20 us, then longer: a request takes NCCL some 50 us, a start seconds.
 static ncclResult_t settle(ncclResult_t status, double seconds) {
     const double deadline = now_seconds() + seconds;
     struct timespec pause = {0, 20 * 1000};

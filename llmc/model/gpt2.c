@@ -1,13 +1,12 @@
-// The forward and backward pass of GPT-2 and of the models with its structure, in the order in which
-// they run, from top to bottom. Every line is an op of ops.h or a linear layer: one op forward, two
-// backward, more with --fp8. In three places the model's description (ModelConfig) chooses the op: the
-// norms, what happens to q and k before attention, and the activation. model.c runs these parts,
-// model_memory.c decides where the tensors are.
+// The forward and backward pass of GPT-2 and of the models with its structure, in the order in which they run, from top
+// to bottom. Every line is an op of ops.h or a linear layer: one op forward, two backward, more with --fp8. In three
+// places the model's description (ModelConfig) chooses the op: the norms, the treatment of q and k before attention,
+// and the activation. model.c runs these parts, model_memory.c places the tensors.
 //
 //   forward   embedding -> L x block -> final layernorm -> head + loss
 //   backward  head -> final layernorm -> L x block, last first -> embedding
 //
-// Which activations of a block are kept in between is chosen block by block (recompute.h); the others are recomputed.
+// recompute.h chooses for each block the activations that are kept in between; the others are recomputed.
 #include "llmc/model/gpt2.h"
 #include "llmc/model/model_fp8.h"
 #include "llmc/model/model_numerics.h"
@@ -17,7 +16,7 @@ static const ModelConfig *config_of(const Block *b) { return &b->model->options.
 static int num_heads(const Block *b) { return (int)config_of(b)->NH; }
 static int num_kv_heads(const Block *b) { return (int)model_kv_heads(config_of(b)); }
 
-// ----------------------------------------------------------------------------------- what the description chooses: the
+// -------------------------------------------------------------------------------------- the description's choices: the
 // norm
 
 void gpt2_norm_forward(const ModelConfig *config, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight,
@@ -42,7 +41,7 @@ static void norm_backward(const ModelConfig *config, Tensor din, Tensor dweight,
 // ------------------------------------------------------------------------------------------------- q and k before
 // attention
 
-// What attention reads: qkv, in which RoPE has rotated q and k; with QK-norm, whose backward pass needs qkv as it was,
+// The input of attention: qkv, with q and k rotated by RoPE; with QK-norm, whose backward pass needs the unchanged qkv,
 // a copy.
 static Tensor attention_input(const Block *b) { return config_of(b)->qk_norm ? b->a.qkr : b->a.qkv; }
 
@@ -52,8 +51,7 @@ static void qk_forward(const Block *b) {
                              num_heads(b), num_kv_heads(b), model_eps(config_of(b)), 0, b->position);
 }
 
-// From the gradient of what attention reads, in place, to that of qkv. Without QK-norm nothing of the forward pass is
-// needed.
+// Turns the gradient of attention's input into that of qkv, in place. Only QK-norm needs values of the forward pass.
 static void qk_backward(const Block *b) {
     const Tensor qkv = config_of(b)->qk_norm ? b->a.qkv : tensor_none();
     if (b->table.data)
@@ -72,7 +70,7 @@ static void activation_forward(const Block *b, Tensor out, Tensor pre) {
         gelu_forward(out, pre);
 }
 
-// dpre from dout, which dpre may be where the activation has no gate, and the sums of its columns.
+// Computes dpre from dout, and the sums of its columns. dpre may be dout if the activation has no gate.
 static void activation_backward(const Block *b, Tensor dpre, Tensor dbias, Tensor dout, Tensor pre) {
     if (config_of(b)->activation == ACTIVATION_SWIGLU)
         swiglu_backward(dpre, dbias, dout, pre, b->accumulate);
@@ -84,12 +82,12 @@ static void activation_backward(const Block *b, Tensor dpre, Tensor dbias, Tenso
 
 // ------------------------------------------------------------------------------------------------------- linear layers
 
-// The forward pass has already counted what the backward pass repeats.
+// Counts each tensor once: recomputation in the backward pass is not counted again.
 static void observe_once(const Block *b, LinearLayer layer, Role role, Tensor t) {
     if (b->pass == PASS_FORWARD) model_observe_tensor(b->model, layer, role, t);
 }
 
-// Decoding uses the weights as they are.
+// Decoding multiplies by the unquantised weights.
 static bool in_fp8(const Block *b) {
     return b->model->options.fp8 && (b->pass == PASS_FORWARD || b->pass == PASS_BACKWARD);
 }
@@ -120,8 +118,8 @@ static void linear_activation_forward(const Block *b, LinearLayer layer, Tensor 
     activation_forward(b, out, pre);
 }
 
-// From dout (B,T,OC): din (B,T,IC), dweight and dbias, which is absent where another op sums dout. in is the input of
-// the forward pass.
+// Computes din (B,T,IC), dweight and dbias from dout (B,T,OC). dbias is absent if another op sums dout. in is the input
+// of the forward pass.
 static void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout,
                             Tensor in, Tensor weight) {
     model_observe_tensor(b->model, layer, ROLE_GRADIENT, dout);
@@ -130,12 +128,12 @@ static void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tenso
         return;
     }
     matmul_backward_input(din, dout, weight);
-    matmul_backward_weight(dweight, dbias, dout, in, b->accumulate); // last: with --overlap beside the next op
+    matmul_backward_weight(dweight, dbias, dout, in, b->accumulate); // last: with --overlap it runs beside the next op
 }
 
 // The same through the activation before the layer: dpre = (dout @ weight) * activation'(pre); in is activation(pre),
-// which dpre may overlap. dact, the gradient in between, is absent where dpre has room for it. dbias_before, of the
-// layer before the activation, is made on the way where that is a kernel, and then becomes absent.
+// which dpre may overlap. dact, the gradient in between, is absent if dpre can hold it. If the activation's gradient is
+// a kernel, it also sums dbias_before, of the layer before the activation, which then becomes absent.
 static void linear_activation_backward(const Block *b, LinearLayer layer, Tensor dpre, Tensor dact,
                                        Tensor *dbias_before, Tensor dweight, Tensor dbias, Tensor dout, Tensor in,
                                        Tensor pre, Tensor weight) {
@@ -216,7 +214,7 @@ static void need_qkv(Block *b) {
     if (!config_of(b)->qk_norm) qk_forward(b); // in place
 }
 
-// What attention reads.
+// The input of attention.
 static void need_attention_input(Block *b) {
     if (!config_of(b)->qk_norm) {
         need_qkv(b);
@@ -279,7 +277,7 @@ static void block_backward(Block *b, Tensor dresidual, Tensor dresidual_sum) {
     linear_backward(b, LINEAR_ATTPROJ, a->datt, g->attprojw, none, dresidual, a->att, p->attprojw);
     need_attention_input(b);
     need_qkv(b);
-    Tensor qkvb = g->qkvb, *made = b->table.data ? NULL : &qkvb; // attention makes it if nothing follows it
+    Tensor qkvb = g->qkvb, *made = b->table.data ? NULL : &qkvb; // attention sums it, unless a rotation follows
     attention_backward(a->dqkv, a->datt, a->att, a->lse, attention_input(b), num_heads(b), num_kv_heads(b), made,
                        b->accumulate);
     qk_backward(b);

@@ -5,9 +5,9 @@
 
 // ------------------------------------------------------------------------------------------------------------- matmul
 
-// It serves for split-K. What is split are products with few tiles, that is the weight gradients of small models: more
-// than 8 parts of the largest one in fp32 are never needed. At C = 768 a part of fc's gradient takes 9.4 MB: 32 MiB
-// stop at 3 parts, where 132 multiprocessors and tiles of 128 x 192 want 4 or more.
+// It serves split-K. Products with few tiles are split, the weight gradients of small models: 8 parts of the largest
+// one in fp32 are enough. At C = 768 a part of fc's gradient takes 9.4 MB: 32 MiB stop at 3 parts, where 132
+// multiprocessors and tiles of 128 x 192 want 4 or more.
 enum { HOPPER_LIBRARY_BYTES = 128 << 20, MAX_LIBRARY_BYTES = 32 << 20, MIN_LIBRARY_BYTES = 1 << 20, MAX_SPLITS = 8 };
 
 int64_t cuda_size_matmul(OpsShape shape, int compute_capability) {

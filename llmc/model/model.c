@@ -234,7 +234,7 @@ static void whole_micro_step(Model *model, const MicroStep *s, int unused) {
     gpt2_backward(model, s, L);
 }
 
-// Runs a part, or replays its recording. What is observed is not part of a recording.
+// Runs a part, or replays its recording. An observed pass is not recorded.
 static void run_part(Model *model, Recording *r, const MicroStep *s, int number, PassPart *part) {
     if (model->observing || ops_are_observed()) {
         part(model, s, number);

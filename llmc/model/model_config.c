@@ -31,7 +31,7 @@ static const struct {
 };
 enum { NUM_PRESETS = sizeof presets / sizeof presets[0] };
 
-// What each value of "bias=" leaves out.
+// The biases that each value of "bias=" leaves out.
 static const int bias_choices[] = {BIAS_EVERY, 0, BIAS_PROJ | BIAS_MLP, BIAS_MLP, BIAS_QKV | BIAS_PROJ};
 enum { NUM_BIAS_CHOICES = sizeof bias_choices / sizeof bias_choices[0] };
 

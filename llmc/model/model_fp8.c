@@ -17,7 +17,7 @@ static int64_t cols_of(const ModelConfig *c, LinearLayer layer) {
     return model_size(c, parameter_specs[weight_of[layer]].cols);
 }
 
-// The elements of the weights of a block that are stored before the one of this layer; for NUM_LINEARS, of all.
+// The elements of a block's weights before those of this layer; for NUM_LINEARS, of all layers.
 static int64_t elements_before(const ModelConfig *c, LinearLayer layer) {
     int64_t n = 0;
     for (LinearLayer i = LINEAR_QKV; i < layer; i++) n += rows_of(c, i) * cols_of(c, i);

@@ -39,8 +39,8 @@ void model_state_bytes(const ModelOptions *o, const Partition *p, int64_t bytes[
     free(table);
 }
 
-// The slots of the optimizer, each with all its tensors one after the other; under offload they are in host memory, and
-// a buffer is here.
+// The slots of the optimizer, each with all its tensors one after the other. Under offload they are in host memory, and
+// the arena has only a buffer.
 static void plan_state(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     int64_t bytes[NUM_STATE_SLOTS];
     model_state_bytes(o, layout->partition, bytes);
@@ -60,7 +60,7 @@ static void plan_state(MemoryPlan *plan, Layout *layout, const ModelOptions *o) 
             memory_plan_add_always(plan, MEM_OPTIMIZER, "offload_buffer", optimizer_offload_buffer(layout->host_bytes));
 }
 
-// What several groups and several processes need: see train/data_parallel.h.
+// The memory of several groups and several processes, see train/data_parallel.h.
 static void plan_gradients(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     const Partition *p = layout->partition;
     const int64_t size = (int64_t)dtype_size(model_gradient_dtype(o)), bytes = p->elements * size;

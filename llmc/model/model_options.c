@@ -1,4 +1,4 @@
-// Options that exclude each other, and what the others follow from.
+// Options that exclude each other, and options that follow from others.
 #include "llmc/model/model_options.h"
 
 #include "llmc/base/arithmetic.h"

@@ -83,7 +83,7 @@ enum { MUON_STEPS = 5 }; // Newton-Schulz steps for each matrix
 // The FLOPs of these steps for a parameter; 0 for other rules.
 double optimizer_matmul_flops(OptimizerKind kind, const Parameter *p);
 
-// Matrices of this shape that Muon makes directions of at a time, at most: so many that they keep a GPU busy.
+// The maximum of matrices of this shape that Muon processes at a time: enough to keep a GPU busy.
 int optimizer_muon_stack(int64_t rows, int64_t cols, DType compute);
 
 // The places of Muon's intermediate results in its scratch memory: for the largest stack of matrices X, in the compute

@@ -65,7 +65,7 @@ typedef struct {
     int64_t rows;      // Vp, max_T, OC; for vectors the length
     int64_t cols;      // 1 for vectors
     int64_t file_rows; // rows that files hold: V instead of Vp for wte, rows otherwise
-    // What is stacked by rows in it, each a matrix (or bias) of its own: q, k and v; gate and up.
+    // The matrices (or biases) that it stacks by rows: q, k and v; gate and up.
     int num_parts;
     int64_t parts[3]; // rows
     char name[64];    // Hugging Face's name with the block filled in

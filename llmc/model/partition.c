@@ -34,8 +34,8 @@ static int64_t cut_unit(Partition *p, const Parameter *table, int num_parameters
 
 // ---------------------------------------------------------------------------------------------- units of whole tensors
 
-// Gives the tensors of the unit to processes, the costliest first, each to the one with the least to do so far. In
-// memory they are in the order of their owners. load (processes) goes on from unit to unit.
+// Gives the tensors of the unit to processes, the costliest first, each to the process with the least work so far. In
+// memory they are in the order of their owners. load (processes) accumulates over the units.
 static int64_t spread_unit(Partition *p, const Parameter *table, int num_parameters, int unit, OptimizerKind kind,
                            double *load) {
     int *owner = malloc((size_t)num_parameters * sizeof *owner);

@@ -1,4 +1,4 @@
-// The plan of a run on one device: its memory, the -b and -r that fit, the least and the predicted time of its steps.
+// The plan of a run on one device: its memory, the -b and -r that fit, the minimum and the predicted time of its steps.
 // It needs no GPU and no data. plan_print shows it.
 #pragma once
 #include "llmc/plan/gpu_table.h"
@@ -28,7 +28,7 @@ typedef struct {
     int64_t windows;      // of a step, of all GPUs
     int64_t share_tokens; // of a step, of the GPU with the most
     bool fits;
-    Error why_not; // what it needs, and what would fit
+    Error why_not; // the bytes it needs, and options that would fit
     double nccl;   // bytes that NCCL takes
     double room;   // bytes that the plan may take
     PlannedMemory memory;
@@ -48,5 +48,5 @@ typedef struct {
 } DevicePlan;
 // Fills *plan, which must not be moved afterwards. gpu NULL: this machine; its spec stays zero. -r must be valid.
 void plan_device(DevicePlan *plan, const PlanRequest *request, const GpuChoice *gpu);
-// Finds what else would fit there, with five more searches, for output that shows it.
+// Finds the alternatives that would fit there, with five more searches, for output that shows them.
 void plan_alternatives(DevicePlan *plan, const PlanRequest *request);

@@ -1,6 +1,6 @@
 // -b auto and -r auto, and the message when nothing fits. See plan_fit.h.
 //
-// Every answer is a plan that was made: nothing is estimated but where the search begins. A plan of 1558M takes 1 ms.
+// Every answer is a plan that was made; only the start of the search is an estimate. A plan of 1558M takes 1 ms.
 #include "llmc/plan/plan_fit.h"
 
 #include "llmc/base/arithmetic.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// --------------------------------------------------------------------------------------------------- what a plan needs
+// ----------------------------------------------------------------------------------------------------- bytes of a plan
 
 static double bytes_needed(const ModelOptions *model) {
     MemoryPlan *plan = model_plan(model);
@@ -82,8 +82,8 @@ int64_t plan_largest_batch(const ModelOptions *model, double bytes, int64_t most
 
 // ----------------------------------------------------------------------------------------------------------- recompute
 
-// What a block can drop, each set with more than the one before. Every product costs 2 C FLOPs for each element that it
-// restores, attention 2 (T + 1).
+// The sets that a block can drop, each larger than the one before. Every product costs 2 C FLOPs for each element that
+// it restores, attention 2 (T + 1).
 static const int SETS[] = {
     0,
     RECOMPUTE_GELU,
@@ -110,7 +110,7 @@ static int by_cost(const void *a, const void *b) {
     return (x->count > y->count) - (x->count < y->count); // the same on every machine
 }
 
-// The blocks that drop more come first: they run backward last, when the others have given back what they kept.
+// The blocks that drop more come first: they run backward last, when the others have freed their activations.
 int plan_ladder(RecomputeChoice **ladder, const ModelConfig *config, int64_t T) {
     RecomputeChoice *c = malloc((size_t)(NUM_SETS * NUM_SETS * config->L) * sizeof *c);
     REQUIRE_MEMORY(c, "a plan");
@@ -175,9 +175,9 @@ typedef struct {
     int64_t most;
 } Search;
 
-// Tokens of a micro-step from which on more of them make a GPU no faster: its matmuls then have several times as many
-// tiles as there are multiprocessors. Recomputing GELU and layernorm for a larger one only costs, 4 to 5% by their
-// bytes.
+// Tokens of a micro-step that keep a GPU busy: its matmuls then have several times as many tiles as there are
+// multiprocessors, and more tokens make it no faster. Recomputing GELU and layernorm for a larger one only costs, 4 to
+// 5% by their bytes.
 enum { ENOUGH_TOKENS = 65536 };
 
 // Sets model->B and model->recompute; false, and B 1 where it was free, when nothing fits.
@@ -214,7 +214,7 @@ static bool choose_checked(ModelOptions *model, const Search *search) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------ when it does not fit
+// ------------------------------------------------------------------------------------------------------------ remedies
 
 enum {
     ONE_SAMPLE = 1,
@@ -227,7 +227,7 @@ enum {
     NUM_REMEDIES = 7
 };
 
-// Whether the model fits with these remedies, which are made in *m.
+// Whether the model fits with these remedies, which it applies to *m.
 static bool try_remedies(ModelOptions *m, const Search *search, int remedies) {
     Search s = *search;
     Error ignored;
@@ -245,7 +245,7 @@ static bool try_remedies(ModelOptions *m, const Search *search, int remedies) {
     if (remedies & GRADIENTS) m->gradients_in_dtype = true;
     if (remedies & OFFLOAD) m->offload = true;
     if (!model_check_options(m, &ignored)) return false;
-    ModelOptions least = *m; // what cannot fit at all is soon seen
+    ModelOptions least = *m; // shows quickly that nothing fits
     if (s.any_batch) least.B = 1;
     if (s.any_recompute) least.recompute = recompute_all(RECOMPUTE_BLOCK);
     if (bytes_needed(&least) > s.room) {

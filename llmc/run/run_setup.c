@@ -54,7 +54,7 @@ static char *read_remembered(const char *path, Error *err) {
     return text;
 }
 
-// ---------------------------------------------------------------------------------------- what to train, on which data
+// ------------------------------------------------------------------------------------------------------ model and data
 
 // Adopts the directory in which the run was begun from its options.json, if it has one.
 static void take_begun_directory(Options *o, const char *run) {

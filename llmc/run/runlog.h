@@ -5,9 +5,9 @@
 // stderr, all else to stdout, flushed after each line, so that `| tee` and a notebook show it at once.
 //
 // main.log: each line is {"event": ..., "time": unix seconds, ...}, written with one write(2), so that a kill leaves at
-// most one unfinished line; inf, nan and what is not known are null. doc/file_formats.md lists the events, their
-// fields, and the tags that TensorBoard shows of them. A log that cannot be written (disk full) is reported once on
-// stderr and never stops the run.
+// most one unfinished line; inf, nan and unknown values are null. doc/file_formats.md lists the events, their fields,
+// and the tags that TensorBoard shows of them. A log that cannot be written (disk full) is reported once on stderr and
+// never stops the run.
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"

@@ -32,7 +32,8 @@ static char *step_path(const char *dir, int64_t step, bool temporary) {
 // ------------------------------------------------------------------------------------------------------------ saving
 
 // False if a directory of ours contains foreign files, which must not be removed or hidden. One file of ours vouches
-// for the others: those of earlier versions have no marks, and what a loss of power has cut off may have lost its own.
+// for the others: files of earlier versions have no marks, and a file that a loss of power cut off may have lost its
+// own.
 static bool holds_only_ours(const char *directory, Error *err) {
     OwnFileKind kinds[CHECKPOINT_FILES + 1] = {[CHECKPOINT_OPTIMIZER] = {OPTIMIZER_FILE_NAME, SAFETENSORS_MARK},
                                                [CHECKPOINT_FILES] = {manifest_name, "\"best_val_loss\": "}};
@@ -65,9 +66,9 @@ static void discard(const char *dir, const char *name) {
 
 static bool verify(const char *directory, int64_t step, bool checksums, Error *err);
 
-// A directory under a temporary name, left by a process that was killed. One that is a complete checkpoint gets its
-// name, if there is none. One of which files were moved one by one (directory_merge) gets back those that were moved:
-// in a save the manifest is the last file to leave it, in a removal the first to come. The rest is discarded.
+// A directory under a temporary name, left by a process that was killed. A complete checkpoint gets its name, if that
+// is free. A directory whose files were moved one by one (directory_merge) gets them back: a save moves the manifest
+// out last, a removal moves it in first. The others are discarded.
 static void settle_leftover(const char *dir, const char *name) {
     const int64_t step = strtoll(name + strlen(temporary_prefix), NULL, 10);
     char *path = path_join(dir, name), *final = step_path(dir, step, false), *manifest = path_join(path, manifest_name);
@@ -205,7 +206,7 @@ double checkpoint_newest_bytes(const char *dir) {
     return bytes;
 }
 
-// Whether a file may well be whole although this error came: nothing is known about its content.
+// Whether a file may be whole in spite of this error, which tells nothing about its content.
 static bool is_unreadable(int error) {
     return error == EIO || error == ESTALE || error == EINTR || error == EAGAIN || error == ETIMEDOUT ||
            error == EACCES || error == EPERM || error == EMFILE || error == ENFILE || error == ENOMEM;
@@ -267,7 +268,7 @@ bool checkpoint_load_state(const char *path, TrainerState *state, Error *err) {
 
 // ---------------------------------------------------------------------------------------------------------- rotation
 
-// The directory is moved to a temporary name first, durably, so that a kill or a loss of power leaves what the next
+// Moves the directory to a temporary name first, durably, so that a kill or a loss of power leaves a name that the next
 // start removes, and not half a checkpoint.
 static bool remove_step(const char *dir, int64_t step, Error *err) {
     char *path = step_path(dir, step, false), *temporary = step_path(dir, step, true);

@@ -38,7 +38,7 @@ ExportType export_type_of(const char *name) {
     return (ExportType)type;
 }
 
-// What is exported; the name says it.
+// The kind of export, from the name.
 static const struct {
     const char *suffix, *what;
 } target_kinds[] = {{".bin", "an llm.c model"}, {".gguf", "a GGUF model"}};

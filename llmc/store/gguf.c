@@ -205,7 +205,7 @@ static cJSON *read_tokenizer(const Tokenizer *tokenizer, Error *err) {
     if (!root) return NULL;
     const char *pre = tokenizer_pre(tokenizer);
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
-    // Of these splits, llama.cpp takes pieces that are a token as they are for one alone.
+    // llama.cpp has ignore_merges (a piece that is a token is not split) for one of these patterns only.
     if (pre && (strcmp(pre, "llama-bpe") == 0 || !cJSON_HasObjectItem(model, "ignore_merges"))) return root;
     error_set(err, "llama.cpp would split texts into other tokens than %s", tokenizer_name(tokenizer));
     cJSON_Delete(root);

@@ -1,7 +1,7 @@
 // Hugging Face directories, see huggingface.h. The reader accepts what the classes of transformers write: tensor names
-// with and without "transformer." or "model." and what torch.compile and DDP put before it, the tied lm_head.weight,
-// also in place of wte, the causal mask buffers (both are compared with what they must be), F32, F16 and BF16. Each
-// file is written atomically and checksummed on the way; the caller commits the directory as a whole.
+// with and without "transformer." or "model." and the prefixes of torch.compile and DDP, the tied lm_head.weight, also
+// in place of wte, the causal mask buffers (both are compared with what they must be), F32, F16 and BF16. Each file is
+// written atomically and checksummed on the way; the caller commits the directory as a whole.
 #include "llmc/store/huggingface.h"
 
 #include "llmc/base/arithmetic.h"
@@ -57,7 +57,7 @@ static bool read_config(const char *directory, ModelConfig *config, int64_t *eot
 
 // -------------------------------------------------------------------------------------------------- the tensors' table
 
-// Without "transformer.", and without what torch.compile, DDP and other wrappers put before the names.
+// The name without "transformer." and the prefixes of torch.compile, DDP and other wrappers.
 static const char *without_prefix(const char *name) {
     static const char *const prefixes[] = {"transformer.", "_orig_mod.", "module.", "model.", NULL};
     for (int i = 0; prefixes[i]; i++) {
@@ -105,8 +105,7 @@ static BufferKind buffer_kind(const char *name, const ModelConfig *config) {
     return strcmp(name + n, "masked_bias") == 0 ? BUFFER_MASKED_VALUE : BUFFER_NONE;
 }
 
-// Whether an entry that is not a parameter is one of those that are allowed in addition; huggingface_check_rest then
-// compares its values.
+// Whether an entry that is no parameter is allowed in addition; huggingface_check_rest then compares its values.
 static bool check_extra(const SafetensorsEntry *e, const ModelConfig *config, Error *err) {
     if (strcmp(without_prefix(e->name), head_name) == 0) return check_shape(e, 2, config->V, config->C, err);
     if (buffer_kind(e->name, config) != BUFFER_NONE) return true;
@@ -181,7 +180,7 @@ void huggingface_close(HuggingFace *f) {
     free(f);
 }
 
-// ------------------------------------------------------------------------------- what a file has besides the weights
+// ---------------------------------------------------------------------------------------- contents besides the weights
 
 static bool check_tied_head(HuggingFace *f, int head, Error *err) {
     enum { PIECE = 1 << 20 };

@@ -1,5 +1,5 @@
-// The values of a model's weights in the form that a file has them: its element type, matrices transposed where it
-// wants them so. Written piece by piece, so that host memory stays small whatever the model.
+// The values of a model's weights in the form of a file: its element type, and matrices transposed if it stores them
+// so. Written piece by piece, so that host memory stays small whatever the model.
 #pragma once
 #include "llmc/model/model.h"
 #include "llmc/model/parameters.h"
