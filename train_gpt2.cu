@@ -185,13 +185,14 @@ static bool profile_loop(Run *run, Error *err) {
 static bool validate(Run *run, Error *err) {
     const RunSetup *s = &run->setup;
     const double began = now_seconds();
-    ValidationScore score;
+    ValidationScore each[MIXTURE_MAX], score; // of each source of -j, and of the mixture
     if (!s->data.has_val) return true;
     report_validating(run->report);
-    if (!evaluate_loss(run->model, &s->data.val, s->options.val_sequences, s->tokenizer, &score, err)) return false;
+    if (!evaluate_sources(run->model, &s->data.val, s->options.val_sequences, s->tokenizer, each, &score, err))
+        return false;
     if (score.tokens == 0) return true; // a signal came
     if (score.loss < run->setup.state.best_val_loss) run->setup.state.best_val_loss = score.loss;
-    report_validation(run->report, &score, now_seconds() - began);
+    report_validation(run->report, &score, each, now_seconds() - began);
     return true;
 }
 

@@ -31,7 +31,28 @@ static const char HELP[] =
 typedef struct {
     const char *train_data, *directory; // in the event: -i, and where relative paths begin; "": not stated
     int64_t start_step, T, B, step_windows, num_windows, num_tokens, seed, overfit;
+    Mixture mixture; // without patterns; count 0: a single corpus
 } Start;
+
+// The shares of a mixture, and what was drawn from each source before they held.
+static bool read_mixture_event(const cJSON *train, Mixture *m, Error *err) {
+    const cJSON *sources, *source;
+    *m = (Mixture){0};
+    if (!json_find(train, "sources", &sources, err)) return false;
+    if (!sources) return true;
+    if (!json_get_int(train, "start", 0, JSON_MAX_INT, &m->start, err)) return false;
+    const int count = cJSON_GetArraySize(sources);
+    if (!cJSON_IsArray(sources) || count < 1 || count > MIXTURE_MAX)
+        return error_set(err, "\"sources\" is no list of 1 to %d", MIXTURE_MAX);
+    cJSON_ArrayForEach(source, sources) {
+        const int i = m->count++;
+        if (!json_get_int(source, "weight", 1, MIXTURE_WHOLE, &m->weights[i], err) ||
+            !json_get_int(source, "drawn", 0, JSON_MAX_INT, &m->drawn[i], err))
+            return error_prefix(err, "source %d", i + 1);
+        m->total += m->weights[i];
+    }
+    return true;
+}
 
 static bool read_start(const cJSON *event, Start *s, Error *err) {
     const cJSON *options, *model, *train;
@@ -43,7 +64,7 @@ static bool read_start(const cJSON *event, Start *s, Error *err) {
         !json_get_int(model, "B", 1, INT32_MAX, &s->B, err) ||
         !json_get_int(train, "windows", 1, JSON_MAX_INT, &s->num_windows, err) ||
         !json_get_int(train, "tokens", 1, JSON_MAX_INT, &s->num_tokens, err) ||
-        !json_get_string(options, "train-data", &s->train_data, err) ||
+        !read_mixture_event(train, &s->mixture, err) || !json_get_string(options, "train-data", &s->train_data, err) ||
         !json_get_int(options, "overfit", 0, 1, &s->overfit, err) ||
         !json_get_int(options, "seed", 0, JSON_MAX_INT, &s->seed, err))
         return false;
@@ -98,15 +119,23 @@ static bool find_step(const char *log, const cJSON *events, int64_t step, Start 
         return error_set(err, "%s: the log begins after step %" PRId64 "; what was read before is unknown", log,
                          s.start_step);
     if (fits) *position -= found->step_windows;
+    if (fits && *position < found->mixture.start)
+        return error_set(err, "%s: the mixture starts at window %" PRId64 ", after step %" PRId64, log,
+                         found->mixture.start, step);
     return fits || error_set(err, "STEP %" PRId64 ": expected 1 or more, and less than this", step);
 }
 
 static bool print_step(const Start *s, const char *step, int64_t position, const char *pattern, Error *err) {
-    ShardSet set;
-    if (!shards_open(&set, pattern, s->T, err)) return error_set(err, "%s; name them after the step", err->text);
+    Sources set;
+    MixtureCursor cursor = {0};
+    if (!sources_open(&set, pattern, s->T, err)) return error_set(err, "%s; name them after the step", err->text);
+    const int sources = set.mixture.count;
+    Mixture m = s->mixture.count > 0 ? s->mixture : (Mixture){.count = 1, .weights = {1}, .total = 1};
     // Other shards under the same names would silently give wrong answers.
-    const bool same = s->num_windows == set.num_windows && s->num_tokens == set.num_tokens;
-    if (!same)
+    const bool same = m.count == sources && s->num_windows == set.num_windows && s->num_tokens == set.num_tokens;
+    if (m.count != sources)
+        error_set(err, "%s: %d corpora, the run mixed %d", pattern, sources, m.count);
+    else if (!same)
         error_set(err,
                   "%s: %" PRId64 " tokens in %" PRId64 " windows of %" PRId64 ", the run found %" PRId64 " in %" PRId64
                   ": the corpus has changed",
@@ -122,16 +151,20 @@ static bool print_step(const Start *s, const char *step, int64_t position, const
     for (int64_t i = 0; same && i < s->step_windows; i++) {
         const char *path;
         int64_t token, p = position + i;
-        if (s->overfit) p %= s->step_windows;
-        const int64_t window = shuffle_window(p, s->num_windows, (uint64_t)s->seed);
-        shards_locate(&set, window, &path, &token);
+        if (s->overfit) p = dataloader_repeated(&m, p, s->step_windows);
+        const MixtureDraw draw = mixture_draw(&m, &cursor, p);
+        const ShardSet *source = &set.sets[draw.source];
+        const int64_t window = shuffle_window(draw.index, source->num_windows, (uint64_t)s->seed);
+        shards_locate(source, window, &path, &token);
         format_print(stdout, "%11" PRId64 " %10" PRId64 " %6" PRId64 " %10" PRId64 " %12" PRId64 " %12" PRId64 "  %s\n",
-                     i / s->B + 1, p, p / set.num_windows + 1, window, token,
+                     i / s->B + 1, p, draw.index / source->num_windows + 1, window, token,
                      SHARD_HEADER_BYTES + token * set.token_bytes, path_quoted(path).text);
     }
-    shards_close(&set);
+    sources_close(&set);
     return same;
 }
+
+static char *typed_in_run(const void *directory, const char *pattern) { return path_typed_in(directory, pattern); }
 
 int main(int argc, char **argv) {
     limits_start();
@@ -153,7 +186,8 @@ int main(int argc, char **argv) {
     char *log = path_join(ok ? words[0] : "", "main.log"), *pattern = NULL;
     cJSON *events = cJSON_CreateArray();
     ok = ok && read_log(log, events, &err) && find_step(log, events, step, &start, &position, &err);
-    if (ok) pattern = argc - optind == 3 ? strdup(words[2]) : path_typed_in(start.directory, start.train_data);
+    if (ok && argc - optind == 3) pattern = strdup(words[2]);
+    if (ok && !pattern) pattern = mixture_map(start.train_data, typed_in_run, start.directory);
     ok = ok && print_step(&start, words[1], position, pattern, &err);
     cJSON_Delete(events);
     free(log);

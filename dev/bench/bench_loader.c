@@ -126,9 +126,14 @@ static void print_results(const ShardSet *shards, const double rates[CASES]) {
     fprintf(stderr, "\n");
 }
 
-static bool run(const ShardSet *shards, Error *err) {
-    DataLoaderOptions options = {
-        .shards = shards, .vocab = VOCAB, .batch_windows = BATCH, .step_windows = BATCH, .seed = 1337, .shuffle = true};
+static bool run(const Sources *sources, Error *err) {
+    const ShardSet *shards = &sources->sets[0];
+    DataLoaderOptions options = {.sources = sources,
+                                 .vocab = VOCAB,
+                                 .batch_windows = BATCH,
+                                 .step_windows = BATCH,
+                                 .seed = 1337,
+                                 .shuffle = true};
     DataLoader *loader = dataloader_create(&options, err);
     if (!loader) return false;
     void *out = malloc((size_t)(shards->T + 1) * 2);
@@ -151,11 +156,11 @@ int main(int argc, char **argv) {
     char path[4096];
     snprintf(path, sizeof path, "%s/bench-loader-%d.bin", base && *base ? base : P_tmpdir, (int)getpid());
     Error err;
-    ShardSet shards = {0};
-    bool ok = make_shard(path, megabytes * 500000, &err) && shards_open(&shards, path, T, &err);
+    Sources sources = {0};
+    bool ok = make_shard(path, megabytes * 500000, &err) && sources_open(&sources, path, T, &err);
     unlink(path); // the descriptor keeps the data, and nothing is left behind
-    ok = ok && run(&shards, &err);
+    ok = ok && run(&sources, &err);
     if (!ok) fprintf(stderr, "bench_loader: %s\n", err.text);
-    shards_close(&shards);
+    sources_close(&sources);
     return ok ? EXIT_OK : EXIT_RUN_FAILED;
 }

@@ -94,14 +94,19 @@ struct DataLoader {
 // ------------------------------------------------------------------------------------------------------------ reader
 
 // Also true when loader->stop cut it short: the loader is being destroyed then, and nobody takes the batch.
-static bool read_batch(DataLoader *loader, Batch *batch, int64_t position, Error *err) {
+static bool read_batch(DataLoader *loader, Batch *batch, int64_t position, MixtureCursor *cursor, Error *err) {
     const DataLoaderOptions *o = &loader->options;
-    const int64_t window_bytes = (o->shards->T + 1) * o->shards->token_bytes;
+    const Mixture *mixture = &o->sources->mixture;
+    const int64_t window_bytes = (o->sources->T + 1) * o->sources->token_bytes;
     for (int64_t i = 0; i < batch->count && !atomic_load(&loader->stop); i++) {
         char *out = (char *)batch->windows + i * window_bytes;
-        const int64_t p = o->repeat_first_step ? (position + i) % o->step_windows : position + i;
-        const int64_t n = o->shards->num_windows, window = o->shuffle ? shuffle_window(p, n, o->seed) : p % n;
-        if (!shards_read_window(o->shards, window, o->vocab, out, err)) return false;
+        const int64_t at = position + i;
+        const int64_t p = o->repeat_first_step ? dataloader_repeated(mixture, at, o->step_windows) : at;
+        const MixtureDraw draw = mixture_draw(mixture, cursor, p);
+        const ShardSet *set = &o->sources->sets[draw.source];
+        const int64_t n = set->num_windows;
+        const int64_t window = o->shuffle ? shuffle_window(draw.index, n, o->seed) : draw.index % n;
+        if (!shards_read_window(set, window, o->vocab, out, err)) return false;
     }
     return true;
 }
@@ -125,13 +130,14 @@ static void *reader_main(void *context) {
     DataLoader *loader = context;
     const DataLoaderOptions *o = &loader->options;
     Cursor c = {.step = o->position};
+    MixtureCursor mixed = {0};
     begin_group(o, &c, o->first_group);
     bool ok = true;
     for (int64_t k = 0; ok && wait_for_buffer(loader); k++) {
         Batch *batch = &loader->ring[k % o->ring];
         batch->count = min_i64(c.end - c.at, o->batch_windows);
         Error error;
-        ok = read_batch(loader, batch, c.step + c.at, &error);
+        ok = read_batch(loader, batch, c.step + c.at, &mixed, &error);
         c.at += batch->count;
         batch->end = c.step + c.at;
         if (c.at == c.end && c.group + 1 < o->first_group + o->group_count) {
@@ -159,9 +165,9 @@ static void *reader_main(void *context) {
 static bool allocate_ring(DataLoader *loader, Error *err) {
     const DataLoaderOptions *o = &loader->options;
     int64_t batch = min_i64(o->batch_windows, o->step_windows), bytes;
-    if (!checked_mul(batch, (o->shards->T + 1) * o->shards->token_bytes, &bytes))
+    if (!checked_mul(batch, (o->sources->T + 1) * o->sources->token_bytes, &bytes))
         return error_set(err, "a micro-batch of %lld windows of %lld tokens does not fit in memory", (long long)batch,
-                         (long long)o->shards->T);
+                         (long long)o->sources->T);
     loader->ring = calloc((size_t)o->ring, sizeof *loader->ring);
     if (!loader->ring) return error_set(err, "data loader: out of memory");
     for (int i = 0; i < o->ring; i++) {
@@ -180,8 +186,8 @@ static void free_loader(DataLoader *loader) {
 }
 
 DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
-    REQUIRE(options->shards->num_windows > 0 && options->batch_windows > 0 && options->step_windows > 0 &&
-                options->position >= 0 && (options->ring == 0 || options->ring >= 2) &&
+    REQUIRE(options->sources->num_shards > 0 && options->batch_windows > 0 && options->step_windows > 0 &&
+                options->position >= options->sources->mixture.start && (options->ring == 0 || options->ring >= 2) &&
                 options->groups <= options->step_windows && options->first_group >= 0 &&
                 options->first_group + options->group_count <= max_i64(options->groups, 1),
             "dataloader_create: a size is out of range");

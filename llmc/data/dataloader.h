@@ -4,12 +4,13 @@
 // Data order has no state: the window that a run reads at position p is a pure function of (seed, p), so a resume needs
 // only the position, and the order does not depend on how a batch is cut into micro-batches.
 //
-// The loader walks an endless stream: stream position p has window shuffle_window(p, num_windows, seed), or window p
-// mod num_windows without shuffle. The stream does not depend on batch_windows. A loader created with the
-// dataloader_position of another at the end of a step continues that loader's stream.
+// The loader walks an endless stream: mixture_draw names the source of position p, which is the only one there is or
+// one of several, and how many windows were drawn from it before, k. The window is shuffle_window(k, num_windows, seed)
+// of that source, or k mod num_windows without shuffle. The stream does not depend on batch_windows. A loader created
+// with the dataloader_position of another at the end of a step continues that loader's stream.
 #pragma once
 #include "llmc/base/error.h"
-#include "llmc/data/shards.h"
+#include "llmc/data/sources.h"
 
 #include <stdint.h>
 
@@ -27,8 +28,13 @@ static inline int64_t dataloader_group_begin(int64_t step_windows, int64_t group
     return step_windows * g / groups;
 }
 
+// The position that -a reads instead of p: of the first step since the weights of the mixture hold.
+static inline int64_t dataloader_repeated(const Mixture *m, int64_t p, int64_t step_windows) {
+    return m->start + (p - m->start) % step_windows;
+}
+
 typedef struct {
-    const ShardSet *shards;           // must outlive the loader
+    const Sources *sources;           // must outlive the loader
     int64_t vocab;                    // tokens must be below this
     int64_t batch_windows;            // windows in a full micro-batch (B)
     int64_t step_windows;             // windows in a step (total batch / T), of all groups
@@ -37,7 +43,7 @@ typedef struct {
     int64_t position;                 // windows consumed before the first batch, which begins a step
     uint64_t seed;
     bool shuffle;           // false: in file order, starting over at the end
-    bool repeat_first_step; // -a: every step reads the first step's windows again (p mod step_windows of the stream)
+    bool repeat_first_step; // -a: every step reads the first step's windows again: dataloader_repeated(p)
     int ring;               // buffers in flight, at least 2; 0: DATALOADER_RING
 } DataLoaderOptions;
 
@@ -47,8 +53,8 @@ typedef struct DataLoader DataLoader;
 DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err);
 void dataloader_destroy(DataLoader *loader); // stops the thread, whatever it is doing; NULL is fine
 
-// The next micro-batch: *windows is (count, T+1) tokens of shards->token_bytes each, in host memory from host_alloc. It
-// stays valid until the second-next call: during call k the buffer of call k-1 may still be copied, that of call k-2
+// The next micro-batch: *windows is (count, T+1) tokens of sources->token_bytes each, in host memory from host_alloc.
+// It stays valid until the second-next call: during call k the buffer of call k-1 may still be copied, that of call k-2
 // may not. Blocks while the ring is empty. False: reading failed (the message names file and offset). The error is
 // returned when the failing batch is due, after all batches before it, and by every later call.
 bool dataloader_next(DataLoader *loader, const void **windows, int64_t *count, Error *err);

@@ -1,6 +1,7 @@
 // The plan of a run on one device: its memory, the -b and -r that fit, the minimum and the predicted time of its steps.
 // It needs no GPU and no data. plan_print shows it.
 #pragma once
+#include "llmc/data/mixture.h"
 #include "llmc/plan/gpu_table.h"
 #include "llmc/plan/plan_cost.h"
 #include "llmc/plan/plan_memory.h"
@@ -17,6 +18,7 @@ typedef struct {
     AttentionChoice attention;
     int gelu_fusion;
     bool comm_overlap;
+    const Mixture *data; // -i: of more than one source the shares are shown; NULL: not known
 } PlanRequest;
 
 // The plan for one device, or for several of them: memory, -b and -r are those of each.

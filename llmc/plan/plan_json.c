@@ -143,6 +143,16 @@ void plan_json_shape(cJSON *to, const ModelConfig *c) {
              JSON_BOOL("qk_norm", c->qk_norm), JSON_BOOL("bias", !c->no_bias), JSON_BOOL("tied", !c->untied));
 }
 
+static void add_sources(cJSON *run, const Mixture *m) {
+    cJSON *sources = cJSON_AddArrayToObject(run, "sources");
+    for (int i = 0; i < m->count; i++) {
+        cJSON *source = cJSON_CreateObject();
+        cJSON_AddItemToObject(source, "name", json_text(m->names[i]));
+        JSON_ADD(source, JSON_NUMBER("share", mixture_share(m, i)));
+        cJSON_AddItemToArray(sources, source);
+    }
+}
+
 void plan_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
     const bool is_named = *r->gpus != '\0'; // otherwise: this machine and the whole table
     const ModelOptions *m = &r->model;
@@ -150,8 +160,8 @@ void plan_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest 
     cJSON *model = cJSON_AddObjectToObject(plan, "model");
     plan_json_shape(model, &m->config);
     JSON_ADD(model, JSON_NUMBER("parameters", parameter_total(&m->config)));
-    JSON_ADD(cJSON_AddObjectToObject(plan, "run"), JSON_NUMBER("T", m->T),
-             m->B > 0 ? JSON_NUMBER("batch_size", m->B) : JSON_TEXT("batch_size", "auto"),
+    cJSON *run = cJSON_AddObjectToObject(plan, "run");
+    JSON_ADD(run, JSON_NUMBER("T", m->T), m->B > 0 ? JSON_NUMBER("batch_size", m->B) : JSON_TEXT("batch_size", "auto"),
              JSON_TEXT("recompute", r->recompute), JSON_KNOWN("tokens", r->tokens),
              JSON_TEXT("optimizer", optimizer_name(m->optimizer)),
              JSON_BOOL("master_weights", m->master && optimizer_has_master(m->optimizer)),
@@ -159,6 +169,7 @@ void plan_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest 
              JSON_TEXT("offload", m->offload ? "optimizer" : "none"), JSON_BOOL("fp8", m->fp8),
              JSON_BOOL("train", m->train), JSON_NUMBER("gpus", max_i64(m->processes, 1)),
              JSON_NUMBER("reduce_groups", max_i64(m->groups, 1)));
+    if (r->data && r->data->count > 1) add_sources(run, r->data);
     cJSON *devices = cJSON_AddArrayToObject(plan, "devices");
     for (int i = 0; i < count; i++) {
         add_device(devices, &plans[i], is_named);

@@ -39,6 +39,12 @@ static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) 
             fprintf(out, ", %.0f steps: %s tokens", first->steps, format_count(first->tokens, n, TEXT));
     }
     fprintf(out, "\n");
+    for (int i = 0; r->data && r->data->count > 1 && i < r->data->count; i++) {
+        const double share = mixture_share(r->data, i);
+        fprintf(out, "plan        %s: share %.4g%%", r->data->names[i], 100 * share);
+        if (first->tokens > 0) fprintf(out, ", %s tokens", format_count(share * first->tokens, n, TEXT));
+        fprintf(out, "\n");
+    }
     if (m->train)
         fprintf(out, "plan        %s%s, gradients in %s%s%s\n", optimizer_name(m->optimizer),
                 optimizer_keeps_master(m->optimizer, m->master, m->dtype) ? " with master weights" : "",

@@ -11,6 +11,7 @@
 #include "llmc/base/file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/typed_path.h"
+#include "llmc/data/mixture.h"
 #include "llmc/model/parameters.h"
 
 #include <cjson/cJSON.h>
@@ -433,12 +434,30 @@ static bool is_built_in(const OptionRow *row, const char *value) {
     return !*value || (is_number && (value[1] == ':' || value[1] == '\0'));
 }
 
+// Paths of -i and -j may be those of a mixture, one for each corpus: map(directory, path) is taken of each.
+static char *map_paths(const OptionRow *row, const char *value, MixtureMap *map, const char *directory) {
+    return row->group == DATA && strcmp(row->metavar, "GLOB") == 0 ? mixture_map(value, map, directory)
+                                                                   : map(directory, value);
+}
+static char *map_in(const void *directory, const char *path) { return path_in(directory, path); }
+static char *map_typed_in(const void *directory, const char *path) { return path_typed_in(directory, path); }
+static char *map_relative(const void *directory, const char *path) {
+    const size_t n = strlen(directory);
+    const bool is_inside = strncmp(path, directory, n) == 0 && path[n] == '/' && path[n + 1] != '/';
+    return strdup(is_inside ? path + n + 1 : path);
+}
+
 // A path as it is in the JSON of a run that was begun in another working directory: relative to that one again.
-static const char *path_in_json(const OptionRow *row, const Options *options, const char *path) {
-    const size_t n = strlen(options->directory);
-    const bool is_inside = strncmp(path, options->directory, n) == 0 && path[n] == '/' && path[n + 1] != '/';
-    const bool is_relative = row->scope == OPTION_OF_INPUT && is_in_begun_directory(options) && is_inside;
-    return is_relative && !is_built_in(row, path + n + 1) ? path + n + 1 : path;
+// Malloced.
+static char *path_in_json(const OptionRow *row, const Options *options, const char *path) {
+    const bool is_relative = row->scope == OPTION_OF_INPUT && is_in_begun_directory(options);
+    char *value = is_relative ? map_paths(row, path, map_relative, options->directory) : strdup(path);
+    if (value && is_relative && is_built_in(row, value)) {
+        free(value);
+        value = strdup(path);
+    }
+    REQUIRE_MEMORY(value, "a path");
+    return value;
 }
 
 char *options_to_json(const Options *options, bool with_directory) {
@@ -453,12 +472,13 @@ char *options_to_json(const Options *options, bool with_directory) {
     }
     for (const OptionRow *row = option_table; row->long_name; row++) {
         if (row->scope == OPTION_OF_PROCESS) continue; // so that it is the same for any number of processes
-        const char *value = path_in_json(row, options, option_value(row, options, buf));
+        char *value = path_in_json(row, options, option_value(row, options, buf));
         fprintf(f, "%s\"%s\":", row == option_table ? "" : ",", row->long_name);
         if (option_is_text(row))
             format_json_string(f, value, strlen(value));
         else
             fputs(value, f); // not by cJSON, whose doubles may be off by the last bit
+        free(value);
     }
     fputc('}', f);
     fclose(f);
@@ -509,7 +529,7 @@ void options_adopt_directory(Options *options, const cJSON *then) {
         char **path = field_of(row, options), *absolute;
         if (row->scope != OPTION_OF_INPUT || !options_given(options, row->long_name) || is_built_in(row, *path))
             continue;
-        absolute = path_in(options->directory, *path);
+        absolute = map_paths(row, *path, map_in, options->directory);
         free(*path);
         *path = absolute;
     }
@@ -528,7 +548,7 @@ static bool adopt_rows(Options *options, const char *json, const char *group, Er
         ok = adopt_value(row, options, value, err);
         char **path = field_of(row, options);
         if (ok && row->scope == OPTION_OF_INPUT && is_in_begun_directory(options) && !is_built_in(row, *path)) {
-            char *found = path_typed_in(options->directory, *path);
+            char *found = map_paths(row, *path, map_typed_in, options->directory);
             free(*path);
             *path = found;
         }
@@ -542,8 +562,8 @@ bool options_adopt_json(Options *options, const char *json, Error *err) { return
 bool options_adopt_data(Options *options, const char *json, Error *err) { return adopt_rows(options, json, DATA, err); }
 
 // Is this path, of the directory `there`, the one that is named here?
-static bool is_same_path(const char *here, const char *there, const char *path) {
-    char *joined = path_in(there, path), *a = realpath(here, NULL), *b = realpath(joined, NULL);
+static bool is_same_path(const OptionRow *row, const char *here, const char *there, const char *path) {
+    char *joined = map_paths(row, path, map_in, there), *a = realpath(here, NULL), *b = realpath(joined, NULL);
     const bool is_same = strcmp(here, joined) == 0 || (a && b && strcmp(a, b) == 0);
     free(joined);
     free(a);
@@ -552,11 +572,12 @@ static bool is_same_path(const char *here, const char *there, const char *path) 
 }
 
 // Prints "--batch-size 8 (was 4)\n" if the two differ.
-static void print_difference(FILE *f, const OptionRow *row, const Options *options, const cJSON *then) {
-    char buf[OPTION_VALUE], buf_then[OPTION_VALUE];
-    const char *now = path_in_json(row, options, option_value(row, options, buf)), *before = value_then(then, buf_then);
+static void print_difference(FILE *f, const OptionRow *row, const Options *options, const char *now,
+                             const cJSON *then) {
+    char buf_then[OPTION_VALUE];
+    const char *before = value_then(then, buf_then);
     const bool is_path = row->scope == OPTION_OF_INPUT || row->scope == OPTION_OF_PLACE;
-    if (is_path && before && options->begun_in && is_same_path(now, options->begun_in, before)) return;
+    if (is_path && before && options->begun_in && is_same_path(row, now, options->begun_in, before)) return;
     const bool comparable = cJSON_IsNumber(then) || option_is_text(row);
     if (comparable && before && strcmp(now, before) == 0) return;
     if (!option_is_text(row) && may_be_auto(row) && number_of(row, options) == row->min) now = "auto";
@@ -572,7 +593,10 @@ char *options_diff_json(const Options *options, const char *json) {
     FILE *f = text_open(&lines, &bytes);
     for (const OptionRow *row = option_table; row->long_name; row++) { // a new option is no difference
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
-        if (value && row->scope != OPTION_OF_PROCESS) print_difference(f, row, options, value);
+        if (!value || row->scope == OPTION_OF_PROCESS) continue;
+        char buf[OPTION_VALUE], *now = path_in_json(row, options, option_value(row, options, buf));
+        print_difference(f, row, options, now, value);
+        free(now);
     }
     fclose(f);
     cJSON_Delete(then);

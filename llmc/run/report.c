@@ -169,16 +169,19 @@ void report_step(Report *r, StepRecord *record) {
 
 void report_validating(const Report *r) {
     const RunSetup *s = r->setup;
-    int64_t windows = s->data.val.num_windows;
-    if (r->options->val_sequences > 0) windows = min_i64(windows, r->options->val_sequences);
+    int64_t windows = 0;
+    for (int i = 0; i < s->data.val.mixture.count; i++) {
+        const int64_t all = s->data.val.sets[i].num_windows, some = r->options->val_sequences;
+        windows += some > 0 ? min_i64(all, some) : all;
+    }
     if (s->state.step == s->first_step)
         log_min_time(r, "validating", (double)(windows * s->T), flops_per_token_llmc(&s->config, s->T) / 3);
 }
 
-void report_validation(Report *r, const ValidationScore *score, double seconds) {
+void report_validation(Report *r, const ValidationScore *score, const ValidationScore *each, double seconds) {
     const int64_t step = r->setup->state.step;
     run_summary_validation(&r->summary, step, score->loss);
-    runlog_validation(r->log, step, score, seconds);
+    runlog_validation(r->log, step, score, &r->setup->data.val.mixture, each, seconds);
 }
 
 void report_generated(Report *r, const Generated *drawn, bool shown) {
@@ -219,6 +222,33 @@ void report_kept_checkpoint(Report *r, const Error *why) {
 
 // ----------------------------------------------------------------------------------------------------------------- end
 
+// Logs what the whole run has read of each source of a mixture; returns it as a field of the "end" event, malloced.
+static char *log_sources_read(const Report *r) {
+    const RunSetup *s = r->setup;
+    const Mixture *m = &s->data.train.mixture;
+    int64_t drawn[MIXTURE_MAX];
+    char *json = NULL, n[TEXT];
+    size_t bytes;
+    FILE *out = text_open(&json, &bytes);
+    const bool mixes = s->data.has_train && m->count > 1;
+    if (mixes) {
+        mixture_count(m, s->state.position, drawn);
+        fputs(",\"sources\":[", out);
+    }
+    for (int i = 0; mixes && i < m->count; i++) {
+        const double tokens = (double)(drawn[i] * s->T);
+        const double epochs = (double)drawn[i] / (double)s->data.train.sets[i].num_windows;
+        runlog_field(r->log, "", "%s: %s tokens, %.2f epochs of the whole run", m->names[i],
+                     format_count(tokens, n, TEXT), epochs);
+        fprintf(out, "%s{\"name\":", i > 0 ? "," : "");
+        format_json_string(out, m->names[i], strlen(m->names[i]));
+        fprintf(out, ",\"windows\":%lld,\"tokens\":%.17g,\"epochs\":%.6g}", (long long)drawn[i], tokens, epochs);
+    }
+    if (mixes) fputc(']', out);
+    fclose(out);
+    return json;
+}
+
 void report_end(Report *r, double wait_seconds) {
     const RunSetup *s = r->setup;
     const long long step = (long long)s->state.step, total = (long long)s->total_steps, steps = step - s->first_step;
@@ -239,11 +269,12 @@ void report_end(Report *r, double wait_seconds) {
                      format_duration(now_seconds() - r->started, time, TEXT),
                      step < total ? " (time limit; resume with -o and -y)" : "");
     run_summary_print(&r->summary, r->log);
-    char *summary = run_summary_json(&r->summary);
+    char *sources = log_sources_read(r), *summary = run_summary_json(&r->summary);
     runlog_event(r->log, "end",
                  "\"step\":%lld,\"seconds\":%.3f,\"memory_peak\":%lld,\"memory_planned\":%lld,"
-                 "\"wait_seconds\":%.4f%s",
+                 "\"wait_seconds\":%.4f%s%s",
                  step, now_seconds() - r->started, (long long)device_memory_peak(),
-                 (long long)memory_plan_total(model_memory(r->model)), wait_seconds, summary);
+                 (long long)memory_plan_total(model_memory(r->model)), wait_seconds, summary, sources);
     free(summary);
+    free(sources);
 }

@@ -34,7 +34,8 @@ void report_step(Report *r, StepRecord *record);
 
 // Before the first validation of this process: logs its min time.
 void report_validating(const Report *r);
-void report_validation(Report *r, const ValidationScore *score, double seconds);
+// each: the scores of the sources of -j.
+void report_validation(Report *r, const ValidationScore *score, const ValidationScore *each, double seconds);
 // shown: the text was streamed already. A sample cut short by a signal is not logged; the resumed run draws it again in
 // full.
 void report_generated(Report *r, const Generated *drawn, bool shown);

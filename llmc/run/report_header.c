@@ -1,6 +1,7 @@
 // See report_header.h.
 #include "llmc/run/report_header.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/base/typed_path.h"
@@ -107,19 +108,41 @@ static void memory_lines(const ReportFacts *r) {
                          flops_per_token_hardware(&m->config, r->setup->T, &none));
 }
 
+// A line for each source: its share, and what the run will have read of it at its end.
+static void mixture_lines(const ReportFacts *r) {
+    const RunSetup *s = r->setup;
+    const Mixture *m = &s->data.train.mixture;
+    const int64_t left = max_i64(s->total_steps - s->first_step, 0) * s->step_windows;
+    int64_t drawn[MIXTURE_MAX];
+    char n[TEXT], seen[TEXT];
+    mixture_count(m, s->state.position + left, drawn);
+    runlog_field(r->log, "data", "%d corpora, %s tokens in %d shards; %lld step%s read", m->count,
+                 format_count((double)s->data.train.num_tokens, n, TEXT), s->data.train.num_shards,
+                 (long long)s->total_steps, format_plural(s->total_steps));
+    for (int i = 0; i < m->count; i++) {
+        const ShardSet *set = &s->data.train.sets[i];
+        runlog_field(r->log, "", "%s: share %.4g%%, %s tokens of %s in %d shard%s, %.2f epochs", m->names[i],
+                     100 * mixture_share(m, i), format_count((double)(drawn[i] * s->T), seen, TEXT),
+                     format_count((double)set->num_tokens, n, TEXT), set->count, format_plural(set->count),
+                     (double)drawn[i] / (double)set->num_windows);
+    }
+}
+
 static void data_lines(const ReportFacts *r) {
-    const ShardSet *train = r->setup->data.has_train ? &r->setup->data.train : NULL; // NULL: this run does not use them
-    const ShardSet *val = r->setup->data.has_val ? &r->setup->data.val : NULL;
+    const Sources *train = r->setup->data.has_train ? &r->setup->data.train : NULL; // NULL: this run does not use them
+    const Sources *val = r->setup->data.has_val ? &r->setup->data.val : NULL;
     char n[TEXT];
-    if (train) {
+    if (train && train->mixture.count > 1) {
+        mixture_lines(r);
+    } else if (train) {
         double seen = (double)(r->setup->total_steps * r->setup->step_windows) / (double)train->num_windows;
         runlog_field(r->log, "data", "%s tokens in %d shard%s; %lld steps read %.2f epochs",
-                     format_count((double)train->num_tokens, n, TEXT), train->count, format_plural(train->count),
-                     (long long)r->setup->total_steps, seen);
+                     format_count((double)train->num_tokens, n, TEXT), train->num_shards,
+                     format_plural(train->num_shards), (long long)r->setup->total_steps, seen);
     }
     if (val)
         runlog_field(r->log, "validation", "%s tokens in %d shard%s: %s%s",
-                     format_count((double)val->num_tokens, n, TEXT), val->count, format_plural(val->count),
+                     format_count((double)val->num_tokens, n, TEXT), val->num_shards, format_plural(val->num_shards),
                      path_quoted(r->setup->data.val_pattern).text,
                      r->setup->data.val_is_train ? ", the text that is trained on" : "");
     else
@@ -180,9 +203,23 @@ static void schedule_lines(const ReportFacts *r) {
         runlog_field(r->log, "output", "%s", s->options.output);
 }
 
-static void add_shards(cJSON *run, const char *key, const ShardSet *set) {
-    JSON_ADD(cJSON_AddObjectToObject(run, key), JSON_NUMBER("tokens", set->num_tokens),
-             JSON_NUMBER("windows", set->num_windows), JSON_NUMBER("shards", set->count));
+// Of a mixture also what data/whereis needs to find the draws again.
+static void add_shards(cJSON *run, const char *key, const Sources *all) {
+    const Mixture *m = &all->mixture;
+    cJSON *facts = cJSON_AddObjectToObject(run, key);
+    JSON_ADD(facts, JSON_NUMBER("tokens", all->num_tokens), JSON_NUMBER("windows", all->num_windows),
+             JSON_NUMBER("shards", all->num_shards));
+    if (m->count == 1 && m->drawn[0] == m->start) return;
+    JSON_ADD(facts, JSON_NUMBER("start", m->start));
+    cJSON *sources = cJSON_AddArrayToObject(facts, "sources");
+    for (int i = 0; i < m->count; i++) {
+        cJSON *source = cJSON_CreateObject();
+        cJSON_AddItemToObject(source, "name", json_text(m->names[i]));
+        JSON_ADD(source, JSON_NUMBER("share", mixture_share(m, i)), JSON_NUMBER("weight", m->weights[i]),
+                 JSON_NUMBER("drawn", m->drawn[i]), JSON_NUMBER("tokens", all->sets[i].num_tokens),
+                 JSON_NUMBER("windows", all->sets[i].num_windows), JSON_NUMBER("shards", all->sets[i].count));
+        cJSON_AddItemToArray(sources, source);
+    }
 }
 
 static void run_event(const ReportFacts *r) {
@@ -234,9 +271,14 @@ void report_differences(const ReportFacts *r) {
         runlog_field(r->log, "optimizer", "--reset-optimizer: %s starts with a new state after step %lld",
                      optimizer_name(s->options.optimizer), (long long)s->state.step);
     char *changed = options_diff_json(&s->options, s->state.options_json), *rest = changed;
-    if (changed) runlog_text(r->log, "changed since the checkpoint:");
+    const char *mixture = s->data.changes ? s->data.changes : "";
+    if (changed || *mixture) runlog_text(r->log, "changed since the checkpoint:");
     for (const char *line; (line = strsep(&rest, "\n")) != NULL;)
         if (*line) runlog_text(r->log, "%s", line);
+    for (size_t n; *mixture; mixture += n + 1) {
+        n = strcspn(mixture, "\n");
+        runlog_text(r->log, "%.*s", (int)n, mixture);
+    }
     free(changed);
 }
 

@@ -12,39 +12,165 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Compares the data of the run with those of its checkpoint. A difference is no error: a corpus may grow.
-static void compare_data(const char *option, const ShardSet *set, DataFacts *then) {
-    const DataFacts now = {set->num_tokens, set->fingerprint};
-    if (then->tokens > 0 && (then->tokens != now.tokens || then->fingerprint != now.fingerprint))
+static bool same_facts(const DataFacts *a, const DataFacts *b) {
+    return a->tokens == b->tokens && a->fingerprint == b->fingerprint;
+}
+
+// Compares data of the run with those of its checkpoint. A difference is no error: a corpus may grow.
+static void compare_data(const char *what, DataFacts now, DataFacts *then) {
+    if (then->tokens > 0 && !same_facts(then, &now))
         advice_print("%s: the shards have changed: the checkpoint has %lld tokens (checksum %016llx), these have %lld "
                      "(%016llx); the run continues with them",
-                     option, (long long)then->tokens, (unsigned long long)then->fingerprint, (long long)now.tokens,
+                     what, (long long)then->tokens, (unsigned long long)then->fingerprint, (long long)now.tokens,
                      (unsigned long long)now.fingerprint);
     *then = now;
 }
 
-// The pattern of the validation shards next to those of -i, malloced; NULL: no train in their names.
-static char *name_beside(const RunData *data, const Options *o) {
-    char *pattern = shards_validation_pattern(o->train_data);
-    for (int i = 0; !pattern && i < data->train.count; i++)
-        pattern = shards_validation_pattern(data->train.shards[i].path);
+// ------------------------------------------------------------------------------------------------ resumes of a mixture
+
+// A run that has read one corpus: as one source of a mixture.
+static void make_source_of_train(TrainerState *state) {
+    cJSON *options = cJSON_Parse(state->options_json);
+    const char *pattern = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(options, "train-data"));
+    state->sources = calloc(1, sizeof *state->sources);
+    REQUIRE_MEMORY(state->sources, "the sources");
+    state->sources[0] = (SourceState){.pattern = strdup(pattern ? pattern : ""), .weight = 1, .facts = state->train};
+    REQUIRE_MEMORY(state->sources[0].pattern, "a pattern");
+    state->source_count = 1;
+    state->mixture_start = 0;
+    cJSON_Delete(options);
+}
+
+// Advances the sources of the checkpoint to its position, where other weights begin.
+static void advance_sources(TrainerState *state) {
+    Mixture then = {.start = state->mixture_start};
+    int64_t drawn[MIXTURE_MAX];
+    for (; then.count < state->source_count && state->sources[then.count].weight > 0; then.count++) {
+        then.weights[then.count] = state->sources[then.count].weight;
+        then.drawn[then.count] = state->sources[then.count].drawn;
+        then.total += then.weights[then.count];
+    }
+    mixture_count(&then, state->position, drawn);
+    for (int i = 0; i < then.count; i++) state->sources[i].drawn = drawn[i];
+    state->mixture_start = state->position;
+}
+
+// The source of the checkpoint that has these shards, else the one that was named like them; -1: none. One that is
+// taken has no tokens.
+static int find_source(const TrainerState *state, const char *pattern, const DataFacts *facts) {
+    int named = -1;
+    for (int i = 0; i < state->source_count; i++) {
+        if (same_facts(&state->sources[i].facts, facts)) return i;
+        if (state->sources[i].facts.tokens > 0 && strcmp(state->sources[i].pattern, pattern) == 0) named = i;
+    }
+    return named;
+}
+
+// Where each source of the mixture continues: the weights hold from the beginning of the run, or, if this resume has
+// changed them, from here on, and every source goes on after the windows that were drawn from it before. state then has
+// the sources of this run, and those that it has left out, which may return.
+static void continue_sources(RunData *data, TrainerState *state) {
+    Mixture *m = &data->train.mixture;
+    SourceState *now = calloc((size_t)(m->count + state->source_count), sizeof *now);
+    REQUIRE_MEMORY(now, "the sources");
+    int from[MIXTURE_MAX], count = m->count, before = 0;
+    double total = 0;
+    bool same = true;
+    for (; before < state->source_count && state->sources[before].weight > 0; before++)
+        total += (double)state->sources[before].weight;
+    for (int i = 0; i < m->count; i++) {
+        const ShardSet *set = &data->train.sets[i];
+        now[i] = (SourceState){.weight = m->weights[i], .facts = {set->num_tokens, set->fingerprint}};
+        from[i] = find_source(state, m->patterns[i], &now[i].facts);
+        same &= from[i] == i && state->sources[i].weight == m->weights[i];
+        if (from[i] < 0) continue;
+        compare_data(m->names[i], now[i].facts, &state->sources[from[i]].facts);
+        state->sources[from[i]].facts.tokens = 0; // taken
+    }
+    same &= before == m->count;
+    const bool changed = !same && state->source_count > 0;
+    size_t bytes;
+    FILE *f = text_open(&data->changes, &bytes);
+    if (changed) advance_sources(state);
+    for (int i = 0; i < m->count; i++) {
+        SourceState *then = from[i] < 0 ? NULL : &state->sources[from[i]];
+        now[i].pattern = strdup(m->patterns[i]);
+        REQUIRE_MEMORY(now[i].pattern, "a pattern");
+        now[i].drawn = m->drawn[i] = then ? then->drawn : 0;
+        if (changed) fprintf(f, "%s: share %.4g%%", m->names[i], 100 * mixture_share(m, i));
+        if (changed && then)
+            fprintf(f, " (was %.4g%%), continues after %lld windows\n", 100 * (double)then->weight / total,
+                    (long long)then->drawn);
+        else if (changed)
+            fprintf(f, ", new\n");
+    }
+    for (int i = 0; i < state->source_count; i++) {
+        SourceState *then = &state->sources[i];
+        if (then->facts.tokens == 0) continue; // taken
+        if (then->weight > 0) fprintf(f, "%s: left out after %lld windows\n", then->pattern, (long long)then->drawn);
+        now[count] = *then;
+        now[count++].weight = 0;
+        then->pattern = NULL; // moved
+    }
+    fclose(f);
+    m->start = state->mixture_start;
+    trainer_state_free_sources(state);
+    state->sources = now;
+    state->source_count = count;
+}
+
+// The training data, against those of the checkpoint. A run on one corpus states no sources.
+static void continue_train(RunData *data, TrainerState *state) {
+    const bool mixes = data->train.mixture.count > 1;
+    if (state->source_count == 0 && mixes && state->train.tokens > 0) make_source_of_train(state);
+    const DataFacts now = {data->train.num_tokens, data->train.fingerprint};
+    if (state->source_count == 0 && !mixes)
+        compare_data("-i", now, &state->train);
+    else
+        continue_sources(data, state);
+    state->train = now;
+}
+
+// ---------------------------------------------------------------------------------------------------------- validation
+
+// The pattern of the validation shards next to those of a pattern of -i, malloced; NULL: no train in their names.
+static char *pattern_beside(const void *context, const char *train) {
+    const RunData *data = context;
+    char *pattern = shards_validation_pattern(train);
+    for (int i = 0; i < data->train.mixture.count; i++) {
+        const ShardSet *set = &data->train.sets[i];
+        const bool is_it = strcmp(data->train.mixture.patterns[i], train) == 0;
+        for (int k = 0; is_it && !pattern && k < set->count; k++)
+            pattern = shards_validation_pattern(set->shards[k].path);
+    }
     return pattern;
 }
 
-// Opens the validation shards next to the training data, if there are any.
+// The text of the validation data next to those of -i, malloced, with the weights of -i.
+static char *name_beside(const RunData *data, const Options *o) {
+    return mixture_map(o->train_data, pattern_beside, data);
+}
+
+// Opens the validation shards next to the training data, if there are any: of a mixture, next to each source.
 static bool open_beside(RunData *data, const Options *o, int64_t T, Error *err) {
-    char **names;
-    int count = 0;
+    Mixture m;
+    bool ok = true;
     data->val_pattern = name_beside(data, o);
     if (!data->val_pattern)
         return error_set(err, "no train in the name %s for which there could be a val; -j GLOB names validation data",
                          path_quoted(o->train_data).text);
-    if (!files_match(data->val_pattern, &names, &count, err)) return false;
-    directory_list_free(names, count);
-    if (count == 0)
-        return error_set(err, "no %s beside the training data; -j GLOB names validation data",
-                         path_quoted(data->val_pattern).text);
-    return shards_open(&data->val, data->val_pattern, T, err);
+    if (!mixture_parse(&m, data->val_pattern, err)) ok = false;
+    for (int i = 0; ok && i < m.count; i++) {
+        char **names;
+        int count = 0;
+        if (!(ok = files_match(m.patterns[i], &names, &count, err))) break;
+        directory_list_free(names, count);
+        if (count == 0)
+            ok = error_set(err, "no %s beside the training data; -j GLOB names validation data",
+                           path_quoted(m.patterns[i]).text);
+    }
+    mixture_free(&m);
+    return ok && sources_open(&data->val, data->val_pattern, T, err);
 }
 
 // Without -j and without validation data a new run trains, and its header shows that. An evaluation needs them, and so
@@ -57,7 +183,7 @@ static bool open_validation(RunData *data, const Options *o, int64_t T, const Da
     }
     if (*o->val_data) {
         options_set_string(&data->val_pattern, o->val_data);
-        data->has_val = shards_open(&data->val, o->val_data, T, err);
+        data->has_val = sources_open(&data->val, o->val_data, T, err);
         if (data->has_val) return true;
         advice_add_directories(o, "val-data", err);
         if (o->max_steps == 0 && !options_given(o, "val-data"))
@@ -76,13 +202,13 @@ static bool open_validation(RunData *data, const Options *o, int64_t T, const Da
 static void advise_of_names(const RunData *data, const Options *o, int64_t T) {
     const char *shared, *other;
     char *pattern = name_beside(data, o);
-    ShardSet named = {.eot = -1};
-    if (pattern && shards_open(&named, pattern, T, NULL)) {
-        const int both = shards_in_both(&data->train, &named, &shared, &other);
+    Sources named = {.eot = -1};
+    if (pattern && sources_open(&named, pattern, T, NULL)) {
+        const int both = sources_in_both(&data->train, &named, &shared, &other);
         if (both > 0)
             advice_print("-i: also matches validation data, which is trained on: %d file%s, such as %s", both,
                          format_plural(both), shared);
-        shards_close(&named);
+        sources_close(&named);
     }
     free(pattern);
 }
@@ -90,8 +216,8 @@ static void advise_of_names(const RunData *data, const Options *o, int64_t T) {
 // A validation on text that is trained on shows nothing, unless both are the same files on purpose.
 static bool check_apart(RunData *data, const Options *o, int64_t T, Error *err) {
     const char *shared, *other;
-    const int both = data->has_val ? shards_in_both(&data->train, &data->val, &shared, &other) : 0;
-    data->val_is_train = both > 0 && both == data->train.count && both == data->val.count;
+    const int both = data->has_val ? sources_in_both(&data->train, &data->val, &shared, &other) : 0;
+    data->val_is_train = both > 0 && both == data->train.num_shards && both == data->val.num_shards;
     if (both == 0) advise_of_names(data, o, T);
     if (both == 0 || data->val_is_train) return true;
     char *train = other ? path_numbered(other) : NULL;
@@ -105,44 +231,50 @@ static bool check_apart(RunData *data, const Options *o, int64_t T, Error *err) 
     return false;
 }
 
+// Reads one window of each source now, so that tokens of another vocabulary show before anything is started.
+static bool read_first_windows(const Sources *s, int64_t V, Error *err) {
+    void *window = malloc((size_t)(s->T + 1) * 4);
+    REQUIRE_MEMORY(window, "a window of tokens");
+    bool ok = true;
+    for (int i = 0; ok && i < s->mixture.count; i++) ok = shards_read_window(&s->sets[i], 0, V, window, err);
+    free(window);
+    return ok;
+}
+
 bool run_data_open(RunData *data, const Options *o, int64_t T, ModelConfig *config, TrainerState *state, Error *err) {
     data->has_train = o->max_steps != 0;
     const bool needs_train = data->has_train || options_given(o, "train-data");
-    if ((data->has_train || config->V == 0) && !shards_open(&data->train, o->train_data, T, needs_train ? err : NULL) &&
-        needs_train) {
+    if ((data->has_train || config->V == 0) &&
+        !sources_open(&data->train, o->train_data, T, needs_train ? err : NULL) && needs_train) {
         advice_add_directories(o, "train-data", err);
         return error_prefix(err, "-i");
     }
     if (!open_validation(data, o, T, &state->val, err) || (data->has_train && !check_apart(data, o, T, err)))
         return false;
-    const ShardSet *stated = data->has_val ? &data->val : NULL;
-    if (data->train.count > 0) stated = &data->train;
+    const Sources *stated = data->has_val ? &data->val : NULL;
+    if (data->train.num_shards > 0) stated = &data->train;
     const int64_t vocab = stated ? stated->vocab : 0;
     if (config->V == 0) model_config_set_vocab(config, vocab > 0 ? vocab : (int64_t)GPT2_VOCAB);
     if (stated && vocab > config->V)
         return error_set(err,
                          "%s has tokens of a vocabulary of %lld, but the model has %lld; make the shards with the "
                          "model's tokenizer (%s --tokenizer PATH -o DIR FILE...)",
-                         stated->shards[0].path, (long long)vocab, (long long)config->V,
+                         stated->sets[0].shards[0].path, (long long)vocab, (long long)config->V,
                          path_of_tool("data/prepare").text);
-    if (data->train.count > 0 && data->has_val && data->val.vocab > 0 && vocab > 0 && data->val.vocab != vocab)
+    if (data->train.num_shards > 0 && data->has_val && data->val.vocab > 0 && vocab > 0 && data->val.vocab != vocab)
         return error_set(err, "-i and %s were made with different vocabularies: %lld and %lld tokens",
                          *o->val_data ? "-j" : path_quoted(data->val_pattern).text, (long long)vocab,
                          (long long)data->val.vocab);
     if (stated && stated->eot >= 0) state->eot = stated->eot;
-    if (data->has_train) compare_data("-i", &data->train, &state->train);
-    if (data->has_val) compare_data("-j", &data->val, &state->val);
-    // One window of each is read now, so that tokens of another vocabulary show before anything is started.
-    void *window = malloc((size_t)(T + 1) * 4);
-    REQUIRE_MEMORY(window, "a window of tokens");
-    const bool ok = (!data->has_train || shards_read_window(&data->train, 0, config->V, window, err)) &&
-                    (!data->has_val || shards_read_window(&data->val, 0, config->V, window, err));
-    free(window);
-    return ok;
+    if (data->has_train) continue_train(data, state);
+    if (data->has_val) compare_data("-j", (DataFacts){data->val.num_tokens, data->val.fingerprint}, &state->val);
+    return (!data->has_train || read_first_windows(&data->train, config->V, err)) &&
+           (!data->has_val || read_first_windows(&data->val, config->V, err));
 }
 
 void run_data_close(RunData *data) {
-    shards_close(&data->train);
-    shards_close(&data->val);
+    sources_close(&data->train);
+    sources_close(&data->val);
     free(data->val_pattern);
+    free(data->changes);
 }

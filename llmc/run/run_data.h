@@ -1,15 +1,16 @@
 // The data of a run: -i and -j, or the validation data next to -i. Training and validation share no text, fit the
 // model, and are the data of the checkpoint.
 #pragma once
-#include "llmc/data/shards.h"
+#include "llmc/data/sources.h"
 #include "llmc/model/model.h"
 #include "llmc/run/options.h"
 #include "llmc/store/trainer_json.h"
 
 typedef struct {
-    ShardSet train, val;
+    Sources train, val;
     bool has_train, has_val;
-    char *val_pattern;        // the pattern of the validation data: -j, or made from -i; NULL: none
+    char *val_pattern;        // the text that names the validation data: -j, or made from -i; NULL: none
+    char *changes;            // lines: what a resume has changed in the mixture; NULL: nothing
     char no_validation[1024]; // why there is none
     bool val_is_train;        // -i and -j are the same files
 } RunData;

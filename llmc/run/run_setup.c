@@ -346,20 +346,29 @@ static bool choose_lengths(RunSetup *s, Error *err) {
     return true;
 }
 
+// The tokenizer next to another source of a mixture must be the one of the run.
+static bool check_tokenizer_of(const RunSetup *s, const char *weights, const Sources *data, int source, Error *err) {
+    Tokenizer *other;
+    const char *pattern = data->mixture.patterns[source];
+    if (!tokenizer_find(&other, s->options.tokenizer, weights, pattern, data->vocab, s->config.V, err)) return false;
+    const bool same = !other || !s->tokenizer || tokenizer_fingerprint(other) == tokenizer_fingerprint(s->tokenizer);
+    tokenizer_free(other);
+    return same || error_set(err, "%s: the tokenizer next to it differs from that of %s; make them with one tokenizer",
+                             path_quoted(pattern).text, path_quoted(data->mixture.patterns[0]).text);
+}
+
 static bool choose_tokenizer(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     const char *weights = s->resume_path, *shards = NULL;
-    const ShardSet *data = NULL;
+    const Sources *data = NULL;
     if (!weights && !model_config_is_descriptor(o->model)) weights = o->model;
-    if (s->data.train.count > 0) {
-        data = &s->data.train;
-        shards = o->train_data;
-    } else if (s->data.has_val) {
-        data = &s->data.val;
-        shards = s->data.val_pattern;
-    }
+    if (s->data.has_val) data = &s->data.val;
+    if (s->data.train.num_shards > 0) data = &s->data.train;
+    if (data) shards = data->mixture.patterns[0];
     if (!tokenizer_find(&s->tokenizer, o->tokenizer, weights, shards, data ? data->vocab : 0, s->config.V, err))
         return *o->tokenizer && advice_add_directories(o, "tokenizer", err);
+    for (int i = 1; data && i < data->mixture.count; i++)
+        if (!check_tokenizer_of(s, weights, data, i, err)) return false;
     if (s->tokenizer && s->state.eot < 0) s->state.eot = tokenizer_eot(s->tokenizer);
     if (s->tokenizer && tokenizer_vocab(s->tokenizer) + VOCAB_PADDING < s->config.V)
         advice_print(
@@ -461,6 +470,17 @@ bool run_setup_resolve(RunSetup *s, Error *err) {
            agree_on_data(s, err);
 }
 
+// windows: of a step.
+static bool print_plan(const Options *o, const PlanRequest *request, int64_t windows, int64_t B, Error *err) {
+    StepShare share; // only a check that the processes could share a step
+    if (!check_processes(o, err) ||
+        (o->max_steps != 0 && !step_share_make(&share, windows, B, o->reduce_groups, 0, process_count(o), err)) ||
+        !model_check_options(&request->model, err))
+        return false;
+    return o->advise ? advise_print(stdout, request, o->advise == ADVISE_D_FF, err)
+                     : plan_print(stdout, request, o->plan == PLAN_JSON, err);
+}
+
 // --plan, --advise: no data is opened, and no memory taken.
 bool run_setup_plan(RunSetup *s, Error *err) {
     Options *o = &s->options;
@@ -480,13 +500,14 @@ bool run_setup_plan(RunSetup *s, Error *err) {
                            .gelu_fusion = o->gelu_fusion,
                            .comm_overlap = options_environment("PRETRAIN_COMM_OVERLAP", 1) != 0};
     const int64_t B = max_i64(o->B, 1), windows = step_windows > 0 ? step_windows : B * o->reduce_groups;
-    StepShare share; // only a check that the processes could share a step
-    if (!check_processes(o, err) ||
-        (o->max_steps != 0 && !step_share_make(&share, windows, B, o->reduce_groups, 0, process_count(o), err)) ||
-        !model_check_options(&request.model, err))
-        return false;
-    return o->advise ? advise_print(stdout, &request, o->advise == ADVISE_D_FF, err)
-                     : plan_print(stdout, &request, o->plan == PLAN_JSON, err);
+    Mixture train = {0}, val = {0};
+    request.data = &train;
+    const bool readable = (mixture_parse(&train, o->train_data, err) || error_prefix(err, "-i")) &&
+                          (mixture_parse(&val, o->val_data, err) || error_prefix(err, "-j"));
+    const bool ok = readable && print_plan(o, &request, windows, B, err);
+    mixture_free(&train);
+    mixture_free(&val);
+    return ok;
 }
 
 OptimizerOptions run_setup_optimizer(const RunSetup *s) {
@@ -505,7 +526,7 @@ OptimizerOptions run_setup_optimizer(const RunSetup *s) {
 
 DataLoaderOptions run_setup_loader(const RunSetup *s) {
     return (DataLoaderOptions){
-        .shards = &s->data.train,
+        .sources = &s->data.train,
         .vocab = s->config.V,
         .batch_windows = s->options.B,
         .step_windows = s->step_windows,

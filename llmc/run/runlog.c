@@ -388,7 +388,7 @@ enum { FLOAT_DIGITS = 9, DOUBLE_DIGITS = 17, MEASURED_DIGITS = 6 };
 
 // "key":x and the scalar GROUP/name, which is what a reader of the JSON gets. In JSON inf and nan are null.
 static void entry_named(Entry *e, const char *key, const char *name, double x, int digits) {
-    char text[32], tag[192];
+    char text[32], tag[1024]; // a name may be a path
     snprintf(text, sizeof text, "%.*g", digits, x);
     fprintf(e->json, ",\"%s\":%s", key, isfinite(x) ? text : "null");
     snprintf(tag, sizeof tag, "%s/%s", e->group, name);
@@ -487,19 +487,48 @@ void runlog_step(RunLog *log, const StepReport *r) {
 
 // --------------------------------------------------------------------------------------------------------- evaluation
 
-void runlog_validation(RunLog *log, int64_t step, const ValidationScore *s, double seconds) {
-    char bits[48] = "", count[32], duration[32];
+// The score of one source, as an object of the list "sources" and as scalars named after it.
+static void source_score(Entry *e, const char *name, double share, const ValidationScore *s) {
+    char tag[1000];
+    fputs("{\"name\":", e->json);
+    format_json_string(e->json, name, strlen(name));
+    fprintf(e->json, ",\"share\":%.6g,\"tokens\":%lld", share, (long long)s->tokens);
+    snprintf(tag, sizeof tag, "loss/%s", name);
+    entry_named(e, "loss", tag, s->loss, DOUBLE_DIGITS);
+    snprintf(tag, sizeof tag, "bits_per_byte/%s", name);
+    if (s->bits_per_byte > 0.0) entry_named(e, "bits_per_byte", tag, s->bits_per_byte, DOUBLE_DIGITS);
+    fputc('}', e->json);
+}
+
+static const char *bits_text(const ValidationScore *s, char text[48]) {
+    *text = '\0';
+    if (s->bits_per_byte > 0.0) snprintf(text, 48, "%.4f bits/byte | ", s->bits_per_byte);
+    return text;
+}
+
+void runlog_validation(RunLog *log, int64_t step, const ValidationScore *s, const Mixture *mixture,
+                       const ValidationScore *each, double seconds) {
+    char bits[48], count[32], duration[32];
     const double perplexity = exp(s->loss);
-    if (s->bits_per_byte > 0.0) snprintf(bits, sizeof bits, "%.4f bits/byte | ", s->bits_per_byte);
+    const int sources = mixture->count > 1 ? mixture->count : 0;
     runlog_text(log, "validation at step %lld | loss %.4f | perplexity %.2f | %s%s tokens in %s", (long long)step,
-                s->loss, perplexity, bits, format_count((double)s->tokens, count, sizeof count),
+                s->loss, perplexity, bits_text(s, bits), format_count((double)s->tokens, count, sizeof count),
                 format_duration(seconds, duration, sizeof duration));
+    for (int i = 0; i < sources; i++)
+        runlog_text(log, "%s at step %lld | loss %.4f | perplexity %.2f | %sshare %.4g%%", mixture->names[i],
+                    (long long)step, each[i].loss, exp(each[i].loss), bits_text(&each[i], bits),
+                    100 * mixture_share(mixture, i));
     Entry e;
     entry_begin(&e, log, "validation", "val", step);
     entry_number(&e, "loss", s->loss, DOUBLE_DIGITS);
     entry_named(&e, "ppl", "perplexity", perplexity, DOUBLE_DIGITS);
     if (s->bits_per_byte > 0.0) entry_number(&e, "bits_per_byte", s->bits_per_byte, DOUBLE_DIGITS);
     entry_number(&e, "tokens", (double)s->tokens, DOUBLE_DIGITS);
+    for (int i = 0; i < sources; i++) {
+        fputs(i == 0 ? ",\"sources\":[" : ",", e.json);
+        source_score(&e, mixture->names[i], mixture_share(mixture, i), &each[i]);
+    }
+    if (sources > 0) fputc(']', e.json);
     entry_number(&e, "seconds", seconds, MEASURED_DIGITS);
     entry_end(&e);
 }

@@ -67,7 +67,10 @@ typedef struct {
 void runlog_step(RunLog *log, const StepReport *report);
 // A validation line, with perplexity; bits per byte where they are known.
 //   validation at step 250 | loss 3.4321 | perplexity 30.94 | 0.9812 bits/byte | 65.54K tokens in 1.2s
-void runlog_validation(RunLog *log, int64_t step, const ValidationScore *score, double seconds);
+// Of a mixture a line for each source follows, which each[] has the scores of:
+//   web at step 250 | loss 3.4021 | perplexity 30.03 | 0.9712 bits/byte | share 70%
+void runlog_validation(RunLog *log, int64_t step, const ValidationScore *score, const Mixture *mixture,
+                       const ValidationScore *each, double seconds);
 // A line for one multiple-choice file: how many are right by mean and by sum of the losses.
 //   hellaswag_val at step 250 | accuracy 29.55% (normalised), 28.10% | 2968/10042 | 12.3 s
 void runlog_choices(RunLog *log, int64_t step, const char *name, const ChoiceScore *score, double seconds);

@@ -4,6 +4,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/file.h"
+#include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/store/optimizer_file.h"
 
@@ -19,6 +20,7 @@
 enum {
     FORMAT_VERSION = 2,
     MAX_TRAINER_BYTES = 16 << 20, // the options may hold a long prompt
+    MAX_SOURCES = 1024,           // with those that a run has left out
 };
 
 const char *checkpoint_file_name(int file) {
@@ -87,6 +89,12 @@ static const TrainerField data_fields[] = {
     FIELD(DataFacts, tokens, FIELD_INT64, 1, JSON_MAX_INT),
     NAMED_FIELD(DataFacts, "xxh3", fingerprint, FIELD_HEX, 0, 0),
 };
+static const TrainerField source_fields[] = {
+    FIELD(SourceState, weight, FIELD_INT64, 0, JSON_MAX_INT),
+    FIELD(SourceState, drawn, FIELD_INT64, 0, JSON_MAX_INT),
+    NAMED_FIELD(SourceState, "tokens", facts.tokens, FIELD_INT64, 1, JSON_MAX_INT),
+    NAMED_FIELD(SourceState, "xxh3", facts.fingerprint, FIELD_HEX, 0, 0),
+};
 static const TrainerField file_fields[] = {
     FIELD(FileFacts, bytes, FIELD_INT64, 0, JSON_MAX_INT),
     NAMED_FIELD(FileFacts, "xxh3", checksum, FIELD_HEX, 0, 0),
@@ -134,6 +142,18 @@ static void print_fields(FILE *out, const TrainerField *fields, int count, const
     }
 }
 
+static void print_mixture(FILE *out, const TrainerState *state) {
+    fprintf(out, "{\"start\": %lld, \"sources\": [", (long long)state->mixture_start);
+    for (int i = 0; i < state->source_count; i++) {
+        fprintf(out, "%s\n    {\"pattern\": ", i > 0 ? "," : "");
+        format_json_string(out, state->sources[i].pattern, strlen(state->sources[i].pattern));
+        fputs(", ", out);
+        print_fields(out, source_fields, COUNT(source_fields), ", ", &state->sources[i]);
+        fputs("}", out);
+    }
+    fputs("]}", out);
+}
+
 static void print_state(FILE *out, const TrainerState *state, const ModelOptions *model) {
     const struct {
         const char *name;
@@ -156,6 +176,10 @@ static void print_state(FILE *out, const TrainerState *state, const ModelOptions
         print_fields(out, data_fields, COUNT(data_fields), ", ", sets[i].facts);
         fputs("}", out);
         comma = ", ";
+    }
+    if (state->source_count > 0) {
+        fprintf(out, "%s\"mixture\": ", comma);
+        print_mixture(out, state);
     }
     fputs("},\n  \"control\": {\n    ", out);
     print_fields(out, control_fields, COUNT(control_fields), ",\n    ", &state->control);
@@ -319,13 +343,55 @@ static bool check_ranges(const TrainerState *s, Error *err) {
     return true;
 }
 
+static bool read_source(const cJSON *item, SourceState *source, Error *err) {
+    const char *keys[COUNT(source_fields) + 2] = {"pattern"}, *pattern;
+    for (int i = 0; i < COUNT(source_fields); i++) keys[i + 1] = source_fields[i].name;
+    if (!json_check_keys(item, keys, err) || !read_fields(item, source_fields, COUNT(source_fields), source, err) ||
+        !json_get_string(item, "pattern", &pattern, err))
+        return false;
+    source->pattern = strdup(pattern);
+    REQUIRE_MEMORY(source->pattern, "trainer.json");
+    return true;
+}
+
+// Weights must be those of a mixture: a few, in the first places, small numbers.
+static bool read_mixture(const cJSON *data, TrainerState *s, Error *err) {
+    static const char *const keys[] = {"start", "sources", NULL};
+    const cJSON *mixture, *sources, *item;
+    int64_t total = 0;
+    if (!json_find(data, "mixture", &mixture, err)) return false;
+    if (!mixture) return true;
+    if (!json_get_object(data, "mixture", &mixture, err) || !json_check_keys(mixture, keys, err) ||
+        !json_get_int(mixture, "start", 0, s->position, &s->mixture_start, err) ||
+        !json_find(mixture, "sources", &sources, err))
+        return false;
+    const int count = cJSON_GetArraySize(sources);
+    if (!cJSON_IsArray(sources) || count < 1 || count > MAX_SOURCES)
+        return error_set(err, "\"sources\" is no list of 1 to %d sources", MAX_SOURCES);
+    s->sources = calloc((size_t)count, sizeof *s->sources);
+    REQUIRE_MEMORY(s->sources, "trainer.json");
+    cJSON_ArrayForEach(item, sources) {
+        const int i = s->source_count++;
+        const bool ends = i > 0 && s->sources[i - 1].weight == 0;
+        if (!cJSON_IsObject(item) || !read_source(item, &s->sources[i], err))
+            return error_prefix(err, "source %d", i + 1);
+        const int64_t weight = s->sources[i].weight;
+        total += weight;
+        if (weight > 0 && (ends || i >= MIXTURE_MAX || total > MIXTURE_WHOLE + MIXTURE_MAX))
+            return error_set(err, "source %d: \"weight\" is %lld, which is none of a mixture", i + 1,
+                             (long long)weight);
+    }
+    return total > 0 || error_set(err, "\"sources\" have no \"weight\" above 0");
+}
+
 static bool read_data(const cJSON *root, TrainerState *state, Error *err) {
-    static const char *const names[] = {"train", "val", NULL};
+    static const char *const names[] = {"train", "val", "mixture", NULL};
     const cJSON *data;
     if (!json_get_object(root, "data", &data, err)) return false;
     return (json_check_keys(data, names, err) &&
             read_trainer_object_if_there(data, "train", data_fields, COUNT(data_fields), &state->train, err) &&
-            read_trainer_object_if_there(data, "val", data_fields, COUNT(data_fields), &state->val, err)) ||
+            read_trainer_object_if_there(data, "val", data_fields, COUNT(data_fields), &state->val, err) &&
+            (read_mixture(data, state, err) || error_prefix(err, "\"mixture\""))) ||
            error_prefix(err, "\"data\"");
 }
 
@@ -386,10 +452,19 @@ bool trainer_json_read(const char *path, TrainerState *state, FileFacts facts[CH
                              error_prefix(err, "%s", path));
     cJSON_Delete(root);
     free(text);
+    if (!ok) trainer_state_free(state);
     return ok;
 }
 
+void trainer_state_free_sources(TrainerState *state) {
+    for (int i = 0; i < state->source_count; i++) free(state->sources[i].pattern);
+    free(state->sources);
+    state->sources = NULL;
+    state->source_count = 0;
+}
+
 void trainer_state_free(TrainerState *state) {
+    trainer_state_free_sources(state);
     free(state->options_json);
     free(state->tuning);
     state->options_json = NULL;

@@ -1,6 +1,7 @@
 // trainer.json of a checkpoint: everything besides tensors that a run needs to resume with the same bits, and the
 // manifest, which has the size and checksum of the other files. doc/file_formats.md describes its fields.
 #pragma once
+#include "llmc/data/sources.h"
 #include "llmc/model/model.h"
 #include "llmc/step_control.h"
 #include "llmc/store/huggingface.h"
@@ -12,6 +13,14 @@ typedef struct {
     uint64_t fingerprint; // ShardSet's
 } DataFacts;
 
+// A source of a mixture (llmc/data/mixture.h).
+typedef struct {
+    char *pattern;  // as it was named, malloced
+    int64_t weight; // 0: the run has left it out since
+    int64_t drawn;  // windows drawn from it before mixture_start
+    DataFacts facts;
+} SourceState;
+
 typedef struct {
     int64_t step;     // steps done, skipped ones included
     int64_t position; // data windows consumed, in windows of T tokens
@@ -20,6 +29,9 @@ typedef struct {
     double best_val_loss; // infinity before the first validation
     int64_t eot;          // end-of-text token of the data, -1 if not known
     DataFacts train, val;
+    int64_t mixture_start;      // position since which the weights of the sources hold
+    int source_count;           // 0: the run has read one corpus, and its position says how much
+    SourceState *sources;       // malloced: those of the mixture in their order, then those that were left out
     StepControl control;        // windows of the outlier detector, loss scale, updates made
     OptimizerKind optimizer;    // the optimizer whose state is saved; set by read, write uses the model's
     char *options_json;         // the options in force, one JSON object; malloced by read, given by write
@@ -37,3 +49,4 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Model
 // False leaves nothing to free. The caller frees *state with trainer_state_free.
 bool trainer_json_read(const char *path, TrainerState *state, FileFacts facts[CHECKPOINT_FILES], Error *err);
 void trainer_state_free(TrainerState *state);
+void trainer_state_free_sources(TrainerState *state); // only these: there are none then

@@ -118,3 +118,24 @@ bool evaluate_loss(Model *model, const ShardSet *val, int64_t windows, const Tok
     if (e.bytes > 0) score->bits_per_byte = e.sum / (log(2.0) * (double)e.bytes);
     return true;
 }
+
+bool evaluate_sources(Model *model, const Sources *val, int64_t windows, const Tokenizer *tokenizer,
+                      ValidationScore each[MIXTURE_MAX], ValidationScore *total, Error *err) {
+    const int count = val->mixture.count;
+    double loss = 0.0, bytes = 0.0; // of a token
+    *total = (ValidationScore){.loss = NAN};
+    ValidationScore sum = {0};
+    for (int i = 0; i < count; i++) {
+        if (!evaluate_loss(model, &val->sets[i], windows, tokenizer, &each[i], err)) return false;
+        if (each[i].tokens == 0) return true; // a signal came
+        const double share = mixture_share(&val->mixture, i);
+        loss += share * each[i].loss;
+        bytes += share * (double)each[i].bytes / (double)each[i].tokens;
+        sum.tokens += each[i].tokens;
+        sum.bytes += each[i].bytes;
+    }
+    sum.loss = loss;
+    if (bytes > 0.0) sum.bits_per_byte = loss / (log(2.0) * bytes);
+    *total = count == 1 ? each[0] : sum;
+    return true;
+}

@@ -1,7 +1,7 @@
 // Validation: the mean loss over a fixed set of windows. The windows and the order in which their losses
 // are added do not depend on the micro-batch: sequence sums are added in fp64, in window order.
 #pragma once
-#include "llmc/data/shards.h"
+#include "llmc/data/sources.h"
 #include "llmc/model/model.h"
 #include "llmc/text/tokenizer.h"
 
@@ -18,3 +18,10 @@ typedef struct {
 // Mean loss over `windows` windows of val (0 = all), spread evenly over it. tokenizer: for the bytes, may be NULL.
 bool evaluate_loss(Model *model, const ShardSet *val, int64_t windows, const Tokenizer *tokenizer,
                    ValidationScore *score, Error *err);
+
+// The same for each source of val, `windows` of each, into each[0 .. count). *total: of a text in which the sources
+// have the shares of the mixture: the mean of the losses by share, the sum of the tokens and bytes, and as bits per
+// byte the mean loss over the mean bytes of a token. Of one source it is that source's score. A signal: total->tokens
+// is 0.
+bool evaluate_sources(Model *model, const Sources *val, int64_t windows, const Tokenizer *tokenizer,
+                      ValidationScore each[MIXTURE_MAX], ValidationScore *total, Error *err);

@@ -136,7 +136,8 @@ void fuzz_whereis_seed(int i) {
             sprintf(at,
                     "{\"event\":\"run\",\"time\":1.5,\"options\":{\"train-data\":\"x*.bin\",\"tokenizer\":\"\","
                     "\"overfit\":%d,\"seed\":1337},\"model\":{\"T\":4,\"B\":2},\"train\":{\"tokens\":93,\"windows\":23,"
-                    "\"shards\":1},\"start_step\":%d,\"total_steps\":99,\"tokens_per_step\":%d}\n"
+                    "\"shards\":1,\"start\":0,\"sources\":[{\"weight\":1,\"drawn\":7}]},\"start_step\":%d,\"total_"
+                    "steps\":99,\"tokens_per_step\":%d}\n"
                     "{\"event\":\"step\",\"step\":1}\n",
                     0, 5 * k, 16);
     write_text(fuzz_path("w/main.log"), text);

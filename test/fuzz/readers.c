@@ -62,6 +62,9 @@ static TrainerState state_of(int i) {
     s.tuning = (char *)"x86-64 avx2, oneDNN 2.7";
     if (i == 0) return s;
     s.train = (DataFacts){1 << 20, 0x123456789abcdef0}, s.val = (DataFacts){4096, 1};
+    static SourceState sources[] = {
+        {(char *)"web/*.bin", 7, 0, {1000, 1}}, {(char *)"code", 3, 2, {24, 2}}, {(char *)"old", 0, 1, {9, 3}}};
+    s.sources = sources, s.source_count = 3, s.mixture_start = 1;
     s.best_val_loss = (double)INFINITY, s.control.loss = (float)NAN, s.control.norm = (float)INFINITY;
     for (int k = 0; k < 200; k++) outlier_window_push(&s.control.loss_window, (float)k);
     s.tokenizer = fuzz_toy;

@@ -88,6 +88,9 @@ TEST(the_trainers_state_comes_back_exactly) {
     s.control.micro_steps = UINT32_MAX;
     s.control.updates = INT32_MAX;
     s.train = (DataFacts){((int64_t)1 << 53) - 1, UINT64_MAX};
+    SourceState sources[] = {
+        {(char *)"a \"b\"/*.bin", 999999, 7, {1, 2}}, {(char *)"c", 1, 0, {3, 4}}, {(char *)"d", 0, 5, {6, 7}}};
+    s.sources = sources, s.source_count = 3, s.mixture_start = 12;
     for (int i = 0; i < 200; i++)
         outlier_window_push(&s.control.loss_window, philox_uniform(philox(1, 2, (uint64_t)i).v[0]));
     for (int i = 0; i < 5; i++) outlier_window_push(&s.control.norm_window, 1.0f / (float)(i + 3));
@@ -103,6 +106,14 @@ TEST(the_trainers_state_comes_back_exactly) {
     assert_int_equal(back.optimizer, OPTIMIZER_ADAMW);
     assert_memory_equal(&back.train, &s.train, sizeof s.train);
     assert_int_equal(back.val.tokens, 0);
+    assert_int_equal(back.mixture_start, 12);
+    assert_int_equal(back.source_count, 3);
+    for (int i = 0; i < 3; i++) {
+        assert_string_equal(back.sources[i].pattern, sources[i].pattern);
+        assert_int_equal(back.sources[i].weight, sources[i].weight);
+        assert_int_equal(back.sources[i].drawn, sources[i].drawn);
+        assert_memory_equal(&back.sources[i].facts, &sources[i].facts, sizeof sources[i].facts);
+    }
     assert_true(isnan(back.control.loss));
     back.control.loss = s.control.loss; // which NaN it is does not matter
     assert_memory_equal(&back.control, &s.control, sizeof s.control);
@@ -637,7 +648,7 @@ TEST(a_trainer_file_names_what_cannot_be) {
 
 // A run without validation has no "val", one that only evaluated no "train".
 static void state_refuses(FieldChange change, const char *name) {
-    const bool may_be_missing = strcmp(name, "train") == 0 || strcmp(name, "val") == 0;
+    const bool may_be_missing = strcmp(name, "train") == 0 || strcmp(name, "val") == 0 || strcmp(name, "mixture") == 0;
     TrainerState s;
     err.text[0] = '\0';
     seal_again(TRAINER_FILE);
@@ -651,11 +662,41 @@ static void state_refuses(FieldChange change, const char *name) {
 TEST(every_field_of_a_trainer_file_is_there_once_and_of_its_kind) {
     TrainerState s = make_state(1);
     s.train = (DataFacts){1000, 7}, s.val = (DataFacts){100, 8};
+    s.sources = &(SourceState){(char *)"web", 1, 0, {1000, 7}}, s.source_count = 1;
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
     AUTO_FREE char *text = read_text(TRAINER_FILE);
     strcpy(strstr(text, ",\n  \"xxh3\": \""), "\n}\n"); // the checksum of the file itself; state_refuses adds it
     write_text(TRAINER_FILE, text);
     change_every_field(TRAINER_FILE, "options", state_refuses);
+}
+
+TEST(sources_that_are_no_mixture_are_refused) {
+    static const struct {
+        const char *from, *to, *message;
+    } cases[] = {
+        {"\"weight\": 7", "\"weight\": 0", "source 2: \"weight\" is 3, which is none of a mixture"},
+        {"\"weight\": 3", "\"weight\": 1000033", "source 2: \"weight\" is 1000033, which is none"},
+        {"\"weight\": 3", "\"weight\": -3", "source 2: \"weight\" is -3"},
+        {"\"start\": 0", "\"start\": 99999", "\"mixture\": \"start\" is 99999"},
+        {"\"drawn\": 11", "\"drawn\": \"x\"", "source 2: \"drawn\" is \"x\""},
+        {"\"sources\": [", "\"sources\": [], \"x\": [", "\"mixture\": \"x\" is not a field"},
+    };
+    SourceState sources[] = {{(char *)"a", 7, 0, {1000, 7}}, {(char *)"b", 3, 11, {1000, 8}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        TrainerState s = make_state(1), back;
+        s.train = (DataFacts){2000, 7}, s.sources = sources, s.source_count = 2;
+        assert_ok(checkpoint_save(tmp.path, model, &s, &err));
+        AUTO_FREE char *text = read_text(TRAINER_FILE), *changed = NULL;
+        const char *at = strstr(text, cases[i].from);
+        assert_non_null(at);
+        const char *end = strstr(at, ",\n  \"xxh3\": \"");
+        assert_non_null(end);
+        assert_true(asprintf(&changed, "%.*s%s%.*s\n}\n", (int)(at - text), text, cases[i].to,
+                             (int)(end - at - (ptrdiff_t)strlen(cases[i].from)), at + strlen(cases[i].from)) > 0);
+        write_text(TRAINER_FILE, changed);
+        seal_again(TRAINER_FILE);
+        assert_error(checkpoint_load_state(tmp_file("step_00000001"), &back, &err), cases[i].message);
+    }
 }
 
 TEST(a_file_in_place_of_a_directory_is_an_error) {

@@ -10,7 +10,7 @@ static int64_t count;
 
 enum { T = 4, WINDOWS_PER_FILE = 25, FILES = 2, WINDOWS = FILES * WINDOWS_PER_FILE };
 
-static ShardSet shards;    // window w begins with token w * T, all below 65536
+static Sources shards;     // window w begins with token w * T, all below 65536
 static DataLoader *loader; // the one that was opened last
 
 static void write_shard(const char *path, int first_token) {
@@ -26,19 +26,23 @@ static int open_data(void **state) {
     tmp_setup(state);
     write_shard(tmp_file("a.bin"), 0);
     write_shard(tmp_file("b.bin"), WINDOWS_PER_FILE * T);
-    return shards_open(&shards, tmp_file("*.bin"), T, &err) ? 0 : -1;
+    return sources_open(&shards, tmp_file("*.bin"), T, &err) ? 0 : -1;
 }
 
 static int close_data(void **state) {
     dataloader_destroy(loader), loader = NULL;
-    shards_close(&shards);
+    sources_close(&shards);
     return tmp_teardown(state);
 }
 TestFixture test_each = {open_data, close_data};
 
 static DataLoaderOptions options_of(int64_t batch, int64_t step) {
-    return (DataLoaderOptions){
-        .shards = &shards, .vocab = 65536, .batch_windows = batch, .step_windows = step, .seed = 1337, .shuffle = true};
+    return (DataLoaderOptions){.sources = &shards,
+                               .vocab = 65536,
+                               .batch_windows = batch,
+                               .step_windows = step,
+                               .seed = 1337,
+                               .shuffle = true};
 }
 
 static void open_loader(DataLoaderOptions options) {

@@ -76,6 +76,8 @@ static cJSON *event_at(const char *text, int n) {
 
 // -------------------------------------------------------------------------------------------------------- the terminal
 
+static const Mixture one_corpus = {.count = 1};
+
 TEST(the_step_line_is_the_one_of_the_design) {
     StepReport r = report(12);
     assert_step_line(&r, "step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | "
@@ -143,9 +145,9 @@ TEST(validation_samples_and_text_are_plain_lines) {
     RunLog *log = say(0);
     runlog_text(log, "model %s, %d layers", "d12", 12);
     runlog_field(log, "first step", "%d", 7), runlog_field(log, "", "below it");
-    runlog_validation(log, 250, &(ValidationScore){.loss = log1p(1.0), .tokens = 65536}, 1.25);
+    runlog_validation(log, 250, &(ValidationScore){.loss = log1p(1.0), .tokens = 65536}, &one_corpus, NULL, 1.25);
     runlog_validation(log, 250, &(ValidationScore){.loss = log1p(1.0), .tokens = 65536, .bits_per_byte = 0.98123},
-                      1.25);
+                      &one_corpus, NULL, 1.25);
     runlog_choices(log, 250, "hellaswag_val", &(ChoiceScore){10042, 2822, 2968, 0}, 12.34);
     runlog_choices(log, 250, "none", &(ChoiceScore){0, 0, 0, 0}, 0.0);
     runlog_sample(log, 250, "Once\nupon\x1b[2J", 13, false, false);
@@ -262,15 +264,17 @@ static void two_steps_and_more(RunLog *log) {
     r.control.skipped = 1;
     r.mfu = 0.0;
     runlog_step(log, &r);
-    runlog_validation(log, 2, &(ValidationScore){.loss = 4.25, .tokens = 1000000}, 2.0);
-    runlog_validation(log, 2, &(ValidationScore){.loss = 1e4, .tokens = 1000000}, 2.0); // exp overflows
+    runlog_validation(log, 2, &(ValidationScore){.loss = 4.25, .tokens = 1000000}, &one_corpus, NULL, 2.0);
+    runlog_validation(log, 2, &(ValidationScore){.loss = 1e4, .tokens = 1000000}, &one_corpus, NULL,
+                      2.0); // exp overflows
     runlog_sample(log, 2, "a\xFF\nb", 4, false, false);
     const DeviceSensors sensors = {1755.0, 3201.0, 690.5, 123456789.25, 61.0, "power cap"};
     runlog_sensors(log, 2, &sensors);
     const DeviceSensors silent = {1755.0, 0.0, 0.0, 0.0, 0.0, ""};
     runlog_sensors(log, 2, &silent);
     runlog_choices(log, 2, "my \"set\"", &(ChoiceScore){4, 1, 3, 0}, 0.5);
-    runlog_validation(log, 2, &(ValidationScore){.loss = 4.25, .tokens = 1000000, .bits_per_byte = 1.125}, 2.0);
+    runlog_validation(log, 2, &(ValidationScore){.loss = 4.25, .tokens = 1000000, .bits_per_byte = 1.125}, &one_corpus,
+                      NULL, 2.0);
 }
 
 TEST(every_line_is_one_json_object) {
@@ -394,7 +398,7 @@ TEST(a_resumed_log_loses_damaged_lines_and_no_others) {
 
 static void two_evaluations_again(RunLog *log) {
     runlog_drop_evaluations(log, 2);
-    runlog_validation(log, 2, &(ValidationScore){.loss = 0.0, .tokens = 1}, 1.0);
+    runlog_validation(log, 2, &(ValidationScore){.loss = 0.0, .tokens = 1}, &one_corpus, NULL, 1.0);
     runlog_sample(log, 2, "b", 1, false, false);
 }
 

@@ -119,6 +119,37 @@ TEST(a_model_that_knows_nothing_needs_log2_of_the_vocabulary_for_every_token) {
     assert_true(fabs(score.bits_per_byte - bits) < 2 * ROUNDING);
 }
 
+TEST(the_score_of_a_mixture_is_the_mean_by_share_of_those_of_its_sources) {
+    Model *model = tiny_random(BYTE_VOCAB, 2, T, 0);
+    ValidationScore one, other, each[MIXTURE_MAX], total;
+    AUTO_FREE char *text = NULL;
+    ShardWriter *w = shard_writer_open(tmp_file("half.bin"), 2, BYTE_VOCAB, BYTE_EOT, &err); // other text, few windows
+    for (int i = 0; i <= 5 * T; i++) assert_true(shard_writer_append(w, &(uint16_t){(uint16_t)(i % 9 * 28)}, 1, &err));
+    assert_true(shard_writer_commit(w, &err));
+    assert_true(asprintf(&text, "%s/narrow.bin:3,%s/half.bin:1", tmp.path, tmp.path) > 0);
+    Sources sources;
+    assert_ok(sources_open(&sources, text, T, &err));
+    for (int64_t windows = 0; windows <= 7; windows += 7) {
+        assert_true(evaluate_sources(model, &sources, windows, bytes, each, &total, &err));
+        assert_true(evaluate_loss(model, &sources.sets[0], windows, bytes, &one, &err));
+        assert_true(evaluate_loss(model, &sources.sets[1], windows, bytes, &other, &err));
+        assert_true(each[0].loss == one.loss && each[1].loss == other.loss && one.loss != other.loss);
+        assert_int_equal(total.tokens, one.tokens + other.tokens);
+        assert_int_equal(total.bytes, one.bytes + other.bytes);
+        const double loss = 0.75 * one.loss + 0.25 * other.loss;
+        assert_true(fabs(total.loss / loss - 1.0) < 1e-14);
+        const double per_token =
+            0.75 * (double)one.bytes / (double)one.tokens + 0.25 * (double)other.bytes / (double)other.tokens;
+        assert_true(fabs(total.bits_per_byte * per_token * log(2.0) / loss - 1.0) < 1e-14);
+    }
+    sources_close(&sources);
+    assert_ok(sources_open(&sources, tmp_file("narrow.bin"), T, &err));
+    assert_true(evaluate_sources(model, &sources, 0, bytes, each, &total, &err));
+    assert_true(evaluate_loss(model, &set, 0, bytes, &one, &err));
+    assert_memory_equal(&total, &one, sizeof one);
+    sources_close(&sources);
+}
+
 TEST(after_a_signal_there_is_no_score) {
     Model *model = tiny_random(BYTE_VOCAB, 2, T, 0);
     ValidationScore score;

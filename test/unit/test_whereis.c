@@ -22,6 +22,17 @@ static int run_event(char *out, size_t size, int start_step, int step_windows, i
                     overfit, SEED, T, B, WINDOWS, start_step, step_windows * T);
 }
 
+// The same of a mixture of two, since position 6, before which 4 and 2 windows were drawn.
+static int mixture_event(char *out, size_t size, const char *weight) {
+    return snprintf(
+        out, size,
+        "{\"event\":\"run\",\"time\":1.5,\"options\":{\"train-data\":\"x:2,y:1\",\"overfit\":0,\"seed\":%d},"
+        "\"model\":{\"T\":%d,\"B\":2},\"train\":{\"tokens\":186,\"windows\":%d,\"shards\":2,\"start\":6,"
+        "\"sources\":[{\"name\":\"x\",\"share\":0.667,\"weight\":%s,\"drawn\":4},{\"name\":\"y\",\"share\":0.333,"
+        "\"weight\":1,\"drawn\":2}]},\"start_step\":0,\"total_steps\":99,\"tokens_per_step\":%d}\n",
+        SEED, T, 2 * WINDOWS, weight, 6 * T);
+}
+
 static cJSON *starts; // of the log at hand
 
 static int free_starts(void **state) {
@@ -103,9 +114,9 @@ static void compare_with_loader(int batch, int step_windows, int steps, bool ove
     Error err;
     ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
     assert_true(shard_writer_append(w, tokens, WINDOWS * T + 1, &err) && shard_writer_commit(w, &err));
-    ShardSet set;
-    assert_true(shards_open(&set, path, T, &err));
-    const DataLoaderOptions options = {.shards = &set,
+    Sources set;
+    assert_true(sources_open(&set, path, T, &err));
+    const DataLoaderOptions options = {.sources = &set,
                                        .vocab = 65536,
                                        .batch_windows = batch,
                                        .step_windows = step_windows,
@@ -130,7 +141,7 @@ static void compare_with_loader(int batch, int step_windows, int steps, bool ove
         }
     }
     dataloader_destroy(loader);
-    shards_close(&set);
+    sources_close(&set);
 }
 
 TEST(the_windows_are_those_of_the_loader) {
@@ -138,6 +149,25 @@ TEST(the_windows_are_those_of_the_loader) {
     compare_with_loader(8, 5, 12, false); // B larger than a step
     compare_with_loader(3, 7, 12, true);
     compare_with_loader(5, 30, 4, true); // more windows a step than there are
+}
+
+TEST(a_mixture_is_drawn_as_the_run_has_drawn_it) {
+    char log[4096];
+    Error err;
+    Start start;
+    int64_t position;
+    assert_ok(read_starts(log, (size_t)mixture_event(log, sizeof log, "2"), &err));
+    assert_ok(find(2, &start, &position, &err));
+    assert_int_equal(position, 6);
+    assert_int_equal(start.mixture.count, 2);
+    assert_int_equal(start.mixture.total, 3);
+    MixtureCursor cursor = {0};
+    const MixtureDraw draw = mixture_draw(&start.mixture, &cursor, position);
+    assert_int_equal(draw.source, 0);
+    assert_int_equal(draw.index, 4);
+    assert_error(find(1, &start, &position, &err), "the mixture starts at window 6, after step 1");
+    assert_ok(read_starts(log, (size_t)mixture_event(log, sizeof log, "0"), &err));
+    assert_error(find(2, &start, &position, &err), "source 1: \"weight\" is 0");
 }
 
 TEST(what_is_missing_or_makes_no_sense_is_named) {
