@@ -136,10 +136,9 @@ void fuzz_whereis_seed(int i) {
             sprintf(at,
                     "{\"event\":\"run\",\"time\":1.5,\"options\":{\"train-data\":\"x*.bin\",\"tokenizer\":\"\","
                     "\"overfit\":%d,\"seed\":1337},\"model\":{\"T\":4,\"B\":2},\"train\":{\"tokens\":93,\"windows\":23,"
-                    "\"shards\":1,\"start\":0,\"sources\":[{\"weight\":1,\"drawn\":7}]},\"start_step\":%d,\"total_"
-                    "steps\":99,\"tokens_per_step\":%d}\n"
+                    "\"shards\":1%s},\"start_step\":%d,\"total_steps\":99,\"tokens_per_step\":%d}\n"
                     "{\"event\":\"step\",\"step\":1}\n",
-                    0, 5 * k, 16);
+                    0, k == 1 ? ",\"start\":0,\"sources\":[{\"weight\":1,\"drawn\":7}]" : "", 5 * k, 16);
     write_text(fuzz_path("w/main.log"), text);
     uint16_t tokens[93] = {0};
     ShardWriter *w = shard_writer_open(fuzz_path("w/a.bin"), 2, 257, 256, &err);

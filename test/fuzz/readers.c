@@ -6,6 +6,7 @@
 #include "llmc/base/choices_file.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/data/mixture.h"
 #include "llmc/data/shards.h"
 #include "llmc/device.h"
 #include "llmc/model/model_state.h"
@@ -493,6 +494,44 @@ static bool choices_read(const FuzzInput *in) {
 
 // ------------------------------------------------------------------------------------------ options, log, tuning cache
 
+static void mixture_seed(int i) {
+    static const char *const texts[] = {"web/train_*.bin:0.7,code/train_*.bin:0.3", "a\\,b:3.25,c:d:1e-3,e:7"};
+    write_text(fuzz_path("mixture"), texts[i]);
+}
+
+static char *same_pattern(const void *context, const char *pattern) {
+    (void)context;
+    return strdup(pattern);
+}
+
+// A mixture that was taken has shares, and the same ones when its text is put together again.
+static bool mixture_reads(const FuzzInput *in) {
+    (void)in;
+    char *text = file_read_all(fuzz_path("mixture"), 1 << 16, NULL, &err);
+    if (!text) return false;
+    Mixture m, again;
+    const bool ok = mixture_parse(&m, text, &err);
+    if (ok) {
+        char *same = mixture_map(text, same_pattern, NULL);
+        int64_t total = 0, drawn[MIXTURE_MAX];
+        REQUIRE(same && mixture_parse(&again, same, &err), "taken, but not again: %s", err.text);
+        REQUIRE(m.count >= 1 && m.count == again.count, "%d sources, again %d", m.count, again.count);
+        mixture_count(&m, m.total, drawn);
+        for (int k = 0; k < m.count; k++) {
+            REQUIRE(m.weights[k] >= 1 && m.weights[k] == again.weights[k] && (*m.names[k] || m.count == 1), "source %d",
+                    k + 1);
+            REQUIRE(drawn[k] == m.weights[k], "source %d: %lld drawn", k + 1, (long long)drawn[k]);
+            total += m.weights[k];
+        }
+        REQUIRE(total == m.total && total <= MIXTURE_WHOLE + MIXTURE_MAX, "a sum of %lld", (long long)m.total);
+        mixture_free(&again);
+        free(same);
+    }
+    mixture_free(&m);
+    free(text);
+    return ok;
+}
+
 static Options default_options(void) {
     Options o;
     char *argv[] = {(char *)"train_gpt2", NULL};
@@ -655,6 +694,7 @@ const FuzzReader fuzz_readers[] = {
      fuzz_documents_seed,
      .read = fuzz_documents_read},
     {"options", {"options.json"}, 2, options_seed, .read = options_read},
+    {"mixture", {"mixture"}, 2, mixture_seed, .read = mixture_reads},
     {"log", {"run/main.log"}, 2, log_seed, .read = log_reads, .changes_files = true},
     {"whereis", {"w/main.log", "w/a.bin"}, 2, fuzz_whereis_seed, .read = fuzz_whereis_read},
     {"choices_file", {"tuning", "lines"}, 1, tuning_seed, .read = tuning_reads},
