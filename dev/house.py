@@ -123,7 +123,7 @@ class File:
 
 def statements(body):
     """The statements of a body that end with a semicolon, without the words and parentheses before them."""
-    body = re.sub(r"<<<.*?>>>|<[\w\s,:*<>]+>(?=\s*[\w({])", " ", body, flags=re.S)  # kernel launches, template arguments
+    body = re.sub(r"<<<.*?>>>|<[\w\s,:*/<>]+>(?=\s*[\w({;:])", " ", body, flags=re.S)  # kernel launches, template arguments
     depth, start = 0, 0
     for m in re.finditer(r"[(){};\[\]]", body):
         if m[0] in "([":

@@ -1,7 +1,9 @@
 // See arguments.h.
 #include "llmc/base/arguments.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/edit_distance.h"
+#include "llmc/base/format.h"
 
 #include <ctype.h>
 #include <limits.h>
@@ -9,9 +11,10 @@
 
 ShownArgument argument_shown(const char *text, size_t length) {
     ShownArgument s;
-    size_t n = length < sizeof s.text ? length : sizeof s.text - 4;
+    size_t n = length;
+    if (length >= sizeof s.text) n = sizeof s.text - 4;
     for (size_t i = 0; i < n; i++) s.text[i] = iscntrl((unsigned char)text[i]) ? '?' : text[i];
-    snprintf(s.text + n, sizeof s.text - n, "%s", n < length ? "..." : "");
+    snprintf(s.text + n, sizeof s.text - n, "%s", text_if(n < length, "..."));
     return s;
 }
 
@@ -34,7 +37,7 @@ void argument_nearest_try(NearestName *nearest, const char *dashes, const char *
     // A piece of a name ("batch", "steps") is a better guess than a word of similar letters; among equals, the one with
     // the same first letter ("--lr": -l, not -r). Half of their letters must agree.
     const int edits = strlen(typo) >= 3 && strcasestr(name, typo) ? 1 : edit_distance(typo, name);
-    const size_t longer = strlen(typo) > strlen(name) ? strlen(typo) : strlen(name);
+    const size_t longer = max_size(strlen(typo), strlen(name));
     const int distance = 2 * edits + (tolower((unsigned char)typo[0]) != tolower((unsigned char)name[0]));
     if (2 * edits > (int)longer || distance >= nearest->distance) return;
     nearest->distance = distance;

@@ -22,6 +22,9 @@ static inline bool checked_mul(int64_t a, int64_t b, int64_t *product) {
 
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+static inline int64_t positive_or(int64_t n, int64_t otherwise) { return n > 0 ? n : otherwise; }
 static inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 static inline int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 

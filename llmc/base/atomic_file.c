@@ -50,7 +50,8 @@ AtomicFile *atomic_file_create(const char *path, Error *err) {
     XXH3_64bits_reset(f->hash);
     struct stat old; // a device or a pipe must not be replaced
     const bool special = stat(path, &old) == 0 && !S_ISREG(old.st_mode) && !S_ISDIR(old.st_mode);
-    f->fd = special ? -1 : open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+    f->fd = -1;
+    if (!special) f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (f->fd < 0) {
         error_set(err, "%s: cannot create: %s", path,
                   special ? "it exists and is not a plain file" : path_reason(path, errno).text);
@@ -112,8 +113,7 @@ bool atomic_file_commit(AtomicFile *f, int64_t *bytes, uint64_t *checksum, Error
 void atomic_file_clean(const char *path) {
     char **names, *parent = path_parent(path), *prefix = NULL;
     int count;
-    const char *slash = strrchr(path, '/');
-    REQUIRE_MEMORY(asprintf(&prefix, "%s.tmp-", slash ? slash + 1 : path) >= 0, "a path");
+    REQUIRE_MEMORY(asprintf(&prefix, "%s.tmp-", path_name(path)) >= 0, "a path");
     if (directory_list(parent, &names, &count, NULL)) {
         for (int i = 0; i < count; i++) {
             char *left = path_join(parent, names[i]);

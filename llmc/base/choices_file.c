@@ -44,13 +44,14 @@ static ChoiceEntry **find_entry(const char *key, size_t length) {
 // A new entry in front of *link; NULL if the line is damaged.
 static ChoiceEntry *insert_line(ChoiceEntry **link, const char *line, size_t length) {
     const char *tab = memchr(line, '\t', length);
-    const size_t key_length = tab ? (size_t)(tab - line) : 0, digits = length - key_length - 1;
+    if (!tab) return NULL;
+    const size_t key_length = (size_t)(tab - line), digits = length - key_length - 1;
     if (key_length == 0 || key_length >= CHOICES_KEY_MAX || digits % 2 != 0 || digits > 2 * CHOICES_VALUE_MAX)
         return NULL;
-    for (size_t i = 0; i < length; i++)
-        if (i < key_length ? line[i] < ' ' || line[i] > '~'
-                           : i > key_length && !memchr("0123456789abcdef", line[i], 16))
-            return NULL;
+    for (size_t i = 0; i < key_length; i++)
+        if (line[i] < ' ' || line[i] > '~') return NULL;
+    for (size_t i = key_length + 1; i < length; i++)
+        if (!memchr("0123456789abcdef", line[i], 16)) return NULL;
     ChoiceEntry *e = calloc(1, sizeof *e);
     REQUIRE_MEMORY(e, "a measured choice");
     memcpy(e->line, line, length);
@@ -115,7 +116,7 @@ static void load_choices(void) {
     free(text);
     if (damaged > 0 && !cache.warned)
         format_print(stderr, "%s: %d damaged line%s, edited or cut off; measured again where needed\n", path, damaged,
-                     damaged == 1 ? "" : "s");
+                     format_plural(damaged));
     cache.warned |= damaged > 0;
 }
 
@@ -155,8 +156,9 @@ static void save_choices(void) {
 bool choices_file_get(const char *key, void *value, size_t size) {
     if (!cache.loaded) load_choices();
     ChoiceEntry *e = *find_entry(key, strlen(key));
-    const char *digits = e ? e->line + e->key_length + 1 : "";
-    if (!e || strlen(digits) != 2 * size) return false;
+    if (!e) return false;
+    const char *digits = e->line + e->key_length + 1;
+    if (strlen(digits) != 2 * size) return false;
     for (size_t i = 0; i < size; i++) (void)sscanf(digits + 2 * i, "%2hhx", (unsigned char *)value + i);
     e->used = true;
     return true;

@@ -205,6 +205,6 @@ bool directory_commit(const char *from, const char *to, const char *key, Error *
                 ok = directory_merge(from, to, key, false);
         }
     }
-    return ok ? directory_sync_parent(to, err)
-              : error_set(err, "%s: cannot rename into place: %s", to, path_reason(to, errno).text);
+    if (ok) return directory_sync_parent(to, err);
+    return error_set(err, "%s: cannot rename into place: %s", to, path_reason(to, errno).text);
 }

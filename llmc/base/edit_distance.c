@@ -1,6 +1,7 @@
 // See edit_distance.h.
 #include "llmc/base/edit_distance.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 
 #include <ctype.h>
@@ -18,8 +19,8 @@ int edit_distance(const char *a, const char *b) {
     for (int i = 1; i <= n; i++) {
         for (int j = 1; j <= m; j++) {
             const int change = d[i - 1][j - 1] + !same_letter(a[i - 1], b[j - 1]);
-            const int shift = (d[i - 1][j] < d[i][j - 1] ? d[i - 1][j] : d[i][j - 1]) + 1;
-            d[i][j] = change < shift ? change : shift;
+            const int shift = (int)min_i64(d[i - 1][j], d[i][j - 1]) + 1;
+            d[i][j] = (int)min_i64(change, shift);
             bool swapped = i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) && same_letter(a[i - 2], b[j - 1]);
             if (swapped && d[i - 2][j - 2] + 1 < d[i][j]) d[i][j] = d[i - 2][j - 2] + 1;
         }

@@ -1,6 +1,7 @@
 // See error.h.
 #include "llmc/base/error.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/utf8.h"
 
 #include <errno.h>
@@ -28,7 +29,7 @@ bool error_prefix(Error *err, const char *format, ...) {
     va_start(args, format);
     int n = vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    size_t used = n < 0 ? 0 : (size_t)n;
+    size_t used = (size_t)max_i64(n, 0);
     if (used >= sizeof text) used = sizeof text - 1;
     snprintf(text + used, sizeof text - used, ": %s", err->text);
     utf8_make_visible(text, err->text, sizeof err->text);

@@ -1,6 +1,7 @@
 // See file.h. Files are read by pread, never mapped: a file that shrinks while it is read gives a message, no SIGBUS.
 #include "llmc/base/file.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/path_reason.h"
 
@@ -14,7 +15,8 @@
 
 int64_t file_size(int fd) {
     struct stat st;
-    return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? (int64_t)st.st_size : -1;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) return (int64_t)st.st_size;
+    return -1;
 }
 
 bool file_exists(const char *path) {
@@ -90,12 +92,12 @@ bool file_checksum(const char *path, int64_t *bytes, uint64_t *checksum, Error *
     int fd = file_open(path, &size, err);
     if (fd < 0) return false;
     XXH3_state_t *hash = XXH3_createState();
-    char *buffer = malloc(size < CHECKSUM_PIECE ? (size_t)size + 1 : CHECKSUM_PIECE);
+    char *buffer = malloc(min_size((size_t)size + 1, CHECKSUM_PIECE));
     REQUIRE_MEMORY(hash && buffer, "a file buffer");
     XXH3_64bits_reset(hash);
     bool ok = true;
     for (int64_t at = 0; ok && at < size; at += CHECKSUM_PIECE) {
-        size_t n = size - at < CHECKSUM_PIECE ? (size_t)(size - at) : (size_t)CHECKSUM_PIECE;
+        size_t n = (size_t)min_i64(size - at, CHECKSUM_PIECE);
         ok = file_read_at(fd, path, at, buffer, n, err);
         if (ok) XXH3_64bits_update(hash, buffer, n);
     }

@@ -1,6 +1,7 @@
 // See foreign_file.h. The rows are tried in order: first bytes that no other kind has, then weaker marks, then names.
 #include "llmc/base/foreign_file.h"
 
+#include "llmc/base/path.h"
 #include "llmc/base/utf8.h"
 
 #include <ctype.h>
@@ -30,7 +31,8 @@ static bool is_zeros(const char *head, size_t n) {
 
 // Begins with one of these words, in any case, after white space and a byte order mark.
 static bool begins_with_one(const char *head, size_t n, const char *const *words) {
-    size_t at = n >= 3 && memcmp(head, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+    size_t at = 0;
+    if (n >= 3 && memcmp(head, "\xEF\xBB\xBF", 3) == 0) at = 3;
     while (at < n && isspace((unsigned char)head[at])) at++;
     for (; *words; words++)
         if (n - at >= strlen(*words) && strncasecmp(head + at, *words, strlen(*words)) == 0) return true;
@@ -57,7 +59,8 @@ static bool is_safetensors(const char *head, size_t n) { return n > 9 && head[8]
 
 // A ModelProto: a piece (field 1), which begins with its text (field 1) and its score (field 2, a float).
 static bool is_sentencepiece(const char *head, size_t n) {
-    const size_t score = n > 4 ? 4 + (size_t)(unsigned char)head[3] : n;
+    size_t score = n;
+    if (n > 4) score = 4 + (size_t)(unsigned char)head[3];
     return score < n && head[0] == '\n' && head[2] == '\n' && head[score] == 0x15;
 }
 
@@ -211,7 +214,7 @@ static const ForeignFile empty = {"an empty file", "fetch or make it again", fal
                          text = {"text", "data/prepare makes token shards of text", true};
 
 const ForeignFile *foreign_file_find(const char *path, const void *head, size_t bytes) {
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *first = head;
+    const char *name = path_name(path), *first = head;
     uint32_t word = 0;
     if (bytes == 0) return &empty;
     if (bytes >= sizeof word) memcpy(&word, head, sizeof word);
@@ -239,12 +242,17 @@ bool foreign_file_check_text(const char *expected, const char *path, const void 
 bool foreign_file_check(const char *expected, const char *path, const void *head, size_t bytes, Error *err) {
     const ForeignFile *f = foreign_file_find(path, head, bytes);
     if (!f && is_ranks(head, bytes)) f = &ranks;
-    if (!f && looks_like_text(head, bytes)) f = begins_with_one(head, bytes, json_begin) ? &json : &text;
+    if (!f && looks_like_text(head, bytes)) {
+        f = &text;
+        if (begins_with_one(head, bytes, json_begin)) f = &json;
+    }
     return refuse_kind(f, expected, path, err);
 }
 
 bool foreign_file_check_open(const char *expected, const char *path, int fd, bool reads_text, Error *err) {
     char head[FOREIGN_FILE_HEAD];
     const ssize_t n = pread(fd, head, sizeof head, 0);
-    return n < 0 || (reads_text ? foreign_file_check_text : foreign_file_check)(expected, path, head, (size_t)n, err);
+    if (n < 0) return true;
+    if (reads_text) return foreign_file_check_text(expected, path, head, (size_t)n, err);
+    return foreign_file_check(expected, path, head, (size_t)n, err);
 }

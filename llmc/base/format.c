@@ -1,6 +1,7 @@
 // Numbers, durations, text and the progress bar formatted for readers. See format.h.
 #include "llmc/base/format.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/base/utf8.h"
 
@@ -18,8 +19,9 @@
 
 const char *format_fixed(double x, int width, int decimals, char *buf, int size) {
     if (!isfinite(x)) {
-        const char *text = x > 0 ? "inf" : "-inf";
-        snprintf(buf, (size_t)size, "%*s", width, isnan(x) ? "nan" : text);
+        const char *text = "nan";
+        if (isinf(x)) text = x > 0 ? "inf" : "-inf";
+        snprintf(buf, (size_t)size, "%*s", width, text);
         return buf;
     }
     // Rounding can add a digit (9.99996 -> 10.0000), so print, and remove a decimal while the text is too wide.
@@ -43,13 +45,16 @@ static int decimals_below(double x, int decimals, const double *bounds) {
     return decimals;
 }
 
-const char *format_plural(int64_t n) { return n == 1 ? "" : "s"; }
+const char *text_if(bool condition, const char *text) { return condition ? text : ""; }
+const char *text_or(const char *text, const char *otherwise) { return text ? text : otherwise; }
+const char *format_plural(int64_t n) { return text_if(n != 1, "s"); }
 
 const char *format_bytes(double bytes, char *buf, int size) {
     static const char *const UNITS[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     int unit = scale_down(&bytes, 1024.0, 1023.5, 6);
     static const double three_digits[] = {9.995, 99.95};
-    const int decimals = unit == 0 ? 0 : decimals_below(bytes, 2, three_digits);
+    int decimals = 0;
+    if (unit != 0) decimals = decimals_below(bytes, 2, three_digits);
     snprintf(buf, (size_t)size, "%.*f %s", decimals, bytes, UNITS[unit]);
     return buf;
 }
@@ -122,7 +127,7 @@ void format_json_string(FILE *out, const char *text, size_t n) {
         } else {
             fwrite(text + i, 1, (size_t)length, out);
         }
-        i += length ? (size_t)length : 1;
+        i += (size_t)max_i64(length, 1);
     }
     fputc('"', out);
 }
@@ -193,8 +198,10 @@ int terminal_width(void) {
     struct winsize w;
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0) return w.ws_col;
     const char *columns = getenv("COLUMNS");
-    long n = columns ? strtol(columns, NULL, 10) : 0;
-    return n >= 20 && n <= 1000 ? (int)n : DEFAULT_COLUMNS;
+    long n = 0;
+    if (columns) n = strtol(columns, NULL, 10);
+    if (n >= 20 && n <= 1000) return (int)n;
+    return DEFAULT_COLUMNS;
 }
 
 bool terminal_is_utf8(void) {
@@ -223,14 +230,16 @@ const char *progress_render(double fraction, const char *left, const char *right
         return buf;
     }
     char bar[3 * LONGEST_BAR + 1], *p = bar; // a block is 3 bytes
-    const int cells = room < LONGEST_BAR ? room : LONGEST_BAR, filled = (int)floor(fraction * cells * EIGHTHS);
+    const int cells = (int)min_i64(room, LONGEST_BAR), filled = (int)floor(fraction * cells * EIGHTHS);
     for (int i = 0; i < cells; i++) {
         int eighths = filled - i * EIGHTHS;
         if (eighths < 0) eighths = 0;
         if (eighths > EIGHTHS) eighths = EIGHTHS;
-        const char *plain = eighths == EIGHTHS ? "#" : ".";
+        const char *plain = ".";
+        if (eighths == EIGHTHS) plain = "#";
         p = stpcpy(p, utf8 ? BLOCKS[eighths] : plain);
     }
-    snprintf(buf, (size_t)size, "%s [%s] %s%s%s", left, bar, percent, with_right ? " | " : "", with_right ? right : "");
+    snprintf(buf, (size_t)size, "%s [%s] %s%s%s", left, bar, percent, text_if(with_right, " | "),
+             text_if(with_right, right));
     return buf;
 }

@@ -1,6 +1,7 @@
 // JSON from outside sources, and JSON to write. See json.h.
 #include "llmc/base/json.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/file.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/utf8.h"
@@ -45,7 +46,7 @@ cJSON *json_parse_content(const char *path, const char *text, size_t bytes, Erro
     cJSON *root = json_parse(text, bytes, err);
     if (root) return root;
     error_prefix(err, "%s", path);
-    foreign_file_check_text("JSON", path, text, bytes < FOREIGN_FILE_HEAD ? bytes : FOREIGN_FILE_HEAD, err);
+    foreign_file_check_text("JSON", path, text, min_size(bytes, FOREIGN_FILE_HEAD), err);
     return NULL;
 }
 
@@ -65,7 +66,7 @@ void json_make_seal(char seal[JSON_SEAL_BYTES + 1], const char *text, size_t byt
 }
 
 bool json_check_seal(const char *text, size_t bytes, Error *err) {
-    const size_t body = bytes > JSON_SEAL_BYTES ? bytes - JSON_SEAL_BYTES : 0;
+    const size_t body = bytes - min_size(bytes, JSON_SEAL_BYTES);
     char seal[JSON_SEAL_BYTES + 1];
     json_make_seal(seal, text, body);
     return (bytes >= JSON_SEAL_BYTES && memcmp(text + body, seal, JSON_SEAL_BYTES) == 0) ||
@@ -210,7 +211,7 @@ cJSON *json_text(const char *text) {
     FILE *out = text_open(&valid, &bytes);
     while (left > 0) {
         const int length = utf8_length(text, left);
-        const size_t used = length > 0 ? (size_t)length : 1;
+        const size_t used = (size_t)max_i64(length, 1);
         if (length > 0)
             fwrite(text, 1, used, out);
         else

@@ -1,6 +1,8 @@
 // Limits of this process, its processors and control groups. See limits.h.
 #include "llmc/base/limits.h"
 
+#include "llmc/base/arithmetic.h"
+#include "llmc/base/format.h"
 #include "llmc/base/output.h"
 
 #include <errno.h>
@@ -30,7 +32,7 @@ static rlim_t raise_limit(unsigned resource, rlim_t wanted) {
     if (wanted != RLIM_INFINITY && wanted > limit.rlim_max &&
         setrlimit(resource, &(struct rlimit){wanted, wanted}) == 0)
         return wanted;
-    limit.rlim_cur = limit.rlim_max < wanted ? limit.rlim_max : wanted;
+    limit.rlim_cur = min_size(limit.rlim_max, wanted);
     setrlimit(resource, &limit);
     getrlimit(resource, &limit);
     return limit.rlim_cur;
@@ -158,12 +160,14 @@ void limits_visit_groups(const char *root, const char *controller, GroupVisitor 
     while (fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = '\0';
         char *controllers = strchr(line, ':');
-        char *group = controllers ? strchr(controllers + 1, ':') : NULL;
+        char *group = NULL;
+        if (controllers) group = strchr(controllers + 1, ':');
         if (!group) continue;
         *group++ = '\0';
         const bool second = *++controllers == '\0';
         if (!second && !has_controller(controllers, controller)) continue;
-        snprintf(mount, sizeof mount, "%s/sys/fs/cgroup%s%s", root, second ? "" : "/", second ? "" : controller);
+        snprintf(mount, sizeof mount, "%s/sys/fs/cgroup%s%s", root, text_if(!second, "/"),
+                 text_if(!second, controller));
         visit_upwards(mount, group, second ? 2 : 1, visit, context);
     }
     fclose(f);
@@ -197,6 +201,7 @@ double limits_quota(const char *root) {
 int limits_processors(void) {
     cpu_set_t mask;
     const int online = (int)sysconf(_SC_NPROCESSORS_ONLN); // where there are more than a mask can name
-    const int allowed = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : online;
+    int allowed = online;
+    if (sched_getaffinity(0, sizeof mask, &mask) == 0) allowed = CPU_COUNT(&mask);
     return (int)fmax(1.0, fmin(allowed, ceil(limits_quota(""))));
 }

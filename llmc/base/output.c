@@ -47,7 +47,8 @@ static ssize_t write_now(const Output *o, const char *data, size_t n) {
     if (n > PIPE_BUF) n = PIPE_BUF; // what a pipe takes as a whole
     if (poll(&place, 1, 0) == 0) errno = EAGAIN;
     if (place.revents == 0) return -1;
-    return o->is_socket ? send(o->fd, data, n, MSG_DONTWAIT) : write(o->fd, data, n);
+    if (o->is_socket) return send(o->fd, data, n, MSG_DONTWAIT);
+    return write(o->fd, data, n);
 }
 
 static ssize_t output_write(void *cookie, const char *data, size_t n) {

@@ -27,7 +27,8 @@ bool own_file_is(const char *path, const char *mark) {
     char *head = malloc(OWN_FILE_MARK_BYTES);
     REQUIRE_MEMORY(head, "the beginning of a file");
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe of this name must not hold us up
-    const int64_t size = fd >= 0 ? file_size(fd) : -1;
+    int64_t size = -1;
+    if (fd >= 0) size = file_size(fd);
     const size_t n = (size_t)max_i64(0, min_i64(size, OWN_FILE_MARK_BYTES));
     const bool is_read = size >= 0 && file_read_at(fd, path, 0, head, n, NULL);
     int unread = fd < 0 || (size >= 0 && !is_read) ? errno : 0; // a directory or a pipe is not ours
@@ -64,7 +65,9 @@ bool own_file_move_aside(const char *path, const char *why, int unread, Error *e
 bool own_file_make_way(const char *path, const char *mark, Error *err) {
     struct stat st;
     // Anything else is absent, or is left for the caller's own call to refuse.
-    if (stat(path, &st) == 0 ? !S_ISREG(st.st_mode) : lstat(path, &st) != 0) return true;
+    const bool exists = stat(path, &st) == 0;
+    if (exists && !S_ISREG(st.st_mode)) return true;
+    if (!exists && lstat(path, &st) != 0) return true;
     return own_file_is(path, mark) || own_file_move_aside(path, "was not written by this program", errno, err);
 }
 
@@ -93,7 +96,7 @@ bool own_directory_is(const char *directory, const OwnFileKind *kinds, int count
     char **names;
     int found, unread = 0;
     bool ok = directory_list(directory, &names, &found, err);
-    if (!ok) unread = errno ? errno : EIO;
+    if (!ok) unread = (int)positive_or(errno, EIO);
     for (int i = 0; ok && i < found; i++) {
         char *path = path_join(directory, names[i]);
         ok = strncmp(names[i], ".nfs", 4) == 0;

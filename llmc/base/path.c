@@ -26,6 +26,11 @@ char *path_parent(const char *path) {
     return parent;
 }
 
+const char *path_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
 char *path_unused(const char *path) {
     char *unused = NULL;
     struct stat st;

@@ -1,6 +1,7 @@
 // See path_reason.h.
 #include "llmc/base/path_reason.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/base/limits.h"
 
@@ -20,7 +21,8 @@ const char *path_kind(mode_t mode) {
     if (S_ISREG(mode)) return "a file";
     if (S_ISDIR(mode)) return "a directory";
     if (S_ISFIFO(mode)) return "a pipe";
-    return S_ISSOCK(mode) ? "a socket" : "a device";
+    if (S_ISSOCK(mode)) return "a socket";
+    return "a device";
 }
 
 __attribute__((format(printf, 2, 3))) static bool append_part(PathReason *r, const char *format, ...) {
@@ -42,7 +44,7 @@ static bool explain_prefix(PathReason *r, const char *prefix, bool is_last) {
         if (errno != ENOENT) return false;
         char target[SHOWN + 1];
         const ssize_t n = readlink(prefix, target, sizeof target - 1);
-        target[n < 0 ? 0 : n] = '\0';
+        target[max_i64(n, 0)] = '\0';
         return append_part(r, ": '%.*s' is a link to '%s', which does not exist", SHOWN, prefix, target);
     }
     if (is_last) return false;
@@ -78,7 +80,8 @@ PathReason path_reason(const char *path, int reason) {
     // Every part could be entered: it is the file itself, or the directory that should get it.
     if (!found && reason == EACCES && (access(prefix, F_OK) != 0 || access(prefix, R_OK) == 0)) {
         char *slash = strrchr(prefix, '/');
-        const char *directory = slash ? prefix : ".";
+        const char *directory = ".";
+        if (slash) directory = prefix;
         if (slash) slash[slash == prefix] = '\0';
         if (access(directory, W_OK) != 0) append_part(&r, ": '%.*s' may not be written", SHOWN, directory);
     }

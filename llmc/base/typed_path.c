@@ -1,9 +1,11 @@
 // See typed_path.h.
 #include "llmc/base/typed_path.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
 #include "llmc/base/files_match.h"
+#include "llmc/base/format.h"
 #include "llmc/base/path.h"
 #include "llmc/base/utf8.h"
 
@@ -40,10 +42,10 @@ QuotedPath path_quoted(const char *path) {
         else if (*c == '\'')
             out = stpcpy(out, "'\\''");
         else
-            out = mempcpy(out, c, (size_t)(length ? length : 1));
-        c += length ? length : 1;
+            out = mempcpy(out, c, (size_t)max_i64(length, 1));
+        c += max_i64(length, 1);
     }
-    stpcpy(out, plain ? "" : "'");
+    stpcpy(out, text_if(!plain, "'"));
     return q;
 }
 
@@ -88,7 +90,7 @@ char *path_unescaped(const char *pattern) {
 }
 
 char *path_numbered(const char *path) {
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *dot = strrchr(name, '.');
+    const char *name = path_name(path), *dot = strrchr(name, '.');
     const char *end = dot ? dot : name + strlen(name), *digits = end;
     while (digits > name && isdigit((unsigned char)digits[-1])) digits--;
     if (digits == end || digits == name || !strchr("_-.", digits[-1])) return path_escaped(path);

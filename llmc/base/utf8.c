@@ -61,7 +61,8 @@ int utf8_visible_length(const char *text, size_t n) {
     const int length = utf8_length(text, n);
     // U+0080..U+009F are control characters too (0x9B is "escape [" in one byte); UTF-8: C2 80 .. C2 9F
     const bool control = c < 0x20 || c == 0x7F || (c == 0xC2 && length == 2 && (unsigned char)text[1] < 0xA0);
-    return control ? 0 : length;
+    if (control) return 0;
+    return length;
 }
 
 size_t utf8_visible(const char *text, size_t n, char out[UTF8_VISIBLE]) {

@@ -38,7 +38,8 @@ static inline int utf8_encode(uint32_t c, char *out) {
 // The length of the character at text, 0 if there is none (n = 0 included).
 static inline int utf8_length(const char *text, size_t n) {
     uint32_t c;
-    return n == 0 ? 0 : utf8_decode((const unsigned char *)text, (int64_t)n, &c);
+    if (n == 0) return 0;
+    return utf8_decode((const unsigned char *)text, (int64_t)n, &c);
 }
 
 // The first byte before end that is not UTF-8; end if there is none.
