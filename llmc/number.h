@@ -25,13 +25,16 @@ static HOST_DEVICE inline FormatLimits format_limits(DType format) {
         limits.largest = 0x7F7F0000u; // (2 - 2^-7) 2^127
         break;
     case DTYPE_FP16:
-        limits.smallest = 0x38800000u, limits.largest = 0x477FE000u; // 2^-14 .. 65504
+        limits.smallest = 0x38800000u; // 2^-14
+        limits.largest = 0x477FE000u;  // 65504
         break;
     case DTYPE_E4M3:
-        limits.smallest = 0x3C800000u, limits.largest = 0x43E00000u; // 2^-6 .. 448
+        limits.smallest = 0x3C800000u; // 2^-6
+        limits.largest = 0x43E00000u;  // 448
         break;
     case DTYPE_E5M2:
-        limits.smallest = 0x38800000u, limits.largest = 0x47600000u; // 2^-14 .. 57344
+        limits.smallest = 0x38800000u; // 2^-14
+        limits.largest = 0x47600000u;  // 57344
         break;
     default:
         break;
@@ -69,6 +72,16 @@ typedef struct {
 
 static HOST_DEVICE inline float fp8_largest(DType format) { return format == DTYPE_E4M3 ? 448.0f : 57344.0f; }
 
+// The bits of the mantissa, the bias of the exponent, and the code of the largest number.
+typedef struct {
+    int mantissa, bias, largest;
+} Fp8Layout;
+
+static HOST_DEVICE inline Fp8Layout fp8_layout(DType format) {
+    const Fp8Layout e4m3 = {3, 7, 0x7E}, e5m2 = {2, 15, 0x7B};
+    return format == DTYPE_E4M3 ? e4m3 : e5m2;
+}
+
 // The scale for values up to amax: the largest power of two that keeps amax * scale within the format. It is a power of
 // two, so that scaling itself never rounds, and within 2^-62 .. 2^62, so that the product of two scales is a normal
 // number. It is 1 if amax is not usable: for a tensor of zeros (or of denormal numbers, which some backends treat as
@@ -80,7 +93,9 @@ static HOST_DEVICE inline float fp8_scale(float amax, DType format) {
     int exponent;                                               // amax = fraction * 2^exponent, fraction in [0.5, 1)
     const float fraction = frexpf(amax, &exponent);
     exponent = largest_exponent - exponent - (fraction > 0.875f);
-    return ldexpf(1.0f, exponent > 62 ? 62 : exponent < -62 ? -62 : exponent);
+    if (exponent > 62) exponent = 62;
+    if (exponent < -62) exponent = -62;
+    return ldexpf(1.0f, exponent);
 }
 
 // Call before rounding a tensor whose largest magnitude is amax to format (NaN counts as more than inf).
@@ -93,11 +108,13 @@ static HOST_DEVICE inline void fp8_slot_record(Fp8Slot *s, float amax, DType for
 // Rounds x, already scaled, to the nearest number of the format, ties to even. Finite numbers beyond the largest become
 // the largest. inf and NaN become NaN, so that the finite check of the step finds them.
 static HOST_DEVICE inline uint8_t fp8_encode(float x, DType format) {
-    const int mantissa = format == DTYPE_E4M3 ? 3 : 2, bias = format == DTYPE_E4M3 ? 7 : 15;
-    const float size = fabsf(x), largest = fp8_largest(format);
-    const uint8_t sign = signbit(x) ? 0x80 : 0;
+    const Fp8Layout layout = fp8_layout(format);
+    const int mantissa = layout.mantissa, bias = layout.bias;
+    const float size = fabsf(x);
+    uint8_t sign = 0;
+    if (signbit(x)) sign = 0x80;
     if (!isfinite(x)) return 0x7F; // NaN in both
-    if (size >= largest) return (uint8_t)(sign | (format == DTYPE_E4M3 ? 0x7E : 0x7B));
+    if (size >= fp8_largest(format)) return (uint8_t)(sign | layout.largest);
     const float smallest = ldexpf(1.0f, 1 - bias);
     if (size < smallest) // subnormal: whole multiples of 2^(1 - bias - mantissa)
         return (uint8_t)(sign | (uint8_t)rintf(ldexpf(size, bias - 1 + mantissa)));
@@ -108,13 +125,15 @@ static HOST_DEVICE inline uint8_t fp8_encode(float x, DType format) {
 }
 
 static HOST_DEVICE inline float fp8_decode(uint8_t code, DType format) {
-    const int mantissa = format == DTYPE_E4M3 ? 3 : 2, bias = format == DTYPE_E4M3 ? 7 : 15;
+    const Fp8Layout layout = fp8_layout(format);
+    const int mantissa = layout.mantissa, bias = layout.bias;
     const int exponent = (code & 0x7F) >> mantissa, units = code & ((1 << mantissa) - 1);
-    float size = exponent == 0 ? ldexpf((float)units, 1 - bias - mantissa)
-                               : ldexpf((float)(units + (1 << mantissa)), exponent - bias - mantissa);
+    float size = ldexpf((float)units, 1 - bias - mantissa); // subnormal
+    if (exponent > 0) size = ldexpf((float)(units + (1 << mantissa)), exponent - bias - mantissa);
     if (format == DTYPE_E4M3 && (code & 0x7F) == 0x7F) size = NAN;
     if (format == DTYPE_E5M2 && exponent == 31) size = units ? NAN : INFINITY;
-    return code & 0x80 ? -size : size;
+    if (code & 0x80) return -size;
+    return size;
 }
 
 // ------------------------------------------------------------------------------------------ 8-bit optimizer states
@@ -146,8 +165,12 @@ static HOST_DEVICE inline float dynamic8_middle(int decade, int cell, int cells)
 static HOST_DEVICE inline float dynamic8_magnitude(int p, int first_cells) {
     int cells = first_cells, decade = 0, begin = 1;
     if (p == 0) return 0.0f;
-    while (decade < DYNAMIC8_DECADES && p >= begin + cells) begin += cells, cells *= 2, decade++;
-    return decade == DYNAMIC8_DECADES ? 1.0f : dynamic8_middle(decade, p - begin, cells);
+    for (; decade < DYNAMIC8_DECADES && p >= begin + cells; decade++) {
+        begin += cells;
+        cells *= 2;
+    }
+    if (decade == DYNAMIC8_DECADES) return 1.0f;
+    return dynamic8_middle(decade, p - begin, cells);
 }
 
 // The midpoint between the first number of a decade and the number before it; values above it are rounded into the
@@ -173,11 +196,13 @@ static HOST_DEVICE inline int dynamic8_code(float x, int first_cells) {
 // magnitude below it.
 static HOST_DEVICE inline float dynamic8_decode_signed(uint8_t code) {
     const int p = (int)code - DYNAMIC8_ZERO_SIGNED;
-    return p < 0 ? -dynamic8_magnitude(-p, 1) : dynamic8_magnitude(p, 1);
+    if (p < 0) return -dynamic8_magnitude(-p, 1);
+    return dynamic8_magnitude(p, 1);
 }
 static HOST_DEVICE inline uint8_t dynamic8_encode_signed(float x) {
-    const int p = dynamic8_code(x < 0.0f ? -x : x, 1);
-    return (uint8_t)(x < 0.0f ? DYNAMIC8_ZERO_SIGNED - (p > 127 ? 127 : p) : DYNAMIC8_ZERO_SIGNED + p);
+    if (!(x < 0.0f)) return (uint8_t)(DYNAMIC8_ZERO_SIGNED + dynamic8_code(x, 1));
+    const int p = dynamic8_code(-x, 1);
+    return (uint8_t)(DYNAMIC8_ZERO_SIGNED - (p > 127 ? 127 : p));
 }
 
 // Unsigned, for second moments: code = magnitude code. A value above 0 never becomes 0: a second moment of 0 with a
@@ -185,5 +210,6 @@ static HOST_DEVICE inline uint8_t dynamic8_encode_signed(float x) {
 static HOST_DEVICE inline float dynamic8_decode_unsigned(uint8_t code) { return dynamic8_magnitude((int)code, 2); }
 static HOST_DEVICE inline uint8_t dynamic8_encode_unsigned(float x) {
     const int p = dynamic8_code(x, 2);
-    return (uint8_t)(p == 0 && x > 0.0f ? 1 : p);
+    if (p == 0 && x > 0.0f) return 1;
+    return (uint8_t)p;
 }

@@ -8,6 +8,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
+#include "llmc/base/format.h"
 #include <math.h>
 #include <string.h>
 
@@ -88,13 +89,14 @@ static double operand_bytes(const OpOperands *o) {
 
 // 0 of an absent table.
 static double row_bytes(Tensor table) {
-    return table.data ? (double)(tensor_cols(table) * (int64_t)dtype_size(table.dtype)) : 0;
+    if (table.data) return (double)(tensor_cols(table) * (int64_t)dtype_size(table.dtype));
+    return 0;
 }
 
 // Max rows of an embedding table that tokens can name, each counted once.
 static double touched_bytes(Tensor table, Tensor tokens) {
     const int64_t n = tensor_numel(tokens), rows = tensor_rows(table);
-    return (double)(n < rows ? n : rows) * row_bytes(table);
+    return (double)min_i64(n, rows) * row_bytes(table);
 }
 
 // Rows of the position table that sequences (B,T) use.
@@ -104,7 +106,7 @@ static double position_bytes(Tensor table, Tensor tokens) { return (double)tenso
 
 static void check_floating(const char *op, Tensor t) {
     REQUIRE(t.data && (t.dtype == DTYPE_FP32 || t.dtype == DTYPE_FP16 || t.dtype == DTYPE_BF16),
-            "%s: %s is absent or not of a floating dtype", op, t.name ? t.name : "?");
+            "%s: %s is absent or not of a floating dtype", op, text_or(t.name, "?"));
 }
 
 // t has the compute dtype of a call, which must be one that this backend computes in.
@@ -201,8 +203,7 @@ void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum
     RUN_ORDERED(layernorm_backward,
                 (din, dweight, dbias, din_sum, dout, in, mean, rstd, weight, add_residual, accumulate, accumulate_sum),
                 (din, dweight, dbias, din_sum), (dout, in, mean, rstd, weight), rows_shape(weight, in), 0,
-                (add_residual ? BYTES(din) : 0) + (accumulate ? BYTES(dweight, dbias) : 0) +
-                    (accumulate_sum ? BYTES(din_sum) : 0));
+                add_residual * BYTES(din) + accumulate * BYTES(dweight, dbias) + accumulate_sum * BYTES(din_sum));
 }
 
 void rmsnorm_backward(Tensor din, Tensor dweight, Tensor din_sum, Tensor dout, Tensor in, Tensor rstd, Tensor weight,
@@ -211,10 +212,10 @@ void rmsnorm_backward(Tensor din, Tensor dweight, Tensor din_sum, Tensor dout, T
     tensor_check(__func__, din, in.dtype, tensor_numel(in));
     check_weight_gradient(__func__, dweight, in.dtype, tensor_numel(weight));
     if (din_sum.data) check_weight_gradient(__func__, din_sum, in.dtype, tensor_numel(weight));
-    RUN_ORDERED(
-        rmsnorm_backward, (din, dweight, din_sum, dout, in, rstd, weight, add_residual, accumulate, accumulate_sum),
-        (din, dweight, din_sum), (dout, in, rstd, weight), rows_shape(weight, in), 0,
-        (add_residual ? BYTES(din) : 0) + (accumulate ? BYTES(dweight) : 0) + (accumulate_sum ? BYTES(din_sum) : 0));
+    RUN_ORDERED(rmsnorm_backward,
+                (din, dweight, din_sum, dout, in, rstd, weight, add_residual, accumulate, accumulate_sum),
+                (din, dweight, din_sum), (dout, in, rstd, weight), rows_shape(weight, in), 0,
+                add_residual * BYTES(din) + accumulate * BYTES(dweight) + accumulate_sum * BYTES(din_sum));
 }
 
 // ------------------------------------------------------------------------------------------------------------- matmul
@@ -267,7 +268,7 @@ static void check_activation_backward(const char *op, Tensor dpre, Tensor dbias,
 void gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
     check_activation_backward(__func__, dpre, dbias, dout, pre);
     RUN_ORDERED(gelu_backward, (dpre, dbias, dout, pre, accumulate), (dpre, dbias), (dout, pre), tensor_shape(dpre), 0,
-                accumulate ? BYTES(dbias) : 0);
+                accumulate * BYTES(dbias));
 }
 
 void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
@@ -279,7 +280,7 @@ void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
 void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Tensor *dbias, bool accumulate) {
     check_linear(__func__, dout, dpre, weight);
     tensor_check(__func__, pre, dpre.dtype, tensor_numel(dpre));
-    const Tensor bias = dbias ? *dbias : tensor_none(); // made on the way or not at all: not counted
+    const Tensor bias = tensor_or_none(dbias); // made on the way or not at all: not counted
     if (bias.data) check_weight_gradient(__func__, bias, dpre.dtype, tensor_cols(weight));
     RUN_ORDERED(matmul_gelu_backward_input, (dpre, dout, weight, pre, dbias, accumulate), (dpre, bias),
                 (dout, weight, pre), matmul_shape(weight, dpre), matmul_flops(weight, dpre), -BYTES(bias));
@@ -292,7 +293,7 @@ void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in
     check_weight_gradient(__func__, dweight, in.dtype, OC * IC);
     if (dbias.data) check_weight_gradient(__func__, dbias, in.dtype, OC);
     RUN_ORDERED(matmul_backward_weight, (dweight, dbias, dout, in, accumulate), (dweight, dbias), (dout, in),
-                matmul_shape(dweight, in), matmul_flops(dweight, in), accumulate ? BYTES(dweight, dbias) : 0);
+                matmul_shape(dweight, in), matmul_flops(dweight, in), accumulate * BYTES(dweight, dbias));
 }
 
 void matmul_stack(Tensor out, Tensor a, Tensor b, StackForm form) {
@@ -311,7 +312,7 @@ void bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
     check_compute(__func__, dout);
     check_weight_gradient(__func__, dbias, dout.dtype, OC);
     RUN_ORDERED(bias_backward, (dbias, dout, accumulate), (dbias), (dout), tensor_shape(dout), 0,
-                accumulate ? BYTES(dbias) : 0);
+                accumulate * BYTES(dbias));
 }
 
 // --------------------------------------------------------------------------------------------------- SwiGLU and ReLU^2
@@ -330,7 +331,7 @@ void swiglu_backward(Tensor dgate_up, Tensor dbias, Tensor dout, Tensor gate_up,
     tensor_check(__func__, dgate_up, gate_up.dtype, tensor_numel(gate_up));
     if (dbias.data) check_weight_gradient(__func__, dbias, gate_up.dtype, tensor_cols(gate_up));
     RUN_ORDERED(swiglu_backward, (dgate_up, dbias, dout, gate_up, accumulate), (dgate_up, dbias), (dout, gate_up),
-                tensor_shape(dgate_up), 0, accumulate ? BYTES(dbias) : 0);
+                tensor_shape(dgate_up), 0, accumulate * BYTES(dbias));
 }
 
 void relu2_forward(Tensor out, Tensor pre) {
@@ -342,7 +343,7 @@ void relu2_forward(Tensor out, Tensor pre) {
 void relu2_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
     check_activation_backward(__func__, dpre, dbias, dout, pre);
     RUN_ORDERED(relu2_backward, (dpre, dbias, dout, pre, accumulate), (dpre, dbias), (dout, pre), tensor_shape(dpre), 0,
-                accumulate ? BYTES(dbias) : 0);
+                accumulate * BYTES(dbias));
 }
 
 // ---------------------------------------------------------------------------------------------------- packed q, k and
@@ -364,7 +365,7 @@ static int64_t check_packed_heads(const char *op, Tensor packed, int num_heads, 
 
 // table is (maxT,2,HS/2).
 static void check_rope_table(const char *op, Tensor table) {
-    REQUIRE(table.rank == 3 && table.shape[1] == 2, "%s: %s is not (maxT,2,HS/2)", op, table.name ? table.name : "?");
+    REQUIRE(table.rank == 3 && table.shape[1] == 2, "%s: %s is not (maxT,2,HS/2)", op, text_or(table.name, "?"));
     tensor_check(op, table, DTYPE_FP32, tensor_numel(table));
 }
 
@@ -400,7 +401,8 @@ static int64_t check_qk_norm_rope(const char *op, Tensor packed, Tensor rstd, Te
         tensor_check(op, k_weight, packed.dtype, HS);
         tensor_check(op, rstd, DTYPE_FP32, tensor_rows(packed) * (num_heads + num_kv_heads));
     }
-    return packed.rank == 2 ? 1 : tensor_rows(packed) / packed.shape[0];
+    if (packed.rank == 2) return 1;
+    return tensor_rows(packed) / packed.shape[0];
 }
 
 // Bytes of the heads of q and k.
@@ -436,7 +438,7 @@ void qk_norm_rope_backward(Tensor dqkv, Tensor dq_weight, Tensor dk_weight, Tens
         check_weight_gradient(__func__, dq_weight, dqkv.dtype, tensor_numel(q_weight));
         check_weight_gradient(__func__, dk_weight, dqkv.dtype, tensor_numel(k_weight));
         tensor_check(__func__, qkv, dqkv.dtype, tensor_numel(dqkv));
-        bytes += moved + BYTES(rstd, q_weight, k_weight) + (accumulate ? 2 : 1) * BYTES(dq_weight, dk_weight);
+        bytes += moved + BYTES(rstd, q_weight, k_weight) + (1 + accumulate) * BYTES(dq_weight, dk_weight);
     }
     REQUIRE(T <= table.shape[0], "%s: T = %lld, %s has %lld rows", __func__, (long long)T, table.name,
             (long long)table.shape[0]);
@@ -467,7 +469,7 @@ void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor
     check_attention(__func__, out, lse, qkv, num_heads, num_kv_heads);
     tensor_check(__func__, dqkv, qkv.dtype, tensor_numel(qkv));
     tensor_check(__func__, dout, qkv.dtype, tensor_numel(out));
-    const Tensor bias = dbias ? *dbias : tensor_none(); // made on the way or not at all: not counted
+    const Tensor bias = tensor_or_none(dbias); // made on the way or not at all: not counted
     if (bias.data) check_weight_gradient(__func__, bias, qkv.dtype, qkv.shape[2]);
     RUN_ORDERED(attention_backward, (dqkv, dout, out, lse, qkv, num_heads, num_kv_heads, dbias, accumulate),
                 (dqkv, bias), (dout, out, lse, qkv), tensor_shape(qkv), attention_flops(out, 5), -BYTES(bias));
@@ -535,7 +537,7 @@ void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, T
     if (control.data) check_control(__func__, control);
     RUN(head_loss_backward, (losses, din, dwte, logits, in, wte, targets, V, scale, control, accumulate),
         (losses, din, dwte), (in, wte, targets), matmul_shape(wte, in), 3 * matmul_flops(wte, in),
-        accumulate ? BYTES(dwte) : 0);
+        accumulate * BYTES(dwte));
 }
 
 void sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
@@ -543,7 +545,7 @@ void sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
     tensor_check(__func__, sums, DTYPE_FP32, B);
     tensor_check(__func__, losses, DTYPE_FP32, B * T);
     RUN(sequence_losses, (sums, losses, accumulate), (sums), (losses), tensor_shape(losses), 0,
-        accumulate ? BYTES(sums) : 0);
+        accumulate * BYTES(sums));
 }
 
 // ------------------------------------------------------------------------------------------------ the end of the step
@@ -700,7 +702,7 @@ void momentum_update(UpdateList *list, UpdateParams params, Tensor control) {
 // ---------------------------------------------------------------------------------------------- gradient accumulation
 
 OpCost op_cost_gradient_add(Tensor dst, Tensor src, bool accumulate) {
-    return (OpCost){"gradient_add", tensor_shape(src), 0, BYTES(src) + (accumulate ? 2 : 1) * BYTES(dst)};
+    return (OpCost){"gradient_add", tensor_shape(src), 0, BYTES(src) + (1 + accumulate) * BYTES(dst)};
 }
 
 void gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int stream, Tensor control) {
@@ -733,11 +735,12 @@ static void check_fp8(const char *op, Tensor t, Tensor slot) {
 
 OpCost op_cost_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Fp8Scaling scaling) {
     return (OpCost){"fp8_quantize", tensor_shape(in), 0,
-                    (scaling == FP8_CURRENT ? 2 : 1) * BYTES(in) + BYTES(q, transposed)};
+                    (1 + (scaling == FP8_CURRENT)) * BYTES(in) + BYTES(q, transposed)};
 }
 
 void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling) {
-    const Tensor any = q.data ? q : transposed;
+    Tensor any = transposed;
+    if (q.data) any = q;
     REQUIRE(any.data, "%s: no output", __func__);
     check_compute(__func__, in);
     check_fp8(__func__, any, slot);

@@ -41,9 +41,12 @@ typedef struct {
     bool overlap;        // weight gradients may be computed beside the ops that follow, on a GPU
     DType dtype;         // compute dtype
 } OpsShape;
-static inline int64_t ops_widest(OpsShape shape) { return shape.widest > 0 ? shape.widest : 4 * shape.C; }
-static inline int64_t ops_kv_heads(OpsShape shape) { return shape.NKV > 0 ? shape.NKV : shape.NH; }
-static inline int64_t ops_head_size(OpsShape shape) { return shape.HS > 0 ? shape.HS : shape.C / shape.NH; }
+static inline int64_t ops_widest(OpsShape shape) { return positive_or(shape.widest, 4 * shape.C); }
+static inline int64_t ops_kv_heads(OpsShape shape) { return positive_or(shape.NKV, shape.NH); }
+static inline int64_t ops_head_size(OpsShape shape) {
+    if (shape.HS > 0) return shape.HS;
+    return shape.C / shape.NH;
+}
 int64_t ops_workspace_bytes(OpsShape shape); // also prepares the backend for this shape: the last one asked for holds
 void ops_set_workspace(void *device_memory, int64_t bytes); // NULL, 0: it is taken back
 bool ops_workspace_is_set(void);

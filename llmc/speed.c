@@ -86,7 +86,8 @@ static bool measure_shape(const SpeedShape *s, DType dtype, bool last, double *s
     // There is no attention: heads of a size for which no library is asked for kernels.
     const OpsShape shape = {
         .B = s->M, .T = 1, .C = s->K / 4 + 4, .NH = 1, .Vp = 128, .widest = s->N, .forward_only = true, .dtype = dtype};
-    const int64_t workspace = lent ? 0 : ops_workspace_bytes(shape);
+    int64_t workspace = 0;
+    if (!lent) workspace = ops_workspace_bytes(shape);
     char *memory = device_alloc((size_t)((in + weight + s->M * s->N) * size + workspace), err),
          *at = memory + workspace;
     if (!memory) return false;
@@ -147,7 +148,7 @@ bool speed_measure(DType dtype, size_t memory, DeviceSpeed *speed, Error *err) {
     enum { LEAST = 32 << 20 };
     const DeviceFacts *facts = device_facts();
     size_t limit = facts->memory_free / 4;
-    if (strcmp(facts->backend, "cpu") == 0) limit = memory > LEAST ? memory : LEAST;
+    if (strcmp(facts->backend, "cpu") == 0) limit = max_size(memory, LEAST);
     if (!facts->supports[dtype]) return error_set(err, "%s: %s does not compute in it", dtype_name(dtype), facts->name);
     const size_t peak = device_memory_peak();
     const bool ok =

@@ -1,7 +1,9 @@
 // The element types, views and host-side element conversions of tensor.h.
 #include "llmc/tensor.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
+#include "llmc/base/format.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -28,7 +30,8 @@ Tensor tensor_none(void) { return (Tensor){.name = "none"}; }
 int64_t tensor_numel(Tensor t) {
     int64_t n = 1;
     for (int i = 0; i < t.rank; i++) n *= t.shape[i];
-    return t.rank == 0 ? 0 : n;
+    if (t.rank == 0) return 0;
+    return n;
 }
 
 size_t tensor_bytes(Tensor t) { return (size_t)tensor_numel(t) * dtype_size(t.dtype); }
@@ -65,7 +68,7 @@ Tensor tensor_slice_first(Tensor t, int64_t n) {
 
 void tensor_check(const char *op, Tensor t, DType dtype, int64_t numel) {
     char text[96];
-    REQUIRE(t.data != NULL, "%s: tensor %s is absent", op, t.name ? t.name : "?");
+    REQUIRE(t.data != NULL, "%s: tensor %s is absent", op, text_or(t.name, "?"));
     REQUIRE(t.dtype == dtype, "%s: %s is %s, expected dtype %s", op, t.name, tensor_describe(t, text, sizeof text),
             dtype_name(dtype));
     REQUIRE(tensor_numel(t) == numel, "%s: %s is %s, expected %lld elements", op, t.name,
@@ -103,7 +106,8 @@ float fp16_to_float(uint16_t bits) {
     if (magnitude == 0x7C00u) u = sign | 0x7F800000u;
     float x = (float)magnitude * 0x1p-24f; // below 2^-14: a multiple of 2^-24
     if (magnitude >= 0x0400u) memcpy(&x, &u, sizeof x);
-    return magnitude < 0x0400u && sign ? -x : x;
+    if (magnitude < 0x0400u && sign) return -x;
+    return x;
 }
 
 uint16_t float_to_fp16(float x) {
@@ -125,7 +129,8 @@ uint16_t float_to_fp16(float x) {
 static float element_at(const void *p, DType dtype, int64_t i) {
     if (dtype == DTYPE_FP32) return ((const float *)p)[i];
     uint16_t bits = ((const uint16_t *)p)[i];
-    return dtype == DTYPE_BF16 ? bf16_to_float(bits) : fp16_to_float(bits);
+    if (dtype == DTYPE_BF16) return bf16_to_float(bits);
+    return fp16_to_float(bits);
 }
 
 // Elements [begin, end).
@@ -149,6 +154,6 @@ void convert_elements(void *dst, DType to, const void *src, DType from, int64_t 
     } else {
 #pragma omp parallel for schedule(static)
         for (int64_t begin = 0; begin < n; begin += PIECE)
-            convert_range(dst, to, src, from, begin, begin + PIECE < n ? begin + PIECE : n);
+            convert_range(dst, to, src, from, begin, min_i64(begin + PIECE, n));
     }
 }
