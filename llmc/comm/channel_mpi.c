@@ -10,10 +10,12 @@ static bool mpi_exchange(ExchangeKind kind, const void *mine, void *all, size_t 
     const int n = (int)bytes;
     MPI_Request request;
     REQUIRE(bytes <= INT_MAX, "a message of %zu bytes", bytes);
-    const int status = kind == EXCHANGE_GATHER
-                           ? mpi.MPI_Iallgather(mine, n, mpi.byte, all, n, mpi.byte, mpi.world, &request)
-                           : mpi.MPI_Ibcast(all, n, mpi.byte, 0, mpi.world, &request);
-    return mpi_await(kind == EXCHANGE_GATHER ? "MPI_Iallgather" : "MPI_Ibcast", status, &request, err);
+    if (kind == EXCHANGE_GATHER) {
+        const int status = mpi.MPI_Iallgather(mine, n, mpi.byte, all, n, mpi.byte, mpi.world, &request);
+        return mpi_await("MPI_Iallgather", status, &request, err);
+    }
+    const int status = mpi.MPI_Ibcast(all, n, mpi.byte, 0, mpi.world, &request);
+    return mpi_await("MPI_Ibcast", status, &request, err);
 }
 
 static void mpi_close(int exit_code) {

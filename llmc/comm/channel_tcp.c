@@ -13,6 +13,7 @@
 #include "llmc/comm/channel_tcp.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/format.h"
 #include "llmc/comm/socket.h"
 #include "llmc/comm/watch.h"
 
@@ -73,8 +74,11 @@ typedef enum { MOVED, ENDED, STUCK, REFUSED, STRANGE } Moved;
 static Moved tcp_move(int fd, short event, void *data, size_t bytes, double deadline) {
     for (size_t done = 0; done < bytes;) {
         char *at = (char *)data + done;
-        const ssize_t n = event == POLLIN ? recv(fd, at, bytes - done, MSG_DONTWAIT)
-                                          : send(fd, at, bytes - done, MSG_DONTWAIT | MSG_NOSIGNAL);
+        ssize_t n;
+        if (event == POLLIN)
+            n = recv(fd, at, bytes - done, MSG_DONTWAIT);
+        else
+            n = send(fd, at, bytes - done, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n > 0) {
             done += (size_t)n;
             continue;
@@ -90,7 +94,8 @@ static Moved tcp_move(int fd, short event, void *data, size_t bytes, double dead
 
 static Moved tcp_send(int fd, Frame frame, const void *data, size_t bytes, double deadline) {
     const Moved moved = tcp_move(fd, POLLOUT, &frame, sizeof frame, deadline);
-    return moved == MOVED ? tcp_move(fd, POLLOUT, (void *)data, bytes, deadline) : moved;
+    if (moved == MOVED) return tcp_move(fd, POLLOUT, (void *)data, bytes, deadline);
+    return moved;
 }
 
 // Receives the answer of process 0, `bytes` after the expected frame, or a message of failure (REFUSED).
@@ -103,7 +108,8 @@ static Moved tcp_hear(int fd, const Frame *expected, void *data, size_t bytes, d
     if (frame.magic != FRAME_MAGIC || frame.kind != FRAME_ERROR || frame.bytes >= sizeof text) return STRANGE;
     moved = tcp_move(fd, POLLIN, text, frame.bytes, deadline);
     error_set(told, "%s", text);
-    return moved == MOVED ? REFUSED : moved;
+    if (moved == MOVED) return REFUSED;
+    return moved;
 }
 
 // ------------------------------------------------------------------------------------------------------------ failures
@@ -133,8 +139,13 @@ static bool tcp_fail_process(int rank, Moved moved, Error *err) {
 static bool tcp_exchange(ExchangeKind kind, const void *mine, void *all, size_t bytes, Error *err) {
     static const char *const KINDS[] = {"broadcast", "gather"};
     const bool gathers = kind == EXCHANGE_GATHER;
-    const size_t part = gathers ? bytes : 0, total = gathers ? bytes * (size_t)tcp.size : bytes;
-    const Frame ours = {FRAME_MAGIC, gathers ? FRAME_GATHER : FRAME_BROADCAST, ++tcp.call, bytes};
+    size_t part = 0, total = bytes;
+    Frame ours = {FRAME_MAGIC, FRAME_BROADCAST, ++tcp.call, bytes};
+    if (gathers) {
+        part = bytes;
+        total = bytes * (size_t)tcp.size;
+        ours.kind = FRAME_GATHER;
+    }
     Moved moved = MOVED;
     REQUIRE(bytes <= SIZE_MAX / (size_t)tcp.size, "an exchange of %zu bytes", bytes);
     if (*tcp.failure.text) return error_set(err, "%s", tcp.failure.text);
@@ -185,7 +196,8 @@ static bool tcp_admit(const Place *place, int fd, Hello h, Error *refusal) {
     if (memcmp(h.magic, HELLO_MAGIC, sizeof h.magic) != 0) return false;
     h.run_id[sizeof h.run_id - 1] = h.host[sizeof h.host - 1] = '\0';
     const bool fits = h.size == (uint32_t)tcp.size && h.rank < h.size && h.purpose < PURPOSES;
-    int *socket = fits ? &tcp.sockets[(int)h.purpose * tcp.size + (int)h.rank] : NULL;
+    int *socket = NULL;
+    if (fits) socket = &tcp.sockets[(int)h.purpose * tcp.size + (int)h.rank];
     if (strcmp(h.run_id, place->run_id) != 0)
         error_set(&why, "its run is '%s', process 0's is another", h.run_id);
     else if (!fits)
@@ -195,10 +207,10 @@ static bool tcp_admit(const Place *place, int fd, Hello h, Error *refusal) {
     else
         *socket = fd;
     if (*why.text) error_set(refusal, "process %u on %s was refused: %s", h.rank, h.host, why.text);
-    const char *text = *why.text ? refusal->text : "";
-    const Frame answer = {FRAME_MAGIC, *text ? FRAME_ERROR : FRAME_ACCEPTED, 0, strlen(text)};
-    tcp_send(fd, answer, text, answer.bytes, 0); // does not wait
-    return !*text;
+    Frame answer = {FRAME_MAGIC, FRAME_ACCEPTED, 0, 0};
+    if (*why.text) answer = (Frame){FRAME_MAGIC, FRAME_ERROR, 0, strlen(refusal->text)};
+    tcp_send(fd, answer, refusal->text, answer.bytes, 0); // does not wait
+    return !*why.text;
 }
 
 // Process 0: takes what connects until all have come, or the deadline has passed. Returns the number of connections
@@ -239,7 +251,8 @@ static int tcp_meet(const Place *place, int listener, Error *note) {
         if (polls[i].fd < 0) continue;
         getpeername(polls[i].fd, (struct sockaddr *)&address, &length);
         getnameinfo((struct sockaddr *)&address, length, peer, sizeof peer, NULL, 0, NI_NUMERICHOST);
-        const char *ipv4 = strncmp(peer, "::ffff:", 7) == 0 ? peer + 7 : peer; // on a socket for both
+        const char *ipv4 = peer;
+        if (strncmp(peer, "::ffff:", 7) == 0) ipv4 = peer + 7; // on a socket for both
         error_set(note, "a connection from %s says nothing", ipv4);
         close(polls[i].fd);
     }
@@ -268,7 +281,7 @@ static bool tcp_start_process_0(const Place *place, double seconds, Error *err) 
             strcpy(names + n, " ...");
     }
     error_set(err, "not all %d processes came within %g s; missing:%s%s%s", tcp.size, seconds, names,
-              *note.text ? "; " : "", note.text);
+              text_if(*note.text, "; "), note.text);
     return tcp_fail(err);
 }
 

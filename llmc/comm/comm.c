@@ -81,7 +81,8 @@ bool comm_start(const CommOptions *options, Error *err) {
     if (!comm.channel) return error_prefix(err, "%s, process %d of %d", place.launcher, place.rank, place.size);
     comm.place = place;
     if (!comm_introduce(err)) return false;
-    int *sockets = place.mpi ? NULL : channel_tcp_watch_sockets();
+    int *sockets = NULL;
+    if (!place.mpi) sockets = channel_tcp_watch_sockets();
     const double timeout = options->timeout > 0 ? options->timeout : COMM_TIMEOUT;
     const WatchOptions watch = {place.rank, place.size, (const char(*)[HOST_BYTES])comm.names, sockets, timeout};
     const bool ok = watch_start(&watch, err);

@@ -2,6 +2,7 @@
 #include "llmc/comm/launch.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/format.h"
 #include "llmc/comm/place.h"
 #include "llmc/comm/socket.h"
 
@@ -122,7 +123,7 @@ static void launch_await(Children *c, const sigset_t *waited, const char *progra
             else
                 snprintf(how, sizeof how, "by SIG%s", sigabbrev_np(WTERMSIG(status)));
             fprintf(stderr, "%s: process %d ended %s%s\n", program, rank, how,
-                    c->running > 0 ? "; ending the others" : "");
+                    text_if(c->running > 0, "; ending the others"));
         }
     }
 }

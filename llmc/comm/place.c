@@ -2,6 +2,7 @@
 #include "llmc/comm/place.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/format.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -17,11 +18,13 @@ enum {
 
 static const char *place_variable(const char *name) {
     const char *value = getenv(name);
-    return value && *value ? value : NULL;
+    if (value && *value) return value;
+    return NULL;
 }
 
 static bool place_number(const char *name, const char *text, int64_t min, int64_t max, int64_t *value, Error *err) {
-    const size_t digits = text ? strspn(text, "0123456789") : 0;
+    size_t digits = 0;
+    if (text) digits = strspn(text, "0123456789");
     if (!text) return error_set(err, "the environment variable %s is missing", name);
     *value = digits > 0 && text[digits] == '\0' ? strtoll(text, NULL, 10) : -1; // too large: INT64_MAX
     return (*value >= min && *value <= max) ||
@@ -62,7 +65,7 @@ static bool meet_by_torchrun(Place *place, Error *err) {
     if (!host) return error_set(err, "the environment variable MASTER_ADDR is missing");
     if (!place_number_variable("MASTER_PORT", 1, LAST_PORT - shift, &place->port, err)) return false;
     place->port += shift;
-    snprintf(place->run_id, sizeof place->run_id, "%s", run_id ? run_id : "");
+    snprintf(place->run_id, sizeof place->run_id, "%s", text_or(run_id, ""));
     return place_set_host(place, "MASTER_ADDR", host, strlen(host), err);
 }
 
@@ -78,7 +81,7 @@ static bool meet_by_srun(Place *place, Error *err) {
     place->mpi = place_variable("PMIX_RANK") || place_variable("PMI_RANK"); // srun --mpi=pmix, or pmi2
 
     // Process 0 is on the first node of a list such as "n[01-04,7],x": n01.
-    const char *list = place_variable("SLURM_STEP_NODELIST"), *c = list ? list : "";
+    const char *list = place_variable("SLURM_STEP_NODELIST"), *c = text_or(list, "");
     size_t n = 0;
     bool in_brackets = false, skips = false; // skips: what follows the first number in brackets
     for (; *c && (in_brackets || *c != ',') && n + 1 < sizeof place->host; c++) {
@@ -96,7 +99,7 @@ static bool meet_by_srun(Place *place, Error *err) {
     place->host[n] = '\0';
     return (n > 0 && !in_brackets && (*c == '\0' || *c == ',')) ||
            error_set(err, "SLURM_STEP_NODELIST is '%.64s'; expected names such as n1,n2 or n[01-04,7]",
-                     list ? list : "");
+                     text_or(list, ""));
 }
 
 static bool meet_by_mpi(Place *place, Error *err) {
@@ -135,11 +138,12 @@ static bool place_from_environment(Place *place, Error *err) {
         if (place_variable(l->local_size) &&
             !place_number_variable(l->local_size, 1, found.size, &found.local_size, err))
             return false;
-        const int local = found.local_size > 0 ? found.local_size : found.size;
+        const int local = (int)positive_or(found.local_size, found.size);
         if (place_variable(l->local_rank) &&
             !place_number_variable(l->local_rank, 0, local - 1, &found.local_rank, err))
             return false;
-        found.launcher = place_variable(COMM_LAUNCHER) ? "--gpus" : l->name;
+        found.launcher = "--gpus";
+        if (!place_variable(COMM_LAUNCHER)) found.launcher = l->name;
         if (!l->meet(&found, err)) return error_prefix(err, "%s", l->name);
         *place = found;
         return true;
@@ -168,7 +172,7 @@ static bool place_read_server(Place *place, const char *server, Error *err) {
 }
 
 bool place_find(Place *place, const CommOptions *o, bool has_mpi, Error *err) {
-    const char *method = o->method ? o->method : "", *server = o->server ? o->server : "";
+    const char *method = text_or(o->method, ""), *server = text_or(o->server, "");
     const bool wants_mpi = strcmp(method, "mpi") == 0, by_options = o->size > 1;
     *place = (Place){.launcher = "", .size = 1, .local_rank = -1, .local_size = -1, .port = DEFAULT_PORT};
     if (*method && !wants_mpi && strcmp(method, "tcp") != 0)

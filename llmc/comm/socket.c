@@ -54,5 +54,6 @@ int socket_listen(const char *host, int port, Error *reason) {
     const bool local = strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 || strcmp(host, "localhost") == 0;
     if (local) return socket_open(host, port, 0, reason);
     const int fd = socket_open("::", port, 0, reason);
-    return fd >= 0 ? fd : socket_open("0.0.0.0", port, 0, reason); // without IPv6
+    if (fd >= 0) return fd;
+    return socket_open("0.0.0.0", port, 0, reason); // without IPv6
 }
