@@ -2,6 +2,7 @@
 // memory: the workspace belongs to the caller.
 #include "llmc/cpu/cpu.h"
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/format.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +37,7 @@ static const char *list_codes(const bool *has, char *text, size_t size) {
     size_t length = 0;
     for (CpuCodeChoice c = has ? CPU_AVX512BF16 : CPU_AUTO; c < CPU_CODES; c++)
         if (!has || has[c])
-            length += (size_t)snprintf(text + length, size - length, "%s%s", length ? ", " : "", codes[c].name);
+            length += (size_t)snprintf(text + length, size - length, "%s%s", text_if(length, ", "), codes[c].name);
     return text;
 }
 
@@ -109,7 +110,8 @@ void *cpu_scratch(const char *op, int64_t bytes) {
     REQUIRE(bytes <= cpu_backend.workspace_bytes, "%s: needs %lld bytes of workspace, ops_set_workspace gave %lld", op,
             (long long)bytes, (long long)cpu_backend.workspace_bytes);
     cpu_backend.workspace_used = round_up(bytes, 64);
-    return bytes > 0 ? cpu_backend.workspace : NULL;
+    if (bytes > 0) return cpu_backend.workspace;
+    return NULL;
 }
 
 bool backend_computes(DType dtype) { return dtype == DTYPE_FP32 || dtype == DTYPE_BF16; }

@@ -88,9 +88,7 @@ static inline int64_t cpu_part(int64_t *end, int64_t bytes) {
 // the vector length, so that only the last task of a tensor has a tail.
 enum { TASK_ELEMENTS = 8192 };
 
-static inline int64_t task_end(int64_t begin, int64_t n) {
-    return n - begin < TASK_ELEMENTS ? n : begin + TASK_ELEMENTS;
-}
+static inline int64_t task_end(int64_t begin, int64_t n) { return min_i64(begin + TASK_ELEMENTS, n); }
 
 // The statements for element i = 0, LANES, .. below n with k lanes in use, in parallel; E: the constant dtype_
 // (simd.h).

@@ -2,6 +2,7 @@
 // event is a time and a graph is empty.
 #include "llmc/device.h"
 #include "llmc/base/error.h"
+#include "llmc/base/format.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/signals.h"
 #include "llmc/cpu/collectives_mpi.h"
@@ -77,11 +78,13 @@ enum { MAX_THREADS = 1024 };
 static bool start_threads(int wanted, double *quota, Error *err) {
     const char *variable = getenv("OMP_NUM_THREADS");
     const bool given = variable && strtol(variable, NULL, 10) > 0;
-    const double limit = given || wanted > 0 ? INFINITY : ceil(limits_quota(""));
+    double limit = INFINITY;
+    if (!given && wanted <= 0) limit = ceil(limits_quota(""));
     *quota = 0;
     if (wanted < 0 || wanted > MAX_THREADS)
         return error_set(err, "%d threads: expected 1 to %d, or 0 for all cores", wanted, MAX_THREADS);
-    int threads = wanted > 0 ? wanted : omp_get_max_threads(); // libgomp knows the variable and the affinity
+    int threads = wanted;
+    if (wanted <= 0) threads = omp_get_max_threads(); // libgomp knows the variable and the affinity
     if (given && threads > MAX_THREADS)
         return error_set(err, "OMP_NUM_THREADS=%s: expected 1 to %d", variable, MAX_THREADS);
     if (limit < threads) {
@@ -138,17 +141,18 @@ bool device_init(const DeviceOptions *options, Error *err) {
     DeviceFacts *f = &cpu_backend.facts;
     f->backend = "cpu";
     f->units = cpu_backend.threads;
-    int n = snprintf(f->name, sizeof f->name, "%.70s, %d thread%s", name, f->units, f->units == 1 ? "" : "s");
+    int n = snprintf(f->name, sizeof f->name, "%.70s, %d thread%s", name, f->units, format_plural(f->units));
     if (quota > 0) snprintf(f->name + n, sizeof f->name - (size_t)n, " (a quota of %.3g processors)", quota);
     snprintf(f->libraries, sizeof f->libraries, "vector code %s, oneDNN %s, OpenMP", cpu_code_name(), onednn_version());
     f->memory_total = memory.total;
     f->memory_free = memory.available;
     enum { SMALLEST_CACHE = 16 << 20 }; // where the kernel tells of none, or of a share
     const size_t cache = host_cache_bytes("");
-    f->cache_bytes = cache > SMALLEST_CACHE ? cache : SMALLEST_CACHE;
+    f->cache_bytes = max_size(cache, SMALLEST_CACHE);
     f->supports[DTYPE_FP32] = f->supports[DTYPE_BF16] = f->supports[DTYPE_E4M3] = true;
     f->widens_bf16 = cpu_backend.code_choice != CPU_AVX512BF16 || !onednn_has_bf16();
-    f->default_dtype = f->widens_bf16 ? DTYPE_FP32 : DTYPE_BF16;
+    f->default_dtype = DTYPE_BF16;
+    if (f->widens_bf16) f->default_dtype = DTYPE_FP32;
     cpu_backend.resident_at_init = host_memory_resident();
     cpu_backend.ready = true;
     return true;
@@ -174,7 +178,8 @@ void *device_alloc(size_t bytes, Error *err) {
     if (!host_memory_read("", &memory, err)) return NULL;
     bool large = bytes >= 2 * HUGE_PAGE;
     // Linux overcommits and kills later, so an allocation that does not fit is refused here.
-    char *p = bytes > memory.available ? NULL : memalign(large ? HUGE_PAGE : ALIGNMENT, bytes ? bytes : 1);
+    char *p = NULL;
+    if (bytes <= memory.available) p = memalign(large ? HUGE_PAGE : ALIGNMENT, max_size(bytes, 1));
     if (!p) {
         error_set(err,
                   "out of memory: %zu bytes (%.2f GB) requested, %zu (%.2f GB) free of %zu; use a smaller micro-batch "
@@ -187,7 +192,7 @@ void *device_alloc(size_t bytes, Error *err) {
         // in a fresh virtual machine, and places it near its core. Huge pages need a quarter of that on memory seen
         // before.
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < bytes; i += HUGE_PAGE) memset(p + i, 0, bytes - i < HUGE_PAGE ? bytes - i : HUGE_PAGE);
+    for (size_t i = 0; i < bytes; i += HUGE_PAGE) memset(p + i, 0, min_size(bytes - i, HUGE_PAGE));
     return p;
 }
 
@@ -196,7 +201,8 @@ void device_free(void *p) { free(p); }
 size_t device_memory_free(void) {
     HostMemory memory;
     Error ignored;
-    return host_memory_read("", &memory, &ignored) ? memory.available : cpu_backend.facts.memory_free;
+    if (host_memory_read("", &memory, &ignored)) return memory.available;
+    return cpu_backend.facts.memory_free;
 }
 
 // The peak RAM of the process beyond its RAM when device_init returned. It is the kernel's count (VmHWM), not the sum
@@ -221,7 +227,7 @@ void device_memory_peak_restore(size_t peak) {
 }
 
 void *host_alloc(size_t bytes, Error *err) {
-    void *p = memalign(64, bytes ? bytes : 1);
+    void *p = memalign(64, max_size(bytes, 1));
     if (!p) error_set(err, "out of memory: %zu bytes of host memory", bytes);
     return p;
 }
@@ -240,7 +246,7 @@ void device_copy(void *device_dst, const void *device_src, size_t bytes) {
     enum { PIECE = 1 << 20 };
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < bytes; i += PIECE)
-        memcpy((char *)device_dst + i, (const char *)device_src + i, bytes - i < PIECE ? bytes - i : PIECE);
+        memcpy((char *)device_dst + i, (const char *)device_src + i, min_size(bytes - i, PIECE));
 }
 
 void copy_d2h(void *host_dst, const void *device_src, size_t bytes, Stream stream) {
@@ -314,7 +320,7 @@ char *device_tuning(void) {
     char *line = NULL;
     const int threads = cpu_backend.threads;
     const int length = asprintf(&line, "%s (instructions %#x), %d thread%s", cpu_backend.facts.libraries,
-                                onednn_instructions(), threads, threads == 1 ? "" : "s");
+                                onednn_instructions(), threads, format_plural(threads));
     REQUIRE_MEMORY(length > 0, "the name of the vector code");
     return line;
 }

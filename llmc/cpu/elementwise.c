@@ -46,7 +46,8 @@ void backend_sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
     float *sum = sums.data;
     const float *loss = losses.data;
     for (int64_t b = 0; b < B; b++) {
-        double total = accumulate ? sum[b] : 0.0;
+        double total = 0.0;
+        if (accumulate) total = sum[b];
         for (int64_t t = 0; t < T; t++) total += loss[b * T + t];
         sum[b] = (float)total;
     }
@@ -140,7 +141,8 @@ static ALWAYS_INLINE void add_span(void *dst, const float *src, int64_t begin, i
                                    uint64_t seed, uint64_t stream, uint64_t index, DType D) {
     uint32_t words[LANES][4];
     for (int64_t e = begin; e < end; e += RANDOM_BLOCK) {
-        const int64_t n = end - e < RANDOM_BLOCK ? end - e : RANDOM_BLOCK;
+        int64_t n = RANDOM_BLOCK;
+        if (end - e < RANDOM_BLOCK) n = end - e;
         if (D != DTYPE_FP32) vrounding_bits(words, seed, stream, index + (uint64_t)e / 8);
         EACH_LANES(i, k, n, {
             V x = vload_first(k, src, e + i, DTYPE_FP32);
@@ -218,7 +220,7 @@ void backend_tensor_statistics(Tensor stats, Tensor t, DType format) {
     TensorStats parts[PARTS] = {0};
 #pragma omp parallel for schedule(static)
     for (int p = 0; p < PARTS; p++) {
-        const int64_t begin = p * length < n ? p * length : n, end = n - begin < length ? n : begin + length;
+        const int64_t begin = min_i64(p * length, n), end = min_i64(begin + length, n);
         if (begin < end) WITH_DTYPE(E, t.dtype, count_span(&parts[p], t.data, begin, end, limits, E));
     }
     TensorStats *sum = stats.data;

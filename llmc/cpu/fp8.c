@@ -162,7 +162,8 @@ void backend_fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tenso
         for (int64_t j = 0; j < N; j += rows_b) {
             const int64_t n = min_i64(N - j, rows_b);
             const Matrix right = matrix_transposed(fp8_widen(wide_b, E, b, sb, j, n));
-            char *bias_part = bias.data ? (char *)bias.data + j * (int64_t)dtype_size(E) : NULL;
+            char *bias_part = NULL;
+            if (bias.data) bias_part = (char *)bias.data + j * (int64_t)dtype_size(E);
             gemm(m, n, K, matrix_at(dst, i, j), left, right, bias_part, added.data != NULL);
         }
     }

@@ -156,8 +156,8 @@ void backend_head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor l
         for (int64_t row = 0, rows; row < count; row += rows) {
             rows = min_i64(count - row, HEAD_CHUNK_ROWS);
             const Tensor out = tensor_slice_rows(din, first + row, rows);
-            const Tensor sum =
-                out.dtype == DTYPE_FP32 ? out : tensor_make(scratch + sums, DTYPE_FP32, "din sums", rows, C, 0, 0);
+            Tensor sum = out;
+            if (out.dtype != DTYPE_FP32) sum = tensor_make(scratch + sums, DTYPE_FP32, "din sums", rows, C, 0, 0);
             for (int64_t v = 0; v < Vp; v += piece)
                 gemm(rows, C, min_i64(Vp - v, piece), matrix_of(sum, C), matrix_at(matrix_of(chunk, Vp), row, v),
                      matrix_at(matrix_of(wte, C), v, 0), NULL, v > 0);

@@ -37,7 +37,8 @@ static void apply_group(void *context, const char *directory, int version) {
 
 static size_t read_status(const char *key) {
     uint64_t kib;
-    return limits_read_number("/proc/self/status", key, &kib) ? (size_t)kib * 1024 : 0;
+    if (limits_read_number("/proc/self/status", key, &kib)) return (size_t)kib * 1024;
+    return 0;
 }
 
 // Lowers *memory to what a limit of this process leaves; `key`: what counts in it.

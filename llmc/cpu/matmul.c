@@ -13,14 +13,18 @@
 
 // m, rows x cols, when it is fp32 at wide, with its unit stride in the same dimension.
 static Matrix widened(float *wide, Matrix m, int64_t rows, int64_t cols) {
-    const bool by_rows = m.col_stride == 1;
-    return (Matrix){wide, DTYPE_FP32, by_rows ? cols : 1, by_rows ? 1 : rows};
+    if (m.col_stride == 1) return (Matrix){wide, DTYPE_FP32, cols, 1};
+    return (Matrix){wide, DTYPE_FP32, 1, rows};
 }
 
 static Matrix widen_bf16(float *wide, Matrix m, int64_t rows, int64_t cols) {
     const bool by_rows = m.col_stride == 1;
-    const int64_t outer = by_rows ? rows : cols, inner = by_rows ? cols : rows;
-    const int64_t stride = by_rows ? m.row_stride : m.col_stride;
+    int64_t outer = cols, inner = rows, stride = m.col_stride;
+    if (by_rows) {
+        outer = rows;
+        inner = cols;
+        stride = m.row_stride;
+    }
 #pragma omp parallel for schedule(static)
     for (int64_t o = 0; o < outer; o++)
         EACH_LANES(i, k, inner,
@@ -95,7 +99,8 @@ static void gemm_widened(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, 
 
 // n in equal pieces of at most `most`, a multiple of 64 elements: whole cache lines, and one shape for oneDNN (or two).
 static int64_t piece_size(int64_t n, int64_t most) {
-    return n <= most ? n : round_up(ceil_div(n, ceil_div(n, most)), 64);
+    if (n <= most) return n;
+    return round_up(ceil_div(n, ceil_div(n, most)), 64);
 }
 
 // How large calls are split. oneDNN walks a large output in an order that leaves the caches when memory is slow or
@@ -115,7 +120,8 @@ int64_t cpu_gemm_workspace(OpsShape shape) {
     if (shape.dtype == DTYPE_BF16 && N >= MIN_ROWS && widest > PIECE_COLUMNS && cpu_threads() <= MAX_THREADS)
         sums = min_i64(N, PIECE_ROWS) * PIECE_COLUMNS * (int64_t)sizeof(float);
     const int64_t longest = max_i64(N, widest);
-    const int64_t wide = shape.dtype == DTYPE_BF16 && !onednn_has_bf16() ? wide_bytes(longest, longest, longest) : 0;
+    int64_t wide = 0;
+    if (shape.dtype == DTYPE_BF16 && !onednn_has_bf16()) wide = wide_bytes(longest, longest, longest);
     return (sums + PACKED_BYTES) * cpu_threads() + wide;
 }
 
@@ -137,7 +143,8 @@ void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void 
         for (int64_t j = 0; j < N; j += cols) {
             const int64_t m = min_i64(M - i, rows), n = min_i64(N - j, cols);
             const Matrix part = matrix_at(dst, i, j), left = matrix_at(a, i, 0), right = matrix_at(b, 0, j);
-            char *piece_bias = bias ? (char *)bias + j * (int64_t)dtype_size(a.dtype) : NULL;
+            char *piece_bias = NULL;
+            if (bias) piece_bias = (char *)bias + j * (int64_t)dtype_size(a.dtype);
             if (onednn_matmul(cpu_backend.onednn, m, n, K, part, left, right, piece_bias, accumulate)) continue;
             REQUIRE(a.dtype == DTYPE_BF16, "oneDNN has no fp32 matmul for %lldx%lldx%lld", (long long)m, (long long)n,
                     (long long)K);
@@ -178,7 +185,8 @@ static ALWAYS_INLINE void add_products(V sums[TILE_ROWS][TILE_WEIGHTS], const Pr
                                        int64_t end, bool pairs, DType E) {
     const uint16_t *in = p->in, *weight = p->weight;
     for (int64_t i = begin; i < end; i += pairs ? 2 * LANES : LANES) {
-        const int k = pairs ? LANES : lanes(end - i);
+        int k = LANES;
+        if (!pairs) k = lanes(end - i);
         VU a[TILE_ROWS];
 #pragma GCC unroll 4
         for (int r = 0; r < t.rows; r++) {
@@ -204,7 +212,8 @@ static ALWAYS_INLINE void add_products(V sums[TILE_ROWS][TILE_WEIGHTS], const Pr
 static ALWAYS_INLINE void few_rows_tile(V all[FEW_ROWS][LANES], const Product *p, Tile t, int64_t first, DType E) {
     V sums[TILE_ROWS][TILE_WEIGHTS] = {{{0}}};
     // Pairs of bf16 are read as words, which begin at even elements.
-    const int64_t paired = BF16_PAIRS && E == DTYPE_BF16 && p->IC % 2 == 0 ? p->IC / (2 * LANES) * (2 * LANES) : 0;
+    int64_t paired = 0;
+    if (BF16_PAIRS && E == DTYPE_BF16 && p->IC % 2 == 0) paired = p->IC / (2 * LANES) * (2 * LANES);
     add_products(sums, p, t, 0, paired, true, E);
     add_products(sums, p, t, paired, p->IC, false, E);
     for (int r = 0; r < t.rows; r++)
@@ -266,7 +275,7 @@ static ALWAYS_INLINE void strip_sums(void *dbias, const void *dout, int64_t firs
     V total[STRIP / LANES] = {0};
     for (int s = 0; s < STRIP / LANES; s++) used[s] = lanes(stride - first_col - s * LANES);
     for (int64_t block = 0; block < rows; block += ROW_BLOCK) {
-        int64_t end = rows - block < ROW_BLOCK ? rows : block + ROW_BLOCK;
+        const int64_t end = min_i64(block + ROW_BLOCK, rows);
         V sum[STRIP / LANES] = {0};
         for (int64_t r = block; r < end; r++)
             for (int s = 0; s < STRIP / LANES; s++)

@@ -30,7 +30,9 @@ enum { CHAINS = LANES < 16 ? 4 : 1 };
     } while (0)
 
 static ALWAYS_INLINE V sum_of_chains(const V sum[CHAINS]) {
-    return CHAINS == 1 ? sum[0] : (sum[0] + sum[CHAINS > 1]) + (sum[CHAINS > 1 ? 2 : 0] + sum[CHAINS > 1 ? 3 : 0]);
+    enum { STEP = CHAINS > 1 }; // keeps the indices within the array
+    if (CHAINS == 1) return sum[0];
+    return (sum[0] + sum[STEP]) + (sum[2 * STEP] + sum[3 * STEP]);
 }
 
 // Runs the statement with the constant `centered`: whether there is a mean.
@@ -156,7 +158,7 @@ void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor
     {
 #pragma omp for schedule(static)
         for (int64_t b = 0; b < blocks; b++) {
-            const int64_t begin = b * rows, end = N - begin < rows ? N : begin + rows;
+            const int64_t begin = b * rows, end = min_i64(begin + rows, N);
             float *sums = partial + b * NUM_SUMS * padded;
             memset(sums, 0, (size_t)(NUM_SUMS * padded) * sizeof *sums);
             WITH_MEAN(a.mean, WITH_DTYPE(E, in.dtype, {

@@ -156,7 +156,8 @@ typedef const dnnl_memory_desc_t *ConstDescriptor;
 static Descriptor descriptor_create(int64_t rows, int64_t cols, DType dtype, int64_t row_stride, int64_t col_stride) {
     Descriptor d;
     dnnl_dims_t dims = {rows, cols}, strides = {row_stride, col_stride};
-    dnnl_data_type_t type = dtype == DTYPE_BF16 ? dnnl_bf16 : dnnl_f32;
+    dnnl_data_type_t type = dnnl_f32;
+    if (dtype == DTYPE_BF16) type = dnnl_bf16;
 #if DNNL_VERSION_MAJOR >= 3
     DNNL_REQUIRE(dnnl_memory_desc_create_with_strides(&d, 2, dims, type, strides));
 #else

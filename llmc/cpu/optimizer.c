@@ -86,7 +86,7 @@ static Part parts_get(Parts p, int64_t number) {
             high = middle;
     }
     int64_t size = part_elements(p.numel[low]), begin = (number - p.first[low]) * size;
-    return (Part){low, begin, p.numel[low] - begin < size ? p.numel[low] : begin + size};
+    return (Part){low, begin, min_i64(begin + size, p.numel[low])};
 }
 
 // The sum of p.sums over the parts of a tensor, in order.
@@ -255,7 +255,7 @@ static void adafactor_direction(V *u, const V *g, const UpdateTensor *t, double 
         float *of_row = (float *)by_row, *of_col = (float *)second;
         int64_t i = first / cols, j = first % cols;
         for (int k = 0; k < at.count; i++, j = 0) {
-            const int length = cols - j < at.count - k ? (int)(cols - j) : at.count - k;
+            const int length = (int)min_i64(cols - j, at.count - k);
             const float factor = (float)sqrt(mean_row / (double)row[i]);
             memcpy(of_col + k, col + j, (size_t)length * sizeof *col);
             for (int end = k + length; k < end; k++) of_row[k] = factor;
@@ -421,7 +421,7 @@ static ALWAYS_INLINE void add_moments(const UpdateTensor *t, StatisticsStep s, f
         double of_row = 0.0;
         for (int64_t j = 0; j < cols; j += RUN) {
             V sum = vzero();
-            EACH_LANES(c, k, (cols - j < RUN ? cols - j : RUN), {
+            EACH_LANES(c, k, min_i64(cols - j, RUN), {
                 const V g = vload_first(k, t->grad.data, i * cols + j + c, G) * s.grad_factor;
                 const V g2 = vfirst(k, vfma(g, g, vsplat(SMALLEST)), vzero());
                 sum += g2;
@@ -442,8 +442,9 @@ static void matrix_moments(const UpdateTensor *t, StatisticsStep s, float *scrat
         for (int64_t j = 0; j < cols; j++) col[j] *= s.keep;
 #pragma omp parallel for schedule(dynamic) if (groups > 1)
     for (int64_t group = 0; group < groups; group++) {
-        const int64_t begin = group * size, end = rows - begin < size ? rows : begin + size;
-        float *sums = groups == 1 ? col : scratch + group * cols;
+        const int64_t begin = group * size, end = min_i64(begin + size, rows);
+        float *sums = col;
+        if (groups != 1) sums = scratch + group * cols;
         if (groups > 1) memset(sums, 0, (size_t)cols * sizeof *sums);
         WITH_DTYPE(G, t->grad.dtype, add_moments(t, s, sums, begin, end, G));
     }

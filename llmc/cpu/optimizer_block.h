@@ -150,7 +150,9 @@ typedef struct {
 
 static ALWAYS_INLINE void moment_open(Moment *m, Tensor t, Tensor scales, Span at, const Dynamic8 *map, bool is_signed,
                                       RandomBits random, DType S) {
-    const int64_t wide = S == DTYPE_BF16 ? 2 : 4, size = S == DTYPE_U8 ? 1 : wide;
+    int64_t size = 4;
+    if (S == DTYPE_BF16) size = 2;
+    if (S == DTYPE_U8) size = 1;
     m->data = (char *)t.data + at.begin * size;
     if (S == DTYPE_U8) {
         m->scale = (float *)scales.data + at.begin / STATE_BLOCK; // a block begins where a scale does

@@ -85,7 +85,10 @@ typedef uint8_t VB __attribute__((vector_size(LANES)));
     } while (0)
 
 // The number of the next lanes in use when n elements remain: n clamped to 0..LANES.
-static ALWAYS_INLINE int lanes(int64_t n) { return n >= LANES ? LANES : n <= 0 ? 0 : (int)n; }
+static ALWAYS_INLINE int lanes(int64_t n) {
+    if (n >= LANES) return LANES;
+    return n <= 0 ? 0 : (int)n;
+}
 
 // x in every lane. x - 0 is x, for -0 too.
 static ALWAYS_INLINE V vsplat(float x) { return x - (V){0}; }
@@ -153,7 +156,8 @@ static ALWAYS_INLINE V vfirst(int n, V a, V b) { return n == LANES ? a : (V)_mm5
 // The first n lanes from memory, the others 0; nothing beyond is touched. n in 0..LANES. Full vectors take the plain
 // instruction: masked 16-bit stores are microcode on Zen 4.
 static ALWAYS_INLINE V vload_first_f32(int n, const float *p) {
-    return n == LANES ? vload_f32(p) : (V)_mm512_maskz_loadu_ps(vmask_first(n), p);
+    if (n == LANES) return vload_f32(p);
+    return (V)_mm512_maskz_loadu_ps(vmask_first(n), p);
 }
 static ALWAYS_INLINE void vstore_first_f32(int n, float *p, V x) {
     if (n == LANES)
@@ -219,10 +223,12 @@ static ALWAYS_INLINE __m256i vmask_first(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), (__m256i)vlane_numbers());
 }
 static ALWAYS_INLINE V vfirst(int n, V a, V b) {
-    return n == LANES ? a : (V)_mm256_blendv_ps(b, a, (__m256)vmask_first(n));
+    if (n == LANES) return a;
+    return (V)_mm256_blendv_ps(b, a, (__m256)vmask_first(n));
 }
 static ALWAYS_INLINE V vload_first_f32(int n, const float *p) {
-    return n == LANES ? vload_f32(p) : (V)_mm256_maskload_ps(p, vmask_first(n));
+    if (n == LANES) return vload_f32(p);
+    return (V)_mm256_maskload_ps(p, vmask_first(n));
 }
 static ALWAYS_INLINE void vstore_first_f32(int n, float *p, V x) {
     if (n == LANES)
@@ -295,7 +301,8 @@ static ALWAYS_INLINE V vlookup(VTable table, VU index) {
 }
 
 static ALWAYS_INLINE V vfirst(int n, V a, V b) {
-    return n == LANES ? a : vselect(((VI)vlane_numbers() - n) >> 31, a, b);
+    if (n == LANES) return a;
+    return vselect(((VI)vlane_numbers() - n) >> 31, a, b);
 }
 
 static ALWAYS_INLINE V vload_first_f32(int n, const float *p) {
@@ -329,7 +336,8 @@ static ALWAYS_INLINE VWide vunpack_high(VWide a, VWide b) { return (VWide){a[1],
 static ALWAYS_INLINE float vsum(V x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 static ALWAYS_INLINE float vmax_lane(V x) {
     const float even = x[0] > x[2] ? x[0] : x[2], odd = x[1] > x[3] ? x[1] : x[3];
-    return even > odd ? even : odd;
+    if (even > odd) return even;
+    return odd;
 }
 
 #endif
@@ -363,7 +371,8 @@ static ALWAYS_INLINE void vstore_first_bf16(int n, uint16_t *p, V x) {
 
 // LANES elements of type E (fp32 or bf16, a constant where this is inlined) from index i of the array at p, and back.
 static ALWAYS_INLINE V vload(const void *p, int64_t i, DType E) {
-    return E == DTYPE_BF16 ? vload_bf16((const uint16_t *)p + i) : vload_f32((const float *)p + i);
+    if (E == DTYPE_BF16) return vload_bf16((const uint16_t *)p + i);
+    return vload_f32((const float *)p + i);
 }
 static ALWAYS_INLINE void vstore(void *p, int64_t i, V x, DType E) {
     if (E == DTYPE_BF16)
@@ -373,7 +382,8 @@ static ALWAYS_INLINE void vstore(void *p, int64_t i, V x, DType E) {
 }
 // The first n of them: missing lanes read as 0 and are not written.
 static ALWAYS_INLINE V vload_first(int n, const void *p, int64_t i, DType E) {
-    return E == DTYPE_BF16 ? vload_first_bf16(n, (const uint16_t *)p + i) : vload_first_f32(n, (const float *)p + i);
+    if (E == DTYPE_BF16) return vload_first_bf16(n, (const uint16_t *)p + i);
+    return vload_first_f32(n, (const float *)p + i);
 }
 static ALWAYS_INLINE void vstore_first(int n, void *p, int64_t i, V x, DType E) {
     if (E == DTYPE_BF16)

@@ -25,7 +25,8 @@ static inline DType packed_dtype(DType dtype) { return BF16_PAIRS ? dtype : DTYP
 
 // n elements of depth in words.
 static inline int64_t depth_words(int64_t n, DType dtype) {
-    return packed_dtype(dtype) == DTYPE_BF16 ? (n + 1) / 2 : n;
+    if (packed_dtype(dtype) == DTYPE_BF16) return (n + 1) / 2;
+    return n;
 }
 
 typedef struct {
