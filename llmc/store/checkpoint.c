@@ -137,7 +137,8 @@ static bool parse_step(const char *name, const char *prefix, int64_t *step) {
 
 static int newest_first(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return x > y ? -1 : x < y;
+    if (x > y) return -1;
+    return x < y;
 }
 
 // The steps of all step_* directories of dir, newest first, malloced. A directory that does not exist has none.
@@ -194,7 +195,8 @@ double checkpoint_newest_bytes(const char *dir) {
     int count;
     double bytes = 0;
     if (!list_steps(dir, &steps, &count, NULL)) return 0;
-    char *newest = count > 0 ? step_path(dir, steps[0], false) : NULL;
+    char *newest = NULL;
+    if (count > 0) newest = step_path(dir, steps[0], false);
     for (int i = 0; newest && i < CHECKPOINT_FILES; i++) {
         char *path = path_join(newest, checkpoint_file_name(i));
         struct stat st;
@@ -230,7 +232,7 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
             break;
         }
         if (is_unreadable(errno)) unread = errno;
-        fprintf(lines, "%s%s", i > 0 ? "\n" : "", reason.text);
+        fprintf(lines, "%s%s", text_if(i > 0, "\n"), reason.text);
         free(candidate);
     }
     free(steps);

@@ -69,7 +69,7 @@ static ExportTarget target_of(const char *path) {
     if (!t.path) t.path = strdup(path); // it does not exist yet
     REQUIRE_MEMORY(t.path != NULL, "a path");
     for (size_t n = strlen(t.path); n > 1 && t.path[n - 1] == '/'; n--) t.path[n - 1] = '\0';
-    const char *slash = strrchr(t.path, '/'), *name = slash ? slash + 1 : t.path;
+    const char *name = path_name(t.path);
     char hidden[NAME_MAX + 16];
     snprintf(hidden, sizeof hidden, ".tmp-%.*s", NAME_MAX, name);
     t.parent = path_parent(t.path);
@@ -192,7 +192,8 @@ static bool write_directory(const ExportTarget *t, const HuggingFaceModel *m, Er
           own_file_move_aside(t->path, "is a model that this program did not write", errno, err)) &&
          directory_commit(t->temporary, t->path, huggingface_files[HF_WEIGHTS].name, err);
     for (int i = 0; ok && i < HF_FILES; i++) { // a replaced model's, where its directory stayed
-        char *old = facts[i].bytes < 0 ? path_join(t->path, huggingface_files[i].name) : NULL;
+        char *old = NULL;
+        if (facts[i].bytes < 0) old = path_join(t->path, huggingface_files[i].name);
         if (old) unlink(old);
         free(old);
     }

@@ -79,7 +79,7 @@ static GgufTensor *list_tensors(const Model *model, GgufType type, int *count) {
             if (type == GGUF_Q8_0 && p->cols % Q8_0_BLOCK != 0) t->type = GGUF_F16;
             if (always_f32) t->type = GGUF_F32;
             if (p->spec->rows == DIM_QKV && part < 2 && alternates) t->head = model_head_size(config);
-            t->rows = p->file_parts > 1 ? p->parts[part] : p->file_rows;
+            t->rows = weights_part_rows(p, part);
             t->bytes = gguf_bytes(t->type, t->rows * p->cols);
             first += t->rows;
             offset += round_up(t->bytes, ALIGNMENT);
@@ -200,7 +200,8 @@ static void put_vocabulary(GgufHeader *h, const cJSON *root, const char *pre, in
 static cJSON *read_tokenizer(const Tokenizer *tokenizer, Error *err) {
     size_t bytes;
     char *text = tokenizer_to_json(tokenizer, &bytes, err);
-    cJSON *root = text ? json_parse(text, bytes, err) : NULL;
+    cJSON *root = NULL;
+    if (text) root = json_parse(text, bytes, err);
     free(text);
     if (!root) return NULL;
     const char *pre = tokenizer_pre(tokenizer);
@@ -226,7 +227,8 @@ static char *gguf_header(const ModelConfig *config, GgufType type, int64_t eot, 
         put_vocabulary(&h, root, tokenizer_pre(tokenizer), config->V);
     else
         put_text_key(&h, "tokenizer.ggml.model", "none");
-    const int64_t begin = tokenizer ? tokenizer_begin(tokenizer) : eot;
+    int64_t begin = eot;
+    if (tokenizer) begin = tokenizer_begin(tokenizer);
     if (begin >= 0) put_u32(&h, "tokenizer.ggml.bos_token_id", begin);
     if (eot >= 0) put_u32(&h, "tokenizer.ggml.eos_token_id", eot);
     put_key(&h, "tokenizer.ggml.add_bos_token", KEY_BOOL);
@@ -264,7 +266,8 @@ static bool to_q8_0(char *out, const float *values, int64_t n, const char *name,
         memcpy(&amax, &largest, sizeof amax);
         const float d = amax / 127.0f;
         const uint16_t scale = float_to_fp16(d);
-        const float inverse = scale > 0 ? 1.0f / d : 0.0f;
+        float inverse = 0.0f;
+        if (scale > 0) inverse = 1.0f / d;
         if (scale >= FP16_INFINITY)
             return error_set(err, "tensor %s has the value %g, which q8_0 cannot represent; write the model in fp32",
                              name, (double)amax);
@@ -284,8 +287,10 @@ static bool gguf_append(AtomicFile *file, const Model *model, const GgufTensor *
                         Error *err) {
     static const char zeros[ALIGNMENT];
     const int64_t cols = t->p->cols, piece = weights_piece_rows(t->p);
-    const DType dtype = t->type == GGUF_F16 ? DTYPE_FP16 : DTYPE_BF16;
-    const void *data = t->type == GGUF_F32 ? (const void *)values : converted;
+    DType dtype = DTYPE_BF16;
+    if (t->type == GGUF_F16) dtype = DTYPE_FP16;
+    const void *data = converted;
+    if (t->type == GGUF_F32) data = (const void *)values;
     bool ok = true;
     for (int64_t row = 0; ok && row < t->rows; row += piece) {
         const int64_t n = min_i64(piece, t->rows - row), run = t->head ? 1 : n;
@@ -303,20 +308,24 @@ static bool gguf_append(AtomicFile *file, const Model *model, const GgufTensor *
 }
 
 bool gguf_check(const ModelConfig *config, const Tokenizer *tokenizer, Error *err) {
-    const char *family = model_class(config) ? model_family(config) : "";
+    const char *family = "";
+    if (model_class(config)) family = model_family(config);
     ModelConfig own;
     // llama.cpp has the biases of a class's own models; for llama those of any layer.
     if (!model_family_block(family, &own) || (strcmp(family, "llama") != 0 && config->no_bias != own.no_bias))
         return error_set(err, "llama.cpp has no such blocks; name a directory");
-    cJSON *root = tokenizer ? read_tokenizer(tokenizer, err) : NULL;
+    cJSON *root = NULL;
+    if (tokenizer) root = read_tokenizer(tokenizer, err);
     cJSON_Delete(root);
     return root || !tokenizer;
 }
 
 bool gguf_write(const char *path, const Model *model, GgufType type, int64_t eot, const Tokenizer *tokenizer,
                 Error *err) {
-    cJSON *root = tokenizer ? read_tokenizer(tokenizer, err) : NULL;
-    AtomicFile *file = root || !tokenizer ? atomic_file_create(path, err) : NULL;
+    cJSON *root = NULL;
+    if (tokenizer) root = read_tokenizer(tokenizer, err);
+    AtomicFile *file = NULL;
+    if (root || !tokenizer) file = atomic_file_create(path, err);
     if (file) {
         int count;
         size_t bytes;

@@ -7,6 +7,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/file.h"
+#include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/base/path.h"
 #include "llmc/model/model_state.h"
@@ -44,7 +45,8 @@ static bool read_config(const char *directory, ModelConfig *config, int64_t *eot
                         "the step_* directories of a run)",
                         directory) ||
               weight_shards_explain(directory, err);
-    cJSON *root = ok ? json_parse_file(path, MAX_CONFIG_BYTES, err) : NULL;
+    cJSON *root = NULL;
+    if (ok) root = json_parse_file(path, MAX_CONFIG_BYTES, err);
     if (root) ok = huggingface_parse_config(root, config, err) || error_prefix(err, "%s", path);
     const cJSON *token = NULL; // the end-of-text token, or the first of several
     if (!root || !ok || !json_find(root, "eos_token_id", &token, NULL)) token = NULL;
@@ -87,7 +89,7 @@ static bool check_shape(const SafetensorsEntry *e, int rank, int64_t rows, int64
     const bool swapped = e->rank == 2 && rank == 2 && e->shape[0] == cols && e->shape[1] == rows;
     return error_set(err, "tensor %s is %s, expected %s%s", e->name, tensor_describe(found, a, sizeof a),
                      tensor_describe(expected, b, sizeof b),
-                     swapped ? ": its matrices are (out, in), as nanoGPT's; transpose them" : "");
+                     text_if(swapped, ": its matrices are (out, in), as nanoGPT's; transpose them"));
 }
 
 static const char head_name[] = "lm_head.weight";
@@ -98,11 +100,13 @@ typedef enum { BUFFER_NONE, BUFFER_MASK, BUFFER_MASKED_VALUE, BUFFER_FREQUENCIES
 static BufferKind buffer_kind(const char *name, const ModelConfig *config) {
     int block, n = 0;
     name = without_prefix(name);
-    const char *blocks = model_is_gpt2(config) ? "h.%9d.attn.%n" : "layers.%9d.self_attn.%n";
+    const char *blocks = "layers.%9d.self_attn.%n";
+    if (model_is_gpt2(config)) blocks = "h.%9d.attn.%n";
     if (sscanf(name, blocks, &block, &n) != 1 || n == 0 || block < 0 || block >= config->L) return BUFFER_NONE;
     if (!model_is_gpt2(config)) return strcmp(name + n, "rotary_emb.inv_freq") == 0 ? BUFFER_FREQUENCIES : BUFFER_NONE;
     if (strcmp(name + n, "bias") == 0) return BUFFER_MASK;
-    return strcmp(name + n, "masked_bias") == 0 ? BUFFER_MASKED_VALUE : BUFFER_NONE;
+    if (strcmp(name + n, "masked_bias") == 0) return BUFFER_MASKED_VALUE;
+    return BUFFER_NONE;
 }
 
 // Whether an entry that is no parameter is allowed in addition; huggingface_check_rest then compares its values.
@@ -119,7 +123,7 @@ static bool check_extra(const SafetensorsEntry *e, const ModelConfig *config, Er
 
 // Finds a tensor of the table, or a part of it.
 static bool open_tensor(HuggingFace *f, const Parameter *p, int part, int *place, Error *err) {
-    const int64_t rows = p->file_parts > 1 ? p->parts[part] : p->file_rows;
+    const int64_t rows = weights_part_rows(p, part);
     char name[64];
     parameter_part_name(p, part, name);
     *place = find_tensor(f->shards, name);
@@ -190,7 +194,7 @@ static bool check_tied_head(HuggingFace *f, int head, Error *err) {
     REQUIRE_MEMORY(a != NULL, "a piece of the head");
     bool ok = true;
     for (int64_t at = 0; ok && at < numel; at += PIECE) {
-        const int64_t n = numel - at < PIECE ? numel - at : PIECE;
+        const int64_t n = min_i64(numel - at, PIECE);
         ok = weight_shards_read_fp32(f->shards, wte, at, n, a, err) &&
              weight_shards_read_fp32(f->shards, head, at, n, a + PIECE, err);
         int64_t i = 0;
@@ -211,7 +215,9 @@ static bool check_tied_head(HuggingFace *f, int head, Error *err) {
 // (1, 1, n, n) of any type: not zero at and below the diagonal, zero above.
 static bool check_mask(HuggingFace *f, int place, Error *err) {
     const SafetensorsEntry *e = weight_shards_entry(f->shards, place);
-    const int64_t n = e->rank >= 2 ? e->shape[e->rank - 1] : 0, size = n > 0 ? e->bytes / n / n : 0;
+    int64_t n = 0, size = 0;
+    if (e->rank >= 2) n = e->shape[e->rank - 1];
+    if (n > 0) size = e->bytes / n / n;
     bool ok = n > 0 && e->shape[e->rank - 2] == n && size >= 1 && size <= 8 && size * n * n == e->bytes;
     if (!ok) return error_set(err, "%s: tensor %s is not a square mask", weight_shards_path(f->shards, place), e->name);
     char *row = malloc((size_t)(n * size));
@@ -267,7 +273,8 @@ static bool load_transposed(HuggingFace *f, const Parameter *p, int index, Error
     if (numel > f->matrix_numel) {
         free(f->matrix);
         f->matrix = malloc(numel * sizeof *f->matrix);
-        f->matrix_numel = f->matrix ? numel : 0;
+        f->matrix_numel = 0;
+        if (f->matrix) f->matrix_numel = numel;
     }
     float *strip = malloc((size_t)(TRANSPOSE_STRIP * out) * sizeof *strip);
     if (!f->matrix || !strip) {
@@ -276,7 +283,7 @@ static bool load_transposed(HuggingFace *f, const Parameter *p, int index, Error
     }
     bool ok = true;
     for (int64_t i = 0; ok && i < in; i += TRANSPOSE_STRIP) {
-        int64_t n = in - i < TRANSPOSE_STRIP ? in - i : TRANSPOSE_STRIP;
+        int64_t n = min_i64(in - i, TRANSPOSE_STRIP);
         ok = weight_shards_read_fp32(f->shards, f->places[index][0], i * out, n * out, strip, err);
         if (ok) weights_transpose(f->matrix + i, in, strip, out, n, out);
     }
@@ -289,7 +296,7 @@ bool huggingface_read(HuggingFace *f, const Parameter *p, int64_t first_row, int
     int index = parameter_index(&f->config, (int)(p->spec - parameter_specs), p->block);
     int64_t begin = 0; // row of the part
     for (int part = 0; !p->transposed && part < p->file_parts; part++) {
-        const int64_t part_rows = p->file_parts > 1 ? p->parts[part] : p->file_rows;
+        const int64_t part_rows = weights_part_rows(p, part);
         const int64_t first = max_i64(first_row, begin), end = min_i64(first_row + rows, begin + part_rows);
         if (first < end && !weight_shards_read_fp32(f->shards, f->places[index][part], (first - begin) * p->cols,
                                                     (end - first) * p->cols, out + (first - first_row) * p->cols, err))
@@ -328,11 +335,12 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
     for (int i = 0; i < count; i++) {
         const Parameter *p = &table[i];
         for (int part = 0; part < p->file_parts; part++, n++) { // the rows of a part follow those of the one before
-            const int64_t rows = p->file_parts > 1 ? p->parts[part] : p->file_rows;
+            const int64_t rows = weights_part_rows(p, part);
             char name[64];
             parameter_part_name(p, part, name);
             entries[n] = (SafetensorsEntry){.dtype = m->dtype, .rank = p->rank};
-            entries[n].shape[0] = p->transposed ? p->cols : rows;
+            entries[n].shape[0] = rows;
+            if (p->transposed) entries[n].shape[0] = p->cols;
             if (p->rank == 2) entries[n].shape[1] = p->transposed ? rows : p->cols;
             snprintf(entries[n].name, sizeof entries[n].name, "%s", name);
         }
@@ -367,7 +375,8 @@ static char *tokenizer_config_json(const HuggingFaceModel *m) {
         free(token);
     }
     made = made && cJSON_AddFalseToObject(root, "clean_up_tokenization_spaces");
-    char *text = made ? cJSON_Print(root) : NULL;
+    char *text = NULL;
+    if (made) text = cJSON_Print(root);
     REQUIRE_MEMORY(text != NULL, "the files of a model");
     cJSON_Delete(root);
     return text;
@@ -391,7 +400,8 @@ bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFac
             text = tokenizer_to_json(m->tokenizer, &bytes, err);
             if (!text) ok = error_prefix(err, "%s", path);
         }
-        AtomicFile *f = text ? atomic_file_create(path, err) : NULL;
+        AtomicFile *f = NULL;
+        if (text) f = atomic_file_create(path, err);
         if (f) atomic_file_write(f, text, bytes, err); // commit reports a failure
         if (text) ok = f && atomic_file_commit(f, &facts[file].bytes, &facts[file].checksum, err);
         free(text);

@@ -1,6 +1,7 @@
 // config.json, see huggingface_config.h.
 #include "llmc/store/huggingface_config.h"
 
+#include "llmc/base/format.h"
 #include "llmc/base/json.h"
 
 #include <math.h>
@@ -89,7 +90,8 @@ static bool check_string(const cJSON *root, const char *key, const char *expecte
     const cJSON *item;
     char found[64];
     if (!json_find(root, key, &item, err)) return false;
-    const char *text = cJSON_IsString(item) ? item->valuestring : "";
+    const char *text = "";
+    if (cJSON_IsString(item)) text = item->valuestring;
     if (!item || strcmp(text, expected) == 0 || strcmp(text, also) == 0) return true;
     return error_set(err, "\"%s\" is %s, expected \"%s\"", key, json_describe(item, found, sizeof found), expected);
 }
@@ -105,7 +107,8 @@ static bool check_class(const cJSON *root, const char *class, Error *err) {
         return error_set(err, "it has a \"quantization_config\"; save the model again without quantization");
     if (!json_find(root, "architectures", &item, err)) return false;
     cJSON_ArrayForEach(name, item) {
-        const char *text = cJSON_IsString(name) ? name->valuestring : "";
+        const char *text = "";
+        if (cJSON_IsString(name)) text = name->valuestring;
         if (strcmp(text, class) == 0 || strcmp(text, without_head) == 0) return true;
     }
     if (!item || cJSON_IsNull(item) || (cJSON_IsArray(item) && !item->child)) return true;
@@ -134,7 +137,8 @@ static bool parse_size(const cJSON *root, int type, const SizeField *field, Mode
     if (!json_find(root, field->key, &item, err) ||
         (has_two_names && !json_find(root, field->gpt2_key, &gpt2_item, err)))
         return false;
-    const cJSON *stated = gpt2_item ? gpt2_item : item;
+    const cJSON *stated = item;
+    if (gpt2_item) stated = gpt2_item;
     if (field->optional & type && (!stated || cJSON_IsNull(stated))) return true;
     const char *key = has_two_names && (gpt2_item || !item) ? field->gpt2_key : field->key;
     if (!json_get_int(root, key, 1, INT32_MAX, size, err)) return false;
@@ -153,7 +157,8 @@ static bool parse_flag(const cJSON *root, const char *key, bool *value, Error *e
 }
 
 static bool parse_biases(const cJSON *root, int type, ModelConfig *config, Error *err) {
-    int biases = type == QWEN2 ? BIAS_QKV : 0; // it has no switch
+    int biases = 0;
+    if (type == QWEN2) biases = BIAS_QKV; // it has no switch
     for (int i = 0; i < NUM_BIAS_FIELDS; i++) {
         bool is_on = bias_fields[i].by_default;
         if (!(bias_fields[i].types & type)) continue;
@@ -189,7 +194,8 @@ static bool parse_rope(const cJSON *root, int type, ModelConfig *config, Error *
         (item && !cJSON_IsNull(item) && !json_get_double(root, "rope_theta", &base, err)) ||
         !parse_rope_object(root, "rope_scaling", &base, err) || !parse_rope_object(root, "rope_parameters", &base, err))
         return false;
-    const double least = type == OWN ? 0.0 : 1.0; // 0: learned positions, which the classes have not
+    double least = 1.0;
+    if (type == OWN) least = 0.0; // 0: learned positions, which the classes have not
     if (!(base >= least && base <= 1e9 && fabs(base - round(base)) <= 1e-6 * base))
         return error_set(err, "\"rope_theta\" is %g, only whole numbers up to 1e9 are supported", base);
     config->rope_base = (int64_t)round(base);
@@ -218,7 +224,8 @@ static bool check_windows(const cJSON *root, int type, const ModelConfig *config
 }
 
 static bool parse_eps(const cJSON *root, int type, ModelConfig *config, Error *err) {
-    const char *key = type == GPT2 ? "layer_norm_epsilon" : eps_keys[config->norm];
+    const char *key = "layer_norm_epsilon";
+    if (type != GPT2) key = eps_keys[config->norm];
     const cJSON *item;
     double eps;
     if (!json_find(root, key, &item, err)) return false;
@@ -227,7 +234,8 @@ static bool parse_eps(const cJSON *root, int type, ModelConfig *config, Error *e
     const bool is_default = fabs(eps - 1e-5) < 1e-9;
     if (type == GPT2 && !is_default) return error_set(err, "\"%s\" is %g, only 1e-05 is supported", key, eps);
     if (!(eps >= 1e-12 && eps <= 0.1)) return error_set(err, "\"%s\" is %g, expected 1e-12 to 0.1", key, eps);
-    config->eps = is_default ? 0.0f : (float)eps;
+    config->eps = 0.0f;
+    if (!is_default) config->eps = (float)eps;
     return true;
 }
 
@@ -268,10 +276,13 @@ bool huggingface_parse_config(const cJSON *root, ModelConfig *config, Error *err
             err, "\"model_type\" is \"%.40s\", expected \"gpt2\", starcoder2, llama, qwen2, qwen3 or arcee", name);
     const char *class = model_family_block(name, config);
     bool tied = (type & (GPT2 | STARCODER2)) != 0; // the classes' default
-    bool ok = type == OWN ? parse_own_block(root, config, err)
-                          : check_class(root, class, err) &&
-                                check_string(root, type == GPT2 ? "activation_function" : "hidden_act",
-                                             hidden_acts[config->activation], same_acts[config->activation], err);
+    bool ok;
+    if (type == OWN)
+        ok = parse_own_block(root, config, err);
+    else
+        ok = check_class(root, class, err) &&
+             check_string(root, type == GPT2 ? "activation_function" : "hidden_act", hidden_acts[config->activation],
+                          same_acts[config->activation], err);
     ok = ok && check_fixed(root, type, err);
     for (int i = 0; ok && i < NUM_SIZE_FIELDS; i++) ok = parse_size(root, type, &size_fields[i], config, err);
     ok = ok && parse_eps(root, type, config, err) && parse_flag(root, "tie_word_embeddings", &tied, err);
@@ -363,7 +374,7 @@ static char *class_config_json(const ModelConfig *config, const char *dtype, con
                  "  \"pad_token_id\": null,\n"
                  "  \"torch_dtype\": \"%s\"\n"
                  "}\n",
-                 class ? class : "none", name, own, hidden_acts[config->activation], (long long)config->C,
+                 text_or(class, "none"), name, own, hidden_acts[config->activation], (long long)config->C,
                  (long long)model_size(config, DIM_FF), (long long)config->L, (long long)config->NH,
                  (long long)model_kv_heads(config), (long long)model_head_size(config), (long long)config->max_T,
                  (long long)config->V, base, base, eps_keys[config->norm], (double)model_eps(config),

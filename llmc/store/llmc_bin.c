@@ -32,7 +32,7 @@ struct LlmcBin {
 
 static bool read_llmc_header(LlmcBin *f, int64_t size, Error *err) {
     int32_t header[HEADER_INTS] = {0};
-    const size_t bytes = size < HEADER_BYTES ? (size_t)size : (size_t)HEADER_BYTES;
+    const size_t bytes = (size_t)min_i64(size, HEADER_BYTES);
     if (!file_read_at(f->fd, f->path, 0, header, bytes, err)) return false;
     if (header[0] != MODEL_MAGIC)
         return foreign_file_check("a model", f->path, header, bytes, err) &&
@@ -44,7 +44,8 @@ static bool read_llmc_header(LlmcBin *f, int64_t size, Error *err) {
     if (header[1] != VERSION_FP32 && header[1] != VERSION_BF16)
         return error_set(err, "%s: llm.c model version %d, expected %d (fp32) or %d (bf16)", f->path, (int)header[1],
                          VERSION_FP32, VERSION_BF16);
-    f->dtype = header[1] == VERSION_FP32 ? DTYPE_FP32 : DTYPE_BF16;
+    f->dtype = DTYPE_BF16;
+    if (header[1] == VERSION_FP32) f->dtype = DTYPE_FP32;
     f->config = (ModelConfig){.max_T = header[2], .V = header[3], .L = header[4], .NH = header[5], .C = header[6]};
     if (f->config.V < 1)
         return error_set(err, "%s: vocabulary of %d tokens, expected 1 or more", f->path, (int)header[3]);
@@ -103,7 +104,7 @@ bool llmc_bin_read(LlmcBin *f, const Parameter *p, int64_t first_row, int64_t ro
     if (f->dtype == DTYPE_FP32) return file_read_at(f->fd, f->path, offset, out, (size_t)(n * size), err);
     uint16_t raw[CONVERT_ELEMENTS];
     for (int64_t i = 0; i < n; i += CONVERT_ELEMENTS) {
-        int64_t m = n - i < CONVERT_ELEMENTS ? n - i : CONVERT_ELEMENTS;
+        int64_t m = min_i64(n - i, CONVERT_ELEMENTS);
         if (!file_read_at(f->fd, f->path, offset + i * size, raw, (size_t)(m * size), err)) return false;
         convert_elements(out + i, DTYPE_FP32, raw, f->dtype, m);
     }

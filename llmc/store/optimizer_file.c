@@ -37,7 +37,8 @@ static SafetensorsEntry state_entry(const Model *model, int index, StateSlot slo
 
 static bool append_state(SafetensorsWriter *w, const Model *model, int index, StateSlot slot, void *piece, Error *err) {
     const SafetensorsEntry e = state_entry(model, index, slot);
-    int64_t bytes = e.rank > 0 ? (int64_t)dtype_size(e.dtype) : 0;
+    int64_t bytes = 0;
+    if (e.rank > 0) bytes = (int64_t)dtype_size(e.dtype);
     for (int i = 0; i < e.rank; i++) bytes *= e.shape[i];
     for (int64_t done = 0, n; done < bytes; done += n) {
         n = min_i64(bytes - done, PIECE_BYTES);
@@ -111,7 +112,8 @@ static bool load_slot(Model *model, SafetensorsFile *f, int i, StateSlot slot, v
 bool optimizer_file_load(Model *model, const char *checkpoint, Error *err) {
     char *path = path_join(checkpoint, OPTIMIZER_FILE_NAME);
     SafetensorsFile *f = safetensors_open(path, err);
-    const char *stated = f ? safetensors_metadata(f, metadata_optimizer) : NULL;
+    const char *stated = NULL;
+    if (f) stated = safetensors_metadata(f, metadata_optimizer);
     OptimizerKind found;
     bool ok = f != NULL;
     if (ok && (!stated || !optimizer_parse(&found, stated, NULL)))

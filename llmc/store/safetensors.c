@@ -112,7 +112,8 @@ static bool parse_tensor_entry(const cJSON *item, SafetensorsEntry *e, int64_t d
 static int compare_offset(const void *a, const void *b) {
     const SafetensorsEntry *x = a, *y = b;
     if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
-    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; // empty tensors first
+    if (x->bytes < y->bytes) return -1;
+    return x->bytes > y->bytes; // empty tensors first
 }
 
 static int compare_name(const void *a, const void *b) {
@@ -165,14 +166,14 @@ static bool read_safetensors_header(SafetensorsFile *f, int64_t size, Error *err
         (brace != '{' && !foreign_file_check_open("safetensors", f->path, f->fd, false, err)))
         return false;
     if (length > MAX_HEADER_BYTES || (int64_t)length > size - PREFIX_BYTES)
-        return error_set(err,
-                         "%s: its first 8 bytes state a header of %llu bytes, expected at most %lld: not safetensors",
-                         f->path, (unsigned long long)length,
-                         (long long)(size - PREFIX_BYTES < MAX_HEADER_BYTES ? size - PREFIX_BYTES : MAX_HEADER_BYTES));
+        return error_set(
+            err, "%s: its first 8 bytes state a header of %llu bytes, expected at most %lld: not safetensors", f->path,
+            (unsigned long long)length, (long long)min_i64(size - PREFIX_BYTES, MAX_HEADER_BYTES));
     char *text = malloc(length + 1);
     if (!text) return error_set(err, "%s: no memory for its header", f->path);
     bool ok = file_read_at(f->fd, f->path, PREFIX_BYTES, text, length, err);
-    cJSON *root = ok ? json_parse(text, length, err) : NULL;
+    cJSON *root = NULL;
+    if (ok) root = json_parse(text, length, err);
     free(text);
     int64_t data_start = PREFIX_BYTES + (int64_t)length;
     if (ok)
@@ -212,12 +213,14 @@ const SafetensorsEntry *safetensors_entry(const SafetensorsFile *f, int i) {
 const SafetensorsEntry *safetensors_find(const SafetensorsFile *f, const char *name) {
     const SafetensorsEntry **found =
         bsearch(name, f->by_name, (size_t)f->count, sizeof(SafetensorsEntry *), compare_key);
-    return found ? *found : NULL;
+    if (found) return *found;
+    return NULL;
 }
 
 const char *safetensors_metadata(const SafetensorsFile *f, const char *key) {
     const char *value;
-    return cJSON_IsObject(f->metadata) && json_get_string(f->metadata, key, &value, NULL) ? value : NULL;
+    if (cJSON_IsObject(f->metadata) && json_get_string(f->metadata, key, &value, NULL)) return value;
+    return NULL;
 }
 
 bool safetensors_read_fp32(SafetensorsFile *f, const SafetensorsEntry *e, int64_t first, int64_t n, float *out,
@@ -232,7 +235,7 @@ bool safetensors_read_fp32(SafetensorsFile *f, const SafetensorsEntry *e, int64_
     if (e->dtype == DTYPE_FP32) return file_read_at(f->fd, f->path, offset, out, (size_t)(n * size), err);
     uint16_t raw[CONVERT_ELEMENTS];
     for (int64_t i = 0; i < n; i += CONVERT_ELEMENTS) {
-        int64_t m = n - i < CONVERT_ELEMENTS ? n - i : CONVERT_ELEMENTS;
+        int64_t m = min_i64(n - i, CONVERT_ELEMENTS);
         if (!file_read_at(f->fd, f->path, offset + i * size, raw, (size_t)(m * size), err)) return false;
         convert_elements(out + i, DTYPE_FP32, raw, e->dtype, m);
     }

@@ -24,7 +24,8 @@ enum {
 };
 
 const char *checkpoint_file_name(int file) {
-    return file == CHECKPOINT_OPTIMIZER ? OPTIMIZER_FILE_NAME : huggingface_files[file].name;
+    if (file == CHECKPOINT_OPTIMIZER) return OPTIMIZER_FILE_NAME;
+    return huggingface_files[file].name;
 }
 
 // ------------------------------------------------------------------------------------------------ the tables of fields
@@ -135,7 +136,7 @@ static void print_fields(FILE *out, const TrainerField *fields, int count, const
         default: // FIELD_WINDOW
             fprintf(out, "{\"count\": %d, \"next\": %d, \"values\": [", (int)window->count, (int)window->next);
             for (int i = 0; i < OUTLIER_WINDOW; i++)
-                fprintf(out, "%s%s", i ? ", " : "",
+                fprintf(out, "%s%s", text_if(i, ", "),
                         json_format_double((double)window->values[i], 9, text, sizeof text));
             fputs("]}", out);
         }
@@ -183,9 +184,10 @@ static void print_state(FILE *out, const TrainerState *state, const ModelOptions
     }
     fputs("},\n  \"control\": {\n    ", out);
     print_fields(out, control_fields, COUNT(control_fields), ",\n    ", &state->control);
-    fprintf(out, "\n  },\n  \"options\": %s,\n", state->options_json ? state->options_json : "{}");
-    cJSON *tuning = cJSON_CreateString(state->tuning ? state->tuning : "");
-    char *text = tuning ? cJSON_PrintUnformatted(tuning) : NULL;
+    fprintf(out, "\n  },\n  \"options\": %s,\n", text_or(state->options_json, "{}"));
+    cJSON *tuning = cJSON_CreateString(text_or(state->tuning, ""));
+    char *text = NULL;
+    if (tuning) text = cJSON_PrintUnformatted(tuning);
     REQUIRE_MEMORY(text != NULL, "trainer.json");
     fprintf(out, "  \"tuning\": %s,\n", text);
     cJSON_Delete(tuning);
@@ -250,8 +252,12 @@ static bool read_window(const cJSON *parent, const char *name, OutlierWindow *w,
     if (!json_get_object(parent, name, &window, err)) return false;
     if (!json_check_keys(window, keys, err) || !json_get_int(window, "count", 0, OUTLIER_WINDOW, &count, err))
         return error_prefix(err, "\"%s\"", name);
-    const bool full = count == OUTLIER_WINDOW;
-    if (!json_get_int(window, "next", full ? 0 : count, full ? OUTLIER_WINDOW - 1 : count, &next, err) ||
+    int64_t first = count, last = count;
+    if (count == OUTLIER_WINDOW) {
+        first = 0;
+        last = OUTLIER_WINDOW - 1;
+    }
+    if (!json_get_int(window, "next", first, last, &next, err) ||
         !json_get_array(window, "values", OUTLIER_WINDOW, &values, err))
         return error_prefix(err, "\"%s\"", name);
     w->count = (int32_t)count;

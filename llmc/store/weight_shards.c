@@ -2,6 +2,7 @@
 // untrusted as any outside file: it may name only files of its own directory.
 #include "llmc/store/weight_shards.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
 #include "llmc/base/foreign_file.h"
@@ -52,7 +53,8 @@ static bool check_member(const cJSON *item, Error *err) {
     char found[64];
     if (!is_printable(item->string, sizeof((SafetensorsEntry *)0)->name))
         return error_set(err, "\"weight_map\" has an invalid tensor name");
-    const char *file = cJSON_IsString(item) ? item->valuestring : "";
+    const char *file = "";
+    if (cJSON_IsString(item)) file = item->valuestring;
     const size_t n = strlen(file), suffix = strlen(".safetensors");
     if (n > suffix && strcmp(file + n - suffix, ".safetensors") == 0 && !strchr(file, '/') && is_printable(file, 256))
         return true;
@@ -125,9 +127,10 @@ bool weight_shards_explain(const char *directory, Error *err) {
         char *path = path_join(directory, names[i]);
         int64_t size = 0;
         const int fd = file_open(path, &size, NULL);
-        const size_t n = size < (int64_t)sizeof head ? (size_t)size : sizeof head;
+        const size_t n = (size_t)min_i64(size, sizeof head);
         const bool is_read = fd >= 0 && n > 0 && file_read_at(fd, path, 0, head, n, NULL);
-        const ForeignFile *found = is_read ? foreign_file_find(path, head, n) : NULL;
+        const ForeignFile *found = NULL;
+        if (is_read) found = foreign_file_find(path, head, n);
         if (fd >= 0) close(fd);
         free(path);
         if (!found) continue;

@@ -76,7 +76,8 @@ static bool write_transposed(const WeightsWriter *s, Error *err) {
 bool weights_form_write(const Model *model, int index, WeightsForm form, WeightsSink *sink, void *file, Error *err) {
     const Parameter *p = &model_parameters(model)[index];
     WeightsWriter s = {.model = model, .p = p, .index = index, .form = form, .sink = sink, .file = file};
-    const int64_t piece = form.transposed ? TRANSPOSE_STRIP * p->rows : WEIGHTS_PIECE_FLOATS;
+    int64_t piece = WEIGHTS_PIECE_FLOATS;
+    if (form.transposed) piece = TRANSPOSE_STRIP * p->rows;
     s.halves = weights_form_allocate(form.dtype == DTYPE_FP32 ? 1 : piece, sizeof *s.halves);
     const bool ok = form.transposed ? write_transposed(&s, err) : write_plain(&s, err);
     free(s.halves);

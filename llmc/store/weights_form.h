@@ -25,15 +25,21 @@ enum { WEIGHTS_PIECE_FLOATS = 2 << 20 }; // 8 MiB a piece: amortises the cost of
 // Rows of a tensor in a piece. A row has at most d_ff = 262,144 floats, 1 MiB.
 static inline int64_t weights_piece_rows(const Parameter *p) { return WEIGHTS_PIECE_FLOATS / p->cols; }
 
+// Rows in the file of part `part` of a tensor that is stored as several, or of the whole tensor.
+static inline int64_t weights_part_rows(const Parameter *p, int part) {
+    if (p->file_parts > 1) return p->parts[part];
+    return p->file_rows;
+}
+
 // out[c * out_stride + r] = in[r * in_stride + c] for r < rows, c < cols. Works in tiles of 16 x 16 floats: a tile is
 // 16 cache lines on both sides, so each line is read and written once.
 static inline void weights_transpose(float *out, int64_t out_stride, const float *in, int64_t in_stride, int64_t rows,
                                      int64_t cols) {
     enum { TILE = 16 };
     for (int64_t r0 = 0; r0 < rows; r0 += TILE) {
-        int64_t r1 = r0 + TILE < rows ? r0 + TILE : rows;
+        int64_t r1 = min_i64(r0 + TILE, rows);
         for (int64_t c0 = 0; c0 < cols; c0 += TILE) {
-            int64_t c1 = c0 + TILE < cols ? c0 + TILE : cols;
+            int64_t c1 = min_i64(c0 + TILE, cols);
             for (int64_t c = c0; c < c1; c++)
                 for (int64_t r = r0; r < r1; r++) out[c * out_stride + r] = in[r * in_stride + c];
         }
