@@ -129,7 +129,8 @@ static bool make_record(Choices *c, const cJSON *example, Error *err) {
         !find_either(example, "endings", "choices", &endings, err))
         return false;
     if (!cJSON_IsString(context) || !*context->valuestring) return error_set(err, "the context is not text");
-    const int count = cJSON_IsArray(endings) ? cJSON_GetArraySize(endings) : 0;
+    int count = 0;
+    if (cJSON_IsArray(endings)) count = cJSON_GetArraySize(endings);
     if (count < CHOICES_MIN || count > CHOICES_MAX)
         return error_set(err, "%d endings, expected %d to %d", count, CHOICES_MIN, CHOICES_MAX);
     if (!find_label(example, count, &label, err)) return false;

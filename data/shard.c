@@ -61,7 +61,7 @@ static bool read_options(Look *l, int argc, char **argv, Error *err) {
     if (optind < argc) l->command = argv[optind];
     if (strcmp(l->command, "list") != 0 && strcmp(l->command, "verify") != 0 && strcmp(l->command, "show") != 0)
         return error_set(err, "%s%sexpected list, verify or show; %s --help shows the usage", l->command,
-                         *l->command ? ": " : "", tool_path("shard").text);
+                         text_if(*l->command, ": "), tool_path("shard").text);
     return optind + 1 < argc ||
            error_set(err, "%s: no files given; %s --help shows the usage", l->command, tool_path("shard").text);
 }
@@ -101,7 +101,8 @@ static bool scan_shard(Look *l, const Shard *s, int64_t vocab, int64_t eot, Erro
 
 static const char *number_or_dash(int64_t value, bool known, char buf[24]) {
     snprintf(buf, 24, "%" PRId64, value);
-    return known ? buf : "-";
+    if (known) return buf;
+    return "-";
 }
 
 static bool list_file(Look *l, const ShardSet *set, Error *err) {
@@ -145,7 +146,6 @@ static bool find_entry(const cJSON *manifest, const char *directory, const char 
 // Checks the shard against its entry in the manifest next to it, if there is one. *how: what it was compared with.
 static bool compare_with_manifest(const char *shard, const CorpusShard *found, const char **how, Error *err) {
     char *directory = path_parent(shard), *path = path_join(directory, "manifest.json");
-    const char *slash = strrchr(shard, '/');
     const cJSON *entry = NULL;
     CorpusShard stated;
     *how = "no manifest.json next to it";
@@ -153,7 +153,7 @@ static bool compare_with_manifest(const char *shard, const CorpusShard *found, c
     bool ok = true;
     if (file_exists(path)) {
         manifest = json_parse_file(path, MAX_MANIFEST_BYTES, err);
-        const char *name = slash ? slash + 1 : shard;
+        const char *name = path_name(shard);
         ok = manifest && (find_entry(manifest, directory, name, &entry, err) || error_prefix(err, "%s", path));
         *how = "not in manifest.json";
         if (entry) *how = "as in manifest.json";
@@ -186,8 +186,8 @@ static bool verify_file(Look *l, const ShardSet *set, Error *err) {
         !compare_with_manifest(s->path, &found, &how, err))
         return false;
     format_print(stdout, "%s: %" PRId64 " tokens, the largest is %" PRIu32 "%s, xxh3 %016" PRIx64 ": %s\n", s->path,
-                 s->num_tokens, l->largest, vocab > 0 ? "" : " (no vocabulary stated: --vocab N checks it)", found.xxh3,
-                 how);
+                 s->num_tokens, l->largest, text_if(vocab <= 0, " (no vocabulary stated: --vocab N checks it)"),
+                 found.xxh3, how);
     return true;
 }
 
@@ -288,5 +288,6 @@ int main(int argc, char **argv) {
         else
             puts("intact");
     }
-    return l.bad ? EXIT_BAD_INPUT : EXIT_OK;
+    if (l.bad) return EXIT_BAD_INPUT;
+    return EXIT_OK;
 }

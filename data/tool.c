@@ -67,7 +67,8 @@ static const ToolOption *find_row(const ToolWords *w, const char *name, size_t l
         *several |= found != NULL;
         found = o;
     }
-    return *several || length == 0 ? NULL : found;
+    if (*several || length == 0) return NULL;
+    return found;
 }
 
 static const ToolOption *find_letter(const ToolWords *w, char letter) {
@@ -107,7 +108,8 @@ static bool read_value(ToolWords *w, const ToolOption *o, const char *typed, con
     if (o->flag && attached) return list_hint(w, ": takes no value", typed, err);
     if (o->flag || attached) return take_value(w, o, attached, err);
     // An option of the table is not the value of the one before it.
-    const char *next = w->at < w->argc ? w->argv[w->at] : "--";
+    const char *next = "--";
+    if (w->at < w->argc) next = w->argv[w->at];
     const Argument a = argument_split(next);
     bool is_option = w->at == w->argc, several;
     if (next[0] == '-' && next[1] == '-') is_option |= find_row(w, a.name, a.length, &several) != NULL;

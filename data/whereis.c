@@ -196,5 +196,6 @@ int main(int argc, char **argv) {
         fflush(stdout);
         fprintf(stderr, "whereis: %s\n", err.text);
     }
-    return ok ? EXIT_OK : EXIT_BAD_INPUT;
+    if (ok) return EXIT_OK;
+    return EXIT_BAD_INPUT;
 }

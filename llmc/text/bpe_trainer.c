@@ -6,6 +6,8 @@
 // that stretch.
 #include "llmc/text/bpe_trainer.h"
 
+#include "llmc/base/arithmetic.h"
+#include "llmc/base/format.h"
 #include "llmc/text/alphabet.h"
 #include "llmc/text/vocabulary.h"
 
@@ -42,7 +44,7 @@ static PairCount *find_pair(const PairTable *t, uint64_t pair) {
 
 // Makes space for `more` pairs; slots keep their places until the next call.
 static bool reserve_pairs(PairTable *t, int64_t more) {
-    int64_t capacity = t->capacity ? t->capacity : 1 << 12;
+    int64_t capacity = positive_or(t->capacity, 1 << 12);
     while (4 * (t->used + more) > 3 * capacity) capacity *= 2;
     if (capacity == t->capacity) return true;
     PairTable grown = {.capacity = capacity, .used = t->used, .shift = 64 - __builtin_ctzll((uint64_t)capacity)};
@@ -84,7 +86,8 @@ typedef struct {
 } Queue;
 
 static bool comes_before(const Candidate *a, const Candidate *b) {
-    return a->count != b->count ? a->count > b->count : a->pair < b->pair;
+    if (a->count != b->count) return a->count > b->count;
+    return a->pair < b->pair;
 }
 
 static bool queue_push(Queue *q, Candidate c) {
@@ -297,7 +300,8 @@ static void merge_in_word(Trainer *t, uint32_t at, uint32_t a, uint32_t b, uint3
 }
 
 static uint64_t pair_at(bool is_left, uint32_t neighbour, uint32_t token) {
-    return is_left ? merge_pair((int32_t)neighbour, (int32_t)token) : merge_pair((int32_t)token, (int32_t)neighbour);
+    if (is_left) return merge_pair((int32_t)neighbour, (int32_t)token);
+    return merge_pair((int32_t)token, (int32_t)neighbour);
 }
 
 // Adds the counts of a side's new pairs before anything is subtracted from them: in "aaaa" both "aa a" and "aa aa" are
@@ -433,7 +437,7 @@ Tokenizer *bpe_train(WordCounts *words, Pattern pattern, int64_t vocab, void (*o
                      void *user, Error *err) {
     REQUIRE(vocab >= MIN_TRAINED_VOCAB && vocab <= MAX_TRAINED_VOCAB, "a vocabulary of %lld", (long long)vocab);
     char name[64];
-    snprintf(name, sizeof name, "byte-level BPE of train:%lld%s%s", (long long)vocab, pattern ? ":" : "",
+    snprintf(name, sizeof name, "byte-level BPE of train:%lld%s%s", (long long)vocab, text_if(pattern, ":"),
              pattern ? pattern_facts[pattern].name : "");
     Trainer t = {.tokenizer = vocabulary_new(name, err)};
     if (t.tokenizer) t.tokenizer->pattern = pattern;

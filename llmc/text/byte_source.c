@@ -1,6 +1,8 @@
 // Reads plain, gzip and zstd files as one sequence of bytes. See byte_source.h. zlib and libzstd decompress; this file
 // adds what they leave to the caller: consecutive members and frames, padding, and truncated files.
 #include "llmc/text/byte_source.h"
+#include "llmc/base/arithmetic.h"
+#include "llmc/base/format.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -125,7 +127,7 @@ static int64_t unpack_gzip(ByteSource *s, unsigned char *out, int64_t n) {
     if (status == Z_STREAM_END)
         s->in_frame = false;
     else if (status != Z_OK && status != Z_BUF_ERROR)
-        source_damaged(s, s->zlib.msg ? s->zlib.msg : "not gzip");
+        source_damaged(s, text_or(s->zlib.msg, "not gzip"));
     return n - (int64_t)s->zlib.avail_out;
 }
 
@@ -175,7 +177,7 @@ int64_t byte_source_read(ByteSource *s, void *out, int64_t n, Error *err) {
     int64_t done = 0;
     while (done < n && !s->failed) {
         unsigned char *to = (unsigned char *)out + done;
-        int64_t room = n - done < INT32_MAX ? n - done : INT32_MAX;
+        int64_t room = min_i64(n - done, INT32_MAX);
         int64_t got = s->packing == PACKED_NOT ? read_packed(s, to, room) : unpack(s, to, room);
         if (got <= 0) break;
         done += got;

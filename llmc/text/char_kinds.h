@@ -37,5 +37,6 @@ static inline CharKind char_kind_at(const uint8_t *table, const unsigned char *p
     if (bytes == 0) return CHAR_OTHER;
     *length = bytes;
     if (c < CHAR_TABLE_SIZE) return (CharKind)table[c];
-    return c - FIRST_SELECTOR < NUM_SELECTORS ? CHAR_MARK : CHAR_OTHER;
+    if (c - FIRST_SELECTOR < NUM_SELECTORS) return CHAR_MARK;
+    return CHAR_OTHER;
 }

@@ -1,5 +1,6 @@
 // See content.h.
 #include "llmc/text/content.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/base/utf8.h"
@@ -54,7 +55,8 @@ static void advise_foreign(const CorpusOptions *o, const InputFile *file, const 
         if (strcmp(f->kind, filters[i].kind) != 0) continue;
         if (!format) {
             const bool is_lines = fnmatch("*.@(jsonl|ndjson)?(.*)", file->path, FNM_CASEFOLD | FNM_EXTMATCH) == 0;
-            format = is_lines ? "jsonl" : "txt";
+            format = "txt";
+            if (is_lines) format = "jsonl";
         }
         advise_filter(o, file, filters[i].filter, format, advice);
         return;
@@ -103,7 +105,8 @@ static const char *judge_json(const CorpusOptions *o, const InputFile *file, cha
 
 const char *corpus_content(const CorpusOptions *o, const InputFile *file, char *text, int64_t n, bool is_all,
                            CorpusFormat *format, KindCounts *notes, Error *advice) {
-    const ForeignFile *foreign = n > 0 ? foreign_file_find(file->path, text, (size_t)n) : NULL;
+    const ForeignFile *foreign = NULL;
+    if (n > 0) foreign = foreign_file_find(file->path, text, (size_t)n);
     *format = file->format;
     advice->text[0] = '\0';
     text[n] = '\n';
@@ -116,7 +119,7 @@ const char *corpus_content(const CorpusOptions *o, const InputFile *file, char *
         const char *kind = judge_json(o, file, text, n, is_all, format, notes, advice);
         if (kind || *format == FORMAT_LINES) return kind;
     }
-    if (memchr(text, '\0', n < SHORT_DOCUMENT ? (size_t)n : SHORT_DOCUMENT)) return "binary";
+    if (memchr(text, '\0', (size_t)min_i64(n, SHORT_DOCUMENT))) return "binary";
     if (foreign) kind_counts_add(notes, foreign->kind, 1, "%s; read as text", file->path);
     *format = o->split_at ? FORMAT_DIVIDED : FORMAT_TEXT;
     return NULL;

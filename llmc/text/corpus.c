@@ -1,6 +1,7 @@
 // Converts a corpus from its inputs to a vocabulary, and to shards under their final names. See corpus.h.
 #include "llmc/text/corpus.h"
 
+#include "llmc/base/format.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/corpus_manifest.h"
 #include "llmc/text/corpus_output.h"
@@ -105,9 +106,9 @@ static bool check_sides(Run *r, Error *err) {
                          c->bad.first[c->bad.earliest]);
     if (c->documents == 0) {
         const KindCounts *k = &c->left_out;
-        error_set(err, "no text to read%s", k->num > 0 ? ": skipped" : "");
+        error_set(err, "no text to read%s", text_if(k->num > 0, ": skipped"));
         for (int i = 0; i < k->num; i++)
-            error_set(err, "%s%s %" PRId64 " x %s, the first: %s", err->text, i > 0 ? "," : "", k->kinds[i].count,
+            error_set(err, "%s%s %" PRId64 " x %s, the first: %s", err->text, text_if(i > 0, ","), k->kinds[i].count,
                       k->kinds[i].kind, k->kinds[i].first);
         return false;
     }
@@ -151,8 +152,10 @@ static int train(Run *r, Error *err) {
 // ----------------------------------------------------------------------------------------------------------------- run
 
 static int convert(Run *r, Error *err) {
-    r->job.tokenizer = r->trained ? r->trained : r->options.tokenizer;
-    r->job.cuts = r->cuts ? r->cuts : r->job.tokenizer;
+    r->job.tokenizer = r->options.tokenizer;
+    if (r->trained) r->job.tokenizer = r->trained;
+    r->job.cuts = r->job.tokenizer;
+    if (r->cuts) r->job.cuts = r->cuts;
     r->progress.stage = STAGE_ENCODE;
     const int status = run_passes(r, false, err);
     if (status != EXIT_OK) return status;
@@ -168,7 +171,8 @@ static int convert(Run *r, Error *err) {
     const bool ok =
         corpus_writer_finish(&r->writer, err) && tokenizer_write(r->job.tokenizer, r->output.tokenizer, err) &&
         corpus_manifest_write(&manifest, r->output.manifest, err) && corpus_output_publish(&r->output, &r->writer, err);
-    return ok ? EXIT_OK : EXIT_RUN_FAILED;
+    if (ok) return EXIT_OK;
+    return EXIT_RUN_FAILED;
 }
 
 int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
@@ -179,7 +183,8 @@ int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
         return EXIT_BAD_INPUT;
     }
     const bool is_claimed = corpus_output_claim(&r.output, options->inputs.output, options->force, err);
-    int status = is_claimed ? EXIT_OK : EXIT_BAD_INPUT;
+    int status = EXIT_BAD_INPUT;
+    if (is_claimed) status = EXIT_OK;
     if (status == EXIT_OK && !take_stdin(&r, r.output.staging, err)) status = EXIT_RUN_FAILED;
     if (status == EXIT_OK && !options->tokenizer) status = train(&r, err);
     if (status == EXIT_OK) status = convert(&r, err);
@@ -199,7 +204,8 @@ int corpus_vocabulary(const CorpusOptions *options, const char *directory, Corpu
     Run r = {.options = *options};
     *counts = (CorpusCounts){0};
     *tokenizer = NULL;
-    const int status = open_inputs(&r, err) && take_stdin(&r, directory, err) ? train(&r, err) : EXIT_BAD_INPUT;
+    int status = EXIT_BAD_INPUT;
+    if (open_inputs(&r, err) && take_stdin(&r, directory, err)) status = train(&r, err);
     if (status == EXIT_OK) {
         add_walk(&r);
         *counts = r.counts;

@@ -8,6 +8,7 @@
 // reader has decided. The tokens of the two sides are collected separately, in the width of the shards.
 #include "llmc/text/corpus_pipeline.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/limits.h"
 #include "llmc/text/content.h"
 #include "llmc/text/documents.h"
@@ -139,7 +140,7 @@ static bool put_piece(CorpusEncoder *e, CorpusBlock *b) {
     if (b->is_short) return put_document(e, b, b->text, b->n);
     // The markers in the piece, and those that began before it.
     char around[2 * MARKER_MAX_BYTES];
-    const int64_t before = b->before_n, after = b->n < MARKER_MAX_BYTES ? b->n : MARKER_MAX_BYTES;
+    const int64_t before = b->before_n, after = min_i64(b->n, MARKER_MAX_BYTES);
     memcpy(around, b->before, (size_t)before);
     memcpy(around + before, b->text, (size_t)after);
     corpus_note_markers(b->path, around, before + after, before, before, &b->counts.notes);

@@ -10,7 +10,8 @@ const char *const corpus_side_names[CORPUS_SIDES] = {"train", "val"};
 
 CorpusSide corpus_side(const char *text, int64_t n, double val_fraction) {
     double uniform = (double)(XXH3_64bits(text, (size_t)n) >> 11) * 0x1p-53; // in [0, 1)
-    return uniform < val_fraction ? CORPUS_VAL : CORPUS_TRAIN;
+    if (uniform < val_fraction) return CORPUS_VAL;
+    return CORPUS_TRAIN;
 }
 
 int64_t corpus_cut_target(int64_t size, double val_fraction) {
@@ -43,7 +44,8 @@ int64_t corpus_character_end(const char *text, int64_t n) {
         int length = 2;
         if (c >= 0xE0) length = 3;
         if (c >= 0xF0) length = 4;
-        return at + length <= n ? n : at;
+        if (at + length <= n) return n;
+        return at;
     }
     return n;
 }

@@ -2,8 +2,10 @@
 // tokenizer may be interrupted. Bytes read beyond the end of a block are kept in `rest` and begin the next one. Where a
 // block ends depends only on the text and on the block before it.
 #include "llmc/text/documents.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/file.h"
 #include "llmc/base/foreign_file.h"
+#include "llmc/base/format.h"
 #include "llmc/base/path_reason.h"
 #include "llmc/text/content.h"
 
@@ -94,7 +96,7 @@ static bool leave_out(DocumentReader *r, const char *kind, const char *advice) {
         error_set(&r->error, "%s: is %s; %s", path, kind, advice);
         return reader_fail(r, EXIT_BAD_INPUT);
     }
-    kind_counts_add(&r->pending.left_out, kind, 1, "%s%s%s", path, *advice ? "; " : "", advice);
+    kind_counts_add(&r->pending.left_out, kind, 1, "%s%s%s", path, text_if(*advice, "; "), advice);
     return false;
 }
 
@@ -109,7 +111,8 @@ static bool open_source(DocumentReader *r) {
     // The packing is what the first bytes say. A file that has only the name of a packed one may be of a known kind,
     // such as a pointer or a web page in place of the data; other ones are damaged.
     unsigned char head[FOREIGN_FILE_HEAD];
-    const ssize_t n = r->file.is_stdin ? 0 : pread(fd, head, sizeof head, 0);
+    ssize_t n = 0;
+    if (!r->file.is_stdin) n = pread(fd, head, sizeof head, 0);
     const Packing found = n > 0 ? packing_of_bytes(head, (size_t)n) : r->file.packing;
     if (found == PACKED_NOT && r->file.packing != PACKED_NOT) {
         const ForeignFile *foreign = foreign_file_find(r->file.path, head, (size_t)n);
@@ -182,7 +185,7 @@ static bool fill_block(DocumentReader *r, CorpusBlock *b, int64_t n) {
         b->text = text;
         b->capacity = n + 1;
     }
-    int64_t from_rest = r->rest_n < n - b->n ? r->rest_n : n - b->n;
+    int64_t from_rest = min_i64(r->rest_n, n - b->n);
     if (from_rest > 0) {
         memcpy(b->text + b->n, r->rest, (size_t)from_rest);
         memmove(r->rest, r->rest + from_rest, (size_t)(r->rest_n - from_rest));
@@ -202,7 +205,7 @@ static bool fill_block(DocumentReader *r, CorpusBlock *b, int64_t n) {
 static bool hand_out(DocumentReader *r, CorpusBlock *b, int64_t n) {
     int64_t left = b->n - n;
     if (r->rest_room < left + r->rest_n || r->rest_room > KEPT_BYTES) {
-        int64_t room = left + r->rest_n < BLOCK_BYTES ? BLOCK_BYTES : left + r->rest_n;
+        int64_t room = max_i64(BLOCK_BYTES, left + r->rest_n);
         char *rest = realloc(r->rest, (size_t)room);
         if (!rest) return reader_out_of_memory(r);
         r->rest = rest;
@@ -243,7 +246,8 @@ static bool begin_file(DocumentReader *r, CorpusBlock *b) {
 
 // Returns the end of a line of JSON, or of a document in text that is divided.
 static const char *separator(const DocumentReader *r) {
-    return r->format == FORMAT_DIVIDED ? r->options->split_at : "\n";
+    if (r->format == FORMAT_DIVIDED) return r->options->split_at;
+    return "\n";
 }
 
 // Finds the end of the last separator in text[0..n); 0: there is none.
@@ -263,7 +267,7 @@ static bool skip_line(DocumentReader *r, CorpusBlock *b) {
     else
         report_bad_line(r, BAD_TOO_LONG, 1, "a document before the next --split-at is longer than 32 MiB");
     for (bool has_more = true; !end && has_more;) {
-        const int64_t kept = b->n < length ? b->n : length - 1; // may be a part of the mark
+        const int64_t kept = min_i64(b->n, length - 1); // may be a part of the mark
         r->at.offset += b->n - kept;
         memmove(b->text, b->text + b->n - kept, (size_t)kept);
         b->n = kept;
@@ -286,7 +290,8 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
         if (!fill_block(r, b, want)) return false;
         last = last_separator(b->text + searched, b->n - searched, mark);
         if (last > 0) last += searched;
-        searched = b->n < length ? 0 : b->n + 1 - length;
+        searched = 0;
+        if (b->n >= length) searched = b->n + 1 - length;
         if (r->ended) break;
     }
     if (last == 0 && !r->ended) return skip_line(r, b) && false;
@@ -308,7 +313,8 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
 // Finds the unpacked size of the compressed file, up to its end or to damage. Reports damage.
 static bool measure(DocumentReader *r, int64_t *size) {
     int fd = input_open(&r->options->inputs, &r->file);
-    ByteSource *s = fd < 0 ? NULL : byte_source_open(fd, -1, r->file.packing, NULL);
+    ByteSource *s = NULL;
+    if (fd >= 0) s = byte_source_open(fd, -1, r->file.packing, NULL);
     char *buffer = malloc(BLOCK_BYTES);
     if (!s || !buffer) {
         byte_source_close(s);
@@ -339,7 +345,8 @@ static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) 
     int64_t from = corpus_cut_target(r->at.size, r->options->val_fraction) - r->at.offset;
     if (r->at.cut > 0 || from >= b->n || corpus_is_one_sided(r->options->val_fraction)) return whole;
     if (from < 1) from = 1; // the piece before had no safe place and ran past it
-    int64_t head = is_all || b->n - from >= CUT_SEARCH ? 0 : tokenizer_safe_cut(t, b->text, from - 1);
+    int64_t head = 0;
+    if (!is_all && b->n - from < CUT_SEARCH) head = tokenizer_safe_cut(t, b->text, from - 1);
     if (head > 0) return head;
     if (b->n < 2) return whole;
     int64_t cut = corpus_cut(t, b->text, b->n, from);
@@ -349,12 +356,14 @@ static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) 
 
 // Reads the next piece of a document. False: none this time.
 static bool next_piece(DocumentReader *r, CorpusBlock *b) {
-    int64_t left = r->at.size > 0 ? r->at.size - r->at.offset : BLOCK_BYTES;
-    if (!fill_block(r, b, left < BLOCK_BYTES ? left : BLOCK_BYTES)) return false;
+    int64_t left = BLOCK_BYTES;
+    if (r->at.size > 0) left = r->at.size - r->at.offset;
+    if (!fill_block(r, b, min_i64(left, BLOCK_BYTES))) return false;
     if (r->is_first) {                             // the size of the document
         const int64_t known = r->at.offset + b->n; // with the byte order mark
         if (r->ended && r->is_damaged) report_bad_line(r, BAD_FILE, count_lines(b->text, b->n) + 1, r->error.text);
-        r->at.size = r->ended || known > r->file.size ? known : r->file.size;
+        r->at.size = r->file.size;
+        if (r->ended || known > r->file.size) r->at.size = known;
         if (!r->ended && r->file.packing != PACKED_NOT && !measure(r, &r->at.size)) return false;
     }
     if (b->n == 0) { // shorter than it was
@@ -366,15 +375,16 @@ static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     b->format = FORMAT_TEXT;
     b->is_document = r->is_first;
     b->begins = b->is_document || r->at.offset == r->at.cut;
-    b->side = r->at.cut > 0 || r->options->val_fraction >= 1 ? CORPUS_VAL : CORPUS_TRAIN;
+    b->side = CORPUS_TRAIN;
+    if (r->at.cut > 0 || r->options->val_fraction >= 1) b->side = CORPUS_VAL;
     b->is_short = b->is_document && is_all && r->at.size <= SHORT_DOCUMENT && !r->cut_all;
     int64_t n = b->is_short ? b->n : choose_end(r, b, is_all);
     memcpy(b->before, r->tail, sizeof r->tail);
     b->before_n = r->tail_n;
     if (!hand_out(r, b, n)) return false;
     // A marker may begin in the last bytes before the next piece.
-    const int room = sizeof r->tail, added = n < room ? (int)n : room;
-    const int kept = r->tail_n < room - added ? r->tail_n : room - added;
+    const int room = sizeof r->tail, added = (int)min_i64(n, room);
+    const int kept = (int)min_i64(r->tail_n, room - added);
     memmove(r->tail, r->tail + r->tail_n - kept, (size_t)kept);
     memcpy(r->tail + kept, b->text + n - added, (size_t)added);
     r->tail_n = kept + added;

@@ -4,8 +4,10 @@
 // has to be read twice is copied into a file as it comes, packed or not. The file is unlinked before anything is in it,
 // so nothing stays behind whatever happens.
 #include "llmc/text/inputs.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
+#include "llmc/base/format.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
 
@@ -106,7 +108,7 @@ static bool put_seen(InputWalk *w, XXH128_hash_t key) {
     if (2 * w->num_seen >= w->num_slots) {
         XXH128_hash_t *old = w->seen;
         const size_t slots = w->num_slots;
-        w->num_slots = slots ? 2 * slots : 1024;
+        w->num_slots = max_size(2 * slots, 1024);
         w->num_seen = 0;
         w->seen = calloc(w->num_slots, sizeof *w->seen);
         REQUIRE_MEMORY(w->seen, "the list of inputs");
@@ -156,7 +158,8 @@ static bool leads_inside(InputWalk *w) {
         }
     }
     for (int i = 0; real && i < w->num_roots && !inside; i++) {
-        const size_t n = strcmp(w->roots[i], "/") == 0 ? 0 : strlen(w->roots[i]);
+        size_t n = 0;
+        if (strcmp(w->roots[i], "/") != 0) n = strlen(w->roots[i]);
         inside = strncmp(real, w->roots[i], n) == 0 && (real[n] == '\0' || (real[n] == '/' && !strstr(real + n, "/.")));
     }
     free(real);
@@ -209,14 +212,15 @@ static int visit_path(InputWalk *w, InputFile *file, Error *err) {
     if ((is_link && leads_inside(w)) || is_repeated(w, &st, is_link))
         return pass_over(w, "read already by another name");
     if (is_link) kind_counts_add(&w->notes, "symbolic link that was followed", 1, "%s", w->path);
-    return is_file ? give_file(w, file, w->path, &st, is_argument) : enter_directory(w, &st, is_link, file, err);
+    if (is_file) return give_file(w, file, w->path, &st, is_argument);
+    return enter_directory(w, &st, is_link, file, err);
 }
 
 // Puts the next name of the directory that is read at the end of w->path. *found: 0, or -1; false: there is none.
 static bool next_name(InputWalk *w, int *found, Error *err) {
     Level *level = &w->levels[w->depth - 1];
     while (*found == 0 && level->next < level->count) {
-        const char *name = level->names[level->next++], *slash = w->path[level->length - 1] == '/' ? "" : "/";
+        const char *name = level->names[level->next++], *slash = text_if(w->path[level->length - 1] != '/', "/");
         const size_t room = sizeof w->path - level->length;
         const int n = snprintf(w->path + level->length, room, "%s%s", slash, name);
         if ((size_t)n >= room && !error_set(err, "%.200s...: the path is too long", w->path)) *found = -1;
@@ -274,7 +278,8 @@ InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes
     InputSummary *summaries = calloc((size_t)options->count, sizeof *summaries);
     InputWalk *w = inputs_open(options, err);
     InputFile file = {0};
-    int found = summaries && w ? 1 : -1;
+    int found = -1;
+    if (summaries && w) found = 1;
     if (found < 0) error_set(err, "list of inputs: out of memory");
     *total_bytes = 0;
     while (found > 0 && (found = inputs_next(w, &file, err)) > 0) {

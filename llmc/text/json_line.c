@@ -54,7 +54,8 @@ static bool scan_string(Scan *s) {
         if (p >= s->end) return scan_fail(s, "a string without its closing quote");
         if (*p == '"') break;
         if (*p < 0x20) return scan_fail(s, "a control character in a string");
-        unsigned char escape = p + 1 < s->end ? p[1] : 0;
+        unsigned char escape = 0;
+        if (p + 1 < s->end) escape = p[1];
         if (escape == 'u') {
             if (s->end - p < 6 || hex4(p + 2) < 0) return scan_fail(s, "\\u without four hexadecimal digits");
             p += 6;
@@ -259,7 +260,8 @@ JsonShape json_shape(const char *text, int64_t n, bool is_all) {
     const bool is_whole = scan_nested(&s) || (!is_all && s.end - s.p < CUT_OFF);
     while (isspace(s.p[-1])) s.p--; // it went over the space after the value
     if (first == '{' && (!newline || s.p <= newline)) return JSON_OBJECTS;
-    return is_whole ? JSON_DOCUMENT : JSON_BROKEN;
+    if (is_whole) return JSON_DOCUMENT;
+    return JSON_BROKEN;
 }
 
 JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, int64_t *length, Error *err) {

@@ -1,5 +1,6 @@
 // See merges.h.
 #include "llmc/text/merges.h"
+#include "llmc/base/arithmetic.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@ bool merge_table_add(MergeTable *t, MergeRule rule, const MergeRule **known, Err
     *known = merge_table_find(t, (int32_t)(rule.pair >> 32), (int32_t)rule.pair);
     if (*known) return false;
     if (2 * (t->count + 1) > t->capacity) {
-        MergeTable grown = {.capacity = t->capacity ? 2 * t->capacity : 1024};
+        MergeTable grown = {.capacity = max_i64(2 * t->capacity, 1024)};
         grown.shift = 64 - __builtin_ctzll((unsigned long long)grown.capacity);
         size_t bytes = (size_t)grown.capacity * sizeof *grown.slots;
         grown.slots = malloc(bytes);

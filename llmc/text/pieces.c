@@ -33,7 +33,8 @@ bool pattern_named(const char *name, Pattern *pattern, Error *err) {
 static inline CharKind class_of(CharKind kind) {
     if (kind & CHAR_LETTERS) return CHAR_LETTERS;
     if (kind & CHAR_SPACES) return CHAR_SPACES;
-    return kind == CHAR_NUMBER ? CHAR_NUMBER : CHAR_OTHERS;
+    if (kind == CHAR_NUMBER) return CHAR_NUMBER;
+    return CHAR_OTHERS;
 }
 
 // Returns the end of the run of characters of one class that begins at p; *last: the length of its last character.
@@ -52,10 +53,14 @@ static inline const unsigned char *run_end(const uint8_t *table, const unsigned 
 // s.
 static inline int contraction_at(const unsigned char *p, const unsigned char *end, bool any_case) {
     if (end - p < 2 || *p != '\'') return 0;
-    const unsigned char fold = any_case ? 0x20 : 0, a = p[1] | fold, b = end - p > 2 ? p[2] | fold : 0;
+    unsigned char fold = 0, b = 0;
+    if (any_case) fold = 0x20;
+    const unsigned char a = p[1] | fold;
+    if (end - p > 2) b = p[2] | fold;
     if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
     if ((b == 'e' && (a == 'r' || a == 'v')) || (a == 'l' && b == 'l')) return 3;
-    return any_case && end - p > 2 && p[1] == 0xC5 && p[2] == 0xBF ? 3 : 0;
+    if (any_case && end - p > 2 && p[1] == 0xC5 && p[2] == 0xBF) return 3;
+    return 0;
 }
 
 // ------------------------------------------------------------------------------------------------------- the patterns
@@ -63,7 +68,8 @@ static inline int contraction_at(const unsigned char *p, const unsigned char *en
 // numbers_alone: the text is parted at each number first.
 static inline int64_t gpt2_next(const uint8_t *table, bool numbers_alone, const unsigned char *begin,
                                 const unsigned char *end) {
-    const CharKind numbers = numbers_alone ? CHAR_NUMBER : 0;
+    CharKind numbers = 0;
+    if (numbers_alone) numbers = CHAR_NUMBER;
     const unsigned char *p = begin;
     int length = contraction_at(begin, end, false), last;
     if (length > 0) return length;
@@ -93,7 +99,8 @@ static const unsigned char *o200k_word_end(const uint8_t *table, const unsigned 
     CharKind kind = char_kind_at(table, begin, end, &length);
     const unsigned char *p = kind & (CHAR_OTHERS | CHAR_SPACE) ? begin + length : begin, *stop = p;
     // The end of the last character that U* gives back to W+. A mark may be that instead of P.
-    const unsigned char *given_back = kind == CHAR_MARK ? p : NULL;
+    const unsigned char *given_back = NULL;
+    if (kind == CHAR_MARK) given_back = p;
     for (kind = 0; stop < end; stop += length) {
         kind = char_kind_at(table, stop, end, &length);
         if (!(kind & U)) break;
@@ -121,7 +128,8 @@ static inline int64_t modern_next(const uint8_t *table, Pattern pattern, const u
             if (char_kind_at(table, stop, end, &length) != CHAR_NUMBER) break;
         return stop - begin;
     }
-    const CharKind next = second < end ? char_kind_at(table, second, end, &length) : 0;
+    CharKind next = 0;
+    if (second < end) next = char_kind_at(table, second, end, &length);
     if (is_o200k) {
         stop = o200k_word_end(table, begin, end);
         if (stop > begin) return stop - begin;
@@ -178,7 +186,8 @@ bool pieces_always_cut(const uint8_t *table, Pattern pattern, const char *text, 
         if (before == CHAR_NEWLINE) return !(after & CHAR_SPACES) && !(is_o200k && *p == '/');
         return before & CHAR_OTHERS && (after == CHAR_NUMBER || after == CHAR_SPACE);
     }
-    const CharKind numbers = pattern == PATTERN_STARCODER ? CHAR_NUMBER : 0;
+    CharKind numbers = 0;
+    if (pattern == PATTERN_STARCODER) numbers = CHAR_NUMBER;
     // The pattern never mixes classes, except that ' ' belongs to the word after it, and that an apostrophe may begin a
     // contraction with the letters after it.
     if (!(before & CHAR_SPACES))

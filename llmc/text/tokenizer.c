@@ -1,6 +1,7 @@
 // The properties of a Tokenizer, and where texts may be cut. See tokenizer.h.
 #include "llmc/text/tokenizer.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/text/pieces.h"
 #include "llmc/text/vocabulary.h"
 
@@ -42,7 +43,8 @@ bool tokenizer_is_special(const Tokenizer *t, int32_t token) {
 const char *tokenizer_decode(const Tokenizer *t, int32_t token, size_t *length) {
     bool known = token >= 0 && token < t->count;
     *length = known ? t->tokens[token].length : 0;
-    return known ? t->bytes + t->tokens[token].offset : "";
+    if (known) return t->bytes + t->tokens[token].offset;
+    return "";
 }
 
 uint64_t tokenizer_fingerprint(const Tokenizer *t) {
@@ -69,7 +71,7 @@ static bool added_across(const Tokenizer *t, const char *text, int64_t n, int64_
     for (int32_t i = 0; i < t->added_begin[256]; i++) {
         const Token *k = &t->tokens[t->added_tokens[i]];
         for (int64_t before = 1; !k->special && before < k->length && before <= m; before++) {
-            int64_t seen = k->length < n - m + before ? k->length : n - m + before;
+            int64_t seen = min_i64(k->length, n - m + before);
             if (memcmp(t->bytes + k->offset, text + m - before, (size_t)seen) == 0) return true;
         }
     }
@@ -91,5 +93,5 @@ int64_t tokenizer_safe_cut(const Tokenizer *t, const char *text, int64_t n) {
     if (t->merges.count == 0 && !t->whole_pieces && t->all_added_special) return n;
     int64_t m = n - 1;
     while (m > 0 && !tokenizer_may_cut(t, text, n, m)) m--;
-    return m > 0 ? m : 0;
+    return max_i64(m, 0);
 }

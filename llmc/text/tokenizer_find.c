@@ -5,6 +5,7 @@
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
 #include "llmc/base/files_match.h"
+#include "llmc/base/format.h"
 #include "llmc/base/path.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/text/tokenizer_open.h"
@@ -32,7 +33,8 @@ static char *directory_of(const char *pattern, Error *err) {
     char **names;
     int count;
     if (!files_match(pattern, &names, &count, err)) return NULL;
-    const char *path = count > 0 ? names[0] : pattern;
+    const char *path = pattern;
+    if (count > 0) path = names[0];
     char *directory = tokenizer_is_directory(path) ? strdup(path) : path_parent(path);
     REQUIRE_MEMORY(directory, "a path");
     directory_list_free(names, count);
@@ -41,7 +43,8 @@ static char *directory_of(const char *pattern, Error *err) {
 
 // Finds the tokenizer next to a path or pattern, malloced; NULL: there is none.
 static bool tokenizer_next_to(const char *pattern, char **found, Error *err) {
-    char *directory = *pattern ? directory_of(pattern, err) : NULL;
+    char *directory = NULL;
+    if (*pattern) directory = directory_of(pattern, err);
     *found = directory ? tokenizer_file_in(directory) : NULL;
     const bool ok = directory || !*pattern;
     free(directory);
@@ -73,7 +76,7 @@ static bool check_tokenizer(const Question *q, const char *path, const Tokenizer
                            "%s: its tokens differ from the tokens of %s; make the shards with it "
                            "(%s --tokenizer %s -o DIR FILE...), or name the tokenizer of the shards with --tokenizer%s",
                            path, theirs, path_of_tool("data/prepare").text, path_quoted(path).text,
-                           *q->weights ? " and train new weights" : "");
+                           text_if(*q->weights, " and train new weights"));
         tokenizer_free(other);
     }
     free(theirs);
@@ -114,8 +117,8 @@ static bool take_tokenizer(Tokenizer **tokenizer, const Question *q, const char 
 
 bool tokenizer_find(Tokenizer **tokenizer, const char *given, const char *weights, const char *shards, int64_t vocab,
                     int64_t V, Error *err) {
-    const Question q = {.weights = weights ? weights : "",
-                        .shards = shards ? shards : "",
+    const Question q = {.weights = text_or(weights, ""),
+                        .shards = text_or(shards, ""),
                         .vocab = vocab,
                         .V = V,
                         .given = given && *given};

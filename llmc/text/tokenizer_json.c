@@ -2,6 +2,7 @@
 #include "llmc/text/tokenizer_json.h"
 
 #include "llmc/base/file.h"
+#include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
@@ -106,7 +107,9 @@ static bool read_model(Tokenizer *t, const cJSON *model, Error *err) {
     if (!cJSON_IsArray(merges)) return refuse_field("model.merges", merges, "an array", err);
     uint32_t rank = 0;
     for (const cJSON *item = merges->child; item; item = item->next, rank++) {
-        const cJSON *left = cJSON_IsArray(item) ? item->child : NULL, *right = left ? left->next : NULL;
+        const cJSON *left = NULL, *right = NULL;
+        if (cJSON_IsArray(item)) left = item->child;
+        if (left) right = left->next;
         bool ok = false;
         if (cJSON_IsString(item))
             ok = add_merge_line(t, item->valuestring, strlen(item->valuestring), rank, err);
@@ -179,7 +182,8 @@ static bool read_pre_tokenizer(Tokenizer *t, const cJSON *root, Error *err) {
     if (!cJSON_IsObject(byte_level)) return refuse_field(second, byte_level, "an object", err);
     if (!json_find(split, "type", &type, err)) return error_prefix(err, "%s", first);
     const bool is_digits = is_json_text(type, "Digits");
-    t->pattern = is_digits ? PATTERN_STARCODER : NUM_PATTERNS;
+    t->pattern = NUM_PATTERNS;
+    if (is_digits) t->pattern = PATTERN_STARCODER;
     const bool ok =
         is_digits ? check_flag(split, first, "individual_digits", true, err) : read_split(t, split, first, err);
     return ok && check_byte_level(byte_level, second, is_digits, err);
@@ -199,7 +203,8 @@ static bool read_added_token(Tokenizer *t, const cJSON *item, Error *err) {
         return false;
     // Hugging Face uses the vocabulary's number for it, whatever "id" says.
     bool spelled = strlen(content) <= sizeof bytes && alphabet_decode(content, strlen(content), bytes, &length);
-    int32_t same = spelled ? vocabulary_find(t, bytes, length) : -1;
+    int32_t same = -1;
+    if (spelled) same = vocabulary_find(t, bytes, length);
     if (same >= 0 && same != number)
         return error_set(err, "\"id\" is %lld, but model.vocab has it as %d", (long long)number, same);
     return vocabulary_add_added(t, number, content, cJSON_IsTrue(special), !cJSON_IsFalse(normalized), err);
@@ -275,12 +280,13 @@ static bool read_post_processor(Tokenizer *t, const cJSON *root, Error *err) {
 static bool read_vocab_json(Tokenizer *t, const char *path, const cJSON *root, Error *err) {
     if (!read_vocabulary(t, root, false, err)) return error_prefix(err, "%s", path);
     // The merges are merges.txt next to it, or vocab.bpe next to an encoder.json.
-    const char *slash = strrchr(path, '/'), *line;
+    const char *line;
     char *directory = path_parent(path), *merges = path_join(directory, "merges.txt"),
          *openai = path_join(directory, "vocab.bpe");
-    const bool is_openai = strcmp(slash ? slash + 1 : path, "encoder.json") == 0;
+    const bool is_openai = strcmp(path_name(path), "encoder.json") == 0;
     const bool prefer_openai = is_openai ? file_exists(openai) : !file_exists(merges);
-    const char *from = prefer_openai ? openai : merges;
+    const char *from = merges;
+    if (prefer_openai) from = openai;
     size_t n, at = 0, length;
     uint32_t rank = 0;
     char *text = file_read_all(from, MAX_MERGES_BYTES, &n, err);
@@ -427,7 +433,7 @@ static void put_pre_tokenizer(FILE *out, Pattern pattern) {
         put_escaped(out, regex, strlen(regex));
         fputs("\"}, \"behavior\": \"Isolated\", \"invert\": false},\n    {\"type\": \"", out);
     }
-    fprintf(out, "%s%s%s", byte_level, own_regex, pattern == PATTERN_GPT2 ? "" : "}\n  ]");
+    fprintf(out, "%s%s%s", byte_level, own_regex, text_if(pattern != PATTERN_GPT2, "}\n  ]"));
 }
 
 static void put_post_processor(FILE *out, const Tokenizer *t) {
@@ -508,7 +514,7 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err) {
         put_token(out, t, (int32_t)rules[i].pair);
         putc_unlocked('"', out);
     }
-    fprintf(out, "%s]\n  }\n}\n", count ? "\n    " : "");
+    fprintf(out, "%s]\n  }\n}\n", text_if(count, "\n    "));
     free(rules);
     fclose(out);
     return text;

@@ -24,7 +24,8 @@ static Tokenizer *open_file(const char *path, Error *err) {
     // Names the kind of file before any complaint about its size: weights are large.
     const bool ok = is_llmc || foreign_file_check_open("a tokenizer", path, fd, true, err);
     close(fd);
-    char *text = ok ? file_read_all(path, MAX_TOKENIZER_BYTES, &n, err) : NULL;
+    char *text = NULL;
+    if (ok) text = file_read_all(path, MAX_TOKENIZER_BYTES, &n, err);
     if (!text) return NULL;
     const bool is_object = !is_llmc && text[strspn(text, " \t\r\n")] == '{';
     Tokenizer *t;
@@ -58,7 +59,8 @@ char *tokenizer_file_in(const char *directory) {
 Tokenizer *tokenizer_open(const char *path, Error *err) {
     if (!tokenizer_is_directory(path)) return open_file(path, err);
     char *file = tokenizer_file_in(path);
-    Tokenizer *t = file ? open_file(file, err) : NULL;
+    Tokenizer *t = NULL;
+    if (file) t = open_file(file, err);
     if (!file)
         error_set(err,
                   "%s: no tokenizer in this directory, expected tokenizer.json, or vocab.json and merges.txt, or "
@@ -69,5 +71,6 @@ Tokenizer *tokenizer_open(const char *path, Error *err) {
 }
 
 Tokenizer *tokenizer_named(const char *name, Error *err) {
-    return strcmp(name, "bytes") == 0 ? tokenizer_bytes(err) : tokenizer_open(name, err);
+    if (strcmp(name, "bytes") == 0) return tokenizer_bytes(err);
+    return tokenizer_open(name, err);
 }

@@ -8,7 +8,8 @@
 enum { LLMC_HEADER_BYTES = 1024, GPT2_EOT = 50256, P50K_RANKS = 50280 };
 
 static Tokenizer *finish_ranks(Tokenizer *t, const char *path, bool ok, Error *err) {
-    const int32_t same = ok ? vocabulary_find(t, END_OF_TEXT, strlen(END_OF_TEXT)) : -1;
+    int32_t same = -1;
+    if (ok) same = vocabulary_find(t, END_OF_TEXT, strlen(END_OF_TEXT));
     if (same >= 0) ok = error_set(err, "\"%s\" is both token %d and token %d", END_OF_TEXT, same, t->eot);
     if (ok && vocabulary_finish(t, err) && vocabulary_merge_by_rank(t, err)) return t;
     error_prefix(err, "%s", path);
@@ -28,7 +29,8 @@ static int base64_decode(const char *text, size_t n, char *out) {
     for (size_t at = 0; at < n; at += 4) {
         uint32_t bits = 0;
         for (size_t i = at; i < at + 4; i++) {
-            const char *digit = i >= n - filling ? digits : memchr(digits, text[i], sizeof digits - 1);
+            const char *digit = digits;
+            if (i < n - filling) digit = memchr(digits, text[i], sizeof digits - 1);
             if (!digit) return -1;
             bits = bits << 6 | (uint32_t)(digit - digits);
         }
@@ -41,9 +43,11 @@ static int base64_decode(const char *text, size_t n, char *out) {
 static bool read_rank(Tokenizer *t, const char *line, size_t n, Error *err) {
     char bytes[MAX_TOKEN_BYTES + 4], shown[64];
     const char *space = memchr(line, ' ', n);
-    size_t encoded = space ? (size_t)(space - line) : n;
+    size_t encoded = n;
+    if (space) encoded = (size_t)(space - line);
     if (encoded > MAX_TOKEN_BYTES / 3 * 4) return error_set(err, "longer than a token of %d bytes", MAX_TOKEN_BYTES);
-    int length = space ? base64_decode(line, encoded, bytes) : -1;
+    int length = -1;
+    if (space) length = base64_decode(line, encoded, bytes);
     int64_t rank = 0;
     const char *digit = space ? space + 1 : line + n;
     bool number = digit < line + n && line + n - digit <= 9;
@@ -100,7 +104,8 @@ static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *er
     if (header[1] != 1 && header[1] != 2)
         return error_set(err, "header: llm.c tokenizer version %u, expected 1 or 2", header[1]);
     const int64_t tokens = header[2];
-    const int64_t eot = header[1] == 1 ? GPT2_EOT : header[3]; // version 1 has no field for it: always GPT-2's
+    int64_t eot = GPT2_EOT;
+    if (header[1] != 1) eot = header[3]; // version 1 has no field for it: always GPT-2's
     if (tokens < 257 || tokens > MAX_TOKENS)
         return error_set(err, "header: %lld tokens, expected 257 to %d", (long long)tokens, MAX_TOKENS);
     if (eot >= tokens)
@@ -108,7 +113,8 @@ static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *er
                          (long long)tokens);
     size_t at = LLMC_HEADER_BYTES;
     for (int64_t i = 0; i < tokens; i++) {
-        size_t length = at < n ? (unsigned char)text[at] : 0;
+        size_t length = 0;
+        if (at < n) length = (unsigned char)text[at];
         if (at >= n || length > n - at - 1)
             return error_set(err, "token %lld of %lld at byte %zu: the file ends there", (long long)i,
                              (long long)tokens, at);

@@ -1,6 +1,7 @@
 // See tokenizer_settings.h.
 #include "llmc/text/tokenizer_settings.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/path.h"
@@ -14,8 +15,9 @@ static const size_t MAX_SETTINGS_BYTES = (size_t)16 << 20;
 static bool check_token(const Tokenizer *t, const char *text, int64_t number, Error *err) {
     char shown[64];
     const size_t length = strlen(text);
-    const int64_t last = number < 0 ? t->count - 1 : number;
-    for (int64_t i = number < 0 ? 0 : number; i <= last && i < t->count; i++) {
+    int64_t last = number;
+    if (number < 0) last = t->count - 1;
+    for (int64_t i = max_i64(0, number); i <= last && i < t->count; i++) {
         const Token *k = &t->tokens[i];
         if (k->length == length && memcmp(t->bytes + k->offset, text, length) == 0) return true;
     }

@@ -1,5 +1,6 @@
 // See vocabulary.h.
 #include "llmc/text/vocabulary.h"
+#include "llmc/base/arithmetic.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,7 +73,7 @@ static void index_token(Tokenizer *t, int32_t token) {
 
 static bool room_for(Tokenizer *t, int64_t number, size_t length, Error *err) {
     if (number >= t->token_capacity) {
-        int64_t capacity = number < 512 ? 1024 : 2 * number;
+        int64_t capacity = max_i64(1024, 2 * number);
         // Pages of zeros that are not touched cost nothing: a file may name a far number.
         Token *grown = calloc((size_t)capacity, sizeof *grown);
         if (!grown) return error_set(err, "out of memory for token %lld", (long long)number);
@@ -92,7 +93,8 @@ static bool room_for(Tokenizer *t, int64_t number, size_t length, Error *err) {
 }
 
 static bool check_new(const Tokenizer *t, int64_t number, const char *bytes, size_t length, bool ordinary, Error *err) {
-    int32_t same = ordinary ? vocabulary_find(t, bytes, length) : -1;
+    int32_t same = -1;
+    if (ordinary) same = vocabulary_find(t, bytes, length);
     bool taken = number >= 0 && number < t->count && t->tokens[number].known;
     if (number >= 0 && number < MAX_TOKENS && length > 0 && length <= MAX_TOKEN_BYTES && !taken && same < 0)
         return true;
@@ -113,7 +115,7 @@ static bool check_new(const Tokenizer *t, int64_t number, const char *bytes, siz
 bool vocabulary_add(Tokenizer *t, int64_t number, const char *bytes, size_t length, bool ordinary, Error *err) {
     if (!check_new(t, number, bytes, length, ordinary, err) || !room_for(t, number, length, err)) return false;
     if (ordinary && 2 * (t->ordinary_count + 1) > t->by_bytes_capacity) { // the hash table grows
-        int64_t capacity = t->by_bytes_capacity ? 2 * t->by_bytes_capacity : 1024;
+        int64_t capacity = max_i64(2 * t->by_bytes_capacity, 1024);
         int32_t *grown = realloc(t->by_bytes, (size_t)capacity * sizeof *grown);
         if (!grown) return error_set(err, "out of memory for %lld tokens", (long long)capacity / 2);
         memset(grown, 0xFF, (size_t)capacity * sizeof *grown);
@@ -185,7 +187,8 @@ bool vocabulary_merge_by_rank(Tokenizer *t, Error *err) {
         const char *bytes = t->bytes + k->offset;
         for (uint32_t cut = 1; k->ordinary && cut < k->length; cut++) {
             int32_t left = vocabulary_find(t, bytes, cut);
-            int32_t right = left < 0 ? -1 : vocabulary_find(t, bytes + cut, k->length - cut);
+            int32_t right = -1;
+            if (left >= 0) right = vocabulary_find(t, bytes + cut, k->length - cut);
             if (right >= 0 && !vocabulary_merge(t, left, right, (uint32_t)token, err)) return false;
         }
     }

@@ -2,6 +2,7 @@
 // cache. When it is three quarters full, its words move to the shared table, part by part; each part has a lock.
 #include "llmc/text/word_counts.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/text/piece_key.h"
 #include "llmc/text/pieces.h"
 #include "llmc/text/vocabulary.h"
@@ -80,7 +81,7 @@ void word_counts_free(WordCounts *w) {
 // Makes space for one more word of this length.
 static bool reserve_word(Part *p, int64_t length) {
     if (4 * (p->num_words + 1) > 3 * p->num_slots) {
-        const int64_t count = p->num_slots ? 2 * p->num_slots : 256;
+        const int64_t count = max_i64(2 * p->num_slots, 256);
         uint32_t *slots = calloc((size_t)count, sizeof *slots);
         if (!slots) return false;
         for (int64_t i = 0; i < p->num_words; i++) {
