@@ -53,7 +53,7 @@ static void qk_forward(const Block *b) {
 
 // Turns the gradient of attention's input into that of qkv, in place. Only QK-norm needs values of the forward pass.
 static void qk_backward(const Block *b) {
-    const Tensor qkv = config_of(b)->qk_norm ? b->a.qkv : tensor_none();
+    const Tensor qkv = tensor_if(config_of(b)->qk_norm, b->a.qkv);
     if (b->table.data)
         qk_norm_rope_backward(b->a.dqkv, b->g.qnormw, b->g.knormw, qkv, b->a.qkr_rstd, b->p.qnormw, b->p.knormw,
                               b->table, num_heads(b), num_kv_heads(b), b->accumulate);

@@ -74,7 +74,8 @@ static bool has_cudnn(OpsShape shape, int compute_capability) {
 
 // Where heads of k and v are shared, dK and dV of each head of q in 16 bits, on Blackwell twice.
 static int64_t shared_gradients(OpsShape shape) {
-    return ops_kv_heads(shape) < shape.NH ? 4 * shape.B * shape.NH * shape.T * ops_head_size(shape) : 0;
+    if (ops_kv_heads(shape) < shape.NH) return 4 * shape.B * shape.NH * shape.T * ops_head_size(shape);
+    return 0;
 }
 
 int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit) {
@@ -85,8 +86,10 @@ int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit) {
     if (!has_cudnn(shape, compute_capability)) return 0;
     if (shape.forward_only) return sums;
     if (compute_capability >= 100 && compute_capability <= 103) return sums + 2 * shared;
-    const int64_t stored = squares <= limit ? squares : 0;
-    return compute_capability == 90 && collected <= limit ? max_i64(stored, collected) : stored;
+    int64_t stored = 0;
+    if (squares <= limit) stored = squares;
+    if (compute_capability == 90 && collected <= limit) return max_i64(stored, collected);
+    return stored;
 }
 
 int64_t cuda_size_cudnn_fast(OpsShape shape, int compute_capability) {
@@ -110,7 +113,8 @@ int64_t cuda_size_cudnn_limit(int64_t free_bytes) { return free_bytes / 8; }
 static int64_t max_chunk_bytes(int64_t memory) {
     const int64_t GB = 1000 * 1000 * 1000, GIB = 1 << 30;
     if (memory >= 120 * GB) return 34 * GB / 10;
-    return memory >= 60 * GB ? 2 * GIB : GIB;
+    if (memory >= 60 * GB) return 2 * GIB;
+    return GIB;
 }
 
 // The tile of the library's large 16-bit matmuls.
@@ -145,12 +149,14 @@ int64_t cuda_size_head_chunk_rows(OpsShape shape, int num_sms, int64_t memory) {
 // ADAFACTOR_TILE_ROWS rows a sum for each column of a tile, fewer than twice rows / ADAFACTOR_TILE_ROWS tiles high.
 int64_t cuda_size_optimizer(OpsShape shape) {
     const int64_t parts = shape.num_tensors * NORM_MAX_PARTS;
-    const int64_t adafactor = shape.factored > 0 ? shape.num_tensors + 2 * shape.factored / ADAFACTOR_TILE_ROWS : 0;
+    int64_t adafactor = 0;
+    if (shape.factored > 0) adafactor = shape.num_tensors + 2 * shape.factored / ADAFACTOR_TILE_ROWS;
     return (parts + adafactor) * (int64_t)sizeof(float);
 }
 
 int64_t cuda_size_beside(OpsShape shape, int compute_capability) {
-    return shape.overlap && !shape.forward_only ? cuda_size_matmul(shape, compute_capability) : 0;
+    if (shape.overlap && !shape.forward_only) return cuda_size_matmul(shape, compute_capability);
+    return 0;
 }
 
 int64_t cuda_size_workspace(OpsShape shape, int compute_capability, int64_t cudnn) {

@@ -38,7 +38,7 @@ void memory_plan_destroy(MemoryPlan *plan) {
 int memory_plan_add(MemoryPlan *plan, MemoryClass c, const char *name, int64_t bytes, int first_use, int last_use) {
     REQUIRE(bytes >= 0 && (first_use == PLAN_ALWAYS || first_use <= last_use), "memory plan: %s", name);
     if (plan->count == plan->capacity) {
-        plan->capacity = plan->capacity ? 2 * plan->capacity : 256;
+        plan->capacity = (int)max_i64(2 * plan->capacity, 256);
         plan->entries = (Entry *)realloc(plan->entries, (size_t)plan->capacity * sizeof(Entry));
         REQUIRE_MEMORY(plan->entries, "a memory plan");
     }

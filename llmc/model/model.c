@@ -72,9 +72,14 @@ static void make_tensors(Model *model) {
             if (s->rank == 0) continue;
             *s = optimizer_state_slice(*s, (StateSlot)slot, p, own.begin, n);
             s->name = p->name;
-            s->data = o->offload ? model->host_state + host_at
-                                 : (char *)model_at(model, model->layout.state[slot]) + at[slot];
-            *(o->offload ? &host_at : &at[slot]) += round_up((int64_t)tensor_bytes(*s), PLAN_ALIGNMENT);
+            const int64_t bytes = round_up((int64_t)tensor_bytes(*s), PLAN_ALIGNMENT);
+            if (o->offload) {
+                s->data = model->host_state + host_at;
+                host_at += bytes;
+            } else {
+                s->data = (char *)model_at(model, model->layout.state[slot]) + at[slot];
+                at[slot] += bytes;
+            }
         }
         if (divided) { // the sum over all processes
             const int64_t begin = partition_of_unit(part, unit, o->rank).begin;
@@ -125,7 +130,8 @@ static int num_parts_of(const ModelOptions *o) { return 2 * (int)o->config.L + 1
 Model *model_create(const ModelOptions *options, Error *err) {
     Model *model = model_shape(options);
     const ModelOptions *o = &model->options;
-    const int num_parts = o->processes > 1 ? NUM_GRAPHS * num_parts_of(o) : 0;
+    int num_parts = 0;
+    if (o->processes > 1) num_parts = NUM_GRAPHS * num_parts_of(o);
     if (num_parts > 0) {
         model->parts = calloc((size_t)num_parts, sizeof *model->parts);
         REQUIRE_MEMORY(model->parts, "the parts of a micro-step");
@@ -201,7 +207,8 @@ void model_load_batch(Model *model, const void *windows, int64_t B, int64_t T, i
     REQUIRE(B >= 1 && B <= o->B && T >= 1 && T <= o->T,
             "a batch of %lld windows of %lld in a model planned for %lld of %lld", (long long)B, (long long)T,
             (long long)o->B, (long long)o->T);
-    const DType dtype = token_bytes == 2 ? DTYPE_U16 : DTYPE_I32;
+    DType dtype = DTYPE_I32;
+    if (token_bytes == 2) dtype = DTYPE_U16;
     void *buffer = model->arena + memory_plan_offset(model->plan, model->layout.windows);
     Tensor on_device = tensor_make(buffer, dtype, "windows", B, T + 1, 0, 0);
     if (!model->is_dry) {

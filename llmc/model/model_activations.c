@@ -1,5 +1,6 @@
 // The tables of model_activations.h, the clock and the shapes of activations.
 #include "llmc/model/model_activations.h"
+#include "llmc/base/format.h"
 
 #include <stdio.h>
 
@@ -43,7 +44,8 @@ int model_backward_tick(const ModelConfig *config, int block) {
 int model_end_tick(const ModelConfig *config) { return model_backward_tick(config, 0) + BACKWARD_TICKS; }
 int model_tick_of_head(const ModelConfig *config, int tick) {
     if (tick == H_BEGIN) return 0;
-    return tick == H_END ? model_end_tick(config) : model_head_tick(config) + tick;
+    if (tick == H_END) return model_end_tick(config);
+    return model_head_tick(config) + tick;
 }
 
 const char *model_tick_name(const ModelConfig *config, int tick, char name[TICK_NAME]) {
@@ -63,7 +65,7 @@ const char *model_tick_name(const ModelConfig *config, int tick, char name[TICK_
     else if (tick < end)
         snprintf(name, TICK_NAME, "block %d %s%s", L - 1 - (tick - first) / BACKWARD_TICKS,
                  backward[(tick - first) % BACKWARD_TICKS],
-                 (tick - first) % BACKWARD_TICKS == B_RECOMPUTE ? "" : " backward");
+                 text_if((tick - first) % BACKWARD_TICKS != B_RECOMPUTE, " backward"));
     else if (tick == end)
         snprintf(name, TICK_NAME, "embedding backward");
     else
@@ -74,10 +76,14 @@ const char *model_tick_name(const ModelConfig *config, int tick, char name[TICK_
 // `tick` itself or, if another op of the set needs the tensor, the tick of that op: the order of the
 // needs of block_backward in gpt2.c.
 int model_recompute_tick(int set, int tick) {
-    const int ln2 = set & RECOMPUTE_FC ? B_RECOMPUTE : B_FC;
-    const int attention = set & RECOMPUTE_ATTPROJ ? ln2 : B_ATTPROJ;
-    const int qkv = set & RECOMPUTE_ATTENTION ? attention : B_ATT;
-    const int ln1 = set & RECOMPUTE_QKV ? qkv : B_QKV;
+    int ln2 = B_FC;
+    if (set & RECOMPUTE_FC) ln2 = B_RECOMPUTE;
+    int attention = B_ATTPROJ;
+    if (set & RECOMPUTE_ATTPROJ) attention = ln2;
+    int qkv = B_ATT;
+    if (set & RECOMPUTE_ATTENTION) qkv = attention;
+    int ln1 = B_QKV;
+    if (set & RECOMPUTE_QKV) ln1 = qkv;
     switch (tick) {
     case B_FC:
         return ln2;

@@ -2,6 +2,7 @@
 #include "llmc/model/model_config.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/format.h"
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
@@ -80,8 +81,11 @@ static const char forms[] = "expected d6 d12 d24 d36 d48 d60, gpt3:c768 (384 .. 
                             "L=6,C=384,NH=6,V=257,T=256, any of these after starcoder2:, llama:, qwen2:, qwen3: or "
                             "arcee:, a directory with config.json, or an llm.c .bin file";
 
-int64_t model_kv_heads(const ModelConfig *config) { return config->NKV ? config->NKV : config->NH; }
-int64_t model_head_size(const ModelConfig *config) { return config->HS ? config->HS : config->C / config->NH; }
+int64_t model_kv_heads(const ModelConfig *config) { return positive_or(config->NKV, config->NH); }
+int64_t model_head_size(const ModelConfig *config) {
+    if (config->HS) return config->HS;
+    return config->C / config->NH;
+}
 float model_eps(const ModelConfig *config) { return config->eps > 0.0f ? config->eps : 1e-5f; }
 
 // Biases aside.
@@ -106,12 +110,14 @@ static int family_of(const ModelConfig *config) {
 
 const char *model_family(const ModelConfig *config) {
     const int family = family_of(config);
-    return family < 0 ? NULL : families[family].name;
+    if (family < 0) return NULL;
+    return families[family].name;
 }
 
 const char *model_class(const ModelConfig *config) {
     const int family = family_of(config);
-    return family < 0 || (family == 0 && !model_is_gpt2(config)) ? NULL : families[family].class;
+    if (family < 0 || (family == 0 && !model_is_gpt2(config))) return NULL;
+    return families[family].class;
 }
 
 const char *model_family_block(const char *name, ModelConfig *config) {
@@ -140,11 +146,13 @@ void model_config_set_vocab(ModelConfig *config, int64_t V) {
 }
 
 int64_t model_default_d_ff(const ModelConfig *config) {
-    return config->activation == ACTIVATION_SWIGLU ? round_up(ceil_div(8 * config->C, 3), 128) : 4 * config->C;
+    if (config->activation == ACTIVATION_SWIGLU) return round_up(ceil_div(8 * config->C, 3), 128);
+    return 4 * config->C;
 }
 
 void model_config_set_d_ff(ModelConfig *config, int64_t d_ff) {
-    config->d_ff = d_ff == model_default_d_ff(config) ? 0 : d_ff;
+    config->d_ff = d_ff;
+    if (d_ff == model_default_d_ff(config)) config->d_ff = 0;
 }
 
 static bool apply_preset(ModelConfig *config, const char *name) {
@@ -199,12 +207,14 @@ static bool apply_field(ModelConfig *config, Switches *switches, const char *par
         char *end;
         errno = 0;
         long long value = strtoll(equals + 1, &end, 10);
-        if (!isdigit((unsigned char)equals[1]) || *end || errno || value < fields[i].low || value > fields[i].high)
-            return fields[i].high < INT64_MAX
-                       ? error_set(err, "'%s': expected 0 %s %lld after %s=", part, fields[i].high > 1 ? "to" : "or",
-                                   (long long)fields[i].high, fields[i].key)
-                       : error_set(err, "'%s': expected a whole number of at least %lld after %s=", part,
-                                   (long long)fields[i].low, fields[i].key);
+        const bool is_whole = isdigit((unsigned char)equals[1]) && !*end && !errno;
+        if (!is_whole || value < fields[i].low || value > fields[i].high) {
+            if (fields[i].high == INT64_MAX)
+                return error_set(err, "'%s': expected a whole number of at least %lld after %s=", part,
+                                 (long long)fields[i].low, fields[i].key);
+            return error_set(err, "'%s': expected 0 %s %lld after %s=", part, fields[i].high > 1 ? "to" : "or",
+                             (long long)fields[i].high, fields[i].key);
+        }
         if (*given >> i & 1) return error_set(err, "'%s': %s is given twice; leave one out", part, fields[i].key);
         *given |= 1U << i;
         *fields[i].field = value;
@@ -311,8 +321,8 @@ bool model_config_check(const ModelConfig *config, Error *err) {
                          "the hidden units of the MLP (d_ff = %lld) must be a multiple of %d, or %s%lld; nearest: "
                          "%lld or %lld",
                          (long long)config->d_ff, D_FF_MULTIPLE,
-                         config->activation == ACTIVATION_SWIGLU ? "" : "4 C = ", (long long)model_default_d_ff(config),
-                         (long long)below, (long long)(below + D_FF_MULTIPLE));
+                         text_if(config->activation != ACTIVATION_SWIGLU, "4 C = "),
+                         (long long)model_default_d_ff(config), (long long)below, (long long)(below + D_FF_MULTIPLE));
     }
     return true;
 }
@@ -320,13 +330,13 @@ bool model_config_check(const ModelConfig *config, Error *err) {
 const char *model_config_text(const ModelConfig *c, int64_t T, char *buf, size_t size) {
     char block[40] = "", NKV[48] = "", HS[32] = "", d_ff[40] = "";
     const char *family = model_family(c);
-    if (!model_is_gpt2(c)) snprintf(block, sizeof block, " of %s", family ? family : "no class");
+    if (!model_is_gpt2(c)) snprintf(block, sizeof block, " of %s", text_or(family, "no class"));
     if (c->NKV) snprintf(NKV, sizeof NKV, ", %lld of keys and values", (long long)c->NKV);
     if (c->HS) snprintf(HS, sizeof HS, " of %lld channels", (long long)c->HS);
     if (c->d_ff) snprintf(d_ff, sizeof d_ff, ", d_ff %lld", (long long)c->d_ff);
     snprintf(buf, size, "%lld blocks%s, %lld channels, %lld heads%s%s%s%s, context %lld, vocabulary %lld",
              (long long)c->L, block, (long long)c->C, (long long)c->NH, HS, NKV, d_ff,
-             c->untied ? ", a head of its own" : "", (long long)T, (long long)c->V);
+             text_if(c->untied, ", a head of its own"), (long long)T, (long long)c->V);
     return buf;
 }
 
@@ -346,7 +356,7 @@ const char *model_config_descriptor(const ModelConfig *c, char buf[MODEL_DESCRIP
                  {"tied", !c->untied, !block->untied},
                  {"qk_norm", c->qk_norm, block->qk_norm}};
     int n = snprintf(buf, MODEL_DESCRIPTOR, "%s%sL=%lld,C=%lld,NH=%lld,V=%lld,T=%lld",
-                     family ? families[family].name : "", family ? ":" : "", (long long)c->L, (long long)c->C,
+                     family ? families[family].name : "", text_if(family, ":"), (long long)c->L, (long long)c->C,
                      (long long)c->NH, (long long)c->V, (long long)c->max_T);
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         if (parts[i].value != parts[i].of_family)
@@ -355,7 +365,7 @@ const char *model_config_descriptor(const ModelConfig *c, char buf[MODEL_DESCRIP
 }
 
 int64_t model_size(const ModelConfig *config, Dimension dimension) {
-    const int64_t HS = model_head_size(config), d_ff = config->d_ff ? config->d_ff : model_default_d_ff(config);
+    const int64_t HS = model_head_size(config), d_ff = positive_or(config->d_ff, model_default_d_ff(config));
     const int64_t sizes[] = {[DIM_1] = 1,
                              [DIM_C] = config->C,
                              [DIM_HS] = HS,

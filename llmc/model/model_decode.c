@@ -19,7 +19,8 @@ bool model_decoder_create(Model *model, Error *err) {
     const int64_t tokens = model_decoder_tokens(o) * (int64_t)sizeof(int32_t);
     const int64_t logits = o->sequences * o->config.Vp * (int64_t)dtype_size(o->dtype);
     model->decoder.host = host_alloc((size_t)max_i64(tokens, logits), err);
-    model->decoder.graph = model->decoder.host ? device_graph_create(err) : NULL;
+    model->decoder.graph = NULL;
+    if (model->decoder.host) model->decoder.graph = device_graph_create(err);
     return model->decoder.graph != NULL;
 }
 

@@ -62,8 +62,8 @@ static Tensor quantised_weight(const Model *model, int block, LinearLayer layer,
     const int64_t OC = rows_of(c, layer), IC = cols_of(c, layer);
     const int64_t before = block * elements_before(c, NUM_LINEARS) + elements_before(c, layer);
     uint8_t *data = (uint8_t *)model_at(model, model->layout.fp8_weights) + weight_copies(&model->options) * before;
-    return transposed ? tensor_make(data + OC * IC, DTYPE_E4M3, "fp8_weight_transposed", IC, OC, 0, 0)
-                      : tensor_make(data, DTYPE_E4M3, "fp8_weight", OC, IC, 0, 0);
+    if (transposed) return tensor_make(data + OC * IC, DTYPE_E4M3, "fp8_weight_transposed", IC, OC, 0, 0);
+    return tensor_make(data, DTYPE_E4M3, "fp8_weight", OC, IC, 0, 0);
 }
 
 void model_fp8_prepare(Model *model) {
@@ -74,9 +74,10 @@ void model_fp8_prepare(Model *model) {
         const Weights p = model_weights(model, block);
         for (int i = 0; i < NUM_LINEARS; i++) {
             const LinearLayer layer = (LinearLayer)i;
-            fp8_quantize(quantised_weight(model, block, layer, false),
-                         o->train ? quantised_weight(model, block, layer, true) : tensor_none(),
-                         p.all[weight_of[layer]], fp8_slot_of(model, block, layer, FP8_WEIGHT), FP8_CURRENT);
+            Tensor transposed = tensor_none();
+            if (o->train) transposed = quantised_weight(model, block, layer, true);
+            fp8_quantize(quantised_weight(model, block, layer, false), transposed, p.all[weight_of[layer]],
+                         fp8_slot_of(model, block, layer, FP8_WEIGHT), FP8_CURRENT);
         }
     }
 }
@@ -113,7 +114,7 @@ void model_fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dw
     fp8_quantize(tensor_none(), in_transposed, in, in_slot, FP8_KEEP);
     fp8_matmul(din, tensor_none(), q, dout_slot, quantised_weight(model, b->number, layer, true),
                fp8_slot_of(model, b->number, layer, FP8_WEIGHT), tensor_none());
-    fp8_matmul(dweight, b->accumulate ? dweight : tensor_none(), dout_transposed, dout_slot, in_transposed, in_slot,
+    fp8_matmul(dweight, tensor_if(b->accumulate, dweight), dout_transposed, dout_slot, in_transposed, in_slot,
                tensor_none()); // with --overlap beside what follows
     if (dbias.data) bias_backward(dbias, dout, b->accumulate);
 }

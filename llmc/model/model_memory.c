@@ -21,7 +21,8 @@ static int64_t activation_bytes(const ModelOptions *o, ActivationShape shape, in
 
 void model_state_bytes(const ModelOptions *o, const Partition *p, int64_t bytes[NUM_STATE_SLOTS]) {
     Parameter *table = parameter_table(&o->config);
-    const int count = o->train ? parameter_count(&o->config) : 0;
+    int count = 0;
+    if (o->train) count = parameter_count(&o->config);
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
         bytes[slot] = 0;
         for (int r = 0; r < (model_is_divided(o) ? p->processes : 1); r++) {
@@ -47,7 +48,8 @@ static void plan_state(MemoryPlan *plan, Layout *layout, const ModelOptions *o) 
     layout->host_bytes = 0;
     layout->offload_buffer = -1;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
-        const MemoryClass class = slot == SLOT_MASTER ? MEM_MASTER : MEM_OPTIMIZER;
+        MemoryClass class = MEM_OPTIMIZER;
+        if (slot == SLOT_MASTER) class = MEM_MASTER;
         layout->state[slot] = -1;
         if (bytes[slot] == 0) continue;
         if (o->offload)
@@ -206,7 +208,8 @@ static void plan_decoder(MemoryPlan *plan, Layout *layout, const ModelOptions *o
             continue;
         }
         const int64_t bytes = activation_bytes(o, s->shape, 1, tokens);
-        const int last = s->forward_first <= F_LN1 ? F_NEXT_LN1 : s->forward_last;
+        int last = F_NEXT_LN1;
+        if (s->forward_first > F_LN1) last = s->forward_last;
         layout->decoder_acts[i] =
             memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, begin + s->forward_first, begin + last);
     }
@@ -233,14 +236,18 @@ MemoryPlan *model_plan_all(Layout *layout, const ModelOptions *o) {
     plan_model_acts(plan, layout, o);
     for (int block = 0; block < o->config.L; block++) plan_block(plan, layout, o, block);
     plan_decoder(plan, layout, o);
-    const int64_t scratch = o->train ? optimizer_scratch_bytes(o->optimizer, &o->config, o->dtype, o->numerics) : 0;
+    int64_t scratch = 0;
+    if (o->train) scratch = optimizer_scratch_bytes(o->optimizer, &o->config, o->dtype, o->numerics);
     const int update = model_end_tick(&o->config) + F_NEXT_LN1 + 2; // after the decoder's ticks
-    layout->optimizer_scratch =
-        scratch > 0 ? memory_plan_add(plan, MEM_ACTIVATIONS, "optimizer_scratch", scratch, update, update) : -1;
+    layout->optimizer_scratch = -1;
+    if (scratch > 0)
+        layout->optimizer_scratch =
+            memory_plan_add(plan, MEM_ACTIVATIONS, "optimizer_scratch", scratch, update, update);
     model_fp8_plan(plan, layout, o);
-    layout->stats = o->numerics ? memory_plan_add_always(plan, MEM_WORKSPACE, "numerics",
-                                                         NUMERICS_MAX_ROWS * (int64_t)sizeof(TensorStats))
-                                : -1;
+    layout->stats = -1;
+    if (o->numerics)
+        layout->stats =
+            memory_plan_add_always(plan, MEM_WORKSPACE, "numerics", NUMERICS_MAX_ROWS * (int64_t)sizeof(TensorStats));
     memory_plan_solve(plan);
     return plan;
 }

@@ -65,7 +65,8 @@ static Tensor watched_tensor(const Model *model, int index, int64_t *first) {
     const UpdateTensor *t = model->own;
     while (t->stream != index) t++;
     *first = t->offset;
-    return t->master.data && !model->options.offload ? t->master : t->weight;
+    if (t->master.data && !model->options.offload) return t->master;
+    return t->weight;
 }
 
 // A copy of t in the optimizer's scratch memory, which an update does not use while it runs.
@@ -92,7 +93,8 @@ void model_numerics_update_end(Model *model, int index) {
 // ------------------------------------------------------------------------------------------------------------- results
 
 double model_numerics_ratio(const NumericsRow *row) {
-    return row->weight_sumsq > 0.0 ? sqrt(row->stats.sumsq / row->weight_sumsq) : 0.0;
+    if (row->weight_sumsq > 0.0) return sqrt(row->stats.sumsq / row->weight_sumsq);
+    return 0.0;
 }
 
 int model_numerics_read(Model *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
@@ -105,7 +107,8 @@ int model_numerics_read(Model *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
     if (model->layout.stats < 0) return 0;
     model_read_bytes(model, all_stats(model, DTYPE_U8), 0, (int64_t)sizeof stats, stats);
     for (int class = 0; class < NUM_CLASSES; class ++) {
-        const int part = class < FIRST_PARAMETER ? -1 : (class - FIRST_PARAMETER) % NUM_PARTS;
+        int part = -1;
+        if (class >= FIRST_PARAMETER) part = (class - FIRST_PARAMETER) % NUM_PARTS;
         const bool of_process = part < 0 || (divided && part != PART_WEIGHT);
         if (stats[class].count <= 0.0 && !(divided && of_process)) continue; // another process may have counts
         if (part >= 0 && parameter_index(&model->options.config, (class - FIRST_PARAMETER) / NUM_PARTS, 0) < 0)
@@ -118,7 +121,8 @@ int model_numerics_read(Model *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
                      parts[part]);
         row->stats = stats[class];
         row->of_process = of_process;
-        row->weight_sumsq = part == PART_UPDATE ? stats[class - PART_UPDATE + PART_WEIGHT].sumsq : 0.0;
+        row->weight_sumsq = 0.0;
+        if (part == PART_UPDATE) row->weight_sumsq = stats[class - PART_UPDATE + PART_WEIGHT].sumsq;
     }
     return n;
 }

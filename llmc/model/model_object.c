@@ -2,7 +2,8 @@
 #include "llmc/model/model_object.h"
 
 void *model_at(const Model *model, int handle) {
-    return handle < 0 ? NULL : model->arena + memory_plan_offset(model->plan, handle);
+    if (handle < 0) return NULL;
+    return model->arena + memory_plan_offset(model->plan, handle);
 }
 
 void model_use_workspace(const Model *model) {
@@ -23,10 +24,12 @@ Weights model_gradients(const Model *model, int block) {
     Weights g;
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
         const int index = parameter_index(&model->options.config, s, block), handle = model->layout.micro_gradients[s];
-        g.all[s] = tensor_none();
-        if (index >= 0)
-            g.all[s] = handle < 0 ? model->tensors[index].grad
-                                  : parameter_tensor(&model->parameters[index], model_at(model, handle), DTYPE_FP32);
+        if (index < 0)
+            g.all[s] = tensor_none();
+        else if (handle < 0)
+            g.all[s] = model->tensors[index].grad;
+        else
+            g.all[s] = parameter_tensor(&model->parameters[index], model_at(model, handle), DTYPE_FP32);
     }
     return g;
 }
@@ -34,8 +37,8 @@ Weights model_gradients(const Model *model, int block) {
 Tensor model_rope_table(const Model *model) {
     const ModelOptions *o = &model->options;
     void *data = model_at(model, model->layout.rope_table);
-    return data ? tensor_make(data, DTYPE_FP32, "rope_table", o->T, 2, model_head_size(&o->config) / 2, 0)
-                : tensor_none();
+    if (data) return tensor_make(data, DTYPE_FP32, "rope_table", o->T, 2, model_head_size(&o->config) / 2, 0);
+    return tensor_none();
 }
 
 ModelActs model_acts(const Model *model, int64_t B, int64_t T) {

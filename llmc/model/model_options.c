@@ -82,5 +82,6 @@ bool model_frees_gradients(const ModelOptions *o) {
 
 Range model_own_range(const ModelOptions *o, const Partition *p, const Parameter *parameter, int index, int process) {
     const int64_t numel = parameter_numel(parameter);
-    return model_is_divided(o) ? partition_of_parameter(p, index, numel, process) : (Range){0, numel};
+    if (model_is_divided(o)) return partition_of_parameter(p, index, numel, process);
+    return (Range){0, numel};
 }

@@ -58,8 +58,8 @@ Range model_state_range(const Model *model, int index, StateSlot slot, int proce
     const int64_t size = (int64_t)dtype_size(t.dtype);
     if (range_size(own) == parameter_numel(p)) return (Range){0, (int64_t)tensor_bytes(t)};
     const bool is_scale = slot == SLOT_M_SCALE || slot == SLOT_V_SCALE;
-    return is_scale ? (Range){own.begin / STATE_BLOCK * size, ceil_div(own.end, STATE_BLOCK) * size}
-                    : (Range){own.begin * size, own.end * size};
+    if (is_scale) return (Range){own.begin / STATE_BLOCK * size, ceil_div(own.end, STATE_BLOCK) * size};
+    return (Range){own.begin * size, own.end * size};
 }
 
 static Tensor own_state(const Model *model, int index, StateSlot slot) {
@@ -100,7 +100,8 @@ enum { PIECE = 1 << 17, WEIGHT = -1 };
 
 static Tensor value_tensor(const Model *model, int index, int slot) {
     UpdateTensor t = model->tensors[index];
-    return slot == WEIGHT ? t.weight : *state_slot_tensor(&t, (StateSlot)slot);
+    if (slot == WEIGHT) return t.weight;
+    return *state_slot_tensor(&t, (StateSlot)slot);
 }
 
 static bool read_elements(const Model *model, int index, int slot, int64_t first, int64_t n, void *out) {

@@ -10,7 +10,7 @@ enum { MOST_CELLS = 64 }; // of a unit: they bound the number of norm parts
 
 static int cell_count(int groups) {
     while (groups > MOST_CELLS) groups /= 2;
-    return groups > 1 ? groups : 1;
+    return (int)max_i64(groups, 1);
 }
 
 static int64_t padded_elements(const Parameter *p) { return round_up(parameter_numel(p), PLAN_ALIGNMENT); }
@@ -81,7 +81,8 @@ static void list_norm_parts(Partition *p, const Parameter *table, int num_parame
         const int unit = p->units[i];
         const int64_t numel = parameter_numel(&table[i]), begin = p->begin[unit];
         // The elements of a cell; 0: the parameter is a single part.
-        const int64_t cell = cells[unit] > 0 ? (p->begin[unit + 1] - begin) / cells[unit] : 0;
+        int64_t cell = 0;
+        if (cells[unit] > 0) cell = (p->begin[unit + 1] - begin) / cells[unit];
         for (int64_t done = 0, n; done < numel; done += n) {
             const int64_t at = p->offsets[i] + done;
             n = numel - done;
@@ -106,7 +107,7 @@ Partition *partition_create(const ModelConfig *config, OptimizerKind kind, int g
     Partition *p = calloc(1, sizeof *p);
     REQUIRE_MEMORY(p, "the layout of the parameters");
     p->num_units = (int)config->L + 1;
-    p->processes = processes > 1 ? processes : 1;
+    p->processes = (int)max_i64(processes, 1);
     p->begin = calloc((size_t)p->num_units + 1, sizeof *p->begin);
     p->bounds = calloc((size_t)p->num_units * ((size_t)p->processes + 1), sizeof *p->bounds);
     p->offsets = calloc((size_t)n, sizeof *p->offsets);
@@ -149,5 +150,6 @@ Range partition_of_parameter(const Partition *p, int parameter, int64_t numel, i
     const Range owned = partition_of_unit(p, p->units[parameter], process);
     const int64_t first = p->offsets[parameter];
     const int64_t begin = max_i64(owned.begin - first, 0), end = min_i64(owned.end - first, numel);
-    return begin < end ? (Range){begin, end} : (Range){0, 0};
+    if (begin < end) return (Range){begin, end};
+    return (Range){0, 0};
 }

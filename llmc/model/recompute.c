@@ -2,6 +2,7 @@
 // memory they save.
 #include "llmc/model/recompute.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/model/parameters.h"
 
 #include <ctype.h>
@@ -120,8 +121,8 @@ bool recompute_parse(Recompute *r, const char *text, int64_t L, Error *err) {
 // Appends text to buf. If it does not fit it is truncated, and buf then ends in "...".
 static void append_text(char *buf, size_t size, const char *text) {
     const size_t used = strlen(buf), length = strlen(text), room = size - 1 - used;
-    memcpy(buf + used, text, length < room ? length : room);
-    buf[used + (length < room ? length : room)] = '\0';
+    memcpy(buf + used, text, min_size(length, room));
+    buf[used + min_size(length, room)] = '\0';
     if (length > room && size > 3) memcpy(buf + size - 4, "...", 4);
 }
 
@@ -190,7 +191,8 @@ double recompute_elements_per_token(const Recompute *r, const ModelConfig *confi
     for (int64_t l = 0; l < config->L; l++) {
         const int set = set_of(r, l);
         // GELU is an epilogue of a recomputed fc, the other activations are not.
-        const int with_fc = config->activation == ACTIVATION_GELU ? 0 : RECOMPUTE_FC;
+        int with_fc = RECOMPUTE_FC;
+        if (config->activation == ACTIVATION_GELU) with_fc = 0;
         if (set & with_fc || (set & (RECOMPUTE_GELU | RECOMPUTE_FC)) == RECOMPUTE_GELU) elements += FC + FF;
         if (set & RECOMPUTE_QKV && config->rope_base > 0 && !config->qk_norm) elements += 2.0 * QK;
         if (set & RECOMPUTE_LAYERNORM) elements += 4.0 * C + (config->qk_norm ? 2.0 * QKV : 0.0);
