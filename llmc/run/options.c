@@ -73,7 +73,7 @@ static void print_wrapped(FILE *out, const char *text) {
             fprintf(out, "\n%*s", HELP_COLUMN, "");
             column = HELP_COLUMN;
         }
-        column += fprintf(out, "%s%.*s", column > HELP_COLUMN ? " " : "", word, text);
+        column += fprintf(out, "%s%.*s", text_if(column > HELP_COLUMN, " "), word, text);
         text += word;
         text += strspn(text, " ");
     }
@@ -125,7 +125,7 @@ void option_print_help(FILE *out) {
 bool option_is_flag(const OptionRow *row) { return row->metavar[0] == '['; }
 
 static bool may_be_auto(const OptionRow *row) { return strncmp(row->metavar, "auto|", 5) == 0; }
-double option_least(const OptionRow *row) { return row->min + (may_be_auto(row) ? 1 : 0); }
+double option_least(const OptionRow *row) { return row->min + may_be_auto(row); }
 
 static bool option_is_text(const OptionRow *row) { return row->type == OPTION_STRING || row->type == OPTION_WORD; }
 
@@ -173,7 +173,7 @@ static bool set_word(const OptionRow *row, Options *options, const char *name, c
     for (int k = 0; read_word(row, k, word, field); k++) {
         if (strcmp(word, value) == 0) return true;
         const size_t used = strlen(list);
-        snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", word);
+        snprintf(list + used, sizeof list - used, "%s%s", text_if(used, ", "), word);
     }
     *field = 0;
     return strcmp(value, row->fallback) == 0 ||
@@ -278,10 +278,12 @@ static bool stray_word(char **argv, int i, Error *err) {
     const char *dot = strrchr(argv[i], '.');
     if (!dot || strcmp(dot, ".bin") != 0)
         return error_set(err, "%s: belongs to no option; --help lists them", word.text);
-    char *pattern = path_numbered(argv[is_second ? i - 1 : i]);
-    error_set(err, "%s: belongs to no option; a pattern must be quoted: %s %s", word.text,
-              is_second ? argv[i - 2] : "-i",
-              path_quoted(strchr(pattern, '*') ? pattern : "data/shards/train_*.bin").text);
+    const char *option = "-i", *example = "data/shards/train_*.bin";
+    char *pattern = path_numbered(argv[i - is_second]);
+    if (is_second) option = argv[i - 2];
+    if (strchr(pattern, '*')) example = pattern;
+    error_set(err, "%s: belongs to no option; a pattern must be quoted: %s %s", word.text, option,
+              path_quoted(example).text);
     free(pattern);
     return false;
 }
@@ -291,7 +293,7 @@ static void note_repetition(Options *options, const OptionRow *row, const char *
     char buf[OPTION_VALUE], *list = NULL;
     const char *now = option_value(row, options, buf), *so_far = options->repeated;
     if (strcmp(before, now) == 0) return;
-    REQUIRE_MEMORY(asprintf(&list, "%s%s--%s %.40s, then %.40s", so_far ? so_far : "", so_far ? "; " : "",
+    REQUIRE_MEMORY(asprintf(&list, "%s%s--%s %.40s, then %.40s", text_or(so_far, ""), text_if(so_far, "; "),
                             row->long_name, before, now) >= 0,
                    "an option");
     free(options->repeated);
@@ -323,7 +325,8 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
         // The next argument is the value unless it looks like an option; -1 does not.
         const bool is_value = next && (next[0] != '-' || isdigit((unsigned char)next[1]));
         if (!is_value && row->type == OPTION_WORD) read_word(row, 0, word, &ignored);
-        a.value = is_value ? argv[(*i)++] : word;
+        a.value = word;
+        if (is_value) a.value = argv[(*i)++];
     } else if (!next || names_an_option(next)) {
         return error_set(err, "%s: a value is missing (%s)", typed.text, row->help);
     } else {
@@ -362,13 +365,16 @@ bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err) {
 
 int options_environment(const char *name, int fallback) {
     const char *value = getenv(name);
-    return value && isdigit((unsigned char)*value) ? atoi(value) : fallback;
+    if (value && isdigit((unsigned char)*value)) return atoi(value);
+    return fallback;
 }
 
 bool options_only_ask(const Options *o) { return o->plan || o->advise; }
 
 DeviceOptions options_device(const Options *o) {
-    return (DeviceOptions){.threads = o->threads > 0 ? o->threads : comm_cores(),
+    int threads = o->threads;
+    if (threads <= 0) threads = comm_cores();
+    return (DeviceOptions){.threads = threads,
                            .number = comm_local_rank(),
                            .tf32 = o->tf32 != 0,
                            .attention = o->attention,
@@ -436,15 +442,16 @@ static bool is_built_in(const OptionRow *row, const char *value) {
 
 // Paths of -i and -j may be those of a mixture, one for each corpus: map(directory, path) is taken of each.
 static char *map_paths(const OptionRow *row, const char *value, MixtureMap *map, const char *directory) {
-    return row->group == DATA && strcmp(row->metavar, "GLOB") == 0 ? mixture_map(value, map, directory)
-                                                                   : map(directory, value);
+    if (row->group == DATA && strcmp(row->metavar, "GLOB") == 0) return mixture_map(value, map, directory);
+    return map(directory, value);
 }
 static char *map_in(const void *directory, const char *path) { return path_in(directory, path); }
 static char *map_typed_in(const void *directory, const char *path) { return path_typed_in(directory, path); }
 static char *map_relative(const void *directory, const char *path) {
     const size_t n = strlen(directory);
     const bool is_inside = strncmp(path, directory, n) == 0 && path[n] == '/' && path[n + 1] != '/';
-    return strdup(is_inside ? path + n + 1 : path);
+    if (is_inside) return strdup(path + n + 1);
+    return strdup(path);
 }
 
 // A path as it is in the JSON of a run that was begun in another working directory: relative to that one again.
@@ -473,7 +480,7 @@ char *options_to_json(const Options *options, bool with_directory) {
     for (const OptionRow *row = option_table; row->long_name; row++) {
         if (row->scope == OPTION_OF_PROCESS) continue; // so that it is the same for any number of processes
         char *value = path_in_json(row, options, option_value(row, options, buf));
-        fprintf(f, "%s\"%s\":", row == option_table ? "" : ",", row->long_name);
+        fprintf(f, "%s\"%s\":", text_if(row != option_table, ","), row->long_name);
         if (option_is_text(row))
             format_json_string(f, value, strlen(value));
         else
@@ -493,10 +500,12 @@ static const char *value_then(const cJSON *then, char buf[OPTION_VALUE]) {
 
 static bool adopt_value(const OptionRow *row, Options *options, const cJSON *then, Error *err) {
     char buf[OPTION_VALUE];
-    if (option_is_text(row) ? !cJSON_IsString(then) : !cJSON_IsNumber(then))
-        return error_set(err, "%s: no %s", row->long_name, option_is_text(row) ? "text" : "number");
-    const bool is_auto = cJSON_IsNumber(then) && may_be_auto(row) && then->valuedouble == row->min;
-    return set_value(row, options, row->long_name, is_auto ? "auto" : value_then(then, buf), err);
+    const bool is_text = option_is_text(row);
+    if (is_text && !cJSON_IsString(then)) return error_set(err, "%s: no text", row->long_name);
+    if (!is_text && !cJSON_IsNumber(then)) return error_set(err, "%s: no number", row->long_name);
+    const char *value = value_then(then, buf);
+    if (!is_text && may_be_auto(row) && then->valuedouble == row->min) value = "auto";
+    return set_value(row, options, row->long_name, value, err);
 }
 
 // Options of earlier versions, which runs of theirs resume without.
@@ -510,8 +519,8 @@ static bool check_names(const cJSON *then, Error *err) {
         for (size_t i = 0; i < sizeof REMOVED / sizeof *REMOVED; i++) is_known |= strcmp(name, REMOVED[i]) == 0;
         if (is_known) continue;
         const NearestName nearest = nearest_option(name, strlen(name));
-        return error_set(err, "unknown option \"%.64s\"%s%s%s", name, *nearest.text ? "; did you mean " : "",
-                         nearest.text, *nearest.text ? "?" : "");
+        return error_set(err, "unknown option \"%.64s\"%s%s%s", name, text_if(*nearest.text, "; did you mean "),
+                         nearest.text, text_if(*nearest.text, "?"));
     }
     return true;
 }
@@ -582,8 +591,8 @@ static void print_difference(FILE *f, const OptionRow *row, const Options *optio
     if (comparable && before && strcmp(now, before) == 0) return;
     if (!option_is_text(row) && may_be_auto(row) && number_of(row, options) == row->min) now = "auto";
     if (cJSON_IsNumber(then) && may_be_auto(row) && then->valuedouble == row->min) before = "auto";
-    format_print(f, "--%s %s (was %s)\n", row->long_name, *now ? now : "\"\"",
-                 before ? before : "neither text nor number");
+    if (!*now) now = "\"\"";
+    format_print(f, "--%s %s (was %s)\n", row->long_name, now, text_or(before, "neither text nor number"));
 }
 
 char *options_diff_json(const Options *options, const char *json) {

@@ -27,7 +27,7 @@ static struct {
 // Returns the array with capacity for one more item.
 static void *grown(void *items, int64_t count, int64_t *capacity, size_t size) {
     if (count < *capacity) return items;
-    *capacity = *capacity ? 2 * *capacity : 1024;
+    *capacity = max_i64(2 * *capacity, 1024);
     items = realloc(items, (size_t)*capacity * size);
     REQUIRE_MEMORY(items, "the calls of a profile");
     return items;
@@ -90,9 +90,14 @@ bool profile_next_step(int64_t n) {
     }
     const int64_t measured = profile.step - WARMUP_STEPS;
     if (measured >= 0 && !profile.failed) profile.boundaries[measured] = record_event(STREAM_COMPUTE);
-    const bool observed = measured >= profile.n && measured < 2 * profile.n;
-    ops_observe(observed ? &observer : NULL);
-    device_comm_observe(observed ? &comm_observer : NULL);
+    const OpObserver *of_ops = NULL;
+    const CommObserver *of_requests = NULL;
+    if (measured >= profile.n && measured < 2 * profile.n) {
+        of_ops = &observer;
+        of_requests = &comm_observer;
+    }
+    ops_observe(of_ops);
+    device_comm_observe(of_requests);
     return !profile.failed && profile.step++ < profile_total_steps(profile.n);
 }
 

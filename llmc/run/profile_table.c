@@ -42,7 +42,7 @@ ProfileRow *profile_rows(const Profile *profile, int *count) {
         int r = 0;
         while (r < n && strcmp(rows[r].label, label) != 0) r++;
         if (r == capacity) {
-            capacity = capacity ? 2 * capacity : 64;
+            capacity = (int)max_i64(2 * capacity, 64);
             rows = realloc(rows, (size_t)capacity * sizeof *rows);
             REQUIRE_MEMORY(rows, "the rows of a profile");
         }

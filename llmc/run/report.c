@@ -67,10 +67,11 @@ Report *report_open(const RunSetup *setup, const Model *model, RunLog *log, Devi
         .log = log,
         .speed = speed,
         .started = started,
-        .peak_flops = datasheet > 0 ? datasheet : speed.matmul_flops,
+        .peak_flops = speed.matmul_flops,
         .peak_is_measured = datasheet <= 0,
         .loss_scale = setup->state.control.loss_scale,
     };
+    if (datasheet > 0) r->peak_flops = datasheet;
     DeviceSensors sensors; // where the energy of the run is counted from
     if (device_sensors(&sensors)) run_summary_energy(&r->summary, sensors.energy_joules);
     const ReportFacts facts = {setup, model, log, speed, r->peak_flops, datasheet};
@@ -151,8 +152,10 @@ void report_step(Report *r, StepRecord *record) {
     const double model_flops = each * flops_per_token_llmc(&s->config, s->T);
     const double all_flops = each * flops_per_token_hardware(&s->config, s->T, &s->recompute);
     raise_measured_peak(r, fmax(model_flops, all_flops));
-    line.mfu = r->peak_flops > 0 ? model_flops / r->peak_flops : 0; // of each device
-    line.hfu = r->peak_flops > 0 ? all_flops / r->peak_flops : 0;
+    if (r->peak_flops > 0) { // of each device; 0: unknown
+        line.mfu = model_flops / r->peak_flops;
+        line.hfu = all_flops / r->peak_flops;
+    }
     step_time_add(&r->step_time, line.seconds);
     line.eta_seconds = r->step_time.mean * (double)(s->total_steps - record->step);
     runlog_step(r->log, &line);
@@ -267,7 +270,7 @@ void report_end(Report *r, double wait_seconds) {
         runlog_field(r->log, "done", "%lld steps, %s tokens in %s%s", steps,
                      format_count((double)(steps * s->step_windows * s->T), tokens, TEXT),
                      format_duration(now_seconds() - r->started, time, TEXT),
-                     step < total ? " (time limit; resume with -o and -y)" : "");
+                     text_if(step < total, " (time limit; resume with -o and -y)"));
     run_summary_print(&r->summary, r->log);
     char *sources = log_sources_read(r), *summary = run_summary_json(&r->summary);
     runlog_event(r->log, "end",

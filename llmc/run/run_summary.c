@@ -11,7 +11,8 @@
 
 void step_time_add(StepTime *t, double seconds) {
     static const double WINDOW = 30.0;
-    const double kept = t->after_first ? exp(-seconds / WINDOW) : 0.0;
+    double kept = 0.0;
+    if (t->after_first) kept = exp(-seconds / WINDOW);
     t->after_first = t->mean > 0.0;
     t->steps = kept * t->steps + 1;
     t->seconds = kept * t->seconds + seconds;
@@ -22,7 +23,7 @@ void run_summary_free(RunSummary *s) { free(s->times); }
 
 void run_summary_step(RunSummary *s, double seconds, double tokens, double mfu) {
     if (s->steps == s->capacity) {
-        s->capacity = s->capacity ? 2 * s->capacity : 1024;
+        s->capacity = max_size(2 * s->capacity, 1024);
         s->times = realloc(s->times, s->capacity * sizeof *s->times);
         REQUIRE_MEMORY(s->times, "the times of the steps");
     }
@@ -95,7 +96,7 @@ void run_summary_print(const RunSummary *s, RunLog *log) {
     if (s->has_best)
         snprintf(best, sizeof best, "best validation loss %.4f at step %lld", s->best_loss, (long long)s->best_step);
     if (f.joules > 0.0)
-        snprintf(used, sizeof used, "%s%.4g %s, %.3g J/1K tokens", *best ? " | " : "", energy, unit,
+        snprintf(used, sizeof used, "%s%.4g %s, %.3g J/1K tokens", text_if(*best, " | "), energy, unit,
                  1e3 * f.joules / s->tokens);
     if (*best || *used) runlog_field(log, "", "%s%s", best, used);
 }

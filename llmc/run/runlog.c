@@ -57,12 +57,14 @@ typedef struct {
 // False: no more lines that are finished.
 static bool log_lines_next(LogLines *l) {
     l->at += l->length;
-    l->length = l->file ? getline(&l->text, &l->capacity, l->file) : 0;
+    l->length = 0;
+    if (l->file) l->length = getline(&l->text, &l->capacity, l->file);
     if (l->length <= 0 || l->text[l->length - 1] != '\n') return false;
     cJSON *object = cJSON_ParseWithLength(l->text, (size_t)l->length);
     const cJSON *step = cJSON_GetObjectItemCaseSensitive(object, "step");
     const char *event = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "event"));
-    l->step = cJSON_IsNumber(step) ? step->valuedouble : -1;
+    l->step = -1;
+    if (cJSON_IsNumber(step)) l->step = step->valuedouble;
     l->is_evaluation =
         event && (strcmp(event, "validation") == 0 || strcmp(event, "choices") == 0 || strcmp(event, "sample") == 0);
     l->is_damaged = memchr(l->text, '\0', (size_t)l->length) != NULL;
@@ -127,7 +129,8 @@ static const char LOG_MARK[] = "{\"event\":\"run\",\"time\":";
 static bool open_main_log(RunLog *log, const char *path, bool append, int64_t first_step, Error *err) {
     off_t keep = 0;
     bool mixed = false;
-    const double step = append ? (double)first_step : -1;
+    double step = -1;
+    if (append) step = (double)first_step;
     atomic_file_clean(path); // of separate_kept, killed
     if (!own_file_make_way(path, LOG_MARK, err) || !append_file_open(&log->file, path, false, err)) return false;
     const int64_t size = file_size(log->file.fd);
@@ -176,13 +179,10 @@ static void open_tensorboard(RunLog *log, const char *directory, bool append, in
 RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int progress, bool tensorboard,
                     Error *err) {
     RunLog *log = calloc(1, sizeof *log);
-    if (!log) {
-        error_set(err, "out of memory");
-        return NULL;
-    }
+    REQUIRE_MEMORY(log, "the log");
     log->file.fd = -1;
     log->sample_step = -1;
-    log->progress = progress < 0 ? terminal_redraws(STDOUT_FILENO) : progress > 0;
+    log->progress = progress > 0 || (progress < 0 && terminal_redraws(STDOUT_FILENO));
     log->utf8 = terminal_is_utf8();
     if (!directory || !*directory) return log;
     if (!open_run_files(log, directory, append, first_step, err)) {
@@ -220,7 +220,8 @@ void runlog_field(RunLog *log, const char *name, const char *format, ...) {
     const int length = vasprintf(&text, format, args);
     va_end(args);
     const size_t size = (size_t)length * (UTF8_VISIBLE - 1) + 1;
-    char *line = length < 0 ? NULL : malloc(size);
+    char *line = NULL;
+    if (length >= 0) line = malloc(size);
     if (line) { // else out of memory for a line of text: the run matters more
         utf8_make_visible(text, line, size);
         runlog_print(log, name, line, strlen(line));
@@ -321,7 +322,8 @@ static void show_event(RunLog *log, const char *event, const char *fields) {
     free(text);
     const cJSON *step = cJSON_GetObjectItemCaseSensitive(object, "step"), *item;
     // Groups are in alphabetical order: "end" would come before "train".
-    const char *group = strcmp(event, "end") == 0 ? "whole_run" : event;
+    const char *group = event;
+    if (strcmp(event, "end") == 0) group = "whole_run";
     tensorboard_begin(log->tensorboard, cJSON_IsNumber(step) ? (int64_t)step->valuedouble : 0);
     if (cJSON_IsNumber(step)) {
         cJSON_ArrayForEach(item, object) {
@@ -388,22 +390,24 @@ enum { FLOAT_DIGITS = 9, DOUBLE_DIGITS = 17, MEASURED_DIGITS = 6 };
 
 // "key":x and the scalar GROUP/name, which is what a reader of the JSON gets. In JSON inf and nan are null.
 static void entry_named(Entry *e, const char *key, const char *name, double x, int digits) {
-    char text[32], tag[1024]; // a name may be a path
-    snprintf(text, sizeof text, "%.*g", digits, x);
-    fprintf(e->json, ",\"%s\":%s", key, isfinite(x) ? text : "null");
+    char text[32] = "null", tag[1024]; // a name may be a path
+    if (isfinite(x)) {
+        snprintf(text, sizeof text, "%.*g", digits, x);
+        x = strtod(text, NULL);
+    }
+    fprintf(e->json, ",\"%s\":%s", key, text);
     snprintf(tag, sizeof tag, "%s/%s", e->group, name);
-    tensorboard_scalar(e->log->tensorboard, tag, isfinite(x) ? strtod(text, NULL) : x);
+    tensorboard_scalar(e->log->tensorboard, tag, x);
 }
 
 static void entry_number(Entry *e, const char *key, double x, int digits) { entry_named(e, key, key, x, digits); }
 
 // 0 is how these say that they are not known: null, and nothing to draw.
 static void entry_if_known(Entry *e, const char *key, double x, int digits) {
-    if (x > 0.0) {
+    if (x > 0.0)
         entry_number(e, key, x, digits);
-    } else {
+    else
         fprintf(e->json, ",\"%s\":null", key);
-    }
 }
 
 // -------------------------------------------------------------------------------------------------------------- steps
@@ -419,7 +423,7 @@ static void put_decision(FILE *f, const StepReport *r) {
     else if (c->skip == SKIP_NONFINITE && scale_fell && isfinite(c->loss))
         fprintf(f, " | skipped: overflow, normal in fp16");
     else if (c->skip == SKIP_NONFINITE && c->bad_tensor >= 0)
-        fprintf(f, " | SKIPPED: gradient of %s is not finite", r->bad_tensor ? r->bad_tensor : "a tensor");
+        fprintf(f, " | SKIPPED: gradient of %s is not finite", text_or(r->bad_tensor, "a tensor"));
     else if (c->skip == SKIP_NONFINITE)
         fprintf(f, " | SKIPPED: %s is not finite", isfinite(c->loss) ? "gradient norm" : "loss");
     if (scale_known && c->loss_scale != r->last_loss_scale) fprintf(f, " | loss scale now %g", (double)c->loss_scale);
@@ -476,7 +480,8 @@ void runlog_step(RunLog *log, const StepReport *r) {
         char left[64], right[128];
         snprintf(left, sizeof left, "step %lld/%s", (long long)r->step, total);
         snprintf(right, sizeof right, "loss %s | %s tok/s | eta %s", loss, rate, eta);
-        const double fraction = r->total > 0 ? (double)r->step / (double)r->total : 0.0;
+        double fraction = 0.0;
+        if (r->total > 0) fraction = (double)r->step / (double)r->total;
         progress_render(fraction, left, right, terminal_width(), log->utf8, log->bar, sizeof log->bar);
         log->bar_time = now;
     }
@@ -534,7 +539,8 @@ void runlog_validation(RunLog *log, int64_t step, const ValidationScore *s, cons
 }
 
 void runlog_choices(RunLog *log, int64_t step, const char *name, const ChoiceScore *s, double seconds) {
-    const double all = s->examples > 0 ? (double)s->examples : 1.0; // of none, none is right
+    double all = 1.0;
+    if (s->examples > 0) all = (double)s->examples; // of none, none is right
     const double accuracy = (double)s->correct / all, normalised = (double)s->correct_normalised / all;
     runlog_text(log, "%s at step %lld | accuracy %.2f%% (normalised), %.2f%% | %lld/%lld | %.1f s", name,
                 (long long)step, 100.0 * normalised, 100.0 * accuracy, (long long)s->correct_normalised,
@@ -558,7 +564,7 @@ void runlog_choices(RunLog *log, int64_t step, const char *name, const ChoiceSco
 void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *s) {
     runlog_text(log, "gpu at step %lld | %.0f MHz, memory %.0f MHz | %.0f W | %.0f C%s%s", (long long)step,
                 s->sm_clock_mhz, s->memory_clock_mhz, s->power_watts, s->temperature_c,
-                *s->throttle ? " | throttled by: " : "", s->throttle);
+                text_if(*s->throttle, " | throttled by: "), s->throttle);
     Entry e;
     entry_begin(&e, log, "gpu", "gpu", step);
     entry_if_known(&e, "sm_clock_mhz", s->sm_clock_mhz, MEASURED_DIGITS);
@@ -571,7 +577,8 @@ void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *s) {
 }
 
 void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown, bool cut) {
-    log->sample_index = log->sample_step == step ? log->sample_index + 1 : 1;
+    if (log->sample_step != step) log->sample_index = 0;
+    log->sample_index++;
     log->sample_step = step;
     if (!shown) {
         char *out = NULL;
@@ -600,7 +607,8 @@ void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, b
 // ----------------------------------------------------------------------------------------------------------- numerics
 
 static double share(const NumericsRow *row, double elements) {
-    return row->stats.count > 0.0 ? elements / row->stats.count : 0.0;
+    if (row->stats.count > 0.0) return elements / row->stats.count;
+    return 0.0;
 }
 static double underflow(const NumericsRow *row) { return share(row, row->stats.underflow); }
 static double overflow(const NumericsRow *row) { return share(row, row->stats.overflow); }

@@ -5,6 +5,7 @@
 #include "llmc/run/tensorboard.h"
 
 #include "llmc/base/append_file.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/directory.h"
 #include "llmc/base/format.h"
 #include "llmc/base/path.h"
@@ -112,7 +113,7 @@ static void frame_first_events(TensorBoard *tb) {
     begin_event(tb, 0);
     put_string(&tb->event, 3, VERSION, sizeof VERSION - 1);
     frame_event(tb);
-    begin_event(tb, tb->first_step < INT64_MAX ? tb->first_step + 1 : INT64_MAX);
+    begin_event(tb, min_i64(tb->first_step, INT64_MAX - 1) + 1);
     put_string(&tb->event, 7, START, sizeof START);
     frame_event(tb);
 }
@@ -202,7 +203,7 @@ TensorBoard *tensorboard_open(const char *directory, int64_t first_step, Error *
     for (uint32_t i = 0; i < 256; i++) {
         tb->crc_table[i] = i;
         for (int bit = 0; bit < 8; bit++)
-            tb->crc_table[i] = tb->crc_table[i] >> 1 ^ (tb->crc_table[i] & 1 ? 0x82F63B78u : 0);
+            tb->crc_table[i] = tb->crc_table[i] >> 1 ^ (tb->crc_table[i] & 1) * 0x82F63B78u;
     }
     char host[65], name[160];
     if (gethostname(host, sizeof host) != 0 || !*host) snprintf(host, sizeof host, "localhost");
