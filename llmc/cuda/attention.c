@@ -45,7 +45,8 @@ typedef struct {
 
 static bool is_cudnn(AttentionChoice asked) { return asked == ATTENTION_CUDNN || asked == ATTENTION_FAST; }
 static const char *option_text(AttentionChoice asked) {
-    return asked == ATTENTION_FAST ? "--attention fast" : "--attention cudnn";
+    if (asked == ATTENTION_FAST) return "--attention fast";
+    return "--attention cudnn";
 }
 
 bool cuda_attention_check(const DeviceOptions *options, Error *err) {
@@ -86,13 +87,15 @@ static void plan_pass(Pass *p, AttentionPass pass, AttentionShape shape) {
     }
     // The memory limit of cuDNN's deterministic backward pass, unless cuDNN was requested: see cuda_size_cudnn.
     const int64_t bytes = (int64_t)cuda_backend.facts.memory_free;
-    const int64_t limit = is_cudnn(asked) ? bytes : cuda_size_cudnn_limit(bytes);
+    int64_t limit = bytes;
+    if (!is_cudnn(asked)) limit = cuda_size_cudnn_limit(bytes);
     if (known != ATTENTION_WAY_UNKNOWN) {
         p->cudnn[known] = cudnn_attention_create(pass, shape, (AttentionWay)known, limit, &p->why_not);
         p->is_known = p->cudnn[known] != NULL;
         if (p->is_known) p->choice = ATTENTION_WAY_UNKNOWN;
     }
-    const int last = fast ? BY_CUDNN_UNORDERED : BY_CUDNN_ORDERED;
+    int last = BY_CUDNN_ORDERED;
+    if (fast) last = BY_CUDNN_UNORDERED;
     for (int way = fast ? last : BY_CUDNN_STORED; way <= last; way++) {
         if (p->choice == ATTENTION_WAY_UNKNOWN && !is_measured(p)) break;
         p->cudnn[way] = cudnn_attention_create(pass, shape, (AttentionWay)way, limit, &p->why_not);
@@ -157,9 +160,8 @@ static bool run_own(const Call *c) {
 
 static bool run_cudnn(const Call *c, CudnnAttention *a, Error *why) {
     void *workspace = cuda_scratch("attention by cuDNN", cudnn_attention_workspace(a));
-    return c->pass == ATTENTION_FORWARD
-               ? cudnn_attention_forward(a, c->out, c->lse, c->qkv, workspace, why)
-               : cudnn_attention_backward(a, c->dqkv, c->dout, c->out, c->lse, c->qkv, workspace, why);
+    if (c->pass == ATTENTION_FORWARD) return cudnn_attention_forward(a, c->out, c->lse, c->qkv, workspace, why);
+    return cudnn_attention_backward(a, c->dqkv, c->dout, c->out, c->lse, c->qkv, workspace, why);
 }
 
 // ----------------------------------------------------------------------------------------------------------- measuring
@@ -219,7 +221,7 @@ static double relative_difference(const char *x, const char *expected, DType dty
     double difference = 0.0, norm = 0.0;
     for (int64_t at = 0; at < n; at += CHUNK) {
         float a[CHUNK], b[CHUNK];
-        const int64_t count = n - at < CHUNK ? n - at : CHUNK;
+        const int64_t count = min_i64(n - at, CHUNK);
         convert_elements(a, DTYPE_FP32, x + at * size, dtype, count);
         convert_elements(b, DTYPE_FP32, expected + at * size, dtype, count);
         for (int64_t i = 0; i < count; i++) {
@@ -229,7 +231,8 @@ static double relative_difference(const char *x, const char *expected, DType dty
         }
     }
     if (difference == 0.0) return 0.0;
-    return isfinite(difference) ? sqrt(difference / norm) : INFINITY;
+    if (isfinite(difference)) return sqrt(difference / norm);
+    return INFINITY;
 }
 
 // Whether a way of cuDNN agrees with our own kernels and, where it won by time, writes the same bits again. Our own are
@@ -279,7 +282,8 @@ static void decide(const Call *call, Pass *p) {
     for (int way = 0; way < ATTENTION_WAYS; way++)
         if (p->cudnn[way] && !cudnn_attention_compile(p->cudnn[way], &p->why_not)) pass_without(p, way);
     const int best = cuda_choose(ATTENTION_WAYS, c.timed, run_way, way_is_right, &c);
-    p->choice = best < 0 ? BY_OWN_KERNELS : (AttentionWay)best;
+    p->choice = BY_OWN_KERNELS;
+    if (best >= 0) p->choice = (AttentionWay)best;
     REQUIRE(best > BY_OWN_KERNELS || !is_cudnn(cuda_backend.options.attention), "%s: %s",
             option_text(cuda_backend.options.attention), p->why_not.text);
     bool cudnn_is_left = false;
@@ -300,7 +304,8 @@ static void decide(const Call *call, Pass *p) {
 // Returns whether it made dbias as well.
 static bool run_pass(const Call *c) {
     PlannedShape *shape = *find_planned(c->shape);
-    Pass *p = shape ? &shape->passes[c->pass] : NULL;
+    Pass *p = NULL;
+    if (shape) p = &shape->passes[c->pass];
     if (p && p->choice == ATTENTION_WAY_UNKNOWN) decide(c, p);
     if (!p || p->choice == BY_OWN_KERNELS) return run_own(c);
     Error why;
@@ -331,7 +336,7 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
                     .qkv = qkv,
                     .dqkv = dqkv,
                     .dout = dout,
-                    .dbias = dbias ? *dbias : tensor_none(),
+                    .dbias = tensor_or_none(dbias),
                     .accumulate = accumulate};
     if (run_pass(&c) && dbias) *dbias = tensor_none();
 }
@@ -360,14 +365,15 @@ const char *cuda_attention_description(void) {
     char names[ATTENTION_PASSES][128];
     const char *why_not = "";
     for (int pass = ATTENTION_PASSES - 1; pass >= 0; pass--) {
-        const int described = planned->passes[pass].planned ? pass : ATTENTION_FORWARD;
+        int described = ATTENTION_FORWARD;
+        if (planned->passes[pass].planned) described = pass;
         const Pass *p = &planned->passes[described];
         name_choice(names[pass], sizeof names[pass], p, (AttentionPass)described);
         if (p->choice == BY_OWN_KERNELS && p->why_not.text[0]) why_not = p->why_not.text;
     }
-    const int length = strcmp(names[0], names[1]) == 0
-                           ? snprintf(text, sizeof text, "%s", names[0])
-                           : snprintf(text, sizeof text, "forward %s, backward %s", names[0], names[1]);
+    int length = snprintf(text, sizeof text, "%s", names[0]);
+    if (strcmp(names[0], names[1]) != 0)
+        length = snprintf(text, sizeof text, "forward %s, backward %s", names[0], names[1]);
     if (why_not[0]) snprintf(text + length, sizeof text - (size_t)length, " (%s)", why_not);
     return text;
 }

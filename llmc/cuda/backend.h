@@ -45,7 +45,8 @@ extern CudaBackend cuda_backend;
 
 // The stream that the running op launches on.
 static inline cudaStream_t cuda_compute_stream(void) {
-    return cuda_backend.beside ? cuda_backend.beside : cuda_backend.streams[STREAM_COMPUTE];
+    if (cuda_backend.beside) return cuda_backend.beside;
+    return cuda_backend.streams[STREAM_COMPUTE];
 }
 
 // For calls of the CUDA runtime that fail only because of a bug or an earlier faulty kernel: stops the program. While a

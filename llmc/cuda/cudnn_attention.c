@@ -88,7 +88,8 @@ typedef struct {
 
 // q, k or v (part 0, 1, 2) in a packed (B,T,NH + 2 NKV,HS).
 static void *packed_part(Tensor packed, AttentionShape s, int part) {
-    const int64_t heads = part == 0 ? 0 : s.NH + (part - 1) * s.NKV;
+    int64_t heads = 0;
+    if (part != 0) heads = s.NH + (part - 1) * s.NKV;
     return (char *)packed.data + (size_t)(heads * s.HS) * dtype_size(s.dtype);
 }
 

@@ -2,6 +2,7 @@
 #include "llmc/cuda/cudnn_library.h"
 
 #ifdef HAVE_CUDNN
+#include "llmc/base/format.h"
 #include "llmc/cuda/library_loader.h"
 #include <dlfcn.h>
 #include <stdio.h>
@@ -19,8 +20,8 @@ bool cudnn_failed(Error *err, const char *what, cudnnStatus_t status) {
     cudnn.cudnnGetLastErrorString(last, sizeof last);
     library_message_one_line(last);
     const bool said = last[0] != '\0';
-    return error_set(err, "%s: %s%s%s%s", what, cudnn.cudnnGetErrorString(status), said ? " (" : "", last,
-                     said ? ")" : "");
+    return error_set(err, "%s: %s%s%s%s", what, cudnn.cudnnGetErrorString(status), text_if(said, " ("), last,
+                     text_if(said, ")"));
 }
 
 static bool load_cudnn(Error *err) {

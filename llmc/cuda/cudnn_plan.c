@@ -75,7 +75,8 @@ static bool configure(CudnnPlan *plan, const CudnnGraph *graph, Descriptor devic
             return false;
     }
     Descriptor config = plan->configs[0] = cudnn_make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, choosing, err);
-    plan->num_configs = config ? 1 : 0;
+    plan->num_configs = 0;
+    if (config) plan->num_configs = 1;
     return config && plan_refer(config, CUDNN_ATTR_ENGINECFG_ENGINE, e, choosing, err) &&
            cudnn_set(config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR, engine->num_knobs,
                      plan->knobs, choosing, err) &&
@@ -120,9 +121,11 @@ static bool describe_engine(Descriptor config, int64_t *number, bool *repeats, E
     if (status == CUDNN_STATUS_SUCCESS)
         status = cudnn.cudnnBackendGetAttribute(e, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
                                                 MAX_NOTES, &num_notes, notes);
-    const bool ok = status == CUDNN_STATUS_SUCCESS
-                        ? get_number(e, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, number, choosing, err)
-                        : cudnn_failed(err, choosing, status);
+    bool ok;
+    if (status == CUDNN_STATUS_SUCCESS)
+        ok = get_number(e, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, number, choosing, err);
+    else
+        ok = cudnn_failed(err, choosing, status);
     *repeats = true;
     for (int64_t i = 0; i < num_notes && i < MAX_NOTES; i++)
         if (notes[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) *repeats = false;

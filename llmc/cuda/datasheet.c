@@ -1,5 +1,6 @@
 // See datasheet.h. Peaks come from a table of operations per clock and multiprocessor.
 #include "llmc/cuda/datasheet.h"
+#include "llmc/base/format.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -70,7 +71,7 @@ const char *gpu_list_text(const char *archs, char *buf, size_t size) {
     buf[0] = '\0';
     while (*archs && used < size) {
         const int length = (int)strcspn(archs, " ");
-        used += (size_t)snprintf(buf + used, size - used, "%ssm_%.*s", used ? ", " : "", length, archs);
+        used += (size_t)snprintf(buf + used, size - used, "%ssm_%.*s", text_if(used, ", "), length, archs);
         archs += length;
         archs += strspn(archs, " ");
     }

@@ -2,6 +2,7 @@
 // memory, events and graphs belong to whoever asked for them, the workspace of the ops to the caller. Collectives are
 // in nccl.c. device_init reports a machine that cannot run this program, in one line with a remedy: no driver, an old
 // one, no GPU, a GPU that the program was not built for.
+#include "llmc/base/format.h"
 #include "llmc/cuda/attention.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/datasheet.h"
@@ -49,13 +50,14 @@ static bool find_gpu(int number, Error *err) {
     }
     if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0)) {
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-        return visible ? error_set(err, "no GPU: CUDA_VISIBLE_DEVICES=\"%s\" leaves none; " OTHER_TRAINER, visible)
-                       : error_set(err, "no GPU that CUDA can use on this machine; " OTHER_TRAINER);
+        if (visible) return error_set(err, "no GPU: CUDA_VISIBLE_DEVICES=\"%s\" leaves none; " OTHER_TRAINER, visible);
+        return error_set(err, "no GPU that CUDA can use on this machine; " OTHER_TRAINER);
     }
     if (status == cudaSuccess && number >= count && count > 1)
         return error_set(err, "no GPU for process %d of this machine: %d are visible; start at most %d processes on it",
                          number + 1, count, count);
-    cuda_backend.device = count > 1 ? number : 0;
+    cuda_backend.device = 0;
+    if (count > 1) cuda_backend.device = number;
     if (status == cudaSuccess) status = cudaSetDevice(cuda_backend.device);
     return status == cudaSuccess || error_set(err, "CUDA does not start: %s (%s); " OTHER_TRAINER,
                                               cudaGetErrorString(status), cudaGetErrorName(status));
@@ -111,7 +113,8 @@ static void fill_gpu_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf
     facts->memory_spills = access("/dev/dxg", F_OK) == 0; // Linux under Windows: the driver is that of Windows
     facts->supports[DTYPE_FP32] = facts->supports[DTYPE_FP16] = true;
     facts->supports[DTYPE_BF16] = gpu->compute_capability >= 80; // older tensor cores do not know it
-    facts->default_dtype = facts->supports[DTYPE_BF16] ? DTYPE_BF16 : DTYPE_FP16;
+    facts->default_dtype = DTYPE_FP16;
+    if (facts->supports[DTYPE_BF16]) facts->default_dtype = DTYPE_BF16;
     const size_t lt = cublasLtGetVersion(); // 130100 is 13.1.0
     facts->supports[DTYPE_E4M3] = facts->supports[DTYPE_E5M2] = gpu_has_fp8(gpu->compute_capability, lt);
     for (int i = 0; i < DTYPE_COUNT; i++) facts->peak_flops[i] = gpu_peak_flops(gpu, (DType)i, tf32);
@@ -124,7 +127,7 @@ static void fill_gpu_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf
     if (version) fclose(version);
     snprintf(facts->libraries, sizeof facts->libraries, "CUDA %s, cuBLASLt %zu.%zu.%zu%s%s",
              cuda_version_text(CUDART_VERSION, runtime, sizeof runtime), lt / 10000, lt / 100 % 100, lt % 100,
-             *driver ? ", driver " : "", driver);
+             text_if(*driver, ", driver "), driver);
 }
 
 bool device_init(const DeviceOptions *options, Error *err) {
@@ -191,7 +194,7 @@ void *device_alloc(size_t bytes, Error *err) {
     NOT_WHILE_RECORDING("device_alloc");
     struct CudaAllocation *block = (struct CudaAllocation *)malloc(sizeof *block);
     const size_t free_bytes = device_memory_free(), total = cuda_backend.facts.memory_total;
-    if (!block || cudaMalloc(&block->data, bytes ? bytes : 1) != cudaSuccess) {
+    if (!block || cudaMalloc(&block->data, max_size(bytes, 1)) != cudaSuccess) {
         (void)cudaGetLastError(); // or the next launch would report it
         free(block);
         error_set(err,
@@ -235,7 +238,7 @@ void device_memory_peak_restore(size_t peak) { cuda_backend.allocated_peak = pea
 void *host_alloc(size_t bytes, Error *err) {
     NOT_WHILE_RECORDING("host_alloc");
     void *p = NULL;
-    if (cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocDefault) == cudaSuccess) return p;
+    if (cudaHostAlloc(&p, max_size(bytes, 1), cudaHostAllocDefault) == cudaSuccess) return p;
     (void)cudaGetLastError();
     error_set(err, "out of memory: %zu bytes of pinned host memory (ulimit -l, or the memory limit of the container?)",
               bytes);
@@ -264,11 +267,17 @@ bool ops_workspace_is_set(void) { return cuda_backend.workspace != NULL; }
 
 // The end of the workspace belongs to what runs on the second stream.
 void *cuda_scratch(const char *op, int64_t bytes) {
-    const int64_t first = cuda_backend.workspace_bytes - cuda_backend.overlap_bytes;
-    const int64_t given = cuda_backend.beside ? cuda_backend.overlap_bytes : first;
+    const int64_t main_bytes = cuda_backend.workspace_bytes - cuda_backend.overlap_bytes;
+    char *scratch = cuda_backend.workspace;
+    int64_t given = main_bytes;
+    if (cuda_backend.beside) {
+        scratch += main_bytes;
+        given = cuda_backend.overlap_bytes;
+    }
     REQUIRE(bytes <= given, "%s: needs %lld bytes of workspace, ops_set_workspace gave %lld", op, (long long)bytes,
             (long long)given);
-    return bytes > 0 ? cuda_backend.workspace + (cuda_backend.beside ? first : 0) : NULL;
+    if (bytes <= 0) return NULL;
+    return scratch;
 }
 
 const BackendOps *backend_ops(void) {

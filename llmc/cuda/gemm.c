@@ -5,6 +5,7 @@
 #include "llmc/cuda/gemm.h"
 
 #include "llmc/base/choices_file.h"
+#include "llmc/base/format.h"
 #include "llmc/cuda/tuning.h"
 #include <cublasLt.h>
 #include <math.h>
@@ -47,7 +48,8 @@ typedef struct {
 
 static int alignment_of(const void *p, int64_t stride) {
     const uintptr_t bits = (uintptr_t)p | (uintptr_t)stride | 256;
-    return p ? (int)(bits & (~bits + 1)) : 0;
+    if (p) return (int)(bits & (~bits + 1));
+    return 0;
 }
 
 // Whether the plan is that of g, whose addresses have these alignments.
@@ -63,19 +65,20 @@ static const char *const epilogue_names[] = {"plain", "bias", "gelu+aux+bias", "
 
 static GemmText gemm_describe(const Gemm *g) {
     GemmText d;
-    const bool same = g->in_a == g->in_b;
+    const bool mixed = g->in_a != g->in_b;
     char stack[32] = "";
     if (g->stack > 0) snprintf(stack, sizeof stack, "%lld times ", (long long)g->stack);
-    snprintf(d.text, sizeof d.text, "%s%c%c m %lld n %lld k %lld, %s%s%s to %s, %s%s", stack,
-             g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', (long long)g->m, (long long)g->n, (long long)g->k,
-             dtype_name(g->in_a), same ? "" : " x ", same ? "" : dtype_name(g->in_b), dtype_name(g->out),
-             epilogue_names[g->epilogue], g->c && g->c != g->d ? ", C added" : "");
+    snprintf(d.text, sizeof d.text, "%s%c%c m %lld n %lld k %lld, %s%s%s to %s, %s%s", stack, "NT"[g->transpose_a],
+             "NT"[g->transpose_b], (long long)g -> m, (long long)g -> n, (long long)g -> k, dtype_name(g->in_a),
+             text_if(mixed, " x "), text_if(mixed, dtype_name(g->in_b)), dtype_name(g->out),
+             epilogue_names[g->epilogue], text_if(g->c && g->c != g->d, ", C added"));
     return d;
 }
 
 static cublasComputeType_t compute_type(const Gemm *g) {
     const bool tf32 = g->in_a == DTYPE_FP32 && cuda_backend.options.tf32 && cuda_backend.compute_capability >= 80;
-    return tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    if (tf32) return CUBLAS_COMPUTE_32F_FAST_TF32;
+    return CUBLAS_COMPUTE_32F;
 }
 
 // --------------------------------------------------------------------------------------------------------- descriptors
@@ -124,8 +127,8 @@ static void make_descriptors(GemmPlan *p) {
     static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
                                                    CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
     const Gemm *g = &p->gemm;
-    const int32_t transa = g->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const int32_t transb = g->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    static const int32_t operations[] = {CUBLAS_OP_N, CUBLAS_OP_T};
+    const int32_t transa = operations[g->transpose_a], transb = operations[g->transpose_b];
     const int32_t type = (int32_t)cuda_type(g->out);
     const uint32_t epilogue = epilogues[g->epilogue];
     const int8_t fast_sums = g->fast_sums;
@@ -163,7 +166,8 @@ static int32_t algorithm_property(const Gemm *g, const cublasLtMatmulAlgo_t *alg
 static bool gemm_repeats(const Gemm *g, const cublasLtMatmulAlgo_t *algorithm) {
     const int32_t splits = algorithm_property(g, algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
     const int32_t scheme = algorithm_property(g, algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
-    return scheme == CUBLASLT_REDUCTION_SCHEME_NONE ? splits <= 1 : scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    if (scheme == CUBLASLT_REDUCTION_SCHEME_NONE) return splits <= 1;
+    return scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 }
 
 static void set_preference(const Gemm *g, cublasLtMatmulPreference_t preference,
@@ -176,7 +180,8 @@ static int gemm_search(const GemmPlan *p, cublasLtMatmulAlgo_t candidates[GEMM_M
     const Gemm *g = &p->gemm;
     const uint32_t mask = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint32_t align_a = (uint32_t)p->align.a, align_b = (uint32_t)p->align.b, align_d = (uint32_t)p->align.d;
-    const uint32_t align_c = p->align.c ? (uint32_t)p->align.c : align_d;
+    uint32_t align_c = align_d;
+    if (p->align.c) align_c = (uint32_t)p->align.c;
     const uint64_t workspace = g->workspace_bytes;
     cublasLtMatmulPreference_t preference;
     LT_CHECK(g, cublasLtMatmulPreferenceCreate(&preference));
@@ -243,13 +248,14 @@ static bool run_candidate(void *context, int i) {
 }
 
 static size_t result_bytes(const Gemm *g) {
-    return (size_t)(g->m * g->n * (g->stack > 0 ? g->stack : 1)) * dtype_size(g->out);
+    return (size_t)(g->m * g->n * positive_or(g->stack, 1)) * dtype_size(g->out);
 }
 
 // The key of the file of choices: whatever the choice depends on.
 static void algorithm_key(char text[CHOICES_KEY_MAX], const GemmPlan *p) {
     const GemmAlignments *align = &p->align;
-    const char *arithmetic = compute_type(&p->gemm) == CUBLAS_COMPUTE_32F ? "fp32 sums" : "tf32";
+    const char *arithmetic = "tf32";
+    if (compute_type(&p->gemm) == CUBLAS_COMPUTE_32F) arithmetic = "fp32 sums";
     if (p->gemm.fast_sums) arithmetic = "fast sums";
     snprintf(text, CHOICES_KEY_MAX, "%s, cuBLASLt %zu, %s, %s, align %d %d %d %d %d %d, workspace %zu",
              tuning_machine(), cublasLtGetVersion(), gemm_describe(&p->gemm).text, arithmetic, align->a, align->b,
@@ -259,11 +265,14 @@ static void algorithm_key(char text[CHOICES_KEY_MAX], const GemmPlan *p) {
 // The square of a difference from the reference, beyond the step of the smallest numbers of fp16. What the reference
 // overflows in may be anything.
 static double squared_error(float got, float expected, DType dtype) {
-    const float largest = dtype == DTYPE_FP16 ? 65504.0f : INFINITY;
-    const float step = dtype == DTYPE_FP16 ? 0x1p-24f : 0.0f;
+    float largest = INFINITY;
+    if (dtype == DTYPE_FP16) largest = 65504.0f;
+    float step = 0.0f;
+    if (dtype == DTYPE_FP16) step = 0x1p-24f;
     if (!(fabsf(expected) < largest)) return 0.0;
     const double error = fabs((double)got - expected);
-    return error <= step ? 0.0 : error * error;
+    if (error <= step) return 0.0;
+    return error * error;
 }
 
 // "algorithm 66 (tile 20, stages 36, 3 parts of k)"
@@ -337,7 +346,8 @@ static int32_t units_beside_exchange(const GemmPlan *p, GemmTrial *t) {
     const bool same = gemm_takes(p, &t->algorithms[0]) && run_slice(t, 0, &of_fewer) &&
                       memcmp(&of_all, &of_fewer, sizeof of_all) == 0;
     set_units(p, 0);
-    return same ? fewer : 0;
+    if (same) return fewer;
+    return 0;
 }
 
 // The algorithm that the file holds, or the chosen one, or, without memory to try any, the library's favourite.
@@ -392,7 +402,8 @@ static const GemmPlan *find_plan(const Gemm *g) {
     state.counts.plans++;
     make_descriptors(p);
     p->usable = choose_algorithm(p);
-    return p->usable ? p : NULL;
+    if (p->usable) return p;
+    return NULL;
 }
 
 bool gemm_run(const Gemm *g) {

@@ -15,7 +15,8 @@ void cuda_matmul_note_shape(OpsShape shape) {
     const int64_t N = shape.B * shape.T, chunk = ops_head_chunk_rows(shape);
     library_bytes = cuda_size_matmul(shape, cuda_backend.compute_capability);
     gelu_again = shape.gelu_again;
-    channels = shape.forward_only ? 0 : shape.C;
+    channels = 0;
+    if (!shape.forward_only) channels = shape.C;
     step_rows[0] = N;
     step_rows[1] = chunk;
     step_rows[2] = N % chunk;
@@ -130,7 +131,7 @@ void backend_matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight,
     const Gemm g = product("matmul_gelu_backward_input", dpre, weight, false, dout, false);
     if (fuses_gelu(true) && run_with(g, GEMM_DGELU, NULL, pre.data)) return;
     run_plain(g);
-    backend_gelu_backward(dpre, dbias ? *dbias : tensor_none(), dpre, pre, accumulate);
+    backend_gelu_backward(dpre, tensor_or_none(dbias), dpre, pre, accumulate);
     if (dbias) *dbias = tensor_none();
 }
 

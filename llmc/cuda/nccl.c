@@ -9,6 +9,7 @@
 #include "llmc/cuda/nccl_library.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/format.h"
 #include "llmc/comm/watch.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/library_loader.h"
@@ -59,7 +60,7 @@ static ncclResult_t settle(ncclResult_t status, double seconds) {
 static bool nccl_failed(Error *err, const char *what, ncclResult_t status) {
     const char *said = nccl.ncclGetLastError(comm.handle);
     char last[400];
-    snprintf(last, sizeof last, "%s", said ? said : "");
+    snprintf(last, sizeof last, "%s", text_or(said, ""));
     library_message_one_line(last);
     const char *name = nccl.ncclGetErrorString(status);
     if (status == ncclInProgress) name = "not done in time, another process is missing or hangs";
@@ -71,7 +72,8 @@ static bool nccl_failed(Error *err, const char *what, ncclResult_t status) {
 static ncclResult_t async_status(void) {
     ncclResult_t status = ncclSuccess;
     const ncclResult_t asked = nccl.ncclCommGetAsyncError(comm.handle, &status);
-    return asked != ncclSuccess ? asked : status;
+    if (asked != ncclSuccess) return asked;
+    return status;
 }
 
 // --------------------------------------------------------------------------------------------------- start and leave
@@ -240,7 +242,8 @@ void device_comm_progress(void) {}
 void device_comm_observe(const CommObserver *o) { observer = o; }
 
 bool device_comm_failed(Error *err) {
-    const ncclResult_t status = comm.handle ? async_status() : ncclSuccess;
+    ncclResult_t status = ncclSuccess;
+    if (comm.handle) status = async_status();
     return !accepted(status) && !nccl_failed(err, "exchange", status);
 }
 

@@ -51,7 +51,8 @@ static double time_run(Stopwatch *w, int way) {
     float ms;
     CUDA_CHECK(cudaEventElapsedTime(&ms, w->start, w->stop));
     w->spent += (double)ms;
-    return ran ? (double)ms : INFINITY;
+    if (ran) return (double)ms;
+    return INFINITY;
 }
 
 // The fastest of the ways that are not out; -1: none runs. Each runs once, and again if that was slow: the first run of
@@ -62,7 +63,8 @@ static int fastest_way(Stopwatch *w, int count, const bool *out) {
     CUDA_CHECK(cudaEventCreate(&w->start));
     CUDA_CHECK(cudaEventCreate(&w->stop));
     for (int i = 0; i < count; i++) {
-        first[i] = out[i] || w->spent >= LIMIT_MS ? INFINITY : time_run(w, i);
+        first[i] = INFINITY;
+        if (!out[i] && w->spent < LIMIT_MS) first[i] = time_run(w, i);
         if (first[i] < INFINITY && (least == INFINITY || first[i] > DROP_FACTOR * least)) first[i] = time_run(w, i);
         least = fmin(least, first[i]);
     }
@@ -93,7 +95,8 @@ int cuda_choose(int count, bool timed, bool (*run)(void *context, int way), bool
     REQUIRE(count <= CHOICE_MAX_WAYS, "a choice of %d ways, at most %d", count, CHOICE_MAX_WAYS);
     graph_overlap_join(); // nothing else may take the GPU's time
     for (int tried = 0; tried < count; tried++) {
-        const int way = timed ? fastest_way(&(Stopwatch){.run = run, .context = context}, count, out) : tried;
+        int way = tried;
+        if (timed) way = fastest_way(&(Stopwatch){.run = run, .context = context}, count, out);
         if (way < 0 || is_right(context, way)) return way;
         out[way] = true;
     }
