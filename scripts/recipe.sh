@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The common part of the recipes run_gpt2_*.sh, which source it last. It finds the trainer and the data, and runs them
+# The common part of the recipes run_*.sh, which source it last. It finds the trainer and the data, and runs them
 # so that calling the recipe again resumes the run. It never writes anything itself.
 #   from the recipe       NAME, CORPUS (what data/get.py calls it), B, OPTIONS
 #   from the environment  TRAINER  default ./train_gpt2cu, or ./train_gpt2 if that is not built
@@ -21,7 +21,7 @@ fail() {
 has() { [[ " ${*:2} " == *" $1 "* ]]; }
 
 if has --help "$@"; then
-    sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "${AT}scripts/run_$NAME.sh" | grep -v shellcheck
+    sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$0" | grep -v shellcheck
     echo
     sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "${AT}scripts/recipe.sh"
     exit 0

@@ -71,6 +71,8 @@ void plan_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
     }
     const int64_t most = group_windows(r);
     plan->fits = plan_fit(&plan->model, r->model.B == 0, r->recompute, plan->room, most, &plan->why_not);
+    if (plan->fits && r->divides && r->model.B == 0)
+        plan->fits = plan_fit_divisor(&plan->model, r->recompute, plan->room, &plan->why_not);
     plan->windows = r->step_windows > 0 ? r->step_windows : plan->model.B * max_i64(r->model.groups, 1);
     plan->share_tokens = ceil_div(plan->windows, plan->gpus) * plan->model.T;
     plan->memory = plan_memory(&plan->model);

@@ -14,6 +14,7 @@ typedef struct {
     const char *recompute; // -r, or "auto"
     double tokens;         // --tokens; 0: not given
     int64_t max_steps;     // -x; below 0: not given
+    bool divides;          // -b auto takes a power of two, which divides the windows of a step (plan_fit_divisor)
     const char *gpus;      // --gpu; "": this machine and the whole table
     AttentionChoice attention;
     int gelu_fusion;

@@ -317,3 +317,10 @@ bool plan_fit(ModelOptions *model, bool any_batch, const char *recompute, double
     if (!search.any_recompute && !recompute_parse(&model->recompute, recompute, model->config.L, err)) return false;
     return choose_checked(model, &search) || explain_fit(model, &search, err);
 }
+
+bool plan_fit_divisor(ModelOptions *model, const char *recompute, double room, Error *err) {
+    int64_t B = 1;
+    while (2 * B <= model->B) B *= 2;
+    model->B = B;
+    return plan_fit(model, false, recompute, room, 0, err);
+}

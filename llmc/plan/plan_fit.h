@@ -16,6 +16,9 @@ int64_t plan_largest_batch(const ModelOptions *model, double bytes, int64_t most
 // fit: the bytes needed and available, and which of fewer --samples, a smaller -b, -r, --optimizer, --grad-dtype and
 // --offload would fit.
 bool plan_fit(ModelOptions *model, bool any_batch, const char *recompute, double room, int64_t most, Error *err);
+// After plan_fit with any_batch, where the groups of a step are a power of two of windows (recipe.h): takes the largest
+// power of two up to model->B instead, with which all micro-batches of a step are full.
+bool plan_fit_divisor(ModelOptions *model, const char *recompute, double room, Error *err);
 // -b auto -r auto, as plan_fit has it, without a message.
 bool plan_choose(ModelOptions *model, double room, int64_t most);
 

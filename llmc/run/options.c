@@ -551,9 +551,10 @@ static bool adopt_rows(Options *options, const char *json, const char *group, Er
     if (ok) options_adopt_directory(options, then);
     for (const OptionRow *row = option_table; ok && row->long_name; row++) {
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
-        const bool is_taken = (row->scope == OPTION_OF_RUN || row->scope == OPTION_OF_INPUT) &&
+        const bool is_taken = (row->scope != OPTION_OF_PLACE && row->scope != OPTION_OF_PROCESS) &&
                               (!group || (row->group == group && strcmp(row->metavar, "GLOB") == 0));
-        if (!value || !is_taken || options_given(options, row->long_name)) continue;
+        const bool stays_auto = row->scope == OPTION_OF_SIZE && number_of(row, options) == row->min;
+        if (!value || !is_taken || (options_given(options, row->long_name) && !stays_auto)) continue;
         ok = adopt_value(row, options, value, err);
         char **path = field_of(row, options);
         if (ok && row->scope == OPTION_OF_INPUT && is_in_begun_directory(options) && !is_built_in(row, *path)) {

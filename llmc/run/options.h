@@ -87,7 +87,8 @@ typedef enum { OPTION_INT, OPTION_INT64, OPTION_DOUBLE, OPTION_STRING, OPTION_WO
 // What a resume does with an option.
 typedef enum {
     OPTION_OF_RUN,     // takes it over from the checkpoint unless it is given again, and reports a difference
-    OPTION_OF_INPUT,   // the same; a path or pattern, relative to the directory in which the run was begun
+    OPTION_OF_SIZE,    // the same; auto, given again, is the number that it was at first
+    OPTION_OF_INPUT,   // as OPTION_OF_RUN; a path or pattern, relative to the directory in which the run was begun
     OPTION_OF_PLACE,   // where the run is stored: only reports a difference
     OPTION_OF_PROCESS, // how this process is started, limited and watched: nothing
 } OptionScope;

@@ -7,7 +7,7 @@
 #include <string.h>
 
 bool options_check_together(const Options *o, Error *err) {
-    const bool asks = o->plan || o->advise, trains = o->max_steps != 0;
+    const bool asks = options_only_ask(o), trains = o->max_steps != 0;
     const bool scores = *o->choices && strcmp(o->choices, "0") != 0;
     const bool saves = options_given(o, "checkpoint-every") && o->checkpoint_every > 0;
     const bool wants_master = options_given(o, "master-weights") && o->master;
@@ -24,6 +24,12 @@ bool options_check_together(const Options *o, Error *err) {
         {*o->gpu && !asks, "--gpu: only applies to a plan or advice; give --plan or --advise as well"},
         {o->tokens > 0 && options_given(o, "max-steps"),
          "--tokens and -x both set the length of the run; give only one"},
+        {o->ratio > 0 && (o->tokens > 0 || options_given(o, "max-steps")),
+         "--ratio: -x or --tokens N sets the length of the run already; leave one out"},
+        {o->hours > 0 && o->plan != PLAN_TEXT, "--hours: only applies to --plan, as text; give --plan text as well"},
+        {o->hours > 0 && (!*o->gpu || strchr(o->gpu, ',')), "--hours: name the one GPU, such as --gpu rtx4090"},
+        {o->hours > 0 && !trains, "--hours: -x 0 trains nothing; leave it out"},
+        {o->hours > 0 && options_given(o, "d-ff"), "--hours: the size is chosen, and with it d_ff; leave out --d-ff"},
         {wants_master && !optimizer_has_master(o->optimizer),
          "-w 1: this --optimizer keeps no master weights; leave out -w, or use adamw or adamw8bit"},
         {o->reset_optimizer && !o->resume, "--reset-optimizer: a new run already has a new optimizer; use it with -y"},

@@ -184,6 +184,8 @@ static void group_line(const ReportFacts *r, ParameterGroup group) {
 static void schedule_lines(const ReportFacts *r) {
     const RunSetup *s = r->setup;
     const ModelOptions *m = model_options(r->model);
+    char line[RECIPE_TEXT];
+    const char *name = "recipe";
     if (!m->train) return;
     runlog_field(r->log, "batch", "%lld tokens a step: %lld windows of %lld, %lld at a time",
                  (long long)(s->step_windows * s->T), (long long)s->step_windows, (long long)s->T, (long long)m->B);
@@ -193,6 +195,12 @@ static void schedule_lines(const ReportFacts *r) {
                  s->options.weight_decay);
     for (int i = 0; i < NUM_GROUPS; i++)
         if (i != GROUP_HEAD || s->config.untied) group_line(r, (ParameterGroup)i);
+    for (int i = 0; i < RECIPE_COUNT; i++) {
+        if (s->recipe[i] == 0) continue;
+        recipe_line((RecipeNumber)i, s->recipe[i], &m->config, m->optimizer, line);
+        runlog_field(r->log, name, "%s", line);
+        name = "";
+    }
     runlog_field(r->log, "mfu", "(6 N + 6 L C T) FLOP a token against %s",
                  r->datasheet > 0 ? "the peak of the datasheet" : "the measured matmul rate");
     if (!*s->options.output)

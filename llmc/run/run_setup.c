@@ -18,6 +18,7 @@
 #include "llmc/plan/plan_memory.h"
 #include "llmc/plan/plan_print.h"
 #include "llmc/run/advice.h"
+#include "llmc/run/hours.h"
 #include "llmc/run/options_rates.h"
 #include "llmc/run/processes.h"
 #include "llmc/run/profile.h"
@@ -296,18 +297,59 @@ static bool check_processes(const Options *o, Error *err) {
                      options_only_ask(o) ? "--gpus" : comm_launcher(), process_count(o));
 }
 
+// --tokens auto or --ratio, and -d auto: from the size of the model. What is chosen is a number in the options, which a
+// checkpoint keeps; only a --ratio changes it afterwards.
+static void choose_tokens(RunSetup *s) {
+    Options *o = &s->options;
+    const double ratio = o->ratio > 0 ? o->ratio : recipe_ratio(o->optimizer);
+    const bool in_steps = options_given(o, "max-steps"); // before an earlier command's --tokens
+    const bool by_ratio = options_given(o, "ratio") || (o->ratio > 0 && o->tokens == 0 && o->max_steps < 0);
+    const double of_model = ceil(ratio * recipe_parameters(&s->config, o->optimizer));
+    if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
+    if (o->max_steps == 0) return;
+    if (o->tokens < 0 && in_steps) o->tokens = 0;
+    if (o->tokens < 0 || by_ratio) o->tokens = s->recipe[RECIPE_TOKENS] = of_model;
+    if (o->total_batch >= 0) return;
+    const double tokens = o->tokens > 0 ? o->tokens : of_model;
+    const double batch = recipe_batch(&s->config, o->optimizer, tokens, ratio);
+    o->total_batch = recipe_step_windows(batch, s->T, o->reduce_groups, o->B) * s->T;
+    s->recipe[RECIPE_BATCH] = (double)o->total_batch;
+}
+
+// -l auto, and with Muon --lr-embedding and --lr-vectors, and -c auto. steps 0: not known, for a plan.
+static void choose_rates(RunSetup *s, double step_tokens, double steps) {
+    Options *o = &s->options;
+    const bool is_muon = o->optimizer == OPTIMIZER_MUON;
+    if (o->max_steps == 0) return;
+    if (o->lr < 0 && !s->resume_path) { // else -l auto of an earlier version
+        o->lr = s->recipe[RECIPE_RATE] = recipe_learning_rate(&s->config, o->optimizer, step_tokens);
+        if (o->lr_embedding < 0 && is_muon)
+            o->lr_embedding = s->recipe[RECIPE_EMBEDDING] = recipe_embedding_rate(&s->config, step_tokens);
+        if (o->lr_vectors < 0 && is_muon) o->lr_vectors = s->recipe[RECIPE_VECTORS] = recipe_vector_rate(step_tokens);
+    }
+    if (o->weight_decay >= 0) return;
+    const double rate = options_learning_rate(o);
+    o->weight_decay = s->recipe[RECIPE_DECAY] = recipe_weight_decay(o->optimizer, rate, steps);
+    if (!is_muon || *o->by_group) return;
+    s->recipe[RECIPE_EMBEDDING_DECAY] = RECIPE_DECAY_OF_EMBEDDINGS;
+    options_set_string(&o->by_group,
+                       s->config.untied ? "embedding.decay=0.01,head.decay=0.01" : "embedding.decay=0.01");
+}
+
 // -b and -r: divides the memory of the device between batch and activations.
 static bool choose_memory(RunSetup *s, Error *err) {
     Options *o = &s->options;
     char text[RECOMPUTE_TEXT];
-    if (o->reduce_groups == 0) o->reduce_groups = comm_size();
+    choose_tokens(s);
     ModelOptions model = run_setup_model(s);
     const int64_t most = o->total_batch > 0 ? ceil_div(o->total_batch / s->T, o->reduce_groups) : 0;
+    const bool divides = o->B == 0 && s->recipe[RECIPE_BATCH] > 0;
     const bool automatic = o->B == 0 || strcmp(o->recompute, "auto") == 0;
     double room = plan_room(automatic);
     if (strcmp(device_facts()->backend, "cpu") == 0) room /= comm_local_size(); // the processes of a machine share it
     if (!comm_all_ok(model_check_options(&model, err) && check_processes(o, err), err) || !processes_min(&room, err) ||
-        !plan_fit(&model, o->B == 0, o->recompute, room, most, err))
+        !plan_fit(&model, o->B == 0, o->recompute, room, most, err) ||
+        (divides && !plan_fit_divisor(&model, o->recompute, room, err)))
         return false;
     o->B = model.B; // a checkpoint states the choice
     s->recompute = model.recompute;
@@ -337,6 +379,8 @@ static bool choose_lengths(RunSetup *s, Error *err) {
     if (s->total_steps < 1 && o->max_steps != 0) s->total_steps = 1;
     if (o->profile > 0 && o->max_steps == 0) return error_set(err, "--profile: -x 0 runs no step; leave out -x 0");
     if (o->profile > 0) s->total_steps = s->state.step + profile_total_steps(o->profile);
+    choose_rates(s, (double)(s->step_windows * s->T), (double)s->total_steps);
+    if (!options_rates(o, s->rates, err)) return false;
     const int64_t warmup = o->warmup >= 0 ? o->warmup : optimizer_default_warmup(o->optimizer, s->total_steps);
     s->schedule = (Schedule){.kind = o->schedule,
                              .max_lr = options_learning_rate(o),
@@ -470,30 +514,50 @@ bool run_setup_resolve(RunSetup *s, Error *err) {
            agree_on_data(s, err);
 }
 
+// For a plan that was asked what auto stands for.
+static void print_recipe(RunSetup *s, double step_tokens) {
+    const Options *o = &s->options;
+    const bool asks = s->recipe[RECIPE_TOKENS] > 0 || s->recipe[RECIPE_BATCH] > 0 || o->weight_decay < 0 ||
+                      (o->lr < 0 && options_given(o, "learning-rate"));
+    const double tokens = o->tokens > 0 ? o->tokens : fmax(0, (double)o->max_steps) * step_tokens;
+    char line[RECIPE_TEXT];
+    if (!asks) return;
+    choose_rates(s, step_tokens, ceil(tokens / step_tokens));
+    for (int i = 0; i < RECIPE_COUNT; i++)
+        if (s->recipe[i] > 0)
+            printf("recipe      %s\n", recipe_line((RecipeNumber)i, s->recipe[i], &s->config, o->optimizer, line));
+}
+
 // windows: of a step.
-static bool print_plan(const Options *o, const PlanRequest *request, int64_t windows, int64_t B, Error *err) {
+static bool print_plan(RunSetup *s, const PlanRequest *request, int64_t windows, int64_t B, Error *err) {
+    Options *o = &s->options;
     StepShare share; // only a check that the processes could share a step
     if (!check_processes(o, err) ||
         (o->max_steps != 0 && !step_share_make(&share, windows, B, o->reduce_groups, 0, process_count(o), err)) ||
         !model_check_options(&request->model, err))
         return false;
-    return o->advise ? advise_print(stdout, request, o->advise == ADVISE_D_FF, err)
-                     : plan_print(stdout, request, o->plan == PLAN_JSON, err);
+    if (o->hours > 0) return hours_print(o, request, err);
+    if (o->advise) return advise_print(stdout, request, o->advise == ADVISE_D_FF, err);
+    if (o->plan == PLAN_TEXT) print_recipe(s, (double)(windows * s->T));
+    return plan_print(stdout, request, o->plan == PLAN_JSON, err);
 }
 
 // --plan, --advise: no data is opened, and no memory taken.
 bool run_setup_plan(RunSetup *s, Error *err) {
     Options *o = &s->options;
+    if (o->hours > 0 && !hours_take(o, err)) return false;
     if (!choose_model(s, err) || !choose_context(s, err) || !choose_dtype(s, err)) return false;
     if (o->dtype == DTYPE_COUNT) s->dtype = DTYPE_BF16; // the dtype for GPUs; this machine may prefer another
     if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
+    if (o->hours == 0) choose_tokens(s);
     if (o->total_batch > 0 && !options_check_total_batch(o->total_batch, s->T, err)) return false;
     const int64_t step_windows = o->total_batch > 0 ? o->total_batch / s->T : 0;
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
     PlanRequest request = {.model = run_setup_model(s),
                            .step_windows = step_windows,
                            .recompute = o->recompute,
-                           .tokens = o->tokens,
+                           .tokens = fmax(0, o->tokens),
+                           .divides = s->recipe[RECIPE_BATCH] > 0,
                            .max_steps = o->max_steps,
                            .gpus = o->gpu,
                            .attention = o->attention,
@@ -504,7 +568,7 @@ bool run_setup_plan(RunSetup *s, Error *err) {
     request.data = &train;
     const bool readable = (mixture_parse(&train, o->train_data, err) || error_prefix(err, "-i")) &&
                           (mixture_parse(&val, o->val_data, err) || error_prefix(err, "-j"));
-    const bool ok = readable && print_plan(o, &request, windows, B, err);
+    const bool ok = readable && print_plan(s, &request, windows, B, err);
     mixture_free(&train);
     mixture_free(&val);
     return ok;

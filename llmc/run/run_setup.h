@@ -4,6 +4,7 @@
 #pragma once
 #include "llmc/data/dataloader.h"
 #include "llmc/model/model.h"
+#include "llmc/plan/recipe.h"
 #include "llmc/run/options.h"
 #include "llmc/run/placement.h"
 #include "llmc/run/run_data.h"
@@ -28,6 +29,7 @@ typedef struct {
     int64_t first_skipped; // steps that were skipped before
     Schedule schedule;
     GroupRates rates[NUM_GROUPS]; // of the optimizer
+    double recipe[RECIPE_COUNT];  // the numbers that auto stands for in this run, which its options have too; 0: given
     DType dtype;
     Recompute recompute;
     Tokenizer *tokenizer; // NULL: samples are shown as token numbers

@@ -562,7 +562,7 @@ static bool options_read(const FuzzInput *in) {
         // JSON has no bytes that are not UTF-8: they have become U+FFFD.
         for (const OptionRow *row = option_table; row->long_name && !strstr(json, "\\ufffd"); row++) {
             char a[OPTION_VALUE], b[OPTION_VALUE];
-            REQUIRE((row->scope != OPTION_OF_RUN && row->scope != OPTION_OF_INPUT) ||
+            REQUIRE(row->scope == OPTION_OF_PLACE || row->scope == OPTION_OF_PROCESS ||
                         strcmp(option_value(row, &o, a), option_value(row, &again, b)) == 0,
                     "--%s is taken as %s, and then as %s", row->long_name, option_value(row, &o, a),
                     option_value(row, &again, b));

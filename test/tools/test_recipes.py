@@ -1,4 +1,4 @@
-"""scripts/run_gpt2_*.sh: what they ask of the trainer, run for real with a tiny model in place of theirs."""
+"""scripts/run_*.sh: what they ask of the trainer, run for real with a tiny model in place of theirs."""
 import os
 import re
 import shutil
@@ -53,6 +53,45 @@ def test_a_recipe_trains_with_the_published_hyperparameters(root, name, tmp_path
     assert (matrices["beta1"], matrices["beta2"], options["grad-clip"], options["val-every"]) == (0.9, 0.95, 1, 250)
     assert options["train-data"].startswith(f"data/{corpus}/") and options["val-data"].startswith(f"data/{corpus}/")
     assert "HellaSwag is not scored; to score it, run: data/get.py hellaswag" in run.stderr
+
+
+# What the scripts after GPT-2 ask of the trainer, beside the dial: in the plan, and of a run.
+AFTER_GPT2 = {
+    ("qwen3",): ("12 blocks of qwen3, 768 channels", "524288 tokens a step, 2828 steps: 1.482B tokens", "fineweb-10B-gpt2",
+                 {"optimizer": "muon", "beta2": 0.99, "schedule": "linear", "final-lr-fraction": 0}),
+    ("qwen3", "d24"): ("24 blocks of qwen3, 1024 channels", "1048576 tokens a step, 4117 steps: 4.317B tokens",
+                       "fineweb-10B-gpt2", {}),
+    ("qwen3", "d36"): ("36 blocks of qwen3, 1280 channels", "1048576 tokens a step, 8904 steps: 9.336B tokens",
+                       "fineweb-10B-gpt2", {}),
+    ("qwen3", "d48"): ("48 blocks of qwen3, 1600 channels", "1048576 tokens a step", "fineweb-100B-gpt2", {}),
+    ("track3",): ("6 heads, a head of its own, context 1024", "524288 tokens a step, 3250 steps: 1.704B tokens",
+                  "fineweb-10B-gpt2", {"learning-rate": 0.00451, "lr-embedding": 0.014, "lr-head": 0.004, "lr-vectors": 0.015,
+                                       "weight-decay": 0.277, "warmup": 0, "schedule": "trapezoid",
+                                       "val-sequences": 10240, "grad-clip": 0}),
+    ("nanochat_d12",): ("6 heads, a head of its own, context 2048", "524288 tokens a step, 2828 steps: 1.482B tokens",
+                        "fineweb-edu-10B-gpt2", {"beta1": 0.8, "warmup": 40, "final-lr-fraction": 0.05, "schedule": "trapezoid",
+                                                 "by-group": "embedding.beta2=0.995,head.beta2=0.96,embedding.decay=0.01,head.decay=0.01"}),
+}
+
+
+@pytest.mark.parametrize("words", AFTER_GPT2, ids="-".join)
+def test_a_recipe_after_gpt2_plans_and_trains(root, words, tmp_path):
+    model, length, corpus, expected = AFTER_GPT2[words]
+    name, *size = words
+    plan = recipe(root, name, *size, "--plan").stdout
+    assert model in plan and length in plan
+    assert ("recipe      -l " in plan) == (name != "track3")
+    family = "qwen3:" if name == "qwen3" else "arcee:"
+    tiny = ["-e", family + TINY[1], *TINY[2:8], "-s", 0, "-v", 0, "--threads", 1, *(["-x", 2] if name == "track3" else ["--tokens", 200])]
+    run = recipe(root, name, *size, *tiny, OUT=tmp_path / "run")
+    assert run.returncode == 0, run.stderr
+    options = events(tmp_path / "run", "run")[0]["options"]
+    assert {key: options[key] for key in expected} == expected and options["optimizer"] == "muon"
+    assert options["train-data"].startswith(f"data/{corpus}/")
+    again = recipe(root, name, *size, *tiny, OUT=tmp_path / "run")
+    assert again.returncode == 0 and "done        nothing to do" in again.stdout
+    said = recipe(root, name, *size, "--help").stdout
+    assert "No GPU has run it" in said and "OPTIONS=(" not in said and "TRAINER" in said
 
 
 def test_a_directory_of_shards_may_have_any_name(root, tmp_path):
@@ -126,12 +165,12 @@ def test_recipes_call_names_that_data_get_knows():
     if not get.exists():
         pytest.skip("data/get.py is not there")
     listed = call(ROOT, get, expect=0).stdout
-    for *_, corpus in RECIPES.values():
+    for corpus in [row[-1] for row in RECIPES.values()] + [row[2] for row in AFTER_GPT2.values()]:
         assert f" {corpus} " in listed
 
 
 def test_recipes_are_executable_and_short(root):
-    for name in RECIPES:
+    for name in [*RECIPES, *{words[0] for words in AFTER_GPT2}]:
         path = root / "scripts" / f"run_{name}.sh"
         assert os.access(path, os.X_OK)
         assert sum(not line.startswith("#") for line in path.read_text().splitlines()) <= 10

@@ -28,7 +28,7 @@ def make_root(directory):
     shutil.copytree(ROOT / "scripts", directory / "scripts")
     (directory / "train_gpt2").symlink_to(TRAINER)
     for corpus, prefix in (("fineweb-10B-gpt2", "fineweb"), ("fineweb-100B-gpt2", "fineweb"),
-                           ("fineweb-edu-100B-gpt2", "edu_fineweb")):
+                           ("fineweb-edu-10B-gpt2", "edu_fineweb"), ("fineweb-edu-100B-gpt2", "edu_fineweb")):
         data = directory / "data" / corpus
         data.mkdir(parents=True)
         write_shard(data / f"{prefix}_train_000001.bin", 4000, 1)

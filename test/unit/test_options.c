@@ -94,8 +94,8 @@ TEST(every_row_reaches_its_own_field) {
         if (strcmp(row->long_name, "by-group") == 0) strcpy(value, "vectors.decay=0.5");
         if (row->type < OPTION_STRING)
             format_exact(row->type < OPTION_DOUBLE ? trunc(number) : number, value, sizeof value);
-        const char *others =
-            strcmp(row->long_name, "advise") == 0 ? "-o d -y" : "-o d -y --plan"; // one question at a time
+        const char *others = "-o d -y --plan --gpu h100";
+        if (strcmp(row->long_name, "advise") == 0) others = "-o d -y"; // one question at a time
         snprintf(line, sizeof line, "%s --%s=%s", others, row->long_name, value);
         Options o = parsed(line), defaults = parsed(others);
         for (const OptionRow *k = option_table; k->long_name; k++) // this row has the value, all others their defaults

@@ -1,0 +1,65 @@
+// See hours.h.
+#include "llmc/run/hours.h"
+
+#include "llmc/base/typed_path.h"
+#include "llmc/plan/plan_hours.h"
+
+#include <string.h>
+
+static const double FINEWEB_10B = 10e9; // tokens to train on, of data/get.py fineweb-10B-gpt2
+
+bool hours_take(Options *o, Error *err) {
+    if (!options_given(o, "model")) {
+        if (!options_given(o, "optimizer")) o->optimizer = OPTIMIZER_MUON;
+        options_set_string(&o->model, "qwen3:d12");
+    }
+    if (!model_config_is_descriptor(o->model))
+        return error_set(err, "--hours: -e %s has a size; name a family by one of its sizes, such as qwen3:d12",
+                         o->model);
+    if (o->optimizer == OPTIMIZER_MUON) {
+        if (!options_given(o, "beta2")) o->beta2 = 0.99;
+        if (!options_given(o, "schedule")) o->schedule = SCHEDULE_LINEAR;
+        if (!options_given(o, "final-lr-fraction")) o->final_fraction = 0;
+    }
+    if (!options_given(o, "batch-size")) o->B = 0;
+    if (!options_given(o, "recompute")) options_set_string(&o->recompute, "auto");
+    if (!options_given(o, "total-batch")) o->total_batch = -1;
+    if (!options_given(o, "weight-decay")) o->weight_decay = -1;
+    if (o->ratio == 0 && !options_given(o, "max-steps") && !options_given(o, "tokens")) o->tokens = -1;
+    return true;
+}
+
+// As it is typed: what differs from the default.
+static void print_command(const Options *o) {
+    static const char left_out[] = " plan gpu hours ";
+    char buf[OPTION_VALUE], key[64];
+    printf("hours       ./train_gpt2cu");
+    for (const OptionRow *row = option_table; row->long_name; row++) {
+        const char *value = option_value(row, o, buf);
+        const bool is_auto =
+            row->type < OPTION_STRING && option_least(row) > row->min && strtod(value, NULL) == row->min;
+        snprintf(key, sizeof key, " %s ", row->long_name);
+        if (is_auto) value = "auto";
+        const bool is_number = row->type < OPTION_STRING && !is_auto && strcmp(row->fallback, "auto") != 0;
+        const bool is_default =
+            is_number ? strtod(value, NULL) == strtod(row->fallback, NULL) : strcmp(value, row->fallback) == 0;
+        if (is_default || strstr(left_out, key)) continue;
+        printf(" %s%s %s", row->short_name ? "-" : "--", row->short_name ? row->short_name : row->long_name,
+               path_quoted(value).text);
+    }
+    printf("\n");
+}
+
+bool hours_print(Options *o, const PlanRequest *request, Error *err) {
+    char model[MODEL_DESCRIPTOR];
+    double tokens;
+    if (!plan_hours(stdout, request, o->hours, o->ratio, model, &tokens, err)) return false;
+    options_set_string(&o->model, model);
+    if (!options_given(o, "train-data") && request->model.config.V == GPT2_VOCAB)
+        options_set_string(&o->train_data, tokens > FINEWEB_10B ? "data/fineweb-100B-gpt2/*train_*.bin"
+                                                                : "data/fineweb-10B-gpt2/*train_*.bin");
+    if (!options_given(o, "reduce-groups")) o->reduce_groups = 0;
+    if (!*o->output) options_set_string(&o->output, "runs/hours");
+    print_command(o);
+    return true;
+}
