@@ -28,8 +28,8 @@ SECONDS_TO_TRAIN=${QUICKSTART_SECONDS:-60}
 # Chosen by measurement: doc/recipes.md has the table.
 B=12
 T=128
-MODEL=(-e "L=4,C=128,NH=2,T=$T")
-TRAIN=(-b "$B" -t "$T" --optimizer muon -l 1e-2 -q 0 --beta2 0.99)
+MODEL=(-e "starcoder2:L=4,C=128,NH=2,T=$T")
+TRAIN=(-b "$B" -t "$T" --optimizer muon -l 1e-2 --lr-embedding 3e-2 -k linear -q 0 --beta2 0.99)
 MOST_PASSES=12
 # shellcheck disable=SC2001 # & in a replacement needs bash 5.2
 SHARDS=$(sed 's/[][*?\\]/\\&/g' <<<"$OUT/data") # as a pattern
@@ -135,7 +135,7 @@ printf -v typed %q "$OUT"
 cat <<END
 
 Done. Results:
-  $checkpoint   the model: a checkpoint, and a Hugging Face GPT-2 directory
+  $checkpoint   the model: a checkpoint, and a Hugging Face directory (Starcoder2)
   $typed/curve.png           its curves
   $typed/run/main.log        every step as a line of JSON
 Next steps:
@@ -143,4 +143,7 @@ Next steps:
   write text         ./train_gpt2 -e $checkpoint -v 0 -x 0 -g 1000 --prompt "The "
   your own text      make quickstart TEXT=path/to/text
   all options        ./train_gpt2 --help
+In llama.cpp:
+  write its file     ./train_gpt2 -e $checkpoint -v 0 -x 0 -s 0 --export $typed/model.gguf:q8_0
+  talk to it         llama-cli -m $typed/model.gguf -no-cnv -n 200 -p "static int "
 END

@@ -3,6 +3,7 @@ Trains for a second; what it learns in sixty is in doc/recipes.md."""
 import os
 import random
 import re
+import shlex
 import subprocess
 
 import pytest
@@ -44,6 +45,13 @@ def test_a_text_of_your_own(tmp_path, write, count, vocabulary):
     assert len(re.findall(r"^step ", training, re.M)) <= 22  # no terminal: some of the steps only
     for name in ("curve.png", "run/main.log", f"run/step_{steps:08d}/tokenizer.json"):
         assert (tmp_path / "out" / name).exists(), name
+    # The last lines write the file for llama.cpp.
+    export = re.search(r"^  write its file +(\./train_gpt2 .*)$", result.stdout, re.M)[1]
+    exported = subprocess.run(shlex.split(export), cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert exported.returncode == 0, exported.stderr
+    gguf = re.search(r"llama-cli -m (\S+)", result.stdout)[1]
+    with open(gguf, "rb") as file:
+        assert file.read(4) == b"GGUF"
 
 
 def contents(directory):
