@@ -8,7 +8,7 @@ it with that environment variable, A=1@B=2@PROGRAM with both. pytest runs N file
 its share of the cores.
 --check: a command that is run at the end and counts as one test. The output of a program is shown only if it fails. A
 program that crashes, hangs or has no test counts as a failure. Skipped tests are listed with their reasons, then the
-ten slowest, then the time of each phase. Exit code 0 only if nothing failed. Needs only Python.
+slowest, then the time of each phase. Exit code 0 only if nothing failed. Needs only Python.
 
 --tally FILE: the results are also appended there, one JSON object, and the results already in it count: the parts of a long
 test end with one line. Lines {"phase": NAME, "seconds": N} are the phases before the tests. --status N: of a `make` that has
@@ -32,7 +32,7 @@ PROGRAM_SECONDS = 3600  # ends a hanging program; a busy machine needs far less
 PYTEST_SECONDS = 6 * 3600
 SKIPS_SHOWN = 3  # names next to each reason
 LINES_SHOWN = 15  # of what a failed test printed, in the summary
-SLOWEST_SHOWN = 10
+SLOWEST_SHOWN = 30
 
 
 class Counts:

@@ -201,7 +201,7 @@ SIM_OTHER_GPUS := $(if $(NVCC),$(call SIM_AS,75))
 # sums of products; in `make test-all` every kernel, and the tensor cores of all GPUs in their usual dtype.
 SIM_HARDWARE := $(if $(NVCC),$(patsubst %,SIM_NUMERICS=hardware@build/$(MODE)-sim-$(QUICK_ARCH)/test/%,ops/test_attention \
 	ops/test_head_loss ops/test_small golden/test_golden))
-SIM_HARDWARE_ALL := $(patsubst %,SIM_NUMERICS=hardware@%,$(filter-out %/test_offload %/test_threads %/test_generation %/test_recompute,$(filter \
+SIM_HARDWARE_ALL := $(patsubst %,SIM_NUMERICS=hardware@%,$(filter-out %/test_model %/test_offload %/test_threads %/test_generation %/test_recompute,$(filter \
 	$(SIM_BUILD)/test/ops/% $(SIM_BUILD)/test/golden/% %/test_gemm_plan %/test_ptx_forms,$(SIM_TEST_BIN))) \
 	$(if $(NVCC),$(call SIM_AS,75,TEST_FILTER=*_fp16@) $(call SIM_AS,80 120,TEST_FILTER=*_bf16@)))
 SIM_CLANG    := $(if $(NVCC),$(shell command -v clang++))
