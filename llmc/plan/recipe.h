@@ -7,8 +7,7 @@
 //   batch      2^19 (D / D_ref)^0.383 tokens, D_ref: D of 12 blocks of 768 channels with this vocabulary. The exponent:
 //              "Power Lines", arXiv 2505.13738
 //   rate       0.025 / (0.2 sqrt(C)) max(1, sqrt(batch / 2^19)). 0.025: plain Muon in modded-nanogpt's track 3
-//   (nanochat
-//              has 0.02 with second moments), where an update is sqrt(max(1, rows / cols)) X and here
+//              (nanochat has 0.02, with second moments), where an update is sqrt(max(1, rows / cols)) X and here
 //              0.2 sqrt(max(rows, cols)) X: the same for rows >= cols = C. Below 2^19 tokens nanochat lowers the rate
 //              too; the ladder of doc/recipes.md, at 2^14, learns more at the higher one.
 //   embedding  0.008 sqrt(768 / C) max(1, sqrt(batch / 2^19)), nanochat's of the head, which a tied embedding is. Its
@@ -19,9 +18,9 @@
 //              along a cosine and leaves out the elements, about half, where update and weight differ in sign;
 //              0.01 for embeddings and head, nanochat's of the head
 // AdamW, and the other optimizers: GPT-3's table 2.1 (Brown et al., 2020), N the matrices of the blocks.
-//   D          20 tokens a parameter, all counted: Hoffmann et al., "Training Compute-Optimal Large Language Models",
-//   2022 batch      of the table, log-log between its rows. Below 125M: 2^19 (N / N_125M)^0.383, as above rate       of
-//   the table, log-log between its rows, times optimizer_default_learning_rate over AdamW's. Below 125M:
+//   D          20 tokens a parameter, all counted: Hoffmann et al., "Training Compute-Optimal Large Language Models"
+//   batch      of the table, log-log between its rows. Below 125M: 2^19 (N / N_125M)^0.383, as above
+//   rate       of the table, log-log between its rows, times optimizer_default_learning_rate over AdamW's. Below 125M:
 //              6e-4 (N / N_125M)^(-1/6), which is nanochat's width^-0.5 where the width grows as N^(1/3)
 //   decay      0.1 (the paper, appendix B)
 #pragma once
