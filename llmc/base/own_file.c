@@ -23,7 +23,8 @@ void own_file_mark_header(int32_t header[OWN_FILE_HEADER_INTS]) {
     memcpy(header + OWN_FILE_HEADER_INTS - 3, mark, sizeof mark);
 }
 
-bool own_file_is(const char *path, const char *mark) {
+// Whether the plain file has the mark, or zeros in its first `zeros` bytes (or all of it, where it is shorter).
+static bool has_mark_or_zeros(const char *path, const char *mark, size_t zeros) {
     char *head = malloc(OWN_FILE_MARK_BYTES);
     REQUIRE_MEMORY(head, "the beginning of a file");
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe of this name must not hold us up
@@ -34,13 +35,15 @@ bool own_file_is(const char *path, const char *mark) {
     int unread = fd < 0 || (size >= 0 && !is_read) ? errno : 0; // a directory or a pipe is not ours
     if (unread == ENOENT) unread = 0;                           // nor is a dangling link
     if (fd >= 0) close(fd);
-    bool zeros = true;
-    for (size_t i = 0; is_read && zeros && i < n; i++) zeros = head[i] == '\0';
-    const bool is_ours = is_read && (zeros || memmem(head, n, mark, strlen(mark)));
+    bool is_zero = true;
+    for (size_t i = 0; is_read && is_zero && i < n && i < zeros; i++) is_zero = head[i] == '\0';
+    const bool is_ours = is_read && (is_zero || memmem(head, n, mark, strlen(mark)));
     free(head);
     errno = unread;
     return is_ours;
 }
+
+bool own_file_is(const char *path, const char *mark) { return has_mark_or_zeros(path, mark, OWN_FILE_MARK_BYTES); }
 
 bool own_file_move_aside(const char *path, const char *why, int unread, Error *err) {
     char *aside = NULL;
@@ -84,6 +87,9 @@ bool own_file_write(const char *path, const char *mark, const void *data, size_t
     return own_file_commit(f, path, mark, err);
 }
 
+// The block that a file system writes or loses whole.
+enum { DISK_BLOCK_BYTES = 4096 };
+
 static bool is_of_kind(const char *name, const OwnFileKind *kind) {
     const size_t n = strlen(kind->name), prefix = strlen(".tmp-");
     if (strncmp(name, kind->name, n) != 0) return false;
@@ -102,7 +108,9 @@ bool own_directory_is(const char *directory, const OwnFileKind *kinds, int count
         ok = strncmp(names[i], ".nfs", 4) == 0;
         for (int k = 0; !ok && k < count; k++) {
             if (is_of_kind(names[i], &kinds[k])) {
-                ok = by_name || own_file_is(path, kinds[k].mark);
+                // A loss of power may keep any blocks of a file that was being written.
+                const bool whole = strcmp(names[i], kinds[k].name) == 0;
+                ok = by_name || has_mark_or_zeros(path, kinds[k].mark, whole ? OWN_FILE_MARK_BYTES : DISK_BLOCK_BYTES);
                 unread = ok ? 0 : errno;
             }
         }

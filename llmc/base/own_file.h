@@ -29,6 +29,6 @@ typedef struct {
     const char *name, *mark;
 } OwnFileKind;
 // Whether all that is in the directory are files of these kinds, by name and mark, complete or being written
-// (NAME.tmp-PID), or files that NFS keeps because they are still open. by_name: without a look at the marks. False with
-// the first other name in the message, and errno as of own_file_is.
+// (NAME.tmp-PID, which may have lost its first block), or files that NFS keeps because they are still open. by_name:
+// without a look at the marks. False with the first other name in the message, and errno as of own_file_is.
 bool own_directory_is(const char *directory, const OwnFileKind *kinds, int count, bool by_name, Error *err);
