@@ -8,6 +8,7 @@
 #include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
 
+#include <ctype.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,7 +52,7 @@ static ChoiceEntry *insert_line(ChoiceEntry **link, const char *line, size_t len
     for (size_t i = 0; i < key_length; i++)
         if (line[i] < ' ' || line[i] > '~') return NULL;
     for (size_t i = key_length + 1; i < length; i++)
-        if (!memchr("0123456789abcdef", line[i], 16)) return NULL;
+        if (!isxdigit((unsigned char)line[i]) || isupper((unsigned char)line[i])) return NULL;
     ChoiceEntry *e = calloc(1, sizeof *e);
     REQUIRE_MEMORY(e, "a measured choice");
     memcpy(e->line, line, length);

@@ -278,7 +278,7 @@ static bool tcp_start_process_0(const Place *place, double seconds, Error *err) 
         if (named++ < NAMED_MISSING)
             n += snprintf(names + n, sizeof names - (size_t)n, " %d", r);
         else
-            strcpy(names + n, " ...");
+            snprintf(names + n, sizeof names - (size_t)n, " ...");
     }
     error_set(err, "not all %d processes came within %g s; missing:%s%s%s", tcp.size, seconds, names,
               text_if(*note.text, "; "), note.text);

@@ -86,7 +86,7 @@ static bool reduce_weights(Mixture *m, Error *err) {
             a = rest;
         }
     }
-    const bool fine = sum / divisor <= MIXTURE_WHOLE;
+    const bool fine = sum <= MIXTURE_WHOLE * divisor;
     m->total = 0;
     for (int i = 0; i < m->count; i++) {
         int64_t *w = &m->weights[i];

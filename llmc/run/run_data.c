@@ -73,7 +73,7 @@ static void continue_sources(RunData *data, TrainerState *state) {
     Mixture *m = &data->train.mixture;
     SourceState *now = calloc((size_t)(m->count + state->source_count), sizeof *now);
     REQUIRE_MEMORY(now, "the sources");
-    int from[MIXTURE_MAX], count = m->count, before = 0;
+    int from[MIXTURE_MAX] = {0}, count = m->count, before = 0;
     double total = 0;
     bool same = true;
     for (; before < state->source_count && state->sources[before].weight > 0; before++)
