@@ -346,8 +346,7 @@ void relu2_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool acc
                 accumulate * BYTES(dbias));
 }
 
-// ---------------------------------------------------------------------------------------------------- packed q, k and
-// v
+// --------------------------------------------------------------------------------------------------- packed q, k and v
 
 // Checks that rows of `packed` are q of num_heads and k, v of num_kv_heads heads; returns the head
 // size.

@@ -138,8 +138,7 @@ void matmul_stack(Tensor out, Tensor a, Tensor b, StackForm form);
 // dbias (OC) = or += sum_N dout (N,OC), in a fixed order.
 void bias_backward(Tensor dbias, Tensor dout, bool accumulate);
 
-// ---------------------------------------------------------------------------------------------------- SwiGLU and
-// ReLU^2
+// --------------------------------------------------------------------------------------------------- SwiGLU and ReLU^2
 
 // out (N,F) = silu(gate) * up, silu(z) = z / (1 + exp(-z)); gate_up (N,2F): the gates of a row,
 // then its F of up. Shazeer, "GLU Variants Improve Transformer", 2020.

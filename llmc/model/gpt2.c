@@ -16,8 +16,7 @@ static const ModelConfig *config_of(const Block *b) { return &b->model->options.
 static int num_heads(const Block *b) { return (int)config_of(b)->NH; }
 static int num_kv_heads(const Block *b) { return (int)model_kv_heads(config_of(b)); }
 
-// -------------------------------------------------------------------------------------- the description's choices: the
-// norm
+// --------------------------------------------------------------------------------- the description's choices: the norm
 
 void gpt2_norm_forward(const ModelConfig *config, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight,
                        Tensor bias) {
@@ -38,8 +37,7 @@ static void norm_backward(const ModelConfig *config, Tensor din, Tensor dweight,
                            accumulate_sum);
 }
 
-// ------------------------------------------------------------------------------------------------- q and k before
-// attention
+// -------------------------------------------------------------------------------------------- q and k before attention
 
 // The input of attention: qkv, with q and k rotated by RoPE; with QK-norm, whose backward pass needs the unchanged qkv,
 // a copy.

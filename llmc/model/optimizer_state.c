@@ -143,8 +143,7 @@ bool optimizer_parse_rates(GroupRates rates[NUM_GROUPS], const char *text, Error
     return true;
 }
 
-// ----------------------------------------------------------------------------------------------------------------
-// names
+// --------------------------------------------------------------------------------------------------------------- names
 
 bool optimizer_parse(OptimizerKind *kind, const char *name, Error *err) {
     char names[256] = "";

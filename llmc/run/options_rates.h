@@ -1,7 +1,6 @@
 // The learning rate of a run and what each group of parameters is updated with: the optimizer's table
 // (llmc/model/optimizer_state.h), changed by -l, --lr-embedding, --lr-head, --lr-vectors, --beta1, --beta2, --eps, -c
-// and
-// --by-group.
+// and --by-group.
 #pragma once
 #include "llmc/run/options.h"
 

@@ -251,8 +251,7 @@ TEST(lists_of_nodes_that_are_none_are_refused) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// --gpus
+// -------------------------------------------------------------------------------------------------------------- --gpus
 
 // This program as a process of --gpus: `test_launch DIRECTORY WORD...`, a word for each process.
 static const char *directory;
