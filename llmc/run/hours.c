@@ -36,8 +36,7 @@ static void print_command(const Options *o) {
     printf("hours       ./train_gpt2cu");
     for (const OptionRow *row = option_table; row->long_name; row++) {
         const char *value = option_value(row, o, buf);
-        const bool is_auto =
-            row->type < OPTION_STRING && option_least(row) > row->min && strtod(value, NULL) == row->min;
+        const bool is_auto = option_is_auto(row, strtod(value, NULL));
         snprintf(key, sizeof key, " %s ", row->long_name);
         if (is_auto) value = "auto";
         const bool is_number = row->type < OPTION_STRING && !is_auto && strcmp(row->fallback, "auto") != 0;

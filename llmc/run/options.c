@@ -128,6 +128,9 @@ static bool may_be_auto(const OptionRow *row) { return strncmp(row->metavar, "au
 double option_least(const OptionRow *row) { return row->min + may_be_auto(row); }
 
 static bool option_is_text(const OptionRow *row) { return row->type == OPTION_STRING || row->type == OPTION_WORD; }
+bool option_is_auto(const OptionRow *row, double number) {
+    return !option_is_text(row) && may_be_auto(row) && number == row->min;
+}
 
 static void *field_of(const OptionRow *row, Options *options) { return (char *)options + row->offset; }
 
@@ -504,7 +507,7 @@ static bool adopt_value(const OptionRow *row, Options *options, const cJSON *the
     if (is_text && !cJSON_IsString(then)) return error_set(err, "%s: no text", row->long_name);
     if (!is_text && !cJSON_IsNumber(then)) return error_set(err, "%s: no number", row->long_name);
     const char *value = value_then(then, buf);
-    if (!is_text && may_be_auto(row) && then->valuedouble == row->min) value = "auto";
+    if (option_is_auto(row, then->valuedouble)) value = "auto";
     return set_value(row, options, row->long_name, value, err);
 }
 
@@ -590,8 +593,8 @@ static void print_difference(FILE *f, const OptionRow *row, const Options *optio
     if (is_path && before && options->begun_in && is_same_path(row, now, options->begun_in, before)) return;
     const bool comparable = cJSON_IsNumber(then) || option_is_text(row);
     if (comparable && before && strcmp(now, before) == 0) return;
-    if (!option_is_text(row) && may_be_auto(row) && number_of(row, options) == row->min) now = "auto";
-    if (cJSON_IsNumber(then) && may_be_auto(row) && then->valuedouble == row->min) before = "auto";
+    if (!option_is_text(row) && option_is_auto(row, number_of(row, options))) now = "auto";
+    if (cJSON_IsNumber(then) && option_is_auto(row, then->valuedouble)) before = "auto";
     if (!*now) now = "\"\"";
     format_print(f, "--%s %s (was %s)\n", row->long_name, now, text_or(before, "neither text nor number"));
 }

@@ -154,12 +154,11 @@ static char *name_beside(const RunData *data, const Options *o) {
 // Opens the validation shards next to the training data, if there are any: of a mixture, next to each source.
 static bool open_beside(RunData *data, const Options *o, int64_t T, Error *err) {
     Mixture m;
-    bool ok = true;
     data->val_pattern = name_beside(data, o);
     if (!data->val_pattern)
         return error_set(err, "no train in the name %s for which there could be a val; -j GLOB names validation data",
                          path_quoted(o->train_data).text);
-    if (!mixture_parse(&m, data->val_pattern, err)) ok = false;
+    bool ok = mixture_parse(&m, data->val_pattern, err);
     for (int i = 0; ok && i < m.count; i++) {
         char **names;
         int count = 0;

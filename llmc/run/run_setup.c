@@ -277,10 +277,9 @@ ModelOptions run_setup_model(const RunSetup *s) {
     };
 }
 
-// --optimizer: as in the checkpoint, unless --reset-optimizer starts a new state. And the rates of its groups.
+// --optimizer: as in the checkpoint, unless --reset-optimizer starts a new state.
 static bool choose_optimizer(RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    if (!options_rates(o, s->rates, err)) return false;
     if (!s->config.untied && (options_given(o, "lr-head") || strstr(o->by_group, parameter_group_name(GROUP_HEAD))))
         return error_set(err,
                          "%s: the head of this model is its embedding; use --lr-embedding, or embedding in --by-group",
@@ -305,7 +304,6 @@ static void choose_tokens(RunSetup *s) {
     const bool in_steps = options_given(o, "max-steps"); // before an earlier command's --tokens
     const bool by_ratio = options_given(o, "ratio") || (o->ratio > 0 && o->tokens == 0 && o->max_steps < 0);
     const double of_model = ceil(ratio * recipe_parameters(&s->config, o->optimizer));
-    if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
     if (o->max_steps == 0) return;
     if (o->tokens < 0 && in_steps) o->tokens = 0;
     if (o->tokens < 0 || by_ratio) o->tokens = s->recipe[RECIPE_TOKENS] = of_model;
@@ -340,6 +338,7 @@ static void choose_rates(RunSetup *s, double step_tokens, double steps) {
 static bool choose_memory(RunSetup *s, Error *err) {
     Options *o = &s->options;
     char text[RECOMPUTE_TEXT];
+    if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
     choose_tokens(s);
     ModelOptions model = run_setup_model(s);
     const int64_t most = o->total_batch > 0 ? ceil_div(o->total_batch / s->T, o->reduce_groups) : 0;
@@ -549,10 +548,10 @@ bool run_setup_plan(RunSetup *s, Error *err) {
     if (!choose_model(s, err) || !choose_context(s, err) || !choose_dtype(s, err)) return false;
     if (o->dtype == DTYPE_COUNT) s->dtype = DTYPE_BF16; // the dtype for GPUs; this machine may prefer another
     if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
+    if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
     if (o->hours == 0) choose_tokens(s);
     if (o->total_batch > 0 && !options_check_total_batch(o->total_batch, s->T, err)) return false;
     const int64_t step_windows = o->total_batch > 0 ? o->total_batch / s->T : 0;
-    if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
     PlanRequest request = {.model = run_setup_model(s),
                            .step_windows = step_windows,
                            .recompute = o->recompute,
