@@ -115,7 +115,7 @@ build/nvcc-90/%.cpp: build/nvcc-90/%.o dev/sim/translate.py
 	$(QUIET)$(PYTHON) dev/sim/translate.py $@ $(@:.cpp=.compute_90.ptx)
 endif
 # Messages, for programs that do not link the whole library.
-ERROR_OBJ := $(addprefix $(BUILD)/llmc/base/,error.o utf8.o)
+ERROR_OBJ := $(addprefix $(BUILD)/llmc/base/,error.o format.o utf8.o)
 
 $(SIM_BUILD)/test/sim/faults $(SIM_BUILD)/dev/sim/bench: $(SIM_BUILD)/%: build/nvcc-90/%.cpp $(SIM_CORE_OBJ) $(ERROR_OBJ)
 	@mkdir -p $(@D)
