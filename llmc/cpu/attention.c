@@ -494,19 +494,6 @@ typedef struct {
     float scale;
 } DecodeHead;
 
-// scores (length) become exponentials; returns their sum. Lanes beyond the last key hold -inf, then 0.
-static ALWAYS_INLINE float decode_softmax(float *scores, int64_t length, float scale) {
-    V largest = vsplat(-INFINITY), sum = vzero();
-    EACH_LANES(j, k, length, largest = vmax(largest, vfirst(k, vload_first_f32(k, scores + j), largest)));
-    const float max = vmax_lane(largest) * scale;
-    EACH_LANES(j, k, length, {
-        V p = vexp_nonpositive(vfma(vload_first_f32(k, scores + j), vsplat(scale), vsplat(-max)));
-        sum += vfirst(k, p, vzero());
-        vstore_first_f32(k, scores + j, p);
-    });
-    return vsum(sum);
-}
-
 // Columns of out that one walk over the values adds up.
 enum { WALK = 4 * LANES };
 
@@ -516,7 +503,16 @@ static ALWAYS_INLINE void decode_head(const DecodeHead *a, float *scores, DType 
         EACH_LANES(i, k, a->HS, sum = vfma(vload_first(k, a->q, i, E), vload_first(k, a->keys, j * a->HS + i, E), sum));
         scores[j] = vsum(sum);
     }
-    const V factor = vsplat(1.0f / decode_softmax(scores, a->length, a->scale));
+    // Scores become exponentials. Lanes beyond the last key hold -inf, then 0.
+    V largest = vsplat(-INFINITY), total = vzero();
+    EACH_LANES(j, k, a->length, largest = vmax(largest, vfirst(k, vload_first_f32(k, scores + j), largest)));
+    const float max = vmax_lane(largest) * a->scale;
+    EACH_LANES(j, k, a->length, {
+        V p = vexp_nonpositive(vfma(vload_first_f32(k, scores + j), vsplat(a->scale), vsplat(-max)));
+        total += vfirst(k, p, vzero());
+        vstore_first_f32(k, scores + j, p);
+    });
+    const V factor = vsplat(1.0f / vsum(total));
     for (int64_t first = 0; first < a->HS; first += WALK) {
         int used[WALK / LANES];
         V sum[WALK / LANES] = {0};
@@ -567,7 +563,8 @@ int64_t cpu_attention_workspace(OpsShape shape) {
     ForwardScratch forward;
     BackwardScratch backward;
     const int64_t HS = ops_head_size(shape), group = shape.NH / ops_kv_heads(shape);
-    const int64_t training = max_i64(forward_layout(&forward, NULL, shape.T, HS, shape.dtype),
-                                     backward_layout(&backward, NULL, shape.T, HS, group, shape.dtype));
-    return cpu_threads() * max_i64(training, shape.sequences > 0 ? attention_decode_scratch(shape.T) : 0);
+    int64_t bytes = max_i64(forward_layout(&forward, NULL, shape.T, HS, shape.dtype),
+                            backward_layout(&backward, NULL, shape.T, HS, group, shape.dtype));
+    if (shape.sequences > 0) bytes = max_i64(bytes, attention_decode_scratch(shape.T));
+    return cpu_threads() * bytes;
 }

@@ -35,8 +35,8 @@ static const struct {
 // Those of `has`, or all names, separated by commas.
 static const char *list_codes(const bool *has, char *text, size_t size) {
     size_t length = 0;
-    for (CpuCodeChoice c = has ? CPU_AVX512BF16 : CPU_AUTO; c < CPU_CODES; c++)
-        if (!has || has[c])
+    for (CpuCodeChoice c = CPU_AUTO; c < CPU_CODES; c++)
+        if (!has || (c != CPU_AUTO && has[c]))
             length += (size_t)snprintf(text + length, size - length, "%s%s", text_if(length, ", "), codes[c].name);
     return text;
 }
@@ -51,7 +51,8 @@ bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool 
             return error_set(err, "PRETRAIN_CPU=%.40s: expected one of %s", environment,
                              list_codes(NULL, names, sizeof names));
     }
-    *chosen = *wanted == CPU_AUTO ? CPU_AVX512BF16 : *wanted;
+    *chosen = *wanted;
+    if (*wanted == CPU_AUTO) *chosen = CPU_AVX512BF16;
     while (*wanted == CPU_AUTO && !has[*chosen]) ++*chosen; // the last one is everywhere
     return has[*chosen] ||
            error_set(err, "PRETRAIN_CPU=%s: this processor (%s) or its operating system does not support it; it has %s",

@@ -176,10 +176,12 @@ enum { ALIGNMENT = 256, HUGE_PAGE = 2 << 20 };
 void *device_alloc(size_t bytes, Error *err) {
     HostMemory memory;
     if (!host_memory_read("", &memory, err)) return NULL;
-    bool large = bytes >= 2 * HUGE_PAGE;
+    const bool large = bytes >= 2 * HUGE_PAGE;
+    size_t alignment = ALIGNMENT;
+    if (large) alignment = HUGE_PAGE;
     // Linux overcommits and kills later, so an allocation that does not fit is refused here.
     char *p = NULL;
-    if (bytes <= memory.available) p = memalign(large ? HUGE_PAGE : ALIGNMENT, max_size(bytes, 1));
+    if (bytes <= memory.available) p = memalign(alignment, max_size(bytes, 1));
     if (!p) {
         error_set(err,
                   "out of memory: %zu bytes (%.2f GB) requested, %zu (%.2f GB) free of %zu; use a smaller micro-batch "

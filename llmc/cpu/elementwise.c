@@ -12,8 +12,8 @@ void backend_tensor_fill(Tensor t, float value) {
 #pragma omp parallel for schedule(static)
         for (int64_t i = 0; i < n; i++) x[i] = value;
     } else {
-        const uint16_t bits = t.dtype == DTYPE_BF16 ? float_to_bf16(value) : float_to_fp16(value);
-        uint16_t *x = t.data;
+        uint16_t *x = t.data, bits = float_to_fp16(value);
+        if (t.dtype == DTYPE_BF16) bits = float_to_bf16(value);
 #pragma omp parallel for schedule(static)
         for (int64_t i = 0; i < n; i++) x[i] = bits;
     }
@@ -206,7 +206,7 @@ static ALWAYS_INLINE void count_span(TensorStats *stats, const void *x, int64_t 
         zero += c.zero[i];
         small += c.small[i];
         stats->overflow += c.large[i];
-        amax = c.amax[i] > amax ? c.amax[i] : amax;
+        if (c.amax[i] > amax) amax = c.amax[i];
     }
     stats->count = (double)(end - begin);
     stats->zero = (double)zero;

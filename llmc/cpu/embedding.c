@@ -13,13 +13,17 @@
 void backend_batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
     const int64_t B = tensor_rows(windows), T = tensor_cols(windows) - 1;
     int32_t *input = inputs.data, *target = targets.data;
+    const int32_t *wide = windows.data;
+    const uint16_t *narrow = windows.data;
     for (int64_t b = 0; b < B; b++)
-        for (int64_t t = 0; t < T; t++) {
-            int64_t at = b * (T + 1) + t;
-            bool wide = windows.dtype == DTYPE_I32;
-            input[b * T + t] = wide ? ((const int32_t *)windows.data)[at] : ((const uint16_t *)windows.data)[at];
-            target[b * T + t] =
-                wide ? ((const int32_t *)windows.data)[at + 1] : ((const uint16_t *)windows.data)[at + 1];
+        for (int64_t t = 0; t <= T; t++) {
+            int32_t token;
+            if (windows.dtype == DTYPE_I32)
+                token = wide[b * (T + 1) + t];
+            else
+                token = narrow[b * (T + 1) + t];
+            if (t < T) input[b * T + t] = token;
+            if (t > 0) target[b * T + t - 1] = token;
         }
 }
 
@@ -29,8 +33,8 @@ void backend_batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
 static void check_tokens(const char *op, const int32_t *tokens, int64_t N, int64_t Vp) {
     int32_t low = 0, high = 0;
     for (int64_t n = 0; n < N; n++) {
-        low = tokens[n] < low ? tokens[n] : low;
-        high = tokens[n] > high ? tokens[n] : high;
+        if (tokens[n] < low) low = tokens[n];
+        if (tokens[n] > high) high = tokens[n];
     }
     REQUIRE(low >= 0 && high < Vp, "%s: tokens from %d to %d, expected 0 to %lld", op, low, high, (long long)Vp - 1);
 }
@@ -96,8 +100,8 @@ void backend_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor to
     }
     if (!accumulate_wte) backend_tensor_fill(dwte, 0.0f);
     // Row t of dwpe = or += the sum over the B sequences; 0 or unchanged where t >= T.
-    int64_t written = 0;
-    if (dwpe.data) written = accumulate ? T : tensor_rows(dwpe);
+    int64_t written = tensor_rows(dwpe);
+    if (dwpe.data && accumulate) written = T;
 #pragma omp parallel
     {
 #pragma omp for schedule(static) nowait

@@ -23,13 +23,11 @@
 
 // -------------------------------------------------------------------------------------------------------- the numbers
 
-static ALWAYS_INLINE uint32_t mantissa_bits(DType F) { return F == DTYPE_E4M3 ? 3 : 2; }
-static ALWAYS_INLINE uint32_t exponent_bias(DType F) { return F == DTYPE_E4M3 ? 7 : 15; }
 static ALWAYS_INLINE uint32_t power_of_two_bits(int exponent) { return (uint32_t)(127 + exponent) << 23; }
 
 // fp8_encode of each lane.
 static ALWAYS_INLINE VU fp8_encode_lanes(V x, DType F) {
-    const uint32_t m = mantissa_bits(F), bias = exponent_bias(F), dropped = 23 - m;
+    const uint32_t m = (uint32_t)fp8_layout(F).mantissa, bias = (uint32_t)fp8_layout(F).bias, dropped = 23 - m;
     const VU largest = (VU)vsplat(fp8_largest(F));
     const VU magnitude = (VU)x & 0x7FFFFFFFu;
     const VU not_finite = vless_bits(vsplat_bits(0x7F7FFFFFu), magnitude);
@@ -46,13 +44,13 @@ static ALWAYS_INLINE VU fp8_encode_lanes(V x, DType F) {
 
 // fp8_decode of each lane.
 static ALWAYS_INLINE V fp8_decode_lanes(VU code, DType F) {
-    const uint32_t m = mantissa_bits(F), bias = exponent_bias(F);
+    const uint32_t m = (uint32_t)fp8_layout(F).mantissa, bias = (uint32_t)fp8_layout(F).bias;
     const VU bits = code & 0x7Fu;
     // A subnormal is built as a normal number of the lowest exponent; then the value of the hidden bit is subtracted.
     const VU subnormal = vless_bits(bits, vsplat_bits(1u << m));
     const VU size = (bits << (23 - m)) + ((127u - bias) << 23) + (subnormal & (1u << 23));
     const V value = (V)size - (V)(subnormal & power_of_two_bits(1 - (int)bias));
-    const VU special = vless_bits(vsplat_bits(F == DTYPE_E4M3 ? 0x7Eu : 0x7Bu), bits);
+    const VU special = vless_bits(vsplat_bits((uint32_t)fp8_layout(F).largest), bits);
     const VU special_bits = special & (F == DTYPE_E4M3 ? 0x7FC00000u : 0x7F800000u);
     return (V)((VU)value | special_bits | (code & 0x80u) << 24);
 }
@@ -74,7 +72,8 @@ static float fp8_amax(Tensor in) {
                 largest = (size & less) | (largest & ~less);
             });
         });
-        for (int i = 0; i < LANES; i++) bits = largest[i] > bits ? largest[i] : bits;
+        for (int i = 0; i < LANES; i++)
+            if (largest[i] > bits) bits = largest[i];
     }
     float amax;
     memcpy(&amax, &bits, sizeof amax);
@@ -105,7 +104,8 @@ static ALWAYS_INLINE void fp8_quantize_rows(const Quantisation *a, int64_t row, 
 // cache when the next rows write to it.
 void backend_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling) {
     enum { TASK_ROWS = 64 };
-    const DType format = q.data ? q.dtype : transposed.dtype;
+    DType format = transposed.dtype;
+    if (q.data) format = q.dtype;
     Fp8Slot *s = slot.data;
     const int64_t K = tensor_cols(in), N = tensor_rows(in);
     if (scaling != FP8_KEEP) fp8_slot_record(s, fp8_amax(in), format);
@@ -151,7 +151,8 @@ void backend_fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tenso
     const int64_t M = tensor_rows(a), K = tensor_cols(a), N = tensor_rows(b);
     const Fp8Slot *sa = a_slot.data, *sb = b_slot.data;
     const int64_t rows_a = min_i64(M, ROWS_A), rows_b = min_i64(N, ROWS_B);
-    const DType E = bias.data ? bias.dtype : DTYPE_BF16; // gemm takes a bias of the operands' dtype
+    DType E = DTYPE_BF16;
+    if (bias.data) E = bias.dtype; // gemm takes a bias of the operands' dtype
     const int64_t bytes_a = fp8_operand_bytes(rows_a, K, E);
     char *wide_a = cpu_scratch("fp8_matmul", bytes_a + fp8_operand_bytes(rows_b, K, E)), *wide_b = wide_a + bytes_a;
     const Matrix dst = matrix_of(out, N);

@@ -64,7 +64,11 @@ static ALWAYS_INLINE float row_cross_entropy(void *row, float *exps, int32_t tar
                                              float scale, DType E) {
     float max = row_maximum(row, vocab, E);
     float sum = row_exps(exps, row, vocab, Vp, max, E);
-    float logit = E == DTYPE_BF16 ? bf16_to_float(((const uint16_t *)row)[target]) : ((const float *)row)[target];
+    float logit;
+    if (E == DTYPE_BF16)
+        logit = bf16_to_float(((const uint16_t *)row)[target]);
+    else
+        logit = ((const float *)row)[target];
     // log(sum) is small where the target is the maximum, so the two large terms are subtracted first.
     float loss = logf(sum) + (max - logit);
     if (!exps) return loss;
@@ -110,7 +114,8 @@ enum { VOCAB_CHUNK = 3144 };
 // Bytes of the workspace: *sums, the offset of (HEAD_CHUNK_ROWS, C), din before it is rounded, unused for fp32; and
 // *exps, of the rows of head_cross_entropy.
 static int64_t head_layout(int64_t *sums, int64_t *exps, int64_t N, int64_t C, int64_t Vp, DType dtype) {
-    int64_t end = 0, rows = dtype == DTYPE_FP32 ? 0 : min_i64(N, HEAD_CHUNK_ROWS);
+    int64_t end = 0, rows = min_i64(N, HEAD_CHUNK_ROWS);
+    if (dtype == DTYPE_FP32) rows = 0;
     *sums = cpu_part(&end, rows * C * (int64_t)sizeof(float));
     *exps = cpu_part(&end, round_up(Vp, LANES) * cpu_threads() * (int64_t)sizeof(float));
     return end;

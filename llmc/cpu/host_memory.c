@@ -1,6 +1,7 @@
 // Linux's figures of memory and caches: /proc, /sys, control groups (version 1 and 2) and limits of
 // this process.
 #include "llmc/cpu/host_memory.h"
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/limits.h"
 
 #include <errno.h>
@@ -29,10 +30,9 @@ static void apply_group(void *context, const char *directory, int version) {
     if (!read_group_number(directory, group_files[version].limit, "", &limit)) return;
     read_group_number(directory, group_files[version].usage, "", &usage);
     read_group_number(directory, "memory.stat", group_files[version].cache_key, &cache);
-    uint64_t held = usage > cache ? usage - cache : 0; // the kernel drops inactive file pages before it kills
-    uint64_t left = limit > held ? limit - held : 0;
-    if (limit < memory->total) memory->total = limit;
-    if (left < memory->available) memory->available = left;
+    const uint64_t held = usage - min_size(usage, cache); // the kernel drops inactive file pages before it kills
+    memory->total = min_size(memory->total, limit);
+    memory->available = min_size(memory->available, limit - min_size(limit, held));
 }
 
 static size_t read_status(const char *key) {
@@ -45,9 +45,9 @@ static size_t read_status(const char *key) {
 static void apply_limit(unsigned resource, const char *key, HostMemory *memory) {
     struct rlimit limit;
     if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-    const size_t held = read_status(key), left = limit.rlim_cur > held ? limit.rlim_cur - held : 0;
-    if (limit.rlim_cur < memory->total) memory->total = limit.rlim_cur;
-    if (left < memory->available) memory->available = left;
+    const size_t allowed = limit.rlim_cur, held = read_status(key);
+    memory->total = min_size(memory->total, allowed);
+    memory->available = min_size(memory->available, allowed - min_size(allowed, held));
 }
 
 bool host_memory_read(const char *root, HostMemory *memory, Error *err) {
@@ -55,9 +55,10 @@ bool host_memory_read(const char *root, HostMemory *memory, Error *err) {
     uint64_t total, available;
     errno = 0;
     snprintf(path, sizeof path, "%s/proc/meminfo", root);
-    if (!limits_read_number(path, "MemTotal:", &total) || !limits_read_number(path, "MemAvailable:", &available))
-        return error_set(
-            err, errno == ENOMEM ? "%s: out of memory" : "%s: no MemTotal and MemAvailable; is /proc mounted?", path);
+    if (!limits_read_number(path, "MemTotal:", &total) || !limits_read_number(path, "MemAvailable:", &available)) {
+        if (errno == ENOMEM) return error_set(err, "%s: out of memory", path);
+        return error_set(err, "%s: no MemTotal and MemAvailable; is /proc mounted?", path);
+    }
     *memory = (HostMemory){.total = total * 1024, .available = available * 1024};
     limits_visit_groups(root, "memory", apply_group, memory);
     apply_limit(RLIMIT_AS, "VmSize:", memory);

@@ -77,12 +77,16 @@ static void gemm_widened(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, 
     for (int64_t i = 0; i < M; i += rows)
         for (int64_t j = 0; j < N; j += cols) {
             const int64_t m = min_i64(M - i, rows), n = min_i64(N - j, cols);
-            const Matrix part = matrix_at(dst, i, j), sum = in_place ? part : (Matrix){sums, DTYPE_FP32, n, 1};
+            const Matrix part = matrix_at(dst, i, j);
+            Matrix sum = {sums, DTYPE_FP32, n, 1};
+            if (in_place) sum = part;
             for (int64_t k = 0; k < K; k += most) {
                 const int64_t depth = min_i64(K - k, most);
-                const bool there = j > 0 && K <= most;
-                const Matrix left_part =
-                    there ? widened(wide_a, a, m, depth) : widen_bf16(wide_a, matrix_at(a, i, k), m, depth);
+                Matrix left_part;
+                if (j > 0 && K <= most) // it is there already
+                    left_part = widened(wide_a, a, m, depth);
+                else
+                    left_part = widen_bf16(wide_a, matrix_at(a, i, k), m, depth);
                 const Matrix right_part = widen_bf16(wide_b, matrix_at(b, k, j), depth, n);
                 const bool adds = k > 0 || (in_place && accumulate);
                 const bool done =
@@ -90,7 +94,9 @@ static void gemm_widened(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, 
                 REQUIRE(done, "oneDNN has no fp32 matmul for %lldx%lldx%lld", (long long)m, (long long)n,
                         (long long)depth);
             }
-            if (!in_place) finish_part(part, sums, m, n, bias ? bias + j : NULL, accumulate);
+            const uint16_t *part_bias = bias;
+            if (bias) part_bias += j;
+            if (!in_place) finish_part(part, sums, m, n, part_bias, accumulate);
         }
     free(own);
 }

@@ -193,7 +193,9 @@ static dnnl_primitive_attr_t attributes_create(bool accumulate) {
 static dnnl_status_t matmul_descriptor(dnnl_primitive_desc_t *pd, dnnl_engine_t engine, Descriptor *a, Descriptor *b,
                                        Descriptor *bias, Descriptor *dst, dnnl_primitive_attr_t attr) {
 #if DNNL_VERSION_MAJOR >= 3
-    return dnnl_matmul_primitive_desc_create(pd, engine, *a, *b, bias ? *bias : NULL, *dst, attr);
+    Descriptor of_bias = NULL;
+    if (bias) of_bias = *bias;
+    return dnnl_matmul_primitive_desc_create(pd, engine, *a, *b, of_bias, *dst, attr);
 #else
     dnnl_matmul_desc_t d;
     DNNL_REQUIRE(dnnl_matmul_desc_init(&d, a, b, bias, dst));
@@ -208,13 +210,14 @@ static void entry_create(Entry *e, const Key *k, dnnl_engine_t engine) {
     Descriptor a = descriptor_create(k->M, k->K, source, k->a_row, k->a_col);
     Descriptor b = descriptor_create(k->K, k->N, source, k->b_row, k->b_col);
     Descriptor dst = descriptor_create(k->M, k->N, (DType)k->result, k->dst_row, 1);
-    Descriptor bias = descriptor_create(1, k->N, source, k->N, 1);
+    Descriptor bias = descriptor_create(1, k->N, source, k->N, 1), *given_bias = NULL;
+    if (k->bias) given_bias = &bias;
     dnnl_primitive_attr_t attr = attributes_create(k->accumulate != 0);
     dnnl_primitive_desc_t pd = NULL;
 
     onednn_require_memory();
     e->key = *k;
-    dnnl_status_t status = matmul_descriptor(&pd, engine, &a, &b, k->bias ? &bias : NULL, &dst, attr);
+    dnnl_status_t status = matmul_descriptor(&pd, engine, &a, &b, given_bias, &dst, attr);
     REQUIRE_MEMORY(status != dnnl_out_of_memory, "a matmul of oneDNN");
     REQUIRE(status == dnnl_success || status == dnnl_unimplemented, "oneDNN: matmul %lldx%lldx%lld: %s",
             (long long)k->M, (long long)k->N, (long long)k->K, status_text(status));
@@ -287,17 +290,19 @@ bool onednn_matmul(Onednn *dnn, int64_t M, int64_t N, int64_t K, Matrix dst, Mat
         dnn->own_scratch = memalign(64, (size_t)e->scratch_bytes);
         REQUIRE_MEMORY(dnn->own_scratch, "%lld bytes of scratch for a matmul", (long long)e->scratch_bytes);
     }
+    void *scratch = dnn->own_scratch;
+    if (fits) scratch = dnn->scratch;
     DNNL_REQUIRE(dnnl_memory_set_data_handle(e->a, a.data));
     DNNL_REQUIRE(dnnl_memory_set_data_handle(e->b, b.data));
     DNNL_REQUIRE(dnnl_memory_set_data_handle(e->dst, dst.data));
     if (bias) DNNL_REQUIRE(dnnl_memory_set_data_handle(e->bias, bias));
-    DNNL_REQUIRE(dnnl_memory_set_data_handle(e->scratch, fits ? dnn->scratch : dnn->own_scratch));
+    DNNL_REQUIRE(dnnl_memory_set_data_handle(e->scratch, scratch));
     const dnnl_exec_arg_t args[] = {{DNNL_ARG_SRC, e->a},
                                     {DNNL_ARG_WEIGHTS, e->b},
                                     {DNNL_ARG_DST, e->dst},
                                     {DNNL_ARG_SCRATCHPAD, e->scratch},
-                                    {DNNL_ARG_BIAS, e->bias}};
-    DNNL_REQUIRE(dnnl_primitive_execute(e->primitive, dnn->stream, bias ? 5 : 4, args));
+                                    {DNNL_ARG_BIAS, e->bias}}; // the last: not always
+    DNNL_REQUIRE(dnnl_primitive_execute(e->primitive, dnn->stream, 4 + (bias != NULL), args));
     DNNL_REQUIRE(dnnl_stream_wait(dnn->stream));
     return true;
 }

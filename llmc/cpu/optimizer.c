@@ -377,8 +377,11 @@ void backend_momentum_update(UpdateList *list, UpdateParams params, Tensor contr
     const UpdateTensor *tensors = list->tensors;
     const int n = list->n;
     const Parts parts = parts_begin("momentum_update", n, 0);
-    for (int i = 0; i < n; i++)
-        parts_add(parts, i, tensors[i].rule == RULE_DIRECTION ? tensor_numel(tensors[i].weight) : 0);
+    for (int i = 0; i < n; i++) {
+        int64_t numel = 0;
+        if (tensors[i].rule == RULE_DIRECTION) numel = tensor_numel(tensors[i].weight);
+        parts_add(parts, i, numel);
+    }
     const StepControl *decided = control.data;
     if (decided->skip != SKIP_NONE) return;
     const Step step = step_begin(&params, decided);
@@ -491,8 +494,11 @@ void backend_adafactor_statistics(UpdateList *list, Tensor control) {
     for (int i = 0; i < n; i++)
         if (tensors[i].rule == RULE_ADAFACTOR) factored += tensor_numel(tensors[i].weight);
     const Parts parts = parts_begin("adafactor_statistics", n, adafactor_scratch_bytes(factored));
-    for (int i = 0; i < n; i++)
-        parts_add(parts, i, tensors[i].rule == RULE_ADAFACTOR ? tensor_numel(tensors[i].weight) : 0);
+    for (int i = 0; i < n; i++) {
+        int64_t numel = 0;
+        if (tensors[i].rule == RULE_ADAFACTOR) numel = tensor_numel(tensors[i].weight);
+        parts_add(parts, i, numel);
+    }
     const StepControl *decided = control.data;
     if (decided->skip != SKIP_NONE) return;
     const StatisticsStep step = {decided->grad_factor, decided->keep, decided->take};

@@ -172,10 +172,12 @@ static ALWAYS_INLINE V moment_load(const Moment *m, int64_t i, int k, DType S) {
     return vfirst(k, x * *m->scale, vzero());
 }
 static ALWAYS_INLINE void moment_store(Moment *m, int64_t i, int k, V x, DType S) {
-    if (S == DTYPE_U8)
+    if (S == DTYPE_U8) {
         m->next[i / LANES] = x;
-    else
-        vstore_first(k, m->data, i, S == DTYPE_BF16 ? round_lanes(&m->random, i, x) : x, S);
+        return;
+    }
+    if (S == DTYPE_BF16) x = round_lanes(&m->random, i, x);
+    vstore_first(k, m->data, i, x, S);
 }
 
 static ALWAYS_INLINE void moment_close(Moment *m, Span at, DType S) {
@@ -183,7 +185,8 @@ static ALWAYS_INLINE void moment_close(Moment *m, Span at, DType S) {
     V largest = vzero();
     for (int i = 0; i < at.vectors; i++) largest = vmax((V)((VU)m->next[i] & 0x7FFFFFFFu), largest);
     const float scale = vmax_lane(largest);
-    const V divisor = vsplat(scale > 0.0f ? scale : 1.0f);
+    V divisor = vsplat(1.0f);
+    if (scale > 0.0f) divisor = vsplat(scale);
     EACH_LANES(i, k, at.count,
                vstore_first_u8(k, (uint8_t *)m->data + i,
                                dynamic8_encode_lanes(m->map, m->next[i / LANES] / divisor, m->is_signed)));

@@ -24,15 +24,17 @@ typedef struct {
 static QkRows qk_rows(Tensor packed, Tensor rstd, Tensor q_weight, Tensor k_weight, Tensor table, int num_heads,
                       int num_kv_heads, int64_t first) {
     const int64_t N = tensor_rows(packed), HS = 2 * table.shape[2];
-    return (QkRows){.N = N,
-                    .T = packed.rank == 2 ? 1 : N / packed.shape[0],
-                    .columns = tensor_cols(packed),
-                    .HS = HS,
-                    .num_q = num_heads,
-                    .num_k = num_kv_heads,
-                    .table = (const float *)table.data + first * HS,
-                    .weights = {q_weight.data, k_weight.data},
-                    .rstd = q_weight.data ? rstd.data : NULL};
+    QkRows s = {.N = N,
+                .T = 1,
+                .columns = tensor_cols(packed),
+                .HS = HS,
+                .num_q = num_heads,
+                .num_k = num_kv_heads,
+                .table = (const float *)table.data + first * HS,
+                .weights = {q_weight.data, k_weight.data}};
+    if (packed.rank > 2) s.T = N / packed.shape[0];
+    if (q_weight.data) s.rstd = rstd.data;
+    return s;
 }
 
 // The statement with HS as a constant where it is one of the usual sizes: the loops over a head
@@ -105,7 +107,8 @@ static ALWAYS_INLINE void rotate_row(const QkRows *s, void *out, const void *in,
 
 void backend_qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight, Tensor k_weight, Tensor table,
                                   int num_heads, int num_kv_heads, float eps, int64_t first, Tensor position) {
-    const int64_t start = first + (position.data ? *(const int32_t *)position.data : 0);
+    int64_t start = first;
+    if (position.data) start += *(const int32_t *)position.data;
     const QkRows s = qk_rows(qkv, rstd, q_weight, k_weight, table, num_heads, num_kv_heads, start);
     REQUIRE(start >= 0 && start + s.T <= table.shape[0], "qk_norm_rope_forward: positions %lld to %lld of %lld",
             (long long)start, (long long)(start + s.T), (long long)table.shape[0]);

@@ -345,27 +345,6 @@ static ALWAYS_INLINE float vmax_lane(V x) {
 typedef uint16_t VHUnaligned __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 static ALWAYS_INLINE V vload_bf16(const uint16_t *p) { return vwiden_bf16(*(const VHUnaligned *)p); }
 static ALWAYS_INLINE void vstore_bf16(uint16_t *p, V x) { *(VHUnaligned *)p = vnarrow_bf16(x); }
-static ALWAYS_INLINE V vload_first_bf16(int n, const uint16_t *p) {
-    if (n == LANES) return vload_bf16(p);
-#ifdef __AVX512F__
-    return vwiden_bf16((VH)_mm256_maskz_loadu_epi16(vmask_first(n), p));
-#else
-    VH x = {0};
-    memcpy(&x, p, (size_t)n * sizeof *p);
-    return vwiden_bf16(x);
-#endif
-}
-static ALWAYS_INLINE void vstore_first_bf16(int n, uint16_t *p, V x) {
-    const VH h = vnarrow_bf16(x);
-    if (n == LANES)
-        *(VHUnaligned *)p = h;
-    else
-#ifdef __AVX512F__
-        _mm256_mask_storeu_epi16(p, vmask_first(n), (__m256i)h);
-#else
-        memcpy(p, &h, (size_t)n * sizeof *p);
-#endif
-}
 
 // -------------------------------------------------------------------------------------------- one name for every dtype
 
@@ -382,14 +361,32 @@ static ALWAYS_INLINE void vstore(void *p, int64_t i, V x, DType E) {
 }
 // The first n of them: missing lanes read as 0 and are not written.
 static ALWAYS_INLINE V vload_first(int n, const void *p, int64_t i, DType E) {
-    if (E == DTYPE_BF16) return vload_first_bf16(n, (const uint16_t *)p + i);
-    return vload_first_f32(n, (const float *)p + i);
+    if (E != DTYPE_BF16) return vload_first_f32(n, (const float *)p + i);
+    const uint16_t *from = (const uint16_t *)p + i;
+    if (n == LANES) return vload_bf16(from);
+#ifdef __AVX512F__
+    return vwiden_bf16((VH)_mm256_maskz_loadu_epi16(vmask_first(n), from));
+#else
+    VH x = {0};
+    memcpy(&x, from, (size_t)n * sizeof *from);
+    return vwiden_bf16(x);
+#endif
 }
 static ALWAYS_INLINE void vstore_first(int n, void *p, int64_t i, V x, DType E) {
-    if (E == DTYPE_BF16)
-        vstore_first_bf16(n, (uint16_t *)p + i, x);
-    else
+    if (E != DTYPE_BF16) {
         vstore_first_f32(n, (float *)p + i, x);
+        return;
+    }
+    uint16_t *to = (uint16_t *)p + i;
+    const VH h = vnarrow_bf16(x);
+    if (n == LANES)
+        *(VHUnaligned *)to = h;
+    else
+#ifdef __AVX512F__
+        _mm256_mask_storeu_epi16(to, vmask_first(n), (__m256i)h);
+#else
+        memcpy(to, &h, (size_t)n * sizeof *to);
+#endif
 }
 // The first n of LANES bytes, the others 0; and back: the lowest byte of each. gcc converts byte by byte.
 static ALWAYS_INLINE VI vload_first_u8(int n, const uint8_t *p) {
