@@ -41,7 +41,10 @@ static void norm_backward(const ModelConfig *config, Tensor din, Tensor dweight,
 
 // The input of attention: qkv, with q and k rotated by RoPE; with QK-norm, whose backward pass needs the unchanged qkv,
 // a copy.
-static Tensor attention_input(const Block *b) { return config_of(b)->qk_norm ? b->a.qkr : b->a.qkv; }
+static Tensor attention_input(const Block *b) {
+    if (config_of(b)->qk_norm) return b->a.qkr;
+    return b->a.qkv;
+}
 
 static void qk_forward(const Block *b) {
     if (b->table.data)
@@ -275,7 +278,8 @@ static void block_backward(Block *b, Tensor dresidual, Tensor dresidual_sum) {
     linear_backward(b, LINEAR_ATTPROJ, a->datt, g->attprojw, none, dresidual, a->att, p->attprojw);
     need_attention_input(b);
     need_qkv(b);
-    Tensor qkvb = g->qkvb, *made = b->table.data ? NULL : &qkvb; // attention sums it, unless a rotation follows
+    Tensor qkvb = g->qkvb, *made = NULL;
+    if (!b->table.data) made = &qkvb; // attention sums it, unless a rotation follows
     attention_backward(a->dqkv, a->datt, a->att, a->lse, attention_input(b), num_heads(b), num_kv_heads(b), made,
                        b->accumulate);
     qk_backward(b);
@@ -291,8 +295,10 @@ void gpt2_forward(Model *model, const MicroStep *s, int block) {
     const Block b = model_block(model, block, PASS_FORWARD, s->B, s->T);
     const ModelActs m = model_acts(model, s->B, s->T);
     const bool last = block == model->options.config.L - 1;
+    Tensor out = m.final_residual;
+    if (!last) out = model_block(model, block + 1, PASS_FORWARD, s->B, s->T).a.residual1;
     if (block == 0) embedding_forward(b.a.residual1, m.inputs, b.p.wte, b.p.wpe);
-    block_forward(&b, last ? m.final_residual : model_block(model, block + 1, PASS_FORWARD, s->B, s->T).a.residual1);
+    block_forward(&b, out);
 }
 
 // Call when the micro-step's gradients of the specs from .. to of this block are complete. Unless they were written in
@@ -310,7 +316,10 @@ static void final_norm_forward(const Model *model, const ModelActs *m, const Wei
     gpt2_norm_forward(&model->options.config, m->lnf, m->lnf_mean, m->lnf_rstd, m->final_residual, p->lnfw, p->lnfb);
 }
 
-Tensor gpt2_head_weight(const Weights *w) { return w->headw.data ? w->headw : w->wte; }
+Tensor gpt2_head_weight(const Weights *w) {
+    if (w->headw.data) return w->headw;
+    return w->wte;
+}
 
 void gpt2_head_forward(Model *model, const MicroStep *s) {
     const ModelActs m = model_acts(model, s->B, s->T);

@@ -14,7 +14,9 @@ int64_t cuda_size_matmul(OpsShape shape, int compute_capability) {
     const bool many_splits = !shape.forward_only && (compute_capability >= 90 || compute_capability == 0);
     const int64_t largest_weight = ops_widest(shape) * shape.C;
     const int64_t wanted = round_up(MAX_SPLITS * largest_weight * (int64_t)sizeof(float), 256);
-    return min_i64(max_i64(wanted, MIN_LIBRARY_BYTES), many_splits ? HOPPER_LIBRARY_BYTES : MAX_LIBRARY_BYTES);
+    int64_t most = MAX_LIBRARY_BYTES;
+    if (many_splits) most = HOPPER_LIBRARY_BYTES;
+    return min_i64(max_i64(wanted, MIN_LIBRARY_BYTES), most);
 }
 
 // parts * OC is at most BIAS_TARGET_BLOCKS stripes of 8 columns a lane, or one part of OC; and at most the parts N
@@ -30,9 +32,9 @@ int64_t cuda_size_bias_gradient(int64_t N, int64_t OC) {
 // as many as find registers: 8 columns a thread, 120 registers.
 int64_t cuda_layernorm_blocks(int64_t N, int64_t C) {
     const int64_t of_rows = ceil_div(N, LAYERNORM_MIN_BLOCK_ROWS);
-    if (C <= 768) return min_i64(of_rows, 128);
+    if (C <= 768 || C > 2048) return min_i64(of_rows, 128);
     if (C <= 1280) return min_i64(of_rows, LAYERNORM_MAX_BLOCKS);
-    return min_i64(of_rows, C <= 2048 ? 256 : 128);
+    return min_i64(of_rows, 256);
 }
 
 int64_t cuda_size_layernorm(int64_t N, int64_t C) {
@@ -58,7 +60,9 @@ CudaFlashLayout cuda_size_flash(int64_t B, int64_t NH, int64_t NKV, int64_t T, i
     const int64_t blocks = B * (NH + 2 * NKV) * ceil_div(T, FLASH_MIN_ROWS), size = (int64_t)sizeof(float);
     CudaFlashLayout l = {0, 0};
     cuda_part(&l.end, B * NH * T * size);
-    l.sums = cuda_part(&l.end, HS <= 128 ? blocks * round_up(HS, 32) * size : 0);
+    int64_t sums = 0;
+    if (HS <= 128) sums = blocks * round_up(HS, 32) * size;
+    l.sums = cuda_part(&l.end, sums);
     return l;
 }
 
@@ -94,10 +98,11 @@ int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit) {
 
 int64_t cuda_size_cudnn_fast(OpsShape shape, int compute_capability) {
     const int64_t rows = shape.B * shape.NH * shape.T * (int64_t)sizeof(float), HS = ops_head_size(shape);
-    const bool for_sm_80 = compute_capability < 90 || compute_capability >= 120;
+    int64_t copies = 1; // of dQ in fp32
+    if (compute_capability < 90 || compute_capability >= 120) copies = 2;
     if (!has_cudnn(shape, compute_capability)) return 0;
     if (shape.forward_only) return rows + 1024;
-    return rows + 1024 + (for_sm_80 ? 2 : 1) * rows * HS + shared_gradients(shape);
+    return rows + 1024 + copies * rows * HS + shared_gradients(shape);
 }
 
 // That workspace is 1.6 GB at B=64, T=1024, NH=12. Beyond an eighth of the memory, it is worth more as a larger
@@ -173,8 +178,9 @@ int64_t cuda_size_workspace(OpsShape shape, int compute_capability, int64_t cudn
         cuda_size_flash(shape.B, shape.NH, ops_kv_heads(shape), shape.T, ops_head_size(shape)).end,
         cuda_size_optimizer(shape),
     };
-    const int count = shape.forward_only ? 3 : (int)(sizeof needs / sizeof *needs);
+    size_t count = sizeof needs / sizeof *needs;
+    if (shape.forward_only) count = 3;
     int64_t largest = cudnn;
-    for (int i = 0; i < count; i++) largest = max_i64(largest, needs[i]);
+    for (size_t i = 0; i < count; i++) largest = max_i64(largest, needs[i]);
     return round_up(largest, 256) + cuda_size_beside(shape, compute_capability);
 }

@@ -48,7 +48,9 @@ int64_t cuda_size_matmul(OpsShape shape, int compute_capability);
 enum { BIAS_TARGET_BLOCKS = 1024, BIAS_MIN_PART_ROWS = 64 };
 int64_t cuda_size_bias_gradient(int64_t N, int64_t OC);
 
-// layernorm_backward: its blocks, which are added in groups, and their partial sums (blocks, 3, C) fp32.
+// layernorm_backward: its blocks, which are added in groups, and their partial sums (blocks, 3, C) fp32. Their number
+// depends on N and C alone, never on the GPU, because it determines the order of additions. Short inputs get fewer
+// blocks, so that each has 16 rows to amortise its partial sums.
 enum { LAYERNORM_SUMS = 3, LAYERNORM_MIN_BLOCK_ROWS = 16, LAYERNORM_MAX_BLOCKS = 384, LAYERNORM_GROUP_BLOCKS = 16 };
 int64_t cuda_layernorm_blocks(int64_t N, int64_t C);
 int64_t cuda_size_layernorm(int64_t N, int64_t C);

@@ -55,34 +55,8 @@ typedef struct {
 // Largest first; among equals the order of declaration, so that the layout is the same on every machine.
 static int by_size(const void *a, const void *b) {
     const Entry *x = *(Entry *const *)a, *y = *(Entry *const *)b;
-    if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
-    return (x > y) - (x < y);
-}
-
-// The lowest gap at or above base between placed tensors that live at the same time as e.
-static int64_t lowest_gap(const Entry *e, const Placed *placed, int num_placed, int64_t base) {
-    int64_t offset = base;
-    for (int i = 0; i < num_placed; i++) { // placed is sorted by offset
-        const Placed *p = &placed[i];
-        if (p->first_use > e->last_use || p->last_use < e->first_use) continue;
-        if (p->offset - offset >= e->bytes) break;
-        if (p->end > offset) offset = p->end;
-    }
-    return offset;
-}
-
-// Keeps placed sorted by offset: n tensors before, n + 1 after.
-static void insert_placed(Placed *placed, int n, const Entry *e) {
-    int low = 0, high = n; // after those with the same offset
-    while (low < high) {
-        const int middle = (low + high) / 2;
-        if (placed[middle].offset <= e->offset)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    memmove(placed + low + 1, placed + low, (size_t)(n - low) * sizeof *placed);
-    placed[low] = (Placed){e->offset, e->offset + e->bytes, e->first_use, e->last_use};
+    if (x->bytes == y->bytes) return (x > y) - (x < y);
+    return (x->bytes < y->bytes) - (x->bytes > y->bytes);
 }
 
 void memory_plan_solve(MemoryPlan *plan) {
@@ -102,14 +76,29 @@ void memory_plan_solve(MemoryPlan *plan) {
         plan->class_bytes[e->class] += e->bytes;
     }
     const int64_t base = plan->total;
-    Placed *placed = malloc(((size_t)n + 1) * sizeof *placed);
+    Placed *placed = malloc(((size_t)n + 1) * sizeof *placed); // sorted by offset
     REQUIRE_MEMORY(placed, "a memory plan");
     qsort(passing, (size_t)n, sizeof *passing, by_size);
     for (int i = 0; i < n; i++) {
         Entry *e = passing[i];
-        e->offset = lowest_gap(e, placed, i, base);
-        insert_placed(placed, i, e);
-        if (e->offset + e->bytes > plan->total) plan->total = e->offset + e->bytes;
+        // The lowest gap at or above base between placed tensors that live at the same time as e.
+        e->offset = base;
+        for (const Placed *p = placed; p < placed + i; p++) {
+            if (p->first_use > e->last_use || p->last_use < e->first_use) continue;
+            if (p->offset - e->offset >= e->bytes) break;
+            e->offset = max_i64(e->offset, p->end);
+        }
+        int low = 0, high = i; // its place: after those with the same offset
+        while (low < high) {
+            const int middle = (low + high) / 2;
+            if (placed[middle].offset <= e->offset)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        memmove(placed + low + 1, placed + low, (size_t)(i - low) * sizeof *placed);
+        placed[low] = (Placed){e->offset, e->offset + e->bytes, e->first_use, e->last_use};
+        plan->total = max_i64(plan->total, e->offset + e->bytes);
     }
     free(placed);
     plan->class_bytes[MEM_ACTIVATIONS] += plan->total - base; // tensors with limited lifetimes

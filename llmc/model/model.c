@@ -260,38 +260,35 @@ void model_set_hooks(Model *model, const UnitHooks *hooks) {
     model->hooks = hooks;
 }
 
-// Between the parts the units of the model pass from process to process. A forward part ends where
-// the next block's weights are needed, a backward part where the gradients of a unit are complete.
-static void run_with_hooks(Model *model, const MicroStep *s, Recording *parts) {
-    const int L = (int)model->options.config.L;
-    const UnitHooks *h = model->hooks;
-    for (int l = 0; l < L; l++) {
-        if (l == 0) h->before_forward(h->context, L);
-        h->before_forward(h->context, l);
-        run_part(model, &parts[l], s, l, gpt2_forward);
-    }
-    for (int l = L - 1; l >= 0; l--) {
-        run_part(model, &parts[L + l], s, l, gpt2_backward);
-        h->after_backward(h->context, l);
-    }
-    run_part(model, &parts[2 * L], s, L, gpt2_backward);
-    h->after_backward(h->context, L);
-}
-
 void model_forward_backward(Model *model, int64_t tokens_in_step, bool first) {
     const MicroStep s = {model->B, model->options.T, tokens_in_step, first};
     const UnitHooks *h = model->hooks;
+    const int L = (int)model->options.config.L;
     REQUIRE(model->options.train, "a model made for inference cannot train");
     REQUIRE(s.B > 0 && model->T == s.T, "no batch is loaded, or a short one, which is for model_forward only");
     if (first) tensor_fill(model_sequence_losses(model), 0.0f); // a short micro-batch must not leave old losses
-    for (int u = 0; h && model->options.fp8 && u <= model->options.config.L; u++) h->before_forward(h->context, u);
+    for (int u = 0; h && model->options.fp8 && u <= L; u++) h->before_forward(h->context, u);
     model_fp8_prepare(model);
     // One recording per kind of micro-step: first or not, whole or the shorter last one of a step.
     const int kind = 2 * first + (s.B == model->options.B);
-    if (h)
-        run_with_hooks(model, &s, model->parts + kind * num_parts_of(&model->options));
-    else
+    if (!h) {
         run_part(model, &model->graphs[kind], &s, 0, whole_micro_step);
+        return;
+    }
+    // Between the parts the units of the model pass from process to process. A forward part ends where the next block's
+    // weights are needed, a backward part where the gradients of a unit are complete.
+    Recording *parts = model->parts + kind * num_parts_of(&model->options);
+    h->before_forward(h->context, L);
+    for (int l = 0; l < L; l++) {
+        h->before_forward(h->context, l);
+        run_part(model, &parts[l], &s, l, gpt2_forward);
+    }
+    for (int l = L - 1; l >= 0; l--) {
+        run_part(model, &parts[L + l], &s, l, gpt2_backward);
+        h->after_backward(h->context, l);
+    }
+    run_part(model, &parts[2 * L], &s, L, gpt2_backward);
+    h->after_backward(h->context, L);
 }
 
 void model_forward(Model *model) {

@@ -212,8 +212,10 @@ static bool apply_field(ModelConfig *config, Switches *switches, const char *par
             if (fields[i].high == INT64_MAX)
                 return error_set(err, "'%s': expected a whole number of at least %lld after %s=", part,
                                  (long long)fields[i].low, fields[i].key);
-            return error_set(err, "'%s': expected 0 %s %lld after %s=", part, fields[i].high > 1 ? "to" : "or",
-                             (long long)fields[i].high, fields[i].key);
+            const char *to = "to";
+            if (fields[i].high == 1) to = "or";
+            return error_set(err, "'%s': expected 0 %s %lld after %s=", part, to, (long long)fields[i].high,
+                             fields[i].key);
         }
         if (*given >> i & 1) return error_set(err, "'%s': %s is given twice; leave one out", part, fields[i].key);
         *given |= 1U << i;
@@ -228,7 +230,8 @@ bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err)
     if (!*descriptor) return error_set(err, "the model is empty: %s", forms);
     const char *shape = descriptor;
     const ModelConfig *block = take_family(&shape);
-    *config = block ? *block : (ModelConfig){0};
+    *config = (ModelConfig){0};
+    if (block) *config = *block;
     Switches switches = {.bias = bias_choice(config->no_bias), .tied = !config->untied, .qk_norm = config->qk_norm};
     apply_preset(config, "d12");
     config->NH = 0; // unless set by a preset or the shape: C / 64
@@ -244,7 +247,8 @@ bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err)
     config->no_bias = bias_choices[switches.bias];
     config->untied = !switches.tied;
     config->qk_norm = switches.qk_norm;
-    if (config->NH == 0) config->NH = config->C % 64 == 0 ? config->C / 64 : 1;
+    if (config->NH == 0 && config->C % 64 == 0) config->NH = config->C / 64;
+    if (config->NH == 0) config->NH = 1;
     if (config->NKV == config->NH) config->NKV = 0;
     if (config->HS * config->NH == config->C) config->HS = 0;
     if (config->V > 0) model_config_set_vocab(config, config->V);
@@ -292,7 +296,7 @@ static bool check_heads(const ModelConfig *config, Error *err) {
         return error_set(err, "qk_norm=1 needs RoPE, and base=0 is learned positions; use base=10000");
     if (config->rope_base > 0 && HS % 2 != 0)
         return error_set(err, "RoPE rotates pairs of channels, and a head has %lld; use HS=%lld or HS=%lld", HS,
-                         HS > 1 ? HS - 1 : 2, HS + 1);
+                         (long long)positive_or(HS - 1, 2), HS + 1);
     return true;
 }
 
@@ -356,8 +360,8 @@ const char *model_config_descriptor(const ModelConfig *c, char buf[MODEL_DESCRIP
                  {"tied", !c->untied, !block->untied},
                  {"qk_norm", c->qk_norm, block->qk_norm}};
     int n = snprintf(buf, MODEL_DESCRIPTOR, "%s%sL=%lld,C=%lld,NH=%lld,V=%lld,T=%lld",
-                     family ? families[family].name : "", text_if(family, ":"), (long long)c->L, (long long)c->C,
-                     (long long)c->NH, (long long)c->V, (long long)c->max_T);
+                     text_if(family > 0, families[family].name), text_if(family > 0, ":"), (long long)c->L,
+                     (long long)c->C, (long long)c->NH, (long long)c->V, (long long)c->max_T);
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         if (parts[i].value != parts[i].of_family)
             n += snprintf(buf + n, MODEL_DESCRIPTOR - (size_t)n, ",%s=%lld", parts[i].key, (long long)parts[i].value);
@@ -366,13 +370,14 @@ const char *model_config_descriptor(const ModelConfig *c, char buf[MODEL_DESCRIP
 
 int64_t model_size(const ModelConfig *config, Dimension dimension) {
     const int64_t HS = model_head_size(config), d_ff = positive_or(config->d_ff, model_default_d_ff(config));
+    const int64_t gates = config->activation == ACTIVATION_SWIGLU;
     const int64_t sizes[] = {[DIM_1] = 1,
                              [DIM_C] = config->C,
                              [DIM_HS] = HS,
                              [DIM_ATT] = config->NH * HS,
                              [DIM_QKV] = (config->NH + 2 * model_kv_heads(config)) * HS,
                              [DIM_FF] = d_ff,
-                             [DIM_FC] = config->activation == ACTIVATION_SWIGLU ? 2 * d_ff : d_ff,
+                             [DIM_FC] = (1 + gates) * d_ff,
                              [DIM_VP] = config->Vp,
                              [DIM_MAX_T] = config->max_T};
     return sizes[dimension];

@@ -87,11 +87,16 @@ void model_fp8_prepare(Model *model) {
 // In the backward pass this repeats the forward pass, with the scale found there.
 void model_fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual, Tensor in, Tensor bias) {
     const Model *model = b->model;
-    const bool again = b->pass == PASS_BACKWARD;
-    void *scratch = model_at(model, again ? model->layout.fp8_backward : model->layout.fp8_forward);
+    int memory = model->layout.fp8_forward;
+    Fp8Scaling scaling = FP8_CURRENT;
+    if (b->pass == PASS_BACKWARD) {
+        memory = model->layout.fp8_backward;
+        scaling = FP8_KEEP;
+    }
+    void *scratch = model_at(model, memory);
     const Tensor q = tensor_make(scratch, DTYPE_E4M3, "fp8_in", tensor_rows(in), tensor_cols(in), 0, 0);
     const Tensor in_slot = fp8_slot_of(model, b->number, layer, FP8_IN);
-    fp8_quantize(q, tensor_none(), in, in_slot, again ? FP8_KEEP : FP8_CURRENT);
+    fp8_quantize(q, tensor_none(), in, in_slot, scaling);
     fp8_matmul(out, residual, q, in_slot, quantised_weight(model, b->number, layer, false),
                fp8_slot_of(model, b->number, layer, FP8_WEIGHT), bias);
 }

@@ -14,7 +14,8 @@ Weights model_weights(const Model *model, int block) {
     Weights w;
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
         const int index = parameter_index(&model->options.config, s, block);
-        w.all[s] = index < 0 ? tensor_none() : model->tensors[index].weight;
+        w.all[s] = tensor_none();
+        if (index >= 0) w.all[s] = model->tensors[index].weight;
     }
     return w;
 }

@@ -72,7 +72,10 @@ OpsShape model_ops_shape(const ModelOptions *o) {
     return shape;
 }
 
-DType model_gradient_dtype(const ModelOptions *o) { return o->gradients_in_dtype ? o->dtype : DTYPE_FP32; }
+DType model_gradient_dtype(const ModelOptions *o) {
+    if (o->gradients_in_dtype) return o->dtype;
+    return DTYPE_FP32;
+}
 
 bool model_is_divided(const ModelOptions *o) { return o->divided && o->processes > 1; }
 

@@ -165,7 +165,8 @@ static float *make_floats(int64_t n) {
 }
 
 static bool get_values(const Model *model, int index, int64_t first, int64_t n, float *out) {
-    const int slot = has_slot(model, index, SLOT_MASTER) ? (int)SLOT_MASTER : (int)WEIGHT;
+    int slot = WEIGHT;
+    if (has_slot(model, index, SLOT_MASTER)) slot = SLOT_MASTER;
     if (!read_floats(model, index, slot, first, n, out)) return false;
     if (!has_slot(model, index, SLOT_COMPENSATION)) return true;
     float *compensation = make_floats(n);

@@ -20,7 +20,8 @@ void model_weights_changed(Model *model) { model->weights_are_new = true; }
 
 void *model_offload_buffer(const Model *model, int64_t *bytes) {
     const int handle = model->layout.offload_buffer;
-    *bytes = handle < 0 ? 0 : memory_plan_tensor(model->plan, handle).bytes;
+    *bytes = 0;
+    if (handle >= 0) *bytes = memory_plan_tensor(model->plan, handle).bytes;
     return model_at(model, handle);
 }
 Tensor model_optimizer_scratch(const Model *model) {
@@ -44,8 +45,8 @@ Tensor model_unit_gradients(const Model *model, int unit) {
     const Partition *p = model->layout.partition;
     const int64_t n = p->begin[unit + 1] - p->begin[unit], outside = p->elements - p->begin[p->num_units - 1];
     int64_t first = p->begin[unit];
-    if (model_frees_gradients(&model->options))
-        first = unit == p->num_units - 1 ? 0 : outside + unit % NUM_BUCKETS * model->layout.longest_block;
+    if (model_frees_gradients(&model->options)) first = outside + unit % NUM_BUCKETS * model->layout.longest_block;
+    if (model_frees_gradients(&model->options) && unit == p->num_units - 1) first = 0;
     return gradient_elements(model, model->layout.gradients, first, n);
 }
 

@@ -3,6 +3,7 @@
 #include "llmc/model/optimizer_state.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/format.h"
 #include "llmc/model/memory_plan.h"
 #include <math.h>
 #include <stddef.h>
@@ -153,7 +154,7 @@ bool optimizer_parse(OptimizerKind *kind, const char *name, Error *err) {
             return true;
         }
         const size_t used = strlen(names);
-        snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", TABLE[i].name);
+        snprintf(names + used, sizeof names - used, "%s%s", text_if(i > 0, ", "), TABLE[i].name);
     }
     return error_set(err, "%s: unknown optimizer; expected one of %s", name, names);
 }
@@ -176,42 +177,33 @@ Tensor *state_slot_tensor(UpdateTensor *t, StateSlot slot) { return (Tensor *)(v
 static Tensor vector(const Parameter *p, int64_t n) { return tensor_make(NULL, DTYPE_FP32, p->name, n, 0, 0, 0); }
 
 static Tensor moment(const Parameter *p, Kept kept) {
-    const DType dtypes[] = {DTYPE_COUNT, DTYPE_FP32, DTYPE_BF16, DTYPE_U8, DTYPE_COUNT};
-    return dtypes[kept] == DTYPE_COUNT ? tensor_none() : parameter_tensor(p, NULL, dtypes[kept]);
-}
-static Tensor moment_scale(const Parameter *p, Kept kept) {
-    return kept == KEPT_8BIT ? vector(p, ceil_div(parameter_numel(p), STATE_BLOCK)) : tensor_none();
+    if (kept == KEPT_FP32) return parameter_tensor(p, NULL, DTYPE_FP32);
+    if (kept == KEPT_BF16) return parameter_tensor(p, NULL, DTYPE_BF16);
+    if (kept == KEPT_8BIT) return parameter_tensor(p, NULL, DTYPE_U8);
+    return tensor_none();
 }
 
 Tensor optimizer_state(OptimizerKind kind, bool master, DType compute, const Parameter *p, StateSlot slot) {
     const GroupState *g = group_state(kind, p);
-    const bool factored = g->v == KEPT_FACTORED;
-    switch (slot) {
-    case SLOT_MASTER:
-        return optimizer_keeps_master(kind, master, compute) ? parameter_tensor(p, NULL, DTYPE_FP32) : tensor_none();
-    case SLOT_COMPENSATION:
-        return TABLE[kind].compensation && compute != DTYPE_FP32 ? parameter_tensor(p, NULL, compute) : tensor_none();
-    case SLOT_M:
-        return moment(p, g->m);
-    case SLOT_V:
-        return moment(p, g->v);
-    case SLOT_M_SCALE:
-        return moment_scale(p, g->m);
-    case SLOT_V_SCALE:
-        return moment_scale(p, g->v);
-    case SLOT_ROW:
-        return factored ? vector(p, p->rows) : tensor_none();
-    case SLOT_COL:
-        return factored ? vector(p, p->cols) : tensor_none();
-    default:
-        return g->rule == RULE_ADAFACTOR ? vector(p, 1) : tensor_none();
-    }
+    const bool factored = g->v == KEPT_FACTORED, compensated = TABLE[kind].compensation && compute != DTYPE_FP32;
+    const int64_t scales = ceil_div(parameter_numel(p), STATE_BLOCK);
+    if (slot == SLOT_MASTER && optimizer_keeps_master(kind, master, compute))
+        return parameter_tensor(p, NULL, DTYPE_FP32);
+    if (slot == SLOT_COMPENSATION && compensated) return parameter_tensor(p, NULL, compute);
+    if (slot == SLOT_M) return moment(p, g->m);
+    if (slot == SLOT_V) return moment(p, g->v);
+    if (slot == SLOT_M_SCALE && g->m == KEPT_8BIT) return vector(p, scales);
+    if (slot == SLOT_V_SCALE && g->v == KEPT_8BIT) return vector(p, scales);
+    if (slot == SLOT_ROW && factored) return vector(p, p->rows);
+    if (slot == SLOT_COL && factored) return vector(p, p->cols);
+    if (slot == SLOT_RMS && g->rule == RULE_ADAFACTOR) return vector(p, 1);
+    return tensor_none();
 }
 
 Tensor optimizer_state_slice(Tensor whole, StateSlot slot, const Parameter *p, int64_t first, int64_t n) {
     if (whole.rank == 0 || (first == 0 && n == parameter_numel(p))) return whole;
-    const bool is_scale = slot == SLOT_M_SCALE || slot == SLOT_V_SCALE;
-    return tensor_make(NULL, whole.dtype, whole.name, is_scale ? ceil_div(n, STATE_BLOCK) : n, 0, 0, 0);
+    if (slot == SLOT_M_SCALE || slot == SLOT_V_SCALE) n = ceil_div(n, STATE_BLOCK);
+    return tensor_make(NULL, whole.dtype, whole.name, n, 0, 0, 0);
 }
 
 bool optimizer_is_elementwise(OptimizerKind kind) {
@@ -290,7 +282,8 @@ MuonScratch optimizer_muon_scratch(const Parameter *parameters, int count, DType
 int64_t optimizer_scratch_bytes(OptimizerKind kind, const ModelConfig *config, DType compute, bool numerics) {
     Parameter *table = parameter_table(config);
     const int count = parameter_count(config);
-    int64_t bytes = kind == OPTIMIZER_MUON ? optimizer_muon_scratch(table, count, compute).bytes : 0;
+    int64_t bytes = 0;
+    if (kind == OPTIMIZER_MUON) bytes = optimizer_muon_scratch(table, count, compute).bytes;
     for (int i = 0; numerics && i < count; i++)
         bytes = max_i64(bytes, parameter_numel(&table[i]) * (int64_t)sizeof(float));
     free(table);

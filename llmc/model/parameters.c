@@ -16,7 +16,8 @@ const ParameterSpec parameter_specs[NUM_PARAMETER_SPECS] = {PARAMETERS(X)};
 // The tensors that a model has of a row of the table.
 static int tensors_of(const ModelConfig *config, int spec) {
     if (!model_has(config, parameter_specs[spec].presence)) return 0;
-    return parameter_specs[spec].per_block ? (int)config->L : 1;
+    if (parameter_specs[spec].per_block) return (int)config->L;
+    return 1;
 }
 
 // Of the rows before this one.
@@ -30,29 +31,16 @@ int parameter_count(const ModelConfig *config) { return tensors_before(config, N
 
 int parameter_index(const ModelConfig *config, int spec, int block) {
     if (tensors_of(config, spec) == 0) return -1;
-    return tensors_before(config, spec) + (parameter_specs[spec].per_block ? block : 0);
-}
-
-// Fills in the parts that p stacks by rows.
-static void set_parts(Parameter *p, const ModelConfig *config) {
-    const int64_t att = model_size(config, DIM_ATT), d_ff = model_size(config, DIM_FF);
-    p->num_parts = 1;
-    p->parts[0] = p->rows;
-    if (p->spec->rows == DIM_QKV) {
-        p->num_parts = 3;
-        p->parts[0] = att;
-        p->parts[1] = p->parts[2] = (p->rows - att) / 2;
-    } else if (p->spec->rows == DIM_FC && p->rows > d_ff) {
-        p->num_parts = 2;
-        p->parts[0] = p->parts[1] = d_ff;
-    }
+    if (!parameter_specs[spec].per_block) block = 0;
+    return tensors_before(config, spec) + block;
 }
 
 // The name in files with %d for the block.
 static void name_pattern(const ParameterSpec *spec, bool is_gpt2, ActivationKind activation, char pattern[64]) {
     static const char *const fc[] = {"c_fc", "gate_up_proj", "up_proj"}, *const fcproj[] = {"c_proj", "down_proj",
                                                                                             "down_proj"};
-    const char *name = is_gpt2 ? spec->gpt2_name : spec->class_name;
+    const char *name = spec->class_name;
+    if (is_gpt2) name = spec->gpt2_name;
     const int length = (int)strcspn(name, "*");
     if (name[length])
         snprintf(pattern, 64, "%.*s%s%s", length, name, (spec->rows == DIM_FC ? fc : fcproj)[activation],
@@ -79,18 +67,32 @@ Parameter *parameter_table(const ModelConfig *config) {
     REQUIRE_MEMORY(table, "the parameter table");
     Parameter *p = table;
     const bool is_gpt2 = model_is_gpt2(config);
+    const int64_t att = model_size(config, DIM_ATT), d_ff = model_size(config, DIM_FF);
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
         const ParameterSpec *spec = &parameter_specs[s];
         for (int block = 0; block < tensors_of(config, s); block++, p++) {
             p->spec = spec;
-            p->block = spec->per_block ? block : -1;
-            p->rank = spec->cols == DIM_1 ? 1 : 2;
+            p->block = -1;
+            if (spec->per_block) p->block = block;
+            p->rank = 1 + (spec->cols != DIM_1);
             p->rows = model_size(config, spec->rows);
             p->cols = model_size(config, spec->cols);
-            p->file_rows = spec->rows == DIM_VP ? config->V : p->rows;
-            set_parts(p, config);
+            p->file_rows = p->rows;
+            if (spec->rows == DIM_VP) p->file_rows = config->V;
+            // The parts that it stacks by rows.
+            p->num_parts = 1;
+            p->parts[0] = p->rows;
+            if (spec->rows == DIM_QKV) {
+                p->num_parts = 3;
+                p->parts[0] = att;
+                p->parts[1] = p->parts[2] = (p->rows - att) / 2;
+            } else if (spec->rows == DIM_FC && p->rows > d_ff) {
+                p->num_parts = 2;
+                p->parts[0] = p->parts[1] = d_ff;
+            }
             p->transposed = is_gpt2 && spec->group == GROUP_MATRIX;
-            p->file_parts = is_gpt2 ? 1 : p->num_parts;
+            p->file_parts = p->num_parts;
+            if (is_gpt2) p->file_parts = 1;
             char pattern[64];
             name_pattern(spec, is_gpt2, config->activation, pattern);
             const size_t length = strcspn(pattern, "%"); // the one conversion in these names is %d
@@ -106,7 +108,8 @@ Parameter *parameter_table(const ModelConfig *config) {
 int64_t parameter_numel(const Parameter *p) { return p->rows * p->cols; }
 
 Tensor parameter_tensor(const Parameter *p, void *data, DType dtype) {
-    return tensor_make(data, dtype, p->name, p->rows, p->rank == 2 ? p->cols : 0, 0, 0);
+    if (p->rank == 1) return tensor_make(data, dtype, p->name, p->rows, 0, 0, 0);
+    return tensor_make(data, dtype, p->name, p->rows, p->cols, 0, 0);
 }
 
 int64_t parameter_total(const ModelConfig *config) {
@@ -121,31 +124,27 @@ int64_t parameter_total(const ModelConfig *config) {
 // Element i takes word i % 4 of block i / 4 of the generator; words (0, 1) and (2, 3) make two normals each.
 enum { QUADS = 64 }; // blocks of the generator at a time, in loops that become vector code
 
-static void normal_values(float out[4 * QUADS], float std, uint64_t seed, uint64_t stream, uint64_t quad) {
-    uint32_t words[4][QUADS];
-    for (uint64_t q = 0; q < QUADS; q++) {
-        const Philox bits = philox(seed, stream, quad + q);
-        words[0][q] = bits.v[0];
-        words[1][q] = bits.v[1];
-        words[2][q] = bits.v[2];
-        words[3][q] = bits.v[3];
-    }
-    for (int q = 0; q < QUADS; q++) {
-        float x[4];
-        philox_normal2(words[0][q], words[1][q], x);
-        philox_normal2(words[2][q], words[3][q], x + 2);
-        for (int i = 0; i < 4; i++) out[4 * q + i] = std * x[i];
-    }
-}
-
 static void fill_normal(float *out, float std, uint64_t seed, uint64_t stream, int64_t first, int64_t n) {
     enum { VALUES = 4 * QUADS };
 #pragma omp parallel for schedule(static)
     for (int64_t block = first / VALUES; block <= (first + n - 1) / VALUES; block++) {
-        float values[VALUES];
         const int64_t start = block * VALUES;
         const int64_t begin = max_i64(first, start), end = min_i64(first + n, start + VALUES);
-        normal_values(values, std, seed, stream, (uint64_t)(start / 4));
+        uint32_t words[4][QUADS];
+        float values[VALUES];
+        for (int q = 0; q < QUADS; q++) {
+            const Philox bits = philox(seed, stream, (uint64_t)(start / 4 + q));
+            words[0][q] = bits.v[0];
+            words[1][q] = bits.v[1];
+            words[2][q] = bits.v[2];
+            words[3][q] = bits.v[3];
+        }
+        for (int q = 0; q < QUADS; q++) {
+            float x[4];
+            philox_normal2(words[0][q], words[1][q], x);
+            philox_normal2(words[2][q], words[3][q], x + 2);
+            for (int i = 0; i < 4; i++) values[4 * q + i] = std * x[i];
+        }
         memcpy(out + (begin - first), values + (begin - start), (size_t)(end - begin) * sizeof *out);
     }
 }
@@ -155,13 +154,14 @@ void parameter_init_values(float *out, const ModelConfig *config, const Paramete
     InitKind kind = p->spec->init;
     if (n <= 0) return;
     if (kind == INIT_ZERO || kind == INIT_ONE) {
-        for (int64_t i = 0; i < n; i++) out[i] = kind == INIT_ONE ? 1.0f : 0.0f;
+        for (int64_t i = 0; i < n; i++) out[i] = (float)(kind == INIT_ONE);
         return;
     }
-    float std = kind == INIT_NORMAL ? 0.02f : 0.02f / sqrtf(2.0f * (float)config->L);
+    float std = 0.02f;
+    if (kind != INIT_NORMAL) std /= sqrtf(2.0f * (float)config->L);
     fill_normal(out, std, seed, ((uint64_t)STREAM_INIT << 32) + (uint64_t)index, first, n);
     int64_t file_numel = p->file_rows * p->cols; // rows that pad the vocabulary stay 0
-    for (int64_t i = file_numel > first ? file_numel : first; i < first + n; i++) out[i - first] = 0.0f;
+    for (int64_t i = max_i64(file_numel, first); i < first + n; i++) out[i - first] = 0.0f;
 }
 
 static bool matches(const char *name, const char *pattern) {

@@ -118,11 +118,16 @@ Partition *partition_create(const ModelConfig *config, OptimizerKind kind, int g
     for (int u = 0; u < p->num_units; u++) cells[u] = cell_count(groups);
     for (int i = 0; i < n; i++) {
         const UpdateRule rule = optimizer_rule(kind, &table[i]);
-        p->units[i] = table[i].block >= 0 ? table[i].block : p->num_units - 1;
+        p->units[i] = p->num_units - 1;
+        if (table[i].block >= 0) p->units[i] = table[i].block;
         if (rule == RULE_ADAFACTOR || rule == RULE_DIRECTION) cells[p->units[i]] = 0;
     }
-    for (int u = 0; u < p->num_units; u++)
-        p->begin[u + 1] = cells[u] > 0 ? cut_unit(p, table, n, u, cells[u]) : spread_unit(p, table, n, u, kind, load);
+    for (int u = 0; u < p->num_units; u++) {
+        if (cells[u] > 0)
+            p->begin[u + 1] = cut_unit(p, table, n, u, cells[u]);
+        else
+            p->begin[u + 1] = spread_unit(p, table, n, u, kind, load);
+    }
     p->elements = p->begin[p->num_units];
     list_norm_parts(p, table, n, cells);
     free(cells);

@@ -30,7 +30,10 @@ int recompute_level_set(int level) {
     return sets[level];
 }
 
-static int with_implied(int set) { return set & RECOMPUTE_FC ? set | RECOMPUTE_GELU : set; }
+static int with_implied(int set) {
+    if (set & RECOMPUTE_FC) set |= RECOMPUTE_GELU;
+    return set;
+}
 static int set_of(const Recompute *r, int64_t block) { return with_implied(r->blocks[block]); }
 
 Recompute recompute_all(int set) {
@@ -195,7 +198,8 @@ double recompute_elements_per_token(const Recompute *r, const ModelConfig *confi
         if (config->activation == ACTIVATION_GELU) with_fc = 0;
         if (set & with_fc || (set & (RECOMPUTE_GELU | RECOMPUTE_FC)) == RECOMPUTE_GELU) elements += FC + FF;
         if (set & RECOMPUTE_QKV && config->rope_base > 0 && !config->qk_norm) elements += 2.0 * QK;
-        if (set & RECOMPUTE_LAYERNORM) elements += 4.0 * C + (config->qk_norm ? 2.0 * QKV : 0.0);
+        if (set & RECOMPUTE_LAYERNORM) elements += 4.0 * C;
+        if (set & RECOMPUTE_LAYERNORM && config->qk_norm) elements += 2.0 * QKV;
     }
     return elements;
 }
