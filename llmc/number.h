@@ -86,9 +86,8 @@ static HOST_DEVICE inline Fp8Layout fp8_layout(DType format) {
 // two, so that scaling itself never rounds, and within 2^-62 .. 2^62, so that the product of two scales is a normal
 // number. It is 1 if amax is not usable: for a tensor of zeros (or of denormal numbers, which some backends treat as
 // zeros), and for a tensor with inf or nan, which the finite check of the step then finds.
-static HOST_DEVICE inline bool fp8_amax_is_usable(float amax) { return amax >= 0x1p-126f && isfinite(amax); }
 static HOST_DEVICE inline float fp8_scale(float amax, DType format) {
-    if (!fp8_amax_is_usable(amax)) return 1.0f;
+    if (!(amax >= 0x1p-126f && isfinite(amax))) return 1.0f;
     const int largest_exponent = format == DTYPE_E4M3 ? 9 : 16; // the largest is 0.875 * 2^9, or * 2^16
     int exponent;                                               // amax = fraction * 2^exponent, fraction in [0.5, 1)
     const float fraction = frexpf(amax, &exponent);

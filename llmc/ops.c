@@ -117,7 +117,8 @@ static void check_compute(const char *op, Tensor t) {
 
 // grad can hold the gradient of a weight of dtype compute: numel elements, fp32 or compute.
 static void check_weight_gradient(const char *op, Tensor grad, DType compute, int64_t numel) {
-    tensor_check(op, grad, grad.dtype == DTYPE_FP32 ? DTYPE_FP32 : compute, numel);
+    if (grad.dtype == DTYPE_FP32) compute = DTYPE_FP32;
+    tensor_check(op, grad, compute, numel);
 }
 
 static void check_control(const char *op, Tensor control) {
@@ -161,10 +162,11 @@ void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bo
         check_weight_gradient(__func__, dwpe, dout.dtype, tensor_rows(dwpe) * C);
         check_positions(__func__, dwpe, dwpe.dtype, tensor_cols(tokens), C);
     }
+    double wte_bytes = BYTES(dwte), wpe_bytes = BYTES(dwpe);
+    if (accumulate_wte) wte_bytes = 2 * touched_bytes(dwte, tokens);
+    if (accumulate) wpe_bytes = 2 * position_bytes(dwpe, tokens);
     RUN_COST(embedding_backward, (dwte, dwpe, dout, tokens, accumulate_wte, accumulate), NULL,
-             COST(tensor_shape(dout), 0,
-                  BYTES(dout, tokens) + (accumulate_wte ? 2 * touched_bytes(dwte, tokens) : BYTES(dwte)) +
-                      (accumulate ? 2 * position_bytes(dwpe, tokens) : BYTES(dwpe))));
+             COST(tensor_shape(dout), 0, BYTES(dout, tokens) + wte_bytes + wpe_bytes));
 }
 
 // ---------------------------------------------------------------------------------------------- layernorm and rmsnorm
@@ -298,7 +300,8 @@ void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in
 
 void matmul_stack(Tensor out, Tensor a, Tensor b, StackForm form) {
     const int64_t n = out.shape[0], rows = out.shape[1], cols = out.shape[2];
-    const int64_t inner = form == STACK_ATB ? a.shape[1] : a.shape[2];
+    int64_t inner = a.shape[2];
+    if (form == STACK_ATB) inner = a.shape[1];
     check_compute(__func__, out);
     REQUIRE(out.rank == 3 && a.rank == 3 && b.rank == 3, "%s: %s of rank %d", __func__, out.name, out.rank);
     tensor_check(__func__, a, out.dtype, n * rows * inner);
@@ -415,17 +418,16 @@ static double table_bytes(Tensor table, int64_t T) { return (double)T * 2 * row_
 void qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight, Tensor k_weight, Tensor table,
                           int num_heads, int num_kv_heads, float eps, int64_t first, Tensor position) {
     const int64_t T = check_qk_norm_rope(__func__, qkv, rstd, q_weight, k_weight, table, num_heads, num_kv_heads);
-    const double moved = out.data == qkv.data ? qk_bytes(qkv, num_heads, num_kv_heads) : BYTES(qkv);
+    double bytes = 2 * BYTES(qkv) + table_bytes(table, T) + BYTES(q_weight, k_weight, position);
+    if (out.data == qkv.data) bytes -= 2 * (BYTES(qkv) - qk_bytes(qkv, num_heads, num_kv_heads)); // v stays
+    if (q_weight.data) bytes += BYTES(rstd);
     tensor_check(__func__, out, qkv.dtype, tensor_numel(qkv));
     if (position.data) tensor_check(__func__, position, DTYPE_I32, 1);
     REQUIRE(first >= 0 && first + T <= table.shape[0], "%s: positions %lld to %lld, %s has %lld rows", __func__,
             (long long)first, (long long)(first + T), table.name, (long long)table.shape[0]);
     RUN_COST(qk_norm_rope_forward,
              (out, rstd, qkv, q_weight, k_weight, table, num_heads, num_kv_heads, eps, first, position),
-             OPERANDS((out, rstd), (qkv, q_weight, k_weight, table, position)),
-             COST(tensor_shape(qkv), 0,
-                  2 * moved + table_bytes(table, T) + BYTES(q_weight, k_weight, position) +
-                      (q_weight.data ? BYTES(rstd) : 0)));
+             OPERANDS((out, rstd), (qkv, q_weight, k_weight, table, position)), COST(tensor_shape(qkv), 0, bytes));
 }
 
 void qk_norm_rope_backward(Tensor dqkv, Tensor dq_weight, Tensor dk_weight, Tensor qkv, Tensor rstd, Tensor q_weight,
@@ -589,8 +591,9 @@ static void check_update_tensor(const char *op, const UpdateTensor *tensors, int
 // m, or m and v, in the same format: fp32, bf16, or u8 with their scales.
 static void check_moments(const char *op, const UpdateTensor *t, bool has_v) {
     const int64_t numel = tensor_numel(t->weight), blocks = ceil_div(numel, STATE_BLOCK);
-    const bool is_known = t->m.dtype == DTYPE_BF16 || t->m.dtype == DTYPE_U8;
-    tensor_check(op, t->m, is_known ? t->m.dtype : DTYPE_FP32, numel);
+    DType format = DTYPE_FP32;
+    if (t->m.dtype == DTYPE_BF16 || t->m.dtype == DTYPE_U8) format = t->m.dtype;
+    tensor_check(op, t->m, format, numel);
     if (has_v) tensor_check(op, t->v, t->m.dtype, numel);
     if (t->m.dtype != DTYPE_U8) return;
     tensor_check(op, t->m_scale, DTYPE_FP32, blocks);
@@ -612,29 +615,18 @@ static void check_adafactor(const char *op, const UpdateTensor *t) {
             (long long)t->offset, (long long)(t->offset + numel), t->weight.name, (long long)rows, (long long)cols);
 }
 
-// Stops unless the tensor, which has passed check_adafactor, is a whole parameter.
-static void check_is_whole(const char *op, const UpdateTensor *t) {
-    const bool covers = !t->row.data || tensor_numel(t->weight) == tensor_numel(t->row) * tensor_numel(t->col);
-    REQUIRE(t->offset == 0 && covers, "%s: %s is a slice", op, t->weight.name);
-    REQUIRE(t->padding >= 0 && t->padding < tensor_numel(t->weight), "%s: %lld elements of %s are padding", op,
-            (long long)t->padding, t->weight.name);
-}
-
-// The tensors of a parameter that an update reads and writes: master, or the weight itself and the part lost to
-// rounding, and the moments of its rule. (RULE_DIRECTION's are momentum_update's, Adafactor's are
-// adafactor_statistics'.)
-static double state_bytes(const UpdateTensor *t) {
-    const double parameter = BYTES(t->master.data ? t->master : t->weight, t->compensation);
-    if (t->rule == RULE_DIRECTION || t->rule == RULE_ADAFACTOR) return parameter;
-    return parameter + BYTES(t->m, t->v, t->m_scale, t->v_scale);
-}
-
+// The update reads and writes the master, or the weight itself and the part lost to rounding, and the moments of the
+// rule. (RULE_DIRECTION's are momentum_update's, Adafactor's are adafactor_statistics'.)
 OpCost op_cost_optimizer_update(const UpdateTensor *tensors, int n) {
     OpCost cost = {"optimizer_update", update_shape(tensors, n), 0, 0};
     for (int i = 0; i < n; i++) {
         const UpdateTensor *t = &tensors[i];
-        cost.bytes += 2 * state_bytes(t) + BYTES(t->grad) + (t->master.data ? BYTES(t->weight) : 0);
-        if (t->rule == RULE_ADAFACTOR) cost.bytes += BYTES(t->v, t->row, t->col, t->rms);
+        cost.bytes += BYTES(t->grad, t->weight) + 2 * BYTES(t->master, t->compensation);
+        if (!t->master.data) cost.bytes += BYTES(t->weight); // read, too
+        if (t->rule == RULE_ADAFACTOR)
+            cost.bytes += BYTES(t->v, t->row, t->col, t->rms);
+        else if (t->rule != RULE_DIRECTION)
+            cost.bytes += 2 * BYTES(t->m, t->v, t->m_scale, t->v_scale);
     }
     return cost;
 }
@@ -672,10 +664,15 @@ void adafactor_statistics(UpdateList *list, Tensor control) {
     const UpdateTensor *tensors = list->tensors;
     check_control(__func__, control);
     for (int i = 0; i < list->n; i++) {
-        if (tensors[i].rule != RULE_ADAFACTOR) continue;
+        const UpdateTensor *t = &tensors[i];
+        if (t->rule != RULE_ADAFACTOR) continue;
         check_update_tensor(__func__, tensors, i);
-        check_adafactor(__func__, &tensors[i]);
-        check_is_whole(__func__, &tensors[i]);
+        check_adafactor(__func__, t);
+        const int64_t numel = tensor_numel(t->weight);
+        const bool covers = !t->row.data || numel == tensor_numel(t->row) * tensor_numel(t->col);
+        REQUIRE(t->offset == 0 && covers, "%s: %s is a slice", __func__, t->weight.name);
+        REQUIRE(t->padding >= 0 && t->padding < numel, "%s: %lld elements of %s are padding", __func__,
+                (long long)t->padding, t->weight.name);
     }
     RUN_COST(adafactor_statistics, (list, control), NULL, op_cost_adafactor_statistics(tensors, list->n));
 }

@@ -105,22 +105,18 @@ static HOST_DEVICE inline double step_control_power(double x, int32_t n) {
     return product;
 }
 
-// n^-0.8 as the fifth root of n over n. Newton's method from above the root, no more than twice as large.
-static HOST_DEVICE inline double step_control_adafactor_take(int32_t n) {
+// Counts an update that is made, and finds its factors.
+static HOST_DEVICE inline void step_control_count_update(StepControl *c, StepLimits limits) {
+    const int32_t n = ++c->updates;
+    for (int i = 0; i < UPDATE_GROUPS; i++) {
+        c->m_correction[i] = (float)(1.0 / (1.0 - step_control_power(limits.moments[i].beta1, n)));
+        c->v_correction[i] = (float)(1.0 / (1.0 - step_control_power(limits.moments[i].beta2, n)));
+    }
+    // n^-0.8 as the fifth root of n over n. Newton's method from above the root, no more than twice as large.
     double root = 1.0;
     while (step_control_power(root, 5) < n) root *= 2.0;
     for (int i = 0; i < 8; i++) root = (4.0 * root + n / step_control_power(root, 4)) / 5.0;
-    return root / n;
-}
-
-// Counts an update that is made, and finds its factors.
-static HOST_DEVICE inline void step_control_count_update(StepControl *c, StepLimits limits) {
-    c->updates++;
-    for (int i = 0; i < UPDATE_GROUPS; i++) {
-        c->m_correction[i] = (float)(1.0 / (1.0 - step_control_power(limits.moments[i].beta1, c->updates)));
-        c->v_correction[i] = (float)(1.0 / (1.0 - step_control_power(limits.moments[i].beta2, c->updates)));
-    }
-    const double take = step_control_adafactor_take(c->updates);
+    const double take = root / n;
     c->keep = (float)(1.0 - take);
     c->take = (float)take;
 }

@@ -35,8 +35,16 @@ int64_t tensor_numel(Tensor t) {
 }
 
 size_t tensor_bytes(Tensor t) { return (size_t)tensor_numel(t) * dtype_size(t.dtype); }
-int64_t tensor_cols(Tensor t) { return t.rank == 0 ? 0 : t.shape[t.rank - 1]; }
-int64_t tensor_rows(Tensor t) { return t.rank == 0 ? 0 : tensor_numel(t) / tensor_cols(t); }
+
+int64_t tensor_cols(Tensor t) {
+    if (t.rank == 0) return 0;
+    return t.shape[t.rank - 1];
+}
+
+int64_t tensor_rows(Tensor t) {
+    if (t.rank == 0) return 0;
+    return tensor_numel(t) / tensor_cols(t);
+}
 
 Tensor tensor_slice_rows(Tensor t, int64_t first, int64_t count) {
     REQUIRE(first >= 0 && count >= 0 && first + count <= tensor_rows(t), "rows [%lld, %lld) of %s, which has %lld",
@@ -55,7 +63,8 @@ Tensor tensor_slice_elements(Tensor t, int64_t first, int64_t count) {
 
 Tensor tensor_matrix(Tensor t, int64_t i) {
     const int64_t rows = t.shape[1], cols = t.shape[2];
-    void *data = t.data ? (char *)t.data + (size_t)(i * rows * cols) * dtype_size(t.dtype) : NULL;
+    char *data = (char *)t.data;
+    if (data) data += (size_t)(i * rows * cols) * dtype_size(t.dtype);
     return tensor_make(data, t.dtype, t.name, rows, cols, 0, 0);
 }
 
@@ -78,7 +87,7 @@ void tensor_check(const char *op, Tensor t, DType dtype, int64_t numel) {
 const char *tensor_describe(Tensor t, char *buf, size_t size) {
     size_t n = (size_t)snprintf(buf, size, "(");
     for (int i = 0; i < t.rank && n < size; i++)
-        n += (size_t)snprintf(buf + n, size - n, i ? ", %lld" : "%lld", (long long)t.shape[i]);
+        n += (size_t)snprintf(buf + n, size - n, "%s%lld", text_if(i > 0, ", "), (long long)t.shape[i]);
     if (n < size) snprintf(buf + n, size - n, ") %s", dtype_name(t.dtype));
     return buf;
 }
@@ -126,21 +135,22 @@ uint16_t float_to_fp16(float x) {
     return (uint16_t)(sign | rounded);
 }
 
-static float element_at(const void *p, DType dtype, int64_t i) {
-    if (dtype == DTYPE_FP32) return ((const float *)p)[i];
-    uint16_t bits = ((const uint16_t *)p)[i];
-    if (dtype == DTYPE_BF16) return bf16_to_float(bits);
-    return fp16_to_float(bits);
-}
-
-// Elements [begin, end).
+// Converts elements [begin, end).
 static void convert_range(void *dst, DType to, const void *src, DType from, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
-        float x = element_at(src, from, i);
+        float x;
+        if (from == DTYPE_FP32)
+            x = ((const float *)src)[i];
+        else if (from == DTYPE_BF16)
+            x = bf16_to_float(((const uint16_t *)src)[i]);
+        else
+            x = fp16_to_float(((const uint16_t *)src)[i]);
         if (to == DTYPE_FP32)
             ((float *)dst)[i] = x;
+        else if (to == DTYPE_BF16)
+            ((uint16_t *)dst)[i] = float_to_bf16(x);
         else
-            ((uint16_t *)dst)[i] = to == DTYPE_BF16 ? float_to_bf16(x) : float_to_fp16(x);
+            ((uint16_t *)dst)[i] = float_to_fp16(x);
     }
 }
 
