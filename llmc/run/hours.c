@@ -29,36 +29,35 @@ bool hours_take(Options *o, Error *err) {
     return true;
 }
 
-// As it is typed: what differs from the default.
-static void print_command(const Options *o) {
-    static const char left_out[] = " plan gpu hours ";
-    char buf[OPTION_VALUE], key[64];
-    printf("hours       ./train_gpt2cu");
-    for (const OptionRow *row = option_table; row->long_name; row++) {
-        const char *value = option_value(row, o, buf);
-        const bool is_auto = option_is_auto(row, strtod(value, NULL));
-        snprintf(key, sizeof key, " %s ", row->long_name);
-        if (is_auto) value = "auto";
-        const bool is_number = row->type < OPTION_STRING && !is_auto && strcmp(row->fallback, "auto") != 0;
-        const bool is_default =
-            is_number ? strtod(value, NULL) == strtod(row->fallback, NULL) : strcmp(value, row->fallback) == 0;
-        if (is_default || strstr(left_out, key)) continue;
-        printf(" %s%s %s", row->short_name ? "-" : "--", row->short_name ? row->short_name : row->long_name,
-               path_quoted(value).text);
-    }
-    printf("\n");
-}
-
 bool hours_print(Options *o, const PlanRequest *request, Error *err) {
     char model[MODEL_DESCRIPTOR];
     double tokens;
     if (!plan_hours(stdout, request, o->hours, o->ratio, model, &tokens, err)) return false;
     options_set_string(&o->model, model);
+    const char *shards = "data/fineweb-10B-gpt2/*train_*.bin";
+    if (tokens > FINEWEB_10B) shards = "data/fineweb-100B-gpt2/*train_*.bin";
     if (!options_given(o, "train-data") && request->model.config.V == GPT2_VOCAB)
-        options_set_string(&o->train_data, tokens > FINEWEB_10B ? "data/fineweb-100B-gpt2/*train_*.bin"
-                                                                : "data/fineweb-10B-gpt2/*train_*.bin");
+        options_set_string(&o->train_data, shards);
     if (!options_given(o, "reduce-groups")) o->reduce_groups = 0;
     if (!*o->output) options_set_string(&o->output, "runs/hours");
-    print_command(o);
+    // The command as it is typed: the options that differ from their defaults.
+    printf("hours       ./train_gpt2cu");
+    for (const OptionRow *row = option_table; row->long_name; row++) {
+        char buf[OPTION_VALUE], key[64];
+        const char *value = option_value(row, o, buf), *dashes = "--", *name = row->long_name;
+        const bool is_auto = option_is_auto(row, strtod(value, NULL));
+        snprintf(key, sizeof key, " %s ", row->long_name);
+        if (is_auto) value = "auto";
+        bool is_default = strcmp(value, row->fallback) == 0;
+        if (row->type < OPTION_STRING && !is_auto && strcmp(row->fallback, "auto") != 0)
+            is_default = strtod(value, NULL) == strtod(row->fallback, NULL);
+        if (is_default || strstr(" plan gpu hours ", key)) continue;
+        if (row->short_name) {
+            dashes = "-";
+            name = row->short_name;
+        }
+        printf(" %s%s %s", dashes, name, path_quoted(value).text);
+    }
+    printf("\n");
     return true;
 }

@@ -80,24 +80,6 @@ static void print_wrapped(FILE *out, const char *text) {
     fputc('\n', out);
 }
 
-static void option_print_row(FILE *out, const OptionRow *row) {
-    char names[128], shown[16] = "", values[128] = "", text[512];
-    // "[4; 1..65536]": default and range. Choices and flags already show theirs next to the name.
-    const bool has_range = row->type < OPTION_STRING && !option_is_flag(row) && row->min < row->max;
-    if (*row->fallback && !has_range)
-        snprintf(values, sizeof values, " [%s]", row->fallback);
-    else if (*row->fallback && row->max >= NO_CONCERN)
-        snprintf(values, sizeof values, " [%s; %g..]", row->fallback, option_least(row));
-    else if (*row->fallback)
-        snprintf(values, sizeof values, " [%s; %.15g..%.15g]", row->fallback, option_least(row), row->max);
-    if (row->short_name) snprintf(shown, sizeof shown, "-%s, ", row->short_name);
-    snprintf(names, sizeof names, "  %s--%s %s", shown, row->long_name, row->metavar);
-    snprintf(text, sizeof text, "%s%s", row->help, values);
-    fprintf(out, "%-*s", HELP_COLUMN, names);
-    if (strlen(names) >= HELP_COLUMN) fprintf(out, "\n%*s", HELP_COLUMN, "");
-    print_wrapped(out, text);
-}
-
 void option_print_help(FILE *out) {
     const char *program = program_invocation_short_name;
     fprintf(out,
@@ -113,7 +95,21 @@ void option_print_help(FILE *out) {
             program, program, program, program);
     for (const OptionRow *row = option_table; row->long_name; row++) {
         if (row == option_table || row->group != row[-1].group) fprintf(out, "\n%s\n", row->group);
-        option_print_row(out, row);
+        char names[128], shown[16] = "", values[128] = "", text[512];
+        // "[4; 1..65536]": default and range. Choices and flags already show theirs next to the name.
+        const bool has_range = row->type < OPTION_STRING && !option_is_flag(row) && row->min < row->max;
+        if (*row->fallback && !has_range)
+            snprintf(values, sizeof values, " [%s]", row->fallback);
+        else if (*row->fallback && row->max >= NO_CONCERN)
+            snprintf(values, sizeof values, " [%s; %g..]", row->fallback, option_least(row));
+        else if (*row->fallback)
+            snprintf(values, sizeof values, " [%s; %.15g..%.15g]", row->fallback, option_least(row), row->max);
+        if (row->short_name) snprintf(shown, sizeof shown, "-%s, ", row->short_name);
+        snprintf(names, sizeof names, "  %s--%s %s", shown, row->long_name, row->metavar);
+        snprintf(text, sizeof text, "%s%s", row->help, values);
+        fprintf(out, "%-*s", HELP_COLUMN, names);
+        if (strlen(names) >= HELP_COLUMN) fprintf(out, "\n%*s", HELP_COLUMN, "");
+        print_wrapped(out, text);
     }
     fprintf(out, "\n%-*sthis page\n", HELP_COLUMN, "  --help");
 }
@@ -142,7 +138,8 @@ static bool read_word(const OptionRow *row, int k, char buf[OPTION_VALUE], unsig
         if (*word++ != '|') return false;
     }
     snprintf(buf, OPTION_VALUE, "%.*s", (int)strcspn(word, "|]"), word);
-    *value = row->values ? row->values[k] : (unsigned)k;
+    *value = (unsigned)k;
+    if (row->values) *value = row->values[k];
     return true;
 }
 
@@ -170,24 +167,25 @@ void options_set_string(char **field, const char *text) {
     *field = copy;
 }
 
-static bool set_word(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
-    unsigned *field = field_of(row, options);
-    char list[128] = "", word[OPTION_VALUE];
-    for (int k = 0; read_word(row, k, word, field); k++) {
-        if (strcmp(word, value) == 0) return true;
-        const size_t used = strlen(list);
-        snprintf(list + used, sizeof list - used, "%s%s", text_if(used, ", "), word);
-    }
-    *field = 0;
-    return strcmp(value, row->fallback) == 0 ||
-           error_set(err, "%s %s: must be one of %s", name, argument_shown(value, strlen(value)).text, list);
-}
-
-static bool option_check_range(const OptionRow *row, const char *name, const char *value, double x, Error *err) {
+// A whole number is digits with an optional minus sign: no blanks, no hex, no 5e3. An overflow saturates, and is out of
+// range: all limits are below 2^53, and a value that rounds to a double beyond that is still beyond them.
+static bool option_read_number(const OptionRow *row, const char *name, const char *value, double *number, Error *err) {
+    const ShownArgument v = argument_shown(value, strlen(value));
     const double least = option_least(row);
+    const char *expected = "a number (such as 0.1 or 6e-4)";
+    char *end, min[40], max[40];
+    double x = strtod(value, &end);
+    bool is_number = !isspace((unsigned char)*value) && !strpbrk(value, "xX") && end != value && !*end;
+    if (row->type != OPTION_DOUBLE) {
+        const char *digits = value + (*value == '-');
+        expected = "a whole number (decimal digits only, such as 5000)";
+        x = (double)strtoll(value, &end, 10);
+        is_number = *digits && !digits[strspn(digits, "0123456789")];
+    }
+    if (is_number && !isfinite(x)) expected = "a finite number";
+    if (!is_number || !isfinite(x)) return error_set(err, "%s %s: not %s", name, v.text, expected);
+    *number = x;
     if (x >= least && x <= row->max) return true;
-    ShownArgument v = argument_shown(value, strlen(value));
-    char min[40], max[40];
     format_exact(least, min, sizeof min);
     format_exact(row->max, max, sizeof max);
     if (row->min == row->max) return error_set(err, "%s %s: must be %s (%s)", name, v.text, min, row->help);
@@ -196,51 +194,35 @@ static bool option_check_range(const OptionRow *row, const char *name, const cha
     return error_set(err, "%s %s: must be at most %s (%s .. %s)", name, v.text, max, min, max);
 }
 
-static void option_set_number(const OptionRow *row, Options *options, double x) {
+// Sets the field from text, as if it had been typed after name.
+static bool set_value(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
     void *field = field_of(row, options);
+    if (row->type == OPTION_STRING) {
+        options_set_string(field, value);
+        return true;
+    }
+    if (row->type == OPTION_WORD) {
+        char list[128] = "", word[OPTION_VALUE];
+        for (int k = 0; read_word(row, k, word, field); k++) {
+            if (strcmp(word, value) == 0) return true;
+            const size_t used = strlen(list);
+            snprintf(list + used, sizeof list - used, "%s%s", text_if(used, ", "), word);
+        }
+        *(unsigned *)field = 0;
+        return strcmp(value, row->fallback) == 0 ||
+               error_set(err, "%s %s: must be one of %s", name, argument_shown(value, strlen(value)).text, list);
+    }
+    if (!*value) return error_set(err, "%s: the value is empty", name);
+    double x = row->min;
+    const bool is_auto = may_be_auto(row) && strcmp(value, "auto") == 0;
+    if (!is_auto && !option_read_number(row, name, value, &x, err)) return false;
     if (row->type == OPTION_INT)
         *(int *)field = (int)x;
     else if (row->type == OPTION_INT64)
         *(int64_t *)field = (int64_t)x;
     else
         *(double *)field = x;
-}
-
-// A whole number is digits with an optional minus sign: no blanks, no hex, no 5e3. An overflow saturates, and is out of
-// range: all limits are below 2^53, and a value that rounds to a double beyond that is still beyond them.
-static bool set_number_from(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
-    const bool is_whole = row->type != OPTION_DOUBLE;
-    const char *expected = "a number (such as 0.1 or 6e-4)";
-    char *end;
-    double x = strtod(value, &end);
-    bool is_number = !isspace((unsigned char)*value) && !strpbrk(value, "xX") && end != value && !*end;
-    if (is_whole) {
-        const char *digits = value + (*value == '-');
-        expected = "a whole number (decimal digits only, such as 5000)";
-        x = (double)strtoll(value, &end, 10);
-        is_number = *digits && !digits[strspn(digits, "0123456789")];
-    }
-    if (is_number && !isfinite(x)) expected = "a finite number";
-    if (!is_number || !isfinite(x))
-        return error_set(err, "%s %s: not %s", name, argument_shown(value, strlen(value)).text, expected);
-    if (!option_check_range(row, name, value, x, err)) return false;
-    option_set_number(row, options, x);
     return true;
-}
-
-// Sets the field from text, as if it had been typed after name.
-static bool set_value(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
-    if (row->type == OPTION_STRING) {
-        options_set_string(field_of(row, options), value);
-        return true;
-    }
-    if (row->type == OPTION_WORD) return set_word(row, options, name, value, err);
-    if (!*value) return error_set(err, "%s: the value is empty", name);
-    if (may_be_auto(row) && strcmp(value, "auto") == 0) {
-        option_set_number(row, options, row->min);
-        return true;
-    }
-    return set_number_from(row, options, name, value, err);
 }
 
 // ------------------------------------------------------------------------------------------------------------- names
@@ -291,18 +273,6 @@ static bool stray_word(char **argv, int i, Error *err) {
     return false;
 }
 
-// Remembers that a value was given before and is replaced by another one.
-static void note_repetition(Options *options, const OptionRow *row, const char *before) {
-    char buf[OPTION_VALUE], *list = NULL;
-    const char *now = option_value(row, options, buf), *so_far = options->repeated;
-    if (strcmp(before, now) == 0) return;
-    REQUIRE_MEMORY(asprintf(&list, "%s%s--%s %.40s, then %.40s", text_or(so_far, ""), text_if(so_far, "; "),
-                            row->long_name, before, now) >= 0,
-                   "an option");
-    free(options->repeated);
-    options->repeated = list;
-}
-
 // Reads argv[*i] and, if it belongs to it, argv[*i + 1]; advances *i.
 static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     const char *text = argv[(*i)++];
@@ -336,11 +306,20 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
         a.value = argv[(*i)++];
     }
     const ptrdiff_t index = row - option_table;
-    const bool again = options_given(options, row->long_name);
-    char buf[OPTION_VALUE], *before = again ? strdup(option_value(row, options, buf)) : NULL;
-    options->given[index / 64] |= (uint64_t)1 << index % 64;
+    const uint64_t bit = (uint64_t)1 << index % 64;
+    char buf[OPTION_VALUE], *before = strdup(option_value(row, options, buf));
+    REQUIRE_MEMORY(before, "an option");
     const bool ok = set_value(row, options, typed.text, a.value, err);
-    if (ok && before) note_repetition(options, row, before);
+    const char *now = option_value(row, options, buf), *so_far = options->repeated;
+    if (ok && (options->given[index / 64] & bit) && strcmp(before, now) != 0) { // given twice, with two values
+        char *list;
+        REQUIRE_MEMORY(asprintf(&list, "%s%s--%s %.40s, then %.40s", text_or(so_far, ""), text_if(so_far, "; "),
+                                row->long_name, before, now) >= 0,
+                       "an option");
+        free(options->repeated);
+        options->repeated = list;
+    }
+    options->given[index / 64] |= bit;
     free(before);
     return ok;
 }
@@ -385,16 +364,6 @@ DeviceOptions options_device(const Options *o) {
                            .no_early_launch = !options_environment("PRETRAIN_EARLY_LAUNCH", 1),
                            .no_graphs = !o->graphs,
                            .gelu_fusion = (GeluFusion)(o->gelu_fusion + 1)}; // the option begins with -1, auto
-}
-
-CommOptions options_comm(const Options *o) {
-    return (CommOptions){.size = options_given(o, "num-processes") ? o->num_processes : 0,
-                         .rank = o->process_rank,
-                         .per_node = o->gpus_per_node,
-                         .method = o->init_method,
-                         .server = o->server_ip,
-                         .gpus = o->gpus,
-                         .timeout = o->comm_timeout};
 }
 
 OptionsResult options_parse(Options *options, int argc, char **argv, Error *err) {
@@ -461,11 +430,13 @@ static char *map_relative(const void *directory, const char *path) {
 // Malloced.
 static char *path_in_json(const OptionRow *row, const Options *options, const char *path) {
     const bool is_relative = row->scope == OPTION_OF_INPUT && is_in_begun_directory(options);
-    char *value = is_relative ? map_paths(row, path, map_relative, options->directory) : strdup(path);
-    if (value && is_relative && is_built_in(row, value)) {
+    char *value = NULL;
+    if (is_relative) value = map_paths(row, path, map_relative, options->directory);
+    if (value && is_built_in(row, value)) {
         free(value);
-        value = strdup(path);
+        value = NULL;
     }
+    if (!value) value = strdup(path);
     REQUIRE_MEMORY(value, "a path");
     return value;
 }
@@ -499,16 +470,6 @@ char *options_to_json(const Options *options, bool with_directory) {
 static const char *value_then(const cJSON *then, char buf[OPTION_VALUE]) {
     if (cJSON_IsNumber(then)) return format_exact(then->valuedouble, buf, OPTION_VALUE);
     return cJSON_GetStringValue(then);
-}
-
-static bool adopt_value(const OptionRow *row, Options *options, const cJSON *then, Error *err) {
-    char buf[OPTION_VALUE];
-    const bool is_text = option_is_text(row);
-    if (is_text && !cJSON_IsString(then)) return error_set(err, "%s: no text", row->long_name);
-    if (!is_text && !cJSON_IsNumber(then)) return error_set(err, "%s: no number", row->long_name);
-    const char *value = value_then(then, buf);
-    if (option_is_auto(row, then->valuedouble)) value = "auto";
-    return set_value(row, options, row->long_name, value, err);
 }
 
 // Options of earlier versions, which runs of theirs resume without.
@@ -548,17 +509,24 @@ void options_adopt_directory(Options *options, const cJSON *then) {
     options_set_string(&options->directory, there);
 }
 
-static bool adopt_rows(Options *options, const char *json, const char *group, Error *err) {
+bool options_adopt_json(Options *options, const char *json, bool only_data, Error *err) {
     cJSON *then = cJSON_Parse(json);
     bool ok = (cJSON_IsObject(then) || error_set(err, "not a JSON object")) && check_names(then, err);
     if (ok) options_adopt_directory(options, then);
     for (const OptionRow *row = option_table; ok && row->long_name; row++) {
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
         const bool is_taken = (row->scope != OPTION_OF_PLACE && row->scope != OPTION_OF_PROCESS) &&
-                              (!group || (row->group == group && strcmp(row->metavar, "GLOB") == 0));
+                              (!only_data || (row->group == DATA && strcmp(row->metavar, "GLOB") == 0));
         const bool stays_auto = row->scope == OPTION_OF_SIZE && number_of(row, options) == row->min;
         if (!value || !is_taken || (options_given(options, row->long_name) && !stays_auto)) continue;
-        ok = adopt_value(row, options, value, err);
+
+        char buf[OPTION_VALUE];
+        const char *text = value_then(value, buf), *kind = "number";
+        if (option_is_text(row)) kind = "text";
+        if (!text || cJSON_IsString(value) != option_is_text(row))
+            ok = error_set(err, "%s: no %s", row->long_name, kind);
+        if (option_is_auto(row, value->valuedouble)) text = "auto";
+        ok = ok && set_value(row, options, row->long_name, text, err);
         char **path = field_of(row, options);
         if (ok && row->scope == OPTION_OF_INPUT && is_in_begun_directory(options) && !is_built_in(row, *path)) {
             char *found = map_paths(row, *path, map_typed_in, options->directory);
@@ -570,10 +538,6 @@ static bool adopt_rows(Options *options, const char *json, const char *group, Er
     return ok || error_prefix(err, "the options of the earlier run");
 }
 
-bool options_adopt_json(Options *options, const char *json, Error *err) { return adopt_rows(options, json, NULL, err); }
-
-bool options_adopt_data(Options *options, const char *json, Error *err) { return adopt_rows(options, json, DATA, err); }
-
 // Is this path, of the directory `there`, the one that is named here?
 static bool is_same_path(const OptionRow *row, const char *here, const char *there, const char *path) {
     char *joined = map_paths(row, path, map_in, there), *a = realpath(here, NULL), *b = realpath(joined, NULL);
@@ -584,21 +548,6 @@ static bool is_same_path(const OptionRow *row, const char *here, const char *the
     return is_same;
 }
 
-// Prints "--batch-size 8 (was 4)\n" if the two differ.
-static void print_difference(FILE *f, const OptionRow *row, const Options *options, const char *now,
-                             const cJSON *then) {
-    char buf_then[OPTION_VALUE];
-    const char *before = value_then(then, buf_then);
-    const bool is_path = row->scope == OPTION_OF_INPUT || row->scope == OPTION_OF_PLACE;
-    if (is_path && before && options->begun_in && is_same_path(row, now, options->begun_in, before)) return;
-    const bool comparable = cJSON_IsNumber(then) || option_is_text(row);
-    if (comparable && before && strcmp(now, before) == 0) return;
-    if (!option_is_text(row) && option_is_auto(row, number_of(row, options))) now = "auto";
-    if (cJSON_IsNumber(then) && option_is_auto(row, then->valuedouble)) before = "auto";
-    if (!*now) now = "\"\"";
-    format_print(f, "--%s %s (was %s)\n", row->long_name, now, text_or(before, "neither text nor number"));
-}
-
 char *options_diff_json(const Options *options, const char *json) {
     cJSON *then = cJSON_Parse(json);
     char *lines = NULL;
@@ -607,9 +556,19 @@ char *options_diff_json(const Options *options, const char *json) {
     for (const OptionRow *row = option_table; row->long_name; row++) { // a new option is no difference
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
         if (!value || row->scope == OPTION_OF_PROCESS) continue;
-        char buf[OPTION_VALUE], *now = path_in_json(row, options, option_value(row, options, buf));
-        print_difference(f, row, options, now, value);
-        free(now);
+        char buf[OPTION_VALUE], buf_then[OPTION_VALUE];
+        char *in_json = path_in_json(row, options, option_value(row, options, buf));
+        const char *now = in_json, *before = value_then(value, buf_then);
+        const bool is_path = row->scope == OPTION_OF_INPUT || row->scope == OPTION_OF_PLACE;
+        const bool comparable = cJSON_IsNumber(value) || option_is_text(row);
+        bool same = comparable && before && strcmp(now, before) == 0;
+        if (is_path && before && options->begun_in) same |= is_same_path(row, now, options->begun_in, before);
+        if (!option_is_text(row) && option_is_auto(row, number_of(row, options))) now = "auto";
+        if (cJSON_IsNumber(value) && option_is_auto(row, value->valuedouble)) before = "auto";
+        if (!*now) now = "\"\"";
+        if (!same)
+            format_print(f, "--%s %s (was %s)\n", row->long_name, now, text_or(before, "neither text nor number"));
+        free(in_json);
     }
     fclose(f);
     cJSON_Delete(then);

@@ -41,9 +41,8 @@ typedef enum { OPTIONS_RUN, OPTIONS_HELP_SHOWN, OPTIONS_ERROR } OptionsResult;
 OptionsResult options_parse(Options *options, int argc, char **argv, Error *err);
 void options_free(Options *options);
 
-// The options for device_init and comm_start.
+// The options for device_init.
 DeviceOptions options_device(const Options *options);
-CommOptions options_comm(const Options *options);
 
 // The value of an environment variable that is for measurements and tests, and not worth an option: a whole number, or
 // fallback if it is unset. All processes of a run must have the same.
@@ -70,10 +69,9 @@ char *options_to_json(const Options *options, bool with_directory);
 void options_adopt_directory(Options *options, const cJSON *then);
 // For resume: takes from that JSON the value of every option that was not given on the command line, so that -o and -y
 // alone resume the run with its original options. Options that only say where the run is written or how it is watched
-// (-o, -y) are not taken. A relative path of an input is looked for where the run was begun, then here.
-bool options_adopt_json(Options *options, const char *json, Error *err);
-// The same for the data only, for an evaluation of the run's weights.
-bool options_adopt_data(Options *options, const char *json, Error *err);
+// (-o, -y) are not taken. A relative path of an input is looked for where the run was begun, then here. only_data: -i
+// and -j alone, for an evaluation of the run's weights.
+bool options_adopt_json(Options *options, const char *json, bool only_data, Error *err);
 // A malloced line for every option whose value differs from that JSON (for resume), such as "--batch-size 8 (was 4)",
 // NULL if none does; of JSON that options_adopt_json has taken. -y and --max-minutes are not compared.
 char *options_diff_json(const Options *options, const char *json);

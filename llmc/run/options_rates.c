@@ -2,16 +2,19 @@
 #include "llmc/run/options_rates.h"
 
 double options_learning_rate(const Options *o) {
-    return o->lr < 0 ? optimizer_default_learning_rate(o->optimizer) : o->lr;
+    if (o->lr >= 0) return o->lr;
+    return optimizer_default_learning_rate(o->optimizer);
 }
 
 bool options_rates(const Options *o, GroupRates rates[NUM_GROUPS], Error *err) {
+    double lr_head = o->lr_head;
+    if (lr_head < 0) lr_head = o->lr_embedding;
     const struct {
         const char *option;
         double learning_rate;
     } own[NUM_GROUPS] = {
         [GROUP_EMBEDDING] = {"--lr-embedding", o->lr_embedding},
-        [GROUP_HEAD] = {"--lr-head", o->lr_head < 0 ? o->lr_embedding : o->lr_head},
+        [GROUP_HEAD] = {"--lr-head", lr_head},
         [GROUP_MATRIX] = {NULL, -1},
         [GROUP_VECTOR] = {"--lr-vectors", o->lr_vectors},
     };

@@ -1,6 +1,7 @@
 // Binds a process to processors, see placement.h: the choice comes from /sys and from what the other processes may use.
 #include "llmc/run/placement.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
 #include "llmc/comm/comm.h"
 
@@ -30,7 +31,9 @@ static bool placement_read(cpu_set_t *set, const char *sys, const char *format, 
     if (!fgets(text, sizeof text, f)) *text = '\0';
     fclose(f);
     while (isdigit((unsigned char)*at)) {
-        const size_t first = strtoul(at, &at, 10), last = *at == '-' ? strtoul(at + 1, &at, 10) : first;
+        const size_t first = strtoul(at, &at, 10);
+        size_t last = first;
+        if (*at == '-') last = strtoul(at + 1, &at, 10);
         for (size_t i = first; i <= last && i < CPU_SETSIZE; i++) CPU_SET(i, set);
         if (*at == ',') at++;
     }
@@ -48,7 +51,8 @@ static const char *placement_list(const cpu_set_t *set, char text[80]) {
             strcpy(text + n, "...");
             break;
         }
-        n += (size_t)snprintf(text + n, 80 - n, last > first ? "%s%zu-%zu" : "%s%zu", comma, first, last);
+        n += (size_t)snprintf(text + n, 80 - n, "%s%zu", comma, first);
+        if (last > first) n += (size_t)snprintf(text + n, 80 - n, "-%zu", last);
         comma = ",";
     }
     return text;
@@ -100,8 +104,8 @@ static cpu_set_t placement_nodes(const char *sys, const cpu_set_t *cpus, int ind
     }
     if (count == 0 || (processes % count != 0 && count % processes != 0)) return *cpus;
     CPU_ZERO(&chosen);
-    const int first = index * count / processes, each = processes < count ? count / processes : 1;
-    for (int i = first; i < first + each; i++) CPU_OR(&chosen, &chosen, &nodes[i]);
+    const int first = index * count / processes;
+    for (int i = first; i < first + max_i64(count / processes, 1); i++) CPU_OR(&chosen, &chosen, &nodes[i]);
     return chosen;
 }
 

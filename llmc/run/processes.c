@@ -16,30 +16,18 @@
 
 // ------------------------------------------------------------------------------------------------------------ meeting
 
-static bool agree_on_options(const Options *options, Error *err) {
-    char build[32];
-    int64_t bytes;
-    uint64_t sum = 0; // of the program: others may compute other bits
-    file_checksum("/proc/self/exe", &bytes, &sum, NULL);
-    snprintf(build, sizeof build, "%016llx", (unsigned long long)sum);
-    const CommFact fact = {"the program file with checksum", build};
-    if (!comm_agree(&fact, 1, err)) return false;
-    enum { MOST = 8 * sizeof options->given }; // rows of the table
-    char names[MOST][64], values[MOST][OPTION_VALUE];
+bool processes_meet(const Options *o, Error *err) {
+    enum { MOST = 8 * sizeof o->given }; // rows of the table
+    char names[MOST][64], values[MOST][OPTION_VALUE], build[32];
     CommFact facts[MOST];
     int n = 0;
-    for (const OptionRow *row = option_table; row->long_name; row++) {
-        // These say which process it is.
-        if (strcmp(row->long_name, "process-rank") == 0 || strcmp(row->long_name, "server-ip") == 0) continue;
-        snprintf(names[n], sizeof names[n], "--%s", row->long_name);
-        facts[n] = (CommFact){names[n], option_value(row, options, values[n])};
-        n++;
-    }
-    return comm_agree(facts, n, err);
-}
-
-bool processes_meet(const Options *options, Error *err) {
-    const CommOptions comm = options_comm(options);
+    CommOptions comm = {.rank = o->process_rank,
+                        .per_node = o->gpus_per_node,
+                        .method = o->init_method,
+                        .server = o->server_ip,
+                        .gpus = o->gpus,
+                        .timeout = o->comm_timeout};
+    if (options_given(o, "num-processes")) comm.size = o->num_processes;
     if (!comm_start(&comm, err)) return false;
     if (comm_size() == 1) return true;
     if (comm_rank() > 0) {
@@ -47,7 +35,20 @@ bool processes_meet(const Options *options, Error *err) {
         if (!nowhere) return error_set(err, "/dev/null cannot be opened");
         stdout = nowhere;
     }
-    return agree_on_options(options, err);
+    int64_t bytes;
+    uint64_t sum = 0; // of the program: others may compute other bits
+    file_checksum("/proc/self/exe", &bytes, &sum, NULL);
+    snprintf(build, sizeof build, "%016llx", (unsigned long long)sum);
+    const CommFact program = {"the program file with checksum", build}; // first: another one may have other options
+    if (!comm_agree(&program, 1, err)) return false;
+    for (const OptionRow *row = option_table; row->long_name; row++) {
+        // These say which process it is.
+        if (strcmp(row->long_name, "process-rank") == 0 || strcmp(row->long_name, "server-ip") == 0) continue;
+        snprintf(names[n], sizeof names[n], "--%s", row->long_name);
+        facts[n] = (CommFact){names[n], option_value(row, o, values[n])};
+        n++;
+    }
+    return comm_agree(facts, n, err);
 }
 
 // ------------------------------------------------------------------------------------------------------------ devices
@@ -80,7 +81,8 @@ bool processes_share_text(char **text, Error *err) {
     if (!comm_broadcast(&bytes, sizeof bytes, err)) return false;
     if (comm_rank() > 0) {
         free(*text);
-        *text = bytes > 0 ? malloc((size_t)bytes) : NULL;
+        *text = NULL;
+        if (bytes > 0) *text = malloc((size_t)bytes);
         REQUIRE_MEMORY(*text || bytes == 0, "a text of process 0");
     }
     return bytes == 0 || comm_broadcast(*text, (size_t)bytes, err);
@@ -88,7 +90,7 @@ bool processes_share_text(char **text, Error *err) {
 
 bool processes_share_threads(const Options *options, int *threads, Error *err) {
     if (comm_size() == 1 || options->threads > 0) return true;
-    double least = *threads > 0 ? *threads : limits_processors();
+    double least = (double)positive_or(*threads, limits_processors());
     const bool ok = processes_min(&least, err);
     *threads = (int)least;
     return ok;
@@ -127,9 +129,13 @@ bool processes_connect_devices(const Options *options, Error *err) {
     const bool on_cpu = strcmp(d->backend, "cpu") == 0; // its name has the number of threads
     char threads[16];
     snprintf(threads, sizeof threads, "%d", d->units);
-    const CommFact facts[] = {
-        {"the device", on_cpu ? d->backend : d->name}, {"the libraries", d->libraries}, {"--threads", threads}};
-    const bool ok = comm_agree(facts, on_cpu ? 3 : 2, err) && comm_all_ok(check_distinct(err), err) &&
+    CommFact facts[3] = {{"the device", d->name}, {"the libraries", d->libraries}};
+    int count = 2;
+    if (on_cpu) {
+        facts[0].value = d->backend;
+        facts[count++] = (CommFact){"--threads", threads};
+    }
+    const bool ok = comm_agree(facts, count, err) && comm_all_ok(check_distinct(err), err) &&
                     comm_all_ok(comm_rank() > 0 || device_comm_id(id, err), err) &&
                     comm_broadcast(id, sizeof id, err) &&
                     comm_all_ok(device_comm_start(id, comm_rank(), comm_size(), options->comm_timeout, err), err);

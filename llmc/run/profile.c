@@ -133,35 +133,31 @@ static double seconds_to(DeviceEvent *event, double otherwise) {
     return fmin(fmax(device_event_seconds(timed[0], event), 0), device_event_seconds(timed[0], timed[profile.n]));
 }
 
-static void read_times(Profile *p) {
-    const int64_t n = profile.n;
-    DeviceEvent *const *plain = profile.boundaries, *const *timed = profile.boundaries + n;
-    p->step_start = malloc((size_t)(n + 1) * sizeof *p->step_start);
-    p->plain_start = malloc((size_t)(n + 1) * sizeof *p->plain_start);
-    REQUIRE_MEMORY(p->step_start && p->plain_start, "the times of a profile");
-    for (int64_t i = 0; i <= n; i++) {
-        p->plain_start[i] = device_event_seconds(plain[0], plain[i]);
-        p->step_start[i] = device_event_seconds(timed[0], timed[i]);
-    }
-    for (int64_t i = 0; i < p->num_ops; i++) {
-        p->ops[i].start = device_event_seconds(timed[0], p->ops[i].begin);
-        p->ops[i].seconds = device_event_seconds(p->ops[i].begin, p->ops[i].end);
-    }
-    for (int64_t i = 0; i < p->num_spans; i++) {
-        p->spans[i].start = seconds_to(p->spans[i].begin, 0);
-        p->spans[i].seconds = seconds_to(p->spans[i].end, p->step_start[n]) - p->spans[i].start;
-    }
-}
-
 bool profile_report(RunLog *log, const char *directory, DType dtype, DeviceSpeed speed, Error *err) {
     Profile *p = &profile.result;
+    const int64_t n = profile.n;
+    DeviceEvent *const *plain = profile.boundaries, *const *timed = profile.boundaries + n;
     bool ok = !profile.failed || error_set(err, "%s", profile.err.text);
     if (ok) {
         device_sync();
-        p->num_steps = profile.n;
+        p->num_steps = n;
         p->dtype = dtype;
         p->speed = speed;
-        read_times(p);
+        p->step_start = malloc((size_t)(n + 1) * sizeof *p->step_start);
+        p->plain_start = malloc((size_t)(n + 1) * sizeof *p->plain_start);
+        REQUIRE_MEMORY(p->step_start && p->plain_start, "the times of a profile");
+        for (int64_t i = 0; i <= n; i++) {
+            p->plain_start[i] = device_event_seconds(plain[0], plain[i]);
+            p->step_start[i] = device_event_seconds(timed[0], timed[i]);
+        }
+        for (int64_t i = 0; i < p->num_ops; i++) {
+            p->ops[i].start = device_event_seconds(timed[0], p->ops[i].begin);
+            p->ops[i].seconds = device_event_seconds(p->ops[i].begin, p->ops[i].end);
+        }
+        for (int64_t i = 0; i < p->num_spans; i++) {
+            p->spans[i].start = seconds_to(p->spans[i].begin, 0);
+            p->spans[i].seconds = seconds_to(p->spans[i].end, p->step_start[n]) - p->spans[i].start;
+        }
         profile_print(log, p);
     }
     if (ok && directory) {

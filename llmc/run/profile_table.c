@@ -15,20 +15,22 @@
 const char *op_label(const OpCost *cost, char *buf, int size) {
     int n = snprintf(buf, (size_t)size, "%s %s ", cost->op, parameter_label(cost->shape.tensor));
     for (int i = 0; i < cost->shape.rank && n < size; i++)
-        n += snprintf(buf + n, (size_t)(size - n), i ? "x%lld" : "%lld", (long long)cost->shape.shape[i]);
+        n += snprintf(buf + n, (size_t)(size - n), "%s%lld", text_if(i, "x"), (long long)cost->shape.shape[i]);
     return buf;
 }
 
 // ---------------------------------------------------------------------------------------------------------------- rows
 
-double profile_floor_seconds(const OpCost *cost, DeviceSpeed speed) {
+// The longer of the time to compute the FLOPs and the time to move the bytes.
+static double profile_floor_seconds(const OpCost *cost, DeviceSpeed speed) {
     if (speed.matmul_flops <= 0) return 0; // it was not measured
     return fmax(cost->flops / speed.matmul_flops, cost->bytes / speed.copy_bandwidth);
 }
 
 static int slowest_first(const void *a, const void *b) {
     const ProfileRow *x = a, *y = b;
-    if (x->seconds != y->seconds) return x->seconds < y->seconds ? 1 : -1;
+    const int shorter = (x->seconds < y->seconds) - (x->seconds > y->seconds);
+    if (shorter) return shorter;
     return strcmp(x->label, y->label);
 }
 
@@ -246,13 +248,16 @@ bool profile_write_trace(const char *path, const Profile *profile, Error *err) {
     }
     for (int64_t i = 0; i < profile->num_spans; i++) {
         const TimedSpan *s = &profile->spans[i];
-        const double ends[] = {s->start, s->start + s->seconds};
+        const struct {
+            const char *phase;
+            double at;
+        } ends[] = {{"b", s->start}, {"e", s->start + s->seconds}};
         if (s->request == PROFILE_WAIT)
             JSON_ADD(add_trace_span(events, TRACK_OPS, "exchange, not hidden", s->start, s->seconds),
                      JSON_TEXT("of", s->name));
         for (int e = 0; e < 2 && s->request != PROFILE_WAIT; e++)
-            JSON_ADD(add_event(events, e ? "e" : "b", TRACK_OPS, s->name), JSON_TEXT("cat", "exchange"),
-                     JSON_NUMBER("id", i), JSON_NUMBER("ts", 1e6 * ends[e]));
+            JSON_ADD(add_event(events, ends[e].phase, TRACK_OPS, s->name), JSON_TEXT("cat", "exchange"),
+                     JSON_NUMBER("id", i), JSON_NUMBER("ts", 1e6 * ends[e].at));
     }
     for (int64_t i = 0; i < profile->num_steps; i++) {
         const double start = profile->step_start[i], seconds = profile->step_start[i + 1] - start;

@@ -50,8 +50,6 @@ ProfileRow *profile_rows(const Profile *profile, int *count);
 double profile_exchange_seconds(const Profile *profile);
 // The waits as a row of the table.
 ProfileRow profile_exposed(const Profile *profile);
-// The longer of the time to compute the FLOPs and the time to move the bytes.
-double profile_floor_seconds(const OpCost *cost, DeviceSpeed speed);
 
 void profile_print(RunLog *log, const Profile *profile);
 bool profile_write_json(const char *path, const Profile *profile, Error *err);

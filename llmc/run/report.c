@@ -49,10 +49,11 @@ bool report_is_silent(const RunSetup *setup) { return setup->options.interactive
 // that long.
 void report_starting(const RunSetup *setup, int64_t bytes) {
     char memory[TEXT];
-    const bool reads = setup->resume_path || !model_config_is_descriptor(setup->options.model);
+    const char *making = "initialising";
+    if (setup->resume_path || !model_config_is_descriptor(setup->options.model)) making = "reading";
     if (report_is_silent(setup) || (!on_gpu() && bytes < 1 << 30)) return;
     printf("starting    %s: measuring its speed, then allocating %s and %s the weights\n", device_facts()->name,
-           format_bytes((double)bytes, memory, TEXT), reads ? "reading" : "initialising");
+           format_bytes((double)bytes, memory, TEXT), making);
     fflush(stdout);
 }
 
@@ -115,18 +116,6 @@ static void after_first_step(Report *r, const StepControl *control) {
         runlog_field(r->log, "attention", "%s", device_facts()->attention);
 }
 
-// Nothing is faster than its limit: a step that seems to be shows that the machine was busy when the limit was
-// measured.
-static void raise_measured_peak(Report *r, double step_flops) {
-    DeviceSpeed again;
-    Error ignored;
-    if (!r->peak_is_measured || r->peak_flops <= 0 || step_flops <= r->peak_flops) return;
-    if (speed_measure(r->setup->dtype, 0, &again, &ignored) && again.matmul_flops > r->peak_flops)
-        r->peak_flops = again.matmul_flops;
-    if (step_flops > r->peak_flops) r->peak_flops = step_flops;
-    runlog_field(r->log, "limits", "matmul now %.4g TFLOP/s: the machine was busy before", r->peak_flops / 1e12);
-}
-
 void report_step(Report *r, StepRecord *record) {
     const RunSetup *s = r->setup;
     const StepControl *control = record->control;
@@ -151,7 +140,15 @@ void report_step(Report *r, StepRecord *record) {
     const double each = tokens_per_second / comm_size(); // of all processes: the tokens of this device
     const double model_flops = each * flops_per_token_llmc(&s->config, s->T);
     const double all_flops = each * flops_per_token_hardware(&s->config, s->T, &s->recompute);
-    raise_measured_peak(r, fmax(model_flops, all_flops));
+    const double step_flops = fmax(model_flops, all_flops);
+    // Nothing is faster than its limit: a step that seems to be shows that the machine was busy when that was measured.
+    if (r->peak_is_measured && r->peak_flops > 0 && step_flops > r->peak_flops) {
+        DeviceSpeed now;
+        Error ignored;
+        r->peak_flops = step_flops;
+        if (speed_measure(s->dtype, 0, &now, &ignored)) r->peak_flops = fmax(step_flops, now.matmul_flops);
+        runlog_field(r->log, "limits", "matmul now %.4g TFLOP/s: the machine was busy before", r->peak_flops / 1e12);
+    }
     if (r->peak_flops > 0) { // of each device; 0: unknown
         line.mfu = model_flops / r->peak_flops;
         line.hfu = all_flops / r->peak_flops;
@@ -174,8 +171,8 @@ void report_validating(const Report *r) {
     const RunSetup *s = r->setup;
     int64_t windows = 0;
     for (int i = 0; i < s->data.val.mixture.count; i++) {
-        const int64_t all = s->data.val.sets[i].num_windows, some = r->options->val_sequences;
-        windows += some > 0 ? min_i64(all, some) : all;
+        const int64_t all = s->data.val.sets[i].num_windows;
+        windows += min_i64(all, positive_or(r->options->val_sequences, all));
     }
     if (s->state.step == s->first_step)
         log_min_time(r, "validating", (double)(windows * s->T), flops_per_token_llmc(&s->config, s->T) / 3);
@@ -225,33 +222,6 @@ void report_kept_checkpoint(Report *r, const Error *why) {
 
 // ----------------------------------------------------------------------------------------------------------------- end
 
-// Logs what the whole run has read of each source of a mixture; returns it as a field of the "end" event, malloced.
-static char *log_sources_read(const Report *r) {
-    const RunSetup *s = r->setup;
-    const Mixture *m = &s->data.train.mixture;
-    int64_t drawn[MIXTURE_MAX];
-    char *json = NULL, n[TEXT];
-    size_t bytes;
-    FILE *out = text_open(&json, &bytes);
-    const bool mixes = s->data.has_train && m->count > 1;
-    if (mixes) {
-        mixture_count(m, s->state.position, drawn);
-        fputs(",\"sources\":[", out);
-    }
-    for (int i = 0; mixes && i < m->count; i++) {
-        const double tokens = (double)(drawn[i] * s->T);
-        const double epochs = (double)drawn[i] / (double)s->data.train.sets[i].num_windows;
-        runlog_field(r->log, "", "%s: %s tokens, %.2f epochs of the whole run", m->names[i],
-                     format_count(tokens, n, TEXT), epochs);
-        fprintf(out, "%s{\"name\":", i > 0 ? "," : "");
-        format_json_string(out, m->names[i], strlen(m->names[i]));
-        fprintf(out, ",\"windows\":%lld,\"tokens\":%.17g,\"epochs\":%.6g}", (long long)drawn[i], tokens, epochs);
-    }
-    if (mixes) fputc(']', out);
-    fclose(out);
-    return json;
-}
-
 void report_end(Report *r, double wait_seconds) {
     const RunSetup *s = r->setup;
     const long long step = (long long)s->state.step, total = (long long)s->total_steps, steps = step - s->first_step;
@@ -259,9 +229,10 @@ void report_end(Report *r, double wait_seconds) {
     char tokens[TEXT], time[TEXT];
     if (report_is_silent(s)) return;
     if (device_sensors(&sensors)) run_summary_energy(&r->summary, sensors.energy_joules);
+    const char *next = "nothing was saved (no -o)";
+    if (*r->options->output) next = "resume with -o and -y";
     if (signals_pending())
-        runlog_text(r->log, "stopped by %s after step %lld; %s", signals_name(signals_pending()), step,
-                    *r->options->output ? "resume with -o and -y" : "nothing was saved (no -o)");
+        runlog_text(r->log, "stopped by %s after step %lld; %s", signals_name(signals_pending()), step, next);
     else if (r->options->max_steps != 0 && steps == 0 && r->options->profile == 0)
         runlog_field(r->log, "done",
                      "nothing to do: the run is at step %lld of %lld; a larger -x continues it, such as -x %lld", step,
@@ -272,7 +243,27 @@ void report_end(Report *r, double wait_seconds) {
                      format_duration(now_seconds() - r->started, time, TEXT),
                      text_if(step < total, " (time limit; resume with -o and -y)"));
     run_summary_print(&r->summary, r->log);
-    char *sources = log_sources_read(r), *summary = run_summary_json(&r->summary);
+    // What the whole run has read of each source of a mixture.
+    const Mixture *m = &s->data.train.mixture;
+    int64_t drawn[MIXTURE_MAX];
+    char *sources = NULL, *summary = run_summary_json(&r->summary);
+    size_t bytes;
+    FILE *out = text_open(&sources, &bytes);
+    const bool mixes = s->data.has_train && m->count > 1;
+    const char *before = ",\"sources\":[";
+    if (mixes) mixture_count(m, s->state.position, drawn);
+    for (int i = 0; mixes && i < m->count; i++) {
+        const double read = (double)(drawn[i] * s->T),
+                     epochs = (double)drawn[i] / (double)s->data.train.sets[i].num_windows;
+        runlog_field(r->log, "", "%s: %s tokens, %.2f epochs of the whole run", m->names[i],
+                     format_count(read, tokens, TEXT), epochs);
+        fprintf(out, "%s{\"name\":", before);
+        before = ",";
+        format_json_string(out, m->names[i], strlen(m->names[i]));
+        fprintf(out, ",\"windows\":%lld,\"tokens\":%.17g,\"epochs\":%.6g}", (long long)drawn[i], read, epochs);
+    }
+    if (mixes) fputc(']', out);
+    fclose(out);
     runlog_event(r->log, "end",
                  "\"step\":%lld,\"seconds\":%.3f,\"memory_peak\":%lld,\"memory_planned\":%lld,"
                  "\"wait_seconds\":%.4f%s%s",

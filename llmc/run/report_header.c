@@ -20,7 +20,8 @@ static void machine_lines(const ReportFacts *r) {
     const DeviceFacts *device = device_facts();
     const int groups = model_options(r->model)->groups;
     char limits[256] = "not measured now", memory[TEXT];
-    const char *name = "placement", *same_threads = "";
+    const char *name = "placement";
+    const bool on_cpu = strcmp(device->backend, "cpu") == 0;
     DeviceSensors sensors;
     runlog_field(r->log, "machine", "%s: %s, %s free | %s", device->backend, device->name,
                  format_bytes((double)device->memory_free, memory, TEXT), device->libraries);
@@ -33,11 +34,10 @@ static void machine_lines(const ReportFacts *r) {
         runlog_field(r->log, name, "%.*s", (int)length, text);
         text += length + (text[length] == '\n');
     }
-    if (strcmp(device->backend, "cpu") == 0) same_threads = " with as many threads each";
     if (groups > 1)
         runlog_field(r->log, "groups",
                      "a step is the sum of %d, in a fixed order: the same bits for any number of processes%s", groups,
-                     same_threads);
+                     text_if(on_cpu, " with as many threads each"));
     if (*device->attention) runlog_field(r->log, "", "attention: %s", device->attention);
     if (r->setup->options.log_gpu_every > 0 && !device_sensors(&sensors))
         runlog_field(r->log, "", "-lg: this device has no sensors");
@@ -108,77 +108,43 @@ static void memory_lines(const ReportFacts *r) {
                          flops_per_token_hardware(&m->config, r->setup->T, &none));
 }
 
-// A line for each source: its share, and what the run will have read of it at its end.
-static void mixture_lines(const ReportFacts *r) {
+static void data_lines(const ReportFacts *r) {
     const RunSetup *s = r->setup;
-    const Mixture *m = &s->data.train.mixture;
+    const Sources *train = NULL, *val = NULL; // NULL: this run does not use them
+    if (s->data.has_train) train = &s->data.train;
+    if (s->data.has_val) val = &s->data.val;
     const int64_t left = max_i64(s->total_steps - s->first_step, 0) * s->step_windows;
     int64_t drawn[MIXTURE_MAX];
     char n[TEXT], seen[TEXT];
-    mixture_count(m, s->state.position + left, drawn);
-    runlog_field(r->log, "data", "%d corpora, %s tokens in %d shards; %lld step%s read", m->count,
-                 format_count((double)s->data.train.num_tokens, n, TEXT), s->data.train.num_shards,
-                 (long long)s->total_steps, format_plural(s->total_steps));
-    for (int i = 0; i < m->count; i++) {
-        const ShardSet *set = &s->data.train.sets[i];
+    const Mixture *m = &s->data.train.mixture;
+    if (train && m->count == 1) {
+        runlog_field(r->log, "data", "%s tokens in %d shard%s; %lld steps read %.2f epochs",
+                     format_count((double)train->num_tokens, n, TEXT), train->num_shards,
+                     format_plural(train->num_shards), (long long)s->total_steps,
+                     (double)(s->total_steps * s->step_windows) / (double)train->num_windows);
+    } else if (train) {
+        mixture_count(m, s->state.position + left, drawn);
+        runlog_field(r->log, "data", "%d corpora, %s tokens in %d shards; %lld step%s read", m->count,
+                     format_count((double)train->num_tokens, n, TEXT), train->num_shards, (long long)s->total_steps,
+                     format_plural(s->total_steps));
+    }
+    for (int i = 0; train && m->count > 1 && i < m->count; i++) { // what the run will have read of each at its end
+        const ShardSet *set = &train->sets[i];
         runlog_field(r->log, "", "%s: share %.4g%%, %s tokens of %s in %d shard%s, %.2f epochs", m->names[i],
                      100 * mixture_share(m, i), format_count((double)(drawn[i] * s->T), seen, TEXT),
                      format_count((double)set->num_tokens, n, TEXT), set->count, format_plural(set->count),
                      (double)drawn[i] / (double)set->num_windows);
     }
-}
-
-static void data_lines(const ReportFacts *r) {
-    const Sources *train = r->setup->data.has_train ? &r->setup->data.train : NULL; // NULL: this run does not use them
-    const Sources *val = r->setup->data.has_val ? &r->setup->data.val : NULL;
-    char n[TEXT];
-    if (train && train->mixture.count > 1) {
-        mixture_lines(r);
-    } else if (train) {
-        double seen = (double)(r->setup->total_steps * r->setup->step_windows) / (double)train->num_windows;
-        runlog_field(r->log, "data", "%s tokens in %d shard%s; %lld steps read %.2f epochs",
-                     format_count((double)train->num_tokens, n, TEXT), train->num_shards,
-                     format_plural(train->num_shards), (long long)r->setup->total_steps, seen);
-    }
     if (val)
         runlog_field(r->log, "validation", "%s tokens in %d shard%s: %s%s",
                      format_count((double)val->num_tokens, n, TEXT), val->num_shards, format_plural(val->num_shards),
-                     path_quoted(r->setup->data.val_pattern).text,
-                     r->setup->data.val_is_train ? ", the text that is trained on" : "");
+                     path_quoted(s->data.val_pattern).text,
+                     text_if(s->data.val_is_train, ", the text that is trained on"));
     else
-        runlog_field(r->log, "validation", "off: %s", r->setup->data.no_validation);
+        runlog_field(r->log, "validation", "off: %s", s->data.no_validation);
     if (train && val && train->vocab > 0 && train->vocab < model_options(r->model)->config.V)
         runlog_field(r->log, "", "note: the shards use %lld of the model's %lld tokens", (long long)train->vocab,
                      (long long)model_options(r->model)->config.V);
-}
-
-// What a group is updated with that the matrices are not; vectors usually have no weight decay.
-static void group_line(const ReportFacts *r, ParameterGroup group) {
-    const RunSetup *s = r->setup;
-    const GroupRates *own = &s->rates[group], *usual = &s->rates[GROUP_MATRIX];
-    const double decay = group == GROUP_VECTOR ? 0 : s->options.weight_decay;
-    const struct {
-        const char *name;
-        double own, usual;
-    } facts[] = {
-        {"learning rate", own->rate * s->schedule.max_lr, usual->rate * s->schedule.max_lr},
-        {"beta1", own->beta1, usual->beta1},
-        {"beta2", own->beta2, usual->beta2},
-        {"eps", own->eps, usual->eps},
-        {"weight decay", own->weight_decay, decay},
-    };
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *f = text_open(&text, &bytes);
-    const char *before = parameter_group_name(group);
-    for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) {
-        if (facts[i].own == facts[i].usual) continue;
-        fprintf(f, "%s %s %.3g", before, facts[i].name, facts[i].own);
-        before = ",";
-    }
-    fclose(f);
-    if (*text) runlog_field(r->log, "", "%s", text);
-    free(text);
 }
 
 static void schedule_lines(const ReportFacts *r) {
@@ -193,16 +159,45 @@ static void schedule_lines(const ReportFacts *r) {
                  schedule_name(s->schedule.kind), (long long)s->schedule.warmup, s->schedule.max_lr,
                  schedule_lr(&s->schedule, s->total_steps - 1), (long long)s->total_steps, optimizer_name(m->optimizer),
                  s->options.weight_decay);
-    for (int i = 0; i < NUM_GROUPS; i++)
-        if (i != GROUP_HEAD || s->config.untied) group_line(r, (ParameterGroup)i);
+    // What a group is updated with that the matrices are not; vectors usually have no weight decay.
+    const GroupRates *usual = &s->rates[GROUP_MATRIX];
+    for (ParameterGroup i = 0; i < NUM_GROUPS; i++) {
+        const GroupRates *own = &s->rates[i];
+        double decay = s->options.weight_decay;
+        if (i == GROUP_VECTOR) decay = 0;
+        if (i == GROUP_HEAD && !s->config.untied) continue;
+        const struct {
+            const char *name;
+            double own, usual;
+        } facts[] = {
+            {"learning rate", own->rate * s->schedule.max_lr, usual->rate * s->schedule.max_lr},
+            {"beta1", own->beta1, usual->beta1},
+            {"beta2", own->beta2, usual->beta2},
+            {"eps", own->eps, usual->eps},
+            {"weight decay", own->weight_decay, decay},
+        };
+        char *text = NULL;
+        size_t bytes = 0;
+        FILE *f = text_open(&text, &bytes);
+        const char *before = parameter_group_name(i);
+        for (size_t k = 0; k < sizeof facts / sizeof *facts; k++) {
+            if (facts[k].own == facts[k].usual) continue;
+            fprintf(f, "%s %s %.3g", before, facts[k].name, facts[k].own);
+            before = ",";
+        }
+        fclose(f);
+        if (*text) runlog_field(r->log, "", "%s", text);
+        free(text);
+    }
     for (int i = 0; i < RECIPE_COUNT; i++) {
         if (s->recipe[i] == 0) continue;
         recipe_line((RecipeNumber)i, s->recipe[i], &m->config, m->optimizer, line);
         runlog_field(r->log, name, "%s", line);
         name = "";
     }
-    runlog_field(r->log, "mfu", "(6 N + 6 L C T) FLOP a token against %s",
-                 r->datasheet > 0 ? "the peak of the datasheet" : "the measured matmul rate");
+    const char *peak = "the measured matmul rate";
+    if (r->datasheet > 0) peak = "the peak of the datasheet";
+    runlog_field(r->log, "mfu", "(6 N + 6 L C T) FLOP a token against %s", peak);
     if (!*s->options.output)
         runlog_field(r->log, "output", "none: nothing is saved (-o DIR saves log and checkpoints)");
     else if (s->first_step > 0)
@@ -235,6 +230,8 @@ static void run_event(const ReportFacts *r) {
     const DeviceFacts *device = device_facts();
     const MemoryPlan *plan = model_memory(r->model);
     cJSON *run = cJSON_CreateObject();
+    const char *mfu_base = "measured";
+    if (r->datasheet > 0) mfu_base = "datasheet";
     char *options = options_to_json(&r->setup->options, true);
     cJSON_AddItemToObject(run, "options", cJSON_Parse(options));
     free(options);
@@ -259,7 +256,7 @@ static void run_event(const ReportFacts *r) {
              JSON_TEXT("attention", device->attention), JSON_TEXT("placement", r->setup->placement.text),
              JSON_NUMBER("peak_bandwidth", device->peak_bandwidth), JSON_NUMBER("matmul_flops", r->speed.matmul_flops),
              JSON_NUMBER("copy_bandwidth", r->speed.copy_bandwidth), JSON_NUMBER("peak_flops", r->peak_flops),
-             JSON_TEXT("mfu_base", r->datasheet <= 0 ? "measured" : "datasheet"));
+             JSON_TEXT("mfu_base", mfu_base));
     if (r->setup->data.has_train) add_shards(run, "train", &r->setup->data.train);
     if (r->setup->data.has_val) add_shards(run, "val", &r->setup->data.val);
     JSON_ADD(run, JSON_NUMBER("processes", comm_size()), JSON_NUMBER("start_step", r->setup->first_step),
@@ -279,7 +276,7 @@ void report_differences(const ReportFacts *r) {
         runlog_field(r->log, "optimizer", "--reset-optimizer: %s starts with a new state after step %lld",
                      optimizer_name(s->options.optimizer), (long long)s->state.step);
     char *changed = options_diff_json(&s->options, s->state.options_json), *rest = changed;
-    const char *mixture = s->data.changes ? s->data.changes : "";
+    const char *mixture = text_or(s->data.changes, "");
     if (changed || *mixture) runlog_text(r->log, "changed since the checkpoint:");
     for (const char *line; (line = strsep(&rest, "\n")) != NULL;)
         if (*line) runlog_text(r->log, "%s", line);

@@ -1,6 +1,7 @@
 // See run_data.h.
 #include "llmc/run/run_data.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/directory.h"
 #include "llmc/base/files_match.h"
 #include "llmc/base/format.h"
@@ -27,19 +28,6 @@ static void compare_data(const char *what, DataFacts now, DataFacts *then) {
 }
 
 // ------------------------------------------------------------------------------------------------ resumes of a mixture
-
-// A run that has read one corpus: as one source of a mixture.
-static void make_source_of_train(TrainerState *state) {
-    cJSON *options = cJSON_Parse(state->options_json);
-    const char *pattern = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(options, "train-data"));
-    state->sources = calloc(1, sizeof *state->sources);
-    REQUIRE_MEMORY(state->sources, "the sources");
-    state->sources[0] = (SourceState){.pattern = strdup(pattern ? pattern : ""), .weight = 1, .facts = state->train};
-    REQUIRE_MEMORY(state->sources[0].pattern, "a pattern");
-    state->source_count = 1;
-    state->mixture_start = 0;
-    cJSON_Delete(options);
-}
 
 // Advances the sources of the checkpoint to its position, where other weights begin.
 static void advance_sources(TrainerState *state) {
@@ -93,12 +81,13 @@ static void continue_sources(RunData *data, TrainerState *state) {
     FILE *f = text_open(&data->changes, &bytes);
     if (changed) advance_sources(state);
     for (int i = 0; i < m->count; i++) {
-        SourceState *then = from[i] < 0 ? NULL : &state->sources[from[i]];
+        const SourceState unknown = {0}, *then = &unknown;
+        if (from[i] >= 0) then = &state->sources[from[i]];
         now[i].pattern = strdup(m->patterns[i]);
         REQUIRE_MEMORY(now[i].pattern, "a pattern");
-        now[i].drawn = m->drawn[i] = then ? then->drawn : 0;
+        now[i].drawn = m->drawn[i] = then->drawn;
         if (changed) fprintf(f, "%s: share %.4g%%", m->names[i], 100 * mixture_share(m, i));
-        if (changed && then)
+        if (changed && from[i] >= 0)
             fprintf(f, " (was %.4g%%), continues after %lld windows\n", 100 * (double)then->weight / total,
                     (long long)then->drawn);
         else if (changed)
@@ -122,7 +111,17 @@ static void continue_sources(RunData *data, TrainerState *state) {
 // The training data, against those of the checkpoint. A run on one corpus states no sources.
 static void continue_train(RunData *data, TrainerState *state) {
     const bool mixes = data->train.mixture.count > 1;
-    if (state->source_count == 0 && mixes && state->train.tokens > 0) make_source_of_train(state);
+    if (state->source_count == 0 && mixes && state->train.tokens > 0) { // it has read one corpus: a source from now on
+        cJSON *options = cJSON_Parse(state->options_json);
+        const char *pattern = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(options, "train-data"));
+        state->sources = calloc(1, sizeof *state->sources);
+        REQUIRE_MEMORY(state->sources, "the sources");
+        state->sources[0] = (SourceState){.pattern = strdup(text_or(pattern, "")), .weight = 1, .facts = state->train};
+        REQUIRE_MEMORY(state->sources[0].pattern, "a pattern");
+        state->source_count = 1;
+        state->mixture_start = 0;
+        cJSON_Delete(options);
+    }
     const DataFacts now = {data->train.num_tokens, data->train.fingerprint};
     if (state->source_count == 0 && !mixes)
         compare_data("-i", now, &state->train);
@@ -146,15 +145,10 @@ static char *pattern_beside(const void *context, const char *train) {
     return pattern;
 }
 
-// The text of the validation data next to those of -i, malloced, with the weights of -i.
-static char *name_beside(const RunData *data, const Options *o) {
-    return mixture_map(o->train_data, pattern_beside, data);
-}
-
 // Opens the validation shards next to the training data, if there are any: of a mixture, next to each source.
 static bool open_beside(RunData *data, const Options *o, int64_t T, Error *err) {
     Mixture m;
-    data->val_pattern = name_beside(data, o);
+    data->val_pattern = mixture_map(o->train_data, pattern_beside, data);
     if (!data->val_pattern)
         return error_set(err, "no train in the name %s for which there could be a val; -j GLOB names validation data",
                          path_quoted(o->train_data).text);
@@ -177,7 +171,8 @@ static bool open_beside(RunData *data, const Options *o, int64_t T, Error *err) 
 static bool open_validation(RunData *data, const Options *o, int64_t T, const DataFacts *then, Error *err) {
     Error why;
     if (o->val_every == 0 || o->interactive) {
-        snprintf(data->no_validation, sizeof data->no_validation, o->interactive ? "--interactive" : "-v 0");
+        strcpy(data->no_validation, "-v 0");
+        if (o->interactive) strcpy(data->no_validation, "--interactive");
         return true;
     }
     if (*o->val_data) {
@@ -197,35 +192,36 @@ static bool open_validation(RunData *data, const Options *o, int64_t T, const Da
     return data->has_val || o->max_steps != 0 || error_set(err, "-j: %s, and -v 0 skips validation", why.text);
 }
 
-// Warns of -i that matches validation data, by their names, in a run without validation.
-static void advise_of_names(const RunData *data, const Options *o, int64_t T) {
-    const char *shared, *other;
-    char *pattern = name_beside(data, o);
-    Sources named = {.eot = -1};
-    if (pattern && sources_open(&named, pattern, T, NULL)) {
-        const int both = sources_in_both(&data->train, &named, &shared, &other);
-        if (both > 0)
-            advice_print("-i: also matches validation data, which is trained on: %d file%s, such as %s", both,
-                         format_plural(both), shared);
-        sources_close(&named);
-    }
-    free(pattern);
-}
-
-// A validation on text that is trained on shows nothing, unless both are the same files on purpose.
+// A validation on text that is trained on shows nothing, unless both are the same files on purpose. Without validation,
+// -i that matches validation data by their names gets a warning.
 static bool check_apart(RunData *data, const Options *o, int64_t T, Error *err) {
     const char *shared, *other;
-    const int both = data->has_val ? sources_in_both(&data->train, &data->val, &shared, &other) : 0;
+    int both = 0;
+    if (data->has_val) both = sources_in_both(&data->train, &data->val, &shared, &other);
     data->val_is_train = both > 0 && both == data->train.num_shards && both == data->val.num_shards;
-    if (both == 0) advise_of_names(data, o, T);
-    if (both == 0 || data->val_is_train) return true;
-    char *train = other ? path_numbered(other) : NULL;
-    const bool separates = train && fnmatch(train, shared, FNM_PATHNAME) != 0;
+    if (data->val_is_train) return true;
+    if (both == 0) {
+        Sources named = {.eot = -1};
+        char *pattern = mixture_map(o->train_data, pattern_beside, data);
+        if (pattern && sources_open(&named, pattern, T, NULL)) {
+            both = sources_in_both(&data->train, &named, &shared, &other);
+            if (both > 0)
+                advice_print("-i: also matches validation data, which is trained on: %d file%s, such as %s", both,
+                             format_plural(both), shared);
+            sources_close(&named);
+        }
+        free(pattern);
+        return true;
+    }
+    char *train = NULL;
+    QuotedPath example = {""};
+    if (other) train = path_numbered(other);
+    if (train && fnmatch(train, shared, FNM_PATHNAME) != 0) example = path_quoted(train);
     error_set(err,
               "-i %s: would train on validation data (%s): %d file%s, such as %s; name the training data alone%s%s, "
               "or skip validation with -v 0",
               path_quoted(o->train_data).text, path_quoted(data->val_pattern).text, both, format_plural(both), shared,
-              separates ? ", such as -i " : "", separates ? path_quoted(train).text : "");
+              text_if(*example.text, ", such as -i "), example.text);
     free(train);
     return false;
 }
@@ -243,28 +239,32 @@ static bool read_first_windows(const Sources *s, int64_t V, Error *err) {
 bool run_data_open(RunData *data, const Options *o, int64_t T, ModelConfig *config, TrainerState *state, Error *err) {
     data->has_train = o->max_steps != 0;
     const bool needs_train = data->has_train || options_given(o, "train-data");
-    if ((data->has_train || config->V == 0) &&
-        !sources_open(&data->train, o->train_data, T, needs_train ? err : NULL) && needs_train) {
+    Error ignored, *why = &ignored;
+    if (needs_train) why = err;
+    if ((data->has_train || config->V == 0) && !sources_open(&data->train, o->train_data, T, why) && needs_train) {
         advice_add_directories(o, "train-data", err);
         return error_prefix(err, "-i");
     }
     if (!open_validation(data, o, T, &state->val, err) || (data->has_train && !check_apart(data, o, T, err)))
         return false;
-    const Sources *stated = data->has_val ? &data->val : NULL;
+    const Sources none = {.eot = -1}, *stated = &none;
+    if (data->has_val) stated = &data->val;
     if (data->train.num_shards > 0) stated = &data->train;
-    const int64_t vocab = stated ? stated->vocab : 0;
-    if (config->V == 0) model_config_set_vocab(config, vocab > 0 ? vocab : (int64_t)GPT2_VOCAB);
-    if (stated && vocab > config->V)
+    const int64_t vocab = stated->vocab;
+    if (config->V == 0) model_config_set_vocab(config, positive_or(vocab, GPT2_VOCAB));
+    if (vocab > config->V)
         return error_set(err,
                          "%s has tokens of a vocabulary of %lld, but the model has %lld; make the shards with the "
                          "model's tokenizer (%s --tokenizer PATH -o DIR FILE...)",
                          stated->sets[0].shards[0].path, (long long)vocab, (long long)config->V,
                          path_of_tool("data/prepare").text);
-    if (data->train.num_shards > 0 && data->has_val && data->val.vocab > 0 && vocab > 0 && data->val.vocab != vocab)
-        return error_set(err, "-i and %s were made with different vocabularies: %lld and %lld tokens",
-                         *o->val_data ? "-j" : path_quoted(data->val_pattern).text, (long long)vocab,
-                         (long long)data->val.vocab);
-    if (stated && stated->eot >= 0) state->eot = stated->eot;
+    if (data->train.num_shards > 0 && data->has_val && data->val.vocab > 0 && vocab > 0 && data->val.vocab != vocab) {
+        QuotedPath name = {"-j"};
+        if (!*o->val_data) name = path_quoted(data->val_pattern);
+        return error_set(err, "-i and %s were made with different vocabularies: %lld and %lld tokens", name.text,
+                         (long long)vocab, (long long)data->val.vocab);
+    }
+    if (stated->eot >= 0) state->eot = stated->eot;
     if (data->has_train) continue_train(data, state);
     if (data->has_val) compare_data("-j", (DataFacts){data->val.num_tokens, data->val.fingerprint}, &state->val);
     return (!data->has_train || read_first_windows(&data->train, config->V, err)) &&

@@ -63,7 +63,8 @@ static void take_begun_directory(Options *o, const char *run) {
     Error unread;
     if (file_exists(path)) {
         char *json = read_remembered(path, &unread);
-        cJSON *then = json ? json_parse(json, strlen(json), &unread) : NULL;
+        cJSON *then = NULL;
+        if (json) then = json_parse(json, strlen(json), &unread);
         if (then)
             options_adopt_directory(o, then);
         else
@@ -74,33 +75,24 @@ static void take_begun_directory(Options *o, const char *run) {
     free(path);
 }
 
-// -e CHECKPOINT -x 0: the checkpoint is evaluated at its step, on the data of its run unless -j names others. Imported
-// weights have no step and no data of their own.
-static void take_step_and_data(RunSetup *s) {
-    TrainerState state;
-    Error none;
-    if (!checkpoint_load_state(s->options.model, &state, &none)) return;
-    s->state.step = state.step;
-    char *run = path_parent(s->options.model);
-    take_begun_directory(&s->options, run);
-    free(run);
-    options_adopt_data(&s->options, state.options_json, &none);
-    trainer_state_free(&state);
-}
-
 // A run that ended before its first checkpoint restarts from its beginning with its original options.
 static bool adopt_remembered(RunSetup *s, Error *err) {
     char *path = path_join(s->options.output, OPTIONS_FILE);
     // A file in which one mark is damaged is still ours.
     const bool known = own_file_is(path, OPTIONS_MARK) || own_file_is(path, OPTIONS_SEAL_MARK);
-    const int unread = known ? 0 : errno;
-    char *json = known ? read_remembered(path, err) : NULL;
-    bool ok = !known || (json && (options_adopt_json(&s->options, json, err) || error_prefix(err, "%s", path)));
-    if (known && !json) error_set(err, "%.700s; remove it, and give the options again", err->text);
-    if (unread != 0) ok = error_set(err, "%s: cannot be read: %s", path, path_reason(path, unread).text);
+    const int reason = errno;
+    char *json = NULL;
+    bool ok = true;
+    if (known) {
+        json = read_remembered(path, err);
+        ok = json && (options_adopt_json(&s->options, json, false, err) || error_prefix(err, "%s", path));
+        if (!json) error_set(err, "%.700s; remove it, and give the options again", err->text);
+    } else if (reason != 0) {
+        ok = error_set(err, "%s: cannot be read: %s", path, path_reason(path, reason).text);
+    }
     if (ok)
         advice_print("-y 1: no checkpoint in %s yet; starting from the beginning%s%s", s->options.output,
-                     known ? " with the options in " : "", known ? path : "");
+                     text_if(known, " with the options in "), text_if(known, path));
     s->state.seed = (uint64_t)s->options.seed;
     free(json);
     free(path);
@@ -125,25 +117,21 @@ bool run_setup_save_options(const RunSetup *s, Error *err) {
     return ok;
 }
 
-// The directory of -o is this process's from here on.
-static bool take_directory(RunSetup *s, Error *err) {
-    const Options *o = &s->options;
-    s->existing = directory_existing(o->output);
-    if (!directory_make(o->output, err)) return error_prefix(err, "-o");
-    s->is_locked = !directory_hold(o->output, &s->lock, err);
-    if (s->is_locked) return error_prefix(err, "-o %s", o->output);
-    checkpoint_clean(o->output);
-    char *path = path_join(o->output, OPTIONS_FILE);
-    atomic_file_clean(path);
-    free(path);
-    return true;
-}
-
-// Takes the directory and sets resume_path to the newest checkpoint in it that verifies, if this is a resume.
+// Locks the directory for this process and sets resume_path to the newest checkpoint in it that verifies, if this is a
+// resume.
 static bool find_checkpoint(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o");
-    if (!options_only_ask(o) && !take_directory(s, err)) return false; // a plan changes nothing there
+    if (!options_only_ask(o)) { // a plan changes nothing there
+        s->existing = directory_existing(o->output);
+        if (!directory_make(o->output, err)) return error_prefix(err, "-o");
+        s->is_locked = !directory_hold(o->output, &s->lock, err);
+        if (s->is_locked) return error_prefix(err, "-o %s", o->output);
+        checkpoint_clean(o->output);
+        char *path = path_join(o->output, OPTIONS_FILE);
+        atomic_file_clean(path);
+        free(path);
+    }
     bool exists;
     if (!o->resume)
         return checkpoint_exists(o->output, &exists, err) &&
@@ -174,14 +162,25 @@ bool run_setup_lock_and_resume(RunSetup *s, Error *err) {
     s->state.best_val_loss = INFINITY;
     s->state.eot = -1;
     s->state.control = step_control_initial(1.0f);
-    if (o->max_steps == 0 && !o->resume) take_step_and_data(s);
+    // -e CHECKPOINT -x 0: the checkpoint is evaluated at its step, on the data of its run unless -j names others.
+    // Imported weights have no step and no data of their own.
+    TrainerState state;
+    Error none;
+    if (o->max_steps == 0 && !o->resume && checkpoint_load_state(o->model, &state, &none)) {
+        s->state.step = state.step;
+        char *run = path_parent(o->model);
+        take_begun_directory(&s->options, run);
+        free(run);
+        options_adopt_json(&s->options, state.options_json, true, &none);
+        trainer_state_free(&state);
+    }
     if (!*o->output) return true;
     if (!comm_all_ok(comm_rank() > 0 || find_checkpoint(s, err), err)) return false; // process 0 has the directory
     if (!processes_share_text(&s->resume_path, err)) return false;
     if (!s->resume_path) return !o->resume || adopt_remembered(s, err);
     take_begun_directory(&s->options, o->output);
     if (!checkpoint_load_state(s->resume_path, &s->state, err) ||
-        !options_adopt_json(&s->options, s->state.options_json, err))
+        !options_adopt_json(&s->options, s->state.options_json, false, err))
         return false;
     if (s->state.seed != (uint64_t)o->seed)
         return error_set(err, "--seed %lld: the run in %s was started with --seed %lld and resumes only with it",
@@ -192,7 +191,7 @@ bool run_setup_lock_and_resume(RunSetup *s, Error *err) {
 // -e: the shape of the model; V stays 0 where a descriptor leaves it to the data.
 static bool choose_model(RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    const char *path = s->resume_path ? s->resume_path : o->model;
+    const char *path = text_or(s->resume_path, o->model);
     // A word that is neither: the message of the descriptors lists all that -e may be.
     const bool descriptor =
         model_config_is_descriptor(o->model) || (!s->resume_path && !strchr(o->model, '/') && !file_exists(o->model));
@@ -206,7 +205,7 @@ static bool choose_model(RunSetup *s, Error *err) {
         return true;
     }
     WeightsFile *file = weights_file_open(path, err);
-    if (!file) return s->resume_path ? false : error_prefix(err, "-e");
+    if (!file) return !s->resume_path && error_prefix(err, "-e");
     s->config = *weights_file_config(file);
     if (s->state.eot < 0) s->state.eot = weights_file_eot(file);
     weights_file_close(file);
@@ -218,7 +217,7 @@ static bool choose_model(RunSetup *s, Error *err) {
          (asked.V && asked.V != c->V) || !model_same_block(&asked, c)))
         return error_set(err, "-e %s: the run in %s has a different shape (%s)", o->model, o->output,
                          model_config_descriptor(c, shape));
-    const int64_t d_ff = model_size(c, DIM_FF), wanted = o->d_ff > 0 ? o->d_ff : model_default_d_ff(c);
+    const int64_t d_ff = model_size(c, DIM_FF), wanted = positive_or(o->d_ff, model_default_d_ff(c));
     return !options_given(o, "d-ff") || wanted == d_ff ||
            error_set(err, "--d-ff %lld: the weights in %s have d_ff = %lld; leave it out", (long long)o->d_ff, path,
                      (long long)d_ff);
@@ -226,7 +225,7 @@ static bool choose_model(RunSetup *s, Error *err) {
 
 static bool choose_context(RunSetup *s, Error *err) {
     const int64_t longest = s->config.max_T;
-    s->T = s->options.T > 0 ? s->options.T : min_i64(longest, 1024);
+    s->T = positive_or(s->options.T, min_i64(longest, 1024));
     if (s->T > longest)
         return error_set(err, "-t %lld: longer than the model's context of %lld tokens", (long long)s->T,
                          (long long)longest);
@@ -239,19 +238,26 @@ static bool choose_context(RunSetup *s, Error *err) {
 // --dtype: what this device trains fastest in, or what was asked for. Without training there is no master copy of the
 // weights: fp32 then keeps every bit of what is exported.
 static bool choose_dtype(RunSetup *s, Error *err) {
-    const bool converts = *s->options.export && s->options.max_steps == 0;
-    const DType automatic = converts ? DTYPE_FP32 : device_facts()->default_dtype;
-    s->dtype = s->options.dtype == DTYPE_COUNT ? automatic : s->options.dtype;
+    const bool converts = *s->options.export && s->options.max_steps == 0, is_auto = s->options.dtype == DTYPE_COUNT;
+    s->dtype = s->options.dtype;
+    if (is_auto) s->dtype = device_facts()->default_dtype;
+    if (is_auto && converts) s->dtype = DTYPE_FP32;
     return device_facts()->supports[s->dtype] ||
            error_set(err, "--dtype %s: not available on %s; use %s", dtype_name(s->dtype), device_facts()->name,
                      dtype_name(device_facts()->default_dtype));
 }
 
 // A plan may be for more processes than there are.
-static int process_count(const Options *o) { return options_only_ask(o) && o->gpus > 1 ? o->gpus : comm_size(); }
+static int process_count(const Options *o) {
+    if (options_only_ask(o) && o->gpus > 1) return o->gpus;
+    return comm_size();
+}
 
 ModelOptions run_setup_model(const RunSetup *s) {
     const Options *o = &s->options;
+    int64_t group_windows = 0, sequences = 0;
+    if (o->total_batch > 0) group_windows = ceil_div(o->total_batch / s->T, max_i64(o->reduce_groups, 1));
+    if (o->sample_every > 0 || o->interactive) sequences = o->samples;
     return (ModelOptions){
         .config = s->config,
         .dtype = s->dtype,
@@ -267,23 +273,26 @@ ModelOptions run_setup_model(const RunSetup *s) {
         .fp8 = o->fp8 != 0,
         .overlap = o->overlap != 0,
         .numerics = o->numerics_every > 0,
-        .groups = s->options.reduce_groups,
-        .group_count = s->options.reduce_groups / process_count(o),
+        .groups = o->reduce_groups,
+        .group_count = o->reduce_groups / process_count(o),
         .processes = process_count(o),
         .rank = comm_rank(),
         .divided = o->zero_stage > 0,
-        .group_windows = o->total_batch > 0 ? ceil_div(o->total_batch / s->T, max_i64(o->reduce_groups, 1)) : 0,
-        .sequences = o->sample_every > 0 || o->interactive ? o->samples : 0,
+        .group_windows = group_windows,
+        .sequences = sequences,
     };
 }
 
 // --optimizer: as in the checkpoint, unless --reset-optimizer starts a new state.
 static bool choose_optimizer(RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    if (!s->config.untied && (options_given(o, "lr-head") || strstr(o->by_group, parameter_group_name(GROUP_HEAD))))
+    const char *of_head = NULL;
+    if (strstr(o->by_group, parameter_group_name(GROUP_HEAD))) of_head = "--by-group";
+    if (options_given(o, "lr-head")) of_head = "--lr-head";
+    if (of_head && !s->config.untied)
         return error_set(err,
                          "%s: the head of this model is its embedding; use --lr-embedding, or embedding in --by-group",
-                         options_given(o, "lr-head") ? "--lr-head" : "--by-group");
+                         of_head);
     if (!s->resume_path || o->max_steps == 0) return true;
     if (o->reset_optimizer) s->state.control.updates = 0;
     return o->reset_optimizer || optimizer_file_check(s->state.optimizer, o->optimizer, err) ||
@@ -291,16 +300,18 @@ static bool choose_optimizer(RunSetup *s, Error *err) {
 }
 
 static bool check_processes(const Options *o, Error *err) {
+    const char *launcher = comm_launcher();
+    if (options_only_ask(o)) launcher = "--gpus";
     return process_count(o) == 1 || !o->interactive ||
-           error_set(err, "--interactive: answers prompts in one process; %s started %d",
-                     options_only_ask(o) ? "--gpus" : comm_launcher(), process_count(o));
+           error_set(err, "--interactive: answers prompts in one process; %s started %d", launcher, process_count(o));
 }
 
 // --tokens auto or --ratio, and -d auto: from the size of the model. What is chosen is a number in the options, which a
 // checkpoint keeps; only a --ratio changes it afterwards.
 static void choose_tokens(RunSetup *s) {
     Options *o = &s->options;
-    const double ratio = o->ratio > 0 ? o->ratio : recipe_ratio(o->optimizer);
+    double ratio = recipe_ratio(o->optimizer);
+    if (o->ratio > 0) ratio = o->ratio;
     const bool in_steps = options_given(o, "max-steps"); // before an earlier command's --tokens
     const bool by_ratio = options_given(o, "ratio") || (o->ratio > 0 && o->tokens == 0 && o->max_steps < 0);
     const double of_model = ceil(ratio * recipe_parameters(&s->config, o->optimizer));
@@ -308,7 +319,8 @@ static void choose_tokens(RunSetup *s) {
     if (o->tokens < 0 && in_steps) o->tokens = 0;
     if (o->tokens < 0 || by_ratio) o->tokens = s->recipe[RECIPE_TOKENS] = of_model;
     if (o->total_batch >= 0) return;
-    const double tokens = o->tokens > 0 ? o->tokens : of_model;
+    double tokens = of_model;
+    if (o->tokens > 0) tokens = o->tokens;
     const double batch = recipe_batch(&s->config, o->optimizer, tokens, ratio);
     o->total_batch = recipe_step_windows(batch, s->T, o->reduce_groups, o->B) * s->T;
     s->recipe[RECIPE_BATCH] = (double)o->total_batch;
@@ -330,8 +342,9 @@ static void choose_rates(RunSetup *s, double step_tokens, double steps) {
     o->weight_decay = s->recipe[RECIPE_DECAY] = recipe_weight_decay(o->optimizer, rate, steps);
     if (!is_muon || *o->by_group) return;
     s->recipe[RECIPE_EMBEDDING_DECAY] = RECIPE_DECAY_OF_EMBEDDINGS;
-    options_set_string(&o->by_group,
-                       s->config.untied ? "embedding.decay=0.01,head.decay=0.01" : "embedding.decay=0.01");
+    const char *decays = "embedding.decay=0.01";
+    if (s->config.untied) decays = "embedding.decay=0.01,head.decay=0.01";
+    options_set_string(&o->by_group, decays);
 }
 
 // -b and -r: divides the memory of the device between batch and activations.
@@ -341,7 +354,7 @@ static bool choose_memory(RunSetup *s, Error *err) {
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
     choose_tokens(s);
     ModelOptions model = run_setup_model(s);
-    const int64_t most = o->total_batch > 0 ? ceil_div(o->total_batch / s->T, o->reduce_groups) : 0;
+    const int64_t most = model.group_windows;
     const bool divides = o->B == 0 && s->recipe[RECIPE_BATCH] > 0;
     const bool automatic = o->B == 0 || strcmp(o->recompute, "auto") == 0;
     double room = plan_room(automatic);
@@ -365,7 +378,7 @@ static bool choose_memory(RunSetup *s, Error *err) {
 // -b, -d, -x and -u: how much is read a step, and how many steps there are.
 static bool choose_lengths(RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    const int64_t total_batch = o->total_batch > 0 ? o->total_batch : o->B * s->T * o->reduce_groups;
+    const int64_t total_batch = positive_or(o->total_batch, o->B * s->T * o->reduce_groups);
     if (!options_check_total_batch(total_batch, s->T, err)) return false;
     s->step_windows = total_batch / s->T;
     if (o->max_steps != 0 &&
@@ -380,7 +393,8 @@ static bool choose_lengths(RunSetup *s, Error *err) {
     if (o->profile > 0) s->total_steps = s->state.step + profile_total_steps(o->profile);
     choose_rates(s, (double)(s->step_windows * s->T), (double)s->total_steps);
     if (!options_rates(o, s->rates, err)) return false;
-    const int64_t warmup = o->warmup >= 0 ? o->warmup : optimizer_default_warmup(o->optimizer, s->total_steps);
+    int64_t warmup = o->warmup;
+    if (warmup < 0) warmup = optimizer_default_warmup(o->optimizer, s->total_steps);
     s->schedule = (Schedule){.kind = o->schedule,
                              .max_lr = options_learning_rate(o),
                              .final_fraction = o->final_fraction,
@@ -389,39 +403,39 @@ static bool choose_lengths(RunSetup *s, Error *err) {
     return true;
 }
 
-// The tokenizer next to another source of a mixture must be the one of the run.
-static bool check_tokenizer_of(const RunSetup *s, const char *weights, const Sources *data, int source, Error *err) {
-    Tokenizer *other;
-    const char *pattern = data->mixture.patterns[source];
-    if (!tokenizer_find(&other, s->options.tokenizer, weights, pattern, data->vocab, s->config.V, err)) return false;
-    const bool same = !other || !s->tokenizer || tokenizer_fingerprint(other) == tokenizer_fingerprint(s->tokenizer);
-    tokenizer_free(other);
-    return same || error_set(err, "%s: the tokenizer next to it differs from that of %s; make them with one tokenizer",
-                             path_quoted(pattern).text, path_quoted(data->mixture.patterns[0]).text);
-}
-
 static bool choose_tokenizer(RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    const char *weights = s->resume_path, *shards = NULL;
-    const Sources *data = NULL;
+    const char *weights = s->resume_path;
+    const Sources none = {.eot = -1}, *data = &none;
     if (!weights && !model_config_is_descriptor(o->model)) weights = o->model;
     if (s->data.has_val) data = &s->data.val;
     if (s->data.train.num_shards > 0) data = &s->data.train;
-    if (data) shards = data->mixture.patterns[0];
-    if (!tokenizer_find(&s->tokenizer, o->tokenizer, weights, shards, data ? data->vocab : 0, s->config.V, err))
+    char *const *patterns = data->mixture.patterns;
+    if (!tokenizer_find(&s->tokenizer, o->tokenizer, weights, patterns[0], data->vocab, s->config.V, err))
         return *o->tokenizer && advice_add_directories(o, "tokenizer", err);
-    for (int i = 1; data && i < data->mixture.count; i++)
-        if (!check_tokenizer_of(s, weights, data, i, err)) return false;
+    for (int i = 1; i < data->mixture.count; i++) { // the one next to another source of a mixture must be the same
+        Tokenizer *other;
+        if (!tokenizer_find(&other, o->tokenizer, weights, patterns[i], data->vocab, s->config.V, err)) return false;
+        const bool same =
+            !other || !s->tokenizer || tokenizer_fingerprint(other) == tokenizer_fingerprint(s->tokenizer);
+        tokenizer_free(other);
+        if (!same)
+            return error_set(err, "%s: the tokenizer next to it differs from that of %s; make them with one tokenizer",
+                             path_quoted(patterns[i]).text, path_quoted(patterns[0]).text);
+    }
     if (s->tokenizer && s->state.eot < 0) s->state.eot = tokenizer_eot(s->tokenizer);
     if (s->tokenizer && tokenizer_vocab(s->tokenizer) + VOCAB_PADDING < s->config.V)
         advice_print(
             "%s has %lld tokens, but the model has a vocabulary of %lld; if it is not the model's tokenizer, name "
             "that with --tokenizer",
             tokenizer_name(s->tokenizer), (long long)tokenizer_vocab(s->tokenizer), (long long)s->config.V);
-    return s->tokenizer || (!*o->prompt && !o->interactive) ||
+    const char *needs_it = NULL;
+    if (*o->prompt) needs_it = "--prompt";
+    if (o->interactive) needs_it = "--interactive";
+    return s->tokenizer || !needs_it ||
            error_set(err,
                      "%s: no tokenizer for the model's vocabulary of %lld tokens was found; name one with --tokenizer",
-                     o->interactive ? "--interactive" : "--prompt", (long long)s->config.V);
+                     needs_it, (long long)s->config.V);
 }
 
 // --choices 1 or GLOB, and :N.
@@ -429,20 +443,24 @@ static bool open_choices(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     const char *colon = strrchr(o->choices, ':');
     const bool has_limit = colon && isdigit((unsigned char)colon[1]) && !colon[1 + strspn(colon + 1, "0123456789")];
-    char *files = strndup(o->choices, has_limit ? (size_t)(colon - o->choices) : strlen(o->choices));
+    char *files = strdup(o->choices);
+    const char *name = "--choices";
     REQUIRE_MEMORY(files, "a path");
-    if (has_limit) s->choice_examples = strtoll(colon + 1, NULL, 10);
-    const bool is_hellaswag = strcmp(files, "1") == 0;
-    if (is_hellaswag) {
+    if (has_limit) {
+        files[colon - o->choices] = '\0';
+        s->choice_examples = strtoll(colon + 1, NULL, 10);
+    }
+    if (strcmp(files, "1") == 0) {
         free(files);
         files = path_typed_in(o->directory, HELLASWAG);
+        name = "-h 1";
     }
     const bool is_none = !*files || strcmp(files, "0") == 0;
     const bool ok =
         is_none || ((choices_open(&s->choices, files, s->config.V, err) || advice_add_directories(o, "choices", err)) &&
                     choices_fit(&s->choices, s->T, err));
     free(files);
-    return ok || error_prefix(err, is_hellaswag ? "-h 1" : "--choices");
+    return ok || error_prefix(err, "%s", name);
 }
 
 // --export PATH[:DTYPE], --export-dtype.
@@ -451,9 +469,13 @@ static bool choose_export(RunSetup *s, Error *err) {
     const char *colon = strrchr(o->export, ':');
     if (!*o->export) return true;
     const bool has_dtype = colon && !strchr(colon, '/');
-    s->export_path = strndup(o->export, has_dtype ? (size_t)(colon - o->export) : strlen(o->export));
+    const char *dtype = o->export_dtype;
+    s->export_path = strdup(o->export);
     REQUIRE_MEMORY(s->export_path, "a path");
-    const char *dtype = has_dtype ? colon + 1 : o->export_dtype;
+    if (has_dtype) {
+        s->export_path[colon - o->export] = '\0';
+        dtype = colon + 1;
+    }
     s->export_type = export_type_of(dtype);
     if (s->export_type == EXPORT_TYPES)
         return error_set(err, "--export %s: %s is not fp32, bf16, fp16 or q8_0", o->export, dtype);
@@ -465,19 +487,6 @@ static bool choose_export(RunSetup *s, Error *err) {
         return error_set(err, "--export %s: the model is read from there (-e); name another file or directory",
                          s->export_path);
     return export_check(s->export_path, s->export_type, &s->config, s->tokenizer, err);
-}
-
-// Processes that read other data would train another model each.
-static bool agree_on_data(const RunSetup *s, Error *err) {
-    char train[64], val[64], sizes[128];
-    snprintf(train, sizeof train, "%lld tokens (checksum %016llx)", (long long)s->data.train.num_tokens,
-             (unsigned long long)s->data.train.fingerprint);
-    snprintf(val, sizeof val, "%lld tokens (checksum %016llx)", (long long)s->data.val.num_tokens,
-             (unsigned long long)s->data.val.fingerprint);
-    snprintf(sizes, sizeof sizes, "B=%lld T=%lld, %lld sequences a step, %lld steps from %lld", (long long)s->options.B,
-             (long long)s->T, (long long)s->step_windows, (long long)s->total_steps, (long long)s->first_step);
-    const CommFact facts[] = {{"-i", train}, {"-j", val}, {"-e", s->source}, {"sizes", sizes}};
-    return comm_agree(facts, sizeof facts / sizeof *facts, err);
 }
 
 // Restores the choices that bits depend on, or reports that they differ here.
@@ -502,15 +511,25 @@ bool run_setup_resolve(RunSetup *s, Error *err) {
     s->first_skipped = s->state.control.skipped;
     if (s->resume_path) restore_tuning(s->state.tuning);
     // A file may be missing on one machine only: the processes agree after each part.
-    return comm_all_ok(choose_model(s, err) && choose_context(s, err) &&
-                           run_data_open(&s->data, &s->options, s->T, &s->config, &s->state, err) &&
-                           choose_dtype(s, err) && choose_optimizer(s, err),
-                       err) &&
-           comm_all_ok(choose_memory(s, err), err) &&
-           comm_all_ok(choose_lengths(s, err) && choose_tokenizer(s, err) && open_choices(s, err) &&
-                           (comm_rank() > 0 || choose_export(s, err)),
-                       err) &&
-           agree_on_data(s, err);
+    if (!comm_all_ok(choose_model(s, err) && choose_context(s, err) &&
+                         run_data_open(&s->data, &s->options, s->T, &s->config, &s->state, err) &&
+                         choose_dtype(s, err) && choose_optimizer(s, err),
+                     err) ||
+        !comm_all_ok(choose_memory(s, err), err) ||
+        !comm_all_ok(choose_lengths(s, err) && choose_tokenizer(s, err) && open_choices(s, err) &&
+                         (comm_rank() > 0 || choose_export(s, err)),
+                     err))
+        return false;
+    // Processes that read other data would train another model each.
+    const Sources *const data[] = {&s->data.train, &s->data.val};
+    char texts[2][64], sizes[128];
+    for (int i = 0; i < 2; i++)
+        snprintf(texts[i], sizeof texts[i], "%lld tokens (checksum %016llx)", (long long)data[i]->num_tokens,
+                 (unsigned long long)data[i]->fingerprint);
+    snprintf(sizes, sizeof sizes, "B=%lld T=%lld, %lld sequences a step, %lld steps from %lld", (long long)s->options.B,
+             (long long)s->T, (long long)s->step_windows, (long long)s->total_steps, (long long)s->first_step);
+    const CommFact facts[] = {{"-i", texts[0]}, {"-j", texts[1]}, {"-e", s->source}, {"sizes", sizes}};
+    return comm_agree(facts, sizeof facts / sizeof *facts, err);
 }
 
 // For a plan that was asked what auto stands for.
@@ -518,27 +537,14 @@ static void print_recipe(RunSetup *s, double step_tokens) {
     const Options *o = &s->options;
     const bool asks = s->recipe[RECIPE_TOKENS] > 0 || s->recipe[RECIPE_BATCH] > 0 || o->weight_decay < 0 ||
                       (o->lr < 0 && options_given(o, "learning-rate"));
-    const double tokens = o->tokens > 0 ? o->tokens : fmax(0, (double)o->max_steps) * step_tokens;
+    double tokens = fmax(0, (double)o->max_steps) * step_tokens;
     char line[RECIPE_TEXT];
     if (!asks) return;
+    if (o->tokens > 0) tokens = o->tokens;
     choose_rates(s, step_tokens, ceil(tokens / step_tokens));
     for (int i = 0; i < RECIPE_COUNT; i++)
         if (s->recipe[i] > 0)
             printf("recipe      %s\n", recipe_line((RecipeNumber)i, s->recipe[i], &s->config, o->optimizer, line));
-}
-
-// windows: of a step.
-static bool print_plan(RunSetup *s, const PlanRequest *request, int64_t windows, int64_t B, Error *err) {
-    Options *o = &s->options;
-    StepShare share; // only a check that the processes could share a step
-    if (!check_processes(o, err) ||
-        (o->max_steps != 0 && !step_share_make(&share, windows, B, o->reduce_groups, 0, process_count(o), err)) ||
-        !model_check_options(&request->model, err))
-        return false;
-    if (o->hours > 0) return hours_print(o, request, err);
-    if (o->advise) return advise_print(stdout, request, o->advise == ADVISE_D_FF, err);
-    if (o->plan == PLAN_TEXT) print_recipe(s, (double)(windows * s->T));
-    return plan_print(stdout, request, o->plan == PLAN_JSON, err);
 }
 
 // --plan, --advise: no data is opened, and no memory taken.
@@ -551,7 +557,7 @@ bool run_setup_plan(RunSetup *s, Error *err) {
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
     if (o->hours == 0) choose_tokens(s);
     if (o->total_batch > 0 && !options_check_total_batch(o->total_batch, s->T, err)) return false;
-    const int64_t step_windows = o->total_batch > 0 ? o->total_batch / s->T : 0;
+    const int64_t step_windows = max_i64(o->total_batch, 0) / s->T; // 0: a micro-batch of each group
     PlanRequest request = {.model = run_setup_model(s),
                            .step_windows = step_windows,
                            .recompute = o->recompute,
@@ -562,12 +568,23 @@ bool run_setup_plan(RunSetup *s, Error *err) {
                            .attention = o->attention,
                            .gelu_fusion = o->gelu_fusion,
                            .comm_overlap = options_environment("PRETRAIN_COMM_OVERLAP", 1) != 0};
-    const int64_t B = max_i64(o->B, 1), windows = step_windows > 0 ? step_windows : B * o->reduce_groups;
+    const int64_t B = max_i64(o->B, 1), windows = positive_or(step_windows, B * o->reduce_groups);
+    StepShare share; // only a check that the processes could share a step
+    if (!check_processes(o, err) ||
+        (o->max_steps != 0 && !step_share_make(&share, windows, B, o->reduce_groups, 0, process_count(o), err)) ||
+        !model_check_options(&request.model, err))
+        return false;
     Mixture train = {0}, val = {0};
     request.data = &train;
-    const bool readable = (mixture_parse(&train, o->train_data, err) || error_prefix(err, "-i")) &&
-                          (mixture_parse(&val, o->val_data, err) || error_prefix(err, "-j"));
-    const bool ok = readable && print_plan(s, &request, windows, B, err);
+    bool ok = (mixture_parse(&train, o->train_data, err) || error_prefix(err, "-i")) &&
+              (mixture_parse(&val, o->val_data, err) || error_prefix(err, "-j"));
+    if (ok && o->plan == PLAN_TEXT && o->hours == 0) print_recipe(s, (double)(windows * s->T));
+    if (ok && o->hours > 0)
+        ok = hours_print(o, &request, err);
+    else if (ok && o->advise)
+        ok = advise_print(stdout, &request, o->advise == ADVISE_D_FF, err);
+    else if (ok)
+        ok = plan_print(stdout, &request, o->plan == PLAN_JSON, err);
     mixture_free(&train);
     mixture_free(&val);
     return ok;

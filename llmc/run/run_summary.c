@@ -35,7 +35,7 @@ void run_summary_step(RunSummary *s, double seconds, double tokens, double mfu) 
 }
 
 void run_summary_validation(RunSummary *s, int64_t step, double loss) {
-    if (!(loss < (s->has_best ? s->best_loss : (double)INFINITY))) return;
+    if (isnan(loss) || (s->has_best && loss >= s->best_loss)) return;
     s->has_best = true;
     s->best_loss = loss;
     s->best_step = step;
@@ -61,7 +61,7 @@ typedef struct {
 
 static RunFigures figures_of(const RunSummary *s) {
     RunFigures f = {.joules = s->last_joules - s->first_joules};
-    const size_t first = s->steps > 1 ? 1 : 0, n = s->steps - first;
+    const size_t first = s->steps > 1, n = s->steps - first;
     double *sorted = malloc(n * sizeof *sorted);
     REQUIRE_MEMORY(sorted, "the times of the steps");
     for (size_t i = 0; i < n; i++) sorted[i] = (double)s->times[first + i];

@@ -142,18 +142,8 @@ static bool open_main_log(RunLog *log, const char *path, bool append, int64_t fi
         append_file_close(&log->file);
         if (!append_file_open(&log->file, path, has_steps, err)) return false;
     }
-    return append_file_cut(&log->file, append ? keep : 0, err);
-}
-
-static bool open_run_files(RunLog *log, const char *directory, bool append, int64_t first_step, Error *err) {
-    if (!directory_make(directory, err)) return false;
-    char *path = path_join(directory, "main.log");
-    const bool ok = open_main_log(log, path, append, first_step, err);
-    free(path);
-    if (ok) log->directory = strdup(directory);
-    REQUIRE_MEMORY(!ok || log->directory, "a path");
-    return ok && (stat(directory, &log->place) == 0 ||
-                  error_set(err, "%s: cannot be read: %s", directory, path_reason(directory, errno).text));
+    if (!append) keep = 0;
+    return append_file_cut(&log->file, keep, err);
 }
 
 bool runlog_is_there(const RunLog *log, Error *err) {
@@ -165,17 +155,6 @@ bool runlog_is_there(const RunLog *log, Error *err) {
     return error_set(err, "-o %s: the directory was removed or renamed while this run wrote into it", log->directory);
 }
 
-// Events are for display only: without them the run continues. An evaluation has its own directory, because TensorBoard
-// takes a step that is not beyond the last one for a restart and would drop the existing curves.
-static void open_tensorboard(RunLog *log, const char *directory, bool append, int64_t first_step) {
-    Error err;
-    const bool evaluation = append && first_step == INT64_MAX;
-    char *path = evaluation ? path_join(directory, "evaluation") : strdup(directory);
-    if (path && directory_make(path, &err)) log->tensorboard = tensorboard_open(path, append ? first_step : -1, &err);
-    if (path && !log->tensorboard) fprintf(stderr, "%s; the run continues without TensorBoard\n", err.text);
-    free(path);
-}
-
 RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int progress, bool tensorboard,
                     Error *err) {
     RunLog *log = calloc(1, sizeof *log);
@@ -185,12 +164,30 @@ RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int 
     log->progress = progress > 0 || (progress < 0 && terminal_redraws(STDOUT_FILENO));
     log->utf8 = terminal_is_utf8();
     if (!directory || !*directory) return log;
-    if (!open_run_files(log, directory, append, first_step, err)) {
+    log->directory = strdup(directory);
+    REQUIRE_MEMORY(log->directory, "a path");
+    char *path = path_join(directory, "main.log");
+    bool ok = directory_make(directory, err) && open_main_log(log, path, append, first_step, err);
+    free(path);
+    if (ok && stat(directory, &log->place) != 0)
+        ok = error_set(err, "%s: cannot be read: %s", directory, path_reason(directory, errno).text);
+    if (!ok) {
         error_prefix(err, "-o");
         runlog_close(log);
         return NULL;
     }
-    if (tensorboard) open_tensorboard(log, directory, append, first_step);
+    if (!tensorboard) return log;
+    // Events are for display only: without them the run continues. An evaluation has its own directory, because
+    // TensorBoard takes a step that is not beyond the last one for a restart and would drop the existing curves.
+    Error why;
+    const char *curves = directory;
+    char *evaluation = path_join(directory, "evaluation");
+    int64_t kept = -1;
+    if (append) kept = first_step;
+    if (kept == INT64_MAX) curves = evaluation;
+    if (directory_make(curves, &why)) log->tensorboard = tensorboard_open(curves, kept, &why);
+    if (!log->tensorboard) fprintf(stderr, "%s; the run continues without TensorBoard\n", why.text);
+    free(evaluation);
     return log;
 }
 
@@ -314,31 +311,6 @@ static void runlog_write(RunLog *log, const char *event, const char *inner, size
     free(line);
 }
 
-// An event that another module makes, for TensorBoard.
-static void show_event(RunLog *log, const char *event, const char *fields) {
-    char *text = NULL;
-    if (!log->tensorboard || asprintf(&text, "{%s}", fields) < 0) return;
-    cJSON *object = cJSON_Parse(text);
-    free(text);
-    const cJSON *step = cJSON_GetObjectItemCaseSensitive(object, "step"), *item;
-    // Groups are in alphabetical order: "end" would come before "train".
-    const char *group = event;
-    if (strcmp(event, "end") == 0) group = "whole_run";
-    tensorboard_begin(log->tensorboard, cJSON_IsNumber(step) ? (int64_t)step->valuedouble : 0);
-    if (cJSON_IsNumber(step)) {
-        cJSON_ArrayForEach(item, object) {
-            char tag[128];
-            snprintf(tag, sizeof tag, "%s/%s", group, item->string);
-            if (cJSON_IsNumber(item) && item != step) tensorboard_scalar(log->tensorboard, tag, item->valuedouble);
-        }
-    } else if (object && (text = cJSON_Print(object)) != NULL) {
-        tensorboard_text(log->tensorboard, event, text, (int64_t)strlen(text));
-        free(text);
-    }
-    cJSON_Delete(object);
-    runlog_end_record(log);
-}
-
 void runlog_event(RunLog *log, const char *event, const char *format, ...) {
     va_list args;
     char *fields = NULL;
@@ -347,7 +319,30 @@ void runlog_event(RunLog *log, const char *event, const char *format, ...) {
     va_end(args);
     REQUIRE_MEMORY(length >= 0, "the log");
     runlog_write(log, event, fields, (size_t)length);
-    if (length > 0) show_event(log, event, fields);
+    char *text = NULL;
+    if (length > 0 && log->tensorboard && asprintf(&text, "{%s}", fields) >= 0) {
+        cJSON *object = cJSON_Parse(text);
+        free(text);
+        const cJSON *step = cJSON_GetObjectItemCaseSensitive(object, "step"), *item;
+        // Groups are in alphabetical order: "end" would come before "train".
+        const char *group = event;
+        if (strcmp(event, "end") == 0) group = "whole_run";
+        int64_t at = 0;
+        if (cJSON_IsNumber(step)) at = (int64_t)step->valuedouble;
+        tensorboard_begin(log->tensorboard, at);
+        if (cJSON_IsNumber(step)) {
+            cJSON_ArrayForEach(item, object) {
+                char tag[128];
+                snprintf(tag, sizeof tag, "%s/%s", group, item->string);
+                if (cJSON_IsNumber(item) && item != step) tensorboard_scalar(log->tensorboard, tag, item->valuedouble);
+            }
+        } else if (object && (text = cJSON_Print(object)) != NULL) {
+            tensorboard_text(log->tensorboard, event, text, (int64_t)strlen(text));
+            free(text);
+        }
+        cJSON_Delete(object);
+        runlog_end_record(log);
+    }
     free(fields);
 }
 
@@ -424,42 +419,23 @@ static void put_decision(FILE *f, const StepReport *r) {
         fprintf(f, " | skipped: overflow, normal in fp16");
     else if (c->skip == SKIP_NONFINITE && c->bad_tensor >= 0)
         fprintf(f, " | SKIPPED: gradient of %s is not finite", text_or(r->bad_tensor, "a tensor"));
+    else if (c->skip == SKIP_NONFINITE && isfinite(c->loss))
+        fprintf(f, " | SKIPPED: gradient norm is not finite");
     else if (c->skip == SKIP_NONFINITE)
-        fprintf(f, " | SKIPPED: %s is not finite", isfinite(c->loss) ? "gradient norm" : "loss");
+        fprintf(f, " | SKIPPED: loss is not finite");
     if (scale_known && c->loss_scale != r->last_loss_scale) fprintf(f, " | loss scale now %g", (double)c->loss_scale);
-}
-
-static void step_entry(RunLog *log, const StepReport *r) {
-    static const char *const skips[] = {
-        [SKIP_NONFINITE] = "nonfinite", [SKIP_LOSS_OUTLIER] = "loss_outlier", [SKIP_NORM_OUTLIER] = "norm_outlier"};
-    const StepControl *c = &r->control;
-    Entry e;
-    entry_begin(&e, log, "step", "train", r->step);
-    entry_number(&e, "loss", (double)c->loss, FLOAT_DIGITS);
-    entry_number(&e, "norm", (double)c->norm, FLOAT_DIGITS);
-    entry_number(&e, "lr", r->lr, DOUBLE_DIGITS);
-    entry_number(&e, "ms", 1e3 * r->seconds, MEASURED_DIGITS);
-    entry_number(&e, "tokens_per_second", r->tokens / r->seconds, MEASURED_DIGITS);
-    entry_if_known(&e, "mfu", r->mfu, MEASURED_DIGITS);
-    entry_if_known(&e, "hfu", r->hfu, MEASURED_DIGITS);
-    if (c->loss_z != 0.0f || c->norm_z != 0.0f) {
-        entry_number(&e, "loss_z", (double)c->loss_z, MEASURED_DIGITS);
-        entry_number(&e, "norm_z", (double)c->norm_z, MEASURED_DIGITS);
-    }
-    if (c->loss_scale != 1.0f) entry_number(&e, "loss_scale", (double)c->loss_scale, FLOAT_DIGITS);
-    if (c->skipped > 0) entry_number(&e, "skipped", c->skipped, DOUBLE_DIGITS);
-    if (c->skip != SKIP_NONE) entry_string(&e, "skip", skips[c->skip]);
-    if (c->skip == SKIP_NONFINITE && c->bad_tensor >= 0 && r->bad_tensor) entry_string(&e, "bad_tensor", r->bad_tensor);
-    entry_end(&e);
 }
 
 // How often the bar's text is made anew. The eye does not follow more.
 static const double BAR_SECONDS = 0.1;
 
 void runlog_step(RunLog *log, const StepReport *r) {
+    static const char *const skips[] = {
+        [SKIP_NONFINITE] = "nonfinite", [SKIP_LOSS_OUTLIER] = "loss_outlier", [SKIP_NORM_OUTLIER] = "norm_outlier"};
+    const StepControl *c = &r->control;
     char loss[32], norm[32], ms[32], rate[32], eta[32], total[32];
-    format_fixed((double)r->control.loss, 6, 4, loss, sizeof loss);
-    format_fixed((double)r->control.norm, 6, 4, norm, sizeof norm);
+    format_fixed((double)c->loss, 6, 4, loss, sizeof loss);
+    format_fixed((double)c->norm, 6, 4, norm, sizeof norm);
     format_fixed(1e3 * r->seconds, 5, 3, ms, sizeof ms);
     format_count(r->tokens / r->seconds, rate, sizeof rate);
     format_duration(r->eta_seconds, eta, sizeof eta);
@@ -487,23 +463,28 @@ void runlog_step(RunLog *log, const StepReport *r) {
     }
     runlog_print(log, NULL, line, bytes);
     free(line);
-    step_entry(log, r);
+
+    Entry e;
+    entry_begin(&e, log, "step", "train", r->step);
+    entry_number(&e, "loss", (double)c->loss, FLOAT_DIGITS);
+    entry_number(&e, "norm", (double)c->norm, FLOAT_DIGITS);
+    entry_number(&e, "lr", r->lr, DOUBLE_DIGITS);
+    entry_number(&e, "ms", 1e3 * r->seconds, MEASURED_DIGITS);
+    entry_number(&e, "tokens_per_second", r->tokens / r->seconds, MEASURED_DIGITS);
+    entry_if_known(&e, "mfu", r->mfu, MEASURED_DIGITS);
+    entry_if_known(&e, "hfu", r->hfu, MEASURED_DIGITS);
+    if (c->loss_z != 0.0f || c->norm_z != 0.0f) {
+        entry_number(&e, "loss_z", (double)c->loss_z, MEASURED_DIGITS);
+        entry_number(&e, "norm_z", (double)c->norm_z, MEASURED_DIGITS);
+    }
+    if (c->loss_scale != 1.0f) entry_number(&e, "loss_scale", (double)c->loss_scale, FLOAT_DIGITS);
+    if (c->skipped > 0) entry_number(&e, "skipped", c->skipped, DOUBLE_DIGITS);
+    if (c->skip != SKIP_NONE) entry_string(&e, "skip", skips[c->skip]);
+    if (c->skip == SKIP_NONFINITE && c->bad_tensor >= 0 && r->bad_tensor) entry_string(&e, "bad_tensor", r->bad_tensor);
+    entry_end(&e);
 }
 
 // --------------------------------------------------------------------------------------------------------- evaluation
-
-// The score of one source, as an object of the list "sources" and as scalars named after it.
-static void source_score(Entry *e, const char *name, double share, const ValidationScore *s) {
-    char tag[1000];
-    fputs("{\"name\":", e->json);
-    format_json_string(e->json, name, strlen(name));
-    fprintf(e->json, ",\"share\":%.6g,\"tokens\":%lld", share, (long long)s->tokens);
-    snprintf(tag, sizeof tag, "loss/%s", name);
-    entry_named(e, "loss", tag, s->loss, DOUBLE_DIGITS);
-    snprintf(tag, sizeof tag, "bits_per_byte/%s", name);
-    if (s->bits_per_byte > 0.0) entry_named(e, "bits_per_byte", tag, s->bits_per_byte, DOUBLE_DIGITS);
-    fputc('}', e->json);
-}
 
 static const char *bits_text(const ValidationScore *s, char text[48]) {
     *text = '\0';
@@ -515,7 +496,8 @@ void runlog_validation(RunLog *log, int64_t step, const ValidationScore *s, cons
                        const ValidationScore *each, double seconds) {
     char bits[48], count[32], duration[32];
     const double perplexity = exp(s->loss);
-    const int sources = mixture->count > 1 ? mixture->count : 0;
+    int sources = 0;
+    if (mixture->count > 1) sources = mixture->count;
     runlog_text(log, "validation at step %lld | loss %.4f | perplexity %.2f | %s%s tokens in %s", (long long)step,
                 s->loss, perplexity, bits_text(s, bits), format_count((double)s->tokens, count, sizeof count),
                 format_duration(seconds, duration, sizeof duration));
@@ -529,9 +511,18 @@ void runlog_validation(RunLog *log, int64_t step, const ValidationScore *s, cons
     entry_named(&e, "ppl", "perplexity", perplexity, DOUBLE_DIGITS);
     if (s->bits_per_byte > 0.0) entry_number(&e, "bits_per_byte", s->bits_per_byte, DOUBLE_DIGITS);
     entry_number(&e, "tokens", (double)s->tokens, DOUBLE_DIGITS);
-    for (int i = 0; i < sources; i++) {
-        fputs(i == 0 ? ",\"sources\":[" : ",", e.json);
-        source_score(&e, mixture->names[i], mixture_share(mixture, i), &each[i]);
+    if (sources > 0) fputs(",\"sources\":[", e.json);
+    for (int i = 0; i < sources; i++) { // an object of the list each, and scalars named after it
+        const char *name = mixture->names[i];
+        char tag[1000];
+        fprintf(e.json, "%s{\"name\":", text_if(i > 0, ","));
+        format_json_string(e.json, name, strlen(name));
+        fprintf(e.json, ",\"share\":%.6g,\"tokens\":%lld", mixture_share(mixture, i), (long long)each[i].tokens);
+        snprintf(tag, sizeof tag, "loss/%s", name);
+        entry_named(&e, "loss", tag, each[i].loss, DOUBLE_DIGITS);
+        snprintf(tag, sizeof tag, "bits_per_byte/%s", name);
+        if (each[i].bits_per_byte > 0.0) entry_named(&e, "bits_per_byte", tag, each[i].bits_per_byte, DOUBLE_DIGITS);
+        fputc('}', e.json);
     }
     if (sources > 0) fputc(']', e.json);
     entry_number(&e, "seconds", seconds, MEASURED_DIGITS);
@@ -626,11 +617,12 @@ static const NumericsRow *extreme(const NumericsRow *rows, int count, double (*o
 // The length of "wte" in "wte.update".
 static int kind_length(const NumericsRow *row) { return (int)strcspn(row->name, "."); }
 
-static void numerics_text(RunLog *log, int64_t step, const NumericsRow *rows, int count) {
+void runlog_numerics(RunLog *log, int64_t step, const NumericsRow *rows, int count) {
     const struct {
         const char *name;
         double (*of)(const NumericsRow *);
     } shares[] = {{"underflow", underflow}, {"overflow", overflow}};
+    if (count == 0) return;
     char *text;
     size_t bytes;
     FILE *f = text_open(&text, &bytes);
@@ -649,33 +641,26 @@ static void numerics_text(RunLog *log, int64_t step, const NumericsRow *rows, in
     fclose(f);
     runlog_text(log, "numerics at step %lld%s", (long long)step, text);
     free(text);
-}
 
-// The numbers of one class, under its name.
-static void numerics_class(Entry *e, const NumericsRow *row) {
-    const struct {
-        const char *name;
-        double value;
-    } fields[] = {{"amax", (double)row->stats.amax},
-                  {"rms", sqrt(share(row, row->stats.sumsq))},
-                  {"zero", share(row, row->stats.zero)},
-                  {"underflow", underflow(row)},
-                  {"overflow", overflow(row)}};
-    char key[80];
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        snprintf(key, sizeof key, "%s/%s", row->name, fields[i].name);
-        entry_number(e, key, fields[i].value, FLOAT_DIGITS);
-    }
-    if (!(model_numerics_ratio(row) > 0.0)) return;
-    snprintf(key, sizeof key, "update_ratio/%.*s", kind_length(row), row->name);
-    entry_number(e, key, model_numerics_ratio(row), FLOAT_DIGITS);
-}
-
-void runlog_numerics(RunLog *log, int64_t step, const NumericsRow *rows, int count) {
     Entry e;
-    if (count == 0) return;
-    numerics_text(log, step, rows, count);
     entry_begin(&e, log, "numerics", "numerics", step);
-    for (int i = 0; i < count; i++) numerics_class(&e, &rows[i]);
+    for (const NumericsRow *row = rows; row < rows + count; row++) { // a class, under its name
+        const struct {
+            const char *name;
+            double value;
+        } fields[] = {{"amax", (double)row->stats.amax},
+                      {"rms", sqrt(share(row, row->stats.sumsq))},
+                      {"zero", share(row, row->stats.zero)},
+                      {"underflow", underflow(row)},
+                      {"overflow", overflow(row)}};
+        char key[80];
+        for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+            snprintf(key, sizeof key, "%s/%s", row->name, fields[i].name);
+            entry_number(&e, key, fields[i].value, FLOAT_DIGITS);
+        }
+        if (!(model_numerics_ratio(row) > 0.0)) continue;
+        snprintf(key, sizeof key, "update_ratio/%.*s", kind_length(row), row->name);
+        entry_number(&e, key, model_numerics_ratio(row), FLOAT_DIGITS);
+    }
     entry_end(&e);
 }

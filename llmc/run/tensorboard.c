@@ -70,7 +70,9 @@ static void put_message(Bytes *b, uint32_t field, const Bytes *message) {
 
 // A double or a float. Little-endian, as this machine is: the project's files have no other order.
 static void put_fixed(Bytes *b, uint32_t field, const void *x, size_t n) {
-    put_varint(b, field << 3 | (n == sizeof(double) ? FIXED64 : FIXED32));
+    uint32_t kind = FIXED32;
+    if (n == sizeof(double)) kind = FIXED64;
+    put_varint(b, field << 3 | kind);
     put_bytes(b, x, n);
 }
 
@@ -106,18 +108,6 @@ static void begin_event(TensorBoard *tb, int64_t step) {
     put_int(&tb->event, 2, step);
 }
 
-// The beginning of every file: the version, and the step from which on earlier files are void.
-static void frame_first_events(TensorBoard *tb) {
-    static const char VERSION[] = "brain.Event:2";
-    static const uint8_t START[] = {1 << 3 | VARINT, 1};
-    begin_event(tb, 0);
-    put_string(&tb->event, 3, VERSION, sizeof VERSION - 1);
-    frame_event(tb);
-    begin_event(tb, min_i64(tb->first_step, INT64_MAX - 1) + 1);
-    put_string(&tb->event, 7, START, sizeof START);
-    frame_event(tb);
-}
-
 void tensorboard_begin(TensorBoard *tb, int64_t step) {
     if (!tb) return;
     tb->step = step;
@@ -129,7 +119,7 @@ void tensorboard_scalar(TensorBoard *tb, const char *tag, double value) {
     if (!tb) return;
     float rounded = (float)fmax(-(double)FLT_MAX, fmin((double)FLT_MAX, value));
     if (isnan(value)) rounded = NAN;
-    if (fabs(value) > (double)FLT_MAX) rounded = value > 0 ? INFINITY : -INFINITY;
+    if (fabs(value) > (double)FLT_MAX) rounded = copysignf(INFINITY, rounded);
     tb->value.size = 0;
     put_string(&tb->value, 1, tag, strlen(tag));
     put_fixed(&tb->value, 2, &rounded, sizeof rounded);
@@ -163,9 +153,18 @@ void tensorboard_text(TensorBoard *tb, const char *tag, const char *text, int64_
 }
 
 bool tensorboard_end(TensorBoard *tb, Error *err) {
+    static const char VERSION[] = "brain.Event:2";
+    static const uint8_t START[] = {1 << 3 | VARINT, 1};
     if (!tb || tb->summary.size == 0) return true;
     tb->record.size = 0;
-    if (!tb->started) frame_first_events(tb);
+    if (!tb->started) { // a file begins with the version, and the step from which on earlier files are void
+        begin_event(tb, 0);
+        put_string(&tb->event, 3, VERSION, sizeof VERSION - 1);
+        frame_event(tb);
+        begin_event(tb, min_i64(tb->first_step, INT64_MAX - 1) + 1);
+        put_string(&tb->event, 7, START, sizeof START);
+        frame_event(tb);
+    }
     begin_event(tb, tb->step);
     put_message(&tb->event, 5, &tb->summary);
     frame_event(tb);
@@ -179,21 +178,6 @@ bool tensorboard_end(TensorBoard *tb, Error *err) {
 static const char PREFIX[] = "events.out.tfevents.";
 // Names sort as numbers while they have ten digits; one with more is not ours.
 static const long LAST_SECONDS = 9999999998;
-
-// The SECONDS of the newest event file in the directory; 0: there is none.
-static long newest_seconds(const char *directory) {
-    char **names;
-    int count;
-    long newest = 0;
-    if (!directory_list(directory, &names, &count, NULL)) return 0; // opening a file there reports it
-    for (int i = 0; i < count; i++) {
-        if (strncmp(names[i], PREFIX, sizeof PREFIX - 1) != 0) continue;
-        const long seconds = strtol(names[i] + sizeof PREFIX - 1, NULL, 10);
-        if (seconds > newest && seconds <= LAST_SECONDS) newest = seconds;
-    }
-    directory_list_free(names, count);
-    return newest;
-}
 
 TensorBoard *tensorboard_open(const char *directory, int64_t first_step, Error *err) {
     TensorBoard *tb = calloc(1, sizeof *tb);
@@ -210,9 +194,17 @@ TensorBoard *tensorboard_open(const char *directory, int64_t first_step, Error *
     host[sizeof host - 1] = '\0';
     for (char *p = host; *p; p++)
         if (!isalnum((unsigned char)*p) && *p != '-') *p = '_'; // dots separate the parts of the file's name
-    long seconds = (long)time(NULL);
-    const long newest = newest_seconds(directory);
-    if (seconds <= newest) seconds = newest + 1;
+    long seconds = (long)time(NULL);                            // or after the newest event file of the directory
+    char **names;
+    int count;
+    if (directory_list(directory, &names, &count, NULL)) { // opening a file there reports a failure
+        for (int i = 0; i < count; i++) {
+            if (strncmp(names[i], PREFIX, sizeof PREFIX - 1) != 0) continue;
+            const long other = strtol(names[i] + sizeof PREFIX - 1, NULL, 10);
+            if (other >= seconds && other <= LAST_SECONDS) seconds = other + 1;
+        }
+        directory_list_free(names, count);
+    }
     snprintf(name, sizeof name, "%s%010ld.%s.%ld.0", PREFIX, seconds, host, (long)getpid());
     char *path = path_join(directory, name);
     const bool ok = append_file_open(&tb->file, path, true, err);

@@ -554,11 +554,11 @@ static bool options_read(const FuzzInput *in) {
     char *text = file_read_all(fuzz_path("options.json"), 16 << 20, NULL, &err);
     if (!text) return false;
     Options o = default_options(), again = default_options();
-    const bool ok = options_adopt_json(&o, text, &err);
+    const bool ok = options_adopt_json(&o, text, false, &err);
     free(options_diff_json(&o, text));
     if (ok) {
         char *json = options_to_json(&o, true);
-        REQUIRE(options_adopt_json(&again, json, &err), "taken, but not again: %s", err.text);
+        REQUIRE(options_adopt_json(&again, json, false, &err), "taken, but not again: %s", err.text);
         // JSON has no bytes that are not UTF-8: they have become U+FFFD.
         for (const OptionRow *row = option_table; row->long_name && !strstr(json, "\\ufffd"); row++) {
             char a[OPTION_VALUE], b[OPTION_VALUE];

@@ -226,7 +226,7 @@ TEST(auto_is_a_value_where_the_program_may_choose) {
     char *json = options_to_json(&o, false);
     options_free(&o);
     o = parsed("");
-    assert_true(options_adopt_json(&o, json, NULL));
+    assert_true(options_adopt_json(&o, json, false, NULL));
     assert_true(o.B == 0 && o.lr == -1);
     options_free(&o);
     free(json);
@@ -483,7 +483,7 @@ TEST(options_that_are_no_more_are_left_out_at_a_resume) {
     Error err;
     const char *then = "{\"batch-size\":8,\"fp8-scaling\":\"delayed\",\"hellaswag\":1,\"choice-examples\":5,"
                        "\"early-launch\":0}";
-    assert_true(options_adopt_json(&o, then, &err));
+    assert_true(options_adopt_json(&o, then, false, &err));
     assert_int_equal(o.B, 8);
     assert_null(options_diff_json(&o, then));
     options_free(&o);
@@ -506,7 +506,7 @@ TEST(what_was_not_given_is_adopted_from_the_earlier_run) {
     Options then = parsed("-b 4 -l 0.1 -e d12 -o runs/a -k wsd -x 500 --max-minutes 3"),
             now = parsed("-o runs/b -y -x 900");
     char *json = options_to_json(&then, false);
-    assert_true(options_adopt_json(&now, json, NULL));
+    assert_true(options_adopt_json(&now, json, false, NULL));
     assert_int_equal(now.B, 4);
     assert_true(now.lr == 0.1);
     assert_int_equal(now.schedule, SCHEDULE_WSD);
@@ -534,13 +534,13 @@ TEST(foreign_values_are_not_adopted) {
     for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++) {
         Options o = parsed("");
         Error err = {""};
-        assert_false(options_adopt_json(&o, foreign[i], &err));
+        assert_false(options_adopt_json(&o, foreign[i], false, &err));
         assert_true(strncmp(err.text, "the options of the earlier run: ", 32) == 0);
         options_free(&o);
     }
     Options o = parsed("");
     Error err = {""};
-    assert_false(options_adopt_json(&o, "{\"bach-size\": 3}", &err)); // it would be 4, the default
+    assert_false(options_adopt_json(&o, "{\"bach-size\": 3}", false, &err)); // it would be 4, the default
     assert_non_null(strstr(err.text, "unknown option \"bach-size\"; did you mean --batch-size?"));
     options_free(&o);
 }
@@ -596,7 +596,7 @@ TEST(paths_of_a_run_are_those_of_the_directory_where_it_was_begun) {
     write_bytes(tmp_file("sh/train_0.bin"), "", 0);
     write_bytes(tmp_file("bytes"), "", 0); // files of the names of what is no file
     write_bytes(tmp_file("d12"), "", 0);
-    assert_true(options_adopt_json(&o, json, NULL));
+    assert_true(options_adopt_json(&o, json, false, NULL));
     assert_string_equal(o.train_data, tmp_file("sh/train_*.bin"));
     assert_string_equal(o.val_data, "gone_*.bin"); // in neither directory
     assert_string_equal(o.tokenizer, "bytes");
@@ -624,7 +624,7 @@ TEST(paths_of_a_run_whose_directory_is_gone_are_those_of_this_one) {
     cJSON_ReplaceItemInObject(then, "directory", cJSON_CreateString("/no/such/directory"));
     char *moved = cJSON_PrintUnformatted(then);
     Options o = parsed("-o d -y");
-    assert_true(options_adopt_json(&o, moved, NULL));
+    assert_true(options_adopt_json(&o, moved, false, NULL));
     assert_string_equal(o.train_data, "sh/train_*.bin");
     assert_string_equal(o.begun_in, "/no/such/directory");
     char *here = path_working_directory();
