@@ -91,7 +91,8 @@ static void consider(Advice *a, ChangeKind kind, const ModelConfig *config, int6
 // more than an eighth. A model that is much larger always does more work a second: that is no advice.
 static void consider_widths(Advice *a, ChangeKind kind) {
     const ModelConfig *config = &a->model->config;
-    const int64_t now = kind == CHANGE_C ? config->C : model_size(config, DIM_FF);
+    int64_t now = model_size(config, DIM_FF), HS;
+    if (kind == CHANGE_C) now = config->C;
     const int64_t most = max_i64(now / 16, min_i64(64, now / 8));
     for (int64_t step = 0; step <= most / 64 + 1; step++)
         for (int sign = -1; sign <= 1; sign += 2) {
@@ -101,7 +102,9 @@ static void consider_widths(Advice *a, ChangeKind kind) {
             if (kind == CHANGE_C) {
                 c.C = width;
                 model_config_set_d_ff(&c, c.d_ff);
-                c.NH = width / (width % 128 == 0 && model_head_size(config) > 96 ? 128 : 64);
+                HS = 64;
+                if (width % 128 == 0 && model_head_size(config) > 96) HS = 128;
+                c.NH = width / HS;
                 c.HS = 0;
             } else {
                 model_config_set_d_ff(&c, width);
@@ -186,8 +189,12 @@ static void print_changes(FILE *out, const Advice *a) {
     int number = 0;
     for (; number < SHOWN; number++) {
         int next = -1;
-        for (int k = 0; k < NUM_CHANGES; k++)
-            if (!done[k] && a->best[k].work > (next < 0 ? 0 : a->best[next].work)) next = k;
+        double most = 0;
+        for (int k = 0; k < NUM_CHANGES; k++) {
+            if (done[k] || a->best[k].work <= most) continue;
+            most = a->best[k].work;
+            next = k;
+        }
         if (next < 0) break;
         if (number == 0)
             fprintf(out, "advise      what would gain most nearby, each alone, at the same tokens a step:\n");
@@ -199,29 +206,6 @@ static void print_changes(FILE *out, const Advice *a) {
                 "advise      no C, NH, d_ff, V or B nearby would gain half a per cent: these sizes suit this GPU\n");
     else if (number < SHOWN)
         fprintf(out, "advise      other changes nearby of C, NH, d_ff, V or B gain less than half a per cent\n");
-}
-
-static void print_now(FILE *out, const Advice *a, bool is_limit) {
-    char rate[TEXT], shape[MODEL_TEXT];
-    const ModelOptions *m = a->model;
-    const ModelConfig *c = &m->config;
-    const int64_t HS = model_head_size(c);
-    const char *heads = "attention computes nothing that only pads it";
-    if (HS % 32 != 0) heads = "attention computes it as the next multiple of 32";
-    if (HS % 8 != 0 || HS > 128)
-        heads = "no fast attention kernel takes it, only multiples of 8 up to 128; that costs more than is counted";
-    fprintf(out, "advise      %s, %d multiprocessors, %s: %s, -b %lld -t %lld\n", a->gpu->name, a->gpu->num_sms,
-            dtype_name(m->dtype), model_config_text(c, m->T, shape, sizeof shape), (long long)m->B, (long long)m->T);
-    const char *said = "predicted", *by = "by assumed rates";
-    if (is_limit) {
-        said = "at most";
-        by = "at the datasheet's rates, as none are assumed for this GPU and dtype";
-    }
-    fprintf(out, "advise      %s %s tokens/s %s; tiles and waves of the matmuls are %.0f%% full\n", said,
-            format_count(a->now.rate, rate, TEXT), by, 100 * a->now.filled);
-    fprintf(out, "advise      head size %lld: %s\n", (long long)HS, heads);
-    fprintf(out, "advise      vocabulary %lld, padded to %lld; B*T = %lld rows, aligned by %d\n", (long long)c->V,
-            (long long)c->Vp, (long long)(m->B * m->T), tiling_alignment(m->B * m->T));
 }
 
 static void print_matmuls(FILE *out, const Advice *a) {
@@ -237,12 +221,14 @@ static void print_matmuls(FILE *out, const Advice *a) {
             const MatmulShape *m = &part->shape;
             if (m->M == 0) continue;
             const Tiling t = tiling_best(a->gpu, a->model->dtype, m);
-            const bool head = strcmp(op->op, "head_loss_backward") == 0;
+            const char *of = op->tensor;
             char name[TEXT], aligned[TEXT], tile[TEXT], tiles[TEXT];
-            snprintf(name, TEXT, "%s %s", op->op, head ? PASS_NAMES[pass++] : op->tensor);
+            if (strcmp(op->op, "head_loss_backward") == 0) of = PASS_NAMES[pass++];
+            snprintf(name, TEXT, "%s %s", op->op, of);
             snprintf(aligned, TEXT, "%d %d %d", tiling_alignment(m->M), tiling_alignment(m->N), tiling_alignment(m->K));
             snprintf(tile, TEXT, "%dx%d", t.rows, t.cols);
-            snprintf(tiles, TEXT, t.splits > 1 ? "%lldx%d" : "%lld", (long long)t.tiles, t.splits);
+            snprintf(tiles, TEXT, "%lld", (long long)t.tiles);
+            if (t.splits > 1) snprintf(tiles, TEXT, "%lldx%d", (long long)t.tiles, t.splits);
             const double of_peak = part->amount / part->seconds.likely / gpu_spec_peak(a->gpu, a->model->dtype);
             fprintf(out, "advise      %-35s %7lld %7lld %7lld  %-12s %8s %7s %6lld %8.0f%% %8.1f%%\n", name,
                     (long long)m->M, (long long)m->N, (long long)m->K, aligned, tile, tiles, (long long)t.waves,
@@ -280,7 +266,27 @@ static bool advise_sizes(FILE *out, const PlanRequest *r, const GpuChoice *gpu, 
     consider_widths(&a, CHANGE_C);
     consider_widths(&a, CHANGE_D_FF);
     consider_others(&a, plan.batch);
-    print_now(out, &a, !plan.prediction.is_known);
+
+    const ModelOptions *m = a.model;
+    const ModelConfig *c = &m->config;
+    const int64_t HS = model_head_size(c);
+    char rate[TEXT], shape[MODEL_TEXT];
+    const char *heads = "attention computes nothing that only pads it";
+    if (HS % 32 != 0) heads = "attention computes it as the next multiple of 32";
+    if (HS % 8 != 0 || HS > 128)
+        heads = "no fast attention kernel takes it, only multiples of 8 up to 128; that costs more than is counted";
+    const char *said = "predicted", *by = "by assumed rates";
+    if (!plan.prediction.is_known) {
+        said = "at most";
+        by = "at the datasheet's rates, as none are assumed for this GPU and dtype";
+    }
+    fprintf(out, "advise      %s, %d multiprocessors, %s: %s, -b %lld -t %lld\n", a.gpu->name, a.gpu->num_sms,
+            dtype_name(m->dtype), model_config_text(c, m->T, shape, sizeof shape), (long long)m->B, (long long)m->T);
+    fprintf(out, "advise      %s %s tokens/s %s; tiles and waves of the matmuls are %.0f%% full\n", said,
+            format_count(a.now.rate, rate, TEXT), by, 100 * a.now.filled);
+    fprintf(out, "advise      head size %lld: %s\n", (long long)HS, heads);
+    fprintf(out, "advise      vocabulary %lld, padded to %lld; B*T = %lld rows, aligned by %d\n", (long long)c->V,
+            (long long)c->Vp, (long long)(m->B * m->T), tiling_alignment(m->B * m->T));
     print_changes(out, &a);
     print_matmuls(out, &a);
     print_sources(out);
@@ -312,7 +318,8 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
                                       {N, C, FF, false}, {N, FF, C, false}, {C, FF, N, true}};
         double flops = 0, seconds = 0;
         for (int k = 0; k < 6; k++) { // with SwiGLU's gate the first three have twice the FLOP
-            const double work = k < 3 ? (double)products : 1;
+            double work = 1;
+            if (k < 3) work = (double)products;
             flops += work;
             seconds += work / tiling_best(&gpu->spec, dtype, &shapes[k]).share;
         }
@@ -331,7 +338,8 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
     }
     fprintf(out, "advise      %s, %s: feed-forward layers of C=%lld, -b %lld -t %lld, forward and backward\n",
             gpu->spec.name, dtype_name(dtype), (long long)C, (long long)B, (long long)m->T);
-    const char *name = m->config.activation == ACTIVATION_SWIGLU ? "8/3 C" : "4 C";
+    const char *name = "4 C";
+    if (m->config.activation == ACTIVATION_SWIGLU) name = "8/3 C";
     fprintf(out, "advise      near %s: take %lld", name, (long long)sizes[best]);
     if (sizes[best] == exact)
         fprintf(out, ", which is %s; none nearby is %.1f%% faster\n", name, 100 * (WORTH - 1));
@@ -352,7 +360,7 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
 
 bool advise_print(FILE *out, const PlanRequest *r, bool d_ff, Error *err) {
     static GpuChoice gpus[MOST_GPUS];
-    const char *unknown = NULL;
+    const char *unknown = NULL, *names = "this";
     int count = 0;
     if (!r->model.train) unknown = "-x 0";
     if (r->model.fp8) unknown = "--fp8";
@@ -362,7 +370,8 @@ bool advise_print(FILE *out, const PlanRequest *r, bool d_ff, Error *err) {
         return error_set(err,
                          "--advise: this program computes on the CPU, whose matmuls have no tiles to count; name a "
                          "GPU, such as --gpu h100");
-    if (!gpu_find_all(gpus, &count, *r->gpus ? r->gpus : "this", err)) return false;
+    if (*r->gpus) names = r->gpus;
+    if (!gpu_find_all(gpus, &count, names, err)) return false;
     for (int i = 0; i < count; i++)
         if (gpus[i].spec.num_sms == 0 ||
             gpu_spec_peak(&gpus[i].spec, gpu_spec_dtype(&gpus[i].spec, r->model.dtype)) == 0)

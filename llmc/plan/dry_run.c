@@ -21,12 +21,15 @@ static bool show_and_refuse(OpCost cost) {
 bool dry_run_step(const ModelOptions *options, double micro_steps, DryRunOp *see, void *context) {
     static const OpObserver observer = {show_and_refuse, NULL};
     const OptimizerOptions no_options = {0};
-    const int token_bytes = options->config.V <= 1 << 16 ? 2 : 4;
+    int token_bytes = 2;
+    if (options->config.V > 1 << 16) token_bytes = 4;
     const int64_t tokens = options->B * options->T;
     ModelOptions o = *options;
     Error err;
-    if (!device_facts()->supports[o.dtype]) o.dtype = device_facts()->supports[DTYPE_BF16] ? DTYPE_BF16 : DTYPE_FP16;
-    Model *model = o.offload ? NULL : model_create_dry(&o);
+    Model *model = NULL;
+    if (!device_facts()->supports[o.dtype]) o.dtype = DTYPE_BF16;
+    if (!device_facts()->supports[o.dtype]) o.dtype = DTYPE_FP16;
+    if (!o.offload) model = model_create_dry(&o);
     if (!model) return false;
     Optimizer *optimizer = optimizer_create(model, &no_options, &err);
     REQUIRE(optimizer, "%s", err.text); // only offload can fail
@@ -34,7 +37,8 @@ bool dry_run_step(const ModelOptions *options, double micro_steps, DryRunOp *see
     dry_run.context = context;
     ops_observe(&observer);
     for (int step = 0; step < 2; step++) { // the first micro-step, and all others
-        dry_run.calls = step == 0 ? fmin(1, micro_steps) : micro_steps - 1;
+        dry_run.calls = micro_steps - 1;
+        if (step == 0) dry_run.calls = fmin(1, micro_steps);
         if (dry_run.calls <= 0) continue;
         model_load_batch(model, NULL, o.B, o.T, token_bytes);
         model_forward_backward(model, tokens, step == 0);

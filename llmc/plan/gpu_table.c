@@ -4,6 +4,7 @@
 #include "llmc/plan/gpu_table.h"
 
 #include "llmc/base/edit_distance.h"
+#include "llmc/base/format.h"
 #include "llmc/device.h"
 
 #include <ctype.h>
@@ -72,7 +73,8 @@ double gpu_spec_peak(const GpuSpec *gpu, DType dtype) {
 }
 
 DType gpu_spec_dtype(const GpuSpec *gpu, DType dtype) {
-    return dtype == DTYPE_BF16 && gpu->peak_bf16 == 0 && gpu->peak_fp16 > 0 ? DTYPE_FP16 : dtype;
+    if (dtype == DTYPE_BF16 && gpu->peak_bf16 == 0 && gpu->peak_fp16 > 0) return DTYPE_FP16;
+    return dtype;
 }
 
 // --------------------------------------------------------------------------------------------------------------- names
@@ -95,9 +97,13 @@ static double memory_of(const char *text, size_t length) {
     snprintf(copy, sizeof copy, "%.*s", (int)length, text);
     const double n = strtod(copy, &unit);
     unit += strspn(unit, " ");
-    const bool binary = strcasecmp(unit, "gib") == 0;
-    if (!binary && strcasecmp(unit, "g") != 0 && strcasecmp(unit, "gb") != 0) return 0;
-    return n > 0 && n <= MOST_GIGABYTES ? n * (binary ? 0x1p30 : 1e9) : -1;
+    double gigabyte = 1e9;
+    if (strcasecmp(unit, "gib") == 0)
+        gigabyte = 0x1p30;
+    else if (strcasecmp(unit, "g") != 0 && strcasecmp(unit, "gb") != 0)
+        return 0;
+    if (n > 0 && n <= MOST_GIGABYTES) return n * gigabyte;
+    return -1;
 }
 
 bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
@@ -117,8 +123,8 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
     plain_name(asked, text, length);
     for (int i = 0; i < COUNT; i++) {
         plain_name(plain, TABLE[i].name, strlen(TABLE[i].name));
-        const bool also = TABLE[i].also && strcmp(asked, TABLE[i].also) == 0;
-        const int d = also ? 0 : edit_distance(asked, plain);
+        int d = edit_distance(asked, plain);
+        if (TABLE[i].also && strcmp(asked, TABLE[i].also) == 0) d = 0;
         const size_t longer = (size_t)max_i64((int64_t)strlen(asked), (int64_t)strlen(plain));
         if (d >= least || 2 * d > (int)longer) continue; // half of the letters, as of options
         least = d;
@@ -128,7 +134,7 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
         char names[400] = "";
         for (int i = 0; i < COUNT; i++) {
             const size_t used = strlen(names);
-            snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", TABLE[i].name);
+            snprintf(names + used, sizeof names - used, "%s%s", text_if(i > 0, ", "), TABLE[i].name);
         }
         char advice[NAME + 40] = "known GPUs";
         if (nearest) snprintf(advice, sizeof advice, "did you mean %s? Known GPUs", nearest->name);
@@ -174,11 +180,15 @@ bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Erro
             return error_set(err, "--gpu %.80s: no GPU before or after a comma; leave the comma out", names);
         if (*count == MOST_GPUS) return error_set(err, "--gpu: more than %d GPUs", MOST_GPUS);
         GpuChoice *gpu = &gpus[(*count)++];
-        if (here ? !gpu_here(gpu, err) : !gpu_find(gpu, at, length, err)) return false;
+        if (here && !gpu_here(gpu, err)) return false;
+        if (!here && !gpu_find(gpu, at, length, err)) return false;
         at += length;
         if (!*at) break;
     }
     return true;
 }
 
-double gpu_exchange_rate(const GpuSpec *gpu) { return gpu->nvlink > 0 ? gpu->nvlink : gpu->link; }
+double gpu_exchange_rate(const GpuSpec *gpu) {
+    if (gpu->nvlink > 0) return gpu->nvlink;
+    return gpu->link;
+}

@@ -20,23 +20,6 @@ static double exposed_part(const DevicePlan *p, const PlannedExchange *e, bool o
            fmax(0, (e->weights - e->first_weights) / rate - micro_step / 3);
 }
 
-static void add_exchange(DevicePlan *p, const PlanRequest *r) {
-    if (p->gpus == 1 || p->step.seconds == 0) return;
-    const PlannedExchange e = plan_step_exchange(&p->model);
-    p->exchange_bytes = e.gradients + e.weights;
-    p->exchange_rate = gpu_exchange_rate(&p->gpu.spec);
-    if (p->exchange_rate == 0) return;
-    p->exchange_seconds = p->exchange_bytes / p->exchange_rate;
-    const bool overlap = r->comm_overlap;
-    p->exposed_seconds = exposed_part(p, &e, overlap, p->step.seconds);
-    if (p->prediction.is_known) {
-        p->predicted.likely += exposed_part(p, &e, overlap, p->predicted.likely);
-        p->predicted.worst += exposed_part(p, &e, overlap, p->predicted.worst);
-        p->predicted.best += exposed_part(p, &e, overlap, p->predicted.best);
-    }
-    p->efficiency = p->step.seconds / (p->step.seconds + p->exposed_seconds);
-}
-
 // The max windows of a group, and so of a micro-batch. 0: not known.
 static int64_t group_windows(const PlanRequest *r) { return ceil_div(r->step_windows, max_i64(r->model.groups, 1)); }
 
@@ -57,7 +40,8 @@ void plan_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
     plan->model = r->model;
     plan->gpus = (int)max_i64(r->model.processes, 1);
     // The processes of one machine share its memory; GPUs have their own.
-    plan->room = plan_room(true) / (strcmp(device_facts()->backend, "cpu") == 0 ? plan->gpus : 1);
+    plan->room = plan_room(true);
+    if (strcmp(device_facts()->backend, "cpu") == 0) plan->room /= plan->gpus;
     if (gpu) { // one without bf16 computes in fp16, one without fp8 in the dtype of the run
         GpuSpec *spec = &plan->gpu.spec;
         plan->gpu = *gpu;
@@ -73,7 +57,7 @@ void plan_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
     plan->fits = plan_fit(&plan->model, r->model.B == 0, r->recompute, plan->room, most, &plan->why_not);
     if (plan->fits && r->divides && r->model.B == 0)
         plan->fits = plan_fit_divisor(&plan->model, r->recompute, plan->room, &plan->why_not);
-    plan->windows = r->step_windows > 0 ? r->step_windows : plan->model.B * max_i64(r->model.groups, 1);
+    plan->windows = positive_or(r->step_windows, plan->model.B * max_i64(r->model.groups, 1));
     plan->share_tokens = ceil_div(plan->windows, plan->gpus) * plan->model.T;
     plan->memory = plan_memory(&plan->model);
     plan->batch = plan_largest_batch(&plan->model, plan->room, most);
@@ -83,12 +67,28 @@ void plan_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
         plan_predict(&plan->prediction, &plan->gpu.spec, &plan->model, plan->share_tokens, &assumed, false);
         plan->predicted = plan->prediction.step;
     }
-    add_exchange(plan, r);
+    if (plan->gpus > 1 && plan->step.seconds > 0) {
+        const PlannedExchange e = plan_step_exchange(&plan->model);
+        plan->exchange_bytes = e.gradients + e.weights;
+        plan->exchange_rate = gpu_exchange_rate(&plan->gpu.spec);
+        if (plan->exchange_rate > 0) {
+            Estimate *p = &plan->predicted;
+            plan->exchange_seconds = plan->exchange_bytes / plan->exchange_rate;
+            plan->exposed_seconds = exposed_part(plan, &e, r->comm_overlap, plan->step.seconds);
+            plan->efficiency = plan->step.seconds / (plan->step.seconds + plan->exposed_seconds);
+            if (plan->prediction.is_known) {
+                p->likely += exposed_part(plan, &e, r->comm_overlap, p->likely);
+                p->worst += exposed_part(plan, &e, r->comm_overlap, p->worst);
+                p->best += exposed_part(plan, &e, r->comm_overlap, p->best);
+            }
+        }
+    }
     const bool is_known = plan->batch > 0 && (plan->gpus == 1 || plan->exchange_rate > 0);
     if (!is_known) plan->predicted = (Estimate){0};
     plan->step_tokens = (double)(plan->windows * plan->model.T);
-    plan->tokens = r->tokens > 0 ? r->tokens : fmax(0, (double)r->max_steps) * plan->step_tokens;
+    plan->tokens = fmax(0, (double)r->max_steps) * plan->step_tokens;
+    if (r->tokens > 0) plan->tokens = r->tokens;
     plan->steps = ceil(plan->tokens / plan->step_tokens);
-    plan->step_seconds = is_known ? plan->step.seconds + plan->exposed_seconds : 0;
+    if (is_known) plan->step_seconds = plan->step.seconds + plan->exposed_seconds;
     plan->run_seconds = plan->step_seconds * plan->steps;
 }

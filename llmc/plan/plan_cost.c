@@ -12,16 +12,17 @@
 
 // The processes that divide the update among them.
 static double update_sharers(const ModelOptions *model) {
-    return model->divided && model->processes > 1 ? model->processes : 1;
+    if (model->divided && model->processes > 1) return model->processes;
+    return 1;
 }
 
 double plan_step_flops(const ModelOptions *model, int64_t tokens) {
     const double again = recompute_flops_per_token(&model->recompute, &model->config, model->T);
     const double exact = flops_per_token_exact(&model->config, model->T);
-    const int count = model->train ? parameter_count(&model->config) : 0;
     Parameter *table = parameter_table(&model->config);
     double update = 0;
-    for (int i = 0; i < count; i++) update += optimizer_matmul_flops(model->optimizer, &table[i]);
+    for (int i = 0; model->train && i < parameter_count(&model->config); i++)
+        update += optimizer_matmul_flops(model->optimizer, &table[i]);
     free(table);
     return (double)tokens * (exact + again) + update / update_sharers(model);
 }
@@ -35,6 +36,11 @@ double plan_step_fp8_flops(const ModelOptions *model, int64_t tokens) {
 
 // --------------------------------------------------------------------------------------------------------------- bytes
 
+static DType gradient_dtype(const ModelOptions *model) {
+    if (model->gradients_in_dtype) return model->dtype;
+    return DTYPE_FP32;
+}
+
 // The norm, the update, and in each micro-step the gradients that are added to the compute dtype.
 static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
     if (!model->train) return 0;
@@ -42,13 +48,12 @@ static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
     Parameter *table = parameter_table(&model->config);
     // All tensors of the update, as model_tensors has them. Their data are never read.
     static char there;
-    const DType grad = model->gradients_in_dtype ? model->dtype : DTYPE_FP32;
     UpdateTensor *t = calloc((size_t)count, sizeof *t);
     REQUIRE_MEMORY(t, "a plan");
     for (int i = 0; i < count; i++) {
         const Parameter *p = &table[i];
         t[i].weight = tensor_make(&there, model->dtype, "weight", p->rows, p->cols, 0, 0);
-        t[i].grad = tensor_make(&there, grad, "grad", p->rows, p->cols, 0, 0);
+        t[i].grad = tensor_make(&there, gradient_dtype(model), "grad", p->rows, p->cols, 0, 0);
         t[i].rule = optimizer_rule(model->optimizer, p);
         for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
             Tensor *state = state_slot_tensor(&t[i], (StateSlot)slot);
@@ -69,22 +74,18 @@ static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
     return bytes;
 }
 
-// Elements that a block moves for a token outside its matmuls, attention and norms: RoPE and QK-norm, forward and
-// backward, on the heads of q and k (QK-norm copies v too, and reads q and k once more in the backward pass); and an
-// activation that is not an epilogue, three times what it reads and twice what it writes.
-static double elements_of_block(const ModelConfig *c) {
-    const double QKV = (double)model_size(c, DIM_QKV), QK = QKV - (double)(model_kv_heads(c) * model_head_size(c));
-    double elements = 0;
-    if (c->rope_base > 0) elements += c->qk_norm ? 2 * QKV + 3 * QK : 4 * QK;
-    if (c->activation != ACTIVATION_GELU) elements += (double)(3 * model_size(c, DIM_FC) + 2 * model_size(c, DIM_FF));
-    return elements;
-}
-
 double plan_step_bytes(const ModelOptions *model, int64_t tokens) {
     const ModelConfig *c = &model->config;
     const double L = (double)c->L, C = (double)c->C, Vp = (double)c->Vp;
-    const double elements =
-        (12 * L + 8) * C + L * elements_of_block(c) + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
+    const double QKV = (double)model_size(c, DIM_QKV), QK = QKV - (double)(model_kv_heads(c) * model_head_size(c));
+    // Elements that a block moves for a token outside its matmuls, attention and norms: RoPE and QK-norm, forward and
+    // backward, on the heads of q and k (QK-norm copies v too, and reads q and k once more in the backward pass); and
+    // an activation that is not an epilogue, three times what it reads and twice what it writes.
+    double block = 0;
+    if (c->rope_base > 0 && c->qk_norm) block += 2 * QKV + 3 * QK;
+    if (c->rope_base > 0 && !c->qk_norm) block += 4 * QK;
+    if (c->activation != ACTIVATION_GELU) block += (double)(3 * model_size(c, DIM_FC) + 2 * model_size(c, DIM_FF));
+    const double elements = (12 * L + 8) * C + L * block + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
     double a_token = elements * (double)dtype_size(model->dtype);
     if (model->fp8) { // quantises operands of the linear layers: 3 C + d_ff in, gradients 5 C + d_ff
         const int64_t width = c->L * (4 * c->C + model_size(c, DIM_ATT) + model_size(c, DIM_QKV) +
@@ -120,18 +121,21 @@ static double passed(const Partition *p, int unit, int r) {
 PlannedExchange plan_step_exchange(const ModelOptions *model) {
     PlannedExchange most = {0};
     if (model->processes <= 1 || !model->train) return most;
-    const double gradient = (double)dtype_size(model->gradients_in_dtype ? model->dtype : DTYPE_FP32);
-    const double weight = (double)dtype_size(model->dtype);
+    // Gradients go to their owners; then, with -z 1, the new weights to all, and otherwise the gradients back.
+    double gradient = 2 * (double)dtype_size(gradient_dtype(model)), weight = 0;
+    if (model->divided) {
+        gradient /= 2;
+        weight = (double)dtype_size(model->dtype);
+    }
     Partition *p = partition_create(&model->config, model->optimizer, model->groups, model->processes);
     const int outside = p->num_units - 1;
     for (int r = 0; r < p->processes; r++) {
         double all = 0;
         for (int u = 0; u <= outside; u++) all += passed(p, u, r);
-        const double times = model->divided ? 1 : 2; // to the owners, and without -z 1 back
-        const PlannedExchange e = {.gradients = times * all * gradient,
-                                   .weights = model->divided ? all * weight : 0,
-                                   .last_gradients = times * passed(p, outside, r) * gradient,
-                                   .first_weights = model->divided ? passed(p, outside, r) * weight : 0};
+        const PlannedExchange e = {.gradients = all * gradient,
+                                   .weights = all * weight,
+                                   .last_gradients = passed(p, outside, r) * gradient,
+                                   .first_weights = passed(p, outside, r) * weight};
         if (e.gradients + e.weights > most.gradients + most.weights) most = e;
     }
     partition_destroy(p);

@@ -15,11 +15,11 @@
 
 static double bytes_needed(const ModelOptions *model) {
     MemoryPlan *plan = model_plan(model);
-    const double bytes = (double)memory_plan_total(plan);
+    double bytes = (double)memory_plan_total(plan);
     memory_plan_destroy(plan);
-    if (!model->offload || !model->train) return bytes;
     const bool same_memory = !model->sizes && strcmp(device_facts()->backend, "cpu") == 0;
-    return bytes + (same_memory ? (double)model_host_bytes(model) : 0);
+    if (model->offload && model->train && same_memory) bytes += (double)model_host_bytes(model);
+    return bytes;
 }
 
 static double bytes_at(const ModelOptions *model, int64_t B) {
@@ -41,25 +41,30 @@ static int64_t one_row(const void *machine, OpsShape shape) {
     return 1;
 }
 
-// Returns the largest micro-batch, at most `most`, that fits without logits and workspace. Without
-// them every tensor grows by the same with every sequence, and the planned bytes are a line as long
-// as the largest tick stays the same: a line through two points finds the edge in a few plans.
-// Where that overshoots, bisection follows.
-static int64_t largest_without_scratch(const ModelOptions *model, double room, int64_t most) {
-    const PlannedSizes no_scratch = {nothing, one_row, NULL};
+int64_t plan_largest_batch(const ModelOptions *model, double bytes, int64_t most) {
+    enum { MOST = 65536 }; // of -b
+    static const PlannedSizes no_scratch = {nothing, one_row, NULL};
+    if (most <= 0 || most > MOST) most = MOST;
+    // Needs less than a smaller one where a single micro-step lets gradients be freed.
+    if (most < MOST && bytes_at(model, most) <= bytes) return most;
+
+    // The largest that fits without logits and workspace. Without them every tensor grows by the same with every
+    // sequence, and the planned bytes are a line as long as the largest tick stays the same: a line through two points
+    // finds the edge in a few plans. Where that overshoots, bisection follows.
     ModelOptions m = *model;
     m.sizes = &no_scratch;
     int64_t low = 1, high = most + 1; // low fits, high does not
     double low_bytes = bytes_at(&m, 1), slope = bytes_at(&m, 2) - low_bytes;
     bool too_far = false;
-    if (low_bytes > room) return 0;
+    if (low_bytes > bytes) return 0;
     while (high - low > 1) {
-        const double more = slope > 0 ? (room - low_bytes) / slope : (double)(high - low);
+        double more = (double)(high - low);
+        if (slope > 0) more = (bytes - low_bytes) / slope;
         int64_t B = low + (int64_t)fmin(more, (double)(high - low - 1));
         if (too_far) B = low + (high - low) / 2;
         if (B <= low) B = low + 1;
         const double needed = bytes_at(&m, B);
-        too_far = needed > room;
+        too_far = needed > bytes;
         if (too_far) {
             high = B;
             continue;
@@ -68,16 +73,8 @@ static int64_t largest_without_scratch(const ModelOptions *model, double room, i
         low = B;
         low_bytes = needed;
     }
+    while (low > 0 && bytes_at(model, low) > bytes) low--;
     return low;
-}
-
-int64_t plan_largest_batch(const ModelOptions *model, double bytes, int64_t most) {
-    enum { MOST = 65536 }; // of -b
-    // Needs less than a smaller one where a single micro-step lets gradients be freed.
-    if (most > 0 && most < MOST && bytes_at(model, most) <= bytes) return most;
-    int64_t B = largest_without_scratch(model, bytes, most > 0 && most < MOST ? most : MOST);
-    while (B > 0 && bytes_at(model, B) > bytes) B--;
-    return B;
 }
 
 // ----------------------------------------------------------------------------------------------------------- recompute
@@ -105,8 +102,8 @@ Recompute plan_recompute(const RecomputeChoice *choice, int64_t L) {
 
 static int by_cost(const void *a, const void *b) {
     const RecomputeChoice *x = a, *y = b;
-    if (x->flops != y->flops) return x->flops < y->flops ? -1 : 1;
-    if (x->elements != y->elements) return x->elements < y->elements ? -1 : 1;
+    if (x->flops != y->flops) return (x->flops > y->flops) - (x->flops < y->flops);
+    if (x->elements != y->elements) return (x->elements > y->elements) - (x->elements < y->elements);
     return (x->count > y->count) - (x->count < y->count); // the same on every machine
 }
 
@@ -116,13 +113,16 @@ int plan_ladder(RecomputeChoice **ladder, const ModelConfig *config, int64_t T) 
     REQUIRE_MEMORY(c, "a plan");
     int n = 0;
     for (int s = 0; s < NUM_SETS; s++)
-        for (int more = s; more < NUM_SETS; more++)
-            for (int64_t count = more == s ? config->L : 1; count < config->L + (more == s); count++) {
+        for (int more = s; more < NUM_SETS; more++) {
+            int64_t count = 1, end = config->L; // of the first blocks, which drop more
+            if (more == s) count = end++;
+            for (; count < end; count++) {
                 c[n] = (RecomputeChoice){SETS[more], SETS[s], count, 0, 0};
                 const Recompute r = plan_recompute(&c[n], config->L);
                 c[n].flops = recompute_flops_per_token(&r, config, T);
                 c[n++].elements = recompute_elements_per_token(&r, config);
             }
+        }
     qsort(c, (size_t)n, sizeof *c, by_cost);
     *ladder = c;
     return n;
@@ -185,15 +185,17 @@ static bool fit_model(ModelOptions *model, const Search *s) {
     const bool trades = s->any_recompute && model->train;
     if (s->any_recompute) model->recompute = recompute_all(0);
     if (s->any_batch) {
-        const int64_t enough = ceil_div(ENOUGH_TOKENS, model->T);
+        int64_t enough = ceil_div(ENOUGH_TOKENS, model->T);
         int64_t B = plan_largest_batch(model, s->room, s->most);
         if (trades && B < enough) { // a larger one, up to enough, that repeats no matmul
             model->recompute = recompute_all(RECOMPUTE_GELU | RECOMPUTE_LAYERNORM);
-            B = max_i64(B, plan_largest_batch(model, s->room, s->most > 0 ? min_i64(s->most, enough) : enough));
+            enough = min_i64(enough, positive_or(s->most, enough));
+            B = max_i64(B, plan_largest_batch(model, s->room, enough));
         }
         model->B = max_i64(B, 1);
     }
-    return trades ? fit_recompute(model, s->room) : bytes_needed(model) <= s->room;
+    if (trades) return fit_recompute(model, s->room);
+    return bytes_needed(model) <= s->room;
 }
 
 // On a GPU the workspace of cuDNN's attention is known only when its kernels are chosen, which
@@ -255,45 +257,42 @@ static bool try_remedies(ModelOptions *m, const Search *search, int remedies) {
     return choose_checked(m, &s);
 }
 
-// Tries fewer remedies before more, and among as many in the order of the list.
-static bool find_remedies(ModelOptions *m, const ModelOptions *model, const Search *search, int *remedies) {
-    const bool master = optimizer_keeps_master(model->optimizer, model->master, model->dtype);
-    int there = 0; // those that would change something
-    if (model->sequences > 1) there |= ONE_SAMPLE;
-    if (!search->any_batch && model->B > 1) there |= FEWER_B;
-    if (!search->any_recompute && model->train) there |= RECOMPUTE;
-    if (model->train && model->processes > 1 && !model->divided) there |= DIVIDE;
-    if (model->train && (model->optimizer != OPTIMIZER_ADAMW_8BIT || master)) there |= OPTIMIZER;
-    if (model->train && !model->gradients_in_dtype && model->dtype != DTYPE_FP32) there |= GRADIENTS;
-    if (model->train && !model->offload) there |= OFFLOAD;
-    for (int count = 1; count <= NUM_REMEDIES; count++)
-        for (int r = 1; r < 1 << NUM_REMEDIES; r++) {
-            if (__builtin_popcount((unsigned)r) != count || (r & there) != r) continue;
-            *m = *model;
-            *remedies = r;
-            if (try_remedies(m, search, r)) return true;
-        }
-    *m = *model;
-    *remedies = there;
-    try_remedies(m, search, there);
-    return false;
-}
-
 static bool explain_fit(const ModelOptions *model, const Search *search, Error *err) {
     static const char smaller[] = "use a smaller model or context (-e, -t)";
     char asked[64], set[64], needs[64], there[64], batch[32], what[160] = "", least[64], advice[320];
+    const bool master = optimizer_keeps_master(model->optimizer, model->master, model->dtype);
+    int known = 0; // remedies that would change something
+    if (model->sequences > 1) known |= ONE_SAMPLE;
+    if (!search->any_batch && model->B > 1) known |= FEWER_B;
+    if (!search->any_recompute && model->train) known |= RECOMPUTE;
+    if (model->train && model->processes > 1 && !model->divided) known |= DIVIDE;
+    if (model->train && (model->optimizer != OPTIMIZER_ADAMW_8BIT || master)) known |= OPTIMIZER;
+    if (model->train && !model->gradients_in_dtype && model->dtype != DTYPE_FP32) known |= GRADIENTS;
+    if (model->train && !model->offload) known |= OFFLOAD;
+    // Fewer before more, and among as many in the order of the list.
     ModelOptions m;
-    int remedies;
+    int remedies = known;
+    bool found = false;
+    for (int count = 1; count <= NUM_REMEDIES && !found; count++)
+        for (int r = 1; r < 1 << NUM_REMEDIES && !found; r++) {
+            if (__builtin_popcount((unsigned)r) != count || (r & known) != r) continue;
+            m = *model;
+            found = try_remedies(&m, search, r);
+            if (found) remedies = r;
+        }
+    if (!found) {
+        m = *model;
+        try_remedies(&m, search, known);
+    }
     recompute_text(&model->recompute, model->config.L, set, sizeof set);
     snprintf(asked, sizeof asked, "-b %lld -r %s", (long long)model->B, set);
-    const bool found = find_remedies(&m, model, search, &remedies);
     snprintf(batch, sizeof batch, "-b %lld", (long long)m.B);
     const char *const names[NUM_REMEDIES] = {
         "--samples 1",        batch, "-r auto", "-z 1", "--optimizer adamw8bit -w 0", "--grad-dtype compute",
         "--offload optimizer"};
     for (int i = 0; i < NUM_REMEDIES; i++) {
         const size_t used = strlen(what);
-        if (remedies >> i & 1) snprintf(what + used, sizeof what - used, "%s%s", used ? " " : "", names[i]);
+        if (remedies >> i & 1) snprintf(what + used, sizeof what - used, "%s%s", text_if(used, " "), names[i]);
     }
     format_bytes(bytes_needed(&m), least, sizeof least);
     if (found)

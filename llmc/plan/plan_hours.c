@@ -45,31 +45,23 @@ static void plan_size(SizePlan *size, const PlanRequest *r, const GpuChoice *gpu
     const bool has_length = r->tokens > 0 || r->max_steps > 0;
     if (!has_length) run.tokens = of_model;
     if (r->step_windows == 0) {
-        const double tokens = run.tokens > 0 ? run.tokens : of_model;
+        double tokens = of_model;
+        if (run.tokens > 0) tokens = run.tokens;
         run.step_windows = recipe_step_windows(recipe_batch(&m->config, m->optimizer, tokens, ratio), m->T,
                                                max_i64(m->groups, 1), m->B);
         run.divides = true;
     }
     plan_device(&plan, &run, gpu);
-    const double limit = plan.step_seconds / SHARE_OF_LIMIT, predicted = plan.predicted.likely;
-    *is_predicted = predicted > 0;
+    double seconds = plan.predicted.likely;
+    *is_predicted = seconds > 0;
+    if (seconds == 0) seconds = plan.step_seconds / SHARE_OF_LIMIT;
     size->parameters = (double)parameter_total(&m->config);
     size->tokens = plan.tokens;
     size->step_tokens = plan.step_tokens;
-    size->seconds = plan.fits ? plan.steps * (predicted > 0 ? predicted : limit) : 0;
+    size->seconds = 0;
+    if (plan.fits) size->seconds = plan.steps * seconds;
     snprintf(size->chosen, TEXT, "-b %lld -r %.40s", (long long)plan.model.B,
              recompute_text(&plan.model.recompute, m->config.L, set, sizeof set));
-}
-
-static void print_size(FILE *out, const SizePlan *s, bool is_pick) {
-    char n[TEXT], tokens[TEXT], rate[TEXT], time[TEXT];
-    fprintf(out, "hours    %s %-22s %10s  %7s  %8.0f", is_pick ? "=>" : "  ", s->name,
-            format_count(s->parameters, n, TEXT), format_count(s->tokens, tokens, TEXT), s->step_tokens);
-    if (s->seconds > 0)
-        fprintf(out, "  %-16s  %8s  %s\n", s->chosen, format_count(s->tokens / s->seconds, rate, TEXT),
-                format_duration(s->seconds, time, TEXT));
-    else
-        fprintf(out, "  does not fit into the memory\n");
 }
 
 bool plan_hours(FILE *out, const PlanRequest *request, double hours, double ratio, char name[MODEL_DESCRIPTOR],
@@ -92,21 +84,31 @@ bool plan_hours(FILE *out, const PlanRequest *request, double hours, double rati
         count++;
     }
     if (pick < 0) {
-        char time[TEXT];
+        char time[TEXT] = "too much memory";
+        if (sizes->seconds > 0) format_duration(sizes->seconds, time, TEXT);
         return error_set(err, "--hours %g: the smallest, %s, takes %s on one %s; give more hours or a smaller --ratio",
-                         hours, sizes->name,
-                         sizes->seconds > 0 ? format_duration(sizes->seconds, time, TEXT) : "too much memory",
-                         gpu->spec.name);
+                         hours, sizes->name, time, gpu->spec.name);
     }
     char text[TEXT];
     fprintf(out, "hours       %s: %s takes %s, the largest of this family within %g hours\n", gpu->spec.name,
             sizes[pick].name, format_duration(sizes[pick].seconds, text, TEXT), hours);
-    fprintf(out, "%s",
-            is_predicted ? "hours       time: by the rates that each kind of op is assumed to reach on this GPU\n"
-                         : "hours       time: half the limit of the datasheet, since no rates are assumed for "
-                           "this GPU and kind of run\n");
+    const char *by = "half the limit of the datasheet, since no rates are assumed for this GPU and kind of run";
+    if (is_predicted) by = "by the rates that each kind of op is assumed to reach on this GPU";
+    fprintf(out, "hours       time: %s\n", by);
     fprintf(out, "hours       %-22s parameters   tokens    a step  chosen            tokens/s  time\n", "model");
-    for (int i = (int)max_i64(0, pick - BESIDE); i < count; i++) print_size(out, &sizes[i], i == pick);
+    for (int i = (int)max_i64(0, pick - BESIDE); i < count; i++) {
+        const SizePlan *s = &sizes[i];
+        char n[TEXT], trained[TEXT], rate[TEXT], time[TEXT];
+        const char *mark = "  ";
+        if (i == pick) mark = "=>";
+        fprintf(out, "hours    %s %-22s %10s  %7s  %8.0f", mark, s->name, format_count(s->parameters, n, TEXT),
+                format_count(s->tokens, trained, TEXT), s->step_tokens);
+        if (s->seconds > 0)
+            fprintf(out, "  %-16s  %8s  %s\n", s->chosen, format_count(s->tokens / s->seconds, rate, TEXT),
+                    format_duration(s->seconds, time, TEXT));
+        else
+            fprintf(out, "  does not fit into the memory\n");
+    }
     memcpy(name, sizes[pick].name, MODEL_DESCRIPTOR);
     *tokens = sizes[pick].tokens;
     return true;

@@ -15,17 +15,20 @@ static void add_recompute(cJSON *to, const Recompute *r, const ModelOptions *mod
 
 static void add_estimate(cJSON *to, const char *name, Estimate e) {
     const double seconds[] = {e.likely, e.worst, e.best};
-    cJSON_AddItemToObject(to, name, e.likely > 0 ? cJSON_CreateDoubleArray(seconds, 3) : cJSON_CreateNull());
+    if (e.likely > 0)
+        cJSON_AddItemToObject(to, name, cJSON_CreateDoubleArray(seconds, 3));
+    else
+        cJSON_AddNullToObject(to, name);
 }
 
 // Likely, worst, best. The ops of each of all GPUs would be thousands of lines.
 static void add_predicted(cJSON *device, const DevicePlan *p, bool with_ops) {
     const Estimate e = p->predicted;
+    Estimate rate = {0};
+    if (e.likely > 0) rate = (Estimate){p->step_tokens / e.likely, p->step_tokens / e.worst, p->step_tokens / e.best};
     cJSON *predicted = cJSON_AddObjectToObject(device, "predicted");
     add_estimate(predicted, "step_seconds", e);
-    add_estimate(predicted, "tokens_per_second",
-                 e.likely > 0 ? (Estimate){p->step_tokens / e.likely, p->step_tokens / e.worst, p->step_tokens / e.best}
-                              : e);
+    add_estimate(predicted, "tokens_per_second", rate);
     if (!with_ops) return;
     add_estimate(predicted, "between_ops_seconds", p->prediction.between);
     add_estimate(predicted, "launch_seconds", p->prediction.launch);
@@ -88,15 +91,22 @@ static void add_arena(cJSON *device, const ModelOptions *model) {
 static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
     const GpuSpec *g = &p->gpu.spec;
     const StepLimit *s = &p->step;
-    const DeviceFacts *here = device_facts();
+    const char *name = g->name;
+    double memory_bytes = g->memory, fp8_flops = 0, tokens_per_second = 0;
+    JsonField why_not = JSON_KNOWN("why_not", 0);
+    if (!name) {
+        name = device_facts()->name;
+        memory_bytes = (double)device_facts()->memory_free;
+    }
+    if (p->model.fp8) fp8_flops = g->peak_fp8;
+    if (p->step_seconds > 0) tokens_per_second = p->step_tokens / p->step_seconds;
+    if (!p->fits) why_not = JSON_TEXT("why_not", p->why_not.text);
     cJSON *device = cJSON_CreateObject();
     cJSON_AddItemToArray(devices, device);
-    JSON_ADD(device, JSON_TEXT("name", g->name ? g->name : here->name),
-             JSON_NUMBER("memory_bytes", g->name ? g->memory : (double)here->memory_free),
+    JSON_ADD(device, JSON_TEXT("name", name), JSON_NUMBER("memory_bytes", memory_bytes),
              JSON_TEXT("dtype", dtype_name(p->model.dtype)), JSON_KNOWN("peak_flops", gpu_spec_peak(g, p->model.dtype)),
-             JSON_KNOWN("peak_fp8_flops", p->model.fp8 ? g->peak_fp8 : 0), JSON_KNOWN("bandwidth", g->bandwidth),
-             JSON_KNOWN("link", g->link), JSON_KNOWN("gpu_link", p->exchange_rate), JSON_BOOL("fits", p->fits),
-             p->fits ? JSON_KNOWN("why_not", 0) : JSON_TEXT("why_not", p->why_not.text),
+             JSON_KNOWN("peak_fp8_flops", fp8_flops), JSON_KNOWN("bandwidth", g->bandwidth),
+             JSON_KNOWN("link", g->link), JSON_KNOWN("gpu_link", p->exchange_rate), JSON_BOOL("fits", p->fits), why_not,
              JSON_NUMBER("batch_size", p->model.B));
     add_recompute(device, &p->model.recompute, &p->model);
     const double N = (double)parameter_total(&p->model.config);
@@ -126,8 +136,8 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
              JSON_KNOWN("step_exchange_seconds", p->exchange_seconds),
              JSON_KNOWN("step_exposed_seconds", p->exposed_seconds), JSON_KNOWN("efficiency", p->efficiency),
              JSON_NUMBER("step_tokens", p->step_tokens), JSON_KNOWN("step_seconds", p->step_seconds),
-             JSON_KNOWN("tokens_per_second", p->step_seconds > 0 ? p->step_tokens / p->step_seconds : 0),
-             JSON_KNOWN("steps", p->steps), JSON_KNOWN("run_seconds", p->run_seconds));
+             JSON_KNOWN("tokens_per_second", tokens_per_second), JSON_KNOWN("steps", p->steps),
+             JSON_KNOWN("run_seconds", p->run_seconds));
     add_predicted(device, p, with_ops);
 }
 
@@ -136,21 +146,12 @@ void plan_json_shape(cJSON *to, const ModelConfig *c) {
     JSON_ADD(to, JSON_NUMBER("L", c->L), JSON_NUMBER("C", c->C), JSON_NUMBER("NH", c->NH), JSON_NUMBER("V", c->V),
              JSON_NUMBER("Vp", c->Vp), JSON_NUMBER("max_T", c->max_T), JSON_NUMBER("d_ff", model_size(c, DIM_FF)));
     if (model_is_gpt2(c)) return;
-    const char *class = model_class(c);
-    JSON_ADD(to, class ? JSON_TEXT("class", class) : JSON_KNOWN("class", 0), JSON_NUMBER("NKV", model_kv_heads(c)),
-             JSON_NUMBER("HS", model_head_size(c)), JSON_KNOWN("rope_base", (double)c->rope_base),
-             JSON_TEXT("norm", norms[c->norm]), JSON_TEXT("activation", activations[c->activation]),
-             JSON_BOOL("qk_norm", c->qk_norm), JSON_BOOL("bias", !c->no_bias), JSON_BOOL("tied", !c->untied));
-}
-
-static void add_sources(cJSON *run, const Mixture *m) {
-    cJSON *sources = cJSON_AddArrayToObject(run, "sources");
-    for (int i = 0; i < m->count; i++) {
-        cJSON *source = cJSON_CreateObject();
-        cJSON_AddItemToObject(source, "name", json_text(m->names[i]));
-        JSON_ADD(source, JSON_NUMBER("share", mixture_share(m, i)));
-        cJSON_AddItemToArray(sources, source);
-    }
+    JsonField class = JSON_KNOWN("class", 0);
+    if (model_class(c)) class = JSON_TEXT("class", model_class(c));
+    JSON_ADD(to, class, JSON_NUMBER("NKV", model_kv_heads(c)), JSON_NUMBER("HS", model_head_size(c)),
+             JSON_KNOWN("rope_base", (double)c->rope_base), JSON_TEXT("norm", norms[c->norm]),
+             JSON_TEXT("activation", activations[c->activation]), JSON_BOOL("qk_norm", c->qk_norm),
+             JSON_BOOL("bias", !c->no_bias), JSON_BOOL("tied", !c->untied));
 }
 
 void plan_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
@@ -160,16 +161,26 @@ void plan_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest 
     cJSON *model = cJSON_AddObjectToObject(plan, "model");
     plan_json_shape(model, &m->config);
     JSON_ADD(model, JSON_NUMBER("parameters", parameter_total(&m->config)));
+    const char *grad_dtype = "fp32", *offload = "none";
+    JsonField batch_size = JSON_TEXT("batch_size", "auto");
+    if (m->gradients_in_dtype) grad_dtype = "compute";
+    if (m->offload) offload = "optimizer";
+    if (m->B > 0) batch_size = JSON_NUMBER("batch_size", m->B);
     cJSON *run = cJSON_AddObjectToObject(plan, "run");
-    JSON_ADD(run, JSON_NUMBER("T", m->T), m->B > 0 ? JSON_NUMBER("batch_size", m->B) : JSON_TEXT("batch_size", "auto"),
-             JSON_TEXT("recompute", r->recompute), JSON_KNOWN("tokens", r->tokens),
-             JSON_TEXT("optimizer", optimizer_name(m->optimizer)),
+    JSON_ADD(run, JSON_NUMBER("T", m->T), batch_size, JSON_TEXT("recompute", r->recompute),
+             JSON_KNOWN("tokens", r->tokens), JSON_TEXT("optimizer", optimizer_name(m->optimizer)),
              JSON_BOOL("master_weights", m->master && optimizer_has_master(m->optimizer)),
-             JSON_TEXT("grad_dtype", m->gradients_in_dtype ? "compute" : "fp32"),
-             JSON_TEXT("offload", m->offload ? "optimizer" : "none"), JSON_BOOL("fp8", m->fp8),
+             JSON_TEXT("grad_dtype", grad_dtype), JSON_TEXT("offload", offload), JSON_BOOL("fp8", m->fp8),
              JSON_BOOL("train", m->train), JSON_NUMBER("gpus", max_i64(m->processes, 1)),
              JSON_NUMBER("reduce_groups", max_i64(m->groups, 1)));
-    if (r->data && r->data->count > 1) add_sources(run, r->data);
+    cJSON *sources = NULL;
+    if (r->data && r->data->count > 1) sources = cJSON_AddArrayToObject(run, "sources");
+    for (int i = 0; sources && i < r->data->count; i++) {
+        cJSON *source = cJSON_CreateObject();
+        cJSON_AddItemToObject(source, "name", json_text(r->data->names[i]));
+        JSON_ADD(source, JSON_NUMBER("share", mixture_share(r->data, i)));
+        cJSON_AddItemToArray(sources, source);
+    }
     cJSON *devices = cJSON_AddArrayToObject(plan, "devices");
     for (int i = 0; i < count; i++) {
         add_device(devices, &plans[i], is_named);

@@ -20,9 +20,7 @@ static int64_t own_workspace(const void *machine, OpsShape shape) {
 
 enum { MOST_WORKSPACE = 80 }; // the capability for which cuDNN's largest forms are taken
 
-static int planned_capability(const GpuSpec *gpu) {
-    return gpu->compute_capability > 0 ? gpu->compute_capability : MOST_WORKSPACE;
-}
+static int planned_capability(const GpuSpec *gpu) { return (int)positive_or(gpu->compute_capability, MOST_WORKSPACE); }
 
 static int64_t workspace_with_cudnn(const void *machine, OpsShape shape) {
     const GpuSpec *gpu = machine;
@@ -48,13 +46,17 @@ PlannedSizes plan_sizes(const GpuSpec *gpu, AttentionChoice attention) {
 // load when they first run, cuDNN's handle, the tables of updates and recorded graphs.
 double plan_reserve(double memory) { return fmin(1e9, 0.06 * memory); }
 
-double plan_nccl_bytes(const GpuSpec *gpu, int gpus) { return gpu->nvlink > 0 ? fmin(0.4e9 * (gpus - 1), 3e9) : 0; }
+double plan_nccl_bytes(const GpuSpec *gpu, int gpus) {
+    if (gpu->nvlink <= 0) return 0;
+    return fmin(0.4e9 * (gpus - 1), 3e9);
+}
 
 double plan_room(bool automatic) {
     const DeviceFacts *facts = device_facts();
     const double available = (double)facts->memory_free, total = (double)facts->memory_total;
     if (strcmp(facts->backend, "cpu") != 0) {
-        const double reserve = facts->memory_spills ? fmax(plan_reserve(total), 0.1 * total) : plan_reserve(total);
+        double reserve = plan_reserve(total);
+        if (facts->memory_spills) reserve = fmax(reserve, 0.1 * total);
         return fmax(0, (double)device_memory_free() - reserve); // NCCL has taken its memory since device_init
     }
     if (!automatic) return available;

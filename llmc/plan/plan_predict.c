@@ -32,11 +32,6 @@ static const char *const RATE_NAMES[RATE_COUNT] = {
 
 const char *rate_name(RateKind rate) { return RATE_NAMES[rate]; }
 
-// Heads are computed as 32, 64, 96 or 128 elements. The softmax of a score costs as much as 64 elements of its products
-// (cuDNN on an H100: 128 elements reach 1.33 times the rate of 64), so longer heads reach higher rates. Relative to 64
-// elements, which the rates below are of.
-static double rate_of_heads(int64_t HS) { return (double)HS / (double)(round_up(HS, 32) + 64) * ((64.0 + 64) / 64); }
-
 // Shares of the datasheet's peak (the first five) and bandwidth; a launch in seconds. Hopper: fitted to the profiles of
 // 13 models on an H200 and an H100 (dev/bench/results), whose steps they give within 5%. Ampere: not measured, from
 // measurements of others (llm.c's steps, cuDNN, FlashAttention) and from instruction counts of our kernels. Two names:
@@ -184,8 +179,8 @@ static void see_op(void *context, const OpCost *cost, double calls) {
     const RateKind rate = OPS[i].rate;
     if (strcmp(cost->op, "batch_unpack") == 0 || strcmp(cost->op, "gradient_sumsq") == 0) s->beside = false;
     if (product == PRODUCT_WEIGHT_GRADIENT) s->beside = true;
-    const double beside = s->beside ? calls : 0;
-    double launches = OPS[i].launches;
+    double beside = 0, launches = OPS[i].launches;
+    if (s->beside) beside = calls;
     if (rate == RATE_CROSS_ENTROPY) {
         for (int kind = 0; kind < PRODUCT_KINDS; kind++)
             add_product(row, kind, (ProductKind)kind, calls * cost->flops / 3, (int64_t)s->chunk_rows, weight);
@@ -198,14 +193,15 @@ static void see_op(void *context, const OpCost *cost, double calls) {
             launches++;
         }
     } else if (product < PRODUCT_KINDS) {
-        const double moved = N * (product == PRODUCT_FORWARD ? OC : IC) * s->element_bytes;
+        double moved = N * IC * s->element_bytes;
+        if (product == PRODUCT_FORWARD) moved = N * OC * s->element_bytes;
+        if (rate == RATE_COPY) beside = 0; // the sum with the residual stream belongs to its product
         add_product(row, 0, product, calls * cost->flops, (int64_t)N, weight);
-        // The sum with the residual stream belongs to its product.
-        if (rate < RATE_COUNT) add_part(row, 1, rate, calls * moved, rate == RATE_COPY ? 0 : beside * moved, 1);
+        if (rate < RATE_COUNT) add_part(row, 1, rate, calls * moved, beside * moved, 1);
+    } else if (is_of_peak(rate)) { // attention
+        add_part(row, 0, rate, calls * cost->flops, beside * cost->flops, s->heads);
     } else {
-        const bool is_attention = is_of_peak(rate);
-        const double amount = is_attention ? cost->flops : cost->bytes;
-        add_part(row, 0, rate, calls * amount, beside * amount, is_attention ? s->heads : 1);
+        add_part(row, 0, rate, calls * cost->bytes, beside * cost->bytes, 1);
     }
     row->calls += calls;
     row->flops += calls * cost->flops;
@@ -290,7 +286,9 @@ static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *mo
         for (int k = 0; k < row->num_parts; k++) {
             PredictedPart *part = &row->parts[k];
             const Estimate rate = rates[part->rate];
-            const double amount = part->amount / ((is_of_peak(part->rate) ? peak : gpu->bandwidth) * part->factor);
+            double limit = gpu->bandwidth;
+            if (is_of_peak(part->rate)) limit = peak;
+            const double amount = part->amount / (limit * part->factor);
             part->seconds = (Estimate){amount / rate.likely, amount / rate.worst, amount / rate.best};
             accumulate_estimate(&by_rate[part->rate], part->seconds, 1);
             if (!is_of_peak(part->rate) && part->rate != RATE_GELU && part->rate != RATE_GELU_GRADIENT)
@@ -316,9 +314,14 @@ void plan_predict(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, 
     const OpsShape shape = {
         .B = model->B, .T = model->T, .C = model->config.C, .Vp = model->config.Vp, .dtype = model->dtype};
     const int num_sms = (int)max_i64(gpu->num_sms, 1);
+    // Heads are computed as 32, 64, 96 or 128 elements. The softmax of a score costs as much as 64 elements of its
+    // products (cuDNN on an H100: 128 elements reach 1.33 times the rate of 64), so longer heads reach higher rates.
+    // Relative to 64 elements, which the rates above are of.
+    const int64_t HS = model_head_size(&model->config);
+    const double heads = (double)HS / (double)(round_up(HS, 32) + 64) * ((64.0 + 64) / 64);
     StepView view = {.to = p,
                      .element_bytes = (double)dtype_size(model->dtype),
-                     .heads = rate_of_heads(model_head_size(&model->config)),
+                     .heads = heads,
                      .no_bias = model->config.no_bias,
                      .chunk_rows = (double)cuda_size_head_chunk_rows(shape, num_sms, (int64_t)gpu->memory)};
     memset(p, 0, sizeof *p);

@@ -1,6 +1,7 @@
 // See plan_print.h. Figures are those of plan_device; every line says whether it is a plan or a limit.
 #include "llmc/plan/plan_print.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
 #include "llmc/model/parameters.h"
 #include "llmc/model/recompute.h"
@@ -14,8 +15,9 @@ enum { TEXT = 64, SET_TEXT = 256, AUTO_WIDTH = 16 };
 // "H100 SXM", "8 x H100 SXM", "this machine".
 static const char *device_text(const DevicePlan *p, char buf[TEXT]) {
     const char *name = p->gpu.spec.name;
-    if (p->gpus == 1) return name ? name : "this machine";
-    snprintf(buf, TEXT, name ? "%d x %s" : "%d processes on this machine", p->gpus, name);
+    if (p->gpus == 1) return text_or(name, "this machine");
+    snprintf(buf, TEXT, "%d processes on this machine", p->gpus);
+    if (name) snprintf(buf, TEXT, "%d x %s", p->gpus, name);
     return buf;
 }
 
@@ -45,11 +47,13 @@ static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) 
         if (first->tokens > 0) fprintf(out, ", %s tokens", format_count(share * first->tokens, n, TEXT));
         fprintf(out, "\n");
     }
+    const bool has_master = optimizer_keeps_master(m->optimizer, m->master, m->dtype);
+    DType gradients = DTYPE_FP32;
+    if (m->gradients_in_dtype) gradients = m->dtype;
     if (m->train)
         fprintf(out, "plan        %s%s, gradients in %s%s%s\n", optimizer_name(m->optimizer),
-                optimizer_keeps_master(m->optimizer, m->master, m->dtype) ? " with master weights" : "",
-                m->gradients_in_dtype ? dtype_name(m->dtype) : "fp32", m->offload ? ", its state in host memory" : "",
-                m->fp8 ? ", matmuls of the blocks in fp8" : "");
+                text_if(has_master, " with master weights"), dtype_name(gradients),
+                text_if(m->offload, ", its state in host memory"), text_if(m->fp8, ", matmuls of the blocks in fp8"));
     if (first->gpus > 1)
         fprintf(out,
                 "plan        %d GPUs, %d groups of sequences; memory, -b and -r are those of each GPU, tokens those of "
@@ -86,7 +90,8 @@ static void print_memory(FILE *out, const DevicePlan *p) {
         fprintf(out, ", laid out for the %s backend of this machine\n", device_facts()->backend);
     if (p->gpu.spec.memory == 0 && device_facts()->widens_bf16) { // bf16 is chosen for its memory
         ModelOptions other = p->model;
-        other.dtype = p->model.dtype == DTYPE_FP32 ? DTYPE_BF16 : DTYPE_FP32;
+        other.dtype = DTYPE_FP32;
+        if (p->model.dtype == DTYPE_FP32) other.dtype = DTYPE_BF16;
         fprintf(out,
                 "planned     in %s      %9s  there are no instructions for bf16 here: a run with --dtype auto takes "
                 "fp32\n",
@@ -98,15 +103,18 @@ static void print_memory(FILE *out, const DevicePlan *p) {
 }
 
 static const char *batch_text(int64_t B, char buf[TEXT]) {
-    snprintf(buf, TEXT, B > 0 ? "-b %lld" : "none", (long long)B);
+    if (B <= 0) return "none";
+    snprintf(buf, TEXT, "-b %lld", (long long)B);
     return buf;
 }
 
 static void print_most(FILE *out, const DevicePlan *p) {
     char batch[TEXT], set[SET_TEXT], bytes[TEXT];
+    int levels = 1;
+    if (p->model.train) levels = 4;
     fprintf(out, "planned     max -b in %s:", format_bytes(p->room, bytes, TEXT));
-    for (int level = 0; level < (p->model.train ? 4 : 1); level++)
-        fprintf(out, "%s -r %d %s", level ? "," : "", level, batch_text(p->most[level], batch));
+    for (int level = 0; level < levels; level++)
+        fprintf(out, "%s -r %d %s", text_if(level > 0, ","), level, batch_text(p->most[level], batch));
     if (p->model.train && p->auto_batch > 0)
         fprintf(out, "; -b auto -r auto: %s -r %s", batch_text(p->auto_batch, batch),
                 set_text(&p->auto_recompute, &p->model, set));
@@ -140,7 +148,7 @@ static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
     fprintf(out,
             "limit       min time of a step = FLOP / dense peak + bytes / bandwidth%s%s of the datasheet; real steps "
             "take longer\n",
-            s->link_bytes > 0 ? " + bytes / link" : "", p->gpus > 1 ? " + exposed exchange" : "");
+            text_if(s->link_bytes > 0, " + bytes / link"), text_if(p->gpus > 1, " + exposed exchange"));
 }
 
 // The figures of one GPU as printed in a line; "-" where there is none.
@@ -160,33 +168,6 @@ static Limits limits_of(const DevicePlan *p) {
     return l;
 }
 
-// "0.118 s (0.111 to 0.127)", "554K (518K to 593K)".
-static void print_prediction(FILE *out, const DevicePlan *p) {
-    const Estimate e = p->predicted;
-    char name[TEXT], likely[TEXT], worst[TEXT], best[TEXT];
-    if (e.likely == 0) {
-        fprintf(out, "predicted   %s: no rates are assumed for %s\n", device_text(p, name),
-                p->model.fp8 || p->model.offload ? "this kind of run" : "this GPU and dtype");
-        return;
-    }
-    fprintf(
-        out,
-        "predicted   %s: a step %.3g s (%.3g to %.3g), %s tokens/s (%s to %s), by the rates that each kind of op is "
-        "assumed to reach",
-        device_text(p, name), e.likely, e.best, e.worst, format_count(p->step_tokens / e.likely, likely, TEXT),
-        format_count(p->step_tokens / e.worst, worst, TEXT), format_count(p->step_tokens / e.best, best, TEXT));
-    if (p->steps > 0) fprintf(out, "; all steps %s", format_duration(e.likely * p->steps, likely, TEXT));
-    fprintf(out, "\n");
-    if (p->model.overlap)
-        fprintf(out,
-                "overlap     %s: hides at most %.2g s of that, the memory-bound kernels that may run beside a weight "
-                "gradient; %s\n",
-                device_text(p, name), p->prediction.overlap.likely,
-                p->gpu.spec.compute_capability == 90
-                    ? "expected are 0 to 0.5 ms, since Hopper's products take every multiprocessor"
-                    : "how much, only a GPU can say");
-}
-
 // --------------------------------------------------------------------------------------------------- one GPU, all GPUs
 
 static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
@@ -195,18 +176,23 @@ static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     if (g->bandwidth > 0)
         fprintf(out, ", %.4g TFLOP/s in %s, %.4g GB/s", gpu_spec_peak(g, p->model.dtype) / 1e12,
                 dtype_name(p->model.dtype), g->bandwidth / 1e9);
-    if (r->model.fp8) fprintf(out, p->model.fp8 ? ", %.4g TFLOP/s in fp8" : ", no fp8", g->peak_fp8 / 1e12);
+    if (p->model.fp8)
+        fprintf(out, ", %.4g TFLOP/s in fp8", g->peak_fp8 / 1e12);
+    else if (r->model.fp8)
+        fprintf(out, ", no fp8");
     fprintf(out, "\n");
     print_memory(out, p);
     print_most(out, p);
     if (!p->model.train || g->bandwidth == 0) return;
     print_floors(out, p, &p->step);
     const Limits l = limits_of(p);
-    char name[TEXT], bytes[TEXT];
+    const Estimate e = p->predicted;
+    const char *over = "PCIe", *unknown = "this GPU and dtype";
+    char name[TEXT], bytes[TEXT], likely[TEXT], worst[TEXT], best[TEXT];
+    if (g->nvlink > 0) over = "NVLink";
     if (p->gpus > 1 && p->exchange_rate > 0) {
         fprintf(out, "limit       in a step, each GPU sends %s and receives as much: %.4g GB/s over %s, >= %.3g s\n",
-                format_bytes(p->exchange_bytes, bytes, TEXT), p->exchange_rate / 1e9, g->nvlink > 0 ? "NVLink" : "PCIe",
-                p->exchange_seconds);
+                format_bytes(p->exchange_bytes, bytes, TEXT), p->exchange_rate / 1e9, over, p->exchange_seconds);
         fprintf(out,
                 "limit       computation hides at most %.3g s of it, %.3g s are exposed: efficiency %.1f%% if both "
                 "reach the datasheet\n",
@@ -216,54 +202,36 @@ static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     fprintf(out, "limit       %s: a step %s, %s tokens/s", device_text(p, name), l.step, l.rate);
     if (*l.all != '-') fprintf(out, "; all steps %s, at 50%% of the limit %s", l.all, l.half);
     fprintf(out, "\n");
-    print_prediction(out, p);
+
+    // "0.118 s (0.111 to 0.127)", "554K (518K to 593K)".
+    if (p->model.fp8 || p->model.offload) unknown = "this kind of run";
+    if (e.likely == 0) {
+        fprintf(out, "predicted   %s: no rates are assumed for %s\n", device_text(p, name), unknown);
+        return;
+    }
+    fprintf(out, "predicted   %s: a step %.3g s (%.3g to %.3g)", device_text(p, name), e.likely, e.best, e.worst);
+    fprintf(out, ", %s tokens/s (%s to %s), by the rates that each kind of op is assumed to reach",
+            format_count(p->step_tokens / e.likely, likely, TEXT), format_count(p->step_tokens / e.worst, worst, TEXT),
+            format_count(p->step_tokens / e.best, best, TEXT));
+    if (p->steps > 0) fprintf(out, "; all steps %s", format_duration(e.likely * p->steps, likely, TEXT));
+    fprintf(out, "\n");
+    if (!p->model.overlap) return;
+    const char *expected = "how much, only a GPU can say";
+    if (g->compute_capability == 90)
+        expected = "expected are 0 to 0.5 ms, since Hopper's products take every multiprocessor";
+    fprintf(out,
+            "overlap     %s: hides at most %.2g s of that, the memory-bound kernels that may run beside a weight "
+            "gradient; %s\n",
+            device_text(p, name), p->prediction.overlap.likely, expected);
 }
 
 // The table: a row for each GPU, a column for each figure.
-enum { MOST_COLUMNS = 12 };
 typedef struct {
     char title[TEXT];
     int width; // below 0: text begins at the left
     char text[TEXT];
     bool hidden;
 } Column;
-
-static void make_columns(Column columns[MOST_COLUMNS], const DevicePlan *p, const PlanRequest *r) {
-    const GpuSpec *g = &p->gpu.spec;
-    const bool is_auto = r->model.B == 0 || strcmp(r->recompute, "auto") == 0; // for each device
-    const Limits l = limits_of(p);
-    Column c[MOST_COLUMNS] = {
-        {.title = "GPU", .width = -12},
-        {.title = "memory", .width = 7},
-        {.title = "datasheet peak", .width = -19},
-        {.title = "bandwidth", .width = 10},
-        {.title = "chosen", .width = -AUTO_WIDTH, .text = "none", .hidden = !is_auto},
-        {.width = -6, .text = "no", .hidden = is_auto},
-        {.title = "max", .width = 5, .text = "none"},
-        {.title = "a step", .width = -11},
-        {.title = "tokens/s", .width = -9},
-        {.title = "predicted", .width = -9, .text = "-"},
-        {.title = "all steps", .width = -9},
-        {.title = "at 50%", .width = p->gpus > 1 ? -6 : 0},
-    };
-    char set[SET_TEXT];
-    snprintf(c[0].text, TEXT, "%s", g->name);
-    snprintf(c[1].text, TEXT, "%.0f GB", g->memory / 1e9);
-    snprintf(c[2].text, TEXT, "%s %6.4g TFLOP/s", dtype_name(p->model.dtype), gpu_spec_peak(g, p->model.dtype) / 1e12);
-    snprintf(c[3].text, TEXT, "%.0f GB/s", g->bandwidth / 1e9);
-    if (p->fits)
-        snprintf(c[4].text, TEXT, "-b %lld -r %.40s", (long long)p->model.B,
-                 set_text(&p->model.recompute, &p->model, set));
-    snprintf(c[5].title, TEXT, "-b %lld", (long long)r->model.B);
-    if (p->fits) snprintf(c[5].text, TEXT, "yes");
-    if (p->batch > 0) snprintf(c[6].text, TEXT, "%lld", (long long)p->batch);
-    memcpy(c[7].text, l.step, TEXT);
-    memcpy(c[8].text, l.rate, TEXT);
-    if (p->predicted.likely > 0) format_count(p->step_tokens / p->predicted.likely, c[9].text, TEXT);
-    memcpy(c[10].text, l.all, TEXT);
-    memcpy(c[11].text, l.half, TEXT);
-    memcpy(columns, c, sizeof c);
-}
 
 // plans: of this machine, then of the GPUs of the table.
 static void print_table(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
@@ -276,13 +244,47 @@ static void print_table(FILE *out, const DevicePlan *plans, int count, const Pla
         print_floors(out, plans, &s);
     }
     for (int row = 0; row < count; row++) { // the first has the titles
-        const DevicePlan *p = &plans[row > 0 ? row : 1];
-        Column columns[MOST_COLUMNS];
-        make_columns(columns, p, r);
+        const DevicePlan *p = &plans[max_i64(row, 1)];
+        const GpuSpec *g = &p->gpu.spec;
+        const bool is_auto = r->model.B == 0 || strcmp(r->recompute, "auto") == 0; // for each device
+        const Limits l = limits_of(p);
+        Column c[] = {
+            {.title = "GPU", .width = -12},
+            {.title = "memory", .width = 7},
+            {.title = "datasheet peak", .width = -19},
+            {.title = "bandwidth", .width = 10},
+            {.title = "chosen", .width = -AUTO_WIDTH, .text = "none", .hidden = !is_auto},
+            {.width = -6, .text = "no", .hidden = is_auto},
+            {.title = "max", .width = 5, .text = "none"},
+            {.title = "a step", .width = -11},
+            {.title = "tokens/s", .width = -9},
+            {.title = "predicted", .width = -9, .text = "-"},
+            {.title = "all steps", .width = -9},
+            {.title = "at 50%", .width = -6 * (p->gpus > 1)},
+        };
+        char set[SET_TEXT];
+        snprintf(c[0].text, TEXT, "%s", g->name);
+        snprintf(c[1].text, TEXT, "%.0f GB", g->memory / 1e9);
+        snprintf(c[2].text, TEXT, "%s %6.4g TFLOP/s", dtype_name(p->model.dtype),
+                 gpu_spec_peak(g, p->model.dtype) / 1e12);
+        snprintf(c[3].text, TEXT, "%.0f GB/s", g->bandwidth / 1e9);
+        if (p->fits)
+            snprintf(c[4].text, TEXT, "-b %lld -r %.40s", (long long)p->model.B,
+                     set_text(&p->model.recompute, &p->model, set));
+        snprintf(c[5].title, TEXT, "-b %lld", (long long)r->model.B);
+        if (p->fits) snprintf(c[5].text, TEXT, "yes");
+        if (p->batch > 0) snprintf(c[6].text, TEXT, "%lld", (long long)p->batch);
+        memcpy(c[7].text, l.step, TEXT);
+        memcpy(c[8].text, l.rate, TEXT);
+        if (p->predicted.likely > 0) format_count(p->step_tokens / p->predicted.likely, c[9].text, TEXT);
+        memcpy(c[10].text, l.all, TEXT);
+        memcpy(c[11].text, l.half, TEXT);
         fprintf(out, "limit     ");
-        for (int i = 0; i < MOST_COLUMNS; i++)
-            if (!columns[i].hidden)
-                fprintf(out, "  %*s", columns[i].width, row == 0 ? columns[i].title : columns[i].text);
+        for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+            const char *shown = c[i].text;
+            if (row == 0) shown = c[i].title;
+            if (!c[i].hidden) fprintf(out, "  %*s", c[i].width, shown);
+        }
         if (p->gpus > 1 && row == 0) fprintf(out, "  efficiency");
         if (p->gpus > 1 && row > 0 && p->step_seconds > 0) fprintf(out, "  %.1f%%", 100 * p->efficiency);
         fprintf(out, "\n");
@@ -299,7 +301,7 @@ static void print_answer(FILE *out, const DevicePlan *p) {
     }
     fprintf(out, "it fits with -b %lld -r %s and takes %s of %s%s", (long long)p->model.B,
             set_text(&p->model.recompute, &p->model, set), format_bytes(p->memory.total, bytes, TEXT),
-            format_bytes(p->room, there, TEXT), p->gpus > 1 ? " each" : "");
+            format_bytes(p->room, there, TEXT), text_if(p->gpus > 1, " each"));
     if (p->run_seconds > 0) {
         fprintf(out, "; all steps take at least %s, at half the datasheet speed %s",
                 format_duration(p->run_seconds, bytes, TEXT), format_duration(2 * p->run_seconds, there, TEXT));
@@ -322,20 +324,22 @@ bool plan_print(FILE *out, const PlanRequest *r, bool json, Error *err) {
     if (strcmp(r->recompute, "auto") != 0 && !recompute_parse(&ignored, r->recompute, r->model.config.L, err))
         return false;
     if (!gpu_find_all(gpus, &count, r->gpus, err)) return false;
-    const bool all = count == 0; // this machine and the whole table
+    const bool all = count == 0;
     REQUIRE(of_table < MOST_GPUS, "%d GPUs in the table", of_table);
     for (int i = 0; i < of_table && all; i++) gpus[i + 1].spec = table[i];
     if (all) count = of_table + 1;
     DevicePlan *plans = calloc((size_t)count, sizeof *plans);
     REQUIRE_MEMORY(plans, "a plan");
     for (int i = 0; i < count; i++) {
-        plan_device(&plans[i], r, all && i == 0 ? NULL : &gpus[i]);
+        const GpuChoice *gpu = &gpus[i];
+        if (all && i == 0) gpu = NULL; // this machine
+        plan_device(&plans[i], r, gpu);
         if (json || !all || i == 0) plan_alternatives(&plans[i], r);
     }
     if (json) {
         plan_json(out, plans, count, r);
     } else {
-        for (int i = 0; i < (all ? 1 : count); i++) print_answer(out, &plans[i]);
+        for (int i = 0; i < count && !(all && i > 0); i++) print_answer(out, &plans[i]);
         print_run(out, r, plans);
         if (all) print_table(out, plans, count, r);
         for (int i = 0; i < count && !all; i++) print_gpu(out, &plans[i], r);

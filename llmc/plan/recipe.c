@@ -34,7 +34,10 @@ double recipe_block_parameters(const ModelConfig *config) {
     return sum;
 }
 
-double recipe_ratio(OptimizerKind kind) { return kind == OPTIMIZER_MUON ? MUON_RATIO : CHINCHILLA_RATIO; }
+double recipe_ratio(OptimizerKind kind) {
+    if (kind == OPTIMIZER_MUON) return MUON_RATIO;
+    return CHINCHILLA_RATIO;
+}
 
 double recipe_parameters(const ModelConfig *config, OptimizerKind kind) {
     if (kind != OPTIMIZER_MUON) return (double)parameter_total(config);
@@ -51,9 +54,7 @@ static int row_of(double N, double *share) {
     return row;
 }
 
-static double log_between(double low, double high, double share) {
-    return share > 0 ? low * pow(high / low, share) : low;
-}
+static double log_between(double low, double high, double share) { return low * pow(high / low, share); }
 
 // N over that of the first row, at most 1.
 static double smallness(double N) { return fmin(1, N / matrices(GPT3[0].L, GPT3[0].C)); }
@@ -65,7 +66,7 @@ double recipe_batch(const ModelConfig *config, OptimizerKind kind, double tokens
         const double of_reference = matrices(12, REFERENCE_C) + (double)config->V * REFERENCE_C;
         return REFERENCE_BATCH * pow(tokens / (ratio * of_reference), BATCH_EXPONENT);
     }
-    const int row = row_of(N, &share), next = row < ROWS - 1 ? row + 1 : row;
+    const int row = row_of(N, &share), next = (int)min_i64(row + 1, ROWS - 1);
     return log_between(GPT3[row].batch, GPT3[next].batch, share) * pow(smallness(N), BATCH_EXPONENT);
 }
 
@@ -90,7 +91,7 @@ double recipe_learning_rate(const ModelConfig *config, OptimizerKind kind, doubl
     double share;
     if (kind == OPTIMIZER_MUON)
         return three_digits(MUON_RATE / (MUON_SCALE * sqrt((double)config->C)) * batch_factor(step_tokens));
-    const int row = row_of(N, &share), next = row < ROWS - 1 ? row + 1 : row;
+    const int row = row_of(N, &share), next = (int)min_i64(row + 1, ROWS - 1);
     const double rate = log_between(GPT3[row].rate, GPT3[next].rate, share) * pow(smallness(N), SMALL_RATE_EXPONENT);
     return three_digits(rate * of_adamw);
 }
@@ -123,13 +124,16 @@ const char *recipe_line(RecipeNumber number, double value, const ModelConfig *co
         [RECIPE_EMBEDDING_DECAY] = {"--by-group embedding.decay", "nanochat's of its head", ""},
     };
     const bool is_muon = kind == OPTIMIZER_MUON;
-    const double N = number == RECIPE_TOKENS ? recipe_parameters(config, kind) : recipe_block_parameters(config);
+    const char *rule = rules[number].of_others;
+    double N = recipe_block_parameters(config);
     char exact[40], count[40], ratio[80] = "", tail[56] = "";
+    if (is_muon) rule = rules[number].of_muon;
+    if (number == RECIPE_TOKENS) N = recipe_parameters(config, kind);
     format_count(N, count, sizeof count);
     if (number == RECIPE_TOKENS) snprintf(ratio, sizeof ratio, "%.4g for each of %s ", value / N, count);
     if (!is_muon && (number == RECIPE_BATCH || number == RECIPE_RATE))
         snprintf(tail, sizeof tail, "; N = %s in blocks", count);
     snprintf(buf, RECIPE_TEXT, "%s %s: %s%s%s", rules[number].option, format_exact(value, exact, sizeof exact), ratio,
-             is_muon ? rules[number].of_muon : rules[number].of_others, tail);
+             rule, tail);
     return buf;
 }

@@ -26,17 +26,10 @@ int tiling_alignment(int64_t n) {
 // below that a thread loads 8, 4 or 2 bytes at a time (the guide, 2.2). Assumed; the last one after nanoGPT, whose step
 // became a quarter faster when a vocabulary of 50257 was padded to 50304: the head, 30% of the FLOP, ran at half its
 // rate.
-static double load_share(DType dtype, const MatmulShape *s) {
-    static const struct {
-        size_t bytes;
-        double share;
-    } SHARES[] = {{128, 1}, {32, 0.97}, {16, 0.93}, {8, 0.75}, {4, 0.6}, {0, 0.5}};
-    const int other = tiling_alignment(s->sums_tokens ? s->M : s->K), cols = tiling_alignment(s->N);
-    const size_t bytes = (size_t)min_i64(other, cols) * dtype_size(dtype);
-    int i = 0;
-    while (bytes < SHARES[i].bytes) i++;
-    return SHARES[i].share;
-}
+static const struct {
+    size_t bytes;
+    double share;
+} LOADS[] = {{128, 1}, {32, 0.97}, {16, 0.93}, {8, 0.75}, {4, 0.6}, {0, 0.5}};
 
 Tiling tiling_best(const GpuSpec *gpu, DType dtype, const MatmulShape *s) {
     const int64_t workspace = cuda_size_matmul((OpsShape){.C = 1 << 16}, gpu->compute_capability);
@@ -48,13 +41,21 @@ Tiling tiling_best(const GpuSpec *gpu, DType dtype, const MatmulShape *s) {
             t.tiles = ceil_div(s->M, t.rows) * ceil_div(s->N, t.cols);
             const int64_t all = t.tiles * splits, last = all % gpu->num_sms;
             t.waves = ceil_div(all, gpu->num_sms);
-            t.last_wave = last == 0 ? 1 : (double)last / gpu->num_sms;
+            t.last_wave = 1;
+            if (last > 0) t.last_wave = (double)last / gpu->num_sms;
             t.share = TILES[tile].rate * (double)(s->M * s->N) / (double)(t.tiles * t.rows * t.cols) * (double)all /
                       (double)(t.waves * gpu->num_sms);
-            if (t.share > best.share * (splits > best.splits ? SPLIT_GAIN : EQUAL)) best = t;
+            double gain = EQUAL;
+            if (splits > best.splits) gain = SPLIT_GAIN;
+            if (t.share > best.share * gain) best = t;
         }
     }
-    best.load_share = load_share(dtype, s);
+    int64_t rows = s->K;
+    if (s->sums_tokens) rows = s->M;
+    const size_t bytes = (size_t)min_i64(tiling_alignment(rows), tiling_alignment(s->N)) * dtype_size(dtype);
+    int load = 0;
+    while (bytes < LOADS[load].bytes) load++;
+    best.load_share = LOADS[load].share;
     best.share *= best.load_share;
     return best;
 }
