@@ -68,37 +68,15 @@ typedef struct {
 #define WRONG(place, format, ...)                                                                                      \
     error_set((place)->err, "%s: example %lld: " format, (place)->path, (long long)(place)->example, __VA_ARGS__)
 
-static bool check_record_head(const uint16_t *w, int64_t words_left, int64_t longest, const ChoicePlace *at) {
-    if (words_left < MIN_RECORD)
-        return WRONG(at, "the file ends here with %lld bytes left: it is truncated; copy or make it again",
-                     (long long)words_left * 2);
-    if (w[W_BEGIN] != CHOICES_BEGIN)
-        return WRONG(at, "begins with %d, expected %d: the file is damaged", w[W_BEGIN], CHOICES_BEGIN);
-    if (w[W_BYTES] % 2 != 0 || w[W_BYTES] < MIN_RECORD * 2)
-        return WRONG(at, "bytes of the record: %d, expected an even number of at least %d", w[W_BYTES], MIN_RECORD * 2);
-    if (w[W_BYTES] > words_left * 2)
-        return WRONG(at,
-                     "bytes of the record: %d, but only %lld are left: the file is truncated; copy or make it again",
-                     w[W_BYTES], (long long)words_left * 2);
-    if (w[W_BYTES] > longest)
-        return WRONG(at, "bytes of the record: %d, but header field 3 says that the longest has %lld", w[W_BYTES],
-                     (long long)longest);
-    if (w[W_INDEX] != (at->example & 0xFFFF))
-        return WRONG(at, "index: %d, expected %lld", w[W_INDEX], (long long)(at->example & 0xFFFF));
-    if (w[W_COMPLETIONS] < CHOICES_MIN || w[W_COMPLETIONS] > CHOICES_MAX)
-        return WRONG(at, "number of completions: %d, expected %d to %d", w[W_COMPLETIONS], CHOICES_MIN, CHOICES_MAX);
-    if (w[W_LABEL] >= w[W_COMPLETIONS])
-        return WRONG(at, "label: %d, expected less than the number of completions, %d", w[W_LABEL], w[W_COMPLETIONS]);
-    return true;
-}
-
 // Checks one text of the record, a count and that many tokens, at *w; moves *w past it.
 static bool check_record_tokens(const char *what, const uint16_t **w, const uint16_t *end, int64_t V,
                                 const ChoicePlace *at) {
-    const int64_t left = end - *w - 1, n = left < 0 ? 0 : **w;
-    if (left < 0 || n > left)
+    const int64_t left = max_i64(end - *w - 1, 0);
+    int64_t n = 0;
+    if (*w < end) n = **w;
+    if (*w >= end || n > left)
         return WRONG(at, "tokens of the %s: %lld, but the record has space for %lld", what, (long long)n,
-                     (long long)(left < 0 ? 0 : left));
+                     (long long)left);
     if (n == 0) return WRONG(at, "tokens of the %s: 0, expected at least 1", what);
     for (int64_t i = 1; i <= n; i++)
         if ((*w)[i] >= V)
@@ -117,19 +95,41 @@ static bool check_records(ChoiceSet *set, const char *path, int64_t longest, int
     for (int64_t i = 0; i < set->count; i++) {
         const ChoicePlace at = {path, i, err};
         const uint16_t *record = set->words + start;
-        if (!check_record_head(record, words - start, longest, &at)) return false;
-        const uint16_t *w = record + W_CONTEXT, *end = record + record[W_BYTES] / 2;
+        const int64_t left = words - start;
+        if (left < MIN_RECORD)
+            return WRONG(&at, "the file ends here with %lld bytes left: it is truncated; copy or make it again",
+                         (long long)left * 2);
+        const int bytes = record[W_BYTES], completions = record[W_COMPLETIONS];
+        if (record[W_BEGIN] != CHOICES_BEGIN)
+            return WRONG(&at, "begins with %d, expected %d: the file is damaged", record[W_BEGIN], CHOICES_BEGIN);
+        if (bytes % 2 != 0 || bytes < MIN_RECORD * 2)
+            return WRONG(&at, "bytes of the record: %d, expected an even number of at least %d", bytes, MIN_RECORD * 2);
+        if (bytes > left * 2)
+            return WRONG(
+                &at, "bytes of the record: %d, but only %lld are left: the file is truncated; copy or make it again",
+                bytes, (long long)left * 2);
+        if (bytes > longest)
+            return WRONG(&at, "bytes of the record: %d, but header field 3 says that the longest has %lld", bytes,
+                         (long long)longest);
+        if (record[W_INDEX] != (i & 0xFFFF))
+            return WRONG(&at, "index: %d, expected %lld", record[W_INDEX], (long long)(i & 0xFFFF));
+        if (completions < CHOICES_MIN || completions > CHOICES_MAX)
+            return WRONG(&at, "number of completions: %d, expected %d to %d", completions, CHOICES_MIN, CHOICES_MAX);
+        if (record[W_LABEL] >= completions)
+            return WRONG(&at, "label: %d, expected less than the number of completions, %d", record[W_LABEL],
+                         completions);
+        const uint16_t *w = record + W_CONTEXT, *end = record + bytes / 2;
         if (!check_record_tokens("context", &w, end, V, &at)) return false;
-        for (int k = 0; k < record[W_COMPLETIONS]; k++) {
+        for (int k = 0; k < completions; k++) {
             char what[24];
             snprintf(what, sizeof what, "completion %d", k);
             if (!check_record_tokens(what, &w, end, V, &at)) return false;
         }
         if (w != end)
-            return WRONG(&at, "bytes of the record: %d, but its tokens end %lld bytes earlier", record[W_BYTES],
+            return WRONG(&at, "bytes of the record: %d, but its tokens end %lld bytes earlier", bytes,
                          (long long)(end - w) * 2);
         set->starts[i] = start;
-        start += record[W_BYTES] / 2;
+        start += bytes / 2;
     }
     return start == words || error_set(err, "%s: %lld bytes after the last of %lld examples (header field 2)", path,
                                        (long long)(words - start) * 2, (long long)set->count);
@@ -138,14 +138,16 @@ static bool check_records(ChoiceSet *set, const char *path, int64_t longest, int
 static bool read_choice_set(ChoiceSet *set, const char *path, int64_t V, Error *err) {
     int32_t header[HEADER_BYTES / 4] = {0};
     size_t bytes;
-    const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-    const size_t length = strlen(name), shorter = length > 4 && strcmp(name + length - 4, ".bin") == 0 ? 4 : 0;
-    set->name = strndup(name, length - shorter);
+    const char *slash = strrchr(path, '/'), *name = path;
+    if (slash) name = slash + 1;
+    size_t length = strlen(name);
+    if (length > 4 && strcmp(name + length - 4, ".bin") == 0) length -= 4;
+    set->name = strndup(name, length);
     set->bytes = file_read_all(path, MAX_BYTES, &bytes, err);
     if (!set->bytes || !set->name) return set->bytes != NULL && error_set(err, "%s: out of memory", path);
-    memcpy(header, set->bytes, bytes < HEADER_BYTES ? bytes : HEADER_BYTES);
-    if (header[0] != CHOICES_MAGIC && !foreign_file_check("a multiple-choice file", path, set->bytes,
-                                                          bytes < FOREIGN_FILE_HEAD ? bytes : FOREIGN_FILE_HEAD, err))
+    memcpy(header, set->bytes, min_size(bytes, HEADER_BYTES));
+    if (header[0] != CHOICES_MAGIC &&
+        !foreign_file_check("a multiple-choice file", path, set->bytes, min_size(bytes, FOREIGN_FILE_HEAD), err))
         return false;
     if (bytes < HEADER_BYTES || bytes % 2 != 0)
         return error_set(
@@ -182,7 +184,8 @@ bool choices_open(ChoiceSets *sets, const char *pattern, int64_t V, Error *err) 
         ok = error_set(err, "%d multiple-choice files: out of memory", count);
     for (int i = 0; ok && i < count; i++) {
         ChoiceSet *set = sets->sets[sets->count++] = calloc(1, sizeof *set);
-        ok = set ? read_choice_set(set, paths[i], V, err) : error_set(err, "%s: out of memory", paths[i]);
+        REQUIRE_MEMORY(set, "a multiple-choice file");
+        ok = read_choice_set(set, paths[i], V, err);
         for (int k = 0; ok && k < i; k++) { // the scores of each have a name of their own in logs
             char *name = set->name;
             if (strcmp(name, sets->sets[k]->name) != 0) continue;
@@ -197,7 +200,6 @@ bool choices_open(ChoiceSets *sets, const char *pattern, int64_t V, Error *err) 
 void choices_close(ChoiceSets *sets) {
     for (int i = 0; i < sets->count; i++) {
         ChoiceSet *set = sets->sets[i];
-        if (!set) continue;
         free(set->name);
         free(set->bytes);
         free(set->starts);
@@ -231,8 +233,8 @@ typedef struct {
 
 static int shortest_first(const void *a, const void *b) {
     const Sequence *x = a, *y = b;
-    if (x->rounded != y->rounded) return x->rounded < y->rounded ? -1 : 1;
-    if (x->example != y->example) return x->example < y->example ? -1 : 1;
+    if (x->rounded != y->rounded) return (x->rounded > y->rounded) - (x->rounded < y->rounded);
+    if (x->example != y->example) return (x->example > y->example) - (x->example < y->example);
     return x->completion - y->completion;
 }
 
@@ -242,12 +244,12 @@ static void make_sequences(Scoring *s, int64_t examples, int64_t T, int64_t *exa
         bool is_cut = false;
         for (int k = 0; k < e.completions; k++) {
             // The model reads all tokens but the last and predicts all but the first, so T + 1 fit.
-            const int64_t all = e.context_tokens + e.completion_tokens[k], cut = all > T + 1 ? all - (T + 1) : 0;
+            const int64_t all = e.context_tokens + e.completion_tokens[k], cut = max_i64(all - (T + 1), 0);
             const int64_t tokens = all - cut - 1;
             // 32, 48, 64, 96, 128, 192, ... T: at most a half is wasted, on average a fifth.
             // T = 1024 has 11 lengths.
             int64_t rounded = 32;
-            while (rounded < tokens) rounded += (rounded & (rounded - 1)) == 0 ? rounded / 2 : rounded / 3;
+            for (int part = 2; rounded < tokens; part = 5 - part) rounded += rounded / part;
             s->sequences[s->count++] = (Sequence){.example = i,
                                                   .completion = k,
                                                   .tokens = tokens,
@@ -269,7 +271,7 @@ static void make_sequences(Scoring *s, int64_t examples, int64_t T, int64_t *exa
 static void score_batch(Scoring *s, int64_t first, int64_t count) {
     const int64_t B = model_options(s->model)->B, T = s->sequences[first].rounded;
     for (int64_t b = 0; b < B; b++) {
-        const Sequence *q = &s->sequences[first + (b < count ? b : count - 1)];
+        const Sequence *q = &s->sequences[first + min_i64(b, count - 1)];
         const ChoiceExample e = choices_example(s->set, q->example);
         const int64_t context = e.context_tokens - q->cut, n = e.completion_tokens[q->completion];
         uint16_t *window = s->windows + b * (T + 1);
@@ -289,20 +291,6 @@ static void score_batch(Scoring *s, int64_t first, int64_t count) {
         for (int64_t t = q->first_scored; t < q->tokens; t++) sum += s->token_losses[b * T + t];
         s->losses[q->example * CHOICES_MAX + q->completion] = sum;
     }
-}
-
-// false: a signal came. The processes take the batches in turn.
-static bool score_all(Scoring *s) {
-    const int64_t B = model_options(s->model)->B;
-    int64_t batch = 0;
-    for (int64_t first = 0, count; first < s->count; first += count) {
-        if (signals_pending()) return false;
-        watch_progress();
-        for (count = 1; count < B && first + count < s->count; count++)
-            if (s->sequences[first + count].rounded != s->sequences[first].rounded) break;
-        if (batch++ % comm_size() == comm_rank()) score_batch(s, first, count);
-    }
-    return true;
 }
 
 // Every sum was computed by one process; the others have 0 there.
@@ -326,7 +314,8 @@ static int chosen_completion(const double *losses, const int64_t *tokens, int co
     int best = -1;
     double smallest = INFINITY;
     for (int k = 0; k < completions; k++) {
-        const double loss = mean ? losses[k] / (double)tokens[k] : losses[k];
+        double loss = losses[k];
+        if (mean) loss /= (double)tokens[k];
         if (loss >= smallest || isnan(loss)) continue;
         best = k;
         smallest = loss;
@@ -354,32 +343,34 @@ bool choices_fit(const ChoiceSets *sets, int64_t T, Error *err) {
 
 // ---------------------------------------------------------------------------------------------------------- evaluation
 
-static bool allocate_scoring(Scoring *s, int64_t examples, Error *err) {
-    const ModelOptions *o = model_options(s->model);
-    const size_t cells = (size_t)examples * CHOICES_MAX;
-    s->sequences = malloc(cells * sizeof *s->sequences);
-    if (!s->losses) s->losses = calloc(cells, sizeof *s->losses);
-    if (!s->tokens) s->tokens = calloc(cells, sizeof *s->tokens);
-    s->windows = host_alloc((size_t)(o->B * (o->T + 1)) * sizeof *s->windows, err);
-    if (s->windows) s->token_losses = host_alloc((size_t)(o->B * o->T) * sizeof *s->token_losses, err);
-    if (!s->token_losses) return false;
-    return (s->sequences && s->losses && s->tokens) ||
-           error_set(err, "%s: %lld examples: out of memory", choices_name(s->set), (long long)examples);
-}
-
 bool evaluate_choices_losses(Model *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, double *losses,
                              int64_t *tokens, Error *err) {
     Scoring s = {.model = model, .set = set, .losses = losses, .tokens = tokens};
-    const int64_t T = model_options(model)->T, all = choices_count(set);
+    const ModelOptions *o = model_options(model);
+    const int64_t B = o->B, T = o->T, all = choices_count(set);
     memset(score, 0, sizeof *score);
     if (examples <= 0 || examples > all) examples = all;
     for (int64_t i = 0; i < examples; i++)
         if (!example_fits(set, i, T, err)) return false;
-    const bool allocated = allocate_scoring(&s, examples, err);
-    bool ok = comm_all_ok(allocated, err) && allocated;
+    const size_t cells = (size_t)examples * CHOICES_MAX;
+    s.sequences = malloc(cells * sizeof *s.sequences);
+    if (!losses) s.losses = calloc(cells, sizeof *s.losses);
+    if (!tokens) s.tokens = calloc(cells, sizeof *s.tokens);
+    REQUIRE_MEMORY(s.sequences && s.losses && s.tokens, "%lld examples of multiple choice", (long long)examples);
+    s.windows = host_alloc((size_t)(B * (T + 1)) * sizeof *s.windows, err);
+    if (s.windows) s.token_losses = host_alloc((size_t)(B * T) * sizeof *s.token_losses, err);
+    bool ok = comm_all_ok(s.token_losses != NULL, err);
     if (ok) {
         make_sequences(&s, examples, T, &score->cut);
-        const bool whole = score_all(&s);
+        bool whole = true; // false: a signal came
+        int64_t batch = 0;
+        for (int64_t first = 0, count; whole && first < s.count; first += count) {
+            watch_progress();
+            for (count = 1; count < B && first + count < s.count; count++)
+                if (s.sequences[first + count].rounded != s.sequences[first].rounded) break;
+            whole = !signals_pending();
+            if (whole && batch++ % comm_size() == comm_rank()) score_batch(&s, first, count); // they take turns
+        }
         ok = !whole || collect_losses(&s, examples, err);
         for (int64_t i = 0; ok && whole && i < examples; i++) {
             const ChoiceExample e = choices_example(set, i);

@@ -3,6 +3,7 @@
 #include "llmc/train/data_parallel.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/format.h"
 #include "llmc/comm/comm.h"
 #include "llmc/comm/watch.h"
 #include "llmc/data/dataloader.h"
@@ -29,7 +30,7 @@ bool step_share_make(StepShare *s, int64_t step_windows, int64_t B, int groups, 
         size_t used = 0;
         for (int n = 1; n <= groups && used < sizeof numbers - 16; n++)
             if (can_share_groups(groups, n))
-                used += (size_t)snprintf(numbers + used, sizeof numbers - used, "%s%d", used ? ", " : "", n);
+                used += (size_t)snprintf(numbers + used, sizeof numbers - used, "%s%d", text_if(used, ", "), n);
         return error_set(err,
                          "--reduce-groups %d: cannot be shared by %d processes; possible numbers of processes: %s. "
                          "Another --reduce-groups gives other bits",
@@ -58,7 +59,7 @@ enum { PIECES = 2 }; // in flight, each in its turn and with its half of the exc
 
 // The first request of device.h of each kind: a piece, by turn; the sum of a piece, by turn; what is
 // waited for at once; and the weights of a unit, by unit. The way of a piece in its turn:
-//   start_piece          all_to_all PIECE: my range from all processes, into the half of the buffer
+//   after_backward       all_to_all PIECE: my range from all processes, into the half of the buffer
 //   finish_piece         wait for PIECE; add in the order of the tree. Undivided: wait for the SUM that
 //                        had this turn before, then all_gather SUM: my sums to all processes
 //   data_parallel_end    wait for the last SUM of each turn
@@ -147,10 +148,12 @@ static void count_micro_steps(const DataParallel *d, int64_t count) {
 void data_parallel_begin(DataParallel *d) { count_micro_steps(d, d->share.first * micro_steps_of_any(&d->share)); }
 
 void data_parallel_micro_step(DataParallel *d, bool last) {
+    const UnitHooks *hooks = NULL;
     bool weights = false;
     for (int u = 0; u < d->partition->num_units; u++) weights |= d->weights[u];
+    if (d->share.processes > 1 && (last || weights)) hooks = &d->hooks;
     d->last = last;
-    model_set_hooks(d->model, d->share.processes > 1 && (last || weights) ? &d->hooks : NULL);
+    model_set_hooks(d->model, hooks);
 }
 
 // sum = sum + other, rounded to nearest.
@@ -191,7 +194,8 @@ static const Range *piece_ranges(const DataParallel *d, Piece p, DType dtype) {
     const int64_t size = (int64_t)dtype_size(dtype);
     for (int r = 0; r < d->share.processes; r++) {
         const Range part = piece_range(d, p, r);
-        d->parts[r] = range_size(part) > 0 ? (Range){part.begin * size, part.end * size} : (Range){0, 0};
+        d->parts[r] = (Range){0, 0};
+        if (range_size(part) > 0) d->parts[r] = (Range){part.begin * size, part.end * size};
     }
     return d->parts;
 }
@@ -225,16 +229,6 @@ static void finish_all(DataParallel *d) {
     while (d->done < d->started) finish_piece(d);
 }
 
-static void start_piece(DataParallel *d, Piece p) {
-    const Tensor gradients = model_unit_gradients(d->model, p.unit);
-    if (d->started - d->done == PIECES) finish_piece(d);
-    const int turn = (int)(d->started++ % PIECES);
-    d->pieces[turn] = p;
-    if (d->ok)
-        keep_outcome(d, device_all_to_all(model_exchange_buffer(d->model, turn).data, gradients.data,
-                                          piece_ranges(d, p, gradients.dtype), REQUEST_PIECE + turn, &d->err));
-}
-
 // A block has had the time of another block's backward pass when it is waited for; where gradients are freed, the pass
 // goes on in its memory.
 static void after_backward(void *context, int unit) {
@@ -250,8 +244,15 @@ static void after_backward(void *context, int unit) {
     int64_t longest = 0;
     for (int r = 0; r < processes; r++)
         longest = max_i64(longest, range_size(partition_of_unit(d->partition, unit, r)));
-    for (int64_t first = 0; first < longest; first += fits)
-        start_piece(d, (Piece){unit, first, min_i64(fits, longest - first)});
+    const Tensor gradients = model_unit_gradients(d->model, unit);
+    for (int64_t first = 0; first < longest; first += fits) {
+        if (d->started - d->done == PIECES) finish_piece(d);
+        const int turn = (int)(d->started++ % PIECES);
+        const Piece p = d->pieces[turn] = (Piece){unit, first, min_i64(fits, longest - first)};
+        if (d->ok)
+            keep_outcome(d, device_all_to_all(model_exchange_buffer(d->model, turn).data, gradients.data,
+                                              piece_ranges(d, p, gradients.dtype), REQUEST_PIECE + turn, &d->err));
+    }
     if (!d->overlap) finish_all(d);
 }
 

@@ -71,7 +71,8 @@ static const char *token_text(const Tokenizer *tokenizer, int32_t token, TokenTe
 static int32_t text_begin(const Tokenizer *tokenizer, int64_t V) {
     if (!tokenizer) return (int32_t)(V - 1);
     const int32_t begin = tokenizer_begin(tokenizer);
-    return begin < V ? begin : -1;
+    if (begin >= V) return -1;
+    return begin;
 }
 
 // Appends the tokens of prompt to the *n tokens in out (end-of-text, for example); out is grown. False if the model
@@ -105,36 +106,7 @@ static void restart_decoding(Decoding *d) {
     model_decode_start(d->model, d->prompts, n, samples, d->logits);
 }
 
-// Passes the next token of every sample to the model; true if the window was full and continued from its last half.
-static bool append_tokens(Decoding *d) {
-    const bool full = d->length == d->T;
-    int64_t kept = d->length;
-    if (full) kept = d->T > 1 ? d->T / 2 - 1 + d->T % 2 : 0; // with the new one T/2, rounded up
-    for (int64_t s = 0; s < d->options->samples; s++) {
-        int32_t *window = d->window + s * d->T;
-        memmove(window, window + d->length - kept, (size_t)kept * sizeof *window);
-        window[kept] = d->next[s];
-    }
-    d->length = kept + 1;
-    if (full)
-        restart_decoding(d);
-    else
-        model_decode_step(d->model, d->next, d->logits);
-    return full;
-}
-
 // ------------------------------------------------------------------------------------------------------------- drawing
-
-// Passes bytes to the sink, in portions that fit on the stack: a special token of a foreign tokenizer may be long.
-static void show_text(Decoding *d, const char *bytes, int64_t n) {
-    char out[256 + UTF8_MOST_HELD];
-    for (int64_t done = 0; done < n && !d->refused;) {
-        const int64_t portion = n - done < 256 ? n - done : 256;
-        const int64_t whole = utf8_stream_push(&d->held, bytes + done, portion, out);
-        if (whole > 0 && !d->options->sink(d->options->context, out, whole)) d->refused = true;
-        done += portion;
-    }
-}
 
 // Draws a token for every sample that has not ended. number: index of this token in its text, for the random generator.
 static void draw_tokens(Decoding *d, int64_t number, Drawn *drawn) {
@@ -158,22 +130,44 @@ static void draw_tokens(Decoding *d, int64_t number, Drawn *drawn) {
             TokenText memory;
             int64_t bytes;
             const char *text = token_text(o->tokenizer, d->next[s], &memory, &bytes);
-            show_text(d, text, bytes);
+            // In portions that fit on the stack: a special token of a foreign tokenizer may be long.
+            char out[256 + UTF8_MOST_HELD];
+            for (int64_t done = 0, portion; done < bytes && !d->refused; done += portion) {
+                portion = min_i64(bytes - done, 256);
+                const int64_t whole = utf8_stream_push(&d->held, text + done, portion, out);
+                if (whole > 0 && !o->sink(o->context, out, whole)) d->refused = true;
+            }
         }
     }
 }
 
 static void run_decoding(Decoding *d, const int32_t *prompt, int64_t n, int64_t first, Drawn *drawn) {
     const double began = now_seconds();
-    d->length = min_i64(n, d->T > 1 ? d->T - 1 : 1); // the last ones of the prompt, so that a token fits after them
-    for (int64_t s = 0; s < d->options->samples; s++)
+    const int64_t samples = d->options->samples;
+    d->length = min_i64(n, max_i64(d->T - 1, 1)); // the last ones of the prompt, so that a token fits after them
+    for (int64_t s = 0; s < samples; s++)
         memcpy(d->window + s * d->T, prompt + n - d->length, (size_t)d->length * sizeof *prompt);
     restart_decoding(d);
     drawn->prompt_cut = n - d->length;
     drawn->prompt_tokens = d->length;
     for (int64_t i = 0; i < d->options->tokens; i++) {
         watch_progress();
-        if (i > 0) drawn->slides += append_tokens(d);
+        if (i > 0) { // the last tokens are appended, in a full window to its last half
+            const bool full = d->length == d->T;
+            int64_t kept = d->length;
+            if (full) kept = max_i64((d->T + 1) / 2 - 1, 0); // with the new one T/2, rounded up
+            for (int64_t s = 0; s < samples; s++) {
+                int32_t *window = d->window + s * d->T;
+                memmove(window, window + d->length - kept, (size_t)kept * sizeof *window);
+                window[kept] = d->next[s];
+            }
+            d->length = kept + 1;
+            drawn->slides += full;
+            if (full)
+                restart_decoding(d);
+            else
+                model_decode_step(d->model, d->next, d->logits);
+        }
         draw_tokens(d, first + i, drawn);
         if (i == 0) drawn->prompt_seconds = now_seconds() - began;
         if (d->running == 0 || d->refused) break;
@@ -199,8 +193,8 @@ static bool decode_tokens(Model *model, const GenerateOptions *o, const int32_t 
                          (long long)planned->sequences);
     Decoding d = {
         .model = model, .options = o, .T = planned->T, .V = planned->config.V, .ends = {-1, -1}, .running = o->samples};
-    const int64_t known = o->tokenizer ? tokenizer_vocab(o->tokenizer) : d.V;
-    d.drawable = known < d.V ? known : d.V;
+    d.drawable = d.V;
+    if (o->tokenizer) d.drawable = min_i64(tokenizer_vocab(o->tokenizer), d.V);
     if (o->stop_at_eot) {
         if (o->tokenizer) d.ends[0] = tokenizer_eot(o->tokenizer);
         d.ends[1] = o->model_eot;
@@ -238,7 +232,7 @@ static void drawn_free(Drawn *drawn) {
 
 // The tokens at the beginning of a text, malloced.
 static bool encode_beginning(const GenerateOptions *o, int64_t V, int32_t **tokens, int64_t *n, Error *err) {
-    const char *prompt = o->prompt ? o->prompt : "";
+    const char *prompt = text_or(o->prompt, "");
     const int32_t begin = text_begin(o->tokenizer, V);
     if (!o->tokenizer && *prompt)
         return error_set(err, "--prompt: there is no tokenizer to read it with; name one with --tokenizer");
@@ -254,18 +248,17 @@ static bool encode_beginning(const GenerateOptions *o, int64_t V, int32_t **toke
 
 // The prompt and the text of n tokens, malloced; NULL: out of memory.
 static char *text_of(const GenerateOptions *o, const int32_t *tokens, int64_t n, int64_t *bytes) {
-    const size_t prompt = o->prompt ? strlen(o->prompt) : 0;
-    size_t total = prompt;
+    const char *prompt = text_or(o->prompt, "");
+    size_t total = strlen(prompt);
     TokenText memory;
     int64_t length;
     for (int64_t i = 0; i < n; i++) {
         token_text(o->tokenizer, tokens[i], &memory, &length);
         total += (size_t)length;
     }
-    char *text = malloc(total + 1), *end = text;
+    char *text = malloc(total + 1);
     if (!text) return NULL;
-    if (prompt > 0) memcpy(end, o->prompt, prompt);
-    end += prompt;
+    char *end = stpcpy(text, prompt);
     for (int64_t i = 0; i < n; i++) {
         const char *piece = token_text(o->tokenizer, tokens[i], &memory, &length);
         memcpy(end, piece, (size_t)length);
@@ -276,33 +269,32 @@ static char *text_of(const GenerateOptions *o, const int32_t *tokens, int64_t n,
     return text;
 }
 
-static bool fill_generated(Generated *g, const GenerateOptions *o, const Drawn *drawn, Error *err) {
-    g->samples = o->samples;
-    g->prompt_tokens = drawn->prompt_tokens;
-    g->prompt_cut = drawn->prompt_cut;
-    g->slides = drawn->slides;
-    g->prompt_seconds = drawn->prompt_seconds;
-    g->decode_seconds = drawn->decode_seconds;
-    g->cut = drawn->cut;
-    g->texts = calloc((size_t)o->samples, sizeof *g->texts);
-    g->bytes = calloc((size_t)o->samples, sizeof *g->bytes);
-    bool ok = g->texts && g->bytes;
-    for (int64_t s = 0; ok && s < o->samples; s++) {
-        g->texts[s] = text_of(o, drawn->tokens + s * o->tokens, drawn->counts[s], &g->bytes[s]);
-        g->new_tokens += drawn->counts[s];
-        ok = g->texts[s] != NULL;
-    }
-    return ok || error_set(err, "the texts of %lld samples: out of memory", (long long)o->samples);
-}
-
 bool generate(Model *model, const GenerateOptions *options, Generated *result, Error *err) {
     int32_t *prompt = NULL;
     int64_t n = 0;
     Drawn drawn = {0};
     memset(result, 0, sizeof *result);
-    const bool ok = encode_beginning(options, model_options(model)->config.V, &prompt, &n, err) &&
-                    decode_tokens(model, options, prompt, n, 0, &drawn, err) &&
-                    fill_generated(result, options, &drawn, err);
+    bool ok = encode_beginning(options, model_options(model)->config.V, &prompt, &n, err) &&
+              decode_tokens(model, options, prompt, n, 0, &drawn, err);
+    if (ok) {
+        *result = (Generated){.samples = options->samples,
+                              .prompt_tokens = drawn.prompt_tokens,
+                              .prompt_cut = drawn.prompt_cut,
+                              .slides = drawn.slides,
+                              .prompt_seconds = drawn.prompt_seconds,
+                              .decode_seconds = drawn.decode_seconds,
+                              .cut = drawn.cut,
+                              .texts = calloc((size_t)options->samples, sizeof *result->texts),
+                              .bytes = calloc((size_t)options->samples, sizeof *result->bytes)};
+        ok = result->texts && result->bytes;
+        for (int64_t s = 0; ok && s < options->samples; s++) {
+            const int32_t *tokens = drawn.tokens + s * options->tokens;
+            result->texts[s] = text_of(options, tokens, drawn.counts[s], &result->bytes[s]);
+            result->new_tokens += drawn.counts[s];
+            ok = result->texts[s] != NULL;
+        }
+        if (!ok) error_set(err, "the texts of %lld samples: out of memory", (long long)options->samples);
+    }
     if (!ok) generated_free(result);
     drawn_free(&drawn);
     free(prompt);
@@ -369,7 +361,7 @@ static bool read_input_line(char **line, int64_t *n, Error *err) {
 // conversation.
 static bool answer_line(Model *model, const GenerateOptions *o, const char *line, int64_t bytes, int32_t **said,
                         int64_t *n, int64_t *drawn, Error *err) {
-    const int64_t T = model_options(model)->T, V = model_options(model)->config.V, most = T > 1 ? T - 1 : 1;
+    const int64_t T = model_options(model)->T, V = model_options(model)->config.V, most = max_i64(T - 1, 1);
     const int32_t begin = text_begin(o->tokenizer, V);
     if (!encode_prompt(o->tokenizer, "\n", *n > 0, V, said, n, err)) return false;
     if (*n == 0 && begin >= 0) (*said)[(*n)++] = begin;
@@ -387,7 +379,8 @@ static bool answer_line(Model *model, const GenerateOptions *o, const char *line
     *said = grown;
     Drawn new;
     const bool ok = decode_tokens(model, o, grown, *n, *drawn, &new, err);
-    const int64_t count = new.counts ? new.counts[0] : 0;
+    int64_t count = 0;
+    if (new.counts) count = new.counts[0];
     if (count > 0) memcpy(grown + *n, new.tokens, (size_t)count * sizeof *grown);
     *n += count;
     *drawn += count;
@@ -410,10 +403,11 @@ bool generate_interactive(Model *model, const GenerateOptions *options, Error *e
     own.samples = 1;
     own.sink = write_to_stdout;
     own.context = &terminal;
-    char *line = strdup(own.prompt ? own.prompt : ""); // the first line
+    char *line = strdup(text_or(own.prompt, "")); // the first line
     int32_t *said = malloc(sizeof *said);
-    bool ok = (line && said) || error_set(err, "out of memory");
-    int64_t length = line && said ? (int64_t)strlen(line) : -1, n = 0, drawn = 0;
+    REQUIRE_MEMORY(line && said, "a conversation");
+    bool ok = true;
+    int64_t length = (int64_t)strlen(line), n = 0, drawn = 0;
     if (terminal) puts("The model continues each line. /new clears the conversation, /quit or Ctrl-D exits.");
     if (terminal && length > 0) printf("> %s\n", line);
     while (ok && length >= 0 && strcmp(line, "/quit") != 0) {

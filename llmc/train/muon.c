@@ -28,8 +28,8 @@ static int muon_compare_shapes(const void *a, const void *b) {
     const UpdateTensor *x = a, *y = b;
     const int64_t rows = tensor_rows(x->grad) - tensor_rows(y->grad),
                   cols = tensor_cols(x->grad) - tensor_cols(y->grad);
-    if (rows != 0) return rows < 0 ? -1 : 1;
-    if (cols != 0) return cols < 0 ? -1 : 1;
+    if (rows != 0) return (rows > 0) - (rows < 0);
+    if (cols != 0) return (cols > 0) - (cols < 0);
     return x->stream - y->stream;
 }
 
@@ -80,7 +80,8 @@ void muon_destroy(Muon *m) {
 // transposed operand.
 static void orthogonalize(const Muon *m, const UpdateTensor *matrices, int n, Tensor sumsq) {
     const int64_t rows = tensor_rows(matrices[0].grad), cols = tensor_cols(matrices[0].grad);
-    const int64_t side = rows < cols ? rows : cols;
+    const int64_t side = min_i64(rows, cols);
+    const bool is_tall = rows > cols;
     const Tensor x = tensor_make(m->scratch + m->layout.x, m->dtype, "muon_x", n, rows, cols, 0);
     const Tensor product = tensor_make(m->scratch + m->layout.product, m->dtype, "muon_product", n, rows, cols, 0);
     const Tensor gram = tensor_make(m->scratch + m->layout.gram, m->dtype, "muon_gram", n, side, side, 0);
@@ -88,10 +89,13 @@ static void orthogonalize(const Muon *m, const UpdateTensor *matrices, int n, Te
     for (int i = 0; i < n; i++)
         tensor_normalize(tensor_matrix(x, i), matrices[i].grad, tensor_slice_elements(sumsq, i, 1));
     for (int step = 0; step < MUON_STEPS; step++) {
-        matmul_stack(gram, x, x, rows > cols ? STACK_ATB : STACK_ABT);
+        if (is_tall)
+            matmul_stack(gram, x, x, STACK_ATB);
+        else
+            matmul_stack(gram, x, x, STACK_ABT);
         matmul_stack(square, gram, gram, STACK_ABT);        // A A
         tensor_axpby(square, MUON_B, gram, MUON_C, square); // b A + c A A
-        if (rows > cols)
+        if (is_tall)
             matmul_stack(product, x, square, STACK_ABT);
         else
             matmul_stack(product, square, x, STACK_AB);

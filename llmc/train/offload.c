@@ -45,15 +45,15 @@ struct Offload {
 // Makes capacity for one more element of the array, which grows by doubling.
 static void *with_room(void *array, int count, size_t size) {
     if ((count & (count - 1)) != 0) return array; // 0, 1, 2, 4, ...: full
-    array = realloc(array, (size_t)(count ? 2 * count : 1) * size);
+    array = realloc(array, max_size(2 * (size_t)count, 1) * size);
     REQUIRE_MEMORY(array, "the slices of the optimizer state");
     return array;
 }
 
 // The bytes of a slot for n elements of its parameter.
 static int64_t slot_bytes(Tensor t, int slot, int64_t n) {
-    const bool is_scale = slot == SLOT_M_SCALE || slot == SLOT_V_SCALE;
-    return (is_scale ? ceil_div(n, STATE_BLOCK) : n) * (int64_t)dtype_size(t.dtype);
+    if (slot == SLOT_M_SCALE || slot == SLOT_V_SCALE) n = ceil_div(n, STATE_BLOCK);
+    return n * (int64_t)dtype_size(t.dtype);
 }
 
 static int64_t slice_bytes(UpdateTensor t, int64_t n) {
@@ -95,9 +95,11 @@ static int64_t add_slice(Offload *o, StateChunk *chunk, const UpdateTensor *t, i
         Tensor *there = state_slot_tensor(&slice, (StateSlot)slot);
         *there = tensor_make(part + used, s.dtype, s.name, bytes / size, 0, 0, 0);
         // A whole slot is followed by padding in both places; with the padding copied too, neighbours become one copy.
-        const int64_t copied = n == numel ? round_up(bytes, PLAN_ALIGNMENT) : bytes;
+        int64_t copied = bytes;
+        if (n == numel) copied = round_up(bytes, PLAN_ALIGNMENT);
         const StateCopy copy = {(char *)s.data + slot_bytes(s, slot, first), part + used, copied};
-        StateCopy *last = chunk->copies > 0 ? &o->copies[o->num_copies - 1] : NULL;
+        StateCopy *last = NULL;
+        if (chunk->copies > 0) last = &o->copies[o->num_copies - 1];
         if (last && last->host + last->bytes == copy.host && last->device + last->bytes == copy.device) {
             last->bytes += copied;
         } else {

@@ -51,8 +51,10 @@ static Tensor norm_row(const Model *model, int row) {
 
 void optimizer_norm(Optimizer *o) {
     const ModelOptions *of = model_options(o->model);
+    int row = 0;
+    if (of->divided && of->processes > 1) row = of->rank;
     if (o->offload) offload_begin(o->offload); // runs during the backward pass, which is still active
-    gradient_sumsq(norm_row(o->model, of->divided && of->processes > 1 ? of->rank : 0), &o->norm);
+    gradient_sumsq(norm_row(o->model, row), &o->norm);
 }
 
 void optimizer_step(Optimizer *o, double learning_rate, int64_t tokens_in_step, bool watched) {
@@ -65,7 +67,8 @@ void optimizer_step(Optimizer *o, double learning_rate, int64_t tokens_in_step, 
     if (o->list.n > 0) {
         if (model_options(o->model)->optimizer == OPTIMIZER_ADAFACTOR) adafactor_statistics(&o->list, control);
         if (o->muon) muon_directions(o->muon, params, control);
-        UpdateList *list = o->offload ? offload_slices(o->offload) : &o->list;
+        UpdateList *list = &o->list;
+        if (o->offload) list = offload_slices(o->offload);
         const Update u = {.model = o->model, .list = list, .params = params, .watched = watched};
         if (!o->offload) update_range(&u, 0, list->n);
         for (int c = 0; o->offload && c < offload_chunks(o->offload); c++) {
@@ -80,8 +83,15 @@ void optimizer_step(Optimizer *o, double learning_rate, int64_t tokens_in_step, 
 
 // ---------------------------------------------------------------------------------------------------------- the object
 
-float optimizer_first_loss_scale(DType dtype) { return dtype == DTYPE_FP16 ? 65536.0f : 1.0f; }
-int32_t optimizer_scale_growth_interval(DType dtype) { return dtype == DTYPE_FP16 ? 2000 : 0; }
+float optimizer_first_loss_scale(DType dtype) {
+    if (dtype == DTYPE_FP16) return 65536.0f;
+    return 1.0f;
+}
+
+int32_t optimizer_scale_growth_interval(DType dtype) {
+    if (dtype == DTYPE_FP16) return 2000;
+    return 0;
+}
 
 // The gradient of a part of the norm. If it belongs to another process: a single 0, the one at the end of the row.
 static Tensor norm_part(const Model *model, const NormPart *part) {
@@ -89,8 +99,9 @@ static Tensor norm_part(const Model *model, const NormPart *part) {
     const UpdateTensor *own = model_own_tensors(model, &count);
     for (int i = 0; i < count; i++) {
         const int64_t first = part->elements.begin - own[i].offset, n = range_size(part->elements);
-        if (own[i].stream == part->parameter && first >= 0 && first + n <= tensor_numel(own[i].grad))
-            return n == tensor_numel(own[i].grad) ? own[i].grad : tensor_slice_elements(own[i].grad, first, n);
+        if (own[i].stream != part->parameter || first < 0 || first + n > tensor_numel(own[i].grad)) continue;
+        if (n == tensor_numel(own[i].grad)) return own[i].grad;
+        return tensor_slice_elements(own[i].grad, first, n);
     }
     void *zero = tensor_slice_elements(model_norm(model), model_partition(model)->num_norm_parts, 1).data;
     return tensor_make(zero, model_unit_gradients(model, 0).dtype, "zero", 1, 0, 0, 0);

@@ -15,14 +15,6 @@ typedef struct {
     int32_t token;
 } Candidate;
 
-// The bits of a float order like the float itself once those of negative ones are inverted; all are inverted here.
-static uint32_t candidate_key(float logit) {
-    uint32_t bits;
-    logit += 0.0f; // -0 becomes 0, which it equals
-    memcpy(&bits, &logit, sizeof bits);
-    return bits >> 31 ? bits : ~bits & 0x7FFFFFFFu;
-}
-
 // Sorts by logit, the highest first; equal ones keep their order, that of tokens. A radix sort: four passes, whatever
 // the logits are. spare: n more.
 static void sort_candidates(Candidate *c, Candidate *spare, int64_t n) {
@@ -46,7 +38,13 @@ int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions 
     float best = -INFINITY;
     for (int64_t i = 0; i < V; i++) {
         if (!(logits[i] > -INFINITY)) continue;
-        c[n++] = (Candidate){candidate_key(logits[i]), (int32_t)i};
+        // The bits of a float order like the float itself once those of negative ones are inverted; all are inverted
+        // here.
+        const float logit = logits[i] + 0.0f; // -0 becomes 0, which it equals
+        uint32_t bits;
+        memcpy(&bits, &logit, sizeof bits);
+        if (bits >> 31 == 0) bits = ~bits & 0x7FFFFFFFu;
+        c[n++] = (Candidate){bits, (int32_t)i};
         if (logits[i] <= best) continue;
         best = logits[i];
         token = (int32_t)i;
@@ -61,7 +59,7 @@ int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions 
         for (int64_t i = 0; i < n; i++) {
             const float logit = logits[c[i].token];
             if (isinf(best))
-                weights[i] = isinf(logit) ? 1.0 : 0.0;
+                weights[i] = logit == best;
             else
                 weights[i] = exp(((double)logit - (double)best) / o->temperature);
             sum += weights[i];

@@ -1,6 +1,8 @@
 // The five shapes of schedule.h.
 #include "llmc/train/schedule.h"
 
+#include "llmc/base/arithmetic.h"
+
 #include <math.h>
 
 // Share of all steps in which wsd decays: Haegele et al. find little gain beyond 20%. Of trapezoid's linear decay
@@ -16,9 +18,8 @@ const char *schedule_name(ScheduleKind kind) {
 }
 
 double schedule_lr(const Schedule *s, int64_t step) {
-    int64_t last = s->total > 0 ? s->total - 1 : 0;
-    if (step > last) step = last;
-    if (step < 0) step = 0;
+    const int64_t last = max_i64(s->total - 1, 0);
+    step = max_i64(min_i64(step, last), 0);
 
     if (step < s->warmup) return s->max_lr * ((double)(step + 1) / (double)s->warmup);
     if (s->kind == SCHEDULE_CONSTANT) return s->max_lr;
@@ -26,9 +27,9 @@ double schedule_lr(const Schedule *s, int64_t step) {
 
     int64_t decay_start = s->warmup;
     if (s->kind == SCHEDULE_WSD || s->kind == SCHEDULE_TRAPEZOID) {
-        const double share = s->kind == SCHEDULE_WSD ? WSD_DECAY_SHARE : TRAPEZOID_DECAY_SHARE;
-        int64_t stable_end = last - llround(share * (double)s->total);
-        if (stable_end > decay_start) decay_start = stable_end;
+        double share = WSD_DECAY_SHARE;
+        if (s->kind == SCHEDULE_TRAPEZOID) share = TRAPEZOID_DECAY_SHARE;
+        decay_start = max_i64(decay_start, last - llround(share * (double)s->total));
     }
     if (step <= decay_start) return s->max_lr;
     double p = (double)(step - decay_start) / (double)(last - decay_start);

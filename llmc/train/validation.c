@@ -60,7 +60,7 @@ static bool sum_losses(Evaluation *e, int64_t n, Error *err) {
     REQUIRE_MEMORY(mine && all, "the losses of a batch");
     bool ok = true;
     for (int64_t round = 0; ok && round < n && !signals_pending(); round += processes * B) {
-        const int64_t first = round + comm_rank() * B, count = first < n ? min_i64(n - first, B) : 0;
+        const int64_t first = round + comm_rank() * B, count = max_i64(min_i64(n - first, B), 0);
         BatchHead head = {.signal = signals_received()};
         const bool computed = count == 0 || compute_losses(e, first, count, n, &head.bytes, err);
         head.failed = !computed;
@@ -72,7 +72,7 @@ static bool sum_losses(Evaluation *e, int64_t n, Error *err) {
         for (int64_t p = 0; ok && p < processes; p++) {
             memcpy(&head, all + (size_t)p * message, sizeof head);
             failed = failed || head.failed;
-            signal = signal ? signal : head.signal;
+            if (signal == 0) signal = head.signal;
             e->bytes += head.bytes;
             for (int64_t i = 0; i < B && round + p * B + i < n; i++) {
                 float loss;
@@ -92,20 +92,22 @@ static bool sum_losses(Evaluation *e, int64_t n, Error *err) {
 bool evaluate_loss(Model *model, const ShardSet *val, int64_t windows, const Tokenizer *tokenizer,
                    ValidationScore *score, Error *err) {
     const ModelOptions *o = model_options(model);
-    const int64_t n = windows > 0 && windows < val->num_windows ? windows : val->num_windows;
+    const int64_t n = min_i64(positive_or(windows, val->num_windows), val->num_windows);
     Evaluation e = {.model = model, .val = val};
     e.batch = host_alloc((size_t)(o->B * (o->T + 1) * val->token_bytes), err);
-    e.losses = e.batch ? host_alloc((size_t)o->B * sizeof *e.losses, err) : NULL;
-    e.byte_count = tokenizer ? calloc((size_t)o->config.V, sizeof *e.byte_count) : NULL;
-    const int64_t known = e.byte_count ? min_i64(tokenizer_vocab(tokenizer), o->config.V) : 0;
+    if (e.batch) e.losses = host_alloc((size_t)o->B * sizeof *e.losses, err);
+    int64_t known = 0;
+    if (tokenizer) {
+        known = min_i64(tokenizer_vocab(tokenizer), o->config.V);
+        e.byte_count = calloc((size_t)o->config.V, sizeof *e.byte_count);
+        REQUIRE_MEMORY(e.byte_count, "the bytes of the tokens");
+    }
     for (int32_t token = 0; token < known; token++) {
         size_t length;
         tokenizer_decode(tokenizer, token, &length);
         if (!tokenizer_is_special(tokenizer, token)) e.byte_count[token] = (uint32_t)length;
     }
-    bool ok = e.losses != NULL;
-    if (ok && tokenizer && !e.byte_count) ok = error_set(err, "validation: out of memory");
-    ok = ok && sum_losses(&e, n, err);
+    const bool ok = e.losses && sum_losses(&e, n, err);
     if (e.losses) host_free(e.losses);
     if (e.batch) host_free(e.batch);
     free(e.byte_count);
@@ -136,6 +138,7 @@ bool evaluate_sources(Model *model, const Sources *val, int64_t windows, const T
     }
     sum.loss = loss;
     if (bytes > 0.0) sum.bits_per_byte = loss / (log(2.0) * bytes);
-    *total = count == 1 ? each[0] : sum;
+    *total = sum;
+    if (count == 1) *total = each[0];
     return true;
 }
