@@ -118,17 +118,6 @@ static bool write_checkpoint(Run *run, Error *err);
 static bool write_files(void *context, Error *err);
 static void rotate(Run *run);
 
-// Saves the trained weights after a step that failed because of the directory or the data. by_all: every process is
-// here.
-static void rescue(Run *run, bool by_all) {
-    Error unsaved;
-    if (comm_is_lost()) return; // after half a sum the weights may be wrong: the last checkpoint counts
-    report_all(run);
-    const bool has_all = by_all || comm_size() == 1 || run->setup.options.zero_stage == 0; // of the optimizer's state
-    if (run->setup.state.step > run->setup.first_step && has_all && !write_checkpoint(run, &unsaved))
-        runlog_text(run->log, "%s", unsaved.text);
-}
-
 // Runs steps, with evaluation, samples and checkpoints between them, until the last step, the time limit or a signal.
 static bool loop(Run *run, Error *err) {
     const Options *o = &run->setup.options;
@@ -153,10 +142,18 @@ static bool loop(Run *run, Error *err) {
             return false;
         if (saves && !comm_all_ok(write_checkpoint(run, err), err)) return false;
         if (ends) return now.log_exists;
-        if (!now.log_exists || !train_step(run, err)) {
-            rescue(run, !now.log_exists); // false: train_step may have failed in one process alone
-            return false;
-        }
+        if (now.log_exists && train_step(run, err)) continue;
+
+        // The directory is gone, or the step failed, maybe in one process alone: saves what was trained, if this
+        // process has all of the optimizer's state. After half a sum the weights may be wrong: the last checkpoint
+        // counts.
+        if (comm_is_lost()) return false;
+        report_all(run);
+        const bool has_all = !now.log_exists || comm_size() == 1 || o->zero_stage == 0;
+        Error unsaved;
+        if (run->setup.state.step > run->setup.first_step && has_all && !write_checkpoint(run, &unsaved))
+            runlog_text(run->log, "%s", unsaved.text);
+        return false;
     }
 }
 
@@ -170,40 +167,39 @@ static bool profile_loop(Run *run, Error *err) {
     report_all(run);
     // The machine may have been busy when its limits were measured, and nothing is faster than its limit.
     DeviceSpeed again, *speed = &run->speed;
+    const char *directory = NULL;
     Error unmeasured;
     const size_t bytes = (size_t)memory_plan_total(model_memory(run->model));
     if (speed_measure(run->setup.dtype, bytes, &again, &unmeasured) && speed->matmul_flops > 0) {
         speed->matmul_flops = fmax(speed->matmul_flops, again.matmul_flops);
         speed->copy_bandwidth = fmax(speed->copy_bandwidth, again.copy_bandwidth);
     }
-    return profile_report(run->log, *run->setup.options.output ? run->setup.options.output : NULL, run->setup.dtype,
-                          run->speed, err);
+    if (*run->setup.options.output) directory = run->setup.options.output;
+    return profile_report(run->log, directory, run->setup.dtype, run->speed, err);
 }
 
 // ----------------------------------------------------------------------------------------------- evaluation and saving
 
-static bool validate(Run *run, Error *err) {
+// Validates, and answers the multiple-choice files of -h.
+static bool score(Run *run, Error *err) {
     const RunSetup *s = &run->setup;
     const double began = now_seconds();
-    ValidationScore each[MIXTURE_MAX], score; // of each source of -j, and of the mixture
-    if (!s->data.has_val) return true;
-    report_validating(run->report);
-    if (!evaluate_sources(run->model, &s->data.val, s->options.val_sequences, s->tokenizer, each, &score, err))
-        return false;
-    if (score.tokens == 0) return true; // a signal came
-    if (score.loss < run->setup.state.best_val_loss) run->setup.state.best_val_loss = score.loss;
-    report_validation(run->report, &score, each, now_seconds() - began);
-    return true;
-}
-
-static bool answer_choices(Run *run, Error *err) {
-    for (int i = 0; i < run->setup.choices.count; i++) {
-        const double began = now_seconds();
-        const ChoiceSet *set = run->setup.choices.sets[i];
-        ChoiceScore score;
-        if (!evaluate_choices(run->model, set, run->setup.choice_examples, &score, err)) return false;
-        if (score.examples == 0) return true; // a signal came
-        runlog_choices(run->log, run->setup.state.step, choices_name(set), &score, now_seconds() - began);
+    if (s->data.has_val) {
+        ValidationScore each[MIXTURE_MAX], all; // of each source of -j, and of the mixture
+        report_validating(run->report);
+        if (!evaluate_sources(run->model, &s->data.val, s->options.val_sequences, s->tokenizer, each, &all, err))
+            return false;
+        if (all.tokens == 0) return true; // a signal came
+        run->setup.state.best_val_loss = fmin(run->setup.state.best_val_loss, all.loss);
+        report_validation(run->report, &all, each, now_seconds() - began);
+    }
+    for (int i = 0; i < s->choices.count; i++) {
+        const double start = now_seconds();
+        const ChoiceSet *set = s->choices.sets[i];
+        ChoiceScore right;
+        if (!evaluate_choices(run->model, set, s->choice_examples, &right, err)) return false;
+        if (right.examples == 0) return true; // a signal came
+        runlog_choices(run->log, s->state.step, choices_name(set), &right, now_seconds() - start);
     }
     return true;
 }
@@ -237,7 +233,7 @@ static bool evaluate(Run *run, bool last, Error *err) {
     report_all(run);
     if (o->max_steps != 0 && step == run->setup.first_step) runlog_drop_evaluations(run->log, step);
     if (!data_parallel_await_weights(run->shared, err)) return false;
-    if (scores && !(validate(run, err) && answer_choices(run, err))) return false;
+    if (scores && !score(run, err)) return false;
     return !samples || sample(run, err);
 }
 
@@ -293,9 +289,10 @@ static void rotate(Run *run) {
 static bool export_weights(void *context, Error *err) {
     const Run *run = context;
     const RunSetup *s = &run->setup;
+    const char *use = ", for this program: no class of transformers has these blocks";
+    if (model_class(&s->config)) use = "";
     if (!export_model(s->export_path, run->model, s->export_type, s->state.eot, s->tokenizer, err)) return false;
-    runlog_field(run->log, "exported", "%s in %s%s", s->export_path, export_type_name(s->export_type),
-                 model_class(&s->config) ? "" : ", for this program: no class of transformers has these blocks");
+    runlog_field(run->log, "exported", "%s in %s%s", s->export_path, export_type_name(s->export_type), use);
     return true;
 }
 
@@ -364,27 +361,31 @@ static bool load_model(Run *run, Error *err) {
 static bool build_training(Run *run, Error *err) {
     const OptimizerOptions optimizer = run_setup_optimizer(&run->setup);
     const DataLoaderOptions loader = run_setup_loader(&run->setup);
-    run->optimizer = optimizer_create(run->model, &optimizer, err);
     const bool overlap = options_environment("PRETRAIN_COMM_OVERLAP", 1);
-    run->shared = run->optimizer ? data_parallel_create(&run->setup.share, run->model, overlap, err) : NULL;
-    run->loader = run->shared ? dataloader_create(&loader, err) : NULL;
-    for (int i = 0; run->loader && i < 2; i++) {
+    if (!(run->optimizer = optimizer_create(run->model, &optimizer, err)) ||
+        !(run->shared = data_parallel_create(&run->setup.share, run->model, overlap, err)) ||
+        !(run->loader = dataloader_create(&loader, err)))
+        return false;
+    for (int i = 0; i < 2; i++) {
         StepRecord *r = &run->records[i];
         r->control = host_alloc(sizeof *r->control, err);
         r->start = device_event_create(err);
         r->stop = device_event_create(err);
         if (!r->control || !r->start || !r->stop) return false;
     }
-    return run->loader != NULL;
+    return true;
 }
 
 static bool open_log(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     const bool only_evaluates = o->max_steps == 0; // appends to the log of a run and removes nothing
     const bool appends = run->setup.resume_path != NULL || only_evaluates;
-    const int64_t first_step = only_evaluates ? INT64_MAX : run->setup.state.step;
-    run->log = runlog_open(comm_rank() == 0 ? o->output : NULL, appends, first_step,
-                           options_environment("PRETRAIN_PROGRESS", -1), o->tensorboard != 0, err);
+    const char *directory = NULL;
+    int64_t first_step = run->setup.state.step;
+    if (only_evaluates) first_step = INT64_MAX;
+    if (comm_rank() == 0) directory = o->output;
+    run->log = runlog_open(directory, appends, first_step, options_environment("PRETRAIN_PROGRESS", -1),
+                           o->tensorboard != 0, err);
     if (!run->log) return false;
     run->report = report_open(&run->setup, run->model, run->log, run->speed, run->started);
     return true;
@@ -427,7 +428,8 @@ static int run_all(Run *run, Error *err) {
     DeviceOptions device = options_device(o);
     if (!processes_share_threads(o, &device.threads, err)) return EXIT_BAD_INPUT;
     if (!comm_all_ok(device_init(&device, err), err)) return EXIT_RUN_FAILED; // before any data
-    if (asks) return run_setup_plan(&run->setup, err) ? EXIT_OK : EXIT_BAD_INPUT;
+    if (asks && run_setup_plan(&run->setup, err)) return EXIT_OK;
+    if (asks) return EXIT_BAD_INPUT;
     if (!processes_connect_devices(o, err) || !run_setup_resolve(&run->setup, err)) return EXIT_BAD_INPUT;
     if (!comm_all_ok(run_setup_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
     measure_speed(run);
@@ -444,12 +446,16 @@ static int run_all(Run *run, Error *err) {
     signals_install();                           // from here on there is a log that must stay complete
     if (o->max_steps != 0) output_limit_wait(5); // seconds that a stopped pager may delay the run, once
     if (!comm_all_ok(open_log(run, err), err)) return EXIT_RUN_FAILED;
-    if (!(o->profile > 0 ? profile_loop(run, err) : loop(run, err))) return EXIT_RUN_FAILED;
+    if (o->profile > 0 && !profile_loop(run, err)) return EXIT_RUN_FAILED;
+    if (o->profile == 0 && !loop(run, err)) return EXIT_RUN_FAILED;
     if (!data_parallel_await_weights(run->shared, err)) return EXIT_RUN_FAILED;
     report_all(run);
     if (!signals_pending() && !finish(run, err)) return EXIT_RUN_FAILED;
-    report_end(run->report, run->loader ? dataloader_wait_seconds(run->loader) : 0);
-    return signals_pending() ? EXIT_INTERRUPTED : EXIT_OK;
+    double waited = 0;
+    if (run->loader) waited = dataloader_wait_seconds(run->loader);
+    report_end(run->report, waited);
+    if (signals_pending()) return EXIT_INTERRUPTED;
+    return EXIT_OK;
 }
 
 typedef enum {
@@ -465,16 +471,19 @@ int main(int argc, char **argv) {
     limits_start();
     device_prepare_process(argv);
     const OptionsResult parsed = options_parse(&run.setup.options, argc, argv, &err);
-    int code = EXIT_OK;
-    if (parsed == OPTIONS_ERROR) code = EXIT_BAD_INPUT;
-    if (parsed == OPTIONS_RUN)
-        code = options_check_together(&run.setup.options, &err) ? run_all(&run, &err) : EXIT_BAD_INPUT;
+    int code = EXIT_BAD_INPUT;
+    if (parsed == OPTIONS_HELP_SHOWN)
+        code = EXIT_OK;
+    else if (parsed == OPTIONS_RUN && options_check_together(&run.setup.options, &err))
+        code = run_all(&run, &err);
     runlog_close(run.log);
     run.log = NULL;
     Outcome outcome = ENDED;
     // The code decides, not the text: a forgiven error may have left a text.
-    if (code != EXIT_OK && code != EXIT_INTERRUPTED && *err.text)
-        outcome = comm_failed_together() ? FAILED_TOGETHER : FAILED_HERE;
+    if (code != EXIT_OK && code != EXIT_INTERRUPTED && *err.text) {
+        outcome = FAILED_HERE;
+        if (comm_failed_together()) outcome = FAILED_TOGETHER;
+    }
     if (watch_has_failed(&err)) outcome = FAILED_ELSEWHERE;
     if (outcome == FAILED_ELSEWHERE) code = EXIT_RUN_FAILED;
     if (outcome == FAILED_HERE || (outcome == FAILED_TOGETHER && comm_rank() == 0))
