@@ -349,7 +349,7 @@ static bool build_model(Run *run, Error *err) {
 static bool load_model(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     if (run->setup.resume_path) {
-        const bool with_moments = o->max_steps != 0 && !o->reset_optimizer;
+        const bool with_moments = o->max_steps != 0 && o->resume == RESUME_ALL;
         return weights_file_load(run->model, run->setup.resume_path, err) &&
                (!with_moments || optimizer_file_load(run->model, run->setup.resume_path, err));
     }
@@ -414,7 +414,7 @@ static void close_run(Run *run) {
 // Runs from the options to the end. Returns the exit code, with the reason of a failure in *err.
 static int run_all(Run *run, Error *err) {
     const Options *o = &run->setup.options;
-    const bool asks = options_only_ask(o);
+    const bool asks = o->plan != PLAN_NONE;
     if (!asks && !processes_meet(o, err)) return EXIT_BAD_INPUT;
     if (!asks && o->gpus > 1 && comm_size() == 1) return launch_processes(o->gpus, run->argv); // and waits for them
     if (!comm_all_ok(run_setup_lock_and_resume(&run->setup, err), err)) // the options of a resumed run
@@ -430,7 +430,7 @@ static int run_all(Run *run, Error *err) {
     if (!comm_all_ok(device_init(&device, err), err)) return EXIT_RUN_FAILED; // before any data
     if (asks && run_setup_plan(&run->setup, err)) return EXIT_OK;
     if (asks) return EXIT_BAD_INPUT;
-    if (!processes_connect_devices(o, err) || !run_setup_resolve(&run->setup, err)) return EXIT_BAD_INPUT;
+    if (!processes_connect_devices(err) || !run_setup_resolve(&run->setup, err)) return EXIT_BAD_INPUT;
     if (!comm_all_ok(run_setup_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
     measure_speed(run);
     if (!comm_all_ok(build_model(run, err), err)) return EXIT_RUN_FAILED;

@@ -165,7 +165,7 @@ class Bench:
 
     def overlap(self, limit):
         shape = self.shapes[0]
-        return self.rows("overlap", limit, [(shape, self.fitting(), shape.T, ["--overlap", on]) for on in (0, 1, 1, 0)])
+        return self.rows("overlap", limit, [(shape, self.fitting(), shape.T, [f"PRETRAIN_OVERLAP={on}"]) for on in (0, 1, 1, 0)])
 
     def early_launch(self, limit):
         shape, budget = self.shapes[0], tools.Budget(limit)

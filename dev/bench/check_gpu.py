@@ -240,7 +240,7 @@ class Check:
 
     def overlap(self, limit):
         dtype = self.half(limit)
-        run = self.train("overlap", self.main, dtype, limit, "--overlap", 1)
+        run = self.train("overlap", self.main, dtype, limit, PRETRAIN_OVERLAP="1")
         self.same_state(final(self.once(dtype, limit)), final(run))
         return f"the same bits as without, in {dtype}"
 

@@ -51,9 +51,9 @@ NCU_LAUNCHES = 60  # a step of two blocks has some 30 of these
 # What a driver or a library may break, in the order of the ladder, each with what switches it off. An option that the
 # trainer does not have is left out. Weight gradients beside other kernels are off unless asked for.
 FEATURES = {
-    "CUDA graphs": (["--graphs", 0], {}),
+    "CUDA graphs": ([], {"PRETRAIN_GRAPHS": "0"}),
     "early launches": ([], {"PRETRAIN_EARLY_LAUNCH": "0"}),
-    "choices by measurement": (["--tune", 0], {}),
+    "choices by measurement": ([], {"PRETRAIN_TUNE": "0"}),
     "GELU in epilogues": (["-ge", 0], {}),
     "cuDNN": (["--attention", "own"], {}),
 }
@@ -110,7 +110,7 @@ def of_option(options):
 
 
 def saved_by_overlap(report):
-    ms = {on: [row["ms"] for row in report.get("runs", []) if row.get("group") == "overlap" and row.get("options") == f"--overlap {on}"]
+    ms = {on: [row["ms"] for row in report.get("runs", []) if row.get("group") == "overlap" and row.get("options") == f"PRETRAIN_OVERLAP={on}"]
           for on in (0, 1)}  # fmt: skip
     return sum(ms[0]) / len(ms[0]) - sum(ms[1]) / len(ms[1]) if ms[0] and ms[1] else None
 
@@ -166,7 +166,7 @@ def predictions(plans):
 
 
 OWN = f"the same with {tools.SAFE_TEXT}"
-OVERLAP = "ms that --overlap 1 saves, at most"
+OVERLAP = "ms that PRETRAIN_OVERLAP=1 saves, at most"
 
 
 def whole(name, last):

@@ -798,7 +798,7 @@ MUTATIONS = [
     Host("copy_back_stream", "copies to the host on the stream that computes", **STREAM, file="llmc/cuda/device.c",
          old="cudaMemcpyDeviceToHost, cuda_backend.streams[stream]",
          new="cudaMemcpyDeviceToHost, cuda_compute_stream()"),
-    # Weight gradients on a second stream (--overlap).
+    # Weight gradients on a second stream (PRETRAIN_OVERLAP).
     Host("beside_fork", "a weight gradient does not wait for what it reads", **BESIDE, only="weight_gradients_beside*",
          old="    CUDA_CHECK(cudaStreamWaitEvent(overlap.stream, overlap.fork, 0));\n", new=""),
     Host("beside_overwrite", "what a weight gradient reads is overwritten", **BESIDE, only="weight_gradients_beside*",

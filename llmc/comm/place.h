@@ -9,7 +9,7 @@ typedef struct {
     const char *method;       // -pi: "mpi", "tcp", or "": as the launcher does
     const char *server;       // -ps: address of process 0 for TCP, "HOST" or "HOST:PORT"
     int gpus;                 // --gpus: processes to start on this machine, or the number that a launcher has started
-    double timeout;           // --comm-timeout: seconds without progress, 0: COMM_TIMEOUT
+    double timeout;           // seconds without progress, 0: COMM_TIMEOUT
 } CommOptions;
 
 typedef struct {

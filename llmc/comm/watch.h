@@ -3,8 +3,8 @@
 //   - Another process has ended: its connection to process 0 closes. Process 0 names it and tells
 //     the others; if process 0 is the one, the first of the others on each machine names it. Over
 //     MPI there are no connections: mpirun names the process and ends the others.
-//   - This process has made no progress for --comm-timeout seconds: it waits for a process that
-//     hangs or is stopped, or hangs itself. It says so, and in which collective.
+//   - This process has made no progress for PRETRAIN_COMM_TIMEOUT seconds: it waits for a
+//     process that hangs or is stopped, or hangs itself. It says so, and in which collective.
 //
 // Then every wait of llmc/comm and of the devices fails, and the main thread ends the process. If it
 // cannot, because it waits in a library or for a GPU, the thread ends the process.

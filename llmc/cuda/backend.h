@@ -59,7 +59,7 @@ static inline cudaStream_t cuda_compute_stream(void) {
         REQUIRE_MEMORY(cuda_status_ != cudaErrorMemoryAllocation, "%s" GPU_IS_FULL, #call);                            \
         REQUIRE(cuda_status_ == cudaSuccess, "%s: %s (%s)%s", #call, cudaGetErrorString(cuda_status_),                 \
                 cudaGetErrorName(cuda_status_),                                                                        \
-                cuda_backend.capturing ? " while recording a graph; --graphs 0 runs without" : "");                    \
+                cuda_backend.capturing ? " while recording a graph; PRETRAIN_GRAPHS=0 runs without" : "");             \
     } while (0)
 
 // The first `bytes` bytes of the workspace, 256-byte aligned, contents undefined. They belong to the op until the next

@@ -363,7 +363,7 @@ double device_event_seconds(DeviceEvent *start, DeviceEvent *stop) {
 // Replay that returns false promises the caller's next pass is the same work as the one before. begin without it means
 // other work (another batch size): whatever was recorded is dropped, and the graph is UNSEEN again.
 //
-// With --graphs 0, and where the driver refuses captures (driver_probe.h), a graph stays UNSEEN.
+// With PRETRAIN_GRAPHS=0, and where the driver refuses captures (driver_probe.h), a graph stays UNSEEN.
 //
 // The capture is ThreadLocal: it forbids unsafe calls (allocation, synchronisation) to this thread alone, and the data
 // reader's thread is unaffected.

@@ -1,4 +1,4 @@
-// Work beside the ops that follow, on a second stream (--overlap). Nothing reads a weight gradient before the end of
+// Work beside the ops that follow, on a second stream (PRETRAIN_OVERLAP). Nothing reads a weight gradient before the end of
 // the backward pass, so its product can run on a second stream while memory-bound kernels run on the first. Events
 // order the two: the second stream waits for everything launched before the product (the fork), and the compute stream
 // waits for a product (the join) when an op touches what the product still reads or writes: a gradient's buffer, an

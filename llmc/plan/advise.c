@@ -360,24 +360,26 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
 
 bool advise_print(FILE *out, const PlanRequest *r, bool d_ff, Error *err) {
     static GpuChoice gpus[MOST_GPUS];
-    const char *unknown = NULL, *names = "this";
+    const char *unknown = NULL, *names = "this", *asked = "sizes";
     int count = 0;
     if (!r->model.train) unknown = "-x 0";
     if (r->model.fp8) unknown = "--fp8";
     if (r->model.offload) unknown = "--offload";
-    if (unknown) return error_set(err, "--advise: no rates are assumed for %s; leave it out", unknown);
+    if (d_ff) asked = "d_ff";
+    if (unknown) return error_set(err, "--plan %s: no rates are assumed for %s; leave it out", asked, unknown);
     if (!*r->gpus && strcmp(device_facts()->backend, "cpu") == 0)
         return error_set(err,
-                         "--advise: this program computes on the CPU, whose matmuls have no tiles to count; name a "
-                         "GPU, such as --gpu h100");
+                         "--plan %s: this program computes on the CPU, whose matmuls have no tiles to count; name a "
+                         "GPU, such as --gpu h100",
+                         asked);
     if (*r->gpus) names = r->gpus;
     if (!gpu_find_all(gpus, &count, names, err)) return false;
     for (int i = 0; i < count; i++)
         if (gpus[i].spec.num_sms == 0 ||
             gpu_spec_peak(&gpus[i].spec, gpu_spec_dtype(&gpus[i].spec, r->model.dtype)) == 0)
             return error_set(
-                err, "--advise --gpu %s: its multiprocessors and peak are not known; name one of the GPUs of --plan",
-                gpus[i].spec.name);
+                err, "--plan %s --gpu %s: its multiprocessors and peak are not known; name one of the GPUs of --plan",
+                asked, gpus[i].spec.name);
     for (int i = 0; i < count; i++) {
         if (d_ff)
             advise_d_ff(out, r, &gpus[i]);

@@ -1,6 +1,6 @@
-// --advise: which sizes of a model suit a GPU. NVIDIA, "Matrix Multiplication Background User's Guide": a matmul is
-// computed in tiles, one on each multiprocessor at a time. A tile that reaches beyond the result costs as much as a
-// full one, and so does a last wave that is nearly empty. Anthony et al., "The Case for Co-Designing Model
+// --plan sizes and d_ff: which sizes of a model suit a GPU. NVIDIA, "Matrix Multiplication Background User's Guide": a
+// matmul is computed in tiles, one on each multiprocessor at a time. A tile that reaches beyond the result costs as
+// much as a full one, and so does a last wave that is nearly empty. Anthony et al., "The Case for Co-Designing Model
 // Architectures with Hardware", 2024, has the consequences for the sizes of transformers.
 #pragma once
 #include "llmc/plan/plan.h"

@@ -255,7 +255,7 @@ static void accumulate_estimate(Estimate *sum, Estimate e, double share) {
     sum->best += share * e.best;
 }
 
-// --overlap: a memory-bound kernel may run beside a weight gradient. The bound assumes that the kernel is hidden
+// PRETRAIN_OVERLAP: a memory-bound kernel may run beside a weight gradient. The bound assumes that the kernel is hidden
 // completely: the product leaves it multiprocessors and becomes no slower, no product of the compute stream takes its
 // place, and it begins before the weight gradient ends. None of this is known, so the sum is a bound and no part of the
 // step's time. Epilogues belong to their product; attention, which needs the tensor cores too, gains nothing.

@@ -41,8 +41,8 @@ static const char PROCESSES[] = "Several processes";
 
 // The values of words whose enum has another order, or does not begin with the first word.
 static const unsigned DTYPES[] = {DTYPE_COUNT, DTYPE_BF16, DTYPE_FP16, DTYPE_FP32};
-static const unsigned PLAN_FORMS[] = {PLAN_TEXT, PLAN_JSON};
-static const unsigned ADVISE_KINDS[] = {ADVISE_SIZES, ADVISE_D_FF};
+static const unsigned RESUMES[] = {RESUME_ALL, RESUME_NONE, RESUME_WEIGHTS};
+static const unsigned PLAN_FORMS[] = {PLAN_TEXT, PLAN_JSON, PLAN_SIZES, PLAN_D_FF, PLAN_LARGEST};
 
 // To the compiler, enums are unsigned.
 #define TYPE_OF(value)                                                                                                 \
@@ -351,8 +351,6 @@ int options_environment(const char *name, int fallback) {
     return fallback;
 }
 
-bool options_only_ask(const Options *o) { return o->plan || o->advise; }
-
 DeviceOptions options_device(const Options *o) {
     int threads = o->threads;
     if (threads <= 0) threads = comm_cores();
@@ -360,9 +358,9 @@ DeviceOptions options_device(const Options *o) {
                            .number = comm_local_rank(),
                            .tf32 = o->tf32 != 0,
                            .attention = o->attention,
-                           .no_tuning = !o->tune,
+                           .no_tuning = !options_environment("PRETRAIN_TUNE", 1),
                            .no_early_launch = !options_environment("PRETRAIN_EARLY_LAUNCH", 1),
-                           .no_graphs = !o->graphs,
+                           .no_graphs = !options_environment("PRETRAIN_GRAPHS", 1),
                            .gelu_fusion = (GeluFusion)(o->gelu_fusion + 1)}; // the option begins with -1, auto
 }
 
@@ -473,7 +471,8 @@ static const char *value_then(const cJSON *then, char buf[OPTION_VALUE]) {
 }
 
 // Options of earlier versions, which runs of theirs resume without.
-static const char *const REMOVED[] = {"choice-examples", "early-launch", "fp8-scaling", "hellaswag"};
+static const char *const REMOVED[] = {"choice-examples", "early-launch", "export-dtype", "fp8-scaling",
+                                      "graphs",          "hellaswag",    "overlap",      "tune"};
 
 // An option under an unknown name would silently be the default.
 static bool check_names(const cJSON *then, Error *err) {

@@ -18,8 +18,8 @@
 
 typedef enum { GRADIENTS_FP32, GRADIENTS_COMPUTE } GradientType;
 typedef enum { OFFLOAD_NONE, OFFLOAD_OPTIMIZER } OffloadChoice;
-typedef enum { PLAN_NONE, PLAN_TEXT, PLAN_JSON } PlanForm;
-typedef enum { ADVISE_NONE, ADVISE_SIZES, ADVISE_D_FF } AdviseKind;
+typedef enum { RESUME_NONE, RESUME_ALL, RESUME_WEIGHTS } ResumeKind; // weights: all but the optimizer's state
+typedef enum { PLAN_NONE, PLAN_TEXT, PLAN_JSON, PLAN_SIZES, PLAN_D_FF, PLAN_LARGEST } PlanForm; // none: it trains
 
 typedef struct {
 #define OPTION(group, long_name, short_name, type, field, ...) type field;
@@ -44,16 +44,17 @@ void options_free(Options *options);
 // The options for device_init.
 DeviceOptions options_device(const Options *options);
 
-// The value of an environment variable that is for measurements and tests, and not worth an option: a whole number, or
-// fallback if it is unset. All processes of a run must have the same.
+// The value of an environment variable that few runs need, for measurements and tests, and not worth an option: a whole
+// number, or fallback if it is unset. All processes of a run must have the same.
 //   PRETRAIN_PROGRESS       1, 0: the progress bar wherever stdout goes, or nowhere
 //   PRETRAIN_COMM_OVERLAP   0: wait for each exchange between processes at once
+//   PRETRAIN_COMM_TIMEOUT   seconds without progress of a process after which the run ends, 600 (llmc/comm/watch.h)
 //   PRETRAIN_EARLY_LAUNCH   0: no kernel is set up before the one before it has ended (sm_90 and later)
+//   PRETRAIN_GRAPHS         0: kernels of a micro-step are launched one by one, not by a recorded CUDA graph
 //   PRETRAIN_NUMA           0: processes are not bound to processors (placement.h)
+//   PRETRAIN_OVERLAP        1: weight gradients are computed beside other kernels, on a second stream of the GPU
+//   PRETRAIN_TUNE           0: matmul algorithms and attention are those that the libraries prefer, not measured
 int options_environment(const char *name, int fallback);
-
-// Whether they ask for a plan, advice or a measurement, and train nothing.
-bool options_only_ask(const Options *options);
 
 // Was this option given on the command line (by its long name)?
 bool options_given(const Options *options, const char *long_name);

@@ -7,7 +7,7 @@
 #include <string.h>
 
 bool options_check_together(const Options *o, Error *err) {
-    const bool asks = options_only_ask(o), trains = o->max_steps != 0;
+    const bool trains = o->max_steps != 0, largest = o->plan == PLAN_LARGEST;
     const bool scores = *o->choices && strcmp(o->choices, "0") != 0;
     const bool saves = options_given(o, "checkpoint-every") && o->checkpoint_every > 0;
     const bool wants_master = options_given(o, "master-weights") && o->master;
@@ -20,19 +20,17 @@ bool options_check_together(const Options *o, Error *err) {
         {scores && trains && o->val_every == 0,
          "-h: scored at every validation, but -v 0 turns it off; give -v N, or leave out -h"},
         {o->eps == 0, "--eps 0: must be above 0; 1e-8 is usual"},
-        {o->plan && o->advise, "--plan and --advise: give one of them at a time"},
-        {*o->gpu && !asks, "--gpu: only applies to a plan or advice; give --plan or --advise as well"},
+        {*o->gpu && !o->plan, "--gpu: only applies to a plan; give --plan as well"},
         {o->tokens > 0 && options_given(o, "max-steps"),
          "--tokens and -x both set the length of the run; give only one"},
         {o->ratio > 0 && (o->tokens > 0 || options_given(o, "max-steps")),
          "--ratio: -x or --tokens N sets the length of the run already; leave one out"},
-        {o->hours > 0 && o->plan != PLAN_TEXT, "--hours: only applies to --plan, as text; give --plan text as well"},
-        {o->hours > 0 && (!*o->gpu || strchr(o->gpu, ',')), "--hours: name the one GPU, such as --gpu rtx4090"},
-        {o->hours > 0 && !trains, "--hours: -x 0 trains nothing; leave it out"},
-        {o->hours > 0 && options_given(o, "d-ff"), "--hours: the size is chosen, and with it d_ff; leave out --d-ff"},
+        {largest && o->max_minutes == 0, "--plan largest: name the time, such as --max-minutes 600"},
+        {largest && (!*o->gpu || strchr(o->gpu, ',')), "--plan largest: name the one GPU, such as --gpu rtx4090"},
+        {largest && !trains, "--plan largest: -x 0 trains nothing; leave it out"},
+        {largest && options_given(o, "d-ff"), "--plan largest: chooses the size, and with it d_ff; leave out --d-ff"},
         {wants_master && !optimizer_has_master(o->optimizer),
          "-w 1: this --optimizer keeps no master weights; leave out -w, or use adamw or adamw8bit"},
-        {o->reset_optimizer && !o->resume, "--reset-optimizer: a new run already has a new optimizer; use it with -y"},
         {o->interactive && trains, "--interactive answers prompts and does not train: give -x 0 as well"},
     };
     if (o->total_batch > 0 && o->T > 0 && !options_check_total_batch(o->total_batch, o->T, err)) return false;
@@ -53,19 +51,17 @@ char *options_without_effect(const Options *o, bool on_gpu) {
         {"-x 0 does not train", !trains,
          "learning-rate lr-embedding lr-head lr-vectors warmup final-lr-fraction schedule weight-decay beta1 beta2 eps "
          "by-group momentum grad-clip loss-outlier norm-outlier optimizer total-batch max-minutes "
-         "overfit recompute grad-dtype checkpoint-every keep major-every numerics-every "
-         "reset-optimizer"},
+         "overfit recompute grad-dtype checkpoint-every keep major-every numerics-every"},
         {"-v 0", o->val_every == 0, "val-data val-sequences"},
         {"--interactive", o->interactive != 0, "val-data val-sequences val-every prompt samples"},
         {"-s 0", !samples && !o->interactive, "sample-tokens temperature top-k top-p samples prompt"},
         {"--temperature 0", o->temperature <= 0 && samples, "top-k top-p"},
         {"no -o", !*o->output && trains, "keep major-every tensorboard"},
-        {"no --export", !*o->export, "export-dtype"},
         {"-n 0", o->checkpoint_every == 0 && trains, "major-every"},
         {"-k constant", o->schedule == SCHEDULE_CONSTANT && trains, "final-lr-fraction"},
         {"--optimizer is neither sgd nor muon", kind != OPTIMIZER_SGD && kind != OPTIMIZER_MUON && trains, "momentum"},
         {"--optimizer sgd", kind == OPTIMIZER_SGD && trains, "beta1 beta2 eps"},
-        {"only on a GPU", !on_gpu, "tf32 attention gelu-fusion tune overlap graphs log-gpu-every"},
+        {"only on a GPU", !on_gpu, "tf32 attention gelu-fusion log-gpu-every"},
         {"no -pn", !options_given(o, "num-processes"), "process-rank"},
     };
     char *list = NULL;

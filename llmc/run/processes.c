@@ -16,6 +16,8 @@
 
 // ------------------------------------------------------------------------------------------------------------ meeting
 
+static double comm_timeout(void) { return options_environment("PRETRAIN_COMM_TIMEOUT", COMM_TIMEOUT); }
+
 bool processes_meet(const Options *o, Error *err) {
     enum { MOST = 8 * sizeof o->given }; // rows of the table
     char names[MOST][64], values[MOST][OPTION_VALUE], build[32];
@@ -26,7 +28,7 @@ bool processes_meet(const Options *o, Error *err) {
                         .method = o->init_method,
                         .server = o->server_ip,
                         .gpus = o->gpus,
-                        .timeout = o->comm_timeout};
+                        .timeout = comm_timeout()};
     if (options_given(o, "num-processes")) comm.size = o->num_processes;
     if (!comm_start(&comm, err)) return false;
     if (comm_size() == 1) return true;
@@ -122,7 +124,7 @@ static bool connect_all(Error *err) {
     return true;
 }
 
-bool processes_connect_devices(const Options *options, Error *err) {
+bool processes_connect_devices(Error *err) {
     if (comm_size() == 1) return true;
     char id[DEVICE_COMM_ID_BYTES] = {0};
     const DeviceFacts *d = device_facts();
@@ -138,7 +140,7 @@ bool processes_connect_devices(const Options *options, Error *err) {
     const bool ok = comm_agree(facts, count, err) && comm_all_ok(check_distinct(err), err) &&
                     comm_all_ok(comm_rank() > 0 || device_comm_id(id, err), err) &&
                     comm_broadcast(id, sizeof id, err) &&
-                    comm_all_ok(device_comm_start(id, comm_rank(), comm_size(), options->comm_timeout, err), err);
+                    comm_all_ok(device_comm_start(id, comm_rank(), comm_size(), comm_timeout(), err), err);
     if (ok) watch_device(device_comm_failed);
     return ok && (on_cpu || connect_all(err));
 }

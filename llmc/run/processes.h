@@ -23,7 +23,7 @@ bool processes_share_threads(const Options *options, int *threads, Error *err);
 
 // After device_init: joins the devices, and connects each GPU with all others, for which NCCL takes memory: what is
 // free afterwards is there for the run. False if two of them are one GPU, or differ in kind or libraries.
-bool processes_connect_devices(const Options *options, Error *err);
+bool processes_connect_devices(Error *err);
 
 // On a GPU choices are made by timing, and other choices give other bits. So process 0 makes all that a step needs,
 // with micro-steps and an update that change nothing, and the others take them over.

@@ -272,8 +272,8 @@ static void run_event(const ReportFacts *r) {
 
 void report_differences(const ReportFacts *r) {
     const RunSetup *s = r->setup;
-    if (s->options.reset_optimizer && s->options.max_steps != 0)
-        runlog_field(r->log, "optimizer", "--reset-optimizer: %s starts with a new state after step %lld",
+    if (s->options.resume == RESUME_WEIGHTS && s->options.max_steps != 0)
+        runlog_field(r->log, "optimizer", "-y weights: %s starts with a new state after step %lld",
                      optimizer_name(s->options.optimizer), (long long)s->state.step);
     char *changed = options_diff_json(&s->options, s->state.options_json), *rest = changed;
     const char *mixture = text_or(s->data.changes, "");

@@ -18,7 +18,7 @@
 #include "llmc/plan/plan_memory.h"
 #include "llmc/plan/plan_print.h"
 #include "llmc/run/advice.h"
-#include "llmc/run/hours.h"
+#include "llmc/run/largest.h"
 #include "llmc/run/options_rates.h"
 #include "llmc/run/processes.h"
 #include "llmc/run/profile.h"
@@ -122,7 +122,7 @@ bool run_setup_save_options(const RunSetup *s, Error *err) {
 static bool find_checkpoint(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o");
-    if (!options_only_ask(o)) { // a plan changes nothing there
+    if (!o->plan) { // a plan changes nothing there
         s->existing = directory_existing(o->output);
         if (!directory_make(o->output, err)) return error_prefix(err, "-o");
         s->is_locked = !directory_hold(o->output, &s->lock, err);
@@ -249,7 +249,7 @@ static bool choose_dtype(RunSetup *s, Error *err) {
 
 // A plan may be for more processes than there are.
 static int process_count(const Options *o) {
-    if (options_only_ask(o) && o->gpus > 1) return o->gpus;
+    if (o->plan && o->gpus > 1) return o->gpus;
     return comm_size();
 }
 
@@ -271,7 +271,7 @@ ModelOptions run_setup_model(const RunSetup *s) {
         .seed = s->state.seed,
         .offload = o->offload == OFFLOAD_OPTIMIZER,
         .fp8 = o->fp8 != 0,
-        .overlap = o->overlap != 0,
+        .overlap = options_environment("PRETRAIN_OVERLAP", 0) != 0,
         .numerics = o->numerics_every > 0,
         .groups = o->reduce_groups,
         .group_count = o->reduce_groups / process_count(o),
@@ -283,7 +283,7 @@ ModelOptions run_setup_model(const RunSetup *s) {
     };
 }
 
-// --optimizer: as in the checkpoint, unless --reset-optimizer starts a new state.
+// --optimizer: as in the checkpoint, unless -y weights starts a new state.
 static bool choose_optimizer(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     const char *of_head = NULL;
@@ -294,14 +294,15 @@ static bool choose_optimizer(RunSetup *s, Error *err) {
                          "%s: the head of this model is its embedding; use --lr-embedding, or embedding in --by-group",
                          of_head);
     if (!s->resume_path || o->max_steps == 0) return true;
-    if (o->reset_optimizer) s->state.control.updates = 0;
-    return o->reset_optimizer || optimizer_file_check(s->state.optimizer, o->optimizer, err) ||
+    const bool starts_new = o->resume == RESUME_WEIGHTS;
+    if (starts_new) s->state.control.updates = 0;
+    return starts_new || optimizer_file_check(s->state.optimizer, o->optimizer, err) ||
            error_prefix(err, "%s", s->resume_path);
 }
 
 static bool check_processes(const Options *o, Error *err) {
     const char *launcher = comm_launcher();
-    if (options_only_ask(o)) launcher = "--gpus";
+    if (o->plan) launcher = "--gpus";
     return process_count(o) == 1 || !o->interactive ||
            error_set(err, "--interactive: answers prompts in one process; %s started %d", launcher, process_count(o));
 }
@@ -463,13 +464,13 @@ static bool open_choices(RunSetup *s, Error *err) {
     return ok || error_prefix(err, "%s", name);
 }
 
-// --export PATH[:DTYPE], --export-dtype.
+// --export PATH[:DTYPE].
 static bool choose_export(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     const char *colon = strrchr(o->export, ':');
     if (!*o->export) return true;
     const bool has_dtype = colon && !strchr(colon, '/');
-    const char *dtype = o->export_dtype;
+    const char *dtype = "fp32";
     s->export_path = strdup(o->export);
     REQUIRE_MEMORY(s->export_path, "a path");
     if (has_dtype) {
@@ -479,8 +480,6 @@ static bool choose_export(RunSetup *s, Error *err) {
     s->export_type = export_type_of(dtype);
     if (s->export_type == EXPORT_TYPES)
         return error_set(err, "--export %s: %s is not fp32, bf16, fp16 or q8_0", o->export, dtype);
-    if (has_dtype && options_given(o, "export-dtype") && export_type_of(o->export_dtype) != s->export_type)
-        return error_set(err, "--export %s, but --export-dtype %s; leave one out", o->export, o->export_dtype);
     if (strcmp(s->export_path, o->output) == 0)
         return error_set(err, "--export %s: checkpoints are saved there (-o); name another directory", o->output);
     if (path_is_same(s->export_path, o->model))
@@ -547,15 +546,15 @@ static void print_recipe(RunSetup *s, double step_tokens) {
             printf("recipe      %s\n", recipe_line((RecipeNumber)i, s->recipe[i], &s->config, o->optimizer, line));
 }
 
-// --plan, --advise: no data is opened, and no memory taken.
+// --plan: no data is opened, and no memory taken.
 bool run_setup_plan(RunSetup *s, Error *err) {
     Options *o = &s->options;
-    if (o->hours > 0 && !hours_take(o, err)) return false;
+    if (o->plan == PLAN_LARGEST && !largest_take(o, err)) return false;
     if (!choose_model(s, err) || !choose_context(s, err) || !choose_dtype(s, err)) return false;
     if (o->dtype == DTYPE_COUNT) s->dtype = DTYPE_BF16; // the dtype for GPUs; this machine may prefer another
     if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
-    if (o->hours == 0) choose_tokens(s);
+    if (o->plan != PLAN_LARGEST) choose_tokens(s);
     if (o->total_batch > 0 && !options_check_total_batch(o->total_batch, s->T, err)) return false;
     const int64_t step_windows = max_i64(o->total_batch, 0) / s->T; // 0: a micro-batch of each group
     PlanRequest request = {.model = run_setup_model(s),
@@ -578,11 +577,11 @@ bool run_setup_plan(RunSetup *s, Error *err) {
     request.data = &train;
     bool ok = (mixture_parse(&train, o->train_data, err) || error_prefix(err, "-i")) &&
               (mixture_parse(&val, o->val_data, err) || error_prefix(err, "-j"));
-    if (ok && o->plan == PLAN_TEXT && o->hours == 0) print_recipe(s, (double)(windows * s->T));
-    if (ok && o->hours > 0)
-        ok = hours_print(o, &request, err);
-    else if (ok && o->advise)
-        ok = advise_print(stdout, &request, o->advise == ADVISE_D_FF, err);
+    if (ok && o->plan == PLAN_TEXT) print_recipe(s, (double)(windows * s->T));
+    if (ok && o->plan == PLAN_LARGEST)
+        ok = largest_print(o, &request, err);
+    else if (ok && (o->plan == PLAN_SIZES || o->plan == PLAN_D_FF))
+        ok = advise_print(stdout, &request, o->plan == PLAN_D_FF, err);
     else if (ok)
         ok = plan_print(stdout, &request, o->plan == PLAN_JSON, err);
     mixture_free(&train);

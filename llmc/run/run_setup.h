@@ -54,7 +54,7 @@ bool run_setup_resolve(RunSetup *setup, Error *err);
 // Keeps the options in force in DIR/options.json, for a resume before there is a checkpoint. After run_setup_resolve.
 bool run_setup_save_options(const RunSetup *setup, Error *err);
 
-// --plan or --advise instead: no data is opened, the answer goes to stdout.
+// --plan instead: no data is opened, the answer goes to stdout.
 bool run_setup_plan(RunSetup *setup, Error *err);
 
 // The options of the objects that the trainer creates. Loader and generation keep pointers into setup.

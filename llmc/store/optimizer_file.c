@@ -134,6 +134,6 @@ bool optimizer_file_check(OptimizerKind saved, OptimizerKind wanted, Error *err)
     return saved == wanted ||
            error_set(err,
                      "has the state of --optimizer %s, but this run uses %s; give --optimizer %s, or "
-                     "--reset-optimizer to start with a new state",
+                     "-y weights to start with a new state",
                      optimizer_name(saved), optimizer_name(wanted), optimizer_name(saved));
 }

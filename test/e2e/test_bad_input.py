@@ -32,8 +32,7 @@ OPTIONS = {
     "state in slices": (["--optimizer", "muon", "--offload", "optimizer"], ["--offload optimizer", "whole matrices"]),
     "an export over another file": (["--export", "README.md"], ["--export README.md", "this is a file"]),
     "an export of an unknown type": (["--export", "no/model:int8"], ["int8", "fp32"]),
-    "an export of two types": (["--export", "no/m.gguf:f16", "--export-dtype", "q8_0"], ["--export-dtype q8_0", "leave one out"]),
-    "q8_0 in a directory": (["--export", "no/model", "--export-dtype", "q8_0"], ["only GGUF models hold q8_0"]),
+    "q8_0 in a directory": (["--export", "no/model:q8_0"], ["only GGUF models hold q8_0"]),
     "a tokenizer that is not there": (["--tokenizer", "/no/such/file"], ["--tokenizer: /no/such/file"]),
     "no such model directory": (["-e", "./no/such/model"], ["no/such/model"]),
 }

@@ -210,7 +210,8 @@ def test_llama_cpp_gives_the_log_probabilities_of_our_weights(dtype, model, shar
     name, checkpoint = model
     prompt = tokens_of_shard(shards / "val_000000.bin")[:PROMPT]
     ours = log_probabilities(checkpoint, prompt)[-1]
-    theirs = Llama(export(checkpoint, tmp_path / "m.gguf", "--export-dtype", dtype)).log_probabilities(prompt, len(ours))
+    export(checkpoint, f"{tmp_path}/m.gguf:{dtype}")
+    theirs = Llama(tmp_path / "m.gguf").log_probabilities(prompt, len(ours))
     difference = np.abs(theirs - ours).max()
     print(f"| {name} | {dtype} | {difference:.1e} |")
     assert difference < max(LIMITS[dtype], GELU_LIMIT if name[:4] in ("gpt2", "star") else 0)

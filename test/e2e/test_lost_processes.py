@@ -14,7 +14,7 @@ import pytest
 from conftest import QUIET, SIMULATOR, TRAINER, checkpoints, events, losses, needs_simulator, wait_for
 from test_processes import SHAPE, content, free_port, launched, needs_mpi, of_torchrun, simulated, start_each
 
-# Seconds, --comm-timeout: longer than a busy machine keeps a thread waiting. LOST_LIMIT: of a campaign at low priority.
+# Seconds, PRETRAIN_COMM_TIMEOUT: longer than a busy machine keeps a thread waiting. LOST_LIMIT: of a campaign at low priority.
 LIMIT = int(os.environ.get("LOST_LIMIT", "6"))
 LOST = ["-e", "L=1,C=32,NH=1,T=16", "-t", 16, "-b", 2, "-d", 8 * 16, "-u", 2, "-k", "constant", "--reduce-groups", 4, "-x", 24]
 launchers = pytest.mark.parametrize("trainer, processes", [pytest.param(TRAINER, 3, marks=needs_mpi, id="mpirun"),
@@ -71,10 +71,11 @@ def lose(trainer, processes, data, directory, number, rank, steps, delay, nccl="
     others say and how they end."""
     directory.mkdir()
     errors = directory / "stderr"
-    limit = ["--comm-timeout", LIMIT] if number == signal.SIGSTOP else []  # what waits for the stopped process
+    environment = lost_environment(directory, nccl)
+    if number == signal.SIGSTOP:
+        environment["PRETRAIN_COMM_TIMEOUT"] = str(LIMIT)  # of what waits for the stopped process
     with errors.open("w") as f:
-        process = subprocess.Popen(lost_command(trainer, processes, data, *limit), cwd=directory,
-                                   env=lost_environment(directory, nccl),
+        process = subprocess.Popen(lost_command(trainer, processes, data), cwd=directory, env=environment,
                                    stdout=subprocess.DEVNULL, stderr=f, start_new_session=True)
     stopped = None
     try:
@@ -174,10 +175,10 @@ def test_processes_that_are_lost_at_any_time(trainer, processes, data, undisturb
 ])
 def test_a_collective_of_nccl_that_hangs_or_fails_ends_the_run(net, code, words, data, tmp_path):
     (tmp_path / "net").mkdir()
-    port, limits = free_port(), {"SIM_NCCL_DIR": tmp_path / "net"}
+    port, limits = free_port(), {"SIM_NCCL_DIR": tmp_path / "net", "PRETRAIN_COMM_TIMEOUT": LIMIT}
     environments = [of_torchrun(rank, port, 7) | simulated(tmp_path, 2) | limits for rank in range(2)]
     environments[1]["SIM_NCCL"] = net
-    results = start_each(environments, tmp_path / "2", data, *LOST[-4:], "-n", 1, "--comm-timeout", LIMIT)
+    results = start_each(environments, tmp_path / "2", data, *LOST[-4:], "-n", 1)
     assert [result[2] for result in results] == [code, code], results
     assert re.search(words, results[0][1] + results[1][1]), results
     assert ("NCCL" in results[1][1]) == net.startswith("fail"), results

@@ -231,14 +231,14 @@ def test_another_optimizers_checkpoint_is_refused_by_both_names(whole, tmp_path)
     before = (parts / "main.log").read_bytes()
     said = train("-o", parts, "-y", 1, "--optimizer", "lion", expect=EXIT_BAD_INPUT).stderr
     assert "step_00000017: has the state of --optimizer adamw, but this run uses lion" in said
-    assert "--reset-optimizer" in said
+    assert "-y weights" in said
     assert (parts / "main.log").read_bytes() == before
 
 
-def test_reset_optimizer_begins_with_a_new_state_and_keeps_the_rest(whole, tmp_path):
+def test_a_resume_of_the_weights_begins_with_a_new_state_and_keeps_the_rest(whole, tmp_path):
     parts = interrupted(whole("adamw"), tmp_path / "parts")
-    said = train("-o", parts, "-y", 1, "--optimizer", "lion", "-l", RATES["lion"], "--reset-optimizer").stdout
-    assert "--reset-optimizer: lion starts with a new state after step 17" in said
+    said = train("-o", parts, "-y", "weights", "--optimizer", "lion", "-l", RATES["lion"]).stdout
+    assert "-y weights: lion starts with a new state after step 17" in said
     state = state_of(parts)
     assert (state["step"], state["optimizer"], state["control"]["updates"]) == (STEPS, "lion", STEPS - MIDDLE)
     loss = losses(parts)
@@ -262,7 +262,7 @@ def test_a_new_state_of_the_same_optimizer_counts_its_steps_from_one(whole, tmp_
     correction that begins anew it would be 0.1 / sqrt(0.05) = 0.45 lr, and wrong for as long as the moments remember.
     """
     parts = interrupted(whole("adamw"), tmp_path / "parts")
-    train("-o", parts, "-y", 1, "--reset-optimizer", "-x", MIDDLE + 1)
+    train("-o", parts, "-y", "weights", "-x", MIDDLE + 1)
     state = state_of(parts)
     assert (state["step"], state["control"]["updates"]) == (MIDDLE + 1, 1)
     assert is_first_update(*checkpoints(parts)[-2:], events(parts, "step")[-1]["lr"])
@@ -300,7 +300,7 @@ def test_in_fp16_the_update_after_overflows_is_the_first_and_a_resume_keeps_the_
     state = state_of(whole)
     state["control"]["loss_scale"] = 2**24
     write_state(checkpoints(whole)[-1], state)
-    run_tiny(SIMULATOR, whole, data, *flags, "-y", 1, "--reset-optimizer", "-x", 9)
+    run_tiny(SIMULATOR, whole, data, *flags, "-y", "weights", "-x", 9)
     skips = [entry["step"] for entry in events(whole, "step") if "skip" in entry]
     assert skips == list(range(2, 2 + len(skips))) and 2 <= len(skips) <= 5
     assert state_of(whole)["control"]["updates"] == 8 - len(skips)

@@ -13,8 +13,8 @@ from conftest import (EXIT_BAD_INPUT, QUIET, ROOT, SIMULATOR, TINY, events, loss
 MIB = 1 << 20
 
 
-def plan(*arguments):
-    return json.loads(train("--plan", "json", *arguments).stdout)
+def plan(*arguments, **environment):
+    return json.loads(train("--plan", "json", *arguments, env={**os.environ, **environment}).stdout)
 
 
 # ------------------------------------------------------------------------------------------------- planned and measured
@@ -200,7 +200,7 @@ def test_every_build_makes_the_same_plan_for_a_gpu():
 
 def test_a_second_stream_has_a_workspace_of_its_own_in_the_plan_of_a_gpu():
     (h200, t4), (with_h200, with_t4) = ([device["memory"] for device in plan("-e", "d12", "-b", 8, "--gpu", "h200,t4",
-                                                                             "--overlap", on)["devices"]] for on in (0, 1))
+                                                                             PRETRAIN_OVERLAP=on)["devices"]] for on in "01")
     library = {"h200": 75497472, "t4": 32 * MIB}  # 8 parts of a gradient of fc, or the largest
     for name, without, now in (("h200", h200, with_h200), ("t4", t4, with_t4)):
         assert now["workspace"] - without["workspace"] == library[name]
@@ -215,7 +215,7 @@ def test_1558M_trains_in_12_GB_with_8_bit_states():
 # ------------------------------------------------------------------------------------------------- -------------- advice
 
 def test_sizes_of_feed_forward_layers_near_4_c():
-    out = train("--advise", "d_ff", "--gpu", "h100", "-e", "L=1,C=72,NH=1", "-b", 1, "-t", 16).stdout
+    out = train("--plan", "d_ff", "--gpu", "h100", "-e", "L=1,C=72,NH=1", "-b", 1, "-t", 16).stdout
     rows = [line.split()[1] for line in out.splitlines() if line.split()[1].isdigit()]
     # 4 C = 288; the multiples of 64 around it.
     assert [int(size) for size in rows] == [64, 128, 192, 256, 288, 320, 384, 448, 512, 576]
@@ -223,12 +223,12 @@ def test_sizes_of_feed_forward_layers_near_4_c():
 
 
 def test_advice_is_the_same_on_every_machine(tmp_path):
-    options = ["--advise", "--gpu", "h100,a100", "-e", "d12", "-b", 64]
+    options = ["--plan", "sizes", "--gpu", "h100,a100", "-e", "d12", "-b", 64]
     out = train(*options).stdout
     assert out.count("what would gain most nearby") == 2 and "4608" in out
     if SIMULATOR.exists():
         assert train(*options, trainer=SIMULATOR).stdout == out
-        here = train("--advise", "-e", "d6", "-b", 1, "-t", 64, trainer=SIMULATOR).stdout
+        here = train("--plan", "sizes", "-e", "d6", "-b", 1, "-t", 64, trainer=SIMULATOR).stdout
         assert "multiprocessors" in here and "matmul_forward qkvw" in here
 
 
@@ -239,8 +239,8 @@ def test_without_a_datasheet_mfu_is_a_share_of_the_rate_measured_at_the_start(da
 
 
 def test_what_cannot_be_advised_is_refused():
-    refused("--advise", words=["--advise", "CPU", "--gpu h100"])
-    refused("--advise", "--gpu", "h900", words=["--gpu h900", "H200"])
-    refused("--advise", "--gpu", "24G", words=["--gpu 24G", "not known"])
-    refused("--advise", "--gpu", "h100", "--fp8", words=["--advise", "--fp8"])
-    refused("--advise", "--gpu", "t4", "-b", 60000, words=["T4: not enough memory"])
+    refused("--plan", "sizes", words=["--plan sizes", "CPU", "--gpu h100"])
+    refused("--plan", "sizes", "--gpu", "h900", words=["--gpu h900", "H200"])
+    refused("--plan", "sizes", "--gpu", "24G", words=["--gpu 24G", "not known"])
+    refused("--plan", "sizes", "--gpu", "h100", "--fp8", words=["--plan sizes", "--fp8"])
+    refused("--plan", "sizes", "--gpu", "t4", "-b", 60000, words=["T4: not enough memory"])

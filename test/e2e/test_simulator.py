@@ -52,9 +52,9 @@ def test_thread_order_and_late_streams_change_no_bit(data, tmp_path):
 def test_weight_gradients_beside_other_kernels_change_no_bit(flags, data, tmp_path):
     flags = ["--dtype", "bf16", "-x", 4, "-n", 4, "-d", 192, "-ge", 0, *flags]  # two micro-steps, the second one shorter
     environment = {"SIM_CC": "90", "PRETRAIN_CACHE": str(tmp_path / "tuning")}  # the same choices three times
-    for name, more, late in (("in_order", [], {}), ("beside", ["--overlap", 1], {}),
-                             ("late", ["--overlap", 1], {"SIM_STREAMS": "lazy"})):
-        run_tiny(SIMULATOR, tmp_path / name, data, *flags, *more, **environment, **late)
+    for name, more in (("in_order", {}), ("beside", {"PRETRAIN_OVERLAP": "1"}),
+                             ("late", {"PRETRAIN_OVERLAP": "1", "SIM_STREAMS": "lazy"})):
+        run_tiny(SIMULATOR, tmp_path / name, data, *flags, **environment, **more)
         assert same_state(checkpoints(tmp_path / "in_order")[-1], checkpoints(tmp_path / name)[-1]), name
 
 
@@ -115,10 +115,11 @@ def test_a_resume_takes_the_choice_between_cudnn_and_our_attention(data, tmp_pat
     ({"SIM_CAPTURE": "refused"}, ["CUDA graphs"]), ({"SIM_EARLY": "refused"}, ["early launches"]),
     ({"SIM_DRIVER": "12020"}, ["early launches"]), ({}, [])], ids=["graphs", "early", "old", "nothing"])
 def test_what_a_driver_refuses_is_left_out_with_the_same_bits(refused, said, data, tmp_path):
-    """--graphs 0 is the run that asks the driver for nothing of it."""
+    """PRETRAIN_GRAPHS=0 is the run that asks the driver for nothing of it."""
     flags = ["--dtype", "bf16", "--optimizer", "muon", "-x", 4, "-n", 4]  # which records its products, too
     tuned = {**os.environ, "SIM_CC": "90", "PRETRAIN_CACHE": str(tmp_path / "tuning")}
-    simple = run_tiny(SIMULATOR, tmp_path / "simple", data, *flags, "--graphs", 0, PRETRAIN_EARLY_LAUNCH="0", SIM_CC="90")
+    simple = run_tiny(SIMULATOR, tmp_path / "simple", data, *flags, PRETRAIN_GRAPHS="0", PRETRAIN_EARLY_LAUNCH="0",
+                      SIM_CC="90")
     result = train(*TINY, *QUIET, *data.flags, *flags, "-o", tmp_path / "run", trainer=SIMULATOR, env=tuned | refused)
     lines = [line for line in result.stderr.splitlines() if not line.startswith("sim: ")]
     assert len(lines) == len(said) and all(words in line for words, line in zip(said, lines)), result.stderr

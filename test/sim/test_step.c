@@ -41,7 +41,7 @@ typedef struct {
     int32_t scale_growth_interval;
     bool gradients_in_dtype;
 } Setup;
-// Of models made from now on: --overlap, recordings as of several processes, --optimizer muon.
+// Of models made from now on: PRETRAIN_OVERLAP, recordings as of several processes, --optimizer muon.
 static bool with_overlap, in_parts, with_muon;
 static void no_exchange(void *context, int unit) { (void)context, (void)unit; }
 
@@ -254,7 +254,7 @@ TEST(recorded_steps_give_the_bits_of_those_run_op_by_op) {
     }
 }
 
-// --overlap. Replays run the second stream as late as the edges allow, late streams as late as events do; --grad-dtype
+// PRETRAIN_OVERLAP. Replays run the second stream as late as the edges allow, late streams as late as events do; --grad-dtype
 // reads weight gradients within the micro-step, and the sets of -r reuse the memory of activations in other orders.
 TEST(weight_gradients_beside_other_ops_change_no_bit) {
     const Setup setups[] = {bf16, rounded, fp32, {DTYPE_BF16, "3", 1.0f, 0, false}, {DTYPE_BF16, "3/2", 1.0f, 0, true}};

@@ -66,7 +66,7 @@ def test_all_parts_pass_where_all_is_well_and_share_one_page(machine):
     assert "Nothing." in page and "did not run" not in page
     lines = {line.split(" | ")[0]: line.split(" | ") for line in page.splitlines()}
     for what in ("| tiny, tokens/s", "| start with it, s", "| ms: attention_backward qkv", "| ms: between ops",
-                 "| the same with --attention own -ge 0", "| ms that --overlap 1 saves, at most"):
+                 "| the same with --attention own -ge 0", "| ms that PRETRAIN_OVERLAP=1 saves, at most"):
         assert lines[what][3] != "-" and lines[what][1] == "-"  # nothing was predicted for this machine
     assert len(page.splitlines()) < 70
     alone = json.loads((machine / "out" / "why.json").read_text())["alone"]
@@ -99,7 +99,7 @@ def test_a_part_outlives_a_trainer_that(machine, part, fault):
 # What a broken feature looks like from outside, and the rung of the ladder that must find it.
 BROKEN = {"cuDNN": 'case "$* " in *"--attention own "*) ;; *) broken "$@" ;; esac',
           "GELU in epilogues": 'case "$* " in *"-ge 0 "*) ;; *) broken "$@" ;; esac',
-          "choices by measurement": 'case "$* " in *"--tune 0 "*) ;; *) broken "$@" ;; esac',
+          "choices by measurement": '[ "$PRETRAIN_TUNE" = 0 ] || broken "$@"',
           "early launches": '[ "$PRETRAIN_EARLY_LAUNCH" = 0 ] || broken "$@"'}
 
 
@@ -112,7 +112,7 @@ def test_a_broken_feature_is_found_and_nothing_but_it_is_switched_off(machine, f
               "wrong": f'exec {TRAINER} "$@" --seed 7'}[fault]
     trainer = script(machine / "trainer", f"""
         case "$*" in *--help*) exec {TRAINER} --help ;; esac
-        echo "early=$PRETRAIN_EARLY_LAUNCH $*" >>{seen}
+        echo "early=$PRETRAIN_EARLY_LAUNCH tune=$PRETRAIN_TUNE $*" >>{seen}
         broken() {{ {broken}; }}
         {BROKEN[feature]}
         exec {TRAINER} "$@" """)
@@ -125,7 +125,7 @@ def test_a_broken_feature_is_found_and_nothing_but_it_is_switched_off(machine, f
     assert {"aborts": "CUDNN_STATUS", "diverges": "differ", "wrong": "differ"}[fault] in detail
     assert rows["tiny and its ops"]["result"] == "passed" and "| tiny, tokens/s | - | - | -" not in page
     last = seen.read_text().splitlines()[-1] + " "
-    off = {"cuDNN": "--attention own ", "GELU in epilogues": "-ge 0 ", "choices by measurement": "--tune 0 ",
+    off = {"cuDNN": "--attention own ", "GELU in epilogues": "-ge 0 ", "choices by measurement": "tune=0 ",
            "early launches": "early=0 "}  # fmt: skip
     assert [name for name, text in off.items() if text in last] == [feature]
 
@@ -163,7 +163,7 @@ def test_memcheck_looks_at_our_kernels_alone(machine):
     _, rows, _ = hour(machine, "run", "--only", "memcheck")
     assert rows["first steps under memcheck"]["result"] == "passed", rows
     seen = (machine / "seen").read_text()
-    assert "--kernel-name kernel_substring=_kernel" in seen and "--tune 0" in seen and "-ge 0" in seen
+    assert "--kernel-name kernel_substring=_kernel" in seen and "-ge 0" in seen
 
 
 @pytest.mark.slow

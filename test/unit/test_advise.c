@@ -1,4 +1,4 @@
-// --advise: tiles and waves by hand, the shapes of the prediction's matmuls, and what is advised.
+// --plan sizes: tiles and waves by hand, the shapes of the prediction's matmuls, and what is advised.
 #include "llmc/base/format.h"
 #include "llmc/plan/advise.h"
 #include "llmc/plan/tiling.h"

@@ -94,8 +94,7 @@ TEST(every_row_reaches_its_own_field) {
         if (strcmp(row->long_name, "by-group") == 0) strcpy(value, "vectors.decay=0.5");
         if (row->type < OPTION_STRING)
             format_exact(row->type < OPTION_DOUBLE ? trunc(number) : number, value, sizeof value);
-        const char *others = "-o d -y --plan --gpu h100";
-        if (strcmp(row->long_name, "advise") == 0) others = "-o d -y"; // one question at a time
+        const char *others = "-o d -y --plan --gpu h100 --max-minutes 60";
         snprintf(line, sizeof line, "%s --%s=%s", others, row->long_name, value);
         Options o = parsed(line), defaults = parsed(others);
         for (const OptionRow *k = option_table; k->long_name; k++) // this row has the value, all others their defaults
@@ -238,20 +237,16 @@ TEST(a_plan_is_text_unless_it_is_to_be_json) {
     assert_reads("--plan", "plan=text");
     assert_reads("--plan json", "plan=json");
     assert_reads("--plan=text --gpu h200", "plan=text");
-    assert_refused("--plan xml", "--plan xml: must be one of text, json");
-    assert_refused("--gpu t4", "--gpu: only applies to a plan or advice; give --plan or --advise as well");
-}
-
-TEST(one_question_is_asked_at_a_time) {
-    assert_reads("--advise", "advise=sizes");
-    assert_reads("--advise d_ff --gpu this", "advise=d_ff gpu=this");
-    assert_refused("--advise --plan", "--plan and --advise: give one of them at a time");
-    assert_refused("--advise shapes", "--advise shapes: must be one of sizes, d_ff");
+    assert_reads("--plan d_ff --gpu this", "plan=d_ff gpu=this");
+    assert_reads("--plan largest --gpu h200 --max-minutes 60", "plan=largest gpu=h200 max-minutes=60");
+    assert_refused("--plan xml", "--plan xml: must be one of text, json, sizes, d_ff, largest");
+    assert_refused("--plan largest --gpu h200", "--plan largest: name the time, such as --max-minutes 600");
+    assert_refused("--gpu t4", "--gpu: only applies to a plan; give --plan as well");
 }
 
 TEST(options_that_exclude_each_other_are_refused) {
     assert_refused("--tokens 1e9 -x 10", "--tokens and -x both set the length of the run; give only one");
-    assert_refused("--reset-optimizer", "--reset-optimizer: a new run already has a new optimizer; use it with -y");
+    assert_refused("-y 2", "-y 2: must be one of 1, 0, weights");
 }
 
 TEST(what_is_no_number_is_refused) {
@@ -571,7 +566,6 @@ TEST(options_that_change_nothing_are_named_with_the_reason) {
                   "-q (-k constant), --momentum (--optimizer is neither sgd nor muon)");
     assert_unused("--temperature 0 --top-k 3", "--top-k (--temperature 0)");
     assert_unused("-ge 1 -f 0", "-f (only on a GPU), -ge (only on a GPU)");
-    assert_unused("--tune 0 --graphs 0", "--tune (only on a GPU), --graphs (only on a GPU)");
     assert_unused(
         "-i dev/data/fineweb10B/fineweb_train_*.bin -j dev/data/fineweb10B/fineweb_val_*.bin -o log_gpt2_124M "
         "-v 250 -s 20000 -g 144 -h 1 -b 64 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 "

@@ -1,5 +1,5 @@
-// See plan_hours.h.
-#include "llmc/plan/plan_hours.h"
+// See plan_largest.h.
+#include "llmc/plan/plan_largest.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
@@ -64,8 +64,8 @@ static void plan_size(SizePlan *size, const PlanRequest *r, const GpuChoice *gpu
              recompute_text(&plan.model.recompute, m->config.L, set, sizeof set));
 }
 
-bool plan_hours(FILE *out, const PlanRequest *request, double hours, double ratio, char name[MODEL_DESCRIPTOR],
-                double *tokens, Error *err) {
+bool plan_largest(FILE *out, const PlanRequest *request, double hours, double ratio, char name[MODEL_DESCRIPTOR],
+                  double *tokens, Error *err) {
     static SizePlan sizes[SIZES];
     GpuChoice gpu[MOST_GPUS];
     PlanRequest r = *request;
@@ -73,12 +73,13 @@ bool plan_hours(FILE *out, const PlanRequest *request, double hours, double rati
     bool is_predicted = false;
     if (!gpu_find_all(gpu, &gpus, request->gpus, err)) return false;
     if (gpu->spec.bandwidth == 0)
-        return error_set(err, "--hours: only the memory of --gpu %s is known; name a GPU", request->gpus);
+        return error_set(err, "--plan largest: only the memory of --gpu %s is known; name a GPU", request->gpus);
     if (ratio == 0) ratio = recipe_ratio(r.model.optimizer);
     while (count < SIZES && count <= pick + BESIDE) {
         SizePlan *s = &sizes[count];
         if (!size_of(&r.model.config, FIRST_DEPTH + count, s->name))
-            return error_set(err, "--hours: chooses L and C of a family as it is; leave out what -e says of its block");
+            return error_set(
+                err, "--plan largest: chooses L and C of a family as it is; leave out what -e says of its block");
         plan_size(s, &r, gpu, ratio, &is_predicted);
         if (s->seconds > 0 && s->seconds <= hours * 3600) pick = count;
         count++;
@@ -86,22 +87,24 @@ bool plan_hours(FILE *out, const PlanRequest *request, double hours, double rati
     if (pick < 0) {
         char time[TEXT] = "too much memory";
         if (sizes->seconds > 0) format_duration(sizes->seconds, time, TEXT);
-        return error_set(err, "--hours %g: the smallest, %s, takes %s on one %s; give more hours or a smaller --ratio",
-                         hours, sizes->name, time, gpu->spec.name);
+        return error_set(err,
+                         "--plan largest: the smallest, %s, takes %s on one %s; give more --max-minutes or a smaller "
+                         "--ratio",
+                         sizes->name, time, gpu->spec.name);
     }
     char text[TEXT];
-    fprintf(out, "hours       %s: %s takes %s, the largest of this family within %g hours\n", gpu->spec.name,
+    fprintf(out, "largest     %s: %s takes %s, the largest of this family within %g hours\n", gpu->spec.name,
             sizes[pick].name, format_duration(sizes[pick].seconds, text, TEXT), hours);
     const char *by = "half the limit of the datasheet, since no rates are assumed for this GPU and kind of run";
     if (is_predicted) by = "by the rates that each kind of op is assumed to reach on this GPU";
-    fprintf(out, "hours       time: %s\n", by);
-    fprintf(out, "hours       %-22s parameters   tokens    a step  chosen            tokens/s  time\n", "model");
+    fprintf(out, "largest     time: %s\n", by);
+    fprintf(out, "largest     %-22s parameters   tokens    a step  chosen            tokens/s  time\n", "model");
     for (int i = (int)max_i64(0, pick - BESIDE); i < count; i++) {
         const SizePlan *s = &sizes[i];
         char n[TEXT], trained[TEXT], rate[TEXT], time[TEXT];
         const char *mark = "  ";
         if (i == pick) mark = "=>";
-        fprintf(out, "hours    %s %-22s %10s  %7s  %8.0f", mark, s->name, format_count(s->parameters, n, TEXT),
+        fprintf(out, "largest  %s %-22s %10s  %7s  %8.0f", mark, s->name, format_count(s->parameters, n, TEXT),
                 format_count(s->tokens, trained, TEXT), s->step_tokens);
         if (s->seconds > 0)
             fprintf(out, "  %-16s  %8s  %s\n", s->chosen, format_count(s->tokens / s->seconds, rate, TEXT),

@@ -1,4 +1,4 @@
-// --plan --hours: which size of a family a GPU trains in so many hours.
+// --plan largest: which size of a family a GPU trains in so many hours.
 #pragma once
 #include "llmc/plan/plan.h"
 
@@ -10,5 +10,5 @@
 // request's tokens a step or the recipe's (recipe.h). Its time: the predicted rate, or, where no rates are assumed for
 // the GPU, half the limit of its datasheet. *tokens: of that run; name: as -e takes it. False and a message when there
 // is no such size, or the block is not one of a family's.
-bool plan_hours(FILE *out, const PlanRequest *request, double hours, double ratio, char name[MODEL_DESCRIPTOR],
-                double *tokens, Error *err);
+bool plan_largest(FILE *out, const PlanRequest *request, double hours, double ratio, char name[MODEL_DESCRIPTOR],
+                  double *tokens, Error *err);

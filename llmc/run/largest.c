@@ -1,20 +1,20 @@
-// See hours.h.
-#include "llmc/run/hours.h"
+// See largest.h.
+#include "llmc/run/largest.h"
 
 #include "llmc/base/typed_path.h"
-#include "llmc/plan/plan_hours.h"
+#include "llmc/plan/plan_largest.h"
 
 #include <string.h>
 
 static const double FINEWEB_10B = 10e9; // tokens to train on, of data/get.py fineweb-10B-gpt2
 
-bool hours_take(Options *o, Error *err) {
+bool largest_take(Options *o, Error *err) {
     if (!options_given(o, "model")) {
         if (!options_given(o, "optimizer")) o->optimizer = OPTIMIZER_MUON;
         options_set_string(&o->model, "qwen3:d12");
     }
     if (!model_config_is_descriptor(o->model))
-        return error_set(err, "--hours: -e %s has a size; name a family by one of its sizes, such as qwen3:d12",
+        return error_set(err, "--plan largest: -e %s has a size; name a family by one of its sizes, such as qwen3:d12",
                          o->model);
     if (o->optimizer == OPTIMIZER_MUON) {
         if (!options_given(o, "beta2")) o->beta2 = 0.99;
@@ -29,19 +29,19 @@ bool hours_take(Options *o, Error *err) {
     return true;
 }
 
-bool hours_print(Options *o, const PlanRequest *request, Error *err) {
+bool largest_print(Options *o, const PlanRequest *request, Error *err) {
     char model[MODEL_DESCRIPTOR];
     double tokens;
-    if (!plan_hours(stdout, request, o->hours, o->ratio, model, &tokens, err)) return false;
+    if (!plan_largest(stdout, request, o->max_minutes / 60, o->ratio, model, &tokens, err)) return false;
     options_set_string(&o->model, model);
     const char *shards = "data/fineweb-10B-gpt2/*train_*.bin";
     if (tokens > FINEWEB_10B) shards = "data/fineweb-100B-gpt2/*train_*.bin";
     if (!options_given(o, "train-data") && request->model.config.V == GPT2_VOCAB)
         options_set_string(&o->train_data, shards);
     if (!options_given(o, "reduce-groups")) o->reduce_groups = 0;
-    if (!*o->output) options_set_string(&o->output, "runs/hours");
+    if (!*o->output) options_set_string(&o->output, "runs/largest");
     // The command as it is typed: the options that differ from their defaults.
-    printf("hours       ./train_gpt2cu");
+    printf("largest     ./train_gpt2cu");
     for (const OptionRow *row = option_table; row->long_name; row++) {
         char buf[OPTION_VALUE], key[64];
         const char *value = option_value(row, o, buf), *dashes = "--", *name = row->long_name;
@@ -51,7 +51,7 @@ bool hours_print(Options *o, const PlanRequest *request, Error *err) {
         bool is_default = strcmp(value, row->fallback) == 0;
         if (row->type < OPTION_STRING && !is_auto && strcmp(row->fallback, "auto") != 0)
             is_default = strtod(value, NULL) == strtod(row->fallback, NULL);
-        if (is_default || strstr(" plan gpu hours ", key)) continue;
+        if (is_default || strstr(" plan gpu max-minutes ", key)) continue;
         if (row->short_name) {
             dashes = "-";
             name = row->short_name;
