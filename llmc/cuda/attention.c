@@ -94,9 +94,9 @@ static void plan_pass(Pass *p, AttentionPass pass, AttentionShape shape) {
         p->is_known = p->cudnn[known] != NULL;
         if (p->is_known) p->choice = ATTENTION_WAY_UNKNOWN;
     }
-    int last = BY_CUDNN_ORDERED;
-    if (fast) last = BY_CUDNN_UNORDERED;
-    for (int way = fast ? last : BY_CUDNN_STORED; way <= last; way++) {
+    int first = BY_CUDNN_STORED, last = BY_CUDNN_ORDERED;
+    if (fast) first = last = BY_CUDNN_UNORDERED;
+    for (int way = first; way <= last; way++) {
         if (p->choice == ATTENTION_WAY_UNKNOWN && !is_measured(p)) break;
         p->cudnn[way] = cudnn_attention_create(pass, shape, (AttentionWay)way, limit, &p->why_not);
         if (p->cudnn[way]) p->choice = ATTENTION_WAY_UNKNOWN;
@@ -127,7 +127,8 @@ int64_t cuda_cudnn_workspace(OpsShape ops) {
     p->next = planned; // first: the shape that was asked for last is the one described
     planned = p;
     int64_t bytes = 0;
-    for (int pass = 0; pass <= (ops.forward_only ? ATTENTION_FORWARD : ATTENTION_BACKWARD); pass++) {
+    for (int pass = 0; pass < ATTENTION_PASSES; pass++) {
+        if (pass == ATTENTION_BACKWARD && ops.forward_only) break;
         if (!p->passes[pass].planned) plan_pass(&p->passes[pass], (AttentionPass)pass, shape);
         for (int way = 0; way < ATTENTION_WAYS; way++)
             if (p->passes[pass].cudnn[way])
@@ -268,12 +269,11 @@ static bool way_is_right(void *context, int way) {
 // The first call of a pass: the kernels are compiled and the choice is made. It is not stored where no way of cuDNN is
 // left: the reason may be gone in the next run, and is reported again if not.
 static void decide(const Call *call, Pass *p) {
-    const bool backward = call->pass == ATTENTION_BACKWARD;
-    Contest c = {.call = *call,
-                 .pass = p,
-                 .timed = is_measured(p),
-                 .outputs = {backward ? call->dqkv : call->out, call->lse},
-                 .count = backward ? 1 : 2};
+    Contest c = {.call = *call, .pass = p, .timed = is_measured(p), .outputs = {call->out, call->lse}, .count = 2};
+    if (call->pass == ATTENTION_BACKWARD) {
+        c.outputs[0] = call->dqkv;
+        c.count = 1;
+    }
     REQUIRE(!cuda_backend.capturing, "attention: the first %s pass of a shape is under capture",
             pass_names[call->pass]);
     for (int i = 0; i < c.count; i++) c.bytes += tensor_bytes(c.outputs[i]);
@@ -343,32 +343,26 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
 
 // --------------------------------------------------------------------------------------------------------- description
 
-// "cuDNN 9.19.0", "own kernels", "cuDNN 9.19.0 or own kernels, to be measured", "cuDNN 9.25.0 with dQ in order", "cuDNN
-// 9.19.0 without repeatable bits".
-static void name_choice(char *text, size_t size, const Pass *p, AttentionPass pass) {
-    const char *version = cudnn_library_version_text();
-    if (p->choice == BY_OWN_KERNELS)
-        snprintf(text, size, "own kernels");
-    else if (pass == ATTENTION_BACKWARD && cuda_backend.options.attention == ATTENTION_FAST)
-        snprintf(text, size, "cuDNN %s without repeatable bits", version);
-    else if (p->choice == BY_CUDNN_ORDERED)
-        snprintf(text, size, "cuDNN %s with dQ in order", version);
-    else if (p->choice == BY_CUDNN_STORED || !is_measured(p))
-        snprintf(text, size, "cuDNN %s", version);
-    else
-        snprintf(text, size, "cuDNN %s or own kernels, to be measured", version);
-}
-
 const char *cuda_attention_description(void) {
     static char text[2 * sizeof(Error)];
     if (!planned) return "";
-    char names[ATTENTION_PASSES][128];
-    const char *why_not = "";
+    enum { NAME = 128 };
+    char names[ATTENTION_PASSES][NAME];
+    const char *why_not = "", *version = cudnn_library_version_text();
     for (int pass = ATTENTION_PASSES - 1; pass >= 0; pass--) {
         int described = ATTENTION_FORWARD;
         if (planned->passes[pass].planned) described = pass;
         const Pass *p = &planned->passes[described];
-        name_choice(names[pass], sizeof names[pass], p, (AttentionPass)described);
+        if (p->choice == BY_OWN_KERNELS)
+            snprintf(names[pass], NAME, "own kernels");
+        else if (described == ATTENTION_BACKWARD && cuda_backend.options.attention == ATTENTION_FAST)
+            snprintf(names[pass], NAME, "cuDNN %s without repeatable bits", version);
+        else if (p->choice == BY_CUDNN_ORDERED)
+            snprintf(names[pass], NAME, "cuDNN %s with dQ in order", version);
+        else if (p->choice == BY_CUDNN_STORED || !is_measured(p))
+            snprintf(names[pass], NAME, "cuDNN %s", version);
+        else
+            snprintf(names[pass], NAME, "cuDNN %s or own kernels, to be measured", version);
         if (p->choice == BY_OWN_KERNELS && p->why_not.text[0]) why_not = p->why_not.text;
     }
     int length = snprintf(text, sizeof text, "%s", names[0]);

@@ -56,13 +56,6 @@ static __device__ __forceinline__ float exp_shifted(float x, float shift) {
     return exp2_approx(fmaf(x, LOG2_E, -shift));
 }
 
-template <class T, int N> static __device__ __forceinline__ float exp_sum(const Vector<T, N> &x, float shift) {
-    float v[N], sum = 0.0f;
-    to_floats(v, x);
-    for (int k = 0; k < N; k++) sum += exp_shifted(v[k], shift);
-    return sum;
-}
-
 // An exponential in the place of a logit: 2^15 e^(x - highest) in fp16, whatever the 16-bit type of the logits. It is
 // at most 2^15, and down to 2^-29 of the largest one it loses at most 2^-12 of its value: an eighth of what bf16 loses
 // when the gradient is stored, as much as fp16 loses. Smaller ones become denormal, those below 2^-40 are 0. fp32 keeps
@@ -82,7 +75,7 @@ template <class T> static __device__ __forceinline__ float kept_shift(float high
     return fmaf(highest, LOG2_E, -Kept<T>::LOG2_SCALE);
 }
 
-// The same sum times 2^LOG2_SCALE, with kept_shift; the exponentials, rounded after they are added, are left in x.
+// The sum of the exponentials of x times 2^LOG2_SCALE, with kept_shift; rounded after they are added, they replace x.
 template <class T, int N> static __device__ __forceinline__ float exp_sum_kept(Vector<T, N> &x, float shift) {
     float v[N], sum = 0.0f;
     to_floats(v, x);
@@ -108,15 +101,7 @@ static __device__ __forceinline__ RowSums row_finish(float *loss, float highest,
     return RowSums{shift, sum, scale / sum, target_logit, inverse};
 }
 
-template <class T, int N>
-static __device__ __forceinline__ void store_gradient(T *row, int i, const Vector<T, N> &x, const RowSums &s) {
-    float v[N];
-    to_floats(v, x);
-    for (int k = 0; k < N; k++) v[k] = exp_shifted(v[k], s.shift) * s.factor;
-    store_vector(row + i * N, from_floats<T, N>(v));
-}
-
-// The same of exponentials that exp_sum_kept left.
+// The gradients of the logits whose exponentials exp_sum_kept left.
 template <class T, int N>
 static __device__ __forceinline__ void store_kept_gradient(T *row, int i, const Vector<T, N> &x, float factor) {
     Vector<typename Kept<T>::Type, N> kept;
@@ -223,11 +208,14 @@ static __global__ void __launch_bounds__(ROW_THREADS) looping_kernel(T *logits, 
     const int vectors = p.Vp / N, used = (p.V + N - 1) / N, target = p.targets[r];
     T *row = logits + r * p.Vp;
     const float target_logit = to_float(row[target]), scale = gradient_scale(p);
-    float highest = -INFINITY, sum = 0.0f;
+    float highest = -INFINITY, sum = 0.0f, v[N];
     for (int i = (int)threadIdx.x; i < used; i += ROW_THREADS) {
         const Vector<T, N> x = load_logits<T, N>(row, i, p.V);
         const float higher = vector_max(x, highest);
-        sum = sum * exp2_approx((highest - higher) * LOG2_E) + exp_sum(x, higher * LOG2_E);
+        float of_vector = 0.0f;
+        to_floats(v, x);
+        for (int k = 0; k < N; k++) of_vector += exp_shifted(v[k], higher * LOG2_E);
+        sum = sum * exp2_approx((highest - higher) * LOG2_E) + of_vector;
         highest = higher;
     }
     const float block_highest = block_max(highest);
@@ -235,19 +223,15 @@ static __global__ void __launch_bounds__(ROW_THREADS) looping_kernel(T *logits, 
     sum = block_sum((int)threadIdx.x < used ? sum * rescale : 0.0f);
     const RowSums s = row_finish(p.losses + r, block_highest, block_highest * LOG2_E, sum, 1.0f, target_logit, scale);
     if (!p.backward) return;
-    for (int i = (int)threadIdx.x; i < vectors; i += ROW_THREADS)
-        store_gradient(row, i, load_logits<T, N>(row, i, p.V), s);
+    for (int i = (int)threadIdx.x; i < vectors; i += ROW_THREADS) {
+        to_floats(v, load_logits<T, N>(row, i, p.V));
+        for (int k = 0; k < N; k++) v[k] = exp_shifted(v[k], s.shift) * s.factor;
+        store_vector(row + i * N, from_floats<T, N>(v));
+    }
     store_target<T, N>(row, target, s);
 }
 
 // -------------------------------------------------------------------------------------------------------------- launch
-
-// Besides the row, a block takes 1 KB for the system and some for reductions; a multiprocessor has 1 KB more than a
-// block may ask for.
-static bool two_rows_fit(int64_t row_bytes) {
-    enum { RESERVED = 2048, SYSTEM = 1024 };
-    return 2 * (row_bytes + RESERVED) <= cuda_backend.shared_per_block + SYSTEM;
-}
 
 template <class T, int PACKS> static void launch_registers(T *logits, int rows, const CrossEntropy &p) {
     const int64_t threads = round_up(ceil_div(p.Vp / PACK<T>, PACKS), WARP);
@@ -259,6 +243,10 @@ template <class T> static void launch(Tensor tensor, const CrossEntropy &p) {
     T *logits = (T *)tensor.data;
     const int rows = (int)tensor_rows(tensor);
     const int64_t row_bytes = p.Vp * (int64_t)sizeof(T), packs = p.Vp / PACK<T>;
+    // Besides the row, a block takes 1 KB for the system and some for reductions; a multiprocessor has 1 KB more than a
+    // block may ask for.
+    enum { RESERVED = 2048, SYSTEM = 1024 };
+    const bool two_rows_fit = 2 * (row_bytes + RESERVED) <= cuda_backend.shared_per_block + SYSTEM;
     const cudaStream_t stream = cuda_compute_stream();
     if (!pack_aligned(logits, p.Vp, tensor.dtype))
         LAUNCH((looping_kernel<T, 1>), rows, ROW_THREADS, 0, stream)(logits, p);
@@ -266,7 +254,7 @@ template <class T> static void launch(Tensor tensor, const CrossEntropy &p) {
         launch_registers<T, SHORT>(logits, rows, p);
     else if (packs <= MIDDLE * ROW_THREADS)
         launch_registers<T, MIDDLE>(logits, rows, p);
-    else if (two_rows_fit(row_bytes))
+    else if (two_rows_fit)
         LAUNCH(shared_memory_kernel<T>, rows, ROW_THREADS, (size_t)row_bytes, stream)(logits, p);
     else if (packs <= LONG * ROW_THREADS)
         launch_registers<T, LONG>(logits, rows, p);

@@ -208,26 +208,6 @@ typedef struct {
     Four per_row, in_rows;                            // (B,NH,T,1)
 } Layouts;
 
-static Layouts layouts_of(AttentionShape s) {
-    const int64_t B = s.B, T = s.T, NH = s.NH, NKV = s.NKV, HS = s.HS, C = NH * HS, row = C + 2 * NKV * HS;
-    return (Layouts){
-        .type = s.dtype == DTYPE_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF,
-        .grouped = NKV != NH,
-        .rows = {{B, NH, T, HS}},
-        .kv_rows = {{B, NKV, T, HS}},
-        .kv_columns = {{B, NKV, HS, T}},
-        .in_qkv = {{T * row, HS, row, 1}},
-        .in_qkv_transposed = {{T * row, HS, 1, row}},
-        .in_out = {{T * C, HS, C, 1}},
-        .in_heads = {{NH * T * HS, T * HS, HS, 1}},
-        .square = {{B, NH, T, T}},
-        .in_square = {{NH * T * T, T * T, T, 1}},
-        .in_square_transposed = {{NH * T * T, T * T, 1, T}},
-        .per_row = {{B, NH, T, 1}},
-        .in_rows = {{NH * T, T, 1, 1}},
-    };
-}
-
 static GraphTensor scores(CudnnGraph *g, const Layouts *l) {
     return between(g, CUDNN_DATA_FLOAT, l->square, l->in_square);
 }
@@ -348,9 +328,9 @@ static void backward_graph(CudnnGraph *g, const Layouts *l, bool collected) {
 
 // ------------------------------------------------------------------------------------------------------------ lifetime
 
-CudnnGraph *cudnn_graph_create(CudnnGraphKind kind, AttentionShape shape, Error *err) {
-    REQUIRE(shape.dtype == DTYPE_BF16 || shape.dtype == DTYPE_FP16, "cuDNN graph: %s", dtype_name(shape.dtype));
-    REQUIRE(shape.HS * (int64_t)dtype_size(shape.dtype) % ALIGNMENT == 0, "cuDNN graph: HS=%lld", (long long)shape.HS);
+CudnnGraph *cudnn_graph_create(CudnnGraphKind kind, AttentionShape s, Error *err) {
+    REQUIRE(s.dtype == DTYPE_BF16 || s.dtype == DTYPE_FP16, "cuDNN graph: %s", dtype_name(s.dtype));
+    REQUIRE(s.HS * (int64_t)dtype_size(s.dtype) % ALIGNMENT == 0, "cuDNN graph: HS=%lld", (long long)s.HS);
     CudnnGraph *g = (CudnnGraph *)calloc(1, sizeof *g);
     if (!g) {
         error_set(err, "out of memory for a cuDNN graph");
@@ -358,7 +338,24 @@ CudnnGraph *cudnn_graph_create(CudnnGraphKind kind, AttentionShape shape, Error 
     }
     g->err = err;
     g->next_virtual = CUDNN_NUM_TENSORS;
-    const Layouts layouts = layouts_of(shape);
+    const int64_t B = s.B, T = s.T, NH = s.NH, NKV = s.NKV, HS = s.HS, C = NH * HS, row = C + 2 * NKV * HS;
+    Layouts layouts = {
+        .type = CUDNN_DATA_HALF,
+        .grouped = NKV != NH,
+        .rows = {{B, NH, T, HS}},
+        .kv_rows = {{B, NKV, T, HS}},
+        .kv_columns = {{B, NKV, HS, T}},
+        .in_qkv = {{T * row, HS, row, 1}},
+        .in_qkv_transposed = {{T * row, HS, 1, row}},
+        .in_out = {{T * C, HS, C, 1}},
+        .in_heads = {{NH * T * HS, T * HS, HS, 1}},
+        .square = {{B, NH, T, T}},
+        .in_square = {{NH * T * T, T * T, T, 1}},
+        .in_square_transposed = {{NH * T * T, T * T, 1, T}},
+        .per_row = {{B, NH, T, 1}},
+        .in_rows = {{NH * T, T, 1, 1}},
+    };
+    if (s.dtype == DTYPE_BF16) layouts.type = CUDNN_DATA_BFLOAT16;
     if (kind == CUDNN_FORWARD)
         forward_graph(g, &layouts);
     else

@@ -40,7 +40,10 @@ static bool load_cudnn(Error *err) {
 }
 
 bool cudnn_library_open(Error *err) { return library_open_once(&state, load_cudnn, err); }
-int cudnn_library_version(void) { return state.usable ? version : 0; }
+int cudnn_library_version(void) {
+    if (state.usable) return version;
+    return 0;
+}
 const char *cudnn_library_version_text(void) { return version_text; }
 
 #else

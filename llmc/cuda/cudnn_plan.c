@@ -167,7 +167,11 @@ CudnnPlan *cudnn_plan_create(const CudnnGraph *graph, Descriptor device, const C
         error_set(err, "out of memory for a cuDNN plan");
         return NULL;
     }
-    const bool ok = engine ? configure(plan, graph, device, engine, err) : ask_heuristics(plan, graph, device, err);
+    bool ok;
+    if (engine)
+        ok = configure(plan, graph, device, engine, err);
+    else
+        ok = ask_heuristics(plan, graph, device, err);
     if (ok && keep_fitting(plan, must_repeat, max_workspace, err)) return plan;
     cudnn_plan_destroy(plan);
     return NULL;
@@ -303,8 +307,10 @@ static CudnnWorkspace pass_workspace(const CudnnPass *p, int64_t kernel_bytes) {
     const int64_t rows = s.B * s.NH * s.T * (int64_t)sizeof(float);
     CudnnWorkspace w = {0};
     w.dsum = padded_bytes(kernel_bytes);
-    w.dq_sums = w.dsum + (cudnn_graph_has(p->graph, CUDNN_DSUM) ? padded_bytes(rows) : 0);
-    w.bytes = w.dq_sums + (cudnn_graph_has(p->graph, CUDNN_DQ_SUMS) ? padded_bytes(rows * s.HS) : 0);
+    w.dq_sums = w.dsum;
+    if (cudnn_graph_has(p->graph, CUDNN_DSUM)) w.dq_sums += padded_bytes(rows);
+    w.bytes = w.dq_sums;
+    if (cudnn_graph_has(p->graph, CUDNN_DQ_SUMS)) w.bytes += padded_bytes(rows * s.HS);
     return w;
 }
 
@@ -320,8 +326,10 @@ static CudnnPass *create_pass(const Form *form, AttentionShape shape, cudnnBacke
     p->graph = cudnn_graph_create(form->kind, shape, err);
     if (p->graph) {
         const int64_t callers = pass_workspace(p, 0).bytes;
-        p->plan = cudnn_plan_create(p->graph, device, form->pinned ? &form->engine : NULL,
-                                    form->way != BY_CUDNN_UNORDERED, max_workspace - callers, err);
+        const CudnnEngine *engine = NULL;
+        if (form->pinned) engine = &form->engine;
+        p->plan =
+            cudnn_plan_create(p->graph, device, engine, form->way != BY_CUDNN_UNORDERED, max_workspace - callers, err);
     }
     if (p->plan) {
         p->workspace = pass_workspace(p, p->plan->workspace);

@@ -42,19 +42,21 @@ double gpu_peak_flops(const GpuAttributes *gpu, DType dtype, bool tf32) {
             UNIT_RATES[i].compute_capability / 10 == compute_capability / 10)
             r = &UNIT_RATES[i];
     if (!r) return 0.0;
+    const double clock = 1e3 * gpu->clock_khz * gpu->num_sms;
     const bool tensor_cores = dtype != DTYPE_FP32 || (tf32 && r->tf32 > 0);
+    if (!tensor_cores) return r->fp32 * clock;
     double per_clock = 0.0;
     if (dtype == DTYPE_E4M3 || dtype == DTYPE_E5M2) per_clock = r->fp8;
     if (dtype == DTYPE_FP16) per_clock = r->fp16;
     if (dtype == DTYPE_BF16) per_clock = r->bf16;
-    if (dtype == DTYPE_FP32) per_clock = tensor_cores ? r->tf32 : r->fp32;
-    if (tensor_cores && r->geforce_halves && strstr(gpu->name, "GeForce")) per_clock /= 2;
-    return per_clock * gpu->num_sms * 1e3 * gpu->clock_khz * (tensor_cores ? r->tensor_clock : 1.0);
+    if (dtype == DTYPE_FP32) per_clock = r->tf32;
+    if (r->geforce_halves && strstr(gpu->name, "GeForce")) per_clock /= 2;
+    return per_clock * clock * r->tensor_clock;
 }
 
 bool gpu_has_fp8(int compute_capability, size_t cublaslt_version) {
-    if (compute_capability < 89) return false;
-    return cublaslt_version >= (compute_capability < 100 ? 120100u : 120800u);
+    if (compute_capability >= 100) return cublaslt_version >= 120800;
+    return compute_capability >= 89 && cublaslt_version >= 120100;
 }
 
 double gpu_peak_bandwidth(const GpuAttributes *gpu) {

@@ -114,18 +114,6 @@ static __device__ __forceinline__ void score_chunk(float *scores, const T *q, co
     __syncthreads();
 }
 
-// Maximum of the scores, sum of p = 2^(score - maximum): by each warp for itself.
-struct Softmax {
-    float max, sum;
-};
-static __device__ __forceinline__ Softmax softmax_of(const float *scores) {
-    const float a = scores[threadIdx.x % WARP], b = scores[threadIdx.x % WARP + WARP];
-    Softmax x;
-    x.max = warp_max(fmaxf(a, b));
-    x.sum = warp_sum(exp2_approx(a - x.max) + exp2_approx(b - x.max));
-    return x;
-}
-
 // total[c] = sum of p v over the rows of the chunk, for columns first + c; held: what the thread has of these. New
 // values are kept. Ends with a barrier.
 template <class T, int N, int LANES>
@@ -195,14 +183,16 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
     do {
         float *part = parts + ((int64_t)head * s.chunks + blockIdx.x) * size;
         score_chunk<T, N, LANES>(scores, qkv + (head / s.NH * columns + head % s.NH) * s.HS, keys, s.scale_log2e);
-        const Softmax softmax = softmax_of(scores);
+        // Maximum of the scores, sum of p = 2^(score - maximum): by each warp for itself.
+        const float a = scores[threadIdx.x % WARP], b = scores[threadIdx.x % WARP + WARP];
+        const float max = warp_max(fmaxf(a, b)), sum = warp_sum(exp2_approx(a - max) + exp2_approx(b - max));
         for (int first = 0; first < s.HS; first += S::COLS) {
             if (s.HS > S::COLS && first + head % sharing > 0) held = read_rows<T, N, LANES>(values, first + S::col());
-            weigh_chunk<T, N, LANES>(part, scores, softmax.max, values, first, held);
+            weigh_chunk<T, N, LANES>(part, scores, max, values, first, held);
         }
         if (threadIdx.x == 0) {
-            part[s.HS] = softmax.max;
-            part[s.HS + 1] = softmax.sum;
+            part[s.HS] = max;
+            part[s.HS + 1] = sum;
         }
     } while (++head % sharing != 0);
     const int chunks = last_key / KEYS + 1;
@@ -243,7 +233,7 @@ template <class T, int N, int LANES>
 static void decode(Tensor out, Tensor cache, Tensor qkv, Tensor position, float *parts, DecodeShape s) {
     const int64_t heads = cache.shape[0] * s.NKV, most = TICKETS;
     for (int64_t first = 0; first < heads; first += most) {
-        const int64_t count = heads - first < most ? heads - first : most;
+        const int64_t count = min_i64(heads - first, most);
         LAUNCH((attention_decode_kernel<T, N, LANES>), dim3((unsigned)s.chunks, (unsigned)count), DECODE_THREADS, 0,
                cuda_compute_stream())
         ((T *)out.data, (T *)cache.data, (const T *)qkv.data, (const int32_t *)position.data, parts, (int)first, s);

@@ -65,10 +65,10 @@ static bool find_gpu(int number, Error *err) {
 
 void device_address(int number, char address[64]) {
     int count = 0;
-    address[0] = '\0';
-    if (cudaGetDeviceCount(&count) == cudaSuccess && (number < count || count == 1) &&
-        cudaDeviceGetPCIBusId(address, 64, count > 1 ? number : 0) == cudaSuccess)
-        return;
+    cudaError_t status = cudaGetDeviceCount(&count);
+    if (count == 1) number = 0;
+    if (status == cudaSuccess && number < count) status = cudaDeviceGetPCIBusId(address, 64, number);
+    if (status == cudaSuccess && number < count) return;
     address[0] = '\0';
     (void)cudaGetLastError(); // device_init reports it
 }

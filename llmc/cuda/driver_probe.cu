@@ -52,12 +52,14 @@ static cudaError_t try_counts(int *count, bool in_graph, bool early) {
     int counted = 0;
     const cudaStream_t stream = cuda_compute_stream();
     cudaError_t status = cudaMemsetAsync(count, 0, sizeof *count, stream);
-    if (status == cudaSuccess) status = in_graph ? launch_graph_of_counts(count, early) : launch_counts(count, early);
+    if (status == cudaSuccess && in_graph) status = launch_graph_of_counts(count, early);
+    if (status == cudaSuccess && !in_graph) status = launch_counts(count, early);
     if (status == cudaSuccess)
         status = cudaMemcpyAsync(&counted, count, sizeof counted, cudaMemcpyDeviceToHost, stream);
     if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
+    if (status == cudaSuccess && counted != NUM_LAUNCHES) status = cudaErrorUnknown;
     (void)cudaGetLastError(); // the next launch must not find it
-    return status == cudaSuccess && counted != NUM_LAUNCHES ? cudaErrorUnknown : status;
+    return status;
 }
 
 // One process of a machine speaks for all: they have the same GPU and driver.
@@ -84,7 +86,9 @@ bool cuda_probe_driver(Error *err) {
         early = try_counts(count, cuda_backend.graphs, true);
     if (cuda_backend.early_launch && (too_old || early != cudaSuccess)) {
         cuda_backend.early_launch = false;
-        say_refused("early launches", too_old ? "older than CUDA 12.3" : cudaGetErrorName(early),
+        const char *reason = cudaGetErrorName(early);
+        if (too_old) reason = "older than CUDA 12.3";
+        say_refused("early launches", reason,
                     "a kernel is set up when the one before it has ended, as with PRETRAIN_EARLY_LAUNCH=0");
     }
     device_free(count);

@@ -75,13 +75,13 @@ static __global__ void __launch_bounds__(THREADS) fill_kernel(T *x, float value,
     }
 }
 
-template <class T> static void launch_fill(T *x, float value, int64_t n) {
-    const int64_t packs = whole_packs<T>(n, x), items = packs + n - packs * PACK<T>;
-    LAUNCH(fill_kernel<T>, blocks(items), THREADS, 0, cuda_compute_stream())(x, value, packs, items);
-}
-
 void backend_tensor_fill(Tensor t, float value) {
-    DISPATCH(t.dtype, T, launch_fill((T *)t.data, value, tensor_numel(t)));
+    const int64_t n = tensor_numel(t);
+    DISPATCH(t.dtype, T, {
+        T *x = (T *)t.data;
+        const int64_t packs = whole_packs<T>(n, x), items = packs + n - packs * PACK<T>;
+        LAUNCH(fill_kernel<T>, blocks(items), THREADS, 0, cuda_compute_stream())(x, value, packs, items);
+    });
 }
 
 // ---------------------------------------------------------------------------------------------------------------- cast
@@ -102,15 +102,16 @@ static __global__ void __launch_bounds__(THREADS) cast_kernel(D *dst, const S *s
     }
 }
 
-template <class D, class S> static void launch_cast(D *dst, const S *src, int64_t n) {
-    const bool is_aligned = (uintptr_t)dst % (4 * sizeof(D)) == 0 && (uintptr_t)src % (4 * sizeof(S)) == 0;
-    const int64_t fours = is_aligned ? n / 4 : 0, items = fours + n - fours * 4;
-    LAUNCH((cast_kernel<D, S>), blocks(items), THREADS, 0, cuda_compute_stream())(dst, src, fours, items);
-}
-
 void backend_tensor_cast(Tensor dst, Tensor src) {
     const int64_t n = tensor_numel(src);
-    DISPATCH(dst.dtype, D, DISPATCH(src.dtype, S, launch_cast((D *)dst.data, (const S *)src.data, n)));
+    const size_t dst_bytes = 4 * dtype_size(dst.dtype), src_bytes = 4 * dtype_size(src.dtype);
+    int64_t fours = 0;
+    if ((uintptr_t)dst.data % dst_bytes == 0 && (uintptr_t)src.data % src_bytes == 0) fours = n / 4;
+    const int64_t items = fours + n - fours * 4;
+    DISPATCH(dst.dtype, D, DISPATCH(src.dtype, S, {
+                 LAUNCH((cast_kernel<D, S>), blocks(items), THREADS, 0, cuda_compute_stream())
+                 ((D *)dst.data, (const S *)src.data, fours, items);
+             }));
 }
 
 // --------------------------------------------------------------------------------------------------- GELU and ReLU^2
@@ -120,8 +121,7 @@ enum { THREAD_PACKS = 2 };
 
 // Blocks for packs, two a thread, and for the elements that are in no pack, one a thread.
 static unsigned activation_blocks(int64_t packs, int64_t rest) {
-    const int64_t for_packs = ceil_div(packs, THREADS * THREAD_PACKS), for_rest = ceil_div(rest, THREADS);
-    return (unsigned)(for_packs > for_rest ? for_packs : for_rest);
+    return (unsigned)max_i64(ceil_div(packs, THREADS * THREAD_PACKS), ceil_div(rest, THREADS));
 }
 
 // out = F(pre), n elements, in packs of 16 bytes as far as whole_packs allows. Thread t of block b owns the packs b
@@ -171,28 +171,24 @@ static __global__ void __launch_bounds__(THREADS)
     if (rest < n) dpre[rest] = from_float<T>(to_float(dout[rest]) * F::derivative(to_float(pre[rest])));
 }
 
-template <class T, class F> static void launch_activation_forward(T *out, const T *pre, int64_t n) {
-    const int64_t packs = whole_packs<T>(n, out, pre);
-    LAUNCH((activation_forward_kernel<T, F>), activation_blocks(packs, n - packs * PACK<T>), THREADS, 0,
-           cuda_compute_stream())
-    (out, pre, packs, n);
-}
-
-template <class T, class F> static void launch_activation_backward(T *dpre, const T *dout, const T *pre, int64_t n) {
-    const int64_t packs = whole_packs<T>(n, dpre, dout, pre);
-    LAUNCH((activation_backward_kernel<T, F>), activation_blocks(packs, n - packs * PACK<T>), THREADS, 0,
-           cuda_compute_stream())
-    (dpre, dout, pre, packs, n);
-}
-
 template <class F> static void activation_forward_of(Tensor out, Tensor pre) {
-    DISPATCH(pre.dtype, T, (launch_activation_forward<T, F>((T *)out.data, (const T *)pre.data, tensor_numel(pre))));
+    const int64_t n = tensor_numel(pre);
+    DISPATCH(pre.dtype, T, {
+        const int64_t packs = whole_packs<T>(n, (T *)out.data, (const T *)pre.data);
+        LAUNCH((activation_forward_kernel<T, F>), activation_blocks(packs, n - packs * PACK<T>), THREADS, 0,
+               cuda_compute_stream())
+        ((T *)out.data, (const T *)pre.data, packs, n);
+    });
 }
 
 template <class F> static void activation_backward_of(Tensor dpre, Tensor dout, Tensor pre) {
-    DISPATCH(pre.dtype, T,
-             (launch_activation_backward<T, F>((T *)dpre.data, (const T *)dout.data, (const T *)pre.data,
-                                               tensor_numel(pre))));
+    const int64_t n = tensor_numel(pre);
+    DISPATCH(pre.dtype, T, {
+        const int64_t packs = whole_packs<T>(n, (T *)dpre.data, (const T *)dout.data, (const T *)pre.data);
+        LAUNCH((activation_backward_kernel<T, F>), activation_blocks(packs, n - packs * PACK<T>), THREADS, 0,
+               cuda_compute_stream())
+        ((T *)dpre.data, (const T *)dout.data, (const T *)pre.data, packs, n);
+    });
 }
 
 void backend_gelu_forward(Tensor out, Tensor pre) { activation_forward_of<Gelu>(out, pre); }
@@ -304,9 +300,9 @@ typedef struct {
 } Work;
 
 static Work work_of(int64_t n, bool aligned) {
-    Work w;
-    w.fours = aligned ? n / NEIGHBOURS : 0;
-    w.items = w.fours + n - w.fours * NEIGHBOURS;
+    Work w = {0, n};
+    if (aligned) w.fours = n / NEIGHBOURS;
+    w.items -= w.fours * (NEIGHBOURS - 1);
     return w;
 }
 
@@ -331,15 +327,13 @@ static __global__ void __launch_bounds__(THREADS)
         axpby<T, 1>(out, a, x, b, y, work.fours * NEIGHBOURS + (i - work.fours));
 }
 
-template <class T> static void launch_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
+void backend_tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
     const bool aligned = ((uintptr_t)out.data | (uintptr_t)x.data | (uintptr_t)y.data) % 16 == 0;
     const Work work = work_of(tensor_numel(out), aligned);
-    LAUNCH(axpby_kernel<T>, blocks(work.items), THREADS, 0, cuda_compute_stream())
-    ((T *)out.data, a, (const T *)x.data, b, (const T *)y.data, work);
-}
-
-void backend_tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
-    DISPATCH(out.dtype, T, launch_axpby<T>(out, a, x, b, y));
+    DISPATCH(out.dtype, T, {
+        LAUNCH(axpby_kernel<T>, blocks(work.items), THREADS, 0, cuda_compute_stream())
+        ((T *)out.data, a, (const T *)x.data, b, (const T *)y.data, work);
+    });
 }
 
 template <class D, class S, int N>

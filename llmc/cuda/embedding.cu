@@ -94,8 +94,10 @@ static __device__ int block_exclusive_sum(int v) {
     return before + inclusive - v;
 }
 
-// The warp reads the positions [begin, end) in order, 32 at a time. Launch: BLOCKS blocks (a power of two, 1 << shift)
-// of SORT_THREADS. Position p is looked at by lane p % 32 of the warp that owns its section, in every block.
+// tokens (N) i32 in [0, Vp). order (N) i32: all positions; equal tokens are adjacent, in order of position. The order
+// of different tokens is unspecified. The warp reads the positions [begin, end) in order, 32 at a time. Launch: BLOCKS
+// blocks (a power of two, 1 << shift) of SORT_THREADS. Position p is looked at by lane p % 32 of the warp that owns its
+// section, in every block.
 static __global__ void __launch_bounds__(SORT_THREADS)
     token_sort_kernel(int32_t *order, const int32_t *tokens, int N, int shift) {
     wait_for_the_grid_before();
@@ -146,16 +148,6 @@ static __global__ void __launch_bounds__(SORT_THREADS)
             if (mine) order[first + __popc(same & ((1u << lane) - 1))] = at + j * WARP + lane;
         }
     }
-}
-
-// tokens (N) i32 in [0, Vp). order (N) i32: all positions; equal tokens are adjacent, in order of position. The order
-// of different tokens is unspecified.
-static void token_sort(int32_t *order, const int32_t *tokens, int64_t N, int64_t Vp) {
-    REQUIRE(N < (int64_t)1 << 30, "token_sort: %lld positions", (long long)N);
-    const int64_t useful = ceil_div(N, POSITIONS_OF_A_BLOCK);
-    int shift = 0;
-    while ((1 << shift < ENOUGH_BLOCKS && 1 << shift < useful) || ceil_div(Vp, 1 << shift) > MAX_OWN) shift++;
-    LAUNCH(token_sort_kernel, 1 << shift, SORT_THREADS, 0, cuda_compute_stream())(order, tokens, (int)N, shift);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward
@@ -277,11 +269,16 @@ template <class T, class G, int N, int RUN> static void tokens_backward(Tensor d
     int32_t *order = (int32_t *)(scratch + l.order);
     float *partials = (float *)(scratch + l.partials);
     const int32_t *token = (const int32_t *)tokens.data;
-    const int64_t width = C / N, threads = width < TILE_THREADS ? round_up(width, WARP) : (int64_t)TILE_THREADS;
+    const int64_t width = C / N, threads = min_i64(round_up(width, WARP), TILE_THREADS);
     const dim3 tile_grid((unsigned)tiles, (unsigned)ceil_div(width, threads));
     const dim3 run_grid((unsigned)tiles - 1, (unsigned)ceil_div(C, WARP * RUN));
     const cudaStream_t stream = cuda_compute_stream();
-    token_sort(order, token, positions, tensor_rows(dwte));
+    REQUIRE(positions < (int64_t)1 << 30, "embedding_backward: %lld positions", (long long)positions);
+    const int64_t useful = ceil_div(positions, POSITIONS_OF_A_BLOCK);
+    int shift = 0; // of the number of blocks that sort
+    while ((1 << shift < ENOUGH_BLOCKS && 1 << shift < useful) || ceil_div(tensor_rows(dwte), 1 << shift) > MAX_OWN)
+        shift++;
+    LAUNCH(token_sort_kernel, 1 << shift, SORT_THREADS, 0, stream)(order, token, (int)positions, shift);
     LAUNCH((token_tiles_kernel<T, G, N>), tile_grid, (unsigned)threads, 0, stream)
     ((G *)dwte.data, partials, (const T *)dout.data, order, token, (int)positions, (int)C);
     if (tiles == 1) return;
@@ -320,7 +317,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 template <class T, class G, int N>
 static void positions_backward(Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate) {
     const int context = (int)tensor_cols(tokens), B = (int)tensor_rows(tokens), C = (int)tensor_cols(dout);
-    const int rows = accumulate ? context : (int)tensor_rows(dwpe);
+    int rows = (int)tensor_rows(dwpe);
+    if (accumulate) rows = context;
     const dim3 grid = row_blocks("embedding_backward", rows, C, N);
     LAUNCH((position_rows_kernel<T, G, N>), grid, ROW_THREADS, 0, cuda_compute_stream())
     ((G *)dwpe.data, (const T *)dout.data, B, context, C, rows, accumulate);

@@ -25,14 +25,6 @@ static __device__ __forceinline__ unsigned larger_magnitude(unsigned m, const Ve
     return m;
 }
 
-// Magnitude bits of T as those of a float, exactly.
-template <class T> static __device__ __forceinline__ unsigned float_magnitude(unsigned bits) {
-    if constexpr (sizeof(T) == 4)
-        return bits;
-    else
-        return __float_as_uint(unpack_two<T>(bits).x);
-}
-
 // The maximum over a block of WARPS warps, in thread 0. Every thread takes part.
 template <int WARPS> static __device__ __forceinline__ unsigned block_maximum(unsigned v) {
     __shared__ unsigned of_warp[WARPS];
@@ -73,7 +65,8 @@ static __global__ void __launch_bounds__(LARGEST_THREADS)
         memcpy(&bits, (const void *)(in + i), sizeof(T));
         m = larger_magnitude<T>(m, bits);
     }
-    m = block_maximum<LARGEST_THREADS / WARP>(float_magnitude<T>(m));
+    if constexpr (sizeof(T) == 2) m = __float_as_uint(unpack_two<T>(m).x); // as the bits of a float, exactly
+    m = block_maximum<LARGEST_THREADS / WARP>(m);
     if (threadIdx.x > 0) return;
     atomicMax(&largest_so_far, m);
     __threadfence();
@@ -125,25 +118,6 @@ static __device__ __forceinline__ void store_piece(uint8_t *to, const CodeWords 
     }
 }
 
-// Columns 4 word .. 4 word + 3 of the rows 16 group .. 16 group + 15 of the tile, a column in each of columns[]. Odd
-// groups read their rows in pairs the other way round, to stay in other banks than even ones; the selectors of the
-// first exchange put that right.
-static __device__ __forceinline__ void transpose_piece(CodeWords (&columns)[4], const unsigned *tile, int group,
-                                                       int word) {
-    const int odd = group % 2;
-    const unsigned low = odd ? 0x1504 : 0x5140, high = odd ? 0x3726 : 0x7362; // bytes 0 and 1, 2 and 3 of two words
-    UNROLL (i, 4) {
-        unsigned in[4];
-        UNROLL (j, 4) in[j] = tile[tile_word(CODES * group + 4 * i + (j ^ odd), word)];
-        const unsigned upper01 = __byte_perm(in[0], in[1], low), lower01 = __byte_perm(in[2], in[3], low);
-        const unsigned upper23 = __byte_perm(in[0], in[1], high), lower23 = __byte_perm(in[2], in[3], high);
-        columns[0].v[i] = __byte_perm(upper01, lower01, 0x5410);
-        columns[1].v[i] = __byte_perm(upper01, lower01, 0x7632);
-        columns[2].v[i] = __byte_perm(upper23, lower23, 0x5410);
-        columns[3].v[i] = __byte_perm(upper23, lower23, 0x7632);
-    }
-}
-
 // Quantises 16 bytes of elements; the codes go to `to`, 4 or 8 bytes.
 template <class F, class T, int W>
 static __device__ __forceinline__ void encode_piece(unsigned *to, const Vector<T, W> &piece, float scale) {
@@ -172,15 +146,27 @@ static __device__ __forceinline__ void store_code_rows(uint8_t *q, const unsigne
     }
 }
 
-// Its transpose into transposed (K,N): a thread has 16 rows of 4 columns, 8 threads the 128 bytes of a column.
+// Its transpose into transposed (K,N): a thread has 16 rows of 4 columns, 8 threads the 128 bytes of a column. Odd
+// groups read their rows in pairs the other way round, to stay in other banks than even ones; the selectors of the
+// first exchange put that right.
 template <bool ALIGNED>
 static __device__ __forceinline__ void store_columns(uint8_t *transposed, const unsigned *tile, int64_t row0,
                                                      int64_t col0, int64_t N, int64_t K) {
     constexpr int GROUPS = ROWS / CODES;
     static_assert(THREADS == GROUPS * ROW_WORDS, "a piece each");
-    const int group = (int)threadIdx.x % GROUPS, word = (int)threadIdx.x / GROUPS;
+    const int group = (int)threadIdx.x % GROUPS, word = (int)threadIdx.x / GROUPS, odd = group % 2;
+    const unsigned low = odd ? 0x1504 : 0x5140, high = odd ? 0x3726 : 0x7362; // bytes 0 and 1, 2 and 3 of two words
     CodeWords columns[4];
-    transpose_piece(columns, tile, group, word);
+    UNROLL (i, 4) {
+        unsigned in[4];
+        UNROLL (j, 4) in[j] = tile[tile_word(CODES * group + 4 * i + (j ^ odd), word)];
+        const unsigned upper01 = __byte_perm(in[0], in[1], low), lower01 = __byte_perm(in[2], in[3], low);
+        const unsigned upper23 = __byte_perm(in[0], in[1], high), lower23 = __byte_perm(in[2], in[3], high);
+        columns[0].v[i] = __byte_perm(upper01, lower01, 0x5410);
+        columns[1].v[i] = __byte_perm(upper01, lower01, 0x7632);
+        columns[2].v[i] = __byte_perm(upper23, lower23, 0x5410);
+        columns[3].v[i] = __byte_perm(upper23, lower23, 0x7632);
+    }
     UNROLL (c, 4) {
         const int64_t at = col0 + 4 * word + c, first = row0 + CODES * group;
         store_piece<ALIGNED>(transposed + at * N + first, columns[c], at < K ? N - first : 0);
@@ -220,33 +206,37 @@ typedef struct {
     Fp8Scaling scaling;
 } Quantization;
 
-template <class T> static void launch_largest(const Quantization *z) {
-    const int64_t n = z->N * z->K, packs = whole_packs<T>(n, (const T *)z->in);
-    const int64_t most = (int64_t)MAX_BLOCKS_PER_SM * cuda_backend.num_sms;
-    const int64_t wanted = ceil_div(packs > 0 ? packs : n, LARGEST_THREADS * LARGEST_LOADS);
-    LAUNCH(largest_kernel<T>, (unsigned)(wanted < most ? wanted : most), LARGEST_THREADS, 0, cuda_compute_stream())
-    (z->slot, (const T *)z->in, packs, n, z->format);
-}
-
-template <class T, class F, bool ALIGNED> static void launch_quantize(const Quantization *z) {
+template <class T, class F> static void launch_quantize(const Quantization *z) {
     const dim3 grid((unsigned)ceil_div(z->K, COLS), (unsigned)ceil_div(z->N, ROWS));
-    LAUNCH((quantize_kernel<T, F, ALIGNED>), grid, THREADS, 0, cuda_compute_stream())
-    (z->q, z->transposed, (const T *)z->in, z->slot, z->N, z->K);
+    const uintptr_t addresses = (uintptr_t)z->in | (uintptr_t)z->q | (uintptr_t)z->transposed;
+    const bool aligned = (addresses | (uintptr_t)z->N | (uintptr_t)z->K) % CODES == 0;
+    if (aligned) {
+        LAUNCH((quantize_kernel<T, F, true>), grid, THREADS, 0, cuda_compute_stream())
+        (z->q, z->transposed, (const T *)z->in, z->slot, z->N, z->K);
+    } else {
+        LAUNCH((quantize_kernel<T, F, false>), grid, THREADS, 0, cuda_compute_stream())
+        (z->q, z->transposed, (const T *)z->in, z->slot, z->N, z->K);
+    }
 }
 
 template <class T> static void quantize(const Quantization *z) {
-    if (z->scaling != FP8_KEEP) launch_largest<T>(z);
-    const uintptr_t addresses = (uintptr_t)z->in | (uintptr_t)z->q | (uintptr_t)z->transposed;
-    const bool aligned = (addresses | (uintptr_t)z->N | (uintptr_t)z->K) % CODES == 0;
+    if (z->scaling != FP8_KEEP) {
+        const int64_t n = z->N * z->K, packs = whole_packs<T>(n, (const T *)z->in);
+        const int64_t most = (int64_t)MAX_BLOCKS_PER_SM * cuda_backend.num_sms;
+        const int64_t wanted = ceil_div(positive_or(packs, n), LARGEST_THREADS * LARGEST_LOADS);
+        LAUNCH(largest_kernel<T>, (unsigned)min_i64(wanted, most), LARGEST_THREADS, 0, cuda_compute_stream())
+        (z->slot, (const T *)z->in, packs, n, z->format);
+    }
     if (z->format == DTYPE_E4M3)
-        aligned ? launch_quantize<T, E4M3, true>(z) : launch_quantize<T, E4M3, false>(z);
+        launch_quantize<T, E4M3>(z);
     else
-        aligned ? launch_quantize<T, E5M2, true>(z) : launch_quantize<T, E5M2, false>(z);
+        launch_quantize<T, E5M2>(z);
 }
 
 void backend_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling) {
     const int64_t N = tensor_rows(in), K = tensor_cols(in);
-    const DType format = q.data ? q.dtype : transposed.dtype;
+    DType format = transposed.dtype;
+    if (q.data) format = q.dtype;
     REQUIRE(N <= (int64_t)ROWS * 65535, "%s: %lld rows of %s are more than a grid has", "fp8_quantize", (long long)N,
             in.name);
     const Quantization z = {

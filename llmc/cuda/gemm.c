@@ -111,10 +111,15 @@ static void set_pointers(const GemmPlan *p, const Gemm *g) {
     if (g->scale_b) set_operation(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->scale_b, sizeof g->scale_b);
 }
 
-static cublasLtMatrixLayout_t make_layout(const Gemm *g, DType dtype, int64_t rows, int64_t cols) {
+// A matrix that is (rows, cols) after op: the layout describes memory, before op.
+static cublasLtMatrixLayout_t make_layout(const Gemm *g, DType dtype, int64_t rows, int64_t cols, bool transpose) {
     cublasLtMatrixLayout_t layout;
     const int32_t count = (int32_t)g->stack;
     const int64_t stride = rows * cols;
+    if (transpose) {
+        rows = cols;
+        cols = stride / rows;
+    }
     LT_CHECK(g, cublasLtMatrixLayoutCreate(&layout, cuda_type(dtype), (uint64_t)rows, (uint64_t)cols, rows));
     if (count == 0) return layout;
     LT_CHECK(g, cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
@@ -141,10 +146,9 @@ static void make_descriptors(GemmPlan *p) {
     // aux has the type of D when none is set; fp32 must not be set.
     if (g->aux) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &g->m, sizeof g->m);
     set_pointers(p, g);
-    // Layouts describe memory, before op.
-    p->a = make_layout(g, g->in_a, g->transpose_a ? g->k : g->m, g->transpose_a ? g->m : g->k);
-    p->b = make_layout(g, g->in_b, g->transpose_b ? g->n : g->k, g->transpose_b ? g->k : g->n);
-    p->d = make_layout(g, g->out, g->m, g->n);
+    p->a = make_layout(g, g->in_a, g->m, g->k, g->transpose_a);
+    p->b = make_layout(g, g->in_b, g->k, g->n, g->transpose_b);
+    p->d = make_layout(g, g->out, g->m, g->n, false);
 }
 
 // ---------------------------------------------------------------------------------------------------------- candidates
@@ -216,8 +220,13 @@ static bool gemm_takes(const GemmPlan *p, const cublasLtMatmulAlgo_t *algorithm)
 }
 
 static cublasStatus_t gemm_launch(const GemmPlan *p, const Gemm *g, const cublasLtMatmulAlgo_t *algorithm) {
-    const float alpha = 1.0f, beta = g->c ? 1.0f : 0.0f;
-    const void *c = g->c ? g->c : g->d;
+    const float alpha = 1.0f;
+    float beta = 0.0f;
+    const void *c = g->d;
+    if (g->c) {
+        beta = 1.0f;
+        c = g->c;
+    }
     set_pointers(p, g);
     return cublasLtMatmul(library, p->desc, &alpha, g->a, p->a, g->b, p->b, &beta, c, p->d, g->d, p->d, algorithm,
                           g->workspace, g->workspace_bytes, cuda_compute_stream());
@@ -251,39 +260,18 @@ static size_t result_bytes(const Gemm *g) {
     return (size_t)(g->m * g->n * positive_or(g->stack, 1)) * dtype_size(g->out);
 }
 
-// The key of the file of choices: whatever the choice depends on.
-static void algorithm_key(char text[CHOICES_KEY_MAX], const GemmPlan *p) {
-    const GemmAlignments *align = &p->align;
-    const char *arithmetic = "tf32";
-    if (compute_type(&p->gemm) == CUBLAS_COMPUTE_32F) arithmetic = "fp32 sums";
-    if (p->gemm.fast_sums) arithmetic = "fast sums";
-    snprintf(text, CHOICES_KEY_MAX, "%s, cuBLASLt %zu, %s, %s, align %d %d %d %d %d %d, workspace %zu",
-             tuning_machine(), cublasLtGetVersion(), gemm_describe(&p->gemm).text, arithmetic, align->a, align->b,
-             align->c, align->d, align->bias, align->aux, p->gemm.workspace_bytes);
-}
-
 // The square of a difference from the reference, beyond the step of the smallest numbers of fp16. What the reference
 // overflows in may be anything.
 static double squared_error(float got, float expected, DType dtype) {
-    float largest = INFINITY;
-    if (dtype == DTYPE_FP16) largest = 65504.0f;
-    float step = 0.0f;
-    if (dtype == DTYPE_FP16) step = 0x1p-24f;
+    float largest = INFINITY, step = 0.0f;
+    if (dtype == DTYPE_FP16) {
+        largest = 65504.0f;
+        step = 0x1p-24f;
+    }
     if (!(fabsf(expected) < largest)) return 0.0;
     const double error = fabs((double)got - expected);
     if (error <= step) return 0.0;
     return error * error;
-}
-
-// "algorithm 66 (tile 20, stages 36, 3 parts of k)"
-static GemmText algorithm_name(const Gemm *g, const cublasLtMatmulAlgo_t *algorithm) {
-    GemmText name;
-    snprintf(name.text, sizeof name.text, "algorithm %d (tile %d, stages %d, %d parts of k)",
-             algorithm_property(g, algorithm, CUBLASLT_ALGO_CONFIG_ID),
-             algorithm_property(g, algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID),
-             algorithm_property(g, algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID),
-             algorithm_property(g, algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM));
-    return name;
 }
 
 typedef struct {
@@ -312,7 +300,8 @@ static bool run_slice(GemmTrial *t, int i, GemmSlice *slice) {
 static bool candidate_is_right(void *context, int i) {
     GemmTrial *t = context;
     const Gemm *g = &t->plan->gemm;
-    double limit = g->out == DTYPE_BF16 ? 2e-2 : 5e-3;
+    double limit = 5e-3;
+    if (g->out == DTYPE_BF16) limit = 2e-2;
     if (dtype_size(g->in_a) == 1) limit = 5e-2;
     GemmSlice slice;
     double errors = 0.0, squares = 0.0;
@@ -325,12 +314,19 @@ static bool candidate_is_right(void *context, int i) {
         if (isfinite(size)) squares += size * size;
     }
     const bool right = sqrt(errors) <= limit * sqrt(squares);
-    const GemmText product = gemm_describe(g), name = algorithm_name(g, &t->algorithms[i]);
+    const GemmText product = gemm_describe(g);
+    const cublasLtMatmulAlgo_t *algorithm = &t->algorithms[i];
+    char name[96];
+    snprintf(name, sizeof name, "algorithm %d (tile %d, stages %d, %d parts of k)",
+             algorithm_property(g, algorithm, CUBLASLT_ALGO_CONFIG_ID),
+             algorithm_property(g, algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID),
+             algorithm_property(g, algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID),
+             algorithm_property(g, algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM));
     if (!right)
-        fprintf(stderr, "matmul %s: %s of cuBLASLt %zu differs by %.2g and is not used\n", product.text, name.text,
+        fprintf(stderr, "matmul %s: %s of cuBLASLt %zu differs by %.2g and is not used\n", product.text, name,
                 cublasLtGetVersion(), sqrt(errors / squares));
     else if (t->one_was_wrong)
-        fprintf(stderr, "matmul %s: %s is used\n", product.text, name.text);
+        fprintf(stderr, "matmul %s: %s is used\n", product.text, name);
     t->one_was_wrong = !right;
     return right;
 }
@@ -354,14 +350,20 @@ static int32_t units_beside_exchange(const GemmPlan *p, GemmTrial *t) {
 static bool choose_algorithm(GemmPlan *p) {
     GemmTrial t = {.plan = p};
     Gemm *g = &p->gemm;
-    char key[CHOICES_KEY_MAX];
+    const GemmAlignments *align = &p->align;
     void *block = NULL;
     // Trials store where the real product adds in place, which is not part of the choice.
     if (g->c == g->d) {
         g->c = NULL;
         g->d = cuda_memory_like(g->d, result_bytes(g), &block);
     }
-    algorithm_key(key, p);
+    char key[CHOICES_KEY_MAX]; // whatever the choice depends on
+    const char *arithmetic = "tf32";
+    if (compute_type(g) == CUBLAS_COMPUTE_32F) arithmetic = "fp32 sums";
+    if (g->fast_sums) arithmetic = "fast sums";
+    snprintf(key, sizeof key, "%s, cuBLASLt %zu, %s, %s, align %d %d %d %d %d %d, workspace %zu", tuning_machine(),
+             cublasLtGetVersion(), gemm_describe(g).text, arithmetic, align->a, align->b, align->c, align->d,
+             align->bias, align->aux, g->workspace_bytes);
     bool found = choices_file_get(key, &t.algorithms[0], sizeof t.algorithms[0]) && gemm_takes(p, &t.algorithms[0]) &&
                  candidate_is_right(&t, 0);
     if (!found) {
@@ -384,14 +386,17 @@ static const GemmPlan *find_plan(const Gemm *g) {
     const int64_t step_a = stacked * g->m * g->k * (int64_t)dtype_size(g->in_a);
     const int64_t step_b = stacked * g->k * g->n * (int64_t)dtype_size(g->in_b);
     const int64_t step_d = stacked * g->m * g->n * (int64_t)dtype_size(g->out);
-    const GemmAlignments align = {
-        alignment_of(g->a, step_a), alignment_of(g->b, step_b), g->c == g->d ? 0 : alignment_of(g->c, step_d),
-        alignment_of(g->d, step_d), alignment_of(g->bias, 0),   alignment_of(g->aux, 0)};
+    GemmAlignments align = {alignment_of(g->a, step_a), alignment_of(g->b, step_b), alignment_of(g->c, step_d),
+                            alignment_of(g->d, step_d), alignment_of(g->bias, 0),   alignment_of(g->aux, 0)};
+    if (g->c == g->d) align.c = 0;
     // A rule of cublasLt.h that the library may not enforce itself: aux at 16 bytes, and m, its leading dimension, a
     // multiple of 8.
     if (g->aux && (align.aux < 16 || g->m % 8 != 0)) return NULL;
-    for (const GemmPlan *known = state.newest; known; known = known->next)
-        if (is_plan_of(known, g, &align)) return known->usable ? known : NULL;
+    for (const GemmPlan *known = state.newest; known; known = known->next) {
+        if (!is_plan_of(known, g, &align)) continue;
+        if (known->usable) return known;
+        return NULL;
+    }
     REQUIRE(!cuda_backend.capturing, "%s: matmul %s is first seen while a graph is captured", g->op,
             gemm_describe(g).text);
     if (!library) LT_CHECK(g, cublasLtCreate(&library));

@@ -69,7 +69,8 @@ static int note_bytes(ByteRange list[MAX_OPERANDS], const Tensor *tensors, int n
     REQUIRE(n <= MAX_OPERANDS, "an op of %d operands", n);
     for (int i = 0; i < n; i++) {
         const char *data = (const char *)tensors[i].data;
-        list[i] = (ByteRange){data, data ? data + tensor_bytes(tensors[i]) : NULL};
+        list[i] = (ByteRange){data, data};
+        if (data) list[i].end += tensor_bytes(tensors[i]);
     }
     return n;
 }
@@ -81,14 +82,6 @@ static bool ranges_overlap(const ByteRange *a, int num_a, const ByteRange *b, in
     return false;
 }
 
-// Whether the running op must come after this product.
-static bool conflicts(const Touched *product) {
-    const Touched *op = &overlap.op;
-    return ranges_overlap(op->written, op->num_written, product->read, product->num_read) ||
-           ranges_overlap(op->written, op->num_written, product->written, product->num_written) ||
-           ranges_overlap(op->read, op->num_read, product->written, product->num_written);
-}
-
 void backend_order(const OpOperands *operands) {
     if (cuda_backend.overlap_bytes == 0) return;
     overlap.op_is_known = operands != NULL;
@@ -96,13 +89,19 @@ void backend_order(const OpOperands *operands) {
         graph_overlap_join();
         return;
     }
-    overlap.op.num_written = note_bytes(overlap.op.written, operands->written, operands->num_written);
-    overlap.op.num_read = note_bytes(overlap.op.read, operands->read, operands->num_read);
-    for (int n = overlap.count; n > 0; n--)
-        if (conflicts(&overlap.products[(overlap.first + n - 1) % MAX_BESIDE].touched)) {
+    Touched *op = &overlap.op;
+    op->num_written = note_bytes(op->written, operands->written, operands->num_written);
+    op->num_read = note_bytes(op->read, operands->read, operands->num_read);
+    // Waits for the last product whose operands the op touches.
+    for (int n = overlap.count; n > 0; n--) {
+        const Touched *product = &overlap.products[(overlap.first + n - 1) % MAX_BESIDE].touched;
+        if (ranges_overlap(op->written, op->num_written, product->read, product->num_read) ||
+            ranges_overlap(op->written, op->num_written, product->written, product->num_written) ||
+            ranges_overlap(op->read, op->num_read, product->written, product->num_written)) {
             overlap_wait(n);
             return;
         }
+    }
 }
 
 void graph_overlap_begin(void) {

@@ -40,9 +40,8 @@ template <class... P> struct KernelLaunch {
         cudaFuncAttributes facts;
         CUDA_CHECK(cudaFuncGetAttributes(&facts, (const void *)kernel));
         if (facts.sharedSizeBytes + shared_bytes <= 48 * 1024) return;
-        const int limit = facts.maxDynamicSharedSizeBytes;
-        CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        (int)shared_bytes > limit ? (int)shared_bytes : limit));
+        const int64_t limit = max_i64((int64_t)shared_bytes, facts.maxDynamicSharedSizeBytes);
+        CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)limit));
     }
     template <class... A> void operator()(A... arguments) const {
         if (shared_bytes > 0) allow_shared_memory();
@@ -359,32 +358,25 @@ template <> __device__ __forceinline__ fp16 round_stochastically<fp16>(float x, 
     return __float2half_rn(copysignf(rounded, x)); // exact
 }
 
-// 16 random bits for each of the elements e .. e + N - 1: half-word e % 8, lower halves first, of
-// philox(seed, stream, counter + e / 8). N is 8, 4 or 1, and e a multiple of it.
-template <int N>
-static __device__ __forceinline__ void rounding_bits(uint32_t (&bits)[N], uint64_t seed, uint64_t stream,
-                                                     uint64_t counter, uint64_t e) {
-    const Philox random = philox(seed, stream, counter + e / 8);
-    if constexpr (N == 8) {
-        for (int k = 0; k < N; k++) bits[k] = random.v[k / 2] >> (k % 2 * 16) & 0xFFFFu;
-    } else {
-        const uint32_t low = e & 4 ? random.v[2] : random.v[0], high = e & 4 ? random.v[3] : random.v[1];
-        const uint64_t four = (uint64_t)high << 32 | low; // half-words of the elements e / 4 * 4 .. + 3
-        for (int k = 0; k < N; k++) bits[k] = (uint32_t)(four >> ((e + (uint64_t)k) % 4 * 16)) & 0xFFFFu;
-    }
-}
-
-// x, the elements e .. e + N - 1, rounded stochastically to T; unchanged if T is fp32.
+// x, the elements e .. e + N - 1, rounded stochastically to T; unchanged if T is fp32. N is 8, 4 or 1, and e a multiple
+// of it. 16 random bits for each: half-word e % 8, lower halves first, of philox(seed, stream, counter + e / 8).
 template <class T, int N>
 static __device__ __forceinline__ Vector<T, N> round_vector(const float (&x)[N], uint64_t seed, uint64_t stream,
                                                             uint64_t counter, uint64_t e) {
     if constexpr (sizeof(T) == 4) {
         return from_floats<T, N>(x);
     } else {
+        const Philox random = philox(seed, stream, counter + e / 8);
+        uint32_t bits[N];
+        if constexpr (N == 8) {
+            for (int k = 0; k < N; k++) bits[k] = random.v[k / 2] >> (k % 2 * 16) & 0xFFFFu;
+        } else {
+            const uint32_t low = e & 4 ? random.v[2] : random.v[0], high = e & 4 ? random.v[3] : random.v[1];
+            const uint64_t four = (uint64_t)high << 32 | low; // half-words of the elements e / 4 * 4 .. + 3
+            for (int k = 0; k < N; k++) bits[k] = (uint32_t)(four >> ((e + (uint64_t)k) % 4 * 16)) & 0xFFFFu;
+        }
         Vector<T, N> rounded;
-        uint32_t random[N];
-        rounding_bits<N>(random, seed, stream, counter, e);
-        for (int k = 0; k < N; k++) rounded.v[k] = round_stochastically<T>(x[k], random[k]);
+        for (int k = 0; k < N; k++) rounded.v[k] = round_stochastically<T>(x[k], bits[k]);
         return rounded;
     }
 }

@@ -11,11 +11,8 @@
 // row has 8 columns per thread and at most 512 threads.
 enum { WARP_ROW_MAX = 64 * WARP, BLOCK_ROW_MAX = 8 * 512 };
 
-// Threads of a block that owns rows of C columns, 8 columns a thread.
-static int block_row_threads(int64_t C) { return (int)round_up(ceil_div(C, 8), WARP); }
-
 // Threads of a block of the plain path: few idle threads for short rows, 256 for long ones.
-static int plain_threads(int64_t C) { return C < 256 ? (int)round_up(C, WARP) : 256; }
+static int plain_threads(int64_t C) { return (int)min_i64(round_up(C, WARP), 256); }
 
 // ------------------------------------------------------------------------------------------------------------- forward
 
@@ -110,18 +107,15 @@ static __global__ void __launch_bounds__(256)
 
 template <class T, int LANE_COLS, bool IS_BLOCK_ROW, bool IS_RMS>
 static void launch_forward(const LayerNormForward *a) {
-    const int64_t blocks = IS_BLOCK_ROW ? a->N : ceil_div(a->N, FORWARD_WARPS);
-    const int threads = IS_BLOCK_ROW ? block_row_threads(a->C) : FORWARD_WARPS * WARP;
-    LAUNCH((layernorm_forward_kernel<T, LANE_COLS, IS_BLOCK_ROW, IS_RMS>), (unsigned)blocks, threads, 0,
+    int64_t blocks = ceil_div(a->N, FORWARD_WARPS), threads = FORWARD_WARPS * WARP;
+    if (IS_BLOCK_ROW) {
+        blocks = a->N;
+        threads = round_up(ceil_div(a->C, LANE_COLS), WARP);
+    }
+    LAUNCH((layernorm_forward_kernel<T, LANE_COLS, IS_BLOCK_ROW, IS_RMS>), (unsigned)blocks, (unsigned)threads, 0,
            cuda_compute_stream())
     ((T *)a->out.data, (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->in.data, (const T *)a->weight.data,
      (const T *)a->bias.data, a->N, (int)a->C, 1.0f / (float)a->C, a->eps);
-}
-
-template <class T, bool IS_RMS> static void launch_forward_plain(const LayerNormForward *a) {
-    LAUNCH((layernorm_forward_plain_kernel<T, IS_RMS>), (unsigned)a->N, plain_threads(a->C), 0, cuda_compute_stream())
-    ((T *)a->out.data, (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->in.data, (const T *)a->weight.data,
-     (const T *)a->bias.data, a->C, a->eps);
 }
 
 // The minimum columns per lane that hold the row: C = 768 needs 24, 1024 32, 1280 40, 1600 56.
@@ -158,7 +152,11 @@ static void launch_norm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in,
     if (packs) {
         DISPATCH(in.dtype, T, (launch_forward_packs<T, IS_RMS>(&a)));
     } else {
-        DISPATCH(in.dtype, T, (launch_forward_plain<T, IS_RMS>(&a)));
+        DISPATCH(in.dtype, T, {
+            LAUNCH((layernorm_forward_plain_kernel<T, IS_RMS>), (unsigned)N, plain_threads(C), 0, cuda_compute_stream())
+            ((T *)out.data, (float *)mean.data, (float *)rstd.data, (const T *)in.data, (const T *)weight.data,
+             (const T *)bias.data, C, eps);
+        });
     }
 }
 
@@ -186,11 +184,6 @@ template <bool IS_RMS> constexpr int DIN_SUM = IS_RMS ? 1 : 2; // the place of t
 // registers for the loads: a longer row belongs to a block, 8 columns a thread.
 enum { BACKWARD_LANE_COLS = 24, BACKWARD_LANE_COLS_FP32 = 16, BACKWARD_BLOCK_COLS = 8 };
 enum { BACKWARD_WARPS = 8, BACKWARD_ROW_THREADS = BLOCK_ROW_MAX / BACKWARD_BLOCK_COLS };
-
-// Rows are dealt to warps or blocks one after another, from the last to the first (block_from_last). The number of
-// blocks depends on N and C alone, never on the GPU, because it determines the order of additions. Short inputs get
-// fewer blocks, so that each has 16 rows to amortise its partial sums.
-static int64_t backward_blocks(int64_t N, int64_t C) { return cuda_layernorm_blocks(N, C); }
 
 // Sums of two numbers over the warps of a block, warps in order: `slot` alternates, so that one barrier serves a row.
 static __device__ __forceinline__ float2 block_pair_sum(float2 (&slot)[BACKWARD_ROW_THREADS / WARP], float2 v) {
@@ -382,9 +375,10 @@ static __global__ void __launch_bounds__(256, 2)
 
 template <class T, int LANE_COLS, bool IS_BLOCK_ROW, bool IS_RMS>
 static void launch_backward(const LayerNormBackward *a, float *partials) {
-    const int threads = IS_BLOCK_ROW ? (int)round_up(ceil_div(a->C, LANE_COLS), WARP) : BACKWARD_WARPS * WARP;
-    LAUNCH((layernorm_backward_kernel<T, LANE_COLS, IS_BLOCK_ROW, IS_RMS>), (unsigned)backward_blocks(a->N, a->C),
-           threads, 0, cuda_compute_stream())
+    int64_t threads = BACKWARD_WARPS * WARP;
+    if (IS_BLOCK_ROW) threads = round_up(ceil_div(a->C, LANE_COLS), WARP);
+    LAUNCH((layernorm_backward_kernel<T, LANE_COLS, IS_BLOCK_ROW, IS_RMS>), (unsigned)cuda_layernorm_blocks(a->N, a->C),
+           (unsigned)threads, 0, cuda_compute_stream())
     ((T *)a->din.data, partials, a->sums, (const T *)a->dout.data, (const T *)a->in.data, (const float *)a->mean.data,
      (const float *)a->rstd.data, (const T *)a->weight.data, (int)a->N, (int)a->C, 1.0f / (float)a->C, a->add_residual);
 }
@@ -398,13 +392,6 @@ template <class T, bool IS_RMS> static void launch_backward_packs(const LayerNor
     if constexpr (MOST > 16) launch_backward<T, MOST, false, IS_RMS>(a, partials);
 }
 
-template <class T, bool IS_RMS> static void launch_backward_plain(const LayerNormBackward *a, float *partials) {
-    LAUNCH((layernorm_backward_plain_kernel<T, IS_RMS>), (unsigned)backward_blocks(a->N, a->C), plain_threads(a->C), 0,
-           cuda_compute_stream())
-    ((T *)a->din.data, partials, a->sums, (const T *)a->dout.data, (const T *)a->in.data, (const float *)a->mean.data,
-     (const float *)a->rstd.data, (const T *)a->weight.data, a->N, a->C, a->add_residual);
-}
-
 template <bool IS_RMS> static void launch_norm_backward(const char *op, const LayerNormBackward *a) {
     float *partials = (float *)cuda_scratch(op, cuda_size_layernorm(a->N, a->C));
     const void *rows[] = {a->din.data, a->dout.data, a->in.data, a->weight.data};
@@ -413,7 +400,13 @@ template <bool IS_RMS> static void launch_norm_backward(const char *op, const La
     if (packs) {
         DISPATCH(a->in.dtype, T, (launch_backward_packs<T, IS_RMS>(a, partials)));
     } else {
-        DISPATCH(a->in.dtype, T, (launch_backward_plain<T, IS_RMS>(a, partials)));
+        DISPATCH(a->in.dtype, T, {
+            LAUNCH((layernorm_backward_plain_kernel<T, IS_RMS>), (unsigned)cuda_layernorm_blocks(a->N, a->C),
+                   plain_threads(a->C), 0, cuda_compute_stream())
+            ((T *)a->din.data, partials, a->sums, (const T *)a->dout.data, (const T *)a->in.data,
+             (const float *)a->mean.data, (const float *)a->rstd.data, (const T *)a->weight.data, a->N, a->C,
+             a->add_residual);
+        });
     }
 }
 
@@ -421,9 +414,8 @@ void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor
                                 Tensor mean, Tensor rstd, Tensor weight, bool add_residual, bool accumulate,
                                 bool accumulate_sum) {
     const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
-    const RowSums sums = {
-        {sum_into(dweight, accumulate), sum_into(dbias, accumulate), sum_into(din_sum, accumulate_sum)},
-        din_sum.data ? 3 : 2};
+    RowSums sums = {{sum_into(dweight, accumulate), sum_into(dbias, accumulate), sum_into(din_sum, accumulate_sum)}, 2};
+    if (din_sum.data) sums.count = 3;
     const LayerNormBackward a = {din, dout, in, mean, rstd, weight, sums, N, C, add_residual};
     launch_norm_backward<false>("layernorm_backward", &a);
 }
@@ -431,7 +423,8 @@ void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor
 void backend_rmsnorm_backward(Tensor din, Tensor dweight, Tensor din_sum, Tensor dout, Tensor in, Tensor rstd,
                               Tensor weight, bool add_residual, bool accumulate, bool accumulate_sum) {
     const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
-    const RowSums sums = {{sum_into(dweight, accumulate), sum_into(din_sum, accumulate_sum)}, din_sum.data ? 2 : 1};
+    RowSums sums = {{sum_into(dweight, accumulate), sum_into(din_sum, accumulate_sum)}, 1};
+    if (din_sum.data) sums.count = 2;
     const LayerNormBackward a = {din, dout, in, tensor_none(), rstd, weight, sums, N, C, add_residual};
     launch_norm_backward<true>("rmsnorm_backward", &a);
 }

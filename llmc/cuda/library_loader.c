@@ -7,7 +7,8 @@
 
 void *library_find(const char *variable, const char *usual, const char **file) {
     const char *chosen = getenv(variable);
-    *file = chosen && *chosen ? chosen : usual;
+    *file = usual;
+    if (chosen && *chosen) *file = chosen;
     return dlopen(*file, RTLD_NOW | RTLD_LOCAL);
 }
 

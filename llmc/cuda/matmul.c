@@ -38,13 +38,13 @@ static bool is_of_training_step(const Gemm *g) {
 // d = op(a) op(b) of column-major matrices (m,n) = (m,k) (k,n), which a row-major tensor (rows, cols) is as (cols,
 // rows).
 static Gemm product(const char *op, Tensor d, Tensor a, bool transpose_a, Tensor b, bool transpose_b) {
-    return (Gemm){
+    Gemm g = {
         .op = op,
         .transpose_a = transpose_a,
         .transpose_b = transpose_b,
-        .m = transpose_a ? tensor_rows(a) : tensor_cols(a),
-        .n = transpose_b ? tensor_cols(b) : tensor_rows(b),
-        .k = transpose_a ? tensor_cols(a) : tensor_rows(a),
+        .m = tensor_cols(a),
+        .n = tensor_rows(b),
+        .k = tensor_rows(a),
         .in_a = a.dtype,
         .in_b = b.dtype,
         .out = d.dtype,
@@ -52,6 +52,12 @@ static Gemm product(const char *op, Tensor d, Tensor a, bool transpose_a, Tensor
         .b = b.data,
         .d = d.data,
     };
+    if (transpose_a) {
+        g.m = tensor_rows(a);
+        g.k = tensor_cols(a);
+    }
+    if (transpose_b) g.n = tensor_cols(b);
+    return g;
 }
 
 // Row-major out (N,OC) = in (N,IC) weight (OC,IC)^T, column-major: out (OC,N) = weight (IC,OC)^T in (IC,N).
@@ -176,10 +182,6 @@ void backend_matmul_stack(Tensor out, Tensor a, Tensor b, StackForm form) {
 
 enum { ALIGNMENT = 16 }; // of cuBLASLt
 
-static void check_aligned(const char *op, Tensor t) {
-    REQUIRE((uintptr_t)t.data % ALIGNMENT == 0, "%s: %s is not %d-byte aligned", op, t.name, ALIGNMENT);
-}
-
 static const float *inverse_of(Tensor slot) {
     return (const float *)((const char *)slot.data + offsetof(Fp8Slot, inverse));
 }
@@ -187,10 +189,10 @@ static const float *inverse_of(Tensor slot) {
 void backend_fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias) {
     const char *op = "fp8_matmul";
     REQUIRE(cuda_backend.facts.supports[DTYPE_E4M3], "%s: %s has no fp8", op, cuda_backend.facts.name);
-    check_aligned(op, a);
-    check_aligned(op, b);
-    check_aligned(op, out);
-    if (added.data) check_aligned(op, added);
+    const Tensor operands[] = {a, b, out, added}; // the last may be absent
+    for (int i = 0; i < 4; i++)
+        REQUIRE((uintptr_t)operands[i].data % ALIGNMENT == 0, "%s: %s is not %d-byte aligned", op, operands[i].name,
+                ALIGNMENT);
     // Row-major out (M,N) = a (M,K) b (N,K)^T, column-major: out (N,M) = b (K,N)^T a (K,M).
     Gemm g = product(op, out, b, true, a, false);
     g.c = added.data;

@@ -18,11 +18,6 @@ enum { THREADS = 256 };
 enum { PART_WARPS = 8, IN_FLIGHT = 8, MIN_PART_ROWS = BIAS_MIN_PART_ROWS, TARGET_BLOCKS = BIAS_TARGET_BLOCKS };
 static_assert(MIN_PART_ROWS == PART_WARPS * IN_FLIGHT, "one load each");
 
-static int64_t part_count(int64_t N, int64_t stripes) {
-    const int64_t most = ceil_div(N, MIN_PART_ROWS), wanted = stripes < TARGET_BLOCKS ? TARGET_BLOCKS / stripes : 1;
-    return wanted < most ? wanted : most;
-}
-
 enum { MAX_STRIPES = 4096 };                     // of a launch: 1M columns in packs, 128K one by one
 static __device__ unsigned tickets[MAX_STRIPES]; // zero when a kernel begins and when it ends
 
@@ -85,7 +80,8 @@ static __global__ void __launch_bounds__(PART_WARPS *WARP, HAS_ACTIVATION<F> ? 3
 template <class T, int WIDTH, class F>
 static void launch_bias_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
     const int64_t OC = tensor_numel(dbias), N = tensor_numel(dout) / OC;
-    const int64_t stripes = ceil_div(OC, WARP * WIDTH), part_rows = ceil_div(N, part_count(N, stripes));
+    const int64_t stripes = ceil_div(OC, WARP * WIDTH), wanted = max_i64(1, TARGET_BLOCKS / stripes);
+    const int64_t part_rows = ceil_div(N, min_i64(wanted, ceil_div(N, MIN_PART_ROWS)));
     const int64_t parts = ceil_div(N, part_rows); // none is empty
     float *partials = (float *)cuda_scratch("bias_backward", cuda_size_bias_gradient(N, OC));
     REQUIRE(stripes <= MAX_STRIPES, "bias_backward: %lld columns", (long long)OC);
@@ -159,7 +155,9 @@ template <class D, bool ACCUMULATE>
 static void launch_gradient_add(Tensor dst, Tensor src, uint64_t seed, uint64_t stream, Tensor control) {
     const int64_t n = tensor_numel(dst);
     const bool aligned = ((uintptr_t)dst.data | (uintptr_t)src.data) % 16 == 0;
-    const int64_t eights = aligned ? n / NEIGHBOURS : 0, items = eights + n - eights * NEIGHBOURS;
+    int64_t eights = 0;
+    if (aligned) eights = n / NEIGHBOURS;
+    const int64_t items = eights + n - eights * NEIGHBOURS;
     LAUNCH((gradient_add_kernel<D, ACCUMULATE>), (unsigned)ceil_div(items, THREADS), THREADS, 0, cuda_compute_stream())
     ((D *)dst.data, (const float *)src.data, seed, stream, (const StepControl *)control.data, eights, items);
 }

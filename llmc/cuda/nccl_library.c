@@ -2,6 +2,7 @@
 #include "llmc/cuda/nccl_library.h"
 
 #ifdef HAVE_NCCL
+#include "llmc/base/format.h"
 #include "llmc/cuda/library_loader.h"
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -36,7 +37,7 @@ static bool load_nccl(Error *err) {
 }
 
 bool nccl_library_open(Error *err) { return library_open_once(&state, load_nccl, err); }
-const char *nccl_library_version_text(void) { return state.usable ? version_text : ""; }
+const char *nccl_library_version_text(void) { return text_if(state.usable, version_text); }
 
 #else
 

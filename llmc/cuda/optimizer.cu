@@ -198,16 +198,6 @@ struct Codes {
     float m_cells[DYNAMIC8_DECADES], v_cells[DYNAMIC8_DECADES]; // in one, on the scale of magnitudes
 };
 
-static __device__ __forceinline__ void make_codes(Codes *codes) {
-    const int i = (int)threadIdx.x;
-    codes->m[i] = dynamic8_decode_signed((uint8_t)i);
-    codes->v[i] = dynamic8_decode_unsigned((uint8_t)i);
-    if (i >= DYNAMIC8_DECADES) return;
-    codes->begin[i] = dynamic8_decade_begin(i); // an array that a thread keeps in memory: once a block of threads
-    codes->m_cells[i] = __fdiv_rn((float)(1 << i), dynamic8_decade_width(i));
-    codes->v_cells[i] = __fdiv_rn((float)(2 << i), dynamic8_decade_width(i));
-}
-
 // dynamic8_code with the quotients of the table: the same operations, the same bits.
 template <int FIRST_CELLS> static __device__ __forceinline__ int code_of(float x, const Codes &codes) {
     int decade = 0;
@@ -218,14 +208,6 @@ template <int FIRST_CELLS> static __device__ __forceinline__ int code_of(float x
     const int code = cells - (FIRST_CELLS - 1) + min(cell, cells - 1);
     if (x > dynamic8_border(DYNAMIC8_DECADES, FIRST_CELLS)) return 127 * FIRST_CELLS + 1;
     return x > dynamic8_border(0, FIRST_CELLS) ? code : 0;
-}
-static __device__ __forceinline__ uint8_t encode_signed(float x, const Codes &codes) {
-    const int p = code_of<1>(fabsf(x), codes);
-    return (uint8_t)(x < 0.0f ? DYNAMIC8_ZERO_SIGNED - min(p, 127) : DYNAMIC8_ZERO_SIGNED + p);
-}
-static __device__ __forceinline__ uint8_t encode_unsigned(float x, const Codes &codes) {
-    const int p = code_of<2>(x, codes);
-    return (uint8_t)(p == 0 && x > 0.0f ? 1 : p);
 }
 
 // The elements that a round gives a lane, fewer where the tensor ends.
@@ -253,32 +235,16 @@ static __device__ __forceinline__ void encode_block(void *out, float *scales, co
         Vector<uint8_t, NEIGHBOURS> c;
         for (int k = 0; k < NEIGHBOURS; k++) {
             const float value = scale > 0.0f ? __fdiv_rn(x[round * NEIGHBOURS + k], scale) : 0.0f;
-            c.v[k] = SIGNED ? encode_signed(value, codes) : encode_unsigned(value, codes);
+            if constexpr (SIGNED) { // as dynamic8_encode_signed
+                const int p = code_of<1>(fabsf(value), codes);
+                c.v[k] = (uint8_t)(value < 0.0f ? DYNAMIC8_ZERO_SIGNED - min(p, 127) : DYNAMIC8_ZERO_SIGNED + p);
+            } else { // as dynamic8_encode_unsigned
+                const int p = code_of<2>(value, codes);
+                c.v[k] = (uint8_t)(p == 0 && value > 0.0f ? 1 : p);
+            }
         }
         store_place<uint8_t, NEIGHBOURS>((uint8_t *)out, place_of_round(t, block, round), c);
     }
-}
-
-// One block of states, by one warp.
-template <class E, int RULE>
-static __device__ __forceinline__ void update_state_block(const UpdateEntry &t, const UpdateStep &s, float grad_factor,
-                                                          const Codes &codes, int64_t block) {
-    typedef RuleUses<RULE> Uses;
-    float all_m[MINE], all_v[MINE];
-    const float m_scale = t.m_scale[block], v_scale = Uses::v ? t.v_scale[block] : 0.0f;
-    for (int round = 0; round < ROUNDS; round++) {
-        const Place at = place_of_round(t, block, round);
-        float m[NEIGHBOURS], v[NEIGHBOURS] = {};
-        decode_states(m, t.m, at, codes.m, m_scale);
-        if constexpr (Uses::v) decode_states(v, t.v, at, codes.v, v_scale);
-        update_place<E, RULE, NEIGHBOURS>(t, s, grad_factor, at, m, v);
-        for (int k = 0; k < NEIGHBOURS; k++) {
-            all_m[round * NEIGHBOURS + k] = m[k];
-            all_v[round * NEIGHBOURS + k] = v[k];
-        }
-    }
-    encode_block<true>(t.m, t.m_scale, t, block, all_m, codes);
-    if constexpr (Uses::v) encode_block<false>(t.v, t.v_scale, t, block, all_v, codes);
 }
 
 // Block b updates part b of the run; nothing when the step is skipped. Warp: every 8th block of states, in order.
@@ -290,14 +256,37 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
     __shared__ Codes codes[1];
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
-    make_codes(codes);
+    const int i = (int)threadIdx.x;
+    codes->m[i] = dynamic8_decode_signed((uint8_t)i);
+    codes->v[i] = dynamic8_decode_unsigned((uint8_t)i);
+    if (i < DYNAMIC8_DECADES) {
+        codes->begin[i] = dynamic8_decade_begin(i); // an array that a thread keeps in memory: once a block of threads
+        codes->m_cells[i] = __fdiv_rn((float)(1 << i), dynamic8_decade_width(i));
+        codes->v_cells[i] = __fdiv_rn((float)(2 << i), dynamic8_decade_width(i));
+    }
     const int entry = entry_of_block(first, n); // its barrier also covers the table
     const UpdateEntry t = entry_of_step(entries[entry], s);
     s = step_of_decision(s, control, t.group);
     const int64_t begin = (int64_t)part_of_block(first, entry) * PART_BLOCKS;
     const int64_t end = min((t.numel + STATE_BLOCK - 1) / STATE_BLOCK, begin + PART_BLOCKS);
-    for (int64_t block = begin + threadIdx.x / WARP; block < end; block += BLOCK_WARPS)
-        update_state_block<E, RULE>(t, s, grad_factor, codes[0], block);
+    for (int64_t block = begin + threadIdx.x / WARP; block < end; block += BLOCK_WARPS) {
+        typedef RuleUses<RULE> Uses;
+        float all_m[MINE], all_v[MINE];
+        const float m_scale = t.m_scale[block], v_scale = Uses::v ? t.v_scale[block] : 0.0f;
+        for (int round = 0; round < ROUNDS; round++) {
+            const Place at = place_of_round(t, block, round);
+            float m[NEIGHBOURS], v[NEIGHBOURS] = {};
+            decode_states(m, t.m, at, codes->m, m_scale);
+            if constexpr (Uses::v) decode_states(v, t.v, at, codes->v, v_scale);
+            update_place<E, RULE, NEIGHBOURS>(t, s, grad_factor, at, m, v);
+            for (int k = 0; k < NEIGHBOURS; k++) {
+                all_m[round * NEIGHBOURS + k] = m[k];
+                all_v[round * NEIGHBOURS + k] = v[k];
+            }
+        }
+        encode_block<true>(t.m, t.m_scale, t, block, all_m, codes[0]);
+        if constexpr (Uses::v) encode_block<false>(t.v, t.v_scale, t, block, all_v, codes[0]);
+    }
 }
 
 // --------------------------------------------------------------------------------------------------------------- table
@@ -305,31 +294,10 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
 // The format of a tensor's moments.
 typedef enum { STATES_FP32, STATES_BF16, STATES_8BIT, STATES_COUNT } StateFormat;
 
-// Which kernel an entry wants.
-typedef struct {
-    int rule; // or a pseudo-rule
-    StateFormat states;
-} Variant;
-
-static int variant_number(Variant v) { return v.rule * STATES_COUNT + v.states; }
-static Variant variant_of_number(int number) { return {number / STATES_COUNT, (StateFormat)(number % STATES_COUNT)}; }
-
 static StateFormat states_of(const UpdateTensor *t) {
     if (t->m.dtype == DTYPE_FP32) return STATES_FP32;
-    return t->m.dtype == DTYPE_BF16 ? STATES_BF16 : STATES_8BIT;
-}
-
-// What adamw_kernel updates.
-static bool is_default(const UpdateTensor *t) {
-    return t->rule == RULE_ADAMW && states_of(t) == STATES_FP32 && t->grad.dtype == DTYPE_FP32 &&
-           (t->master.data || t->weight.dtype == DTYPE_FP32);
-}
-
-static bool all_aligned(const UpdateTensor *t) {
-    const Tensor all[] = {t->weight, t->master, t->compensation, t->grad, t->m, t->v};
-    for (const Tensor &x : all)
-        if ((uintptr_t)x.data % 16 != 0) return false;
-    return true;
+    if (t->m.dtype == DTYPE_BF16) return STATES_BF16;
+    return STATES_8BIT;
 }
 
 UpdateEntry cuda_update_entry(const UpdateTensor *t) {
@@ -349,14 +317,18 @@ UpdateEntry cuda_update_entry(const UpdateTensor *t) {
     e.learning_rate = t->rate;
     e.weight_decay = t->weight_decay / t->rate; // rate multiplies the direction alone
     e.grad_is_fp32 = t->grad.dtype == DTYPE_FP32;
-    e.packed = all_aligned(t);
+    const Tensor all[] = {t->weight, t->master, t->compensation, t->grad, t->m, t->v};
+    e.packed = true;
+    for (const Tensor &x : all) e.packed = e.packed && (uintptr_t)x.data % 16 == 0;
     return e;
 }
 
-static void add_tensor(TableDraft *draft, int tensor, const UpdateTensor *t, Variant v) {
+// rule: or a pseudo-rule. The variant, which kernel an entry wants, is both numbers in one.
+static void add_tensor(TableDraft *draft, int tensor, const UpdateTensor *t, int rule, StateFormat states) {
     const UpdateEntry e = cuda_update_entry(t);
-    const int64_t part = v.states == STATES_8BIT ? (int64_t)PART_BLOCKS * STATE_BLOCK : (int64_t)UPDATE_PART;
-    table_add(draft, variant_number(v), tensor, &e, ceil_div(e.numel, part));
+    int64_t part = UPDATE_PART;
+    if (states == STATES_8BIT) part = (int64_t)PART_BLOCKS * STATE_BLOCK;
+    table_add(draft, rule * STATES_COUNT + states, tensor, &e, ceil_div(e.numel, part));
 }
 
 // Adafactor's tensors have a table of their own.
@@ -364,17 +336,20 @@ static void describe_update(TableDraft *draft, const UpdateTensor *tensors, int 
     for (int i = 0; i < n; i++) {
         const UpdateTensor *t = &tensors[i];
         if (t->rule == RULE_ADAFACTOR) continue;
-        const Variant v = {is_default(t) ? (int)RULE_ADAMW_DEFAULT : (int)t->rule,
-                           t->rule == RULE_DIRECTION ? STATES_FP32 : states_of(t)};
-        add_tensor(draft, i, t, v);
+        int rule = t->rule;
+        StateFormat states = states_of(t);
+        if (rule == RULE_DIRECTION) states = STATES_FP32; // it has none
+        if (rule == RULE_ADAMW && states == STATES_FP32 && t->grad.dtype == DTYPE_FP32 &&
+            (t->master.data || t->weight.dtype == DTYPE_FP32))
+            rule = RULE_ADAMW_DEFAULT;
+        add_tensor(draft, i, t, rule, states);
     }
 }
 
 static void describe_momentum(TableDraft *draft, const UpdateTensor *tensors, int n) {
     for (int i = 0; i < n; i++) {
         if (tensors[i].rule != RULE_DIRECTION) continue;
-        const Variant v = {RULE_MOMENTUM, states_of(&tensors[i])};
-        add_tensor(draft, i, &tensors[i], v);
+        add_tensor(draft, i, &tensors[i], RULE_MOMENTUM, states_of(&tensors[i]));
     }
 }
 
@@ -387,23 +362,23 @@ template <class E, int RULE> static UpdateKernel *kernel_for_states(StateFormat 
     if (states == STATES_8BIT) return update_8bit_kernel<E, RULE>;
     if (states == STATES_BF16) return update_kernel<E, RULE, bf16>;
     if constexpr (RULE == RULE_ADAMW && sizeof(E) == 4)
-        return adamw_kernel<E>; // is_default
+        return adamw_kernel<E>; // its tensors are those of RULE_ADAMW_DEFAULT
     else
         return update_kernel<E, RULE, float>;
 }
 
-template <class E> static UpdateKernel *kernel_of(Variant v) {
-    switch (v.rule) {
+template <class E> static UpdateKernel *kernel_of(int rule, StateFormat states) {
+    switch (rule) {
     case RULE_ADAMW_DEFAULT:
         return adamw_kernel<E>;
     case RULE_ADAMW:
-        return kernel_for_states<E, RULE_ADAMW>(v.states);
+        return kernel_for_states<E, RULE_ADAMW>(states);
     case RULE_LION:
-        return kernel_for_states<E, RULE_LION>(v.states);
+        return kernel_for_states<E, RULE_LION>(states);
     case RULE_SGD:
-        return kernel_for_states<E, RULE_SGD>(v.states);
+        return kernel_for_states<E, RULE_SGD>(states);
     case RULE_MOMENTUM:
-        return kernel_for_states<E, RULE_MOMENTUM>(v.states);
+        return kernel_for_states<E, RULE_MOMENTUM>(states);
     default:
         return update_kernel<E, RULE_DIRECTION, float>;
     }
@@ -414,8 +389,10 @@ static void launch_groups(const UpdateTable *table, DType compute, int first, in
     for (int i = 0; i < table->num_groups; i++) {
         const TableRun run = table_run(table, &table->groups[i], first, count);
         if (run.n == 0) continue;
+        const int rule = table->groups[i].variant / STATES_COUNT;
+        const StateFormat states = (StateFormat)(table->groups[i].variant % STATES_COUNT);
         UpdateKernel *update = NULL;
-        DISPATCH(compute, E, update = kernel_of<E>(variant_of_number(table->groups[i].variant)));
+        DISPATCH(compute, E, update = kernel_of<E>(rule, states));
         LAUNCH(update, run.parts, BLOCK_THREADS, 0, cuda_compute_stream())
         ((const UpdateEntry *)run.entries, run.first, run.n, step, (const StepControl *)control.data);
     }

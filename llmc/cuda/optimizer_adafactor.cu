@@ -159,10 +159,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 
 // ------------------------------------------------------------------------------------------------------ rms and update
 
-// u = g * row_factor * column_factor: never the product of row and col themselves, which may be too small for fp32.
-static __device__ __forceinline__ float row_factor(const AdafactorEntry &a, int64_t i, float row_mean) {
-    return a.row ? 1.0f / sqrtf(a.row[i] / row_mean) : 1.0f;
-}
+// u = g * factor of the row * factor of the column: never the product of row and col themselves, which may be too small
+// for fp32.
 template <int N>
 static __device__ __forceinline__ void column_factors(float (&factors)[N], const AdafactorEntry &a, int64_t c) {
     for (int k = 0; k < N; k++) factors[k] = c + k < a.cols ? 1.0f / sqrtf(a.col[c + k]) : 0.0f;
@@ -170,7 +168,7 @@ static __device__ __forceinline__ void column_factors(float (&factors)[N], const
 template <class E, int N>
 static __device__ __forceinline__ void load_update(float (&u)[N], const AdafactorEntry &a, Place at, int64_t i,
                                                    const float (&factors)[N], float row_mean, float grad_factor) {
-    const float factor = row_factor(a, i, row_mean);
+    const float factor = a.row ? 1.0f / sqrtf(a.row[i] / row_mean) : 1.0f;
     adafactor_gradient<E>(u, a.t, at, grad_factor);
     for (int k = 0; k < N; k++) u[k] = u[k] * factor * factors[k];
 }
@@ -254,19 +252,24 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
 
 // Floats of the column sums of a matrix: none where it has one tile in a column.
 static int64_t column_sums_of(const UpdateTensor *t) {
-    const int64_t rows = t->row.data ? tensor_numel(t->row) : 1;
-    return rows > TILE_ROWS ? ceil_div(rows, TILE_ROWS) * tensor_numel(t->col) : 0;
+    if (!t->row.data || tensor_numel(t->row) <= TILE_ROWS) return 0;
+    return ceil_div(tensor_numel(t->row), TILE_ROWS) * tensor_numel(t->col);
 }
 
 static AdafactorEntry adafactor_entry(const UpdateTensor *t, int tensor) {
     AdafactorEntry a = {};
     a.t = cuda_update_entry(t);
-    a.row = (float *)t->row.data;
-    a.col = (float *)(a.row ? t->col.data : t->v.data);
+    a.col = (float *)t->v.data;
     a.rms = (float *)t->rms.data;
-    a.rows = a.row ? tensor_numel(t->row) : 1;
-    a.cols = a.row ? tensor_numel(t->col) : a.t.numel;
-    a.begin = a.row ? t->offset : 0;
+    a.rows = 1;
+    a.cols = a.t.numel;
+    if (t->row.data) {
+        a.row = (float *)t->row.data;
+        a.col = (float *)t->col.data;
+        a.rows = tensor_numel(t->row);
+        a.cols = tensor_numel(t->col);
+        a.begin = t->offset;
+    }
     a.counted = a.rows * a.cols - t->padding;
     a.first_row = a.begin / a.cols;
     a.end_row = ceil_div(a.begin + a.t.numel, a.cols);
@@ -283,21 +286,14 @@ static void describe_adafactor(TableDraft *draft, const UpdateTensor *tensors, i
         if (tensors[i].rule != RULE_ADAFACTOR) continue;
         AdafactorEntry a = adafactor_entry(&tensors[i], i);
         const int64_t sums = column_sums_of(&tensors[i]);
-        a.column_sums = sums ? column_sums : -1;
+        a.column_sums = -1;
+        if (sums > 0) a.column_sums = column_sums;
         column_sums += sums;
         if (a.row) table_add(draft, ROWS, i, &a, ceil_div(a.rows, ROW_PART));
         table_add(draft, TILES, i, &a, a.tiles);
-        if (sums) table_add(draft, TALL, i, &a, ceil_div(a.cols, BLOCK_THREADS));
+        if (sums > 0) table_add(draft, TALL, i, &a, ceil_div(a.cols, BLOCK_THREADS));
         table_add(draft, SUMS, i, &a, min(a.tiles, (int64_t)NORM_MAX_PARTS));
     }
-}
-
-// cuda_size_optimizer (gpu_sizes.c) has space for it: more than TILE_ROWS rows have fewer than twice rows / TILE_ROWS
-// tiles.
-static Scratch scratch_of(int64_t n, int64_t column_sums) {
-    const int64_t floats = n + n * NORM_MAX_PARTS + column_sums;
-    float *scratch = (float *)cuda_scratch("adafactor_statistics", floats * (int64_t)sizeof(float));
-    return {scratch, scratch + n, scratch + n + n * NORM_MAX_PARTS};
 }
 
 static const AdafactorEntry *entries_of(TableRun run) { return (const AdafactorEntry *)run.entries; }
@@ -331,10 +327,6 @@ static void launch_statistics(const UpdateTable *table, int n, Scratch scratch, 
     (scratch.partials, entries_of(sums), sums.first, control);
 }
 
-static const UpdateTable *adafactor_table(const char *op, UpdateList *list) {
-    return update_table(op, list, TABLE_ADAFACTOR, sizeof(AdafactorEntry), describe_adafactor);
-}
-
 void backend_adafactor_statistics(UpdateList *list, Tensor control) {
     const UpdateTensor *tensors = list->tensors;
     const int n = list->n;
@@ -343,23 +335,25 @@ void backend_adafactor_statistics(UpdateList *list, Tensor control) {
         if (tensors[i].rule != RULE_ADAFACTOR) continue;
         column_sums += column_sums_of(&tensors[i]);
     }
-    const UpdateTable *table = adafactor_table("adafactor_statistics", list);
+    const UpdateTable *table =
+        update_table("adafactor_statistics", list, TABLE_ADAFACTOR, sizeof(AdafactorEntry), describe_adafactor);
     if (table->num_groups == 0) return;
-    const Scratch scratch = scratch_of(n, column_sums);
+    // cuda_size_optimizer (gpu_sizes.c) has space for it: more than TILE_ROWS rows have fewer than twice
+    // rows / TILE_ROWS tiles.
+    const int64_t floats = n + n * NORM_MAX_PARTS + column_sums;
+    float *memory = (float *)cuda_scratch("adafactor_statistics", floats * (int64_t)sizeof(float));
+    const Scratch scratch = {memory, memory + n, memory + n + n * NORM_MAX_PARTS};
     const StepControl *decided = (const StepControl *)control.data;
     DISPATCH(tensors[0].weight.dtype, E, launch_statistics<E>(table, n, scratch, decided));
 }
 
-static bool has_adafactor(const UpdateList *list, int first, int count) {
-    for (int i = first; i < first + count; i++)
-        if (list->tensors[i].rule == RULE_ADAFACTOR) return true;
-    return false;
-}
-
 // The row means are recomputed: the workspace of adafactor_statistics is lost.
 void cuda_adafactor_update(UpdateList *list, int first, int count, const UpdateStep *step, Tensor control) {
-    if (!has_adafactor(list, first, count)) return;
-    const UpdateTable *table = adafactor_table("optimizer_update", list);
+    bool any = false;
+    for (int i = first; i < first + count; i++) any = any || list->tensors[i].rule == RULE_ADAFACTOR;
+    if (!any) return;
+    const UpdateTable *table =
+        update_table("optimizer_update", list, TABLE_ADAFACTOR, sizeof(AdafactorEntry), describe_adafactor);
     const TableRun sums = table_run(table, table_group(table, SUMS), first, count);
     const TableRun tiles = table_run(table, table_group(table, TILES), first, count);
     float *row_means = (float *)cuda_scratch("optimizer_update", list->n * (int64_t)sizeof(float));

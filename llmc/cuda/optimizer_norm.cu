@@ -41,7 +41,7 @@ void update_list_free(UpdateList *list) {
 
 void table_add(TableDraft *d, int variant, int tensor, const void *entry, int64_t parts) {
     if (d->count == d->capacity) {
-        d->capacity = d->capacity ? 2 * d->capacity : 64;
+        d->capacity = (int)max_i64(64, 2 * d->capacity);
         const size_t n = (size_t)d->capacity;
         d->entries = (char *)checked(d->op, realloc(d->entries, n * d->entry_bytes));
         d->variant = (int *)checked(d->op, realloc(d->variant, n * sizeof *d->variant));
@@ -56,48 +56,39 @@ void table_add(TableDraft *d, int variant, int tensor, const void *entry, int64_
     d->count++;
 }
 
-// The smallest variant above `after`; -1 when there is none.
-static int next_variant(const TableDraft *d, int after) {
-    int next = -1;
-    for (int i = 0; i < d->count; i++)
-        if (d->variant[i] > after && (next < 0 || d->variant[i] < next)) next = d->variant[i];
-    return next;
-}
-
-// Writes the entries of the draft, group by group, to sorted (entries), and the host's part to the table.
-static void group_entries(UpdateTable *t, const TableDraft *d, char *sorted) {
-    t->tensor = (int *)checked(d->op, malloc((2 * (size_t)d->count + 1) * sizeof(int)));
-    t->parts = t->tensor + d->count;
-    int at = 0;
+static void make_table(UpdateTable *t, const char *op, const UpdateList *list, size_t entry_bytes,
+                       TableDescribe *describe) {
+    REQUIRE(!cuda_backend.capturing, "%s: new tensors under capture", op);
+    TableDraft d = {};
+    d.op = op;
+    d.entry_bytes = entry_bytes;
+    describe(&d, list->tensors, list->n);
+    const size_t bytes = (size_t)d.count * entry_bytes, first_bytes = ((size_t)d.count + 1) * sizeof(int32_t);
+    char *sorted = (char *)checked(op, malloc(bytes + 1)); // the entries of the draft, group by group
+    t->tensor = (int *)checked(op, malloc((2 * (size_t)d.count + 1) * sizeof(int)));
+    t->parts = t->tensor + d.count;
+    int at = 0, after = -1;
     int64_t parts = 0;
-    for (int variant = -1; (variant = next_variant(d, variant)) >= 0;) {
-        REQUIRE(t->num_groups < TABLE_MAX_GROUPS, "%s: more than %d kinds of tensors", d->op, TABLE_MAX_GROUPS);
+    while (at < d.count) {
+        int variant = INT32_MAX; // the smallest that has no group yet
+        for (int i = 0; i < d.count; i++)
+            if (d.variant[i] > after && d.variant[i] < variant) variant = d.variant[i];
+        after = variant;
+        REQUIRE(t->num_groups < TABLE_MAX_GROUPS, "%s: more than %d kinds of tensors", op, TABLE_MAX_GROUPS);
         TableGroup *group = &t->groups[t->num_groups++];
         group->variant = variant;
         group->begin = at;
-        for (int i = 0; i < d->count; i++) {
-            if (d->variant[i] != variant) continue;
-            memcpy(sorted + (size_t)at * d->entry_bytes, d->entries + (size_t)i * d->entry_bytes, d->entry_bytes);
-            t->tensor[at] = d->tensor[i];
+        for (int i = 0; i < d.count; i++) {
+            if (d.variant[i] != variant) continue;
+            memcpy(sorted + (size_t)at * entry_bytes, d.entries + (size_t)i * entry_bytes, entry_bytes);
+            t->tensor[at] = d.tensor[i];
             t->parts[at++] = (int32_t)parts;
-            parts += d->parts[i];
-            REQUIRE(parts <= INT32_MAX, "%s: %lld parts", d->op, (long long)parts);
+            parts += d.parts[i];
+            REQUIRE(parts <= INT32_MAX, "%s: %lld parts", op, (long long)parts);
         }
         group->end = at;
     }
     t->parts[at] = (int32_t)parts;
-}
-
-static void make_table(UpdateTable *t, const char *op, const UpdateList *list, size_t entry_bytes,
-                       TableDescribe *describe) {
-    REQUIRE(!cuda_backend.capturing, "%s: new tensors under capture", op);
-    TableDraft draft = {};
-    draft.op = op;
-    draft.entry_bytes = entry_bytes;
-    describe(&draft, list->tensors, list->n);
-    const size_t bytes = (size_t)draft.count * entry_bytes, first_bytes = ((size_t)draft.count + 1) * sizeof(int32_t);
-    char *sorted = (char *)checked(op, malloc(bytes + 1));
-    group_entries(t, &draft, sorted);
     Error err;
     char *device = (char *)device_alloc(bytes + first_bytes, &err);
     REQUIRE_MEMORY(device != NULL, "the tables of %s: %s", op, err.text);
@@ -109,10 +100,10 @@ static void make_table(UpdateTable *t, const char *op, const UpdateList *list, s
     CUDA_CHECK(cudaMemcpyAsync(device + bytes, t->parts, first_bytes, cudaMemcpyHostToDevice, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream)); // `sorted` is freed
     free(sorted);
-    free(draft.entries);
-    free(draft.variant);
-    free(draft.tensor);
-    free(draft.parts);
+    free(d.entries);
+    free(d.variant);
+    free(d.tensor);
+    free(d.parts);
 }
 
 const UpdateTable *update_table(const char *op, UpdateList *list, TableKind kind, size_t entry_bytes,
@@ -258,9 +249,9 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 
 void backend_step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t num_tokens, StepLimits limits) {
     const int64_t num_tensors = tensor_numel(sumsq), num_sequences = tensor_numel(losses);
-    REQUIRE(num_tensors <= 8192 && num_sequences >= 1, "%s: %lld tensors, %lld sequences", "step_control_update",
-            (long long)num_tensors,
-            (long long)num_sequences); // 32 KB of shared memory
+    // 32 KB of shared memory.
+    REQUIRE(num_tensors <= 8192 && num_sequences >= 1, "step_control_update: %lld tensors, %lld sequences",
+            (long long)num_tensors, (long long)num_sequences);
     LAUNCH(step_control_kernel, 1, BLOCK_THREADS, (size_t)num_tensors * sizeof(float), cuda_compute_stream())
     ((StepControl *)control.data, (const float *)sumsq.data, (int)num_tensors, (const float *)losses.data,
      (int)num_sequences, num_tokens, limits);

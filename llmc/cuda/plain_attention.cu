@@ -45,18 +45,6 @@ struct Share {
 static __device__ __forceinline__ int share_x(void) { return (int)threadIdx.x % SIDE; }
 static __device__ __forceinline__ int share_y(void) { return (int)threadIdx.x / SIDE; }
 
-// share += a b^T over `cols` columns: elements (y + 16 i, x + 16 j). For scores: sums over the columns of the head.
-static __device__ __forceinline__ void multiply_transposed(Share &share, float *a, float *b, int cols) {
-    for (int chunk = 0; chunk * 4 < cols; chunk++) {
-        Four left[PER], right[PER];
-        for (int i = 0; i < PER; i++) left[i] = read_four(a, share_y() + SIDE * i, 4 * chunk);
-        for (int i = 0; i < PER; i++) right[i] = read_four(b, share_x() + SIDE * i, 4 * chunk);
-        for (int i = 0; i < PER; i++)
-            for (int j = 0; j < PER; j++)
-                for (int k = 0; k < 4; k++) share.v[i][j] = fmaf(left[i].v[k], right[j].v[k], share.v[i][j]);
-    }
-}
-
 // share += a b: elements (y + 16 i, 4 x + j). Sums over the 64 columns of a, which are the rows of b.
 static __device__ __forceinline__ void multiply_plain(Share &share, float *a, float *b) {
     ROLLED (chunk, TILE / 4) {
@@ -70,7 +58,8 @@ static __device__ __forceinline__ void multiply_plain(Share &share, float *a, fl
     }
 }
 
-// scores = a b^T over all columns of the head, slice by slice. The tiles then hold the last slice of both.
+// scores = a b^T over all columns of the head, slice by slice: elements (y + 16 i, x + 16 j). The tiles then hold the
+// last slice of both.
 template <class T>
 static __device__ __forceinline__ void head_product(Share &share, float *a_tile, const HeadRows<const T> &a, int a_row,
                                                     float *b_tile, const HeadRows<const T> &b, int b_row) {
@@ -78,7 +67,15 @@ static __device__ __forceinline__ void head_product(Share &share, float *a_tile,
     for (int col = 0; col < a.cols; col += TILE) {
         load_tile(a_tile, a, a_row, col);
         load_tile(b_tile, b, b_row, col);
-        multiply_transposed(share, a_tile, b_tile, min((int)TILE, a.cols - col));
+        const int cols = min((int)TILE, a.cols - col);
+        for (int chunk = 0; chunk * 4 < cols; chunk++) {
+            Four left[PER], right[PER];
+            for (int i = 0; i < PER; i++) left[i] = read_four(a_tile, share_y() + SIDE * i, 4 * chunk);
+            for (int i = 0; i < PER; i++) right[i] = read_four(b_tile, share_x() + SIDE * i, 4 * chunk);
+            for (int i = 0; i < PER; i++)
+                for (int j = 0; j < PER; j++)
+                    for (int k = 0; k < 4; k++) share.v[i][j] = fmaf(left[i].v[k], right[j].v[k], share.v[i][j]);
+        }
     }
 }
 
@@ -104,13 +101,9 @@ static __device__ __forceinline__ void store_share(const HeadRows<T> &to, int ro
         }
 }
 
-// Sum and maximum over the 16 threads of a row of shares, the same in all of them.
+// Sum over the 16 threads of a row of shares, the same in all of them.
 static __device__ __forceinline__ float row_sum(float v) {
     for (int offset = SIDE / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(ALL_LANES, v, offset);
-    return v;
-}
-static __device__ __forceinline__ float plain_row_max(float v) {
-    for (int offset = SIDE / 2; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(ALL_LANES, v, offset));
     return v;
 }
 
@@ -126,7 +119,8 @@ static __device__ __forceinline__ void plain_softmax_step(Share &scores, Share &
             scores.v[i][j] = seen ? scores.v[i][j] * scale : -INFINITY;
             most = fmaxf(most, scores.v[i][j]);
         }
-        most = plain_row_max(most);
+        for (int offset = SIDE / 2; offset > 0; offset /= 2)
+            most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, offset));
         const float shrink = expf(largest[i] - most);
         for (int j = 0; j < PER; j++) {
             scores.v[i][j] = expf(scores.v[i][j] - most);

@@ -148,11 +148,13 @@ static QkHeads qk_heads(Tensor packed, Tensor table, int num_heads, int num_kv_h
     s.first = first;
     s.columns = tensor_cols(packed);
     s.N = (int)tensor_rows(packed);
-    s.T = packed.rank == 2 ? 1 : (int)packed.shape[1];
+    s.T = 1;
+    if (packed.rank > 2) s.T = (int)packed.shape[1];
     s.HS = (int)HS;
     s.num_q = num_heads;
     s.num_k = num_kv_heads;
-    s.heads = num_heads + (with_values ? 2 : 1) * num_kv_heads;
+    s.heads = num_heads + num_kv_heads;
+    if (with_values) s.heads += num_kv_heads;
     s.one_over_HS = 1.0f / (float)HS;
     return s;
 }
@@ -164,18 +166,19 @@ static int lane_bits_of(const QkHeads *s, Tensor packed, Tensor other, Tensor q_
     bool aligned = packs <= WARP && pack_aligned(table.data, pairs, DTYPE_FP32);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         aligned = aligned && pack_aligned(rows[i], pairs, packed.dtype);
+    if (!aligned) return -1;
     int bits = 0;
     while (1 << bits < packs) bits++;
-    return aligned ? bits : -1;
+    return bits;
 }
 
 // Threads of a block of the plain path: few idle threads for short heads.
-static int plain_head_threads(int HS) { return HS < 2 * THREADS ? (int)round_up(HS / 2, WARP) : (int)THREADS; }
+static int plain_head_threads(int HS) { return (int)min_i64(round_up(HS / 2, WARP), THREADS); }
 
 template <class T>
 static void launch_rotation(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight, Tensor k_weight, const QkHeads *s,
                             float eps, float direction) {
-    const int64_t heads = (int64_t)s->N * s->heads, threads = heads << (s->lane_bits > 0 ? s->lane_bits : 0);
+    const int64_t heads = (int64_t)s->N * s->heads, threads = heads << max_i64(s->lane_bits, 0);
     REQUIRE(threads < (int64_t)1 << 31, "qk_norm_rope: %d rows of %d heads", s->N, s->heads);
     if (s->lane_bits >= 0) {
         LAUNCH(qk_norm_rope_kernel<T>, (unsigned)ceil_div(threads, THREADS), THREADS, 0, cuda_compute_stream())
@@ -328,32 +331,25 @@ static __global__ void __launch_bounds__(THREADS)
     finish_row_sums<1>(partials, sums, s.HS);
 }
 
-template <class T>
-static void launch_qk_norm_backward(Tensor dqkv, const RowSums &sums, Tensor qkv, Tensor rstd, Tensor q_weight,
-                                    Tensor k_weight, const QkHeads *s) {
-    float *partials = (float *)cuda_scratch("qk_norm_rope_backward", cuda_size_qk_norm(s->N, s->HS));
-    const unsigned blocks = (unsigned)cuda_qk_norm_blocks(s->N);
-    if (s->lane_bits >= 0) {
-        LAUNCH(qk_norm_backward_kernel<T>, blocks, THREADS, 0, cuda_compute_stream())
-        ((T *)dqkv.data, partials, sums, (const T *)qkv.data, (const float *)rstd.data, (const T *)q_weight.data,
-         (const T *)k_weight.data, *s);
-    } else {
-        LAUNCH(qk_norm_backward_plain_kernel<T>, blocks, plain_head_threads(s->HS), 0, cuda_compute_stream())
-        ((T *)dqkv.data, partials, sums, (const T *)qkv.data, (const float *)rstd.data, (const T *)q_weight.data,
-         (const T *)k_weight.data, *s);
-    }
-}
-
 void backend_qk_norm_rope_backward(Tensor dqkv, Tensor dq_weight, Tensor dk_weight, Tensor qkv, Tensor rstd,
                                    Tensor q_weight, Tensor k_weight, Tensor table, int num_heads, int num_kv_heads,
                                    bool accumulate) {
     const Tensor none = tensor_none();
     QkHeads s = qk_heads(dqkv, table, num_heads, num_kv_heads, 0, none, false);
     s.lane_bits = lane_bits_of(&s, dqkv, qkv, q_weight, k_weight, table);
-    if (q_weight.data) {
-        const RowSums sums = {{sum_into(dq_weight, accumulate), sum_into(dk_weight, accumulate)}, 2};
-        DISPATCH(dqkv.dtype, T, launch_qk_norm_backward<T>(dqkv, sums, qkv, rstd, q_weight, k_weight, &s));
-    } else {
+    if (!q_weight.data) {
         DISPATCH(dqkv.dtype, T, launch_rotation<T>(dqkv, none, dqkv, none, none, &s, 0.0f, -1.0f));
+        return;
     }
+    const RowSums sums = {{sum_into(dq_weight, accumulate), sum_into(dk_weight, accumulate)}, 2};
+    float *partials = (float *)cuda_scratch("qk_norm_rope_backward", cuda_size_qk_norm(s.N, s.HS));
+    const unsigned blocks = (unsigned)cuda_qk_norm_blocks(s.N);
+    DISPATCH(dqkv.dtype, T, {
+        T *gradient = (T *)dqkv.data;
+        const T *in = (const T *)qkv.data, *wq = (const T *)q_weight.data, *wk = (const T *)k_weight.data;
+        if (s.lane_bits >= 0) LAUNCH(qk_norm_backward_kernel<T>, blocks, THREADS, 0, cuda_compute_stream())
+        (gradient, partials, sums, in, (const float *)rstd.data, wq, wk, s);
+        else LAUNCH(qk_norm_backward_plain_kernel<T>, blocks, plain_head_threads(s.HS), 0,
+                    cuda_compute_stream())(gradient, partials, sums, in, (const float *)rstd.data, wq, wk, s);
+    });
 }

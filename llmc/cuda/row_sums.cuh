@@ -17,13 +17,6 @@ typedef struct {
 } RowSums;
 static inline RowSum sum_into(Tensor to, bool accumulate) { return {to.data, to.dtype, accumulate}; }
 
-static __device__ __forceinline__ void put_row_sum(const RowSums &sums, int64_t C, int64_t column, float value) {
-#pragma unroll
-    for (int s = 0; s < MAX_ROW_SUMS; s++)
-        if (column >= s * C && column < (s + 1) * C)
-            put_gradient_of(sums.of[s].dtype, sums.of[s].to, column - s * C, value, sums.of[s].accumulate);
-}
-
 // The block has written its partial sums, row blockIdx.x of partials (blocks, columns): the block of its group that
 // finishes last adds the group's rows in order, into the first of them, and of these blocks the last adds the groups'
 // in order. Adding all rows at once would leave one multiprocessor with megabytes to read; two levels leave it 0.1 MB.
@@ -44,6 +37,12 @@ static __device__ __forceinline__ void finish_row_sums(float *partials, const Ro
     if (!finishes_last(&tickets[MAX_GROUPS], groups)) return;
     for (int64_t c = (int64_t)threadIdx.x * WIDTH; c < columns; c += (int64_t)blockDim.x * WIDTH) {
         add_rows<WIDTH>(sum, partials + c, groups, GROUP_BLOCKS * columns);
-        for (int k = 0; k < WIDTH; k++) put_row_sum(sums, C, c + k, sum[k]);
+        for (int k = 0; k < WIDTH; k++) {
+            const int64_t column = c + k;
+#pragma unroll
+            for (int s = 0; s < MAX_ROW_SUMS; s++)
+                if (column >= s * C && column < (s + 1) * C)
+                    put_gradient_of(sums.of[s].dtype, sums.of[s].to, column - s * C, sum[k], sums.of[s].accumulate);
+        }
     }
 }

@@ -78,9 +78,11 @@ static int fastest_way(Stopwatch *w, int count, const bool *out) {
     CUDA_CHECK(cudaEventDestroy(w->start));
     CUDA_CHECK(cudaEventDestroy(w->stop));
     for (int i = 0; i < count; i++) {
-        const double time = first[i] < INFINITY && rounds > 0 ? median_of(ms[i], rounds) : first[i];
+        double time = first[i];
+        if (time < INFINITY && rounds > 0) time = median_of(ms[i], rounds);
         // Events have a resolution of 0.5 us, and short kernels vary by about 1 %.
-        const double worth_changing = best < 0.2 ? 0.98 * best : 0.995 * best;
+        double worth_changing = 0.995 * best;
+        if (best < 0.2) worth_changing = 0.98 * best;
         if (time < INFINITY && (fastest < 0 || time < worth_changing)) {
             fastest = i;
             best = time;
