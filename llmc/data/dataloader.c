@@ -93,33 +93,6 @@ struct DataLoader {
 
 // ------------------------------------------------------------------------------------------------------------ reader
 
-// Also true when loader->stop cut it short: the loader is being destroyed then, and nobody takes the batch.
-static bool read_batch(DataLoader *loader, Batch *batch, int64_t position, MixtureCursor *cursor, Error *err) {
-    const DataLoaderOptions *o = &loader->options;
-    const Mixture *mixture = &o->sources->mixture;
-    const int64_t window_bytes = (o->sources->T + 1) * o->sources->token_bytes;
-    for (int64_t i = 0; i < batch->count && !atomic_load(&loader->stop); i++) {
-        char *out = (char *)batch->windows + i * window_bytes;
-        const int64_t at = position + i;
-        const int64_t p = o->repeat_first_step ? dataloader_repeated(mixture, at, o->step_windows) : at;
-        const MixtureDraw draw = mixture_draw(mixture, cursor, p);
-        const ShardSet *set = &o->sources->sets[draw.source];
-        const int64_t n = set->num_windows;
-        const int64_t window = o->shuffle ? shuffle_window(draw.index, n, o->seed) : draw.index % n;
-        if (!shards_read_window(set, window, o->vocab, out, err)) return false;
-    }
-    return true;
-}
-
-// Blocks while the ring is full. False: the loader is being destroyed.
-static bool wait_for_buffer(DataLoader *loader) {
-    pthread_mutex_lock(&loader->mutex);
-    while (!atomic_load(&loader->stop) && loader->filled - loader->released >= loader->options.ring)
-        pthread_cond_wait(&loader->changed, &loader->mutex);
-    pthread_mutex_unlock(&loader->mutex);
-    return !atomic_load(&loader->stop);
-}
-
 static void begin_group(const DataLoaderOptions *o, Cursor *c, int64_t group) {
     c->group = group;
     c->at = dataloader_group_begin(o->step_windows, o->groups, group);
@@ -129,15 +102,33 @@ static void begin_group(const DataLoaderOptions *o, Cursor *c, int64_t group) {
 static void *reader_main(void *context) {
     DataLoader *loader = context;
     const DataLoaderOptions *o = &loader->options;
+    const Mixture *mixture = &o->sources->mixture;
+    const int64_t window_bytes = (o->sources->T + 1) * o->sources->token_bytes;
     Cursor c = {.step = o->position};
     MixtureCursor mixed = {0};
     begin_group(o, &c, o->first_group);
-    bool ok = true;
-    for (int64_t k = 0; ok && wait_for_buffer(loader); k++) {
+    pthread_mutex_lock(&loader->mutex);
+    for (int64_t k = 0; !loader->failed; k++) {
+        // A buffer to read into: waits while the ring is full.
+        while (!atomic_load(&loader->stop) && loader->filled - loader->released >= o->ring)
+            pthread_cond_wait(&loader->changed, &loader->mutex);
+        if (atomic_load(&loader->stop)) break;
+        pthread_mutex_unlock(&loader->mutex);
+
         Batch *batch = &loader->ring[k % o->ring];
         batch->count = min_i64(c.end - c.at, o->batch_windows);
         Error error;
-        ok = read_batch(loader, batch, c.step + c.at, &mixed, &error);
+        bool ok = true;
+        // If stop cuts the batch short, the loader is being destroyed, and nobody takes it.
+        for (int64_t i = 0; ok && i < batch->count && !atomic_load(&loader->stop); i++) {
+            int64_t p = c.step + c.at + i;
+            if (o->repeat_first_step) p = dataloader_repeated(mixture, p, o->step_windows);
+            const MixtureDraw draw = mixture_draw(mixture, &mixed, p);
+            const ShardSet *set = &o->sources->sets[draw.source];
+            int64_t window = draw.index % set->num_windows;
+            if (o->shuffle) window = shuffle_window(draw.index, set->num_windows, o->seed);
+            ok = shards_read_window(set, window, o->vocab, (char *)batch->windows + i * window_bytes, &error);
+        }
         c.at += batch->count;
         batch->end = c.step + c.at;
         if (c.at == c.end && c.group + 1 < o->first_group + o->group_count) {
@@ -155,8 +146,8 @@ static void *reader_main(void *context) {
             loader->error = error;
         }
         pthread_cond_broadcast(&loader->changed);
-        pthread_mutex_unlock(&loader->mutex);
     }
+    pthread_mutex_unlock(&loader->mutex);
     return NULL;
 }
 
@@ -207,8 +198,7 @@ DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
     }
     pthread_mutex_init(&loader->mutex, NULL);
     pthread_cond_init(&loader->changed, NULL);
-    // The main thread handles signals (it finishes the step and saves), so the reader blocks them
-    // all.
+    // The main thread handles signals (it finishes the step and saves), so the reader blocks them all.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

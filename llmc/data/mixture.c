@@ -28,10 +28,14 @@ static bool next_part(const char **at, MixturePart *part) {
         if (*p == ':') part->weight = p + 1;
         if (*p == '\\' && p[1]) p++;
     }
-    const char *end = part->weight ? part->weight - 1 : p;
+    const char *end = p;
+    if (part->weight) {
+        end = part->weight - 1;
+        part->weight_length = (int)(p - part->weight);
+    }
     part->pattern_length = (int)(end - part->pattern);
-    part->weight_length = part->weight ? (int)(p - part->weight) : 0;
-    *at = *p ? p + 1 : NULL;
+    *at = NULL;
+    if (*p) *at = p + 1;
     return true;
 }
 
@@ -86,11 +90,13 @@ static bool reduce_weights(Mixture *m, Error *err) {
             a = rest;
         }
     }
-    const bool fine = sum <= MIXTURE_WHOLE * divisor;
     m->total = 0;
     for (int i = 0; i < m->count; i++) {
         int64_t *w = &m->weights[i];
-        *w = fine ? *w / divisor : (*w * MIXTURE_WHOLE + sum / 2) / sum;
+        if (sum <= MIXTURE_WHOLE * divisor)
+            *w /= divisor;
+        else
+            *w = (*w * MIXTURE_WHOLE + sum / 2) / sum;
         if (*w == 0) return error_set(err, "%s: its weight is less than a millionth of the sum of all", m->patterns[i]);
         m->total += *w;
     }
@@ -99,48 +105,54 @@ static bool reduce_weights(Mixture *m, Error *err) {
 
 // The bytes at the beginning (step 1) or the end (-1) of all patterns that are the same, in whole parts of paths.
 static size_t common_part(const Mixture *m, int step) {
-    const size_t length = strlen(m->patterns[0]);
-    size_t common = 0;
-    for (size_t n = 0; n < length; n++) {
-        for (int i = 0; i < m->count; i++) {
-            const size_t mine = strlen(m->patterns[i]);
-            if (n >= mine ||
-                m->patterns[i][step > 0 ? n : mine - 1 - n] != m->patterns[0][step > 0 ? n : length - 1 - n])
-                return common;
-        }
-        if (m->patterns[0][step > 0 ? n : length - 1 - n] == '/') common = n + 1;
-    }
-    return common;
-}
-
-static void name_sources(Mixture *m) {
-    const size_t before = m->count > 1 ? common_part(m, 1) : 0, after = m->count > 1 ? common_part(m, -1) : 0;
-    bool differ = true;
-    for (int i = 0; i < m->count; i++) differ &= strlen(m->patterns[i]) > before + after;
+    int64_t length[MIXTURE_MAX], from[MIXTURE_MAX] = {0}, common = 0;
     for (int i = 0; i < m->count; i++) {
-        const char *p = m->patterns[i];
-        m->names[i] = differ ? strndup(p + before, strlen(p) - before - after) : strdup(p);
-        REQUIRE_MEMORY(m->names[i], "a name");
+        length[i] = (int64_t)strlen(m->patterns[i]);
+        if (step < 0) from[i] = length[i] - 1;
     }
+    for (int64_t n = 0; n < length[0]; n++) {
+        const char byte = m->patterns[0][from[0] + step * n];
+        for (int i = 0; i < m->count; i++)
+            if (n >= length[i] || m->patterns[i][from[i] + step * n] != byte) return (size_t)common;
+        if (byte == '/') common = n + 1;
+    }
+    return (size_t)common;
 }
 
 bool mixture_parse(Mixture *m, const char *text, Error *err) {
     *m = (Mixture){0};
-    MixturePart part;
     const bool single = !is_mixture(text);
-    for (const char *at = text; single ? m->count == 0 : next_part(&at, &part);) {
+    MixturePart part = {.pattern = text, .pattern_length = (int)strlen(text)};
+    const char *at = NULL; // a single corpus is the whole text
+    if (!single) {
+        at = text;
+        next_part(&at, &part);
+    }
+    do {
         int64_t weight = 1;
         if (m->count == MIXTURE_MAX) return error_set(err, "more than %d corpora in one mixture", MIXTURE_MAX);
         if (!single && !read_weight(&part, &weight, err)) return false;
         const int i = m->count++;
-        m->patterns[i] = single ? strdup(text) : strndup(part.pattern, (size_t)part.pattern_length);
+        m->patterns[i] = strndup(part.pattern, (size_t)part.pattern_length);
         REQUIRE_MEMORY(m->patterns[i], "a pattern");
         m->weights[i] = weight;
         for (int k = 0; k < i; k++)
             if (strcmp(m->patterns[k], m->patterns[i]) == 0)
                 return error_set(err, "%s: is named twice; give it one weight", m->patterns[i]);
+    } while (next_part(&at, &part));
+
+    // The names: what differs between the patterns, unless nothing is left of one.
+    size_t before = 0, after = 0;
+    if (m->count > 1) {
+        before = common_part(m, 1);
+        after = common_part(m, -1);
     }
-    name_sources(m);
+    for (int i = 0; i < m->count; i++)
+        if (strlen(m->patterns[i]) <= before + after) before = after = 0;
+    for (int i = 0; i < m->count; i++) {
+        m->names[i] = strndup(m->patterns[i] + before, strlen(m->patterns[i]) - before - after);
+        REQUIRE_MEMORY(m->names[i], "a name");
+    }
     return reduce_weights(m, err);
 }
 
@@ -218,7 +230,8 @@ void mixture_count(const Mixture *m, int64_t position, int64_t drawn[MIXTURE_MAX
     MixtureCursor c = {0};
     const int64_t at = position - m->start;
     REQUIRE(at >= 0, "mixture_count: position %lld before %lld", (long long)position, (long long)m->start);
-    if (m->count > 1) move_cursor(m, &c, at);
-    for (int i = 0; i < m->count; i++)
-        drawn[i] = m->drawn[i] + (m->count == 1 ? at : c.round * m->weights[i] + c.drawn[i]);
+    if (m->count == 1) drawn[0] = m->drawn[0] + at;
+    if (m->count <= 1) return;
+    move_cursor(m, &c, at);
+    for (int i = 0; i < m->count; i++) drawn[i] = m->drawn[i] + c.round * m->weights[i] + c.drawn[i];
 }

@@ -9,6 +9,7 @@
 #include "llmc/base/file.h"
 #include "llmc/base/files_match.h"
 #include "llmc/base/foreign_file.h"
+#include "llmc/base/format.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
 #include "llmc/base/typed_path.h"
@@ -51,60 +52,63 @@ static int64_t pread_all(int fd, void *out, int64_t n, int64_t offset) {
     return done;
 }
 
-// Checks the first `bytes` bytes of the file; the header is complete if they are SHARD_HEADER_BYTES
-// or more.
-static bool check_magic(const char *path, const int32_t *h, int64_t bytes, Error *err) {
+// Checks the first `bytes` bytes of a file: its header, complete if they are SHARD_HEADER_BYTES or more.
+static bool parse_header(const char *path, const int32_t *h, int64_t bytes, int64_t file_bytes, ShardHeader *header,
+                         Error *err) {
     const bool is_shard = bytes >= (int64_t)sizeof *h && h[SHARD_FIELD_MAGIC] == SHARD_MAGIC;
     if (!is_shard && !foreign_file_check("a token shard", path, h, (size_t)bytes, err)) return false;
     if (bytes < SHARD_HEADER_BYTES)
         return error_set(err, "%s: not a token shard: header: the file has %" PRId64 " bytes, expected at least %d",
                          path, bytes, SHARD_HEADER_BYTES);
-    return is_shard || error_set(err,
-                                 "%s: not a token shard: magic number (header field 0) is %d, expected %d; raw tokens "
-                                 "without a header, such as nanoGPT's train.bin, are not read: make shards of their "
-                                 "text with data/prepare",
-                                 path, h[SHARD_FIELD_MAGIC], SHARD_MAGIC);
-}
-
-static bool parse_header(const char *path, const int32_t *h, int64_t file_bytes, ShardHeader *header, Error *err) {
-    int version = h[SHARD_FIELD_VERSION];
-    if (version != 1 && version != 2)
+    if (!is_shard)
+        return error_set(err,
+                         "%s: not a token shard: magic number (header field 0) is %d, expected %d; raw tokens "
+                         "without a header, such as nanoGPT's train.bin, are not read: make shards of their "
+                         "text with data/prepare",
+                         path, h[SHARD_FIELD_MAGIC], SHARD_MAGIC);
+    const int version = h[SHARD_FIELD_VERSION];
+    int field = SHARD_FIELD_COUNT_V1;
+    if (version == 1) {
+        header->token_bytes = 2;
+        header->num_tokens = h[field];
+    } else if (version == 2) {
+        field = SHARD_FIELD_COUNT_V2;
+        header->token_bytes = h[SHARD_FIELD_TOKEN_BYTES_V2];
+        memcpy(&header->num_tokens, &h[field], sizeof header->num_tokens);
+    } else {
         return error_set(err, "%s: shard version (header field 1) is %d, expected 1 or 2", path, version);
-    header->token_bytes = version == 1 ? 2 : h[SHARD_FIELD_TOKEN_BYTES_V2];
+    }
     if (header->token_bytes != 2 && header->token_bytes != 4)
         return error_set(err, "%s: bytes per token (header field 2) is %d, expected 2 or 4", path, header->token_bytes);
-    int field = version == 1 ? SHARD_FIELD_COUNT_V1 : SHARD_FIELD_COUNT_V2;
-    if (version == 1)
-        header->num_tokens = h[field];
-    else
-        memcpy(&header->num_tokens, &h[field], sizeof header->num_tokens);
-    int64_t bytes; // must be those of the file
-    if (header->num_tokens < 0 || !checked_mul(header->num_tokens, header->token_bytes, &bytes) ||
-        !checked_add(bytes, SHARD_HEADER_BYTES, &bytes))
+    int64_t needed; // must be the bytes of the file
+    if (header->num_tokens < 0 || !checked_mul(header->num_tokens, header->token_bytes, &needed) ||
+        !checked_add(needed, SHARD_HEADER_BYTES, &needed))
         return error_set(err, "%s: token count (header field %d) is %" PRId64 ", but the file has space for %" PRId64,
                          path, field, header->num_tokens, (file_bytes - SHARD_HEADER_BYTES) / header->token_bytes);
-    if (bytes != file_bytes)
+    const char *difference = "something was appended to it";
+    if (file_bytes < needed) difference = "it is truncated";
+    if (needed != file_bytes)
         return error_set(err,
                          "%s: the file has %" PRId64 " bytes, but its token count (header field %d), %" PRId64
                          ", needs %" PRId64 "; %s: copy or make it again",
-                         path, file_bytes, field, header->num_tokens, bytes,
-                         file_bytes < bytes ? "it is truncated" : "something was appended to it");
-    int64_t most = header->token_bytes == 2 ? 65536 : INT32_MAX;
+                         path, file_bytes, field, header->num_tokens, needed, difference);
+    int64_t most = INT32_MAX;
+    if (header->token_bytes == 2) most = 65536;
     header->vocab = h[SHARD_FIELD_VOCAB];
     header->eot = (int64_t)h[SHARD_FIELD_EOT] - 1;
     if (header->vocab < 0 || header->vocab > most)
         return error_set(err, "%s: vocabulary (header field 3) is %" PRId64 ", expected 0 (not stated) to %" PRId64,
                          path, header->vocab, most);
-    if (header->eot < -1 || (header->vocab > 0 && header->eot >= header->vocab) || header->eot >= most)
+    if (header->vocab > 0) most = header->vocab;
+    if (header->eot < -1 || header->eot >= most)
         return error_set(err,
                          "%s: end-of-text token + 1 (header field 6) is %" PRId64
                          ", expected 0 (not stated) to the vocabulary size, %" PRId64,
-                         path, header->eot + 1, header->vocab ? header->vocab : most);
+                         path, header->eot + 1, most);
     return true;
 }
 
-// Lists the patterns of the shards in a directory: "'a/train_*.bin', 'a/val_*.bin'". False: there
-// is none.
+// Lists the patterns of the shards in a directory: "'a/train_*.bin', 'a/val_*.bin'". False: there is none.
 static bool list_patterns(const char *directory, char *out, size_t size) {
     enum { MOST = 4 };
     char **names, *all = path_escaped(directory), *pattern = path_join(all, "*.bin"), *last = NULL;
@@ -117,28 +121,16 @@ static bool list_patterns(const char *directory, char *out, size_t size) {
         free(last);
         last = next;
         if (!is_new || ++shown > MOST + 1) continue;
-        const char *text = shown > MOST ? "..." : path_quoted(next).text;
-        used += (size_t)snprintf(out + used, size - used, "%s%s", shown > 1 ? ", " : "", text);
+        const QuotedPath quoted = path_quoted(next);
+        const char *text = quoted.text;
+        if (shown > MOST) text = "...";
+        used += (size_t)snprintf(out + used, size - used, "%s%s", text_if(shown > 1, ", "), text);
     }
     if (count > 0) directory_list_free(names, count);
     free(last);
     free(pattern);
     free(all);
     return count > 0;
-}
-
-// Names the shards that are in the directory of a pattern, or how to make some.
-static bool no_match(const char *pattern, Error *err) {
-    char *parent = path_parent(pattern), *directory = path_unescaped(parent), found[512];
-    if (directory && list_patterns(directory, found, sizeof found))
-        error_set(err, "no token shards match %s; there are %s", path_quoted(pattern).text, found);
-    else
-        error_set(err, "no token shards match %s%s; make some from text with: %s -o %s FILE...",
-                  path_quoted(pattern).text, path_pattern_reason(pattern).text, path_of_tool("data/prepare").text,
-                  directory ? path_quoted(directory).text : "DIR");
-    free(directory);
-    free(parent);
-    return false;
 }
 
 // Opens the file at path and reads its header. The shard owns fd and path even when this fails.
@@ -165,7 +157,7 @@ static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Erro
     for (int i = 0; i < SAMPLES; i++) {
         const int64_t got = pread_all(shard->fd, h, sizeof h, max_i64(size - SAMPLE_BYTES, 0) * i / (SAMPLES - 1));
         if (got < 0) return error_set(err, "%s: cannot read the shard: %s", path, strerror(errno));
-        if (i == 0 && !(check_magic(path, h, got, err) && parse_header(path, h, size, header, err))) return false;
+        if (i == 0 && !parse_header(path, h, got, size, header, err)) return false;
         header->samples = XXH3_64bits_withSeed(h, (size_t)got, header->samples);
     }
     shard->token_bytes = header->token_bytes;
@@ -175,11 +167,7 @@ static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Erro
 
 // ----------------------------------------------------------------------------------------------------------- opening
 
-// The facts that the files must agree on, each with the first file that states it.
-typedef struct {
-    const char *token_bytes_file, *vocab_file, *eot_file;
-} Statements;
-
+// Takes a fact on which the files must agree. *common_file: the first file that states it.
 static bool agree(const char *what, int64_t value, const char *path, int64_t *common, const char **common_file,
                   Error *err) {
     if (*common_file && *common != value)
@@ -191,44 +179,36 @@ static bool agree(const char *what, int64_t value, const char *path, int64_t *co
     return true;
 }
 
-static bool add_shard(ShardSet *set, const char *path, Statements *statements, Error *err) {
-    Shard *shard = &set->shards[set->count++];
-    ShardHeader header = {0};
-    if (!open_shard(shard, path, &header, err)) return false;
-    int64_t token_bytes = set->token_bytes;
-    if (!agree("bytes per token", header.token_bytes, shard->path, &token_bytes, &statements->token_bytes_file, err))
-        return false;
-    set->token_bytes = (int)token_bytes;
-    if (header.vocab > 0 && !agree("vocabulary", header.vocab, shard->path, &set->vocab, &statements->vocab_file, err))
-        return false;
-    if (header.eot >= 0 && !agree("end-of-text token", header.eot, shard->path, &set->eot, &statements->eot_file, err))
-        return false;
-    set->fingerprint = XXH3_64bits_withSeed(&header.samples, sizeof header.samples, set->fingerprint);
-    shard->first_window = set->num_windows;
-    shard->num_windows = shard->num_tokens > 0 ? (shard->num_tokens - 1) / set->T : 0;
-    set->num_windows += shard->num_windows; // at most num_tokens, which is checked
-    if (!checked_add(set->num_tokens, shard->num_tokens, &set->num_tokens))
-        return error_set(err, "%s: the token counts up to this file do not fit in 64 bits", path);
-    return true;
-}
-
-// Makes n more descriptors available: 1024 is a common soft limit, and a corpus may have more shards than that. If even
-// the hard limit is too low, open() reports it.
-static void raise_descriptor_limit(size_t n) {
-    enum { OTHERS = 128 }; // libraries, logs, checkpoints
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= n + OTHERS) return;
-    limit.rlim_cur = n + OTHERS < limit.rlim_max ? n + OTHERS : limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 static bool open_paths(ShardSet *set, char **paths, size_t count, Error *err) {
+    enum { OTHERS = 128 }; // descriptors for libraries, logs, checkpoints
     set->shards = calloc(count, sizeof *set->shards);
     if (!set->shards || count > INT32_MAX) return error_set(err, "%zu shards: out of memory", count);
-    raise_descriptor_limit(count);
-    Statements statements = {0};
-    for (size_t i = 0; i < count; i++)
-        if (!add_shard(set, paths[i], &statements, err)) return false;
+    // 1024 descriptors are a common soft limit, and a corpus may have more shards than that. If even the hard limit is
+    // too low, open() reports it.
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < count + OTHERS) {
+        limit.rlim_cur = count + OTHERS;
+        if (limit.rlim_cur > limit.rlim_max) limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+    const char *bytes_file = NULL, *vocab_file = NULL, *eot_file = NULL;
+    int64_t token_bytes = 0;
+    for (size_t i = 0; i < count; i++) {
+        Shard *shard = &set->shards[set->count++];
+        ShardHeader header = {0};
+        if (!open_shard(shard, paths[i], &header, err) ||
+            !agree("bytes per token", header.token_bytes, shard->path, &token_bytes, &bytes_file, err) ||
+            (header.vocab > 0 && !agree("vocabulary", header.vocab, shard->path, &set->vocab, &vocab_file, err)) ||
+            (header.eot >= 0 && !agree("end-of-text token", header.eot, shard->path, &set->eot, &eot_file, err)))
+            return false;
+        set->token_bytes = (int)token_bytes;
+        set->fingerprint = XXH3_64bits_withSeed(&header.samples, sizeof header.samples, set->fingerprint);
+        shard->first_window = set->num_windows;
+        shard->num_windows = max_i64(shard->num_tokens - 1, 0) / set->T;
+        set->num_windows += shard->num_windows; // at most num_tokens, which is checked
+        if (!checked_add(set->num_tokens, shard->num_tokens, &set->num_tokens))
+            return error_set(err, "%s: the token counts up to this file do not fit in 64 bits", paths[i]);
+    }
     if (set->num_windows > 0) return true;
     const Shard *longest = &set->shards[0];
     for (int i = 1; i < set->count; i++)
@@ -236,7 +216,7 @@ static bool open_paths(ShardSet *set, char **paths, size_t count, Error *err) {
     return error_set(
         err,
         "%s: has %" PRId64 " tokens%s, but T = %" PRId64 " needs at least %" PRId64 "; use a shorter T or more text",
-        longest->path, longest->num_tokens, set->count > 1 ? ", the most of any shard" : "", set->T, set->T + 1);
+        longest->path, longest->num_tokens, text_if(set->count > 1, ", the most of any shard"), set->T, set->T + 1);
 }
 
 bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err) {
@@ -245,7 +225,20 @@ bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err) {
     char **paths;
     int count;
     if (!files_match(pattern, &paths, &count, err)) return false;
-    const bool ok = count > 0 ? open_paths(set, paths, (size_t)count, err) : no_match(pattern, err);
+    if (count == 0) { // names the shards that are in the directory of the pattern, or how to make some
+        char *parent = path_parent(pattern), *directory = path_unescaped(parent), found[512];
+        QuotedPath out = {"DIR"};
+        if (directory) out = path_quoted(directory);
+        if (directory && list_patterns(directory, found, sizeof found))
+            error_set(err, "no token shards match %s; there are %s", path_quoted(pattern).text, found);
+        else
+            error_set(err, "no token shards match %s%s; make some from text with: %s -o %s FILE...",
+                      path_quoted(pattern).text, path_pattern_reason(pattern).text, path_of_tool("data/prepare").text,
+                      out.text);
+        free(directory);
+        free(parent);
+    }
+    const bool ok = count > 0 && open_paths(set, paths, (size_t)count, err);
     directory_list_free(paths, count);
     if (!ok) shards_close(set);
     return ok;
@@ -264,17 +257,21 @@ void shards_close(ShardSet *set) {
 
 char *shards_validation_pattern(const char *pattern) {
     static const char train[] = "train";
-    // A file by its name, which is no pattern even if it looks like one.
-    char *escaped = file_exists(pattern) ? path_escaped(pattern) : strdup(pattern), *result = NULL, *at = NULL;
+    char *escaped, *result = NULL, *at = NULL;
+    if (file_exists(pattern))
+        escaped = path_escaped(pattern); // a file by its name, which is no pattern even if it looks like one
+    else
+        escaped = strdup(pattern);
     REQUIRE_MEMORY(escaped, "a pattern");
-    const char *slash = strrchr(escaped, '/');
-    for (char *p = slash ? (char *)slash : escaped; (p = strstr(p, train)); p++) at = p;
+    char *last_part = strrchr(escaped, '/');
+    if (!last_part) last_part = escaped;
+    for (char *p = last_part; (p = strstr(p, train)); p++) at = p;
     if (at) {
         const char *rest = at + strlen(train), *dot = strrchr(rest, '.');
         const bool numbered = *rest && rest != dot; // "_*.bin", "_00000[1-5].bin"
-        const int separator = numbered && strchr("_-.", *rest) ? 1 : 0;
+        const int separator = numbered && strchr("_-.", *rest);
         REQUIRE_MEMORY(asprintf(&result, "%.*sval%.*s%s%s", (int)(at - escaped), escaped, separator, rest,
-                                numbered ? "*" : "", dot ? dot : "") >= 0,
+                                text_if(numbered, "*"), text_or(dot, "")) >= 0,
                        "a pattern");
     }
     free(escaped);
@@ -288,9 +285,10 @@ int shards_in_both(const ShardSet *a, const ShardSet *b, const char **first, con
         const Shard *x = &a->shards[i];
         int k = 0;
         while (k < b->count && (b->shards[k].inode != x->inode || b->shards[k].device != x->device)) k++;
-        const char **name = k < b->count ? first : other;
-        if (!*name) *name = x->path;
-        both += k < b->count;
+        const bool is_shared = k < b->count;
+        if (is_shared && !*first) *first = x->path;
+        if (!is_shared && !*other) *other = x->path;
+        both += is_shared;
     }
     return both;
 }
@@ -316,17 +314,20 @@ static uint32_t largest_token(const void *tokens, int token_bytes, int64_t n) {
     if (token_bytes == 2) {
         const uint16_t *t = tokens;
         uint16_t most = 0;
-        for (int64_t i = 0; i < n; i++) most = t[i] > most ? t[i] : most;
+        for (int64_t i = 0; i < n; i++)
+            if (t[i] > most) most = t[i];
         return most;
     }
     const uint32_t *t = tokens;
     uint32_t most = 0;
-    for (int64_t i = 0; i < n; i++) most = t[i] > most ? t[i] : most;
+    for (int64_t i = 0; i < n; i++)
+        if (t[i] > most) most = t[i];
     return most;
 }
 
 static uint32_t token_at(const void *tokens, int token_bytes, int64_t i) {
-    return token_bytes == 2 ? ((const uint16_t *)tokens)[i] : ((const uint32_t *)tokens)[i];
+    if (token_bytes == 2) return ((const uint16_t *)tokens)[i];
+    return ((const uint32_t *)tokens)[i];
 }
 
 bool shards_read_window(const ShardSet *set, int64_t w, int64_t vocab, void *out, Error *err) {
@@ -334,9 +335,11 @@ bool shards_read_window(const ShardSet *set, int64_t w, int64_t vocab, void *out
     int64_t n = set->T + 1, first = (w - shard->first_window) * set->T;
     int64_t bytes = n * set->token_bytes;
     int64_t got = pread_all(shard->fd, out, bytes, SHARD_HEADER_BYTES + first * set->token_bytes);
+    const char *reason = "the file has become shorter since it was opened";
+    if (got < 0) reason = strerror(errno);
     if (got != bytes)
         return error_set(err, "%s: cannot read %" PRId64 " tokens at token %" PRId64 ": %s", shard->path, n, first,
-                         got < 0 ? strerror(errno) : "the file has become shorter since it was opened");
+                         reason);
     if (largest_token(out, set->token_bytes, n) < vocab) return true;
     int64_t i = 0;
     while (token_at(out, set->token_bytes, i) < vocab) i++;
@@ -362,7 +365,8 @@ struct ShardWriter {
 };
 
 static bool write_failed(const ShardWriter *w, Error *err) {
-    return error_set(err, "%s: cannot write the shard: %s", w->path, path_reason(w->path, errno ? errno : EIO).text);
+    if (errno == 0) errno = EIO;
+    return error_set(err, "%s: cannot write the shard: %s", w->path, path_reason(w->path, errno).text);
 }
 
 ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab, int64_t eot, Error *err) {
@@ -381,7 +385,7 @@ ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab,
     w->eot = eot;
     errno = 0;
     const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
-    w->file = fd < 0 ? NULL : fdopen(fd, "wb");
+    if (fd >= 0) w->file = fdopen(fd, "wb");
     if (w->file && fwrite(header, sizeof header, 1, w->file) == 1) return w;
     write_failed(w, err);
     shard_writer_leave(w);
@@ -395,7 +399,7 @@ bool shard_writer_append(ShardWriter *w, const void *tokens, int64_t n, Error *e
     return true;
 }
 
-static bool write_header(ShardWriter *w) {
+bool shard_writer_commit(ShardWriter *w, Error *err) {
     int32_t h[SHARD_HEADER_INTS] = {0};
     h[SHARD_FIELD_MAGIC] = SHARD_MAGIC;
     h[SHARD_FIELD_VOCAB] = (int32_t)w->vocab;
@@ -408,12 +412,9 @@ static bool write_header(ShardWriter *w) {
         h[SHARD_FIELD_TOKEN_BYTES_V2] = w->token_bytes;
         memcpy(&h[SHARD_FIELD_COUNT_V2], &w->num_tokens, sizeof w->num_tokens);
     }
-    return fseeko(w->file, 0, SEEK_SET) == 0 && fwrite(h, sizeof h, 1, w->file) == 1;
-}
-
-bool shard_writer_commit(ShardWriter *w, Error *err) {
     errno = 0;
-    bool ok = !ferror(w->file) && write_header(w) && fflush(w->file) == 0 && fsync(fileno(w->file)) == 0;
+    bool ok = !ferror(w->file) && fseeko(w->file, 0, SEEK_SET) == 0 && fwrite(h, sizeof h, 1, w->file) == 1 &&
+              fflush(w->file) == 0 && fsync(fileno(w->file)) == 0;
     if (!ok) write_failed(w, err);
     if (fclose(w->file) != 0 && ok) ok = write_failed(w, err);
     w->file = NULL;

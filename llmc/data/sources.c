@@ -6,9 +6,17 @@
 #include <inttypes.h>
 #include <xxhash.h>
 
-// Adds an opened set to what is known of all.
-static bool add_set(Sources *s, int source, Error *err) {
+// Opens a source and adds it to what is known of all.
+static bool open_source_set(Sources *s, int source, Error *err) {
+    const Mixture *m = &s->mixture;
     const ShardSet *set = &s->sets[source], *first = &s->sets[0];
+    if (!shards_open(&s->sets[source], m->patterns[source], s->T, err)) return false;
+    for (int i = 0; i < source; i++) {
+        const char *shared, *other;
+        if (shards_in_both(set, &s->sets[i], &shared, &other) == 0) continue;
+        return error_set(err, "%s: belongs to two corpora of the mixture, %s and %s", shared,
+                         path_quoted(m->patterns[i]).text, path_quoted(m->patterns[source]).text);
+    }
     const struct {
         const char *what;
         int64_t value, *common, unstated;
@@ -30,27 +38,17 @@ static bool add_set(Sources *s, int source, Error *err) {
     s->num_windows += set->num_windows;
     s->num_tokens += set->num_tokens;
     s->num_shards += set->count;
-    s->fingerprint = source == 0 ? set->fingerprint
-                                 : XXH3_64bits_withSeed(&set->fingerprint, sizeof set->fingerprint, s->fingerprint);
+    if (source == 0)
+        s->fingerprint = set->fingerprint;
+    else
+        s->fingerprint = XXH3_64bits_withSeed(&set->fingerprint, sizeof set->fingerprint, s->fingerprint);
     return true;
-}
-
-static bool open_mixed_set(Sources *s, int source, Error *err) {
-    const Mixture *m = &s->mixture;
-    if (!shards_open(&s->sets[source], m->patterns[source], s->T, err)) return false;
-    for (int i = 0; i < source; i++) {
-        const char *shared, *other;
-        if (shards_in_both(&s->sets[source], &s->sets[i], &shared, &other) == 0) continue;
-        return error_set(err, "%s: belongs to two corpora of the mixture, %s and %s", shared,
-                         path_quoted(m->patterns[i]).text, path_quoted(m->patterns[source]).text);
-    }
-    return add_set(s, source, err);
 }
 
 bool sources_open(Sources *s, const char *text, int64_t T, Error *err) {
     *s = (Sources){.T = T, .eot = -1};
     bool ok = mixture_parse(&s->mixture, text, err);
-    for (int i = 0; ok && i < s->mixture.count; i++) ok = open_mixed_set(s, i, err);
+    for (int i = 0; ok && i < s->mixture.count; i++) ok = open_source_set(s, i, err);
     if (!ok) sources_close(s);
     return ok;
 }
