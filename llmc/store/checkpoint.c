@@ -66,31 +66,28 @@ static void discard(const char *dir, const char *name) {
 
 static bool verify(const char *directory, int64_t step, bool checksums, Error *err);
 
-// A directory under a temporary name, left by a process that was killed. A complete checkpoint gets its name, if that
-// is free. A directory whose files were moved one by one (directory_merge) gets them back: a save moves the manifest
-// out last, a removal moves it in first. The others are discarded.
-static void settle_leftover(const char *dir, const char *name) {
-    const int64_t step = strtoll(name + strlen(temporary_prefix), NULL, 10);
-    char *path = path_join(dir, name), *final = step_path(dir, step, false), *manifest = path_join(path, manifest_name);
-    if (!file_exists(final)) {
-        if (verify(path, step, true, NULL)) directory_commit(path, final, manifest_name, NULL);
-    } else if (file_exists(manifest) && !verify(final, step, false, NULL) && holds_only_ours(final, NULL)) {
-        directory_merge(path, final, manifest_name, false);
-    }
-    if (file_exists(path)) discard(dir, name);
-    free(manifest);
-    free(final);
-    free(path);
-}
-
 void checkpoint_clean(const char *dir) {
     char **names;
     int count;
     if (!directory_list(dir, &names, &count, NULL)) return;
     for (int i = 0; i < count; i++) {
         char *path = path_join(dir, names[i]);
-        if (strncmp(names[i], temporary_prefix, strlen(temporary_prefix)) == 0) settle_leftover(dir, names[i]);
         if (strncmp(names[i], probe_prefix, strlen(probe_prefix)) == 0) unlink(path);
+        if (strncmp(names[i], temporary_prefix, strlen(temporary_prefix)) == 0) {
+            // A directory left by a process that was killed. A complete checkpoint gets its name, if that is free. A
+            // directory whose files were moved one by one (directory_merge) gets them back: a save moves the manifest
+            // out last, a removal moves it in first. The others are discarded.
+            const int64_t step = strtoll(names[i] + strlen(temporary_prefix), NULL, 10);
+            char *final = step_path(dir, step, false), *manifest = path_join(path, manifest_name);
+            if (!file_exists(final)) {
+                if (verify(path, step, true, NULL)) directory_commit(path, final, manifest_name, NULL);
+            } else if (file_exists(manifest) && !verify(final, step, false, NULL) && holds_only_ours(final, NULL)) {
+                directory_merge(path, final, manifest_name, false);
+            }
+            if (file_exists(path)) discard(dir, names[i]);
+            free(manifest);
+            free(final);
+        }
         free(path);
     }
     directory_list_free(names, count);
@@ -160,21 +157,6 @@ static bool list_steps(const char *dir, int64_t **steps, int *count, Error *err)
     return true;
 }
 
-static bool check_file(const char *directory, const char *name, FileFacts expected, bool checksum, Error *err) {
-    char *path = path_join(directory, name);
-    struct stat st;
-    FileFacts found = expected;
-    bool ok = stat(path, &st) == 0 || error_set(err, "%s: %s", path, path_reason(path, errno).text);
-    if (ok && (int64_t)st.st_size != expected.bytes)
-        ok = error_set(err, "%s: %lld bytes, expected %lld", path, (long long)st.st_size, (long long)expected.bytes);
-    if (ok && checksum) ok = file_checksum(path, &found.bytes, &found.checksum, err);
-    if (ok && found.checksum != expected.checksum)
-        ok = error_set(err, "%s: checksum %016llx, expected %016llx", path, (unsigned long long)found.checksum,
-                       (unsigned long long)expected.checksum);
-    free(path);
-    return ok;
-}
-
 // Whether the manifest of a step directory parses and its files have the sizes (and checksums) that it states.
 static bool verify(const char *directory, int64_t step, bool checksums, Error *err) {
     TrainerState state;
@@ -183,8 +165,21 @@ static bool verify(const char *directory, int64_t step, bool checksums, Error *e
     bool ok = trainer_json_read(manifest, &state, facts, err);
     if (ok && state.step != step)
         ok = error_set(err, "%s: written at step %lld, not at this directory's step", manifest, (long long)state.step);
-    for (int i = 0; ok && i < CHECKPOINT_FILES; i++)
-        if (facts[i].bytes >= 0) ok = check_file(directory, checkpoint_file_name(i), facts[i], checksums, err);
+    for (int i = 0; ok && i < CHECKPOINT_FILES; i++) {
+        if (facts[i].bytes < 0) continue;
+        char *path = path_join(directory, checkpoint_file_name(i));
+        struct stat st;
+        FileFacts found = facts[i];
+        ok = stat(path, &st) == 0 || error_set(err, "%s: %s", path, path_reason(path, errno).text);
+        if (ok && (int64_t)st.st_size != facts[i].bytes)
+            ok =
+                error_set(err, "%s: %lld bytes, expected %lld", path, (long long)st.st_size, (long long)facts[i].bytes);
+        if (ok && checksums) ok = file_checksum(path, &found.bytes, &found.checksum, err);
+        if (ok && found.checksum != facts[i].checksum)
+            ok = error_set(err, "%s: checksum %016llx, expected %016llx", path, (unsigned long long)found.checksum,
+                           (unsigned long long)facts[i].checksum);
+        free(path);
+    }
     trainer_state_free(&state);
     free(manifest);
     return ok;
@@ -208,13 +203,9 @@ double checkpoint_newest_bytes(const char *dir) {
     return bytes;
 }
 
-// Whether a file may be whole in spite of this error, which tells nothing about its content.
-static bool is_unreadable(int error) {
-    return error == EIO || error == ESTALE || error == EINTR || error == EAGAIN || error == ETIMEDOUT ||
-           error == EACCES || error == EPERM || error == EMFILE || error == ENFILE || error == ENOMEM;
-}
-
 bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error *err) {
+    // With these errors a file may be whole: they tell nothing about its content.
+    static const int unreadable[] = {EIO, ESTALE, EINTR, EAGAIN, ETIMEDOUT, EACCES, EPERM, EMFILE, ENFILE, ENOMEM};
     *path = *skipped = NULL;
     error_set(err, "%s", "");
     int64_t *steps;
@@ -231,7 +222,9 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
             *path = candidate;
             break;
         }
-        if (is_unreadable(errno)) unread = errno;
+        const int error = errno;
+        for (size_t k = 0; k < sizeof unreadable / sizeof *unreadable; k++)
+            if (error == unreadable[k]) unread = error;
         fprintf(lines, "%s%s", text_if(i > 0, "\n"), reason.text);
         free(candidate);
     }
@@ -270,19 +263,6 @@ bool checkpoint_load_state(const char *path, TrainerState *state, Error *err) {
 
 // ---------------------------------------------------------------------------------------------------------- rotation
 
-// Moves the directory to a temporary name first, durably, so that a kill or a loss of power leaves a name that the next
-// start removes, and not half a checkpoint.
-static bool remove_step(const char *dir, int64_t step, Error *err) {
-    char *path = step_path(dir, step, false), *temporary = step_path(dir, step, true);
-    bool ok = holds_only_ours(path, err);
-    if (ok && !directory_move(path, temporary, manifest_name))
-        ok = error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
-    ok = ok && directory_sync(dir, err) && directory_remove(temporary, err);
-    free(temporary);
-    free(path);
-    return ok;
-}
-
 bool checkpoint_rotate(const char *dir, int keep, int64_t major, int64_t last, Error *err) {
     int64_t *steps;
     int count, whole = 0;
@@ -294,9 +274,19 @@ bool checkpoint_rotate(const char *dir, int keep, int64_t major, int64_t last, E
         char *path = step_path(dir, steps[i], false);
         // Others are not checkpoints: they do not count, and stay for the user to see.
         const bool counts = steps[i] <= last && verify(path, steps[i], false, NULL);
+        if (counts && ++whole > keep && !(major > 0 && steps[i] % major == 0)) {
+            // Moves the directory to a temporary name first, durably, so that a kill or a loss of power leaves a name
+            // that the next start removes, and not half a checkpoint.
+            char *temporary = step_path(dir, steps[i], true);
+            Error *first = NULL; // failure: it is reported
+            if (ok) first = err;
+            bool removed = holds_only_ours(path, first);
+            if (removed && !directory_move(path, temporary, manifest_name))
+                removed = error_set(first, "%s: cannot remove: %s", path, path_reason(path, errno).text);
+            ok &= removed && directory_sync(dir, first) && directory_remove(temporary, first);
+            free(temporary);
+        }
         free(path);
-        if (!counts || ++whole <= keep || (major > 0 && steps[i] % major == 0)) continue;
-        if (!remove_step(dir, steps[i], ok ? err : NULL)) ok = false; // the first failure is reported
     }
     free(steps);
     return ok;

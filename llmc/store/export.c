@@ -65,8 +65,8 @@ static bool ends_in(const char *text, const char *suffix) {
 static ExportTarget target_of(const char *path) {
     ExportTarget t = {.kind = TARGET_LLMC};
     while (t.kind < TARGET_DIRECTORY && !ends_in(path, target_kinds[t.kind].suffix)) t.kind++;
-    t.path = t.kind == TARGET_DIRECTORY ? realpath(path, NULL) : strdup(path);
-    if (!t.path) t.path = strdup(path); // it does not exist yet
+    if (t.kind == TARGET_DIRECTORY) t.path = realpath(path, NULL);
+    if (!t.path) t.path = strdup(path); // a file, or a directory that does not exist yet
     REQUIRE_MEMORY(t.path != NULL, "a path");
     for (size_t n = strlen(t.path); n > 1 && t.path[n - 1] == '/'; n--) t.path[n - 1] = '\0';
     const char *name = path_name(t.path);
@@ -78,26 +78,6 @@ static ExportTarget target_of(const char *path) {
 }
 
 // ---------------------------------------------------------------------------------------------------- existing targets
-
-// Only a directory that an export could have written is replaced. Any other entry in it is named.
-static bool check_entries(const ExportTarget *t, Error *err) {
-    char **names;
-    int count;
-    if (!directory_list(t->path, &names, &count, err)) return false;
-    bool seen[HF_FILES] = {false}, ok = true;
-    for (int i = 0; ok && i < count; i++) {
-        int file = 0;
-        while (file < HF_FILES && strcmp(names[i], huggingface_files[file].name) != 0) file++;
-        if (file < HF_FILES)
-            seen[file] = true;
-        else
-            ok = error_set(err, "the directory has %.100s, which is not part of an exported model; name another one",
-                           names[i]);
-    }
-    directory_list_free(names, count);
-    if (!ok || count == 0 || (seen[HF_WEIGHTS] && seen[HF_CONFIG])) return ok;
-    return error_set(err, "the directory is neither empty nor an exported model; name another one");
-}
 
 static bool is_own_model(const char *directory) {
     return own_directory_is(directory, huggingface_files, HF_FILES, false, NULL);
@@ -119,33 +99,7 @@ static bool check_writable(const ExportTarget *t, Error *err) {
     return true;
 }
 
-// Whether the kind of target can hold the model.
-static bool check_export_kind(TargetKind kind, ExportType type, const ModelConfig *config, const Tokenizer *tokenizer,
-                              Error *err) {
-    if (kind == TARGET_GGUF) return gguf_check(config, tokenizer, err);
-    if (type == EXPORT_Q8_0) return error_set(err, "only GGUF models hold q8_0; name a file that ends in .gguf");
-    if (kind == TARGET_DIRECTORY) return true;
-    if (type == EXPORT_FP16)
-        return error_set(err,
-                         "llm.c has no models in fp16; export PATH:fp32 or PATH:bf16, or to a directory, which may "
-                         "hold fp16");
-    if (!model_is_gpt2(config))
-        return error_set(err, "llm.c's models are GPT-2's blocks, which these are not; name a directory");
-    return config->d_ff == 0 ||
-           error_set(err, "llm.c's models have no field for d_ff = %lld and always 4 C = %lld; name a directory",
-                     (long long)config->d_ff, (long long)(4 * config->C));
-}
-
-static bool check_existing_file(const ExportTarget *t, const struct stat *st, Error *err) {
-    const char *suffix = target_kinds[t->kind].suffix, *what = target_kinds[t->kind].what;
-    if (S_ISDIR(st->st_mode))
-        return error_set(err, "this is a directory, but a name that ends in %s means %s, which is a file", suffix,
-                         what);
-    const bool is_one = t->kind == TARGET_LLMC ? llmc_bin_is_one(t->path) : own_file_is(t->path, GGUF_MAGIC);
-    return (S_ISREG(st->st_mode) && (st->st_size == 0 || is_one)) ||
-           error_set(err, "the file there is not %s; name another file, or remove it", what);
-}
-
+// Only a directory that an export could have written is replaced. Any other entry in it is named.
 static bool check_existing_directory(const ExportTarget *t, const struct stat *st, Error *err) {
     struct stat parent;
     if (!S_ISDIR(st->st_mode))
@@ -153,21 +107,58 @@ static bool check_existing_directory(const ExportTarget *t, const struct stat *s
                               ".bin, that of a GGUF model in .gguf");
     if (stat(t->parent, &parent) != 0 || parent.st_dev != st->st_dev || strcmp(t->path, "/") == 0)
         return error_set(err, "this is a mount point, which cannot be replaced; name a directory inside it");
-    return check_entries(t, err);
+    char **names;
+    int count;
+    if (!directory_list(t->path, &names, &count, err)) return false;
+    bool seen[HF_FILES] = {false}, ok = true;
+    for (int i = 0; ok && i < count; i++) {
+        int file = 0;
+        while (file < HF_FILES && strcmp(names[i], huggingface_files[file].name) != 0) file++;
+        if (file < HF_FILES)
+            seen[file] = true;
+        else
+            ok = error_set(err, "the directory has %.100s, which is not part of an exported model; name another one",
+                           names[i]);
+    }
+    directory_list_free(names, count);
+    if (!ok || count == 0 || (seen[HF_WEIGHTS] && seen[HF_CONFIG])) return ok;
+    return error_set(err, "the directory is neither empty nor an exported model; name another one");
 }
 
+// Whether the kind of target can hold the model, and what exists there may be replaced.
 static bool check_export_target(const ExportTarget *t, ExportType type, const ModelConfig *config,
                                 const Tokenizer *tokenizer, Error *err) {
-    struct stat st;
-    if (!check_export_kind(t->kind, type, config, tokenizer, err)) return false;
+    const bool is_llmc = t->kind == TARGET_LLMC, is_gguf = t->kind == TARGET_GGUF;
+    if (is_gguf && !gguf_check(config, tokenizer, err)) return false;
+    if (!is_gguf && type == EXPORT_Q8_0)
+        return error_set(err, "only GGUF models hold q8_0; name a file that ends in .gguf");
+    if (is_llmc && type == EXPORT_FP16)
+        return error_set(err,
+                         "llm.c has no models in fp16; export PATH:fp32 or PATH:bf16, or to a directory, which may "
+                         "hold fp16");
+    if (is_llmc && !model_is_gpt2(config))
+        return error_set(err, "llm.c's models are GPT-2's blocks, which these are not; name a directory");
+    if (is_llmc && config->d_ff != 0)
+        return error_set(err, "llm.c's models have no field for d_ff = %lld and always 4 C = %lld; name a directory",
+                         (long long)config->d_ff, (long long)(4 * config->C));
     if (*t->path == '\0') return error_set(err, "the path is empty");
     if (ends_in(t->path, ".safetensors"))
         return error_set(err, "name the directory for model.safetensors and config.json, not a file");
-    if (stat(t->path, &st) != 0)
-        return (lstat(t->path, &st) != 0 || error_set(err, "this is a dangling symbolic link; remove it")) &&
-               check_writable(t, err);
-    return (t->kind == TARGET_DIRECTORY ? check_existing_directory : check_existing_file)(t, &st, err) &&
-           check_writable(t, err);
+
+    struct stat st;
+    const bool exists = stat(t->path, &st) == 0;
+    if (!exists && lstat(t->path, &st) == 0) return error_set(err, "this is a dangling symbolic link; remove it");
+    if (!exists) return check_writable(t, err);
+    if (t->kind == TARGET_DIRECTORY) return check_existing_directory(t, &st, err) && check_writable(t, err);
+    const char *suffix = target_kinds[t->kind].suffix, *what = target_kinds[t->kind].what;
+    if (S_ISDIR(st.st_mode))
+        return error_set(err, "this is a directory, but a name that ends in %s means %s, which is a file", suffix,
+                         what);
+    const bool is_one =
+        st.st_size == 0 || (is_llmc && llmc_bin_is_one(t->path)) || (is_gguf && own_file_is(t->path, GGUF_MAGIC));
+    if (!S_ISREG(st.st_mode) || !is_one)
+        return error_set(err, "the file there is not %s; name another file, or remove it", what);
+    return check_writable(t, err);
 }
 
 bool export_check(const char *path, ExportType type, const ModelConfig *config, const Tokenizer *tokenizer,

@@ -3,6 +3,7 @@
 #include "llmc/store/gguf.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/base/own_file.h"
 #include "llmc/model/model_state.h"
@@ -37,25 +38,29 @@ typedef struct {
 
 static void name_tensor(const Parameter *p, int part, char name[MAX_NAME]) {
     static const char *const stems[NUM_PARAMETER_SPECS] = {
-        [PARAM_WTE] = "token_embd",       [PARAM_WPE] = "position_embd",    [PARAM_LN1W] = "attn_norm",
-        [PARAM_LN1B] = "attn_norm",       [PARAM_QNORMW] = "attn_q_norm",   [PARAM_KNORMW] = "attn_k_norm",
-        [PARAM_ATTPROJW] = "attn_output", [PARAM_ATTPROJB] = "attn_output", [PARAM_LN2W] = "ffn_norm",
-        [PARAM_LN2B] = "ffn_norm",        [PARAM_FCPROJW] = "ffn_down",     [PARAM_FCPROJB] = "ffn_down",
-        [PARAM_LNFW] = "output_norm",     [PARAM_LNFB] = "output_norm",     [PARAM_HEADW] = "output"};
+        [PARAM_WTE] = "token_embd",     [PARAM_WPE] = "position_embd",    [PARAM_QKVW] = "attn_qkv",
+        [PARAM_QKVB] = "attn_qkv",      [PARAM_FCW] = "ffn_up",           [PARAM_FCB] = "ffn_up",
+        [PARAM_LN1W] = "attn_norm",     [PARAM_LN1B] = "attn_norm",       [PARAM_QNORMW] = "attn_q_norm",
+        [PARAM_KNORMW] = "attn_k_norm", [PARAM_ATTPROJW] = "attn_output", [PARAM_ATTPROJB] = "attn_output",
+        [PARAM_LN2W] = "ffn_norm",      [PARAM_LN2B] = "ffn_norm",        [PARAM_FCPROJW] = "ffn_down",
+        [PARAM_FCPROJB] = "ffn_down",   [PARAM_LNFW] = "output_norm",     [PARAM_LNFB] = "output_norm",
+        [PARAM_HEADW] = "output"};
     static const char *const qkv[] = {"attn_q", "attn_k", "attn_v"}, *const gated[] = {"ffn_gate", "ffn_up"};
-    const char *stem = stems[p->spec - parameter_specs];
-    if (p->spec->rows == DIM_QKV) stem = p->file_parts == 1 ? "attn_qkv" : qkv[part];
-    if (p->spec->rows == DIM_FC) stem = p->file_parts == 1 ? "ffn_up" : gated[part];
+    const bool in_parts = p->file_parts > 1;
+    const char *stem = stems[p->spec - parameter_specs], *kind = "weight";
+    if (p->spec->rows == DIM_QKV && in_parts) stem = qkv[part];
+    if (p->spec->rows == DIM_FC && in_parts) stem = gated[part];
     REQUIRE(stem, "no name of llama.cpp for %s", p->name);
+    if (p->rank == 1 && p->spec->init == INIT_ZERO) kind = "bias";
     char block[16] = "";
     if (p->block >= 0) snprintf(block, sizeof block, "blk.%d.", p->block);
-    const bool is_bias = p->rank == 1 && p->spec->init == INIT_ZERO;
-    snprintf(name, MAX_NAME, "%s%s.%s", block, stem, is_bias ? "bias" : "weight");
+    snprintf(name, MAX_NAME, "%s%s.%s", block, stem, kind);
 }
 
 static int64_t gguf_bytes(GgufType type, int64_t numel) {
     if (type == GGUF_Q8_0) return numel / Q8_0_BLOCK * Q8_0_BYTES;
-    return numel * (type == GGUF_F32 ? 4 : 2);
+    if (type == GGUF_F32) return numel * 4;
+    return numel * 2;
 }
 
 // The tensors of the file, malloced.
@@ -106,7 +111,7 @@ static void put_counted(FILE *out, const char *text) {
 // A key that begins with a dot is one of the architecture.
 static void put_key(GgufHeader *h, const char *key, uint32_t type) {
     char name[MAX_NAME];
-    snprintf(name, sizeof name, "%s%s", *key == '.' ? h->family : "", key);
+    snprintf(name, sizeof name, "%s%s", text_if(*key == '.', h->family), key);
     put_counted(h->out, name);
     put_little(h->out, type, 4);
     h->keys++;
@@ -133,36 +138,6 @@ static void put_array(GgufHeader *h, const char *key, uint32_t type, int64_t cou
     put_little(h->out, (uint64_t)count, 8);
 }
 
-static void put_config(GgufHeader *h, const ModelConfig *c, GgufType type) {
-    static const int64_t file_types[] = {[GGUF_F32] = 0, [GGUF_F16] = 1, [GGUF_Q8_0] = 7, [GGUF_BF16] = 32};
-    char name[MODEL_DESCRIPTOR];
-    const int64_t HS = model_head_size(c);
-    const struct {
-        const char *key;
-        int64_t value;
-    } sizes[] = {{".context_length", c->max_T},
-                 {".embedding_length", c->C},
-                 {".block_count", c->L},
-                 {".feed_forward_length", model_size(c, DIM_FF)},
-                 {".attention.head_count", c->NH},
-                 {".attention.head_count_kv", model_kv_heads(c)},
-                 {".attention.key_length", HS},
-                 {".attention.value_length", HS},
-                 {".vocab_size", c->V}};
-    put_text_key(h, "general.architecture", h->family);
-    put_text_key(h, "general.type", "model");
-    put_text_key(h, "general.name", model_config_descriptor(c, name));
-    put_text_key(h, "general.description", GGUF_MARK);
-    put_u32(h, "general.file_type", file_types[type]);
-    put_u32(h, "general.quantization_version", 2);
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) put_u32(h, sizes[i].key, sizes[i].value);
-    put_f32(h, c->norm == NORM_RMS ? ".attention.layer_norm_rms_epsilon" : ".attention.layer_norm_epsilon",
-            model_eps(c));
-    if (c->rope_base == 0) return;
-    put_f32(h, ".rope.freq_base", (float)c->rope_base);
-    put_u32(h, ".rope.dimension_count", HS);
-}
-
 // The tokenizer as its tokenizer.json spells it, which is GGUF's spelling too.
 static void put_vocabulary(GgufHeader *h, const cJSON *root, const char *pre, int64_t V) {
     enum { NORMAL = 1, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5 };
@@ -186,8 +161,9 @@ static void put_vocabulary(GgufHeader *h, const cJSON *root, const char *pre, in
         types[count] = UNUSED;
     }
     cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(root, "added_tokens")) {
-        const bool is_special = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(item, "special"));
-        types[cJSON_GetObjectItemCaseSensitive(item, "id")->valueint] = is_special ? CONTROL : USER_DEFINED;
+        int32_t *added = &types[cJSON_GetObjectItemCaseSensitive(item, "id")->valueint];
+        *added = USER_DEFINED;
+        if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(item, "special"))) *added = CONTROL;
     }
     put_array(h, "tokenizer.ggml.token_type", KEY_I32, V);
     fwrite(types, sizeof *types, (size_t)V, h->out);
@@ -216,13 +192,40 @@ static cJSON *read_tokenizer(const Tokenizer *tokenizer, Error *err) {
 // The header, malloced, padded so that the data may follow. root: of the tokenizer.
 static char *gguf_header(const ModelConfig *config, GgufType type, int64_t eot, const Tokenizer *tokenizer,
                          const cJSON *root, const GgufTensor *tensors, int count, size_t *bytes) {
-    char *text = NULL;
+    static const int64_t file_types[] = {[GGUF_F32] = 0, [GGUF_F16] = 1, [GGUF_Q8_0] = 7, [GGUF_BF16] = 32};
+    const int64_t HS = model_head_size(config);
+    const struct {
+        const char *key;
+        int64_t value;
+    } sizes[] = {{".context_length", config->max_T},
+                 {".embedding_length", config->C},
+                 {".block_count", config->L},
+                 {".feed_forward_length", model_size(config, DIM_FF)},
+                 {".attention.head_count", config->NH},
+                 {".attention.head_count_kv", model_kv_heads(config)},
+                 {".attention.key_length", HS},
+                 {".attention.value_length", HS},
+                 {".vocab_size", config->V}};
+    const char *eps = ".attention.layer_norm_epsilon";
+    if (config->norm == NORM_RMS) eps = ".attention.layer_norm_rms_epsilon";
+    char *text = NULL, name[MODEL_DESCRIPTOR];
     GgufHeader h = {.out = text_open(&text, bytes), .family = model_family(config)};
     fputs(GGUF_MAGIC, h.out);
     put_little(h.out, GGUF_VERSION, 4);
     put_little(h.out, (uint64_t)count, 8);
     put_little(h.out, 0, 8); // of keys, below
-    put_config(&h, config, type);
+    put_text_key(&h, "general.architecture", h.family);
+    put_text_key(&h, "general.type", "model");
+    put_text_key(&h, "general.name", model_config_descriptor(config, name));
+    put_text_key(&h, "general.description", GGUF_MARK);
+    put_u32(&h, "general.file_type", file_types[type]);
+    put_u32(&h, "general.quantization_version", 2);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) put_u32(&h, sizes[i].key, sizes[i].value);
+    put_f32(&h, eps, model_eps(config));
+    if (config->rope_base > 0) {
+        put_f32(&h, ".rope.freq_base", (float)config->rope_base);
+        put_u32(&h, ".rope.dimension_count", HS);
+    }
     if (tokenizer)
         put_vocabulary(&h, root, tokenizer_pre(tokenizer), config->V);
     else
@@ -260,7 +263,7 @@ static bool to_q8_0(char *out, const float *values, int64_t n, const char *name,
             uint32_t bits;
             memcpy(&bits, &x[i], sizeof bits);
             bits &= FLOAT_MAGNITUDE;
-            largest = bits > largest ? bits : largest;
+            if (bits > largest) largest = bits;
         }
         float amax;
         memcpy(&amax, &largest, sizeof amax);
@@ -293,10 +296,16 @@ static bool gguf_append(AtomicFile *file, const Model *model, const GgufTensor *
     if (t->type == GGUF_F32) data = (const void *)values;
     bool ok = true;
     for (int64_t row = 0; ok && row < t->rows; row += piece) {
-        const int64_t n = min_i64(piece, t->rows - row), run = t->head ? 1 : n;
+        const int64_t n = min_i64(piece, t->rows - row);
+        int64_t run = n; // rows that are in the same order in our tensor
+        if (t->head) run = 1;
         for (int64_t r = row; ok && r < row + n; r += run) {
-            const int64_t i = t->head ? r % t->head : 0, ours = r - i + i / 2 + (i % 2) * (t->head / 2);
-            ok = model_get_weight(model, t->index, t->first + ours, run, values + (r - row) * cols) ||
+            int64_t ours = t->first + r;
+            if (t->head) {
+                const int64_t i = r % t->head;
+                ours += i / 2 + (i % 2) * (t->head / 2) - i;
+            }
+            ok = model_get_weight(model, t->index, ours, run, values + (r - row) * cols) ||
                  error_set(err, "the state of another process cannot be read");
         }
         if (ok && t->type == GGUF_Q8_0) ok = to_q8_0((char *)converted, values, n * cols, t->p->name, err);

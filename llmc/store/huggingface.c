@@ -37,26 +37,6 @@ struct HuggingFace {
     int matrix_index;    // the tensor in it, -1: none
 };
 
-static bool read_config(const char *directory, ModelConfig *config, int64_t *eot, Error *err) {
-    char *path = path_join(directory, "config.json");
-    bool ok = file_exists(path) ||
-              error_set(err,
-                        "%s: has no config.json: neither a Hugging Face model directory nor a checkpoint (those are "
-                        "the step_* directories of a run)",
-                        directory) ||
-              weight_shards_explain(directory, err);
-    cJSON *root = NULL;
-    if (ok) root = json_parse_file(path, MAX_CONFIG_BYTES, err);
-    if (root) ok = huggingface_parse_config(root, config, err) || error_prefix(err, "%s", path);
-    const cJSON *token = NULL; // the end-of-text token, or the first of several
-    if (!root || !ok || !json_find(root, "eos_token_id", &token, NULL)) token = NULL;
-    if (token && cJSON_IsArray(token)) token = token->child;
-    if (!json_int_value(token, 0, config->V - 1, eot)) *eot = -1;
-    cJSON_Delete(root);
-    free(path);
-    return ok && root;
-}
-
 // -------------------------------------------------------------------------------------------------- the tensors' table
 
 // The name without "transformer." and the prefixes of torch.compile, DDP and other wrappers.
@@ -103,9 +83,9 @@ static BufferKind buffer_kind(const char *name, const ModelConfig *config) {
     const char *blocks = "layers.%9d.self_attn.%n";
     if (model_is_gpt2(config)) blocks = "h.%9d.attn.%n";
     if (sscanf(name, blocks, &block, &n) != 1 || n == 0 || block < 0 || block >= config->L) return BUFFER_NONE;
-    if (!model_is_gpt2(config)) return strcmp(name + n, "rotary_emb.inv_freq") == 0 ? BUFFER_FREQUENCIES : BUFFER_NONE;
-    if (strcmp(name + n, "bias") == 0) return BUFFER_MASK;
-    if (strcmp(name + n, "masked_bias") == 0) return BUFFER_MASKED_VALUE;
+    if (model_is_gpt2(config) && strcmp(name + n, "bias") == 0) return BUFFER_MASK;
+    if (model_is_gpt2(config) && strcmp(name + n, "masked_bias") == 0) return BUFFER_MASKED_VALUE;
+    if (!model_is_gpt2(config) && strcmp(name + n, "rotary_emb.inv_freq") == 0) return BUFFER_FREQUENCIES;
     return BUFFER_NONE;
 }
 
@@ -113,17 +93,19 @@ static BufferKind buffer_kind(const char *name, const ModelConfig *config) {
 static bool check_extra(const SafetensorsEntry *e, const ModelConfig *config, Error *err) {
     if (strcmp(without_prefix(e->name), head_name) == 0) return check_shape(e, 2, config->V, config->C, err);
     if (buffer_kind(e->name, config) != BUFFER_NONE) return true;
-    error_set(err, "tensor %s is not part of a %s of %lld blocks with this config.json", e->name,
-              model_is_gpt2(config) ? "GPT-2" : "model", (long long)config->L);
+    const char *what = "model";
+    if (model_is_gpt2(config)) what = "GPT-2";
+    error_set(err, "tensor %s is not part of a %s of %lld blocks with this config.json", e->name, what,
+              (long long)config->L);
     if (strstr(e->name, "lora_") || strstr(e->name, ".base_layer."))
         return error_append(err, "it is a LoRA adapter's: merge it into the model with merge_and_unload() and save "
                                  "that");
-    return error_append(err, "save a %s without it", model_class(config) ? model_class(config) : "model");
+    return error_append(err, "save a %s without it", text_or(model_class(config), "model"));
 }
 
 // Finds a tensor of the table, or a part of it.
 static bool open_tensor(HuggingFace *f, const Parameter *p, int part, int *place, Error *err) {
-    const int64_t rows = weights_part_rows(p, part);
+    int64_t rows = weights_part_rows(p, part), cols = p->cols;
     char name[64];
     parameter_part_name(p, part, name);
     *place = find_tensor(f->shards, name);
@@ -135,8 +117,11 @@ static bool open_tensor(HuggingFace *f, const Parameter *p, int part, int *place
         return p->spec == &parameter_specs[PARAM_HEADW] &&
                error_append(err, "\"tie_word_embeddings\" is false in config.json; true makes the embedding the head");
     }
-    return check_shape(weight_shards_entry(f->shards, *place), p->rank, p->transposed ? p->cols : rows,
-                       p->transposed ? rows : p->cols, err) ||
+    if (p->transposed) { // in the file
+        cols = rows;
+        rows = p->cols;
+    }
+    return check_shape(weight_shards_entry(f->shards, *place), p->rank, rows, cols, err) ||
            error_prefix(err, "%s", weight_shards_path(f->shards, *place));
 }
 
@@ -168,7 +153,25 @@ HuggingFace *huggingface_open(const char *directory, ModelConfig *config, int64_
     HuggingFace *f = calloc(1, sizeof *f);
     REQUIRE_MEMORY(f != NULL, "the files of a model");
     f->matrix_index = -1;
-    if (read_config(directory, &f->config, eot, err) && open_tensors(f, directory, err)) {
+    char *path = path_join(directory, "config.json");
+    cJSON *root = NULL;
+    if (file_exists(path)) {
+        root = json_parse_file(path, MAX_CONFIG_BYTES, err);
+    } else {
+        error_set(err,
+                  "%s: has no config.json: neither a Hugging Face model directory nor a checkpoint (those are "
+                  "the step_* directories of a run)",
+                  directory);
+        weight_shards_explain(directory, err);
+    }
+    bool ok = root && (huggingface_parse_config(root, &f->config, err) || error_prefix(err, "%s", path));
+    const cJSON *token = NULL; // the end-of-text token, or the first of several
+    if (!ok || !json_find(root, "eos_token_id", &token, NULL)) token = NULL;
+    if (token && cJSON_IsArray(token)) token = token->child;
+    if (!json_int_value(token, 0, f->config.V - 1, eot)) *eot = -1;
+    cJSON_Delete(root);
+    free(path);
+    if (ok && open_tensors(f, directory, err)) {
         *config = f->config;
         return f;
     }
@@ -225,41 +228,38 @@ static bool check_mask(HuggingFace *f, int place, Error *err) {
     for (int64_t r = 0; ok && r < n; r++) {
         ok = weight_shards_read_bytes(f->shards, place, r * n * size, n * size, row, err);
         for (int64_t c = 0; ok && c < n; c++) {
-            bool is_set = false;
-            for (int64_t i = 0; i < size; i++) is_set |= row[c * size + i] != 0;
-            if (is_set != (c <= r))
+            const char *value = "0";
+            for (int64_t i = 0; i < size; i++)
+                if (row[c * size + i] != 0) value = "set";
+            if ((*value == 's') != (c <= r))
                 ok = error_set(err,
                                "%s: tensor %s is not a causal mask: [%lld, %lld] is %s; only causal attention is "
                                "supported",
-                               weight_shards_path(f->shards, place), e->name, (long long)r, (long long)c,
-                               is_set ? "set" : "0");
+                               weight_shards_path(f->shards, place), e->name, (long long)r, (long long)c, value);
         }
     }
     free(row);
     return ok;
 }
 
-// Masked scores become this value, so low that their probability is 0.
-static bool check_masked_value(HuggingFace *f, int place, Error *err) {
-    enum { LOW = -1000 };
-    const SafetensorsEntry *e = weight_shards_entry(f->shards, place);
-    float value = 0;
-    if (e->bytes != (int64_t)dtype_size(DTYPE_FP32) && e->bytes != (int64_t)dtype_size(DTYPE_FP16))
-        return error_set(err, "%s: tensor %s is not one number", weight_shards_path(f->shards, place), e->name);
-    return weight_shards_read_fp32(f->shards, place, 0, 1, &value, err) &&
-           (value <= LOW || error_set(err, "%s: tensor %s is %g, expected a large negative number",
-                                      weight_shards_path(f->shards, place), e->name, (double)value));
-}
-
 bool huggingface_check_rest(HuggingFace *f, Error *err) {
+    enum { LOW = -1000 }; // masked scores become a value so low that their probability is 0
     const int wte = f->places[parameter_index(&f->config, PARAM_WTE, 0)][0];
     bool ok = true;
     for (int i = 0; ok && i < weight_shards_count(f->shards); i++) {
-        const char *name = weight_shards_entry(f->shards, i)->name;
-        const BufferKind kind = buffer_kind(name, &f->config);
+        const SafetensorsEntry *e = weight_shards_entry(f->shards, i);
+        const BufferKind kind = buffer_kind(e->name, &f->config);
         if (kind == BUFFER_MASK) ok = check_mask(f, i, err);
-        if (kind == BUFFER_MASKED_VALUE) ok = check_masked_value(f, i, err);
-        if (i != wte && !f->config.untied && strcmp(without_prefix(name), head_name) == 0)
+        if (kind == BUFFER_MASKED_VALUE) {
+            const char *path = weight_shards_path(f->shards, i);
+            float value = 0;
+            if (e->bytes != (int64_t)dtype_size(DTYPE_FP32) && e->bytes != (int64_t)dtype_size(DTYPE_FP16))
+                ok = error_set(err, "%s: tensor %s is not one number", path, e->name);
+            ok = ok && weight_shards_read_fp32(f->shards, i, 0, 1, &value, err) &&
+                 (value <= LOW || error_set(err, "%s: tensor %s is %g, expected a large negative number", path, e->name,
+                                            (double)value));
+        }
+        if (i != wte && !f->config.untied && strcmp(without_prefix(e->name), head_name) == 0)
             ok = check_tied_head(f, i, err);
     }
     return ok;
@@ -335,14 +335,13 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
     for (int i = 0; i < count; i++) {
         const Parameter *p = &table[i];
         for (int part = 0; part < p->file_parts; part++, n++) { // the rows of a part follow those of the one before
-            const int64_t rows = weights_part_rows(p, part);
+            SafetensorsEntry *e = &entries[n];
             char name[64];
             parameter_part_name(p, part, name);
-            entries[n] = (SafetensorsEntry){.dtype = m->dtype, .rank = p->rank};
-            entries[n].shape[0] = rows;
-            if (p->transposed) entries[n].shape[0] = p->cols;
-            if (p->rank == 2) entries[n].shape[1] = p->transposed ? rows : p->cols;
-            snprintf(entries[n].name, sizeof entries[n].name, "%s", name);
+            *e = (SafetensorsEntry){.dtype = m->dtype, .rank = p->rank};
+            e->shape[p->transposed] = weights_part_rows(p, part);
+            if (p->rank == 2) e->shape[!p->transposed] = p->cols;
+            snprintf(e->name, sizeof e->name, "%s", name);
         }
     }
     SafetensorsWriter *w = safetensors_writer_open(path, entries, n, metadata, err);
@@ -383,7 +382,8 @@ static char *tokenizer_config_json(const HuggingFaceModel *m) {
 }
 
 bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFacts facts[HF_FILES], Error *err) {
-    const int64_t begin = m->tokenizer ? tokenizer_begin(m->tokenizer) : m->eot;
+    int64_t begin = m->eot;
+    if (m->tokenizer) begin = tokenizer_begin(m->tokenizer);
     bool ok = true;
     for (int file = 0; ok && file < HF_FILES; file++) {
         facts[file] = (FileFacts){.bytes = -1};

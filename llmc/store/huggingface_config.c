@@ -112,8 +112,9 @@ static bool check_class(const cJSON *root, const char *class, Error *err) {
         if (strcmp(text, class) == 0 || strcmp(text, without_head) == 0) return true;
     }
     if (!item || cJSON_IsNull(item) || (cJSON_IsArray(item) && !item->child)) return true;
-    return error_set(err, "\"architectures\" is %s, expected [\"%s\"]",
-                     json_describe(cJSON_IsArray(item) ? item->child : item, found, sizeof found), class);
+    if (cJSON_IsArray(item)) item = item->child;
+    return error_set(err, "\"architectures\" is %s, expected [\"%s\"]", json_describe(item, found, sizeof found),
+                     class);
 }
 
 static bool check_fixed(const cJSON *root, int type, Error *err) {
@@ -140,7 +141,8 @@ static bool parse_size(const cJSON *root, int type, const SizeField *field, Mode
     const cJSON *stated = item;
     if (gpt2_item) stated = gpt2_item;
     if (field->optional & type && (!stated || cJSON_IsNull(stated))) return true;
-    const char *key = has_two_names && (gpt2_item || !item) ? field->gpt2_key : field->key;
+    const char *key = field->key;
+    if (has_two_names && (gpt2_item || !item)) key = field->gpt2_key;
     if (!json_get_int(root, key, 1, INT32_MAX, size, err)) return false;
     return !gpt2_item || !item || (json_int_value(item, 1, INT32_MAX, &same) && same == *size) ||
            error_set(err, "\"%s\" and \"%s\" are the same size but differ", key, field->key);
@@ -154,19 +156,6 @@ static bool parse_flag(const cJSON *root, const char *key, bool *value, Error *e
     *value = cJSON_IsTrue(item);
     return cJSON_IsBool(item) ||
            error_set(err, "\"%s\" is %s, expected true or false", key, json_describe(item, found, sizeof found));
-}
-
-static bool parse_biases(const cJSON *root, int type, ModelConfig *config, Error *err) {
-    int biases = 0;
-    if (type == QWEN2) biases = BIAS_QKV; // it has no switch
-    for (int i = 0; i < NUM_BIAS_FIELDS; i++) {
-        bool is_on = bias_fields[i].by_default;
-        if (!(bias_fields[i].types & type)) continue;
-        if (!parse_flag(root, bias_fields[i].key, &is_on, err)) return false;
-        if (is_on) biases |= bias_fields[i].biases;
-    }
-    config->no_bias = BIAS_EVERY & ~biases;
-    return true;
 }
 
 // "rope_parameters" of transformers 5, or "rope_scaling" of earlier versions. *base stays where it states none.
@@ -254,18 +243,6 @@ static bool parse_name(const cJSON *root, const char *key, const char *const *na
            error_set(err, "\"%s\" is %s, which is not supported", key, json_describe(item, found, sizeof found));
 }
 
-static bool parse_own_block(const cJSON *root, ModelConfig *config, Error *err) {
-    int norm = NORM_LAYER, activation = ACTIVATION_GELU;
-    const bool ok = parse_name(root, "norm", norm_names, 2, &norm, err) &&
-                    parse_name(root, "hidden_act", hidden_acts, 3, &activation, err) &&
-                    parse_flag(root, "qk_norm", &config->qk_norm, err);
-    config->norm = (NormKind)norm;
-    config->activation = (ActivationKind)activation;
-    if (!ok || (norm == NORM_LAYER) == (activation == ACTIVATION_GELU)) return ok;
-    return error_set(err, "\"norm\" is \"%s\" and \"hidden_act\" \"%s\", which no descriptor gives a block",
-                     norm_names[norm], hidden_acts[activation]);
-}
-
 bool huggingface_parse_config(const cJSON *root, ModelConfig *config, Error *err) {
     const char *name;
     *config = (ModelConfig){0};
@@ -274,23 +251,41 @@ bool huggingface_parse_config(const cJSON *root, ModelConfig *config, Error *err
     if (!type)
         return error_set(
             err, "\"model_type\" is \"%.40s\", expected \"gpt2\", starcoder2, llama, qwen2, qwen3 or arcee", name);
-    const char *class = model_family_block(name, config);
+    const char *class = model_family_block(name, config), *activation_key = "hidden_act";
+    if (type == GPT2) activation_key = "activation_function";
+    if (type == OWN) {
+        int norm = NORM_LAYER, activation = ACTIVATION_GELU;
+        if (!parse_name(root, "norm", norm_names, 2, &norm, err) ||
+            !parse_name(root, "hidden_act", hidden_acts, 3, &activation, err) ||
+            !parse_flag(root, "qk_norm", &config->qk_norm, err))
+            return false;
+        config->norm = (NormKind)norm;
+        config->activation = (ActivationKind)activation;
+        if ((norm == NORM_LAYER) != (activation == ACTIVATION_GELU))
+            return error_set(err, "\"norm\" is \"%s\" and \"hidden_act\" \"%s\", which no descriptor gives a block",
+                             norm_names[norm], hidden_acts[activation]);
+    } else if (!check_class(root, class, err) || !check_string(root, activation_key, hidden_acts[config->activation],
+                                                               same_acts[config->activation], err)) {
+        return false;
+    }
+    if (!check_fixed(root, type, err)) return false;
+    for (int i = 0; i < NUM_SIZE_FIELDS; i++)
+        if (!parse_size(root, type, &size_fields[i], config, err)) return false;
     bool tied = (type & (GPT2 | STARCODER2)) != 0; // the classes' default
-    bool ok;
-    if (type == OWN)
-        ok = parse_own_block(root, config, err);
-    else
-        ok = check_class(root, class, err) &&
-             check_string(root, type == GPT2 ? "activation_function" : "hidden_act", hidden_acts[config->activation],
-                          same_acts[config->activation], err);
-    ok = ok && check_fixed(root, type, err);
-    for (int i = 0; ok && i < NUM_SIZE_FIELDS; i++) ok = parse_size(root, type, &size_fields[i], config, err);
-    ok = ok && parse_eps(root, type, config, err) && parse_flag(root, "tie_word_embeddings", &tied, err);
-    if (ok && type != GPT2)
-        ok = parse_biases(root, type, config, err) && parse_rope(root, type, config, err) &&
-             check_windows(root, type, config, err);
-    if (!ok) return false;
+    if (!parse_eps(root, type, config, err) || !parse_flag(root, "tie_word_embeddings", &tied, err)) return false;
     config->untied = !tied;
+
+    int biases = 0;
+    if (type == GPT2) biases = BIAS_EVERY;
+    if (type == QWEN2) biases = BIAS_QKV; // it has no switch
+    for (int i = 0; i < NUM_BIAS_FIELDS; i++) {
+        bool is_on = bias_fields[i].by_default;
+        if (!(bias_fields[i].types & type)) continue;
+        if (!parse_flag(root, bias_fields[i].key, &is_on, err)) return false;
+        if (is_on) biases |= bias_fields[i].biases;
+    }
+    config->no_bias = BIAS_EVERY & ~biases;
+    if (type != GPT2 && (!parse_rope(root, type, config, err) || !check_windows(root, type, config, err))) return false;
     if (config->NKV == config->NH) config->NKV = 0;
     if (config->HS * config->NH == config->C) config->HS = 0;
     model_config_set_d_ff(config, config->d_ff);
@@ -300,95 +295,56 @@ bool huggingface_parse_config(const cJSON *root, ModelConfig *config, Error *err
 
 // ------------------------------------------------------------------------------------------------------------- writing
 
-static char *gpt2_config_json(const ModelConfig *config, const char *dtype, const char *begin, const char *end) {
-    char inner[32] = "null", *text = NULL;
-    if (config->d_ff) snprintf(inner, sizeof inner, "%lld", (long long)config->d_ff);
-    int length = asprintf(&text,
-                          "{\n"
-                          "  \"architectures\": [\"GPT2LMHeadModel\"],\n"
-                          "  \"model_type\": \"gpt2\",\n"
-                          "  \"activation_function\": \"gelu_new\",\n"
-                          "  \"n_positions\": %lld,\n"
-                          "  \"n_ctx\": %lld,\n"
-                          "  \"vocab_size\": %lld,\n"
-                          "  \"n_layer\": %lld,\n"
-                          "  \"n_head\": %lld,\n"
-                          "  \"n_embd\": %lld,\n"
-                          "  \"n_inner\": %s,\n"
-                          "  \"layer_norm_epsilon\": 1e-05,\n"
-                          "  \"initializer_range\": 0.02,\n"
-                          "  \"attn_pdrop\": 0.0,\n"
-                          "  \"embd_pdrop\": 0.0,\n"
-                          "  \"resid_pdrop\": 0.0,\n"
-                          "  \"tie_word_embeddings\": true,\n"
-                          "  \"bos_token_id\": %s,\n"
-                          "  \"eos_token_id\": %s,\n"
-                          "  \"torch_dtype\": \"%s\"\n"
-                          "}\n",
-                          (long long)config->max_T, (long long)config->max_T, (long long)config->V,
-                          (long long)config->L, (long long)config->NH, (long long)config->C, inner, begin, end, dtype);
-    REQUIRE_MEMORY(length >= 0, "the files of a model");
-    return text;
-}
-
-static char *class_config_json(const ModelConfig *config, const char *dtype, const char *begin, const char *end) {
-    const char *class = model_class(config), *name = class ? model_family(config) : model_types[NUM_TYPES - 1];
-    const int type = type_of(name);
-    char own[128] = "", *text = NULL;
-    const char *flags[NUM_BIAS_FIELDS];
-    for (int i = 0; i < NUM_BIAS_FIELDS; i++)
-        flags[i] = bias_fields[i].types & type && !(config->no_bias & bias_fields[i].biases) ? "true" : "false";
-    if (!class)
-        snprintf(own, sizeof own, "  \"norm\": \"%s\",\n  \"qk_norm\": %s,\n  \"%s\": %s,\n", norm_names[config->norm],
-                 config->qk_norm ? "true" : "false", bias_fields[3].key, flags[3]);
-    const long long base = (long long)config->rope_base;
-    const int length =
-        asprintf(&text,
-                 "{\n"
-                 "  \"architectures\": [\"%s\"],\n"
-                 "  \"model_type\": \"%s\",\n"
-                 "%s"
-                 "  \"hidden_act\": \"%s\",\n"
-                 "  \"hidden_size\": %lld,\n"
-                 "  \"intermediate_size\": %lld,\n"
-                 "  \"num_hidden_layers\": %lld,\n"
-                 "  \"num_attention_heads\": %lld,\n"
-                 "  \"num_key_value_heads\": %lld,\n"
-                 "  \"head_dim\": %lld,\n"
-                 "  \"max_position_embeddings\": %lld,\n"
-                 "  \"vocab_size\": %lld,\n"
-                 "  \"rope_theta\": %lld,\n"
-                 "  \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": %lld},\n"
-                 "  \"%s\": %.6g,\n"
-                 "  \"%s\": %s,\n"
-                 "  \"%s\": %s,\n"
-                 "  \"%s\": %s,\n"
-                 "  \"sliding_window\": null,\n"
-                 "  \"attention_dropout\": 0.0,\n"
-                 "  \"residual_dropout\": 0.0,\n"
-                 "  \"embedding_dropout\": 0.0,\n"
-                 "  \"initializer_range\": 0.02,\n"
-                 "  \"tie_word_embeddings\": %s,\n"
-                 "  \"bos_token_id\": %s,\n"
-                 "  \"eos_token_id\": %s,\n"
-                 "  \"pad_token_id\": null,\n"
-                 "  \"torch_dtype\": \"%s\"\n"
-                 "}\n",
-                 text_or(class, "none"), name, own, hidden_acts[config->activation], (long long)config->C,
-                 (long long)model_size(config, DIM_FF), (long long)config->L, (long long)config->NH,
-                 (long long)model_kv_heads(config), (long long)model_head_size(config), (long long)config->max_T,
-                 (long long)config->V, base, base, eps_keys[config->norm], (double)model_eps(config),
-                 bias_fields[0].key, flags[0], bias_fields[1].key, flags[1], bias_fields[2].key, flags[2],
-                 config->untied ? "false" : "true", begin, end, dtype);
-    REQUIRE_MEMORY(length >= 0, "the files of a model");
-    return text;
-}
-
 char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t begin, int64_t eot) {
     static const char *const torch_dtypes[DTYPE_COUNT] = {
         [DTYPE_FP32] = "float32", [DTYPE_BF16] = "bfloat16", [DTYPE_FP16] = "float16"};
-    char first[32] = "null", last[32] = "null";
+    static const char *const truth[] = {"false", "true"};
+    const char *class = model_class(config);
+    const long long T = (long long)config->max_T, V = (long long)config->V, C = (long long)config->C;
+    const long long L = (long long)config->L, NH = (long long)config->NH, base = (long long)config->rope_base;
+    char inner[32] = "null", first[32] = "null", last[32] = "null", *text = NULL;
+    if (config->d_ff) snprintf(inner, sizeof inner, "%lld", (long long)config->d_ff);
     if (begin >= 0) snprintf(first, sizeof first, "%lld", (long long)begin);
     if (eot >= 0) snprintf(last, sizeof last, "%lld", (long long)eot);
-    return (model_is_gpt2(config) ? gpt2_config_json : class_config_json)(config, torch_dtypes[dtype], first, last);
+    size_t bytes;
+    FILE *out = text_open(&text, &bytes);
+    if (model_is_gpt2(config)) {
+        fputs("{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n", out);
+        fputs("  \"activation_function\": \"gelu_new\",\n", out);
+        fprintf(out, "  \"n_positions\": %lld,\n  \"n_ctx\": %lld,\n  \"vocab_size\": %lld,\n", T, T, V);
+        fprintf(out, "  \"n_layer\": %lld,\n  \"n_head\": %lld,\n  \"n_embd\": %lld,\n", L, NH, C);
+        fprintf(out, "  \"n_inner\": %s,\n  \"layer_norm_epsilon\": 1e-05,\n", inner);
+        fputs("  \"initializer_range\": 0.02,\n", out);
+        fputs("  \"attn_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"resid_pdrop\": 0.0,\n", out);
+        fprintf(out, "  \"tie_word_embeddings\": true,\n  \"bos_token_id\": %s,\n", first);
+        fprintf(out, "  \"eos_token_id\": %s,\n", last);
+    } else {
+        const char *name = model_types[NUM_TYPES - 1];
+        if (class) name = model_family(config);
+        const char *flags[NUM_BIAS_FIELDS];
+        for (int i = 0; i < NUM_BIAS_FIELDS; i++)
+            flags[i] = truth[(bias_fields[i].types & type_of(name)) && !(config->no_bias & bias_fields[i].biases)];
+        fprintf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n", text_or(class, "none"), name);
+        if (!class) {
+            fprintf(out, "  \"norm\": \"%s\",\n", norm_names[config->norm]);
+            fprintf(out, "  \"qk_norm\": %s,\n  \"%s\": %s,\n", truth[config->qk_norm], bias_fields[3].key, flags[3]);
+        }
+        fprintf(out, "  \"hidden_act\": \"%s\",\n  \"hidden_size\": %lld,\n", hidden_acts[config->activation], C);
+        fprintf(out, "  \"intermediate_size\": %lld,\n", (long long)model_size(config, DIM_FF));
+        fprintf(out, "  \"num_hidden_layers\": %lld,\n  \"num_attention_heads\": %lld,\n", L, NH);
+        fprintf(out, "  \"num_key_value_heads\": %lld,\n", (long long)model_kv_heads(config));
+        fprintf(out, "  \"head_dim\": %lld,\n", (long long)model_head_size(config));
+        fprintf(out, "  \"max_position_embeddings\": %lld,\n  \"vocab_size\": %lld,\n", T, V);
+        fprintf(out, "  \"rope_theta\": %lld,\n", base);
+        fprintf(out, "  \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": %lld},\n", base);
+        fprintf(out, "  \"%s\": %.6g,\n", eps_keys[config->norm], (double)model_eps(config));
+        for (int i = 0; i < 3; i++) fprintf(out, "  \"%s\": %s,\n", bias_fields[i].key, flags[i]);
+        fputs("  \"sliding_window\": null,\n  \"attention_dropout\": 0.0,\n", out);
+        fputs("  \"residual_dropout\": 0.0,\n  \"embedding_dropout\": 0.0,\n", out);
+        fprintf(out, "  \"initializer_range\": 0.02,\n  \"tie_word_embeddings\": %s,\n", truth[!config->untied]);
+        fprintf(out, "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"pad_token_id\": null,\n", first, last);
+    }
+    fprintf(out, "  \"torch_dtype\": \"%s\"\n}\n", torch_dtypes[dtype]);
+    fclose(out);
+    return text;
 }

@@ -30,6 +30,7 @@ struct LlmcBin {
     int64_t *offsets; // first byte of each tensor of the parameter table
 };
 
+// Reads the header, and computes the place of each tensor: the ranges of model_config_check keep products below 2^63.
 static bool read_llmc_header(LlmcBin *f, int64_t size, Error *err) {
     int32_t header[HEADER_INTS] = {0};
     const size_t bytes = (size_t)min_i64(size, HEADER_BYTES);
@@ -51,19 +52,18 @@ static bool read_llmc_header(LlmcBin *f, int64_t size, Error *err) {
         return error_set(err, "%s: vocabulary of %d tokens, expected 1 or more", f->path, (int)header[3]);
     if (!model_config_check(&f->config, err)) return error_prefix(err, "%s", f->path);
     model_config_set_vocab(&f->config, f->config.V);
-    if (header[7] == f->config.Vp) return true;
-    return error_set(err, "%s: padded vocabulary %d, expected %lld (%d rounded up to a multiple of %d)", f->path,
-                     (int)header[7], (long long)f->config.Vp, (int)header[3], VOCAB_PADDING);
-}
+    if (header[7] != f->config.Vp)
+        return error_set(err, "%s: padded vocabulary %d, expected %lld (%d rounded up to a multiple of %d)", f->path,
+                         (int)header[7], (long long)f->config.Vp, (int)header[3], VOCAB_PADDING);
 
-// Computes the place of each tensor. The ranges of model_config_check keep every product below 2^63.
-static bool locate_tensors(LlmcBin *f, int64_t size, Error *err) {
-    int64_t element = (int64_t)dtype_size(f->dtype);
-    int64_t expected = HEADER_BYTES + parameter_total(&f->config) * element;
+    const int64_t element = (int64_t)dtype_size(f->dtype);
+    const int64_t expected = HEADER_BYTES + parameter_total(&f->config) * element;
+    const char *difference = "bytes after the last tensor";
+    if (size < expected) difference = "truncated";
     if (size != expected)
         return error_set(err, "%s: %lld bytes, expected %lld for the shape in its header: %s", f->path, (long long)size,
-                         (long long)expected, size < expected ? "truncated" : "bytes after the last tensor");
-    int count = parameter_count(&f->config);
+                         (long long)expected, difference);
+    const int count = parameter_count(&f->config);
     Parameter *table = parameter_table(&f->config);
     f->offsets = malloc((size_t)count * sizeof *f->offsets);
     REQUIRE_MEMORY(f->offsets != NULL, "a weight file of llm.c");
@@ -81,7 +81,7 @@ LlmcBin *llmc_bin_open(const char *path, ModelConfig *config, Error *err) {
     REQUIRE_MEMORY(f && (f->path = strdup(path)), "a weight file of llm.c");
     int64_t size;
     f->fd = file_open(path, &size, err);
-    if (f->fd >= 0 && read_llmc_header(f, size, err) && locate_tensors(f, size, err)) {
+    if (f->fd >= 0 && read_llmc_header(f, size, err)) {
         *config = f->config;
         return f;
     }
@@ -120,10 +120,9 @@ static bool llmc_bin_append(void *file, const void *data, size_t bytes, Error *e
 bool llmc_bin_write(const char *path, const Model *model, DType dtype, Error *err) {
     REQUIRE(dtype == DTYPE_FP32 || dtype == DTYPE_BF16, "llm.c has no models in %s", dtype_name(dtype));
     const ModelConfig *c = &model_options(model)->config;
-    int32_t header[HEADER_INTS] = {MODEL_MAGIC,       dtype == DTYPE_FP32 ? VERSION_FP32 : VERSION_BF16,
-                                   (int32_t)c->max_T, (int32_t)c->V,
-                                   (int32_t)c->L,     (int32_t)c->NH,
-                                   (int32_t)c->C,     (int32_t)c->Vp};
+    int32_t header[HEADER_INTS] = {MODEL_MAGIC,   VERSION_BF16,   (int32_t)c->max_T, (int32_t)c->V,
+                                   (int32_t)c->L, (int32_t)c->NH, (int32_t)c->C,     (int32_t)c->Vp};
+    if (dtype == DTYPE_FP32) header[1] = VERSION_FP32;
     own_file_mark_header(header);
     AtomicFile *file = atomic_file_create(path, err);
     bool ok = file && atomic_file_write(file, header, sizeof header, err);

@@ -27,27 +27,15 @@ static SafetensorsEntry state_entry(const Model *model, int index, StateSlot slo
     UpdateTensor update = model_tensors(model)[index];
     const Tensor t = *state_slot_tensor(&update, slot);
     const bool by_row = t.rank == p->rank && t.rank > 0 && t.shape[0] == p->rows && t.dtype != DTYPE_U8;
-    SafetensorsEntry e = {.dtype = t.dtype, .rank = state_slot_prefix(slot) ? t.rank : 0};
-    for (int i = 0; i < e.rank; i++) e.shape[i] = i == 0 && by_row ? p->file_rows : t.shape[i];
+    SafetensorsEntry e = {.dtype = t.dtype};
+    if (state_slot_prefix(slot)) e.rank = t.rank;
+    for (int i = 0; i < e.rank; i++) e.shape[i] = t.shape[i];
+    if (e.rank > 0 && by_row) e.shape[0] = p->file_rows;
     if (e.rank > 0) snprintf(e.name, sizeof e.name, "%s%s", state_slot_prefix(slot), p->name);
     return e;
 }
 
 // ----------------------------------------------------------------------------------------------------------- writing
-
-static bool append_state(SafetensorsWriter *w, const Model *model, int index, StateSlot slot, void *piece, Error *err) {
-    const SafetensorsEntry e = state_entry(model, index, slot);
-    int64_t bytes = 0;
-    if (e.rank > 0) bytes = (int64_t)dtype_size(e.dtype);
-    for (int i = 0; i < e.rank; i++) bytes *= e.shape[i];
-    for (int64_t done = 0, n; done < bytes; done += n) {
-        n = min_i64(bytes - done, PIECE_BYTES);
-        if (!model_read_state(model, index, slot, done, n, piece))
-            return error_set(err, "the state of another process cannot be read");
-        if (!safetensors_writer_append(w, piece, (size_t)n, err)) return false;
-    }
-    return true;
-}
 
 bool optimizer_file_write(const char *path, const Model *model, FileFacts *facts, Error *err) {
     const char *const metadata[] = {metadata_optimizer, optimizer_name(model_options(model)->optimizer),
@@ -67,7 +55,18 @@ bool optimizer_file_write(const char *path, const Model *model, FileFacts *facts
     bool ok = true;
     void *piece = allocate_piece();
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
-        for (int i = 0; ok && i < tensors; i++) ok = append_state(w, model, i, (StateSlot)slot, piece, err);
+        for (int i = 0; ok && i < tensors; i++) {
+            const SafetensorsEntry e = state_entry(model, i, (StateSlot)slot);
+            int64_t bytes = 0;
+            if (e.rank > 0) bytes = (int64_t)dtype_size(e.dtype);
+            for (int d = 0; d < e.rank; d++) bytes *= e.shape[d];
+            for (int64_t done = 0, n; ok && done < bytes; done += n) {
+                n = min_i64(bytes - done, PIECE_BYTES);
+                ok = (model_read_state(model, i, (StateSlot)slot, done, n, piece) ||
+                      error_set(err, "the state of another process cannot be read")) &&
+                     safetensors_writer_append(w, piece, (size_t)n, err);
+            }
+        }
     free(piece);
     if (ok) return safetensors_writer_commit(w, &facts->bytes, &facts->checksum, err);
     safetensors_writer_abandon(w);
@@ -75,21 +74,6 @@ bool optimizer_file_write(const char *path, const Model *model, FileFacts *facts
 }
 
 // ----------------------------------------------------------------------------------------------------------- reading
-
-// Splits the value in model.safetensors, which is weight + compensation, again into the pair: if compensation is half a
-// step, the weight could be either neighbour. So the weight becomes the value less compensation, which is exact,
-// because the value was rounded to fp32 by far less than half a step of the weight.
-static bool load_compensation(Model *model, SafetensorsFile *f, const SafetensorsEntry *e, int i, void *piece,
-                              Error *err) {
-    const Parameter *p = &model_parameters(model)[i];
-    const int64_t row_bytes = p->cols * (int64_t)dtype_size(e->dtype);
-    for (int64_t row = 0, n; row < p->file_rows; row += n) {
-        n = min_i64(weights_piece_rows(p), p->file_rows - row);
-        if (!safetensors_read_bytes(f, e, row * row_bytes, n * row_bytes, piece, err)) return false;
-        model_set_compensation(model, i, row, n, piece);
-    }
-    return true;
-}
 
 static bool load_slot(Model *model, SafetensorsFile *f, int i, StateSlot slot, void *piece, Error *err) {
     const SafetensorsEntry expected = state_entry(model, i, slot);
@@ -100,7 +84,19 @@ static bool load_slot(Model *model, SafetensorsFile *f, int i, StateSlot slot, v
         memcmp(e->shape, expected.shape, sizeof e->shape) != 0)
         return error_set(err, "tensor %s is not the %s tensor that the model's shape asks for", expected.name,
                          dtype_name(expected.dtype));
-    if (slot == SLOT_COMPENSATION) return load_compensation(model, f, e, i, piece, err);
+    if (slot == SLOT_COMPENSATION) {
+        // Splits the value in model.safetensors, which is weight + compensation, again into the pair: if compensation
+        // is half a step, the weight could be either neighbour. So the weight becomes the value less compensation,
+        // which is exact, because the value was rounded to fp32 by far less than half a step of the weight.
+        const Parameter *p = &model_parameters(model)[i];
+        const int64_t row_bytes = p->cols * (int64_t)dtype_size(e->dtype);
+        for (int64_t row = 0, n; row < p->file_rows; row += n) {
+            n = min_i64(weights_piece_rows(p), p->file_rows - row);
+            if (!safetensors_read_bytes(f, e, row * row_bytes, n * row_bytes, piece, err)) return false;
+            model_set_compensation(model, i, row, n, piece);
+        }
+        return true;
+    }
     for (int64_t done = 0, n; done < e->bytes; done += n) {
         n = min_i64(e->bytes - done, PIECE_BYTES);
         if (!safetensors_read_bytes(f, e, done, n, piece, err)) return false;

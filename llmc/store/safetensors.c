@@ -6,6 +6,7 @@
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/file.h"
 #include "llmc/base/foreign_file.h"
+#include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/comm/watch.h"
 #include <stdio.h>
@@ -48,13 +49,24 @@ enum { NUM_FILE_DTYPES = sizeof file_dtypes / sizeof file_dtypes[0] };
 
 // ----------------------------------------------------------------------------------------------------------- reading
 
-static bool parse_shape(const cJSON *item, SafetensorsEntry *e, int64_t *numel, Error *err) {
+// Sets dtype, rank and shape, *size to the bytes of an element, and *numel to the number of elements.
+static bool parse_type(const cJSON *item, SafetensorsEntry *e, int64_t *size, int64_t *numel, Error *err) {
     const cJSON *shape;
+    const char *name;
+    char found[64];
+    if (!json_get_string(item, "dtype", &name, err)) return false;
+    int type = 0;
+    while (type < NUM_FILE_DTYPES && strcmp(name, file_dtypes[type].name) != 0) type++;
+    if (type == NUM_FILE_DTYPES)
+        return error_set(err, "its dtype %s is unknown (F32, F16 and BF16 are read)",
+                         json_describe(cJSON_GetObjectItemCaseSensitive(item, "dtype"), found, sizeof found));
+    e->dtype = file_dtypes[type].dtype;
+    e->stored = file_dtypes[type].name;
+    *size = file_dtypes[type].size;
     if (!json_find(item, "shape", &shape, err)) return false;
     if (!cJSON_IsArray(shape)) return error_set(err, "its \"shape\" is missing or not an array");
     *numel = 1;
     for (const cJSON *d = shape->child; d; d = d->next) {
-        char found[64];
         if (e->rank == TENSOR_MAX_RANK)
             return error_set(err, "it has more than %d dimensions: not a tensor of a GPT-2", TENSOR_MAX_RANK);
         if (!json_int_value(d, 0, JSON_MAX_INT, &e->shape[e->rank]))
@@ -63,24 +75,6 @@ static bool parse_shape(const cJSON *item, SafetensorsEntry *e, int64_t *numel, 
             return error_set(err, "the product of its dimensions overflows");
     }
     return true;
-}
-
-// Sets dtype, and size to the bytes of an element.
-static bool parse_dtype(const cJSON *item, SafetensorsEntry *e, int64_t *size, Error *err) {
-    const char *name;
-    if (!json_get_string(item, "dtype", &name, err)) return false;
-    for (int i = 0; i < NUM_FILE_DTYPES; i++) {
-        if (strcmp(name, file_dtypes[i].name) != 0) continue;
-        e->dtype = file_dtypes[i].dtype;
-        e->stored = file_dtypes[i].name;
-        *size = file_dtypes[i].size;
-        return true;
-    }
-    const cJSON *found;
-    char text[64];
-    json_find(item, "dtype", &found, NULL);
-    return error_set(err, "its dtype %s is unknown (F32, F16 and BF16 are read)",
-                     json_describe(found, text, sizeof text));
 }
 
 // One member of the header. Offsets are still relative to the data here; data_bytes is the size of the data in the
@@ -96,8 +90,7 @@ static bool parse_tensor_entry(const cJSON *item, SafetensorsEntry *e, int64_t d
     const cJSON *offsets;
     int64_t numel = 0, size = 0, end = 0;
     bool ok = cJSON_IsObject(item) || error_set(err, "its description is not an object");
-    ok = ok && parse_dtype(item, e, &size, err) && parse_shape(item, e, &numel, err) &&
-         json_get_array(item, "data_offsets", 2, &offsets, err);
+    ok = ok && parse_type(item, e, &size, &numel, err) && json_get_array(item, "data_offsets", 2, &offsets, err);
     if (ok && !checked_mul(numel, size, &e->bytes)) ok = error_set(err, "its size overflows");
     if (ok && !(json_int_value(offsets->child, 0, data_bytes, &e->offset) &&
                 json_int_value(offsets->child->next, e->offset, data_bytes, &end)))
@@ -111,9 +104,8 @@ static bool parse_tensor_entry(const cJSON *item, SafetensorsEntry *e, int64_t d
 
 static int compare_offset(const void *a, const void *b) {
     const SafetensorsEntry *x = a, *y = b;
-    if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
-    if (x->bytes < y->bytes) return -1;
-    return x->bytes > y->bytes; // empty tensors first
+    if (x->offset != y->offset) return (x->offset > y->offset) - (x->offset < y->offset);
+    return (x->bytes > y->bytes) - (x->bytes < y->bytes); // empty tensors first
 }
 
 static int compare_name(const void *a, const void *b) {
@@ -258,12 +250,6 @@ struct SafetensorsWriter {
     int64_t declared, appended; // bytes of data
 };
 
-static const char *file_dtype_name(DType dtype) {
-    for (int i = 0; i < NUM_FILE_DTYPES; i++)
-        if (file_dtypes[i].dtype == dtype) return file_dtypes[i].name;
-    bug_report(__FILE__, __LINE__, "our safetensors files hold fp32, fp16, bf16 and u8, not %s", dtype_name(dtype));
-}
-
 // Sets the sizes and offsets of the entries, still relative to the data. Returns the header text,
 // malloced, padded with spaces so that the data starts at a multiple of 8. Names and metadata are ours:
 // no character needs an escape.
@@ -287,9 +273,13 @@ static char *make_header(SafetensorsEntry *entries, int count, const char *const
         SafetensorsEntry *e = &entries[i];
         e->offset = offset;
         e->bytes = (int64_t)dtype_size(e->dtype);
-        fprintf(out, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", comma, e->name, file_dtype_name(e->dtype));
+        int type = 0;
+        while (type < NUM_FILE_DTYPES && file_dtypes[type].dtype != e->dtype) type++;
+        REQUIRE(type < NUM_FILE_DTYPES, "our safetensors files hold fp32, fp16, bf16 and u8, not %s",
+                dtype_name(e->dtype));
+        fprintf(out, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", comma, e->name, file_dtypes[type].name);
         for (int d = 0; d < e->rank; d++) {
-            fprintf(out, d ? ",%lld" : "%lld", (long long)e->shape[d]);
+            fprintf(out, "%s%lld", text_if(d > 0, ","), (long long)e->shape[d]);
             e->bytes *= e->shape[d];
         }
         fprintf(out, "],\"data_offsets\":[%lld,%lld]}", offset, offset + e->bytes);

@@ -109,7 +109,7 @@ static void print_fields(FILE *out, const TrainerField *fields, int count, const
         const void *at = (const char *)object + f->offset;
         const OutlierWindow *window = at;
         char text[40];
-        fprintf(out, "%s\"%s\": ", f > fields ? separator : "", f->name);
+        fprintf(out, "%s\"%s\": ", text_if(f > fields, separator), f->name);
         switch (f->type) {
         case FIELD_INT64:
             fprintf(out, "%lld", (long long)*(const int64_t *)at);
@@ -124,8 +124,10 @@ static void print_fields(FILE *out, const TrainerField *fields, int count, const
             fputs(json_format_double((double)*(const float *)at, 9, text, sizeof text), out);
             break;
         case FIELD_LOSS:
-            fputs(isinf(*(const double *)at) ? "null" : json_format_double(*(const double *)at, 17, text, sizeof text),
-                  out);
+            if (isinf(*(const double *)at))
+                fputs("null", out);
+            else
+                fputs(json_format_double(*(const double *)at, 17, text, sizeof text), out);
             break;
         case FIELD_DECIMAL:
             fprintf(out, "\"%llu\"", (unsigned long long)*(const uint64_t *)at);
@@ -143,24 +145,21 @@ static void print_fields(FILE *out, const TrainerField *fields, int count, const
     }
 }
 
-static void print_mixture(FILE *out, const TrainerState *state) {
-    fprintf(out, "{\"start\": %lld, \"sources\": [", (long long)state->mixture_start);
-    for (int i = 0; i < state->source_count; i++) {
-        fprintf(out, "%s\n    {\"pattern\": ", i > 0 ? "," : "");
-        format_json_string(out, state->sources[i].pattern, strlen(state->sources[i].pattern));
-        fputs(", ", out);
-        print_fields(out, source_fields, COUNT(source_fields), ", ", &state->sources[i]);
-        fputs("}", out);
+bool trainer_json_write(const char *path, const TrainerState *state, const ModelOptions *model,
+                        const FileFacts facts[CHECKPOINT_FILES], Error *err) {
+    if (state->options_json) { // text from outside must not make an unreadable checkpoint
+        cJSON *options = json_parse(state->options_json, strlen(state->options_json), err);
+        if (!options) return error_prefix(err, "%s: the options", path);
+        cJSON_Delete(options);
     }
-    fputs("]}", out);
-}
-
-static void print_state(FILE *out, const TrainerState *state, const ModelOptions *model) {
     const struct {
         const char *name;
         const DataFacts *facts;
     } sets[] = {{"train", &state->train}, {"val", &state->val}};
     const char *comma = "";
+    char *text = NULL, *tuning = NULL;
+    size_t bytes = 0;
+    FILE *out = text_open(&text, &bytes);
     fprintf(out, "{\n  \"format\": %d,\n  ", FORMAT_VERSION);
     print_fields(out, state_fields, COUNT(state_fields), ",\n  ", state);
     fputs(",\n  \"model\": {", out);
@@ -179,34 +178,27 @@ static void print_state(FILE *out, const TrainerState *state, const ModelOptions
         comma = ", ";
     }
     if (state->source_count > 0) {
-        fprintf(out, "%s\"mixture\": ", comma);
-        print_mixture(out, state);
+        fprintf(out, "%s\"mixture\": {\"start\": %lld, \"sources\": [", comma, (long long)state->mixture_start);
+        for (int i = 0; i < state->source_count; i++) {
+            const SourceState *source = &state->sources[i];
+            fprintf(out, "%s\n    {\"pattern\": ", text_if(i > 0, ","));
+            format_json_string(out, source->pattern, strlen(source->pattern));
+            fputs(", ", out);
+            print_fields(out, source_fields, COUNT(source_fields), ", ", source);
+            fputs("}", out);
+        }
+        fputs("]}", out);
     }
     fputs("},\n  \"control\": {\n    ", out);
     print_fields(out, control_fields, COUNT(control_fields), ",\n    ", &state->control);
     fprintf(out, "\n  },\n  \"options\": %s,\n", text_or(state->options_json, "{}"));
-    cJSON *tuning = cJSON_CreateString(text_or(state->tuning, ""));
-    char *text = NULL;
-    if (tuning) text = cJSON_PrintUnformatted(tuning);
-    REQUIRE_MEMORY(text != NULL, "trainer.json");
-    fprintf(out, "  \"tuning\": %s,\n", text);
-    cJSON_Delete(tuning);
-    free(text);
-}
-
-bool trainer_json_write(const char *path, const TrainerState *state, const ModelOptions *model,
-                        const FileFacts facts[CHECKPOINT_FILES], Error *err) {
-    if (state->options_json) { // text from outside must not make an unreadable checkpoint
-        cJSON *options = json_parse(state->options_json, strlen(state->options_json), err);
-        if (!options) return error_prefix(err, "%s: the options", path);
-        cJSON_Delete(options);
-    }
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *out = text_open(&text, &bytes);
-    print_state(out, state, model);
-    const char *comma = "";
-    fputs("  \"files\": {", out);
+    cJSON *item = cJSON_CreateString(text_or(state->tuning, ""));
+    if (item) tuning = cJSON_PrintUnformatted(item);
+    REQUIRE_MEMORY(tuning != NULL, "trainer.json");
+    fprintf(out, "  \"tuning\": %s,\n  \"files\": {", tuning);
+    cJSON_Delete(item);
+    free(tuning);
+    comma = "";
     for (int i = 0; i < CHECKPOINT_FILES; i++) {
         if (facts[i].bytes < 0) continue;
         fprintf(out, "%s\n    \"%s\": {", comma, checkpoint_file_name(i));
@@ -269,20 +261,12 @@ static bool read_window(const cJSON *parent, const char *name, OutlierWindow *w,
     return true;
 }
 
-static bool read_loss(const cJSON *object, const char *key, double *value, Error *err) {
-    const cJSON *item;
-    if (!json_find(object, key, &item, err)) return false;
-    *value = (double)INFINITY;
-    if (cJSON_IsNull(item)) return true;
-    return json_get_double(object, key, value, err) &&
-           ((isfinite(*value) && *value >= 0.0) ||
-            error_set(err, "\"%s\" is %g, expected a finite number of at least 0", key, *value));
-}
-
 static bool read_field(const cJSON *object, const TrainerField *f, void *out, Error *err) {
     void *at = (char *)out + f->offset;
+    double *loss = at;
     const cJSON *item;
     int64_t n;
+    if (!json_find(object, f->name, &item, err)) return false;
     switch (f->type) {
     case FIELD_INT64:
         return json_get_int(object, f->name, f->min, f->max, at, err);
@@ -292,10 +276,13 @@ static bool read_field(const cJSON *object, const TrainerField *f, void *out, Er
         *(uint32_t *)at = (uint32_t)n;
         return true;
     case FIELD_FLOAT:
-        return json_find(object, f->name, &item, err) &&
-               (float_value(item, at) || error_set(err, "\"%s\" is missing or not a float", f->name));
+        return float_value(item, at) || error_set(err, "\"%s\" is missing or not a float", f->name);
     case FIELD_LOSS:
-        return read_loss(object, f->name, at, err);
+        *loss = (double)INFINITY;
+        if (cJSON_IsNull(item)) return true;
+        return json_get_double(object, f->name, loss, err) &&
+               ((isfinite(*loss) && *loss >= 0.0) ||
+                error_set(err, "\"%s\" is %g, expected a finite number of at least 0", f->name, *loss));
     case FIELD_DECIMAL:
         return read_digits(object, f->name, 10, at, err);
     case FIELD_HEX:
@@ -311,58 +298,24 @@ static bool read_fields(const cJSON *object, const TrainerField *fields, int cou
     return true;
 }
 
-// An object that has these fields and no others.
-static bool read_trainer_object(const cJSON *parent, const char *name, const TrainerField *fields, int count, void *out,
-                                Error *err) {
+// An object that has these fields and no others. Optional: it may be missing, and then *out stays as it is.
+static bool read_trainer_object(const cJSON *parent, const char *name, bool optional, const TrainerField *fields,
+                                int count, void *out, Error *err) {
     const cJSON *object;
     const char *keys[COUNT(control_fields) + 1] = {NULL}; // the longest table
+    if (!json_find(parent, name, &object, err)) return false;
+    if (optional && !object) return true;
     if (!json_get_object(parent, name, &object, err)) return false;
     for (int i = 0; i < count; i++) keys[i] = fields[i].name;
     return (json_check_keys(object, keys, err) && read_fields(object, fields, count, out, err)) ||
            error_prefix(err, "\"%s\"", name);
 }
 
-// An object that may be missing: then *out stays as it is.
-static bool read_trainer_object_if_there(const cJSON *parent, const char *name, const TrainerField *fields, int count,
-                                         void *out, Error *err) {
-    const cJSON *object;
-    if (!json_find(parent, name, &object, err)) return false;
-    return !object || read_trainer_object(parent, name, fields, count, out, err);
-}
-
-// Values that persist from step to step must be values that the run can have after `step` steps.
-static bool check_ranges(const TrainerState *s, Error *err) {
-    const StepControl *c = &s->control;
-    const double step = (double)s->step;
-    const struct {
-        const char *name;
-        double value, min, max;
-    } ranges[] = {{"position", (double)s->position, step, (double)JSON_MAX_INT},
-                  {"loss_scale", (double)c->loss_scale, (double)FLT_TRUE_MIN, 0x1p24},
-                  {"skipped", (double)c->skipped, 0, step},
-                  {"good_steps", (double)c->good_steps, 0, step},
-                  {"updates", (double)c->updates, 0, step}};
-    for (int i = 0; i < COUNT(ranges); i++)
-        if (!(ranges[i].value >= ranges[i].min && ranges[i].value <= ranges[i].max))
-            return error_set(err, "\"%s\" is %.17g, expected %.17g to %.17g after %.17g steps", ranges[i].name,
-                             ranges[i].value, ranges[i].min, ranges[i].max, step);
-    return true;
-}
-
-static bool read_source(const cJSON *item, SourceState *source, Error *err) {
-    const char *keys[COUNT(source_fields) + 2] = {"pattern"}, *pattern;
-    for (int i = 0; i < COUNT(source_fields); i++) keys[i + 1] = source_fields[i].name;
-    if (!json_check_keys(item, keys, err) || !read_fields(item, source_fields, COUNT(source_fields), source, err) ||
-        !json_get_string(item, "pattern", &pattern, err))
-        return false;
-    source->pattern = strdup(pattern);
-    REQUIRE_MEMORY(source->pattern, "trainer.json");
-    return true;
-}
-
 // Weights must be those of a mixture: a few, in the first places, small numbers.
 static bool read_mixture(const cJSON *data, TrainerState *s, Error *err) {
     static const char *const keys[] = {"start", "sources", NULL};
+    const char *source_keys[COUNT(source_fields) + 2] = {"pattern"};
+    for (int i = 0; i < COUNT(source_fields); i++) source_keys[i + 1] = source_fields[i].name;
     const cJSON *mixture, *sources, *item;
     int64_t total = 0;
     if (!json_find(data, "mixture", &mixture, err)) return false;
@@ -379,8 +332,13 @@ static bool read_mixture(const cJSON *data, TrainerState *s, Error *err) {
     cJSON_ArrayForEach(item, sources) {
         const int i = s->source_count++;
         const bool ends = i > 0 && s->sources[i - 1].weight == 0;
-        if (!cJSON_IsObject(item) || !read_source(item, &s->sources[i], err))
+        const char *pattern;
+        if (!cJSON_IsObject(item) || !json_check_keys(item, source_keys, err) ||
+            !read_fields(item, source_fields, COUNT(source_fields), &s->sources[i], err) ||
+            !json_get_string(item, "pattern", &pattern, err))
             return error_prefix(err, "source %d", i + 1);
+        s->sources[i].pattern = strdup(pattern);
+        REQUIRE_MEMORY(s->sources[i].pattern, "trainer.json");
         const int64_t weight = s->sources[i].weight;
         total += weight;
         if (weight > 0 && (ends || i >= MIXTURE_MAX || total > MIXTURE_WHOLE + MIXTURE_MAX))
@@ -388,17 +346,6 @@ static bool read_mixture(const cJSON *data, TrainerState *s, Error *err) {
                              (long long)weight);
     }
     return total > 0 || error_set(err, "\"sources\" have no \"weight\" above 0");
-}
-
-static bool read_data(const cJSON *root, TrainerState *state, Error *err) {
-    static const char *const names[] = {"train", "val", "mixture", NULL};
-    const cJSON *data;
-    if (!json_get_object(root, "data", &data, err)) return false;
-    return (json_check_keys(data, names, err) &&
-            read_trainer_object_if_there(data, "train", data_fields, COUNT(data_fields), &state->train, err) &&
-            read_trainer_object_if_there(data, "val", data_fields, COUNT(data_fields), &state->val, err) &&
-            (read_mixture(data, state, err) || error_prefix(err, "\"mixture\""))) ||
-           error_prefix(err, "\"data\"");
 }
 
 static bool read_manifest(const cJSON *root, FileFacts *facts, Error *err) {
@@ -410,8 +357,7 @@ static bool read_manifest(const cJSON *root, FileFacts *facts, Error *err) {
     for (int i = 0; ok && i < CHECKPOINT_FILES; i++) {
         const bool optional = i == HF_TOKENIZER || i == HF_TOKENIZER_CONFIG;
         facts[i] = (FileFacts){.bytes = -1};
-        ok = (optional ? read_trainer_object_if_there : read_trainer_object)(files, names[i], file_fields,
-                                                                             COUNT(file_fields), &facts[i], err);
+        ok = read_trainer_object(files, names[i], optional, file_fields, COUNT(file_fields), &facts[i], err);
     }
     return ok || error_prefix(err, "\"files\"");
 }
@@ -420,7 +366,8 @@ static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts,
     static const char *const keys[] = {"format", "step",  "position",  "T",    "seed",    "best_val_loss",
                                        "eot",    "model", "optimizer", "data", "control", "options",
                                        "tuning", "files", "xxh3",      NULL};
-    const cJSON *options, *model;
+    static const char *const data_keys[] = {"train", "val", "mixture", NULL};
+    const cJSON *options, *model, *data;
     const char *optimizer, *tuning;
     ModelConfig shown;
     if (!json_check_keys(root, keys, err) || !read_fields(root, state_fields, COUNT(state_fields), state, err) ||
@@ -430,15 +377,37 @@ static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts,
     int count = 0;
     for (int i = 0; i < COUNT(model_fields); i++)
         if (i < MODEL_ALWAYS || cJSON_HasObjectItem(model, model_fields[i].name)) fields[count++] = model_fields[i];
-    if (!read_trainer_object(root, "model", fields, count, &shown, err) ||
+    if (!read_trainer_object(root, "model", false, fields, count, &shown, err) ||
         !json_get_string(root, "optimizer", &optimizer, err))
         return false;
     if (!optimizer_parse(&state->optimizer, optimizer, NULL))
         return error_set(err, "\"optimizer\" is \"%.40s\", which this version does not know", optimizer);
-    if (!read_data(root, state, err) ||
-        !read_trainer_object(root, "control", control_fields, COUNT(control_fields), &state->control, err) ||
-        !check_ranges(state, err) || !read_manifest(root, facts, err) ||
-        !json_get_object(root, "options", &options, err) || !json_get_string(root, "tuning", &tuning, err))
+    if (!json_get_object(root, "data", &data, err)) return false;
+    if (!json_check_keys(data, data_keys, err) ||
+        !read_trainer_object(data, "train", true, data_fields, COUNT(data_fields), &state->train, err) ||
+        !read_trainer_object(data, "val", true, data_fields, COUNT(data_fields), &state->val, err) ||
+        !(read_mixture(data, state, err) || error_prefix(err, "\"mixture\"")))
+        return error_prefix(err, "\"data\"");
+    if (!read_trainer_object(root, "control", false, control_fields, COUNT(control_fields), &state->control, err))
+        return false;
+
+    // Values that persist from step to step must be values that the run can have after `step` steps.
+    const StepControl *c = &state->control;
+    const double step = (double)state->step;
+    const struct {
+        const char *name;
+        double value, min, max;
+    } ranges[] = {{"position", (double)state->position, step, (double)JSON_MAX_INT},
+                  {"loss_scale", (double)c->loss_scale, (double)FLT_TRUE_MIN, 0x1p24},
+                  {"skipped", (double)c->skipped, 0, step},
+                  {"good_steps", (double)c->good_steps, 0, step},
+                  {"updates", (double)c->updates, 0, step}};
+    for (int i = 0; i < COUNT(ranges); i++)
+        if (!(ranges[i].value >= ranges[i].min && ranges[i].value <= ranges[i].max))
+            return error_set(err, "\"%s\" is %.17g, expected %.17g to %.17g after %.17g steps", ranges[i].name,
+                             ranges[i].value, ranges[i].min, ranges[i].max, step);
+    if (!read_manifest(root, facts, err) || !json_get_object(root, "options", &options, err) ||
+        !json_get_string(root, "tuning", &tuning, err))
         return false;
     state->options_json = cJSON_PrintUnformatted(options);
     state->tuning = strdup(tuning);

@@ -48,22 +48,6 @@ static bool is_printable(const char *text, size_t less_than) {
     return *text && strlen(text) < less_than;
 }
 
-// One member of "weight_map". It may only name a file in this directory, with no path in it.
-static bool check_member(const cJSON *item, Error *err) {
-    char found[64];
-    if (!is_printable(item->string, sizeof((SafetensorsEntry *)0)->name))
-        return error_set(err, "\"weight_map\" has an invalid tensor name");
-    const char *file = "";
-    if (cJSON_IsString(item)) file = item->valuestring;
-    const size_t n = strlen(file), suffix = strlen(".safetensors");
-    if (n > suffix && strcmp(file + n - suffix, ".safetensors") == 0 && !strchr(file, '/') && is_printable(file, 256))
-        return true;
-    return error_set(err,
-                     "\"weight_map\" puts tensor %s into %s, expected the name of a .safetensors file in the same "
-                     "directory",
-                     item->string, json_describe(item, found, sizeof found));
-}
-
 static bool parse_index(WeightShards *s, const char *directory, Error *err) {
     const cJSON *map;
     if (!json_get_object(s->index, "weight_map", &map, err)) return false;
@@ -71,11 +55,24 @@ static bool parse_index(WeightShards *s, const char *directory, Error *err) {
     s->entries = calloc((size_t)count + 1, sizeof *s->entries);
     if (!s->entries) return error_set(err, "no memory for its %d tensors", count);
     for (const cJSON *item = map->child; item; item = item->next) {
-        if (!check_member(item, err)) return false;
+        if (!is_printable(item->string, sizeof((SafetensorsEntry *)0)->name))
+            return error_set(err, "\"weight_map\" has an invalid tensor name");
+        // A member may only name a file in this directory, with no path in it.
+        const char *name = "";
+        if (cJSON_IsString(item)) name = item->valuestring;
+        const size_t n = strlen(name), suffix = strlen(".safetensors");
+        if (n <= suffix || strcmp(name + n - suffix, ".safetensors") != 0 || strchr(name, '/') ||
+            !is_printable(name, 256)) {
+            char found[64];
+            return error_set(err,
+                             "\"weight_map\" puts tensor %s into %s, expected the name of a .safetensors file in the "
+                             "same directory",
+                             item->string, json_describe(item, found, sizeof found));
+        }
         int file = 0;
-        while (file < s->num_files && strcmp(strrchr(s->paths[file], '/') + 1, item->valuestring) != 0) file++;
+        while (file < s->num_files && strcmp(strrchr(s->paths[file], '/') + 1, name) != 0) file++;
         if (file == MAX_FILES) return error_set(err, "\"weight_map\" names more than %d files", MAX_FILES);
-        if (file == s->num_files) s->paths[s->num_files++] = path_join(directory, item->valuestring);
+        if (file == s->num_files) s->paths[s->num_files++] = path_join(directory, name);
         s->entries[s->num_entries++] = (IndexEntry){.name = item->string, .file = file};
     }
     qsort(s->entries, (size_t)count, sizeof *s->entries, compare_index_entry);
@@ -85,8 +82,7 @@ static bool parse_index(WeightShards *s, const char *directory, Error *err) {
     return count > 0 || error_set(err, "\"weight_map\" is empty");
 }
 
-// Each tensor is in the file that the index states, and no file has one that the index does not put
-// there.
+// Each tensor is in the file that the index states, and no file has one that the index does not put there.
 static bool check_index(const WeightShards *s, Error *err) {
     for (int i = 0; i < s->num_entries; i++) {
         const IndexEntry *listed = &s->entries[i];

@@ -74,13 +74,16 @@ static bool are_finite(const float *values, int64_t n) {
 
 // Reads the whole tensor again to count its values that are not finite, and to find the first one in the file's order.
 static bool refuse_not_finite(WeightsFile *f, const Parameter *p, Error *err) {
-    const bool swap = f->directory && p->transposed;
-    int64_t count = 0, first = INT64_MAX;
+    int64_t count = 0, first = INT64_MAX, row_step = p->cols, col_step = 1; // in the file
+    if (f->directory && p->transposed) {
+        row_step = 1;
+        col_step = p->file_rows;
+    }
     float value = 0, *row = malloc((size_t)p->cols * sizeof *row);
     REQUIRE_MEMORY(row != NULL, "a row of weights");
     for (int64_t r = 0; r < p->file_rows && read_file_rows(f, p, r, 1, row, NULL); r++)
         for (int64_t c = 0; c < p->cols; c++) {
-            const int64_t at = swap ? c * p->file_rows + r : r * p->cols + c;
+            const int64_t at = r * row_step + c * col_step;
             if (isfinite(row[c])) continue;
             count++;
             if (at > first) continue;
@@ -88,10 +91,11 @@ static bool refuse_not_finite(WeightsFile *f, const Parameter *p, Error *err) {
             value = row[c];
         }
     free(row);
-    const int64_t cols = swap ? p->file_rows : p->cols;
+    const int64_t cols = max_i64(row_step, col_step); // of the file's matrix
     char place[64];
-    snprintf(place, sizeof place, p->rank == 2 ? "[%lld, %lld]" : "[%lld]", (long long)(first / cols),
-             (long long)(first % cols));
+    snprintf(place, sizeof place, "[%lld]", (long long)first);
+    if (p->rank == 2)
+        snprintf(place, sizeof place, "[%lld, %lld]", (long long)(first / cols), (long long)(first % cols));
     return error_set(
         err,
         "%s: tensor %s has %lld of %lld values that are not finite, the first %g at %s: the model diverged, "
@@ -102,9 +106,7 @@ static bool refuse_not_finite(WeightsFile *f, const Parameter *p, Error *err) {
 bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err) {
     REQUIRE(first_row >= 0 && rows >= 0 && first_row + rows <= p->rows, "rows [%lld, %lld) of %s, which has %lld",
             (long long)first_row, (long long)(first_row + rows), p->name, (long long)p->rows);
-    int64_t in_file = p->file_rows - first_row; // rows of padding follow
-    if (in_file < 0) in_file = 0;
-    if (in_file > rows) in_file = rows;
+    const int64_t in_file = min_i64(max_i64(p->file_rows - first_row, 0), rows); // rows of padding follow
     memset(out + in_file * p->cols, 0, (size_t)((rows - in_file) * p->cols) * sizeof *out);
     if (in_file == 0) return true;
     return read_file_rows(f, p, first_row, in_file, out, err) &&
