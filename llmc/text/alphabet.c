@@ -12,23 +12,17 @@ uint32_t alphabet_character(unsigned char byte) {
     return byte;
 }
 
-// -1: the character spells no byte.
-static int byte_of(uint32_t c) {
-    if (c < FIRST_RANGE) return alphabet_character((unsigned char)c) == c ? (int)c : -1;
-    if (c < SECOND_RANGE) return (int)(c - FIRST_RANGE);
-    if (c < SOFT_HYPHEN) return (int)(c - SECOND_RANGE + 127);
-    if (c == SOFT_HYPHEN) return 173;
-    return -1;
-}
-
 bool alphabet_decode(const char *text, size_t n, char *out, size_t *bytes) {
     *bytes = 0;
     for (size_t at = 0; at < n;) {
-        uint32_t c;
-        int length = utf8_decode((const unsigned char *)text + at, (int64_t)(n - at), &c);
-        int byte = -1;
-        if (length > 0) byte = byte_of(c);
-        if (byte < 0) return false;
+        uint32_t c, byte = UINT32_MAX; // a character that spells no byte
+        const int length = utf8_decode((const unsigned char *)text + at, (int64_t)(n - at), &c);
+        if (length == 0) return false;
+        if (c < FIRST_RANGE && alphabet_character((unsigned char)c) == c) byte = c;
+        if (c >= FIRST_RANGE && c < SECOND_RANGE) byte = c - FIRST_RANGE;
+        if (c >= SECOND_RANGE && c < SOFT_HYPHEN) byte = c - SECOND_RANGE + 127;
+        if (c == SOFT_HYPHEN) byte = 173;
+        if (byte > UINT8_MAX) return false;
         out[(*bytes)++] = (char)byte;
         at += (size_t)length;
     }

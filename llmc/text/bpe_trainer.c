@@ -167,18 +167,6 @@ static void take_word(void *user, const char *word, uint32_t length, int64_t cou
     t->used += HEADER + length;
 }
 
-static bool take_words(Trainer *t, WordCounts *words, Error *err) {
-    int64_t bytes;
-    const int64_t count = word_counts_size(words, &bytes), size = HEADER * count + bytes;
-    if (size > UINT32_MAX)
-        return error_set(err, "%lld distinct words of %lld bytes: too many to train on", (long long)count,
-                         (long long)bytes);
-    t->words = malloc((size_t)size * sizeof *t->words + 1);
-    if (!t->words) return error_set(err, "out of memory for %lld words", (long long)count);
-    word_counts_drain(words, take_word, t);
-    return true;
-}
-
 // Pairs of bytes: their counts, and the number of words that have them.
 typedef struct {
     int64_t count;
@@ -374,7 +362,8 @@ static bool merge_candidate(Trainer *t, const Candidate *c, Error *err) {
     const int32_t a = (int32_t)(c->pair >> 32), b = (int32_t)c->pair, merged = t->tokenizer->count;
     if (!add_merge(t->tokenizer, a, b, err)) return false;
     // NOLINTBEGIN(clang-analyzer-unix.Malloc): likewise
-    const uint32_t *words = c->num_words == 1 ? &c->word : c->words;
+    const uint32_t *words = &c->word;
+    if (c->num_words > 1) words = c->words;
     for (uint32_t i = 0; i < c->num_words; i++) {
         if (i + PREFETCH < c->num_words) __builtin_prefetch(t->words + words[i + PREFETCH]);
         merge_in_word(t, words[i], (uint32_t)a, (uint32_t)b, (uint32_t)merged);
@@ -394,10 +383,20 @@ static bool merge_candidate(Trainer *t, const Candidate *c, Error *err) {
 
 // ---------------------------------------------------------------------------------------------------------- all merges
 
-static bool find_merges(Trainer *t, int64_t tokens, void (*on_progress)(void *user, int64_t tokens), void *user,
-                        Error *err) {
+static bool find_merges(Trainer *t, WordCounts *words, int64_t tokens, void (*on_progress)(void *user, int64_t tokens),
+                        void *user, Error *err) {
+    int64_t bytes;
+    const int64_t count = word_counts_size(words, &bytes), size = HEADER * count + bytes;
+    if (size > UINT32_MAX)
+        return error_set(err, "%lld distinct words of %lld bytes: too many to train on", (long long)count,
+                         (long long)bytes);
+    t->words = malloc((size_t)size * sizeof *t->words + 1);
+    if (!t->words) return error_set(err, "out of memory for %lld words", (long long)count);
+    word_counts_drain(words, take_word, t);
+
+    Side *const sides[] = {&t->left, &t->right};
     for (int i = 0; i < 2; i++) {
-        Side *s = i ? &t->right : &t->left;
+        Side *s = sides[i];
         s->of = calloc((size_t)tokens, sizeof *s->of);
         s->touched = malloc((size_t)tokens * sizeof *s->touched);
         t->failed |= !s->of || !s->touched;
@@ -438,19 +437,19 @@ Tokenizer *bpe_train(WordCounts *words, Pattern pattern, int64_t vocab, void (*o
     REQUIRE(vocab >= MIN_TRAINED_VOCAB && vocab <= MAX_TRAINED_VOCAB, "a vocabulary of %lld", (long long)vocab);
     char name[64];
     snprintf(name, sizeof name, "byte-level BPE of train:%lld%s%s", (long long)vocab, text_if(pattern, ":"),
-             pattern ? pattern_facts[pattern].name : "");
+             text_if(pattern, pattern_facts[pattern].name));
     Trainer t = {.tokenizer = vocabulary_new(name, err)};
     if (t.tokenizer) t.tokenizer->pattern = pattern;
-    bool ok = t.tokenizer && add_bytes(t.tokenizer, err) && take_words(&t, words, err) &&
-              find_merges(&t, vocab - 1, on_progress, user, err) &&
+    bool ok = t.tokenizer && add_bytes(t.tokenizer, err) && find_merges(&t, words, vocab - 1, on_progress, user, err) &&
               vocabulary_add_added(t.tokenizer, t.tokenizer->count, END_OF_TEXT, true, false, err) &&
               vocabulary_finish(t.tokenizer, err);
     for (int64_t i = 0; i < t.queue.n; i++) free_candidate(&t.queue.heap[i]);
     free(t.queue.heap);
     free(t.pairs.slots);
     free(t.words);
+    Side *const sides[] = {&t.left, &t.right};
     for (int i = 0; i < 2; i++) {
-        Side *s = i ? &t.right : &t.left;
+        Side *s = sides[i];
         free(s->of);
         free(s->touched);
         free(s->events);

@@ -107,8 +107,7 @@ static void source_damaged(ByteSource *s, const char *what) {
 
 static int64_t unpack_gzip(ByteSource *s, unsigned char *out, int64_t n) {
     if (!s->in_frame) {
-        // gzip pads with zeros on tapes and block devices; anything else after the last member is
-        // damage.
+        // gzip pads with zeros on tapes and block devices; anything else after the last member is damage.
         size_t at = s->begin;
         while (s->had_member && at < s->end && s->input[at] == 0) at++;
         if (s->had_member && at == s->end) {
@@ -153,33 +152,33 @@ static int64_t unpack_zstd(ByteSource *s, unsigned char *out, int64_t n) {
     return (int64_t)to.pos;
 }
 
-// Unpacks at least one byte; 0: the end, or a failure that is recorded in s.
-static int64_t unpack(ByteSource *s, unsigned char *out, int64_t n) {
-    for (int64_t got = 0; got == 0 && !s->failed;) {
+int64_t byte_source_read(ByteSource *s, void *out, int64_t n, Error *err) {
+    int64_t done = 0;
+    while (done < n && !s->failed) {
+        unsigned char *to = (unsigned char *)out + done;
+        const int64_t room = min_i64(n - done, INT32_MAX);
+        int64_t got;
+        if (s->packing == PACKED_NOT) {
+            got = read_packed(s, to, room);
+            if (got <= 0) break;
+            done += got;
+            continue;
+        }
         if (s->begin == s->end && !s->ended) {
-            int64_t more = read_packed(s, s->input, INPUT_BYTES);
-            if (more < 0) return 0;
+            const int64_t more = read_packed(s, s->input, INPUT_BYTES);
+            if (more < 0) break;
             s->begin = 0;
             s->end = (size_t)more;
             s->ended = more == 0;
         }
         // At the end of the file, zstd may still hold bytes of a frame that it has read.
-        bool drained = s->begin == s->end && s->ended;
-        if (drained && !s->in_frame) return 0;
-        got = s->packing == PACKED_GZIP ? unpack_gzip(s, out, n) : unpack_zstd(s, out, n);
+        const bool drained = s->begin == s->end && s->ended;
+        if (drained && !s->in_frame) break;
+        if (s->packing == PACKED_GZIP)
+            got = unpack_gzip(s, to, room);
+        else
+            got = unpack_zstd(s, to, room);
         if (drained && got == 0 && s->in_frame && !s->failed) source_damaged(s, "truncated");
-        if (got > 0) return got;
-    }
-    return 0;
-}
-
-int64_t byte_source_read(ByteSource *s, void *out, int64_t n, Error *err) {
-    int64_t done = 0;
-    while (done < n && !s->failed) {
-        unsigned char *to = (unsigned char *)out + done;
-        int64_t room = min_i64(n - done, INT32_MAX);
-        int64_t got = s->packing == PACKED_NOT ? read_packed(s, to, room) : unpack(s, to, room);
-        if (got <= 0) break;
         done += got;
     }
     if (done > 0 || !s->failed) return done;

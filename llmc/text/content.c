@@ -12,8 +12,7 @@
 
 // --------------------------------------------------------------------------------------------------------- whole files
 
-// Filters that turn a file of a kind into text or lines. The table of kinds has the advice for
-// others.
+// Filters that turn a file of a kind into text or lines. The table of kinds has the advice for others.
 static const struct {
     const char *kind, *filter, *format; // format NULL: by the name
 } filters[] = {
@@ -37,7 +36,8 @@ static void advise_filter(const CorpusOptions *o, const InputFile *file, const c
                           Error *advice) {
     const QuotedPath path = path_quoted(file->path);
     Error text;
-    const char *read = reader_command(o, format, &text), *unpack = file->packing == PACKED_GZIP ? "gzip" : "zstd";
+    const char *read = reader_command(o, format, &text), *unpack = "zstd";
+    if (file->packing == PACKED_GZIP) unpack = "gzip";
     if (file->is_stdin)
         error_set(advice, "pipe it through %s first", filter);
     else if (file->packing == PACKED_NOT)
@@ -72,21 +72,23 @@ static void advise_foreign(const CorpusOptions *o, const InputFile *file, const 
         error_set(advice, "%s", f->advice);
 }
 
-// Returns the kind of JSON that is not lines, or of lines without the field in a file whose name
-// does not announce them; else NULL.
+// Returns the kind of JSON that is not lines, or of lines without the field in a file whose name does not announce
+// them; else NULL.
 static const char *judge_json(const CorpusOptions *o, const InputFile *file, char *text, int64_t n, bool is_all,
                               CorpusFormat *format, KindCounts *notes, Error *advice) {
     const JsonShape shape = json_shape(text, n, is_all);
     const bool is_named = *format == FORMAT_LINES; // by its name, or because it is asked for
     if (shape == JSON_NOT || (is_named && shape != JSON_DOCUMENT)) return NULL;
     if (shape != JSON_OBJECTS) {
-        const char *first = text + strspn(text, " \t\r\n");
-        advise_filter(o, file, *first == '[' ? "jq -c '.[]'" : "jq -c .", "jsonl", advice);
+        const char *filter = "jq -c .";
+        if (text[strspn(text, " \t\r\n")] == '[') filter = "jq -c '.[]'";
+        advise_filter(o, file, filter, "jsonl", advice);
         if (!is_named) error_set(advice, "--format txt trains on it as text; for lines: %s", advice->text);
         return "JSON that is not JSON Lines";
     }
     const char *newline = memchr(text, '\n', (size_t)n);
-    const size_t length = newline ? (size_t)(newline - text) : (size_t)n;
+    size_t length = (size_t)n;
+    if (newline) length = (size_t)(newline - text);
     char *line = malloc(length + 1), *value;
     REQUIRE_MEMORY(line, "a line of JSON");
     memcpy(line, text, length); // it may hold NULs
@@ -121,7 +123,8 @@ const char *corpus_content(const CorpusOptions *o, const InputFile *file, char *
     }
     if (memchr(text, '\0', (size_t)min_i64(n, SHORT_DOCUMENT))) return "binary";
     if (foreign) kind_counts_add(notes, foreign->kind, 1, "%s; read as text", file->path);
-    *format = o->split_at ? FORMAT_DIVIDED : FORMAT_TEXT;
+    *format = FORMAT_TEXT;
+    if (o->split_at) *format = FORMAT_DIVIDED;
     return NULL;
 }
 

@@ -34,14 +34,16 @@ static bool open_inputs(Run *r, Error *err) {
     return r->summaries && (r->options.tokenizer || r->cuts);
 }
 
-// Keeps standard input for a second reading: text, and input that is counted first; of lines,
-// enough to cut a corpus of few lines.
+// Keeps standard input for a second reading: text, and input that is counted first; of lines, enough to cut a corpus of
+// few lines.
 static bool take_stdin(Run *r, const char *directory, Error *err) {
     InputOptions *in = &r->options.inputs;
-    int64_t bytes, limit = in->format == FORMAT_LINES && r->options.tokenizer ? 64 << 20 : INT64_MAX;
+    int64_t bytes, limit = INT64_MAX;
+    if (in->format == FORMAT_LINES && r->options.tokenizer) limit = 64 << 20;
     if (!r->has_stdin) return true;
     if (!inputs_spool_stdin(in, directory, limit, &bytes, err)) return false;
-    r->progress.total_bytes = in->stdin_goes_on ? 0 : r->progress.total_bytes + bytes; // 0: unknown
+    r->progress.total_bytes += bytes;
+    if (in->stdin_goes_on) r->progress.total_bytes = 0; // unknown
     return true;
 }
 
@@ -135,7 +137,8 @@ static int train(Run *r, Error *err) {
     r->progress.vocab = o->vocab;
     int status = run_passes(r, true, err);
     if (status == EXIT_OK && !check_sides(r, err)) status = EXIT_BAD_INPUT;
-    int64_t bytes, distinct = r->job.words ? word_counts_size(r->job.words, &bytes) : 0;
+    int64_t bytes, distinct = 0;
+    if (r->job.words) distinct = word_counts_size(r->job.words, &bytes);
     if (status == EXIT_OK && !(r->trained = bpe_train(r->job.words, o->pattern, o->vocab, on_merged, r, err)))
         status = EXIT_RUN_FAILED;
     word_counts_free(r->job.words);
@@ -151,30 +154,6 @@ static int train(Run *r, Error *err) {
 
 // ----------------------------------------------------------------------------------------------------------------- run
 
-static int convert(Run *r, Error *err) {
-    r->job.tokenizer = r->options.tokenizer;
-    if (r->trained) r->job.tokenizer = r->trained;
-    r->job.cuts = r->job.tokenizer;
-    if (r->cuts) r->job.cuts = r->cuts;
-    r->progress.stage = STAGE_ENCODE;
-    const int status = run_passes(r, false, err);
-    if (status != EXIT_OK) return status;
-    if (!check_sides(r, err)) return EXIT_BAD_INPUT;
-    const CorpusManifest manifest = {.options = &r->options,
-                                     .inputs = r->summaries,
-                                     .walk_left_out = &r->walk_left_out,
-                                     .walk_notes = &r->walk_notes,
-                                     .tokenizer = r->job.tokenizer,
-                                     .cut_all = r->job.cut_all,
-                                     .counts = &r->counts,
-                                     .writer = &r->writer};
-    const bool ok =
-        corpus_writer_finish(&r->writer, err) && tokenizer_write(r->job.tokenizer, r->output.tokenizer, err) &&
-        corpus_manifest_write(&manifest, r->output.manifest, err) && corpus_output_publish(&r->output, &r->writer, err);
-    if (ok) return EXIT_OK;
-    return EXIT_RUN_FAILED;
-}
-
 int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
     Run r = {.options = *options};
     *result = (CorpusResult){0};
@@ -187,7 +166,26 @@ int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
     if (is_claimed) status = EXIT_OK;
     if (status == EXIT_OK && !take_stdin(&r, r.output.staging, err)) status = EXIT_RUN_FAILED;
     if (status == EXIT_OK && !options->tokenizer) status = train(&r, err);
-    if (status == EXIT_OK) status = convert(&r, err);
+    r.job.tokenizer = options->tokenizer;
+    if (r.trained) r.job.tokenizer = r.trained;
+    r.job.cuts = r.job.tokenizer;
+    if (r.cuts) r.job.cuts = r.cuts;
+    r.progress.stage = STAGE_ENCODE;
+    if (status == EXIT_OK) status = run_passes(&r, false, err);
+    if (status == EXIT_OK && !check_sides(&r, err)) status = EXIT_BAD_INPUT;
+    const CorpusManifest manifest = {.options = &r.options,
+                                     .inputs = r.summaries,
+                                     .walk_left_out = &r.walk_left_out,
+                                     .walk_notes = &r.walk_notes,
+                                     .tokenizer = r.job.tokenizer,
+                                     .cut_all = r.job.cut_all,
+                                     .counts = &r.counts,
+                                     .writer = &r.writer};
+    if (status == EXIT_OK &&
+        (!corpus_writer_finish(&r.writer, err) || !tokenizer_write(r.job.tokenizer, r.output.tokenizer, err) ||
+         !corpus_manifest_write(&manifest, r.output.manifest, err) ||
+         !corpus_output_publish(&r.output, &r.writer, err)))
+        status = EXIT_RUN_FAILED;
     if (status == EXIT_OK) {
         add_walk(&r);
         *result = (CorpusResult){

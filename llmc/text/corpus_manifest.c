@@ -20,25 +20,6 @@ static void add_count(cJSON *object, const char *key, int64_t value) {
     cJSON_AddNumberToObject(object, key, (double)value);
 }
 
-static void add_side(cJSON *root, const CorpusManifest *m, CorpusSide side) {
-    cJSON *object = cJSON_AddObjectToObject(root, corpus_side_names[side]);
-    add_count(object, "documents", m->counts->side[side].documents);
-    add_count(object, "bytes", m->counts->side[side].bytes);
-    add_count(object, "tokens", m->counts->side[side].tokens);
-    cJSON *shards = cJSON_AddArrayToObject(object, "shards");
-    for (int64_t i = 0; i < m->writer->side[side].count; i++) {
-        const CorpusShard *shard = &m->writer->side[side].shards[i];
-        char *path = corpus_shard_path("", side, i);
-        cJSON *item = cJSON_CreateObject();
-        cJSON_AddStringToObject(item, "file", path + 1);
-        add_count(item, "tokens", shard->tokens);
-        add_count(item, "bytes", shard->bytes);
-        add_hex(item, "xxh3", shard->xxh3);
-        cJSON_AddItemToArray(shards, item);
-        free(path);
-    }
-}
-
 static void add_kinds(cJSON *object, const KindCounts *k) {
     for (int i = 0; i < k->num; i++)
         if (!cJSON_HasObjectItem(object, k->kinds[i].kind)) add_count(object, k->kinds[i].kind, k->kinds[i].count);
@@ -73,11 +54,30 @@ bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err
         cJSON_AddItemToArray(inputs, input);
     }
     add_count(root, "documents", m->counts->documents);
-    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) add_side(root, m, side);
+    for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
+        cJSON *object = cJSON_AddObjectToObject(root, corpus_side_names[side]);
+        add_count(object, "documents", m->counts->side[side].documents);
+        add_count(object, "bytes", m->counts->side[side].bytes);
+        add_count(object, "tokens", m->counts->side[side].tokens);
+        cJSON *shards = cJSON_AddArrayToObject(object, "shards");
+        for (int64_t i = 0; i < m->writer->side[side].count; i++) {
+            const CorpusShard *shard = &m->writer->side[side].shards[i];
+            char *name = corpus_shard_path("", side, i);
+            cJSON *item = cJSON_CreateObject();
+            cJSON_AddStringToObject(item, "file", name + 1);
+            add_count(item, "tokens", shard->tokens);
+            add_count(item, "bytes", shard->bytes);
+            add_hex(item, "xxh3", shard->xxh3);
+            cJSON_AddItemToArray(shards, item);
+            free(name);
+        }
+    }
     cJSON *skipped = cJSON_AddObjectToObject(root, "skipped");
     for (int k = 0; k < 3; k++) {
         const KindCount *found = kind_counts_find(&m->counts->left_out, always[k]);
-        add_count(skipped, always[k], found ? found->count : 0);
+        int64_t count = 0;
+        if (found) count = found->count;
+        add_count(skipped, always[k], count);
     }
     for (int k = 0; k < BAD_KINDS; k++) add_count(skipped, bad_kinds[k].name, m->counts->bad.count[k]);
     add_kinds(skipped, &m->counts->left_out);
@@ -86,7 +86,8 @@ bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err
     add_kinds(notes, m->walk_notes);
     add_kinds(notes, &m->counts->notes);
     char *text = cJSON_Print(root);
-    const bool ok = text ? file_write_atomic(path, text, strlen(text), err) : error_set(err, "%s: out of memory", path);
+    bool ok = text || error_set(err, "%s: out of memory", path);
+    ok = ok && file_write_atomic(path, text, strlen(text), err);
     cJSON_free(text);
     cJSON_Delete(root);
     return ok;

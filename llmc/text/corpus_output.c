@@ -23,21 +23,6 @@
 
 static int is_shard(const struct dirent *entry) { return is_corpus_shard(entry->d_name); }
 
-// Removes a shard that states its vocabulary, as ours do, and moves any other file aside.
-static bool remove_shard(const char *path, Error *err) {
-    struct stat st;
-    int32_t header[SHARD_FIELD_VOCAB + 1] = {0};
-    if (lstat(path, &st) == 0 && !S_ISDIR(st.st_mode)) {
-        const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-        const bool is_read = fd >= 0 && pread(fd, header, sizeof header, 0) >= 0;
-        const int unread = is_read ? 0 : errno;
-        if (fd >= 0) close(fd);
-        if (header[0] != SHARD_MAGIC || header[SHARD_FIELD_VOCAB] <= 0)
-            return own_file_move_aside(path, "is not a shard of this program", unread, err);
-    }
-    return unlink(path) == 0 || error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
-}
-
 // Removes the shards in the output directory, last name first, or refuses them.
 static bool clear_shards(const CorpusOutput *o, bool refuse, Error *err) {
     struct dirent **old;
@@ -47,8 +32,23 @@ static bool clear_shards(const CorpusOutput *o, bool refuse, Error *err) {
               error_set(err, "%s: has %d shard%s of an earlier run (%s...); --force replaces them", o->path, n,
                         format_plural(n), old[0]->d_name);
     for (int i = n; i-- > 0; free(old[i])) {
+        if (!ok || refuse) continue;
+        // Removes a shard that states its vocabulary, as ours do, and moves any other file aside.
         char *path = path_join(o->path, old[i]->d_name);
-        if (ok && !refuse) ok = remove_shard(path, err);
+        struct stat st;
+        int32_t header[SHARD_FIELD_VOCAB + 1] = {0};
+        bool is_foreign = false;
+        int unread = 0;
+        if (lstat(path, &st) == 0 && !S_ISDIR(st.st_mode)) {
+            const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+            if (fd < 0 || pread(fd, header, sizeof header, 0) < 0) unread = errno;
+            if (fd >= 0) close(fd);
+            is_foreign = header[0] != SHARD_MAGIC || header[SHARD_FIELD_VOCAB] <= 0;
+        }
+        if (is_foreign)
+            ok = own_file_move_aside(path, "is not a shard of this program", unread, err);
+        else
+            ok = unlink(path) == 0 || error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
         free(path);
     }
     free(old);

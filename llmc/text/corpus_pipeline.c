@@ -56,7 +56,7 @@ static bool begin_part(const CorpusEncoder *e, CorpusBlock *b, CorpusSide side) 
     const Tokenizer *t = e->job->tokenizer;
     const int32_t tokens[] = {tokenizer_eot(t), tokenizer_begin(t)};
     b->counts.side[side].documents++;
-    return put_tokens(e, b, side, tokens, tokens[1] == tokens[0] ? 1 : 2);
+    return put_tokens(e, b, side, tokens, 1 + (tokens[1] != tokens[0]));
 }
 
 // Text of any length, in pieces that fit the working memory. A piece without a safe place to end is cut between two
@@ -72,7 +72,8 @@ static bool put_text(CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const ch
         if (e->counter && side == CORPUS_TRAIN &&
             !word_counter_add(e->counter, e->job->tokenizer, text, piece, &b->error))
             return false;
-        const int64_t tokens = e->counter ? piece : encoder_encode(e->encoder, text, piece, e->tokens);
+        int64_t tokens = piece;
+        if (e->encoder) tokens = encoder_encode(e->encoder, text, piece, e->tokens);
         if (!put_tokens(e, b, side, e->tokens, tokens)) return false;
         text += piece;
         n -= piece;
@@ -103,11 +104,13 @@ static bool put_documents(CorpusEncoder *e, CorpusBlock *b, const char *text, in
         if (!begins && end - text > 1 && text[0] == '\r' && text[1] == '\n') text++;
         if (!begins && text[0] == '\n') text++;
         const char *next = memmem(text, (size_t)(end - text), mark, length);
-        n = (next ? next : end) - text;
+        n = end - text;
+        if (next) n = next - text;
         int64_t blank = 0;
         while (blank < n && text[blank] != '\0' && strchr(" \t\r\n\v\f", text[blank])) blank++;
         if (blank < n && !put_document(e, b, text, n)) return false;
-        text += n + (next ? (int64_t)length : 0);
+        text += n;
+        if (next) text += length;
         begins = false;
     }
     return true;
@@ -204,10 +207,10 @@ static void *encoder_thread(void *argument) {
         if (p->stop || p->taken == p->filled) break;
         CorpusBlock *b = &p->blocks[p->taken++ % p->num_blocks];
         pthread_mutex_unlock(&p->lock);
-        if (b->status == EXIT_OK && b->n > 0) {
-            const bool ok = b->format == FORMAT_LINES ? put_lines(encoder, b) : put_piece(encoder, b);
-            if (!ok) b->status = EXIT_RUN_FAILED;
-        }
+        bool ok = true;
+        if (b->status == EXIT_OK && b->n > 0 && b->format == FORMAT_LINES) ok = put_lines(encoder, b);
+        if (b->status == EXIT_OK && b->n > 0 && b->format != FORMAT_LINES) ok = put_piece(encoder, b);
+        if (!ok) b->status = EXIT_RUN_FAILED;
         pthread_mutex_lock(&p->lock);
         b->is_encoded = true;
         pthread_cond_signal(&p->can_write);
@@ -222,8 +225,9 @@ static int write_blocks(Pipeline *p, CorpusCounts *counts, Error *err) {
     pthread_mutex_lock(&p->lock);
     while (status == EXIT_OK) {
         CorpusBlock *b = &p->blocks[p->written % p->num_blocks];
-        while (p->written == p->filled ? !p->is_all_read : !b->is_encoded) pthread_cond_wait(&p->can_write, &p->lock);
+        while (p->written == p->filled && !p->is_all_read) pthread_cond_wait(&p->can_write, &p->lock);
         if (p->written == p->filled) break;
+        while (!b->is_encoded) pthread_cond_wait(&p->can_write, &p->lock);
         pthread_mutex_unlock(&p->lock);
         const int64_t n = b->n;
         const BadReport *bad = &b->counts.bad;
@@ -251,26 +255,6 @@ static int write_blocks(Pipeline *p, CorpusCounts *counts, Error *err) {
     return status;
 }
 
-static bool pipeline_create(Pipeline *p, Error *err) {
-    const int threads = p->job->options->threads;
-    p->num_blocks = 2 * threads + 4;
-    p->blocks = calloc((size_t)p->num_blocks, sizeof *p->blocks);
-    p->encoders = calloc((size_t)threads, sizeof *p->encoders);
-    p->threads = calloc((size_t)threads + 1, sizeof *p->threads);
-    if (!p->blocks || !p->encoders || !p->threads) return error_set(err, "out of memory for %d threads", threads);
-    for (int i = 0; i < threads; i++) {
-        CorpusEncoder *e = &p->encoders[i];
-        e->job = p->job;
-        e->token_bytes = corpus_token_bytes(p->job->tokenizer);
-        if (p->job->words)
-            e->counter = word_counter_create(p->job->words, err);
-        else
-            e->encoder = encoder_create(p->job->tokenizer, err);
-        if (!e->counter && !e->encoder) return false;
-    }
-    return (p->reader = document_reader_open(p->job->options, p->job->cuts, p->job->cut_all, err)) != NULL;
-}
-
 int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err) {
     Pipeline p = {.job = job,
                   .lock = PTHREAD_MUTEX_INITIALIZER,
@@ -279,10 +263,26 @@ int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err) {
                   .can_write = PTHREAD_COND_INITIALIZER};
     const int threads = job->options->threads;
     int started = 0, status = EXIT_RUN_FAILED;
-    bool ok = pipeline_create(&p, err);
+    p.num_blocks = 2 * threads + 4;
+    p.blocks = calloc((size_t)p.num_blocks, sizeof *p.blocks);
+    p.encoders = calloc((size_t)threads, sizeof *p.encoders);
+    p.threads = calloc((size_t)threads + 1, sizeof *p.threads);
+    bool ok = (p.blocks && p.encoders && p.threads) || error_set(err, "out of memory for %d threads", threads);
+    for (int i = 0; ok && i < threads; i++) {
+        CorpusEncoder *e = &p.encoders[i];
+        e->job = job;
+        e->token_bytes = corpus_token_bytes(job->tokenizer);
+        if (job->words)
+            e->counter = word_counter_create(job->words, err);
+        else
+            e->encoder = encoder_create(job->tokenizer, err);
+        ok = e->counter || e->encoder;
+    }
+    ok = ok && (p.reader = document_reader_open(job->options, job->cuts, job->cut_all, err)) != NULL;
     for (; ok && started <= threads; started += ok) {
-        const int failure =
-            pthread_create(&p.threads[started], NULL, started < threads ? encoder_thread : reader_thread, &p);
+        void *(*stage)(void *) = encoder_thread;
+        if (started == threads) stage = reader_thread;
+        const int failure = pthread_create(&p.threads[started], NULL, stage, &p);
         ok = failure == 0 || limits_thread_failed("a thread", failure, err);
     }
     if (ok) status = write_blocks(&p, counts, err);

@@ -102,18 +102,21 @@ static bool leave_out(DocumentReader *r, const char *kind, const char *advice) {
 
 static bool open_source(DocumentReader *r) {
     const InputOptions *inputs = &r->options->inputs;
-    int fd = input_open(inputs, &r->file), then_fd = r->file.is_stdin && inputs->stdin_goes_on ? STDIN_FILENO : -1;
+    int fd = input_open(inputs, &r->file), then_fd = -1, failed = EXIT_RUN_FAILED;
+    if (r->file.is_stdin && inputs->stdin_goes_on) then_fd = STDIN_FILENO;
+    if (r->file.is_argument) failed = EXIT_BAD_INPUT;
     if (fd < 0 && !r->file.is_argument && input_may_be_skipped(errno)) return pass_unreadable(r, errno);
     if (fd < 0) {
         error_set(&r->error, "%s: cannot read: %s", r->file.path, path_reason(r->file.path, errno).text);
-        return reader_fail(r, r->file.is_argument ? EXIT_BAD_INPUT : EXIT_RUN_FAILED);
+        return reader_fail(r, failed);
     }
     // The packing is what the first bytes say. A file that has only the name of a packed one may be of a known kind,
     // such as a pointer or a web page in place of the data; other ones are damaged.
     unsigned char head[FOREIGN_FILE_HEAD];
     ssize_t n = 0;
     if (!r->file.is_stdin) n = pread(fd, head, sizeof head, 0);
-    const Packing found = n > 0 ? packing_of_bytes(head, (size_t)n) : r->file.packing;
+    Packing found = r->file.packing;
+    if (n > 0) found = packing_of_bytes(head, (size_t)n);
     if (found == PACKED_NOT && r->file.packing != PACKED_NOT) {
         const ForeignFile *foreign = foreign_file_find(r->file.path, head, (size_t)n);
         if (foreign && !leave_out(r, foreign->kind, foreign->advice)) {
@@ -250,14 +253,6 @@ static const char *separator(const DocumentReader *r) {
     return "\n";
 }
 
-// Finds the end of the last separator in text[0..n); 0: there is none.
-static int64_t last_separator(const char *text, int64_t n, const char *separator) {
-    const size_t length = strlen(separator);
-    for (const char *p; (p = memrchr(text, separator[length - 1], (size_t)n)) != NULL; n = p - text)
-        if ((size_t)(p + 1 - text) >= length && memcmp(p + 1 - length, separator, length) == 0) return p + 1 - text;
-    return 0;
-}
-
 // Skips the line or document that b begins with.
 static bool skip_line(DocumentReader *r, CorpusBlock *b) {
     const char *mark = separator(r), *end = NULL;
@@ -276,7 +271,9 @@ static bool skip_line(DocumentReader *r, CorpusBlock *b) {
         end = memmem(b->text, (size_t)b->n, mark, (size_t)length);
     }
     // The end of the line is handed out like an empty block: it advances the position and gives no text.
-    bool ok = hand_out(r, b, end ? end + length - b->text : b->n);
+    int64_t n = b->n;
+    if (end) n = end + length - b->text;
+    const bool ok = hand_out(r, b, n);
     b->n = 0;
     return ok;
 }
@@ -288,16 +285,18 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
     int64_t last = 0, searched = 0;
     for (int64_t want = BLOCK_BYTES; last == 0 && want <= LINE_MAX_BYTES; want *= 2) {
         if (!fill_block(r, b, want)) return false;
-        last = last_separator(b->text + searched, b->n - searched, mark);
-        if (last > 0) last += searched;
+        const char *from = b->text + searched, *end = b->text + b->n, *p;
+        for (; last == 0 && (p = memrchr(from, mark[length - 1], (size_t)(end - from))) != NULL; end = p)
+            if (p + 1 - from >= length && memcmp(p + 1 - length, mark, (size_t)length) == 0) last = p + 1 - b->text;
         searched = 0;
         if (b->n >= length) searched = b->n + 1 - length;
         if (r->ended) break;
     }
     if (last == 0 && !r->ended) return skip_line(r, b) && false;
 
-    bool is_all = r->ended && r->rest_n == 0;
-    int64_t n = is_all && !r->is_damaged ? b->n : last;
+    const bool is_all = r->ended && r->rest_n == 0;
+    int64_t n = last; // the end of the last one
+    if (is_all && !r->is_damaged) n = b->n;
     b->format = r->format;
     b->begins = r->is_first;
     b->first_line = r->at.line + 1;
@@ -332,9 +331,8 @@ static bool measure(DocumentReader *r, int64_t *size) {
     return ok;
 }
 
-// Chooses the part of the block's text for the next piece. The cut for validation needs enough text
-// after it to look for the end of a line; a piece that would have the cut too near its end ends
-// before.
+// Chooses the part of the block's text for the next piece. The cut for validation needs enough text after it to look
+// for the end of a line; a piece that would have the cut too near its end ends before.
 static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) {
     const Tokenizer *t = r->cuts;
     int64_t whole = b->n;
@@ -378,7 +376,8 @@ static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     b->side = CORPUS_TRAIN;
     if (r->at.cut > 0 || r->options->val_fraction >= 1) b->side = CORPUS_VAL;
     b->is_short = b->is_document && is_all && r->at.size <= SHORT_DOCUMENT && !r->cut_all;
-    int64_t n = b->is_short ? b->n : choose_end(r, b, is_all);
+    int64_t n = b->n;
+    if (!b->is_short) n = choose_end(r, b, is_all);
     memcpy(b->before, r->tail, sizeof r->tail);
     b->before_n = r->tail_n;
     if (!hand_out(r, b, n)) return false;
@@ -401,7 +400,9 @@ bool document_reader_next(DocumentReader *r, CorpusBlock *b) {
     while (!has_text && next_file(r)) {
         b->n = 0;
         r->is_first = r->at.offset == 0;
-        if (!r->is_first || begin_file(r, b)) has_text = r->format == FORMAT_TEXT ? next_piece(r, b) : next_lines(r, b);
+        const bool begun = !r->is_first || begin_file(r, b);
+        if (begun && r->format == FORMAT_TEXT) has_text = next_piece(r, b);
+        if (begun && r->format != FORMAT_TEXT) has_text = next_lines(r, b);
         if (r->status != EXIT_OK) break;
     }
     r->is_done = r->status != EXIT_OK || !has_text;

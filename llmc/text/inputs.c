@@ -85,10 +85,13 @@ static int give_file(InputWalk *w, InputFile *file, const char *path, const stru
     CorpusFormat format = w->options->format;
     if (format == FORMAT_BY_CONTENT && fnmatch("*.@(jsonl|ndjson)?(.gz|.zst)", path, FNM_CASEFOLD | FNM_EXTMATCH) == 0)
         format = FORMAT_LINES;
-    *file = (InputFile){
-        .is_argument = is_argument, .unreadable = st ? 0 : errno, .format = format, .packing = packing_of_name(path)};
+    const int reason = errno;
+    *file = (InputFile){.is_argument = is_argument, .format = format, .packing = packing_of_name(path)};
     memcpy(file->path, path, strlen(path) + 1); // at most sizeof w->path, the same
-    if (st) file->size = (int64_t)st->st_size;
+    if (st)
+        file->size = (int64_t)st->st_size;
+    else
+        file->unreadable = reason;
     return 1;
 }
 
@@ -125,8 +128,8 @@ static bool put_seen(InputWalk *w, XXH128_hash_t key) {
     return is_new;
 }
 
-// Tells whether this file or directory was met before. Size and time are a part of its identity,
-// because some file systems over a network give inodes twice.
+// Tells whether this file or directory was met before. Size and time are a part of its identity, because some file
+// systems over a network give inodes twice.
 static bool is_repeated(InputWalk *w, const struct stat *st, bool is_link) {
     const bool is_directory = S_ISDIR(st->st_mode);
     for (int i = 0; i < w->depth && is_directory; i++)
@@ -166,25 +169,6 @@ static bool leads_inside(InputWalk *w) {
     return inside;
 }
 
-// Enters the directory w->path: 0, or as visit_path.
-static int enter_directory(InputWalk *w, const struct stat *st, bool is_link, InputFile *file, Error *err) {
-    char **names;
-    int count;
-    if (!directory_list(w->path, &names, &count, NULL)) return give_unreadable(w, file, err);
-    Level *levels = realloc(w->levels, (size_t)(w->depth + 1) * sizeof *levels);
-    REQUIRE_MEMORY(levels, "the list of inputs");
-    w->levels = levels;
-    levels[w->depth++] =
-        (Level){.names = names,
-                .count = count,
-                .length = strlen(w->path),
-                .device = st->st_dev,
-                .inode = st->st_ino,
-                .is_linked = is_link,
-                .is_output = w->has_output && st->st_dev == w->output.st_dev && st->st_ino == w->output.st_ino};
-    return 0;
-}
-
 static int pass_over(InputWalk *w, const char *kind) {
     kind_counts_add(&w->left_out, kind, 1, "%s", w->path);
     return 0;
@@ -194,11 +178,15 @@ static int pass_over(InputWalk *w, const char *kind) {
 static int visit_path(InputWalk *w, InputFile *file, Error *err) {
     const bool is_argument = w->depth == 0;
     struct stat st;
-    int failed = is_argument ? stat(w->path, &st) : lstat(w->path, &st);
-    const bool is_link = failed == 0 && S_ISLNK(st.st_mode);
-    if (is_link && (failed = stat(w->path, &st)) != 0 && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP))
-        return pass_over(w, "link that leads nowhere");
-    if (failed != 0) return give_unreadable(w, file, err);
+    int failed = 0;
+    if (!is_argument) failed = lstat(w->path, &st);
+    const bool is_link = !is_argument && failed == 0 && S_ISLNK(st.st_mode);
+    if (is_argument || is_link) failed = stat(w->path, &st);
+    if (failed != 0) {
+        if (is_link && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP))
+            return pass_over(w, "link that leads nowhere");
+        return give_unreadable(w, file, err);
+    }
     const bool is_file = S_ISREG(st.st_mode);
     if (!is_file && !S_ISDIR(st.st_mode)) {
         if (!is_argument) return pass_over(w, "neither a file nor a directory");
@@ -213,7 +201,22 @@ static int visit_path(InputWalk *w, InputFile *file, Error *err) {
         return pass_over(w, "read already by another name");
     if (is_link) kind_counts_add(&w->notes, "symbolic link that was followed", 1, "%s", w->path);
     if (is_file) return give_file(w, file, w->path, &st, is_argument);
-    return enter_directory(w, &st, is_link, file, err);
+
+    char **names; // enters the directory
+    int count;
+    if (!directory_list(w->path, &names, &count, NULL)) return give_unreadable(w, file, err);
+    Level *levels = realloc(w->levels, (size_t)(w->depth + 1) * sizeof *levels);
+    REQUIRE_MEMORY(levels, "the list of inputs");
+    w->levels = levels;
+    levels[w->depth++] =
+        (Level){.names = names,
+                .count = count,
+                .length = strlen(w->path),
+                .device = st.st_dev,
+                .inode = st.st_ino,
+                .is_linked = is_link,
+                .is_output = w->has_output && st.st_dev == w->output.st_dev && st.st_ino == w->output.st_ino};
+    return 0;
 }
 
 // Puts the next name of the directory that is read at the end of w->path. *found: 0, or -1; false: there is none.
@@ -230,37 +233,36 @@ static bool next_name(InputWalk *w, int *found, Error *err) {
     return false;
 }
 
-static int next_argument(InputWalk *w, InputFile *file, Error *err) {
-    const char *argument = w->options->arguments[w->argument];
-    if (strcmp(argument, "-") == 0) {
-        struct stat st;
-        if (!w->options->has_stdin) return 0;
-        if (fstat(w->options->stdin_fd, &st) != 0) {
-            error_set(err, "standard input: %s", strerror(errno));
-            return -1;
-        }
-        give_file(w, file, "standard input", &st, true);
-        file->is_stdin = true;
-        file->packing = w->options->stdin_packing;
-        return 1;
-    }
-    const int n = snprintf(w->path, sizeof w->path, "%s", argument);
-    if ((size_t)n >= sizeof w->path) {
-        error_set(err, "%.200s...: the path is too long", argument);
-        return -1;
-    }
-    return visit_path(w, file, err);
-}
-
 int inputs_next(InputWalk *w, InputFile *file, Error *err) {
     for (;;) {
         int found = 0;
-        if (w->depth == 0) {
+        if (w->depth > 0) {
+            if (!next_name(w, &found, err)) {
+                leave_directory(w);
+                continue;
+            }
+            if (found == 0) found = visit_path(w, file, err);
+        } else {
             if (++w->argument >= w->options->count) return 0;
-            found = next_argument(w, file, err);
-        } else if (!next_name(w, &found, err)) {
-            leave_directory(w);
-        } else if (found == 0) {
+            const char *argument = w->options->arguments[w->argument];
+            const bool is_stdin = strcmp(argument, "-") == 0;
+            struct stat st;
+            if (is_stdin && !w->options->has_stdin) continue;
+            if (is_stdin && fstat(w->options->stdin_fd, &st) != 0) {
+                error_set(err, "standard input: %s", strerror(errno));
+                return -1;
+            }
+            if (is_stdin) {
+                give_file(w, file, "standard input", &st, true);
+                file->is_stdin = true;
+                file->packing = w->options->stdin_packing;
+                return 1;
+            }
+            const int n = snprintf(w->path, sizeof w->path, "%s", argument);
+            if ((size_t)n >= sizeof w->path) {
+                error_set(err, "%.200s...: the path is too long", argument);
+                return -1;
+            }
             found = visit_path(w, file, err);
         }
         if (found != 0) return found;
@@ -268,9 +270,13 @@ int inputs_next(InputWalk *w, InputFile *file, Error *err) {
 }
 
 int input_open(const InputOptions *options, const InputFile *file) {
-    char path[32];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", options->stdin_fd);
-    return open(file->is_stdin ? path : file->path, O_RDONLY | O_CLOEXEC);
+    char of_stdin[32];
+    const char *path = file->path;
+    if (file->is_stdin) {
+        snprintf(of_stdin, sizeof of_stdin, "/proc/self/fd/%d", options->stdin_fd);
+        path = of_stdin;
+    }
+    return open(path, O_RDONLY | O_CLOEXEC);
 }
 
 InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes, KindCounts *left_out,

@@ -27,7 +27,10 @@ static void skip_space(Scan *s) {
 }
 
 // The byte at p, 0 at the end; a NUL anywhere in the line is an error.
-static unsigned char peek(const Scan *s) { return s->p < s->end ? *s->p : 0; }
+static unsigned char peek(const Scan *s) {
+    if (s->p < s->end) return *s->p;
+    return 0;
+}
 
 // Reads four hexadecimal digits; -1: they are not.
 static int hex4(const unsigned char *p) {
@@ -75,7 +78,15 @@ static bool scan_digits(Scan *s) {
     return s->p > begin;
 }
 
-static bool scan_number(Scan *s) {
+static bool scan_scalar(Scan *s) {
+    static const char *const words[] = {"true", "false", "null", "NaN", "Infinity", "-Infinity"};
+    if (peek(s) == '"') return scan_string(s);
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        size_t n = strlen(words[i]);
+        if ((size_t)(s->end - s->p) < n || memcmp(s->p, words[i], n) != 0) continue;
+        s->p += n;
+        return true;
+    }
     if (peek(s) == '-') s->p++;
     if (peek(s) == '0')
         s->p++;
@@ -93,18 +104,6 @@ static bool scan_number(Scan *s) {
     return true;
 }
 
-static bool scan_scalar(Scan *s) {
-    static const char *const words[] = {"true", "false", "null", "NaN", "Infinity", "-Infinity"};
-    if (peek(s) == '"') return scan_string(s);
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
-        size_t n = strlen(words[i]);
-        if ((size_t)(s->end - s->p) < n || memcmp(s->p, words[i], n) != 0) continue;
-        s->p += n;
-        return true;
-    }
-    return scan_number(s);
-}
-
 // Scans a key and its colon.
 static bool scan_key(Scan *s) {
     skip_space(s);
@@ -118,31 +117,31 @@ static bool scan_key(Scan *s) {
 
 // Scans the array or object that begins at p, with everything in it.
 static bool scan_nested(Scan *s) {
-    bool is_object[JSON_LINE_MAX_DEPTH];
+    char closing[JSON_LINE_MAX_DEPTH]; // of each level: } or ], which are two after { and [
     int depth = 0;
     do {
         skip_space(s); // a value begins here
         unsigned char c = peek(s);
         if (c == '{' || c == '[') {
             if (depth == JSON_LINE_MAX_DEPTH) return scan_fail(s, "nested too deeply");
-            is_object[depth++] = c == '{';
+            closing[depth++] = (char)(c + 2);
             s->p++;
             skip_space(s);
-            if (peek(s) != (c == '{' ? '}' : ']')) {
+            if (peek(s) != c + 2) {
                 if (c == '{' && !scan_key(s)) return false;
                 continue;
             }
         } else if (!scan_scalar(s)) {
             return false;
         }
-        for (skip_space(s); depth > 0 && peek(s) == (is_object[depth - 1] ? '}' : ']'); skip_space(s)) {
+        for (skip_space(s); depth > 0 && peek(s) == closing[depth - 1]; skip_space(s)) {
             s->p++;
             depth--;
         }
         if (depth == 0) break;
         if (peek(s) != ',') return scan_fail(s, "expected ',' or the end of the list");
         s->p++;
-        if (is_object[depth - 1] && !scan_key(s)) return false;
+        if (closing[depth - 1] == '}' && !scan_key(s)) return false;
     } while (true);
     return true;
 }
@@ -156,14 +155,17 @@ static int64_t unescape(unsigned char *text, int64_t n) {
     unsigned char *in = text, *out = text, *end = text + n;
     while (in < end) {
         unsigned char *slash = memchr(in, '\\', (size_t)(end - in));
-        size_t plain = (size_t)((slash ? slash : end) - in);
+        size_t plain = (size_t)(end - in);
+        if (slash) plain = (size_t)(slash - in);
         if (out != in) memmove(out, in, plain);
         out += plain;
         in += plain;
         if (!slash) break;
         if (in[1] != 'u') {
             const char *at = strchr(from, in[1]);
-            *out++ = at ? (unsigned char)to[at - from] : in[1];
+            *out = in[1];
+            if (at) *out = (unsigned char)to[at - from];
+            out++;
             in += 2;
             continue;
         }
@@ -181,8 +183,8 @@ static int64_t unescape(unsigned char *text, int64_t n) {
     return out - text;
 }
 
-// Tells whether the scanned key, without quotes, is the field. Resolves keys with escapes in a
-// copy; a field has at most 255 bytes, at most 1530 when each is escaped.
+// Tells whether the scanned key, without quotes, is the field. Resolves keys with escapes in a copy; a field has at
+// most 255 bytes, at most 1530 when each is escaped.
 static bool key_is(const unsigned char *key, int64_t n, const char *field) {
     unsigned char copy[6 * 256];
     size_t length = strlen(field);
@@ -214,7 +216,8 @@ static bool scan_members(Scan *s, const char *field, const unsigned char **value
         bool is_field = key_is(key, key_end - key, field);
         skip_space(s);
         const unsigned char *begin = s->p;
-        if (!(peek(s) == '{' || peek(s) == '[' ? scan_nested(s) : scan_scalar(s))) return false;
+        const bool is_nested = *begin == '{' || *begin == '[';
+        if ((is_nested && !scan_nested(s)) || (!is_nested && !scan_scalar(s))) return false;
         if (is_field) {
             *value = begin;
             *value_end = s->p;
@@ -228,8 +231,8 @@ static bool scan_members(Scan *s, const char *field, const unsigned char **value
     return true;
 }
 
-// Tells whether the value that begins at p is JSON without doubt: an object with a key, an array of
-// such, of texts, or of numbers alone. Others may be text: {% if %}, [1] Smith.
+// Tells whether the value that begins at p is JSON without doubt: an object with a key, an array of such, of texts, or
+// of numbers alone. Others may be text: {% if %}, [1] Smith.
 static bool is_certain(Scan s, bool is_all) {
     const bool is_array = peek(&s) == '[';
     const Scan whole = s;

@@ -101,32 +101,24 @@ static void sift_down(Heap *h, int64_t i) {
     h->entries[i] = entry;
 }
 
-static void heap_push(Heap *h, uint64_t entry) {
+static uint64_t heap_entry(const Link *links, uint32_t place) { return (uint64_t)links[place].pair.rank << 32 | place; }
+
+// Updates the pair that begins at place, and puts it into the heap if it has a rule.
+static void renew(const MergeTable *t, const int32_t *tokens, Link *links, Heap *h, uint32_t place, uint32_t n,
+                  uint32_t below) {
+    const uint32_t next = links[place].next;
+    links[place].pair = (Candidate){NO_RANK, -1};
+    if (next < n) links[place].pair = candidate(t, tokens[place], tokens[next], below);
+    if (links[place].pair.rank == NO_RANK) return;
     if (h->count == h->capacity) {
         h->capacity += h->capacity / 2 + SHORT_PIECE;
         h->entries = realloc(h->entries, (size_t)h->capacity * sizeof *h->entries);
         REQUIRE_MEMORY(h->entries, "a piece of text with %lld pairs", (long long)h->capacity);
     }
+    const uint64_t entry = heap_entry(links, place);
     int64_t i = h->count++;
     for (; i > 0 && entry < h->entries[(i - 1) / 2]; i = (i - 1) / 2) h->entries[i] = h->entries[(i - 1) / 2];
     h->entries[i] = entry;
-}
-
-static uint64_t heap_pop(Heap *h) {
-    uint64_t top = h->entries[0];
-    h->entries[0] = h->entries[--h->count];
-    if (h->count > 0) sift_down(h, 0);
-    return top;
-}
-
-static uint64_t heap_entry(const Link *links, uint32_t place) { return (uint64_t)links[place].pair.rank << 32 | place; }
-
-// Updates the pair that begins at place.
-static void renew(const MergeTable *t, const int32_t *tokens, Link *links, Heap *heap, uint32_t place, uint32_t n,
-                  uint32_t below) {
-    uint32_t next = links[place].next;
-    links[place].pair = next < n ? candidate(t, tokens[place], tokens[next], below) : (Candidate){NO_RANK, -1};
-    if (links[place].pair.rank != NO_RANK) heap_push(heap, heap_entry(links, place));
 }
 
 static int64_t merge_long(const MergeTable *t, int32_t *tokens, uint32_t n, uint32_t below, int64_t least) {
@@ -140,7 +132,9 @@ static int64_t merge_long(const MergeTable *t, int32_t *tokens, uint32_t n, uint
     }
     for (int64_t i = heap.count / 2 - 1; i >= 0; i--) sift_down(&heap, i);
     for (int64_t left = n; heap.count > 0 && left > least;) {
-        uint64_t entry = heap_pop(&heap);
+        const uint64_t entry = heap.entries[0];
+        heap.entries[0] = heap.entries[--heap.count];
+        if (heap.count > 0) sift_down(&heap, 0);
         uint32_t place = (uint32_t)entry, dead = links[place].next;
         if (links[place].pair.rank != entry >> 32) continue;
         tokens[place] = links[place].pair.merged;

@@ -97,9 +97,10 @@ static const unsigned char *o200k_word_end(const uint8_t *table, const unsigned 
     const CharKind U = CHAR_UPPER | CHAR_CASELESS | CHAR_MARK, W = CHAR_LOWER | CHAR_CASELESS | CHAR_MARK;
     int length;
     CharKind kind = char_kind_at(table, begin, end, &length);
-    const unsigned char *p = kind & (CHAR_OTHERS | CHAR_SPACE) ? begin + length : begin, *stop = p;
+    const unsigned char *p = begin;
+    if (kind & (CHAR_OTHERS | CHAR_SPACE)) p += length;
     // The end of the last character that U* gives back to W+. A mark may be that instead of P.
-    const unsigned char *given_back = NULL;
+    const unsigned char *stop = p, *given_back = NULL;
     if (kind == CHAR_MARK) given_back = p;
     for (kind = 0; stop < end; stop += length) {
         kind = char_kind_at(table, stop, end, &length);
@@ -119,12 +120,14 @@ static const unsigned char *o200k_word_end(const uint8_t *table, const unsigned 
 static inline int64_t modern_next(const uint8_t *table, Pattern pattern, const unsigned char *begin,
                                   const unsigned char *end) {
     const bool is_o200k = pattern == PATTERN_O200K;
-    int length = is_o200k ? 0 : contraction_at(begin, end, true), last;
+    int length = 0, last, digits = 3; // of a piece of digits
+    if (pattern == PATTERN_QWEN2) digits = 1;
+    if (!is_o200k) length = contraction_at(begin, end, true);
     if (length > 0) return length;
     const CharKind first = char_kind_at(table, begin, end, &length);
     const unsigned char *second = begin + length, *stop = second;
     if (first == CHAR_NUMBER) {
-        for (int count = pattern == PATTERN_QWEN2 ? 1 : 3; --count > 0 && stop < end; stop += length)
+        for (; --digits > 0 && stop < end; stop += length)
             if (char_kind_at(table, stop, end, &length) != CHAR_NUMBER) break;
         return stop - begin;
     }

@@ -32,7 +32,10 @@ void tokenizer_free(Tokenizer *t) {
 
 int64_t tokenizer_vocab(const Tokenizer *t) { return t->count; }
 int32_t tokenizer_eot(const Tokenizer *t) { return t->eot; }
-int32_t tokenizer_begin(const Tokenizer *t) { return t->begin >= 0 ? t->begin : t->eot; }
+int32_t tokenizer_begin(const Tokenizer *t) {
+    if (t->begin >= 0) return t->begin;
+    return t->eot;
+}
 const char *tokenizer_name(const Tokenizer *t) { return t->name; }
 const char *tokenizer_pre(const Tokenizer *t) { return pattern_facts[t->pattern].pre; }
 bool tokenizer_expects_nfc(const Tokenizer *t) { return t->expects_nfc; }
@@ -41,10 +44,10 @@ bool tokenizer_is_special(const Tokenizer *t, int32_t token) {
 }
 
 const char *tokenizer_decode(const Tokenizer *t, int32_t token, size_t *length) {
-    bool known = token >= 0 && token < t->count;
-    *length = known ? t->tokens[token].length : 0;
-    if (known) return t->bytes + t->tokens[token].offset;
-    return "";
+    *length = 0;
+    if (token < 0 || token >= t->count) return "";
+    *length = t->tokens[token].length;
+    return t->bytes + t->tokens[token].offset;
 }
 
 uint64_t tokenizer_fingerprint(const Tokenizer *t) {

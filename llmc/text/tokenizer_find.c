@@ -35,7 +35,11 @@ static char *directory_of(const char *pattern, Error *err) {
     if (!files_match(pattern, &names, &count, err)) return NULL;
     const char *path = pattern;
     if (count > 0) path = names[0];
-    char *directory = tokenizer_is_directory(path) ? strdup(path) : path_parent(path);
+    char *directory = NULL;
+    if (tokenizer_is_directory(path))
+        directory = strdup(path);
+    else
+        directory = path_parent(path);
     REQUIRE_MEMORY(directory, "a path");
     directory_list_free(names, count);
     return directory;
@@ -45,7 +49,8 @@ static char *directory_of(const char *pattern, Error *err) {
 static bool tokenizer_next_to(const char *pattern, char **found, Error *err) {
     char *directory = NULL;
     if (*pattern) directory = directory_of(pattern, err);
-    *found = directory ? tokenizer_file_in(directory) : NULL;
+    *found = NULL;
+    if (directory) *found = tokenizer_file_in(directory);
     const bool ok = directory || !*pattern;
     free(directory);
     return ok;
@@ -53,38 +58,8 @@ static bool tokenizer_next_to(const char *pattern, char **found, Error *err) {
 
 // ----------------------------------------------------------------------------------- agreement with weights and shards
 
-static bool check_tokenizer(const Question *q, const char *path, const Tokenizer *t, Error *err) {
-    const int64_t tokens = tokenizer_vocab(t);
-    if (tokens > q->V)
-        return error_set(err,
-                         "%s has %lld tokens, but the model has a vocabulary of %lld; name the model's tokenizer "
-                         "with --tokenizer",
-                         path, (long long)tokens, (long long)q->V);
-    if (q->vocab > 0 && q->vocab != tokens)
-        return error_set(err,
-                         "%s has %lld tokens, but the shards %s were made with %lld; make them with this tokenizer "
-                         "(%s --tokenizer %s -o DIR FILE...), or name theirs with --tokenizer",
-                         path, (long long)tokens, q->shards, (long long)q->vocab, path_of_tool("data/prepare").text,
-                         path_quoted(path).text);
-    char *theirs;
-    bool ok = tokenizer_next_to(q->shards, &theirs, err);
-    if (theirs && strcmp(theirs, path) != 0) {
-        Tokenizer *other = tokenizer_open(theirs, err);
-        ok = other != NULL;
-        if (other && tokenizer_fingerprint(other) != tokenizer_fingerprint(t))
-            ok = error_set(err,
-                           "%s: its tokens differ from the tokens of %s; make the shards with it "
-                           "(%s --tokenizer %s -o DIR FILE...), or name the tokenizer of the shards with --tokenizer%s",
-                           path, theirs, path_of_tool("data/prepare").text, path_quoted(path).text,
-                           text_if(*q->weights, " and train new weights"));
-        tokenizer_free(other);
-    }
-    free(theirs);
-    return ok;
-}
-
-// Refuses foreign weights without a tokenizer whose vocabulary is not that of the shards. A
-// difference within the padding is accepted, and our own checkpoints may have any vocabulary.
+// Refuses foreign weights without a tokenizer whose vocabulary is not that of the shards. A difference within the
+// padding is accepted, and our own checkpoints may have any vocabulary.
 static bool check_untold(const Question *q, Error *err) {
     if (!*q->weights || q->vocab == 0 || (q->V >= q->vocab && q->V - q->vocab <= MODEL_PADDING)) return true;
     char *directory = directory_of(q->weights, err);
@@ -100,20 +75,43 @@ static bool check_untold(const Question *q, Error *err) {
                      q->weights, (long long)q->V, q->shards, (long long)q->vocab, path_of_tool("data/prepare").text);
 }
 
-// -------------------------------------------------------------------------------------------------------------- search
-
 // Opens the tokenizer at path, or the built-in one of that name, if it agrees with the weights and shards.
 static bool take_tokenizer(Tokenizer **tokenizer, const Question *q, const char *path, Error *err) {
-    Tokenizer *t = tokenizer_named(path, err);
+    Tokenizer *t = tokenizer_named(path, err), *other = NULL;
     if (!t && !q->given) error_prefix(err, "the tokenizer (--tokenizer none runs without one)");
     if (!t) return false;
-    if (check_tokenizer(q, path, t, err)) {
+    const int64_t tokens = tokenizer_vocab(t);
+    char *theirs = NULL;
+    bool ok = true;
+    if (tokens > q->V)
+        ok = error_set(err,
+                       "%s has %lld tokens, but the model has a vocabulary of %lld; name the model's tokenizer "
+                       "with --tokenizer",
+                       path, (long long)tokens, (long long)q->V);
+    else if (q->vocab > 0 && q->vocab != tokens)
+        ok = error_set(err,
+                       "%s has %lld tokens, but the shards %s were made with %lld; make them with this tokenizer "
+                       "(%s --tokenizer %s -o DIR FILE...), or name theirs with --tokenizer",
+                       path, (long long)tokens, q->shards, (long long)q->vocab, path_of_tool("data/prepare").text,
+                       path_quoted(path).text);
+    ok = ok && tokenizer_next_to(q->shards, &theirs, err);
+    if (theirs && strcmp(theirs, path) != 0) ok = (other = tokenizer_open(theirs, err)) != NULL;
+    if (other && tokenizer_fingerprint(other) != tokenizer_fingerprint(t))
+        ok = error_set(err,
+                       "%s: its tokens differ from the tokens of %s; make the shards with it "
+                       "(%s --tokenizer %s -o DIR FILE...), or name the tokenizer of the shards with --tokenizer%s",
+                       path, theirs, path_of_tool("data/prepare").text, path_quoted(path).text,
+                       text_if(*q->weights, " and train new weights"));
+    free(theirs);
+    tokenizer_free(other);
+    if (ok)
         *tokenizer = t;
-        return true;
-    }
-    tokenizer_free(t);
-    return false;
+    else
+        tokenizer_free(t);
+    return ok;
 }
+
+// -------------------------------------------------------------------------------------------------------------- search
 
 bool tokenizer_find(Tokenizer **tokenizer, const char *given, const char *weights, const char *shards, int64_t vocab,
                     int64_t V, Error *err) {

@@ -56,8 +56,9 @@ static bool read_vocabulary(Tokenizer *t, const cJSON *vocab, bool plain_allowed
 static bool find_part(const Tokenizer *t, const char *text, size_t n, int32_t *token, Error *err) {
     char bytes[2 * MAX_TOKEN_BYTES], shown[64];
     size_t length = 0;
-    bool spelled = n > 0 && n <= sizeof bytes && alphabet_decode(text, n, bytes, &length);
-    *token = spelled ? vocabulary_find(t, bytes, length) : -1;
+    *token = -1;
+    if (n > 0 && n <= sizeof bytes && alphabet_decode(text, n, bytes, &length))
+        *token = vocabulary_find(t, bytes, length);
     return *token >= 0 ||
            error_set(err, "\"%s\" is not a token of the vocabulary", vocabulary_show(text, n, shown, sizeof shown));
 }
@@ -133,12 +134,12 @@ static bool check_text(const cJSON *object, const char *where, const char *key, 
 }
 
 static bool check_flag(const cJSON *object, const char *where, const char *key, bool expected, Error *err) {
+    static const char *const truth[] = {"false", "true"};
     const cJSON *item;
     char field[80];
     if (!json_find(object, key, &item, err)) return error_prefix(err, "%s", where);
     snprintf(field, sizeof field, "%s.%s", where, key);
-    return (cJSON_IsBool(item) && cJSON_IsTrue(item) == expected) ||
-           refuse_field(field, item, expected ? "true" : "false", err);
+    return (cJSON_IsBool(item) && cJSON_IsTrue(item) == expected) || refuse_field(field, item, truth[expected], err);
 }
 
 // use_regex: it cuts the text by GPT-2's pattern.
@@ -149,44 +150,41 @@ static bool check_byte_level(const cJSON *step, const char *where, bool use_rege
             check_flag(step, where, "use_regex", use_regex, err));
 }
 
-// {"type": "Split", "pattern": {"Regex": "..."}, "behavior": "Isolated", "invert": false}. "Removed" and true keep what
-// the pattern matches, which is the same: all patterns match every character.
-static bool read_split(Tokenizer *t, const cJSON *split, const char *where, Error *err) {
-    const cJSON *pattern, *regex = NULL, *behavior;
-    char field[80];
-    if (!check_text(split, where, "type", "Split", err)) return false;
-    if (!json_find(split, "behavior", &behavior, err) || !json_find(split, "pattern", &pattern, err) ||
-        (cJSON_IsObject(pattern) && !json_find(pattern, "Regex", &regex, err)))
-        return error_prefix(err, "%s", where);
-    for (Pattern i = 0; i < NUM_PATTERNS && t->pattern == NUM_PATTERNS; i++)
-        if (is_json_text(regex, pattern_facts[i].regex)) t->pattern = i;
-    snprintf(field, sizeof field, "%s.pattern.Regex", where);
-    if (t->pattern == NUM_PATTERNS)
-        return refuse_field(field, regex, "GPT-2's, Llama 3's (cl100k's), Qwen2's or o200k's", err);
-    const bool inverted = is_json_text(behavior, "Removed");
-    return (inverted || check_text(split, where, "behavior", "Isolated", err)) &&
-           check_flag(split, where, "invert", inverted, err);
-}
-
+// ByteLevel, or Digits and then ByteLevel, or Split and then ByteLevel.
 static bool read_pre_tokenizer(Tokenizer *t, const cJSON *root, Error *err) {
     static const char where[] = "pre_tokenizer", first[] = "pre_tokenizer.pretokenizers[0]",
                       second[] = "pre_tokenizer.pretokenizers[1]";
-    const cJSON *step, *type, *steps;
+    const cJSON *step, *type, *steps, *pattern, *behavior, *regex = NULL;
     if (!json_find(root, where, &step, err)) return false;
     if (!cJSON_IsObject(step)) return refuse_field(where, step, "ByteLevel, as GPT-2 has", err);
     if (!json_find(step, "type", &type, err)) return error_prefix(err, "%s", where);
     if (!is_json_text(type, "Sequence")) return check_byte_level(step, where, true, err);
     if (!json_get_array(step, "pretokenizers", 2, &steps, err)) return error_prefix(err, "%s", where);
-    const cJSON *split = steps->child, *byte_level = split ? split->next : NULL;
+    const cJSON *split = steps->child, *byte_level = split->next;
     if (!cJSON_IsObject(split)) return refuse_field(first, split, "an object", err);
     if (!cJSON_IsObject(byte_level)) return refuse_field(second, byte_level, "an object", err);
     if (!json_find(split, "type", &type, err)) return error_prefix(err, "%s", first);
-    const bool is_digits = is_json_text(type, "Digits");
+    if (is_json_text(type, "Digits")) {
+        t->pattern = PATTERN_STARCODER;
+        return check_flag(split, first, "individual_digits", true, err) &&
+               check_byte_level(byte_level, second, true, err);
+    }
+
+    // {"type": "Split", "pattern": {"Regex": "..."}, "behavior": "Isolated", "invert": false}. "Removed" and true keep
+    // what the pattern matches, which is the same: all patterns match every character.
+    if (!check_text(split, first, "type", "Split", err)) return false;
+    if (!json_find(split, "behavior", &behavior, err) || !json_find(split, "pattern", &pattern, err) ||
+        (cJSON_IsObject(pattern) && !json_find(pattern, "Regex", &regex, err)))
+        return error_prefix(err, "%s", first);
     t->pattern = NUM_PATTERNS;
-    if (is_digits) t->pattern = PATTERN_STARCODER;
-    const bool ok =
-        is_digits ? check_flag(split, first, "individual_digits", true, err) : read_split(t, split, first, err);
-    return ok && check_byte_level(byte_level, second, is_digits, err);
+    for (Pattern i = 0; i < NUM_PATTERNS && t->pattern == NUM_PATTERNS; i++)
+        if (is_json_text(regex, pattern_facts[i].regex)) t->pattern = i;
+    if (t->pattern == NUM_PATTERNS)
+        return refuse_field("pre_tokenizer.pretokenizers[0].pattern.Regex", regex,
+                            "GPT-2's, Llama 3's (cl100k's), Qwen2's or o200k's", err);
+    const bool inverted = is_json_text(behavior, "Removed");
+    return (inverted || check_text(split, first, "behavior", "Isolated", err)) &&
+           check_flag(split, first, "invert", inverted, err) && check_byte_level(byte_level, second, false, err);
 }
 
 static bool read_added_token(Tokenizer *t, const cJSON *item, Error *err) {
@@ -211,19 +209,17 @@ static bool read_added_token(Tokenizer *t, const cJSON *item, Error *err) {
 }
 
 static bool read_added_tokens(Tokenizer *t, const cJSON *root, Error *err) {
-    const cJSON *added;
-    if (!json_find(root, "added_tokens", &added, err)) return false;
-    if (!added || cJSON_IsNull(added)) return true;
-    if (!cJSON_IsArray(added)) return refuse_field("added_tokens", added, "an array", err);
-    int i = 0;
-    for (const cJSON *item = added->child; item; item = item->next, i++)
-        if (!read_added_token(t, item, err)) return error_prefix(err, "added_tokens[%d]", i);
-    return true;
-}
-
-// A token neither made of bytes nor added can never result from a text: the vocabulary is of another kind.
-static bool check_spellings(const Tokenizer *t, Error *err) {
+    const cJSON *added, *item;
     char shown[64];
+    int number = 0;
+    if (!json_find(root, "added_tokens", &added, err)) return false;
+    if (added && !cJSON_IsNull(added) && !cJSON_IsArray(added))
+        return refuse_field("added_tokens", added, "an array", err);
+    cJSON_ArrayForEach(item, added) {
+        if (!read_added_token(t, item, err)) return error_prefix(err, "added_tokens[%d]", number);
+        number++;
+    }
+    // A token neither made of bytes nor added can never result from a text: the vocabulary is of another kind.
     for (int32_t i = 0; i < t->count; i++) {
         const Token *k = &t->tokens[i];
         if (k->known && !k->ordinary && !k->added)
@@ -283,10 +279,9 @@ static bool read_vocab_json(Tokenizer *t, const char *path, const cJSON *root, E
     const char *line;
     char *directory = path_parent(path), *merges = path_join(directory, "merges.txt"),
          *openai = path_join(directory, "vocab.bpe");
-    const bool is_openai = strcmp(path_name(path), "encoder.json") == 0;
-    const bool prefer_openai = is_openai ? file_exists(openai) : !file_exists(merges);
     const char *from = merges;
-    if (prefer_openai) from = openai;
+    if (strcmp(path_name(path), "encoder.json") == 0 && file_exists(openai)) from = openai;
+    if (strcmp(path_name(path), "encoder.json") != 0 && !file_exists(merges)) from = openai;
     size_t n, at = 0, length;
     uint32_t rank = 0;
     char *text = file_read_all(from, MAX_MERGES_BYTES, &n, err);
@@ -336,7 +331,7 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
         ok = json_get_object(root, "model", &model, err) && read_normalizer(t, root, err) &&
              check_off(root, "", "truncation", err) && check_off(root, "", "padding", err) &&
              read_pre_tokenizer(t, root, err) && read_model(t, model, err) && read_added_tokens(t, root, err) &&
-             check_spellings(t, err) && read_post_processor(t, root, err);
+             read_post_processor(t, root, err);
         if (ok && (!vocabulary_finish(t, err) || !vocabulary_check_merges(t, err)))
             ok = error_prefix(err, "model.vocab");
         if (!ok) error_prefix(err, "%s", path);
@@ -390,7 +385,8 @@ static int compare_rules(const void *a, const void *b) {
 // The merges in order, malloced. A vocabulary of ranks has at most one for each token; *unreachable: some token is not
 // made by merging its bytes, only found as a whole piece.
 static MergeRule *ordered_merges(const Tokenizer *t, int64_t *count, bool *unreachable) {
-    int64_t most = t->by_rank ? t->count : t->merges.count;
+    int64_t most = t->merges.count;
+    if (t->by_rank) most = t->count;
     MergeRule *rules = malloc(((size_t)most + 1) * sizeof *rules);
     *count = 0;
     *unreachable = false;
@@ -439,11 +435,11 @@ static void put_pre_tokenizer(FILE *out, Pattern pattern) {
 static void put_post_processor(FILE *out, const Tokenizer *t) {
     static const char byte_level[] =
         "{\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": false, \"use_regex\": true}";
-    const Token *begin = t->begin >= 0 ? &t->tokens[t->begin] : NULL;
-    if (!begin) {
+    if (t->begin < 0) {
         fputs(byte_level, out);
         return;
     }
+    const Token *begin = &t->tokens[t->begin];
     const char *spelled = t->bytes + begin->offset;
     fprintf(out, "{\"type\": \"Sequence\", \"processors\": [\n    %s,\n    {\"type\": \"TemplateProcessing\", ",
             byte_level);
@@ -469,6 +465,7 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err) {
         error_set(err, "%s: out of memory for its tokenizer.json", t->name);
         return NULL;
     }
+    static const char *const truth[] = {"false", "true"}, *const normalizers[] = {"null", "{\"type\": \"NFC\"}"};
     char *text;
     FILE *out = text_open(&text, bytes);
     fputs("{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": [", out);
@@ -481,11 +478,10 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err) {
         fprintf(out,
                 "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": %s, \"special\": "
                 "%s}",
-                k->normalized ? "true" : "false", k->special ? "true" : "false");
+                truth[k->normalized], truth[k->special]);
         separator = ",\n";
     }
-    fprintf(out, "\n  ],\n  \"normalizer\": %s,\n  \"pre_tokenizer\": {\"type\": \"",
-            t->expects_nfc ? "{\"type\": \"NFC\"}" : "null");
+    fprintf(out, "\n  ],\n  \"normalizer\": %s,\n  \"pre_tokenizer\": {\"type\": \"", normalizers[t->expects_nfc]);
     put_pre_tokenizer(out, t->pattern);
     fputs("},\n"
           "  \"post_processor\": ",
@@ -502,13 +498,13 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err) {
     if (unreachable || (t->whole_pieces && !t->by_rank)) fputs("    \"ignore_merges\": true,\n", out);
     fputs("    \"vocab\": {", out);
     for (int32_t i = 0; i < t->count; i++) {
-        fputs(i ? ",\n      \"" : "\n      \"", out);
+        fprintf(out, "%s\n      \"", text_if(i > 0, ","));
         put_token(out, t, i);
         fprintf(out, "\": %d", i);
     }
     fputs("\n    },\n    \"merges\": [", out);
     for (int64_t i = 0; i < count; i++) {
-        fputs(i ? ",\n      \"" : "\n      \"", out);
+        fprintf(out, "%s\n      \"", text_if(i > 0, ","));
         put_token(out, t, (int32_t)(rules[i].pair >> 32));
         putc_unlocked(' ', out);
         put_token(out, t, (int32_t)rules[i].pair);

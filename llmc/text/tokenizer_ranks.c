@@ -11,7 +11,19 @@ static Tokenizer *finish_ranks(Tokenizer *t, const char *path, bool ok, Error *e
     int32_t same = -1;
     if (ok) same = vocabulary_find(t, END_OF_TEXT, strlen(END_OF_TEXT));
     if (same >= 0) ok = error_set(err, "\"%s\" is both token %d and token %d", END_OF_TEXT, same, t->eot);
-    if (ok && vocabulary_finish(t, err) && vocabulary_merge_by_rank(t, err)) return t;
+    ok = ok && vocabulary_finish(t, err);
+    t->whole_pieces = t->by_rank = true;
+    // All merges: any two tokens that together make a token, lowest first.
+    for (int32_t token = 0; ok && token < t->count; token++) {
+        const Token *k = &t->tokens[token];
+        const char *bytes = t->bytes + k->offset;
+        for (uint32_t cut = 1; ok && k->ordinary && cut < k->length; cut++) {
+            int32_t left = vocabulary_find(t, bytes, cut), right = -1;
+            if (left >= 0) right = vocabulary_find(t, bytes + cut, k->length - cut);
+            if (right >= 0) ok = vocabulary_merge(t, left, right, (uint32_t)token, err);
+        }
+    }
+    if (ok) return t;
     error_prefix(err, "%s", path);
     tokenizer_free(t);
     return NULL;
@@ -49,7 +61,8 @@ static bool read_rank(Tokenizer *t, const char *line, size_t n, Error *err) {
     int length = -1;
     if (space) length = base64_decode(line, encoded, bytes);
     int64_t rank = 0;
-    const char *digit = space ? space + 1 : line + n;
+    const char *digit = line + n;
+    if (space) digit = space + 1;
     bool number = digit < line + n && line + n - digit <= 9;
     for (; number && digit < line + n; digit++) {
         number = *digit >= '0' && *digit <= '9';
@@ -89,8 +102,9 @@ Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes
     if (!t) return NULL;
     bool ok = read_rank_lines(t, text, bytes, err);
     // p50k_base keeps GPT-2's end-of-text and continues after it; otherwise it is the number after the last rank.
-    bool p50k = ok && t->ordinary_count == P50K_RANKS && !t->tokens[GPT2_EOT].known;
-    ok = ok && vocabulary_add_added(t, p50k ? GPT2_EOT : t->count, END_OF_TEXT, true, false, err);
+    int64_t eot = t->count;
+    if (ok && t->ordinary_count == P50K_RANKS && !t->tokens[GPT2_EOT].known) eot = GPT2_EOT;
+    ok = ok && vocabulary_add_added(t, eot, END_OF_TEXT, true, false, err);
     return finish_ranks(t, path, ok, err);
 }
 

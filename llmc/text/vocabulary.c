@@ -12,8 +12,11 @@ enum { SHOWN = 80 }; // bytes of a spelling in a message
 const char *vocabulary_show(const char *bytes, size_t length, char *buf, size_t size) {
     size_t used = 0;
     for (size_t i = 0; i < length && used + 5 < size; i++) {
-        unsigned char c = (unsigned char)bytes[i];
-        used += (size_t)snprintf(buf + used, size - used, c >= 0x20 && c < 0x7F ? "%c" : "\\x%02x", c);
+        const unsigned char c = (unsigned char)bytes[i];
+        if (c >= 0x20 && c < 0x7F)
+            buf[used++] = (char)c;
+        else
+            used += (size_t)snprintf(buf + used, size - used, "\\x%02x", c);
     }
     buf[used] = '\0';
     return buf;
@@ -39,8 +42,10 @@ Tokenizer *vocabulary_of_file(const char *path, Error *err) {
 
 bool vocabulary_line(const char *text, size_t n, size_t *at, const char **line, size_t *length) {
     if (*at >= n) return false;
-    const char *newline = memchr(*line = text + *at, '\n', n - *at);
-    *length = newline ? (size_t)(newline - *line) : n - *at;
+    *line = text + *at;
+    const char *newline = memchr(*line, '\n', n - *at);
+    *length = n - *at;
+    if (newline) *length = (size_t)(newline - *line);
     *at += *length + 1;
     if (*length > 0 && (*line)[*length - 1] == '\r') --*length;
     return true;
@@ -71,27 +76,6 @@ static void index_token(Tokenizer *t, int32_t token) {
 
 // ------------------------------------------------------------------------------------------------------------- tokens
 
-static bool room_for(Tokenizer *t, int64_t number, size_t length, Error *err) {
-    if (number >= t->token_capacity) {
-        int64_t capacity = max_i64(1024, 2 * number);
-        // Pages of zeros that are not touched cost nothing: a file may name a far number.
-        Token *grown = calloc((size_t)capacity, sizeof *grown);
-        if (!grown) return error_set(err, "out of memory for token %lld", (long long)number);
-        if (t->count > 0) memcpy(grown, t->tokens, (size_t)t->count * sizeof *grown);
-        free(t->tokens);
-        t->tokens = grown;
-        t->token_capacity = (int32_t)capacity;
-    }
-    if (t->byte_count + length > t->byte_capacity) {
-        size_t capacity = 2 * t->byte_capacity + length + 4096;
-        char *grown = realloc(t->bytes, capacity);
-        if (!grown) return error_set(err, "out of memory for the spelling of token %lld", (long long)number);
-        t->bytes = grown;
-        t->byte_capacity = capacity;
-    }
-    return true;
-}
-
 static bool check_new(const Tokenizer *t, int64_t number, const char *bytes, size_t length, bool ordinary, Error *err) {
     int32_t same = -1;
     if (ordinary) same = vocabulary_find(t, bytes, length);
@@ -113,7 +97,24 @@ static bool check_new(const Tokenizer *t, int64_t number, const char *bytes, siz
 }
 
 bool vocabulary_add(Tokenizer *t, int64_t number, const char *bytes, size_t length, bool ordinary, Error *err) {
-    if (!check_new(t, number, bytes, length, ordinary, err) || !room_for(t, number, length, err)) return false;
+    if (!check_new(t, number, bytes, length, ordinary, err)) return false;
+    if (number >= t->token_capacity) {
+        int64_t capacity = max_i64(1024, 2 * number);
+        // Pages of zeros that are not touched cost nothing: a file may name a far number.
+        Token *grown = calloc((size_t)capacity, sizeof *grown);
+        if (!grown) return error_set(err, "out of memory for token %lld", (long long)number);
+        if (t->count > 0) memcpy(grown, t->tokens, (size_t)t->count * sizeof *grown);
+        free(t->tokens);
+        t->tokens = grown;
+        t->token_capacity = (int32_t)capacity;
+    }
+    if (t->byte_count + length > t->byte_capacity) {
+        size_t capacity = 2 * t->byte_capacity + length + 4096;
+        char *grown = realloc(t->bytes, capacity);
+        if (!grown) return error_set(err, "out of memory for the spelling of token %lld", (long long)number);
+        t->bytes = grown;
+        t->byte_capacity = capacity;
+    }
     if (ordinary && 2 * (t->ordinary_count + 1) > t->by_bytes_capacity) { // the hash table grows
         int64_t capacity = max_i64(2 * t->by_bytes_capacity, 1024);
         int32_t *grown = realloc(t->by_bytes, (size_t)capacity * sizeof *grown);
@@ -180,21 +181,6 @@ bool vocabulary_merge(Tokenizer *t, int32_t left, int32_t right, uint32_t rank, 
     return known && error_set(err, "the same two were merged before, by number %u", known->rank);
 }
 
-bool vocabulary_merge_by_rank(Tokenizer *t, Error *err) {
-    t->whole_pieces = t->by_rank = true;
-    for (int32_t token = 0; token < t->count; token++) {
-        const Token *k = &t->tokens[token];
-        const char *bytes = t->bytes + k->offset;
-        for (uint32_t cut = 1; k->ordinary && cut < k->length; cut++) {
-            int32_t left = vocabulary_find(t, bytes, cut);
-            int32_t right = -1;
-            if (left >= 0) right = vocabulary_find(t, bytes + cut, k->length - cut);
-            if (right >= 0 && !vocabulary_merge(t, left, right, (uint32_t)token, err)) return false;
-        }
-    }
-    return true;
-}
-
 // ---------------------------------------------------------------------------------------------------------- completion
 
 int64_t vocabulary_merge_bytes(const Tokenizer *t, int32_t token, uint32_t below, int32_t parts[MAX_TOKEN_BYTES]) {
@@ -246,7 +232,7 @@ static int compare_added(const void *a, const void *b, void *tokenizer) {
     const Token *x = &t->tokens[*(const int32_t *)a], *y = &t->tokens[*(const int32_t *)b];
     int first = (unsigned char)t->bytes[x->offset] - (unsigned char)t->bytes[y->offset];
     if (first != 0) return first;
-    if (x->length != y->length) return x->length > y->length ? -1 : 1;
+    if (x->length != y->length) return (x->length < y->length) - (x->length > y->length);
     return *(const int32_t *)a - *(const int32_t *)b;
 }
 

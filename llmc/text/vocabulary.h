@@ -67,9 +67,6 @@ int32_t vocabulary_find(const Tokenizer *t, const char *bytes, size_t length);
 // left + right -> the token of both their bytes. Refuses a pair that is there already and a result that is no token.
 bool vocabulary_merge(Tokenizer *t, int32_t left, int32_t right, uint32_t rank, Error *err);
 
-// All merges of a vocabulary whose numbers are ranks: any two tokens that together make a token, lowest first.
-bool vocabulary_merge_by_rank(Tokenizer *t, Error *err);
-
 // Every token of several bytes must be the result of a merge, unless it is a special one: where merges are missing,
 // texts become other tokens.
 bool vocabulary_check_merges(const Tokenizer *t, Error *err);
@@ -77,8 +74,7 @@ bool vocabulary_check_merges(const Tokenizer *t, Error *err);
 // Merges the bytes of a token by the rules of rank < below; returns how many parts are left of it.
 int64_t vocabulary_merge_bytes(const Tokenizer *t, int32_t token, uint32_t below, int32_t parts[MAX_TOKEN_BYTES]);
 
-// Checks the whole (no number is free, every byte has a token) and builds the tables for encoding.
-// Last step.
+// Checks the whole (no number is free, every byte has a token) and builds the tables for encoding. Last step.
 bool vocabulary_finish(Tokenizer *t, Error *err);
 
 // Spelling for messages: what is not printable ASCII as \xNN, cut to the buffer. Returns buf.
