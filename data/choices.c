@@ -108,22 +108,9 @@ static bool find_either(const cJSON *example, const char *name, const char *othe
     return *item || error_set(err, "neither \"%s\" nor \"%s\"", name, other);
 }
 
-// A number, or its digits in a string, as some copies of HellaSwag have it.
-static bool find_label(const cJSON *example, int endings, int64_t *label, Error *err) {
-    const cJSON *item;
-    char found[64];
-    if (!json_find(example, "label", &item, err)) return false;
-    if (item && json_int_value(item, 0, endings - 1, label)) return true;
-    if (item && cJSON_IsString(item) && strlen(item->valuestring) <= 2 && *item->valuestring) {
-        char *end;
-        *label = strtol(item->valuestring, &end, 10);
-        if (*end == '\0' && *label >= 0 && *label < endings) return true;
-    }
-    return error_set(err, "\"label\" is %s, expected 0 to %d", json_describe(item, found, sizeof found), endings - 1);
-}
-
 static bool make_record(Choices *c, const cJSON *example, Error *err) {
-    const cJSON *context, *endings, *ending;
+    const cJSON *context, *endings, *ending, *item;
+    char found[64];
     int64_t label = 0;
     if (!find_either(example, "ctx", "context", &context, err) ||
         !find_either(example, "endings", "choices", &endings, err))
@@ -133,7 +120,16 @@ static bool make_record(Choices *c, const cJSON *example, Error *err) {
     if (cJSON_IsArray(endings)) count = cJSON_GetArraySize(endings);
     if (count < CHOICES_MIN || count > CHOICES_MAX)
         return error_set(err, "%d endings, expected %d to %d", count, CHOICES_MIN, CHOICES_MAX);
-    if (!find_label(example, count, &label, err)) return false;
+    if (!json_find(example, "label", &item, err)) return false;
+    bool is_label = item && json_int_value(item, 0, count - 1, &label);
+    // Some copies of HellaSwag have its digits in a string.
+    if (!is_label && item && cJSON_IsString(item) && strlen(item->valuestring) <= 2 && *item->valuestring) {
+        char *end;
+        label = strtol(item->valuestring, &end, 10);
+        is_label = *end == '\0' && label >= 0 && label < count;
+    }
+    if (!is_label)
+        return error_set(err, "\"label\" is %s, expected 0 to %d", json_describe(item, found, sizeof found), count - 1);
     c->length = 0;
     const int64_t head[] = {CHOICES_BEGIN, 0, c->examples, label, count};
     for (size_t i = 0; i < sizeof head / sizeof *head; i++) put_number(c, head[i], err);

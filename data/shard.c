@@ -85,7 +85,7 @@ static bool scan_shard(Look *l, const Shard *s, int64_t vocab, int64_t eot, Erro
         const int64_t n = min_i64(BLOCK, s->num_tokens - at);
         if (!read_block(l, s, at, n, err)) return false;
         for (int64_t i = 0; i < n; i++) { // without an exit, so that it becomes vectors
-            l->largest = l->block[i] > l->largest ? l->block[i] : l->largest;
+            if (l->block[i] > l->largest) l->largest = l->block[i];
             l->num_eot += l->block[i] == eot;
         }
         if (vocab == 0 || l->largest < vocab) continue;
@@ -143,51 +143,44 @@ static bool find_entry(const cJSON *manifest, const char *directory, const char 
     return true;
 }
 
-// Checks the shard against its entry in the manifest next to it, if there is one. *how: what it was compared with.
-static bool compare_with_manifest(const char *shard, const CorpusShard *found, const char **how, Error *err) {
-    char *directory = path_parent(shard), *path = path_join(directory, "manifest.json");
-    const cJSON *entry = NULL;
-    CorpusShard stated;
-    *how = "no manifest.json next to it";
-    cJSON *manifest = NULL;
-    bool ok = true;
-    if (file_exists(path)) {
-        manifest = json_parse_file(path, MAX_MANIFEST_BYTES, err);
-        const char *name = path_name(shard);
-        ok = manifest && (find_entry(manifest, directory, name, &entry, err) || error_prefix(err, "%s", path));
-        *how = "not in manifest.json";
-        if (entry) *how = "as in manifest.json";
-    }
-    if (ok && entry) {
-        ok = corpus_manifest_read_shard(entry, &stated, err);
-        if (ok && (stated.tokens != found->tokens || stated.bytes != found->bytes))
-            ok = error_set(err, "states %" PRId64 " tokens, %" PRId64 " bytes; the file has %" PRId64 " and %" PRId64,
-                           stated.tokens, stated.bytes, found->tokens, found->bytes);
-        if (ok && stated.xxh3 != found->xxh3)
-            ok = error_set(err,
-                           "states checksum %016" PRIx64 ", the file has %016" PRIx64
-                           ": damaged or changed; copy or prepare it again",
-                           stated.xxh3, found->xxh3);
-        if (!ok) error_prefix(err, "%s: %s", shard, path);
-    }
-    cJSON_Delete(manifest);
-    free(path);
-    free(directory);
-    return ok;
-}
-
+// Checks every token of the file, and the file against its entry in the manifest next to it, if there is one.
 static bool verify_file(Look *l, const ShardSet *set, Error *err) {
     const Shard *s = &set->shards[0];
     int64_t vocab = l->vocab;
     if (vocab == 0) vocab = set->vocab;
-    CorpusShard found = {.tokens = s->num_tokens};
-    const char *how;
-    if (!scan_shard(l, s, vocab, -1, err) || !file_checksum(s->path, &found.bytes, &found.xxh3, err) ||
-        !compare_with_manifest(s->path, &found, &how, err))
-        return false;
+    CorpusShard found = {.tokens = s->num_tokens}, stated;
+    if (!scan_shard(l, s, vocab, -1, err) || !file_checksum(s->path, &found.bytes, &found.xxh3, err)) return false;
+    char *directory = path_parent(s->path), *path = path_join(directory, "manifest.json");
+    const char *compared = "no manifest.json next to it";
+    const cJSON *entry = NULL;
+    cJSON *manifest = NULL;
+    bool ok = true;
+    if (file_exists(path)) {
+        manifest = json_parse_file(path, MAX_MANIFEST_BYTES, err);
+        ok = manifest &&
+             (find_entry(manifest, directory, path_name(s->path), &entry, err) || error_prefix(err, "%s", path));
+        compared = "not in manifest.json";
+    }
+    if (ok && entry) {
+        compared = "as in manifest.json";
+        ok = corpus_manifest_read_shard(entry, &stated, err);
+        if (ok && (stated.tokens != found.tokens || stated.bytes != found.bytes))
+            ok = error_set(err, "states %" PRId64 " tokens, %" PRId64 " bytes; the file has %" PRId64 " and %" PRId64,
+                           stated.tokens, stated.bytes, found.tokens, found.bytes);
+        if (ok && stated.xxh3 != found.xxh3)
+            ok = error_set(err,
+                           "states checksum %016" PRIx64 ", the file has %016" PRIx64
+                           ": damaged or changed; copy or prepare it again",
+                           stated.xxh3, found.xxh3);
+        if (!ok) error_prefix(err, "%s: %s", s->path, path);
+    }
+    cJSON_Delete(manifest);
+    free(path);
+    free(directory);
+    if (!ok) return false;
     format_print(stdout, "%s: %" PRId64 " tokens, the largest is %" PRIu32 "%s, xxh3 %016" PRIx64 ": %s\n", s->path,
                  s->num_tokens, l->largest, text_if(vocab <= 0, " (no vocabulary stated: --vocab N checks it)"),
-                 found.xxh3, how);
+                 found.xxh3, compared);
     return true;
 }
 
@@ -228,7 +221,7 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
                 fputs(shown, stdout);
             }
         }
-        puts(length > 0 ? "\"" : "\" (not a token of this tokenizer)");
+        printf("\"%s\n", text_if(length == 0, " (not a token of this tokenizer)"));
     }
     tokenizer_free(t);
     return ok && (fflush(stdout) == 0 || error_set(err, "cannot write: %s", strerror(errno)));
@@ -239,10 +232,12 @@ static void visit_pattern(Look *l, const char *pattern) {
     char **names;
     int count;
     files_match(pattern, &names, &count, NULL);
-    for (int i = 0; i < (count > 0 ? count : 1); i++) { // a pattern without matches is opened as a name, for its error
+    for (int i = 0; i == 0 || i < count; i++) {
         Error err;
         ShardSet set;
-        bool ok = shards_open(&set, count > 0 ? names[i] : pattern, 1, &err);
+        const char *path = pattern; // without matches it is opened as a name, for its error
+        if (count > 0) path = names[i];
+        bool ok = shards_open(&set, path, 1, &err);
         if (ok) {
             if (*l->command == 'l')
                 ok = list_file(l, &set, &err);

@@ -28,10 +28,11 @@ bool tool_read_number(const char *name, const char *text, int64_t min, int64_t m
     char *end;
     errno = 0;
     long long n = strtoll(text, &end, 10);
-    const char *suffixes = "KMG", *suffix = *end && max < INT64_MAX ? strchr(suffixes, *end) : NULL;
+    const char *suffixes = "KMG", *suffix = NULL;
+    if (*end && max < INT64_MAX) suffix = strchr(suffixes, *end);
     int64_t unit = 1;
     for (const char *s = suffixes; suffix && s <= suffix; s++) unit *= 1000;
-    if (end != text && errno == 0 && end[suffix ? 1 : 0] == '\0' && n >= 0 && n <= max / unit && n * unit >= min) {
+    if (end != text && errno == 0 && end[suffix != NULL] == '\0' && n >= 0 && n <= max / unit && n * unit >= min) {
         *out = n * unit;
         return true;
     }
@@ -128,7 +129,9 @@ static bool read_letters(ToolWords *w, const char *word, Error *err) {
     for (const char *c = word + 1; c <= last; c++) {
         const char typed[] = {'-', *c, '\0'};
         o = find_letter(w, *c);
-        if (!o->flag) return read_value(w, o, typed, c[1] ? c + 1 : NULL, err);
+        const char *attached = NULL;
+        if (c[1]) attached = c + 1;
+        if (!o->flag) return read_value(w, o, typed, attached, err);
         if (!take_value(w, o, NULL, err)) return false;
     }
     return true;
@@ -221,7 +224,8 @@ CorpusDisplay corpus_display(const char *program) {
 // On a terminal a bar that is drawn ten times a second, elsewhere a line every ten seconds.
 void corpus_display_progress(void *display, const CorpusProgress *p) {
     CorpusDisplay *d = display;
-    double now = now_seconds(), interval = d->is_terminal ? 0.1 : 10;
+    double now = now_seconds(), interval = 10;
+    if (d->is_terminal) interval = 0.1;
     if (p->stage != d->stage) { // its rate is its own
         d->stage = p->stage;
         d->start = now;

@@ -34,28 +34,8 @@ typedef struct {
     Mixture mixture; // without patterns; count 0: a single corpus
 } Start;
 
-// The shares of a mixture, and what was drawn from each source before they held.
-static bool read_mixture_event(const cJSON *train, Mixture *m, Error *err) {
-    const cJSON *sources, *source;
-    *m = (Mixture){0};
-    if (!json_find(train, "sources", &sources, err)) return false;
-    if (!sources) return true;
-    if (!json_get_int(train, "start", 0, JSON_MAX_INT, &m->start, err)) return false;
-    const int count = cJSON_GetArraySize(sources);
-    if (!cJSON_IsArray(sources) || count < 1 || count > MIXTURE_MAX)
-        return error_set(err, "\"sources\" is no list of 1 to %d", MIXTURE_MAX);
-    cJSON_ArrayForEach(source, sources) {
-        const int i = m->count++;
-        if (!json_get_int(source, "weight", 1, MIXTURE_WHOLE, &m->weights[i], err) ||
-            !json_get_int(source, "drawn", 0, JSON_MAX_INT, &m->drawn[i], err))
-            return error_prefix(err, "source %d", i + 1);
-        m->total += m->weights[i];
-    }
-    return true;
-}
-
 static bool read_start(const cJSON *event, Start *s, Error *err) {
-    const cJSON *options, *model, *train;
+    const cJSON *options, *model, *train, *sources, *source;
     int64_t tokens;
     if (!json_get_object(event, "options", &options, err) || !json_get_object(event, "model", &model, err) ||
         !json_get_object(event, "train", &train, err) || !json_get_int(model, "T", 1, INT32_MAX, &s->T, err) ||
@@ -64,11 +44,28 @@ static bool read_start(const cJSON *event, Start *s, Error *err) {
         !json_get_int(model, "B", 1, INT32_MAX, &s->B, err) ||
         !json_get_int(train, "windows", 1, JSON_MAX_INT, &s->num_windows, err) ||
         !json_get_int(train, "tokens", 1, JSON_MAX_INT, &s->num_tokens, err) ||
-        !read_mixture_event(train, &s->mixture, err) || !json_get_string(options, "train-data", &s->train_data, err) ||
+        !json_find(train, "sources", &sources, err))
+        return false;
+    s->step_windows = tokens / s->T;
+
+    // The shares of a mixture, and what was drawn from each source before they held.
+    Mixture *m = &s->mixture;
+    *m = (Mixture){0};
+    const int count = cJSON_GetArraySize(sources);
+    if (sources && !json_get_int(train, "start", 0, JSON_MAX_INT, &m->start, err)) return false;
+    if (sources && (!cJSON_IsArray(sources) || count < 1 || count > MIXTURE_MAX))
+        return error_set(err, "\"sources\" is no list of 1 to %d", MIXTURE_MAX);
+    cJSON_ArrayForEach(source, sources) {
+        const int i = m->count++;
+        if (!json_get_int(source, "weight", 1, MIXTURE_WHOLE, &m->weights[i], err) ||
+            !json_get_int(source, "drawn", 0, JSON_MAX_INT, &m->drawn[i], err))
+            return error_prefix(err, "source %d", i + 1);
+        m->total += m->weights[i];
+    }
+    if (!json_get_string(options, "train-data", &s->train_data, err) ||
         !json_get_int(options, "overfit", 0, 1, &s->overfit, err) ||
         !json_get_int(options, "seed", 0, JSON_MAX_INT, &s->seed, err))
         return false;
-    s->step_windows = tokens / s->T;
     const cJSON *directory = cJSON_GetObjectItemCaseSensitive(options, "directory");
     s->directory = "";
     if (cJSON_IsString(directory)) s->directory = directory->valuestring;
@@ -130,7 +127,8 @@ static bool print_step(const Start *s, const char *step, int64_t position, const
     MixtureCursor cursor = {0};
     if (!sources_open(&set, pattern, s->T, err)) return error_set(err, "%s; name them after the step", err->text);
     const int sources = set.mixture.count;
-    Mixture m = s->mixture.count > 0 ? s->mixture : (Mixture){.count = 1, .weights = {1}, .total = 1};
+    Mixture m = {.count = 1, .weights = {1}, .total = 1};
+    if (s->mixture.count > 0) m = s->mixture;
     // Other shards under the same names would silently give wrong answers.
     const bool same = m.count == sources && s->num_windows == set.num_windows && s->num_tokens == set.num_tokens;
     if (m.count != sources)
@@ -183,7 +181,9 @@ int main(int argc, char **argv) {
         ok = error_set(&err, "expected RUN and STEP; %s --help shows the usage", tool_path("whereis").text);
     if (ok && !tool_read_number("", words[1], 1, INT64_MAX, &step, NULL))
         ok = error_set(&err, "STEP %s: expected a number of at least 1", words[1]);
-    char *log = path_join(ok ? words[0] : "", "main.log"), *pattern = NULL;
+    const char *run = "";
+    if (ok) run = words[0];
+    char *log = path_join(run, "main.log"), *pattern = NULL;
     cJSON *events = cJSON_CreateArray();
     ok = ok && read_log(log, events, &err) && find_step(log, events, step, &start, &position, &err);
     if (ok && argc - optind == 3) pattern = strdup(words[2]);
