@@ -14,7 +14,9 @@
 bool append_file_open(AppendFile *f, const char *path, bool new_only, Error *err) {
     f->end = 0;
     f->path = strdup(path);
-    f->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC | (new_only ? O_EXCL : 0), 0666);
+    int flags = O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC;
+    if (new_only) flags |= O_EXCL;
+    f->fd = open(path, flags, 0666);
     if (!f->path || f->fd < 0) return error_set(err, "%s: cannot be written: %s", path, path_reason(path, errno).text);
     return file_lock(f->fd) || error_set(err, "%s: another process is writing it; is this run already active?", path);
 }

@@ -53,8 +53,10 @@ AtomicFile *atomic_file_create(const char *path, Error *err) {
     f->fd = -1;
     if (!special) f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (f->fd < 0) {
-        error_set(err, "%s: cannot create: %s", path,
-                  special ? "it exists and is not a plain file" : path_reason(path, errno).text);
+        if (special)
+            error_set(err, "%s: cannot create: it exists and is not a plain file", path);
+        else
+            error_set(err, "%s: cannot create: %s", path, path_reason(path, errno).text);
         atomic_file_free(f);
         return NULL;
     }
@@ -87,19 +89,16 @@ bool atomic_file_write(AtomicFile *f, const void *data, size_t bytes, Error *err
     return !f->failed || error_set(err, "%s", f->error.text);
 }
 
-static bool flush_and_rename(AtomicFile *f) {
-    if (f->failed || !write_through(f, f->buffer, f->used)) return false;
-    if (fsync(f->fd) != 0) return atomic_file_fail(f, "flush to disk", errno);
-    int fd = f->fd;
-    f->fd = -1;
-    if (close(fd) != 0) return atomic_file_fail(f, "close", errno); // here network file systems report a full disk
-    if (rename(f->temporary, f->path) != 0) return atomic_file_fail(f, "rename into place", errno);
-    if (!directory_sync_parent(f->path, &f->error)) f->failed = true;
-    return !f->failed;
-}
-
 bool atomic_file_commit(AtomicFile *f, int64_t *bytes, uint64_t *checksum, Error *err) {
-    if (!flush_and_rename(f)) {
+    const int fd = f->fd;
+    bool ok = !f->failed && write_through(f, f->buffer, f->used);
+    if (ok && fsync(fd) != 0) ok = atomic_file_fail(f, "flush to disk", errno);
+    if (ok) {
+        f->fd = -1;
+        if (close(fd) != 0) ok = atomic_file_fail(f, "close", errno); // here network file systems report a full disk
+    }
+    if (ok && rename(f->temporary, f->path) != 0) ok = atomic_file_fail(f, "rename into place", errno);
+    if (!ok || !directory_sync_parent(f->path, &f->error)) {
         error_set(err, "%s", f->error.text);
         atomic_file_abandon(f);
         return false;

@@ -75,7 +75,8 @@ static int take_lines(const char *text, size_t size, int *damaged) {
     *damaged = 0;
     for (size_t at = 0, length; at < size && lines < MAX_ENTRIES; at += length + 1, lines++) {
         const char *newline = memchr(text + at, '\n', size - at);
-        length = newline ? (size_t)(newline - text) - at : size - at;
+        length = size - at;
+        if (newline) length = (size_t)(newline - text) - at;
         while (*end) end = &(*end)->next;
         ChoiceEntry *e = insert_line(end, text + at, length);
         *damaged += e == NULL;
@@ -133,25 +134,6 @@ static char *list_lines(bool used_only) {
     return text;
 }
 
-// Writes a new file next to the old one and renames it. On any failure the old file is unchanged.
-static void save_choices(void) {
-    char path[PATH_MAX], temporary[PATH_MAX + 8];
-    const bool ours = cache_path(path, sizeof path);
-    struct stat st;
-    if (!*path || cache.unread) return;
-    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) return; // PRETRAIN_CACHE=/dev/null must not replace the device
-    char *directory = path_parent(path), *text = list_lines(false);
-    if (ours) (void)directory_make(directory, NULL);
-    snprintf(temporary, sizeof temporary, "%s.XXXXXX", path);
-    const int fd = mkstemp(temporary);
-    bool ok = fd >= 0 && file_write_all(fd, path, text, strlen(text), NULL);
-    if (fd >= 0) ok = close(fd) == 0 && ok;
-    ok = ok && (!cache.foreign || own_file_move_aside(path, "holds no choices of this program", 0, NULL));
-    if (fd >= 0 && (!ok || rename(temporary, path) != 0)) (void)unlink(temporary);
-    free(directory);
-    free(text);
-}
-
 // ----------------------------------------------------------------------------------------------------------- the calls
 
 bool choices_file_get(const char *key, void *value, size_t size) {
@@ -177,7 +159,23 @@ void choices_file_put(const char *key, const void *value, size_t size) {
     ChoiceEntry *e = insert_line(&cache.newest, line, (size_t)n);
     if (!e) return;
     e->used = true;
-    save_choices();
+
+    // Writes a new file next to the old one and renames it. On any failure the old file is unchanged.
+    char path[PATH_MAX], temporary[PATH_MAX + 8];
+    const bool ours = cache_path(path, sizeof path);
+    struct stat st;
+    if (!*path || cache.unread) return;
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) return; // PRETRAIN_CACHE=/dev/null must not replace the device
+    char *directory = path_parent(path), *text = list_lines(false);
+    if (ours) (void)directory_make(directory, NULL);
+    snprintf(temporary, sizeof temporary, "%s.XXXXXX", path);
+    const int fd = mkstemp(temporary);
+    bool ok = fd >= 0 && file_write_all(fd, path, text, strlen(text), NULL);
+    if (fd >= 0) ok = close(fd) == 0 && ok;
+    ok = ok && (!cache.foreign || own_file_move_aside(path, "holds no choices of this program", 0, NULL));
+    if (fd >= 0 && (!ok || rename(temporary, path) != 0)) (void)unlink(temporary);
+    free(directory);
+    free(text);
 }
 
 char *choices_file_used(void) { return list_lines(true); }

@@ -45,11 +45,13 @@ bool directory_make(const char *path, Error *err) {
         char end = *p;
         *p = '\0';
         // mkdir may fail on a usable parent (a read-only "/home" gives EROFS, not EEXIST).
-        const int failure = mkdir(prefix, 0755) == 0 ? 0 : errno;
-        if (failure == 0)
+        const bool made = mkdir(prefix, 0755) == 0;
+        int failure = errno;
+        if (failure == EEXIST) failure = ENOENT; // a link that leads nowhere
+        if (made)
             ok = directory_sync_parent(prefix, err); // what is saved in it is lost with its name
         else if (reason == 0 && !file_exists(prefix))
-            reason = failure == EEXIST ? ENOENT : failure; // EEXIST: a link that leads nowhere
+            reason = failure;
         *p = end;
         if (end == '\0') break;
     }

@@ -26,13 +26,15 @@ bool file_exists(const char *path) {
 
 // O_NONBLOCK keeps a pipe without a writer from blocking the program; it has no effect on plain files.
 int file_open(const char *path, int64_t *size, Error *err) {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), reason = errno;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int reason = errno;
     struct stat st;
-    const bool found = (fd >= 0 ? fstat(fd, &st) : stat(path, &st)) == 0;
+    const bool found = (fd >= 0 && fstat(fd, &st) == 0) || (fd < 0 && stat(path, &st) == 0);
+    if (fd >= 0 && !found) reason = errno;
     if (found && !S_ISREG(st.st_mode))
         error_set(err, "%s: not a plain file but %s", path, path_kind(st.st_mode));
     else if (fd < 0 || !found)
-        error_set(err, "%.600s: cannot open: %s", path, path_reason(path, fd < 0 ? reason : errno).text); // not cut
+        error_set(err, "%.600s: cannot open: %s", path, path_reason(path, reason).text); // not cut
     else {
         *size = (int64_t)st.st_size;
         return fd;
@@ -45,7 +47,8 @@ bool file_write_all(int fd, const char *path, const void *data, size_t bytes, Er
     for (size_t done = 0; done < bytes;) {
         const ssize_t n = write(fd, (const char *)data + done, bytes - done);
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return error_set(err, "%s: cannot write: %s", path, limits_reason(n < 0 ? errno : EIO));
+        if (n == 0) errno = EIO;
+        if (n <= 0) return error_set(err, "%s: cannot write: %s", path, limits_reason(errno));
         done += (size_t)n;
     }
     return true;

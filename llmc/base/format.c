@@ -20,7 +20,8 @@
 const char *format_fixed(double x, int width, int decimals, char *buf, int size) {
     if (!isfinite(x)) {
         const char *text = "nan";
-        if (isinf(x)) text = x > 0 ? "inf" : "-inf";
+        if (isinf(x)) text = "inf";
+        if (isinf(x) && x < 0) text = "-inf";
         snprintf(buf, (size_t)size, "%*s", width, text);
         return buf;
     }
@@ -216,7 +217,7 @@ bool terminal_is_utf8(void) {
 const char *progress_render(double fraction, const char *left, const char *right, int width, bool utf8, char *buf,
                             int size) {
     static const char *const BLOCKS[EIGHTHS + 1] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"};
-    fraction = fraction > 0.0 ? fmin(fraction, 1.0) : 0.0; // nan becomes 0
+    fraction = fmin(fmax(fraction, 0.0), 1.0); // nan becomes 0
     char percent[16];
     // Rounded down: 100% is only shown when everything is done.
     snprintf(percent, sizeof percent, "%5.1f%%", floor(fraction * 1000.0) / 10.0);
@@ -232,12 +233,11 @@ const char *progress_render(double fraction, const char *left, const char *right
     char bar[3 * LONGEST_BAR + 1], *p = bar; // a block is 3 bytes
     const int cells = (int)min_i64(room, LONGEST_BAR), filled = (int)floor(fraction * cells * EIGHTHS);
     for (int i = 0; i < cells; i++) {
-        int eighths = filled - i * EIGHTHS;
-        if (eighths < 0) eighths = 0;
-        if (eighths > EIGHTHS) eighths = EIGHTHS;
-        const char *plain = ".";
-        if (eighths == EIGHTHS) plain = "#";
-        p = stpcpy(p, utf8 ? BLOCKS[eighths] : plain);
+        const int eighths = (int)min_i64(max_i64(filled - i * EIGHTHS, 0), EIGHTHS);
+        const char *cell = BLOCKS[eighths];
+        if (!utf8) cell = ".";
+        if (!utf8 && eighths == EIGHTHS) cell = "#";
+        p = stpcpy(p, cell);
     }
     snprintf(buf, (size_t)size, "%s [%s] %s%s%s", left, bar, percent, text_if(with_right, " | "),
              text_if(with_right, right));

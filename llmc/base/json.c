@@ -144,7 +144,8 @@ bool json_double_value(const cJSON *item, double *value) {
 }
 
 const char *json_format_double(double value, int digits, char *buf, size_t size) {
-    const char *text = value > 0 ? "\"inf\"" : "\"-inf\"";
+    const char *text = "\"inf\"";
+    if (value < 0) text = "\"-inf\"";
     if (isnan(value)) text = "\"nan\"";
     if (isfinite(value))
         snprintf(buf, size, "%.*g", digits, value);

@@ -132,25 +132,6 @@ bool limits_read_number(const char *path, const char *key, uint64_t *value) {
     return found;
 }
 
-// Visits the group and all its ancestors, from "/a/b" up to "".
-static void visit_upwards(const char *mount, char *group, int version, GroupVisitor *visit, void *context) {
-    for (;;) {
-        char directory[PATH_MAX], *slash = strrchr(group, '/');
-        const bool top = !slash || slash[1] == '\0';
-        if (top) *group = '\0';
-        const int n = snprintf(directory, sizeof directory, "%s%s", mount, group);
-        if (n > 0 && (size_t)n < sizeof directory) visit(context, directory, version);
-        if (top) return;
-        *slash = '\0';
-    }
-}
-
-static bool has_controller(char *list, const char *controller) {
-    for (char *rest = NULL, *name = strtok_r(list, ",", &rest); name; name = strtok_r(NULL, ",", &rest))
-        if (strcmp(name, controller) == 0) return true;
-    return false;
-}
-
 // Lines of /proc/self/cgroup: "0::/path" (version 2), "4:memory:/path" or "4:cpu,memory:/path" (version 1).
 void limits_visit_groups(const char *root, const char *controller, GroupVisitor *visit, void *context) {
     char path[PATH_MAX], mount[PATH_MAX], line[PATH_MAX];
@@ -159,16 +140,25 @@ void limits_visit_groups(const char *root, const char *controller, GroupVisitor 
     if (!f) return;
     while (fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = '\0';
-        char *controllers = strchr(line, ':');
-        char *group = NULL;
+        char *controllers = strchr(line, ':'), *group = NULL, *rest = NULL;
         if (controllers) group = strchr(controllers + 1, ':');
         if (!group) continue;
         *group++ = '\0';
-        const bool second = *++controllers == '\0';
-        if (!second && !has_controller(controllers, controller)) continue;
-        snprintf(mount, sizeof mount, "%s/sys/fs/cgroup%s%s", root, text_if(!second, "/"),
-                 text_if(!second, controller));
-        visit_upwards(mount, group, second ? 2 : 1, visit, context);
+        const bool is_second = *++controllers == '\0';
+        bool has_it = is_second;
+        for (char *name = strtok_r(controllers, ",", &rest); name; name = strtok_r(NULL, ",", &rest))
+            has_it |= strcmp(name, controller) == 0;
+        if (!has_it) continue;
+        snprintf(mount, sizeof mount, "%s/sys/fs/cgroup%s%s", root, text_if(!is_second, "/"),
+                 text_if(!is_second, controller));
+        for (bool is_top = false; !is_top;) { // the group and all its ancestors, from "/a/b" up to ""
+            char directory[PATH_MAX], *slash = strrchr(group, '/');
+            is_top = !slash || slash[1] == '\0';
+            if (is_top) *group = '\0';
+            const int n = snprintf(directory, sizeof directory, "%s%s", mount, group);
+            if (n > 0 && (size_t)n < sizeof directory) visit(context, directory, 1 + is_second);
+            if (!is_top) *slash = '\0';
+        }
     }
     fclose(f);
 }
@@ -181,7 +171,9 @@ static void apply_quota(void *context, const char *directory, int version) {
     double *least = context;
     char path[PATH_MAX + 32];
     long long quota = -1, period = 0;
-    snprintf(path, sizeof path, "%s/%s", directory, version == 2 ? "cpu.max" : "cpu.cfs_quota_us");
+    const char *name = "cpu.max";
+    if (version == 1) name = "cpu.cfs_quota_us";
+    snprintf(path, sizeof path, "%s/%s", directory, name);
     FILE *f = fopen(path, "re");
     if (!f) return;
     const int read = fscanf(f, "%lld %lld", &quota, &period);

@@ -29,18 +29,6 @@ static Output outputs[] = {{.fd = STDOUT_FILENO}, {.fd = STDERR_FILENO}};
 static volatile sig_atomic_t in_hurry = 0;
 static double limit_ms = INFINITY;
 
-// A second description of the same pipe or terminal, whose O_NONBLOCK is ours alone; else the first. A file would be
-// written from its beginning, and a socket cannot be opened.
-static Output output_open(int fd) {
-    struct stat st;
-    char path[40];
-    if (fstat(fd, &st) != 0) return (Output){.fd = fd};
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    int own = -1;
-    if (S_ISFIFO(st.st_mode) || isatty(fd)) own = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    return (Output){.fd = own < 0 ? fd : own, .is_socket = S_ISSOCK(st.st_mode)};
-}
-
 // As write(2), but with EAGAIN where that would wait.
 static ssize_t write_now(const Output *o, const char *data, size_t n) {
     struct pollfd place = {.fd = o->fd, .events = POLLOUT};
@@ -62,7 +50,9 @@ static ssize_t output_write(void *cookie, const char *data, size_t n) {
         if (taken > 0) done += (size_t)taken;
         if (taken == 0 || (taken < 0 && errno != EAGAIN && errno != EINTR)) return 0; // an error of the stream
         if (taken > 0) continue;
-        o->is_stuck = waited_ms >= (in_hurry ? fmin(HURRY_MS, limit_ms) : limit_ms);
+        double limit = limit_ms;
+        if (in_hurry) limit = fmin(HURRY_MS, limit);
+        o->is_stuck = waited_ms >= limit;
         if (o->is_stuck) break;
         if (poll(&(struct pollfd){.fd = o->fd, .events = POLLOUT}, 1, WAIT_MS) <= 0) waited_ms += WAIT_MS;
     }
@@ -72,7 +62,18 @@ static ssize_t output_write(void *cookie, const char *data, size_t n) {
 void output_start(void) {
     const cookie_io_functions_t functions = {.write = output_write};
     for (int i = 0; i < 2; i++) {
-        outputs[i] = output_open(outputs[i].fd);
+        // A second description of the same pipe or terminal, whose O_NONBLOCK is ours alone; else the first. A file
+        // would be written from its beginning, and a socket cannot be opened.
+        Output *o = &outputs[i];
+        struct stat st;
+        char path[40];
+        int own = -1;
+        if (fstat(o->fd, &st) == 0) {
+            snprintf(path, sizeof path, "/proc/self/fd/%d", o->fd);
+            if (S_ISFIFO(st.st_mode) || isatty(o->fd)) own = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+            o->is_socket = S_ISSOCK(st.st_mode);
+            if (own >= 0) o->fd = own;
+        }
         FILE *stream = fopencookie(&outputs[i], "w", functions);
         if (!stream) continue; // out of memory: the stream of the C library does
         if (i == 1) setvbuf(stream, NULL, _IONBF, 0);

@@ -32,8 +32,8 @@ static bool has_mark_or_zeros(const char *path, const char *mark, size_t zeros) 
     if (fd >= 0) size = file_size(fd);
     const size_t n = (size_t)max_i64(0, min_i64(size, OWN_FILE_MARK_BYTES));
     const bool is_read = size >= 0 && file_read_at(fd, path, 0, head, n, NULL);
-    int unread = fd < 0 || (size >= 0 && !is_read) ? errno : 0; // a directory or a pipe is not ours
-    if (unread == ENOENT) unread = 0;                           // nor is a dangling link
+    int unread = 0; // a directory or a pipe is not ours, nor is a dangling link
+    if ((fd < 0 && errno != ENOENT) || (size >= 0 && !is_read)) unread = errno;
     if (fd >= 0) close(fd);
     bool is_zero = true;
     for (size_t i = 0; is_read && is_zero && i < n && i < zeros; i++) is_zero = head[i] == '\0';
@@ -109,9 +109,11 @@ bool own_directory_is(const char *directory, const OwnFileKind *kinds, int count
         for (int k = 0; !ok && k < count; k++) {
             if (is_of_kind(names[i], &kinds[k])) {
                 // A loss of power may keep any blocks of a file that was being written.
-                const bool whole = strcmp(names[i], kinds[k].name) == 0;
-                ok = by_name || has_mark_or_zeros(path, kinds[k].mark, whole ? OWN_FILE_MARK_BYTES : DISK_BLOCK_BYTES);
-                unread = ok ? 0 : errno;
+                size_t zeros = DISK_BLOCK_BYTES;
+                if (strcmp(names[i], kinds[k].name) == 0) zeros = OWN_FILE_MARK_BYTES;
+                ok = by_name || has_mark_or_zeros(path, kinds[k].mark, zeros);
+                unread = 0;
+                if (!ok) unread = errno;
             }
         }
         if (!ok) error_set(err, "%.100s in it was not written by this program", names[i]);

@@ -1,6 +1,7 @@
 // See path.h.
 #include "llmc/base/path.h"
 
+#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 
 #include <stdio.h>
@@ -11,8 +12,9 @@
 char *path_join(const char *directory, const char *name) {
     char *path = NULL;
     size_t n = strlen(directory);
-    int length = asprintf(&path, n > 0 && directory[n - 1] == '/' ? "%s%s" : "%s/%s", directory, name);
-    REQUIRE_MEMORY(length >= 0, "a path");
+    const char *slash = "/";
+    if (n > 0 && directory[n - 1] == '/') slash = "";
+    REQUIRE_MEMORY(asprintf(&path, "%s%s%s", directory, slash, name) >= 0, "a path");
     return path;
 }
 
@@ -21,14 +23,16 @@ char *path_parent(const char *path) {
     while (n > 1 && path[n - 1] == '/') n--;
     while (n > 0 && path[n - 1] != '/') n--;
     while (n > 1 && path[n - 1] == '/') n--;
-    char *parent = n == 0 ? strdup(".") : strndup(path, n);
+    if (n == 0) path = ".";
+    char *parent = strndup(path, max_size(n, 1));
     REQUIRE_MEMORY(parent != NULL, "a path");
     return parent;
 }
 
 const char *path_name(const char *path) {
     const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
+    if (slash) return slash + 1;
+    return path;
 }
 
 char *path_unused(const char *path) {

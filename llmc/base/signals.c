@@ -77,7 +77,10 @@ void signals_install(void) {
     sigaction(SIGPIPE, &ignore, NULL);
 }
 
-int signals_pending(void) { return agreed >= 0 ? agreed : pending; }
+int signals_pending(void) {
+    if (agreed >= 0) return agreed;
+    return pending;
+}
 int signals_received(void) { return pending; }
 
 void signals_agree(int signal_number) {

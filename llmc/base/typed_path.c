@@ -32,7 +32,8 @@ QuotedPath path_quoted(const char *path) {
     c = path;
     while (isalnum((unsigned char)*c) || (*c && strchr("_@%+:,./-=", *c))) c++;
     const bool plain = *path && !*c;
-    if (!plain) out = stpcpy(out, ansi ? "$'" : "'");
+    out = stpcpy(out, text_if(ansi, "$"));
+    out = stpcpy(out, text_if(!plain, "'"));
     if (*path == '-') out = stpcpy(out, "./");
     // The characters between the quotes of '...', or of $'...', which has escapes for all bytes.
     for (c = path; *c && end - out > 8;) {
@@ -91,7 +92,9 @@ char *path_unescaped(const char *pattern) {
 
 char *path_numbered(const char *path) {
     const char *name = path_name(path), *dot = strrchr(name, '.');
-    const char *end = dot ? dot : name + strlen(name), *digits = end;
+    const char *end = name + strlen(name);
+    if (dot) end = dot;
+    const char *digits = end;
     while (digits > name && isdigit((unsigned char)digits[-1])) digits--;
     if (digits == end || digits == name || !strchr("_-.", digits[-1])) return path_escaped(path);
     char *pattern = new_pattern(strlen(path)), *out = escape(pattern, path, (size_t)(digits - path));
@@ -103,7 +106,8 @@ char *path_numbered(const char *path) {
 // --------------------------------------------------------------------------------------------------------- directories
 
 char *path_in(const char *directory, const char *path) {
-    char *copy = *path == '/' ? strdup(path) : path_join(directory, path);
+    if (*path != '/') return path_join(directory, path);
+    char *copy = strdup(path);
     REQUIRE_MEMORY(copy, "a path");
     return copy;
 }

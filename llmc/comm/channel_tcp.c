@@ -223,7 +223,8 @@ static int tcp_meet(const Place *place, int listener, Error *note) {
     int missing = PURPOSES * (tcp.size - 1);
     const int on = 1;
     unsigned next = 0;
-    for (int i = 0; i <= VISITORS; i++) polls[i] = (struct pollfd){i < VISITORS ? -1 : listener, POLLIN, 0};
+    for (int i = 0; i < VISITORS; i++) polls[i] = (struct pollfd){-1, POLLIN, 0};
+    polls[VISITORS] = (struct pollfd){listener, POLLIN, 0};
     for (double left; missing > 0 && (left = tcp.deadline - now_seconds()) > 0;) {
         if (poll(polls, VISITORS + 1, (int)ceil(1e3 * left)) <= 0) continue;
         for (int i = 0; i < VISITORS; i++) {
@@ -263,7 +264,8 @@ static bool tcp_start_process_0(const Place *place, double seconds, Error *err) 
     const char *inherited = getenv(COMM_LISTENER);
     Error note = {""};
     char names[NAMED_MISSING * 16 + 8] = "";
-    int listener = inherited ? atoi(inherited) : -1, n = 0, named = 0;
+    int listener = -1, n = 0, named = 0;
+    if (inherited) listener = atoi(inherited);
     unsetenv(COMM_LISTENER);
     if (listener < 0 || fcntl(listener, F_SETFD, FD_CLOEXEC) != 0 || fcntl(listener, F_SETFL, O_NONBLOCK) != 0)
         listener = socket_listen(place->host, place->port, &note);
@@ -327,8 +329,8 @@ const Channel *channel_tcp_open(const Place *place, Error *err) {
     REQUIRE_MEMORY(tcp.sockets, "the connections of %d processes", tcp.size);
     memset(tcp.sockets, -1, bytes);
     tcp.deadline = now_seconds() + seconds;
-    if (tcp.rank == 0 ? tcp_start_process_0(place, seconds, err) : tcp_start_other(place, seconds, err))
-        return &CHANNEL;
+    if (tcp.rank == 0 && tcp_start_process_0(place, seconds, err)) return &CHANNEL;
+    if (tcp.rank > 0 && tcp_start_other(place, seconds, err)) return &CHANNEL;
     tcp_close(0);
     return NULL;
 }

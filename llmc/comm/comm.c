@@ -38,25 +38,32 @@ const char *comm_launcher(void) { return comm.place.launcher; }
 
 // -------------------------------------------------------------------------------------------------------------- start
 
-// The first message of all: the machines, which say who is beside whom, and the cores, to which mpirun may have bound
-// each process, or not.
-static bool comm_introduce(Error *err) {
+bool comm_start(const CommOptions *options, Error *err) {
+    Place place;
+    if (!place_find(&place, options, channel_mpi_open != NULL, err)) return false;
+    if (place.size == 1) return true;
+    if (place.mpi)
+        comm.channel = channel_mpi_open(&place, err);
+    else
+        comm.channel = channel_tcp_open(&place, err);
+    if (!comm.channel) return error_prefix(err, "%s, process %d of %d", place.launcher, place.rank, place.size);
+
+    // The first message of all: the machines, which say who is beside whom, and the cores, to which mpirun may have
+    // bound each process, or not.
     typedef struct {
         char host[HOST_BYTES];
         cpu_set_t cores;
     } Introduction;
-    Place *place = &comm.place;
-    const size_t size = (size_t)place->size;
-    Introduction mine, *all = malloc(size * sizeof *all);
-    comm.names = calloc(size, sizeof *comm.names);
+    Introduction mine, *all = malloc((size_t)place.size * sizeof *all);
+    comm.names = calloc((size_t)place.size, sizeof *comm.names);
     REQUIRE_MEMORY(all && comm.names, "the names of machines");
     memset(&mine, 0, sizeof mine);
     gethostname(mine.host, sizeof mine.host - 1);
     if (sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) CPU_SET(0, &mine.cores);
-    const bool ok = comm.channel->exchange(EXCHANGE_GATHER, &mine, all, sizeof mine, err);
+    bool ok = comm.channel->exchange(EXCHANGE_GATHER, &mine, all, sizeof mine, err);
     int local_rank = 0, local_size = 0, sharing = 0;
     comm.hosts = 0;
-    for (int i = 0; ok && i < place->size; i++) {
+    for (int i = 0; ok && i < place.size; i++) {
         int first = 0; // of its machine
         memcpy(comm.names[i], all[i].host, HOST_BYTES - 1);
         while (strcmp(comm.names[first], comm.names[i]) != 0) first++;
@@ -64,36 +71,31 @@ static bool comm_introduce(Error *err) {
         sharing += memcmp(&all[i], &mine, sizeof mine) == 0;
         if (strcmp(comm.names[i], mine.host) != 0) continue;
         local_size++;
-        local_rank += i < place->rank;
+        local_rank += i < place.rank;
     }
     free(all);
-    if (place->local_rank < 0) place->local_rank = local_rank;
-    if (place->local_size < 0) place->local_size = local_size;
+    if (place.local_rank < 0) place.local_rank = local_rank;
+    if (place.local_size < 0) place.local_size = local_size;
     if (sharing > 0) comm.cores = (int)max_i64(limits_processors() / sharing, 1);
-    return ok;
-}
-
-bool comm_start(const CommOptions *options, Error *err) {
-    Place place;
-    if (!place_find(&place, options, channel_mpi_open != NULL, err)) return false;
-    if (place.size == 1) return true;
-    comm.channel = place.mpi ? channel_mpi_open(&place, err) : channel_tcp_open(&place, err);
-    if (!comm.channel) return error_prefix(err, "%s, process %d of %d", place.launcher, place.rank, place.size);
     comm.place = place;
-    if (!comm_introduce(err)) return false;
+    if (!ok) return false;
+
     int *sockets = NULL;
+    double timeout = COMM_TIMEOUT;
     if (!place.mpi) sockets = channel_tcp_watch_sockets();
-    const double timeout = options->timeout > 0 ? options->timeout : COMM_TIMEOUT;
+    if (options->timeout > 0) timeout = options->timeout;
     const WatchOptions watch = {place.rank, place.size, (const char(*)[HOST_BYTES])comm.names, sockets, timeout};
-    const bool ok = watch_start(&watch, err);
+    ok = watch_start(&watch, err);
     free(sockets);
     return ok;
 }
 
 void comm_end(void) {
     const bool lost = watch_has_failed(NULL);
+    int code = EXIT_OK;
+    if (lost) code = EXIT_RUN_FAILED;
     // Under the watch: MPI waits for all, and would wait for a process that was lost.
-    if (comm.channel) comm.channel->close(lost ? EXIT_RUN_FAILED : 0);
+    if (comm.channel) comm.channel->close(code);
     watch_stop(lost);
     free(comm.names);
     comm.channel = NULL;
@@ -206,9 +208,11 @@ bool comm_agree(const CommFact *facts, int count, Error *err) {
     if (!values) return false;
     comm.failed_together = true;
     values[0][SHOWN_BYTES - 1] = values[other][SHOWN_BYTES - 1] = '\0';
+    const char *theirs = values[other], *ours = values[0];
+    if (!*theirs) theirs = "\"\"";
+    if (!*ours) ours = "\"\"";
     error_set(err, "process %d on %s has %s %s, process 0 on %s has %s: all processes must have the same", other,
-              comm.names[other], facts[fact].name, *values[other] ? values[other] : "\"\"", comm.names[0],
-              *values[0] ? values[0] : "\"\"");
+              comm.names[other], facts[fact].name, theirs, comm.names[0], ours);
     free(values);
     return false;
 }

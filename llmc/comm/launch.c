@@ -108,7 +108,8 @@ static void launch_await(Children *c, const sigset_t *waited, const char *progra
             if (rank == c->count) continue; // not one of ours: the program had a child before
             c->pids[rank] = 0;
             c->running--;
-            const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+            int code = WEXITSTATUS(status);
+            if (!WIFEXITED(status)) code = 128 + WTERMSIG(status);
             // A run that stopped as it was asked to is no failure: the others are still saving.
             if (code == EXIT_INTERRUPTED && c->result == EXIT_OK) c->result = code;
             if (code == EXIT_OK || code == EXIT_INTERRUPTED || c->kill_after > 0) continue;

@@ -88,8 +88,8 @@ static void watch_close(int rank) {
     watch.polls[rank].fd = -1;
 }
 
-// Takes the message of a process, or that it has ended. A message is the first thing on its
-// connection and shorter than a segment, so it comes as a whole.
+// Takes the message of a process, or that it has ended. A message is the first thing on its connection and shorter than
+// a segment, so it comes as a whole.
 static void watch_hear(int rank) {
     WatchMessage message;
     const ssize_t n = recv(watch.polls[rank].fd, &message, sizeof message, MSG_DONTWAIT);
@@ -108,13 +108,16 @@ static void *watch_run(void *unused) {
     double then = now_seconds(), waited = 0, failed = 0; // seconds
     snprintf(what, sizeof what, "has made no progress for %g s", watch.options.seconds);
     for (uint64_t progress = reached.progress; !watch.stops;) {
-        poll(watch.polls, watch.has_failed ? 0 : (nfds_t)watch.options.size, ROUND_MS);
+        nfds_t count = (nfds_t)watch.options.size;
+        if (watch.has_failed) count = 0;
+        poll(watch.polls, count, ROUND_MS);
         // Time in which this process was stopped, or the machine slept, does not count.
         const double now = now_seconds(), passed = fmin(now - then, 2e-3 * ROUND_MS);
         then = now;
         for (int r = 0; r < watch.options.size && !watch.has_failed; r++)
             if (watch.polls[r].fd >= 0 && watch.polls[r].revents) watch_hear(r);
-        waited = reached.progress == progress ? waited + passed : 0;
+        waited += passed;
+        if (reached.progress != progress) waited = 0;
         progress = reached.progress;
         if (!watch.has_failed && waited > watch.options.seconds) watch_fail_process(watch.options.rank, what, true);
         // What the process has written is whole: checkpoints are renamed when they are complete.
@@ -130,8 +133,10 @@ bool watch_start(const WatchOptions *options, Error *err) {
     watch.options = *options;
     watch.polls = calloc((size_t)size, sizeof *watch.polls);
     REQUIRE_MEMORY(watch.polls, "the watch");
-    for (int r = 0; r < size; r++)
-        watch.polls[r] = (struct pollfd){options->sockets ? options->sockets[r] : -1, POLLIN, 0};
+    for (int r = 0; r < size; r++) {
+        watch.polls[r] = (struct pollfd){-1, POLLIN, 0};
+        if (options->sockets) watch.polls[r].fd = options->sockets[r];
+    }
     int first = 1; // of the others on this machine
     while (first < options->rank && strcmp(options->hosts[first], options->hosts[options->rank])) first++;
     watch.speaks = first == options->rank;
