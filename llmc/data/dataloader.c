@@ -153,21 +153,6 @@ static void *reader_main(void *context) {
 
 // ------------------------------------------------------------------------------------------------------ life and use
 
-static bool allocate_ring(DataLoader *loader, Error *err) {
-    const DataLoaderOptions *o = &loader->options;
-    int64_t batch = min_i64(o->batch_windows, o->step_windows), bytes;
-    if (!checked_mul(batch, (o->sources->T + 1) * o->sources->token_bytes, &bytes))
-        return error_set(err, "a micro-batch of %lld windows of %lld tokens does not fit in memory", (long long)batch,
-                         (long long)o->sources->T);
-    loader->ring = calloc((size_t)o->ring, sizeof *loader->ring);
-    if (!loader->ring) return error_set(err, "data loader: out of memory");
-    for (int i = 0; i < o->ring; i++) {
-        loader->ring[i].windows = host_alloc((size_t)bytes, err);
-        if (!loader->ring[i].windows) return error_prefix(err, "data loader, buffer %d of %d", i + 1, o->ring);
-    }
-    return true;
-}
-
 static void free_loader(DataLoader *loader) {
     for (int i = 0; loader->ring && i < loader->options.ring; i++) {
         if (loader->ring[i].windows) host_free(loader->ring[i].windows);
@@ -192,7 +177,19 @@ DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
     if (loader->options.groups == 0) loader->options.groups = 1;
     if (loader->options.group_count == 0) loader->options.group_count = loader->options.groups;
     loader->position = options->position;
-    if (!allocate_ring(loader, err)) {
+    const DataLoaderOptions *o = &loader->options;
+    const int64_t batch = min_i64(o->batch_windows, o->step_windows);
+    int64_t bytes; // of a buffer
+    bool ok = checked_mul(batch, (o->sources->T + 1) * o->sources->token_bytes, &bytes) ||
+              error_set(err, "a micro-batch of %lld windows of %lld tokens does not fit in memory", (long long)batch,
+                        (long long)o->sources->T);
+    if (ok) loader->ring = calloc((size_t)o->ring, sizeof *loader->ring);
+    if (ok && !loader->ring) ok = error_set(err, "data loader: out of memory");
+    for (int i = 0; ok && i < o->ring; i++) {
+        loader->ring[i].windows = host_alloc((size_t)bytes, err);
+        ok = loader->ring[i].windows || error_prefix(err, "data loader, buffer %d of %d", i + 1, o->ring);
+    }
+    if (!ok) {
         free_loader(loader);
         return NULL;
     }

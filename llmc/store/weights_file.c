@@ -113,26 +113,24 @@ bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, in
            (are_finite(out, in_file * p->cols) || refuse_not_finite(f, p, err));
 }
 
-static bool check_shape_of_file(const ModelConfig *found, const ModelConfig *expected, const char *path, Error *err) {
-    if (found->L == expected->L && found->C == expected->C && found->NH == expected->NH && found->V == expected->V &&
-        found->max_T == expected->max_T && found->d_ff == expected->d_ff && model_same_block(found, expected))
-        return true;
-    if (model_size(found, DIM_FF) != model_size(expected, DIM_FF) && found->C == expected->C &&
-        model_same_block(found, expected))
-        return error_set(err, "%s: a model of d_ff = %lld, expected %lld", path, (long long)model_size(found, DIM_FF),
-                         (long long)model_size(expected, DIM_FF));
-    char a[MODEL_DESCRIPTOR], b[MODEL_DESCRIPTOR];
-    return error_set(err, "%s: a model of %s, expected %s", path, model_config_descriptor(found, a),
-                     model_config_descriptor(expected, b));
-}
-
 bool weights_file_load(Model *model, const char *path, Error *err) {
     WeightsFile *f = weights_file_open(path, err);
     if (!f) return false;
     float *chunk = malloc(WEIGHTS_PIECE_FLOATS * sizeof *chunk);
     REQUIRE_MEMORY(chunk, "a piece of the weights");
-    bool ok = check_shape_of_file(weights_file_config(f), &model_options(model)->config, path, err) &&
-              weights_file_check_rest(f, err);
+    const ModelConfig *found = &f->config, *expected = &model_options(model)->config;
+    char a[MODEL_DESCRIPTOR], b[MODEL_DESCRIPTOR];
+    bool ok = true;
+    if (model_size(found, DIM_FF) != model_size(expected, DIM_FF) && found->C == expected->C &&
+        model_same_block(found, expected))
+        ok = error_set(err, "%s: a model of d_ff = %lld, expected %lld", path, (long long)model_size(found, DIM_FF),
+                       (long long)model_size(expected, DIM_FF));
+    else if (found->L != expected->L || found->C != expected->C || found->NH != expected->NH ||
+             found->V != expected->V || found->max_T != expected->max_T || found->d_ff != expected->d_ff ||
+             !model_same_block(found, expected))
+        ok = error_set(err, "%s: a model of %s, expected %s", path, model_config_descriptor(found, a),
+                       model_config_descriptor(expected, b));
+    ok = ok && weights_file_check_rest(f, err);
     for (int i = 0; ok && i < model_num_tensors(model); i++) {
         const Parameter *p = &model_parameters(model)[i];
         for (int64_t row = 0; ok && row < p->rows; row += weights_piece_rows(p)) {

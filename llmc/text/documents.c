@@ -30,8 +30,9 @@ struct DocumentReader {
     bool cut_all;
     InputWalk *walk;
     InputFile file;
-    CorpusFormat format; // of file, by its content
-    ByteSource *source;  // of file; NULL: the next file is to be opened
+    CorpusFormat format;   // of file, by its content
+    const char *separator; // ends a line of JSON, or a document in text that is divided
+    ByteSource *source;    // of file; NULL: the next file is to be opened
     FilePosition at;
     int64_t bytes_before; // sizes of the files before this one
     int64_t bytes_read;   // of all files, packed as they are, up to `at`
@@ -238,6 +239,8 @@ static bool begin_file(DocumentReader *r, CorpusBlock *b) {
     }
     const char *kind = corpus_content(r->options, &r->file, b->text, b->n, r->ended && r->rest_n == 0, &r->format,
                                       &r->pending.notes, &advice);
+    r->separator = "\n";
+    if (r->format == FORMAT_DIVIDED) r->separator = r->options->split_at;
     if (!kind) return true;
     if (r->is_damaged) report_bad_line(r, BAD_FILE, count_lines(b->text, b->n) + 1, r->error.text);
     if (!r->is_damaged || b->n > 0) leave_out(r, kind, advice.text);
@@ -247,15 +250,9 @@ static bool begin_file(DocumentReader *r, CorpusBlock *b) {
 
 // --------------------------------------------------------------------------------------------------------------- lines
 
-// Returns the end of a line of JSON, or of a document in text that is divided.
-static const char *separator(const DocumentReader *r) {
-    if (r->format == FORMAT_DIVIDED) return r->options->split_at;
-    return "\n";
-}
-
 // Skips the line or document that b begins with.
 static bool skip_line(DocumentReader *r, CorpusBlock *b) {
-    const char *mark = separator(r), *end = NULL;
+    const char *mark = r->separator, *end = NULL;
     const int64_t length = (int64_t)strlen(mark);
     if (r->format == FORMAT_LINES)
         report_bad_line(r, BAD_TOO_LONG, ++r->at.line, "the line is longer than 32 MiB");
@@ -280,7 +277,7 @@ static bool skip_line(DocumentReader *r, CorpusBlock *b) {
 
 // Reads the complete lines or documents that fit in a block, at least one. False: none this time.
 static bool next_lines(DocumentReader *r, CorpusBlock *b) {
-    const char *mark = separator(r);
+    const char *mark = r->separator;
     const int64_t length = (int64_t)strlen(mark);
     int64_t last = 0, searched = 0;
     for (int64_t want = BLOCK_BYTES; last == 0 && want <= LINE_MAX_BYTES; want *= 2) {
