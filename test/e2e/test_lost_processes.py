@@ -123,8 +123,10 @@ def resume(trainer, processes, data, directory):
     return content(directory)
 
 
-@launchers
-@pytest.mark.parametrize("number, rank", [(signal.SIGKILL, 0), (signal.SIGKILL, 1), (signal.SIGSTOP, 0), (signal.SIGSTOP, 1)])
+@pytest.mark.parametrize("trainer, processes, number, rank", [
+    *(pytest.param(TRAINER, 3, number, rank, marks=needs_mpi) for number in (signal.SIGKILL, signal.SIGSTOP) for rank in (0, 1)),
+    pytest.param(SIMULATOR, 2, signal.SIGKILL, 0, marks=needs_simulator),
+    pytest.param(SIMULATOR, 2, signal.SIGSTOP, 1, marks=needs_simulator)])
 def test_a_process_that_is_lost_is_named_and_the_run_resumes_to_the_same_bytes(trainer, processes, number, rank, data,
                                                                               undisturbed, tmp_path):
     expected = undisturbed(trainer, processes)

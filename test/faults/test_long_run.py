@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for this file as a program; else pytest.ini
 from faults.shim import (ENVIRONMENT, EXIT_RUN_FAILED, PREPARE, ROOT, SMALL, TRAINER, build, checkpoints, data, losses,  # noqa: E402, F401
                          make_text, shim, state_of)
@@ -105,6 +107,7 @@ def disturb(shim, place, shards, steps, every, seed, longest):
             f"  main.log: {logs[0]} bytes, undisturbed {logs[1]}")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_and_runs_out_of_disk_ends_with_the_same_bytes(shim, data, tmp_path):
     disturb(shim, tmp_path, data.flags, 4000, 200, 1, 0.6)
 

@@ -70,6 +70,7 @@ def test_without_the_cpu_trainer_the_committed_losses_are_the_reference(tmp_path
     assert row["result"] == "passed" and "expected_losses.json" in row["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SIMULATOR.exists(), reason="no CUDA toolkit: no simulated GPU")
 def test_several_gpus_are_checked_where_they_are(tmp_path, tests):
     _, rows = check(tmp_path, tests, "--only", "GPU", trainer=SIMULATOR, SIM_GPUS="2")
