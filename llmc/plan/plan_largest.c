@@ -73,13 +73,12 @@ bool plan_largest(FILE *out, const PlanRequest *request, double hours, double ra
     bool is_predicted = false;
     if (!gpu_find_all(gpu, &gpus, request->gpus, err)) return false;
     if (gpu->spec.bandwidth == 0)
-        return error_set(err, "--plan largest: only the memory of --gpu %s is known; name a GPU", request->gpus);
+        return error_set(err, "--hours: only the memory of --gpu %s is known; name a GPU", request->gpus);
     if (ratio == 0) ratio = recipe_ratio(r.model.optimizer);
     while (count < SIZES && count <= pick + BESIDE) {
         SizePlan *s = &sizes[count];
         if (!size_of(&r.model.config, FIRST_DEPTH + count, s->name))
-            return error_set(
-                err, "--plan largest: chooses L and C of a family as it is; leave out what -e says of its block");
+            return error_set(err, "--hours: chooses L and C of a family as it is; leave out what -e says of its block");
         plan_size(s, &r, gpu, ratio, &is_predicted);
         if (s->seconds > 0 && s->seconds <= hours * 3600) pick = count;
         count++;
@@ -87,10 +86,8 @@ bool plan_largest(FILE *out, const PlanRequest *request, double hours, double ra
     if (pick < 0) {
         char time[TEXT] = "too much memory";
         if (sizes->seconds > 0) format_duration(sizes->seconds, time, TEXT);
-        return error_set(err,
-                         "--plan largest: the smallest, %s, takes %s on one %s; give more --max-minutes or a smaller "
-                         "--ratio",
-                         sizes->name, time, gpu->spec.name);
+        return error_set(err, "--hours %g: the smallest, %s, takes %s on one %s; give more hours or a smaller --ratio",
+                         hours, sizes->name, time, gpu->spec.name);
     }
     char text[TEXT];
     fprintf(out, "largest     %s: %s takes %s, the largest of this family within %g hours\n", gpu->spec.name,

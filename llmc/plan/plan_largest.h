@@ -1,4 +1,4 @@
-// --plan largest: which size of a family a GPU trains in so many hours.
+// --plan --hours: which size of a family a GPU trains in so many hours.
 #pragma once
 #include "llmc/plan/plan.h"
 

@@ -14,7 +14,7 @@ bool largest_take(Options *o, Error *err) {
         options_set_string(&o->model, "qwen3:d12");
     }
     if (!model_config_is_descriptor(o->model))
-        return error_set(err, "--plan largest: -e %s has a size; name a family by one of its sizes, such as qwen3:d12",
+        return error_set(err, "--hours: -e %s has a size; name a family by one of its sizes, such as qwen3:d12",
                          o->model);
     if (o->optimizer == OPTIMIZER_MUON) {
         if (!options_given(o, "beta2")) o->beta2 = 0.99;
@@ -32,7 +32,7 @@ bool largest_take(Options *o, Error *err) {
 bool largest_print(Options *o, const PlanRequest *request, Error *err) {
     char model[MODEL_DESCRIPTOR];
     double tokens;
-    if (!plan_largest(stdout, request, o->max_minutes / 60, o->ratio, model, &tokens, err)) return false;
+    if (!plan_largest(stdout, request, o->hours, o->ratio, model, &tokens, err)) return false;
     options_set_string(&o->model, model);
     const char *shards = "data/fineweb-10B-gpt2/*train_*.bin";
     if (tokens > FINEWEB_10B) shards = "data/fineweb-100B-gpt2/*train_*.bin";
@@ -51,7 +51,7 @@ bool largest_print(Options *o, const PlanRequest *request, Error *err) {
         bool is_default = strcmp(value, row->fallback) == 0;
         if (row->type < OPTION_STRING && !is_auto && strcmp(row->fallback, "auto") != 0)
             is_default = strtod(value, NULL) == strtod(row->fallback, NULL);
-        if (is_default || strstr(" plan gpu max-minutes ", key)) continue;
+        if (is_default || strstr(" plan gpu hours ", key)) continue;
         if (row->short_name) {
             dashes = "-";
             name = row->short_name;

@@ -1,4 +1,4 @@
-// --plan largest: the options that are left to the dial, and the command that trains what plan_largest chose.
+// --plan --hours: the options that are left to the dial, and the command that trains what plan_largest chose.
 #pragma once
 #include "llmc/plan/plan.h"
 #include "llmc/run/options.h"

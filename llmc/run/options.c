@@ -42,7 +42,7 @@ static const char PROCESSES[] = "Several processes";
 // The values of words whose enum has another order, or does not begin with the first word.
 static const unsigned DTYPES[] = {DTYPE_COUNT, DTYPE_BF16, DTYPE_FP16, DTYPE_FP32};
 static const unsigned RESUMES[] = {RESUME_ALL, RESUME_NONE, RESUME_WEIGHTS};
-static const unsigned PLAN_FORMS[] = {PLAN_TEXT, PLAN_JSON, PLAN_SIZES, PLAN_D_FF, PLAN_LARGEST};
+static const unsigned PLAN_FORMS[] = {PLAN_TEXT, PLAN_JSON, PLAN_SIZES, PLAN_D_FF};
 
 // To the compiler, enums are unsigned.
 #define TYPE_OF(value)                                                                                                 \

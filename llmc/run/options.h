@@ -19,7 +19,7 @@
 typedef enum { GRADIENTS_FP32, GRADIENTS_COMPUTE } GradientType;
 typedef enum { OFFLOAD_NONE, OFFLOAD_OPTIMIZER } OffloadChoice;
 typedef enum { RESUME_NONE, RESUME_ALL, RESUME_WEIGHTS } ResumeKind; // weights: all but the optimizer's state
-typedef enum { PLAN_NONE, PLAN_TEXT, PLAN_JSON, PLAN_SIZES, PLAN_D_FF, PLAN_LARGEST } PlanForm; // none: it trains
+typedef enum { PLAN_NONE, PLAN_TEXT, PLAN_JSON, PLAN_SIZES, PLAN_D_FF } PlanForm; // none: it trains
 
 typedef struct {
 #define OPTION(group, long_name, short_name, type, field, ...) type field;

@@ -7,7 +7,7 @@
 #include <string.h>
 
 bool options_check_together(const Options *o, Error *err) {
-    const bool trains = o->max_steps != 0, largest = o->plan == PLAN_LARGEST;
+    const bool trains = o->max_steps != 0, largest = o->hours > 0;
     const bool scores = *o->choices && strcmp(o->choices, "0") != 0;
     const bool saves = options_given(o, "checkpoint-every") && o->checkpoint_every > 0;
     const bool wants_master = options_given(o, "master-weights") && o->master;
@@ -25,10 +25,10 @@ bool options_check_together(const Options *o, Error *err) {
          "--tokens and -x both set the length of the run; give only one"},
         {o->ratio > 0 && (o->tokens > 0 || options_given(o, "max-steps")),
          "--ratio: -x or --tokens N sets the length of the run already; leave one out"},
-        {largest && o->max_minutes == 0, "--plan largest: name the time, such as --max-minutes 600"},
-        {largest && (!*o->gpu || strchr(o->gpu, ',')), "--plan largest: name the one GPU, such as --gpu rtx4090"},
-        {largest && !trains, "--plan largest: -x 0 trains nothing; leave it out"},
-        {largest && options_given(o, "d-ff"), "--plan largest: chooses the size, and with it d_ff; leave out --d-ff"},
+        {largest && o->plan != PLAN_TEXT, "--hours: only applies to --plan, as text; give --plan text as well"},
+        {largest && (!*o->gpu || strchr(o->gpu, ',')), "--hours: name the one GPU, such as --gpu rtx4090"},
+        {largest && !trains, "--hours: -x 0 trains nothing; leave it out"},
+        {largest && options_given(o, "d-ff"), "--hours: chooses the size, and with it d_ff; leave out --d-ff"},
         {wants_master && !optimizer_has_master(o->optimizer),
          "-w 1: this --optimizer keeps no master weights; leave out -w, or use adamw or adamw8bit"},
         {o->interactive && trains, "--interactive answers prompts and does not train: give -x 0 as well"},

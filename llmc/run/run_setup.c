@@ -549,12 +549,12 @@ static void print_recipe(RunSetup *s, double step_tokens) {
 // --plan: no data is opened, and no memory taken.
 bool run_setup_plan(RunSetup *s, Error *err) {
     Options *o = &s->options;
-    if (o->plan == PLAN_LARGEST && !largest_take(o, err)) return false;
+    if (o->hours > 0 && !largest_take(o, err)) return false;
     if (!choose_model(s, err) || !choose_context(s, err) || !choose_dtype(s, err)) return false;
     if (o->dtype == DTYPE_COUNT) s->dtype = DTYPE_BF16; // the dtype for GPUs; this machine may prefer another
     if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
-    if (o->plan != PLAN_LARGEST) choose_tokens(s);
+    if (o->hours == 0) choose_tokens(s);
     if (o->total_batch > 0 && !options_check_total_batch(o->total_batch, s->T, err)) return false;
     const int64_t step_windows = max_i64(o->total_batch, 0) / s->T; // 0: a micro-batch of each group
     PlanRequest request = {.model = run_setup_model(s),
@@ -578,7 +578,7 @@ bool run_setup_plan(RunSetup *s, Error *err) {
     bool ok = (mixture_parse(&train, o->train_data, err) || error_prefix(err, "-i")) &&
               (mixture_parse(&val, o->val_data, err) || error_prefix(err, "-j"));
     if (ok && o->plan == PLAN_TEXT) print_recipe(s, (double)(windows * s->T));
-    if (ok && o->plan == PLAN_LARGEST)
+    if (ok && o->hours > 0)
         ok = largest_print(o, &request, err);
     else if (ok && (o->plan == PLAN_SIZES || o->plan == PLAN_D_FF))
         ok = advise_print(stdout, &request, o->plan == PLAN_D_FF, err);

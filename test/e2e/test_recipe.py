@@ -1,4 +1,4 @@
-"""One dial: -d, --tokens, -l and -c auto from the size of the model, and --plan largest, which chooses that size."""
+"""One dial: -d, --tokens, -l and -c auto from the size of the model, and --plan --hours, which chooses that size."""
 import json
 import re
 import shlex
@@ -121,7 +121,7 @@ def test_a_checkpoint_of_an_earlier_version_keeps_its_rate(data, tmp_path):
     assert "steps to 0.0006," in said and "recipe" not in said
 
 
-LARGEST = ["--plan", "largest", "--max-minutes", 600]
+LARGEST = ["--plan", "--hours", 10]
 
 
 @pytest.mark.parametrize("flags, words", [
@@ -132,15 +132,15 @@ LARGEST = ["--plan", "largest", "--max-minutes", 600]
     (["--ratio", 0.5], ["--ratio 0.5: must be at least 1"]),
     (["--ratio", 20, "-x", 5], ["--ratio: -x or --tokens N sets the length of the run already; leave one out"]),
     (["--ratio", 20, "--tokens", "1e9"], ["--ratio: -x or --tokens N"]),
-    (["--plan", "largest", "--gpu", "h100"], ["--plan largest: name the time, such as --max-minutes 600"]),
-    (LARGEST, ["--plan largest: name the one GPU, such as --gpu rtx4090"]),
-    ([*LARGEST, "--gpu", "h100,h200"], ["--plan largest: name the one GPU"]),
-    ([*LARGEST, "--gpu", "24G"], ["--plan largest: only the memory of --gpu 24G is known"]),
-    ([*LARGEST, "--gpu", "h100", "-x", 0], ["--plan largest: -x 0 trains nothing"]),
+    (["--plan", "json", "--hours", 10, "--gpu", "h100"], ["--hours: only applies to --plan"]),
+    (LARGEST, ["--hours: name the one GPU, such as --gpu rtx4090"]),
+    ([*LARGEST, "--gpu", "h100,h200"], ["--hours: name the one GPU"]),
+    ([*LARGEST, "--gpu", "24G"], ["--hours: only the memory of --gpu 24G is known"]),
+    ([*LARGEST, "--gpu", "h100", "-x", 0], ["--hours: -x 0 trains nothing"]),
     ([*LARGEST, "--gpu", "h100", "--d-ff", 512], ["leave out --d-ff"]),
     ([*LARGEST, "--gpu", "h100", "-e", "qwen3:d12,NKV=4"], ["leave out what -e says of its block"]),
-    ([*LARGEST, "--gpu", "h100", "-e", "some/model"], ["--plan largest: -e some/model has a size"]),
-    (["--plan", "largest", "--max-minutes", 1, "--gpu", "t4"], ["--plan largest: the smallest, qwen3:L=4,C=256, takes "]),
+    ([*LARGEST, "--gpu", "h100", "-e", "some/model"], ["--hours: -e some/model has a size"]),
+    (["--plan", "--hours", 0.01, "--gpu", "t4"], ["--hours 0.01: the smallest, qwen3:L=4,C=256, takes "]),
 ])
 def test_what_cannot_be_is_one_line(flags, words):
     refused(*flags, words=words)
@@ -163,7 +163,7 @@ def seconds_of(text):
 @pytest.mark.parametrize("gpu, hours, flags", [("rtx4090", 10, []), ("h100", 24, ["-e", "d12"]), ("a100-40", 3, ["-e", "llama:d6,V=8192"]),
                                                ("rtx4090", 10, ["--ratio", 40, "--optimizer", "adamw"])])
 def test_the_largest_size_that_fits_in_the_time_is_named_and_the_command_for_it(gpu, hours, flags):
-    said = train("--plan", "largest", "--gpu", gpu, "--max-minutes", 60 * hours, *flags).stdout
+    said = train("--plan", "--gpu", gpu, "--hours", hours, *flags).stdout
     rows = re.findall(r"^largest  (=>|  ) (\S+) +([\d.]+[KMB]) +([\d.]+[KMB]) +(\d+)  -b (\d+) -r (\S+) +([\d.]+[KM])  (\S+)$", said, re.M)
     (pick,) = (i for i, row in enumerate(rows) if row[0] == "=>")
     times = [seconds_of(row[-1]) for row in rows]
@@ -182,5 +182,5 @@ def test_the_largest_size_that_fits_in_the_time_is_named_and_the_command_for_it(
 
 
 def test_time_beyond_the_largest_and_of_several_gpus():
-    said = train("--plan", "largest", "--gpu", "h100", "--max-minutes", 6e6, "--gpus", 8, "--tokens", "1e11").stdout
+    said = train("--plan", "--gpu", "h100", "--hours", 1e5, "--gpus", 8, "--tokens", "1e11").stdout
     assert "=> qwen3:L=48,C=3072" in said and "--gpus 8" in said and "fineweb-100B-gpt2" in said

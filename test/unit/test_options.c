@@ -238,9 +238,9 @@ TEST(a_plan_is_text_unless_it_is_to_be_json) {
     assert_reads("--plan json", "plan=json");
     assert_reads("--plan=text --gpu h200", "plan=text");
     assert_reads("--plan d_ff --gpu this", "plan=d_ff gpu=this");
-    assert_reads("--plan largest --gpu h200 --max-minutes 60", "plan=largest gpu=h200 max-minutes=60");
-    assert_refused("--plan xml", "--plan xml: must be one of text, json, sizes, d_ff, largest");
-    assert_refused("--plan largest --gpu h200", "--plan largest: name the time, such as --max-minutes 600");
+    assert_reads("--plan --gpu h200 --hours 1.5", "plan=text gpu=h200 hours=1.5");
+    assert_refused("--plan xml", "--plan xml: must be one of text, json, sizes, d_ff");
+    assert_refused("--plan json --gpu h200 --hours 2", "--hours: only applies to --plan, as text; give --plan text as well");
     assert_refused("--gpu t4", "--gpu: only applies to a plan; give --plan as well");
 }
 
