@@ -356,8 +356,10 @@ bool evaluate_choices_losses(Model *model, const ChoiceSet *set, int64_t example
     s.sequences = malloc(cells * sizeof *s.sequences);
     if (!losses) s.losses = calloc(cells, sizeof *s.losses);
     if (!tokens) s.tokens = calloc(cells, sizeof *s.tokens);
-    REQUIRE_MEMORY(s.sequences && s.losses && s.tokens, "%lld examples of multiple choice", (long long)examples);
-    s.windows = host_alloc((size_t)(B * (T + 1)) * sizeof *s.windows, err);
+    if (s.sequences && s.losses && s.tokens)
+        s.windows = host_alloc((size_t)(B * (T + 1)) * sizeof *s.windows, err);
+    else // a run saves what it has trained before it ends
+        error_set(err, "%s: %lld examples: out of memory", choices_name(set), (long long)examples);
     if (s.windows) s.token_losses = host_alloc((size_t)(B * T) * sizeof *s.token_losses, err);
     bool ok = comm_all_ok(s.token_losses != NULL, err);
     if (ok) {
