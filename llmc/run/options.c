@@ -247,6 +247,31 @@ static NearestName nearest_option(const char *typo, size_t length) {
     return nearest;
 }
 
+// Options of earlier versions, and what does the same now (NULL: nothing). Runs of theirs resume without them.
+static const struct {
+    const char *name, *now;
+} REMOVED[] = {
+    {"advise", "--plan sizes or --plan d_ff"},
+    {"choice-examples", NULL},
+    {"comm-timeout", "the environment variable PRETRAIN_COMM_TIMEOUT"},
+    {"early-launch", "the environment variable PRETRAIN_EARLY_LAUNCH"},
+    {"export-dtype", "--export PATH:DTYPE"},
+    {"fp8-scaling", NULL},
+    {"graphs", "the environment variable PRETRAIN_GRAPHS"},
+    {"hellaswag", "--choices"},
+    {"overlap", "the environment variable PRETRAIN_OVERLAP"},
+    {"reset-optimizer", "-y weights"},
+    {"tune", "the environment variable PRETRAIN_TUNE"},
+};
+enum { NUM_REMOVED = sizeof REMOVED / sizeof *REMOVED };
+
+// The index in REMOVED, NUM_REMOVED for any other name.
+static int removed_option(const char *name, size_t length) {
+    int i = 0;
+    while (i < NUM_REMOVED && !same_name(REMOVED[i].name, name, length)) i++;
+    return i;
+}
+
 // ----------------------------------------------------------------------------------------------------------- matching
 
 static bool names_an_option(const char *text) {
@@ -284,6 +309,9 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
         return true;
     }
     const OptionRow *row = option_find(a.name, a.length);
+    const int removed = removed_option(a.name, a.length);
+    if (removed < NUM_REMOVED && REMOVED[removed].now)
+        return error_set(err, "--%s is no longer an option; use %s", REMOVED[removed].name, REMOVED[removed].now);
     if (!row) {
         const NearestName nearest = nearest_option(a.name, a.length);
         return argument_unknown(typed.text, &nearest, "--help", err);
@@ -470,17 +498,12 @@ static const char *value_then(const cJSON *then, char buf[OPTION_VALUE]) {
     return cJSON_GetStringValue(then);
 }
 
-// Options of earlier versions, which runs of theirs resume without.
-static const char *const REMOVED[] = {"choice-examples", "early-launch", "export-dtype", "fp8-scaling",
-                                      "graphs",          "hellaswag",    "overlap",      "tune"};
-
 // An option under an unknown name would silently be the default.
 static bool check_names(const cJSON *then, Error *err) {
     for (const cJSON *item = then->child; item; item = item->next) {
         const char *name = item->string;
-        bool is_known = strcmp(name, DIRECTORY) == 0 || option_find(name, strlen(name));
-        for (size_t i = 0; i < sizeof REMOVED / sizeof *REMOVED; i++) is_known |= strcmp(name, REMOVED[i]) == 0;
-        if (is_known) continue;
+        if (strcmp(name, DIRECTORY) == 0 || option_find(name, strlen(name))) continue;
+        if (removed_option(name, strlen(name)) < NUM_REMOVED) continue;
         const NearestName nearest = nearest_option(name, strlen(name));
         return error_set(err, "unknown option \"%.64s\"%s%s%s", name, text_if(*nearest.text, "; did you mean "),
                          nearest.text, text_if(*nearest.text, "?"));

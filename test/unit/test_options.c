@@ -303,6 +303,9 @@ TEST(an_unknown_option_names_the_nearest) {
     assert_refused("-9=1", "unknown option -9; --help lists them");
     // Beginnings of names are not accepted.
     assert_refused("--batch-siz 4", "unknown option --batch-siz; did you mean --batch-size?");
+    assert_refused("--advise=d_ff", "--advise is no longer an option; use --plan sizes or --plan d_ff");
+    assert_refused("--reset-optimizer 1", "--reset-optimizer is no longer an option; use -y weights");
+    assert_refused("--graphs 0", "--graphs is no longer an option; use the environment variable PRETRAIN_GRAPHS");
     assert_refused("--val-s 4", "unknown option --val-s; did you mean --val-sequences?");
 }
 
