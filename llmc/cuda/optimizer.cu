@@ -152,9 +152,13 @@ static __device__ __forceinline__ void update_elements(const UpdateEntry &t, con
     if constexpr (Uses::v) store_states<S, N>(t.v, t, s, 2, at, v);
 }
 
+// Blocks on a multiprocessor at a time, which limit the registers of a thread. fp32 weights with states in bf16: 8
+// elements of 4 bytes from each tensor do not fit into the 64 registers of four blocks.
+template <class E, class S> constexpr int BLOCKS_AT_A_TIME = sizeof(E) > sizeof(S) ? 3 : 4;
+
 // Block b updates part b of the run; nothing when the step is skipped. Thread: every 256th group of N, in order.
 template <class E, int RULE, class S>
-static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
+static __global__ void __launch_bounds__(BLOCK_THREADS, (BLOCKS_AT_A_TIME<E, S>))
     update_kernel(const UpdateEntry *entries, const int32_t *first, int n, UpdateStep s, const StepControl *control) {
     wait_for_the_grid_before();
     constexpr int N = Neighbours<S>::N;
