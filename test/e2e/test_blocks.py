@@ -319,8 +319,9 @@ def test_on_the_simulated_gpu_no_option_and_no_order_changes_a_bit(family, fp8, 
 
 
 @pytest.mark.slow
-@each_family
-@pytest.mark.parametrize("trainer", [pytest.param(TRAINER, id="cpu"), pytest.param(SIMULATOR, id="simulator", marks=needs_simulator)])
+@pytest.mark.parametrize("trainer, family", [
+    *(pytest.param(TRAINER, family, id=f"cpu-{family}") for family in FAMILIES),
+    *(pytest.param(SIMULATOR, family, id=f"simulator-{family}", marks=needs_simulator) for family in ("starcoder2", "qwen3"))])
 def test_each_of_a_hundred_losses_in_fp8_is_within_a_percent_of_bf16(trainer, family, data, tmp_path):
     in_bf16, in_fp8 = (losses(run_on(trainer, family, tmp_path / str(fp8), data, *CURVE, "--fp8", fp8, SIM_CC="90"))
                        for fp8 in (0, 1))
