@@ -229,7 +229,7 @@ def test_another_pattern_gives_huggingfaces_tokens(by_pattern, newer_characters,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pattern", ["llama3", "o200k"])  # the others are parts of these; all have the smaller text above
+@pytest.mark.parametrize("pattern", ["llama3", "o200k"])  # the longest two; all have the smaller text above
 def test_another_pattern_gives_huggingfaces_tokens_of_20_mb(by_pattern, newer_characters, pattern):
     newer = newer_characters | corpus.NEWEST_NUMBERS
     texts = corpus.without(corpus.documents(20) + random_unicode(5_000_000), newer)
