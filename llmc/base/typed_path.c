@@ -10,6 +10,8 @@
 #include "llmc/base/utf8.h"
 
 #include <ctype.h>
+#include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,9 +20,10 @@
 // ------------------------------------------------------------------------------------------------------------- quoting
 
 QuotedPath path_quoted(const char *path) {
-    QuotedPath q;
-    char *out = q.text;
-    const char *const end = q.text + sizeof q.text;
+    static char texts[QUOTED_PATHS][4 * PATH_MAX + 8];
+    static atomic_uint made;
+    char *const text = texts[atomic_fetch_add(&made, 1) % QUOTED_PATHS], *out = text;
+    const char *const end = text + sizeof *texts;
     bool ansi = false;
     const char *c = path;
     while (*c && !ansi) {
@@ -47,7 +50,7 @@ QuotedPath path_quoted(const char *path) {
         c += max_i64(length, 1);
     }
     stpcpy(out, text_if(!plain, "'"));
-    return q;
+    return (QuotedPath){text};
 }
 
 // ------------------------------------------------------------------------------------------------------------ patterns

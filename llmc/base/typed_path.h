@@ -1,13 +1,14 @@
 // Paths and patterns that people type and paste: quoted for a shell, escaped for glob(7), looked for in the directory
 // in which they were typed. Every message that tells a user to type a path uses this. Changes no file.
 #pragma once
-#include <limits.h>
 #include <stdbool.h>
 
 // As one word for a shell (bash, zsh): unchanged if it is plain, else in quotes, on one line whatever bytes it has. One
-// that begins with - gets ./ so that no program takes it for an option.
+// that begins with - gets ./ so that no program takes it for an option. The text is in static memory, for messages: it
+// lasts until QUOTED_PATHS more were made. (A stack of a few hundred KiB has no room for several in each function.)
+enum { QUOTED_PATHS = 16 };
 typedef struct {
-    char text[4 * PATH_MAX + 8];
+    const char *text;
 } QuotedPath;
 QuotedPath path_quoted(const char *path);
 
