@@ -313,7 +313,7 @@ phase  = @mkdir -p build; SECONDS=0; $(2) && printf '{"phase": "%s", "seconds": 
 # For who has just cloned this: some of everything, in at most eight minutes on two cores with nothing installed and
 # nothing built. What takes long for what it finds is in SLOW_TESTS, in SIM_SLOW_TESTS (dev/sim/sim.mk), or marked `slow`
 # in pytest. With a CUDA toolkit: the CUDA trainer for one GPU, and what nvcc made of its kernels in the simulator.
-test: ## install what is missing, build, test: some of everything, under 8 minutes on 2 cores
+test: ## install what is missing, build, test: some of everything, 10 to 25 minutes on 2 cores
 	@rm -f $(TALLY)
 	$(call phase,install,scripts/install_deps.sh build test)
 	$(call phase,build,$(SUBMAKE) all test-programs)

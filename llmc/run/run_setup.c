@@ -577,7 +577,7 @@ bool run_setup_plan(RunSetup *s, Error *err) {
     request.data = &train;
     bool ok = (mixture_parse(&train, o->train_data, err) || error_prefix(err, "-i")) &&
               (mixture_parse(&val, o->val_data, err) || error_prefix(err, "-j"));
-    if (ok && o->plan == PLAN_TEXT) print_recipe(s, (double)(windows * s->T));
+    if (ok && o->plan == PLAN_TEXT && o->hours == 0) print_recipe(s, (double)(windows * s->T));
     if (ok && o->hours > 0)
         ok = largest_print(o, &request, err);
     else if (ok && (o->plan == PLAN_SIZES || o->plan == PLAN_D_FF))

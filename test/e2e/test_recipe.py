@@ -164,6 +164,7 @@ def seconds_of(text):
                                                ("rtx4090", 10, ["--ratio", 40, "--optimizer", "adamw"])])
 def test_the_largest_size_that_fits_in_the_time_is_named_and_the_command_for_it(gpu, hours, flags):
     said = train("--plan", "--gpu", gpu, "--hours", hours, *flags).stdout
+    assert said.startswith("largest "), "the numbers of the size are in its command, not those of the size that stands for the family"
     rows = re.findall(r"^largest  (=>|  ) (\S+) +([\d.]+[KMB]) +([\d.]+[KMB]) +(\d+)  -b (\d+) -r (\S+) +([\d.]+[KM])  (\S+)$", said, re.M)
     (pick,) = (i for i, row in enumerate(rows) if row[0] == "=>")
     times = [seconds_of(row[-1]) for row in rows]
