@@ -23,6 +23,8 @@ bool processes_meet(const Options *o, Error *err) {
     char names[MOST][64], values[MOST][OPTION_VALUE], build[32];
     CommFact facts[MOST];
     int n = 0;
+    if (comm_timeout() < 1 || comm_timeout() > 1e6)
+        return error_set(err, "PRETRAIN_COMM_TIMEOUT=%g: must be 1 .. 1000000 seconds", comm_timeout());
     CommOptions comm = {.rank = o->process_rank,
                         .per_node = o->gpus_per_node,
                         .method = o->init_method,
@@ -49,6 +51,15 @@ bool processes_meet(const Options *o, Error *err) {
         snprintf(names[n], sizeof names[n], "--%s", row->long_name);
         facts[n] = (CommFact){names[n], option_value(row, o, values[n])};
         n++;
+    }
+    static const struct {
+        const char *name;
+        int fallback;
+    } variables[] = {
+        {"PRETRAIN_COMM_TIMEOUT", COMM_TIMEOUT}, {"PRETRAIN_GRAPHS", 1}, {"PRETRAIN_OVERLAP", 0}, {"PRETRAIN_TUNE", 1}};
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++, n++) {
+        snprintf(values[n], sizeof values[n], "%d", options_environment(variables[i].name, variables[i].fallback));
+        facts[n] = (CommFact){variables[i].name, values[n]};
     }
     return comm_agree(facts, n, err);
 }
