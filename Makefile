@@ -95,7 +95,7 @@ MPI_CFLAGS := $(if $(MPI_WORDS),-DHAVE_MPI $(patsubst -I%,-isystem %,$(filter -I
 LIBS := -ldnnl -lcjson -lxxhash -lpcre2-8 -lz -lzstd -lpthread -ldl -lm
 
 CPU_SRC  := $(wildcard llmc/cpu/*.c)
-HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/data/*.c llmc/text/*.c llmc/store/*.c llmc/plan/*.c llmc/run/*.c llmc/comm/*.c) \
+HOST_SRC := $(wildcard llmc/*.c llmc/base/*.c llmc/model/*.c llmc/train/*.c llmc/data/*.c llmc/text/*.c llmc/store/*.c llmc/plan/*.c llmc/log/*.c llmc/run/*.c llmc/comm/*.c) \
             data/tool.c
 # Of llmc/cpu, what any processor runs; the remainder is the vector code.
 CPU_ONCE := $(addprefix llmc/cpu/,collectives_mpi.c cpu.c device.c host_memory.c onednn.c)
@@ -235,7 +235,7 @@ FUZZ_BUILD := build/fuzz
 FUZZ_FLAGS := -std=c11 -D_GNU_SOURCE -DLIBFUZZER -I. -O1 -g -fno-omit-frame-pointer -ffp-contract=off \
               -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -Wall -Wextra -Wno-unused-function -Wno-unused-const-variable
 FUZZ_SRC   := $(wildcard llmc/base/*.c llmc/store/*.c llmc/data/*.c llmc/text/*.c llmc/comm/comm.c) llmc/train/choices.c llmc/run/options.c llmc/run/options_together.c \
-              llmc/run/runlog.c data/tool.c llmc/model/parameters.c
+              llmc/log/runlog.c data/tool.c llmc/model/parameters.c
 FUZZ_OBJ   := $(FUZZ_SRC:%.c=$(FUZZ_BUILD)/%.o) $(FUZZ_PARTS:%=$(FUZZ_BUILD)/test/fuzz/%.o)
 
 $(FUZZ_BUILD)/%.o: %.c

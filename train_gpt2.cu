@@ -15,10 +15,10 @@
 #include "llmc/model/model_state.h"
 #include "llmc/run/options_together.h"
 #include "llmc/run/processes.h"
-#include "llmc/run/profile.h"
+#include "llmc/log/profile.h"
 #include "llmc/run/report.h"
 #include "llmc/run/run_setup.h"
-#include "llmc/run/runlog.h"
+#include "llmc/log/runlog.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/export.h"
 #include "llmc/store/optimizer_file.h"
@@ -384,8 +384,7 @@ static bool open_log(Run *run, Error *err) {
     int64_t first_step = run->setup.state.step;
     if (only_evaluates) first_step = INT64_MAX;
     if (comm_rank() == 0) directory = o->output;
-    run->log = runlog_open(directory, appends, first_step, options_environment("PRETRAIN_PROGRESS", -1),
-                           o->tensorboard != 0, err);
+    run->log = runlog_open(directory, appends, first_step, options_environment("PRETRAIN_PROGRESS", -1), err);
     if (!run->log) return false;
     run->report = report_open(&run->setup, run->model, run->log, run->speed, run->started);
     return true;

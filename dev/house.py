@@ -34,7 +34,7 @@ ORDER = (
     ("llmc/ops.c", "llmc/speed"),
     ("llmc/model",),
     ("llmc/train", "llmc/store"),
-    ("llmc/plan",),
+    ("llmc/plan", "llmc/log"),
     ("llmc/run",),
     ("train_gpt2.cu", "data"),
 )

@@ -4,7 +4,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/model/model.h"
 #include "llmc/model/recompute.h"
-#include "llmc/run/runlog.h"
+#include "llmc/log/runlog.h"
 #include "llmc/speed.h"
 #include "llmc/train/optimizer.h"
 #include <stdio.h>

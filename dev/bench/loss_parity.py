@@ -104,8 +104,8 @@ class Runs:
     def make(self, command):
         with tempfile.TemporaryDirectory() as out:
             data = ["-i", f"{self.shards}/train_*.bin", "-j", f"{self.shards}/val_*.bin"]
-            whole = [str(self.options.trainer), *data, *command, "-s", "0", "-n", "0", "--tensorboard", "0",
-                     "--threads", "1", "-o", out]
+            whole = [str(self.options.trainer), *data, *command, "-s", "0", "-n", "0", "--threads", "1",
+                     "-o", out]
             began = time.monotonic()
             result = subprocess.run(whole, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
             if result.returncode != 0:

@@ -261,6 +261,7 @@ static const struct {
     {"hellaswag", "--choices"},
     {"overlap", "the environment variable PRETRAIN_OVERLAP"},
     {"reset-optimizer", "-y weights"},
+    {"tensorboard", "-o DIR, which always writes the event file"},
     {"tune", "the environment variable PRETRAIN_TUNE"},
 };
 enum { NUM_REMOVED = sizeof REMOVED / sizeof *REMOVED };

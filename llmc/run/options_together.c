@@ -56,7 +56,7 @@ char *options_without_effect(const Options *o, bool on_gpu) {
         {"--interactive", o->interactive != 0, "val-data val-sequences val-every prompt samples"},
         {"-s 0", !samples && !o->interactive, "sample-tokens temperature top-k top-p samples prompt"},
         {"--temperature 0", o->temperature <= 0 && samples, "top-k top-p"},
-        {"no -o", !*o->output && trains, "keep major-every tensorboard"},
+        {"no -o", !*o->output && trains, "keep major-every"},
         {"-n 0", o->checkpoint_every == 0 && trains, "major-every"},
         {"-k constant", o->schedule == SCHEDULE_CONSTANT && trains, "final-lr-fraction"},
         {"--optimizer is neither sgd nor muon", kind != OPTIMIZER_SGD && kind != OPTIMIZER_MUON && trains, "momentum"},

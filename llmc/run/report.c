@@ -3,9 +3,9 @@
 
 #include "llmc/base/signals.h"
 #include "llmc/comm/comm.h"
+#include "llmc/log/run_summary.h"
 #include "llmc/model/model_state.h"
 #include "llmc/run/report_header.h"
-#include "llmc/run/run_summary.h"
 
 #include <math.h>
 #include <stdio.h>

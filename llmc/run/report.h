@@ -3,9 +3,9 @@
 // data that only reports need: the mean time of a step, the peak that mfu is a fraction of, the last loss scale, the
 // summary. Never changes the run.
 #pragma once
+#include "llmc/log/runlog.h"
 #include "llmc/model/model.h"
 #include "llmc/run/run_setup.h"
-#include "llmc/run/runlog.h"
 #include "llmc/speed.h"
 #include "llmc/train/generate.h"
 

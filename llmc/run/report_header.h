@@ -1,9 +1,9 @@
 // The header of a run, before its first step: machine, model, precision, batch, memory, data, schedule. A table on the
 // terminal, the "run" event in main.log.
 #pragma once
+#include "llmc/log/runlog.h"
 #include "llmc/model/model.h"
 #include "llmc/run/run_setup.h"
-#include "llmc/run/runlog.h"
 #include "llmc/speed.h"
 
 // The facts of a run that its reports show.

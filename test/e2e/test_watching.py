@@ -130,12 +130,6 @@ def test_a_file_that_cannot_grow_does_not_stop_the_run(data, tmp_path):
     assert "done        2500 steps" in result.stdout
 
 
-def test_without_tensorboard_no_events_are_written(data, tmp_path):
-    train(*TINY, *QUIET, *data.flags, "-x", 2, "-n", 0, "-o", tmp_path / "run", "--tensorboard", 0)
-    assert not event_files(tmp_path / "run")
-    assert len(events(tmp_path / "run", "step")) == 2
-
-
 def test_the_text_tab_shows_the_options_of_the_run_and_its_samples(data, tmp_path):
     run = tmp_path / "run"
     train(*TINY, "-v", 0, "-s", 2, "-g", 12, *data.flags, "-x", 4, "-n", 0, "-o", run)

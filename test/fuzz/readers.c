@@ -9,9 +9,9 @@
 #include "llmc/data/mixture.h"
 #include "llmc/data/shards.h"
 #include "llmc/device.h"
+#include "llmc/log/runlog.h"
 #include "llmc/model/model_state.h"
 #include "llmc/run/options.h"
-#include "llmc/run/runlog.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/export.h"
 #include "llmc/store/huggingface_config.h"
@@ -589,7 +589,7 @@ static void log_seed(int i) {
 static bool log_reads(const FuzzInput *in) {
     const Piece *p = &in->pieces[0];
     const int64_t step = in->variant;
-    RunLog *log = runlog_open(fuzz_path("run"), true, step, 0, false, &err);
+    RunLog *log = runlog_open(fuzz_path("run"), true, step, 0, &err);
     if (!log) return false;
     runlog_event(log, "sample", "\"step\":%lld", (long long)step);
     runlog_close(log);
@@ -612,7 +612,7 @@ static bool log_reads(const FuzzInput *in) {
     REQUIRE(n > 0 && after[n - 1] == '\n', "the last line is not finished");
     free(after);
     // Of the evaluations of that step, this one among them, nothing is left.
-    log = runlog_open(fuzz_path("run"), true, step, 0, false, &err);
+    log = runlog_open(fuzz_path("run"), true, step, 0, &err);
     REQUIRE(log, "refused at the second time");
     runlog_drop_evaluations(log, step);
     runlog_close(log);

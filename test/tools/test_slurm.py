@@ -220,8 +220,7 @@ def no_room_for_checkpoints():
 
 def fail_once(cluster, steps=20):
     """Fails at the end of a run, when it is to be saved; exit code 1."""
-    process = cluster.start("preemptible.sbatch", *TINY, "--tensorboard", 0, "-x", steps,
-                            preexec_fn=no_room_for_checkpoints)
+    process = cluster.start("preemptible.sbatch", *TINY, "-x", steps, preexec_fn=no_room_for_checkpoints)
     said = cluster.finish(process, 1)
     cluster.restarts += 1
     return said

@@ -1,8 +1,8 @@
 // The profile's arithmetic: FLOPs and bytes of ops, their sum over a step against recompute.h, and the table made of
 // timed ops.
 #include "llmc/base/file.h"
+#include "llmc/log/profile_table.h"
 #include "llmc/model/parameters.h"
-#include "llmc/run/profile_table.h"
 #include "test/fixture.h"
 #include "test/op_cost.h"
 

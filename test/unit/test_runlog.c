@@ -1,6 +1,6 @@
 // The run log: the lines on stdout to the letter, main.log as JSON that survives kills, resumes and full disks.
+#include "llmc/log/runlog.h"
 #include "llmc/model/model_numerics.h"
-#include "llmc/run/runlog.h"
 #include "test/fixture.h"
 
 #include <math.h>
@@ -29,7 +29,7 @@ static StepReport report(int64_t step) {
 static Capture said;
 static RunLog *say(int progress) {
     said = capture_start(stdout);
-    return runlog_open(NULL, false, 0, progress, false, NULL);
+    return runlog_open(NULL, false, 0, progress, NULL);
 }
 
 static char *said_by(RunLog *log) {
@@ -235,7 +235,7 @@ TEST(a_text_that_is_drawn_takes_the_place_of_the_bar) {
 // Opens the log of dir, does `body` with stdout captured away, closes it, gives main.log.
 static char *logged(bool append, int64_t first_step, void (*body)(RunLog *)) {
     Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(tmp.path, append, first_step, 0, false, &err);
+    RunLog *log = runlog_open(tmp.path, append, first_step, 0, &err);
     if (log) body(log);
     runlog_close(log);
     free(capture_end(&c));
@@ -390,7 +390,7 @@ TEST(a_resumed_log_loses_damaged_lines_and_no_others) {
         unsigned char *before = read_bytes(tmp_file("main.log.1"), &aside);
         assert_int_equal(aside, n);
         assert_memory_equal(before, content, aside);
-        assert_int_equal(entries_of(tmp.path), 2);
+        assert_int_equal(entries_of(tmp.path), 3); // and the events
         free(before), free(text), free(complaint);
         tmp_teardown(NULL), tmp_setup(NULL);
     }
@@ -458,21 +458,21 @@ TEST(a_file_of_the_user_is_not_a_log) {
 
 TEST(a_log_that_cannot_be_opened_is_an_error_with_its_path) {
     assert_int_equal(mkdir(tmp_file("main.log"), 0777), 0);
-    assert_error(runlog_open(tmp.path, false, 0, 0, false, &err), "/main.log: cannot be written: Is a directory");
+    assert_error(runlog_open(tmp.path, false, 0, 0, &err), "/main.log: cannot be written: Is a directory");
     write_text(tmp_file("file"), "x");
-    assert_error(runlog_open(tmp_file("file"), false, 0, 0, false, &err), "/file");
+    assert_error(runlog_open(tmp_file("file"), false, 0, 0, &err), "/file");
 }
 
 TEST(a_second_process_is_refused_and_touches_nothing) {
-    RunLog *log = runlog_open(tmp.path, false, 0, 0, false, &err);
+    RunLog *log = runlog_open(tmp.path, false, 0, 0, &err);
     assert_non_null(log);
     runlog_event(log, "run", "\"step\":7");
     // A second descriptor counts as another process does.
-    assert_error(runlog_open(tmp.path, true, 3, 0, true, &err), "/main.log: another process is writing it");
-    assert_null(runlog_open(tmp.path, false, 0, 0, true, &err));
+    assert_error(runlog_open(tmp.path, true, 3, 0, &err), "/main.log: another process is writing it");
+    assert_null(runlog_open(tmp.path, false, 0, 0, &err));
     runlog_event(log, "second", "%s", "");
     runlog_close(log);
-    log = runlog_open(tmp.path, true, 7, 0, false, &err);
+    log = runlog_open(tmp.path, true, 7, 0, &err);
     assert_non_null(log);
     runlog_close(log);
     char *text = read_text(tmp_file("main.log"));
@@ -490,7 +490,7 @@ TEST(without_a_file_for_tensorboard_the_run_goes_on) {
     few = before;
     few.rlim_cur = (rlim_t)next + 1;
     setrlimit(RLIMIT_NOFILE, &few);
-    RunLog *log = runlog_open(tmp.path, false, 0, 0, true, &err);
+    RunLog *log = runlog_open(tmp.path, false, 0, 0, &err);
     setrlimit(RLIMIT_NOFILE, &before);
     char *complaint = capture_end(&errors);
     assert_non_null(log);
@@ -508,11 +508,11 @@ static void many_events(RunLog *log) {
     struct rlimit before, small;
     getrlimit(RLIMIT_FSIZE, &before);
     small = before;
-    small.rlim_cur = 200; // two lines of 80 bytes and a part
+    small.rlim_cur = 1000; // two lines of 440 bytes and a part; stderr is a file, too
     signal(SIGXFSZ, SIG_IGN);
-    char filler[41] = "";
-    memset(filler, 'f', 40);
-    char json[64];
+    char filler[401] = "";
+    memset(filler, 'f', 400);
+    char json[424];
     snprintf(json, sizeof json, "\"filler\":\"%s\"", filler);
     setrlimit(RLIMIT_FSIZE, &small);
     for (int i = 0; i < 5; i++) runlog_event(log, "e", "%s", json);
@@ -525,8 +525,12 @@ TEST(a_full_disk_costs_whole_lines_only_and_is_reported_once) {
     Capture errors = capture_start(stderr);
     char *text = logged(false, 0, many_events);
     char *complaints = capture_end(&errors);
-    assert_non_null(strstr(complaints, "main.log: cannot be written: "));
-    assert_ptr_equal(strchr(complaints, '\n'), complaints + strlen(complaints) - 1);
+    const char *of_log = strstr(complaints, "main.log: cannot be written: ");
+    const char *of_events = strstr(complaints, "events.out.tfevents.");
+    assert_non_null(of_log);
+    assert_null(strstr(of_log + 1, "main.log: cannot be written: "));
+    assert_non_null(of_events);
+    assert_null(strstr(of_events + 1, "events.out.tfevents."));
     int lines = 0;
     for (const char *p = text; *p; p = strchr(p, '\n') + 1, lines++) cJSON_Delete(event_at(text, lines));
     assert_int_equal(lines, 3);

@@ -1,5 +1,5 @@
 // The summary at the end of a run: which steps count, exact order statistics, what is left out when it is not known.
-#include "llmc/run/run_summary.h"
+#include "llmc/log/run_summary.h"
 #include "test/fixture.h"
 
 static RunSummary s; // of each test
@@ -20,7 +20,7 @@ TestFixture test_each = {setup, teardown};
 
 static void assert_printed(const char *expected) {
     Capture c = capture_start(stdout);
-    RunLog *log = runlog_open(NULL, false, 0, 0, false, NULL);
+    RunLog *log = runlog_open(NULL, false, 0, 0, NULL);
     run_summary_print(&s, log);
     runlog_close(log);
     char *text = capture_end(&c);

@@ -1,7 +1,7 @@
 // Event files for TensorBoard: framing and checksums against a reader written here from the format's description, what
 // a full disk leaves, the names that files get. That the real TensorBoard reads them: test/e2e/test_watching.py.
-#include "llmc/run/runlog.h"
-#include "llmc/run/tensorboard.h"
+#include "llmc/log/runlog.h"
+#include "llmc/log/tensorboard.h"
 #include "test/fixture.h"
 
 #include <math.h>

@@ -10,8 +10,8 @@
 // device.
 #pragma once
 #include "llmc/device.h"
+#include "llmc/log/runlog.h"
 #include "llmc/ops.h"
-#include "llmc/run/runlog.h"
 #include "llmc/speed.h"
 
 int64_t profile_total_steps(int64_t n); // of the run that --profile n makes

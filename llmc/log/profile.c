@@ -1,9 +1,9 @@
 // See profile.h. The observer of the ops and the events that it records.
-#include "llmc/run/profile.h"
+#include "llmc/log/profile.h"
 
 #include "llmc/base/path.h"
 #include "llmc/comm/watch.h"
-#include "llmc/run/profile_table.h"
+#include "llmc/log/profile_table.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 // that is cleared above and drawn again below it, so that nothing flickers. An event is a line for the reader, a JSON
 // line of main.log and a record for TensorBoard; the latter two are filled by the same calls, so that they cannot
 // disagree.
-#include "llmc/run/runlog.h"
+#include "llmc/log/runlog.h"
 
 #include "llmc/base/append_file.h"
 #include "llmc/base/atomic_file.h"
@@ -14,8 +14,8 @@
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
 #include "llmc/base/utf8.h"
+#include "llmc/log/tensorboard.h"
 #include "llmc/model/model_numerics.h"
-#include "llmc/run/tensorboard.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -155,8 +155,7 @@ bool runlog_is_there(const RunLog *log, Error *err) {
     return error_set(err, "-o %s: the directory was removed or renamed while this run wrote into it", log->directory);
 }
 
-RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int progress, bool tensorboard,
-                    Error *err) {
+RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int progress, Error *err) {
     RunLog *log = calloc(1, sizeof *log);
     REQUIRE_MEMORY(log, "the log");
     log->file.fd = -1;
@@ -176,7 +175,6 @@ RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int 
         runlog_close(log);
         return NULL;
     }
-    if (!tensorboard) return log;
     // Events are for display only: without them the run continues. An evaluation has its own directory, because
     // TensorBoard takes a step that is not beyond the last one for a restart and would drop the existing curves.
     Error why;

@@ -2,7 +2,7 @@
 // From the inside out: a Summary holds Values (tag and number, or tag and text), an Event a Summary with its step and
 // time, a TFRecord an Event between its length and checksums. Messages are built as bytes, with the few field numbers
 // of event.proto and summary.proto that are used here; nothing is ever read back.
-#include "llmc/run/tensorboard.h"
+#include "llmc/log/tensorboard.h"
 
 #include "llmc/base/append_file.h"
 #include "llmc/base/arithmetic.h"

@@ -1,7 +1,7 @@
 // The summary of a run: tokens, time, speed, the spread of step times, best validation, energy. The last lines on the
 // terminal, and fields of the "end" event. For a resumed run it counts only this process.
 #pragma once
-#include "llmc/run/runlog.h"
+#include "llmc/log/runlog.h"
 
 #include <stddef.h>
 

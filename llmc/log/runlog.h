@@ -31,9 +31,9 @@ typedef struct RunLog RunLog;
 // them), the log is renamed as below, and its other lines are continued. append false: a new file; one that has steps
 // is renamed to main.log.1, or the first number that is free.
 // progress: -1 = when stdout is a terminal that redraws (terminal_redraws); 0, 1.
-// tensorboard: the same numbers also go to an event file in directory, those of a run that only evaluates to one in
+// The same numbers also go to an event file in directory, those of a run that only evaluates to one in
 // directory/evaluation, a curve of its own. NULL on error.
-RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int progress, bool tensorboard, Error *err);
+RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int progress, Error *err);
 // Removes validations, choices and samples of this step from main.log: a resumed run makes them again.
 void runlog_drop_evaluations(RunLog *log, int64_t step);
 // false: the directory is no longer the one that was opened, and what is written goes nowhere.

@@ -1,8 +1,8 @@
 // The measurements of --profile op by op: a table for the reader, JSON (profile.json), and a trace (profile_trace.json,
 // for chrome://tracing or ui.perfetto.dev). Rows are sums over the profiled steps; the mean, one step, is shown.
 #pragma once
+#include "llmc/log/runlog.h"
 #include "llmc/ops.h"
-#include "llmc/run/runlog.h"
 #include "llmc/speed.h"
 
 // "matmul_forward qkvw 65536x768x2304" into buf; returns buf.

@@ -1,5 +1,5 @@
 // See profile_table.h.
-#include "llmc/run/profile_table.h"
+#include "llmc/log/profile_table.h"
 
 #include "llmc/base/json.h"
 #include "llmc/base/own_file.h"

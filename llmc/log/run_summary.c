@@ -1,5 +1,5 @@
 // See run_summary.h.
-#include "llmc/run/run_summary.h"
+#include "llmc/log/run_summary.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
