@@ -298,7 +298,7 @@ void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in
                 matmul_shape(dweight, in), matmul_flops(dweight, in), accumulate * BYTES(dweight, dbias));
 }
 
-void matmul_stack(Tensor out, Tensor a, Tensor b, StackForm form) {
+void matmul_stack(Tensor out, StackForm form, float alpha, Tensor a, Tensor b, float beta, Tensor added) {
     const int64_t n = out.shape[0], rows = out.shape[1], cols = out.shape[2];
     int64_t inner = a.shape[2];
     if (form == STACK_ATB) inner = a.shape[1];
@@ -306,8 +306,10 @@ void matmul_stack(Tensor out, Tensor a, Tensor b, StackForm form) {
     REQUIRE(out.rank == 3 && a.rank == 3 && b.rank == 3, "%s: %s of rank %d", __func__, out.name, out.rank);
     tensor_check(__func__, a, out.dtype, n * rows * inner);
     tensor_check(__func__, b, out.dtype, n * inner * cols);
+    if (added.data) tensor_check(__func__, added, out.dtype, n * rows * cols);
     const CallShape shape = {out.name, 3, {n * rows, inner, cols}}; // as a product of all rows
-    RUN(matmul_stack, (out, a, b, form), (out), (a, b), shape, 2.0 * (double)tensor_numel(out) * (double)inner, 0);
+    RUN(matmul_stack, (out, form, alpha, a, b, beta, added), (out), (a, b, added), shape,
+        2.0 * (double)tensor_numel(out) * (double)inner, 0);
 }
 
 void bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
@@ -791,9 +793,24 @@ void tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
     RUN(tensor_axpby, (out, a, x, b, y), (out), (x, y), tensor_shape(out), 0, 0);
 }
 
-void tensor_normalize(Tensor out, Tensor in, Tensor sumsq) {
-    check_compute(__func__, out);
-    tensor_check(__func__, in, in.dtype == DTYPE_FP32 ? DTYPE_FP32 : out.dtype, tensor_numel(out));
-    tensor_check(__func__, sumsq, DTYPE_FP32, 1);
-    RUN(tensor_normalize, (out, in, sumsq), (out), (in, sumsq), tensor_shape(out), 0, 0);
+// Checks the tensors of a stack; returns their bytes and those of the stack.
+static double check_stack(const char *op, Tensor stack, const Tensor *tensors) {
+    const int64_t n = stack.shape[0];
+    DType dtype = stack.dtype;
+    check_compute(op, stack);
+    REQUIRE(n > 0 && n <= STACK_MAX, "%s: %s of %lld entries, at most %d", op, stack.name, (long long)n, STACK_MAX);
+    if (tensors[0].dtype == DTYPE_FP32) dtype = DTYPE_FP32;
+    for (int64_t i = 0; i < n; i++) tensor_check(op, tensors[i], dtype, tensor_numel(stack) / n);
+    return sum_bytes(tensors, (int)n) + BYTES(stack);
+}
+
+void stack_gather(Tensor stack, const Tensor *in, Tensor sumsq) {
+    const double bytes = check_stack(__func__, stack, in);
+    tensor_check(__func__, sumsq, DTYPE_FP32, stack.shape[0]);
+    RUN_COST(stack_gather, (stack, in, sumsq), NULL, COST(tensor_shape(stack), 0, bytes + BYTES(sumsq)));
+}
+
+void stack_scatter(const Tensor *out, Tensor stack, const float *factors) {
+    const double bytes = check_stack(__func__, stack, out);
+    RUN_COST(stack_scatter, (out, stack, factors), NULL, COST(tensor_shape(stack), 0, bytes));
 }

@@ -129,11 +129,12 @@ void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor 
 // accumulate false overwrites, so the first micro-step needs no zeroed gradients.
 void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate);
 
-// A stack of products, out_i = a_i b_i^T, a_i b_i or a_i^T b_i for i < n; tensors (n,rows,cols) of one compute dtype,
-// fp32 sums. For many small matrices, each of which would leave most of a GPU idle. Bits need not be those of the ops
-// above.
+// A stack of products, out_i = alpha p_i + beta added_i with p_i = a_i b_i^T, a_i b_i or a_i^T b_i for i < n; tensors
+// (n,rows,cols) of one compute dtype, fp32 sums. added: absent, or like out; it may be a or b, out none of them. For
+// many small matrices, each of which would leave most of a GPU idle. Bits need not be those of the ops above, and a
+// backend may round p_i before it adds.
 typedef enum { STACK_ABT, STACK_AB, STACK_ATB } StackForm;
-void matmul_stack(Tensor out, Tensor a, Tensor b, StackForm form);
+void matmul_stack(Tensor out, StackForm form, float alpha, Tensor a, Tensor b, float beta, Tensor added);
 
 // dbias (OC) = or += sum_N dout (N,OC), in a fixed order.
 void bias_backward(Tensor dbias, Tensor dout, bool accumulate);
@@ -383,8 +384,13 @@ void tensor_fill(Tensor t, float value);  // every element = value; floating dty
 void tensor_cast(Tensor dst, Tensor src); // element by element, round to nearest even; floating dtypes, same numel
 // out = a x + b y, element by element; one floating dtype; out may be x or y.
 void tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y);
-// out = in / (sqrt(sumsq) + 1e-7): divides a matrix by its Frobenius norm. sumsq (1) fp32; in fp32 or the dtype of out.
-void tensor_normalize(Tensor out, Tensor in, Tensor sumsq);
+// n <= STACK_MAX tensors as a stack (n,...) of a compute dtype, and back, in one launch. Each in[i] and out[i] has the
+// elements of one entry of the stack; they all are fp32 or of its dtype.
+//   stack_i = in[i] / (sqrt(sumsq[i]) + 1e-7): matrices divided by their Frobenius norms. sumsq (n) fp32
+//   out[i] = factors[i] stack_i
+enum { STACK_MAX = 16 };
+void stack_gather(Tensor stack, const Tensor *in, Tensor sumsq);
+void stack_scatter(const Tensor *out, Tensor stack, const float *factors);
 
 // ------------------------------------------------------------------------------------------------------ watching calls
 
@@ -472,7 +478,8 @@ bool ops_are_observed(void);
     OP(tensor_fill)                                                                                                    \
     OP(tensor_cast)                                                                                                    \
     OP(tensor_axpby)                                                                                                   \
-    OP(tensor_normalize)
+    OP(stack_gather)                                                                                                   \
+    OP(stack_scatter)
 
 #define BACKEND_DECLARATION(op) __typeof__(op) backend_##op;
 BACKEND_OPS(BACKEND_DECLARATION)

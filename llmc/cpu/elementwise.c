@@ -114,11 +114,10 @@ void backend_tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
     });
 }
 
-void backend_tensor_normalize(Tensor out, Tensor in, Tensor sumsq) {
+static void scale_elements(Tensor out, Tensor in, float factor) {
     const int64_t n = tensor_numel(out);
     const void *from = in.data;
     void *to = out.data;
-    const float factor = (float)(1.0 / (sqrt((double)*(const float *)sumsq.data) + 1e-7));
 #pragma omp parallel for schedule(static)
     for (int64_t begin = 0; begin < n; begin += TASK_ELEMENTS)
         WITH_DTYPES(E, out.dtype, S, in.dtype, {
@@ -127,6 +126,18 @@ void backend_tensor_normalize(Tensor out, Tensor in, Tensor sumsq) {
                 vstore_first(k, to, begin + i, x, E);
             });
         });
+}
+
+void backend_stack_gather(Tensor stack, const Tensor *in, Tensor sumsq) {
+    const float *squares = sumsq.data;
+    const int64_t entries = stack.shape[0], n = tensor_numel(stack) / entries;
+    for (int64_t i = 0; i < entries; i++)
+        scale_elements(tensor_slice_elements(stack, i * n, n), in[i], (float)(1.0 / (sqrt((double)squares[i]) + 1e-7)));
+}
+
+void backend_stack_scatter(const Tensor *out, Tensor stack, const float *factors) {
+    const int64_t entries = stack.shape[0], n = tensor_numel(stack) / entries;
+    for (int64_t i = 0; i < entries; i++) scale_elements(out[i], tensor_slice_elements(stack, i * n, n), factors[i]);
 }
 
 // -------------------------------------------------------------------------------------------------------- gradient_add

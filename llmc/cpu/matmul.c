@@ -354,11 +354,15 @@ void backend_matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, T
     if (dbias.data) backend_bias_backward(dbias, dout, accumulate);
 }
 
-void backend_matmul_stack(Tensor out, Tensor a, Tensor b, StackForm form) {
+void backend_matmul_stack(Tensor out, StackForm form, float alpha, Tensor a, Tensor b, float beta, Tensor added) {
     for (int64_t i = 0; i < out.shape[0]; i++) {
         const Tensor to = tensor_matrix(out, i), of_a = tensor_matrix(a, i), of_b = tensor_matrix(b, i);
         if (form == STACK_ABT) backend_matmul_forward(to, of_a, of_b, tensor_none());
         if (form == STACK_AB) backend_matmul_backward_input(to, of_a, of_b);
         if (form == STACK_ATB) backend_matmul_backward_weight(to, tensor_none(), of_a, of_b, false);
     }
+    if (added.data)
+        backend_tensor_axpby(out, beta, added, alpha, out);
+    else if (alpha != 1.0f)
+        backend_tensor_axpby(out, alpha, out, 0.0f, out);
 }

@@ -289,7 +289,7 @@ void backend_swiglu_backward(Tensor dgate_up, Tensor dbias, Tensor dout, Tensor 
 }
 
 // --------------------------------------------------------------------------------------------------- tensor arithmetic
-// For the products of Muon's orthogonalisation: a x + b y, and a matrix divided by its norm.
+// a x + b y; and for Muon's orthogonalisation tensors that become a stack, divided by their norms, and back.
 
 // 4 neighbours a thread, as in the kernels of the update; the remainder, or all of an unaligned tensor, one per thread.
 enum { NEIGHBOURS = 4 };
@@ -344,29 +344,71 @@ static __device__ __forceinline__ void multiply(D *out, const S *in, float facto
     store_vector(out + e, from_floats<D, N>(v));
 }
 
+// The tensors of a stack. Kernels find theirs by comparison, for a parameter that is indexed would be copied to local
+// memory.
+typedef struct {
+    void *tensors[STACK_MAX];
+    float factors[STACK_MAX]; // of a scatter
+} StackTensors;
+
+// Block (x, y): elements of entry y, n each. sumsq: gathers, else scatters.
 template <class D, class S>
-static __global__ void __launch_bounds__(THREADS) normalize_kernel(D *out, const S *in, const float *sumsq, Work work) {
+static __global__ void __launch_bounds__(THREADS)
+    stack_kernel(StackTensors of, void *stack, const float *sumsq, int64_t n, Work work) {
     wait_for_the_grid_before();
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    const float factor = 1.0f / (sqrtf(sumsq[0]) + 1e-7f);
+    void *tensor = of.tensors[0];
+    float factor = of.factors[0];
+#pragma unroll
+    for (int k = 1; k < STACK_MAX; k++)
+        if (blockIdx.y == (unsigned)k) {
+            tensor = of.tensors[k];
+            factor = of.factors[k];
+        }
+    D *out = (D *)tensor;
+    const S *in = (const S *)stack + blockIdx.y * n;
+    if (sumsq) {
+        factor = 1.0f / (sqrtf(sumsq[blockIdx.y]) + 1e-7f);
+        out = (D *)stack + blockIdx.y * n;
+        in = (const S *)tensor;
+    }
     if (i < work.fours)
         multiply<D, S, NEIGHBOURS>(out, in, factor, i * NEIGHBOURS);
     else if (i < work.items)
         multiply<D, S, 1>(out, in, factor, work.fours * NEIGHBOURS + (i - work.fours));
 }
 
-template <class D, class S> static void launch_normalize(Tensor out, Tensor in, Tensor sumsq) {
-    const Work work = work_of(tensor_numel(out), ((uintptr_t)out.data | (uintptr_t)in.data) % 16 == 0);
-    LAUNCH((normalize_kernel<D, S>), blocks(work.items), THREADS, 0, cuda_compute_stream())
-    ((D *)out.data, (const S *)in.data, (const float *)sumsq.data, work);
+template <class D, class S>
+static void launch_stack(Tensor stack, const Tensor *tensors, const float *sumsq, const float *factors) {
+    const int64_t entries = stack.shape[0], n = tensor_numel(stack) / entries;
+    StackTensors of;
+    uintptr_t addresses = (uintptr_t)stack.data | (uintptr_t)(n * (int64_t)dtype_size(stack.dtype));
+    memset(&of, 0, sizeof of);
+    for (int64_t i = 0; i < entries; i++) {
+        of.tensors[i] = tensors[i].data;
+        if (factors) of.factors[i] = factors[i];
+        addresses |= (uintptr_t)tensors[i].data;
+    }
+    const Work work = work_of(n, addresses % 16 == 0);
+    LAUNCH((stack_kernel<D, S>), dim3(blocks(work.items), (unsigned)entries), THREADS, 0, cuda_compute_stream())
+    (of, stack.data, sumsq, n, work);
 }
 
-void backend_tensor_normalize(Tensor out, Tensor in, Tensor sumsq) {
-    DISPATCH(out.dtype, D, {
-        if (in.dtype == DTYPE_FP32)
-            launch_normalize<D, float>(out, in, sumsq);
+void backend_stack_gather(Tensor stack, const Tensor *in, Tensor sumsq) {
+    DISPATCH(stack.dtype, T, {
+        if (in[0].dtype == DTYPE_FP32)
+            launch_stack<T, float>(stack, in, (const float *)sumsq.data, NULL);
         else
-            launch_normalize<D, D>(out, in, sumsq);
+            launch_stack<T, T>(stack, in, (const float *)sumsq.data, NULL);
+    });
+}
+
+void backend_stack_scatter(const Tensor *out, Tensor stack, const float *factors) {
+    DISPATCH(stack.dtype, T, {
+        if (out[0].dtype == DTYPE_FP32)
+            launch_stack<float, T>(stack, out, NULL, factors);
+        else
+            launch_stack<T, T>(stack, out, NULL, factors);
     });
 }
 

@@ -220,15 +220,14 @@ static bool gemm_takes(const GemmPlan *p, const cublasLtMatmulAlgo_t *algorithm)
 }
 
 static cublasStatus_t gemm_launch(const GemmPlan *p, const Gemm *g, const cublasLtMatmulAlgo_t *algorithm) {
-    const float alpha = 1.0f;
     float beta = 0.0f;
     const void *c = g->d;
     if (g->c) {
-        beta = 1.0f;
+        beta = g->beta;
         c = g->c;
     }
     set_pointers(p, g);
-    return cublasLtMatmul(library, p->desc, &alpha, g->a, p->a, g->b, p->b, &beta, c, p->d, g->d, p->d, algorithm,
+    return cublasLtMatmul(library, p->desc, &g->alpha, g->a, p->a, g->b, p->b, &beta, c, p->d, g->d, p->d, algorithm,
                           g->workspace, g->workspace_bytes, cuda_compute_stream());
 }
 

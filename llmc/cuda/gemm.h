@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-// What cuBLASLt does to z = op(A) op(B) [+ C] before it stores D (m,n). bias and aux are of D's type.
+// What cuBLASLt does to z = alpha op(A) op(B) [+ beta C] before it stores D (m,n). bias and aux are of D's type.
 typedef enum {
     GEMM_PLAIN,         // D = z
     GEMM_BIAS,          // D = z + bias (m)
@@ -26,6 +26,7 @@ typedef struct {
     int64_t m, n, k;
     int64_t stack;         // number of products, operands one after the other; 0: one
     DType in_a, in_b, out; // of A, B and D; A and B differ in fp8 only
+    float alpha, beta;     // read when the product runs
     GemmEpilogue epilogue;
     const void *a, *b;
     const void *c;                  // the addend, of D's type and shape; NULL: none; d: D +=
@@ -39,9 +40,9 @@ typedef struct {
 } Gemm;
 
 // Launches the product on the compute stream. False: cuBLASLt does not support it. Products that differ only in the
-// addresses of operands, at the same alignment, and in whether D accumulates share a plan. The first of them makes it,
-// and chooses its algorithm by running candidates on the operands of g, which must be valid; D and aux are overwritten
-// (not D if it accumulates). Never under capture.
+// addresses of operands, at the same alignment, in alpha and beta and in whether D accumulates share a plan. The first
+// of them makes it, and chooses its algorithm by running candidates on the operands of g, which must be valid; D and
+// aux are overwritten (not D if it accumulates). Never under capture.
 bool gemm_run(const Gemm *g);
 
 // Frees the plans and the library handle, closes the file of choices.

@@ -51,6 +51,8 @@ static Gemm product(const char *op, Tensor d, Tensor a, bool transpose_a, Tensor
         .a = a.data,
         .b = b.data,
         .d = d.data,
+        .alpha = 1.0f,
+        .beta = 1.0f,
     };
     if (transpose_a) {
         g.m = tensor_rows(a);
@@ -157,10 +159,13 @@ void backend_matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, T
 
 // ------------------------------------------------------------------------------------------------------------- a stack
 
-void backend_matmul_stack(Tensor out, Tensor a, Tensor b, StackForm form) {
+void backend_matmul_stack(Tensor out, StackForm form, float alpha, Tensor a, Tensor b, float beta, Tensor added) {
     Gemm g = product("matmul_stack", tensor_matrix(out, 0), tensor_matrix(b, 0), form == STACK_ABT, tensor_matrix(a, 0),
                      form == STACK_ATB);
     g.stack = out.shape[0];
+    g.alpha = alpha;
+    g.beta = beta;
+    g.c = added.data;
     run_plain(g);
 }
 

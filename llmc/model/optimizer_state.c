@@ -240,8 +240,8 @@ static int64_t take_scratch(int64_t *end, int64_t bytes) {
 }
 
 int optimizer_muon_stack(int64_t rows, int64_t cols, DType compute) {
-    enum { MOST = 16, MOST_BYTES = 64 << 20 };
-    return (int)min_i64(MOST, max_i64(1, MOST_BYTES / (rows * cols * (int64_t)dtype_size(compute))));
+    enum { MOST_BYTES = 64 << 20 };
+    return (int)min_i64(STACK_MAX, max_i64(1, MOST_BYTES / (rows * cols * (int64_t)dtype_size(compute))));
 }
 
 // Matrices of this shape in the model.
@@ -272,7 +272,7 @@ MuonScratch optimizer_muon_scratch(const Parameter *parameters, int count, DType
         s.matrices += p->num_parts;
     }
     s.x = take_scratch(&s.bytes, stack * element);
-    s.product = take_scratch(&s.bytes, stack * element);
+    s.next = take_scratch(&s.bytes, stack * element);
     s.gram = take_scratch(&s.bytes, sides * element);
     s.square = take_scratch(&s.bytes, sides * element);
     s.sumsq = take_scratch(&s.bytes, s.matrices * (int64_t)sizeof(float));

@@ -88,10 +88,10 @@ double optimizer_matmul_flops(OptimizerKind kind, const Parameter *p);
 int optimizer_muon_stack(int64_t rows, int64_t cols, DType compute);
 
 // The places of Muon's intermediate results in its scratch memory: for the largest stack of matrices X, in the compute
-// dtype, X and a product of its shape, and two of X X^T (X^T X if X is tall); one fp32 for each matrix. See
+// dtype, X and the next X, and two of X X^T (X^T X if X is tall); one fp32 for each matrix. See
 // llmc/train/muon.c.
 typedef struct {
-    int64_t x, product, gram, square; // offsets, in bytes
+    int64_t x, next, gram, square; // offsets, in bytes
     int64_t sumsq;
     int64_t bytes; // total; 0: there is no matrix
     int matrices;  // matrices stacked in one tensor are counted separately

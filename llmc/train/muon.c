@@ -77,35 +77,36 @@ void muon_destroy(Muon *m) {
 // Replaces n matrices of one shape by nearly the closest orthogonal ones: MUON_STEPS times X becomes
 // a X + (b A + c A A) X with A = X X^T. If X is tall, A is X^T X, which is smaller, and
 // X (b A + c A A) is the same matrix. gram and square are symmetric, so no product needs a
-// transposed operand.
+// transposed operand. Sums with b A and a X are part of the products.
 static void orthogonalize(const Muon *m, const UpdateTensor *matrices, int n, Tensor sumsq) {
     const int64_t rows = tensor_rows(matrices[0].grad), cols = tensor_cols(matrices[0].grad);
     const int64_t side = min_i64(rows, cols);
     const bool is_tall = rows > cols;
-    const Tensor x = tensor_make(m->scratch + m->layout.x, m->dtype, "muon_x", n, rows, cols, 0);
-    const Tensor product = tensor_make(m->scratch + m->layout.product, m->dtype, "muon_product", n, rows, cols, 0);
+    Tensor x = tensor_make(m->scratch + m->layout.x, m->dtype, "muon_x", n, rows, cols, 0);
+    Tensor next = tensor_make(m->scratch + m->layout.next, m->dtype, "muon_x", n, rows, cols, 0);
     const Tensor gram = tensor_make(m->scratch + m->layout.gram, m->dtype, "muon_gram", n, side, side, 0);
     const Tensor square = tensor_make(m->scratch + m->layout.square, m->dtype, "muon_square", n, side, side, 0);
-    for (int i = 0; i < n; i++)
-        tensor_normalize(tensor_matrix(x, i), matrices[i].grad, tensor_slice_elements(sumsq, i, 1));
-    for (int step = 0; step < MUON_STEPS; step++) {
-        if (is_tall)
-            matmul_stack(gram, x, x, STACK_ATB);
-        else
-            matmul_stack(gram, x, x, STACK_ABT);
-        matmul_stack(square, gram, gram, STACK_ABT);        // A A
-        tensor_axpby(square, MUON_B, gram, MUON_C, square); // b A + c A A
-        if (is_tall)
-            matmul_stack(product, x, square, STACK_ABT);
-        else
-            matmul_stack(product, square, x, STACK_AB);
-        tensor_axpby(x, MUON_A, x, 1.0f, product);
-    }
+    Tensor gradients[STACK_MAX];
+    float rates[STACK_MAX];
+    StackForm gram_form = STACK_ABT;
+    if (is_tall) gram_form = STACK_ATB;
     for (int i = 0; i < n; i++) {
-        const Tensor of = tensor_matrix(x, i);
-        if (matrices[i].rate != 1.0f) tensor_axpby(of, matrices[i].rate, of, 0.0f, of);
-        tensor_cast(matrices[i].grad, of);
+        gradients[i] = matrices[i].grad;
+        rates[i] = matrices[i].rate;
     }
+    stack_gather(x, gradients, sumsq);
+    for (int step = 0; step < MUON_STEPS; step++) {
+        matmul_stack(gram, gram_form, 1.0f, x, x, 0.0f, tensor_none());
+        matmul_stack(square, STACK_ABT, MUON_C, gram, gram, MUON_B, gram); // b A + c A A
+        if (is_tall)
+            matmul_stack(next, STACK_ABT, 1.0f, x, square, MUON_A, x);
+        else
+            matmul_stack(next, STACK_AB, 1.0f, square, x, MUON_A, x);
+        const Tensor swapped = x;
+        x = next;
+        next = swapped;
+    }
+    stack_scatter(gradients, x, rates);
 }
 
 void muon_directions(Muon *m, UpdateParams params, Tensor control) {

@@ -73,18 +73,27 @@ OP_TEST(matmul_backward_weight_matches) {
 }
 
 // large + 1 has no place in 16 bits: a sum that is rounded before it is added to what is there, -large, loses the 1.
-// Each form, of one matrix and of several, also where they begin anywhere.
+// Each form, of one matrix and of several, also where they begin anywhere; with nothing, with a tensor of its own and
+// with an operand added.
 OP_TEST(matmul_stack_matches) {
     static const int64_t sizes[][4] = {
-        {1, 40, 24, 64}, {3, 40, 24, 64}, {5, 7, 5, 3}, {16, 33, 48, 17}}; // n, rows, cols, k
-    for (int i = 0; i < 4 * 3; i++) {
-        const int64_t n = sizes[i / 3][0], rows = sizes[i / 3][1], cols = sizes[i / 3][2], k = sizes[i / 3][3];
+        {1, 40, 24, 64}, {3, 40, 24, 64}, {5, 7, 5, 3}, {16, 33, 48, 17}, {3, 32, 32, 32}}; // n, rows, cols, k
+    for (int i = 0; i < 5 * 3 * 3; i++) {
+        const int64_t *s = sizes[i / 9], n = s[0], rows = s[1], cols = s[2], k = s[3];
         const StackForm form = (StackForm)(i % 3);
+        const int with = i / 3 % 3; // 0: nothing, 1: a tensor of its own, 2: b
+        if (with == 2 && (rows != k || (form == STACK_ABT && cols != k))) continue;
+        float alpha = 1.0f, beta = 0.0f;
+        if (with > 0) {
+            alpha = 2.0315f;
+            beta = -4.775f;
+        }
         matmul_begin(&(MatmulShape){n * rows, k, cols}, dtype, "matmul_stack");
         OpTensor a = op_input(dtype, "a", form == STACK_ATB ? DIMS(n, k, rows) : DIMS(n, rows, k), 1.0);
         OpTensor b = op_input(dtype, "b", form == STACK_ABT ? DIMS(n, cols, k) : DIMS(n, k, cols), 1.0);
-        OpTensor out = op_output(dtype, "out", DIMS(n, rows, cols));
-        matmul_stack(out.t, a.t, b.t, form);
+        OpTensor out = op_output(dtype, "out", DIMS(n, rows, cols)), added = b;
+        if (with < 2) added = op_input(dtype, "added", DIMS(n, rows, cols), 1.0);
+        matmul_stack(out.t, form, alpha, a.t, b.t, beta, with == 0 ? tensor_none() : added.t);
         for (int64_t e = 0; e < n * rows * cols; e++) {
             const int64_t m = e / (rows * cols), r = e / cols % rows, c = e % cols;
             const double *x = a.v + m * rows * k, *y = b.v + m * cols * k;
@@ -92,8 +101,13 @@ OP_TEST(matmul_stack_matches) {
             for (int64_t l = 0; l < k; l++)
                 out.v[e] += (form == STACK_ATB ? x[l * rows + r] : x[r * k + l]) *
                             (form == STACK_ABT ? y[c * k + l] : y[l * cols + c]);
+            out.v[e] = (double)alpha * out.v[e] + (double)beta * added.v[e];
         }
-        op_check(out, dtype);
+        // A product of size sqrt(k) may be rounded before the sum is: two independent errors of one size at most.
+        if (with > 0)
+            op_check_scaled_terms(out, dtype, dtype, (double)alpha * sqrt((double)k), sqrt(2.0));
+        else
+            op_check(out, dtype);
         op_end();
     }
 }

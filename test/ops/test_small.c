@@ -1,4 +1,4 @@
-// tensor_fill and tensor_cast, bit by bit, gelu_forward, tensor_axpby and tensor_normalize; also on tensors that begin
+// tensor_fill and tensor_cast, bit by bit, gelu_forward, tensor_axpby and stacks of tensors; also on tensors that begin
 // at an odd element.
 #include "test/ops/op_cases.h"
 
@@ -62,32 +62,54 @@ OP_TEST(tensor_axpby_matches_also_in_place) {
     for (int i = 0; i < 18; i++) axpby_case(dtype, sizes[i % 3], i / 9, i / 3 % 3);
 }
 
-static void normalize_case(DType dtype, DType from, int64_t n) {
-    op_begin(elements_shape(dtype), "tensor_normalize of %d elements from %s", (int)n, dtype_name(from));
-    OpTensor in = op_input(from, "in", DIMS(n), 30.0), out = op_output(dtype, "out", DIMS(n));
-    OpTensor sumsq = op_input(DTYPE_FP32, "sumsq", DIMS(1), 0.0);
-    sumsq.v[0] = ref_sumsq(in.v, n);
+// n tensors of `elements` from element `skipped` of a larger one, as a stack and back.
+static void stack_case(DType dtype, DType other, int64_t n, int64_t elements, int64_t skipped) {
+    op_begin(elements_shape(dtype), "a stack of %d tensors of %d elements, %s, from %d", (int)n, (int)elements,
+             dtype_name(other), (int)skipped);
+    OpTensor stack = op_output(dtype, "stack", DIMS(n, elements)),
+             in = op_input(other, "in", DIMS(n, elements + 8), 30.0);
+    OpTensor out = op_output(other, "out", DIMS(n, elements + 8)), sumsq = op_input(DTYPE_FP32, "sumsq", DIMS(n), 0.0);
+    Tensor from[STACK_MAX], to[STACK_MAX];
+    float factors[STACK_MAX];
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at = i * (elements + 8) + skipped;
+        from[n - 1 - i] = tensor_slice_elements(in.t, at, elements); // in any order
+        to[n - 1 - i] = tensor_slice_elements(out.t, at, elements);
+        factors[i] = 1.0f + 0.25f * (float)i; // exact
+        sumsq.v[n - 1 - i] = ref_sumsq(in.v + at, elements);
+        for (int64_t e = 0; e < elements + 8; e++) out.v[i * (elements + 8) + e] = 0.0; // as the outputs begin
+    }
     op_upload(&sumsq);
-    tensor_normalize(out.t, in.t, sumsq.t);
-    ref_tensor_normalize(out.v, in.v, sumsq.v[0], n);
-    op_check(out, dtype);
+    op_upload(&out);
+    stack_gather(stack.t, from, sumsq.t);
+    for (int64_t i = 0; i < n; i++)
+        ref_normalize(stack.v + i * elements, in.v + (n - 1 - i) * (elements + 8) + skipped, sumsq.v[i], elements);
+    op_check(stack, dtype);
+    // The other way from what is there, so that each element is rounded once.
+    const double *there = op_download(stack);
+    for (int64_t e = 0; e < n * elements; e++) stack.v[e] = there[e];
+    stack_scatter(to, stack.t, factors);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t e = 0; e < elements; e++)
+            out.v[(n - 1 - i) * (elements + 8) + skipped + e] = (double)factors[i] * stack.v[i * elements + e];
+    op_check(out, other);
     op_end();
 }
 
-OP_TEST(tensor_normalize_matches) {
-    static const int64_t sizes[] = {1, 7, 70001};
-    for (int i = 0; i < 3; i++) {
-        normalize_case(dtype, DTYPE_FP32, sizes[i]);
-        normalize_case(dtype, dtype, sizes[i]);
+OP_TEST(stacks_match) {
+    static const int64_t sizes[][3] = {{1, 1, 0}, {3, 7, 1}, {2, 4096, 0}, {16, 1000, 4}, {5, 4097, 8}};
+    for (int i = 0; i < 5; i++) {
+        stack_case(dtype, DTYPE_FP32, sizes[i][0], sizes[i][1], sizes[i][2]);
+        stack_case(dtype, dtype, sizes[i][0], sizes[i][1], sizes[i][2]);
     }
 }
 
 // The 1e-7 keeps 0 / 0 away.
-OP_TEST(a_tensor_of_zeros_normalizes_to_zeros) {
-    op_begin(elements_shape(dtype), "tensor_normalize of zeros");
-    OpTensor in = op_input(dtype, "in", DIMS(100), 0.0), out = op_output(dtype, "out", DIMS(100));
+OP_TEST(tensors_of_zeros_become_a_stack_of_zeros) {
+    op_begin(elements_shape(dtype), "stack_gather of zeros");
+    OpTensor in = op_input(dtype, "in", DIMS(100), 0.0), out = op_output(dtype, "out", DIMS(1, 100));
     OpTensor sumsq = op_input(DTYPE_FP32, "sumsq", DIMS(1), 0.0);
-    tensor_normalize(out.t, in.t, sumsq.t);
+    stack_gather(out.t, &in.t, sumsq.t);
     const double *got = op_download(out);
     for (int i = 0; i < 100; i++) assert_true(got[i] == 0.0);
     op_end();
@@ -105,7 +127,7 @@ OP_TEST(slices_of_tensors_match) {
     op_begin_tensors_at(8);
     gelu_case(dtype, 999, 0);
     op_begin_tensors_at(8);
-    normalize_case(dtype, DTYPE_FP32, 999);
+    stack_case(dtype, DTYPE_FP32, 2, 999, 0);
     op_begin_tensors_at(8);
-    normalize_case(dtype, dtype, 999);
+    stack_case(dtype, dtype, 2, 1000, 0);
 }

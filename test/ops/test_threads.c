@@ -169,12 +169,12 @@ static uint64_t small_bits(DType dtype) {
     OpTensor losses = op_input(DTYPE_FP32, "losses", DIMS(B, T), 1.0), sums = op_output(DTYPE_FP32, "sums", DIMS(B));
     OpTensor pre = op_input(dtype, "pre", DIMS(N, C), 1.0), gelu = op_output(dtype, "gelu", DIMS(N, C));
     OpTensor cast = op_output(DTYPE_FP32, "cast", DIMS(N, C)), sum = op_output(dtype, "sum", DIMS(N, C));
-    OpTensor sumsq = op_input(DTYPE_FP32, "sumsq", DIMS(1), 0.0), unit = op_output(dtype, "unit", DIMS(N, C));
+    OpTensor sumsq = op_input(DTYPE_FP32, "sumsq", DIMS(1), 0.0), unit = op_output(dtype, "unit", DIMS(1, N, C));
     sequence_losses(sums.t, losses.t, false);
     gelu_forward(gelu.t, pre.t);
     tensor_cast(cast.t, gelu.t);
     tensor_axpby(sum.t, 0.3f, pre.t, -1.7f, gelu.t);
-    tensor_normalize(unit.t, cast.t, sumsq.t);
+    stack_gather(unit.t, &cast.t, sumsq.t);
     return op_digest(op_digest(op_digest(op_digest(op_digest(0, sums), gelu), cast), sum), unit);
 }
 

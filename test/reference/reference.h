@@ -89,7 +89,7 @@ void ref_momentum_update(const RefUpdate *t, UpdateParams params, double grad_fa
 
 // --- small, n elements
 void ref_tensor_axpby(double *out, double a, const double *x, double b, const double *y, int64_t n);
-void ref_tensor_normalize(double *out, const double *in, double sumsq, int64_t n);
+void ref_normalize(double *out, const double *in, double sumsq, int64_t n);
 
 // --- the whole model, built from the functions above as llmc/model/gpt2.c is built from ops.h.
 // params, grads: one array per tensor, in the order of parameter_table(config). windows (B, T+1).

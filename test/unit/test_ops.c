@@ -88,7 +88,9 @@ CALL(tensor_statistics, tensor_statistics(t[0], t[1], DTYPE_BF16))
 CALL(tensor_fill, tensor_fill(t[0], 0.0f))
 CALL(tensor_cast, tensor_cast(t[0], t[1]))
 CALL(tensor_axpby, tensor_axpby(t[0], 1.0f, t[1], 1.0f, t[2]))
-CALL(tensor_normalize, tensor_normalize(t[0], t[1], t[2]))
+CALL(matmul_stack, matmul_stack(t[0], STACK_ABT, 1.0f, t[1], t[2], 1.0f, t[3]))
+CALL(stack_gather, stack_gather(t[0], t + 1, t[3]))
+CALL(stack_scatter, const float factors[2] = {1.0f, 2.0f}; stack_scatter(t + 1, t[0], factors))
 
 // A call as it should be. Letters of the tensors that may be absent, and of those that may have one row more.
 typedef struct {
@@ -261,7 +263,13 @@ static const Case cases[] = {
     {"tensor_fill", call_tensor_fill, "", "a", {BF16("a", W)}},
     {"tensor_cast", call_tensor_cast, "", "", {BF16("a", W), FP32("b", W)}},
     {"tensor_axpby", call_tensor_axpby, "", "", {BF16("a", W), BF16("b", W), BF16("c", W)}},
-    {"tensor_normalize", call_tensor_normalize, "", "", {BF16("a", W), FP32("b", W), FP32("c", 1)}},
+    {"matmul_stack",
+     call_matmul_stack,
+     "d",
+     "",
+     {BF16("a", 2, 8, 4), BF16("b", 2, 8, 16), BF16("c", 2, 4, 16), BF16("d", 2, 8, 4)}},
+    {"stack_gather", call_stack_gather, "", "", {BF16("a", 2, W), FP32("b", W), FP32("c", W), FP32("d", 2)}},
+    {"stack_scatter", call_stack_scatter, "", "", {BF16("a", 2, W), FP32("b", W), FP32("c", W)}},
 };
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 

@@ -150,8 +150,8 @@ TEST(muons_scratch_is_two_of_the_largest_stack_and_two_of_its_squares) {
     const int64_t n = 768, e = 2, fc = 12, qkv = 16; // of 12 matrices (3072,768), and of 48 (768,768)
     const MuonScratch s = optimizer_muon_scratch(table, parameter_count(&config), DTYPE_BF16);
     assert_int_equal(s.matrices, 12 * (3 + 1 + 1 + 1));
-    assert_int_equal(s.product - s.x, fc * 4 * n * n * e);
-    assert_int_equal(s.gram - s.product, fc * 4 * n * n * e);
+    assert_int_equal(s.next - s.x, fc * 4 * n * n * e);
+    assert_int_equal(s.gram - s.next, fc * 4 * n * n * e);
     assert_int_equal(s.square - s.gram, qkv * n * n * e);
     assert_int_equal(s.sumsq - s.square, qkv * n * n * e);
     assert_true(s.bytes >= s.sumsq + 4 * s.matrices && s.bytes % 256 == 0);
