@@ -19,7 +19,7 @@ comma := ,
 
 # A build takes all cores, unless -j says otherwise (make 4.3 shows it neither here nor in the sub-makes). Not where the
 # order of goals counts, or a goal starts make itself.
-ONE_BY_ONE := clean deps fuzz coverage cuda-toolkit cuda-toolkit-if-missing quickstart test test-all test-rest test-sanitize lint check-gpu bench-gpu
+ONE_BY_ONE := clean deps fuzz coverage cuda-toolkit cuda-toolkit-if-missing quickstart test test-first test-all test-rest test-sanitize lint check-gpu bench-gpu
 ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS) $(shell echo "$$MAKEFLAGS"))$(filter $(ONE_BY_ONE),$(MAKECMDGOALS)),0)
 MAKEFLAGS += -j$(shell nproc)
 endif
@@ -312,18 +312,21 @@ phase  = @mkdir -p build; SECONDS=0; $(2) && printf '{"phase": "%s", "seconds": 
 
 # For who has just cloned this: some of everything, in at most eight minutes on two cores with nothing installed and
 # nothing built. What takes long for what it finds is in SLOW_TESTS, in SIM_SLOW_TESTS (dev/sim/sim.mk), or marked `slow`
-# in pytest. With a CUDA toolkit: the CUDA trainer for one GPU, and what nvcc made of its kernels in the simulator.
+# in pytest. With a CUDA toolkit: the CUDA trainer for one GPU, and what nvcc made of its kernels in the simulator. As the
+# first part of test-all it has both for all GPUs, which the rest needs anyway.
 test: ## install what is missing, build, test: some of everything, 10 to 25 minutes on 2 cores
+.PHONY: test-first
+test test-first:
 	@rm -f $(TALLY)
 	$(call phase,install,scripts/install_deps.sh build test)
 	$(call phase,build,$(SUBMAKE) all test-programs)
-	$(if $(NVCC),$(call phase,build,$(SUBMAKE) ARCHS=$(QUICK_ARCH) SIM_ARCHS=$(QUICK_ARCH) train_gpt2sim sim-quick-programs $(QUICK_CUDA)),@echo "$(NO_CUDA)")
+	$(if $(NVCC),$(call phase,build,$(SUBMAKE) ARCHS="$(QUICK_ARCHS)" SIM_ARCHS="$(QUICK_ARCHS)" train_gpt2sim $(SIM_QUICK_BIN) $(QUICK_CUDA)),@echo "$(NO_CUDA)")
 	@$(RUN_TESTS) --mark 'not slow' $(QUICK_TEST_BIN) $(QUICK_OTHER_CODES) $(SIM_QUICK_RUN) $(SIM_HARDWARE)
 
 # Then the rest: what `make test` leaves out, all op tests with all vector code of this machine, the CUDA trainer for every
 # generation of GPUs, all of the simulator's tests with the PTX of each, also as other GPUs and under the sanitizers.
 test-all: ## make test, and then slow runs, all vector code, all GPUs, sanitizers, thread and memory checkers: more than an hour on 2 cores
-	@$(MAKE) -s test || grep -qs passed $(TALLY) # a test that failed keeps none from running
+	@$(MAKE) -s test-first || grep -qs passed $(TALLY) # a test that failed keeps none from running
 	$(call phase,install,scripts/install_deps.sh build test test-all compilers)
 	@$(MAKE) -s test-rest
 
@@ -340,7 +343,7 @@ test-rest: # make looks for clang anew: it may have come just now
 		$(if $(NVCC),--check "dev/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
 		$(if $(and $(NVCC),$(filter 90,$(SIM_ARCHS))),--check "dev/oldest_ptxas.py $(SIM_KERNELS)/llmc/cuda/*.compute_90.ptx $(if $(filter 75,$(SIM_ARCHS)),$(SIM_KERNELS)/llmc/cuda/*.compute_75.ptx)") \
 		$(if $(shell command -v $(FUZZ_CC)),--check "make -s fuzz SECONDS=2") \
-		$(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_RUN) $(SIM_ASAN_BIN) $(SIM_HARDWARE_ALL) $(SIM_PLAIN_RUN) $(SIM_OTHER_GPUS) $(SLOW_TESTS) \
+		$(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_RUN) $(SIM_ASAN_BIN) $(filter-out $(SIM_QUICK_RUN) $(SIM_HARDWARE),$(SIM_HARDWARE_ALL) $(SIM_PLAIN_RUN)) $(SIM_OTHER_GPUS) $(SLOW_TESTS) \
 		$(filter-out $(QUICK_OTHER_CODES),$(call OTHER_CODES,$(OP_TESTS) $(GOLDEN_TEST))) # what takes long comes first
 
 SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_plan_fit ops/test_random_shapes)
@@ -349,7 +352,7 @@ GOLDEN_TEST    := $(addprefix $(BUILD)/test/golden/,test_golden test_golden_bloc
 # What runs in seconds, with the narrow vectors.
 QUICK_OTHER_CODES := $(filter PRETRAIN_CPU=avx2@% PRETRAIN_CPU=baseline@%,$(call OTHER_CODES,$(GOLDEN_TEST) $(addprefix $(BUILD)/test/,unit/test_gemm $(SIM_SHORT))))
 # Not over the trainer of a machine that has a GPU, perhaps another one.
-QUICK_CUDA     := $(if $(NO_CUBLASLT),cuda-library,$(if $(GPU_ARCHS),build/$(MODE)-cuda-$(QUICK_ARCH)/train_gpt2cu,train_gpt2cu))
+QUICK_CUDA     := $(if $(NO_CUBLASLT),cuda-library,$(if $(GPU_ARCHS),build/$(MODE)-cuda-$(subst $(space),-,$(QUICK_ARCHS))/train_gpt2cu,train_gpt2cu))
 
 NO_CUDA := WARNING: no CUDA toolkit here: the kernels and the simulator are not tested (make cuda-toolkit fetches one, 75 MB; CUDA=DIR says where one is)
 

@@ -9,18 +9,20 @@
 SIM_SHORT := $(addprefix ops/test_,attention blocks decode embedding fp8 gradient_add head_loss layernorm matmul optimizer \
 	optimizer_adafactor optimizer_rounding optimizer_update small statistics)
 
-# All GPUs that the simulator can be, as far as this nvcc knows them; and the one of `make test`, which sets ARCHS and SIM_ARCHS
-# to it and so has a build of its own.
-QUICK_ARCH  := 90
+# All GPUs that the simulator can be, as far as this nvcc knows them; and those of `make test`: one, for which it has a build
+# of its own, as the sanitizers have.
 SIM_ALL_ARCHS := $(filter $(NVCC_ARCHS),$(DEFAULT_ARCHS))
-SIM_ARCHS   := $(if $(filter release,$(MODE)),$(SIM_ALL_ARCHS),$(QUICK_ARCH))
+QUICK_ARCHS := $(if $(filter test-first test-rest,$(MAKECMDGOALS)),$(SIM_ALL_ARCHS),90)
+SIM_ARCHS   := $(if $(filter release,$(MODE)),$(SIM_ALL_ARCHS),90)
 $(if $(NVCC),$(if $(filter-out $(SIM_ALL_ARCHS),$(SIM_ARCHS)),$(call bad_value,SIM_ARCHS,expected some of: $(SIM_ALL_ARCHS))))
 SIM_KERNELS := $(call kernel_dir,$(SIM_ARCHS))
 ifneq ($(SIM_ARCHS),$(CUDA_ARCHS))
 $(eval $(call KERNEL_RULE,$(SIM_ARCHS)))
 endif
 
-SIM_BUILD := build/$(MODE)-sim$(if $(filter release,$(MODE)),$(if $(filter-out $(SIM_ARCHS),$(SIM_ALL_ARCHS)),-$(subst $(space),-,$(SIM_ARCHS))))
+sim_build = build/$(MODE)-sim$(if $(filter release,$(MODE)),$(if $(filter-out $(1),$(SIM_ALL_ARCHS)),-$(subst $(space),-,$(1))))
+SIM_BUILD := $(call sim_build,$(SIM_ARCHS))
+SIM_QUICK_BUILD := $(call sim_build,$(QUICK_ARCHS))
 # The simulator without the libraries: what a program of kernels alone needs.
 SIM_CORE_OBJ   := $(addprefix $(SIM_BUILD)/dev/sim/,$(addsuffix .o,block device graph grid kernels memory ptx stream workers))
 SIM_KERNEL_OBJ := $(KERNEL_SRC:%.cu=$(SIM_BUILD)/%.o)
@@ -188,10 +190,10 @@ SIM_TEST_BIN := $(if $(NVCC),$(patsubst %.c,$(SIM_BUILD)/%,$(wildcard test/ops/t
 # What `make test` does not run of them: it takes long, or needs other GPUs or modes.
 SIM_SLOW_TESTS := $(addprefix ops/test_,fp8_model generation model offload random_shapes recompute threads) \
 	$(addprefix sim/test_,attention_choice cudnn_graphs faults fp8_matmul gemm_plan step)
-SIM_QUICK_BIN := $(patsubst $(SIM_BUILD)/%,build/$(MODE)-sim-$(QUICK_ARCH)/%,$(filter-out $(SIM_SLOW_TESTS:%=$(SIM_BUILD)/test/%),$(SIM_TEST_BIN)))
+SIM_QUICK_BIN := $(patsubst $(SIM_BUILD)/%,$(SIM_QUICK_BUILD)/%,$(filter-out $(SIM_SLOW_TESTS:%=$(SIM_BUILD)/test/%),$(SIM_TEST_BIN)))
 # With device memory that host code cannot touch, as on a GPU: in `make test` golden values, in `make test-all` also ops.
 SIM_PROTECTED = $(foreach t,$1,$(if $(filter $2,$t),SIM_PROTECT=1@)$t)
-SIM_QUICK_RUN = $(call SIM_PROTECTED,$(SIM_QUICK_BIN),build/$(MODE)-sim-$(QUICK_ARCH)/test/golden/%)
+SIM_QUICK_RUN = $(call SIM_PROTECTED,$(SIM_QUICK_BIN),$(SIM_QUICK_BUILD)/test/golden/%)
 SIM_PLAIN_RUN = $(call SIM_PROTECTED,$(SIM_TEST_BIN),$(SIM_BUILD)/test/golden/% $(SIM_BUILD)/test/ops/%)
 # Tests under a setting of the simulator, SETTING=VALUE@PROGRAM. Those of instructions and of every kernel as other GPUs;
 # what a plain run simulates is an sm_90. $(call SIM_AS,GPUs,TEST_FILTER@ or nothing)
@@ -199,7 +201,7 @@ SIM_AS        = $(foreach a,$1,$(patsubst %,SIM_CC=$a@$2$(SIM_BUILD)/test/%,$(SI
 SIM_OTHER_GPUS := $(if $(NVCC),$(call SIM_AS,75))
 # With numbers as inexact as hardware may give them: in `make test` kernels that rest on approximate instructions and on
 # sums of products; in `make test-all` every kernel, and the tensor cores of all GPUs in their usual dtype.
-SIM_HARDWARE := $(if $(NVCC),$(patsubst %,SIM_NUMERICS=hardware@build/$(MODE)-sim-$(QUICK_ARCH)/test/%,ops/test_attention \
+SIM_HARDWARE := $(if $(NVCC),$(patsubst %,SIM_NUMERICS=hardware@$(SIM_QUICK_BUILD)/test/%,ops/test_attention \
 	ops/test_head_loss ops/test_small golden/test_golden))
 SIM_HARDWARE_ALL := $(patsubst %,SIM_NUMERICS=hardware@%,$(filter-out %/test_model %/test_offload %/test_threads %/test_generation %/test_recompute,$(filter \
 	$(SIM_BUILD)/test/ops/% $(SIM_BUILD)/test/golden/% %/test_gemm_plan %/test_ptx_forms,$(SIM_TEST_BIN))) \
@@ -218,9 +220,8 @@ SIM_MSAN_BIN := $(if $(SIM_CLANG),$(SIM_SHORT:%=build/msan-sim/test/%))
 SIM_MSAN_RUN  = $(SIM_MSAN_BIN:%=TEST_FILTER=$(SIM_CHECKED)@%)
 SIM_FAULTS   := $(if $(NVCC),$(foreach m,release sanitize tsan $(if $(SIM_CLANG),msan),build/$m-sim/test/sim/faults))
 
-.PHONY: sim-test-programs sim-quick-programs sim-sanitize-programs sim-faults sim-bench
+.PHONY: sim-test-programs sim-sanitize-programs sim-faults sim-bench
 sim-test-programs: $(SIM_TEST_BIN) $(SIM_BUILD)/dev/bench/bench_ops sim-faults
-sim-quick-programs: $(SIM_QUICK_BIN)
 sim-sanitize-programs:
 	$(MAKE) --no-print-directory -s MODE=sanitize $(SIM_ASAN_BIN)
 	$(MAKE) --no-print-directory -s MODE=tsan $(SIM_TSAN_BIN) $(lastword $(subst @, ,$(SIM_TSAN_STEP)))
