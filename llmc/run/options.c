@@ -160,6 +160,12 @@ const char *option_value(const OptionRow *row, const Options *options, char buf[
     return "";
 }
 
+// As it is typed: auto is a number elsewhere.
+static const char *typed_value(const OptionRow *row, const Options *options, char buf[OPTION_VALUE]) {
+    if (!option_is_text(row) && option_is_auto(row, number_of(row, options))) return "auto";
+    return option_value(row, options, buf);
+}
+
 void options_set_string(char **field, const char *text) {
     char *copy = strdup(text);
     REQUIRE_MEMORY(copy, "an option");
@@ -336,10 +342,10 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     }
     const ptrdiff_t index = row - option_table;
     const uint64_t bit = (uint64_t)1 << index % 64;
-    char buf[OPTION_VALUE], *before = strdup(option_value(row, options, buf));
+    char buf[OPTION_VALUE], *before = strdup(typed_value(row, options, buf));
     REQUIRE_MEMORY(before, "an option");
     const bool ok = set_value(row, options, typed.text, a.value, err);
-    const char *now = option_value(row, options, buf), *so_far = options->repeated;
+    const char *now = typed_value(row, options, buf), *so_far = options->repeated;
     if (ok && (options->given[index / 64] & bit) && strcmp(before, now) != 0) { // given twice, with two values
         char *list;
         REQUIRE_MEMORY(asprintf(&list, "%s%s--%s %.40s, then %.40s", text_or(so_far, ""), text_if(so_far, "; "),

@@ -240,7 +240,8 @@ TEST(a_plan_is_text_unless_it_is_to_be_json) {
     assert_reads("--plan d_ff --gpu this", "plan=d_ff gpu=this");
     assert_reads("--plan --gpu h200 --hours 1.5", "plan=text gpu=h200 hours=1.5");
     assert_refused("--plan xml", "--plan xml: must be one of text, json, sizes, d_ff");
-    assert_refused("--plan json --gpu h200 --hours 2", "--hours: only applies to --plan, as text; give --plan text as well");
+    assert_refused("--plan json --gpu h200 --hours 2",
+                   "--hours: only applies to --plan, as text; give --plan text as well");
     assert_refused("--gpu t4", "--gpu: only applies to a plan; give --plan as well");
 }
 
@@ -544,9 +545,11 @@ TEST(foreign_values_are_not_adopted) {
 }
 
 TEST(of_two_values_the_last_counts_and_both_are_named) {
-    Options o = parsed("-b 4 -l 0.1 --batch-size 8 -b 8 -l 0.1 -k wsd -k=linear");
+    Options o = parsed("-b 4 -l 0.1 --batch-size 8 -b 8 -l 0.1 -k wsd -k=linear -d auto -d 512 -l auto");
     assert_int_equal(o.B, 8);
-    assert_string_equal(o.repeated, "--batch-size 4, then 8; --schedule wsd, then linear");
+    assert_string_equal(o.repeated,
+                        "--batch-size 4, then 8; --schedule wsd, then linear; --total-batch auto, then 512; "
+                        "--learning-rate 0.1, then auto");
     options_free(&o);
 }
 
