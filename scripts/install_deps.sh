@@ -13,7 +13,7 @@ TEST_PACKAGES=(curl g++ libcmocka-dev libopenmpi-dev openmpi-bin python3-pytest 
 TEST_ALL_PACKAGES=(clang libclang-rt-dev python3-torch libopenblas0-pthread python3-venv slurmctld slurmd slurm-client munge
     gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
 # What test/tools/test_compilers.py builds with, as far as the distribution has it.
-COMPILERS=(gcc-11 gcc-13 gcc-14 clang-{13,14,15,16,17,18,19} libomp-dev)
+COMPILERS=(gcc-11 gcc-13 gcc-14 clang-{14,16,18,19} libomp-dev)
 LINT_PACKAGES=(g++ libcmocka-dev clang-format clang-tidy)
 # pyarrow 18 takes Debian 12's numpy; later ones want numpy 2.
 DATA_PYTHON=(pyarrow==18.1.0)
