@@ -2,9 +2,9 @@
 // plain library matmul measured in the same process, between the steps: on a shared machine only their ratio is steady.
 // Prints one JSON object. Never reads data or writes files; dev/bench/bench_cpu.py runs it and makes the table.
 #include "llmc/base/arithmetic.h"
+#include "llmc/log/runlog.h"
 #include "llmc/model/model.h"
 #include "llmc/model/recompute.h"
-#include "llmc/log/runlog.h"
 #include "llmc/speed.h"
 #include "llmc/train/optimizer.h"
 #include <stdio.h>

@@ -77,7 +77,8 @@ bool cuda_probe_driver(Error *err) {
     if (plain == cudaSuccess && cuda_backend.graphs) graph = try_counts(count, true, false);
     if (graph != cudaSuccess) {
         cuda_backend.graphs = false;
-        say_refused("CUDA graphs", cudaGetErrorName(graph), "kernels are launched one by one, as with PRETRAIN_GRAPHS=0");
+        say_refused("CUDA graphs", cudaGetErrorName(graph),
+                    "kernels are launched one by one, as with PRETRAIN_GRAPHS=0");
     }
     int driver = 0;
     CUDA_CHECK(cudaDriverGetVersion(&driver));

@@ -1,12 +1,12 @@
-// Work beside the ops that follow, on a second stream (PRETRAIN_OVERLAP). Nothing reads a weight gradient before the end of
-// the backward pass, so its product can run on a second stream while memory-bound kernels run on the first. Events
-// order the two: the second stream waits for everything launched before the product (the fork), and the compute stream
-// waits for a product (the join) when an op touches what the product still reads or writes: a gradient's buffer, an
-// activation's memory that the plan gives to another tensor, the weight gradient itself. Products of the second stream
-// run in order, so a join with one is a join with all before it. Events become edges of a graph under capture. Outside
-// graphs nothing runs there: what the rest of a step does with gradients (exchange, norm, update, copies) and an
-// observer that times ops meet no such work. Nor does it run within an op that did not state its operands, such as the
-// head.
+// Work beside the ops that follow, on a second stream (PRETRAIN_OVERLAP). Nothing reads a weight gradient before the
+// end of the backward pass, so its product can run on a second stream while memory-bound kernels run on the first.
+// Events order the two: the second stream waits for everything launched before the product (the fork), and the compute
+// stream waits for a product (the join) when an op touches what the product still reads or writes: a gradient's buffer,
+// an activation's memory that the plan gives to another tensor, the weight gradient itself. Products of the second
+// stream run in order, so a join with one is a join with all before it. Events become edges of a graph under capture.
+// Outside graphs nothing runs there: what the rest of a step does with gradients (exchange, norm, update, copies) and
+// an observer that times ops meet no such work. Nor does it run within an op that did not state its operands, such as
+// the head.
 #include "llmc/cuda/graph_overlap.h"
 
 #include <string.h>

@@ -9,7 +9,8 @@
 //   Fairness  All are timed by events on the GPU, in turn, each on a busy stream and with cold caches. Each is charged
 //             for the kernels that it leaves to be run.
 //   Time      At most LIMIT_MS for a choice. Only the shapes of a training step are worth it: other products (prompts,
-//             decoding, short batches, evaluation only) and all of them with PRETRAIN_TUNE=0 take the library's favourite.
+//             decoding, short batches, evaluation only) and all of them with PRETRAIN_TUNE=0 take the library's
+//             favourite.
 //   Exchange  Beside an exchange a product has the algorithm that it has without one, on fewer multiprocessors if its
 //             bits stay: so N GPUs have the bits of one.
 //   Repeats   A choice is made once, at the first use of a shape, never under capture. It is kept in the file of

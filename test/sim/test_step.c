@@ -254,8 +254,9 @@ TEST(recorded_steps_give_the_bits_of_those_run_op_by_op) {
     }
 }
 
-// PRETRAIN_OVERLAP. Replays run the second stream as late as the edges allow, late streams as late as events do; --grad-dtype
-// reads weight gradients within the micro-step, and the sets of -r reuse the memory of activations in other orders.
+// PRETRAIN_OVERLAP. Replays run the second stream as late as the edges allow, late streams as late as events do;
+// --grad-dtype reads weight gradients within the micro-step, and the sets of -r reuse the memory of activations in
+// other orders.
 TEST(weight_gradients_beside_other_ops_change_no_bit) {
     const Setup setups[] = {bf16, rounded, fp32, {DTYPE_BF16, "3", 1.0f, 0, false}, {DTYPE_BF16, "3/2", 1.0f, 0, true}};
     Error err;
