@@ -44,12 +44,10 @@ bool largest_print(Options *o, const PlanRequest *request, Error *err) {
     printf("largest     ./train_gpt2cu");
     for (const OptionRow *row = option_table; row->long_name; row++) {
         char buf[OPTION_VALUE], key[64];
-        const char *value = option_value(row, o, buf), *dashes = "--", *name = row->long_name;
-        const bool is_auto = option_is_auto(row, strtod(value, NULL));
+        const char *value = option_typed_value(row, o, buf), *dashes = "--", *name = row->long_name;
         snprintf(key, sizeof key, " %s ", row->long_name);
-        if (is_auto) value = "auto";
         bool is_default = strcmp(value, row->fallback) == 0;
-        if (row->type < OPTION_STRING && !is_auto && strcmp(row->fallback, "auto") != 0)
+        if (row->type < OPTION_STRING && strcmp(value, "auto") != 0 && strcmp(row->fallback, "auto") != 0)
             is_default = strtod(value, NULL) == strtod(row->fallback, NULL);
         if (is_default || strstr(" plan gpu hours ", key)) continue;
         if (row->short_name) {

@@ -124,7 +124,8 @@ static bool may_be_auto(const OptionRow *row) { return strncmp(row->metavar, "au
 double option_least(const OptionRow *row) { return row->min + may_be_auto(row); }
 
 static bool option_is_text(const OptionRow *row) { return row->type == OPTION_STRING || row->type == OPTION_WORD; }
-bool option_is_auto(const OptionRow *row, double number) {
+// Whether this number of the field stands for auto.
+static bool option_is_auto(const OptionRow *row, double number) {
     return !option_is_text(row) && may_be_auto(row) && number == row->min;
 }
 
@@ -160,8 +161,7 @@ const char *option_value(const OptionRow *row, const Options *options, char buf[
     return "";
 }
 
-// As it is typed: auto is a number elsewhere.
-static const char *typed_value(const OptionRow *row, const Options *options, char buf[OPTION_VALUE]) {
+const char *option_typed_value(const OptionRow *row, const Options *options, char buf[OPTION_VALUE]) {
     if (!option_is_text(row) && option_is_auto(row, number_of(row, options))) return "auto";
     return option_value(row, options, buf);
 }
@@ -342,10 +342,10 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     }
     const ptrdiff_t index = row - option_table;
     const uint64_t bit = (uint64_t)1 << index % 64;
-    char buf[OPTION_VALUE], *before = strdup(typed_value(row, options, buf));
+    char buf[OPTION_VALUE], *before = strdup(option_typed_value(row, options, buf));
     REQUIRE_MEMORY(before, "an option");
     const bool ok = set_value(row, options, typed.text, a.value, err);
-    const char *now = typed_value(row, options, buf), *so_far = options->repeated;
+    const char *now = option_typed_value(row, options, buf), *so_far = options->repeated;
     if (ok && (options->given[index / 64] & bit) && strcmp(before, now) != 0) { // given twice, with two values
         char *list;
         REQUIRE_MEMORY(asprintf(&list, "%s%s--%s %.40s, then %.40s", text_or(so_far, ""), text_if(so_far, "; "),
@@ -586,14 +586,13 @@ char *options_diff_json(const Options *options, const char *json) {
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
         if (!value || row->scope == OPTION_OF_PROCESS) continue;
         char buf[OPTION_VALUE], buf_then[OPTION_VALUE];
-        char *in_json = path_in_json(row, options, option_value(row, options, buf));
+        char *in_json = path_in_json(row, options, option_typed_value(row, options, buf));
         const char *now = in_json, *before = value_then(value, buf_then);
+        if (cJSON_IsNumber(value) && option_is_auto(row, value->valuedouble)) before = "auto";
         const bool is_path = row->scope == OPTION_OF_INPUT || row->scope == OPTION_OF_PLACE;
         const bool comparable = cJSON_IsNumber(value) || option_is_text(row);
         bool same = comparable && before && strcmp(now, before) == 0;
         if (is_path && before && options->begun_in) same |= is_same_path(row, now, options->begun_in, before);
-        if (!option_is_text(row) && option_is_auto(row, number_of(row, options))) now = "auto";
-        if (cJSON_IsNumber(value) && option_is_auto(row, value->valuedouble)) before = "auto";
         if (!*now) now = "\"\"";
         if (!same)
             format_print(f, "--%s %s (was %s)\n", row->long_name, now, text_or(before, "neither text nor number"));

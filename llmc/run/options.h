@@ -114,12 +114,13 @@ extern const OptionRow option_table[]; // ends with a nameless row
 // The row with exactly this long or short name (`length` bytes, no dashes), or NULL.
 const OptionRow *option_find(const char *name, size_t length);
 
-bool option_is_flag(const OptionRow *row);                // the value may be left out
-double option_least(const OptionRow *row);                // the min number that may be typed
-bool option_is_auto(const OptionRow *row, double number); // whether this number of the field stands for auto
+bool option_is_flag(const OptionRow *row); // the value may be left out
+double option_least(const OptionRow *row); // the min number that may be typed
 
 // The value as in the JSON, without the quotes of strings and words. A number that is auto is still a number here.
 enum { OPTION_VALUE = 40 };
 const char *option_value(const OptionRow *row, const Options *options, char buf[OPTION_VALUE]);
+// The same as it is typed: auto is a word.
+const char *option_typed_value(const OptionRow *row, const Options *options, char buf[OPTION_VALUE]);
 
 void option_print_help(FILE *out);

@@ -531,6 +531,8 @@ TEST(a_full_disk_costs_whole_lines_only_and_is_reported_once) {
     assert_null(strstr(of_log + 1, "main.log: cannot be written: "));
     assert_non_null(of_events);
     assert_null(strstr(of_events + 1, "events.out.tfevents."));
+    const char *second = strchr(complaints, '\n') + 1; // a line for each and nothing else
+    assert_ptr_equal(strchr(second, '\n'), complaints + strlen(complaints) - 1);
     int lines = 0;
     for (const char *p = text; *p; p = strchr(p, '\n') + 1, lines++) cJSON_Delete(event_at(text, lines));
     assert_int_equal(lines, 3);
