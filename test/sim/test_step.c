@@ -406,16 +406,16 @@ TEST(an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale) {
 
 // ---------------------------------------------------------------------------------------------------------- generation
 
-// Three stacks of one shape each (8 matrices of q, k, v and the projection, 2 and 2 of the MLP), five iterations of
-// five launches for a stack; before them a normalisation and after them a cast for each of the 12 matrices, and first
-// of all two launches for their sums of squares: the last recording of a second step.
+// Three stacks of one shape each (8 matrices of q, k, v and the projection, 2 and 2 of the MLP): a launch gathers a
+// stack, five iterations have three products, a launch scatters it; first of all two launches for the sums of squares.
+// The last recording of a second step.
 TEST(muons_products_are_recorded) {
     size_t nodes, edges;
     with_muon = true;
     Trainer t = trainer_make(fp32);
     for (int step = 0; step < 2; step++) train_step(&t, AS_IT_IS);
     sim_last_graph(&nodes, &edges);
-    assert_int_equal(nodes, 3 * 5 * 5 + 2 * 12 + 2);
+    assert_int_equal(nodes, 3 * (1 + 5 * 3 + 1) + 2);
     trainer_destroy(&t);
 }
 
