@@ -191,9 +191,11 @@ SIM_TEST_BIN := $(if $(NVCC),$(patsubst %.c,$(SIM_BUILD)/%,$(wildcard test/ops/t
 SIM_SLOW_TESTS := $(addprefix ops/test_,fp8_model generation model offload random_shapes recompute threads) \
 	$(addprefix sim/test_,attention_choice cudnn_graphs faults fp8_matmul gemm_plan step)
 SIM_QUICK_BIN := $(patsubst $(SIM_BUILD)/%,$(SIM_QUICK_BUILD)/%,$(filter-out $(SIM_SLOW_TESTS:%=$(SIM_BUILD)/test/%),$(SIM_TEST_BIN)))
-# With device memory that host code cannot touch, as on a GPU: in `make test` golden values, in `make test-all` also ops.
+# With device memory that host code cannot touch, as on a GPU: in `make test` golden values, in `make test-all`, from its
+# first part on, also ops.
 SIM_PROTECTED = $(foreach t,$1,$(if $(filter $2,$t),SIM_PROTECT=1@)$t)
-SIM_QUICK_RUN = $(call SIM_PROTECTED,$(SIM_QUICK_BIN),$(SIM_QUICK_BUILD)/test/golden/%)
+SIM_QUICK_RUN = $(call SIM_PROTECTED,$(SIM_QUICK_BIN),$(addprefix $(SIM_QUICK_BUILD)/test/,golden/% \
+	$(if $(filter test-first test-rest,$(MAKECMDGOALS)),ops/%)))
 SIM_PLAIN_RUN = $(call SIM_PROTECTED,$(SIM_TEST_BIN),$(SIM_BUILD)/test/golden/% $(SIM_BUILD)/test/ops/%)
 # Tests under a setting of the simulator, SETTING=VALUE@PROGRAM. Those of instructions and of every kernel as other GPUs;
 # what a plain run simulates is an sm_90. $(call SIM_AS,GPUs,TEST_FILTER@ or nothing)
