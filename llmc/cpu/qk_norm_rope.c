@@ -119,9 +119,10 @@ void backend_qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_
 
 // ------------------------------------------------------------------------------------------------------------ backward
 
-// Vectors of a block of rows, each half of a head: the sums of the gradients of the weights of q
-// and of k; the gradient of the norm of one head, until its mean is known.
-enum { QK_SUMS = 4, QK_VECTORS = QK_SUMS + 2 };
+// QK_HEADS heads at a time share the vectors of cosines, sines, weights and sums: with 16 registers two are faster than
+// one, three and four. Vectors of a block of rows, each half of a head: the sums of the gradients of the weights of q
+// and of k; the gradient of the norm of these heads, until its mean is known.
+enum { QK_HEADS = 2, QK_SUMS = 4, QK_VECTORS = QK_SUMS + 2 * QK_HEADS };
 
 static int64_t qk_norm_bytes(int64_t blocks, int64_t HS) {
     return blocks * QK_VECTORS * round_up(HS / 2, LANES) * (int64_t)sizeof(float);
@@ -142,47 +143,75 @@ static ALWAYS_INLINE void rope_head_back(void *gradient, const float *cosines, i
     });
 }
 
-// One head of the gradient, in place; its terms of the weight's gradient are added to sums (2,
-// padded). dnorm (2, padded) is scratch.
-static ALWAYS_INLINE void qk_norm_head_back(void *gradient, const void *x, V rstd, const void *weight,
-                                            const float *cosines, float *sums, float *dnorm, int64_t HS, DType E) {
+// `heads` neighbouring heads of the gradient, in place; their terms of the weight's gradient are added to sums (2,
+// padded). dnorm (heads, 2, padded) is scratch.
+static ALWAYS_INLINE void qk_norm_heads_back(int heads, void *gradient, const void *x, const float *rstd,
+                                             const void *weight, const float *cosines, float *sums, float *dnorm,
+                                             int64_t HS, DType E) {
     const int64_t half = HS / 2, padded = round_up(half, LANES);
-    V low = vzero(), high = vzero();
+    V low[QK_HEADS], high[QK_HEADS];
+    for (int h = 0; h < heads; h++) low[h] = high[h] = vzero();
     EACH_LANES(j, k, half, {
-        const V a = vload_first(k, gradient, j, E), b = vload_first(k, gradient, half + j, E);
         const V c = vload_first_f32(k, cosines + j), s = -vload_first_f32(k, cosines + half + j);
-        const V da = rotated_low(a, b, c, s), db = rotated_high(a, b, c, s);
-        const V xa = vload_first(k, x, j, E) * rstd, xb = vload_first(k, x, half + j, E) * rstd;
-        const V na = da * vload_first(k, weight, j, E), nb = db * vload_first(k, weight, half + j, E);
-        vstore_f32(sums + j, vfma(da, xa, vload_f32(sums + j)));
-        vstore_f32(sums + padded + j, vfma(db, xb, vload_f32(sums + padded + j)));
-        vstore_f32(dnorm + j, na);
-        vstore_f32(dnorm + padded + j, nb);
-        low = vfma(na, xa, low);
-        high = vfma(nb, xb, high);
+        const V wa = vload_first(k, weight, j, E), wb = vload_first(k, weight, half + j, E);
+        V suma = vload_f32(sums + j), sumb = vload_f32(sums + padded + j);
+        for (int h = 0; h < heads; h++) {
+            const int64_t at = h * HS + j;
+            float *to = dnorm + h * 2 * padded + j;
+            const V a = vload_first(k, gradient, at, E), b = vload_first(k, gradient, half + at, E);
+            const V da = rotated_low(a, b, c, s), db = rotated_high(a, b, c, s), r = vsplat(rstd[h]);
+            const V xa = vload_first(k, x, at, E) * r, xb = vload_first(k, x, half + at, E) * r;
+            const V na = da * wa, nb = db * wb;
+            suma = vfma(da, xa, suma);
+            sumb = vfma(db, xb, sumb);
+            vstore_f32(to, na);
+            vstore_f32(to + padded, nb);
+            low[h] = vfma(na, xa, low[h]);
+            high[h] = vfma(nb, xb, high[h]);
+        }
+        vstore_f32(sums + j, suma);
+        vstore_f32(sums + padded + j, sumb);
     });
-    const V of_x = vsplat(vsum(low + high) / (float)HS) * rstd; // mean(dnorm * xhat) * rstd
-    EACH_LANES(j, k, half, {
-        const V xa = vload_first(k, x, j, E), xb = vload_first(k, x, half + j, E);
-        vstore_first(k, gradient, j, (vload_f32(dnorm + j) - xa * of_x) * rstd, E);
-        vstore_first(k, gradient, half + j, (vload_f32(dnorm + padded + j) - xb * of_x) * rstd, E);
-    });
+    for (int h = 0; h < heads; h++) {
+        const V r = vsplat(rstd[h]), of_x = vsplat(vsum(low[h] + high[h]) / (float)HS) * r; // mean(dnorm * xhat) * rstd
+        const float *from = dnorm + h * 2 * padded;
+        EACH_LANES(j, k, half, {
+            const int64_t at = h * HS + j;
+            const V xa = vload_first(k, x, at, E), xb = vload_first(k, x, half + at, E);
+            vstore_first(k, gradient, at, (vload_f32(from + j) - xa * of_x) * r, E);
+            vstore_first(k, gradient, half + at, (vload_f32(from + padded + j) - xb * of_x) * r, E);
+        });
+    }
 }
 
-// vectors: (QK_VECTORS, padded) of its block.
+// The neighbouring heads of q (part 0) or of k (part 1) of a row, from `first` to `end`. vectors: (QK_VECTORS, padded).
+static ALWAYS_INLINE void qk_norm_part_back(const QkRows *s, void *gradient, const void *x, int64_t row, int part,
+                                            int64_t first, int64_t end, float *vectors, int64_t HS, DType E) {
+    const int64_t padded = round_up(HS / 2, LANES);
+    const float *cosines = s->table + row % s->T * HS, *rstd = s->rstd + row * (s->num_q + s->num_k);
+    float *sums = vectors + part * 2 * padded, *dnorm = vectors + QK_SUMS * padded;
+    int64_t h = first;
+    for (; h + QK_HEADS <= end; h += QK_HEADS) {
+        const int64_t at = row * s->columns + h * HS;
+        qk_norm_heads_back(QK_HEADS, head_at(gradient, at, E), head_at(x, at, E), rstd + h, s->weights[part], cosines,
+                           sums, dnorm, HS, E);
+    }
+    for (; h < end; h++) {
+        const int64_t at = row * s->columns + h * HS;
+        qk_norm_heads_back(1, head_at(gradient, at, E), head_at(x, at, E), rstd + h, s->weights[part], cosines, sums,
+                           dnorm, HS, E);
+    }
+}
+
 static ALWAYS_INLINE void rotate_row_back(const QkRows *s, void *gradient, const void *x, int64_t row, float *vectors,
                                           int64_t HS, DType E) {
-    const int64_t heads = s->num_q + s->num_k, padded = round_up(HS / 2, LANES);
+    const int64_t heads = s->num_q + s->num_k;
     const float *cosines = s->table + row % s->T * HS;
-    for (int64_t h = 0; h < heads; h++) {
-        const int64_t at = row * s->columns + h * HS, part = h >= s->num_q;
-        if (s->rstd)
-            qk_norm_head_back(head_at(gradient, at, E), head_at(x, at, E), vsplat(s->rstd[row * heads + h]),
-                              s->weights[part], cosines, vectors + part * 2 * padded, vectors + QK_SUMS * padded, HS,
-                              E);
-        else
-            rope_head_back(head_at(gradient, at, E), cosines, HS, E);
-    }
+    for (int64_t h = 0; !s->rstd && h < heads; h++)
+        rope_head_back(head_at(gradient, row * s->columns + h * HS, E), cosines, HS, E);
+    if (!s->rstd) return;
+    qk_norm_part_back(s, gradient, x, row, 0, 0, s->num_q, vectors, HS, E);
+    qk_norm_part_back(s, gradient, x, row, 1, s->num_q, heads, vectors, HS, E);
 }
 
 void backend_qk_norm_rope_backward(Tensor dqkv, Tensor dq_weight, Tensor dk_weight, Tensor qkv, Tensor rstd,
