@@ -207,11 +207,12 @@ static ALWAYS_INLINE void rotate_row_back(const QkRows *s, void *gradient, const
                                           int64_t HS, DType E) {
     const int64_t heads = s->num_q + s->num_k;
     const float *cosines = s->table + row % s->T * HS;
-    for (int64_t h = 0; !s->rstd && h < heads; h++)
-        rope_head_back(head_at(gradient, row * s->columns + h * HS, E), cosines, HS, E);
-    if (!s->rstd) return;
-    qk_norm_part_back(s, gradient, x, row, 0, 0, s->num_q, vectors, HS, E);
-    qk_norm_part_back(s, gradient, x, row, 1, s->num_q, heads, vectors, HS, E);
+    if (s->rstd) {
+        qk_norm_part_back(s, gradient, x, row, 0, 0, s->num_q, vectors, HS, E);
+        qk_norm_part_back(s, gradient, x, row, 1, s->num_q, heads, vectors, HS, E);
+        return;
+    }
+    for (int64_t h = 0; h < heads; h++) rope_head_back(head_at(gradient, row * s->columns + h * HS, E), cosines, HS, E);
 }
 
 void backend_qk_norm_rope_backward(Tensor dqkv, Tensor dq_weight, Tensor dk_weight, Tensor qkv, Tensor rstd,
