@@ -169,6 +169,25 @@ void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bo
              COST(tensor_shape(dout), 0, BYTES(dout, tokens) + wte_bytes + wpe_bytes));
 }
 
+// rows (B,T,C) of tokens (B,T), of a table (Vp,C).
+static void check_embedding_norm(const char *op, Tensor rows, Tensor tokens, Tensor wte) {
+    check_compute(op, wte);
+    tensor_check(op, tokens, DTYPE_I32, tensor_numel(tokens));
+    tensor_check(op, rows, wte.dtype, tensor_numel(tokens) * tensor_cols(wte));
+}
+
+void embedding_norm_forward(Tensor out, Tensor tokens, Tensor wte, float eps) {
+    check_embedding_norm(__func__, out, tokens, wte);
+    RUN(embedding_norm_forward, (out, tokens, wte, eps), (out), (tokens), tensor_shape(out), 0,
+        touched_bytes(wte, tokens));
+}
+
+void embedding_norm_backward(Tensor dout, Tensor tokens, Tensor wte, float eps) {
+    check_embedding_norm(__func__, dout, tokens, wte);
+    RUN(embedding_norm_backward, (dout, tokens, wte, eps), (dout), (dout, tokens), tensor_shape(dout), 0,
+        touched_bytes(wte, tokens));
+}
+
 // ---------------------------------------------------------------------------------------------- layernorm and rmsnorm
 
 // Returns N.

@@ -69,6 +69,15 @@ void embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe);
 // No float atomics.
 void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate_wte, bool accumulate);
 
+// The embedding through RMSNorm without a weight: out (B,T,C) = e * rstd, e = wte[tokens], rstd = 1 / sqrt(mean_C(e^2)
+// + eps). Shapes as embedding_forward's.
+void embedding_norm_forward(Tensor out, Tensor tokens, Tensor wte, float eps);
+
+// Turns the gradient of its output into that of e, in place, for embedding_backward to sum:
+//   dout (B,T,C) = rstd * (dout - xhat * mean_C(dout * xhat));  xhat = e * rstd
+// Both are computed from wte again, so nothing is kept from the forward pass.
+void embedding_norm_backward(Tensor dout, Tensor tokens, Tensor wte, float eps);
+
 // ---------------------------------------------------------------------------------------------- layernorm and rmsnorm
 
 // out = (in - mean) * rstd * weight + bias over the last dimension; rstd = 1 / sqrt(var + eps), var
@@ -437,6 +446,8 @@ bool ops_are_observed(void);
     OP(batch_unpack)                                                                                                   \
     OP(embedding_forward)                                                                                              \
     OP(embedding_backward)                                                                                             \
+    OP(embedding_norm_forward)                                                                                         \
+    OP(embedding_norm_backward)                                                                                        \
     OP(layernorm_forward)                                                                                              \
     OP(layernorm_backward)                                                                                             \
     OP(rmsnorm_forward)                                                                                                \

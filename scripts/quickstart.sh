@@ -28,7 +28,7 @@ SECONDS_TO_TRAIN=${QUICKSTART_SECONDS:-60}
 # Chosen by measurement: doc/recipes.md has the table.
 B=12
 T=128
-MODEL=(-e "starcoder2:L=4,C=128,NH=2,T=$T")
+MODEL=(-e "starcoder2:L=4,C=128,NH=2,T=$T,embed_norm=1")
 TRAIN=(-b "$B" -t "$T" --optimizer muon --momentum 0.9 -l 1e-2 --lr-embedding 3e-2 -k linear -q 0 --beta2 0.99)
 MOST_PASSES=12
 # shellcheck disable=SC2001 # & in a replacement needs bash 5.2

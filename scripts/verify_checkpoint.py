@@ -119,15 +119,18 @@ def class_layout(config):
     block += linear("self_attn", "o_proj", Q, {"o_proj": C}) + norm("post_attention_layernorm")
     block += linear("mlp", fc, C, {"gate_proj": FF, "up_proj": FF} if act == "silu" else {fc: FF})
     block += linear("mlp", fcproj, FF, {fcproj: C})
-    layout = [("embed_tokens.weight", {"embed_tokens.weight": (config["vocab_size"], C)})]
+    embedding = (config["vocab_size"], C)
+    layout = [] if config.get("embed_norm") else [("embed_tokens.weight", {"embed_tokens.weight": embedding})]
     if not config["rope_theta"]:
         layout += [("embed_positions.weight", {"embed_positions.weight": (config["max_position_embeddings"], C)})]
     for name, parts in block:
         layout += [(f"layers.{n}.{name}", {f"layers.{n}.{k}": shape for k, shape in parts.items()})
                    for n in range(config["num_hidden_layers"])]
     layout = [("model." + name, {"model." + k: s for k, s in parts.items()}) for name, parts in layout + norm("norm")]
-    head = [("lm_head.weight", {"lm_head.weight": (config["vocab_size"], C)})]
-    return layout + head * (not config["tie_word_embeddings"])
+    if config.get("embed_norm"):  # the head is the embedding, before its norm
+        need(not config["tie_word_embeddings"], "embed_norm and tie_word_embeddings are both true")
+        return [("model.embed_tokens.weight", {"lm_head.weight": embedding}), *layout]
+    return layout + [("lm_head.weight", {"lm_head.weight": embedding})] * (not config["tie_word_embeddings"])
 
 
 def model_layout(config):
@@ -228,6 +231,15 @@ def check_rounding(weights, layout, errors, options):
         need(wrong == 0, f"{name}: {wrong} values are no {kind} weight with their rounding error")
 
 
+def check_norm_of_embedding(weights):
+    """Each program rounds the norm and the product: to a unit in the last place each."""
+    head = weights["lm_head.weight"]
+    rows = head[2].reshape(head[1]).astype(np.float64)
+    norms = rows / np.sqrt((rows**2).mean(1, keepdims=True) + 1e-7)
+    found = weights["model.embed_tokens.weight"][2].reshape(head[1])
+    need((np.abs(found - norms) <= 2**-22 * np.abs(norms)).all(), "model.embed_tokens.weight is not the norm of lm_head.weight's rows")
+
+
 def check_export(directory, weights, shapes):
     exported, _ = tensors(directory / "model.safetensors")
     check_weights(exported, shapes, ("F32", "F16", "BF16"))
@@ -241,10 +253,15 @@ def verify(path, export=None):
     need(steps, "no checkpoint")
     directory = steps[-1].resolve()
     t = check_trainer(directory)
-    layout = model_layout(load_json(directory / "config.json"))
+    config = load_json(directory / "config.json")
+    layout = model_layout(config)
     shapes = {name: shape for _, parts in layout for name, shape in parts.items()}
+    if config.get("embed_norm"):
+        shapes["model.embed_tokens.weight"] = shapes["lm_head.weight"]
     weights, _ = tensors(directory / "model.safetensors")
     check_weights(weights, shapes, ("F32",))
+    if config.get("embed_norm"):
+        check_norm_of_embedding(weights)
     state, metadata = tensors(directory / "optimizer.safetensors")
     check_rounding(weights, layout, check_optimizer(state, metadata, layout, t["optimizer"]), t["options"])
     if export:

@@ -6,7 +6,7 @@ gradients and ten steps of AdamW.
                                                             transformers >= 5)
 
 The classes are Starcoder2ForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM, ArceeForCausalLM and Qwen2ForCausalLM; of each
-NAME (starcoder2, llama, qwen3, arcee, qwen2, llama_biased):
+NAME (starcoder2, llama, qwen3, arcee, qwen2, llama_biased, normed):
 
     tiny_NAME/config.json, model.safetensors   the model as save_pretrained names and stores it: in fp32, qwen2 in bf16;
                              llama_biased in several files with an index
@@ -19,7 +19,9 @@ NAME (starcoder2, llama, qwen3, arcee, qwen2, llama_biased):
                                  it, but not with RoPE: all of them are to be compared
 
 Everything is computed in float64, but for the angles of RoPE, which transformers rounds to fp32. Its RMSNorm, which
-computes in fp32, is replaced by the formula, after the two have been compared. Half as many heads of k and v as of q;
+computes in fp32, is replaced by the formula, after the two have been compared. In normed, a Qwen3, the embedding goes
+through RMSNorm without a weight; its file holds the embedding as lm_head.weight, and the norms of its rows as
+model.embed_tokens.weight, so that the class computes the same, which is compared. Half as many heads of k and v as of q;
 in Qwen3 and llama_biased the heads together are wider or narrower than the model; the heads of Llama, Arcee and Qwen2 are
 untied.
 """
@@ -60,6 +62,8 @@ MODELS = {
         "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
 }  # fmt: skip
+MODELS["normed"] = (*MODELS["qwen3"][:2], 2.7, MODELS["qwen3"][3])
+NORM_EPS = 1e-7  # after the embedding
 STORED = {"qwen2": torch.bfloat16}  # else fp32
 SHARDS = {"llama_biased": "10KB"}  # else one file
 
@@ -97,8 +101,24 @@ def run(model, windows):
     return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
 
 
-def copies(model, prefix, of):
-    return {prefix + name: of(p).detach().clone() for name, p in model.named_parameters()}
+def rows_normalized(rows):
+    return rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + NORM_EPS)
+
+
+def normalize_embedding(model, configure, settings):
+    """Puts the norm behind the embedding. Returns the model of the class that computes the same."""
+    plain = type(model)(configure(**SHARED, **{**settings, "tie_word_embeddings": False}, embed_norm=True)).double().eval()
+    raw = model.model.embed_tokens.weight
+    with torch.no_grad():
+        plain.load_state_dict({**model.state_dict(), "model.embed_tokens.weight": rows_normalized(raw), "lm_head.weight": raw})
+    model.model.embed_tokens.register_forward_hook(lambda module, given, rows: rows_normalized(rows))
+    tokens = torch.arange(MAX_T)[None]
+    assert torch.allclose(plain(input_ids=tokens).logits, model(input_ids=tokens).logits, rtol=0, atol=1e-5)
+    return plain
+
+
+def copies(model, prefix, of, in_file):
+    return {prefix + in_file.get(name, name): of(p).detach().clone() for name, p in model.named_parameters()}
 
 
 def generate(name, directory, windows, learning_rates):
@@ -108,7 +128,10 @@ def generate(name, directory, windows, learning_rates):
     folder = os.path.join(directory, "tiny_" + name)
     dtype = STORED.get(name, torch.float32)
     initialize(model, torch.Generator().manual_seed(SEED + list(MODELS).index(name)), dtype)
-    copy.deepcopy(model).to(dtype).save_pretrained(folder, max_shard_size=SHARDS.get(name, "1GB"))
+    saved, in_file = model, {}
+    if name == "normed":
+        saved, in_file = normalize_embedding(model.double(), configure, settings), {"model.embed_tokens.weight": "lm_head.weight"}
+    copy.deepcopy(saved).to(dtype).save_pretrained(folder, max_shard_size=SHARDS.get(name, "1GB"))
     os.remove(os.path.join(folder, "generation_config.json"))
     model.double()
     model.config.dtype = torch.float64
@@ -121,7 +144,7 @@ def generate(name, directory, windows, learning_rates):
         logits, losses = run(model, batch)
         losses.mean().backward()
         if step == 0:
-            values.update({"logits": logits.detach(), "losses": losses.detach(), **copies(model, "grad.", lambda p: p.grad)})
+            values.update({"logits": logits.detach(), "losses": losses.detach(), **copies(model, "grad.", lambda p: p.grad, in_file)})
         norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in parameters)))
         step_losses.append(float(losses.mean().detach()))
         for p in parameters:
@@ -131,7 +154,7 @@ def generate(name, directory, windows, learning_rates):
         optimizer.step()
     assert max(norms) > 1.1 * clip and min(norms) < clip, f"{name}: clipped and free steps are wanted: {norms}"
     values.update({"adamw": [BETA1, BETA2, EPS, WEIGHT_DECAY, float(np.float32(clip))], "learning_rates": learning_rates,
-                   "step_losses": step_losses, "norms": norms, **copies(model, "final.", lambda p: p)})
+                   "step_losses": step_losses, "norms": norms, **copies(model, "final.", lambda p: p, in_file)})
     write_safetensors(os.path.join(directory, name + ".safetensors"), values)
     print(f"{name}: losses {step_losses[0]:.6f} .. {step_losses[-1]:.6f}, norms {min(norms):.3f} .. {max(norms):.3f}")
 

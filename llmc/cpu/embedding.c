@@ -56,6 +56,56 @@ void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe
         });
 }
 
+// ------------------------------------------------------------------------------------------------------- with its norm
+
+// 1 / rms of C values.
+static ALWAYS_INLINE V rstd_of_row(const void *row, int64_t first, int64_t C, float eps, DType E) {
+    V squares = vzero();
+    EACH_LANES(i, k, C, {
+        const V x = vload_first(k, row, first + i, E);
+        squares = vfma(x, x, squares);
+    });
+    return 1.0f / vsqrt(vsplat(vsum(squares) / (float)C + eps));
+}
+
+void backend_embedding_norm_forward(Tensor out, Tensor tokens, Tensor wte, float eps) {
+    const int64_t N = tensor_numel(tokens), C = tensor_cols(wte);
+    const int32_t *token = tokens.data;
+    const void *table = wte.data;
+    void *to = out.data;
+    check_tokens("embedding_norm_forward", token, N, tensor_rows(wte));
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < N; n++)
+        WITH_DTYPE(E, wte.dtype, {
+            const int64_t e = token[n] * C;
+            const V rstd = rstd_of_row(table, e, C, eps, E);
+            EACH_LANES(i, k, C, vstore_first(k, to, n * C + i, vload_first(k, table, e + i, E) * rstd, E));
+        });
+}
+
+void backend_embedding_norm_backward(Tensor dout, Tensor tokens, Tensor wte, float eps) {
+    const int64_t N = tensor_numel(tokens), C = tensor_cols(wte);
+    const int32_t *token = tokens.data;
+    const void *table = wte.data;
+    void *d = dout.data;
+    check_tokens("embedding_norm_backward", token, N, tensor_rows(wte));
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < N; n++)
+        WITH_DTYPE(E, wte.dtype, {
+            const int64_t e = token[n] * C;
+            const V rstd = rstd_of_row(table, e, C, eps, E);
+            V products = vzero();
+            EACH_LANES(i, k, C, {
+                products = vfma(vload_first(k, d, n * C + i, E), vload_first(k, table, e + i, E), products);
+            });
+            const V along = vsplat(vsum(products) / (float)C) * rstd * rstd; // of e in dout
+            EACH_LANES(i, k, C, {
+                const V rest = vload_first(k, d, n * C + i, E) - vload_first(k, table, e + i, E) * along;
+                vstore_first(k, d, n * C + i, rest * rstd, E);
+            });
+        });
+}
+
 // ------------------------------------------------------------------------------------------------------------ backward
 
 // Channels of one task: two cache lines of bf16 in each row.

@@ -55,6 +55,70 @@ void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe
     });
 }
 
+// ------------------------------------------------------------------------------------------------------- with its norm
+
+enum { ROW_WARPS = ROW_THREADS / WARP };
+
+// BACKWARD: rows (N,C) holds the gradient of what the forward pass wrote there, and becomes that of the rows of wte. A
+// warp owns a row, a lane N columns of every 32 N. It reads the row of wte, and backward that of the gradient, twice,
+// the second time from the L1 cache. Bytes: u forward, 2 u backward, and the rows of wte that occur. Launch: ROW_WARPS
+// rows to a block.
+template <class T, int N, bool BACKWARD>
+static __global__ void __launch_bounds__(ROW_THREADS)
+    embedding_norm_kernel(T *rows, const int32_t *tokens, const T *wte, int count, int C, float one_over_C, float eps) {
+    wait_for_the_grid_before();
+    const int n = (int)(blockIdx.x * ROW_WARPS + threadIdx.x / WARP), first = (int)(threadIdx.x % WARP) * N;
+    if (n >= count) return; // whole warps
+    const T *e = wte + (int64_t)tokens[n] * C;
+    T *row = rows + (int64_t)n * C;
+    float x[N], d[N], squares = 0.0f, products = 0.0f, along = 0.0f;
+    for (int c = first; c < C; c += WARP * N) {
+        to_floats(x, load_vector<T, N>(e + c));
+        for (int k = 0; k < N; k++) squares += x[k] * x[k];
+        if constexpr (!BACKWARD) continue;
+        to_floats(d, load_vector<T, N>(row + c));
+        for (int k = 0; k < N; k++) products += d[k] * x[k];
+    }
+    const float rstd = rsqrtf(warp_sum(squares) * one_over_C + eps);
+    if constexpr (BACKWARD) along = warp_sum(products) * one_over_C * rstd * rstd; // of e in the gradient
+    for (int c = first; c < C; c += WARP * N) {
+        to_floats(x, load_vector<T, N>(e + c));
+        if constexpr (BACKWARD) {
+            to_floats(d, load_vector<T, N>(row + c));
+            for (int k = 0; k < N; k++) x[k] = d[k] - x[k] * along;
+        }
+        for (int k = 0; k < N; k++) x[k] *= rstd;
+        store_vector(row + c, from_floats<T, N>(x));
+    }
+}
+
+template <class T, int N, bool BACKWARD>
+static void embedding_norm_launch(Tensor rows, Tensor tokens, Tensor wte, float eps) {
+    const int64_t count = tensor_numel(tokens), C = tensor_cols(wte);
+    REQUIRE(count < (int64_t)1 << 31, "embedding_norm: %lld rows", (long long)count);
+    LAUNCH((embedding_norm_kernel<T, N, BACKWARD>), (unsigned)ceil_div(count, ROW_WARPS), ROW_THREADS, 0,
+           cuda_compute_stream())
+    ((T *)rows.data, (const int32_t *)tokens.data, (const T *)wte.data, (int)count, (int)C, 1.0f / (float)C, eps);
+}
+
+template <bool BACKWARD> static void embedding_norm(Tensor rows, Tensor tokens, Tensor wte, float eps) {
+    const int64_t C = tensor_cols(wte);
+    DISPATCH(wte.dtype, E, {
+        if (pack_aligned(rows.data, C, rows.dtype) && pack_aligned(wte.data, C, wte.dtype))
+            embedding_norm_launch<E, PACK<E>, BACKWARD>(rows, tokens, wte, eps);
+        else
+            embedding_norm_launch<E, 1, BACKWARD>(rows, tokens, wte, eps);
+    });
+}
+
+void backend_embedding_norm_forward(Tensor out, Tensor tokens, Tensor wte, float eps) {
+    embedding_norm<false>(out, tokens, wte, eps);
+}
+
+void backend_embedding_norm_backward(Tensor dout, Tensor tokens, Tensor wte, float eps) {
+    embedding_norm<true>(dout, tokens, wte, eps);
+}
+
 // ------------------------------------------------------------------------------------------------------------ the sort
 // The positions of a batch sorted by their token, in one launch: a counting sort in which no block needs the result of
 // another. Stable, and the same from run to run.

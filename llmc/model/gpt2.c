@@ -1,7 +1,7 @@
 // The forward and backward pass of GPT-2 and of the models with its structure, in the order in which they run, from top
-// to bottom. Every line is an op of ops.h or a linear layer: one op forward, two backward, more with --fp8. In three
-// places the model's description (ModelConfig) chooses the op: the norms, the treatment of q and k before attention,
-// and the activation. model.c runs these parts, model_memory.c places the tensors.
+// to bottom. Every line is an op of ops.h or a linear layer: one op forward, two backward, more with --fp8. In four
+// places the model's description (ModelConfig) chooses the op: the embedding, the norms, the treatment of q and k
+// before attention, and the activation. model.c runs these parts, model_memory.c places the tensors.
 //
 //   forward   embedding -> L x block -> final layernorm -> head + loss
 //   backward  head -> final layernorm -> L x block, last first -> embedding
@@ -16,7 +16,23 @@ static const ModelConfig *config_of(const Block *b) { return &b->model->options.
 static int num_heads(const Block *b) { return (int)config_of(b)->NH; }
 static int num_kv_heads(const Block *b) { return (int)model_kv_heads(config_of(b)); }
 
-// --------------------------------------------------------------------------------- the description's choices: the norm
+// ---------------------------------------------------------------------------- the description's choices: the embedding
+
+void gpt2_embedding_forward(const ModelConfig *config, Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
+    if (config->embed_norm)
+        embedding_norm_forward(out, tokens, wte, EMBED_NORM_EPS);
+    else
+        embedding_forward(out, tokens, wte, wpe);
+}
+
+// Adds dout (B,T,C), which is overwritten, to the gradients of wte, which a tied head has written, and of wpe.
+static void gpt2_embedding_backward(const ModelConfig *config, const Weights *g, Tensor wte, Tensor dout, Tensor tokens,
+                                    bool accumulate) {
+    if (config->embed_norm) embedding_norm_backward(dout, tokens, wte, EMBED_NORM_EPS);
+    embedding_backward(g->wte, g->wpe, dout, tokens, !config->untied || accumulate, accumulate);
+}
+
+// ------------------------------------------------------------------------------------------------------------ the norm
 
 void gpt2_norm_forward(const ModelConfig *config, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight,
                        Tensor bias) {
@@ -298,7 +314,7 @@ void gpt2_forward(Model *model, const MicroStep *s, int block) {
     const bool last = block == model->options.config.L - 1;
     Tensor out = m.final_residual;
     if (!last) out = model_block(model, block + 1, PASS_FORWARD, s->B, s->T).a.residual1;
-    if (block == 0) embedding_forward(b.a.residual1, m.inputs, b.p.wte, b.p.wpe);
+    if (block == 0) gpt2_embedding_forward(config_of(&b), b.a.residual1, m.inputs, b.p.wte, b.p.wpe);
     block_forward(&b, out);
 }
 
@@ -351,8 +367,8 @@ void gpt2_backward(Model *model, const MicroStep *s, int unit) {
     const bool accumulate = !s->first && is_fp32; // in place; otherwise add_gradients does
     if (unit == L) {                              // the parameters outside blocks
         const Weights g = model_gradients(model, 0);
-        const bool tied = !model->options.config.untied; // the head has written wte's
-        embedding_backward(g.wte, g.wpe, m.dresidual, m.inputs, tied || accumulate, accumulate);
+        gpt2_embedding_backward(&model->options.config, &g, model_weights(model, 0).wte, m.dresidual, m.inputs,
+                                accumulate);
         add_gradients(model, PARAM_WTE, PARAM_WPE, 0, s->first);
         if (!is_fp32) micro_step_count(model_control(model), 1);
         return;

@@ -7,6 +7,8 @@ Tensor gpt2_head_weight(const Weights *w);
 // The norm of this model.
 void gpt2_norm_forward(const ModelConfig *config, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight,
                        Tensor bias);
+// The rows of wte of these tokens, or their norms, and of wpe, which may be absent.
+void gpt2_embedding_forward(const ModelConfig *config, Tensor out, Tensor tokens, Tensor wte, Tensor wpe);
 void block_forward(const Block *b, Tensor out);                 // out (B,T,C): the residual stream after the block
 void gpt2_forward(Model *model, const MicroStep *s, int block); // block 0: with the embedding
 void gpt2_head_forward(Model *model, const MicroStep *s);       // after the last block: the losses only

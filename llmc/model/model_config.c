@@ -131,8 +131,8 @@ const char *model_family_block(const char *name, ModelConfig *config) {
 
 bool model_same_block(const ModelConfig *a, const ModelConfig *b) {
     return same_layers(a, b) && a->no_bias == b->no_bias && a->rope_base == b->rope_base && a->untied == b->untied &&
-           model_kv_heads(a) == model_kv_heads(b) && model_head_size(a) == model_head_size(b) &&
-           model_eps(a) == model_eps(b);
+           a->embed_norm == b->embed_norm && model_kv_heads(a) == model_kv_heads(b) &&
+           model_head_size(a) == model_head_size(b) && model_eps(a) == model_eps(b);
 }
 
 bool model_is_gpt2(const ModelConfig *config) {
@@ -180,7 +180,7 @@ static const ModelConfig *take_family(const char **text) {
 
 // The parts of a descriptor that are switches.
 typedef struct {
-    int64_t bias, tied, qk_norm;
+    int64_t bias, tied, qk_norm, embed_norm;
 } Switches;
 
 // Stores "KEY=NUMBER" in the field it names, which must not have been given before (a bit each).
@@ -201,7 +201,8 @@ static bool apply_field(ModelConfig *config, Switches *switches, const char *par
                   {"base", &config->rope_base, 0, INT64_MAX},
                   {"bias", &switches->bias, 0, NUM_BIAS_CHOICES - 1},
                   {"tied", &switches->tied, 0, 1},
-                  {"qk_norm", &switches->qk_norm, 0, 1}};
+                  {"qk_norm", &switches->qk_norm, 0, 1},
+                  {"embed_norm", &switches->embed_norm, 0, 1}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         if (strlen(fields[i].key) != key_length || strncmp(fields[i].key, part, key_length) != 0) continue;
         char *end;
@@ -222,7 +223,9 @@ static bool apply_field(ModelConfig *config, Switches *switches, const char *par
         *fields[i].field = value;
         return true;
     }
-    return error_set(err, "'%s': the parts of a shape are L, C, NH, V and T, and NKV, HS, base, bias, tied and qk_norm",
+    return error_set(err,
+                     "'%s': the parts of a shape are L, C, NH, V and T, and NKV, HS, base, bias, tied, qk_norm and "
+                     "embed_norm",
                      part);
 }
 
@@ -247,6 +250,7 @@ bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err)
     config->no_bias = bias_choices[switches.bias];
     config->untied = !switches.tied;
     config->qk_norm = switches.qk_norm;
+    config->embed_norm = switches.embed_norm;
     if (config->NH == 0 && config->C % 64 == 0) config->NH = config->C / 64;
     if (config->NH == 0) config->NH = 1;
     if (config->NKV == config->NH) config->NKV = 0;
@@ -294,6 +298,11 @@ static bool check_heads(const ModelConfig *config, Error *err) {
                               "of attention, or of the MLP");
     if (config->rope_base == 0 && config->qk_norm)
         return error_set(err, "qk_norm=1 needs RoPE, and base=0 is learned positions; use base=10000");
+    if (config->rope_base == 0 && config->embed_norm)
+        return error_set(err, "embed_norm=1 needs RoPE, and base=0 is learned positions; use base=10000");
+    if (config->untied && config->embed_norm)
+        return error_set(err,
+                         "embed_norm=1 needs the embedding as the head, and tied=0 is a head of its own; use tied=1");
     if (config->rope_base > 0 && HS % 2 != 0)
         return error_set(err, "RoPE rotates pairs of channels, and a head has %lld; use HS=%lld or HS=%lld", HS,
                          (long long)positive_or(HS - 1, 2), HS + 1);
@@ -338,9 +347,10 @@ const char *model_config_text(const ModelConfig *c, int64_t T, char *buf, size_t
     if (c->NKV) snprintf(NKV, sizeof NKV, ", %lld of keys and values", (long long)c->NKV);
     if (c->HS) snprintf(HS, sizeof HS, " of %lld channels", (long long)c->HS);
     if (c->d_ff) snprintf(d_ff, sizeof d_ff, ", d_ff %lld", (long long)c->d_ff);
-    snprintf(buf, size, "%lld blocks%s, %lld channels, %lld heads%s%s%s%s, context %lld, vocabulary %lld",
+    snprintf(buf, size, "%lld blocks%s, %lld channels, %lld heads%s%s%s%s%s, context %lld, vocabulary %lld",
              (long long)c->L, block, (long long)c->C, (long long)c->NH, HS, NKV, d_ff,
-             text_if(c->untied, ", a head of its own"), (long long)T, (long long)c->V);
+             text_if(c->untied, ", a head of its own"), text_if(c->embed_norm, ", a norm after the embedding"),
+             (long long)T, (long long)c->V);
     return buf;
 }
 
@@ -358,7 +368,8 @@ const char *model_config_descriptor(const ModelConfig *c, char buf[MODEL_DESCRIP
                  {"base", c->rope_base, block->rope_base},
                  {"bias", bias_choice(c->no_bias), bias_choice(block->no_bias)},
                  {"tied", !c->untied, !block->untied},
-                 {"qk_norm", c->qk_norm, block->qk_norm}};
+                 {"qk_norm", c->qk_norm, block->qk_norm},
+                 {"embed_norm", c->embed_norm, 0}};
     int n = snprintf(buf, MODEL_DESCRIPTOR, "%s%sL=%lld,C=%lld,NH=%lld,V=%lld,T=%lld",
                      text_if(family > 0, families[family].name), text_if(family > 0, ":"), (long long)c->L,
                      (long long)c->C, (long long)c->NH, (long long)c->V, (long long)c->max_T);

@@ -27,13 +27,16 @@ typedef struct {
     int64_t rope_base; // of the angles of RoPE; 0: learned positions
     NormKind norm;
     ActivationKind activation;
-    bool qk_norm; // RMSNorm of each head of q and k, before RoPE
-    int no_bias;  // the linear layers without one, BIAS_QKV and others
-    bool untied;  // the head has a weight of its own
-    float eps;    // of the norms; 0: 1e-5
+    bool qk_norm;    // RMSNorm of each head of q and k, before RoPE
+    int no_bias;     // the linear layers without one, BIAS_QKV and others
+    bool untied;     // the head has a weight of its own
+    bool embed_norm; // RMSNorm without a weight after the embedding, whose matrix is the head too; and the weights of
+                     // linear layers that add to the residual stream begin at 0
+    float eps;       // of the norms; 0: 1e-5
 } ModelConfig;
 
 enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257 };
+#define EMBED_NORM_EPS 1e-7f // small beside the squares of initial weights, 4e-4
 
 // Fills config from a descriptor; false and a message that lists the forms if it is not one.
 //   d6 d12 d24 d36 d48 d60     GPT-2's sizes (124M is d12), and llm.c's d6 and d60: max_T 1024, V 0
@@ -42,8 +45,9 @@ enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257 };
 //                              or to 1 if C is not a multiple of 64.
 //                              A preset may come first: d12,V=50257,T=512
 //   qwen3:d12 ...              a family of blocks before any of these: starcoder2, llama, qwen2, qwen3, arcee. Parts
-//                              of the block: NKV, HS, base (of RoPE; 0: learned positions), qk_norm and tied (0 or
-//                              1), bias (0: none, 1: all, 2: of q, k and v, 3: of attention, 4: of the MLP)
+//                              of the block: NKV, HS, base (of RoPE; 0: learned positions), qk_norm, tied and
+//                              embed_norm (0 or 1), bias (0: none, 1: all, 2: of q, k and v, 3: of attention, 4: of
+//                              the MLP)
 bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err);
 
 // Whether a -e value looks like a descriptor (it has no '/'; the file system is not consulted).

@@ -62,14 +62,16 @@ static void read_prompts(const Model *model, const int32_t *prompts, int64_t str
     for (int64_t s = 0; s < sequences; s++) memcpy(host + s * T, prompts + s * stride, (size_t)n * sizeof *host);
     Tensor all = device_tokens(model, "prompts", 0, sequences, T);
     copy_h2d(all.data, host, tensor_bytes(all), STREAM_COMPUTE);
+    const ModelConfig *config = &model->options.config;
     for (int64_t s = 0, count; s < sequences; s += count) {
         count = 1;
         while (s + count < sequences && memcmp(host + s * T, host + (s + count) * T, (size_t)T * sizeof *host) == 0)
             count++;
-        for (int l = 0; l < model->options.config.L; l++) {
+        const Tensor prompt = device_tokens(model, "prompt", s * T, 1, T);
+        for (int l = 0; l < config->L; l++) {
             Block b = model_block(model, l, PASS_PROMPT, 1, T);
             b.cache = cache_of(model, l, s, count);
-            if (l == 0) embedding_forward(b.a.residual1, device_tokens(model, "prompt", s * T, 1, T), b.p.wte, b.p.wpe);
+            if (l == 0) gpt2_embedding_forward(config, b.a.residual1, prompt, b.p.wte, b.p.wpe);
             block_forward(&b, b.a.residual1);
         }
     }
@@ -106,7 +108,7 @@ static void launch_step(Model *model, Tensor logits) {
     const Block b = model_block(model, 0, PASS_TOKEN, S, 1);
     Tensor wpe = b.p.wpe;
     if (wpe.data) wpe = tensor_slice_rows(wpe, d->length, tensor_rows(wpe) - d->length);
-    embedding_forward(b.a.residual1, inputs, b.p.wte, wpe);
+    gpt2_embedding_forward(&model->options.config, b.a.residual1, inputs, b.p.wte, wpe);
     if (ops_are_observed()) {
         decode_blocks(model, logits);
         return;

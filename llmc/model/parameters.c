@@ -54,6 +54,7 @@ void parameter_part_name(const Parameter *p, int part, char name[64]) {
         const char *whole, *parts[3];
     } fused[] = {{"qkv_proj", {"q_proj", "k_proj", "v_proj"}}, {"gate_up_proj", {"gate_proj", "up_proj"}}};
     snprintf(name, 64, "%s", p->name);
+    if (p->is_normed) snprintf(name, 64, "%s", parameter_specs[PARAM_HEADW].class_name);
     for (size_t i = 0; p->file_parts > 1 && i < sizeof fused / sizeof fused[0]; i++) {
         const char *at = strstr(p->name, fused[i].whole);
         if (at)
@@ -90,6 +91,7 @@ Parameter *parameter_table(const ModelConfig *config) {
                 p->num_parts = 2;
                 p->parts[0] = p->parts[1] = d_ff;
             }
+            p->is_normed = s == PARAM_WTE && config->embed_norm;
             p->transposed = is_gpt2 && spec->group == GROUP_MATRIX;
             p->file_parts = p->num_parts;
             if (is_gpt2) p->file_parts = 1;
@@ -152,6 +154,7 @@ static void fill_normal(float *out, float std, uint64_t seed, uint64_t stream, i
 void parameter_init_values(float *out, const ModelConfig *config, const Parameter *p, int index, uint64_t seed,
                            int64_t first, int64_t n) {
     InitKind kind = p->spec->init;
+    if (kind == INIT_NORMAL_RESIDUAL && config->embed_norm) kind = INIT_ZERO;
     if (n <= 0) return;
     if (kind == INIT_ZERO || kind == INIT_ONE) {
         for (int64_t i = 0; i < n; i++) out[i] = (float)(kind == INIT_ONE);

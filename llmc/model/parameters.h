@@ -50,7 +50,7 @@ typedef struct {
     const char *name; // ours, and llm.c's: "wte", "qkvw", ...
     bool per_block;
     ParameterGroup group;
-    InitKind init; // NORMAL: N(0, 0.02); NORMAL_RESIDUAL: N(0, 0.02 / sqrt(2 L))
+    InitKind init; // NORMAL: N(0, 0.02); NORMAL_RESIDUAL: N(0, 0.02 / sqrt(2 L)), 0 with embed_norm
     Presence presence;
     Dimension rows, cols;
     const char *gpt2_name, *class_name;
@@ -71,9 +71,11 @@ typedef struct {
     char name[64];    // Hugging Face's name with the block filled in
     bool transposed;  // matrices of GPT-2: Hugging Face stores (in, out), we store (out, in)
     int file_parts;   // 1: files hold one tensor; else they hold each part apart
+    bool is_normed;   // an embedding with embed_norm: files hold it as the head, and its norm as the embedding
 } Parameter;
 
-// The name of a part in files; of the whole where files hold one tensor.
+// The name of a part in files; of the whole where files hold one tensor. That of an embedding with embed_norm is the
+// head's: p->name is its norm's.
 void parameter_part_name(const Parameter *p, int part, char name[64]);
 
 // The tensors of a model in their fixed order (the order of parameter_specs, blocks inside): count, and a table that

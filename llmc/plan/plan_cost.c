@@ -85,7 +85,10 @@ double plan_step_bytes(const ModelOptions *model, int64_t tokens) {
     if (c->rope_base > 0 && c->qk_norm) block += 2 * QKV + 3 * QK;
     if (c->rope_base > 0 && !c->qk_norm) block += 4 * QK;
     if (c->activation != ACTIVATION_GELU) block += (double)(3 * model_size(c, DIM_FC) + 2 * model_size(c, DIM_FF));
-    const double elements = (12 * L + 8) * C + L * block + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
+    double embedding = 0; // its norm backward, in place
+    if (c->embed_norm) embedding = 2 * C;
+    const double elements =
+        (12 * L + 8) * C + embedding + L * block + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
     double a_token = elements * (double)dtype_size(model->dtype);
     if (model->fp8) { // quantises operands of the linear layers: 3 C + d_ff in, gradients 5 C + d_ff
         const int64_t width = c->L * (4 * c->C + model_size(c, DIM_ATT) + model_size(c, DIM_QKV) +

@@ -151,7 +151,7 @@ void plan_json_shape(cJSON *to, const ModelConfig *c) {
     JSON_ADD(to, class, JSON_NUMBER("NKV", model_kv_heads(c)), JSON_NUMBER("HS", model_head_size(c)),
              JSON_KNOWN("rope_base", (double)c->rope_base), JSON_TEXT("norm", norms[c->norm]),
              JSON_TEXT("activation", activations[c->activation]), JSON_BOOL("qk_norm", c->qk_norm),
-             JSON_BOOL("bias", !c->no_bias), JSON_BOOL("tied", !c->untied));
+             JSON_BOOL("bias", !c->no_bias), JSON_BOOL("tied", !c->untied), JSON_BOOL("embed_norm", c->embed_norm));
 }
 
 void plan_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {

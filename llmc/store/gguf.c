@@ -32,6 +32,7 @@ typedef struct {
     int index;           // of p
     int64_t first, rows; // of p
     int64_t head;        // rows of a head, of which the two halves alternate in the file; 0: they are as ours
+    bool normalized;     // each row as weights_normalize_row makes it
     GgufType type;
     int64_t offset, bytes;
 } GgufTensor;
@@ -48,6 +49,7 @@ static void name_tensor(const Parameter *p, int part, char name[MAX_NAME]) {
     static const char *const qkv[] = {"attn_q", "attn_k", "attn_v"}, *const gated[] = {"ffn_gate", "ffn_up"};
     const bool in_parts = p->file_parts > 1;
     const char *stem = stems[p->spec - parameter_specs], *kind = "weight";
+    if (p->is_normed && part == 0) stem = "output";
     if (p->spec->rows == DIM_QKV && in_parts) stem = qkv[part];
     if (p->spec->rows == DIM_FC && in_parts) stem = gated[part];
     REQUIRE(stem, "no name of llama.cpp for %s", p->name);
@@ -69,7 +71,7 @@ static GgufTensor *list_tensors(const Model *model, GgufType type, int *count) {
     const char *family = model_family(config);
     // llama.cpp rotates neighbours of a head in these, where we and transformers rotate its halves.
     const bool alternates = strcmp(family, "llama") == 0 || strcmp(family, "arcee") == 0;
-    GgufTensor *list = calloc((size_t)model_num_tensors(model) * 3, sizeof *list);
+    GgufTensor *list = calloc((size_t)model_num_tensors(model) * 3 + 1, sizeof *list);
     REQUIRE_MEMORY(list, "the tensors of a GGUF file");
     int64_t offset = 0;
     *count = 0;
@@ -77,16 +79,17 @@ static GgufTensor *list_tensors(const Model *model, GgufType type, int *count) {
         const Parameter *p = &model_parameters(model)[i];
         const bool always_f32 = p->rank == 1 || p->spec == &parameter_specs[PARAM_WPE];
         int64_t first = 0;
-        for (int part = 0; part < p->file_parts; part++) {
+        for (int part = 0; part < p->file_parts + p->is_normed; part++) {
             GgufTensor *t = &list[(*count)++];
             *t = (GgufTensor){.p = p, .index = i, .first = first, .offset = offset, .type = type};
+            t->normalized = p->is_normed && part == 1; // the embedding; part 0 is the head
             name_tensor(p, part, t->name);
             if (type == GGUF_Q8_0 && p->cols % Q8_0_BLOCK != 0) t->type = GGUF_F16;
             if (always_f32) t->type = GGUF_F32;
             if (p->spec->rows == DIM_QKV && part < 2 && alternates) t->head = model_head_size(config);
             t->rows = weights_part_rows(p, part);
             t->bytes = gguf_bytes(t->type, t->rows * p->cols);
-            first += t->rows;
+            if (!p->is_normed) first += t->rows;
             offset += round_up(t->bytes, ALIGNMENT);
         }
     }
@@ -308,6 +311,7 @@ static bool gguf_append(AtomicFile *file, const Model *model, const GgufTensor *
             ok = model_get_weight(model, t->index, ours, run, values + (r - row) * cols) ||
                  error_set(err, "the state of another process cannot be read");
         }
+        for (int64_t r = 0; ok && t->normalized && r < n; r++) weights_normalize_row(values + r * cols, cols);
         if (ok && t->type == GGUF_Q8_0) ok = to_q8_0((char *)converted, values, n * cols, t->p->name, err);
         if (ok && (t->type == GGUF_F16 || t->type == GGUF_BF16))
             ok = weights_to_halves(converted, dtype, values, n * cols, t->p->name, err);

@@ -1,7 +1,9 @@
 // Hugging Face directories, see huggingface.h. The reader accepts what the classes of transformers write: tensor names
 // with and without "transformer." or "model." and the prefixes of torch.compile and DDP, the tied lm_head.weight, also
-// in place of wte, the causal mask buffers (both are compared with what they must be), F32, F16 and BF16. Each file is
-// written atomically and checksummed on the way; the caller commits the directory as a whole.
+// in place of wte, the causal mask buffers (both are compared with what they must be), F32, F16 and BF16. Models with
+// embed_norm hold the embedding as lm_head.weight, which the reader takes, and its normalised rows as
+// model.embed_tokens.weight, so that their class computes the same. Each file is written atomically and checksummed on
+// the way; the caller commits the directory as a whole.
 #include "llmc/store/huggingface.h"
 
 #include "llmc/base/arithmetic.h"
@@ -72,7 +74,7 @@ static bool check_shape(const SafetensorsEntry *e, int rank, int64_t rows, int64
                      text_if(swapped, ": its matrices are (out, in), as nanoGPT's; transpose them"));
 }
 
-static const char head_name[] = "lm_head.weight";
+static const char head_name[] = "lm_head.weight", embedding_name[] = "model.embed_tokens.weight";
 
 // The buffers of attention that files of older transformers have, of one of the model's blocks. Those of RoPE's
 // frequencies follow from config.json, and nobody reads them.
@@ -89,9 +91,14 @@ static BufferKind buffer_kind(const char *name, const ModelConfig *config) {
     return BUFFER_NONE;
 }
 
+static bool is_norm_of_embedding(const SafetensorsEntry *e, const ModelConfig *config) {
+    return config->embed_norm && strcmp(without_prefix(e->name), without_prefix(embedding_name)) == 0;
+}
+
 // Whether an entry that is no parameter is allowed in addition; huggingface_check_rest then compares its values.
 static bool check_extra(const SafetensorsEntry *e, const ModelConfig *config, Error *err) {
-    if (strcmp(without_prefix(e->name), head_name) == 0) return check_shape(e, 2, config->V, config->C, err);
+    if (strcmp(without_prefix(e->name), head_name) == 0 || is_norm_of_embedding(e, config))
+        return check_shape(e, 2, config->V, config->C, err);
     if (buffer_kind(e->name, config) != BUFFER_NONE) return true;
     const char *what = "model";
     if (model_is_gpt2(config)) what = "GPT-2";
@@ -110,7 +117,7 @@ static bool open_tensor(HuggingFace *f, const Parameter *p, int part, int *place
     parameter_part_name(p, part, name);
     *place = find_tensor(f->shards, name);
     // save_pretrained of a tied model keeps one of the two names.
-    if (*place < 0 && p->spec == &parameter_specs[PARAM_WTE] && !f->config.untied)
+    if (*place < 0 && p->spec == &parameter_specs[PARAM_WTE] && !f->config.untied && !p->is_normed)
         *place = find_tensor(f->shards, head_name);
     if (*place < 0) {
         error_set(err, "%s: tensor %s is missing", weight_shards_list(f->shards), name);
@@ -215,6 +222,44 @@ static bool check_tied_head(HuggingFace *f, int head, Error *err) {
     return ok;
 }
 
+// Three roundings to the type of the file lie between the two: of the head's values, of the norm that they add up to,
+// and of the embedding's. Each is by at most 2^-8 (bf16), 2^-11 (fp16) or 2^-24 (fp32) of a value, and in fp16 below
+// 2^-14 by as much as there. In fp32 two more, of another program's norm and product.
+static bool check_norm_of_embedding(HuggingFace *f, int place, Error *err) {
+    const int head = f->places[parameter_index(&f->config, PARAM_WTE, 0)][0];
+    const SafetensorsEntry *e = weight_shards_entry(f->shards, place);
+    const DType types[] = {e->dtype, weight_shards_entry(f->shards, head)->dtype};
+    const int64_t C = f->config.C, piece = WEIGHTS_PIECE_FLOATS / C;
+    float unit = 0x1p-21f;
+    for (int i = 0; i < 2; i++) {
+        if (types[i] == DTYPE_FP16) unit = fmaxf(unit, 0x1p-9f);
+        if (types[i] == DTYPE_BF16) unit = fmaxf(unit, 0x1p-6f);
+    }
+    float *found = malloc((size_t)(2 * piece * C) * sizeof *found), *made = found + piece * C;
+    REQUIRE_MEMORY(found, "a piece of the embedding");
+    bool ok = true;
+    for (int64_t first = 0; ok && first < f->config.V; first += piece) {
+        const int64_t rows = min_i64(f->config.V - first, piece);
+        ok = weight_shards_read_fp32(f->shards, place, first * C, rows * C, found, err) &&
+             weight_shards_read_fp32(f->shards, head, first * C, rows * C, made, err);
+        float rstd = 1.0f;
+        for (int64_t i = 0; ok && i < rows * C; i++) {
+            if (i % C == 0) rstd = weights_normalize_row(made + i, C);
+            if (!isfinite(made[i])) break; // reading the weights names it
+            if (fabsf(found[i] - made[i]) <= unit * (fabsf(made[i]) + 0x1p-14f * fmaxf(rstd, 1.0f))) continue;
+            ok =
+                error_set(err,
+                          "%s: tensor %s is not the norm of the rows of %s, at [%lld, %lld] %g, expected %g: the model "
+                          "was changed by another program. Without \"embed_norm\" in config.json it is read as a model "
+                          "with a head of its own",
+                          weight_shards_path(f->shards, place), e->name, weight_shards_entry(f->shards, head)->name,
+                          (long long)(first + i / C), (long long)(i % C), (double)found[i], (double)made[i]);
+        }
+    }
+    free(found);
+    return ok;
+}
+
 // (1, 1, n, n) of any type: not zero at and below the diagonal, zero above.
 static bool check_mask(HuggingFace *f, int place, Error *err) {
     const SafetensorsEntry *e = weight_shards_entry(f->shards, place);
@@ -261,6 +306,7 @@ bool huggingface_check_rest(HuggingFace *f, Error *err) {
         }
         if (i != wte && !f->config.untied && strcmp(without_prefix(e->name), head_name) == 0)
             ok = check_tied_head(f, i, err);
+        if (i != wte && is_norm_of_embedding(e, &f->config)) ok = check_norm_of_embedding(f, i, err);
     }
     return ok;
 }
@@ -329,7 +375,8 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
     static const char *const metadata[] = {"format", "pt", SAFETENSORS_PRODUCER, NULL};
     const Parameter *table = model_parameters(m->model);
     const int count = model_num_tensors(m->model);
-    SafetensorsEntry *entries = calloc((size_t)count * 3, sizeof *entries);
+    const ModelConfig *config = &model_options(m->model)->config;
+    SafetensorsEntry *entries = calloc((size_t)count * 3 + 1, sizeof *entries);
     REQUIRE_MEMORY(entries != NULL, "the files of a model");
     int n = 0;
     for (int i = 0; i < count; i++) {
@@ -344,12 +391,20 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
             snprintf(e->name, sizeof e->name, "%s", name);
         }
     }
+    if (config->embed_norm) {
+        entries[n] = (SafetensorsEntry){.dtype = m->dtype, .rank = 2, .shape = {config->V, config->C}};
+        snprintf(entries[n++].name, sizeof entries->name, "%s", embedding_name);
+    }
     SafetensorsWriter *w = safetensors_writer_open(path, entries, n, metadata, err);
     free(entries);
     bool ok = w != NULL;
     for (int i = 0; ok && i < count; i++) {
-        const WeightsForm form = {m->dtype, table[i].transposed};
+        const WeightsForm form = {m->dtype, table[i].transposed, false};
         ok = weights_form_write(m->model, i, form, huggingface_append, w, err);
+    }
+    if (ok && config->embed_norm) {
+        const WeightsForm norms = {m->dtype, false, true};
+        ok = weights_form_write(m->model, parameter_index(config, PARAM_WTE, 0), norms, huggingface_append, w, err);
     }
     if (ok) return safetensors_writer_commit(w, &facts->bytes, &facts->checksum, err);
     safetensors_writer_abandon(w);

@@ -273,7 +273,11 @@ bool huggingface_parse_config(const cJSON *root, ModelConfig *config, Error *err
         if (!parse_size(root, type, &size_fields[i], config, err)) return false;
     bool tied = (type & (GPT2 | STARCODER2)) != 0; // the classes' default
     if (!parse_eps(root, type, config, err) || !parse_flag(root, "tie_word_embeddings", &tied, err)) return false;
-    config->untied = !tied;
+    if (!parse_flag(root, "embed_norm", &config->embed_norm, err)) return false;
+    if (config->embed_norm && tied)
+        return error_set(err, "\"embed_norm\" and \"tie_word_embeddings\" are both true, but with a norm after it the "
+                              "embedding is stored beside the head; one of them must be false");
+    config->untied = !tied && !config->embed_norm;
 
     int biases = 0;
     if (type == GPT2) biases = BIAS_EVERY;
@@ -341,7 +345,9 @@ char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t be
         for (int i = 0; i < 3; i++) fprintf(out, "  \"%s\": %s,\n", bias_fields[i].key, flags[i]);
         fputs("  \"sliding_window\": null,\n  \"attention_dropout\": 0.0,\n", out);
         fputs("  \"residual_dropout\": 0.0,\n  \"embedding_dropout\": 0.0,\n", out);
-        fprintf(out, "  \"initializer_range\": 0.02,\n  \"tie_word_embeddings\": %s,\n", truth[!config->untied]);
+        fprintf(out, "  \"initializer_range\": 0.02,\n  \"tie_word_embeddings\": %s,\n",
+                truth[!config->untied && !config->embed_norm]);
+        if (config->embed_norm) fputs("  \"embed_norm\": true,\n", out);
         fprintf(out, "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"pad_token_id\": null,\n", first, last);
     }
     fprintf(out, "  \"torch_dtype\": \"%s\"\n}\n", torch_dtypes[dtype]);

@@ -131,7 +131,7 @@ bool llmc_bin_write(const char *path, const Model *model, DType dtype, Error *er
         const size_t padding = (size_t)((p->rows - p->file_rows) * p->cols) * dtype_size(dtype);
         void *zeros = calloc(1, padding + 1);
         REQUIRE_MEMORY(zeros != NULL, "a weight file of llm.c");
-        ok = weights_form_write(model, i, (WeightsForm){dtype, false}, llmc_bin_append, file, err) &&
+        ok = weights_form_write(model, i, (WeightsForm){.dtype = dtype}, llmc_bin_append, file, err) &&
              atomic_file_write(file, zeros, padding, err);
         free(zeros);
     }

@@ -39,6 +39,14 @@ bool weights_to_halves(uint16_t *out, DType dtype, const float *values, int64_t 
     return true;
 }
 
+float weights_normalize_row(float *row, int64_t cols) {
+    double squares = 0.0;
+    for (int64_t i = 0; i < cols; i++) squares += (double)row[i] * (double)row[i];
+    const double rstd = 1.0 / sqrt(squares / (double)cols + (double)EMBED_NORM_EPS);
+    for (int64_t i = 0; i < cols; i++) row[i] = (float)(row[i] * rstd);
+    return (float)rstd;
+}
+
 static bool put_values(const WeightsWriter *s, const float *values, int64_t n, Error *err) {
     if (s->form.dtype == DTYPE_FP32) return s->sink(s->file, values, (size_t)n * sizeof *values, err);
     return weights_to_halves(s->halves, s->form.dtype, values, n, s->p->name, err) &&
@@ -70,7 +78,9 @@ bool weights_form_write(const Model *model, int index, WeightsForm form, Weights
     } else {
         for (int64_t row = 0; ok && row < p->file_rows; row += weights_piece_rows(p)) {
             const int64_t n = min_i64(weights_piece_rows(p), p->file_rows - row);
-            ok = get_rows(&s, row, n, piece, err) && put_values(&s, piece, n * p->cols, err);
+            ok = get_rows(&s, row, n, piece, err);
+            for (int64_t r = 0; form.normalized && r < n; r++) weights_normalize_row(piece + r * p->cols, p->cols);
+            ok = ok && put_values(&s, piece, n * p->cols, err);
         }
     }
     free(matrix);

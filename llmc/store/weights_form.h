@@ -9,7 +9,11 @@
 typedef struct {
     DType dtype;     // fp32; fp16 and bf16 are rounded to nearest even
     bool transposed; // (out, in) in our tensors, (in, out) in the file
+    bool normalized; // each row as weights_normalize_row makes it
 } WeightsForm;
+
+// What the embedding becomes with embed_norm: row (cols) divided by its root mean square. Returns the factor.
+float weights_normalize_row(float *row, int64_t cols);
 
 // Takes the next bytes of the file.
 typedef bool WeightsSink(void *file, const void *data, size_t bytes, Error *err);

@@ -1,5 +1,6 @@
 """The blocks after GPT-2, of each family: they train under every optimizer, resume, run on several processes and are
 recomputed to the same bits; transformers reads their checkpoints and says the same; what cannot be is refused."""
+import itertools
 import json
 import math
 import os
@@ -18,14 +19,15 @@ T, STEPS, RATE = 32, 30, 1e-3
 SHAPE = f"L=2,C=64,NH=4,NKV=2,T={T}"
 FAMILIES = {"starcoder2": "Starcoder2ForCausalLM", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM",
             "arcee": "ArceeForCausalLM"}
-GOLDEN = [*FAMILIES, "qwen2", "llama_biased"]  # test/golden/tiny_*, as transformers saved them
+CLASSES = {**FAMILIES, "normed": "Starcoder2ForCausalLM"}  # with a norm after the embedding
+GOLDEN = [*FAMILIES, "qwen2", "llama_biased", "normed"]  # test/golden/tiny_*, as transformers saved them
 OPTIMIZERS = ["adamw", "adamw8bit", "adamw-bf16", "adamw-kahan", "lion", "adafactor", "sgd", "muon"]
 RUN = ["-t", T, "-b", 4, "-d", 256, "--dtype", "bf16"]
-each_family = pytest.mark.parametrize("family", FAMILIES)
+each_family = pytest.mark.parametrize("family", CLASSES)
 
 
 def model_of(family):
-    return ["-e", f"{family}:{SHAPE}"]
+    return ["-e", f"starcoder2:{SHAPE},embed_norm=1" if family == "normed" else f"{family}:{SHAPE}"]
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -35,7 +37,7 @@ def test_it_learns_and_a_resumed_run_has_the_same_bits(family, data, tmp_path):
     whole = tmp_path / "whole"
     said = train(*model_of(family), *RUN, *data.flags, "-l", 3e-3, "-u", 3, "-x", 30, "-n", 17, "-nk", 0, "-v", 10, "-s", 15,
                  "-g", 8, "-o", whole).stdout
-    assert f"checkpoints load as {FAMILIES[family]}" in said
+    assert f"checkpoints load as {CLASSES[family]}" in said
     loss = losses(whole)
     assert loss[1] == pytest.approx(5.55, abs=0.1)  # ln(257), as in test_optimizers.py
     assert sum(loss[step] for step in range(26, 31)) / 5 < loss[1] - 1.2
@@ -45,15 +47,15 @@ def test_it_learns_and_a_resumed_run_has_the_same_bits(family, data, tmp_path):
     assert len(events(whole, "sample")) == len(events(parts, "sample"))
 
 
-@each_family
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("family, optimizer", [*itertools.product(FAMILIES, OPTIMIZERS), ("normed", "muon"), ("normed", "adamw8bit"),
+                                               ("normed", "adafactor"), ("normed", "adamw-kahan")])
 def test_what_every_optimizer_saves_is_valid(family, optimizer, data, tmp_path):
     train(*model_of(family), *RUN, *QUIET, *data.flags, "-x", 3, "--optimizer", optimizer, "-o", tmp_path / "run",
           "--export", f"{tmp_path}/export:bf16")
     assert f", {optimizer}, " in verify(checkpoints(tmp_path / "run")[-1], tmp_path / "export")
 
 
-@pytest.mark.parametrize("family, more", [*((family, []) for family in FAMILIES), ("qwen3", ["--grad-dtype", "compute"]),
+@pytest.mark.parametrize("family, more", [*((family, []) for family in CLASSES), ("normed", ["--fp8", 1]), ("qwen3", ["--grad-dtype", "compute"]),
                                           ("starcoder2", ["--dtype", "fp32"]), ("llama", ["--fp8", 1]), ("arcee", ["--fp8", 1])])
 def test_recomputation_and_offloading_change_no_bit(family, more, data, tmp_path):
     flags = [*model_of(family), *RUN, *QUIET, *data.flags, "-x", 4, *more]
@@ -76,11 +78,12 @@ def test_several_processes_give_the_same_checkpoint(family, data, tmp_path):
 
 # --------------------------------------------------------------------------------------------------- in transformers
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=CLASSES)
 def trained(request, data, tmp_path_factory):
     """A family, and a checkpoint that has learnt some words."""
     out = tmp_path_factory.mktemp(request.param) / "run"
-    train(*model_of(request.param), *RUN, *QUIET, *data.flags, "-x", 60, "-l", 5e-3, "-o", out)
+    rate = 2e-3 if request.param == "normed" else 5e-3  # else, after a rare byte, it says bytes that the text has not
+    train(*model_of(request.param), *RUN, *QUIET, *data.flags, "-x", 60, "-l", rate, "-o", out)
     return request.param, checkpoints(out)[-1]
 
 
@@ -89,7 +92,7 @@ def test_transformers_has_the_same_losses_and_says_the_same(trained, data, tmp_p
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers", minversion="5")
     family, checkpoint = trained
     model, info = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, output_loading_info=True)
-    assert type(model).__name__ == FAMILIES[family] and not info["missing_keys"] and not info["unexpected_keys"]
+    assert type(model).__name__ == CLASSES[family] and not info["missing_keys"] and not info["unexpected_keys"]
     prompt = "the of and to "
     train("-e", checkpoint, "-x", 0, "-v", 1, "-m", 0, "-s", 1, *data.flags, "-t", T, "-b", 1, "--dtype", "fp32", "-g", T - 1 - len(prompt),
           "--temperature", 0, "--prompt", prompt, "-o", tmp_path / "run")
@@ -293,7 +296,7 @@ def run_on(trainer, family, out, data, *arguments, **environment):
 
 
 @needs_simulator
-@pytest.mark.parametrize("family, dtype", [*((family, "bf16") for family in [*FAMILIES, "qwen2"]), ("qwen3", "fp32"), ("starcoder2", "fp16")])
+@pytest.mark.parametrize("family, dtype", [*((family, "bf16") for family in [*CLASSES, "qwen2"]), ("qwen3", "fp32"), ("starcoder2", "fp16")])
 def test_the_simulated_gpu_has_the_losses_of_the_cpu(family, dtype, data, tmp_path):
     arguments = ["-x", 20, "-d", 256, "-l", 1e-3, "-u", 5]
     cpu_dtype = dtype if dtype != "fp16" else "fp32"
@@ -358,6 +361,26 @@ def test_a_configuration_that_computes_something_else_is_refused_by_name(change,
     config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
     error = train("-e", tmp_path / "model", "-x", 0, *QUIET, expect=EXIT_BAD_INPUT).stderr
     assert said in error and error.count("\n") == 1
+
+
+def test_an_embedding_that_is_no_longer_the_heads_norm_is_refused_and_the_way_out_works(tmp_path):
+    shutil.copytree(ROOT / "test/golden/tiny_normed", tmp_path / "model")
+    path, config = tmp_path / "model/model.safetensors", tmp_path / "model/config.json"
+    content = bytearray(path.read_bytes())
+    start = 8 + int.from_bytes(content[:8], "little")
+    begin = start + json.loads(content[8:start])["model.embed_tokens.weight"]["data_offsets"][0]
+    at = begin + 4 * (5 * 16 + 3)
+    content[at:at + 4] = struct.pack("<f", struct.unpack_from("<f", content, at)[0] * (1 + 2**-19))
+    path.write_bytes(content)
+    error = train("-e", tmp_path / "model", "-x", 0, *QUIET, expect=EXIT_BAD_INPUT).stderr
+    assert "is not the norm of the rows of lm_head.weight, at [5, 3]" in error and "embed_norm" in error and error.count("\n") == 1
+    fields = json.loads(config.read_text())
+    config.write_text(json.dumps({**fields, "tie_word_embeddings": True}))
+    assert "both true" in train("-e", tmp_path / "model", "-x", 0, *QUIET, expect=EXIT_BAD_INPUT).stderr
+    del fields["embed_norm"]
+    config.write_text(json.dumps(fields))
+    train("-e", tmp_path / "model", "-x", 0, *QUIET, "--export", tmp_path / "untied")
+    assert values_of(tmp_path / "untied") == values_of(tmp_path / "model")
 
 
 # ------------------------------------------------------------------------------------------------ models of others

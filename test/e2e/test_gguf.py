@@ -23,6 +23,7 @@ MODELS = {
     "llama": ("llama:L=2,C=64,NH=4,NKV=2", []), "qwen2": ("qwen2:L=2,C=64,NH=4,NKV=2", []),
     "llama-tied": ("llama:L=2,C=64,NH=4,NKV=1,HS=32,tied=1,bias=1", ["--d-ff", 88]),
     "qwen3": ("qwen3:L=2,C=64,NH=4,NKV=2,HS=32", []), "qwen3-untied": ("qwen3:L=2,C=64,NH=2,tied=0,base=500000", []),
+    "starcoder2-normed": ("starcoder2:L=2,C=64,NH=4,NKV=2,embed_norm=1", []), "qwen3-normed": ("qwen3:L=2,C=72,NH=4,HS=16,embed_norm=1", []),
     "arcee": ("arcee:L=2,C=64,NH=4,NKV=2", []), "arcee-tied": ("arcee:L=1,C=40,NH=4,HS=8,tied=1", ["--d-ff", 72]),
 }
 TYPES = {"f32": gguf.GGMLQuantizationType.F32, "f16": gguf.GGMLQuantizationType.F16, "bf16": gguf.GGMLQuantizationType.BF16,

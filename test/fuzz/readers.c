@@ -361,7 +361,8 @@ static void config_seed(int i) {
         "{\"model_type\": \"starcoder2\", \"vocab_size\": 20, \"hidden_size\": 8, \"intermediate_size\": 32, "
         "\"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, "
         "\"max_position_embeddings\": 8, \"rope_theta\": 999999.4420358813, \"sliding_window\": 8, "
-        "\"use_bias\": true, \"norm_epsilon\": 1e-5, \"hidden_act\": \"gelu_new\"}",
+        "\"use_bias\": true, \"norm_epsilon\": 1e-5, \"hidden_act\": \"gelu_new\", \"tie_word_embeddings\": false, "
+        "\"embed_norm\": true}",
         "{\"model_type\": \"pretrain_cu\", \"vocab_size\": 20, \"hidden_size\": 8, \"intermediate_size\": 32, "
         "\"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"max_position_embeddings\": 8, \"norm\": "
         "\"rmsnorm\", \"hidden_act\": \"relu2\", \"qk_norm\": true, \"use_bias\": false, \"qkv_bias\": true, "

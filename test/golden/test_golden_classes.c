@@ -1,12 +1,12 @@
-// Tiny models of transformers' classes Starcoder2, Llama, Qwen3, Arcee and Qwen2, read from the files that
-// save_pretrained wrote: logits, losses, every gradient and ten steps of AdamW, from files that
+// Tiny models of transformers' classes Starcoder2, Llama, Qwen3, also with embed_norm, Arcee and Qwen2, read from the
+// files that save_pretrained wrote: logits, losses, every gradient and ten steps of AdamW, from files that
 // dev/golden/generate_blocks.py wrote (its head lists them).
 #include "test/golden/golden_case.h"
 #include <stdio.h>
 
 TestFixture test_all = {op_group_setup, op_group_teardown};
 
-static const char *const names[] = {"starcoder2", "llama", "qwen3", "arcee", "qwen2", "llama_biased"};
+static const char *const names[] = {"starcoder2", "llama", "qwen3", "arcee", "qwen2", "llama_biased", "normed"};
 enum { NUM_NAMES = sizeof names / sizeof *names };
 
 static struct {

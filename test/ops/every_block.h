@@ -20,6 +20,8 @@ static const struct {
     {"d12,HS=10,base=50,qk_norm=1", false},
     {"qwen3:d12,HS=6,bias=1", false},
     {"llama:d12,base=0,bias=1", false},
+    {"starcoder2:d12,HS=10,NKV=1,embed_norm=1", false},
+    {"qwen3:d12,HS=10,embed_norm=1", false},
 };
 enum { NUM_BLOCKS = sizeof every_block / sizeof *every_block };
 

@@ -55,6 +55,31 @@ static inline void embedding_backward_case(const EmbeddingShape *c, DType dtype,
     op_end();
 }
 
+// Rows of wte of N(0, scale^2), beside which eps may be small or large. Terms: rstd * (dout - xhat * mean), which may
+// cancel.
+static inline void embedding_norm_case(const EmbeddingShape *c, DType dtype, double scale, bool backward) {
+    const int64_t N = c->B * c->T;
+    const float eps = 1e-7f;
+    embedding_begin(c, dtype, backward ? "embedding_norm_backward" : "embedding_norm_forward");
+    OpTensor tokens = op_tokens("tokens", DIMS(c->B, c->T), c->V),
+             wte = op_input(dtype, "wte", DIMS(c->Vp, c->C), scale);
+    OpTensor dout = op_inout(dtype, "dout", DIMS(c->B, c->T, c->C), 1.0);
+    OpTensor out = op_output(dtype, "out", DIMS(c->B, c->T, c->C));
+    double squares = 0.0; // of rstd
+    for (int64_t n = 0; n < N; n++)
+        squares += 1.0 / (ref_sumsq(wte.v + tokens.tokens[n] * c->C, c->C) / (double)c->C + (double)eps);
+    if (backward) {
+        embedding_norm_backward(dout.t, tokens.t, wte.t, eps);
+        ref_embedding_norm_backward(dout.v, tokens.tokens, wte.v, N, c->C, (double)eps);
+        op_check_terms(dout, dtype, DTYPE_FP32, sqrt(squares / (double)N));
+    } else {
+        embedding_norm_forward(out.t, tokens.t, wte.t, eps);
+        ref_embedding_norm_forward(out.v, tokens.tokens, wte.v, N, c->C, (double)eps);
+        op_check(out, dtype);
+    }
+    op_end();
+}
+
 // ----------------------------------------------------------------------------------------------------------- layernorm
 
 typedef struct {

@@ -1,4 +1,4 @@
-// batch_unpack, embedding_forward and embedding_backward against the specification.
+// batch_unpack, and the embedding with its norm and their gradients, against the specification.
 #include "test/ops/op_cases.h"
 
 TestFixture test_all = {op_group_setup, op_group_teardown};
@@ -37,8 +37,19 @@ OP_TEST(embeddings_without_positions_or_a_tied_head_match) {
     }
 }
 
+OP_TEST(the_norm_of_embeddings_and_its_gradient_match) {
+    static const double scales[] = {1.0, 0.02, 2e-4}; // eps: 1e-7, 3e-4 and 2.5 of the squares
+    for (int i = 0; i < NUM_CASES; i++)
+        for (int backward = 0; backward <= 1; backward++)
+            for (int k = 0; k < 3; k++) embedding_norm_case(&cases[i], dtype, scales[k], backward);
+}
+
 OP_TEST(slices_of_tensors_match) {
     for (int i = 1; i < 4; i++) {
+        for (int backward = 0; backward <= 1; backward++) {
+            op_begin_tensors_at(8);
+            embedding_norm_case(&cases[i], dtype, 0.02, backward);
+        }
         op_begin_tensors_at(8);
         embedding_forward_case(&cases[i], dtype);
         op_begin_tensors_at(8);

@@ -80,6 +80,10 @@ static void embedding_backward_random(DType dtype) {
     const DType grad = gradient_dtype(dtype);
     embedding_backward_case(&s, dtype, grad, true, flip());
 }
+static void embedding_norm_random(DType dtype) {
+    const EmbeddingShape s = embedding_shape();
+    embedding_norm_case(&s, dtype, 0.02, flip());
+}
 
 static RowsShape rows_shape(void) {
     const int64_t most = budget();
@@ -328,6 +332,7 @@ static const RandomOp ops[] = {
     {"swiglu_forward, swiglu_backward", swiglu_random, 60},
     {"relu2_forward, relu2_backward", relu2_random, 40},
     {"attention of shared keys and values", shared_keys_random, 80},
+    {"embedding_norm", embedding_norm_random, 60},
 };
 enum { NUM_OPS = sizeof ops / sizeof *ops, TOTAL = 2000 }; // TOTAL: of the ops of GPT-2, the first ones
 

@@ -42,6 +42,14 @@ static uint64_t embedding_bits(DType dtype) {
     return op_digest(op_digest(op_digest(0, out), dwte), dwpe);
 }
 
+static uint64_t embedding_norm_bits(DType dtype) {
+    OpTensor tokens = op_tokens("tokens", DIMS(B, T), V), wte = op_input(dtype, "wte", DIMS(Vp, C), 0.02);
+    OpTensor out = op_output(dtype, "out", DIMS(B, T, C)), dout = op_inout(dtype, "dout", DIMS(B, T, C), 1.0);
+    embedding_norm_forward(out.t, tokens.t, wte.t, 1e-7f);
+    embedding_norm_backward(dout.t, tokens.t, wte.t, 1e-7f);
+    return op_digest(op_digest(0, out), dout);
+}
+
 static uint64_t layernorm_bits(DType dtype) {
     OpTensor in = op_input(dtype, "in", DIMS(N, C), 1.0), dout = op_input(dtype, "dout", DIMS(N, C), 1.0);
     OpTensor weight = op_input(dtype, "weight", DIMS(C), 1.0), bias = op_input(dtype, "bias", DIMS(C), 1.0);
@@ -207,6 +215,7 @@ static const struct {
     bool our_own;                  // on the CPU
 } families[] = {
     {"embedding", embedding_bits, true},
+    {"embedding_norm", embedding_norm_bits, true},
     {"layernorm", layernorm_bits, true},
     {"attention", attention_bits, true},
     {"decoding", decoding_bits, true},

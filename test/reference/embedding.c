@@ -1,5 +1,6 @@
-// Specification of batch_unpack, embedding_forward and embedding_backward. See reference.h.
+// Specification of batch_unpack, and of the embedding with its norm and their gradients. See reference.h.
 #include "test/reference/reference.h"
+#include <math.h>
 
 double ref_round(double x, DType dtype) {
     float y = (float)x;
@@ -39,5 +40,29 @@ void ref_embedding_backward(double *dwte, double *dwpe, const double *dout, cons
                 if (dwpe) dwpe[t * C + c] += d;
             }
         }
+    }
+}
+
+static double rstd_of(const double *e, int64_t C, double eps) {
+    double squares = 0.0;
+    for (int64_t c = 0; c < C; c++) squares += e[c] * e[c];
+    return 1.0 / sqrt(squares / (double)C + eps);
+}
+
+void ref_embedding_norm_forward(double *out, const int32_t *tokens, const double *wte, int64_t N, int64_t C,
+                                double eps) {
+    for (int64_t n = 0; n < N; n++) {
+        const double *e = wte + tokens[n] * C, rstd = rstd_of(e, C, eps);
+        for (int64_t c = 0; c < C; c++) out[n * C + c] = e[c] * rstd;
+    }
+}
+
+void ref_embedding_norm_backward(double *dout, const int32_t *tokens, const double *wte, int64_t N, int64_t C,
+                                 double eps) {
+    for (int64_t n = 0; n < N; n++) {
+        const double *e = wte + tokens[n] * C, rstd = rstd_of(e, C, eps);
+        double *d = dout + n * C, mean = 0.0;
+        for (int64_t c = 0; c < C; c++) mean += d[c] * e[c] * rstd / (double)C;
+        for (int64_t c = 0; c < C; c++) d[c] = rstd * (d[c] - e[c] * rstd * mean);
     }
 }

@@ -216,6 +216,10 @@ static void backward(Reference *m) {
     store(m, m->dln, m->N * c->C);
     norm_backward(m, m->last, m->lnf_mean, m->lnf_rstd, PARAM_LNFW, PARAM_LNFB, -1);
     for (int l = (int)c->L - 1; l >= 0; l--) block_backward(m, l);
+    if (c->embed_norm) {
+        ref_embedding_norm_backward(m->dresidual, m->inputs, weight(m, PARAM_WTE, -1), m->N, c->C, EMBED_NORM_EPS);
+        store(m, m->dresidual, m->N * c->C);
+    }
     ref_embedding_backward(grad(m, PARAM_WTE, -1), grad(m, PARAM_WPE, -1), m->dresidual, m->inputs, m->B, m->T, c->C,
                            c->Vp, c->max_T, !c->untied, false);
 }
@@ -230,8 +234,11 @@ static double run(Reference m, const int32_t *windows, double *losses, double *l
     model_alloc(&m);
     ref_batch_unpack(m.inputs, m.targets, windows, B, T);
     if (config->rope_base) ref_rope_table(m.table, m.heads.maxT, m.heads.HS, (double)config->rope_base);
-    ref_embedding_forward(m.blocks[0].in, m.inputs, weight(&m, PARAM_WTE, -1), weight(&m, PARAM_WPE, -1), B, T,
-                          config->C);
+    if (config->embed_norm)
+        ref_embedding_norm_forward(m.blocks[0].in, m.inputs, weight(&m, PARAM_WTE, -1), m.N, config->C, EMBED_NORM_EPS);
+    else
+        ref_embedding_forward(m.blocks[0].in, m.inputs, weight(&m, PARAM_WTE, -1), weight(&m, PARAM_WPE, -1), B, T,
+                              config->C);
     store(&m, m.blocks[0].in, m.N * config->C);
     for (int l = 0; l < config->L; l++) block_forward(&m, l, l + 1 < config->L ? m.blocks[l + 1].in : m.last);
     norm_forward(&m, m.lnf, m.lnf_mean, m.lnf_rstd, m.last, PARAM_LNFW, PARAM_LNFB, -1);

@@ -21,6 +21,12 @@ void ref_embedding_forward(double *out, const int32_t *tokens, const double *wte
 void ref_embedding_backward(double *dwte, double *dwpe, const double *dout, const int32_t *tokens, int64_t B, int64_t T,
                             int64_t C, int64_t Vp, int64_t maxT, bool accumulate_wte, bool accumulate);
 
+// In place: dout of the embedding's norm becomes that of the rows of wte.
+void ref_embedding_norm_forward(double *out, const int32_t *tokens, const double *wte, int64_t N, int64_t C,
+                                double eps);
+void ref_embedding_norm_backward(double *dout, const int32_t *tokens, const double *wte, int64_t N, int64_t C,
+                                 double eps);
+
 // --- layernorm. (N,C) rows; mean, rstd (N); weight, bias (C).
 void ref_layernorm_forward(double *out, double *mean, double *rstd, const double *in, const double *weight,
                            const double *bias, int64_t N, int64_t C, double eps);

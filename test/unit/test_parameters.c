@@ -83,6 +83,7 @@ TEST(a_family_names_the_block_and_its_parts_may_be_given) {
         {"qwen3:d12,NKV=3,tied=0,NH=6,base=100000", "qwen3", "Qwen3ForCausalLM", 3, 128, 2048, 100000, true},
         {"qwen3:gpt3:c768,HS=96", "qwen3", "Qwen3ForCausalLM", 12, 96, 2048, 10000, false},
         {"qwen3:L=2,C=128", "qwen3", "Qwen3ForCausalLM", 2, 64, 384, 10000, false}, // 341.3 hidden units, rounded up
+        {"starcoder2:d12,embed_norm=1", "starcoder2", "Starcoder2ForCausalLM", 12, 64, 3072, 10000, false},
         {"llama:d12,qk_norm=1,tied=1", "qwen3", "Qwen3ForCausalLM", 12, 64, 2048, 10000, false},
         {"starcoder2:d12,base=0", "gpt2", "GPT2LMHeadModel", 12, 64, 3072, 0, false},
         {"d12,NKV=4", "gpt2", NULL, 4, 64, 3072, 0, false},
@@ -110,6 +111,7 @@ TEST(a_descriptor_made_from_a_model_names_it) {
         "llama:L=12,C=768,NH=12,V=50257,T=1024,tied=1",
         "arcee:L=12,C=768,NH=12,V=50257,T=1024,bias=1",
         "starcoder2:L=12,C=768,NH=12,V=50257,T=1024,bias=0,qk_norm=1",
+        "qwen3:L=12,C=768,NH=12,V=50257,T=1024,embed_norm=1",
     };
     for (size_t i = 0; i < sizeof descriptors / sizeof descriptors[0]; i++) {
         char text[MODEL_DESCRIPTOR];
@@ -129,6 +131,8 @@ TEST(blocks_that_cannot_be_are_refused_with_the_nearest_that_can) {
         {"llama:d12,HS=63", {"a head has 63", "HS=62 or HS=64"}},
         {"llama:L=2,C=6,NH=2", {"a head has 3", "HS=2 or HS=4"}},
         {"d12,qk_norm=1", {"qk_norm=1 needs RoPE", "base=10000"}},
+        {"d12,embed_norm=1", {"embed_norm=1 needs RoPE", "base=10000"}},
+        {"llama:d12,embed_norm=1", {"embed_norm=1 needs the embedding as the head", "use tied=1"}},
         {"qwen3:d12,HS=8192", {"HS = 8192", "98304 channels"}},
         {"qwen3:d12,tied=2", {"'tied=2'", "0 or 1"}},
         {"qwen3:d13", {"'d13' is not a model", "qwen3:"}},
@@ -327,6 +331,20 @@ TEST(initial_values_have_gpt2s_deviation_and_padding_is_zero) {
         assert_true(fabs(sum / (double)used) < 5 * expected[s] / sqrt((double)used));
         assert_true(fabs(sd - expected[s]) < 5 * expected[s] / sqrt(2.0 * (double)used));
         for (int64_t i = used; i < n; i++) assert_true(x[i] == 0.0f);
+    }
+}
+
+TEST(with_a_norm_after_the_embedding_projections_into_the_residual_stream_begin_at_zero) {
+    ModelConfig c = parsed("qwen3:L=2,C=64,V=300,T=64,embed_norm=1");
+    AUTO_FREE Parameter *table = parameter_table(&c);
+    for (int i = 0; i < parameter_count(&c); i++) {
+        const bool is_projection = table[i].spec->init == INIT_NORMAL_RESIDUAL;
+        float x[64];
+        parameter_init_values(x, &c, &table[i], i, 7, 0, 32);
+        if (table[i].rank == 2 && (x[0] == 0.0f) != is_projection)
+            fail_msg("%s begins with %g", table[i].name, (double)x[0]);
+        assert_true(!is_projection || table[i].spec == &parameter_specs[PARAM_ATTPROJW] ||
+                    table[i].spec == &parameter_specs[PARAM_FCPROJW]);
     }
 }
 
