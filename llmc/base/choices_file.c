@@ -80,7 +80,7 @@ static int take_lines(const char *text, size_t size, int *damaged) {
         while (*end) end = &(*end)->next;
         ChoiceEntry *e = insert_line(end, text + at, length);
         *damaged += e == NULL;
-        if (e && *find_entry(e->line, e->key_length) != e) remove_entry(end);
+        if (e && find_entry(e->line, e->key_length) != end) remove_entry(end);
     }
     return lines;
 }

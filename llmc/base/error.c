@@ -1,5 +1,6 @@
 // See error.h.
 #include "llmc/base/error.h"
+#undef error_set // clang-tidy sees the result of calls
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/utf8.h"

@@ -76,12 +76,13 @@ bool json_check_seal(const char *text, size_t bytes, Error *err) {
 
 const char *json_describe(const cJSON *item, char *buf, size_t size) {
     const char *kind = "an object";
-    if (!item) kind = "missing";
     if (cJSON_IsNull(item)) kind = "null";
     if (cJSON_IsTrue(item)) kind = "true";
     if (cJSON_IsFalse(item)) kind = "false";
     if (cJSON_IsArray(item)) kind = "an array";
-    if (cJSON_IsNumber(item))
+    if (!item)
+        snprintf(buf, size, "missing");
+    else if (cJSON_IsNumber(item))
         snprintf(buf, size, "%.17g", item->valuedouble);
     else if (cJSON_IsString(item))
         snprintf(buf, size, "\"%.40s\"", item->valuestring);

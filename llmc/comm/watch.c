@@ -138,7 +138,7 @@ bool watch_start(const WatchOptions *options, Error *err) {
         if (options->sockets) watch.polls[r].fd = options->sockets[r];
     }
     int first = 1; // of the others on this machine
-    while (first < options->rank && strcmp(options->hosts[first], options->hosts[options->rank])) first++;
+    while (first < options->rank && strcmp(options->hosts[first], options->hosts[options->rank]) != 0) first++;
     watch.speaks = first == options->rank;
     sigset_t all, before; // the main thread handles signals
     sigfillset(&all);

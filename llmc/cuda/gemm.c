@@ -339,7 +339,7 @@ static int32_t units_beside_exchange(const GemmPlan *p, GemmTrial *t) {
     if (cuda_backend.exchange_units == 0 || !p->gemm.d || !run_slice(t, 0, &of_all)) return 0;
     set_units(p, fewer);
     const bool same = gemm_takes(p, &t->algorithms[0]) && run_slice(t, 0, &of_fewer) &&
-                      memcmp(&of_all, &of_fewer, sizeof of_all) == 0;
+                      memcmp(&of_all, &of_fewer, sizeof of_all) == 0; // NOLINT: bits, those of NaN too
     set_units(p, 0);
     if (same) return fewer;
     return 0;

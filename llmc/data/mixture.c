@@ -81,8 +81,8 @@ static bool read_weight(const MixturePart *part, int64_t *weight, Error *err) {
 
 // Divides the weights by their common divisor; scales them to millionths of their sum if that is still larger.
 static bool reduce_weights(Mixture *m, Error *err) {
-    int64_t sum = 0, divisor = 0;
-    for (int i = 0; i < m->count; i++) {
+    int64_t sum = m->weights[0], divisor = sum;
+    for (int i = 1; i < m->count; i++) {
         sum += m->weights[i];
         for (int64_t a = m->weights[i]; a != 0;) {
             const int64_t rest = divisor % a;
@@ -105,7 +105,7 @@ static bool reduce_weights(Mixture *m, Error *err) {
 
 // The bytes at the beginning (step 1) or the end (-1) of all patterns that are the same, in whole parts of paths.
 static size_t common_part(const Mixture *m, int step) {
-    int64_t length[MIXTURE_MAX], from[MIXTURE_MAX] = {0}, common = 0;
+    int64_t length[MIXTURE_MAX] = {0}, from[MIXTURE_MAX] = {0}, common = 0;
     for (int i = 0; i < m->count; i++) {
         length[i] = (int64_t)strlen(m->patterns[i]);
         if (step < 0) from[i] = length[i] - 1;

@@ -633,7 +633,7 @@ void runlog_numerics(RunLog *log, int64_t step, const NumericsRow *rows, int cou
     }
     const NumericsRow *least = extreme(rows, count, model_numerics_ratio, false);
     const NumericsRow *most = extreme(rows, count, model_numerics_ratio, true);
-    if (most)
+    if (least && most)
         fprintf(f, " | update/weight %.1e (%.*s) to %.1e (%.*s)", model_numerics_ratio(least), kind_length(least),
                 least->name, model_numerics_ratio(most), kind_length(most), most->name);
     fclose(f);

@@ -305,7 +305,7 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
     const int64_t B = max_i64(m->B, 1), C = m->config.C, exact = model_default_d_ff(&m->config);
     const int64_t products = model_size(&m->config, DIM_FC) / model_size(&m->config, DIM_FF),
                   middle = (exact + STEP / 2) / STEP;
-    int64_t sizes[MOST_SIZES];
+    int64_t sizes[MOST_SIZES] = {exact};
     double shares[MOST_SIZES], most = 0, of_exact = 0; // of the rate of full tiles in full waves
     int count = 0, best = 0;
     for (int64_t i = middle - AROUND; i <= middle + AROUND; i++) {

@@ -48,7 +48,7 @@ static const char *placement_list(const cpu_set_t *set, char text[80]) {
         for (last = first; last + 1 < CPU_SETSIZE && CPU_ISSET(first, set) && CPU_ISSET(last + 1, set);) last++;
         if (!CPU_ISSET(first, set)) continue;
         if (n + 16 > 80) {
-            strcpy(text + n, "...");
+            snprintf(text + n, 80 - n, "...");
             break;
         }
         n += (size_t)snprintf(text + n, 80 - n, "%s%zu", comma, first);
@@ -113,7 +113,7 @@ cpu_set_t placement_choose(const char *sys, const PlacedProcess *all, int count,
     const PlacedProcess *me = &all[rank];
     char here[80], there[80];
     cpu_set_t cpus, other;
-    int index = 0, sharing = 0;
+    int index = 0, sharing = 1; // this process
     *text = '\0';
     placement_list(&me->mask, here);
     if (!placement_reach(&cpus, sys, me)) {
@@ -128,7 +128,7 @@ cpu_set_t placement_choose(const char *sys, const PlacedProcess *all, int count,
     }
     for (int i = 0; i < count; i++) {
         const bool same_host = strcmp(all[i].host, me->host) == 0;
-        if (!same_host || !placement_reach(&other, sys, &all[i]) || !CPU_EQUAL(&other, &cpus)) continue;
+        if (i == rank || !same_host || !placement_reach(&other, sys, &all[i]) || !CPU_EQUAL(&other, &cpus)) continue;
         index += i < rank;
         sharing++;
     }

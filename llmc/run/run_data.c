@@ -252,7 +252,7 @@ bool run_data_open(RunData *data, const Options *o, int64_t T, ModelConfig *conf
     if (data->train.num_shards > 0) stated = &data->train;
     const int64_t vocab = stated->vocab;
     if (config->V == 0) model_config_set_vocab(config, positive_or(vocab, GPT2_VOCAB));
-    if (vocab > config->V)
+    if (vocab > 0 && vocab > config->V)
         return error_set(err,
                          "%s has tokens of a vocabulary of %lld, but the model has %lld; make the shards with the "
                          "model's tokenizer (%s --tokenizer PATH -o DIR FILE...)",

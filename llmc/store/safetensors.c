@@ -86,7 +86,7 @@ static bool parse_tensor_entry(const cJSON *item, SafetensorsEntry *e, int64_t d
     if (strlen(name) >= sizeof e->name)
         return error_set(err, "the tensor name %.32s... has %zu bytes, expected less than %zu", name, strlen(name),
                          sizeof e->name);
-    strcpy(e->name, name);
+    snprintf(e->name, sizeof e->name, "%s", name);
     const cJSON *offsets;
     int64_t numel = 0, size = 0, end = 0;
     bool ok = cJSON_IsObject(item) || error_set(err, "its description is not an object");

@@ -43,7 +43,6 @@ struct InputWalk {
     XXH128_hash_t *seen; // a hash table of what may be met again
     size_t num_seen, num_slots;
     char **roots; // the real paths of the directories among the arguments; NULL until a link is found
-    int num_roots;
     KindCounts left_out, notes;
 };
 
@@ -73,7 +72,7 @@ void inputs_close(InputWalk *w) {
     while (w->depth > 0) leave_directory(w);
     kind_counts_clear(&w->left_out);
     kind_counts_clear(&w->notes);
-    for (int i = 0; i < w->num_roots; i++) free(w->roots[i]);
+    for (char **root = w->roots; root && *root; root++) free(*root);
     free(w->roots);
     free(w->seen);
     free(w->levels);
@@ -151,19 +150,19 @@ static bool leads_inside(InputWalk *w) {
     char *real = realpath(w->path, NULL);
     bool inside = false;
     if (!w->roots) {
-        w->roots = calloc((size_t)w->options->count, sizeof *w->roots);
+        char **end = w->roots = calloc((size_t)w->options->count + 1, sizeof *w->roots);
         REQUIRE_MEMORY(w->roots, "the list of inputs");
         for (int i = 0; i < w->options->count; i++) {
             struct stat st;
             if (stat(w->options->arguments[i], &st) != 0 || !S_ISDIR(st.st_mode)) continue;
-            char *root = realpath(w->options->arguments[i], NULL);
-            if (root) w->roots[w->num_roots++] = root;
+            *end = realpath(w->options->arguments[i], NULL);
+            if (*end) end++;
         }
     }
-    for (int i = 0; real && i < w->num_roots && !inside; i++) {
+    for (char **root = w->roots; real && *root && !inside; root++) {
         size_t n = 0;
-        if (strcmp(w->roots[i], "/") != 0) n = strlen(w->roots[i]);
-        inside = strncmp(real, w->roots[i], n) == 0 && (real[n] == '\0' || (real[n] == '/' && !strstr(real + n, "/.")));
+        if (strcmp(*root, "/") != 0) n = strlen(*root);
+        inside = strncmp(real, *root, n) == 0 && (real[n] == '\0' || (real[n] == '/' && !strstr(real + n, "/.")));
     }
     free(real);
     return inside;

@@ -117,14 +117,14 @@ static bool scan_key(Scan *s) {
 
 // Scans the array or object that begins at p, with everything in it.
 static bool scan_nested(Scan *s) {
-    char closing[JSON_LINE_MAX_DEPTH]; // of each level: } or ], which are two after { and [
+    unsigned char closing[JSON_LINE_MAX_DEPTH]; // of each level: } or ], which are two after { and [
     int depth = 0;
     do {
         skip_space(s); // a value begins here
         unsigned char c = peek(s);
         if (c == '{' || c == '[') {
             if (depth == JSON_LINE_MAX_DEPTH) return scan_fail(s, "nested too deeply");
-            closing[depth++] = (char)(c + 2);
+            closing[depth++] = (unsigned char)(c + 2);
             s->p++;
             skip_space(s);
             if (peek(s) != c + 2) {

@@ -154,6 +154,7 @@ static int64_t merge_long(const MergeTable *t, int32_t *tokens, uint32_t n, uint
 
 int64_t merge_tokens(const MergeTable *t, int32_t *tokens, int64_t n, uint32_t below, int64_t least) {
     REQUIRE(n < UINT32_MAX, "a piece of %lld bytes", (long long)n);
+    if (n < 2) return n; // no pair
     if (n <= SHORT_PIECE) return merge_short(t, tokens, n, below, least);
     return merge_long(t, tokens, (uint32_t)n, below, least);
 }

@@ -40,5 +40,6 @@ static inline const MergeRule *merge_table_find(const MergeTable *t, int32_t lef
     }
 }
 
-// Merges the n < 2^32 tokens in place by the rules of rank < below, until `least` are left; returns how many remain.
+// Merges the n < 2^32 tokens in place by the rules of rank < below, until `least` > 0 are left; returns how many
+// remain.
 int64_t merge_tokens(const MergeTable *t, int32_t *tokens, int64_t n, uint32_t below, int64_t least);

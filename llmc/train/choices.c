@@ -361,7 +361,7 @@ bool evaluate_choices_losses(Model *model, const ChoiceSet *set, int64_t example
     else // a run saves what it has trained before it ends
         error_set(err, "%s: %lld examples: out of memory", choices_name(set), (long long)examples);
     if (s.windows) s.token_losses = host_alloc((size_t)(B * T) * sizeof *s.token_losses, err);
-    bool ok = comm_all_ok(s.token_losses != NULL, err);
+    bool ok = comm_all_ok(s.token_losses != NULL, err) && s.token_losses;
     if (ok) {
         make_sequences(&s, examples, T, &score->cut);
         bool whole = true; // false: a signal came
