@@ -38,7 +38,7 @@ bool fuzz_is_line(const Error *message) {
 }
 
 static int pieces_of(const FuzzReader *r) {
-    int n = 0;
+    int n = 1; // at least
     while (r->files[n]) n++;
     return n;
 }
@@ -272,13 +272,17 @@ size_t LLVMFuzzerCustomCrossOver(const uint8_t *a, size_t a_size, const uint8_t 
 enum { ROUNDS = 2000, HANG_SECONDS = 300 }; // a reader takes a second for all of them
 
 static int64_t round_now;
+static char again[PATH_MAX]; // the command for this round alone
 
-// The damage that is at work when a reader crashes or hangs, before cmocka or the shell say so.
+static void begin_round(int64_t round) {
+    round_now = round;
+    snprintf(again, sizeof again, "%s: again: FUZZ_READER=%s FUZZ_ROUND=%lld %s\n", reader->name, reader->name,
+             (long long)round, program_invocation_name);
+}
+
+// The damage that is at work when a reader crashes or hangs, before cmocka or the shell name the signal.
 static void report(int signal_number) {
-    char text[200];
-    const int n = snprintf(text, sizeof text, "%s: signal %d; again: FUZZ_READER=%s FUZZ_ROUND=%lld %s\n", reader->name,
-                           signal_number, reader->name, (long long)round_now, program_invocation_name);
-    if (write(STDERR_FILENO, text, (size_t)n) < 0) _exit(1);
+    if (write(STDERR_FILENO, again, strlen(again)) < 0) _exit(1);
     signal(signal_number, SIG_DFL);
     raise(signal_number);
 }
@@ -312,7 +316,7 @@ static void seeds_are_read_and_damage_is_survived(void **state) {
     choose(r);
     for (int i = 0; i < r->seeds; i++) {
         load_seed(i, &seeds[i]);
-        round_now = -1 - i;
+        begin_round(-1 - i);
         FuzzInput in = {.variant = seeds[i].variant};
         for (int k = 0; k < pieces_of(r); k++) {
             fuzz_replace(&in.pieces[k], seeds[i].pieces[k].bytes, seeds[i].pieces[k].n);
@@ -325,8 +329,9 @@ static void seeds_are_read_and_damage_is_survived(void **state) {
     }
     int accepted = 0;
     const int64_t first = round ? atoll(round) : 0, last = round ? first + 1 : ROUNDS;
-    for (round_now = first; round_now < last; round_now++) {
+    for (int64_t i = first; i < last; i++) {
         FuzzInput in;
+        begin_round(i);
         damaged_input(seeds, &in);
         accepted += read_input(&in);
         clear(&in);

@@ -269,7 +269,7 @@ static void multiply(void) {
     matmul_forward(out, in, weight, tensor_none()); // has the GPU to itself again
     device_sync();
     for (int pass = 1; pass < PASSES; pass++)
-        CHECK(memcmp(host, host + pass * N * N, bytes) == 0, "pass %d has other bits", pass);
+        CHECK(memcmp(host, host + pass * N * N, bytes) == 0, "pass %d has other bits", pass); // NOLINT: bits
     const long crowded = *vice || before_hopper ? PASSES - 1 : 0;
     CHECK(sim_cublaslt_counts.beside == PASSES - 1 && sim_cublaslt_counts.crowded == crowded,
           "%ld beside the exchange, %ld crowded", sim_cublaslt_counts.beside, sim_cublaslt_counts.crowded);

@@ -665,7 +665,7 @@ TEST(every_field_of_a_trainer_file_is_there_once_and_of_its_kind) {
     s.sources = &(SourceState){(char *)"web", 1, 0, {1000, 7}}, s.source_count = 1;
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
     AUTO_FREE char *text = read_text(TRAINER_FILE);
-    strcpy(strstr(text, ",\n  \"xxh3\": \""), "\n}\n"); // the checksum of the file itself; state_refuses adds it
+    memcpy(strstr(text, ",\n  \"xxh3\": \""), "\n}\n", 4); // the checksum of the file itself; state_refuses adds it
     write_text(TRAINER_FILE, text);
     change_every_field(TRAINER_FILE, "options", state_refuses);
 }

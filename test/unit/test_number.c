@@ -247,10 +247,10 @@ TEST(a_second_moment_above_zero_never_becomes_zero) {
 }
 
 TEST(many_elements_are_converted_as_each_of_them) {
-    enum { N = 3 * (1 << 14) + 5 }; // several pieces, the last one short
+    enum { N = 3 * (1 << 14) + 5, HALF = N / 2 }; // several pieces, the last one short
     static float from[N], back[N];
     static uint16_t narrow[N];
-    for (int i = 0; i < N; i++) from[i] = (float)(i * 7919 % N - N / 2) * 1.2345f;
+    for (int i = 0; i < N; i++) from[i] = (float)(i * 7919 % N - HALF) * 1.2345f;
     for (DType dtype = DTYPE_FP16; dtype <= DTYPE_BF16; dtype++) {
         convert_elements(narrow, dtype, from, DTYPE_FP32, N);
         convert_elements(back, DTYPE_FP32, narrow, dtype, N);

@@ -293,7 +293,7 @@ static int observed(void *context) {
 // The program stops and names the op, unless the op takes it.
 static void assert_refused(const Case *c, int tensor, const char *wrong, bool taken) {
     char said[1024];
-    const int status = status_of_child(observed, (void *)(uintptr_t)c, said, sizeof said);
+    const int status = status_of_child(observed, (void *)c, said, sizeof said);
     if (taken ? status == 0 : WIFSIGNALED(status) && strstr(said, c->op)) return;
     fail_msg("%s, tensor %c, %s: status %d, %s", c->op, 'a' + tensor, wrong, status, said);
 }
@@ -456,7 +456,7 @@ TEST(what_no_tensor_alone_shows_is_checked_as_well) {
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char said[1024];
-        const int status = status_of_child(observed, (void *)(uintptr_t)&wrong[i].c, said, sizeof said);
+        const int status = status_of_child(observed, (void *)&wrong[i].c, said, sizeof said);
         if (!WIFSIGNALED(status) || !strstr(said, wrong[i].c.op) || !strstr(said, wrong[i].words))
             fail_msg("expected \"%s\": status %d, %s", wrong[i].words, status, said);
     }
