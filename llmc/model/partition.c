@@ -73,8 +73,8 @@ static int64_t spread_unit(Partition *p, const Parameter *table, int num_paramet
 // ---------------------------------------------------------------------------------------------------------- norm parts
 
 static void list_norm_parts(Partition *p, const Parameter *table, int num_parameters, const int *cells) {
-    int most = 0;
-    for (int i = 0; i < num_parameters; i++) most += 1 + cells[p->units[i]];
+    int most = num_parameters;
+    for (int i = 0; i < num_parameters; i++) most += cells[p->units[i]];
     p->norm_parts = malloc((size_t)most * sizeof *p->norm_parts);
     REQUIRE_MEMORY(p->norm_parts, "the parts of the norm");
     for (int i = 0; i < num_parameters; i++) {

@@ -4,6 +4,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/choices_file.h"
+#include "llmc/base/directory.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/data/mixture.h"
@@ -585,11 +586,24 @@ static void log_seed(int i) {
     write_text(fuzz_path("run/main.log"), logs[i]);
 }
 
+// What the input before has left: logs moved aside, and TensorBoard's files.
+static void remove_besides_log(void) {
+    char **names, path[300];
+    int count;
+    must(directory_list(fuzz_path("run"), &names, &count, &err));
+    for (int i = 0; i < count; i++) {
+        snprintf(path, sizeof path, "run/%s", names[i]);
+        if (strcmp(names[i], "main.log") != 0) unlink(fuzz_path(path));
+    }
+    directory_list_free(names, count);
+}
+
 // A resume after some step keeps whole lines, those of the beginning unless it has moved the log aside, and adds to
 // them.
 static bool log_reads(const FuzzInput *in) {
     const Piece *p = &in->pieces[0];
     const int64_t step = in->variant;
+    remove_besides_log();
     RunLog *log = runlog_open(fuzz_path("run"), true, step, 0, &err);
     if (!log) return false;
     runlog_event(log, "sample", "\"step\":%lld", (long long)step);

@@ -69,7 +69,7 @@ static void check(const char *name, const double *got, const double *want, int64
 static void check_gradient(int i, double *got, double scale, const double tolerances[3]) {
     const Parameter *p = &golden.table[i];
     int64_t n, at = 0;
-    for (int part = 0; part < p->file_parts; part++, at += n) {
+    for (int part = 0; part < p->file_parts && part < 3; part++, at += n) {
         double *want = expected_part("grad.", p, part, &n);
         for (int64_t j = 0; j < n; j++) got[at + j] /= scale;
         check(p->name, got + at, want, n, tolerances[part]);
