@@ -140,10 +140,10 @@ Done. Results:
   $typed/run/main.log        every step as a line of JSON
 Next steps:
   train longer       ./train_gpt2 -o $typed/run -y -x $((4 * steps))
-  write text         ./train_gpt2 -e $checkpoint -v 0 -x 0 -g 1000 --prompt "The "
+  write text         ./train_gpt2 -e $checkpoint -v 0 -x 0 -g 1000 --prompt "The"
   your own text      make quickstart TEXT=path/to/text
   all options        ./train_gpt2 --help
 In llama.cpp:
   write its file     ./train_gpt2 -e $checkpoint -v 0 -x 0 -s 0 --export $typed/model.gguf:q8_0
-  talk to it         llama-cli -m $typed/model.gguf -no-cnv -n 200 -p "static int "
+  talk to it         llama-cli -m $typed/model.gguf -no-cnv -n 200 -p "static int"
 END
