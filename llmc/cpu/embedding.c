@@ -68,42 +68,38 @@ static ALWAYS_INLINE V rstd_of_row(const void *row, int64_t first, int64_t C, fl
     return 1.0f / vsqrt(vsplat(vsum(squares) / (float)C + eps));
 }
 
-void backend_embedding_norm_forward(Tensor out, Tensor tokens, Tensor wte, float eps) {
+// rows (N,C) = the norms of the tokens' rows of wte; backward: it holds the gradient of these, and becomes that of the
+// rows.
+static void embedding_norm(const char *op, Tensor rows, Tensor tokens, Tensor wte, float eps, bool backward) {
     const int64_t N = tensor_numel(tokens), C = tensor_cols(wte);
     const int32_t *token = tokens.data;
     const void *table = wte.data;
-    void *to = out.data;
-    check_tokens("embedding_norm_forward", token, N, tensor_rows(wte));
-#pragma omp parallel for schedule(static)
-    for (int64_t n = 0; n < N; n++)
-        WITH_DTYPE(E, wte.dtype, {
-            const int64_t e = token[n] * C;
-            const V rstd = rstd_of_row(table, e, C, eps, E);
-            EACH_LANES(i, k, C, vstore_first(k, to, n * C + i, vload_first(k, table, e + i, E) * rstd, E));
-        });
-}
-
-void backend_embedding_norm_backward(Tensor dout, Tensor tokens, Tensor wte, float eps) {
-    const int64_t N = tensor_numel(tokens), C = tensor_cols(wte);
-    const int32_t *token = tokens.data;
-    const void *table = wte.data;
-    void *d = dout.data;
-    check_tokens("embedding_norm_backward", token, N, tensor_rows(wte));
+    void *to = rows.data;
+    check_tokens(op, token, N, tensor_rows(wte));
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n++)
         WITH_DTYPE(E, wte.dtype, {
             const int64_t e = token[n] * C;
             const V rstd = rstd_of_row(table, e, C, eps, E);
             V products = vzero();
-            EACH_LANES(i, k, C, {
-                products = vfma(vload_first(k, d, n * C + i, E), vload_first(k, table, e + i, E), products);
+            EACH_LANES(i, k, backward ? C : 0, {
+                products = vfma(vload_first(k, to, n * C + i, E), vload_first(k, table, e + i, E), products);
             });
-            const V along = vsplat(vsum(products) / (float)C) * rstd * rstd; // of e in dout
+            const V along = vsplat(vsum(products) / (float)C) * rstd * rstd; // of e in the gradient
             EACH_LANES(i, k, C, {
-                const V rest = vload_first(k, d, n * C + i, E) - vload_first(k, table, e + i, E) * along;
-                vstore_first(k, d, n * C + i, rest * rstd, E);
+                V x = vload_first(k, table, e + i, E);
+                if (backward) x = vload_first(k, to, n * C + i, E) - x * along;
+                vstore_first(k, to, n * C + i, x * rstd, E);
             });
         });
+}
+
+void backend_embedding_norm_forward(Tensor out, Tensor tokens, Tensor wte, float eps) {
+    embedding_norm("embedding_norm_forward", out, tokens, wte, eps, false);
+}
+
+void backend_embedding_norm_backward(Tensor dout, Tensor tokens, Tensor wte, float eps) {
+    embedding_norm("embedding_norm_backward", dout, tokens, wte, eps, true);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward

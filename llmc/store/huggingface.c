@@ -74,7 +74,7 @@ static bool check_shape(const SafetensorsEntry *e, int rank, int64_t rows, int64
                      text_if(swapped, ": its matrices are (out, in), as nanoGPT's; transpose them"));
 }
 
-static const char head_name[] = "lm_head.weight", embedding_name[] = "model.embed_tokens.weight";
+static const char head_name[] = "lm_head.weight";
 
 // The buffers of attention that files of older transformers have, of one of the model's blocks. Those of RoPE's
 // frequencies follow from config.json, and nobody reads them.
@@ -92,7 +92,8 @@ static BufferKind buffer_kind(const char *name, const ModelConfig *config) {
 }
 
 static bool is_norm_of_embedding(const SafetensorsEntry *e, const ModelConfig *config) {
-    return config->embed_norm && strcmp(without_prefix(e->name), without_prefix(embedding_name)) == 0;
+    return config->embed_norm &&
+           strcmp(without_prefix(e->name), without_prefix(parameter_specs[PARAM_WTE].class_name)) == 0;
 }
 
 // Whether an entry that is no parameter is allowed in addition; huggingface_check_rest then compares its values.
@@ -117,7 +118,7 @@ static bool open_tensor(HuggingFace *f, const Parameter *p, int part, int *place
     parameter_part_name(p, part, name);
     *place = find_tensor(f->shards, name);
     // save_pretrained of a tied model keeps one of the two names.
-    if (*place < 0 && p->spec == &parameter_specs[PARAM_WTE] && !f->config.untied && !p->is_normed)
+    if (*place < 0 && p->spec == &parameter_specs[PARAM_WTE] && !f->config.untied)
         *place = find_tensor(f->shards, head_name);
     if (*place < 0) {
         error_set(err, "%s: tensor %s is missing", weight_shards_list(f->shards), name);
@@ -196,64 +197,46 @@ void huggingface_close(HuggingFace *f) {
 
 // ---------------------------------------------------------------------------------------- contents besides the weights
 
-static bool check_tied_head(HuggingFace *f, int head, Error *err) {
-    enum { PIECE = 1 << 20 };
+// Compares a tensor with wte: the head of a tied model has the same values; with embed_norm the embedding of the file
+// has the norms of its rows. Between these lie three roundings to the type of the file: of wte's values, of the norm
+// that they add up to, and of the embedding's. Each is by at most 2^-8 (bf16), 2^-11 (fp16) or 2^-24 (fp32) of a value,
+// and in fp16 below 2^-14 by as much as there. In fp32 two more, of another program's norm and product.
+static bool check_beside_wte(HuggingFace *f, int place, bool is_norm, Error *err) {
     const int wte = f->places[parameter_index(&f->config, PARAM_WTE, 0)][0];
-    const int64_t numel = f->config.V * f->config.C;
-    float *a = malloc(2 * PIECE * sizeof *a);
-    REQUIRE_MEMORY(a != NULL, "a piece of the head");
-    bool ok = true;
-    for (int64_t at = 0; ok && at < numel; at += PIECE) {
-        const int64_t n = min_i64(numel - at, PIECE);
-        ok = weight_shards_read_fp32(f->shards, wte, at, n, a, err) &&
-             weight_shards_read_fp32(f->shards, head, at, n, a + PIECE, err);
-        int64_t i = 0;
-        while (ok && i < n && a[i] == a[PIECE + i]) i++;
-        if (!ok || i == n || isnan(a[i])) continue; // reading the weights names what is not finite
-        ok =
-            error_set(err,
-                      "%s: tensor lm_head.weight differs from %s, at [%lld, %lld] %g and %g: the head is not tied, and "
-                      "only tied heads are supported",
-                      weight_shards_path(f->shards, head), weight_shards_entry(f->shards, wte)->name,
-                      (long long)((at + i) / f->config.C), (long long)((at + i) % f->config.C), (double)a[PIECE + i],
-                      (double)a[i]);
-    }
-    free(a);
-    return ok;
-}
-
-// Three roundings to the type of the file lie between the two: of the head's values, of the norm that they add up to,
-// and of the embedding's. Each is by at most 2^-8 (bf16), 2^-11 (fp16) or 2^-24 (fp32) of a value, and in fp16 below
-// 2^-14 by as much as there. In fp32 two more, of another program's norm and product.
-static bool check_norm_of_embedding(HuggingFace *f, int place, Error *err) {
-    const int head = f->places[parameter_index(&f->config, PARAM_WTE, 0)][0];
-    const SafetensorsEntry *e = weight_shards_entry(f->shards, place);
-    const DType types[] = {e->dtype, weight_shards_entry(f->shards, head)->dtype};
+    const SafetensorsEntry *e = weight_shards_entry(f->shards, place), *of_wte = weight_shards_entry(f->shards, wte);
+    const DType types[] = {e->dtype, of_wte->dtype};
     const int64_t C = f->config.C, piece = WEIGHTS_PIECE_FLOATS / C;
-    float unit = 0x1p-21f;
-    for (int i = 0; i < 2; i++) {
+    const char *differs = "differs from", *advice = "the head is not tied, and only tied heads are supported";
+    float unit = 0.0f, rstd = 0.0f;
+    if (is_norm) {
+        differs = "is not the norm of the rows of";
+        advice =
+            "the model was changed by another program. Without \"embed_norm\" in config.json it is read as a model "
+            "with a head of its own";
+        unit = 0x1p-21f;
+    }
+    for (int i = 0; is_norm && i < 2; i++) {
         if (types[i] == DTYPE_FP16) unit = fmaxf(unit, 0x1p-9f);
         if (types[i] == DTYPE_BF16) unit = fmaxf(unit, 0x1p-6f);
     }
-    float *found = malloc((size_t)(2 * piece * C) * sizeof *found), *made = found + piece * C;
+    float *found = malloc((size_t)(2 * piece * C) * sizeof *found), *expected = found + piece * C;
     REQUIRE_MEMORY(found, "a piece of the embedding");
     bool ok = true;
     for (int64_t first = 0; ok && first < f->config.V; first += piece) {
         const int64_t rows = min_i64(f->config.V - first, piece);
         ok = weight_shards_read_fp32(f->shards, place, first * C, rows * C, found, err) &&
-             weight_shards_read_fp32(f->shards, head, first * C, rows * C, made, err);
-        float rstd = 1.0f;
-        for (int64_t i = 0; ok && i < rows * C; i++) {
-            if (i % C == 0) rstd = weights_normalize_row(made + i, C);
-            if (!isfinite(made[i])) break; // reading the weights names it
-            if (fabsf(found[i] - made[i]) <= unit * (fabsf(made[i]) + 0x1p-14f * fmaxf(rstd, 1.0f))) continue;
-            ok =
-                error_set(err,
-                          "%s: tensor %s is not the norm of the rows of %s, at [%lld, %lld] %g, expected %g: the model "
-                          "was changed by another program. Without \"embed_norm\" in config.json it is read as a model "
-                          "with a head of its own",
-                          weight_shards_path(f->shards, place), e->name, weight_shards_entry(f->shards, head)->name,
-                          (long long)(first + i / C), (long long)(i % C), (double)found[i], (double)made[i]);
+             weight_shards_read_fp32(f->shards, wte, first * C, rows * C, expected, err);
+        for (int64_t r = 0; ok && r < rows; r++) {
+            const float *x = found + r * C, *y = expected + r * C;
+            int64_t c = 0;
+            if (is_norm) rstd = weights_normalize_row(expected + r * C, C);
+            while (c < C && (x[c] == y[c] || fabsf(x[c] - y[c]) <= unit * (fabsf(y[c]) + 0x1p-14f * fmaxf(rstd, 1.0f))))
+                c++;
+            if (c == C) continue;
+            if (isnan(y[c])) break; // reading the weights names what is not finite
+            ok = error_set(err, "%s: tensor %s %s %s, at [%lld, %lld] %g and %g: %s",
+                           weight_shards_path(f->shards, place), e->name, differs, of_wte->name, (long long)(first + r),
+                           (long long)c, (double)x[c], (double)y[c], advice);
         }
     }
     free(found);
@@ -305,8 +288,8 @@ bool huggingface_check_rest(HuggingFace *f, Error *err) {
                                             (double)value));
         }
         if (i != wte && !f->config.untied && strcmp(without_prefix(e->name), head_name) == 0)
-            ok = check_tied_head(f, i, err);
-        if (i != wte && is_norm_of_embedding(e, &f->config)) ok = check_norm_of_embedding(f, i, err);
+            ok = check_beside_wte(f, i, false, err);
+        if (ok && is_norm_of_embedding(e, &f->config)) ok = check_beside_wte(f, i, true, err);
     }
     return ok;
 }
@@ -393,17 +376,17 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
     }
     if (config->embed_norm) {
         entries[n] = (SafetensorsEntry){.dtype = m->dtype, .rank = 2, .shape = {config->V, config->C}};
-        snprintf(entries[n++].name, sizeof entries->name, "%s", embedding_name);
+        snprintf(entries[n++].name, sizeof entries->name, "%s", parameter_specs[PARAM_WTE].class_name);
     }
     SafetensorsWriter *w = safetensors_writer_open(path, entries, n, metadata, err);
     free(entries);
     bool ok = w != NULL;
     for (int i = 0; ok && i < count; i++) {
-        const WeightsForm form = {m->dtype, table[i].transposed, false};
+        const WeightsForm form = {.dtype = m->dtype, .transposed = table[i].transposed};
         ok = weights_form_write(m->model, i, form, huggingface_append, w, err);
     }
     if (ok && config->embed_norm) {
-        const WeightsForm norms = {m->dtype, false, true};
+        const WeightsForm norms = {.dtype = m->dtype, .normalized = true};
         ok = weights_form_write(m->model, parameter_index(config, PARAM_WTE, 0), norms, huggingface_append, w, err);
     }
     if (ok) return safetensors_writer_commit(w, &facts->bytes, &facts->checksum, err);

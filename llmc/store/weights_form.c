@@ -79,7 +79,8 @@ bool weights_form_write(const Model *model, int index, WeightsForm form, Weights
         for (int64_t row = 0; ok && row < p->file_rows; row += weights_piece_rows(p)) {
             const int64_t n = min_i64(weights_piece_rows(p), p->file_rows - row);
             ok = get_rows(&s, row, n, piece, err);
-            for (int64_t r = 0; form.normalized && r < n; r++) weights_normalize_row(piece + r * p->cols, p->cols);
+            for (int64_t r = 0; ok && form.normalized && r < n; r++)
+                weights_normalize_row(piece + r * p->cols, p->cols);
             ok = ok && put_values(&s, piece, n * p->cols, err);
         }
     }
