@@ -148,7 +148,7 @@ def random_losses(tries, seed):
 @pytest.mark.slow
 @launchers
 def test_processes_that_are_lost_at_any_time(trainer, processes, data, undisturbed, tmp_path):
-    """LOST_PROCESSES: so many are killed, half as many stopped (8, 4). Two runs at a time: they wait more than they compute."""
+    """LOST_PROCESSES: so many are killed, half as many stopped (6, 3). Two runs at a time: they wait more than they compute."""
     seed = random.randrange(1 << 30)
     expected = undisturbed(trainer, processes)
 
@@ -163,7 +163,7 @@ def test_processes_that_are_lost_at_any_time(trainer, processes, data, undisturb
         return lost
 
     with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(is_lost, enumerate(random_losses(int(os.environ.get("LOST_PROCESSES", "8")), seed))))
+        results = list(pool.map(is_lost, enumerate(random_losses(int(os.environ.get("LOST_PROCESSES", "6")), seed))))
     assert any(results)
     print(f"{sum(results)} of {len(results)} runs were disturbed")
 

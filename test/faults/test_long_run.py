@@ -109,7 +109,7 @@ def disturb(shim, place, shards, steps, every, seed, longest):
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_and_runs_out_of_disk_ends_with_the_same_bytes(shim, data, tmp_path):
-    disturb(shim, tmp_path, data.flags, 4000, 200, 1, 0.6)
+    disturb(shim, tmp_path, data.flags, 2000, 200, 1, 0.6)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ OP_TEST(the_norm_of_embeddings_and_its_gradient_match) {
     static const double scales[] = {1.0, 0.02, 2e-4}; // eps: 1e-7, 3e-4 and 2.5 of the squares
     for (int i = 0; i < NUM_CASES; i++)
         for (int backward = 0; backward <= 1; backward++)
-            for (int k = 0; k < 3; k++) embedding_norm_case(&cases[i], dtype, scales[k], backward);
+            for (int k = 0; k < 3; k++)
+                if (i == 0 || k == (i + backward) % 3) embedding_norm_case(&cases[i], dtype, scales[k], backward);
 }
 
 OP_TEST(slices_of_tensors_match) {

@@ -35,10 +35,10 @@ OP_TEST(constant_rows_give_the_bias) {
 
 OP_TEST(layernorm_backward_matches) {
     for (int i = 0; i < NUM_CASES; i++) {
-        for (int flags = 0; flags < 4; flags++) { // and the sum of din: absent, =, +=, = where the others are +=
+        for (int flags = i % 2; flags < 4; flags += 2) { // and the sum of din: absent, =, +=, = where the others are +=
             static const int sums[] = {0, 4, 4 | 8, 4};
-            const DType grad = (flags ^ i) & 1 ? dtype : DTYPE_FP32;
-            layernorm_backward_case(&cases[i], dtype, grad, flags | sums[(flags + i) % 4]);
+            const DType grad = (flags ^ i / 2) & 1 ? dtype : DTYPE_FP32;
+            layernorm_backward_case(&cases[i], dtype, grad, flags | sums[(flags + i / 2) % 4]);
         }
     }
 }

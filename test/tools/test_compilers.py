@@ -2,7 +2,7 @@
 
 A whole build takes a minute on two cores. So it is made with the oldest GCC and the newest of each
 family: no warning, the same shards, and with each vector code of this machine the same bits after
-some steps. The oldest clang and some between them compile without writing anything.
+some steps. The oldest clang reads the sources and writes nothing.
 
 A compiler that is not installed is skipped by name; `scripts/install_deps.sh compilers` installs
 what the distribution has. Debian has LLVM's OpenMP installed for one version only: that of another
@@ -20,7 +20,7 @@ from test_build import CODES, commands, make
 pytestmark = pytest.mark.slow
 
 BUILT = ["gcc-11", "gcc-14", "clang-19"]
-READ = ["gcc-13", "clang-14", "clang-16", "clang-18"]
+READ = ["clang-14"]
 PROGRAMS = ["train_gpt2", *(path.stem for path in (ROOT / "data").glob("*.c") if path.stem != "tool")]
 MODEL = "-e L=2,C=64,NH=2,T=64 -b 4 -x 5 -l 1e-3 -v 0 -s 0 --threads 2".split()
 
