@@ -235,7 +235,7 @@ FUZZ_BUILD := build/fuzz
 FUZZ_FLAGS := -std=c11 -D_GNU_SOURCE -DLIBFUZZER -I. -O1 -g -fno-omit-frame-pointer -ffp-contract=off \
               -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -Wall -Wextra -Wno-unused-function -Wno-unused-const-variable
 FUZZ_SRC   := $(wildcard llmc/base/*.c llmc/store/*.c llmc/data/*.c llmc/text/*.c llmc/comm/comm.c) llmc/train/choices.c llmc/run/options.c llmc/run/options_together.c \
-              llmc/log/runlog.c data/tool.c llmc/model/parameters.c
+              llmc/log/runlog.c llmc/log/main_log.c data/tool.c llmc/model/parameters.c
 FUZZ_OBJ   := $(FUZZ_SRC:%.c=$(FUZZ_BUILD)/%.o) $(FUZZ_PARTS:%=$(FUZZ_BUILD)/test/fuzz/%.o)
 
 $(FUZZ_BUILD)/%.o: %.c

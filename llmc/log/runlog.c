@@ -5,15 +5,12 @@
 // disagree.
 #include "llmc/log/runlog.h"
 
-#include "llmc/base/append_file.h"
-#include "llmc/base/atomic_file.h"
 #include "llmc/base/directory.h"
-#include "llmc/base/file.h"
 #include "llmc/base/format.h"
-#include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
 #include "llmc/base/utf8.h"
+#include "llmc/log/main_log.h"
 #include "llmc/log/tensorboard.h"
 #include "llmc/model/model_numerics.h"
 
@@ -42,110 +39,6 @@ struct RunLog {
 
 // ---------------------------------------------------------------------------------------------------------- opening
 
-// A main.log that is read line by line.
-typedef struct {
-    FILE *file;
-    char *text; // of the current line
-    size_t capacity;
-    ssize_t length;
-    off_t at;           // its first byte
-    double step;        // -1: no step, or no JSON, which is not ours to judge
-    bool is_evaluation; // a validation, a score, a sample
-    bool is_damaged;    // has zeros: after a loss of power
-} LogLines;
-
-// False: no more lines that are finished.
-static bool log_lines_next(LogLines *l) {
-    l->at += l->length;
-    l->length = 0;
-    if (l->file) l->length = getline(&l->text, &l->capacity, l->file);
-    if (l->length <= 0 || l->text[l->length - 1] != '\n') return false;
-    cJSON *object = cJSON_ParseWithLength(l->text, (size_t)l->length);
-    const cJSON *step = cJSON_GetObjectItemCaseSensitive(object, "step");
-    const char *event = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "event"));
-    l->step = -1;
-    if (cJSON_IsNumber(step)) l->step = step->valuedouble;
-    l->is_evaluation =
-        event && (strcmp(event, "validation") == 0 || strcmp(event, "choices") == 0 || strcmp(event, "sample") == 0);
-    l->is_damaged = memchr(l->text, '\0', (size_t)l->length) != NULL;
-    cJSON_Delete(object);
-    return true;
-}
-
-// A log that does not exist has no lines.
-static bool log_lines_open(LogLines *l, const char *path, Error *err) {
-    *l = (LogLines){.file = fopen(path, "re")};
-    return l->file || errno == ENOENT || error_set(err, "%s: cannot be read: %s", path, path_reason(path, errno).text);
-}
-
-static bool log_lines_close(LogLines *l, const char *path, Error *err) {
-    // At its end, feof; getline that runs out of memory sets neither flag.
-    const bool ok =
-        l->length > 0 || !l->file || feof(l->file) || error_set(err, "%s: cannot be read: %s", path, strerror(errno));
-    free(l->text);
-    if (l->file) fclose(l->file);
-    return ok;
-}
-
-// Finds where the lines begin that a run resumed after `step` writes again; the end of all lines if there are none.
-// mixed: there are such lines, or damaged ones, also before others that it keeps.
-static bool find_kept(const char *path, double step, off_t *keep, bool *mixed, Error *err) {
-    LogLines l;
-    *keep = -1;
-    *mixed = false;
-    if (!log_lines_open(&l, path, err)) return false;
-    while (log_lines_next(&l)) {
-        if (l.is_damaged || l.step > step) {
-            if (*keep < 0) *keep = l.at;
-        } else if (l.step >= 0 && *keep >= 0) {
-            *mixed = true;
-            *keep = -1;
-        }
-    }
-    if (*keep < 0) *keep = l.at;
-    return log_lines_close(&l, path, err);
-}
-
-// Replaces the log by the lines that a run resumed after `step` keeps, of the first `keep` bytes. It is moved aside.
-static bool separate_kept(const char *path, double step, off_t *keep, Error *err) {
-    LogLines l;
-    AtomicFile *f = atomic_file_create(path, err);
-    bool ok = f && log_lines_open(&l, path, err);
-    if (ok) {
-        while (log_lines_next(&l) && l.at < *keep)
-            if (!l.is_damaged && l.step <= step) atomic_file_write(f, l.text, (size_t)l.length, err);
-        ok = log_lines_close(&l, path, err) &&
-             own_file_move_aside(path, "has damaged or repeated lines, without which it is continued", 0, err);
-    }
-    if (ok) return atomic_file_commit(f, keep, NULL, err);
-    atomic_file_abandon(f);
-    return false;
-}
-
-static const char LOG_MARK[] = "{\"event\":\"run\",\"time\":";
-
-// Opens main.log. Keeps what a run resumed after first_step keeps of it. Any other log gets the first unused name of
-// main.log.1, main.log.2, ...: an earlier run wrote it, or the user.
-static bool open_main_log(RunLog *log, const char *path, bool append, int64_t first_step, Error *err) {
-    off_t keep = 0;
-    bool mixed = false;
-    double step = -1;
-    if (append) step = (double)first_step;
-    atomic_file_clean(path); // of separate_kept, killed
-    if (!own_file_make_way(path, LOG_MARK, err) || !append_file_open(&log->file, path, false, err)) return false;
-    const int64_t size = file_size(log->file.fd);
-    if (size != 0 && !find_kept(path, step, &keep, &mixed, err)) return false;
-    const bool has_steps = !append && keep < size;
-    if (has_steps && !own_file_move_aside(path, "belongs to an earlier run", 0, err)) return false;
-    if (mixed && !separate_kept(path, step, &keep, err)) return false;
-    if (has_steps || mixed) {
-        append_file_close(&log->file);
-        if (!append_file_open(&log->file, path, has_steps, err)) return false;
-    }
-    if (!append) keep = 0;
-    return append_file_cut(&log->file, keep, err);
-}
-
 bool runlog_is_there(const RunLog *log, Error *err) {
     struct stat now;
     if (!log->directory) return true;
@@ -166,7 +59,7 @@ RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int 
     log->directory = strdup(directory);
     REQUIRE_MEMORY(log->directory, "a path");
     char *path = path_join(directory, "main.log");
-    bool ok = directory_make(directory, err) && open_main_log(log, path, append, first_step, err);
+    bool ok = directory_make(directory, err) && main_log_open(&log->file, path, append, first_step, err);
     free(path);
     if (ok && stat(directory, &log->place) != 0)
         ok = error_set(err, "%s: cannot be read: %s", directory, path_reason(directory, errno).text);
@@ -268,25 +161,9 @@ void runlog_sync(RunLog *log) {
 }
 
 void runlog_drop_evaluations(RunLog *log, int64_t step) {
-    if (log->file.fd < 0) return;
     Error err;
-    LogLines l;
-    char *others = NULL; // the lines after the first such one
-    size_t bytes = 0;
-    off_t keep = -1;
-    FILE *f = text_open(&others, &bytes);
-    bool ok = log_lines_open(&l, log->file.path, &err);
-    while (ok && log_lines_next(&l)) {
-        const bool drops = l.is_evaluation && l.step == (double)step;
-        if (drops && keep < 0) keep = l.at;
-        if (!drops && keep >= 0) fwrite(l.text, 1, (size_t)l.length, f);
-    }
-    ok = ok && log_lines_close(&l, log->file.path, &err);
-    fclose(f);
-    if (ok && keep >= 0)
-        ok = append_file_cut(&log->file, keep, &err) && append_file_write(&log->file, others, bytes, &err);
-    if (!ok) complain_once(log, &log->file_failed, &err, "this log may have evaluations twice");
-    free(others);
+    if (log->file.fd >= 0 && !main_log_drop_evaluations(&log->file, step, &err))
+        complain_once(log, &log->file_failed, &err, "this log may have evaluations twice");
 }
 
 // A line of main.log, and nothing else: {"event":EVENT,"time":...,INNER}.

@@ -24,12 +24,7 @@
 
 typedef struct RunLog RunLog;
 
-// directory NULL or "": no file; it is made if it is missing. Two processes cannot write into one: the second gets an
-// error. append: continues main.log of a resumed run, cutting off the lines of steps > first_step at its end (those
-// will be run again) and a last line that was not finished; first_step INT64_MAX keeps every step (a run that only
-// evaluates). If such lines, or lines with zeros, are also before others that it keeps (a disk or a person has changed
-// them), the log is renamed as below, and its other lines are continued. append false: a new file; one that has steps
-// is renamed to main.log.1, or the first number that is free.
+// directory NULL or "": no file; it is made if it is missing. append and first_step: as of main_log_open.
 // progress: -1 = when stdout is a terminal that redraws (terminal_redraws); 0, 1.
 // The same numbers also go to an event file in directory, those of a run that only evaluates to one in
 // directory/evaluation, a curve of its own. NULL on error.
