@@ -1,7 +1,7 @@
 // Hugging Face directories, see huggingface.h. The reader accepts what the classes of transformers write: tensor names
 // with and without "transformer." or "model." and the prefixes of torch.compile and DDP, the tied lm_head.weight, also
-// in place of wte, the causal mask buffers (both are compared with what they must be), F32, F16 and BF16. Models with
-// embed_norm hold the embedding as lm_head.weight, which the reader takes, and its normalised rows as
+// in place of wte (it is compared with that), the buffers of attention, which are not read, F32, F16 and BF16. Models
+// with embed_norm hold the embedding as lm_head.weight, which the reader takes, and its normalised rows as
 // model.embed_tokens.weight, so that their class computes the same. Each file is written atomically and checksummed on
 // the way; the caller commits the directory as a whole.
 #include "llmc/store/huggingface.h"
@@ -76,19 +76,16 @@ static bool check_shape(const SafetensorsEntry *e, int rank, int64_t rows, int64
 
 static const char head_name[] = "lm_head.weight";
 
-// The buffers of attention that files of older transformers have, of one of the model's blocks. Those of RoPE's
-// frequencies follow from config.json, and nobody reads them.
-typedef enum { BUFFER_NONE, BUFFER_MASK, BUFFER_MASKED_VALUE, BUFFER_FREQUENCIES } BufferKind;
-static BufferKind buffer_kind(const char *name, const ModelConfig *config) {
+// The buffers of attention that files of older transformers have, of one of the model's blocks: masks, and frequencies
+// of RoPE, which follow from config.json. As in transformers, nobody reads them.
+static bool is_buffer(const char *name, const ModelConfig *config) {
     int block, n = 0;
     name = without_prefix(name);
     const char *blocks = "layers.%9d.self_attn.%n";
     if (model_is_gpt2(config)) blocks = "h.%9d.attn.%n";
-    if (sscanf(name, blocks, &block, &n) != 1 || n == 0 || block < 0 || block >= config->L) return BUFFER_NONE;
-    if (model_is_gpt2(config) && strcmp(name + n, "bias") == 0) return BUFFER_MASK;
-    if (model_is_gpt2(config) && strcmp(name + n, "masked_bias") == 0) return BUFFER_MASKED_VALUE;
-    if (!model_is_gpt2(config) && strcmp(name + n, "rotary_emb.inv_freq") == 0) return BUFFER_FREQUENCIES;
-    return BUFFER_NONE;
+    if (sscanf(name, blocks, &block, &n) != 1 || n == 0 || block < 0 || block >= config->L) return false;
+    if (model_is_gpt2(config)) return strcmp(name + n, "bias") == 0 || strcmp(name + n, "masked_bias") == 0;
+    return strcmp(name + n, "rotary_emb.inv_freq") == 0;
 }
 
 static bool is_norm_of_embedding(const SafetensorsEntry *e, const ModelConfig *config) {
@@ -100,7 +97,7 @@ static bool is_norm_of_embedding(const SafetensorsEntry *e, const ModelConfig *c
 static bool check_extra(const SafetensorsEntry *e, const ModelConfig *config, Error *err) {
     if (strcmp(without_prefix(e->name), head_name) == 0 || is_norm_of_embedding(e, config))
         return check_shape(e, 2, config->V, config->C, err);
-    if (buffer_kind(e->name, config) != BUFFER_NONE) return true;
+    if (is_buffer(e->name, config)) return true;
     const char *what = "model";
     if (model_is_gpt2(config)) what = "GPT-2";
     error_set(err, "tensor %s is not part of a %s of %lld blocks with this config.json", e->name, what,
@@ -243,50 +240,11 @@ static bool check_beside_wte(HuggingFace *f, int place, bool is_norm, Error *err
     return ok;
 }
 
-// (1, 1, n, n) of any type: not zero at and below the diagonal, zero above.
-static bool check_mask(HuggingFace *f, int place, Error *err) {
-    const SafetensorsEntry *e = weight_shards_entry(f->shards, place);
-    int64_t n = 0, size = 0;
-    if (e->rank >= 2) n = e->shape[e->rank - 1];
-    if (n > 0) size = e->bytes / n / n;
-    bool ok = n > 0 && e->shape[e->rank - 2] == n && size >= 1 && size <= 8 && size * n * n == e->bytes;
-    if (!ok) return error_set(err, "%s: tensor %s is not a square mask", weight_shards_path(f->shards, place), e->name);
-    char *row = malloc((size_t)(n * size));
-    REQUIRE_MEMORY(row != NULL, "a row of a mask");
-    for (int64_t r = 0; ok && r < n; r++) {
-        ok = weight_shards_read_bytes(f->shards, place, r * n * size, n * size, row, err);
-        for (int64_t c = 0; ok && c < n; c++) {
-            const char *value = "0";
-            for (int64_t i = 0; i < size; i++)
-                if (row[c * size + i] != 0) value = "set";
-            if ((*value == 's') != (c <= r))
-                ok = error_set(err,
-                               "%s: tensor %s is not a causal mask: [%lld, %lld] is %s; only causal attention is "
-                               "supported",
-                               weight_shards_path(f->shards, place), e->name, (long long)r, (long long)c, value);
-        }
-    }
-    free(row);
-    return ok;
-}
-
 bool huggingface_check_rest(HuggingFace *f, Error *err) {
-    enum { LOW = -1000 }; // masked scores become a value so low that their probability is 0
     const int wte = f->places[parameter_index(&f->config, PARAM_WTE, 0)][0];
     bool ok = true;
     for (int i = 0; ok && i < weight_shards_count(f->shards); i++) {
         const SafetensorsEntry *e = weight_shards_entry(f->shards, i);
-        const BufferKind kind = buffer_kind(e->name, &f->config);
-        if (kind == BUFFER_MASK) ok = check_mask(f, i, err);
-        if (kind == BUFFER_MASKED_VALUE) {
-            const char *path = weight_shards_path(f->shards, i);
-            float value = 0;
-            if (e->bytes != (int64_t)dtype_size(DTYPE_FP32) && e->bytes != (int64_t)dtype_size(DTYPE_FP16))
-                ok = error_set(err, "%s: tensor %s is not one number", path, e->name);
-            ok = ok && weight_shards_read_fp32(f->shards, i, 0, 1, &value, err) &&
-                 (value <= LOW || error_set(err, "%s: tensor %s is %g, expected a large negative number", path, e->name,
-                                            (double)value));
-        }
         if (i != wte && !f->config.untied && strcmp(without_prefix(e->name), head_name) == 0)
             ok = check_beside_wte(f, i, false, err);
         if (ok && is_norm_of_embedding(e, &f->config)) ok = check_beside_wte(f, i, true, err);

@@ -11,7 +11,7 @@ typedef struct HuggingFace HuggingFace;
 // eot: eos_token_id of config.json, -1 if it has none.
 HuggingFace *huggingface_open(const char *directory, ModelConfig *config, int64_t *eot, Error *err);
 void huggingface_close(HuggingFace *f);
-// Whether lm_head.weight, if there is one, equals wte, and the buffers of attention are causal masks.
+// Whether lm_head.weight, if there is one, equals wte, and with embed_norm the embedding has the norms of its rows.
 bool huggingface_check_rest(HuggingFace *f, Error *err);
 // Rows [first_row, first_row + rows) of p, all of them within p->file_rows.
 bool huggingface_read(HuggingFace *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err);

@@ -72,35 +72,20 @@ static bool are_finite(const float *values, int64_t n) {
     return !found;
 }
 
-// Reads the whole tensor again to count its values that are not finite, and to find the first one in the file's order.
-static bool refuse_not_finite(WeightsFile *f, const Parameter *p, Error *err) {
-    int64_t count = 0, first = INT64_MAX, row_step = p->cols, col_step = 1; // in the file
-    if (f->directory && p->transposed) {
-        row_step = 1;
-        col_step = p->file_rows;
-    }
-    float value = 0, *row = malloc((size_t)p->cols * sizeof *row);
-    REQUIRE_MEMORY(row != NULL, "a row of weights");
-    for (int64_t r = 0; r < p->file_rows && read_file_rows(f, p, r, 1, row, NULL); r++)
-        for (int64_t c = 0; c < p->cols; c++) {
-            const int64_t at = r * row_step + c * col_step;
-            if (isfinite(row[c])) continue;
-            count++;
-            if (at > first) continue;
-            first = at;
-            value = row[c];
-        }
-    free(row);
-    const int64_t cols = max_i64(row_step, col_step); // of the file's matrix
+// Names the first value that is not finite of n, and its place in the file's matrix.
+static bool refuse_not_finite(const WeightsFile *f, const Parameter *p, int64_t first_row, const float *values,
+                              Error *err) {
+    int64_t i = 0;
+    while (isfinite(values[i])) i++;
+    int64_t row = first_row + i / p->cols, col = i % p->cols;
     char place[64];
-    snprintf(place, sizeof place, "[%lld]", (long long)first);
-    if (p->rank == 2)
-        snprintf(place, sizeof place, "[%lld, %lld]", (long long)(first / cols), (long long)(first % cols));
-    return error_set(
-        err,
-        "%s: tensor %s has %lld of %lld values that are not finite, the first %g at %s: the model diverged, "
-        "or overflowed when it was saved as fp16; save it in fp32 or bf16, or take an earlier one",
-        f->path, p->name, (long long)count, (long long)(p->file_rows * p->cols), (double)value, place);
+    snprintf(place, sizeof place, "[%lld, %lld]", (long long)row, (long long)col);
+    if (f->directory && p->transposed) snprintf(place, sizeof place, "[%lld, %lld]", (long long)col, (long long)row);
+    if (p->rank == 1) snprintf(place, sizeof place, "[%lld]", (long long)row);
+    return error_set(err,
+                     "%s: tensor %s has a value that is not finite, %g at %s: the model diverged, or overflowed when "
+                     "it was saved as fp16; save it in fp32 or bf16, or take an earlier one",
+                     f->path, p->name, (double)values[i], place);
 }
 
 bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err) {
@@ -110,7 +95,7 @@ bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, in
     memset(out + in_file * p->cols, 0, (size_t)((rows - in_file) * p->cols) * sizeof *out);
     if (in_file == 0) return true;
     return read_file_rows(f, p, first_row, in_file, out, err) &&
-           (are_finite(out, in_file * p->cols) || refuse_not_finite(f, p, err));
+           (are_finite(out, in_file * p->cols) || refuse_not_finite(f, p, first_row, out, err));
 }
 
 bool weights_file_load(Model *model, const char *path, Error *err) {

@@ -16,10 +16,10 @@ WeightsFile *weights_file_open(const char *path, Error *err);
 void weights_file_close(WeightsFile *f);
 const ModelConfig *weights_file_config(const WeightsFile *f);
 int64_t weights_file_eot(const WeightsFile *f); // the end-of-text token that the model states, -1: none
-// Checks the other contents of the file: a tied head equals wte, and masks are causal.
+// Checks the other contents of the file: a tied head equals wte.
 bool weights_file_check_rest(WeightsFile *f, Error *err);
 // Rows [first, first + rows) of tensor p (of a parameter_table for the file's config) in our (out, in) layout; rows
-// beyond V are 0. A tensor with a value that is not finite is refused with their number and the first one.
+// beyond V are 0. A tensor with a value that is not finite is refused with its place.
 bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err);
 
 // Loads all weights from the file at path into the model, which must have its shape.

@@ -230,9 +230,8 @@ TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
     REFUSED(tmp.path, "no model.safetensors next to its config.json");
     write_bytes(tmp_file("b.gguf"), "GGUF", 4);
     REFUSED(tmp.path, "b.gguf is GGUF weights: give the Hugging Face directory of the model");
-    write_bytes(tmp_file("pytorch_model.bin.index.json"), "", 0);
-    REFUSED(tmp.path, "safe_serialization=True");
-    write_bytes(tmp_file("pytorch_model.bin"), "", 0);
+    unlink(tmp_file("b.gguf"));
+    write_bytes(tmp_file("pytorch_model.bin"), "PK\x03\x04", 4);
     REFUSED(tmp.path, "safe_serialization=True");
     assert_int_equal(mkfifo(tmp_file("pipe"), 0600), 0);
     REFUSED(tmp_file("pipe"), "not a plain file but a pipe");
@@ -263,12 +262,10 @@ static const char *why_not_loaded(Variant v) {
 #define NOT_LOADED(message, ...)                                                                                       \
     assert_non_null(strstr(why_not_loaded((Variant){.dtype = DTYPE_FP32, __VA_ARGS__}), message))
 
-TEST(a_head_that_is_not_tied_and_masks_that_are_not_causal_are_refused) {
+TEST(a_head_that_is_not_tied_and_foreign_tensors_are_refused) {
     assert_string_equal(why_not_loaded((Variant){.dtype = DTYPE_FP32, .extras = true}), "");
     NOT_LOADED("lm_head.weight differs from wte.weight, at [0, 1] 0.5 and ", .extras = true, .wrong = "lm_head",
                .value = 0.5f);
-    NOT_LOADED("h.0.attn.bias is not a causal mask: [0, 1] is set", .extras = true, .wrong = "attn.bias", .value = 1);
-    NOT_LOADED("masked_bias is 0, expected a large negative number", .extras = true, .wrong = "masked_bias");
     REFUSED(write_huggingface((Variant){.dtype = DTYPE_FP32, .add = "h.2.attn.bias"}),
             "tensor h.2.attn.bias is not part");
     REFUSED(write_huggingface((Variant){.dtype = DTYPE_FP32, .add = "h.0.attn.c_attn.lora_A.weight"}),
@@ -276,13 +273,12 @@ TEST(a_head_that_is_not_tied_and_masks_that_are_not_causal_are_refused) {
 }
 
 TEST(a_value_that_is_not_finite_is_named_with_tensor_and_place) {
-    NOT_LOADED(
-        "tensor transformer.h.1.mlp.c_fc.weight has 1 of 25600 values that are not finite, the first inf at [0, 1]",
-        .wrong = "h.1.mlp.c_fc.weight", .value = (float)INFINITY);
-    NOT_LOADED("tensor transformer.wte.weight has 1 of 10400 values that are not finite, the first nan at [0, 1]",
-               .wrong = "wte.weight", .value = (float)NAN);
-    NOT_LOADED("tensor transformer.ln_f.bias has 1 of 80 values that are not finite, the first -inf at [1]",
-               .wrong = "ln_f.bias", .value = -(float)INFINITY);
+    NOT_LOADED("tensor transformer.h.1.mlp.c_fc.weight has a value that is not finite, inf at [0, 1]",
+               .wrong = "h.1.mlp.c_fc.weight", .value = (float)INFINITY);
+    NOT_LOADED("tensor transformer.wte.weight has a value that is not finite, nan at [0, 1]", .wrong = "wte.weight",
+               .value = (float)NAN);
+    NOT_LOADED("tensor transformer.ln_f.bias has a value that is not finite, -inf at [1]", .wrong = "ln_f.bias",
+               .value = -(float)INFINITY);
 }
 
 TEST(a_tensor_too_few_or_too_many_is_named) {
@@ -344,38 +340,18 @@ TEST(all_sizes_of_gpt2_are_read) {
 }
 
 TEST(index_and_files_must_fit_each_other) {
-    static const struct {
-        const char *from, *to, *messages[2];
-    } edits[] = {
-        {"model-00001",
-         "model-00002",
-         {"model-00002-of-00003.safetensors: tensor transformer.wte.weight is in ",
-          "model-00001-of-00003.safetensors, but the index puts it in this file"}},
-        {"\"transformer.wte.weight\": \"model-00001-of-00003.safetensors\", ",
-         "",
-         {"model-00001-of-00003.safetensors: tensor transformer.wte.weight is not in the index", ""}},
-        {"{\"transformer",
-         "{\"more\": \"model-00003-of-00003.safetensors\", \"transformer",
-         {"model-00003-of-00003.safetensors: tensor more is missing", ""}},
-    };
-    for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
-        write_huggingface(in_three);
-        replace_in_file(tmp_file(INDEX), edits[i].from, edits[i].to);
-        REFUSED(tmp.path, edits[i].messages[0]);
-        assert_message(edits[i].messages[1]);
-    }
     Variant cut = in_three;
     cut.omit = "transformer.h.0.ln_1.bias";
     REFUSED(write_huggingface(cut), INDEX ": tensor transformer.h.0.ln_1.bias is missing");
     write_huggingface(in_three);
     write_shard(shard_path(2, 3), in_three, 1); // the same tensors twice, others not at all
-    REFUSED(tmp.path, "model-00003-of-00003.safetensors: ");
-    // One in two files: the index means the other.
+    REFUSED(tmp.path, "model-00003-of-00003.safetensors: tensor ");
+    assert_message("model-00002-of-00003.safetensors too");
     write_huggingface(in_three);
     Variant also = in_three;
     also.add = "transformer.wte.weight";
     write_shard(shard_path(2, 3), also, 2);
-    REFUSED(tmp.path, "model-00003-of-00003.safetensors: has tensor transformer.wte.weight, but the index puts it in ");
+    REFUSED(tmp.path, "model-00003-of-00003.safetensors: tensor transformer.wte.weight is in ");
     unlink(shard_path(1, 3));
     REFUSED(tmp.path, "model-00002-of-00003.safetensors: this file is missing; the weights are in 3 files");
     assert_message(INDEX);
@@ -396,13 +372,12 @@ TEST(an_index_names_files_beside_it_and_no_others) {
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         write_huggingface(in_three);
         replace_in_file(tmp_file(INDEX), "\"model-00001-of-00003.safetensors\"", names[i]);
-        REFUSED(tmp.path, INDEX ": \"weight_map\" puts tensor transformer.wte.weight into ");
-        assert_message("expected the name of a .safetensors file in the same directory");
+        REFUSED(tmp.path, INDEX ": \"weight_map\" names ");
+        assert_message("expected a .safetensors file in the same directory");
     }
 }
 
 TEST(an_index_that_is_none_is_refused) {
-#define LONG "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
     static const struct {
         const char *text, *message;
     } texts[] = {
@@ -411,10 +386,6 @@ TEST(an_index_that_is_none_is_refused) {
         {"{}", "\"weight_map\" is missing"},
         {"{\"weight_map\": []}", "\"weight_map\" is an array, expected an object"},
         {"{\"weight_map\": {}}", "\"weight_map\" is empty"},
-        {"{\"weight_map\": {\"\": \"a.safetensors\"}}", "an invalid tensor name"},
-        {"{\"weight_map\": {\"a\\n\": \"a.safetensors\"}}", "an invalid tensor name"},
-        {"{\"weight_map\": {\"" LONG LONG "\": \"a.safetensors\"}}", "an invalid tensor name"},
-        {"{\"weight_map\": {\"a\": \"a.safetensors\", \"a\": \"a.safetensors\"}}", "lists tensor a twice"},
         {"{\"weight_map\": {\"a\": \"a.safetensors\"}}",
          "a.safetensors: this file is missing; the weights are in 1 files"},
     };
