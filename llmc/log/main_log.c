@@ -28,10 +28,11 @@ static double step_of(const char *line, size_t length, bool *is_evaluation) {
 }
 
 // Removes the evaluations of a step; or else damaged lines and those of later steps. *dropped: there was such a line.
-// The log is cut before the first one, and the others after it are appended again. may_cut false: only looks.
+// The log is cut before the first one, and the others after it are appended again. Lines without a step at the end
+// belong to the later steps before them. may_cut false: only looks.
 static bool drop_lines(AppendFile *f, double step, bool evaluations, bool may_cut, bool *dropped, Error *err) {
     char *line = NULL, *others = NULL;
-    size_t capacity = 0, bytes = 0;
+    size_t capacity = 0, bytes = 0, length = 0, wanted = 0; // of the others
     off_t end = 0, keep = -1;
     FILE *in = fopen(f->path, "re");
     if (!in) return error_set(err, "%s: cannot be read: %s", f->path, path_reason(f->path, errno).text);
@@ -43,7 +44,11 @@ static bool drop_lines(AppendFile *f, double step, bool evaluations, bool may_cu
         bool drops = of > step || memchr(line, '\0', (size_t)n);
         if (evaluations) drops = is_evaluation && of == step;
         if (drops && keep < 0) keep = end;
-        if (!drops && keep >= 0) fwrite(line, 1, (size_t)n, out);
+        if (!drops && keep >= 0) {
+            fwrite(line, 1, (size_t)n, out);
+            length += (size_t)n;
+            if (of >= 0 || evaluations) wanted = length;
+        }
         end += n;
     }
     // At its end, feof; getline that runs out of memory sets neither flag.
@@ -53,7 +58,7 @@ static bool drop_lines(AppendFile *f, double step, bool evaluations, bool may_cu
     free(line);
     *dropped = keep >= 0;
     if (keep < 0) keep = end;
-    if (may_cut) ok = ok && append_file_cut(f, keep, err) && append_file_write(f, others, bytes, err);
+    if (may_cut) ok = ok && append_file_cut(f, keep, err) && append_file_write(f, others, wanted, err);
     free(others);
     return ok;
 }
