@@ -28,19 +28,10 @@ def recipe(root, name, *arguments, **environment):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_plan_in_the_head_of_a_recipe_is_what_the_planner_says(root, name):
-    said = recipe(root, name, "--plan", DTYPE="bf16", OMP_NUM_THREADS=2).stdout  # each thread has buffers of its own
-    now = [re.sub(" +", " ", line).strip() for line in said.splitlines()]
-    head = [line[4:] for line in (root / f"scripts/run_{name}.sh").read_text().splitlines() if line.startswith("#   ")]
-    assert sum(line.startswith("limit") for line in head) == said.count("GB/s") + 1 > 10
-    for line in head:
-        assert re.sub(" +", " ", line).strip() in now
-
-
-@pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_trains_with_the_published_hyperparameters(root, name, tmp_path):
     parameters, rate, final, batch, tokens, steps, corpus = RECIPES[name]
     plan = recipe(root, name, "--plan").stdout
+    assert plan.count("GB/s") > 10  # a row for each GPU
     assert f"-b {batch} -r 0, {tokens} tokens a step, {steps} steps" in plan
     millions = float(re.search(r"([0-9.]+)([MB]) parameters", plan)[1]) * (1000 if "B parameters" in plan else 1)
     assert millions == pytest.approx(parameters / 1e6, rel=1e-3)
