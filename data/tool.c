@@ -40,142 +40,65 @@ bool tool_read_number(const char *name, const char *text, int64_t min, int64_t m
     return error_set(err, "--%s %s: expected a number from %" PRId64 " to %" PRId64, name, text, min, max);
 }
 
-// A command line while it is read. Words that are not options move to the end, in their order.
-typedef struct {
-    const char *program;
-    const ToolOption *table;
-    int argc, at; // of the next word
-    char **argv;
-    const char *given[16];             // the value of each row; NULL: not given yet
-    const ToolOption *help, *repeated; // given: -h; with two values, the last of which counts
-    const char *before;                // the other value
-} ToolWords;
-
-static bool list_hint(const ToolWords *w, const char *what, const char *word, Error *err) {
-    return error_set(err, "%s%s; %s --help lists the options", word, what, tool_path(w->program).text);
-}
-
-// The row with this long name; else the only one that begins with it. NULL: none, and *several: more than one.
-static const ToolOption *find_row(const ToolWords *w, const char *name, size_t length, bool *several) {
-    const ToolOption *found = NULL;
-    *several = false;
-    for (const ToolOption *o = w->table; o->name; o++) {
-        if (strncmp(o->name, name, length) != 0) continue;
-        if (!o->name[length]) {
-            *several = false;
-            return o;
-        }
-        *several |= found != NULL;
-        found = o;
-    }
-    if (*several || length == 0) return NULL;
-    return found;
-}
-
-static const ToolOption *find_letter(const ToolWords *w, char letter) {
-    for (const ToolOption *o = w->table; o->name; o++)
-        if (letter && o->letter == letter) return o;
-    return NULL;
-}
-
-static bool unknown_word(const ToolWords *w, const char *word, Error *err) {
+static bool refuse_word(const char *program, const ToolOption *table, const char *word, Error *err) {
     const Argument a = argument_split(word);
     NearestName nearest = argument_nearest(a.name, a.length);
     char help[512];
     if (word[1] != '-' && file_exists(word))
         return error_set(err, "unknown option %s; the file of this name is %s", word, path_quoted(word).text);
-    for (const ToolOption *o = w->table; o->name && word[1] == '-'; o++) argument_nearest_try(&nearest, "--", o->name);
-    snprintf(help, sizeof help, "%s --help", tool_path(w->program).text);
+    for (const ToolOption *o = table; o->name && word[1] == '-'; o++) argument_nearest_try(&nearest, "--", o->name);
+    snprintf(help, sizeof help, "%s --help", tool_path(program).text);
     return argument_unknown(argument_shown(word, strlen(word)).text, &nearest, help, err);
 }
 
-// value: NULL of a flag.
-static bool take_value(ToolWords *w, const ToolOption *o, const char *value, Error *err) {
-    const ptrdiff_t row = o - w->table;
-    if (o->flag) *o->flag = true;
-    if (o->letter == 'h') w->help = o;
-    if (!value) return true;
-    if (w->given[row] && strcmp(w->given[row], value) != 0) {
-        w->before = w->given[row];
-        w->repeated = o;
-    }
-    w->given[row] = value;
-    if (o->text) *o->text = value;
-    return !o->number || tool_read_number(o->name, value, o->min, o->max, o->number, err);
-}
-
-// The value is `attached`, or the next word.
-static bool read_value(ToolWords *w, const ToolOption *o, const char *typed, const char *attached, Error *err) {
-    if (o->flag && attached) return list_hint(w, ": takes no value", typed, err);
-    if (o->flag || attached) return take_value(w, o, attached, err);
-    // An option of the table is not the value of the one before it.
-    const char *next = "--";
-    if (w->at < w->argc) next = w->argv[w->at];
-    const Argument a = argument_split(next);
-    bool is_option = w->at == w->argc, several;
-    if (next[0] == '-' && next[1] == '-') is_option |= find_row(w, a.name, a.length, &several) != NULL;
-    if (next[0] == '-' && next[1] && !next[2]) is_option |= find_letter(w, next[1]) != NULL;
-    if (is_option) return list_hint(w, " needs a value", typed, err);
-    w->at++;
-    return take_value(w, o, next, err);
-}
-
-// -o value, -ovalue, -abc. Nothing is taken from a word with an unknown letter.
-static bool read_letters(ToolWords *w, const char *word, Error *err) {
-    const char *last = word + 1;
-    const ToolOption *o;
-    while ((o = find_letter(w, *last)) && o->flag && last[1]) last++;
-    if (!o) return unknown_word(w, word, err);
-    for (const char *c = word + 1; c <= last; c++) {
-        const char typed[] = {'-', *c, '\0'};
-        o = find_letter(w, *c);
-        const char *attached = NULL;
-        if (c[1]) attached = c + 1;
-        if (!o->flag) return read_value(w, o, typed, attached, err);
-        if (!take_value(w, o, NULL, err)) return false;
-    }
-    return true;
+// Tells whether a word is -x or --name of the table: it is not the value of the option before it.
+static bool is_option(const ToolOption *table, const char *word) {
+    for (const ToolOption *o = table; o->name; o++)
+        if (word[0] == '-' &&
+            ((word[1] == '-' && strcmp(word + 2, o->name) == 0) || (o->letter && word[1] == o->letter && !word[2])))
+            return true;
+    return false;
 }
 
 bool tool_read_options(const char *program, const ToolOption *table, int argc, char **argv, Error *err) {
-    ToolWords w = {.program = program, .table = table, .argc = argc, .at = 1, .argv = argv};
-    int rows = 0, operands = 0;
-    while (table[rows].name) rows++;
-    REQUIRE(rows <= (int)(sizeof w.given / sizeof *w.given), "data/%s has %d options", program, rows);
-    bool ok = true, only_operands = false;
-    char **others = calloc((size_t)argc + 1, sizeof *others);
-    REQUIRE_MEMORY(others, "a command line");
-    while (ok && w.at < argc && !w.help) {
-        char *word = argv[w.at++];
-        if (only_operands || word[0] != '-' || !word[1]) {
-            others[operands++] = word;
-        } else if (strcmp(word, "--") == 0) {
-            only_operands = true;
-        } else {
-            const bool is_long = word[1] == '-'; // --name, --name=value; also -name, if all of the name is there
-            const Argument a = argument_split(word);
-            bool several;
-            const ToolOption *o = find_row(&w, a.name, a.length, &several);
-            if (is_long && several)
-                ok = list_hint(&w, " is the beginning of several options", word, err);
-            else if (o && (is_long || !o->name[a.length]))
-                ok = read_value(&w, o, word, a.value, err);
-            else if (is_long)
-                ok = unknown_word(&w, word, err);
-            else
-                ok = read_letters(&w, word, err);
+    enum { MAX_ROWS = 16, FIRST_ROW = 256 }; // FIRST_ROW: what getopt returns for the first row's long name
+    struct option names[MAX_ROWS + 1] = {{0}};
+    const char *given[MAX_ROWS] = {NULL};
+    char letters[2 * MAX_ROWS + 2] = ":"; // ':': tells a missing value from an unknown option
+    for (int i = 0; table[i].name; i++) {
+        REQUIRE(i < MAX_ROWS, "data/%s has more than %d options", program, MAX_ROWS);
+        names[i] = (struct option){.name = table[i].name, .has_arg = !table[i].flag, .val = FIRST_ROW + i};
+        if (!table[i].letter) continue;
+        const size_t n = strlen(letters);
+        snprintf(letters + n, sizeof letters - n, "%c%s", table[i].letter, text_if(!table[i].flag, ":"));
+    }
+    opterr = 0;
+    for (int found; (found = getopt_long_only(argc, argv, letters, names, NULL)) != -1;) {
+        const char *word = argv[optind - 1];
+        int row = 0, wanted = found;
+        if (found == ':' || found == '?') wanted = optopt;
+        while (names[row].name && wanted != names[row].val && (!wanted || wanted != table[row].letter)) row++;
+        const ToolOption *o = &table[row];
+        if (!o->name) return refuse_word(program, table, word, err);
+        if (found == '?')
+            return error_set(err, "%s: takes no value; %s --help lists the options", word, tool_path(program).text);
+        if (found != ':' && !o->flag && optarg == word && is_option(table, word)) {
+            word = argv[optind - 2];
+            found = ':';
         }
+        if (found == ':')
+            return error_set(err, "%s needs a value; %s --help lists the options", word, tool_path(program).text);
+        if (o->flag) *o->flag = true;
+        if (o->letter == 'h') return true;
+        if (o->flag) continue;
+        if (given[row] && strcmp(given[row], optarg) != 0)
+            fprintf(stderr, "%s: --%s was given twice; the last counts, %s, not %s\n", program, o->name,
+                    argument_shown(optarg, strlen(optarg)).text, argument_shown(given[row], strlen(given[row])).text);
+        given[row] = optarg;
+        if (o->text) *o->text = optarg;
+        if (o->number && !tool_read_number(o->name, optarg, o->min, o->max, o->number, err)) return false;
     }
-    // The words that were read are not needed any more.
-    for (int i = 0; ok && !w.help && i < operands; i++) argv[argc - operands + i] = others[i];
-    optind = argc - operands;
-    if (ok && w.repeated) {
-        const char *last = w.given[w.repeated - table];
-        fprintf(stderr, "%s: --%s was given twice; the last counts, %s, not %s\n", program, w.repeated->name,
-                argument_shown(last, strlen(last)).text, argument_shown(w.before, strlen(w.before)).text);
-    }
-    free(others);
-    return ok;
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------------------- corpora

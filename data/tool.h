@@ -18,9 +18,8 @@ typedef struct {
     int64_t *number, min, max; // with K, M or G after it; max INT64_MAX: no limit, and none of these
 } ToolOption;
 
-// Reads the options of a table that ends with {0}, up to -h if it is there; the other words are at the end of argv
-// then, from optind on. -o VALUE, -oVALUE, --output VALUE, --output=VALUE, also -output VALUE and --out VALUE if no
-// other option begins so; after -- there are no options. Of two values the last counts, and stderr says so.
+// Reads the options of a table that ends with {0} as getopt_long_only(3) does, up to -h if it is there; the other words
+// are at the end of argv then, from optind on. Of two values the last counts, and stderr says so.
 bool tool_read_options(const char *program, const ToolOption *table, int argc, char **argv, Error *err);
 QuotedPath tool_path(const char *program); // of a program of data/, as one word for a shell
 // One number, read like an option's value; name is for the message.
