@@ -78,21 +78,6 @@ char *path_escaped(const char *path) {
     return pattern;
 }
 
-char *path_unescaped(const char *pattern) {
-    char *path = strdup(pattern), *out = path;
-    REQUIRE_MEMORY(path, "a path");
-    for (const char *c = pattern; *c; c++) {
-        if (*c != '\\' && strchr(WILDCARDS, *c)) {
-            free(path);
-            return NULL;
-        }
-        if (*c == '\\' && c[1]) c++;
-        *out++ = *c;
-    }
-    *out = '\0';
-    return path;
-}
-
 char *path_numbered(const char *path) {
     const char *name = path_name(path), *dot = strrchr(name, '.');
     const char *end = name + strlen(name);

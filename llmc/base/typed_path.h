@@ -14,8 +14,6 @@ QuotedPath path_quoted(const char *path);
 
 // The glob(7) pattern that matches this path only, malloced.
 char *path_escaped(const char *path);
-// The path that a pattern is, if it has no wildcard, malloced; else NULL.
-char *path_unescaped(const char *pattern);
 // The pattern of the files that are numbered like this one, malloced: a/train_000012.bin -> a/train_*.bin. One without
 // a number: the file itself.
 char *path_numbered(const char *path);

@@ -108,31 +108,6 @@ static bool parse_header(const char *path, const int32_t *h, int64_t bytes, int6
     return true;
 }
 
-// Lists the patterns of the shards in a directory: "'a/train_*.bin', 'a/val_*.bin'". False: there is none.
-static bool list_patterns(const char *directory, char *out, size_t size) {
-    enum { MOST = 4 };
-    char **names, *all = path_escaped(directory), *pattern = path_join(all, "*.bin"), *last = NULL;
-    int count, shown = 0;
-    size_t used = 0;
-    if (!files_match(pattern, &names, &count, NULL)) count = 0;
-    for (int i = 0; i < count && used < size; i++) {
-        char *next = path_numbered(names[i]);
-        const bool is_new = !last || strcmp(last, next) != 0;
-        free(last);
-        last = next;
-        if (!is_new || ++shown > MOST + 1) continue;
-        const QuotedPath quoted = path_quoted(next);
-        const char *text = quoted.text;
-        if (shown > MOST) text = "...";
-        used += (size_t)snprintf(out + used, size - used, "%s%s", text_if(shown > 1, ", "), text);
-    }
-    if (count > 0) directory_list_free(names, count);
-    free(last);
-    free(pattern);
-    free(all);
-    return count > 0;
-}
-
 // Opens the file at path and reads its header. The shard owns fd and path even when this fails.
 static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Error *err) {
     struct stat st;
@@ -140,12 +115,12 @@ static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Erro
     shard->fd = -1;
     REQUIRE_MEMORY((shard->path = strdup(path)), "a path");
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
-        char found[512];
-        if (list_patterns(path, found, sizeof found))
-            return error_set(err, "%s: is a directory, expected a shard; the shards in it: %s", path, found);
-        return error_set(err,
-                         "%s: is a directory, expected a shard; it has no .bin files; make some with: %s -o %s FILE...",
-                         path, path_of_tool("data/prepare").text, path_quoted(path).text);
+        char *escaped = path_escaped(path), *pattern = path_join(escaped, "train_*.bin");
+        error_set(err, "%s: is a directory, expected its shards, such as %s; make some with: %s -o %s FILE...", path,
+                  path_quoted(pattern).text, path_of_tool("data/prepare").text, path_quoted(path).text);
+        free(escaped);
+        free(pattern);
+        return false;
     }
     shard->fd = file_open(path, &size, err);
     if (shard->fd < 0) return false;
@@ -167,9 +142,9 @@ static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Erro
 
 // ----------------------------------------------------------------------------------------------------------- opening
 
-// Takes a fact on which the files must agree. *common_file: the first file that states it.
-static bool agree(const char *what, int64_t value, const char *path, int64_t *common, const char **common_file,
-                  Error *err) {
+bool shards_agree(const char *what, int64_t value, int64_t unstated, const char *path, int64_t *common,
+                  const char **common_file, Error *err) {
+    if (value == unstated) return true;
     if (*common_file && *common != value)
         return error_set(
             err, "%s: %s is %" PRId64 ", but %s states %" PRId64 "; shards of one run must come from one tokenizer",
@@ -191,15 +166,15 @@ static bool open_paths(ShardSet *set, char **paths, size_t count, Error *err) {
         if (limit.rlim_cur > limit.rlim_max) limit.rlim_cur = limit.rlim_max;
         setrlimit(RLIMIT_NOFILE, &limit);
     }
-    const char *bytes_file = NULL, *vocab_file = NULL, *eot_file = NULL;
+    const char *files[3] = {NULL}; // those that state a fact first
     int64_t token_bytes = 0;
     for (size_t i = 0; i < count; i++) {
         Shard *shard = &set->shards[set->count++];
         ShardHeader header = {0};
         if (!open_shard(shard, paths[i], &header, err) ||
-            !agree("bytes per token", header.token_bytes, shard->path, &token_bytes, &bytes_file, err) ||
-            (header.vocab > 0 && !agree("vocabulary", header.vocab, shard->path, &set->vocab, &vocab_file, err)) ||
-            (header.eot >= 0 && !agree("end-of-text token", header.eot, shard->path, &set->eot, &eot_file, err)))
+            !shards_agree("bytes per token", header.token_bytes, 0, shard->path, &token_bytes, &files[0], err) ||
+            !shards_agree("vocabulary", header.vocab, 0, shard->path, &set->vocab, &files[1], err) ||
+            !shards_agree("end-of-text token", header.eot, -1, shard->path, &set->eot, &files[2], err))
             return false;
         set->token_bytes = (int)token_bytes;
         set->fingerprint = XXH3_64bits_withSeed(&header.samples, sizeof header.samples, set->fingerprint);
@@ -225,19 +200,9 @@ bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err) {
     char **paths;
     int count;
     if (!files_match(pattern, &paths, &count, err)) return false;
-    if (count == 0) { // names the shards that are in the directory of the pattern, or how to make some
-        char *parent = path_parent(pattern), *directory = path_unescaped(parent), found[512];
-        QuotedPath out = {"DIR"};
-        if (directory) out = path_quoted(directory);
-        if (directory && list_patterns(directory, found, sizeof found))
-            error_set(err, "no token shards match %s; there are %s", path_quoted(pattern).text, found);
-        else
-            error_set(err, "no token shards match %s%s; make some from text with: %s -o %s FILE...",
-                      path_quoted(pattern).text, path_pattern_reason(pattern).text, path_of_tool("data/prepare").text,
-                      out.text);
-        free(directory);
-        free(parent);
-    }
+    if (count == 0)
+        error_set(err, "no token shards match %s%s; make some from text with: %s -o DIR FILE...",
+                  path_quoted(pattern).text, path_pattern_reason(pattern).text, path_of_tool("data/prepare").text);
     const bool ok = count > 0 && open_paths(set, paths, (size_t)count, err);
     directory_list_free(paths, count);
     if (!ok) shards_close(set);

@@ -59,6 +59,10 @@ typedef struct {
 // and the field in the message, for no match, a foreign or truncated file, or no file with T + 1 tokens.
 bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err);
 void shards_close(ShardSet *set); // also after a failed shards_open
+// Takes a fact on which all files of a run must agree into *common, unless its value says that the file does not state
+// it. *common_file: the first file that states it, NULL before. False, with both files in the message: they differ.
+bool shards_agree(const char *what, int64_t value, int64_t unstated, const char *path, int64_t *common,
+                  const char **common_file, Error *err);
 
 // The pattern of the validation shards that belong to the training shards of a pattern or name, malloced: in the last
 // part of the path val for train, and any number. a/fineweb_train_*.bin, a/fineweb_train_000001.bin ->

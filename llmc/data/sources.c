@@ -3,52 +3,37 @@
 
 #include "llmc/base/typed_path.h"
 
-#include <inttypes.h>
 #include <xxhash.h>
-
-// Opens a source and adds it to what is known of all.
-static bool open_source_set(Sources *s, int source, Error *err) {
-    const Mixture *m = &s->mixture;
-    const ShardSet *set = &s->sets[source], *first = &s->sets[0];
-    if (!shards_open(&s->sets[source], m->patterns[source], s->T, err)) return false;
-    for (int i = 0; i < source; i++) {
-        const char *shared, *other;
-        if (shards_in_both(set, &s->sets[i], &shared, &other) == 0) continue;
-        return error_set(err, "%s: belongs to two corpora of the mixture, %s and %s", shared,
-                         path_quoted(m->patterns[i]).text, path_quoted(m->patterns[source]).text);
-    }
-    const struct {
-        const char *what;
-        int64_t value, *common, unstated;
-    } facts[] = {{"vocabulary", set->vocab, &s->vocab, 0}, {"end-of-text token", set->eot, &s->eot, -1}};
-    if (source > 0 && set->token_bytes != s->token_bytes)
-        return error_set(err,
-                         "%s: bytes per token is %d, but %s states %d; shards of one run must come from one tokenizer",
-                         set->shards[0].path, set->token_bytes, first->shards[0].path, s->token_bytes);
-    for (int i = 0; i < 2; i++) {
-        if (facts[i].value == facts[i].unstated) continue;
-        if (*facts[i].common != facts[i].unstated && *facts[i].common != facts[i].value)
-            return error_set(err,
-                             "%s: %s is %" PRId64 ", but others state %" PRId64
-                             "; shards of one run must come from one tokenizer",
-                             set->shards[0].path, facts[i].what, facts[i].value, *facts[i].common);
-        *facts[i].common = facts[i].value;
-    }
-    s->token_bytes = set->token_bytes;
-    s->num_windows += set->num_windows;
-    s->num_tokens += set->num_tokens;
-    s->num_shards += set->count;
-    if (source == 0)
-        s->fingerprint = set->fingerprint;
-    else
-        s->fingerprint = XXH3_64bits_withSeed(&set->fingerprint, sizeof set->fingerprint, s->fingerprint);
-    return true;
-}
 
 bool sources_open(Sources *s, const char *text, int64_t T, Error *err) {
     *s = (Sources){.T = T, .eot = -1};
+    const Mixture *m = &s->mixture;
+    const char *files[3] = {NULL}; // those that state a fact first
+    int64_t token_bytes = 0;
     bool ok = mixture_parse(&s->mixture, text, err);
-    for (int i = 0; ok && i < s->mixture.count; i++) ok = open_source_set(s, i, err);
+    for (int i = 0; ok && i < m->count; i++) {
+        const ShardSet *set = &s->sets[i];
+        ok = shards_open(&s->sets[i], m->patterns[i], T, err);
+        for (int k = 0; ok && k < i; k++) {
+            const char *shared, *other;
+            if (shards_in_both(set, &s->sets[k], &shared, &other) > 0)
+                ok = error_set(err, "%s: belongs to two corpora of the mixture, %s and %s", shared,
+                               path_quoted(m->patterns[k]).text, path_quoted(m->patterns[i]).text);
+        }
+        if (!ok) break;
+        const char *path = set->shards[0].path;
+        ok = shards_agree("bytes per token", set->token_bytes, 0, path, &token_bytes, &files[0], err) &&
+             shards_agree("vocabulary", set->vocab, 0, path, &s->vocab, &files[1], err) &&
+             shards_agree("end-of-text token", set->eot, -1, path, &s->eot, &files[2], err);
+        s->token_bytes = set->token_bytes;
+        s->num_windows += set->num_windows;
+        s->num_tokens += set->num_tokens;
+        s->num_shards += set->count;
+        if (i == 0)
+            s->fingerprint = set->fingerprint;
+        else
+            s->fingerprint = XXH3_64bits_withSeed(&set->fingerprint, sizeof set->fingerprint, s->fingerprint);
+    }
     if (!ok) sources_close(s);
     return ok;
 }

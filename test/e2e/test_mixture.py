@@ -264,7 +264,7 @@ def test_other_bad_mixtures_are_refused(corpora, tmp_path):
     said = train(*SHAPE, "-i", f"{web}:0.7,{corpora}/we[b]/train_*.bin:0.3", "-x", 1, expect=2).stderr
     assert "web/train_000000.bin: belongs to two corpora of the mixture" in said
     wide = write_shard(tmp_path / "wide.bin", [1] * 100, vocab=300)
-    refused(*SHAPE, "-i", f"{web}:0.7,{wide}:0.3", "-x", 1, words=["vocabulary is 300, but others state 257"])
+    refused(*SHAPE, "-i", f"{web}:0.7,{wide}:0.3", "-x", 1, words=["vocabulary is 300, but ", " states 257"])
     said = train("-e", "d12", "--plan", "text", "--gpu", "h200", "-i", f"{web}:0.7,{code}:nan", expect=2).stderr
     assert "its weight is 'nan'" in said
 

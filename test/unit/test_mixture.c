@@ -273,7 +273,7 @@ TEST(corpora_that_cannot_be_mixed_are_refused) {
     write_shard("b.bin", 0, 9, 301, 2);
     write_shard("c.bin", 0, 9, 0, 4);
     assert_false(open_text(&s, "a.bin:1", "b.bin:1"));
-    assert_non_null(strstr(err.text, "b.bin: vocabulary is 301, but others state 300"));
+    assert_non_null(strstr(err.text, "b.bin: vocabulary is 301, but "));
     assert_false(open_text(&s, "a.bin:1", "c.bin:1"));
     assert_non_null(strstr(err.text, "c.bin: bytes per token is 4"));
     assert_false(open_text(&s, "a.bin:1", "[a].bin:1"));
