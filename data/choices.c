@@ -218,8 +218,7 @@ static int run(Choices *c, Error *err) {
                   tokenizer_vocab(c->tokenizer), CHOICES_BEGIN);
         return EXIT_BAD_INPUT;
     }
-    c->encoder = encoder_create(c->tokenizer, err);
-    if (!c->encoder) return EXIT_BAD_INPUT;
+    c->encoder = encoder_create(c->tokenizer);
     c->line = malloc(MAX_LINE + 2);
     c->text = malloc(MAX_LINE + 2);
     c->tokens = malloc((MAX_LINE + 2) * sizeof *c->tokens);

@@ -194,10 +194,6 @@ static void print_kinds(const char *verb, const KindCounts *k) {
 
 void corpus_tool_print_skipped(const CorpusCounts *c) {
     print_kinds("skipped", &c->left_out);
-    for (int k = 0; k < BAD_KINDS; k++) {
-        if (c->bad.count[k] == 0) continue;
-        format_print(stdout, "  skipped %" PRId64 " x %s, the first: %s\n", c->bad.count[k], bad_kinds[k].phrase,
-                     c->bad.first[k]);
-    }
+    print_kinds("skipped", &c->bad);
     print_kinds("note:", &c->notes);
 }

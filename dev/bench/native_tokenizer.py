@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [ROOT / "llmc" / "text" / f"{name}.c" for name in (
     "alphabet", "bpe_trainer", "char_kinds", "encoder", "merges", "pieces", "tokenizer", "tokenizer_json", "tokenizer_open",
-    "tokenizer_ranks", "tokenizer_settings", "vocabulary", "word_counts")]
+    "tokenizer_ranks", "vocabulary", "word_counts")]
 SOURCES += sorted((ROOT / "llmc" / "base").glob("*.c"))
 
 
@@ -36,11 +36,11 @@ class Library:
                 ("tokenizer_free", None, pointer), ("tokenizer_vocab", i64, pointer), ("tokenizer_eot", i32, pointer),
                 ("tokenizer_fingerprint", ctypes.c_uint64, pointer),
                 ("tokenizer_is_special", ctypes.c_bool, pointer, i32),
-                ("tokenizer_decode", pointer, pointer, i32, pointer), ("encoder_create", pointer, pointer, pointer),
+                ("tokenizer_decode", pointer, pointer, i32, pointer), ("encoder_create", pointer, pointer),
                 ("encoder_free", None, pointer), ("encoder_encode", i64, pointer, text, i64, pointer),
                 ("encoder_encode_special", i64, pointer, text, i64, pointer),
                 ("tokenizer_safe_cut", i64, pointer, text, i64),
-                ("tokenizer_to_json", pointer, pointer, pointer, pointer)):
+                ("tokenizer_to_json", pointer, pointer, pointer)):
             function = getattr(self.c, name)
             function.restype, function.argtypes = result, arguments
         self.c.free = ctypes.CDLL(None).free
@@ -84,10 +84,8 @@ class Tokenizer:
         return self.c.tokenizer_safe_cut(self.t, text, len(text))
 
     def to_json(self):
-        length, error = ctypes.c_size_t(), Error()
-        pointer = self.c.tokenizer_to_json(self.t, ctypes.byref(length), ctypes.byref(error))
-        if not pointer:
-            raise BadTokenizer(error.text.decode(errors="replace"))
+        length = ctypes.c_size_t()
+        pointer = self.c.tokenizer_to_json(self.t, ctypes.byref(length))
         text = ctypes.string_at(pointer, length.value)
         self.c.free(pointer)
         return text
@@ -98,7 +96,7 @@ class Encoder:
 
     def __init__(self, tokenizer):
         self.c, self.tokenizer = tokenizer.c, tokenizer
-        self.e = self.c.encoder_create(tokenizer.t, None)
+        self.e = self.c.encoder_create(tokenizer.t)
         self.room = 0
 
     def encode(self, text, special=False):

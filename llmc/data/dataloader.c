@@ -12,6 +12,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/base/limits.h"
+#include "llmc/base/memory.h"
 #include "llmc/device.h"
 
 #include <pthread.h>
@@ -154,9 +155,8 @@ static void *reader_main(void *context) {
 // ------------------------------------------------------------------------------------------------------ life and use
 
 static void free_loader(DataLoader *loader) {
-    for (int i = 0; loader->ring && i < loader->options.ring; i++) {
+    for (int i = 0; i < loader->options.ring; i++)
         if (loader->ring[i].windows) host_free(loader->ring[i].windows);
-    }
     free(loader->ring);
     free(loader);
 }
@@ -167,11 +167,7 @@ DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
                 options->groups <= options->step_windows && options->first_group >= 0 &&
                 options->first_group + options->group_count <= max_i64(options->groups, 1),
             "dataloader_create: a size is out of range");
-    DataLoader *loader = calloc(1, sizeof *loader);
-    if (!loader) {
-        error_set(err, "data loader: out of memory");
-        return NULL;
-    }
+    DataLoader *loader = memory_zeroed(1, sizeof *loader);
     loader->options = *options;
     if (loader->options.ring == 0) loader->options.ring = DATALOADER_RING;
     if (loader->options.groups == 0) loader->options.groups = 1;
@@ -183,8 +179,7 @@ DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
     bool ok = checked_mul(batch, (o->sources->T + 1) * o->sources->token_bytes, &bytes) ||
               error_set(err, "a micro-batch of %lld windows of %lld tokens does not fit in memory", (long long)batch,
                         (long long)o->sources->T);
-    if (ok) loader->ring = calloc((size_t)o->ring, sizeof *loader->ring);
-    if (ok && !loader->ring) ok = error_set(err, "data loader: out of memory");
+    loader->ring = memory_zeroed(o->ring, sizeof *loader->ring);
     for (int i = 0; ok && i < o->ring; i++) {
         loader->ring[i].windows = host_alloc((size_t)bytes, err);
         ok = loader->ring[i].windows || error_prefix(err, "data loader, buffer %d of %d", i + 1, o->ring);

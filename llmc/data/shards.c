@@ -10,6 +10,7 @@
 #include "llmc/base/files_match.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/format.h"
+#include "llmc/base/memory.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
 #include "llmc/base/typed_path.h"
@@ -154,21 +155,21 @@ bool shards_agree(const char *what, int64_t value, int64_t unstated, const char 
     return true;
 }
 
-static bool open_paths(ShardSet *set, char **paths, size_t count, Error *err) {
+static bool open_paths(ShardSet *set, char **paths, int count, Error *err) {
     enum { OTHERS = 128 }; // descriptors for libraries, logs, checkpoints
-    set->shards = calloc(count, sizeof *set->shards);
-    if (!set->shards || count > INT32_MAX) return error_set(err, "%zu shards: out of memory", count);
+    set->shards = memory_zeroed(count, sizeof *set->shards);
     // 1024 descriptors are a common soft limit, and a corpus may have more shards than that. If even the hard limit is
     // too low, open() reports it.
     struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < count + OTHERS) {
-        limit.rlim_cur = count + OTHERS;
+    const rlim_t wanted = (rlim_t)count + OTHERS;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < wanted) {
+        limit.rlim_cur = wanted;
         if (limit.rlim_cur > limit.rlim_max) limit.rlim_cur = limit.rlim_max;
         setrlimit(RLIMIT_NOFILE, &limit);
     }
     const char *files[3] = {NULL}; // those that state a fact first
     int64_t token_bytes = 0;
-    for (size_t i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) {
         Shard *shard = &set->shards[set->count++];
         ShardHeader header = {0};
         if (!open_shard(shard, paths[i], &header, err) ||
@@ -203,7 +204,7 @@ bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err) {
     if (count == 0)
         error_set(err, "no token shards match %s%s; make some from text with: %s -o DIR FILE...",
                   path_quoted(pattern).text, path_pattern_reason(pattern).text, path_of_tool("data/prepare").text);
-    const bool ok = count > 0 && open_paths(set, paths, (size_t)count, err);
+    const bool ok = count > 0 && open_paths(set, paths, count, err);
     directory_list_free(paths, count);
     if (!ok) shards_close(set);
     return ok;
@@ -339,12 +340,8 @@ ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab,
     REQUIRE(vocab >= 0 && vocab <= (token_bytes == 2 ? 65536 : INT32_MAX) && eot >= -1 && eot < INT32_MAX,
             "shard writer: vocabulary %lld, end-of-text %lld", (long long)vocab, (long long)eot);
     const char header[SHARD_HEADER_BYTES] = {0}; // all zeros is not a shard, in case the file is found half written
-    ShardWriter *w = calloc(1, sizeof *w);
-    if (!w || !(w->path = strdup(path))) {
-        free(w);
-        error_set(err, "%s: cannot write the shard: out of memory", path);
-        return NULL;
-    }
+    ShardWriter *w = memory_zeroed(1, sizeof *w);
+    REQUIRE_MEMORY((w->path = strdup(path)), "a path");
     w->token_bytes = token_bytes;
     w->vocab = vocab;
     w->eot = eot;

@@ -178,9 +178,8 @@ static void put_vocabulary(GgufHeader *h, const cJSON *root, const char *pre, in
 // The tokenizer's tokenizer.json. NULL: llama.cpp would make other tokens.
 static cJSON *read_tokenizer(const Tokenizer *tokenizer, Error *err) {
     size_t bytes;
-    char *text = tokenizer_to_json(tokenizer, &bytes, err);
-    cJSON *root = NULL;
-    if (text) root = json_parse(text, bytes, err);
+    char *text = tokenizer_to_json(tokenizer, &bytes);
+    cJSON *root = json_parse(text, bytes, err);
     free(text);
     if (!root) return NULL;
     const char *pre = tokenizer_pre(tokenizer);

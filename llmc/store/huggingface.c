@@ -392,10 +392,7 @@ bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFac
             text = huggingface_config_json(&model_options(m->model)->config, m->dtype, begin, m->eot);
         if (file == HF_TOKENIZER_CONFIG) text = tokenizer_config_json(m);
         if (text) bytes = strlen(text);
-        if (file == HF_TOKENIZER) {
-            text = tokenizer_to_json(m->tokenizer, &bytes, err);
-            if (!text) ok = error_prefix(err, "%s", path);
-        }
+        if (file == HF_TOKENIZER) text = tokenizer_to_json(m->tokenizer, &bytes);
         AtomicFile *f = NULL;
         if (text) f = atomic_file_create(path, err);
         if (f) atomic_file_write(f, text, bytes, err); // commit reports a failure

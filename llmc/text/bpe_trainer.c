@@ -8,6 +8,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
+#include "llmc/base/memory.h"
 #include "llmc/text/alphabet.h"
 #include "llmc/text/vocabulary.h"
 
@@ -43,18 +44,16 @@ static PairCount *find_pair(const PairTable *t, uint64_t pair) {
 }
 
 // Makes space for `more` pairs; slots keep their places until the next call.
-static bool reserve_pairs(PairTable *t, int64_t more) {
+static void reserve_pairs(PairTable *t, int64_t more) {
     int64_t capacity = positive_or(t->capacity, 1 << 12);
     while (4 * (t->used + more) > 3 * capacity) capacity *= 2;
-    if (capacity == t->capacity) return true;
+    if (capacity == t->capacity) return;
     PairTable grown = {.capacity = capacity, .used = t->used, .shift = 64 - __builtin_ctzll((uint64_t)capacity)};
-    grown.slots = calloc((size_t)capacity, sizeof *grown.slots);
-    if (!grown.slots) return false;
+    grown.slots = memory_zeroed(capacity, sizeof *grown.slots);
     for (int64_t i = 0; i < t->capacity; i++)
         if (t->slots[i].key != 0) *find_pair(&grown, t->slots[i].key - 1) = t->slots[i];
     free(t->slots);
     *t = grown;
-    return true;
 }
 
 // Adds to the count of a pair, which is created if needed.
@@ -90,18 +89,11 @@ static bool comes_before(const Candidate *a, const Candidate *b) {
     return a->pair < b->pair;
 }
 
-static bool queue_push(Queue *q, Candidate c) {
-    if (q->n == q->room) {
-        int64_t room = q->room + q->room / 2 + 1024;
-        Candidate *heap = realloc(q->heap, (size_t)room * sizeof *heap);
-        if (!heap) return false;
-        q->heap = heap;
-        q->room = room;
-    }
+static void queue_push(Queue *q, Candidate c) {
+    q->heap = memory_grow(q->heap, &q->room, q->n + 1, sizeof *q->heap);
     int64_t at = q->n++;
     for (int64_t up; at > 0 && comes_before(&c, &q->heap[up = (at - 1) / 2]); at = up) q->heap[at] = q->heap[up];
     q->heap[at] = c;
-    return true;
 }
 
 // The queue is not empty.
@@ -115,6 +107,12 @@ static Candidate queue_pop(Queue *q) {
     }
     q->heap[at] = last;
     return top;
+}
+
+static Candidate candidate_of(uint64_t pair, int64_t count, uint32_t num_words, uint32_t *words, uint32_t only_word) {
+    Candidate c = {.count = count, .pair = pair, .num_words = num_words, .words = words};
+    if (!words) c.word = only_word;
+    return c;
 }
 
 static void free_candidate(const Candidate *c) {
@@ -150,7 +148,6 @@ typedef struct {
     Queue queue;
     Side left, right;
     Tokenizer *tokenizer; // so far
-    bool failed;          // out of memory
 } Trainer;
 
 static int64_t word_count(const uint32_t *word) { return (int64_t)((uint64_t)word[1] << 32 | word[0]); }
@@ -174,10 +171,10 @@ typedef struct {
     uint32_t *words;
 } BytePair;
 
-static bool queue_byte_pairs(Trainer *t) {
-    BytePair *pairs = calloc(1 << 16, sizeof *pairs);
-    bool ok = pairs && reserve_pairs(&t->pairs, 1 << 16);
-    for (int64_t at = 0; ok && at < t->used; at += HEADER + t->words[at + 2]) { // counts
+static void queue_byte_pairs(Trainer *t) {
+    BytePair *pairs = memory_zeroed(1 << 16, sizeof *pairs);
+    reserve_pairs(&t->pairs, 1 << 16);
+    for (int64_t at = 0; at < t->used; at += HEADER + t->words[at + 2]) { // counts
         const uint32_t *word = t->words + at, *tokens = word + HEADER;
         for (uint32_t i = 0; i + 1 < word[2]; i++) {
             BytePair *p = &pairs[tokens[i] << 8 | tokens[i + 1]];
@@ -186,11 +183,12 @@ static bool queue_byte_pairs(Trainer *t) {
             p->last_word = (uint32_t)at;
         }
     }
-    for (uint32_t i = 0; ok && i < 1 << 16; i++) {
-        if (pairs[i].num_words > 1) ok = (pairs[i].words = malloc(pairs[i].num_words * sizeof(uint32_t))) != NULL;
-        if (pairs[i].num_words > 1) pairs[i].num_words = 0;
+    for (uint32_t i = 0; i < 1 << 16; i++) {
+        if (pairs[i].num_words < 2) continue;
+        pairs[i].words = memory_zeroed(pairs[i].num_words, sizeof(uint32_t));
+        pairs[i].num_words = 0;
     }
-    for (int64_t at = 0; ok && at < t->used; at += HEADER + t->words[at + 2]) { // lists the words
+    for (int64_t at = 0; at < t->used; at += HEADER + t->words[at + 2]) { // lists the words
         const uint32_t *word = t->words + at, *tokens = word + HEADER;
         for (uint32_t i = 0; i + 1 < word[2]; i++) {
             BytePair *p = &pairs[tokens[i] << 8 | tokens[i + 1]];
@@ -198,22 +196,14 @@ static bool queue_byte_pairs(Trainer *t) {
             p->words[p->num_words++] = p->last_word = (uint32_t)at;
         }
     }
-    for (uint32_t i = 0; ok && i < 1 << 16; i++) {
+    for (uint32_t i = 0; i < 1 << 16; i++) {
         const BytePair *p = &pairs[i];
         if (p->num_words == 0) continue;
-        Candidate c = {
-            .count = p->count, .pair = merge_pair((int32_t)(i >> 8), (int32_t)(i & 255)), .num_words = p->num_words};
-        if (p->words)
-            c.words = p->words;
-        else
-            c.word = p->last_word;
-        add_to_pair(&t->pairs, c.pair, c.count);
-        ok = queue_push(&t->queue, c);
-        if (ok) pairs[i].words = NULL;
+        const uint64_t pair = merge_pair((int32_t)(i >> 8), (int32_t)(i & 255));
+        add_to_pair(&t->pairs, pair, p->count);
+        queue_push(&t->queue, candidate_of(pair, p->count, p->num_words, p->words, p->last_word));
     }
-    for (uint32_t i = 0; pairs && i < 1 << 16; i++) free(pairs[i].words);
     free(pairs);
-    return ok;
 }
 
 // ------------------------------------------------------------------------------------------------------------- a merge
@@ -225,20 +215,13 @@ static Neighbour *touch_neighbour(Side *s, uint32_t token) {
 }
 
 // Notes that a pair of the new token with a neighbour occurs in a word.
-static void count_won(Trainer *t, Side *s, uint32_t token, uint32_t word, int64_t count) {
+static void count_won(Side *s, uint32_t token, uint32_t word, int64_t count) {
     Neighbour *n = touch_neighbour(s, token);
     n->won += count;
     if (n->num_words > 0 && n->last_word == word) return;
     n->num_words++;
     n->last_word = word;
-    if (s->num_events == s->event_room) {
-        int64_t room = 2 * s->event_room + 1024;
-        Event *events = realloc(s->events, (size_t)room * sizeof *events);
-        t->failed |= !events;
-        if (!events) return;
-        s->events = events;
-        s->event_room = room;
-    }
+    s->events = memory_grow(s->events, &s->event_room, s->num_events + 1, sizeof *s->events);
     s->events[s->num_events++] = (Event){token, word};
 }
 
@@ -274,12 +257,12 @@ static void merge_in_word(Trainer *t, uint32_t at, uint32_t a, uint32_t b, uint3
         if (out > 0) {
             const uint32_t before = tokens[out - 1];
             touch_neighbour(&t->left, before)->lost += count;
-            if (spelled[before].length < bound) count_won(t, &t->left, before, at, count);
+            if (spelled[before].length < bound) count_won(&t->left, before, at, count);
         }
         if (i + 2 < n) {
             const uint32_t after = tokens[i + 2];
             touch_neighbour(&t->right, after)->lost += count;
-            if (spelled[after].length < bound) count_won(t, &t->right, after, at, count);
+            if (spelled[after].length < bound) count_won(&t->right, after, at, count);
         }
         tokens[out++] = merged;
         i += 2;
@@ -320,8 +303,7 @@ static void queue_pairs(Trainer *t, Side *s, bool is_left, uint32_t merged) {
         Neighbour *n = &s->of[s->touched[i]];
         n->next = 0;
         if (n->num_words < 2 || n->pair->count < MIN_COUNT) continue;
-        n->words = malloc(n->num_words * sizeof *n->words);
-        t->failed |= !n->words;
+        n->words = memory_zeroed(n->num_words, sizeof *n->words);
     }
     for (int64_t i = 0; i < s->num_events; i++) {
         Neighbour *n = &s->of[s->events[i].neighbour];
@@ -329,18 +311,9 @@ static void queue_pairs(Trainer *t, Side *s, bool is_left, uint32_t merged) {
     }
     for (int64_t i = 0; i < s->num_touched; i++) {
         Neighbour *n = &s->of[s->touched[i]];
-        if (n->won && n->pair->count >= MIN_COUNT && (n->words || n->num_words == 1)) {
-            Candidate c = {
-                .count = n->pair->count, .pair = pair_at(is_left, s->touched[i], merged), .num_words = n->num_words};
-            if (n->words)
-                c.words = n->words;
-            else
-                c.word = n->last_word;
-            if (!queue_push(&t->queue, c)) {
-                t->failed = true;
-                free_candidate(&c);
-            }
-        }
+        if (n->won && n->pair->count >= MIN_COUNT)
+            queue_push(&t->queue, candidate_of(pair_at(is_left, s->touched[i], merged), n->pair->count, n->num_words,
+                                               n->words, n->last_word));
         *n = (Neighbour){0};
     }
     s->num_touched = s->num_events = 0;
@@ -355,7 +328,7 @@ static bool add_merge(Tokenizer *t, int32_t left, int32_t right, Error *err) {
     const int32_t merged = t->count;
     const MergeRule rule = {.pair = merge_pair(left, right), .rank = (uint32_t)merged, .merged = merged}, *known;
     return vocabulary_add(t, merged, both, (size_t)a->length + b->length, true, err) &&
-           merge_table_add(&t->merges, rule, &known, err);
+           merge_table_add(&t->merges, rule, &known);
 }
 
 static bool merge_candidate(Trainer *t, const Candidate *c, Error *err) {
@@ -369,16 +342,14 @@ static bool merge_candidate(Trainer *t, const Candidate *c, Error *err) {
         merge_in_word(t, words[i], (uint32_t)a, (uint32_t)b, (uint32_t)merged);
     }
     // NOLINTEND(clang-analyzer-unix.Malloc)
-    if (!reserve_pairs(&t->pairs, t->left.num_touched + t->right.num_touched)) t->failed = true;
-    if (!t->failed) {
-        add_won(t, &t->left, true, (uint32_t)merged);
-        add_won(t, &t->right, false, (uint32_t)merged);
-        subtract_lost(t, &t->left, true, (uint32_t)a);
-        subtract_lost(t, &t->right, false, (uint32_t)b);
-        queue_pairs(t, &t->left, true, (uint32_t)merged);
-        queue_pairs(t, &t->right, false, (uint32_t)merged);
-    }
-    return !t->failed || error_set(err, "out of memory for the pairs of %d tokens", t->tokenizer->count);
+    reserve_pairs(&t->pairs, t->left.num_touched + t->right.num_touched);
+    add_won(t, &t->left, true, (uint32_t)merged);
+    add_won(t, &t->right, false, (uint32_t)merged);
+    subtract_lost(t, &t->left, true, (uint32_t)a);
+    subtract_lost(t, &t->right, false, (uint32_t)b);
+    queue_pairs(t, &t->left, true, (uint32_t)merged);
+    queue_pairs(t, &t->right, false, (uint32_t)merged);
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------------------- all merges
@@ -396,26 +367,22 @@ static bool find_merges(Trainer *t, WordCounts *words, int64_t tokens, void (*on
 
     Side *const sides[] = {&t->left, &t->right};
     for (int i = 0; i < 2; i++) {
-        Side *s = sides[i];
-        s->of = calloc((size_t)tokens, sizeof *s->of);
-        s->touched = malloc((size_t)tokens * sizeof *s->touched);
-        t->failed |= !s->of || !s->touched;
+        sides[i]->of = memory_zeroed(tokens, sizeof *sides[i]->of);
+        sides[i]->touched = memory_zeroed(tokens, sizeof *sides[i]->touched);
     }
-    if (t->failed || !queue_byte_pairs(t))
-        return error_set(err, "out of memory for the pairs of %lld bytes of words", (long long)t->used);
+    queue_byte_pairs(t);
     while (t->tokenizer->count < tokens && t->queue.n > 0) {
         Candidate c = queue_pop(&t->queue);
         const int64_t queued = c.count;
         c.count = find_pair(&t->pairs, c.pair)->count;
-        if (c.count == queued || c.count < MIN_COUNT) {
-            const bool ok = c.count < MIN_COUNT || merge_candidate(t, &c, err);
-            free_candidate(&c);
-            if (!ok) return false;
-            if (t->tokenizer->count % REPORT_TOKENS == 0) on_progress(user, t->tokenizer->count);
-        } else if (!queue_push(&t->queue, c)) {
-            free_candidate(&c);
-            return error_set(err, "out of memory for pairs");
+        if (c.count != queued && c.count >= MIN_COUNT) {
+            queue_push(&t->queue, c);
+            continue;
         }
+        const bool ok = c.count < MIN_COUNT || merge_candidate(t, &c, err);
+        free_candidate(&c);
+        if (!ok) return false;
+        if (t->tokenizer->count % REPORT_TOKENS == 0) on_progress(user, t->tokenizer->count);
     }
     return true;
 }
@@ -435,12 +402,10 @@ static bool add_bytes(Tokenizer *t, Error *err) {
 Tokenizer *bpe_train(WordCounts *words, Pattern pattern, int64_t vocab, void (*on_progress)(void *user, int64_t tokens),
                      void *user, Error *err) {
     REQUIRE(vocab >= MIN_TRAINED_VOCAB && vocab <= MAX_TRAINED_VOCAB, "a vocabulary of %lld", (long long)vocab);
-    char name[64];
-    snprintf(name, sizeof name, "byte-level BPE of train:%lld%s%s", (long long)vocab, text_if(pattern, ":"),
-             text_if(pattern, pattern_facts[pattern].name));
-    Trainer t = {.tokenizer = vocabulary_new(name, err)};
-    if (t.tokenizer) t.tokenizer->pattern = pattern;
-    bool ok = t.tokenizer && add_bytes(t.tokenizer, err) && find_merges(&t, words, vocab - 1, on_progress, user, err) &&
+    Trainer t = {.tokenizer = vocabulary_new("byte-level BPE of train:%lld%s%s", (long long)vocab,
+                                             text_if(pattern, ":"), text_if(pattern, pattern_facts[pattern].name))};
+    t.tokenizer->pattern = pattern;
+    bool ok = add_bytes(t.tokenizer, err) && find_merges(&t, words, vocab - 1, on_progress, user, err) &&
               vocabulary_add_added(t.tokenizer, t.tokenizer->count, END_OF_TEXT, true, false, err) &&
               vocabulary_finish(t.tokenizer, err);
     for (int64_t i = 0; i < t.queue.n; i++) free_candidate(&t.queue.heap[i]);
@@ -449,10 +414,9 @@ Tokenizer *bpe_train(WordCounts *words, Pattern pattern, int64_t vocab, void (*o
     free(t.words);
     Side *const sides[] = {&t.left, &t.right};
     for (int i = 0; i < 2; i++) {
-        Side *s = sides[i];
-        free(s->of);
-        free(s->touched);
-        free(s->events);
+        free(sides[i]->of);
+        free(sides[i]->touched);
+        free(sides[i]->events);
     }
     if (ok) return t.tokenizer;
     tokenizer_free(t.tokenizer);
@@ -460,9 +424,9 @@ Tokenizer *bpe_train(WordCounts *words, Pattern pattern, int64_t vocab, void (*o
 }
 
 Tokenizer *tokenizer_for_cuts(Pattern pattern, Error *err) {
-    Tokenizer *t = vocabulary_new("cuts", err);
-    if (t) t->pattern = pattern;
-    if (t && add_bytes(t, err) && add_merge(t, t->byte_tokens['\r'], t->byte_tokens['\n'], err) &&
+    Tokenizer *t = vocabulary_new("cuts");
+    t->pattern = pattern;
+    if (add_bytes(t, err) && add_merge(t, t->byte_tokens['\r'], t->byte_tokens['\n'], err) &&
         vocabulary_add_added(t, t->count, END_OF_TEXT, true, false, err) && vocabulary_finish(t, err))
         return t;
     tokenizer_free(t);

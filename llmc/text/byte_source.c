@@ -3,6 +3,7 @@
 #include "llmc/text/byte_source.h"
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
+#include "llmc/base/memory.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -44,28 +45,19 @@ Packing packing_of_bytes(const unsigned char *bytes, size_t n) {
     return PACKED_NOT;
 }
 
-ByteSource *byte_source_open(int fd, int then_fd, Packing packing, Error *err) {
-    ByteSource *s = calloc(1, sizeof *s);
-    bool ok = s && (s->input = malloc(INPUT_BYTES));
-    if (ok && packing == PACKED_GZIP) ok = inflateInit2(&s->zlib, 15 + 16) == Z_OK; // 16: gzip headers only
-    if (ok && packing == PACKED_ZSTD) {
+ByteSource *byte_source_open(int fd, int then_fd, Packing packing) {
+    ByteSource *s = memory_zeroed(1, sizeof *s);
+    *s = (ByteSource){.fd = fd, .then_fd = then_fd, .packing = packing, .input = memory_zeroed(INPUT_BYTES, 1)};
+    if (packing == PACKED_GZIP)
+        REQUIRE_MEMORY(inflateInit2(&s->zlib, 15 + 16) == Z_OK, "zlib"); // 16: gzip headers only
+    if (packing == PACKED_ZSTD) {
         // Reads every window that zstd makes, up to the 2 GiB of --long=31; by itself the library stops at 128 MiB. The
         // memory is touched only as far as there is text for it.
         const ZSTD_bounds window = ZSTD_dParam_getBounds(ZSTD_d_windowLogMax);
         s->zstd = ZSTD_createDStream();
-        ok = s->zstd != NULL;
-        if (ok) ZSTD_DCtx_setParameter(s->zstd, ZSTD_d_windowLogMax, window.upperBound);
+        REQUIRE_MEMORY(s->zstd, "zstd");
+        ZSTD_DCtx_setParameter(s->zstd, ZSTD_d_windowLogMax, window.upperBound);
     }
-    if (!ok) {
-        error_set(err, "cannot read: out of memory");
-        if (s) free(s->input);
-        free(s);
-        close(fd);
-        return NULL;
-    }
-    s->fd = fd;
-    s->then_fd = then_fd;
-    s->packing = packing;
     return s;
 }
 

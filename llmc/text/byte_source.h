@@ -14,7 +14,7 @@ Packing packing_of_bytes(const unsigned char *bytes, size_t n); // by the first 
 
 typedef struct ByteSource ByteSource;
 // Reads descriptor fd and then, if it is not -1, then_fd, as one sequence; fd is closed with the source, then_fd stays.
-ByteSource *byte_source_open(int fd, int then_fd, Packing packing, Error *err);
+ByteSource *byte_source_open(int fd, int then_fd, Packing packing);
 // The next n bytes into out, fewer only at the end or before damage; 0 at the end. -1: the next byte cannot be read.
 int64_t byte_source_read(ByteSource *s, void *out, int64_t n, Error *err);
 bool byte_source_is_damaged(const ByteSource *s);  // a read failed because of the file's contents, not the machine

@@ -65,23 +65,21 @@ uint8_t *char_kinds_table(Error *err) {
     size_t where, n = 0;
     pcre2_code *code =
         pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &error, &where, NULL);
+    REQUIRE_MEMORY(code || error != PCRE2_ERROR_HEAP_FAILED, "PCRE2");
     if (!code) {
-        if (error == PCRE2_ERROR_HEAP_FAILED)
-            error_set(err, "out of memory for PCRE2");
-        else
-            error_set(err, "PCRE2 was built without Unicode properties (error %d)", error);
+        error_set(err, "PCRE2 was built without Unicode properties (error %d)", error);
         return NULL;
     }
     pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // without JIT it is only slower
     uint8_t *table = malloc(CHAR_TABLE_SIZE);
     char *all = malloc((size_t)4 * CHAR_TABLE_SIZE);
     pcre2_match_data *match = pcre2_match_data_create_from_pattern(code, NULL);
-    const bool has_memory = table && all && match;
-    if (table) memset(table, CHAR_OTHER, CHAR_TABLE_SIZE);
+    REQUIRE_MEMORY(table && all && match, "the kinds of characters");
+    memset(table, CHAR_OTHER, CHAR_TABLE_SIZE);
     // Has PCRE2 find the runs of characters of each kind in a text of all characters, in order.
-    for (uint32_t c = 0; has_memory && c < CHAR_TABLE_SIZE; c++)
+    for (uint32_t c = 0; c < CHAR_TABLE_SIZE; c++)
         if (c < 0xD800 || c >= 0xE000) n += (size_t)utf8_encode(c, all + n);
-    for (size_t at = 0; has_memory && found >= 0 && at < n;) {
+    for (size_t at = 0; found >= 0 && at < n;) {
         const size_t *range = pcre2_get_ovector_pointer(match);
         found = pcre2_match(code, (PCRE2_SPTR)all, n, at, PCRE2_NO_UTF_CHECK, match, NULL);
         for (size_t i = range[0]; found >= 0 && i < range[1];) {
@@ -94,11 +92,7 @@ uint8_t *char_kinds_table(Error *err) {
     pcre2_match_data_free(match);
     free(all);
     pcre2_code_free(code);
-    if (!has_memory || (found < 0 && found != PCRE2_ERROR_NOMATCH)) {
-        error_set(err, "PCRE2 could not tell letters from numbers: out of memory");
-        free(table);
-        return NULL;
-    }
+    REQUIRE_MEMORY(found >= 0 || found == PCRE2_ERROR_NOMATCH, "PCRE2 (error %d)", found);
     for (size_t i = 0; i < sizeof corrections / sizeof *corrections; i++) {
         for (size_t k = 0; k < corrections[i].count; k++) {
             const CodeRange r = corrections[i].ranges[k];

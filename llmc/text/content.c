@@ -4,7 +4,6 @@
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/base/utf8.h"
-#include "llmc/text/block.h"
 
 #include <fnmatch.h>
 #include <stdlib.h>
@@ -130,21 +129,18 @@ const char *corpus_content(const CorpusOptions *o, const InputFile *file, char *
 
 // ------------------------------------------------------------------------------------------------------- inside a text
 
-// Spellings of end-of-text without their '<'; at most MARKER_MAX_BYTES with it.
 static const char *const markers[] = {
-    "|endoftext|>", "|end_of_text|>", "|startoftext|>", "|im_end|>", "|eot_id|>", "/s>", "eos>"};
+    "<|endoftext|>", "<|end_of_text|>", "<|startoftext|>", "<|im_end|>", "<|eot_id|>", "</s>", "<eos>"};
 
-void corpus_note_markers(const char *path, const char *text, int64_t n, int64_t begin, int64_t end, KindCounts *notes) {
-    const char *p = text, *const after = text + n;
-    for (; p < text + begin && (p = memchr(p, '<', (size_t)(text + begin - p))) != NULL; p++) {
-        if (after - p < 4 || (p[1] != '|' && p[1] != '/' && p[1] != 'e')) continue;
+void corpus_note_markers(const char *path, const char *text, int64_t n, KindCounts *notes) {
+    const char *const end = text + n;
+    for (const char *p = text; (p = memchr(p, '<', (size_t)(end - p))) != NULL; p++) {
         for (size_t i = 0; i < sizeof markers / sizeof *markers; i++) {
-            const ptrdiff_t length = 1 + (ptrdiff_t)strlen(markers[i]);
-            if (after - p < length || p + length <= text + end || memcmp(p + 1, markers[i], (size_t)length - 1) != 0)
-                continue;
-            char kind[MARKER_MAX_BYTES + 16];
-            snprintf(kind, sizeof kind, "<%s as text", markers[i]);
-            kind_counts_add(notes, kind, 1, "%s; --split-at '<%s' ends documents there", path, markers[i]);
+            const size_t length = strlen(markers[i]);
+            if ((size_t)(end - p) < length || memcmp(p, markers[i], length) != 0) continue;
+            char kind[32];
+            snprintf(kind, sizeof kind, "%s as text", markers[i]);
+            kind_counts_add(notes, kind, 1, "%s; --split-at '%s' ends documents there", path, markers[i]);
         }
     }
 }

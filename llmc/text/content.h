@@ -10,6 +10,6 @@
 const char *corpus_content(const CorpusOptions *o, const InputFile *file, char *text, int64_t n, bool is_all,
                            CorpusFormat *format, KindCounts *notes, Error *advice);
 
-// Notes each spelling of end-of-text in the text that begins before text[begin] and ends after text[end].
-void corpus_note_markers(const char *path, const char *text, int64_t n, int64_t begin, int64_t end, KindCounts *notes);
+// Notes each spelling of end-of-text in a text.
+void corpus_note_markers(const char *path, const char *text, int64_t n, KindCounts *notes);
 void corpus_note_bytes(const CorpusOptions *o, const char *path, const char *text, int64_t n, KindCounts *notes);

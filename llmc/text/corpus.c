@@ -77,8 +77,7 @@ static int run_passes(Run *r, bool is_counting, Error *err) {
         corpus_counts_clear(&r->counts);
         if (is_counting) {
             word_counts_free(r->job.words);
-            r->job.words = word_counts_create(err);
-            if (!r->job.words) return EXIT_RUN_FAILED;
+            r->job.words = word_counts_create();
         } else {
             corpus_writer_free(&r->writer);
             r->writer = (CorpusWriter){
@@ -101,13 +100,11 @@ static void add_walk(Run *r) {
 
 // Fails if there is no text, or none on one of the sides.
 static bool check_sides(Run *r, Error *err) {
-    const CorpusCounts *c = &r->counts;
-    if (c->documents == 0) add_walk(r); // for the message
-    if (c->documents == 0 && c->bad.total > 0)
-        return error_set(err, "no text to read: %" PRId64 " bad lines or files, the first: %s", c->bad.total,
-                         c->bad.first[c->bad.earliest]);
+    CorpusCounts *c = &r->counts;
     if (c->documents == 0) {
-        const KindCounts *k = &c->left_out;
+        KindCounts *k = &c->bad;
+        add_walk(r);
+        kind_counts_move(k, &c->left_out);
         error_set(err, "no text to read%s", text_if(k->num > 0, ": skipped"));
         for (int i = 0; i < k->num; i++)
             error_set(err, "%s%s %" PRId64 " x %s, the first: %s", err->text, text_if(i > 0, ","), k->kinds[i].count,

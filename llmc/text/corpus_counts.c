@@ -5,12 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-// --------------------------------------------------------------------------------------------------------------- kinds
-
-KindCount *kind_counts_find(const KindCounts *k, const char *kind) {
+static KindCount *find_kind(const KindCounts *k, const char *kind) {
     for (int i = 0; i < k->num; i++)
         if (strcmp(k->kinds[i].kind, kind) == 0) return &k->kinds[i];
     return NULL;
+}
+
+int64_t kind_counts_get(const KindCounts *k, const char *kind) {
+    const KindCount *found = find_kind(k, kind);
+    if (found) return found->count;
+    return 0;
 }
 
 static void append_kind(KindCounts *k, KindCount added) {
@@ -20,7 +24,7 @@ static void append_kind(KindCounts *k, KindCount added) {
 }
 
 void kind_counts_add(KindCounts *k, const char *kind, int64_t count, const char *format, ...) {
-    KindCount *found = kind_counts_find(k, kind);
+    KindCount *found = find_kind(k, kind);
     char text[sizeof(Error)];
     Error first;
     va_list args;
@@ -37,7 +41,7 @@ void kind_counts_add(KindCounts *k, const char *kind, int64_t count, const char 
 
 void kind_counts_move(KindCounts *to, KindCounts *from) {
     for (int i = 0; i < from->num; i++) {
-        KindCount *found = kind_counts_find(to, from->kinds[i].kind);
+        KindCount *found = find_kind(to, from->kinds[i].kind);
         if (!found) {
             append_kind(to, from->kinds[i]);
             continue;
@@ -59,8 +63,6 @@ void kind_counts_clear(KindCounts *k) {
     *k = (KindCounts){0};
 }
 
-// ----------------------------------------------------------------------------------------------------------- bad input
-
 const struct BadKind bad_kinds[BAD_KINDS] = {
     [JSON_LINE_NOT_JSON] = {"not_json", "not valid JSON"},
     [JSON_LINE_NOT_UTF8] = {"not_utf8", "not UTF-8"},
@@ -71,13 +73,8 @@ const struct BadKind bad_kinds[BAD_KINDS] = {
     [BAD_FILE] = {"damaged_file", "compressed file damaged"},
 };
 
-void bad_report_add(BadReport *r, int kind, const char *message) {
-    if (r->total++ == 0) r->earliest = kind;
-    if (r->count[kind]++ == 0) r->first[kind] = strdup(message);
-}
-
 void corpus_counts_clear(CorpusCounts *c) {
-    for (int k = 0; k < BAD_KINDS; k++) free(c->bad.first[k]);
+    kind_counts_clear(&c->bad);
     kind_counts_clear(&c->left_out);
     kind_counts_clear(&c->notes);
     *c = (CorpusCounts){0};
@@ -92,15 +89,7 @@ void corpus_counts_add(CorpusCounts *sum, CorpusCounts *more) {
     }
     kind_counts_move(&sum->left_out, &more->left_out);
     kind_counts_move(&sum->notes, &more->notes);
-    if (sum->bad.total == 0) sum->bad.earliest = more->bad.earliest;
-    sum->bad.total += more->bad.total;
-    for (int k = 0; k < BAD_KINDS; k++) {
-        if (sum->bad.count[k] == 0) {
-            sum->bad.first[k] = more->bad.first[k];
-            more->bad.first[k] = NULL;
-        }
-        sum->bad.count[k] += more->bad.count[k];
-    }
+    kind_counts_move(&sum->bad, &more->bad);
 }
 
 bool corpus_is_lopsided(const CorpusCounts *c, double val_fraction) {

@@ -4,8 +4,6 @@
 #include "llmc/text/corpus_split.h"
 #include "llmc/text/json_line.h"
 
-// --------------------------------------------------------------------------------------------------------------- kinds
-
 // A count for each kind, in the order in which the kinds were met. All zero: empty.
 typedef struct {
     char *kind;    // "Parquet"
@@ -19,25 +17,15 @@ typedef struct {
 // Adds to the count of a kind; keeps the message if the kind is new.
 void kind_counts_add(KindCounts *k, const char *kind, int64_t count, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-void kind_counts_move(KindCounts *to, KindCounts *from);            // from is empty then
-KindCount *kind_counts_find(const KindCounts *k, const char *kind); // NULL: none of this kind
+void kind_counts_move(KindCounts *to, KindCounts *from);        // from is empty then
+int64_t kind_counts_get(const KindCounts *k, const char *kind); // 0: none of this kind
 void kind_counts_clear(KindCounts *k);
-
-// ----------------------------------------------------------------------------------------------------------- bad input
 
 // The kinds of bad input: those of JsonLine, a line that is too long, damage inside a compressed file.
 enum { BAD_TOO_LONG = JSON_LINE_BAD_KINDS, BAD_FILE, BAD_KINDS };
 extern const struct BadKind {
-    const char *name, *phrase; // "not_json" in the manifest, "not valid JSON" for people
+    const char *name, *phrase; // "not_json" in the manifest, "not valid JSON" for people and in KindCounts
 } bad_kinds[BAD_KINDS];
-
-typedef struct {
-    int64_t count[BAD_KINDS];
-    char *first[BAD_KINDS]; // "file: line 3: what is wrong", owned; NULL while count is 0
-    int64_t total;
-    int earliest; // the kind whose first was reported before all others
-} BadReport;
-void bad_report_add(BadReport *r, int kind, const char *message);
 
 typedef struct {
     int64_t documents;
@@ -46,7 +34,7 @@ typedef struct {
     } side[CORPUS_SIDES];
     KindCounts left_out; // files, and empty documents in lines
     KindCounts notes;    // input that is read, but may not be intended
-    BadReport bad;
+    KindCounts bad;      // lines, and compressed files
 } CorpusCounts;
 void corpus_counts_clear(CorpusCounts *c);
 void corpus_counts_add(CorpusCounts *sum, CorpusCounts *more); // moves the reports of *more to *sum

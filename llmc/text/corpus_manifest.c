@@ -73,13 +73,9 @@ bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err
         }
     }
     cJSON *skipped = cJSON_AddObjectToObject(root, "skipped");
-    for (int k = 0; k < 3; k++) {
-        const KindCount *found = kind_counts_find(&m->counts->left_out, always[k]);
-        int64_t count = 0;
-        if (found) count = found->count;
-        add_count(skipped, always[k], count);
-    }
-    for (int k = 0; k < BAD_KINDS; k++) add_count(skipped, bad_kinds[k].name, m->counts->bad.count[k]);
+    for (int k = 0; k < 3; k++) add_count(skipped, always[k], kind_counts_get(&m->counts->left_out, always[k]));
+    for (int k = 0; k < BAD_KINDS; k++)
+        add_count(skipped, bad_kinds[k].name, kind_counts_get(&m->counts->bad, bad_kinds[k].phrase));
     add_kinds(skipped, &m->counts->left_out);
     add_kinds(skipped, m->walk_left_out);
     cJSON *notes = cJSON_AddObjectToObject(root, "notes");

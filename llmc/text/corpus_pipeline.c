@@ -3,13 +3,14 @@
 // A ring of blocks; three counters say how far each stage is:
 //   written <= taken <= filled <= written + num_blocks
 // The reader fills block number `filled`, any encoder takes number `taken`, the writer waits for number `written`.
-// Blocks are reused: buffers of ordinary size are kept, buffers that a long line made large are freed. A block of lines
-// is many documents, and the hash of each decides its side; a block of text is a piece of one document, for which the
-// reader has decided. The tokens of the two sides are collected separately, in the width of the shards.
+// A block of lines is many documents, and the hash of each decides its side; a block of text is a piece of one
+// document, for which the reader has decided. The tokens of the two sides are collected separately, in the width of the
+// shards.
 #include "llmc/text/corpus_pipeline.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/limits.h"
+#include "llmc/base/memory.h"
 #include "llmc/text/content.h"
 #include "llmc/text/documents.h"
 #include "llmc/text/encoder.h"
@@ -31,17 +32,11 @@ typedef struct {
 } CorpusEncoder;
 
 // Appends tokens to a side of the block, in the width of the shards.
-static bool put_tokens(const CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const int32_t *tokens, int64_t n) {
+static void put_tokens(const CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const int32_t *tokens, int64_t n) {
     b->counts.side[side].tokens += n;
-    if (e->counter) return true;
-    int64_t have = b->num_tokens[side];
-    if (have + n > b->token_capacity[side]) {
-        int64_t capacity = 2 * (have + n);
-        void *grown = realloc(b->tokens[side], (size_t)(capacity * e->token_bytes));
-        if (!grown) return error_set(&b->error, "%s: out of memory for tokens", b->path);
-        b->tokens[side] = grown;
-        b->token_capacity[side] = capacity;
-    }
+    if (e->counter) return;
+    const int64_t have = b->num_tokens[side];
+    b->tokens[side] = memory_grow(b->tokens[side], &b->token_capacity[side], have + n, (size_t)e->token_bytes);
     if (e->token_bytes == 2) {
         uint16_t *out = (uint16_t *)b->tokens[side] + have;
         for (int64_t i = 0; i < n; i++) out[i] = (uint16_t)tokens[i];
@@ -49,19 +44,18 @@ static bool put_tokens(const CorpusEncoder *e, CorpusBlock *b, CorpusSide side, 
         memcpy((int32_t *)b->tokens[side] + have, tokens, (size_t)n * sizeof *tokens);
     }
     b->num_tokens[side] += n;
-    return true;
 }
 
-static bool begin_part(const CorpusEncoder *e, CorpusBlock *b, CorpusSide side) {
+static void begin_part(const CorpusEncoder *e, CorpusBlock *b, CorpusSide side) {
     const Tokenizer *t = e->job->tokenizer;
     const int32_t tokens[] = {tokenizer_eot(t), tokenizer_begin(t)};
     b->counts.side[side].documents++;
-    return put_tokens(e, b, side, tokens, 1 + (tokens[1] != tokens[0]));
+    put_tokens(e, b, side, tokens, 1 + (tokens[1] != tokens[0]));
 }
 
 // Text of any length, in pieces that fit the working memory. A piece without a safe place to end is cut between two
 // characters, as in the reader.
-static bool put_text(CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const char *text, int64_t n) {
+static void put_text(CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const char *text, int64_t n) {
     b->counts.side[side].bytes += n;
     while (n > 0) {
         int64_t piece = n;
@@ -69,36 +63,40 @@ static bool put_text(CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const ch
             piece = tokenizer_safe_cut(e->job->tokenizer, text, BLOCK_BYTES);
             if (piece == 0) piece = corpus_character_end(text, BLOCK_BYTES);
         }
-        if (e->counter && side == CORPUS_TRAIN &&
-            !word_counter_add(e->counter, e->job->tokenizer, text, piece, &b->error))
-            return false;
+        if (e->counter && side == CORPUS_TRAIN) word_counter_add(e->counter, e->job->tokenizer, text, piece);
         int64_t tokens = piece;
         if (e->encoder) tokens = encoder_encode(e->encoder, text, piece, e->tokens);
-        if (!put_tokens(e, b, side, e->tokens, tokens)) return false;
+        put_tokens(e, b, side, e->tokens, tokens);
         text += piece;
         n -= piece;
     }
-    return true;
 }
 
-static bool put_document(CorpusEncoder *e, CorpusBlock *b, const char *text, int64_t n) {
+static void put_document(CorpusEncoder *e, CorpusBlock *b, const char *text, int64_t n) {
     const double val_fraction = e->job->options->val_fraction;
     b->counts.documents++;
-    corpus_note_markers(b->path, text, n, n, 0, &b->counts.notes);
-    if ((n <= SHORT_DOCUMENT && !e->job->cut_all) || corpus_is_one_sided(val_fraction)) {
-        CorpusSide side = corpus_side(text, n, val_fraction);
-        return begin_part(e, b, side) && put_text(e, b, side, text, n);
-    }
-    int64_t cut = corpus_cut_target(n, val_fraction);
+    corpus_note_markers(b->path, text, n, &b->counts.notes);
+    int64_t cut = n;
+    CorpusSide side = CORPUS_TRAIN;
+    if ((n <= SHORT_DOCUMENT && !e->job->cut_all) || corpus_is_one_sided(val_fraction))
+        side = corpus_side(text, n, val_fraction);
+    else
+        cut = corpus_cut_target(n, val_fraction);
     if (cut < n) cut = corpus_cut(e->job->cuts, text, n, cut);
-    if (!begin_part(e, b, CORPUS_TRAIN) || !put_text(e, b, CORPUS_TRAIN, text, cut)) return false;
-    return cut == n || (begin_part(e, b, CORPUS_VAL) && put_text(e, b, CORPUS_VAL, text + cut, n - cut));
+    begin_part(e, b, side);
+    put_text(e, b, side, text, cut);
+    if (cut == n) return;
+    begin_part(e, b, CORPUS_VAL);
+    put_text(e, b, CORPUS_VAL, text + cut, n - cut);
 }
 
 // The documents of a text, one unless it is divided. The marker's line ends with it; what is blank is no document.
-static bool put_documents(CorpusEncoder *e, CorpusBlock *b, const char *text, int64_t n, bool begins) {
+static void put_documents(CorpusEncoder *e, CorpusBlock *b, const char *text, int64_t n, bool begins) {
     const char *mark = e->job->options->split_at, *const end = text + n;
-    if (!mark) return put_document(e, b, text, n);
+    if (!mark) {
+        put_document(e, b, text, n);
+        return;
+    }
     const size_t length = strlen(mark);
     while (text < end) {
         if (!begins && end - text > 1 && text[0] == '\r' && text[1] == '\n') text++;
@@ -108,15 +106,14 @@ static bool put_documents(CorpusEncoder *e, CorpusBlock *b, const char *text, in
         if (next) n = next - text;
         int64_t blank = 0;
         while (blank < n && text[blank] != '\0' && strchr(" \t\r\n\v\f", text[blank])) blank++;
-        if (blank < n && !put_document(e, b, text, n)) return false;
+        if (blank < n) put_document(e, b, text, n);
         text += n;
         if (next) text += length;
         begins = false;
     }
-    return true;
 }
 
-static bool put_lines(CorpusEncoder *e, CorpusBlock *b) {
+static void put_lines(CorpusEncoder *e, CorpusBlock *b) {
     char *line = b->text, *end = b->text + b->n;
     for (int64_t number = b->first_line; line < end; number++) {
         char *newline = memchr(line, '\n', (size_t)(end + 1 - line)); // the reader has put one after the last line
@@ -126,30 +123,26 @@ static bool put_lines(CorpusEncoder *e, CorpusBlock *b) {
         JsonLine status = json_line_text(line, newline - line, e->job->options->field, &text, &n, &err);
         line = newline + 1;
         if (status == JSON_LINE_OK && n > 0) {
-            if (!put_documents(e, b, text, n, true)) return false;
+            put_documents(e, b, text, n, true);
         } else if (status == JSON_LINE_OK) {
             kind_counts_add(&b->counts.left_out, "empty", 1, "%s: line %" PRId64, b->path, number);
         } else if (status != JSON_LINE_BLANK) {
-            error_prefix(&err, "%s: line %" PRId64, b->path, number);
-            bad_report_add(&b->counts.bad, (int)status, err.text);
+            kind_counts_add(&b->counts.bad, bad_kinds[status].phrase, 1, "%s: line %" PRId64 ": %s", b->path, number,
+                            err.text);
         }
     }
-    return true;
 }
 
-static bool put_piece(CorpusEncoder *e, CorpusBlock *b) {
+static void put_piece(CorpusEncoder *e, CorpusBlock *b) {
     corpus_note_bytes(e->job->options, b->path, b->text, b->n, &b->counts.notes);
-    if (b->format == FORMAT_DIVIDED) return put_documents(e, b, b->text, b->n, b->begins);
-    if (b->is_short) return put_document(e, b, b->text, b->n);
-    // The markers in the piece, and those that began before it.
-    char around[2 * MARKER_MAX_BYTES];
-    const int64_t before = b->before_n, after = min_i64(b->n, MARKER_MAX_BYTES);
-    memcpy(around, b->before, (size_t)before);
-    memcpy(around + before, b->text, (size_t)after);
-    corpus_note_markers(b->path, around, before + after, before, before, &b->counts.notes);
-    corpus_note_markers(b->path, b->text, b->n, b->n, 0, &b->counts.notes);
+    if (b->format == FORMAT_DIVIDED || b->is_short) {
+        put_documents(e, b, b->text, b->n, b->begins);
+        return;
+    }
+    corpus_note_markers(b->path, b->text, b->n, &b->counts.notes);
     b->counts.documents += b->is_document;
-    return (!b->begins || begin_part(e, b, b->side)) && put_text(e, b, b->side, b->text, b->n);
+    if (b->begins) begin_part(e, b, b->side);
+    put_text(e, b, b->side, b->text, b->n);
 }
 
 // ------------------------------------------------------------------------------------------------------------ pipeline
@@ -207,10 +200,11 @@ static void *encoder_thread(void *argument) {
         if (p->stop || p->taken == p->filled) break;
         CorpusBlock *b = &p->blocks[p->taken++ % p->num_blocks];
         pthread_mutex_unlock(&p->lock);
-        bool ok = true;
-        if (b->status == EXIT_OK && b->n > 0 && b->format == FORMAT_LINES) ok = put_lines(encoder, b);
-        if (b->status == EXIT_OK && b->n > 0 && b->format != FORMAT_LINES) ok = put_piece(encoder, b);
-        if (!ok) b->status = EXIT_RUN_FAILED;
+        const bool has_text = b->status == EXIT_OK && b->n > 0;
+        if (has_text && b->format == FORMAT_LINES)
+            put_lines(encoder, b);
+        else if (has_text)
+            put_piece(encoder, b);
         pthread_mutex_lock(&p->lock);
         b->is_encoded = true;
         pthread_cond_signal(&p->can_write);
@@ -230,12 +224,12 @@ static int write_blocks(Pipeline *p, CorpusCounts *counts, Error *err) {
         while (!b->is_encoded) pthread_cond_wait(&p->can_write, &p->lock);
         pthread_mutex_unlock(&p->lock);
         const int64_t n = b->n;
-        const BadReport *bad = &b->counts.bad;
+        const KindCounts *bad = &b->counts.bad;
         status = b->status;
         if (status != EXIT_OK) {
             *err = b->error;
-        } else if (!p->job->options->skip_bad && bad->total > 0) {
-            error_set(err, "%s; --skip-bad counts and skips bad input", bad->first[bad->earliest]);
+        } else if (!p->job->options->skip_bad && bad->num > 0) {
+            error_set(err, "%s; --skip-bad counts and skips bad input", bad->kinds[0].first);
             status = EXIT_BAD_INPUT;
         }
         for (CorpusSide side = 0; p->job->writer && status == EXIT_OK && side < CORPUS_SIDES; side++)
@@ -245,7 +239,7 @@ static int write_blocks(Pipeline *p, CorpusCounts *counts, Error *err) {
             corpus_counts_add(counts, &b->counts);
             p->job->on_block(p->job->user, b->bytes_read);
         }
-        corpus_block_reset(b);
+        corpus_block_clear(b);
         pthread_mutex_lock(&p->lock);
         p->bytes_under_way -= n;
         p->written++;
@@ -264,21 +258,20 @@ int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err) {
     const int threads = job->options->threads;
     int started = 0, status = EXIT_RUN_FAILED;
     p.num_blocks = 2 * threads + 4;
-    p.blocks = calloc((size_t)p.num_blocks, sizeof *p.blocks);
-    p.encoders = calloc((size_t)threads, sizeof *p.encoders);
-    p.threads = calloc((size_t)threads + 1, sizeof *p.threads);
-    bool ok = (p.blocks && p.encoders && p.threads) || error_set(err, "out of memory for %d threads", threads);
-    for (int i = 0; ok && i < threads; i++) {
+    p.blocks = memory_zeroed(p.num_blocks, sizeof *p.blocks);
+    p.encoders = memory_zeroed(threads, sizeof *p.encoders);
+    p.threads = memory_zeroed(threads + 1, sizeof *p.threads);
+    p.reader = document_reader_open(job->options, job->cuts, job->cut_all);
+    for (int i = 0; i < threads; i++) {
         CorpusEncoder *e = &p.encoders[i];
         e->job = job;
         e->token_bytes = corpus_token_bytes(job->tokenizer);
         if (job->words)
-            e->counter = word_counter_create(job->words, err);
+            e->counter = word_counter_create(job->words);
         else
-            e->encoder = encoder_create(job->tokenizer, err);
-        ok = e->counter || e->encoder;
+            e->encoder = encoder_create(job->tokenizer);
     }
-    ok = ok && (p.reader = document_reader_open(job->options, job->cuts, job->cut_all, err)) != NULL;
+    bool ok = true;
     for (; ok && started <= threads; started += ok) {
         void *(*stage)(void *) = encoder_thread;
         if (started == threads) stage = reader_thread;
@@ -292,18 +285,13 @@ int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err) {
     pthread_cond_signal(&p.can_fill);
     pthread_mutex_unlock(&p.lock);
     while (started > 0) pthread_join(p.threads[--started], NULL);
-    for (int i = 0; job->words && status == EXIT_OK && i < threads; i++)
-        if (!word_counter_finish(p.encoders[i].counter, err)) status = EXIT_RUN_FAILED;
     document_reader_close(p.reader);
-    for (int i = 0; p.encoders && i < threads; i++) {
+    for (int i = 0; i < threads; i++) {
+        if (job->words && status == EXIT_OK) word_counter_finish(p.encoders[i].counter);
         encoder_free(p.encoders[i].encoder);
         word_counter_free(p.encoders[i].counter);
     }
-    for (int i = 0; p.blocks && i < p.num_blocks; i++) {
-        corpus_counts_clear(&p.blocks[i].counts);
-        free(p.blocks[i].text);
-        for (int side = 0; side < CORPUS_SIDES; side++) free(p.blocks[i].tokens[side]);
-    }
+    for (int i = 0; i < p.num_blocks; i++) corpus_block_clear(&p.blocks[i]);
     free(p.blocks);
     free(p.encoders);
     free(p.threads);

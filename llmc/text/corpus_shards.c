@@ -4,6 +4,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/file.h"
+#include "llmc/base/memory.h"
 #include "llmc/base/path.h"
 
 #include <inttypes.h>
@@ -27,11 +28,9 @@ void corpus_writer_free(CorpusWriter *w) {
 static bool finish_shard(CorpusWriter *w, CorpusSide side, Error *err) {
     CorpusShards *s = &w->side[side];
     if (!s->open) return true;
-    CorpusShard *shards = realloc(s->shards, (size_t)(s->count + 1) * sizeof *shards);
-    if (!shards) return error_set(err, "corpus writer: out of memory");
-    CorpusShard *shard = &shards[s->count];
+    s->shards = memory_grow(s->shards, &s->capacity, s->count + 1, sizeof *s->shards);
+    CorpusShard *shard = &s->shards[s->count];
     char *path = corpus_shard_path(w->directory, side, s->count);
-    s->shards = shards;
     *shard = (CorpusShard){.tokens = s->open_tokens};
     // The checksum is taken from the page cache, where the shard still is.
     const bool ok = shard_writer_commit(s->open, err) && file_checksum(path, &shard->bytes, &shard->xxh3, err);

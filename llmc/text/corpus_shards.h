@@ -13,7 +13,7 @@ static inline int corpus_token_bytes(const Tokenizer *t) { return tokenizer_voca
 // The shards of one side: those that are complete, and the tokens of the one that follows them.
 typedef struct {
     CorpusShard *shards; // malloced
-    int64_t count, open_tokens;
+    int64_t count, capacity, open_tokens;
     ShardWriter *open; // NULL: the next token opens it
 } CorpusShards;
 

@@ -6,6 +6,7 @@
 #include "llmc/base/file.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/format.h"
+#include "llmc/base/memory.h"
 #include "llmc/base/path_reason.h"
 #include "llmc/text/content.h"
 
@@ -37,9 +38,7 @@ struct DocumentReader {
     int64_t bytes_before; // sizes of the files before this one
     int64_t bytes_read;   // of all files, packed as they are, up to `at`
     char *rest;           // read but not handed out yet
-    int64_t rest_n, rest_room;
-    char tail[MARKER_MAX_BYTES]; // the last bytes of the text document before `at`
-    int tail_n;
+    int64_t rest_n;
     bool is_first;   // the next block of file is its first one
     bool ended;      // nothing follows rest
     bool is_damaged; // because the file is damaged there
@@ -49,19 +48,20 @@ struct DocumentReader {
     CorpusCounts pending; // what was skipped since the last block
 };
 
-DocumentReader *document_reader_open(const CorpusOptions *options, const Tokenizer *cuts, bool cut_all, Error *err) {
-    DocumentReader *r = calloc(1, sizeof *r);
-    if (!r) {
-        error_set(err, "reader: out of memory");
-        return NULL;
-    }
+void corpus_block_clear(CorpusBlock *b) {
+    for (int side = 0; side < CORPUS_SIDES; side++) free(b->tokens[side]);
+    free(b->text);
+    corpus_counts_clear(&b->counts);
+    *b = (CorpusBlock){0};
+}
+
+DocumentReader *document_reader_open(const CorpusOptions *options, const Tokenizer *cuts, bool cut_all) {
+    DocumentReader *r = memory_zeroed(1, sizeof *r);
     r->options = options;
     r->cuts = cuts;
     r->cut_all = cut_all;
-    r->walk = inputs_open(&options->inputs, err);
-    if (r->walk) return r;
-    free(r);
-    return NULL;
+    r->walk = inputs_open(&options->inputs);
+    return r;
 }
 
 void document_reader_close(DocumentReader *r) {
@@ -76,11 +76,6 @@ void document_reader_close(DocumentReader *r) {
 static bool reader_fail(DocumentReader *r, int status) {
     r->status = status;
     return false;
-}
-
-static bool reader_out_of_memory(DocumentReader *r) {
-    error_set(&r->error, "%s: cannot read: out of memory", r->file.path);
-    return reader_fail(r, EXIT_RUN_FAILED);
 }
 
 // --------------------------------------------------------------------------------------------------------------- files
@@ -127,8 +122,8 @@ static bool open_source(DocumentReader *r) {
     } else {
         r->file.packing = found;
     }
-    r->source = byte_source_open(fd, then_fd, r->file.packing, &r->error);
-    return r->source != NULL || reader_fail(r, EXIT_RUN_FAILED);
+    r->source = byte_source_open(fd, then_fd, r->file.packing);
+    return true;
 }
 
 // Opens the next file. False: there is none, or reading failed.
@@ -139,7 +134,6 @@ static bool next_file(DocumentReader *r) {
         if (found == 0) return false;
         r->at = (FilePosition){0};
         r->ended = r->is_damaged = false;
-        r->tail_n = 0;
         if (r->file.unreadable)
             pass_unreadable(r, r->file.unreadable);
         else
@@ -167,10 +161,8 @@ static bool source_failed(DocumentReader *r, const ByteSource *source) {
     return true;
 }
 
-static void report_bad_line(DocumentReader *r, int kind, int64_t line, const char *what) {
-    Error message;
-    error_set(&message, "%s: line %" PRId64 ": %s", r->file.path, line, what);
-    bad_report_add(&r->pending.bad, kind, message.text);
+static void report_damage(DocumentReader *r) {
+    kind_counts_add(&r->pending.bad, bad_kinds[BAD_FILE].phrase, 1, "%s: %s", r->file.path, r->error.text);
 }
 
 static int64_t count_lines(const char *text, int64_t n) {
@@ -183,12 +175,7 @@ static int64_t count_lines(const char *text, int64_t n) {
 
 // Appends text of the file to b, until it has n bytes or the file ends.
 static bool fill_block(DocumentReader *r, CorpusBlock *b, int64_t n) {
-    if (n >= b->capacity) {
-        char *text = realloc(b->text, (size_t)n + 1); // for the newline after the text
-        if (!text) return reader_out_of_memory(r);
-        b->text = text;
-        b->capacity = n + 1;
-    }
+    b->text = memory_grow(b->text, &b->capacity, n + 1, 1); // with the newline after the text
     int64_t from_rest = min_i64(r->rest_n, n - b->n);
     if (from_rest > 0) {
         memcpy(b->text + b->n, r->rest, (size_t)from_rest);
@@ -206,25 +193,19 @@ static bool fill_block(DocumentReader *r, CorpusBlock *b, int64_t n) {
 }
 
 // Hands out the first n bytes of the block and keeps the remainder for the next one.
-static bool hand_out(DocumentReader *r, CorpusBlock *b, int64_t n) {
-    int64_t left = b->n - n;
-    if (r->rest_room < left + r->rest_n || r->rest_room > KEPT_BYTES) {
-        int64_t room = max_i64(BLOCK_BYTES, left + r->rest_n);
-        char *rest = realloc(r->rest, (size_t)room);
-        if (!rest) return reader_out_of_memory(r);
-        r->rest = rest;
-        r->rest_room = room;
-    }
+static void hand_out(DocumentReader *r, CorpusBlock *b, int64_t n) {
+    const int64_t left = b->n - n;
     if (left > 0) {
+        r->rest = realloc(r->rest, (size_t)(left + r->rest_n));
+        REQUIRE_MEMORY(r->rest, "%s", r->file.path);
         memmove(r->rest + left, r->rest, (size_t)r->rest_n);
         memcpy(r->rest, b->text + n, (size_t)left);
+        r->rest_n += left;
     }
-    r->rest_n += left;
     b->n = n;
     b->text[n] = '\n';
     r->at.offset += n;
     r->bytes_read = r->bytes_before + byte_source_consumed(r->source);
-    return true;
 }
 
 // Reads the first block of a file and decides what it is. A byte order mark is dropped. False: nothing to read.
@@ -242,7 +223,7 @@ static bool begin_file(DocumentReader *r, CorpusBlock *b) {
     r->separator = "\n";
     if (r->format == FORMAT_DIVIDED) r->separator = r->options->split_at;
     if (!kind) return true;
-    if (r->is_damaged) report_bad_line(r, BAD_FILE, count_lines(b->text, b->n) + 1, r->error.text);
+    if (r->is_damaged) report_damage(r);
     if (!r->is_damaged || b->n > 0) leave_out(r, kind, advice.text);
     if (r->status == EXIT_OK) close_file(r);
     return false;
@@ -254,10 +235,13 @@ static bool begin_file(DocumentReader *r, CorpusBlock *b) {
 static bool skip_line(DocumentReader *r, CorpusBlock *b) {
     const char *mark = r->separator, *end = NULL;
     const int64_t length = (int64_t)strlen(mark);
+    const char *phrase = bad_kinds[BAD_TOO_LONG].phrase;
     if (r->format == FORMAT_LINES)
-        report_bad_line(r, BAD_TOO_LONG, ++r->at.line, "the line is longer than 32 MiB");
+        kind_counts_add(&r->pending.bad, phrase, 1, "%s: line %" PRId64 ": the line is longer than 32 MiB",
+                        r->file.path, ++r->at.line);
     else
-        report_bad_line(r, BAD_TOO_LONG, 1, "a document before the next --split-at is longer than 32 MiB");
+        kind_counts_add(&r->pending.bad, phrase, 1, "%s: a document before the next --split-at is longer than 32 MiB",
+                        r->file.path);
     for (bool has_more = true; !end && has_more;) {
         const int64_t kept = min_i64(b->n, length - 1); // may be a part of the mark
         r->at.offset += b->n - kept;
@@ -270,9 +254,9 @@ static bool skip_line(DocumentReader *r, CorpusBlock *b) {
     // The end of the line is handed out like an empty block: it advances the position and gives no text.
     int64_t n = b->n;
     if (end) n = end + length - b->text;
-    const bool ok = hand_out(r, b, n);
+    hand_out(r, b, n);
     b->n = 0;
-    return ok;
+    return true;
 }
 
 // Reads the complete lines or documents that fit in a block, at least one. False: none this time.
@@ -298,8 +282,8 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
     b->begins = r->is_first;
     b->first_line = r->at.line + 1;
     if (r->format == FORMAT_LINES) r->at.line += count_lines(b->text, n);
-    if (is_all && r->is_damaged) report_bad_line(r, BAD_FILE, r->at.line + 1, r->error.text);
-    if (!hand_out(r, b, n)) return false;
+    if (is_all && r->is_damaged) report_damage(r);
+    hand_out(r, b, n);
     if (is_all) close_file(r);
     return n > 0;
 }
@@ -308,20 +292,17 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
 
 // Finds the unpacked size of the compressed file, up to its end or to damage. Reports damage.
 static bool measure(DocumentReader *r, int64_t *size) {
-    int fd = input_open(&r->options->inputs, &r->file);
-    ByteSource *s = NULL;
-    if (fd >= 0) s = byte_source_open(fd, -1, r->file.packing, NULL);
-    char *buffer = malloc(BLOCK_BYTES);
-    if (!s || !buffer) {
-        byte_source_close(s);
-        free(buffer);
-        return reader_out_of_memory(r);
+    const int fd = input_open(&r->options->inputs, &r->file);
+    if (fd < 0) {
+        error_set(&r->error, "%s: cannot read: %s", r->file.path, path_reason(r->file.path, errno).text);
+        return reader_fail(r, EXIT_RUN_FAILED);
     }
-    int64_t got, lines = 0;
-    for (*size = 0; (got = byte_source_read(s, buffer, BLOCK_BYTES, &r->error)) > 0; *size += got)
-        lines += count_lines(buffer, got);
-    bool ok = got == 0 || source_failed(r, s);
-    if (got < 0 && ok) report_bad_line(r, BAD_FILE, lines + 1, r->error.text);
+    ByteSource *s = byte_source_open(fd, -1, r->file.packing);
+    char *buffer = memory_zeroed(BLOCK_BYTES, 1);
+    int64_t got;
+    for (*size = 0; (got = byte_source_read(s, buffer, BLOCK_BYTES, &r->error)) > 0;) *size += got;
+    const bool ok = got == 0 || source_failed(r, s);
+    if (got < 0 && ok) report_damage(r);
     r->ended = r->is_damaged = false; // they were about the other source
     byte_source_close(s);
     free(buffer);
@@ -356,7 +337,7 @@ static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     if (!fill_block(r, b, min_i64(left, BLOCK_BYTES))) return false;
     if (r->is_first) {                             // the size of the document
         const int64_t known = r->at.offset + b->n; // with the byte order mark
-        if (r->ended && r->is_damaged) report_bad_line(r, BAD_FILE, count_lines(b->text, b->n) + 1, r->error.text);
+        if (r->ended && r->is_damaged) report_damage(r);
         r->at.size = r->file.size;
         if (r->ended || known > r->file.size) r->at.size = known;
         if (!r->ended && r->file.packing != PACKED_NOT && !measure(r, &r->at.size)) return false;
@@ -375,15 +356,7 @@ static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     b->is_short = b->is_document && is_all && r->at.size <= SHORT_DOCUMENT && !r->cut_all;
     int64_t n = b->n;
     if (!b->is_short) n = choose_end(r, b, is_all);
-    memcpy(b->before, r->tail, sizeof r->tail);
-    b->before_n = r->tail_n;
-    if (!hand_out(r, b, n)) return false;
-    // A marker may begin in the last bytes before the next piece.
-    const int room = sizeof r->tail, added = (int)min_i64(n, room);
-    const int kept = (int)min_i64(r->tail_n, room - added);
-    memmove(r->tail, r->tail + r->tail_n - kept, (size_t)kept);
-    memcpy(r->tail + kept, b->text + n - added, (size_t)added);
-    r->tail_n = kept + added;
+    hand_out(r, b, n);
     if (r->at.offset == r->at.size) close_file(r);
     return true;
 }
@@ -392,7 +365,7 @@ static bool next_piece(DocumentReader *r, CorpusBlock *b) {
 
 bool document_reader_next(DocumentReader *r, CorpusBlock *b) {
     if (r->is_done) return false;
-    corpus_block_reset(b);
+    corpus_block_clear(b);
     bool has_text = false;
     while (!has_text && next_file(r)) {
         b->n = 0;
@@ -403,12 +376,7 @@ bool document_reader_next(DocumentReader *r, CorpusBlock *b) {
         if (r->status != EXIT_OK) break;
     }
     r->is_done = r->status != EXIT_OK || !has_text;
-    if (!has_text) {
-        b->n = 0;
-        b->format = FORMAT_TEXT;
-        b->before_n = 0;
-        b->is_short = b->is_document = b->begins = false;
-    }
+    if (!has_text) b->n = 0;
     b->status = r->status;
     if (r->status != EXIT_OK) b->error = r->error;
     memcpy(b->path, r->file.path, strlen(r->file.path) + 1);

@@ -1,6 +1,7 @@
 // See encoder.h.
 #include "llmc/text/encoder.h"
 
+#include "llmc/base/memory.h"
 #include "llmc/text/piece_key.h"
 #include "llmc/text/pieces.h"
 #include "llmc/text/vocabulary.h"
@@ -27,16 +28,12 @@ struct Encoder {
     CacheEntry *cache;
 };
 
-Encoder *encoder_create(const Tokenizer *t, Error *err) {
-    Encoder *e = calloc(1, sizeof *e);
-    if (e) e->cache = aligned_alloc(sizeof *e->cache, CACHE_ENTRIES * sizeof *e->cache);
-    if (!e || !e->cache) {
-        error_set(err, "%s: out of memory for an encoder", t->name);
-        encoder_free(e);
-        return NULL;
-    }
-    memset(e->cache, 0, CACHE_ENTRIES * sizeof *e->cache);
+Encoder *encoder_create(const Tokenizer *t) {
+    Encoder *e = memory_zeroed(1, sizeof *e);
     e->t = t;
+    e->cache = aligned_alloc(sizeof *e->cache, CACHE_ENTRIES * sizeof *e->cache);
+    REQUIRE_MEMORY(e->cache, "an encoder");
+    memset(e->cache, 0, CACHE_ENTRIES * sizeof *e->cache);
     return e;
 }
 

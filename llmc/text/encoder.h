@@ -5,7 +5,7 @@
 
 // One thread's working memory: matcher and a cache of pieces.
 typedef struct Encoder Encoder;
-Encoder *encoder_create(const Tokenizer *t, Error *err);
+Encoder *encoder_create(const Tokenizer *t);
 void encoder_free(Encoder *e); // NULL is fine
 // Tokens of n < 2^32 bytes into out (capacity n); returns their number. The spelling of a special token inside the text
 // is text; that of an added token that is not special (tokenizer.json: "special": false) is that token.

@@ -1,6 +1,6 @@
 // See inputs.h. The walk sorts one directory at a time. (fts(3) is not used: it takes a directory that fails
-// while it is read for a shorter one, and without memory it leaves names unsorted or crashes.) What may be met again is
-// remembered by its device and inode: with several arguments, hard links, or below a symbolic link. Standard input that
+// while it is read for a shorter one, and without memory it leaves names unsorted or crashes.) What was met is
+// remembered by its device and inode, 16 bytes in a table at most half full. Standard input that
 // has to be read twice is copied into a file as it comes, packed or not. The file is unlinked before anything is in it,
 // so nothing stays behind whatever happens.
 #include "llmc/text/inputs.h"
@@ -8,6 +8,7 @@
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
 #include "llmc/base/format.h"
+#include "llmc/base/memory.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
 
@@ -25,11 +26,8 @@
 typedef struct {
     char **names;
     int count, next;
-    size_t length; // of its path
-    dev_t device;
-    ino_t inode;
+    size_t length;  // of its path
     bool is_output; // what data/prepare made in it is left out
-    bool is_linked; // reached by a symbolic link
 } Level;
 
 struct InputWalk {
@@ -37,12 +35,12 @@ struct InputWalk {
     int argument;  // the current one, -1 before the first
     Level *levels; // the directories from the current argument to the current file
     int depth;
+    int64_t max_depth;
     char path[PATH_MAX]; // of the current file or directory
     bool has_output;     // the output directory exists: output and its device and inode
     struct stat output;
-    XXH128_hash_t *seen; // a hash table of what may be met again
+    XXH128_hash_t *seen; // a hash table of what was met
     size_t num_seen, num_slots;
-    char **roots; // the real paths of the directories among the arguments; NULL until a link is found
     KindCounts left_out, notes;
 };
 
@@ -50,12 +48,8 @@ bool is_corpus_shard(const char *name) {
     return fnmatch("@(train|val)_[0-9][0-9][0-9][0-9][0-9][0-9].bin", name, FNM_EXTMATCH) == 0;
 }
 
-InputWalk *inputs_open(const InputOptions *options, Error *err) {
-    InputWalk *w = calloc(1, sizeof *w);
-    if (!w) {
-        error_set(err, "list of inputs: out of memory");
-        return NULL;
-    }
+InputWalk *inputs_open(const InputOptions *options) {
+    InputWalk *w = memory_zeroed(1, sizeof *w);
     w->options = options;
     w->argument = -1;
     w->has_output = options->output && stat(options->output, &w->output) == 0;
@@ -72,8 +66,6 @@ void inputs_close(InputWalk *w) {
     while (w->depth > 0) leave_directory(w);
     kind_counts_clear(&w->left_out);
     kind_counts_clear(&w->notes);
-    for (char **root = w->roots; root && *root; root++) free(*root);
-    free(w->roots);
     free(w->seen);
     free(w->levels);
     free(w);
@@ -112,8 +104,7 @@ static bool put_seen(InputWalk *w, XXH128_hash_t key) {
         const size_t slots = w->num_slots;
         w->num_slots = max_size(2 * slots, 1024);
         w->num_seen = 0;
-        w->seen = calloc(w->num_slots, sizeof *w->seen);
-        REQUIRE_MEMORY(w->seen, "the list of inputs");
+        w->seen = memory_zeroed((int64_t)w->num_slots, sizeof *w->seen);
         for (size_t i = 0; i < slots; i++)
             if ((old[i].low64 | old[i].high64) != 0) put_seen(w, old[i]);
         free(old);
@@ -129,43 +120,14 @@ static bool put_seen(InputWalk *w, XXH128_hash_t key) {
 
 // Tells whether this file or directory was met before. Size and time are a part of its identity, because some file
 // systems over a network give inodes twice.
-static bool is_repeated(InputWalk *w, const struct stat *st, bool is_link) {
-    const bool is_directory = S_ISDIR(st->st_mode);
-    for (int i = 0; i < w->depth && is_directory; i++)
-        if (w->levels[i].device == st->st_dev && w->levels[i].inode == st->st_ino) return true; // a loop
-    bool is_linked = is_link;
-    for (int i = 0; i < w->depth; i++) is_linked |= w->levels[i].is_linked;
-    if (w->options->count == 1 && !is_linked && (is_directory || st->st_nlink == 1)) return false;
+static bool is_repeated(InputWalk *w, const struct stat *st) {
     int64_t facts[5] = {(int64_t)st->st_dev, (int64_t)st->st_ino};
-    if (!is_directory) {
+    if (!S_ISDIR(st->st_mode)) {
         facts[2] = (int64_t)st->st_size;
         facts[3] = (int64_t)st->st_mtim.tv_sec;
         facts[4] = (int64_t)st->st_mtim.tv_nsec;
     }
     return !put_seen(w, XXH3_128bits(facts, sizeof facts));
-}
-
-// Tells whether the link w->path leads to a file that the walk comes to under its own name.
-static bool leads_inside(InputWalk *w) {
-    char *real = realpath(w->path, NULL);
-    bool inside = false;
-    if (!w->roots) {
-        char **end = w->roots = calloc((size_t)w->options->count + 1, sizeof *w->roots);
-        REQUIRE_MEMORY(w->roots, "the list of inputs");
-        for (int i = 0; i < w->options->count; i++) {
-            struct stat st;
-            if (stat(w->options->arguments[i], &st) != 0 || !S_ISDIR(st.st_mode)) continue;
-            *end = realpath(w->options->arguments[i], NULL);
-            if (*end) end++;
-        }
-    }
-    for (char **root = w->roots; real && *root && !inside; root++) {
-        size_t n = 0;
-        if (strcmp(*root, "/") != 0) n = strlen(*root);
-        inside = strncmp(real, *root, n) == 0 && (real[n] == '\0' || (real[n] == '/' && !strstr(real + n, "/.")));
-    }
-    free(real);
-    return inside;
 }
 
 static int pass_over(InputWalk *w, const char *kind) {
@@ -196,24 +158,18 @@ static int visit_path(InputWalk *w, InputFile *file, Error *err) {
         const char *name = strrchr(w->path, '/') + 1;
         if (is_corpus_shard(name) || fnmatch("@(manifest|tokenizer).json", name, FNM_EXTMATCH) == 0) return 0;
     }
-    if ((is_link && leads_inside(w)) || is_repeated(w, &st, is_link))
-        return pass_over(w, "read already by another name");
+    if (is_repeated(w, &st)) return pass_over(w, "read already by another name");
     if (is_link) kind_counts_add(&w->notes, "symbolic link that was followed", 1, "%s", w->path);
     if (is_file) return give_file(w, file, w->path, &st, is_argument);
 
     char **names; // enters the directory
     int count;
     if (!directory_list(w->path, &names, &count, NULL)) return give_unreadable(w, file, err);
-    Level *levels = realloc(w->levels, (size_t)(w->depth + 1) * sizeof *levels);
-    REQUIRE_MEMORY(levels, "the list of inputs");
-    w->levels = levels;
-    levels[w->depth++] =
+    w->levels = memory_grow(w->levels, &w->max_depth, w->depth + 1, sizeof *w->levels);
+    w->levels[w->depth++] =
         (Level){.names = names,
                 .count = count,
                 .length = strlen(w->path),
-                .device = st.st_dev,
-                .inode = st.st_ino,
-                .is_linked = is_link,
                 .is_output = w->has_output && st.st_dev == w->output.st_dev && st.st_ino == w->output.st_ino};
     return 0;
 }
@@ -280,12 +236,10 @@ int input_open(const InputOptions *options, const InputFile *file) {
 
 InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes, KindCounts *left_out,
                                KindCounts *notes, Error *err) {
-    InputSummary *summaries = calloc((size_t)options->count, sizeof *summaries);
-    InputWalk *w = inputs_open(options, err);
+    InputSummary *summaries = memory_zeroed(options->count, sizeof *summaries);
+    InputWalk *w = inputs_open(options);
     InputFile file = {0};
-    int found = -1;
-    if (summaries && w) found = 1;
-    if (found < 0) error_set(err, "list of inputs: out of memory");
+    int found = 1;
     *total_bytes = 0;
     while (found > 0 && (found = inputs_next(w, &file, err)) > 0) {
         InputSummary *s = &summaries[w->argument];
@@ -293,16 +247,12 @@ InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes
         s->bytes += file.size;
         *total_bytes += file.size;
     }
-    if (w) {
-        kind_counts_move(left_out, &w->left_out);
-        kind_counts_move(notes, &w->notes);
-    }
+    kind_counts_move(left_out, &w->left_out);
+    kind_counts_move(notes, &w->notes);
     inputs_close(w);
-    if (found < 0) {
-        free(summaries);
-        summaries = NULL;
-    }
-    return summaries;
+    if (found == 0) return summaries;
+    free(summaries);
+    return NULL;
 }
 
 // ------------------------------------------------------------------------------------------------------ standard input

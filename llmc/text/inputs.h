@@ -1,7 +1,7 @@
 // The files of a corpus, in a fixed order: the arguments in the given order, directories recursively by name. Walks
-// again each time and keeps no list, so that millions of files need no memory. Never opens a file.
-// Reads each file once: follows symbolic links, under the link's name, but skips links into a directory of the walk and
-// the other names of a file. In directories it skips hidden names and the files that data/prepare wrote.
+// again each time and keeps no list of names. Never opens a file.
+// Reads each file once: follows symbolic links, under the link's name, but skips the other names of a file or directory
+// that it met before. In directories it skips hidden names and the files that data/prepare wrote.
 #pragma once
 #include "llmc/text/byte_source.h"
 #include "llmc/text/corpus_counts.h"
@@ -38,7 +38,7 @@ typedef struct {
 } InputFile;
 
 typedef struct InputWalk InputWalk;
-InputWalk *inputs_open(const InputOptions *options, Error *err); // the options must outlive the walk
+InputWalk *inputs_open(const InputOptions *options); // the options must outlive the walk
 // The next file: 1; at the end 0; an argument that cannot be read: -1.
 int inputs_next(InputWalk *w, InputFile *file, Error *err);
 void inputs_close(InputWalk *w);                                    // NULL is fine

@@ -1,6 +1,7 @@
 // See merges.h.
 #include "llmc/text/merges.h"
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/memory.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -19,16 +20,14 @@ static void insert_rule(MergeTable *t, MergeRule rule) {
     t->count++;
 }
 
-bool merge_table_add(MergeTable *t, MergeRule rule, const MergeRule **known, Error *err) {
+bool merge_table_add(MergeTable *t, MergeRule rule, const MergeRule **known) {
     *known = merge_table_find(t, (int32_t)(rule.pair >> 32), (int32_t)rule.pair);
     if (*known) return false;
     if (2 * (t->count + 1) > t->capacity) {
         MergeTable grown = {.capacity = max_i64(2 * t->capacity, 1024)};
         grown.shift = 64 - __builtin_ctzll((unsigned long long)grown.capacity);
-        size_t bytes = (size_t)grown.capacity * sizeof *grown.slots;
-        grown.slots = malloc(bytes);
-        if (!grown.slots) return error_set(err, "out of memory for %lld merges", (long long)grown.capacity / 2);
-        memset(grown.slots, 0xFF, bytes); // MERGE_NO_PAIR everywhere
+        grown.slots = memory_zeroed(grown.capacity, sizeof *grown.slots);
+        memset(grown.slots, 0xFF, (size_t)grown.capacity * sizeof *grown.slots); // MERGE_NO_PAIR everywhere
         for (int64_t i = 0; i < t->capacity; i++)
             if (t->slots[i].pair != MERGE_NO_PAIR) insert_rule(&grown, t->slots[i]);
         merge_table_free(t);
@@ -110,11 +109,7 @@ static void renew(const MergeTable *t, const int32_t *tokens, Link *links, Heap 
     links[place].pair = (Candidate){NO_RANK, -1};
     if (next < n) links[place].pair = candidate(t, tokens[place], tokens[next], below);
     if (links[place].pair.rank == NO_RANK) return;
-    if (h->count == h->capacity) {
-        h->capacity += h->capacity / 2 + SHORT_PIECE;
-        h->entries = realloc(h->entries, (size_t)h->capacity * sizeof *h->entries);
-        REQUIRE_MEMORY(h->entries, "a piece of text with %lld pairs", (long long)h->capacity);
-    }
+    h->entries = memory_grow(h->entries, &h->capacity, h->count + 1, sizeof *h->entries);
     const uint64_t entry = heap_entry(links, place);
     int64_t i = h->count++;
     for (; i > 0 && entry < h->entries[(i - 1) / 2]; i = (i - 1) / 2) h->entries[i] = h->entries[(i - 1) / 2];

@@ -22,8 +22,8 @@ typedef struct {
 
 #define MERGE_NO_PAIR UINT64_MAX
 
-// False: no memory, or the pair has a rule already (*known is that rule, else NULL).
-bool merge_table_add(MergeTable *t, MergeRule rule, const MergeRule **known, Error *err);
+// False: the pair has a rule already, *known.
+bool merge_table_add(MergeTable *t, MergeRule rule, const MergeRule **known);
 void merge_table_free(MergeTable *t);
 
 static inline uint64_t merge_pair(int32_t left, int32_t right) { return (uint64_t)left << 32 | (uint32_t)right; }

@@ -10,8 +10,8 @@
 #include <xxhash.h>
 
 Tokenizer *tokenizer_bytes(Error *err) {
-    Tokenizer *t = vocabulary_new("bytes", err);
-    bool ok = t != NULL;
+    Tokenizer *t = vocabulary_new("bytes");
+    bool ok = true;
     for (int i = 0; ok && i < BYTE_EOT; i++) ok = vocabulary_add(t, i, &(char){(char)i}, 1, true, err);
     if (ok && vocabulary_add_added(t, BYTE_EOT, END_OF_TEXT, true, false, err) && vocabulary_finish(t, err)) return t;
     tokenizer_free(t);

@@ -324,10 +324,10 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
         error_prefix(err, "%s", path);
         return NULL;
     }
-    Tokenizer *t = vocabulary_of_file(path, err);
+    Tokenizer *t = vocabulary_new("byte-level BPE of %s", path);
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
-    bool ok = t != NULL;
-    if (ok && model && !cJSON_IsNumber(model)) { // a number: a vocabulary that has a token "model"
+    bool ok;
+    if (model && !cJSON_IsNumber(model)) { // a number: a vocabulary that has a token "model"
         ok = json_get_object(root, "model", &model, err) && read_normalizer(t, root, err) &&
              check_off(root, "", "truncation", err) && check_off(root, "", "padding", err) &&
              read_pre_tokenizer(t, root, err) && read_model(t, model, err) && read_added_tokens(t, root, err) &&
@@ -335,9 +335,9 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
         if (ok && (!vocabulary_finish(t, err) || !vocabulary_check_merges(t, err)))
             ok = error_prefix(err, "model.vocab");
         if (!ok) error_prefix(err, "%s", path);
-    } else if (ok && cJSON_IsNumber(root->child) && !cJSON_GetObjectItemCaseSensitive(root, "model_type")) {
+    } else if (cJSON_IsNumber(root->child) && !cJSON_GetObjectItemCaseSensitive(root, "model_type")) {
         ok = read_vocab_json(t, path, root, err);
-    } else if (ok) {
+    } else {
         const char *kind = "a JSON file without \"model\" (tokenizer.json) and without numbered tokens (vocab.json)";
         if (cJSON_HasObjectItem(root, "weight_map")) kind = "the index of sharded weights";
         if (cJSON_HasObjectItem(root, "tokenizer_class")) kind = "a tokenizer_config.json, which has no vocabulary";
@@ -390,7 +390,7 @@ static MergeRule *ordered_merges(const Tokenizer *t, int64_t *count, bool *unrea
     MergeRule *rules = malloc(((size_t)most + 1) * sizeof *rules);
     *count = 0;
     *unreachable = false;
-    if (!rules) return NULL;
+    REQUIRE_MEMORY(rules, "a tokenizer.json");
     if (!t->by_rank) {
         for (int64_t i = 0; i < t->merges.capacity; i++)
             if (t->merges.slots[i].pair != MERGE_NO_PAIR) rules[(*count)++] = t->merges.slots[i];
@@ -457,14 +457,10 @@ static void put_post_processor(FILE *out, const Tokenizer *t) {
     fputs("\"]}}}\n  ]}", out);
 }
 
-char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err) {
+char *tokenizer_to_json(const Tokenizer *t, size_t *bytes) {
     int64_t count;
     bool unreachable;
     MergeRule *rules = ordered_merges(t, &count, &unreachable);
-    if (!rules) {
-        error_set(err, "%s: out of memory for its tokenizer.json", t->name);
-        return NULL;
-    }
     static const char *const truth[] = {"false", "true"}, *const normalizers[] = {"null", "{\"type\": \"NFC\"}"};
     char *text;
     FILE *out = text_open(&text, bytes);
@@ -518,8 +514,8 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err) {
 
 bool tokenizer_write(const Tokenizer *t, const char *path, Error *err) {
     size_t bytes;
-    char *json = tokenizer_to_json(t, &bytes, err);
-    bool ok = json && own_file_write(path, TOKENIZER_MARK, json, bytes, err);
+    char *json = tokenizer_to_json(t, &bytes);
+    const bool ok = own_file_write(path, TOKENIZER_MARK, json, bytes, err);
     free(json);
     return ok;
 }

@@ -9,6 +9,6 @@
 Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes, Error *err);
 
 // The tokenizer as a Hugging Face tokenizer.json (loads with AutoTokenizer and tokenizers), malloced. Deterministic.
-char *tokenizer_to_json(const Tokenizer *t, size_t *bytes, Error *err);
+char *tokenizer_to_json(const Tokenizer *t, size_t *bytes);
 bool tokenizer_write(const Tokenizer *t, const char *path, Error *err); // this, as a file, atomically
 #define TOKENIZER_MARK "\"pre_tokenizer\": {\"type\": \""               // own_file.h; others break the line there

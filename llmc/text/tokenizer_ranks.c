@@ -98,8 +98,7 @@ static bool read_rank_lines(Tokenizer *t, const char *text, size_t n, Error *err
 }
 
 Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes, Error *err) {
-    Tokenizer *t = vocabulary_of_file(path, err);
-    if (!t) return NULL;
+    Tokenizer *t = vocabulary_new("byte-level BPE of %s", path);
     bool ok = read_rank_lines(t, text, bytes, err);
     // p50k_base keeps GPT-2's end-of-text and continues after it; otherwise it is the number after the last rank.
     int64_t eot = t->count;
@@ -145,7 +144,6 @@ static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *er
 }
 
 Tokenizer *tokenizer_read_llmc(const char *path, const char *text, size_t bytes, Error *err) {
-    Tokenizer *t = vocabulary_of_file(path, err);
-    if (!t) return NULL;
+    Tokenizer *t = vocabulary_new("byte-level BPE of %s", path);
     return finish_ranks(t, path, read_llmc_tokens(t, text, bytes, err), err);
 }

@@ -1,7 +1,9 @@
 // See vocabulary.h.
 #include "llmc/text/vocabulary.h"
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/memory.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,22 +24,14 @@ const char *vocabulary_show(const char *bytes, size_t length, char *buf, size_t 
     return buf;
 }
 
-Tokenizer *vocabulary_new(const char *name, Error *err) {
-    Tokenizer *t = calloc(1, sizeof *t);
-    if (t) t->name = strdup(name);
-    if (!t || !t->name) {
-        free(t);
-        error_set(err, "out of memory for a tokenizer");
-        return NULL;
-    }
+Tokenizer *vocabulary_new(const char *name, ...) {
+    Tokenizer *t = memory_zeroed(1, sizeof *t);
+    va_list args;
+    va_start(args, name);
+    REQUIRE_MEMORY(vasprintf(&t->name, name, args) >= 0, "a name");
+    va_end(args);
     t->eot = t->begin = -1;
     return t;
-}
-
-Tokenizer *vocabulary_of_file(const char *path, Error *err) {
-    char name[4096 + 32];
-    snprintf(name, sizeof name, "byte-level BPE of %s", path);
-    return vocabulary_new(name, err);
 }
 
 bool vocabulary_line(const char *text, size_t n, size_t *at, const char **line, size_t *length) {
@@ -99,36 +93,26 @@ static bool check_new(const Tokenizer *t, int64_t number, const char *bytes, siz
 bool vocabulary_add(Tokenizer *t, int64_t number, const char *bytes, size_t length, bool ordinary, Error *err) {
     if (!check_new(t, number, bytes, length, ordinary, err)) return false;
     if (number >= t->token_capacity) {
-        int64_t capacity = max_i64(1024, 2 * number);
         // Pages of zeros that are not touched cost nothing: a file may name a far number.
-        Token *grown = calloc((size_t)capacity, sizeof *grown);
-        if (!grown) return error_set(err, "out of memory for token %lld", (long long)number);
+        const int64_t capacity = max_i64(1024, 2 * number);
+        Token *grown = memory_zeroed(capacity, sizeof *grown);
         if (t->count > 0) memcpy(grown, t->tokens, (size_t)t->count * sizeof *grown);
         free(t->tokens);
         t->tokens = grown;
         t->token_capacity = (int32_t)capacity;
     }
-    if (t->byte_count + length > t->byte_capacity) {
-        size_t capacity = 2 * t->byte_capacity + length + 4096;
-        char *grown = realloc(t->bytes, capacity);
-        if (!grown) return error_set(err, "out of memory for the spelling of token %lld", (long long)number);
-        t->bytes = grown;
-        t->byte_capacity = capacity;
-    }
+    t->bytes = memory_grow(t->bytes, &t->byte_capacity, t->byte_count + (int64_t)length, 1);
     if (ordinary && 2 * (t->ordinary_count + 1) > t->by_bytes_capacity) { // the hash table grows
-        int64_t capacity = max_i64(2 * t->by_bytes_capacity, 1024);
-        int32_t *grown = realloc(t->by_bytes, (size_t)capacity * sizeof *grown);
-        if (!grown) return error_set(err, "out of memory for %lld tokens", (long long)capacity / 2);
-        memset(grown, 0xFF, (size_t)capacity * sizeof *grown);
-        t->by_bytes = grown;
-        t->by_bytes_capacity = capacity;
+        t->by_bytes = memory_grow(t->by_bytes, &t->by_bytes_capacity, max_i64(2 * t->by_bytes_capacity, 1024),
+                                  sizeof *t->by_bytes);
+        memset(t->by_bytes, 0xFF, (size_t)t->by_bytes_capacity * sizeof *t->by_bytes);
         for (int32_t i = 0; i < t->count; i++)
             if (t->tokens[i].ordinary) index_token(t, i);
     }
     memcpy(t->bytes + t->byte_count, bytes, length);
     t->tokens[number] =
-        (Token){.offset = t->byte_count, .length = (uint32_t)length, .known = true, .ordinary = ordinary};
-    t->byte_count += length;
+        (Token){.offset = (size_t)t->byte_count, .length = (uint32_t)length, .known = true, .ordinary = ordinary};
+    t->byte_count += (int64_t)length;
     if (number >= t->count) t->count = (int32_t)number + 1;
     if (!ordinary) return true;
     t->ordinary_count++;
@@ -177,8 +161,8 @@ bool vocabulary_merge(Tokenizer *t, int32_t left, int32_t right, uint32_t rank, 
                          vocabulary_show(both, length, shown, sizeof shown));
     const MergeRule *known;
     MergeRule rule = {.pair = merge_pair(left, right), .rank = rank, .merged = merged};
-    if (merge_table_add(&t->merges, rule, &known, err)) return true;
-    return known && error_set(err, "the same two were merged before, by number %u", known->rank);
+    return merge_table_add(&t->merges, rule, &known) ||
+           error_set(err, "the same two were merged before, by number %u", known->rank);
 }
 
 // ---------------------------------------------------------------------------------------------------------- completion
@@ -191,7 +175,7 @@ int64_t vocabulary_merge_bytes(const Tokenizer *t, int32_t token, uint32_t below
 
 bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
     uint32_t *rank = malloc(((size_t)t->count + 1) * sizeof *rank); // of the first merge that makes a token
-    if (!rank) return error_set(err, "out of memory for %d tokens", t->count);
+    REQUIRE_MEMORY(rank, "%d tokens", t->count);
     for (int32_t i = 0; i <= t->count; i++) rank[i] = UINT32_MAX;
     for (int64_t i = 0; i < t->merges.capacity; i++) {
         const MergeRule *m = &t->merges.slots[i];
@@ -253,8 +237,7 @@ bool vocabulary_finish(Tokenizer *t, Error *err) {
             return error_set(err, "no token for the byte 0x%02x: not a byte-level vocabulary, which has all 256",
                              (unsigned)byte);
     }
-    t->added_tokens = malloc(((size_t)t->count + 1) * sizeof *t->added_tokens);
-    if (!t->added_tokens) return error_set(err, "out of memory for the added tokens");
+    t->added_tokens = memory_zeroed(t->count, sizeof *t->added_tokens);
     size_t n = 0;
     t->all_added_special = true;
     for (int32_t i = 0; i < t->count; i++) {

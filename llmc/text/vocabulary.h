@@ -31,7 +31,7 @@ typedef struct Tokenizer {
     Token *tokens;
     int32_t count, token_capacity;
     char *bytes;
-    size_t byte_count, byte_capacity;
+    int64_t byte_count, byte_capacity;
     int32_t *by_bytes; // hash table of the ordinary tokens, at most half full; -1: free
     int64_t by_bytes_capacity, ordinary_count;
     int32_t byte_tokens[256];
@@ -47,9 +47,8 @@ typedef struct Tokenizer {
     uint8_t *char_table; // char_kinds.h
 } Tokenizer;
 
-// A tokenizer without tokens, for tokenizer_free; name is copied.
-Tokenizer *vocabulary_new(const char *name, Error *err);
-Tokenizer *vocabulary_of_file(const char *path, Error *err); // with the name that a vocabulary from this file has
+// A tokenizer without tokens, for tokenizer_free. name: a format, "byte-level BPE of %s".
+Tokenizer *vocabulary_new(const char *name, ...) __attribute__((format(printf, 1, 2)));
 
 // Adds a token. Refuses numbers out of range or taken, a spelling that is empty, too long, or that of another ordinary
 // token.

@@ -7,17 +7,17 @@
 #include <stdint.h>
 
 typedef struct WordCounts WordCounts;
-WordCounts *word_counts_create(Error *err);
+WordCounts *word_counts_create(void);
 void word_counts_free(WordCounts *w); // NULL is fine
 
 // The counter of one thread. Several may count at a time.
 typedef struct WordCounter WordCounter;
-WordCounter *word_counter_create(WordCounts *w, Error *err); // w must outlive it
+WordCounter *word_counter_create(WordCounts *w); // w must outlive it
 // Counts the pieces of n < 2^31 bytes, of which the last ends with them. Words of one byte are left out. t: any
 // with the pattern.
-bool word_counter_add(WordCounter *c, const Tokenizer *t, const char *text, int64_t n, Error *err);
-bool word_counter_finish(WordCounter *c, Error *err); // all counts are in the shared table
-void word_counter_free(WordCounter *c);               // NULL is fine
+void word_counter_add(WordCounter *c, const Tokenizer *t, const char *text, int64_t n);
+void word_counter_finish(WordCounter *c); // all counts are in the shared table
+void word_counter_free(WordCounter *c);   // NULL is fine
 
 // Returns the number of distinct words; *bytes: of them together.
 int64_t word_counts_size(const WordCounts *w, int64_t *bytes);

@@ -82,8 +82,7 @@ static bool encode_prompt(const Tokenizer *tokenizer, const char *prompt, int64_
     int32_t *grown = realloc(*out, (size_t)(*n + bytes + 1) * sizeof *grown);
     if (!grown) return error_set(err, "the prompt of %lld bytes: out of memory", (long long)bytes);
     *out = grown;
-    Encoder *encoder = encoder_create(tokenizer, err);
-    if (!encoder) return false;
+    Encoder *encoder = encoder_create(tokenizer);
     const int64_t first = *n;
     *n += encoder_encode_special(encoder, prompt, bytes, grown + first);
     encoder_free(encoder);

@@ -28,7 +28,7 @@ bool fuzz_choice_lines_read(const FuzzInput *in) {
     Error err;
     if (!c.encoder) {
         c.tokenizer = tokenizer_named("bytes", &err);
-        c.encoder = c.tokenizer ? encoder_create(c.tokenizer, &err) : NULL;
+        c.encoder = c.tokenizer ? encoder_create(c.tokenizer) : NULL;
         c.line = malloc(MAX_LINE + 2);
         c.text = malloc(MAX_LINE + 2);
         c.tokens = malloc((MAX_LINE + 2) * sizeof *c.tokens);

@@ -233,7 +233,7 @@ static void random_rules(uint64_t round, MergeTable *rules) {
         MergeRule rule = {.pair = merge_pair((int32_t)(r.v[0] % (uint32_t)bound), (int32_t)(r.v[1] % (uint32_t)bound)),
                           .rank = round % 2 ? i : (i * 37) % RULES, // also merges that come before those they need
                           .merged = bound};
-        if (!merge_table_add(rules, rule, &known, NULL)) assert_non_null(known);
+        if (!merge_table_add(rules, rule, &known)) assert_non_null(known);
     }
 }
 
@@ -274,9 +274,8 @@ TEST(a_pair_has_one_rule) {
     MergeTable rules = {0};
     const MergeRule *known;
     for (int32_t i = 0; i < 5000; i++)
-        assert_true(
-            merge_table_add(&rules, (MergeRule){.pair = merge_pair(i, 2 * i), .rank = (uint32_t)i}, &known, NULL));
-    assert_false(merge_table_add(&rules, (MergeRule){.pair = merge_pair(70, 140), .rank = 9}, &known, NULL));
+        assert_true(merge_table_add(&rules, (MergeRule){.pair = merge_pair(i, 2 * i), .rank = (uint32_t)i}, &known));
+    assert_false(merge_table_add(&rules, (MergeRule){.pair = merge_pair(70, 140), .rank = 9}, &known));
     assert_int_equal(known->rank, 70);
     for (int32_t i = 0; i < 5000; i++) assert_int_equal(merge_table_find(&rules, i, 2 * i)->rank, i);
     assert_null(merge_table_find(&rules, 2, 1));

@@ -54,8 +54,7 @@ static size_t pack(Packing packing, int parts, unsigned char *out) {
 
 static ByteSource *open_bytes(const void *bytes, size_t n, Packing packing) {
     write_bytes(tmp_file("file"), bytes, n);
-    Error err;
-    ByteSource *s = byte_source_open(open(tmp_file("file"), O_RDONLY), -1, packing, &err);
+    ByteSource *s = byte_source_open(open(tmp_file("file"), O_RDONLY), -1, packing);
     assert_non_null(s);
     return s;
 }
@@ -172,7 +171,7 @@ TEST(a_second_descriptor_goes_on_where_the_first_ends) {
     int tail = open(tmp_file("tail"), O_RDONLY);
     Error err;
     bool failed;
-    ByteSource *s = byte_source_open(open(tmp_file("head"), O_RDONLY), tail, PACKED_NOT, &err);
+    ByteSource *s = byte_source_open(open(tmp_file("head"), O_RDONLY), tail, PACKED_NOT);
     assert_int_equal(read_through(s, 300, &failed, &err), TEXT_BYTES);
     byte_source_close(s);
     assert_int_equal(close(tail), 0); // it was the caller's
