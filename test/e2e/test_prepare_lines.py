@@ -198,7 +198,8 @@ def test_a_damaged_compressed_file_is_named_and_can_be_skipped_from_the_damage_o
     path.write_bytes(damage(path.read_bytes(), kind))
     (tmp_path / "whole.jsonl").write_text("\n".join(to_lines(make_texts(50))))
     stderr = prepare("-o", out, path, tmp_path / "whole.jsonl", expect=2).stderr
-    assert f"{path}: damaged: " in stderr
+    assert stderr.startswith(f"prepare: {path}: ")
+    assert "damaged: " in stderr or "not valid JSON" in stderr  # what comes out before zlib notices
     assert not out.exists()
     result = prepare("-o", out, "--skip-bad", path, tmp_path / "whole.jsonl")
     assert "skipped 1 x compressed file damaged, the first: " + str(path) in result.stdout
