@@ -197,7 +197,7 @@ static bool score(Run *run, Error *err) {
         const double start = now_seconds();
         const ChoiceSet *set = s->choices.sets[i];
         ChoiceScore right;
-        if (!evaluate_choices(run->model, set, s->choice_examples, &right, err)) return false;
+        if (!evaluate_choices(run->model, set, s->choice_examples, &right, NULL, NULL, err)) return false;
         if (right.examples == 0) return true; // a signal came
         runlog_choices(run->log, s->state.step, choices_name(set), &right, now_seconds() - start);
     }
@@ -283,7 +283,7 @@ static void rotate(Run *run) {
     const Options *o = &run->setup.options;
     Error kept;
     if (!checkpoint_rotate(o->output, (int)o->keep, o->major, run->setup.state.step, &kept))
-        report_kept_checkpoint(run->report, &kept);
+        runlog_field(run->log, "warning", "%s", kept.text); // an old one only takes up space
 }
 
 static bool export_weights(void *context, Error *err) {
@@ -340,8 +340,10 @@ static bool build_model(Run *run, Error *err) {
         return error_prefix(err, "the model was planned to fit but does not; another process may have taken memory");
     StepControl *control = &run->setup.state.control; // from a checkpoint, or new
     // An fp16 run resumes with its loss scale. A scale of 1 belongs to a new run, or to a run in another dtype.
-    if (run->setup.dtype != DTYPE_FP16 || control->loss_scale == 1.0f)
-        control->loss_scale = optimizer_first_loss_scale(run->setup.dtype);
+    if (run->setup.dtype != DTYPE_FP16)
+        control->loss_scale = 1.0f;
+    else if (control->loss_scale == 1.0f)
+        control->loss_scale = FIRST_LOSS_SCALE;
     model_set_control(run->model, control);
     return true;
 }

@@ -253,32 +253,6 @@ static NearestName nearest_option(const char *typo, size_t length) {
     return nearest;
 }
 
-// Options of earlier versions, and what does the same now (NULL: nothing). Runs of theirs resume without them.
-static const struct {
-    const char *name, *now;
-} REMOVED[] = {
-    {"advise", "--plan sizes or --plan d_ff"},
-    {"choice-examples", NULL},
-    {"comm-timeout", "the environment variable PRETRAIN_COMM_TIMEOUT"},
-    {"early-launch", "the environment variable PRETRAIN_EARLY_LAUNCH"},
-    {"export-dtype", "--export PATH:DTYPE"},
-    {"fp8-scaling", NULL},
-    {"graphs", "the environment variable PRETRAIN_GRAPHS"},
-    {"hellaswag", "--choices"},
-    {"overlap", "the environment variable PRETRAIN_OVERLAP"},
-    {"reset-optimizer", "-y weights"},
-    {"tensorboard", "-o DIR, which always writes the event file"},
-    {"tune", "the environment variable PRETRAIN_TUNE"},
-};
-enum { NUM_REMOVED = sizeof REMOVED / sizeof *REMOVED };
-
-// The index in REMOVED, NUM_REMOVED for any other name.
-static int removed_option(const char *name, size_t length) {
-    int i = 0;
-    while (i < NUM_REMOVED && !same_name(REMOVED[i].name, name, length)) i++;
-    return i;
-}
-
 // ----------------------------------------------------------------------------------------------------------- matching
 
 static bool names_an_option(const char *text) {
@@ -289,26 +263,16 @@ static bool names_an_option(const char *text) {
 
 // argv[i], which belongs to no option. The shell makes several words of a pattern without quotes, and this may be the
 // second of them.
-static bool stray_word(char **argv, int i, Error *err) {
-    const ShownArgument word = argument_shown(argv[i], strlen(argv[i]));
-    const bool is_second = i > 2 && names_an_option(argv[i - 2]);
-    const char *dot = strrchr(argv[i], '.');
-    if (!dot || strcmp(dot, ".bin") != 0)
-        return error_set(err, "%s: belongs to no option; --help lists them", word.text);
-    const char *option = "-i", *example = "data/shards/train_*.bin";
-    char *pattern = path_numbered(argv[i - is_second]);
-    if (is_second) option = argv[i - 2];
-    if (strchr(pattern, '*')) example = pattern;
-    error_set(err, "%s: belongs to no option; a pattern must be quoted: %s %s", word.text, option,
-              path_quoted(example).text);
-    free(pattern);
-    return false;
+static bool stray_word(const char *text, Error *err) {
+    const char *advice = "--help lists them", *dot = strrchr(text, '.');
+    if (dot && strcmp(dot, ".bin") == 0) advice = "a pattern must be quoted: -i 'data/shards/train_*.bin'";
+    return error_set(err, "%s: belongs to no option; %s", argument_shown(text, strlen(text)).text, advice);
 }
 
 // Reads argv[*i] and, if it belongs to it, argv[*i + 1]; advances *i.
 static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     const char *text = argv[(*i)++];
-    if (text[0] != '-') return stray_word(argv, *i - 1, err);
+    if (text[0] != '-') return stray_word(text, err);
     Argument a = argument_split(text);
     ShownArgument typed = argument_shown(text, (size_t)(a.name + a.length - text));
     if (a.length == 2 && memcmp(a.name, "pf", 2) == 0) { // llm.c's; processes do not meet through files here
@@ -316,9 +280,6 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
         return true;
     }
     const OptionRow *row = option_find(a.name, a.length);
-    const int removed = removed_option(a.name, a.length);
-    if (removed < NUM_REMOVED && REMOVED[removed].now)
-        return error_set(err, "--%s is no longer an option; use %s", REMOVED[removed].name, REMOVED[removed].now);
     if (!row) {
         const NearestName nearest = nearest_option(a.name, a.length);
         return argument_unknown(typed.text, &nearest, "--help", err);
@@ -510,7 +471,6 @@ static bool check_names(const cJSON *then, Error *err) {
     for (const cJSON *item = then->child; item; item = item->next) {
         const char *name = item->string;
         if (strcmp(name, DIRECTORY) == 0 || option_find(name, strlen(name))) continue;
-        if (removed_option(name, strlen(name)) < NUM_REMOVED) continue;
         const NearestName nearest = nearest_option(name, strlen(name));
         return error_set(err, "unknown option \"%.64s\"%s%s%s", name, text_if(*nearest.text, "; did you mean "),
                          nearest.text, text_if(*nearest.text, "?"));

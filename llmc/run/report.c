@@ -26,7 +26,6 @@ struct Report {
     float loss_scale;      // after the last step that was reported
     StepTime step_time;
     char attention[256]; // the implementation of attention that the header names
-    char kept[1024];     // the last warning about an old checkpoint that could not be removed
 };
 
 enum { TEXT = 64 };
@@ -213,11 +212,6 @@ void report_tuning(Report *r, const char *tuning) {
     fclose(out);
     runlog_event(r->log, "tuning", "\"tuning\":%s", quoted);
     free(quoted);
-}
-
-void report_kept_checkpoint(Report *r, const Error *why) {
-    if (strcmp(why->text, r->kept) != 0) runlog_field(r->log, "warning", "%s", why->text);
-    snprintf(r->kept, sizeof r->kept, "%s", why->text);
 }
 
 // ----------------------------------------------------------------------------------------------------------------- end

@@ -41,7 +41,5 @@ void report_validation(Report *r, const ValidationScore *score, const Validation
 void report_generated(Report *r, const Generated *drawn, bool shown);
 // Logs the choices made by timing, unless the last checkpoint has the same.
 void report_tuning(Report *r, const char *tuning);
-// Warns that an old checkpoint was not removed, and why; not twice in a row. It only takes up space.
-void report_kept_checkpoint(Report *r, const Error *why);
 // Writes the last lines and the "end" event. wait_seconds: how long steps waited for data.
 void report_end(Report *r, double wait_seconds);

@@ -20,7 +20,7 @@
 #include "llmc/plan/plan_print.h"
 #include "llmc/run/advice.h"
 #include "llmc/run/largest.h"
-#include "llmc/run/options_rates.h"
+#include "llmc/run/options_together.h"
 #include "llmc/run/processes.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/optimizer_file.h"

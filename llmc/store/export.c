@@ -40,8 +40,8 @@ ExportType export_type_of(const char *name) {
 
 // The kind of export, from the name.
 static const struct {
-    const char *suffix, *what;
-} target_kinds[] = {{".bin", "an llm.c model"}, {".gguf", "a GGUF model"}};
+    const char *suffix, *what, *magic;
+} target_kinds[] = {{".bin", "an llm.c model", LLMC_BIN_MAGIC}, {".gguf", "a GGUF model", GGUF_MAGIC}};
 typedef enum { TARGET_LLMC, TARGET_GGUF, TARGET_DIRECTORY } TargetKind;
 
 typedef struct {
@@ -107,22 +107,16 @@ static bool check_existing_directory(const ExportTarget *t, const struct stat *s
                               ".bin, that of a GGUF model in .gguf");
     if (stat(t->parent, &parent) != 0 || parent.st_dev != st->st_dev || strcmp(t->path, "/") == 0)
         return error_set(err, "this is a mount point, which cannot be replaced; name a directory inside it");
-    char **names;
-    int count;
-    if (!directory_list(t->path, &names, &count, err)) return false;
-    bool seen[HF_FILES] = {false}, ok = true;
-    for (int i = 0; ok && i < count; i++) {
-        int file = 0;
-        while (file < HF_FILES && strcmp(names[i], huggingface_files[file].name) != 0) file++;
-        if (file < HF_FILES)
-            seen[file] = true;
-        else
-            ok = error_set(err, "the directory has %.100s, which is not part of an exported model; name another one",
-                           names[i]);
+    if (!own_directory_is(t->path, huggingface_files, HF_FILES, true, err))
+        return error_append(err, "name another directory");
+    bool has_all = true;
+    for (int file = HF_WEIGHTS; file <= HF_CONFIG; file++) {
+        char *path = path_join(t->path, huggingface_files[file].name);
+        has_all &= file_exists(path);
+        free(path);
     }
-    directory_list_free(names, count);
-    if (!ok || count == 0 || (seen[HF_WEIGHTS] && seen[HF_CONFIG])) return ok;
-    return error_set(err, "the directory is neither empty nor an exported model; name another one");
+    return has_all || own_directory_is(t->path, NULL, 0, true, NULL) || // it is empty
+           error_set(err, "the directory is neither empty nor an exported model; name another one");
 }
 
 // Whether the kind of target can hold the model, and what exists there may be replaced.
@@ -154,8 +148,7 @@ static bool check_export_target(const ExportTarget *t, ExportType type, const Mo
     if (S_ISDIR(st.st_mode))
         return error_set(err, "this is a directory, but a name that ends in %s means %s, which is a file", suffix,
                          what);
-    const bool is_one =
-        st.st_size == 0 || (is_llmc && llmc_bin_is_one(t->path)) || (is_gguf && own_file_is(t->path, GGUF_MAGIC));
+    const bool is_one = st.st_size == 0 || own_file_is(t->path, target_kinds[t->kind].magic);
     if (!S_ISREG(st.st_mode) || !is_one)
         return error_set(err, "the file there is not %s; name another file, or remove it", what);
     return check_writable(t, err);

@@ -35,8 +35,7 @@ struct HuggingFace {
     int (*places)[3]; // in shards, of each tensor of the parameter table, or of its parts
     // Hugging Face's (in, out) matrices are transposed as a whole, and the last one is kept for reading its next rows.
     float *matrix;
-    size_t matrix_numel; // its capacity
-    int matrix_index;    // the tensor in it, -1: none
+    int matrix_index; // the tensor in it, -1: none
 };
 
 // -------------------------------------------------------------------------------------------------- the tensors' table
@@ -254,15 +253,10 @@ bool huggingface_check_rest(HuggingFace *f, Error *err) {
 
 // Loads a whole (in, out) matrix of the file into f->matrix, as (out, in).
 static bool load_transposed(HuggingFace *f, const Parameter *p, int index, Error *err) {
-    int64_t in = p->cols, out = p->rows;
-    size_t numel = (size_t)(in * out);
+    const int64_t in = p->cols, out = p->rows;
     f->matrix_index = -1;
-    if (numel > f->matrix_numel) {
-        free(f->matrix);
-        f->matrix = malloc(numel * sizeof *f->matrix);
-        f->matrix_numel = 0;
-        if (f->matrix) f->matrix_numel = numel;
-    }
+    free(f->matrix);
+    f->matrix = malloc((size_t)(in * out) * sizeof *f->matrix);
     float *strip = malloc((size_t)(TRANSPOSE_STRIP * out) * sizeof *strip);
     if (!f->matrix || !strip) {
         free(strip);

@@ -8,7 +8,6 @@
 #include "llmc/model/model_state.h"
 #include "llmc/store/weights_form.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -138,13 +137,4 @@ bool llmc_bin_write(const char *path, const Model *model, DType dtype, Error *er
     if (ok) return own_file_commit(file, path, OWN_FILE_HEADER_MARK, err);
     atomic_file_abandon(file);
     return false;
-}
-
-bool llmc_bin_is_one(const char *path) {
-    int32_t magic = 0;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    const bool is_one = fd >= 0 && file_size(fd) >= HEADER_BYTES &&
-                        file_read_at(fd, path, 0, &magic, sizeof magic, NULL) && magic == MODEL_MAGIC;
-    if (fd >= 0) close(fd);
-    return is_one;
 }

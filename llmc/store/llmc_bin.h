@@ -4,6 +4,8 @@
 #include "llmc/model/model.h"
 #include "llmc/model/parameters.h"
 
+#define LLMC_BIN_MAGIC "\xC6\xD7\x34\x01" // 20240326, what such a file begins with
+
 typedef struct LlmcBin LlmcBin;
 LlmcBin *llmc_bin_open(const char *path, ModelConfig *config, Error *err);
 void llmc_bin_close(LlmcBin *f);
@@ -12,5 +14,3 @@ bool llmc_bin_read(LlmcBin *f, const Parameter *p, int64_t first_row, int64_t ro
 
 // Writes the file atomically. dtype: fp32 or bf16, rounded to nearest even.
 bool llmc_bin_write(const char *path, const Model *model, DType dtype, Error *err);
-// Whether a plain file at path begins like such a model, and so may be replaced by another.
-bool llmc_bin_is_one(const char *path);

@@ -246,7 +246,6 @@ bool safetensors_read_bytes(SafetensorsFile *f, const SafetensorsEntry *e, int64
 
 struct SafetensorsWriter {
     AtomicFile *file;
-    char *path;
     int64_t declared, appended; // bytes of data
 };
 
@@ -299,7 +298,7 @@ SafetensorsWriter *safetensors_writer_open(const char *path, SafetensorsEntry *e
     AtomicFile *file = atomic_file_create(path, err);
     if (!file) return NULL;
     SafetensorsWriter *w = calloc(1, sizeof *w);
-    REQUIRE_MEMORY(w && (w->path = strdup(path)), "a safetensors file");
+    REQUIRE_MEMORY(w, "a safetensors file");
     w->file = file;
     uint64_t length;
     char *header = make_header(entries, count, metadata, &length);
@@ -321,19 +320,15 @@ bool safetensors_writer_append(SafetensorsWriter *w, const void *data, size_t by
 }
 
 bool safetensors_writer_commit(SafetensorsWriter *w, int64_t *bytes, uint64_t *checksum, Error *err) {
-    bool ok = w->appended == w->declared || error_set(err, "%s: %lld bytes of data written, expected the %lld declared",
-                                                      w->path, (long long)w->appended, (long long)w->declared);
-    if (ok) {
-        ok = atomic_file_commit(w->file, bytes, checksum, err);
-        w->file = NULL;
-    }
-    safetensors_writer_abandon(w);
+    REQUIRE(w->appended == w->declared, "%lld bytes of data written, %lld declared", (long long)w->appended,
+            (long long)w->declared);
+    const bool ok = atomic_file_commit(w->file, bytes, checksum, err);
+    free(w);
     return ok;
 }
 
 void safetensors_writer_abandon(SafetensorsWriter *w) {
     if (!w) return;
     atomic_file_abandon(w->file);
-    free(w->path);
     free(w);
 }

@@ -147,11 +147,6 @@ static void print_fields(FILE *out, const TrainerField *fields, int count, const
 
 bool trainer_json_write(const char *path, const TrainerState *state, const ModelOptions *model,
                         const FileFacts facts[CHECKPOINT_FILES], Error *err) {
-    if (state->options_json) { // text from outside must not make an unreadable checkpoint
-        cJSON *options = json_parse(state->options_json, strlen(state->options_json), err);
-        if (!options) return error_prefix(err, "%s: the options", path);
-        cJSON_Delete(options);
-    }
     const struct {
         const char *name;
         const DataFacts *facts;

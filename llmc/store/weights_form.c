@@ -17,12 +17,6 @@ typedef struct {
     uint16_t *halves; // a piece in 16 bits
 } WeightsWriter;
 
-static void *weights_form_allocate(int64_t count, size_t size) {
-    void *memory = malloc((size_t)count * size);
-    REQUIRE_MEMORY(memory != NULL, "%lld values of a model", (long long)count);
-    return memory;
-}
-
 bool weights_to_halves(uint16_t *out, DType dtype, const float *values, int64_t n, const char *tensor, Error *err) {
     convert_elements(out, dtype, values, DTYPE_FP32, n);
     // A value beyond the range of the file's type would be read back as infinity.
@@ -53,23 +47,21 @@ static bool put_values(const WeightsWriter *s, const float *values, int64_t n, E
            s->sink(s->file, s->halves, (size_t)n * sizeof *s->halves, err);
 }
 
-static bool get_rows(const WeightsWriter *s, int64_t first, int64_t rows, float *out, Error *err) {
-    return model_get_weight(s->model, s->index, first, rows, out) ||
-           error_set(err, "the state of another process cannot be read");
-}
-
 bool weights_form_write(const Model *model, int index, WeightsForm form, WeightsSink *sink, void *file, Error *err) {
     const Parameter *p = &model_parameters(model)[index];
     WeightsWriter s = {.model = model, .p = p, .index = index, .form = form, .sink = sink, .file = file};
     int64_t count = min_i64(WEIGHTS_PIECE_FLOATS, p->file_rows * p->cols), halves = 1;
     if (form.transposed) count = TRANSPOSE_STRIP * p->rows;
     if (form.dtype != DTYPE_FP32) halves = count;
-    float *piece = weights_form_allocate(count, sizeof *piece), *matrix = NULL;
-    s.halves = weights_form_allocate(halves, sizeof *s.halves);
+    int64_t whole = 1;
+    if (form.transposed) whole = p->rows * p->cols;
+    float *piece = malloc((size_t)count * sizeof *piece), *matrix = malloc((size_t)whole * sizeof *matrix);
+    s.halves = malloc((size_t)halves * sizeof *s.halves);
+    REQUIRE_MEMORY(piece && matrix && s.halves, "the values of %s", p->name);
     bool ok = true;
     if (form.transposed) {
-        matrix = weights_form_allocate(p->rows * p->cols, sizeof *matrix);
-        ok = get_rows(&s, 0, p->rows, matrix, err);
+        ok = model_get_weight(model, index, 0, p->rows, matrix) ||
+             error_set(err, "the state of another process cannot be read");
         for (int64_t c = 0; ok && c < p->cols; c += TRANSPOSE_STRIP) {
             const int64_t n = min_i64(TRANSPOSE_STRIP, p->cols - c);
             weights_transpose(piece, p->rows, matrix + c, p->cols, p->rows, n);
@@ -78,7 +70,8 @@ bool weights_form_write(const Model *model, int index, WeightsForm form, Weights
     } else {
         for (int64_t row = 0; ok && row < p->file_rows; row += weights_piece_rows(p)) {
             const int64_t n = min_i64(weights_piece_rows(p), p->file_rows - row);
-            ok = get_rows(&s, row, n, piece, err);
+            ok = model_get_weight(model, index, row, n, piece) ||
+                 error_set(err, "the state of another process cannot be read");
             for (int64_t r = 0; ok && form.normalized && r < n; r++)
                 weights_normalize_row(piece + r * p->cols, p->cols);
             ok = ok && put_values(&s, piece, n * p->cols, err);

@@ -90,7 +90,7 @@ static bool check_record_tokens(const char *what, const uint16_t **w, const uint
 
 // ------------------------------------------------------------------------------------------------------------- opening
 
-static bool check_records(ChoiceSet *set, const char *path, int64_t longest, int64_t words, int64_t V, Error *err) {
+static bool check_records(ChoiceSet *set, const char *path, int64_t words, int64_t V, Error *err) {
     int64_t start = 0;
     for (int64_t i = 0; i < set->count; i++) {
         const ChoicePlace at = {path, i, err};
@@ -108,11 +108,6 @@ static bool check_records(ChoiceSet *set, const char *path, int64_t longest, int
             return WRONG(
                 &at, "bytes of the record: %d, but only %lld are left: the file is truncated; copy or make it again",
                 bytes, (long long)left * 2);
-        if (bytes > longest)
-            return WRONG(&at, "bytes of the record: %d, but header field 3 says that the longest has %lld", bytes,
-                         (long long)longest);
-        if (record[W_INDEX] != (i & 0xFFFF))
-            return WRONG(&at, "index: %d, expected %lld", record[W_INDEX], (long long)(i & 0xFFFF));
         if (completions < CHOICES_MIN || completions > CHOICES_MAX)
             return WRONG(&at, "number of completions: %d, expected %d to %d", completions, CHOICES_MIN, CHOICES_MAX);
         if (record[W_LABEL] >= completions)
@@ -166,7 +161,7 @@ static bool read_choice_set(ChoiceSet *set, const char *path, int64_t V, Error *
     set->count = header[2];
     set->starts = malloc((size_t)set->count * sizeof *set->starts);
     if (!set->starts) return error_set(err, "%s: out of memory", path);
-    return check_records(set, path, header[3], ((int64_t)bytes - HEADER_BYTES) / 2, V, err);
+    return check_records(set, path, ((int64_t)bytes - HEADER_BYTES) / 2, V, err);
 }
 
 bool choices_open(ChoiceSets *sets, const char *pattern, int64_t V, Error *err) {
@@ -323,35 +318,31 @@ static int chosen_completion(const double *losses, const int64_t *tokens, int co
     return best;
 }
 
-static bool example_fits(const ChoiceSet *set, int64_t i, int64_t T, Error *err) {
-    const ChoiceExample e = choices_example(set, i);
-    for (int k = 0; k < e.completions; k++)
-        if (e.completion_tokens[k] > T)
-            return error_set(err,
-                             "%s: example %lld: completion %d has %lld tokens, but the context is %lld; use a "
-                             "longer -t or other examples",
-                             choices_name(set), (long long)i, k, (long long)e.completion_tokens[k], (long long)T);
-    return true;
-}
-
 bool choices_fit(const ChoiceSets *sets, int64_t T, Error *err) {
-    for (int s = 0; s < sets->count; s++)
-        for (int64_t i = 0; i < choices_count(sets->sets[s]); i++)
-            if (!example_fits(sets->sets[s], i, T, err)) return false;
+    for (int s = 0; s < sets->count; s++) {
+        const ChoiceSet *set = sets->sets[s];
+        for (int64_t i = 0; i < set->count; i++) {
+            const ChoiceExample e = choices_example(set, i);
+            for (int k = 0; k < e.completions; k++)
+                if (e.completion_tokens[k] > T)
+                    return error_set(err,
+                                     "%s: example %lld: completion %d has %lld tokens, but the context is %lld; use a "
+                                     "longer -t or other examples",
+                                     set->name, (long long)i, k, (long long)e.completion_tokens[k], (long long)T);
+        }
+    }
     return true;
 }
 
 // ---------------------------------------------------------------------------------------------------------- evaluation
 
-bool evaluate_choices_losses(Model *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, double *losses,
-                             int64_t *tokens, Error *err) {
+bool evaluate_choices(Model *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, double *losses,
+                      int64_t *tokens, Error *err) {
     Scoring s = {.model = model, .set = set, .losses = losses, .tokens = tokens};
     const ModelOptions *o = model_options(model);
     const int64_t B = o->B, T = o->T, all = choices_count(set);
     memset(score, 0, sizeof *score);
     if (examples <= 0 || examples > all) examples = all;
-    for (int64_t i = 0; i < examples; i++)
-        if (!example_fits(set, i, T, err)) return false;
     const size_t cells = (size_t)examples * CHOICES_MAX;
     s.sequences = malloc(cells * sizeof *s.sequences);
     if (!losses) s.losses = calloc(cells, sizeof *s.losses);
@@ -389,8 +380,4 @@ bool evaluate_choices_losses(Model *model, const ChoiceSet *set, int64_t example
     if (!losses) free(s.losses);
     free(s.sequences);
     return ok;
-}
-
-bool evaluate_choices(Model *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, Error *err) {
-    return evaluate_choices_losses(model, set, examples, score, NULL, NULL, err);
 }

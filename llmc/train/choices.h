@@ -45,13 +45,11 @@ typedef struct {
     int64_t cut; // whose context was cut on the left to fit into T tokens, for at least one completion
 } ChoiceScore;
 
-// Scores the first `examples` examples (0 = all). The result does not depend on the model's B.
-bool evaluate_choices(Model *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, Error *err);
-
-// The same, also returning the sums: losses and tokens of completion k of example i at [i * CHOICES_MAX + k]. Both
-// have capacity for all scored examples, or are NULL.
-bool evaluate_choices_losses(Model *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, double *losses,
-                             int64_t *tokens, Error *err);
+// Scores the first `examples` examples (0 = all), which fit (choices_fit). The result does not depend on the model's B.
+// losses, tokens: also returns the sums, of completion k of example i at [i * CHOICES_MAX + k]. Both have capacity for
+// all scored examples, or are NULL.
+bool evaluate_choices(Model *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, double *losses,
+                      int64_t *tokens, Error *err);
 
 // A view of one example; the tokens belong to the set.
 typedef struct {

@@ -83,11 +83,6 @@ void optimizer_step(Optimizer *o, double learning_rate, int64_t tokens_in_step, 
 
 // ---------------------------------------------------------------------------------------------------------- the object
 
-float optimizer_first_loss_scale(DType dtype) {
-    if (dtype == DTYPE_FP16) return 65536.0f;
-    return 1.0f;
-}
-
 int32_t optimizer_scale_growth_interval(DType dtype) {
     if (dtype == DTYPE_FP16) return 2000;
     return 0;

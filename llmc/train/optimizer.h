@@ -17,7 +17,7 @@ typedef struct {
 // halved by each step that overflows (a few at the start are normal; they are skipped) and doubles after 2000 steps
 // without one. Micikevicius et al., "Mixed Precision Training", 2017. bf16 and fp32 have enough range without it: their
 // scale is fixed at 1.
-float optimizer_first_loss_scale(DType dtype);
+#define FIRST_LOSS_SCALE 65536.0f
 int32_t optimizer_scale_growth_interval(DType dtype); // for StepLimits
 
 typedef struct Optimizer Optimizer;

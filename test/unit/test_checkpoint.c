@@ -132,13 +132,6 @@ TEST(what_is_not_known_yet_comes_back_as_such) {
     trainer_state_free(&back);
 }
 
-TEST(options_that_are_no_json_object_are_refused_before_they_are_written) {
-    TrainerState s = make_state(1);
-    s.options_json = (char *)"{\"a\": 1}, \"step\": 5";
-    assert_error(checkpoint_save(tmp.path, model, &s, &err), "the options: bytes after the JSON value");
-    assert_int_equal(entries_of(tmp.path), 0);
-}
-
 TEST(a_model_of_another_shape_is_refused) {
     ModelOptions options = *model_options(model);
     options.config.max_T = 32;

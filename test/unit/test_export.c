@@ -288,7 +288,7 @@ TEST(what_cannot_be_is_said_before_anything_is_trained_and_what_can_leaves_nothi
     REFUSED(tmp_file("file/model.bin"), EXPORT_FP32, "file: cannot make the directory: Not a directory");
     REFUSED(tmp_file("shard.bin"), EXPORT_FP32, "the file there is not an llm.c model");
     REFUSED(tmp_file("directory.bin"), EXPORT_FP32, "this is a directory, but a name that ends in .bin means");
-    REFUSED(tmp_file("photos"), EXPORT_FP32, "the directory has cat.png, which is not part of an exported model");
+    REFUSED(tmp_file("photos"), EXPORT_FP32, "cat.png in it was not written by this program; name another directory");
     REFUSED(tmp_file("tokenizer"), EXPORT_FP32, "neither empty nor an exported model");
     REFUSED(tmp_file("m.safetensors"), EXPORT_FP32, "name the directory for model.safetensors");
     REFUSED(tmp_file("link"), EXPORT_FP32, "a dangling symbolic link");
@@ -325,7 +325,7 @@ TEST(a_checkpoint_is_never_replaced) {
     Model *m = make_model(DTYPE_FP32, true);
     assert_ok(checkpoint_save(tmp.path, m, &first_step, &err));
     assert_error(export_model(tmp_file("step_00000001"), m, EXPORT_FP32, -1, NULL, &err),
-                 "which is not part of an exported model");
+                 "in it was not written by this program; name another directory");
 }
 
 TEST(what_a_killed_export_left_is_no_obstacle) {
