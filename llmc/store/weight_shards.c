@@ -117,7 +117,10 @@ WeightShards *weight_shards_open(const char *directory, Error *err) {
         if (file_exists(s->list)) {
             index = json_parse_file(s->list, MAX_INDEX_BYTES, err);
         } else {
-            error_set(err, "%s: no model.safetensors next to its config.json", directory);
+            error_set(err,
+                      "%s: no model.safetensors next to its config.json; load other weights in Python and save them "
+                      "with save_pretrained(DIR, safe_serialization=True)",
+                      directory);
             weight_shards_explain(directory, err);
         }
         const bool is_read = index && (parse_index(s, directory, index, err) || error_prefix(err, "%s", s->list));

@@ -220,7 +220,7 @@ TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
     REFUSED(weights, "give -e the directory that holds it");
     write_huggingface((Variant){.dtype = DTYPE_FP32});
     unlink(tmp_file("model.safetensors"));
-    REFUSED(tmp.path, "no model.safetensors next to its config.json");
+    REFUSED(tmp.path, "no model.safetensors next to its config.json; load other weights in Python and save");
     write_bytes(tmp_file("a.png"), "\x89PNG\r\n\x1A\n", 8); // says nothing of the weights
     REFUSED(tmp.path, "no model.safetensors next to its config.json");
     assert_null(strstr(err.text, "a.png"));
