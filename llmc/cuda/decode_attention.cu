@@ -210,22 +210,15 @@ static DecodeShape decode_shape(Tensor cache, Tensor qkv) {
     return {NH, NKV, HS, maxT, (int)ceil_div(maxT, KEYS), 1.44269504f / sqrtf((float)HS)};
 }
 
-template <class T, int N> static void store(Tensor cache, Tensor qkv, int64_t n, int64_t first, DecodeShape s) {
-    const int64_t packs = cache.shape[0] * n * 2 * s.NKV * s.HS / N;
-    LAUNCH((kv_cache_store_kernel<T, N>), (unsigned)ceil_div(packs, STORE_THREADS), STORE_THREADS, 0,
-           cuda_compute_stream())
-    ((T *)cache.data, (const T *)qkv.data, n, first, packs, s);
-}
-
 void backend_kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
     const DecodeShape s = decode_shape(cache, qkv);
     const int64_t n = tensor_numel(qkv) / (cache.shape[0] * tensor_cols(qkv));
     const bool packed = pack_aligned(cache.data, s.HS, cache.dtype) && pack_aligned(qkv.data, s.HS, cache.dtype);
-    DISPATCH(cache.dtype, T, {
-        if (packed)
-            store<T, PACK<T>>(cache, qkv, n, first, s);
-        else
-            store<T, 1>(cache, qkv, n, first, s);
+    DISPATCH_PACKS(cache.dtype, packed, T, N, {
+        const int64_t packs = cache.shape[0] * n * 2 * s.NKV * s.HS / N;
+        LAUNCH((kv_cache_store_kernel<T, N>), (unsigned)ceil_div(packs, STORE_THREADS), STORE_THREADS, 0,
+               cuda_compute_stream())
+        ((T *)cache.data, (const T *)qkv.data, n, first, packs, s);
     });
 }
 

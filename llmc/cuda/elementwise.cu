@@ -23,18 +23,17 @@ static __global__ void __launch_bounds__(THREADS)
     if (t > 0) targets[b * T + t - 1] = token;
 }
 
-template <class W>
-static void launch_batch_unpack(Tensor inputs, Tensor targets, Tensor windows, int64_t B, int64_t T) {
-    LAUNCH(batch_unpack_kernel<W>, dim3((unsigned)B, blocks(T + 1)), THREADS, 0, cuda_compute_stream())
-    ((int32_t *)inputs.data, (int32_t *)targets.data, (const W *)windows.data, T);
-}
-
 void backend_batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
-    const int64_t B = tensor_rows(windows), T = tensor_cols(windows) - 1;
-    if (windows.dtype == DTYPE_U16)
-        launch_batch_unpack<uint16_t>(inputs, targets, windows, B, T);
-    else
-        launch_batch_unpack<int32_t>(inputs, targets, windows, B, T);
+    const int64_t T = tensor_cols(windows) - 1;
+    const dim3 grid((unsigned)tensor_rows(windows), blocks(T + 1));
+    int32_t *in = (int32_t *)inputs.data, *next = (int32_t *)targets.data;
+    if (windows.dtype == DTYPE_U16) {
+        LAUNCH(batch_unpack_kernel<uint16_t>, grid, THREADS, 0, cuda_compute_stream())
+        (in, next, (const uint16_t *)windows.data, T);
+    } else {
+        LAUNCH(batch_unpack_kernel<int32_t>, grid, THREADS, 0, cuda_compute_stream())
+        (in, next, (const int32_t *)windows.data, T);
+    }
 }
 
 // -------------------------------------------------------------------------------------------------------------- losses
@@ -255,28 +254,20 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 // Forward without dout.
-template <class T, int N> static void launch_swiglu(Tensor to, Tensor dout, Tensor gate_up) {
-    const int64_t F = tensor_cols(gate_up) / 2, items = tensor_rows(gate_up) * (F / N);
-    REQUIRE(items < (int64_t)1 << 31, "swiglu: %lld rows of %lld columns", (long long)tensor_rows(gate_up),
-            (long long)F);
-    if (dout.data) {
-        LAUNCH((swiglu_backward_kernel<T, N>), blocks(items), THREADS, 0, cuda_compute_stream())
-        ((T *)to.data, (const T *)dout.data, (const T *)gate_up.data, items, (unsigned)F);
-    } else {
-        LAUNCH((swiglu_forward_kernel<T, N>), blocks(items), THREADS, 0, cuda_compute_stream())
-        ((T *)to.data, (const T *)gate_up.data, items, (unsigned)F);
-    }
-}
-
 static void swiglu(Tensor to, Tensor dout, Tensor gate_up) {
-    const int64_t F = tensor_cols(gate_up) / 2;
+    const int64_t F = tensor_cols(gate_up) / 2, rows = tensor_rows(gate_up);
     const bool packs = pack_aligned(to.data, F, to.dtype) && pack_aligned(dout.data, F, to.dtype) &&
                        pack_aligned(gate_up.data, F, to.dtype);
-    DISPATCH(gate_up.dtype, T, {
-        if (packs)
-            launch_swiglu<T, PACK<T>>(to, dout, gate_up);
-        else
-            launch_swiglu<T, 1>(to, dout, gate_up);
+    DISPATCH_PACKS(gate_up.dtype, packs, T, N, {
+        const int64_t items = rows * (F / N);
+        REQUIRE(items < (int64_t)1 << 31, "swiglu: %lld rows of %lld columns", (long long)rows, (long long)F);
+        if (dout.data) {
+            LAUNCH((swiglu_backward_kernel<T, N>), blocks(items), THREADS, 0, cuda_compute_stream())
+            ((T *)to.data, (const T *)dout.data, (const T *)gate_up.data, items, (unsigned)F);
+        } else {
+            LAUNCH((swiglu_forward_kernel<T, N>), blocks(items), THREADS, 0, cuda_compute_stream())
+            ((T *)to.data, (const T *)gate_up.data, items, (unsigned)F);
+        }
     });
 }
 

@@ -36,22 +36,14 @@ static dim3 row_blocks(const char *op, int64_t rows, int64_t C, int width) {
     return dim3((unsigned)ceil_div(threads, ROW_THREADS));
 }
 
-template <class T, int N> static void embedding_forward_launch(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
-    const int rows = (int)tensor_numel(tokens), C = (int)tensor_cols(wte), context = (int)tensor_cols(tokens);
-    const dim3 grid = row_blocks("embedding_forward", rows, C, N);
-    LAUNCH((embedding_forward_kernel<T, N>), grid, ROW_THREADS, 0, cuda_compute_stream())
-    ((T *)out.data, (const int32_t *)tokens.data, (const T *)wte.data, (const T *)wpe.data, rows, context, C);
-}
-
 void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
-    const int64_t C = tensor_cols(wte);
+    const int rows = (int)tensor_numel(tokens), C = (int)tensor_cols(wte), context = (int)tensor_cols(tokens);
     const bool packed = pack_aligned(out.data, C, out.dtype) && pack_aligned(wte.data, C, wte.dtype) &&
                         pack_aligned(wpe.data, C, wpe.dtype);
-    DISPATCH(wte.dtype, E, {
-        if (packed)
-            embedding_forward_launch<E, PACK<E>>(out, tokens, wte, wpe);
-        else
-            embedding_forward_launch<E, 1>(out, tokens, wte, wpe);
+    DISPATCH_PACKS(wte.dtype, packed, T, N, {
+        const dim3 grid = row_blocks("embedding_forward", rows, C, N);
+        LAUNCH((embedding_forward_kernel<T, N>), grid, ROW_THREADS, 0, cuda_compute_stream())
+        ((T *)out.data, (const int32_t *)tokens.data, (const T *)wte.data, (const T *)wpe.data, rows, context, C);
     });
 }
 
@@ -92,31 +84,23 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-template <class T, int N, bool BACKWARD>
-static void embedding_norm_launch(Tensor rows, Tensor tokens, Tensor wte, float eps) {
+template <bool BACKWARD> static void launch_embedding_norm(Tensor rows, Tensor tokens, Tensor wte, float eps) {
     const int64_t count = tensor_numel(tokens), C = tensor_cols(wte);
+    const bool packed = pack_aligned(rows.data, C, rows.dtype) && pack_aligned(wte.data, C, wte.dtype);
     REQUIRE(count < (int64_t)1 << 31, "embedding_norm: %lld rows", (long long)count);
-    LAUNCH((embedding_norm_kernel<T, N, BACKWARD>), (unsigned)ceil_div(count, ROW_WARPS), ROW_THREADS, 0,
-           cuda_compute_stream())
-    ((T *)rows.data, (const int32_t *)tokens.data, (const T *)wte.data, (int)count, (int)C, 1.0f / (float)C, eps);
-}
-
-template <bool BACKWARD> static void embedding_norm(Tensor rows, Tensor tokens, Tensor wte, float eps) {
-    const int64_t C = tensor_cols(wte);
-    DISPATCH(wte.dtype, E, {
-        if (pack_aligned(rows.data, C, rows.dtype) && pack_aligned(wte.data, C, wte.dtype))
-            embedding_norm_launch<E, PACK<E>, BACKWARD>(rows, tokens, wte, eps);
-        else
-            embedding_norm_launch<E, 1, BACKWARD>(rows, tokens, wte, eps);
+    DISPATCH_PACKS(wte.dtype, packed, T, N, {
+        LAUNCH((embedding_norm_kernel<T, N, BACKWARD>), (unsigned)ceil_div(count, ROW_WARPS), ROW_THREADS, 0,
+               cuda_compute_stream())
+        ((T *)rows.data, (const int32_t *)tokens.data, (const T *)wte.data, (int)count, (int)C, 1.0f / (float)C, eps);
     });
 }
 
 void backend_embedding_norm_forward(Tensor out, Tensor tokens, Tensor wte, float eps) {
-    embedding_norm<false>(out, tokens, wte, eps);
+    launch_embedding_norm<false>(out, tokens, wte, eps);
 }
 
 void backend_embedding_norm_backward(Tensor dout, Tensor tokens, Tensor wte, float eps) {
-    embedding_norm<true>(dout, tokens, wte, eps);
+    launch_embedding_norm<true>(dout, tokens, wte, eps);
 }
 
 // ------------------------------------------------------------------------------------------------------------ the sort
@@ -325,8 +309,9 @@ static __global__ void __launch_bounds__(RUN_THREADS)
     add_vector<G, N>(dwte + (int64_t)token * C + c, sum);
 }
 
-// dwte += ..., with N columns of dout to a thread and RUN of the fp32 partials.
-template <class T, class G, int N, int RUN> static void tokens_backward(Tensor dwte, Tensor dout, Tensor tokens) {
+// dwte += ..., with N columns of dout to a thread.
+template <class T, class G, int N> static void tokens_backward(Tensor dwte, Tensor dout, Tensor tokens) {
+    constexpr int RUN = N > 1 ? RUN_COLUMNS : 1; // columns of the fp32 partials to a thread
     const int64_t positions = tensor_numel(tokens), C = tensor_cols(dout), tiles = ceil_div(positions, TILE);
     const CudaEmbeddingLayout l = cuda_size_embedding(positions, C);
     char *scratch = (char *)cuda_scratch("embedding_backward", l.end);
@@ -348,13 +333,6 @@ template <class T, class G, int N, int RUN> static void tokens_backward(Tensor d
     if (tiles == 1) return;
     LAUNCH((token_runs_kernel<G, RUN>), run_grid, RUN_THREADS, 0, stream)
     ((G *)dwte.data, partials, order, token, (int)positions, (int)C);
-}
-
-template <class T, class G> static void tokens_backward_any(Tensor dwte, Tensor dout, Tensor tokens) {
-    if (pack_aligned(dout.data, tensor_cols(dout), dout.dtype) && (uintptr_t)dwte.data % 16 == 0)
-        tokens_backward<T, G, PACK<T>, RUN_COLUMNS>(dwte, dout, tokens);
-    else
-        tokens_backward<T, G, 1, 1>(dwte, dout, tokens);
 }
 
 // ------------------------------------------------------------------------------------------------- backward, positions
@@ -388,26 +366,21 @@ static void positions_backward(Tensor dwpe, Tensor dout, Tensor tokens, bool acc
     ((G *)dwpe.data, (const T *)dout.data, B, context, C, rows, accumulate);
 }
 
-template <class T, class G>
-static void positions_backward_any(Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate) {
-    if (pack_aligned(dout.data, tensor_cols(dout), dout.dtype) && (uintptr_t)dwpe.data % 16 == 0)
-        positions_backward<T, G, PACK<T>>(dwpe, dout, tokens, accumulate);
-    else
-        positions_backward<T, G, 1>(dwpe, dout, tokens, accumulate);
-}
-
 void backend_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate_wte,
                                 bool accumulate) {
+    const bool packed = pack_aligned(dout.data, tensor_cols(dout), dout.dtype);
     if (!accumulate_wte) backend_tensor_fill(dwte, 0.0f);
-    DISPATCH(dout.dtype, E, {
+    DISPATCH_PACKS(dout.dtype, packed && (uintptr_t)dwte.data % 16 == 0, T, N, {
         if (dwte.dtype == DTYPE_FP32)
-            tokens_backward_any<E, float>(dwte, dout, tokens);
+            tokens_backward<T, float, N>(dwte, dout, tokens);
         else
-            tokens_backward_any<E, E>(dwte, dout, tokens);
-        if (!dwpe.data) return;
+            tokens_backward<T, T, N>(dwte, dout, tokens);
+    });
+    if (!dwpe.data) return;
+    DISPATCH_PACKS(dout.dtype, packed && (uintptr_t)dwpe.data % 16 == 0, T, N, {
         if (dwpe.dtype == DTYPE_FP32)
-            positions_backward_any<E, float>(dwpe, dout, tokens, accumulate);
+            positions_backward<T, float, N>(dwpe, dout, tokens, accumulate);
         else
-            positions_backward_any<E, E>(dwpe, dout, tokens, accumulate);
+            positions_backward<T, T, N>(dwpe, dout, tokens, accumulate);
     });
 }

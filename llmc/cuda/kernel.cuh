@@ -401,3 +401,15 @@ static __device__ __forceinline__ Vector<T, N> round_vector(const float (&x)[N],
     default:                                                                                                           \
         REQUIRE(false, "no kernel for %s", dtype_name(dtype));                                                         \
     }
+
+// The same with the constant N, the elements of a Vector: a pack where `packed`, else one.
+#define DISPATCH_PACKS(dtype, packed, T, N, ...)                                                                       \
+    DISPATCH(dtype, T, {                                                                                               \
+        if (packed) {                                                                                                  \
+            constexpr int N = PACK<T>;                                                                                 \
+            __VA_ARGS__;                                                                                               \
+        } else {                                                                                                       \
+            constexpr int N = 1;                                                                                       \
+            __VA_ARGS__;                                                                                               \
+        }                                                                                                              \
+    })

@@ -118,27 +118,11 @@ static void launch_forward(const LayerNormForward *a) {
      (const T *)a->bias.data, a->N, (int)a->C, 1.0f / (float)a->C, a->eps);
 }
 
-// The minimum columns per lane that hold the row: C = 768 needs 24, 1024 32, 1280 40, 1600 56.
-template <class T, bool IS_RMS> static void launch_forward_packs(const LayerNormForward *a) {
+// The minimum columns per lane that hold the row, from LANE_COLS on: C = 768 needs 24, 1024 32, 1280 40, 1600 56.
+template <class T, bool IS_RMS, int LANE_COLS = 8> static void launch_forward_packs(const LayerNormForward *a) {
     if (a->C > WARP_ROW_MAX) return launch_forward<T, 8, true, IS_RMS>(a);
-    switch (ceil_div(a->C, 8 * WARP)) {
-    case 1:
-        return launch_forward<T, 8, false, IS_RMS>(a);
-    case 2:
-        return launch_forward<T, 16, false, IS_RMS>(a);
-    case 3:
-        return launch_forward<T, 24, false, IS_RMS>(a);
-    case 4:
-        return launch_forward<T, 32, false, IS_RMS>(a);
-    case 5:
-        return launch_forward<T, 40, false, IS_RMS>(a);
-    case 6:
-        return launch_forward<T, 48, false, IS_RMS>(a);
-    case 7:
-        return launch_forward<T, 56, false, IS_RMS>(a);
-    default:
-        return launch_forward<T, 64, false, IS_RMS>(a);
-    }
+    if (a->C <= LANE_COLS * WARP) return launch_forward<T, LANE_COLS, false, IS_RMS>(a);
+    if constexpr (LANE_COLS * WARP < WARP_ROW_MAX) launch_forward_packs<T, IS_RMS, LANE_COLS + 8>(a);
 }
 
 template <bool IS_RMS>

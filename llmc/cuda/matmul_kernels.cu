@@ -77,43 +77,34 @@ static __global__ void __launch_bounds__(PART_WARPS *WARP, HAS_ACTIVATION<F> ? 3
     }
 }
 
-template <class T, int WIDTH, class F>
-static void launch_bias_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
+template <class F> static void bias_backward_of(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
     const int64_t OC = tensor_numel(dbias), N = tensor_numel(dout) / OC;
-    const int64_t stripes = ceil_div(OC, WARP * WIDTH), wanted = max_i64(1, TARGET_BLOCKS / stripes);
-    const int64_t part_rows = ceil_div(N, min_i64(wanted, ceil_div(N, MIN_PART_ROWS)));
-    const int64_t parts = ceil_div(N, part_rows); // none is empty
-    float *partials = (float *)cuda_scratch("bias_backward", cuda_size_bias_gradient(N, OC));
-    REQUIRE(stripes <= MAX_STRIPES, "bias_backward: %lld columns", (long long)OC);
-    LAUNCH((bias_backward_kernel<T, WIDTH, F>), dim3((unsigned)stripes, (unsigned)parts), PART_WARPS * WARP, 0,
-           cuda_compute_stream())
-    (dbias.data, dbias.dtype, accumulate, partials, (T *)dpre.data, (const T *)dout.data, (const T *)pre.data, (int)N,
-     OC, (int)part_rows);
-}
-
-template <class T, class F>
-static void bias_backward_of(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
-    const int64_t OC = tensor_numel(dbias);
     const bool packs =
         pack_aligned(dout.data, OC, dout.dtype) &&
         (!HAS_ACTIVATION<F> || (pack_aligned(dpre.data, OC, dout.dtype) && pack_aligned(pre.data, OC, dout.dtype)));
-    if (packs)
-        launch_bias_backward<T, PACK<T>, F>(dpre, dbias, dout, pre, accumulate);
-    else
-        launch_bias_backward<T, 1, F>(dpre, dbias, dout, pre, accumulate);
+    float *partials = (float *)cuda_scratch("bias_backward", cuda_size_bias_gradient(N, OC));
+    DISPATCH_PACKS(dout.dtype, packs, T, WIDTH, {
+        const int64_t stripes = ceil_div(OC, WARP * WIDTH), wanted = max_i64(1, TARGET_BLOCKS / stripes);
+        const int64_t part_rows = ceil_div(N, min_i64(wanted, ceil_div(N, MIN_PART_ROWS)));
+        const int64_t parts = ceil_div(N, part_rows); // none is empty
+        REQUIRE(stripes <= MAX_STRIPES, "bias_backward: %lld columns", (long long)OC);
+        LAUNCH((bias_backward_kernel<T, WIDTH, F>), dim3((unsigned)stripes, (unsigned)parts), PART_WARPS * WARP, 0,
+               cuda_compute_stream())
+        (dbias.data, dbias.dtype, accumulate, partials, (T *)dpre.data, (const T *)dout.data, (const T *)pre.data,
+         (int)N, OC, (int)part_rows);
+    });
 }
 
 void backend_bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
-    const Tensor none = tensor_none();
-    DISPATCH(dout.dtype, T, (bias_backward_of<T, void>(none, dbias, dout, none, accumulate)));
+    bias_backward_of<void>(tensor_none(), dbias, dout, tensor_none(), accumulate);
 }
 
 void cuda_gelu_bias_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
-    DISPATCH(dout.dtype, T, (bias_backward_of<T, Gelu>(dpre, dbias, dout, pre, accumulate)));
+    bias_backward_of<Gelu>(dpre, dbias, dout, pre, accumulate);
 }
 
 void cuda_relu2_bias_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
-    DISPATCH(dout.dtype, T, (bias_backward_of<T, Relu2>(dpre, dbias, dout, pre, accumulate)));
+    bias_backward_of<Relu2>(dpre, dbias, dout, pre, accumulate);
 }
 
 // ------------------------------------------------------------------------------------------------ gradients of 16 bits
@@ -151,24 +142,17 @@ static __global__ void __launch_bounds__(THREADS)
         add_elements<D, ACCUMULATE, 1>(dst, src, seed, stream, counter, eights * NEIGHBOURS + (i - eights));
 }
 
-template <class D, bool ACCUMULATE>
-static void launch_gradient_add(Tensor dst, Tensor src, uint64_t seed, uint64_t stream, Tensor control) {
-    const int64_t n = tensor_numel(dst);
-    const bool aligned = ((uintptr_t)dst.data | (uintptr_t)src.data) % 16 == 0;
-    int64_t eights = 0;
-    if (aligned) eights = n / NEIGHBOURS;
-    const int64_t items = eights + n - eights * NEIGHBOURS;
-    LAUNCH((gradient_add_kernel<D, ACCUMULATE>), (unsigned)ceil_div(items, THREADS), THREADS, 0, cuda_compute_stream())
-    ((D *)dst.data, (const float *)src.data, seed, stream, (const StepControl *)control.data, eights, items);
-}
-
 void backend_gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int stream, Tensor control) {
     const uint64_t number = STREAM_GRADIENT + (uint64_t)stream;
+    const int64_t n = tensor_numel(dst);
+    int64_t eights = 0;
+    if (((uintptr_t)dst.data | (uintptr_t)src.data) % 16 == 0) eights = n / NEIGHBOURS;
+    const int64_t items = eights + n - eights * NEIGHBOURS;
     DISPATCH(dst.dtype, D, {
-        if (accumulate)
-            launch_gradient_add<D, true>(dst, src, seed, number, control);
-        else
-            launch_gradient_add<D, false>(dst, src, seed, number, control);
+        auto *gradient_add_of = gradient_add_kernel<D, false>;
+        if (accumulate) gradient_add_of = gradient_add_kernel<D, true>;
+        LAUNCH(gradient_add_of, (unsigned)ceil_div(items, THREADS), THREADS, 0, cuda_compute_stream())
+        ((D *)dst.data, (const float *)src.data, seed, number, (const StepControl *)control.data, eights, items);
     });
 }
 
@@ -199,15 +183,13 @@ template <class T, int WIDTH> static __global__ void add_bias_kernel(T *out, con
     store_vector(o, from_floats<T>(sum));
 }
 
-template <class T, int WIDTH> static void launch_add_bias(Tensor out, Tensor bias) {
-    const int64_t packs = tensor_numel(out) / WIDTH;
-    LAUNCH((add_bias_kernel<T, WIDTH>), (unsigned)ceil_div(packs, THREADS), THREADS, 0, cuda_compute_stream())
-    ((T *)out.data, (const T *)bias.data, packs, tensor_numel(bias));
-}
-
 void cuda_add_bias(Tensor out, Tensor bias) {
-    const bool aligned = pack_aligned(out.data, tensor_numel(bias), out.dtype) && (uintptr_t)bias.data % 16 == 0;
-    DISPATCH(out.dtype, T, if (aligned) launch_add_bias<T, PACK<T>>(out, bias); else launch_add_bias<T, 1>(out, bias));
+    const int64_t OC = tensor_numel(bias);
+    DISPATCH_PACKS(out.dtype, pack_aligned(out.data, OC, out.dtype) && (uintptr_t)bias.data % 16 == 0, T, WIDTH, {
+        const int64_t packs = tensor_numel(out) / WIDTH;
+        LAUNCH((add_bias_kernel<T, WIDTH>), (unsigned)ceil_div(packs, THREADS), THREADS, 0, cuda_compute_stream())
+        ((T *)out.data, (const T *)bias.data, packs, OC);
+    });
 }
 
 static __device__ float element_of(DType dtype, const void *x, int64_t i) {
