@@ -161,8 +161,7 @@ static bool run_own(const Call *c) {
 
 static bool run_cudnn(const Call *c, CudnnAttention *a, Error *why) {
     void *workspace = cuda_scratch("attention by cuDNN", cudnn_attention_workspace(a));
-    if (c->pass == ATTENTION_FORWARD) return cudnn_attention_forward(a, c->out, c->lse, c->qkv, workspace, why);
-    return cudnn_attention_backward(a, c->dqkv, c->dout, c->out, c->lse, c->qkv, workspace, why);
+    return cudnn_attention_run(a, c->out, c->lse, c->qkv, c->dqkv, c->dout, workspace, why);
 }
 
 // ----------------------------------------------------------------------------------------------------------- measuring

@@ -6,18 +6,11 @@
 
 #ifdef HAVE_CUDNN
 #include <math.h>
-#include <stdlib.h>
 
 static struct {
     cudnnHandle_t handle;            // NULL until the first pass is created
     cudnnBackendDescriptor_t device; // properties of the GPU
 } gpu;
-
-struct CudnnAttention {
-    CudnnPass *pass;
-    // Constants of the graphs. cuDNN reads them from here at every launch.
-    float scale, minus_infinity, one;
-};
 
 bool cudnn_attention_open(Error *why) {
     if (cuda_backend.compute_capability < 80)
@@ -27,23 +20,17 @@ bool cudnn_attention_open(Error *why) {
 }
 
 static bool start_cudnn(Error *why) {
-    if (gpu.handle) return true;
-    int device = 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    cudnnStatus_t status = cudnn.cudnnCreate(&gpu.handle);
-    if (status != CUDNN_STATUS_SUCCESS) {
+    if (gpu.device) return true;
+    CudnnBuild b = {.what = "cuDNN does not start", .err = why};
+    cudnn_check(&b, cudnn.cudnnCreate(&gpu.handle));
+    if (b.failed) {
         gpu.handle = NULL;
-        return cudnn_failed(why, "cuDNN does not start", status);
+        return false;
     }
-    status = cudnn.cudnnSetStream(gpu.handle, cuda_compute_stream());
-    if (status == CUDNN_STATUS_SUCCESS) {
-        gpu.device = cudnn_device_of_gpu(device, why);
-        if (gpu.device) return true;
-    } else {
-        cudnn_failed(why, "cuDNN does not accept the stream", status);
-    }
-    cudnn_attention_close();
-    return false;
+    cudnn_check(&b, cudnn.cudnnSetStream(gpu.handle, cuda_compute_stream()));
+    if (!b.failed) gpu.device = cudnn_device_of_gpu(cuda_backend.device, why);
+    if (!gpu.device) cudnn_attention_close();
+    return gpu.device != NULL;
 }
 
 void cudnn_attention_close(void) {
@@ -56,35 +43,14 @@ void cudnn_attention_close(void) {
 CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape, AttentionWay way,
                                        int64_t max_workspace, Error *why) {
     if (!start_cudnn(why)) return NULL;
-    CudnnAttention *a = (CudnnAttention *)calloc(1, sizeof *a);
-    if (!a) {
-        error_set(why, "out of memory for cuDNN's attention");
-        return NULL;
-    }
-    a->scale = 1.0f / sqrtf((float)shape.HS);
-    a->minus_infinity = -INFINITY;
-    a->one = 1.0f;
-    a->pass = cudnn_pass_create(pass, shape, gpu.device, cuda_backend.compute_capability, way, max_workspace, why);
-    if (a->pass) return a;
-    free(a);
-    return NULL;
+    return cudnn_pass_create(pass, shape, gpu.device, cuda_backend.compute_capability, way, max_workspace, why);
 }
 
-void cudnn_attention_destroy(CudnnAttention *a) {
-    if (!a) return;
-    cudnn_pass_destroy(a->pass);
-    free(a);
-}
-
-int64_t cudnn_attention_workspace(const CudnnAttention *a) { return a->pass->workspace.bytes; }
-bool cudnn_attention_compile(CudnnAttention *a, Error *why) { return cudnn_plan_compile(a->pass->plan, why); }
+void cudnn_attention_destroy(CudnnAttention *a) { cudnn_pass_destroy(a); }
+int64_t cudnn_attention_workspace(const CudnnAttention *a) { return a->workspace.bytes; }
+bool cudnn_attention_compile(CudnnAttention *a, Error *why) { return cudnn_plan_compile(a->plan, why); }
 
 // ---------------------------------------------------------------------------------------------------------------- runs
-
-// The pointers of one call, in the order of CudnnTensor. NULL: not in this graph.
-typedef struct {
-    void *of[CUDNN_NUM_TENSORS];
-} Pointers;
 
 // q, k or v (part 0, 1, 2) in a packed (B,T,NH + 2 NKV,HS).
 static void *packed_part(Tensor packed, AttentionShape s, int part) {
@@ -93,53 +59,39 @@ static void *packed_part(Tensor packed, AttentionShape s, int part) {
     return (char *)packed.data + (size_t)(heads * s.HS) * dtype_size(s.dtype);
 }
 
-static Pointers pointers_of(CudnnAttention *a, Tensor qkv, Tensor out, Tensor lse, void *workspace) {
-    const AttentionShape s = a->pass->shape;
-    Pointers p = {{0}};
-    for (int part = 0; part < 3; part++) p.of[CUDNN_Q + part] = packed_part(qkv, s, part);
-    p.of[CUDNN_OUT] = out.data;
-    p.of[CUDNN_LSE] = lse.data;
-    p.of[CUDNN_DSUM] = (char *)workspace + a->pass->workspace.dsum;
-    p.of[CUDNN_DQ_SUMS] = (char *)workspace + a->pass->workspace.dq_sums;
-    p.of[CUDNN_SCALE] = &a->scale;
-    p.of[CUDNN_MINUS_INFINITY] = &a->minus_infinity;
-    p.of[CUDNN_ONE] = &a->one;
-    return p;
-}
-
-static bool cudnn_attention_launch(const CudnnAttention *a, const Pointers *p, void *workspace, Error *why) {
-    static const char what[] = "cuDNN launch of attention";
+bool cudnn_attention_run(CudnnAttention *a, Tensor out, Tensor lse, Tensor qkv, Tensor dqkv, Tensor dout,
+                         void *workspace, Error *why) {
+    static float minus_infinity = -INFINITY, one = 1.0f; // cuDNN reads the constants of a graph at every launch
+    void *all[CUDNN_NUM_TENSORS] = {
+        [CUDNN_OUT] = out.data,
+        [CUDNN_LSE] = lse.data,
+        [CUDNN_DOUT] = dout.data,
+        [CUDNN_DSUM] = (char *)workspace + a->workspace.dsum,
+        [CUDNN_DQ_SUMS] = (char *)workspace + a->workspace.dq_sums,
+        [CUDNN_SCALE] = &a->scale,
+        [CUDNN_MINUS_INFINITY] = &minus_infinity,
+        [CUDNN_ONE] = &one,
+    };
+    for (int part = 0; part < 3; part++) {
+        all[CUDNN_Q + part] = packed_part(qkv, a->shape, part);
+        if (dqkv.data) all[CUDNN_DQ + part] = packed_part(dqkv, a->shape, part);
+    }
     int64_t ids[CUDNN_NUM_TENSORS], count = 0;
     void *pointers[CUDNN_NUM_TENSORS];
     for (int id = CUDNN_Q; id < CUDNN_NUM_TENSORS; id++) {
-        if (!cudnn_graph_has(a->pass->graph, (CudnnTensor)id)) continue;
+        if (!cudnn_graph_has(a->graph, (CudnnTensor)id)) continue;
         ids[count] = id;
-        pointers[count++] = p->of[id];
+        pointers[count++] = all[id];
     }
-    cudnnBackendDescriptor_t pack = cudnn_make(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, what, why);
-    bool ok = pack && cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids, what, why) &&
-              cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers, what, why) &&
-              cudnn_set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace, what, why) &&
-              cudnn_finalize(pack, what, why);
-    if (ok) {
-        const cudnnStatus_t status = cudnn.cudnnBackendExecute(gpu.handle, cudnn_plan_descriptor(a->pass->plan), pack);
-        ok = status == CUDNN_STATUS_SUCCESS || cudnn_failed(why, what, status);
-    }
+    CudnnBuild b = {.what = "cuDNN launch of attention", .err = why};
+    cudnnBackendDescriptor_t pack = cudnn_make(&b, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+    cudnn_set(&b, pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids);
+    cudnn_set(&b, pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers);
+    cudnn_set(&b, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
+    cudnn_finalize(&b, pack);
+    if (!b.failed) cudnn_check(&b, cudnn.cudnnBackendExecute(gpu.handle, a->plan->compiled, pack));
     cudnn_destroy(pack);
-    return ok;
-}
-
-bool cudnn_attention_forward(CudnnAttention *a, Tensor out, Tensor lse, Tensor qkv, void *workspace, Error *why) {
-    const Pointers p = pointers_of(a, qkv, out, lse, workspace);
-    return cudnn_attention_launch(a, &p, workspace, why);
-}
-
-bool cudnn_attention_backward(CudnnAttention *a, Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv,
-                              void *workspace, Error *why) {
-    Pointers p = pointers_of(a, qkv, out, lse, workspace);
-    for (int part = 0; part < 3; part++) p.of[CUDNN_DQ + part] = packed_part(dqkv, a->pass->shape, part);
-    p.of[CUDNN_DOUT] = dout.data;
-    return cudnn_attention_launch(a, &p, workspace, why);
+    return !b.failed;
 }
 
 #else // cudnn_attention_open is never true, so nothing below is ever reached with an attention
@@ -157,11 +109,8 @@ void cudnn_attention_destroy(CudnnAttention *a) {}
 int64_t cudnn_attention_workspace(const CudnnAttention *a) { return 0; }
 bool cudnn_attention_compile(CudnnAttention *a, Error *why) { return cudnn_attention_open(why); }
 
-bool cudnn_attention_forward(CudnnAttention *a, Tensor out, Tensor lse, Tensor qkv, void *workspace, Error *why) {
-    return cudnn_attention_open(why);
-}
-bool cudnn_attention_backward(CudnnAttention *a, Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv,
-                              void *workspace, Error *why) {
+bool cudnn_attention_run(CudnnAttention *a, Tensor out, Tensor lse, Tensor qkv, Tensor dqkv, Tensor dout,
+                         void *workspace, Error *why) {
     return cudnn_attention_open(why);
 }
 

@@ -1,8 +1,8 @@
 // The two operation graphs of causal attention, forward and backward. See cudnn_graph.h.
 //
-// The first half is a small builder over cuDNN's descriptors: one function for each kind of operation. It keeps the
-// first failure and does nothing after it, so that a graph reads as the list of its operations. The builder owns every
-// descriptor it made; they are all destroyed with the graph.
+// The first half is a small builder over cuDNN's descriptors: one function for each kind of operation, so that a graph
+// reads as the list of its operations. The builder owns every descriptor it made; they are all destroyed with the
+// graph.
 #include "llmc/cuda/cudnn_graph.h"
 
 #ifdef HAVE_CUDNN
@@ -16,29 +16,35 @@ typedef cudnnBackendDescriptor_t Descriptor;
 
 // -------------------------------------------------------------------------------------------------- single descriptors
 
-Descriptor cudnn_make(cudnnBackendDescriptorType_t type, const char *what, Error *err) {
+void cudnn_check(CudnnBuild *b, cudnnStatus_t status) {
+    if (status == CUDNN_STATUS_SUCCESS) return;
+    b->failed = true;
+    cudnn_failed(b->err, b->what, status);
+}
+
+Descriptor cudnn_make(CudnnBuild *b, cudnnBackendDescriptorType_t type) {
     Descriptor d = NULL;
-    const cudnnStatus_t status = cudnn.cudnnBackendCreateDescriptor(type, &d);
-    if (status == CUDNN_STATUS_SUCCESS) return d;
-    cudnn_failed(err, what, status);
-    return NULL;
+    if (!b->failed) cudnn_check(b, cudnn.cudnnBackendCreateDescriptor(type, &d));
+    return d;
 }
 
 void cudnn_destroy(Descriptor d) {
     if (d) cudnn.cudnnBackendDestroyDescriptor(d);
 }
 
-bool cudnn_set(Descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
-               const void *values, const char *what, Error *err) {
-    const cudnnStatus_t status = cudnn.cudnnBackendSetAttribute(d, name, type, count, values);
-    if (status == CUDNN_STATUS_SUCCESS) return true;
-    cudnn_failed(err, what, status);
-    return error_prefix(err, "attribute %d", (int)name);
+void cudnn_set(CudnnBuild *b, Descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+               int64_t count, const void *values) {
+    if (b->failed) return;
+    cudnn_check(b, cudnn.cudnnBackendSetAttribute(d, name, type, count, values));
+    if (b->failed) error_prefix(b->err, "attribute %d", (int)name);
 }
 
-bool cudnn_finalize(Descriptor d, const char *what, Error *err) {
-    const cudnnStatus_t status = cudnn.cudnnBackendFinalize(d);
-    return status == CUDNN_STATUS_SUCCESS || cudnn_failed(err, what, status);
+void cudnn_refer(CudnnBuild *b, Descriptor d, cudnnBackendAttributeName_t name, Descriptor to) {
+    cudnn_set(b, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &to);
+}
+
+void cudnn_finalize(CudnnBuild *b, Descriptor d) {
+    if (!b->failed) cudnn_check(b, cudnn.cudnnBackendFinalize(d));
 }
 
 // ------------------------------------------------------------------------------------------------------------- builder
@@ -48,8 +54,7 @@ struct CudnnGraph {
     int num_descriptors, num_operations;
     int64_t next_virtual; // identifier of the next tensor that exists only inside the kernel
     bool supplied[CUDNN_NUM_TENSORS];
-    bool failed;
-    Error *err; // while it is being built
+    CudnnBuild build;
 };
 
 // A tensor of the graph: 4 dimensions and their strides, in elements.
@@ -62,42 +67,27 @@ typedef struct {
     Four dims, strides;
 } GraphTensor;
 
-static Descriptor graph_make(CudnnGraph *g, cudnnBackendDescriptorType_t type, const char *what) {
-    if (g->failed) return NULL;
+static Descriptor graph_make(CudnnGraph *g, cudnnBackendDescriptorType_t type) {
     REQUIRE(g->num_descriptors < MAX_DESCRIPTORS, "cuDNN graph: more than %d descriptors", MAX_DESCRIPTORS);
-    Descriptor d = cudnn_make(type, what, g->err);
-    g->failed = !d;
+    Descriptor d = cudnn_make(&g->build, type);
     if (d) g->descriptors[g->num_descriptors++] = d;
     return d;
 }
 
-static void graph_set(CudnnGraph *g, Descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
-                      int64_t count, const void *values, const char *what) {
-    if (!g->failed) g->failed = !cudnn_set(d, name, type, count, values, what, g->err);
-}
-
-static void graph_refer(CudnnGraph *g, Descriptor d, cudnnBackendAttributeName_t name, Descriptor to,
-                        const char *what) {
-    graph_set(g, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &to, what);
-}
-
-static void graph_finalize(CudnnGraph *g, Descriptor d, const char *what) {
-    if (!g->failed) g->failed = !cudnn_finalize(d, what, g->err);
-}
-
 static GraphTensor graph_tensor(CudnnGraph *g, int64_t id, cudnnDataType_t type, Four dims, Four strides,
                                 const cudnnBackendAttributeName_t *flag) {
-    static const char what[] = "cuDNN graph, tensor";
     static const int64_t alignment = ALIGNMENT;
     static const bool yes = true;
-    Descriptor d = graph_make(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR, what);
-    graph_set(g, d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type, what);
-    graph_set(g, d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dims.d, what);
-    graph_set(g, d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides.d, what);
-    graph_set(g, d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id, what);
-    graph_set(g, d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment, what);
-    if (flag) graph_set(g, d, *flag, CUDNN_TYPE_BOOLEAN, 1, &yes, what);
-    graph_finalize(g, d, what);
+    CudnnBuild *b = &g->build;
+    b->what = "cuDNN graph, tensor";
+    Descriptor d = graph_make(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+    cudnn_set(b, d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+    cudnn_set(b, d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dims.d);
+    cudnn_set(b, d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides.d);
+    cudnn_set(b, d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id);
+    cudnn_set(b, d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment);
+    if (flag) cudnn_set(b, d, *flag, CUDNN_TYPE_BOOLEAN, 1, &yes);
+    cudnn_finalize(b, d);
     return (GraphTensor){d, dims, strides};
 }
 
@@ -121,8 +111,8 @@ static GraphTensor between(CudnnGraph *g, cudnnDataType_t type, Four dims, Four 
     return graph_tensor(g, g->next_virtual++, type, dims, strides, &is_virtual);
 }
 
-static void add_operation(CudnnGraph *g, Descriptor operation, const char *what) {
-    graph_finalize(g, operation, what);
+static void add_operation(CudnnGraph *g, Descriptor operation) {
+    cudnn_finalize(&g->build, operation);
     REQUIRE(g->num_operations < CUDNN_GRAPH_MAX_OPERATIONS, "cuDNN graph: more than %d operations",
             CUDNN_GRAPH_MAX_OPERATIONS);
     g->operations[g->num_operations++] = operation;
@@ -137,19 +127,21 @@ typedef struct {
 } Pointwise;
 
 static void pointwise(CudnnGraph *g, const char *what, Pointwise p, GraphTensor y, GraphTensor x) {
-    Descriptor kind = graph_make(g, CUDNN_BACKEND_POINTWISE_DESCRIPTOR, what);
-    graph_set(g, kind, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &p.mode, what);
-    graph_set(g, kind, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &p.precision, what);
+    CudnnBuild *b = &g->build;
+    b->what = what;
+    Descriptor kind = graph_make(g, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+    cudnn_set(b, kind, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &p.mode);
+    cudnn_set(b, kind, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &p.precision);
     if (p.mode == CUDNN_POINTWISE_GEN_INDEX)
-        graph_set(g, kind, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &p.axis, what);
-    graph_finalize(g, kind, what);
-    Descriptor d = graph_make(g, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, what);
-    graph_refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, kind, what);
-    graph_refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x.descriptor, what);
-    if (p.b) graph_refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, p.b->descriptor, what);
-    if (p.condition) graph_refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, p.condition->descriptor, what);
-    graph_refer(g, d, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y.descriptor, what);
-    add_operation(g, d, what);
+        cudnn_set(b, kind, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &p.axis);
+    cudnn_finalize(b, kind);
+    Descriptor d = graph_make(g, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+    cudnn_refer(b, d, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, kind);
+    cudnn_refer(b, d, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x.descriptor);
+    if (p.b) cudnn_refer(b, d, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, p.b->descriptor);
+    if (p.condition) cudnn_refer(b, d, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, p.condition->descriptor);
+    cudnn_refer(b, d, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y.descriptor);
+    add_operation(g, d);
 }
 
 static void unary(CudnnGraph *g, const char *what, cudnnPointwiseMode_t mode, GraphTensor y, GraphTensor x) {
@@ -163,35 +155,39 @@ static void binary(CudnnGraph *g, const char *what, cudnnPointwiseMode_t mode, G
 
 static void graph_matmul(CudnnGraph *g, const char *what, GraphTensor c, GraphTensor a, GraphTensor b) {
     static const cudnnDataType_t sums = CUDNN_DATA_FLOAT;
-    Descriptor kind = graph_make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR, what);
-    graph_set(g, kind, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &sums, what);
-    graph_finalize(g, kind, what);
-    Descriptor d = graph_make(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, what);
-    graph_refer(g, d, CUDNN_ATTR_OPERATION_MATMUL_DESC, kind, what);
-    graph_refer(g, d, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a.descriptor, what);
-    graph_refer(g, d, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b.descriptor, what);
-    graph_refer(g, d, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c.descriptor, what);
-    add_operation(g, d, what);
+    g->build.what = what;
+    Descriptor kind = graph_make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
+    cudnn_set(&g->build, kind, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &sums);
+    cudnn_finalize(&g->build, kind);
+    Descriptor d = graph_make(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+    cudnn_refer(&g->build, d, CUDNN_ATTR_OPERATION_MATMUL_DESC, kind);
+    cudnn_refer(&g->build, d, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a.descriptor);
+    cudnn_refer(&g->build, d, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b.descriptor);
+    cudnn_refer(&g->build, d, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c.descriptor);
+    add_operation(g, d);
 }
 
 static void reduce(CudnnGraph *g, const char *what, cudnnReduceTensorOp_t mode, GraphTensor y, GraphTensor x) {
     static const cudnnDataType_t sums = CUDNN_DATA_FLOAT;
-    Descriptor kind = graph_make(g, CUDNN_BACKEND_REDUCTION_DESCRIPTOR, what);
-    graph_set(g, kind, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &sums, what);
-    graph_set(g, kind, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &mode, what);
-    graph_finalize(g, kind, what);
-    Descriptor d = graph_make(g, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, what);
-    graph_refer(g, d, CUDNN_ATTR_OPERATION_REDUCTION_DESC, kind, what);
-    graph_refer(g, d, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x.descriptor, what);
-    graph_refer(g, d, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y.descriptor, what);
-    add_operation(g, d, what);
+    CudnnBuild *b = &g->build;
+    b->what = what;
+    Descriptor kind = graph_make(g, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
+    cudnn_set(b, kind, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &sums);
+    cudnn_set(b, kind, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &mode);
+    cudnn_finalize(b, kind);
+    Descriptor d = graph_make(g, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+    cudnn_refer(b, d, CUDNN_ATTR_OPERATION_REDUCTION_DESC, kind);
+    cudnn_refer(b, d, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x.descriptor);
+    cudnn_refer(b, d, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y.descriptor);
+    add_operation(g, d);
 }
 
 static void reshape(CudnnGraph *g, const char *what, GraphTensor y, GraphTensor x) {
-    Descriptor d = graph_make(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR, what);
-    graph_refer(g, d, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x.descriptor, what);
-    graph_refer(g, d, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y.descriptor, what);
-    add_operation(g, d, what);
+    g->build.what = what;
+    Descriptor d = graph_make(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+    cudnn_refer(&g->build, d, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x.descriptor);
+    cudnn_refer(&g->build, d, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y.descriptor);
+    add_operation(g, d);
 }
 
 // ---------------------------------------------------------------------------------------------------------- the graphs
@@ -336,7 +332,7 @@ CudnnGraph *cudnn_graph_create(CudnnGraphKind kind, AttentionShape s, Error *err
         error_set(err, "out of memory for a cuDNN graph");
         return NULL;
     }
-    g->err = err;
+    g->build.err = err;
     g->next_virtual = CUDNN_NUM_TENSORS;
     const int64_t B = s.B, T = s.T, NH = s.NH, NKV = s.NKV, HS = s.HS, C = NH * HS, row = C + 2 * NKV * HS;
     Layouts layouts = {
@@ -360,13 +356,12 @@ CudnnGraph *cudnn_graph_create(CudnnGraphKind kind, AttentionShape s, Error *err
         forward_graph(g, &layouts);
     else
         backward_graph(g, &layouts, kind == CUDNN_BACKWARD_COLLECTED);
-    static const char what[] = "cuDNN graph";
-    g->graph = graph_make(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, what);
-    graph_set(g, g->graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->num_operations,
-              g->operations, what);
-    graph_finalize(g, g->graph, what);
-    g->err = NULL;
-    if (!g->failed) return g;
+    g->build.what = "cuDNN graph";
+    g->graph = graph_make(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+    cudnn_set(&g->build, g->graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->num_operations,
+              g->operations);
+    cudnn_finalize(&g->build, g->graph);
+    if (!g->build.failed) return g;
     cudnn_graph_destroy(g);
     return NULL;
 }
@@ -374,7 +369,7 @@ CudnnGraph *cudnn_graph_create(CudnnGraphKind kind, AttentionShape s, Error *err
 // In reverse: descriptors that refer to others are destroyed first.
 void cudnn_graph_destroy(CudnnGraph *g) {
     if (!g) return;
-    for (int i = g->num_descriptors - 1; i >= 0; i--) cudnn.cudnnBackendDestroyDescriptor(g->descriptors[i]);
+    for (int i = g->num_descriptors - 1; i >= 0; i--) cudnn_destroy(g->descriptors[i]);
     free(g);
 }
 

@@ -57,12 +57,20 @@ void cudnn_graph_destroy(CudnnGraph *graph); // NULL is fine
 cudnnBackendDescriptor_t cudnn_graph_descriptor(const CudnnGraph *graph);
 bool cudnn_graph_has(const CudnnGraph *graph, CudnnTensor tensor); // whether the caller supplies it
 
-// A descriptor of cuDNN, and one attribute of it. NULL or false, with a message that begins with what, on failure.
-cudnnBackendDescriptor_t cudnn_make(cudnnBackendDescriptorType_t type, const char *what, Error *err);
-void cudnn_destroy(cudnnBackendDescriptor_t d); // NULL is fine
-bool cudnn_finalize(cudnnBackendDescriptor_t d, const char *what, Error *err);
-bool cudnn_set(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
-               int64_t count, const void *values, const char *what, Error *err);
+// Descriptors being made. After the first failure, whose message begins with `what`, these functions do nothing.
+typedef struct {
+    const char *what;
+    Error *err;
+    bool failed;
+} CudnnBuild;
+void cudnn_check(CudnnBuild *b, cudnnStatus_t status);
+cudnnBackendDescriptor_t cudnn_make(CudnnBuild *b, cudnnBackendDescriptorType_t type); // NULL on failure
+void cudnn_destroy(cudnnBackendDescriptor_t d);                                        // NULL is fine
+void cudnn_set(CudnnBuild *b, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name,
+               cudnnBackendAttributeType_t type, int64_t count, const void *values);
+void cudnn_refer(CudnnBuild *b, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name,
+                 cudnnBackendDescriptor_t to);
+void cudnn_finalize(CudnnBuild *b, cudnnBackendDescriptor_t d);
 
 // --------------------------------------------------------------------------------------------------------------- plans
 // How cuDNN runs a graph. Choosing an engine takes milliseconds and tells the workspace; compiling its kernel takes 0.2
@@ -84,7 +92,16 @@ typedef struct {
     } knobs[CUDNN_MAX_KNOBS];
 } CudnnEngine;
 
-typedef struct CudnnPlan CudnnPlan;
+// The heuristics give 2 to 5 configurations for attention.
+enum { CUDNN_MAX_CONFIGS = 8 };
+typedef struct {
+    cudnnBackendDescriptor_t configs[CUDNN_MAX_CONFIGS]; // the better one first
+    int num_configs;
+    cudnnBackendDescriptor_t engine, knobs[CUDNN_MAX_KNOBS]; // of an engine that was asked for by its number
+    int64_t workspace;                                       // bytes, at most; known before it is compiled
+    cudnnBackendDescriptor_t compiled;                       // what cudnnBackendExecute takes
+    int64_t compiled_engine;                                 // its number
+} CudnnPlan;
 
 // A plan for graph on device, not compiled yet. engine NULL: cuDNN's heuristics choose. Engines that need more than
 // max_workspace bytes are left out and, with must_repeat, those that say of themselves that their results do not. NULL
@@ -95,10 +112,6 @@ void cudnn_plan_destroy(CudnnPlan *plan); // NULL is fine
 
 // Compiles the kernel; if that fails, the kernel of the heuristics' next choice that needs no more workspace.
 bool cudnn_plan_compile(CudnnPlan *plan, Error *err);
-
-// Of a compiled plan: what cudnnBackendExecute takes, and the number of the engine.
-cudnnBackendDescriptor_t cudnn_plan_descriptor(const CudnnPlan *plan);
-int64_t cudnn_plan_engine(const CudnnPlan *plan);
 
 // -------------------------------------------------------------------------------------------------------------- passes
 // One pass of attention, forward or backward, as cuDNN is to compute it on one architecture: which form of the graph,
@@ -112,12 +125,13 @@ typedef struct {
     int64_t bytes;   // of all
 } CudnnWorkspace;
 
-typedef struct {
+typedef struct CudnnPass {
     AttentionShape shape;
     CudnnGraphKind kind;
     CudnnGraph *graph;
     CudnnPlan *plan;
     CudnnWorkspace workspace;
+    float scale; // 1 / sqrt(HS); cuDNN reads it at every launch
 } CudnnPass;
 
 // NULL and a message when cuDNN has nothing of this way for this shape on this device that fits into max_workspace

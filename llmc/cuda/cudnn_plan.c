@@ -3,34 +3,28 @@
 #include "llmc/cuda/cudnn_graph.h"
 
 #ifdef HAVE_CUDNN
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef cudnnBackendDescriptor_t Descriptor;
 
-// The heuristics give 2 to 5 configurations for attention.
-enum { MAX_CONFIGS = 8, MAX_NOTES = 16 };
+enum { MAX_NOTES = 16 };
 
-// -------------------------------------------------------------------------------------------------- single descriptors
-
-static bool plan_refer(Descriptor d, cudnnBackendAttributeName_t name, Descriptor to, const char *what, Error *err) {
-    return cudnn_set(d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &to, what, err);
-}
-
-static bool get_number(Descriptor d, cudnnBackendAttributeName_t name, int64_t *value, const char *what, Error *err) {
+static void get_number(CudnnBuild *b, Descriptor d, cudnnBackendAttributeName_t name, int64_t *value) {
     int64_t count = 0;
-    const cudnnStatus_t status = cudnn.cudnnBackendGetAttribute(d, name, CUDNN_TYPE_INT64, 1, &count, value);
-    if (status != CUDNN_STATUS_SUCCESS) return cudnn_failed(err, what, status);
-    return count == 1 || error_set(err, "%s: attribute %d has %lld values, not 1", what, (int)name, (long long)count);
+    if (!b->failed) cudnn_check(b, cudnn.cudnnBackendGetAttribute(d, name, CUDNN_TYPE_INT64, 1, &count, value));
 }
 
 // -------------------------------------------------------------------------------------------------------------- device
 
 static Descriptor device_of(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
                             const void *values, Error *err) {
-    static const char what[] = "cuDNN device properties";
-    Descriptor d = cudnn_make(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, what, err);
-    if (d && cudnn_set(d, name, type, count, values, what, err) && cudnn_finalize(d, what, err)) return d;
+    CudnnBuild b = {.what = "cuDNN device properties", .err = err};
+    Descriptor d = cudnn_make(&b, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
+    cudnn_set(&b, d, name, type, count, values);
+    cudnn_finalize(&b, d);
+    if (!b.failed) return d;
     cudnn_destroy(d);
     return NULL;
 }
@@ -46,103 +40,78 @@ Descriptor cudnn_device_of_text(const char *json, Error *err) {
 
 // ----------------------------------------------------------------------------------------------- engine configurations
 
-struct CudnnPlan {
-    Descriptor configs[MAX_CONFIGS]; // the better one first
-    int num_configs;
-    Descriptor engine, knobs[CUDNN_MAX_KNOBS]; // of an engine that was asked for by its number
-    int64_t workspace;                         // bytes, at most; known before it is compiled
-    Descriptor compiled;
-    int64_t compiled_engine;
-};
-
-static const char choosing[] = "cuDNN engine for attention", compiling[] = "cuDNN kernel for attention";
-
 // The one configuration that engine describes.
-static bool configure(CudnnPlan *plan, const CudnnGraph *graph, Descriptor device, const CudnnEngine *engine,
-                      Error *err) {
-    Descriptor e = plan->engine = cudnn_make(CUDNN_BACKEND_ENGINE_DESCRIPTOR, choosing, err);
-    if (!e || !plan_refer(e, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, cudnn_graph_descriptor(graph), choosing, err) ||
-        !cudnn_set(e, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &engine->number, choosing, err) ||
-        !plan_refer(e, CUDNN_ATTR_ENGINE_DEVICEPROP, device, choosing, err) || !cudnn_finalize(e, choosing, err))
-        return false;
+static void configure(CudnnPlan *plan, CudnnBuild *b, const CudnnGraph *graph, Descriptor device,
+                      const CudnnEngine *engine) {
+    plan->engine = cudnn_make(b, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    cudnn_refer(b, plan->engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, cudnn_graph_descriptor(graph));
+    cudnn_set(b, plan->engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &engine->number);
+    cudnn_refer(b, plan->engine, CUDNN_ATTR_ENGINE_DEVICEPROP, device);
+    cudnn_finalize(b, plan->engine);
     for (int i = 0; i < engine->num_knobs; i++) {
-        const int64_t *value = &engine->knobs[i].value;
-        const cudnnBackendKnobType_t *type = &engine->knobs[i].type;
-        Descriptor d = plan->knobs[i] = cudnn_make(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR, choosing, err);
-        if (!d || !cudnn_set(d, CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, type, choosing, err) ||
-            !cudnn_set(d, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, value, choosing, err) ||
-            !cudnn_finalize(d, choosing, err))
-            return false;
+        Descriptor d = plan->knobs[i] = cudnn_make(b, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
+        cudnn_set(b, d, CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &engine->knobs[i].type);
+        cudnn_set(b, d, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, &engine->knobs[i].value);
+        cudnn_finalize(b, d);
     }
-    Descriptor config = plan->configs[0] = cudnn_make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, choosing, err);
-    plan->num_configs = 0;
-    if (config) plan->num_configs = 1;
-    return config && plan_refer(config, CUDNN_ATTR_ENGINECFG_ENGINE, e, choosing, err) &&
-           cudnn_set(config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR, engine->num_knobs,
-                     plan->knobs, choosing, err) &&
-           cudnn_finalize(config, choosing, err);
+    Descriptor config = plan->configs[0] = cudnn_make(b, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    plan->num_configs = 1;
+    cudnn_refer(b, config, CUDNN_ATTR_ENGINECFG_ENGINE, plan->engine);
+    cudnn_set(b, config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR, engine->num_knobs,
+              plan->knobs);
+    cudnn_finalize(b, config);
 }
 
 // Configurations in the order of cuDNN's heuristics.
-static bool read_results(CudnnPlan *plan, Descriptor heuristics, Error *err) {
-    for (; plan->num_configs < MAX_CONFIGS; plan->num_configs++) {
-        Descriptor d = cudnn_make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, choosing, err);
-        if (!d) return false;
-        plan->configs[plan->num_configs] = d;
-    }
-    int64_t count = 0;
-    const cudnnStatus_t status = cudnn.cudnnBackendGetAttribute(
-        heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_CONFIGS, &count, plan->configs);
-    if (status != CUDNN_STATUS_SUCCESS) return cudnn_failed(err, choosing, status);
-    while (plan->num_configs > count) cudnn_destroy(plan->configs[--plan->num_configs]);
-    return count > 0 || cudnn_failed(err, "cuDNN has no engine for this attention", CUDNN_STATUS_NOT_SUPPORTED);
-}
-
-static bool ask_heuristics(CudnnPlan *plan, const CudnnGraph *graph, Descriptor device, Error *err) {
+static void ask_heuristics(CudnnPlan *plan, CudnnBuild *b, const CudnnGraph *graph, Descriptor device) {
     const cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
-    Descriptor h = cudnn_make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, choosing, err);
-    const bool ok =
-        h && plan_refer(h, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, cudnn_graph_descriptor(graph), choosing, err) &&
-        cudnn_set(h, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode, choosing, err) &&
-        plan_refer(h, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, device, choosing, err) && cudnn_finalize(h, choosing, err) &&
-        read_results(plan, h, err);
+    int64_t count = 0;
+    Descriptor h = cudnn_make(b, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+    cudnn_refer(b, h, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, cudnn_graph_descriptor(graph));
+    cudnn_set(b, h, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+    cudnn_refer(b, h, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, device);
+    cudnn_finalize(b, h);
+    for (; plan->num_configs < CUDNN_MAX_CONFIGS; plan->num_configs++)
+        plan->configs[plan->num_configs] = cudnn_make(b, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    if (!b->failed)
+        cudnn_check(b, cudnn.cudnnBackendGetAttribute(h, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                                      CUDNN_MAX_CONFIGS, &count, plan->configs));
     cudnn_destroy(h);
-    return ok;
+    while (plan->num_configs > count) cudnn_destroy(plan->configs[--plan->num_configs]);
+    if (b->failed || count > 0) return;
+    b->what = "cuDNN has no engine for this attention";
+    cudnn_check(b, CUDNN_STATUS_NOT_SUPPORTED);
 }
 
 // The number of a configuration's engine, and whether its results repeat as far as cuDNN says.
-static bool describe_engine(Descriptor config, int64_t *number, bool *repeats, Error *err) {
+static void describe_engine(CudnnBuild *b, Descriptor config, int64_t *number, bool *repeats) {
     cudnnBackendNumericalNote_t notes[MAX_NOTES];
     int64_t count = 0, num_notes = 0;
-    Descriptor e = cudnn_make(CUDNN_BACKEND_ENGINE_DESCRIPTOR, choosing, err);
-    if (!e) return false;
-    cudnnStatus_t status = cudnn.cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE,
-                                                          CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &e);
-    if (status == CUDNN_STATUS_SUCCESS)
-        status = cudnn.cudnnBackendGetAttribute(e, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-                                                MAX_NOTES, &num_notes, notes);
-    bool ok;
-    if (status == CUDNN_STATUS_SUCCESS)
-        ok = get_number(e, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, number, choosing, err);
-    else
-        ok = cudnn_failed(err, choosing, status);
+    Descriptor e = cudnn_make(b, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    if (!b->failed)
+        cudnn_check(b, cudnn.cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE,
+                                                      CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &e));
+    if (!b->failed)
+        cudnn_check(b, cudnn.cudnnBackendGetAttribute(e, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                                                      MAX_NOTES, &num_notes, notes));
+    get_number(b, e, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, number);
     *repeats = true;
     for (int64_t i = 0; i < num_notes && i < MAX_NOTES; i++)
         if (notes[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) *repeats = false;
     cudnn_destroy(e);
-    return ok;
 }
 
 // Keeps the configurations that fit into limit bytes and, unless any will do, repeat.
-static bool keep_fitting(CudnnPlan *plan, bool must_repeat, int64_t limit, Error *err) {
+static bool keep_fitting(CudnnPlan *plan, CudnnBuild *b, bool must_repeat, int64_t limit) {
     int kept = 0;
     int64_t smallest = INT64_MAX;
     for (int i = 0; i < plan->num_configs; i++) {
         Descriptor config = plan->configs[i];
         int64_t workspace = 0, number;
         bool repeats = false;
-        if (!get_number(config, CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, &workspace, choosing, err)) return false;
-        if (!describe_engine(config, &number, &repeats, err)) return false;
+        get_number(b, config, CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, &workspace);
+        describe_engine(b, config, &number, &repeats);
+        if (b->failed) return false;
         repeats = repeats || !must_repeat;
         if (repeats && workspace < smallest) smallest = workspace;
         plan->configs[i] = plan->configs[kept];
@@ -153,8 +122,8 @@ static bool keep_fitting(CudnnPlan *plan, bool must_repeat, int64_t limit, Error
     }
     while (plan->num_configs > kept) cudnn_destroy(plan->configs[--plan->num_configs]);
     if (kept > 0) return true;
-    if (smallest == INT64_MAX) return error_set(err, "no cuDNN engine for this attention is deterministic");
-    return error_set(err, "cuDNN's attention needs %lld bytes of workspace, %lld are allowed", (long long)smallest,
+    if (smallest == INT64_MAX) return error_set(b->err, "no cuDNN engine for this attention is deterministic");
+    return error_set(b->err, "cuDNN's attention needs %lld bytes of workspace, %lld are allowed", (long long)smallest,
                      (long long)limit);
 }
 
@@ -167,12 +136,12 @@ CudnnPlan *cudnn_plan_create(const CudnnGraph *graph, Descriptor device, const C
         error_set(err, "out of memory for a cuDNN plan");
         return NULL;
     }
-    bool ok;
+    CudnnBuild b = {.what = "cuDNN engine for attention", .err = err};
     if (engine)
-        ok = configure(plan, graph, device, engine, err);
+        configure(plan, &b, graph, device, engine);
     else
-        ok = ask_heuristics(plan, graph, device, err);
-    if (ok && keep_fitting(plan, must_repeat, max_workspace, err)) return plan;
+        ask_heuristics(plan, &b, graph, device);
+    if (!b.failed && keep_fitting(plan, &b, must_repeat, max_workspace)) return plan;
     cudnn_plan_destroy(plan);
     return NULL;
 }
@@ -189,27 +158,25 @@ void cudnn_plan_destroy(CudnnPlan *plan) {
 bool cudnn_plan_compile(CudnnPlan *plan, Error *err) {
     if (plan->compiled) return true;
     for (int i = 0; i < plan->num_configs; i++) {
-        Descriptor config = plan->configs[i], d = cudnn_make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, compiling, err);
+        CudnnBuild b = {.what = "cuDNN kernel for attention", .err = err};
+        Descriptor config = plan->configs[i], d = cudnn_make(&b, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
         int64_t workspace = 0;
         bool repeats;
-        bool ok = d && plan_refer(d, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config, compiling, err) &&
-                  cudnn_finalize(d, compiling, err) &&
-                  get_number(d, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, &workspace, compiling, err) &&
-                  describe_engine(config, &plan->compiled_engine, &repeats, err);
-        if (ok && workspace > plan->workspace)
-            ok = error_set(err, "%s: needs %lld bytes of workspace, its engine said %lld", compiling,
-                           (long long)workspace, (long long)plan->workspace);
-        if (ok) {
+        cudnn_refer(&b, d, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
+        cudnn_finalize(&b, d);
+        get_number(&b, d, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, &workspace);
+        describe_engine(&b, config, &plan->compiled_engine, &repeats);
+        if (!b.failed && workspace <= plan->workspace) {
             plan->compiled = d;
             return true;
         }
+        if (!b.failed)
+            error_set(err, "%s: needs %lld bytes of workspace, its engine said %lld", b.what, (long long)workspace,
+                      (long long)plan->workspace);
         cudnn_destroy(d);
     }
     return false;
 }
-
-Descriptor cudnn_plan_descriptor(const CudnnPlan *plan) { return plan->compiled; }
-int64_t cudnn_plan_engine(const CudnnPlan *plan) { return plan->compiled_engine; }
 
 // -------------------------------------------------------------------------------------------------------------- passes
 // Forward there is one form, and it repeats. Backward, the question is in which order the contributions of the blocks
@@ -217,87 +184,39 @@ int64_t cudnn_plan_engine(const CudnnPlan *plan) { return plan->compiled_engine;
 // NVIDIA's own front end (cudnn-frontend 1.2x) takes the forms below when it is asked for a deterministic backward
 // pass.
 
-// An architecture, a range of versions, and the form to take there. The first entry of a way that cuDNN accepts is
-// taken.
+// A pass, a way of it, the architectures and the versions of cuDNN, first and last, and the form to take there: by this
+// engine, or by the heuristics where it has no knobs. The first entry of a way that cuDNN accepts is taken.
 typedef struct {
     AttentionPass pass;
     AttentionWay way;
-    int first_capability, last_capability;
-    int first_version, last_version;
+    int first_capability, last_capability, first_version, last_version;
     CudnnGraphKind kind;
-    bool pinned; // to this engine; otherwise by the heuristics
     CudnnEngine engine;
 } Form;
 
-enum { ANY_CAPABILITY = 9999, ANY_VERSION = 999999 };
+enum { ANY = 999999 };
 
+// clang-format off
 static const Form forms[] = {
-    {.pass = ATTENTION_FORWARD,
-     .way = BY_CUDNN_STORED,
-     .first_capability = 80,
-     .last_capability = ANY_CAPABILITY,
-     .last_version = ANY_VERSION,
-     .kind = CUDNN_FORWARD},
+    {ATTENTION_FORWARD, BY_CUDNN_STORED, 80, ANY, 0, ANY, CUDNN_FORWARD, {0}},
     // Blackwell's engine has stages = 2, "several kernels", for the form in which the matmul writes dQ. It needs no
     // workspace. The heuristics do not know it and would fall back to the kernel for sm_80.
-    {.pass = ATTENTION_BACKWARD,
-     .way = BY_CUDNN_STORED,
-     .first_capability = 100,
-     .last_capability = 103,
-     .first_version = 91801,
-     .last_version = 92299,
-     .kind = CUDNN_BACKWARD,
-     .pinned = true,
-     .engine = {.number = 5, .num_knobs = 2, .knobs = {{CUDNN_KNOB_TYPE_KERNEL_CFG, 31}, {CUDNN_KNOB_TYPE_STAGES, 2}}}},
+    {ATTENTION_BACKWARD, BY_CUDNN_STORED, 100, 103, 91801, 92299, CUDNN_BACKWARD,
+     {5, 2, {{CUDNN_KNOB_TYPE_KERNEL_CFG, 31}, {CUDNN_KNOB_TYPE_STAGES, 2}}}},
     // The same from 9.23 on, where the kernel's configuration is spelled in other knobs: tiles of 128 x 128.
-    {.pass = ATTENTION_BACKWARD,
-     .way = BY_CUDNN_STORED,
-     .first_capability = 100,
-     .last_capability = 103,
-     .first_version = 92300,
-     .last_version = ANY_VERSION,
-     .kind = CUDNN_BACKWARD,
-     .pinned = true,
-     .engine = {.number = 5,
-                .num_knobs = 6,
-                .knobs = {{CUDNN_KNOB_TYPE_TILE_M, 3},
-                          {CUDNN_KNOB_TYPE_TILE_N, 2},
-                          {CUDNN_KNOB_TYPE_KERNEL_CFG, 2},
-                          {CUDNN_KNOB_TYPE_STREAM_K, 0},
-                          {CUDNN_KNOB_TYPE_TILE_CGA_M, 0},
-                          {CUDNN_KNOB_TYPE_STAGES, 2}}}},
-    {.pass = ATTENTION_BACKWARD,
-     .way = BY_CUDNN_STORED,
-     .first_capability = 80,
-     .last_capability = ANY_CAPABILITY,
-     .last_version = ANY_VERSION,
-     .kind = CUDNN_BACKWARD},
+    {ATTENTION_BACKWARD, BY_CUDNN_STORED, 100, 103, 92300, ANY, CUDNN_BACKWARD,
+     {5, 6, {{CUDNN_KNOB_TYPE_TILE_M, 3}, {CUDNN_KNOB_TYPE_TILE_N, 2}, {CUDNN_KNOB_TYPE_KERNEL_CFG, 2},
+             {CUDNN_KNOB_TYPE_STREAM_K, 0}, {CUDNN_KNOB_TYPE_TILE_CGA_M, 0}, {CUDNN_KNOB_TYPE_STAGES, 2}}}},
+    {ATTENTION_BACKWARD, BY_CUDNN_STORED, 80, ANY, 0, ANY, CUDNN_BACKWARD, {0}},
     // Hopper's engine has stages = 4 from 9.25 on, in which the blocks wait for each other to add in order, in a
     // workspace that is linear in T; that of the form above is B * NH * T * T * 2 bytes. Which is faster is measured.
-    {.pass = ATTENTION_BACKWARD,
-     .way = BY_CUDNN_ORDERED,
-     .first_capability = 90,
-     .last_capability = 90,
-     .first_version = 92500,
-     .last_version = ANY_VERSION,
-     .kind = CUDNN_BACKWARD_COLLECTED,
-     .pinned = true,
-     .engine = {.number = 6,
-                .num_knobs = 6,
-                .knobs = {{CUDNN_KNOB_TYPE_TILE_M, 2},
-                          {CUDNN_KNOB_TYPE_TILE_N, 1},
-                          {CUDNN_KNOB_TYPE_KERNEL_CFG, 2},
-                          {CUDNN_KNOB_TYPE_STREAM_K, 0},
-                          {CUDNN_KNOB_TYPE_TILE_CGA_M, 0},
-                          {CUDNN_KNOB_TYPE_STAGES, 4}}}},
+    {ATTENTION_BACKWARD, BY_CUDNN_ORDERED, 90, 90, 92500, ANY, CUDNN_BACKWARD_COLLECTED,
+     {6, 6, {{CUDNN_KNOB_TYPE_TILE_M, 2}, {CUDNN_KNOB_TYPE_TILE_N, 1}, {CUDNN_KNOB_TYPE_KERNEL_CFG, 2},
+             {CUDNN_KNOB_TYPE_STREAM_K, 0}, {CUDNN_KNOB_TYPE_TILE_CGA_M, 0}, {CUDNN_KNOB_TYPE_STAGES, 4}}}},
     // What llm.c and PyTorch run: blocks add to dQ in the order in which they get there.
-    {.pass = ATTENTION_BACKWARD,
-     .way = BY_CUDNN_UNORDERED,
-     .first_capability = 80,
-     .last_capability = ANY_CAPABILITY,
-     .last_version = ANY_VERSION,
-     .kind = CUDNN_BACKWARD_COLLECTED},
+    {ATTENTION_BACKWARD, BY_CUDNN_UNORDERED, 80, ANY, 0, ANY, CUDNN_BACKWARD_COLLECTED, {0}},
 };
+// clang-format on
 
 static int64_t padded_bytes(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -323,11 +242,12 @@ static CudnnPass *create_pass(const Form *form, AttentionShape shape, cudnnBacke
     }
     p->shape = shape;
     p->kind = form->kind;
+    p->scale = 1.0f / sqrtf((float)shape.HS);
     p->graph = cudnn_graph_create(form->kind, shape, err);
     if (p->graph) {
         const int64_t callers = pass_workspace(p, 0).bytes;
         const CudnnEngine *engine = NULL;
-        if (form->pinned) engine = &form->engine;
+        if (form->engine.num_knobs > 0) engine = &form->engine;
         p->plan =
             cudnn_plan_create(p->graph, device, engine, form->way != BY_CUDNN_UNORDERED, max_workspace - callers, err);
     }

@@ -76,7 +76,7 @@ APART_TEST(the_graph_that_collects_dq_computes_attention, "92500", "90") {
     OpTensor workspace = op_output(DTYPE_U8, "workspace", DIMS(cudnn_attention_workspace(collecting)));
     forward(&c);
     if (!cudnn_attention_compile(collecting, &why) ||
-        !cudnn_attention_backward(collecting, c.dqkv.t, c.dout.t, c.out.t, c.lse.t, c.qkv.t, workspace.t.data, &why))
+        !cudnn_attention_run(collecting, c.out.t, c.lse.t, c.qkv.t, c.dqkv.t, c.dout.t, workspace.t.data, &why))
         op_fail("%s", why.text);
     specify(&c);
     check(&c);
@@ -135,11 +135,12 @@ static bool is_seen(Case *c, Fault fault, OpTensor workspace) {
     op_poison(workspace); // what the fault before left there may be right
     if (runs && pass == ATTENTION_FORWARD) {
         op_poison(c->out), op_poison(c->lse);
-        runs = cudnn_attention_forward(a, c->out.t, c->lse.t, c->qkv.t, workspace.t.data, &why);
+        runs =
+            cudnn_attention_run(a, c->out.t, c->lse.t, c->qkv.t, tensor_none(), tensor_none(), workspace.t.data, &why);
         error = distance(c->out) + distance(c->lse);
     } else if (runs) {
         op_poison(c->dqkv);
-        runs = cudnn_attention_backward(a, c->dqkv.t, c->dout.t, c->out.t, c->lse.t, c->qkv.t, workspace.t.data, &why);
+        runs = cudnn_attention_run(a, c->out.t, c->lse.t, c->qkv.t, c->dqkv.t, c->dout.t, workspace.t.data, &why);
         error = distance(c->dqkv);
     }
     remove_fault();
@@ -241,9 +242,9 @@ static bool create_and_run(AttentionPass pass, Case *c, void *workspace, Error *
     CudnnAttention *a = cudnn_attention_create(pass, c->shape, BY_CUDNN_STORED, 1 << 20, why);
     bool ok = a && cudnn_attention_compile(a, why);
     if (ok && pass == ATTENTION_FORWARD)
-        ok = cudnn_attention_forward(a, c->out.t, c->lse.t, c->qkv.t, workspace, why);
+        ok = cudnn_attention_run(a, c->out.t, c->lse.t, c->qkv.t, tensor_none(), tensor_none(), workspace, why);
     else if (ok)
-        ok = cudnn_attention_backward(a, c->dqkv.t, c->dout.t, c->out.t, c->lse.t, c->qkv.t, workspace, why);
+        ok = cudnn_attention_run(a, c->out.t, c->lse.t, c->qkv.t, c->dqkv.t, c->dout.t, workspace, why);
     cudnn_attention_destroy(a);
     cudnn_attention_close();
     return ok;
