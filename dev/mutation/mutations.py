@@ -58,7 +58,7 @@ QUERIES = "flash_backward_queries_kernelI6Ampere13__nv_bfloat16Li64E"
 KEYS = "flash_backward_keys_kernelI6Ampere13__nv_bfloat16Li64E"
 DECODE = "attention_decode_kernelI13__nv_bfloat16Li8ELi8E"
 LARGEST = "largest_kernelI13__nv_bfloat16E"
-QUANTIZE = "quantize_kernelI13__nv_bfloat164E4M3Lb1E"
+QUANTIZE = "quantize_kernelI13__nv_bfloat164E4M3E"
 
 # Operands of mma: D, A, B, and C as the rest of the line. Of shfl: the result, then value, lane, clamp, mask.
 R, F = r"(%r\d+)", r"(%f\d+)"
@@ -206,7 +206,7 @@ MUTATIONS = [
            new="for (int offset = WARP / 4; offset > 0; offset /= 2) v += __shfl_xor_sync(ALL_LANES, v, offset);"),
     # -------------------------------------------------------------------------------------------------- arithmetic
     Ptx("exp_base", "ex2.approx of x for exp: without log2(e)", module="elementwise", test="ops/test_small",
-        kernel="activation_forward_kernelI13__nv_bfloat164GeluE", pattern="0fBFB8AA3B", replacement="0fBF800000", at=3),
+        kernel="activation_kernelI13__nv_bfloat164GeluLb0E", pattern="0fBFB8AA3B", replacement="0fBF800000", at=3),
     Ptx("cvt_swapped", "cvt.rn.bf16x2 with its halves swapped", **FLASH, kernel=FORWARD,
         pattern=r"(cvt\.rn\.bf16x2\.f32 %r\d+), (%f\d+), (%f\d+);", replacement=r"\1, \3, \2;", at=2),
     Ptx("cvt_truncates", "one cast in five truncates", module="elementwise", test="ops/test_small",
@@ -469,10 +469,8 @@ MUTATIONS = [
     # ------------------------------------------------------------------------------------------------- fp8, bits, GELU
     Source("amax_stays", "the largest magnitude of one tensor is left for the next", **QUANTIZATION,
            old="atomicExch(&largest_so_far, 0u)", new="atomicMax(&largest_so_far, 0u)"),
-    Source("fp8_alignment", "16 codes at a time at addresses that are multiples of 8", **QUANTIZATION,
-           old="(uintptr_t)z->K) % CODES == 0;", new="(uintptr_t)z->K) % 8 == 0;"),
     Source("fp8_rows", "rows of a tile behind the tensor are stored", **QUANTIZATION,
-           old="at < N ? K - col : 0);", new="K - col);"),
+           old="if (at < N && col < K)", new="if (col < K)"),
     Source("fp8_infinity", "infinity becomes the largest number", **FP8, file="intrinsics.cuh",
            old="    low = fmaf(low, 0.0f, low);\n    high = fmaf(high, 0.0f, high);\n", new=""),
     Source("gelu_slope", "the derivative of x^3 without its 3", module="matmul_kernels", file="kernel.cuh",
@@ -517,7 +515,7 @@ MUTATIONS = [
     Source("axpby_at_8", "the same in a x + b y", module="elementwise", file="elementwise.cu", test="ops/test_small",
            old="(uintptr_t)y.data) % 16 == 0;", new="(uintptr_t)y.data) % 8 == 0;"),
     Source("gradient_at_8", "the same in gradient_add", **ADDING, file="matmul_kernels.cu",
-           old="(uintptr_t)src.data) % 16 == 0;", new="(uintptr_t)src.data) % 8 == 0;"),
+           old="(uintptr_t)src.data) % 16 == 0) eights", new="(uintptr_t)src.data) % 8 == 0;"),
     # ----------------------------------------------------------------------------------------------- layernorm and sums
     Source("pack_behind_row", "the last pack of a lane counts though it lies behind the row", **LAYERNORM,
            old="(i + 1) * W <= LANE_COLS - 8)", new="(i + 1) * W <= LANE_COLS)"),
@@ -564,7 +562,7 @@ MUTATIONS = [
     Source("qk_direction", "the gradient is rotated on instead of back", **QK_ROPE,
            old="inside ? column : 0, -1.0f);", new="inside ? column : 0, 1.0f);"),
     Source("rope_direction", "the same without QK-norm", **QK_ROPE, old="&s, 0.0f, -1.0f)", new="&s, 0.0f, 1.0f)"),
-    Source("qk_sine", "the sines of the next pairs", **QK_ROPE, old="of_row + pairs + at", new="of_row + at"),
+    Source("qk_sine", "the sines of the next pairs", **QK_ROPE, old="angles + s.HS / 2 + at", new="angles + at"),
     Source("qk_forward_weight", "k is scaled with the weight of q", **QK_ROPE,
            old="(head < s.num_q ? q_weight : k_weight) + column", new="q_weight + column"),
     Source("qk_backward_weight", "the gradient of k has the weight of q", **QK_ROPE,
@@ -606,7 +604,7 @@ MUTATIONS = [
     Source("relu2_sign", "the square of negative numbers", **RELU2, old="return x < 0.0f ? 0.0f : x;", new="return x;"),
     Source("relu2_slope", "the derivative without its 2", **RELU2, old="return 2.0f * root(x);", new="return root(x);"),
     Source("relu2_bias", "ReLU^2's bias gradient by GELU's derivative", module="matmul_kernels", file="matmul_kernels.cu",
-           test="ops/test_blocks", only="swiglu*", old="bias_backward_of<T, Relu2>", new="bias_backward_of<T, Gelu>"),
+           test="ops/test_blocks", only="swiglu*", old="bias_backward_of<Relu2>", new="bias_backward_of<Gelu>"),
     Source("normed_eps", "the norm of an embedding has no eps", **EMBEDDING, only="the_norm*",
            old="rsqrtf(warp_sum(squares) * one_over_C + eps)", new="rsqrtf(warp_sum(squares) * one_over_C)"),
     Source("normed_along", "the gradient keeps its part along the embedding", **EMBEDDING, only="the_norm*",

@@ -43,12 +43,11 @@ enum { LARGEST_THREADS = 256, LARGEST_LOADS = 4, MAX_BLOCKS_PER_SM = 8 };
 // The maximum over the blocks that are done, and how many they are. Zero when the kernel begins and when it ends.
 static __device__ unsigned largest_so_far, blocks_done;
 
-// amax of in (n elements) into the slot, and its scale from that. Blocks take packs of 16 bytes in turn, 1024 at a
-// time; the elements after the packs go one to each thread of the grid. The last block to finish writes the slot.
-// Bytes: n elements.
+// amax of in into the slot, and its scale from that. Blocks take packs of 16 bytes in turn, 1024 at a time. The last
+// block to finish writes the slot. Bytes: 16 a pack.
 template <class T>
 static __global__ void __launch_bounds__(LARGEST_THREADS)
-    largest_kernel(Fp8Slot *slot, const T *in, int64_t packs, int64_t n, DType format) {
+    largest_kernel(Fp8Slot *slot, const T *in, int64_t packs, DType format) {
     wait_for_the_grid_before();
     constexpr int W = PACK<T>;
     const int64_t thread = (int64_t)blockIdx.x * LARGEST_THREADS + threadIdx.x;
@@ -59,11 +58,6 @@ static __global__ void __launch_bounds__(LARGEST_THREADS)
         for (int j = 0; j < LARGEST_LOADS; j++)
             x[j] = load_or_zero<T, W>(in + (i + j * step) * W, i + j * step < packs);
         for (int j = 0; j < LARGEST_LOADS; j++) m = larger_magnitude(m, x[j]);
-    }
-    for (int64_t i = packs * W + thread; i < n; i += step) {
-        unsigned bits = 0;
-        memcpy(&bits, (const void *)(in + i), sizeof(T));
-        m = larger_magnitude<T>(m, bits);
     }
     if constexpr (sizeof(T) == 2) m = __float_as_uint(unpack_two<T>(m).x); // as the bits of a float, exactly
     m = block_maximum<LARGEST_THREADS / WARP>(m);
@@ -91,32 +85,8 @@ enum { ROWS = 128, COLS = 64, THREADS = 128, CODES = 16, ROW_WORDS = COLS / 4 };
 //   in another piece, thanks to the permutation; the four odd ones an odd row
 static __device__ __forceinline__ int tile_word(int row, int word) { return row * ROW_WORDS + (word ^ row / 32 * 4); }
 
-// 16 bytes of row `row` of in (N,K) from column `col`; what is outside is 0. ALIGNED: inside or outside as a whole.
-template <class T, bool ALIGNED>
-static __device__ __forceinline__ Vector<T, PACK<T>> load_piece(const T *in, int64_t row, int64_t col, int64_t N,
-                                                                int64_t K) {
-    if constexpr (ALIGNED) {
-        return load_or_zero<T, PACK<T>, true>(in + row * K + col, row < N && col < K);
-    } else {
-        Vector<T, PACK<T>> x;
-        for (int j = 0; j < PACK<T>; j++) x.v[j] = row < N && col + j < K ? in[row * K + col + j] : from_float<T>(0.0f);
-        return x;
-    }
-}
-
 // 16 codes, as the words that they are made and moved in.
 typedef Vector<unsigned, CODES / 4> CodeWords;
-
-// The first `count` of 16 codes. ALIGNED: all or none.
-template <bool ALIGNED>
-static __device__ __forceinline__ void store_piece(uint8_t *to, const CodeWords &codes, int64_t count) {
-    if constexpr (ALIGNED) {
-        if (count > 0) store_vector(reinterpret_cast<unsigned *>(to), codes);
-    } else {
-        for (int i = 0; i < CODES; i++)
-            if (i < count) to[i] = (uint8_t)(codes.v[i / 4] >> 8 * (i % 4));
-    }
-}
 
 // Quantises 16 bytes of elements; the codes go to `to`, 4 or 8 bytes.
 template <class F, class T, int W>
@@ -134,7 +104,6 @@ static __device__ __forceinline__ void encode_piece(unsigned *to, const Vector<T
 }
 
 // The tile as it is into q (N,K): threads take pieces of 16 codes in turn, 4 a row.
-template <bool ALIGNED>
 static __device__ __forceinline__ void store_code_rows(uint8_t *q, const unsigned *tile, int64_t row0, int64_t col0,
                                                        int64_t N, int64_t K) {
     constexpr int ROW_PIECES = COLS / CODES;
@@ -142,14 +111,13 @@ static __device__ __forceinline__ void store_code_rows(uint8_t *q, const unsigne
         const int row = i / ROW_PIECES, piece = i % ROW_PIECES;
         const int64_t at = row0 + row, col = col0 + piece * CODES;
         const CodeWords codes = load_vector<unsigned, CODES / 4>(tile + tile_word(row, 4 * piece));
-        store_piece<ALIGNED>(q + at * K + col, codes, at < N ? K - col : 0);
+        if (at < N && col < K) store_vector(reinterpret_cast<unsigned *>(q + at * K + col), codes);
     }
 }
 
 // Its transpose into transposed (K,N): a thread has 16 rows of 4 columns, 8 threads the 128 bytes of a column. Odd
 // groups read their rows in pairs the other way round, to stay in other banks than even ones; the selectors of the
 // first exchange put that right.
-template <bool ALIGNED>
 static __device__ __forceinline__ void store_columns(uint8_t *transposed, const unsigned *tile, int64_t row0,
                                                      int64_t col0, int64_t N, int64_t K) {
     constexpr int GROUPS = ROWS / CODES;
@@ -169,16 +137,15 @@ static __device__ __forceinline__ void store_columns(uint8_t *transposed, const 
     }
     UNROLL (c, 4) {
         const int64_t at = col0 + 4 * word + c, first = row0 + CODES * group;
-        store_piece<ALIGNED>(transposed + at * N + first, columns[c], at < K ? N - first : 0);
+        if (at < K && first < N) store_vector(reinterpret_cast<unsigned *>(transposed + at * N + first), columns[c]);
     }
 }
 
 // q (N,K) = in (N,K) * slot->scale in the format F, transposed (K,N) = its transpose; either may be NULL. Block (column
 // of tiles, row of tiles), the rows of tiles from the last to the first: largest_kernel has just read the last ones,
-// which are still in the L2 cache. Bytes: N K elements read, N K for each output written. Unaligned, ptxas would spill
-// to fit more blocks than 5.
-template <class T, class F, bool ALIGNED>
-static __global__ void __launch_bounds__(THREADS, ALIGNED ? 0 : 5)
+// which are still in the L2 cache. Bytes: N K elements read, N K for each output written.
+template <class T, class F>
+static __global__ void __launch_bounds__(THREADS)
     quantize_kernel(uint8_t *q, uint8_t *transposed, const T *in, const Fp8Slot *slot, int64_t N, int64_t K) {
     wait_for_the_grid_before();
     __shared__ uint4 shared[ROWS * ROW_WORDS / 4];
@@ -187,60 +154,40 @@ static __global__ void __launch_bounds__(THREADS, ALIGNED ? 0 : 5)
     const int64_t row0 = (int64_t)(gridDim.y - 1 - blockIdx.y) * ROWS, col0 = (int64_t)blockIdx.x * COLS;
     const int row = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES; // LANES threads a row
     Vector<T, W> pieces[PASSES];
-    UNROLL (i, PASSES) pieces[i] = load_piece<T, ALIGNED>(in, row0 + i * PASS_ROWS + row, col0 + lane * W, N, K);
+    const int64_t first = row0 + row, col = col0 + lane * W; // 0 outside
+    UNROLL (i, PASSES)
+        pieces[i] =
+            load_or_zero<T, W, true>(in + (first + i * PASS_ROWS) * K + col, first + i * PASS_ROWS < N && col < K);
     const float scale = slot->scale;
     UNROLL (i, PASSES) encode_piece<F>(tile + tile_word(i * PASS_ROWS + row, lane * W / 4), pieces[i], scale);
     __syncthreads();
-    if (q) store_code_rows<ALIGNED>(q, tile, row0, col0, N, K);
-    if (transposed) store_columns<ALIGNED>(transposed, tile, row0, col0, N, K);
+    if (q) store_code_rows(q, tile, row0, col0, N, K);
+    if (transposed) store_columns(transposed, tile, row0, col0, N, K);
 }
 
 // ------------------------------------------------------------------------------------------------------------ the host
 
-typedef struct {
-    uint8_t *q, *transposed;
-    const void *in;
-    Fp8Slot *slot;
-    int64_t N, K;
-    DType format;
-    Fp8Scaling scaling;
-} Quantization;
-
-template <class T, class F> static void launch_quantize(const Quantization *z) {
-    const dim3 grid((unsigned)ceil_div(z->K, COLS), (unsigned)ceil_div(z->N, ROWS));
-    const uintptr_t addresses = (uintptr_t)z->in | (uintptr_t)z->q | (uintptr_t)z->transposed;
-    const bool aligned = (addresses | (uintptr_t)z->N | (uintptr_t)z->K) % CODES == 0;
-    if (aligned) {
-        LAUNCH((quantize_kernel<T, F, true>), grid, THREADS, 0, cuda_compute_stream())
-        (z->q, z->transposed, (const T *)z->in, z->slot, z->N, z->K);
-    } else {
-        LAUNCH((quantize_kernel<T, F, false>), grid, THREADS, 0, cuda_compute_stream())
-        (z->q, z->transposed, (const T *)z->in, z->slot, z->N, z->K);
-    }
-}
-
-template <class T> static void quantize(const Quantization *z) {
-    if (z->scaling != FP8_KEEP) {
-        const int64_t n = z->N * z->K, packs = whole_packs<T>(n, (const T *)z->in);
-        const int64_t most = (int64_t)MAX_BLOCKS_PER_SM * cuda_backend.num_sms;
-        const int64_t wanted = ceil_div(positive_or(packs, n), LARGEST_THREADS * LARGEST_LOADS);
-        LAUNCH(largest_kernel<T>, (unsigned)min_i64(wanted, most), LARGEST_THREADS, 0, cuda_compute_stream())
-        (z->slot, (const T *)z->in, packs, n, z->format);
-    }
-    if (z->format == DTYPE_E4M3)
-        launch_quantize<T, E4M3>(z);
-    else
-        launch_quantize<T, E5M2>(z);
-}
-
 void backend_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling) {
     const int64_t N = tensor_rows(in), K = tensor_cols(in);
+    const cudaStream_t stream = cuda_compute_stream();
+    Fp8Slot *of_scale = (Fp8Slot *)slot.data;
     DType format = transposed.dtype;
     if (q.data) format = q.dtype;
-    REQUIRE(N <= (int64_t)ROWS * 65535, "%s: %lld rows of %s are more than a grid has", "fp8_quantize", (long long)N,
+    REQUIRE(N <= (int64_t)ROWS * 65535, "fp8_quantize: %lld rows of %s are more than a grid has", (long long)N,
             in.name);
-    const Quantization z = {
-        (uint8_t *)q.data, (uint8_t *)transposed.data, in.data, (Fp8Slot *)slot.data, N, K, format, scaling,
-    };
-    DISPATCH(in.dtype, T, quantize<T>(&z));
+    REQUIRE(((uintptr_t)in.data | (uintptr_t)q.data | (uintptr_t)transposed.data) % 16 == 0,
+            "fp8_quantize: %s or its codes are not 16-byte aligned", in.name);
+    DISPATCH(in.dtype, T, {
+        const T *from = (const T *)in.data;
+        if (scaling != FP8_KEEP) {
+            const int64_t packs = N * K / PACK<T>, most = (int64_t)MAX_BLOCKS_PER_SM * cuda_backend.num_sms;
+            const int64_t wanted = ceil_div(packs, LARGEST_THREADS * LARGEST_LOADS);
+            LAUNCH(largest_kernel<T>, (unsigned)min_i64(wanted, most), LARGEST_THREADS, 0, stream)
+            (of_scale, from, packs, format);
+        }
+        auto *quantize_to = quantize_kernel<T, E5M2>;
+        if (format == DTYPE_E4M3) quantize_to = quantize_kernel<T, E4M3>;
+        LAUNCH(quantize_to, dim3((unsigned)ceil_div(K, COLS), (unsigned)ceil_div(N, ROWS)), THREADS, 0, stream)
+        ((uint8_t *)q.data, (uint8_t *)transposed.data, from, of_scale, N, K);
+    });
 }
