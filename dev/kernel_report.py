@@ -42,8 +42,8 @@ REGISTERS = 65536
 ELEMENTS = [
     ("layernorm forward", "layernorm_forward_kernel<bf16, 24, false, false>", [(None, 24)], 4, "activation"),
     ("layernorm backward", "layernorm_backward_kernel<bf16, 24, false, false>", [(0, 24)], 8, "activation"),
-    ("GELU forward", "activation_forward_kernel<bf16, Gelu>", [(None, 16)], 4, "activation"),
-    ("GELU backward", "activation_backward_kernel<bf16, Gelu>", [(None, 16)], 6, "activation"),
+    ("GELU forward", "activation_kernel<bf16, Gelu, false>", [(None, 16)], 4, "activation"),
+    ("GELU backward", "activation_kernel<bf16, Gelu, true>", [(None, 16)], 6, "activation"),
     ("GELU backward, with the bias gradient", "bias_backward_kernel<bf16, 8, Gelu>", [(0, 32)], 6, "activation"),
     ("bias gradient", "bias_backward_kernel<bf16, 8, void>", [(0, 64)], 2, "activation"),
     ("cross-entropy, forward and backward", "shared_memory_kernel<bf16>", [(0, 56), (1, 16), (2, 16)], 4, "logit"),

@@ -738,16 +738,14 @@ void micro_step_count(Tensor control, int64_t count) {
 
 // ---------------------------------------------------------------------------------------------------------------- fp8
 
-static void check_fp8_shape(const char *op, Tensor t) {
-    REQUIRE(tensor_rows(t) % FP8_MULTIPLE == 0 && tensor_cols(t) % FP8_MULTIPLE == 0,
-            "%s: %s is %lld x %lld, not in multiples of %d", op, t.name, (long long)tensor_rows(t),
-            (long long)tensor_cols(t), FP8_MULTIPLE);
-}
-
+// Codes and the slot of their scale.
 static void check_fp8(const char *op, Tensor t, Tensor slot) {
     REQUIRE(t.dtype == DTYPE_E4M3 || t.dtype == DTYPE_E5M2, "%s: %s is %s, not fp8", op, t.name, dtype_name(t.dtype));
     tensor_check(op, t, t.dtype, tensor_numel(t));
     tensor_check(op, slot, DTYPE_U8, sizeof(Fp8Slot));
+    REQUIRE(tensor_rows(t) % FP8_MULTIPLE == 0 && tensor_cols(t) % FP8_MULTIPLE == 0,
+            "%s: %s is %lld x %lld, not in multiples of %d", op, t.name, (long long)tensor_rows(t),
+            (long long)tensor_cols(t), FP8_MULTIPLE);
 }
 
 OpCost op_cost_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Fp8Scaling scaling) {
@@ -761,7 +759,6 @@ void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scalin
     REQUIRE(any.data, "%s: no output", __func__);
     check_compute(__func__, in);
     check_fp8(__func__, any, slot);
-    check_fp8_shape(__func__, in);
     if (q.data) tensor_check(__func__, q, any.dtype, tensor_numel(in));
     if (transposed.data) tensor_check(__func__, transposed, any.dtype, tensor_numel(in));
     RUN_COST(fp8_quantize, (q, transposed, in, slot, scaling), OPERANDS((q, transposed, slot), (in)),
@@ -772,9 +769,7 @@ void fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Ten
     const int64_t M = tensor_rows(a), N = tensor_rows(b), K = tensor_cols(a);
     check_compute(__func__, out);
     check_fp8(__func__, a, a_slot);
-    check_fp8_shape(__func__, a);
     check_fp8(__func__, b, b_slot);
-    check_fp8_shape(__func__, b);
     REQUIRE(a.dtype == DTYPE_E4M3 || b.dtype == DTYPE_E4M3, "%s: %s and %s are both e5m2", __func__, a.name, b.name);
     tensor_check(__func__, b, b.dtype, N * K);
     tensor_check(__func__, out, out.dtype, M * N);

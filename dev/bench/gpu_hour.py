@@ -41,7 +41,7 @@ PROGRAMS = ["gcc", "g++", "make", "nvidia-smi", "compute-sanitizer", "ncu", "pyt
 HEADERS = ["cjson/cJSON.h", "xxhash.h", "pcre2.h", "zlib.h", "zstd.h", "cmocka.h"]
 
 KERNELS = ["layernorm_forward_kernel", "layernorm_backward_kernel", "shared_memory_kernel", "registers_kernel",
-           "activation_forward_kernel", "activation_backward_kernel", "flash_forward_kernel", "flash_backward_queries_kernel",
+           "activation_kernel", "flash_forward_kernel", "flash_backward_queries_kernel",
            "flash_backward_keys_kernel", "bias_backward_kernel", "flash_bias_kernel", "adamw_kernel",
            "embedding_forward_kernel"]  # fmt: skip
 NCU_METRICS = {"gpu__time_duration.sum": "us", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed": "% of memory",

@@ -562,7 +562,7 @@ MUTATIONS = [
     Source("qk_direction", "the gradient is rotated on instead of back", **QK_ROPE,
            old="inside ? column : 0, -1.0f);", new="inside ? column : 0, 1.0f);"),
     Source("rope_direction", "the same without QK-norm", **QK_ROPE, old="&s, 0.0f, -1.0f)", new="&s, 0.0f, 1.0f)"),
-    Source("qk_sine", "the sines of the next pairs", **QK_ROPE, old="angles + s.HS / 2 + at", new="angles + at"),
+    Source("qk_sine", "the sines of the next pairs", **QK_ROPE, old="of_row + pairs + at", new="of_row + at"),
     Source("qk_forward_weight", "k is scaled with the weight of q", **QK_ROPE,
            old="(head < s.num_q ? q_weight : k_weight) + column", new="q_weight + column"),
     Source("qk_backward_weight", "the gradient of k has the weight of q", **QK_ROPE,

@@ -50,12 +50,10 @@ static const char *option_text(AttentionChoice asked) {
 }
 
 bool cuda_attention_check(const DeviceOptions *options, Error *err) {
-    if (!is_cudnn(options->attention) || cudnn_attention_open(err)) return true;
-    error_prefix(err, "%s", option_text(options->attention));
-    const size_t length = strlen(err->text);
-    snprintf(err->text + length, sizeof err->text - length,
-             "; use --attention own, or auto to use cuDNN where available");
-    return false;
+    Error why;
+    if (!is_cudnn(options->attention) || cudnn_attention_open(&why)) return true;
+    return error_set(err, "%s: %s; use --attention own, or auto to use cuDNN where available",
+                     option_text(options->attention), why.text);
 }
 
 // Whether the choice is still to be made by measurement; otherwise it is cuDNN's first way that compiles and agrees.

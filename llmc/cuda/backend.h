@@ -75,6 +75,10 @@ void cuda_matmul_note_shape(OpsShape shape);
 // *arch: what their PTX was made for, 90.
 bool cuda_kernels_fit(int *arch, const char **reason);
 
+// Part of device_init: tries graphs and early launches, where options and GPU allow them, in some milliseconds. What
+// the driver refuses is switched off in cuda_backend, with one line on stderr. False: a kernel does not run at all.
+bool cuda_probe_driver(Error *err);
+
 // For tests: nodes (kernels, copies, fills) that the graph holds; 0 until it is recorded.
 size_t cuda_graph_nodes(const DeviceGraph *graph);
 
@@ -95,13 +99,11 @@ void cuda_relu2_bias_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre
 // Softmax cross-entropy over rows of logits, which are independent: the kernel between the two halves of the LM head.
 // Targets are trusted to be in [0, V): the host checked them when it read the data.
 // losses (R) fp32 = log sum_{v<V} exp(logits[r,v]) - logits[r,targets[r]], in nats. logits (R,Vp) floating, read once;
-// targets (R) i32.
-void cross_entropy_forward(float *losses, Tensor logits, const int32_t *targets, int64_t V);
-
-// The same losses, to the bit, and logits[r] = factor * (softmax(logits[r]) - onehot(targets[r])) in its place, 0 from
-// column V on. factor = scale * the loss_scale of control, a StepControl on the device; control absent: scale.
-void cross_entropy_backward(float *losses, Tensor logits, const int32_t *targets, int64_t V, float scale,
-                            Tensor control);
+// targets (R) i32. backward, with the same losses to the bit: logits[r] = factor * (softmax(logits[r]) -
+// onehot(targets[r])) in its place, 0 from column V on. factor = scale * the loss_scale of control, a StepControl on
+// the device; control absent: scale.
+void cross_entropy(float *losses, Tensor logits, const int32_t *targets, int64_t V, bool backward, float scale,
+                   Tensor control);
 
 #ifdef __cplusplus
 }

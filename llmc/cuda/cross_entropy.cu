@@ -262,22 +262,13 @@ template <class T> static void launch(Tensor tensor, const CrossEntropy &p) {
         LAUNCH((looping_kernel<T, PACK<T>>), rows, ROW_THREADS, 0, stream)(logits, p);
 }
 
-static void cross_entropy(Tensor logits, const CrossEntropy &p) {
+void cross_entropy(float *losses, Tensor logits, const int32_t *targets, int64_t V, bool backward, float scale,
+                   Tensor control) {
+    const StepControl *decided = (const StepControl *)control.data;
+    const CrossEntropy p = {losses, targets, decided, scale, (int)V, (int)tensor_cols(logits), backward};
     REQUIRE(tensor_rows(logits) < (int64_t)1 << 31 && tensor_cols(logits) < (int64_t)1 << 30,
             "cross entropy: %lld rows of %lld logits", (long long)tensor_rows(logits), (long long)tensor_cols(logits));
     DISPATCH(logits.dtype, T, launch<T>(logits, p));
-}
-
-void cross_entropy_forward(float *losses, Tensor logits, const int32_t *targets, int64_t V) {
-    const CrossEntropy p = {losses, targets, nullptr, 1.0f, (int)V, (int)tensor_cols(logits), false};
-    cross_entropy(logits, p);
-}
-
-void cross_entropy_backward(float *losses, Tensor logits, const int32_t *targets, int64_t V, float scale,
-                            Tensor control) {
-    const StepControl *decided = (const StepControl *)control.data;
-    const CrossEntropy p = {losses, targets, decided, scale, (int)V, (int)tensor_cols(logits), true};
-    cross_entropy(logits, p);
 }
 
 // ------------------------------------------------------------------------------------------------------------ the head
@@ -286,26 +277,28 @@ int64_t ops_head_chunk_rows(OpsShape shape) {
     return cuda_size_head_chunk_rows(shape, cuda_backend.num_sms, (int64_t)cuda_backend.facts.memory_total);
 }
 
-void backend_head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t V) {
-    const int64_t N = tensor_rows(in), R = tensor_rows(logits);
-    for (int64_t first = 0; first < N; first += R) {
-        const int64_t count = min_i64(N - first, R);
-        const Tensor chunk = tensor_slice_rows(logits, 0, count);
-        backend_matmul_forward(chunk, tensor_slice_rows(in, first, count), wte, tensor_none()); // (R,Vp)
-        cross_entropy_forward((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, V);
-    }
-}
-
-void backend_head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte,
-                                Tensor targets, int64_t V, float scale, Tensor control, bool accumulate) {
+// din absent: forward.
+static void head_loss(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,
+                      int64_t V, float scale, Tensor control, bool accumulate) {
     const int64_t N = tensor_rows(in), R = tensor_rows(logits);
     for (int64_t first = 0; first < N; first += R) {
         const int64_t count = min_i64(N - first, R);
         const Tensor chunk = tensor_slice_rows(logits, 0, count), in_rows = tensor_slice_rows(in, first, count);
         backend_matmul_forward(chunk, in_rows, wte, tensor_none()); // (R,Vp)
-        cross_entropy_backward((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, V, scale,
-                               control);                                                 // (R,Vp), dlogits over logits
-        backend_matmul_backward_input(tensor_slice_rows(din, first, count), chunk, wte); // (R,C)
+        cross_entropy((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, V, din.data != NULL,
+                      scale, control); // (R,Vp), dlogits over logits
+        if (!din.data) continue;
+        backend_matmul_backward_input(tensor_slice_rows(din, first, count), chunk, wte);              // (R,C)
         backend_matmul_backward_weight(dwte, tensor_none(), chunk, in_rows, accumulate || first > 0); // (Vp,C)
     }
+}
+
+void backend_head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t V) {
+    const Tensor none = tensor_none();
+    head_loss(losses, none, none, logits, in, wte, targets, V, 1.0f, none, false);
+}
+
+void backend_head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte,
+                                Tensor targets, int64_t V, float scale, Tensor control, bool accumulate) {
+    head_loss(losses, din, dwte, logits, in, wte, targets, V, scale, control, accumulate);
 }

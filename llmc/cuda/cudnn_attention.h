@@ -3,10 +3,6 @@
 #pragma once
 #include "llmc/cuda/attention.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // Whether cuDNN can be used here: the library is present and new enough, and has fused attention for this GPU. The
 // first call loads the library; later calls return the same answer.
 bool cudnn_attention_open(Error *why);
@@ -27,7 +23,3 @@ bool cudnn_attention_compile(CudnnAttention *attention, Error *why);
 // the launch fails.
 bool cudnn_attention_run(CudnnAttention *attention, Tensor out, Tensor lse, Tensor qkv, Tensor dqkv, Tensor dout,
                          void *workspace, Error *why);
-
-#ifdef __cplusplus
-}
-#endif

@@ -67,15 +67,3 @@ const char *cuda_version_text(int version, char *buf, size_t size) {
     snprintf(buf, size, "%d.%d", version / 1000, version % 1000 / 10);
     return buf;
 }
-
-const char *gpu_list_text(const char *archs, char *buf, size_t size) {
-    size_t used = 0;
-    buf[0] = '\0';
-    while (*archs && used < size) {
-        const int length = (int)strcspn(archs, " ");
-        used += (size_t)snprintf(buf + used, size - used, "%ssm_%.*s", text_if(used, ", "), length, archs);
-        archs += length;
-        archs += strspn(archs, " ");
-    }
-    return buf;
-}

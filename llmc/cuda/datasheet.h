@@ -3,10 +3,6 @@
 #pragma once
 #include "llmc/tensor.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct {
     char name[128];         // "NVIDIA H200"
     int compute_capability; // major * 10 + minor
@@ -29,10 +25,3 @@ double gpu_peak_bandwidth(const GpuAttributes *gpu);
 
 // CUDA's version encoding as text: 13000 is "13.0", 12040 is "12.4". Returns buf.
 const char *cuda_version_text(int version, char *buf, size_t size);
-
-// "80 90" -> "sm_80, sm_90": a list of architectures for a message. Returns buf.
-const char *gpu_list_text(const char *archs, char *buf, size_t size);
-
-#ifdef __cplusplus
-}
-#endif

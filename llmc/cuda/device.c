@@ -6,7 +6,6 @@
 #include "llmc/cuda/attention.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/datasheet.h"
-#include "llmc/cuda/driver_probe.h"
 #include "llmc/cuda/gemm.h"
 #include "llmc/cuda/graph_overlap.h"
 #include "llmc/cuda/nvml.h"
@@ -84,7 +83,6 @@ static int attribute(enum cudaDeviceAttr which) {
 static bool inspect_gpu(GpuAttributes *gpu, int *arch, Error *err) {
     struct cudaDeviceProp properties;
     const char *reason;
-    char archs[128];
     CUDA_CHECK(cudaGetDeviceProperties(&properties, cuda_backend.device));
     snprintf(gpu->name, sizeof gpu->name, "%.120s", properties.name);
     const int capability =
@@ -98,8 +96,9 @@ static bool inspect_gpu(GpuAttributes *gpu, int *arch, Error *err) {
         return error_set(err, "%s (sm_%d) is too old: sm_%d or newer is needed; " OTHER_TRAINER, gpu->name, capability,
                          OLDEST_CAPABILITY);
     if (cuda_kernels_fit(arch, &reason)) return true;
-    return error_set(err, "built for %s, which %s (sm_%d) cannot run: build with `make train_gpt2cu ARCHS=%d` (%s)",
-                     gpu_list_text(CUDA_ARCHS, archs, sizeof archs), gpu->name, capability, capability, reason);
+    return error_set(
+        err, "built with ARCHS=\"%s\", which %s (sm_%d) cannot run: build with `make train_gpt2cu ARCHS=%d` (%s)",
+        CUDA_ARCHS, gpu->name, capability, capability, reason);
 }
 
 // --------------------------------------------------------------------------------------------------- life and facts
@@ -305,46 +304,38 @@ void device_sync(void) { CUDA_CHECK(cudaDeviceSynchronize()); }
 
 // ------------------------------------------------------------------------------------------------------------- events
 
-struct DeviceEvent {
-    cudaEvent_t event;
-};
+// A DeviceEvent is a cudaEvent_t.
 
 DeviceEvent *device_event_create(Error *err) {
-    DeviceEvent *e = (DeviceEvent *)calloc(1, sizeof *e);
-    if (!e) {
-        error_set(err, "out of memory for an event");
-        return NULL;
-    }
+    (void)err; // CUDA_CHECK reports short memory
+    cudaEvent_t event;
     // With a time stamp. Blocking: a host that waits for a step sleeps, and leaves its core to the data reader.
-    CUDA_CHECK(cudaEventCreateWithFlags(&e->event, cudaEventBlockingSync));
-    return e;
+    CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventBlockingSync));
+    return (DeviceEvent *)event;
 }
 
-void device_event_destroy(DeviceEvent *e) {
-    CUDA_CHECK(cudaEventDestroy(e->event));
-    free(e);
-}
+void device_event_destroy(DeviceEvent *e) { CUDA_CHECK(cudaEventDestroy((cudaEvent_t)e)); }
 
 void device_event_record(DeviceEvent *e, Stream stream) {
-    CUDA_CHECK(cudaEventRecord(e->event, cuda_backend.streams[stream]));
+    CUDA_CHECK(cudaEventRecord((cudaEvent_t)e, cuda_backend.streams[stream]));
 }
 
-void device_event_wait(DeviceEvent *e) { CUDA_CHECK(cudaEventSynchronize(e->event)); }
+void device_event_wait(DeviceEvent *e) { CUDA_CHECK(cudaEventSynchronize((cudaEvent_t)e)); }
 
 bool device_event_done(DeviceEvent *e) {
-    const cudaError_t status = cudaEventQuery(e->event);
+    const cudaError_t status = cudaEventQuery((cudaEvent_t)e);
     if (status != cudaErrorNotReady) CUDA_CHECK(status);
     (void)cudaGetLastError(); // "not ready" is an answer; the next launch must not find it
     return status == cudaSuccess;
 }
 
 void device_stream_wait(Stream stream, DeviceEvent *e) {
-    CUDA_CHECK(cudaStreamWaitEvent(cuda_backend.streams[stream], e->event, 0));
+    CUDA_CHECK(cudaStreamWaitEvent(cuda_backend.streams[stream], (cudaEvent_t)e, 0));
 }
 
 double device_event_seconds(DeviceEvent *start, DeviceEvent *stop) {
     float ms = 0;
-    CUDA_CHECK(cudaEventElapsedTime(&ms, start->event, stop->event));
+    CUDA_CHECK(cudaEventElapsedTime(&ms, (cudaEvent_t)start, (cudaEvent_t)stop));
     return (double)ms * 1e-3;
 }
 
@@ -363,7 +354,7 @@ double device_event_seconds(DeviceEvent *start, DeviceEvent *stop) {
 // Replay that returns false promises the caller's next pass is the same work as the one before. begin without it means
 // other work (another batch size): whatever was recorded is dropped, and the graph is UNSEEN again.
 //
-// With PRETRAIN_GRAPHS=0, and where the driver refuses captures (driver_probe.h), a graph stays UNSEEN.
+// With PRETRAIN_GRAPHS=0, and where the driver refuses captures (driver_probe.cu), a graph stays UNSEEN.
 //
 // The capture is ThreadLocal: it forbids unsafe calls (allocation, synchronisation) to this thread alone, and the data
 // reader's thread is unaffected.

@@ -1,8 +1,6 @@
 // A trial of the driver before anything depends on it. A capture, or a launch with programmatic stream serialisation
 // inside one, may fail where the documentation allows both: a driver older than the toolkit, one with a defect, a
 // program between this one and the driver. A run computes the same bits without them.
-#include "llmc/cuda/driver_probe.h"
-
 #include "llmc/cuda/intrinsics.cuh"
 #include <stdio.h>
 

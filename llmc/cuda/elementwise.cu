@@ -118,37 +118,12 @@ void backend_tensor_cast(Tensor dst, Tensor src) {
 // the threads that a multiprocessor can hold.
 enum { THREAD_PACKS = 2 };
 
-// Blocks for packs, two a thread, and for the elements that are in no pack, one a thread.
-static unsigned activation_blocks(int64_t packs, int64_t rest) {
-    return (unsigned)max_i64(ceil_div(packs, THREADS * THREAD_PACKS), ceil_div(rest, THREADS));
-}
-
-// out = F(pre), n elements, in packs of 16 bytes as far as whole_packs allows. Thread t of block b owns the packs b
-// * 512 + t and + 256, and one of the elements after the packs. Bytes: 2 elements each.
-template <class T, class F>
+// to = F(pre) or, BACKWARD, dout * F'(pre), n elements, in packs of 16 bytes as far as whole_packs allows; to may be
+// dout. Thread t of block b owns the packs b * 512 + t and + 256, and one of the elements after the packs. Bytes: 2
+// elements each, BACKWARD 3.
+template <class T, class F, bool BACKWARD>
 static __global__ void __launch_bounds__(THREADS)
-    activation_forward_kernel(T *out, const T *pre, int64_t packs, int64_t n) {
-    wait_for_the_grid_before();
-    constexpr int W = PACK<T>;
-    const int64_t first = block_from_last() * THREADS * THREAD_PACKS + threadIdx.x;
-    const int64_t rest = packs * W + (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    Vector<T, W> x[THREAD_PACKS];
-    for (int j = 0; j < THREAD_PACKS; j++)
-        if (first + j * THREADS < packs) x[j] = load_vector<T, W, true>(pre + (first + j * THREADS) * W);
-    for (int j = 0; j < THREAD_PACKS; j++) {
-        if (first + j * THREADS >= packs) continue;
-        float v[W];
-        to_floats(v, x[j]);
-        for (int k = 0; k < W; k++) v[k] = F::value(v[k]);
-        store_vector(out + (first + j * THREADS) * W, from_floats<T>(v));
-    }
-    if (rest < n) out[rest] = from_float<T>(F::value(to_float(pre[rest])));
-}
-
-// dpre = dout * F'(pre), the same way; dpre may be dout. Bytes: 3 elements each.
-template <class T, class F>
-static __global__ void __launch_bounds__(THREADS)
-    activation_backward_kernel(T *dpre, const T *dout, const T *pre, int64_t packs, int64_t n) {
+    activation_kernel(T *to, const T *dout, const T *pre, int64_t packs, int64_t n) {
     wait_for_the_grid_before();
     constexpr int W = PACK<T>;
     const int64_t first = block_from_last() * THREADS * THREAD_PACKS + threadIdx.x;
@@ -157,54 +132,47 @@ static __global__ void __launch_bounds__(THREADS)
     for (int j = 0; j < THREAD_PACKS; j++) {
         if (first + j * THREADS >= packs) continue;
         x[j] = load_vector<T, W, true>(pre + (first + j * THREADS) * W);
-        d[j] = load_vector<T, W, true>(dout + (first + j * THREADS) * W);
+        if constexpr (BACKWARD) d[j] = load_vector<T, W, true>(dout + (first + j * THREADS) * W);
     }
     for (int j = 0; j < THREAD_PACKS; j++) {
         if (first + j * THREADS >= packs) continue;
         float v[W], gradient[W];
         to_floats(v, x[j]);
-        to_floats(gradient, d[j]);
-        for (int k = 0; k < W; k++) gradient[k] *= F::derivative(v[k]);
-        store_vector(dpre + (first + j * THREADS) * W, from_floats<T>(gradient));
+        if constexpr (BACKWARD) to_floats(gradient, d[j]);
+        for (int k = 0; k < W; k++) v[k] = BACKWARD ? gradient[k] * F::derivative(v[k]) : F::value(v[k]);
+        store_vector(to + (first + j * THREADS) * W, from_floats<T>(v));
     }
-    if (rest < n) dpre[rest] = from_float<T>(to_float(dout[rest]) * F::derivative(to_float(pre[rest])));
+    if (rest >= n) return;
+    const float last = to_float(pre[rest]);
+    to[rest] = from_float<T>(BACKWARD ? to_float(dout[rest]) * F::derivative(last) : F::value(last));
 }
 
-template <class F> static void activation_forward_of(Tensor out, Tensor pre) {
+template <class F, bool BACKWARD> static void activation(Tensor to, Tensor dout, Tensor pre) {
     const int64_t n = tensor_numel(pre);
     DISPATCH(pre.dtype, T, {
-        const int64_t packs = whole_packs<T>(n, (T *)out.data, (const T *)pre.data);
-        LAUNCH((activation_forward_kernel<T, F>), activation_blocks(packs, n - packs * PACK<T>), THREADS, 0,
-               cuda_compute_stream())
-        ((T *)out.data, (const T *)pre.data, packs, n);
+        const int64_t packs = whole_packs<T>(n, (T *)to.data, (const T *)dout.data, (const T *)pre.data);
+        const int64_t rest = n - packs * PACK<T>; // elements in no pack, one a thread
+        const int64_t blocks = max_i64(ceil_div(packs, THREADS * THREAD_PACKS), ceil_div(rest, THREADS));
+        LAUNCH((activation_kernel<T, F, BACKWARD>), (unsigned)blocks, THREADS, 0, cuda_compute_stream())
+        ((T *)to.data, (const T *)dout.data, (const T *)pre.data, packs, n);
     });
 }
 
-template <class F> static void activation_backward_of(Tensor dpre, Tensor dout, Tensor pre) {
-    const int64_t n = tensor_numel(pre);
-    DISPATCH(pre.dtype, T, {
-        const int64_t packs = whole_packs<T>(n, (T *)dpre.data, (const T *)dout.data, (const T *)pre.data);
-        LAUNCH((activation_backward_kernel<T, F>), activation_blocks(packs, n - packs * PACK<T>), THREADS, 0,
-               cuda_compute_stream())
-        ((T *)dpre.data, (const T *)dout.data, (const T *)pre.data, packs, n);
-    });
-}
-
-void backend_gelu_forward(Tensor out, Tensor pre) { activation_forward_of<Gelu>(out, pre); }
-void backend_relu2_forward(Tensor out, Tensor pre) { activation_forward_of<Relu2>(out, pre); }
+void backend_gelu_forward(Tensor out, Tensor pre) { activation<Gelu, false>(out, tensor_none(), pre); }
+void backend_relu2_forward(Tensor out, Tensor pre) { activation<Relu2, false>(out, tensor_none(), pre); }
 
 void backend_gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
     if (dbias.data)
         cuda_gelu_bias_backward(dpre, dbias, dout, pre, accumulate);
     else
-        activation_backward_of<Gelu>(dpre, dout, pre);
+        activation<Gelu, true>(dpre, dout, pre);
 }
 
 void backend_relu2_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
     if (dbias.data)
         cuda_relu2_bias_backward(dpre, dbias, dout, pre, accumulate);
     else
-        activation_backward_of<Relu2>(dpre, dout, pre);
+        activation<Relu2, true>(dpre, dout, pre);
 }
 
 // -------------------------------------------------------------------------------------------------------------- SwiGLU

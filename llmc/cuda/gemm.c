@@ -39,11 +39,6 @@ static struct {
 
 GemmCounts gemm_counts(void) { return state.counts; }
 
-// "TN m 768 n 65536 k 3072, bf16 to bf16, bias"
-typedef struct {
-    char text[160];
-} GemmText;
-
 // -------------------------------------------------------------------------------------------------- plans and messages
 
 static int alignment_of(const void *p, int64_t stride) {
@@ -63,16 +58,17 @@ static bool is_plan_of(const GemmPlan *p, const Gemm *g, const GemmAlignments *a
 
 static const char *const epilogue_names[] = {"plain", "bias", "gelu+aux+bias", "dgelu"};
 
-static GemmText gemm_describe(const Gemm *g) {
-    GemmText d;
+// "TN m 768 n 65536 k 3072, bf16 to bf16, bias"; valid until the next call.
+static const char *gemm_describe(const Gemm *g) {
+    static char text[160];
     const bool mixed = g->in_a != g->in_b;
     char stack[32] = "";
     if (g->stack > 0) snprintf(stack, sizeof stack, "%lld times ", (long long)g->stack);
-    snprintf(d.text, sizeof d.text, "%s%c%c m %lld n %lld k %lld, %s%s%s to %s, %s%s", stack, "NT"[g->transpose_a],
+    snprintf(text, sizeof text, "%s%c%c m %lld n %lld k %lld, %s%s%s to %s, %s%s", stack, "NT"[g->transpose_a],
              "NT"[g->transpose_b], (long long)g -> m, (long long)g -> n, (long long)g -> k, dtype_name(g->in_a),
              text_if(mixed, " x "), text_if(mixed, dtype_name(g->in_b)), dtype_name(g->out),
              epilogue_names[g->epilogue], text_if(g->c && g->c != g->d, ", C added"));
-    return d;
+    return text;
 }
 
 static cublasComputeType_t compute_type(const Gemm *g) {
@@ -86,8 +82,8 @@ static cublasComputeType_t compute_type(const Gemm *g) {
 #define LT_CHECK(g, call)                                                                                              \
     do {                                                                                                               \
         const cublasStatus_t lt_status_ = (call);                                                                      \
-        REQUIRE_MEMORY(lt_status_ != CUBLAS_STATUS_ALLOC_FAILED, "matmul %s" GPU_IS_FULL, gemm_describe(g).text);      \
-        REQUIRE(lt_status_ == CUBLAS_STATUS_SUCCESS, "matmul %s: %s: %s", gemm_describe(g).text, #call,                \
+        REQUIRE_MEMORY(lt_status_ != CUBLAS_STATUS_ALLOC_FAILED, "matmul %s" GPU_IS_FULL, gemm_describe(g));           \
+        REQUIRE(lt_status_ == CUBLAS_STATUS_SUCCESS, "matmul %s: %s: %s", gemm_describe(g), #call,                     \
                 cublasLtGetStatusName(lt_status_));                                                                    \
     } while (0)
 
@@ -202,7 +198,7 @@ static int gemm_search(const GemmPlan *p, cublasLtMatmulAlgo_t candidates[GEMM_M
     LT_CHECK(g, cublasLtMatmulPreferenceDestroy(preference));
     // The library reports a missing algorithm by no results or by a status; for an epilogue also by INVALID_VALUE.
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && (status != CUBLAS_STATUS_INVALID_VALUE || g->epilogue == GEMM_PLAIN))
-        REQUIRE(status == CUBLAS_STATUS_SUCCESS, "matmul %s: the search for algorithms: %s", gemm_describe(g).text,
+        REQUIRE(status == CUBLAS_STATUS_SUCCESS, "matmul %s: the search for algorithms: %s", gemm_describe(g),
                 cublasLtGetStatusName(status));
     for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < found; i++)
         if (results[i].state == CUBLAS_STATUS_SUCCESS && results[i].workspaceSize <= workspace &&
@@ -313,7 +309,6 @@ static bool candidate_is_right(void *context, int i) {
         if (isfinite(size)) squares += size * size;
     }
     const bool right = sqrt(errors) <= limit * sqrt(squares);
-    const GemmText product = gemm_describe(g);
     const cublasLtMatmulAlgo_t *algorithm = &t->algorithms[i];
     char name[96];
     snprintf(name, sizeof name, "algorithm %d (tile %d, stages %d, %d parts of k)",
@@ -322,10 +317,10 @@ static bool candidate_is_right(void *context, int i) {
              algorithm_property(g, algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID),
              algorithm_property(g, algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM));
     if (!right)
-        fprintf(stderr, "matmul %s: %s of cuBLASLt %zu differs by %.2g and is not used\n", product.text, name,
+        fprintf(stderr, "matmul %s: %s of cuBLASLt %zu differs by %.2g and is not used\n", gemm_describe(g), name,
                 cublasLtGetVersion(), sqrt(errors / squares));
     else if (t->one_was_wrong)
-        fprintf(stderr, "matmul %s: %s is used\n", product.text, name);
+        fprintf(stderr, "matmul %s: %s is used\n", gemm_describe(g), name);
     t->one_was_wrong = !right;
     return right;
 }
@@ -361,8 +356,8 @@ static bool choose_algorithm(GemmPlan *p) {
     if (compute_type(g) == CUBLAS_COMPUTE_32F) arithmetic = "fp32 sums";
     if (g->fast_sums) arithmetic = "fast sums";
     snprintf(key, sizeof key, "%s, cuBLASLt %zu, %s, %s, align %d %d %d %d %d %d, workspace %zu", tuning_machine(),
-             cublasLtGetVersion(), gemm_describe(g).text, arithmetic, align->a, align->b, align->c, align->d,
-             align->bias, align->aux, g->workspace_bytes);
+             cublasLtGetVersion(), gemm_describe(g), arithmetic, align->a, align->b, align->c, align->d, align->bias,
+             align->aux, g->workspace_bytes);
     bool found = choices_file_get(key, &t.algorithms[0], sizeof t.algorithms[0]) && gemm_takes(p, &t.algorithms[0]) &&
                  candidate_is_right(&t, 0);
     if (!found) {
@@ -396,8 +391,7 @@ static const GemmPlan *find_plan(const Gemm *g) {
         if (known->usable) return known;
         return NULL;
     }
-    REQUIRE(!cuda_backend.capturing, "%s: matmul %s is first seen while a graph is captured", g->op,
-            gemm_describe(g).text);
+    REQUIRE(!cuda_backend.capturing, "%s: matmul %s is first seen while a graph is captured", g->op, gemm_describe(g));
     if (!library) LT_CHECK(g, cublasLtCreate(&library));
     GemmPlan *p = calloc(1, sizeof *p);
     REQUIRE_MEMORY(p != NULL, "a matmul plan");

@@ -4,10 +4,6 @@
 #pragma once
 #include "llmc/base/error.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // The file $variable, if that is set, else `usual` where the dynamic linker looks. *file: which. NULL: dlerror says
 // why.
 void *library_find(const char *variable, const char *usual, const char **file);
@@ -29,7 +25,3 @@ bool library_open_once(LibraryState *state, bool (*load)(Error *err), Error *err
 
 // Makes one line of a library's message, in place.
 void library_message_one_line(char *text);
-
-#ifdef __cplusplus
-}
-#endif

@@ -3,10 +3,6 @@
 #pragma once
 #include "llmc/device.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct CudaNvml CudaNvml;
 
 // For the GPU at this PCI bus address ("00000000:1B:00.0"); path is the library, NULL the driver's. NULL if NVML is
@@ -20,7 +16,3 @@ void cuda_nvml_read(const CudaNvml *nvml, DeviceSensors *sensors);
 
 // NVML's bits of reasons as words: "power cap, thermal"; "" for none, and for an idle GPU or clocks that the user set.
 const char *cuda_throttle_text(unsigned long long reasons, char *buf, size_t size);
-
-#ifdef __cplusplus
-}
-#endif

@@ -41,7 +41,7 @@ typedef struct {
 } TableRun;
 
 typedef struct TableDraft TableDraft;
-// Lists the entries of n tensors, in their order.
+// Lists the entries of n tensors, in their order, at most four of each.
 typedef void TableDescribe(TableDraft *draft, const UpdateTensor *tensors, int n);
 void table_add(TableDraft *draft, int variant, int tensor, const void *entry, int64_t parts);
 

@@ -36,13 +36,6 @@ typedef struct {
 // The groups of the table: which kernels go over them.
 enum { ROWS, TILES, TALL, SUMS };
 
-// In the workspace, in floats.
-typedef struct {
-    float *row_means;   // (n) of each tensor
-    float *partials;    // (n, NORM_MAX_PARTS) sums of u^2
-    float *column_sums; // (tile rows, cols) of each tall matrix
-} Scratch;
-
 // ---------------------------------------------------------------------------------------------------- rows and columns
 
 // Elements (i, c .. c + 3) of a matrix, fewer at its edge.
@@ -256,36 +249,32 @@ static int64_t column_sums_of(const UpdateTensor *t) {
     return ceil_div(tensor_numel(t->row), TILE_ROWS) * tensor_numel(t->col);
 }
 
-static AdafactorEntry adafactor_entry(const UpdateTensor *t, int tensor) {
-    AdafactorEntry a = {};
-    a.t = cuda_update_entry(t);
-    a.col = (float *)t->v.data;
-    a.rms = (float *)t->rms.data;
-    a.rows = 1;
-    a.cols = a.t.numel;
-    if (t->row.data) {
-        a.row = (float *)t->row.data;
-        a.col = (float *)t->col.data;
-        a.rows = tensor_numel(t->row);
-        a.cols = tensor_numel(t->col);
-        a.begin = t->offset;
-    }
-    a.counted = a.rows * a.cols - t->padding;
-    a.first_row = a.begin / a.cols;
-    a.end_row = ceil_div(a.begin + a.t.numel, a.cols);
-    a.t.packed = a.t.packed && a.cols % NEIGHBOURS == 0 && a.t.numel % NEIGHBOURS == 0;
-    a.col_tiles = ceil_div(a.cols, TILE_COLS);
-    a.tiles = ceil_div(a.end_row - a.first_row, TILE_ROWS) * a.col_tiles;
-    a.tensor = tensor;
-    return a;
-}
-
 static void describe_adafactor(TableDraft *draft, const UpdateTensor *tensors, int n) {
     int64_t column_sums = 0;
     for (int i = 0; i < n; i++) {
-        if (tensors[i].rule != RULE_ADAFACTOR) continue;
-        AdafactorEntry a = adafactor_entry(&tensors[i], i);
-        const int64_t sums = column_sums_of(&tensors[i]);
+        const UpdateTensor *t = &tensors[i];
+        if (t->rule != RULE_ADAFACTOR) continue;
+        AdafactorEntry a = {};
+        a.t = cuda_update_entry(t);
+        a.col = (float *)t->v.data;
+        a.rms = (float *)t->rms.data;
+        a.rows = 1;
+        a.cols = a.t.numel;
+        if (t->row.data) {
+            a.row = (float *)t->row.data;
+            a.col = (float *)t->col.data;
+            a.rows = tensor_numel(t->row);
+            a.cols = tensor_numel(t->col);
+            a.begin = t->offset;
+        }
+        a.counted = a.rows * a.cols - t->padding;
+        a.first_row = a.begin / a.cols;
+        a.end_row = ceil_div(a.begin + a.t.numel, a.cols);
+        a.t.packed = a.t.packed && a.cols % NEIGHBOURS == 0 && a.t.numel % NEIGHBOURS == 0;
+        a.col_tiles = ceil_div(a.cols, TILE_COLS);
+        a.tiles = ceil_div(a.end_row - a.first_row, TILE_ROWS) * a.col_tiles;
+        a.tensor = i;
+        const int64_t sums = column_sums_of(t);
         a.column_sums = -1;
         if (sums > 0) a.column_sums = column_sums;
         column_sums += sums;
@@ -303,48 +292,44 @@ static void launch_row_means(float *row_means, TableRun tensors) {
     (row_means, entries_of(tensors));
 }
 
-template <class E>
-static void launch_statistics(const UpdateTable *table, int n, Scratch scratch, const StepControl *control) {
-    const cudaStream_t stream = cuda_compute_stream();
+void backend_adafactor_statistics(UpdateList *list, Tensor control) {
+    const UpdateTensor *tensors = list->tensors;
+    const int n = list->n;
+    int64_t floats_of_columns = 0;
+    for (int i = 0; i < n; i++)
+        if (tensors[i].rule == RULE_ADAFACTOR) floats_of_columns += column_sums_of(&tensors[i]);
+    const UpdateTable *table =
+        update_table("adafactor_statistics", list, TABLE_ADAFACTOR, sizeof(AdafactorEntry), describe_adafactor);
+    if (table->num_groups == 0) return;
     const TableRun rows = table_run(table, table_group(table, ROWS), 0, n);
     const TableRun tiles = table_run(table, table_group(table, TILES), 0, n);
     const TableRun tall = table_run(table, table_group(table, TALL), 0, n);
     const TableRun sums = table_run(table, table_group(table, SUMS), 0, n);
-    if (rows.n > 0) {
-        LAUNCH(adafactor_rows_kernel<E>, rows.parts, BLOCK_THREADS, 0, stream)
-        (entries_of(rows), rows.first, rows.n, control);
-    }
-    LAUNCH(adafactor_columns_kernel<E>, tiles.parts, BLOCK_THREADS, 0, stream)
-    (scratch.column_sums, entries_of(tiles), tiles.first, tiles.n, control);
-    if (tall.n > 0) {
-        LAUNCH(adafactor_tall_columns_kernel, tall.parts, BLOCK_THREADS, 0, stream)
-        (scratch.column_sums, entries_of(tall), tall.first, tall.n, control);
-    }
-    launch_row_means(scratch.row_means, sums);
-    LAUNCH(adafactor_rms_kernel<E>, sums.parts, BLOCK_THREADS, 0, stream)
-    (scratch.partials, scratch.row_means, entries_of(sums), sums.first, sums.n, control);
-    LAUNCH(adafactor_rms_sums_kernel, (unsigned)sums.n, WARP, 0, stream)
-    (scratch.partials, entries_of(sums), sums.first, control);
-}
-
-void backend_adafactor_statistics(UpdateList *list, Tensor control) {
-    const UpdateTensor *tensors = list->tensors;
-    const int n = list->n;
-    int64_t column_sums = 0;
-    for (int i = 0; i < n; i++) {
-        if (tensors[i].rule != RULE_ADAFACTOR) continue;
-        column_sums += column_sums_of(&tensors[i]);
-    }
-    const UpdateTable *table =
-        update_table("adafactor_statistics", list, TABLE_ADAFACTOR, sizeof(AdafactorEntry), describe_adafactor);
-    if (table->num_groups == 0) return;
-    // cuda_size_optimizer (gpu_sizes.c) has space for it: more than TILE_ROWS rows have fewer than twice
-    // rows / TILE_ROWS tiles.
-    const int64_t floats = n + n * NORM_MAX_PARTS + column_sums;
-    float *memory = (float *)cuda_scratch("adafactor_statistics", floats * (int64_t)sizeof(float));
-    const Scratch scratch = {memory, memory + n, memory + n + n * NORM_MAX_PARTS};
+    // The workspace: row_means (n) of each tensor; partials (n, NORM_MAX_PARTS), sums of u^2; column_sums (tile rows,
+    // cols) of each tall matrix. cuda_size_optimizer (gpu_sizes.c) has space for it: more than TILE_ROWS rows have
+    // fewer than twice rows / TILE_ROWS tiles.
+    const int64_t floats = n + n * NORM_MAX_PARTS + floats_of_columns;
+    float *row_means = (float *)cuda_scratch("adafactor_statistics", floats * (int64_t)sizeof(float));
+    float *partials = row_means + n, *column_sums = partials + n * NORM_MAX_PARTS;
     const StepControl *decided = (const StepControl *)control.data;
-    DISPATCH(tensors[0].weight.dtype, E, launch_statistics<E>(table, n, scratch, decided));
+    const cudaStream_t stream = cuda_compute_stream();
+    DISPATCH(tensors[0].weight.dtype, E, {
+        if (rows.n > 0) {
+            LAUNCH(adafactor_rows_kernel<E>, rows.parts, BLOCK_THREADS, 0, stream)
+            (entries_of(rows), rows.first, rows.n, decided);
+        }
+        LAUNCH(adafactor_columns_kernel<E>, tiles.parts, BLOCK_THREADS, 0, stream)
+        (column_sums, entries_of(tiles), tiles.first, tiles.n, decided);
+        if (tall.n > 0) {
+            LAUNCH(adafactor_tall_columns_kernel, tall.parts, BLOCK_THREADS, 0, stream)
+            (column_sums, entries_of(tall), tall.first, tall.n, decided);
+        }
+        launch_row_means(row_means, sums);
+        LAUNCH(adafactor_rms_kernel<E>, sums.parts, BLOCK_THREADS, 0, stream)
+        (partials, row_means, entries_of(sums), sums.first, sums.n, decided);
+        LAUNCH(adafactor_rms_sums_kernel, (unsigned)sums.n, WARP, 0, stream)
+        (partials, entries_of(sums), sums.first, decided);
+    });
 }
 
 // The row means are recomputed: the workspace of adafactor_statistics is lost.

@@ -10,13 +10,20 @@ enum { BLOCK_THREADS = 256 };
 
 // -------------------------------------------------------------------------------------------------------------- tables
 
+// What a tensor adds to a table at most.
+enum { ENTRIES_OF_A_TENSOR = 4 };
+
+typedef struct {
+    int variant, tensor;
+    int32_t parts;
+} DraftRow;
+
 struct TableDraft {
     const char *op;
     size_t entry_bytes;
-    int count, capacity;
+    int count;
     char *entries;
-    int *variant, *tensor;
-    int32_t *parts;
+    DraftRow *rows;
 };
 
 struct UpdateTables {
@@ -40,20 +47,9 @@ void update_list_free(UpdateList *list) {
 }
 
 void table_add(TableDraft *d, int variant, int tensor, const void *entry, int64_t parts) {
-    if (d->count == d->capacity) {
-        d->capacity = (int)max_i64(64, 2 * d->capacity);
-        const size_t n = (size_t)d->capacity;
-        d->entries = (char *)checked(d->op, realloc(d->entries, n * d->entry_bytes));
-        d->variant = (int *)checked(d->op, realloc(d->variant, n * sizeof *d->variant));
-        d->tensor = (int *)checked(d->op, realloc(d->tensor, n * sizeof *d->tensor));
-        d->parts = (int32_t *)checked(d->op, realloc(d->parts, n * sizeof *d->parts));
-    }
     REQUIRE(parts <= INT32_MAX, "%s: tensor %d has %lld parts", d->op, tensor, (long long)parts);
     memcpy(d->entries + (size_t)d->count * d->entry_bytes, entry, d->entry_bytes);
-    d->variant[d->count] = variant;
-    d->tensor[d->count] = tensor;
-    d->parts[d->count] = (int32_t)parts;
-    d->count++;
+    d->rows[d->count++] = DraftRow{variant, tensor, (int32_t)parts};
 }
 
 static void make_table(UpdateTable *t, const char *op, const UpdateList *list, size_t entry_bytes,
@@ -62,6 +58,9 @@ static void make_table(UpdateTable *t, const char *op, const UpdateList *list, s
     TableDraft d = {};
     d.op = op;
     d.entry_bytes = entry_bytes;
+    const size_t most = ENTRIES_OF_A_TENSOR * (size_t)list->n + 1;
+    d.entries = (char *)checked(op, malloc(most * entry_bytes));
+    d.rows = (DraftRow *)checked(op, malloc(most * sizeof *d.rows));
     describe(&d, list->tensors, list->n);
     const size_t bytes = (size_t)d.count * entry_bytes, first_bytes = ((size_t)d.count + 1) * sizeof(int32_t);
     char *sorted = (char *)checked(op, malloc(bytes + 1)); // the entries of the draft, group by group
@@ -72,18 +71,18 @@ static void make_table(UpdateTable *t, const char *op, const UpdateList *list, s
     while (at < d.count) {
         int variant = INT32_MAX; // the smallest that has no group yet
         for (int i = 0; i < d.count; i++)
-            if (d.variant[i] > after && d.variant[i] < variant) variant = d.variant[i];
+            if (d.rows[i].variant > after && d.rows[i].variant < variant) variant = d.rows[i].variant;
         after = variant;
         REQUIRE(t->num_groups < TABLE_MAX_GROUPS, "%s: more than %d kinds of tensors", op, TABLE_MAX_GROUPS);
         TableGroup *group = &t->groups[t->num_groups++];
         group->variant = variant;
         group->begin = at;
         for (int i = 0; i < d.count; i++) {
-            if (d.variant[i] != variant) continue;
+            if (d.rows[i].variant != variant) continue;
             memcpy(sorted + (size_t)at * entry_bytes, d.entries + (size_t)i * entry_bytes, entry_bytes);
-            t->tensor[at] = d.tensor[i];
+            t->tensor[at] = d.rows[i].tensor;
             t->parts[at++] = (int32_t)parts;
-            parts += d.parts[i];
+            parts += d.rows[i].parts;
             REQUIRE(parts <= INT32_MAX, "%s: %lld parts", op, (long long)parts);
         }
         group->end = at;
@@ -101,9 +100,7 @@ static void make_table(UpdateTable *t, const char *op, const UpdateList *list, s
     CUDA_CHECK(cudaStreamSynchronize(stream)); // `sorted` is freed
     free(sorted);
     free(d.entries);
-    free(d.variant);
-    free(d.tensor);
-    free(d.parts);
+    free(d.rows);
 }
 
 const UpdateTable *update_table(const char *op, UpdateList *list, TableKind kind, size_t entry_bytes,

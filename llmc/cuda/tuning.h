@@ -7,10 +7,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { CHOICE_MAX_WAYS = 8 };
 
 // Returns the way in [0, count) to do the work: the fastest with right results, or, if not `timed`, the first of those.
@@ -31,7 +27,3 @@ void *cuda_memory_like(const void *p, size_t bytes, void **block);
 //   char key[CHOICES_KEY_MAX];
 //   snprintf(key, sizeof key, "%s, cuDNN 91900, attention B %d ...", tuning_machine(), B, ...);
 const char *tuning_machine(void);
-
-#ifdef __cplusplus
-}
-#endif

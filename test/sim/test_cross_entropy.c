@@ -43,9 +43,9 @@ static void case_matches(const struct Case *c, DType dtype, int shared_per_block
     targets.tokens[0] = 0, targets.tokens[ROWS - 1] = (int32_t)c->V - 1;
     op_upload(&logits), op_upload(&targets);
     const int32_t *device_targets = targets.t.data;
-    cross_entropy_forward(forward.t.data, logits.t, device_targets, c->V);
-    cross_entropy_backward(backward.t.data, logits.t, device_targets, c->V, SCALE,
-                           op_control(step_control_initial(LOSS_SCALE)));
+    cross_entropy(forward.t.data, logits.t, device_targets, c->V, false, 1.0f, tensor_none());
+    cross_entropy(backward.t.data, logits.t, device_targets, c->V, true, SCALE,
+                  op_control(step_control_initial(LOSS_SCALE)));
     for (int64_t r = 0; r < ROWS; r++)
         forward.v[r] = row_reference(logits.v + r * c->Vp, targets.tokens[r], c->V, c->Vp);
     op_check_same_bits(forward, backward);
