@@ -8,6 +8,7 @@
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/base/limits.h"
+#include "llmc/base/memory.h"
 #include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
@@ -15,13 +16,11 @@
 #include "llmc/text/tokenizer_open.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static const char HELP[] =
     "usage: data/choices --tokenizer PATH [options] FILE.jsonl -o OUT.bin\n"
@@ -40,8 +39,7 @@ enum {
     MAX_EXAMPLES = 65535,     // the index is 16 bits wide
     MAX_RECORD_BYTES = 65534, // and so is the length of a record
     MAX_LINE = 1 << 20,
-    MAX_SKIPPED = 1 << 30, // of a line that is too long
-    SHOWN_BAD = 3,         // of the lines that --skip-bad leaves out
+    SHOWN_BAD = 3, // of the lines that --skip-bad leaves out
 };
 
 typedef struct {
@@ -162,15 +160,8 @@ static bool add_line(Choices *c, const char *line, size_t length, Error *err) {
 
 static bool read_input(Choices *c, Error *err) {
     const char *path = c->options->input;
-    // O_NONBLOCK: opening a pipe without a writer must not hold the program; it then has no example in it.
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    FILE *file = NULL;
-    if (fd >= 0 && fcntl(fd, F_SETFL, 0) == 0) file = fdopen(fd, "r");
-    if (!file) {
-        error_set(err, "%s: cannot be read: %s", path, path_reason(path, errno).text);
-        if (fd >= 0) close(fd);
-        return false;
-    }
+    FILE *file = fopen(path, "re");
+    if (!file) return error_set(err, "%s: cannot be read: %s", path, path_reason(path, errno).text);
     bool ok = true;
     int ch = 0;
     for (int64_t number = 1; ok && ch != EOF; number++) {
@@ -181,14 +172,10 @@ static bool read_input(Choices *c, Error *err) {
         if (strspn(c->line, " \t\r") == length || add_line(c, c->line, length, err)) continue;
         error_prefix(err, "%s: line %" PRId64, path, number);
         ok = c->options->skip_bad;
-        if (!ok && number == 1) foreign_file_check_open("JSON lines", path, fd, true, err);
+        if (!ok && number == 1) foreign_file_check_open("JSON lines", path, fileno(file), true, err);
         if (!ok) break;
         if (c->bad++ < SHOWN_BAD) fprintf(stderr, "choices: skipped: %s\n", err->text);
-        for (int64_t n = 0; ok && length > MAX_LINE && ch != EOF && ch != '\n'; n++) { // the remainder of it
-            ch = getc_unlocked(file);
-            if (n == MAX_SKIPPED)
-                ok = error_set(err, "%s: line %" PRId64 " does not end within %d bytes", path, number, MAX_SKIPPED);
-        }
+        while (length > MAX_LINE && ch != EOF && ch != '\n') ch = getc_unlocked(file); // the remainder of it
     }
     if (ok && ferror(file)) ok = error_set(err, "%s: cannot be read: %s", path, strerror(errno));
     if (ok && c->examples == 0) ok = error_set(err, "%s: has no examples", path);
@@ -219,14 +206,10 @@ static int run(Choices *c, Error *err) {
         return EXIT_BAD_INPUT;
     }
     c->encoder = encoder_create(c->tokenizer);
-    c->line = malloc(MAX_LINE + 2);
-    c->text = malloc(MAX_LINE + 2);
-    c->tokens = malloc((MAX_LINE + 2) * sizeof *c->tokens);
+    c->line = memory_zeroed(MAX_LINE + 2, 1);
+    c->text = memory_zeroed(MAX_LINE + 2, 1);
+    c->tokens = memory_zeroed(MAX_LINE + 2, sizeof *c->tokens);
     c->stream = text_open(&c->data, &c->bytes);
-    if (!c->line || !c->text || !c->tokens) {
-        error_set(err, "out of memory");
-        return EXIT_RUN_FAILED;
-    }
     if (!read_input(c, err)) return EXIT_BAD_INPUT;
     if (!write_output(c, err)) return EXIT_RUN_FAILED;
     format_print(stdout, "choices: %" PRId64 " example%s, the longest of %" PRId64 " bytes: %s\n", c->examples,

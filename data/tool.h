@@ -44,6 +44,20 @@ typedef struct {
         "help", 'h', .flag = &(tool)->help                                                                             \
     }
 
+// Their lines of --help.
+#define CORPUS_TOOL_HELP                                                                                               \
+    "      --format FORMAT      txt: each input file is a document; jsonl: each line is one. Default: jsonl for "      \
+    "files in\n"                                                                                                       \
+    "                           .jsonl and .ndjson and others that hold such lines, txt for the remaining ones\n"      \
+    "      --field NAME         field of the JSON objects that has the text (default text)\n"                          \
+    "      --split-at TEXT      documents end at each TEXT, such as '<|endoftext|>', which is left out with its "      \
+    "line's\n"                                                                                                         \
+    "                           end; for text and for the fields of JSON\n"                                            \
+    "      --threads N          threads that encode or count words (default: all cores, or the quota of them); the\n"  \
+    "                           result does not depend on it\n"                                                        \
+    "      --skip-bad           count and skip bad lines, and compressed files from their damage on\n"                 \
+    "  -h, --help               show this help\n"
+
 enum { MAX_TOOL_THREADS = 1024 };
 
 // With the defaults of these options; "data/prepare", "-o DIR": how it is run, for advice.

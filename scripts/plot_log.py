@@ -67,7 +67,7 @@ class Run:
         self.val, self.bits = Series(), Series()
         self.choices = {}  # name -> Series of the normalised accuracy
         self.skipped = []  # (place, why)
-        self.facts, self.end = {}, {}  # the last "run" and "end" events
+        self.facts, self.end = {}, {}  # of the last "run" and "end" events
         self.tokens_per_step = self.base_tokens = self.base_step = self.base_time = 0
         self.session = None  # start time of the process that wrote these lines
         self.only_evaluates = False
@@ -82,7 +82,8 @@ class Run:
 
     def begin_session(self, entry):
         """Each process that trains begins with a "run" event; counting continues from the end of the one before it."""
-        self.facts = {key: value for key, value in entry.items() if key not in ("model", "device") or isinstance(value, dict)}
+        self.facts.update((key, value) for key, value in entry.items()
+                          if key not in ("model", "device", "options") or isinstance(value, dict))
         self.only_evaluates = "train" not in entry
         self.base_time = self.now[2]
         self.session = number(entry.get("time"))

@@ -17,39 +17,27 @@ import tool
 NOT_VARIED = {"output", "resume", "progress", "max-minutes"}
 
 
-class Run:
-    def __init__(self, log):
-        self.name, self.options, self.total = tool.shown(log.parent.name), {}, 0
-        self.step, self.loss, self.best, self.rates = 0, None, None, []
-        for entry in plot_log.entries(log.read_text(encoding="utf-8", errors="replace").splitlines()):
-            kind, loss = entry["event"], plot_log.number(entry.get("loss"))
-            if kind == "run" and isinstance(entry.get("options"), dict):
-                self.options, self.total = entry["options"], plot_log.whole(entry.get("total_steps"))
-            elif kind == "step":
-                self.step, self.loss = plot_log.whole(entry.get("step")), None if math.isnan(loss) else loss
-                self.rates.append(plot_log.whole(entry.get("tokens_per_second")))
-            elif kind == "validation" and not math.isnan(loss):
-                self.best = min(loss, self.best if self.best is not None else loss)
-
-    def rate(self):
-        return sorted(self.rates)[len(self.rates) // 2] if self.rates else 0
-
-
 def varied_options(runs):
-    names = list(dict.fromkeys(name for run in runs for name in run.options if name not in NOT_VARIED))
-    return [name for name in names if len({str(run.options.get(name)) for run in runs}) > 1]
+    names = list(dict.fromkeys(name for run in runs for name in run.facts["options"] if name not in NOT_VARIED))
+    return [name for name in names if len({str(run.facts["options"].get(name)) for run in runs}) > 1]
 
 
 def number(value, form=".4f"):
-    return "-" if value is None else format(value, form)
+    return format(value, form) if math.isfinite(value) else "-"
+
+
+def best_loss(run):
+    return min((loss for loss in run.val.y if math.isfinite(loss)), default=math.inf)
 
 
 def table(runs, names):
     rows = [names + ["steps", "train loss", "best val loss", "tok/s (median)"]]
-    for run in sorted(runs, key=lambda run: (run.best is None, run.best or 0, run.name)):
-        steps = f"{run.step}" if run.step >= run.total > 0 else f"{run.step} of {run.total}"
-        rows.append([str(run.options.get(name, "-")) for name in names] +
-                    [steps, number(run.loss), number(run.best), number(run.rate(), ".0f")])
+    for run in sorted(runs, key=lambda run: (best_loss(run), run.label)):
+        step, total = (run.steps or [0])[-1], plot_log.whole(run.facts.get("total_steps"))
+        rows.append([str(run.facts["options"].get(name, "-")) for name in names] +
+                    [f"{step}" if step >= total > 0 else f"{step} of {total}",
+                     number((run.train["loss"].y or [math.nan])[-1]), number(best_loss(run)),
+                     number(plot_log.quantile(run.train["speed"].y, 0.5), ".0f")])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |" for row in rows]
     return "\n".join(lines[:1] + ["|" + "|".join("-" * (width + 2) for width in widths) + "|"] + lines[1:])
@@ -63,7 +51,7 @@ def main():
     logs = sorted(arguments.directory.glob("*/main.log"))
     if not logs:
         tool.fail(f"{arguments.directory}: has no run (DIR/*/main.log)")
-    runs = [run for run in map(Run, logs) if run.options]
+    runs = [run for run in map(plot_log.Run, logs) if "options" in run.facts]
     if not runs:
         tool.fail(f"{arguments.directory}: no main.log has the start of its run")
     print(table(runs, arguments.vary or varied_options(runs) or ["learning-rate"]))

@@ -26,14 +26,6 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-typedef struct {
-    int token_bytes;
-    int64_t num_tokens;
-    int64_t vocab;    // 0: not stated
-    int64_t eot;      // -1: not stated
-    uint64_t samples; // XXH3 of its first, middle and last SAMPLE_BYTES
-} ShardHeader;
-
 // The first ones are the header and some tokens: corpora are cut into shards of equal length, whose headers are the
 // same. More of a file would make a start on a network file system slow.
 enum { SAMPLE_BYTES = 4 * SHARD_HEADER_BYTES, SAMPLES = 3 };
@@ -54,7 +46,7 @@ static int64_t pread_all(int fd, void *out, int64_t n, int64_t offset) {
 }
 
 // Checks the first `bytes` bytes of a file: its header, complete if they are SHARD_HEADER_BYTES or more.
-static bool parse_header(const char *path, const int32_t *h, int64_t bytes, int64_t file_bytes, ShardHeader *header,
+static bool parse_header(const char *path, const int32_t *h, int64_t bytes, int64_t file_bytes, Shard *shard,
                          Error *err) {
     const bool is_shard = bytes >= (int64_t)sizeof *h && h[SHARD_FIELD_MAGIC] == SHARD_MAGIC;
     if (!is_shard && !foreign_file_check("a token shard", path, h, (size_t)bytes, err)) return false;
@@ -70,47 +62,47 @@ static bool parse_header(const char *path, const int32_t *h, int64_t bytes, int6
     const int version = h[SHARD_FIELD_VERSION];
     int field = SHARD_FIELD_COUNT_V1;
     if (version == 1) {
-        header->token_bytes = 2;
-        header->num_tokens = h[field];
+        shard->token_bytes = 2;
+        shard->num_tokens = h[field];
     } else if (version == 2) {
         field = SHARD_FIELD_COUNT_V2;
-        header->token_bytes = h[SHARD_FIELD_TOKEN_BYTES_V2];
-        memcpy(&header->num_tokens, &h[field], sizeof header->num_tokens);
+        shard->token_bytes = h[SHARD_FIELD_TOKEN_BYTES_V2];
+        memcpy(&shard->num_tokens, &h[field], sizeof shard->num_tokens);
     } else {
         return error_set(err, "%s: shard version (header field 1) is %d, expected 1 or 2", path, version);
     }
-    if (header->token_bytes != 2 && header->token_bytes != 4)
-        return error_set(err, "%s: bytes per token (header field 2) is %d, expected 2 or 4", path, header->token_bytes);
+    if (shard->token_bytes != 2 && shard->token_bytes != 4)
+        return error_set(err, "%s: bytes per token (header field 2) is %d, expected 2 or 4", path, shard->token_bytes);
     int64_t needed; // must be the bytes of the file
-    if (header->num_tokens < 0 || !checked_mul(header->num_tokens, header->token_bytes, &needed) ||
+    if (shard->num_tokens < 0 || !checked_mul(shard->num_tokens, shard->token_bytes, &needed) ||
         !checked_add(needed, SHARD_HEADER_BYTES, &needed))
         return error_set(err, "%s: token count (header field %d) is %" PRId64 ", but the file has space for %" PRId64,
-                         path, field, header->num_tokens, (file_bytes - SHARD_HEADER_BYTES) / header->token_bytes);
+                         path, field, shard->num_tokens, (file_bytes - SHARD_HEADER_BYTES) / shard->token_bytes);
     const char *difference = "something was appended to it";
     if (file_bytes < needed) difference = "it is truncated";
     if (needed != file_bytes)
         return error_set(err,
                          "%s: the file has %" PRId64 " bytes, but its token count (header field %d), %" PRId64
                          ", needs %" PRId64 "; %s: copy or make it again",
-                         path, file_bytes, field, header->num_tokens, needed, difference);
+                         path, file_bytes, field, shard->num_tokens, needed, difference);
     int64_t most = INT32_MAX;
-    if (header->token_bytes == 2) most = 65536;
-    header->vocab = h[SHARD_FIELD_VOCAB];
-    header->eot = (int64_t)h[SHARD_FIELD_EOT] - 1;
-    if (header->vocab < 0 || header->vocab > most)
+    if (shard->token_bytes == 2) most = 65536;
+    shard->vocab = h[SHARD_FIELD_VOCAB];
+    shard->eot = (int64_t)h[SHARD_FIELD_EOT] - 1;
+    if (shard->vocab < 0 || shard->vocab > most)
         return error_set(err, "%s: vocabulary (header field 3) is %" PRId64 ", expected 0 (not stated) to %" PRId64,
-                         path, header->vocab, most);
-    if (header->vocab > 0) most = header->vocab;
-    if (header->eot < -1 || header->eot >= most)
+                         path, shard->vocab, most);
+    if (shard->vocab > 0) most = shard->vocab;
+    if (shard->eot < -1 || shard->eot >= most)
         return error_set(err,
                          "%s: end-of-text token + 1 (header field 6) is %" PRId64
                          ", expected 0 (not stated) to the vocabulary size, %" PRId64,
-                         path, header->eot + 1, most);
+                         path, shard->eot + 1, most);
     return true;
 }
 
 // Opens the file at path and reads its header. The shard owns fd and path even when this fails.
-static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Error *err) {
+static bool open_shard(Shard *shard, const char *path, Error *err) {
     struct stat st;
     int64_t size;
     shard->fd = -1;
@@ -133,11 +125,9 @@ static bool open_shard(Shard *shard, const char *path, ShardHeader *header, Erro
     for (int i = 0; i < SAMPLES; i++) {
         const int64_t got = pread_all(shard->fd, h, sizeof h, max_i64(size - SAMPLE_BYTES, 0) * i / (SAMPLES - 1));
         if (got < 0) return error_set(err, "%s: cannot read the shard: %s", path, strerror(errno));
-        if (i == 0 && !parse_header(path, h, got, size, header, err)) return false;
-        header->samples = XXH3_64bits_withSeed(h, (size_t)got, header->samples);
+        if (i == 0 && !parse_header(path, h, got, size, shard, err)) return false;
+        shard->samples = XXH3_64bits_withSeed(h, (size_t)got, shard->samples);
     }
-    shard->token_bytes = header->token_bytes;
-    shard->num_tokens = header->num_tokens;
     return true;
 }
 
@@ -171,14 +161,13 @@ static bool open_paths(ShardSet *set, char **paths, int count, Error *err) {
     int64_t token_bytes = 0;
     for (int i = 0; i < count; i++) {
         Shard *shard = &set->shards[set->count++];
-        ShardHeader header = {0};
-        if (!open_shard(shard, paths[i], &header, err) ||
-            !shards_agree("bytes per token", header.token_bytes, 0, shard->path, &token_bytes, &files[0], err) ||
-            !shards_agree("vocabulary", header.vocab, 0, shard->path, &set->vocab, &files[1], err) ||
-            !shards_agree("end-of-text token", header.eot, -1, shard->path, &set->eot, &files[2], err))
+        if (!open_shard(shard, paths[i], err) ||
+            !shards_agree("bytes per token", shard->token_bytes, 0, shard->path, &token_bytes, &files[0], err) ||
+            !shards_agree("vocabulary", shard->vocab, 0, shard->path, &set->vocab, &files[1], err) ||
+            !shards_agree("end-of-text token", shard->eot, -1, shard->path, &set->eot, &files[2], err))
             return false;
         set->token_bytes = (int)token_bytes;
-        set->fingerprint = XXH3_64bits_withSeed(&header.samples, sizeof header.samples, set->fingerprint);
+        set->fingerprint = XXH3_64bits_withSeed(&shard->samples, sizeof shard->samples, set->fingerprint);
         shard->first_window = set->num_windows;
         shard->num_windows = max_i64(shard->num_tokens - 1, 0) / set->T;
         set->num_windows += shard->num_windows; // at most num_tokens, which is checked

@@ -36,6 +36,8 @@ typedef struct {
     ino_t inode;
     int token_bytes; // 2 or 4
     int64_t num_tokens;
+    int64_t vocab, eot;   // 0, -1: not stated
+    uint64_t samples;     // XXH3 of its first, middle and last 4 KiB
     int64_t first_window; // number of windows in the shards before this one (for the T of shards_open)
     int64_t num_windows;  // (num_tokens - 1) / T
 } Shard;

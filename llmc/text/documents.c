@@ -165,12 +165,6 @@ static void report_damage(DocumentReader *r) {
     kind_counts_add(&r->pending.bad, bad_kinds[BAD_FILE].phrase, 1, "%s: %s", r->file.path, r->error.text);
 }
 
-static int64_t count_lines(const char *text, int64_t n) {
-    int64_t lines = 0;
-    for (const char *end = text + n; (text = memchr(text, '\n', (size_t)(end - text))); text++) lines++;
-    return lines;
-}
-
 // -------------------------------------------------------------------------------------------------------------- blocks
 
 // Appends text of the file to b, until it has n bytes or the file ends.
@@ -281,7 +275,8 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
     b->format = r->format;
     b->begins = r->is_first;
     b->first_line = r->at.line + 1;
-    if (r->format == FORMAT_LINES) r->at.line += count_lines(b->text, n);
+    for (const char *p = b->text; r->format == FORMAT_LINES && (p = memchr(p, '\n', (size_t)(b->text + n - p))); p++)
+        r->at.line++;
     if (is_all && r->is_damaged) report_damage(r);
     hand_out(r, b, n);
     if (is_all) close_file(r);

@@ -14,6 +14,7 @@
 #include <string.h>
 
 static const size_t MAX_MERGES_BYTES = (size_t)64 << 20;
+static const char *const truth[] = {"false", "true"};
 
 static bool is_json_text(const cJSON *item, const char *expected) {
     return item && cJSON_IsString(item) && strcmp(item->valuestring, expected) == 0;
@@ -124,30 +125,24 @@ static bool read_model(Tokenizer *t, const cJSON *model, Error *err) {
     return true;
 }
 
-static bool check_text(const cJSON *object, const char *where, const char *key, const char *expected, Error *err) {
-    const cJSON *item;
-    char field[80], quoted[32];
-    if (!json_find(object, key, &item, err)) return error_prefix(err, "%s", where);
-    snprintf(field, sizeof field, "%s.%s", where, key);
-    snprintf(quoted, sizeof quoted, "\"%s\"", expected);
-    return is_json_text(item, expected) || refuse_field(field, item, quoted, err);
-}
-
-static bool check_flag(const cJSON *object, const char *where, const char *key, bool expected, Error *err) {
-    static const char *const truth[] = {"false", "true"};
+// A field that must be `expected`, as JSON: "\"ByteLevel\"", "false".
+static bool check_field(const cJSON *object, const char *where, const char *key, const char *expected, Error *err) {
     const cJSON *item;
     char field[80];
     if (!json_find(object, key, &item, err)) return error_prefix(err, "%s", where);
+    char *text = cJSON_PrintUnformatted(item);
+    const bool ok = text && strcmp(text, expected) == 0;
+    cJSON_free(text);
     snprintf(field, sizeof field, "%s.%s", where, key);
-    return (cJSON_IsBool(item) && cJSON_IsTrue(item) == expected) || refuse_field(field, item, truth[expected], err);
+    return ok || refuse_field(field, item, expected, err);
 }
 
 // use_regex: it cuts the text by GPT-2's pattern.
 static bool check_byte_level(const cJSON *step, const char *where, bool use_regex, Error *err) {
-    return check_text(step, where, "type", "ByteLevel", err) &&
-           check_flag(step, where, "add_prefix_space", false, err) &&
+    return check_field(step, where, "type", "\"ByteLevel\"", err) &&
+           check_field(step, where, "add_prefix_space", "false", err) &&
            ((use_regex && !cJSON_HasObjectItem(step, "use_regex")) ||
-            check_flag(step, where, "use_regex", use_regex, err));
+            check_field(step, where, "use_regex", truth[use_regex], err));
 }
 
 // ByteLevel, or Digits and then ByteLevel, or Split and then ByteLevel.
@@ -166,13 +161,13 @@ static bool read_pre_tokenizer(Tokenizer *t, const cJSON *root, Error *err) {
     if (!json_find(split, "type", &type, err)) return error_prefix(err, "%s", first);
     if (is_json_text(type, "Digits")) {
         t->pattern = PATTERN_STARCODER;
-        return check_flag(split, first, "individual_digits", true, err) &&
+        return check_field(split, first, "individual_digits", "true", err) &&
                check_byte_level(byte_level, second, true, err);
     }
 
     // {"type": "Split", "pattern": {"Regex": "..."}, "behavior": "Isolated", "invert": false}. "Removed" and true keep
     // what the pattern matches, which is the same: all patterns match every character.
-    if (!check_text(split, first, "type", "Split", err)) return false;
+    if (!check_field(split, first, "type", "\"Split\"", err)) return false;
     if (!json_find(split, "behavior", &behavior, err) || !json_find(split, "pattern", &pattern, err) ||
         (cJSON_IsObject(pattern) && !json_find(pattern, "Regex", &regex, err)))
         return error_prefix(err, "%s", first);
@@ -183,8 +178,9 @@ static bool read_pre_tokenizer(Tokenizer *t, const cJSON *root, Error *err) {
         return refuse_field("pre_tokenizer.pretokenizers[0].pattern.Regex", regex,
                             "GPT-2's, Llama 3's (cl100k's), Qwen2's or o200k's", err);
     const bool inverted = is_json_text(behavior, "Removed");
-    return (inverted || check_text(split, first, "behavior", "Isolated", err)) &&
-           check_flag(split, first, "invert", inverted, err) && check_byte_level(byte_level, second, false, err);
+    return (inverted || check_field(split, first, "behavior", "\"Isolated\"", err)) &&
+           check_field(split, first, "invert", truth[inverted], err) &&
+           check_byte_level(byte_level, second, false, err);
 }
 
 static bool read_added_token(Tokenizer *t, const cJSON *item, Error *err) {
@@ -247,7 +243,7 @@ static bool read_post_step(Tokenizer *t, const cJSON *step, const char *where, E
     const char *text;
     if (!cJSON_IsObject(step)) return refuse_field(where, step, "an object", err);
     if (!json_find(step, "type", &type, err)) return error_prefix(err, "%s", where);
-    if (!is_json_text(type, "TemplateProcessing")) return check_text(step, where, "type", "ByteLevel", err);
+    if (!is_json_text(type, "TemplateProcessing")) return check_field(step, where, "type", "\"ByteLevel\"", err);
     if (!json_get_array(step, "single", 2, &single, err)) return error_prefix(err, "%s", where);
     const cJSON *before = single->child, *sequence = before->next;
     if (!cJSON_IsObject(before) || !cJSON_IsObject(sequence) || !cJSON_HasObjectItem(sequence, "Sequence"))
@@ -461,7 +457,7 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes) {
     int64_t count;
     bool unreachable;
     MergeRule *rules = ordered_merges(t, &count, &unreachable);
-    static const char *const truth[] = {"false", "true"}, *const normalizers[] = {"null", "{\"type\": \"NFC\"}"};
+    static const char *const normalizers[] = {"null", "{\"type\": \"NFC\"}"};
     char *text;
     FILE *out = text_open(&text, bytes);
     fputs("{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": [", out);

@@ -3,6 +3,8 @@
 
 #include "llmc/text/tokenizer.h"
 
+#include <ctype.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { LLMC_HEADER_BYTES = 1024, GPT2_EOT = 50256, P50K_RANKS = 50280 };
@@ -59,16 +61,13 @@ static bool read_rank(Tokenizer *t, const char *line, size_t n, Error *err) {
     if (space) encoded = (size_t)(space - line);
     if (encoded > MAX_TOKEN_BYTES / 3 * 4) return error_set(err, "longer than a token of %d bytes", MAX_TOKEN_BYTES);
     int length = -1;
-    if (space) length = base64_decode(line, encoded, bytes);
+    char *end = NULL;
     int64_t rank = 0;
-    const char *digit = line + n;
-    if (space) digit = space + 1;
-    bool number = digit < line + n && line + n - digit <= 9;
-    for (; number && digit < line + n; digit++) {
-        number = *digit >= '0' && *digit <= '9';
-        rank = 10 * rank + (*digit - '0');
+    if (space && isdigit((unsigned char)space[1])) {
+        length = base64_decode(line, encoded, bytes);
+        rank = strtoll(space + 1, &end, 10);
     }
-    if (length < 0 || !number)
+    if (length < 0 || end != line + n)
         return error_set(err, "\"%s\", expected base64, a space and a rank, as in a tiktoken file",
                          vocabulary_show(line, n, shown, sizeof shown));
     return vocabulary_add(t, rank, bytes, (size_t)length, true, err);

@@ -196,7 +196,7 @@ TEST(a_damaged_rank_file_is_refused_by_line) {
         {"QQ== 65\n", "QQ==\n", "line 66: \"QQ==\", expected base64"},
         {"QQ== 65\n", "QQ== -5\n", "line 66: \"QQ== -5\", expected base64"},
         {"QQ== 65\n", "QQ== 999999999\n", "line 66: \"A\" has number 999999999, expected 0 to"},
-        {"QQ== 65\n", "QQ== 99999999999999999999\n", "expected base64, a space and a rank"},
+        {"QQ== 65\n", "QQ== 99999999999999999999\n", "has number 9223372036854775807, expected 0 to"},
         {"QQ== 65\n", "", "no token has number 65"},
         {"QQ== 65\n", "QUE= 65\n", "no token for the byte 0x41"},
     };
