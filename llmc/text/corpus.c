@@ -60,19 +60,11 @@ static void close_run(Run *r) {
 
 // -------------------------------------------------------------------------------------------------------------- passes
 
-static void on_block(void *user, int64_t bytes_read) {
-    Run *r = user;
-    r->progress.bytes_read = bytes_read;
-    r->progress.tokens = r->counts.side[CORPUS_TRAIN].tokens + r->counts.side[CORPUS_VAL].tokens;
-    r->options.on_progress(r->options.user, &r->progress);
-}
-
 // Encodes all documents or, with is_counting, counts their words into job.words. If training or validation has too
 // little of a few, short documents, does it again with each of them cut; a count has decided this for the encoding.
 static int run_passes(Run *r, bool is_counting, Error *err) {
     r->job.options = &r->options;
-    r->job.on_block = on_block;
-    r->job.user = r;
+    r->job.progress = &r->progress;
     for (;;) {
         corpus_counts_clear(&r->counts);
         if (is_counting) {

@@ -237,7 +237,10 @@ static int write_blocks(Pipeline *p, CorpusCounts *counts, Error *err) {
                 status = EXIT_RUN_FAILED;
         if (status == EXIT_OK) {
             corpus_counts_add(counts, &b->counts);
-            p->job->on_block(p->job->user, b->bytes_read);
+            CorpusProgress *progress = p->job->progress;
+            progress->bytes_read = b->bytes_read;
+            progress->tokens = counts->side[CORPUS_TRAIN].tokens + counts->side[CORPUS_VAL].tokens;
+            p->job->options->on_progress(p->job->options->user, progress);
         }
         corpus_block_clear(b);
         pthread_mutex_lock(&p->lock);

@@ -13,10 +13,8 @@ typedef struct {
     WordCounts *words;          // NULL: encodes; else counts the words for training here, and each byte as a token
     CorpusWriter *writer;       // NULL with words
     bool cut_all;
-    void (*on_block)(void *user, int64_t bytes_read); // after each block that was written or counted
-    void *user;
+    CorpusProgress *progress; // updated and shown after each block that was written or counted
 } CorpusJob;
 
-// Adds to the counts, which are up to date at each on_block. Returns EXIT_OK, EXIT_BAD_INPUT (input that cannot be read
-// or is bad) or EXIT_RUN_FAILED.
+// Adds to the counts. Returns EXIT_OK, EXIT_BAD_INPUT (input that cannot be read or is bad) or EXIT_RUN_FAILED.
 int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err);

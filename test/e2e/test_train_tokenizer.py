@@ -232,7 +232,7 @@ def test_standard_input_gives_what_the_file_gives(tmp_path):
     ("a.txt", b"\0", [], "no text to read: skipped 1 x binary, the first: a.txt"),
     ("a.jsonl", b'{"text": "x"}\n{"text"', [], "a.jsonl: line 2: not valid JSON"),
     ("a.jsonl", b'{"content": "x"}\n', [], 'line 1: has no field "text"; --field'),
-    ("a.gz", b"x", [], "a.gz: line 1: "),
+    ("a.gz", b"x", [], "a.gz: damaged: "),
     ("a.txt", b"x", ["--vocab-size", 256], "--vocab-size 256: expected a number from 257 to 1048576"),
     ("a.txt", b"x", ["--vocab-size", 1048577], "--vocab-size 1048577: expected a number from 257 to 1048576"),
     ("a.txt", b"x", ["-o", "nowhere/t.json"], "nowhere/t.json: cannot be written: nowhere: No such file or directory"),
