@@ -25,11 +25,8 @@ Tensor model_activation(const ModelOptions *o, ActivationShape shape, Presence p
         return tensor_make(data, DTYPE_I32, name, B, T, 0, 0);
     case C_FP32:
         return tensor_make(data, DTYPE_FP32, name, o->config.C, 0, 0, 0);
-    case LOGITS_CHUNK: {
-        const OpsShape s = model_ops_shape(o);
-        const int64_t rows = o->sizes ? o->sizes->head_chunk_rows(o->sizes->machine, s) : ops_head_chunk_rows(s);
-        return tensor_make(data, o->dtype, name, rows, o->config.Vp, 0, 0);
-    }
+    case LOGITS_CHUNK:
+        return tensor_make(data, o->dtype, name, model_head_chunk_rows(o), o->config.Vp, 0, 0);
     default: // BTC .. BTFC
         return tensor_make(data, o->dtype, name, B, T, model_size(&o->config, widths[shape]), 0);
     }

@@ -103,9 +103,6 @@ static void plan_exchange_buffer(MemoryPlan *plan, Layout *layout, const ModelOp
 }
 
 static void plan_permanent(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
-    const OpsShape shape = model_ops_shape(o);
-    const int64_t workspace =
-        o->sizes ? o->sizes->workspace_bytes(o->sizes->machine, shape) : ops_workspace_bytes(shape);
     layout->gradients = layout->gradient_sums = layout->own_gradients = -1;
     layout->exchange = layout->step_losses = layout->norm = -1;
     layout->weights = memory_plan_add_always(plan, MEM_WEIGHTS, "weights",
@@ -124,7 +121,7 @@ static void plan_permanent(MemoryPlan *plan, Layout *layout, const ModelOptions 
     layout->control = memory_plan_add_always(plan, MEM_WORKSPACE, "control", (int64_t)sizeof(StepControl));
     layout->sequence_losses = memory_plan_add_always(plan, MEM_WORKSPACE, "sequence_losses", o->B * 4);
     layout->windows = memory_plan_add_always(plan, MEM_WORKSPACE, "windows", o->B * (o->T + 1) * 4);
-    layout->workspace = memory_plan_add_always(plan, MEM_WORKSPACE, "workspace", workspace);
+    layout->workspace = memory_plan_add_always(plan, MEM_WORKSPACE, "workspace", model_workspace_bytes(o));
     layout->rope_table = -1;
     if (o->config.rope_base > 0)
         layout->rope_table = memory_plan_add_always(plan, MEM_WORKSPACE, "rope_table",

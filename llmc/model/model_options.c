@@ -3,6 +3,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/device.h"
+#include "llmc/model/gpu_sizes.h"
 
 // fp8 matmuls need dimensions in multiples of 16: the dimensions of the model, and the tokens of a micro-batch. As a
 // micro-batch may have any number of sequences (-b auto, the last one of a step), T must be such a multiple.
@@ -70,6 +71,28 @@ OpsShape model_ops_shape(const ModelOptions *o) {
                       .gelu_again = o->train && recompute_gelu_alone(&o->recompute, o->config.L),
                       .dtype = o->dtype};
     return shape;
+}
+
+int64_t model_workspace_bytes(const ModelOptions *o) {
+    enum { MOST_WORKSPACE = 80 }; // the capability for which cuDNN's largest forms are taken
+    const OpsShape shape = model_ops_shape(o);
+    const PlannedSizes *gpu = o->sizes;
+    if (!gpu) return ops_workspace_bytes(shape);
+    if (gpu->memory == 0) return 0;
+    const int capability = (int)positive_or(gpu->compute_capability, MOST_WORKSPACE);
+    int64_t cudnn = 0;
+    if (gpu->attention == ATTENTION_FAST)
+        cudnn = cuda_size_cudnn_fast(shape, capability);
+    else if (gpu->attention != ATTENTION_OWN)
+        cudnn = cuda_size_cudnn(shape, capability, cuda_size_cudnn_limit(gpu->memory));
+    return cuda_size_workspace(shape, gpu->compute_capability, cudnn);
+}
+
+int64_t model_head_chunk_rows(const ModelOptions *o) {
+    const OpsShape shape = model_ops_shape(o);
+    if (!o->sizes) return ops_head_chunk_rows(shape);
+    if (o->sizes->memory == 0) return 1;
+    return cuda_size_head_chunk_rows(shape, (int)max_i64(o->sizes->num_sms, 1), o->sizes->memory);
 }
 
 DType model_gradient_dtype(const ModelOptions *o) {

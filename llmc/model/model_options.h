@@ -1,16 +1,18 @@
 // The options of a model, and what they imply.
 #pragma once
+#include "llmc/device.h"
 #include "llmc/model/optimizer_state.h"
 #include "llmc/model/partition.h"
 #include "llmc/model/recompute.h"
 #include "llmc/ops.h"
 
-// The sizes that the ops of another machine require, in place of ops_workspace_bytes and ops_head_chunk_rows, to plan
-// for a machine that is not present. machine is passed to both.
+// A GPU that need not be present: a model is planned with the sizes that the ops of the CUDA backend require there
+// (gpu_sizes.h), in place of ops_workspace_bytes and ops_head_chunk_rows. Exact except for attention by cuDNN, whose
+// workspace is an upper bound.
 typedef struct {
-    int64_t (*workspace_bytes)(const void *machine, OpsShape shape);
-    int64_t (*head_chunk_rows)(const void *machine, OpsShape shape);
-    const void *machine;
+    int num_sms, compute_capability; // 0: unknown, the largest workspace of any GPU
+    int64_t memory;                  // bytes; 0: no workspace, and one row of logits
+    AttentionChoice attention;
 } PlannedSizes;
 
 typedef struct {
@@ -50,8 +52,10 @@ bool model_check_options(const ModelOptions *options, Error *err);
 ModelOptions model_options_effective(const ModelOptions *options);
 
 OpsShape model_ops_shape(const ModelOptions *o);
-DType model_gradient_dtype(const ModelOptions *o); // in which gradients are accumulated
-bool model_is_divided(const ModelOptions *o);      // the state, among processes
+int64_t model_workspace_bytes(const ModelOptions *o); // of the ops, here or on the GPU of o->sizes
+int64_t model_head_chunk_rows(const ModelOptions *o); // likewise
+DType model_gradient_dtype(const ModelOptions *o);    // in which gradients are accumulated
+bool model_is_divided(const ModelOptions *o);         // the state, among processes
 // Whether the gradients of a block are freed as soon as they are exchanged, before those of other blocks are computed:
 // where the state is divided and a process has one micro-step.
 bool model_frees_gradients(const ModelOptions *o);

@@ -36,11 +36,6 @@ double plan_step_fp8_flops(const ModelOptions *model, int64_t tokens) {
 
 // --------------------------------------------------------------------------------------------------------------- bytes
 
-static DType gradient_dtype(const ModelOptions *model) {
-    if (model->gradients_in_dtype) return model->dtype;
-    return DTYPE_FP32;
-}
-
 // The norm, the update, and in each micro-step the gradients that are added to the compute dtype.
 static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
     if (!model->train) return 0;
@@ -53,7 +48,7 @@ static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
     for (int i = 0; i < count; i++) {
         const Parameter *p = &table[i];
         t[i].weight = tensor_make(&there, model->dtype, "weight", p->rows, p->cols, 0, 0);
-        t[i].grad = tensor_make(&there, gradient_dtype(model), "grad", p->rows, p->cols, 0, 0);
+        t[i].grad = tensor_make(&there, model_gradient_dtype(model), "grad", p->rows, p->cols, 0, 0);
         t[i].rule = optimizer_rule(model->optimizer, p);
         for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
             Tensor *state = state_slot_tensor(&t[i], (StateSlot)slot);
@@ -125,7 +120,7 @@ PlannedExchange plan_step_exchange(const ModelOptions *model) {
     PlannedExchange most = {0};
     if (model->processes <= 1 || !model->train) return most;
     // Gradients go to their owners; then, with -z 1, the new weights to all, and otherwise the gradients back.
-    double gradient = 2 * (double)dtype_size(gradient_dtype(model)), weight = 0;
+    double gradient = 2 * (double)dtype_size(model_gradient_dtype(model)), weight = 0;
     if (model->divided) {
         gradient /= 2;
         weight = (double)dtype_size(model->dtype);

@@ -1,6 +1,6 @@
 // -b auto and -r auto, and the message when nothing fits. See plan_fit.h.
 //
-// Every answer is a plan that was made; only the start of the search is an estimate. A plan of 1558M takes 1 ms.
+// Every answer is a plan that was made. A plan of 1558M takes 1 ms.
 #include "llmc/plan/plan_fit.h"
 
 #include "llmc/base/arithmetic.h"
@@ -30,48 +30,27 @@ static double bytes_at(const ModelOptions *model, int64_t B) {
 
 // --------------------------------------------------------------------------------------------------------------- batch
 
-static int64_t nothing(const void *machine, OpsShape shape) {
-    (void)machine;
-    (void)shape;
-    return 0;
-}
-static int64_t one_row(const void *machine, OpsShape shape) {
-    (void)machine;
-    (void)shape;
-    return 1;
-}
-
 int64_t plan_largest_batch(const ModelOptions *model, double bytes, int64_t most) {
     enum { MOST = 65536 }; // of -b
-    static const PlannedSizes no_scratch = {nothing, one_row, NULL};
+    static const PlannedSizes no_scratch = {0};
     if (most <= 0 || most > MOST) most = MOST;
     // Needs less than a smaller one where a single micro-step lets gradients be freed.
     if (most < MOST && bytes_at(model, most) <= bytes) return most;
 
-    // The largest that fits without logits and workspace. Without them every tensor grows by the same with every
-    // sequence, and the planned bytes are a line as long as the largest tick stays the same: a line through two points
-    // finds the edge in a few plans. Where that overshoots, bisection follows.
+    // The largest that fits without logits and workspace: without them every tensor grows with every sequence, and the
+    // bytes are at least those of a line through the first two, but for alignment and gaps.
     ModelOptions m = *model;
     m.sizes = &no_scratch;
-    int64_t low = 1, high = most + 1; // low fits, high does not
-    double low_bytes = bytes_at(&m, 1), slope = bytes_at(&m, 2) - low_bytes;
-    bool too_far = false;
-    if (low_bytes > bytes) return 0;
+    const double one = bytes_at(&m, 1), more = bytes_at(&m, 2) - one;
+    double end = (double)most + 1;
+    if (more > 0) end = fmin(end, 2 + 1.05 * fmax(0, bytes - one) / more);
+    int64_t low = 0, high = (int64_t)end; // low fits, high does not
     while (high - low > 1) {
-        double more = (double)(high - low);
-        if (slope > 0) more = (bytes - low_bytes) / slope;
-        int64_t B = low + (int64_t)fmin(more, (double)(high - low - 1));
-        if (too_far) B = low + (high - low) / 2;
-        if (B <= low) B = low + 1;
-        const double needed = bytes_at(&m, B);
-        too_far = needed > bytes;
-        if (too_far) {
+        const int64_t B = low + (high - low) / 2;
+        if (bytes_at(&m, B) <= bytes)
+            low = B;
+        else
             high = B;
-            continue;
-        }
-        slope = (needed - low_bytes) / (double)(B - low);
-        low = B;
-        low_bytes = needed;
     }
     while (low > 0 && bytes_at(model, low) > bytes) low--;
     return low;

@@ -1,43 +1,11 @@
 // See plan_memory.h.
 #include "llmc/plan/plan_memory.h"
 
-#include "llmc/model/gpu_sizes.h"
-
 #include <math.h>
 #include <string.h>
 
-// ------------------------------------------------------------------------------------------------------- a GPU's sizes
-
-static int64_t chunk_rows(const void *machine, OpsShape shape) {
-    const GpuSpec *gpu = machine;
-    return cuda_size_head_chunk_rows(shape, (int)max_i64(gpu->num_sms, 1), (int64_t)gpu->memory);
-}
-
-static int64_t own_workspace(const void *machine, OpsShape shape) {
-    const GpuSpec *gpu = machine;
-    return cuda_size_workspace(shape, gpu->compute_capability, 0);
-}
-
-enum { MOST_WORKSPACE = 80 }; // the capability for which cuDNN's largest forms are taken
-
-static int planned_capability(const GpuSpec *gpu) { return (int)positive_or(gpu->compute_capability, MOST_WORKSPACE); }
-
-static int64_t workspace_with_cudnn(const void *machine, OpsShape shape) {
-    const GpuSpec *gpu = machine;
-    const int64_t limit = cuda_size_cudnn_limit((int64_t)gpu->memory);
-    return cuda_size_workspace(shape, gpu->compute_capability, cuda_size_cudnn(shape, planned_capability(gpu), limit));
-}
-
-static int64_t workspace_with_fast_cudnn(const void *machine, OpsShape shape) {
-    const GpuSpec *gpu = machine;
-    return cuda_size_workspace(shape, gpu->compute_capability, cuda_size_cudnn_fast(shape, planned_capability(gpu)));
-}
-
 PlannedSizes plan_sizes(const GpuSpec *gpu, AttentionChoice attention) {
-    PlannedSizes sizes = {workspace_with_cudnn, chunk_rows, gpu};
-    if (attention == ATTENTION_OWN) sizes.workspace_bytes = own_workspace;
-    if (attention == ATTENTION_FAST) sizes.workspace_bytes = workspace_with_fast_cudnn;
-    return sizes;
+    return (PlannedSizes){gpu->num_sms, gpu->compute_capability, (int64_t)gpu->memory, attention};
 }
 
 // --------------------------------------------------------------------------------------------------- available memory

@@ -16,9 +16,7 @@ double plan_nccl_bytes(const GpuSpec *gpu, int gpus);
 // -r auto less 5%, at least 256 MiB, for the program, oneDNN's buffers and the loader.
 double plan_room(bool automatic);
 
-// The workspace that the ops of the CUDA backend need on this GPU, for ModelOptions.sizes. Exact except for attention
-// by cuDNN, whose workspace is an upper bound, and 0 without cuDNN (attention own). gpu must outlive the plans made
-// with it. For a GPU of which only the memory is known, the largest of any GPU.
+// This GPU, for ModelOptions.sizes.
 PlannedSizes plan_sizes(const GpuSpec *gpu, AttentionChoice attention);
 
 // The kinds of activations alive at the peak are the rows of a table in plan_memory.c, of which these are the last.
