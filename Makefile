@@ -137,7 +137,7 @@ DATA_TOOLS := $(patsubst %.c,%,$(filter-out data/tool.c,$(wildcard data/*.c)))
 all: train_gpt2 $(DATA_TOOLS) ## the best trainer for this machine, and the data tools
 
 # Compiled again when MPI comes or goes.
-MPI_OBJ := $(BUILD)/llmc/comm/channel_mpi.o $(BUILD)/llmc/comm/mpi_library.o $(BUILD)/llmc/cpu/collectives_mpi.o
+MPI_OBJ := $(BUILD)/llmc/comm/mpi_library.o $(BUILD)/llmc/cpu/collectives_mpi.o
 $(MPI_OBJ): FLAGS += $(MPI_CFLAGS)
 $(MPI_OBJ): $(BUILD)/mpi.flags
 $(BUILD)/mpi.flags: FORCE

@@ -2,7 +2,7 @@
 #include "llmc/base/append_file.h"
 
 #include "llmc/base/directory_lock.h"
-#include "llmc/base/limits.h"
+#include "llmc/base/file.h"
 #include "llmc/base/path_reason.h"
 
 #include <errno.h>
@@ -32,21 +32,14 @@ bool append_file_sync(AppendFile *f, Error *err) {
 }
 
 bool append_file_write(AppendFile *f, const void *record, size_t bytes, Error *err) {
-    const char *rest = record, *end = rest + bytes;
-    int error = 0;
-    while (rest < end && !error) { // once, except for signals and full disks: the second try gives the reason
-        const ssize_t n = write(f->fd, rest, (size_t)(end - rest));
-        if (n > 0) rest += n;
-        if (n == 0) error = ENOSPC;
-        if (n < 0 && errno != EINTR) error = errno;
-    }
-    if (!error) {
+    if (file_write_all(f->fd, f->path, record, bytes, err)) {
         f->end += (off_t)bytes;
         return true;
     }
-    // A partial record would corrupt the next one.
-    if (rest > (const char *)record && ftruncate(f->fd, f->end) != 0) error = errno;
-    return error_set(err, "%s: cannot be written: %s", f->path, limits_reason(error));
+    // A partial record would corrupt the next one. Pipes and devices keep what they have.
+    if (ftruncate(f->fd, f->end) != 0 && errno != EINVAL)
+        error_set(err, "%s: cannot be truncated: %s", f->path, strerror(errno));
+    return false;
 }
 
 void append_file_close(AppendFile *f) {

@@ -37,18 +37,6 @@ bool error_prefix(Error *err, const char *format, ...) {
     return false;
 }
 
-bool error_append(Error *err, const char *format, ...) {
-    if (!err) return false;
-    char text[sizeof err->text], whole[2 * sizeof err->text + 2];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    snprintf(whole, sizeof whole, "%s; %s", err->text, text);
-    utf8_make_visible(whole, err->text, sizeof err->text);
-    return false;
-}
-
 void bug_report(const char *file, int line, const char *format, ...) {
     fflush(stdout);
     fprintf(stderr, "bug: %s:%d: ", file, line);

@@ -38,9 +38,6 @@ bool error_set(Error *err, const char *format, ...) __attribute__((format(printf
 // Puts "prefix: " before the existing message; returns false.
 bool error_prefix(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// Puts "; more" after the existing message; returns false.
-bool error_append(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
 // Reports a bug on stderr and aborts.
 __attribute__((noreturn)) void bug_report(const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -133,30 +133,21 @@ void format_json_string(FILE *out, const char *text, size_t n) {
     fputc('"', out);
 }
 
-// Writes the first character of text as utf8_visible has it, but newlines and tabs as they are; returns its bytes.
-static size_t put_visible(FILE *out, const char *text, size_t n) {
-    char shown[UTF8_VISIBLE];
-    if (*text == '\n' || *text == '\t') {
-        fputc(*text, out);
-        return 1;
-    }
-    const size_t taken = utf8_visible(text, n, shown);
-    fputs(shown, out);
-    return taken;
-}
-
 void format_visible(FILE *out, const char *text, size_t n, const char *indent) {
-    fputs(indent, out);
-    if (n > 0 && text[n - 1] == '\n') n--;
+    char shown[UTF8_VISIBLE];
+    if (indent) fputs(indent, out);
+    if (indent && n > 0 && text[n - 1] == '\n') n--;
     for (size_t i = 0; i < n;) {
-        const bool line_ends = text[i] == '\n';
-        i += put_visible(out, text + i, n - i);
-        if (line_ends) fputs(indent, out);
+        const char c = text[i];
+        if (c == '\n' || c == '\t') {
+            fputc(c, out);
+            i++;
+        } else {
+            i += utf8_visible(text + i, n - i, shown);
+            fputs(shown, out);
+        }
+        if (c == '\n' && indent) fputs(indent, out);
     }
-}
-
-void format_visible_stream(FILE *out, const char *text, size_t n) {
-    for (size_t i = 0; i < n;) i += put_visible(out, text + i, n - i);
 }
 
 void format_vprint(FILE *out, const char *format, va_list args) {

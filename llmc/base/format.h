@@ -22,10 +22,9 @@ const char *format_exact(double x, char *buf, int size);
 // text as a JSON string, with quotes. Always valid JSON: bytes that are not UTF-8 become U+FFFD.
 void format_json_string(FILE *out, const char *text, size_t n);
 // text for a terminal, every line after `indent`. Control characters and bytes that are not UTF-8 are shown as \x1B,
-// because text from a model must not move the cursor. No newline at the end.
+// because text from a model must not move the cursor. No newline at the end. indent NULL: a piece of a longer text,
+// whose final newline is kept.
 void format_visible(FILE *out, const char *text, size_t n, const char *indent);
-// The same for a piece of a longer text: no indent, and a final newline is kept.
-void format_visible_stream(FILE *out, const char *text, size_t n);
 // fprintf for a line with text from outside in it, such as file names: only a newline at the end of the format ends the
 // line, any other is shown as \x0A.
 void format_print(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));

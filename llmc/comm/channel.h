@@ -1,4 +1,4 @@
-// A way to pass messages between processes: over TCP (channel_tcp.h) or MPI (channel_mpi.h). One is open at a time.
+// A way to pass messages between processes: over TCP (channel_tcp.h) or MPI (mpi_library.h). One is open at a time.
 #pragma once
 #include "llmc/base/error.h"
 

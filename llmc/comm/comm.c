@@ -3,8 +3,8 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/limits.h"
-#include "llmc/comm/channel_mpi.h"
 #include "llmc/comm/channel_tcp.h"
+#include "llmc/comm/mpi_library.h"
 #include "llmc/comm/watch.h"
 
 #include <errno.h>
@@ -40,10 +40,10 @@ const char *comm_launcher(void) { return comm.place.launcher; }
 
 bool comm_start(const CommOptions *options, Error *err) {
     Place place;
-    if (!place_find(&place, options, channel_mpi_open != NULL, err)) return false;
+    if (!place_find(&place, options, mpi_channel_open != NULL, err)) return false;
     if (place.size == 1) return true;
     if (place.mpi)
-        comm.channel = channel_mpi_open(&place, err);
+        comm.channel = mpi_channel_open(&place, err);
     else
         comm.channel = channel_tcp_open(&place, err);
     if (!comm.channel) return error_prefix(err, "%s, process %d of %d", place.launcher, place.rank, place.size);

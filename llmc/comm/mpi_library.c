@@ -1,11 +1,12 @@
 // Loads the MPI library when it has started several processes, so that a program that runs alone neither needs nor
-// loads it.
+// loads it; and the channel over it.
 #include "llmc/comm/mpi_library.h"
 
 #include "llmc/comm/watch.h"
 
 #ifdef HAVE_MPI
 #include <dlfcn.h>
+#include <limits.h>
 #include <sched.h>
 #include <string.h>
 
@@ -63,23 +64,47 @@ bool mpi_await(const char *call, int status, MPI_Request *request, Error *err) {
     }
 }
 
-bool mpi_open(Error *err) {
+static bool mpi_exchange(ExchangeKind kind, const void *mine, void *all, size_t bytes, Error *err) {
+    const int n = (int)bytes;
+    MPI_Request request;
+    REQUIRE(bytes <= INT_MAX, "a message of %zu bytes", bytes);
+    if (kind == EXCHANGE_GATHER) {
+        const int status = mpi.MPI_Iallgather(mine, n, mpi.byte, all, n, mpi.byte, mpi.world, &request);
+        return mpi_await("MPI_Iallgather", status, &request, err);
+    }
+    const int status = mpi.MPI_Ibcast(all, n, mpi.byte, 0, mpi.world, &request);
+    return mpi_await("MPI_Ibcast", status, &request, err);
+}
+
+static void mpi_close(int exit_code) {
+    if (exit_code) mpi.MPI_Abort(mpi.world, exit_code);
+    mpi.MPI_Finalize();
+    *mpi.name = '\0';
+}
+
+static const Channel *mpi_connect(Place *place, Error *err) {
+    static const Channel CHANNEL = {"MPI", mpi_exchange, mpi_close};
     void *library = NULL;
     int provided, length = 0;
     char text[MPI_MAX_LIBRARY_VERSION_STRING];
     for (size_t i = 0; !library && i < sizeof mpi_files / sizeof *mpi_files; i++)
         library = dlopen(mpi_files[i], RTLD_NOW | RTLD_GLOBAL); // global: MPI's plugins use its symbols
-    if (!library) return error_set(err, "MPI is not installed here: %s", dlerror());
+    if (!library) {
+        error_set(err, "MPI is not installed here: %s", dlerror());
+        return NULL;
+    }
     for (size_t i = 0; i < sizeof mpi_symbols / sizeof *mpi_symbols; i++) {
         void *address = dlsym(library, mpi_symbols[i].name);
-        if (!address)
-            return error_set(err, "the MPI library has no %s; build again with the MPI that starts the program",
-                             mpi_symbols[i].name);
+        if (!address) {
+            error_set(err, "the MPI library has no %s; build again with the MPI that starts the program",
+                      mpi_symbols[i].name);
+            return NULL;
+        }
         memcpy(mpi_symbols[i].pointer, &address, sizeof address);
     }
     // Only the main thread calls MPI.
     const int status = mpi.MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
-    if (!mpi_check("MPI_Init_thread", status, err)) return false;
+    if (!mpi_check("MPI_Init_thread", status, err)) return NULL;
     mpi.MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     mpi.MPI_Get_library_version(text, &length);
     text[strcspn(text, ",\n")] = '\0'; // "Open MPI v4.1.4, package: ..."
@@ -90,8 +115,18 @@ bool mpi_open(Error *err) {
     mpi.no_type = MPI_DATATYPE_NULL;
     mpi.MPI_Comm_size(mpi.world, &mpi.size);
     mpi.MPI_Comm_rank(mpi.world, &mpi.rank);
-    return true;
+    place->rank = mpi.rank;
+    if (mpi.size == place->size) return &CHANNEL;
+    error_set(err, "%s knows %d processes, %s says %d; was another MPI used to start them?", mpi.name, mpi.size,
+              place->launcher, place->size);
+    return NULL;
 }
+
+const Channel *(*const mpi_channel_open)(Place *place, Error *err) = mpi_connect;
+
+#else
+
+const Channel *(*const mpi_channel_open)(Place *place, Error *err) = NULL;
 
 #endif
 

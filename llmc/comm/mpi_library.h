@@ -1,7 +1,9 @@
-// The MPI library: for the channel (channel_mpi.c) and for the exchange of the CPU's devices
-// (llmc/cpu/collectives_mpi.c). mpi.h is that of the build (the Makefile sets HAVE_MPI where mpicc is).
+// The MPI library: the channel over it, between processes that mpirun or srun --mpi started, and what the exchange of
+// the CPU's devices needs of it (llmc/cpu/collectives_mpi.c). mpi.h is that of the build (the Makefile sets HAVE_MPI
+// where mpicc is).
 #pragma once
-#include "llmc/base/error.h"
+#include "llmc/comm/channel.h"
+#include "llmc/comm/place.h"
 
 #ifdef HAVE_MPI
 #include <mpi.h>
@@ -32,12 +34,13 @@ typedef struct {
 } MpiLibrary;
 extern MpiLibrary mpi;
 
-// Loads the library and calls MPI_Init.
-bool mpi_open(Error *err);
 // True if a call returned success; else a message.
 bool mpi_check(const char *call, int status, Error *err);
 // MPI_Wait for the request of a call that returned `status`. It ends when the run has failed, too.
 bool mpi_await(const char *call, int status, MPI_Request *request, Error *err);
 #endif
 
+// Loads the library, calls MPI_Init and fills in the rank. NULL with a message. NULL itself in a program that was built
+// without MPI.
+extern const Channel *(*const mpi_channel_open)(Place *place, Error *err);
 bool mpi_missing(Error *err); // false with a message: the program was built without MPI

@@ -69,10 +69,9 @@ bool cpu_find_code(CpuCodeChoice *wanted, const char *processor, Error *err) {
 #endif
     if (!cpu_choose_code(wanted, getenv("PRETRAIN_CPU"), has, processor, &cpu_backend.code_choice, err)) return false;
     cpu_backend.code = codes[cpu_backend.code_choice].code;
+    cpu_backend.code_name = codes[cpu_backend.code_choice].name;
     return true;
 }
-
-const char *cpu_code_name(void) { return codes[cpu_backend.code_choice].name; }
 
 // ------------------------------------------------------------------------------------------------- state and workspace
 

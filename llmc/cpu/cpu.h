@@ -29,9 +29,8 @@ typedef struct {
 bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool has[CPU_CODES], const char *processor,
                      CpuCodeChoice *chosen, Error *err);
 
-// Finds this process's code by that rule, before the backend is ready, and its name.
+// Finds this process's code by that rule, before the backend is ready.
 bool cpu_find_code(CpuCodeChoice *wanted, const char *processor, Error *err);
-const char *cpu_code_name(void);
 
 // The only state of the backend.
 typedef struct {
@@ -39,6 +38,7 @@ typedef struct {
     int threads;
     CpuCodeChoice code_choice; // never auto
     const CpuCode *code;
+    const char *code_name;
     DeviceFacts facts;
     Onednn *onednn;
     char *workspace; // the caller's memory, given by ops_set_workspace

@@ -27,21 +27,6 @@
 
 // ------------------------------------------------------------------------------------------------------ life and facts
 
-static void read_cpu_name(char *name, size_t size) {
-    snprintf(name, size, "CPU");
-    FILE *f = fopen("/proc/cpuinfo", "r");
-    if (!f) return;
-    char line[512];
-    while (fgets(line, sizeof line, f)) {
-        char *colon = strchr(line, ':');
-        if (strncmp(line, "model name", 10) != 0 || !colon) continue;
-        line[strcspn(line, "\n")] = '\0';
-        snprintf(name, size, "%s", colon + 1 + strspn(colon + 1, " \t"));
-        break;
-    }
-    fclose(f);
-}
-
 // Denormals to zero, in and out, in every worker: AdamW's moments decay into them, and each one costs over a hundred
 // cycles. libgomp keeps its workers, and those that it starts later inherit the setting from this thread. Returns the
 // number of workers.
@@ -128,9 +113,17 @@ void device_address(int number, char address[64]) {
 
 bool device_init(const DeviceOptions *options, Error *err) {
     REQUIRE(!cpu_backend.ready, "device_init: called twice");
-    char name[100];
+    char name[100] = "CPU", line[512];
     HostMemory memory;
-    read_cpu_name(name, sizeof name);
+    FILE *cpuinfo = fopen("/proc/cpuinfo", "r");
+    while (cpuinfo && fgets(line, sizeof line, cpuinfo)) {
+        const char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) != 0 || !colon) continue;
+        line[strcspn(line, "\n")] = '\0';
+        snprintf(name, sizeof name, "%s", colon + 1 + strspn(colon + 1, " \t"));
+        break;
+    }
+    if (cpuinfo) fclose(cpuinfo);
     CpuCodeChoice wanted;
     double quota; // of processor time, if that decided the number of threads; else 0
     if (!cpu_find_code(&wanted, name, err) || !host_memory_read("", &memory, err) ||
@@ -143,7 +136,8 @@ bool device_init(const DeviceOptions *options, Error *err) {
     f->units = cpu_backend.threads;
     int n = snprintf(f->name, sizeof f->name, "%.70s, %d thread%s", name, f->units, format_plural(f->units));
     if (quota > 0) snprintf(f->name + n, sizeof f->name - (size_t)n, " (a quota of %.3g processors)", quota);
-    snprintf(f->libraries, sizeof f->libraries, "vector code %s, oneDNN %s, OpenMP", cpu_code_name(), onednn_version());
+    snprintf(f->libraries, sizeof f->libraries, "vector code %s, oneDNN %s, OpenMP", cpu_backend.code_name,
+             onednn_version());
     f->memory_total = memory.total;
     f->memory_free = memory.available;
     enum { SMALLEST_CACHE = 16 << 20 }; // where the kernel tells of none, or of a share
@@ -153,7 +147,7 @@ bool device_init(const DeviceOptions *options, Error *err) {
     f->widens_bf16 = cpu_backend.code_choice != CPU_AVX512BF16 || !onednn_has_bf16();
     f->default_dtype = DTYPE_BF16;
     if (f->widens_bf16) f->default_dtype = DTYPE_FP32;
-    cpu_backend.resident_at_init = host_memory_resident();
+    cpu_backend.resident_at_init = host_memory_status("VmRSS:");
     cpu_backend.ready = true;
     return true;
 }
@@ -213,7 +207,7 @@ size_t device_memory_free(void) {
 // device_init.
 // The kernel's count is exact to some hundred KB; this function keeps it from decreasing.
 size_t device_memory_peak(void) {
-    size_t held = host_memory_resident_peak(), before = cpu_backend.resident_at_init;
+    size_t held = host_memory_status("VmHWM:"), before = cpu_backend.resident_at_init;
     if (held > before && held - before > cpu_backend.peak) cpu_backend.peak = held - before;
     return cpu_backend.peak;
 }

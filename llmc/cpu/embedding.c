@@ -58,16 +58,6 @@ void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe
 
 // ------------------------------------------------------------------------------------------------------- with its norm
 
-// 1 / rms of C values.
-static ALWAYS_INLINE V rstd_of_row(const void *row, int64_t first, int64_t C, float eps, DType E) {
-    V squares = vzero();
-    EACH_LANES(i, k, C, {
-        const V x = vload_first(k, row, first + i, E);
-        squares = vfma(x, x, squares);
-    });
-    return 1.0f / vsqrt(vsplat(vsum(squares) / (float)C + eps));
-}
-
 // rows (N,C) = the norms of the tokens' rows of wte; backward: it holds the gradient of these, and becomes that of the
 // rows.
 static void embedding_norm(const char *op, Tensor rows, Tensor tokens, Tensor wte, float eps, bool backward) {
@@ -80,8 +70,12 @@ static void embedding_norm(const char *op, Tensor rows, Tensor tokens, Tensor wt
     for (int64_t n = 0; n < N; n++)
         WITH_DTYPE(E, wte.dtype, {
             const int64_t e = token[n] * C;
-            const V rstd = rstd_of_row(table, e, C, eps, E);
-            V products = vzero();
+            V squares = vzero(), products = vzero();
+            EACH_LANES(i, k, C, {
+                const V x = vload_first(k, table, e + i, E);
+                squares = vfma(x, x, squares);
+            });
+            const V rstd = 1.0f / vsqrt(vsplat(vsum(squares) / (float)C + eps));
             EACH_LANES(i, k, backward ? C : 0, {
                 products = vfma(vload_first(k, to, n * C + i, E), vload_first(k, table, e + i, E), products);
             });

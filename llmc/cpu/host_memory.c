@@ -35,7 +35,7 @@ static void apply_group(void *context, const char *directory, int version) {
     memory->available = min_size(memory->available, limit - min_size(limit, held));
 }
 
-static size_t read_status(const char *key) {
+size_t host_memory_status(const char *key) {
     uint64_t kib;
     if (limits_read_number("/proc/self/status", key, &kib)) return (size_t)kib * 1024;
     return 0;
@@ -45,7 +45,7 @@ static size_t read_status(const char *key) {
 static void apply_limit(unsigned resource, const char *key, HostMemory *memory) {
     struct rlimit limit;
     if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-    const size_t allowed = limit.rlim_cur, held = read_status(key);
+    const size_t allowed = limit.rlim_cur, held = host_memory_status(key);
     memory->total = min_size(memory->total, allowed);
     memory->available = min_size(memory->available, allowed - min_size(allowed, held));
 }
@@ -84,6 +84,3 @@ size_t host_cache_bytes(const char *root) {
     }
     return bytes;
 }
-
-size_t host_memory_resident(void) { return read_status("VmRSS:"); }
-size_t host_memory_resident_peak(void) { return read_status("VmHWM:"); }

@@ -17,6 +17,6 @@ bool host_memory_read(const char *root, HostMemory *memory, Error *err);
 // could have: 384 MB for two cores of a virtual machine that have 32 MB.
 size_t host_cache_bytes(const char *root);
 
-// Bytes of RAM that this process holds now, and its peak so far (VmRSS, VmHWM); 0 where unknown.
-size_t host_memory_resident(void);
-size_t host_memory_resident_peak(void);
+// Bytes by a key of /proc/self/status: "VmRSS:", the RAM that this process holds now, "VmHWM:", its peak so far. 0
+// where unknown.
+size_t host_memory_status(const char *key);

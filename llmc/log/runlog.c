@@ -122,7 +122,7 @@ bool runlog_stream(void *context, const char *bytes, int64_t n) {
     RunLog *log = context;
     runlog_clear_bar(log);
     log->bar[0] = '\0'; // the next step draws it again
-    format_visible_stream(stdout, bytes, (size_t)n);
+    format_visible(stdout, bytes, (size_t)n, NULL);
     fflush(stdout);
     return !ferror(stdout);
 }

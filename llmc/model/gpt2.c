@@ -25,13 +25,6 @@ void gpt2_embedding_forward(const ModelConfig *config, Tensor out, Tensor tokens
         embedding_forward(out, tokens, wte, wpe);
 }
 
-// Adds dout (B,T,C), which is overwritten, to the gradients of wte, which a tied head has written, and of wpe.
-static void gpt2_embedding_backward(const ModelConfig *config, const Weights *g, Tensor wte, Tensor dout, Tensor tokens,
-                                    bool accumulate) {
-    if (config->embed_norm) embedding_norm_backward(dout, tokens, wte, EMBED_NORM_EPS);
-    embedding_backward(g->wte, g->wpe, dout, tokens, !config->untied || accumulate, accumulate);
-}
-
 // ------------------------------------------------------------------------------------------------------------ the norm
 
 void gpt2_norm_forward(const ModelConfig *config, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight,
@@ -173,15 +166,6 @@ static void linear_activation_backward(const Block *b, LinearLayer layer, Tensor
 
 // ------------------------------------------------------------------------------------------------------------- forward
 
-// Stores keys and values of a prompt in the cache of each sequence that begins with it.
-static void keep_prompt(const Block *b) {
-    Tensor cache = tensor_slice_first(b->cache, 1);
-    for (int64_t s = 0; s < b->cache.shape[0]; s++) {
-        kv_cache_store(cache, attention_input(b), 0);
-        cache.data = (char *)cache.data + tensor_bytes(cache);
-    }
-}
-
 // One transformer block, forward.
 //   residual1 -> ln1 -> qkv -> (q and k normalised, rotated) -> attention -> attproj (+ residual1) -> residual2 -> ln2
 //   -> fc -> gelu -> fcproj (+ residual2) -> out
@@ -196,7 +180,11 @@ void block_forward(const Block *b, Tensor out) {
     if (b->pass == PASS_TOKEN) {
         attention_decode(a->att, b->cache, attention_input(b), b->position);
     } else {
-        if (b->pass == PASS_PROMPT) keep_prompt(b);
+        for (int64_t s = 0; b->pass == PASS_PROMPT && s < b->cache.shape[0]; s++) { // each that begins with this prompt
+            Tensor cache = tensor_slice_first(b->cache, 1);
+            cache.data = (char *)cache.data + (size_t)s * tensor_bytes(cache);
+            kv_cache_store(cache, attention_input(b), 0);
+        }
         if (b->pass == PASS_PROMPT && b->number == b->model->options.config.L - 1) return;    // nobody reads its output
         attention_forward(a->att, a->lse, attention_input(b), num_heads(b), num_kv_heads(b)); // (B,T,NH HS), (B,NH,T)
     }
@@ -366,9 +354,11 @@ void gpt2_backward(Model *model, const MicroStep *s, int unit) {
     const bool is_fp32 = model_gradient_dtype(&model->options) == DTYPE_FP32;
     const bool accumulate = !s->first && is_fp32; // in place; otherwise add_gradients does
     if (unit == L) {                              // the parameters outside blocks
+        const ModelConfig *config = &model->options.config;
         const Weights g = model_gradients(model, 0);
-        gpt2_embedding_backward(&model->options.config, &g, model_weights(model, 0).wte, m.dresidual, m.inputs,
-                                accumulate);
+        if (config->embed_norm)
+            embedding_norm_backward(m.dresidual, m.inputs, model_weights(model, 0).wte, EMBED_NORM_EPS);
+        embedding_backward(g.wte, g.wpe, m.dresidual, m.inputs, !config->untied || accumulate, accumulate);
         add_gradients(model, PARAM_WTE, PARAM_WPE, 0, s->first);
         if (!is_fp32) micro_step_count(model_control(model), 1);
         return;

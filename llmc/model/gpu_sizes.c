@@ -111,17 +111,6 @@ int64_t cuda_size_cudnn_limit(int64_t free_bytes) { return free_bytes / 8; }
 
 // ------------------------------------------------------------------------------------------------------ the LM head
 
-// Every chunk after the first reads and writes dwte once more, 309 MB of fp32 for 124M, and ends three products with
-// their last waves. At most 3.4 GB, since a matmul operand should stay below 2^31 elements of 2 bytes. GPUs with less
-// memory use it better. The limits between them are far from any GPU's memory, of which a driver reports a few per cent
-// more or less than the datasheet does: the plan of another machine makes the same chunks.
-static int64_t max_chunk_bytes(int64_t memory) {
-    const int64_t GB = 1000 * 1000 * 1000, GIB = 1 << 30;
-    if (memory >= 120 * GB) return 34 * GB / 10;
-    if (memory >= 60 * GB) return 2 * GIB;
-    return GIB;
-}
-
 // The tile of the library's large 16-bit matmuls.
 enum { TILE_ROWS = 128, TILE_COLS = 256 };
 
@@ -132,12 +121,20 @@ static double busy_share(int64_t rows, int64_t C, int64_t num_sms) {
     return (double)tiles / (double)(ceil_div(tiles, num_sms) * num_sms);
 }
 
-// Equal chunks of at most max_chunk_bytes. Up to twice the smallest number of chunks is tried, but more are taken only
-// where they keep the multiprocessors busier by a twentieth. 124M parameters, 65,536 rows, bf16: on an H200 2 chunks of
-// 32,768 rows, busy 97 %; on a T4 13 of 5,120, busy 100 % (7: 94 %).
+// Equal chunks of at most max_bytes. Every chunk after the first reads and writes dwte once more, 309 MB of fp32 for
+// 124M, and ends three products with their last waves. At most 3.4 GB, since a matmul operand should stay below 2^31
+// elements of 2 bytes. GPUs with less memory use it better. The limits between them are far from any GPU's memory, of
+// which a driver reports a few per cent more or less than the datasheet does: the plan of another machine makes the
+// same chunks. Up to twice the smallest number of chunks is tried, but more are taken only where they keep the
+// multiprocessors busier by a twentieth. 124M parameters, 65,536 rows, bf16: on an H200 2 chunks of 32,768 rows, busy
+// 97 %; on a T4 13 of 5,120, busy 100 % (7: 94 %).
 int64_t cuda_size_head_chunk_rows(OpsShape shape, int num_sms, int64_t memory) {
     const int64_t N = shape.B * shape.T, row_bytes = shape.Vp * (int64_t)dtype_size(shape.dtype);
-    const int64_t limit = max_i64(max_chunk_bytes(memory) / row_bytes / TILE_ROWS * TILE_ROWS, TILE_ROWS);
+    const int64_t GB = 1000 * 1000 * 1000;
+    int64_t max_bytes = 1 << 30;
+    if (memory >= 60 * GB) max_bytes = (int64_t)2 << 30;
+    if (memory >= 120 * GB) max_bytes = 34 * GB / 10;
+    const int64_t limit = max_i64(max_bytes / row_bytes / TILE_ROWS * TILE_ROWS, TILE_ROWS);
     const int64_t fewest = ceil_div(N, limit);
     int64_t best = min_i64(N, round_up(ceil_div(N, fewest), TILE_ROWS));
     if (num_sms <= 1) return best;

@@ -144,7 +144,9 @@ Model *model_create(const ModelOptions *options, Error *err) {
               (model->unpacked = device_event_create(err)) != NULL;
     for (int i = 0; ok && i < NUM_GRAPHS; i++) ok = (model->graphs[i].graph = device_graph_create(err)) != NULL;
     for (int i = 0; ok && i < num_parts; i++) ok = (model->parts[i].graph = device_graph_create(err)) != NULL;
-    ok = ok && model_decoder_create(model, err);
+    if (ok && o->sequences > 0)
+        ok = (model->decoder.host = host_alloc((size_t)model_decoder_host_bytes(o), err)) != NULL &&
+             (model->decoder.graph = device_graph_create(err)) != NULL;
     if (!ok) {
         model_destroy(model);
         return NULL;
@@ -166,7 +168,8 @@ void model_destroy(Model *model) {
     for (int i = 0; model->parts && i < NUM_GRAPHS * num_parts_of(&model->options); i++)
         if (model->parts[i].graph) device_graph_destroy(model->parts[i].graph);
     free(model->parts);
-    model_decoder_destroy(model);
+    if (model->decoder.graph) device_graph_destroy(model->decoder.graph);
+    if (model->decoder.host) host_free(model->decoder.host);
     if (model->copied) device_event_destroy(model->copied);
     if (model->unpacked) device_event_destroy(model->unpacked);
     if (model->staging) host_free(model->staging);

@@ -12,21 +12,9 @@
 // step: one token of each sequence and the position.
 static int64_t prompt_tokens(const ModelOptions *o) { return o->sequences * o->T; }
 int64_t model_decoder_tokens(const ModelOptions *o) { return prompt_tokens(o) + o->sequences + 1; }
-
-bool model_decoder_create(Model *model, Error *err) {
-    const ModelOptions *o = &model->options;
-    if (o->sequences == 0) return true;
-    const int64_t tokens = model_decoder_tokens(o) * (int64_t)sizeof(int32_t);
-    const int64_t logits = o->sequences * o->config.Vp * (int64_t)dtype_size(o->dtype);
-    model->decoder.host = host_alloc((size_t)max_i64(tokens, logits), err);
-    model->decoder.graph = NULL;
-    if (model->decoder.host) model->decoder.graph = device_graph_create(err);
-    return model->decoder.graph != NULL;
-}
-
-void model_decoder_destroy(Model *model) {
-    if (model->decoder.graph) device_graph_destroy(model->decoder.graph);
-    if (model->decoder.host) host_free(model->decoder.host);
+int64_t model_decoder_host_bytes(const ModelOptions *o) {
+    return max_i64(model_decoder_tokens(o) * (int64_t)sizeof(int32_t),
+                   o->sequences * o->config.Vp * (int64_t)dtype_size(o->dtype));
 }
 
 // ------------------------------------------------------------------------------------------------------------- tensors
@@ -94,12 +82,20 @@ static void decode_blocks(const Model *model, Tensor logits) {
     matmul_forward(logits, a->ln1, gpt2_head_weight(&b.p), tensor_none());
 }
 
+static void check_decoder_tokens(const Model *model, const int32_t *tokens, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        REQUIRE(tokens[i] >= 0 && tokens[i] < model->options.config.V, "token %d in a vocabulary of %lld", tokens[i],
+                (long long)model->options.config.V);
+}
+
 // Tokens and position are adjacent in pinned memory and are uploaded with one copy. The ops read the position on the
 // device, so that one recording serves every token. Only the row of wpe is selected by the host, so the embedding stays
 // outside the recording.
-static void launch_step(Model *model, Tensor logits) {
+static void decode_token(Model *model, float *logits) {
+    const ModelOptions *o = &model->options;
     Decoder *d = &model->decoder;
-    const int64_t first = prompt_tokens(&model->options), S = d->sequences;
+    const int64_t Vp = o->config.Vp, V = o->config.V, first = prompt_tokens(o), S = d->sequences;
+    Tensor on_device = tensor_make(model_at(model, model->layout.decoder_logits), o->dtype, "logits", S, Vp, 0, 0);
     int32_t *host = host_tokens(model) + first;
     host[S] = (int32_t)d->length;
     Tensor inputs = device_tokens(model, "tokens", first, S, 1);
@@ -108,34 +104,18 @@ static void launch_step(Model *model, Tensor logits) {
     const Block b = model_block(model, 0, PASS_TOKEN, S, 1);
     Tensor wpe = b.p.wpe;
     if (wpe.data) wpe = tensor_slice_rows(wpe, d->length, tensor_rows(wpe) - d->length);
-    gpt2_embedding_forward(&model->options.config, b.a.residual1, inputs, b.p.wte, wpe);
+    gpt2_embedding_forward(&o->config, b.a.residual1, inputs, b.p.wte, wpe);
     if (ops_are_observed()) {
-        decode_blocks(model, logits);
-        return;
+        decode_blocks(model, on_device);
+    } else if (d->recorded != S || !device_graph_replay(d->graph)) {
+        d->recorded = S;
+        device_graph_begin(d->graph);
+        decode_blocks(model, on_device);
+        device_graph_end(d->graph);
     }
-    if (d->recorded == S && device_graph_replay(d->graph)) return;
-    d->recorded = S;
-    device_graph_begin(d->graph);
-    decode_blocks(model, logits);
-    device_graph_end(d->graph);
-}
-
-static void check_decoder_tokens(const Model *model, const int32_t *tokens, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        REQUIRE(tokens[i] >= 0 && tokens[i] < model->options.config.V, "token %d in a vocabulary of %lld", tokens[i],
-                (long long)model->options.config.V);
-}
-
-static void decode_token(Model *model, float *logits) {
-    const ModelOptions *o = &model->options;
-    Decoder *d = &model->decoder;
-    const int64_t Vp = o->config.Vp, V = o->config.V;
-    Tensor on_device =
-        tensor_make(model_at(model, model->layout.decoder_logits), o->dtype, "logits", d->sequences, Vp, 0, 0);
-    launch_step(model, on_device);
     copy_d2h(d->host, on_device.data, tensor_bytes(on_device), STREAM_COMPUTE);
     device_sync();
-    for (int64_t s = 0; s < d->sequences; s++)
+    for (int64_t s = 0; s < S; s++)
         convert_elements(logits + s * V, DTYPE_FP32, d->host + (size_t)(s * Vp) * dtype_size(o->dtype), o->dtype, V);
     d->length++;
 }

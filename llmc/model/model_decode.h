@@ -10,7 +10,7 @@ void model_decode_start(Model *model, const int32_t *prompts, int64_t n, int64_t
 void model_decode_step(Model *model, const int32_t *tokens, float *logits);
 int64_t model_decode_length(const Model *model); // tokens read so far
 
-// For the plan and the object: the number of i32 on the device, and the other memory of generation.
+// For the plan and the object: the number of i32 on the device, and the bytes of host memory that they, or the logits,
+// pass through.
 int64_t model_decoder_tokens(const ModelOptions *o);
-bool model_decoder_create(Model *model, Error *err);
-void model_decoder_destroy(Model *model);
+int64_t model_decoder_host_bytes(const ModelOptions *o);

@@ -89,19 +89,6 @@ static void plan_gradients(MemoryPlan *plan, Layout *layout, const ModelOptions 
     layout->own_gradients = memory_plan_add_always(plan, MEM_GRADIENTS, "own_gradients", most * size);
 }
 
-// A half of the exchange buffer receives this process's range of a block from all processes, or a part of that range
-// which is long enough for any network. The parameters outside blocks pass through it part by part.
-static void plan_exchange_buffer(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
-    const Partition *p = layout->partition;
-    const int64_t size = (int64_t)dtype_size(model_gradient_dtype(o)), enough = ((int64_t)256 << 20) / size;
-    int64_t longest = 0;
-    for (int u = 0; u + 1 < p->num_units; u++)
-        for (int r = 0; r < p->processes; r++) longest = max_i64(longest, range_size(partition_of_unit(p, u, r)));
-    const int64_t aligned = max_i64(enough / p->processes / PLAN_ALIGNMENT, 1) * PLAN_ALIGNMENT;
-    layout->exchange_elements = min_i64(longest, aligned) * p->processes;
-    layout->exchange = memory_plan_add_always(plan, MEM_WORKSPACE, "exchange", 2 * layout->exchange_elements * size);
-}
-
 static void plan_permanent(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     layout->gradients = layout->gradient_sums = layout->own_gradients = -1;
     layout->exchange = layout->step_losses = layout->norm = -1;
@@ -115,7 +102,19 @@ static void plan_permanent(MemoryPlan *plan, Layout *layout, const ModelOptions 
             layout->step_losses = memory_plan_add_always(plan, MEM_WORKSPACE, "step_losses", o->groups * o->B * 4);
         layout->norm =
             memory_plan_add_always(plan, MEM_WORKSPACE, "norm", layout->norm_columns * max_i64(o->processes, 1) * 4);
-        if (o->processes > 1) plan_exchange_buffer(plan, layout, o);
+    }
+    if (o->train && o->processes > 1) {
+        // A half of the exchange buffer receives this process's range of a block from all processes, or a part of that
+        // range which is long enough for any network. The parameters outside blocks pass through it part by part.
+        const Partition *p = layout->partition;
+        const int64_t size = (int64_t)dtype_size(model_gradient_dtype(o)), enough = ((int64_t)256 << 20) / size;
+        int64_t longest = 0;
+        for (int u = 0; u + 1 < p->num_units; u++)
+            for (int r = 0; r < p->processes; r++) longest = max_i64(longest, range_size(partition_of_unit(p, u, r)));
+        const int64_t aligned = max_i64(enough / p->processes / PLAN_ALIGNMENT, 1) * PLAN_ALIGNMENT;
+        layout->exchange_elements = min_i64(longest, aligned) * p->processes;
+        layout->exchange =
+            memory_plan_add_always(plan, MEM_WORKSPACE, "exchange", 2 * layout->exchange_elements * size);
     }
     plan_state(plan, layout, o);
     layout->control = memory_plan_add_always(plan, MEM_WORKSPACE, "control", (int64_t)sizeof(StepControl));
@@ -178,18 +177,6 @@ static void plan_block(MemoryPlan *plan, Layout *layout, const ModelOptions *o, 
     }
 }
 
-static void plan_model_acts(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
-    for (int i = 0; i < NUM_MODEL_ACTS; i++) {
-        const ModelActivationSpec *s = &model_activations[i];
-        layout->model_acts[i] = -1;
-        if ((s->train_only && !o->train) || !model_has(&o->config, s->presence)) continue;
-        const int last = !o->train && s->last > H_HEAD ? H_HEAD : s->last;
-        layout->model_acts[i] =
-            memory_plan_add(plan, MEM_ACTIVATIONS, s->name, activation_bytes(o, s->shape, o->B, o->T),
-                            model_tick_of_head(&o->config, s->first), model_tick_of_head(&o->config, last));
-    }
-}
-
 // Decoding gets its own ticks after the micro-step. Lifetimes never overlap, so the cache and its activations reuse the
 // memory of training, and a training run needs no more memory for them. All blocks share one set of activations, large
 // enough for a prompt of T tokens and for a token of every sequence. A block leaves its output in residual1, which the
@@ -230,7 +217,15 @@ MemoryPlan *model_plan_all(Layout *layout, const ModelOptions *o) {
     layout->partition = partition_create(&o->config, o->optimizer, o->groups, o->processes);
     plan_permanent(plan, layout, o);
     plan_micro_gradients(plan, layout, o);
-    plan_model_acts(plan, layout, o);
+    for (int i = 0; i < NUM_MODEL_ACTS; i++) {
+        const ModelActivationSpec *s = &model_activations[i];
+        layout->model_acts[i] = -1;
+        if ((s->train_only && !o->train) || !model_has(&o->config, s->presence)) continue;
+        const int last = !o->train && s->last > H_HEAD ? H_HEAD : s->last;
+        layout->model_acts[i] =
+            memory_plan_add(plan, MEM_ACTIVATIONS, s->name, activation_bytes(o, s->shape, o->B, o->T),
+                            model_tick_of_head(&o->config, s->first), model_tick_of_head(&o->config, last));
+    }
     for (int block = 0; block < o->config.L; block++) plan_block(plan, layout, o, block);
     plan_decoder(plan, layout, o);
     int64_t scratch = 0;

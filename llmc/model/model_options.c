@@ -5,35 +5,34 @@
 #include "llmc/device.h"
 #include "llmc/model/gpu_sizes.h"
 
-// fp8 matmuls need dimensions in multiples of 16: the dimensions of the model, and the tokens of a micro-batch. As a
-// micro-batch may have any number of sequences (-b auto, the last one of a step), T must be such a multiple.
-static bool check_fp8_options(const ModelOptions *o, Error *err) {
-    if (o->dtype != DTYPE_BF16)
-        return error_set(err, "--fp8: needs --dtype bf16, not %s; head and attention stay in bf16",
-                         dtype_name(o->dtype));
-    if (!device_facts()->supports[DTYPE_E4M3])
-        return error_set(err, "--fp8: %s has no fp8 matmuls (GPUs from sm_89 on have them); leave it out",
-                         device_facts()->name);
-    if (o->config.C % FP8_MULTIPLE != 0)
-        return error_set(err, "--fp8: C = %lld is not a multiple of %d", (long long)o->config.C, FP8_MULTIPLE);
-    const int64_t HS = model_head_size(&o->config),
-                  heads[] = {o->config.NH, o->config.NH + 2 * model_kv_heads(&o->config)};
-    for (int i = 0; i < 2; i++)
-        if (heads[i] * HS % FP8_MULTIPLE != 0)
-            return error_set(err,
-                             "--fp8: %lld heads of %lld are %lld columns of a matmul, not a multiple of %d; a head "
-                             "size that is one (HS) fits any number of heads",
-                             (long long)heads[i], (long long)HS, (long long)(heads[i] * HS), FP8_MULTIPLE);
-    if (o->config.d_ff % FP8_MULTIPLE != 0)
-        return error_set(err, "--fp8: d_ff = %lld is not a multiple of %d; use --d-ff %lld", (long long)o->config.d_ff,
-                         FP8_MULTIPLE, (long long)round_up(o->config.d_ff, FP8_MULTIPLE));
-    return o->T % FP8_MULTIPLE == 0 ||
-           error_set(err, "--fp8: -t %lld is not a multiple of %d; use %lld", (long long)o->T, FP8_MULTIPLE,
-                     (long long)round_up(o->T, FP8_MULTIPLE));
-}
-
 bool model_check_options(const ModelOptions *o, Error *err) {
-    if (o->fp8 && !check_fp8_options(o, err)) return false;
+    if (o->fp8) {
+        // Its matmuls need dimensions in multiples of 16: those of the model, and the tokens of a micro-batch. As a
+        // micro-batch may have any number of sequences (-b auto, the last one of a step), T must be such a multiple.
+        if (o->dtype != DTYPE_BF16)
+            return error_set(err, "--fp8: needs --dtype bf16, not %s; head and attention stay in bf16",
+                             dtype_name(o->dtype));
+        if (!device_facts()->supports[DTYPE_E4M3])
+            return error_set(err, "--fp8: %s has no fp8 matmuls (GPUs from sm_89 on have them); leave it out",
+                             device_facts()->name);
+        if (o->config.C % FP8_MULTIPLE != 0)
+            return error_set(err, "--fp8: C = %lld is not a multiple of %d", (long long)o->config.C, FP8_MULTIPLE);
+        const int64_t HS = model_head_size(&o->config),
+                      heads[] = {o->config.NH, o->config.NH + 2 * model_kv_heads(&o->config)};
+        for (int i = 0; i < 2; i++)
+            if (heads[i] * HS % FP8_MULTIPLE != 0)
+                return error_set(err,
+                                 "--fp8: %lld heads of %lld are %lld columns of a matmul, not a multiple of %d; a head "
+                                 "size that is one (HS) fits any number of heads",
+                                 (long long)heads[i], (long long)HS, (long long)(heads[i] * HS), FP8_MULTIPLE);
+        if (o->config.d_ff % FP8_MULTIPLE != 0)
+            return error_set(err, "--fp8: d_ff = %lld is not a multiple of %d; use --d-ff %lld",
+                             (long long)o->config.d_ff, FP8_MULTIPLE,
+                             (long long)round_up(o->config.d_ff, FP8_MULTIPLE));
+        if (o->T % FP8_MULTIPLE != 0)
+            return error_set(err, "--fp8: -t %lld is not a multiple of %d; use %lld", (long long)o->T, FP8_MULTIPLE,
+                             (long long)round_up(o->T, FP8_MULTIPLE));
+    }
     if (o->train && o->offload && !optimizer_is_elementwise(o->optimizer))
         return error_set(err,
                          "--offload optimizer: the state is streamed in slices, but %s needs whole matrices; use "
@@ -107,7 +106,10 @@ bool model_frees_gradients(const ModelOptions *o) {
 }
 
 Range model_own_range(const ModelOptions *o, const Partition *p, const Parameter *parameter, int index, int process) {
-    const int64_t numel = parameter_numel(parameter);
-    if (model_is_divided(o)) return partition_of_parameter(p, index, numel, process);
-    return (Range){0, numel};
+    const int64_t numel = parameter_numel(parameter), first = p->offsets[index];
+    if (!model_is_divided(o)) return (Range){0, numel};
+    const Range owned = partition_of_unit(p, p->units[index], process);
+    const int64_t begin = max_i64(owned.begin - first, 0), end = min_i64(owned.end - first, numel);
+    if (begin < end) return (Range){begin, end};
+    return (Range){0, 0};
 }

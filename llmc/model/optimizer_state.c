@@ -100,6 +100,10 @@ const char *parameter_group_name(ParameterGroup group) {
     return names[group];
 }
 
+static bool is_word(const char *text, size_t length, const char *word) {
+    return strlen(word) == length && strncmp(text, word, length) == 0;
+}
+
 static const struct {
     const char *name;
     size_t field;
@@ -111,35 +115,26 @@ static const struct {
     {"decay", offsetof(GroupRates, weight_decay), 0, 10},
 };
 
-// One part, "group.name=number", of `length` bytes.
-static bool parse_rate(GroupRates rates[NUM_GROUPS], const char *part, int length, Error *err) {
-    const int group_length = (int)strcspn(part, ".=,"), name_length = (int)strcspn(part, "=,") - group_length - 1;
-    for (int group = 0; group < NUM_GROUPS; group++) {
-        const char *of = parameter_group_name((ParameterGroup)group);
-        if ((int)strlen(of) != group_length || strncmp(part, of, (size_t)group_length) != 0) continue;
-        for (size_t i = 0; i < sizeof RATES_BY_NAME / sizeof *RATES_BY_NAME; i++) {
-            const char *name = RATES_BY_NAME[i].name, *number = part + group_length + 1 + name_length + 1;
-            if ((int)strlen(name) != name_length || strncmp(part + group_length + 1, name, strlen(name)) != 0) continue;
-            if (number > part + length) break;
-            char *end;
-            const double x = strtod(number, &end);
-            if (end == number || end != part + length || !(x >= RATES_BY_NAME[i].min && x <= RATES_BY_NAME[i].max))
-                return error_set(err, "%.*s: %s is a number from %g to %g", length, part, name, RATES_BY_NAME[i].min,
-                                 RATES_BY_NAME[i].max);
-            *(double *)(void *)((char *)&rates[group] + RATES_BY_NAME[i].field) = x;
-            return true;
-        }
-    }
-    return error_set(err,
-                     "%.*s: expected GROUP.NAME=NUMBER with a group out of embedding, head, matrices, vectors and a "
-                     "name out of beta1, beta2, eps, decay",
-                     length, part);
-}
-
 bool optimizer_parse_rates(GroupRates rates[NUM_GROUPS], const char *text, Error *err) {
-    for (size_t n; *text; text += n + (text[n] == ',')) {
-        n = strcspn(text, ",");
-        if (!parse_rate(rates, text, (int)n, err)) return false;
+    enum { COUNT = sizeof RATES_BY_NAME / sizeof *RATES_BY_NAME };
+    for (const char *part = text, *end; *part; part = end + (*end == ',')) {
+        end = part + strcspn(part, ",");
+        int group = 0, i = 0;
+        const size_t of_group = strcspn(part, ".=,"), of_name = strcspn(part + of_group, "=,");
+        const char *name = part + of_group + 1, *number = part + of_group + of_name + 1;
+        while (group < NUM_GROUPS && !is_word(part, of_group, parameter_group_name((ParameterGroup)group))) group++;
+        while (i < COUNT && (of_name == 0 || !is_word(name, of_name - 1, RATES_BY_NAME[i].name))) i++;
+        if (group == NUM_GROUPS || i == COUNT || number > end)
+            return error_set(err,
+                             "%.*s: expected GROUP.NAME=NUMBER with a group out of embedding, head, matrices, vectors "
+                             "and a name out of beta1, beta2, eps, decay",
+                             (int)(end - part), part);
+        char *read;
+        const double x = strtod(number, &read);
+        if (read == number || read != end || !(x >= RATES_BY_NAME[i].min && x <= RATES_BY_NAME[i].max))
+            return error_set(err, "%.*s: %s is a number from %g to %g", (int)(end - part), part, RATES_BY_NAME[i].name,
+                             RATES_BY_NAME[i].min, RATES_BY_NAME[i].max);
+        *(double *)(void *)((char *)&rates[group] + RATES_BY_NAME[i].field) = x;
     }
     return true;
 }

@@ -123,36 +123,10 @@ int64_t parameter_total(const ModelConfig *config) {
     return total;
 }
 
-// Element i takes word i % 4 of block i / 4 of the generator; words (0, 1) and (2, 3) make two normals each.
-enum { QUADS = 64 }; // blocks of the generator at a time, in loops that become vector code
-
-static void fill_normal(float *out, float std, uint64_t seed, uint64_t stream, int64_t first, int64_t n) {
-    enum { VALUES = 4 * QUADS };
-#pragma omp parallel for schedule(static)
-    for (int64_t block = first / VALUES; block <= (first + n - 1) / VALUES; block++) {
-        const int64_t start = block * VALUES;
-        const int64_t begin = max_i64(first, start), end = min_i64(first + n, start + VALUES);
-        uint32_t words[4][QUADS];
-        float values[VALUES];
-        for (int q = 0; q < QUADS; q++) {
-            const Philox bits = philox(seed, stream, (uint64_t)(start / 4 + q));
-            words[0][q] = bits.v[0];
-            words[1][q] = bits.v[1];
-            words[2][q] = bits.v[2];
-            words[3][q] = bits.v[3];
-        }
-        for (int q = 0; q < QUADS; q++) {
-            float x[4];
-            philox_normal2(words[0][q], words[1][q], x);
-            philox_normal2(words[2][q], words[3][q], x + 2);
-            for (int i = 0; i < 4; i++) values[4 * q + i] = std * x[i];
-        }
-        memcpy(out + (begin - first), values + (begin - start), (size_t)(end - begin) * sizeof *out);
-    }
-}
-
 void parameter_init_values(float *out, const ModelConfig *config, const Parameter *p, int index, uint64_t seed,
                            int64_t first, int64_t n) {
+    // Element i takes word i % 4 of block i / 4 of the generator; words (0, 1) and (2, 3) make two normals each.
+    enum { QUADS = 64, VALUES = 4 * QUADS }; // blocks of the generator at a time, in loops that become vector code
     InitKind kind = p->spec->init;
     if (kind == INIT_NORMAL_RESIDUAL && config->embed_norm) kind = INIT_ZERO;
     if (n <= 0) return;
@@ -162,7 +136,25 @@ void parameter_init_values(float *out, const ModelConfig *config, const Paramete
     }
     float std = 0.02f;
     if (kind != INIT_NORMAL) std /= sqrtf(2.0f * (float)config->L);
-    fill_normal(out, std, seed, ((uint64_t)STREAM_INIT << 32) + (uint64_t)index, first, n);
+    const uint64_t stream = ((uint64_t)STREAM_INIT << 32) + (uint64_t)index;
+#pragma omp parallel for schedule(static)
+    for (int64_t block = first / VALUES; block <= (first + n - 1) / VALUES; block++) {
+        const int64_t start = block * VALUES;
+        const int64_t begin = max_i64(first, start), end = min_i64(first + n, start + VALUES);
+        uint32_t words[4][QUADS];
+        float values[VALUES];
+        for (int q = 0; q < QUADS; q++) {
+            const Philox bits = philox(seed, stream, (uint64_t)(start / 4 + q));
+            for (int i = 0; i < 4; i++) words[i][q] = bits.v[i];
+        }
+        for (int q = 0; q < QUADS; q++) {
+            float x[4];
+            philox_normal2(words[0][q], words[1][q], x);
+            philox_normal2(words[2][q], words[3][q], x + 2);
+            for (int i = 0; i < 4; i++) values[4 * q + i] = std * x[i];
+        }
+        memcpy(out + (begin - first), values + (begin - start), (size_t)(end - begin) * sizeof *out);
+    }
     int64_t file_numel = p->file_rows * p->cols; // rows that pad the vocabulary stay 0
     for (int64_t i = max_i64(file_numel, first); i < first + n; i++) out[i - first] = 0.0f;
 }

@@ -150,11 +150,3 @@ Range partition_of_unit(const Partition *p, int unit, int process) {
     const int64_t *bounds = p->bounds + unit * (p->processes + 1) + process;
     return (Range){bounds[0], bounds[1]};
 }
-
-Range partition_of_parameter(const Partition *p, int parameter, int64_t numel, int process) {
-    const Range owned = partition_of_unit(p, p->units[parameter], process);
-    const int64_t first = p->offsets[parameter];
-    const int64_t begin = max_i64(owned.begin - first, 0), end = min_i64(owned.end - first, numel);
-    if (begin < end) return (Range){begin, end};
-    return (Range){0, 0};
-}

@@ -35,6 +35,5 @@ Partition *partition_create(const ModelConfig *config, OptimizerKind kind, int g
 void partition_destroy(Partition *p);
 int64_t partition_max_norm_parts(const ModelConfig *config, int groups);
 
-// The elements of the memory that a process owns of a unit, and the elements of a parameter that it owns.
+// The elements of the memory that a process owns of a unit.
 Range partition_of_unit(const Partition *p, int unit, int process);
-Range partition_of_parameter(const Partition *p, int parameter, int64_t numel, int process);

@@ -54,17 +54,6 @@ static bool not_understood(const char *text, const char *at, Error *err) {
     return error_set(err, "-r %.80s: '%.20s' is not understood; %s", text, at, FORMS);
 }
 
-// The op whose name is at *at, which is advanced past it; -1 if there is none.
-static int read_op(const char **at) {
-    for (int i = 0; i < NUM_OPS; i++) {
-        const size_t length = strlen(OPS[i].name);
-        if (strncmp(*at, OPS[i].name, length) != 0) continue;
-        *at += length;
-        return i;
-    }
-    return -1;
-}
-
 // A level, or ops joined by +, at *at in text.
 static bool read_recompute_set(const char *text, const char **at, int *set, Error *err) {
     *set = 0;
@@ -73,13 +62,16 @@ static bool read_recompute_set(const char *text, const char **at, int *set, Erro
         return true;
     }
     unsigned named = 0;
-    for (int op; (op = read_op(at)) >= 0; ++*at) {
+    for (;; ++*at) {
+        int op = 0;
+        while (op < NUM_OPS && strncmp(*at, OPS[op].name, strlen(OPS[op].name)) != 0) op++;
+        if (op == NUM_OPS) return not_understood(text, *at, err);
+        *at += strlen(OPS[op].name);
         if (named >> op & 1) return error_set(err, "-r %.80s: %s is given twice; leave one out", text, OPS[op].name);
         named |= 1U << op;
         *set |= OPS[op].set;
         if (**at != '+') return true;
     }
-    return not_understood(text, *at, err);
 }
 
 // A number from 1 to `most`.

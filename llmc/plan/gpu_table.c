@@ -145,32 +145,6 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
     return true;
 }
 
-// Finds the GPU of this process: the row of the table that is alike, or else the device's own
-// figures.
-static bool gpu_here(GpuChoice *gpu, Error *err) {
-    const DeviceFacts *f = device_facts();
-    if (strcmp(f->backend, "cpu") == 0)
-        return error_set(err, "--gpu this: this program computes on the CPU; name a GPU, such as --gpu h100");
-    memset(gpu, 0, sizeof *gpu);
-    for (int i = 0; i < COUNT; i++) {
-        const bool alike = TABLE[i].num_sms == f->units &&
-                           fabs(TABLE[i].peak_fp16 / f->peak_flops[DTYPE_FP16] - 1) < 0.05 &&
-                           fabs(TABLE[i].memory / (double)f->memory_total - 1) < 0.12;
-        if (!alike) continue;
-        gpu->spec = TABLE[i];
-        return true;
-    }
-    snprintf(gpu->name, sizeof gpu->name, "%.31s", f->name);
-    gpu->spec = (GpuSpec){.name = gpu->name,
-                          .memory = (double)f->memory_total,
-                          .peak_bf16 = f->peak_flops[DTYPE_BF16],
-                          .peak_fp16 = f->peak_flops[DTYPE_FP16],
-                          .peak_32 = f->peak_flops[DTYPE_FP32],
-                          .bandwidth = f->peak_bandwidth,
-                          .num_sms = f->units};
-    return true;
-}
-
 bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Error *err) {
     *count = 0;
     for (const char *at = names; *names; at++) {
@@ -180,8 +154,24 @@ bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Erro
             return error_set(err, "--gpu %.80s: no GPU before or after a comma; leave the comma out", names);
         if (*count == MOST_GPUS) return error_set(err, "--gpu: more than %d GPUs", MOST_GPUS);
         GpuChoice *gpu = &gpus[(*count)++];
-        if (here && !gpu_here(gpu, err)) return false;
         if (!here && !gpu_find(gpu, at, length, err)) return false;
+        if (here) { // the row of the table that is alike, or else the device's own figures
+            const DeviceFacts *f = device_facts();
+            if (strcmp(f->backend, "cpu") == 0)
+                return error_set(err, "--gpu this: this program computes on the CPU; name a GPU, such as --gpu h100");
+            snprintf(gpu->name, sizeof gpu->name, "%.31s", f->name);
+            gpu->spec = (GpuSpec){.name = gpu->name,
+                                  .memory = (double)f->memory_total,
+                                  .peak_bf16 = f->peak_flops[DTYPE_BF16],
+                                  .peak_fp16 = f->peak_flops[DTYPE_FP16],
+                                  .peak_32 = f->peak_flops[DTYPE_FP32],
+                                  .bandwidth = f->peak_bandwidth,
+                                  .num_sms = f->units};
+            for (int i = COUNT - 1; i >= 0; i--) // the first, where several are
+                if (TABLE[i].num_sms == f->units && fabs(TABLE[i].peak_fp16 / gpu->spec.peak_fp16 - 1) < 0.05 &&
+                    fabs(TABLE[i].memory / gpu->spec.memory - 1) < 0.12)
+                    *gpu = (GpuChoice){.spec = TABLE[i]};
+        }
         at += length;
         if (!*at) break;
     }

@@ -47,7 +47,9 @@ void plan_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
         plan->gpu = *gpu;
         if (*gpu->name) spec->name = plan->gpu.name;
         plan->sizes = plan_sizes(spec, r->attention);
-        plan->nccl = plan_nccl_bytes(spec, plan->gpus);
+        // NCCL takes 400 MB for each other GPU that NVLink connects (32 channels of 12 MB), at most 3 GB; without
+        // NVLink little.
+        if (spec->nvlink > 0) plan->nccl = fmin(0.4e9 * (plan->gpus - 1), 3e9);
         plan->room = spec->memory - plan_reserve(spec->memory) - plan->nccl;
         plan->model.sizes = &plan->sizes;
         plan->model.dtype = gpu_spec_dtype(spec, plan->model.dtype);

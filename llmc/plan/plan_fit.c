@@ -107,33 +107,29 @@ int plan_ladder(RecomputeChoice **ladder, const ModelConfig *config, int64_t T) 
     return n;
 }
 
-// Returns a lower bound of the bytes with this set in all blocks: while the logits exist, every
-// block holds what it keeps. That adds up, so a mixture of two sets needs at least the mixture of
-// their bounds, and few plans are made.
-static double least_bytes(const ModelOptions *model, int set) {
-    ModelOptions m = *model;
-    m.recompute = recompute_all(set);
-    MemoryPlan *plan = model_plan(&m);
-    int tick = 0;
-    double bytes = 0;
-    for (int i = 0; i < memory_plan_count(plan); i++)
-        if (strcmp(memory_plan_tensor(plan, i).name, "logits") == 0) tick = memory_plan_tensor(plan, i).first_use;
-    for (int i = 0; i < memory_plan_count(plan); i++) {
-        const PlannedTensor t = memory_plan_tensor(plan, i);
-        if (t.first_use == PLAN_ALWAYS || (t.first_use <= tick && t.last_use >= tick)) bytes += (double)t.bytes;
-    }
-    memory_plan_destroy(plan);
-    return bytes;
-}
-
 // Stores the first choice of the ladder that fits in model->recompute; false if none does.
 static bool fit_recompute(ModelOptions *model, double room) {
     RecomputeChoice *ladder;
-    double least[RECOMPUTE_BLOCK + 1]; // by set
+    // Lower bounds of the bytes with a set in all blocks: while the logits exist, every block holds what it keeps. That
+    // adds up, so a mixture of two sets needs at least the mixture of their bounds, and few plans are made.
+    double least[RECOMPUTE_BLOCK + 1] = {0}; // by set
     const int64_t L = model->config.L;
     bool fits = false;
     const int n = plan_ladder(&ladder, &model->config, model->T);
-    for (int s = 0; s < NUM_SETS; s++) least[SETS[s]] = least_bytes(model, SETS[s]);
+    for (int s = 0; s < NUM_SETS; s++) {
+        ModelOptions m = *model;
+        m.recompute = recompute_all(SETS[s]);
+        MemoryPlan *plan = model_plan(&m);
+        int tick = 0;
+        for (int i = 0; i < memory_plan_count(plan); i++)
+            if (strcmp(memory_plan_tensor(plan, i).name, "logits") == 0) tick = memory_plan_tensor(plan, i).first_use;
+        for (int i = 0; i < memory_plan_count(plan); i++) {
+            const PlannedTensor t = memory_plan_tensor(plan, i);
+            const bool lives = t.first_use == PLAN_ALWAYS || (t.first_use <= tick && t.last_use >= tick);
+            if (lives) least[SETS[s]] += (double)t.bytes;
+        }
+        memory_plan_destroy(plan);
+    }
     for (int i = 0; i < n && !fits; i++) {
         const double first = least[ladder[i].first_set] * (double)ladder[i].count,
                      others = least[ladder[i].set] * (double)(L - ladder[i].count);

@@ -14,11 +14,6 @@ PlannedSizes plan_sizes(const GpuSpec *gpu, AttentionChoice attention) {
 // load when they first run, cuDNN's handle, the tables of updates and recorded graphs.
 double plan_reserve(double memory) { return fmin(1e9, 0.06 * memory); }
 
-double plan_nccl_bytes(const GpuSpec *gpu, int gpus) {
-    if (gpu->nvlink <= 0) return 0;
-    return fmin(0.4e9 * (gpus - 1), 3e9);
-}
-
 double plan_room(bool automatic) {
     const DeviceFacts *facts = device_facts();
     const double available = (double)facts->memory_free, total = (double)facts->memory_total;

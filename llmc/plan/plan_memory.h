@@ -7,10 +7,6 @@
 // Bytes that the plan leaves free on a GPU with this much memory: 1 GB, at most 6%, for the CUDA context, kernels and
 // the libraries' own buffers.
 double plan_reserve(double memory);
-// Bytes that NCCL takes on each GPU of a machine with this number of GPUs, in addition to the reserve: 400 MB for each
-// other GPU that NVLink connects (32 channels of 12 MB), at most 3 GB; without NVLink little. Where a run has connected
-// its GPUs, they are taken already.
-double plan_nccl_bytes(const GpuSpec *gpu, int gpus);
 // Bytes of this machine's device memory for a plan: of a GPU the free memory less plan_reserve, under Windows a tenth
 // of it if that is more, since a full GPU would take host memory there; of a CPU the available memory, with -b auto or
 // -r auto less 5%, at least 256 MiB, for the program, oneDNN's buffers and the loader.

@@ -102,9 +102,11 @@ static bool check_extra(const SafetensorsEntry *e, const ModelConfig *config, Er
     error_set(err, "tensor %s is not part of a %s of %lld blocks with this config.json", e->name, what,
               (long long)config->L);
     if (strstr(e->name, "lora_") || strstr(e->name, ".base_layer."))
-        return error_append(err, "it is a LoRA adapter's: merge it into the model with merge_and_unload() and save "
-                                 "that");
-    return error_append(err, "save a %s without it", text_or(model_class(config), "model"));
+        return error_set(err,
+                         "%s; it is a LoRA adapter's: merge it into the model with merge_and_unload() and save "
+                         "that",
+                         err->text);
+    return error_set(err, "%s; save a %s without it", err->text, text_or(model_class(config), "model"));
 }
 
 // Finds a tensor of the table, or a part of it.
@@ -119,7 +121,8 @@ static bool open_tensor(HuggingFace *f, const Parameter *p, int part, int *place
     if (*place < 0) {
         error_set(err, "%s: tensor %s is missing", weight_shards_list(f->shards), name);
         return p->spec == &parameter_specs[PARAM_HEADW] &&
-               error_append(err, "\"tie_word_embeddings\" is false in config.json; true makes the embedding the head");
+               error_set(err, "%s; \"tie_word_embeddings\" is false in config.json; true makes the embedding the head",
+                         err->text);
     }
     if (p->transposed) { // in the file
         cols = rows;

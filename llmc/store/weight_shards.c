@@ -72,7 +72,7 @@ bool weight_shards_explain(const char *directory, Error *err) {
         if (fd >= 0) close(fd);
         free(path);
         if (!found) continue;
-        error_append(err, "%.100s is %s: %s", names[i], found->kind, found->advice);
+        error_set(err, "%s; %.100s is %s: %s", err->text, names[i], found->kind, found->advice);
         break;
     }
     directory_list_free(names, count);

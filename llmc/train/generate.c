@@ -314,7 +314,7 @@ void generated_free(Generated *result) {
 // UTF-8.
 static bool write_to_stdout(void *is_terminal, const char *bytes, int64_t n) {
     if (*(bool *)is_terminal) {
-        format_visible_stream(stdout, bytes, (size_t)n);
+        format_visible(stdout, bytes, (size_t)n, NULL);
         n = 0;
     }
     for (int length; n > 0; n -= length) {

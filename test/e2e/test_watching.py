@@ -126,7 +126,7 @@ def test_a_file_that_cannot_grow_does_not_stop_the_run(data, tmp_path):
     result = train("-e", "L=1,C=32,NH=1,T=32", "-t", 32, "-b", 1, *QUIET, "-n", 0, *data.flags, "-x", 2500, "-o",
                    tmp_path / "run", preexec_fn=limit_file_size(400_000))  # the largest file of the checkpoint has 300 KB
     for name in ("events.out.*", "main.log"):
-        assert len(re.findall(rf"{name}: cannot be written: File too large \(.*\); the run continues", result.stderr)) == 1
+        assert len(re.findall(rf"{name}: cannot write: File too large \(.*\); the run continues", result.stderr)) == 1
     assert "done        2500 steps" in result.stdout
 
 

@@ -516,10 +516,10 @@ TEST(a_full_disk_costs_whole_lines_only_and_is_reported_once) {
     Capture errors = capture_start(stderr);
     char *text = logged(false, 0, many_events);
     char *complaints = capture_end(&errors);
-    const char *of_log = strstr(complaints, "main.log: cannot be written: ");
+    const char *of_log = strstr(complaints, "main.log: cannot write: ");
     const char *of_events = strstr(complaints, "events.out.tfevents.");
     assert_non_null(of_log);
-    assert_null(strstr(of_log + 1, "main.log: cannot be written: "));
+    assert_null(strstr(of_log + 1, "main.log: cannot write: "));
     assert_non_null(of_events);
     assert_null(strstr(of_events + 1, "events.out.tfevents."));
     const char *second = strchr(complaints, '\n') + 1; // a line for each and nothing else

@@ -206,5 +206,5 @@ TEST(a_full_disk_costs_whole_records_only) {
     int records = 0;
     while (next_event(&length)) records++;
     assert_int_equal(records, expected);
-    assert_non_null(strstr(err.text, "cannot be written"));
+    assert_non_null(strstr(err.text, "cannot write"));
 }
