@@ -56,7 +56,7 @@ static bool check_named(const Tokenizer *t, const cJSON *item, int64_t number, E
             !check_off_flag(item, "single_word", err))
             return false;
     }
-    return !text || check_token(t, text, number, err) || error_append(err, "%s", save_again);
+    return !text || check_token(t, text, number, err) || error_set(err, "%s; %s", err->text, save_again);
 }
 
 // "bos_token": ..., "additional_special_tokens": [...]
@@ -99,7 +99,7 @@ static bool check_added(const Tokenizer *t, const cJSON *root, Error *err) {
     cJSON_ArrayForEach(item, root) {
         int64_t number;
         if (!json_int_value(item, 0, INT32_MAX, &number)) return error_set(err, "its values are not all numbers");
-        if (!check_token(t, item->string, number, err)) return error_append(err, "%s", save_again);
+        if (!check_token(t, item->string, number, err)) return error_set(err, "%s; %s", err->text, save_again);
     }
     return true;
 }
