@@ -60,7 +60,7 @@ void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe
 
 // rows (N,C) = the norms of the tokens' rows of wte; backward: it holds the gradient of these, and becomes that of the
 // rows.
-static void embedding_norm(const char *op, Tensor rows, Tensor tokens, Tensor wte, float eps, bool backward) {
+static void norm_of_embeddings(const char *op, Tensor rows, Tensor tokens, Tensor wte, float eps, bool backward) {
     const int64_t N = tensor_numel(tokens), C = tensor_cols(wte);
     const int32_t *token = tokens.data;
     const void *table = wte.data;
@@ -89,11 +89,11 @@ static void embedding_norm(const char *op, Tensor rows, Tensor tokens, Tensor wt
 }
 
 void backend_embedding_norm_forward(Tensor out, Tensor tokens, Tensor wte, float eps) {
-    embedding_norm("embedding_norm_forward", out, tokens, wte, eps, false);
+    norm_of_embeddings("embedding_norm_forward", out, tokens, wte, eps, false);
 }
 
 void backend_embedding_norm_backward(Tensor dout, Tensor tokens, Tensor wte, float eps) {
-    embedding_norm("embedding_norm_backward", dout, tokens, wte, eps, true);
+    norm_of_embeddings("embedding_norm_backward", dout, tokens, wte, eps, true);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward

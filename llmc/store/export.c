@@ -108,7 +108,7 @@ static bool check_existing_directory(const ExportTarget *t, const struct stat *s
     if (stat(t->parent, &parent) != 0 || parent.st_dev != st->st_dev || strcmp(t->path, "/") == 0)
         return error_set(err, "this is a mount point, which cannot be replaced; name a directory inside it");
     if (!own_directory_is(t->path, huggingface_files, HF_FILES, true, err))
-        return error_append(err, "name another directory");
+        return error_set(err, "%s; name another directory", err->text);
     bool has_all = true;
     for (int file = HF_WEIGHTS; file <= HF_CONFIG; file++) {
         char *path = path_join(t->path, huggingface_files[file].name);
