@@ -18,6 +18,7 @@
 #include "llmc/run/options_together.h"
 #include "llmc/run/processes.h"
 #include "llmc/run/report.h"
+#include "llmc/run/run_resume.h"
 #include "llmc/run/run_setup.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/export.h"
@@ -418,7 +419,7 @@ static int run_all(Run *run, Error *err) {
     const bool asks = o->plan != PLAN_NONE;
     if (!asks && !processes_meet(o, err)) return EXIT_BAD_INPUT;
     if (!asks && o->gpus > 1 && comm_size() == 1) return launch_processes(o->gpus, run->argv); // and waits for them
-    if (!comm_all_ok(run_setup_lock_and_resume(&run->setup, err), err)) // the options of a resumed run
+    if (!comm_all_ok(run_resume_lock(&run->setup, err), err)) // the options of a resumed run
         return run->setup.is_locked ? EXIT_RUN_FAILED : EXIT_BAD_INPUT;
     if (!asks) { // before the device is opened, so that its threads and memory are in the right place
         char gpu[64];
@@ -432,7 +433,7 @@ static int run_all(Run *run, Error *err) {
     if (asks && run_setup_plan(&run->setup, err)) return EXIT_OK;
     if (asks) return EXIT_BAD_INPUT;
     if (!processes_connect_devices(err) || !run_setup_resolve(&run->setup, err)) return EXIT_BAD_INPUT;
-    if (!comm_all_ok(run_setup_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
+    if (!comm_all_ok(run_resume_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
     measure_speed(run);
     if (!comm_all_ok(build_model(run, err), err)) return EXIT_RUN_FAILED;
     if (!comm_all_ok(load_model(run, err), err)) return EXIT_BAD_INPUT; // values that are wrong

@@ -40,19 +40,11 @@ typedef struct {
     Placement placement;
     int lock;        // of the directory of -o, until the end; 0: none
     size_t existing; // bytes of the longest beginning of -o that was there before: a refused start leaves no directory
-    bool is_locked;  // run_setup_lock_and_resume failed because another process runs there
+    bool is_locked;  // run_resume_lock failed because another process runs there
 } RunSetup;
 
-// -o and -y: the directory is locked for this process before anything in it is read. A fresh directory, or the newest
-// checkpoint in it that verifies, whose options then hold where none was given. Without a checkpoint those of
-// DIR/options.json do. First, because the device is opened with these options.
-bool run_setup_lock_and_resume(RunSetup *setup, Error *err);
-
-// Everything else, in order of dependency. After device_init.
+// Decides everything, in order of dependency. After run_resume_lock and device_init.
 bool run_setup_resolve(RunSetup *setup, Error *err);
-
-// Keeps the options in force in DIR/options.json, for a resume before there is a checkpoint. After run_setup_resolve.
-bool run_setup_save_options(const RunSetup *setup, Error *err);
 
 // --plan instead: no data is opened, the answer goes to stdout.
 bool run_setup_plan(RunSetup *setup, Error *err);

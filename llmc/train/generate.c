@@ -44,22 +44,17 @@ typedef struct {
 typedef struct {
     int32_t *tokens; // (samples, options->tokens): sample i is at tokens + i * options->tokens
     int64_t *counts; // (samples): the number of tokens, without an end-of-text that ended the sample
-    int64_t prompt_tokens, prompt_cut, slides;
-    double prompt_seconds, decode_seconds;
-    bool cut; // a signal came before all tokens were drawn
+    Generated facts; // all of it but the texts and the number of tokens
 } Drawn;
 
 // -------------------------------------------------------------------------------------------------------------- tokens
 
-// The text of one token: its bytes or, without a tokenizer, its number and a space. Valid until the next call; not
-// terminated.
-typedef struct {
-    char number[16];
-} TokenText;
-static const char *token_text(const Tokenizer *tokenizer, int32_t token, TokenText *memory, int64_t *bytes) {
+// The text of one token: its bytes or, without a tokenizer, its number and a space, in `number`. Not terminated.
+enum { TOKEN_NUMBER = 16 };
+static const char *token_text(const Tokenizer *tokenizer, int32_t token, char number[TOKEN_NUMBER], int64_t *bytes) {
     if (!tokenizer) {
-        *bytes = snprintf(memory->number, sizeof memory->number, "%d ", token);
-        return memory->number;
+        *bytes = snprintf(number, TOKEN_NUMBER, "%d ", token);
+        return number;
     }
     size_t length;
     const char *text = tokenizer_decode(tokenizer, token, &length);
@@ -80,7 +75,7 @@ static int32_t text_begin(const Tokenizer *tokenizer, int64_t V) {
 static bool encode_prompt(const Tokenizer *tokenizer, const char *prompt, int64_t bytes, int64_t V, int32_t **out,
                           int64_t *n, Error *err) {
     int32_t *grown = realloc(*out, (size_t)(*n + bytes + 1) * sizeof *grown);
-    if (!grown) return error_set(err, "the prompt of %lld bytes: out of memory", (long long)bytes);
+    REQUIRE_MEMORY(grown, "a prompt of %lld bytes", (long long)bytes);
     *out = grown;
     Encoder *encoder = encoder_create(tokenizer);
     const int64_t first = *n;
@@ -126,9 +121,9 @@ static void draw_tokens(Decoding *d, int64_t number, Drawn *drawn) {
         }
         drawn->tokens[s * o->tokens + drawn->counts[s]++] = d->next[s];
         if (s == 0 && o->sink) {
-            TokenText memory;
+            char digits[TOKEN_NUMBER];
             int64_t bytes;
-            const char *text = token_text(o->tokenizer, d->next[s], &memory, &bytes);
+            const char *text = token_text(o->tokenizer, d->next[s], digits, &bytes);
             // In portions that fit on the stack: a special token of a foreign tokenizer may be long.
             char out[256 + UTF8_MOST_HELD];
             for (int64_t done = 0, portion; done < bytes && !d->refused; done += portion) {
@@ -147,8 +142,8 @@ static void run_decoding(Decoding *d, const int32_t *prompt, int64_t n, int64_t 
     for (int64_t s = 0; s < samples; s++)
         memcpy(d->window + s * d->T, prompt + n - d->length, (size_t)d->length * sizeof *prompt);
     restart_decoding(d);
-    drawn->prompt_cut = n - d->length;
-    drawn->prompt_tokens = d->length;
+    drawn->facts.prompt_cut = n - d->length;
+    drawn->facts.prompt_tokens = d->length;
     for (int64_t i = 0; i < d->options->tokens; i++) {
         watch_progress();
         if (i > 0) { // the last tokens are appended, in a full window to its last half
@@ -161,19 +156,19 @@ static void run_decoding(Decoding *d, const int32_t *prompt, int64_t n, int64_t 
                 window[kept] = d->next[s];
             }
             d->length = kept + 1;
-            drawn->slides += full;
+            drawn->facts.slides += full;
             if (full)
                 restart_decoding(d);
             else
                 model_decode_step(d->model, d->next, d->logits);
         }
         draw_tokens(d, first + i, drawn);
-        if (i == 0) drawn->prompt_seconds = now_seconds() - began;
+        if (i == 0) drawn->facts.prompt_seconds = now_seconds() - began;
         if (d->running == 0 || d->refused) break;
-        drawn->cut = i + 1 < d->options->tokens && signals_pending();
-        if (drawn->cut) break;
+        drawn->facts.cut = i + 1 < d->options->tokens && signals_pending();
+        if (drawn->facts.cut) break;
     }
-    drawn->decode_seconds = now_seconds() - began - drawn->prompt_seconds;
+    drawn->facts.decode_seconds = now_seconds() - began - drawn->facts.prompt_seconds;
     if (d->options->sink) {
         char out[UTF8_MOST_HELD];
         const int64_t held = utf8_stream_end(&d->held, out);
@@ -236,7 +231,7 @@ static bool encode_beginning(const GenerateOptions *o, int64_t V, int32_t **toke
     if (!o->tokenizer && *prompt)
         return error_set(err, "--prompt: there is no tokenizer to read it with; name one with --tokenizer");
     *tokens = malloc(sizeof **tokens);
-    if (!*tokens) return error_set(err, "out of memory");
+    REQUIRE_MEMORY(*tokens, "a prompt");
     *n = 0;
     if (begin >= 0)
         (*tokens)[(*n)++] = begin;
@@ -245,21 +240,21 @@ static bool encode_beginning(const GenerateOptions *o, int64_t V, int32_t **toke
     return !*prompt || encode_prompt(o->tokenizer, prompt, (int64_t)strlen(prompt), V, tokens, n, err);
 }
 
-// The prompt and the text of n tokens, malloced; NULL: out of memory.
+// The prompt and the text of n tokens, malloced.
 static char *text_of(const GenerateOptions *o, const int32_t *tokens, int64_t n, int64_t *bytes) {
     const char *prompt = text_or(o->prompt, "");
     size_t total = strlen(prompt);
-    TokenText memory;
+    char number[TOKEN_NUMBER];
     int64_t length;
     for (int64_t i = 0; i < n; i++) {
-        token_text(o->tokenizer, tokens[i], &memory, &length);
+        token_text(o->tokenizer, tokens[i], number, &length);
         total += (size_t)length;
     }
     char *text = malloc(total + 1);
-    if (!text) return NULL;
+    REQUIRE_MEMORY(text, "a text");
     char *end = stpcpy(text, prompt);
     for (int64_t i = 0; i < n; i++) {
-        const char *piece = token_text(o->tokenizer, tokens[i], &memory, &length);
+        const char *piece = token_text(o->tokenizer, tokens[i], number, &length);
         memcpy(end, piece, (size_t)length);
         end += length;
     }
@@ -273,28 +268,20 @@ bool generate(Model *model, const GenerateOptions *options, Generated *result, E
     int64_t n = 0;
     Drawn drawn = {0};
     memset(result, 0, sizeof *result);
-    bool ok = encode_beginning(options, model_options(model)->config.V, &prompt, &n, err) &&
-              decode_tokens(model, options, prompt, n, 0, &drawn, err);
+    const bool ok = encode_beginning(options, model_options(model)->config.V, &prompt, &n, err) &&
+                    decode_tokens(model, options, prompt, n, 0, &drawn, err);
     if (ok) {
-        *result = (Generated){.samples = options->samples,
-                              .prompt_tokens = drawn.prompt_tokens,
-                              .prompt_cut = drawn.prompt_cut,
-                              .slides = drawn.slides,
-                              .prompt_seconds = drawn.prompt_seconds,
-                              .decode_seconds = drawn.decode_seconds,
-                              .cut = drawn.cut,
-                              .texts = calloc((size_t)options->samples, sizeof *result->texts),
-                              .bytes = calloc((size_t)options->samples, sizeof *result->bytes)};
-        ok = result->texts && result->bytes;
-        for (int64_t s = 0; ok && s < options->samples; s++) {
+        *result = drawn.facts;
+        result->samples = options->samples;
+        result->texts = calloc((size_t)options->samples, sizeof *result->texts);
+        result->bytes = calloc((size_t)options->samples, sizeof *result->bytes);
+        REQUIRE_MEMORY(result->texts && result->bytes, "the texts of samples");
+        for (int64_t s = 0; s < options->samples; s++) {
             const int32_t *tokens = drawn.tokens + s * options->tokens;
             result->texts[s] = text_of(options, tokens, drawn.counts[s], &result->bytes[s]);
             result->new_tokens += drawn.counts[s];
-            ok = result->texts[s] != NULL;
         }
-        if (!ok) error_set(err, "the texts of %lld samples: out of memory", (long long)options->samples);
     }
-    if (!ok) generated_free(result);
     drawn_free(&drawn);
     free(prompt);
     return ok;
@@ -335,15 +322,15 @@ static bool read_input_line(char **line, int64_t *n, Error *err) {
     enum { POLL_MILLISECONDS = 100 }; // a signal received by another thread does not end our poll
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
     for (*n = 0; !signals_pending();) {
-        char byte = '\n', *grown;
+        char byte = '\n';
         if (poll(&input, 1, POLL_MILLISECONDS) <= 0) continue;
         const ssize_t got = read(STDIN_FILENO, &byte, 1);
         if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
         if (got < 0 && errno != EIO) return error_set(err, "stdin: cannot be read: %s", strerror(errno));
         if (got <= 0 && *n == 0) break; // EIO: the terminal was closed
         if ((*n & (*n - 1)) == 0) {     // full at every power of two
-            if (!(grown = realloc(*line, 2 * (size_t)*n + 2))) return error_set(err, "a line of stdin: out of memory");
-            *line = grown;
+            *line = realloc(*line, 2 * (size_t)*n + 2);
+            REQUIRE_MEMORY(*line, "a line of stdin");
         }
         if (byte == '\n') {
             *n -= *n > 0 && (*line)[*n - 1] == '\r';
@@ -374,7 +361,7 @@ static bool answer_line(Model *model, const GenerateOptions *o, const char *line
         *n = most;
     }
     int32_t *grown = realloc(*said, (size_t)(*n + o->tokens + 1) * sizeof *grown);
-    if (!grown) return error_set(err, "a conversation of %lld tokens: out of memory", (long long)*n);
+    REQUIRE_MEMORY(grown, "a conversation of %lld tokens", (long long)*n);
     *said = grown;
     Drawn new;
     const bool ok = decode_tokens(model, o, grown, *n, *drawn, &new, err);
@@ -385,8 +372,9 @@ static bool answer_line(Model *model, const GenerateOptions *o, const char *line
     *drawn += count;
     if (ok) putchar('\n');
     if (ok && *(bool *)o->context) {
-        printf("[%lld tokens after %lld", (long long)count, (long long)new.prompt_tokens);
-        if (count > 1 && new.decode_seconds > 0) printf(", %.1f tokens/s", (double)(count - 1) / new.decode_seconds);
+        printf("[%lld tokens after %lld", (long long)count, (long long)new.facts.prompt_tokens);
+        if (count > 1 && new.facts.decode_seconds > 0)
+            printf(", %.1f tokens/s", (double)(count - 1) / new.facts.decode_seconds);
         puts("]");
     }
     drawn_free(&new);

@@ -1,0 +1,169 @@
+// See run_resume.h.
+#include "llmc/run/run_resume.h"
+
+#include "llmc/base/atomic_file.h"
+#include "llmc/base/directory.h"
+#include "llmc/base/directory_lock.h"
+#include "llmc/base/file.h"
+#include "llmc/base/format.h"
+#include "llmc/base/json.h"
+#include "llmc/base/own_file.h"
+#include "llmc/base/path.h"
+#include "llmc/base/path_reason.h"
+#include "llmc/run/advice.h"
+#include "llmc/run/processes.h"
+#include "llmc/store/checkpoint.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char OPTIONS_FILE[] = "options.json"; // in the directory of -o
+enum { MAX_OPTIONS_BYTES = 16 << 20 };             // it may hold a long prompt
+static const char OPTIONS_MARK[] = "\"train-data\":\"", OPTIONS_SEAL_MARK[] = ",\n  \"xxh3\": \"";
+
+// The object in an options.json, malloced; its checksum is verified and left out.
+static char *read_remembered(const char *path, Error *err) {
+    size_t bytes;
+    char *text = file_read_all(path, MAX_OPTIONS_BYTES, &bytes, err);
+    if (!text) return NULL;
+    if (!json_check_seal(text, bytes, err)) {
+        error_prefix(err, "%s", path);
+        free(text);
+        return NULL;
+    }
+    memcpy(text + bytes - JSON_SEAL_BYTES, "}", 2);
+    return text;
+}
+
+// Adopts the directory in which the run was begun from its options.json, if it has one.
+static void take_begun_directory(Options *o, const char *run) {
+    char *path = path_join(run, OPTIONS_FILE);
+    Error unread;
+    if (file_exists(path)) {
+        char *json = read_remembered(path, &unread);
+        cJSON *then = NULL;
+        if (json) then = json_parse(json, strlen(json), &unread);
+        if (then)
+            options_adopt_directory(o, then);
+        else
+            advice_print("%s; where the run was begun is not known", unread.text);
+        cJSON_Delete(then);
+        free(json);
+    }
+    free(path);
+}
+
+// A run that ended before its first checkpoint restarts from its beginning with its original options.
+static bool adopt_remembered(RunSetup *s, Error *err) {
+    char *path = path_join(s->options.output, OPTIONS_FILE);
+    // A file in which one mark is damaged is still ours.
+    const bool known = own_file_is(path, OPTIONS_MARK) || own_file_is(path, OPTIONS_SEAL_MARK);
+    const int reason = errno;
+    char *json = NULL;
+    bool ok = true;
+    if (known) {
+        json = read_remembered(path, err);
+        ok = json && (options_adopt_json(&s->options, json, false, err) || error_prefix(err, "%s", path));
+        if (!json) error_set(err, "%.700s; remove it, and give the options again", err->text);
+    } else if (reason != 0) {
+        ok = error_set(err, "%s: cannot be read: %s", path, path_reason(path, reason).text);
+    }
+    if (ok)
+        advice_print("-y 1: no checkpoint in %s yet; starting from the beginning%s%s", s->options.output,
+                     text_if(known, " with the options in "), text_if(known, path));
+    s->state.seed = (uint64_t)s->options.seed;
+    free(json);
+    free(path);
+    return ok;
+}
+
+bool run_resume_save_options(const RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    if (!*o->output || o->max_steps == 0 || o->profile > 0 || comm_rank() > 0) return true; // nothing to save there
+    // A mark of a shorter run.
+    if (s->first_step < s->total_steps) checkpoint_unmark_done(o->output);
+    char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o, true);
+    const size_t body = strlen(json) - 1; // without the brace
+    char *sealed = malloc(body + JSON_SEAL_BYTES + 1);
+    REQUIRE_MEMORY(sealed, "the options");
+    memcpy(sealed, json, body); // NOLINT(bugprone-not-null-terminated-result): the seal ends it
+    json_make_seal(sealed + body, sealed, body);
+    const bool ok = own_file_write(path, OPTIONS_MARK, sealed, body + JSON_SEAL_BYTES, err);
+    free(sealed);
+    free(json);
+    free(path);
+    return ok;
+}
+
+// Locks the directory for this process and sets resume_path to the newest checkpoint in it that verifies, if this is a
+// resume.
+static bool find_checkpoint(RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o");
+    if (!o->plan) { // a plan changes nothing there
+        s->existing = directory_existing(o->output);
+        if (!directory_make(o->output, err)) return error_prefix(err, "-o");
+        s->is_locked = !directory_hold(o->output, &s->lock, err);
+        if (s->is_locked) return error_prefix(err, "-o %s", o->output);
+        checkpoint_clean(o->output);
+        char *path = path_join(o->output, OPTIONS_FILE);
+        atomic_file_clean(path);
+        free(path);
+    }
+    bool exists;
+    if (!o->resume)
+        return checkpoint_exists(o->output, &exists, err) &&
+               (!exists || o->max_steps == 0 ||
+                error_set(err,
+                          "-o %s: contains checkpoints of an earlier run; resume with -y 1, or name another directory",
+                          o->output));
+    char *skipped = NULL, size[64];
+    const double bytes = checkpoint_newest_bytes(o->output);
+    if (bytes >= 0x1p30) // more than a second
+        advice_print("-y 1: checking the newest checkpoint in %s, %s", o->output, format_bytes(bytes, size, 64));
+    err->text[0] = '\0';
+    const bool found = checkpoint_find_latest(o->output, &s->resume_path, &skipped, err);
+    const bool damaged = skipped != NULL;
+    if (damaged) advice_print("%s", skipped);
+    free(skipped);
+    if (found) return true;
+    if (err->text[0]) return false;
+    return !damaged ||
+           error_set(err, "-y 1: no checkpoint in %s is intact; repair them, or move them away to start over",
+                     o->output);
+}
+
+// -o and -y: a fresh directory, or the newest checkpoint in it that verifies.
+bool run_resume_lock(RunSetup *s, Error *err) {
+    const Options *o = &s->options;
+    s->state.seed = (uint64_t)o->seed;
+    s->state.best_val_loss = INFINITY;
+    s->state.eot = -1;
+    s->state.control = step_control_initial(1.0f);
+    // -e CHECKPOINT -x 0: the checkpoint is evaluated at its step, on the data of its run unless -j names others.
+    // Imported weights have no step and no data of their own.
+    TrainerState state;
+    Error none;
+    if (o->max_steps == 0 && !o->resume && checkpoint_load_state(o->model, &state, &none)) {
+        s->state.step = state.step;
+        char *run = path_parent(o->model);
+        take_begun_directory(&s->options, run);
+        free(run);
+        options_adopt_json(&s->options, state.options_json, true, &none);
+        trainer_state_free(&state);
+    }
+    if (!*o->output) return true;
+    if (!comm_all_ok(comm_rank() > 0 || find_checkpoint(s, err), err)) return false; // process 0 has the directory
+    if (!processes_share_text(&s->resume_path, err)) return false;
+    if (!s->resume_path) return !o->resume || adopt_remembered(s, err);
+    take_begun_directory(&s->options, o->output);
+    if (!checkpoint_load_state(s->resume_path, &s->state, err) ||
+        !options_adopt_json(&s->options, s->state.options_json, false, err))
+        return false;
+    if (s->state.seed != (uint64_t)o->seed)
+        return error_set(err, "--seed %lld: the run in %s was started with --seed %lld and resumes only with it",
+                         (long long)o->seed, o->output, (long long)s->state.seed);
+    return true;
+}
