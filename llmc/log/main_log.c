@@ -1,6 +1,7 @@
 // See main_log.h. A log is read line by line, and only lines that end in a newline count.
 #include "llmc/log/main_log.h"
 
+#include "llmc/base/atomic_file.h"
 #include "llmc/base/file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/own_file.h"
@@ -28,15 +29,15 @@ static double step_of(const char *line, size_t length, bool *is_evaluation) {
 }
 
 // Removes the evaluations of a step; or else damaged lines and those of later steps. *dropped: there was such a line.
-// The log is cut before the first one, and the others after it are appended again. Lines without a step at the end
-// belong to the later steps before them. may_cut false: only looks.
+// The log is cut before the first one; if it has others after it, a file without them takes its place at once. Lines
+// without a step at the end belong to the later steps before them. may_cut false: only looks.
 static bool drop_lines(AppendFile *f, double step, bool evaluations, bool may_cut, bool *dropped, Error *err) {
-    char *line = NULL, *others = NULL;
-    size_t capacity = 0, bytes = 0, length = 0, wanted = 0; // of the others
+    char *line = NULL, *kept = NULL;
+    size_t capacity = 0, bytes = 0, length = 0, wanted = 0; // of what is kept
     off_t end = 0, keep = -1;
     FILE *in = fopen(f->path, "re");
     if (!in) return error_set(err, "%s: cannot be read: %s", f->path, path_reason(f->path, errno).text);
-    FILE *out = text_open(&others, &bytes);
+    FILE *out = text_open(&kept, &bytes);
     ssize_t n;
     while ((n = getline(&line, &capacity, in)) > 0 && line[n - 1] == '\n') {
         bool is_evaluation;
@@ -44,10 +45,10 @@ static bool drop_lines(AppendFile *f, double step, bool evaluations, bool may_cu
         bool drops = of > step || memchr(line, '\0', (size_t)n);
         if (evaluations) drops = is_evaluation && of == step;
         if (drops && keep < 0) keep = end;
-        if (!drops && keep >= 0) {
+        if (!drops) {
             fwrite(line, 1, (size_t)n, out);
             length += (size_t)n;
-            if (of >= 0 || evaluations) wanted = length;
+            if (keep < 0 || of >= 0 || evaluations) wanted = length;
         }
         end += n;
     }
@@ -58,13 +59,22 @@ static bool drop_lines(AppendFile *f, double step, bool evaluations, bool may_cu
     free(line);
     *dropped = keep >= 0;
     if (keep < 0) keep = end;
-    if (may_cut) ok = ok && append_file_cut(f, keep, err) && append_file_write(f, others, wanted, err);
-    free(others);
+    if (ok && may_cut && wanted == (size_t)keep) ok = append_file_cut(f, keep, err);
+    if (ok && may_cut && wanted > (size_t)keep) {
+        char *path = strdup(f->path);
+        REQUIRE_MEMORY(path, "a path");
+        append_file_close(f);
+        ok = file_write_atomic(path, kept, wanted, err) && append_file_open(f, path, false, err) &&
+             append_file_cut(f, (off_t)wanted, err);
+        free(path);
+    }
+    free(kept);
     return ok;
 }
 
 bool main_log_open(AppendFile *f, const char *path, bool append, int64_t first_step, Error *err) {
     bool dropped;
+    atomic_file_clean(path); // of drop_lines, killed
     if (!own_file_make_way(path, LOG_MARK, err) || !append_file_open(f, path, false, err)) return false;
     if (append) return file_size(f->fd) == 0 || drop_lines(f, (double)first_step, false, true, &dropped, err);
     if (file_size(f->fd) == 0) return true;

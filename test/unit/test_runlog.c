@@ -3,8 +3,10 @@
 #include "llmc/model/model_numerics.h"
 #include "test/fixture.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 static Error err;
 
@@ -376,8 +378,11 @@ TEST(a_resumed_log_loses_damaged_lines_and_no_others) {
         const int n = snprintf(content, sizeof content, "%s%s%s%s", EARLIER, damaged[i], end, later);
         for (char *at = content; (at = strchr(at, '?'));) *at = '\0', at += strlen(at) + 1;
         write_bytes(tmp_file("main.log"), content, (size_t)n);
-        const int length = snprintf(kept, sizeof kept, "%s%s", EARLIER, end);
-        char *text = logged(true, 5, one_event);
+        const int length = snprintf(kept, sizeof kept, "%s%s", EARLIER, end), fd = open(tmp_file("main.log"), O_RDONLY);
+        char *text = logged(true, 5, one_event), before[1024];
+        assert_int_equal(pread(fd, before, sizeof before, 0), n); // replaced at once, never half rewritten
+        assert_memory_equal(before, content, (size_t)n);
+        close(fd);
         assert_memory_equal(text, kept, (size_t)length);
         cJSON_Delete(event_at(text + length, 0));
         assert_string_equal(strchr(text + length, '\n'), "\n");
