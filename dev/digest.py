@@ -126,7 +126,7 @@ def texts():
         for form in "text", "json":
             gpus = ["--plan", form, "--gpu", "h200,a100,t4,rtx4090,24G", "-i", "shards/train_*.bin"]
             row(f"plan {form} {' '.join(options)}", run(TRAINER, *gpus, *options))
-    for options in (["--btach-size", "4"], ["-b", "x"], ["-d", "100"], ["-i", "none_*.bin"], ["-e", "L=2"], ["-e", "nowhere"],
+    for options in (["--btach-size", "4"], ["-b", "x"], ["-d", "100"], ["-i", "none_*.bin"], ["-e", "L=0"], ["-e", "nowhere"],
                     ["-y", "1"], ["-z", "1"], ["-pn", "2"], ["-pi", "mpi"], ["-ps", "a"], ["-pg", "8"], ["--dtype", "fp8"],
                     ["-t", "4096"], ["--export", "x.bin:fp16"], ["--tokenizer", "nowhere"], ["-z"],
                     ["--interactive"], ["--choices", "none"], ["-r", "9"], ["--gpu", "h2000", "--plan"]):
