@@ -17,31 +17,15 @@ static const OpObserver *observer;
 void ops_observe(const OpObserver *o) { observer = o; }
 bool ops_are_observed(void) { return observer != NULL; }
 
-// The end of an op: runs the backend's part between the observer's begin, which gets the cost, and end. `written` and
-// `read` are lists in parentheses of the tensors that it writes and reads; absent ones are allowed. Its bytes are
-// theirs and `again`: of what it adds to, of the rows of tables that it touches, less what is not counted. RUN waits
-// for the weight gradients that are computed beside other ops; RUN_ORDERED, of the ops in the backward pass of the
-// blocks, waits only where both touch a tensor.
-#define RUN(op, arguments, written, read, shape, flops, again)                                                         \
-    RUN_COST(op, arguments, NULL, COST(shape, flops, operand_bytes(OPERANDS(written, read)) + (again)))
-#define RUN_ORDERED(op, arguments, written, read, shape, flops, again)                                                 \
-    RUN_COST(op, arguments, OPERANDS(written, read),                                                                   \
-             COST(shape, flops, operand_bytes(OPERANDS(written, read)) + (again)))
-#define RUN_COST(op, arguments, operands, cost)                                                                        \
+// The end of an op: runs the backend's part between the observer's begin, which gets the cost, and end. The cost of
+// RUN: the tensor and shape that distinguish the calls of the enclosing op, FLOPs, bytes.
+#define RUN(op, arguments, shape, flops, bytes) RUN_COST(op, arguments, ((OpCost){__func__, shape, flops, bytes}))
+#define RUN_COST(op, arguments, cost)                                                                                  \
     do {                                                                                                               \
         if (observer && !observer->begin(cost)) break;                                                                 \
-        backend_order(operands);                                                                                       \
         backend_ops()->op arguments;                                                                                   \
         if (observer) observer->end();                                                                                 \
     } while (0)
-#define OPERANDS(written, read)                                                                                        \
-    &(OpOperands) { LIST written, LENGTH written, LIST read, LENGTH read }
-#define LIST(...)                                                                                                      \
-    (Tensor[]) { __VA_ARGS__ }
-#define LENGTH(...) (int)(sizeof(Tensor[]){__VA_ARGS__} / sizeof(Tensor))
-
-// The cost of the enclosing op: the tensor and shape that distinguish its calls, FLOPs, bytes.
-#define COST(shape, flops, bytes) ((OpCost){__func__, shape, flops, bytes})
 
 // --------------------------------------------------------------------------------------------------------------- costs
 
@@ -82,10 +66,7 @@ static double sum_bytes(const Tensor *tensors, int n) {
     for (int i = 0; i < n; i++) bytes += (double)tensor_bytes(tensors[i]);
     return bytes;
 }
-#define BYTES(...) sum_bytes(LIST(__VA_ARGS__), LENGTH(__VA_ARGS__))
-static double operand_bytes(const OpOperands *o) {
-    return sum_bytes(o->written, o->num_written) + sum_bytes(o->read, o->num_read);
-}
+#define BYTES(...) sum_bytes((Tensor[]){__VA_ARGS__}, (int)(sizeof(Tensor[]){__VA_ARGS__} / sizeof(Tensor)))
 
 // 0 of an absent table.
 static double row_bytes(Tensor table) {
@@ -132,7 +113,7 @@ void batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
     tensor_check(__func__, windows, windows.dtype == DTYPE_U16 ? DTYPE_U16 : DTYPE_I32, B * (T + 1));
     tensor_check(__func__, inputs, DTYPE_I32, B * T);
     tensor_check(__func__, targets, DTYPE_I32, B * T);
-    RUN(batch_unpack, (inputs, targets, windows), (inputs, targets), (windows), tensor_shape(windows), 0, 0);
+    RUN(batch_unpack, (inputs, targets, windows), tensor_shape(windows), 0, BYTES(inputs, targets, windows));
 }
 
 // A table (maxT,C) of positions that has a row for each of T.
@@ -148,8 +129,8 @@ void embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
     if (wpe.data) check_positions(__func__, wpe, wte.dtype, tensor_cols(tokens), C);
     tensor_check(__func__, tokens, DTYPE_I32, N);
     tensor_check(__func__, out, wte.dtype, N * C);
-    RUN(embedding_forward, (out, tokens, wte, wpe), (out), (tokens), tensor_shape(out), 0,
-        touched_bytes(wte, tokens) + position_bytes(wpe, tokens));
+    RUN(embedding_forward, (out, tokens, wte, wpe), tensor_shape(out), 0,
+        BYTES(out, tokens) + touched_bytes(wte, tokens) + position_bytes(wpe, tokens));
 }
 
 void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate_wte, bool accumulate) {
@@ -165,8 +146,8 @@ void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bo
     double wte_bytes = BYTES(dwte), wpe_bytes = BYTES(dwpe);
     if (accumulate_wte) wte_bytes = 2 * touched_bytes(dwte, tokens);
     if (accumulate) wpe_bytes = 2 * position_bytes(dwpe, tokens);
-    RUN_COST(embedding_backward, (dwte, dwpe, dout, tokens, accumulate_wte, accumulate), NULL,
-             COST(tensor_shape(dout), 0, BYTES(dout, tokens) + wte_bytes + wpe_bytes));
+    RUN(embedding_backward, (dwte, dwpe, dout, tokens, accumulate_wte, accumulate), tensor_shape(dout), 0,
+        BYTES(dout, tokens) + wte_bytes + wpe_bytes);
 }
 
 // rows (B,T,C) of tokens (B,T), of a table (Vp,C).
@@ -178,14 +159,14 @@ static void check_embedding_norm(const char *op, Tensor rows, Tensor tokens, Ten
 
 void embedding_norm_forward(Tensor out, Tensor tokens, Tensor wte, float eps) {
     check_embedding_norm(__func__, out, tokens, wte);
-    RUN(embedding_norm_forward, (out, tokens, wte, eps), (out), (tokens), tensor_shape(out), 0,
-        touched_bytes(wte, tokens));
+    RUN(embedding_norm_forward, (out, tokens, wte, eps), tensor_shape(out), 0,
+        BYTES(out, tokens) + touched_bytes(wte, tokens));
 }
 
 void embedding_norm_backward(Tensor dout, Tensor tokens, Tensor wte, float eps) {
     check_embedding_norm(__func__, dout, tokens, wte);
-    RUN(embedding_norm_backward, (dout, tokens, wte, eps), (dout), (dout, tokens), tensor_shape(dout), 0,
-        touched_bytes(wte, tokens));
+    RUN(embedding_norm_backward, (dout, tokens, wte, eps), tensor_shape(dout), 0,
+        BYTES(dout, dout, tokens) + touched_bytes(wte, tokens));
 }
 
 // ---------------------------------------------------------------------------------------------- layernorm and rmsnorm
@@ -205,13 +186,13 @@ static int64_t check_norm(const char *op, Tensor in, Tensor same, Tensor rstd, T
 void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias, float eps) {
     tensor_check(__func__, mean, DTYPE_FP32, check_norm(__func__, in, out, rstd, weight));
     tensor_check(__func__, bias, in.dtype, tensor_numel(weight));
-    RUN_ORDERED(layernorm_forward, (out, mean, rstd, in, weight, bias, eps), (out, mean, rstd), (in, weight, bias),
-                rows_shape(weight, in), 0, 0);
+    RUN(layernorm_forward, (out, mean, rstd, in, weight, bias, eps), rows_shape(weight, in), 0,
+        BYTES(out, mean, rstd, in, weight, bias));
 }
 
 void rmsnorm_forward(Tensor out, Tensor rstd, Tensor in, Tensor weight, float eps) {
     check_norm(__func__, in, out, rstd, weight);
-    RUN_ORDERED(rmsnorm_forward, (out, rstd, in, weight, eps), (out, rstd), (in, weight), rows_shape(weight, in), 0, 0);
+    RUN(rmsnorm_forward, (out, rstd, in, weight, eps), rows_shape(weight, in), 0, BYTES(out, rstd, in, weight));
 }
 
 void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum, Tensor dout, Tensor in, Tensor mean,
@@ -221,10 +202,11 @@ void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum
     check_weight_gradient(__func__, dweight, in.dtype, tensor_numel(weight));
     check_weight_gradient(__func__, dbias, in.dtype, tensor_numel(weight));
     if (din_sum.data) check_weight_gradient(__func__, din_sum, in.dtype, tensor_numel(weight));
-    RUN_ORDERED(layernorm_backward,
-                (din, dweight, dbias, din_sum, dout, in, mean, rstd, weight, add_residual, accumulate, accumulate_sum),
-                (din, dweight, dbias, din_sum), (dout, in, mean, rstd, weight), rows_shape(weight, in), 0,
-                add_residual * BYTES(din) + accumulate * BYTES(dweight, dbias) + accumulate_sum * BYTES(din_sum));
+    RUN(layernorm_backward,
+        (din, dweight, dbias, din_sum, dout, in, mean, rstd, weight, add_residual, accumulate, accumulate_sum),
+        rows_shape(weight, in), 0,
+        BYTES(din, dweight, dbias, din_sum, dout, in, mean, rstd, weight) + add_residual * BYTES(din) +
+            accumulate * BYTES(dweight, dbias) + accumulate_sum * BYTES(din_sum));
 }
 
 void rmsnorm_backward(Tensor din, Tensor dweight, Tensor din_sum, Tensor dout, Tensor in, Tensor rstd, Tensor weight,
@@ -233,10 +215,10 @@ void rmsnorm_backward(Tensor din, Tensor dweight, Tensor din_sum, Tensor dout, T
     tensor_check(__func__, din, in.dtype, tensor_numel(in));
     check_weight_gradient(__func__, dweight, in.dtype, tensor_numel(weight));
     if (din_sum.data) check_weight_gradient(__func__, din_sum, in.dtype, tensor_numel(weight));
-    RUN_ORDERED(rmsnorm_backward,
-                (din, dweight, din_sum, dout, in, rstd, weight, add_residual, accumulate, accumulate_sum),
-                (din, dweight, din_sum), (dout, in, rstd, weight), rows_shape(weight, in), 0,
-                add_residual * BYTES(din) + accumulate * BYTES(dweight) + accumulate_sum * BYTES(din_sum));
+    RUN(rmsnorm_backward, (din, dweight, din_sum, dout, in, rstd, weight, add_residual, accumulate, accumulate_sum),
+        rows_shape(weight, in), 0,
+        BYTES(din, dweight, din_sum, dout, in, rstd, weight) + add_residual * BYTES(din) + accumulate * BYTES(dweight) +
+            accumulate_sum * BYTES(din_sum));
 }
 
 // ------------------------------------------------------------------------------------------------------------- matmul
@@ -252,30 +234,30 @@ static void check_linear(const char *op, Tensor out, Tensor in, Tensor weight) {
 void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
     check_linear(__func__, out, in, weight);
     if (bias.data) tensor_check(__func__, bias, weight.dtype, tensor_rows(weight));
-    RUN_ORDERED(matmul_forward, (out, in, weight, bias), (out), (in, weight, bias), matmul_shape(weight, in),
-                matmul_flops(weight, in), 0);
+    RUN(matmul_forward, (out, in, weight, bias), matmul_shape(weight, in), matmul_flops(weight, in),
+        BYTES(out, in, weight, bias));
 }
 
 void matmul_residual_forward(Tensor out, Tensor residual, Tensor in, Tensor weight, Tensor bias) {
     check_linear(__func__, out, in, weight);
     tensor_check(__func__, residual, out.dtype, tensor_numel(out));
     if (bias.data) tensor_check(__func__, bias, weight.dtype, tensor_rows(weight));
-    RUN_ORDERED(matmul_residual_forward, (out, residual, in, weight, bias), (out), (residual, in, weight, bias),
-                matmul_shape(weight, in), matmul_flops(weight, in), 0);
+    RUN(matmul_residual_forward, (out, residual, in, weight, bias), matmul_shape(weight, in), matmul_flops(weight, in),
+        BYTES(out, residual, in, weight, bias));
 }
 
 void matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weight, Tensor bias) {
     check_linear(__func__, out, in, weight);
     tensor_check(__func__, pre, out.dtype, tensor_numel(out));
     tensor_check(__func__, bias, weight.dtype, tensor_rows(weight));
-    RUN_ORDERED(matmul_gelu_forward, (out, pre, in, weight, bias), (out, pre), (in, weight, bias),
-                matmul_shape(weight, in), matmul_flops(weight, in), 0);
+    RUN(matmul_gelu_forward, (out, pre, in, weight, bias), matmul_shape(weight, in), matmul_flops(weight, in),
+        BYTES(out, pre, in, weight, bias));
 }
 
 void gelu_forward(Tensor out, Tensor pre) {
     check_compute(__func__, pre);
     tensor_check(__func__, out, pre.dtype, tensor_numel(pre));
-    RUN_ORDERED(gelu_forward, (out, pre), (out), (pre), tensor_shape(out), 0, 0);
+    RUN(gelu_forward, (out, pre), tensor_shape(out), 0, BYTES(out, pre));
 }
 
 // The backward pass of an activation that has one input for each output.
@@ -288,14 +270,14 @@ static void check_activation_backward(const char *op, Tensor dpre, Tensor dbias,
 
 void gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
     check_activation_backward(__func__, dpre, dbias, dout, pre);
-    RUN_ORDERED(gelu_backward, (dpre, dbias, dout, pre, accumulate), (dpre, dbias), (dout, pre), tensor_shape(dpre), 0,
-                accumulate * BYTES(dbias));
+    RUN(gelu_backward, (dpre, dbias, dout, pre, accumulate), tensor_shape(dpre), 0,
+        BYTES(dpre, dbias, dout, pre) + accumulate * BYTES(dbias));
 }
 
 void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
     check_linear(__func__, dout, din, weight);
-    RUN_ORDERED(matmul_backward_input, (din, dout, weight), (din), (dout, weight), matmul_shape(weight, din),
-                matmul_flops(weight, din), 0);
+    RUN(matmul_backward_input, (din, dout, weight), matmul_shape(weight, din), matmul_flops(weight, din),
+        BYTES(din, dout, weight));
 }
 
 void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Tensor *dbias, bool accumulate) {
@@ -303,8 +285,8 @@ void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor 
     tensor_check(__func__, pre, dpre.dtype, tensor_numel(dpre));
     const Tensor bias = tensor_or_none(dbias); // made on the way or not at all: not counted
     if (bias.data) check_weight_gradient(__func__, bias, dpre.dtype, tensor_cols(weight));
-    RUN_ORDERED(matmul_gelu_backward_input, (dpre, dout, weight, pre, dbias, accumulate), (dpre, bias),
-                (dout, weight, pre), matmul_shape(weight, dpre), matmul_flops(weight, dpre), -BYTES(bias));
+    RUN(matmul_gelu_backward_input, (dpre, dout, weight, pre, dbias, accumulate), matmul_shape(weight, dpre),
+        matmul_flops(weight, dpre), BYTES(dpre, dout, weight, pre));
 }
 
 void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {
@@ -313,8 +295,8 @@ void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in
     tensor_check(__func__, dout, in.dtype, N * OC);
     check_weight_gradient(__func__, dweight, in.dtype, OC * IC);
     if (dbias.data) check_weight_gradient(__func__, dbias, in.dtype, OC);
-    RUN_ORDERED(matmul_backward_weight, (dweight, dbias, dout, in, accumulate), (dweight, dbias), (dout, in),
-                matmul_shape(dweight, in), matmul_flops(dweight, in), accumulate * BYTES(dweight, dbias));
+    RUN(matmul_backward_weight, (dweight, dbias, dout, in, accumulate), matmul_shape(dweight, in),
+        matmul_flops(dweight, in), BYTES(dweight, dbias, dout, in) + accumulate * BYTES(dweight, dbias));
 }
 
 void matmul_stack(Tensor out, StackForm form, float alpha, Tensor a, Tensor b, float beta, Tensor added) {
@@ -327,16 +309,16 @@ void matmul_stack(Tensor out, StackForm form, float alpha, Tensor a, Tensor b, f
     tensor_check(__func__, b, out.dtype, n * inner * cols);
     if (added.data) tensor_check(__func__, added, out.dtype, n * rows * cols);
     const CallShape shape = {out.name, 3, {n * rows, inner, cols}}; // as a product of all rows
-    RUN(matmul_stack, (out, form, alpha, a, b, beta, added), (out), (a, b, added), shape,
-        2.0 * (double)tensor_numel(out) * (double)inner, 0);
+    RUN(matmul_stack, (out, form, alpha, a, b, beta, added), shape, 2.0 * (double)tensor_numel(out) * (double)inner,
+        BYTES(out, a, b, added));
 }
 
 void bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
     const int64_t OC = tensor_cols(dout);
     check_compute(__func__, dout);
     check_weight_gradient(__func__, dbias, dout.dtype, OC);
-    RUN_ORDERED(bias_backward, (dbias, dout, accumulate), (dbias), (dout), tensor_shape(dout), 0,
-                accumulate * BYTES(dbias));
+    RUN(bias_backward, (dbias, dout, accumulate), tensor_shape(dout), 0,
+        BYTES(dbias, dout) + accumulate * BYTES(dbias));
 }
 
 // --------------------------------------------------------------------------------------------------- SwiGLU and ReLU^2
@@ -345,7 +327,7 @@ void swiglu_forward(Tensor out, Tensor gate_up) {
     check_compute(__func__, gate_up);
     tensor_check(__func__, gate_up, gate_up.dtype, 2 * tensor_numel(out));
     tensor_check(__func__, out, gate_up.dtype, tensor_rows(gate_up) * (tensor_cols(gate_up) / 2));
-    RUN_ORDERED(swiglu_forward, (out, gate_up), (out), (gate_up), tensor_shape(out), 0, 0);
+    RUN(swiglu_forward, (out, gate_up), tensor_shape(out), 0, BYTES(out, gate_up));
 }
 
 void swiglu_backward(Tensor dgate_up, Tensor dbias, Tensor dout, Tensor gate_up, bool accumulate) {
@@ -354,20 +336,20 @@ void swiglu_backward(Tensor dgate_up, Tensor dbias, Tensor dout, Tensor gate_up,
     tensor_check(__func__, dout, gate_up.dtype, tensor_rows(gate_up) * (tensor_cols(gate_up) / 2));
     tensor_check(__func__, dgate_up, gate_up.dtype, tensor_numel(gate_up));
     if (dbias.data) check_weight_gradient(__func__, dbias, gate_up.dtype, tensor_cols(gate_up));
-    RUN_ORDERED(swiglu_backward, (dgate_up, dbias, dout, gate_up, accumulate), (dgate_up, dbias), (dout, gate_up),
-                tensor_shape(dgate_up), 0, accumulate * BYTES(dbias));
+    RUN(swiglu_backward, (dgate_up, dbias, dout, gate_up, accumulate), tensor_shape(dgate_up), 0,
+        BYTES(dgate_up, dbias, dout, gate_up) + accumulate * BYTES(dbias));
 }
 
 void relu2_forward(Tensor out, Tensor pre) {
     check_compute(__func__, pre);
     tensor_check(__func__, out, pre.dtype, tensor_numel(pre));
-    RUN_ORDERED(relu2_forward, (out, pre), (out), (pre), tensor_shape(out), 0, 0);
+    RUN(relu2_forward, (out, pre), tensor_shape(out), 0, BYTES(out, pre));
 }
 
 void relu2_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
     check_activation_backward(__func__, dpre, dbias, dout, pre);
-    RUN_ORDERED(relu2_backward, (dpre, dbias, dout, pre, accumulate), (dpre, dbias), (dout, pre), tensor_shape(dpre), 0,
-                accumulate * BYTES(dbias));
+    RUN(relu2_backward, (dpre, dbias, dout, pre, accumulate), tensor_shape(dpre), 0,
+        BYTES(dpre, dbias, dout, pre) + accumulate * BYTES(dbias));
 }
 
 // --------------------------------------------------------------------------------------------------- packed q, k and v
@@ -408,7 +390,7 @@ void ops_rope_angles(float *table, int64_t maxT, int64_t half, float base) {
 void rope_table(Tensor table, float base) {
     check_rope_table(__func__, table);
     REQUIRE(base > 0, "%s: base %g", __func__, (double)base);
-    RUN_COST(rope_table, (table, base), NULL, COST(tensor_shape(table), 0, BYTES(table)));
+    RUN(rope_table, (table, base), tensor_shape(table), 0, BYTES(table));
 }
 
 // Tensors of both passes. Returns T.
@@ -446,9 +428,9 @@ void qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight, 
     if (position.data) tensor_check(__func__, position, DTYPE_I32, 1);
     REQUIRE(first >= 0 && first + T <= table.shape[0], "%s: positions %lld to %lld, %s has %lld rows", __func__,
             (long long)first, (long long)(first + T), table.name, (long long)table.shape[0]);
-    RUN_COST(qk_norm_rope_forward,
-             (out, rstd, qkv, q_weight, k_weight, table, num_heads, num_kv_heads, eps, first, position),
-             OPERANDS((out, rstd), (qkv, q_weight, k_weight, table, position)), COST(tensor_shape(qkv), 0, bytes));
+    RUN(qk_norm_rope_forward,
+        (out, rstd, qkv, q_weight, k_weight, table, num_heads, num_kv_heads, eps, first, position), tensor_shape(qkv),
+        0, bytes);
 }
 
 void qk_norm_rope_backward(Tensor dqkv, Tensor dq_weight, Tensor dk_weight, Tensor qkv, Tensor rstd, Tensor q_weight,
@@ -464,10 +446,9 @@ void qk_norm_rope_backward(Tensor dqkv, Tensor dq_weight, Tensor dk_weight, Tens
     }
     REQUIRE(T <= table.shape[0], "%s: T = %lld, %s has %lld rows", __func__, (long long)T, table.name,
             (long long)table.shape[0]);
-    RUN_COST(qk_norm_rope_backward,
-             (dqkv, dq_weight, dk_weight, qkv, rstd, q_weight, k_weight, table, num_heads, num_kv_heads, accumulate),
-             OPERANDS((dqkv, dq_weight, dk_weight), (qkv, rstd, q_weight, k_weight, table)),
-             COST(tensor_shape(dqkv), 0, bytes));
+    RUN(qk_norm_rope_backward,
+        (dqkv, dq_weight, dk_weight, qkv, rstd, q_weight, k_weight, table, num_heads, num_kv_heads, accumulate),
+        tensor_shape(dqkv), 0, bytes);
 }
 
 // ---------------------------------------------------------------------------------------------------------- attention
@@ -482,8 +463,8 @@ static void check_attention(const char *op, Tensor out, Tensor lse, Tensor qkv, 
 
 void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads) {
     check_attention(__func__, out, lse, qkv, num_heads, num_kv_heads);
-    RUN_ORDERED(attention_forward, (out, lse, qkv, num_heads, num_kv_heads), (out, lse), (qkv), tensor_shape(qkv),
-                attention_flops(out, 2), 0);
+    RUN(attention_forward, (out, lse, qkv, num_heads, num_kv_heads), tensor_shape(qkv), attention_flops(out, 2),
+        BYTES(out, lse, qkv));
 }
 
 void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads,
@@ -493,8 +474,8 @@ void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor
     tensor_check(__func__, dout, qkv.dtype, tensor_numel(out));
     const Tensor bias = tensor_or_none(dbias); // made on the way or not at all: not counted
     if (bias.data) check_weight_gradient(__func__, bias, qkv.dtype, qkv.shape[2]);
-    RUN_ORDERED(attention_backward, (dqkv, dout, out, lse, qkv, num_heads, num_kv_heads, dbias, accumulate),
-                (dqkv, bias), (dout, out, lse, qkv), tensor_shape(qkv), attention_flops(out, 5), -BYTES(bias));
+    RUN(attention_backward, (dqkv, dout, out, lse, qkv, num_heads, num_kv_heads, dbias, accumulate), tensor_shape(qkv),
+        attention_flops(out, 5), BYTES(dqkv, dout, out, lse, qkv));
 }
 
 // ----------------------------------------------------------------------------------------------------------- decoding
@@ -518,7 +499,7 @@ void kv_cache_store(Tensor cache, Tensor qkv, int64_t first) {
     tensor_check(__func__, qkv, cache.dtype, B * n * tensor_cols(qkv));
     REQUIRE(first >= 0 && first + n <= maxT, "%s: positions %lld to %lld in a cache of %lld", __func__,
             (long long)first, (long long)(first + n), (long long)maxT);
-    RUN_COST(kv_cache_store, (cache, qkv, first), NULL, COST(tensor_shape(qkv), 0, 2 * bytes));
+    RUN(kv_cache_store, (cache, qkv, first), tensor_shape(qkv), 0, 2 * bytes);
 }
 
 // Only the device knows how far the cache is filled, so reads of the cache are not counted.
@@ -528,7 +509,7 @@ void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
     tensor_check(__func__, qkv, cache.dtype, B * tensor_cols(qkv));
     tensor_check(__func__, out, cache.dtype, B * heads * cache.shape[3]);
     tensor_check(__func__, position, DTYPE_I32, 1);
-    RUN(attention_decode, (out, cache, qkv, position), (out), (qkv, position), tensor_shape(cache), 0, stored);
+    RUN(attention_decode, (out, cache, qkv, position), tensor_shape(cache), 0, BYTES(out, qkv, position) + stored);
 }
 
 // --------------------------------------------------------------------------------------------- LM head + cross-entropy
@@ -547,8 +528,8 @@ static void check_head_tensors(const char *op, Tensor losses, Tensor logits, Ten
 
 void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t V) {
     check_head_tensors(__func__, losses, logits, in, wte, targets, V);
-    RUN(head_loss_forward, (losses, logits, in, wte, targets, V), (losses), (in, wte, targets), matmul_shape(wte, in),
-        matmul_flops(wte, in), 0);
+    RUN(head_loss_forward, (losses, logits, in, wte, targets, V), matmul_shape(wte, in), matmul_flops(wte, in),
+        BYTES(losses, in, wte, targets));
 }
 
 void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,
@@ -558,16 +539,16 @@ void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, T
     check_weight_gradient(__func__, dwte, in.dtype, tensor_numel(wte));
     if (control.data) check_control(__func__, control);
     RUN(head_loss_backward, (losses, din, dwte, logits, in, wte, targets, V, scale, control, accumulate),
-        (losses, din, dwte), (in, wte, targets), matmul_shape(wte, in), 3 * matmul_flops(wte, in),
-        accumulate * BYTES(dwte));
+        matmul_shape(wte, in), 3 * matmul_flops(wte, in),
+        BYTES(losses, din, dwte, in, wte, targets) + accumulate * BYTES(dwte));
 }
 
 void sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
     const int64_t B = tensor_numel(sums), T = tensor_numel(losses) / B;
     tensor_check(__func__, sums, DTYPE_FP32, B);
     tensor_check(__func__, losses, DTYPE_FP32, B * T);
-    RUN(sequence_losses, (sums, losses, accumulate), (sums), (losses), tensor_shape(losses), 0,
-        accumulate * BYTES(sums));
+    RUN(sequence_losses, (sums, losses, accumulate), tensor_shape(losses), 0,
+        BYTES(sums, losses) + accumulate * BYTES(sums));
 }
 
 // ------------------------------------------------------------------------------------------------ the end of the step
@@ -579,15 +560,15 @@ void gradient_sumsq(Tensor sumsq, UpdateList *list) {
         check_compute(__func__, list->tensors[i].grad);
         read += BYTES(list->tensors[i].grad);
     }
-    RUN_COST(gradient_sumsq, (sumsq, list), NULL, COST(tensor_shape(sumsq), 0, read + BYTES(sumsq)));
+    RUN(gradient_sumsq, (sumsq, list), tensor_shape(sumsq), 0, read + BYTES(sumsq));
 }
 
 void step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t num_tokens, StepLimits limits) {
     check_control(__func__, control);
     tensor_check(__func__, sumsq, DTYPE_FP32, tensor_numel(sumsq));
     tensor_check(__func__, losses, DTYPE_FP32, tensor_numel(losses));
-    RUN(step_control_update, (control, sumsq, losses, num_tokens, limits), (control), (control, sumsq, losses),
-        tensor_shape(sumsq), 0, 0);
+    RUN(step_control_update, (control, sumsq, losses, num_tokens, limits), tensor_shape(sumsq), 0,
+        BYTES(control, control, sumsq, losses));
 }
 
 // Checks what every rule has of tensor i: weight, gradient, master or compensation, and where a slice begins. All
@@ -665,8 +646,7 @@ void optimizer_update(UpdateList *list, int first, int count, UpdateParams param
         else if (t->rule != RULE_DIRECTION)
             check_moments(__func__, t, t->rule == RULE_ADAMW);
     }
-    RUN_COST(optimizer_update, (list, first, count, params, control), NULL,
-             op_cost_optimizer_update(tensors + first, count));
+    RUN_COST(optimizer_update, (list, first, count, params, control), op_cost_optimizer_update(tensors + first, count));
 }
 
 // The gradient is read once for the means of its squares and then, with the means known, once for the size of the
@@ -695,7 +675,7 @@ void adafactor_statistics(UpdateList *list, Tensor control) {
         REQUIRE(t->padding >= 0 && t->padding < numel, "%s: %lld elements of %s are padding", __func__,
                 (long long)t->padding, t->weight.name);
     }
-    RUN_COST(adafactor_statistics, (list, control), NULL, op_cost_adafactor_statistics(tensors, list->n));
+    RUN_COST(adafactor_statistics, (list, control), op_cost_adafactor_statistics(tensors, list->n));
 }
 
 OpCost op_cost_momentum_update(const UpdateTensor *tensors, int n) {
@@ -713,7 +693,7 @@ void momentum_update(UpdateList *list, UpdateParams params, Tensor control) {
         check_update_tensor(__func__, tensors, i);
         check_moments(__func__, &tensors[i], false);
     }
-    RUN_COST(momentum_update, (list, params, control), NULL, op_cost_momentum_update(tensors, list->n));
+    RUN_COST(momentum_update, (list, params, control), op_cost_momentum_update(tensors, list->n));
 }
 
 // ---------------------------------------------------------------------------------------------- gradient accumulation
@@ -726,14 +706,13 @@ void gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int st
     check_compute(__func__, dst);
     tensor_check(__func__, src, DTYPE_FP32, tensor_numel(dst));
     check_control(__func__, control);
-    RUN_COST(gradient_add, (dst, src, accumulate, seed, stream, control), OPERANDS((dst), (src, control)),
-             op_cost_gradient_add(dst, src, accumulate));
+    RUN_COST(gradient_add, (dst, src, accumulate, seed, stream, control), op_cost_gradient_add(dst, src, accumulate));
 }
 
 void micro_step_count(Tensor control, int64_t count) {
     check_control(__func__, control);
     REQUIRE(count >= 0, "micro_step_count of %lld", (long long)count);
-    RUN_COST(micro_step_count, (control, count), NULL, COST(tensor_shape(control), 0, 8));
+    RUN(micro_step_count, (control, count), tensor_shape(control), 0, 8);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- fp8
@@ -761,8 +740,7 @@ void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scalin
     check_fp8(__func__, any, slot);
     if (q.data) tensor_check(__func__, q, any.dtype, tensor_numel(in));
     if (transposed.data) tensor_check(__func__, transposed, any.dtype, tensor_numel(in));
-    RUN_COST(fp8_quantize, (q, transposed, in, slot, scaling), OPERANDS((q, transposed, slot), (in)),
-             op_cost_fp8_quantize(q, transposed, in, scaling));
+    RUN_COST(fp8_quantize, (q, transposed, in, slot, scaling), op_cost_fp8_quantize(q, transposed, in, scaling));
 }
 
 void fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias) {
@@ -776,35 +754,35 @@ void fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Ten
     if (added.data) tensor_check(__func__, added, out.dtype, M * N);
     REQUIRE(!(bias.data && added.data == out.data), "%s: a bias is added once", __func__);
     if (bias.data) tensor_check(__func__, bias, out.dtype == DTYPE_FP32 ? bias.dtype : out.dtype, N);
-    RUN_ORDERED(fp8_matmul, (out, added, a, a_slot, b, b_slot, bias), (out), (added, a, a_slot, b, b_slot, bias),
-                matmul_shape(b, a), matmul_flops(b, a), -BYTES(a_slot, b_slot));
+    RUN(fp8_matmul, (out, added, a, a_slot, b, b_slot, bias), matmul_shape(b, a), matmul_flops(b, a),
+        BYTES(out, added, a, b, bias));
 }
 
 void tensor_statistics(Tensor stats, Tensor t, DType format) {
     tensor_check(__func__, stats, DTYPE_U8, (int64_t)sizeof(TensorStats));
     check_compute(__func__, t);
-    RUN(tensor_statistics, (stats, t, format), (stats), (t, stats), tensor_shape(t), 0, 0);
+    RUN(tensor_statistics, (stats, t, format), tensor_shape(t), 0, BYTES(stats, t, stats));
 }
 
 // -------------------------------------------------------------------------------------------------------------- small
 
 void tensor_fill(Tensor t, float value) {
     check_floating(__func__, t);
-    RUN_COST(tensor_fill, (t, value), NULL, COST(tensor_shape(t), 0, BYTES(t)));
+    RUN(tensor_fill, (t, value), tensor_shape(t), 0, BYTES(t));
 }
 
 void tensor_cast(Tensor dst, Tensor src) {
     check_floating(__func__, dst);
     check_floating(__func__, src);
     tensor_check(__func__, dst, dst.dtype, tensor_numel(src));
-    RUN(tensor_cast, (dst, src), (dst), (src), tensor_shape(dst), 0, 0);
+    RUN(tensor_cast, (dst, src), tensor_shape(dst), 0, BYTES(dst, src));
 }
 
 void tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
     check_compute(__func__, out);
     tensor_check(__func__, x, out.dtype, tensor_numel(out));
     tensor_check(__func__, y, out.dtype, tensor_numel(out));
-    RUN(tensor_axpby, (out, a, x, b, y), (out), (x, y), tensor_shape(out), 0, 0);
+    RUN(tensor_axpby, (out, a, x, b, y), tensor_shape(out), 0, BYTES(out, x, y));
 }
 
 // Checks the tensors of a stack; returns their bytes and those of the stack.
@@ -821,10 +799,10 @@ static double check_stack(const char *op, Tensor stack, const Tensor *tensors) {
 void stack_gather(Tensor stack, const Tensor *in, Tensor sumsq) {
     const double bytes = check_stack(__func__, stack, in);
     tensor_check(__func__, sumsq, DTYPE_FP32, stack.shape[0]);
-    RUN_COST(stack_gather, (stack, in, sumsq), NULL, COST(tensor_shape(stack), 0, bytes + BYTES(sumsq)));
+    RUN(stack_gather, (stack, in, sumsq), tensor_shape(stack), 0, bytes + BYTES(sumsq));
 }
 
 void stack_scatter(const Tensor *out, Tensor stack, const float *factors) {
     const double bytes = check_stack(__func__, stack, out);
-    RUN_COST(stack_scatter, (out, stack, factors), NULL, COST(tensor_shape(stack), 0, bytes));
+    RUN(stack_scatter, (out, stack, factors), tensor_shape(stack), 0, bytes);
 }

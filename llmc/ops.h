@@ -7,8 +7,7 @@
 //     dtype; tokens are i32. Accumulation and statistics are fp32 or better.
 //   - Outputs come first. An output never overlaps an input unless the comment says "may be".
 //   - Everything runs in order on the compute stream and returns without waiting. No allocation and no host decision,
-//     except at the first use of a shape on a GPU, where an op may time its candidates. With OpsShape.overlap the GPU
-//     may take products out of that order, where no op and no caller can see it (backend_order).
+//     except at the first use of a shape on a GPU, where an op may time its candidates.
 //   - The same inputs give the same bits in every run on one machine with the same choices (device_tuning).
 //   - A wrong shape or dtype is a bug in the caller. The op names the tensor and stops the program (tensor_check).
 // Names: B batch, T context, C channels, NH heads, NKV heads of keys and values, HS head size, V
@@ -38,7 +37,6 @@ typedef struct {
     bool fp8;            // fp8_* will be called, with N up to B * T, K up to widest
     bool forward_only;   // no backward op and no optimizer op will be called
     bool gelu_again;     // gelu_forward will be called where it must repeat the bits of matmul_gelu_forward
-    bool overlap;        // weight gradients may be computed beside the ops that follow, on a GPU
     DType dtype;         // compute dtype
 } OpsShape;
 static inline int64_t ops_widest(OpsShape shape) { return positive_or(shape.widest, 4 * shape.C); }
@@ -507,16 +505,6 @@ const BackendOps *backend_ops(void);
 void ops_rope_angles(float *table, int64_t maxT, int64_t half, float base);
 
 bool backend_computes(DType dtype); // whether weights and activations may have this dtype
-
-// Called before each op. A backend that runs work beside the ops that follow it (OpsShape.overlap) makes the op wait
-// for that work if it writes what the work reads or touches what the work writes. NULL: the op may touch anything.
-typedef struct {
-    const Tensor *written;
-    int num_written;
-    const Tensor *read;
-    int num_read;
-} OpOperands;
-void backend_order(const OpOperands *operands);
 
 #ifdef __cplusplus
 }

@@ -163,10 +163,6 @@ class Bench:
         shape = self.shapes[0]
         return self.rows("gelu", limit, [(shape, self.fitting(), shape.T, ["-ge", level]) for level in (0, 1, 2)])
 
-    def overlap(self, limit):
-        shape = self.shapes[0]
-        return self.rows("overlap", limit, [(shape, self.fitting(), shape.T, [f"PRETRAIN_OVERLAP={on}"]) for on in (0, 1, 1, 0)])
-
     def early_launch(self, limit):
         shape, budget = self.shapes[0], tools.Budget(limit)
 
@@ -375,8 +371,7 @@ def markdown(bench, sections, info):
                   f"{device['peak_flops'] / 1e12:.4g} TFLOP/s.", ""]
     lines += [EXPLANATION, ""]
     titles = {"models": "Models", "sweep": "Micro-batch and context", "recompute": "Recomputation",
-              "attention": "Attention kernels", "gelu": "GELU in epilogues", "dtype": "Precision",
-              "overlap": "Weight gradients beside other kernels"}  # fmt: skip
+              "attention": "Attention kernels", "gelu": "GELU in epilogues", "dtype": "Precision"}  # fmt: skip
     for group, title in titles.items():
         rows = [row for row in bench.runs if row["group"] == group]
         if rows:
@@ -437,7 +432,6 @@ def run_all(bench, sections):
     sections.run("start", 60, bench.cold_start)
     sections.run("attention kernels", 40, bench.attention)
     sections.run("GELU in epilogues", 40, bench.gelu)
-    sections.run("weight gradients beside other kernels", 40, bench.overlap)
     sections.run(f"PyTorch, {first.name}, cuDNN's attention", 90, lambda limit: bench.pytorch(first, limit, "cudnn"))
     for shape in reversed(others):
         sections.run(shape.name, 80, lambda limit, s=shape: bench.model(s, limit), needs=20)

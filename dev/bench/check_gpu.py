@@ -238,12 +238,6 @@ class Check:
         self.same_state(final(self.once(dtype, limit, *unfused)), final(run))
         return f"the same bits as without, in {dtype}"
 
-    def overlap(self, limit):
-        dtype = self.half(limit)
-        run = self.train("overlap", self.main, dtype, limit, PRETRAIN_OVERLAP="1")
-        self.same_state(final(self.once(dtype, limit)), final(run))
-        return f"the same bits as without, in {dtype}"
-
     def attention(self, limit):
         curves, names, dtype = {}, {}, self.half(limit)
         for kind in ("own", "cudnn"):
@@ -373,7 +367,6 @@ def run_all(check, sections):
     sections.run("fp16 with loss scale", 60, check.fp16)
     for level in (1, 2, 3):
         sections.run(f"recompute level {level}", 60, lambda limit, r=level: check.recompute(r, limit))
-    sections.run("weight gradients beside other kernels", 60, check.overlap)
     sections.run("attention, ours and cuDNN's", 60, check.attention)
     sections.run("profile", 60, check.profile)
     sections.run("NCCL, one GPU", 60, check.nccl)

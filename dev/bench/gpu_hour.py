@@ -49,7 +49,7 @@ NCU_METRICS = {"gpu__time_duration.sum": "us", "gpu__dram_throughput.avg.pct_of_
 NCU_LAUNCHES = 60  # a step of two blocks has some 30 of these
 
 # What a driver or a library may break, in the order of the ladder, each with what switches it off. An option that the
-# trainer does not have is left out. Weight gradients beside other kernels are off unless asked for.
+# trainer does not have is left out.
 FEATURES = {
     "CUDA graphs": ([], {"PRETRAIN_GRAPHS": "0"}),
     "early launches": ([], {"PRETRAIN_EARLY_LAUNCH": "0"}),
@@ -109,12 +109,6 @@ def of_option(options):
     return find
 
 
-def saved_by_overlap(report):
-    ms = {on: [row["ms"] for row in report.get("runs", []) if row.get("group") == "overlap" and row.get("options") == f"PRETRAIN_OVERLAP={on}"]
-          for on in (0, 1)}  # fmt: skip
-    return sum(ms[0]) / len(ms[0]) - sum(ms[1]) / len(ms[1]) if ms[0] and ms[1] else None
-
-
 def of_start(name):
     def find(report):
         row = first(report.get("start", []), name=name)
@@ -154,7 +148,7 @@ def predictions(plans):
     memory, rate = step.device["memory"]["total"] / 2**30, step.tokens_per_second()
     found = {
         f"{name}, tokens/s": rate, f"{name}, ms a step": step.ms,
-        OWN: safe.ms, OVERLAP: step.hidden, "memory, GiB": [memory, 1.05 * memory, 0.96 * memory],
+        OWN: safe.ms, "memory, GiB": [memory, 1.05 * memory, 0.96 * memory],
         f"{last}, tokens/s": predict.Predicted(large, large["devices"][0]).tokens_per_second(),
         **step.stated(),
     }  # fmt: skip
@@ -166,14 +160,13 @@ def predictions(plans):
 
 
 OWN = f"the same with {tools.SAFE_TEXT}"
-OVERLAP = "ms that PRETRAIN_OVERLAP=1 saves, at most"
 
 
 def whole(name, last):
     """What the page says of whole steps of these models and of what is around them: (what, where it is measured)."""
     return [
         (f"{name}, tokens/s", of_main("tokens_per_second")), (f"{name}, ms a step", of_main("ms")),
-        (OWN, of_option(tools.SAFE_TEXT)), (OVERLAP, saved_by_overlap), ("memory, GiB", of_main("memory_peak", 2.0**-30)),
+        (OWN, of_option(tools.SAFE_TEXT)), ("memory, GiB", of_main("memory_peak", 2.0**-30)),
         ("PyTorch, tokens/s", of_torch("default", "tokens_per_second")),
         ("PyTorch with cuDNN's attention, tokens/s", of_torch("cudnn", "tokens_per_second")),
         ("ours / PyTorch", of_torch("default", "ratio")),
@@ -428,7 +421,6 @@ def run_part(bench, sections):
     sections.run("GELU in epilogues", 40, bench.gelu)
     sections.run("early launches", 40, bench.early_launch)
     sections.run("first steps under memcheck", 60, lambda limit: memcheck(bench, limit))
-    sections.run("weight gradients beside other kernels", 40, bench.overlap)
     sections.run(f"PyTorch, {name}, cuDNN's attention", 120, lambda limit: bench.pytorch(model, limit, "cudnn"))
     for target in options.build[1:]:
         sections.run(f"build {target}", 200, lambda limit, t=target: check_gpu.Check.build(limit, "-k", t))

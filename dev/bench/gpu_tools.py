@@ -216,20 +216,18 @@ class Trainer:
         self.proven = False  # that a run ends: until then each leaves time for a second one
 
     def run(self, command, more, limit):
-        """more: the options of this run, which win over SAFE, and variables of the environment such as PRETRAIN_OVERLAP=1."""
-        more, variables = ([part for part in more if str(part).startswith("PRETRAIN_") == is_set] for is_set in (False, True))
-        env = {**self.env, **dict(part.split("=") for part in variables)}
+        """more: the options of this run, which win over SAFE."""
         command = [*command, *(part for option in self.off if option[0] not in more for part in option)]
         budget, chosen = Budget(limit), any(option in more for option in ("--attention", "-ge", "-y"))
         if self.safe:
-            return run([*command, *SAFE, *more], limit, dict(env, PRETRAIN_CACHE=SAFE_CACHE))
-        finished = run([*command, *more], limit if self.proven or chosen else 0.6 * limit, env)
+            return run([*command, *SAFE, *more], limit, dict(self.env, PRETRAIN_CACHE=SAFE_CACHE))
+        finished = run([*command, *more], limit if self.proven or chosen else 0.6 * limit, self.env)
         self.proven = self.proven or finished.status == 0
         if chosen or finished.status in (0, 2, 127) or budget.left() < 1:  # 2: refused, 127: not there
             return finished
         if "-o" in command:
             fresh(command[command.index("-o") + 1])
-        again = run([*command, *more, *SAFE], budget.left(), dict(env, PRETRAIN_CACHE=SAFE_CACHE))
+        again = run([*command, *more, *SAFE], budget.left(), dict(self.env, PRETRAIN_CACHE=SAFE_CACHE))
         if again.status != 0:
             return finished
         self.safe = True

@@ -88,11 +88,6 @@ class Predicted:
             raise Refused(f"no rates are assumed for {device['name']} in {device['dtype']}")
         self.rows = rows_of(device)
         self.ms, self.gaps, self.launch = (milliseconds(said[f"{what}_seconds"]) for what in ("step", "between_ops", "launch"))
-        most = milliseconds(said["overlap_seconds"])  # llmc/plan/plan_predict.c: find_times
-        # By PRETRAIN_OVERLAP=1. The products of Hopper's library take each multiprocessor for themselves: of what might be hidden
-        # beside them, 0 to 0.5 ms are expected.
-        hopper = self.name.startswith(("H100", "H200"))
-        self.hidden = [0.25, 0.5, 0.0] if hopper and most[0] > 0.5 else [most[0], most[1], 0.0]
         copies = (part for op in said["ops"] for part in op["parts"] if part["rate"] == "copy")
         self.copy = next([ms / part["amount"] for ms in milliseconds(part["seconds"])] for part in copies)  # of a byte
 
@@ -143,7 +138,6 @@ def op_table(predicted):
     add("between ops", "", 0, 0, first.gaps, [p.gaps[0] for p in predicted[1:]])
     add("**step**", "", sum(row.bytes for row in first.rows), sum(row.flops for row in first.rows), first.ms,
         [p.ms[0] for p in predicted[1:]])  # fmt: skip
-    add("of it, hidden by `PRETRAIN_OVERLAP=1` at most", "", 0, 0, first.hidden, [p.hidden[0] for p in predicted[1:]])
     return tools.table(columns, lines)
 
 

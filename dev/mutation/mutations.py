@@ -109,8 +109,6 @@ WAIT_UPDATED = dict(old="    device_stream_wait(STREAM_COPY_BACK, part->updated)
 STEP = dict(**TSAN, test="sim/test_step", file="llmc/model/model.c",
             env="OMP_NUM_THREADS=1 TEST_FILTER=a_step_makes_no_synchronising_call")
 
-BESIDE = dict(file="llmc/cuda/graph_overlap.c", test="sim/test_step")
-
 MUTATIONS = [
     # ------------------------------------------------------------------------------------ fragments of matrix products
     Ptx("mma_a_swapped", "two A registers of one mma swapped", **FLASH, kernel=FORWARD,
@@ -805,21 +803,6 @@ MUTATIONS = [
     Host("copy_back_stream", "copies to the host on the stream that computes", **STREAM, file="llmc/cuda/device.c",
          old="cudaMemcpyDeviceToHost, cuda_backend.streams[stream]",
          new="cudaMemcpyDeviceToHost, cuda_compute_stream()"),
-    # Weight gradients on a second stream (PRETRAIN_OVERLAP).
-    Host("beside_fork", "a weight gradient does not wait for what it reads", **BESIDE, only="weight_gradients_beside*",
-         old="    CUDA_CHECK(cudaStreamWaitEvent(overlap.stream, overlap.fork, 0));\n", new=""),
-    Host("beside_overwrite", "what a weight gradient reads is overwritten", **BESIDE, only="weight_gradients_beside*",
-         old="if (ranges_overlap(op->written, op->num_written, product->read, product->num_read) ||\n            ranges_overlap(",
-         new="if (ranges_overlap("),
-    Host("beside_read", "a weight gradient is read before it is there", **BESIDE, only="weight_gradients_beside*",
-         old="ranges_overlap(op->read, op->num_read, product->written, product->num_written)) {", new="false) {"),
-    Host("beside_end", "a part of a micro-step ends without its weight gradients", file="llmc/cuda/device.c",
-         test="sim/test_step", only="each_part*", old="    graph_overlap_join();\n    cuda_backend.in_graph = false;", new="    cuda_backend.in_graph = false;"),
-    Host("beside_workspace", "products of both streams share a workspace", file="llmc/cuda/device.c",
-         test="sim/test_step", **TSAN, only="weight_gradients_beside*", env="OMP_NUM_THREADS=1", old="scratch += main_bytes;", new=""),
-    Host("beside_unplanned", "the workspace of the second stream is not planned", **SIZES, test="sim/test_step",
-         only="weight_gradients_beside*",
-         old="round_up(largest, 256) + cuda_size_beside(shape, compute_capability);", new="round_up(largest, 256);"),
     Host("same_generation", "an unknown GPU has the units of the newest older generation",
          file="llmc/cuda/datasheet.c", test="sim/test_facts",
          old="UNIT_RATES[i].compute_capability <= compute_capability &&\n"

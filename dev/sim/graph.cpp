@@ -185,13 +185,12 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
     if (!nodes || *count > graph->nodes.size()) *count = graph->nodes.size();
     return cudaSuccess;
 }
-static size_t last_nodes, last_edges;
-void sim_last_graph(size_t *nodes, size_t *edges) { *nodes = last_nodes, *edges = last_edges; }
+static size_t last_nodes;
+size_t sim_last_graph_nodes(void) { return last_nodes; }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
     if (cudaError_t error = capture_forbids("cudaGraphInstantiate")) return error;
-    last_nodes = graph->nodes.size(), last_edges = 0;
-    for (const auto &node : graph->nodes) last_edges += node->after.size();
+    last_nodes = graph->nodes.size();
     *exec = new CUgraphExec_st{std::make_shared<const Nodes>(graph->nodes), run_order(graph->nodes)};
     return cudaSuccess;
 }

@@ -19,7 +19,7 @@ extern "C" {
 #pragma weak sim_set_clock
 #pragma weak sim_set_launch_latency
 #pragma weak sim_early_launches
-#pragma weak sim_last_graph
+#pragma weak sim_last_graph_nodes
 
 // The order in which the blocks of a grid and the threads of a block run from now on. Correct kernels give the same
 // bits in all of them. Blocks then run on one OS thread: the same order gives the same run. SIM_SCHED=fwd|rev|rand:N
@@ -56,8 +56,8 @@ void sim_set_launch_latency(double milliseconds);
 // Launches so far with programmatic stream serialisation.
 uint64_t sim_early_launches(void);
 
-// Nodes of the graph that was instantiated last, and the edges between them.
-void sim_last_graph(size_t *nodes, size_t *edges);
+// Nodes of the graph that was instantiated last.
+size_t sim_last_graph_nodes(void);
 
 #ifdef __cplusplus
 }

@@ -87,8 +87,6 @@ const CpuCode *cpu_code(void) {
 
 const BackendOps *backend_ops(void) { return &cpu_code()->ops; }
 
-void backend_order(const OpOperands *operands) { (void)operands; } // all work is done when its op returns
-
 int64_t ops_workspace_bytes(OpsShape shape) { return cpu_code()->workspace_bytes(shape); }
 
 int64_t ops_head_chunk_rows(OpsShape shape) { return min_i64(shape.B * shape.T, HEAD_CHUNK_ROWS); }

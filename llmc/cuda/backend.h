@@ -1,12 +1,12 @@
 // The private header of the CUDA backend: its one handle, the workspace, checked calls, and the host-side interfaces
 // shared by the files of llmc/cuda. C and C++. Nothing outside llmc/cuda includes it. Other headers of one subject
-// each: attention.h, gemm.h, graph_overlap.h, tuning.h, datasheet.h, nvml.h. Device code is in kernel.cuh.
+// each: attention.h, gemm.h, tuning.h, datasheet.h, nvml.h. Device code is in kernel.cuh.
 //
 // How an op is run here: the one thread that called device_init calls the ops, whose tensors ops.c has checked. Each op
-// launches kernels (or library calls) on the compute stream and returns. Ops run in order (but for graph_overlap.h), so
-// every op may use the whole workspace, from its start. The contents do not outlive the call. After the first steps
-// nothing waits, allocates or queries the device: plans are made, and candidates timed, at the first use of a shape,
-// which never happens under capture (see device_graph_begin in device.c).
+// launches kernels (or library calls) on the compute stream and returns. Ops run in order, so every op may use the
+// whole workspace, from its start. The contents do not outlive the call. After the first steps nothing waits, allocates
+// or queries the device: plans are made, and candidates timed, at the first use of a shape, which never happens under
+// capture (see device_graph_begin in device.c).
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/device.h"
@@ -21,8 +21,7 @@ extern "C" {
 // The only state of the backend that more than one file reads.
 typedef struct {
     bool ready;             // device_init succeeded
-    bool in_graph;          // between device_graph_begin and device_graph_end
-    bool capturing;         // there, when that records
+    bool capturing;         // device_graph_begin records, until device_graph_end
     int device;             // CUDA's number of the GPU that is used
     int compute_capability; // 75, 80, 86, 89, 90, 100, 120: major * 10 + minor
     int num_sms;            // multiprocessors
@@ -34,20 +33,15 @@ typedef struct {
     DeviceOptions options;
     DeviceFacts facts;
     cudaStream_t streams[STREAM_COUNT];
-    cudaStream_t beside; // instead of the compute stream, between graph_overlap_begin and graph_overlap_end
-    char *workspace;     // the caller's memory, given by ops_set_workspace
+    char *workspace; // the caller's memory, given by ops_set_workspace
     int64_t workspace_bytes;
-    int64_t overlap_bytes;              // the end of the workspace, for work on the second stream; 0: there is none
     size_t allocated, allocated_peak;   // bytes, by device_alloc
     struct CudaAllocation *allocations; // what device_alloc gave and device_free has not taken back
 } CudaBackend;
 extern CudaBackend cuda_backend;
 
 // The stream that the running op launches on.
-static inline cudaStream_t cuda_compute_stream(void) {
-    if (cuda_backend.beside) return cuda_backend.beside;
-    return cuda_backend.streams[STREAM_COMPUTE];
-}
+static inline cudaStream_t cuda_compute_stream(void) { return cuda_backend.streams[STREAM_COMPUTE]; }
 
 // For calls of the CUDA runtime that fail only because of a bug or an earlier faulty kernel: stops the program. While a
 // step is being recorded the message says so, since this call, or one before it, may then be illegal in a step. Short

@@ -7,7 +7,6 @@
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/datasheet.h"
 #include "llmc/cuda/gemm.h"
-#include "llmc/cuda/graph_overlap.h"
 #include "llmc/cuda/nvml.h"
 
 #include <cublasLt.h>
@@ -165,7 +164,6 @@ void device_shutdown(void) {
     cuda_attention_shutdown();
     gemm_shutdown();
     nvml_shutdown();
-    graph_overlap_close();
     for (int i = 0; i < STREAM_COUNT; i++) CUDA_CHECK(cudaStreamDestroy(cuda_backend.streams[i]));
     memset(&cuda_backend, 0, sizeof cuda_backend);
 }
@@ -252,7 +250,6 @@ void host_free(void *p) {
 
 int64_t ops_workspace_bytes(OpsShape shape) {
     cuda_matmul_note_shape(shape);
-    graph_overlap_prepare(cuda_size_beside(shape, cuda_backend.compute_capability));
     return cuda_size_workspace(shape, cuda_backend.compute_capability, cuda_cudnn_workspace(shape));
 }
 
@@ -264,19 +261,11 @@ void ops_set_workspace(void *device_memory, int64_t bytes) {
 
 bool ops_workspace_is_set(void) { return cuda_backend.workspace != NULL; }
 
-// The end of the workspace belongs to what runs on the second stream.
 void *cuda_scratch(const char *op, int64_t bytes) {
-    const int64_t main_bytes = cuda_backend.workspace_bytes - cuda_backend.overlap_bytes;
-    char *scratch = cuda_backend.workspace;
-    int64_t given = main_bytes;
-    if (cuda_backend.beside) {
-        scratch += main_bytes;
-        given = cuda_backend.overlap_bytes;
-    }
-    REQUIRE(bytes <= given, "%s: needs %lld bytes of workspace, ops_set_workspace gave %lld", op, (long long)bytes,
-            (long long)given);
+    REQUIRE(bytes <= cuda_backend.workspace_bytes, "%s: needs %lld bytes of workspace, ops_set_workspace gave %lld", op,
+            (long long)bytes, (long long)cuda_backend.workspace_bytes);
     if (bytes <= 0) return NULL;
-    return scratch;
+    return cuda_backend.workspace;
 }
 
 const BackendOps *backend_ops(void) {
@@ -399,15 +388,12 @@ void device_graph_begin(DeviceGraph *g) {
     REQUIRE(!cuda_backend.capturing, "device_graph_begin inside another recording");
     if (!g->same_work) drop_recording(g);
     g->same_work = false;
-    cuda_backend.in_graph = true;
     if (g->state == GRAPH_UNSEEN) return;
     CUDA_CHECK(cudaStreamBeginCapture(cuda_compute_stream(), cudaStreamCaptureModeThreadLocal));
     cuda_backend.capturing = true;
 }
 
 void device_graph_end(DeviceGraph *g) {
-    graph_overlap_join();
-    cuda_backend.in_graph = false;
     if (g->state == GRAPH_UNSEEN) {
         if (cuda_backend.graphs) g->state = GRAPH_WARM;
         return;

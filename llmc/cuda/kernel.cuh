@@ -12,7 +12,6 @@
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/cuda/backend.h"
-#include "llmc/cuda/graph_overlap.h"
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -50,7 +49,7 @@ template <class... P> struct KernelLaunch {
         early.val.programmaticStreamSerializationAllowed = 1;
         cudaLaunchConfig_t config = {};
         config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes;
-        config.stream = stream, config.attrs = &early, config.numAttrs = cuda_launches_early();
+        config.stream = stream, config.attrs = &early, config.numAttrs = cuda_backend.early_launch;
         (void)cudaLaunchKernelEx(&config, kernel, (P)arguments...);
         const cudaError_t status = cudaGetLastError();
         REQUIRE_MEMORY(status != cudaErrorMemoryAllocation, "%s" GPU_IS_FULL, name);

@@ -2,7 +2,6 @@
 // A bias is added in the epilogue where the library supports it, else by a kernel after a plain product. Bias gradients
 // are made by kernels: the library's epilogue for them stores, but does not add, and in an undocumented order.
 #include "llmc/cuda/gemm.h"
-#include "llmc/cuda/graph_overlap.h"
 #include <stddef.h>
 
 // ----------------------------------------------------------------------------------------------------------- workspace
@@ -145,15 +144,11 @@ void backend_matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight,
 
 // ----------------------------------------------------------------------------------------------------- weight gradient
 
-// Row-major dweight (OC,IC) = dout (N,OC)^T in (N,IC), column-major: dweight (IC,OC) = in (IC,N) dout (OC,N)^T. Only
-// the product may run beside other ops: the kernel that sums dbias has the compute stream's scratch memory, and is
-// itself something to run beside.
+// Row-major dweight (OC,IC) = dout (N,OC)^T in (N,IC), column-major: dweight (IC,OC) = in (IC,N) dout (OC,N)^T.
 void backend_matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {
     Gemm g = product("matmul_backward_weight", dweight, in, false, dout, true);
     if (accumulate) g.c = dweight.data;
-    graph_overlap_begin();
     run_plain(g);
-    graph_overlap_end();
     if (dbias.data) backend_bias_backward(dbias, dout, accumulate);
 }
 
@@ -204,10 +199,6 @@ void backend_fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tenso
     g.scale_a = inverse_of(b_slot);
     g.scale_b = inverse_of(a_slot);
     g.fast_sums = a.dtype == b.dtype;
-    // The gradient of a weight; with fp32 activations also that of an input, for which the next op waits.
-    const bool of_weight = a.dtype != b.dtype && out.dtype == DTYPE_FP32;
-    if (of_weight) graph_overlap_begin();
     // The library's fp8 epilogues take 16-bit biases only.
     matmul_bias(g, out, bias, out.dtype != DTYPE_FP32);
-    graph_overlap_end();
 }

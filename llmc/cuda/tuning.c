@@ -18,8 +18,8 @@
 #include "llmc/cuda/tuning.h"
 
 #include "llmc/base/choices_file.h"
+#include "llmc/cuda/backend.h"
 #include "llmc/cuda/cudnn_library.h"
-#include "llmc/cuda/graph_overlap.h"
 #include <cublasLt.h>
 #include <math.h>
 #include <stdio.h>
@@ -96,7 +96,6 @@ int cuda_choose(int count, bool timed, bool (*run)(void *context, int way), bool
                 void *context) {
     bool out[CHOICE_MAX_WAYS] = {false};
     REQUIRE(count <= CHOICE_MAX_WAYS, "a choice of %d ways, at most %d", count, CHOICE_MAX_WAYS);
-    graph_overlap_join(); // nothing else may take the GPU's time
     for (int tried = 0; tried < count; tried++) {
         int way = tried;
         if (timed) way = fastest_way(&(Stopwatch){.run = run, .context = context}, count, out);

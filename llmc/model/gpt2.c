@@ -138,8 +138,7 @@ static void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tenso
         return;
     }
     matmul_backward_input(din, dout, weight);
-    matmul_backward_weight(dweight, dbias, dout, in,
-                           b->accumulate); // last: with PRETRAIN_OVERLAP it runs beside the next op
+    matmul_backward_weight(dweight, dbias, dout, in, b->accumulate);
 }
 
 // The same through the activation before the layer: dpre = (dout @ weight) * activation'(pre); in is activation(pre),

@@ -156,11 +156,6 @@ int64_t cuda_size_optimizer(OpsShape shape) {
     return (parts + adafactor) * (int64_t)sizeof(float);
 }
 
-int64_t cuda_size_beside(OpsShape shape, int compute_capability) {
-    if (shape.overlap && !shape.forward_only) return cuda_size_matmul(shape, compute_capability);
-    return 0;
-}
-
 int64_t cuda_size_workspace(OpsShape shape, int compute_capability, int64_t cudnn) {
     const int64_t N = shape.B * shape.T;
     const int64_t needs[] = {
@@ -179,5 +174,5 @@ int64_t cuda_size_workspace(OpsShape shape, int compute_capability, int64_t cudn
     if (shape.forward_only) count = 3;
     int64_t largest = cudnn;
     for (size_t i = 0; i < count; i++) largest = max_i64(largest, needs[i]);
-    return round_up(largest, 256) + cuda_size_beside(shape, compute_capability);
+    return round_up(largest, 256);
 }

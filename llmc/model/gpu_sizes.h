@@ -12,12 +12,9 @@ extern "C" {
 
 // ------------------------------------------------------------------------------------------------------- of all ops
 
-// ops_workspace_bytes: the largest of the families below, with `cudnn` bytes for its attention, a multiple of 256; and
-// then cuda_size_beside. compute_capability 0: on any GPU.
+// ops_workspace_bytes: the largest of the families below, with `cudnn` bytes for its attention, a multiple of 256.
+// compute_capability 0: on any GPU.
 int64_t cuda_size_workspace(OpsShape shape, int compute_capability, int64_t cudnn);
-
-// The workspace of the weight gradients on the second stream, after that of the other ops. 0: there are none.
-int64_t cuda_size_beside(OpsShape shape, int compute_capability);
 
 // ops_head_chunk_rows on a GPU with this number of multiprocessors and this memory. With 1 multiprocessor: the maximum
 // on any GPU of this memory.

@@ -120,6 +120,6 @@ void model_fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dw
     fp8_matmul(din, tensor_none(), q, dout_slot, quantised_weight(model, b->number, layer, true),
                fp8_slot_of(model, b->number, layer, FP8_WEIGHT), tensor_none());
     fp8_matmul(dweight, tensor_if(b->accumulate, dweight), dout_transposed, dout_slot, in_transposed, in_slot,
-               tensor_none()); // with PRETRAIN_OVERLAP on the second stream
+               tensor_none());
     if (dbias.data) bias_backward(dbias, dout, b->accumulate);
 }

@@ -65,7 +65,6 @@ OpsShape model_ops_shape(const ModelOptions *o) {
                       .sequences = o->sequences,
                       .factored = o->train && o->optimizer == OPTIMIZER_ADAFACTOR ? parameter_total(&o->config) : 0,
                       .fp8 = o->fp8,
-                      .overlap = o->overlap,
                       .forward_only = !o->train,
                       .gelu_again = o->train && recompute_gelu_alone(&o->recompute, o->config.L),
                       .dtype = o->dtype};

@@ -30,7 +30,6 @@ typedef struct {
     uint64_t seed;             // of that rounding
     bool offload;              // optimizer state and master weights live in host memory
     bool fp8;                  // the four matmuls of a block in fp8; needs bf16 and dimensions in multiples of 16
-    bool overlap;              // on a GPU: weight gradients are computed beside the other ops of the backward pass
     bool numerics;             // model_numerics.h: plans memory for its counts and for a copy of an update
     int groups, group_count;   // of a step, and those that this process computes (train/data_parallel.h); 0: 1
     int processes, rank;       // that share a step; 0: 1

@@ -32,7 +32,6 @@ static void add_predicted(cJSON *device, const DevicePlan *p, bool with_ops) {
     if (!with_ops) return;
     add_estimate(predicted, "between_ops_seconds", p->prediction.between);
     add_estimate(predicted, "launch_seconds", p->prediction.launch);
-    add_estimate(predicted, "overlap_seconds", p->prediction.overlap);
     cJSON *ops = cJSON_AddArrayToObject(predicted, "ops");
     for (int i = 0; i < p->prediction.count; i++) {
         const PredictedOp *op = &p->prediction.ops[i];

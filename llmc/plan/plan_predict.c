@@ -132,7 +132,6 @@ typedef struct {
     double element_bytes, chunk_rows; // of the compute dtype; of the logits
     double heads;                     // attention's rate at this head size over that at 64
     int no_bias;                      // of ModelConfig
-    bool beside;                      // a weight gradient of this micro-step was queued
 } StepView;
 
 static PredictedOp *predicted_row(Prediction *to, const OpCost *cost) {
@@ -153,18 +152,17 @@ static PredictedOp *predicted_row(Prediction *to, const OpCost *cost) {
 }
 
 // Adds to part k of a row.
-static void add_part(PredictedOp *row, int k, RateKind rate, double amount, double beside, double factor) {
+static void add_part(PredictedOp *row, int k, RateKind rate, double amount, double factor) {
     REQUIRE(k < MOST_PARTS, "more than %d parts", MOST_PARTS);
     if (k == row->num_parts) row->parts[row->num_parts++] = (PredictedPart){.rate = rate, .factor = factor};
     row->parts[k].amount += amount;
-    row->parts[k].beside += beside;
 }
 
 // FLOP of a product of `rows` rows with a weight (OC,IC).
 static void add_product(PredictedOp *row, int k, ProductKind kind, double flops, int64_t rows, int weight) {
     const int64_t IC = row->shape[1], OC = row->shape[2];
     const MatmulShape shapes[PRODUCT_KINDS] = {{rows, OC, IC, false}, {rows, IC, OC, false}, {OC, IC, rows, true}};
-    add_part(row, k, RATE_MATMUL, flops, 0, WEIGHTS[weight].factors[kind]);
+    add_part(row, k, RATE_MATMUL, flops, WEIGHTS[weight].factors[kind]);
     row->parts[k].shape = shapes[kind];
 }
 
@@ -177,31 +175,27 @@ static void see_op(void *context, const OpCost *cost, double calls) {
     while (weight < NUM_WEIGHTS - 1 && strcmp(WEIGHTS[weight].tensor, row->tensor) != 0) weight++;
     const ProductKind product = OPS[i].product;
     const RateKind rate = OPS[i].rate;
-    if (strcmp(cost->op, "batch_unpack") == 0 || strcmp(cost->op, "gradient_sumsq") == 0) s->beside = false;
-    if (product == PRODUCT_WEIGHT_GRADIENT) s->beside = true;
-    double beside = 0, launches = OPS[i].launches;
-    if (s->beside) beside = calls;
+    double launches = OPS[i].launches;
     if (rate == RATE_CROSS_ENTROPY) {
         for (int kind = 0; kind < PRODUCT_KINDS; kind++)
             add_product(row, kind, (ProductKind)kind, calls * cost->flops / 3, (int64_t)s->chunk_rows, weight);
-        add_part(row, PRODUCT_KINDS, rate, calls * 2 * N * OC * s->element_bytes, 0, 1);
+        add_part(row, PRODUCT_KINDS, rate, calls * 2 * N * OC * s->element_bytes, 1);
     } else if (product == PRODUCT_WEIGHT_GRADIENT) {
         const double bias = N * OC * s->element_bytes;
         add_product(row, 0, product, calls * cost->flops, (int64_t)N, weight);
         if (WEIGHTS[weight].bias & ~s->no_bias) {
-            add_part(row, 1, WEIGHTS[weight].bias_rate, calls * bias, beside * bias, 1);
+            add_part(row, 1, WEIGHTS[weight].bias_rate, calls * bias, 1);
             launches++;
         }
     } else if (product < PRODUCT_KINDS) {
         double moved = N * IC * s->element_bytes;
         if (product == PRODUCT_FORWARD) moved = N * OC * s->element_bytes;
-        if (rate == RATE_COPY) beside = 0; // the sum with the residual stream belongs to its product
         add_product(row, 0, product, calls * cost->flops, (int64_t)N, weight);
-        if (rate < RATE_COUNT) add_part(row, 1, rate, calls * moved, beside * moved, 1);
+        if (rate < RATE_COUNT) add_part(row, 1, rate, calls * moved, 1);
     } else if (is_of_peak(rate)) { // attention
-        add_part(row, 0, rate, calls * cost->flops, beside * cost->flops, s->heads);
+        add_part(row, 0, rate, calls * cost->flops, s->heads);
     } else {
-        add_part(row, 0, rate, calls * cost->bytes, beside * cost->bytes, 1);
+        add_part(row, 0, rate, calls * cost->bytes, 1);
     }
     row->calls += calls;
     row->flops += calls * cost->flops;
@@ -211,30 +205,25 @@ static void see_op(void *context, const OpCost *cost, double calls) {
 
 // ---------------------------------------------------------------------------------------------------------------- time
 
-static void scale_part(PredictedPart *p, double by) {
-    p->amount *= by;
-    p->beside *= by;
-}
-
 // The rate that a part has on this GPU with these options, and its FLOP or bytes.
 static PredictedPart chosen(PredictedPart p, const Estimate *rates, const PredictOptions *o) {
     const bool own = o->attention == ATTENTION_OWN;
     const bool is_kernel = o->gelu_fusion == 0 || rates[p.rate].likely == 0;
     switch (p.rate) {
     case RATE_GELU: // a kernel instead of an epilogue reads and writes
-        if (is_kernel) scale_part(&p, 2);
+        if (is_kernel) p.amount *= 2;
         if (is_kernel) p.rate = RATE_COPY;
         break;
     case RATE_GELU_GRADIENT: // reads two tensors and writes one
-        if (is_kernel) scale_part(&p, 3);
+        if (is_kernel) p.amount *= 3;
         if (is_kernel) p.rate = RATE_COPY;
         break;
     case RATE_FC_BIAS_GRADIENT: // the kernel of GELU's derivative has it
-        if (o->gelu_fusion == 0 || rates[RATE_GELU_GRADIENT].likely == 0) scale_part(&p, 0);
+        if (o->gelu_fusion == 0 || rates[RATE_GELU_GRADIENT].likely == 0) p.amount = 0;
         p.rate = RATE_BIAS_GRADIENT;
         break;
     case RATE_QKV_BIAS_GRADIENT: // our attention's backward kernels have it, but for 1/32 of its bytes
-        if (own) scale_part(&p, 1.0 / 32);
+        if (own) p.amount *= 1.0 / 32;
         p.rate = RATE_BIAS_GRADIENT;
         break;
     case RATE_ATTENTION_FORWARD:
@@ -249,16 +238,6 @@ static PredictedPart chosen(PredictedPart p, const Estimate *rates, const Predic
     return p;
 }
 
-static void accumulate_estimate(Estimate *sum, Estimate e, double share) {
-    sum->likely += share * e.likely;
-    sum->worst += share * e.worst;
-    sum->best += share * e.best;
-}
-
-// PRETRAIN_OVERLAP: a memory-bound kernel may run beside a weight gradient. The bound assumes that the kernel is hidden
-// completely: the product leaves it multiprocessors and becomes no slower, no product of the compute stream takes its
-// place, and it begins before the weight gradient ends. None of this is known, so the sum is a bound and no part of the
-// step's time. Epilogues belong to their product; attention, which needs the tensor cores too, gains nothing.
 static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, const PredictOptions *o,
                        bool or_limit) {
     const Estimate *rates = NULL; // of 16-bit matmuls
@@ -290,9 +269,10 @@ static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *mo
             if (is_of_peak(part->rate)) limit = peak;
             const double amount = part->amount / (limit * part->factor);
             part->seconds = (Estimate){amount / rate.likely, amount / rate.worst, amount / rate.best};
-            accumulate_estimate(&by_rate[part->rate], part->seconds, 1);
-            if (!is_of_peak(part->rate) && part->rate != RATE_GELU && part->rate != RATE_GELU_GRADIENT)
-                accumulate_estimate(&p->overlap, part->seconds, part->beside / part->amount);
+            Estimate *sum = &by_rate[part->rate];
+            sum->likely += part->seconds.likely;
+            sum->worst += part->seconds.worst;
+            sum->best += part->seconds.best;
         }
     }
     p->launch = rates[RATE_LAUNCH];

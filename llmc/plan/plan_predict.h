@@ -36,7 +36,6 @@ typedef struct {
 typedef struct {
     RateKind rate;
     double amount, factor; // FLOP or bytes; of the rate
-    double beside;         // of the amount, what may run beside a weight gradient (PRETRAIN_OVERLAP)
     MatmulShape shape;     // of each call; M 0: of several shapes, or no matmul
     Estimate seconds;
 } PredictedPart;
@@ -59,7 +58,6 @@ typedef struct {
     bool is_known;                       // of this GPU and dtype; otherwise nothing below, and no seconds above
     bool is_limit;                       // its times are those of the datasheet's peak and bandwidth
     Estimate step, between, launch;      // seconds: of a step, its part between kernels, and between two of them
-    Estimate overlap;                    // seconds of a step that PRETRAIN_OVERLAP can hide at most; step has them
 } Prediction;
 
 typedef struct {

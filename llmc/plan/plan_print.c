@@ -215,14 +215,6 @@ static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
             format_count(p->step_tokens / e.best, best, TEXT));
     if (p->steps > 0) fprintf(out, "; all steps %s", format_duration(e.likely * p->steps, likely, TEXT));
     fprintf(out, "\n");
-    if (!p->model.overlap) return;
-    const char *expected = "how much, only a GPU can say";
-    if (g->compute_capability == 90)
-        expected = "expected are 0 to 0.5 ms, since Hopper's products take every multiprocessor";
-    fprintf(out,
-            "overlap     %s: hides at most %.2g s of that, the memory-bound kernels that may run beside a weight "
-            "gradient; %s\n",
-            device_text(p, name), p->prediction.overlap.likely, expected);
 }
 
 // The table: a row for each GPU, a column for each figure.

@@ -52,7 +52,6 @@ DeviceOptions options_device(const Options *options);
 //   PRETRAIN_EARLY_LAUNCH   0: no kernel is set up before the one before it has ended (sm_90 and later)
 //   PRETRAIN_GRAPHS         0: kernels of a micro-step are launched one by one, not by a recorded CUDA graph
 //   PRETRAIN_NUMA           0: processes are not bound to processors (placement.h)
-//   PRETRAIN_OVERLAP        1: weight gradients are computed beside other kernels, on a second stream of the GPU
 //   PRETRAIN_TUNE           0: matmul algorithms and attention are those that the libraries prefer, not measured
 int options_environment(const char *name, int fallback);
 

@@ -55,8 +55,7 @@ bool processes_meet(const Options *o, Error *err) {
     static const struct {
         const char *name;
         int fallback;
-    } variables[] = {
-        {"PRETRAIN_COMM_TIMEOUT", COMM_TIMEOUT}, {"PRETRAIN_GRAPHS", 1}, {"PRETRAIN_OVERLAP", 0}, {"PRETRAIN_TUNE", 1}};
+    } variables[] = {{"PRETRAIN_COMM_TIMEOUT", COMM_TIMEOUT}, {"PRETRAIN_GRAPHS", 1}, {"PRETRAIN_TUNE", 1}};
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++, n++) {
         snprintf(values[n], sizeof values[n], "%d", options_environment(variables[i].name, variables[i].fallback));
         facts[n] = (CommFact){variables[i].name, values[n]};

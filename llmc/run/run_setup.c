@@ -113,7 +113,6 @@ ModelOptions run_setup_model(const RunSetup *s) {
         .seed = s->state.seed,
         .offload = o->offload == OFFLOAD_OPTIMIZER,
         .fp8 = o->fp8 != 0,
-        .overlap = options_environment("PRETRAIN_OVERLAP", 0) != 0,
         .numerics = o->numerics_every > 0,
         .groups = o->reduce_groups,
         .group_count = o->reduce_groups / process_count(o),

@@ -313,7 +313,7 @@ def test_on_the_simulated_gpu_no_option_and_no_order_changes_a_bit(family, fp8, 
     gpu = {"SIM_CC": "90"}
     plain = run_on(SIMULATOR, family, tmp_path / "plain", data, *flags, **gpu)
     others = {"again": (["-r", "3", "--offload", "optimizer"], {}), "parts": (["-r", "fc+layernorm"], {"SIM_SCHED": "rev"}),
-              "beside": (["-r", "qkv+gelu/1"], {"PRETRAIN_OVERLAP": "1", "SIM_STREAMS": "lazy"})}
+              "late": (["-r", "qkv+gelu/1"], {"SIM_STREAMS": "lazy"})}
     for name, (more, environment) in others.items():
         out = run_on(SIMULATOR, family, tmp_path / name, data, *flags, *more, **gpu, **environment)
         assert same_state(checkpoints(out)[-1], checkpoints(plain)[-1]), name

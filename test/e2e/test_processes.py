@@ -240,7 +240,7 @@ def test_what_cannot_be_is_refused_once_by_all(arguments, words, data, tmp_path)
 
 
 @needs_mpi
-@pytest.mark.parametrize("name", ["PRETRAIN_COMM_TIMEOUT", "PRETRAIN_GRAPHS", "PRETRAIN_OVERLAP", "PRETRAIN_TUNE"])
+@pytest.mark.parametrize("name", ["PRETRAIN_COMM_TIMEOUT", "PRETRAIN_GRAPHS", "PRETRAIN_TUNE"])
 def test_variables_that_differ_are_refused(name, data, tmp_path):
     one = [str(TRAINER), *map(str, [*SHAPE, *QUIET, *data.flags, "-x", 1])]
     command = [*launched(2)[:-2], "1", "env", f"{name}=7", *one, ":", "-n", "1", *one]
@@ -357,9 +357,9 @@ def test_a_batch_that_fills_the_gpu_leaves_what_its_libraries_take(data, tmp_pat
     assert " MiB of the GPU still free\n" in result.stdout
 
 
-def check_simulated(optimizer, dtype, data, tmp_path, numbers, flags=(), **more):
+def check_simulated(optimizer, dtype, data, tmp_path, numbers, flags=()):
     flags = ["--optimizer", optimizer, "--dtype", dtype, *SIM_SHAPE, *flags]
-    environment = simulated(tmp_path, 4) | more
+    environment = simulated(tmp_path, 4)
     run(1, tmp_path / "1", data, *flags, trainer=SIMULATOR, **environment)
     for n, net in numbers:
         result = run(1, tmp_path / f"{n}", data, *flags, "--gpus", n, trainer=SIMULATOR, SIM_NCCL=net,
@@ -373,8 +373,7 @@ def check_simulated(optimizer, dtype, data, tmp_path, numbers, flags=(), **more)
 @pytest.mark.parametrize("optimizer, dtype, flags", [("adamw", "bf16", []), ("adamw", "fp16", []), ("muon", "fp32", []),
                                                      ("adamw8bit", "bf16", ["--offload", "optimizer", "--fp8"])])
 def test_simulated_gpus_connected_by_nccl_give_the_same_checkpoint(optimizer, dtype, flags, data, tmp_path):
-    check_simulated(optimizer, dtype, data, tmp_path, ((2, "delay:1"), (4, "inprogress")), flags,
-                    PRETRAIN_OVERLAP="1" if dtype == "fp16" else "0")
+    check_simulated(optimizer, dtype, data, tmp_path, ((2, "delay:1"), (4, "inprogress")), flags)
 
 
 @needs_simulator

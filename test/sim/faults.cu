@@ -12,7 +12,6 @@
 enum { N = 64 };
 // What LAUNCH asks the backend, of which nothing else is here.
 CudaBackend cuda_backend;
-bool cuda_launches_early(void) { return cuda_backend.early_launch; }
 
 static void require(cudaError_t status) {
     if (status == cudaSuccess) return;

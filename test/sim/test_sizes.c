@@ -27,7 +27,6 @@ static ModelOptions variant_of(const char *descriptor, int64_t B, int variant) {
     if (o.config.max_T < o.T) o.T = o.config.max_T;
     o.recompute = recompute_all(variant % 3 == 2 ? RECOMPUTE_BLOCK : 0);
     o.gradients_in_dtype = variant % 2;
-    o.overlap = variant % 4 == 1;
     o.train = variant % 5 != 4;
     o.optimizer = variant % 4 == 3 ? OPTIMIZER_ADAFACTOR : OPTIMIZER_ADAMW;
     return o;

@@ -41,8 +41,8 @@ typedef struct {
     int32_t scale_growth_interval;
     bool gradients_in_dtype;
 } Setup;
-// Of models made from now on: PRETRAIN_OVERLAP, recordings as of several processes, --optimizer muon.
-static bool with_overlap, in_parts, with_muon;
+// Of models made from now on: recordings as of several processes, --optimizer muon.
+static bool in_parts, with_muon;
 static void no_exchange(void *context, int unit) { (void)context, (void)unit; }
 
 static Trainer trainer_make(Setup setup) {
@@ -51,7 +51,6 @@ static Trainer trainer_make(Setup setup) {
     ModelOptions options = {
         .dtype = setup.dtype, .master = true, .train = true, .B = B, .T = T, .sequences = SEQUENCES};
     options.gradients_in_dtype = setup.gradients_in_dtype;
-    options.overlap = with_overlap;
     if (with_muon) options.optimizer = OPTIMIZER_MUON;
     if (in_parts) options.processes = 2;
     assert_true(model_config_parse(&options.config, "L=2,C=48,NH=3,V=61,T=13", &err));
@@ -165,13 +164,10 @@ static void assert_same_bits(State a, State b) {
     assert_memory_equal(&a.control, &b.control, sizeof a.control);
 }
 
-static size_t recorded_nodes, recorded_edges; // of the last graph that trained() recorded
-
 static State trained(Setup setup, int steps, Manner manner) {
     Trainer t = trainer_make(setup);
     for (int i = 0; i < steps; i++) train_step(&t, manner);
     const State s = state_of(&t);
-    sim_last_graph(&recorded_nodes, &recorded_edges);
     trainer_destroy(&t);
     return s;
 }
@@ -183,7 +179,7 @@ static const Setup rounded = {DTYPE_BF16, "fcx1,layernorm+qkv", 1.0f, 0, true};
 static int leave_the_mark(void **state) {
     sim_step_unmark();
     sim_set_lazy_streams(false);
-    with_overlap = in_parts = with_muon = false;
+    in_parts = with_muon = false;
     return tmp_teardown(state);
 }
 
@@ -254,54 +250,13 @@ TEST(recorded_steps_give_the_bits_of_those_run_op_by_op) {
     }
 }
 
-// PRETRAIN_OVERLAP. Replays run the second stream as late as the edges allow, late streams as late as events do;
-// --grad-dtype reads weight gradients within the micro-step, and the sets of -r reuse the memory of activations in
-// other orders.
-TEST(weight_gradients_beside_other_ops_change_no_bit) {
-    const Setup setups[] = {bf16, rounded, fp32, {DTYPE_BF16, "3", 1.0f, 0, false}, {DTYPE_BF16, "3/2", 1.0f, 0, true}};
-    Error err;
-    device_shutdown();
-    assert_true(device_init(&(DeviceOptions){.gelu_fusion = GELU_FUSION_NONE}, &err));
-#ifdef __SANITIZE_THREAD__ // slow; it sees a missing wait in any run op by op
-    const size_t count = 2;
-#else
-    const size_t count = sizeof setups / sizeof *setups;
-#endif
-    for (size_t i = 0; i < count; i++) {
-        State in_order = trained(setups[i], 4, AS_IT_IS), two = trained(setups[i], 2, AS_IT_IS);
-        const size_t nodes = recorded_nodes;
-        assert_int_equal(recorded_edges, nodes - 1); // a chain
-        with_overlap = true;
-        State recorded = trained(setups[i], 4, AS_IT_IS);
-        assert_same_bits(in_order, recorded);
-        // 2 blocks of 4 products: each has an edge from the work before it and one to an op that must wait, the last
-        // ones perhaps together; all but the first have one from the product before.
-        assert_int_equal(recorded_nodes, nodes);
-        assert_in_range(recorded_edges, nodes + 8, nodes + 24);
-        State eager = trained(setups[i], 2, WITHOUT_GRAPHS);
-        sim_set_lazy_streams(true);
-        State late = trained(setups[i], 2, WITHOUT_GRAPHS);
-        sim_set_lazy_streams(false);
-        with_overlap = false;
-        assert_same_bits(two, eager);
-        assert_same_bits(two, late);
-        free(in_order.values), free(recorded.values), free(eager.values), free(two.values), free(late.values);
-    }
-}
-
-// Between the parts gradients leave for other processes.
-TEST(each_part_of_a_micro_step_ends_with_its_weight_gradients) {
-    State states[2];
-    Error err;
-    device_shutdown();
-    assert_true(device_init(&(DeviceOptions){.gelu_fusion = GELU_FUSION_NONE}, &err));
+// As several processes record it: between the parts gradients leave for the others.
+TEST(a_micro_step_recorded_in_parts_has_the_same_bits) {
+    State whole = trained(bf16, 4, AS_IT_IS);
     in_parts = true;
-    for (int i = 0; i <= 1; i++) {
-        with_overlap = i == 1;
-        states[i] = trained(bf16, 4, AS_IT_IS);
-    }
-    assert_same_bits(states[0], states[1]);
-    free(states[0].values), free(states[1].values);
+    State parts = trained(bf16, 4, AS_IT_IS);
+    assert_same_bits(whole, parts);
+    free(whole.values), free(parts.values);
 }
 
 // The mean is over more tokens from the fourth step on: what was recorded divides by another number.
@@ -410,12 +365,10 @@ TEST(an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale) {
 // stack, five iterations have three products, a launch scatters it; first of all two launches for the sums of squares.
 // The last recording of a second step.
 TEST(muons_products_are_recorded) {
-    size_t nodes, edges;
     with_muon = true;
     Trainer t = trainer_make(fp32);
     for (int step = 0; step < 2; step++) train_step(&t, AS_IT_IS);
-    sim_last_graph(&nodes, &edges);
-    assert_int_equal(nodes, 3 * (1 + 5 * 3 + 1) + 2);
+    assert_int_equal(sim_last_graph_nodes(), 3 * (1 + 5 * 3 + 1) + 2);
     trainer_destroy(&t);
 }
 

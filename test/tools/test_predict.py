@@ -95,23 +95,6 @@ def test_the_trainer_predicts_what_its_options_choose(plan):
     assert own["predicted"]["step_seconds"][0] > plan["devices"][0]["predicted"]["step_seconds"][0]  # and a kernel more
 
 
-@pytest.mark.parametrize("options", [(), ("-ge", 0), ("-r", 1)])
-def test_overlap_hides_at_most_the_memory_bound_kernels_after_a_weight_gradient(options, monkeypatch):
-    """A bound: the step that is predicted stays that of PRETRAIN_OVERLAP=0."""
-    off = predict.plan_of(TRAINER, "H200", MODEL, B, T, options=options)["devices"][0]["predicted"]
-    monkeypatch.setenv("PRETRAIN_OVERLAP", "1")
-    on = predict.plan_of(TRAINER, "H200", MODEL, B, T, options=options)["devices"][0]["predicted"]
-    assert {key: on[key] for key in on} == off
-    blocks = 2 / 3  # the first block backward begins before there is a weight gradient
-    share = {("layernorm_backward", "layernorm backward"): 1, ("matmul_backward_weight", "bias gradients"): 1, ("embedding_backward", "copy"): 1,
-             ("matmul_gelu_backward_input", "copy"): 1, ("gradient_add", "copy"): blocks, ("gelu_forward", "copy"): blocks}  # fmt: skip
-    may = [[share[op["op"], part["rate"]] * s for s in part["seconds"]] for op in off["ops"] for part in op["parts"]
-           if (op["op"], part["rate"]) in share and op["tensor"] != "lnfw"]  # fmt: skip
-    assert len(may) == 6 + (options == ("-r", 1))  # -ge 0: the kernel has fc's bias gradient
-    assert off["overlap_seconds"] == pytest.approx([sum(seconds[which] for seconds in may) for which in range(3)], rel=1e-9, abs=0)
-    assert 0 < off["overlap_seconds"][0] < off["step_seconds"][0]
-
-
 @pytest.mark.parametrize("options", [("--dtype", "fp32"), ("--fp8", 1), ("--offload", "optimizer")])
 def test_where_no_rates_are_assumed_nothing_is_predicted(options):
     plan = predict.plan_of(TRAINER, "H200", "L=3,C=64,NH=2,V=257,T=48", B, T, options=options)

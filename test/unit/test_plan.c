@@ -585,18 +585,6 @@ TEST(the_plan_of_several_gpus_names_their_number_and_what_connects_them) {
     free(text);
 }
 
-TEST(the_plan_says_what_is_expected_of_overlap) {
-    static const char *const gpus[] = {"H200", "A100 40GB"};
-    static const char *const expected[] = {"expected are 0 to 0.5 ms", "how much, only a GPU can say"};
-    for (int i = 0; i < 2; i++) {
-        PlanRequest request = request_of(model_of("d12", 8, 1024), 512, 0);
-        request.gpus = gpus[i], request.model.overlap = true;
-        char *text = printed(&request, false);
-        assert_has(text, (const char *[]){"overlap     ", ": hides at most ", expected[i], NULL});
-        free(text);
-    }
-}
-
 TEST(the_json_has_the_figures_of_the_plan) {
     PlanRequest request = request_of(model_of("d12", 1, 1024), 512, 100);
     request.model.B = 0, request.recompute = "auto", request.gpus = "T4";
