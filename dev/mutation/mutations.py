@@ -730,7 +730,7 @@ MUTATIONS = [
     Host("size_library", "the library of every GPU gets what a Hopper's gets", **SIZES, test="sim/test_sizes",
          old="(compute_capability >= 90 ||", new="(compute_capability >= 75 ||"),
     Host("size_chunks", "chunks of the logits beyond 2^31 elements", **SIZES, test="sim/test_sizes",
-         old="return 34 * GB / 10;", new="return 54 * GB / 10;"),
+         old="max_bytes = 34 * GB / 10;", new="max_bytes = 54 * GB / 10;"),
     Host("size_cudnn", "cuDNN's squares of one byte", **SIZES, test="sim/test_sizes",
          old="shape.T * shape.T * 2, collected", new="shape.T * shape.T, collected"),
     Host("size_cudnn_fast", "no sums of dQ with --attention fast", **SIZES, test="sim/test_sizes",
