@@ -44,6 +44,7 @@ typedef struct {
     RunLog *log;
     Report *report;
     DeviceSpeed speed;
+    Error kept;     // the last warning about an old checkpoint that stays
     double started; // launch
     char **argv;
 } Run;
@@ -283,8 +284,10 @@ static bool write_files(void *context, Error *err) {
 static void rotate(Run *run) {
     const Options *o = &run->setup.options;
     Error kept;
-    if (!checkpoint_rotate(o->output, (int)o->keep, o->major, run->setup.state.step, &kept))
-        runlog_field(run->log, "warning", "%s", kept.text); // an old one only takes up space
+    if (checkpoint_rotate(o->output, (int)o->keep, o->major, run->setup.state.step, &kept)) return;
+    // An old one only takes up space: not twice in a row.
+    if (strcmp(kept.text, run->kept.text) != 0) runlog_field(run->log, "warning", "%s", kept.text);
+    run->kept = kept;
 }
 
 static bool export_weights(void *context, Error *err) {

@@ -263,16 +263,25 @@ static bool names_an_option(const char *text) {
 
 // argv[i], which belongs to no option. The shell makes several words of a pattern without quotes, and this may be the
 // second of them.
-static bool stray_word(const char *text, Error *err) {
-    const char *advice = "--help lists them", *dot = strrchr(text, '.');
-    if (dot && strcmp(dot, ".bin") == 0) advice = "a pattern must be quoted: -i 'data/shards/train_*.bin'";
-    return error_set(err, "%s: belongs to no option; %s", argument_shown(text, strlen(text)).text, advice);
+static bool stray_word(char **argv, int i, Error *err) {
+    const ShownArgument word = argument_shown(argv[i], strlen(argv[i]));
+    const bool is_second = i > 2 && names_an_option(argv[i - 2]);
+    const char *dot = strrchr(argv[i], '.'), *option = "-i", *example = "data/shards/train_*.bin";
+    if (!dot || strcmp(dot, ".bin") != 0)
+        return error_set(err, "%s: belongs to no option; --help lists them", word.text);
+    char *pattern = path_numbered(argv[i - is_second]);
+    if (is_second) option = argv[i - 2];
+    if (strchr(pattern, '*')) example = pattern;
+    error_set(err, "%s: belongs to no option; a pattern must be quoted: %s %s", word.text, option,
+              path_quoted(example).text);
+    free(pattern);
+    return false;
 }
 
 // Reads argv[*i] and, if it belongs to it, argv[*i + 1]; advances *i.
 static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     const char *text = argv[(*i)++];
-    if (text[0] != '-') return stray_word(text, err);
+    if (text[0] != '-') return stray_word(argv, *i - 1, err);
     Argument a = argument_split(text);
     ShownArgument typed = argument_shown(text, (size_t)(a.name + a.length - text));
     if (a.length == 2 && memcmp(a.name, "pf", 2) == 0) { // llm.c's; processes do not meet through files here

@@ -342,7 +342,7 @@ TEST(words_without_an_option_are_refused) {
     assert_refused("-i a.bin b.bin",
                    "b.bin: belongs to no option; a pattern must be quoted: -i 'data/shards/train_*.bin'");
     assert_refused("-i sh/train_000.bin sh/train_001.bin sh/val_000.bin",
-                   "sh/train_001.bin: belongs to no option; a pattern must be quoted: -i 'data/shards/train_*.bin'");
+                   "sh/train_001.bin: belongs to no option; a pattern must be quoted: -i 'sh/train_*.bin'");
     assert_refused("-b 8 text.txt", "text.txt: belongs to no option; --help lists them");
 }
 
