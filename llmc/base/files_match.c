@@ -8,10 +8,13 @@
 #include <dirent.h>
 #include <errno.h>
 #include <glob.h>
+#include <limits.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+
+enum { MAX_PATTERN = 2 * PATH_MAX }; // each byte of a path may be escaped
 
 // The directory that glob could not read; its error callback has no other way to report it.
 static _Thread_local Error unread;
@@ -42,6 +45,10 @@ bool files_match(const char *pattern, char ***names, int *count, Error *err) {
                     .gl_closedir = close_for_glob,
                     .gl_stat = stat,
                     .gl_lstat = lstat};
+    // glob recurses for each directory of the pattern, which may be longer than any stack.
+    const size_t length = strlen(pattern);
+    if (length > MAX_PATTERN)
+        return error_set(err, "a pattern of %zu bytes is longer than any path: at most %d", length, (int)MAX_PATTERN);
     const bool name = file_exists(pattern);
     unread.text[0] = '\0';
     int status = 0;

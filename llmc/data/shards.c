@@ -190,9 +190,22 @@ bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err) {
     char **paths;
     int count;
     if (!files_match(pattern, &paths, &count, err)) return false;
-    if (count == 0)
-        error_set(err, "no token shards match %s%s; make some from text with: %s -o DIR FILE...",
-                  path_quoted(pattern).text, path_pattern_reason(pattern).text, path_of_tool("data/prepare").text);
+    if (count == 0) { // names shards beside those of the pattern, or how to make some
+        char *parent = path_parent(pattern), *beside = path_join(parent, "*.bin"), **names = NULL;
+        int others = 0;
+        if (files_match(beside, &names, &others, NULL) && others > 0) {
+            char *other = path_numbered(names[0]);
+            error_set(err, "no token shards match %s; there are %s", path_quoted(pattern).text,
+                      path_quoted(other).text);
+            free(other);
+        } else {
+            error_set(err, "no token shards match %s%s; make some from text with: %s -o DIR FILE...",
+                      path_quoted(pattern).text, path_pattern_reason(pattern).text, path_of_tool("data/prepare").text);
+        }
+        directory_list_free(names, others);
+        free(beside);
+        free(parent);
+    }
     const bool ok = count > 0 && open_paths(set, paths, count, err);
     directory_list_free(paths, count);
     if (!ok) shards_close(set);

@@ -108,6 +108,8 @@ static bool check_records(ChoiceSet *set, const char *path, int64_t words, int64
             return WRONG(
                 &at, "bytes of the record: %d, but only %lld are left: the file is truncated; copy or make it again",
                 bytes, (long long)left * 2);
+        if (record[W_INDEX] != (i & 0xFFFF))
+            return WRONG(&at, "index: %d, expected %lld", record[W_INDEX], (long long)(i & 0xFFFF));
         if (completions < CHOICES_MIN || completions > CHOICES_MAX)
             return WRONG(&at, "number of completions: %d, expected %d to %d", completions, CHOICES_MIN, CHOICES_MAX);
         if (record[W_LABEL] >= completions)

@@ -95,6 +95,7 @@ OPTIONS = {
     "training on validation data, without validation": (["-i", "sh/*.bin"], r"(-v 0)", None),
     "a pattern without quotes": (["-i", "sh/train_000000.bin", "sh/train_000001.bin"], r"quoted: (-i '[^']*')",
                                  ["-i", "sh/train_000000.bin", "sh/train_000001.bin"]),
+    "a name with a typing error": (["-i", "sh/trian_*.bin"], r"there are ('[^']*')", ["sh/trian_*.bin"]),
     "a total batch": ([*SHARDS, "-t", "32", "-d", "100"], r"nearest: (\d+)", ["100"]),
     "an option with a typing error": ([*SHARDS, "--warmpu", "1"], r"did you mean (\S+)\?", ["--warmpu"]),
     "no directory to resume in": ([*SHARDS, "-y"], r"with (-o DIR)", None),

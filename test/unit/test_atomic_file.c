@@ -125,6 +125,11 @@ TEST(a_pattern_names_files_in_the_order_of_their_bytes) {
         assert_true(files_match(tmp_file(*none), &names, &count, &err));
         assert_int_equal(count, 0);
     }
+    enum { LONG = 1 << 20 }; // directories: glob would need a stack of as many frames
+    char *deep = malloc(2 * LONG + 1);
+    for (size_t i = 0; i < LONG; i++) memcpy(deep + 2 * i, "*/", 3);
+    assert_error(files_match(deep, &names, &count, &err), "a pattern of 2097152 bytes is longer than any path");
+    free(deep);
     struct rlimit before;
     getrlimit(RLIMIT_NOFILE, &before);
     limit_resource(RLIMIT_NOFILE, 0); // no directory can be opened

@@ -182,6 +182,7 @@ TEST(wrong_records_are_refused) {
         {1, 65534, "example 0: bytes of the record: 65534, but "},
         {1, 42, "example 0: tokens of the completion 1: 12, but the record has space for "},
         {1, 46, "example 0: bytes of the record: 46, but its tokens end 2 bytes earlier"},
+        {2, 1, "example 0: index: 1, expected 0"},
         {3, 2, "example 0: label: 2, expected less than the number of completions, 2"},
         {3, 65535, "example 0: label: 65535"},
         {4, 1, "example 0: number of completions: 1, expected 2 to 16"},

@@ -200,6 +200,12 @@ TEST(what_is_no_file_is_refused_with_what_to_do) {
                       "fifo.bin: not a plain file but a pipe"); // and nobody waits for a writer
 }
 
+TEST(shards_beside_a_pattern_that_matches_none_are_named) {
+    const char *const names[] = {"train_000000.bin", "train_000001.bin", "val_000000.bin"};
+    for (size_t i = 0; i < 3; i++) write_bytes(tmp_file(names[i]), "", 0);
+    ASSERT_OPEN_FAILS(tmp_file("trian_*.bin"), 8, "no token shards match", "there are '", "/train_*.bin'");
+}
+
 static void assert_beside(const char *train, const char *expected) {
     char *found = shards_validation_pattern(train);
     assert_string_equal(found ? found : "", expected);
