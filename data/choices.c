@@ -206,9 +206,9 @@ static int run(Choices *c, Error *err) {
         return EXIT_BAD_INPUT;
     }
     c->encoder = encoder_create(c->tokenizer);
-    c->line = memory_zeroed(MAX_LINE + 2, 1);
-    c->text = memory_zeroed(MAX_LINE + 2, 1);
-    c->tokens = memory_zeroed(MAX_LINE + 2, sizeof *c->tokens);
+    c->line = memory_new(MAX_LINE + 2, 1);
+    c->text = memory_new(MAX_LINE + 2, 1);
+    c->tokens = memory_new(MAX_LINE + 2, sizeof *c->tokens);
     c->stream = text_open(&c->data, &c->bytes);
     if (!read_input(c, err)) return EXIT_BAD_INPUT;
     if (!write_output(c, err)) return EXIT_RUN_FAILED;

@@ -48,6 +48,9 @@ static int decimals_below(double x, int decimals, const double *bounds) {
 
 const char *text_if(bool condition, const char *text) { return condition ? text : ""; }
 const char *text_or(const char *text, const char *otherwise) { return text ? text : otherwise; }
+bool text_is(const char *text, size_t length, const char *word) {
+    return word && strlen(word) == length && memcmp(text, word, length) == 0;
+}
 const char *format_plural(int64_t n) { return text_if(n != 1, "s"); }
 
 const char *format_bytes(double bytes, char *buf, int size) {

@@ -6,6 +6,14 @@
 
 #include <stdlib.h>
 
+void *memory_new(int64_t n, size_t size) {
+    size_t bytes;
+    void *memory = NULL;
+    if (!__builtin_mul_overflow((size_t)max_i64(n, 1), size, &bytes)) memory = malloc(bytes);
+    REQUIRE_MEMORY(memory, "%lld x %zu bytes", (long long)n, size);
+    return memory;
+}
+
 void *memory_zeroed(int64_t n, size_t size) {
     void *memory = calloc((size_t)max_i64(n, 1), size);
     REQUIRE_MEMORY(memory, "%lld x %zu bytes", (long long)n, size);

@@ -13,7 +13,11 @@ enum { MAX_NOTES = 16 };
 
 static void get_number(CudnnBuild *b, Descriptor d, cudnnBackendAttributeName_t name, int64_t *value) {
     int64_t count = 0;
-    if (!b->failed) cudnn_check(b, cudnn.cudnnBackendGetAttribute(d, name, CUDNN_TYPE_INT64, 1, &count, value));
+    if (b->failed) return;
+    cudnn_check(b, cudnn.cudnnBackendGetAttribute(d, name, CUDNN_TYPE_INT64, 1, &count, value));
+    if (b->failed || count == 1) return;
+    b->failed = true;
+    error_set(b->err, "%s: attribute %d has %lld values, not 1", b->what, (int)name, (long long)count);
 }
 
 // -------------------------------------------------------------------------------------------------------------- device

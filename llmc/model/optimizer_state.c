@@ -100,10 +100,6 @@ const char *parameter_group_name(ParameterGroup group) {
     return names[group];
 }
 
-static bool is_word(const char *text, size_t length, const char *word) {
-    return strlen(word) == length && strncmp(text, word, length) == 0;
-}
-
 static const struct {
     const char *name;
     size_t field;
@@ -122,8 +118,8 @@ bool optimizer_parse_rates(GroupRates rates[NUM_GROUPS], const char *text, Error
         int group = 0, i = 0;
         const size_t of_group = strcspn(part, ".=,"), of_name = strcspn(part + of_group, "=,");
         const char *name = part + of_group + 1, *number = part + of_group + of_name + 1;
-        while (group < NUM_GROUPS && !is_word(part, of_group, parameter_group_name((ParameterGroup)group))) group++;
-        while (i < COUNT && (of_name == 0 || !is_word(name, of_name - 1, RATES_BY_NAME[i].name))) i++;
+        while (group < NUM_GROUPS && !text_is(part, of_group, parameter_group_name((ParameterGroup)group))) group++;
+        while (i < COUNT && (of_name == 0 || !text_is(name, of_name - 1, RATES_BY_NAME[i].name))) i++;
         if (group == NUM_GROUPS || i == COUNT || number > end)
             return error_set(err,
                              "%.*s: expected GROUP.NAME=NUMBER with a group out of embedding, head, matrices, vectors "

@@ -167,10 +167,12 @@ bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Erro
                                   .peak_32 = f->peak_flops[DTYPE_FP32],
                                   .bandwidth = f->peak_bandwidth,
                                   .num_sms = f->units};
-            for (int i = COUNT - 1; i >= 0; i--) // the first, where several are
-                if (TABLE[i].num_sms == f->units && fabs(TABLE[i].peak_fp16 / gpu->spec.peak_fp16 - 1) < 0.05 &&
-                    fabs(TABLE[i].memory / gpu->spec.memory - 1) < 0.12)
-                    *gpu = (GpuChoice){.spec = TABLE[i]};
+            int alike = 0;
+            while (alike < COUNT && !(TABLE[alike].num_sms == f->units &&
+                                      fabs(TABLE[alike].peak_fp16 / f->peak_flops[DTYPE_FP16] - 1) < 0.05 &&
+                                      fabs(TABLE[alike].memory / (double)f->memory_total - 1) < 0.12))
+                alike++;
+            if (alike < COUNT) *gpu = (GpuChoice){.spec = TABLE[alike]};
         }
         at += length;
         if (!*at) break;

@@ -233,13 +233,9 @@ static bool set_value(const OptionRow *row, Options *options, const char *name, 
 
 // ------------------------------------------------------------------------------------------------------------- names
 
-static bool same_name(const char *a, const char *name, size_t length) {
-    return a && strlen(a) == length && memcmp(a, name, length) == 0;
-}
-
 const OptionRow *option_find(const char *name, size_t length) {
     for (const OptionRow *row = option_table; row->long_name; row++)
-        if (same_name(row->long_name, name, length) || same_name(row->short_name, name, length)) return row;
+        if (text_is(name, length, row->long_name) || text_is(name, length, row->short_name)) return row;
     return NULL;
 }
 

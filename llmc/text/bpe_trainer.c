@@ -185,7 +185,7 @@ static void queue_byte_pairs(Trainer *t) {
     }
     for (uint32_t i = 0; i < 1 << 16; i++) {
         if (pairs[i].num_words < 2) continue;
-        pairs[i].words = memory_zeroed(pairs[i].num_words, sizeof(uint32_t));
+        pairs[i].words = memory_new(pairs[i].num_words, sizeof(uint32_t));
         pairs[i].num_words = 0;
     }
     for (int64_t at = 0; at < t->used; at += HEADER + t->words[at + 2]) { // lists the words
@@ -303,7 +303,7 @@ static void queue_pairs(Trainer *t, Side *s, bool is_left, uint32_t merged) {
         Neighbour *n = &s->of[s->touched[i]];
         n->next = 0;
         if (n->num_words < 2 || n->pair->count < MIN_COUNT) continue;
-        n->words = memory_zeroed(n->num_words, sizeof *n->words);
+        n->words = memory_new(n->num_words, sizeof *n->words);
     }
     for (int64_t i = 0; i < s->num_events; i++) {
         Neighbour *n = &s->of[s->events[i].neighbour];
@@ -368,7 +368,7 @@ static bool find_merges(Trainer *t, WordCounts *words, int64_t tokens, void (*on
     Side *const sides[] = {&t->left, &t->right};
     for (int i = 0; i < 2; i++) {
         sides[i]->of = memory_zeroed(tokens, sizeof *sides[i]->of);
-        sides[i]->touched = memory_zeroed(tokens, sizeof *sides[i]->touched);
+        sides[i]->touched = memory_new(tokens, sizeof *sides[i]->touched);
     }
     queue_byte_pairs(t);
     while (t->tokenizer->count < tokens && t->queue.n > 0) {

@@ -47,7 +47,7 @@ Packing packing_of_bytes(const unsigned char *bytes, size_t n) {
 
 ByteSource *byte_source_open(int fd, int then_fd, Packing packing) {
     ByteSource *s = memory_zeroed(1, sizeof *s);
-    *s = (ByteSource){.fd = fd, .then_fd = then_fd, .packing = packing, .input = memory_zeroed(INPUT_BYTES, 1)};
+    *s = (ByteSource){.fd = fd, .then_fd = then_fd, .packing = packing, .input = memory_new(INPUT_BYTES, 1)};
     if (packing == PACKED_GZIP)
         REQUIRE_MEMORY(inflateInit2(&s->zlib, 15 + 16) == Z_OK, "zlib"); // 16: gzip headers only
     if (packing == PACKED_ZSTD) {

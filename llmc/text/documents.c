@@ -293,7 +293,7 @@ static bool measure(DocumentReader *r, int64_t *size) {
         return reader_fail(r, EXIT_RUN_FAILED);
     }
     ByteSource *s = byte_source_open(fd, -1, r->file.packing);
-    char *buffer = memory_zeroed(BLOCK_BYTES, 1);
+    char *buffer = memory_new(BLOCK_BYTES, 1);
     int64_t got;
     for (*size = 0; (got = byte_source_read(s, buffer, BLOCK_BYTES, &r->error)) > 0;) *size += got;
     const bool ok = got == 0 || source_failed(r, s);

@@ -174,8 +174,7 @@ int64_t vocabulary_merge_bytes(const Tokenizer *t, int32_t token, uint32_t below
 }
 
 bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
-    uint32_t *rank = malloc(((size_t)t->count + 1) * sizeof *rank); // of the first merge that makes a token
-    REQUIRE_MEMORY(rank, "%d tokens", t->count);
+    uint32_t *rank = memory_new(t->count + 1, sizeof *rank); // of the first merge that makes a token
     for (int32_t i = 0; i <= t->count; i++) rank[i] = UINT32_MAX;
     for (int64_t i = 0; i < t->merges.capacity; i++) {
         const MergeRule *m = &t->merges.slots[i];
@@ -237,7 +236,7 @@ bool vocabulary_finish(Tokenizer *t, Error *err) {
             return error_set(err, "no token for the byte 0x%02x: not a byte-level vocabulary, which has all 256",
                              (unsigned)byte);
     }
-    t->added_tokens = memory_zeroed(t->count, sizeof *t->added_tokens);
+    t->added_tokens = memory_new(t->count, sizeof *t->added_tokens);
     size_t n = 0;
     t->all_added_special = true;
     for (int32_t i = 0; i < t->count; i++) {

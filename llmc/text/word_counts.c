@@ -133,8 +133,7 @@ void word_counts_drain(WordCounts *w, void (*visit)(void *user, const char *word
 // ---------------------------------------------------------------------------------------------------- a thread's table
 
 WordCounter *word_counter_create(WordCounts *w) {
-    WordCounter *c = malloc(sizeof *c);
-    REQUIRE_MEMORY(c, "words");
+    WordCounter *c = memory_new(1, sizeof *c);
     c->shared = w;
     c->used = 0;
     c->slots = memory_zeroed(LOCAL_SLOTS, sizeof *c->slots);

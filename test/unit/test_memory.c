@@ -26,19 +26,31 @@ TEST(an_array_keeps_its_elements_while_it_grows_in_few_steps) {
 TEST(new_memory_is_zero_and_never_null) {
     int64_t *numbers = memory_zeroed(1000, sizeof *numbers), *none = memory_zeroed(0, sizeof *none);
     for (int i = 0; i < 1000; i++) assert_int_equal(numbers[i], 0);
-    assert_non_null(none);
+    memset(numbers, 1, 1000 * sizeof *numbers);
     free(numbers);
+    numbers = memory_new(1000, sizeof *numbers);
+    memset(numbers, 2, 1000 * sizeof *numbers); // all of it is there
+    int64_t *unset = memory_new(0, sizeof *unset);
+    assert_non_null(none);
+    assert_non_null(unset);
+    free(numbers);
+    free(unset);
     free(none);
 }
 
 TEST(without_memory_the_program_ends_as_a_run_that_failed) {
-    const pid_t child = fork();
-    if (child == 0) {
-        freopen("/dev/null", "w", stderr);
-        memory_zeroed(INT64_MAX / 8, 8);
-        _exit(EXIT_OK);
+    for (int is_new = 0; is_new <= 1; is_new++) {
+        const pid_t child = fork();
+        if (child == 0) {
+            freopen("/dev/null", "w", stderr);
+            if (is_new)
+                memory_new(INT64_MAX / 4, 8); // more bytes than size_t counts
+            else
+                memory_zeroed(INT64_MAX / 8, 8);
+            _exit(EXIT_OK);
+        }
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_RUN_FAILED);
     }
-    int status;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_RUN_FAILED);
 }
