@@ -72,13 +72,15 @@ CFLAGS_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 # The copies of the vector code, best first, and their flags; llmc/cpu/cpu.c has the same list. Each has just what its
 # name says, also with -march=native in CFLAGS.
 X86       := $(filter x86_64-%,$(or $(shell $(CC) -dumpmachine 2>/dev/null),$(shell uname -m)-))
-CPU_CODES := $(if $(X86),avx512bf16 avx512 avx2) baseline
+CPU_CODES := $(if $(X86),amx avx512bf16 avx512 avx2) baseline
+CODE_FLAGS_amx        := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mamx-tile -mamx-bf16 -mfma -mtune=znver3
 CODE_FLAGS_avx512bf16 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma -mtune=znver3
 CODE_FLAGS_avx512     := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mno-avx512bf16
 CODE_FLAGS_avx2       := -mavx2 -mfma -mno-avx512f
 CODE_FLAGS_baseline   := $(if $(X86),-mno-avx)
 # Those that this machine runs.
-CODES_HERE := $(filter $(CPU_CODES),$(call has,avx512f avx512bw avx512vl avx512dq avx512_bf16 fma,avx512bf16) \
+CODES_HERE := $(filter $(CPU_CODES),$(call has,avx512f avx512bw avx512vl avx512dq avx512_bf16 fma amx_tile amx_bf16,amx) \
+              $(call has,avx512f avx512bw avx512vl avx512dq avx512_bf16 fma,avx512bf16) \
               $(call has,avx512f avx512bw avx512vl avx512dq fma,avx512) $(call has,avx2 fma,avx2) baseline)
 code_flags = -Wno-psabi $(CODE_FLAGS_$(1)) $(if $(filter coverage,$(MODE)),-O1 -fno-profile-arcs -fno-test-coverage) -DCPU_CODE=cpu_code_$(1)
 # Our flags. -ffp-contract=off: a*b+c means the same in every build; the vector code asks for fma where it wants it.

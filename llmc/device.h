@@ -18,7 +18,7 @@ typedef enum { GELU_FUSION_AUTO, GELU_FUSION_NONE, GELU_FUSION_FORWARD, GELU_FUS
 
 // The vector code of the CPU backend, best first. The environment's PRETRAIN_CPU chooses, and limits the instructions
 // of the CPU's library too; auto: the first one that the processor and the operating system support.
-typedef enum { CPU_AUTO, CPU_AVX512BF16, CPU_AVX512, CPU_AVX2, CPU_BASELINE, CPU_CODES } CpuCodeChoice;
+typedef enum { CPU_AUTO, CPU_AMX, CPU_AVX512BF16, CPU_AVX512, CPU_AVX2, CPU_BASELINE, CPU_CODES } CpuCodeChoice;
 
 // All zeros is a good choice on every machine.
 typedef struct {

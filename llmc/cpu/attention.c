@@ -185,7 +185,9 @@ void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads
             .lse = (float *)lse.data + task * s.T,
             .scale = s.scale,
         };
+        tile_matmul_begin();
         WITH_DTYPE(E, s.dtype, forward_head(&mine, &head, E));
+        tile_matmul_end();
     }
 }
 
@@ -425,6 +427,7 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
         BackwardScratch mine;
         backward_layout(&mine, scratch + omp_get_thread_num() * scratch_bytes, s.T, s.HS, s.group, s.dtype);
         REQUIRE(mine.dqueries_t.data, "%s: no scratch memory", op);
+        tile_matmul_begin();
         for (int64_t i = 0; i < s.group; i++) {
             const int64_t h = task % s.NKV * s.group + i;
             const BackwardHead head = {
@@ -447,6 +450,7 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
                 store_dqueries(&mine, &head, E);
             });
         }
+        tile_matmul_end();
     }
 }
 

@@ -7,12 +7,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 CpuBackend cpu_backend;
 
 // -------------------------------------------------------------------------------------------------------- vector code
 
-extern const CpuCode cpu_code_avx512bf16, cpu_code_avx512, cpu_code_avx2, cpu_code_baseline; // code.c, once each
+extern const CpuCode cpu_code_amx, cpu_code_avx512bf16, cpu_code_avx512, cpu_code_avx2, cpu_code_baseline; // code.c, once each
 
 // In the order of CpuCodeChoice. Of other processors than x86-64 there is only the code that any compiler makes.
 static const struct {
@@ -21,10 +26,12 @@ static const struct {
 } codes[CPU_CODES] = {
     [CPU_AUTO] = {"auto", NULL},
 #if defined(__x86_64__)
+    [CPU_AMX] = {"amx", &cpu_code_amx},
     [CPU_AVX512BF16] = {"avx512bf16", &cpu_code_avx512bf16},
     [CPU_AVX512] = {"avx512", &cpu_code_avx512},
     [CPU_AVX2] = {"avx2", &cpu_code_avx2},
 #else
+    [CPU_AMX] = {"amx", NULL},
     [CPU_AVX512BF16] = {"avx512bf16", NULL},
     [CPU_AVX512] = {"avx512", NULL},
     [CPU_AVX2] = {"avx2", NULL},
@@ -52,12 +59,23 @@ bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool 
                              list_codes(NULL, names, sizeof names));
     }
     *chosen = *wanted;
-    if (*wanted == CPU_AUTO) *chosen = CPU_AVX512BF16;
+    if (*wanted == CPU_AUTO) *chosen = CPU_AMX;
     while (*wanted == CPU_AUTO && !has[*chosen]) ++*chosen; // the last one is everywhere
     return has[*chosen] ||
            error_set(err, "PRETRAIN_CPU=%s: this processor (%s) or its operating system does not support it; it has %s",
                      codes[*chosen].name, processor, list_codes(has, names, sizeof names));
 }
+
+#if defined(__x86_64__)
+// The processor multiplies tiles of bf16, and Linux, which keeps 8 KiB of tile registers for a thread, allows them to
+// this process (since 5.16).
+static bool cpu_has_amx(void) {
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; // arch_prctl(2): ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    unsigned a, b, c, d = 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & bit_AMX_TILE) && (d & bit_AMX_BF16) &&
+           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+#endif
 
 bool cpu_find_code(CpuCodeChoice *wanted, const char *processor, Error *err) {
     bool has[CPU_CODES] = {[CPU_BASELINE] = true};
@@ -66,6 +84,7 @@ bool cpu_find_code(CpuCodeChoice *wanted, const char *processor, Error *err) {
     has[CPU_AVX512] = has[CPU_AVX2] && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     has[CPU_AVX512BF16] = has[CPU_AVX512] && __builtin_cpu_supports("avx512bf16");
+    has[CPU_AMX] = has[CPU_AVX512BF16] && cpu_has_amx();
 #endif
     if (!cpu_choose_code(wanted, getenv("PRETRAIN_CPU"), has, processor, &cpu_backend.code_choice, err)) return false;
     cpu_backend.code = codes[cpu_backend.code_choice].code;

@@ -144,7 +144,7 @@ bool device_init(const DeviceOptions *options, Error *err) {
     const size_t cache = host_cache_bytes("");
     f->cache_bytes = max_size(cache, SMALLEST_CACHE);
     f->supports[DTYPE_FP32] = f->supports[DTYPE_BF16] = f->supports[DTYPE_E4M3] = true;
-    f->widens_bf16 = cpu_backend.code_choice != CPU_AVX512BF16 || !onednn_has_bf16();
+    f->widens_bf16 = cpu_backend.code_choice > CPU_AVX512BF16 || !onednn_has_bf16();
     f->default_dtype = DTYPE_BF16;
     if (f->widens_bf16) f->default_dtype = DTYPE_FP32;
     cpu_backend.resident_at_init = host_memory_status("VmRSS:");

@@ -47,8 +47,92 @@ static ALWAYS_INLINE void tile_column(TileResult c, LeftOperand a, RightOperand 
     }
 }
 
+// ---------------------------------------------------------------------------------------------------------- tiles of AMX
+
+// The packed operands are tiles as they are: 16 rows of 16 words on the left, on the right 16 words of depth of a group
+// of columns. One left tile meets three groups: four loads of 8 cycles for three products of 16. The depth ends with 16
+// or 8 words, for which there are two tiles of half the size.
+#ifdef __AMX_BF16__
+enum { TILE_WORDS = 16 };
+// Tiles 0, 1 and 2 are the sums of three groups. The compiler takes the numbers of tiles as text.
+#define LEFT       3
+#define RIGHT      4
+#define LEFT_HALF  5
+#define RIGHT_HALF 6
+
+void tile_matmul_begin(void) {
+    static const struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } shape = {.palette = 1, .row_bytes = {64, 64, 64, 64, 64, 32, 64}, .rows = {16, 16, 16, 16, 16, 16, 8}};
+    _tile_loadconfig(&shape);
+}
+
+void tile_matmul_end(void) { _tile_release(); }
+
+#define FOR_GROUPS(groups, X)                                                                                          \
+    X(0) if ((groups) > 1) { X(1) }                                                                                    \
+    if ((groups) > 2) { X(2) }
+
+// Tile numbers are part of the instructions, so a group of columns is named by a constant.
+static ALWAYS_INLINE void amx_product(TileResult c, LeftOperand a, RightOperand b, int64_t depth, bool accumulate,
+                                      int groups) {
+    const long c_row = c.row_stride * 4, a_row = a.row_stride * 4, b_row = LANES * 4;
+    if (accumulate) {
+#define LOAD(g) _tile_loadd(g, c.data + (g) * c.group_stride, c_row);
+        FOR_GROUPS(groups, LOAD)
+    } else {
+#define ZERO(g) _tile_zero(g);
+        FOR_GROUPS(groups, ZERO)
+    }
+    int64_t w = 0;
+    for (; w + TILE_WORDS / 2 < depth; w += TILE_WORDS) {
+        _tile_loadd(LEFT, a.words + w, a_row);
+#define MULTIPLY(g)                                                                                                    \
+    _tile_loadd(RIGHT, b.words + (g) * b.group_stride + w * LANES, b_row);                                             \
+    _tile_dpbf16ps(g, LEFT, RIGHT);
+        FOR_GROUPS(groups, MULTIPLY)
+    }
+    if (w < depth) {
+        _tile_loadd(LEFT_HALF, a.words + w, a_row);
+#define MULTIPLY_HALF(g)                                                                                               \
+    _tile_loadd(RIGHT_HALF, b.words + (g) * b.group_stride + w * LANES, b_row);                                        \
+    _tile_dpbf16ps(g, LEFT_HALF, RIGHT_HALF);
+        FOR_GROUPS(groups, MULTIPLY_HALF)
+    }
+#define STORE(g) _tile_stored(g, c.data + (g) * c.group_stride, c_row);
+    FOR_GROUPS(groups, STORE)
+}
+
+static void amx_matmul(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t columns, int64_t depth,
+                       bool accumulate) {
+    for (int64_t column = 0; column < columns; column += 3 * LANES)
+        for (int64_t r = 0; r < rows; r += PANEL_ROWS) {
+            const TileResult to = result_from_row(result_from_column(c, column), r);
+            const LeftOperand left = left_from_row(a, r);
+            const RightOperand right = right_from_column(b, column);
+            if (columns - column > 2 * LANES)
+                amx_product(to, left, right, depth, accumulate, 3);
+            else if (columns - column > LANES)
+                amx_product(to, left, right, depth, accumulate, 2);
+            else
+                amx_product(to, left, right, depth, accumulate, 1);
+        }
+}
+#else
+void tile_matmul_begin(void) {}
+void tile_matmul_end(void) {}
+#endif
+
 void tile_matmul(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t columns, int64_t depth,
                  bool accumulate, DType dtype) {
+#ifdef __AMX_BF16__
+    if (dtype == DTYPE_BF16) {
+        amx_matmul(c, a, b, rows, columns, depth, accumulate);
+        return;
+    }
+#endif
     WITH_DTYPE(E, packed_dtype(dtype), {
         for (int64_t column = 0; column < columns;) {
             int64_t groups = (columns - column) / LANES;

@@ -18,7 +18,11 @@
 
 // Left operands and results have a multiple of this many rows. Not more than LANES: attention's panel of rows has its
 // diagonal in one group of columns.
+#ifdef __AMX_BF16__
+enum { PANEL_ROWS = 16 };
+#else
 enum { PANEL_ROWS = LANES < 8 ? LANES : 8 };
+#endif
 
 // The numbers in the words of operands of this dtype.
 static inline DType packed_dtype(DType dtype) { return BF16_PAIRS ? dtype : DTYPE_FP32; }
@@ -44,9 +48,16 @@ typedef struct {
     int64_t row_stride, group_stride;
 } TileResult;
 
-// dtype: the type of the words, fp32 or bf16. rows: a multiple of PANEL_ROWS; columns: of LANES; depth counts words.
+// dtype: the type of the words, fp32 or bf16. rows: a multiple of PANEL_ROWS; columns: of LANES; depth counts words. Of
+// bf16 the words up to the next multiple of 8 are read too, and must be 0 in an operand whose depth ends before: packing
+// makes them so.
 void tile_matmul(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t columns, int64_t depth,
                  bool accumulate, DType dtype);
+
+// Around the products of a task, in the thread that computes them: the tile registers of AMX have a shape to be set,
+// and a thread that keeps them pays for it at each switch. Elsewhere they do nothing.
+void tile_matmul_begin(void);
+void tile_matmul_end(void);
 
 // The part that begins at the given row, column (a multiple of LANES) or word.
 static inline LeftOperand left_from_row(LeftOperand a, int64_t row) {

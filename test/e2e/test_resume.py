@@ -440,7 +440,7 @@ def test_a_resume_on_other_shards_says_so(tmp_path):
 
 # ---------------------------------------------------------------------------------------------------------- vector code
 
-CODES = ["avx512bf16", "avx512", "avx2", "baseline"]
+CODES = ["amx", "avx512bf16", "avx512", "avx2", "baseline"]
 # Sums in another order: the losses of a few steps differ by rounding of the numbers that are added, which the steps
 # between amplify a little. fp32 2^-24 and bf16 2^-8 times 30.
 ANOTHER_ORDER = {"fp32": 30 * 2**-24, "bf16": 30 * 2**-8}

@@ -10,7 +10,7 @@ NVCC = shutil.which("nvcc", path=f"{os.environ['PATH']}:/usr/local/cuda/bin:{ROO
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")
 
 X86 = os.uname().machine == "x86_64"
-CODES = ["avx512bf16", "avx512", "avx2", "baseline"] if X86 else ["baseline"]
+CODES = ["amx", "avx512bf16", "avx512", "avx2", "baseline"] if X86 else ["baseline"]
 
 
 def make(*arguments, timeout=300, **environment):
@@ -127,8 +127,8 @@ def test_the_users_flags_are_taken_and_ours_have_the_last_word(tmp_path):
             name = f"build/release/llmc/cpu/{code}/matmul.o"
             (line,) = [line for line in commands(*variables, name) if line.endswith(name)]
             defined = call("bash", "-c", re.sub(r"-MMD.*", "-dM -E -x c /dev/null", line)).stdout
-            found = [macro for macro in ("__AVX512BF16__", "__AVX512F__", "__AVX2__") if f"#define {macro} " in defined]
-            assert found == ["__AVX512BF16__", "__AVX512F__", "__AVX2__"][CODES.index(code):], (code, variables)
+            found = [macro for macro in ("__AMX_BF16__", "__AVX512BF16__", "__AVX512F__", "__AVX2__") if f"#define {macro} " in defined]
+            assert found == ["__AMX_BF16__", "__AVX512BF16__", "__AVX512F__", "__AVX2__"][CODES.index(code):], (code, variables)
 
 
 @pytest.mark.slow
@@ -175,7 +175,9 @@ def test_one_program_has_every_vector_code_and_is_of_the_mode_asked_for_last(tmp
         const char *(*const CPU_CODE)(void) = name;'''
     name = '''const char *name(void);
         const char *name(void) {
-        #if defined(__AVX512BF16__)
+        #if defined(__AMX_BF16__)
+            return "amx";
+        #elif defined(__AVX512BF16__)
             return "avx512bf16";
         #elif defined(__AVX512F__)
             return "avx512";

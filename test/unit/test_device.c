@@ -21,7 +21,7 @@ static bool all_zero(const unsigned char *p, size_t n) {
 
 // By another way than the backend's: what the kernel says.
 static const char *best_vector_code(void) {
-    bool avx2 = false, avx512 = false, bf16 = false;
+    bool avx2 = false, avx512 = false, bf16 = false, amx = false;
     char flags[8192];
     FILE *f = fopen("/proc/cpuinfo", "r");
     while (f && fgets(flags, sizeof flags, f)) {
@@ -30,10 +30,11 @@ static const char *best_vector_code(void) {
         avx512 = avx2 && strstr(flags, " avx512f ") && strstr(flags, " avx512bw ") && strstr(flags, " avx512vl ") &&
                  strstr(flags, " avx512dq ");
         bf16 = avx512 && strstr(flags, " avx512_bf16 ");
+        amx = bf16 && strstr(flags, " amx_tile ") && strstr(flags, " amx_bf16 ");
         break;
     }
     if (f) fclose(f);
-    return bf16 ? "avx512bf16" : avx512 ? "avx512" : avx2 ? "avx2" : "baseline";
+    return amx ? "amx" : bf16 ? "avx512bf16" : avx512 ? "avx512" : avx2 ? "avx2" : "baseline";
 }
 
 TEST(the_vector_code_is_the_best_of_the_processor_or_the_one_asked_for) {
@@ -57,7 +58,7 @@ TEST(the_vector_code_is_the_best_of_the_processor_or_the_one_asked_for) {
                  "PRETRAIN_CPU=avx512: this processor (Old)");
     assert_message("it has avx2, baseline");
     assert_error(cpu_choose_code(&wanted, "sse9", has, "Old", &chosen, &err), "PRETRAIN_CPU=sse9");
-    assert_message("auto, avx512bf16, avx512, avx2, baseline");
+    assert_message("auto, amx, avx512bf16, avx512, avx2, baseline");
 }
 
 TEST(denormals_are_zero_in_every_worker_as_operands_and_as_results) {
