@@ -18,11 +18,7 @@
 
 // Left operands and results have a multiple of this many rows. Not more than LANES: attention's panel of rows has its
 // diagonal in one group of columns.
-#ifdef __AMX_BF16__
-enum { PANEL_ROWS = 16 };
-#else
-enum { PANEL_ROWS = LANES < 8 ? LANES : 8 };
-#endif
+enum { PANEL_ROWS = BF16_TILES ? 16 : LANES < 8 ? LANES : 8 };
 
 // The numbers in the words of operands of this dtype.
 static inline DType packed_dtype(DType dtype) { return BF16_PAIRS ? dtype : DTYPE_FP32; }
