@@ -226,6 +226,10 @@ def main():
                         help="only the configurations whose line it matches, and nothing else; writes no files")
     parser.add_argument("--dry-run", action="store_true", help="print the table, write no files")
     options = parser.parse_args()
+    for program in ("bench_step", "bench_loader"):
+        if not os.access(f"{options.build}/dev/bench/{program}", os.X_OK):
+            sys.exit(f"bench_cpu.py: no {options.build}/dev/bench/{program}; `make bench` builds it, as does "
+                     f"`make all {options.build}/dev/bench/bench_{{step,loader}}`")
 
     steps = bench_steps(options.build, options.seconds, options.rounds, options.only)
     if options.only:
