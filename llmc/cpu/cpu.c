@@ -17,7 +17,8 @@ CpuBackend cpu_backend;
 
 // -------------------------------------------------------------------------------------------------------- vector code
 
-extern const CpuCode cpu_code_amx, cpu_code_avx512bf16, cpu_code_avx512, cpu_code_avx2, cpu_code_baseline; // code.c, once each
+extern const CpuCode cpu_code_amx, cpu_code_avx512bf16, cpu_code_avx512, cpu_code_avx2,
+    cpu_code_baseline; // code.c, once each
 
 // In the order of CpuCodeChoice. Of other processors than x86-64 there is only the code that any compiler makes.
 static const struct {

@@ -65,8 +65,10 @@ Onednn *onednn_create(CpuCodeChoice limit, Error *err) {
     if (set_new_handler) set_new_handler(onednn_new_failed);
     onednn_require_memory();
 #if defined(__x86_64__)
-    const dnnl_cpu_isa_t sets[CPU_CODES] = {
-        [CPU_AVX512BF16] = dnnl_cpu_isa_avx512_core_bf16, [CPU_AVX512] = dnnl_cpu_isa_avx512_core, [CPU_AVX2] = dnnl_cpu_isa_avx2, [CPU_BASELINE] = dnnl_cpu_isa_sse41};
+    const dnnl_cpu_isa_t sets[CPU_CODES] = {[CPU_AVX512BF16] = dnnl_cpu_isa_avx512_core_bf16,
+                                            [CPU_AVX512] = dnnl_cpu_isa_avx512_core,
+                                            [CPU_AVX2] = dnnl_cpu_isa_avx2,
+                                            [CPU_BASELINE] = dnnl_cpu_isa_sse41};
     // oneDNN refuses a second call; fine if the first one set the same or a lower limit.
     if (sets[limit] && dnnl_set_max_cpu_isa(sets[limit]) != dnnl_success &&
         (onednn_instructions() & ~(unsigned)sets[limit]) != 0) {

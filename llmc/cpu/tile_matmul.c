@@ -47,7 +47,8 @@ static ALWAYS_INLINE void tile_column(TileResult c, LeftOperand a, RightOperand 
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------- tiles of AMX
+// ---------------------------------------------------------------------------------------------------------- tiles of
+// AMX
 
 // The packed operands are tiles as they are: 16 rows of 16 words on the left, on the right 16 words of depth of a group
 // of columns. One left tile meets three groups: four loads of 8 cycles for three products of 16. The depth ends with 16
@@ -80,7 +81,7 @@ static ALWAYS_INLINE void amx_product(TileResult c, LeftOperand a, RightOperand 
                                       int groups) {
     const long c_row = c.row_stride * 4, a_row = a.row_stride * 4, b_row = LANES * 4;
     if (accumulate) {
-#define LOAD(g) _tile_loadd(g, c.data + (g) * c.group_stride, c_row);
+#define LOAD(g) _tile_loadd(g, c.data + (g)*c.group_stride, c_row);
         FOR_GROUPS(groups, LOAD)
     } else {
 #define ZERO(g) _tile_zero(g);
@@ -90,18 +91,18 @@ static ALWAYS_INLINE void amx_product(TileResult c, LeftOperand a, RightOperand 
     for (; w + TILE_WORDS / 2 < depth; w += TILE_WORDS) {
         _tile_loadd(LEFT, a.words + w, a_row);
 #define MULTIPLY(g)                                                                                                    \
-    _tile_loadd(RIGHT, b.words + (g) * b.group_stride + w * LANES, b_row);                                             \
+    _tile_loadd(RIGHT, b.words + (g)*b.group_stride + w * LANES, b_row);                                               \
     _tile_dpbf16ps(g, LEFT, RIGHT);
         FOR_GROUPS(groups, MULTIPLY)
     }
     if (w < depth) {
         _tile_loadd(LEFT_HALF, a.words + w, a_row);
 #define MULTIPLY_HALF(g)                                                                                               \
-    _tile_loadd(RIGHT_HALF, b.words + (g) * b.group_stride + w * LANES, b_row);                                        \
+    _tile_loadd(RIGHT_HALF, b.words + (g)*b.group_stride + w * LANES, b_row);                                          \
     _tile_dpbf16ps(g, LEFT_HALF, RIGHT_HALF);
         FOR_GROUPS(groups, MULTIPLY_HALF)
     }
-#define STORE(g) _tile_stored(g, c.data + (g) * c.group_stride, c_row);
+#define STORE(g) _tile_stored(g, c.data + (g)*c.group_stride, c_row);
     FOR_GROUPS(groups, STORE)
 }
 

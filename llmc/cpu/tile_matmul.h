@@ -45,8 +45,8 @@ typedef struct {
 } TileResult;
 
 // dtype: the type of the words, fp32 or bf16. rows: a multiple of PANEL_ROWS; columns: of LANES; depth counts words. Of
-// bf16 the words up to the next multiple of 8 are read too, and must be 0 in an operand whose depth ends before: packing
-// makes them so.
+// bf16 the words up to the next multiple of 8 are read too, and must be 0 in an operand whose depth ends before:
+// packing makes them so.
 void tile_matmul(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t columns, int64_t depth,
                  bool accumulate, DType dtype);
 
