@@ -394,7 +394,7 @@ SOURCES := $(sort $(wildcard *.cu llmc/*.[ch] llmc/*/*.[ch] llmc/*/*.cu llmc/*/*
 # What clang-tidy reads: the C of it; without a CUDA toolkit not what includes its headers.
 TIDIED := $(filter %.c train_gpt2.cu,$(if $(CUDA),$(SOURCES),$(filter-out llmc/cuda/% test/sim/%,$(SOURCES))))
 # clang 14 knows _Float16 only where AVX512-FP16 is switched on; nothing is compiled here, only read.
-TIDY_FLAGS := -std=c11 -D_GNU_SOURCE -I. -fopenmp $(if $(CPU_FLAGS),$(CODE_FLAGS_avx512bf16) -mavx512fp16) -DCPU_CODE=cpu_code_avx512bf16 $(if $(CUDA),-isystem $(CUDA)/include) $(if $(NVCC),-I$(SIM_FORMS))
+TIDY_FLAGS := -std=c11 -D_GNU_SOURCE -I. -fopenmp $(if $(CPU_FLAGS),$(CODE_FLAGS_amx) -mavx512fp16) -DCPU_CODE=cpu_code_amx $(if $(CUDA),-isystem $(CUDA)/include) $(if $(NVCC),-I$(SIM_FORMS))
 
 lint: ## compiler warnings, clang-format, clang-tidy, Python syntax
 	scripts/install_deps.sh build lint

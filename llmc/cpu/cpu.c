@@ -17,8 +17,8 @@ CpuBackend cpu_backend;
 
 // -------------------------------------------------------------------------------------------------------- vector code
 
-extern const CpuCode cpu_code_amx, cpu_code_avx512bf16, cpu_code_avx512, cpu_code_avx2,
-    cpu_code_baseline; // code.c, once each
+// code.c, once each
+extern const CpuCode cpu_code_amx, cpu_code_avx512bf16, cpu_code_avx512, cpu_code_avx2, cpu_code_baseline;
 
 // In the order of CpuCodeChoice. Of other processors than x86-64 there is only the code that any compiler makes.
 static const struct {
@@ -71,9 +71,10 @@ bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool 
 // The processor multiplies tiles of bf16, and Linux, which keeps 8 KiB of tile registers for a thread, allows them to
 // this process (since 5.16).
 static bool cpu_has_amx(void) {
+    const unsigned amx = 1u << 22 | 1u << 24;             // AMX-BF16 and AMX-TILE, which older compilers do not name
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; // arch_prctl(2): ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     unsigned a, b, c, d = 0;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & bit_AMX_TILE) && (d & bit_AMX_BF16) &&
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & amx) == amx &&
            syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 #endif

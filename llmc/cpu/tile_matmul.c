@@ -47,8 +47,7 @@ static ALWAYS_INLINE void tile_column(TileResult c, LeftOperand a, RightOperand 
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------- tiles of
-// AMX
+// ------------------------------------------------------------------------------------------------------- tiles of AMX
 
 // The packed operands are tiles as they are: 16 rows of 16 words on the left, on the right 16 words of depth of a group
 // of columns. One left tile meets three groups: four loads of 8 cycles for three products of 16. The depth ends with 16
@@ -72,16 +71,16 @@ void tile_matmul_begin(void) {
 
 void tile_matmul_end(void) { _tile_release(); }
 
+// X(g) for each of one to three groups. The number of a tile is part of the instruction, so g is a constant.
 #define FOR_GROUPS(groups, X)                                                                                          \
     X(0) if ((groups) > 1) { X(1) }                                                                                    \
     if ((groups) > 2) { X(2) }
 
-// Tile numbers are part of the instructions, so a group of columns is named by a constant.
 static ALWAYS_INLINE void amx_product(TileResult c, LeftOperand a, RightOperand b, int64_t depth, bool accumulate,
                                       int groups) {
     const long c_row = c.row_stride * 4, a_row = a.row_stride * 4, b_row = LANES * 4;
     if (accumulate) {
-#define LOAD(g) _tile_loadd(g, c.data + (g)*c.group_stride, c_row);
+#define LOAD(g) _tile_loadd(g, c.data + g * c.group_stride, c_row);
         FOR_GROUPS(groups, LOAD)
     } else {
 #define ZERO(g) _tile_zero(g);
@@ -91,18 +90,18 @@ static ALWAYS_INLINE void amx_product(TileResult c, LeftOperand a, RightOperand 
     for (; w + TILE_WORDS / 2 < depth; w += TILE_WORDS) {
         _tile_loadd(LEFT, a.words + w, a_row);
 #define MULTIPLY(g)                                                                                                    \
-    _tile_loadd(RIGHT, b.words + (g)*b.group_stride + w * LANES, b_row);                                               \
+    _tile_loadd(RIGHT, b.words + g * b.group_stride + w * LANES, b_row);                                               \
     _tile_dpbf16ps(g, LEFT, RIGHT);
         FOR_GROUPS(groups, MULTIPLY)
     }
     if (w < depth) {
         _tile_loadd(LEFT_HALF, a.words + w, a_row);
 #define MULTIPLY_HALF(g)                                                                                               \
-    _tile_loadd(RIGHT_HALF, b.words + (g)*b.group_stride + w * LANES, b_row);                                          \
+    _tile_loadd(RIGHT_HALF, b.words + g * b.group_stride + w * LANES, b_row);                                          \
     _tile_dpbf16ps(g, LEFT_HALF, RIGHT_HALF);
         FOR_GROUPS(groups, MULTIPLY_HALF)
     }
-#define STORE(g) _tile_stored(g, c.data + (g)*c.group_stride, c_row);
+#define STORE(g) _tile_stored(g, c.data + g * c.group_stride, c_row);
     FOR_GROUPS(groups, STORE)
 }
 
