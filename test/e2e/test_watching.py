@@ -165,7 +165,8 @@ def test_a_second_process_in_the_same_directory_is_refused(data, tmp_path):
     flags = [*TINY, *QUIET, *data.flags, "-n", 5, "-o", run]
     first = start(*flags, "-x", 1000000)
     try:
-        wait_for((run / ".lock").exists, first)  # while it still starts: there is nothing to resume from yet
+        # While it still starts: there is nothing to resume from yet. Who has the lock writes its name into the file.
+        wait_for(lambda: (run / ".lock").exists() and (run / ".lock").read_text(), first)
         seconds = [train(*flags, "-x", 1000000, "-y", 1, expect=EXIT_RUN_FAILED)]
         wait_for(lambda: checkpoints(run), first)
         seconds += [train(*flags, "-x", 1000000, *resume, expect=EXIT_RUN_FAILED) for resume in ([], ["-y"])]

@@ -128,21 +128,16 @@ static void check_specification(void) {
 // stored tensors differently. The specification computes that share of the error, with the same roundings. The
 // roundings within ops add to it: in gradients up to op_limit_of_gradient. In logits they are the probabilities of two
 // blocks, and the norms weigh them by up to 2: 2 * sqrt(2) roundings of 1.6e-3 rms in bf16 make 4.5e-3, less than two
-// tolerances. Ten gradient norms have ten random errors; ten simulated norms, at the first weights, are another sample
-// of the same size, and the root mean squares of two such samples differ by more than a factor of 3 once in a thousand
-// cases (F(10,10) = 9). The error of a final weight, as a share of its way, relates to that of its gradient as in
-// GPT-2.
+// tolerances. Of ten gradient norms a few are off by ten times the others: AdamW's first step is as long as the rate,
+// so where rounding turns the sign of a small gradient the weight goes the other way. From 60 starts of each model,
+// weights off by up to 0.2%, ten norms in bf16 were off from those in fp32 by 0.0302 at most, with and without dot
+// products of bf16, 9 of 840 by over 0.02: limited to ten tolerances. The error of a final weight, as a share
+// of its way, relates to that of its gradient as in GPT-2.
 typedef struct {
     double logits, losses, step_losses, norms;
     double gradients[MAX_TENSORS][3]; // of the parts that files hold
     double moved[MAX_TENSORS];
 } ModelLimits;
-
-static double norm_of(double *const grads[MAX_TENSORS]) {
-    double sum = 0.0;
-    for (int i = 0; i < golden.count; i++) sum += ref_sumsq(grads[i], numel(i));
-    return sqrt(sum);
-}
 
 static void set_gradient_limits(ModelLimits *limits, DType dtype, const Limits *gpt2, double *const *rounded,
                                 double *const *exact) {
@@ -164,24 +159,19 @@ static ModelLimits limits_of(DType dtype) {
     const Limits gpt2 = golden_limits(dtype);
     const int64_t n = B * T * golden.config.V;
     double *params[MAX_TENSORS], *rounded[MAX_TENSORS], *grads[MAX_TENSORS], *of_rounded[MAX_TENSORS];
-    double norms[STEPS], norms_of_rounded[STEPS];
     double *logits = malloc((size_t)n * sizeof *logits), *logits_of_rounded = malloc((size_t)n * sizeof *logits);
     int32_t windows[WINDOWS];
     Model *exact = load_model(DTYPE_FP32, "0"), *model = load_model(dtype, "0");
     make_arrays(params, exact), make_arrays(rounded, model), make_arrays(grads, NULL), make_arrays(of_rounded, NULL);
-    for (int step = STEPS - 1; step >= 0; step--) { // the values of step 0 remain
-        windows_of(step, windows);
-        ref_gpt2(&golden.config, params, windows, B, T, NULL, logits, grads);
-        ref_gpt2_stored(&golden.config, dtype, loss_scale_of(dtype), rounded, windows, B, T, logits_of_rounded,
-                        of_rounded);
-        for (int i = 0; i < golden.count; i++)
-            for (int64_t j = 0; j < numel(i); j++) of_rounded[i][j] /= loss_scale_of(dtype);
-        norms[step] = norm_of(grads), norms_of_rounded[step] = norm_of(of_rounded);
-    }
+    windows_of(0, windows);
+    ref_gpt2(&golden.config, params, windows, B, T, NULL, logits, grads);
+    ref_gpt2_stored(&golden.config, dtype, loss_scale_of(dtype), rounded, windows, B, T, logits_of_rounded, of_rounded);
+    for (int i = 0; i < golden.count; i++)
+        for (int64_t j = 0; j < numel(i); j++) of_rounded[i][j] /= loss_scale_of(dtype);
     ModelLimits limits = {gpt2.logits, gpt2.losses, gpt2.step_losses, gpt2.norms, {{0}}, {0}};
     if (dtype != DTYPE_FP32) {
         limits.logits = op_relative_error(logits_of_rounded, logits, n) + 2.0 * op_tolerance(dtype);
-        limits.norms = fmax(gpt2.norms, 3.0 * op_relative_error(norms_of_rounded, norms, STEPS));
+        limits.norms = 10.0 * op_tolerance(dtype);
     }
     set_gradient_limits(&limits, dtype, &gpt2, of_rounded, grads);
     free_arrays(params), free_arrays(rounded), free_arrays(grads), free_arrays(of_rounded);
