@@ -73,11 +73,12 @@ CFLAGS_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 # name says, also with -march=native in CFLAGS.
 X86       := $(filter x86_64-%,$(or $(shell $(CC) -dumpmachine 2>/dev/null),$(shell uname -m)-))
 CPU_CODES := $(if $(X86),amx avx512bf16 avx512 avx2) baseline
+NO_AMX := -mno-amx-tile -mno-amx-bf16
 CODE_FLAGS_amx        := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mamx-tile -mamx-bf16 -mfma -mtune=znver3
-CODE_FLAGS_avx512bf16 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma -mtune=znver3
-CODE_FLAGS_avx512     := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mno-avx512bf16
-CODE_FLAGS_avx2       := -mavx2 -mfma -mno-avx512f
-CODE_FLAGS_baseline   := $(if $(X86),-mno-avx)
+CODE_FLAGS_avx512bf16 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma -mtune=znver3 $(NO_AMX)
+CODE_FLAGS_avx512     := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mno-avx512bf16 $(NO_AMX)
+CODE_FLAGS_avx2       := -mavx2 -mfma -mno-avx512f $(NO_AMX)
+CODE_FLAGS_baseline   := $(if $(X86),-mno-avx $(NO_AMX))
 # Those that this machine runs.
 CODES_HERE := $(filter $(CPU_CODES),$(call has,avx512f avx512bw avx512vl avx512dq avx512_bf16 fma amx_tile amx_bf16,amx) \
               $(call has,avx512f avx512bw avx512vl avx512dq avx512_bf16 fma,avx512bf16) \
