@@ -346,7 +346,7 @@ test-rest: # make looks for clang anew: it may have come just now
 		$(if $(NVCC),--check "dev/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
 		$(if $(and $(NVCC),$(filter 90,$(SIM_ARCHS))),--check "dev/oldest_ptxas.py $(SIM_KERNELS)/llmc/cuda/*.compute_90.ptx $(if $(filter 75,$(SIM_ARCHS)),$(SIM_KERNELS)/llmc/cuda/*.compute_75.ptx)") \
 		$(if $(shell command -v $(FUZZ_CC)),--check "make -s fuzz SECONDS=2") \
-		$(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_RUN) $(SIM_ASAN_BIN) $(filter-out $(SIM_QUICK_RUN) $(SIM_HARDWARE),$(SIM_HARDWARE_ALL) $(SIM_PLAIN_RUN)) $(SIM_OTHER_GPUS) $(SLOW_TESTS) \
+		$(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_ASAN_BIN) $(filter-out $(SIM_QUICK_RUN) $(SIM_HARDWARE),$(SIM_HARDWARE_ALL) $(SIM_PLAIN_RUN)) $(SIM_OTHER_GPUS) $(SLOW_TESTS) \
 		$(filter-out $(QUICK_OTHER_CODES),$(call OTHER_CODES,$(OP_TESTS) $(GOLDEN_TEST))) # what takes long comes first
 
 SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_plan_fit ops/test_random_shapes)
@@ -365,7 +365,7 @@ test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernel
 	scripts/install_deps.sh build test test-all
 	$(SUBMAKE) MODE=sanitize test-programs sanitized-trainer
 	$(if $(NVCC),$(SUBMAKE) MODE=sanitize build/sanitize-sim/train_gpt2sim $(SIM_LONG_ASAN_BIN))
-	$(if $(NVCC),$(SUBMAKE) sim-sanitize-programs sim-faults)
+	$(if $(NVCC),$(SUBMAKE) sim-sanitize-programs sim-msan-programs sim-faults)
 	@TRAINER=build/sanitize/train_gpt2 SIM_TRAINER=build/sanitize-sim/train_gpt2sim \
 		TEST_FILTER='*' dev/run_tests.py \
 		--jobs $(shell nproc) --pytest test/e2e --mark sanitize \

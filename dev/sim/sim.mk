@@ -205,7 +205,7 @@ SIM_OTHER_GPUS := $(if $(NVCC),$(call SIM_AS,75))
 # sums of products; in `make test-all` every kernel, and the tensor cores of all GPUs in their usual dtype.
 SIM_HARDWARE := $(if $(NVCC),$(patsubst %,SIM_NUMERICS=hardware@$(SIM_QUICK_BUILD)/test/%,ops/test_attention \
 	ops/test_head_loss ops/test_small golden/test_golden))
-SIM_HARDWARE_ALL := $(patsubst %,SIM_NUMERICS=hardware@%,$(filter-out %/test_model %/test_offload %/test_threads %/test_generation %/test_recompute,$(filter \
+SIM_HARDWARE_ALL := $(patsubst %,SIM_NUMERICS=hardware@%,$(filter-out %/test_model %/test_offload %/test_threads %/test_generation %/test_recompute %/test_random_shapes,$(filter \
 	$(SIM_BUILD)/test/ops/% $(SIM_BUILD)/test/golden/% %/test_gemm_plan %/test_ptx_forms,$(SIM_TEST_BIN))) \
 	$(if $(NVCC),$(call SIM_AS,75,TEST_FILTER=*_fp16@) $(call SIM_AS,80 120,TEST_FILTER=*_bf16@)))
 SIM_CLANG    := $(if $(NVCC),$(shell command -v clang++))
@@ -213,7 +213,8 @@ SIM_ASAN_BIN := $(if $(NVCC),$(SIM_SHORT:%=build/sanitize-sim/test/%))
 SIM_LONG_ASAN_BIN := $(SIM_TEST_BIN:$(SIM_BUILD)/%=build/sanitize-sim/%)
 # Also what several streams do. An OpenMP that is not instrumented looks like a race where it has several threads.
 SIM_TSAN_BIN  := $(if $(NVCC),$(addprefix build/tsan-sim/test/,$(SIM_SHORT) ops/test_offload sim/test_nccl))
-# Threads and what is not written hardly depend on the dtype: `make test-all` checks one, `make test-sanitize` all.
+# Threads hardly depend on the dtype: `make test-all` checks one, `make test-sanitize` all, and with MemorySanitizer what
+# was never written, which elsewhere is NaN in memory (registers apart).
 SIM_CHECKED   := *_bf16
 test-sanitize: SIM_CHECKED := *
 SIM_TSAN_RUN   = $(foreach t,$(SIM_TSAN_BIN),OMP_NUM_THREADS=1@$(if $(filter $(SIM_SHORT:%=build/tsan-sim/test/%),$t),TEST_FILTER=$(SIM_CHECKED)@)$t)
@@ -222,11 +223,12 @@ SIM_MSAN_BIN := $(if $(SIM_CLANG),$(SIM_SHORT:%=build/msan-sim/test/%))
 SIM_MSAN_RUN  = $(SIM_MSAN_BIN:%=TEST_FILTER=$(SIM_CHECKED)@%)
 SIM_FAULTS   := $(if $(NVCC),$(foreach m,release sanitize tsan $(if $(SIM_CLANG),msan),build/$m-sim/test/sim/faults))
 
-.PHONY: sim-test-programs sim-sanitize-programs sim-faults sim-bench
+.PHONY: sim-test-programs sim-sanitize-programs sim-msan-programs sim-faults sim-bench
 sim-test-programs: $(SIM_TEST_BIN) $(SIM_BUILD)/dev/bench/bench_ops sim-faults
 sim-sanitize-programs:
 	$(MAKE) --no-print-directory -s MODE=sanitize $(SIM_ASAN_BIN)
 	$(MAKE) --no-print-directory -s MODE=tsan $(SIM_TSAN_BIN) $(lastword $(subst @, ,$(SIM_TSAN_STEP)))
+sim-msan-programs:
 	$(if $(SIM_MSAN_BIN),$(MAKE) --no-print-directory -s MODE=msan $(SIM_MSAN_BIN))
 sim-faults:
 	$(foreach f,$(SIM_FAULTS),$(MAKE) --no-print-directory -s MODE=$(patsubst build/%-sim/test/sim/faults,%,$f) $f &&) true
