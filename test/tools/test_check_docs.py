@@ -28,6 +28,9 @@ def console(*lines):
     (False, ["$ seq 3", "...", "end"]),
     (True, ["$ echo no >&2; exit 2", "no", "(exit code 2)"]),
     (False, ["$ exit 2"]),
+    (False, ["$ echo no; exit 2", "..."]),  # any lines, but no failure
+    (False, ["$ exit 2", "(exit code 3)"]),
+    (True, ["$ echo no; exit 2", "...", "(exit code 2)"]),
     (True, ["$ echo a \\", "    b", "a b"]),  # it goes on in the next line
 ])  # fmt: skip
 def test_what_is_written_is_what_is_printed(passes, lines, tmp_path):
