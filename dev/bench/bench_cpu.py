@@ -87,6 +87,11 @@ def supports_bf16():
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
+def held_already(code):
+    """Is this the best code of the processor, so that the row would be another one again?"""
+    return code == "avx512bf16" and "amx_bf16" not in open("/proc/cpuinfo").read()
+
+
 def bench_torch(shape, B, T, dtype, held):
     """The same step in PyTorch; None where there is no PyTorch."""
     printed = output_of([PEER_PYTHON, "dev/bench/torch_step.py", shape, str(B), str(T), dtype], **held)
@@ -139,6 +144,8 @@ def bench_steps(build, seconds, rounds, only):
             continue
         if configuration[4] == "bf16" and not supports_bf16():
             print(f"no bf16 matrix instructions on this machine: {configuration} left out", flush=True)
+            continue
+        if held_already(configuration[5]):
             continue
         rows.append(bench_configuration(configuration, build, seconds, rounds))
     return rows
