@@ -73,16 +73,16 @@ CFLAGS_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 # name says, also with -march=native in CFLAGS.
 X86       := $(filter x86_64-%,$(or $(shell $(CC) -dumpmachine 2>/dev/null),$(shell uname -m)-))
 CPU_CODES := $(if $(X86),amx avx512bf16 avx512 avx2) baseline
+AVX512 := avx512f avx512bw avx512vl avx512dq fma
 NO_AMX := -mno-amx-tile -mno-amx-bf16
-CODE_FLAGS_amx        := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mamx-tile -mamx-bf16 -mfma -mtune=znver3
-CODE_FLAGS_avx512bf16 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mfma -mtune=znver3 $(NO_AMX)
-CODE_FLAGS_avx512     := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mno-avx512bf16 $(NO_AMX)
+CODE_FLAGS_amx        := $(AVX512:%=-m%) -mavx512bf16 -mtune=znver3 -mamx-tile -mamx-bf16
+CODE_FLAGS_avx512bf16 := $(AVX512:%=-m%) -mavx512bf16 -mtune=znver3 $(NO_AMX)
+CODE_FLAGS_avx512     := $(AVX512:%=-m%) -mno-avx512bf16 $(NO_AMX)
 CODE_FLAGS_avx2       := -mavx2 -mfma -mno-avx512f $(NO_AMX)
 CODE_FLAGS_baseline   := $(if $(X86),-mno-avx $(NO_AMX))
 # Those that this machine runs.
-CODES_HERE := $(filter $(CPU_CODES),$(call has,avx512f avx512bw avx512vl avx512dq avx512_bf16 fma amx_tile amx_bf16,amx) \
-              $(call has,avx512f avx512bw avx512vl avx512dq avx512_bf16 fma,avx512bf16) \
-              $(call has,avx512f avx512bw avx512vl avx512dq fma,avx512) $(call has,avx2 fma,avx2) baseline)
+CODES_HERE := $(filter $(CPU_CODES),$(call has,$(AVX512) avx512_bf16 amx_tile amx_bf16,amx) $(call has,$(AVX512) avx512_bf16,avx512bf16) \
+              $(call has,$(AVX512),avx512) $(call has,avx2 fma,avx2) baseline)
 code_flags = -Wno-psabi $(CODE_FLAGS_$(1)) $(if $(filter coverage,$(MODE)),-O1 -fno-profile-arcs -fno-test-coverage) -DCPU_CODE=cpu_code_$(1)
 # Our flags. -ffp-contract=off: a*b+c means the same in every build; the vector code asks for fma where it wants it.
 # -fno-math-errno: a root is one instruction, also in loops that become vector code. -fno-lto: the names of a copy of the
@@ -369,7 +369,7 @@ test-sanitize: ## tests under AddressSanitizer, UBSan and leak detection; kernel
 	@TRAINER=build/sanitize/train_gpt2 SIM_TRAINER=build/sanitize-sim/train_gpt2sim \
 		TEST_FILTER='*' dev/run_tests.py \
 		--jobs $(shell nproc) --pytest test/e2e --mark sanitize \
-		$(TEST_BIN:$(BUILD)/%=build/sanitize/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_RUN)
+		$(TEST_BIN:$(BUILD)/%=build/sanitize/%) $(SIM_LONG_ASAN_BIN) $(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_MSAN_BIN)
 
 # Every reader, SECONDS=60 each, with libFuzzer; with another compiler the test program, which needs no clang.
 .PHONY: fuzz coverage

@@ -6,8 +6,8 @@
 A configuration is ROUNDS processes of bench_step: whole training steps with the rate of a plain library matmul measured
 between them; and in turn with them the same step in PyTorch (torch_step.py), where it is installed: Debian's, or that of
 PEER_PYTHON=path/to/python. Of each the median process and the range. On a shared machine tokens/s moves with the
-neighbours; the ratio to the matmul rate is steady. avx2: both are held to AVX2,
-which is what most machines have; avx512bf16: to what a Zen 4 or 5 has, without the tiles of AMX.
+neighbours; the ratio to the matmul rate is steady. avx2: both are held to AVX2, which is what most machines have;
+avx512bf16: on a machine with AMX, to what a Zen 4 or 5 has.
 """
 import argparse
 import datetime
@@ -82,14 +82,15 @@ def slug(text):
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def supports_bf16():
+def reason_to_leave_out(configuration):
+    """None, or why this processor has no such row."""
+    _, _, _, _, dtype, code, *_ = configuration
     flags = open("/proc/cpuinfo").read()
-    return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
-def held_already(code):
-    """Is this the best code of the processor, so that the row would be another one again?"""
-    return code == "avx512bf16" and "amx_bf16" not in open("/proc/cpuinfo").read()
+    if dtype == "bf16" and "avx512_bf16" not in flags and "amx_bf16" not in flags:
+        return "no bf16 matrix instructions on this machine"
+    if code == "avx512bf16" and "amx_bf16" not in flags:
+        return "no AMX on this machine, so the row is the one without a vector code"
+    return None
 
 
 def bench_torch(shape, B, T, dtype, held):
@@ -142,10 +143,9 @@ def bench_steps(build, seconds, rounds, only):
     for configuration in CONFIGURATIONS:
         if only and not only.search(title(configuration)):
             continue
-        if configuration[4] == "bf16" and not supports_bf16():
-            print(f"no bf16 matrix instructions on this machine: {configuration} left out", flush=True)
-            continue
-        if held_already(configuration[5]):
+        reason = reason_to_leave_out(configuration)
+        if reason:
+            print(f"{reason}: {configuration} left out", flush=True)
             continue
         rows.append(bench_configuration(configuration, build, seconds, rounds))
     return rows

@@ -220,7 +220,6 @@ test-sanitize: SIM_CHECKED := *
 SIM_TSAN_RUN   = $(foreach t,$(SIM_TSAN_BIN),OMP_NUM_THREADS=1@$(if $(filter $(SIM_SHORT:%=build/tsan-sim/test/%),$t),TEST_FILTER=$(SIM_CHECKED)@)$t)
 SIM_TSAN_STEP := $(if $(NVCC),OMP_NUM_THREADS=1@TEST_FILTER=a_step_makes_no_synchronising_call@build/tsan-sim/test/sim/test_step)
 SIM_MSAN_BIN := $(if $(SIM_CLANG),$(SIM_SHORT:%=build/msan-sim/test/%))
-SIM_MSAN_RUN  = $(SIM_MSAN_BIN:%=TEST_FILTER=$(SIM_CHECKED)@%)
 SIM_FAULTS   := $(if $(NVCC),$(foreach m,release sanitize tsan $(if $(SIM_CLANG),msan),build/$m-sim/test/sim/faults))
 
 .PHONY: sim-test-programs sim-sanitize-programs sim-msan-programs sim-faults sim-bench

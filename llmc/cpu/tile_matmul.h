@@ -18,7 +18,8 @@
 
 // Left operands and results have a multiple of this many rows. Not more than LANES: attention's panel of rows has its
 // diagonal in one group of columns.
-enum { VECTOR_ROWS = LANES < 8 ? LANES : 8, PANEL_ROWS = BF16_TILES ? 16 : VECTOR_ROWS };
+enum { VECTOR_ROWS = LANES < 8 ? LANES : 8 };
+enum { PANEL_ROWS = BF16_TILES ? 16 : VECTOR_ROWS };
 
 // The numbers in the words of operands of this dtype.
 static inline DType packed_dtype(DType dtype) { return BF16_PAIRS ? dtype : DTYPE_FP32; }
