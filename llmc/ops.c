@@ -68,6 +68,8 @@ static double sum_bytes(const Tensor *tensors, int n) {
 }
 #define BYTES(...) sum_bytes((Tensor[]){__VA_ARGS__}, (int)(sizeof(Tensor[]){__VA_ARGS__} / sizeof(Tensor)))
 
+static double gradient_bytes(Gradient g) { return (1 + g.add) * BYTES(g.to); }
+
 // 0 of an absent table.
 static double row_bytes(Tensor table) {
     if (table.data) return (double)(tensor_cols(table) * (int64_t)dtype_size(table.dtype));
@@ -96,10 +98,15 @@ static void check_compute(const char *op, Tensor t) {
     REQUIRE(backend_computes(t.dtype), "%s: %s is %s, which is no compute dtype here", op, t.name, dtype_name(t.dtype));
 }
 
-// grad can hold the gradient of a weight of dtype compute: numel elements, fp32 or compute.
-static void check_weight_gradient(const char *op, Tensor grad, DType compute, int64_t numel) {
-    if (grad.dtype == DTYPE_FP32) compute = DTYPE_FP32;
-    tensor_check(op, grad, compute, numel);
+// g can hold the gradient of a weight of dtype compute: numel elements, fp32 or compute.
+static void check_gradient(const char *op, Gradient g, DType compute, int64_t numel) {
+    if (g.to.dtype == DTYPE_FP32) compute = DTYPE_FP32;
+    tensor_check(op, g.to, compute, numel);
+}
+
+// The same for a gradient that may be absent.
+static void check_optional_gradient(const char *op, Gradient g, DType compute, int64_t numel) {
+    if (g.to.data) check_gradient(op, g, compute, numel);
 }
 
 static void check_control(const char *op, Tensor control) {
@@ -133,20 +140,21 @@ void embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe) {
         BYTES(out, tokens) + touched_bytes(wte, tokens) + position_bytes(wpe, tokens));
 }
 
-void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate_wte, bool accumulate) {
+void embedding_backward(Gradient dwte, Gradient dwpe, Tensor dout, Tensor tokens) {
     const int64_t N = tensor_numel(tokens), C = tensor_cols(dout);
     check_compute(__func__, dout);
     tensor_check(__func__, dout, dout.dtype, N * C);
     tensor_check(__func__, tokens, DTYPE_I32, N);
-    check_weight_gradient(__func__, dwte, dout.dtype, tensor_rows(dwte) * C);
-    if (dwpe.data) {
-        check_weight_gradient(__func__, dwpe, dout.dtype, tensor_rows(dwpe) * C);
-        check_positions(__func__, dwpe, dwpe.dtype, tensor_cols(tokens), C);
+    check_gradient(__func__, dwte, dout.dtype, tensor_rows(dwte.to) * C);
+    if (dwpe.to.data) {
+        check_gradient(__func__, dwpe, dout.dtype, tensor_rows(dwpe.to) * C);
+        check_positions(__func__, dwpe.to, dwpe.to.dtype, tensor_cols(tokens), C);
     }
-    double wte_bytes = BYTES(dwte), wpe_bytes = BYTES(dwpe);
-    if (accumulate_wte) wte_bytes = 2 * touched_bytes(dwte, tokens);
-    if (accumulate) wpe_bytes = 2 * position_bytes(dwpe, tokens);
-    RUN(embedding_backward, (dwte, dwpe, dout, tokens, accumulate_wte, accumulate), tensor_shape(dout), 0,
+
+    double wte_bytes = BYTES(dwte.to), wpe_bytes = BYTES(dwpe.to);
+    if (dwte.add) wte_bytes = 2 * touched_bytes(dwte.to, tokens);
+    if (dwpe.add) wpe_bytes = 2 * position_bytes(dwpe.to, tokens);
+    RUN(embedding_backward, (dwte, dwpe, dout, tokens), tensor_shape(dout), 0,
         BYTES(dout, tokens) + wte_bytes + wpe_bytes);
 }
 
@@ -195,30 +203,32 @@ void rmsnorm_forward(Tensor out, Tensor rstd, Tensor in, Tensor weight, float ep
     RUN(rmsnorm_forward, (out, rstd, in, weight, eps), rows_shape(weight, in), 0, BYTES(out, rstd, in, weight));
 }
 
-void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum, Tensor dout, Tensor in, Tensor mean,
-                        Tensor rstd, Tensor weight, bool add_residual, bool accumulate, bool accumulate_sum) {
+void layernorm_backward(Gradient din, Gradient dweight, Gradient dbias, Gradient din_sum, Tensor dout, Tensor in,
+                        Tensor mean, Tensor rstd, Tensor weight) {
+    const int64_t C = tensor_numel(weight);
     tensor_check(__func__, mean, DTYPE_FP32, check_norm(__func__, in, dout, rstd, weight));
-    tensor_check(__func__, din, in.dtype, tensor_numel(in));
-    check_weight_gradient(__func__, dweight, in.dtype, tensor_numel(weight));
-    check_weight_gradient(__func__, dbias, in.dtype, tensor_numel(weight));
-    if (din_sum.data) check_weight_gradient(__func__, din_sum, in.dtype, tensor_numel(weight));
-    RUN(layernorm_backward,
-        (din, dweight, dbias, din_sum, dout, in, mean, rstd, weight, add_residual, accumulate, accumulate_sum),
-        rows_shape(weight, in), 0,
-        BYTES(din, dweight, dbias, din_sum, dout, in, mean, rstd, weight) + add_residual * BYTES(din) +
-            accumulate * BYTES(dweight, dbias) + accumulate_sum * BYTES(din_sum));
+    tensor_check(__func__, din.to, in.dtype, tensor_numel(in));
+    check_gradient(__func__, dweight, in.dtype, C);
+    check_gradient(__func__, dbias, in.dtype, C);
+    check_optional_gradient(__func__, din_sum, in.dtype, C);
+
+    const double written =
+        gradient_bytes(din) + gradient_bytes(dweight) + gradient_bytes(dbias) + gradient_bytes(din_sum);
+    RUN(layernorm_backward, (din, dweight, dbias, din_sum, dout, in, mean, rstd, weight), rows_shape(weight, in), 0,
+        written + BYTES(dout, in, mean, rstd, weight));
 }
 
-void rmsnorm_backward(Tensor din, Tensor dweight, Tensor din_sum, Tensor dout, Tensor in, Tensor rstd, Tensor weight,
-                      bool add_residual, bool accumulate, bool accumulate_sum) {
+void rmsnorm_backward(Gradient din, Gradient dweight, Gradient din_sum, Tensor dout, Tensor in, Tensor rstd,
+                      Tensor weight) {
+    const int64_t C = tensor_numel(weight);
     check_norm(__func__, in, dout, rstd, weight);
-    tensor_check(__func__, din, in.dtype, tensor_numel(in));
-    check_weight_gradient(__func__, dweight, in.dtype, tensor_numel(weight));
-    if (din_sum.data) check_weight_gradient(__func__, din_sum, in.dtype, tensor_numel(weight));
-    RUN(rmsnorm_backward, (din, dweight, din_sum, dout, in, rstd, weight, add_residual, accumulate, accumulate_sum),
-        rows_shape(weight, in), 0,
-        BYTES(din, dweight, din_sum, dout, in, rstd, weight) + add_residual * BYTES(din) + accumulate * BYTES(dweight) +
-            accumulate_sum * BYTES(din_sum));
+    tensor_check(__func__, din.to, in.dtype, tensor_numel(in));
+    check_gradient(__func__, dweight, in.dtype, C);
+    check_optional_gradient(__func__, din_sum, in.dtype, C);
+
+    const double written = gradient_bytes(din) + gradient_bytes(dweight) + gradient_bytes(din_sum);
+    RUN(rmsnorm_backward, (din, dweight, din_sum, dout, in, rstd, weight), rows_shape(weight, in), 0,
+        written + BYTES(dout, in, rstd, weight));
 }
 
 // ------------------------------------------------------------------------------------------------------------- matmul
@@ -261,17 +271,16 @@ void gelu_forward(Tensor out, Tensor pre) {
 }
 
 // The backward pass of an activation that has one input for each output.
-static void check_activation_backward(const char *op, Tensor dpre, Tensor dbias, Tensor dout, Tensor pre) {
+static void check_activation_backward(const char *op, Tensor dpre, Gradient dbias, Tensor dout, Tensor pre) {
     check_compute(op, pre);
     tensor_check(op, dpre, pre.dtype, tensor_numel(pre));
     tensor_check(op, dout, pre.dtype, tensor_numel(pre));
-    if (dbias.data) check_weight_gradient(op, dbias, pre.dtype, tensor_cols(dpre));
+    check_optional_gradient(op, dbias, pre.dtype, tensor_cols(dpre));
 }
 
-void gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
+void gelu_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre) {
     check_activation_backward(__func__, dpre, dbias, dout, pre);
-    RUN(gelu_backward, (dpre, dbias, dout, pre, accumulate), tensor_shape(dpre), 0,
-        BYTES(dpre, dbias, dout, pre) + accumulate * BYTES(dbias));
+    RUN(gelu_backward, (dpre, dbias, dout, pre), tensor_shape(dpre), 0, BYTES(dpre, dout, pre) + gradient_bytes(dbias));
 }
 
 void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
@@ -280,23 +289,23 @@ void matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
         BYTES(din, dout, weight));
 }
 
-void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Tensor *dbias, bool accumulate) {
+void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Gradient *dbias) {
     check_linear(__func__, dout, dpre, weight);
     tensor_check(__func__, pre, dpre.dtype, tensor_numel(dpre));
-    const Tensor bias = tensor_or_none(dbias); // made on the way or not at all: not counted
-    if (bias.data) check_weight_gradient(__func__, bias, dpre.dtype, tensor_cols(weight));
-    RUN(matmul_gelu_backward_input, (dpre, dout, weight, pre, dbias, accumulate), matmul_shape(weight, dpre),
+    // dbias is made on the way or not at all: its bytes do not count.
+    check_optional_gradient(__func__, gradient_or_none(dbias), dpre.dtype, tensor_cols(weight));
+    RUN(matmul_gelu_backward_input, (dpre, dout, weight, pre, dbias), matmul_shape(weight, dpre),
         matmul_flops(weight, dpre), BYTES(dpre, dout, weight, pre));
 }
 
-void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {
+void matmul_backward_weight(Gradient dweight, Gradient dbias, Tensor dout, Tensor in) {
     const int64_t N = tensor_rows(in), IC = tensor_cols(in), OC = tensor_cols(dout);
     check_compute(__func__, in);
     tensor_check(__func__, dout, in.dtype, N * OC);
-    check_weight_gradient(__func__, dweight, in.dtype, OC * IC);
-    if (dbias.data) check_weight_gradient(__func__, dbias, in.dtype, OC);
-    RUN(matmul_backward_weight, (dweight, dbias, dout, in, accumulate), matmul_shape(dweight, in),
-        matmul_flops(dweight, in), BYTES(dweight, dbias, dout, in) + accumulate * BYTES(dweight, dbias));
+    check_gradient(__func__, dweight, in.dtype, OC * IC);
+    check_optional_gradient(__func__, dbias, in.dtype, OC);
+    RUN(matmul_backward_weight, (dweight, dbias, dout, in), matmul_shape(dweight.to, in), matmul_flops(dweight.to, in),
+        BYTES(dout, in) + gradient_bytes(dweight) + gradient_bytes(dbias));
 }
 
 void matmul_stack(Tensor out, StackForm form, float alpha, Tensor a, Tensor b, float beta, Tensor added) {
@@ -313,12 +322,10 @@ void matmul_stack(Tensor out, StackForm form, float alpha, Tensor a, Tensor b, f
         BYTES(out, a, b, added));
 }
 
-void bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
-    const int64_t OC = tensor_cols(dout);
+void bias_backward(Gradient dbias, Tensor dout) {
     check_compute(__func__, dout);
-    check_weight_gradient(__func__, dbias, dout.dtype, OC);
-    RUN(bias_backward, (dbias, dout, accumulate), tensor_shape(dout), 0,
-        BYTES(dbias, dout) + accumulate * BYTES(dbias));
+    check_gradient(__func__, dbias, dout.dtype, tensor_cols(dout));
+    RUN(bias_backward, (dbias, dout), tensor_shape(dout), 0, BYTES(dout) + gradient_bytes(dbias));
 }
 
 // --------------------------------------------------------------------------------------------------- SwiGLU and ReLU^2
@@ -330,14 +337,14 @@ void swiglu_forward(Tensor out, Tensor gate_up) {
     RUN(swiglu_forward, (out, gate_up), tensor_shape(out), 0, BYTES(out, gate_up));
 }
 
-void swiglu_backward(Tensor dgate_up, Tensor dbias, Tensor dout, Tensor gate_up, bool accumulate) {
+void swiglu_backward(Tensor dgate_up, Gradient dbias, Tensor dout, Tensor gate_up) {
     check_compute(__func__, gate_up);
     tensor_check(__func__, gate_up, gate_up.dtype, 2 * tensor_numel(dout));
     tensor_check(__func__, dout, gate_up.dtype, tensor_rows(gate_up) * (tensor_cols(gate_up) / 2));
     tensor_check(__func__, dgate_up, gate_up.dtype, tensor_numel(gate_up));
-    if (dbias.data) check_weight_gradient(__func__, dbias, gate_up.dtype, tensor_cols(gate_up));
-    RUN(swiglu_backward, (dgate_up, dbias, dout, gate_up, accumulate), tensor_shape(dgate_up), 0,
-        BYTES(dgate_up, dbias, dout, gate_up) + accumulate * BYTES(dbias));
+    check_optional_gradient(__func__, dbias, gate_up.dtype, tensor_cols(gate_up));
+    RUN(swiglu_backward, (dgate_up, dbias, dout, gate_up), tensor_shape(dgate_up), 0,
+        BYTES(dgate_up, dout, gate_up) + gradient_bytes(dbias));
 }
 
 void relu2_forward(Tensor out, Tensor pre) {
@@ -346,24 +353,23 @@ void relu2_forward(Tensor out, Tensor pre) {
     RUN(relu2_forward, (out, pre), tensor_shape(out), 0, BYTES(out, pre));
 }
 
-void relu2_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
+void relu2_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre) {
     check_activation_backward(__func__, dpre, dbias, dout, pre);
-    RUN(relu2_backward, (dpre, dbias, dout, pre, accumulate), tensor_shape(dpre), 0,
-        BYTES(dpre, dbias, dout, pre) + accumulate * BYTES(dbias));
+    RUN(relu2_backward, (dpre, dbias, dout, pre), tensor_shape(dpre), 0,
+        BYTES(dpre, dout, pre) + gradient_bytes(dbias));
 }
 
 // --------------------------------------------------------------------------------------------------- packed q, k and v
 
-// Checks that rows of `packed` are q of num_heads and k, v of num_kv_heads heads; returns the head
-// size.
-static int64_t check_packed_heads(const char *op, Tensor packed, int num_heads, int num_kv_heads) {
-    const int64_t columns = tensor_cols(packed), heads = num_heads + 2 * num_kv_heads;
+// Checks that rows of `packed` are the q, k and v of these heads; returns the head size.
+static int64_t check_packed_heads(const char *op, Tensor packed, Heads heads) {
+    const int64_t columns = tensor_cols(packed), in_row = heads.NH + 2 * heads.NKV;
     check_compute(op, packed);
-    REQUIRE(num_kv_heads > 0 && num_heads >= num_kv_heads && num_heads % num_kv_heads == 0,
-            "%s: %d heads share k and v of %d heads", op, num_heads, num_kv_heads);
-    REQUIRE(columns % heads == 0, "%s: %s has %lld columns, not (%d + 2 * %d) * HS", op, packed.name,
-            (long long)columns, num_heads, num_kv_heads);
-    return columns / heads;
+    REQUIRE(heads.NKV > 0 && heads.NH >= heads.NKV && heads.NH % heads.NKV == 0,
+            "%s: %d heads share k and v of %d heads", op, heads.NH, heads.NKV);
+    REQUIRE(columns % in_row == 0, "%s: %s has %lld columns, not (%d + 2 * %d) * HS", op, packed.name,
+            (long long)columns, heads.NH, heads.NKV);
+    return columns / in_row;
 }
 
 // ---------------------------------------------------------------------------------------------------- QK-norm and RoPE
@@ -395,8 +401,8 @@ void rope_table(Tensor table, float base) {
 
 // Tensors of both passes. Returns T.
 static int64_t check_qk_norm_rope(const char *op, Tensor packed, Tensor rstd, Tensor q_weight, Tensor k_weight,
-                                  Tensor table, int num_heads, int num_kv_heads) {
-    const int64_t HS = check_packed_heads(op, packed, num_heads, num_kv_heads);
+                                  Tensor table, Heads heads) {
+    const int64_t HS = check_packed_heads(op, packed, heads);
     check_rope_table(op, table);
     REQUIRE(table.shape[2] * 2 == HS, "%s: heads of %lld, table for heads of %lld", op, (long long)HS,
             (long long)(table.shape[2] * 2));
@@ -404,78 +410,73 @@ static int64_t check_qk_norm_rope(const char *op, Tensor packed, Tensor rstd, Te
     if (q_weight.data) {
         tensor_check(op, q_weight, packed.dtype, HS);
         tensor_check(op, k_weight, packed.dtype, HS);
-        tensor_check(op, rstd, DTYPE_FP32, tensor_rows(packed) * (num_heads + num_kv_heads));
+        tensor_check(op, rstd, DTYPE_FP32, tensor_rows(packed) * (heads.NH + heads.NKV));
     }
-    if (packed.rank == 2) return 1;
-    return tensor_rows(packed) / packed.shape[0];
+    const int64_t T = packed.rank == 2 ? 1 : tensor_rows(packed) / packed.shape[0];
+    REQUIRE(T <= table.shape[0], "%s: T = %lld, %s has %lld rows", op, (long long)T, table.name,
+            (long long)table.shape[0]);
+    return T;
 }
 
 // Bytes of the heads of q and k.
-static double qk_bytes(Tensor packed, int num_heads, int num_kv_heads) {
-    return BYTES(packed) * (num_heads + num_kv_heads) / (num_heads + 2 * num_kv_heads);
+static double qk_bytes(Tensor packed, Heads heads) {
+    return BYTES(packed) * (heads.NH + heads.NKV) / (heads.NH + 2 * heads.NKV);
 }
 
 // Bytes of the table's first T rows.
 static double table_bytes(Tensor table, int64_t T) { return (double)T * 2 * row_bytes(table); }
 
 void qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight, Tensor k_weight, Tensor table,
-                          int num_heads, int num_kv_heads, float eps, int64_t first, Tensor position) {
-    const int64_t T = check_qk_norm_rope(__func__, qkv, rstd, q_weight, k_weight, table, num_heads, num_kv_heads);
-    double bytes = 2 * BYTES(qkv) + table_bytes(table, T) + BYTES(q_weight, k_weight, position);
-    if (out.data == qkv.data) bytes -= 2 * (BYTES(qkv) - qk_bytes(qkv, num_heads, num_kv_heads)); // v stays
-    if (q_weight.data) bytes += BYTES(rstd);
+                          Heads heads, float eps, Tensor position) {
+    const int64_t T = check_qk_norm_rope(__func__, qkv, rstd, q_weight, k_weight, table, heads);
     tensor_check(__func__, out, qkv.dtype, tensor_numel(qkv));
     if (position.data) tensor_check(__func__, position, DTYPE_I32, 1);
-    REQUIRE(first >= 0 && first + T <= table.shape[0], "%s: positions %lld to %lld, %s has %lld rows", __func__,
-            (long long)first, (long long)(first + T), table.name, (long long)table.shape[0]);
-    RUN(qk_norm_rope_forward,
-        (out, rstd, qkv, q_weight, k_weight, table, num_heads, num_kv_heads, eps, first, position), tensor_shape(qkv),
-        0, bytes);
+
+    double bytes = 2 * BYTES(qkv) + table_bytes(table, T) + BYTES(q_weight, k_weight, position);
+    if (out.data == qkv.data) bytes -= 2 * (BYTES(qkv) - qk_bytes(qkv, heads)); // v stays
+    if (q_weight.data) bytes += BYTES(rstd);
+    RUN(qk_norm_rope_forward, (out, rstd, qkv, q_weight, k_weight, table, heads, eps, position), tensor_shape(qkv), 0,
+        bytes);
 }
 
-void qk_norm_rope_backward(Tensor dqkv, Tensor dq_weight, Tensor dk_weight, Tensor qkv, Tensor rstd, Tensor q_weight,
-                           Tensor k_weight, Tensor table, int num_heads, int num_kv_heads, bool accumulate) {
-    const int64_t T = check_qk_norm_rope(__func__, dqkv, rstd, q_weight, k_weight, table, num_heads, num_kv_heads);
-    const double moved = qk_bytes(dqkv, num_heads, num_kv_heads);
+void qk_norm_rope_backward(Tensor dqkv, Gradient dq_weight, Gradient dk_weight, Tensor qkv, Tensor rstd,
+                           Tensor q_weight, Tensor k_weight, Tensor table, Heads heads) {
+    const int64_t T = check_qk_norm_rope(__func__, dqkv, rstd, q_weight, k_weight, table, heads);
+    const double moved = qk_bytes(dqkv, heads);
     double bytes = 2 * moved + table_bytes(table, T);
     if (q_weight.data) {
-        check_weight_gradient(__func__, dq_weight, dqkv.dtype, tensor_numel(q_weight));
-        check_weight_gradient(__func__, dk_weight, dqkv.dtype, tensor_numel(k_weight));
+        check_gradient(__func__, dq_weight, dqkv.dtype, tensor_numel(q_weight));
+        check_gradient(__func__, dk_weight, dqkv.dtype, tensor_numel(k_weight));
         tensor_check(__func__, qkv, dqkv.dtype, tensor_numel(dqkv));
-        bytes += moved + BYTES(rstd, q_weight, k_weight) + (1 + accumulate) * BYTES(dq_weight, dk_weight);
+        bytes += moved + BYTES(rstd, q_weight, k_weight) + gradient_bytes(dq_weight) + gradient_bytes(dk_weight);
     }
-    REQUIRE(T <= table.shape[0], "%s: T = %lld, %s has %lld rows", __func__, (long long)T, table.name,
-            (long long)table.shape[0]);
-    RUN(qk_norm_rope_backward,
-        (dqkv, dq_weight, dk_weight, qkv, rstd, q_weight, k_weight, table, num_heads, num_kv_heads, accumulate),
+    RUN(qk_norm_rope_backward, (dqkv, dq_weight, dk_weight, qkv, rstd, q_weight, k_weight, table, heads),
         tensor_shape(dqkv), 0, bytes);
 }
 
 // ---------------------------------------------------------------------------------------------------------- attention
 
-static void check_attention(const char *op, Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads) {
-    const int64_t HS = check_packed_heads(op, qkv, num_heads, num_kv_heads);
+static void check_attention(const char *op, Tensor out, Tensor lse, Tensor qkv, Heads heads) {
+    const int64_t HS = check_packed_heads(op, qkv, heads);
     REQUIRE(qkv.rank == 3, "%s: %s has rank %d, expected (B,T,columns)", op, qkv.name, qkv.rank);
     const int64_t B = qkv.shape[0], T = qkv.shape[1];
-    tensor_check(op, out, qkv.dtype, B * T * num_heads * HS);
-    tensor_check(op, lse, DTYPE_FP32, B * num_heads * T);
+    tensor_check(op, out, qkv.dtype, B * T * heads.NH * HS);
+    tensor_check(op, lse, DTYPE_FP32, B * heads.NH * T);
 }
 
-void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads) {
-    check_attention(__func__, out, lse, qkv, num_heads, num_kv_heads);
-    RUN(attention_forward, (out, lse, qkv, num_heads, num_kv_heads), tensor_shape(qkv), attention_flops(out, 2),
-        BYTES(out, lse, qkv));
+void attention_forward(Tensor out, Tensor lse, Tensor qkv, Heads heads) {
+    check_attention(__func__, out, lse, qkv, heads);
+    RUN(attention_forward, (out, lse, qkv, heads), tensor_shape(qkv), attention_flops(out, 2), BYTES(out, lse, qkv));
 }
 
-void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads,
-                        Tensor *dbias, bool accumulate) {
-    check_attention(__func__, out, lse, qkv, num_heads, num_kv_heads);
+void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, Heads heads, Gradient *dbias) {
+    check_attention(__func__, out, lse, qkv, heads);
     tensor_check(__func__, dqkv, qkv.dtype, tensor_numel(qkv));
     tensor_check(__func__, dout, qkv.dtype, tensor_numel(out));
-    const Tensor bias = tensor_or_none(dbias); // made on the way or not at all: not counted
-    if (bias.data) check_weight_gradient(__func__, bias, qkv.dtype, qkv.shape[2]);
-    RUN(attention_backward, (dqkv, dout, out, lse, qkv, num_heads, num_kv_heads, dbias, accumulate), tensor_shape(qkv),
-        attention_flops(out, 5), BYTES(dqkv, dout, out, lse, qkv));
+    // dbias is made on the way or not at all: its bytes do not count.
+    check_optional_gradient(__func__, gradient_or_none(dbias), qkv.dtype, qkv.shape[2]);
+    RUN(attention_backward, (dqkv, dout, out, lse, qkv, heads, dbias), tensor_shape(qkv), attention_flops(out, 5),
+        BYTES(dqkv, dout, out, lse, qkv));
 }
 
 // ----------------------------------------------------------------------------------------------------------- decoding
@@ -532,23 +533,21 @@ void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tens
         BYTES(losses, in, wte, targets));
 }
 
-void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,
-                        int64_t V, float scale, Tensor control, bool accumulate) {
+void head_loss_backward(Tensor losses, Tensor din, Gradient dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,
+                        int64_t V, LossScale scale) {
     check_head_tensors(__func__, losses, logits, in, wte, targets, V);
     tensor_check(__func__, din, in.dtype, tensor_numel(in));
-    check_weight_gradient(__func__, dwte, in.dtype, tensor_numel(wte));
-    if (control.data) check_control(__func__, control);
-    RUN(head_loss_backward, (losses, din, dwte, logits, in, wte, targets, V, scale, control, accumulate),
-        matmul_shape(wte, in), 3 * matmul_flops(wte, in),
-        BYTES(losses, din, dwte, in, wte, targets) + accumulate * BYTES(dwte));
+    check_gradient(__func__, dwte, in.dtype, tensor_numel(wte));
+    if (scale.control.data) check_control(__func__, scale.control);
+    RUN(head_loss_backward, (losses, din, dwte, logits, in, wte, targets, V, scale), matmul_shape(wte, in),
+        3 * matmul_flops(wte, in), BYTES(losses, din, in, wte, targets) + gradient_bytes(dwte));
 }
 
-void sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
+void sequence_losses(Tensor sums, Tensor losses, bool add) {
     const int64_t B = tensor_numel(sums), T = tensor_numel(losses) / B;
     tensor_check(__func__, sums, DTYPE_FP32, B);
     tensor_check(__func__, losses, DTYPE_FP32, B * T);
-    RUN(sequence_losses, (sums, losses, accumulate), tensor_shape(losses), 0,
-        BYTES(sums, losses) + accumulate * BYTES(sums));
+    RUN(sequence_losses, (sums, losses, add), tensor_shape(losses), 0, BYTES(losses) + (1 + add) * BYTES(sums));
 }
 
 // ------------------------------------------------------------------------------------------------ the end of the step
@@ -580,7 +579,7 @@ static void check_update_tensor(const char *op, const UpdateTensor *tensors, int
     check_compute(op, t->weight);
     tensor_check(op, t->weight, compute, numel);
     REQUIRE((int)t->rule >= 0 && t->rule < RULE_COUNT, "%s: %s has rule %d", op, t->weight.name, (int)t->rule);
-    check_weight_gradient(op, t->grad, compute, numel);
+    check_gradient(op, gradient_to(t->grad, false), compute, numel);
     if (t->master.data) tensor_check(op, t->master, DTYPE_FP32, numel);
     if (t->compensation.data) tensor_check(op, t->compensation, compute, numel);
     REQUIRE(!(t->master.data && t->compensation.data), "%s: %s has a master and a compensation", op, t->weight.name);
@@ -698,15 +697,15 @@ void momentum_update(UpdateList *list, UpdateParams params, Tensor control) {
 
 // ---------------------------------------------------------------------------------------------- gradient accumulation
 
-OpCost op_cost_gradient_add(Tensor dst, Tensor src, bool accumulate) {
-    return (OpCost){"gradient_add", tensor_shape(src), 0, BYTES(src) + (1 + accumulate) * BYTES(dst)};
+OpCost op_cost_gradient_add(Gradient dst, Tensor src) {
+    return (OpCost){"gradient_add", tensor_shape(src), 0, BYTES(src) + gradient_bytes(dst)};
 }
 
-void gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int stream, Tensor control) {
-    check_compute(__func__, dst);
-    tensor_check(__func__, src, DTYPE_FP32, tensor_numel(dst));
+void gradient_add(Gradient dst, Tensor src, uint64_t seed, int stream, Tensor control) {
+    check_compute(__func__, dst.to);
+    tensor_check(__func__, src, DTYPE_FP32, tensor_numel(dst.to));
     check_control(__func__, control);
-    RUN_COST(gradient_add, (dst, src, accumulate, seed, stream, control), op_cost_gradient_add(dst, src, accumulate));
+    RUN_COST(gradient_add, (dst, src, seed, stream, control), op_cost_gradient_add(dst, src));
 }
 
 void micro_step_count(Tensor control, int64_t count) {

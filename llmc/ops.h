@@ -55,17 +55,35 @@ bool ops_workspace_is_set(void);
 // inputs (B,T) i32 = windows[:, :T];  targets (B,T) i32 = windows[:, 1:].
 void batch_unpack(Tensor inputs, Tensor targets, Tensor windows);
 
+// ---------------------------------------------------------------------------------------------------------- gradients
+
+// Where an op leaves a gradient, and whether it overwrites (=) or adds to (+=) what is there. The first micro-step of a
+// step overwrites, so it needs no zeroed memory. An absent tensor takes no gradient.
+typedef struct {
+    Tensor to;
+    bool add;
+} Gradient;
+static inline Gradient gradient_to(Tensor to, bool add) {
+    const Gradient g = {to, add};
+    return g;
+}
+static inline Gradient gradient_none(void) { return gradient_to(tensor_none(), false); }
+static inline Gradient gradient_or_none(const Gradient *g) {
+    if (g) return *g;
+    return gradient_none();
+}
+
 // ---------------------------------------------------------------------------------------------------------- embedding
 
 // out (B,T,C) = wte[tokens] + wpe[t].   tokens (B,T) i32, wte (Vp,C), wpe (maxT,C) with maxT >= T;
 // wpe may be absent.
 void embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe);
 
-// dwte (Vp,C) = or += (accumulate_wte) sum of dout (B,T,C) over the positions of each token; =
-// clears the other rows. A tied head has written dwte before: then it is added to.
-// dwpe (maxT,C) = or += (accumulate) sum of dout over B; rows T.. become 0 or stay; may be absent.
+// dwte (Vp,C) = or += sum of dout (B,T,C) over the positions of each token; = clears the other
+// rows. A tied head has written dwte before: then it is added to.
+// dwpe (maxT,C) = or += sum of dout over B; rows T.. become 0 or stay; may be absent.
 // No float atomics.
-void embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate_wte, bool accumulate);
+void embedding_backward(Gradient dwte, Gradient dwpe, Tensor dout, Tensor tokens);
 
 // The embedding through RMSNorm without a weight: out (B,T,C) = e * rstd, e = wte[tokens], rstd = 1 / sqrt(mean_C(e^2)
 // + eps). Shapes as embedding_forward's.
@@ -83,14 +101,15 @@ void embedding_norm_backward(Tensor dout, Tensor tokens, Tensor wte, float eps);
 // Ba, Kiros, Hinton, "Layer Normalization", 2016.
 void layernorm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight, Tensor bias, float eps);
 
-// din (N,C) = LN'(dout), or din += LN'(dout) when add_residual: din then holds the gradient of the residual stream.
+// din (N,C) = or += LN'(dout); += where din holds the gradient of the residual stream.
 //   dnorm = dout * weight;  xhat = (in - mean) * rstd
 //   LN'   = rstd * (dnorm - mean_C(dnorm) - xhat * mean_C(dnorm * xhat))
 // dweight (C) = or += sum_N dout * xhat;  dbias (C) = or += sum_N dout. Summed in a fixed order.
-// din_sum (C) = or += (accumulate_sum) sum_N din, of din before it is rounded; may be absent. It is the bias gradient
-// of the linear layer whose output was added to the residual stream: the op has that layer's dout in registers.
-void layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum, Tensor dout, Tensor in, Tensor mean,
-                        Tensor rstd, Tensor weight, bool add_residual, bool accumulate, bool accumulate_sum);
+// din_sum (C) = or += sum_N din, of din before it is rounded; may be absent. It is the bias gradient of the linear
+// layer whose output was added to the residual stream: the op has that layer's dout in registers. dweight and dbias are
+// both overwritten or both added to.
+void layernorm_backward(Gradient din, Gradient dweight, Gradient dbias, Gradient din_sum, Tensor dout, Tensor in,
+                        Tensor mean, Tensor rstd, Tensor weight);
 
 // out = in * rstd * weight over the last dimension; rstd = 1 / sqrt(mean_C(in^2) + eps). Shapes as
 // layernorm_forward's. Zhang, Sennrich, "Root Mean Square Layer Normalization", 2019.
@@ -98,8 +117,8 @@ void rmsnorm_forward(Tensor out, Tensor rstd, Tensor in, Tensor weight, float ep
 
 // layernorm_backward without the mean:
 //   dnorm = dout * weight;  xhat = in * rstd;  RMS' = rstd * (dnorm - xhat * mean_C(dnorm * xhat))
-void rmsnorm_backward(Tensor din, Tensor dweight, Tensor din_sum, Tensor dout, Tensor in, Tensor rstd, Tensor weight,
-                      bool add_residual, bool accumulate, bool accumulate_sum);
+void rmsnorm_backward(Gradient din, Gradient dweight, Gradient din_sum, Tensor dout, Tensor in, Tensor rstd,
+                      Tensor weight);
 
 // ------------------------------------------------------------------------------------------------------------- matmul
 
@@ -121,20 +140,19 @@ void gelu_forward(Tensor out, Tensor pre);
 
 // dpre = dout * gelu'(pre), element by element; dpre may be dout. Compute dtype. dbias (OC) = or += sum_N dpre (N,OC),
 // in a fixed order: the bias gradient of the layer before the GELU; may be absent.
-void gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate);
+void gelu_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre);
 
 // din (N,IC) = dout (N,OC) @ weight (OC,IC).
 void matmul_backward_input(Tensor din, Tensor dout, Tensor weight);
 
 // dpre (N,IC) = (dout (N,OC) @ weight (OC,IC)) * gelu'(pre (N,IC)): the gradient at the input of GELU. Where
 // gelu_backward runs as a kernel of its own, it also makes *dbias (IC) = or += sum_N dpre and sets *dbias to
-// tensor_none(): otherwise that is left to matmul_backward_weight of the layer before, which may have it in its
+// gradient_none(): otherwise that is left to matmul_backward_weight of the layer before, which may have it in its
 // epilogue. dbias may be NULL.
-void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Tensor *dbias, bool accumulate);
+void matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Gradient *dbias);
 
 // dweight (OC,IC) = or += dout (N,OC)^T @ in (N,IC);  dbias (OC) = or += sum_N dout. dbias may be absent.
-// accumulate false overwrites, so the first micro-step needs no zeroed gradients.
-void matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate);
+void matmul_backward_weight(Gradient dweight, Gradient dbias, Tensor dout, Tensor in);
 
 // A stack of products, out_i = alpha p_i + beta added_i with p_i = a_i b_i^T, a_i b_i or a_i^T b_i for i < n; tensors
 // (n,rows,cols) of one compute dtype, fp32 sums. added: absent, or like out; it may be a or b, out none of them. For
@@ -144,7 +162,7 @@ typedef enum { STACK_ABT, STACK_AB, STACK_ATB } StackForm;
 void matmul_stack(Tensor out, StackForm form, float alpha, Tensor a, Tensor b, float beta, Tensor added);
 
 // dbias (OC) = or += sum_N dout (N,OC), in a fixed order.
-void bias_backward(Tensor dbias, Tensor dout, bool accumulate);
+void bias_backward(Gradient dbias, Tensor dout);
 
 // --------------------------------------------------------------------------------------------------- SwiGLU and ReLU^2
 
@@ -156,16 +174,25 @@ void swiglu_forward(Tensor out, Tensor gate_up);
 //   dgate = dout * up * s * (1 + gate * (1 - s));  dup = dout * silu(gate).
 // dgate_up (N,2F) may be gate_up. dbias (2F) = or += sum_N dgate_up, as rounded, in a fixed order;
 // may be absent.
-void swiglu_backward(Tensor dgate_up, Tensor dbias, Tensor dout, Tensor gate_up, bool accumulate);
+void swiglu_backward(Tensor dgate_up, Gradient dbias, Tensor dout, Tensor gate_up);
 
 // out = max(0, pre)^2, element by element. So et al., "Primer", 2021.
 void relu2_forward(Tensor out, Tensor pre);
 
 // dpre = dout * 2 max(0, pre); dpre may be dout. dbias (OC) = or += sum_N dpre (N,OC), in a fixed
 // order; may be absent.
-void relu2_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate);
+void relu2_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre);
 
 // ------------------------------------------------------------------------------------------------- QK-norm and RoPE
+
+// NH heads of q share the keys and values of NKV heads; NKV divides NH.
+typedef struct {
+    int NH, NKV;
+} Heads;
+static inline Heads heads_of(int NH, int NKV) {
+    const Heads heads = {NH, NKV};
+    return heads;
+}
 
 // table (maxT,2,HS/2) fp32: cos(t f_j) for all j, then sin(t f_j); f_j = base^(-2j/HS). f_j and its
 // product with t are rounded to fp32, as Hugging Face's models do: at t = 4096 the angle by an
@@ -180,18 +207,18 @@ void rope_table(Tensor table, float base);
 // rounded values the normalised ones cannot be recovered where the weights of a pair differ much.
 // Without them (both absent, rstd too) it needs neither, since the rotation is orthogonal.
 // qkv, out (B,T,(NH + 2 NKV) HS), or (B,(NH + 2 NKV) HS) for T = 1; rstd (B,T,NH + NKV) fp32: of
-// the heads of q, then of k. Row t has position first + t, plus the i32 in position, which may be
-// absent: see attention_decode. All < maxT.
+// the heads of q, then of k. Row t has position t, plus the i32 in position, which may be absent:
+// see attention_decode. All < maxT.
 // Su et al., "RoFormer", 2021; Henry et al., "Query-Key Normalization for Transformers", 2020.
 void qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight, Tensor k_weight, Tensor table,
-                          int num_heads, int num_kv_heads, float eps, int64_t first, Tensor position);
+                          Heads heads, float eps, Tensor position);
 
 // In place on dqkv, the gradient of out at positions 0 .. T-1: rotates back by -sin, then
 // rmsnorm_backward's formula for each head. dq_weight, dk_weight (HS) = or += the sum over all rows
 // and heads of q, of k, in a fixed order; fp32 or the compute dtype. They and qkv, rstd and the
 // weights are absent where the forward pass had no weights.
-void qk_norm_rope_backward(Tensor dqkv, Tensor dq_weight, Tensor dk_weight, Tensor qkv, Tensor rstd, Tensor q_weight,
-                           Tensor k_weight, Tensor table, int num_heads, int num_kv_heads, bool accumulate);
+void qk_norm_rope_backward(Tensor dqkv, Gradient dq_weight, Gradient dk_weight, Tensor qkv, Tensor rstd,
+                           Tensor q_weight, Tensor k_weight, Tensor table, Heads heads);
 
 // ---------------------------------------------------------------------------------------------------------- attention
 
@@ -201,7 +228,7 @@ void qk_norm_rope_backward(Tensor dqkv, Tensor dq_weight, Tensor dk_weight, Tens
 //   out_i = sum_j exp(scores[i,j] - lse_i) v_j.  Never a T x T matrix in memory.
 // Dao et al., "FlashAttention", 2022; Ainslie et al., "GQA: Training Generalized Multi-Query
 // Transformer Models", 2023.
-void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads);
+void attention_forward(Tensor out, Tensor lse, Tensor qkv, Heads heads);
 
 // dqkv, like qkv, from dout (B,T,NH HS); probabilities are recomputed from qkv and lse.
 //   P = exp(scores - lse);  dV = P^T dout;  dP = dout V^T;  dS = P * (dP - rowsum(dout * out));
@@ -209,10 +236,9 @@ void attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads, int nu
 //   read k and v, in order.
 // dbias ((NH + 2 NKV) HS) = or += sum over B and T of dqkv, as rounded: the bias gradient of the
 // layer before. Where the op's kernels have dqkv in registers they make it, and *dbias becomes
-// tensor_none(): otherwise it is left to matmul_backward_weight. dbias may be NULL, as it must be
+// gradient_none(): otherwise it is left to matmul_backward_weight. dbias may be NULL, as it must be
 // where qk_norm_rope_backward follows.
-void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads,
-                        Tensor *dbias, bool accumulate);
+void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, Heads heads, Gradient *dbias);
 
 // ----------------------------------------------------------------------------------------------------------- decoding
 
@@ -242,16 +268,26 @@ int64_t ops_head_chunk_rows(OpsShape shape);
 //   losses[n] = log sum_{v<V} exp(logits[n,v]) - logits[n,targets[n]].   Columns V..Vp-1 are ignored.
 void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t V);
 
-// The same losses, and in the same pass over each chunk the gradients of  scale * loss_scale * sum_n losses[n]:
-//   dlogits = scale * loss_scale * (softmax(logits) - onehot(target)) overwrites the logits; 0 in columns V..Vp-1.
-//   din (N,C) = dlogits @ wte;  dwte (Vp,C) = or += dlogits^T @ in.
-// control: the device's StepControl, whose loss_scale is read; absent means 1. scale is 1 / tokens of the whole step.
-void head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,
-                        int64_t V, float scale, Tensor control, bool accumulate);
+// The factor of a step's gradients: factor, 1 / tokens of the whole step, times the loss_scale of control, the device's
+// StepControl; where control is absent, 1.
+typedef struct {
+    float factor;
+    Tensor control;
+} LossScale;
+static inline LossScale loss_scale_make(float factor, Tensor control) {
+    const LossScale scale = {factor, control};
+    return scale;
+}
 
-// sums (B) fp32 = or += sum_t losses (B,T). Without accumulate it is one number per sequence, so that the fp64 total of
-// an evaluation does not depend on B. With it, entry b sums row b of all micro-batches.
-void sequence_losses(Tensor sums, Tensor losses, bool accumulate);
+// The same losses, and in the same pass over each chunk the gradients of  scale * sum_n losses[n]:
+//   dlogits = scale * (softmax(logits) - onehot(target)) overwrites the logits; 0 in columns V..Vp-1.
+//   din (N,C) = dlogits @ wte;  dwte (Vp,C) = or += dlogits^T @ in.
+void head_loss_backward(Tensor losses, Tensor din, Gradient dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,
+                        int64_t V, LossScale scale);
+
+// sums (B) fp32 = or += (add) sum_t losses (B,T). With = it is one number per sequence, so that the fp64 total of an
+// evaluation does not depend on B. With += entry b sums row b of all micro-batches.
+void sequence_losses(Tensor sums, Tensor losses, bool add);
 
 // ------------------------------------------------------------------------------------------------ the end of the step
 
@@ -349,11 +385,11 @@ void momentum_update(UpdateList *list, UpdateParams params, Tensor control);
 
 // ---------------------------------------------------------------------------------------------- gradient accumulation
 
-// dst = src, or dst + src (accumulate), rounded stochastically to the dtype of dst, for gradients accumulated in the
-// compute dtype. src fp32, dst fp32 (nothing is rounded), bf16 or fp16, same numel; dst may not be src. Element e
+// dst = or += src, rounded stochastically to the dtype of dst, for gradients accumulated in the compute dtype. src
+// fp32, dst fp32 (nothing is rounded), bf16 or fp16, same numel; dst may not be src. Element e
 // adds half-word e % 8 of philox(seed, STREAM_GRADIENT + stream, control.micro_steps * 2^32 + e / 8) to the bits that
 // rounding cuts off.
-void gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int stream, Tensor control);
+void gradient_add(Gradient dst, Tensor src, uint64_t seed, int stream, Tensor control);
 
 // control.micro_steps += count, so the next micro-step draws other random bits. count >= 0.
 void micro_step_count(Tensor control, int64_t count);
@@ -420,7 +456,7 @@ typedef struct {
 OpCost op_cost_optimizer_update(const UpdateTensor *tensors, int n);
 OpCost op_cost_adafactor_statistics(const UpdateTensor *tensors, int n);
 OpCost op_cost_momentum_update(const UpdateTensor *tensors, int n);
-OpCost op_cost_gradient_add(Tensor dst, Tensor src, bool accumulate);
+OpCost op_cost_gradient_add(Gradient dst, Tensor src);
 OpCost op_cost_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Fp8Scaling scaling);
 
 // begin is called before each op, after its arguments are checked. When it returns false, the op is not run and end is

@@ -44,16 +44,6 @@ const char *dtype_name(DType dtype); // "fp32", "bf16", ...
 // 0).
 Tensor tensor_make(void *data, DType dtype, const char *name, int64_t d0, int64_t d1, int64_t d2, int64_t d3);
 Tensor tensor_none(void); // the absent tensor
-// t, else the absent tensor.
-static inline Tensor tensor_if(bool condition, Tensor t) {
-    if (condition) return t;
-    return tensor_none();
-}
-// *t; NULL: the absent tensor.
-static inline Tensor tensor_or_none(const Tensor *t) {
-    if (t) return *t;
-    return tensor_none();
-}
 
 int64_t tensor_numel(Tensor t);
 size_t tensor_bytes(Tensor t);

@@ -93,8 +93,8 @@ static void input_gradient(void) {
     matmul_backward_input(as(b.x, b.N, b.IC), as(b.y, b.N, b.OC), as(b.weight, b.OC, b.IC));
 }
 static void weight_gradient(void) {
-    matmul_backward_weight(as(b.dweight, b.OC, b.IC), row(b.dbias, b.OC), as(b.y, b.N, b.OC), as(b.x, b.N, b.IC),
-                           false);
+    matmul_backward_weight(gradient_to(as(b.dweight, b.OC, b.IC), false), gradient_to(row(b.dbias, b.OC), false),
+                           as(b.y, b.N, b.OC), as(b.x, b.N, b.IC));
 }
 static void fc_gelu(void) {
     matmul_gelu_forward(as(b.y, b.N, b.OC), as(b.z, b.N, b.OC), as(b.x, b.N, b.IC), as(b.weight, b.OC, b.IC),
@@ -102,24 +102,27 @@ static void fc_gelu(void) {
 }
 static void fcproj_gelu_backward(void) {
     matmul_gelu_backward_input(as(b.y, b.N, b.IC), as(b.x, b.N, b.OC), as(b.weight, b.OC, b.IC), as(b.z, b.N, b.IC),
-                               NULL, false);
+                               NULL);
 }
-static void attention(void) { attention_forward(batch(b.y, b.C), lse(), batch(b.qkv, 3 * b.C), (int)b.NH, (int)b.NH); }
+static void attention(void) {
+    attention_forward(batch(b.y, b.C), lse(), batch(b.qkv, 3 * b.C), heads_of((int)b.NH, (int)b.NH));
+}
 static void attention_gradient(void) {
     attention_backward(batch(b.dqkv, 3 * b.C), batch(b.x, b.C), batch(b.y, b.C), lse(), batch(b.qkv, 3 * b.C),
-                       (int)b.NH, (int)b.NH, NULL, false);
+                       heads_of((int)b.NH, (int)b.NH), NULL);
 }
 static void layernorm(void) {
     layernorm_forward(as(b.y, b.N, b.C), row(b.mean, b.N), row(b.rstd, b.N), as(b.x, b.N, b.C), row(b.bias, b.C),
                       row(b.bias, b.C), 1e-5f);
 }
 static void layernorm_gradient(void) {
-    layernorm_backward(as(b.y, b.N, b.C), row(b.dweight, b.C), row(b.dbias, b.C), row(b.losses, b.C), as(b.x, b.N, b.C),
-                       as(b.qkv, b.N, b.C), row(b.mean, b.N), row(b.rstd, b.N), row(b.bias, b.C), true, false, false);
+    layernorm_backward(gradient_to(as(b.y, b.N, b.C), true), gradient_to(row(b.dweight, b.C), false),
+                       gradient_to(row(b.dbias, b.C), false), gradient_to(row(b.losses, b.C), false), as(b.x, b.N, b.C),
+                       as(b.qkv, b.N, b.C), row(b.mean, b.N), row(b.rstd, b.N), row(b.bias, b.C));
 }
 static void gelu(void) { gelu_forward(as(b.y, b.N, 4 * b.C), as(b.x, b.N, 4 * b.C)); }
 static void gelu_gradient(void) {
-    gelu_backward(as(b.y, b.N, 4 * b.C), tensor_none(), as(b.z, b.N, 4 * b.C), as(b.x, b.N, 4 * b.C), false);
+    gelu_backward(as(b.y, b.N, 4 * b.C), gradient_none(), as(b.z, b.N, 4 * b.C), as(b.x, b.N, 4 * b.C));
 }
 
 // Of blocks after GPT-2: q and k of qkv in heads as k and v; gate and up of 2 C columns each.
@@ -127,44 +130,44 @@ static void rmsnorm(void) {
     rmsnorm_forward(as(b.y, b.N, b.C), row(b.rstd, b.N), as(b.x, b.N, b.C), row(b.bias, b.C), 1e-6f);
 }
 static void rmsnorm_gradient(void) {
-    rmsnorm_backward(as(b.y, b.N, b.C), row(b.dweight, b.C), tensor_none(), as(b.x, b.N, b.C), as(b.qkv, b.N, b.C),
-                     row(b.rstd, b.N), row(b.bias, b.C), true, false, false);
+    rmsnorm_backward(gradient_to(as(b.y, b.N, b.C), true), gradient_to(row(b.dweight, b.C), false), gradient_none(),
+                     as(b.x, b.N, b.C), as(b.qkv, b.N, b.C), row(b.rstd, b.N), row(b.bias, b.C));
 }
 static Tensor table(void) { return tensor_make(b.table.data, DTYPE_FP32, "table", b.T, 2, b.C / b.NH / 2, 0); }
 static void rope(void) {
     const Tensor none = tensor_none();
     const Tensor qkv = batch(b.qkv, 3 * b.C);
-    qk_norm_rope_forward(qkv, none, qkv, none, none, table(), (int)b.NH, (int)b.NH, 0.0f, 0, none);
+    qk_norm_rope_forward(qkv, none, qkv, none, none, table(), heads_of((int)b.NH, (int)b.NH), 0.0f, none);
 }
 static void rope_gradient(void) {
     const Tensor none = tensor_none();
-    qk_norm_rope_backward(batch(b.dqkv, 3 * b.C), none, none, none, none, none, none, table(), (int)b.NH, (int)b.NH,
-                          false);
+    qk_norm_rope_backward(batch(b.dqkv, 3 * b.C), gradient_none(), gradient_none(), none, none, none, none, table(),
+                          heads_of((int)b.NH, (int)b.NH));
 }
 static void qk_norm(void) {
     const Tensor weight = row(b.bias, b.C / b.NH);
     qk_norm_rope_forward(batch(b.dqkv, 3 * b.C), as(b.rstds, b.N, 2 * b.NH), batch(b.qkv, 3 * b.C), weight, weight,
-                         table(), (int)b.NH, (int)b.NH, 1e-6f, 0, tensor_none());
+                         table(), heads_of((int)b.NH, (int)b.NH), 1e-6f, tensor_none());
 }
 static void qk_norm_gradient(void) {
     const int64_t HS = b.C / b.NH;
     const Tensor weight = row(b.bias, HS), dq = row(b.dweight, HS), dk = tensor_slice_elements(b.dweight, HS, HS);
-    qk_norm_rope_backward(batch(b.dqkv, 3 * b.C), dq, dk, batch(b.qkv, 3 * b.C), as(b.rstds, b.N, 2 * b.NH), weight,
-                          weight, table(), (int)b.NH, (int)b.NH, true);
+    qk_norm_rope_backward(batch(b.dqkv, 3 * b.C), gradient_to(dq, true), gradient_to(dk, true), batch(b.qkv, 3 * b.C),
+                          as(b.rstds, b.N, 2 * b.NH), weight, weight, table(), heads_of((int)b.NH, (int)b.NH));
 }
 static void swiglu(void) { swiglu_forward(as(b.y, b.N, 2 * b.C), as(b.x, b.N, 4 * b.C)); }
 static void swiglu_gradient(void) {
-    swiglu_backward(as(b.y, b.N, 4 * b.C), tensor_none(), as(b.z, b.N, 2 * b.C), as(b.x, b.N, 4 * b.C), false);
+    swiglu_backward(as(b.y, b.N, 4 * b.C), gradient_none(), as(b.z, b.N, 2 * b.C), as(b.x, b.N, 4 * b.C));
 }
 static void relu2(void) { relu2_forward(as(b.y, b.N, 4 * b.C), as(b.x, b.N, 4 * b.C)); }
 static void relu2_gradient(void) {
-    relu2_backward(as(b.y, b.N, 4 * b.C), tensor_none(), as(b.z, b.N, 4 * b.C), as(b.x, b.N, 4 * b.C), false);
+    relu2_backward(as(b.y, b.N, 4 * b.C), gradient_none(), as(b.z, b.N, 4 * b.C), as(b.x, b.N, 4 * b.C));
 }
 
 static void head(void) {
-    head_loss_backward(row(b.losses, b.N), as(b.y, b.N, b.C), as(b.dweight, b.Vp, b.C), as(b.logits, b.R, b.Vp),
-                       as(b.x, b.N, b.C), as(b.weight, b.Vp, b.C), row(b.targets, b.N), b.V, 1.0f / (float)b.N,
-                       tensor_none(), false);
+    head_loss_backward(row(b.losses, b.N), as(b.y, b.N, b.C), gradient_to(as(b.dweight, b.Vp, b.C), false),
+                       as(b.logits, b.R, b.Vp), as(b.x, b.N, b.C), as(b.weight, b.Vp, b.C), row(b.targets, b.N), b.V,
+                       loss_scale_make(1.0f / (float)b.N, tensor_none()));
 }
 static void launches(void) {
     for (int i = 0; i < LAUNCHES; i++) tensor_fill(row(b.mean, 32), 0.0f);

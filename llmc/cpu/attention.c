@@ -37,14 +37,14 @@ static TileResult take_result(char *base, int64_t *end, int64_t rows, int64_t co
     return (TileResult){scratch_take(base, end, rows * columns * 4), columns, LANES};
 }
 
-static AttentionShape attention_shape(Tensor qkv, int num_heads, int num_kv_heads) {
-    const int64_t HS = qkv.shape[2] / (num_heads + 2 * num_kv_heads);
+static AttentionShape attention_shape(Tensor qkv, Heads heads) {
+    const int64_t HS = qkv.shape[2] / (heads.NH + 2 * heads.NKV);
     return (AttentionShape){.B = qkv.shape[0],
                             .T = qkv.shape[1],
-                            .NH = num_heads,
-                            .NKV = num_kv_heads,
+                            .NH = heads.NH,
+                            .NKV = heads.NKV,
                             .HS = HS,
-                            .group = num_heads / num_kv_heads,
+                            .group = heads.NH / heads.NKV,
                             .dtype = qkv.dtype,
                             .scale = 1.0f / sqrtf((float)HS)};
 }
@@ -163,9 +163,9 @@ static ALWAYS_INLINE void forward_head(const ForwardScratch *s, const ForwardHea
     }
 }
 
-void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads) {
+void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, Heads heads) {
     const char *op = "attention_forward";
-    const AttentionShape s = attention_shape(qkv, num_heads, num_kv_heads);
+    const AttentionShape s = attention_shape(qkv, heads);
     const int64_t row = s.NH + 2 * s.NKV; // heads in a row of qkv
     ForwardScratch counted;
     const int64_t scratch_bytes = forward_layout(&counted, NULL, s.T, s.HS, s.dtype);
@@ -410,12 +410,11 @@ static ALWAYS_INLINE void store_dqueries(const BackwardScratch *s, const Backwar
 }
 
 // dbias is left to matmul_backward_weight: dq of a head is complete only after its last block of keys.
-void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads,
-                                int num_kv_heads, Tensor *dbias, bool accumulate) {
+void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, Heads heads,
+                                Gradient *dbias) {
     (void)dbias;
-    (void)accumulate;
     const char *op = "attention_backward";
-    const AttentionShape s = attention_shape(qkv, num_heads, num_kv_heads);
+    const AttentionShape s = attention_shape(qkv, heads);
     const int64_t row = s.NH + 2 * s.NKV; // heads in a row of qkv
     BackwardScratch counted;
     const int64_t scratch_bytes = backward_layout(&counted, NULL, s.T, s.HS, s.group, s.dtype);

@@ -41,13 +41,13 @@ void backend_tensor_cast(Tensor dst, Tensor src) {
     }
 }
 
-void backend_sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
+void backend_sequence_losses(Tensor sums, Tensor losses, bool add) {
     const int64_t B = tensor_numel(sums), n = tensor_numel(losses), T = n / B;
     float *sum = sums.data;
     const float *loss = losses.data;
     for (int64_t b = 0; b < B; b++) {
         double total = 0.0;
-        if (accumulate) total = sum[b];
+        if (add) total = sum[b];
         for (int64_t t = 0; t < T; t++) total += loss[b * T + t];
         sum[b] = (float)total;
     }
@@ -89,7 +89,7 @@ void backend_gelu_forward(Tensor out, Tensor pre) {
     });
 }
 
-void backend_gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
+void backend_gelu_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre) {
     int64_t n = tensor_numel(pre);
     const void *in = pre.data, *grad = dout.data;
     void *din = dpre.data;
@@ -99,7 +99,7 @@ void backend_gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, b
         const V ds = x * slope; // (1 - s) ds is that of s, relative to s
         vstore_first(k, din, i, vload_first(k, grad, i, E) * vfma(s, vfma(-s, ds, ds), s), E);
     });
-    if (dbias.data) backend_bias_backward(dbias, dpre, accumulate);
+    if (dbias.to.data) backend_bias_backward(dbias, dpre);
 }
 
 // ----------------------------------------------------------------------------------------- sums and scalings, for Muon
@@ -148,8 +148,8 @@ void backend_stack_scatter(const Tensor *out, Tensor stack, const float *factors
 
 // Elements [begin, end) of dst, which has dtype D; begin is a multiple of RANDOM_BLOCK. index: the counter of element
 // 0.
-static ALWAYS_INLINE void add_span(void *dst, const float *src, int64_t begin, int64_t end, bool accumulate,
-                                   uint64_t seed, uint64_t stream, uint64_t index, DType D) {
+static ALWAYS_INLINE void add_span(void *dst, const float *src, int64_t begin, int64_t end, bool add, uint64_t seed,
+                                   uint64_t stream, uint64_t index, DType D) {
     uint32_t words[LANES][4];
     for (int64_t e = begin; e < end; e += RANDOM_BLOCK) {
         int64_t n = RANDOM_BLOCK;
@@ -157,20 +157,20 @@ static ALWAYS_INLINE void add_span(void *dst, const float *src, int64_t begin, i
         if (D != DTYPE_FP32) vrounding_bits(words, seed, stream, index + (uint64_t)e / 8);
         EACH_LANES(i, k, n, {
             V x = vload_first(k, src, e + i, DTYPE_FP32);
-            if (accumulate) x += vload_first(k, dst, e + i, D);
+            if (add) x += vload_first(k, dst, e + i, D);
             if (D != DTYPE_FP32) x = round_stochastically(x, vrounding_bits_at(words, i));
             vstore_first(k, dst, e + i, x, D);
         });
     }
 }
 
-void backend_gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int stream, Tensor control) {
-    const int64_t n = tensor_numel(dst);
+void backend_gradient_add(Gradient dst, Tensor src, uint64_t seed, int stream, Tensor control) {
+    const int64_t n = tensor_numel(dst.to);
     const uint64_t index = (uint64_t)((const StepControl *)control.data)->micro_steps << 32;
     const uint64_t name = (uint64_t)STREAM_GRADIENT + (uint64_t)stream;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
-        WITH_DTYPE(D, dst.dtype, add_span(dst.data, src.data, i, task_end(i, n), accumulate, seed, name, index, D));
+        WITH_DTYPE(D, dst.to.dtype, add_span(dst.to.data, src.data, i, task_end(i, n), dst.add, seed, name, index, D));
 }
 
 void backend_micro_step_count(Tensor control, int64_t count) {

@@ -123,8 +123,8 @@ static ALWAYS_INLINE void tokens_strip(void *dwte, const void *dout, Places p, c
     }
 }
 
-void backend_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate_wte,
-                                bool accumulate) {
+void backend_embedding_backward(Gradient wte_gradient, Gradient wpe_gradient, Tensor dout, Tensor tokens) {
+    const Tensor dwte = wte_gradient.to, dwpe = wpe_gradient.to;
     const char *op = "embedding_backward";
     const int64_t N = tensor_numel(tokens), T = tensor_cols(tokens), C = tensor_cols(dout);
     const int32_t *token = tokens.data;
@@ -138,10 +138,10 @@ void backend_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor to
         places.next[n] = places.first[token[n]];
         places.first[token[n]] = (int32_t)n;
     }
-    if (!accumulate_wte) backend_tensor_fill(dwte, 0.0f);
+    if (!wte_gradient.add) backend_tensor_fill(dwte, 0.0f);
     // Row t of dwpe = or += the sum over the B sequences; 0 or unchanged where t >= T.
     int64_t written = tensor_rows(dwpe);
-    if (dwpe.data && accumulate) written = T;
+    if (dwpe.data && wpe_gradient.add) written = T;
 #pragma omp parallel
     {
 #pragma omp for schedule(static) nowait
@@ -153,7 +153,7 @@ void backend_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor to
                 EACH_LANES(i, k, C, {
                     V sum = vzero();
                     for (int64_t n = t; t < T && n < N; n += T) sum += vload_first(k, from, n * C + i, E);
-                    if (accumulate) sum += vload_first(k, to, t * C + i, G);
+                    if (wpe_gradient.add) sum += vload_first(k, to, t * C + i, G);
                     vstore_first(k, to, t * C + i, sum, G);
                 });
             });

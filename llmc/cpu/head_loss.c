@@ -144,9 +144,10 @@ void backend_head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor w
     }
 }
 
-void backend_head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte,
-                                Tensor targets, int64_t vocab, float scale, Tensor control, bool accumulate) {
-    if (control.data) scale *= ((const StepControl *)control.data)->loss_scale;
+void backend_head_loss_backward(Tensor losses, Tensor din, Gradient dwte, Tensor logits, Tensor in, Tensor wte,
+                                Tensor targets, int64_t vocab, LossScale loss_scale) {
+    float scale = loss_scale.factor;
+    if (loss_scale.control.data) scale *= ((const StepControl *)loss_scale.control.data)->loss_scale;
     const int64_t N = tensor_rows(in), R = tensor_rows(logits), C = tensor_cols(in), Vp = tensor_rows(wte);
     int64_t sums, exps;
     char *scratch = cpu_scratch("head_loss_backward", head_layout(&sums, &exps, N, C, Vp, in.dtype));
@@ -169,7 +170,7 @@ void backend_head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor l
             if (sum.data != out.data) backend_tensor_cast(out, sum);
         }
         // dwte (Vp,C) = or += dlogits (R,Vp)^T @ in (R,C).
-        gemm(Vp, C, count, matrix_of(dwte, C), matrix_transposed(matrix_of(chunk, Vp)), matrix_of(in_rows, C), NULL,
-             accumulate || first > 0);
+        gemm(Vp, C, count, matrix_of(dwte.to, C), matrix_transposed(matrix_of(chunk, Vp)), matrix_of(in_rows, C), NULL,
+             dwte.add || first > 0);
     }
 }

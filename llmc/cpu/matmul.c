@@ -278,7 +278,7 @@ enum { ROW_BLOCK = 256 };
 
 // Elements first_col .. first_col + STRIP - 1 of dbias = or += the column sums of dout (rows, stride).
 static ALWAYS_INLINE void strip_sums(void *dbias, const void *dout, int64_t first_col, int64_t rows, int64_t stride,
-                                     bool accumulate, DType E, DType G) {
+                                     bool add, DType E, DType G) {
     int used[STRIP / LANES];
     V total[STRIP / LANES] = {0};
     for (int s = 0; s < STRIP / LANES; s++) used[s] = lanes(stride - first_col - s * LANES);
@@ -292,16 +292,17 @@ static ALWAYS_INLINE void strip_sums(void *dbias, const void *dout, int64_t firs
     }
     for (int s = 0; s < STRIP / LANES; s++) {
         int64_t j = first_col + s * LANES;
-        if (accumulate) total[s] += vload_first(used[s], dbias, j, G);
+        if (add) total[s] += vload_first(used[s], dbias, j, G);
         vstore_first(used[s], dbias, j, total[s], G);
     }
 }
 
-void backend_bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
+void backend_bias_backward(Gradient dbias, Tensor dout) {
+    const Tensor to = dbias.to;
     int64_t OC = tensor_cols(dout), rows = tensor_rows(dout);
 #pragma omp parallel for schedule(static)
     for (int64_t j = 0; j < OC; j += STRIP)
-        WITH_DTYPES(E, dout.dtype, G, dbias.dtype, strip_sums(dbias.data, dout.data, j, rows, OC, accumulate, E, G));
+        WITH_DTYPES(E, dout.dtype, G, to.dtype, strip_sums(to.data, dout.data, j, rows, OC, dbias.add, E, G));
 }
 
 // ----------------------------------------------------------------------------------------------------------------- ops
@@ -340,20 +341,18 @@ void backend_matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
 }
 
 // dbias is left to matmul_backward_weight: a cache holds a strip of dpre's rows in neither.
-void backend_matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Tensor *dbias,
-                                        bool accumulate) {
+void backend_matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Gradient *dbias) {
     (void)dbias;
-    (void)accumulate;
     backend_matmul_backward_input(dpre, dout, weight);
-    backend_gelu_backward(dpre, tensor_none(), dpre, pre, false);
+    backend_gelu_backward(dpre, gradient_none(), dpre, pre);
 }
 
-void backend_matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {
+void backend_matmul_backward_weight(Gradient dweight, Gradient dbias, Tensor dout, Tensor in) {
     int64_t N = tensor_rows(in), IC = tensor_cols(in), OC = tensor_cols(dout);
     cpu_scratch("matmul_backward_weight", 0);
-    gemm(OC, IC, N, matrix_of(dweight, IC), matrix_transposed(matrix_of(dout, OC)), matrix_of(in, IC), NULL,
-         accumulate);
-    if (dbias.data) backend_bias_backward(dbias, dout, accumulate);
+    gemm(OC, IC, N, matrix_of(dweight.to, IC), matrix_transposed(matrix_of(dout, OC)), matrix_of(in, IC), NULL,
+         dweight.add);
+    if (dbias.to.data) backend_bias_backward(dbias, dout);
 }
 
 void backend_matmul_stack(Tensor out, StackForm form, float alpha, Tensor a, Tensor b, float beta, Tensor added) {
@@ -361,7 +360,7 @@ void backend_matmul_stack(Tensor out, StackForm form, float alpha, Tensor a, Ten
         const Tensor to = tensor_matrix(out, i), of_a = tensor_matrix(a, i), of_b = tensor_matrix(b, i);
         if (form == STACK_ABT) backend_matmul_forward(to, of_a, of_b, tensor_none());
         if (form == STACK_AB) backend_matmul_backward_input(to, of_a, of_b);
-        if (form == STACK_ATB) backend_matmul_backward_weight(to, tensor_none(), of_a, of_b, false);
+        if (form == STACK_ATB) backend_matmul_backward_weight(gradient_to(to, false), gradient_none(), of_a, of_b);
     }
     if (added.data)
         backend_tensor_axpby(out, beta, added, alpha, out);

@@ -141,18 +141,13 @@ static ALWAYS_INLINE void norm_backward_row(const NormBackward *a, int64_t row, 
     });
 }
 
-void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum, Tensor dout, Tensor in,
-                                Tensor mean, Tensor rstd, Tensor weight, bool add_residual, bool accumulate,
-                                bool accumulate_sum) {
+void backend_layernorm_backward(Gradient din, Gradient dweight, Gradient dbias, Gradient din_sum, Tensor dout,
+                                Tensor in, Tensor mean, Tensor rstd, Tensor weight) {
     const int64_t C = tensor_numel(weight), n = tensor_numel(in), N = n / C;
-    const NormBackward a = {din.data,  dout.data, in.data, weight.data,  mean.data,
-                            rstd.data, N,         C,       add_residual, din_sum.data != NULL};
+    const NormBackward a = {din.to.data, dout.data, in.data, weight.data, mean.data,
+                            rstd.data,   N,         C,       din.add,     din_sum.to.data != NULL};
     const int64_t rows = rows_of_block(N), blocks = ceil_div(N, rows), padded = round_up(C, LANES);
-    const struct {
-        Tensor total; // may be absent
-        bool accumulate;
-    } gradients[NUM_SUMS] = {
-        [OF_DWEIGHT] = {dweight, accumulate}, [OF_DBIAS] = {dbias, accumulate}, [OF_DIN] = {din_sum, accumulate_sum}};
+    const Gradient gradients[NUM_SUMS] = {[OF_DWEIGHT] = dweight, [OF_DBIAS] = dbias, [OF_DIN] = din_sum};
     float *partial = cpu_scratch("layernorm_backward", layernorm_bytes(blocks, C)); // (blocks, 3, padded)
 #pragma omp parallel
     {
@@ -169,14 +164,12 @@ void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < C; i += LANES)
             for (int s = 0; s < NUM_SUMS; s++)
-                if (gradients[s].total.data)
-                    add_blocks(gradients[s].total, i, lanes(C - i), partial + s * padded + i, blocks, NUM_SUMS * padded,
-                               gradients[s].accumulate);
+                if (gradients[s].to.data)
+                    add_blocks(gradients[s], i, lanes(C - i), partial + s * padded + i, blocks, NUM_SUMS * padded);
     }
 }
 
-void backend_rmsnorm_backward(Tensor din, Tensor dweight, Tensor din_sum, Tensor dout, Tensor in, Tensor rstd,
-                              Tensor weight, bool add_residual, bool accumulate, bool accumulate_sum) {
-    backend_layernorm_backward(din, dweight, tensor_none(), din_sum, dout, in, tensor_none(), rstd, weight,
-                               add_residual, accumulate, accumulate_sum);
+void backend_rmsnorm_backward(Gradient din, Gradient dweight, Gradient din_sum, Tensor dout, Tensor in, Tensor rstd,
+                              Tensor weight) {
+    backend_layernorm_backward(din, dweight, gradient_none(), din_sum, dout, in, tensor_none(), rstd, weight);
 }

@@ -21,15 +21,15 @@ typedef struct {
     float *rstd;                             // (N, num_q + num_k)
 } QkRows;
 
-static QkRows qk_rows(Tensor packed, Tensor rstd, Tensor q_weight, Tensor k_weight, Tensor table, int num_heads,
-                      int num_kv_heads, int64_t first) {
+static QkRows qk_rows(Tensor packed, Tensor rstd, Tensor q_weight, Tensor k_weight, Tensor table, Heads heads,
+                      int64_t first) {
     const int64_t N = tensor_rows(packed), HS = 2 * table.shape[2];
     QkRows s = {.N = N,
                 .T = 1,
                 .columns = tensor_cols(packed),
                 .HS = HS,
-                .num_q = num_heads,
-                .num_k = num_kv_heads,
+                .num_q = heads.NH,
+                .num_k = heads.NKV,
                 .table = (const float *)table.data + first * HS,
                 .weights = {q_weight.data, k_weight.data}};
     if (packed.rank > 2) s.T = N / packed.shape[0];
@@ -106,10 +106,9 @@ static ALWAYS_INLINE void rotate_row(const QkRows *s, void *out, const void *in,
 }
 
 void backend_qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight, Tensor k_weight, Tensor table,
-                                  int num_heads, int num_kv_heads, float eps, int64_t first, Tensor position) {
-    int64_t start = first;
-    if (position.data) start += *(const int32_t *)position.data;
-    const QkRows s = qk_rows(qkv, rstd, q_weight, k_weight, table, num_heads, num_kv_heads, start);
+                                  Heads heads, float eps, Tensor position) {
+    const int64_t start = position.data ? *(const int32_t *)position.data : 0;
+    const QkRows s = qk_rows(qkv, rstd, q_weight, k_weight, table, heads, start);
     REQUIRE(start >= 0 && start + s.T <= table.shape[0], "qk_norm_rope_forward: positions %lld to %lld of %lld",
             (long long)start, (long long)(start + s.T), (long long)table.shape[0]);
 #pragma omp parallel for schedule(static)
@@ -215,13 +214,12 @@ static ALWAYS_INLINE void rotate_row_back(const QkRows *s, void *gradient, const
     for (int64_t h = 0; h < heads; h++) rope_head_back(head_at(gradient, row * s->columns + h * HS, E), cosines, HS, E);
 }
 
-void backend_qk_norm_rope_backward(Tensor dqkv, Tensor dq_weight, Tensor dk_weight, Tensor qkv, Tensor rstd,
-                                   Tensor q_weight, Tensor k_weight, Tensor table, int num_heads, int num_kv_heads,
-                                   bool accumulate) {
-    const QkRows s = qk_rows(dqkv, rstd, q_weight, k_weight, table, num_heads, num_kv_heads, 0);
+void backend_qk_norm_rope_backward(Tensor dqkv, Gradient dq_weight, Gradient dk_weight, Tensor qkv, Tensor rstd,
+                                   Tensor q_weight, Tensor k_weight, Tensor table, Heads heads) {
+    const QkRows s = qk_rows(dqkv, rstd, q_weight, k_weight, table, heads, 0);
     const int64_t rows = rows_of_block(s.N), blocks = ceil_div(s.N, rows);
     const int64_t half = s.HS / 2, padded = round_up(half, LANES), stride = QK_VECTORS * padded;
-    const Tensor gradients[2] = {dq_weight, dk_weight};
+    const Gradient gradients[2] = {dq_weight, dk_weight};
     float *partial = cpu_scratch("qk_norm_rope_backward", qk_norm_bytes(blocks, s.HS)); // (blocks, QK_VECTORS, padded)
 #pragma omp parallel
     {
@@ -235,8 +233,10 @@ void backend_qk_norm_rope_backward(Tensor dqkv, Tensor dq_weight, Tensor dk_weig
         }
 #pragma omp for schedule(static)
         for (int sum = 0; sum < QK_SUMS; sum++)
-            for (int64_t j = 0; s.rstd && j < half; j += LANES)
-                add_blocks(tensor_slice_elements(gradients[sum / 2], sum % 2 * half, half), j, lanes(half - j),
-                           partial + sum * padded + j, blocks, stride, accumulate);
+            for (int64_t j = 0; s.rstd && j < half; j += LANES) {
+                Gradient part = gradients[sum / 2];
+                part.to = tensor_slice_elements(part.to, sum % 2 * half, half);
+                add_blocks(part, j, lanes(half - j), partial + sum * padded + j, blocks, stride);
+            }
     }
 }

@@ -15,12 +15,12 @@ static inline int64_t blocks_of_rows(int64_t N) { return min_i64(ceil_div(N, MIN
 
 // Elements i .. i + k - 1 of the gradient = or += the sum of the blocks' vectors at `partial`,
 // which are `stride` apart.
-static ALWAYS_INLINE void add_blocks(Tensor gradient, int64_t i, int k, const float *partial, int64_t blocks,
-                                     int64_t stride, bool accumulate) {
+static ALWAYS_INLINE void add_blocks(Gradient gradient, int64_t i, int k, const float *partial, int64_t blocks,
+                                     int64_t stride) {
     V sum = vzero();
     for (int64_t b = 0; b < blocks; b++) sum += vload_f32(partial + b * stride);
-    WITH_DTYPE(G, gradient.dtype, {
-        if (accumulate) sum += vload_first(k, gradient.data, i, G);
-        vstore_first(k, gradient.data, i, sum, G);
+    WITH_DTYPE(G, gradient.to.dtype, {
+        if (gradient.add) sum += vload_first(k, gradient.to.data, i, G);
+        vstore_first(k, gradient.to.data, i, sum, G);
     });
 }

@@ -36,7 +36,7 @@ void backend_swiglu_forward(Tensor out, Tensor gate_up) {
         });
 }
 
-void backend_swiglu_backward(Tensor dgate_up, Tensor dbias, Tensor dout, Tensor gate_up, bool accumulate) {
+void backend_swiglu_backward(Tensor dgate_up, Gradient dbias, Tensor dout, Tensor gate_up) {
     const int64_t F = tensor_cols(gate_up) / 2, N = tensor_rows(gate_up), parts = row_parts(F);
     const void *in = gate_up.data, *grad = dout.data;
     void *to = dgate_up.data;
@@ -53,7 +53,7 @@ void backend_swiglu_backward(Tensor dgate_up, Tensor dbias, Tensor dout, Tensor 
                 vstore_first(k, to, ups + i, d * silu, E);
             });
         });
-    if (dbias.data) backend_bias_backward(dbias, dgate_up, accumulate);
+    if (dbias.to.data) backend_bias_backward(dbias, dgate_up);
 }
 
 // -------------------------------------------------------------------------------------------------------------- ReLU^2
@@ -68,7 +68,7 @@ void backend_relu2_forward(Tensor out, Tensor pre) {
     });
 }
 
-void backend_relu2_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
+void backend_relu2_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre) {
     const int64_t n = tensor_numel(pre);
     const void *in = pre.data, *grad = dout.data;
     void *to = dpre.data;
@@ -76,5 +76,5 @@ void backend_relu2_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, 
         const V x = vmax(vzero(), vload_first(k, in, i, E));
         vstore_first(k, to, i, vload_first(k, grad, i, E) * (x + x), E);
     });
-    if (dbias.data) backend_bias_backward(dbias, dpre, accumulate);
+    if (dbias.to.data) backend_bias_backward(dbias, dpre);
 }

@@ -37,8 +37,8 @@ static const char *const pass_names[ATTENTION_PASSES] = {"forward", "backward"};
 typedef struct {
     AttentionPass pass;
     AttentionShape shape;
-    Tensor out, lse, qkv, dqkv, dout, dbias; // the last three: backward; dbias may be absent
-    bool accumulate;                         // into dbias
+    Tensor out, lse, qkv, dqkv, dout; // the last two: backward
+    Gradient dbias;                   // backward; may be absent
 } Call;
 
 // ------------------------------------------------------------------------------------------------------------ planning
@@ -150,10 +150,10 @@ void cuda_attention_shutdown(void) {
 
 // Returns whether it made dbias as well.
 static bool run_own(const Call *c) {
-    const int NH = (int)c->shape.NH, NKV = (int)c->shape.NKV;
+    const Heads heads = heads_of((int)c->shape.NH, (int)c->shape.NKV);
     if (c->pass == ATTENTION_BACKWARD)
-        return cuda_flash_backward(c->dqkv, c->dout, c->out, c->lse, c->qkv, NH, NKV, c->dbias, c->accumulate);
-    cuda_flash_forward(c->out, c->lse, c->qkv, NH, NKV);
+        return cuda_flash_backward(c->dqkv, c->dout, c->out, c->lse, c->qkv, heads, c->dbias);
+    cuda_flash_forward(c->out, c->lse, c->qkv, heads);
     return false;
 }
 
@@ -192,7 +192,7 @@ static bool run_way(void *context, int way) {
     Pass *p = c->pass;
     const bool has_dbias = way == BY_OWN_KERNELS && run_own(call);
     const bool ran = way == BY_OWN_KERNELS || (p->cudnn[way] && run_cudnn(call, p->cudnn[way], &p->why_not));
-    if (ran && call->dbias.data && !has_dbias) backend_bias_backward(call->dbias, call->dqkv, call->accumulate);
+    if (ran && call->dbias.to.data && !has_dbias) backend_bias_backward(call->dbias, call->dqkv);
     if (!ran) pass_without(p, way);
     return ran;
 }
@@ -275,7 +275,8 @@ static void decide(const Call *call, Pass *p) {
             pass_names[call->pass]);
     for (int i = 0; i < c.count; i++) c.bytes += tensor_bytes(c.outputs[i]);
     void *block = NULL; // trials must not change the bias gradient
-    if (call->dbias.data) c.call.dbias.data = cuda_memory_like(call->dbias.data, tensor_bytes(call->dbias), &block);
+    const Tensor dbias = call->dbias.to;
+    if (dbias.data) c.call.dbias.to.data = cuda_memory_like(dbias.data, tensor_bytes(dbias), &block);
     for (int way = 0; way < ATTENTION_WAYS; way++)
         if (p->cudnn[way] && !cudnn_attention_compile(p->cudnn[way], &p->why_not)) pass_without(p, way);
     const int best = cuda_choose(ATTENTION_WAYS, c.timed, run_way, way_is_right, &c);
@@ -310,32 +311,31 @@ static bool run_pass(const Call *c) {
     return false;
 }
 
-static AttentionShape shape_of(Tensor qkv, int num_heads, int num_kv_heads) {
+static AttentionShape shape_of(Tensor qkv, Heads heads) {
     return (AttentionShape){.B = qkv.shape[0],
                             .T = qkv.shape[1],
-                            .NH = num_heads,
-                            .NKV = num_kv_heads,
-                            .HS = qkv.shape[2] / (num_heads + 2 * num_kv_heads),
+                            .NH = heads.NH,
+                            .NKV = heads.NKV,
+                            .HS = qkv.shape[2] / (heads.NH + 2 * heads.NKV),
                             .dtype = qkv.dtype};
 }
 
-void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads) {
-    const AttentionShape s = shape_of(qkv, num_heads, num_kv_heads);
+void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, Heads heads) {
+    const AttentionShape s = shape_of(qkv, heads);
     run_pass(&(Call){.pass = ATTENTION_FORWARD, .shape = s, .out = out, .lse = lse, .qkv = qkv});
 }
 
-void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads,
-                                int num_kv_heads, Tensor *dbias, bool accumulate) {
+void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, Heads heads,
+                                Gradient *dbias) {
     const Call c = {.pass = ATTENTION_BACKWARD,
-                    .shape = shape_of(qkv, num_heads, num_kv_heads),
+                    .shape = shape_of(qkv, heads),
                     .out = out,
                     .lse = lse,
                     .qkv = qkv,
                     .dqkv = dqkv,
                     .dout = dout,
-                    .dbias = tensor_or_none(dbias),
-                    .accumulate = accumulate};
-    if (run_pass(&c) && dbias) *dbias = tensor_none();
+                    .dbias = gradient_or_none(dbias)};
+    if (run_pass(&c) && dbias) *dbias = gradient_none();
 }
 
 // --------------------------------------------------------------------------------------------------------- description

@@ -46,9 +46,8 @@ bool cuda_flash_supports(DType dtype, int64_t head_size);
 
 // Any floating dtype, any head size. They take scratch memory from the workspace, at most cuda_size_flash. Backward
 // returns whether it made dbias, which may be absent, as well: the tensor-core kernels do.
-void cuda_flash_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads);
-bool cuda_flash_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads,
-                         Tensor dbias, bool accumulate);
+void cuda_flash_forward(Tensor out, Tensor lse, Tensor qkv, Heads heads);
+bool cuda_flash_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, Heads heads, Gradient dbias);
 
 // Arguments of the kernels of both families.
 typedef struct {
@@ -64,7 +63,7 @@ void cuda_plain_attention_forward(Tensor out, Tensor lse, Tensor qkv, FlashShape
 void cuda_plain_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, float *delta,
                                    FlashShape s);
 
-FlashShape cuda_flash_shape(Tensor qkv, int num_heads, int num_kv_heads);
+FlashShape cuda_flash_shape(Tensor qkv, Heads heads);
 
 // The workspace that cuDNN needs for attention at this shape, which becomes a planned one: see attention.c.
 int64_t cuda_cudnn_workspace(OpsShape shape);

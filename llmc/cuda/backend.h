@@ -87,8 +87,8 @@ void cuda_comm_shutdown(void);
 void cuda_add_bias(Tensor out, Tensor bias);
 
 // gelu_backward and relu2_backward (llmc/ops.h) with dbias.
-void cuda_gelu_bias_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate);
-void cuda_relu2_bias_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate);
+void cuda_gelu_bias_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre);
+void cuda_relu2_bias_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre);
 
 // Softmax cross-entropy over rows of logits, which are independent: the kernel between the two halves of the LM head.
 // Targets are trusted to be in [0, V): the host checked them when it read the data.

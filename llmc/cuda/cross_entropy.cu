@@ -278,27 +278,28 @@ int64_t ops_head_chunk_rows(OpsShape shape) {
 }
 
 // din absent: forward.
-static void head_loss(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,
-                      int64_t V, float scale, Tensor control, bool accumulate) {
+static void head_loss(Tensor losses, Tensor din, Gradient dwte, Tensor logits, Tensor in, Tensor wte, Tensor targets,
+                      int64_t V, LossScale scale) {
     const int64_t N = tensor_rows(in), R = tensor_rows(logits);
     for (int64_t first = 0; first < N; first += R) {
         const int64_t count = min_i64(N - first, R);
         const Tensor chunk = tensor_slice_rows(logits, 0, count), in_rows = tensor_slice_rows(in, first, count);
         backend_matmul_forward(chunk, in_rows, wte, tensor_none()); // (R,Vp)
         cross_entropy((float *)losses.data + first, chunk, (const int32_t *)targets.data + first, V, din.data != NULL,
-                      scale, control); // (R,Vp), dlogits over logits
+                      scale.factor, scale.control); // (R,Vp), dlogits over logits
         if (!din.data) continue;
-        backend_matmul_backward_input(tensor_slice_rows(din, first, count), chunk, wte);              // (R,C)
-        backend_matmul_backward_weight(dwte, tensor_none(), chunk, in_rows, accumulate || first > 0); // (Vp,C)
+        backend_matmul_backward_input(tensor_slice_rows(din, first, count), chunk, wte); // (R,C)
+        backend_matmul_backward_weight(dwte, gradient_none(), chunk, in_rows);           // (Vp,C)
+        dwte.add = true;                                                                 // the next chunk
     }
 }
 
 void backend_head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets, int64_t V) {
     const Tensor none = tensor_none();
-    head_loss(losses, none, none, logits, in, wte, targets, V, 1.0f, none, false);
+    head_loss(losses, none, gradient_none(), logits, in, wte, targets, V, loss_scale_make(1.0f, none));
 }
 
-void backend_head_loss_backward(Tensor losses, Tensor din, Tensor dwte, Tensor logits, Tensor in, Tensor wte,
-                                Tensor targets, int64_t V, float scale, Tensor control, bool accumulate) {
-    head_loss(losses, din, dwte, logits, in, wte, targets, V, scale, control, accumulate);
+void backend_head_loss_backward(Tensor losses, Tensor din, Gradient dwte, Tensor logits, Tensor in, Tensor wte,
+                                Tensor targets, int64_t V, LossScale scale) {
+    head_loss(losses, din, dwte, logits, in, wte, targets, V, scale);
 }

@@ -41,19 +41,19 @@ void backend_batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
 // sums (B) = or += the sums of the rows of losses (B,T), a block each: thread t adds every 256th in order, then the
 // threads are added in the order of a tree. Bytes: 4 B * T.
 static __global__ void __launch_bounds__(THREADS)
-    sequence_losses_kernel(float *sums, const float *losses, int64_t T, bool accumulate) {
+    sequence_losses_kernel(float *sums, const float *losses, int64_t T, bool add) {
     wait_for_the_grid_before();
     const int64_t b = blockIdx.x;
     float sum = 0.0f;
     for (int64_t t = threadIdx.x; t < T; t += THREADS) sum += losses[b * T + t];
     sum = block_sum(sum);
-    if (threadIdx.x == 0) sums[b] = accumulate ? sums[b] + sum : sum;
+    if (threadIdx.x == 0) sums[b] = add ? sums[b] + sum : sum;
 }
 
-void backend_sequence_losses(Tensor sums, Tensor losses, bool accumulate) {
+void backend_sequence_losses(Tensor sums, Tensor losses, bool add) {
     const int64_t B = tensor_numel(sums), T = tensor_numel(losses) / B;
     LAUNCH(sequence_losses_kernel, (unsigned)B, THREADS, 0, cuda_compute_stream())
-    ((float *)sums.data, (const float *)losses.data, T, accumulate);
+    ((float *)sums.data, (const float *)losses.data, T, add);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- fill
@@ -161,16 +161,16 @@ template <class F, bool BACKWARD> static void activation(Tensor to, Tensor dout,
 void backend_gelu_forward(Tensor out, Tensor pre) { activation<Gelu, false>(out, tensor_none(), pre); }
 void backend_relu2_forward(Tensor out, Tensor pre) { activation<Relu2, false>(out, tensor_none(), pre); }
 
-void backend_gelu_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
-    if (dbias.data)
-        cuda_gelu_bias_backward(dpre, dbias, dout, pre, accumulate);
+void backend_gelu_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre) {
+    if (dbias.to.data)
+        cuda_gelu_bias_backward(dpre, dbias, dout, pre);
     else
         activation<Gelu, true>(dpre, dout, pre);
 }
 
-void backend_relu2_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
-    if (dbias.data)
-        cuda_relu2_bias_backward(dpre, dbias, dout, pre, accumulate);
+void backend_relu2_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre) {
+    if (dbias.to.data)
+        cuda_relu2_bias_backward(dpre, dbias, dout, pre);
     else
         activation<Relu2, true>(dpre, dout, pre);
 }
@@ -242,9 +242,9 @@ static void swiglu(Tensor to, Tensor dout, Tensor gate_up) {
 void backend_swiglu_forward(Tensor out, Tensor gate_up) { swiglu(out, tensor_none(), gate_up); }
 
 // No model class has SwiGLU with biases: their gradients take a pass of their own.
-void backend_swiglu_backward(Tensor dgate_up, Tensor dbias, Tensor dout, Tensor gate_up, bool accumulate) {
+void backend_swiglu_backward(Tensor dgate_up, Gradient dbias, Tensor dout, Tensor gate_up) {
     swiglu(dgate_up, dout, gate_up);
-    if (dbias.data) backend_bias_backward(dbias, dgate_up, accumulate);
+    if (dbias.to.data) backend_bias_backward(dbias, dgate_up);
 }
 
 // --------------------------------------------------------------------------------------------------- tensor arithmetic

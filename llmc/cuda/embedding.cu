@@ -338,10 +338,10 @@ template <class T, class G, int N> static void tokens_backward(Tensor dwte, Tens
 // ------------------------------------------------------------------------------------------------- backward, positions
 
 // Thread i owns elements [c, c + N) of row t = i / (C / N) of dwpe and adds the B rows of dout that belong to it, in
-// order. Reads dout once; reads (accumulate) and writes rows of dwpe once.
+// order. Reads dout once; reads (add) and writes rows of dwpe once.
 template <class T, class G, int N>
 static __global__ void __launch_bounds__(ROW_THREADS)
-    position_rows_kernel(G *dwpe, const T *dout, int B, int context, int C, int rows, bool accumulate) {
+    position_rows_kernel(G *dwpe, const T *dout, int B, int context, int C, int rows, bool add) {
     wait_for_the_grid_before();
     const unsigned i = blockIdx.x * ROW_THREADS + threadIdx.x, per_row = (unsigned)(C / N);
     const int t = (int)(i / per_row), c = (int)(i % per_row) * N;
@@ -349,38 +349,36 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     float sum[N] = {};
     if (t < context) add_strided_rows(sum, dout + (int64_t)t * C + c, (int64_t)context * C, B);
     G *to = dwpe + (int64_t)t * C + c;
-    if (accumulate) {
+    if (add) {
         add_vector<G, N>(to, sum);
         return;
     }
     store_vector(to, from_floats<G, N>(sum));
 }
 
-template <class T, class G, int N>
-static void positions_backward(Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate) {
+template <class T, class G, int N> static void positions_backward(Gradient dwpe, Tensor dout, Tensor tokens) {
     const int context = (int)tensor_cols(tokens), B = (int)tensor_rows(tokens), C = (int)tensor_cols(dout);
-    int rows = (int)tensor_rows(dwpe);
-    if (accumulate) rows = context;
+    int rows = (int)tensor_rows(dwpe.to);
+    if (dwpe.add) rows = context;
     const dim3 grid = row_blocks("embedding_backward", rows, C, N);
     LAUNCH((position_rows_kernel<T, G, N>), grid, ROW_THREADS, 0, cuda_compute_stream())
-    ((G *)dwpe.data, (const T *)dout.data, B, context, C, rows, accumulate);
+    ((G *)dwpe.to.data, (const T *)dout.data, B, context, C, rows, dwpe.add);
 }
 
-void backend_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dout, Tensor tokens, bool accumulate_wte,
-                                bool accumulate) {
+void backend_embedding_backward(Gradient dwte, Gradient dwpe, Tensor dout, Tensor tokens) {
     const bool packed = pack_aligned(dout.data, tensor_cols(dout), dout.dtype);
-    if (!accumulate_wte) backend_tensor_fill(dwte, 0.0f);
-    DISPATCH_PACKS(dout.dtype, packed && (uintptr_t)dwte.data % 16 == 0, T, N, {
-        if (dwte.dtype == DTYPE_FP32)
-            tokens_backward<T, float, N>(dwte, dout, tokens);
+    if (!dwte.add) backend_tensor_fill(dwte.to, 0.0f);
+    DISPATCH_PACKS(dout.dtype, packed && (uintptr_t)dwte.to.data % 16 == 0, T, N, {
+        if (dwte.to.dtype == DTYPE_FP32)
+            tokens_backward<T, float, N>(dwte.to, dout, tokens);
         else
-            tokens_backward<T, T, N>(dwte, dout, tokens);
+            tokens_backward<T, T, N>(dwte.to, dout, tokens);
     });
-    if (!dwpe.data) return;
-    DISPATCH_PACKS(dout.dtype, packed && (uintptr_t)dwpe.data % 16 == 0, T, N, {
-        if (dwpe.dtype == DTYPE_FP32)
-            positions_backward<T, float, N>(dwpe, dout, tokens, accumulate);
+    if (!dwpe.to.data) return;
+    DISPATCH_PACKS(dout.dtype, packed && (uintptr_t)dwpe.to.data % 16 == 0, T, N, {
+        if (dwpe.to.dtype == DTYPE_FP32)
+            positions_backward<T, float, N>(dwpe, dout, tokens);
         else
-            positions_backward<T, T, N>(dwpe, dout, tokens, accumulate);
+            positions_backward<T, T, N>(dwpe, dout, tokens);
     });
 }

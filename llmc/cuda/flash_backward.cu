@@ -237,8 +237,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
 enum { SUM_THREADS = 256, SUMS_IN_FLIGHT = 8 };
 template <int HEAD>
 static __global__ void __launch_bounds__(SUM_THREADS)
-    flash_bias_kernel(void *dbias, DType dtype, bool accumulate, const float *sums, int blocks, FlashShape q,
-                      FlashShape kv) {
+    flash_bias_kernel(void *dbias, DType dtype, bool add, const float *sums, int blocks, FlashShape q, FlashShape kv) {
     wait_for_the_grid_before();
     constexpr int LANES = HEAD / 4, GROUPS = SUM_THREADS / LANES;
     __shared__ float groups[GROUPS][HEAD];
@@ -268,15 +267,14 @@ static __global__ void __launch_bounds__(SUM_THREADS)
     if (column >= s.HS) return;
     float total = 0.0f;
     for (int g = 0; g < GROUPS; g++) total += groups[g][column];
-    put_gradient_of(dtype, dbias, (int64_t)blockIdx.x * s.HS + column, total, accumulate);
+    put_gradient_of(dtype, dbias, (int64_t)blockIdx.x * s.HS + column, total, add);
 }
 
 // ------------------------------------------------------------------------------------------------------------ the host
 
 typedef struct {
     float *delta, *sums; // sums: NULL without dbias
-    Tensor dbias;
-    bool accumulate;
+    Gradient dbias;
 } BackwardRest;
 
 template <class Arch, class T, int HEAD>
@@ -300,16 +298,15 @@ static void backward_launch(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Te
      (const T *)qkv.data, kv);
     if (!r.sums) return;
     LAUNCH((flash_bias_kernel<HEAD>), dim3((unsigned)(s.NH + 2 * s.NKV)), dim3(SUM_THREADS), 0, cuda_compute_stream())
-    (r.dbias.data, r.dbias.dtype, r.accumulate, r.sums, (int)blocks_per_head, s, kv);
+    (r.dbias.to.data, r.dbias.to.dtype, r.dbias.add, r.sums, (int)blocks_per_head, s, kv);
 }
 
-bool cuda_flash_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads,
-                         Tensor dbias, bool accumulate) {
-    const FlashShape s = cuda_flash_shape(qkv, num_heads, num_kv_heads);
+bool cuda_flash_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, Heads heads, Gradient dbias) {
+    const FlashShape s = cuda_flash_shape(qkv, heads);
     const CudaFlashLayout layout = cuda_size_flash(qkv.shape[0], s.NH, s.NKV, s.T, s.HS);
     char *scratch = (char *)cuda_scratch("attention_backward", layout.end);
-    float *const sums = dbias.data ? (float *)(scratch + layout.sums) : NULL;
-    const BackwardRest r = {(float *)scratch, sums, dbias, accumulate};
+    float *const sums = dbias.to.data ? (float *)(scratch + layout.sums) : NULL;
+    const BackwardRest r = {(float *)scratch, sums, dbias};
     if (!cuda_flash_supports(qkv.dtype, s.HS)) {
         cuda_plain_attention_backward(dqkv, dout, out, lse, qkv, r.delta, s);
         return false;

@@ -137,20 +137,20 @@ bool cuda_flash_supports(DType dtype, int64_t head_size) {
     return has_cores && head_size % 8 == 0 && head_size <= 128; // rows of 16-byte chunks
 }
 
-FlashShape cuda_flash_shape(Tensor qkv, int num_heads, int num_kv_heads) {
+FlashShape cuda_flash_shape(Tensor qkv, Heads heads) {
     FlashShape s = {};
     s.T = (int)qkv.shape[1];
-    s.NH = num_heads;
-    s.NKV = num_kv_heads;
-    s.HS = (int)(qkv.shape[2] / (num_heads + 2 * num_kv_heads));
-    s.heads = (int)qkv.shape[0] * num_heads;
+    s.NH = heads.NH;
+    s.NKV = heads.NKV;
+    s.HS = (int)(qkv.shape[2] / (heads.NH + 2 * heads.NKV));
+    s.heads = (int)qkv.shape[0] * heads.NH;
     s.scale = 1.0f / sqrtf((float)s.HS);
     s.scale_log2e = s.scale * LOG2_E;
     return s;
 }
 
-void cuda_flash_forward(Tensor out, Tensor lse, Tensor qkv, int num_heads, int num_kv_heads) {
-    const FlashShape s = cuda_flash_shape(qkv, num_heads, num_kv_heads);
+void cuda_flash_forward(Tensor out, Tensor lse, Tensor qkv, Heads heads) {
+    const FlashShape s = cuda_flash_shape(qkv, heads);
     if (!cuda_flash_supports(qkv.dtype, s.HS)) {
         cuda_plain_attention_forward(out, lse, qkv, s);
         return;

@@ -260,15 +260,14 @@ static __device__ __forceinline__ void add_rows(float (&sum)[WIDTH], const float
     }
 }
 
-// The gradient i of this dtype = or += (accumulate) value.
-template <class G> static __device__ __forceinline__ void put_gradient(G *gradient, float value, bool accumulate) {
-    *gradient = from_float<G>(accumulate ? to_float(*gradient) + value : value);
+// The gradient i of this dtype = or += (add) value.
+template <class G> static __device__ __forceinline__ void put_gradient(G *gradient, float value, bool add) {
+    *gradient = from_float<G>(add ? to_float(*gradient) + value : value);
 }
-static __device__ __forceinline__ void put_gradient_of(DType dtype, void *gradient, int64_t i, float value,
-                                                       bool accumulate) {
-    if (dtype == DTYPE_FP32) put_gradient((float *)gradient + i, value, accumulate);
-    if (dtype == DTYPE_FP16) put_gradient((fp16 *)gradient + i, value, accumulate);
-    if (dtype == DTYPE_BF16) put_gradient((bf16 *)gradient + i, value, accumulate);
+static __device__ __forceinline__ void put_gradient_of(DType dtype, void *gradient, int64_t i, float value, bool add) {
+    if (dtype == DTYPE_FP32) put_gradient((float *)gradient + i, value, add);
+    if (dtype == DTYPE_FP16) put_gradient((fp16 *)gradient + i, value, add);
+    if (dtype == DTYPE_BF16) put_gradient((bf16 *)gradient + i, value, add);
 }
 
 // Whether rows of `cols` elements of dtype starting at p can be read in packs.

@@ -394,21 +394,20 @@ template <bool IS_RMS> static void launch_norm_backward(const char *op, const La
     }
 }
 
-void backend_layernorm_backward(Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum, Tensor dout, Tensor in,
-                                Tensor mean, Tensor rstd, Tensor weight, bool add_residual, bool accumulate,
-                                bool accumulate_sum) {
+void backend_layernorm_backward(Gradient din, Gradient dweight, Gradient dbias, Gradient din_sum, Tensor dout,
+                                Tensor in, Tensor mean, Tensor rstd, Tensor weight) {
     const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
-    RowSums sums = {{sum_into(dweight, accumulate), sum_into(dbias, accumulate), sum_into(din_sum, accumulate_sum)}, 2};
-    if (din_sum.data) sums.count = 3;
-    const LayerNormBackward a = {din, dout, in, mean, rstd, weight, sums, N, C, add_residual};
+    RowSums sums = {{sum_into(dweight), sum_into(dbias), sum_into(din_sum)}, 2};
+    if (din_sum.to.data) sums.count = 3;
+    const LayerNormBackward a = {din.to, dout, in, mean, rstd, weight, sums, N, C, din.add};
     launch_norm_backward<false>("layernorm_backward", &a);
 }
 
-void backend_rmsnorm_backward(Tensor din, Tensor dweight, Tensor din_sum, Tensor dout, Tensor in, Tensor rstd,
-                              Tensor weight, bool add_residual, bool accumulate, bool accumulate_sum) {
+void backend_rmsnorm_backward(Gradient din, Gradient dweight, Gradient din_sum, Tensor dout, Tensor in, Tensor rstd,
+                              Tensor weight) {
     const int64_t C = tensor_numel(weight), N = tensor_numel(in) / C;
-    RowSums sums = {{sum_into(dweight, accumulate), sum_into(din_sum, accumulate_sum)}, 1};
-    if (din_sum.data) sums.count = 2;
-    const LayerNormBackward a = {din, dout, in, tensor_none(), rstd, weight, sums, N, C, add_residual};
+    RowSums sums = {{sum_into(dweight), sum_into(din_sum)}, 1};
+    if (din_sum.to.data) sums.count = 2;
+    const LayerNormBackward a = {din.to, dout, in, tensor_none(), rstd, weight, sums, N, C, din.add};
     launch_norm_backward<true>("rmsnorm_backward", &a);
 }

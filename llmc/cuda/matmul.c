@@ -133,23 +133,22 @@ void backend_matmul_backward_input(Tensor din, Tensor dout, Tensor weight) {
 }
 
 // The epilogue leaves the bias gradient to the weight gradient of the layer before.
-void backend_matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Tensor *dbias,
-                                        bool accumulate) {
+void backend_matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight, Tensor pre, Gradient *dbias) {
     const Gemm g = product("matmul_gelu_backward_input", dpre, weight, false, dout, false);
     if (fuses_gelu(true) && run_with(g, GEMM_DGELU, NULL, pre.data)) return;
     run_plain(g);
-    backend_gelu_backward(dpre, tensor_or_none(dbias), dpre, pre, accumulate);
-    if (dbias) *dbias = tensor_none();
+    backend_gelu_backward(dpre, gradient_or_none(dbias), dpre, pre);
+    if (dbias) *dbias = gradient_none();
 }
 
 // ----------------------------------------------------------------------------------------------------- weight gradient
 
 // Row-major dweight (OC,IC) = dout (N,OC)^T in (N,IC), column-major: dweight (IC,OC) = in (IC,N) dout (OC,N)^T.
-void backend_matmul_backward_weight(Tensor dweight, Tensor dbias, Tensor dout, Tensor in, bool accumulate) {
-    Gemm g = product("matmul_backward_weight", dweight, in, false, dout, true);
-    if (accumulate) g.c = dweight.data;
+void backend_matmul_backward_weight(Gradient dweight, Gradient dbias, Tensor dout, Tensor in) {
+    Gemm g = product("matmul_backward_weight", dweight.to, in, false, dout, true);
+    if (dweight.add) g.c = dweight.to.data;
     run_plain(g);
-    if (dbias.data) backend_bias_backward(dbias, dout, accumulate);
+    if (dbias.to.data) backend_bias_backward(dbias, dout);
 }
 
 // ------------------------------------------------------------------------------------------------------------- a stack

@@ -32,8 +32,8 @@ template <> constexpr bool HAS_ACTIVATION<void> = false;
 // parts * OC (0.3% at N = 65536) twice.
 template <class T, int WIDTH, class F>
 static __global__ void __launch_bounds__(PART_WARPS *WARP, HAS_ACTIVATION<F> ? 3 : 4)
-    bias_backward_kernel(void *dbias, DType dtype, bool accumulate, float *partials, T *dpre, const T *dout,
-                         const T *pre, int N, int64_t OC, int part_rows) {
+    bias_backward_kernel(void *dbias, DType dtype, bool add, float *partials, T *dpre, const T *dout, const T *pre,
+                         int N, int64_t OC, int part_rows) {
     wait_for_the_grid_before();
     constexpr int LOADS = HAS_ACTIVATION<F> ? IN_FLIGHT / 2 : IN_FLIGHT; // of each tensor
     __shared__ float sums[PART_WARPS][WARP * WIDTH];
@@ -73,12 +73,12 @@ static __global__ void __launch_bounds__(PART_WARPS *WARP, HAS_ACTIVATION<F> ? 3
     for (int c = (int)threadIdx.x; c < WARP * WIDTH && stripe + c < OC; c += PART_WARPS * WARP) {
         float total[1];
         add_rows<1>(total, partials + stripe + c, (int)gridDim.y, OC);
-        put_gradient_of(dtype, dbias, stripe + c, total[0], accumulate);
+        put_gradient_of(dtype, dbias, stripe + c, total[0], add);
     }
 }
 
-template <class F> static void bias_backward_of(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
-    const int64_t OC = tensor_numel(dbias), N = tensor_numel(dout) / OC;
+template <class F> static void bias_backward_of(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre) {
+    const int64_t OC = tensor_numel(dbias.to), N = tensor_numel(dout) / OC;
     const bool packs =
         pack_aligned(dout.data, OC, dout.dtype) &&
         (!HAS_ACTIVATION<F> || (pack_aligned(dpre.data, OC, dout.dtype) && pack_aligned(pre.data, OC, dout.dtype)));
@@ -90,21 +90,21 @@ template <class F> static void bias_backward_of(Tensor dpre, Tensor dbias, Tenso
         REQUIRE(stripes <= MAX_STRIPES, "bias_backward: %lld columns", (long long)OC);
         LAUNCH((bias_backward_kernel<T, WIDTH, F>), dim3((unsigned)stripes, (unsigned)parts), PART_WARPS * WARP, 0,
                cuda_compute_stream())
-        (dbias.data, dbias.dtype, accumulate, partials, (T *)dpre.data, (const T *)dout.data, (const T *)pre.data,
+        (dbias.to.data, dbias.to.dtype, dbias.add, partials, (T *)dpre.data, (const T *)dout.data, (const T *)pre.data,
          (int)N, OC, (int)part_rows);
     });
 }
 
-void backend_bias_backward(Tensor dbias, Tensor dout, bool accumulate) {
-    bias_backward_of<void>(tensor_none(), dbias, dout, tensor_none(), accumulate);
+void backend_bias_backward(Gradient dbias, Tensor dout) {
+    bias_backward_of<void>(tensor_none(), dbias, dout, tensor_none());
 }
 
-void cuda_gelu_bias_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
-    bias_backward_of<Gelu>(dpre, dbias, dout, pre, accumulate);
+void cuda_gelu_bias_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre) {
+    bias_backward_of<Gelu>(dpre, dbias, dout, pre);
 }
 
-void cuda_relu2_bias_backward(Tensor dpre, Tensor dbias, Tensor dout, Tensor pre, bool accumulate) {
-    bias_backward_of<Relu2>(dpre, dbias, dout, pre, accumulate);
+void cuda_relu2_bias_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre) {
+    bias_backward_of<Relu2>(dpre, dbias, dout, pre);
 }
 
 // ------------------------------------------------------------------------------------------------ gradients of 16 bits
@@ -142,17 +142,17 @@ static __global__ void __launch_bounds__(THREADS)
         add_elements<D, ACCUMULATE, 1>(dst, src, seed, stream, counter, eights * NEIGHBOURS + (i - eights));
 }
 
-void backend_gradient_add(Tensor dst, Tensor src, bool accumulate, uint64_t seed, int stream, Tensor control) {
+void backend_gradient_add(Gradient dst, Tensor src, uint64_t seed, int stream, Tensor control) {
     const uint64_t number = STREAM_GRADIENT + (uint64_t)stream;
-    const int64_t n = tensor_numel(dst);
+    const int64_t n = tensor_numel(dst.to);
     int64_t eights = 0;
-    if (((uintptr_t)dst.data | (uintptr_t)src.data) % 16 == 0) eights = n / NEIGHBOURS;
+    if (((uintptr_t)dst.to.data | (uintptr_t)src.data) % 16 == 0) eights = n / NEIGHBOURS;
     const int64_t items = eights + n - eights * NEIGHBOURS;
-    DISPATCH(dst.dtype, D, {
+    DISPATCH(dst.to.dtype, D, {
         auto *gradient_add_of = gradient_add_kernel<D, false>;
-        if (accumulate) gradient_add_of = gradient_add_kernel<D, true>;
+        if (dst.add) gradient_add_of = gradient_add_kernel<D, true>;
         LAUNCH(gradient_add_of, (unsigned)ceil_div(items, THREADS), THREADS, 0, cuda_compute_stream())
-        ((D *)dst.data, (const float *)src.data, seed, number, (const StepControl *)control.data, eights, items);
+        ((D *)dst.to.data, (const float *)src.data, seed, number, (const StepControl *)control.data, eights, items);
     });
 }
 

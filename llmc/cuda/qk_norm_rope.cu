@@ -13,7 +13,7 @@ enum { THREADS = 256, WARPS = THREADS / WARP };
 typedef struct {
     const float *table;      // (maxT,2,pairs)
     const int32_t *position; // NULL: 0
-    int64_t first, columns;  // row n has position first + *position + n % T
+    int64_t columns;         // row n has position *position + n % T
     int N, T, HS, num_q, num_k;
     int heads;     // of a row that are processed: of q and k, and of v where it is copied
     int lane_bits; // lanes of a head: 1 << lane_bits; -1: the plain path
@@ -30,7 +30,7 @@ void backend_rope_table(Tensor table, float base) {
 }
 
 static __device__ __forceinline__ const float *angles_of(const QkHeads &s, int row) {
-    return s.table + (s.first + row % s.T + (s.position ? *s.position : 0)) * s.HS;
+    return s.table + (int64_t)(row % s.T + (s.position ? *s.position : 0)) * s.HS;
 }
 
 // The rotation of N pairs by angles with these cosines and sines.
@@ -139,22 +139,20 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-static QkHeads qk_heads(Tensor packed, Tensor table, int num_heads, int num_kv_heads, int64_t first, Tensor position,
-                        bool with_values) {
+static QkHeads qk_heads(Tensor packed, Tensor table, Heads heads, Tensor position, bool with_values) {
     const int64_t HS = 2 * table.shape[2];
     QkHeads s = {};
     s.table = (const float *)table.data;
     s.position = (const int32_t *)position.data;
-    s.first = first;
     s.columns = tensor_cols(packed);
     s.N = (int)tensor_rows(packed);
     s.T = 1;
     if (packed.rank > 2) s.T = (int)packed.shape[1];
     s.HS = (int)HS;
-    s.num_q = num_heads;
-    s.num_k = num_kv_heads;
-    s.heads = num_heads + num_kv_heads;
-    if (with_values) s.heads += num_kv_heads;
+    s.num_q = heads.NH;
+    s.num_k = heads.NKV;
+    s.heads = heads.NH + heads.NKV;
+    if (with_values) s.heads += heads.NKV;
     s.one_over_HS = 1.0f / (float)HS;
     return s;
 }
@@ -192,8 +190,8 @@ static void launch_rotation(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight
 }
 
 void backend_qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight, Tensor k_weight, Tensor table,
-                                  int num_heads, int num_kv_heads, float eps, int64_t first, Tensor position) {
-    QkHeads s = qk_heads(qkv, table, num_heads, num_kv_heads, first, position, out.data != qkv.data);
+                                  Heads heads, float eps, Tensor position) {
+    QkHeads s = qk_heads(qkv, table, heads, position, out.data != qkv.data);
     s.lane_bits = lane_bits_of(&s, qkv, out, q_weight, k_weight, table);
     DISPATCH(qkv.dtype, T, launch_rotation<T>(out, rstd, qkv, q_weight, k_weight, &s, eps, 1.0f));
 }
@@ -331,17 +329,16 @@ static __global__ void __launch_bounds__(THREADS)
     finish_row_sums<1>(partials, sums, s.HS);
 }
 
-void backend_qk_norm_rope_backward(Tensor dqkv, Tensor dq_weight, Tensor dk_weight, Tensor qkv, Tensor rstd,
-                                   Tensor q_weight, Tensor k_weight, Tensor table, int num_heads, int num_kv_heads,
-                                   bool accumulate) {
+void backend_qk_norm_rope_backward(Tensor dqkv, Gradient dq_weight, Gradient dk_weight, Tensor qkv, Tensor rstd,
+                                   Tensor q_weight, Tensor k_weight, Tensor table, Heads heads) {
     const Tensor none = tensor_none();
-    QkHeads s = qk_heads(dqkv, table, num_heads, num_kv_heads, 0, none, false);
+    QkHeads s = qk_heads(dqkv, table, heads, none, false);
     s.lane_bits = lane_bits_of(&s, dqkv, qkv, q_weight, k_weight, table);
     if (!q_weight.data) {
         DISPATCH(dqkv.dtype, T, launch_rotation<T>(dqkv, none, dqkv, none, none, &s, 0.0f, -1.0f));
         return;
     }
-    const RowSums sums = {{sum_into(dq_weight, accumulate), sum_into(dk_weight, accumulate)}, 2};
+    const RowSums sums = {{sum_into(dq_weight), sum_into(dk_weight)}, 2};
     float *partials = (float *)cuda_scratch("qk_norm_rope_backward", cuda_size_qk_norm(s.N, s.HS));
     const unsigned blocks = (unsigned)cuda_qk_norm_blocks(s.N);
     DISPATCH(dqkv.dtype, T, {

@@ -9,13 +9,13 @@ enum { MAX_ROW_SUMS = LAYERNORM_SUMS };
 typedef struct {
     void *to;
     DType dtype;
-    bool accumulate;
+    bool add;
 } RowSum;
 typedef struct {
     RowSum of[MAX_ROW_SUMS];
     int count;
 } RowSums;
-static inline RowSum sum_into(Tensor to, bool accumulate) { return {to.data, to.dtype, accumulate}; }
+static inline RowSum sum_into(Gradient g) { return {g.to.data, g.to.dtype, g.add}; }
 
 // The block has written its partial sums, row blockIdx.x of partials (blocks, columns): the block of its group that
 // finishes last adds the group's rows in order, into the first of them, and of these blocks the last adds the groups'
@@ -42,7 +42,7 @@ static __device__ __forceinline__ void finish_row_sums(float *partials, const Ro
 #pragma unroll
             for (int s = 0; s < MAX_ROW_SUMS; s++)
                 if (column >= s * C && column < (s + 1) * C)
-                    put_gradient_of(sums.of[s].dtype, sums.of[s].to, column - s * C, sum[k], sums.of[s].accumulate);
+                    put_gradient_of(sums.of[s].dtype, sums.of[s].to, column - s * C, sum[k], sums.of[s].add);
         }
     }
 }

@@ -13,8 +13,10 @@
 #include "llmc/model/model_tensors.h"
 
 static const ModelConfig *config_of(const Block *b) { return &b->model->options.config; }
-static int num_heads(const Block *b) { return (int)config_of(b)->NH; }
-static int num_kv_heads(const Block *b) { return (int)model_kv_heads(config_of(b)); }
+static Heads heads(const Block *b) {
+    const ModelConfig *c = config_of(b);
+    return heads_of((int)c->NH, (int)model_kv_heads(c));
+}
 
 // ---------------------------------------------------------------------------- the description's choices: the embedding
 
@@ -36,14 +38,12 @@ void gpt2_norm_forward(const ModelConfig *config, Tensor out, Tensor mean, Tenso
 }
 
 // With din_sum as layernorm_backward's; it is absent where the linear layers have no bias.
-static void norm_backward(const ModelConfig *config, Tensor din, Tensor dweight, Tensor dbias, Tensor din_sum,
-                          Tensor dout, Tensor in, Tensor mean, Tensor rstd, Tensor weight, bool add_residual,
-                          bool accumulate, bool accumulate_sum) {
+static void norm_backward(const ModelConfig *config, Gradient din, Gradient dweight, Gradient dbias, Gradient din_sum,
+                          Tensor dout, Tensor in, Tensor mean, Tensor rstd, Tensor weight) {
     if (config->norm == NORM_RMS)
-        rmsnorm_backward(din, dweight, din_sum, dout, in, rstd, weight, add_residual, accumulate, accumulate_sum);
+        rmsnorm_backward(din, dweight, din_sum, dout, in, rstd, weight);
     else
-        layernorm_backward(din, dweight, dbias, din_sum, dout, in, mean, rstd, weight, add_residual, accumulate,
-                           accumulate_sum);
+        layernorm_backward(din, dweight, dbias, din_sum, dout, in, mean, rstd, weight);
 }
 
 // -------------------------------------------------------------------------------------------- q and k before attention
@@ -57,16 +57,16 @@ static Tensor attention_input(const Block *b) {
 
 static void qk_forward(const Block *b) {
     if (b->table.data)
-        qk_norm_rope_forward(attention_input(b), b->a.qkr_rstd, b->a.qkv, b->p.qnormw, b->p.knormw, b->table,
-                             num_heads(b), num_kv_heads(b), model_eps(config_of(b)), 0, b->position);
+        qk_norm_rope_forward(attention_input(b), b->a.qkr_rstd, b->a.qkv, b->p.qnormw, b->p.knormw, b->table, heads(b),
+                             model_eps(config_of(b)), b->position);
 }
 
 // Turns the gradient of attention's input into that of qkv, in place. Only QK-norm needs values of the forward pass.
 static void qk_backward(const Block *b) {
-    const Tensor qkv = tensor_if(config_of(b)->qk_norm, b->a.qkv);
+    const Tensor qkv = config_of(b)->qk_norm ? b->a.qkv : tensor_none();
     if (b->table.data)
         qk_norm_rope_backward(b->a.dqkv, b->g.qnormw, b->g.knormw, qkv, b->a.qkr_rstd, b->p.qnormw, b->p.knormw,
-                              b->table, num_heads(b), num_kv_heads(b), b->accumulate);
+                              b->table, heads(b));
 }
 
 // ------------------------------------------------------------------------------------------------------ the activation
@@ -81,13 +81,13 @@ static void activation_forward(const Block *b, Tensor out, Tensor pre) {
 }
 
 // Computes dpre from dout, and the sums of its columns. dpre may be dout if the activation has no gate.
-static void activation_backward(const Block *b, Tensor dpre, Tensor dbias, Tensor dout, Tensor pre) {
+static void activation_backward(const Block *b, Tensor dpre, Gradient dbias, Tensor dout, Tensor pre) {
     if (config_of(b)->activation == ACTIVATION_SWIGLU)
-        swiglu_backward(dpre, dbias, dout, pre, b->accumulate);
+        swiglu_backward(dpre, dbias, dout, pre);
     else if (config_of(b)->activation == ACTIVATION_RELU2)
-        relu2_backward(dpre, dbias, dout, pre, b->accumulate);
+        relu2_backward(dpre, dbias, dout, pre);
     else
-        gelu_backward(dpre, dbias, dout, pre, b->accumulate);
+        gelu_backward(dpre, dbias, dout, pre);
 }
 
 // ------------------------------------------------------------------------------------------------------- linear layers
@@ -130,37 +130,37 @@ static void linear_activation_forward(const Block *b, LinearLayer layer, Tensor 
 
 // Computes din (B,T,IC), dweight and dbias from dout (B,T,OC). dbias is absent if another op sums dout. in is the input
 // of the forward pass.
-static void linear_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout,
-                            Tensor in, Tensor weight) {
+static void linear_backward(const Block *b, LinearLayer layer, Tensor din, Gradient dweight, Gradient dbias,
+                            Tensor dout, Tensor in, Tensor weight) {
     model_observe_tensor(b->model, layer, ROLE_GRADIENT, dout);
     if (in_fp8(b)) {
         model_fp8_backward(b, layer, din, dweight, dbias, dout, in);
         return;
     }
     matmul_backward_input(din, dout, weight);
-    matmul_backward_weight(dweight, dbias, dout, in, b->accumulate);
+    matmul_backward_weight(dweight, dbias, dout, in);
 }
 
 // The same through the activation before the layer: dpre = (dout @ weight) * activation'(pre); in is activation(pre),
 // which dpre may overlap. dact, the gradient in between, is absent if dpre can hold it. If the activation's gradient is
 // a kernel, it also sums dbias_before, of the layer before the activation, which then becomes absent.
 static void linear_activation_backward(const Block *b, LinearLayer layer, Tensor dpre, Tensor dact,
-                                       Tensor *dbias_before, Tensor dweight, Tensor dbias, Tensor dout, Tensor in,
+                                       Gradient *dbias_before, Gradient dweight, Gradient dbias, Tensor dout, Tensor in,
                                        Tensor pre, Tensor weight) {
     model_observe_tensor(b->model, layer, ROLE_GRADIENT, dout);
     if (!dact.data) dact = dpre;
     if (in_fp8(b)) {
         model_fp8_backward(b, layer, dact, dweight, dbias, dout, in);
     } else {
-        matmul_backward_weight(dweight, dbias, dout, in, b->accumulate);
+        matmul_backward_weight(dweight, dbias, dout, in);
         if (config_of(b)->activation == ACTIVATION_GELU) {
-            matmul_gelu_backward_input(dpre, dout, weight, pre, dbias_before, b->accumulate);
+            matmul_gelu_backward_input(dpre, dout, weight, pre, dbias_before);
             return;
         }
         matmul_backward_input(dact, dout, weight);
     }
     activation_backward(b, dpre, *dbias_before, dact, pre);
-    *dbias_before = tensor_none();
+    *dbias_before = gradient_none();
 }
 
 // ------------------------------------------------------------------------------------------------------------- forward
@@ -184,8 +184,8 @@ void block_forward(const Block *b, Tensor out) {
             cache.data = (char *)cache.data + (size_t)s * tensor_bytes(cache);
             kv_cache_store(cache, attention_input(b), 0);
         }
-        if (b->pass == PASS_PROMPT && b->number == b->model->options.config.L - 1) return;    // nobody reads its output
-        attention_forward(a->att, a->lse, attention_input(b), num_heads(b), num_kv_heads(b)); // (B,T,NH HS), (B,NH,T)
+        if (b->pass == PASS_PROMPT && b->number == b->model->options.config.L - 1) return; // nobody reads its output
+        attention_forward(a->att, a->lse, attention_input(b), heads(b));                   // (B,T,NH HS), (B,NH,T)
     }
     linear_forward(b, LINEAR_ATTPROJ, a->residual2, a->residual1, a->att, p->attprojw, p->attprojb);
     gpt2_norm_forward(config_of(b), a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b);
@@ -232,7 +232,7 @@ static void need_attention_input(Block *b) {
 static void need_attention(Block *b) {
     if (!take_missing(b, RECOMPUTE_ATTENTION)) return;
     need_attention_input(b);
-    attention_forward(b->a.att, b->a.lse, attention_input(b), num_heads(b), num_kv_heads(b));
+    attention_forward(b->a.att, b->a.lse, attention_input(b), heads(b));
 }
 
 // Also provides residual2, the input of ln2.
@@ -261,36 +261,37 @@ static void need_gelu(Block *b) {
 // ------------------------------------------------------------------------------------------------------------ backward
 
 // One transformer block, backward. dresidual (B,T,C) is the gradient of the residual stream, after the block on entry
-// and before the block on return; dresidual_sum (C) the sums of its columns, which are the bias gradient of the last
-// branch, fcproj. attproj's come from the layernorm in between.
+// and before the block on return: each branch adds to it. dresidual_sum (C) has the sums of its columns, which are the
+// bias gradient of the last branch, fcproj; attproj's come from the layernorm in between.
 static void block_backward(Block *b, Tensor dresidual, Tensor dresidual_sum) {
     const BlockActs *a = &b->a;
-    const Weights *p = &b->p, *g = &b->g;
-    const Tensor none = tensor_none();
-    if (g->fcprojb.data) // fp32: nothing is rounded
-        gradient_add(g->fcprojb, dresidual_sum, b->accumulate, 0, 0, model_control(b->model));
-    Tensor fcb = g->fcb;
+    const Weights *p = &b->p;
+    const Gradients *g = &b->g;
+    const Gradient none = gradient_none(), residual = gradient_to(dresidual, true);
+
+    if (g->fcprojb.to.data) // fp32: nothing is rounded
+        gradient_add(g->fcprojb, dresidual_sum, 0, 0, model_control(b->model));
+    Gradient fcb = g->fcb;
     need_gelu(b);
     linear_activation_backward(b, LINEAR_FCPROJ, a->dpre, a->dgelu, &fcb, g->fcprojw, none, dresidual, a->gelu, a->pre,
                                p->fcprojw);
     need_ln2(b);
     linear_backward(b, LINEAR_FC, a->dln2, g->fcw, fcb, a->dpre, a->ln2, p->fcw);
-    norm_backward(config_of(b), dresidual, g->ln2w, g->ln2b, g->attprojb, a->dln2, a->residual2, a->ln2_mean,
-                  a->ln2_rstd, p->ln2w, true, b->accumulate, b->accumulate);
+    norm_backward(config_of(b), residual, g->ln2w, g->ln2b, g->attprojb, a->dln2, a->residual2, a->ln2_mean,
+                  a->ln2_rstd, p->ln2w);
 
     need_attention(b);
     linear_backward(b, LINEAR_ATTPROJ, a->datt, g->attprojw, none, dresidual, a->att, p->attprojw);
     need_attention_input(b);
     need_qkv(b);
-    Tensor qkvb = g->qkvb, *made = NULL;
-    if (!b->table.data) made = &qkvb; // attention sums it, unless a rotation follows
-    attention_backward(a->dqkv, a->datt, a->att, a->lse, attention_input(b), num_heads(b), num_kv_heads(b), made,
-                       b->accumulate);
+    Gradient qkvb = g->qkvb;
+    Gradient *made = b->table.data ? NULL : &qkvb; // attention sums it, unless a rotation follows
+    attention_backward(a->dqkv, a->datt, a->att, a->lse, attention_input(b), heads(b), made);
     qk_backward(b);
     need_ln1(b);
     linear_backward(b, LINEAR_QKV, a->dln1, g->qkvw, qkvb, a->dqkv, a->ln1, p->qkvw);
-    norm_backward(config_of(b), dresidual, g->ln1w, g->ln1b, dresidual_sum, a->dln1, a->residual1, a->ln1_mean,
-                  a->ln1_rstd, p->ln1w, true, b->accumulate, false);
+    norm_backward(config_of(b), residual, g->ln1w, g->ln1b, gradient_to(dresidual_sum, false), a->dln1, a->residual1,
+                  a->ln1_mean, a->ln1_rstd, p->ln1w);
 }
 
 // ----------------------------------------------------------------------------------------------- parts of a micro-step
@@ -307,12 +308,13 @@ void gpt2_forward(Model *model, const MicroStep *s, int block) {
 
 // Call when the micro-step's gradients of the specs from .. to of this block are complete. Unless they were written in
 // place, they are added to the gradient tensors or, in the first micro-step, overwrite them.
-static void add_gradients(const Model *model, int from, int to, int block, bool first) {
-    const Weights g = model_gradients(model, block);
+static void add_gradients(const Model *model, int from, int to, int block, const MicroStep *s) {
+    const Gradients g = model_gradients(model, block, s);
     for (int spec = from; spec <= to; spec++) {
         if (model->layout.micro_gradients[spec] < 0) continue;
         const int index = parameter_index(&model->options.config, spec, block);
-        gradient_add(model->tensors[index].grad, g.all[spec], !first, model->options.seed, index, model_control(model));
+        const Gradient sum = gradient_to(model->tensors[index].grad, !s->first);
+        gradient_add(sum, g.all[spec].to, model->options.seed, index, model_control(model));
     }
 }
 
@@ -325,6 +327,11 @@ Tensor gpt2_head_weight(const Weights *w) {
     return w->wte;
 }
 
+Gradient gpt2_head_gradient(const Gradients *g) {
+    if (g->headw.to.data) return g->headw;
+    return g->wte;
+}
+
 void gpt2_head_forward(Model *model, const MicroStep *s) {
     const ModelActs m = model_acts(model, s->B, s->T);
     const Weights p = model_weights(model, 0);
@@ -334,37 +341,45 @@ void gpt2_head_forward(Model *model, const MicroStep *s) {
 }
 
 // The loss, and its gradients down to the last block.
-static void head_backward(Model *model, const MicroStep *s, bool accumulate) {
+static void head_backward(Model *model, const MicroStep *s) {
     const ModelActs m = model_acts(model, s->B, s->T);
-    const Weights p = model_weights(model, 0), g = model_gradients(model, 0);
-    const float scale = 1.0f / (float)s->tokens_in_step;
+    const Weights p = model_weights(model, 0);
+    const Gradients g = model_gradients(model, 0, s);
+    const LossScale scale = loss_scale_make(1.0f / (float)s->tokens_in_step, model_control(model));
+
     final_norm_forward(model, &m, &p);
-    head_loss_backward(m.losses, m.dlnf, gpt2_head_weight(&g), m.logits, m.lnf, gpt2_head_weight(&p), m.targets,
-                       model->options.config.V, scale, model_control(model), accumulate);
+    head_loss_backward(m.losses, m.dlnf, gpt2_head_gradient(&g), m.logits, m.lnf, gpt2_head_weight(&p), m.targets,
+                       model->options.config.V, scale);
     sequence_losses(tensor_slice_first(model_sequence_losses(model), s->B), m.losses, !s->first);
-    norm_backward(&model->options.config, m.dresidual, g.lnfw, g.lnfb, m.dresidual_sum, m.dlnf, m.final_residual,
-                  m.lnf_mean, m.lnf_rstd, p.lnfw, false, accumulate, false);
-    add_gradients(model, PARAM_LNFW, PARAM_HEADW, 0, s->first);
+    norm_backward(&model->options.config, gradient_to(m.dresidual, false), g.lnfw, g.lnfb,
+                  gradient_to(m.dresidual_sum, false), m.dlnf, m.final_residual, m.lnf_mean, m.lnf_rstd, p.lnfw);
+    add_gradients(model, PARAM_LNFW, PARAM_HEADW, 0, s);
+}
+
+// The parameters outside blocks, but for the head's and the final norm's.
+static void embeddings_backward(Model *model, const MicroStep *s) {
+    const ModelConfig *config = &model->options.config;
+    const ModelActs m = model_acts(model, s->B, s->T);
+    Gradients g = model_gradients(model, 0, s);
+
+    if (config->embed_norm) embedding_norm_backward(m.dresidual, m.inputs, model_weights(model, 0).wte, EMBED_NORM_EPS);
+    if (!config->untied) g.wte.add = true; // a tied head has written it
+    embedding_backward(g.wte, g.wpe, m.dresidual, m.inputs);
+    add_gradients(model, PARAM_WTE, PARAM_WPE, 0, s);
+    if (model_gradient_dtype(&model->options) != DTYPE_FP32) micro_step_count(model_control(model), 1);
 }
 
 void gpt2_backward(Model *model, const MicroStep *s, int unit) {
     const int L = (int)model->options.config.L;
-    const ModelActs m = model_acts(model, s->B, s->T);
-    const bool is_fp32 = model_gradient_dtype(&model->options) == DTYPE_FP32;
-    const bool accumulate = !s->first && is_fp32; // in place; otherwise add_gradients does
-    if (unit == L) {                              // the parameters outside blocks
-        const ModelConfig *config = &model->options.config;
-        const Weights g = model_gradients(model, 0);
-        if (config->embed_norm)
-            embedding_norm_backward(m.dresidual, m.inputs, model_weights(model, 0).wte, EMBED_NORM_EPS);
-        embedding_backward(g.wte, g.wpe, m.dresidual, m.inputs, !config->untied || accumulate, accumulate);
-        add_gradients(model, PARAM_WTE, PARAM_WPE, 0, s->first);
-        if (!is_fp32) micro_step_count(model_control(model), 1);
+    if (unit == L) {
+        embeddings_backward(model, s);
         return;
     }
-    if (unit == L - 1) head_backward(model, s, accumulate);
+    if (unit == L - 1) head_backward(model, s);
+
+    const ModelActs m = model_acts(model, s->B, s->T);
     Block b = model_block(model, unit, PASS_BACKWARD, s->B, s->T);
-    b.accumulate = accumulate;
+    b.g = model_gradients(model, unit, s);
     block_backward(&b, m.dresidual, m.dresidual_sum);
-    add_gradients(model, PARAM_LN1W, PARAM_FCPROJB, unit, s->first);
+    add_gradients(model, PARAM_LN1W, PARAM_FCPROJB, unit, s);
 }

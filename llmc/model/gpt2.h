@@ -4,6 +4,7 @@
 
 // The weight of the head: its own, or wte.
 Tensor gpt2_head_weight(const Weights *w);
+Gradient gpt2_head_gradient(const Gradients *g);
 // The norm of this model.
 void gpt2_norm_forward(const ModelConfig *config, Tensor out, Tensor mean, Tensor rstd, Tensor in, Tensor weight,
                        Tensor bias);

@@ -104,7 +104,7 @@ void model_fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor res
 // din may overlap `in`, of which the products read copies.
 //   dweight (OC,IC) = dout^T (OC,N) @ in (N,IC);  din (N,IC) = dout (N,OC) @ weight (OC,IC)
 // An fp8 matmul needs the summed dimension last in both operands, so dweight uses transposed ones.
-void model_fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dweight, Tensor dbias, Tensor dout,
+void model_fp8_backward(const Block *b, LinearLayer layer, Tensor din, Gradient dweight, Gradient dbias, Tensor dout,
                         Tensor in) {
     const Model *model = b->model;
     const int64_t N = tensor_rows(in), IC = tensor_cols(in), OC = tensor_cols(dout);
@@ -119,7 +119,7 @@ void model_fp8_backward(const Block *b, LinearLayer layer, Tensor din, Tensor dw
     fp8_quantize(tensor_none(), in_transposed, in, in_slot, FP8_KEEP);
     fp8_matmul(din, tensor_none(), q, dout_slot, quantised_weight(model, b->number, layer, true),
                fp8_slot_of(model, b->number, layer, FP8_WEIGHT), tensor_none());
-    fp8_matmul(dweight, tensor_if(b->accumulate, dweight), dout_transposed, dout_slot, in_transposed, in_slot,
-               tensor_none());
-    if (dbias.data) bias_backward(dbias, dout, b->accumulate);
+    const Tensor added = dweight.add ? dweight.to : tensor_none();
+    fp8_matmul(dweight.to, added, dout_transposed, dout_slot, in_transposed, in_slot, tensor_none());
+    if (dbias.to.data) bias_backward(dbias, dout);
 }

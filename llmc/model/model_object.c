@@ -21,17 +21,19 @@ Weights model_weights(const Model *model, int block) {
 }
 
 // The gradient tensor itself, or fp32 memory that belongs to the micro-step and is shared by all blocks.
-Weights model_gradients(const Model *model, int block) {
-    Weights g;
-    for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
-        const int index = parameter_index(&model->options.config, s, block), handle = model->layout.micro_gradients[s];
-        if (index < 0)
-            g.all[s] = tensor_none();
-        else if (handle < 0)
-            g.all[s] = model->tensors[index].grad;
-        else
-            g.all[s] = parameter_tensor(&model->parameters[index], model_at(model, handle), DTYPE_FP32);
-    }
+static Tensor micro_step_gradient(const Model *model, int spec, int block) {
+    const int index = parameter_index(&model->options.config, spec, block);
+    const int handle = model->layout.micro_gradients[spec];
+    if (index < 0) return tensor_none();
+    if (handle < 0) return model->tensors[index].grad;
+    return parameter_tensor(&model->parameters[index], model_at(model, handle), DTYPE_FP32);
+}
+
+Gradients model_gradients(const Model *model, int block, const MicroStep *s) {
+    const bool add = !s->first && model_gradient_dtype(&model->options) == DTYPE_FP32;
+    Gradients g;
+    for (int spec = 0; spec < NUM_PARAMETER_SPECS; spec++)
+        g.all[spec] = gradient_to(micro_step_gradient(model, spec, block), add);
     return g;
 }
 
@@ -59,7 +61,6 @@ Block model_block(const Model *model, int number, Pass pass, int64_t B, int64_t 
     if (pass == PASS_FORWARD) handles = model->layout.forward[number];
     if (pass == PASS_BACKWARD) {
         handles = model->layout.backward[number];
-        b.g = model_gradients(model, number);
         b.missing = model->options.recompute.blocks[number];
         if (b.missing & RECOMPUTE_LAYERNORM) b.missing |= RECOMPUTE_LN2 | RECOMPUTE_QKR;
     }

@@ -29,6 +29,14 @@ typedef union {
     Tensor all[NUM_PARAMETER_SPECS];
 } Weights;
 #undef FIELD
+#define FIELD(NAME, name, ...) Gradient name;
+typedef union {
+    struct {
+        PARAMETERS(FIELD)
+    };
+    Gradient all[NUM_PARAMETER_SPECS];
+} Gradients;
+#undef FIELD
 
 enum { NUM_GRAPHS = 4 }; // of a micro-step: first or not x whole or the shorter last one
 
@@ -114,19 +122,22 @@ typedef struct {
     const Model *model;
     int number;
     Pass pass;
-    Weights p, g; // g in the backward pass only: where the ops of a micro-step write the gradients
+    Weights p;
+    Gradients g; // in the backward pass only
     BlockActs a;
-    bool accumulate; // in the backward pass: add to g
     int missing;     // in the backward pass: RECOMPUTE_... of what was not kept and is not recomputed yet
     Tensor cache;    // PASS_PROMPT, PASS_TOKEN: keys and values of the sequences that this pass is for
     Tensor position; // PASS_TOKEN: see attention_decode
     Tensor table;    // of RoPE; absent: learned positions
 } Block;
 
-void *model_at(const Model *model, int handle);         // NULL for -1
-Weights model_weights(const Model *model, int block);   // block 0 for the weights outside blocks
-Weights model_gradients(const Model *model, int block); // where the ops of a micro-step write them
-Block model_block(const Model *model, int number, Pass pass, int64_t B, int64_t T);
+void *model_at(const Model *model, int handle);       // NULL for -1
+Weights model_weights(const Model *model, int block); // block 0 for the weights outside blocks
+// Where the ops of a micro-step write the gradients of a block, or of the parameters outside blocks, and whether they
+// add: from the second micro-step on, if gradients are accumulated in fp32. Otherwise every micro-step writes to
+// memory of its own, and gpt2.c adds that to the sums.
+Gradients model_gradients(const Model *model, int block, const MicroStep *s);
+Block model_block(const Model *model, int number, Pass pass, int64_t B, int64_t T); // without g
 Tensor model_rope_table(const Model *model);
 ModelActs model_acts(const Model *model, int64_t B, int64_t T);
 // Gives the ops the scratch memory of this model. Called by model_load_batch, model_decode_* and model_observe; passes

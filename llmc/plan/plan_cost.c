@@ -62,7 +62,8 @@ static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
     bytes /= update_sharers(model);
     for (int i = 0; i < count; i++) {
         const Tensor own = tensor_make(NULL, DTYPE_FP32, "own", table[i].rows, table[i].cols, 0, 0);
-        if (model->gradients_in_dtype) bytes += (double)micro_steps * op_cost_gradient_add(t[i].grad, own, true).bytes;
+        if (model->gradients_in_dtype)
+            bytes += (double)micro_steps * op_cost_gradient_add(gradient_to(t[i].grad, true), own).bytes;
     }
     free(t);
     free(table);

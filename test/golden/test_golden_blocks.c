@@ -139,9 +139,10 @@ static void norm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, const 
 
 static void norm_backward(Tensor din, Tensor dout, Tensor mean, Tensor rstd, Tensor in, const Layer *ln, bool add) {
     if (ln->b.w.data)
-        layernorm_backward(din, ln->w.g, ln->b.g, tensor_none(), dout, in, mean, rstd, ln->w.w, add, false, false);
+        layernorm_backward(gradient_to(din, add), gradient_to(ln->w.g, false), gradient_to(ln->b.g, false),
+                           gradient_none(), dout, in, mean, rstd, ln->w.w);
     else
-        rmsnorm_backward(din, ln->w.g, tensor_none(), dout, in, rstd, ln->w.w, add, false, false);
+        rmsnorm_backward(gradient_to(din, add), gradient_to(ln->w.g, false), gradient_none(), dout, in, rstd, ln->w.w);
 }
 
 static void activation_forward(Tensor act, Tensor pre) {
@@ -156,11 +157,11 @@ static void activation_forward(Tensor act, Tensor pre) {
 // The gradient of act becomes that of pre.
 static void activation_backward(Tensor dpre, Tensor dact, Tensor pre) {
     if (strcmp(m.golden->name, "starcoder2") == 0)
-        gelu_backward(dpre, tensor_none(), dact, pre, false);
+        gelu_backward(dpre, gradient_none(), dact, pre);
     else if (strcmp(m.golden->name, "arcee") == 0)
-        relu2_backward(dpre, tensor_none(), dact, pre, false);
+        relu2_backward(dpre, gradient_none(), dact, pre);
     else
-        swiglu_backward(dpre, tensor_none(), dact, pre, false);
+        swiglu_backward(dpre, gradient_none(), dact, pre);
 }
 
 static TestBlock block_make(int l) {
@@ -186,9 +187,9 @@ static TestBlock block_make(int l) {
 static void block_forward(const TestBlock *b, Tensor out, Tensor table) {
     norm_forward(b->n1, b->mean1, b->rstd1, b->x, &b->ln1);
     matmul_forward(b->packed, b->n1, b->qkv.w.w, b->qkv.b.w);
-    qk_norm_rope_forward(b->rotated, b->rstds, b->packed, b->q_norm.w, b->k_norm.w, table, NH, NKV, m.golden->eps, 0,
-                         tensor_none());
-    attention_forward(b->att, b->lse, b->rotated, NH, NKV);
+    qk_norm_rope_forward(b->rotated, b->rstds, b->packed, b->q_norm.w, b->k_norm.w, table, heads_of(NH, NKV),
+                         m.golden->eps, tensor_none());
+    attention_forward(b->att, b->lse, b->rotated, heads_of(NH, NKV));
     matmul_residual_forward(b->x2, b->x, b->att, b->attproj.w.w, b->attproj.b.w);
     norm_forward(b->n2, b->mean2, b->rstd2, b->x2, &b->ln2);
     matmul_forward(b->pre, b->n2, b->up.w.w, b->up.b.w);
@@ -201,18 +202,18 @@ static void block_backward(const TestBlock *b, Tensor dx, Tensor table) {
     const int HS = m.golden->HS;
     Tensor dact = fp32(N, D_FF), dpre = fp32(N, tensor_cols(b->pre)), dn = fp32(N, C), datt = fp32(N, NH * HS);
     Tensor dpacked = take(DTYPE_FP32, B, T, (NH + 2 * NKV) * HS);
-    matmul_backward_weight(b->down.w.g, b->down.b.g, dx, b->act, false);
+    matmul_backward_weight(gradient_to(b->down.w.g, false), gradient_to(b->down.b.g, false), dx, b->act);
     matmul_backward_input(dact, dx, b->down.w.w);
     activation_backward(dpre, dact, b->pre);
-    matmul_backward_weight(b->up.w.g, b->up.b.g, dpre, b->n2, false);
+    matmul_backward_weight(gradient_to(b->up.w.g, false), gradient_to(b->up.b.g, false), dpre, b->n2);
     matmul_backward_input(dn, dpre, b->up.w.w);
     norm_backward(dx, dn, b->mean2, b->rstd2, b->x2, &b->ln2, true);
-    matmul_backward_weight(b->attproj.w.g, b->attproj.b.g, dx, b->att, false);
+    matmul_backward_weight(gradient_to(b->attproj.w.g, false), gradient_to(b->attproj.b.g, false), dx, b->att);
     matmul_backward_input(datt, dx, b->attproj.w.w);
-    attention_backward(dpacked, datt, b->att, b->lse, b->rotated, NH, NKV, NULL, false);
-    qk_norm_rope_backward(dpacked, b->q_norm.g, b->k_norm.g, b->packed, b->rstds, b->q_norm.w, b->k_norm.w, table, NH,
-                          NKV, false);
-    matmul_backward_weight(b->qkv.w.g, b->qkv.b.g, dpacked, b->n1, false);
+    attention_backward(dpacked, datt, b->att, b->lse, b->rotated, heads_of(NH, NKV), NULL);
+    qk_norm_rope_backward(dpacked, gradient_to(b->q_norm.g, false), gradient_to(b->k_norm.g, false), b->packed,
+                          b->rstds, b->q_norm.w, b->k_norm.w, table, heads_of(NH, NKV));
+    matmul_backward_weight(gradient_to(b->qkv.w.g, false), gradient_to(b->qkv.b.g, false), dpacked, b->n1);
     matmul_backward_input(dn, dpacked, b->qkv.w.w);
     norm_backward(dx, dn, b->mean1, b->rstd1, b->x, &b->ln1, true);
 }
@@ -267,10 +268,11 @@ static void model_case(const Golden *golden) {
     embedding_forward(blocks[0].x, tokens, wte.w, tensor_none());
     for (int l = 0; l < L; l++) block_forward(&blocks[l], l + 1 < L ? blocks[l + 1].x : last, table);
     norm_forward(n, mean, rstd, last, &lnf);
-    head_loss_backward(losses, dn, head->g, logits, n, head->w, targets, V, 1.0f / N, tensor_none(), false);
+    head_loss_backward(losses, dn, gradient_to(head->g, false), logits, n, head->w, targets, V,
+                       loss_scale_make(1.0f / N, tensor_none()));
     norm_backward(dx, dn, mean, rstd, last, &lnf, false);
     for (int l = L - 1; l >= 0; l--) block_backward(&blocks[l], dx, table);
-    embedding_backward(wte.g, tensor_none(), dx, tokens, head == &wte, false);
+    embedding_backward(gradient_to(wte.g, head == &wte), gradient_none(), dx, tokens);
 
     check_values("", "losses", losses.data);
     check_gradients(&wte), check_gradients(&own_head), check_gradients(&lnf.w), check_gradients(&lnf.b);

@@ -31,8 +31,9 @@ static inline void rmsnorm_backward_case(const RowsShape *c, DType dtype, DType 
     if (!add_residual) op_poison(din);
     if (!accumulate) op_poison(dweight);
     if (with_sum && !accumulate_sum) op_poison(din_sum);
-    rmsnorm_backward(din.t, dweight.t, with_sum ? din_sum.t : tensor_none(), dout.t, in.t, rstd.t, weight.t,
-                     add_residual, accumulate, accumulate_sum);
+    rmsnorm_backward(gradient_to(din.t, add_residual), gradient_to(dweight.t, accumulate),
+                     with_sum ? gradient_to(din_sum.t, accumulate_sum) : gradient_none(), dout.t, in.t, rstd.t,
+                     weight.t);
     ref_rmsnorm_backward(din.v, dweight.v, with_sum ? din_sum.v : NULL, dout.v, in.v, rstd.v, weight.v, c->N, c->C,
                          add_residual, accumulate, accumulate_sum);
     // rstd * dnorm * (1 + xhat^2), of which nothing is left where a row has one value.
@@ -88,6 +89,12 @@ static inline QkWeights qk_weights(const QkShape *c, DType dtype, bool norm) {
     return w;
 }
 
+// The rows of a table of angles from position `first` on.
+static inline Tensor table_from(Tensor table, int64_t first) {
+    const int64_t rows = table.shape[0], half = table.shape[2];
+    return tensor_make((float *)table.data + first * 2 * half, table.dtype, table.name, rows - first, 2, half, 0);
+}
+
 // position < 0: absent. in_place: out is qkv.
 static inline void qk_norm_rope_forward_case(const QkShape *c, DType dtype, bool norm, int64_t first, int position,
                                              bool in_place) {
@@ -102,7 +109,8 @@ static inline void qk_norm_rope_forward_case(const QkShape *c, DType dtype, bool
         at.tokens[0] = position;
         op_upload(&at);
     }
-    qk_norm_rope_forward(out.t, rstd.t, qkv.t, w.q.t, w.k.t, table.t, (int)c->NH, (int)c->NKV, rms_eps, first, at.t);
+    qk_norm_rope_forward(out.t, rstd.t, qkv.t, w.q.t, w.k.t, table_from(table.t, first),
+                         heads_of((int)c->NH, (int)c->NKV), rms_eps, at.t);
     ref_qk_norm_rope_forward(out.v, rstd.v, qkv.v, w.q.v, w.k.v, table.v, qk_heads(c), (double)rms_eps,
                              first + (position >= 0 ? position : 0));
     op_check_terms(out, dtype, DTYPE_FP32, 1.0);
@@ -128,8 +136,8 @@ static inline void qk_norm_rope_backward_case(const QkShape *c, DType dtype, DTy
         inverse = sqrt(ref_sumsq(rstd.v, N * heads) / (double)(N * heads));
         if (!accumulate) op_poison(dq), op_poison(dk);
     }
-    qk_norm_rope_backward(dqkv.t, dq.t, dk.t, qkv.t, rstd.t, w.q.t, w.k.t, table.t, (int)c->NH, (int)c->NKV,
-                          accumulate);
+    qk_norm_rope_backward(dqkv.t, gradient_to(dq.t, accumulate), gradient_to(dk.t, accumulate), qkv.t, rstd.t, w.q.t,
+                          w.k.t, table.t, heads_of((int)c->NH, (int)c->NKV));
     ref_qk_norm_rope_backward(dqkv.v, dq.v, dk.v, qkv.v, rstd.v, w.q.v, w.k.v, table.v, qk_heads(c), accumulate);
     op_check_terms(dqkv, dtype, DTYPE_FP32, inverse);
     if (norm) {
@@ -180,7 +188,7 @@ static inline void swiglu_backward_case(const RowsShape *c, DType dtype, DType g
     if (with_bias && !accumulate) op_poison(dbias);
     ref_swiglu_backward(d.v, dout.v, gate_up.v, c->N, c->C);
     if (in_place) d.t = gate_up.t;
-    swiglu_backward(d.t, with_bias ? dbias.t : tensor_none(), dout.t, gate_up.t, accumulate);
+    swiglu_backward(d.t, with_bias ? gradient_to(dbias.t, accumulate) : gradient_none(), dout.t, gate_up.t);
     op_check_terms(d, dtype, DTYPE_FP32, 1.0);
     if (with_bias) activation_check_bias(dbias, d, grad, accumulate);
     op_end();
@@ -205,7 +213,7 @@ static inline void relu2_backward_case(const RowsShape *c, DType dtype, DType gr
     if (with_bias && !accumulate) op_poison(dbias);
     ref_relu2_backward(d.v, dout.v, pre.v, c->N * c->C);
     if (in_place) d.t = dout.t;
-    relu2_backward(d.t, with_bias ? dbias.t : tensor_none(), dout.t, pre.t, accumulate);
+    relu2_backward(d.t, with_bias ? gradient_to(dbias.t, accumulate) : gradient_none(), dout.t, pre.t);
     op_check(d, dtype);
     if (with_bias) activation_check_bias(dbias, d, grad, accumulate);
     op_end();

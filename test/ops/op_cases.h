@@ -47,7 +47,7 @@ static inline void embedding_backward_case(const EmbeddingShape *c, DType dtype,
     if (c->maxT) dwpe = op_inout(grad, "dwpe", DIMS(c->maxT, c->C), 1.0);
     if (c->maxT && !accumulate) op_poison(dwpe); // what stood there must not leak
     if (!tied && !accumulate) op_poison(dwte);
-    embedding_backward(dwte.t, dwpe.t, dout.t, tokens.t, tied || accumulate, accumulate);
+    embedding_backward(gradient_to(dwte.t, tied || accumulate), gradient_to(dwpe.t, accumulate), dout.t, tokens.t);
     ref_embedding_backward(dwte.v, dwpe.v, dout.v, tokens.tokens, c->B, c->T, c->C, c->Vp, c->maxT, tied || accumulate,
                            accumulate);
     op_check_terms(dwte, grad, DTYPE_FP32, 1.0);
@@ -142,8 +142,9 @@ static inline void layernorm_backward_case(const RowsShape *c, DType dtype, DTyp
     if (!add_residual) op_poison(din);
     if (!accumulate) op_poison(dweight), op_poison(dbias);
     if (with_sum && !accumulate_sum) op_poison(din_sum);
-    layernorm_backward(din.t, dweight.t, dbias.t, with_sum ? din_sum.t : tensor_none(), dout.t, in.t, mean.t, rstd.t,
-                       weight.t, add_residual, accumulate, accumulate_sum);
+    layernorm_backward(
+        gradient_to(din.t, add_residual), gradient_to(dweight.t, accumulate), gradient_to(dbias.t, accumulate),
+        with_sum ? gradient_to(din_sum.t, accumulate_sum) : gradient_none(), dout.t, in.t, mean.t, rstd.t, weight.t);
     ref_layernorm_backward(din.v, dweight.v, dbias.v, with_sum ? din_sum.v : NULL, dout.v, in.v, mean.v, rstd.v,
                            weight.v, c->N, c->C, add_residual, accumulate, accumulate_sum);
     // rstd * dnorm * (1 + xhat), xhat with its own error; of two values nothing is left but that.
@@ -233,12 +234,12 @@ static inline void matmul_gelu_backward_input_case(const MatmulShape *c, DType d
     OpTensor pre = op_input(dtype, "pre", DIMS(c->N, c->IC), 2.0);
     OpTensor dpre = op_output(dtype, "dpre", DIMS(c->N, c->IC)),
              dbias = op_inout(DTYPE_FP32, "dbias", DIMS(c->IC), 1.0);
-    Tensor left = dbias.t;
-    matmul_gelu_backward_input(dpre.t, dout.t, weight.t, pre.t, &left, true);
+    Gradient left = gradient_to(dbias.t, true);
+    matmul_gelu_backward_input(dpre.t, dout.t, weight.t, pre.t, &left);
     ref_matmul_gelu_backward_input(dpre.v, dout.v, weight.v, pre.v, c->N, c->IC, c->OC);
     op_check_terms(dpre, dtype, DTYPE_FP32, 1.0);
     const double *rounded = op_download(dpre);
-    for (int64_t i = 0; !left.data && i < c->N * c->IC; i++) dbias.v[i % c->IC] += rounded[i];
+    for (int64_t i = 0; !left.to.data && i < c->N * c->IC; i++) dbias.v[i % c->IC] += rounded[i];
     op_check_terms(dbias, DTYPE_FP32, DTYPE_FP32, sqrt((double)c->N));
     op_end();
 }
@@ -251,7 +252,8 @@ static inline void matmul_backward_weight_case(const MatmulShape *c, DType dtype
     OpTensor dbias = op_inout(grad, "dbias", DIMS(c->OC), 3.0);
     if (!accumulate) op_poison(dweight);
     if (!accumulate && with_bias) op_poison(dbias);
-    matmul_backward_weight(dweight.t, with_bias ? dbias.t : tensor_none(), dout.t, in.t, accumulate);
+    matmul_backward_weight(gradient_to(dweight.t, accumulate),
+                           with_bias ? gradient_to(dbias.t, accumulate) : gradient_none(), dout.t, in.t);
     ref_matmul_backward_weight(dweight.v, with_bias ? dbias.v : NULL, dout.v, in.v, c->N, c->IC, c->OC, accumulate);
     op_check_terms(dweight, grad, DTYPE_FP32, sqrt((double)c->N));
     if (with_bias)
@@ -282,7 +284,7 @@ static inline void attention_forward_case(const HeadsShape *c, DType dtype, doub
     OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, c->T, heads_columns(c)), scale);
     OpTensor out = op_output(dtype, "out", DIMS(c->B, c->T, c->C));
     OpTensor lse = op_output(DTYPE_FP32, "lse", DIMS(c->B, c->NH, c->T));
-    attention_forward(out.t, lse.t, qkv.t, (int)c->NH, (int)c->NKV);
+    attention_forward(out.t, lse.t, qkv.t, heads_of((int)c->NH, (int)c->NKV));
     ref_attention_forward(out.v, lse.v, qkv.v, c->B, c->T, c->NH, c->NKV, c->C / c->NH);
     op_check_scaled(out, dtype, slack);
     op_check_logarithms(lse, dtype, slack);
@@ -328,13 +330,13 @@ static inline void attention_backward_case(const HeadsShape *c, DType dtype, DTy
     OpTensor lse = op_input(DTYPE_FP32, "lse", DIMS(c->B, c->NH, c->T), 1.0);
     OpTensor dqkv = op_output(dtype, "dqkv", DIMS(c->B, c->T, heads_columns(c)));
     OpTensor dbias = op_inout(grad, "dbias", DIMS(heads_columns(c)), 1.0);
-    Tensor left = dbias.t;
+    Gradient left = gradient_to(dbias.t, accumulate);
     double terms = 0.0;
     ref_attention_forward(out.v, lse.v, qkv.v, c->B, c->T, c->NH, c->NKV, c->C / c->NH);
     op_upload(&out), op_upload(&lse); // both sides see them as the forward pass stores them: rounded
-    attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, (int)c->NH, (int)c->NKV, &left, accumulate);
-    if (!left.data && !accumulate) memset(dbias.v, 0, (size_t)heads_columns(c) * sizeof *dbias.v);
-    if (!left.data) attention_add_columns(dbias, dqkv, c, &terms);
+    attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, heads_of((int)c->NH, (int)c->NKV), &left);
+    if (!left.to.data && !accumulate) memset(dbias.v, 0, (size_t)heads_columns(c) * sizeof *dbias.v);
+    if (!left.to.data) attention_add_columns(dbias, dqkv, c, &terms);
     op_check_terms(dbias, grad, DTYPE_FP32, terms); // as it was where the op left it
     ref_attention_backward(dqkv.v, dout.v, out.v, lse.v, qkv.v, c->B, c->T, c->NH, c->NKV, c->C / c->NH);
     if (c->T > 1)
@@ -397,8 +399,8 @@ static inline void head_loss_backward_case(const HeadLossShape *c, DType dtype, 
     OpTensor dwte = op_inout(grad, "dwte", DIMS(c->Vp, c->C), 1.0 / (double)c->N);
     Tensor control = loss_scale != 1.0f ? op_control(step_control_initial(loss_scale)) : tensor_none();
     if (!accumulate) op_poison(dwte);
-    head_loss_backward(h.losses.t, din.t, dwte.t, h.logits.t, h.in.t, h.wte.t, h.targets.t, c->V, scale, control,
-                       accumulate);
+    head_loss_backward(h.losses.t, din.t, gradient_to(dwte.t, accumulate), h.logits.t, h.in.t, h.wte.t, h.targets.t,
+                       c->V, loss_scale_make(scale, control));
     ref_head_loss_backward(h.losses.v, din.v, dwte.v, h.in.v, h.wte.v, h.targets.tokens, c->N, c->C, c->V, c->Vp,
                            (double)scale * (double)loss_scale, accumulate);
     op_check_logarithms(h.losses, dtype, 1.0);
@@ -494,7 +496,7 @@ static inline void gradient_add_case(DType dtype, int64_t n, int stream, uint32_
     OpTensor src[2] = {op_input(DTYPE_FP32, "src", DIMS(n), 0.3), op_input(DTYPE_FP32, "more", DIMS(n), 1e-3)};
     OpTensor dst = op_output(dtype, "dst", DIMS(n)); // NaN, which the first micro-step must not read
     for (int i = 0; i < 2; i++) {
-        gradient_add(dst.t, src[i].t, i, 42, stream, control);
+        gradient_add(gradient_to(dst.t, i), src[i].t, 42, stream, control);
         ref_gradient_add(dst.v, src[i].v, n, i, dtype, 42, stream, micro_steps);
         op_check_values(dst);
     }

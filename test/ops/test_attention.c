@@ -60,8 +60,8 @@ OP_TEST(attention_gives_the_same_bits_again) {
         out[i] = op_output(dtype, i ? "the second out" : "out", DIMS(c->B, c->T, c->C));
         lse[i] = op_output(DTYPE_FP32, i ? "the second lse" : "lse", DIMS(c->B, c->NH, c->T));
         dqkv[i] = op_output(dtype, i ? "the second dqkv" : "dqkv", DIMS(c->B, c->T, 3 * c->C));
-        attention_forward(out[i].t, lse[i].t, qkv.t, (int)c->NH, (int)c->NH);
-        attention_backward(dqkv[i].t, dout.t, out[i].t, lse[i].t, qkv.t, (int)c->NH, (int)c->NH, NULL, false);
+        attention_forward(out[i].t, lse[i].t, qkv.t, heads_of((int)c->NH, (int)c->NH));
+        attention_backward(dqkv[i].t, dout.t, out[i].t, lse[i].t, qkv.t, heads_of((int)c->NH, (int)c->NH), NULL);
     }
     op_check_same_bits(out[0], out[1]);
     op_check_same_bits(lse[0], lse[1]);

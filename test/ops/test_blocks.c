@@ -100,13 +100,14 @@ OP_TEST(rows_have_the_same_bits_alone) {
     OpTensor out = op_output(dtype, "out", DIMS(c.B, c.T, columns)), position = op_tokens("position", DIMS(1), 1);
     OpTensor rstd = op_output(DTYPE_FP32, "rstd", DIMS(c.B, c.T, c.NH + c.NKV));
     const QkWeights w = qk_weights(&c, dtype, true);
-    qk_norm_rope_forward(out.t, rstd.t, qkv.t, w.q.t, w.k.t, table.t, (int)c.NH, (int)c.NKV, rms_eps, 3, tensor_none());
+    qk_norm_rope_forward(out.t, rstd.t, qkv.t, w.q.t, w.k.t, table_from(table.t, 3), heads_of((int)c.NH, (int)c.NKV),
+                         rms_eps, tensor_none());
     for (int64_t row = 0; row < c.B * c.T; row++) {
         Tensor one = tensor_slice_rows(qkv.t, row, 1);
         position.tokens[0] = (int32_t)(row % c.T);
         op_upload(&position);
-        qk_norm_rope_forward(one, tensor_slice_rows(rstd.t, row, 1), one, w.q.t, w.k.t, table.t, (int)c.NH, (int)c.NKV,
-                             rms_eps, 3, position.t);
+        qk_norm_rope_forward(one, tensor_slice_rows(rstd.t, row, 1), one, w.q.t, w.k.t, table_from(table.t, 3),
+                             heads_of((int)c.NH, (int)c.NKV), rms_eps, position.t);
     }
     op_check_same_bits(out, qkv);
     op_end();

@@ -146,7 +146,7 @@ OP_TEST(decoding_token_by_token_is_causal_attention) {
     OpTensor all = op_output(dtype, "all", DIMS(c.B, T, c.C)), lse = op_output(DTYPE_FP32, "lse", DIMS(c.B, c.NH, T));
     OpTensor cache = partly_filled_cache(&c, dtype, "cache", 0, 1.0), out = op_output(dtype, "out", DIMS(c.B, c.C));
     OpTensor row = op_inout(dtype, "row", DIMS(c.B, 3 * c.C), 1.0), position = position_tensor(0);
-    attention_forward(all.t, lse.t, qkv.t, (int)c.NH, (int)c.NH);
+    attention_forward(all.t, lse.t, qkv.t, heads_of((int)c.NH, (int)c.NH));
     const double *expected = op_download(all);
     double *got = malloc((size_t)(c.B * T * c.C) * sizeof *got);
     for (int64_t t = 0; t < T; t++) {

@@ -280,9 +280,9 @@ static void gelu_backward_case(DType dtype, DType grad, int64_t N, int64_t OC, b
     OpTensor dpre = op_output(dtype, "dpre", DIMS(N, OC)), without = op_output(dtype, "dpre without", DIMS(N, OC));
     OpTensor dbias = op_inout(grad, "dbias", DIMS(OC), 3.0), same = op_inout(grad, "dbias in place", DIMS(OC), 0.0);
     if (!accumulate) op_poison(dbias);
-    gelu_backward(without.t, tensor_none(), dout.t, pre.t, accumulate);
-    gelu_backward(dpre.t, with_bias ? dbias.t : tensor_none(), dout.t, pre.t, accumulate);
-    gelu_backward(dout.t, with_bias ? same.t : tensor_none(), dout.t, pre.t, false);
+    gelu_backward(without.t, gradient_none(), dout.t, pre.t);
+    gelu_backward(dpre.t, with_bias ? gradient_to(dbias.t, accumulate) : gradient_none(), dout.t, pre.t);
+    gelu_backward(dout.t, with_bias ? gradient_to(same.t, false) : gradient_none(), dout.t, pre.t);
     ref_gelu_backward(dpre.v, dout.v, pre.v, N * OC);
     op_check(dpre, dtype);
     op_check_same_bits(dpre, dout);
@@ -307,7 +307,7 @@ static void bias_case(DType dtype, DType grad, struct Size s, bool accumulate) {
     begin(s.N, s.K, dtype, "bias_backward", DTYPE_E5M2);
     OpTensor dout = op_input(dtype, "dout", DIMS(s.N, s.K), 1.0), dbias = op_inout(grad, "dbias", DIMS(s.K), 3.0);
     if (!accumulate) op_poison(dbias);
-    bias_backward(dbias.t, dout.t, accumulate);
+    bias_backward(gradient_to(dbias.t, accumulate), dout.t);
     ref_bias_backward(dbias.v, dout.v, s.N, s.K, accumulate);
     op_check(dbias, grad);
     op_end();

@@ -46,7 +46,7 @@ OP_TEST(every_size_of_number_is_rounded_to_a_neighbour) {
     op_read(values, src.t);
     for (int i = 0; i < 8 * NANS; i++) memcpy(&values[3 + i], &nans[i % NANS], sizeof *nans);
     op_write(src.t, values);
-    gradient_add(dst.t, src.t, false, op_seed(), 5, control_at(9));
+    gradient_add(gradient_to(dst.t, false), src.t, op_seed(), 5, control_at(9));
     ref_gradient_add(dst.v, src.v, N, false, dtype, op_seed(), 5, 9);
     op_check_values(dst);
     op_end();
@@ -64,7 +64,7 @@ static void round_many(DType dtype, double fraction, uint64_t seed, int stream, 
     OpTensor dst = op_output(dtype, "dst", DIMS(NUM_ROUNDED));
     for (int64_t e = 0; e < NUM_ROUNDED; e++) src.v[e] = 1.0 + fraction * step;
     op_upload(&src);
-    gradient_add(dst.t, src.t, false, seed, stream, control_at(micro_steps));
+    gradient_add(gradient_to(dst.t, false), src.t, seed, stream, control_at(micro_steps));
     memcpy(values, op_download(dst), NUM_ROUNDED * sizeof *values);
     op_end();
 }
@@ -158,7 +158,7 @@ static Errors sum_of_64(DType dtype, Kind kind) {
             src.v[e] = micro_gradient(kind, signal.v[e], (double)noise[0], k);
         }
         op_upload(&src);
-        for (int d = 0; d < DRAWS; d++) gradient_add(sums[d].t, src.t, k > 0, op_seed(), d, control);
+        for (int d = 0; d < DRAWS; d++) gradient_add(gradient_to(sums[d].t, k > 0), src.t, op_seed(), d, control);
         micro_step_count(control, 1);
         for (int64_t e = 0; e < ELEMENTS; e++) {
             exact[e] += src.v[e];

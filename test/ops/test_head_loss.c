@@ -47,8 +47,8 @@ static void same_losses(const HeadLossShape *c, DType dtype) {
     OpTensor din = op_output(dtype, "din", DIMS(c->N, c->C)), dwte = op_output(dtype, "dwte", DIMS(c->Vp, c->C));
     OpTensor losses = op_output(DTYPE_FP32, "losses of backward", DIMS(c->N));
     head_loss_forward(h.losses.t, h.logits.t, h.in.t, h.wte.t, h.targets.t, c->V);
-    head_loss_backward(losses.t, din.t, dwte.t, h.logits.t, h.in.t, h.wte.t, h.targets.t, c->V, 1.0f, tensor_none(),
-                       false);
+    head_loss_backward(losses.t, din.t, gradient_to(dwte.t, false), h.logits.t, h.in.t, h.wte.t, h.targets.t, c->V,
+                       loss_scale_make(1.0f, tensor_none()));
     op_check_same_bits(h.losses, losses);
     op_end();
 }

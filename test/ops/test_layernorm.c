@@ -72,8 +72,8 @@ TEST_WITH(more_rows_than_blocks_are_counted_once, NULL, op_teardown) {
     }
     OpTensor weight = op_input(dtype, "weight", DIMS(C), 1.0);
     tensor_fill(of_row[1], 1.0f); // the mean is 0
-    layernorm_backward(rows[2], dweight[0], dweight[1], tensor_none(), rows[0], rows[1], of_row[0], of_row[1], weight.t,
-                       false, false, false);
+    layernorm_backward(gradient_to(rows[2], false), gradient_to(dweight[0], false), gradient_to(dweight[1], false),
+                       gradient_none(), rows[0], rows[1], of_row[0], of_row[1], weight.t);
     for (int i = 0; i < 2; i++) {
         double *got = op_values(dweight[i]);
         for (int c = 0; c < C; c++) assert_true(got[c] == N);

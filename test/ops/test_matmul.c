@@ -119,7 +119,7 @@ OP_TEST(a_bias_gradient_that_adds_is_rounded_once) {
     for (int i = 0; i < 16 * 64; i++) dout.v[i] = i < 64 ? large : i < 128 ? 1.0 : 0.0;
     for (int i = 0; i < 64; i++) dbias.v[i] = -large;
     op_upload(&dout), op_upload(&dbias);
-    matmul_backward_weight(dweight.t, dbias.t, dout.t, in.t, true);
+    matmul_backward_weight(gradient_to(dweight.t, true), gradient_to(dbias.t, true), dout.t, in.t);
     for (int i = 0; i < 64; i++) dbias.v[i] = 1.0;
     op_check(dbias, dtype);
     op_end();
@@ -141,8 +141,8 @@ OP_TEST(rows_that_begin_anywhere_give_the_same_values) {
             matmul_forward(tensor_slice_rows(out.t, j, rows), tensor_slice_rows(in.t, j, rows), weight.t,
                            tensor_none());
             matmul_backward_input(tensor_slice_rows(din.t, j, rows), tensor_slice_rows(dout.t, j, rows), weight.t);
-            matmul_backward_weight(dweight.t, tensor_none(), tensor_slice_rows(dout.t, j, rows),
-                                   tensor_slice_rows(in.t, j, rows), false);
+            matmul_backward_weight(gradient_to(dweight.t, false), gradient_none(), tensor_slice_rows(dout.t, j, rows),
+                                   tensor_slice_rows(in.t, j, rows));
         }
         ref_matmul_forward(out.v, in.v, weight.v, NULL, c->N + 1, c->IC, c->OC);
         ref_matmul_backward_input(din.v, dout.v, weight.v, c->N + 1, c->IC, c->OC);
@@ -168,7 +168,7 @@ OP_TEST(gelu_and_its_derivative_hold_far_from_zero) {
     for (int i = 0; i < 64 * 64; i++) identity.v[i] = i / 64 == i % 64 ? 1.0 : 0.0;
     op_upload(&identity);
     OpTensor dpre = op_output(dtype, "dpre", DIMS(1, 64));
-    matmul_gelu_backward_input(dpre.t, dout.t, identity.t, pre.t, NULL, false);
+    matmul_gelu_backward_input(dpre.t, dout.t, identity.t, pre.t, NULL);
     ref_matmul_gelu_backward_input(dpre.v, dout.v, identity.v, pre.v, 1, 64, 64);
     op_check(out, dtype);
     op_check(dpre, dtype);

@@ -38,7 +38,7 @@ static uint64_t embedding_bits(DType dtype) {
     OpTensor dwte = op_inout(dtype, "dwte", DIMS(Vp, C), 1.0), dwpe = op_inout(dtype, "dwpe", DIMS(T, C), 1.0);
     OpTensor out = op_output(dtype, "out", DIMS(B, T, C));
     embedding_forward(out.t, tokens.t, wte.t, wpe.t);
-    embedding_backward(dwte.t, dwpe.t, dout.t, tokens.t, true, true);
+    embedding_backward(gradient_to(dwte.t, true), gradient_to(dwpe.t, true), dout.t, tokens.t);
     return op_digest(op_digest(op_digest(0, out), dwte), dwpe);
 }
 
@@ -58,8 +58,8 @@ static uint64_t layernorm_bits(DType dtype) {
     OpTensor din = op_inout(dtype, "din", DIMS(N, C), 1.0), dbias = op_output(DTYPE_FP32, "dbias", DIMS(C));
     OpTensor dweight = op_output(DTYPE_FP32, "dweight", DIMS(C)), din_sum = op_output(DTYPE_FP32, "din_sum", DIMS(C));
     layernorm_forward(out.t, mean.t, rstd.t, in.t, weight.t, bias.t, 1e-5f);
-    layernorm_backward(din.t, dweight.t, dbias.t, din_sum.t, dout.t, in.t, mean.t, rstd.t, weight.t, true, false,
-                       false);
+    layernorm_backward(gradient_to(din.t, true), gradient_to(dweight.t, false), gradient_to(dbias.t, false),
+                       gradient_to(din_sum.t, false), dout.t, in.t, mean.t, rstd.t, weight.t);
     uint64_t forward = op_digest(op_digest(op_digest(0, out), mean), rstd);
     return op_digest(op_digest(op_digest(op_digest(forward, din), dweight), dbias), din_sum);
 }
@@ -68,9 +68,9 @@ static uint64_t attention_bits(DType dtype) {
     OpTensor qkv = op_input(dtype, "qkv", DIMS(B, T, 3 * C), 1.0), dout = op_input(dtype, "dout", DIMS(B, T, C), 1.0);
     OpTensor out = op_output(dtype, "out", DIMS(B, T, C)), lse = op_output(DTYPE_FP32, "lse", DIMS(B, NH, T));
     OpTensor dqkv = op_output(dtype, "dqkv", DIMS(B, T, 3 * C)), dbias = op_inout(dtype, "dbias", DIMS(3 * C), 1.0);
-    Tensor left = dbias.t;
-    attention_forward(out.t, lse.t, qkv.t, NH, NH);
-    attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, NH, NH, &left, true);
+    Gradient left = gradient_to(dbias.t, true);
+    attention_forward(out.t, lse.t, qkv.t, heads_of(NH, NH));
+    attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, heads_of(NH, NH), &left);
     return op_digest(op_digest(op_digest(op_digest(0, out), lse), dqkv), dbias);
 }
 
@@ -99,7 +99,8 @@ static uint64_t blocks_bits(DType dtype) {
     OpTensor rstd = op_output(DTYPE_FP32, "rstd", DIMS(N)), din = op_inout(dtype, "din", DIMS(N, C), 1.0);
     OpTensor dweight = op_output(DTYPE_FP32, "dweight", DIMS(C)), din_sum = op_output(DTYPE_FP32, "din_sum", DIMS(C));
     rmsnorm_forward(out.t, rstd.t, in.t, weight.t, 1e-6f);
-    rmsnorm_backward(din.t, dweight.t, din_sum.t, dout.t, in.t, rstd.t, weight.t, true, false, false);
+    rmsnorm_backward(gradient_to(din.t, true), gradient_to(dweight.t, false), gradient_to(din_sum.t, false), dout.t,
+                     in.t, rstd.t, weight.t);
     uint64_t digest = op_digest(op_digest(op_digest(op_digest(0, out), din), dweight), din_sum);
 
     const QkShape c = {B, T, QH, NKV, HS, T};
@@ -112,19 +113,20 @@ static uint64_t blocks_bits(DType dtype) {
     OpTensor lse = op_output(DTYPE_FP32, "lse", DIMS(B, QH, T)),
              datt = op_input(dtype, "datt", DIMS(B, T, QH * HS), 1.0);
     OpTensor dq = op_output(DTYPE_FP32, "dq", DIMS(HS)), dk = op_output(DTYPE_FP32, "dk", DIMS(HS));
-    qk_norm_rope_forward(rotated.t, rstds.t, qkv.t, w.q.t, w.k.t, table.t, QH, NKV, 1e-6f, 0, tensor_none());
-    attention_forward(att.t, lse.t, rotated.t, QH, NKV);
-    attention_backward(dqkv.t, datt.t, att.t, lse.t, rotated.t, QH, NKV, NULL, false);
-    qk_norm_rope_backward(dqkv.t, dq.t, dk.t, qkv.t, rstds.t, w.q.t, w.k.t, table.t, QH, NKV, false);
+    qk_norm_rope_forward(rotated.t, rstds.t, qkv.t, w.q.t, w.k.t, table.t, heads_of(QH, NKV), 1e-6f, tensor_none());
+    attention_forward(att.t, lse.t, rotated.t, heads_of(QH, NKV));
+    attention_backward(dqkv.t, datt.t, att.t, lse.t, rotated.t, heads_of(QH, NKV), NULL);
+    qk_norm_rope_backward(dqkv.t, gradient_to(dq.t, false), gradient_to(dk.t, false), qkv.t, rstds.t, w.q.t, w.k.t,
+                          table.t, heads_of(QH, NKV));
     digest = op_digest(op_digest(op_digest(op_digest(op_digest(digest, rotated), att), dqkv), dq), dk);
 
     OpTensor narrow = op_output(dtype, "narrow", DIMS(N, C / 2)), wide = op_output(dtype, "wide", DIMS(N, C));
     OpTensor dbias = op_output(DTYPE_FP32, "dbias", DIMS(C)), squares = op_output(dtype, "squares", DIMS(N, C));
     swiglu_forward(narrow.t, in.t);
-    swiglu_backward(wide.t, dbias.t, narrow.t, in.t, false);
+    swiglu_backward(wide.t, gradient_to(dbias.t, false), narrow.t, in.t);
     relu2_forward(squares.t, in.t);
     digest = op_digest(op_digest(op_digest(op_digest(digest, narrow), wide), dbias), squares);
-    relu2_backward(squares.t, dbias.t, dout.t, in.t, false);
+    relu2_backward(squares.t, gradient_to(dbias.t, false), dout.t, in.t);
     return op_digest(op_digest(digest, squares), dbias);
 }
 
@@ -194,8 +196,8 @@ static uint64_t matmul_bits(DType dtype) {
     OpTensor dbias = op_output(DTYPE_FP32, "dbias", DIMS(4 * C)), dpre = op_output(dtype, "dpre", DIMS(N, C));
     matmul_gelu_forward(out.t, pre.t, in.t, weight.t, bias.t);
     matmul_backward_input(din.t, dout.t, weight.t);
-    matmul_gelu_backward_input(dpre.t, dout.t, weight.t, in.t, NULL, false);
-    matmul_backward_weight(dweight.t, dbias.t, dout.t, in.t, false);
+    matmul_gelu_backward_input(dpre.t, dout.t, weight.t, in.t, NULL);
+    matmul_backward_weight(gradient_to(dweight.t, false), gradient_to(dbias.t, false), dout.t, in.t);
     uint64_t forward = op_digest(op_digest(0, out), pre);
     return op_digest(op_digest(op_digest(op_digest(forward, din), dpre), dweight), dbias);
 }
@@ -205,7 +207,8 @@ static uint64_t head_bits(DType dtype) {
     OpTensor targets = op_tokens("targets", DIMS(N), V), logits = op_output(dtype, "logits", DIMS(64, Vp));
     OpTensor losses = op_output(DTYPE_FP32, "losses", DIMS(N)), din = op_output(dtype, "din", DIMS(N, C));
     OpTensor dwte = op_output(DTYPE_FP32, "dwte", DIMS(Vp, C));
-    head_loss_backward(losses.t, din.t, dwte.t, logits.t, in.t, wte.t, targets.t, V, 0.01f, tensor_none(), false);
+    head_loss_backward(losses.t, din.t, gradient_to(dwte.t, false), logits.t, in.t, wte.t, targets.t, V,
+                       loss_scale_make(0.01f, tensor_none()));
     return op_digest(op_digest(op_digest(0, losses), din), dwte);
 }
 

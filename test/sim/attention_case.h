@@ -20,7 +20,7 @@ static inline void start(AttentionChoice attention) {
 typedef struct {
     AttentionShape shape;
     OpTensor qkv, dout, out, lse, dqkv, dbias;
-    Tensor left; // dbias, where the backward pass leaves it
+    Gradient left; // dbias, where the backward pass leaves it
 } Case;
 
 static inline Case begin(AttentionShape s, const char *what) {
@@ -36,7 +36,7 @@ static inline Case begin(AttentionShape s, const char *what) {
     c.lse = op_output(DTYPE_FP32, "lse", DIMS(s.B, s.NH, s.T));
     c.dqkv = op_output(s.dtype, "dqkv", DIMS(s.B, s.T, columns));
     c.dbias = op_inout(DTYPE_FP32, "dbias", DIMS(columns), 1.0);
-    c.left = c.dbias.t;
+    c.left = gradient_to(c.dbias.t, true);
     return c;
 }
 
@@ -54,13 +54,13 @@ static inline void check(Case *c) {
 }
 
 static inline void forward(Case *c) {
-    attention_forward(c->out.t, c->lse.t, c->qkv.t, (int)c->shape.NH, (int)c->shape.NKV);
+    attention_forward(c->out.t, c->lse.t, c->qkv.t, heads_of((int)c->shape.NH, (int)c->shape.NKV));
 }
 static inline void backward(Case *c) {
     const int64_t n = tensor_numel(c->dqkv.t), columns = tensor_numel(c->dbias.t);
-    attention_backward(c->dqkv.t, c->dout.t, c->out.t, c->lse.t, c->qkv.t, (int)c->shape.NH, (int)c->shape.NKV,
-                       &c->left, true);
-    if (c->left.data) return; // perhaps while a graph is recorded
+    attention_backward(c->dqkv.t, c->dout.t, c->out.t, c->lse.t, c->qkv.t,
+                       heads_of((int)c->shape.NH, (int)c->shape.NKV), &c->left);
+    if (c->left.to.data) return; // perhaps while a graph is recorded
     const double *rounded = op_download(c->dqkv);
     for (int64_t i = 0; i < n; i++) c->dbias.v[i % columns] += rounded[i];
 }

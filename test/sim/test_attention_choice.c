@@ -162,7 +162,7 @@ APART_TEST(own_kernels_make_the_bias_gradient_and_cudnn_leaves_it, "1", "90") {
         specify(&c);
         check(&c);
         const bool is_own = i == 1 || i == 2;
-        if (!c.left.data != is_own) op_fail("dbias was %s", is_own ? "left" : "made");
+        if (!c.left.to.data != is_own) op_fail("dbias was %s", is_own ? "left" : "made");
         op_end();
         device_shutdown();
     }

@@ -77,9 +77,9 @@ static Layer layer_make(DType dtype, DType grad, const char *what) {
 static void layer_run_with(const Layer *l, bool gelu_may_sum, bool accumulate) {
     Tensor w2 = tensor_make(l->w1.t.data, l->w1.t.dtype, "w2", IC, OC, 0, 0);
     matmul_gelu_forward(l->act.t, l->pre.t, l->in.t, l->w1.t, l->b1.t);
-    Tensor db1 = l->db1.t;
-    matmul_gelu_backward_input(l->dpre.t, l->dout.t, w2, l->pre.t, gelu_may_sum ? &db1 : NULL, accumulate);
-    matmul_backward_weight(l->dw1.t, db1, l->dpre.t, l->in.t, accumulate);
+    Gradient db1 = gradient_to(l->db1.t, accumulate);
+    matmul_gelu_backward_input(l->dpre.t, l->dout.t, w2, l->pre.t, gelu_may_sum ? &db1 : NULL);
+    matmul_backward_weight(gradient_to(l->dw1.t, accumulate), db1, l->dpre.t, l->in.t);
 }
 static void layer_run(const Layer *l, bool accumulate) { layer_run_with(l, true, accumulate); }
 
@@ -594,7 +594,7 @@ static double sum_of_rows(DType dtype, int64_t rows, const double *value) {
     OpTensor dw = op_output(DTYPE_FP32, "dw", DIMS(8, 8));
     for (int64_t i = 0; i < rows * 8; i++) dout.v[i] = fabs(value[i / 8]), in.v[i] = value[i / 8];
     op_upload(&dout), op_upload(&in);
-    matmul_backward_weight(dw.t, tensor_none(), dout.t, in.t, false);
+    matmul_backward_weight(gradient_to(dw.t, false), gradient_none(), dout.t, in.t);
     const double sum = op_download(dw)[0];
     op_end();
     return sum;

@@ -86,8 +86,9 @@ TEST(bias_gradients_do_not_depend_on_the_number_of_threads) {
         Error err;
         device_shutdown();
         assert_true(device_init(&(DeviceOptions){.threads = threads}, &err));
-        matmul_backward_weight(tensor_make(dweight, DTYPE_FP32, "dweight", OC, IC, 0, 0),
-                               tensor_make(dbias[threads - 1], DTYPE_FP32, "dbias", OC, 0, 0, 0), dout, in, false);
+        matmul_backward_weight(gradient_to(tensor_make(dweight, DTYPE_FP32, "dweight", OC, IC, 0, 0), false),
+                               gradient_to(tensor_make(dbias[threads - 1], DTYPE_FP32, "dbias", OC, 0, 0, 0), false),
+                               dout, in);
     }
     assert_memory_equal(dbias[0], dbias[1], sizeof dbias[0]);
     free(dout.data), free(in.data);

@@ -33,22 +33,26 @@ static double step_flops(const ModelConfig *c, int64_t B, int64_t T, bool recomp
     Tensor lse = tensor("lse", DTYPE_FP32, B, c->NH, T), wte = tensor("wte", t, c->Vp, C, 0);
     const int NH = (int)c->NH;
     Tensor fcb = tensor("fcb", t, 4 * C, 0, 0);
-    const double forward = COST_OF(matmul_forward(x3, x, qkvw, none), attention_forward(x, lse, x3, NH, NH),
+    const double forward = COST_OF(matmul_forward(x3, x, qkvw, none), attention_forward(x, lse, x3, heads_of(NH, NH)),
                                    matmul_forward(x, x, projw, none), matmul_gelu_forward(x4, x4, x, fcw, fcb))
                                .flops;
     const double last = COST_OF(matmul_forward(x, x4, fcprojw, none)).flops;
-    *attention = COST_OF(attention_backward(x3, x, x, lse, x3, NH, NH, NULL, false)).flops;
+    *attention = COST_OF(attention_backward(x3, x, x, lse, x3, heads_of(NH, NH), NULL)).flops;
     const double backward =
-        *attention + COST_OF(matmul_backward_weight(fcprojw, none, x, x4, false),
-                             matmul_gelu_backward_input(x4, x, fcprojw, x4, NULL, false),
-                             matmul_backward_weight(fcw, none, x4, x, false), matmul_backward_input(x, x4, fcw),
-                             matmul_backward_weight(projw, none, x, x, false), matmul_backward_input(x, x, projw),
-                             matmul_backward_weight(qkvw, none, x3, x, false), matmul_backward_input(x, x3, qkvw))
+        *attention + COST_OF(matmul_backward_weight(gradient_to(fcprojw, false), gradient_none(), x, x4),
+                             matmul_gelu_backward_input(x4, x, fcprojw, x4, NULL),
+                             matmul_backward_weight(gradient_to(fcw, false), gradient_none(), x4, x),
+                             matmul_backward_input(x, x4, fcw),
+                             matmul_backward_weight(gradient_to(projw, false), gradient_none(), x, x),
+                             matmul_backward_input(x, x, projw),
+                             matmul_backward_weight(gradient_to(qkvw, false), gradient_none(), x3, x),
+                             matmul_backward_input(x, x3, qkvw))
                          .flops;
     Tensor losses = tensor("losses", DTYPE_FP32, N, 0, 0), targets = tensor("targets", DTYPE_I32, N, 0, 0);
     Tensor logits = tensor("logits", t, 1, c->Vp, 0);
-    const double head =
-        COST_OF(head_loss_backward(losses, x, wte, logits, x, wte, targets, c->V, 1.0f, none, false)).flops;
+    const double head = COST_OF(head_loss_backward(losses, x, gradient_to(wte, false), logits, x, wte, targets, c->V,
+                                                   loss_scale_make(1.0f, none)))
+                            .flops;
     *attention *= (double)c->L;
     return (double)c->L * (forward + last + backward + (recompute_blocks ? forward : 0.0)) + head;
 }
@@ -81,8 +85,10 @@ TEST(a_matmul_moves_every_tensor_once_and_what_it_adds_to_twice) {
     Tensor dw = tensor("dw", DTYPE_FP32, 7, 3, 0), db = tensor("db", DTYPE_FP32, 7, 0, 0);
     assert_near(COST_OF(matmul_forward(out, in, w, b)).bytes, 2 * (70 + 30 + 21 + 7), 0);
     assert_near(COST_OF(matmul_forward(out, in, w, tensor_none())).bytes, 2 * (70 + 30 + 21), 0);
-    assert_near(COST_OF(matmul_backward_weight(dw, db, out, in, false)).bytes, 2 * (70 + 30) + 4 * 28, 0);
-    assert_near(COST_OF(matmul_backward_weight(dw, db, out, in, true)).bytes, 2 * (70 + 30) + 8 * 28, 0);
+    assert_near(COST_OF(matmul_backward_weight(gradient_to(dw, false), gradient_to(db, false), out, in)).bytes,
+                2 * (70 + 30) + 4 * 28, 0);
+    assert_near(COST_OF(matmul_backward_weight(gradient_to(dw, true), gradient_to(db, true), out, in)).bytes,
+                2 * (70 + 30) + 8 * 28, 0);
 }
 
 TEST(adamw_reads_and_writes_the_state_it_keeps) {

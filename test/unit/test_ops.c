@@ -41,33 +41,41 @@ static UpdateTensor with_compensation(const Tensor *t) {
     static void call_##name(const Tensor *t) { __VA_ARGS__; }
 CALL(batch_unpack, batch_unpack(t[0], t[1], t[2]))
 CALL(embedding_forward, embedding_forward(t[0], t[1], t[2], t[3]))
-CALL(embedding_backward, embedding_backward(t[0], t[1], t[2], t[3], true, false))
+CALL(embedding_backward, embedding_backward(gradient_to(t[0], true), gradient_to(t[1], false), t[2], t[3]))
 CALL(layernorm_forward, layernorm_forward(t[0], t[1], t[2], t[3], t[4], t[5], 1e-5f))
-CALL(layernorm_backward, layernorm_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], false, false, false))
+CALL(layernorm_backward,
+     layernorm_backward(gradient_to(t[0], false), gradient_to(t[1], false), gradient_to(t[2], false),
+                        gradient_to(t[3], false), t[4], t[5], t[6], t[7], t[8]))
 CALL(rmsnorm_forward, rmsnorm_forward(t[0], t[1], t[2], t[3], 1e-6f))
-CALL(rmsnorm_backward, rmsnorm_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], false, false, false))
+CALL(rmsnorm_backward, rmsnorm_backward(gradient_to(t[0], false), gradient_to(t[1], false), gradient_to(t[2], false),
+                                        t[3], t[4], t[5], t[6]))
 CALL(swiglu_forward, swiglu_forward(t[0], t[1]))
-CALL(swiglu_backward, swiglu_backward(t[0], t[1], t[2], t[3], false))
+CALL(swiglu_backward, swiglu_backward(t[0], gradient_to(t[1], false), t[2], t[3]))
 CALL(relu2_forward, relu2_forward(t[0], t[1]))
-CALL(relu2_backward, relu2_backward(t[0], t[1], t[2], t[3], false))
+CALL(relu2_backward, relu2_backward(t[0], gradient_to(t[1], false), t[2], t[3]))
 CALL(rope_table, rope_table(t[0], 10000.0f))
-CALL(qk_norm_rope_forward, qk_norm_rope_forward(t[0], t[1], t[2], t[3], t[4], t[5], QH, KVH, 1e-6f, 1, t[6]))
-CALL(rope_forward, Tensor no = tensor_none(); qk_norm_rope_forward(t[0], no, t[1], no, no, t[2], QH, KVH, 0, 0, no))
-CALL(qk_norm_rope_backward, qk_norm_rope_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], QH, KVH, false))
-CALL(shared_forward, attention_forward(t[0], t[1], t[2], QH, KVH))
+CALL(qk_norm_rope_forward, qk_norm_rope_forward(t[0], t[1], t[2], t[3], t[4], t[5], heads_of(QH, KVH), 1e-6f, t[6]))
+CALL(rope_forward, Tensor no = tensor_none();
+     qk_norm_rope_forward(t[0], no, t[1], no, no, t[2], heads_of(QH, KVH), 0, no))
+CALL(qk_norm_rope_backward, qk_norm_rope_backward(t[0], gradient_to(t[1], false), gradient_to(t[2], false), t[3], t[4],
+                                                  t[5], t[6], t[7], heads_of(QH, KVH)))
+CALL(shared_forward, attention_forward(t[0], t[1], t[2], heads_of(QH, KVH)))
 CALL(matmul_forward, matmul_forward(t[0], t[1], t[2], t[3]))
 CALL(matmul_residual_forward, matmul_residual_forward(t[0], t[1], t[2], t[3], t[4]))
 CALL(matmul_gelu_forward, matmul_gelu_forward(t[0], t[1], t[2], t[3], t[4]))
 CALL(gelu_forward, gelu_forward(t[0], t[1]))
 CALL(matmul_backward_input, matmul_backward_input(t[0], t[1], t[2]))
-CALL(matmul_gelu_backward_input, Tensor dbias = t[4]; matmul_gelu_backward_input(t[0], t[1], t[2], t[3], &dbias, false))
-CALL(matmul_backward_weight, matmul_backward_weight(t[0], t[1], t[2], t[3], false))
-CALL(attention_forward, attention_forward(t[0], t[1], t[2], NH, NH))
-CALL(attention_backward, Tensor dbias = t[5]; attention_backward(t[0], t[1], t[2], t[3], t[4], NH, NH, &dbias, false))
+CALL(matmul_gelu_backward_input, Gradient dbias = gradient_to(t[4], false);
+     matmul_gelu_backward_input(t[0], t[1], t[2], t[3], &dbias))
+CALL(matmul_backward_weight, matmul_backward_weight(gradient_to(t[0], false), gradient_to(t[1], false), t[2], t[3]))
+CALL(attention_forward, attention_forward(t[0], t[1], t[2], heads_of(NH, NH)))
+CALL(attention_backward, Gradient dbias = gradient_to(t[5], false);
+     attention_backward(t[0], t[1], t[2], t[3], t[4], heads_of(NH, NH), &dbias))
 CALL(kv_cache_store, kv_cache_store(t[0], t[1], 0))
 CALL(attention_decode, attention_decode(t[0], t[1], t[2], t[3]))
 CALL(head_loss_forward, head_loss_forward(t[0], t[1], t[2], t[3], t[4], V))
-CALL(head_loss_backward, head_loss_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], V, 1.0f, t[7], false))
+CALL(head_loss_backward,
+     head_loss_backward(t[0], t[1], gradient_to(t[2], false), t[3], t[4], t[5], t[6], V, loss_scale_make(1.0f, t[7])))
 CALL(sequence_losses, sequence_losses(t[0], t[1], false))
 CALL(gradient_sumsq, const UpdateTensor u[] = {{.grad = t[1]}, {.grad = t[2]}}; gradient_sumsq(t[0], LIST(u, 2)))
 CALL(step_control_update, step_control_update(t[0], t[1], t[2], 1, (StepLimits){0}))
@@ -77,13 +85,13 @@ CALL(kahan, const UpdateTensor u = with_compensation(t); optimizer_update(LIST(&
 CALL(adafactor, const UpdateTensor u = updated(RULE_ADAFACTOR, t); optimizer_update(LIST(&u, 1), 0, 1, params, t[6]))
 CALL(adafactor_statistics, const UpdateTensor u = updated(RULE_ADAFACTOR, t); adafactor_statistics(LIST(&u, 1), t[6]))
 CALL(momentum_update, const UpdateTensor u = updated(RULE_DIRECTION, t); momentum_update(LIST(&u, 1), params, t[5]))
-CALL(gradient_add, gradient_add(t[0], t[1], false, 0, 0, t[2]))
+CALL(gradient_add, gradient_add(gradient_to(t[0], false), t[1], 0, 0, t[2]))
 CALL(micro_step_count, micro_step_count(t[0], 1))
 CALL(fp8_quantize, fp8_quantize(t[0], t[1], t[2], t[3], FP8_CURRENT))
 CALL(fp8_matmul, Tensor added = t[1]; if (added.data) added.data = somewhere + 1;
      fp8_matmul(t[0], added, t[2], t[3], t[4], t[5], t[6]))
-CALL(gelu_backward, gelu_backward(t[0], t[1], t[2], t[3], false))
-CALL(bias_backward, bias_backward(t[0], t[1], false))
+CALL(gelu_backward, gelu_backward(t[0], gradient_to(t[1], false), t[2], t[3]))
+CALL(bias_backward, bias_backward(gradient_to(t[0], false), t[1]))
 CALL(tensor_statistics, tensor_statistics(t[0], t[1], DTYPE_BF16))
 CALL(tensor_fill, tensor_fill(t[0], 0.0f))
 CALL(tensor_cast, tensor_cast(t[0], t[1]))
@@ -318,15 +326,15 @@ CALL(fp16_row, layernorm_forward(t[0], t[1], t[1], t[0], t[0], t[0], 1e-5f))
 CALL(two_thirds, layernorm_forward(t[0], t[1], t[2], t[3], t[4], t[5], 1e-5f))
 CALL(flat_cache, kv_cache_store(t[0], t[1], 0))
 CALL(no_rows, head_loss_forward(t[0], t[1], t[2], t[3], t[4], V))
-CALL(long_gradient, embedding_backward(t[0], t[1], t[2], t[3], true, false))
-CALL(odd_heads, attention_forward(t[0], t[1], t[2], NH + 1, NH + 1))
-CALL(flat_qkv, attention_forward(t[0], t[1], t[2], NH, NH))
-CALL(unshared, attention_forward(t[0], t[1], t[2], QH, KVH + 1))
+CALL(long_gradient, embedding_backward(gradient_to(t[0], true), gradient_to(t[1], false), t[2], t[3]))
+CALL(odd_heads, attention_forward(t[0], t[1], t[2], heads_of(NH + 1, NH + 1)))
+CALL(flat_qkv, attention_forward(t[0], t[1], t[2], heads_of(NH, NH)))
+CALL(unshared, attention_forward(t[0], t[1], t[2], heads_of(QH, KVH + 1)))
 CALL(odd_head, rope_table(t[0], 1.0f))
-CALL(other_heads, qk_norm_rope_forward(t[0], t[0], t[0], t[1], t[1], t[2], QH, KVH, 0, 0, tensor_none()))
-CALL(one_weight, qk_norm_rope_forward(t[0], t[0], t[0], t[1], tensor_none(), t[2], QH, KVH, 0, 0, tensor_none()))
-CALL(late_token, Tensor no = tensor_none();
-     qk_norm_rope_forward(t[0], no, t[0], no, no, t[1], QH, KVH, 0, MAX_T - T + 1, no))
+CALL(other_heads, qk_norm_rope_forward(t[0], t[0], t[0], t[1], t[1], t[2], heads_of(QH, KVH), 0, tensor_none()))
+CALL(one_weight, qk_norm_rope_forward(t[0], t[0], t[0], t[1], tensor_none(), t[2], heads_of(QH, KVH), 0, tensor_none()))
+CALL(short_table, Tensor no = tensor_none();
+     qk_norm_rope_forward(t[0], no, t[0], no, no, t[1], heads_of(QH, KVH), 0, no))
 CALL(late_store, kv_cache_store(t[0], t[1], MAX_T - T + 1))
 CALL(early_store, kv_cache_store(t[0], t[1], -1))
 CALL(large_vocabulary, head_loss_forward(t[0], t[1], t[2], t[3], t[4], Vp + 1))
@@ -395,8 +403,8 @@ TEST(what_no_tensor_alone_shows_is_checked_as_well) {
           "",
           "",
           {BF16("a", B, T, PACKED), BF16("b", QHS), FP32("c", MAX_T, 2, QHS / 2)}}},
-        {"positions 3 to 7, b has 6 rows",
-         {"qk_norm_rope_forward", call_late_token, "", "", {BF16("a", B, T, PACKED), FP32("b", MAX_T, 2, QHS / 2)}}},
+        {"T = 4, b has 3 rows",
+         {"qk_norm_rope_forward", call_short_table, "", "", {BF16("a", B, T, PACKED), FP32("b", T - 1, 2, QHS / 2)}}},
         {"positions 3 to 7 in a cache of 6",
          {"kv_cache_store", call_late_store, "", "", {BF16("a", B, 2 * NH, MAX_T, HS), BF16("b", B, T, 3 * C)}}},
         {"positions -1 to 3",

@@ -208,13 +208,16 @@ static double bytes_by_op_costs(const ModelOptions *o) {
     const Tensor dwpe = tensor_make(somewhere, DTYPE_FP32, "dwpe", o->config.max_T, C, 0, 0);
     const double layernorms = 2.0 * (double)o->config.L; // whose input gradients are added
     const double ends =
-        COST_OF(embedding_forward(act, tokens, wte, wpe), embedding_backward(dwte, dwpe, act, tokens, true, false),
+        COST_OF(embedding_forward(act, tokens, wte, wpe),
+                embedding_backward(gradient_to(dwte, true), gradient_to(dwpe, false), act, tokens),
                 layernorm_forward(act, stat, stat, act, weight, weight, 1e-5f),
-                layernorm_backward(act, grad, grad, grad, act, act, stat, stat, weight, false, false, false))
+                layernorm_backward(gradient_to(act, false), gradient_to(grad, false), gradient_to(grad, false),
+                                   gradient_to(grad, false), act, act, stat, stat, weight))
             .bytes;
     const double blocks =
         COST_OF(layernorm_forward(act, stat, stat, act, weight, weight, 1e-5f),
-                layernorm_backward(act, grad, grad, grad, act, act, stat, stat, weight, true, false, false))
+                layernorm_backward(gradient_to(act, true), gradient_to(grad, false), gradient_to(grad, false),
+                                   gradient_to(grad, false), act, act, stat, stat, weight))
             .bytes;
     return ends + layernorms * blocks;
 }
