@@ -14,8 +14,7 @@ int64_t cuda_size_matmul(OpsShape shape, int compute_capability) {
     const bool many_splits = !shape.forward_only && (compute_capability >= 90 || compute_capability == 0);
     const int64_t largest_weight = ops_widest(shape) * shape.C;
     const int64_t wanted = round_up(MAX_SPLITS * largest_weight * (int64_t)sizeof(float), 256);
-    int64_t most = MAX_LIBRARY_BYTES;
-    if (many_splits) most = HOPPER_LIBRARY_BYTES;
+    const int64_t most = many_splits ? HOPPER_LIBRARY_BYTES : MAX_LIBRARY_BYTES;
     return min_i64(max_i64(wanted, MIN_LIBRARY_BYTES), most);
 }
 
@@ -60,9 +59,7 @@ CudaFlashLayout cuda_size_flash(int64_t B, int64_t NH, int64_t NKV, int64_t T, i
     const int64_t blocks = B * (NH + 2 * NKV) * ceil_div(T, FLASH_MIN_ROWS), size = (int64_t)sizeof(float);
     CudaFlashLayout l = {0, 0};
     cuda_part(&l.end, B * NH * T * size);
-    int64_t sums = 0;
-    if (HS <= 128) sums = blocks * round_up(HS, 32) * size;
-    l.sums = cuda_part(&l.end, sums);
+    l.sums = cuda_part(&l.end, HS <= 128 ? blocks * round_up(HS, 32) * size : 0);
     return l;
 }
 
@@ -90,16 +87,16 @@ int64_t cuda_size_cudnn(OpsShape shape, int compute_capability, int64_t limit) {
     if (!has_cudnn(shape, compute_capability)) return 0;
     if (shape.forward_only) return sums;
     if (compute_capability >= 100 && compute_capability <= 103) return sums + 2 * shared;
-    int64_t stored = 0;
-    if (squares <= limit) stored = squares;
+
+    const int64_t stored = squares <= limit ? squares : 0;
     if (compute_capability == 90 && collected <= limit) return max_i64(stored, collected);
     return stored;
 }
 
 int64_t cuda_size_cudnn_fast(OpsShape shape, int compute_capability) {
     const int64_t rows = shape.B * shape.NH * shape.T * (int64_t)sizeof(float), HS = ops_head_size(shape);
-    int64_t copies = 1; // of dQ in fp32
-    if (compute_capability < 90 || compute_capability >= 120) copies = 2;
+    const int64_t copies = compute_capability < 90 || compute_capability >= 120 ? 2 : 1; // of dQ in fp32
+
     if (!has_cudnn(shape, compute_capability)) return 0;
     if (shape.forward_only) return rows + 1024;
     return rows + 1024 + copies * rows * HS + shared_gradients(shape);
@@ -134,10 +131,12 @@ int64_t cuda_size_head_chunk_rows(OpsShape shape, int num_sms, int64_t memory) {
     int64_t max_bytes = 1 << 30;
     if (memory >= 60 * GB) max_bytes = (int64_t)2 << 30;
     if (memory >= 120 * GB) max_bytes = 34 * GB / 10;
+
     const int64_t limit = max_i64(max_bytes / row_bytes / TILE_ROWS * TILE_ROWS, TILE_ROWS);
     const int64_t fewest = ceil_div(N, limit);
     int64_t best = min_i64(N, round_up(ceil_div(N, fewest), TILE_ROWS));
     if (num_sms <= 1) return best;
+
     for (int64_t chunks = fewest + 1; chunks <= 2 * fewest; chunks++) {
         const int64_t rows = min_i64(N, round_up(ceil_div(N, chunks), TILE_ROWS));
         if (busy_share(rows, shape.C, num_sms) > busy_share(best, shape.C, num_sms) + 0.05) best = rows;
@@ -170,8 +169,8 @@ int64_t cuda_size_workspace(OpsShape shape, int compute_capability, int64_t cudn
         cuda_size_flash(shape.B, shape.NH, ops_kv_heads(shape), shape.T, ops_head_size(shape)).end,
         cuda_size_optimizer(shape),
     };
-    size_t count = sizeof needs / sizeof *needs;
-    if (shape.forward_only) count = 3;
+    const size_t count = shape.forward_only ? 3 : sizeof needs / sizeof *needs;
+
     int64_t largest = cudnn;
     for (size_t i = 0; i < count; i++) largest = max_i64(largest, needs[i]);
     return round_up(largest, 256);

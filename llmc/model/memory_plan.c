@@ -59,11 +59,37 @@ static int by_size(const void *a, const void *b) {
     return (x->bytes < y->bytes) - (x->bytes > y->bytes);
 }
 
+// The lowest gap of e's size at or above base, between tensors placed before that live at the same time as e.
+static int64_t lowest_gap(const Entry *e, const Placed *placed, int n, int64_t base) {
+    int64_t offset = base;
+    for (const Placed *p = placed; p < placed + n; p++) {
+        if (p->first_use > e->last_use || p->last_use < e->first_use) continue;
+        if (p->offset - offset >= e->bytes) break;
+        offset = max_i64(offset, p->end);
+    }
+    return offset;
+}
+
+// Inserts e into n tensors sorted by offset, after those with the same offset.
+static void insert_placed(Placed *placed, int n, const Entry *e) {
+    int low = 0, high = n;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (placed[middle].offset <= e->offset)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    memmove(placed + low + 1, placed + low, (size_t)(n - low) * sizeof *placed);
+    placed[low] = (Placed){e->offset, e->offset + e->bytes, e->first_use, e->last_use};
+}
+
 void memory_plan_solve(MemoryPlan *plan) {
     plan->total = 0;
     for (int c = 0; c < MEM_CLASS_COUNT; c++) plan->class_bytes[c] = 0;
-    Entry **passing = malloc(((size_t)plan->count + 1) * sizeof *passing);
+    Entry **passing = malloc(((size_t)plan->count + 1) * sizeof *passing); // tensors with limited lifetimes
     REQUIRE_MEMORY(passing, "a memory plan");
+
     int n = 0;
     for (int i = 0; i < plan->count; i++) {
         Entry *e = &plan->entries[i];
@@ -75,33 +101,20 @@ void memory_plan_solve(MemoryPlan *plan) {
         plan->total += e->bytes;
         plan->class_bytes[e->class] += e->bytes;
     }
+
     const int64_t base = plan->total;
     Placed *placed = malloc(((size_t)n + 1) * sizeof *placed); // sorted by offset
     REQUIRE_MEMORY(placed, "a memory plan");
     qsort(passing, (size_t)n, sizeof *passing, by_size);
     for (int i = 0; i < n; i++) {
         Entry *e = passing[i];
-        // The lowest gap at or above base between placed tensors that live at the same time as e.
-        e->offset = base;
-        for (const Placed *p = placed; p < placed + i; p++) {
-            if (p->first_use > e->last_use || p->last_use < e->first_use) continue;
-            if (p->offset - e->offset >= e->bytes) break;
-            e->offset = max_i64(e->offset, p->end);
-        }
-        int low = 0, high = i; // its place: after those with the same offset
-        while (low < high) {
-            const int middle = (low + high) / 2;
-            if (placed[middle].offset <= e->offset)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        memmove(placed + low + 1, placed + low, (size_t)(i - low) * sizeof *placed);
-        placed[low] = (Placed){e->offset, e->offset + e->bytes, e->first_use, e->last_use};
+        e->offset = lowest_gap(e, placed, i, base);
+        insert_placed(placed, i, e);
         plan->total = max_i64(plan->total, e->offset + e->bytes);
     }
+    plan->class_bytes[MEM_ACTIVATIONS] += plan->total - base;
+
     free(placed);
-    plan->class_bytes[MEM_ACTIVATIONS] += plan->total - base; // tensors with limited lifetimes
     free(passing);
 }
 
@@ -119,11 +132,11 @@ PlannedTensor memory_plan_tensor(const MemoryPlan *plan, int handle) {
 // Adds tensors at their first tick and subtracts them after their last.
 int64_t memory_plan_live_peak(const MemoryPlan *plan, int *tick) {
     int ticks = 1;
-    int64_t live = 0, peak = 0;
     for (int i = 0; i < plan->count; i++)
         if (plan->entries[i].last_use + 2 > ticks) ticks = plan->entries[i].last_use + 2;
     int64_t *change = calloc((size_t)ticks, sizeof *change);
     REQUIRE_MEMORY(change, "a memory plan");
+
     for (int i = 0; i < plan->count; i++) {
         const Entry *e = &plan->entries[i];
         if (e->first_use == PLAN_ALWAYS) {
@@ -133,6 +146,8 @@ int64_t memory_plan_live_peak(const MemoryPlan *plan, int *tick) {
         change[e->first_use] += e->bytes;
         change[e->last_use + 1] -= e->bytes;
     }
+
+    int64_t live = 0, peak = 0;
     if (tick) *tick = 0;
     for (int t = 0; t < ticks; t++) {
         live += change[t];

@@ -42,53 +42,83 @@ static Tensor in_unit(const Model *model, Tensor unit, int i) {
     return parameter_tensor(&model->parameters[i], data, unit.dtype);
 }
 
+// Parameter i with its gradient and the shapes of its states, which have no memory yet.
+static UpdateTensor whole_tensor(const Model *model, int i) {
+    const ModelOptions *o = &model->options;
+    const Parameter *p = &model->parameters[i];
+    const int unit = model->layout.partition->units[i];
+    UpdateTensor t = {.weight = in_unit(model, model_unit_weights(model, unit), i),
+                      .rule = optimizer_rule(o->optimizer, p),
+                      .rate = optimizer_rate(o->optimizer, p),
+                      .group = (int)p->spec->group,
+                      .stream = i,
+                      .padding = (p->rows - p->file_rows) * p->cols};
+    if (!o->train) return t;
+
+    t.grad = in_unit(model, model_unit_gradients(model, unit), i);
+    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+        Tensor *s = state_slot_tensor(&t, (StateSlot)slot);
+        *s = optimizer_state(o->optimizer, o->master, o->dtype, p, (StateSlot)slot);
+        s->name = p->name;
+    }
+    return t;
+}
+
+// Where the next state tensor begins: in each slot of the arena; under offload in host memory, which has all slots.
+typedef struct {
+    int64_t slot[NUM_STATE_SLOTS], host;
+} StatePlaces;
+
+// Gives the states of t, elements `own` of parameter p, their memory.
+static void place_states(const Model *model, UpdateTensor *t, const Parameter *p, Range own, StatePlaces *next) {
+    for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
+        Tensor *s = state_slot_tensor(t, (StateSlot)slot);
+        if (s->rank == 0) continue;
+        *s = optimizer_state_slice(*s, (StateSlot)slot, p, own.begin, range_size(own));
+        s->name = p->name;
+
+        const int64_t bytes = round_up((int64_t)tensor_bytes(*s), PLAN_ALIGNMENT);
+        if (model->options.offload) {
+            s->data = model->host_state + next->host;
+            next->host += bytes;
+        } else {
+            s->data = (char *)model_at(model, model->layout.state[slot]) + next->slot[slot];
+            next->slot[slot] += bytes;
+        }
+    }
+}
+
+// The gradient of elements `own` of parameter i, where the state is divided: the sum over all processes.
+static Tensor own_gradient(const Model *model, int i, Range own) {
+    const Partition *part = model->layout.partition;
+    const Parameter *p = &model->parameters[i];
+    const int unit = part->units[i];
+    const int64_t begin = partition_of_unit(part, unit, model->options.rank).begin, n = range_size(own);
+
+    Tensor g = tensor_slice_elements(model_own_gradients(model, unit), part->offsets[i] + own.begin - begin, n);
+    if (n == parameter_numel(p)) g = parameter_tensor(p, g.data, g.dtype);
+    g.name = p->name;
+    return g;
+}
+
 // The tensors of the model, and those that this process updates.
 static void make_tensors(Model *model) {
     const ModelOptions *o = &model->options;
-    const Partition *part = model->layout.partition;
     const bool divided = model_is_divided(o);
-    int64_t at[NUM_STATE_SLOTS] = {0}, host_at = 0; // where the next tensor begins: in each slot; under offload in all
+    StatePlaces next = {0};
+
     for (int i = 0; i < model->num_tensors; i++) {
         const Parameter *p = &model->parameters[i];
-        const int unit = part->units[i];
-        UpdateTensor t = {.weight = in_unit(model, model_unit_weights(model, unit), i),
-                          .rule = optimizer_rule(o->optimizer, p),
-                          .rate = optimizer_rate(o->optimizer, p),
-                          .group = (int)p->spec->group,
-                          .stream = i,
-                          .padding = (p->rows - p->file_rows) * p->cols};
-        if (o->train) t.grad = in_unit(model, model_unit_gradients(model, unit), i);
-        for (int slot = 0; o->train && slot < NUM_STATE_SLOTS; slot++) {
-            Tensor *s = state_slot_tensor(&t, (StateSlot)slot);
-            *s = optimizer_state(o->optimizer, o->master, o->dtype, p, (StateSlot)slot);
-            s->name = p->name;
-        }
+        UpdateTensor t = whole_tensor(model, i);
         model->tensors[i] = t;
-        const Range own = model_own_range(o, part, p, i, o->rank);
-        const int64_t n = range_size(own);
-        if (!o->train || n == 0) continue;
-        for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
-            Tensor *s = state_slot_tensor(&t, (StateSlot)slot);
-            if (s->rank == 0) continue;
-            *s = optimizer_state_slice(*s, (StateSlot)slot, p, own.begin, n);
-            s->name = p->name;
-            const int64_t bytes = round_up((int64_t)tensor_bytes(*s), PLAN_ALIGNMENT);
-            if (o->offload) {
-                s->data = model->host_state + host_at;
-                host_at += bytes;
-            } else {
-                s->data = (char *)model_at(model, model->layout.state[slot]) + at[slot];
-                at[slot] += bytes;
-            }
-        }
-        if (divided) { // the sum over all processes
-            const int64_t begin = partition_of_unit(part, unit, o->rank).begin;
-            t.grad = tensor_slice_elements(model_own_gradients(model, unit), part->offsets[i] + own.begin - begin, n);
-            if (n == parameter_numel(p)) t.grad = parameter_tensor(p, t.grad.data, t.grad.dtype);
-            t.grad.name = p->name;
-        }
+
+        const Range own = model_own_range(o, model->layout.partition, p, i, o->rank);
+        if (!o->train || range_size(own) == 0) continue;
+        place_states(model, &t, p, own, &next);
+        if (divided) t.grad = own_gradient(model, i, own);
         t.offset = own.begin;
-        if (n < parameter_numel(p)) t.weight = tensor_slice_elements(t.weight, own.begin, n);
+        if (range_size(own) < parameter_numel(p))
+            t.weight = tensor_slice_elements(t.weight, own.begin, range_size(own));
         model->own[model->num_own++] = t;
         if (!divided) model->tensors[i] = t;
     }
@@ -98,6 +128,7 @@ static void make_tensors(Model *model) {
 static Model *model_shape(const ModelOptions *options) {
     Model *model = calloc(1, sizeof *model);
     REQUIRE_MEMORY(model, "the model");
+
     model->options = model_options_effective(options);
     const ModelOptions *o = &model->options;
     model->plan = model_plan_all(&model->layout, o);
@@ -119,6 +150,7 @@ Model *model_create_dry(const ModelOptions *options) {
         model_destroy(model);
         return NULL;
     }
+
     model->arena = reserved;
     make_tensors(model);
     return model;
@@ -127,31 +159,66 @@ Model *model_create_dry(const ModelOptions *options) {
 // Parts of a micro-step with hooks: L forward, L + 1 backward.
 static int num_parts_of(const ModelOptions *o) { return 2 * (int)o->config.L + 1; }
 
-Model *model_create(const ModelOptions *options, Error *err) {
-    Model *model = model_shape(options);
+// The arena, and memory of the host that the device copies from and to.
+static bool allocate_memory(Model *model, Error *err) {
     const ModelOptions *o = &model->options;
-    int num_parts = 0;
-    if (o->processes > 1) num_parts = NUM_GRAPHS * num_parts_of(o);
+    const size_t host_bytes = (size_t)model->layout.host_bytes;
+
+    model->arena = device_alloc((size_t)memory_plan_total(model->plan), err);
+    if (!model->arena) return false;
+    model->staging = host_alloc(STAGING_BYTES, err);
+    if (!model->staging) return false;
+    if (host_bytes > 0) {
+        model->host_state = host_alloc(host_bytes, err);
+        if (!model->host_state) return false;
+        memset(model->host_state, 0, host_bytes);
+    }
+    if (o->sequences > 0) {
+        model->decoder.host = host_alloc((size_t)model_decoder_host_bytes(o), err);
+        if (!model->decoder.host) return false;
+    }
+    return true;
+}
+
+static bool create_recordings(Recording *r, int count, Error *err) {
+    for (int i = 0; i < count; i++) {
+        r[i].graph = device_graph_create(err);
+        if (!r[i].graph) return false;
+    }
+    return true;
+}
+
+// Events, and the graphs that micro-steps, their parts and tokens are recorded in.
+static bool create_events_and_graphs(Model *model, Error *err) {
+    const ModelOptions *o = &model->options;
+    const int num_parts = o->processes > 1 ? NUM_GRAPHS * num_parts_of(o) : 0;
+
+    model->copied = device_event_create(err);
+    if (!model->copied) return false;
+    model->unpacked = device_event_create(err);
+    if (!model->unpacked) return false;
+
     if (num_parts > 0) {
         model->parts = calloc((size_t)num_parts, sizeof *model->parts);
         REQUIRE_MEMORY(model->parts, "the parts of a micro-step");
     }
-    bool ok = (model->arena = device_alloc((size_t)memory_plan_total(model->plan), err)) != NULL &&
-              (model->staging = host_alloc(STAGING_BYTES, err)) != NULL &&
-              (model->layout.host_bytes == 0 ||
-               (model->host_state = host_alloc((size_t)model->layout.host_bytes, err)) != NULL) &&
-              (model->copied = device_event_create(err)) != NULL &&
-              (model->unpacked = device_event_create(err)) != NULL;
-    for (int i = 0; ok && i < NUM_GRAPHS; i++) ok = (model->graphs[i].graph = device_graph_create(err)) != NULL;
-    for (int i = 0; ok && i < num_parts; i++) ok = (model->parts[i].graph = device_graph_create(err)) != NULL;
-    if (ok && o->sequences > 0)
-        ok = (model->decoder.host = host_alloc((size_t)model_decoder_host_bytes(o), err)) != NULL &&
-             (model->decoder.graph = device_graph_create(err)) != NULL;
-    if (!ok) {
+    if (!create_recordings(model->graphs, NUM_GRAPHS, err)) return false;
+    if (!create_recordings(model->parts, num_parts, err)) return false;
+    if (o->sequences > 0) {
+        model->decoder.graph = device_graph_create(err);
+        if (!model->decoder.graph) return false;
+    }
+    return true;
+}
+
+Model *model_create(const ModelOptions *options, Error *err) {
+    Model *model = model_shape(options);
+    const ModelOptions *o = &model->options;
+    if (!allocate_memory(model, err) || !create_events_and_graphs(model, err)) {
         model_destroy(model);
         return NULL;
     }
-    if (model->host_state) memset(model->host_state, 0, (size_t)model->layout.host_bytes);
+
     make_tensors(model);
     if (o->config.rope_base > 0) rope_table(model_rope_table(model), (float)o->config.rope_base);
     model_weights_changed(model);
@@ -168,6 +235,7 @@ void model_destroy(Model *model) {
     for (int i = 0; model->parts && i < NUM_GRAPHS * num_parts_of(&model->options); i++)
         if (model->parts[i].graph) device_graph_destroy(model->parts[i].graph);
     free(model->parts);
+
     if (model->decoder.graph) device_graph_destroy(model->decoder.graph);
     if (model->decoder.host) host_free(model->decoder.host);
     if (model->copied) device_event_destroy(model->copied);
@@ -176,6 +244,7 @@ void model_destroy(Model *model) {
     if (model->host_state) host_free(model->host_state);
     if (model->arena && model->is_dry) munmap(model->arena, (size_t)memory_plan_total(model->plan));
     if (model->arena && !model->is_dry) device_free(model->arena);
+
     free(model->tensors);
     free(model->own);
     free(model->parameters);
@@ -194,6 +263,7 @@ void model_init_weights(Model *model, uint64_t seed) {
         const int64_t most = max_i64(1, CHUNK / p->cols);
         float *values = malloc((size_t)(most * p->cols) * sizeof *values);
         REQUIRE_MEMORY(values, "initial values");
+
         for (int64_t row = 0, rows; row < p->rows; row += rows) {
             rows = min_i64(p->rows - row, most);
             parameter_init_values(values, &model->options.config, p, i, seed, row * p->cols, rows * p->cols);
@@ -210,10 +280,10 @@ void model_load_batch(Model *model, const void *windows, int64_t B, int64_t T, i
     REQUIRE(B >= 1 && B <= o->B && T >= 1 && T <= o->T,
             "a batch of %lld windows of %lld in a model planned for %lld of %lld", (long long)B, (long long)T,
             (long long)o->B, (long long)o->T);
-    DType dtype = DTYPE_I32;
-    if (token_bytes == 2) dtype = DTYPE_U16;
+    const DType dtype = token_bytes == 2 ? DTYPE_U16 : DTYPE_I32;
     void *buffer = model->arena + memory_plan_offset(model->plan, model->layout.windows);
     Tensor on_device = tensor_make(buffer, dtype, "windows", B, T + 1, 0, 0);
+
     if (!model->is_dry) {
         model_use_workspace(model);
         // At most one copy is pending, so the loader's buffers are free again after two calls. The copy itself waits
@@ -225,9 +295,11 @@ void model_load_batch(Model *model, const void *windows, int64_t B, int64_t T, i
         model->copy_in_flight = true;
         device_stream_wait(STREAM_COMPUTE, model->copied);
     }
+
     const ModelActs m = model_acts(model, B, T);
     batch_unpack(m.inputs, m.targets, on_device);
     if (!model->is_dry) device_event_record(model->unpacked, STREAM_COMPUTE);
+
     model->B = B;
     model->T = T;
     model->decoder.sequences = model->decoder.length = 0; // its cache shares memory with the next pass
@@ -250,6 +322,7 @@ static void run_part(Model *model, Recording *r, const MicroStep *s, int number,
         part(model, s, number);
         return;
     }
+
     if (r->B == s->B && r->tokens_in_step == s->tokens_in_step && device_graph_replay(r->graph)) return;
     r->B = s->B;
     r->tokens_in_step = s->tokens_in_step;
@@ -269,15 +342,18 @@ void model_forward_backward(Model *model, int64_t tokens_in_step, bool first) {
     const int L = (int)model->options.config.L;
     REQUIRE(model->options.train, "a model made for inference cannot train");
     REQUIRE(s.B > 0 && model->T == s.T, "no batch is loaded, or a short one, which is for model_forward only");
+
     if (first) tensor_fill(model_sequence_losses(model), 0.0f); // a short micro-batch must not leave old losses
     for (int u = 0; h && model->options.fp8 && u <= L; u++) h->before_forward(h->context, u);
     model_fp8_prepare(model);
+
     // One recording per kind of micro-step: first or not, whole or the shorter last one of a step.
     const int kind = 2 * first + (s.B == model->options.B);
     if (!h) {
         run_part(model, &model->graphs[kind], &s, 0, whole_micro_step);
         return;
     }
+
     // Between the parts the units of the model pass from process to process. A forward part ends where the next block's
     // weights are needed, a backward part where the gradients of a unit are complete.
     Recording *parts = model->parts + kind * num_parts_of(&model->options);

@@ -45,17 +45,20 @@ static void read_prompts(const Model *model, const int32_t *prompts, int64_t str
     const int64_t rounded = round_up(n, 32), longest = model->options.T, sequences = model->decoder.sequences;
     // Tokens after a prompt do not affect it; rounding up keeps the number of distinct shapes small.
     const int64_t T = min_i64(rounded, longest);
+
     int32_t *host = host_tokens(model);
     memset(host, 0, (size_t)(sequences * T) * sizeof *host);
     for (int64_t s = 0; s < sequences; s++) memcpy(host + s * T, prompts + s * stride, (size_t)n * sizeof *host);
     Tensor all = device_tokens(model, "prompts", 0, sequences, T);
     copy_h2d(all.data, host, tensor_bytes(all), STREAM_COMPUTE);
+
     const ModelConfig *config = &model->options.config;
     for (int64_t s = 0, count; s < sequences; s += count) {
         count = 1;
         while (s + count < sequences && memcmp(host + s * T, host + (s + count) * T, (size_t)T * sizeof *host) == 0)
             count++;
         const Tensor prompt = device_tokens(model, "prompt", s * T, 1, T);
+
         for (int l = 0; l < config->L; l++) {
             Block b = model_block(model, l, PASS_PROMPT, 1, T);
             b.cache = cache_of(model, l, s, count);
@@ -71,12 +74,14 @@ static void read_prompts(const Model *model, const int32_t *prompts, int64_t str
 static void decode_blocks(const Model *model, Tensor logits) {
     Block b = {0};
     const int64_t sequences = model->decoder.sequences;
+
     for (int l = 0; l < model->options.config.L; l++) {
         b = model_block(model, l, PASS_TOKEN, sequences, 1);
         b.cache = cache_of(model, l, 0, sequences);
         b.position = device_tokens(model, "position", prompt_tokens(&model->options) + sequences, 1, 1);
         block_forward(&b, b.a.residual1);
     }
+
     const BlockActs *a = &b.a;
     gpt2_norm_forward(&model->options.config, a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, b.p.lnfw, b.p.lnfb);
     matmul_forward(logits, a->ln1, gpt2_head_weight(&b.p), tensor_none());
@@ -96,6 +101,7 @@ static void decode_token(Model *model, float *logits) {
     Decoder *d = &model->decoder;
     const int64_t Vp = o->config.Vp, V = o->config.V, first = prompt_tokens(o), S = d->sequences;
     Tensor on_device = tensor_make(model_at(model, model->layout.decoder_logits), o->dtype, "logits", S, Vp, 0, 0);
+
     int32_t *host = host_tokens(model) + first;
     host[S] = (int32_t)d->length;
     Tensor inputs = device_tokens(model, "tokens", first, S, 1);
@@ -113,6 +119,7 @@ static void decode_token(Model *model, float *logits) {
         decode_blocks(model, on_device);
         device_graph_end(d->graph);
     }
+
     copy_d2h(d->host, on_device.data, tensor_bytes(on_device), STREAM_COMPUTE);
     device_sync();
     for (int64_t s = 0; s < S; s++)
@@ -126,6 +133,7 @@ void model_decode_step(Model *model, const int32_t *tokens, float *logits) {
     REQUIRE(d->sequences > 0, "model_decode_step: nothing was begun, or another pass of the model has ended it");
     REQUIRE(d->length < o->T, "model_decode_step: %lld tokens in a context of %lld", (long long)d->length + 1,
             (long long)o->T);
+
     check_decoder_tokens(model, tokens, d->sequences);
     model_use_workspace(model);
     memcpy(host_tokens(model) + prompt_tokens(o), tokens, (size_t)d->sequences * sizeof *tokens);
@@ -139,11 +147,13 @@ void model_decode_start(Model *model, const int32_t *prompts, int64_t n, int64_t
     REQUIRE(sequences >= 1 && sequences <= o->sequences, "%lld sequences in a model planned for %lld",
             (long long)sequences, (long long)o->sequences);
     check_decoder_tokens(model, prompts, n * sequences);
+
     model->B = 0; // a loaded batch is where the cache will be
     model_use_workspace(model);
     d->sequences = sequences;
     if (n > 1) read_prompts(model, prompts, n, n - 1);
     d->length = n - 1;
+
     int32_t *last = host_tokens(model) + prompt_tokens(o); // not over the prompts, whose copy may still be running
     for (int64_t s = 0; s < sequences; s++) last[s] = prompts[s * n + n - 1];
     decode_token(model, logits);

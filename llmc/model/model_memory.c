@@ -21,8 +21,8 @@ static int64_t activation_bytes(const ModelOptions *o, ActivationShape shape, in
 
 void model_state_bytes(const ModelOptions *o, const Partition *p, int64_t bytes[NUM_STATE_SLOTS]) {
     Parameter *table = parameter_table(&o->config);
-    int count = 0;
-    if (o->train) count = parameter_count(&o->config);
+    const int count = o->train ? parameter_count(&o->config) : 0;
+
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
         bytes[slot] = 0;
         for (int r = 0; r < (model_is_divided(o) ? p->processes : 1); r++) {
@@ -45,18 +45,20 @@ void model_state_bytes(const ModelOptions *o, const Partition *p, int64_t bytes[
 static void plan_state(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     int64_t bytes[NUM_STATE_SLOTS];
     model_state_bytes(o, layout->partition, bytes);
+
     layout->host_bytes = 0;
     layout->offload_buffer = -1;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
-        MemoryClass class = MEM_OPTIMIZER;
-        if (slot == SLOT_MASTER) class = MEM_MASTER;
+        const MemoryClass class = slot == SLOT_MASTER ? MEM_MASTER : MEM_OPTIMIZER;
         layout->state[slot] = -1;
         if (bytes[slot] == 0) continue;
+
         if (o->offload)
             layout->host_bytes += bytes[slot];
         else
             layout->state[slot] = memory_plan_add_always(plan, class, state_slot_name((StateSlot)slot), bytes[slot]);
     }
+
     if (o->train && o->offload)
         layout->offload_buffer =
             memory_plan_add_always(plan, MEM_OPTIMIZER, "offload_buffer", optimizer_offload_buffer(layout->host_bytes));
@@ -69,6 +71,7 @@ static void plan_gradients(MemoryPlan *plan, Layout *layout, const ModelOptions 
     layout->longest_block = 0;
     for (int u = 0; u + 1 < p->num_units; u++)
         layout->longest_block = max_i64(layout->longest_block, p->begin[u + 1] - p->begin[u]);
+
     if (!model_frees_gradients(o)) {
         int levels = 0; // the binary counter that adds n groups has a digit for each bit of n - 1
         while ((o->group_count - 1) >> levels > 0) levels++;
@@ -77,6 +80,7 @@ static void plan_gradients(MemoryPlan *plan, Layout *layout, const ModelOptions 
             layout->gradient_sums = memory_plan_add_always(plan, MEM_GRADIENTS, "gradient_sums", levels * bytes);
         return;
     }
+
     const int64_t outside = p->elements - p->begin[p->num_units - 1];
     int64_t most = 0; // elements that one process owns
     for (int r = 0; r < p->processes; r++) {
@@ -84,6 +88,7 @@ static void plan_gradients(MemoryPlan *plan, Layout *layout, const ModelOptions 
         for (int u = 0; u < p->num_units; u++) own += range_size(partition_of_unit(p, u, r));
         most = max_i64(most, own);
     }
+
     layout->gradients = memory_plan_add_always(plan, MEM_GRADIENTS, "gradient_buckets",
                                                (outside + NUM_BUCKETS * layout->longest_block) * size);
     layout->own_gradients = memory_plan_add_always(plan, MEM_GRADIENTS, "own_gradients", most * size);
@@ -94,6 +99,7 @@ static void plan_permanent(MemoryPlan *plan, Layout *layout, const ModelOptions 
     layout->exchange = layout->step_losses = layout->norm = -1;
     layout->weights = memory_plan_add_always(plan, MEM_WEIGHTS, "weights",
                                              layout->partition->elements * (int64_t)dtype_size(o->dtype));
+
     if (o->train) {
         // Rows of the norm are aligned, and end with a 0.
         layout->norm_columns = round_up(layout->partition->num_norm_parts + 1, PLAN_ALIGNMENT / (int64_t)sizeof(float));
@@ -103,10 +109,12 @@ static void plan_permanent(MemoryPlan *plan, Layout *layout, const ModelOptions 
         layout->norm =
             memory_plan_add_always(plan, MEM_WORKSPACE, "norm", layout->norm_columns * max_i64(o->processes, 1) * 4);
     }
+
     if (o->train && o->processes > 1) {
         // A half of the exchange buffer receives this process's range of a block from all processes, or a part of that
         // range which is long enough for any network. The parameters outside blocks pass through it part by part.
         const Partition *p = layout->partition;
+
         const int64_t size = (int64_t)dtype_size(model_gradient_dtype(o)), enough = ((int64_t)256 << 20) / size;
         int64_t longest = 0;
         for (int u = 0; u + 1 < p->num_units; u++)
@@ -116,11 +124,13 @@ static void plan_permanent(MemoryPlan *plan, Layout *layout, const ModelOptions 
         layout->exchange =
             memory_plan_add_always(plan, MEM_WORKSPACE, "exchange", 2 * layout->exchange_elements * size);
     }
+
     plan_state(plan, layout, o);
     layout->control = memory_plan_add_always(plan, MEM_WORKSPACE, "control", (int64_t)sizeof(StepControl));
     layout->sequence_losses = memory_plan_add_always(plan, MEM_WORKSPACE, "sequence_losses", o->B * 4);
     layout->windows = memory_plan_add_always(plan, MEM_WORKSPACE, "windows", o->B * (o->T + 1) * 4);
     layout->workspace = memory_plan_add_always(plan, MEM_WORKSPACE, "workspace", model_workspace_bytes(o));
+
     layout->rope_table = -1;
     if (o->config.rope_base > 0)
         layout->rope_table = memory_plan_add_always(plan, MEM_WORKSPACE, "rope_table",
@@ -145,6 +155,7 @@ static void plan_micro_gradients(MemoryPlan *plan, Layout *layout, const ModelOp
         } else if (spec == PARAM_WPE) {
             first = model_end_tick(c);
         }
+
         const int64_t bytes = 4 * parameter_numel(&table[parameter_index(c, spec, 0)]);
         layout->micro_gradients[spec] = memory_plan_add(plan, MEM_ACTIVATIONS, "micro_gradients", bytes, first, last);
     }
@@ -158,14 +169,17 @@ static void plan_block(MemoryPlan *plan, Layout *layout, const ModelOptions *o, 
         layout->forward[block][i] = layout->backward[block][i] = -1;
         if (!model_has(&o->config, s->presence)) continue;
         const int64_t bytes = activation_bytes(o, s->shape, o->B, o->T);
+
         const bool in_forward = s->forward_first != NEVER, recomputed = (s->written_by & set) != 0;
         const bool in_backward = o->train && s->backward_first != NEVER;
         const bool kept = in_forward && in_backward && !recomputed;
+
         if (kept) {
             layout->forward[block][i] = layout->backward[block][i] =
                 memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, f + s->forward_first, b + s->backward_last);
             continue;
         }
+
         if (in_forward)
             layout->forward[block][i] =
                 memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, f + s->forward_first, f + s->forward_last);
@@ -185,21 +199,24 @@ static void plan_decoder(MemoryPlan *plan, Layout *layout, const ModelOptions *o
     const ModelConfig *c = &o->config;
     const int begin = model_end_tick(c) + 1, end = begin + F_NEXT_LN1;
     const int64_t tokens = max_i64(o->T, o->sequences), e = (int64_t)dtype_size(o->dtype);
+
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &model_block_activations[i];
         if (s->forward_first == NEVER || o->sequences == 0 || !model_has(c, s->presence)) {
             layout->decoder_acts[i] = -1;
             continue;
         }
+
         const int64_t bytes = activation_bytes(o, s->shape, 1, tokens);
-        int last = F_NEXT_LN1;
-        if (s->forward_first > F_LN1) last = s->forward_last;
+        const int last = s->forward_first > F_LN1 ? s->forward_last : F_NEXT_LN1;
         layout->decoder_acts[i] =
             memory_plan_add(plan, MEM_ACTIVATIONS, s->name, bytes, begin + s->forward_first, begin + last);
     }
+
     const int64_t kv_columns = model_kv_heads(c) * model_head_size(c);
     layout->cache = layout->decoder_tokens = layout->decoder_logits = -1;
     if (o->sequences == 0) return;
+
     layout->cache =
         memory_plan_add(plan, MEM_ACTIVATIONS, "cache", c->L * o->sequences * o->T * 2 * kv_columns * e, begin, end);
     layout->decoder_tokens =
@@ -217,6 +234,7 @@ MemoryPlan *model_plan_all(Layout *layout, const ModelOptions *o) {
     layout->partition = partition_create(&o->config, o->optimizer, o->groups, o->processes);
     plan_permanent(plan, layout, o);
     plan_micro_gradients(plan, layout, o);
+
     for (int i = 0; i < NUM_MODEL_ACTS; i++) {
         const ModelActivationSpec *s = &model_activations[i];
         layout->model_acts[i] = -1;
@@ -226,8 +244,10 @@ MemoryPlan *model_plan_all(Layout *layout, const ModelOptions *o) {
             memory_plan_add(plan, MEM_ACTIVATIONS, s->name, activation_bytes(o, s->shape, o->B, o->T),
                             model_tick_of_head(&o->config, s->first), model_tick_of_head(&o->config, last));
     }
+
     for (int block = 0; block < o->config.L; block++) plan_block(plan, layout, o, block);
     plan_decoder(plan, layout, o);
+
     int64_t scratch = 0;
     if (o->train) scratch = optimizer_scratch_bytes(o->optimizer, &o->config, o->dtype, o->numerics);
     const int update = model_end_tick(&o->config) + F_NEXT_LN1 + 2; // after the decoder's ticks
@@ -235,6 +255,7 @@ MemoryPlan *model_plan_all(Layout *layout, const ModelOptions *o) {
     if (scratch > 0)
         layout->optimizer_scratch =
             memory_plan_add(plan, MEM_ACTIVATIONS, "optimizer_scratch", scratch, update, update);
+
     model_fp8_plan(plan, layout, o);
     layout->stats = -1;
     if (o->numerics)

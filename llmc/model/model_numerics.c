@@ -103,22 +103,25 @@ int model_numerics_read(Model *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
     static const char *const parts[NUM_PARTS] = {"weight", "gradient", "update"};
     TensorStats stats[NUM_CLASSES];
     const bool divided = model_is_divided(&model->options);
+
     int n = 0;
     if (model->layout.stats < 0) return 0;
     model_read_bytes(model, all_stats(model, DTYPE_U8), 0, (int64_t)sizeof stats, stats);
+
     for (int class = 0; class < NUM_CLASSES; class ++) {
-        int part = -1;
-        if (class >= FIRST_PARAMETER) part = (class - FIRST_PARAMETER) % NUM_PARTS;
+        const int part = class >= FIRST_PARAMETER ? (class - FIRST_PARAMETER) % NUM_PARTS : -1;
         const bool of_process = part < 0 || (divided && part != PART_WEIGHT);
         if (stats[class].count <= 0.0 && !(divided && of_process)) continue; // another process may have counts
         if (part >= 0 && parameter_index(&model->options.config, (class - FIRST_PARAMETER) / NUM_PARTS, 0) < 0)
             continue;
+
         NumericsRow *row = &rows[n++];
         if (part < 0)
             snprintf(row->name, sizeof row->name, "%s.%s", layers[class / NUM_ROLES], roles[class % NUM_ROLES]);
         else
             snprintf(row->name, sizeof row->name, "%s.%s", parameter_specs[(class - FIRST_PARAMETER) / NUM_PARTS].name,
                      parts[part]);
+
         row->stats = stats[class];
         row->of_process = of_process;
         row->weight_sumsq = 0.0;

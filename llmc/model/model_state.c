@@ -17,12 +17,14 @@ static bool is_host_state(const Model *model, Tensor t) {
 
 void model_read_bytes(const Model *model, Tensor t, int64_t first, int64_t n, void *out) {
     REQUIRE(first >= 0 && first + n <= (int64_t)tensor_bytes(t), "bytes beyond %s", t.name);
+
     const char *from = (const char *)t.data + first;
     if (is_host_state(model, t)) {
         device_sync();
         memcpy(out, from, (size_t)n);
         return;
     }
+
     for (int64_t done = 0, count; done < n; done += count) {
         count = min_i64(n - done, STAGING_BYTES);
         copy_d2h(model->staging, from + done, (size_t)count, STREAM_COMPUTE);
@@ -33,12 +35,14 @@ void model_read_bytes(const Model *model, Tensor t, int64_t first, int64_t n, vo
 
 void model_write_bytes(Model *model, Tensor t, int64_t first, int64_t n, const void *in) {
     REQUIRE(first >= 0 && first + n <= (int64_t)tensor_bytes(t), "bytes beyond %s", t.name);
+
     char *to = (char *)t.data + first;
     if (is_host_state(model, t)) {
         device_sync();
         memcpy(to, in, (size_t)n);
         return;
     }
+
     for (int64_t done = 0, count; done < n; done += count) {
         count = min_i64(n - done, STAGING_BYTES);
         memcpy(model->staging, (const char *)in + done, (size_t)count);
@@ -55,6 +59,7 @@ Range model_state_range(const Model *model, int index, StateSlot slot, int proce
     const Tensor t = *state_slot_tensor(&whole, slot);
     const Range own = model_own_range(&model->options, model->layout.partition, p, index, process);
     if (range_size(own) == 0 || t.rank == 0) return (Range){0, 0};
+
     const int64_t size = (int64_t)dtype_size(t.dtype);
     if (range_size(own) == parameter_numel(p)) return (Range){0, (int64_t)tensor_bytes(t)};
     const bool is_scale = slot == SLOT_M_SCALE || slot == SLOT_V_SCALE;
@@ -79,6 +84,7 @@ bool model_read_state(const Model *model, int index, StateSlot slot, int64_t fir
         model_read_bytes(model, own_state(model, index, slot), first - own.begin, n, out);
         return true;
     }
+
     REQUIRE(model->reader, "the %s of %s belongs to another process", state_slot_name(slot),
             model->parameters[index].name);
     return model->reader(model->reader_context, index, slot, first, n, out);
@@ -87,6 +93,7 @@ bool model_read_state(const Model *model, int index, StateSlot slot, int64_t fir
 void model_write_state(Model *model, int index, StateSlot slot, int64_t first, int64_t n, const void *in) {
     const Range own = model_state_range(model, index, slot, model->options.rank);
     const int64_t begin = max_i64(first, own.begin), end = min_i64(first + n, own.end);
+
     if (begin >= end) return;
     model_write_bytes(model, own_state(model, index, slot), begin - own.begin, end - begin,
                       (const char *)in + (begin - first));
@@ -128,6 +135,7 @@ static uint16_t *make_piece(void) { // not on the stack, which may be small
 static bool read_floats(const Model *model, int index, int slot, int64_t first, int64_t n, float *out) {
     const DType dtype = value_tensor(model, index, slot).dtype;
     if (dtype == DTYPE_FP32) return read_elements(model, index, slot, first, n, out);
+
     uint16_t *piece = make_piece();
     bool ok = true;
     for (int64_t done = 0, count; ok && done < n; done += count) {
@@ -145,6 +153,7 @@ static void write_floats(Model *model, int index, int slot, int64_t first, int64
         write_elements(model, index, slot, first, n, in);
         return;
     }
+
     uint16_t *piece = make_piece();
     for (int64_t done = 0, count; done < n; done += count) {
         count = min_i64(n - done, PIECE);
@@ -165,10 +174,10 @@ static float *make_floats(int64_t n) {
 }
 
 static bool get_values(const Model *model, int index, int64_t first, int64_t n, float *out) {
-    int slot = WEIGHT;
-    if (has_slot(model, index, SLOT_MASTER)) slot = SLOT_MASTER;
+    const int slot = has_slot(model, index, SLOT_MASTER) ? SLOT_MASTER : WEIGHT;
     if (!read_floats(model, index, slot, first, n, out)) return false;
     if (!has_slot(model, index, SLOT_COMPENSATION)) return true;
+
     float *compensation = make_floats(n);
     const bool ok = read_floats(model, index, SLOT_COMPENSATION, first, n, compensation);
     for (int64_t i = 0; ok && i < n; i++) out[i] += compensation[i];
@@ -187,6 +196,7 @@ void model_set_weight(Model *model, int index, int64_t first_row, int64_t rows, 
     if (has_slot(model, index, SLOT_MASTER)) write_floats(model, index, SLOT_MASTER, first, n, in);
     model_weights_changed(model);
     if (!has_slot(model, index, SLOT_COMPENSATION)) return;
+
     float *compensation = make_floats(n);
     read_floats(model, index, WEIGHT, first, n, compensation);
     for (int64_t i = 0; i < n; i++) compensation[i] = in[i] - compensation[i];
@@ -201,10 +211,12 @@ void model_set_compensation(Model *model, int index, int64_t first_row, int64_t 
     const int64_t begin = max_i64(first_row * cols, own.begin / size);
     const int64_t n = min_i64((first_row + rows) * cols, own.end / size) - begin;
     if (n <= 0) return;
+
     const char *from = (const char *)in + (begin - first_row * cols) * size;
     float *values = make_floats(n), *taken = make_floats(n);
     get_values(model, index, begin, n, values);
     convert_elements(taken, DTYPE_FP32, from, dtype, n);
+
     for (int64_t k = 0; k < n; k++) values[k] -= taken[k];
     write_floats(model, index, WEIGHT, begin, n, values);
     write_elements(model, index, SLOT_COMPENSATION, begin, n, from);

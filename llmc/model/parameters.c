@@ -53,6 +53,7 @@ void parameter_part_name(const Parameter *p, int part, char name[64]) {
     static const struct {
         const char *whole, *parts[3];
     } fused[] = {{"qkv_proj", {"q_proj", "k_proj", "v_proj"}}, {"gate_up_proj", {"gate_proj", "up_proj"}}};
+
     snprintf(name, 64, "%s", p->name);
     if (p->is_normed) snprintf(name, 64, "%s", parameter_specs[PARAM_HEADW].class_name);
     for (size_t i = 0; p->file_parts > 1 && i < sizeof fused / sizeof fused[0]; i++) {
@@ -66,9 +67,11 @@ void parameter_part_name(const Parameter *p, int part, char name[64]) {
 Parameter *parameter_table(const ModelConfig *config) {
     Parameter *table = calloc((size_t)parameter_count(config), sizeof *table);
     REQUIRE_MEMORY(table, "the parameter table");
+
     Parameter *p = table;
     const bool is_gpt2 = model_is_gpt2(config);
     const int64_t att = model_size(config, DIM_ATT), d_ff = model_size(config, DIM_FF);
+
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
         const ParameterSpec *spec = &parameter_specs[s];
         for (int block = 0; block < tensors_of(config, s); block++, p++) {
@@ -80,6 +83,7 @@ Parameter *parameter_table(const ModelConfig *config) {
             p->cols = model_size(config, spec->cols);
             p->file_rows = p->rows;
             if (spec->rows == DIM_VP) p->file_rows = config->V;
+
             // The parts that it stacks by rows.
             p->num_parts = 1;
             p->parts[0] = p->rows;
@@ -91,10 +95,12 @@ Parameter *parameter_table(const ModelConfig *config) {
                 p->num_parts = 2;
                 p->parts[0] = p->parts[1] = d_ff;
             }
+
             p->is_normed = s == PARAM_WTE && config->embed_norm;
             p->transposed = is_gpt2 && spec->group == GROUP_MATRIX;
             p->file_parts = p->num_parts;
             if (is_gpt2) p->file_parts = 1;
+
             char pattern[64];
             name_pattern(spec, is_gpt2, config->activation, pattern);
             const size_t length = strcspn(pattern, "%"); // the one conversion in these names is %d
@@ -130,13 +136,16 @@ void parameter_init_values(float *out, const ModelConfig *config, const Paramete
     InitKind kind = p->spec->init;
     if (kind == INIT_NORMAL_RESIDUAL && config->embed_norm) kind = INIT_ZERO;
     if (n <= 0) return;
+
     if (kind == INIT_ZERO || kind == INIT_ONE) {
         for (int64_t i = 0; i < n; i++) out[i] = (float)(kind == INIT_ONE);
         return;
     }
+
     float std = 0.02f;
     if (kind != INIT_NORMAL) std /= sqrtf(2.0f * (float)config->L);
     const uint64_t stream = ((uint64_t)STREAM_INIT << 32) + (uint64_t)index;
+
 #pragma omp parallel for schedule(static)
     for (int64_t block = first / VALUES; block <= (first + n - 1) / VALUES; block++) {
         const int64_t start = block * VALUES;
@@ -147,6 +156,7 @@ void parameter_init_values(float *out, const ModelConfig *config, const Paramete
             const Philox bits = philox(seed, stream, (uint64_t)(start / 4 + q));
             for (int i = 0; i < 4; i++) words[i][q] = bits.v[i];
         }
+
         for (int q = 0; q < QUADS; q++) {
             float x[4];
             philox_normal2(words[0][q], words[1][q], x);
@@ -155,6 +165,7 @@ void parameter_init_values(float *out, const ModelConfig *config, const Paramete
         }
         memcpy(out + (begin - first), values + (begin - start), (size_t)(end - begin) * sizeof *out);
     }
+
     int64_t file_numel = p->file_rows * p->cols; // rows that pad the vocabulary stay 0
     for (int64_t i = max_i64(file_numel, first); i < first + n; i++) out[i - first] = 0.0f;
 }

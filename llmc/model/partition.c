@@ -27,6 +27,7 @@ static int64_t cut_unit(Partition *p, const Parameter *table, int num_parameters
         p->offsets[i] = end;
         end += padded_elements(&table[i]);
     }
+
     const int64_t cell = ceil_div(end - p->begin[unit], (int64_t)cells * PLAN_ALIGNMENT) * PLAN_ALIGNMENT;
     for (int r = 0; r <= p->processes; r++) bounds[r] = p->begin[unit] + (int64_t)r * cells / p->processes * cell;
     return p->begin[unit] + cells * cell;
@@ -41,6 +42,7 @@ static int64_t spread_unit(Partition *p, const Parameter *table, int num_paramet
     int *owner = malloc((size_t)num_parameters * sizeof *owner);
     REQUIRE_MEMORY(owner, "the owners of tensors");
     for (int i = 0; i < num_parameters; i++) owner[i] = p->units[i] == unit ? -1 : p->processes;
+
     for (;;) {
         int next = -1, least = 0;
         double most = -1;
@@ -51,11 +53,13 @@ static int64_t spread_unit(Partition *p, const Parameter *table, int num_paramet
             next = i;
         }
         if (next < 0) break;
+
         for (int r = 1; r < p->processes; r++)
             if (load[r] < load[least]) least = r;
         owner[next] = least;
         load[least] += most;
     }
+
     int64_t end = p->begin[unit], *bounds = p->bounds + unit * (p->processes + 1);
     for (int r = 0; r < p->processes; r++) {
         bounds[r] = end;
@@ -65,6 +69,7 @@ static int64_t spread_unit(Partition *p, const Parameter *table, int num_paramet
             end += padded_elements(&table[i]);
         }
     }
+
     bounds[p->processes] = end;
     free(owner);
     return end;
@@ -77,12 +82,14 @@ static void list_norm_parts(Partition *p, const Parameter *table, int num_parame
     for (int i = 0; i < num_parameters; i++) most += cells[p->units[i]];
     p->norm_parts = malloc((size_t)most * sizeof *p->norm_parts);
     REQUIRE_MEMORY(p->norm_parts, "the parts of the norm");
+
     for (int i = 0; i < num_parameters; i++) {
         const int unit = p->units[i];
         const int64_t numel = parameter_numel(&table[i]), begin = p->begin[unit];
         // The elements of a cell; 0: the parameter is a single part.
         int64_t cell = 0;
         if (cells[unit] > 0) cell = (p->begin[unit + 1] - begin) / cells[unit];
+
         for (int64_t done = 0, n; done < numel; done += n) {
             const int64_t at = p->offsets[i] + done;
             n = numel - done;
@@ -106,6 +113,7 @@ Partition *partition_create(const ModelConfig *config, OptimizerKind kind, int g
     Parameter *table = parameter_table(config);
     Partition *p = calloc(1, sizeof *p);
     REQUIRE_MEMORY(p, "the layout of the parameters");
+
     p->num_units = (int)config->L + 1;
     p->processes = (int)max_i64(processes, 1);
     p->begin = calloc((size_t)p->num_units + 1, sizeof *p->begin);
@@ -115,6 +123,7 @@ Partition *partition_create(const ModelConfig *config, OptimizerKind kind, int g
     int *cells = calloc((size_t)p->num_units, sizeof *cells); // 0: whole tensors
     double *load = calloc((size_t)p->processes, sizeof *load);
     REQUIRE_MEMORY(p->begin && p->bounds && p->offsets && p->units && cells && load, "the layout of the parameters");
+
     for (int u = 0; u < p->num_units; u++) cells[u] = cell_count(groups);
     for (int i = 0; i < n; i++) {
         const UpdateRule rule = optimizer_rule(kind, &table[i]);
@@ -122,14 +131,17 @@ Partition *partition_create(const ModelConfig *config, OptimizerKind kind, int g
         if (table[i].block >= 0) p->units[i] = table[i].block;
         if (rule == RULE_ADAFACTOR || rule == RULE_DIRECTION) cells[p->units[i]] = 0;
     }
+
     for (int u = 0; u < p->num_units; u++) {
         if (cells[u] > 0)
             p->begin[u + 1] = cut_unit(p, table, n, u, cells[u]);
         else
             p->begin[u + 1] = spread_unit(p, table, n, u, kind, load);
     }
+
     p->elements = p->begin[p->num_units];
     list_norm_parts(p, table, n, cells);
+
     free(cells);
     free(load);
     free(table);

@@ -61,6 +61,7 @@ static bool read_recompute_set(const char *text, const char **at, int *set, Erro
         *set = recompute_level_set(*(*at)++ - '0');
         return true;
     }
+
     unsigned named = 0;
     for (;; ++*at) {
         int op = 0;
@@ -87,13 +88,16 @@ bool recompute_parse(Recompute *r, const char *text, int64_t L, Error *err) {
     const char *at = text;
     int set, others = 0;
     int64_t number;
+
     if (L < 1 || L > MAX_BLOCKS) return error_set(err, "-r: a model of %lld blocks", (long long)L);
     if (!read_recompute_set(text, &at, &set, err)) return false;
     *r = recompute_all(set);
     if (*at == '\0') return true;
+
     const char sign = *at++;
     if (sign != '/' && sign != 'x') return not_understood(text, at - 1, err);
     if (L == 1) return error_set(err, "-r %.80s: the model has 1 block, and %c needs more; leave it out", text, sign);
+
     if (sign == '/') {
         if (!read_number(&at, L, &number) || *at != '\0')
             return error_set(err, "-r %.80s: expected a number of blocks from 1 to %lld after /", text, (long long)L);
@@ -101,6 +105,7 @@ bool recompute_parse(Recompute *r, const char *text, int64_t L, Error *err) {
             if (l % number != 0) r->blocks[l] = 0;
         return true;
     }
+
     if (!read_number(&at, L - 1, &number))
         return error_set(err, "-r %.80s: expected a number of blocks from 1 to %lld after x: the model has %lld", text,
                          (long long)L - 1, (long long)L);
@@ -127,6 +132,7 @@ static void append_set(char *buf, size_t size, int set) {
             append_text(buf, size, (const char *[]){"0", "1", "2", "3"}[level]);
             return;
         }
+
     const char *plus = "";
     for (int i = 0; i < NUM_OPS; i++) {
         if ((set & OPS[i].set) != OPS[i].set || OPS[i].set == RECOMPUTE_BLOCK) continue;
@@ -141,18 +147,22 @@ const char *recompute_text(const Recompute *r, int64_t L, char *buf, size_t size
     char number[32];
     int64_t n = 1;     // of "3/n": only every n-th block has a set, that of the first; 0: no such n
     int64_t first = 1; // blocks with the set of the first
+
     while (n < L && set_of(r, n) == 0) n++;
     for (int64_t l = 0; n > 0 && l < L; l++)
         if (set_of(r, l) != (l % n == 0 ? set_of(r, 0) : 0)) n = 0;
     while (first < L && set_of(r, first) == set_of(r, 0)) first++;
+
     buf[0] = '\0';
     for (int64_t l = first; n == 0 && l < L; l++)
         if (set_of(r, l) != set_of(r, first)) {
             append_text(buf, size, "mixed");
             return buf;
         }
+
     append_set(buf, size, set_of(r, 0));
     if (first == L) return buf;
+
     if (n > 0) // no list is shorter
         snprintf(number, sizeof number, "/%lld", (long long)n);
     else
@@ -186,8 +196,7 @@ double recompute_elements_per_token(const Recompute *r, const ModelConfig *confi
     for (int64_t l = 0; l < config->L; l++) {
         const int set = set_of(r, l);
         // GELU is an epilogue of a recomputed fc, the other activations are not.
-        int with_fc = RECOMPUTE_FC;
-        if (config->activation == ACTIVATION_GELU) with_fc = 0;
+        const int with_fc = config->activation == ACTIVATION_GELU ? 0 : RECOMPUTE_FC;
         if (set & with_fc || (set & (RECOMPUTE_GELU | RECOMPUTE_FC)) == RECOMPUTE_GELU) elements += FC + FF;
         if (set & RECOMPUTE_QKV && config->rope_base > 0 && !config->qk_norm) elements += 2.0 * QK;
         if (set & RECOMPUTE_LAYERNORM) elements += 4.0 * C;
