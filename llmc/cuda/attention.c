@@ -74,24 +74,28 @@ static void plan_pass(Pass *p, AttentionPass pass, AttentionShape shape) {
     const bool fast = asked == ATTENTION_FAST && pass == ATTENTION_BACKWARD;
     p->planned = true;
     if (asked == ATTENTION_OWN || !cudnn_attention_open(&p->why_not)) return;
+
     char key[CHOICES_KEY_MAX];
     choice_key(key, pass, shape);
     uint8_t known = ATTENTION_WAY_UNKNOWN; // else the choice of an earlier run
     if (asked != ATTENTION_AUTO || !choices_file_get(key, &known, sizeof known) || known > BY_CUDNN_ORDERED)
         known = ATTENTION_WAY_UNKNOWN;
+
     if (known == BY_OWN_KERNELS) {
         error_set(&p->why_not, "faster %s than cuDNN %s", pass_names[pass], cudnn_library_version_text());
         return;
     }
+
     // The memory limit of cuDNN's deterministic backward pass, unless cuDNN was requested: see cuda_size_cudnn.
     const int64_t bytes = (int64_t)cuda_backend.facts.memory_free;
-    int64_t limit = bytes;
-    if (!is_cudnn(asked)) limit = cuda_size_cudnn_limit(bytes);
+    const int64_t limit = is_cudnn(asked) ? bytes : cuda_size_cudnn_limit(bytes);
+
     if (known != ATTENTION_WAY_UNKNOWN) {
         p->cudnn[known] = cudnn_attention_create(pass, shape, (AttentionWay)known, limit, &p->why_not);
         p->is_known = p->cudnn[known] != NULL;
         if (p->is_known) p->choice = ATTENTION_WAY_UNKNOWN;
     }
+
     int first = BY_CUDNN_STORED, last = BY_CUDNN_ORDERED;
     if (fast) first = last = BY_CUDNN_UNORDERED;
     for (int way = first; way <= last; way++) {
@@ -122,8 +126,10 @@ int64_t cuda_cudnn_workspace(OpsShape ops) {
         REQUIRE_MEMORY(p, "a shape of attention");
         p->shape = shape;
     }
+
     p->next = planned; // first: the shape that was asked for last is the one described
     planned = p;
+
     int64_t bytes = 0;
     for (int pass = 0; pass < ATTENTION_PASSES; pass++) {
         if (pass == ATTENTION_BACKWARD && ops.forward_only) break;
@@ -132,6 +138,7 @@ int64_t cuda_cudnn_workspace(OpsShape ops) {
             if (p->passes[pass].cudnn[way])
                 bytes = max_i64(bytes, cudnn_attention_workspace(p->passes[pass].cudnn[way]));
     }
+
     return bytes;
 }
 
@@ -241,6 +248,7 @@ static bool way_is_right(void *context, int way) {
     const char *name = pass_names[c->call.pass], *version = cudnn_library_version_text();
     if (way == BY_OWN_KERNELS) return c->timed;
     if (!p->cudnn[way] || p->is_known) return p->cudnn[way] != NULL;
+
     char *expected = results_of(c, BY_OWN_KERNELS), *got = results_of(c, way);
     double worst = 0.0;
     size_t at = 0;
@@ -250,14 +258,18 @@ static bool way_is_right(void *context, int way) {
         at += tensor_bytes(t);
     }
     free(expected);
-    bool right =
-        got && (worst <= TOLERANCE || error_set(&p->why_not, "cuDNN %s differs %s by %.2g", version, name, worst));
+
+    bool right = got != NULL;
+    if (right && !(worst <= TOLERANCE))
+        right = error_set(&p->why_not, "cuDNN %s differs %s by %.2g", version, name, worst);
     if (right && c->timed) {
         char *again = results_of(c, way);
-        right = again && (memcmp(got, again, c->bytes) == 0 ||
-                          error_set(&p->why_not, "cuDNN %s gives different bits %s each time", version, name));
+        right = again != NULL;
+        if (right && memcmp(got, again, c->bytes) != 0)
+            right = error_set(&p->why_not, "cuDNN %s gives different bits %s each time", version, name);
         free(again);
     }
+
     free(got);
     if (!right) pass_without(p, way);
     return right;
@@ -273,17 +285,21 @@ static void decide(const Call *call, Pass *p) {
     }
     REQUIRE(!cuda_backend.capturing, "attention: the first %s pass of a shape is under capture",
             pass_names[call->pass]);
+
     for (int i = 0; i < c.count; i++) c.bytes += tensor_bytes(c.outputs[i]);
     void *block = NULL; // trials must not change the bias gradient
     const Tensor dbias = call->dbias.to;
     if (dbias.data) c.call.dbias.to.data = cuda_memory_like(dbias.data, tensor_bytes(dbias), &block);
+
     for (int way = 0; way < ATTENTION_WAYS; way++)
         if (p->cudnn[way] && !cudnn_attention_compile(p->cudnn[way], &p->why_not)) pass_without(p, way);
+
     const int best = cuda_choose(ATTENTION_WAYS, c.timed, run_way, way_is_right, &c);
     p->choice = BY_OWN_KERNELS;
     if (best >= 0) p->choice = (AttentionWay)best;
     REQUIRE(best > BY_OWN_KERNELS || !is_cudnn(cuda_backend.options.attention), "%s: %s",
             option_text(cuda_backend.options.attention), p->why_not.text);
+
     bool cudnn_is_left = false;
     for (int way = 0; way < ATTENTION_WAYS; way++) cudnn_is_left |= p->cudnn[way] != NULL;
     if (cudnn_is_left)
@@ -294,6 +310,7 @@ static void decide(const Call *call, Pass *p) {
         choice_key(key, call->pass, call->shape);
         choices_file_put(key, &choice, sizeof choice);
     }
+
     if (block) CUDA_CHECK(cudaFree(block));
 }
 
@@ -343,12 +360,12 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
 const char *cuda_attention_description(void) {
     static char text[2 * sizeof(Error)];
     if (!planned) return "";
+
     enum { NAME = 128 };
     char names[ATTENTION_PASSES][NAME];
     const char *why_not = "", *version = cudnn_library_version_text();
     for (int pass = ATTENTION_PASSES - 1; pass >= 0; pass--) {
-        int described = ATTENTION_FORWARD;
-        if (planned->passes[pass].planned) described = pass;
+        const int described = planned->passes[pass].planned ? pass : ATTENTION_FORWARD;
         const Pass *p = &planned->passes[described];
         if (p->choice == BY_OWN_KERNELS)
             snprintf(names[pass], NAME, "own kernels");
@@ -362,6 +379,7 @@ const char *cuda_attention_description(void) {
             snprintf(names[pass], NAME, "cuDNN %s or own kernels, to be measured", version);
         if (p->choice == BY_OWN_KERNELS && p->why_not.text[0]) why_not = p->why_not.text;
     }
+
     int length = snprintf(text, sizeof text, "%s", names[0]);
     if (strcmp(names[0], names[1]) != 0)
         length = snprintf(text, sizeof text, "forward %s, backward %s", names[0], names[1]);

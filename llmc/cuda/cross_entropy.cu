@@ -131,12 +131,14 @@ static __global__ void __launch_bounds__(ROW_THREADS) registers_kernel(T *logits
     T *row = logits + r * p.Vp;
     const float target_logit = to_float(row[target]),
                 scale = gradient_scale(p); // the row is overwritten after barriers
+
     Vector<T, N> x[PACKS];
     UNROLL (j, PACKS) {
         const int i = j * (int)blockDim.x + (int)threadIdx.x;
         // After the end of the row: the last pack again, fully masked.
         x[j] = load_logits<T, N>(row, min(i, packs - 1), i < packs ? p.V : 0);
     }
+
     float highest = -INFINITY, sum = 0.0f;
     UNROLL (j, PACKS) highest = vector_max(x[j], highest);
     highest = block_max(highest);
@@ -145,6 +147,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) registers_kernel(T *logits
     sum = block_sum(sum) * Kept<T>::INVERSE;
     const RowSums s = row_finish(p.losses + r, highest, shift, sum, Kept<T>::INVERSE, target_logit, scale);
     if (!p.backward) return;
+
     UNROLL (j, PACKS) {
         const int i = j * (int)blockDim.x + (int)threadIdx.x;
         if (i < packs) store_kept_gradient(row, i, x[j], s.factor * Kept<T>::INVERSE);
@@ -169,6 +172,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) shared_memory_kernel(T 
     const int packs = p.Vp / N, target = p.targets[r];
     T *row = logits + r * p.Vp;
     const float target_logit = to_float(row[target]), scale = gradient_scale(p);
+
     float highest = -INFINITY, sum = 0.0f;
     for (int first = (int)threadIdx.x; first < packs; first += IN_FLIGHT * ROW_THREADS) {
         Row loaded[IN_FLIGHT];
@@ -182,6 +186,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) shared_memory_kernel(T 
             store_vector((T *)(x + i), loaded[j]);
         }
     }
+
     highest = block_max(highest);
     const float shift = kept_shift<T>(highest);
     for (int i = (int)threadIdx.x; i < packs; i += ROW_THREADS) {
@@ -192,6 +197,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) shared_memory_kernel(T 
     sum = block_sum(sum) * Kept<T>::INVERSE;
     const RowSums s = row_finish(p.losses + r, highest, shift, sum, Kept<T>::INVERSE, target_logit, scale);
     if (!p.backward) return;
+
     for (int i = (int)threadIdx.x; i < packs; i += ROW_THREADS)
         store_kept_gradient(row, i, load_vector<T, N>((const T *)(x + i)), s.factor * Kept<T>::INVERSE);
     store_target<T, N>(row, target, s);
@@ -208,6 +214,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) looping_kernel(T *logits, 
     const int vectors = p.Vp / N, used = (p.V + N - 1) / N, target = p.targets[r];
     T *row = logits + r * p.Vp;
     const float target_logit = to_float(row[target]), scale = gradient_scale(p);
+
     float highest = -INFINITY, sum = 0.0f, v[N];
     for (int i = (int)threadIdx.x; i < used; i += ROW_THREADS) {
         const Vector<T, N> x = load_logits<T, N>(row, i, p.V);
@@ -218,11 +225,13 @@ static __global__ void __launch_bounds__(ROW_THREADS) looping_kernel(T *logits, 
         sum = sum * exp2_approx((highest - higher) * LOG2_E) + of_vector;
         highest = higher;
     }
+
     const float block_highest = block_max(highest);
     const float rescale = exp2_approx((highest - block_highest) * LOG2_E);
     sum = block_sum((int)threadIdx.x < used ? sum * rescale : 0.0f);
     const RowSums s = row_finish(p.losses + r, block_highest, block_highest * LOG2_E, sum, 1.0f, target_logit, scale);
     if (!p.backward) return;
+
     for (int i = (int)threadIdx.x; i < vectors; i += ROW_THREADS) {
         to_floats(v, load_logits<T, N>(row, i, p.V));
         for (int k = 0; k < N; k++) v[k] = exp_shifted(v[k], s.shift) * s.factor;
@@ -248,6 +257,7 @@ template <class T> static void launch(Tensor tensor, const CrossEntropy &p) {
     enum { RESERVED = 2048, SYSTEM = 1024 };
     const bool two_rows_fit = 2 * (row_bytes + RESERVED) <= cuda_backend.shared_per_block + SYSTEM;
     const cudaStream_t stream = cuda_compute_stream();
+
     if (!pack_aligned(logits, p.Vp, tensor.dtype))
         LAUNCH((looping_kernel<T, 1>), rows, ROW_THREADS, 0, stream)(logits, p);
     else if (packs <= SHORT * ROW_THREADS)

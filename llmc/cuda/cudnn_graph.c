@@ -327,11 +327,13 @@ static void backward_graph(CudnnGraph *g, const Layouts *l, bool collected) {
 CudnnGraph *cudnn_graph_create(CudnnGraphKind kind, AttentionShape s, Error *err) {
     REQUIRE(s.dtype == DTYPE_BF16 || s.dtype == DTYPE_FP16, "cuDNN graph: %s", dtype_name(s.dtype));
     REQUIRE(s.HS * (int64_t)dtype_size(s.dtype) % ALIGNMENT == 0, "cuDNN graph: HS=%lld", (long long)s.HS);
+
     CudnnGraph *g = (CudnnGraph *)calloc(1, sizeof *g);
     if (!g) {
         error_set(err, "out of memory for a cuDNN graph");
         return NULL;
     }
+
     g->build.err = err;
     g->next_virtual = CUDNN_NUM_TENSORS;
     const int64_t B = s.B, T = s.T, NH = s.NH, NKV = s.NKV, HS = s.HS, C = NH * HS, row = C + 2 * NKV * HS;
@@ -352,15 +354,18 @@ CudnnGraph *cudnn_graph_create(CudnnGraphKind kind, AttentionShape s, Error *err
         .in_rows = {{NH * T, T, 1, 1}},
     };
     if (s.dtype == DTYPE_BF16) layouts.type = CUDNN_DATA_BFLOAT16;
+
     if (kind == CUDNN_FORWARD)
         forward_graph(g, &layouts);
     else
         backward_graph(g, &layouts, kind == CUDNN_BACKWARD_COLLECTED);
+
     g->build.what = "cuDNN graph";
     g->graph = graph_make(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     cudnn_set(&g->build, g->graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->num_operations,
               g->operations);
     cudnn_finalize(&g->build, g->graph);
+
     if (!g->build.failed) return g;
     cudnn_graph_destroy(g);
     return NULL;

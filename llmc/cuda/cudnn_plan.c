@@ -116,6 +116,7 @@ static bool keep_fitting(CudnnPlan *plan, CudnnBuild *b, bool must_repeat, int64
         get_number(b, config, CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, &workspace);
         describe_engine(b, config, &number, &repeats);
         if (b->failed) return false;
+
         repeats = repeats || !must_repeat;
         if (repeats && workspace < smallest) smallest = workspace;
         plan->configs[i] = plan->configs[kept];
@@ -124,6 +125,7 @@ static bool keep_fitting(CudnnPlan *plan, CudnnBuild *b, bool must_repeat, int64
         if (kept == 0) plan->workspace = workspace;
         kept += kept == 0 || workspace <= plan->workspace;
     }
+
     while (plan->num_configs > kept) cudnn_destroy(plan->configs[--plan->num_configs]);
     if (kept > 0) return true;
     if (smallest == INT64_MAX) return error_set(b->err, "no cuDNN engine for this attention is deterministic");
@@ -166,10 +168,12 @@ bool cudnn_plan_compile(CudnnPlan *plan, Error *err) {
         Descriptor config = plan->configs[i], d = cudnn_make(&b, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
         int64_t workspace = 0;
         bool repeats;
+
         cudnn_refer(&b, d, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
         cudnn_finalize(&b, d);
         get_number(&b, d, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, &workspace);
         describe_engine(&b, config, &plan->compiled_engine, &repeats);
+
         if (!b.failed && workspace <= plan->workspace) {
             plan->compiled = d;
             return true;

@@ -37,6 +37,7 @@ static bool find_gpu(int number, Error *err) {
     cudaError_t status = cudaDriverGetVersion(&driver);
     if (status == cudaSuccess) status = cudaGetDeviceCount(&count);
     if (driver == 0) return error_set(err, "no NVIDIA driver on this machine; " OTHER_TRAINER);
+
     if (status == cudaErrorInsufficientDriver) {
         char has[16], needs[16];
         cuda_version_text(driver, has, sizeof has);
@@ -46,19 +47,23 @@ static bool find_gpu(int number, Error *err) {
                          "with CUDA %s. Update the driver or build with CUDA %s; " OTHER_TRAINER,
                          has, needs, has);
     }
+
     if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0)) {
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
         if (visible) return error_set(err, "no GPU: CUDA_VISIBLE_DEVICES=\"%s\" leaves none; " OTHER_TRAINER, visible);
         return error_set(err, "no GPU that CUDA can use on this machine; " OTHER_TRAINER);
     }
+
     if (status == cudaSuccess && number >= count && count > 1)
         return error_set(err, "no GPU for process %d of this machine: %d are visible; start at most %d processes on it",
                          number + 1, count, count);
-    cuda_backend.device = 0;
-    if (count > 1) cuda_backend.device = number;
+
+    cuda_backend.device = count > 1 ? number : 0;
     if (status == cudaSuccess) status = cudaSetDevice(cuda_backend.device);
-    return status == cudaSuccess || error_set(err, "CUDA does not start: %s (%s); " OTHER_TRAINER,
-                                              cudaGetErrorString(status), cudaGetErrorName(status));
+    if (status != cudaSuccess)
+        return error_set(err, "CUDA does not start: %s (%s); " OTHER_TRAINER, cudaGetErrorString(status),
+                         cudaGetErrorName(status));
+    return true;
 }
 
 void device_address(int number, char address[64]) {
@@ -132,9 +137,11 @@ bool device_init(const DeviceOptions *options, Error *err) {
     REQUIRE(!cuda_backend.ready, "device_init: called twice");
     memset(&cuda_backend, 0, sizeof cuda_backend);
     if (!find_gpu(options->number, err)) return false;
+
     GpuAttributes gpu;
     int arch;
     if (!inspect_gpu(&gpu, &arch, err)) return false;
+
     // Non-blocking: the legacy default stream, on which libraries may work, does not hold them up; and only such
     // streams can be captured.
     // The exchange goes first: what waits for it is the next block, what it displaces is a wave of a product.
@@ -143,6 +150,7 @@ bool device_init(const DeviceOptions *options, Error *err) {
     for (int i = 0; i < STREAM_COUNT; i++)
         CUDA_CHECK(cudaStreamCreateWithPriority(&cuda_backend.streams[i], cudaStreamNonBlocking,
                                                 i == STREAM_COMM ? highest : lowest));
+
     cuda_backend.options = *options;
     cuda_backend.compute_capability = gpu.compute_capability;
     cuda_backend.num_sms = gpu.num_sms;
@@ -152,6 +160,7 @@ bool device_init(const DeviceOptions *options, Error *err) {
     cuda_backend.shared_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     fill_gpu_facts(&cuda_backend.facts, &gpu, options->tf32);
     cuda_backend.ready = true;
+
     if (cuda_probe_driver(err) && cuda_attention_check(options, err)) return true;
     device_shutdown();
     return false;
@@ -200,8 +209,10 @@ void *device_alloc(size_t bytes, Error *err) {
                   bytes, (double)bytes * 1e-9, free_bytes, (double)free_bytes * 1e-9, total);
         return NULL;
     }
+
     CUDA_CHECK(cudaMemsetAsync(block->data, 0, bytes, cuda_compute_stream()));
     CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream())); // the copy stream may be the first to use it
+
     block->bytes = bytes;
     block->next = cuda_backend.allocations;
     cuda_backend.allocations = block;

@@ -70,6 +70,7 @@ bool cuda_probe_driver(Error *err) {
     const size_t peak = device_memory_peak();
     int *count = (int *)device_alloc(sizeof *count, err);
     if (!count) return false;
+
     const cudaError_t plain = try_counts(count, false, false); // loads the kernel, which a capture could not
     cudaError_t graph = cudaSuccess, early = cudaSuccess;
     if (plain == cudaSuccess && cuda_backend.graphs) graph = try_counts(count, true, false);
@@ -78,6 +79,7 @@ bool cuda_probe_driver(Error *err) {
         say_refused("CUDA graphs", cudaGetErrorName(graph),
                     "kernels are launched one by one, as with PRETRAIN_GRAPHS=0");
     }
+
     int driver = 0;
     CUDA_CHECK(cudaDriverGetVersion(&driver));
     const bool too_old = driver < OLDEST_EARLY_DRIVER;
@@ -85,13 +87,15 @@ bool cuda_probe_driver(Error *err) {
         early = try_counts(count, cuda_backend.graphs, true);
     if (cuda_backend.early_launch && (too_old || early != cudaSuccess)) {
         cuda_backend.early_launch = false;
-        const char *reason = cudaGetErrorName(early);
-        if (too_old) reason = "older than CUDA 12.3";
+        const char *reason = too_old ? "older than CUDA 12.3" : cudaGetErrorName(early);
         say_refused("early launches", reason,
                     "a kernel is set up when the one before it has ended, as with PRETRAIN_EARLY_LAUNCH=0");
     }
+
     device_free(count);
     device_memory_peak_restore(peak);
-    return plain == cudaSuccess || error_set(err, "a kernel does not run on this GPU: %s (%s)",
-                                             cudaGetErrorString(plain), cudaGetErrorName(plain));
+    if (plain != cudaSuccess)
+        return error_set(err, "a kernel does not run on this GPU: %s (%s)", cudaGetErrorString(plain),
+                         cudaGetErrorName(plain));
+    return true;
 }

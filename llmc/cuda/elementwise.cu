@@ -411,8 +411,10 @@ static __device__ Count block_count(Count c) {
         c.large += __shfl_xor_sync(ALL_LANES, c.large, offset);
         c.amax = max(c.amax, __shfl_xor_sync(ALL_LANES, c.amax, offset));
     }
+
     if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = c;
     __syncthreads();
+
     if (threadIdx.x == 0) {
         for (int w = 1; w < WARPS; w++) {
             c.sumsq += of_warp[w].sumsq;

@@ -322,11 +322,13 @@ template <class T, class G, int N> static void tokens_backward(Tensor dwte, Tens
     const dim3 tile_grid((unsigned)tiles, (unsigned)ceil_div(width, threads));
     const dim3 run_grid((unsigned)tiles - 1, (unsigned)ceil_div(C, WARP * RUN));
     const cudaStream_t stream = cuda_compute_stream();
+
     REQUIRE(positions < (int64_t)1 << 30, "embedding_backward: %lld positions", (long long)positions);
     const int64_t useful = ceil_div(positions, POSITIONS_OF_A_BLOCK);
     int shift = 0; // of the number of blocks that sort
     while ((1 << shift < ENOUGH_BLOCKS && 1 << shift < useful) || ceil_div(tensor_rows(dwte), 1 << shift) > MAX_OWN)
         shift++;
+
     LAUNCH(token_sort_kernel, 1 << shift, SORT_THREADS, 0, stream)(order, token, (int)positions, shift);
     LAUNCH((token_tiles_kernel<T, G, N>), tile_grid, (unsigned)threads, 0, stream)
     ((G *)dwte.data, partials, (const T *)dout.data, order, token, (int)positions, (int)C);

@@ -171,12 +171,13 @@ void backend_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, F
     const int64_t N = tensor_rows(in), K = tensor_cols(in);
     const cudaStream_t stream = cuda_compute_stream();
     Fp8Slot *of_scale = (Fp8Slot *)slot.data;
-    DType format = transposed.dtype;
-    if (q.data) format = q.dtype;
+    const DType format = q.data ? q.dtype : transposed.dtype;
+
     REQUIRE(N <= (int64_t)ROWS * 65535, "fp8_quantize: %lld rows of %s are more than a grid has", (long long)N,
             in.name);
     REQUIRE(((uintptr_t)in.data | (uintptr_t)q.data | (uintptr_t)transposed.data) % 16 == 0,
             "fp8_quantize: %s or its codes are not 16-byte aligned", in.name);
+
     DISPATCH(in.dtype, T, {
         const T *from = (const T *)in.data;
         if (scaling != FP8_KEEP) {
@@ -185,6 +186,7 @@ void backend_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, F
             LAUNCH(largest_kernel<T>, (unsigned)min_i64(wanted, most), LARGEST_THREADS, 0, stream)
             (of_scale, from, packs, format);
         }
+
         auto *quantize_to = quantize_kernel<T, E5M2>;
         if (format == DTYPE_E4M3) quantize_to = quantize_kernel<T, E4M3>;
         LAUNCH(quantize_to, dim3((unsigned)ceil_div(K, COLS), (unsigned)ceil_div(N, ROWS)), THREADS, 0, stream)

@@ -133,6 +133,7 @@ static void make_descriptors(GemmPlan *p) {
     const int32_t type = (int32_t)cuda_type(g->out);
     const uint32_t epilogue = epilogues[g->epilogue];
     const int8_t fast_sums = g->fast_sums;
+
     LT_CHECK(g, cublasLtMatmulDescCreate(&p->desc, compute_type(g), CUDA_R_32F));
     set_operation(p, CUBLASLT_MATMUL_DESC_TRANSA, &transa, sizeof transa);
     set_operation(p, CUBLASLT_MATMUL_DESC_TRANSB, &transb, sizeof transb);
@@ -142,6 +143,7 @@ static void make_descriptors(GemmPlan *p) {
     // aux has the type of D when none is set; fp32 must not be set.
     if (g->aux) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &g->m, sizeof g->m);
     set_pointers(p, g);
+
     p->a = make_layout(g, g->in_a, g->m, g->k, g->transpose_a);
     p->b = make_layout(g, g->in_b, g->k, g->n, g->transpose_b);
     p->d = make_layout(g, g->out, g->m, g->n, false);
@@ -180,9 +182,9 @@ static int gemm_search(const GemmPlan *p, cublasLtMatmulAlgo_t candidates[GEMM_M
     const Gemm *g = &p->gemm;
     const uint32_t mask = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint32_t align_a = (uint32_t)p->align.a, align_b = (uint32_t)p->align.b, align_d = (uint32_t)p->align.d;
-    uint32_t align_c = align_d;
-    if (p->align.c) align_c = (uint32_t)p->align.c;
+    const uint32_t align_c = p->align.c ? (uint32_t)p->align.c : align_d;
     const uint64_t workspace = g->workspace_bytes;
+
     cublasLtMatmulPreference_t preference;
     LT_CHECK(g, cublasLtMatmulPreferenceCreate(&preference));
     set_preference(g, preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
@@ -191,15 +193,18 @@ static int gemm_search(const GemmPlan *p, cublasLtMatmulAlgo_t candidates[GEMM_M
     set_preference(g, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align_b, sizeof align_b);
     set_preference(g, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align_c, sizeof align_c);
     set_preference(g, preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align_d, sizeof align_d);
+
     cublasLtMatmulHeuristicResult_t results[GEMM_MAX_CANDIDATES];
     int found = 0, count = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(library, p->desc, p->a, p->b, p->d, p->d, preference,
                                                                  GEMM_MAX_CANDIDATES, results, &found);
     LT_CHECK(g, cublasLtMatmulPreferenceDestroy(preference));
+
     // The library reports a missing algorithm by no results or by a status; for an epilogue also by INVALID_VALUE.
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && (status != CUBLAS_STATUS_INVALID_VALUE || g->epilogue == GEMM_PLAIN))
         REQUIRE(status == CUBLAS_STATUS_SUCCESS, "matmul %s: the search for algorithms: %s", gemm_describe(g),
                 cublasLtGetStatusName(status));
+
     for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < found; i++)
         if (results[i].state == CUBLAS_STATUS_SUCCESS && results[i].workspaceSize <= workspace &&
             gemm_repeats(g, &results[i].algo))
@@ -298,16 +303,19 @@ static bool candidate_is_right(void *context, int i) {
     double limit = 5e-3;
     if (g->out == DTYPE_BF16) limit = 2e-2;
     if (dtype_size(g->in_a) == 1) limit = 5e-2;
+
     GemmSlice slice;
     double errors = 0.0, squares = 0.0;
     if (!g->d) return true; // nothing can be tried: what the library or the file says
     if (!run_slice(t, i, &slice)) return false;
+
     for (int e = 0; e < GEMM_SLICE * GEMM_SLICE; e++) {
         const GemmElement *v = &slice.values[e];
         const double size = fmax(fabs((double)v->expected), v->spread);
         errors += squared_error(v->got, v->expected, g->out) + squared_error(v->got_aux, v->expected_aux, g->out);
         if (isfinite(size)) squares += size * size;
     }
+
     const bool right = sqrt(errors) <= limit * sqrt(squares);
     const cublasLtMatmulAlgo_t *algorithm = &t->algorithms[i];
     char name[96];
@@ -316,6 +324,7 @@ static bool candidate_is_right(void *context, int i) {
              algorithm_property(g, algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID),
              algorithm_property(g, algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID),
              algorithm_property(g, algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM));
+
     if (!right)
         fprintf(stderr, "matmul %s: %s of cuBLASLt %zu differs by %.2g and is not used\n", gemm_describe(g), name,
                 cublasLtGetVersion(), sqrt(errors / squares));
@@ -346,11 +355,13 @@ static bool choose_algorithm(GemmPlan *p) {
     Gemm *g = &p->gemm;
     const GemmAlignments *align = &p->align;
     void *block = NULL;
+
     // Trials store where the real product adds in place, which is not part of the choice.
     if (g->c == g->d) {
         g->c = NULL;
         g->d = cuda_memory_like(g->d, result_bytes(g), &block);
     }
+
     char key[CHOICES_KEY_MAX]; // whatever the choice depends on
     const char *arithmetic = "tf32";
     if (compute_type(g) == CUBLAS_COMPUTE_32F) arithmetic = "fp32 sums";
@@ -358,8 +369,10 @@ static bool choose_algorithm(GemmPlan *p) {
     snprintf(key, sizeof key, "%s, cuBLASLt %zu, %s, %s, align %d %d %d %d %d %d, workspace %zu", tuning_machine(),
              cublasLtGetVersion(), gemm_describe(g), arithmetic, align->a, align->b, align->c, align->d, align->bias,
              align->aux, g->workspace_bytes);
+
     bool found = choices_file_get(key, &t.algorithms[0], sizeof t.algorithms[0]) && gemm_takes(p, &t.algorithms[0]) &&
                  candidate_is_right(&t, 0);
+
     if (!found) {
         const int count = gemm_search(p, t.algorithms);
         const bool timed = g->d && g->timed && !cuda_backend.options.no_tuning && count > 1;
@@ -369,6 +382,7 @@ static bool choose_algorithm(GemmPlan *p) {
         if (timed) state.counts.timed += count;
         if (found && timed) choices_file_put(key, &t.algorithms[0], sizeof t.algorithms[0]);
     }
+
     if (found) p->fewer_units = units_beside_exchange(p, &t);
     CUDA_CHECK(cudaFree(block));
     p->algorithm = t.algorithms[0];
@@ -383,21 +397,26 @@ static const GemmPlan *find_plan(const Gemm *g) {
     GemmAlignments align = {alignment_of(g->a, step_a), alignment_of(g->b, step_b), alignment_of(g->c, step_d),
                             alignment_of(g->d, step_d), alignment_of(g->bias, 0),   alignment_of(g->aux, 0)};
     if (g->c == g->d) align.c = 0;
+
     // A rule of cublasLt.h that the library may not enforce itself: aux at 16 bytes, and m, its leading dimension, a
     // multiple of 8.
     if (g->aux && (align.aux < 16 || g->m % 8 != 0)) return NULL;
+
     for (const GemmPlan *known = state.newest; known; known = known->next) {
         if (!is_plan_of(known, g, &align)) continue;
         if (known->usable) return known;
         return NULL;
     }
+
     REQUIRE(!cuda_backend.capturing, "%s: matmul %s is first seen while a graph is captured", g->op, gemm_describe(g));
     if (!library) LT_CHECK(g, cublasLtCreate(&library));
+
     GemmPlan *p = calloc(1, sizeof *p);
     REQUIRE_MEMORY(p != NULL, "a matmul plan");
     *p = (GemmPlan){.next = state.newest, .gemm = *g, .align = align, .exchange_units = cuda_backend.exchange_units};
     state.newest = p;
     state.counts.plans++;
+
     make_descriptors(p);
     p->usable = choose_algorithm(p);
     if (p->usable) return p;

@@ -42,14 +42,17 @@ template <class... P> struct KernelLaunch {
         const int64_t limit = max_i64((int64_t)shared_bytes, facts.maxDynamicSharedSizeBytes);
         CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)limit));
     }
+
     template <class... A> void operator()(A... arguments) const {
         if (shared_bytes > 0) allow_shared_memory();
+
         cudaLaunchAttribute early = {};
         early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
         early.val.programmaticStreamSerializationAllowed = 1;
         cudaLaunchConfig_t config = {};
         config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes;
         config.stream = stream, config.attrs = &early, config.numAttrs = cuda_backend.early_launch;
+
         (void)cudaLaunchKernelEx(&config, kernel, (P)arguments...);
         const cudaError_t status = cudaGetLastError();
         REQUIRE_MEMORY(status != cudaErrorMemoryAllocation, "%s" GPU_IS_FULL, name);

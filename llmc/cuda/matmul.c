@@ -53,6 +53,7 @@ static Gemm product(const char *op, Tensor d, Tensor a, bool transpose_a, Tensor
         .alpha = 1.0f,
         .beta = 1.0f,
     };
+
     if (transpose_a) {
         g.m = tensor_rows(a);
         g.k = tensor_cols(a);

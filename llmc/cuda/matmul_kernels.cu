@@ -203,21 +203,26 @@ static __device__ float element_of(DType dtype, const void *x, int64_t i) {
 static __global__ void __launch_bounds__(WARP) gemm_slice_kernel(GemmElement *values, Gemm g) {
     wait_for_the_grid_before();
     const int64_t i = (g.m - 1) * blockIdx.x / (GEMM_SLICE - 1), j = (g.n - 1) * blockIdx.y / (GEMM_SLICE - 1);
+
     float scale = g.alpha;
     if (g.scale_a) scale *= *g.scale_a * *g.scale_b;
     float sum = 0.0f, squares = 0.0f;
+
     for (int64_t p = threadIdx.x; p < g.k; p += WARP) {
         const float a = element_of(g.in_a, g.a, g.transpose_a ? i * g.k + p : p * g.m + i);
         const float product = scale * a * element_of(g.in_b, g.b, g.transpose_b ? p * g.n + j : j * g.k + p);
         sum += product;
         squares += product * product;
     }
+
     sum = warp_sum(sum);
     squares = warp_sum(squares);
     if (threadIdx.x > 0) return;
+
     const int64_t at = j * g.m + i;
     if (g.c) sum += g.beta * element_of(g.out, g.c, at);
     if (g.bias) sum += element_of(g.out, g.bias, i);
+
     GemmElement e = {sum, element_of(g.out, g.d, at), 0.0f, 0.0f, sqrtf(squares)};
     if (g.epilogue == GEMM_DGELU) e.expected = sum * gelu_derivative(element_of(g.out, g.aux, at));
     if (g.epilogue == GEMM_GELU_AUX_BIAS) {

@@ -94,6 +94,7 @@ bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, 
     if (!nccl_library_open(err)) return false;
     comm.rank = rank;
     comm.size = size;
+
     ncclUniqueId unique;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
@@ -102,6 +103,7 @@ bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, 
         config.maxCTAs = units = (int)max_i64(1, cuda_backend.num_sms / EXCHANGE_SHARE);
     memcpy(&unique, id, sizeof unique);
     CUDA_CHECK(cudaSetDevice(cuda_backend.device)); // NCCL takes the device that is current
+
     const ncclResult_t status = settle(nccl.ncclCommInitRankConfig(&comm.handle, size, unique, rank, &config), seconds);
     if (status == ncclInProgress)
         error_set(err, "start of NCCL: rank %d of %d waited %.0f s for the others: not all processes came", rank, size,
@@ -112,11 +114,13 @@ bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, 
         device_comm_abort();
         return false;
     }
+
     CUDA_CHECK(cudaEventCreateWithFlags(&comm.queued, cudaEventDisableTiming));
     snprintf(comm.library, sizeof comm.library, "NCCL %s", nccl_library_version_text());
     comm.to = calloc((size_t)size, sizeof *comm.to);
     comm.from = calloc((size_t)size, sizeof *comm.from);
     REQUIRE_MEMORY(comm.to && comm.from, "the parts of a request");
+
     cuda_backend.exchange_units = units;
     comm.started = true;
     return true;

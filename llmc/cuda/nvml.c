@@ -32,6 +32,7 @@ CudaNvml *cuda_nvml_open(const char *path, const char *pci_bus_id) {
     const char *file = text_or(path, "libnvidia-ml.so.1");
     CudaNvml *nvml = (CudaNvml *)calloc(1, sizeof *nvml);
     if (!nvml) return NULL;
+
     const LibraryFunction functions[] = {
         {"nvmlInit_v2", &init},
         {"nvmlShutdown", &nvml->shutdown},
@@ -41,8 +42,10 @@ CudaNvml *cuda_nvml_open(const char *path, const char *pci_bus_id) {
         {"nvmlDeviceGetTotalEnergyConsumption", &nvml->energy},
         {"nvmlDeviceGetTemperature", &nvml->temperature},
     };
+
     const LibraryFunction throttle = {"nvmlDeviceGetCurrentClocksEventReasons", &nvml->throttle}; // since driver 535
     const LibraryFunction older = {"nvmlDeviceGetCurrentClocksThrottleReasons", &nvml->throttle};
+
     nvml->library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (nvml->library &&
         library_functions(nvml->library, file, functions, sizeof functions / sizeof *functions, NULL) && init() == 0) {
@@ -51,6 +54,7 @@ CudaNvml *cuda_nvml_open(const char *path, const char *pci_bus_id) {
         if (find(pci_bus_id, &nvml->gpu) == 0) return nvml;
         nvml->shutdown();
     }
+
     if (nvml->library) dlclose(nvml->library);
     free(nvml);
     return NULL;

@@ -321,6 +321,7 @@ UpdateEntry cuda_update_entry(const UpdateTensor *t) {
     e.learning_rate = t->rate;
     e.weight_decay = t->weight_decay / t->rate; // rate multiplies the direction alone
     e.grad_is_fp32 = t->grad.dtype == DTYPE_FP32;
+
     const Tensor all[] = {t->weight, t->master, t->compensation, t->grad, t->m, t->v};
     e.packed = true;
     for (const Tensor &x : all) e.packed = e.packed && (uintptr_t)x.data % 16 == 0;

@@ -260,6 +260,7 @@ static void describe_adafactor(TableDraft *draft, const UpdateTensor *tensors, i
         a.rms = (float *)t->rms.data;
         a.rows = 1;
         a.cols = a.t.numel;
+
         if (t->row.data) {
             a.row = (float *)t->row.data;
             a.col = (float *)t->col.data;
@@ -267,6 +268,7 @@ static void describe_adafactor(TableDraft *draft, const UpdateTensor *tensors, i
             a.cols = tensor_numel(t->col);
             a.begin = t->offset;
         }
+
         a.counted = a.rows * a.cols - t->padding;
         a.first_row = a.begin / a.cols;
         a.end_row = ceil_div(a.begin + a.t.numel, a.cols);
@@ -274,10 +276,12 @@ static void describe_adafactor(TableDraft *draft, const UpdateTensor *tensors, i
         a.col_tiles = ceil_div(a.cols, TILE_COLS);
         a.tiles = ceil_div(a.end_row - a.first_row, TILE_ROWS) * a.col_tiles;
         a.tensor = i;
+
         const int64_t sums = column_sums_of(t);
         a.column_sums = -1;
         if (sums > 0) a.column_sums = column_sums;
         column_sums += sums;
+
         if (a.row) table_add(draft, ROWS, i, &a, ceil_div(a.rows, ROW_PART));
         table_add(draft, TILES, i, &a, a.tiles);
         if (sums > 0) table_add(draft, TALL, i, &a, ceil_div(a.cols, BLOCK_THREADS));
@@ -298,13 +302,16 @@ void backend_adafactor_statistics(UpdateList *list, Tensor control) {
     int64_t floats_of_columns = 0;
     for (int i = 0; i < n; i++)
         if (tensors[i].rule == RULE_ADAFACTOR) floats_of_columns += column_sums_of(&tensors[i]);
+
     const UpdateTable *table =
         update_table("adafactor_statistics", list, TABLE_ADAFACTOR, sizeof(AdafactorEntry), describe_adafactor);
     if (table->num_groups == 0) return;
+
     const TableRun rows = table_run(table, table_group(table, ROWS), 0, n);
     const TableRun tiles = table_run(table, table_group(table, TILES), 0, n);
     const TableRun tall = table_run(table, table_group(table, TALL), 0, n);
     const TableRun sums = table_run(table, table_group(table, SUMS), 0, n);
+
     // The workspace: row_means (n) of each tensor; partials (n, NORM_MAX_PARTS), sums of u^2; column_sums (tile rows,
     // cols) of each tall matrix. cuda_size_optimizer (gpu_sizes.c) has space for it: more than TILE_ROWS rows have
     // fewer than twice rows / TILE_ROWS tiles.
@@ -313,6 +320,7 @@ void backend_adafactor_statistics(UpdateList *list, Tensor control) {
     float *partials = row_means + n, *column_sums = partials + n * NORM_MAX_PARTS;
     const StepControl *decided = (const StepControl *)control.data;
     const cudaStream_t stream = cuda_compute_stream();
+
     DISPATCH(tensors[0].weight.dtype, E, {
         if (rows.n > 0) {
             LAUNCH(adafactor_rows_kernel<E>, rows.parts, BLOCK_THREADS, 0, stream)

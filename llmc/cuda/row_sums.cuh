@@ -30,11 +30,13 @@ static __device__ __forceinline__ void finish_row_sums(float *partials, const Ro
     const int64_t columns = sums.count * C;
     float *first = partials + (int64_t)group * GROUP_BLOCKS * columns, sum[WIDTH];
     if (!finishes_last(&tickets[group], in_group)) return;
+
     for (int64_t c = (int64_t)threadIdx.x * WIDTH; c < columns; c += (int64_t)blockDim.x * WIDTH) {
         add_rows<WIDTH>(sum, first + c, in_group, columns);
         store_vector(first + c, from_floats<float>(sum));
     }
     if (!finishes_last(&tickets[MAX_GROUPS], groups)) return;
+
     for (int64_t c = (int64_t)threadIdx.x * WIDTH; c < columns; c += (int64_t)blockDim.x * WIDTH) {
         add_rows<WIDTH>(sum, partials + c, groups, GROUP_BLOCKS * columns);
         for (int k = 0; k < WIDTH; k++) {

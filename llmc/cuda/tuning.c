@@ -60,15 +60,18 @@ static double time_run(Stopwatch *w, int way) {
 // a kernel may load its code. What is slow then is dropped; the others run round after round.
 static int fastest_way(Stopwatch *w, int count, const bool *out) {
     double first[CHOICE_MAX_WAYS], ms[CHOICE_MAX_WAYS][MAX_ROUNDS], least = INFINITY, best = 0.0;
+
     int rounds = 0, fastest = -1;
     CUDA_CHECK(cudaEventCreate(&w->start));
     CUDA_CHECK(cudaEventCreate(&w->stop));
+
     for (int i = 0; i < count; i++) {
         first[i] = INFINITY;
         if (!out[i] && w->spent < LIMIT_MS) first[i] = time_run(w, i);
         if (first[i] < INFINITY && (least == INFINITY || first[i] > DROP_FACTOR * least)) first[i] = time_run(w, i);
         least = fmin(least, first[i]);
     }
+
     for (int i = 0; i < count; i++)
         if (first[i] > DROP_FACTOR * least) first[i] = INFINITY;
     for (const double before = w->spent; rounds < MAX_ROUNDS && w->spent < LIMIT_MS; rounds++) {
@@ -76,8 +79,10 @@ static int fastest_way(Stopwatch *w, int count, const bool *out) {
         for (int i = 0; i < count; i++)
             if (first[i] < INFINITY) ms[i][rounds] = time_run(w, i);
     }
+
     CUDA_CHECK(cudaEventDestroy(w->start));
     CUDA_CHECK(cudaEventDestroy(w->stop));
+
     for (int i = 0; i < count; i++) {
         double time = first[i];
         if (time < INFINITY && rounds > 0) time = median_of(ms[i], rounds);
