@@ -146,9 +146,11 @@ static bool tcp_exchange(ExchangeKind kind, const void *mine, void *all, size_t 
         total = bytes * (size_t)tcp.size;
         ours.kind = FRAME_GATHER;
     }
+
     Moved moved = MOVED;
     REQUIRE(bytes <= SIZE_MAX / (size_t)tcp.size, "an exchange of %zu bytes", bytes);
     if (*tcp.failure.text) return error_set(err, "%s", tcp.failure.text);
+
     if (tcp.rank > 0) {
         moved = tcp_send(tcp.sockets[0], ours, mine, part, tcp.deadline);
         if (moved != STUCK) moved = tcp_hear(tcp.sockets[0], &ours, all, total, tcp.deadline, err);
@@ -156,6 +158,7 @@ static bool tcp_exchange(ExchangeKind kind, const void *mine, void *all, size_t 
     } else if (part > 0) {
         memmove(all, mine, part);
     }
+
     for (int r = 1; tcp.rank == 0 && r < tcp.size; r++) {
         Frame theirs;
         moved = tcp_move(tcp.sockets[r], POLLIN, &theirs, sizeof theirs, tcp.deadline);
@@ -171,10 +174,12 @@ static bool tcp_exchange(ExchangeKind kind, const void *mine, void *all, size_t 
             moved = tcp_move(tcp.sockets[r], POLLIN, (char *)all + (size_t)r * part, part, tcp.deadline);
         if (moved != MOVED) return tcp_fail_process(r, moved, err);
     }
+
     for (int r = 1; tcp.rank == 0 && r < tcp.size; r++) {
         moved = tcp_send(tcp.sockets[r], ours, all, total, tcp.deadline);
         if (moved != MOVED) return tcp_fail_process(r, moved, err);
     }
+
     tcp.deadline = INFINITY; // later calls are the watch's
     return true;
 }
@@ -223,8 +228,10 @@ static int tcp_meet(const Place *place, int listener, Error *note) {
     int missing = PURPOSES * (tcp.size - 1);
     const int on = 1;
     unsigned next = 0;
+
     for (int i = 0; i < VISITORS; i++) polls[i] = (struct pollfd){-1, POLLIN, 0};
     polls[VISITORS] = (struct pollfd){listener, POLLIN, 0};
+
     for (double left; missing > 0 && (left = tcp.deadline - now_seconds()) > 0;) {
         if (poll(polls, VISITORS + 1, (int)ceil(1e3 * left)) <= 0) continue;
         for (int i = 0; i < VISITORS; i++) {
@@ -237,6 +244,7 @@ static int tcp_meet(const Place *place, int listener, Error *note) {
                 close(polls[i].fd);
             polls[i].fd = -1;
         }
+
         if (!polls[VISITORS].revents) continue;
         const unsigned i = next++ % VISITORS; // the oldest makes room
         if (polls[i].fd >= 0) close(polls[i].fd);
@@ -245,6 +253,7 @@ static int tcp_meet(const Place *place, int listener, Error *note) {
         if (polls[i].fd < 0) error_set(note, "a connection could not be taken: %s", strerror(errno));
         setsockopt(polls[i].fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     }
+
     for (int i = 0; i < VISITORS; i++) {
         char peer[64] = "";
         struct sockaddr_storage address = {.ss_family = AF_UNSPEC};
@@ -252,11 +261,12 @@ static int tcp_meet(const Place *place, int listener, Error *note) {
         if (polls[i].fd < 0) continue;
         getpeername(polls[i].fd, (struct sockaddr *)&address, &length);
         getnameinfo((struct sockaddr *)&address, length, peer, sizeof peer, NULL, 0, NI_NUMERICHOST);
-        const char *ipv4 = peer;
-        if (strncmp(peer, "::ffff:", 7) == 0) ipv4 = peer + 7; // on a socket for both
+
+        const char *ipv4 = strncmp(peer, "::ffff:", 7) == 0 ? peer + 7 : peer; // on a socket for both
         error_set(note, "a connection from %s says nothing", ipv4);
         close(polls[i].fd);
     }
+
     return missing;
 }
 
@@ -266,15 +276,18 @@ static bool tcp_start_process_0(const Place *place, double seconds, Error *err) 
     char names[NAMED_MISSING * 16 + 8] = "";
     int listener = -1, n = 0, named = 0;
     if (inherited) listener = atoi(inherited);
+
     unsetenv(COMM_LISTENER);
     if (listener < 0 || fcntl(listener, F_SETFD, FD_CLOEXEC) != 0 || fcntl(listener, F_SETFL, O_NONBLOCK) != 0)
         listener = socket_listen(place->host, place->port, &note);
     if (listener < 0)
         return error_set(err, "process 0 cannot listen on port %d: %s; choose another by MASTER_PORT or -ps HOST:PORT",
                          place->port, note.text);
+
     const int missing = tcp_meet(place, listener, &note);
     close(listener);
     if (missing == 0) return true;
+
     for (int r = 1; r < tcp.size && named <= NAMED_MISSING; r++) {
         if (tcp.sockets[FOR_WATCH * tcp.size + r] >= 0) continue; // the second connection
         if (named++ < NAMED_MISSING)
@@ -282,6 +295,7 @@ static bool tcp_start_process_0(const Place *place, double seconds, Error *err) 
         else
             snprintf(names + n, sizeof names - (size_t)n, " ...");
     }
+
     error_set(err, "not all %d processes came within %g s; missing:%s%s%s", tcp.size, seconds, names,
               text_if(*note.text, "; "), note.text);
     return tcp_fail(err);
@@ -292,6 +306,7 @@ static bool tcp_start_other(const Place *place, double seconds, Error *err) {
     Hello hello = {.magic = HELLO_MAGIC, .size = (uint32_t)tcp.size, .rank = (uint32_t)tcp.rank};
     snprintf(hello.run_id, sizeof hello.run_id, "%s", place->run_id);
     gethostname(hello.host, sizeof hello.host - 1);
+
     for (double pause = 0.05; hello.purpose < PURPOSES; pause = fmin(2 * pause, 0.5)) {
         Error reason = {""};
         Moved moved = ENDED;
@@ -303,6 +318,7 @@ static bool tcp_start_other(const Place *place, double seconds, Error *err) {
             if (moved == STRANGE) error_set(&reason, "another program listens there");
             if (moved == ENDED || moved == STUCK) error_set(&reason, "it took the connection, but did not answer");
         }
+
         if (moved == MOVED)
             tcp.sockets[(int)hello.purpose++ * tcp.size] = fd;
         else if (moved == REFUSED)
@@ -313,6 +329,7 @@ static bool tcp_start_other(const Place *place, double seconds, Error *err) {
         else
             nanosleep(&(struct timespec){.tv_nsec = (long)(pause * 1e9)}, NULL);
     }
+
     tcp.deadline = now_seconds() + seconds + TELL_SECONDS; // process 0 has as long for all, and says what failed
     return true;
 }

@@ -92,6 +92,7 @@ static void launch_await(Children *c, const sigset_t *waited, const char *progra
             c->stop_after = 0;
         }
         if (c->kill_after > 0 && now >= c->kill_after) launch_signal(c, SIGKILL);
+
         // A second at most: no signal tells that the time is over, and one SIGCHLD may stand for several processes.
         const int number = sigtimedwait(waited, NULL, &(struct timespec){.tv_sec = 1});
         if (number == SIGTSTP) { // Ctrl-Z, then fg
@@ -101,6 +102,7 @@ static void launch_await(Children *c, const sigset_t *waited, const char *progra
         } else if (number > 0 && number != SIGCHLD) {
             launch_signal(c, number);
         }
+
         int status;
         for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
             int rank = 0;
@@ -108,14 +110,15 @@ static void launch_await(Children *c, const sigset_t *waited, const char *progra
             if (rank == c->count) continue; // not one of ours: the program had a child before
             c->pids[rank] = 0;
             c->running--;
-            int code = WEXITSTATUS(status);
-            if (!WIFEXITED(status)) code = 128 + WTERMSIG(status);
+
+            const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
             // A run that stopped as it was asked to is no failure: the others are still saving.
             if (code == EXIT_INTERRUPTED && c->result == EXIT_OK) c->result = code;
             if (code == EXIT_OK || code == EXIT_INTERRUPTED || c->kill_after > 0) continue;
             c->result = code;
             c->stop_after = now_seconds() + NOTICE_SECONDS;
             c->kill_after = c->stop_after + c->stop_seconds;
+
             if (code == EXIT_BAD_INPUT) continue; // all have found out together, and process 0 has said what
             // It may have been ended by a signal, and its own message, if there is one, does not name the process.
             char how[32];

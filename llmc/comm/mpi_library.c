@@ -87,12 +87,14 @@ static const Channel *mpi_connect(Place *place, Error *err) {
     void *library = NULL;
     int provided, length = 0;
     char text[MPI_MAX_LIBRARY_VERSION_STRING];
+
     for (size_t i = 0; !library && i < sizeof mpi_files / sizeof *mpi_files; i++)
         library = dlopen(mpi_files[i], RTLD_NOW | RTLD_GLOBAL); // global: MPI's plugins use its symbols
     if (!library) {
         error_set(err, "MPI is not installed here: %s", dlerror());
         return NULL;
     }
+
     for (size_t i = 0; i < sizeof mpi_symbols / sizeof *mpi_symbols; i++) {
         void *address = dlsym(library, mpi_symbols[i].name);
         if (!address) {
@@ -102,6 +104,7 @@ static const Channel *mpi_connect(Place *place, Error *err) {
         }
         memcpy(mpi_symbols[i].pointer, &address, sizeof address);
     }
+
     // Only the main thread calls MPI.
     const int status = mpi.MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
     if (!mpi_check("MPI_Init_thread", status, err)) return NULL;
@@ -109,6 +112,7 @@ static const Channel *mpi_connect(Place *place, Error *err) {
     mpi.MPI_Get_library_version(text, &length);
     text[strcspn(text, ",\n")] = '\0'; // "Open MPI v4.1.4, package: ..."
     snprintf(mpi.name, sizeof mpi.name, "%s", text);
+
     mpi.world = MPI_COMM_WORLD;
     mpi.byte = MPI_BYTE;
     mpi.integer = MPI_INT;
@@ -116,6 +120,7 @@ static const Channel *mpi_connect(Place *place, Error *err) {
     mpi.MPI_Comm_size(mpi.world, &mpi.size);
     mpi.MPI_Comm_rank(mpi.world, &mpi.rank);
     place->rank = mpi.rank;
+
     if (mpi.size == place->size) return &CHANNEL;
     error_set(err, "%s knows %d processes, %s says %d; was another MPI used to start them?", mpi.name, mpi.size,
               place->launcher, place->size);

@@ -128,20 +128,24 @@ static bool place_from_environment(Place *place, Error *err) {
         const struct Launcher *l = &launchers[i];
         Place found = *place;
         if (!place_variable(l->size) || !place_variable(l->rank)) continue;
+
         // srun also sets PMI_SIZE, and starts hydra's helpers: what srun does not set tells them apart.
         const bool by_slurm = place_variable("SLURM_STEP_NUM_TASKS") && !place_variable(l->local_size);
         if (strcmp(l->size, "PMI_SIZE") == 0 && by_slurm) continue;
         if (!place_number_variable(l->size, 1, MAX_PROCESSES, &found.size, err) ||
             !place_number_variable(l->rank, 0, found.size - 1, &found.rank, err))
             return false;
+
         if (found.size == 1) continue;
         if (place_variable(l->local_size) &&
             !place_number_variable(l->local_size, 1, found.size, &found.local_size, err))
             return false;
+
         const int local = (int)positive_or(found.local_size, found.size);
         if (place_variable(l->local_rank) &&
             !place_number_variable(l->local_rank, 0, local - 1, &found.local_rank, err))
             return false;
+
         found.launcher = "--gpus";
         if (!place_variable(COMM_LAUNCHER)) found.launcher = l->name;
         if (!l->meet(&found, err)) return error_prefix(err, "%s", l->name);

@@ -21,9 +21,11 @@ int socket_open(const char *host, int port, double connect_seconds, Error *reaso
     struct addrinfo *found = NULL;
     char number[16];
     int fd = -1;
+
     snprintf(number, sizeof number, "%d", port);
     const int failed = getaddrinfo(host, number, &hints, &found);
     if (failed) error_set(reason, "%s", gai_strerror(failed));
+
     for (const struct addrinfo *a = found; a && fd < 0; a = a->ai_next) {
         int status;
         fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -41,11 +43,13 @@ int socket_open(const char *host, int port, double connect_seconds, Error *reaso
             status = bind(fd, a->ai_addr, a->ai_addrlen);
             if (status == 0) status = listen(fd, SOMAXCONN);
         }
+
         if (status == 0) break;
         error_set(reason, "%s", strerror(errno));
         if (fd >= 0) close(fd);
         fd = -1;
     }
+
     if (found) freeaddrinfo(found);
     return fd;
 }

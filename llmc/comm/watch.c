@@ -106,20 +106,24 @@ static void *watch_run(void *unused) {
     (void)unused;
     char what[64];
     double then = now_seconds(), waited = 0, failed = 0; // seconds
+
     snprintf(what, sizeof what, "has made no progress for %g s", watch.options.seconds);
     for (uint64_t progress = reached.progress; !watch.stops;) {
         nfds_t count = (nfds_t)watch.options.size;
         if (watch.has_failed) count = 0;
         poll(watch.polls, count, ROUND_MS);
+
         // Time in which this process was stopped, or the machine slept, does not count.
         const double now = now_seconds(), passed = fmin(now - then, 2e-3 * ROUND_MS);
         then = now;
         for (int r = 0; r < watch.options.size && !watch.has_failed; r++)
             if (watch.polls[r].fd >= 0 && watch.polls[r].revents) watch_hear(r);
+
         waited += passed;
         if (reached.progress != progress) waited = 0;
         progress = reached.progress;
         if (!watch.has_failed && waited > watch.options.seconds) watch_fail_process(watch.options.rank, what, true);
+
         // What the process has written is whole: checkpoints are renamed when they are complete.
         if (watch.has_failed && (failed += passed) > GRACE_SECONDS) _exit(EXIT_RUN_FAILED);
     }
@@ -130,23 +134,29 @@ bool watch_start(const WatchOptions *options, Error *err) {
     const int size = options->size;
     REQUIRE(!watch.is_running, "watch_start: it runs");
     memset(&watch, 0, sizeof watch);
+
     watch.options = *options;
     watch.polls = calloc((size_t)size, sizeof *watch.polls);
     REQUIRE_MEMORY(watch.polls, "the watch");
+
     for (int r = 0; r < size; r++) {
         watch.polls[r] = (struct pollfd){-1, POLLIN, 0};
         if (options->sockets) watch.polls[r].fd = options->sockets[r];
     }
+
     int first = 1; // of the others on this machine
     while (first < options->rank && strcmp(options->hosts[first], options->hosts[options->rank]) != 0) first++;
     watch.speaks = first == options->rank;
+
     sigset_t all, before; // the main thread handles signals
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     const int status = pthread_create(&watch.thread, NULL, watch_run, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     watch.is_running = status == 0;
-    return status == 0 || limits_thread_failed("the thread that watches this process", status, err);
+
+    if (status != 0) return limits_thread_failed("the thread that watches this process", status, err);
+    return true;
 }
 
 void watch_stop(bool lost) {

@@ -207,8 +207,10 @@ static void finish_piece(DataParallel *d) {
     const Range own = piece_range(d, p, d->share.rank);
     const int64_t n = range_size(own);
     const Tensor gradients = model_unit_gradients(d->model, p.unit), received = model_exchange_buffer(d->model, turn);
+
     if (!d->ok) return;
     keep_outcome(d, device_comm_wait(REQUEST_PIECE + turn, &d->err));
+
     if (n > 0) {
         for (int width = 1; width < processes; width *= 2)
             for (int i = 0; i + width < processes; i += 2 * width)
@@ -217,6 +219,7 @@ static void finish_piece(DataParallel *d) {
         tensor_cast(tensor_slice_elements(model_own_gradients(d->model, p.unit), p.first, n),
                     tensor_slice_elements(received, 0, n));
     }
+
     if (divided(d) || !d->ok) return;
     if (d->sums[turn]) keep_outcome(d, device_comm_wait(REQUEST_SUM + turn, &d->err));
     d->sums[turn] = true;
@@ -234,16 +237,20 @@ static void finish_all(DataParallel *d) {
 static void after_backward(void *context, int unit) {
     DataParallel *d = context;
     const int processes = d->share.processes;
+
     watch_progress();
     device_comm_progress();
     if (!d->last) return;
+
     watch_collective("sum of gradients");
     if (d->share.count > 1) add_group(d, unit, d->share.count - 1);
     finish_all(d);
+
     const int64_t fits = tensor_numel(model_exchange_buffer(d->model, 0)) / processes / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
     int64_t longest = 0;
     for (int r = 0; r < processes; r++)
         longest = max_i64(longest, range_size(partition_of_unit(d->partition, unit, r)));
+
     const Tensor gradients = model_unit_gradients(d->model, unit);
     for (int64_t first = 0; first < longest; first += fits) {
         if (d->started - d->done == PIECES) finish_piece(d);
@@ -253,6 +260,7 @@ static void after_backward(void *context, int unit) {
             keep_outcome(d, device_all_to_all(model_exchange_buffer(d->model, turn).data, gradients.data,
                                               piece_ranges(d, p, gradients.dtype), REQUEST_PIECE + turn, &d->err));
     }
+
     if (!d->overlap) finish_all(d);
 }
 

@@ -127,9 +127,11 @@ Offload *offload_create(const Model *model, const UpdateTensor *tensors, int cou
     Offload *o = calloc(1, sizeof *o);
     REQUIRE_MEMORY(o, "the slices of the optimizer state");
     int64_t bytes;
+
     o->buffer = model_offload_buffer(model, &bytes);
     REQUIRE(o->buffer, "offload_create of a model whose state is on the device");
     o->part_bytes = bytes / OFFLOAD_PARTS / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
+
     for (int p = 0; p < OFFLOAD_PARTS; p++) {
         BufferPart *part = &o->parts[p];
         if ((part->in = device_event_create(err)) && (part->updated = device_event_create(err)) &&
@@ -138,8 +140,10 @@ Offload *offload_create(const Model *model, const UpdateTensor *tensors, int cou
         offload_destroy(o);
         return NULL;
     }
+
     StateChunk *chunk = add_chunk(o);
     int64_t used = 0; // bytes of the chunk's part
+
     for (int i = 0; i < count; i++) {
         const int64_t numel = tensor_numel(tensors[i].weight);
         for (int64_t first = 0, n; first < numel; first += n) {
@@ -154,6 +158,7 @@ Offload *offload_create(const Model *model, const UpdateTensor *tensors, int cou
             }
         }
     }
+
     o->list = update_list(o->slices, o->num_slices);
     return o;
 }

@@ -33,9 +33,11 @@ int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions 
     Candidate *c = malloc(2 * (size_t)V * sizeof *c);
     double *weights = malloc((size_t)V * sizeof *weights);
     REQUIRE_MEMORY(c && weights, "the %lld candidates of a token", (long long)V);
+
     int64_t n = 0;
     int32_t token = 0;
     float best = -INFINITY;
+
     for (int64_t i = 0; i < V; i++) {
         if (!(logits[i] > -INFINITY)) continue;
         // The bits of a float order like the float itself once those of negative ones are inverted; all are inverted
@@ -49,10 +51,12 @@ int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions 
         best = logits[i];
         token = (int32_t)i;
     }
+
     if (o->temperature > 0.0 && n > 0) {
         const bool by_number = o->top_k > 0 && o->top_k<n, by_mass = o->top_p> 0.0 && o->top_p < 1.0;
         if (by_number || by_mass) sort_candidates(c, c + n, n);
         if (by_number) n = o->top_k;
+
         // The softmax of the candidates up to a common factor: the likeliest has weight 1, so
         // nothing overflows.
         double sum = 0.0;
@@ -64,16 +68,19 @@ int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions 
                 weights[i] = exp(((double)logit - (double)best) / o->temperature);
             sum += weights[i];
         }
+
         if (by_mass) {
             const double mass = o->top_p * sum;
             int64_t kept = 0;
             for (sum = 0.0; kept < n && sum < mass; kept++) sum += weights[kept];
             n = kept;
         }
+
         // Uniform in [0, 1), 53 bits: with the usual 24, a token of probability 1e-8 would never be drawn, or ten times
         // too often.
         const Philox bits = philox(o->seed, ((uint64_t)STREAM_SAMPLE << 48) + o->stream, index);
         const double uniform = (double)(((uint64_t)bits.v[0] << 32 | bits.v[1]) >> 11) * 0x1p-53;
+
         // The place on a line on which each candidate has a length equal to its weight. Rounding may put it at the very
         // end, after all of them: then the likeliest one is drawn.
         const double place = uniform * sum;
@@ -83,6 +90,7 @@ int32_t sample_from_logits(const float *logits, int64_t V, const SamplerOptions 
             if (passed > place) token = c[i].token;
         }
     }
+
     free(c);
     free(weights);
     return token;

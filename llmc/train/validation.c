@@ -30,6 +30,7 @@ typedef struct {
 static bool compute_losses(Evaluation *e, int64_t first, int64_t count, int64_t n, int64_t *bytes, Error *err) {
     const ModelOptions *o = model_options(e->model);
     const int64_t window_bytes = (o->T + 1) * e->val->token_bytes;
+
     for (int64_t i = 0; i < count; i++) {
         char *window = e->batch + i * window_bytes;
         // Spread evenly over all windows: the same ones at every evaluation.
@@ -44,6 +45,7 @@ static bool compute_losses(Evaluation *e, int64_t first, int64_t count, int64_t 
             *bytes += e->byte_count[token]; // below V: shards_read_window has checked it
         }
     }
+
     model_load_batch(e->model, e->batch, count, o->T, e->val->token_bytes);
     model_forward(e->model);
     copy_d2h(e->losses, model_sequence_losses(e->model).data, (size_t)count * sizeof *e->losses, STREAM_COMPUTE);
@@ -58,6 +60,7 @@ static bool sum_losses(Evaluation *e, int64_t n, Error *err) {
     const size_t message = sizeof(BatchHead) + (size_t)B * sizeof(float);
     char *mine = calloc(1, message), *all = malloc((size_t)processes * message);
     REQUIRE_MEMORY(mine && all, "the losses of a batch");
+
     bool ok = true;
     for (int64_t round = 0; ok && round < n && !signals_pending(); round += processes * B) {
         const int64_t first = round + comm_rank() * B, count = max_i64(min_i64(n - first, B), 0);
@@ -66,6 +69,7 @@ static bool sum_losses(Evaluation *e, int64_t n, Error *err) {
         head.failed = !computed;
         memcpy(mine, &head, sizeof head);
         memcpy(mine + sizeof head, e->losses, (size_t)count * sizeof(float));
+
         ok = comm_gather(mine, all, message, err);
         int signal = 0;
         bool failed = false;
@@ -81,9 +85,11 @@ static bool sum_losses(Evaluation *e, int64_t n, Error *err) {
                 e->windows++;
             }
         }
+
         if (ok && failed) ok = comm_all_ok(computed, err);
         if (ok && processes > 1) signals_agree(signal);
     }
+
     free(mine);
     free(all);
     return ok;
