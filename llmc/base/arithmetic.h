@@ -92,6 +92,7 @@ static inline void philox_normal2(uint32_t a, uint32_t b, float out[2]) {
     const float series = 2.0f * s2 * (1.0f / 3 + s2 * (1.0f / 5 + s2 * tail));
     const float high = 0.693145751953125f, low = 1.42860677e-6f; // ln 2; k high is exact
     const float r = sqrtf(-2.0f * ((float)k * high + ((float)k * low + (f - s * (f - series)))));
+
     // phi = quarter * pi/2 + x with x in [-pi/4, pi/4), exact in units of 2^-24 of a turn.
     const int32_t turn = (int32_t)(b >> 8), quarter = (turn + (1 << 21)) >> 22;
     const float x = (float)(turn - (quarter << 22)) * (1.57079632679f * 0x1p-22f), x2 = x * x;
@@ -101,6 +102,7 @@ static inline void philox_normal2(uint32_t a, uint32_t b, float out[2]) {
     const uint32_t swap = (quarter & 1 ? 0xFFFFFFFFu : 0) & (sine.bits ^ cosine.bits);
     cosine.bits ^= swap ^ ((uint32_t)(quarter + 1) & 2) << 30; // negative in quarters 1 and 2
     sine.bits ^= swap ^ ((uint32_t)quarter & 2) << 30;         // in quarters 2 and 3
+
     out[0] = r * cosine.f;
     out[1] = r * sine.f;
 }

@@ -36,10 +36,12 @@ bool directory_sync_parent(const char *path, Error *err) {
 
 bool directory_make(const char *path, Error *err) {
     if (*path == '\0') return error_set(err, "the directory name is empty");
+
     char *prefix = strdup(path);
     REQUIRE_MEMORY(prefix != NULL, "a path");
     int reason = 0; // of the first call that failed and was needed: later ones fail because of it
     bool ok = true;
+
     for (char *p = prefix + 1; ok; p++) {
         if (*p != '/' && *p != '\0') continue;
         char end = *p;
@@ -55,8 +57,10 @@ bool directory_make(const char *path, Error *err) {
         *p = end;
         if (end == '\0') break;
     }
+
     free(prefix);
     if (!ok) return false;
+
     struct stat st;
     if (reason == 0 && stat(path, &st) == 0 && !S_ISDIR(st.st_mode)) reason = ENOTDIR;
     return reason == 0 || error_set(err, "%s: cannot make the directory: %s", path, path_reason(path, reason).text);
@@ -119,6 +123,7 @@ void directory_sort_names(char **names, int count) {
 bool directory_list(const char *path, char ***names, int *count, Error *err) {
     *names = NULL;
     *count = 0;
+
     DIR *dir = opendir(path);
     if (!dir) return error_set(err, "%s: cannot open the directory: %s", path, path_reason(path, errno).text);
     errno = 0; // readdir reports only by errno whether it failed or reached the end
@@ -129,9 +134,11 @@ bool directory_list(const char *path, char ***names, int *count, Error *err) {
         *names = grown;
         (*names)[(*count)++] = name;
     }
+
     const int reason = errno;
     closedir(dir);
     directory_sort_names(*names, *count);
+
     if (reason == 0) return true;
     directory_list_free(*names, *count);
     *names = NULL;

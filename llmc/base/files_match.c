@@ -45,29 +45,35 @@ bool files_match(const char *pattern, char ***names, int *count, Error *err) {
                     .gl_closedir = close_for_glob,
                     .gl_stat = stat,
                     .gl_lstat = lstat};
+
     // glob recurses for each directory of the pattern, which may be longer than any stack.
     const size_t length = strlen(pattern);
     if (length > MAX_PATTERN)
         return error_set(err, "a pattern of %zu bytes is longer than any path: at most %d", length, (int)MAX_PATTERN);
+
     const bool name = file_exists(pattern);
     unread.text[0] = '\0';
     int status = 0;
     if (!name) status = glob(pattern, GLOB_NOSORT | GLOB_ALTDIRFUNC, on_unread, &found);
+
     *names = NULL;
     *count = 0;
     if (*unread.text && status != GLOB_ABORTED) {
         if (status == 0) globfree(&found);
         return error_set(err, "%s: %s", pattern, unread.text);
     }
+
     if (status == GLOB_NOMATCH) return true;
     if (status == GLOB_ABORTED) return error_set(err, "%s", unread.text);
     if (status != 0 || found.gl_pathc > INT32_MAX) return error_set(err, "%s: out of memory", pattern);
+
     *names = malloc(found.gl_pathc * sizeof **names);
     REQUIRE_MEMORY(*names, "the names of files");
     for (; *count < (int)found.gl_pathc; ++*count) {
         (*names)[*count] = strdup(found.gl_pathv[*count]);
         REQUIRE_MEMORY((*names)[*count], "the names of files");
     }
+
     directory_sort_names(*names, *count);
     if (!name) globfree(&found);
     return true;

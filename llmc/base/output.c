@@ -62,6 +62,7 @@ static ssize_t output_write(void *cookie, const char *data, size_t n) {
 void output_start(void) {
     const cookie_io_functions_t functions = {.write = output_write};
     for (int i = 0; i < 2; i++) {
+
         // A second description of the same pipe or terminal, whose O_NONBLOCK is ours alone; else the first. A file
         // would be written from its beginning, and a socket cannot be opened.
         Output *o = &outputs[i];
@@ -74,6 +75,7 @@ void output_start(void) {
             o->is_socket = S_ISSOCK(st.st_mode);
             if (own >= 0) o->fd = own;
         }
+
         FILE *stream = fopencookie(&outputs[i], "w", functions);
         if (!stream) continue; // out of memory: the stream of the C library does
         if (i == 1) setvbuf(stream, NULL, _IONBF, 0);

@@ -55,6 +55,7 @@ static bool explain_prefix(PathReason *r, const char *prefix, bool is_last) {
 PathReason path_reason(const char *path, int reason) {
     PathReason r;
     snprintf(r.text, sizeof r.text, "%s", limits_reason(reason));
+
     if (reason == ENAMETOOLONG && strlen(path) >= PATH_MAX) {
         append_part(&r, ": the path has %zu bytes, expected less than %d", strlen(path), PATH_MAX);
     } else if (reason == ENAMETOOLONG) {
@@ -62,11 +63,14 @@ PathReason path_reason(const char *path, int reason) {
         while (*name && strcspn(name, "/") <= NAME_MAX) name += strcspn(name, "/") + (name[strcspn(name, "/")] == '/');
         append_part(&r, ": the name '%.32s...' has %zu bytes, expected at most %d", name, strcspn(name, "/"), NAME_MAX);
     }
+
     if (reason != ENOENT && reason != ENOTDIR && reason != EACCES && reason != ELOOP) return r;
     if (*path == '\0') append_part(&r, ": the path is empty");
+
     char *prefix = strdup(path);
     REQUIRE_MEMORY(prefix, "a path");
     bool found = *path == '\0';
+
     for (char *p = prefix + strspn(prefix, "/"); !found && *p;) {
         p += strcspn(p, "/");
         const size_t slashes = strspn(p, "/");
@@ -76,6 +80,7 @@ PathReason path_reason(const char *path, int reason) {
         *p = end;
         p += slashes;
     }
+
     if (!found && reason == ELOOP) append_part(&r, ": it is a link, and nothing is written through links");
     // Every part could be entered: it is the file itself, or the directory that should get it.
     if (!found && reason == EACCES && (access(prefix, F_OK) != 0 || access(prefix, R_OK) == 0)) {
@@ -85,6 +90,7 @@ PathReason path_reason(const char *path, int reason) {
         if (slash) slash[slash == prefix] = '\0';
         if (access(directory, W_OK) != 0) append_part(&r, ": '%.*s' may not be written", SHOWN, directory);
     }
+
     free(prefix);
     errno = reason; // callers may still ask for it
     return r;

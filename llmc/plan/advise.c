@@ -94,6 +94,7 @@ static void consider_widths(Advice *a, ChangeKind kind) {
     int64_t now = model_size(config, DIM_FF), HS;
     if (kind == CHANGE_C) now = config->C;
     const int64_t most = max_i64(now / 16, min_i64(64, now / 8));
+
     for (int64_t step = 0; step <= most / 64 + 1; step++)
         for (int sign = -1; sign <= 1; sign += 2) {
             const int64_t width = ((now + 32) / 64 + sign * step) * 64;
@@ -140,6 +141,7 @@ static void print_change(FILE *out, const Advice *a, ChangeKind kind, int number
     const Size *s = &a->best[kind], *now = &a->now;
     char old[TEXT], rate[TEXT], what[TEXT], flag[MODEL_DESCRIPTOR + TEXT];
     const double parameters = (double)parameter_total(&s->config), before = (double)parameter_total(&now->config);
+
     // what: "C 1000 -> 1024 with NH 8"; flag: the options that make it, all of -e or one of its
     // own.
     const ModelConfig *c = &s->config, *was = &now->config;
@@ -147,6 +149,7 @@ static void print_change(FILE *out, const Advice *a, ChangeKind kind, int number
     char descriptor[MODEL_DESCRIPTOR];
     int n = snprintf(flag, sizeof flag, "-e %s", model_config_descriptor(c, descriptor));
     if (c->d_ff) snprintf(flag + n, sizeof flag - (size_t)n, " --d-ff %lld", d_ff);
+
     switch (kind) {
     case CHANGE_C:
         snprintf(what, TEXT, "C %lld -> %lld with NH %lld", (long long)was->C, (long long)c->C, (long long)c->NH);
@@ -166,9 +169,11 @@ static void print_change(FILE *out, const Advice *a, ChangeKind kind, int number
         snprintf(what, TEXT, "B %lld -> %lld", (long long)now->B, (long long)s->B);
         snprintf(flag, TEXT, "-b %lld", (long long)s->B);
     }
+
     fprintf(out, "advise      %d. %s: %s\n", number, what, flag);
     fprintf(out, "advise         %s -> %s tokens/s (%+.1f%%)", format_count(now->rate, old, TEXT),
             format_count(s->rate, rate, TEXT), 100 * (s->rate / now->rate - 1));
+
     if (parameters == before)
         fprintf(out, ", the same parameters");
     else
@@ -179,6 +184,7 @@ static void print_change(FILE *out, const Advice *a, ChangeKind kind, int number
     if (fabs(s->filled - now->filled) >= 0.005)
         fprintf(out, "; tiles and waves of the matmuls are %.0f%% full, not %.0f%%", 100 * s->filled,
                 100 * now->filled);
+
     fprintf(out, "\n");
 }
 
@@ -195,12 +201,14 @@ static void print_changes(FILE *out, const Advice *a) {
             most = a->best[k].work;
             next = k;
         }
+
         if (next < 0) break;
         if (number == 0)
             fprintf(out, "advise      what would gain most nearby, each alone, at the same tokens a step:\n");
         print_change(out, a, (ChangeKind)next, number + 1);
         done[next] = true;
     }
+
     if (number == 0)
         fprintf(out,
                 "advise      no C, NH, d_ff, V or B nearby would gain half a per cent: these sizes suit this GPU\n");
@@ -212,6 +220,7 @@ static void print_matmuls(FILE *out, const Advice *a) {
     static const char *const PASS_NAMES[] = {"logits", "dlnf", "dwte"}; // of the head, as the prediction lists them
     Step s;
     advise_step(&s, a->gpu, a->model, a->tokens, a->options, a->reference);
+
     fprintf(out, "advise      %-35s %7s %7s %7s  %-12s %8s %7s %6s %9s %9s\n", "matmul", "M", "N", "K", "aligned by",
             "tile", "tiles", "waves", "last wave", "of peak");
     for (int i = 0; i < s.p.count; i++)
@@ -219,16 +228,20 @@ static void print_matmuls(FILE *out, const Advice *a) {
             const PredictedOp *op = &s.p.ops[i];
             const PredictedPart *part = &op->parts[k];
             const MatmulShape *m = &part->shape;
+
             if (m->M == 0) continue;
             const Tiling t = tiling_best(a->gpu, a->model->dtype, m);
+
             const char *of = op->tensor;
             char name[TEXT], aligned[TEXT], tile[TEXT], tiles[TEXT];
+
             if (strcmp(op->op, "head_loss_backward") == 0) of = PASS_NAMES[pass++];
             snprintf(name, TEXT, "%s %s", op->op, of);
             snprintf(aligned, TEXT, "%d %d %d", tiling_alignment(m->M), tiling_alignment(m->N), tiling_alignment(m->K));
             snprintf(tile, TEXT, "%dx%d", t.rows, t.cols);
             snprintf(tiles, TEXT, "%lld", (long long)t.tiles);
             if (t.splits > 1) snprintf(tiles, TEXT, "%lldx%d", (long long)t.tiles, t.splits);
+
             const double of_peak = part->amount / part->seconds.likely / gpu_spec_peak(a->gpu, a->model->dtype);
             fprintf(out, "advise      %-35s %7lld %7lld %7lld  %-12s %8s %7s %6lld %8.0f%% %8.1f%%\n", name,
                     (long long)m->M, (long long)m->N, (long long)m->K, aligned, tile, tiles, (long long)t.waves,
@@ -305,6 +318,7 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
     const int64_t B = max_i64(m->B, 1), C = m->config.C, exact = model_default_d_ff(&m->config);
     const int64_t products = model_size(&m->config, DIM_FC) / model_size(&m->config, DIM_FF),
                   middle = (exact + STEP / 2) / STEP;
+
     int64_t sizes[MOST_SIZES] = {exact};
     double shares[MOST_SIZES], most = 0, of_exact = 0; // of the rate of full tiles in full waves
     int count = 0, best = 0;
@@ -312,10 +326,12 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
         if (exact > (i - 1) * STEP && exact < i * STEP) sizes[count++] = exact;
         if (i >= 1) sizes[count++] = i * STEP;
     }
+
     for (int i = 0; i < count; i++) {
         const int64_t N = B * m->T, FF = sizes[i], FC = products * FF;
         const MatmulShape shapes[] = {{N, FC, C, false}, {N, C, FC, false}, {FC, C, N, true},
                                       {N, C, FF, false}, {N, FF, C, false}, {C, FF, N, true}};
+
         double flops = 0, seconds = 0;
         for (int k = 0; k < 6; k++) { // with SwiGLU's gate the first three have twice the FLOP
             double work = 1;
@@ -329,6 +345,7 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
         of_exact = shares[i];
         best = i;
     }
+
     if (most >= WORTH * of_exact) {
         const double enough = fmax(WORTH * of_exact, most / NEARLY);
         for (int i = 0; i < count; i++) {
@@ -336,8 +353,10 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
             if (shares[i] >= enough && nearer) best = i;
         }
     }
+
     fprintf(out, "advise      %s, %s: feed-forward layers of C=%lld, -b %lld -t %lld, forward and backward\n",
             gpu->spec.name, dtype_name(dtype), (long long)C, (long long)B, (long long)m->T);
+
     const char *name = "4 C";
     if (m->config.activation == ACTIVATION_SWIGLU) name = "8/3 C";
     fprintf(out, "advise      near %s: take %lld", name, (long long)sizes[best]);
@@ -347,12 +366,14 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
         fprintf(out, " (--d-ff %lld), %+.1f%% FLOP/s over %lld, with %+.1f%% parameters in the layer\n",
                 (long long)sizes[best], 100 * (shares[best] / of_exact - 1), (long long)exact,
                 100 * ((double)sizes[best] / (double)exact - 1));
+
     char share_of[16];
     snprintf(share_of, sizeof share_of, "of %s", name);
     fprintf(out, "advise      %7s %9s %9s  tiles and waves full\n", "d_ff", share_of, "aligned");
     for (int i = 0; i < count; i++)
         fprintf(out, "advise      %7lld %8.1f%% %9d %21.1f%%\n", (long long)sizes[i],
                 100 * (double)sizes[i] / (double)exact, tiling_alignment(sizes[i]), 100 * shares[i]);
+
     print_sources(out);
 }
 
@@ -366,12 +387,14 @@ bool advise_print(FILE *out, const PlanRequest *r, bool d_ff, Error *err) {
     if (r->model.fp8) unknown = "--fp8";
     if (r->model.offload) unknown = "--offload";
     if (d_ff) asked = "d_ff";
+
     if (unknown) return error_set(err, "--plan %s: no rates are assumed for %s; leave it out", asked, unknown);
     if (!*r->gpus && strcmp(device_facts()->backend, "cpu") == 0)
         return error_set(err,
                          "--plan %s: this program computes on the CPU, whose matmuls have no tiles to count; name a "
                          "GPU, such as --gpu h100",
                          asked);
+
     if (*r->gpus) names = r->gpus;
     if (!gpu_find_all(gpus, &count, names, err)) return false;
     for (int i = 0; i < count; i++)
@@ -380,6 +403,7 @@ bool advise_print(FILE *out, const PlanRequest *r, bool d_ff, Error *err) {
             return error_set(
                 err, "--plan %s --gpu %s: its multiprocessors and peak are not known; name one of the GPUs of --plan",
                 asked, gpus[i].spec.name);
+
     for (int i = 0; i < count; i++) {
         if (d_ff)
             advise_d_ff(out, r, &gpus[i]);

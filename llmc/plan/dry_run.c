@@ -27,15 +27,18 @@ bool dry_run_step(const ModelOptions *options, double micro_steps, DryRunOp *see
     ModelOptions o = *options;
     Error err;
     Model *model = NULL;
+
     if (!device_facts()->supports[o.dtype]) o.dtype = DTYPE_BF16;
     if (!device_facts()->supports[o.dtype]) o.dtype = DTYPE_FP16;
     if (!o.offload) model = model_create_dry(&o);
     if (!model) return false;
+
     Optimizer *optimizer = optimizer_create(model, &no_options, &err);
     REQUIRE(optimizer, "%s", err.text); // only offload can fail
     dry_run.see = see;
     dry_run.context = context;
     ops_observe(&observer);
+
     for (int step = 0; step < 2; step++) { // the first micro-step, and all others
         dry_run.calls = micro_steps - 1;
         if (step == 0) dry_run.calls = fmin(1, micro_steps);
@@ -43,9 +46,11 @@ bool dry_run_step(const ModelOptions *options, double micro_steps, DryRunOp *see
         model_load_batch(model, NULL, o.B, o.T, token_bytes);
         model_forward_backward(model, tokens, step == 0);
     }
+
     dry_run.calls = 1;
     optimizer_norm(optimizer);
     optimizer_step(optimizer, 0, tokens, false);
+
     ops_observe(NULL);
     optimizer_destroy(optimizer);
     model_destroy(model);

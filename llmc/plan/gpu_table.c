@@ -112,6 +112,7 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
     int least = NAME;
     memset(gpu, 0, sizeof *gpu);
     gpu->spec.memory = memory_of(text, length);
+
     if (gpu->spec.memory < 0)
         return error_set(err, "--gpu %.*s: the size must be above 0 and at most %dG", (int)length, text,
                          MOST_GIGABYTES);
@@ -120,6 +121,7 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
         gpu->spec.name = gpu->name;
         return true;
     }
+
     plain_name(asked, text, length);
     for (int i = 0; i < COUNT; i++) {
         plain_name(plain, TABLE[i].name, strlen(TABLE[i].name));
@@ -130,17 +132,20 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
         least = d;
         nearest = &TABLE[i];
     }
+
     if (least > 0 || length >= NAME) {
         char names[400] = "";
         for (int i = 0; i < COUNT; i++) {
             const size_t used = strlen(names);
             snprintf(names + used, sizeof names - used, "%s%s", text_if(i > 0, ", "), TABLE[i].name);
         }
+
         char advice[NAME + 40] = "known GPUs";
         if (nearest) snprintf(advice, sizeof advice, "did you mean %s? Known GPUs", nearest->name);
         return error_set(err, "--gpu %.*s: no such GPU; %s: %s, and sizes such as 24G",
                          (int)min_i64((int64_t)length, 80), text, advice, names);
     }
+
     gpu->spec = *nearest;
     return true;
 }
@@ -150,11 +155,14 @@ bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Erro
     for (const char *at = names; *names; at++) {
         const size_t length = strcspn(at, ",");
         const bool here = length == 4 && strncasecmp(at, "this", length) == 0;
+
         if (length == 0)
             return error_set(err, "--gpu %.80s: no GPU before or after a comma; leave the comma out", names);
         if (*count == MOST_GPUS) return error_set(err, "--gpu: more than %d GPUs", MOST_GPUS);
+
         GpuChoice *gpu = &gpus[(*count)++];
         if (!here && !gpu_find(gpu, at, length, err)) return false;
+
         if (here) { // the row of the table that is alike, or else the device's own figures
             const DeviceFacts *f = device_facts();
             if (strcmp(f->backend, "cpu") == 0)
@@ -167,6 +175,7 @@ bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Erro
                                   .peak_32 = f->peak_flops[DTYPE_FP32],
                                   .bandwidth = f->peak_bandwidth,
                                   .num_sms = f->units};
+
             int alike = 0;
             while (alike < COUNT && !(TABLE[alike].num_sms == f->units &&
                                       fabs(TABLE[alike].peak_fp16 / f->peak_flops[DTYPE_FP16] - 1) < 0.05 &&
@@ -174,6 +183,7 @@ bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Erro
                 alike++;
             if (alike < COUNT) *gpu = (GpuChoice){.spec = TABLE[alike]};
         }
+
         at += length;
         if (!*at) break;
     }

@@ -39,9 +39,11 @@ void plan_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
     memset(plan, 0, sizeof *plan);
     plan->model = r->model;
     plan->gpus = (int)max_i64(r->model.processes, 1);
+
     // The processes of one machine share its memory; GPUs have their own.
     plan->room = plan_room(true);
     if (strcmp(device_facts()->backend, "cpu") == 0) plan->room /= plan->gpus;
+
     if (gpu) { // one without bf16 computes in fp16, one without fp8 in the dtype of the run
         GpuSpec *spec = &plan->gpu.spec;
         plan->gpu = *gpu;
@@ -55,20 +57,24 @@ void plan_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
         plan->model.dtype = gpu_spec_dtype(spec, plan->model.dtype);
         if (spec->bandwidth > 0 && spec->peak_fp8 == 0) plan->model.fp8 = false;
     }
+
     const int64_t most = group_windows(r);
     plan->fits = plan_fit(&plan->model, r->model.B == 0, r->recompute, plan->room, most, &plan->why_not);
     if (plan->fits && r->divides && r->model.B == 0)
         plan->fits = plan_fit_divisor(&plan->model, r->recompute, plan->room, &plan->why_not);
+
     plan->windows = positive_or(r->step_windows, plan->model.B * max_i64(r->model.groups, 1));
     plan->share_tokens = ceil_div(plan->windows, plan->gpus) * plan->model.T;
     plan->memory = plan_memory(&plan->model);
     plan->batch = plan_largest_batch(&plan->model, plan->room, most);
+
     if (gpu && plan->model.train) {
         plan->step = plan_step_limit(&plan->gpu.spec, &plan->model, plan->share_tokens);
         const PredictOptions assumed = {r->attention, r->gelu_fusion};
         plan_predict(&plan->prediction, &plan->gpu.spec, &plan->model, plan->share_tokens, &assumed, false);
         plan->predicted = plan->prediction.step;
     }
+
     if (plan->gpus > 1 && plan->step.seconds > 0) {
         const PlannedExchange e = plan_step_exchange(&plan->model);
         plan->exchange_bytes = e.gradients + e.weights;
@@ -85,8 +91,10 @@ void plan_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
             }
         }
     }
+
     const bool is_known = plan->batch > 0 && (plan->gpus == 1 || plan->exchange_rate > 0);
     if (!is_known) plan->predicted = (Estimate){0};
+
     plan->step_tokens = (double)(plan->windows * plan->model.T);
     plan->tokens = fmax(0, (double)r->max_steps) * plan->step_tokens;
     if (r->tokens > 0) plan->tokens = r->tokens;

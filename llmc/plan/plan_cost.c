@@ -41,10 +41,12 @@ static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
     if (!model->train) return 0;
     const int count = parameter_count(&model->config);
     Parameter *table = parameter_table(&model->config);
+
     // All tensors of the update, as model_tensors has them. Their data are never read.
     static char there;
     UpdateTensor *t = calloc((size_t)count, sizeof *t);
     REQUIRE_MEMORY(t, "a plan");
+
     for (int i = 0; i < count; i++) {
         const Parameter *p = &table[i];
         t[i].weight = tensor_make(&there, model->dtype, "weight", p->rows, p->cols, 0, 0);
@@ -56,15 +58,18 @@ static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
             if (state->rank > 0) state->data = &there;
         }
     }
+
     double bytes = op_cost_optimizer_update(t, count).bytes + op_cost_adafactor_statistics(t, count).bytes +
                    op_cost_momentum_update(t, count).bytes;
     for (int i = 0; i < count; i++) bytes += (double)tensor_bytes(t[i].grad);
     bytes /= update_sharers(model);
+
     for (int i = 0; i < count; i++) {
         const Tensor own = tensor_make(NULL, DTYPE_FP32, "own", table[i].rows, table[i].cols, 0, 0);
         if (model->gradients_in_dtype)
             bytes += (double)micro_steps * op_cost_gradient_add(gradient_to(t[i].grad, true), own).bytes;
     }
+
     free(t);
     free(table);
     return bytes;
@@ -74,6 +79,7 @@ double plan_step_bytes(const ModelOptions *model, int64_t tokens) {
     const ModelConfig *c = &model->config;
     const double L = (double)c->L, C = (double)c->C, Vp = (double)c->Vp;
     const double QKV = (double)model_size(c, DIM_QKV), QK = QKV - (double)(model_kv_heads(c) * model_head_size(c));
+
     // Elements that a block moves for a token outside its matmuls, attention and norms: RoPE and QK-norm, forward and
     // backward, on the heads of q and k (QK-norm copies v too, and reads q and k once more in the backward pass); and
     // an activation that is not an epilogue, three times what it reads and twice what it writes.
@@ -81,11 +87,14 @@ double plan_step_bytes(const ModelOptions *model, int64_t tokens) {
     if (c->rope_base > 0 && c->qk_norm) block += 2 * QKV + 3 * QK;
     if (c->rope_base > 0 && !c->qk_norm) block += 4 * QK;
     if (c->activation != ACTIVATION_GELU) block += (double)(3 * model_size(c, DIM_FC) + 2 * model_size(c, DIM_FF));
+
     double embedding = 0; // its norm backward, in place
     if (c->embed_norm) embedding = 2 * C;
+
     const double elements =
         (12 * L + 8) * C + embedding + L * block + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
     double a_token = elements * (double)dtype_size(model->dtype);
+
     if (model->fp8) { // quantises operands of the linear layers: 3 C + d_ff in, gradients 5 C + d_ff
         const int64_t width = c->L * (4 * c->C + model_size(c, DIM_ATT) + model_size(c, DIM_QKV) +
                                       model_size(c, DIM_FC) + model_size(c, DIM_FF));
@@ -93,6 +102,7 @@ double plan_step_bytes(const ModelOptions *model, int64_t tokens) {
         const Tensor q = tensor_make(NULL, DTYPE_E4M3, "q", 1, width, 0, 0);
         a_token += op_cost_fp8_quantize(q, q, in, FP8_CURRENT).bytes;
     }
+
     return (double)tokens * a_token + update_bytes(model, ceil_div(tokens, model->B * model->T));
 }
 
@@ -120,12 +130,14 @@ static double passed(const Partition *p, int unit, int r) {
 PlannedExchange plan_step_exchange(const ModelOptions *model) {
     PlannedExchange most = {0};
     if (model->processes <= 1 || !model->train) return most;
+
     // Gradients go to their owners; then, with -z 1, the new weights to all, and otherwise the gradients back.
     double gradient = 2 * (double)dtype_size(model_gradient_dtype(model)), weight = 0;
     if (model->divided) {
         gradient /= 2;
         weight = (double)dtype_size(model->dtype);
     }
+
     Partition *p = partition_create(&model->config, model->optimizer, model->groups, model->processes);
     const int outside = p->num_units - 1;
     for (int r = 0; r < p->processes; r++) {
@@ -137,6 +149,7 @@ PlannedExchange plan_step_exchange(const ModelOptions *model) {
                                    .first_weights = passed(p, outside, r) * weight};
         if (e.gradients + e.weights > most.gradients + most.weights) most = e;
     }
+
     partition_destroy(p);
     return most;
 }

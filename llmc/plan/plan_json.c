@@ -26,12 +26,15 @@ static void add_predicted(cJSON *device, const DevicePlan *p, bool with_ops) {
     const Estimate e = p->predicted;
     Estimate rate = {0};
     if (e.likely > 0) rate = (Estimate){p->step_tokens / e.likely, p->step_tokens / e.worst, p->step_tokens / e.best};
+
     cJSON *predicted = cJSON_AddObjectToObject(device, "predicted");
     add_estimate(predicted, "step_seconds", e);
     add_estimate(predicted, "tokens_per_second", rate);
+
     if (!with_ops) return;
     add_estimate(predicted, "between_ops_seconds", p->prediction.between);
     add_estimate(predicted, "launch_seconds", p->prediction.launch);
+
     cJSON *ops = cJSON_AddArrayToObject(predicted, "ops");
     for (int i = 0; i < p->prediction.count; i++) {
         const PredictedOp *op = &p->prediction.ops[i];
@@ -40,6 +43,7 @@ static void add_predicted(cJSON *device, const DevicePlan *p, bool with_ops) {
         JSON_ADD(row, JSON_TEXT("op", op->op), JSON_TEXT("tensor", op->tensor), JSON_NUMBER("calls", op->calls),
                  JSON_NUMBER("flop", op->flops), JSON_NUMBER("bytes", op->bytes),
                  JSON_NUMBER("launches", op->launches));
+
         cJSON *parts = cJSON_AddArrayToObject(row, "parts");
         for (int k = 0; k < op->num_parts; k++) {
             cJSON *part = cJSON_CreateObject();
@@ -57,16 +61,19 @@ static void add_arena(cJSON *device, const ModelOptions *model) {
     MemoryPlan *plan = model_plan(model);
     const int64_t peak = memory_plan_live_peak(plan, &peak_tick);
     const int count = memory_plan_count(plan);
+
     for (int i = 0; i < count; i++) {
         const PlannedTensor t = memory_plan_tensor(plan, i);
         if (t.last_use > last_tick) last_tick = t.last_use;
     }
+
     cJSON *arena = cJSON_AddObjectToObject(device, "arena");
     JSON_ADD(arena, JSON_NUMBER("total", memory_plan_total(plan)), JSON_NUMBER("peak", peak),
              JSON_NUMBER("peak_tick", peak_tick));
     cJSON *ticks = cJSON_AddArrayToObject(arena, "ticks"), *tensors = cJSON_AddArrayToObject(arena, "tensors");
     for (int t = 0; t <= last_tick; t++)
         cJSON_AddItemToArray(ticks, cJSON_CreateString(model_tick_name(&model->config, t, name)));
+
     for (int i = 0; i < count; i++) {
         const PlannedTensor t = memory_plan_tensor(plan, i);
         if (t.bytes == 0) continue;
@@ -78,12 +85,14 @@ static void add_arena(cJSON *device, const ModelOptions *model) {
             first = 0;
             last = last_tick;
         }
+
         cJSON *tensor = cJSON_CreateObject();
         cJSON_AddItemToArray(tensors, tensor);
         JSON_ADD(tensor, JSON_TEXT("name", t.name), JSON_TEXT("kind", kind),
                  JSON_NUMBER("offset", memory_plan_offset(plan, i)), JSON_NUMBER("bytes", t.bytes),
                  JSON_NUMBER("first", first), JSON_NUMBER("last", last), JSON_BOOL("always", always));
     }
+
     memory_plan_destroy(plan);
 }
 
@@ -97,9 +106,11 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
         name = device_facts()->name;
         memory_bytes = (double)device_facts()->memory_free;
     }
+
     if (p->model.fp8) fp8_flops = g->peak_fp8;
     if (p->step_seconds > 0) tokens_per_second = p->step_tokens / p->step_seconds;
     if (!p->fits) why_not = JSON_TEXT("why_not", p->why_not.text);
+
     cJSON *device = cJSON_CreateObject();
     cJSON_AddItemToArray(devices, device);
     JSON_ADD(device, JSON_TEXT("name", name), JSON_NUMBER("memory_bytes", memory_bytes),
@@ -107,6 +118,7 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
              JSON_KNOWN("peak_fp8_flops", fp8_flops), JSON_KNOWN("bandwidth", g->bandwidth),
              JSON_KNOWN("link", g->link), JSON_KNOWN("gpu_link", p->exchange_rate), JSON_BOOL("fits", p->fits), why_not,
              JSON_NUMBER("batch_size", p->model.B));
+
     add_recompute(device, &p->model.recompute, &p->model);
     const double N = (double)parameter_total(&p->model.config);
     double a_parameter = 0;
@@ -118,16 +130,19 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
     JSON_ADD(memory, JSON_NUMBER("total", p->memory.total), JSON_NUMBER("context", plan_reserve(g->memory)),
              JSON_NUMBER("nccl", p->nccl), JSON_NUMBER("host", p->memory.host), JSON_NUMBER("room", p->room),
              JSON_NUMBER("bytes_per_parameter", a_parameter));
+
     cJSON *kinds = cJSON_AddObjectToObject(memory, "activations_at_peak");
     for (int k = 0; k < KIND_COUNT; k++) JSON_ADD(kinds, JSON_NUMBER(activation_kind_name(k), p->memory.kinds[k]));
     JSON_ADD(cJSON_AddObjectToObject(device, "largest_batch"), JSON_NUMBER("0", p->most[0]),
              JSON_NUMBER("1", p->most[1]), JSON_NUMBER("2", p->most[2]), JSON_NUMBER("3", p->most[3]));
+
     cJSON *chosen = cJSON_AddObjectToObject(device, "auto");
     JSON_ADD(chosen, JSON_NUMBER("batch_size", p->auto_batch));
     if (p->auto_batch > 0)
         add_recompute(chosen, &p->auto_recompute, &p->model);
     else
         JSON_ADD(chosen, JSON_KNOWN("recompute", 0));
+
     // The least time of a step and of the run.
     JSON_ADD(cJSON_AddObjectToObject(device, "limit"), JSON_NUMBER("step_flop", s->flops),
              JSON_NUMBER("step_fp8_flop", s->fp8_flops), JSON_NUMBER("step_bytes", s->bytes),
@@ -137,6 +152,7 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
              JSON_NUMBER("step_tokens", p->step_tokens), JSON_KNOWN("step_seconds", p->step_seconds),
              JSON_KNOWN("tokens_per_second", tokens_per_second), JSON_KNOWN("steps", p->steps),
              JSON_KNOWN("run_seconds", p->run_seconds));
+
     add_predicted(device, p, with_ops);
 }
 
@@ -160,11 +176,13 @@ void plan_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest 
     cJSON *model = cJSON_AddObjectToObject(plan, "model");
     plan_json_shape(model, &m->config);
     JSON_ADD(model, JSON_NUMBER("parameters", parameter_total(&m->config)));
+
     const char *grad_dtype = "fp32", *offload = "none";
     JsonField batch_size = JSON_TEXT("batch_size", "auto");
     if (m->gradients_in_dtype) grad_dtype = "compute";
     if (m->offload) offload = "optimizer";
     if (m->B > 0) batch_size = JSON_NUMBER("batch_size", m->B);
+
     cJSON *run = cJSON_AddObjectToObject(plan, "run");
     JSON_ADD(run, JSON_NUMBER("T", m->T), batch_size, JSON_TEXT("recompute", r->recompute),
              JSON_KNOWN("tokens", r->tokens), JSON_TEXT("optimizer", optimizer_name(m->optimizer)),
@@ -172,6 +190,7 @@ void plan_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest 
              JSON_TEXT("grad_dtype", grad_dtype), JSON_TEXT("offload", offload), JSON_BOOL("fp8", m->fp8),
              JSON_BOOL("train", m->train), JSON_NUMBER("gpus", max_i64(m->processes, 1)),
              JSON_NUMBER("reduce_groups", max_i64(m->groups, 1)));
+
     cJSON *sources = NULL;
     if (r->data && r->data->count > 1) sources = cJSON_AddArrayToObject(run, "sources");
     for (int i = 0; sources && i < r->data->count; i++) {
@@ -180,11 +199,13 @@ void plan_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest 
         JSON_ADD(source, JSON_NUMBER("share", mixture_share(r->data, i)));
         cJSON_AddItemToArray(sources, source);
     }
+
     cJSON *devices = cJSON_AddArrayToObject(plan, "devices");
     for (int i = 0; i < count; i++) {
         add_device(devices, &plans[i], is_named);
         if (is_named || i == 0) add_arena(cJSON_GetArrayItem(devices, i), &plans[i].model);
     }
+
     char *text = cJSON_Print(plan);
     if (text) fprintf(out, "%s\n", text);
     free(text);

@@ -170,12 +170,15 @@ static void see_op(void *context, const OpCost *cost, double calls) {
     StepView *s = context;
     PredictedOp *row = predicted_row(s->to, cost);
     const double N = (double)row->shape[0], IC = (double)row->shape[1], OC = (double)row->shape[2];
+
     int weight = 0, i = 0;
     while (i < NUM_OPS - 1 && strcmp(OPS[i].op, cost->op) != 0) i++;
     while (weight < NUM_WEIGHTS - 1 && strcmp(WEIGHTS[weight].tensor, row->tensor) != 0) weight++;
+
     const ProductKind product = OPS[i].product;
     const RateKind rate = OPS[i].rate;
     double launches = OPS[i].launches;
+
     if (rate == RATE_CROSS_ENTROPY) {
         for (int kind = 0; kind < PRODUCT_KINDS; kind++)
             add_product(row, kind, (ProductKind)kind, calls * cost->flops / 3, (int64_t)s->chunk_rows, weight);
@@ -197,6 +200,7 @@ static void see_op(void *context, const OpCost *cost, double calls) {
     } else {
         add_part(row, 0, rate, calls * cost->bytes, 1);
     }
+
     row->calls += calls;
     row->flops += calls * cost->flops;
     row->bytes += calls * cost->bytes;

@@ -31,8 +31,10 @@ static const char *set_text(const Recompute *r, const ModelOptions *model, char 
 static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) {
     const ModelOptions *m = &r->model;
     char n[TEXT], shape[MODEL_TEXT], batch[TEXT] = "auto";
+
     fprintf(out, "plan        %s: %s parameters\n", model_config_text(&m->config, m->T, shape, sizeof shape),
             format_count((double)parameter_total(&m->config), n, TEXT));
+
     if (m->B > 0) snprintf(batch, TEXT, "%lld", (long long)m->B);
     fprintf(out, "plan        -b %s -r %s", batch, r->recompute);
     if (m->B > 0 || r->step_windows > 0) {
@@ -41,12 +43,14 @@ static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) 
             fprintf(out, ", %.0f steps: %s tokens", first->steps, format_count(first->tokens, n, TEXT));
     }
     fprintf(out, "\n");
+
     for (int i = 0; r->data && r->data->count > 1 && i < r->data->count; i++) {
         const double share = mixture_share(r->data, i);
         fprintf(out, "plan        %s: share %.4g%%", r->data->names[i], 100 * share);
         if (first->tokens > 0) fprintf(out, ", %s tokens", format_count(share * first->tokens, n, TEXT));
         fprintf(out, "\n");
     }
+
     const bool has_master = optimizer_keeps_master(m->optimizer, m->master, m->dtype);
     DType gradients = DTYPE_FP32;
     if (m->gradients_in_dtype) gradients = m->dtype;
@@ -54,11 +58,13 @@ static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) 
         fprintf(out, "plan        %s%s, gradients in %s%s%s\n", optimizer_name(m->optimizer),
                 text_if(has_master, " with master weights"), dtype_name(gradients),
                 text_if(m->offload, ", its state in host memory"), text_if(m->fp8, ", matmuls of the blocks in fp8"));
+
     if (first->gpus > 1)
         fprintf(out,
                 "plan        %d GPUs, %d groups of sequences; memory, -b and -r are those of each GPU, tokens those of "
                 "all\n",
                 first->gpus, m->groups);
+
     fprintf(out, "plan        computed from shapes and datasheets: nothing below was run or measured\n");
 }
 
@@ -80,6 +86,7 @@ static void print_memory(FILE *out, const DevicePlan *p) {
                 fprintf(out, "planned       %-17s %9s\n", activation_kind_name(k),
                         format_bytes(p->memory.kinds[k], bytes, TEXT));
     }
+
     fprintf(out, "planned     %-12s %9s  with -b %lld -r %s in %s", "total", format_bytes(p->memory.total, bytes, TEXT),
             (long long)p->model.B, set_text(&p->model.recompute, &p->model, set), dtype_name(p->model.dtype));
     if (p->gpu.spec.memory > 0) {
@@ -88,6 +95,7 @@ static void print_memory(FILE *out, const DevicePlan *p) {
         fprintf(out, "\n");
     } else
         fprintf(out, ", laid out for the %s backend of this machine\n", device_facts()->backend);
+
     if (p->gpu.spec.memory == 0 && device_facts()->widens_bf16) { // bf16 is chosen for its memory
         ModelOptions other = p->model;
         other.dtype = DTYPE_FP32;
@@ -97,6 +105,7 @@ static void print_memory(FILE *out, const DevicePlan *p) {
                 "fp32\n",
                 dtype_name(other.dtype), format_bytes(plan_memory(&other).total, bytes, TEXT));
     }
+
     if (p->memory.host > 0)
         fprintf(out, "planned     %-12s %9s  master weights and state of the optimizer\n", "host memory",
                 format_bytes(p->memory.host, bytes, TEXT));
@@ -127,24 +136,29 @@ static void print_most(FILE *out, const DevicePlan *p) {
 static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
     char bytes[TEXT], share[TEXT] = "a step";
     const ModelOptions *model = &p->model;
+
     const double again =
         (double)p->share_tokens * recompute_flops_per_token(&model->recompute, &model->config, model->T);
     if (p->gpus > 1) snprintf(share, TEXT, "in a step, each GPU with %lld tokens", (long long)p->share_tokens);
+
     const char *formula = "72 L C^2 + 6 Vp C + 6 L C (T+1)";
     if (model->config.d_ff) formula = "24 L C^2 + 12 L C d_ff + 6 Vp C + 6 L C (T+1)";
     if (!model_is_gpt2(&model->config)) // q, k, v, attproj; fc, fcproj
         formula = "12 L C ((NH + NKV) HS + d_ff) + 6 Vp C + 6 L NH HS (T+1)";
     if (model->config.activation == ACTIVATION_SWIGLU) // and the gate
         formula = "6 L C (2 (NH + NKV) HS + 3 d_ff) + 6 Vp C + 6 L NH HS (T+1)";
+
     fprintf(out, "limit       %s computes %.5g TFLOP: %s a token", share, s->flops / 1e12, formula);
     if (again > 0) fprintf(out, ", and %.3g%% for -r", 100 * again / (s->flops - again));
     if (s->fp8_flops > 0) fprintf(out, "; %.3g%% of it in fp8", 100 * s->fp8_flops / s->flops);
     if (p->gpus > 1) snprintf(share, TEXT, "in a step, each GPU");
     fprintf(out, "\nlimit       %s moves %s outside its matmuls; norm and update take %.3g bytes a parameter\n", share,
             format_bytes(s->bytes, bytes, TEXT), plan_step_bytes(model, 0) / (double)parameter_total(&model->config));
+
     if (s->link_bytes > 0)
         fprintf(out, "limit       a step sends %s to the GPU and as much back\n",
                 format_bytes(s->link_bytes, bytes, TEXT));
+
     fprintf(out,
             "limit       min time of a step = FLOP / dense peak + bytes / bandwidth%s%s of the datasheet; real steps "
             "take longer\n",
@@ -231,10 +245,12 @@ static void print_table(FILE *out, const DevicePlan *plans, int count, const Pla
     print_most(out, plans);
     fprintf(out,
             "planned     --gpu shows the same for a GPU; 1 GB of each, at most 6%%, stays free for the CUDA context\n");
+
     if (plans->model.train) {
         const StepLimit s = plan_step_limit(&plans[1].gpu.spec, &plans->model, plans->share_tokens);
         print_floors(out, plans, &s);
     }
+
     for (int row = 0; row < count; row++) { // the first has the titles
         const DevicePlan *p = &plans[max_i64(row, 1)];
         const GpuSpec *g = &p->gpu.spec;
@@ -254,12 +270,14 @@ static void print_table(FILE *out, const DevicePlan *plans, int count, const Pla
             {.title = "all steps", .width = -9},
             {.title = "at 50%", .width = -6 * (p->gpus > 1)},
         };
+
         char set[SET_TEXT];
         snprintf(c[0].text, TEXT, "%s", g->name);
         snprintf(c[1].text, TEXT, "%.0f GB", g->memory / 1e9);
         snprintf(c[2].text, TEXT, "%s %6.4g TFLOP/s", dtype_name(p->model.dtype),
                  gpu_spec_peak(g, p->model.dtype) / 1e12);
         snprintf(c[3].text, TEXT, "%.0f GB/s", g->bandwidth / 1e9);
+
         if (p->fits)
             snprintf(c[4].text, TEXT, "-b %lld -r %.40s", (long long)p->model.B,
                      set_text(&p->model.recompute, &p->model, set));
@@ -271,12 +289,14 @@ static void print_table(FILE *out, const DevicePlan *plans, int count, const Pla
         if (p->predicted.likely > 0) format_count(p->step_tokens / p->predicted.likely, c[9].text, TEXT);
         memcpy(c[10].text, l.all, TEXT);
         memcpy(c[11].text, l.half, TEXT);
+
         fprintf(out, "limit     ");
         for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
             const char *shown = c[i].text;
             if (row == 0) shown = c[i].title;
             if (!c[i].hidden) fprintf(out, "  %*s", c[i].width, shown);
         }
+
         if (p->gpus > 1 && row == 0) fprintf(out, "  efficiency");
         if (p->gpus > 1 && row > 0 && p->step_seconds > 0) fprintf(out, "  %.1f%%", 100 * p->efficiency);
         fprintf(out, "\n");
@@ -287,13 +307,16 @@ static void print_table(FILE *out, const DevicePlan *plans, int count, const Pla
 static void print_answer(FILE *out, const DevicePlan *p) {
     char set[SET_TEXT], bytes[TEXT], there[TEXT];
     fprintf(out, "plan        %s: ", device_text(p, there));
+
     if (!p->fits) {
         fprintf(out, "%s\n", p->why_not.text);
         return;
     }
+
     fprintf(out, "it fits with -b %lld -r %s and takes %s of %s%s", (long long)p->model.B,
             set_text(&p->model.recompute, &p->model, set), format_bytes(p->memory.total, bytes, TEXT),
             format_bytes(p->room, there, TEXT), text_if(p->gpus > 1, " each"));
+
     if (p->run_seconds > 0) {
         fprintf(out, "; all steps take at least %s, at half the datasheet speed %s",
                 format_duration(p->run_seconds, bytes, TEXT), format_duration(2 * p->run_seconds, there, TEXT));
@@ -315,6 +338,7 @@ bool plan_print(FILE *out, const PlanRequest *r, bool json, Error *err) {
     const GpuSpec *table = gpu_table(&of_table);
     if (strcmp(r->recompute, "auto") != 0 && !recompute_parse(&ignored, r->recompute, r->model.config.L, err))
         return false;
+
     if (!gpu_find_all(gpus, &count, r->gpus, err)) return false;
     const bool all = count == 0;
     REQUIRE(of_table < MOST_GPUS, "%d GPUs in the table", of_table);
@@ -322,12 +346,14 @@ bool plan_print(FILE *out, const PlanRequest *r, bool json, Error *err) {
     if (all) count = of_table + 1;
     DevicePlan *plans = calloc((size_t)count, sizeof *plans);
     REQUIRE_MEMORY(plans, "a plan");
+
     for (int i = 0; i < count; i++) {
         const GpuChoice *gpu = &gpus[i];
         if (all && i == 0) gpu = NULL; // this machine
         plan_device(&plans[i], r, gpu);
         if (json || !all || i == 0) plan_alternatives(&plans[i], r);
     }
+
     if (json) {
         plan_json(out, plans, count, r);
     } else {
@@ -336,6 +362,7 @@ bool plan_print(FILE *out, const PlanRequest *r, bool json, Error *err) {
         if (all) print_table(out, plans, count, r);
         for (int i = 0; i < count && !all; i++) print_gpu(out, &plans[i], r);
     }
+
     free(plans);
     return true;
 }

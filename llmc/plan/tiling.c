@@ -38,6 +38,7 @@ Tiling tiling_best(const GpuSpec *gpu, DType dtype, const MatmulShape *s) {
         const bool fits = splits == 1 || (s->K / splits >= MIN_SPLIT_K && splits * s->M * s->N * 4 <= workspace);
         for (int tile = 0; tile < NUM_TILES && fits; tile++) {
             Tiling t = {.rows = TILES[tile].rows, .cols = TILES[tile].cols, .splits = splits};
+
             t.tiles = ceil_div(s->M, t.rows) * ceil_div(s->N, t.cols);
             const int64_t all = t.tiles * splits, last = all % gpu->num_sms;
             t.waves = ceil_div(all, gpu->num_sms);
@@ -45,14 +46,17 @@ Tiling tiling_best(const GpuSpec *gpu, DType dtype, const MatmulShape *s) {
             if (last > 0) t.last_wave = (double)last / gpu->num_sms;
             t.share = TILES[tile].rate * (double)(s->M * s->N) / (double)(t.tiles * t.rows * t.cols) * (double)all /
                       (double)(t.waves * gpu->num_sms);
+
             double gain = EQUAL;
             if (splits > best.splits) gain = SPLIT_GAIN;
             if (t.share > best.share * gain) best = t;
         }
     }
+
     int64_t rows = s->K;
     if (s->sums_tokens) rows = s->M;
     const size_t bytes = (size_t)min_i64(tiling_alignment(rows), tiling_alignment(s->N)) * dtype_size(dtype);
+
     int load = 0;
     while (bytes < LOADS[load].bytes) load++;
     best.load_share = LOADS[load].share;
