@@ -376,6 +376,7 @@ static ALWAYS_INLINE void prepare_queries(const BackwardScratch *s, const Backwa
         pack_right(right_from_word(s->queries, word), head->q, t0, LANES);
         pack_right_transposed(right_from_column(s->douts_t, t0), head->dout, t0, LANES);
         pack_right(right_from_word(s->douts, word), head->dout, t0, LANES);
+
         for (int64_t t = t0; t < t0 + LANES; t++) {
             const MatrixView dout = head->dout, out = head->out;
             const bool inside = t < dout.rows;
@@ -385,6 +386,7 @@ static ALWAYS_INLINE void prepare_queries(const BackwardScratch *s, const Backwa
                 sum = vfma(vload_first(n, dout.data, t * dout.stride + j, E),
                            vload_first(n, out.data, t * out.stride + j, E), sum);
             }
+
             s->delta[t] = vsum(sum);
             s->lse[t] = inside ? head->lse[t] : 0.0f;
             prefetch_row(out, t + LANES);
@@ -506,6 +508,7 @@ static ALWAYS_INLINE void decode_head(const DecodeHead *a, float *scores, DType 
         EACH_LANES(i, k, a->HS, sum = vfma(vload_first(k, a->q, i, E), vload_first(k, a->keys, j * a->HS + i, E), sum));
         scores[j] = vsum(sum);
     }
+
     // Scores become exponentials. Lanes beyond the last key hold -inf, then 0.
     V largest = vsplat(-INFINITY), total = vzero();
     EACH_LANES(j, k, a->length, largest = vmax(largest, vfirst(k, vload_first_f32(k, scores + j), largest)));
@@ -515,6 +518,7 @@ static ALWAYS_INLINE void decode_head(const DecodeHead *a, float *scores, DType 
         total += vfirst(k, p, vzero());
         vstore_first_f32(k, scores + j, p);
     });
+
     const V factor = vsplat(1.0f / vsum(total));
     for (int64_t first = 0; first < a->HS; first += WALK) {
         int used[WALK / LANES];

@@ -45,6 +45,7 @@ static int prepare_workers(void) {
         __asm__ volatile("msr fpcr, %0" : : "r"(control | FZ));
     }
 #endif
+
 #pragma omp parallel
     {
         if (omp_get_thread_num() > 0) signals_block(); // the main thread handles them
@@ -66,17 +67,21 @@ static bool start_threads(int wanted, double *quota, Error *err) {
     double limit = INFINITY;
     if (!given && wanted <= 0) limit = ceil(limits_quota(""));
     *quota = 0;
+
     if (wanted < 0 || wanted > MAX_THREADS)
         return error_set(err, "%d threads: expected 1 to %d, or 0 for all cores", wanted, MAX_THREADS);
+
     int threads = wanted;
     if (wanted <= 0) threads = omp_get_max_threads(); // libgomp knows the variable and the affinity
     if (given && threads > MAX_THREADS)
         return error_set(err, "OMP_NUM_THREADS=%s: expected 1 to %d", variable, MAX_THREADS);
+
     if (limit < threads) {
         threads = (int)limit;
         *quota = limits_quota("");
     }
     if (!limits_check_threads(threads - 1, err)) return false;
+
     omp_set_dynamic(0);
     omp_set_max_active_levels(1); // OMP_MAX_ACTIVE_LEVELS=0 allows none
     omp_set_num_threads(threads);
@@ -116,6 +121,7 @@ bool device_init(const DeviceOptions *options, Error *err) {
     char name[100] = "CPU", line[512];
     HostMemory memory;
     FILE *cpuinfo = fopen("/proc/cpuinfo", "r");
+
     while (cpuinfo && fgets(line, sizeof line, cpuinfo)) {
         const char *colon = strchr(line, ':');
         if (strncmp(line, "model name", 10) != 0 || !colon) continue;
@@ -124,13 +130,16 @@ bool device_init(const DeviceOptions *options, Error *err) {
         break;
     }
     if (cpuinfo) fclose(cpuinfo);
+
     CpuCodeChoice wanted;
     double quota; // of processor time, if that decided the number of threads; else 0
     if (!cpu_find_code(&wanted, name, err) || !host_memory_read("", &memory, err) ||
         !start_threads(options->threads, &quota, err))
         return false;
+
     cpu_backend.onednn = onednn_create(wanted, err);
     if (!cpu_backend.onednn) return false;
+
     DeviceFacts *f = &cpu_backend.facts;
     f->backend = "cpu";
     f->units = cpu_backend.threads;
@@ -138,15 +147,18 @@ bool device_init(const DeviceOptions *options, Error *err) {
     if (quota > 0) snprintf(f->name + n, sizeof f->name - (size_t)n, " (a quota of %.3g processors)", quota);
     snprintf(f->libraries, sizeof f->libraries, "vector code %s, oneDNN %s, OpenMP", cpu_backend.code_name,
              onednn_version());
+
     f->memory_total = memory.total;
     f->memory_free = memory.available;
     enum { SMALLEST_CACHE = 16 << 20 }; // where the kernel tells of none, or of a share
     const size_t cache = host_cache_bytes("");
     f->cache_bytes = max_size(cache, SMALLEST_CACHE);
+
     f->supports[DTYPE_FP32] = f->supports[DTYPE_BF16] = f->supports[DTYPE_E4M3] = true;
     f->widens_bf16 = cpu_backend.code_choice > CPU_AVX512BF16 || !onednn_has_bf16();
     f->default_dtype = DTYPE_BF16;
     if (f->widens_bf16) f->default_dtype = DTYPE_FP32;
+
     cpu_backend.resident_at_init = host_memory_status("VmRSS:");
     cpu_backend.ready = true;
     return true;
@@ -170,12 +182,14 @@ enum { ALIGNMENT = 256, HUGE_PAGE = 2 << 20 };
 void *device_alloc(size_t bytes, Error *err) {
     HostMemory memory;
     if (!host_memory_read("", &memory, err)) return NULL;
+
     const bool large = bytes >= 2 * HUGE_PAGE;
     size_t alignment = ALIGNMENT;
     if (large) alignment = HUGE_PAGE;
     // Linux overcommits and kills later, so an allocation that does not fit is refused here.
     char *p = NULL;
     if (bytes <= memory.available) p = memalign(alignment, max_size(bytes, 1));
+
     if (!p) {
         error_set(err,
                   "out of memory: %zu bytes (%.2f GB) requested, %zu (%.2f GB) free of %zu; use a smaller micro-batch "

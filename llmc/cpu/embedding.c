@@ -65,6 +65,7 @@ static void norm_of_embeddings(const char *op, Tensor rows, Tensor tokens, Tenso
     const int32_t *token = tokens.data;
     const void *table = wte.data;
     void *to = rows.data;
+
     check_tokens(op, token, N, tensor_rows(wte));
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n++)
@@ -75,11 +76,13 @@ static void norm_of_embeddings(const char *op, Tensor rows, Tensor tokens, Tenso
                 const V x = vload_first(k, table, e + i, E);
                 squares = vfma(x, x, squares);
             });
+
             const V rstd = 1.0f / vsqrt(vsplat(vsum(squares) / (float)C + eps));
             EACH_LANES(i, k, backward ? C : 0, {
                 products = vfma(vload_first(k, to, n * C + i, E), vload_first(k, table, e + i, E), products);
             });
             const V along = vsplat(vsum(products) / (float)C) * rstd * rstd; // of e in the gradient
+
             EACH_LANES(i, k, C, {
                 V x = vload_first(k, table, e + i, E);
                 if (backward) x = vload_first(k, to, n * C + i, E) - x * along;
@@ -130,6 +133,7 @@ void backend_embedding_backward(Gradient wte_gradient, Gradient wpe_gradient, Te
     const int32_t *token = tokens.data;
     const void *from = dout.data;
     void *to = dwpe.data;
+
     check_tokens(op, token, N, tensor_rows(dwte));
     int32_t *workspace = cpu_scratch(op, (tensor_rows(dwte) + N) * (int64_t)sizeof(int32_t));
     const Places places = {.first = workspace + N, .next = workspace};
@@ -138,6 +142,7 @@ void backend_embedding_backward(Gradient wte_gradient, Gradient wpe_gradient, Te
         places.next[n] = places.first[token[n]];
         places.first[token[n]] = (int32_t)n;
     }
+
     if (!wte_gradient.add) backend_tensor_fill(dwte, 0.0f);
     // Row t of dwpe = or += the sum over the B sequences; 0 or unchanged where t >= T.
     int64_t written = tensor_rows(dwpe);

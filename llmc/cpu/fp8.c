@@ -150,13 +150,16 @@ int64_t cpu_fp8_workspace(OpsShape shape) {
 void backend_fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot, Tensor bias) {
     const int64_t M = tensor_rows(a), K = tensor_cols(a), N = tensor_rows(b);
     const Fp8Slot *sa = a_slot.data, *sb = b_slot.data;
+
     const int64_t rows_a = min_i64(M, ROWS_A), rows_b = min_i64(N, ROWS_B);
     DType E = DTYPE_BF16;
     if (bias.data) E = bias.dtype; // gemm takes a bias of the operands' dtype
     const int64_t bytes_a = fp8_operand_bytes(rows_a, K, E);
     char *wide_a = cpu_scratch("fp8_matmul", bytes_a + fp8_operand_bytes(rows_b, K, E)), *wide_b = wide_a + bytes_a;
+
     const Matrix dst = matrix_of(out, N);
     if (added.data && added.data != out.data) backend_tensor_cast(out, added);
+
     for (int64_t i = 0; i < M; i += rows_a) {
         const int64_t m = min_i64(M - i, rows_a);
         const Matrix left = fp8_widen(wide_a, E, a, sa, i, m);

@@ -37,6 +37,7 @@ static ALWAYS_INLINE V row_exp(V x) { return LANES < 16 ? vexp_nonpositive(x) : 
 static ALWAYS_INLINE float row_exps(float *exps, const void *row, int64_t vocab, int64_t Vp, float max, DType E) {
     const int64_t size = E == DTYPE_BF16 ? 2 : 4, cache_line = 64;
     const char *next_row = (const char *)row + Vp * size;
+
     V shift = vsplat(max), s0 = vzero(), s1 = vzero();
     int64_t i = 0;
     for (; i + 2 * LANES <= vocab; i += 2 * LANES) {
@@ -50,12 +51,14 @@ static ALWAYS_INLINE float row_exps(float *exps, const void *row, int64_t vocab,
             vstore_f32(exps + i + LANES, e1);
         }
     }
+
     for (; i < vocab; i += LANES) {
         int k = lanes(vocab - i);
         V e = vfirst(k, row_exp(vload_first(k, row, i, E) - shift), vzero());
         s0 += e;
         if (exps) vstore_first_f32(k, exps + i, e);
     }
+
     return vsum(s0 + s1);
 }
 

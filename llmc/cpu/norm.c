@@ -62,16 +62,19 @@ static ALWAYS_INLINE void norm_forward_row(const NormForward *a, int64_t row, bo
     const void *x = a->in, *w = a->weight, *b = a->bias;
     void *y = a->out;
     V sum[CHAINS] = {{0}}, sum_squares[CHAINS] = {{0}}, mean = vzero();
+
     if (centered) {
         EACH_CHAIN(c, i, k, C, sum[c] += vload_first(k, x, first + i, E));
         mean = vsplat(vsum(sum_of_chains(sum)) / (float)C);
         a->mean[row] = mean[0];
     }
+
     EACH_CHAIN(c, i, k, C, {
         V deviation = vload_first(k, x, first + i, E);
         if (centered) deviation = vfirst(k, deviation - mean, vzero());
         sum_squares[c] = vfma(deviation, deviation, sum_squares[c]);
     });
+
     const V rstd = 1.0f / vsqrt(vsplat(vsum(sum_of_chains(sum_squares)) / (float)C + a->eps));
     EACH_LANES(i, k, C, {
         V normalized = vload_first(k, x, first + i, E);
@@ -80,6 +83,7 @@ static ALWAYS_INLINE void norm_forward_row(const NormForward *a, int64_t row, bo
         vstore_first(k, y, first + i, centered ? vfma(normalized, scale, vload_first(k, b, i, E)) : normalized * scale,
                      E);
     });
+
     a->rstd[row] = rstd[0];
 }
 

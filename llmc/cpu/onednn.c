@@ -64,6 +64,7 @@ Onednn *onednn_create(CpuCodeChoice limit, Error *err) {
     *(void **)&set_new_handler = dlsym(RTLD_DEFAULT, "_ZSt15set_new_handlerPFvvE"); // std::set_new_handler
     if (set_new_handler) set_new_handler(onednn_new_failed);
     onednn_require_memory();
+
 #if defined(__x86_64__)
     const dnnl_cpu_isa_t sets[CPU_CODES] = {[CPU_AVX512BF16] = dnnl_cpu_isa_avx512_core_bf16,
                                             [CPU_AVX512] = dnnl_cpu_isa_avx512_core,
@@ -78,11 +79,13 @@ Onednn *onednn_create(CpuCodeChoice limit, Error *err) {
 #else
     (void)limit;
 #endif
+
     Onednn *dnn = calloc(1, sizeof *dnn);
     if (!dnn) {
         error_set(err, "out of memory for oneDNN's primitive cache");
         return NULL;
     }
+
     dnnl_status_t status = dnnl_engine_create(&dnn->engine, dnnl_cpu, 0);
     if (status == dnnl_success) status = dnnl_stream_create(&dnn->stream, dnn->engine, dnnl_stream_default_flags);
     if (status != dnnl_success) {
@@ -90,6 +93,7 @@ Onednn *onednn_create(CpuCodeChoice limit, Error *err) {
         onednn_destroy(dnn);
         return NULL;
     }
+
     return dnn;
 }
 

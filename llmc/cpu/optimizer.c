@@ -269,6 +269,7 @@ static void adafactor_direction(V *u, const V *g, const UpdateTensor *t, double 
         for (int k = at.count; k % LANES; k++) ((float *)second)[k] = 1.0f;
         for (int k = 0; k < at.vectors; k++) by_row[k] = vsplat(1.0f);
     }
+
     for (int k = 0; k < at.vectors; k++) u[k] = g[k] * by_row[k] / vsqrt(second[k]);
 }
 
@@ -335,9 +336,11 @@ static ALWAYS_INLINE void move_weight(const V *direction, const UpdateTensor *t,
 void backend_optimizer_update(UpdateList *list, int first, int count, UpdateParams params, Tensor control) {
     const Parts parts = parts_begin("optimizer_update", count, 0);
     const UpdateTensor *tensors = list->tensors + first;
+
     for (int i = 0; i < count; i++) parts_add(parts, i, tensor_numel(tensors[i].weight));
     const StepControl *decided = control.data;
     if (decided->skip != SKIP_NONE) return;
+
     const Step step = step_begin(&params, decided);
     double *mean_rows = parts.sums;
     for (int i = 0; i < count; i++) mean_rows[i] = adafactor_mean_row(&tensors[i]);
@@ -399,6 +402,7 @@ void backend_momentum_update(UpdateList *list, UpdateParams params, Tensor contr
 
 // Adafactor's second moments: for a matrix one number per row and one per column. Shazeer, Stern, "Adafactor: Adaptive
 // Learning Rates with Sublinear Memory Cost", 2018.
+
 //
 // The statistics read the gradient twice: for the sums of squares and then, with rows and columns known, for the size
 // of the update. A matrix is split into groups of rows, which the threads take as they become free. Each group sums its
@@ -441,6 +445,7 @@ static void matrix_moments(const UpdateTensor *t, StatisticsStep s, float *scrat
     const int64_t rows = tensor_numel(t->row), cols = tensor_numel(t->col);
     const int64_t size = max_i64(ceil_div(rows, MAX_GROUPS), MIN_GROUP_ROWS), groups = ceil_div(rows, size);
     float *col = t->col.data;
+
     if (groups == 1)
         for (int64_t j = 0; j < cols; j++) col[j] *= s.keep;
 #pragma omp parallel for schedule(dynamic) if (groups > 1)
@@ -451,6 +456,7 @@ static void matrix_moments(const UpdateTensor *t, StatisticsStep s, float *scrat
         if (groups > 1) memset(sums, 0, (size_t)cols * sizeof *sums);
         WITH_DTYPE(G, t->grad.dtype, add_moments(t, s, sums, begin, end, G));
     }
+
     if (groups == 1) return;
 #pragma omp parallel for schedule(static)
     for (int64_t j = 0; j < cols; j++) {
@@ -493,15 +499,18 @@ void backend_adafactor_statistics(UpdateList *list, Tensor control) {
     int64_t factored = 0;
     for (int i = 0; i < n; i++)
         if (tensors[i].rule == RULE_ADAFACTOR) factored += tensor_numel(tensors[i].weight);
+
     const Parts parts = parts_begin("adafactor_statistics", n, adafactor_scratch_bytes(factored));
     for (int i = 0; i < n; i++) {
         int64_t numel = 0;
         if (tensors[i].rule == RULE_ADAFACTOR) numel = tensor_numel(tensors[i].weight);
         parts_add(parts, i, numel);
     }
+
     const StepControl *decided = control.data;
     if (decided->skip != SKIP_NONE) return;
     const StatisticsStep step = {decided->grad_factor, decided->keep, decided->take};
+
     for (int i = 0; i < n; i++) { // tensor by tensor, because each needs its complete rows and columns
         const UpdateTensor *t = &tensors[i];
         if (t->rule != RULE_ADAFACTOR) continue;

@@ -174,6 +174,7 @@ typedef struct {
 static void queue_byte_pairs(Trainer *t) {
     BytePair *pairs = memory_zeroed(1 << 16, sizeof *pairs);
     reserve_pairs(&t->pairs, 1 << 16);
+
     for (int64_t at = 0; at < t->used; at += HEADER + t->words[at + 2]) { // counts
         const uint32_t *word = t->words + at, *tokens = word + HEADER;
         for (uint32_t i = 0; i + 1 < word[2]; i++) {
@@ -183,11 +184,13 @@ static void queue_byte_pairs(Trainer *t) {
             p->last_word = (uint32_t)at;
         }
     }
+
     for (uint32_t i = 0; i < 1 << 16; i++) {
         if (pairs[i].num_words < 2) continue;
         pairs[i].words = memory_new(pairs[i].num_words, sizeof(uint32_t));
         pairs[i].num_words = 0;
     }
+
     for (int64_t at = 0; at < t->used; at += HEADER + t->words[at + 2]) { // lists the words
         const uint32_t *word = t->words + at, *tokens = word + HEADER;
         for (uint32_t i = 0; i + 1 < word[2]; i++) {
@@ -196,6 +199,7 @@ static void queue_byte_pairs(Trainer *t) {
             p->words[p->num_words++] = p->last_word = (uint32_t)at;
         }
     }
+
     for (uint32_t i = 0; i < 1 << 16; i++) {
         const BytePair *p = &pairs[i];
         if (p->num_words == 0) continue;
@@ -203,6 +207,7 @@ static void queue_byte_pairs(Trainer *t) {
         add_to_pair(&t->pairs, pair, p->count);
         queue_push(&t->queue, candidate_of(pair, p->count, p->num_words, p->words, p->last_word));
     }
+
     free(pairs);
 }
 
@@ -245,15 +250,18 @@ static void merge_in_word(Trainer *t, uint32_t at, uint32_t a, uint32_t b, uint3
     uint32_t *word = t->words + at, *tokens = word + HEADER;
     const uint32_t n = word[2], first = find_in_word(tokens, n, a, b);
     if (first == n) return;
+
     const int64_t count = word_count(word);
     const Token *spelled = t->tokenizer->tokens;
     const uint32_t bound = LENGTH_BOUND - spelled[merged].length;
     uint32_t out = first;
+
     for (uint32_t i = first; i < n;) {
         if (i + 1 == n || tokens[i] != a || tokens[i + 1] != b) {
             tokens[out++] = tokens[i++];
             continue;
         }
+
         if (out > 0) {
             const uint32_t before = tokens[out - 1];
             touch_neighbour(&t->left, before)->lost += count;
@@ -267,6 +275,7 @@ static void merge_in_word(Trainer *t, uint32_t at, uint32_t a, uint32_t b, uint3
         tokens[out++] = merged;
         i += 2;
     }
+
     word[2] = out;
 }
 

@@ -109,12 +109,14 @@ static int64_t unpack_gzip(ByteSource *s, unsigned char *out, int64_t n) {
         inflateReset(&s->zlib);
         s->in_frame = s->had_member = true;
     }
+
     s->zlib.next_in = s->input + s->begin;
     s->zlib.avail_in = (uInt)(s->end - s->begin);
     s->zlib.next_out = out;
     s->zlib.avail_out = (uInt)n;
     int status = inflate(&s->zlib, Z_NO_FLUSH);
     s->begin = s->end - s->zlib.avail_in;
+
     if (status == Z_STREAM_END)
         s->in_frame = false;
     else if (status != Z_OK && status != Z_BUF_ERROR)
@@ -150,12 +152,14 @@ int64_t byte_source_read(ByteSource *s, void *out, int64_t n, Error *err) {
         unsigned char *to = (unsigned char *)out + done;
         const int64_t room = min_i64(n - done, INT32_MAX);
         int64_t got;
+
         if (s->packing == PACKED_NOT) {
             got = read_packed(s, to, room);
             if (got <= 0) break;
             done += got;
             continue;
         }
+
         if (s->begin == s->end && !s->ended) {
             const int64_t more = read_packed(s, s->input, INPUT_BYTES);
             if (more < 0) break;
@@ -163,9 +167,11 @@ int64_t byte_source_read(ByteSource *s, void *out, int64_t n, Error *err) {
             s->end = (size_t)more;
             s->ended = more == 0;
         }
+
         // At the end of the file, zstd may still hold bytes of a frame that it has read.
         const bool drained = s->begin == s->end && s->ended;
         if (drained && !s->in_frame) break;
+
         if (s->packing == PACKED_GZIP)
             got = unpack_gzip(s, to, room);
         else
@@ -173,6 +179,7 @@ int64_t byte_source_read(ByteSource *s, void *out, int64_t n, Error *err) {
         if (drained && got == 0 && s->in_frame && !s->failed) source_damaged(s, "truncated");
         done += got;
     }
+
     if (done > 0 || !s->failed) return done;
     error_set(err, "%s", s->error.text);
     return -1;

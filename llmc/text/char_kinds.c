@@ -63,6 +63,7 @@ uint8_t *char_kinds_table(Error *err) {
     static const char pattern[] = "([\\p{Lu}\\p{Lt}]+)|(\\p{Ll}+)|([\\p{Lm}\\p{Lo}]+)|(\\p{M}+)|(\\p{N}+)";
     int error, found = 0;
     size_t where, n = 0;
+
     pcre2_code *code =
         pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &error, &where, NULL);
     REQUIRE_MEMORY(code || error != PCRE2_ERROR_HEAP_FAILED, "PCRE2");
@@ -70,12 +71,14 @@ uint8_t *char_kinds_table(Error *err) {
         error_set(err, "PCRE2 was built without Unicode properties (error %d)", error);
         return NULL;
     }
+
     pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // without JIT it is only slower
     uint8_t *table = malloc(CHAR_TABLE_SIZE);
     char *all = malloc((size_t)4 * CHAR_TABLE_SIZE);
     pcre2_match_data *match = pcre2_match_data_create_from_pattern(code, NULL);
     REQUIRE_MEMORY(table && all && match, "the kinds of characters");
     memset(table, CHAR_OTHER, CHAR_TABLE_SIZE);
+
     // Has PCRE2 find the runs of characters of each kind in a text of all characters, in order.
     for (uint32_t c = 0; c < CHAR_TABLE_SIZE; c++)
         if (c < 0xD800 || c >= 0xE000) n += (size_t)utf8_encode(c, all + n);
@@ -89,15 +92,18 @@ uint8_t *char_kinds_table(Error *err) {
         }
         at = range[1];
     }
+
     pcre2_match_data_free(match);
     free(all);
     pcre2_code_free(code);
     REQUIRE_MEMORY(found >= 0 || found == PCRE2_ERROR_NOMATCH, "PCRE2 (error %d)", found);
+
     for (size_t i = 0; i < sizeof corrections / sizeof *corrections; i++) {
         for (size_t k = 0; k < corrections[i].count; k++) {
             const CodeRange r = corrections[i].ranges[k];
             memset(table + r.first, (int)corrections[i].kind, r.last - r.first + 1);
         }
     }
+
     return table;
 }

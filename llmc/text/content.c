@@ -49,6 +49,7 @@ static void advise_foreign(const CorpusOptions *o, const InputFile *file, const 
     const QuotedPath path = path_quoted(file->path);
     Error text;
     const bool is_plain = file->packing == PACKED_NOT && !file->is_stdin;
+
     for (size_t i = 0; i < sizeof filters / sizeof *filters; i++) {
         const char *format = filters[i].format;
         if (strcmp(f->kind, filters[i].kind) != 0) continue;
@@ -60,6 +61,7 @@ static void advise_foreign(const CorpusOptions *o, const InputFile *file, const 
         advise_filter(o, file, filters[i].filter, format, advice);
         return;
     }
+
     if (strcmp(f->kind, "Parquet") == 0 && is_plain)
         error_set(advice, "%s %s | %s", path_of_tool("data/read_parquet.py").text, path.text,
                   reader_command(o, "jsonl", &text));

@@ -146,22 +146,27 @@ static int train(Run *r, Error *err) {
 int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
     Run r = {.options = *options};
     *result = (CorpusResult){0};
+
     if (!open_inputs(&r, err)) {
         close_run(&r);
         return EXIT_BAD_INPUT;
     }
+
     const bool is_claimed = corpus_output_claim(&r.output, options->inputs.output, options->force, err);
     int status = EXIT_BAD_INPUT;
     if (is_claimed) status = EXIT_OK;
     if (status == EXIT_OK && !take_stdin(&r, r.output.staging, err)) status = EXIT_RUN_FAILED;
     if (status == EXIT_OK && !options->tokenizer) status = train(&r, err);
+
     r.job.tokenizer = options->tokenizer;
     if (r.trained) r.job.tokenizer = r.trained;
     r.job.cuts = r.job.tokenizer;
     if (r.cuts) r.job.cuts = r.cuts;
+
     r.progress.stage = STAGE_ENCODE;
     if (status == EXIT_OK) status = run_passes(&r, false, err);
     if (status == EXIT_OK && !check_sides(&r, err)) status = EXIT_BAD_INPUT;
+
     const CorpusManifest manifest = {.options = &r.options,
                                      .inputs = r.summaries,
                                      .walk_left_out = &r.walk_left_out,
@@ -170,17 +175,20 @@ int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
                                      .cut_all = r.job.cut_all,
                                      .counts = &r.counts,
                                      .writer = &r.writer};
+
     if (status == EXIT_OK &&
         (!corpus_writer_finish(&r.writer, err) || !tokenizer_write(r.job.tokenizer, r.output.tokenizer, err) ||
          !corpus_manifest_write(&manifest, r.output.manifest, err) ||
          !corpus_output_publish(&r.output, &r.writer, err)))
         status = EXIT_RUN_FAILED;
+
     if (status == EXIT_OK) {
         add_walk(&r);
         *result = (CorpusResult){
             r.counts, {r.writer.side[CORPUS_TRAIN].count, r.writer.side[CORPUS_VAL].count}, r.job.cut_all};
         r.counts = (CorpusCounts){0};
     }
+
     close_run(&r);
     corpus_output_release(&r.output, status == EXIT_OK);
     return status;

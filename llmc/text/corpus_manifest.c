@@ -31,6 +31,7 @@ bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err
     static const char *const always[] = {"binary", "empty", "unreadable"};
     const CorpusOptions *o = m->options;
     const Tokenizer *t = m->tokenizer;
+
     cJSON *root = cJSON_CreateObject();
     add_count(root, "format", MANIFEST_FORMAT);
     cJSON *tokenizer = cJSON_AddObjectToObject(root, "tokenizer");
@@ -38,6 +39,7 @@ bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err
     add_hex(tokenizer, "fingerprint", tokenizer_fingerprint(t));
     add_count(tokenizer, "vocab", tokenizer_vocab(t));
     add_count(tokenizer, "eot", tokenizer_eot(t));
+
     cJSON *options = cJSON_AddObjectToObject(root, "options");
     cJSON_AddNumberToObject(options, "val_fraction", o->val_fraction);
     add_count(options, "shard_tokens", o->shard_tokens);
@@ -45,6 +47,7 @@ bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err
     cJSON_AddStringToObject(options, "format", formats[o->inputs.format]);
     if (o->split_at) cJSON_AddItemToObject(options, "split_at", json_text(o->split_at));
     cJSON_AddBoolToObject(options, "cut_all", m->cut_all);
+
     cJSON *inputs = cJSON_AddArrayToObject(root, "inputs");
     for (int i = 0; i < o->inputs.count; i++) {
         cJSON *input = cJSON_CreateObject();
@@ -53,6 +56,7 @@ bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err
         add_count(input, "bytes", m->inputs[i].bytes);
         cJSON_AddItemToArray(inputs, input);
     }
+
     add_count(root, "documents", m->counts->documents);
     for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
         cJSON *object = cJSON_AddObjectToObject(root, corpus_side_names[side]);
@@ -72,15 +76,18 @@ bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err
             free(name);
         }
     }
+
     cJSON *skipped = cJSON_AddObjectToObject(root, "skipped");
     for (int k = 0; k < 3; k++) add_count(skipped, always[k], kind_counts_get(&m->counts->left_out, always[k]));
     for (int k = 0; k < BAD_KINDS; k++)
         add_count(skipped, bad_kinds[k].name, kind_counts_get(&m->counts->bad, bad_kinds[k].phrase));
     add_kinds(skipped, &m->counts->left_out);
     add_kinds(skipped, m->walk_left_out);
+
     cJSON *notes = cJSON_AddObjectToObject(root, "notes");
     add_kinds(notes, m->walk_notes);
     add_kinds(notes, &m->counts->notes);
+
     char *text = cJSON_Print(root);
     bool ok = text || error_set(err, "%s: out of memory", path);
     ok = ok && file_write_atomic(path, text, strlen(text), err);

@@ -168,16 +168,19 @@ typedef struct Pipeline {
 
 static void *reader_thread(void *argument) {
     Pipeline *p = argument;
+
     pthread_mutex_lock(&p->lock);
     while (!p->stop && !p->is_all_read) {
         while (!p->stop && p->filled - p->written == p->num_blocks) pthread_cond_wait(&p->can_fill, &p->lock);
         if (p->stop) break;
+
         CorpusBlock *b = &p->blocks[p->filled % p->num_blocks];
         pthread_mutex_unlock(&p->lock);
         bool has_more = document_reader_next(p->reader, b);
         pthread_mutex_lock(&p->lock);
         while (has_more && !p->stop && p->filled > p->written && p->bytes_under_way + b->n > MAX_BYTES_UNDER_WAY)
             pthread_cond_wait(&p->can_fill, &p->lock);
+
         if (has_more) {
             p->bytes_under_way += b->n;
             p->filled++;
@@ -185,6 +188,7 @@ static void *reader_thread(void *argument) {
         p->is_all_read = !has_more;
         pthread_cond_signal(&p->can_encode);
     }
+
     pthread_cond_broadcast(&p->can_encode);
     pthread_cond_signal(&p->can_write);
     pthread_mutex_unlock(&p->lock);
@@ -216,6 +220,7 @@ static void *encoder_thread(void *argument) {
 // Writes the blocks in the order of reading, each as soon as it is encoded.
 static int write_blocks(Pipeline *p, CorpusCounts *counts, Error *err) {
     int status = EXIT_OK;
+
     pthread_mutex_lock(&p->lock);
     while (status == EXIT_OK) {
         CorpusBlock *b = &p->blocks[p->written % p->num_blocks];
@@ -223,6 +228,7 @@ static int write_blocks(Pipeline *p, CorpusCounts *counts, Error *err) {
         if (p->written == p->filled) break;
         while (!b->is_encoded) pthread_cond_wait(&p->can_write, &p->lock);
         pthread_mutex_unlock(&p->lock);
+
         const int64_t n = b->n;
         const KindCounts *bad = &b->counts.bad;
         status = b->status;
@@ -232,9 +238,11 @@ static int write_blocks(Pipeline *p, CorpusCounts *counts, Error *err) {
             error_set(err, "%s; --skip-bad counts and skips bad input", bad->kinds[0].first);
             status = EXIT_BAD_INPUT;
         }
+
         for (CorpusSide side = 0; p->job->writer && status == EXIT_OK && side < CORPUS_SIDES; side++)
             if (!corpus_writer_append(p->job->writer, side, b->tokens[side], b->num_tokens[side], err))
                 status = EXIT_RUN_FAILED;
+
         if (status == EXIT_OK) {
             corpus_counts_add(counts, &b->counts);
             CorpusProgress *progress = p->job->progress;
@@ -242,12 +250,14 @@ static int write_blocks(Pipeline *p, CorpusCounts *counts, Error *err) {
             progress->tokens = counts->side[CORPUS_TRAIN].tokens + counts->side[CORPUS_VAL].tokens;
             p->job->options->on_progress(p->job->options->user, progress);
         }
+
         corpus_block_clear(b);
         pthread_mutex_lock(&p->lock);
         p->bytes_under_way -= n;
         p->written++;
         pthread_cond_signal(&p->can_fill);
     }
+
     pthread_mutex_unlock(&p->lock);
     return status;
 }
@@ -260,11 +270,13 @@ int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err) {
                   .can_write = PTHREAD_COND_INITIALIZER};
     const int threads = job->options->threads;
     int started = 0, status = EXIT_RUN_FAILED;
+
     p.num_blocks = 2 * threads + 4;
     p.blocks = memory_zeroed(p.num_blocks, sizeof *p.blocks);
     p.encoders = memory_zeroed(threads, sizeof *p.encoders);
     p.threads = memory_zeroed(threads + 1, sizeof *p.threads);
     p.reader = document_reader_open(job->options, job->cuts, job->cut_all);
+
     for (int i = 0; i < threads; i++) {
         CorpusEncoder *e = &p.encoders[i];
         e->job = job;
@@ -274,6 +286,7 @@ int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err) {
         else
             e->encoder = encoder_create(job->tokenizer);
     }
+
     bool ok = true;
     for (; ok && started <= threads; started += ok) {
         void *(*stage)(void *) = encoder_thread;
@@ -281,12 +294,14 @@ int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err) {
         const int failure = pthread_create(&p.threads[started], NULL, stage, &p);
         ok = failure == 0 || limits_thread_failed("a thread", failure, err);
     }
+
     if (ok) status = write_blocks(&p, counts, err);
     pthread_mutex_lock(&p.lock);
     p.stop = true;
     pthread_cond_broadcast(&p.can_encode);
     pthread_cond_signal(&p.can_fill);
     pthread_mutex_unlock(&p.lock);
+
     while (started > 0) pthread_join(p.threads[--started], NULL);
     document_reader_close(p.reader);
     for (int i = 0; i < threads; i++) {
@@ -294,6 +309,7 @@ int corpus_convert(const CorpusJob *job, CorpusCounts *counts, Error *err) {
         encoder_free(p.encoders[i].encoder);
         word_counter_free(p.encoders[i].counter);
     }
+
     for (int i = 0; i < p.num_blocks; i++) corpus_block_clear(&p.blocks[i]);
     free(p.blocks);
     free(p.encoders);

@@ -102,15 +102,18 @@ static bool open_source(DocumentReader *r) {
     if (r->file.is_stdin && inputs->stdin_goes_on) then_fd = STDIN_FILENO;
     if (r->file.is_argument) failed = EXIT_BAD_INPUT;
     if (fd < 0 && !r->file.is_argument && input_may_be_skipped(errno)) return pass_unreadable(r, errno);
+
     if (fd < 0) {
         error_set(&r->error, "%s: cannot read: %s", r->file.path, path_reason(r->file.path, errno).text);
         return reader_fail(r, failed);
     }
+
     // The packing is what the first bytes say. A file that has only the name of a packed one may be of a known kind,
     // such as a pointer or a web page in place of the data; other ones are damaged.
     unsigned char head[FOREIGN_FILE_HEAD];
     ssize_t n = 0;
     if (!r->file.is_stdin) n = pread(fd, head, sizeof head, 0);
+
     Packing found = r->file.packing;
     if (n > 0) found = packing_of_bytes(head, (size_t)n);
     if (found == PACKED_NOT && r->file.packing != PACKED_NOT) {
@@ -122,6 +125,7 @@ static bool open_source(DocumentReader *r) {
     } else {
         r->file.packing = found;
     }
+
     r->source = byte_source_open(fd, then_fd, r->file.packing);
     return true;
 }
@@ -236,6 +240,7 @@ static bool skip_line(DocumentReader *r, CorpusBlock *b) {
     else
         kind_counts_add(&r->pending.bad, phrase, 1, "%s: a document before the next --split-at is longer than 32 MiB",
                         r->file.path);
+
     for (bool has_more = true; !end && has_more;) {
         const int64_t kept = min_i64(b->n, length - 1); // may be a part of the mark
         r->at.offset += b->n - kept;
@@ -245,6 +250,7 @@ static bool skip_line(DocumentReader *r, CorpusBlock *b) {
         has_more = b->n > kept;
         end = memmem(b->text, (size_t)b->n, mark, (size_t)length);
     }
+
     // The end of the line is handed out like an empty block: it advances the position and gives no text.
     int64_t n = b->n;
     if (end) n = end + length - b->text;
@@ -329,6 +335,7 @@ static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) 
 static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     int64_t left = BLOCK_BYTES;
     if (r->at.size > 0) left = r->at.size - r->at.offset;
+
     if (!fill_block(r, b, min_i64(left, BLOCK_BYTES))) return false;
     if (r->is_first) {                             // the size of the document
         const int64_t known = r->at.offset + b->n; // with the byte order mark
@@ -337,18 +344,22 @@ static bool next_piece(DocumentReader *r, CorpusBlock *b) {
         if (r->ended || known > r->file.size) r->at.size = known;
         if (!r->ended && r->file.packing != PACKED_NOT && !measure(r, &r->at.size)) return false;
     }
+
     if (b->n == 0) { // shorter than it was
         close_file(r);
         return false;
     }
+
     if (b->n > r->at.size - r->at.offset) b->n = r->at.size - r->at.offset; // longer than it was
     bool is_all = b->n == r->at.size - r->at.offset;
     b->format = FORMAT_TEXT;
+
     b->is_document = r->is_first;
     b->begins = b->is_document || r->at.offset == r->at.cut;
     b->side = CORPUS_TRAIN;
     if (r->at.cut > 0 || r->options->val_fraction >= 1) b->side = CORPUS_VAL;
     b->is_short = b->is_document && is_all && r->at.size <= SHORT_DOCUMENT && !r->cut_all;
+
     int64_t n = b->n;
     if (!b->is_short) n = choose_end(r, b, is_all);
     hand_out(r, b, n);
@@ -362,6 +373,7 @@ bool document_reader_next(DocumentReader *r, CorpusBlock *b) {
     if (r->is_done) return false;
     corpus_block_clear(b);
     bool has_text = false;
+
     while (!has_text && next_file(r)) {
         b->n = 0;
         r->is_first = r->at.offset == 0;
@@ -370,10 +382,12 @@ bool document_reader_next(DocumentReader *r, CorpusBlock *b) {
         if (begun && r->format != FORMAT_TEXT) has_text = next_lines(r, b);
         if (r->status != EXIT_OK) break;
     }
+
     r->is_done = r->status != EXIT_OK || !has_text;
     if (!has_text) b->n = 0;
     b->status = r->status;
     if (r->status != EXIT_OK) b->error = r->error;
+
     memcpy(b->path, r->file.path, strlen(r->file.path) + 1);
     b->counts = r->pending;
     r->pending = (CorpusCounts){0};

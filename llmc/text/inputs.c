@@ -202,6 +202,7 @@ int inputs_next(InputWalk *w, InputFile *file, Error *err) {
             const char *argument = w->options->arguments[w->argument];
             const bool is_stdin = strcmp(argument, "-") == 0;
             struct stat st;
+
             if (is_stdin && !w->options->has_stdin) continue;
             if (is_stdin && fstat(w->options->stdin_fd, &st) != 0) {
                 error_set(err, "standard input: %s", strerror(errno));
@@ -213,6 +214,7 @@ int inputs_next(InputWalk *w, InputFile *file, Error *err) {
                 file->packing = w->options->stdin_packing;
                 return 1;
             }
+
             const int n = snprintf(w->path, sizeof w->path, "%s", argument);
             if ((size_t)n >= sizeof w->path) {
                 error_set(err, "%.200s...: the path is too long", argument);
@@ -263,12 +265,14 @@ bool inputs_spool_stdin(InputOptions *o, const char *directory, int64_t limit, i
     unsigned char magic[4];
     int fd = mkostemp(path, O_CLOEXEC);
     bool ok = (fd >= 0 && chunk) || error_set(err, "%s: cannot write: %s", path, path_reason(path, errno).text);
+
     *bytes = 0;
     if (fd >= 0) {
         unlink(path);
         o->has_stdin = true; // the caller closes it
         o->stdin_fd = fd;
     }
+
     for (ssize_t got = 1; ok && got > 0 && *bytes < limit; *bytes += got) {
         do got = read(STDIN_FILENO, chunk, CHUNK);
         while (got < 0 && errno == EINTR);
@@ -278,9 +282,11 @@ bool inputs_spool_stdin(InputOptions *o, const char *directory, int64_t limit, i
         }
         ok = file_write_all(fd, "standard input", chunk, (size_t)got, err);
     }
+
     free(path);
     free(chunk);
     if (!ok) return false;
+
     o->stdin_goes_on = *bytes >= limit;
     const ssize_t n = pread(fd, magic, sizeof magic, 0);
     if (n < 0) return error_set(err, "standard input: cannot be read now: %s", strerror(errno));

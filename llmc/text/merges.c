@@ -120,18 +120,21 @@ static int64_t merge_long(const MergeTable *t, int32_t *tokens, uint32_t n, uint
     Link *links = malloc(n * sizeof *links);
     Heap heap = {.entries = malloc(n * sizeof *heap.entries), .capacity = n};
     REQUIRE_MEMORY(links && heap.entries, "a piece of text of %u bytes", n);
+
     for (uint32_t i = 0; i < n; i++) {
         links[i] = (Link){.previous = i - 1, .next = i + 1, .pair = {NO_RANK, -1}};
         if (i + 1 < n) links[i].pair = candidate(t, tokens[i], tokens[i + 1], below);
         if (links[i].pair.rank != NO_RANK) heap.entries[heap.count++] = heap_entry(links, i);
     }
     for (int64_t i = heap.count / 2 - 1; i >= 0; i--) sift_down(&heap, i);
+
     for (int64_t left = n; heap.count > 0 && left > least;) {
         const uint64_t entry = heap.entries[0];
         heap.entries[0] = heap.entries[--heap.count];
         if (heap.count > 0) sift_down(&heap, 0);
         uint32_t place = (uint32_t)entry, dead = links[place].next;
         if (links[place].pair.rank != entry >> 32) continue;
+
         tokens[place] = links[place].pair.merged;
         left--;
         links[place].next = links[dead].next;
@@ -140,8 +143,10 @@ static int64_t merge_long(const MergeTable *t, int32_t *tokens, uint32_t n, uint
         if (place > 0) renew(t, tokens, links, &heap, links[place].previous, n, below);
         renew(t, tokens, links, &heap, place, n, below);
     }
+
     int64_t count = 0;
     for (uint32_t i = 0; i < n; i = links[i].next) tokens[count++] = tokens[i];
+
     free(links);
     free(heap.entries);
     return count;

@@ -99,6 +99,7 @@ static const unsigned char *o200k_word_end(const uint8_t *table, const unsigned 
     CharKind kind = char_kind_at(table, begin, end, &length);
     const unsigned char *p = begin;
     if (kind & (CHAR_OTHERS | CHAR_SPACE)) p += length;
+
     // The end of the last character that U* gives back to W+. A mark may be that instead of P.
     const unsigned char *stop = p, *given_back = NULL;
     if (kind == CHAR_MARK) given_back = p;
@@ -107,6 +108,7 @@ static const unsigned char *o200k_word_end(const uint8_t *table, const unsigned 
         if (!(kind & U)) break;
         if (kind & W) given_back = stop + length;
     }
+
     if (stop < end && kind == CHAR_LOWER)
         stop = run_end(table, stop, end, W, &length);
     else if (given_back)
@@ -178,6 +180,7 @@ static bool is_whole(const unsigned char *p, const unsigned char *end) {
 bool pieces_always_cut(const uint8_t *table, Pattern pattern, const char *text, int64_t n, int64_t m) {
     const unsigned char *begin = (const unsigned char *)text, *p = begin + m, *end = begin + n;
     if ((*p & 0xC0) == 0x80 || !is_whole(p, end)) return false; // inside a character, or it may continue
+
     int length, back, ignored;
     const CharKind before = kind_before(table, begin, p, &back), after = char_kind_at(table, p, end, &length);
     if (pattern > PATTERN_STARCODER) {
@@ -189,12 +192,15 @@ bool pieces_always_cut(const uint8_t *table, Pattern pattern, const char *text, 
         if (before == CHAR_NEWLINE) return !(after & CHAR_SPACES) && !(is_o200k && *p == '/');
         return before & CHAR_OTHERS && (after == CHAR_NUMBER || after == CHAR_SPACE);
     }
+
     CharKind numbers = 0;
     if (pattern == PATTERN_STARCODER) numbers = CHAR_NUMBER;
+
     // The pattern never mixes classes, except that ' ' belongs to the word after it, and that an apostrophe may begin a
     // contraction with the letters after it.
     if (!(before & CHAR_SPACES))
         return before & numbers || (class_of(before) != class_of(after) && !(p[-1] == '\'' && after & CHAR_LETTERS));
+
     // The last of several spaces before a word is a piece by itself, or goes with the word. So is a single space.
     if (after & CHAR_SPACES)
         return is_whole(p + length, end) && !(char_kind_at(table, p + length, end, &ignored) & (CHAR_SPACES | numbers));

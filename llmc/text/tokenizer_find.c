@@ -80,9 +80,11 @@ static bool take_tokenizer(Tokenizer **tokenizer, const Question *q, const char 
     Tokenizer *t = tokenizer_named(path, err), *other = NULL;
     if (!t && !q->given) error_prefix(err, "the tokenizer (--tokenizer none runs without one)");
     if (!t) return false;
+
     const int64_t tokens = tokenizer_vocab(t);
     char *theirs = NULL;
     bool ok = true;
+
     if (tokens > q->V)
         ok = error_set(err,
                        "%s has %lld tokens, but the model has a vocabulary of %lld; name the model's tokenizer "
@@ -94,6 +96,7 @@ static bool take_tokenizer(Tokenizer **tokenizer, const Question *q, const char 
                        "(%s --tokenizer %s -o DIR FILE...), or name theirs with --tokenizer",
                        path, (long long)tokens, q->shards, (long long)q->vocab, path_of_tool("data/prepare").text,
                        path_quoted(path).text);
+
     ok = ok && tokenizer_next_to(q->shards, &theirs, err);
     if (theirs && strcmp(theirs, path) != 0) ok = (other = tokenizer_open(theirs, err)) != NULL;
     if (other && tokenizer_fingerprint(other) != tokenizer_fingerprint(t))
@@ -102,8 +105,10 @@ static bool take_tokenizer(Tokenizer **tokenizer, const Question *q, const char 
                        "(%s --tokenizer %s -o DIR FILE...), or name the tokenizer of the shards with --tokenizer%s",
                        path, theirs, path_of_tool("data/prepare").text, path_quoted(path).text,
                        text_if(*q->weights, " and train new weights"));
+
     free(theirs);
     tokenizer_free(other);
+
     if (ok)
         *tokenizer = t;
     else

@@ -83,10 +83,12 @@ static bool read_rank_lines(Tokenizer *t, const char *text, size_t n, Error *err
                   {200000, "o200k_base"},
                   {128000, "Llama 3's"},
                   {151643, "Qwen's"}};
+
     const char *line;
     size_t at = 0, length;
     for (unsigned number = 1; vocabulary_line(text, n, &at, &line, &length); number++)
         if (length > 0 && !read_rank(t, line, length, err)) return error_prefix(err, "line %u", number);
+
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (t->ordinary_count == others[i].ranks)
             return error_set(err,
@@ -112,17 +114,21 @@ static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *er
     uint32_t header[4];
     if (n < LLMC_HEADER_BYTES)
         return error_set(err, "%zu bytes, expected a header of %d: truncated", n, LLMC_HEADER_BYTES);
+
     memcpy(header, text, sizeof header);
     if (header[1] != 1 && header[1] != 2)
         return error_set(err, "header: llm.c tokenizer version %u, expected 1 or 2", header[1]);
+
     const int64_t tokens = header[2];
     int64_t eot = GPT2_EOT;
     if (header[1] != 1) eot = header[3]; // version 1 has no field for it: always GPT-2's
+
     if (tokens < 257 || tokens > MAX_TOKENS)
         return error_set(err, "header: %lld tokens, expected 257 to %d", (long long)tokens, MAX_TOKENS);
     if (eot >= tokens)
         return error_set(err, "header: end-of-text is %lld, expected a number below %lld", (long long)eot,
                          (long long)tokens);
+
     size_t at = LLMC_HEADER_BYTES;
     for (int64_t i = 0; i < tokens; i++) {
         size_t length = 0;
@@ -130,6 +136,7 @@ static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *er
         if (at >= n || length > n - at - 1)
             return error_set(err, "token %lld of %lld at byte %zu: the file ends there", (long long)i,
                              (long long)tokens, at);
+
         // The file may spell end-of-text in any way: it never results from a text.
         bool ok;
         if (i == eot)
@@ -139,6 +146,7 @@ static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *er
         if (!ok) return error_prefix(err, "byte %zu", at);
         at += 1 + length;
     }
+
     return at == n || error_set(err, "%zu bytes after the last of %lld tokens", n - at, (long long)tokens);
 }
 

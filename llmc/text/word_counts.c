@@ -148,6 +148,7 @@ void word_counter_free(WordCounter *c) {
 
 void word_counter_finish(WordCounter *c) {
     uint32_t first[NUM_PARTS] = {0};
+
     for (uint32_t i = 0; i < LOCAL_SLOTS; i++) {
         const PieceKey *key = &c->slots[i].key;
         if (c->slots[i].count == 0) continue;
@@ -157,6 +158,7 @@ void word_counter_finish(WordCounter *c) {
         c->moved[i].next = *of_part;
         *of_part = i + 1;
     }
+
     // A lock for each word, in the order of the slots: 1.85 s of CPU instead of 1.29 s (2 threads, 75 MiB of text with
     // 400,000 distinct words).
     for (int part = 0; part < NUM_PARTS; part++) {
@@ -168,6 +170,7 @@ void word_counter_finish(WordCounter *c) {
         }
         pthread_mutex_unlock(&p->lock);
     }
+
     memset(c->slots, 0, LOCAL_SLOTS * sizeof *c->slots);
     c->used = 0;
 }
