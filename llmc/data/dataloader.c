@@ -167,40 +167,48 @@ DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
                 options->groups <= options->step_windows && options->first_group >= 0 &&
                 options->first_group + options->group_count <= max_i64(options->groups, 1),
             "dataloader_create: a size is out of range");
+
     DataLoader *loader = memory_zeroed(1, sizeof *loader);
     loader->options = *options;
     if (loader->options.ring == 0) loader->options.ring = DATALOADER_RING;
     if (loader->options.groups == 0) loader->options.groups = 1;
     if (loader->options.group_count == 0) loader->options.group_count = loader->options.groups;
     loader->position = options->position;
+
     const DataLoaderOptions *o = &loader->options;
     const int64_t batch = min_i64(o->batch_windows, o->step_windows);
     int64_t bytes; // of a buffer
     bool ok = checked_mul(batch, (o->sources->T + 1) * o->sources->token_bytes, &bytes) ||
               error_set(err, "a micro-batch of %lld windows of %lld tokens does not fit in memory", (long long)batch,
                         (long long)o->sources->T);
+
     loader->ring = memory_zeroed(o->ring, sizeof *loader->ring);
     for (int i = 0; ok && i < o->ring; i++) {
         loader->ring[i].windows = host_alloc((size_t)bytes, err);
         ok = loader->ring[i].windows || error_prefix(err, "data loader, buffer %d of %d", i + 1, o->ring);
     }
+
     if (!ok) {
         free_loader(loader);
         return NULL;
     }
+
     pthread_mutex_init(&loader->mutex, NULL);
     pthread_cond_init(&loader->changed, NULL);
+
     // The main thread handles signals (it finishes the step and saves), so the reader blocks them all.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int status = pthread_create(&loader->reader, NULL, reader_main, loader);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+
     if (status != 0) {
         limits_thread_failed("the reader thread of the data loader", status, err);
         free_loader(loader);
         return NULL;
     }
+
     return loader;
 }
 
@@ -218,19 +226,23 @@ void dataloader_destroy(DataLoader *loader) {
 
 bool dataloader_next(DataLoader *loader, const void **windows, int64_t *count, Error *err) {
     const int64_t k = loader->handed_out;
+
     pthread_mutex_lock(&loader->mutex);
     if (k >= 2) { // the caller has finished with batch k-2 and may still copy from batch k-1
         loader->released = k - 1;
         pthread_cond_broadcast(&loader->changed);
     }
+
     if (loader->filled <= k && !loader->failed) {
         double start = now_seconds();
         while (loader->filled <= k && !loader->failed) pthread_cond_wait(&loader->changed, &loader->mutex);
         loader->wait_seconds += now_seconds() - start;
     }
+
     bool ready = loader->filled > k;
     pthread_mutex_unlock(&loader->mutex);
     if (!ready) return error_set(err, "%s", loader->error.text); // the reader has ended, so its message does not change
+
     const Batch *batch = &loader->ring[k % loader->options.ring];
     *windows = batch->windows;
     *count = batch->count;

@@ -90,6 +90,7 @@ static bool reduce_weights(Mixture *m, Error *err) {
             a = rest;
         }
     }
+
     m->total = 0;
     for (int i = 0; i < m->count; i++) {
         int64_t *w = &m->weights[i];
@@ -166,11 +167,13 @@ void mixture_free(Mixture *m) {
 
 char *mixture_map(const char *text, MixtureMap *map, const void *context) {
     if (!is_mixture(text)) return map(context, text);
+
     char *result = NULL;
     size_t bytes;
     bool ok = true;
     FILE *f = text_open(&result, &bytes);
     MixturePart part;
+
     for (const char *at = text; ok && next_part(&at, &part);) {
         char *pattern = strndup(part.pattern, (size_t)part.pattern_length);
         REQUIRE_MEMORY(pattern, "a pattern");
@@ -186,6 +189,7 @@ char *mixture_map(const char *text, MixtureMap *map, const void *context) {
         free(pattern);
         free(mapped);
     }
+
     fclose(f);
     if (ok) return result;
     free(result);

@@ -137,12 +137,14 @@ bool profile_report(RunLog *log, const char *directory, DType dtype, DeviceSpeed
     Profile *p = &profile.result;
     const int64_t n = profile.n;
     DeviceEvent *const *plain = profile.boundaries, *const *timed = profile.boundaries + n;
+
     bool ok = !profile.failed || error_set(err, "%s", profile.err.text);
     if (ok) {
         device_sync();
         p->num_steps = n;
         p->dtype = dtype;
         p->speed = speed;
+
         p->step_start = malloc((size_t)(n + 1) * sizeof *p->step_start);
         p->plain_start = malloc((size_t)(n + 1) * sizeof *p->plain_start);
         REQUIRE_MEMORY(p->step_start && p->plain_start, "the times of a profile");
@@ -150,6 +152,7 @@ bool profile_report(RunLog *log, const char *directory, DType dtype, DeviceSpeed
             p->plain_start[i] = device_event_seconds(plain[0], plain[i]);
             p->step_start[i] = device_event_seconds(timed[0], timed[i]);
         }
+
         for (int64_t i = 0; i < p->num_ops; i++) {
             p->ops[i].start = device_event_seconds(timed[0], p->ops[i].begin);
             p->ops[i].seconds = device_event_seconds(p->ops[i].begin, p->ops[i].end);

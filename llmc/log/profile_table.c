@@ -41,6 +41,7 @@ ProfileRow *profile_rows(const Profile *profile, int *count) {
         const TimedOp *op = &profile->ops[i];
         char label[sizeof rows->label];
         op_label(&op->cost, label, sizeof label);
+
         int r = 0;
         while (r < n && strcmp(rows[r].label, label) != 0) r++;
         if (r == capacity) {
@@ -48,17 +49,20 @@ ProfileRow *profile_rows(const Profile *profile, int *count) {
             rows = realloc(rows, (size_t)capacity * sizeof *rows);
             REQUIRE_MEMORY(rows, "the rows of a profile");
         }
+
         if (r == n) {
             memset(&rows[n], 0, sizeof rows[n]);
             memcpy(rows[n].label, label, sizeof label);
             rows[n++].cost = &op->cost;
         }
+
         rows[r].calls++;
         rows[r].seconds += op->seconds;
         rows[r].flops += op->cost.flops;
         rows[r].bytes += op->cost.bytes;
         rows[r].floor_seconds += profile_floor_seconds(&op->cost, profile->speed);
     }
+
     if (n > 0) qsort(rows, (size_t)n, sizeof *rows, slowest_first);
     *count = n;
     return rows;
@@ -134,6 +138,7 @@ void profile_print(RunLog *log, const Profile *profile) {
     ProfileRow *rows = profile_rows(profile, &count);
     const double timed = median_step_seconds(profile->step_start, profile->num_steps);
     const double plain = median_step_seconds(profile->plain_start, profile->num_steps);
+
     runlog_text(log,
                 "profile     mean of %lld steps; floor: the longer of FLOP at %.4g TFLOP/s (%s) and bytes at %.4g GB/s",
                 (long long)profile->num_steps, profile->speed.matmul_flops / 1e12, dtype_name(profile->dtype),
@@ -141,15 +146,18 @@ void profile_print(RunLog *log, const Profile *profile) {
     runlog_text(log, "%-*s %6s %9s %6s %9s %9s %9s %8s", LABEL_WIDTH, "op", "calls", "ms", "share", "FLOP", "bytes",
                 "floor ms", "of floor");
     for (int r = 0; r < count; r++) print_profile_row(log, &rows[r], profile);
+
     ProfileRow ops = sum_rows(rows, count), between = {.label = "between ops"}, step = ops;
     const ProfileRow exposed = profile_exposed(profile);
     between.seconds = total_seconds(profile) - ops.seconds - exposed.seconds;
     step.seconds = total_seconds(profile);
     snprintf(step.label, sizeof step.label, "step");
+
     print_profile_row(log, &ops, profile);
     if (exposed.calls > 0) print_profile_row(log, &exposed, profile);
     print_profile_row(log, &between, profile);
     print_profile_row(log, &step, profile);
+
     const double exchange = profile_exchange_seconds(profile), n = (double)profile->num_steps;
     if (exchange > 0)
         runlog_text(log, "exchange    under way for %.3f ms of a step, %.3f ms of them not hidden by computation",
@@ -157,6 +165,7 @@ void profile_print(RunLog *log, const Profile *profile) {
     runlog_text(log,
                 "profile     median step %.3f ms with every op timed, %.3f ms in the %lld before, untimed: %+.1f%%",
                 1e3 * timed, 1e3 * plain, (long long)profile->num_steps, 100.0 * (timed / plain - 1.0));
+
     free(rows);
 }
 
@@ -184,6 +193,7 @@ bool profile_write_json(const char *path, const Profile *profile, Error *err) {
     const double n = (double)profile->num_steps, exposed = profile_exposed(profile).seconds;
     const double step = total_seconds(profile);
     const ProfileRow sum = sum_rows(rows, count);
+
     cJSON *root = cJSON_CreateObject();
     JSON_ADD(root, JSON_NUMBER("steps", profile->num_steps), JSON_TEXT("dtype", dtype_name(profile->dtype)),
              JSON_NUMBER("matmul_flops", profile->speed.matmul_flops),
@@ -197,6 +207,7 @@ bool profile_write_json(const char *path, const Profile *profile, Error *err) {
              JSON_NUMBER("exposed_exchange_ms", 1e3 * exposed / n), JSON_NUMBER("flops", sum.flops / n),
              JSON_NUMBER("bytes", sum.bytes / n));
     cJSON *ops = cJSON_AddArrayToObject(root, "ops");
+
     for (int r = 0; r < count; r++) {
         const ProfileRow *row = &rows[r];
         cJSON *op = cJSON_CreateObject();
@@ -207,6 +218,7 @@ bool profile_write_json(const char *path, const Profile *profile, Error *err) {
                  JSON_NUMBER("bytes", row->bytes / n), JSON_NUMBER("floor_ms", 1e3 * row->floor_seconds / n));
         cJSON_AddItemToArray(ops, op);
     }
+
     free(rows);
     return write_profile(root, path, ",\"matmul_flops\":", err);
 }
@@ -231,6 +243,7 @@ static cJSON *add_trace_span(cJSON *events, int track, const char *name, double 
 
 bool profile_write_trace(const char *path, const Profile *profile, Error *err) {
     char label[128];
+
     cJSON *root = cJSON_CreateObject();
     JSON_ADD(root, JSON_TEXT("displayTimeUnit", "ms"));
     cJSON *events = cJSON_AddArrayToObject(root, "traceEvents");
@@ -238,6 +251,7 @@ bool profile_write_trace(const char *path, const Profile *profile, Error *err) {
              JSON_TEXT("name", "steps"));
     JSON_ADD(cJSON_AddObjectToObject(add_event(events, "M", TRACK_OPS, "thread_name"), "args"),
              JSON_TEXT("name", "compute stream"));
+
     for (int64_t i = 0; i < profile->num_ops; i++) {
         const TimedOp *op = &profile->ops[i];
         cJSON *arguments =
@@ -246,6 +260,7 @@ bool profile_write_trace(const char *path, const Profile *profile, Error *err) {
         JSON_ADD(arguments, JSON_NUMBER("gflop", op->cost.flops / 1e9), JSON_NUMBER("mb", op->cost.bytes / 1e6),
                  JSON_NUMBER("floor_us", 1e6 * profile_floor_seconds(&op->cost, profile->speed)));
     }
+
     for (int64_t i = 0; i < profile->num_spans; i++) {
         const TimedSpan *s = &profile->spans[i];
         const struct {
@@ -259,10 +274,12 @@ bool profile_write_trace(const char *path, const Profile *profile, Error *err) {
             JSON_ADD(add_event(events, ends[e].phase, TRACK_OPS, s->name), JSON_TEXT("cat", "exchange"),
                      JSON_NUMBER("id", i), JSON_NUMBER("ts", 1e6 * ends[e].at));
     }
+
     for (int64_t i = 0; i < profile->num_steps; i++) {
         const double start = profile->step_start[i], seconds = profile->step_start[i + 1] - start;
         snprintf(label, sizeof label, "step %lld", (long long)i + 1);
         add_trace_span(events, TRACK_STEPS, label, start, seconds);
     }
+
     return write_profile(root, path, "\"args\":{\"name\":\"steps\"}}", err);
 }

@@ -80,24 +80,29 @@ void run_summary_print(const RunSummary *s, RunLog *log) {
     char tokens[32], time[32], rate[32], p50[32], p99[32];
     char speed[160] = "", mfu[48] = "", best[96] = "", used[96] = "";
     const RunFigures f = figures_of(s);
+
     const char *unit = "kWh";
     double energy = f.joules / 3.6e6;
     if (energy < 0.1) {
         energy *= 1e3;
         unit = "Wh";
     }
+
     if (f.mfu > 0.0) snprintf(mfu, sizeof mfu, ", mfu %.1f%%", 100.0 * f.mfu);
     if (f.p50 > 0.0)
         snprintf(speed, sizeof speed, " | median %s tok/s%s | step p50 %s ms, p99 %s ms",
                  format_count(f.tokens_per_second, rate, sizeof rate), mfu,
                  format_fixed(1e3 * f.p50, 5, 3, p50, sizeof p50), format_fixed(1e3 * f.p99, 5, 3, p99, sizeof p99));
+
     runlog_field(log, "summary", "%zu step%s, %s tokens, %s in steps%s", s->steps, format_plural((int64_t)s->steps),
                  format_count(s->tokens, tokens, sizeof tokens), format_duration(s->seconds, time, sizeof time), speed);
+
     if (s->has_best)
         snprintf(best, sizeof best, "best validation loss %.4f at step %lld", s->best_loss, (long long)s->best_step);
     if (f.joules > 0.0)
         snprintf(used, sizeof used, "%s%.4g %s, %.3g J/1K tokens", text_if(*best, " | "), energy, unit,
                  1e3 * f.joules / s->tokens);
+
     if (*best || *used) runlog_field(log, "", "%s%s", best, used);
 }
 
@@ -105,6 +110,7 @@ char *run_summary_json(const RunSummary *s) {
     char *json = NULL;
     size_t bytes = 0;
     FILE *out = text_open(&json, &bytes);
+
     if (s->steps > 0) {
         const RunFigures f = figures_of(s);
         const struct {
@@ -125,6 +131,7 @@ char *run_summary_json(const RunSummary *s) {
         for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
             if (fields[i].known) fprintf(out, ",\"%s\":%.*g", fields[i].key, fields[i].digits, fields[i].value);
     }
+
     fclose(out);
     return json;
 }

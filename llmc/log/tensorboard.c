@@ -183,18 +183,21 @@ TensorBoard *tensorboard_open(const char *directory, int64_t first_step, Error *
     TensorBoard *tb = calloc(1, sizeof *tb);
     REQUIRE_MEMORY(tb, "TensorBoard");
     tb->first_step = first_step;
+
     // CRC-32C (Castagnoli): the polynomial 0x1EDC6F41, bits reversed.
     for (uint32_t i = 0; i < 256; i++) {
         tb->crc_table[i] = i;
         for (int bit = 0; bit < 8; bit++)
             tb->crc_table[i] = tb->crc_table[i] >> 1 ^ (tb->crc_table[i] & 1) * 0x82F63B78u;
     }
+
     char host[65], name[160];
     if (gethostname(host, sizeof host) != 0 || !*host) snprintf(host, sizeof host, "localhost");
     host[sizeof host - 1] = '\0';
     for (char *p = host; *p; p++)
         if (!isalnum((unsigned char)*p) && *p != '-') *p = '_'; // dots separate the parts of the file's name
-    long seconds = (long)time(NULL);                            // or after the newest event file of the directory
+
+    long seconds = (long)time(NULL); // or after the newest event file of the directory
     char **names;
     int count;
     if (directory_list(directory, &names, &count, NULL)) { // opening a file there reports a failure
@@ -205,10 +208,12 @@ TensorBoard *tensorboard_open(const char *directory, int64_t first_step, Error *
         }
         directory_list_free(names, count);
     }
+
     snprintf(name, sizeof name, "%s%010ld.%s.%ld.0", PREFIX, seconds, host, (long)getpid());
     char *path = path_join(directory, name);
     const bool ok = append_file_open(&tb->file, path, true, err);
     free(path);
+
     if (ok) return tb;
     tensorboard_close(tb);
     return NULL;

@@ -34,28 +34,34 @@ bool largest_print(Options *o, const PlanRequest *request, Error *err) {
     double tokens;
     if (!plan_largest(stdout, request, o->hours, o->ratio, model, &tokens, err)) return false;
     options_set_string(&o->model, model);
+
     const char *shards = "data/fineweb-10B-gpt2/*train_*.bin";
     if (tokens > FINEWEB_10B) shards = "data/fineweb-100B-gpt2/*train_*.bin";
     if (!options_given(o, "train-data") && request->model.config.V == GPT2_VOCAB)
         options_set_string(&o->train_data, shards);
     if (!options_given(o, "reduce-groups")) o->reduce_groups = 0;
     if (!*o->output) options_set_string(&o->output, "runs/largest");
+
     // The command as it is typed: the options that differ from their defaults.
     printf("largest     ./train_gpt2cu");
+
     for (const OptionRow *row = option_table; row->long_name; row++) {
         char buf[OPTION_VALUE], key[64];
         const char *value = option_typed_value(row, o, buf), *dashes = "--", *name = row->long_name;
+
         snprintf(key, sizeof key, " %s ", row->long_name);
         bool is_default = strcmp(value, row->fallback) == 0;
         if (row->type < OPTION_STRING && strcmp(value, "auto") != 0 && strcmp(row->fallback, "auto") != 0)
             is_default = strtod(value, NULL) == strtod(row->fallback, NULL);
         if (is_default || strstr(" plan gpu hours ", key)) continue;
+
         if (row->short_name) {
             dashes = "-";
             name = row->short_name;
         }
         printf(" %s%s %s", dashes, name, path_quoted(value).text);
     }
+
     printf("\n");
     return true;
 }

@@ -114,30 +114,35 @@ cpu_set_t placement_choose(const char *sys, const PlacedProcess *all, int count,
     char here[80], there[80];
     cpu_set_t cpus, other;
     int index = 0, sharing = 1; // this process
+
     *text = '\0';
     placement_list(&me->mask, here);
     if (!placement_reach(&cpus, sys, me)) {
         snprintf(text, PLACEMENT_TEXT, "not bound: GPU %s is not in %s", me->gpu, sys);
         return me->mask;
     }
+
     if (CPU_COUNT(&cpus) == 0) {
         placement_read(&cpus, sys, "bus/pci/devices/%s/local_cpulist", me->gpu);
         snprintf(text, PLACEMENT_TEXT, "not bound: GPU %s is beside %s; this process may use %s", me->gpu,
                  placement_list(&cpus, there), here);
         return me->mask;
     }
+
     for (int i = 0; i < count; i++) {
         const bool same_host = strcmp(all[i].host, me->host) == 0;
         if (i == rank || !same_host || !placement_reach(&other, sys, &all[i]) || !CPU_EQUAL(&other, &cpus)) continue;
         index += i < rank;
         sharing++;
     }
+
     if (*me->gpu && CPU_COUNT(&cpus) / sharing >= MIN_FOR_GPU) cpus = placement_part(sys, &cpus, index, sharing);
     if (!*me->gpu && sharing > 1) cpus = placement_nodes(sys, &cpus, index, sharing);
     if (!*me->gpu && me->threads > CPU_COUNT(&cpus)) { // they would wait for each other
         snprintf(text, PLACEMENT_TEXT, "not bound: %d threads on %s", me->threads, placement_list(&cpus, there));
         return me->mask;
     }
+
     if (!CPU_EQUAL(&cpus, &me->mask))
         snprintf(text, PLACEMENT_TEXT, "%s%s%s", placement_list(&cpus, there), text_if(*me->gpu, ", beside GPU "),
                  me->gpu);
@@ -145,6 +150,7 @@ cpu_set_t placement_choose(const char *sys, const PlacedProcess *all, int count,
         snprintf(text, PLACEMENT_TEXT, "%s, as it was started", here);
     else if (sharing > 1)
         snprintf(text, PLACEMENT_TEXT, "not bound: %d processes share %s", sharing, here);
+
     return cpus;
 }
 
@@ -152,28 +158,34 @@ bool placement_bind(Placement *p, const char *gpu, int threads, Error *err) {
     static const char *const OPENMP[] = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"}; // place its threads
     *p = (Placement){""};
     if (comm_size() == 1 && !*gpu) return true;
+
     PlacedProcess me;
     char mine[PLACEMENT_TEXT] = "";
     memset(&me, 0, sizeof me); // padding is sent, too
     me.threads = threads;
     if (threads <= 0) me.threads = comm_cores();
+
     snprintf(me.gpu, sizeof me.gpu, "%s", gpu);
     gethostname(me.host, sizeof me.host - 1);
     for (char *c = me.gpu; *c; c++) *c = (char)tolower((unsigned char)*c);
+
     for (size_t i = 0; i < sizeof OPENMP / sizeof *OPENMP; i++) {
         const char *value = getenv(OPENMP[i]);
         if (value && *value && strcasecmp(value, "false") != 0)
             snprintf(mine, sizeof mine, "not bound: %s is set", OPENMP[i]);
     }
+
     if (sched_getaffinity(0, sizeof me.mask, &me.mask) != 0) // over 1024 processors
         snprintf(mine, sizeof mine, "not bound: %s", strerror(errno));
     PlacedProcess *all = comm_gather_new(&me, sizeof me, err);
     if (!all) return false;
+
     if (!*mine) {
         const cpu_set_t cpus = placement_choose("/sys", all, comm_size(), comm_rank(), mine);
         if (!CPU_EQUAL(&cpus, &me.mask) && sched_setaffinity(0, sizeof cpus, &cpus) != 0)
             snprintf(mine, sizeof mine, "not bound: %s", strerror(errno));
     }
+
     char(*texts)[PLACEMENT_TEXT] = comm_gather_new(mine, PLACEMENT_TEXT, err);
     size_t n = 0;
     for (int i = 0; texts && i < comm_size() && n + PLACEMENT_TEXT + 20 < sizeof p->text; i++) {
@@ -181,6 +193,7 @@ bool placement_bind(Placement *p, const char *gpu, int threads, Error *err) {
         if (comm_size() > 1) n += (size_t)snprintf(p->text + n, 20, "%sprocess %d: ", text_if(n, "\n"), i);
         n += (size_t)snprintf(p->text + n, PLACEMENT_TEXT, "%s", texts[i]);
     }
+
     free(all);
     free(texts);
     return texts != NULL;

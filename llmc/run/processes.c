@@ -23,28 +23,34 @@ bool processes_meet(const Options *o, Error *err) {
     char names[MOST][64], values[MOST][OPTION_VALUE], build[32];
     CommFact facts[MOST];
     int n = 0;
+
     if (comm_timeout() < 1 || comm_timeout() > 1e6)
         return error_set(err, "PRETRAIN_COMM_TIMEOUT=%g: must be 1 .. 1000000 seconds", comm_timeout());
+
     CommOptions comm = {.rank = o->process_rank,
                         .per_node = o->gpus_per_node,
                         .method = o->init_method,
                         .server = o->server_ip,
                         .gpus = o->gpus,
                         .timeout = comm_timeout()};
+
     if (options_given(o, "num-processes")) comm.size = o->num_processes;
     if (!comm_start(&comm, err)) return false;
     if (comm_size() == 1) return true;
+
     if (comm_rank() > 0) {
         FILE *nowhere = fopen("/dev/null", "we");
         if (!nowhere) return error_set(err, "/dev/null cannot be opened");
         stdout = nowhere;
     }
+
     int64_t bytes;
     uint64_t sum = 0; // of the program: others may compute other bits
     file_checksum("/proc/self/exe", &bytes, &sum, NULL);
     snprintf(build, sizeof build, "%016llx", (unsigned long long)sum);
     const CommFact program = {"the program file with checksum", build}; // first: another one may have other options
     if (!comm_agree(&program, 1, err)) return false;
+
     for (const OptionRow *row = option_table; row->long_name; row++) {
         // These say which process it is.
         if (strcmp(row->long_name, "process-rank") == 0 || strcmp(row->long_name, "server-ip") == 0) continue;
@@ -52,6 +58,7 @@ bool processes_meet(const Options *o, Error *err) {
         facts[n] = (CommFact){names[n], option_value(row, o, values[n])};
         n++;
     }
+
     static const struct {
         const char *name;
         int fallback;
@@ -60,6 +67,7 @@ bool processes_meet(const Options *o, Error *err) {
         snprintf(values[n], sizeof values[n], "%d", options_environment(variables[i].name, variables[i].fallback));
         facts[n] = (CommFact){variables[i].name, values[n]};
     }
+
     return comm_agree(facts, n, err);
 }
 
@@ -117,17 +125,21 @@ static bool connect_all(Error *err) {
     const size_t peak = device_memory_peak();
     Range *parts = calloc((size_t)size, sizeof *parts);
     REQUIRE_MEMORY(parts, "the parts of a request");
+
     for (int r = 0; r < size; r++) parts[r] = (Range){r * part, (r + 1) * part};
     char *send = device_alloc((size_t)(2 * size * part), err);
     bool ok = comm_all_ok(send != NULL, err);
+
     if (ok) {
         watch_collective("first exchange");
         ok = (device_all_to_all(send + size * part, send, parts, REQUEST, err) && device_comm_wait(REQUEST, err) &&
               device_all_gather(send, parts, REQUEST, err) && device_comm_wait(REQUEST, err)) ||
              comm_lost(err);
     }
+
     free(parts);
     if (!ok) return false; // freeing would wait for a request that may never end
+
     device_sync();
     device_free(send);
     device_memory_peak_restore(peak);

@@ -303,6 +303,7 @@ char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t be
     static const char *const torch_dtypes[DTYPE_COUNT] = {
         [DTYPE_FP32] = "float32", [DTYPE_BF16] = "bfloat16", [DTYPE_FP16] = "float16"};
     static const char *const truth[] = {"false", "true"};
+
     const char *class = model_class(config);
     const long long T = (long long)config->max_T, V = (long long)config->V, C = (long long)config->C;
     const long long L = (long long)config->L, NH = (long long)config->NH, base = (long long)config->rope_base;
@@ -310,8 +311,10 @@ char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t be
     if (config->d_ff) snprintf(inner, sizeof inner, "%lld", (long long)config->d_ff);
     if (begin >= 0) snprintf(first, sizeof first, "%lld", (long long)begin);
     if (eot >= 0) snprintf(last, sizeof last, "%lld", (long long)eot);
+
     size_t bytes;
     FILE *out = text_open(&text, &bytes);
+
     if (model_is_gpt2(config)) {
         fputs("{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n", out);
         fputs("  \"activation_function\": \"gelu_new\",\n", out);
@@ -329,10 +332,12 @@ char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t be
         for (int i = 0; i < NUM_BIAS_FIELDS; i++)
             flags[i] = truth[(bias_fields[i].types & type_of(name)) && !(config->no_bias & bias_fields[i].biases)];
         fprintf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n", text_or(class, "none"), name);
+
         if (!class) {
             fprintf(out, "  \"norm\": \"%s\",\n", norm_names[config->norm]);
             fprintf(out, "  \"qk_norm\": %s,\n  \"%s\": %s,\n", truth[config->qk_norm], bias_fields[3].key, flags[3]);
         }
+
         fprintf(out, "  \"hidden_act\": \"%s\",\n  \"hidden_size\": %lld,\n", hidden_acts[config->activation], C);
         fprintf(out, "  \"intermediate_size\": %lld,\n", (long long)model_size(config, DIM_FF));
         fprintf(out, "  \"num_hidden_layers\": %lld,\n  \"num_attention_heads\": %lld,\n", L, NH);
@@ -350,6 +355,7 @@ char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t be
         if (config->embed_norm) fputs("  \"embed_norm\": true,\n", out);
         fprintf(out, "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"pad_token_id\": null,\n", first, last);
     }
+
     fprintf(out, "  \"torch_dtype\": \"%s\"\n}\n", torch_dtypes[dtype]);
     fclose(out);
     return text;

@@ -123,8 +123,10 @@ bool llmc_bin_write(const char *path, const Model *model, DType dtype, Error *er
                                    (int32_t)c->L, (int32_t)c->NH, (int32_t)c->C,     (int32_t)c->Vp};
     if (dtype == DTYPE_FP32) header[1] = VERSION_FP32;
     own_file_mark_header(header);
+
     AtomicFile *file = atomic_file_create(path, err);
     bool ok = file && atomic_file_write(file, header, sizeof header, err);
+
     for (int i = 0; ok && i < model_num_tensors(model); i++) {
         const Parameter *p = &model_parameters(model)[i];
         const size_t padding = (size_t)((p->rows - p->file_rows) * p->cols) * dtype_size(dtype);
@@ -134,6 +136,7 @@ bool llmc_bin_write(const char *path, const Model *model, DType dtype, Error *er
              atomic_file_write(file, zeros, padding, err);
         free(zeros);
     }
+
     if (ok) return own_file_commit(file, path, OWN_FILE_HEADER_MARK, err);
     atomic_file_abandon(file);
     return false;

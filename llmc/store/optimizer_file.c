@@ -43,15 +43,18 @@ bool optimizer_file_write(const char *path, const Model *model, FileFacts *facts
     const int tensors = model_num_tensors(model);
     SafetensorsEntry *entries = calloc((size_t)(NUM_STATE_SLOTS * tensors), sizeof *entries);
     REQUIRE_MEMORY(entries != NULL, "the tensors of a checkpoint");
+
     int count = 0;
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
         for (int i = 0; i < tensors; i++) {
             entries[count] = state_entry(model, i, (StateSlot)slot);
             count += entries[count].rank > 0;
         }
+
     SafetensorsWriter *w = safetensors_writer_open(path, entries, count, metadata, err);
     free(entries);
     if (!w) return false;
+
     bool ok = true;
     void *piece = allocate_piece();
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
@@ -67,6 +70,7 @@ bool optimizer_file_write(const char *path, const Model *model, FileFacts *facts
                      safetensors_writer_append(w, piece, (size_t)n, err);
             }
         }
+
     free(piece);
     if (ok) return safetensors_writer_commit(w, &facts->bytes, &facts->checksum, err);
     safetensors_writer_abandon(w);
@@ -78,12 +82,15 @@ bool optimizer_file_write(const char *path, const Model *model, FileFacts *facts
 static bool load_slot(Model *model, SafetensorsFile *f, int i, StateSlot slot, void *piece, Error *err) {
     const SafetensorsEntry expected = state_entry(model, i, slot);
     if (expected.rank == 0) return true;
+
     const SafetensorsEntry *e = safetensors_find(f, expected.name);
     if (!e) return error_set(err, "tensor %s is missing", expected.name);
+
     if (e->dtype != expected.dtype || e->rank != expected.rank ||
         memcmp(e->shape, expected.shape, sizeof e->shape) != 0)
         return error_set(err, "tensor %s is not the %s tensor that the model's shape asks for", expected.name,
                          dtype_name(expected.dtype));
+
     if (slot == SLOT_COMPENSATION) {
         // Splits the value in model.safetensors, which is weight + compensation, again into the pair: if compensation
         // is half a step, the weight could be either neighbour. So the weight becomes the value less compensation,
@@ -97,6 +104,7 @@ static bool load_slot(Model *model, SafetensorsFile *f, int i, StateSlot slot, v
         }
         return true;
     }
+
     for (int64_t done = 0, n; done < e->bytes; done += n) {
         n = min_i64(e->bytes - done, PIECE_BYTES);
         if (!safetensors_read_bytes(f, e, done, n, piece, err)) return false;

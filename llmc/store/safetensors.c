@@ -54,18 +54,22 @@ static bool parse_type(const cJSON *item, SafetensorsEntry *e, int64_t *size, in
     const cJSON *shape;
     const char *name;
     char found[64];
+
     if (!json_get_string(item, "dtype", &name, err)) return false;
     int type = 0;
     while (type < NUM_FILE_DTYPES && strcmp(name, file_dtypes[type].name) != 0) type++;
     if (type == NUM_FILE_DTYPES)
         return error_set(err, "its dtype %s is unknown (F32, F16 and BF16 are read)",
                          json_describe(cJSON_GetObjectItemCaseSensitive(item, "dtype"), found, sizeof found));
+
     e->dtype = file_dtypes[type].dtype;
     e->stored = file_dtypes[type].name;
     *size = file_dtypes[type].size;
+
     if (!json_find(item, "shape", &shape, err)) return false;
     if (!cJSON_IsArray(shape)) return error_set(err, "its \"shape\" is missing or not an array");
     *numel = 1;
+
     for (const cJSON *d = shape->child; d; d = d->next) {
         if (e->rank == TENSOR_MAX_RANK)
             return error_set(err, "it has more than %d dimensions: not a tensor of a GPT-2", TENSOR_MAX_RANK);
@@ -74,6 +78,7 @@ static bool parse_type(const cJSON *item, SafetensorsEntry *e, int64_t *size, in
         if (!checked_mul(*numel, e->shape[e->rank++], numel))
             return error_set(err, "the product of its dimensions overflows");
     }
+
     return true;
 }
 
@@ -87,6 +92,7 @@ static bool parse_tensor_entry(const cJSON *item, SafetensorsEntry *e, int64_t d
         return error_set(err, "the tensor name %.32s... has %zu bytes, expected less than %zu", name, strlen(name),
                          sizeof e->name);
     snprintf(e->name, sizeof e->name, "%s", name);
+
     const cJSON *offsets;
     int64_t numel = 0, size = 0, end = 0;
     bool ok = cJSON_IsObject(item) || error_set(err, "its description is not an object");
@@ -99,6 +105,7 @@ static bool parse_tensor_entry(const cJSON *item, SafetensorsEntry *e, int64_t d
     if (ok && end - e->offset != e->bytes)
         ok = error_set(err, "its \"data_offsets\" span %lld bytes, expected %lld for its shape",
                        (long long)(end - e->offset), (long long)e->bytes);
+
     return ok || error_prefix(err, "tensor %s", e->name);
 }
 
@@ -117,16 +124,19 @@ static int compare_key(const void *key, const void *b) {
 }
 
 static bool parse_entries(SafetensorsFile *f, const cJSON *root, int64_t data_start, int64_t data_bytes, Error *err) {
+
     size_t members = 0;
     for (const cJSON *item = root->child; item; item = item->next) members++;
     f->entries = calloc(members + 1, sizeof *f->entries); // + 1: an empty file must not look like a failed allocation
     f->by_name = calloc(members + 1, sizeof(SafetensorsEntry *));
     if (!f->entries || !f->by_name) return error_set(err, "no memory for its %zu tensors", members);
+
     for (const cJSON *item = root->child; item; item = item->next) {
         if (strcmp(item->string, "__metadata__") == 0) continue;
         if (!parse_tensor_entry(item, &f->entries[f->count], data_bytes, err)) return false;
         f->count++;
     }
+
     // Every byte of the data belongs to exactly one tensor: no gap, no overlap, nothing after the last.
     qsort(f->entries, (size_t)f->count, sizeof *f->entries, compare_offset);
     int64_t end = 0;
@@ -136,13 +146,16 @@ static bool parse_entries(SafetensorsFile *f, const cJSON *root, int64_t data_st
                              f->entries[i].name, (long long)f->entries[i].offset, (long long)end);
         end += f->entries[i].bytes;
     }
+
     if (end != data_bytes)
         return error_set(err, "the file has %lld bytes of data, expected %lld", (long long)data_bytes, (long long)end);
+
     for (int i = 0; i < f->count; i++) f->by_name[i] = &f->entries[i];
     qsort(f->by_name, (size_t)f->count, sizeof(SafetensorsEntry *), compare_name);
     for (int i = 1; i < f->count; i++)
         if (strcmp(f->by_name[i - 1]->name, f->by_name[i]->name) == 0)
             return error_set(err, "tensor %s is described twice", f->by_name[i]->name);
+
     for (int i = 0; i < f->count; i++) f->entries[i].offset += data_start;
     return true;
 }
@@ -152,25 +165,30 @@ static bool read_safetensors_header(SafetensorsFile *f, int64_t size, Error *err
     if (size < PREFIX_BYTES)
         return foreign_file_check_open("safetensors", f->path, f->fd, false, err) &&
                error_set(err, "%s: %lld bytes, too short for a safetensors file", f->path, (long long)size);
+
     char brace = '{'; // where the header begins, unless there is none
     if (!file_read_at(f->fd, f->path, 0, &length, sizeof length, err) ||
         (size > PREFIX_BYTES && !file_read_at(f->fd, f->path, PREFIX_BYTES, &brace, 1, err)) ||
         (brace != '{' && !foreign_file_check_open("safetensors", f->path, f->fd, false, err)))
         return false;
+
     if (length > MAX_HEADER_BYTES || (int64_t)length > size - PREFIX_BYTES)
         return error_set(
             err, "%s: its first 8 bytes state a header of %llu bytes, expected at most %lld: not safetensors", f->path,
             (unsigned long long)length, (long long)min_i64(size - PREFIX_BYTES, MAX_HEADER_BYTES));
+
     char *text = malloc(length + 1);
     if (!text) return error_set(err, "%s: no memory for its header", f->path);
     bool ok = file_read_at(f->fd, f->path, PREFIX_BYTES, text, length, err);
     cJSON *root = NULL;
     if (ok) root = json_parse(text, length, err);
     free(text);
+
     int64_t data_start = PREFIX_BYTES + (int64_t)length;
     if (ok)
         ok = (root && parse_entries(f, root, data_start, size - data_start, err)) || error_prefix(err, "%s", f->path);
     if (ok) f->metadata = cJSON_DetachItemFromObjectCaseSensitive(root, "__metadata__");
+
     cJSON_Delete(root);
     return ok;
 }
@@ -255,6 +273,7 @@ struct SafetensorsWriter {
 static char *make_header(SafetensorsEntry *entries, int count, const char *const *metadata, uint64_t *length) {
     char *text = NULL;
     size_t size = 0;
+
     FILE *out = text_open(&text, &size);
     const char *comma = "";
     fputc('{', out);
@@ -267,16 +286,19 @@ static char *make_header(SafetensorsEntry *entries, int count, const char *const
         fputc('}', out);
         comma = ",";
     }
+
     long long offset = 0;
     for (int i = 0; i < count; i++) {
         SafetensorsEntry *e = &entries[i];
         e->offset = offset;
         e->bytes = (int64_t)dtype_size(e->dtype);
+
         int type = 0;
         while (type < NUM_FILE_DTYPES && file_dtypes[type].dtype != e->dtype) type++;
         REQUIRE(type < NUM_FILE_DTYPES, "our safetensors files hold fp32, fp16, bf16 and u8, not %s",
                 dtype_name(e->dtype));
         fprintf(out, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", comma, e->name, file_dtypes[type].name);
+
         for (int d = 0; d < e->rank; d++) {
             fprintf(out, "%s%lld", text_if(d > 0, ","), (long long)e->shape[d]);
             e->bytes *= e->shape[d];
@@ -285,6 +307,7 @@ static char *make_header(SafetensorsEntry *entries, int count, const char *const
         offset += e->bytes;
         comma = ",";
     }
+
     fputc('}', out);
     fflush(out); // updates size
     for (size_t n = size; n % 8 != 0; n++) fputc(' ', out);
