@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Measures of how the code is cut: how many functions, how many of them have one caller, which headers speak for too
-much, which names grep finds twice, which includes run upwards.
+"""Measures of how the code is cut and of how its pages read: which headers speak for too much, which names grep finds
+twice, which includes run upwards; and what a reader meets on a page: functions without a blank line, failures inside
+conditions, lines that are too wide, comments without a subject. A figure says where to look, no more.
 
     dev/house.py                             the measures, and the lines of each room
-    dev/house.py --list KIND [ROOM]          the places: single, duplicates, wide, upwards or circles; ROOM: llmc/run, ...
+    dev/house.py --list KIND [ROOM]          the places of a kind; ROOM: llmc/run, ...
+    dev/house.py --check                     as make lint: fails where a measure of the page passes its limit
     dev/house.py --tree DIR                  another checkout
 
 The parser is a few regular expressions. Functions that a macro makes are not seen. A static function counts in its own
@@ -42,6 +44,85 @@ NOT_A_NAME = set("if for while switch return sizeof do else case defined alignas
                  "_Static_assert static_assert".split())
 HEAD = re.compile(r"(\w+)\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)\s*$")
 ATTRIBUTE = re.compile(r"__(?:attribute|launch_bounds)__\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\balignas\s*\([^()]*\)")
+
+
+# What a reader meets on a page. Each kind: its title, its limit, and in Page the places.
+BOOLEAN_FAILURE = re.compile(r"\breturn\b[^;]*(\|\||&&)[^;]*\b(error_\w+|err)\b|"
+                             r"\b(ok|good|fine|done) = \3 &&|\b(ok|good|fine) = .*&&.*\berr\b")
+DISGUISE = re.compile(r"\b(text_if|tensor_if|text_or)\(")
+FRAGMENT = re.compile(r"^\s*//+\s+(Of|For which|By which|In which|At which|From which|To which|What|Those|Them|Its|Which|"
+                      r"With which|As|Not)\b")
+COLUMNS, SOLID, LONGEST = 100, 25, 60  # columns of a line; lines of a function
+PAGE = {
+    "solid": (f"functions of {SOLID} lines and more without a blank line", 15),
+    "long": (f"functions over {LONGEST} lines", 0),
+    "failures": ("failures inside || and &&", 0),
+    "disguised": ("ternaries in the clothes of a function", 0),
+    "columns": (f"lines over {COLUMNS} columns", 0),
+    "fragments": ("comments that begin without a subject", 5),
+}
+MIN_BLANKS = 5.0              # blank lines per 100 lines of function bodies
+MAX_BOOLS, MAX_ARGUMENTS = 3, 9  # of ops.h
+
+
+class Page:
+    """What a reader meets in llmc and train_gpt2.cu, line by line."""
+
+    def __init__(self, root):
+        self.places = {kind: [] for kind in PAGE}
+        self.body = self.blank = 0
+        for path in in_tree(root, ("llmc", "train_gpt2.cu")):
+            if path.endswith(CODE):
+                self.read(path, (root / path).read_text(encoding="utf-8", errors="replace").splitlines())
+        ops = root / "llmc/ops.h"
+        text = re.sub(r"//.*", "", ops.read_text()) if ops.exists() else ""
+        calls = re.findall(r"^\w[^;{}]*\(([^;{}]*)\);", text, re.M)
+        self.bools = sum(len(re.findall(r"\bbool \w+", call)) for call in calls)
+        self.arguments = max((call.count(",") + 1 for call in calls), default=0)
+
+    def read(self, path, lines):
+        for number, line in enumerate(lines, 1):
+            place = f"{path}:{number}: {line.strip()[:COLUMNS]}"
+            for kind, found in (("failures", BOOLEAN_FAILURE.search(line.strip())), ("disguised", DISGUISE.search(line)),
+                                ("columns", len(line) > COLUMNS), ("fragments", FRAGMENT.match(line))):
+                if found:
+                    self.places[kind].append(place)
+        for name, first, end in bodies(lines):
+            count, empty = end - first, sum(not line.strip() for line in lines[first:end])
+            self.body, self.blank = self.body + count, self.blank + empty
+            place = f"{path}:{first}: {name}, {count} lines"
+            if count >= SOLID and empty == 0:
+                self.places["solid"].append(place)
+            if count > LONGEST:
+                self.places["long"].append(place)
+
+    def blanks(self):
+        return 100 * self.blank / max(self.body, 1)
+
+    def beyond(self):
+        """What passes its limit, a line each."""
+        found = [f"{title}: {len(self.places[kind])}, at most {limit}; dev/house.py --list {kind} names them"
+                 for kind, (title, limit) in PAGE.items() if len(self.places[kind]) > limit]
+        if self.body and self.blanks() < MIN_BLANKS:
+            found.append(f"blank lines per 100 lines of function bodies: {self.blanks():.1f}, at least {MIN_BLANKS:g}")
+        if self.bools > MAX_BOOLS or self.arguments > MAX_ARGUMENTS:
+            found.append(f"ops.h: {self.bools} bools and {self.arguments} arguments, at most {MAX_BOOLS} and {MAX_ARGUMENTS}")
+        return found
+
+
+def bodies(lines):
+    """(name, first line, end) of each function that begins and ends in the first column."""
+    first = name = None
+    for number, line in enumerate(lines):
+        if first is None:
+            head = " ".join(lines[max(0, number - 6):number + 1])
+            if line and not line[0].isspace() and line.rstrip().endswith("{") and "(" in head:
+                found = [n for n in re.findall(r"([A-Za-z_]\w*)\s*\(", head) if n not in NOT_A_NAME]
+                if found and not re.match(r"(typedef|struct|union|enum|extern)\b", line) and "=" not in line:
+                    first, name = number + 1, found[-1]
+        elif line.startswith("}"):
+            yield name, first, number
+            first = None
 
 
 class Function:
@@ -114,9 +195,6 @@ class File:
                 len(re.findall(r"\w+", text[:name.end(1)])) > 1:
             self.declared.append(name[1])
 
-    def ternaries(self):
-        return self.code.count("?")
-
     def comma_statements(self):
         return sum(is_comma_statement(s) for body in self.bodies for s in statements(body))
 
@@ -185,24 +263,6 @@ class House:
         self.files = {p: f for p, f in self.all.items() if p.split("/")[0] in PRODUCT}
         self.functions = [g for f in self.files.values() for g in f.functions]
         self.lines = sum(f.lines for f in self.files.values())
-
-    def single(self):
-        """Functions named at one place outside their definitions and declarations, but for what both backends define."""
-        twins = self.twins()
-        named, defined = Counter(), Counter()
-        for f in self.all.values():
-            named.update(f.words)
-            defined.update(f.declared)
-            defined.update(g.name for g in f.functions)
-        found = []
-        for f in self.files.values():
-            own = Counter(f.declared) + Counter(g.name for g in f.functions)
-            for g in f.functions:
-                here = g.is_static and not f.path.endswith((".h", ".cuh"))
-                uses = f.words[g.name] - own[g.name] if here else named[g.name] - defined[g.name]
-                if uses == 1 and g.name not in twins:
-                    found.append(g)
-        return found
 
     def twins(self):
         """Public names that llmc/cpu and llmc/cuda both define: ops.h, device.h and what they tell the planner."""
@@ -306,40 +366,32 @@ def product_lines(root):
 
 
 def print_measures(house):
-    per = 1000 / house.lines
+    page = Page(house.root)
     lines = product_lines(house.root)
-    single = house.single()
     header, width = (house.widths() or [("-", 0)])[0]
-    print(f"functions per 1,000 lines              {len(house.functions) * per:8.1f}   {len(house.functions)} in {house.lines}")
-    print(f"functions used once per 1,000 lines    {len(single) * per:8.1f}   {len(single)}")
-    print(f"functions in the widest header         {width:8d}   {header}")
-    print(f"function names in several files        {len(house.duplicates()):8d}")
-    print(f"ternaries per 1,000 lines              {sum(f.ternaries() for f in house.files.values()) * per:8.1f}")
-    print(f"comma statements                       {sum(f.comma_statements() for f in house.files.values()):8d}")
-    print(f"includes that run upwards              {len(house.upwards()):8d}")
-    print(f"circles between files                  {len(house.circles()):8d}")
-    print(f"options                                {house.options():8d}")
-    print(f"lines of llmc/run                      {lines['llmc/run']:8d}")
-    print(f"lines of the product                   {sum(lines.values()):8d}")
-    print(f"\n{'room':<16}{'lines':>7}{'functions':>11}{'used once':>11}{'ternaries':>11}{'commas':>8}   (per 1,000 lines of code)")
+    rows = [("functions in the widest header", width, header), ("function names in several files", len(house.duplicates()), ""),
+            ("comma statements", sum(f.comma_statements() for f in house.files.values()), ""),
+            ("includes that run upwards", len(house.upwards()), ""), ("circles between files", len(house.circles()), ""),
+            ("options", house.options(), ""),
+            ("blank lines per 100 lines of function bodies", f"{page.blanks():.1f}", f"at least {MIN_BLANKS:g}")]
+    rows += [(title, len(page.places[kind]), f"at most {limit}") for kind, (title, limit) in PAGE.items()]
+    rows += [("bools in the calls of ops.h", page.bools, f"at most {MAX_BOOLS}"),
+             ("most arguments of a call of ops.h", page.arguments, f"at most {MAX_ARGUMENTS}")]
+    for title, value, note in rows:
+        print(f"{title:<50}{value:>8}   {note}".rstrip())
+    print(f"\n{'room':<16}{'lines':>7}")
     for name in sorted(lines):
-        files = [f for p, f in house.files.items() if room(p) == name]
-        count = sum(f.lines for f in files)
-        row = f"{name:<16}{lines[name]:>7}"
-        if count:
-            values = (sum(len(f.functions) for f in files), sum(room(g.file) == name for g in single),
-                      sum(f.ternaries() for f in files))
-            row += "".join(f"{v * 1000 / count:>11.1f}" for v in values) + f"{sum(f.comma_statements() for f in files):>8}"
-        print(row)
+        print(f"{name:<16}{lines[name]:>7}")
 
 
 def print_places(house, kind, inside):
     def is_inside(path):
         return not inside or path == inside or path.startswith(inside.rstrip("/") + "/")
 
-    if kind == "single":
-        for g in sorted((g for g in house.single() if is_inside(g.file)), key=lambda g: (g.file, g.line)):
-            print(f"{g.lines:>4} lines  {g}")
+    if kind in PAGE:
+        for place in Page(house.root).places[kind]:
+            if is_inside(place.split(":")[0]):
+                print(place)
     elif kind == "duplicates":
         for name, places in sorted(house.duplicates().items()):
             if any(is_inside(g.file) for g in places):
@@ -360,10 +412,14 @@ def print_places(house, kind, inside):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", choices=("single", "duplicates", "wide", "upwards", "circles"), metavar="KIND")
+    parser.add_argument("--list", choices=("duplicates", "wide", "upwards", "circles", *PAGE), metavar="KIND")
+    parser.add_argument("--check", action="store_true")
     parser.add_argument("--tree", type=Path, default=Path(__file__).resolve().parents[1], metavar="DIR")
     parser.add_argument("room", nargs="?", default="", metavar="ROOM")
     arguments = parser.parse_args()
+    if arguments.check:
+        beyond = Page(arguments.tree).beyond()
+        sys.exit("\n".join(beyond) if beyond else 0)
     house = House(arguments.tree)
     if arguments.list:
         print_places(house, arguments.list, arguments.room)
