@@ -424,6 +424,7 @@ static int run_all(Run *run, Error *err) {
     if (!asks && o->gpus > 1 && comm_size() == 1) return launch_processes(o->gpus, run->argv); // and waits for them
     if (!comm_all_ok(run_resume_lock(&run->setup, err), err)) // the options of a resumed run
         return run->setup.is_locked ? EXIT_RUN_FAILED : EXIT_BAD_INPUT;
+    if (!options_check_together(o, err)) return EXIT_BAD_INPUT; // those given now, with those of the run
     if (!asks) { // before the device is opened, so that its threads and memory are in the right place
         char gpu[64];
         device_address(comm_local_rank(), gpu);
@@ -436,7 +437,9 @@ static int run_all(Run *run, Error *err) {
     if (asks && run_setup_plan(&run->setup, err)) return EXIT_OK;
     if (asks) return EXIT_BAD_INPUT;
     if (!processes_connect_devices(err) || !run_setup_resolve(&run->setup, err)) return EXIT_BAD_INPUT;
-    if (!comm_all_ok(run_resume_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
+    // A resume remembers its command once it is known to work; a new run has no other to go back to.
+    const bool resumes = run->setup.resume_path != NULL;
+    if (!resumes && !comm_all_ok(run_resume_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
     measure_speed(run);
     if (!comm_all_ok(build_model(run, err), err)) return EXIT_RUN_FAILED;
     if (!comm_all_ok(load_model(run, err), err)) return EXIT_BAD_INPUT; // values that are wrong
@@ -450,6 +453,7 @@ static int run_all(Run *run, Error *err) {
     }
     signals_install();                           // from here on there is a log that must stay complete
     if (o->max_steps != 0) output_limit_wait(5); // seconds that a stopped pager may delay the run, once
+    if (resumes && !comm_all_ok(run_resume_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
     if (!comm_all_ok(open_log(run, err), err)) return EXIT_RUN_FAILED;
     if (o->profile > 0 && !profile_loop(run, err)) return EXIT_RUN_FAILED;
     if (o->profile == 0 && !loop(run, err)) return EXIT_RUN_FAILED;

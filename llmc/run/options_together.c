@@ -39,7 +39,9 @@ bool options_rates(const Options *o, GroupRates rates[NUM_GROUPS], Error *err) {
 
 bool options_check_together(const Options *o, Error *err) {
     const bool trains = o->max_steps != 0, largest = o->hours > 0;
-    const bool scores = *o->choices && strcmp(o->choices, "0") != 0;
+    const bool scores = options_given(o, "choices") && *o->choices && strcmp(o->choices, "0") != 0;
+    const bool in_tokens = options_given(o, "tokens") && o->tokens > 0; // -1, auto, is what --ratio sets
+    const bool in_steps = options_given(o, "max-steps");
     const bool saves = options_given(o, "checkpoint-every") && o->checkpoint_every > 0;
     const bool wants_master = options_given(o, "master-weights") && o->master;
     const struct {
@@ -52,9 +54,8 @@ bool options_check_together(const Options *o, Error *err) {
          "-h: scored at every validation, but -v 0 turns it off; give -v N, or leave out -h"},
         {o->eps == 0, "--eps 0: must be above 0; 1e-8 is usual"},
         {*o->gpu && !o->plan, "--gpu: only applies to a plan; give --plan as well"},
-        {o->tokens > 0 && options_given(o, "max-steps"),
-         "--tokens and -x both set the length of the run; give only one"},
-        {o->ratio > 0 && (o->tokens > 0 || options_given(o, "max-steps")),
+        {in_tokens && in_steps, "--tokens and -x both set the length of the run; give only one"},
+        {options_given(o, "ratio") && o->ratio > 0 && (in_tokens || in_steps),
          "--ratio: -x or --tokens N sets the length of the run already; leave one out"},
         {largest && o->plan != PLAN_TEXT, "--hours: only applies to --plan, as text; give --plan text as well"},
         {largest && (!*o->gpu || strchr(o->gpu, ',')), "--hours: name the one GPU, such as --gpu rtx4090"},

@@ -154,18 +154,21 @@ static void choose_tokens(RunSetup *s) {
     Options *o = &s->options;
     double ratio = recipe_ratio(o->optimizer);
     if (o->ratio > 0) ratio = o->ratio;
-    const bool in_steps = options_given(o, "max-steps"); // before an earlier command's --tokens
-    const bool by_ratio = options_given(o, "ratio") || (o->ratio > 0 && o->tokens == 0 && o->max_steps < 0);
-    const double of_model = ceil(ratio * recipe_parameters(&s->config, o->optimizer));
+    const bool by_ratio = o->ratio > 0 && o->tokens == 0;
+    const double of_model = ceil(ratio * recipe_parameters(&s->config));
     if (o->max_steps == 0) return;
-    if (o->tokens < 0 && in_steps) o->tokens = 0;
-    if (o->tokens < 0 || by_ratio) o->tokens = s->recipe[RECIPE_TOKENS] = of_model;
+    if (o->tokens < 0 && options_given(o, "max-steps")) o->tokens = 0;
+    if (o->tokens < 0 || by_ratio) {
+        o->tokens = s->recipe[RECIPE_TOKENS] = of_model;
+        options_mark_chosen(o, "tokens");
+    }
     if (o->total_batch >= 0) return;
     double tokens = of_model;
     if (o->tokens > 0) tokens = o->tokens;
     const double batch = recipe_batch(&s->config, o->optimizer, tokens, ratio);
     o->total_batch = recipe_step_windows(batch, s->T, o->reduce_groups, o->B) * s->T;
     s->recipe[RECIPE_BATCH] = (double)o->total_batch;
+    options_mark_chosen(o, "total-batch");
 }
 
 // -l auto, and with Muon --lr-embedding and --lr-vectors, and -c auto. steps 0: not known, for a plan.
@@ -173,20 +176,29 @@ static void choose_rates(RunSetup *s, double step_tokens, double steps) {
     Options *o = &s->options;
     const bool is_muon = o->optimizer == OPTIMIZER_MUON;
     if (o->max_steps == 0) return;
-    if (o->lr < 0 && !s->resume_path) { // else -l auto of an earlier version
+    if (o->lr < 0) {
         o->lr = s->recipe[RECIPE_RATE] = recipe_learning_rate(&s->config, o->optimizer, step_tokens);
-        if (o->lr_embedding < 0 && is_muon)
-            o->lr_embedding = s->recipe[RECIPE_EMBEDDING] = recipe_embedding_rate(&s->config, step_tokens);
-        if (o->lr_vectors < 0 && is_muon) o->lr_vectors = s->recipe[RECIPE_VECTORS] = recipe_vector_rate(step_tokens);
+        options_mark_chosen(o, "learning-rate");
+    }
+    const bool follows_size = is_muon && options_chosen(o, "learning-rate");
+    if (follows_size && o->lr_embedding < 0) {
+        o->lr_embedding = s->recipe[RECIPE_EMBEDDING] = recipe_embedding_rate(&s->config, step_tokens);
+        options_mark_chosen(o, "lr-embedding");
+    }
+    if (follows_size && o->lr_vectors < 0) {
+        o->lr_vectors = s->recipe[RECIPE_VECTORS] = recipe_vector_rate(step_tokens);
+        options_mark_chosen(o, "lr-vectors");
     }
     if (o->weight_decay >= 0) return;
     const double rate = options_learning_rate(o);
     o->weight_decay = s->recipe[RECIPE_DECAY] = recipe_weight_decay(o->optimizer, rate, steps);
+    options_mark_chosen(o, "weight-decay");
     if (!is_muon || *o->by_group) return;
     s->recipe[RECIPE_EMBEDDING_DECAY] = RECIPE_DECAY_OF_EMBEDDINGS;
     const char *decays = "embedding.decay=0.01";
     if (s->config.untied) decays = "embedding.decay=0.01,head.decay=0.01";
     options_set_string(&o->by_group, decays);
+    options_mark_chosen(o, "by-group");
 }
 
 // -b and -r: divides the memory of the device between batch and activations.
@@ -226,10 +238,9 @@ static bool choose_lengths(RunSetup *s, Error *err) {
     if (o->max_steps != 0 &&
         !step_share_make(&s->share, s->step_windows, o->B, o->reduce_groups, comm_rank(), comm_size(), err))
         return false;
-    const bool in_tokens = o->tokens > 0 && !options_given(o, "max-steps"); // --tokens may be an earlier command's
     s->total_steps = o->max_steps;
     if (o->max_steps < 0) s->total_steps = s->data.train.num_windows / s->step_windows;
-    if (in_tokens) s->total_steps = (int64_t)ceil(o->tokens / (double)(s->step_windows * s->T));
+    if (o->tokens > 0) s->total_steps = (int64_t)ceil(o->tokens / (double)(s->step_windows * s->T));
     if (s->total_steps < 1 && o->max_steps != 0) s->total_steps = 1;
     if (o->profile > 0 && o->max_steps == 0) return error_set(err, "--profile: -x 0 runs no step; leave out -x 0");
     if (o->profile > 0) s->total_steps = s->state.step + profile_total_steps(o->profile);
