@@ -116,6 +116,7 @@ static bool report_numerics(Run *run, Error *err) {
 // ------------------------------------------------------------------------------------------------------------ the loop
 
 static bool evaluate(Run *run, bool last, Error *err);
+static void store_best_loss(Run *run);
 static bool write_checkpoint(Run *run, Error *err);
 static bool write_files(void *context, Error *err);
 static void rotate(Run *run);
@@ -236,7 +237,17 @@ static bool evaluate(Run *run, bool last, Error *err) {
     if (o->max_steps != 0 && step == run->setup.first_step) runlog_drop_evaluations(run->log, step);
     if (!data_parallel_await_weights(run->shared, err)) return false;
     if (scores && !score(run, err)) return false;
+    if (scores && step == run->setup.first_step) store_best_loss(run);
     return !samples || sample(run, err);
+}
+
+// The validation of the checkpoint that the run resumes from, made up for: a run that is done saves no other.
+static void store_best_loss(Run *run) {
+    const RunSetup *s = &run->setup;
+    Error unstored;
+    if (!s->resume_path || s->options.max_steps == 0 || comm_rank() > 0 || isinf(s->state.best_val_loss)) return;
+    if (!checkpoint_set_best_loss(s->resume_path, run->model, s->state.best_val_loss, &unstored))
+        runlog_field(run->log, "warning", "%s; the checkpoint lacks its best loss", unstored.text);
 }
 
 // Whether all steps of this run were skipped, so that its weights are unchanged.
