@@ -276,6 +276,7 @@ static bool write_files(void *context, Error *err) {
     device_event_wait(record->stop);
     state->control = *record->control;
     state->T = run->setup.T;
+    state->learning_rate = record->lr;
     free(state->options_json);
     state->options_json = options_to_json(o, false);
     state->tokenizer = run->setup.tokenizer;

@@ -10,6 +10,7 @@
 #include "llmc/plan/plan_json.h"
 #include "llmc/run/options_together.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -147,6 +148,22 @@ static void data_lines(const ReportFacts *r) {
                      (long long)model_options(r->model)->config.V);
 }
 
+// A schedule that does less than its options say.
+static void schedule_warning(const ReportFacts *r) {
+    const Schedule *s = &r->setup->schedule;
+    const double last = schedule_lr(s, s->total - 1);
+    if (!schedule_reaches_end(s))
+        runlog_field(r->log, "",
+                     "the schedule never reaches its end: step %lld, the last, is in the warm-up of %lld steps, at a "
+                     "learning rate of %.3g; a -u below %lld, or a larger -x, ends it",
+                     (long long)s->total, (long long)s->warmup, last, (long long)s->total);
+    else if (!schedule_reaches_peak(s))
+        runlog_field(r->log, "",
+                     "the schedule never reaches its peak: its only step has the rate of the last, %.3g%s; -k constant "
+                     "has the peak",
+                     last, text_if(last == 0, ", and changes no weight"));
+}
+
 static void schedule_lines(const ReportFacts *r) {
     const RunSetup *s = r->setup;
     const ModelOptions *m = model_options(r->model);
@@ -159,6 +176,7 @@ static void schedule_lines(const ReportFacts *r) {
                  schedule_name(s->schedule.kind), (long long)s->schedule.warmup, s->schedule.max_lr,
                  schedule_lr(&s->schedule, s->total_steps - 1), (long long)s->total_steps, optimizer_name(m->optimizer),
                  s->options.weight_decay);
+    schedule_warning(r);
     // What a group is updated with that the matrices are not; vectors usually have no weight decay.
     const GroupRates *usual = &s->rates[GROUP_MATRIX];
     for (ParameterGroup i = 0; i < NUM_GROUPS; i++) {
@@ -270,6 +288,36 @@ static void run_event(const ReportFacts *r) {
     cJSON_Delete(run);
 }
 
+// A longer run, or another -l, lifts the learning rate again: after a decay that undoes a part of what was learned.
+static void rise_lines(const ReportFacts *r) {
+    const RunSetup *s = r->setup;
+    const double last = s->state.learning_rate, next = schedule_lr(&s->schedule, s->first_step);
+    const double then = schedule_lr(&s->schedule, s->first_step - 1); // by this schedule, which rises in its warm-up
+    const double least = last * 1.001;                                // a longer run moves each step a little
+    if (s->options.max_steps == 0 || s->first_step >= s->total_steps || isinf(last)) return;
+    if (next <= least || then <= least) return;
+    const struct {
+        const char *option;
+        double rate;
+    } rates[] = {{"-l", s->schedule.max_lr},
+                 {"--lr-embedding", s->options.lr_embedding},
+                 {"--lr-head", s->options.lr_head},
+                 {"--lr-vectors", s->options.lr_vectors}};
+    char *advice = NULL;
+    size_t bytes = 0;
+    FILE *f = text_open(&advice, &bytes);
+    for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
+        if (last > 0 && rates[i].rate > 0) fprintf(f, "%s %.3g ", rates[i].option, rates[i].rate * last / next);
+    if (last > 0)
+        fprintf(f, "continues at the old rate");
+    else
+        fprintf(f, "a smaller -l rises less, and a run by -k constant or wsd that has not decayed can be continued");
+    fclose(f);
+    runlog_field(r->log, "rate", "the learning rate rises at this resume: %.3g at step %lld, %.3g at step %lld; %s",
+                 last, (long long)s->first_step, next, (long long)s->first_step + 1, advice);
+    free(advice);
+}
+
 void report_differences(const ReportFacts *r) {
     const RunSetup *s = r->setup;
     if (s->options.resume == RESUME_WEIGHTS && s->options.max_steps != 0)
@@ -285,6 +333,7 @@ void report_differences(const ReportFacts *r) {
         runlog_text(r->log, "%.*s", (int)n, mixture);
     }
     free(changed);
+    rise_lines(r);
 }
 
 void report_header(const ReportFacts *facts) {

@@ -188,7 +188,7 @@ static bool find_checkpoint(RunSetup *s, Error *err) {
 bool run_resume_lock(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     s->state.seed = (uint64_t)o->seed;
-    s->state.best_val_loss = INFINITY;
+    s->state.best_val_loss = s->state.learning_rate = INFINITY;
     s->state.eot = -1;
     s->state.control = step_control_initial(1.0f);
     // -e CHECKPOINT -x 0: the checkpoint is evaluated at its step, on the data of its run unless -j names others.

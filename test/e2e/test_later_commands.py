@@ -174,3 +174,64 @@ def test_options_are_checked_against_those_of_the_run(data, tmp_path):
     refused("-o", run, "-y", "-x", 2, "-w", 1, words=["-w 1: this --optimizer keeps no master weights"])
     refused("-o", run, "-y", "-x", 2, "-h", "x_*.bin", words=["-h: scored at every validation, but -v 0"])
     assert re.search("step 2/2 ", train("-o", run, "-y", "-x", 2).stdout)
+
+
+# -------------------------------------------------------------------------------------------- a learning rate that rises
+
+
+def rates_of(run):
+    return {event["step"]: event["lr"] for event in events(run, "step")}
+
+
+@pytest.mark.parametrize("first, second", [
+    (["-l", "1e-2", "-x", 8], ["-x", 16]),
+    (["-l", "1e-2", "-x", 8, "-k", "linear"], ["-l", "3e-2", "-x", 16]),
+    (["-x", 8, *MUON], ["-x", 16]),
+    (["-l", "1e-2", "-x", 8, "-k", "wsd"], ["-x", 16, "-k", "constant"]),
+])
+def test_a_rate_that_rises_at_a_resume_is_announced_and_can_be_avoided(first, second, data, tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    train(*FLAGS, *data.flags, *first, "-o", run)
+    shutil.copytree(run, other)
+    said = train("-o", run, "-y", *second).stdout
+    rates = rates_of(run)
+    found = re.search(r"^rate  .* rises at this resume: (\S+) at step 8, (\S+) at step 9; (.*) continues at the old rate$", said, re.M)
+    assert [float(found[1]), float(found[2])] == [float(f"{rates[step]:.3g}") for step in (8, 9)]
+    # The options that it names are all that is needed.
+    advised = found[3].split()
+    train("-o", other, "-y", *[word for word in second if word not in ("-l", "3e-2")], *advised)
+    assert rates_of(other)[9] == pytest.approx(rates[8], rel=0.01)
+    assert ("--lr-embedding" in advised) == ("muon" in first)
+
+
+def test_a_rate_that_has_fallen_to_0_is_announced_too(data, tmp_path):
+    run = tmp_path / "run"
+    train(*FLAGS, *data.flags, "-q", 0, "-x", 4, "-o", run)
+    said = train("-o", run, "-y", "-x", 8).stdout
+    assert "the learning rate rises at this resume: 0 at step 4, 0.00" in said and "a smaller -l rises less" in said
+
+
+def test_a_rate_that_goes_on_as_it_was_is_not_announced(data, tmp_path):
+    flags = [*FLAGS, *data.flags, "-n", 2, "-nk", 0]
+    train(*flags, "-x", 8, "-u", 6, "-o", tmp_path / "warm")  # in the middle of its warm-up
+    assert " rises " not in train("-o", cut_back(tmp_path / "warm", 2), "-y").stdout
+    train(*flags, "-x", 8, "-k", "constant", "-o", tmp_path / "constant")
+    assert " rises " not in train("-o", tmp_path / "constant", "-y", "-x", 12).stdout
+    train(*flags, "-x", 8, "-o", tmp_path / "lower")
+    assert " rises " not in train("-o", tmp_path / "lower", "-y", "-x", 12, "-l", "1e-6").stdout
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["-x", 4, "-u", 4], "never reaches its end: step 4, the last, is in the warm-up of 4 steps"),
+    (["-x", 4, "-u", 9, "-k", "constant"], "never reaches its end: step 4, the last, is in the warm-up of 9 steps"),
+    (["-x", 1, "-q", 0], "its only step has the rate of the last, 0, and changes no weight"),
+    (["-x", 1], "its only step has the rate of the last, 0.000185;"),
+    (["-x", 1, "-k", "constant"], None),
+    (["-x", 1, "-q", 1], None),
+    (["-x", 2, "-q", 0], None),
+    (["-x", 4, "-u", 3], None),
+    (["-x", 0, "-u", 3, "-e", "d6", "-v", 0], None),
+])
+def test_a_schedule_that_leaves_out_its_peak_or_its_end_says_so(flags, words, data):
+    said = train(*FLAGS, *data.flags, *flags).stdout
+    assert ("the schedule never" in said) == (words is not None) and (words or "") in said
