@@ -379,7 +379,7 @@ static bool load_model(Run *run, Error *err) {
 static bool build_training(Run *run, Error *err) {
     const OptimizerOptions optimizer = run_setup_optimizer(&run->setup);
     const DataLoaderOptions loader = run_setup_loader(&run->setup);
-    const bool overlap = options_environment("PRETRAIN_COMM_OVERLAP", 1);
+    const bool overlap = options_environment("PRETRAIN_COMM_OVERLAP");
     if (!(run->optimizer = optimizer_create(run->model, &optimizer, err)) ||
         !(run->shared = data_parallel_create(&run->setup.share, run->model, overlap, err)) ||
         !(run->loader = dataloader_create(&loader, err)))
@@ -402,7 +402,7 @@ static bool open_log(Run *run, Error *err) {
     int64_t first_step = run->setup.state.step;
     if (only_evaluates) first_step = INT64_MAX;
     if (comm_rank() == 0) directory = o->output;
-    run->log = runlog_open(directory, appends, first_step, options_environment("PRETRAIN_PROGRESS", -1), err);
+    run->log = runlog_open(directory, appends, first_step, options_environment("PRETRAIN_PROGRESS"), err);
     if (!run->log) return false;
     run->report = report_open(&run->setup, run->model, run->log, run->speed, run->started);
     return true;
@@ -440,7 +440,7 @@ static int run_all(Run *run, Error *err) {
     if (!asks) { // before the device is opened, so that its threads and memory are in the right place
         char gpu[64];
         device_address(comm_local_rank(), gpu);
-        if (options_environment("PRETRAIN_NUMA", 1) && !placement_bind(&run->setup.placement, gpu, o->threads, err))
+        if (options_environment("PRETRAIN_NUMA") && !placement_bind(&run->setup.placement, gpu, o->threads, err))
             return EXIT_BAD_INPUT;
     }
     DeviceOptions device = options_device(o);

@@ -373,10 +373,43 @@ bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err) {
                      (long long)T, (long long)below, (long long)above);
 }
 
-int options_environment(const char *name, int fallback) {
+static const struct {
+    const char *name;
+    int fallback, min, max;
+} VARIABLES[] = {
+    {"PRETRAIN_PROGRESS", -1, 0, 1},
+    {"PRETRAIN_COMM_OVERLAP", 1, 0, 1},
+    {"PRETRAIN_COMM_TIMEOUT", COMM_TIMEOUT, 1, 1000000},
+    {"PRETRAIN_EARLY_LAUNCH", 1, 0, 1},
+    {"PRETRAIN_GRAPHS", 1, 0, 1},
+    {"PRETRAIN_NUMA", 1, 0, 1},
+    {"PRETRAIN_TUNE", 1, 0, 1},
+};
+enum { VARIABLE_COUNT = sizeof VARIABLES / sizeof *VARIABLES };
+
+int options_environment(const char *name) {
+    int i = 0;
+    while (i < VARIABLE_COUNT && strcmp(VARIABLES[i].name, name) != 0) i++;
+    REQUIRE(i < VARIABLE_COUNT, "there is no variable %s", name);
     const char *value = getenv(name);
-    if (value && isdigit((unsigned char)*value)) return atoi(value);
-    return fallback;
+    if (value && *value) return atoi(value);
+    return VARIABLES[i].fallback;
+}
+
+static bool check_environment(Error *err) {
+    for (int i = 0; i < VARIABLE_COUNT; i++) {
+        const char *value = getenv(VARIABLES[i].name);
+        if (!value || !*value) continue;
+        char *end;
+        const long long number = strtoll(value, &end, 10);
+        const bool is_number = isdigit((unsigned char)*value) && !*end;
+        if (is_number && number >= VARIABLES[i].min && number <= VARIABLES[i].max) continue;
+        const ShownArgument shown = argument_shown(value, strlen(value));
+        if (VARIABLES[i].max == 1) return error_set(err, "%s=%s: must be 0 or 1", VARIABLES[i].name, shown.text);
+        return error_set(err, "%s=%s: must be a whole number from %d to %d", VARIABLES[i].name, shown.text,
+                         VARIABLES[i].min, VARIABLES[i].max);
+    }
+    return true;
 }
 
 DeviceOptions options_device(const Options *o) {
@@ -386,9 +419,9 @@ DeviceOptions options_device(const Options *o) {
                            .number = comm_local_rank(),
                            .tf32 = o->tf32 != 0,
                            .attention = o->attention,
-                           .no_tuning = !options_environment("PRETRAIN_TUNE", 1),
-                           .no_early_launch = !options_environment("PRETRAIN_EARLY_LAUNCH", 1),
-                           .no_graphs = !options_environment("PRETRAIN_GRAPHS", 1),
+                           .no_tuning = !options_environment("PRETRAIN_TUNE"),
+                           .no_early_launch = !options_environment("PRETRAIN_EARLY_LAUNCH"),
+                           .no_graphs = !options_environment("PRETRAIN_GRAPHS"),
                            .gelu_fusion = (GeluFusion)(o->gelu_fusion + 1)}; // the option begins with -1, auto
 }
 
@@ -405,6 +438,7 @@ OptionsResult options_parse(Options *options, int argc, char **argv, Error *err)
         }
         if (!parse_argument(options, argv, &i, err)) return OPTIONS_ERROR;
     }
+    if (!check_environment(err)) return OPTIONS_ERROR;
     return OPTIONS_RUN;
 }
 
@@ -626,6 +660,31 @@ char *options_state_command(const char *json) {
     return command;
 }
 
+static bool adopt_value(Options *options, const OptionRow *row, const cJSON *value, Error *err) {
+    char buf[OPTION_VALUE];
+    const char *text = value_then(value, buf), *kind = "number";
+    if (option_is_text(row)) kind = "text";
+    if (!text || cJSON_IsString(value) != option_is_text(row)) return error_set(err, "%s: no %s", row->long_name, kind);
+    if (option_is_auto(row, value->valuedouble)) text = "auto";
+    if (!set_value(row, options, row->long_name, text, err)) return false;
+    char **path = field_of(row, options);
+    if (row->scope == OPTION_OF_INPUT && is_in_begun_directory(options) && !is_built_in(row, *path)) {
+        char *found = map_paths(row, *path, map_typed_in, options->directory);
+        free(*path);
+        *path = found;
+    }
+    return true;
+}
+
+bool options_take_back(Options *options, const char *json, const char *long_name, Error *err) {
+    cJSON *then = cJSON_Parse(json);
+    const OptionRow *row = option_find(long_name, strlen(long_name));
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, long_name);
+    const bool ok = !value || adopt_value(options, row, value, err);
+    cJSON_Delete(then);
+    return ok;
+}
+
 bool options_adopt_json(Options *options, const char *json, bool only_data, Error *err) {
     cJSON *then = cJSON_Parse(json);
     uint64_t chosen[2], replaced[2];
@@ -645,19 +704,7 @@ bool options_adopt_json(Options *options, const char *json, bool only_data, Erro
         if (has_bit(options->given, index) && !stays_auto) continue;
         if (has_bit(chosen, index)) set_bit(options->chosen, index);
 
-        char buf[OPTION_VALUE];
-        const char *text = value_then(value, buf), *kind = "number";
-        if (option_is_text(row)) kind = "text";
-        if (!text || cJSON_IsString(value) != option_is_text(row))
-            ok = error_set(err, "%s: no %s", row->long_name, kind);
-        if (option_is_auto(row, value->valuedouble)) text = "auto";
-        ok = ok && set_value(row, options, row->long_name, text, err);
-        char **path = field_of(row, options);
-        if (ok && row->scope == OPTION_OF_INPUT && is_in_begun_directory(options) && !is_built_in(row, *path)) {
-            char *found = map_paths(row, *path, map_typed_in, options->directory);
-            free(*path);
-            *path = found;
-        }
+        ok = adopt_value(options, row, value, err);
     }
     cJSON_Delete(then);
     return ok || error_prefix(err, "the options of the earlier run");
@@ -673,27 +720,39 @@ static bool is_same_path(const OptionRow *row, const char *here, const char *the
     return is_same;
 }
 
+// A line about an option that differs from that JSON; nothing if it does not, or is not in it: a new option is no
+// difference. Returns whether it differs.
+static bool put_difference(FILE *f, const Options *options, const OptionRow *row, const cJSON *then) {
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
+    if (!value || row->scope == OPTION_OF_PROCESS) return false;
+    char buf[OPTION_VALUE], buf_then[OPTION_VALUE];
+    char *in_json = path_in_json(row, options, option_typed_value(row, options, buf));
+    const char *now = in_json, *before = value_then(value, buf_then);
+    if (cJSON_IsNumber(value) && option_is_auto(row, value->valuedouble)) before = "auto";
+    const bool is_path = row->scope == OPTION_OF_INPUT || row->scope == OPTION_OF_PLACE;
+    const bool comparable = cJSON_IsNumber(value) || option_is_text(row);
+    bool same = comparable && before && strcmp(now, before) == 0;
+    if (is_path && before) same |= is_same_path(row, now, text_or(options->begun_in, options->directory), before);
+    if (!*now) now = "\"\"";
+    if (!same && f)
+        format_print(f, "--%s %s (was %s)\n", row->long_name, now, text_or(before, "neither text nor number"));
+    free(in_json);
+    return !same;
+}
+
+bool options_differ(const Options *options, const char *json, const char *long_name) {
+    cJSON *then = cJSON_Parse(json);
+    const bool differs = put_difference(NULL, options, option_find(long_name, strlen(long_name)), then);
+    cJSON_Delete(then);
+    return differs;
+}
+
 char *options_diff_json(const Options *options, const char *json) {
     cJSON *then = cJSON_Parse(json);
     char *lines = NULL;
     size_t bytes = 0;
     FILE *f = text_open(&lines, &bytes);
-    for (const OptionRow *row = option_table; row->long_name; row++) { // a new option is no difference
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
-        if (!value || row->scope == OPTION_OF_PROCESS) continue;
-        char buf[OPTION_VALUE], buf_then[OPTION_VALUE];
-        char *in_json = path_in_json(row, options, option_typed_value(row, options, buf));
-        const char *now = in_json, *before = value_then(value, buf_then);
-        if (cJSON_IsNumber(value) && option_is_auto(row, value->valuedouble)) before = "auto";
-        const bool is_path = row->scope == OPTION_OF_INPUT || row->scope == OPTION_OF_PLACE;
-        const bool comparable = cJSON_IsNumber(value) || option_is_text(row);
-        bool same = comparable && before && strcmp(now, before) == 0;
-        if (is_path && before && options->begun_in) same |= is_same_path(row, now, options->begun_in, before);
-        if (!*now) now = "\"\"";
-        if (!same)
-            format_print(f, "--%s %s (was %s)\n", row->long_name, now, text_or(before, "neither text nor number"));
-        free(in_json);
-    }
+    for (const OptionRow *row = option_table; row->long_name; row++) (void)put_difference(f, options, row, then);
     fclose(f);
     cJSON_Delete(then);
     if (bytes > 0) return lines;

@@ -47,8 +47,9 @@ void options_free(Options *options);
 // The options for device_init.
 DeviceOptions options_device(const Options *options);
 
-// The value of an environment variable that few runs need, for measurements and tests, and not worth an option: a whole
-// number, or fallback if it is unset. All processes of a run must have the same.
+// The value of a variable of the environment that few runs need, for measurements and tests, and not worth an option:
+// a whole number, or the default of VARIABLES (options.c) if it is unset or empty. options_parse refuses values that
+// mean nothing. All processes of a run must have the same.
 //   PRETRAIN_PROGRESS       1, 0: the progress bar wherever stdout goes, or nowhere
 //   PRETRAIN_COMM_OVERLAP   0: wait for each exchange between processes at once
 //   PRETRAIN_COMM_TIMEOUT   seconds without progress of a process after which the run ends, 600 (llmc/comm/watch.h)
@@ -56,7 +57,7 @@ DeviceOptions options_device(const Options *options);
 //   PRETRAIN_GRAPHS         0: kernels of a micro-step are launched one by one, not by a recorded CUDA graph
 //   PRETRAIN_NUMA           0: processes are not bound to processors (placement.h)
 //   PRETRAIN_TUNE           0: matmul algorithms and attention are those that the libraries prefer, not measured
-int options_environment(const char *name, int fallback);
+int options_environment(const char *name);
 
 // Was this option given on the command line (by its long name)?
 bool options_given(const Options *options, const char *long_name);
@@ -89,6 +90,10 @@ char *options_state_command(const char *json);
 // A malloced line for every option whose value differs from that JSON (for resume), such as "--batch-size 8 (was 4)",
 // NULL if none does; of JSON that options_adopt_json has taken. -y and --max-minutes are not compared.
 char *options_diff_json(const Options *options, const char *json);
+// Gives up what this command gave for an option: its value in that JSON, if it has one, is in force again.
+bool options_take_back(Options *options, const char *json, const char *long_name, Error *err);
+// Whether the value of this option differs from that JSON's, if it has one.
+bool options_differ(const Options *options, const char *json, const char *long_name);
 // Sets a string of Options to a copy of text.
 void options_set_string(char **field, const char *text);
 

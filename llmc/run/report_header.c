@@ -186,13 +186,14 @@ static void schedule_lines(const ReportFacts *r) {
         if (i == GROUP_HEAD && !s->config.untied) continue;
         const struct {
             const char *name;
+            int setting; // SETTING_COUNT: every rule reads it
             double own, usual;
         } facts[] = {
-            {"learning rate", own->rate * s->schedule.max_lr, usual->rate * s->schedule.max_lr},
-            {"beta1", own->beta1, usual->beta1},
-            {"beta2", own->beta2, usual->beta2},
-            {"eps", own->eps, usual->eps},
-            {"weight decay", own->weight_decay, decay},
+            {"learning rate", SETTING_COUNT, own->rate * s->schedule.max_lr, usual->rate * s->schedule.max_lr},
+            {"beta1", SETTING_BETA1, own->beta1, usual->beta1},
+            {"beta2", SETTING_BETA2, own->beta2, usual->beta2},
+            {"eps", SETTING_EPS, own->eps, usual->eps},
+            {"weight decay", SETTING_DECAY, own->weight_decay, decay},
         };
         char *text = NULL;
         size_t bytes = 0;
@@ -200,6 +201,8 @@ static void schedule_lines(const ReportFacts *r) {
         const char *before = parameter_group_name(i);
         for (size_t k = 0; k < sizeof facts / sizeof *facts; k++) {
             if (facts[k].own == facts[k].usual) continue;
+            if (facts[k].setting < SETTING_COUNT && !optimizer_reads(m->optimizer, i, (Setting)facts[k].setting))
+                continue;
             fprintf(f, "%s %s %.3g", before, facts[k].name, facts[k].own);
             before = ",";
         }
@@ -346,7 +349,9 @@ void report_header(const ReportFacts *facts) {
     const Options *o = &facts->setup->options;
     char *unused = options_without_effect(o, strcmp(device_facts()->backend, "cpu") != 0);
     if (unused) runlog_field(facts->log, "options", "without effect in this run: %s", unused);
-    if (o->repeated) runlog_field(facts->log, "options", "given twice, the last counts: %s", o->repeated);
+    char *repeated = options_repeated(o);
+    if (repeated) runlog_field(facts->log, "options", "given twice, the last counts: %s", repeated);
+    free(repeated);
     free(unused);
     run_event(facts);
 }

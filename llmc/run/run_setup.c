@@ -39,6 +39,14 @@ static bool choose_model(RunSetup *s, Error *err) {
         model_config_is_descriptor(o->model) || (!s->resume_path && !strchr(o->model, '/') && !file_exists(o->model));
     ModelConfig asked = {0};
     if (descriptor && !model_config_parse(&asked, o->model, err)) return error_prefix(err, "-e");
+    // The words that the run was begun with fit it, whatever they said then.
+    const bool is_other =
+        s->resume_path && options_given(o, "model") && options_differ(o, s->state.options_json, "model");
+    if (is_other && !descriptor)
+        return error_set(err,
+                         "-e %s: the run in %s has weights of its own and continues with them; leave out -e, or name "
+                         "another -o",
+                         o->model, o->output);
     if (descriptor && !s->resume_path) {
         s->config = asked;
         model_config_set_d_ff(&s->config, o->d_ff);
@@ -54,11 +62,13 @@ static bool choose_model(RunSetup *s, Error *err) {
     snprintf(s->source, sizeof s->source, "weights from %s", path);
     const ModelConfig *c = &s->config;
     char shape[MODEL_DESCRIPTOR];
-    if (s->resume_path && descriptor && options_given(o, "model") &&
-        (asked.L != c->L || asked.C != c->C || asked.NH != c->NH || asked.max_T != c->max_T ||
-         (asked.V && asked.V != c->V) || !model_same_block(&asked, c)))
+    asked.eps = c->eps; // no descriptor states it
+    if (is_other && (asked.L != c->L || asked.C != c->C || asked.NH != c->NH || asked.max_T != c->max_T ||
+                     (asked.V && asked.V != c->V) || !model_same_block(&asked, c)))
         return error_set(err, "-e %s: the run in %s has a different shape (%s)", o->model, o->output,
                          model_config_descriptor(c, shape));
+    // The run stays what it was begun with.
+    if (is_other && !options_take_back(&s->options, s->state.options_json, "model", err)) return false;
     const int64_t d_ff = model_size(c, DIM_FF), wanted = positive_or(o->d_ff, model_default_d_ff(c));
     return !options_given(o, "d-ff") || wanted == d_ff ||
            error_set(err, "--d-ff %lld: the weights in %s have d_ff = %lld; leave it out", (long long)o->d_ff, path,
@@ -402,7 +412,11 @@ static void print_recipe(RunSetup *s, double step_tokens) {
 bool run_setup_plan(RunSetup *s, Error *err) {
     Options *o = &s->options;
     if (o->hours > 0 && !largest_take(o, err)) return false;
-    if (!choose_model(s, err) || !choose_context(s, err) || !choose_dtype(s, err)) return false;
+    const bool elsewhere = *o->gpu != '\0'; // what this machine lacks is no matter
+    s->dtype = o->dtype;
+    if (!choose_model(s, err) || !choose_context(s, err)) return false;
+    if (elsewhere && !gpu_check_types(o->gpu, o->dtype, o->fp8, err)) return false;
+    if (!elsewhere && !choose_dtype(s, err)) return false;
     if (o->dtype == DTYPE_COUNT) s->dtype = DTYPE_BF16; // the dtype for GPUs; this machine may prefer another
     if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
@@ -418,13 +432,19 @@ bool run_setup_plan(RunSetup *s, Error *err) {
                            .gpus = o->gpu,
                            .attention = o->attention,
                            .gelu_fusion = o->gelu_fusion,
-                           .comm_overlap = options_environment("PRETRAIN_COMM_OVERLAP", 1) != 0};
+                           .comm_overlap = options_environment("PRETRAIN_COMM_OVERLAP") != 0};
+    const PlannedSizes of_gpu = {0};
+    ModelOptions checked = request.model;
+    if (elsewhere) checked.sizes = &of_gpu;
     const int64_t B = max_i64(o->B, 1), windows = positive_or(step_windows, B * o->reduce_groups);
     StepShare share; // only a check that the processes could share a step
     if (!check_processes(o, err) ||
         (o->max_steps != 0 && !step_share_make(&share, windows, B, o->reduce_groups, 0, process_count(o), err)) ||
-        !model_check_options(&request.model, err))
+        !model_check_options(&checked, err))
         return false;
+    char *repeated = options_repeated(o);
+    if (repeated) advice_print("given twice, the last counts: %s", repeated);
+    free(repeated);
     Mixture train = {0}, val = {0};
     request.data = &train;
     bool ok = (mixture_parse(&train, o->train_data, err) || error_prefix(err, "-i")) &&
