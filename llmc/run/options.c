@@ -353,8 +353,8 @@ char *options_command(const Options *options) {
     size_t bytes = 0;
     FILE *f = text_open(&text, &bytes);
     for (const OptionRow *row = option_table; row->long_name; row++) {
-        if (row->scope == OPTION_OF_PROCESS || row->scope == OPTION_OF_PLACE) continue;
-        if (!has_bit(options->given, row - option_table)) continue;
+        const bool trains = row->group == DATA || row->group == MODEL || row->group == BATCH || row->group == UPDATE;
+        if (!trains || row->scope == OPTION_OF_PROCESS || !has_bit(options->given, row - option_table)) continue;
         fprintf(f, "--%s %s ", row->long_name, option_typed_value(row, options, buf));
     }
     fclose(f);

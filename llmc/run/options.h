@@ -64,8 +64,8 @@ bool options_given(const Options *options, const char *long_name);
 // Notes that the number of this option was chosen for auto: a checkpoint remembers it.
 void options_mark_chosen(Options *options, const char *long_name);
 bool options_chosen(const Options *options, const char *long_name);
-// The options given on the command line that are neither of a process nor of a place, in the order of the table: the
-// same text for a command that is started again. Malloced.
+// The options given on the command line that say what is trained, in the order of the table: the same text for a
+// command that is started again, elsewhere or watched differently. Malloced.
 char *options_command(const Options *options);
 
 // -d: must be a multiple of T (the last micro-step may hold fewer than B sequences); names the nearest that are. For

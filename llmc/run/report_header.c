@@ -164,20 +164,10 @@ static void schedule_warning(const ReportFacts *r) {
                      last, text_if(last == 0, ", and changes no weight"));
 }
 
-static void schedule_lines(const ReportFacts *r) {
+// What a group is updated with that the matrices are not; vectors usually have no weight decay.
+static void group_lines(const ReportFacts *r) {
     const RunSetup *s = r->setup;
-    const ModelOptions *m = model_options(r->model);
-    char line[RECIPE_TEXT];
-    const char *name = "recipe";
-    if (!m->train) return;
-    runlog_field(r->log, "batch", "%lld tokens a step: %lld windows of %lld, %lld at a time",
-                 (long long)(s->step_windows * s->T), (long long)s->step_windows, (long long)s->T, (long long)m->B);
-    runlog_field(r->log, "schedule", "%s: warm-up over %lld steps to %.3g, %.3g at step %lld; %s, weight decay %g",
-                 schedule_name(s->schedule.kind), (long long)s->schedule.warmup, s->schedule.max_lr,
-                 schedule_lr(&s->schedule, s->total_steps - 1), (long long)s->total_steps, optimizer_name(m->optimizer),
-                 s->options.weight_decay);
-    schedule_warning(r);
-    // What a group is updated with that the matrices are not; vectors usually have no weight decay.
+    const OptimizerKind kind = model_options(r->model)->optimizer;
     const GroupRates *usual = &s->rates[GROUP_MATRIX];
     for (ParameterGroup i = 0; i < NUM_GROUPS; i++) {
         const GroupRates *own = &s->rates[i];
@@ -201,8 +191,7 @@ static void schedule_lines(const ReportFacts *r) {
         const char *before = parameter_group_name(i);
         for (size_t k = 0; k < sizeof facts / sizeof *facts; k++) {
             if (facts[k].own == facts[k].usual) continue;
-            if (facts[k].setting < SETTING_COUNT && !optimizer_reads(m->optimizer, i, (Setting)facts[k].setting))
-                continue;
+            if (facts[k].setting < SETTING_COUNT && !optimizer_reads(kind, i, (Setting)facts[k].setting)) continue;
             fprintf(f, "%s %s %.3g", before, facts[k].name, facts[k].own);
             before = ",";
         }
@@ -210,6 +199,22 @@ static void schedule_lines(const ReportFacts *r) {
         if (*text) runlog_field(r->log, "", "%s", text);
         free(text);
     }
+}
+
+static void schedule_lines(const ReportFacts *r) {
+    const RunSetup *s = r->setup;
+    const ModelOptions *m = model_options(r->model);
+    char line[RECIPE_TEXT];
+    const char *name = "recipe";
+    if (!m->train) return;
+    runlog_field(r->log, "batch", "%lld tokens a step: %lld windows of %lld, %lld at a time",
+                 (long long)(s->step_windows * s->T), (long long)s->step_windows, (long long)s->T, (long long)m->B);
+    runlog_field(r->log, "schedule", "%s: warm-up over %lld steps to %.3g, %.3g at step %lld; %s, weight decay %g",
+                 schedule_name(s->schedule.kind), (long long)s->schedule.warmup, s->schedule.max_lr,
+                 schedule_lr(&s->schedule, s->total_steps - 1), (long long)s->total_steps, optimizer_name(m->optimizer),
+                 s->options.weight_decay);
+    schedule_warning(r);
+    group_lines(r);
     for (int i = 0; i < RECIPE_COUNT; i++) {
         if (s->recipe[i] == 0) continue;
         recipe_line((RecipeNumber)i, s->recipe[i], &m->config, m->optimizer, line);
