@@ -11,6 +11,7 @@
 #include "llmc/base/file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/typed_path.h"
+#include "llmc/comm/place.h"
 #include "llmc/data/mixture.h"
 #include "llmc/model/parameters.h"
 
@@ -409,7 +410,9 @@ static bool check_environment(Error *err) {
         return error_set(err, "%s=%s: must be a whole number from %d to %d", VARIABLES[i].name, shown.text,
                          VARIABLES[i].min, VARIABLES[i].max);
     }
-    return true;
+    double seconds; // read where they are used; a run of one process does not
+    return place_read_seconds("COMM_START_SECONDS", 1, &seconds, err) &&
+           place_read_seconds("COMM_STOP_SECONDS", 1, &seconds, err);
 }
 
 DeviceOptions options_device(const Options *o) {
@@ -600,7 +603,8 @@ static bool read_chosen(const cJSON *then, uint64_t chosen[2], Error *err) {
 typedef enum {
     REPLACES_ALWAYS,  // whatever its value is
     REPLACES_AUTO,    // if it is auto
-    REPLACES_NUMBER,  // if it is a number that is not 0
+    REPLACES_NUMBER,  // if it is not auto
+    REPLACES_ABOVE_0, // if it is a number above 0
     REPLACES_ANOTHER, // if it differs from the earlier command's
 } ReplacesWhen;
 
@@ -611,7 +615,7 @@ static const struct {
     const char *names; // with blanks between them
 } REPLACES[] = {
     {"max-steps", REPLACES_ALWAYS, false, "tokens ratio"},
-    {"tokens", REPLACES_NUMBER, false, "max-steps ratio"},
+    {"tokens", REPLACES_ABOVE_0, false, "max-steps ratio"},
     {"tokens", REPLACES_AUTO, false, "max-steps"}, // a --ratio is what its auto follows
     {"ratio", REPLACES_NUMBER, false, "max-steps tokens"},
     {"learning-rate", REPLACES_NUMBER, true, "lr-embedding lr-vectors"}, // Muon's -l auto chooses them too
@@ -631,7 +635,8 @@ static bool is_replacing(size_t i, const Options *options, const cJSON *then) {
     const double number = number_of(row, options);
     const bool is_auto = option_is_auto(row, number);
     if (REPLACES[i].when == REPLACES_AUTO) return is_auto;
-    return !is_auto && number != 0;
+    if (REPLACES[i].when == REPLACES_ABOVE_0) return number > 0;
+    return !is_auto;
 }
 
 // The options that those of this command replace, as bits.

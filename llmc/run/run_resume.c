@@ -97,7 +97,8 @@ static void choose_state(RunSetup *s) {
     } else if (o->resume == RESUME_WEIGHTS) {
         options_set_string(&o->state_command, command);
     } else if (s->resume_path && o->state_command && strcmp(o->state_command, text_or(saved, "")) != 0) {
-        if (!options_given(o, "optimizer")) o->resume = RESUME_WEIGHTS;
+        const bool goes_back = options_given(o, "optimizer") && s->state.optimizer == o->optimizer;
+        if (!goes_back) o->resume = RESUME_WEIGHTS;
     }
     free(saved);
     free(command);

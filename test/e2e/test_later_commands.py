@@ -89,6 +89,8 @@ def test_a_command_that_is_refused_is_not_remembered(data, tmp_path):
     (["-d", "auto", "--tokens", "1e6"], ["-d", STEP], "total-batch", STEP),
     (["-c", 0.3, *MUON], ["-c", "auto"], "weight-decay", 1),
     (["-c", "auto", *MUON], ["-c", 0.3], "by-group", ""),
+    (["-c", "auto", *MUON], ["-c", 0], "by-group", ""),
+    (["-l", "auto", *MUON], ["-l", 0], "lr-vectors", -1),
     (["-c", "auto", "--by-group", "vectors.decay=0.2", *MUON], ["-c", 0.3], "by-group", "vectors.decay=0.2"),
 ])
 def test_auto_and_a_number_replace_each_other(first, second, option, expected, data, tmp_path):

@@ -78,6 +78,8 @@ def test_a_plan_is_checked_against_the_gpu_that_it_is_for(form, gpu, flags, word
       for name in ("PROGRESS", "COMM_OVERLAP", "EARLY_LAUNCH", "GRAPHS", "NUMA", "TUNE")),
     ("PRETRAIN_COMM_TIMEOUT", ["1", "600", ""], ["0", "1e3", "10 s", "1000001", "99999999999999999999"]),
     ("PRETRAIN_CPU", ["baseline"], ["sse9"]),
+    ("COMM_START_SECONDS", ["0.5", "60", ""], ["0", "soon", "1e9"]),
+    ("COMM_STOP_SECONDS", ["0.5", "60", ""], ["-1", "5 s", "nan"]),
 ])
 def test_a_variable_with_a_value_that_means_nothing_is_refused(name, good, bad, data):
     for value in good:
@@ -85,7 +87,7 @@ def test_a_variable_with_a_value_that_means_nothing_is_refused(name, good, bad, 
     for value in bad:
         result = train(*TINY, *QUIET, *data.flags, "-x", 1, env={**os.environ, name: value}, expect=None)
         assert result.returncode in (1, EXIT_BAD_INPUT) and len(result.stderr.splitlines()) == 1, result.stderr
-        assert f"{name}={value}: " in result.stderr
+        assert f"{name}={value}: " in result.stderr or f"{name} is '{value}'; expected seconds" in result.stderr
 
 
 # ------------------------------------------------------------------------------------------------------ -e at a resume
