@@ -42,7 +42,7 @@ bool options_rates(const Options *o, GroupRates rates[NUM_GROUPS], Error *err) {
 bool options_check_together(const Options *o, Error *err) {
     const bool trains = o->max_steps != 0, largest = o->hours > 0;
     const bool scores = options_given(o, "choices") && *o->choices && strcmp(o->choices, "0") != 0;
-    const bool in_tokens = options_given(o, "tokens") && o->tokens > 0; // -1, auto, is what --ratio sets
+    const bool in_tokens = options_given(o, "tokens") && o->tokens > 0 && !options_chosen(o, "tokens"); // else auto
     const bool in_steps = options_given(o, "max-steps");
     const bool saves = options_given(o, "checkpoint-every") && o->checkpoint_every > 0;
     const bool wants_master = options_given(o, "master-weights") && o->master;

@@ -103,6 +103,20 @@ def test_auto_and_a_number_replace_each_other(first, second, option, expected, d
     assert options_of(run)[option] == expected
 
 
+@pytest.mark.parametrize("words", [
+    ["--tokens", "auto", "--ratio", 1], ["--tokens", "auto", "-x", 100], ["--tokens", "auto"], ["--ratio", 1],
+    [*MUON, "-l", "auto", "-c", "auto", "-d", "auto", "--tokens", "1e6", "--lr-embedding", "auto"],
+    ["-x", 100, "--by-group", "vectors.decay=0.1", "--d-ff", 72, "-t", 16], ["-x", 100, "-b", "auto", "-r", "auto", "-d", 256],
+    ["-x", 100, "-h", 0, "-w", 1, "--reduce-groups", 1, "-u", 3, "-k", "wsd", "-q", 0],
+])
+def test_the_words_of_the_start_resume_the_run(words, data, tmp_path):
+    command = [*FLAGS, *data.flags, *words, "-y", *STOP, "-o", tmp_path / "run"]
+    for step in range(1, 4):
+        assert re.search(rf"^step +{step}/", train(*command).stdout, re.M)
+    first, *later = [event["options"] for event in events(tmp_path / "run", "run")]
+    assert later == [first, first] and len(set(lengths_of(tmp_path / "run"))) == 1
+
+
 def test_another_optimizer_has_rates_of_its_own(data, tmp_path):
     run = tmp_path / "run"
     train(*FLAGS, *data.flags, "-x", 100, *STOP, "-o", run)
