@@ -116,6 +116,7 @@ static bool report_numerics(Run *run, Error *err) {
 // ------------------------------------------------------------------------------------------------------------ the loop
 
 static bool evaluate(Run *run, bool last, Error *err);
+static void store_best_loss(Run *run);
 static bool write_checkpoint(Run *run, Error *err);
 static bool write_files(void *context, Error *err);
 static void rotate(Run *run);
@@ -236,7 +237,17 @@ static bool evaluate(Run *run, bool last, Error *err) {
     if (o->max_steps != 0 && step == run->setup.first_step) runlog_drop_evaluations(run->log, step);
     if (!data_parallel_await_weights(run->shared, err)) return false;
     if (scores && !score(run, err)) return false;
+    if (scores && step == run->setup.first_step) store_best_loss(run);
     return !samples || sample(run, err);
+}
+
+// The validation of the checkpoint that the run resumes from, made up for: a run that is done saves no other.
+static void store_best_loss(Run *run) {
+    const RunSetup *s = &run->setup;
+    Error unstored;
+    if (!s->resume_path || s->options.max_steps == 0 || comm_rank() > 0 || isinf(s->state.best_val_loss)) return;
+    if (!checkpoint_set_best_loss(s->resume_path, run->model, s->state.best_val_loss, &unstored))
+        runlog_field(run->log, "warning", "%s; the checkpoint lacks its best loss", unstored.text);
 }
 
 // Whether all steps of this run were skipped, so that its weights are unchanged.
@@ -265,6 +276,7 @@ static bool write_files(void *context, Error *err) {
     device_event_wait(record->stop);
     state->control = *record->control;
     state->T = run->setup.T;
+    state->learning_rate = record->lr;
     free(state->options_json);
     state->options_json = options_to_json(o, false);
     state->tokenizer = run->setup.tokenizer;
@@ -367,7 +379,7 @@ static bool load_model(Run *run, Error *err) {
 static bool build_training(Run *run, Error *err) {
     const OptimizerOptions optimizer = run_setup_optimizer(&run->setup);
     const DataLoaderOptions loader = run_setup_loader(&run->setup);
-    const bool overlap = options_environment("PRETRAIN_COMM_OVERLAP", 1);
+    const bool overlap = options_environment("PRETRAIN_COMM_OVERLAP");
     if (!(run->optimizer = optimizer_create(run->model, &optimizer, err)) ||
         !(run->shared = data_parallel_create(&run->setup.share, run->model, overlap, err)) ||
         !(run->loader = dataloader_create(&loader, err)))
@@ -390,7 +402,7 @@ static bool open_log(Run *run, Error *err) {
     int64_t first_step = run->setup.state.step;
     if (only_evaluates) first_step = INT64_MAX;
     if (comm_rank() == 0) directory = o->output;
-    run->log = runlog_open(directory, appends, first_step, options_environment("PRETRAIN_PROGRESS", -1), err);
+    run->log = runlog_open(directory, appends, first_step, options_environment("PRETRAIN_PROGRESS"), err);
     if (!run->log) return false;
     run->report = report_open(&run->setup, run->model, run->log, run->speed, run->started);
     return true;
@@ -424,10 +436,11 @@ static int run_all(Run *run, Error *err) {
     if (!asks && o->gpus > 1 && comm_size() == 1) return launch_processes(o->gpus, run->argv); // and waits for them
     if (!comm_all_ok(run_resume_lock(&run->setup, err), err)) // the options of a resumed run
         return run->setup.is_locked ? EXIT_RUN_FAILED : EXIT_BAD_INPUT;
+    if (!options_check_together(o, err)) return EXIT_BAD_INPUT; // those given now, with those of the run
     if (!asks) { // before the device is opened, so that its threads and memory are in the right place
         char gpu[64];
         device_address(comm_local_rank(), gpu);
-        if (options_environment("PRETRAIN_NUMA", 1) && !placement_bind(&run->setup.placement, gpu, o->threads, err))
+        if (options_environment("PRETRAIN_NUMA") && !placement_bind(&run->setup.placement, gpu, o->threads, err))
             return EXIT_BAD_INPUT;
     }
     DeviceOptions device = options_device(o);
@@ -436,7 +449,9 @@ static int run_all(Run *run, Error *err) {
     if (asks && run_setup_plan(&run->setup, err)) return EXIT_OK;
     if (asks) return EXIT_BAD_INPUT;
     if (!processes_connect_devices(err) || !run_setup_resolve(&run->setup, err)) return EXIT_BAD_INPUT;
-    if (!comm_all_ok(run_resume_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
+    // A resume remembers its command once it is known to work; a new run has no other to go back to.
+    const bool resumes = run->setup.resume_path != NULL;
+    if (!resumes && !comm_all_ok(run_resume_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
     measure_speed(run);
     if (!comm_all_ok(build_model(run, err), err)) return EXIT_RUN_FAILED;
     if (!comm_all_ok(load_model(run, err), err)) return EXIT_BAD_INPUT; // values that are wrong
@@ -450,6 +465,7 @@ static int run_all(Run *run, Error *err) {
     }
     signals_install();                           // from here on there is a log that must stay complete
     if (o->max_steps != 0) output_limit_wait(5); // seconds that a stopped pager may delay the run, once
+    if (resumes && !comm_all_ok(run_resume_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
     if (!comm_all_ok(open_log(run, err), err)) return EXIT_RUN_FAILED;
     if (o->profile > 0 && !profile_loop(run, err)) return EXIT_RUN_FAILED;
     if (o->profile == 0 && !loop(run, err)) return EXIT_RUN_FAILED;

@@ -149,12 +149,13 @@ def check_trainer(directory):
     seal = re.fullmatch(rb'(.*),\n  "xxh3": "([0-9a-f]{16})"\n}\n', raw, re.S)
     need(t["format"] == 2, f"format {t['format']}")
     need(seal and xxh3(seal[1]) == seal[2].decode(), "trainer.json: wrong checksum")
-    known = {"format", "step", "position", "T", "seed", "best_val_loss", "eot", "model", "optimizer", "tuning",
-             "data", "control", "options", "files", "xxh3"}
+    known = {"format", "step", "position", "T", "seed", "best_val_loss", "eot", "learning_rate", "model", "optimizer",
+             "tuning", "data", "control", "options", "files", "xxh3"}
     need(set(t) <= known, f"trainer.json: unknown {set(t) - known}")
     need(f"step_{t['step']:08d}" == directory.name, f"step {t['step']} in {directory.name}")
     need(re.fullmatch(r"\d{1,20}", t["seed"]) and int(t["seed"]) < 2**64, f"seed {t['seed']}")
     need(t["best_val_loss"] is None or number(t["best_val_loss"]) >= 0, f"best_val_loss {t['best_val_loss']}")
+    need(t.get("learning_rate") is None or number(t["learning_rate"]) >= 0, f"learning_rate {t.get('learning_rate')}")
     need(t["optimizer"] in OPTIMIZERS, f"optimizer {t['optimizer']}")
     c, step = t["control"], t["step"]
     windows = [c["loss_window"], c["norm_window"]]

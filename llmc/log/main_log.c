@@ -60,14 +60,7 @@ static bool drop_lines(AppendFile *f, double step, bool evaluations, bool may_cu
     *dropped = keep >= 0;
     if (keep < 0) keep = end;
     if (ok && may_cut && wanted == (size_t)keep) ok = append_file_cut(f, keep, err);
-    if (ok && may_cut && wanted > (size_t)keep) {
-        char *path = strdup(f->path);
-        REQUIRE_MEMORY(path, "a path");
-        append_file_close(f);
-        ok = file_write_atomic(path, kept, wanted, err) && append_file_open(f, path, false, err) &&
-             append_file_cut(f, (off_t)wanted, err);
-        free(path);
-    }
+    if (ok && may_cut && wanted > (size_t)keep) ok = append_file_replace(f, kept, wanted, err);
     free(kept);
     return ok;
 }

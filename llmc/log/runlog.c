@@ -25,17 +25,56 @@
 #include <time.h>
 #include <unistd.h>
 
+// What can fail without ending the run.
+typedef enum { WRITES_LINE, SYNCS, DROPS_EVALUATIONS, WRITES_CURVES, LOG_CALLS } LogCall;
+
 struct RunLog {
-    AppendFile file;                      // main.log
-    char *directory;                      // NULL: none
-    struct stat place;                    // identifies the directory that was opened
-    bool file_failed, tensorboard_failed; // reported already
-    TensorBoard *tensorboard;             // NULL: none
+    AppendFile file;          // main.log
+    char *directory;          // NULL: none
+    struct stat place;        // identifies the directory that was opened
+    int64_t lost_lines;       // since the last line that was written
+    bool failed[LOG_CALLS];   // reported already, and not done since
+    TensorBoard *tensorboard; // NULL: not open
+    char *curves;             // its directory; NULL: none
+    int64_t curves_kept;      // the step up to which events of an earlier start hold
+    double curves_time;       // now_seconds of the last attempt to open it
     bool progress, utf8;
     char bar[1024];                    // "" until the first step
     double bar_time;                   // now_seconds of its text
     int64_t sample_step, sample_index; // of the last text sample
 };
+
+static const char CLEAR_LINE[] = "\r\x1b[K"; // to the first column, erase to the end of the line
+
+static void runlog_clear_bar(RunLog *log) {
+    if (*log->bar) fputs(CLEAR_LINE, stdout);
+}
+
+// --------------------------------------------------------------------------------------------------- failing calls
+
+// Reports a failed call, once until it is done again.
+static void complain(RunLog *log, LogCall call, const Error *err) {
+    static const char *const consequences[LOG_CALLS] = {
+        [WRITES_LINE] = "this log will miss lines",
+        [SYNCS] = "this log may miss lines after a loss of power",
+        [DROPS_EVALUATIONS] = "this log may have evaluations twice",
+        [WRITES_CURVES] = "TensorBoard will miss values",
+    };
+    if (log->failed[call]) return;
+    log->failed[call] = true;
+    runlog_clear_bar(log);
+    fflush(stdout);
+    fprintf(stderr, "%s; the run continues, but %s\n", err->text, consequences[call]);
+}
+
+// Opens the events if they are not open, at most once a second.
+static void open_curves(RunLog *log) {
+    Error why;
+    if (log->tensorboard || !log->curves || now_seconds() - log->curves_time < 1) return;
+    log->curves_time = now_seconds();
+    if (directory_make(log->curves, &why)) log->tensorboard = tensorboard_open(log->curves, log->curves_kept, &why);
+    if (!log->tensorboard) complain(log, WRITES_CURVES, &why);
+}
 
 // ---------------------------------------------------------------------------------------------------------- opening
 
@@ -70,25 +109,20 @@ RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int 
     }
     // Events are for display only: without them the run continues. An evaluation has its own directory, because
     // TensorBoard takes a step that is not beyond the last one for a restart and would drop the existing curves.
-    Error why;
-    const char *curves = directory;
-    char *evaluation = path_join(directory, "evaluation");
-    int64_t kept = -1;
-    if (append) kept = first_step;
-    if (kept == INT64_MAX) curves = evaluation;
-    if (directory_make(curves, &why)) log->tensorboard = tensorboard_open(curves, kept, &why);
-    if (!log->tensorboard) fprintf(stderr, "%s; the run continues without TensorBoard\n", why.text);
-    free(evaluation);
+    const bool only_evaluates = append && first_step == INT64_MAX;
+    log->curves_kept = -1;
+    if (append) log->curves_kept = first_step;
+    log->curves = strdup(directory);
+    REQUIRE_MEMORY(log->curves, "a path");
+    if (only_evaluates) {
+        free(log->curves);
+        log->curves = path_join(directory, "evaluation");
+    }
+    open_curves(log);
     return log;
 }
 
 // ------------------------------------------------------------------------------------------------------------ stdout
-
-static const char CLEAR_LINE[] = "\r\x1b[K"; // to the first column, erase to the end of the line
-
-static void runlog_clear_bar(RunLog *log) {
-    if (*log->bar) fputs(CLEAR_LINE, stdout);
-}
 
 // A line on stdout, above the bar, of which every character is visible. name: in its first 12 columns; NULL: no such
 // column.
@@ -133,42 +167,37 @@ void runlog_close(RunLog *log) {
     fflush(stdout);
     append_file_close(&log->file);
     tensorboard_close(log->tensorboard);
+    free(log->curves);
     free(log->directory);
     free(log);
 }
 
 // ------------------------------------------------------------------------------------------------------------- files
 
-static void complain_once(RunLog *log, bool *complained, const Error *err, const char *what) {
-    if (*complained) return;
-    *complained = true;
-    runlog_clear_bar(log);
-    fflush(stdout);
-    fprintf(stderr, "%s; the run continues, but %s\n", err->text, what);
-}
-
-// Ends the record that tensorboard_begin started; reports a failure once.
+// Ends the record that tensorboard_begin started.
 static void runlog_end_record(RunLog *log) {
     Error err;
-    if (!tensorboard_end(log->tensorboard, &err))
-        complain_once(log, &log->tensorboard_failed, &err, "TensorBoard will miss values");
+    const bool ok = tensorboard_end(log->tensorboard, &err);
+    if (!ok) complain(log, WRITES_CURVES, &err);
+    if (ok && log->tensorboard) log->failed[WRITES_CURVES] = false;
 }
 
 void runlog_sync(RunLog *log) {
     Error err;
-    if (log->file.fd >= 0 && !(append_file_sync(&log->file, &err) && directory_sync(log->directory, &err)))
-        complain_once(log, &log->file_failed, &err, "this log may miss lines after a loss of power");
+    if (log->file.fd < 0) return;
+    const bool ok = append_file_sync(&log->file, &err) && directory_sync(log->directory, &err);
+    if (!ok) complain(log, SYNCS, &err);
+    log->failed[SYNCS] = !ok;
 }
 
 void runlog_drop_evaluations(RunLog *log, int64_t step) {
     Error err;
-    if (log->file.fd >= 0 && !main_log_drop_evaluations(&log->file, step, &err))
-        complain_once(log, &log->file_failed, &err, "this log may have evaluations twice");
+    if (log->file.fd >= 0 && !main_log_drop_evaluations(&log->file, step, &err)) complain(log, DROPS_EVALUATIONS, &err);
 }
 
 // A line of main.log, and nothing else: {"event":EVENT,"time":...,INNER}.
 static void runlog_write(RunLog *log, const char *event, const char *inner, size_t length) {
-    if (log->file.fd < 0) return;
+    if (!log->file.path) return;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     char *line = NULL;
@@ -181,9 +210,17 @@ static void runlog_write(RunLog *log, const char *event, const char *inner, size
     fputs("}\n", f);
     Error err;
     fclose(f);
-    if (!append_file_write(&log->file, line, bytes, &err))
-        complain_once(log, &log->file_failed, &err, "this log will miss lines");
+    const bool ok = append_file_write(&log->file, line, bytes, &err);
     free(line);
+    if (!ok) {
+        complain(log, WRITES_LINE, &err);
+        log->lost_lines++;
+    } else if (log->failed[WRITES_LINE]) {
+        log->failed[WRITES_LINE] = false;
+        runlog_field(log, "log", "%s is written again; lines missing: %lld", log->file.path,
+                     (long long)log->lost_lines);
+        log->lost_lines = 0;
+    }
 }
 
 void runlog_event(RunLog *log, const char *event, const char *format, ...) {
@@ -194,6 +231,7 @@ void runlog_event(RunLog *log, const char *event, const char *format, ...) {
     va_end(args);
     REQUIRE_MEMORY(length >= 0, "the log");
     runlog_write(log, event, fields, (size_t)length);
+    open_curves(log);
     char *text = NULL;
     if (length > 0 && log->tensorboard && asprintf(&text, "{%s}", fields) >= 0) {
         cJSON *object = cJSON_Parse(text);
@@ -238,6 +276,7 @@ static void entry_begin(Entry *e, RunLog *log, const char *event, const char *gr
     snprintf(e->group, sizeof e->group, "%s", group);
     e->json = text_open(&e->text, &e->bytes);
     fprintf(e->json, "\"step\":%lld", (long long)step);
+    open_curves(log);
     tensorboard_begin(log->tensorboard, step);
 }
 

@@ -12,7 +12,7 @@ bool model_check_options(const ModelOptions *o, Error *err) {
         if (o->dtype != DTYPE_BF16)
             return error_set(err, "--fp8: needs --dtype bf16, not %s; head and attention stay in bf16",
                              dtype_name(o->dtype));
-        if (!device_facts()->supports[DTYPE_E4M3])
+        if (!o->sizes && !device_facts()->supports[DTYPE_E4M3]) // else planned for a GPU, which gpu_check_types knows
             return error_set(err, "--fp8: %s has no fp8 matmuls (GPUs from sm_89 on have them); leave it out",
                              device_facts()->name);
         if (o->config.C % FP8_MULTIPLE != 0)

@@ -58,6 +58,15 @@ static const OptimizerSpec TABLE[OPTIMIZER_COUNT] = {
 #undef ADAMW
 #undef RATES
 
+// What the formulas of ops.h read.
+static const bool READS[RULE_COUNT][SETTING_COUNT] = {
+    [RULE_ADAMW]     = {[SETTING_BETA1] = true, [SETTING_BETA2] = true, [SETTING_EPS] = true, [SETTING_DECAY] = true},
+    [RULE_LION]      = {[SETTING_BETA1] = true, [SETTING_BETA2] = true, [SETTING_DECAY] = true},
+    [RULE_SGD]       = {[SETTING_MOMENTUM] = true, [SETTING_DECAY] = true},
+    [RULE_ADAFACTOR] = {[SETTING_DECAY] = true},
+    [RULE_DIRECTION] = {[SETTING_MOMENTUM] = true, [SETTING_DECAY] = true},
+};
+
 static const struct {
     const char *name, *prefix;
     size_t field;
@@ -95,6 +104,10 @@ void optimizer_default_rates(OptimizerKind kind, double weight_decay, GroupRates
     }
 }
 
+bool optimizer_reads(OptimizerKind kind, ParameterGroup group, Setting setting) {
+    return READS[TABLE[kind].groups[group].rule][setting];
+}
+
 const char *parameter_group_name(ParameterGroup group) {
     static const char *const names[NUM_GROUPS] = {"embedding", "head", "matrices", "vectors"};
     return names[group];
@@ -105,14 +118,26 @@ static const struct {
     size_t field;
     double min, max;
 } RATES_BY_NAME[] = {
+    // in the order of Setting
     {"beta1", offsetof(GroupRates, beta1), 0, 0.999999},
     {"beta2", offsetof(GroupRates, beta2), 0, 0.999999},
     {"eps", offsetof(GroupRates, eps), 1e-16, 1},
     {"decay", offsetof(GroupRates, weight_decay), 0, 10},
 };
+enum { COUNT = sizeof RATES_BY_NAME / sizeof *RATES_BY_NAME };
+
+bool optimizer_next_rate(const char **at, RatePart *part) {
+    const char *text = *at, *name = text + strcspn(text, ".") + 1;
+    int group = 0, setting = 0;
+    if (!*text) return false;
+    while (!text_is(text, (size_t)(name - 1 - text), parameter_group_name((ParameterGroup)group))) group++;
+    while (!text_is(name, strcspn(name, "="), RATES_BY_NAME[setting].name)) setting++;
+    *part = (RatePart){(ParameterGroup)group, (Setting)setting, text, (int)strcspn(text, ",")};
+    *at = text + part->length + (text[part->length] == ',');
+    return true;
+}
 
 bool optimizer_parse_rates(GroupRates rates[NUM_GROUPS], const char *text, Error *err) {
-    enum { COUNT = sizeof RATES_BY_NAME / sizeof *RATES_BY_NAME };
     for (const char *part = text, *end; *part; part = end + (*end == ',')) {
         end = part + strcspn(part, ",");
         int group = 0, i = 0;

@@ -27,7 +27,12 @@ bool optimizer_keeps_master(OptimizerKind kind, bool master, DType compute);
 double optimizer_default_learning_rate(OptimizerKind kind);
 int64_t optimizer_default_warmup(OptimizerKind kind, int64_t steps); // of a run of this number of steps
 
-// What a group of parameters is updated with, by rules that use it: AdamW all of it, Lion all but eps.
+// The settings of an update. Which of them a rule reads, and so which an optimizer reads for a group, is a table of
+// optimizer_state.c; the learning rate is read by all.
+typedef enum { SETTING_BETA1, SETTING_BETA2, SETTING_EPS, SETTING_DECAY, SETTING_MOMENTUM, SETTING_COUNT } Setting;
+bool optimizer_reads(OptimizerKind kind, ParameterGroup group, Setting setting);
+
+// What a group of parameters is updated with, by rules that read it.
 typedef struct {
     double rate; // learning rate over that of the step, also of the decay; above 0
     double beta1, beta2, eps;
@@ -40,6 +45,15 @@ const char *parameter_group_name(ParameterGroup group); // "embedding", "head", 
 // Changes rates as text says, such as "embedding.beta2=0.995,vectors.decay=0.1": beta1, beta2, eps and decay by group.
 // Otherwise false and a message that quotes the part that is wrong.
 bool optimizer_parse_rates(GroupRates rates[NUM_GROUPS], const char *text, Error *err);
+// The next part of such a text at *at, which was parsed without an error: its group and setting, and its words and how
+// many bytes they are. False at the end.
+typedef struct {
+    ParameterGroup group;
+    Setting setting;
+    const char *text;
+    int length;
+} RatePart;
+bool optimizer_next_rate(const char **at, RatePart *part);
 
 // The rule of one parameter, and the factor of its direction (Muon: 0.2 sqrt(max(rows, cols)), which makes its
 // directions as large as AdamW's, and does not multiply the weight decay: Liu et al., "Muon is Scalable for LLM

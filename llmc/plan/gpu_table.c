@@ -194,3 +194,24 @@ double gpu_exchange_rate(const GpuSpec *gpu) {
     if (gpu->nvlink > 0) return gpu->nvlink;
     return gpu->link;
 }
+
+bool gpu_check_types(const char *names, DType dtype, bool fp8, Error *err) {
+    GpuChoice gpus[MOST_GPUS];
+    int count;
+    if (!gpu_find_all(gpus, &count, names, err)) return false;
+    for (int i = 0; i < count; i++) {
+        const GpuSpec *g = &gpus[i].spec;
+        bool has_dtype = dtype == DTYPE_COUNT || gpu_spec_peak(g, dtype) > 0, has_fp8 = g->peak_fp8 > 0;
+        if (g->bandwidth == 0) continue;
+        if (*gpus[i].name) { // this machine's, which no row of the table is like
+            has_dtype = dtype == DTYPE_COUNT || device_facts()->supports[dtype];
+            has_fp8 = device_facts()->supports[DTYPE_E4M3];
+        }
+        if (!has_dtype)
+            return error_set(err, "--dtype %s: not available on %s; use %s", dtype_name(dtype), g->name,
+                             dtype_name(gpu_spec_dtype(g, dtype)));
+        if (fp8 && !has_fp8)
+            return error_set(err, "--fp8: %s has no fp8 matmuls (GPUs from sm_89 on have them); leave it out", g->name);
+    }
+    return true;
+}

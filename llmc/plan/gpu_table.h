@@ -42,3 +42,6 @@ DType gpu_spec_dtype(const GpuSpec *gpu, DType dtype);
 // The GPUs of --gpu, separated by commas; "this": this process's GPU; it must not run on a CPU.
 enum { MOST_GPUS = 32 };
 bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Error *err);
+// Refuses a --dtype (DTYPE_COUNT: auto) or --fp8 that one of these GPUs, named as for gpu_find_all, lacks. Of a size
+// alone nothing is known.
+bool gpu_check_types(const char *names, DType dtype, bool fp8, Error *err);

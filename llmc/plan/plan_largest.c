@@ -41,7 +41,7 @@ static void plan_size(SizePlan *size, const PlanRequest *r, const GpuChoice *gpu
     PlanRequest run = *r;
     const ModelOptions *m = &r->model;
     char set[SET_TEXT];
-    const double of_model = ceil(ratio * recipe_parameters(&m->config, m->optimizer));
+    const double of_model = ceil(ratio * recipe_parameters(&m->config));
     const bool has_length = r->tokens > 0 || r->max_steps > 0;
     if (!has_length) run.tokens = of_model;
     if (r->step_windows == 0) {

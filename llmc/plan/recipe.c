@@ -39,8 +39,7 @@ double recipe_ratio(OptimizerKind kind) {
     return CHINCHILLA_RATIO;
 }
 
-double recipe_parameters(const ModelConfig *config, OptimizerKind kind) {
-    if (kind != OPTIMIZER_MUON) return (double)parameter_total(config);
+double recipe_parameters(const ModelConfig *config) {
     return recipe_block_parameters(config) + (double)(config->V * config->C);
 }
 
@@ -113,7 +112,7 @@ const char *recipe_line(RecipeNumber number, double value, const ModelConfig *co
         const char *option, *of_muon, *of_others;
     } rules[] = {
         [RECIPE_TOKENS] = {"--tokens", "matrices of blocks and head (nanochat; --ratio changes it)",
-                           "parameters (Hoffmann et al., 2022; --ratio changes it)"},
+                           "matrices of blocks and head (Hoffmann et al., 2022; --ratio changes it)"},
         [RECIPE_BATCH] = {"-d", "2^19 (D / D_ref)^0.383, to a power of two (nanochat; exponent: arXiv 2505.13738)",
                           "GPT-3's table 2.1; 2^19 (N / 85M)^0.383 below 85M; to a power of two"},
         [RECIPE_RATE] = {"-l", "0.025 / (0.2 sqrt(C)) max(1, sqrt(batch / 2^19)) (modded-nanogpt; nanochat)",
@@ -128,7 +127,7 @@ const char *recipe_line(RecipeNumber number, double value, const ModelConfig *co
     double N = recipe_block_parameters(config);
     char exact[40], count[40], ratio[80] = "", tail[56] = "";
     if (is_muon) rule = rules[number].of_muon;
-    if (number == RECIPE_TOKENS) N = recipe_parameters(config, kind);
+    if (number == RECIPE_TOKENS) N = recipe_parameters(config);
     format_count(N, count, sizeof count);
     if (number == RECIPE_TOKENS) snprintf(ratio, sizeof ratio, "%.4g for each of %s ", value / N, count);
     if (!is_muon && (number == RECIPE_BATCH || number == RECIPE_RATE))

@@ -1,8 +1,9 @@
 // One dial: tokens a step, tokens of the run, learning rates and weight decay from the size of the model. Pure
 // arithmetic; each number has the rule that made it as a line of text. doc/recipes.md has the sources at length.
+//   N          matrices of the blocks and V C of the head, whether it is tied or not: nanochat's count, of what a token
+//              is multiplied with. The same for all optimizers
 //
 // Muon: nanochat's rules (scripts/base_train.py at 92d63d4, dev/LOG.md), in the scale of this trainer's Muon.
-//   N          matrices of the blocks and V C of the head, whether it is tied or not
 //   D          12 N tokens
 //   batch      2^19 (D / D_ref)^0.383 tokens, D_ref: D of 12 blocks of 768 channels with this vocabulary. The exponent:
 //              "Power Lines", arXiv 2505.13738
@@ -17,8 +18,8 @@
 //              2405.13698): 3.5 = 0.02 * 0.28 / 4 * 2520 steps of nanochat's d12; 1 / 4 because its decay falls to 0
 //              along a cosine and leaves out the elements, about half, where update and weight differ in sign;
 //              0.01 for embeddings and head, nanochat's of the head
-// AdamW, and the other optimizers: GPT-3's table 2.1 (Brown et al., 2020), N the matrices of the blocks.
-//   D          20 tokens a parameter, all counted: Hoffmann et al., "Training Compute-Optimal Large Language Models"
+// AdamW, and the other optimizers: GPT-3's table 2.1 (Brown et al., 2020), below with N of the blocks alone.
+//   D          20 N tokens: Hoffmann et al., "Training Compute-Optimal Large Language Models"
 //   batch      of the table, log-log between its rows. Below 125M: 2^19 (N / N_125M)^0.383, as above
 //   rate       of the table, log-log between its rows, times optimizer_default_learning_rate over AdamW's. Below 125M:
 //              6e-4 (N / N_125M)^(-1/6), which is nanochat's width^-0.5 where the width grows as N^(1/3)
@@ -41,8 +42,8 @@ typedef enum {
 double recipe_block_parameters(const ModelConfig *config);
 
 double recipe_ratio(OptimizerKind kind); // tokens a parameter where --ratio is not given
-// The parameters that it counts. The vocabulary must be known, here and below.
-double recipe_parameters(const ModelConfig *config, OptimizerKind kind);
+// The parameters that it counts, of any optimizer. The vocabulary must be known, here and below.
+double recipe_parameters(const ModelConfig *config);
 
 // Tokens a step, before recipe_step_windows. ratio: tokens, over those of the model in the table of the same ratio
 // otherwise. Only Muon's follows from the tokens of the run.

@@ -11,6 +11,7 @@
 #include "llmc/base/file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/typed_path.h"
+#include "llmc/comm/place.h"
 #include "llmc/data/mixture.h"
 #include "llmc/model/parameters.h"
 
@@ -327,11 +328,38 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
 
 // --------------------------------------------------------------------------------------------- the whole command line
 
+static ptrdiff_t index_of(const char *name, size_t length) {
+    const OptionRow *row = option_find(name, length);
+    REQUIRE(row, "there is no option %.*s", (int)length, name);
+    return row - option_table;
+}
+
+static bool has_bit(const uint64_t bits[2], ptrdiff_t index) { return bits[index / 64] >> index % 64 & 1; }
+static void set_bit(uint64_t bits[2], ptrdiff_t index) { bits[index / 64] |= (uint64_t)1 << index % 64; }
+
 bool options_given(const Options *options, const char *long_name) {
-    const OptionRow *row = option_find(long_name, strlen(long_name));
-    REQUIRE(row, "options_given: there is no option %s", long_name);
-    const ptrdiff_t index = row - option_table;
-    return options->given[index / 64] >> index % 64 & 1;
+    return has_bit(options->given, index_of(long_name, strlen(long_name)));
+}
+
+bool options_chosen(const Options *options, const char *long_name) {
+    return has_bit(options->chosen, index_of(long_name, strlen(long_name)));
+}
+
+void options_mark_chosen(Options *options, const char *long_name) {
+    set_bit(options->chosen, index_of(long_name, strlen(long_name)));
+}
+
+char *options_command(const Options *options) {
+    char *text = NULL, buf[OPTION_VALUE];
+    size_t bytes = 0;
+    FILE *f = text_open(&text, &bytes);
+    for (const OptionRow *row = option_table; row->long_name; row++) {
+        const bool trains = row->group == DATA || row->group == MODEL || row->group == BATCH || row->group == UPDATE;
+        if (!trains || row->scope == OPTION_OF_PROCESS || !has_bit(options->given, row - option_table)) continue;
+        fprintf(f, "--%s %s ", row->long_name, option_typed_value(row, options, buf));
+    }
+    fclose(f);
+    return text;
 }
 
 bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err) {
@@ -346,10 +374,45 @@ bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err) {
                      (long long)T, (long long)below, (long long)above);
 }
 
-int options_environment(const char *name, int fallback) {
+static const struct {
+    const char *name;
+    int fallback, min, max;
+} VARIABLES[] = {
+    {"PRETRAIN_PROGRESS", -1, 0, 1},
+    {"PRETRAIN_COMM_OVERLAP", 1, 0, 1},
+    {"PRETRAIN_COMM_TIMEOUT", COMM_TIMEOUT, 1, 1000000},
+    {"PRETRAIN_EARLY_LAUNCH", 1, 0, 1},
+    {"PRETRAIN_GRAPHS", 1, 0, 1},
+    {"PRETRAIN_NUMA", 1, 0, 1},
+    {"PRETRAIN_TUNE", 1, 0, 1},
+};
+enum { VARIABLE_COUNT = sizeof VARIABLES / sizeof *VARIABLES };
+
+int options_environment(const char *name) {
+    int i = 0;
+    while (i < VARIABLE_COUNT && strcmp(VARIABLES[i].name, name) != 0) i++;
+    REQUIRE(i < VARIABLE_COUNT, "there is no variable %s", name);
     const char *value = getenv(name);
-    if (value && isdigit((unsigned char)*value)) return atoi(value);
-    return fallback;
+    if (value && *value) return atoi(value);
+    return VARIABLES[i].fallback;
+}
+
+static bool check_environment(Error *err) {
+    for (int i = 0; i < VARIABLE_COUNT; i++) {
+        const char *value = getenv(VARIABLES[i].name);
+        if (!value || !*value) continue;
+        char *end;
+        const long long number = strtoll(value, &end, 10);
+        const bool is_number = isdigit((unsigned char)*value) && !*end;
+        if (is_number && number >= VARIABLES[i].min && number <= VARIABLES[i].max) continue;
+        const ShownArgument shown = argument_shown(value, strlen(value));
+        if (VARIABLES[i].max == 1) return error_set(err, "%s=%s: must be 0 or 1", VARIABLES[i].name, shown.text);
+        return error_set(err, "%s=%s: must be a whole number from %d to %d", VARIABLES[i].name, shown.text,
+                         VARIABLES[i].min, VARIABLES[i].max);
+    }
+    double seconds; // read where they are used; a run of one process does not
+    return place_read_seconds("COMM_START_SECONDS", 1, &seconds, err) &&
+           place_read_seconds("COMM_STOP_SECONDS", 1, &seconds, err);
 }
 
 DeviceOptions options_device(const Options *o) {
@@ -359,9 +422,9 @@ DeviceOptions options_device(const Options *o) {
                            .number = comm_local_rank(),
                            .tf32 = o->tf32 != 0,
                            .attention = o->attention,
-                           .no_tuning = !options_environment("PRETRAIN_TUNE", 1),
-                           .no_early_launch = !options_environment("PRETRAIN_EARLY_LAUNCH", 1),
-                           .no_graphs = !options_environment("PRETRAIN_GRAPHS", 1),
+                           .no_tuning = !options_environment("PRETRAIN_TUNE"),
+                           .no_early_launch = !options_environment("PRETRAIN_EARLY_LAUNCH"),
+                           .no_graphs = !options_environment("PRETRAIN_GRAPHS"),
                            .gelu_fusion = (GeluFusion)(o->gelu_fusion + 1)}; // the option begins with -1, auto
 }
 
@@ -378,6 +441,7 @@ OptionsResult options_parse(Options *options, int argc, char **argv, Error *err)
         }
         if (!parse_argument(options, argv, &i, err)) return OPTIONS_ERROR;
     }
+    if (!check_environment(err)) return OPTIONS_ERROR;
     return OPTIONS_RUN;
 }
 
@@ -389,14 +453,16 @@ void options_free(Options *options) {
         *field = NULL;
     }
     free(options->repeated);
+    free(options->state_command);
     free(options->directory);
     free(options->begun_in);
-    options->repeated = options->directory = options->begun_in = NULL;
+    options->repeated = options->state_command = options->directory = options->begun_in = NULL;
 }
 
 // ---------------------------------------------------------------------------------------------------------------- JSON
 
-static const char DIRECTORY[] = "directory"; // of Options, among the options
+// Keys among the options that are not options: fields of Options, besides OPTIONS_START.
+static const char DIRECTORY[] = "directory", CHOSEN[] = "chosen", STATE_COMMAND[] = "state-command";
 
 static bool is_in_begun_directory(const Options *options) {
     return options->begun_in && strcmp(options->directory, options->begun_in) == 0;
@@ -460,6 +526,18 @@ char *options_to_json(const Options *options, bool with_directory) {
             fputs(value, f); // not by cJSON, whose doubles may be off by the last bit
         free(value);
     }
+    const char *before = "";
+    fprintf(f, ",\"%s\":[", CHOSEN);
+    for (const OptionRow *row = option_table; row->long_name; row++) {
+        if (!has_bit(options->chosen, row - option_table)) continue;
+        fprintf(f, "%s\"%s\"", before, row->long_name);
+        before = ",";
+    }
+    fputc(']', f);
+    if (options->state_command) {
+        fprintf(f, ",\"%s\":", STATE_COMMAND);
+        format_json_string(f, options->state_command, strlen(options->state_command));
+    }
     fputc('}', f);
     fclose(f);
     return json;
@@ -475,7 +553,9 @@ static const char *value_then(const cJSON *then, char buf[OPTION_VALUE]) {
 static bool check_names(const cJSON *then, Error *err) {
     for (const cJSON *item = then->child; item; item = item->next) {
         const char *name = item->string;
-        if (strcmp(name, DIRECTORY) == 0 || option_find(name, strlen(name))) continue;
+        const bool is_fact = strcmp(name, DIRECTORY) == 0 || strcmp(name, CHOSEN) == 0 ||
+                             strcmp(name, STATE_COMMAND) == 0 || strcmp(name, OPTIONS_START) == 0;
+        if (is_fact || option_find(name, strlen(name))) continue;
         const NearestName nearest = nearest_option(name, strlen(name));
         return error_set(err, "unknown option \"%.64s\"%s%s%s", name, text_if(*nearest.text, "; did you mean "),
                          nearest.text, text_if(*nearest.text, "?"));
@@ -503,30 +583,133 @@ void options_adopt_directory(Options *options, const cJSON *then) {
     options_set_string(&options->directory, there);
 }
 
+// The numbers that were chosen for auto then, as bits. JSON of an earlier version has no list of them.
+static bool read_chosen(const cJSON *then, uint64_t chosen[2], Error *err) {
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(then, CHOSEN), *item;
+    chosen[0] = chosen[1] = 0;
+    if (list && !cJSON_IsArray(list)) return error_set(err, "\"%s\" is no list", CHOSEN);
+    cJSON_ArrayForEach(item, list) {
+        const char *name = cJSON_GetStringValue(item);
+        const OptionRow *row = NULL;
+        if (name) row = option_find(name, strlen(name));
+        if (!row) return error_set(err, "\"%s\" holds what is no option", CHOSEN);
+        set_bit(chosen, row - option_table);
+    }
+    return true;
+}
+
+// OPTIONS THAT REPLACE OTHERS. An option that is given now takes back what it replaces of earlier commands: options
+// that set the same thing, or numbers that were chosen together with its own.
+typedef enum {
+    REPLACES_ALWAYS,  // whatever its value is
+    REPLACES_AUTO,    // if it is auto
+    REPLACES_NUMBER,  // if it is not auto
+    REPLACES_ABOVE_0, // if it is a number above 0
+    REPLACES_ANOTHER, // if it differs from the earlier command's
+} ReplacesWhen;
+
+static const struct {
+    const char *given;
+    ReplacesWhen when;
+    bool only_chosen;  // what was given then stays
+    const char *names; // with blanks between them
+} REPLACES[] = {
+    {"max-steps", REPLACES_ALWAYS, false, "tokens ratio"},
+    {"tokens", REPLACES_ABOVE_0, false, "max-steps ratio"},
+    {"tokens", REPLACES_AUTO, false, "max-steps"}, // a --ratio is what its auto follows
+    {"ratio", REPLACES_NUMBER, false, "max-steps tokens"},
+    {"learning-rate", REPLACES_NUMBER, true, "lr-embedding lr-vectors"}, // Muon's -l auto chooses them too
+    {"weight-decay", REPLACES_NUMBER, true, "by-group"},                 // Muon's -c auto chooses embedding.decay
+    {"optimizer", REPLACES_ANOTHER, true, "learning-rate lr-embedding lr-vectors weight-decay by-group"},
+};
+
+static bool is_replacing(size_t i, const Options *options, const cJSON *then) {
+    const OptionRow *row = option_find(REPLACES[i].given, strlen(REPLACES[i].given));
+    char buf[OPTION_VALUE];
+    if (!options_given(options, REPLACES[i].given)) return false;
+    if (REPLACES[i].when == REPLACES_ALWAYS) return true;
+    if (REPLACES[i].when == REPLACES_ANOTHER) {
+        const char *before = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(then, REPLACES[i].given));
+        return before && strcmp(before, option_value(row, options, buf)) != 0;
+    }
+    const double number = number_of(row, options);
+    const bool is_auto = option_is_auto(row, number);
+    if (REPLACES[i].when == REPLACES_AUTO) return is_auto;
+    if (REPLACES[i].when == REPLACES_ABOVE_0) return number > 0;
+    return !is_auto;
+}
+
+// The options that those of this command replace, as bits.
+static void find_replaced(const Options *options, const cJSON *then, const uint64_t chosen[2], uint64_t replaced[2]) {
+    replaced[0] = replaced[1] = 0;
+    for (size_t i = 0; i < sizeof REPLACES / sizeof *REPLACES; i++) {
+        if (!is_replacing(i, options, then)) continue;
+        const char *name = REPLACES[i].names;
+        for (size_t n; *name; name += n + (name[n] == ' ')) {
+            n = strcspn(name, " ");
+            const ptrdiff_t index = index_of(name, n);
+            if (!REPLACES[i].only_chosen || has_bit(chosen, index)) set_bit(replaced, index);
+        }
+    }
+}
+
+static const char *state_command_of(const cJSON *then) {
+    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(then, STATE_COMMAND));
+}
+
+char *options_state_command(const char *json) {
+    cJSON *then = cJSON_Parse(json);
+    char *command = NULL;
+    if (state_command_of(then)) options_set_string(&command, state_command_of(then));
+    cJSON_Delete(then);
+    return command;
+}
+
+static bool adopt_value(Options *options, const OptionRow *row, const cJSON *value, Error *err) {
+    char buf[OPTION_VALUE];
+    const char *text = value_then(value, buf), *kind = "number";
+    if (option_is_text(row)) kind = "text";
+    if (!text || cJSON_IsString(value) != option_is_text(row)) return error_set(err, "%s: no %s", row->long_name, kind);
+    if (option_is_auto(row, value->valuedouble)) text = "auto";
+    if (!set_value(row, options, row->long_name, text, err)) return false;
+    char **path = field_of(row, options);
+    if (row->scope == OPTION_OF_INPUT && is_in_begun_directory(options) && !is_built_in(row, *path)) {
+        char *found = map_paths(row, *path, map_typed_in, options->directory);
+        free(*path);
+        *path = found;
+    }
+    return true;
+}
+
+bool options_take_back(Options *options, const char *json, const char *long_name, Error *err) {
+    cJSON *then = cJSON_Parse(json);
+    const OptionRow *row = option_find(long_name, strlen(long_name));
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, long_name);
+    const bool ok = !value || adopt_value(options, row, value, err);
+    cJSON_Delete(then);
+    return ok;
+}
+
 bool options_adopt_json(Options *options, const char *json, bool only_data, Error *err) {
     cJSON *then = cJSON_Parse(json);
-    bool ok = (cJSON_IsObject(then) || error_set(err, "not a JSON object")) && check_names(then, err);
+    uint64_t chosen[2], replaced[2];
+    bool ok = (cJSON_IsObject(then) || error_set(err, "not a JSON object")) && check_names(then, err) &&
+              read_chosen(then, chosen, err);
     if (ok) options_adopt_directory(options, then);
+    if (ok) find_replaced(options, then, chosen, replaced);
+    if (ok && !only_data && state_command_of(then)) options_set_string(&options->state_command, state_command_of(then));
     for (const OptionRow *row = option_table; ok && row->long_name; row++) {
+        const ptrdiff_t index = row - option_table;
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
         const bool is_taken = (row->scope != OPTION_OF_PLACE && row->scope != OPTION_OF_PROCESS) &&
                               (!only_data || (row->group == DATA && strcmp(row->metavar, "GLOB") == 0));
-        const bool stays_auto = row->scope == OPTION_OF_SIZE && number_of(row, options) == row->min;
-        if (!value || !is_taken || (options_given(options, row->long_name) && !stays_auto)) continue;
+        const bool may_be_chosen = has_bit(chosen, index) || !cJSON_HasObjectItem(then, CHOSEN);
+        const bool stays_auto = row->scope == OPTION_OF_SIZE && number_of(row, options) == row->min && may_be_chosen;
+        if (!value || !is_taken || has_bit(replaced, index)) continue;
+        if (has_bit(options->given, index) && !stays_auto) continue;
+        if (has_bit(chosen, index)) set_bit(options->chosen, index);
 
-        char buf[OPTION_VALUE];
-        const char *text = value_then(value, buf), *kind = "number";
-        if (option_is_text(row)) kind = "text";
-        if (!text || cJSON_IsString(value) != option_is_text(row))
-            ok = error_set(err, "%s: no %s", row->long_name, kind);
-        if (option_is_auto(row, value->valuedouble)) text = "auto";
-        ok = ok && set_value(row, options, row->long_name, text, err);
-        char **path = field_of(row, options);
-        if (ok && row->scope == OPTION_OF_INPUT && is_in_begun_directory(options) && !is_built_in(row, *path)) {
-            char *found = map_paths(row, *path, map_typed_in, options->directory);
-            free(*path);
-            *path = found;
-        }
+        ok = adopt_value(options, row, value, err);
     }
     cJSON_Delete(then);
     return ok || error_prefix(err, "the options of the earlier run");
@@ -542,27 +725,39 @@ static bool is_same_path(const OptionRow *row, const char *here, const char *the
     return is_same;
 }
 
+// A line about an option that differs from that JSON; nothing if it does not, or is not in it: a new option is no
+// difference. Returns whether it differs.
+static bool put_difference(FILE *f, const Options *options, const OptionRow *row, const cJSON *then) {
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
+    if (!value || row->scope == OPTION_OF_PROCESS) return false;
+    char buf[OPTION_VALUE], buf_then[OPTION_VALUE];
+    char *in_json = path_in_json(row, options, option_typed_value(row, options, buf));
+    const char *now = in_json, *before = value_then(value, buf_then);
+    if (cJSON_IsNumber(value) && option_is_auto(row, value->valuedouble)) before = "auto";
+    const bool is_path = row->scope == OPTION_OF_INPUT || row->scope == OPTION_OF_PLACE;
+    const bool comparable = cJSON_IsNumber(value) || option_is_text(row);
+    bool same = comparable && before && strcmp(now, before) == 0;
+    if (is_path && before) same |= is_same_path(row, now, text_or(options->begun_in, options->directory), before);
+    if (!*now) now = "\"\"";
+    if (!same && f)
+        format_print(f, "--%s %s (was %s)\n", row->long_name, now, text_or(before, "neither text nor number"));
+    free(in_json);
+    return !same;
+}
+
+bool options_differ(const Options *options, const char *json, const char *long_name) {
+    cJSON *then = cJSON_Parse(json);
+    const bool differs = put_difference(NULL, options, option_find(long_name, strlen(long_name)), then);
+    cJSON_Delete(then);
+    return differs;
+}
+
 char *options_diff_json(const Options *options, const char *json) {
     cJSON *then = cJSON_Parse(json);
     char *lines = NULL;
     size_t bytes = 0;
     FILE *f = text_open(&lines, &bytes);
-    for (const OptionRow *row = option_table; row->long_name; row++) { // a new option is no difference
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
-        if (!value || row->scope == OPTION_OF_PROCESS) continue;
-        char buf[OPTION_VALUE], buf_then[OPTION_VALUE];
-        char *in_json = path_in_json(row, options, option_typed_value(row, options, buf));
-        const char *now = in_json, *before = value_then(value, buf_then);
-        if (cJSON_IsNumber(value) && option_is_auto(row, value->valuedouble)) before = "auto";
-        const bool is_path = row->scope == OPTION_OF_INPUT || row->scope == OPTION_OF_PLACE;
-        const bool comparable = cJSON_IsNumber(value) || option_is_text(row);
-        bool same = comparable && before && strcmp(now, before) == 0;
-        if (is_path && before && options->begun_in) same |= is_same_path(row, now, options->begun_in, before);
-        if (!*now) now = "\"\"";
-        if (!same)
-            format_print(f, "--%s %s (was %s)\n", row->long_name, now, text_or(before, "neither text nor number"));
-        free(in_json);
-    }
+    for (const OptionRow *row = option_table; row->long_name; row++) (void)put_difference(f, options, row, then);
     fclose(f);
     cJSON_Delete(then);
     if (bytes > 0) return lines;

@@ -25,8 +25,11 @@ typedef struct {
 #define OPTION(group, long_name, short_name, type, field, ...) type field;
 #include "llmc/run/options.def"
 #undef OPTION
-    uint64_t given[2]; // one bit per row of the table: given on the command line. Read with options_given
-    char *repeated;    // "--batch-size 4, then 8", for each option that was given with two values; NULL: none
+    uint64_t given[2];  // one bit per row of the table: given on the command line. Read with options_given
+    uint64_t chosen[2]; // the same for numbers that auto stands for, of this command or of an earlier one
+    char *repeated;     // "--batch-size 4, then 8", for each option that was given with two values; NULL: none
+    // The command (options_command) whose -y weights began the optimizer's state of this run; NULL: there was none.
+    char *state_command;
     // Where relative paths of OPTION_OF_INPUT begin in the JSON of the options: the working directory in which the run
     // was begun, or this one if that is no longer there.
     char *directory;
@@ -44,8 +47,9 @@ void options_free(Options *options);
 // The options for device_init.
 DeviceOptions options_device(const Options *options);
 
-// The value of an environment variable that few runs need, for measurements and tests, and not worth an option: a whole
-// number, or fallback if it is unset. All processes of a run must have the same.
+// The value of a variable of the environment that few runs need, for measurements and tests, and not worth an option:
+// a whole number, or the default of VARIABLES (options.c) if it is unset or empty. options_parse refuses values that
+// mean nothing. All processes of a run must have the same.
 //   PRETRAIN_PROGRESS       1, 0: the progress bar wherever stdout goes, or nowhere
 //   PRETRAIN_COMM_OVERLAP   0: wait for each exchange between processes at once
 //   PRETRAIN_COMM_TIMEOUT   seconds without progress of a process after which the run ends, 600 (llmc/comm/watch.h)
@@ -53,10 +57,16 @@ DeviceOptions options_device(const Options *options);
 //   PRETRAIN_GRAPHS         0: kernels of a micro-step are launched one by one, not by a recorded CUDA graph
 //   PRETRAIN_NUMA           0: processes are not bound to processors (placement.h)
 //   PRETRAIN_TUNE           0: matmul algorithms and attention are those that the libraries prefer, not measured
-int options_environment(const char *name, int fallback);
+int options_environment(const char *name);
 
 // Was this option given on the command line (by its long name)?
 bool options_given(const Options *options, const char *long_name);
+// Notes that the number of this option was chosen for auto: a checkpoint remembers it.
+void options_mark_chosen(Options *options, const char *long_name);
+bool options_chosen(const Options *options, const char *long_name);
+// The options given on the command line that say what is trained, in the order of the table: the same text for a
+// command that is started again, elsewhere or watched differently. Malloced.
+char *options_command(const Options *options);
 
 // -d: must be a multiple of T (the last micro-step may hold fewer than B sequences); names the nearest that are. For
 // the trainer, which knows T when -t left it to the model.
@@ -69,12 +79,21 @@ char *options_to_json(const Options *options, bool with_directory);
 void options_adopt_directory(Options *options, const cJSON *then);
 // For resume: takes from that JSON the value of every option that was not given on the command line, so that -o and -y
 // alone resume the run with its original options. Options that only say where the run is written or how it is watched
-// (-o, -y) are not taken. A relative path of an input is looked for where the run was begun, then here. only_data: -i
-// and -j alone, for an evaluation of the run's weights.
+// (-o, -y) are not taken, nor is what an option of this command replaces, such as an earlier --tokens by -x. A relative
+// path of an input is looked for where the run was begun, then here. only_data: -i and -j alone, for an evaluation of
+// the run's weights.
 bool options_adopt_json(Options *options, const char *json, bool only_data, Error *err);
+// The state_command in that JSON, malloced; NULL: there is none.
+char *options_state_command(const char *json);
+// The key of options.json for the step that the command began at (run_resume.c).
+#define OPTIONS_START "start"
 // A malloced line for every option whose value differs from that JSON (for resume), such as "--batch-size 8 (was 4)",
 // NULL if none does; of JSON that options_adopt_json has taken. -y and --max-minutes are not compared.
 char *options_diff_json(const Options *options, const char *json);
+// Gives up what this command gave for an option: its value in that JSON, if it has one, is in force again.
+bool options_take_back(Options *options, const char *json, const char *long_name, Error *err);
+// Whether the value of this option differs from that JSON's, if it has one.
+bool options_differ(const Options *options, const char *json, const char *long_name);
 // Sets a string of Options to a copy of text.
 void options_set_string(char **field, const char *text);
 
@@ -85,7 +104,7 @@ typedef enum { OPTION_INT, OPTION_INT64, OPTION_DOUBLE, OPTION_STRING, OPTION_WO
 // What a resume does with an option.
 typedef enum {
     OPTION_OF_RUN,     // takes it over from the checkpoint unless it is given again, and reports a difference
-    OPTION_OF_SIZE,    // the same; auto, given again, is the number that it was at first
+    OPTION_OF_SIZE,    // the same; auto, given again, is the number that was chosen for it at first
     OPTION_OF_INPUT,   // as OPTION_OF_RUN; a path or pattern, relative to the directory in which the run was begun
     OPTION_OF_PLACE,   // where the run is stored: only reports a difference
     OPTION_OF_PROCESS, // how this process is started, limited and watched: nothing

@@ -1,6 +1,8 @@
 // The rules between options: rates of the groups, and two tables, of what is refused and of what has no effect.
 #include "llmc/run/options_together.h"
 
+#include "llmc/base/format.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,7 +41,9 @@ bool options_rates(const Options *o, GroupRates rates[NUM_GROUPS], Error *err) {
 
 bool options_check_together(const Options *o, Error *err) {
     const bool trains = o->max_steps != 0, largest = o->hours > 0;
-    const bool scores = *o->choices && strcmp(o->choices, "0") != 0;
+    const bool scores = options_given(o, "choices") && *o->choices && strcmp(o->choices, "0") != 0;
+    const bool in_tokens = options_given(o, "tokens") && o->tokens > 0 && !options_chosen(o, "tokens"); // else auto
+    const bool in_steps = options_given(o, "max-steps");
     const bool saves = options_given(o, "checkpoint-every") && o->checkpoint_every > 0;
     const bool wants_master = options_given(o, "master-weights") && o->master;
     const struct {
@@ -52,9 +56,8 @@ bool options_check_together(const Options *o, Error *err) {
          "-h: scored at every validation, but -v 0 turns it off; give -v N, or leave out -h"},
         {o->eps == 0, "--eps 0: must be above 0; 1e-8 is usual"},
         {*o->gpu && !o->plan, "--gpu: only applies to a plan; give --plan as well"},
-        {o->tokens > 0 && options_given(o, "max-steps"),
-         "--tokens and -x both set the length of the run; give only one"},
-        {o->ratio > 0 && (o->tokens > 0 || options_given(o, "max-steps")),
+        {in_tokens && in_steps, "--tokens and -x both set the length of the run; give only one"},
+        {options_given(o, "ratio") && o->ratio > 0 && (in_tokens || in_steps),
          "--ratio: -x or --tokens N sets the length of the run already; leave one out"},
         {largest && o->plan != PLAN_TEXT, "--hours: only applies to --plan, as text; give --plan text as well"},
         {largest && (!*o->gpu || strchr(o->gpu, ',')), "--hours: name the one GPU, such as --gpu rtx4090"},
@@ -71,9 +74,60 @@ bool options_check_together(const Options *o, Error *err) {
     return options_rates(o, unused, err);
 }
 
+// The options of settings that no group of this optimizer reads, with blanks between them.
+static void list_unread(OptimizerKind kind, char *names, size_t size) {
+    static const char *const options[SETTING_COUNT] = {"beta1", "beta2", "eps", "weight-decay", "momentum"};
+    *names = '\0';
+    for (int setting = 0; setting < SETTING_COUNT; setting++) {
+        bool is_read = false;
+        for (int group = 0; group < NUM_GROUPS; group++)
+            is_read |= optimizer_reads(kind, (ParameterGroup)group, (Setting)setting);
+        const size_t used = strlen(names);
+        if (!is_read) snprintf(names + used, size - used, "%s%s", text_if(used, " "), options[setting]);
+    }
+}
+
+// Parts of --by-group that the optimizer does not read for their group, ", --by-group vectors.eps=1 (REASON)" each.
+static bool list_unread_parts(const Options *o, FILE *f, bool any) {
+    const char *at = o->by_group;
+    RatePart part;
+    while (o->max_steps != 0 && optimizer_next_rate(&at, &part)) {
+        if (optimizer_reads(o->optimizer, part.group, part.setting)) continue;
+        fprintf(f, "%s--by-group %.*s (--optimizer %s has no use for it there)", text_if(any, ", "), part.length,
+                part.text, optimizer_name(o->optimizer));
+        any = true;
+    }
+    return any;
+}
+
+char *options_repeated(const Options *o) {
+    char *list = NULL;
+    size_t bytes = 0;
+    FILE *f = text_open(&list, &bytes);
+    fputs(text_or(o->repeated, ""), f);
+    bool any = o->repeated != NULL;
+    const char *at = o->by_group;
+    for (RatePart part, later; optimizer_next_rate(&at, &part);) {
+        const char *rest = at;
+        while (optimizer_next_rate(&rest, &later)) {
+            if (later.group != part.group || later.setting != part.setting) continue;
+            fprintf(f, "%s--by-group %.*s, then %.*s", text_if(any, "; "), part.length, part.text, later.length,
+                    later.text);
+            any = true;
+            break;
+        }
+    }
+    fclose(f);
+    if (any) return list;
+    free(list);
+    return NULL;
+}
+
 char *options_without_effect(const Options *o, bool on_gpu) {
-    const bool trains = o->max_steps != 0, samples = o->sample_every > 0;
-    const OptimizerKind kind = o->optimizer;
+    const bool trains = o->max_steps != 0, samples = o->sample_every > 0, profiles = o->profile > 0;
+    char unread[64], of_optimizer[64];
+    list_unread(o->optimizer, unread, sizeof unread);
+    snprintf(of_optimizer, sizeof of_optimizer, "--optimizer %s has no use for it", optimizer_name(o->optimizer));
     const struct {
         const char *reason; // in parentheses
         bool holds;
@@ -82,7 +136,8 @@ char *options_without_effect(const Options *o, bool on_gpu) {
         {"-x 0 does not train", !trains,
          "learning-rate lr-embedding lr-head lr-vectors warmup final-lr-fraction schedule weight-decay beta1 beta2 eps "
          "by-group momentum grad-clip loss-outlier norm-outlier optimizer total-batch max-minutes "
-         "overfit recompute grad-dtype checkpoint-every keep major-every numerics-every"},
+         "overfit recompute grad-dtype master-weights offload tokens ratio checkpoint-every keep major-every "
+         "numerics-every"},
         {"-v 0", o->val_every == 0, "val-data val-sequences"},
         {"--interactive", o->interactive != 0, "val-data val-sequences val-every prompt samples"},
         {"-s 0", !samples && !o->interactive, "sample-tokens temperature top-k top-p samples prompt"},
@@ -90,10 +145,13 @@ char *options_without_effect(const Options *o, bool on_gpu) {
         {"no -o", !*o->output && trains, "keep major-every"},
         {"-n 0", o->checkpoint_every == 0 && trains, "major-every"},
         {"-k constant", o->schedule == SCHEDULE_CONSTANT && trains, "final-lr-fraction"},
-        {"--optimizer is neither sgd nor muon", kind != OPTIMIZER_SGD && kind != OPTIMIZER_MUON && trains, "momentum"},
-        {"--optimizer sgd", kind == OPTIMIZER_SGD && trains, "beta1 beta2 eps"},
+        {of_optimizer, trains, unread},
+        {"--profile", profiles,
+         "val-data val-sequences val-every sample-every sample-tokens temperature top-k top-p samples prompt choices "
+         "checkpoint-every keep major-every max-minutes"},
+        {"--dtype fp32", o->dtype == DTYPE_FP32 && trains, "master-weights grad-dtype"},
         {"only on a GPU", !on_gpu, "tf32 attention gelu-fusion log-gpu-every"},
-        {"no -pn", !options_given(o, "num-processes"), "process-rank"},
+        {"no -pn", !options_given(o, "num-processes"), "process-rank gpus-per-node init-method server-ip"},
     };
     char *list = NULL;
     size_t bytes = 0;
@@ -115,6 +173,7 @@ char *options_without_effect(const Options *o, bool on_gpu) {
                 fprintf(f, "--%s (%s)", row->long_name, table[i].reason);
         }
     }
+    any = list_unread_parts(o, f, any);
     fclose(f);
     if (any) return list;
     free(list);

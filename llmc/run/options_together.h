@@ -17,3 +17,7 @@ bool options_check_together(const Options *options, Error *err);
 // The options of the command line that change nothing in this run, as one line, "-m (-v 0), --samples (-s 0)",
 // malloced; NULL: there is none. on_gpu: whether the device is one.
 char *options_without_effect(const Options *options, bool on_gpu);
+
+// The options that were given twice with two values, and the parts of --by-group that are there twice, as one line,
+// malloced; NULL: there is none.
+char *options_repeated(const Options *options);

@@ -16,23 +16,18 @@
 
 // ------------------------------------------------------------------------------------------------------------ meeting
 
-static double comm_timeout(void) { return options_environment("PRETRAIN_COMM_TIMEOUT", COMM_TIMEOUT); }
-
 bool processes_meet(const Options *o, Error *err) {
     enum { MOST = 8 * sizeof o->given }; // rows of the table
     char names[MOST][64], values[MOST][OPTION_VALUE], build[32];
     CommFact facts[MOST];
     int n = 0;
 
-    if (comm_timeout() < 1 || comm_timeout() > 1e6)
-        return error_set(err, "PRETRAIN_COMM_TIMEOUT=%g: must be 1 .. 1000000 seconds", comm_timeout());
-
     CommOptions comm = {.rank = o->process_rank,
                         .per_node = o->gpus_per_node,
                         .method = o->init_method,
                         .server = o->server_ip,
                         .gpus = o->gpus,
-                        .timeout = comm_timeout()};
+                        .timeout = options_environment("PRETRAIN_COMM_TIMEOUT")};
 
     if (options_given(o, "num-processes")) comm.size = o->num_processes;
     if (!comm_start(&comm, err)) return false;
@@ -59,13 +54,10 @@ bool processes_meet(const Options *o, Error *err) {
         n++;
     }
 
-    static const struct {
-        const char *name;
-        int fallback;
-    } variables[] = {{"PRETRAIN_COMM_TIMEOUT", COMM_TIMEOUT}, {"PRETRAIN_GRAPHS", 1}, {"PRETRAIN_TUNE", 1}};
+    static const char *const variables[] = {"PRETRAIN_COMM_TIMEOUT", "PRETRAIN_GRAPHS", "PRETRAIN_TUNE"};
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++, n++) {
-        snprintf(values[n], sizeof values[n], "%d", options_environment(variables[i].name, variables[i].fallback));
-        facts[n] = (CommFact){variables[i].name, values[n]};
+        snprintf(values[n], sizeof values[n], "%d", options_environment(variables[i]));
+        facts[n] = (CommFact){variables[i], values[n]};
     }
 
     return comm_agree(facts, n, err);
@@ -159,10 +151,11 @@ bool processes_connect_devices(Error *err) {
         facts[0].value = d->backend;
         facts[count++] = (CommFact){"--threads", threads};
     }
-    const bool ok = comm_agree(facts, count, err) && comm_all_ok(check_distinct(err), err) &&
-                    comm_all_ok(comm_rank() > 0 || device_comm_id(id, err), err) &&
-                    comm_broadcast(id, sizeof id, err) &&
-                    comm_all_ok(device_comm_start(id, comm_rank(), comm_size(), comm_timeout(), err), err);
+    const bool ok =
+        comm_agree(facts, count, err) && comm_all_ok(check_distinct(err), err) &&
+        comm_all_ok(comm_rank() > 0 || device_comm_id(id, err), err) && comm_broadcast(id, sizeof id, err) &&
+        comm_all_ok(device_comm_start(id, comm_rank(), comm_size(), options_environment("PRETRAIN_COMM_TIMEOUT"), err),
+                    err);
     if (ok) watch_device(device_comm_failed);
     return ok && (on_cpu || connect_all(err));
 }

@@ -10,6 +10,7 @@
 #include "llmc/plan/plan_json.h"
 #include "llmc/run/options_together.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -147,6 +148,59 @@ static void data_lines(const ReportFacts *r) {
                      (long long)model_options(r->model)->config.V);
 }
 
+// A schedule that does less than its options say.
+static void schedule_warning(const ReportFacts *r) {
+    const Schedule *s = &r->setup->schedule;
+    const double last = schedule_lr(s, s->total - 1);
+    if (!schedule_reaches_end(s))
+        runlog_field(r->log, "",
+                     "the schedule never reaches its end: step %lld, the last, is in the warm-up of %lld steps, at a "
+                     "learning rate of %.3g; a -u below %lld, or a larger -x, ends it",
+                     (long long)s->total, (long long)s->warmup, last, (long long)s->total);
+    else if (!schedule_reaches_peak(s))
+        runlog_field(r->log, "",
+                     "the schedule never reaches its peak: its only step has the rate of the last, %.3g%s; -k constant "
+                     "has the peak",
+                     last, text_if(last == 0, ", and changes no weight"));
+}
+
+// What a group is updated with that the matrices are not; vectors usually have no weight decay.
+static void group_lines(const ReportFacts *r) {
+    const RunSetup *s = r->setup;
+    const OptimizerKind kind = model_options(r->model)->optimizer;
+    const GroupRates *usual = &s->rates[GROUP_MATRIX];
+    for (ParameterGroup i = 0; i < NUM_GROUPS; i++) {
+        const GroupRates *own = &s->rates[i];
+        double decay = s->options.weight_decay;
+        if (i == GROUP_VECTOR) decay = 0;
+        if (i == GROUP_HEAD && !s->config.untied) continue;
+        const struct {
+            const char *name;
+            int setting; // SETTING_COUNT: every rule reads it
+            double own, usual;
+        } facts[] = {
+            {"learning rate", SETTING_COUNT, own->rate * s->schedule.max_lr, usual->rate * s->schedule.max_lr},
+            {"beta1", SETTING_BETA1, own->beta1, usual->beta1},
+            {"beta2", SETTING_BETA2, own->beta2, usual->beta2},
+            {"eps", SETTING_EPS, own->eps, usual->eps},
+            {"weight decay", SETTING_DECAY, own->weight_decay, decay},
+        };
+        char *text = NULL;
+        size_t bytes = 0;
+        FILE *f = text_open(&text, &bytes);
+        const char *before = parameter_group_name(i);
+        for (size_t k = 0; k < sizeof facts / sizeof *facts; k++) {
+            if (facts[k].own == facts[k].usual) continue;
+            if (facts[k].setting < SETTING_COUNT && !optimizer_reads(kind, i, (Setting)facts[k].setting)) continue;
+            fprintf(f, "%s %s %.3g", before, facts[k].name, facts[k].own);
+            before = ",";
+        }
+        fclose(f);
+        if (*text) runlog_field(r->log, "", "%s", text);
+        free(text);
+    }
+}
+
 static void schedule_lines(const ReportFacts *r) {
     const RunSetup *s = r->setup;
     const ModelOptions *m = model_options(r->model);
@@ -159,36 +213,8 @@ static void schedule_lines(const ReportFacts *r) {
                  schedule_name(s->schedule.kind), (long long)s->schedule.warmup, s->schedule.max_lr,
                  schedule_lr(&s->schedule, s->total_steps - 1), (long long)s->total_steps, optimizer_name(m->optimizer),
                  s->options.weight_decay);
-    // What a group is updated with that the matrices are not; vectors usually have no weight decay.
-    const GroupRates *usual = &s->rates[GROUP_MATRIX];
-    for (ParameterGroup i = 0; i < NUM_GROUPS; i++) {
-        const GroupRates *own = &s->rates[i];
-        double decay = s->options.weight_decay;
-        if (i == GROUP_VECTOR) decay = 0;
-        if (i == GROUP_HEAD && !s->config.untied) continue;
-        const struct {
-            const char *name;
-            double own, usual;
-        } facts[] = {
-            {"learning rate", own->rate * s->schedule.max_lr, usual->rate * s->schedule.max_lr},
-            {"beta1", own->beta1, usual->beta1},
-            {"beta2", own->beta2, usual->beta2},
-            {"eps", own->eps, usual->eps},
-            {"weight decay", own->weight_decay, decay},
-        };
-        char *text = NULL;
-        size_t bytes = 0;
-        FILE *f = text_open(&text, &bytes);
-        const char *before = parameter_group_name(i);
-        for (size_t k = 0; k < sizeof facts / sizeof *facts; k++) {
-            if (facts[k].own == facts[k].usual) continue;
-            fprintf(f, "%s %s %.3g", before, facts[k].name, facts[k].own);
-            before = ",";
-        }
-        fclose(f);
-        if (*text) runlog_field(r->log, "", "%s", text);
-        free(text);
-    }
+    schedule_warning(r);
+    group_lines(r);
     for (int i = 0; i < RECIPE_COUNT; i++) {
         if (s->recipe[i] == 0) continue;
         recipe_line((RecipeNumber)i, s->recipe[i], &m->config, m->optimizer, line);
@@ -270,6 +296,36 @@ static void run_event(const ReportFacts *r) {
     cJSON_Delete(run);
 }
 
+// A longer run, or another -l, lifts the learning rate again: after a decay that undoes a part of what was learned.
+static void rise_lines(const ReportFacts *r) {
+    const RunSetup *s = r->setup;
+    const double last = s->state.learning_rate, next = schedule_lr(&s->schedule, s->first_step);
+    const double then = schedule_lr(&s->schedule, s->first_step - 1); // by this schedule, which rises in its warm-up
+    const double least = last * 1.001;                                // a longer run moves each step a little
+    if (s->options.max_steps == 0 || s->first_step >= s->total_steps || isinf(last)) return;
+    if (next <= least || then <= least) return;
+    const struct {
+        const char *option;
+        double rate;
+    } rates[] = {{"-l", s->schedule.max_lr},
+                 {"--lr-embedding", s->options.lr_embedding},
+                 {"--lr-head", s->options.lr_head},
+                 {"--lr-vectors", s->options.lr_vectors}};
+    char *advice = NULL;
+    size_t bytes = 0;
+    FILE *f = text_open(&advice, &bytes);
+    for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
+        if (last > 0 && rates[i].rate > 0) fprintf(f, "%s %.3g ", rates[i].option, rates[i].rate * last / next);
+    if (last > 0)
+        fprintf(f, "continues at the old rate");
+    else
+        fprintf(f, "a smaller -l rises less, and a run by -k constant or wsd that has not decayed can be continued");
+    fclose(f);
+    runlog_field(r->log, "rate", "the learning rate rises at this resume: %.3g at step %lld, %.3g at step %lld; %s",
+                 last, (long long)s->first_step, next, (long long)s->first_step + 1, advice);
+    free(advice);
+}
+
 void report_differences(const ReportFacts *r) {
     const RunSetup *s = r->setup;
     if (s->options.resume == RESUME_WEIGHTS && s->options.max_steps != 0)
@@ -285,6 +341,7 @@ void report_differences(const ReportFacts *r) {
         runlog_text(r->log, "%.*s", (int)n, mixture);
     }
     free(changed);
+    rise_lines(r);
 }
 
 void report_header(const ReportFacts *facts) {
@@ -297,7 +354,9 @@ void report_header(const ReportFacts *facts) {
     const Options *o = &facts->setup->options;
     char *unused = options_without_effect(o, strcmp(device_facts()->backend, "cpu") != 0);
     if (unused) runlog_field(facts->log, "options", "without effect in this run: %s", unused);
-    if (o->repeated) runlog_field(facts->log, "options", "given twice, the last counts: %s", o->repeated);
+    char *repeated = options_repeated(o);
+    if (repeated) runlog_field(facts->log, "options", "given twice, the last counts: %s", repeated);
+    free(repeated);
     free(unused);
     run_event(facts);
 }

@@ -37,22 +37,71 @@ static char *read_remembered(const char *path, Error *err) {
     return text;
 }
 
-// Adopts the directory in which the run was begun from its options.json, if it has one.
-static void take_begun_directory(Options *o, const char *run) {
-    char *path = path_join(run, OPTIONS_FILE);
+// Adopts the directory in which the run was begun from its options.json, if it has one. Returns the text of that file,
+// malloced; NULL: there is none that is whole.
+static char *take_begun_directory(Options *o, const char *run) {
+    char *path = path_join(run, OPTIONS_FILE), *json = NULL;
     Error unread;
     if (file_exists(path)) {
-        char *json = read_remembered(path, &unread);
+        json = read_remembered(path, &unread);
         cJSON *then = NULL;
         if (json) then = json_parse(json, strlen(json), &unread);
-        if (then)
+        if (then) {
             options_adopt_directory(o, then);
-        else
+        } else {
             advice_print("%s; where the run was begun is not known", unread.text);
+            free(json);
+            json = NULL;
+        }
         cJSON_Delete(then);
-        free(json);
     }
     free(path);
+    return json;
+}
+
+// The options in force: those of the newest checkpoint, or those that options.json remembers of a later command, which
+// began at that checkpoint and ended before the next.
+static bool adopt_latest(RunSetup *s, Error *err) {
+    char *remembered = take_begun_directory(&s->options, s->options.output);
+    if (!processes_share_text(&remembered, err)) return false; // a network file system may show an older one elsewhere
+    cJSON *later = NULL;
+    if (remembered) later = cJSON_Parse(remembered);
+    const cJSON *start = cJSON_GetObjectItemCaseSensitive(later, OPTIONS_START);
+    const bool is_later = cJSON_IsNumber(start) && start->valuedouble >= (double)s->state.step;
+    const char *json = s->state.options_json;
+    if (is_later) json = remembered;
+    const bool ok = options_adopt_json(&s->options, json, false, err);
+    Options *o = &s->options;
+    cJSON *then = cJSON_Parse(json);
+    const cJSON *rate = cJSON_GetObjectItemCaseSensitive(then, "learning-rate");
+    // Earlier versions kept -l auto, which was the optimizer's rate at 124M.
+    if (cJSON_IsNumber(rate) && rate->valuedouble < 0 && o->lr < 0 && !options_given(o, "learning-rate"))
+        o->lr = optimizer_default_learning_rate(o->optimizer);
+    cJSON_Delete(then);
+    cJSON_Delete(later);
+    free(remembered);
+    return ok;
+}
+
+// -y weights begins the optimizer's state anew, once: a checkpoint that the same command, started again, has saved has
+// that state already. -y repeats one that ended before it saved a checkpoint.
+static void choose_state(RunSetup *s) {
+    Options *o = &s->options;
+    char *command = options_command(o), *saved = NULL;
+    if (s->resume_path) saved = options_state_command(s->state.options_json);
+    const bool has_state = s->resume_path && s->state.optimizer == o->optimizer;
+    if (o->resume == RESUME_WEIGHTS && has_state && saved && strcmp(saved, command) == 0) {
+        o->resume = RESUME_ALL;
+        advice_print("-y weights: step %lld already has the state that this command began; the run continues with it",
+                     (long long)s->state.step);
+    } else if (o->resume == RESUME_WEIGHTS) {
+        options_set_string(&o->state_command, command);
+    } else if (s->resume_path && o->state_command && strcmp(o->state_command, text_or(saved, "")) != 0) {
+        const bool goes_back = options_given(o, "optimizer") && s->state.optimizer == o->optimizer;
+        if (!goes_back) o->resume = RESUME_WEIGHTS;
+    }
+    free(saved);
+    free(command);
 }
 
 // A run that ended before its first checkpoint restarts from its beginning with its original options.
@@ -84,11 +133,12 @@ bool run_resume_save_options(const RunSetup *s, Error *err) {
     if (!*o->output || o->max_steps == 0 || o->profile > 0 || comm_rank() > 0) return true; // nothing to save there
     // A mark of a shorter run.
     if (s->first_step < s->total_steps) checkpoint_unmark_done(o->output);
-    char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o, true);
-    const size_t body = strlen(json) - 1; // without the brace
-    char *sealed = malloc(body + JSON_SEAL_BYTES + 1);
-    REQUIRE_MEMORY(sealed, "the options");
-    memcpy(sealed, json, body); // NOLINT(bugprone-not-null-terminated-result): the seal ends it
+    char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o, true), *sealed = NULL;
+    // The seal takes the place of the brace.
+    REQUIRE_MEMORY(asprintf(&sealed, "%.*s,\"%s\":%lld%*s", (int)strlen(json) - 1, json, OPTIONS_START,
+                            (long long)s->first_step, JSON_SEAL_BYTES, "") >= 0,
+                   "the options");
+    const size_t body = strlen(sealed) - JSON_SEAL_BYTES;
     json_make_seal(sealed + body, sealed, body);
     const bool ok = own_file_write(path, OPTIONS_MARK, sealed, body + JSON_SEAL_BYTES, err);
     free(sealed);
@@ -139,7 +189,7 @@ static bool find_checkpoint(RunSetup *s, Error *err) {
 bool run_resume_lock(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     s->state.seed = (uint64_t)o->seed;
-    s->state.best_val_loss = INFINITY;
+    s->state.best_val_loss = s->state.learning_rate = INFINITY;
     s->state.eot = -1;
     s->state.control = step_control_initial(1.0f);
     // -e CHECKPOINT -x 0: the checkpoint is evaluated at its step, on the data of its run unless -j names others.
@@ -149,7 +199,7 @@ bool run_resume_lock(RunSetup *s, Error *err) {
     if (o->max_steps == 0 && !o->resume && checkpoint_load_state(o->model, &state, &none)) {
         s->state.step = state.step;
         char *run = path_parent(o->model);
-        take_begun_directory(&s->options, run);
+        free(take_begun_directory(&s->options, run));
         free(run);
         options_adopt_json(&s->options, state.options_json, true, &none);
         trainer_state_free(&state);
@@ -157,11 +207,10 @@ bool run_resume_lock(RunSetup *s, Error *err) {
     if (!*o->output) return true;
     if (!comm_all_ok(comm_rank() > 0 || find_checkpoint(s, err), err)) return false; // process 0 has the directory
     if (!processes_share_text(&s->resume_path, err)) return false;
-    if (!s->resume_path) return !o->resume || adopt_remembered(s, err);
-    take_begun_directory(&s->options, o->output);
-    if (!checkpoint_load_state(s->resume_path, &s->state, err) ||
-        !options_adopt_json(&s->options, s->state.options_json, false, err))
-        return false;
+    if (!s->resume_path && o->resume && !adopt_remembered(s, err)) return false;
+    if (s->resume_path && !checkpoint_load_state(s->resume_path, &s->state, err)) return false;
+    if (s->resume_path && !adopt_latest(s, err)) return false;
+    choose_state(s);
     if (s->state.seed != (uint64_t)o->seed)
         return error_set(err, "--seed %lld: the run in %s was started with --seed %lld and resumes only with it",
                          (long long)o->seed, o->output, (long long)s->state.seed);

@@ -39,6 +39,14 @@ static bool choose_model(RunSetup *s, Error *err) {
         model_config_is_descriptor(o->model) || (!s->resume_path && !strchr(o->model, '/') && !file_exists(o->model));
     ModelConfig asked = {0};
     if (descriptor && !model_config_parse(&asked, o->model, err)) return error_prefix(err, "-e");
+    // The words that the run was begun with fit it, whatever they said then.
+    const bool is_other =
+        s->resume_path && options_given(o, "model") && options_differ(o, s->state.options_json, "model");
+    if (is_other && !descriptor)
+        return error_set(err,
+                         "-e %s: the run in %s has weights of its own and continues with them; leave out -e, or name "
+                         "another -o",
+                         o->model, o->output);
     if (descriptor && !s->resume_path) {
         s->config = asked;
         model_config_set_d_ff(&s->config, o->d_ff);
@@ -54,11 +62,13 @@ static bool choose_model(RunSetup *s, Error *err) {
     snprintf(s->source, sizeof s->source, "weights from %s", path);
     const ModelConfig *c = &s->config;
     char shape[MODEL_DESCRIPTOR];
-    if (s->resume_path && descriptor && options_given(o, "model") &&
-        (asked.L != c->L || asked.C != c->C || asked.NH != c->NH || asked.max_T != c->max_T ||
-         (asked.V && asked.V != c->V) || !model_same_block(&asked, c)))
+    asked.eps = c->eps; // no descriptor states it
+    if (is_other && (asked.L != c->L || asked.C != c->C || asked.NH != c->NH || asked.max_T != c->max_T ||
+                     (asked.V && asked.V != c->V) || !model_same_block(&asked, c)))
         return error_set(err, "-e %s: the run in %s has a different shape (%s)", o->model, o->output,
                          model_config_descriptor(c, shape));
+    // The run stays what it was begun with.
+    if (is_other && !options_take_back(&s->options, s->state.options_json, "model", err)) return false;
     const int64_t d_ff = model_size(c, DIM_FF), wanted = positive_or(o->d_ff, model_default_d_ff(c));
     return !options_given(o, "d-ff") || wanted == d_ff ||
            error_set(err, "--d-ff %lld: the weights in %s have d_ff = %lld; leave it out", (long long)o->d_ff, path,
@@ -154,18 +164,21 @@ static void choose_tokens(RunSetup *s) {
     Options *o = &s->options;
     double ratio = recipe_ratio(o->optimizer);
     if (o->ratio > 0) ratio = o->ratio;
-    const bool in_steps = options_given(o, "max-steps"); // before an earlier command's --tokens
-    const bool by_ratio = options_given(o, "ratio") || (o->ratio > 0 && o->tokens == 0 && o->max_steps < 0);
-    const double of_model = ceil(ratio * recipe_parameters(&s->config, o->optimizer));
+    const bool by_ratio = o->ratio > 0 && o->tokens == 0;
+    const double of_model = ceil(ratio * recipe_parameters(&s->config));
     if (o->max_steps == 0) return;
-    if (o->tokens < 0 && in_steps) o->tokens = 0;
-    if (o->tokens < 0 || by_ratio) o->tokens = s->recipe[RECIPE_TOKENS] = of_model;
+    if (o->tokens < 0 && options_given(o, "max-steps")) o->tokens = 0;
+    if (o->tokens < 0 || by_ratio) {
+        o->tokens = s->recipe[RECIPE_TOKENS] = of_model;
+        options_mark_chosen(o, "tokens");
+    }
     if (o->total_batch >= 0) return;
     double tokens = of_model;
     if (o->tokens > 0) tokens = o->tokens;
     const double batch = recipe_batch(&s->config, o->optimizer, tokens, ratio);
     o->total_batch = recipe_step_windows(batch, s->T, o->reduce_groups, o->B) * s->T;
     s->recipe[RECIPE_BATCH] = (double)o->total_batch;
+    options_mark_chosen(o, "total-batch");
 }
 
 // -l auto, and with Muon --lr-embedding and --lr-vectors, and -c auto. steps 0: not known, for a plan.
@@ -173,20 +186,29 @@ static void choose_rates(RunSetup *s, double step_tokens, double steps) {
     Options *o = &s->options;
     const bool is_muon = o->optimizer == OPTIMIZER_MUON;
     if (o->max_steps == 0) return;
-    if (o->lr < 0 && !s->resume_path) { // else -l auto of an earlier version
+    if (o->lr < 0) {
         o->lr = s->recipe[RECIPE_RATE] = recipe_learning_rate(&s->config, o->optimizer, step_tokens);
-        if (o->lr_embedding < 0 && is_muon)
-            o->lr_embedding = s->recipe[RECIPE_EMBEDDING] = recipe_embedding_rate(&s->config, step_tokens);
-        if (o->lr_vectors < 0 && is_muon) o->lr_vectors = s->recipe[RECIPE_VECTORS] = recipe_vector_rate(step_tokens);
+        options_mark_chosen(o, "learning-rate");
+    }
+    const bool follows_size = is_muon && options_chosen(o, "learning-rate");
+    if (follows_size && o->lr_embedding < 0) {
+        o->lr_embedding = s->recipe[RECIPE_EMBEDDING] = recipe_embedding_rate(&s->config, step_tokens);
+        options_mark_chosen(o, "lr-embedding");
+    }
+    if (follows_size && o->lr_vectors < 0) {
+        o->lr_vectors = s->recipe[RECIPE_VECTORS] = recipe_vector_rate(step_tokens);
+        options_mark_chosen(o, "lr-vectors");
     }
     if (o->weight_decay >= 0) return;
     const double rate = options_learning_rate(o);
     o->weight_decay = s->recipe[RECIPE_DECAY] = recipe_weight_decay(o->optimizer, rate, steps);
+    options_mark_chosen(o, "weight-decay");
     if (!is_muon || *o->by_group) return;
     s->recipe[RECIPE_EMBEDDING_DECAY] = RECIPE_DECAY_OF_EMBEDDINGS;
     const char *decays = "embedding.decay=0.01";
     if (s->config.untied) decays = "embedding.decay=0.01,head.decay=0.01";
     options_set_string(&o->by_group, decays);
+    options_mark_chosen(o, "by-group");
 }
 
 // -b and -r: divides the memory of the device between batch and activations.
@@ -226,10 +248,9 @@ static bool choose_lengths(RunSetup *s, Error *err) {
     if (o->max_steps != 0 &&
         !step_share_make(&s->share, s->step_windows, o->B, o->reduce_groups, comm_rank(), comm_size(), err))
         return false;
-    const bool in_tokens = o->tokens > 0 && !options_given(o, "max-steps"); // --tokens may be an earlier command's
     s->total_steps = o->max_steps;
     if (o->max_steps < 0) s->total_steps = s->data.train.num_windows / s->step_windows;
-    if (in_tokens) s->total_steps = (int64_t)ceil(o->tokens / (double)(s->step_windows * s->T));
+    if (o->tokens > 0) s->total_steps = (int64_t)ceil(o->tokens / (double)(s->step_windows * s->T));
     if (s->total_steps < 1 && o->max_steps != 0) s->total_steps = 1;
     if (o->profile > 0 && o->max_steps == 0) return error_set(err, "--profile: -x 0 runs no step; leave out -x 0");
     if (o->profile > 0) s->total_steps = s->state.step + profile_total_steps(o->profile);
@@ -391,7 +412,11 @@ static void print_recipe(RunSetup *s, double step_tokens) {
 bool run_setup_plan(RunSetup *s, Error *err) {
     Options *o = &s->options;
     if (o->hours > 0 && !largest_take(o, err)) return false;
-    if (!choose_model(s, err) || !choose_context(s, err) || !choose_dtype(s, err)) return false;
+    const bool elsewhere = *o->gpu != '\0'; // what this machine lacks is no matter
+    s->dtype = o->dtype;
+    if (!choose_model(s, err) || !choose_context(s, err)) return false;
+    if (elsewhere && !gpu_check_types(o->gpu, o->dtype, o->fp8, err)) return false;
+    if (!elsewhere && !choose_dtype(s, err)) return false;
     if (o->dtype == DTYPE_COUNT) s->dtype = DTYPE_BF16; // the dtype for GPUs; this machine may prefer another
     if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
@@ -407,13 +432,19 @@ bool run_setup_plan(RunSetup *s, Error *err) {
                            .gpus = o->gpu,
                            .attention = o->attention,
                            .gelu_fusion = o->gelu_fusion,
-                           .comm_overlap = options_environment("PRETRAIN_COMM_OVERLAP", 1) != 0};
+                           .comm_overlap = options_environment("PRETRAIN_COMM_OVERLAP") != 0};
+    const PlannedSizes of_gpu = {0};
+    ModelOptions checked = request.model;
+    if (elsewhere) checked.sizes = &of_gpu;
     const int64_t B = max_i64(o->B, 1), windows = positive_or(step_windows, B * o->reduce_groups);
     StepShare share; // only a check that the processes could share a step
     if (!check_processes(o, err) ||
         (o->max_steps != 0 && !step_share_make(&share, windows, B, o->reduce_groups, 0, process_count(o), err)) ||
-        !model_check_options(&request.model, err))
+        !model_check_options(&checked, err))
         return false;
+    char *repeated = options_repeated(o);
+    if (repeated) advice_print("given twice, the last counts: %s", repeated);
+    free(repeated);
     Mixture train = {0}, val = {0};
     request.data = &train;
     bool ok = (mixture_parse(&train, o->train_data, err) || error_prefix(err, "-i")) &&

@@ -1,6 +1,7 @@
 // See checkpoint.h: when a checkpoint is valid, which one is the newest, which ones are removed.
 #include "llmc/store/checkpoint.h"
 
+#include "llmc/base/atomic_file.h"
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
 #include "llmc/base/format.h"
@@ -257,6 +258,24 @@ bool checkpoint_load_state(const char *path, TrainerState *state, Error *err) {
     FileFacts facts[CHECKPOINT_FILES];
     char *manifest = path_join(path, manifest_name);
     bool ok = trainer_json_read(manifest, state, facts, err);
+    free(manifest);
+    return ok;
+}
+
+bool checkpoint_set_best_loss(const char *path, const Model *model, double best_val_loss, Error *err) {
+    FileFacts facts[CHECKPOINT_FILES];
+    TrainerState state;
+    char *manifest = path_join(path, manifest_name);
+    const bool is_read = trainer_json_read(manifest, &state, facts, err);
+    bool ok = is_read;
+    if (is_read && state.best_val_loss != best_val_loss) {
+        ModelOptions options = *model_options(model);
+        options.optimizer = state.optimizer; // -y weights: of the checkpoint, not of this run
+        state.best_val_loss = best_val_loss;
+        atomic_file_clean(manifest);
+        ok = trainer_json_write(manifest, &state, &options, facts, err);
+    }
+    if (is_read) trainer_state_free(&state);
     free(manifest);
     return ok;
 }

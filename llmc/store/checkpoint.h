@@ -22,6 +22,10 @@ bool checkpoint_exists(const char *dir, bool *exists, Error *err);
 // Loads the state alone (path is a step directory), which the trainer needs before it builds the model.
 bool checkpoint_load_state(const char *path, TrainerState *state, Error *err);
 
+// Stores the best loss of a checkpoint whose validation was made up for after it was saved: its trainer.json is
+// replaced in one step, and all else in it stays.
+bool checkpoint_set_best_loss(const char *path, const Model *model, double best_val_loss, Error *err);
+
 // Completes or removes directories that a killed run left half written or half removed. Call only while holding dir
 // alone; saving does it too.
 void checkpoint_clean(const char *dir);

@@ -60,6 +60,7 @@ static const TrainerField state_fields[] = {
     FIELD(TrainerState, seed, FIELD_DECIMAL, 0, 0),
     FIELD(TrainerState, best_val_loss, FIELD_LOSS, 0, 0),
     FIELD(TrainerState, eot, FIELD_INT64, -1, INT32_MAX),
+    FIELD(TrainerState, learning_rate, FIELD_LOSS, 0, 0), // the last: earlier versions have none
 };
 // For display only: config.json counts. From d_ff on: where they are not 0, the default.
 enum { MODEL_ALWAYS = 5 };
@@ -358,14 +359,17 @@ static bool read_manifest(const cJSON *root, FileFacts *facts, Error *err) {
 }
 
 static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts, Error *err) {
-    static const char *const keys[] = {"format", "step",  "position",  "T",    "seed",    "best_val_loss",
-                                       "eot",    "model", "optimizer", "data", "control", "options",
-                                       "tuning", "files", "xxh3",      NULL};
+    static const char *const keys[] = {"format",  "step",          "position", "T",         "seed", "best_val_loss",
+                                       "eot",     "learning_rate", "model",    "optimizer", "data", "control",
+                                       "options", "tuning",        "files",    "xxh3",      NULL};
     static const char *const data_keys[] = {"train", "val", "mixture", NULL};
     const cJSON *options, *model, *data;
     const char *optimizer, *tuning;
     ModelConfig shown;
-    if (!json_check_keys(root, keys, err) || !read_fields(root, state_fields, COUNT(state_fields), state, err) ||
+    int facts_count = COUNT(state_fields);
+    state->learning_rate = (double)INFINITY;
+    if (!cJSON_HasObjectItem(root, "learning_rate")) facts_count--;
+    if (!json_check_keys(root, keys, err) || !read_fields(root, state_fields, facts_count, state, err) ||
         !json_get_object(root, "model", &model, err))
         return false;
     TrainerField fields[COUNT(model_fields)];

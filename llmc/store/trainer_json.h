@@ -28,6 +28,7 @@ typedef struct {
     uint64_t seed;
     double best_val_loss; // infinity before the first validation
     int64_t eot;          // end-of-text token of the data, -1 if not known
+    double learning_rate; // of the last step; infinity: not known, of an earlier version
     DataFacts train, val;
     int64_t mixture_start;      // position since which the weights of the sources hold
     int source_count;           // 0: the run has read one corpus, and its position says how much

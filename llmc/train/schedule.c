@@ -38,3 +38,13 @@ double schedule_lr(const Schedule *s, int64_t step) {
     if (s->kind == SCHEDULE_WSD) remaining = 1.0 - sqrt(p);
     return s->max_lr * (s->final_fraction + (1.0 - s->final_fraction) * remaining);
 }
+
+bool schedule_reaches_peak(const Schedule *s) {
+    return s->warmup <= s->total && schedule_lr(s, max_i64(s->warmup - 1, 0)) == s->max_lr;
+}
+
+bool schedule_reaches_end(const Schedule *s) {
+    double end = s->max_lr * s->final_fraction;
+    if (s->kind == SCHEDULE_CONSTANT) end = s->max_lr;
+    return schedule_lr(s, s->total - 1) == end;
+}

@@ -1,6 +1,7 @@
 // The learning rate of a step: a linear warm-up, then one of five shapes, each reaching its end exactly.
 // It is a pure function of the step, so a resume needs no state for it.
 #pragma once
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD, SCHEDULE_TRAPEZOID } ScheduleKind;
@@ -24,3 +25,7 @@ const char *schedule_name(ScheduleKind kind); // as -k takes it: "cosine", ...
 // The last step has max * f to the last bit (constant: max), unless the warm-up still covers it. s >= total gives the
 // lr of the last step, s < 0 the lr of the first.
 double schedule_lr(const Schedule *schedule, int64_t step);
+// Whether a step of the run has max_lr, and whether the last has what the schedule ends with: a warm-up as long as the
+// run, or a run of one step, leaves out one of them.
+bool schedule_reaches_peak(const Schedule *schedule);
+bool schedule_reaches_end(const Schedule *schedule);

@@ -188,6 +188,23 @@ def test_what_is_due_at_the_checkpoint_is_evaluated_again_and_logged_once(data, 
 KILLS, SIGNALS = int(os.environ.get("KILLS", 40)), int(os.environ.get("SIGNALS", 16))
 
 
+def test_a_validation_that_is_made_up_for_is_the_checkpoints(data, tmp_path):
+    """A signal before the validation of the last step: the resume validates, and saves no other checkpoint."""
+    run = tmp_path / "run"
+    interrupt(lambda: len(losses(run)) > 2, *TINY, *SCHEDULE, *data.flags, "-x", 1000000, "-v", 1000000, "-m", 2, "-s", 0,
+              "-o", run)
+    (checkpoint,) = checkpoints(run)
+    step = int(checkpoint.name[5:])
+    best = lambda: json.loads((checkpoint / "trainer.json").read_text())["best_val_loss"]  # noqa: E731
+    before = {path.name: path.read_bytes() for path in checkpoint.iterdir() if path.name != "trainer.json"}
+    assert best() == events(run, "validation")[0]["loss"]  # before the first step
+    for _ in range(2):
+        train("-o", run, *RESUME, "-x", step)
+        assert best() == events(run, "validation")[-1]["loss"] < events(run, "validation")[0]["loss"]
+        verify(checkpoint)
+        assert {path.name: path.read_bytes() for path in checkpoint.iterdir() if path.name != "trainer.json"} == before
+
+
 @pytest.mark.slow
 def test_kills_and_signals_at_random_moments_lose_nothing(data, tmp_path):
     out, choose, kills_in_a_write, ended_by_signal = tmp_path / "run", random.Random(7), 0, 0

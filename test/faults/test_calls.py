@@ -211,6 +211,27 @@ def test_a_prepare_that_fails_while_it_moves_its_files_takes_them_back(shim, tmp
     assert at > 5
 
 
+@pytest.mark.parametrize("name", ["open", "fsync", "rename", "close", "stat", "lock", "truncate", "write"])
+def test_a_call_that_fails_once_does_not_end_the_log_of_a_resume(name, shim, data, tmp_path):
+    """The resume drops the evaluations of its first step, which puts another file in the place of the log."""
+    before, run, errors = tmp_path / "before", tmp_path / "run", (errno.EIO, errno.ENOSPC, errno.EINTR, errno.ESTALE)
+    assert shim.run(Save(shim, tmp_path, data.flags).command(before)).returncode == 0
+    command = [TRAINER, "-o", run, "-y", "-x", 6, "-n", 0]
+    shutil.copytree(before, run)
+    assert shim.run(command, FAULT_UNDER=run, FAULT_COUNTS=tmp_path / "counts").returncode == 0
+    calls = shim.counts(tmp_path / "counts")[0][name]
+    for at in range(1, calls + 1, max(calls // 8, 1)):
+        shutil.rmtree(run)
+        shutil.copytree(before, run)
+        result = shim.run(command, FAULT_CLASS=name, FAULT_AT=at, FAULT_ERROR=errors[at % 4], FAULT_UNDER=run)
+        assert result.returncode == 0 or result.stderr
+        if result.returncode:
+            continue
+        logged, said = set(losses(run)), "will miss lines" in result.stderr
+        assert len(logged) >= 6 - said and max(logged) >= 5, (name, at, errors[at % 4], sorted(logged), result.stderr)
+        assert not said or len(logged) == 6 or "is written again" in result.stdout, (name, at, result.stdout)
+
+
 @pytest.mark.parametrize("error", [errno.ESTALE, errno.EIO, errno.EINTR])
 def test_what_prepare_cannot_look_at_now_is_not_taken_for_missing(error, shim, tmp_path):
     """A corpus that a killed prepare --force was about to replace, and a tokenizer in a directory with another one."""

@@ -46,7 +46,7 @@ TEST(muon_has_nanochats_rules) {
     ModelConfig c = shape("d12,V=32768");
     const double N = 84934656 + 25165824, D = 12 * N;
     assert_true(recipe_ratio(OPTIMIZER_MUON) == 12);
-    assert_true(recipe_parameters(&c, OPTIMIZER_MUON) == N);
+    assert_true(recipe_parameters(&c) == N);
     assert_true(recipe_batch(&c, OPTIMIZER_MUON, D, 12) == 524288);
     // 8 times the tokens: 2^19 * 8^0.383 = 2^20.149; an eighth: 2^17.851
     assert_near("8 D", recipe_batch(&c, OPTIMIZER_MUON, 8 * D, 12), 524288 * 2.21760, 1e-5);
@@ -68,10 +68,11 @@ TEST(muon_has_nanochats_rules) {
     assert_true(recipe_learning_rate(&c, OPTIMIZER_MUON, 1048576) == 0.00442);
 }
 
-TEST(adamw_counts_every_parameter_20_times) {
+// Of 124M: 50257 tokens and no row that pads them to 50304, no positions, no vectors.
+TEST(adamw_counts_what_muon_counts_20_times) {
     const ModelConfig c = shape("d12");
     assert_true(recipe_ratio(OPTIMIZER_ADAMW) == 20);
-    assert_true(recipe_parameters(&c, OPTIMIZER_ADAMW) == 124475904);
+    assert_true(recipe_parameters(&c) == 12.0 * 12 * 768 * 768 + 50257.0 * 768);
 }
 
 TEST(a_step_is_a_multiple_of_its_parts) {
@@ -93,6 +94,7 @@ TEST(a_line_names_the_option_the_number_and_the_rule) {
     assert_string_equal(recipe_line(RECIPE_RATE, 6e-4, &c, OPTIMIZER_ADAMW, buf),
                         "-l 0.0006: GPT-3's table 2.1; 6e-4 (N / 85M)^(-1/6) below 85M; N = 84.93M in blocks");
     assert_string_equal(
-        recipe_line(RECIPE_TOKENS, 2489518080, &c, OPTIMIZER_ADAMW, buf),
-        "--tokens 2489518080: 20 for each of 124.5M parameters (Hoffmann et al., 2022; --ratio changes it)");
+        recipe_line(RECIPE_TOKENS, 2470640640, &c, OPTIMIZER_ADAMW, buf),
+        "--tokens 2470640640: 20 for each of 123.5M matrices of blocks and head (Hoffmann et al., 2022; --ratio "
+        "changes it)");
 }

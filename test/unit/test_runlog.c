@@ -493,7 +493,7 @@ TEST(without_a_file_for_tensorboard_the_run_goes_on) {
     runlog_event(log, "start", "\"step\":1,\"x\":2");
     runlog_close(log);
     assert_non_null(strstr(complaint, "events.out.tfevents."));
-    assert_non_null(strstr(complaint, "; the run continues without TensorBoard\n"));
+    assert_non_null(strstr(complaint, "; the run continues, but TensorBoard will miss values\n"));
     char *text = read_text(tmp_file("main.log"));
     cJSON_Delete(event_at(text, 0));
     free(text), free(complaint);

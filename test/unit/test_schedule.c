@@ -97,3 +97,22 @@ TEST(a_warm_up_beyond_the_run_only_rises) {
     assert_true(schedule_lr(&s, 4) == s.max_lr * 0.5);
     assert_true(schedule_lr(&s, 400) == s.max_lr * 0.5);
 }
+
+TEST(a_peak_or_an_end_that_no_step_has_is_known) {
+    const struct {
+        ScheduleKind kind;
+        double final_fraction;
+        int64_t warmup, total;
+        bool peak, end;
+    } cases[] = {
+        {SCHEDULE_COSINE, 0.1, 0, 1, false, true},    {SCHEDULE_COSINE, 1, 0, 1, true, true},
+        {SCHEDULE_CONSTANT, 0.1, 0, 1, true, true},   {SCHEDULE_COSINE, 0.1, 0, 2, true, true},
+        {SCHEDULE_LINEAR, 0.1, 4, 4, true, false},    {SCHEDULE_LINEAR, 0.1, 3, 4, true, true},
+        {SCHEDULE_CONSTANT, 0.1, 5, 4, false, false}, {SCHEDULE_WSD, 0, 2, 100, true, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const Schedule s = schedule(cases[i].kind, cases[i].final_fraction, cases[i].warmup, cases[i].total);
+        assert_int_equal(schedule_reaches_peak(&s), cases[i].peak);
+        assert_int_equal(schedule_reaches_end(&s), cases[i].end);
+    }
+}
