@@ -119,6 +119,21 @@ static int64_t piece_size(int64_t n, int64_t most) {
 // whole: a step of 124M took 1.08 s in pieces and 0.85 s in whole calls (T = 256, 2 threads).
 enum { GRADIENT_ROWS = 768, PIECE_COLUMNS = 1536, PIECE_ROWS = 1024, MIN_ROWS = 512, MAX_THREADS = 4 };
 
+// Input gradients in fp32 with AVX-512 are sums over pieces of this depth. oneDNN 2.6 has two codes
+// for fp32 there: brgemm for operands without gaps, and a gemm for parts of larger arrays. brgemm
+// reads a weight that is not transposed where it lies, the deeper the slower on some processors
+// (dev/bench/results/cpu_fp32_amd-epyc_2026-11-28.md). A piece of the depth is a part of a
+// larger array. Zen 4, GFLOP/s of a thread: fc 105.6 -> 111.1, qkv 105.1 -> 110.6, fc in pieces of
+// 768 108.0, with 4096 rows 106.6 -> 109.0. Products with transposed weights, which brgemm copies,
+// gain nothing (attproj 106.5 -> 106.2, fcproj 108.0 -> 104.5).
+enum { PIECE_DEPTH = 1536 };
+
+static int64_t depth_piece(int64_t M, int64_t K, Matrix a, Matrix b, const void *bias) {
+    const bool dense = a.row_stride == K && a.col_stride == 1 && b.col_stride == 1;
+    if (LANES < 16 || a.dtype != DTYPE_FP32 || !dense || bias || M < MIN_ROWS) return K;
+    return piece_size(K, PIECE_DEPTH);
+}
+
 // oneDNN 2.6: in bf16 the sums of the largest piece for every thread, and up to 0.2 MB each for packed operands. Other
 // versions may take more; they get it from the heap.
 int64_t cpu_gemm_workspace(OpsShape shape) {
@@ -132,11 +147,19 @@ int64_t cpu_gemm_workspace(OpsShape shape) {
     return (sums + PACKED_BYTES) * cpu_threads() + wide;
 }
 
+static void gemm_piece(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool adds) {
+    if (onednn_matmul(cpu_backend.onednn, M, N, K, dst, a, b, bias, adds)) return;
+    REQUIRE(a.dtype == DTYPE_BF16, "oneDNN has no fp32 matmul for %lldx%lldx%lld", (long long)M, (long long)N,
+            (long long)K);
+    gemm_widened(M, N, K, dst, a, b, bias, adds);
+}
+
 void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias, bool accumulate) {
     // a = dout^T: K counts rows of the batch, M and N are weight dimensions
     const bool weight_gradient = a.col_stride != 1, tiles = BF16_TILES && a.dtype == DTYPE_BF16;
     const bool splits = cpu_threads() <= MAX_THREADS && !tiles;
-    int64_t rows = M, cols = N;
+    int64_t rows = M, cols = N, depth = K;
+    if (splits) depth = depth_piece(M, K, a, b, bias);
     if (splits && weight_gradient && M >= N) {
         rows = piece_size(M, GRADIENT_ROWS);
     } else if (splits && weight_gradient) {
@@ -150,13 +173,12 @@ void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void 
     for (int64_t i = 0; i < M; i += rows)
         for (int64_t j = 0; j < N; j += cols) {
             const int64_t m = min_i64(M - i, rows), n = min_i64(N - j, cols);
-            const Matrix part = matrix_at(dst, i, j), left = matrix_at(a, i, 0), right = matrix_at(b, 0, j);
+            const Matrix part = matrix_at(dst, i, j);
             char *piece_bias = NULL;
             if (bias) piece_bias = (char *)bias + j * (int64_t)dtype_size(a.dtype);
-            if (onednn_matmul(cpu_backend.onednn, m, n, K, part, left, right, piece_bias, accumulate)) continue;
-            REQUIRE(a.dtype == DTYPE_BF16, "oneDNN has no fp32 matmul for %lldx%lldx%lld", (long long)m, (long long)n,
-                    (long long)K);
-            gemm_widened(m, n, K, part, left, right, (const uint16_t *)(void *)piece_bias, accumulate);
+            for (int64_t k = 0; k < K; k += depth)
+                gemm_piece(m, n, min_i64(K - k, depth), part, matrix_at(a, i, k), matrix_at(b, k, j), piece_bias,
+                           accumulate || k > 0);
         }
 }
 

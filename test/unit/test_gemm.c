@@ -57,6 +57,23 @@ TEST(calls_that_are_split_join_without_seams) {
     check_transposed_sum(DTYPE_BF16, DTYPE_BF16, 40, 30, 512);
 }
 
+// dst = a (M,K) @ b (K,N), as for input gradients.
+TEST(a_deep_product_is_the_sum_of_its_pieces) {
+    enum { M = 512, N = 24, K = 1601 };
+    Tensor a = integers(DTYPE_FP32, M, K, 4), b = integers(DTYPE_FP32, K, N, 4);
+    float *dst = malloc(M * N * sizeof *dst), *expected = calloc(M * N, sizeof *expected);
+    assert_true(dst && expected);
+    for (int64_t i = 0; i < M; i++)
+        for (int64_t k = 0; k < K; k++)
+            for (int64_t j = 0; j < N; j++) expected[i * N + j] += get(a, i * K + k) * get(b, k * N + j);
+
+    for (int64_t i = 0; i < M * N; i++) dst[i] = NAN; // nothing of it is read
+    cpu_code()->gemm(M, N, K, (Matrix){dst, DTYPE_FP32, N, 1}, matrix_of(a, K), matrix_of(b, N), NULL, false);
+    assert_memory_equal(dst, expected, M * N * sizeof *dst);
+
+    free(a.data), free(b.data), free(dst), free(expected);
+}
+
 TEST(more_shapes_than_the_cache_holds_are_still_right) {
     for (int pass = 0; pass < 2; pass++) // the second pass meets shapes that were thrown out
         for (int64_t n = 1; n <= 150; n++) check_transposed_sum(DTYPE_FP32, DTYPE_FP32, 2, n, 3);
