@@ -1,11 +1,13 @@
-// Times whole training steps (forward, loss, backward, gradient norm, AdamW), and between them the rate of a plain
-// library matmul in the same process: on a shared machine only their ratio is steady. Prints one JSON object at the end
-// and never writes files; dev/bench/bench_cpu.py runs it and makes the table.
+// Times whole training steps (forward, loss, backward, gradient norm, AdamW), and between them the
+// rate of a plain library matmul in the same process: on a shared machine only their ratio is
+// steady. Prints one JSON object at the end and never writes files; dev/bench/bench_cpu.py runs it
+// and makes the table.
 //
-// With WEIGHTS and SHARD it does what torch_step.py does: it starts from exported weights, reads the windows of the
-// shard in file order, makes one step for each line of standard input, and prints the loss and the seconds of that
-// step. So two programs can take turns, and their losses show whether they do the same. Otherwise weights and tokens
-// are random, and the steps last for SECONDS.
+// With WEIGHTS and SHARD it does what torch_step.py does: it starts from exported weights, reads
+// the windows of the shard in file order, makes one step for each line of standard input, and
+// prints the loss and the seconds of that step. So two programs can take turns, and their losses
+// show whether they do the same. Otherwise weights and tokens are random, and the steps last for
+// SECONDS.
 #include "llmc/base/arithmetic.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/log/runlog.h"

@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
-"""Measures the tokenizer against Hugging Face's tokenizers, OpenAI's tiktoken and, where it is installed, gigatoken: the
-same text in memory, the same vocabulary, the same threads, in one run. Prints a Markdown table with machine, versions
-and command.
+"""Measures the tokenizer against Hugging Face's tokenizers, OpenAI's tiktoken and, where it is
+installed, gigatoken: the same text in memory, the same vocabulary, the same threads, in one run.
+Prints a Markdown table with machine, versions and command.
 
   .venv/bin/python dev/bench/bench_tokenizer.py                      # GPT-2's vocabulary of $PRETRAIN_DATA, its texts
   .venv/bin/python dev/bench/bench_tokenizer.py --vocabulary tokenizer.json my.txt
   .venv/bin/python dev/bench/bench_tokenizer.py --train              # data/train_tokenizer against BpeTrainer
   .venv/bin/python dev/bench/bench_tokenizer.py --patterns           # one thread, each pattern, 8192 tokens of its own
 
-Every result is compared: a line of the table means that the tokens were equal. A cell is 10^6 bytes of text per second
-of wall time and then per second of processor time, which is more reliable on a shared machine; each the
-best of the rounds. Ours and gigatoken begin each round with empty caches, as a new run does, and in the lines "warm" with
-those of the round before, of the same text; tokenizers keeps its cache over the rounds, tiktoken has none. Each is
-called in its fastest form. --train: wall time, processor time and peak memory of a process that reads JSON lines
-and trains on all cores, in turns.
+Every result is compared: a line of the table means that the tokens were equal. A cell is 10^6 bytes
+of text per second of wall time and then per second of processor time, which is more reliable on a
+shared machine; each the best of the rounds. Ours and gigatoken begin each round with empty caches,
+as a new run does, and in the lines "warm" with those of the round before, of the same text;
+tokenizers keeps its cache over the rounds, tiktoken has none. Each is called in its fastest form.
+--train: wall time, processor time and peak memory of a process that reads JSON lines and trains on
+all cores, in turns.
 """
 import argparse
 import importlib
@@ -122,9 +123,9 @@ class HuggingFace:
     def __call__(self, texts):
         batches = [texts] if self.threads > 1 else [[text] for text in texts]
         clock = Clock()
-        result = [encoding for batch in batches for encoding in self.batch(batch, add_special_tokens=False)]
+        result = [self.batch(batch, add_special_tokens=False) for batch in batches]
         seconds = clock.read()
-        return seconds, [token for encoding in result for token in encoding.ids]
+        return seconds, [token for batch in result for encoding in batch for token in encoding.ids]
 
 
 class TikToken:
@@ -180,11 +181,11 @@ def measure(contestants, texts, rounds):
 # ------------------------------------------------------------------------------------------------------------ training
 
 # A process of its own, so that its memory is Hugging Face's and nobody else's.
-HUGGINGFACE_TRAINING = """
-import json, sys, tokenizers
-tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-trainer = tokenizers.trainers.BpeTrainer(vocab_size=int(sys.argv[2]) - 1, min_frequency=2, show_progress=False,
+HUGGINGFACE_TRAINING = """ import json, sys, tokenizers tokenizer =
+tokenizers.Tokenizer(tokenizers.models.BPE()) tokenizer.pre_tokenizer =
+tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False) trainer =
+tokenizers.trainers.BpeTrainer(vocab_size=int(sys.argv[2]) - 1, min_frequency=2,
+show_progress=False,
                                          initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
                                          max_token_length=128)
 with open(sys.argv[1]) as file:
@@ -193,8 +194,8 @@ tokenizer.save(sys.argv[3])
 """
 
 
-# Runs a command and prints wall seconds, processor seconds and peak bytes. A small process: what one forks begins with
-# the memory of its parent, and the peak would be that.
+# Runs a command and prints wall seconds, processor seconds and peak bytes. A small process: what
+# one forks begins with the memory of its parent, and the peak would be that.
 MEASURE = """
 import os, sys, time
 begin = time.perf_counter()
@@ -293,7 +294,8 @@ def main():
         import tokenizers
     except ImportError as error:
         sys.exit(f"bench_tokenizer: {error}; install it: scripts/install_deps.sh test, then run .venv/bin/python")
-    gigatoken = importlib.import_module("gigatoken") if importlib.util.find_spec("gigatoken") else None
+    installed = importlib.util.find_spec("gigatoken")
+    gigatoken = importlib.import_module("gigatoken") if installed else None
     options.megabytes = options.megabytes or (40 if options.train else 8)
     if options.train:
         with tempfile.TemporaryDirectory() as directory:
@@ -314,13 +316,14 @@ def main():
         contestants = {}
         for n in THREADS:
             contestants |= {("pretrain.cu", n): Ours(library, options.vocabulary, n),
-                            ("pretrain.cu, warm", n): Ours(library, options.vocabulary, n, warm=True),
+                            ("pretrain.cu, warm", n): Ours(library, options.vocabulary, n, True),
                             (f"tiktoken {tiktoken.__version__}", n): TikToken(encoding, n),
                             (f"tokenizers {tokenizers.__version__}", n): HuggingFace(huggingface, n)}
             if gigatoken:
                 version = importlib.metadata.version("gigatoken")
                 contestants |= {(f"gigatoken {version}", n): GigaToken(gigatoken, exported, n),
-                                (f"gigatoken {version}, warm", n): GigaToken(gigatoken, exported, n, warm=True)}
+                                (f"gigatoken {version}, warm", n):
+                                    GigaToken(gigatoken, exported, n, True)}
         size = int(options.megabytes * 1e6)
         texts = own_texts(options.files, size) if options.files else standard_texts(size)
         results = {}

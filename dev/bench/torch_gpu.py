@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""The same training step in idiomatic PyTorch on a GPU: torch.compile, scaled_dot_product_attention,
-bf16 autocast over fp32 weights, fused AdamW, clipping, no dropout. The model is torch_step.py's, with the trainer's
-padded vocabulary.
+"""The same training step in idiomatic PyTorch on a GPU: torch.compile,
+scaled_dot_product_attention, bf16 autocast over fp32 weights, fused AdamW, clipping, no dropout.
+The model is torch_step.py's, with the trainer's padded vocabulary.
 
-    dev/bench/torch_gpu.py WEIGHTS SHARD B T [--dtype bf16|fp32] [--steps 20] [--eager] [--sdpa default|cudnn]
-                           [--device cpu]
+    dev/bench/torch_gpu.py WEIGHTS SHARD B T [--dtype bf16|fp32] [--steps 20] [--eager]
+                           [--sdpa default|cudnn] [--device cpu]
 
-WEIGHTS is a directory of the trainer's --export; every step reads the first B windows of SHARD. Prints one JSON object:
-the median of the steps after the warm-up, by device events, and the losses of the first steps. If B does not fit it is
-halved until it does. --device cpu is for trying the script out.
+WEIGHTS is a directory of the trainer's --export; every step reads the first B windows of SHARD.
+Prints one JSON object: the median of the steps after the warm-up, by device events, and the losses
+of the first steps. If B does not fit it is halved until it does. --device cpu is for trying the
+script out.
 """
+
 import argparse
 import contextlib
 import json
@@ -24,7 +26,7 @@ WARMUP_STEPS, LOSSES = 5, 3
 
 
 def attention(kind):
-    """default: what PyTorch takes by itself, on Hopper FlashAttention-2; cudnn: cuDNN's, or an error."""
+    """default: PyTorch's own choice, on Hopper FlashAttention-2; cudnn: cuDNN's, or an error."""
     if kind == "default":
         return contextlib.nullcontext()
     try:
@@ -69,14 +71,27 @@ def measure(options, B):
     times = clock.seconds()
     seconds = statistics.median(times[WARMUP_STEPS:])
     peak = torch.cuda.max_memory_allocated() if options.device == "cuda" else None
-    return {"torch": torch.__version__, "compiled": compiled, "sdpa": options.sdpa, "optimizer": name, "B": B,
-            "T": options.T, "dtype": options.dtype, "step_seconds": seconds,
-            "tokens_per_second": B * options.T / seconds, "first_step_seconds": times[0],
-            "losses": [float(loss) for loss in losses[:LOSSES]], "loss": float(losses[-1]), "memory_peak": peak}
+    return {
+        "torch": torch.__version__,
+        "compiled": compiled,
+        "sdpa": options.sdpa,
+        "optimizer": name,
+        "B": B,
+        "T": options.T,
+        "dtype": options.dtype,
+        "step_seconds": seconds,
+        "tokens_per_second": B * options.T / seconds,
+        "first_step_seconds": times[0],
+        "losses": [float(loss) for loss in losses[:LOSSES]],
+        "loss": float(losses[-1]),
+        "memory_peak": peak,
+    }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("weights")
     parser.add_argument("shard")
     parser.add_argument("B", type=int)
