@@ -182,6 +182,7 @@ static bool bench_model(const Job *job, Model *model, Optimizer *optimizer, Erro
 }
 
 static bool bench(const Job *job, const ModelOptions *options, Error *err) {
+    if (options->B > MAX_SAMPLES) return error_set(err, "B is %lld, at most %d", (long long)options->B, MAX_SAMPLES);
     OptimizerOptions adamw = {.seed = 1, .limits = {.clip = 1.0f}};
     optimizer_default_rates(OPTIMIZER_ADAMW, 0.1, adamw.rates);
     Model *model = model_create(options, err);
