@@ -11,7 +11,8 @@ rounding explains (peer.py); if not, no ratio is printed. On a shared machine to
 the neighbours; the ratios to the matmul rate and to PyTorch, medians over the turns, are steady.
 PEER_PYTHON names another Python than Debian's, PEER_ALLOCATOR the library of an allocator for it.
 avx2: all are held to AVX2, which is what most machines have; avx512bf16: on a machine with AMX, to
-what a Zen 4 or 5 has. --update replaces the rows that --only matches in an earlier result.
+what a Zen 4 or 5 has. --update replaces the rows that --only matches in an earlier
+result, or begins one.
 """
 
 import argparse
@@ -348,8 +349,8 @@ measured after each of our steps. FLOP per token: 72 L C^2 + 6 Vp C + 6 L C (T+1
 24 L C^2 + 18 L C d_ff for the first. avx2, avx512bf16: all are held to these instructions."""
 
 
-WITHDRAWN = """Withdrawn: up to 2026-11-27 the embedding of PyTorch's model began as N(0, 1), so that
-its gradients were full of subnormal numbers, which PyTorch computes slowly, and its memory went
+WITHDRAWN = """Withdrawn: up to 2026-11-27 the embedding of PyTorch's model began as N(0, 1), so
+that its gradients were full of subnormal numbers, which PyTorch computes slowly, and its memory went
 back to the system in every step; the ratios 2.95, 2.89, 2.90, 3.03, 2.73, 3.22, 1.58 and 1.76
 (GPT-2) and 1.54, 1.63, 3.80 and 4.31 (qwen3) were too high by an unknown part."""
 
@@ -404,7 +405,8 @@ def markdown(result):
             f"| {row['name']} | {row['T']} | {row['dtype']} {row['code']} | {losses_of(row)} | "
             f"{' | '.join(cells)} | {allowed} |"
         )
-    lines += ["", "| what | measured | target |", "| --- | --- | --- |"]
+    if result["other"]:
+        lines += ["", "| what | measured | target |", "| --- | --- | --- |"]
     for name, value, target in result["other"]:
         lines.append(f"| {name} | {value} | {target} |")
     return "\n".join(lines) + "\n"
@@ -434,7 +436,9 @@ def updated(path, rows):
     def key(row):
         return row["name"], row["B"], row["T"], row["dtype"], row["code"]
 
-    result = json.loads(path.read_text())
+    today = datetime.date.today().isoformat()
+    new = {"date": today, "machine": machine(), "steps": [], "other": []}
+    result = json.loads(path.read_text()) if path.exists() else new
     known = {key(row): row for row in [*result["steps"], *rows]}
     order = [(name, B, T, dtype, code) for name, _, B, T, dtype, code, *_ in CONFIGURATIONS]
     return result | {"steps": [known[one] for one in order if one in known]}
@@ -461,7 +465,10 @@ def main():
         help="only the configurations whose line it matches, and nothing else; writes no files",
     )
     parser.add_argument(
-        "--update", metavar="FILE", type=Path, help="write these rows into this result (.json)"
+        "--update",
+        metavar="FILE",
+        type=Path,
+        help="write these rows into this result (.json), or begin it",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the table, write no files")
     options = parser.parse_args()

@@ -132,3 +132,12 @@ def test_a_contender_that_breaks_says_why(tmp_path):
     contender = peer.Contender([sys.executable, "-c", "raise SystemExit('no room')"])
     with pytest.raises(peer.Ended, match="no room .exit code 1."):
         contender.step()
+
+
+def test_update_begins_a_result_and_replaces_its_rows(tmp_path):
+    key = dict(zip(("name", "B", "T", "dtype", "code"), ("124M", 4, 256, "bf16", "")))
+    path = tmp_path / "result.json"
+    first = bench_cpu.updated(path, [{**key, "ratio": 0.1}])
+    path.write_text(json.dumps(first))
+    second = bench_cpu.updated(path, [{**key, "ratio": 0.9}, {**key, "dtype": "fp32", "ratio": 0.8}])
+    assert [row["ratio"] for row in second["steps"]] == [0.9, 0.8]
