@@ -350,9 +350,9 @@ measured after each of our steps. FLOP per token: 72 L C^2 + 6 Vp C + 6 L C (T+1
 
 
 WITHDRAWN = """Withdrawn: up to 2026-11-27 the embedding of PyTorch's model began as N(0, 1), so
-that its gradients were full of subnormal numbers, which PyTorch computes slowly, and its memory went
-back to the system in every step; the ratios 2.95, 2.89, 2.90, 3.03, 2.73, 3.22, 1.58 and 1.76
-(GPT-2) and 1.54, 1.63, 3.80 and 4.31 (qwen3) were too high by an unknown part."""
+that its gradients were full of subnormal numbers, which PyTorch computes slowly, and its memory
+went back to the system in every step; the ratios 2.95, 2.89, 2.90, 3.03, 2.73, 3.22, 1.58 and
+1.76 (GPT-2) and 1.54, 1.63, 3.80 and 4.31 (qwen3) were too high by an unknown part."""
 
 
 def markdown(result):
