@@ -20,6 +20,7 @@ from pathlib import Path
 
 import gpu_libraries
 import gpu_tools as tools
+import peer
 from gpu_tools import Failed, Skipped, must
 
 WARMUP_STEPS = 5  # of --profile
@@ -252,19 +253,44 @@ class Bench:
         ours = [row for row in self.runs if row["group"] == "models" and row["name"] == shape.name]
         if not ours:
             raise Skipped("our trainer was not measured on it")
-        command = [python, "dev/bench/torch_gpu.py", shape.torch, ours[0]["B"], shape.T, "--steps", shape.steps,
-                   "--device", device, "--sdpa", sdpa]
-        finished = tools.run(command, limit)
+        budget, weights = tools.Budget(limit), self.directory / "start"
+        shard = self.directory / "peer_000.bin"
+        vocab = int(re.search(r"V=(\d+)", shape.model).group(1))
+        tools.fresh(weights)
+        export = [self.options.trainer, "-e", shape.model, "-x", 0, "-v", 0, "-s", 0,
+                  "--export", weights]
+        must(tools.run(export, budget.left(), self.env))
+        peer.write_shard(shard, ours[0]["B"] * shape.T + 1, vocab)
+        command = [python, "dev/bench/torch_gpu.py", weights, shard, ours[0]["B"], shape.T,
+                   "--steps", shape.steps, "--device", device, "--sdpa", sdpa]
+        finished = tools.run(command, budget.left())
         if finished.status == 1 and "cannot select" in finished.stderr:
             raise Skipped(finished.last_words())
         must(finished)
         row = json.loads(finished.stdout.strip().splitlines()[-1])
-        row.update(name=shape.name, command=" ".join(map(str, command)),
-                   ratio=ours[0]["tokens_per_second"] / row["tokens_per_second"])
+        shown = " ".join(map(str, command)).replace(str(self.directory), "DIR")
+        row.update(name=shape.name, command=shown)
+        row.update(self.compared(row, weights, vocab, budget.left()))
+        refused = row["refused"]
+        row["ratio"] = None if refused else ours[0]["tokens_per_second"] / row["tokens_per_second"]
         self.torch.append(row)
         fewer = "" if row["B"] == ours[0]["B"] else f" at B={row['B']}, where it fits"
         return (f"{row['tokens_per_second']:,.0f} tok/s{fewer} ({row['torch']}, "
-                f"{'compiled' if row['compiled'] else 'eager'}, SDPA {sdpa}); ours is {row['ratio']:.2f} times that")
+                f"{'compiled' if row['compiled'] else 'eager'}, SDPA {sdpa}); "
+                + (refused or f"ours is {row['ratio']:.2f} times that"))
+
+    def compared(self, row, weights, vocab, limit):
+        """Our losses of the first steps from the same weights, and how they differ from this row's.
+        The trainer shuffles windows, so its shard has only those of a step."""
+        B, T, output = row["B"], row["T"], tools.fresh(self.directory / "run")
+        shard = peer.write_shard(self.directory / "peer_000.bin", B * T + 1, vocab)
+        command = [self.options.trainer, "-e", weights, "-i", shard, "-b", B, "-t", T, "-d", B * T,
+                   "--dtype", row["dtype"], "-x", peer.LOSSES, "-l", "6e-4", "-u", 0,
+                   "-k", "constant", "-c", 0.1, "-v", 0, "-s", 0, "-o", output]
+        must(self.trainer.run(command, [], limit))
+        ours, allowed = tools.losses(output), peer.tolerances(weights, B, T, row["dtype"])
+        refused = peer.difference(ours, row["losses"], allowed)
+        return {"our_losses": ours, "tolerances": allowed, "refused": refused}
 
 
 def in_turn(a, b, measure):
@@ -377,12 +403,19 @@ def markdown(bench, sections, info):
         if rows:
             lines += [f"## {title}", "", *run_table(rows), ""]
     if bench.torch:
-        lines += ["## PyTorch", "", "The same step, right after ours: compile, SDPA, bf16 autocast, fused AdamW",
-                  "(dev/bench/torch_gpu.py).", ""]
-        columns = ["model", "B", "T", "version", "SDPA", "ms/step", "tok/s", "ours / PyTorch", "memory GiB", "first step s"]
+        lines += ["## PyTorch", "",
+                  "The same step, right after ours (dev/bench/torch_gpu.py): compile, SDPA,",
+                  "bf16 autocast, fused AdamW, no dropout, the vocabulary padded as ours, from the",
+                  "same exported weights on the same tokens. No ratio is printed where the losses",
+                  "of the first steps differ.", ""]
+        columns = ["model", "B", "T", "version", "SDPA", "ms/step", "tok/s", "ours / PyTorch",
+                   "our losses", "its losses", "memory GiB", "first step s"]
         lines += tools.table(columns, [
             (row["name"], row["B"], row["T"], row["torch"] + ("" if row["compiled"] else " (eager)"), row["sdpa"],
-             f"{1e3 * row['step_seconds']:.2f}", f"{row['tokens_per_second']:,.0f}", f"{row['ratio']:.2f}",
+             f"{1e3 * row['step_seconds']:.2f}", f"{row['tokens_per_second']:,.0f}",
+             row["refused"] or f"{row['ratio']:.2f}",
+             *(" ".join(f"{loss:.5f}" for loss in row[whose])
+               for whose in ("our_losses", "losses")),
              f"{(row['memory_peak'] or 0) / 2**30:.2f}", f"{row['first_step_seconds']:.1f}")
             for row in bench.torch]) + [""]  # fmt: skip
     if bench.start:

@@ -1,18 +1,25 @@
 #!/usr/bin/env python3
-"""Measures the tokenizer against Hugging Face's tokenizers and OpenAI's tiktoken: the same text, the same vocabulary,
-in one run, on one and on two threads. Prints a Markdown table with machine, versions and command.
+"""Measures the tokenizer against Hugging Face's tokenizers, OpenAI's tiktoken and, where it is
+installed, gigatoken: the same text in memory, the same vocabulary, the same threads, in one run.
+Prints a Markdown table with machine, versions and command.
 
   .venv/bin/python dev/bench/bench_tokenizer.py                      # GPT-2's vocabulary of $PRETRAIN_DATA, its texts
   .venv/bin/python dev/bench/bench_tokenizer.py --vocabulary tokenizer.json my.txt
   .venv/bin/python dev/bench/bench_tokenizer.py --train              # data/train_tokenizer against BpeTrainer
   .venv/bin/python dev/bench/bench_tokenizer.py --patterns           # one thread, each pattern, 8192 tokens of its own
 
-Every result is compared: a line of the table means that the tokens were equal. A cell is 10^6 bytes of text per second
-of wall time and then per second of processor time, which is more reliable on a shared machine; each the
-best of the rounds. --train: wall time, processor time and peak memory of a process that reads JSON lines and trains on
+Every result is compared: a line of the table means that the tokens were equal. A cell is 10^6 bytes
+of text per second of wall time and then per second of processor time, which is more reliable on a
+shared machine; each the best of the rounds. Ours and gigatoken begin each round with empty caches,
+as a new run does, and in the lines "warm" with those of the round before, of the same text;
+tokenizers keeps its cache over the rounds, tiktoken has none. Each is called in its fastest form.
+--train: wall time, processor time and peak memory of a process that reads JSON lines and trains on
 all cores, in turns.
 """
 import argparse
+import importlib
+import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -89,13 +96,17 @@ class Clock:
 
 
 class Ours:
-    def __init__(self, library, path, threads):
-        self.threads = threads
+    """warm: the encoders of the round before, which know the words of these texts."""
+
+    def __init__(self, library, path, threads, warm=False):
+        self.threads, self.warm, self.encoders = threads, warm, None
         self.tokenizer = library.open(path)
 
     def __call__(self, texts):
         encoded = [[text.encode() for text in part] for part in split_texts(texts, self.threads)]
-        encoders = [native_tokenizer.Encoder(self.tokenizer) for _ in encoded]  # as for a new run: cold caches
+        if not self.warm or not self.encoders:
+            self.encoders = [native_tokenizer.Encoder(self.tokenizer) for _ in encoded]
+        encoders = self.encoders
         for encoder, part in zip(encoders, encoded):
             encoder.reserve(sum(map(len, part)))
         clock = Clock()
@@ -105,17 +116,16 @@ class Ours:
 
 class HuggingFace:
     def __init__(self, tokenizer, threads):
+        # A batch has the RAYON_NUM_THREADS that main sets. The fast form computes no offsets.
+        self.batch = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
         self.tokenizer, self.threads = tokenizer, threads
 
     def __call__(self, texts):
-        # encode_batch uses as many threads as there are cores, or RAYON_NUM_THREADS.
+        batches = [texts] if self.threads > 1 else [[text] for text in texts]
         clock = Clock()
-        if self.threads == 1:
-            result = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        else:
-            result = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        result = [self.batch(batch, add_special_tokens=False) for batch in batches]
         seconds = clock.read()
-        return seconds, [token for encoding in result for token in encoding.ids]
+        return seconds, [token for batch in result for encoding in batch for token in encoding.ids]
 
 
 class TikToken:
@@ -130,6 +140,23 @@ class TikToken:
             result = self.encoding.encode_ordinary_batch(texts, num_threads=self.threads)
         seconds = clock.read()
         return seconds, [token for tokens in result for token in tokens]
+
+
+class GigaToken:
+    """warm: as of Ours."""
+
+    def __init__(self, gigatoken, path, threads, warm=False):
+        self.gigatoken, self.path, self.threads, self.warm = gigatoken, str(path), threads, warm
+        self.tokenizer = None
+
+    def __call__(self, texts):
+        if not self.warm or not self.tokenizer:
+            self.tokenizer = self.gigatoken.Tokenizer(self.path)
+        source = self.gigatoken.BytesSource([text.encode() for text in texts])
+        clock = Clock()
+        result = self.tokenizer.encode_batch(source, parallel=self.threads > 1)
+        seconds = clock.read()
+        return seconds, [token for tokens in result.to_list() for token in tokens]
 
 
 def machine():
@@ -154,11 +181,11 @@ def measure(contestants, texts, rounds):
 # ------------------------------------------------------------------------------------------------------------ training
 
 # A process of its own, so that its memory is Hugging Face's and nobody else's.
-HUGGINGFACE_TRAINING = """
-import json, sys, tokenizers
-tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-trainer = tokenizers.trainers.BpeTrainer(vocab_size=int(sys.argv[2]) - 1, min_frequency=2, show_progress=False,
+HUGGINGFACE_TRAINING = """ import json, sys, tokenizers tokenizer =
+tokenizers.Tokenizer(tokenizers.models.BPE()) tokenizer.pre_tokenizer =
+tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False) trainer =
+tokenizers.trainers.BpeTrainer(vocab_size=int(sys.argv[2]) - 1, min_frequency=2,
+show_progress=False,
                                          initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
                                          max_token_length=128)
 with open(sys.argv[1]) as file:
@@ -167,8 +194,8 @@ tokenizer.save(sys.argv[3])
 """
 
 
-# Runs a command and prints wall seconds, processor seconds and peak bytes. A small process: what one forks begins with
-# the memory of its parent, and the peak would be that.
+# Runs a command and prints wall seconds, processor seconds and peak bytes. A small process: what
+# one forks begins with the memory of its parent, and the peak would be that.
 MEASURE = """
 import os, sys, time
 begin = time.perf_counter()
@@ -261,11 +288,14 @@ def main():
     parser.add_argument("--megabytes", type=float, help="of each text at most (8; --train: 40)")
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     options = parser.parse_args()
+    os.environ["RAYON_NUM_THREADS"] = str(max(THREADS))
     try:
         import tiktoken
         import tokenizers
     except ImportError as error:
         sys.exit(f"bench_tokenizer: {error}; install it: scripts/install_deps.sh test, then run .venv/bin/python")
+    installed = importlib.util.find_spec("gigatoken")
+    gigatoken = importlib.import_module("gigatoken") if installed else None
     options.megabytes = options.megabytes or (40 if options.train else 8)
     if options.train:
         with tempfile.TemporaryDirectory() as directory:
@@ -286,8 +316,14 @@ def main():
         contestants = {}
         for n in THREADS:
             contestants |= {("pretrain.cu", n): Ours(library, options.vocabulary, n),
+                            ("pretrain.cu, warm", n): Ours(library, options.vocabulary, n, True),
                             (f"tiktoken {tiktoken.__version__}", n): TikToken(encoding, n),
                             (f"tokenizers {tokenizers.__version__}", n): HuggingFace(huggingface, n)}
+            if gigatoken:
+                version = importlib.metadata.version("gigatoken")
+                contestants |= {(f"gigatoken {version}", n): GigaToken(gigatoken, exported, n),
+                                (f"gigatoken {version}, warm", n):
+                                    GigaToken(gigatoken, exported, n, True)}
         size = int(options.megabytes * 1e6)
         texts = own_texts(options.files, size) if options.files else standard_texts(size)
         results = {}

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""What a recipe learns from the same tokens: four sizes of model, three lengths of run, several recipes, one corpus.
+"""What a recipe learns from the same tokens: four sizes of model, three lengths of run, several
+recipes, one corpus.
 
     dev/bench/ladder.py corpus DIR              text of a Debian system as token shards in DIR: at least 50 MB
     dev/bench/ladder.py run DIR [--trainer ./train_gpt2cu] [--jobs 2] [--size NAME] [--results FILE]
     dev/bench/ladder.py report FILE [--picture ladder.svg]
 
-`run` first tries the rates of RATES at the third size, keeps the best of each recipe, and then trains every size with
-it, each run with its own schedule down to 0. Seeds are fixed; runs that FILE has already are not made again. With
---jobs above 1 runs share the device, and their seconds mean nothing. `report` prints the table, the law
-bits/byte = E + A N^-a + B D^-b fitted to each recipe (N parameters, D tokens), and how many tokens the others need for
-the loss that the first recipe reaches at the largest size.
+`run` first tries the rates of RATES at the third size, keeps the best of each recipe, and then
+trains every size with it, each run with its own schedule down to 0. Seeds are fixed; runs that FILE
+has already are not made again. With --jobs above 1 runs share the device, and their seconds mean
+nothing. `report` prints the table, the law bits/byte = E + A N^-a + B D^-b fitted to each recipe (N
+parameters, D tokens), and how many tokens the others need for the loss that the first recipe
+reaches at the largest size.
 """
 import argparse
 import json
@@ -30,15 +32,15 @@ SWEPT, SWEPT_TOKENS = "6.9M", 6e6
 
 ADAMW = ["--optimizer", "adamw", "--beta2", "0.95"]
 MUON = ["--optimizer", "muon", "--beta2", "0.99"]
-# recipe -> what it may be: (prefix of the model, options). The first of several that learns most is taken.
+# recipe -> what it may be: (prefix of the model, options). The first of several that learns most is
+# taken. A recipe is compared by its best, so each has as many tries as the others, at rates that
+# double; that of a fixed rate has one.
 RATES = {
     "GPT-2, AdamW, llm.c's rate": [("", [*ADAMW, "-l", "6e-4"])],
-    "GPT-2, AdamW": [("", [*ADAMW, "-l", rate]) for rate in ("1e-3", "2e-3")],
-    "GPT-2, Muon": [("", [*MUON, "-l", rate]) for rate in ("5e-3", "1e-2")],
-    "best preset, Muon": [(preset, [*MUON, "-k", "linear", "-l", rate, "--lr-embedding", embedding])
-                          for preset, rate, embedding in (
-        ("starcoder2:", "5e-3", "5e-3"), ("starcoder2:", "1e-2", "1e-2"), ("starcoder2:", "1e-2", "3e-2"),
-        ("qwen3:", "1e-2", "1e-2"))],
+    "GPT-2, AdamW": [("", [*ADAMW, "-l", rate]) for rate in ("5e-4", "1e-3", "2e-3", "4e-3")],
+    "GPT-2, Muon": [("", [*MUON, "-l", rate]) for rate in ("5e-3", "1e-2", "2e-2", "4e-2")],
+    "Qwen3, Muon": [("qwen3:", [*MUON, "-k", "linear", "-l", rate, "--lr-embedding", rate])
+                    for rate in ("5e-3", "1e-2", "2e-2", "4e-2")],
 }  # fmt: skip
 # Text that comes with Debian's packages: code, manuals, documentation without the licences.
 SOURCES = [("/usr/lib/python3", "*.py"), ("/usr/lib/python3.*", "*.py"), ("/usr/share/perl", "*"), ("/usr/include", "*.h"),
@@ -123,6 +125,11 @@ def of_ladder(rows):
             and row["tokens"] in [int(SIZES[row["size"]][1] * length) for length in LENGTHS]]  # fmt: skip
 
 
+def tries(rows, recipe):
+    """How often this recipe was tried before one was kept."""
+    return len({row["options"] for row in rows if row["recipe"] == recipe})
+
+
 def least_squares(columns, values):
     """Coefficients c with the least |sum c_i columns_i - values|, by the normal equations."""
     n = len(columns)
@@ -154,8 +161,9 @@ def law(rows):
 
 
 def tokens_for(rows, bits):
-    """Tokens with which these runs of one size reach bits/byte, between two of them on a line over log tokens; those of
-    the shortest run where it is better already; None where the longest is not as good."""
+    """Tokens with which these runs of one size reach bits/byte, between two of them on a line over
+    log tokens; those of the shortest run where it is better already; None where the longest is not
+    as good."""
     points = sorted((math.log(row["tokens"]), row["bits_per_byte"]) for row in rows)
     if points and points[0][1] <= bits:
         return math.exp(points[0][0])
@@ -166,7 +174,7 @@ def tokens_for(rows, bits):
 
 
 def report(rows):
-    rows = of_ladder(rows)
+    tried, rows = rows, of_ladder(rows)
     recipes, lines = list(dict.fromkeys(row["recipe"] for row in rows)), []
     lines += ["| model | tokens | " + " | ".join(recipes) + " |", "| --- | --- |" + " --- |" * len(recipes)]
     for size, (_, most) in SIZES.items():
@@ -176,12 +184,14 @@ def report(rows):
             if found:
                 cells = [f"{found[recipe]:.4f}" if recipe in found else "-" for recipe in recipes]
                 lines.append(f"| {size} | {most * length / 1e6:g}M | " + " | ".join(cells) + " |")
-    lines += ["", "| recipe | options | law of bits/byte, N and D in millions | error |", "| --- | --- | --- | --- |"]
+    lines += ["", "| recipe | options | best of tries | law of bits/byte, N and D in millions | "
+              "error |", "| --- | --- | --- | --- | --- |"]
     for recipe in recipes:
         own = [row for row in rows if row["recipe"] == recipe]
         fitted = law(own) if len(own) >= 6 else None
         text = "{:.3f} + {:.3f} N^-{:.2f} + {:.3f} D^-{:.2f}".format(*fitted[:5]) if fitted else "-"
-        lines.append(f"| {recipe} | `{own[0]['options'].strip()}` | {text} | {f'{fitted[5]:.4f}' if fitted else '-'} |")
+        error = f"{fitted[5]:.4f}" if fitted else "-"
+        lines.append(f"| {recipe} | `{own[0]['options'].strip()}` | {tries(tried, recipe)} | {text} | {error} |")
     largest = list(SIZES)[-1]
     runs = {recipe: [row for row in rows if row["recipe"] == recipe and row["size"] == largest] for recipe in recipes}
     for held in recipes:

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""The same training step in idiomatic PyTorch on a GPU: torch.compile, scaled_dot_product_attention,
-bf16 autocast over fp32 weights, fused AdamW, clipping. The model is torch_step.py's.
+"""The same training step in idiomatic PyTorch on a GPU: torch.compile,
+scaled_dot_product_attention, bf16 autocast over fp32 weights, fused AdamW, clipping, no dropout.
+The model is torch_step.py's, with the trainer's padded vocabulary.
 
-    dev/bench/torch_gpu.py L=12,C=768,NH=12,V=50257 B T [--dtype bf16|fp32] [--steps 20] [--eager]
+    dev/bench/torch_gpu.py WEIGHTS SHARD B T [--dtype bf16|fp32] [--steps 20] [--eager]
                            [--sdpa default|cudnn] [--device cpu]
 
-Prints one JSON object: the median of the steps after the warm-up, by device events. If B does not fit it is halved
-until it does. --device cpu is for trying the script out.
+WEIGHTS is a directory of the trainer's --export; every step reads the first B windows of SHARD.
+Prints one JSON object: the median of the steps after the warm-up, by device events, and the losses
+of the first steps. If B does not fit it is halved until it does. --device cpu is for trying the
+script out.
 """
+
 import argparse
 import contextlib
 import json
@@ -16,26 +20,13 @@ import sys
 import time
 
 import torch
-from torch import nn
-from torch_step import Model, shape_of
+from torch_step import load_model, make_optimizer, read_batches, train_step
 
-WARMUP_STEPS = 5
-
-
-def make(shape, T, device):
-    torch.manual_seed(1)
-    model = Model(shape, T).to(device)
-    for parameter in model.parameters():
-        if parameter.dim() == 2:
-            nn.init.normal_(parameter, std=0.02)
-    groups = [{"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1},
-              {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0}]
-    fused = {"fused": True} if device == "cuda" else {}
-    return model, torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95), **fused)
+WARMUP_STEPS, LOSSES = 5, 3
 
 
 def attention(kind):
-    """default: what PyTorch takes by itself, on Hopper FlashAttention-2; cudnn: cuDNN's, or an error."""
+    """default: PyTorch's own choice, on Hopper FlashAttention-2; cudnn: cuDNN's, or an error."""
     if kind == "default":
         return contextlib.nullcontext()
     try:
@@ -65,33 +56,44 @@ class Clock:
         return [a.elapsed_time(b) / 1e3 for a, b in zip(self.marks, self.marks[1:])]
 
 
-def measure(options, shape, B):
+def measure(options, B):
     """No step waits for its loss."""
     compiled = hasattr(torch, "compile") and not options.eager
-    model, optimizer = make(shape, options.T, options.device)
+    model = load_model(options.weights, options.T).to(options.device)
+    optimizer, name = make_optimizer(model)
     forward = torch.compile(model) if compiled else model
-    windows = torch.randint(0, shape["V"], (B, options.T + 1), device=options.device)
-    clock = Clock(options.device)
+    windows = next(read_batches(options.shard, B, options.T)).to(options.device)
+    clock, losses = Clock(options.device), []
     for _ in range(WARMUP_STEPS + options.steps):
         clock.mark()
-        with torch.autocast(options.device, torch.bfloat16, enabled=options.dtype == "bf16"):
-            loss = forward(windows[:, :-1], windows[:, 1:])
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        losses.append(train_step(forward, optimizer, windows, options.device, options.dtype))
     clock.mark()
     times = clock.seconds()
     seconds = statistics.median(times[WARMUP_STEPS:])
     peak = torch.cuda.max_memory_allocated() if options.device == "cuda" else None
-    return {"torch": torch.__version__, "compiled": compiled, "sdpa": options.sdpa, "B": B, "T": options.T, "dtype": options.dtype,
-            "step_seconds": seconds, "tokens_per_second": B * options.T / seconds, "first_step_seconds": times[0],
-            "loss": float(loss.detach()), "memory_peak": peak}
+    return {
+        "torch": torch.__version__,
+        "compiled": compiled,
+        "sdpa": options.sdpa,
+        "optimizer": name,
+        "B": B,
+        "T": options.T,
+        "dtype": options.dtype,
+        "step_seconds": seconds,
+        "tokens_per_second": B * options.T / seconds,
+        "first_step_seconds": times[0],
+        "losses": [float(loss) for loss in losses[:LOSSES]],
+        "loss": float(losses[-1]),
+        "memory_peak": peak,
+    }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shape")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("weights")
+    parser.add_argument("shard")
     parser.add_argument("B", type=int)
     parser.add_argument("T", type=int)
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp32"])
@@ -100,14 +102,13 @@ def main():
     parser.add_argument("--sdpa", default="default", choices=["default", "cudnn"])
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    shape = shape_of(options.shape)
     if options.device == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 where a matmul is fp32
     B = options.B
     while B >= 1:
         try:
             with attention(options.sdpa):
-                print(json.dumps(measure(options, shape, B)))
+                print(json.dumps(measure(options, B)))
             return 0
         except torch.cuda.OutOfMemoryError:
             B //= 2

@@ -1,6 +1,7 @@
 """dev/bench/bench_gpu.py with the CPU trainer and tiny shapes: every section gives its figures, a lack of memory or of
 time is said, and a report stands after every section."""
 import json
+import math
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ BENCH_GPU = ROOT / "dev" / "bench" / "bench_gpu.py"
 TORCH_GPU = ROOT / "dev" / "bench" / "torch_gpu.py"
 sys.path.insert(0, str(BENCH_GPU.parent))
 import bench_gpu  # noqa: E402
+import peer  # noqa: E402
 
 
 def bench(output, *options, trainer=ROOT / "train_gpt2"):
@@ -98,9 +100,21 @@ def test_time_between_the_steps_does_not_go_unseen(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_pytorch_step_learns(tmp_path):
-    pytest.importorskip("torch")
-    command = ["/usr/bin/python3", TORCH_GPU, "L=2,C=32,NH=2,V=61", "4", "16", "--device", "cpu", "--dtype", "fp32"]
-    result = call(*command, "--steps", 60, expect=0)
-    row = json.loads(result.stdout)
-    assert row["loss"] < 3.5 and row["tokens_per_second"] > 0  # ln 61 = 4.1 at the start, one batch over and over
+def test_the_pytorch_step_has_our_losses_and_learns(tmp_path):
+    """Eager, on a CPU; one batch over and over."""
+    if call("/usr/bin/python3", "-c", "import torch").returncode != 0:
+        pytest.skip("/usr/bin/python3 has no PyTorch: scripts/install_deps.sh test-all")
+    _, report, page = bench(tmp_path / "out", "--only", "^tiny and its ops|^PyTorch, tiny$")
+    row = report["torch"][0]
+    assert row["refused"] is None and row["ratio"] > 0
+    assert len(row["our_losses"]) == len(row["losses"]) == 3
+    assert row["losses"][0] == pytest.approx(math.log(257), rel=0.02)
+    assert f"{row['our_losses'][0]:.5f}" in page
+    weights = tmp_path / "weights"
+    model = "L=2,C=32,NH=2,V=61,T=16"
+    call(ROOT / "train_gpt2", "-e", model, "-x", 0, "-v", 0, "-s", 0, "--export", weights, expect=0)
+    shard = peer.write_shard(tmp_path / "shard_000.bin", 4 * 16 + 1, 61)
+    command = ["/usr/bin/python3", TORCH_GPU, weights, shard, 4, 16, "--device", "cpu",
+               "--dtype", "fp32"]
+    row = json.loads(call(*command, "--steps", 60, expect=0).stdout)
+    assert row["loss"] < 3.5 and row["tokens_per_second"] > 0  # ln 61 = 4.1 at the start

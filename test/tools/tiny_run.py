@@ -36,11 +36,16 @@ def make_root(directory):
     return directory
 
 
-def bench_ops(backend=""):
-    """dev/bench/bench_ops of the newest build for a CPU, or of that for the simulator ("-sim"); None: not built."""
-    found = sorted(ROOT.glob("build/release*/dev/bench/bench_ops"), key=lambda path: path.stat().st_mtime)
+def bench_program(name, backend=""):
+    """This program of dev/bench of the newest build for a CPU, or of that for the simulator ("-sim");
+    None: not built."""
+    found = sorted(ROOT.glob(f"build/release*/dev/bench/{name}"), key=lambda path: path.stat().st_mtime)
     names = [(path.parents[2].name, path) for path in found]
     return next((path for name, path in names[::-1] if name.endswith("-sim") == bool(backend) and "-cuda" not in name), None)
+
+
+def bench_ops(backend=""):
+    return bench_program("bench_ops", backend)
 
 
 def clean_environment(**more):
