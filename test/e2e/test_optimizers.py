@@ -114,12 +114,6 @@ def test_the_header_and_a_resume_name_what_groups_have(data, tmp_path):
     assert "head learning rate 0.002" in [line.strip() for line in again.splitlines()]
 
 
-def test_a_head_that_is_the_embedding_has_no_rates(data):
-    for flags, name in ((["--lr-head", 1e-3], "--lr-head"), (["--by-group", "head.decay=0"], "--by-group")):
-        said = train(*TINY, *QUIET, *data.flags, "-x", 1, *flags, expect=EXIT_BAD_INPUT).stderr
-        assert f"{name}: the head of this model is its embedding" in said
-
-
 OWN_GROUPS = ["--lr-embedding", 4e-3, "--lr-vectors", 5e-4, "--by-group",
               "embedding.beta2=0.99,embedding.eps=1e-6,vectors.beta1=0.8,vectors.decay=0.2,matrices.decay=0.05,matrices.beta2=0.9"]
 

@@ -263,16 +263,6 @@ def test_show_prints_no_control_character_that_a_token_spells(tmp_path):
     assert not any(0x80 <= ord(c) < 0xA0 for c in shown)
 
 
-def test_wrong_usage_of_the_tools_is_one_line(tmp_path):
-    for arguments in ([], ["list"], ["frob", "x"], ["show"], ["list", "--at"], ["list", "--at", "-1", "x"],
-                      ["list", "--nix", "x"]):
-        assert tool("shard", *arguments, expect=2).stderr.count("\n") == 1
-    for arguments in ([], ["run"], ["run", "1", "2", "3"], ["--nix", "run", "1"], ["-i"]):
-        assert tool("whereis", *arguments, expect=2).stderr.count("\n") == 1
-    for arguments in ([], ["x.jsonl"], ["x.jsonl", "-o", "y"], ["a", "b", "--tokenizer", "bytes", "-o", "y"]):
-        assert tool("choices", *arguments, expect=2).stderr.count("\n") == 1
-
-
 # ------------------------------------------------------------------------------------------------------------- choices
 
 
@@ -351,18 +341,6 @@ def test_a_bad_line_is_named_with_its_number_and_nothing_is_written(tmp_path, me
     skipped = tool("choices", "--tokenizer", "bytes", path, "-o", out, "--skip-bad", warns=True)
     assert "skipped 1 bad line\n" in skipped.stdout
     assert len(read_choices(out)) == 2
-
-
-def test_a_file_without_examples_and_a_missing_one_are_refused(tmp_path):
-    (tmp_path / "empty.jsonl").write_text("\n")
-    for name, message in (("empty.jsonl", "has no examples"), ("missing.jsonl", "cannot be read")):
-        arguments = ["--tokenizer", "bytes", tmp_path / name, "-o", tmp_path / "q.bin"]
-        assert message in tool("choices", *arguments, expect=2).stderr
-    assert not (tmp_path / "q.bin").exists()
-    write_bytes = tmp_path / "full.jsonl"
-    write_bytes.write_text(json.dumps(GOOD))
-    assert "cannot" in tool("choices", "--tokenizer", "bytes", write_bytes, "-o", tmp_path / "no" / "q.bin",
-                            expect=1).stderr
 
 
 def test_the_trainer_answers_as_the_tokens_of_the_file_say(glass, tmp_path):
