@@ -10,8 +10,8 @@
 #include "llmc/store/weights_file.h"
 #include "llmc/text/tokenizer_open.h"
 #define DEVICE_THREADS 1
+#include "test/fixture.h"
 #include "test/unit/device_fixture.h"
-#include "test/unit/mutate.h"
 #include "test/unit/store_fixture.h"
 #include "test/unit/tiny_model.h"
 
@@ -195,23 +195,6 @@ TEST(the_tokenizer_is_part_of_a_checkpoint_that_has_one) {
     ASSERT_SKIPPED("step_00000001", "step_00000002/tokenizer_config.json: No such file"); // it never had one
     assert_ok(checkpoint_rotate(tmp.path, 1, 0, 2, &err)); // what is not whole takes nobody's place
     assert_true(file_exists(tmp_file("step_00000001")));
-}
-
-TEST(one_flipped_bit_in_any_file_is_noticed) {
-    static const char *const files[] = {"step_00000001/model.safetensors", "step_00000001/optimizer.safetensors",
-                                        "step_00000001/config.json", "step_00000001/tokenizer.json",
-                                        "step_00000001/tokenizer_config.json"};
-    for (int i = 0; i < 5; i++)
-        for (size_t byte = 0; byte < (i < 4 ? 400 : 150); byte += 99) {
-            save_with_tokenizer(1);
-            flip(tmp_file(files[i]), byte);
-            char *path, *skipped;
-            assert_false(checkpoint_find_latest(tmp.path, &path, &skipped, &err));
-            assert_string_equal(err.text, "");
-            assert_null(path);
-            assert_non_null(strstr(skipped, files[i]));
-            free(skipped);
-        }
 }
 
 TEST(a_directory_without_checkpoints_has_none) {
@@ -558,61 +541,6 @@ TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
 }
 
 // --------------------------------------------------------------------------------------------------------- any bytes
-
-// Does the state of step 1 load?
-static bool state_loads(const char *checkpoint) {
-    TrainerState s;
-    err.text[0] = '\0';
-    const bool ok = checkpoint_load_state(checkpoint, &s, &err);
-    if (!ok) assert_message("trainer.json: ");
-    if (ok) trainer_state_free(&s);
-    return ok;
-}
-
-// With these bytes as its trainer.json.
-static bool bytes_load(const unsigned char *bytes, size_t n) {
-    write_bytes(TRAINER_FILE, bytes, n);
-    return state_loads(tmp_file("step_00000001"));
-}
-
-TEST(no_damage_to_a_trainer_file_is_taken) {
-    enum { ROUNDS = 3000, HOLE = 300 };
-    save(1);
-    size_t n;
-    unsigned char *good = read_bytes(TRAINER_FILE, &n), *bytes = malloc(n + MUTATE_MAX_GROWTH);
-    assert_true(bytes_load(good, n));
-    for (size_t at = 0; at < n; at++) { // each byte by itself, to another digit or letter, and not at all
-        memcpy(bytes, good, n);
-        bytes[at] ^= 1;
-        if (bytes_load(bytes, n)) fail_msg("byte %zu was changed, and nobody noticed", at);
-        if (bytes_load(good, at)) fail_msg("%zu bytes were taken for the whole file", at);
-    }
-    for (size_t at = 0; at + HOLE <= n; at += 37) { // a block that was never written
-        memcpy(bytes, good, n);
-        memset(bytes + at, 0, HOLE);
-        if (bytes_load(bytes, n)) fail_msg("%d bytes of 0 at byte %zu were taken", HOLE, at);
-    }
-    for (uint64_t round = 0; round < ROUNDS; round++) {
-        memcpy(bytes, good, n);
-        const size_t length = mutate(bytes, n, 400, round);
-        const bool same = length == n && memcmp(bytes, good, n) == 0;
-        if (bytes_load(bytes, length) && !same) fail_msg("the damage of round %d was taken", (int)round);
-    }
-    free(bytes);
-    free(good);
-}
-
-static bool sealed_state_loads(const char *checkpoint) {
-    seal_again(TRAINER_FILE);
-    return state_loads(checkpoint);
-}
-
-TEST(damaged_trainer_files_with_a_right_checksum_are_read_or_refused_with_a_message) {
-    enum { ROUNDS = 3000 };
-    save(1);
-    AUTO_FREE char *path = strdup(TRAINER_FILE), *step = strdup(tmp_file("step_00000001")); // tmp_file has few buffers
-    assert_in_range(damage_file(path, path, 400, ROUNDS, sealed_state_loads, step), 1, ROUNDS / 2);
-}
 
 TEST(a_trainer_file_names_what_cannot_be) {
     static const struct {

@@ -4,7 +4,7 @@
 #include "llmc/base/signals.h"
 #include "llmc/model/model_state.h"
 #include "llmc/train/choices.h"
-#include "test/unit/mutate.h"
+#include "test/fixture.h"
 #include "test/unit/tiny_model.h"
 
 #include <fcntl.h>
@@ -201,44 +201,6 @@ TEST(wrong_records_are_refused) {
         f->words[cases[i].word] = (uint16_t)cases[i].value;
         refused(f, cases[i].says);
     }
-}
-
-TEST(a_file_that_is_cut_anywhere_is_refused) {
-    const File *whole = file_of_all_kinds();
-    size_t n;
-    unsigned char *content = read_bytes(write_file(whole, "whole.bin"), &n);
-    const char *path = tmp_file("cut.bin");
-    for (size_t length = 0; length < n; length += length < 1100 ? 53 : 97) {
-        write_bytes(path, content, length);
-        refused_path(path, "cut.bin");
-    }
-    free(content);
-}
-
-// Under the sanitizers: no damage makes the reader look outside the file. What still opens has valid examples.
-TEST(damaged_files_are_refused_or_hold_valid_examples) {
-    const File *whole = file_of_all_kinds();
-    const char *path = tmp_file("damaged.bin");
-    write_file(whole, "damaged.bin");
-    size_t n;
-    unsigned char *content = read_bytes(path, &n);
-    for (uint64_t round = 0; round < 1500; round++) {
-        ChoiceSets sets;
-        write_damaged(path, content, n, round % 2 ? 16 : 1200, round);
-        if (choices_open(&sets, path, V, &err)) {
-            for (int64_t i = 0; i < choices_count(sets.sets[0]); i++) {
-                const ChoiceExample e = choices_example(sets.sets[0], i);
-                assert_in_range(e.completions, 2, CHOICES_MAX);
-                assert_in_range(e.label, 0, e.completions - 1);
-                for (int k = 0; k < e.completions; k++)
-                    for (int64_t t = 0; t < e.completion_tokens[k]; t++) assert_in_range(e.completion[k][t], 0, V - 1);
-            }
-        } else {
-            assert_non_null(strstr(err.text, "damaged.bin"));
-        }
-        choices_close(&sets);
-    }
-    free(content);
 }
 
 // ------------------------------------------------------------------------------------------------------------- scores

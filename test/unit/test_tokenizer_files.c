@@ -2,8 +2,8 @@
 // file and the place; random damage never does more than that.
 
 #include "llmc/text/tokenizer.h"
+#include "test/fixture.h"
 #include "test/test.h"
-#include "test/unit/mutate.h"
 #include "test/unit/tokenizer_fixture.h"
 
 TestFixture test_all = {tmp_setup, tmp_teardown};
@@ -262,23 +262,6 @@ TEST(a_damaged_llmc_file_is_refused_by_token) {
     }
 }
 
-TEST(a_file_that_ends_too_early_is_refused) {
-    const char *json = tmp_file("cut.json"), *llmc = tmp_file("cut.bin");
-    toy_write_json(json, true);
-    toy_write_llmc(llmc, 2);
-    for (int which = 0; which < 2; which++) {
-        const char *path = which ? llmc : json;
-        size_t n;
-        unsigned char *data = read_bytes(path, &n);
-        while (which == 0 && data[n - 1] != '}') n--;
-        for (size_t length = 0; length < n; length += 1 + length / 50) {
-            write_bytes(path, data, length);
-            assert_refused(path, path, "");
-        }
-        free(data);
-    }
-}
-
 TEST(a_file_of_another_kind_is_called_by_its_name) {
     static const struct {
         const char *content;
@@ -323,37 +306,4 @@ TEST(places_without_a_tokenizer_are_named) {
     write_bytes(large, "{", 1);
     assert_int_equal(truncate(large, (off_t)3 << 30), 0);
     assert_refused(large, large, "3221225472 bytes, expected at most 134217728");
-}
-
-// Whatever the damage: refused with a message, or opened and then able to encode.
-TEST(random_damage_is_refused_or_harmless) {
-    enum { ROUNDS = 400 };
-    const char *names[] = {"fuzz.json", "fuzz.tiktoken", "fuzz.bin", "vocab.json", "merges.txt"};
-    toy_write_json(tmp_file(names[0]), false);
-    toy_write_ranks(tmp_file(names[1]));
-    toy_write_llmc(tmp_file(names[2]), 2);
-    toy_write_vocab_json(tmp_file(names[3]));
-    toy_write_merges(tmp_file(names[4]));
-    int refused = 0;
-    for (int kind = 0; kind < 5; kind++) {
-        const char *path = tmp_file(names[kind]), *opened = kind == 4 ? tmp_file("vocab.json") : path;
-        size_t n, length, header = kind == 2 ? 32 : kind == 0 ? 900 : SIZE_MAX;
-        unsigned char *data = read_bytes(path, &n);
-        for (uint64_t round = 0; round < ROUNDS; round++) {
-            write_damaged(path, data, n, header, round);
-            Error err = {""};
-            Tokenizer *t = tokenizer_open(opened, &err);
-            refused += !t;
-            if (!t) assert_memory_equal(err.text, tmp.path, strlen(tmp.path));
-            Encoder *e = t ? encoder_create(t) : NULL;
-            int32_t tokens[64];
-            if (e) assert_true(encoder_encode_special(e, "hello world<|endoftext|>\xff", 25, tokens) <= 25);
-            free(t ? tokenizer_to_json(t, &length) : NULL);
-            encoder_free(e);
-            tokenizer_free(t);
-        }
-        write_bytes(path, data, n);
-        free(data);
-    }
-    assert_in_range(refused, 5 * ROUNDS / 4, 5 * ROUNDS);
 }

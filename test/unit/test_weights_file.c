@@ -5,7 +5,7 @@
 #include "llmc/store/huggingface_config.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/weights_file.h"
-#include "test/unit/mutate.h"
+#include "test/fixture.h"
 #include "test/unit/store_fixture.h"
 
 TestFixture test_each = {setup, tmp_teardown};
@@ -552,41 +552,4 @@ TEST(llmc_headers_that_do_not_fit_are_refused) {
     REFUSED(edited, "truncated");
     write_bytes(edited, good, 1023);
     REFUSED(edited, "1023 bytes, expected a header of 1024: truncated");
-}
-
-// --------------------------------------------------------------------------------------------------------- any bytes
-
-// Opens and reads everything; a refusal must say something.
-static bool survive(const char *path) {
-    err.text[0] = '\0';
-    WeightsFile *f = weights_file_open(path, &err);
-    if (!f) {
-        assert_true(err.text[0] != '\0');
-        return false;
-    }
-    AUTO_FREE Parameter *table = parameter_table(weights_file_config(f));
-    bool ok = weights_file_check_rest(f, &err);
-    for (int i = 0; i < parameter_count(weights_file_config(f)); i++) {
-        AUTO_FREE float *out = malloc((size_t)parameter_numel(&table[i]) * sizeof *out);
-        ok = ok && weights_file_read(f, &table[i], 0, table[i].rows, out, &err);
-    }
-    weights_file_close(f);
-    if (!ok && !strstr(err.text, "not finite") && !strstr(err.text, "lm_head") && !strstr(err.text, "mask")) fail();
-    return ok;
-}
-
-// The file at path is damaged within its first `header` bytes (mostly) and the model opened; both kinds must happen.
-static void damage(const char *path, const char *model, size_t header, int rounds) {
-    assert_in_range(damage_file(path, path, header, rounds, survive, model), 1, rounds / 2);
-}
-
-TEST(damaged_files_are_read_or_refused_with_a_message) {
-    const char *llmc = write_llmc_model(DTYPE_BF16);
-    damage(llmc, llmc, 32, 300);
-    write_huggingface(in_three);
-    damage(tmp_file(INDEX), tmp.path, SIZE_MAX, 1000);
-    write_huggingface((Variant){.dtype = DTYPE_BF16, .prefix = true, .extras = true});
-    damage(tmp_file("config.json"), tmp.path, SIZE_MAX, 3000);
-    write_huggingface((Variant){.dtype = DTYPE_BF16, .prefix = true, .extras = true});
-    damage(tmp_file("model.safetensors"), tmp.path, 2500, 300);
 }
