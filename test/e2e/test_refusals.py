@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import PREPARE, ROOT, TRAINER, call, checkpoints, make_text, write_shard, write_state
+from conftest import PREPARE, ROOT, TRAIN_TOKENIZER, TRAINER, call, checkpoints, make_text, write_shard, write_state
 
 pytestmark = pytest.mark.sanitize
 
@@ -54,6 +54,8 @@ FILES = {
     "given/piece": b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02" * 20,
     "given/pickle": pickle.dumps({"a": 1}),
     "given/file": b"a file",
+    "given/shard.gguf": b"not a model",
+    "given/header.bin": struct.pack("<256i", 20240520, 1, *[0] * 254)[:1023],
     "given/questions.jsonl": json.dumps(GOOD).encode(),
     "given/label.jsonl": json.dumps({**GOOD, "label": 2}).encode(),
     "given/blank.jsonl": b"\n",
@@ -164,11 +166,14 @@ def make_world(world):
     damaged(world, "hf_inf", lambda at: change_weights(at, "transformer.h.1.mlp.c_fc.weight", inf))
     damaged(world, "hf_no_config", lambda at: (at / "config.json").unlink())
     damaged(world, "hf_untied", add_head)
+    call(TRAIN_TOKENIZER, "--vocab-size", 270, "-o", "other one.json", "docs", cwd=world, expect=0)
     (world / "link").symlink_to("nowhere")
     (world / "alias").mkdir()
     (world / "alias/copy_train.bin").symlink_to("../sh/val_000000.bin")
     (world / "alias/more_train.bin").symlink_to("../sh/train_000000.bin")
-    (world / "given/directory.bin").mkdir()
+    for name in "given/directory.bin", "given/directory.gguf", "tokenizer":
+        (world / name).mkdir()
+    (world / "tokenizer/tokenizer.json").write_text("{}")
     (world / "gone").mkdir()
     for name in "train", "val":
         shutil.copy(world / f"sh/{name}_000000.bin", world / f"gone/{name}.bin")
@@ -193,9 +198,14 @@ def world(tmp_path_factory):
 # ---------------------------------------------------------------------------------------------------------------- rows
 
 
+def program(name):
+    found = TRAINER if name == "train" else TRAINER.with_name(name)
+    return found if found.is_file() else ROOT / "data" / name
+
+
 class Row:
     def __init__(self, text, names, number):
-        self.text, self.number = text, number
+        self.text, self.number, self.names, self.advice = text, number, names, []
         command, self.arrow, said = text.partition(" => ")
         found = re.fullmatch(r"(\d+), (.*)", said, re.S)
         assert found or not self.arrow, f"{TABLE.name}:{number}: expected `command => exit code, line`"
@@ -213,10 +223,18 @@ class Row:
         self.name, self.words = words[0], words[1:]
 
     def run(self, world):
-        program = TRAINER if self.name == "train" else TRAINER.with_name(self.name)
-        if not program.is_file():
-            program = ROOT / "data" / self.name
-        return call(program, *self.words, cwd=world, env={**os.environ, **self.environment}, timeout=120)
+        return call(program(self.name), *self.words, cwd=world, env={**os.environ, **self.environment}, timeout=120)
+
+    def follow(self, advised, command, world):
+        """Types what a message advises, as it is there; afterwards the world is as it was."""
+        first, _, rest = command.replace("{}", advised).replace("DIR", "made").replace("FILE...", "docs").partition(" ")
+        words = self.names.get(first, [first])
+        if program(words[0]).is_file():
+            first = shlex.join([str(program(words[0])), *words[1:]])
+        before = set(world.rglob("*"))
+        call("bash", "-c", f"{first} {rest}", cwd=world, expect=0)
+        for path in sorted(set(world.rglob("*")) - before, reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
 
 
 def said_by(result):
@@ -225,14 +243,25 @@ def said_by(result):
     return re.sub(r"^\S*?(\w+): ", "", lines[-1], count=1)
 
 
+def alternatives(line):
+    """A line for each word of {a|b|c}, with this word in place of {}."""
+    found = re.search(r"\{([^{}]*\|[^{}]*)\}", line)
+    for word in found[1].split("|") if found else []:
+        yield line.replace(found[0], word).replace("{}", word)
+    if not found:
+        yield line
+
+
 def read_table(lines):
     names, rows = {}, []
     for number, line in enumerate(lines, 1):
         line = line.rstrip("\n")
         if named := re.fullmatch(r"([A-Z][A-Z0-9_]*) = (.*)", line):
             names[named[1]] = shlex.split(named[2])
+        elif line[:2] == "> ":
+            rows[-1].advice.append(line[2:])
         elif line and line[0] != "#":
-            rows.append(Row(line, names, number))
+            rows += [Row(one, names, number) for one in alternatives(line)]
     return rows
 
 
@@ -245,7 +274,9 @@ def files_of(world):
 
 
 def pattern_of(line):
-    return ".*".join(re.escape(part) for part in line.split("..."))
+    """Of a line in which ... is any text, and <<...>> what is advised."""
+    text = ".*".join(re.escape(part) for part in line.replace("FILE...", "FILE\0").split("..."))
+    return text.replace("\0", r"\.\.\.").replace("<<", "(").replace(">>", ")")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.text.partition(" => ")[0][:100])
@@ -254,7 +285,9 @@ def test_a_command_that_cannot_be_ends_with_its_line(row, world):
     result = row.run(world)
     said = result.stderr.splitlines()
     assert result.returncode == row.code and said, (result.stdout[-1000:], result.stderr)
-    assert re.fullmatch(pattern_of(row.line), said_by(result)), said[-1]
+    line = re.fullmatch(pattern_of(row.line), said_by(result))
+    assert line, said[-1]
+    assert result.stdout == "" or row.code == 1 or row.name != "train" or "-y" in row.words, result.stdout
     assert len(said[-1]) < LONGEST and re.match(rf"\S*{row.name if row.name != 'train' else TRAINER.name}: ", said[-1])
     for part in said[-1].partition(": ")[2].split("; "):
         paths = re.findall(r"[^\s:;,'(]*/[^\s:;,')]+", part)
@@ -262,6 +295,8 @@ def test_a_command_that_cannot_be_ends_with_its_line(row, world):
     assert not any(c < " " and c != "\n" for c in result.stderr), "control characters"
     assert len(said) == 1 or row.code == 1 or "-y" in row.words, result.stderr
     assert files_of(world) == before, "files have changed"
+    for command in row.advice:
+        row.follow(line[1], command, world)
 
 
 # ------------------------------------------------------------------------------------------------------ what has no row
