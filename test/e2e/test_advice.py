@@ -6,6 +6,7 @@ import pytest
 from conftest import EXIT_BAD_INPUT, PREPARE, ROOT, TRAINER, call
 
 TINY = ["-e", "L=1,C=64,NH=1,T=32", "-b", "4", "-s", "0", "--threads", "1"]
+SHARDS = ["-i", "sh/train_*.bin"]
 TOOLS = ROOT / "data"
 # As directories: what a shell, glob or an option parser takes for something else.
 NAMES = ["two words", "it's", "[a] b*?", "back\\slash", "-dash", "new\nline", "\u00fcml\u00e4ut", "$HOME", "~"]

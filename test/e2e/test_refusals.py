@@ -229,7 +229,7 @@ class Row:
         """Types what a message advises, as it is there; afterwards the world is as it was."""
         first, _, rest = command.replace("{}", advised).replace("DIR", "made").replace("FILE...", "docs").partition(" ")
         words = self.names.get(first, [first])
-        if program(words[0]).is_file():
+        if words[0].isidentifier() and program(words[0]).is_file():
             first = shlex.join([str(program(words[0])), *words[1:]])
         before = set(world.rglob("*"))
         call("bash", "-c", f"{first} {rest}", cwd=world, expect=0)
