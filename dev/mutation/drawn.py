@@ -274,6 +274,16 @@ def row(m, results, suites):
     return f"| {m.file}:{m.line} | {change.replace('|', chr(92) + '|')} | {' | '.join(cells)} |"
 
 
+def keep(name, known):
+    """Adds what a suite found; another run may be at work with other suites."""
+    stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    stored[name] = known
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    new = RESULTS.with_suffix(f".{os.getpid()}")
+    new.write_text(json.dumps(stored, indent=1))
+    os.replace(new, RESULTS)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
@@ -309,9 +319,7 @@ def main():
             if key_of(m) not in known:
                 suite.check_unchanged(tests_of[m.file])
                 known[key_of(m)] = suite.plant(m, tests_of[m.file])
-                RESULTS.parent.mkdir(parents=True, exist_ok=True)
-                RESULTS.with_suffix(".new").write_text(json.dumps(results, indent=1))
-                os.replace(RESULTS.with_suffix(".new"), RESULTS)
+                keep(suite.name, known)
             if known[key_of(m)] == "the compiler":
                 break
         else:
