@@ -5,7 +5,7 @@ import shutil
 import struct
 
 import pytest
-from conftest import (EXIT_BAD_INPUT, QUIET, SIMULATOR, TINY, checkpoints, cut_back, events, losses, needs_simulator,
+from conftest import (QUIET, SIMULATOR, TINY, checkpoints, cut_back, events, losses, needs_simulator,
                       run_tiny, same_run, same_state, train, write_state)
 from test_processes import assert_same, needs_mpi, run as run_processes
 
@@ -218,15 +218,6 @@ def test_a_skipped_step_leaves_the_state_as_it_is(data, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ another optimizer
-
-
-def test_another_optimizers_checkpoint_is_refused_by_both_names(whole, tmp_path):
-    parts = interrupted(whole("adamw"), tmp_path / "parts")
-    before = (parts / "main.log").read_bytes()
-    said = train("-o", parts, "-y", 1, "--optimizer", "lion", expect=EXIT_BAD_INPUT).stderr
-    assert "step_00000017: has the state of --optimizer adamw, but this run uses lion" in said
-    assert "-y weights" in said
-    assert (parts / "main.log").read_bytes() == before
 
 
 def test_a_resume_of_the_weights_begins_with_a_new_state_and_keeps_the_rest(whole, tmp_path):

@@ -65,17 +65,11 @@ SHARDS = {
     "version": {1: 3}, "bytes": {2: 3}, "vocab": {3: 65537}, "eot": {6: 302}, "count": {4: 41}, "less": {4: 39},
     "negative": {5: -1},
 }
-# Changes of a config.json of tiny_qwen3, tiny_gpt2 and of a block that no class has.
+# Changes of a config.json of test/golden. All fields: test_huggingface_config.c, test_weights_file.c.
 CONFIGS = {
-    "hidden_act": {"hidden_act": "gelu"}, "attention_bias": {"attention_bias": 1}, "nkv": {"num_key_value_heads": 3},
-    "no_nkv": {"num_key_value_heads": None}, "head_dim": {"head_dim": 15}, "class": {"architectures": ["LlamaForCausalLM"]},
-    "yarn": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000}}, "sliding": {"use_sliding_window": True},
-    "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "eps": {"rms_norm_eps": 1.0},
-    "d_ff": {"intermediate_size": 388}, "mistral": {"model_type": "mistral"}, "tied": {"tie_word_embeddings": 1},
-    "rope_list": {"rope_parameters": [1]}, "layers": {"layer_types": ["full_attention", "chunked"]},
-    "differ": {"n_layer": 1, "num_hidden_layers": 2, "of": "gpt2"}, "gpt2_eps": {"layer_norm_epsilon": 1e-6, "of": "gpt2"},
-    "window": {"sliding_window": 4, "of": "llama"}, "norm": {"model_type": "pretrain_cu", "norm": "none"},
-    "norm_act": {"model_type": "pretrain_cu", "norm": "layernorm"}, "both": {"tie_word_embeddings": True, "of": "normed"},
+    "mistral": {"model_type": "mistral", "of": "qwen3"},
+    "norm": {"model_type": "pretrain_cu", "norm": "none", "of": "qwen3"},
+    "both": {"tie_word_embeddings": True, "of": "normed"},
     "llama_of_qwen2": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "of": "qwen2"},
     "untied": {"tie_word_embeddings": False, "of": "llama_biased"},
 }
@@ -137,7 +131,7 @@ def make_world(world):
         header = {0: 20240520, 1: 2, 2: 2, 3: 300, 4: 40, 6: 1, **fields}
         (world / f"given/{name}.bin").write_bytes(struct.pack("<256i", *[header.get(i, 0) for i in range(256)]) + bytes(80))
     for name, change in CONFIGS.items():
-        model = shutil.copytree(ROOT / "test/golden" / f"tiny_{change.pop('of', 'qwen3')}", world / "config" / name)
+        model = shutil.copytree(ROOT / "test/golden" / f"tiny_{change['of']}", world / "config" / name)
         config = {**json.loads((model / "config.json").read_text()), **change}
         (model / "config.json").write_text(json.dumps(config))
 
