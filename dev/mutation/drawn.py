@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Draws mistakes by a seed in the host code and shows which test finds each, for one suite or for two side by side.
+"""Draws mistakes by a seed in the host code and shows which test finds each, in one suite or two.
 
-    dev/mutation/drawn.py [--seed N] [--count N] [--files FILE...] [--suite NAME[=REVISION]]... [--tests TEST...] [--list]
+    dev/mutation/drawn.py [--seed N] [--count N] [--files FILE...] [--suite NAME[=REVISION]]...
+                          [--tests TEST...] [--again SUITE] [--list]
 
-A mistake is one operator, constant, bound, condition or result of one line (CHANGES). Files default to the rooms of
-ROOMS, which also says which tests ask about a room: programs of test/ without a prefix, and files of pytest, where
-FILE::WORDS selects by -k. --tests takes their place. A suite is this tree, or with =REVISION the tests of that revision
-on the sources of this tree; a test that a suite does not have is left out.
+A mistake is one operator, constant, bound, condition or result of one line (CHANGES). Files default
+to the rooms of ROOMS, which also says which tests ask about a room: programs of test/ without a
+prefix, and files of pytest, where FILE::WORDS selects by -k. --tests takes their place. A suite is
+this tree, or with =REVISION the tests of that revision on the sources of this tree; a test that a
+suite does not have is left out.
 
-Suites are built in build/mutation/drawn/SUITE/, a copy of the tree in which one file at a time is changed, compiled
-without optimisation and linked; the working tree is never edited. A mistake that the compiler refuses is replaced by
-another draw. Tests run up to the first failure. Results are kept in build/mutation/drawn.json: a run that was stopped
-resumes, and `--again` forgets what a suite did not find. The table goes to stdout.
+Suites are built in build/mutation/drawn/SUITE/, a copy of the tree in which one file at a time is
+changed, compiled without optimisation and linked; the working tree is never edited. A mistake that
+the compiler refuses is replaced by another draw. Tests run up to the first failure. Results are
+kept in build/mutation/drawn.json: a run that was stopped resumes. The table goes to stdout.
 """
 import argparse
 import collections
@@ -36,22 +38,26 @@ SECONDS = 120  # that one test may run; a mistake may make it endless
 FUZZ = "fuzz/test_readers"
 REFUSALS = "test/e2e/test_refusals.py"
 ROOMS = {
-    "llmc/store": "unit/test_checkpoint unit/test_checkpoint_optimizer unit/test_weights_file unit/test_export "
-                  "unit/test_gguf unit/test_safetensors unit/test_huggingface_config " + FUZZ,
-    "llmc/data": "unit/test_shards unit/test_mixture unit/test_dataloader unit/test_shuffle unit/test_validation " + FUZZ,
-    "llmc/text": "unit/test_tokenizer unit/test_tokenizer_files unit/test_find_tokenizer unit/test_bpe "
-                 "unit/test_bpe_trainer unit/test_byte_source unit/test_json_line unit/test_corpus_run "
-                 "unit/test_corpus_split unit/test_corpus_writer unit/test_utf8 " + FUZZ +
-                 " test/e2e/test_prepare.py test/e2e/test_prepare_lines.py test/e2e/test_prepare_content.py "
+    "llmc/store": "unit/test_checkpoint unit/test_checkpoint_optimizer unit/test_weights_file "
+                  "unit/test_export unit/test_gguf unit/test_safetensors "
+                  "unit/test_huggingface_config " + FUZZ,
+    "llmc/data": "unit/test_shards unit/test_mixture unit/test_dataloader unit/test_shuffle "
+                 "unit/test_validation " + FUZZ,
+    "llmc/text": "unit/test_tokenizer unit/test_tokenizer_files unit/test_find_tokenizer "
+                 "unit/test_bpe unit/test_bpe_trainer unit/test_byte_source unit/test_json_line "
+                 "unit/test_corpus_run unit/test_corpus_split unit/test_corpus_writer "
+                 "unit/test_utf8 " + FUZZ + " test/e2e/test_prepare.py "
+                 "test/e2e/test_prepare_lines.py test/e2e/test_prepare_content.py "
                  "test/e2e/test_train_tokenizer.py",
-    "llmc/log": "unit/test_runlog unit/test_summary unit/test_tensorboard test/e2e/test_profile.py "
-                "test/e2e/test_watching.py",
-    "llmc/plan": "unit/test_recipe unit/test_gpu_table unit/test_advise unit/test_op_costs unit/test_plan "
-                 "unit/test_plan_fit test/e2e/test_plan.py",
+    "llmc/log": "unit/test_runlog unit/test_summary unit/test_tensorboard "
+                "test/e2e/test_profile.py test/e2e/test_watching.py",
+    "llmc/plan": "unit/test_recipe unit/test_gpu_table unit/test_advise unit/test_op_costs "
+                 "unit/test_plan unit/test_plan_fit " + REFUSALS + " test/e2e/test_plan.py",
     "llmc/run": "unit/test_options unit/test_placement " + REFUSALS + " test/e2e/test_bad_input.py "
-                "test/e2e/test_advice.py test/e2e/test_recipe.py test/e2e/test_plan.py test/e2e/test_training.py "
-                "test/e2e/test_resume.py::words_or_options_or_refused",
-    "llmc/comm": "unit/test_launch unit/test_comm_tcp unit/test_comm_watch unit/test_data_parallel " + FUZZ,
+                "test/e2e/test_advice.py test/e2e/test_recipe.py test/e2e/test_plan.py "
+                "test/e2e/test_training.py test/e2e/test_resume.py::words_or_options",
+    "llmc/comm": "unit/test_launch unit/test_comm_tcp unit/test_comm_watch "
+                 "unit/test_data_parallel " + FUZZ,
     "data": "unit/test_shard_tool unit/test_choices unit/test_whereis " + FUZZ + " " + REFUSALS +
             " test/e2e/test_shard_tools.py test/e2e/test_prepare.py",
     "llmc/train/choices.c": "unit/test_choices " + FUZZ,
@@ -59,14 +65,17 @@ ROOMS = {
 
 # What becomes what. The first group of a pattern is replaced.
 CHANGES = [
-    (r" (<) ", "<="), (r" (<=) ", "<"), (r" (>) ", ">="), (r" (>=) ", ">"), (r" (==) ", "!="), (r" (!=) ", "=="),
+    (r" (<) ", "<="), (r" (<=) ", "<"), (r" (>) ", ">="), (r" (>=) ", ">"),
+    (r" (==) ", "!="), (r" (!=) ", "=="),
     (r" (\+) ", "-"), (r" (-) ", "+"), (r" (\*) (?=[\w(])", "/"), (r" (/) ", "*"), (r" (%) ", "/"),
     (r" (&&) ", "||"), (r" (\|\|) ", "&&"), (r" (\+=) ", "-="), (r" (-=) ", "+="),
-    (r"(?<![\w.'])(\d+)(?![\w.'])", None), (r"\b(?:if|while) \((.*)\)(?: return\b.*;| \{|)$", "!"),
-    (r"\breturn (true|false);", "not"), (r"\b(min_i64|max_i64)\(", "not"), (r"\b(break|continue);", "not"),
+    (r"(?<![\w.'])(\d+)(?![\w.'])", None),
+    (r"\b(?:if|while) \((.*)\)(?: return\b.*;| \{|)$", "!"),
+    (r"\breturn (true|false);", "not"), (r"\b(min_i64|max_i64)\(", "not"),
+    (r"\b(break|continue);", "not"),
 ]
-OTHER = {"true": "false", "false": "true", "min_i64": "max_i64", "max_i64": "min_i64", "break": "continue",
-         "continue": "break"}
+OTHER = {"true": "false", "false": "true", "min_i64": "max_i64", "max_i64": "min_i64",
+         "break": "continue", "continue": "break"}
 PLAIN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 
 Mistake = collections.namedtuple("Mistake", "file line at old new before after")
@@ -76,7 +85,7 @@ def fail(message):
     sys.exit("drawn.py: " + message)
 
 
-# ------------------------------------------------------------------------------------------------------------- mistakes
+# ----------------------------------------------------------------------------------------- mistakes
 
 def balanced(text):
     """Whether each parenthesis of a condition is closed in it."""
@@ -91,7 +100,8 @@ def balanced(text):
 def places(file):
     """Every mistake that a file has room for."""
     text = (HERE / file).read_text()
-    hidden = PLAIN.sub(lambda m: re.sub(r"[^\n]", "\0", m[0]), text)  # comments and texts keep their lengths
+    # Comments and texts are hidden, and keep their lengths.
+    hidden = PLAIN.sub(lambda m: re.sub(r"[^\n]", "\0", m[0]), text)
     start, found = 0, []
     for number, line in enumerate(hidden.split("\n"), 1):
         code = line.rstrip("\0 ")
@@ -103,8 +113,10 @@ def places(file):
                     if becomes is None:
                         new = str(int(old) + 1)
                     if becomes != "!" or balanced(m[1]):
-                        found.append(Mistake(file, number, start + m.start(1), old, new, text[start:start + len(line)].strip(),
-                                             (text[start:start + m.start(1)] + new + text[start + m.end(1):start + len(line)]).strip()))
+                        before = text[start:start + len(line)]
+                        after = before[:m.start(1)] + new + before[m.end(1):]
+                        found.append(Mistake(file, number, start + m.start(1), old, new,
+                                             before.strip(), after.strip()))
         start += len(line) + 1
     return found
 
@@ -132,18 +144,20 @@ def key_of(m):
     return hashlib.sha256(f"{m.file}\0{m.before}\0{m.after}\0{m.line}".encode()).hexdigest()[:16]
 
 
-# --------------------------------------------------------------------------------------------------------------- suites
+# ------------------------------------------------------------------------------------------- suites
 
 def environment():
-    settings = dict(os.environ, TEST_SEED="1", PRETRAIN_CACHE="off", OMP_WAIT_POLICY="passive", OMP_NUM_THREADS="1")
+    settings = dict(os.environ, TEST_SEED="1", PRETRAIN_CACHE="off", OMP_WAIT_POLICY="passive",
+                    OMP_NUM_THREADS="1")
     settings.pop("MAKEFLAGS", None)
     return settings
 
 
 def run(command, cwd, seconds=SECONDS, until=None):
-    """-> exit status and the output, up to the first line that matches `until`; 124 after some seconds"""
-    process = subprocess.Popen(command, cwd=cwd, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, start_new_session=True)
+    """-> exit status, 124 after some seconds, and the output up to a line that matches `until`"""
+    process = subprocess.Popen(command, cwd=cwd, env=environment(), stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               start_new_session=True)
     timed_out, lines = [], []
 
     def end(*_):
@@ -164,15 +178,18 @@ def run(command, cwd, seconds=SECONDS, until=None):
 
 def listed(*command):
     said = subprocess.run(command, cwd=HERE, check=True, stdout=subprocess.PIPE).stdout
-    return [name for name in said.decode().split("\0") if name and (HERE / name).exists() | ("ls-tree" in command)]
+    names = [name for name in said.decode().split("\0") if name]
+    return [name for name in names if "ls-tree" in command or (HERE / name).exists()]
 
 
 def put(path, content, mode):
-    """Writes a file unless it is this one."""
-    if not path.exists() or path.read_bytes() != content:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        path.chmod(mode)
+    """Writes a file unless it is this one; says whether it was not."""
+    if path.exists() and path.read_bytes() == content:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    path.chmod(mode)
+    return True
 
 
 class Suite:
@@ -181,25 +198,31 @@ class Suite:
     def __init__(self, text):
         self.name, _, self.revision = text.partition("=")
         self.root = SCRATCH / self.name
-        self.passed = set()
+        self.passed = self.root / ".passed"  # the tests that pass without a mistake, a name a line
 
     def make(self, *arguments):
         return run(["make", "--no-print-directory", "-s", "-j2", *arguments], self.root, 3600)
 
     def prepare(self, tests):
-        """The files of the revision, with the product's sources of the working tree; files that are equal stay."""
-        files = {name: HERE / name for name in listed("git", "ls-files", "-co", "--exclude-standard", "-z")}
+        """The files of the revision, with the product's sources of the working tree."""
+        here = listed("git", "ls-files", "-co", "--exclude-standard", "-z")
+        files = {name: HERE / name for name in here}
         if self.revision:
             files = {name: path for name, path in files.items() if name.startswith(SOURCES)}
             for name in listed("git", "ls-tree", "-r", "--name-only", "-z", self.revision):
                 if not name.startswith(SOURCES):
-                    files[name] = subprocess.run(["git", "show", f"{self.revision}:{name}"], cwd=HERE, check=True,
-                                                 stdout=subprocess.PIPE).stdout
+                    files[name] = subprocess.run(["git", "show", f"{self.revision}:{name}"], cwd=HERE,
+                                                 check=True, stdout=subprocess.PIPE).stdout
+        changed = []  # files that are equal stay, for make
         for name, of in files.items():
-            put(self.root / name, of if isinstance(of, bytes) else of.read_bytes(),
-                0o755 if isinstance(of, bytes) else of.stat().st_mode)
+            is_old = isinstance(of, bytes)
+            content, mode = (of, 0o755) if is_old else (of.read_bytes(), of.stat().st_mode)
+            changed.append(put(self.root / name, content, mode))
+        if any(changed):
+            self.passed.unlink(missing_ok=True)
         for path in self.root.glob("test/*/*"):  # that this revision does not have
-            if path.suffix in (".c", ".py", ".txt") and str(path.relative_to(self.root)) not in files:
+            name = str(path.relative_to(self.root))
+            if path.suffix in (".c", ".py") and name not in files:
                 path.unlink()
         (self.root / ".gitignore").write_text("*\n")
         if (HERE / ".venv").exists() and not (self.root / ".venv").exists():
@@ -222,7 +245,8 @@ class Suite:
         """-> the name of what failed, or None"""
         if ".py" in test:
             path, _, words = test.partition("::")
-            command = [".venv/bin/python", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", path]
+            command = [".venv/bin/python", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
+                       "-m", "not slow", path]
             words = words.replace("_or_", " or ")
             command += ["-k", words] if words else []
             status, text = run(command, self.root, 5 * SECONDS)
@@ -233,28 +257,31 @@ class Suite:
         status, text = run([f"build/release/test/{test}"], self.root, SECONDS, r"^\[  FAILED  \] ")
         if status == 0:
             return None
-        found = re.search(r"\[  FAILED  \] (\w+)", text) or (re.findall(r"\[ RUN      \] (\w+)", text) or [None])[-1]
-        case = found if isinstance(found, str) else found[1] if found else f"status {status}"
+        case = (re.findall(r"\[  FAILED  \] (\w+)", text)[:1] or
+                re.findall(r"\[ RUN      \] (\w+)", text)[-1:] or [f"status {status}"])[0]
         return f"{test.partition('/')[2]}: {case}{' (endless)' if status == 124 else ''}"
 
     def check_unchanged(self, tests):
+        passed = self.passed.read_text().split("\n") if self.passed.exists() else []
         for test in tests:
-            if test not in self.passed and self.has(test):
+            if test not in passed and self.has(test):
                 failed = self.ask(test)
                 if failed:
                     fail(f"{self.name}: without a mistake this fails: {failed}")
-                self.passed.add(test)
+                passed.append(test)
+                self.passed.write_text("\n".join(passed))
 
     def plant(self, m, tests):
         """-> what finds it: the compiler, a test, or None"""
         source, object = self.root / m.file, f"build/release/{Path(m.file).with_suffix('.o')}"
         text = source.read_text()
-        tests = [test for test in tests if self.has(test)]
+        own = Path(m.file).stem
+        tests = sorted(filter(self.has, tests), key=lambda test: own not in test)  # its own first
         try:
             source.write_text(text[:m.at] + m.new + text[m.at + len(m.old):])
             _, said = self.make("-n", "VERBOSE=1", "-W", m.file, object)
             compile = next(line for line in said.splitlines() if f" -c {m.file} " in line)
-            status, said = run(shlex.split(compile) + ["-O0", "-w", "-Werror=div-by-zero"], self.root)
+            status, said = run(shlex.split(compile) + ["-O0", "-w"], self.root)
             if status:
                 return "the compiler"
             status, said = self.make("all", *self.programs(tests))
@@ -266,10 +293,10 @@ class Suite:
             (self.root / object).unlink(missing_ok=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------- table
+# -------------------------------------------------------------------------------------------- table
 
 def row(m, results, suites):
-    change = f"`{m.before}` -> `{m.after}`" if len(m.before) < 80 else f"`{m.old}` -> `{m.new}` in `{m.before[:90]}`"
+    change = f"`{m.old}` -> `{m.new}` in `{m.before[:100]}`"
     cells = [results.get(suite.name, {}).get(key_of(m), "") or "**not found**" for suite in suites]
     return f"| {m.file}:{m.line} | {change.replace('|', chr(92) + '|')} | {' | '.join(cells)} |"
 
@@ -288,10 +315,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=10)
-    parser.add_argument("--files", nargs="+", default=[room for room in ROOMS], help="C files or directories")
-    parser.add_argument("--suite", action="append", help="NAME: the tests of this tree; NAME=REVISION: of that one")
+    parser.add_argument("--files", nargs="+", default=list(ROOMS), help="C files or directories")
+    parser.add_argument("--suite", action="append", metavar="NAME[=REVISION]",
+                        help="the tests of this tree, or of a revision")
     parser.add_argument("--tests", nargs="+", help="in place of those that ROOMS has for a file")
-    parser.add_argument("--again", action="append", default=[], metavar="SUITE", help="ask again what it did not find")
+    parser.add_argument("--again", action="append", default=[], metavar="SUITE",
+                        help="ask again what it did not find")
     parser.add_argument("--list", action="store_true", help="list the mistakes, plant none")
     arguments = parser.parse_args()
     files = list(files_of(arguments.files))
