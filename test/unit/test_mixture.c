@@ -243,18 +243,3 @@ TEST(the_loader_reads_each_source_in_the_order_of_a_run_on_it_alone) {
     }
     sources_close(&s);
 }
-
-TEST(corpora_that_cannot_be_mixed_are_refused) {
-    Sources s;
-    write_shard("a.bin", 0, 9, 300, 2);
-    write_shard("b.bin", 0, 9, 301, 2);
-    write_shard("c.bin", 0, 9, 0, 4);
-    assert_false(open_text(&s, "a.bin:1", "b.bin:1"));
-    assert_non_null(strstr(err.text, "b.bin: vocabulary is 301, but "));
-    assert_false(open_text(&s, "a.bin:1", "c.bin:1"));
-    assert_non_null(strstr(err.text, "c.bin: bytes per token is 4"));
-    assert_false(open_text(&s, "a.bin:1", "[a].bin:1"));
-    assert_non_null(strstr(err.text, "a.bin: belongs to two corpora of the mixture"));
-    assert_false(open_text(&s, "a.bin:1", "none.bin:1"));
-    assert_non_null(strstr(err.text, "no token shards match"));
-}

@@ -190,22 +190,6 @@ TEST(more_shards_than_the_soft_limit_of_descriptors_are_opened) {
 
 // ----------------------------------------------------------------------------------------------------- hostile files
 
-TEST(what_is_no_file_is_refused_with_what_to_do) {
-    ASSERT_OPEN_FAILS("no/such/dir/train_*.bin", 8, "no/such/dir/train_*.bin", "data/prepare -o DIR FILE...");
-    ASSERT_OPEN_FAILS(tmp_file("no/such/*.bin"), 8, "/no/such/*.bin': there is no '", "/no'; make");
-    ASSERT_OPEN_FAILS(tmp.path, 8, tmp.path, "is a directory, expected its shards, such as", "/train_*.bin",
-                      "data/prepare -o ");
-    assert_int_equal(mkfifo(tmp_file("fifo.bin"), 0600), 0);
-    ASSERT_OPEN_FAILS(tmp_file("fifo.bin"), 8,
-                      "fifo.bin: not a plain file but a pipe"); // and nobody waits for a writer
-}
-
-TEST(shards_beside_a_pattern_that_matches_none_are_named) {
-    const char *const names[] = {"train_000000.bin", "train_000001.bin", "val_000000.bin"};
-    for (size_t i = 0; i < 3; i++) write_bytes(tmp_file(names[i]), "", 0);
-    ASSERT_OPEN_FAILS(tmp_file("trian_*.bin"), 8, "no token shards match", "there are '", "/train_*.bin'");
-}
-
 static void assert_beside(const char *train, const char *expected) {
     char *found = shards_validation_pattern(train);
     assert_string_equal(found ? found : "", expected);
