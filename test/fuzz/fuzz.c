@@ -383,6 +383,58 @@ static void put_foreign_files(const FuzzInput *seed, int k) {
     }
 }
 
+static const struct {
+    const char *reader; // whose file the next rows change
+    int seed, file;
+    const char *from, *to; // a text
+    size_t at, bytes;      // or a number
+    int64_t value;
+    const char *words;
+} edits[] = {
+#define SEED(name, number, index)    {.reader = name, .seed = number, .file = index},
+#define TEXT(old, new, said)         {.from = old, .to = new, .words = said},
+#define WORD(type, byte, word, said) {.at = byte, .bytes = sizeof(type), .value = word, .words = said},
+#include "test/fuzz/edits.def"
+};
+
+// The rows of edits.def for a seed of this reader.
+static void certain_edits(const FuzzInput *seed, int number) {
+    int file = -1; // of another seed
+    for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
+        const char *from = edits[i].from, *to = edits[i].to;
+        if (edits[i].reader) {
+            const bool is_it = strcmp(edits[i].reader, reader->name) == 0 && edits[i].seed == number;
+            file = is_it ? edits[i].file : -1;
+        }
+        if (edits[i].reader || file < 0) continue;
+        FuzzInput in;
+        copy_input(seed, &in);
+        Piece *p = &in.pieces[file];
+        if (!from) {
+            REQUIRE(edits[i].at + edits[i].bytes <= p->n, "edits.def: no byte %zu", edits[i].at);
+            memcpy(p->bytes + edits[i].at, &edits[i].value, edits[i].bytes); // little-endian
+        } else if (!*from) {
+            fuzz_replace(p, to, strlen(to));
+        } else {
+            const char *found = memmem(p->bytes, p->n, from, strlen(from));
+            REQUIRE(found, "edits.def: %s has no %s", reader->name, from);
+            const size_t before = (size_t)(found - (const char *)p->bytes), rest = p->n - before - strlen(from);
+            char *text = malloc(p->n + strlen(to));
+            memcpy(text, p->bytes, before);
+            memcpy(text + before, to, strlen(to));
+            memcpy(text + before + strlen(to), found + strlen(from), rest);
+            fuzz_replace(p, text, before + strlen(to) + rest);
+            free(text);
+        }
+        in.repaired = reader->repair != NULL;
+        const bool accepted = read_input(&in);
+        if (accepted || !strstr(fuzz_error.text, edits[i].words))
+            fail_msg("%s, seed %d, edit for '%s': %s", reader->name, number, edits[i].words,
+                     accepted ? "accepted" : fuzz_error.text);
+        clear(&in);
+    }
+}
+
 static void certain_damage(const FuzzInput *seed) {
     for (int k = 0; k < pieces_of(reader); k++) {
         if (seed->pieces[k].absent) continue;
@@ -409,7 +461,10 @@ static void seeds_are_read_and_damage_is_survived(void **state) {
         in.repaired = r->repair != NULL;
         if (!read_input(&in)) fail_msg("%s: seed %d is refused when its checksums are made again", r->name, i);
         clear(&in);
-        if (!round) certain_damage(&seeds[i]);
+        if (!round) {
+            certain_damage(&seeds[i]);
+            certain_edits(&seeds[i], i);
+        }
     }
     int accepted = 0;
     const int64_t first = round ? atoll(round) : 0, last = round ? first + 1 : ROUNDS;

@@ -457,13 +457,14 @@ static bool shards_read(const FuzzInput *in) {
 
 static void choices_seed(int i) {
     (void)i;
-    // Two examples: 2 and 3 completions.
-    static const uint16_t first[] = {65535, 26, 0, 1, 2, 2, 5, 6, 1, 7, 2, 8, 9},
-                          second[] = {65535, 28, 1, 0, 3, 1, 4, 1, 7, 1, 8, 2, 9, 10};
-    int32_t header[256] = {CHOICES_MAGIC, CHOICES_VERSION, 2, 28};
+    // Four examples: 2 completions, and 3 each.
+    static const uint16_t first[] = {65535, 26, 0, 1, 2, 2, 5, 6, 1, 7, 2, 8, 9};
+    uint16_t other[] = {65535, 28, 1, 0, 3, 1, 4, 1, 7, 1, 8, 2, 9, 10};
+    int32_t header[256] = {CHOICES_MAGIC, CHOICES_VERSION, 4, 28};
     FILE *f = fopen(fuzz_path("choices.bin"), "wb");
     fwrite(header, sizeof header, 1, f);
-    fwrite(first, sizeof first, 1, f), fwrite(second, sizeof second, 1, f);
+    fwrite(first, sizeof first, 1, f);
+    for (; other[2] < 4; other[2]++) fwrite(other, sizeof other, 1, f);
     fclose(f);
 }
 

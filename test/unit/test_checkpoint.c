@@ -542,31 +542,6 @@ TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
 
 // --------------------------------------------------------------------------------------------------------- any bytes
 
-TEST(a_trainer_file_names_what_cannot_be) {
-    static const struct {
-        const char *found, *changed, *message;
-    } cases[] = {
-        {"\"eot\":", "\"eit\":", "\"eit\" is not a field that this version knows"},
-        {"\"loss_z\":", "\"lots_z\":", "\"control\": \"lots_z\" is not a field"},
-        {"\"position\": 3,", "\"position\": 0,", "\"position\" is 0, expected 1 to"},
-        {"\"good_steps\": 0", "\"good_steps\": 2", "\"good_steps\" is 2, expected 0 to 1 after 1 steps"},
-        {"\"best_val_loss\": 3.25", "\"best_val_loss\": -3.2", "expected a finite number of at least 0"},
-        {"\"next\": 0", "\"next\": 5", "\"loss_window\": \"next\" is 5, expected 0"},
-        {"\"adamw\"", "\"admaw\"", "\"optimizer\" is \"admaw\", which this version does not know"},
-        {"\"optimizer\": \"adamw\"", "\"optimizer\":       7", "\"optimizer\" is 7"},
-        {"\"updates\": 0", "\"updates\": 2", "\"updates\" is 2, expected 0 to 1"},
-        {"\"optimizer\":", "\"optimizer_start\":", "\"optimizer_start\" is not a field that this version knows"},
-        {"\"format\": 2", "\"format\": 1", "\"format\" is 1, expected 2"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        TrainerState s;
-        save(1);
-        replace_in_file(TRAINER_FILE, cases[i].found, cases[i].changed);
-        seal_again(TRAINER_FILE);
-        assert_error(checkpoint_load_state(tmp_file("step_00000001"), &s, &err), cases[i].message);
-    }
-}
-
 // A run without validation has no "val", one that only evaluated no "train".
 static void state_refuses(FieldChange change, const char *name) {
     const bool may_be_missing = strcmp(name, "train") == 0 || strcmp(name, "val") == 0 || strcmp(name, "mixture") == 0;
@@ -589,35 +564,6 @@ TEST(every_field_of_a_trainer_file_is_there_once_and_of_its_kind) {
     memcpy(strstr(text, ",\n  \"xxh3\": \""), "\n}\n", 4); // the checksum of the file itself; state_refuses adds it
     write_text(TRAINER_FILE, text);
     change_every_field(TRAINER_FILE, "options", state_refuses);
-}
-
-TEST(sources_that_are_no_mixture_are_refused) {
-    static const struct {
-        const char *from, *to, *message;
-    } cases[] = {
-        {"\"weight\": 7", "\"weight\": 0", "source 2: \"weight\" is 3, which is none of a mixture"},
-        {"\"weight\": 3", "\"weight\": 1000033", "source 2: \"weight\" is 1000033, which is none"},
-        {"\"weight\": 3", "\"weight\": -3", "source 2: \"weight\" is -3"},
-        {"\"start\": 0", "\"start\": 99999", "\"mixture\": \"start\" is 99999"},
-        {"\"drawn\": 11", "\"drawn\": \"x\"", "source 2: \"drawn\" is \"x\""},
-        {"\"sources\": [", "\"sources\": [], \"x\": [", "\"mixture\": \"x\" is not a field"},
-    };
-    SourceState sources[] = {{(char *)"a", 7, 0, {1000, 7}}, {(char *)"b", 3, 11, {1000, 8}}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        TrainerState s = make_state(1), back;
-        s.train = (DataFacts){2000, 7}, s.sources = sources, s.source_count = 2;
-        assert_ok(checkpoint_save(tmp.path, model, &s, &err));
-        AUTO_FREE char *text = read_text(TRAINER_FILE), *changed = NULL;
-        const char *at = strstr(text, cases[i].from);
-        assert_non_null(at);
-        const char *end = strstr(at, ",\n  \"xxh3\": \"");
-        assert_non_null(end);
-        assert_true(asprintf(&changed, "%.*s%s%.*s\n}\n", (int)(at - text), text, cases[i].to,
-                             (int)(end - at - (ptrdiff_t)strlen(cases[i].from)), at + strlen(cases[i].from)) > 0);
-        write_text(TRAINER_FILE, changed);
-        seal_again(TRAINER_FILE);
-        assert_error(checkpoint_load_state(tmp_file("step_00000001"), &back, &err), cases[i].message);
-    }
 }
 
 TEST(a_file_in_place_of_a_directory_is_an_error) {
