@@ -67,6 +67,7 @@ FILES = {
     "given/shard.gguf": b"not a model",
     "given/questions.jsonl": json.dumps(QUESTION).encode(),
     "given/label.jsonl": json.dumps({**QUESTION, "label": 2}).encode(),
+    "given/long.jsonl": json.dumps({**QUESTION, "endings": ["c" * 40000, "d"]}).encode(),
     "given/blank.jsonl": b"\n",
     "tokenizer/tokenizer.json": b"{}",
     "options/options.json": b'{"train-data":"x","xxh3": "0"}',
@@ -75,6 +76,12 @@ FILES = {
 GOOD_SHARD = {0: 20240520, 1: 2, 2: 2, 3: 300, 4: 40, 6: 1}
 SHARDS = {"version": {1: 3}, "bytes": {2: 3}, "vocab": {3: 65537}, "eot": {6: 302},
           "count": {4: 41}, "less": {4: 39}, "negative": {5: -1}}
+# A manifest.json beside a shard a.bin of 100 tokens; the shards are those of "train".
+STATED = {"file": "a.bin", "tokens": 100, "bytes": 1224, "xxh3": "0" * 16}
+MANIFESTS = {
+    "missing": [{"file": "b.bin"}], "list": [3], "nameless": [{}], "no_array": 3,
+    "tokens": [{**STATED, "tokens": 101}], "sum": [STATED], "digits": [{**STATED, "xxh3": "0x1"}],
+}
 # Changes of a config.json of test/golden. All fields: test_huggingface_config.c.
 CONFIGS = {
     "mistral": ("qwen3", {"model_type": "mistral"}),
@@ -153,6 +160,11 @@ def make_files(world):
     for name, fields in SHARDS.items():
         header = [{**GOOD_SHARD, **fields}.get(i, 0) for i in range(256)]
         (world / f"given/{name}.bin").write_bytes(words_of(*header, kind="i") + bytes(80))
+    for name, shards in {**MANIFESTS, "sides": None}.items():
+        (world / "manifest" / name).mkdir(parents=True)
+        sides = {"val": {"shards": []}, **({"train": {"shards": shards}} if shards else {})}
+        (world / "manifest" / name / "manifest.json").write_text(json.dumps(sides))
+        write_shard(world / "manifest" / name / "a.bin", list(range(100)), vocab=257)
     write_shard(world / "given/wide.bin", [1] * 100, vocab=300)
     write_shard(world / "given/few.bin", [1] * 20, vocab=257)
     write_shard(world / "given/beyond.bin", [1] * 20 + [60000] * 80)
