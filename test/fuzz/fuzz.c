@@ -319,8 +319,13 @@ static void copy_input(const FuzzInput *seed, FuzzInput *in) {
     }
 }
 
+static const char *file_name(int k) {
+    const char *slash = strrchr(reader->files[k], '/');
+    return slash ? slash + 1 : reader->files[k];
+}
+
 static void must_refuse(FuzzInput *in, int k, const char *damage, size_t at) {
-    const char *slash = strrchr(reader->files[k], '/'), *name = slash ? slash + 1 : reader->files[k];
+    const char *name = file_name(k);
     if (read_input(in)) fail_msg("%s: accepted: %s %s at byte %zu", reader->name, name, damage, at);
     if (reader->names_file && !strstr(fuzz_error.text, name))
         fail_msg("%s: %s %s at byte %zu is not named: '%s'", reader->name, name, damage, at, fuzz_error.text);
@@ -410,6 +415,7 @@ static void certain_edits(const FuzzInput *seed, int number) {
         FuzzInput in;
         copy_input(seed, &in);
         Piece *p = &in.pieces[file];
+        const char *name = file_name(file);
         if (!from) {
             REQUIRE(edits[i].at + edits[i].bytes <= p->n, "edits.def: no byte %zu", edits[i].at);
             memcpy(p->bytes + edits[i].at, &edits[i].value, edits[i].bytes); // little-endian
@@ -427,8 +433,8 @@ static void certain_edits(const FuzzInput *seed, int number) {
             free(text);
         }
         in.repaired = reader->repair != NULL;
-        const bool accepted = read_input(&in);
-        if (accepted || !strstr(fuzz_error.text, edits[i].words))
+        const bool accepted = read_input(&in), is_named = !reader->names_file || strstr(fuzz_error.text, name);
+        if (accepted || !is_named || !strstr(fuzz_error.text, edits[i].words))
             fail_msg("%s, seed %d, edit for '%s': %s", reader->name, number, edits[i].words,
                      accepted ? "accepted" : fuzz_error.text);
         clear(&in);
