@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # The tests of the other modules add little here, and take minutes.
-END_TO_END = ["test_resume.py", "test_models.py", "test_bad_input.py", "test_optimizers.py", "test_prepare.py",
+END_TO_END = ["test_resume.py", "test_models.py", "test_bad_input.py", "test_refusals.py", "test_optimizers.py", "test_prepare.py",
               "test_prepare_lines.py", "test_prepare_interrupted.py", "test_shard_tools.py", "test_tokenizer.py", "test_evaluation.py"]
 UNIT = ["atomic_file", "bpe", "byte_source", "checkpoint", "checkpoint_optimizer", "choices",
         "choices_file", "comm_tcp", "comm_watch", "corpus_run", "corpus_split", "corpus_writer",

@@ -342,7 +342,7 @@ static bool choose_export(RunSetup *s, Error *err) {
     s->export_type = export_type_of(dtype);
     if (s->export_type == EXPORT_TYPES)
         return error_set(err, "--export %s: %s is not fp32, bf16, fp16 or q8_0", o->export, dtype);
-    if (strcmp(s->export_path, o->output) == 0)
+    if (*s->export_path && strcmp(s->export_path, o->output) == 0)
         return error_set(err, "--export %s: checkpoints are saved there (-o); name another directory", o->output);
     if (path_is_same(s->export_path, o->model))
         return error_set(err, "--export %s: the model is read from there (-e); name another file or directory",

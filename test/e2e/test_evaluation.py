@@ -12,7 +12,7 @@ import struct
 import sys
 
 import pytest
-from conftest import (BYTE_EOT, BYTE_VOCAB, EXIT_BAD_INPUT, QUIET, ROOT, Data, call, checkpoints, events, refused,
+from conftest import (BYTE_EOT, BYTE_VOCAB, EXIT_BAD_INPUT, QUIET, Data, call, checkpoints, events,
                       train, write_shard)
 
 T = 64
@@ -96,26 +96,6 @@ def test_choices_are_scored_on_the_schedule_and_a_model_that_knows_one_text_take
     train("-e", checkpoints(tmp_path / "run")[-1], *ALONE, "--choices", f"{path}:7", "-o", tmp_path / "out")
     (point,) = events(tmp_path / "out", "choices")
     assert (point["name"], point["step"], point["examples"], point["correct"]) == ("facts", 40, 7, 7)
-
-
-# Every other way to be wrong: test/unit/test_choices.c.
-@pytest.mark.sanitize
-def test_bad_multiple_choice_files_are_refused(model, tmp_path):
-    good, path = (b"context", [b"one", b"two"], 1), tmp_path / "set.bin"
-    for bad, words in (((b"context", [b"one", b"two"], 2), ("set.bin", "label", "2")),
-                       ((b"context", [b"one", b"x" * (T + 1)], 0), ("set", f"{T + 1} tokens", f"context is {T}"))):
-        choice_file(path, [good, bad])
-        refused("-e", model, *ALONE, "--choices", path, "-o", tmp_path / "out", words=("--choices", "example 1", *words))
-    path.unlink()
-    refused("-e", model, *ALONE, "--choices", path, "-o", tmp_path / "out", words=("no multiple-choice files", "set.bin"))
-    assert not (tmp_path / "out" / "main.log").exists()
-
-
-def test_hellaswag_is_asked_for_where_it_is_not(model):
-    if (ROOT / "data/hellaswag/hellaswag_val.bin").exists():
-        pytest.skip("data/hellaswag/hellaswag_val.bin is here")
-    result = train("-e", model, *ALONE, "-h", 1, expect=EXIT_BAD_INPUT)
-    assert "-h 1" in result.stderr and "data/hellaswag/hellaswag_val.bin" in result.stderr
 
 
 # ----------------------------------------------------------------------------------------------- lm-evaluation-harness

@@ -4,8 +4,8 @@ import re
 import struct
 
 import pytest
-from conftest import (QUIET, ROOT, TINY, TRAINER, call, checkpoints, cut_back, events, losses, refused, same_run, train,
-                      write_shard)
+from conftest import (QUIET, ROOT, TINY, TRAINER, call, checkpoints, cut_back, events, losses,
+                      same_run, train, write_shard)
 from test_processes import assert_same, needs_mpi, run as run_processes
 
 WHEREIS = TRAINER.with_name("whereis") if TRAINER.with_name("whereis").is_file() else ROOT / "data" / "whereis"
@@ -243,31 +243,7 @@ def test_a_source_without_validation_data_is_named(corpora, tmp_path):
     assert f"validation  off: no '{tmp_path}/bare/val_*.bin' beside the training data" in said
 
 
-# ------------------------------------------------------------------------------------------------------------- refusals
-
-@pytest.mark.parametrize("weight", ["0", "-0.3", "nan", "inf", "1e300", "x", ""])
-def test_bad_weights_are_refused_with_their_value(weight, corpora):
-    for option in ["-i", mixed(corpora, web=0.7, code=weight)], ["-j", mixed(corpora, web=0.7, code=weight)]:
-        refused(*SHAPE, "-i", mixed(corpora, more=1), *option, "-x", 1,
-                words=[option[0], "code/train_*.bin: its weight is '%s', expected a number from" % weight])
-
-
-def test_other_bad_mixtures_are_refused(corpora, tmp_path):
-    web, code = f"{corpora}/web/train_*.bin", f"{corpora}/code/train_*.bin"
-    for pattern, words in ((f"{web}:0.7,{code}", ["code/train_*.bin: has no weight"]),
-                           (f"{web},{code}:0.3", ["web/train_*.bin: has no weight"]),
-                           (f"{web}:0.7,{web}:0.3", ["web/train_*.bin: is named twice"]),
-                           (f"{web}:0.7,{corpora}/code/*.bin:0.3", ["would train on validation data", "val_000000.bin"])):
-        refused(*SHAPE, "-i", pattern, "-x", 1, words=words)
-    said = train(*SHAPE, "-i", f"{web}:0.7,{corpora}/none/*.bin:0.3", "-x", 1, expect=2).stderr
-    assert f"-i: no token shards match '{corpora}/none/*.bin'" in said
-    said = train(*SHAPE, "-i", f"{web}:0.7,{corpora}/we[b]/train_*.bin:0.3", "-x", 1, expect=2).stderr
-    assert "web/train_000000.bin: belongs to two corpora of the mixture" in said
-    wide = write_shard(tmp_path / "wide.bin", [1] * 100, vocab=300)
-    refused(*SHAPE, "-i", f"{web}:0.7,{wide}:0.3", "-x", 1, words=["vocabulary is 300, but ", " states 257"])
-    said = train("-e", "d12", "--plan", "text", "--gpu", "h200", "-i", f"{web}:0.7,{code}:nan", expect=2).stderr
-    assert "its weight is 'nan'" in said
-
+# --------------------------------------------------------------------------------------------------------- paths, plans
 
 def test_paths_with_commas_and_colons_are_usable(corpora, tmp_path):
     shard = (corpora / "web" / "train_000000.bin").read_bytes()

@@ -5,7 +5,7 @@ import shutil
 import struct
 
 import pytest
-from conftest import (EXIT_BAD_INPUT, QUIET, SIMULATOR, TINY, checkpoints, cut_back, events, losses, needs_simulator,
+from conftest import (QUIET, SIMULATOR, TINY, checkpoints, cut_back, events, losses, needs_simulator,
                       run_tiny, same_run, same_state, train, write_state)
 from test_processes import assert_same, needs_mpi, run as run_processes
 
@@ -114,12 +114,6 @@ def test_the_header_and_a_resume_name_what_groups_have(data, tmp_path):
     assert "head learning rate 0.002" in [line.strip() for line in again.splitlines()]
 
 
-def test_a_head_that_is_the_embedding_has_no_rates(data):
-    for flags, name in ((["--lr-head", 1e-3], "--lr-head"), (["--by-group", "head.decay=0"], "--by-group")):
-        said = train(*TINY, *QUIET, *data.flags, "-x", 1, *flags, expect=EXIT_BAD_INPUT).stderr
-        assert f"{name}: the head of this model is its embedding" in said
-
-
 OWN_GROUPS = ["--lr-embedding", 4e-3, "--lr-vectors", 5e-4, "--by-group",
               "embedding.beta2=0.99,embedding.eps=1e-6,vectors.beta1=0.8,vectors.decay=0.2,matrices.decay=0.05,matrices.beta2=0.9"]
 
@@ -224,15 +218,6 @@ def test_a_skipped_step_leaves_the_state_as_it_is(data, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ another optimizer
-
-
-def test_another_optimizers_checkpoint_is_refused_by_both_names(whole, tmp_path):
-    parts = interrupted(whole("adamw"), tmp_path / "parts")
-    before = (parts / "main.log").read_bytes()
-    said = train("-o", parts, "-y", 1, "--optimizer", "lion", expect=EXIT_BAD_INPUT).stderr
-    assert "step_00000017: has the state of --optimizer adamw, but this run uses lion" in said
-    assert "-y weights" in said
-    assert (parts / "main.log").read_bytes() == before
 
 
 def test_a_resume_of_the_weights_begins_with_a_new_state_and_keeps_the_rest(whole, tmp_path):

@@ -97,10 +97,7 @@ def test_what_the_user_has_there_stays(name, kind, place):
 
 
 SAME = {
-    "model": [TRAINER, "-e", "model", *QUIET, "-x", 0, "-v", 0, "--export", "model"],
     "model_by_another_name": [TRAINER, "-e", "model", *QUIET, "-x", 0, "-v", 0, "--export", "link"],
-    "tokenizer": [TRAIN_TOKENIZER, "--vocab-size", 300, "-o", "text/000.txt", "text/000.txt"],
-    "choices": [CHOICES, "--tokenizer", "shards", "questions.jsonl", "-o", "questions.jsonl"],
     "log": [*PLOT, "--html", "run/main.log"],
     "log_as_a_picture": [*PLOT, "-o", "run/main.log"],
     "hard_link": [*PLOT, "-o", "log.png"],

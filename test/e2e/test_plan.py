@@ -7,8 +7,8 @@ import re
 import resource
 
 import pytest
-from conftest import (EXIT_BAD_INPUT, QUIET, ROOT, SIMULATOR, TINY, events, losses, needs_simulator,
-                      refused, train, write_shard)
+from conftest import (EXIT_BAD_INPUT, QUIET, ROOT, SIMULATOR, TINY, events, losses,
+                      needs_simulator, train, write_shard)
 
 MIB = 1 << 20
 
@@ -111,12 +111,6 @@ def test_a_gpu_with_room_for_the_plan_alone_is_refused_before_the_run(data):
     assert "limits      measured now, in a burst: " in run(little, 0).stdout
 
 
-def test_nothing_fits_says_what_would(data):
-    said = train("-e", "d48", "-t", 1024, "-b", 60000, *data.flags, *QUIET, "-x", 1, expect=EXIT_BAD_INPUT).stderr
-    assert re.search(r"not enough memory: -b 60000 -r 0 needs [0-9.]+ TiB, but only [0-9.]+ [GM]iB is available; ", said)
-    assert "it fits with -b " in said or "it fits with --" in said or "use a smaller model or context" in said
-
-
 # ------------------------------------------------------------------------------------------------------------- the plan
 
 def test_json_is_all_that_is_printed_and_every_key_is_documented():
@@ -180,16 +174,6 @@ def test_a_plan_leaves_the_memory_that_nccl_takes_over_nvlink():
     assert "; plus 954 MiB for the CUDA context and 2.61 GiB for NCCL\n" in text
 
 
-@pytest.mark.parametrize("flags, message", [
-    (["--gpus", 8, "--reduce-groups", 12], "--reduce-groups 12: cannot be shared by 8 processes"),
-    (["--gpus", 8, "-d", 4096], "-d: a step of 4 sequences cannot be cut into 8 groups"),
-    (["--gpus", 2000], "--gpus 2000"),
-])
-def test_a_plan_of_several_gpus_that_cannot_be_is_one_line(flags, message):
-    result = train("--plan", "-e", "d12", *flags, expect=EXIT_BAD_INPUT)
-    assert message in result.stderr and result.stderr.count("\n") == 1 and result.stdout == ""
-
-
 @needs_simulator
 def test_every_build_makes_the_same_plan_for_a_gpu():
     arguments = ["--plan", "json", "-e", "d24", "-b", "auto", "-r", "auto", "-d", "524288",
@@ -227,11 +211,3 @@ def test_without_a_datasheet_mfu_is_a_share_of_the_rate_measured_at_the_start(da
     train(*TINY, *QUIET, *data.flags, "-x", 2, "--dtype", "fp32", "-o", tmp_path / "run")
     device = events(tmp_path / "run", "run")[0]["device"]
     assert device["mfu_base"] == "measured" and device["peak_flops"] == device["matmul_flops"] > 0
-
-
-def test_what_cannot_be_advised_is_refused():
-    refused("--plan", "sizes", words=["--plan sizes", "CPU", "--gpu h100"])
-    refused("--plan", "sizes", "--gpu", "h900", words=["--gpu h900", "H200"])
-    refused("--plan", "sizes", "--gpu", "24G", words=["--gpu 24G", "not known"])
-    refused("--plan", "sizes", "--gpu", "h100", "--fp8", words=["--plan sizes", "--fp8"])
-    refused("--plan", "sizes", "--gpu", "t4", "-b", 60000, words=["T4: not enough memory"])

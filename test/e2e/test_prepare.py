@@ -165,49 +165,6 @@ def test_shards_of_an_earlier_run_are_kept_unless_forced(tmp_path, out):
     assert set(os.listdir(out)) == set(NEW_FILES) | {"notes.txt"}
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["text"], ["-o DIR is missing"]),
-    (["-o", "new"], ["no FILE or DIR"]),
-    (["-o"], ["-o needs a value"]),
-    (["-o", "--force", "text"], ["-o needs a value"]),
-    (["--threads", "-o", "new", "text"], ["--threads needs a value"]),
-    (["-o", "new", "-dash.txt"], ["unknown option -dash.txt; "]),
-    (["-dash", "text"], ["unknown option -dash; "]),
-    (["-o", "new", "--formt", "txt", "text"], ["unknown option --formt; did you mean --format?"]),
-    (["-o", "new", "--fo", "txt", "text"], ["unknown option --fo; "]),
-    (["-o", "new", "--force=1", "text"], ["--force=1: takes no value"]),
-    (["-o", "new", "--frobnicate", "text"], ["--frobnicate", "--help"]),
-    (["-o", "new", "--val-fraction", "1", "text"], ["--val-fraction 1", "below 1"]),
-    (["-o", "new", "--split", "test", "text"], ["--split test: expected train or val"]),
-    (["-o", "new", "--split", "val", "--val-fraction", "0", "text"], ["give one"]),
-    (["-o", "new", "--val-fraction", "nan", "text"], ["--val-fraction nan"]),
-    (["-o", "new", "--shard-tokens", "12Q", "text"], ["--shard-tokens 12Q", "from 1024"]),
-    (["-o", "new", "--shard-tokens", "99999999999999999999", "text"], ["--shard-tokens"]),
-    (["-o", "new", "missing.txt"], ["missing.txt: cannot read: No such file"]),
-    (["-o", "new", "fifo"], ["fifo: is neither a file nor a directory"]),
-    (["-o", "file/new", "text"], ["file/new", "Not a directory"]),
-    (["-o", "new", "binary"], ["no text to read: skipped 1 x binary, the first: binary\n"]),
-    (["-o", "new", "one"], ["1 bytes of text cannot be divided"]),
-    (["-o", "new", "-"], ["give --format"]),
-    (["-o", "new", "--format", "txt", "-", "-"], ["can be given only once"]),
-    (["-o", "new", "--format", "xml", "text"], ["--format xml", "txt or jsonl"]),
-    (["-o", "new", "--threads", "0", "text"], ["--threads 0", "from 1 to 1024"]),
-    (["-o", "new", "--field", "x" * 300, "text"], ["--field", "255"]),
-    (["-o", "new", "--tokenizer", "text", "text"], ["text"]),
-    (["-o", "new", "--tokenizer", "missing", "text"], ["missing"]),
-])
-def test_bad_input_is_named_in_one_line_and_nothing_is_made(tmp_path, monkeypatch, arguments, words):
-    monkeypatch.chdir(tmp_path)
-    make_documents(tmp_path / "text", 3)
-    (tmp_path / "file").write_text("a file")
-    (tmp_path / "binary").write_bytes(b"\0\0")
-    (tmp_path / "one").write_bytes(b"1")
-    os.mkfifo(tmp_path / "fifo")
-    stderr = prepare(*arguments, expect=2).stderr
-    assert all(word in stderr for word in words), stderr
-    assert not (tmp_path / "new").exists()
-
-
 def test_help_is_printed():
     result = prepare("--help")
     for option in ("--output", "--val-fraction", "--shard-tokens", "--force", "--help"):

@@ -224,16 +224,6 @@ def test_a_damaged_compressed_text_keeps_what_stands_before_the_damage(tmp_path,
     assert text.startswith(kept) and 0.3 < len(kept) / len(text) < 0.6
 
 
-def test_what_is_named_gz_and_is_not_is_damaged(tmp_path, out):
-    (tmp_path / "a.txt.gz").write_bytes(b"plain text")
-    stderr = prepare("-o", out, tmp_path / "a.txt.gz", expect=2).stderr
-    assert "a.txt.gz: damaged: incorrect header check" in stderr
-    (tmp_path / "a.txt.zst").write_bytes(b"plain text")
-    assert "a.txt.zst: damaged: not zstd" in prepare("-o", out, tmp_path / "a.txt.zst", expect=2).stderr
-    stderr = prepare("-o", out, "--skip-bad", tmp_path / "a.txt.gz", expect=2).stderr
-    assert "no text to read: skipped 1 x compressed file damaged, the first: " in stderr
-
-
 def test_zeros_behind_a_gzip_file_are_padding_and_text_is_damage(tmp_path, out):
     text = b"some text\n" * 100
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text) + bytes(1000))
@@ -241,18 +231,3 @@ def test_zeros_behind_a_gzip_file_are_padding_and_text_is_damage(tmp_path, out):
     assert b"".join(documents(out, "train") + documents(out, "val")) == text
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text) + b"more")
     assert "incorrect header check" in prepare("-o", out, "--force", tmp_path / "a.txt.gz", expect=2).stderr
-
-
-def test_parquet_is_named_with_what_reads_it(tmp_path, out):
-    (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(100) + b"PAR1")
-    stderr = prepare("-o", out, tmp_path / "a.parquet", expect=2).stderr
-    assert "is Parquet; data/read_parquet.py" in stderr
-
-
-def test_empty_corpora_are_refused(tmp_path, out):
-    (tmp_path / "empty.jsonl").write_bytes(b"")
-    (tmp_path / "blank.jsonl").write_bytes(b"\n\n \n")
-    (tmp_path / "nothing.jsonl").write_text('{"text": ""}\n' * 3)
-    assert "no text to read: skipped 1 x empty, the first:" in prepare("-o", out, tmp_path / "empty.jsonl", expect=2).stderr
-    assert "no text to read" in prepare("-o", out, tmp_path / "blank.jsonl", expect=2).stderr
-    assert "no text to read: skipped 3 x empty, the first:" in prepare("-o", out, tmp_path / "nothing.jsonl", expect=2).stderr

@@ -250,16 +250,6 @@ def test_variables_that_differ_are_refused(name, value, data, tmp_path):
     assert f"has {value}: all processes must have the same" in result.stderr, result.stderr
 
 
-def test_a_time_limit_of_nothing_is_refused(data, tmp_path):
-    result = run(1, tmp_path / "1", data, "-x", 1, expect=EXIT_BAD_INPUT, PRETRAIN_COMM_TIMEOUT="0")
-    assert "PRETRAIN_COMM_TIMEOUT=0: must be a whole number from 1 to 1000000" in result.stderr
-
-
-def test_without_a_launcher_several_processes_on_the_cpu_are_refused_with_a_way_to_start_them(data, tmp_path):
-    result = run(1, tmp_path / "1", data, "--gpus", 2, "-x", 1, expect=EXIT_BAD_INPUT)
-    assert "mpirun -n N" in result.stderr
-
-
 def hidden(trace):
     """How many ops ran, wholly, while a request was under way, by the name of its collective."""
     ops = [(e["ts"], e["ts"] + e["dur"]) for e in trace if e["ph"] == "X" and e["tid"] == 2 and "floor_us" in e["args"]]

@@ -3,7 +3,7 @@ accounted for; gradients in the compute dtype train as well as those in fp32."""
 import json
 
 import pytest
-from conftest import EXIT_BAD_INPUT, QUIET, events, losses, same_run, train
+from conftest import QUIET, events, losses, same_run, train
 
 L = 4
 MODEL = ["-e", f"L={L},C=64,NH=2,T=32", "-t", "32", "-b", "2", "-d", 5 * 32]  # micro-batches of 2, 2 and 1
@@ -52,13 +52,6 @@ def test_a_run_goes_on_with_another_choice_and_the_same_bits(data, tmp_path):
         train(*MODEL, *QUIET, *data.flags, "-x", "2", "-r", first, "-o", run)
         train(*MODEL, *QUIET, *data.flags, "-x", "4", "-r", second, "-o", run, "-y", "1")
     assert same_run(tmp_path / "whole", tmp_path / "changed")
-
-
-def test_gelu_in_the_matmul_and_gelu_again_are_refused_together(data):
-    result = train(*RUN, *data.flags, "-ge", "1", "-r", "2x1,3", expect=EXIT_BAD_INPUT)
-    assert "cannot be recomputed with the same bits" in result.stderr
-    train(*RUN, *data.flags, "-ge", "1", "-r", "fc+layernorm")
-    train(*RUN, *data.flags, "-ge", "0", "-r", "1")
 
 
 # --------------------------------------------------------------------------------------- gradients in the compute dtype

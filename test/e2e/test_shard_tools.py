@@ -219,17 +219,6 @@ def test_verify_compares_with_the_manifest(tmp_path):
     data[1100] ^= 1
     (tmp_path / "b.bin").write_bytes(data)
     assert f"b.bin: {manifest}: states checksum {xxh3}" in tool("shard", "verify", tmp_path / "*.bin", expect=2).stderr
-    write_shard(tmp_path / "b.bin", list(range(101)), vocab=257)
-    assert "states 100 tokens, 1224 bytes; the file has 101" in tool("shard", "verify", tmp_path / "*.bin",
-                                                                     expect=2).stderr
-    (tmp_path / "b.bin").unlink()
-    assert "states b.bin, which is missing" in tool("shard", "verify", tmp_path / "*.bin", expect=2).stderr
-    entry = {"file": "a.bin", "tokens": 100, "bytes": 1224, "xxh3": "0x" + xxh3[2:]}
-    manifest.write_text(json.dumps({"train": {"shards": [entry]}, "val": {"shards": []}}))
-    assert "expected 16 digits" in tool("shard", "verify", tmp_path / "a.bin", expect=2).stderr
-    for text in ("3", "[3]", '[{"file": 1}]', '[{"file": "a.bin"}]', '[{"file": "a.bin", "tokens": 1e99}]', "["):
-        manifest.write_text('{"val": {"shards": []}, "train": {"shards": %s}}' % text)
-        assert "manifest.json" in tool("shard", "verify", tmp_path / "a.bin", expect=2).stderr
 
 
 def test_a_foreign_or_damaged_file_is_named_and_the_others_are_listed(tmp_path):
@@ -261,16 +250,6 @@ def test_show_prints_no_control_character_that_a_token_spells(tmp_path):
     shown = tool("shard", "show", tmp_path / "shards" / "train_*.bin").stdout
     assert '"\\xC2\\x9B"' in shown
     assert not any(0x80 <= ord(c) < 0xA0 for c in shown)
-
-
-def test_wrong_usage_of_the_tools_is_one_line(tmp_path):
-    for arguments in ([], ["list"], ["frob", "x"], ["show"], ["list", "--at"], ["list", "--at", "-1", "x"],
-                      ["list", "--nix", "x"]):
-        assert tool("shard", *arguments, expect=2).stderr.count("\n") == 1
-    for arguments in ([], ["run"], ["run", "1", "2", "3"], ["--nix", "run", "1"], ["-i"]):
-        assert tool("whereis", *arguments, expect=2).stderr.count("\n") == 1
-    for arguments in ([], ["x.jsonl"], ["x.jsonl", "-o", "y"], ["a", "b", "--tokenizer", "bytes", "-o", "y"]):
-        assert tool("choices", *arguments, expect=2).stderr.count("\n") == 1
 
 
 # ------------------------------------------------------------------------------------------------------------- choices
@@ -351,18 +330,6 @@ def test_a_bad_line_is_named_with_its_number_and_nothing_is_written(tmp_path, me
     skipped = tool("choices", "--tokenizer", "bytes", path, "-o", out, "--skip-bad", warns=True)
     assert "skipped 1 bad line\n" in skipped.stdout
     assert len(read_choices(out)) == 2
-
-
-def test_a_file_without_examples_and_a_missing_one_are_refused(tmp_path):
-    (tmp_path / "empty.jsonl").write_text("\n")
-    for name, message in (("empty.jsonl", "has no examples"), ("missing.jsonl", "cannot be read")):
-        arguments = ["--tokenizer", "bytes", tmp_path / name, "-o", tmp_path / "q.bin"]
-        assert message in tool("choices", *arguments, expect=2).stderr
-    assert not (tmp_path / "q.bin").exists()
-    write_bytes = tmp_path / "full.jsonl"
-    write_bytes.write_text(json.dumps(GOOD))
-    assert "cannot" in tool("choices", "--tokenizer", "bytes", write_bytes, "-o", tmp_path / "no" / "q.bin",
-                            expect=1).stderr
 
 
 def test_the_trainer_answers_as_the_tokens_of_the_file_say(glass, tmp_path):

@@ -186,20 +186,6 @@ def test_prepare_trains_with_the_pattern_that_is_named(tmp_path):
     assert json.loads((tmp_path / "s/manifest.json").read_text())["tokenizer"]["name"].endswith("train:400:llama3")
 
 
-@pytest.mark.parametrize("tokenizer, message", [
-    ("train:400:llama4", 'no pattern is named "llama4", expected gpt2, starcoder, llama3, qwen2 or o200k'),
-    ("train:400:", 'no pattern is named "", expected gpt2'),
-    ("train:256:llama3", "expected train:N with N from 257"),
-    ("train::llama3", "expected train:N with N from 257"),
-    ("train:9999:qwen2", "or --tokenizer train:257:qwen2"),
-])
-def test_a_pattern_that_is_not_known_is_refused(tmp_path, tokenizer, message):
-    (tmp_path / "a.txt").write_text("too short")
-    said = prepare("--tokenizer", tokenizer, "--val-fraction", 0, "-o", tmp_path / "s", tmp_path / "a.txt",
-                   expect=2).stderr
-    assert message in said, said
-
-
 def test_the_vocabulary_depends_neither_on_threads_nor_on_the_order_of_files(tmp_path):
     folder = tmp_path / "in"
     (folder / "deep").mkdir(parents=True)
@@ -223,30 +209,6 @@ def test_standard_input_gives_what_the_file_gives(tmp_path):
                    input=gzip.compress(text), cwd=tmp_path, capture_output=True, timeout=300)
     assert (tmp_path / "file.json").read_bytes() == (tmp_path / "pipe.json").read_bytes()
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "file.json", "pipe.json"]
-
-
-@pytest.mark.parametrize("name, content, arguments, message", [
-    ("a.txt", b"too short", [], "the text for training (9 bytes, 2 distinct words) gives only 257 tokens, because no other "
-                                "pair occurs twice; use more text, or --vocab-size 257"),
-    ("a.txt", b"", [], "no text to read: skipped 1 x empty, the first: "),
-    ("a.txt", b"\0", [], "no text to read: skipped 1 x binary, the first: a.txt"),
-    ("a.jsonl", b'{"text": "x"}\n{"text"', [], "a.jsonl: line 2: not valid JSON"),
-    ("a.jsonl", b'{"content": "x"}\n', [], 'line 1: has no field "text"; --field'),
-    ("a.gz", b"x", [], "a.gz: damaged: "),
-    ("a.txt", b"x", ["--vocab-size", 256], "--vocab-size 256: expected a number from 257 to 1048576"),
-    ("a.txt", b"x", ["--vocab-size", 1048577], "--vocab-size 1048577: expected a number from 257 to 1048576"),
-    ("a.txt", b"x", ["-o", "nowhere/t.json"], "nowhere/t.json: cannot be written: nowhere: No such file or directory"),
-    ("a.txt", b"x", ["-o", "."], ".: cannot be written: it is a directory"),
-    ("a.txt", b"x", ["missing.txt"], "missing.txt: cannot read: No such file"),
-    ("a.txt", b"x", ["-"], "give --format jsonl or --format txt"),
-    ("a.txt", b"x", ["--tokens", 300], "unknown option --tokens; " + str(ROOT / "data/train_tokenizer --help lists them")),
-])
-def test_bad_input_is_named_in_one_line_and_nothing_is_made(tmp_path, name, content, arguments, message):
-    (tmp_path / name).write_bytes(content)
-    usual = [word for pair in (("--vocab-size", 300), ("-o", "out.json")) if pair[0] not in arguments for word in pair]
-    said = train(name, *usual, *arguments, cwd=tmp_path, expect=2).stderr
-    assert message in said, said
-    assert os.listdir(tmp_path) == [name]
 
 
 def test_bad_lines_can_be_skipped_and_are_counted(tmp_path):

@@ -1,16 +1,19 @@
 // The driver of the fuzz tests, see fuzz.h. Compiled with -DLIBFUZZER it is a libFuzzer target whose mutations know the
 // files of an input; READER=name in the environment chooses the reader, SEEDS=DIR writes its seeds there and ends.
-// Otherwise it is a test program: for each reader the seeds must be accepted, and ROUNDS (2000) damaged inputs each are
-// refused or read, by the same damage every time. FUZZ_READER and FUZZ_ROUND repeat one.
+// Otherwise it is a test program: for each reader the seeds must be accepted, the damage that its row names must be
+// refused wherever it is, and ROUNDS (2000) inputs with other damage each are refused or read, the same every time.
+// FUZZ_READER and FUZZ_ROUND repeat one.
 #include "test/fuzz/fuzz.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/utf8.h"
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
 
+Error fuzz_error;
 static const FuzzReader *reader;
 static TmpDir scratch;
 
@@ -78,7 +81,9 @@ static bool read_input(FuzzInput *in) {
     for (int i = 0; !reader->in_memory && reader->files[i]; i++) write_file(i, &in->pieces[i]);
     FILE *const out = stdout, *const err = stderr;
     stdout = stderr = nowhere;
+    fuzz_error.text[0] = '\0';
     const bool accepted = reader->read(in);
+    REQUIRE(accepted || fuzz_is_line(&fuzz_error), "refused by a message that is not one line of UTF-8");
     fflush(nowhere);
     stdout = out, stderr = err;
     return accepted;
@@ -306,6 +311,145 @@ static void damaged_input(const FuzzInput seeds[], FuzzInput *in) {
         mutate_input(in, FUZZ_MOST_BYTES, philox(20240520, 8 + k, (uint64_t)round_now).v[0], change_bytes);
 }
 
+static void copy_input(const FuzzInput *seed, FuzzInput *in) {
+    *in = (FuzzInput){.variant = seed->variant};
+    for (int k = 0; k < pieces_of(reader); k++) {
+        fuzz_replace(&in->pieces[k], seed->pieces[k].bytes, seed->pieces[k].n);
+        in->pieces[k].absent = seed->pieces[k].absent;
+    }
+}
+
+static const char *file_name(int k) {
+    const char *slash = strrchr(reader->files[k], '/');
+    return slash ? slash + 1 : reader->files[k];
+}
+
+static void must_refuse(FuzzInput *in, int k, const char *damage, size_t at) {
+    const char *name = file_name(k);
+    if (read_input(in)) fail_msg("%s: accepted: %s %s at byte %zu", reader->name, name, damage, at);
+    if (reader->names_file && !strstr(fuzz_error.text, name))
+        fail_msg("%s: %s %s at byte %zu is not named: '%s'", reader->name, name, damage, at, fuzz_error.text);
+}
+
+// Every place of a small file, some hundred of a large one, and all of its last bytes.
+static size_t next_place(size_t at, size_t n) {
+    enum { EVERY = 2048, PLACES = 500, LAST = 40 };
+    if (n <= EVERY || at + n / PLACES + LAST >= n) return at + 1;
+    return at + n / PLACES;
+}
+
+static bool is_blank(const unsigned char *bytes, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (!isspace(bytes[i])) return false;
+    return true;
+}
+
+// File k of a seed, ended early. Only white space may be missing at the end of a text.
+static void cut_anywhere(const FuzzInput *seed, int k) {
+    FuzzInput in;
+    copy_input(seed, &in);
+    const size_t n = seed->pieces[k].n;
+    for (size_t at = 0; at < n; at = next_place(at, n)) {
+        if (is_blank(seed->pieces[k].bytes + at, n - at)) break;
+        in.pieces[k].n = at;
+        must_refuse(&in, k, "cut off", at);
+    }
+    clear(&in);
+}
+
+static void flip_anywhere(const FuzzInput *seed, int k) {
+    FuzzInput in;
+    copy_input(seed, &in);
+    Piece *p = &in.pieces[k];
+    for (size_t at = 0; at < p->n; at = next_place(at, p->n)) {
+        const unsigned char bit = (unsigned char)(1u << at * 3 % 8);
+        p->bytes[at] ^= bit;
+        must_refuse(&in, k, "with a flipped bit", at);
+        p->bytes[at] ^= bit;
+    }
+    clear(&in);
+}
+
+// What stands where the file should be, and a word of the message. All kinds: test/unit/test_foreign_file.c.
+static void put_foreign_files(const FuzzInput *seed, int k) {
+    static const char *const files[][2] = {
+        {"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 485200\n", "Git LFS pointer"},
+        {"<!DOCTYPE html><html><title>Not found</title></html>", "web page"},
+        {"PK\3\4                          archive/data.pkl", "PyTorch checkpoint"},
+    };
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        FuzzInput in;
+        copy_input(seed, &in);
+        fuzz_replace(&in.pieces[k], files[i][0], strlen(files[i][0]));
+        must_refuse(&in, k, files[i][1], 0);
+        if (!strstr(fuzz_error.text, files[i][1]))
+            fail_msg("%s: %s is a %s: %s", reader->name, reader->files[k], files[i][1], fuzz_error.text);
+        clear(&in);
+    }
+}
+
+static const struct {
+    const char *reader; // whose file the next rows change
+    int seed, file;
+    const char *from, *to; // a text
+    size_t at, bytes;      // or a number
+    int64_t value;
+    const char *words;
+} edits[] = {
+#define SEED(name, number, index)    {.reader = name, .seed = number, .file = index},
+#define TEXT(old, new, said)         {.from = old, .to = new, .words = said},
+#define WORD(type, byte, word, said) {.at = byte, .bytes = sizeof(type), .value = word, .words = said},
+#include "test/fuzz/edits.def"
+};
+
+// The rows of edits.def for a seed of this reader.
+static void certain_edits(const FuzzInput *seed, int number) {
+    int file = -1; // of another seed
+    for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
+        const char *from = edits[i].from, *to = edits[i].to;
+        if (edits[i].reader) {
+            const bool is_it = strcmp(edits[i].reader, reader->name) == 0 && edits[i].seed == number;
+            file = is_it ? edits[i].file : -1;
+        }
+        if (edits[i].reader || file < 0) continue;
+        FuzzInput in;
+        copy_input(seed, &in);
+        Piece *p = &in.pieces[file];
+        const char *name = file_name(file);
+        if (!from) {
+            REQUIRE(edits[i].at + edits[i].bytes <= p->n, "edits.def: no byte %zu", edits[i].at);
+            memcpy(p->bytes + edits[i].at, &edits[i].value, edits[i].bytes); // little-endian
+        } else if (!*from) {
+            fuzz_replace(p, to, strlen(to));
+        } else {
+            const char *found = memmem(p->bytes, p->n, from, strlen(from));
+            REQUIRE(found, "edits.def: %s has no %s", reader->name, from);
+            const size_t before = (size_t)(found - (const char *)p->bytes), rest = p->n - before - strlen(from);
+            char *text = malloc(p->n + strlen(to));
+            memcpy(text, p->bytes, before);
+            memcpy(text + before, to, strlen(to));
+            memcpy(text + before + strlen(to), found + strlen(from), rest);
+            fuzz_replace(p, text, before + strlen(to) + rest);
+            free(text);
+        }
+        in.repaired = reader->repair != NULL;
+        const bool accepted = read_input(&in), is_named = !reader->names_file || strstr(fuzz_error.text, name);
+        if (accepted || !is_named || !strstr(fuzz_error.text, edits[i].words))
+            fail_msg("%s, seed %d, edit for '%s': %s", reader->name, number, edits[i].words,
+                     accepted ? "accepted" : fuzz_error.text);
+        clear(&in);
+    }
+}
+
+static void certain_damage(const FuzzInput *seed) {
+    for (int k = 0; k < pieces_of(reader); k++) {
+        if (seed->pieces[k].absent) continue;
+        if (reader->cut >> k & 1) cut_anywhere(seed, k);
+        if (reader->flipped >> k & 1) flip_anywhere(seed, k);
+        if (reader->foreign >> k & 1) put_foreign_files(seed, k);
+    }
+}
+
 static void seeds_are_read_and_damage_is_survived(void **state) {
     const FuzzReader *r = *state;
     const char *only = getenv("FUZZ_READER"), *round = getenv("FUZZ_ROUND");
@@ -317,15 +461,16 @@ static void seeds_are_read_and_damage_is_survived(void **state) {
     for (int i = 0; i < r->seeds; i++) {
         load_seed(i, &seeds[i]);
         begin_round(-1 - i);
-        FuzzInput in = {.variant = seeds[i].variant};
-        for (int k = 0; k < pieces_of(r); k++) {
-            fuzz_replace(&in.pieces[k], seeds[i].pieces[k].bytes, seeds[i].pieces[k].n);
-            in.pieces[k].absent = seeds[i].pieces[k].absent;
-        }
-        if (!read_input(&in)) fail_msg("%s: seed %d is refused", r->name, i);
+        FuzzInput in;
+        copy_input(&seeds[i], &in);
+        if (!read_input(&in)) fail_msg("%s: seed %d is refused: %s", r->name, i, fuzz_error.text);
         in.repaired = r->repair != NULL;
         if (!read_input(&in)) fail_msg("%s: seed %d is refused when its checksums are made again", r->name, i);
         clear(&in);
+        if (!round) {
+            certain_damage(&seeds[i]);
+            certain_edits(&seeds[i], i);
+        }
     }
     int accepted = 0;
     const int64_t first = round ? atoll(round) : 0, last = round ? first + 1 : ROUNDS;
@@ -338,6 +483,7 @@ static void seeds_are_read_and_damage_is_survived(void **state) {
     }
     alarm(0);
     print_message("%s: %d of %lld damaged inputs accepted\n", r->name, accepted, (long long)(last - first));
+    if (r->cut && !round) assert_in_range(accepted, 1, ROUNDS - 1); // both were tried
     for (int i = 0; i < r->seeds; i++) clear(&seeds[i]);
 }
 

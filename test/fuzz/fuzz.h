@@ -35,9 +35,14 @@ typedef struct {
     bool (*read)(const FuzzInput *in);
     bool changes_files; // so they are written for every input
     bool in_memory;     // the pieces are messages: no files
+    // Damage of single files that must be refused, a bit for each file: cut anywhere, with any bit flipped (where there
+    // are checksums), replaced by a file of another kind, which the message then names.
+    unsigned cut, flipped, foreign;
+    bool names_file; // each message of a refusal has its name
 } FuzzReader;
 
 extern const FuzzReader fuzz_readers[]; // ends with a nameless row
+extern Error fuzz_error;                // why the last input was refused
 
 // Once, before the first input; the scratch directory is there.
 void fuzz_set_up(void);

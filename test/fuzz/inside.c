@@ -25,21 +25,20 @@ bool fuzz_choice_lines_read(const FuzzInput *in) {
     snprintf(output, sizeof output, "%s", fuzz_path("made.bin"));
     const ChoiceOptions options = {input, output, "bytes", in->variant % 2 == 1, false};
     static Choices c; // its megabytes and the encoder serve all inputs
-    Error err;
     if (!c.encoder) {
-        c.tokenizer = tokenizer_named("bytes", &err);
+        c.tokenizer = tokenizer_named("bytes", &fuzz_error);
         c.encoder = c.tokenizer ? encoder_create(c.tokenizer) : NULL;
         c.line = malloc(MAX_LINE + 2);
         c.text = malloc(MAX_LINE + 2);
         c.tokens = malloc((MAX_LINE + 2) * sizeof *c.tokens);
-        REQUIRE(c.encoder && c.line && c.text && c.tokens, "%s", err.text);
+        REQUIRE(c.encoder && c.line && c.text && c.tokens, "%s", fuzz_error.text);
     }
     c.options = &options, c.examples = c.bad = c.longest = 0;
     c.stream = text_open(&c.data, &c.bytes);
-    const bool ok = read_input(&c, &err) && write_output(&c, &err);
+    const bool ok = read_input(&c, &fuzz_error) && write_output(&c, &fuzz_error);
     ChoiceSets sets;
     if (ok) {
-        REQUIRE(choices_open(&sets, output, 257, &err), "written, but refused: %s", err.text);
+        REQUIRE(choices_open(&sets, output, 257, &fuzz_error), "written, but refused: %s", fuzz_error.text);
         REQUIRE(choices_count(sets.sets[0]) == c.examples, "%lld examples were written", (long long)c.examples);
         choices_close(&sets);
     }
@@ -72,15 +71,15 @@ static void write_manifest(void) {
 }
 
 void fuzz_shard_tool_seed(int i) {
-    Error err;
     uint16_t tokens[40];
     for (int t = 0; t < 40; t++) tokens[t] = (uint16_t)(t == 7 ? 256 : t * 7 % 256);
-    ShardWriter *w = shard_writer_open(fuzz_path("d/train_000000.bin"), 2, 257, 256, &err);
-    REQUIRE(w && shard_writer_append(w, tokens, 40, &err) && shard_writer_commit(w, &err), "%s", err.text);
+    ShardWriter *w = shard_writer_open(fuzz_path("d/train_000000.bin"), 2, 257, 256, &fuzz_error);
+    REQUIRE(w && shard_writer_append(w, tokens, 40, &fuzz_error) && shard_writer_commit(w, &fuzz_error), "%s",
+            fuzz_error.text);
     if (i != 1) write_manifest();
     if (i != 2) return;
-    Tokenizer *t = tokenizer_bytes(&err);
-    REQUIRE(t && tokenizer_write(t, fuzz_path("d/tokenizer.json"), &err), "%s", err.text);
+    Tokenizer *t = tokenizer_bytes(&fuzz_error);
+    REQUIRE(t && tokenizer_write(t, fuzz_path("d/tokenizer.json"), &fuzz_error), "%s", fuzz_error.text);
     tokenizer_free(t);
 }
 
@@ -97,7 +96,6 @@ void fuzz_shard_tool_repair(FuzzInput *in) {
 bool fuzz_shard_tool_read(const FuzzInput *in) {
     static const char *const commands[] = {"verify", "list", "show"};
     static Look l;
-    Error err;
     l.command = commands[in->variant % 3], l.tokenizer = "", l.count = 32, l.eot = -1;
     l.at = l.vocab = l.files = l.bad = l.tokens = l.documents = 0; // not the block, which is large
     visit_pattern(&l, fuzz_path("d/*.bin"));
@@ -105,11 +103,11 @@ bool fuzz_shard_tool_read(const FuzzInput *in) {
     const Piece *m = &in->pieces[1];
     // verify: an entry for the shard means that it has this checksum.
     if (ok && *l.command == 'v' && !m->absent && !in->pieces[0].absent) {
-        cJSON *root = json_parse((const char *)m->bytes, m->n, &err);
+        cJSON *root = json_parse((const char *)m->bytes, m->n, &fuzz_error);
         const cJSON *entry = NULL;
         char *directory = path_parent(fuzz_path("d/train_000000.bin"));
-        REQUIRE(root && find_entry(root, directory, "train_000000.bin", &entry, &err), "accepted: a manifest, %s",
-                err.text);
+        REQUIRE(root && find_entry(root, directory, "train_000000.bin", &entry, &fuzz_error),
+                "accepted: a manifest, %s", fuzz_error.text);
         const char *xxh3 = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "xxh3"));
         char hex[17];
         snprintf(hex, sizeof hex, "%016llx", (unsigned long long)XXH3_64bits(in->pieces[0].bytes, in->pieces[0].n));
@@ -129,7 +127,6 @@ int whereis_main(int argc, char **argv);
 #undef main
 
 void fuzz_whereis_seed(int i) {
-    Error err;
     char text[2000], *at = text;
     for (int k = 0; k <= i; k++)
         at +=
@@ -141,8 +138,9 @@ void fuzz_whereis_seed(int i) {
                     0, k == 1 ? ",\"start\":0,\"sources\":[{\"weight\":1,\"drawn\":7}]" : "", 5 * k, 16);
     write_text(fuzz_path("w/main.log"), text);
     uint16_t tokens[93] = {0};
-    ShardWriter *w = shard_writer_open(fuzz_path("w/a.bin"), 2, 257, 256, &err);
-    REQUIRE(w && shard_writer_append(w, tokens, 93, &err) && shard_writer_commit(w, &err), "%s", err.text);
+    ShardWriter *w = shard_writer_open(fuzz_path("w/a.bin"), 2, 257, 256, &fuzz_error);
+    REQUIRE(w && shard_writer_append(w, tokens, 93, &fuzz_error) && shard_writer_commit(w, &fuzz_error), "%s",
+            fuzz_error.text);
 }
 
 bool fuzz_whereis_read(const FuzzInput *in) {
@@ -210,7 +208,7 @@ static void tcp_end(void) {
 // Process 0 of three: whatever connects and sends. True: all came, and the gather was complete.
 bool fuzz_tcp_server_read(const FuzzInput *in) {
     int peers[3] = {-1, -1, -1}, admitted = 0, arrived = 0;
-    Error err = {""}, refusal = {""};
+    Error refusal = {""};
     tcp_begin(0);
     for (int i = 0; i < 3; i++) {
         if (in->pieces[i].absent) continue;
@@ -228,9 +226,10 @@ bool fuzz_tcp_server_read(const FuzzInput *in) {
     char all[SIZE * BYTES] = "mine";
     bool ok = false;
     if (tcp.sockets[1] >= 0 && tcp.sockets[2] >= 0) {
-        ok = tcp_exchange(EXCHANGE_GATHER, all, all, BYTES, &err);
-        REQUIRE(ok || fuzz_is_line(&err), "the message of a failure");
-        REQUIRE(ok || !tcp_exchange(EXCHANGE_GATHER, all, all, BYTES, &err), "a channel that has failed works again");
+        ok = tcp_exchange(EXCHANGE_GATHER, all, all, BYTES, &fuzz_error);
+        REQUIRE(ok || fuzz_is_line(&fuzz_error), "the message of a failure");
+        REQUIRE(ok || !tcp_exchange(EXCHANGE_GATHER, all, all, BYTES, &fuzz_error),
+                "a channel that has failed works again");
     }
     for (int i = 0; i < 3; i++)
         if (peers[i] >= 0) close(peers[i]);
@@ -257,18 +256,17 @@ void fuzz_tcp_client_seed(int i) {
 bool fuzz_tcp_client_read(const FuzzInput *in) {
     static const Frame ACCEPTED = {FRAME_MAGIC, FRAME_ACCEPTED, 0, 0};
     int peer;
-    Error err = {""};
     tcp_begin(1);
     const int fd = socket_of(&in->pieces[0], &peer);
-    const Moved moved = tcp_hear(fd, &ACCEPTED, NULL, 0, tcp.deadline, &err);
+    const Moved moved = tcp_hear(fd, &ACCEPTED, NULL, 0, tcp.deadline, &fuzz_error);
     const bool refused = moved == REFUSED;
     bool ok = moved == MOVED;
     tcp.sockets[0] = fd;
     if (ok) {
         char data[BYTES] = "mine", all[SIZE * BYTES];
-        ok = tcp_exchange(EXCHANGE_GATHER, data, all, BYTES, &err);
+        ok = tcp_exchange(EXCHANGE_GATHER, data, all, BYTES, &fuzz_error);
     }
-    REQUIRE(ok || fuzz_is_line(&err), "the message of a failure");
+    REQUIRE(ok || fuzz_is_line(&fuzz_error), "the message of a failure");
     close(peer);
     tcp_end();
     return ok || refused || in->variant == 2; // the third seed fails, as it should
@@ -304,9 +302,8 @@ bool fuzz_watch_read(const FuzzInput *in) {
         polls[r].fd = pair[0], others[r] = pair[1];
     }
     for (int r = 1; r < 3 && !watch.has_failed; r++) watch_hear(r);
-    Error err = {""};
-    REQUIRE(!watch_has_failed(&err) || err.text[0], "a failure without a word");
-    REQUIRE(fuzz_is_line(&err), "a message that is not one line of UTF-8");
+    REQUIRE(!watch_has_failed(&fuzz_error) || fuzz_error.text[0], "a failure without a word");
+    REQUIRE(fuzz_is_line(&fuzz_error), "a message that is not one line of UTF-8");
     for (int r = 1; r < 3; r++) {
         watch_close(r);
         close(others[r]);

@@ -14,7 +14,6 @@
 #include <zstd.h>
 
 Tokenizer *fuzz_toy;
-static Error err;
 
 // ---------------------------------------------------------------------------------------------------------- tokenizers
 
@@ -37,7 +36,7 @@ static void encode_and_decode(const Tokenizer *t, const Tokenizer *again) {
     enum { N = sizeof text - 1 };
     int32_t tokens[N], same[N];
     Encoder *e = encoder_create(t), *f = encoder_create(again);
-    REQUIRE(e && f, "%s", err.text);
+    REQUIRE(e && f, "%s", fuzz_error.text);
     const int64_t n = encoder_encode(e, text, N, tokens), m = encoder_encode(f, text, N, same);
     REQUIRE(n == m && memcmp(tokens, same, (size_t)n * sizeof *tokens) == 0,
             "accepted: a tokenizer that gives other tokens when written and read again");
@@ -57,12 +56,12 @@ static void encode_and_decode(const Tokenizer *t, const Tokenizer *again) {
 }
 
 static bool tokenizer_reads(const char *path) {
-    Tokenizer *t = tokenizer_open(path, &err);
+    Tokenizer *t = tokenizer_open(path, &fuzz_error);
     if (!t) return false;
     size_t bytes;
     char *json = tokenizer_to_json(t, &bytes);
-    Tokenizer *again = tokenizer_read_json("again", json, bytes, &err);
-    REQUIRE(again, "accepted, but not when written as a tokenizer.json: %s", err.text);
+    Tokenizer *again = tokenizer_read_json("again", json, bytes, &fuzz_error);
+    REQUIRE(again, "accepted, but not when written as a tokenizer.json: %s", fuzz_error.text);
     REQUIRE(tokenizer_fingerprint(t) == tokenizer_fingerprint(again) && tokenizer_eot(t) == tokenizer_eot(again) &&
                 tokenizer_begin(t) == tokenizer_begin(again),
             "accepted, but another one when written as a tokenizer.json");
@@ -77,7 +76,8 @@ void fuzz_tokenizer_json_seed(int i) {
     if (i < 2) return;
     fuzz_toy->pattern = (Pattern[]){PATTERN_GPT2, PATTERN_LLAMA3, PATTERN_STARCODER}[i - 2];
     fuzz_toy->begin = i == 3 ? TOY_EOT : -1; // with a template
-    REQUIRE(tokenizer_write(fuzz_toy, fuzz_path("t/tokenizer.json"), &err), "a seed cannot be written: %s", err.text);
+    REQUIRE(tokenizer_write(fuzz_toy, fuzz_path("t/tokenizer.json"), &fuzz_error), "a seed cannot be written: %s",
+            fuzz_error.text);
     fuzz_toy->pattern = PATTERN_GPT2;
     fuzz_toy->begin = -1;
 }
@@ -144,7 +144,7 @@ bool fuzz_json_line_read(const FuzzInput *in) {
     char *line = malloc(p->n + 1), *text;
     int64_t length = 0;
     memcpy(line, p->bytes, p->n), line[p->n] = '\n';
-    const bool ok = json_line_text(line, (int64_t)p->n, "text", &text, &length, &err) == JSON_LINE_OK;
+    const bool ok = json_line_text(line, (int64_t)p->n, "text", &text, &length, &fuzz_error) == JSON_LINE_OK;
     cJSON *root = ok ? json_parse((const char *)p->bytes, p->n, NULL) : NULL;
     const char *expected = NULL;
     for (const cJSON *item = root ? root->child : NULL; item; item = item->next)
@@ -217,9 +217,9 @@ bool fuzz_packed_read(const FuzzInput *in) {
     int64_t total = 0, got;
     if (in->pieces[0].absent) return false;
     ByteSource *s = byte_source_open(open(fuzz_path("packed"), O_RDONLY | O_CLOEXEC), -1, packing);
-    REQUIRE(s, "%s", err.text);
-    while ((got = byte_source_read(s, piece, PIECE, &err)) > 0 && total < MOST) total += got;
-    REQUIRE(got >= 0 || byte_source_is_damaged(s), "not read, but not damaged either: %s", err.text);
+    REQUIRE(s, "%s", fuzz_error.text);
+    while ((got = byte_source_read(s, piece, PIECE, &fuzz_error)) > 0 && total < MOST) total += got;
+    REQUIRE(got >= 0 || byte_source_is_damaged(s), "not read, but not damaged either: %s", fuzz_error.text);
     byte_source_close(s);
     const bool ok = got == 0;
     return ok;

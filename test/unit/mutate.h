@@ -47,26 +47,3 @@ static inline size_t mutate(unsigned char *data, size_t n, size_t header, uint64
     }
     return n;
 }
-
-// Writes the n bytes to the file with the damage of this round.
-static inline void write_damaged(const char *path, const unsigned char *good, size_t n, size_t header, uint64_t round) {
-    unsigned char *bytes = malloc(n + MUTATE_MAX_GROWTH);
-    memcpy(bytes, good, n);
-    write_bytes(path, bytes, mutate(bytes, n, header, round));
-    free(bytes);
-}
-
-// The file at path, `rounds` times with other damage, is written to `where` and given to `accepts` with its argument;
-// returns how often it is taken. Read before anything is written, so that `where` may be path.
-static inline int damage_file(const char *path, const char *where, size_t header, int rounds,
-                              bool (*accepts)(const char *), const char *argument) {
-    size_t n;
-    unsigned char *good = read_bytes(path, &n);
-    int accepted = 0;
-    for (int round = 0; round < rounds; round++) {
-        write_damaged(where, good, n, header, (uint64_t)round);
-        accepted += accepts(argument);
-    }
-    free(good);
-    return accepted;
-}

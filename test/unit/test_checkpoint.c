@@ -10,8 +10,8 @@
 #include "llmc/store/weights_file.h"
 #include "llmc/text/tokenizer_open.h"
 #define DEVICE_THREADS 1
+#include "test/fixture.h"
 #include "test/unit/device_fixture.h"
-#include "test/unit/mutate.h"
 #include "test/unit/store_fixture.h"
 #include "test/unit/tiny_model.h"
 
@@ -195,23 +195,6 @@ TEST(the_tokenizer_is_part_of_a_checkpoint_that_has_one) {
     ASSERT_SKIPPED("step_00000001", "step_00000002/tokenizer_config.json: No such file"); // it never had one
     assert_ok(checkpoint_rotate(tmp.path, 1, 0, 2, &err)); // what is not whole takes nobody's place
     assert_true(file_exists(tmp_file("step_00000001")));
-}
-
-TEST(one_flipped_bit_in_any_file_is_noticed) {
-    static const char *const files[] = {"step_00000001/model.safetensors", "step_00000001/optimizer.safetensors",
-                                        "step_00000001/config.json", "step_00000001/tokenizer.json",
-                                        "step_00000001/tokenizer_config.json"};
-    for (int i = 0; i < 5; i++)
-        for (size_t byte = 0; byte < (i < 4 ? 400 : 150); byte += 99) {
-            save_with_tokenizer(1);
-            flip(tmp_file(files[i]), byte);
-            char *path, *skipped;
-            assert_false(checkpoint_find_latest(tmp.path, &path, &skipped, &err));
-            assert_string_equal(err.text, "");
-            assert_null(path);
-            assert_non_null(strstr(skipped, files[i]));
-            free(skipped);
-        }
 }
 
 TEST(a_directory_without_checkpoints_has_none) {
@@ -559,86 +542,6 @@ TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
 
 // --------------------------------------------------------------------------------------------------------- any bytes
 
-// Does the state of step 1 load?
-static bool state_loads(const char *checkpoint) {
-    TrainerState s;
-    err.text[0] = '\0';
-    const bool ok = checkpoint_load_state(checkpoint, &s, &err);
-    if (!ok) assert_message("trainer.json: ");
-    if (ok) trainer_state_free(&s);
-    return ok;
-}
-
-// With these bytes as its trainer.json.
-static bool bytes_load(const unsigned char *bytes, size_t n) {
-    write_bytes(TRAINER_FILE, bytes, n);
-    return state_loads(tmp_file("step_00000001"));
-}
-
-TEST(no_damage_to_a_trainer_file_is_taken) {
-    enum { ROUNDS = 3000, HOLE = 300 };
-    save(1);
-    size_t n;
-    unsigned char *good = read_bytes(TRAINER_FILE, &n), *bytes = malloc(n + MUTATE_MAX_GROWTH);
-    assert_true(bytes_load(good, n));
-    for (size_t at = 0; at < n; at++) { // each byte by itself, to another digit or letter, and not at all
-        memcpy(bytes, good, n);
-        bytes[at] ^= 1;
-        if (bytes_load(bytes, n)) fail_msg("byte %zu was changed, and nobody noticed", at);
-        if (bytes_load(good, at)) fail_msg("%zu bytes were taken for the whole file", at);
-    }
-    for (size_t at = 0; at + HOLE <= n; at += 37) { // a block that was never written
-        memcpy(bytes, good, n);
-        memset(bytes + at, 0, HOLE);
-        if (bytes_load(bytes, n)) fail_msg("%d bytes of 0 at byte %zu were taken", HOLE, at);
-    }
-    for (uint64_t round = 0; round < ROUNDS; round++) {
-        memcpy(bytes, good, n);
-        const size_t length = mutate(bytes, n, 400, round);
-        const bool same = length == n && memcmp(bytes, good, n) == 0;
-        if (bytes_load(bytes, length) && !same) fail_msg("the damage of round %d was taken", (int)round);
-    }
-    free(bytes);
-    free(good);
-}
-
-static bool sealed_state_loads(const char *checkpoint) {
-    seal_again(TRAINER_FILE);
-    return state_loads(checkpoint);
-}
-
-TEST(damaged_trainer_files_with_a_right_checksum_are_read_or_refused_with_a_message) {
-    enum { ROUNDS = 3000 };
-    save(1);
-    AUTO_FREE char *path = strdup(TRAINER_FILE), *step = strdup(tmp_file("step_00000001")); // tmp_file has few buffers
-    assert_in_range(damage_file(path, path, 400, ROUNDS, sealed_state_loads, step), 1, ROUNDS / 2);
-}
-
-TEST(a_trainer_file_names_what_cannot_be) {
-    static const struct {
-        const char *found, *changed, *message;
-    } cases[] = {
-        {"\"eot\":", "\"eit\":", "\"eit\" is not a field that this version knows"},
-        {"\"loss_z\":", "\"lots_z\":", "\"control\": \"lots_z\" is not a field"},
-        {"\"position\": 3,", "\"position\": 0,", "\"position\" is 0, expected 1 to"},
-        {"\"good_steps\": 0", "\"good_steps\": 2", "\"good_steps\" is 2, expected 0 to 1 after 1 steps"},
-        {"\"best_val_loss\": 3.25", "\"best_val_loss\": -3.2", "expected a finite number of at least 0"},
-        {"\"next\": 0", "\"next\": 5", "\"loss_window\": \"next\" is 5, expected 0"},
-        {"\"adamw\"", "\"admaw\"", "\"optimizer\" is \"admaw\", which this version does not know"},
-        {"\"optimizer\": \"adamw\"", "\"optimizer\":       7", "\"optimizer\" is 7"},
-        {"\"updates\": 0", "\"updates\": 2", "\"updates\" is 2, expected 0 to 1"},
-        {"\"optimizer\":", "\"optimizer_start\":", "\"optimizer_start\" is not a field that this version knows"},
-        {"\"format\": 2", "\"format\": 1", "\"format\" is 1, expected 2"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        TrainerState s;
-        save(1);
-        replace_in_file(TRAINER_FILE, cases[i].found, cases[i].changed);
-        seal_again(TRAINER_FILE);
-        assert_error(checkpoint_load_state(tmp_file("step_00000001"), &s, &err), cases[i].message);
-    }
-}
-
 // A run without validation has no "val", one that only evaluated no "train".
 static void state_refuses(FieldChange change, const char *name) {
     const bool may_be_missing = strcmp(name, "train") == 0 || strcmp(name, "val") == 0 ||
@@ -663,35 +566,6 @@ TEST(every_field_of_a_trainer_file_is_there_once_and_of_its_kind) {
     memcpy(strstr(text, ",\n  \"xxh3\": \""), "\n}\n", 4); // the checksum of the file itself; state_refuses adds it
     write_text(TRAINER_FILE, text);
     change_every_field(TRAINER_FILE, "options", state_refuses);
-}
-
-TEST(sources_that_are_no_mixture_are_refused) {
-    static const struct {
-        const char *from, *to, *message;
-    } cases[] = {
-        {"\"weight\": 7", "\"weight\": 0", "source 2: \"weight\" is 3, which is none of a mixture"},
-        {"\"weight\": 3", "\"weight\": 1000033", "source 2: \"weight\" is 1000033, which is none"},
-        {"\"weight\": 3", "\"weight\": -3", "source 2: \"weight\" is -3"},
-        {"\"start\": 0", "\"start\": 99999", "\"mixture\": \"start\" is 99999"},
-        {"\"drawn\": 11", "\"drawn\": \"x\"", "source 2: \"drawn\" is \"x\""},
-        {"\"sources\": [", "\"sources\": [], \"x\": [", "\"mixture\": \"x\" is not a field"},
-    };
-    SourceState sources[] = {{(char *)"a", 7, 0, {1000, 7}}, {(char *)"b", 3, 11, {1000, 8}}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        TrainerState s = make_state(1), back;
-        s.train = (DataFacts){2000, 7}, s.sources = sources, s.source_count = 2;
-        assert_ok(checkpoint_save(tmp.path, model, &s, &err));
-        AUTO_FREE char *text = read_text(TRAINER_FILE), *changed = NULL;
-        const char *at = strstr(text, cases[i].from);
-        assert_non_null(at);
-        const char *end = strstr(at, ",\n  \"xxh3\": \"");
-        assert_non_null(end);
-        assert_true(asprintf(&changed, "%.*s%s%.*s\n}\n", (int)(at - text), text, cases[i].to,
-                             (int)(end - at - (ptrdiff_t)strlen(cases[i].from)), at + strlen(cases[i].from)) > 0);
-        write_text(TRAINER_FILE, changed);
-        seal_again(TRAINER_FILE);
-        assert_error(checkpoint_load_state(tmp_file("step_00000001"), &back, &err), cases[i].message);
-    }
 }
 
 TEST(a_file_in_place_of_a_directory_is_an_error) {

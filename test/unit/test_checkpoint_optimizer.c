@@ -9,8 +9,8 @@
 #include "llmc/store/safetensors.h"
 #include "llmc/store/trainer_json.h"
 #include "llmc/store/weights_file.h"
+#include "test/fixture.h"
 #include "test/unit/device_fixture.h"
-#include "test/unit/mutate.h"
 #include "test/unit/same_model.h"
 #include "test/unit/store_fixture.h"
 #include "test/unit/tiny_model.h"
@@ -216,21 +216,5 @@ TEST(an_unknown_optimizer_and_tensors_of_another_name_dtype_or_shape_are_refused
         const char *path = save(model);
         replace_in_file(OPTIMIZER_FILE, edits[i][0], edits[i][1]);
         assert_error(optimizer_file_load(model, path, &err), edits[i][2]);
-    }
-}
-
-// Floats, codes of 8 bits and Kahan's pair, again and again with other damage.
-TEST(damaged_states_are_read_or_refused_with_a_message) {
-    static const OptimizerKind kinds[] = {OPTIMIZER_ADAMW, OPTIMIZER_ADAMW_8BIT, OPTIMIZER_ADAMW_KAHAN};
-    for (int k = 0; k < 3; k++) {
-        Model *model = model_of(small_model_options(kinds[k], DTYPE_BF16));
-        const char *checkpoint = save(model);
-        size_t n;
-        AUTO_FREE unsigned char *good = read_bytes(OPTIMIZER_FILE, &n);
-        for (uint64_t round = 0; round < 200; round++) {
-            write_damaged(OPTIMIZER_FILE, good, n, 4000, round);
-            err.text[0] = '\0';
-            if (!optimizer_file_load(model, checkpoint, &err)) assert_message("optimizer.safetensors: ");
-        }
     }
 }

@@ -4,7 +4,7 @@
 #include "llmc/base/signals.h"
 #include "llmc/model/model_state.h"
 #include "llmc/train/choices.h"
-#include "test/unit/mutate.h"
+#include "test/fixture.h"
 #include "test/unit/tiny_model.h"
 
 #include <fcntl.h>
@@ -79,11 +79,6 @@ static void refused_path(const char *path, const char *words) {
     choices_close(&sets);
 }
 
-static void refused(const File *f, const char *words) {
-    refused_path(write_file(f, "bad.bin"), words);
-    assert_message("bad.bin");
-}
-
 // -------------------------------------------------------------------------------------------------------- reading them
 
 TEST(files_are_read_as_they_were_written) {
@@ -149,96 +144,6 @@ TEST(a_pattern_opens_its_files_in_the_order_of_names) {
     refused_path(pattern, "none_*.bin");
     tmpdir_remove(&own);
     tmp = before;
-}
-
-TEST(wrong_headers_are_refused) {
-    File *f = file_of_all_kinds();
-    f->header[0] = 20240520, refused(f, "not a multiple-choice file but a token shard");
-    f = file_of_all_kinds(), f->header[0] = 7, refused(f, "magic number (header field 0) is 7, expected 20240522");
-    f = file_of_all_kinds(), f->header[1] = 2, refused(f, "version (header field 1) is 2, expected 1");
-    f = file_of_all_kinds(), f->header[2] = 0, refused(f, "number of examples (header field 2) is 0");
-    f = file_of_all_kinds(), f->header[2] = -1, refused(f, "number of examples (header field 2) is -1");
-    f = file_of_all_kinds(), f->header[2] = INT32_MAX, refused(f, "is 2147483647, but the file has space for");
-    f = file_of_all_kinds(), f->header[2]--, refused(f, "bytes after the last of 22 examples (header field 2)");
-    f = file_of_all_kinds(), f->header[2]++, refused(f, "example 23: the file ends here");
-    f = file_of_all_kinds(), f->n = 0, refused(f, "space for 1 to 0");
-    const char *path = tmp_file("short.bin");
-    write_bytes(path, "text", 4);
-    refused_path(path, "not a multiple-choice file but text");
-    write_bytes(path, "\1\2\3\4", 4);
-    refused_path(path, "4 bytes, expected an even number of at least 1024");
-    refused_path(tmp.path, ""); // a directory
-}
-
-TEST(wrong_records_are_refused) {
-    // word of the first record: value, what the message says. 5 words, context of 1 token, 2 completions of 1 and 12.
-    const struct {
-        int word, value;
-        const char *says;
-    } cases[] = {
-        {0, 65534, "example 0: begins with 65534, expected 65535"},
-        {1, 43, "example 0: bytes of the record: 43, expected an even number of at least 22"},
-        {1, 20, "example 0: bytes of the record: 20, expected an even number of at least 22"},
-        {1, 65534, "example 0: bytes of the record: 65534, but "},
-        {1, 42, "example 0: tokens of the completion 1: 12, but the record has space for "},
-        {1, 46, "example 0: bytes of the record: 46, but its tokens end 2 bytes earlier"},
-        {2, 1, "example 0: index: 1, expected 0"},
-        {3, 2, "example 0: label: 2, expected less than the number of completions, 2"},
-        {3, 65535, "example 0: label: 65535"},
-        {4, 1, "example 0: number of completions: 1, expected 2 to 16"},
-        {4, 17, "example 0: number of completions: 17, expected 2 to 16"},
-        {4, 3, "example 0: tokens of the completion 2: 0, but the record has space for 0"},
-        {5, 0, "example 0: tokens of the context: 0, expected at least 1"},
-        {5, 17, "example 0: tokens of the context: 17, but the record has space for 16"},
-        {6, V, "example 0: token 80 in the context, but the model's vocabulary ends at 79"},
-        {7, 0, "example 0: tokens of the completion 0: 0, expected at least 1"},
-        {8, 50256, "example 0: token 50256 in the completion 0"},
-        {10, 65535, "another tokenizer"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        File *f = file_of_all_kinds();
-        assert_int_equal(f->words[1], 44);
-        f->words[cases[i].word] = (uint16_t)cases[i].value;
-        refused(f, cases[i].says);
-    }
-}
-
-TEST(a_file_that_is_cut_anywhere_is_refused) {
-    const File *whole = file_of_all_kinds();
-    size_t n;
-    unsigned char *content = read_bytes(write_file(whole, "whole.bin"), &n);
-    const char *path = tmp_file("cut.bin");
-    for (size_t length = 0; length < n; length += length < 1100 ? 53 : 97) {
-        write_bytes(path, content, length);
-        refused_path(path, "cut.bin");
-    }
-    free(content);
-}
-
-// Under the sanitizers: no damage makes the reader look outside the file. What still opens has valid examples.
-TEST(damaged_files_are_refused_or_hold_valid_examples) {
-    const File *whole = file_of_all_kinds();
-    const char *path = tmp_file("damaged.bin");
-    write_file(whole, "damaged.bin");
-    size_t n;
-    unsigned char *content = read_bytes(path, &n);
-    for (uint64_t round = 0; round < 1500; round++) {
-        ChoiceSets sets;
-        write_damaged(path, content, n, round % 2 ? 16 : 1200, round);
-        if (choices_open(&sets, path, V, &err)) {
-            for (int64_t i = 0; i < choices_count(sets.sets[0]); i++) {
-                const ChoiceExample e = choices_example(sets.sets[0], i);
-                assert_in_range(e.completions, 2, CHOICES_MAX);
-                assert_in_range(e.label, 0, e.completions - 1);
-                for (int k = 0; k < e.completions; k++)
-                    for (int64_t t = 0; t < e.completion_tokens[k]; t++) assert_in_range(e.completion[k][t], 0, V - 1);
-            }
-        } else {
-            assert_non_null(strstr(err.text, "damaged.bin"));
-        }
-        choices_close(&sets);
-    }
-    free(content);
 }
 
 // ------------------------------------------------------------------------------------------------------------- scores

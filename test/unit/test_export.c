@@ -248,57 +248,13 @@ TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
 
 // ------------------------------------------------------------------------------------------------------- where it goes
 
-#define REFUSED(path, type, message)                                                                                   \
-    do {                                                                                                               \
-        assert_error(export_check(path, type, &config, NULL, &err), "--export ");                                      \
-        assert_message(message);                                                                                       \
-    } while (0)
-
-TEST(what_cannot_be_is_said_before_anything_is_trained_and_what_can_leaves_nothing_behind) {
+// What is refused: test/refusals.txt.
+TEST(a_check_before_the_training_leaves_nothing_behind) {
     assert_ok(export_check(tmp_file("model"), EXPORT_FP16, &config, NULL, &err));
     assert_ok(export_check(tmp_file("model.bin"), EXPORT_BF16, &config, NULL, &err));
     assert_ok(export_check(tmp_file("model.gguf"), EXPORT_Q8_0, &config, NULL, &err));
     assert_ok(export_check(tmp_file("a/b/model"), EXPORT_FP16, &config, NULL, &err)); // parents are made by the export
     assert_int_equal(entries_of(tmp.path), 0);
-    write_bytes(tmp_file("file"), "text", 4);
-    write_bytes(tmp_file("shard.bin"), "not a model", 11);
-    assert_ok(directory_make(tmp_file("photos"), &err));
-    write_bytes(tmp_file("photos/cat.png"), "", 0);
-    assert_ok(directory_make(tmp_file("tokenizer"), &err));
-    write_bytes(tmp_file("tokenizer/tokenizer.json"), "{}", 2);
-    assert_ok(directory_make(tmp_file("directory.bin"), &err));
-    assert_ok(directory_make(tmp_file("directory.gguf"), &err));
-    write_bytes(tmp_file("shard.gguf"), "not a model", 11);
-    assert_int_equal(symlink("nowhere", tmp_file("link")), 0);
-    REFUSED("", EXPORT_FP32, "the path is empty");
-    REFUSED(tmp_file("m.bin"), EXPORT_FP16, "llm.c has no models in fp16; export PATH:fp32 or PATH:bf16");
-    config.d_ff = 72;
-    REFUSED(tmp_file("m.bin"), EXPORT_FP32, "llm.c's models have no field for d_ff = 72 and always 4 C = 320");
-    config.d_ff = 0;
-    REFUSED(tmp_file("m.bin"), EXPORT_Q8_0, "only GGUF models hold q8_0; name a file that ends in .gguf");
-    REFUSED(tmp_file("model"), EXPORT_Q8_0, "only GGUF models hold q8_0");
-    REFUSED(tmp_file("shard.gguf"), EXPORT_FP32, "the file there is not a GGUF model");
-    REFUSED(tmp_file("directory.gguf"), EXPORT_FP32, "this is a directory, but a name that ends in .gguf means");
-    config.NKV = 2;
-    REFUSED(tmp_file("m.bin"), EXPORT_FP32, "llm.c's models are GPT-2's blocks, which these are not");
-    REFUSED(tmp_file("m.gguf"), EXPORT_FP32, "llama.cpp has no such blocks; name a directory");
-    config.NKV = 0;
-    REFUSED(tmp_file("file"), EXPORT_FP32, "this is a file; a Hugging Face model is a directory");
-    REFUSED(tmp_file("file/model"), EXPORT_FP32, "file: cannot make the directory: Not a directory");
-    REFUSED(tmp_file("file/model.bin"), EXPORT_FP32, "file: cannot make the directory: Not a directory");
-    REFUSED(tmp_file("shard.bin"), EXPORT_FP32, "the file there is not an llm.c model");
-    REFUSED(tmp_file("directory.bin"), EXPORT_FP32, "this is a directory, but a name that ends in .bin means");
-    REFUSED(tmp_file("photos"), EXPORT_FP32, "cat.png in it was not written by this program; name another directory");
-    REFUSED(tmp_file("tokenizer"), EXPORT_FP32, "neither empty nor an exported model");
-    REFUSED(tmp_file("m.safetensors"), EXPORT_FP32, "name the directory for model.safetensors");
-    REFUSED(tmp_file("link"), EXPORT_FP32, "a dangling symbolic link");
-    REFUSED("/proc/model", EXPORT_FP32, "is not writable");
-    REFUSED("/proc/model.bin", EXPORT_FP32, "is not writable");
-    REFUSED("/proc", EXPORT_FP32, "this is a mount point");
-    REFUSED("/", EXPORT_FP32, "this is a mount point");
-    char name[300];
-    memset(name, 'n', 299), name[299] = '\0';
-    REFUSED(tmp_file(name), EXPORT_FP32, "File name too long");
 }
 
 TEST(an_earlier_export_is_replaced_as_a_whole) {

@@ -2,7 +2,7 @@
 // Python's json is shown by test/e2e/test_prepare_lines.py.
 
 #include "llmc/text/json_line.h"
-#include "test/unit/mutate.h"
+#include "test/fixture.h"
 
 // A copy with exactly the one byte behind it that the scanner may read, so that a sanitizer sees every other one.
 static JsonLine scan(const char *line, size_t n, const char *field, char *text, int64_t *length, Error *err) {
@@ -153,22 +153,4 @@ TEST(white_space_is_a_blank_line) {
     int64_t length;
     assert_int_equal(scan("", 0, "text", text, &length, NULL), JSON_LINE_BLANK);
     assert_int_equal(scan(" \t\r ", 4, "text", text, &length, NULL), JSON_LINE_BLANK);
-}
-
-TEST(damaged_lines_never_lead_outside_the_line) {
-    static const char line[] = "{\"id\": 17, \"meta\": {\"a\": [1.5, null, \"x\\ud83d\\ude00\"], \"b\": {}}, \"text\": "
-                               "\"Some \\u00e9 text\\n with \xE2\x82\xAC and \\\"quotes\\\"\", \"end\": true}";
-    unsigned char damaged[sizeof line + MUTATE_MAX_GROWTH * 3];
-    char text[sizeof damaged + 1];
-    int refused = 0;
-    for (uint64_t round = 0; round < 20000; round++) {
-        memcpy(damaged, line, sizeof line);
-        size_t n = mutate(damaged, sizeof line - 1, sizeof line - 1, round);
-        int64_t length;
-        Error err = {""};
-        JsonLine status = scan((char *)damaged, n, "text", text, &length, &err);
-        refused += status != JSON_LINE_OK;
-        assert_true(status == JSON_LINE_OK || status == JSON_LINE_BLANK || err.text[0] != '\0');
-    }
-    assert_true(refused > 5000);
 }

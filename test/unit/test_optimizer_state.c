@@ -225,28 +225,6 @@ TEST(offload_is_refused_where_an_update_needs_whole_matrices) {
     }
 }
 
-TEST(fp8_is_refused_where_it_does_not_fit) {
-    ModelOptions options = small_options(OPTIMIZER_ADAMW);
-    options.fp8 = true;
-    options.dtype = DTYPE_FP32;
-    assert_error(model_check_options(&options, &err), "--fp8: needs --dtype bf16, not fp32");
-    options.dtype = DTYPE_BF16;
-    if (!device_facts()->supports[DTYPE_E4M3]) {
-        assert_error(model_check_options(&options, &err), "has no fp8 matmuls");
-        return;
-    }
-    assert_true(model_check_options(&options, &err));
-    options.config.C = 72;
-    assert_error(model_check_options(&options, &err), "C = 72 is not a multiple of 16");
-    options.config.C = 64, options.config.NH = 2, options.config.HS = 20;
-    assert_error(model_check_options(&options, &err), "2 heads of 20 are 40 columns of a matmul, not a multiple of 16");
-    options.config.NH = 4, options.config.NKV = 1, options.config.HS = 4;
-    assert_error(model_check_options(&options, &err), "6 heads of 4 are 24 columns of a matmul, not a multiple of 16");
-    options.config.NKV = 0, options.config.HS = 0;
-    options.T = 24; // 2 x 24 would do, and the last micro-batch of a step may be 1 x 24
-    assert_error(model_check_options(&options, &err), "-t 24 is not a multiple of 16; use 32");
-}
-
 TEST(muon_in_fp16_needs_fp32_gradients) {
     ModelOptions options = small_options(OPTIMIZER_MUON);
     options.dtype = DTYPE_FP16;

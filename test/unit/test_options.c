@@ -1,4 +1,4 @@
-// The command line: every form of a value, every way to get one wrong, help and JSON from the one table.
+// The command line: every form of a value, help and JSON from the one table. What is refused: test/refusals.txt.
 #include "llmc/base/format.h"
 #include "llmc/base/typed_path.h"
 #include "llmc/run/options_together.h"
@@ -45,14 +45,6 @@ static void assert_reads(const char *line, const char *expected) {
         const char *found = option_value(option_find(name, strlen(name)), &options, buf);
         if (strcmp(found, value) != 0) fail_msg("%s: --%s is %s, not %s", line, name, found, value);
     }
-    options_free(&options);
-}
-
-static void assert_refused(const char *line, const char *message) {
-    Options options;
-    Error err;
-    assert_int_equal(parse(&options, line, &err), OPTIONS_ERROR);
-    assert_string_equal(err.text, message);
     options_free(&options);
 }
 
@@ -167,18 +159,6 @@ TEST(never_and_evaluate_only_are_valid) {
                  "val-every=0 sample-every=0 max-steps=0 val-sequences=0 checkpoint-every=0");
 }
 
-TEST(numbers_out_of_range_are_refused_with_the_range) {
-    assert_refused("-b 0", "-b 0: must be at least 1 (1 .. 65536)");
-    assert_refused("--batch-size=65537", "--batch-size 65537: must be at most 65536 (1 .. 65536)");
-    assert_refused("-x -2", "-x -2: must be at least -1 (-1 .. 1000000000000)");
-    assert_refused("-x 99999999999999999999",
-                   "-x 99999999999999999999: must be at most 1000000000000 (-1 .. 1000000000000)");
-    assert_refused("-l -1", "-l -1: must be at least 0 (0 .. 10)");
-    assert_refused("-q 1.5", "-q 1.5: must be at most 1 (0 .. 1)");
-    assert_refused("--eps 0", "--eps 0: must be above 0; 1e-8 is usual");
-    assert_refused("-a 2", "-a 2: must be 0 or 1");
-}
-
 TEST(rates_of_groups_are_those_of_the_table_but_for_the_options) {
     GroupRates r[NUM_GROUPS];
     Error err;
@@ -197,27 +177,6 @@ TEST(rates_of_groups_are_those_of_the_table_but_for_the_options) {
     options_free(&o);
 }
 
-TEST(wrong_rates_of_groups_are_refused_by_their_part) {
-    const char *allowed =
-        "expected GROUP.NAME=NUMBER with a group out of embedding, head, matrices, vectors and a name out "
-        "of beta1, beta2, eps, decay";
-    const char *parts[] = {"wte.beta1=0.5", "embedding.lr=1", "embedding", "head.",
-                           "head.beta1",    "head.beta=0.5",  "=",         "."};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        char line[128], message[512];
-        snprintf(line, sizeof line, "--by-group vectors.decay=0,%s", parts[i]);
-        snprintf(message, sizeof message, "--by-group: %s: %s", parts[i], allowed);
-        assert_refused(line, message);
-    }
-    assert_refused("--by-group head.beta1=1", "--by-group: head.beta1=1: beta1 is a number from 0 to 0.999999");
-    assert_refused("--by-group head.eps=", "--by-group: head.eps=: eps is a number from 1e-16 to 1");
-    assert_refused("--by-group head.decay=1x,", "--by-group: head.decay=1x: decay is a number from 0 to 10");
-    assert_refused("--by-group head.decay=nan", "--by-group: head.decay=nan: decay is a number from 0 to 10");
-    assert_refused("--lr-embedding 0", "--lr-embedding: it and -l must be above 0; leave it out");
-    assert_refused("--lr-vectors 1e-3 -l 0", "--lr-vectors: it and -l must be above 0; leave it out");
-    assert_refused("--lr-head 0", "--lr-head: it and -l must be above 0; leave it out");
-}
-
 TEST(auto_is_a_value_where_the_program_may_choose) {
     assert_reads("-b auto -l auto -r auto", "batch-size=0 learning-rate=-1 recompute=auto");
     Options o = parsed("-b auto -l auto -r auto");
@@ -228,7 +187,6 @@ TEST(auto_is_a_value_where_the_program_may_choose) {
     assert_true(o.B == 0 && o.lr == -1);
     options_free(&o);
     free(json);
-    assert_refused("-t auto", "-t auto: not a whole number (decimal digits only, such as 5000)");
 }
 
 TEST(a_plan_is_text_unless_it_is_to_be_json) {
@@ -238,78 +196,6 @@ TEST(a_plan_is_text_unless_it_is_to_be_json) {
     assert_reads("--plan=text --gpu h200", "plan=text");
     assert_reads("--plan d_ff --gpu this", "plan=d_ff gpu=this");
     assert_reads("--plan --gpu h200 --hours 1.5", "plan=text gpu=h200 hours=1.5");
-    assert_refused("--plan xml", "--plan xml: must be one of text, json, sizes, d_ff");
-    assert_refused("--plan json --gpu h200 --hours 2",
-                   "--hours: only applies to --plan, as text; give --plan text as well");
-    assert_refused("--gpu t4", "--gpu: only applies to a plan; give --plan as well");
-}
-
-TEST(options_that_exclude_each_other_are_refused) {
-    assert_refused("--tokens 1e9 -x 10", "--tokens and -x both set the length of the run; give only one");
-    assert_refused("-y 2", "-y 2: must be one of 1, 0, weights");
-}
-
-TEST(what_is_no_number_is_refused) {
-    const struct {
-        const char *option, *what, *values[10];
-    } cases[] = {
-        {"-b",
-         "a whole number (decimal digits only, such as 5000)",
-         {"4x", "0x10", "4.5", "5e3", "+4", "--4", "-", "1_000", "4K", "nan"}},
-        {"-l", "a number (such as 0.1 or 6e-4)", {"abc", "0x1p3", "1e", "1.0f", "1,5", "."}},
-        {"-l", "a finite number", {"nan", "inf", "1e999"}},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        for (int k = 0; k < 10 && cases[i].values[k]; k++) {
-            char line[64], message[160];
-            snprintf(line, sizeof line, "%s %s", cases[i].option, cases[i].values[k]);
-            snprintf(message, sizeof message, "%s: not %s", line, cases[i].what);
-            assert_refused(line, message);
-        }
-    assert_refused("-b=", "-b: the value is empty");
-    assert_refused("-l=", "-l: the value is empty");
-}
-
-TEST(a_missing_value_is_named) {
-    assert_refused("-t", "-t: a value is missing (tokens in a sequence; 0: the model's context, at most 1024)");
-    assert_refused("-t -x 5", "-t: a value is missing (tokens in a sequence; 0: the model's context, at most 1024)");
-    assert_refused("-o --resume",
-                   "-o: a value is missing (directory for checkpoints and main.log; default: nothing is written)");
-}
-
-TEST(an_unknown_option_names_the_nearest) {
-    const char *const cases[] = {"--batchsize --batch-size",
-                                 "--bacth-size --batch-size",
-                                 "--batch --batch-size",
-                                 "--steps --max-steps",
-                                 "--learning_rate --learning-rate",
-                                 "--weight-deacy --weight-decay",
-                                 "--BATCH-SIZE --batch-size",
-                                 "--lr -l",
-                                 "--tf23 --tf32",
-                                 "--LR -l",
-                                 "-nl -n",
-                                 "-B -b"};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        char message[160], line[64], unknown[32], nearest[32];
-        sscanf(cases[i], "%31s %31s", unknown, nearest);
-        snprintf(line, sizeof line, "%s=4", unknown);
-        snprintf(message, sizeof message, "unknown option %s; did you mean %s?", unknown, nearest);
-        assert_refused(unknown, message);
-        assert_refused(line, message);
-    }
-    assert_refused("--", "unknown option --; --help lists them");
-    assert_refused("--xyzzy", "unknown option --xyzzy; --help lists them"); // nothing is like it, not even -x
-    assert_refused("-9=1", "unknown option -9; --help lists them");
-    // Beginnings of names are not accepted.
-    assert_refused("--batch-siz 4", "unknown option --batch-siz; did you mean --batch-size?");
-    assert_refused("--val-s 4", "unknown option --val-s; did you mean --val-sequences?");
-}
-
-TEST(choices_are_listed) {
-    assert_refused("-k foo", "-k foo: must be one of cosine, linear, constant, wsd, trapezoid");
-    assert_refused("-k cos", "-k cos: must be one of cosine, linear, constant, wsd, trapezoid");
-    assert_refused("--dtype=", "--dtype : must be one of auto, bf16, fp16, fp32");
 }
 
 // Words of the table are names of enums: each is parsed to the one that has this name elsewhere.
@@ -338,74 +224,22 @@ TEST(words_are_those_of_the_modules_that_they_are_for) {
     options_free(&o);
 }
 
-TEST(words_without_an_option_are_refused) {
-    assert_refused("-i a.bin b.bin",
-                   "b.bin: belongs to no option; a pattern must be quoted: -i 'data/shards/train_*.bin'");
-    assert_refused("-i sh/train_000.bin sh/train_001.bin sh/val_000.bin",
-                   "sh/train_001.bin: belongs to no option; a pattern must be quoted: -i 'sh/train_*.bin'");
-    assert_refused("-b 8 text.txt", "text.txt: belongs to no option; --help lists them");
-}
-
 TEST(only_the_state_of_the_optimizer_is_divided) {
     assert_reads("", "zero-stage=1");
     assert_reads("-z 0", "zero-stage=0");
-    assert_refused("-z 2", "-z 2: must be at most 1 (0 .. 1)");
 }
 
-TEST(a_bare_h_is_no_evaluation_but_says_where_help_is) {
-    Options options;
-    Error err;
-    assert_int_equal(parse(&options, "-h", &err), OPTIONS_ERROR);
-    assert_message("for help use --help");
-    options_free(&options);
-    assert_refused("-h 1 -v 0", "-h: scored at every validation, but -v 0 turns it off; give -v N, or leave out -h");
-    assert_refused("--interactive", "--interactive answers prompts and does not train: give -x 0 as well");
+TEST(multiple_choice_is_scored_where_something_is_evaluated) {
     assert_reads("-h 1 -v 0 -x 0", "choices=1");
     assert_reads("-h 1", "choices=1");
     assert_reads("-h 0 -v 0", "choices=0");
 }
 
-TEST(a_total_batch_that_does_not_fit_names_the_nearest) {
-    assert_refused("-t 1024 -d 500000", "-d 500000 is not a multiple of T = 1024; nearest: 499712 or 500736");
-    assert_refused("-t 1024 -d 1000", "-d 1000 is less than one sequence of T = 1024 tokens; the smallest is 1024");
+TEST(a_total_batch_is_a_multiple_of_the_context) {
     assert_reads("-d 500000", "total-batch=500000");              // T is not known yet
     assert_true(options_check_total_batch(3 * 1024, 1024, NULL)); // the last micro-step of -b 2 holds one sequence
     assert_false(options_check_total_batch(1025, 1024, NULL));
     assert_false(options_check_total_batch(1024, 0, NULL));
-}
-
-TEST(resuming_and_saving_need_a_directory) {
-    assert_refused("-y", "-y: no run to resume; name its directory with -o DIR");
-    assert_refused("-n 5", "-n: no directory for checkpoints; name one with -o DIR");
-}
-
-TEST(messages_are_one_line_whatever_was_typed) {
-    char value[300] = "-b=4\n\x1b[31m";
-    memset(value + strlen(value), 'x', sizeof value - strlen(value) - 1);
-    value[sizeof value - 1] = '\0';
-    char *argv[] = {"trainer", value, NULL};
-    Options options;
-    Error err;
-    assert_int_equal(options_parse(&options, 2, argv, &err), OPTIONS_ERROR);
-    assert_null(strpbrk(err.text, "\n\x1b"));
-    assert_true(strlen(err.text) < 160);
-    options_free(&options);
-    value[1] = 'B';
-    memset(value + 1, 'B', sizeof value - 2); // a name longer than any
-    assert_int_equal(options_parse(&options, 2, argv, &err), OPTIONS_ERROR);
-    assert_true(strlen(err.text) < 160);
-    options_free(&options);
-}
-
-TEST(a_long_word_is_shown_up_to_63_bytes) {
-    for (int length = 55; length < 70; length++) {
-        char line[100], message[200];
-        snprintf(line, sizeof line, "--seed %0*d x", length, 0);
-        line[7] = '_', line[7 + length] = '\0';
-        snprintf(message, sizeof message, "--seed %.*s%s: not a whole number (decimal digits only, such as 5000)",
-                 length < 64 ? length : 60, line + 7, length < 64 ? "" : "...");
-        assert_refused(line, message);
-    }
 }
 
 TEST(help_lists_every_row_of_the_table) {
@@ -526,6 +360,8 @@ TEST(foreign_values_are_not_adopted) {
     Error err = {""};
     assert_false(options_adopt_json(&o, "{\"bach-size\": 3}", false, &err)); // it would be 4, the default
     assert_non_null(strstr(err.text, "unknown option \"bach-size\"; did you mean --batch-size?"));
+    assert_false(options_adopt_json(&o, "[]", false, &err));
+    assert_non_null(strstr(err.text, "not a JSON object"));
     options_free(&o);
 }
 

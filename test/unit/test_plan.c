@@ -606,15 +606,3 @@ TEST(the_json_has_the_figures_of_the_plan) {
     cJSON_Delete(plan);
     free(text);
 }
-
-TEST(an_unknown_gpu_and_a_bad_r_are_refused_before_anything_is_printed) {
-    PlanRequest request = request_of(model_of("d12", 1, 1024), 512, 0);
-    char text[16] = "";
-    FILE *out = fmemopen(text, sizeof text, "w");
-    request.gpus = "h200,h300";
-    assert_error(plan_print(out, &request, true, &err), "--gpu h300: no such GPU; did you mean H200?");
-    request.gpus = "", request.recompute = "7";
-    assert_error(plan_print(out, &request, false, &err), "-r 7");
-    fclose(out);
-    assert_string_equal(text, "");
-}

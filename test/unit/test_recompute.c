@@ -59,34 +59,6 @@ TEST(a_count_of_blocks_is_followed_by_the_set_of_the_others) {
     assert_blocks("1x11,fc", (const int[L]){1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 5});
 }
 
-TEST(a_wrong_text_is_refused_with_what_is_expected) {
-    const struct {
-        const char *told, *texts[9];
-    } cases[] = {
-        {"expected 0 .. 3", {"", "4", "-1", "auto", "gelu+", "+gelu", "GELU", "gelu+3"}},
-        {"from 1 to 12", {"3/", "3/0", "3/13", "3/99999999999999999999999", "3/2x4", "3/-2"}},
-        {"from 1 to 11", {"3x", "3x0,0", "3x12,0", "3x13,0", "3x18446744073709551617"}},
-        {"' qkv' is not understood", {"gelu qkv"}},
-        {"'fc' is not understood", {"gelufc"}},
-        {"'+gelu' is not understood", {"3+gelu"}},
-        {"'3' is not understood", {"33"}},
-        {"'' is not understood", {"3x4,", "3x4"}},
-        {"',0' is not understood", {"3,0", "3x4,2,0"}},
-        {"'x8' is not understood", {"3x4,0x8"}},
-        {"';0' is not understood", {"3x4;0"}},
-        {"'fish' is not understood", {"3x4,fish"}},
-        {"gelu is given twice", {"gelu+gelu"}},
-        {"qkv is given twice", {"3x2,qkv+fc+qkv"}},
-    };
-    Recompute r;
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        for (int k = 0; cases[i].texts[k]; k++)
-            assert_error(recompute_parse(&r, cases[i].texts[k], L, &err), cases[i].told);
-    assert_false(recompute_parse(&r, "3/0", 1, &err));
-    assert_string_equal(err.text, "-r 3/0: the model has 1 block, and / needs more; leave it out");
-    assert_error(recompute_parse(&r, "3x1,0", 1, &err), "the model has 1 block, and x needs more");
-}
-
 // ------------------------------------------------------------------------------------------------------------- writing
 
 TEST(the_text_is_the_shortest_one) {

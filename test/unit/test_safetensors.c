@@ -2,7 +2,7 @@
 
 #include "llmc/base/file.h"
 #include "llmc/store/safetensors.h"
-#include "test/unit/mutate.h"
+#include "test/fixture.h"
 #include "test/unit/store_fixture.h"
 
 #include <math.h>
@@ -101,13 +101,6 @@ TEST(a_header_longer_than_the_file_is_refused) {
     assert_error(safetensors_open(tmp.path, &err), "not a plain file but a directory");
 }
 
-TEST(a_file_of_another_kind_is_named) {
-    write_bytes(tmp_file("x"), "version https://git-lfs.github.com/spec/v1\noid sha256:", 54);
-    assert_error(safetensors_open(tmp_file("x"), &err), "x: not safetensors but a Git LFS pointer: fetch the file");
-    write_bytes(tmp_file("x"), "PK\3\4", 4);
-    assert_error(safetensors_open(tmp_file("x"), &err), "x: not safetensors but a zip archive");
-}
-
 TEST(headers_that_are_not_one_object_are_refused) {
     REFUSED("", 0, "not valid JSON");
     REFUSED("[]", 0, "not an object");
@@ -204,36 +197,4 @@ TEST(a_file_that_shrinks_after_opening_gives_a_message) {
     float out[6];
     assert_error(safetensors_read_fp32(f, a, 0, 6, out, &err), "the file ends at byte");
     safetensors_close(f);
-}
-
-// Opens and reads everything. Returns whether the file was accepted; a refusal must say something.
-static bool survive(const char *path) {
-    err.text[0] = '\0';
-    SafetensorsFile *f = safetensors_open(path, &err);
-    if (!f) {
-        assert_true(err.text[0] != '\0');
-        return false;
-    }
-    for (int i = 0; i < safetensors_count(f); i++) {
-        const SafetensorsEntry *e = safetensors_entry(f, i);
-        assert_ptr_equal(safetensors_find(f, e->name), e);
-        float out[64];
-        int64_t n = 1;
-        for (int d = 0; d < e->rank; d++) n *= e->shape[d];
-        assert_true(n <= 64); // more would not fit into the file
-        if (!safetensors_read_fp32(f, e, 0, n, out, &err)) assert_true(e->dtype == DTYPE_COUNT || e->dtype == DTYPE_U8);
-    }
-    safetensors_close(f);
-    return true;
-}
-
-TEST(damaged_files_are_read_or_refused_with_a_message) {
-    enum { ROUNDS = 4000, DATA = 43 };
-    struct stat st;
-    const char *path = tmp_file("x"), *damaged = tmp_file("damaged");
-    write_example(path);
-    assert_int_equal(stat(path, &st), 0);
-    // Flips in data and names are harmless, most of the rest is not: both kinds must have happened.
-    assert_in_range(damage_file(path, damaged, (size_t)st.st_size - DATA, ROUNDS, survive, damaged), ROUNDS / 100,
-                    ROUNDS / 2);
 }

@@ -2,7 +2,7 @@
 // leave a message.
 
 #include "llmc/data/shards.h"
-#include "test/unit/mutate.h"
+#include "test/fixture.h"
 
 #include <fcntl.h>
 
@@ -190,22 +190,6 @@ TEST(more_shards_than_the_soft_limit_of_descriptors_are_opened) {
 
 // ----------------------------------------------------------------------------------------------------- hostile files
 
-TEST(what_is_no_file_is_refused_with_what_to_do) {
-    ASSERT_OPEN_FAILS("no/such/dir/train_*.bin", 8, "no/such/dir/train_*.bin", "data/prepare -o DIR FILE...");
-    ASSERT_OPEN_FAILS(tmp_file("no/such/*.bin"), 8, "/no/such/*.bin': there is no '", "/no'; make");
-    ASSERT_OPEN_FAILS(tmp.path, 8, tmp.path, "is a directory, expected its shards, such as", "/train_*.bin",
-                      "data/prepare -o ");
-    assert_int_equal(mkfifo(tmp_file("fifo.bin"), 0600), 0);
-    ASSERT_OPEN_FAILS(tmp_file("fifo.bin"), 8,
-                      "fifo.bin: not a plain file but a pipe"); // and nobody waits for a writer
-}
-
-TEST(shards_beside_a_pattern_that_matches_none_are_named) {
-    const char *const names[] = {"train_000000.bin", "train_000001.bin", "val_000000.bin"};
-    for (size_t i = 0; i < 3; i++) write_bytes(tmp_file(names[i]), "", 0);
-    ASSERT_OPEN_FAILS(tmp_file("trian_*.bin"), 8, "no token shards match", "there are '", "/train_*.bin'");
-}
-
 static void assert_beside(const char *train, const char *expected) {
     char *found = shards_validation_pattern(train);
     assert_string_equal(found ? found : "", expected);
@@ -272,42 +256,6 @@ TEST(shards_with_other_tokens_at_their_beginning_middle_or_end_have_another_fing
     }
     write_bytes(tmp_file("a_1.bin"), bytes, BYTES);
     assert_true(fingerprint_of(tmp_file("a_*.bin")) == same);
-}
-
-TEST(a_header_that_contradicts_itself_or_its_file_is_refused) {
-    static const struct {
-        int32_t header[8];
-        off_t file_bytes;
-        const char *words[4];
-    } cases[] = {
-        {{0}, 0, {"an empty file"}},
-        {{SHARD_MAGIC, 1, 0}, 1023, {"header", "1023", "1024"}},
-        {{2021161080}, 4096, {"magic", "2021161080", "20240520"}}, // a text
-        {{SHARD_MAGIC, 1, 100}, 1024 + 199, {"1223", "100", "1224", "truncated"}},
-        {{SHARD_MAGIC, 1, 100}, 1024 + 202, {"1226", "1224", "appended"}},
-        {{SHARD_MAGIC, 3, 0}, 1024, {"version", "is 3", "1 or 2"}},
-        {{SHARD_MAGIC, 2, 3}, 1024, {"bytes per token", "is 3", "2 or 4"}},
-        {{SHARD_MAGIC, 1, -1}, 1024, {"token count", "is -1"}},
-        {{SHARD_MAGIC, 1, 0, -5}, 1024, {"vocabulary", "-5"}},
-        {{SHARD_MAGIC, 1, 0, 65537}, 1024, {"vocabulary", "65537", "65536"}},
-        {{SHARD_MAGIC, 1, 0, 257, [6] = 258}, 1024, {"end-of-text", "258", "257"}},
-        {{SHARD_MAGIC, 1, 0, 257, [6] = INT32_MIN}, 1024, {"end-of-text"}},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const char *path = write_header("bad.bin", cases[i].header, cases[i].file_bytes);
-        const char *const *words = cases[i].words;
-        ASSERT_OPEN_FAILS(path, 8, "bad.bin", words[0], words[1], words[2], words[3]);
-    }
-}
-
-TEST(a_file_of_another_program_is_named) {
-    write_bytes(tmp_file("lfs.bin"), "version https://git-lfs.github.com/spec/v1\n", 43);
-    ASSERT_OPEN_FAILS(tmp_file("lfs.bin"), 8, "lfs.bin: not a token shard but a Git LFS pointer: ", "git lfs pull");
-    ASSERT_OPEN_FAILS(write_header("llama.bin", (const int32_t[8]){20240801, 7, 100}, 1424), 8, "Llama 3");
-    uint16_t raw[1000];
-    for (int i = 0; i < 1000; i++) raw[i] = (uint16_t)(i % 257);
-    write_bytes(tmp_file("train.bin"), raw, sizeof raw);
-    ASSERT_OPEN_FAILS(tmp_file("train.bin"), 8, "train.bin: not a token shard", "raw tokens", "nanoGPT");
 }
 
 TEST(counts_that_overflow_are_refused) {
@@ -384,43 +332,4 @@ TEST(a_place_that_cannot_be_written_and_a_full_disk_are_reported_and_leave_no_sh
     assert_false(committed);
     assert_message("full.bin: cannot write the shard");
     ASSERT_OPEN_FAILS(tmp_file("full.bin"), 1, "full.bin", "not a token shard");
-}
-
-// ----------------------------------------------------------------------------------------------------------- fuzzing
-
-// Opens and reads everything, with another T each time. Whatever the file is, that ends with data below the vocabulary
-// or with a message.
-static bool read_everything(const char *pattern) {
-    static int64_t calls;
-    const int64_t T = 1 + calls++ % 37;
-    ShardSet set;
-    err.text[0] = '\0';
-    if (!shards_open(&set, pattern, T, &err)) {
-        assert_true(strlen(err.text) > 10);
-        return false;
-    }
-    uint32_t *out = malloc((size_t)(T + 1) * 4); // exactly one window: ASan sees one byte more
-    for (int64_t w = 0; w < set.num_windows; w++) {
-        const char *path;
-        int64_t offset;
-        shards_locate(&set, w, &path, &offset);
-        assert_in_range(offset + T, 0, set.num_tokens - 1);
-        if (!shards_read_window(&set, w, 65536, out, &err)) assert_true(strlen(err.text) > 10);
-    }
-    free(out);
-    shards_close(&set);
-    return true;
-}
-
-TEST(random_corruptions_never_crash_the_reader) {
-    enum { ROUNDS = 1500, TOKENS = 300, FIELDS = 32 };
-    for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2)
-        for (int together = 0; together <= 1; together++) {
-            const char *whole = make_shard("whole.bin", token_bytes, 257, 256, TOKENS, 0);
-            make_shard("fuzz_1.bin", token_bytes, 257, 256, 40, 0); // an intact one, which may now contradict the other
-            const int opened = damage_file(whole, tmp_file("fuzz_0.bin"), FIELDS, ROUNDS, read_everything,
-                                           tmp_file(together ? "fuzz_*.bin" : "fuzz_0.bin"));
-            // Damage to tokens and to unused words of the header passes, other damage does not: both were tried.
-            assert_in_range(opened, ROUNDS / 10, ROUNDS * 6 / 10);
-        }
 }
