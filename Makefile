@@ -116,7 +116,7 @@ override CUDA :=
 endif
 CUDA_SRC := $(wildcard llmc/cuda/*.c llmc/cuda/*.cu)
 
-TEST_SRC := $(filter-out test/unit/test_simd.c,$(wildcard test/unit/test_*.c test/ops/test_*.c test/golden/test_*.c))
+TEST_SRC := $(filter-out test/unit/test_simd.c,$(wildcard test/unit/test_*.c test/ops/test_*.c test/golden/test_*.c test/invariants/test_*.c))
 TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%) $(BUILD)/test/fuzz/test_readers $(CODES_HERE:%=$(BUILD)/test/unit/test_simd-%)
 # The tests of the ops with the vector code that is not the best one here.
 OP_TESTS     := $(patsubst %.c,$(BUILD)/%,$(wildcard test/ops/test_*.c) test/unit/test_gemm.c)
