@@ -347,6 +347,7 @@ test-rest: # make looks for clang anew: it may have come just now
 		$(if $(and $(NVCC),$(filter 90,$(SIM_ARCHS))),--check "dev/oldest_ptxas.py $(SIM_KERNELS)/llmc/cuda/*.compute_90.ptx $(if $(filter 75,$(SIM_ARCHS)),$(SIM_KERNELS)/llmc/cuda/*.compute_75.ptx)") \
 		$(if $(shell command -v $(FUZZ_CC)),--check "make -s fuzz SECONDS=2") \
 		$(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_ASAN_BIN) $(filter-out $(SIM_QUICK_RUN) $(SIM_HARDWARE),$(SIM_HARDWARE_ALL) $(SIM_PLAIN_RUN)) $(SIM_OTHER_GPUS) $(SLOW_TESTS) \
+		TEST_INVARIANTS=all@$(BUILD)/test/invariants/test_invariants \
 		$(filter-out $(QUICK_OTHER_CODES),$(call OTHER_CODES,$(OP_TESTS) $(GOLDEN_TEST))) # what takes long comes first
 
 SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_plan_fit ops/test_random_shapes)

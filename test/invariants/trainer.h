@@ -23,6 +23,14 @@ int trainer_main(int argc, char **argv);
 #undef main
 #undef speed_measure
 
+// OpenMP reads how its threads wait before main: by spinning, which takes the processors from the other processes here.
+__attribute__((constructor)) static void trainer_wait_passively(int argc, char **argv) {
+    (void)argc;
+    if (getenv("OMP_WAIT_POLICY")) return;
+    setenv("OMP_WAIT_POLICY", "passive", 1);
+    execv("/proc/self/exe", argv);
+}
+
 enum { TRAINER_WORDS = 96, TRAINER_SECONDS = 600 };
 
 // Words with blanks between them, in place.
@@ -57,13 +65,12 @@ static int trainer_listen(int *port) {
 // In the process that fork made.
 static int trainer_child(const char *directory, const char *arguments, const char *environment) {
     static const int cmockas[] = {SIGFPE, SIGILL, SIGSEGV, SIGBUS, SIGSYS, SIGABRT}; // they would go on with its tests
-    char *words[TRAINER_WORDS], *variables[TRAINER_WORDS], *command = NULL;
+    static char *words[TRAINER_WORDS], *variables[TRAINER_WORDS], *command, *given;  // until the process ends
     for (size_t i = 0; i < sizeof cmockas / sizeof *cmockas; i++) signal(cmockas[i], SIG_DFL);
     alarm(TRAINER_SECONDS); // one that waits for a process that is dead
     if (chdir(directory) != 0 || !freopen("stdout", "a", stdout) || !freopen("stderr", "a", stderr)) return 99;
-    const int given = trainer_split(strdup(environment), variables);
-    for (int i = 0; i < given; i++) putenv(variables[i]);
-    if (asprintf(&command, "train_gpt2 %s", arguments) < 0) return 99;
+    if (!(given = strdup(environment)) || asprintf(&command, "train_gpt2 %s", arguments) < 0) return 99;
+    for (int i = trainer_split(given, variables); i > 0; i--) putenv(variables[i - 1]);
     return trainer_main(trainer_split(command, words), words);
 }
 
