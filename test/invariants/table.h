@@ -69,7 +69,7 @@ static const Value precision_values[] = {
 #define MORE "../data/more/train_*.bin"
 static const Value data_values[] = {
     {"-i " WEB, "-i " WEB ":0.5"},
-    {"-i " WEB ":0.61," CODE ":0.3," MORE ":0.09", "-i " WEB ":6.1," CODE ":3," MORE ":0.9"},
+    {"-i " WEB ":0.5," CODE ":0.3," MORE ":0.2", "-i " WEB ":5," CODE ":3," MORE ":2"},
     {"-i " CODE ":1," WEB ":2 -a 1", "-i " CODE ":2," WEB ":4 --overfit 1"},
 };
 

@@ -382,3 +382,29 @@ TEST(each_value_of_the_table_makes_another_run) {
             count++;
         }
 }
+
+// Options by which a resume could not be that run.
+TEST(a_resume_refuses_what_would_be_another_run_by_its_name) {
+    static const struct {
+        const char *words, *names;
+    } refused[] = {{"--seed 5", "--seed 5"},
+                   {"-t 80", "-t 80"},
+                   {"-e L=3,C=48,NH=3,T=96", "-e L=3"},
+                   {"--d-ff 80", "--d-ff 80"},
+                   {"--optimizer lion", "--optimizer"}};
+    char words[WORDS], again[WORDS], path[PATH_MAX];
+    const Row row = {{0}};
+    TmpDir dir;
+    snprintf(dir.path, sizeof dir.path, "%s", run_directory());
+    row_words(&row, false, words, sizeof words);
+    run(dir.path, words, "", 1);
+    snprintf(path, sizeof path, "%s/stderr", dir.path);
+    for (int i = 0; i < LENGTH(refused); i++) {
+        unlink(path);
+        snprintf(again, sizeof again, "-o run -y %s -x 9", refused[i].words);
+        assert_int_equal(trainer_run(dir.path, again, "", 1), EXIT_BAD_INPUT);
+        AUTO_FREE char *said = read_text(path);
+        if (!strstr(said, refused[i].names)) fail_msg("%s: %s", refused[i].words, said);
+    }
+    tmpdir_remove(&dir);
+}
