@@ -384,7 +384,7 @@ coverage: ## which lines and branches of the readers and the store the tests exe
 	$(PYTHON) test/coverage.py --build build/coverage
 
 .PHONY: coverage-programs test-programs sanitized-trainer host-objects
-coverage-programs: $(FUZZ_TEST) $(filter $(BUILD)/test/unit/%,$(TEST_BIN)) sanitized-trainer
+coverage-programs: $(FUZZ_TEST) $(filter $(BUILD)/test/unit/% $(BUILD)/test/invariants/%,$(TEST_BIN)) sanitized-trainer
 test-programs: $(TEST_BIN) $(BUILD)/dev/bench/bench_ops
 host-objects: $(HOST_OBJ) $(CPU_OBJ) $(BUILD)/train_gpt2.o $(DATA_TOOLS:%=$(BUILD)/%.o)
 sanitized-trainer: $(BUILD)/train_gpt2 $(DATA_TOOLS:data/%=$(BUILD)/%)
