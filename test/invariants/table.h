@@ -32,11 +32,11 @@ static const Value family_values[] = {
     // A head of 64, where a GPU has kernels of its own; the embedding is larger than a block.
     {"-e L=2,C=64,NH=1,V=2000,T=96", "-e L=2,C=64,V=2000,T=96"},
     {"-e starcoder2:L=2,C=64,NH=2,NKV=1,HS=64,T=96"},
-    {"-e llama:L=2,C=48,NH=3,NKV=1,T=96", "-e llama:L=2,C=48,NH=3,NKV=1,HS=16,T=96 --d-ff 128"},
-    {"-e qwen2:L=2,C=64,NH=2,NKV=1,HS=64,T=96"},
+    {"-e llama:L=3,C=48,NH=3,NKV=1,T=96", "-e llama:L=3,C=48,NH=3,NKV=1,HS=16,T=96 --d-ff 128"},
+    {"-e qwen2:L=3,C=64,NH=2,NKV=1,HS=64,T=96"},
     {"-e qwen3:L=2,C=48,NH=3,HS=32,T=96", "-e qwen3:L=2,C=48,NH=3,NKV=3,HS=32,T=96,qk_norm=1,tied=1"},
     {"-e arcee:L=2,C=64,NH=4,NKV=2,T=96", "-e arcee:L=2,C=64,NH=4,NKV=2,T=96 --d-ff 256"},
-    {"-e starcoder2:L=2,C=64,NH=4,NKV=2,T=96,embed_norm=1"},
+    {"-e starcoder2:L=3,C=64,NH=4,NKV=2,T=96,embed_norm=1"},
     {"-e qwen3:L=2,C=48,NH=3,NKV=1,T=96,bias=1,tied=1"}, // no class of transformers has these blocks
     {"-e L=5,C=40,NH=5,T=96 --d-ff 72", NULL, HAS_ODD_SIZES},
 };
