@@ -59,10 +59,10 @@ enum { WORDS = 1024, LOG = 4096 };
 
 // What a run leaves.
 typedef struct {
-    char losses[LOG];               // and norms, rates and scales, by step
+    char losses[LOG]; // and norms, rates and scales, by step
+    int steps;
     uint64_t evaluations;           // all that was validated
     uint64_t weights, state, files; // the newest checkpoint: its tensors; where it is in its run; all of its bytes
-    int steps;
 } Ending;
 
 static const char *number_text(const cJSON *object, const char *key, char text[32]) {
@@ -78,6 +78,7 @@ static void read_log(const char *directory, Ending *o) {
     AUTO_FREE char *log = read_text(path);
     for (char *line = strtok(log, "\n"); line; line = strtok(NULL, "\n")) {
         cJSON *event = cJSON_Parse(line);
+        if (n > sizeof o->losses / 2) fail_msg("%s: more steps than there is room for", path);
         if (event && strcmp(json_string(event, "event"), "step") == 0) {
             o->steps++;
             n += (size_t)snprintf(o->losses + n, sizeof o->losses - n, "step %g%s%s%s%s\n", json_number(event, "step"),
@@ -148,18 +149,18 @@ static void run(const char *directory, const char *words, const char *environmen
     fail_msg("exit code %d of %s %s (%d processes): %s", code, environment, words, processes, said);
 }
 
-static const char *run_directory(void) {
+static TmpDir run_directory(void) {
     static int number;
+    TmpDir dir;
     char name[32];
     snprintf(name, sizeof name, "%d", ++number);
-    const char *path = tmp_file(name);
-    if (mkdir(path, 0777) != 0) perror(path), abort();
-    return path;
+    snprintf(dir.path, sizeof dir.path, "%s", tmp_file(name));
+    if (mkdir(dir.path, 0777) != 0) perror(dir.path), abort();
+    return dir;
 }
 
 static Ending ending_of_run(const char *words, const char *environment, int processes) {
-    const TmpDir dir = {""};
-    snprintf((char *)dir.path, sizeof dir.path, "%s", run_directory());
+    const TmpDir dir = run_directory();
     run(dir.path, words, environment, processes);
     const Ending o = ending_of(dir.path);
     tmpdir_remove(&dir);
@@ -243,11 +244,10 @@ static void cut_back(const char *directory, size_t count) {
 
 // From one checkpoint, another one in each row, or from all, the last one first.
 static const char *check_resumed(const Invariant *v, const char *words, int number) {
-    TmpDir dir;
+    const TmpDir dir = run_directory();
     char saving[WORDS + 16], again[WORDS];
     const char *found = NULL;
     snprintf(saving, sizeof saving, "%s -n 2 -nk 0", words);
-    snprintf(dir.path, sizeof dir.path, "%s", run_directory());
     run(dir.path, saving, "", v->first);
     snprintf(again, sizeof again, "-o run -y %s", v->value.words);
     const Ending whole = ending_of(dir.path);
@@ -394,8 +394,7 @@ TEST(a_resume_refuses_what_would_be_another_run_by_its_name) {
                    {"--optimizer lion", "--optimizer"}};
     char words[WORDS], again[WORDS], path[PATH_MAX];
     const Row row = {{0}};
-    TmpDir dir;
-    snprintf(dir.path, sizeof dir.path, "%s", run_directory());
+    const TmpDir dir = run_directory();
     row_words(&row, false, words, sizeof words);
     run(dir.path, words, "", 1);
     snprintf(path, sizeof path, "%s/stderr", dir.path);
