@@ -12,13 +12,14 @@ typedef struct {
 typedef struct {
     const Value *(*value)(int dimension, int i);
     int counts[DIMENSIONS];
+    bool absent[DIMENSIONS][MOST_VALUES]; // values that there are not here
     bool met[DIMENSIONS][MOST_VALUES][DIMENSIONS][MOST_VALUES];
     int rows; // made so far
 } Pairs;
 
 static bool pairs_fit(const Pairs *p, int a, int i, int b, int j) {
     const Value *x = p->value(a, i), *y = p->value(b, j);
-    return !(x->has & y->not_with) && !(y->has & x->not_with);
+    return !p->absent[a][i] && !p->absent[b][j] && !(x->has & y->not_with) && !(y->has & x->not_with);
 }
 
 static bool pairs_allow(const Pairs *p, const Row *row, int d, int i) {
