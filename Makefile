@@ -116,7 +116,7 @@ override CUDA :=
 endif
 CUDA_SRC := $(wildcard llmc/cuda/*.c llmc/cuda/*.cu)
 
-TEST_SRC := $(filter-out test/unit/test_simd.c,$(wildcard test/unit/test_*.c test/ops/test_*.c test/golden/test_*.c))
+TEST_SRC := $(filter-out test/unit/test_simd.c,$(wildcard test/unit/test_*.c test/ops/test_*.c test/golden/test_*.c test/invariants/test_*.c))
 TEST_BIN := $(TEST_SRC:%.c=$(BUILD)/%) $(BUILD)/test/fuzz/test_readers $(CODES_HERE:%=$(BUILD)/test/unit/test_simd-%)
 # The tests of the ops with the vector code that is not the best one here.
 OP_TESTS     := $(patsubst %.c,$(BUILD)/%,$(wildcard test/ops/test_*.c) test/unit/test_gemm.c)
@@ -347,6 +347,7 @@ test-rest: # make looks for clang anew: it may have come just now
 		$(if $(and $(NVCC),$(filter 90,$(SIM_ARCHS))),--check "dev/oldest_ptxas.py $(SIM_KERNELS)/llmc/cuda/*.compute_90.ptx $(if $(filter 75,$(SIM_ARCHS)),$(SIM_KERNELS)/llmc/cuda/*.compute_75.ptx)") \
 		$(if $(shell command -v $(FUZZ_CC)),--check "make -s fuzz SECONDS=2") \
 		$(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_ASAN_BIN) $(filter-out $(SIM_QUICK_RUN) $(SIM_HARDWARE),$(SIM_HARDWARE_ALL) $(SIM_PLAIN_RUN)) $(SIM_OTHER_GPUS) $(SLOW_TESTS) \
+		TEST_INVARIANTS=all@$(BUILD)/test/invariants/test_invariants \
 		$(filter-out $(QUICK_OTHER_CODES),$(call OTHER_CODES,$(OP_TESTS) $(GOLDEN_TEST))) # what takes long comes first
 
 SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_plan_fit ops/test_random_shapes)
@@ -383,7 +384,7 @@ coverage: ## which lines and branches of the readers and the store the tests exe
 	$(PYTHON) test/coverage.py --build build/coverage
 
 .PHONY: coverage-programs test-programs sanitized-trainer host-objects
-coverage-programs: $(FUZZ_TEST) $(filter $(BUILD)/test/unit/%,$(TEST_BIN)) sanitized-trainer
+coverage-programs: $(FUZZ_TEST) $(filter $(BUILD)/test/unit/% $(BUILD)/test/invariants/%,$(TEST_BIN)) sanitized-trainer
 test-programs: $(TEST_BIN) $(BUILD)/dev/bench/bench_ops $(BUILD)/dev/bench/bench_step
 host-objects: $(HOST_OBJ) $(CPU_OBJ) $(BUILD)/train_gpt2.o $(DATA_TOOLS:%=$(BUILD)/%.o)
 sanitized-trainer: $(BUILD)/train_gpt2 $(DATA_TOOLS:data/%=$(BUILD)/%)

@@ -69,7 +69,8 @@ FALSE = re.compile(r"\|\|\s*\(?error_(set|prefix)\(")
 def run_tests(build):
     for counts in build.rglob("*.gcda"):
         counts.unlink()
-    programs = [build / "test/fuzz/test_readers", *(build / "test/unit" / f"test_{name}" for name in UNIT)]
+    programs = [build / "test/fuzz/test_readers", *(build / "test/unit" / f"test_{name}" for name in UNIT),
+                build / "test/invariants/test_invariants"]
     tests = [part for name in END_TO_END for part in ("--pytest", f"test/e2e/{name}")]
     if (ROOT / "test/faults").is_dir():
         tests += ["--pytest", "test/faults"]

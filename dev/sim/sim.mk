@@ -186,10 +186,10 @@ train_gpt2sim: need-nvcc $(SIM_BUILD)/train_gpt2sim ## the CUDA trainer on the s
 	@cp -f $(SIM_BUILD)/train_gpt2sim $@
 
 # What the tests run, by mode. Without nvcc there is no simulator; without clang no MemorySanitizer.
-SIM_TEST_BIN := $(if $(NVCC),$(patsubst %.c,$(SIM_BUILD)/%,$(wildcard test/ops/test_*.c test/golden/test_*.c test/sim/test_*.c)))
+SIM_TEST_BIN := $(if $(NVCC),$(patsubst %.c,$(SIM_BUILD)/%,$(wildcard test/ops/test_*.c test/golden/test_*.c test/sim/test_*.c test/invariants/test_*.c)))
 # What `make test` does not run of them: it takes long, or needs other GPUs or modes.
 SIM_SLOW_TESTS := $(addprefix ops/test_,fp8_model generation model offload random_shapes recompute threads) \
-	$(addprefix sim/test_,attention_choice cudnn_graphs faults fp8_matmul gemm_plan step)
+	$(addprefix sim/test_,attention_choice cudnn_graphs faults fp8_matmul gemm_plan step) invariants/test_invariants
 SIM_QUICK_BIN := $(patsubst $(SIM_BUILD)/%,$(SIM_QUICK_BUILD)/%,$(filter-out $(SIM_SLOW_TESTS:%=$(SIM_BUILD)/test/%),$(SIM_TEST_BIN)))
 # With device memory that host code cannot touch, as on a GPU: in `make test` golden values, in `make test-all`, from its
 # first part on, also ops.

@@ -1,5 +1,4 @@
-"""The blocks after GPT-2, of each family: they train under every optimizer, resume, run on several processes and are
-recomputed to the same bits; transformers reads their checkpoints and says the same; what cannot be is refused."""
+"""The blocks after GPT-2, of each family: they learn, and what an optimizer saves of them is valid; transformers reads their checkpoints and says the same; what cannot be is refused."""
 import itertools
 import json
 import math
@@ -9,9 +8,8 @@ import struct
 
 import pytest
 from conftest import (EXIT_BAD_INPUT, QUIET, ROOT, SIMULATOR, TRAINER, call, checkpoints, cut_back, events, losses, needs_simulator,
-                      same_run, same_state, train, write_shard)
+                      train, write_shard)
 from test_fp8 import CURVE, check_curve
-from test_processes import assert_same, needs_mpi, run as run_processes
 from test_simulator import TOLERANCE
 from verify_checkpoint import tensors, verify
 
@@ -33,47 +31,23 @@ def model_of(family):
 # ------------------------------------------------------------------------------------------------------------- training
 
 @each_family
-def test_it_learns_and_a_resumed_run_has_the_same_bits(family, data, tmp_path):
+def test_it_learns_and_its_class_is_named(family, data, tmp_path):
     whole = tmp_path / "whole"
-    said = train(*model_of(family), *RUN, *data.flags, "-l", 3e-3, "-u", 3, "-x", 30, "-n", 17, "-nk", 0, "-v", 10, "-s", 15,
+    said = train(*model_of(family), *RUN, *data.flags, "-l", 3e-3, "-u", 3, "-x", 30, "-v", 10, "-s", 15,
                  "-g", 8, "-o", whole).stdout
     assert f"checkpoints load as {CLASSES[family]}" in said
     loss = losses(whole)
     assert loss[1] == pytest.approx(5.55, abs=0.1)  # ln(257), as in test_optimizers.py
     assert sum(loss[step] for step in range(26, 31)) / 5 < loss[1] - 1.2
-    parts = cut_back(shutil.copytree(whole, tmp_path / "parts"))
-    train("-o", parts, "-y", 1)
-    assert same_run(parts, whole)
-    assert len(events(whole, "sample")) == len(events(parts, "sample"))
+    assert len(events(whole, "sample")) == 2
 
 
-@pytest.mark.parametrize("family, optimizer", [*itertools.product(FAMILIES, OPTIMIZERS), ("normed", "muon"), ("normed", "adamw8bit"),
-                                               ("normed", "adafactor"), ("normed", "adamw-kahan")])
+# Each optimizer once, each family at least once.
+@pytest.mark.parametrize("family, optimizer", zip(itertools.cycle(CLASSES), OPTIMIZERS))
 def test_what_every_optimizer_saves_is_valid(family, optimizer, data, tmp_path):
     train(*model_of(family), *RUN, *QUIET, *data.flags, "-x", 3, "--optimizer", optimizer, "-o", tmp_path / "run",
           "--export", f"{tmp_path}/export:bf16")
     assert f", {optimizer}, " in verify(checkpoints(tmp_path / "run")[-1], tmp_path / "export")
-
-
-@pytest.mark.parametrize("family, more", [*((family, []) for family in CLASSES), ("normed", ["--fp8", 1]), ("qwen3", ["--grad-dtype", "compute"]),
-                                          ("starcoder2", ["--dtype", "fp32"]), ("llama", ["--fp8", 1]), ("arcee", ["--fp8", 1])])
-def test_recomputation_and_offloading_change_no_bit(family, more, data, tmp_path):
-    flags = [*model_of(family), *RUN, *QUIET, *data.flags, "-x", 4, *more]
-    train(*flags, "-o", tmp_path / "0")
-    for i, choice in enumerate(["1", "2", "3", "fc", "qkv+gelu/1", "layernorm+attention", "attproj"]):
-        train(*flags, "-r", choice, "-o", tmp_path / f"{i + 1}")
-        assert same_run(tmp_path / f"{i + 1}", tmp_path / "0"), choice
-    train(*flags, "--offload", "optimizer", "-o", tmp_path / "offload")
-    assert same_run(tmp_path / "offload", tmp_path / "0")
-
-
-@needs_mpi
-@each_family
-def test_several_processes_give_the_same_checkpoint(family, data, tmp_path):
-    flags = [*model_of(family), "-x", 3, "--reduce-groups", 4, "-z", 1]
-    run_processes(1, tmp_path / "one", data, *flags)
-    run_processes(2, tmp_path / "two", data, *flags)
-    assert_same(tmp_path / "one", tmp_path / "two")
 
 
 # --------------------------------------------------------------------------------------------------- in transformers
@@ -296,29 +270,16 @@ def run_on(trainer, family, out, data, *arguments, **environment):
 
 
 @needs_simulator
-@pytest.mark.parametrize("family, dtype", [*((family, "bf16") for family in [*CLASSES, "qwen2"]), ("qwen3", "fp32"), ("starcoder2", "fp16")])
-def test_the_simulated_gpu_has_the_losses_of_the_cpu(family, dtype, data, tmp_path):
-    arguments = ["-x", 20, "-d", 256, "-l", 1e-3, "-u", 5]
+@pytest.mark.parametrize("family, dtype, fp8", [*((family, "bf16", 0) for family in [*CLASSES, "qwen2"]), ("qwen3", "fp32", 0),
+                                                ("starcoder2", "fp16", 0), ("llama", "bf16", 1), ("arcee", "bf16", 1)])
+def test_the_simulated_gpu_has_the_losses_of_the_cpu(family, dtype, fp8, data, tmp_path):
+    """In fp8 a GPU sums products otherwise, and what is rounded to 4 or 3 bits then is another number now and then."""
+    arguments = ["-x", 20, "-d", 256, "-l", 1e-3, "-u", 5, "--fp8", fp8]
     cpu_dtype = dtype if dtype != "fp16" else "fp32"
     on_cpu = losses(run_on(TRAINER, family, tmp_path / "cpu", data, *arguments, "--dtype", cpu_dtype))
-    simulated = losses(run_on(SIMULATOR, family, tmp_path / "sim", data, *arguments, "--dtype", dtype))
-    assert simulated == pytest.approx(on_cpu, rel=TOLERANCE[dtype])
+    simulated = losses(run_on(SIMULATOR, family, tmp_path / "sim", data, *arguments, "--dtype", dtype, SIM_CC="90"))
+    assert simulated == pytest.approx(on_cpu, rel=0.01 if fp8 else TOLERANCE[dtype])
     assert on_cpu[20] < on_cpu[1] - 0.3, "nothing was learnt, so nothing was compared"
-
-
-@needs_simulator
-@pytest.mark.parametrize("family, fp8", [("starcoder2", 0), ("llama", 1), ("qwen3", 0), ("qwen3", 1), ("arcee", 1)])
-def test_on_the_simulated_gpu_no_option_and_no_order_changes_a_bit(family, fp8, data, tmp_path):
-    flags = ["--dtype", "bf16", "--fp8", fp8, "-x", 3, "-n", 3, "-d", 192, "-s", 3, "-g", 8, "-ge", 0]
-    gpu = {"SIM_CC": "90"}
-    plain = run_on(SIMULATOR, family, tmp_path / "plain", data, *flags, **gpu)
-    others = {"again": (["-r", "3", "--offload", "optimizer"], {}), "parts": (["-r", "fc+layernorm"], {"SIM_SCHED": "rev"}),
-              "late": (["-r", "qkv+gelu/1"], {"SIM_STREAMS": "lazy"})}
-    for name, (more, environment) in others.items():
-        out = run_on(SIMULATOR, family, tmp_path / name, data, *flags, *more, **gpu, **environment)
-        assert same_state(checkpoints(out)[-1], checkpoints(plain)[-1]), name
-    in_bf16 = losses(run_on(TRAINER, family, tmp_path / "cpu", data, *flags[:2], *flags[4:-2]))
-    assert losses(plain) == pytest.approx(in_bf16, rel=0.01 if fp8 else TOLERANCE["bf16"])
 
 
 @pytest.mark.slow

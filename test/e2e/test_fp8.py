@@ -1,6 +1,6 @@
-"""--fp8: curves next to those of bf16, on the CPU and in the simulator; a resume has the same bits."""
+"""--fp8: curves next to those of bf16, on the CPU and in the simulator."""
 import pytest
-from conftest import SIMULATOR, TRAINER, cut_back, losses, needs_simulator, run_tiny, same_run
+from conftest import SIMULATOR, TRAINER, losses, needs_simulator, run_tiny
 
 FP8 = ["--fp8", 1]
 
@@ -40,16 +40,3 @@ def test_the_simulator_has_the_losses_of_the_cpu_trainer(data, tmp_path):
     assert losses(run(SIMULATOR, tmp_path / "sim", data, *arguments)) == pytest.approx(on_cpu, rel=4e-3)
 
 
-def test_a_resumed_run_has_the_same_bits(trainer, data, tmp_path):
-    fp8 = ["--dtype", "bf16", *FP8, "-d", 256, "-x", 6]  # two micro-steps a step
-    whole = run(trainer, tmp_path / "whole", data, *fp8, "-n", 6)
-    parts = run(trainer, tmp_path / "parts", data, *fp8, "-n", 3, "-nk", 0)
-    run(trainer, cut_back(parts), data, "-y", 1, "-x", 6, "-n", 3)
-    assert same_run(whole, parts)
-
-
-def test_evaluation_recomputation_and_samples_leave_the_losses_as_they_are(data, tmp_path):
-    fp8 = ["--dtype", "bf16", *FP8, "-x", 8]
-    expected = losses(run(TRAINER, tmp_path / "plain", data, *fp8))
-    assert losses(run(TRAINER, tmp_path / "r3", data, *fp8, "-r", 3)) == expected
-    assert losses(run(TRAINER, tmp_path / "v", data, *fp8, "-v", 2, "-s", 3, "-g", 4)) == expected

@@ -1,12 +1,11 @@
-"""Corpora mixed by weight: shares, resumes to the bit, weights that a resume changes, losses by source, refusals."""
+"""Corpora mixed by weight: shares, weights that a resume changes, losses by source, refusals."""
 import json
 import re
 import struct
 
 import pytest
-from conftest import (QUIET, ROOT, TINY, TRAINER, call, checkpoints, cut_back, events, losses,
-                      same_run, train, write_shard)
-from test_processes import assert_same, needs_mpi, run as run_processes
+from conftest import (QUIET, ROOT, TINY, TRAINER, call, checkpoints, cut_back, events, same_run, train,
+                      write_shard)
 
 WHEREIS = TRAINER.with_name("whereis") if TRAINER.with_name("whereis").is_file() else ROOT / "data" / "whereis"
 T, STEP = 32, 10  # windows of a step
@@ -90,30 +89,7 @@ def test_a_source_is_read_in_the_order_of_a_run_on_it_alone(corpora, tmp_path):
     assert code == of("code", draws(tmp_path / "alone", 1, 6))[:len(code)]
 
 
-def test_weights_that_do_not_sum_to_1_are_shares_of_their_sum(corpora, tmp_path):
-    for name, weights in ("a", {"web": 7, "code": 3}), ("b", {"web": 0.7, "code": 0.3}):
-        train(*SHAPE, *QUIET, "-i", mixed(corpora, **weights), "-o", tmp_path / name, "-x", 3)
-    assert losses(tmp_path / "a") == losses(tmp_path / "b")
-
-
-def test_a_mixture_of_one_is_that_corpus(corpora, tmp_path):
-    for name, pattern in ("a", mixed(corpora, web=0.5)), ("b", corpora / "web" / "train_*.bin"):
-        train(*SHAPE, *QUIET, "-i", pattern, "-o", tmp_path / name, "-x", 3)
-    assert same_run(tmp_path / "a", tmp_path / "b")
-    assert '"mixture":' not in (checkpoints(tmp_path / "a")[-1] / "trainer.json").read_text()
-
-
 # -------------------------------------------------------------------------------------------------------------- resumes
-
-def test_a_resumed_mixture_is_the_run_that_was_not_interrupted(corpora, tmp_path):
-    options = [*SHAPE, *QUIET, "-i", mixed(corpora, web=0.61, code=0.3, more=0.09), "-x", 12, "-n", 5, "-nk", 0]
-    train(*options, "-o", tmp_path / "whole")
-    train(*options, "-o", tmp_path / "cut")
-    said = train("-y", 1, "-o", cut_back(tmp_path / "cut"))
-    assert changes(said) == []
-    assert same_run(tmp_path / "whole", tmp_path / "cut")
-    assert draws(tmp_path / "whole", 1, 12) == draws(tmp_path / "cut", 1, 12)
-
 
 def test_other_weights_at_a_resume_continue_each_source_where_it_was(corpora, tmp_path):
     options = [*SHAPE, *QUIET, "-n", 4, "-nk", 0]
@@ -181,18 +157,6 @@ def test_overfit_reads_the_first_step_of_the_mixture(corpora, tmp_path):
     assert draws(tmp_path, 1, 1) == draws(tmp_path, 3, 3)
     train(*SHAPE, *QUIET, "-a", 1, "-y", 1, "-i", mixed(corpora, web=0.3, code=0.7), "-o", tmp_path, "-x", 6)
     assert draws(tmp_path, 4, 4) == draws(tmp_path, 6, 6) != draws(tmp_path, 1, 1)
-
-
-@needs_mpi
-def test_two_processes_read_a_mixture_as_one_does(corpora, tmp_path):
-    class Mixed:
-        flags = ["-i", mixed(corpora, web=0.7, code=0.3)]
-
-    for processes in 1, 2:
-        run_processes(processes, tmp_path / str(processes), Mixed, "-x", 5, "-v", 5, "-m", 6, "--reduce-groups", 2)
-    assert_same(tmp_path / "1", tmp_path / "2")
-    one, two = (events(tmp_path / n / "run", "validation")[-1] for n in "12")
-    assert one["sources"] == two["sources"] and len(one["sources"]) == 2
 
 
 # ----------------------------------------------------------------------------------------------------------- validation

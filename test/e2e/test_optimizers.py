@@ -1,5 +1,5 @@
-"""Every --optimizer trains, goes on from a checkpoint to the same bits, with its state on the device or in host memory;
-another optimizer's checkpoint is refused by name, or its state begins anew."""
+"""Every --optimizer learns; groups of parameters have rates of their own; another optimizer's checkpoint is refused by name,
+or its state begins anew. That a resume and an offloaded state change no bit: test/invariants."""
 import json
 import shutil
 import struct
@@ -7,7 +7,6 @@ import struct
 import pytest
 from conftest import (QUIET, SIMULATOR, TINY, checkpoints, cut_back, events, losses, needs_simulator,
                       run_tiny, same_run, same_state, train, write_state)
-from test_processes import assert_same, needs_mpi, run as run_processes
 
 ADAMW_LIKE = 3e-3  # of a model this small; the others in the proportions of their defaults
 RATES = {"adamw": ADAMW_LIKE, "adamw8bit": ADAMW_LIKE, "adamw-bf16": ADAMW_LIKE, "adamw-kahan": ADAMW_LIKE,
@@ -40,25 +39,18 @@ def interrupted(run, directory):
     return cut_back(shutil.copytree(run, directory))
 
 
-def check_resumed(run, directory):
-    parts = interrupted(run, directory / "parts")
-    train("-o", parts, "-y", 1)
-    assert same_run(parts, run)
-
-
 def state_of(run, checkpoint=-1):
     return json.loads((checkpoints(run)[checkpoint] / "trainer.json").read_text())
 
 
 @pytest.mark.parametrize("optimizer", RATES)
-def test_it_learns_and_a_resumed_run_has_the_same_bits(optimizer, whole, tmp_path):
+def test_it_learns(optimizer, whole):
     run = whole(optimizer)
     loss = losses(run)
     # New weights say ln(257) = 5.55 nats. To know which 23 bytes there are at all is worth ln(257 / 23) = 2.4 of them,
     # and the first thing that is learnt: half of it in 30 steps shows that the update goes where the gradient points.
     assert loss[1] == pytest.approx(5.55, abs=0.1)
     assert sum(loss[step] for step in range(STEPS - 4, STEPS + 1)) / 5 < loss[1] - 1.2
-    check_resumed(run, tmp_path)
     assert state_of(run)["optimizer"] == optimizer
 
 
@@ -114,31 +106,6 @@ def test_the_header_and_a_resume_name_what_groups_have(data, tmp_path):
     assert "head learning rate 0.002" in [line.strip() for line in again.splitlines()]
 
 
-OWN_GROUPS = ["--lr-embedding", 4e-3, "--lr-vectors", 5e-4, "--by-group",
-              "embedding.beta2=0.99,embedding.eps=1e-6,vectors.beta1=0.8,vectors.decay=0.2,matrices.decay=0.05,matrices.beta2=0.9"]
-
-
-@pytest.mark.parametrize("optimizer", ["adamw8bit", "lion", "muon"])
-def test_runs_with_groups_resume_and_offload_to_the_same_bits(optimizer, data, tmp_path):
-    flags = [*TINY, *QUIET, *data.flags, "--dtype", "bf16", "-d", 256, "-l", 1e-3, "-u", 1, "-x", 6, "-n", 3, "-nk", 0, "--optimizer", optimizer, *OWN_GROUPS]
-    train(*flags, "-o", tmp_path / "run")
-    check_resumed(tmp_path / "run", tmp_path)
-    if optimizer not in WHOLE_MATRICES:
-        train(*flags, "--offload", "optimizer", "-o", tmp_path / "host")
-        assert same_state(checkpoints(tmp_path / "host")[-1], checkpoints(tmp_path / "run")[-1])
-    plain = tmp_path / "plain"
-    train(*flags[:-len(OWN_GROUPS)], "-o", plain)
-    assert not same_state(checkpoints(plain)[-1], checkpoints(tmp_path / "run")[-1])
-
-
-@needs_mpi
-@pytest.mark.parametrize("optimizer", ["adamw8bit", "adafactor", "muon"])
-def test_groups_on_several_processes_give_the_same_checkpoint(optimizer, data, tmp_path):
-    flags = ["-x", 3, "--reduce-groups", 2, "--optimizer", optimizer, "-l", 1e-3, *OWN_GROUPS]
-    run_processes(1, tmp_path / "one", data, *flags)
-    for zero in (0, 1):
-        run_processes(2, tmp_path / f"two{zero}", data, *flags, "-z", zero)
-        assert_same(tmp_path / "one", tmp_path / f"two{zero}")
 
 
 def test_muon_takes_gradients_of_exactly_zero(data, tmp_path):
@@ -168,33 +135,12 @@ def test_muon_takes_gradients_of_exactly_zero(data, tmp_path):
     assert not any("skip" in entry for entry in events(tmp_path / "run", "step")) and loss[5] < loss[1] - 0.1
 
 
-def test_adamw_learns_in_6_bytes_a_parameter_and_resumes_to_the_same_bits(data, tmp_path):
+def test_adamw_learns_in_6_bytes_a_parameter(data, tmp_path):
     """No master weights, gradients rounded stochastically in each micro-step, moments of 8 bits."""
     train(*FLAGS, *data.flags, *flags_of("adamw8bit"), "-w", 0, "--grad-dtype", "compute", "-o", tmp_path / "run")
     loss = losses(tmp_path / "run")
     assert loss[STEPS] < loss[1] - 1.2
     assert state_of(tmp_path / "run", 0)["control"]["micro_steps"] == 34
-    check_resumed(tmp_path / "run", tmp_path)
-
-
-# The state of this model is cut into 8 chunks or so, and tensors into slices. All optimizers: test/ops/test_offload.c.
-@pytest.mark.parametrize("optimizer, more", [("adamw", ["--offload", "optimizer"]), ("adamw8bit", ["--offload", "optimizer"]),
-                                             ("muon", ["--numerics-every", 3])])
-def test_offloading_or_watching_from_a_checkpoint_on_changes_no_bit(optimizer, more, whole, tmp_path):
-    parts = interrupted(whole(optimizer), tmp_path / "parts")
-    train("-o", parts, "-y", 1, *more)
-    assert same_run(parts, whole(optimizer))
-
-
-@pytest.mark.sanitize
-@pytest.mark.parametrize("optimizer", ["adamw8bit", "muon"])
-def test_three_steps_of_each_kind_of_state(optimizer, data, tmp_path):
-    flags = [*TINY, *QUIET, *data.flags, "--dtype", "bf16", *flags_of(optimizer), "-k", "constant", "-u", 1, "-n", 2,
-             *(["--offload", "optimizer"] if optimizer not in WHOLE_MATRICES else [])]
-    train(*flags, "-x", 3, "-o", tmp_path / "whole")
-    train(*flags, "-x", 2, "-o", tmp_path / "parts")
-    train(*flags, "-x", 3, "-o", tmp_path / "parts", "-y", 1)
-    assert same_run(tmp_path / "parts", tmp_path / "whole")
 
 
 def test_a_skipped_step_leaves_the_state_as_it_is(data, tmp_path):
@@ -298,11 +244,3 @@ def test_in_fp16_the_update_after_overflows_is_the_first_and_a_resume_keeps_the_
         assert same_state(checkpoints(parts)[-1], checkpoints(whole)[-1]), kept
 
 
-# Late: copies run when something waits for them, so that a missing event between two streams shows.
-@needs_simulator
-def test_on_the_simulated_gpu_offload_gives_the_same_bits(data, tmp_path):
-    arguments = ["--dtype", "bf16", *flags_of("adamw8bit"), "-x", 4, "-n", 4, "-u", 1, "-d", 256]
-    expected = run_tiny(SIMULATOR, tmp_path / "device", data, *arguments)
-    for name, environment in {"now": {}, "late": {"SIM_STREAMS": "lazy"}}.items():
-        out = run_tiny(SIMULATOR, tmp_path / name, data, *arguments, "--offload", "optimizer", **environment)
-        assert same_state(checkpoints(expected)[-1], checkpoints(out)[-1]), name

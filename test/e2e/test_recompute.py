@@ -1,9 +1,9 @@
-"""-r and --grad-dtype, from the command line: what is computed again changes no bit of a run, is computed once and is
-accounted for; gradients in the compute dtype train as well as those in fp32."""
+"""-r and --grad-dtype, from the command line: what is computed again is computed once and is accounted for (that it changes
+no bit: test/invariants); gradients in the compute dtype train as well as those in fp32."""
 import json
 
 import pytest
-from conftest import QUIET, events, losses, same_run, train
+from conftest import QUIET, events, losses, train
 
 L = 4
 MODEL = ["-e", f"L={L},C=64,NH=2,T=32", "-t", "32", "-b", "2", "-d", 5 * 32]  # micro-batches of 2, 2 and 1
@@ -12,16 +12,6 @@ RUN = [*MODEL, *QUIET, "-x", "4"]
 CHOICES = {"1": (0, 0, 0, 4, 0, 0), "2": (0, 0, 0, 4, 0, 4), "3": (4, 4, 4, 0, 4, 4), "3/2": (2, 2, 2, 0, 2, 2),
            "fc": (0, 0, 4, 0, 0, 0), "qkv+gelu/3": (2, 0, 0, 2, 0, 0),
            "layernorm+qkv+attentionx1,fc+attproj": (1, 3, 3, 0, 1, 1), "2x3,3": (1, 1, 1, 3, 1, 4)}
-
-
-@pytest.mark.parametrize("precision", [["--dtype", "fp32"], ["--dtype", "bf16"], ["--dtype", "bf16", "--fp8", "1"],
-                                       ["--dtype", "bf16", "--grad-dtype", "compute"]])
-def test_no_choice_changes_a_bit_of_the_run(data, tmp_path, precision):
-    train(*RUN, *data.flags, *precision, "-o", tmp_path / "0")
-    for i, choice in enumerate(CHOICES):
-        run = tmp_path / str(i + 1)
-        train(*RUN, *data.flags, *precision, "-r", choice, "-o", run)
-        assert same_run(run, tmp_path / "0"), choice
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -46,12 +36,6 @@ def test_each_op_that_was_not_kept_runs_once_more(data, tmp_path, choice):
     assert profile["flops"] == (once + again) * shape["tokens_per_step"]
 
 
-def test_a_run_goes_on_with_another_choice_and_the_same_bits(data, tmp_path):
-    for name, first, second in (("whole", "0", "0"), ("changed", "fc+qkv/2", "2x3,3")):
-        run = tmp_path / name
-        train(*MODEL, *QUIET, *data.flags, "-x", "2", "-r", first, "-o", run)
-        train(*MODEL, *QUIET, *data.flags, "-x", "4", "-r", second, "-o", run, "-y", "1")
-    assert same_run(tmp_path / "whole", tmp_path / "changed")
 
 
 # --------------------------------------------------------------------------------------- gradients in the compute dtype

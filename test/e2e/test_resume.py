@@ -33,19 +33,6 @@ def interrupt(condition, *arguments, number=signal.SIGTERM):
     assert process.wait(timeout=3600) == EXIT_INTERRUPTED
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_resuming_at_every_step_gives_the_same_bits(dtype, data, tmp_path):
-    steps = 6
-    flags = [*TINY, *QUIET, *data.flags, "--dtype", dtype, "-n", 1, "-nk", 0, "-x", steps, "-u", 2, "-d", 192]
-    train(*flags, "-o", tmp_path / "whole")
-    assert len(checkpoints(tmp_path / "whole")) == steps
-    for step in range(1, steps):
-        out = tmp_path / f"from_{step}"
-        cut_back(shutil.copytree(tmp_path / "whole", out), kept=step)
-        train(*flags, "-o", out, *RESUME)
-        assert same_run(out, tmp_path / "whole")
-
-
 def test_a_run_with_another_d_ff_resumes_and_is_exported_with_it(data, tmp_path):
     whole, export, again = tmp_path / "whole", tmp_path / "export", tmp_path / "again"
     flags = [*TINY, *QUIET, *data.flags, "-n", 1, "-nk", 0, "-x", 3, "-u", 1]
@@ -57,15 +44,6 @@ def test_a_run_with_another_d_ff_resumes_and_is_exported_with_it(data, tmp_path)
     verify(checkpoints(whole)[-1], export)
     train("-e", export, "-x", 0, *QUIET, "--export", again)
     assert (again / "model.safetensors").read_bytes() == (export / "model.safetensors").read_bytes()
-
-
-def test_4_c_by_name_is_the_model_without_it(data, tmp_path):
-    flags = [*TINY, *QUIET, *data.flags, "-x", 2, "-u", 1]
-    train(*flags, "-o", tmp_path / "default")
-    train(*flags, "-o", tmp_path / "named", "--d-ff", 256)
-    assert same_run(tmp_path / "named", tmp_path / "default")
-    a, b = ((checkpoints(tmp_path / run)[-1] / "config.json").read_text() for run in ("default", "named"))
-    assert a == b and '"n_inner": null' in a
 
 
 def test_of_a_finished_run_nothing_is_left_and_what_goes_on_with_it_is_named(data, tmp_path):

@@ -8,7 +8,7 @@ import os
 import re
 
 import pytest
-from conftest import (EXIT_RUN_FAILED, QUIET, SIMULATOR, TINY, TRAINER, call, checkpoints, command, cut_back, events,
+from conftest import (EXIT_RUN_FAILED, QUIET, SIMULATOR, TINY, TRAINER, call, checkpoints, command, events,
                       losses, needs_simulator, run_tiny, same_run, same_state, train, write_state)
 
 pytestmark = needs_simulator
@@ -27,34 +27,6 @@ def test_twenty_steps_have_the_losses_of_the_cpu_trainer(dtype, data, tmp_path):
     assert len(on_cpu) == 20
     assert simulated == pytest.approx(on_cpu, rel=TOLERANCE[dtype])
     assert on_cpu[20] < on_cpu[1] - 0.3, "nothing was learnt, so nothing was compared"
-
-
-@pytest.mark.sanitize
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_a_resumed_run_has_the_same_bits(dtype, data, tmp_path):
-    whole = run_tiny(SIMULATOR, tmp_path / "whole", data, "--dtype", dtype, "-x", 6, "-n", 6)
-    parts = run_tiny(SIMULATOR, tmp_path / "parts", data, "--dtype", dtype, "-x", 6, "-n", 3, "-nk", 0)
-    run_tiny(SIMULATOR, cut_back(parts), data, "-y", 1, "-x", 6, "-n", 3)
-    assert same_run(whole, parts)
-
-
-def test_thread_order_and_late_streams_change_no_bit(data, tmp_path):
-    expected = run_tiny(SIMULATOR, tmp_path / "forward", data, "-x", 4, "-n", 4)
-    orders = {"reverse": {"SIM_SCHED": "rev"}, "random": {"SIM_SCHED": "rand:7"}, "late": {"SIM_STREAMS": "lazy"}}
-    for name, environment in orders.items():
-        out = run_tiny(SIMULATOR, tmp_path / name, data, "-x", 4, "-n", 4, **environment)
-        assert same_state(checkpoints(expected)[-1], checkpoints(out)[-1]), name
-
-
-# With --fp8 the operands of a product are memory that all layers share; with --grad-dtype compute the gradients too.
-@pytest.mark.parametrize("flags", [["--fp8", 1], ["--grad-dtype", "compute", "-r", "fc+attention"],
-                                   ["--offload", "optimizer", "-r", "3/1"]], ids=["fp8", "sums", "offload"])
-def test_late_streams_change_no_bit_where_memory_is_shared(flags, data, tmp_path):
-    flags = ["--dtype", "bf16", "-x", 4, "-n", 4, "-d", 192, "-ge", 0, *flags]  # two micro-steps, the second one shorter
-    environment = {"SIM_CC": "90", "PRETRAIN_CACHE": str(tmp_path / "tuning")}  # the same choices twice
-    for name, more in (("in_order", {}), ("late", {"SIM_STREAMS": "lazy"})):
-        run_tiny(SIMULATOR, tmp_path / name, data, *flags, **environment, **more)
-    assert same_state(checkpoints(tmp_path / "in_order")[-1], checkpoints(tmp_path / "late")[-1])
 
 
 def test_a_short_last_micro_batch_and_recomputation_give_the_same_losses(data, tmp_path):

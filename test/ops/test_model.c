@@ -157,6 +157,22 @@ OP_TEST(every_block_has_the_gradients_of_the_specification) {
     }
 }
 
+// Heads of 64, for which a GPU has attention of its own, that together are no wider than the model or wider; RoPE with
+// biases of q and k, whose gradients are those before the rotation. T is no multiple of a tile.
+OP_TEST(heads_of_64_have_the_gradients_of_the_specification) {
+    static const char *const blocks[] = {"starcoder2:d12,HS=64,NKV=1", "qwen2:d12,HS=64,NKV=1", "d12",
+                                         "qwen3:d12,HS=64"};
+    op_without_fused_gelu();
+    for (int i = 0; i < 4; i++) {
+        Error err;
+        ModelOptions options = random_model_options(dtype, true, 2, 0);
+        assert_true(model_config_parse(&options.config, blocks[i], &err));
+        options.config.L = 1, options.config.C = 64, options.config.NH = i < 2 ? 2 : 1, options.config.max_T = MAX_T;
+        model_config_set_vocab(&options.config, V);
+        check_against_specification(blocks[i], &options);
+    }
+}
+
 // Narrower than qkv, and wider than 4 C.
 OP_TEST(an_mlp_of_any_width_has_the_gradients_of_the_specification) {
     op_without_fused_gelu();

@@ -34,6 +34,35 @@ TEST(presets_have_the_published_parameter_counts) {
     }
 }
 
+// GPT-2's sizes, Radford et al., 2019, and llm.c's two; GPT-3's, Brown et al., 2020, table 2.1, as llm.c has them.
+TEST(every_preset_has_its_published_shape) {
+    static const struct {
+        const char *name;
+        int64_t L, C, NH, max_T;
+    } presets[] = {
+        {"d6", 6, 384, 6, 1024},
+        {"d12", 12, 768, 12, 1024},
+        {"d24", 24, 1024, 16, 1024},
+        {"d36", 36, 1280, 20, 1024},
+        {"d48", 48, 1600, 25, 1024},
+        {"d60", 60, 1920, 30, 1024},
+        {"gpt3:c384", 6, 384, 6, 2048},
+        {"gpt3:c768", 12, 768, 12, 2048},
+        {"gpt3:c1024", 24, 1024, 16, 2048},
+        {"gpt3:c1536", 24, 1536, 16, 2048},
+        {"gpt3:c2048", 24, 2048, 16, 2048},
+        {"gpt3:c2560", 32, 2560, 32, 2048},
+        {"gpt3:c4096", 32, 4096, 32, 2048},
+        {"gpt3:c5120", 40, 5120, 40, 2048},
+        {"gpt3:c12288", 96, 12288, 96, 2048},
+    };
+    for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
+        const ModelConfig c = parsed(presets[i].name);
+        if (c.L != presets[i].L || c.C != presets[i].C || c.NH != presets[i].NH || c.max_T != presets[i].max_T)
+            fail_msg("%s: L=%d C=%d NH=%d T=%d", presets[i].name, (int)c.L, (int)c.C, (int)c.NH, (int)c.max_T);
+    }
+}
+
 TEST(a_descriptor_is_a_preset_or_a_free_shape_and_any_part_may_be_given) {
     static const struct {
         const char *descriptor;
@@ -135,6 +164,21 @@ TEST(the_tensors_of_a_model_follow_from_its_block) {
     assert_string_equal(table[parameter_index(&c, PARAM_HEADW, 0)].name, "lm_head.weight");
     c = parsed("starcoder2:L=2,C=64,NH=4,V=7,T=8");
     assert_int_equal(parameter_count(&c), 3 + 12 * 2); // GPT-2's without wpe
+}
+
+// Numerics, plans and summaries name tensors by them.
+TEST(every_parameter_of_every_family_has_the_label_of_its_kind) {
+    static const char *const families[] = {"L=11,C=64,NH=2,V=10",         "starcoder2:L=11,C=64,V=10",
+                                           "llama:L=11,C=64,V=10,bias=1", "qwen2:L=11,C=64,V=10",
+                                           "qwen3:L=11,C=64,V=10",        "arcee:L=11,C=64,V=10,bias=1"};
+    for (size_t m = 0; m < sizeof families / sizeof families[0]; m++) {
+        const ModelConfig c = parsed(families[m]);
+        Parameter *table = parameter_table(&c);
+        for (int i = 0; i < parameter_count(&c); i++)
+            if (strcmp(parameter_label(table[i].name), table[i].spec->name) != 0)
+                fail_msg("%s: %s is called %s", families[m], table[i].name, parameter_label(table[i].name));
+        free(table);
+    }
 }
 
 TEST(paths_are_no_descriptors) {

@@ -69,6 +69,38 @@ TEST(the_largest_batch_of_all_that_fit_is_taken) {
         }
 }
 
+// Sequences that are small beside logits and workspace, with which the search has to go down by many.
+TEST(the_largest_batch_of_short_sequences_is_taken) {
+    int far = 0;
+    for (int d = 0; d < 4; d++) {
+        const double room = 1.2e9 + 0.7e9 * d;
+        ModelOptions model = model_of("d6", 1, 32);
+        model.sizes = sizes_of(room);
+        const int64_t expected = largest_by_search(&model, room, MOST);
+        assert_true(expected > 0 && expected < MOST);
+        assert_true(plan_fit(&model, true, "0", room, MOST, &err));
+        assert_int_equal(model.B, expected);
+        ModelOptions without = model;
+        static const PlannedSizes none = {0};
+        without.sizes = &none;
+        far += total_at(&without, expected + 3) <= room; // those that the search begins with
+    }
+    assert_true(far > 0);
+}
+
+// Where a step is a power of two of sequences, only powers of two divide it.
+TEST(a_batch_that_must_divide_a_step_is_the_power_of_two_below_the_largest) {
+    static const struct { int64_t fits, divides; } cases[] = {{1, 1}, {3, 2}, {4, 4}, {7, 4}, {13, 8}, {31, 16}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        ModelOptions model = sampling("d12", 1);
+        const double room = total_at(&model, cases[i].fits);
+        assert_true(plan_fit(&model, true, "0", room, 0, &err));
+        assert_int_equal(model.B, cases[i].fits);
+        assert_true(plan_fit_divisor(&model, "0", room, &err));
+        assert_int_equal(model.B, cases[i].divides);
+    }
+}
+
 // ------------------------------------------------------------------------------------------------------- recomputation
 
 TEST(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first) {
