@@ -38,6 +38,7 @@ typedef enum {
     FIELD_LOSS,    // a double of at least 0; null: infinity
     FIELD_DECIMAL, // a 64-bit number as a string, because JSON numbers are doubles
     FIELD_HEX,     // the same in 16 hexadecimal digits
+    FIELD_NEWER,   // FIELD_HEX; 0 if it is absent, as in older checkpoints
     FIELD_WINDOW,  // OutlierWindow
 } FieldType;
 
@@ -89,12 +90,14 @@ static const TrainerField control_fields[] = {
 static const TrainerField data_fields[] = {
     FIELD(DataFacts, tokens, FIELD_INT64, 1, JSON_MAX_INT),
     NAMED_FIELD(DataFacts, "xxh3", fingerprint, FIELD_HEX, 0, 0),
+    FIELD(DataFacts, contents, FIELD_NEWER, 0, 0),
 };
 static const TrainerField source_fields[] = {
     FIELD(SourceState, weight, FIELD_INT64, 0, JSON_MAX_INT),
     FIELD(SourceState, drawn, FIELD_INT64, 0, JSON_MAX_INT),
     NAMED_FIELD(SourceState, "tokens", facts.tokens, FIELD_INT64, 1, JSON_MAX_INT),
     NAMED_FIELD(SourceState, "xxh3", facts.fingerprint, FIELD_HEX, 0, 0),
+    NAMED_FIELD(SourceState, "contents", facts.contents, FIELD_NEWER, 0, 0),
 };
 static const TrainerField file_fields[] = {
     FIELD(FileFacts, bytes, FIELD_INT64, 0, JSON_MAX_INT),
@@ -133,6 +136,7 @@ static void print_fields(FILE *out, const TrainerField *fields, int count, const
             fprintf(out, "\"%llu\"", (unsigned long long)*(const uint64_t *)at);
             break;
         case FIELD_HEX:
+        case FIELD_NEWER:
             fprintf(out, "\"%016llx\"", (unsigned long long)*(const uint64_t *)at);
             break;
         default: // FIELD_WINDOW
@@ -280,6 +284,9 @@ static bool read_field(const cJSON *object, const TrainerField *f, void *out, Er
                 error_set(err, "\"%s\" is %g, expected a finite number of at least 0", f->name, *loss));
     case FIELD_DECIMAL:
         return read_digits(object, f->name, 10, at, err);
+    case FIELD_NEWER:
+        if (!item) return true; // as the object began: 0
+        return read_digits(object, f->name, 16, at, err);
     case FIELD_HEX:
         return read_digits(object, f->name, 16, at, err);
     default:
