@@ -8,6 +8,7 @@
 #include <ctype.h>
 #include <limits.h>
 #include <string.h>
+#include <strings.h>
 
 ShownArgument argument_shown(const char *text, size_t length) {
     ShownArgument s;
@@ -46,6 +47,55 @@ void argument_nearest_try(NearestName *nearest, const char *dashes, const char *
     if (2 * edits > (int)longer || distance >= nearest->distance) return;
     nearest->distance = distance;
     snprintf(nearest->text, sizeof nearest->text, "%s%s", dashes, name);
+}
+
+void argument_nearest_foreign(NearestName *nearest) {
+    // nanoGPT's, llm.c's Python, Hugging Face's Trainer, torchtitan's, litgpt's; - and _ are one.
+    static const struct {
+        const char *name, *ours;
+    } foreign[] = {{"epochs", "-x -1, one epoch, or -x STEPS"},
+                   {"num-train-epochs", "-x -1, one epoch, or -x STEPS"},
+                   {"max-epochs", "-x -1, one epoch, or -x STEPS"},
+                   {"num-epochs", "-x -1, one epoch, or -x STEPS"},
+                   {"max-iters", "-x STEPS"},
+                   {"num-iterations", "-x STEPS"},
+                   {"iterations", "-x STEPS"},
+                   {"train-iters", "-x STEPS"},
+                   {"max-tokens", "--tokens"},
+                   {"train-tokens", "--tokens"},
+                   {"per-device-train-batch-size", "-b, --batch-size"},
+                   {"micro-batch-size", "-b, --batch-size"},
+                   {"gradient-accumulation-steps", "-d TOKENS, the tokens of a whole step"},
+                   {"global-batch-size", "-d TOKENS, the tokens of a whole step"},
+                   {"block-size", "-t TOKENS, the context"},
+                   {"seq-len", "-t TOKENS, the context"},
+                   {"max-seq-len", "-t TOKENS, the context"},
+                   {"context-length", "-t TOKENS, the context"},
+                   {"data", "-i GLOB, the shards"},
+                   {"dataset", "-i GLOB, the shards"},
+                   {"train-file", "-i GLOB, the shards"},
+                   {"train-bin", "-i GLOB, the shards"},
+                   {"out-dir", "-o DIR"},
+                   {"output-dir", "-o DIR"},
+                   {"checkpoint-dir", "-o DIR"},
+                   {"model-name-or-path", "-e MODEL"},
+                   {"init-from", "-e MODEL"},
+                   {"resume-from-checkpoint", "-y"},
+                   {"precision", "--dtype"},
+                   {"bf16", "--dtype bf16"},
+                   {"fp16", "--dtype fp16"},
+                   {"warmup-iters", "-u STEPS"},
+                   {"max-grad-norm", "--grad-clip"},
+                   {"save-steps", "-n STEPS"},
+                   {"eval-interval", "-v STEPS"},
+                   {"gradient-checkpointing", "-r"}};
+    char typed[sizeof nearest->typo];
+    snprintf(typed, sizeof typed, "%s", nearest->typo);
+    for (char *p = typed; *p; p++)
+        if (*p == '_') *p = '-';
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
+        if (strcasecmp(typed, foreign[i].name) == 0)
+            snprintf(nearest->text, sizeof nearest->text, "%s", foreign[i].ours);
 }
 
 bool argument_unknown(const char *word, const NearestName *nearest, const char *command, Error *err) {

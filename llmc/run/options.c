@@ -57,6 +57,12 @@ const OptionRow option_table[] = {
 #undef OPTION
 _Static_assert(sizeof option_table / sizeof *option_table <= 129, "Options.given has one bit a row");
 
+#ifdef __clang__
+static const char compiler_name[] = "clang " __clang_version__;
+#else
+static const char compiler_name[] = "gcc " __VERSION__;
+#endif
+
 // -------------------------------------------------------------------------------------------------------------- --help
 
 enum { HELP_COLUMN = 36, PAGE_WIDTH = 110 };
@@ -111,7 +117,8 @@ void option_print_help(FILE *out) {
         if (strlen(names) >= HELP_COLUMN) fprintf(out, "\n%*s", HELP_COLUMN, "");
         print_wrapped(out, text);
     }
-    fprintf(out, "\n%-*sthis page\n", HELP_COLUMN, "  --help");
+    fprintf(out, "\n%-*sthis page\n%-*sthe compiler of this program\n", HELP_COLUMN, "  --help", HELP_COLUMN,
+            "  --version");
 }
 
 // -------------------------------------------------------------------------------------------------------------- values
@@ -246,6 +253,7 @@ static NearestName nearest_option(const char *typo, size_t length) {
         argument_nearest_try(&nearest, "--", row->long_name);
         argument_nearest_try(&nearest, "-", row->short_name);
     }
+    argument_nearest_foreign(&nearest);
     return nearest;
 }
 
@@ -365,6 +373,13 @@ DeviceOptions options_device(const Options *o) {
                            .gelu_fusion = (GeluFusion)(o->gelu_fusion + 1)}; // the option begins with -1, auto
 }
 
+// There are no releases: the checkout says which commit it is, and the compiler may matter for results.
+static void options_print_version(void) {
+    printf("%s of pretrain.cu, which has no releases: git log -1 in its checkout shows the commit; compiled by %s\n",
+           program_invocation_short_name, compiler_name);
+    fflush(stdout);
+}
+
 OptionsResult options_parse(Options *options, int argc, char **argv, Error *err) {
     memset(options, 0, sizeof *options);
     options->directory = path_working_directory();
@@ -374,6 +389,10 @@ OptionsResult options_parse(Options *options, int argc, char **argv, Error *err)
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-help") == 0) {
             option_print_help(stdout);
             fflush(stdout);
+            return OPTIONS_HELP_SHOWN;
+        }
+        if (strcmp(argv[i], "--version") == 0 || strcmp(argv[i], "-version") == 0) {
+            options_print_version();
             return OPTIONS_HELP_SHOWN;
         }
         if (!parse_argument(options, argv, &i, err)) return OPTIONS_ERROR;

@@ -2,11 +2,13 @@
 import json
 import os
 import pickle
+import resource
 import shutil
 
 import numpy as np
 import pytest
-from conftest import EXIT_BAD_INPUT, EXIT_RUN_FAILED, QUIET, TINY, checkpoints, refused, train, write_shard
+from conftest import (EXIT_BAD_INPUT, EXIT_RUN_FAILED, PREPARE, QUIET, TINY, TRAIN_TOKENIZER, call, checkpoints, refused, start,
+                      train, wait_for, write_shard)
 
 pytestmark = pytest.mark.sanitize
 
@@ -35,6 +37,11 @@ OPTIONS = {
     "q8_0 in a directory": (["--export", "no/model:q8_0"], ["only GGUF models hold q8_0"]),
     "a tokenizer that is not there": (["--tokenizer", "/no/such/file"], ["--tokenizer: /no/such/file"]),
     "no such model directory": (["-e", "./no/such/model"], ["no/such/model"]),
+    "a model's name for other programs": (["-e", "gpt2"], ["-e d12", "get.py", "gpt2", "-e data/gpt2"]),
+    "a model of a hub": (["-e", "Qwen/Qwen3-0.6B"], ["huggingface.co", "hf download"]),
+    "a family without a size": (["-e", "llama"], ["is a family", "-e llama:d12"]),
+    "epochs": (["--epochs", 3], ["unknown option --epochs", "-x -1", "-x STEPS"]),
+    "another trainer's name": (["--output_dir", "x"], ["unknown option --output_dir", "-o DIR"]),
 }
 
 
@@ -147,7 +154,69 @@ def test_a_head_that_is_not_tied_is_refused(exported):
     def untie(tensors):
         tensors["lm_head.weight"] = -tensors["transformer.wte.weight"]
     change_weights(exported, untie)
-    refused("-e", exported, *QUIET, "-x", 0, words=["lm_head.weight differs from transformer.wte.weight, at [0, 0]"])
+    refused("-e", exported, *QUIET, "-x", 0,
+            words=["lm_head.weight differs from transformer.wte.weight, at [0, 0]", "in GPT-2's class only tied heads"])
+
+
+def test_a_head_of_its_own_is_taken_where_the_configuration_has_one(data, tmp_path):
+    model = tmp_path / "hf"
+    train("-e", "qwen3:L=1,C=64,NH=1,T=32,tied=0", "-b", 4, *QUIET, *data.flags, "-x", 1, "--export", model)
+    config = (model / "config.json").read_text()
+    (model / "config.json").write_text(config.replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
+    refused("-e", model, *QUIET, "-x", 1, "-i", "no/such_*.bin", words=["lm_head.weight differs", '"tie_word_embeddings" true', "to false"])
+    (model / "config.json").write_text(config)
+    train("-e", model, *QUIET, "-x", 0)
+
+
+def test_each_damaged_checkpoint_has_a_line_of_its_own(data, tmp_path):
+    run = tmp_path / "run"
+    train(*TINY, *QUIET, *data.flags, "-x", 3, "-n", 1, "-nk", 0, "-o", run)
+    for checkpoint in checkpoints(run):
+        with open(checkpoint / "model.safetensors", "r+b") as file:
+            file.seek(5000)
+            file.write(b"x")
+    lines = train(*TINY, *QUIET, *data.flags, "-x", 4, "-y", "-o", run, expect=EXIT_BAD_INPUT).stderr.splitlines()
+    assert [line.split("/model.safetensors: checksum")[0] for line in lines[:-1]] == [str(c) for c in reversed(checkpoints(run))]
+    assert "no checkpoint in" in lines[-1]
+
+
+def test_a_run_whose_lock_was_removed_is_still_active(data, tmp_path):
+    run = tmp_path / "run"
+    first = start(*TINY, *QUIET, *data.flags, "-x", 10**7, "-o", run)
+    try:
+        wait_for(lambda: (run / "main.log").exists() and (run / ".lock").exists())
+        (run / ".lock").unlink()
+        refused(*TINY, *QUIET, *data.flags, "-x", 10, "-y", "-o", run, expect=EXIT_RUN_FAILED,
+                words=["in use by another process, whose .lock was removed"])
+    finally:
+        first.kill()
+        first.wait()
+
+
+def test_no_memory_under_a_limit_names_the_limit(data):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (300 << 20, 300 << 20))
+    said = train("-e", "L=2,C=64,NH=2,T=32", "-b", "auto", *QUIET, *data.flags, "-x", 1, "--threads", 1, expect=EXIT_BAD_INPUT,
+                 preexec_fn=limit).stderr
+    assert "ulimit -v" in said and " -" not in said.split("but only")[1].split("available")[0]
+
+
+def test_the_version_is_printed():
+    said = train("--version").stdout
+    assert said.count("\n") == 1 and "pretrain.cu" in said and ("gcc" in said or "clang" in said)
+
+
+def test_a_path_of_each_tool_names_its_first_failure(tmp_path):
+    (tmp_path / "text.txt").write_text("some text\n" * 100)
+    (tmp_path / "q.jsonl").write_text('{"ctx": "a", "endings": ["b", "c"], "label": 0}\n')
+    missing = f"there is no '{tmp_path}/no'"
+    for arguments in ([TRAIN_TOKENIZER, "--vocab-size", 300, tmp_path / "text.txt", "-o", tmp_path / "no/such/tokenizer.json"],
+                      [TRAIN_TOKENIZER, "--vocab-size", 300, tmp_path / "no/text.txt", "-o", tmp_path / "tokenizer.json"],
+                      [PREPARE.with_name("choices"), "--tokenizer", "bytes", tmp_path / "q.jsonl", "-o", tmp_path / "no/q.bin"],
+                      [PREPARE.with_name("choices"), "--tokenizer", "bytes", tmp_path / "no/q.jsonl", "-o", tmp_path / "q.bin"],
+                      [PREPARE, "-o", tmp_path / "out", tmp_path / "no/text.txt"],
+                      [PREPARE.with_name("shard"), "list", tmp_path / "no/x.bin"]):
+        assert missing in call(*arguments, expect=None).stderr, arguments
 
 
 def test_a_tokenizer_far_smaller_than_the_vocabulary_is_reported(data, tmp_path):

@@ -235,7 +235,7 @@ def test_standard_input_gives_what_the_file_gives(tmp_path):
     ("a.gz", b"x", [], "a.gz: damaged: "),
     ("a.txt", b"x", ["--vocab-size", 256], "--vocab-size 256: expected a number from 257 to 1048576"),
     ("a.txt", b"x", ["--vocab-size", 1048577], "--vocab-size 1048577: expected a number from 257 to 1048576"),
-    ("a.txt", b"x", ["-o", "nowhere/t.json"], "nowhere/t.json: cannot be written: nowhere: No such file or directory"),
+    ("a.txt", b"x", ["-o", "nowhere/t.json"], "nowhere/t.json: cannot be written: No such file or directory: there is no 'nowhere'"),
     ("a.txt", b"x", ["-o", "."], ".: cannot be written: it is a directory"),
     ("a.txt", b"x", ["missing.txt"], "missing.txt: cannot read: No such file"),
     ("a.txt", b"x", ["-"], "give --format jsonl or --format txt"),
