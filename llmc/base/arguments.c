@@ -6,7 +6,9 @@
 #include "llmc/base/format.h"
 
 #include <ctype.h>
+#include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
@@ -101,4 +103,16 @@ void argument_nearest_foreign(NearestName *nearest) {
 bool argument_unknown(const char *word, const NearestName *nearest, const char *command, Error *err) {
     if (!*nearest->text) return error_set(err, "unknown option %s; %s lists them", word, command);
     return error_set(err, "unknown option %s; did you mean %s?", word, nearest->text);
+}
+
+#ifdef __clang__
+static const char compiler_name[] = "clang " __clang_version__;
+#else
+static const char compiler_name[] = "gcc " __VERSION__;
+#endif
+
+void program_print_version(void) {
+    printf("%s of pretrain.cu, which has no releases: git log -1 in its checkout shows the commit; compiled by %s\n",
+           program_invocation_short_name, compiler_name);
+    fflush(stdout);
 }

@@ -33,3 +33,6 @@ void argument_nearest_foreign(NearestName *nearest);
 
 // Always false. command: the command that lists the options, "--help" or "data/prepare --help".
 bool argument_unknown(const char *word, const NearestName *nearest, const char *command, Error *err);
+
+// What --version prints. There are no releases: the checkout says which commit it is, and the compiler may matter.
+void program_print_version(void);

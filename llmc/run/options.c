@@ -57,12 +57,6 @@ const OptionRow option_table[] = {
 #undef OPTION
 _Static_assert(sizeof option_table / sizeof *option_table <= 129, "Options.given has one bit a row");
 
-#ifdef __clang__
-static const char compiler_name[] = "clang " __clang_version__;
-#else
-static const char compiler_name[] = "gcc " __VERSION__;
-#endif
-
 // -------------------------------------------------------------------------------------------------------------- --help
 
 enum { HELP_COLUMN = 36, PAGE_WIDTH = 110 };
@@ -373,13 +367,6 @@ DeviceOptions options_device(const Options *o) {
                            .gelu_fusion = (GeluFusion)(o->gelu_fusion + 1)}; // the option begins with -1, auto
 }
 
-// There are no releases: the checkout says which commit it is, and the compiler may matter for results.
-static void options_print_version(void) {
-    printf("%s of pretrain.cu, which has no releases: git log -1 in its checkout shows the commit; compiled by %s\n",
-           program_invocation_short_name, compiler_name);
-    fflush(stdout);
-}
-
 OptionsResult options_parse(Options *options, int argc, char **argv, Error *err) {
     memset(options, 0, sizeof *options);
     options->directory = path_working_directory();
@@ -392,7 +379,7 @@ OptionsResult options_parse(Options *options, int argc, char **argv, Error *err)
             return OPTIONS_HELP_SHOWN;
         }
         if (strcmp(argv[i], "--version") == 0 || strcmp(argv[i], "-version") == 0) {
-            options_print_version();
+            program_print_version();
             return OPTIONS_HELP_SHOWN;
         }
         if (!parse_argument(options, argv, &i, err)) return OPTIONS_ERROR;

@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import (EXIT_BAD_INPUT, EXIT_RUN_FAILED, PREPARE, QUIET, TINY, TRAIN_TOKENIZER, call, checkpoints, refused, start,
+from conftest import (EXIT_BAD_INPUT, EXIT_RUN_FAILED, PREPARE, QUIET, TINY, TRAINER, TRAIN_TOKENIZER, call, checkpoints, refused, start,
                       train, wait_for, write_shard)
 
 pytestmark = pytest.mark.sanitize
@@ -202,8 +202,9 @@ def test_no_memory_under_a_limit_names_the_limit(data):
 
 
 def test_the_version_is_printed():
-    said = train("--version").stdout
-    assert said.count("\n") == 1 and "pretrain.cu" in said and ("gcc" in said or "clang" in said)
+    for program in [TRAINER, PREPARE, TRAIN_TOKENIZER, *(PREPARE.with_name(name) for name in ("choices", "shard", "whereis"))]:
+        said = call(program, "--version", expect=0).stdout
+        assert said.count("\n") == 1 and "pretrain.cu" in said and ("gcc" in said or "clang" in said)
 
 
 def test_a_path_of_each_tool_names_its_first_failure(tmp_path):
