@@ -679,7 +679,7 @@ TEST(sources_that_are_no_mixture_are_refused) {
     SourceState sources[] = {{(char *)"a", 7, 0, {1000, 7, 1}}, {(char *)"b", 3, 11, {1000, 8, 2}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         TrainerState s = make_state(1), back;
-        s.train = (DataFacts){2000, 7}, s.sources = sources, s.source_count = 2;
+        s.train = (DataFacts){2000, 7, 1}, s.sources = sources, s.source_count = 2;
         assert_ok(checkpoint_save(tmp.path, model, &s, &err));
         AUTO_FREE char *text = read_text(TRAINER_FILE), *changed = NULL;
         const char *at = strstr(text, cases[i].from);
