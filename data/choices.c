@@ -100,10 +100,22 @@ static bool put_text(Choices *c, const char *text, Error *err) {
     return ok;
 }
 
+// The endings of an empty context follow the token that begins a text, as in lm-evaluation-harness.
+static bool put_context(Choices *c, const char *text, Error *err) {
+    if (*text) return put_text(c, text, err);
+    const int32_t begin = tokenizer_begin(c->tokenizer);
+    if (begin < 0)
+        return error_set(err, "the context is empty, and %s has no token that begins a text",
+                         tokenizer_name(c->tokenizer));
+    return put_number(c, 1, err) && put_number(c, begin, err);
+}
+
 // Finds the first of two names that the example has.
 static bool find_either(const cJSON *example, const char *name, const char *other, const cJSON **item, Error *err) {
     if (!json_find(example, name, item, err) || (!*item && !json_find(example, other, item, err))) return false;
-    return *item || error_set(err, "neither \"%s\" nor \"%s\"", name, other);
+    if (*item) return true;
+    char fields[200];
+    return error_set(err, "neither \"%s\" nor \"%s\"; %s", name, other, json_list_keys(example, fields, sizeof fields));
 }
 
 static bool make_record(Choices *c, const cJSON *example, Error *err) {
@@ -113,7 +125,8 @@ static bool make_record(Choices *c, const cJSON *example, Error *err) {
     if (!find_either(example, "ctx", "context", &context, err) ||
         !find_either(example, "endings", "choices", &endings, err))
         return false;
-    if (!cJSON_IsString(context) || !*context->valuestring) return error_set(err, "the context is not text");
+    if (!cJSON_IsString(context))
+        return error_set(err, "the context is not text but %s", json_describe(context, found, sizeof found));
     int count = 0;
     if (cJSON_IsArray(endings)) count = cJSON_GetArraySize(endings);
     if (count < CHOICES_MIN || count > CHOICES_MAX)
@@ -131,9 +144,10 @@ static bool make_record(Choices *c, const cJSON *example, Error *err) {
     c->length = 0;
     const int64_t head[] = {CHOICES_BEGIN, 0, c->examples, label, count};
     for (size_t i = 0; i < sizeof head / sizeof *head; i++) put_number(c, head[i], err);
-    if (!put_text(c, context->valuestring, err)) return false;
+    if (!put_context(c, context->valuestring, err)) return false;
     cJSON_ArrayForEach(ending, endings) {
-        if (!cJSON_IsString(ending)) return error_set(err, "an ending is not text");
+        if (!cJSON_IsString(ending))
+            return error_set(err, "an ending is not text but %s", json_describe(ending, found, sizeof found));
         snprintf(c->text, MAX_LINE + 2, " %s", ending->valuestring); // shorter than the line that it was a part of
         if (!put_text(c, c->text, err)) return false;
     }

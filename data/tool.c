@@ -72,6 +72,11 @@ bool tool_read_options(const char *program, const ToolOption *table, int argc, c
         const size_t n = strlen(letters);
         snprintf(letters + n, sizeof letters - n, "%c%s", table[i].letter, text_if(!table[i].flag, ":"));
     }
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--version") == 0) {
+            program_print_version();
+            exit(EXIT_OK);
+        }
     opterr = 0;
     for (int found; (found = getopt_long_only(argc, argv, letters, names, NULL)) != -1;) {
         const char *word = argv[optind - 1];

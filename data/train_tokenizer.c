@@ -80,7 +80,7 @@ int main(int argc, char **argv) {
     if (ok && stat(o->output, &st) == 0 && S_ISDIR(st.st_mode))
         ok = error_set(&err, "%s: cannot be written: it is a directory", o->output);
     if (ok && access(directory, W_OK | X_OK) != 0)
-        ok = error_set(&err, "%s: cannot be written: %s: %s", o->output, directory, path_reason(directory, errno).text);
+        ok = error_set(&err, "%s: cannot be written: %s", o->output, path_reason(o->output, errno).text);
     CorpusDisplay display = corpus_display("train_tokenizer");
     const double start = now_seconds();
     corpus->vocab_option = "--vocab-size ";

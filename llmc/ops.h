@@ -429,9 +429,13 @@ void tensor_cast(Tensor dst, Tensor src); // element by element, round to neares
 void tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y);
 // n <= STACK_MAX tensors as a stack (n,...) of a compute dtype, and back, in one launch. Each in[i] and out[i] has the
 // elements of one entry of the stack; they all are fp32 or of its dtype.
-//   stack_i = in[i] / (sqrt(sumsq[i]) + 1e-7): matrices divided by their Frobenius norms. sumsq (n) fp32
+//   stack_i = in[i] / max(sqrt(sumsq[i]), sqrt(elements) STACK_RMS_MIN): matrices divided by their Frobenius norms, so
+//   that their scale does not count. sumsq (n) fp32
 //   out[i] = factors[i] stack_i
 enum { STACK_MAX = 16 };
+// 2^-60: the square of 2^-63 is the smallest normal fp32 number, and smaller ones may count as 0 in sumsq. A norm that
+// lacks them is too small, and Newton-Schulz diverges where the norm is above 1.3.
+#define STACK_RMS_MIN 0x1p-60f
 void stack_gather(Tensor stack, const Tensor *in, Tensor sumsq);
 void stack_scatter(const Tensor *out, Tensor stack, const float *factors);
 

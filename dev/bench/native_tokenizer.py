@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [ROOT / "llmc" / "text" / f"{name}.c" for name in (
-    "alphabet", "bpe_trainer", "char_kinds", "encoder", "merges", "pieces", "tokenizer", "tokenizer_json", "tokenizer_open",
+    "alphabet", "bpe_trainer", "char_kinds", "encoder", "merges", "pieces", "spellings", "tokenizer", "tokenizer_json", "tokenizer_open",
     "tokenizer_ranks", "vocabulary", "word_counts")]
 SOURCES += sorted((ROOT / "llmc" / "base").glob("*.c"))
 

@@ -28,5 +28,11 @@ typedef struct {
 NearestName argument_nearest(const char *typo, size_t length);
 void argument_nearest_try(NearestName *nearest, const char *dashes, const char *name); // name: NULL is fine
 
+// The same for the names that other trainers have for an option of ours.
+void argument_nearest_foreign(NearestName *nearest);
+
 // Always false. command: the command that lists the options, "--help" or "data/prepare --help".
 bool argument_unknown(const char *word, const NearestName *nearest, const char *command, Error *err);
+
+// What --version prints. There are no releases: the checkout says which commit it is, and the compiler may matter.
+void program_print_version(void);

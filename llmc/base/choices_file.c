@@ -15,16 +15,20 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 // A run has some twenty entries of at most 500 bytes. More than this comes from many models and machines, or was not
 // written by us.
-enum { MAX_ENTRIES = 2000, MAX_FILE_BYTES = 4 << 20, MAX_LINE = CHOICES_KEY_MAX + 2 * CHOICES_VALUE_MAX };
+enum { MAX_ENTRIES = 2000, MAX_FILE_BYTES = 4 << 20 };
+// Of the checksum, XXH3 of the bytes of the line before its tab: a line that was edited or cut off has another.
+enum { SUM_DIGITS = 8, MAX_LINE = CHOICES_KEY_MAX + 2 * CHOICES_VALUE_MAX + 1 + SUM_DIGITS };
 
 typedef struct ChoiceEntry {
     struct ChoiceEntry *next;
     bool used;
-    size_t key_length;
-    char line[MAX_LINE + 1]; // key TAB value in hexadecimal
+    bool summed; // the line had a checksum
+    size_t key_length, value_digits;
+    char line[MAX_LINE + 1]; // key TAB value in hexadecimal TAB checksum
 } ChoiceEntry;
 
 static struct {
@@ -42,10 +46,21 @@ static ChoiceEntry **find_entry(const char *key, size_t length) {
     return link;
 }
 
+static void make_sum(char sum[SUM_DIGITS + 1], const char *line, size_t length) {
+    snprintf(sum, SUM_DIGITS + 1, "%08x", (unsigned)(XXH3_64bits(line, length) & UINT32_MAX));
+}
+
 // A new entry in front of *link; NULL if the line is damaged.
 static ChoiceEntry *insert_line(ChoiceEntry **link, const char *line, size_t length) {
-    const char *tab = memchr(line, '\t', length);
+    const char *tab = memchr(line, '\t', length), *end = line + length, *sum = NULL;
+    char expected[SUM_DIGITS + 1];
     if (!tab) return NULL;
+    sum = memchr(tab + 1, '\t', (size_t)(end - tab - 1));
+    if (sum) {
+        make_sum(expected, line, (size_t)(sum - line));
+        if (end - sum - 1 != SUM_DIGITS || memcmp(sum + 1, expected, SUM_DIGITS) != 0) return NULL;
+        length = (size_t)(sum - line);
+    }
     const size_t key_length = (size_t)(tab - line), digits = length - key_length - 1;
     if (key_length == 0 || key_length >= CHOICES_KEY_MAX || digits % 2 != 0 || digits > 2 * CHOICES_VALUE_MAX)
         return NULL;
@@ -56,7 +71,11 @@ static ChoiceEntry *insert_line(ChoiceEntry **link, const char *line, size_t len
     ChoiceEntry *e = calloc(1, sizeof *e);
     REQUIRE_MEMORY(e, "a measured choice");
     memcpy(e->line, line, length);
+    make_sum(expected, line, length);
+    snprintf(e->line + length, sizeof e->line - length, "\t%s", expected);
     e->key_length = key_length;
+    e->value_digits = digits;
+    e->summed = sum != NULL;
     e->next = *link;
     return *link = e;
 }
@@ -68,8 +87,9 @@ static void remove_entry(ChoiceEntry **link) {
 }
 
 // Appends the lines whose keys are not known: entries measured by this process, or further up in the file, are newer.
-// Returns how many lines there are, *damaged of them.
-static int take_lines(const char *text, size_t size, int *damaged) {
+// Returns how many lines there are, *damaged of them. Lines without a checksum are from before there was one: a
+// checkpoint, which has a checksum of its own, may have them; those of the file are measured again.
+static int take_lines(const char *text, size_t size, bool is_file, int *damaged) {
     ChoiceEntry **end = &cache.newest;
     int lines = 0;
     *damaged = 0;
@@ -80,7 +100,8 @@ static int take_lines(const char *text, size_t size, int *damaged) {
         while (*end) end = &(*end)->next;
         ChoiceEntry *e = insert_line(end, text + at, length);
         *damaged += e == NULL;
-        if (e && find_entry(e->line, e->key_length) != end) remove_entry(end);
+        if (!e) continue;
+        if ((is_file && !e->summed) || find_entry(e->line, e->key_length) != end) remove_entry(end);
     }
     return lines;
 }
@@ -112,7 +133,7 @@ static void load_choices(void) {
     cache.loaded = true;
     (void)cache_path(path, sizeof path);
     char *text = file_read_all(path, MAX_FILE_BYTES, &size, NULL);
-    const int lines = take_lines(text, size, &damaged);
+    const int lines = take_lines(text, size, true, &damaged);
     cache.unread = !text && file_exists(path);
     cache.foreign = damaged > 0 && damaged == lines;
     free(text);
@@ -141,7 +162,7 @@ bool choices_file_get(const char *key, void *value, size_t size) {
     ChoiceEntry *e = *find_entry(key, strlen(key));
     if (!e) return false;
     const char *digits = e->line + e->key_length + 1;
-    if (strlen(digits) != 2 * size) return false;
+    if (e->value_digits != 2 * size) return false;
     for (size_t i = 0; i < size; i++) (void)sscanf(digits + 2 * i, "%2hhx", (unsigned char *)value + i);
     e->used = true;
     return true;
@@ -183,7 +204,7 @@ char *choices_file_used(void) { return list_lines(true); }
 void choices_file_restore(const char *lines) {
     int damaged;
     choices_file_close();
-    (void)take_lines(lines, strlen(lines), &damaged);
+    (void)take_lines(lines, strlen(lines), false, &damaged);
 }
 
 void choices_file_close(void) {

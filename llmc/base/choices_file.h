@@ -2,10 +2,10 @@
 // measure again. Knows nothing about CUDA: callers put into the key whatever the choice depends on.
 //
 // The file is $PRETRAIN_CACHE ("off": none), else pretrain.cu/tuning in $XDG_CACHE_HOME or ~/.cache. It holds lines
-// "key TAB value in hexadecimal"; lines that are damaged or too long are skipped, and logged once. It is read at the
-// first call and replaced as a whole at every put, by renaming, so that processes may share it: the worst that can
-// happen is that an entry is lost and measured again. Failure to read or write it is not an error, and what cannot be
-// read is not replaced.
+// "key TAB value in hexadecimal TAB checksum"; lines that are damaged or too long are skipped, and logged once. It is
+// read at the first call and replaced as a whole at every put, by renaming, so that processes may share it: the worst
+// that can happen is that an entry is lost and measured again. Failure to read or write it is not an error, and what
+// cannot be read is not replaced.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

@@ -34,6 +34,16 @@ static bool is_own_lock(int fd) {
     return is_own;
 }
 
+// Whether a process writes the log of the directory: it holds a lock, too, which stays where .lock was removed.
+static bool log_is_held(const char *directory) {
+    char *path = path_join(directory, "main.log");
+    const int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    const bool is_held = fd >= 0 && !file_lock(fd);
+    if (fd >= 0) close(fd);
+    free(path);
+    return is_held;
+}
+
 bool directory_hold(const char *directory, int *fd, Error *err) {
     char holder[160] = "", host[65] = "";
     struct stat found;
@@ -49,6 +59,9 @@ bool directory_hold(const char *directory, int *fd, Error *err) {
         ok = error_set(err, "was just removed by a process that ended; start again");
     } else if (ok && !is_own_lock(*fd)) {
         ok = error_set(err, "%s was not written by this program; move it away, or name another directory", path);
+    } else if (ok && log_is_held(directory)) {
+        ok = error_set(err, "in use by another process, whose .lock was removed; wait until it ends, or name another "
+                            "directory");
     } else if (ok) {
         gethostname(host, sizeof host - 1);
         const int n = snprintf(holder, sizeof holder, "process %ld on %s\n", (long)getpid(), host);

@@ -4,6 +4,7 @@
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/file.h"
 #include "llmc/base/foreign_file.h"
+#include "llmc/base/format.h"
 #include "llmc/base/utf8.h"
 
 #include <math.h>
@@ -25,7 +26,12 @@ __attribute__((constructor)) static void set_allocation(void) {
 }
 
 cJSON *json_parse(const char *text, size_t bytes, Error *err) {
-    const char *end = text;
+    const char *end = text + bytes, *valid = (const char *)utf8_error((const void *)text, (const void *)end);
+    if (valid < end) {
+        error_set(err, "not valid JSON: byte %td of %zu is not UTF-8", valid - text, bytes);
+        return NULL;
+    }
+    end = text;
     cJSON *root = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
     if (!root) {
         error_set(err, "not valid JSON near byte %td of %zu", end - text, bytes);
@@ -90,6 +96,23 @@ const char *json_describe(const cJSON *item, char *buf, size_t size) {
         snprintf(buf, size, "%s", kind);
     for (char *p = buf; *p; p++)
         if ((unsigned char)*p < 0x20 || *p == 0x7f) *p = '?';
+    return buf;
+}
+
+const char *json_list_keys(const cJSON *object, char *buf, size_t size) {
+    enum { SHOWN = 8 };
+    size_t used = (size_t)snprintf(buf, size, "its fields are ");
+    int count = 0;
+    for (const cJSON *child = object->child; child && used + 1 < size; child = child->next) {
+        if (count++ == SHOWN) {
+            used += (size_t)snprintf(buf + used, size - used, ", ...");
+            break;
+        }
+        char name[40];
+        utf8_make_visible(child->string, name, sizeof name);
+        used += (size_t)snprintf(buf + used, size - used, "%s\"%s\"", text_if(count > 1, ", "), name);
+    }
+    if (count == 0) snprintf(buf, size, "it has no fields");
     return buf;
 }
 

@@ -44,6 +44,8 @@ bool json_double_value(const cJSON *item, double *value);
 // Writes a number to buf so that json_double_value reads back the same bits; returns buf. digits: 9 for a float, 17 for
 // a double.
 const char *json_format_double(double value, int digits, char *buf, size_t size);
+// The names of an object's fields, for messages: its fields are "a", "b". Returns buf.
+const char *json_list_keys(const cJSON *object, char *buf, size_t size);
 // The content of an item, for messages: 7.5, "text", an object, ... Control characters are replaced. Returns buf.
 const char *json_describe(const cJSON *item, char *buf, size_t size);
 

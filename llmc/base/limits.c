@@ -86,6 +86,17 @@ const char *limits_reason(int error) {
     return text;
 }
 
+const char *limits_of_memory(void) {
+    static _Thread_local char text[100];
+    char space[40];
+    struct rlimit limit;
+    text[0] = '\0';
+    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+        snprintf(text, sizeof text, " (limit of this process: %s, ulimit -v)",
+                 limit_text(RLIMIT_AS, " bytes", space, sizeof space));
+    return text;
+}
+
 // ------------------------------------------------------------------------------------------------------------- threads
 
 bool limits_thread_failed(const char *what, int error, Error *err) {

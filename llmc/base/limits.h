@@ -18,6 +18,9 @@ void limits_start(void);
 // ulimit -f)". The text is good until the next call on this thread.
 const char *limits_reason(int error);
 
+// " (limit of this process: 307200000 bytes, ulimit -v)" if its memory is limited, else "": for messages.
+const char *limits_of_memory(void);
+
 // "cannot start WHAT: why", with the limits that may be the reason; returns false.
 bool limits_thread_failed(const char *what, int error, Error *err);
 // Whether this process may have `count` more threads at once: starts and ends them. A library that starts them itself

@@ -212,8 +212,8 @@ bool place_find(Place *place, const CommOptions *o, bool has_mpi, Error *err) {
     if (!has_mpi && !wants_mpi && *place->host) place->mpi = false; // srun says where process 0 is
     if (place->mpi && !has_mpi)
         return error_set(err,
-                         "%s: this program was built without MPI; install libopenmpi-dev and build again, or start by "
-                         "--gpus N, torchrun or srun",
+                         "%s: this program was built without MPI; install libopenmpi-dev and openmpi-bin and run make "
+                         "again; on GPUs --gpus N, torchrun and srun do without it",
                          place->launcher);
     if (!place->mpi && *server && !place_read_server(place, server, err)) return false;
     if (!place->mpi && !*place->host)

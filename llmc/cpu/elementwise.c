@@ -131,8 +131,11 @@ static void scale_elements(Tensor out, Tensor in, float factor) {
 void backend_stack_gather(Tensor stack, const Tensor *in, Tensor sumsq) {
     const float *squares = sumsq.data;
     const int64_t entries = stack.shape[0], n = tensor_numel(stack) / entries;
-    for (int64_t i = 0; i < entries; i++)
-        scale_elements(tensor_slice_elements(stack, i * n, n), in[i], (float)(1.0 / (sqrt((double)squares[i]) + 1e-7)));
+    const double norm_min = sqrt((double)n) * (double)STACK_RMS_MIN;
+    for (int64_t i = 0; i < entries; i++) {
+        const double norm = fmax(sqrt((double)squares[i]), norm_min);
+        scale_elements(tensor_slice_elements(stack, i * n, n), in[i], (float)(1.0 / norm));
+    }
 }
 
 void backend_stack_scatter(const Tensor *out, Tensor stack, const float *factors) {

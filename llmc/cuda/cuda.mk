@@ -52,9 +52,15 @@ CUDA_LIB   := $(CUDA_BUILD)/libllmc.a
 CUDA_LIBS  := $(patsubst %/libcudart_static.a,%,$(firstword $(wildcard \
               $(CUDA)/lib64/libcudart_static.a $(CUDA)/lib/libcudart_static.a $(CUDA)/targets/*/lib/libcudart_static.a)))
 
+# Where the C library declares functions that CUDA's headers declare otherwise: what scripts/cuda_headers.sh makes.
+GLIBC_MINOR  := $(if $(NVCC),$(shell echo __GLIBC_MINOR__ | $(CC) -E -P -include features.h -x c - 2>/dev/null | tail -1))
+CUDA_HEADERS := $(if $(NVCC),$(shell test "$(GLIBC_MINOR)" -ge 41 2>/dev/null && echo build/cuda-headers))
+$(CUDA_HEADERS:%=%/crt/math_functions.h): $(CUDA)/include/crt/math_functions.h scripts/cuda_headers.sh
+	$(QUIET)scripts/cuda_headers.sh $(CUDA)/include $(CUDA_HEADERS)
+
 # -Wextra stays away: the code that nvcc generates around kernels does not pass it. Several architectures at a time, as
 # many as there are cores to spare.
-NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. --threads 2 -Xptxas -v \
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. $(CUDA_HEADERS:%=-I%) --threads 2 -Xptxas -v \
               $(if $(filter 1,$(WERROR)),-Werror all-warnings -Xcompiler -Werror) \
               -Xcompiler -Wall$(comma)-Wshadow$(comma)-ffp-contract=off$(comma)-D_GNU_SOURCE
 
@@ -66,7 +72,7 @@ $(CUDA_BUILD)/llmc/cuda/%.o: llmc/cuda/%.c
 # Beside an object stay its PTX for each architecture, which the simulator runs, and what ptxas says of registers,
 # shared memory and spills, for `make kernel-report`. With one architecture nvcc leaves its name out.
 define KERNEL_RULE
-$(call kernel_dir,$(1))/%.o: %.cu
+$(call kernel_dir,$(1))/%.o: %.cu | $(CUDA_HEADERS:%=%/crt/math_functions.h)
 	@mkdir -p $$(@:.o=.keep)
 	$$(SAY) NVCC $$<
 	$$(QUIET)$$(NVCC) $$(NVCC_FLAGS) $(call gencode,$(1)) --keep --keep-dir $$(@:.o=.keep) -MMD -MP -c $$< -o $$@ \

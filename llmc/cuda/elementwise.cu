@@ -327,7 +327,7 @@ static __global__ void __launch_bounds__(THREADS)
     D *out = (D *)tensor;
     const S *in = (const S *)stack + blockIdx.y * n;
     if (sumsq) {
-        factor = 1.0f / (sqrtf(sumsq[blockIdx.y]) + 1e-7f);
+        factor = 1.0f / fmaxf(sqrtf(sumsq[blockIdx.y]), sqrtf((float)n) * STACK_RMS_MIN);
         out = (D *)stack + blockIdx.y * n;
         in = (const S *)tensor;
     }

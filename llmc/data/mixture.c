@@ -239,3 +239,50 @@ void mixture_count(const Mixture *m, int64_t position, int64_t drawn[MIXTURE_MAX
     move_cursor(m, &c, at);
     for (int i = 0; i < m->count; i++) drawn[i] = m->drawn[i] + c.round * m->weights[i] + c.drawn[i];
 }
+
+// --------------------------------------------------------------------------------------------------------------- guess
+
+static bool matches_files(const char *pattern) {
+    char **names;
+    int count = 0;
+    if (!files_match(pattern, &names, &count, NULL)) return false;
+    directory_list_free(names, count);
+    return count > 0;
+}
+
+char *mixture_guess(const char *text) {
+    static const char separators[] = " \t\n,;+|{}[]()\"'@=:";
+    char *words = strdup(text), *guess = NULL, *left = words;
+    char *patterns[MIXTURE_MAX];
+    double weights[MIXTURE_MAX];
+    int count = 0, numbers = 0;
+    bool number_first = false, understood = words != NULL;
+    for (char *word; understood && (word = strsep(&left, separators));) {
+        char *end;
+        double number = strtod(word, &end);
+        const bool has_number = end > word;
+        if (!*word) continue;
+        if (has_number && (!*end || strcmp(end, "%") == 0 || *end == '*')) {
+            const int of = numbers++;
+            number_first |= count == 0;
+            if (of < MIXTURE_MAX) weights[of] = number;
+            understood = of < MIXTURE_MAX && (number_first || *end != '*');
+            if (*end != '*') continue;
+            word = end + 1; // 0.7*A
+        }
+        understood = understood && count < MIXTURE_MAX && matches_files(word);
+        if (understood) patterns[count++] = word;
+    }
+    understood = understood && (count > 1 || (count == 1 && numbers > 0)) && (numbers == 0 || numbers == count);
+    size_t bytes;
+    FILE *out = NULL;
+    if (understood) out = text_open(&guess, &bytes);
+    for (int i = 0; out && i < count; i++) {
+        double weight = 1;
+        if (numbers > 0) weight = weights[i];
+        fprintf(out, "%s%s:%g", text_if(i > 0, ","), patterns[i], weight);
+    }
+    if (out) fclose(out);
+    free(words);
+    return guess;
+}

@@ -59,3 +59,7 @@ MixtureDraw mixture_draw(const Mixture *m, MixtureCursor *cursor, int64_t positi
 
 // The windows of each source before this position.
 void mixture_count(const Mixture *m, int64_t position, int64_t drawn[MIXTURE_MAX]);
+
+// A text that is no mixture as it may be meant, "A:0.7,B:0.3", malloced: other programs part corpora by spaces, ; or +,
+// and have weights before them, after = or @, or in percent. NULL: its parts are not patterns of files and numbers.
+char *mixture_guess(const char *text);

@@ -27,7 +27,7 @@
 #include <xxhash.h>
 
 // The first ones are the header and some tokens: corpora are cut into shards of equal length, whose headers are the
-// same. More of a file would make a start on a network file system slow.
+// same. More of every file would make a start on a network file system slow.
 enum { SAMPLE_BYTES = 4 * SHARD_HEADER_BYTES, SAMPLES = 3 };
 
 // ---------------------------------------------------------------------------------------------------------- checking
@@ -117,9 +117,11 @@ static bool open_shard(Shard *shard, const char *path, Error *err) {
     }
     shard->fd = file_open(path, &size, err);
     if (shard->fd < 0) return false;
+    shard->bytes = size;
     if (fstat(shard->fd, &st) == 0) {
         shard->device = st.st_dev;
         shard->inode = st.st_ino;
+        shard->written = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
     }
     int32_t h[SAMPLE_BYTES / sizeof(int32_t)];
     for (int i = 0; i < SAMPLES; i++) {
@@ -129,6 +131,28 @@ static bool open_shard(Shard *shard, const char *path, Error *err) {
         shard->samples = XXH3_64bits_withSeed(h, (size_t)got, shard->samples);
     }
     return true;
+}
+
+// Mixes into *contents what the whole shard is known by; *left: the bytes of the set that may still be read for it.
+static bool add_contents(const Shard *shard, int64_t *left, uint64_t *contents, Error *err) {
+    enum { BLOCK = 1 << 20 };
+    if (shard->bytes > *left) {
+        *contents = XXH3_64bits_withSeed(&shard->written, sizeof shard->written, *contents);
+        return true;
+    }
+    char *block = memory_new(BLOCK, 1);
+    int64_t got = 0;
+    for (int64_t at = 0; at < shard->bytes; at += got) {
+        got = pread_all(shard->fd, block, min_i64(BLOCK, shard->bytes - at), at);
+        if (got <= 0) break;
+        *contents = XXH3_64bits_withSeed(block, (size_t)got, *contents);
+    }
+    free(block);
+    *left -= shard->bytes;
+    if (got > 0) return true;
+    const char *reason = "the file has become shorter since it was opened";
+    if (got < 0) reason = strerror(errno);
+    return error_set(err, "%s: cannot read the shard: %s", shard->path, reason);
 }
 
 // ----------------------------------------------------------------------------------------------------------- opening
@@ -158,10 +182,10 @@ static bool open_paths(ShardSet *set, char **paths, int count, Error *err) {
         setrlimit(RLIMIT_NOFILE, &limit);
     }
     const char *files[3] = {NULL}; // those that state a fact first
-    int64_t token_bytes = 0;
+    int64_t token_bytes = 0, left = SHARDS_WHOLE_BYTES;
     for (int i = 0; i < count; i++) {
         Shard *shard = &set->shards[set->count++];
-        if (!open_shard(shard, paths[i], err) ||
+        if (!open_shard(shard, paths[i], err) || !add_contents(shard, &left, &set->contents, err) ||
             !shards_agree("bytes per token", shard->token_bytes, 0, shard->path, &token_bytes, &files[0], err) ||
             !shards_agree("vocabulary", shard->vocab, 0, shard->path, &set->vocab, &files[1], err) ||
             !shards_agree("end-of-text token", shard->eot, -1, shard->path, &set->eot, &files[2], err))
@@ -246,17 +270,24 @@ char *shards_validation_pattern(const char *pattern) {
     return result;
 }
 
-int shards_in_both(const ShardSet *a, const ShardSet *b, const char **first, const char **other) {
-    int both = 0;
-    *first = *other = NULL;
+static bool is_same_shard(const Shard *x, const Shard *y) {
+    if (x->inode == y->inode && x->device == y->device) return true;
+    return x->bytes == y->bytes && x->samples == y->samples;
+}
+
+ShardsInBoth shards_in_both(const ShardSet *a, const ShardSet *b) {
+    ShardsInBoth both = {0};
     for (int i = 0; i < a->count; i++) {
         const Shard *x = &a->shards[i];
         int k = 0;
-        while (k < b->count && (b->shards[k].inode != x->inode || b->shards[k].device != x->device)) k++;
-        const bool is_shared = k < b->count;
-        if (is_shared && !*first) *first = x->path;
-        if (!is_shared && !*other) *other = x->path;
-        both += is_shared;
+        while (k < b->count && !is_same_shard(x, &b->shards[k])) k++;
+        if (k == b->count) {
+            if (!both.other) both.other = x->path;
+            continue;
+        }
+        if (both.count++ > 0) continue;
+        both.first = x->path;
+        both.twin = b->shards[k].path;
     }
     return both;
 }

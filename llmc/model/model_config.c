@@ -3,11 +3,14 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
+#include "llmc/base/typed_path.h"
+
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 // GPT-2's and GPT-3's published shapes with llm.c's names for them, and llm.c's own: d6, d60 and gpt3:c384.
 static const struct {
@@ -183,10 +186,39 @@ typedef struct {
     int64_t bias, tied, qk_norm, embed_norm;
 } Switches;
 
+// A name that is no descriptor, with what people mean by it: the models of OpenAI that data/get.py fetches.
+static bool refuse_name(const char *name, Error *err) {
+    static const struct {
+        const char *name, *fetched, *preset;
+    } known[] = {{"gpt2", "gpt2", "d12"},
+                 {"gpt-2", "gpt2", "d12"},
+                 {"gpt2-small", "gpt2", "d12"},
+                 {"124M", "gpt2", "d12"},
+                 {"gpt2-medium", "gpt2-medium", "d24"},
+                 {"350M", "gpt2-medium", "d24"},
+                 {"gpt2-large", "gpt2-large", "d36"},
+                 {"774M", "gpt2-large", "d36"},
+                 {"gpt2-xl", "gpt2-xl", "d48"},
+                 {"1558M", "gpt2-xl", "d48"}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcasecmp(name, known[i].name) == 0)
+            return error_set(err,
+                             "'%s' is not a model here: -e %s begins one of its shape, and OpenAI's weights come with: "
+                             "%s %s, then -e data/%s",
+                             name, known[i].preset, path_of_tool("data/get.py").text, known[i].fetched,
+                             known[i].fetched);
+    for (int i = 0; i < NUM_FAMILIES; i++)
+        if (strcasecmp(name, families[i].name) == 0)
+            return error_set(err,
+                             "'%s' is a family: add a size, such as -e %s:d12, or a shape, %s:L=6,C=384,NH=6,T=256",
+                             name, families[i].name, families[i].name);
+    return error_set(err, "'%.200s' is not a model: %s", name, forms);
+}
+
 // Stores "KEY=NUMBER" in the field it names, which must not have been given before (a bit each).
 static bool apply_field(ModelConfig *config, Switches *switches, const char *part, unsigned *given, Error *err) {
     const char *equals = strchr(part, '=');
-    if (!equals) return error_set(err, "'%.200s' is not a model: %s", part, forms);
+    if (!equals) return refuse_name(part, err);
     size_t key_length = (size_t)(equals - part);
     const struct {
         const char *key;

@@ -5,6 +5,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
+#include "llmc/base/limits.h"
 #include "llmc/model/recompute.h"
 #include "llmc/plan/plan_memory.h"
 
@@ -276,9 +277,9 @@ static bool explain_fit(const ModelOptions *model, const Search *search, Error *
         snprintf(advice, sizeof advice, "%s", smaller);
     else
         snprintf(advice, sizeof advice, "even %s needs %s; %s", what, least, smaller);
-    return error_set(err, "not enough memory: %s needs %s, but only %s is available; %s", asked,
+    return error_set(err, "not enough memory: %s needs %s, but only %s is available%s; %s", asked,
                      format_bytes(bytes_needed(model), needs, sizeof needs),
-                     format_bytes(search->room, there, sizeof there), advice);
+                     format_bytes(search->room, there, sizeof there), limits_of_memory(), advice);
 }
 
 bool plan_choose(ModelOptions *model, double room, int64_t most) {

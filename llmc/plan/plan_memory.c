@@ -23,7 +23,7 @@ double plan_room(bool automatic) {
         return fmax(0, (double)device_memory_free() - reserve); // NCCL has taken its memory since device_init
     }
     if (!automatic) return available;
-    return available - fmax(0.05 * available, 0x1p28);
+    return fmax(0, available - fmax(0.05 * available, 0x1p28));
 }
 
 // ------------------------------------------------------------------------------------------------ kinds of activations

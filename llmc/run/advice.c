@@ -7,6 +7,7 @@
 
 #include <stdarg.h>
 #include <stdlib.h>
+#include <string.h>
 
 void advice_print(const char *format, ...) {
     if (comm_rank() > 0) return;
@@ -15,6 +16,13 @@ void advice_print(const char *format, ...) {
     format_vprint(stderr, format, args);
     va_end(args);
     fputc('\n', stderr);
+}
+
+void advice_print_lines(const char *text) {
+    for (size_t n; *text; text += n + (text[n] == '\n')) {
+        n = strcspn(text, "\n");
+        advice_print("%.*s", (int)n, text);
+    }
 }
 
 bool advice_add_directories(const Options *o, const char *long_name, Error *err) {

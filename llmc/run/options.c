@@ -112,7 +112,8 @@ void option_print_help(FILE *out) {
         if (strlen(names) >= HELP_COLUMN) fprintf(out, "\n%*s", HELP_COLUMN, "");
         print_wrapped(out, text);
     }
-    fprintf(out, "\n%-*sthis page\n", HELP_COLUMN, "  --help");
+    fprintf(out, "\n%-*sthis page\n%-*sthe compiler of this program\n", HELP_COLUMN, "  --help", HELP_COLUMN,
+            "  --version");
 }
 
 // -------------------------------------------------------------------------------------------------------------- values
@@ -247,6 +248,7 @@ static NearestName nearest_option(const char *typo, size_t length) {
         argument_nearest_try(&nearest, "--", row->long_name);
         argument_nearest_try(&nearest, "-", row->short_name);
     }
+    argument_nearest_foreign(&nearest);
     return nearest;
 }
 
@@ -437,6 +439,10 @@ OptionsResult options_parse(Options *options, int argc, char **argv, Error *err)
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-help") == 0) {
             option_print_help(stdout);
             fflush(stdout);
+            return OPTIONS_HELP_SHOWN;
+        }
+        if (strcmp(argv[i], "--version") == 0 || strcmp(argv[i], "-version") == 0) {
+            program_print_version();
             return OPTIONS_HELP_SHOWN;
         }
         if (!parse_argument(options, argv, &i, err)) return OPTIONS_ERROR;

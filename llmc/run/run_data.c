@@ -17,6 +17,11 @@ static bool same_facts(const DataFacts *a, const DataFacts *b) {
     return a->tokens == b->tokens && a->fingerprint == b->fingerprint;
 }
 
+// Older checkpoints do not know the contents.
+static bool same_contents(const DataFacts *a, const DataFacts *b) {
+    return same_facts(a, b) && (a->contents == b->contents || a->contents == 0 || b->contents == 0);
+}
+
 // Compares data of the run with those of its checkpoint. A difference is no error: a corpus may grow.
 static void compare_data(const char *what, DataFacts now, DataFacts *then) {
     if (then->tokens > 0 && !same_facts(then, &now))
@@ -24,6 +29,10 @@ static void compare_data(const char *what, DataFacts now, DataFacts *then) {
                      "(%016llx); the run continues with them",
                      what, (long long)then->tokens, (unsigned long long)then->fingerprint, (long long)now.tokens,
                      (unsigned long long)now.fingerprint);
+    else if (then->tokens > 0 && !same_contents(then, &now))
+        advice_print("%s: the shards have changed, or were copied or written again, since the checkpoint: %lld tokens "
+                     "as before, but not the same contents or times; the run continues with them",
+                     what, (long long)now.tokens);
     *then = now;
 }
 
@@ -43,15 +52,25 @@ static void advance_sources(TrainerState *state) {
     state->mixture_start = state->position;
 }
 
-// The source of the checkpoint that has these shards, else the one that was named like them; -1: none. One that is
-// taken has no tokens.
-static int find_source(const TrainerState *state, const char *pattern, const DataFacts *facts) {
-    int named = -1;
-    for (int i = 0; i < state->source_count; i++) {
-        if (same_facts(&state->sources[i].facts, facts)) return i;
-        if (state->sources[i].facts.tokens > 0 && strcmp(state->sources[i].pattern, pattern) == 0) named = i;
-    }
-    return named;
+// Finds for each source of the mixture, now[i], that of the checkpoint which it continues: from[i], -1 if it is new.
+// All are looked for by their shards before any is by its name, so that corpora which exchange places or names keep
+// their counts, and those with the same contents before those with the same samples.
+static void find_sources(const TrainerState *state, const Mixture *m, const SourceState *now, int *from) {
+    bool *taken = calloc((size_t)state->source_count + 1, sizeof *taken);
+    REQUIRE_MEMORY(taken, "the sources");
+    for (int i = 0; i < m->count; i++) from[i] = -1;
+    for (int by = 0; by < 3; by++)
+        for (int i = 0; i < m->count; i++)
+            for (int k = 0; from[i] < 0 && k < state->source_count; k++) {
+                const SourceState *then = &state->sources[k];
+                const bool matches[] = {same_contents(&then->facts, &now[i].facts),
+                                        same_facts(&then->facts, &now[i].facts),
+                                        strcmp(then->pattern, m->patterns[i]) == 0};
+                if (taken[k] || !matches[by]) continue;
+                taken[k] = true;
+                from[i] = k;
+            }
+    free(taken);
 }
 
 // Where each source of the mixture continues: the weights hold from the beginning of the run, or, if this resume has
@@ -68,8 +87,10 @@ static void continue_sources(RunData *data, TrainerState *state) {
         total += (double)state->sources[before].weight;
     for (int i = 0; i < m->count; i++) {
         const ShardSet *set = &data->train.sets[i];
-        now[i] = (SourceState){.weight = m->weights[i], .facts = {set->num_tokens, set->fingerprint}};
-        from[i] = find_source(state, m->patterns[i], &now[i].facts);
+        now[i] = (SourceState){.weight = m->weights[i], .facts = {set->num_tokens, set->fingerprint, set->contents}};
+    }
+    find_sources(state, m, now, from);
+    for (int i = 0; i < m->count; i++) {
         same &= from[i] == i && state->sources[i].weight == m->weights[i];
         if (from[i] < 0) continue;
         compare_data(m->names[i], now[i].facts, &state->sources[from[i]].facts);
@@ -122,7 +143,7 @@ static void continue_train(RunData *data, TrainerState *state) {
         state->mixture_start = 0;
         cJSON_Delete(options);
     }
-    const DataFacts now = {data->train.num_tokens, data->train.fingerprint};
+    const DataFacts now = {data->train.num_tokens, data->train.fingerprint, data->train.contents};
     if (state->source_count == 0 && !mixes)
         compare_data("-i", now, &state->train);
     else
@@ -195,19 +216,18 @@ static bool open_validation(RunData *data, const Options *o, int64_t T, const Da
 // A validation on text that is trained on shows nothing, unless both are the same files on purpose. Without validation,
 // -i that matches validation data by their names gets a warning.
 static bool check_apart(RunData *data, const Options *o, int64_t T, Error *err) {
-    const char *shared, *other;
-    int both = 0;
-    if (data->has_val) both = sources_in_both(&data->train, &data->val, &shared, &other);
-    data->val_is_train = both > 0 && both == data->train.num_shards && both == data->val.num_shards;
+    ShardsInBoth both = {0};
+    if (data->has_val) both = sources_in_both(&data->train, &data->val);
+    data->val_is_train = both.count > 0 && both.count == data->train.num_shards && both.count == data->val.num_shards;
     if (data->val_is_train) return true;
-    if (both == 0) {
+    if (both.count == 0) {
         Sources named = {.eot = -1};
         char *pattern = mixture_map(o->train_data, pattern_beside, data);
         if (pattern && sources_open(&named, pattern, T, NULL)) {
-            both = sources_in_both(&data->train, &named, &shared, &other);
-            if (both > 0)
-                advice_print("-i: also matches validation data, which is trained on: %d file%s, such as %s", both,
-                             format_plural(both), shared);
+            both = sources_in_both(&data->train, &named);
+            if (both.count > 0)
+                advice_print("-i: also matches validation data, which is trained on: %d file%s, such as %s", both.count,
+                             format_plural(both.count), both.first);
             sources_close(&named);
         }
         free(pattern);
@@ -215,13 +235,15 @@ static bool check_apart(RunData *data, const Options *o, int64_t T, Error *err) 
     }
     char *train = NULL;
     QuotedPath example = {""};
-    if (other) train = path_numbered(other);
-    if (train && fnmatch(train, shared, FNM_PATHNAME) != 0) example = path_quoted(train);
+    if (both.other) train = path_numbered(both.other);
+    if (train && fnmatch(train, both.first, FNM_PATHNAME) != 0) example = path_quoted(train);
+    const bool is_copy = strcmp(both.first, both.twin) != 0;
     error_set(err,
-              "-i %s: would train on validation data (%s): %d file%s, such as %s; name the training data alone%s%s, "
-              "or skip validation with -v 0",
-              path_quoted(o->train_data).text, path_quoted(data->val_pattern).text, both, format_plural(both), shared,
-              text_if(*example.text, ", such as -i "), example.text);
+              "-i %s: would train on validation data (%s): %d file%s, such as %s%s%s; name the training data "
+              "alone%s%s, or skip validation with -v 0",
+              path_quoted(o->train_data).text, path_quoted(data->val_pattern).text, both.count,
+              format_plural(both.count), both.first, text_if(is_copy, ", the same data as "),
+              text_if(is_copy, both.twin), text_if(*example.text, ", such as -i "), example.text);
     free(train);
     return false;
 }
@@ -266,7 +288,8 @@ bool run_data_open(RunData *data, const Options *o, int64_t T, ModelConfig *conf
     }
     if (stated->eot >= 0) state->eot = stated->eot;
     if (data->has_train) continue_train(data, state);
-    if (data->has_val) compare_data("-j", (DataFacts){data->val.num_tokens, data->val.fingerprint}, &state->val);
+    const DataFacts val = {data->val.num_tokens, data->val.fingerprint, data->val.contents};
+    if (data->has_val) compare_data("-j", val, &state->val);
     return (!data->has_train || read_first_windows(&data->train, config->V, err)) &&
            (!data->has_val || read_first_windows(&data->val, config->V, err));
 }

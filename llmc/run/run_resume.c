@@ -176,7 +176,7 @@ static bool find_checkpoint(RunSetup *s, Error *err) {
     err->text[0] = '\0';
     const bool found = checkpoint_find_latest(o->output, &s->resume_path, &skipped, err);
     const bool damaged = skipped != NULL;
-    if (damaged) advice_print("%s", skipped);
+    if (damaged) advice_print_lines(skipped);
     free(skipped);
     if (found) return true;
     if (err->text[0]) return false;

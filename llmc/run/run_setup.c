@@ -21,6 +21,7 @@
 #include "llmc/store/trainer_json.h"
 #include "llmc/store/weights_file.h"
 #include "llmc/text/tokenizer_find.h"
+#include "llmc/train/generate.h"
 #include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
@@ -58,7 +59,9 @@ static bool choose_model(RunSetup *s, Error *err) {
     if (!file) return !s->resume_path && error_prefix(err, "-e");
     s->config = *weights_file_config(file);
     if (s->state.eot < 0) s->state.eot = weights_file_eot(file);
+    const bool is_whole = weights_file_check_rest(file, err); // now, before the data are looked for
     weights_file_close(file);
+    if (!is_whole) return !s->resume_path && error_prefix(err, "-e");
     snprintf(s->source, sizeof s->source, "weights from %s", path);
     const ModelConfig *c = &s->config;
     char shape[MODEL_DESCRIPTOR];
@@ -292,6 +295,8 @@ static bool choose_tokenizer(RunSetup *s, Error *err) {
             "%s has %lld tokens, but the model has a vocabulary of %lld; if it is not the model's tokenizer, name "
             "that with --tokenizer",
             tokenizer_name(s->tokenizer), (long long)tokenizer_vocab(s->tokenizer), (long long)s->config.V);
+    if (generate_prompt_ends_in_space(s->tokenizer, o->prompt))
+        advice_print("--prompt: it ends in a space, which is part of the next word's token; better without it");
     const char *needs_it = NULL;
     if (*o->prompt) needs_it = "--prompt";
     if (o->interactive) needs_it = "--interactive";

@@ -205,7 +205,14 @@ static bool check_beside_wte(HuggingFace *f, int place, bool is_norm, Error *err
     const SafetensorsEntry *e = weight_shards_entry(f->shards, place), *of_wte = weight_shards_entry(f->shards, wte);
     const DType types[] = {e->dtype, of_wte->dtype};
     const int64_t C = f->config.C, piece = WEIGHTS_PIECE_FLOATS / C;
-    const char *differs = "differs from", *advice = "the head is not tied, and only tied heads are supported";
+    const char *differs = "differs from",
+               *advice =
+                   "config.json has a tied head (\"tie_word_embeddings\" true, or the class's default), and the file "
+                   "a head of its own; if that is meant, set it to false",
+               *family = text_or(model_family(&f->config), "");
+    if (strcmp(family, "gpt2") == 0)
+        advice = "the head is not tied, and in GPT-2's class only tied heads are supported";
+    if (f->config.embed_norm) advice = "the head is not tied, and \"embed_norm\" in config.json needs a tied one";
     float unit = 0.0f, rstd = 0.0f;
     if (is_norm) {
         differs = "is not the norm of the rows of";

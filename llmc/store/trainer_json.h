@@ -10,7 +10,7 @@
 // Identifies the shards of a run, so that a resume on others can report it. tokens 0: not known.
 typedef struct {
     int64_t tokens;
-    uint64_t fingerprint; // ShardSet's
+    uint64_t fingerprint, contents; // ShardSet's; contents 0: not known
 } DataFacts;
 
 // A source of a mixture (llmc/data/mixture.h).

@@ -6,6 +6,7 @@
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
 #include "llmc/base/foreign_file.h"
+#include "llmc/base/format.h"
 #include "llmc/base/json.h"
 #include "llmc/base/path.h"
 
@@ -100,6 +101,20 @@ static bool open_files(WeightShards *s, Error *err) {
     return true;
 }
 
+// Each tensor must be in the file that the index names: else one of the two is from another download.
+static bool check_index(const WeightShards *s, const cJSON *index, Error *err) {
+    const cJSON *item, *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map");
+    cJSON_ArrayForEach(item, map) {
+        const int i = weight_shards_find(s, item->string);
+        const char *found = "no file has it";
+        if (i >= 0) found = weight_shards_path(s, i);
+        if (i >= 0 && strcmp(strrchr(found, '/') + 1, item->valuestring) == 0) continue;
+        return error_set(err, "%s: states that tensor %.200s is in %s, but %s%s; download the directory again", s->list,
+                         item->string, item->valuestring, text_if(i >= 0, "it is in "), found);
+    }
+    return true;
+}
+
 WeightShards *weight_shards_open(const char *directory, Error *err) {
     WeightShards *s = calloc(1, sizeof *s);
     REQUIRE_MEMORY(s != NULL, "the files of a model");
@@ -124,8 +139,9 @@ WeightShards *weight_shards_open(const char *directory, Error *err) {
             weight_shards_explain(directory, err);
         }
         const bool is_read = index && (parse_index(s, directory, index, err) || error_prefix(err, "%s", s->list));
+        const bool is_open = is_read && open_files(s, err) && check_index(s, index, err);
         cJSON_Delete(index);
-        if (is_read && open_files(s, err)) return s;
+        if (is_open) return s;
     }
     weight_shards_close(s);
     return NULL;

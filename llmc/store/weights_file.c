@@ -27,6 +27,11 @@ WeightsFile *weights_file_open(const char *path, Error *err) {
     struct stat st;
     if (stat(path, &st) != 0) {
         error_set(err, "%s: cannot open the model: %s", path, path_reason(path, errno).text);
+        const char *slash = strchr(path, '/');
+        if (slash && slash > path && slash[1] && !strchr(slash + 1, '/') && !strchr("./~", *path))
+            error_set(err,
+                      "%s; a model of huggingface.co is given as the directory that hf download makes of it: -e DIR",
+                      err->text);
         return NULL;
     }
     WeightsFile *f = calloc(1, sizeof *f);

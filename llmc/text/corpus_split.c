@@ -24,14 +24,15 @@ int64_t corpus_cut_target(int64_t size, double val_fraction) {
 
 int64_t corpus_cut(const Tokenizer *t, const char *text, int64_t n, int64_t from) {
     if (n - from > CUT_SEARCH) n = from + CUT_SEARCH;
+    TokenizerCuts cuts = tokenizer_cuts(t, text, n);
     const char *end = text + n - 1;
     for (const char *at = text + from - 1; (at = memchr(at, '\n', (size_t)(end - at))); at++)
-        if (tokenizer_may_cut(t, text, n, at + 1 - text)) return at + 1 - text;
+        if (tokenizer_may_cut(&cuts, at + 1 - text)) return at + 1 - text;
     while (from < n - 1 && ((unsigned char)text[from] & 0xC0) == 0x80) from++; // inside a character
     for (int64_t at = from; at > 0; at--)
-        if (tokenizer_may_cut(t, text, n, at)) return at;
+        if (tokenizer_may_cut(&cuts, at)) return at;
     for (int64_t at = from + 1; at < n; at++)
-        if (tokenizer_may_cut(t, text, n, at)) return at;
+        if (tokenizer_may_cut(&cuts, at)) return at;
     return from;
 }
 

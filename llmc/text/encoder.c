@@ -91,27 +91,11 @@ static int64_t encode_plain(Encoder *e, const char *text, int64_t n, int32_t *ou
 
 // -------------------------------------------------------------------------------------------------------- added tokens
 
-// The order in which added tokens are searched: first those with "normalized": false, then the others. There is no
-// normalizer, but where two overlap, this order is Hugging Face's.
-typedef enum { NOT_NORMALIZED, NORMALIZED, NUM_PASSES } Pass;
-
-// The longest token at the first place in text where one begins, or -1.
-static int32_t find_added(const Tokenizer *t, Pass pass, bool special, const char *text, int64_t n, int64_t *at) {
-    for (*at = 0; *at < n; ++*at) {
-        unsigned char first = (unsigned char)text[*at];
-        for (int32_t i = t->added_begin[first]; i < t->added_begin[first + 1]; i++) {
-            const Token *k = &t->tokens[t->added_tokens[i]];
-            if (k->normalized != (pass == NORMALIZED) || (k->special && !special) || k->length > n - *at) continue;
-            if (memcmp(t->bytes + k->offset, text + *at, k->length) == 0) return t->added_tokens[i];
-        }
-    }
-    return -1;
-}
-
-static int64_t encode_pass(Encoder *e, Pass pass, bool special, const char *text, int64_t n, int32_t *out) {
-    if (pass == NUM_PASSES) return encode_plain(e, text, n, out);
+static int64_t encode_pass(Encoder *e, AddedPass pass, bool special, const char *text, int64_t n, int32_t *out) {
+    if (pass == NUM_ADDED_PASSES) return encode_plain(e, text, n, out);
+    const Spellings *added = e->t->added[pass][special];
     int64_t count = 0, at;
-    for (int32_t token; (token = find_added(e->t, pass, special, text, n, &at)) >= 0;) {
+    for (int32_t token; (token = spellings_find(added, text, n, &at)) >= 0;) {
         count += encode_pass(e, pass + 1, special, text, at, out + count);
         out[count++] = token;
         at += e->t->tokens[token].length;
@@ -123,9 +107,9 @@ static int64_t encode_pass(Encoder *e, Pass pass, bool special, const char *text
 
 int64_t encoder_encode(Encoder *e, const char *text, int64_t n, int32_t *out) {
     if (e->t->all_added_special) return encode_plain(e, text, n, out);
-    return encode_pass(e, NOT_NORMALIZED, false, text, n, out);
+    return encode_pass(e, ADDED_NOT_NORMALIZED, false, text, n, out);
 }
 
 int64_t encoder_encode_special(Encoder *e, const char *text, int64_t n, int32_t *out) {
-    return encode_pass(e, NOT_NORMALIZED, true, text, n, out);
+    return encode_pass(e, ADDED_NOT_NORMALIZED, true, text, n, out);
 }

@@ -267,6 +267,15 @@ JsonShape json_shape(const char *text, int64_t n, bool is_all) {
     return JSON_BROKEN;
 }
 
+// The fields of a line that has been scanned, for a message: its fields are "a", "b".
+enum { FIELDS_BYTES = 256 };
+static void list_fields(const unsigned char *begin, const unsigned char *end, char text[FIELDS_BYTES]) {
+    cJSON *object = cJSON_ParseWithLength((const char *)begin, (size_t)(end - begin));
+    snprintf(text, FIELDS_BYTES, "it is nested too deeply to list its fields");
+    if (object) json_list_keys(object, text, FIELDS_BYTES);
+    cJSON_Delete(object);
+}
+
 JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, int64_t *length, Error *err) {
     const unsigned char *begin = (unsigned char *)line, *end = begin + n;
     Scan s = {.p = begin, .end = end};
@@ -288,7 +297,9 @@ JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, i
         return JSON_LINE_NOT_JSON;
     }
     if (!value) {
-        error_set(err, "has no field \"%s\"; --field NAME names another", field);
+        char fields[FIELDS_BYTES];
+        list_fields(begin, end, fields);
+        error_set(err, "has no field \"%s\"; --field NAME names another: %s", field, fields);
         return JSON_LINE_NO_FIELD;
     }
     if (*value != '"') {

@@ -25,7 +25,10 @@ void tokenizer_free(Tokenizer *t) {
     free(t->tokens);
     free(t->bytes);
     free(t->by_bytes);
-    free(t->added_tokens);
+    for (int i = 0; i < NUM_ADDED_PASSES; i++) {
+        spellings_free(t->added[i][false]);
+        spellings_free(t->added[i][true]);
+    }
     free(t->char_table);
     free(t);
 }
@@ -70,19 +73,25 @@ uint64_t tokenizer_fingerprint(const Tokenizer *t) {
 // ---------------------------------------------------------------------------------------------------------------- cuts
 
 // Tells whether the spelling of a non-special added token may cross m, as far as the n bytes show.
-static bool added_across(const Tokenizer *t, const char *text, int64_t n, int64_t m) {
-    for (int32_t i = 0; i < t->added_begin[256]; i++) {
-        const Token *k = &t->tokens[t->added_tokens[i]];
-        for (int64_t before = 1; !k->special && before < k->length && before <= m; before++) {
-            int64_t seen = min_i64(k->length, n - m + before);
-            if (memcmp(t->bytes + k->offset, text + m - before, (size_t)seen) == 0) return true;
+static bool added_across(TokenizerCuts *c, int64_t m) {
+    const int64_t window = m / SPELLINGS_WINDOW;
+    if (window != c->window) {
+        const int64_t low = window * SPELLINGS_WINDOW, high = min_i64(low + SPELLINGS_WINDOW, c->n);
+        c->window = window;
+        memset(c->crossed, 0, sizeof c->crossed);
+        for (int pass = 0; pass < NUM_ADDED_PASSES; pass++) {
+            const Spellings *added = c->tokenizer->added[pass][false];
+            if (added) spellings_mark_crossed(added, c->text, c->n, low, high, c->crossed);
         }
     }
-    return false;
+    return c->crossed[m % SPELLINGS_WINDOW];
 }
 
-bool tokenizer_may_cut(const Tokenizer *t, const char *text, int64_t n, int64_t m) {
-    if (!t->all_added_special && added_across(t, text, n, m)) return false;
+TokenizerCuts tokenizer_cuts(const Tokenizer *t, const char *text, int64_t n) {
+    return (TokenizerCuts){.tokenizer = t, .text = text, .n = n, .window = -1};
+}
+
+static bool pieces_may_cut(const Tokenizer *t, const char *text, int64_t n, int64_t m) {
     if ((t->merges.count == 0 && !t->whole_pieces) || pieces_always_cut(t->char_table, t->pattern, text, n, m))
         return true;
     // A line begins after "\r\n". Before a word these are two pieces, at the end of a text they are one. The tokens are
@@ -92,9 +101,15 @@ bool tokenizer_may_cut(const Tokenizer *t, const char *text, int64_t n, int64_t 
            pieces_always_cut(t->char_table, t->pattern, text, n, m - 1) && vocabulary_find(t, "\r\n", 2) < 0;
 }
 
+bool tokenizer_may_cut(TokenizerCuts *c, int64_t m) {
+    if (!pieces_may_cut(c->tokenizer, c->text, c->n, m)) return false;
+    return c->tokenizer->all_added_special || !added_across(c, m);
+}
+
 int64_t tokenizer_safe_cut(const Tokenizer *t, const char *text, int64_t n) {
     if (t->merges.count == 0 && !t->whole_pieces && t->all_added_special) return n;
+    TokenizerCuts cuts = tokenizer_cuts(t, text, n);
     int64_t m = n - 1;
-    while (m > 0 && !tokenizer_may_cut(t, text, n, m)) m--;
+    while (m > 0 && !tokenizer_may_cut(&cuts, m)) m--;
     return max_i64(m, 0);
 }

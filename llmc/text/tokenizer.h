@@ -7,6 +7,7 @@
 // its own Encoder (encoder.h).
 #pragma once
 #include "llmc/base/error.h"
+#include "llmc/text/spellings.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -34,7 +35,15 @@ const char *tokenizer_decode(const Tokenizer *t, int32_t token, size_t *length);
 // give the tokens of the whole, whatever follows text[n - 1]. Certain where two kinds of characters meet (letter,
 // number, space, other), but not after ' ' or an apostrophe before a letter; where a newline alone ends a line; and
 // before the last of several spaces, which may be the newline of an empty line.
-bool tokenizer_may_cut(const Tokenizer *t, const char *text, int64_t n, int64_t m);
+// cuts: those of a text, in which a window around the last m is known.
+typedef struct {
+    const Tokenizer *tokenizer;
+    const char *text;
+    int64_t n, window;
+    bool crossed[SPELLINGS_WINDOW];
+} TokenizerCuts;
+TokenizerCuts tokenizer_cuts(const Tokenizer *t, const char *text, int64_t n);
+bool tokenizer_may_cut(TokenizerCuts *cuts, int64_t m);
 // Returns the last such place m <= n, 0 if there is none. For texts that are read block by block.
 int64_t tokenizer_safe_cut(const Tokenizer *t, const char *text, int64_t n);
 

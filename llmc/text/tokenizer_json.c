@@ -83,6 +83,70 @@ static bool add_merge_line(Tokenizer *t, const char *line, size_t n, uint32_t ra
 
 // ------------------------------------------------------------------------------------------------------ tokenizer.json
 
+// The types of fields, as Hugging Face's reader has them; a field that is missing is another matter. Whether a value is
+// supported is checked where it is read.
+enum { IS_BOOL = cJSON_False | cJSON_True, IS_TEXT = cJSON_String, IS_NONE = cJSON_NULL };
+typedef struct {
+    const char *key;
+    int types; // cJSON's, as bits
+    const char *expected;
+} FieldTypes;
+
+static const FieldTypes root_types[] = {{"version", IS_TEXT, "\"1.0\""},
+                                        {"truncation", IS_NONE | cJSON_Object, "null"},
+                                        {"padding", IS_NONE | cJSON_Object, "null"},
+                                        {"normalizer", IS_NONE | cJSON_Object, "null or an object"},
+                                        {"decoder", IS_NONE | cJSON_Object, "null or an object"},
+                                        {0}},
+                        model_types[] = {{"dropout", IS_NONE, "null"},
+                                         {"unk_token", IS_NONE | IS_TEXT, "null or text"},
+                                         {"continuing_subword_prefix", IS_NONE | IS_TEXT, "null"},
+                                         {"end_of_word_suffix", IS_NONE | IS_TEXT, "null"},
+                                         {"fuse_unk", IS_BOOL, "true or false"},
+                                         {"byte_fallback", IS_BOOL, "true or false"},
+                                         {"ignore_merges", IS_BOOL, "true or false"},
+                                         {0}},
+                        added_types[] = {{"single_word", IS_BOOL, "false"},
+                                         {"lstrip", IS_BOOL, "false"},
+                                         {"rstrip", IS_BOOL, "false"},
+                                         {"normalized", IS_BOOL, "true or false"},
+                                         {"special", IS_BOOL, "true or false"},
+                                         {0}},
+                        step_types[] = {{"type", IS_TEXT, "text"},
+                                        {"add_prefix_space", IS_BOOL, "true or false"},
+                                        {"trim_offsets", IS_BOOL, "true or false"},
+                                        {"use_regex", IS_BOOL, "true or false"},
+                                        {0}};
+
+// where: of the object, "" or "model."
+static bool check_types(const cJSON *object, const char *where, const FieldTypes *fields, Error *err) {
+    for (const FieldTypes *f = fields; f->key; f++) {
+        const cJSON *item;
+        char field[80];
+        if (!json_find(object, f->key, &item, err)) return false;
+        snprintf(field, sizeof field, "%s%s", where, f->key);
+        if (item && !(item->type & f->types)) return refuse_field(field, item, f->expected, err);
+    }
+    return true;
+}
+
+// Its version is checked, and that the decoder, which texts do not depend on, is one.
+static bool check_root(const cJSON *root, Error *err) {
+    const cJSON *version, *decoder;
+    if (!check_types(root, "", root_types, err) || !json_find(root, "version", &version, err) ||
+        !json_find(root, "decoder", &decoder, err))
+        return false;
+    if (version && !is_json_text(version, "1.0")) return refuse_field("version", version, "\"1.0\"", err);
+    if (!cJSON_IsObject(decoder)) return true;
+    static const char *const kinds[] = {"ByteLevel", "Sequence", "BPEDecoder", "ByteFallback", "Fuse",
+                                        "Metaspace", "Replace",  "Strip",      "WordPiece",    "CTC"};
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(decoder, "type");
+    size_t i = 0;
+    while (i < sizeof kinds / sizeof *kinds && !is_json_text(type, kinds[i])) i++;
+    if (i == sizeof kinds / sizeof *kinds) return refuse_field("decoder.type", type, "\"ByteLevel\"", err);
+    return check_types(decoder, "decoder.", step_types, err);
+}
+
 // A field that, if present, must be off: null, false, "" or 0.
 static bool check_off(const cJSON *object, const char *where, const char *key, Error *err) {
     const cJSON *item;
@@ -96,6 +160,7 @@ static bool check_off(const cJSON *object, const char *where, const char *key, E
 
 static bool read_model(Tokenizer *t, const cJSON *model, Error *err) {
     const cJSON *type, *vocab, *merges, *whole;
+    if (!check_types(model, "model.", model_types, err)) return false;
     if (!json_find(model, "type", &type, err)) return error_prefix(err, "model");
     if (type && !is_json_text(type, "BPE")) return refuse_field("model.type", type, "\"BPE\"", err);
     static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix"};
@@ -140,6 +205,7 @@ static bool check_field(const cJSON *object, const char *where, const char *key,
 // use_regex: it cuts the text by GPT-2's pattern.
 static bool check_byte_level(const cJSON *step, const char *where, bool use_regex, Error *err) {
     return check_field(step, where, "type", "\"ByteLevel\"", err) &&
+           (check_types(step, "", step_types, err) || error_prefix(err, "%s", where)) &&
            check_field(step, where, "add_prefix_space", "false", err) &&
            ((use_regex && !cJSON_HasObjectItem(step, "use_regex")) ||
             check_field(step, where, "use_regex", truth[use_regex], err));
@@ -190,6 +256,7 @@ static bool read_added_token(Tokenizer *t, const cJSON *item, Error *err) {
     char bytes[2 * MAX_TOKEN_BYTES];
     size_t length;
     if (!cJSON_IsObject(item)) return error_set(err, "not an object");
+    if (!check_types(item, "", added_types, err)) return false;
     if (!json_get_int(item, "id", 0, MAX_TOKENS - 1, &number, err) ||
         !json_get_string(item, "content", &content, err) || !check_off(item, "", "single_word", err) ||
         !check_off(item, "", "lstrip", err) || !check_off(item, "", "rstrip", err) ||
@@ -209,8 +276,7 @@ static bool read_added_tokens(Tokenizer *t, const cJSON *root, Error *err) {
     char shown[64];
     int number = 0;
     if (!json_find(root, "added_tokens", &added, err)) return false;
-    if (added && !cJSON_IsNull(added) && !cJSON_IsArray(added))
-        return refuse_field("added_tokens", added, "an array", err);
+    if (added && !cJSON_IsArray(added)) return refuse_field("added_tokens", added, "an array", err);
     cJSON_ArrayForEach(item, added) {
         if (!read_added_token(t, item, err)) return error_prefix(err, "added_tokens[%d]", number);
         number++;
@@ -243,7 +309,9 @@ static bool read_post_step(Tokenizer *t, const cJSON *step, const char *where, E
     const char *text;
     if (!cJSON_IsObject(step)) return refuse_field(where, step, "an object", err);
     if (!json_find(step, "type", &type, err)) return error_prefix(err, "%s", where);
-    if (!is_json_text(type, "TemplateProcessing")) return check_field(step, where, "type", "\"ByteLevel\"", err);
+    if (!is_json_text(type, "TemplateProcessing"))
+        return check_field(step, where, "type", "\"ByteLevel\"", err) &&
+               (check_types(step, "", step_types, err) || error_prefix(err, "%s", where));
     if (!json_get_array(step, "single", 2, &single, err)) return error_prefix(err, "%s", where);
     const cJSON *before = single->child, *sequence = before->next;
     if (!cJSON_IsObject(before) || !cJSON_IsObject(sequence) || !cJSON_HasObjectItem(sequence, "Sequence"))
@@ -324,7 +392,7 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
     bool ok;
     if (model && !cJSON_IsNumber(model)) { // a number: a vocabulary that has a token "model"
-        ok = json_get_object(root, "model", &model, err) && read_normalizer(t, root, err) &&
+        ok = json_get_object(root, "model", &model, err) && check_root(root, err) && read_normalizer(t, root, err) &&
              check_off(root, "", "truncation", err) && check_off(root, "", "padding", err) &&
              read_pre_tokenizer(t, root, err) && read_model(t, model, err) && read_added_tokens(t, root, err) &&
              read_post_processor(t, root, err);

@@ -209,14 +209,20 @@ bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
         missing, t->count, vocabulary_show(t->bytes + k->offset, k->length, shown, sizeof shown), first);
 }
 
-// The order of added_tokens: of two that begin at the same place of a text, the longer one is found first.
-static int compare_added(const void *a, const void *b, void *tokenizer) {
-    const Tokenizer *t = tokenizer;
-    const Token *x = &t->tokens[*(const int32_t *)a], *y = &t->tokens[*(const int32_t *)b];
-    int first = (unsigned char)t->bytes[x->offset] - (unsigned char)t->bytes[y->offset];
-    if (first != 0) return first;
-    if (x->length != y->length) return (x->length < y->length) - (x->length > y->length);
-    return *(const int32_t *)a - *(const int32_t *)b;
+static void index_added(Tokenizer *t) {
+    Spelling *list = memory_new(t->count, sizeof *list);
+    for (int pass = 0; pass < NUM_ADDED_PASSES; pass++)
+        for (int with_special = 0; with_special < 2; with_special++) {
+            int64_t n = 0;
+            for (int32_t i = 0; i < t->count; i++) {
+                const Token *k = &t->tokens[i];
+                if (!k->added || k->normalized != (pass == ADDED_NORMALIZED) || (k->special && !with_special)) continue;
+                list[n++] = (Spelling){t->bytes + k->offset, (int32_t)k->length, i};
+            }
+            t->added[pass][with_special] = spellings_new(list, n);
+        }
+    free(list);
+    t->all_added_special = !t->added[ADDED_NOT_NORMALIZED][false] && !t->added[ADDED_NORMALIZED][false];
 }
 
 bool vocabulary_finish(Tokenizer *t, Error *err) {
@@ -236,19 +242,7 @@ bool vocabulary_finish(Tokenizer *t, Error *err) {
             return error_set(err, "no token for the byte 0x%02x: not a byte-level vocabulary, which has all 256",
                              (unsigned)byte);
     }
-    t->added_tokens = memory_new(t->count, sizeof *t->added_tokens);
-    size_t n = 0;
-    t->all_added_special = true;
-    for (int32_t i = 0; i < t->count; i++) {
-        if (!t->tokens[i].added) continue;
-        t->added_tokens[n++] = i;
-        t->all_added_special &= t->tokens[i].special;
-    }
-    qsort_r(t->added_tokens, n, sizeof *t->added_tokens, compare_added, t);
-    for (size_t i = 0; i < n; i++)
-        t->added_begin[(unsigned char)t->bytes[t->tokens[t->added_tokens[i]].offset] + 1] = (int32_t)i + 1;
-    for (int byte = 1; byte <= 256; byte++) // bytes without an added token: an empty range
-        if (t->added_begin[byte] < t->added_begin[byte - 1]) t->added_begin[byte] = t->added_begin[byte - 1];
+    index_added(t);
     t->char_table = char_kinds_table(err);
     return t->char_table != NULL;
 }

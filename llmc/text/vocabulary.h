@@ -4,13 +4,14 @@
 #include "llmc/base/error.h"
 #include "llmc/text/merges.h"
 #include "llmc/text/pieces.h"
+#include "llmc/text/spellings.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 // Bounds on what a file may claim. The largest vocabulary in use has 262,144 tokens, GPT-2's longest token 128 bytes.
-enum { MAX_TOKENS = 1 << 20, MAX_TOKEN_BYTES = 1024 };
+enum { MAX_TOKENS = 1 << 20, MAX_TOKEN_BYTES = SPELLING_MAX_BYTES };
 // The largest tokenizer.json in use has 33 MB; one of MAX_TOKENS, trained on Chinese, may have 90.
 enum { MAX_TOKENIZER_BYTES = 128 << 20 };
 
@@ -21,10 +22,14 @@ typedef struct {
     uint32_t length;
     bool known;      // false: the number is free so far
     bool ordinary;   // made from bytes by merging: found by vocabulary_find
-    bool added;      // found in texts by its spelling before the pattern is applied; listed in added_tokens
+    bool added;      // found in texts by its spelling before the pattern is applied
     bool special;    // likewise, but only in prompts
     bool normalized; // added: looked for after those that are not, as Hugging Face does
 } Token;
+
+// The order in which added tokens are looked for: first those with "normalized": false, then the others. There is no
+// normalizer, but where two overlap, this order is Hugging Face's.
+typedef enum { ADDED_NOT_NORMALIZED, ADDED_NORMALIZED, NUM_ADDED_PASSES } AddedPass;
 
 typedef struct Tokenizer {
     char *name; // as tokenizer_name
@@ -36,12 +41,11 @@ typedef struct Tokenizer {
     int64_t by_bytes_capacity, ordinary_count;
     int32_t byte_tokens[256];
     MergeTable merges;
-    bool whole_pieces;        // a piece that is a token becomes it, whatever the merges say
-    bool by_rank;             // the numbers are ranks, and the merges follow from them
-    bool expects_nfc;         // tokenizer_expects_nfc
-    int32_t eot, begin;       // -1: none. begin: a template puts it before every text
-    int32_t *added_tokens;    // by first byte, then longest first
-    int32_t added_begin[257]; // the place in added_tokens where the tokens with this first byte begin
+    bool whole_pieces;                     // a piece that is a token becomes it, whatever the merges say
+    bool by_rank;                          // the numbers are ranks, and the merges follow from them
+    bool expects_nfc;                      // tokenizer_expects_nfc
+    int32_t eot, begin;                    // -1: none. begin: a template puts it before every text
+    Spellings *added[NUM_ADDED_PASSES][2]; // of each pass; [1]: also of special tokens
     bool all_added_special;
     Pattern pattern;     // cuts texts into pieces
     uint8_t *char_table; // char_kinds.h

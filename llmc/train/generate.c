@@ -90,6 +90,11 @@ static bool encode_prompt(const Tokenizer *tokenizer, const char *prompt, int64_
     return true;
 }
 
+bool generate_prompt_ends_in_space(const Tokenizer *t, const char *prompt) {
+    const size_t n = strlen(prompt);
+    return t && tokenizer_vocab(t) > BYTE_VOCAB && n > 0 && prompt[n - 1] == ' ';
+}
+
 // -------------------------------------------------------------------------------------------------------------- window
 
 // Restarts the decoder with the tokens in the window.
@@ -352,6 +357,8 @@ static bool answer_line(Model *model, const GenerateOptions *o, const char *line
     if (!encode_prompt(o->tokenizer, "\n", *n > 0, V, said, n, err)) return false;
     if (*n == 0 && begin >= 0) (*said)[(*n)++] = begin;
     const int64_t before = *n;
+    if (generate_prompt_ends_in_space(o->tokenizer, line))
+        fputs("the line ends in a space, which is part of the next word's token; better without it\n", stderr);
     if (!encode_prompt(o->tokenizer, line, bytes, V, said, n, err)) return false;
     if (*n - before > most)
         fprintf(stderr, "the line has %lld tokens, the context %lld; only the last %lld are used\n",
@@ -398,8 +405,11 @@ bool generate_interactive(Model *model, const GenerateOptions *options, Error *e
     if (terminal) puts("The model continues each line. /new clears the conversation, /quit or Ctrl-D exits.");
     if (terminal && length > 0) printf("> %s\n", line);
     while (ok && length >= 0 && strcmp(line, "/quit") != 0) {
+        const bool is_command = line[0] == '/' && line[1 + strspn(line + 1, "abcdefghijklmnopqrstuvwxyz")] == '\0';
         if (strcmp(line, "/new") == 0)
             n = 0;
+        else if (is_command && length > 1)
+            fprintf(stderr, "%s: not a command; there are /new and /quit\n", line);
         else if (length > 0)
             ok = answer_line(model, &own, line, length, &said, &n, &drawn, err);
         if (!ok || signals_pending()) break;

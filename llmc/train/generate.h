@@ -45,6 +45,10 @@ typedef struct {
 bool generate(Model *model, const GenerateOptions *options, Generated *result, Error *err);
 void generated_free(Generated *result); // all zeros is fine
 
+// Whether a prompt ends in a space that the tokenizer would have taken into the token of the next word: the model has
+// hardly seen the two apart.
+bool generate_prompt_ends_in_space(const Tokenizer *t, const char *prompt);
+
 // Reads prompts from stdin line by line and continues each on stdout as it is drawn, until options->tokens tokens or
 // end-of-text. The conversation stays in the context, lines joined by a newline, until a line "/new"; its oldest part
 // is dropped when the context is full. Empty lines are skipped. It ends with the input, with "/quit" or with a signal,

@@ -47,3 +47,20 @@ def test_it_compiles_without_the_header_of_nccl(source):
 def test_nothing_is_added_by_nccl():
     for path in (ROOT / "llmc" / "cuda").iterdir():
         assert "ncclReduce" not in path.read_text() and "ncclAllReduce" not in path.read_text(), path
+
+
+# What <math.h> of glibc 2.42 declares for C++.
+NEWER_MATH = 'extern "C" {' + "".join(f"{kind} {name}{end}({kind}) noexcept(true);" for name in ("rsqrt", "sinpi", "cospi")
+                                      for kind, end in (("double", ""), ("float", "f"))) + "}\n"
+
+
+@needs_toolkit
+@pytest.mark.skipif(not Path(NVCC).exists(), reason="no nvcc")
+def test_the_headers_of_the_toolkit_compile_beside_those_of_a_newer_glibc(tmp_path):
+    (tmp_path / "newer.h").write_text(f"#pragma once\n#ifdef __cplusplus\n{NEWER_MATH}#endif\n")
+    (tmp_path / "kernel.cu").write_text("#include <cmath>\n__global__ void k(float *x) { *x = rsqrtf(*x) + sinpif(*x); }\n")
+    subprocess.run([ROOT / "scripts" / "cuda_headers.sh", CUDA / "include", tmp_path / "headers"], check=True)
+    command = [NVCC, "-std=c++17", f"-I{tmp_path / 'headers'}", "-include", tmp_path / "newer.h", "-c", tmp_path / "kernel.cu",
+               "-o", tmp_path / "kernel.o"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

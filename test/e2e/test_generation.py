@@ -12,8 +12,8 @@ import subprocess
 import time
 
 import pytest
-from conftest import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_RUN_FAILED, QUIET, ROOT, call, checkpoints, command, events,
-                      start, TINY, train, write_shard)
+from conftest import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_RUN_FAILED, PREPARE, QUIET, ROOT, TINY, TRAIN_TOKENIZER, WORDS, call,
+                      checkpoints, command, events, start, train, write_shard)
 
 T = 64
 GREEDY = ["-x", 0, "-v", 0, "--temperature", 0, "--dtype", "fp32", "--threads", 1]
@@ -122,6 +122,24 @@ def test_answers_alone_go_to_stdout_and_what_was_said_stays_until_new(model, tmp
 ])
 def test_these_lines_are_answered_as_those(model, lines, options, same_as):
     assert talk(model, lines, 10, *options).stdout == (talk(model, same_as, 10).stdout if same_as else b"")
+
+
+def test_an_unknown_command_is_no_text(model):
+    said = talk(model, b"/nwe\nhis\n/a text\n", 10)
+    assert said.stderr.decode().splitlines()[-1] == "/nwe: not a command; there are /new and /quit"
+    assert said.stdout == talk(model, b"his\n/a text\n", 10).stdout
+
+
+def test_a_prompt_that_ends_in_a_space_is_reported_where_words_have_their_space_before_them(data, tmp_path):
+    words = [" ".join(WORDS)] * 40
+    (tmp_path / "text.txt").write_text("\n".join(words))
+    call(TRAIN_TOKENIZER, "--vocab-size", 300, tmp_path / "text.txt", "-o", tmp_path / "tokenizer.json", expect=0)
+    call(PREPARE, "--tokenizer", tmp_path / "tokenizer.json", "-o", tmp_path / "shards", tmp_path / "text.txt", expect=0)
+    train(*TINY, *QUIET, "-i", tmp_path / "shards/train_*.bin", "-x", 1, "--export", tmp_path / "hf")
+    for prompt, reported in ("the ", True), ("the", False):
+        said = train("-e", tmp_path / "hf", *GREEDY, "-s", 1, "-g", 4, "--prompt", prompt).stderr
+        assert ("--prompt: it ends in a space" in said) == reported
+    assert "the line ends in a space" in talk(tmp_path / "hf", b"the \n", 4).stderr.decode()
 
 
 def test_a_long_conversation_slides(model):

@@ -1,11 +1,12 @@
 """Corpora mixed by weight: shares, weights that a resume changes, losses by source, refusals."""
 import json
 import re
+import shutil
 import struct
 
 import pytest
-from conftest import (QUIET, ROOT, TINY, TRAINER, call, checkpoints, cut_back, events, same_run, train,
-                      write_shard)
+from conftest import (EXIT_BAD_INPUT, QUIET, ROOT, TINY, TRAINER, call, checkpoints, cut_back, events, refused,
+                      same_run, train, write_shard, write_state)
 
 WHEREIS = TRAINER.with_name("whereis") if TRAINER.with_name("whereis").is_file() else ROOT / "data" / "whereis"
 T, STEP = 32, 10  # windows of a step
@@ -234,3 +235,60 @@ def test_whereis_refuses_another_mixture(corpora, tmp_path):
     assert "1 corpora, the run mixed 2" in said
     moved = call(WHEREIS, tmp_path, 1, mixed(corpora, web=1, code=1), expect=0).stdout.splitlines()[2:]
     assert moved == call(WHEREIS, tmp_path, 1, expect=0).stdout.splitlines()[2:]
+
+
+# ---------------------------------------------------------------------------------------------- data that are the same
+
+def test_a_copy_of_a_corpus_is_no_second_corpus_and_no_validation(corpora, tmp_path):
+    shutil.copytree(corpora, tmp_path / "copy")
+    shutil.copy(corpora / "code/train_000000.bin", tmp_path / "copy/web/train_000001.bin")
+    refused(*SHAPE, *QUIET, "-x", 1, "-i", f"{corpora}/web/train_*.bin:1,{tmp_path}/copy/web/train_*.bin:1",
+            words=["web/train_000000.bin: is the same data as", "copy", "larger weight"])
+    refused(*SHAPE, "-x", 1, "-i", corpora / "web/train_*.bin", "-j", tmp_path / "copy/web/train_*.bin",
+            words=["would train on validation data", "the same data as"])
+    said = train(*SHAPE, "-x", 1, "-i", corpora / "code/train_*.bin", "-j", tmp_path / "copy/code/train_*.bin").stdout
+    assert "the text that is trained on" in said
+
+
+def test_corpora_that_exchange_places_keep_their_counts(corpora, tmp_path):
+    """By their data, whatever their names are, and before a corpus of the name continues."""
+    where = tmp_path / "here"
+    shutil.copytree(corpora, where)
+    for name in "exchanged", "moved":
+        train(*SHAPE, *QUIET, "-i", mixed(where, web=0.7, code=0.3), "-o", tmp_path / name, "-x", 10)
+    for old, new in ("web", "third"), ("code", "web"), ("third", "code"):
+        (where / old).rename(where / new)
+    said = changes(train(*SHAPE, *QUIET, "-y", 1, "-i", mixed(where, web=0.3, code=0.7), "-o", tmp_path / "exchanged", "-x", 11))
+    assert "web: share 30% (was 30%), continues after 30 windows" in " ".join(said)
+    assert "code: share 70% (was 70%), continues after 70 windows" in " ".join(said)
+    shutil.copy(where / "more/train_000000.bin", where / "web/train_000000.bin") # code has what was web's, web others
+    said = changes(train(*SHAPE, *QUIET, "-y", 1, "-i", mixed(where, web=0.3, code=0.7), "-o", tmp_path / "moved", "-x", 11))
+    assert "code: share 70% (was 70%), continues after 70 windows" in " ".join(said) and "web: share 30%, new" in " ".join(said)
+
+
+def test_a_change_between_the_samples_is_seen_by_a_resume_and_an_older_checkpoint_resumes(corpora, tmp_path):
+    shards, run = tmp_path / "train_000000.bin", tmp_path / "run"
+    write_shard(shards, [i * i % 251 for i in range(30000)], vocab=257, eot=256)
+    train(*SHAPE, *QUIET, "-i", shards, "-o", run, "-x", 2)
+    older = tmp_path / "older"
+    shutil.copytree(run, older)
+    state = json.loads((checkpoints(older)[-1] / "trainer.json").read_text())
+    del state["data"]["train"]["contents"]
+    write_state(checkpoints(older)[-1], state)
+    assert "have changed" not in train(*SHAPE, *QUIET, "-i", shards, "-o", run, "-x", 3, "-y").stderr
+    assert "have changed" not in train(*SHAPE, *QUIET, "-i", shards, "-o", older, "-x", 3, "-y").stderr
+    with open(shards, "r+b") as file:
+        file.seek(1024 + 2 * 5000)
+        file.write(bytes(2 * 5000))
+    assert "-i: the shards have changed" in train(*SHAPE, *QUIET, "-i", shards, "-o", run, "-x", 4, "-y").stderr
+
+
+WRITTEN = ["A,B", "A;B", "A B", "A+B", "0.5 A 0.5 B", "0.5*A,0.5*B", "A=0.5,B=0.5", "A@0.5;B@0.5", "A:50%,B:50%", '{"A": 0.5, "B": 0.5}']
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_a_mixture_that_is_written_as_other_programs_have_it_is_shown_as_it_is_written_here(written, corpora, tmp_path):
+    web, code = (f"{corpora}/{name}/train_*.bin" for name in ("web", "code"))
+    weight = 50 if "%" in written else 0.5 if "0.5" in written else 1
+    said = train(*SHAPE, *QUIET, "-x", 1, "-i", written.replace("A", web).replace("B", code), expect=EXIT_BAD_INPUT).stderr
+    assert f"a mixture is written '{web}:{weight},{code}:{weight}'" in said

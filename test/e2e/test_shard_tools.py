@@ -301,11 +301,18 @@ def test_choices_writes_examples_of_both_forms(tmp_path):
                                                 (1, "\u00e9".encode(), [b" x", b" "])]
 
 
+def test_the_endings_of_an_empty_context_follow_the_token_that_begins_a_text(tmp_path):
+    (tmp_path / "q.jsonl").write_text(json.dumps({**GOOD, "ctx": ""}) + "\n")
+    tool("choices", "--tokenizer", "bytes", tmp_path / "q.jsonl", "-o", tmp_path / "q.bin")
+    words = [word for word, in struct.iter_unpack("<H", (tmp_path / "q.bin").read_bytes()[1024:])]
+    assert words[5:] == [1, BYTE_EOT, 2, *b" b", 2, *b" c"]
+
+
 GOOD = {"ctx": "a", "endings": ["b", "c"], "label": 0}
 BAD_LINES = {
     "not valid JSON": '{"ctx": "a"',
     "not an object": "3",
-    'neither "ctx" nor "context"': json.dumps({"endings": ["b", "c"], "label": 0}),
+    'neither "ctx" nor "context"; its fields are "endings", "label"': json.dumps({"endings": ["b", "c"], "label": 0}),
     'neither "endings" nor "choices"': json.dumps({"ctx": "a", "label": 0}),
     "the context is not text": json.dumps({**GOOD, "ctx": 3}),
     "1 endings, expected 2 to 16": json.dumps({**GOOD, "endings": ["b"]}),

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 import unicodedata
@@ -449,3 +448,64 @@ def test_the_forms_of_one_vocabulary_have_one_fingerprint_and_one_export(gpt2, l
         assert other.fingerprint == ours.fingerprint == gpt2.ours_by_rank.fingerprint
         assert other.to_json() == ours.to_json() == gpt2.ours_by_rank.to_json()
         assert other.encode("Hello world").tolist() == [15496, 995]
+
+
+# --------------------------------------------------------------------------------------------------- fields of any type
+
+VALUES = [None, True, 0, -1, 1.5, "x", [], [1], {}, 2**40]
+
+
+def places(value, path=()):
+    """The places of all fields of a document, but for the entries of the vocabulary and later ones of lists."""
+    fields = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, child in fields:
+        yield (*path, key)
+        if path + (key,) != ("model", "vocab"):
+            yield from places(child, (*path, key))
+
+
+def test_a_field_of_a_type_that_huggingface_refuses_is_refused(library, trained, tmp_path):
+    document, path = json.loads(trained[512].ours.to_json()), tmp_path / "tokenizer.json"
+    tokenizers.Tokenizer.from_str(json.dumps(document))
+    refused, taken = 0, []
+    for place in places(document):
+        for value in VALUES:
+            changed = json.loads(json.dumps(document))
+            parent = changed
+            for key in place[:-1]:
+                parent = parent[key]
+            parent[place[-1]] = value
+            path.write_text(json.dumps(changed))
+            try:
+                tokenizers.Tokenizer.from_str(json.dumps(changed))
+            except BaseException as error:  # it raises Exception itself, and what a panic is has no other class
+                assert type(error) is Exception or "Panic" in type(error).__name__, error
+                refused += 1
+                try:
+                    library.open(path)
+                    taken.append((place, value))
+                except native.BadTokenizer:
+                    pass
+    assert taken == [] and refused > 200
+
+
+def test_a_tokenizer_that_is_not_utf8_is_refused(library, trained, tmp_path):
+    text = trained[512].ours.to_json()
+    at = text.index(b"<|endoftext|>") + 3
+    (tmp_path / "tokenizer.json").write_bytes(text[:at] + b"\xe8" + text[at:])
+    with pytest.raises(native.BadTokenizer):
+        library.open(tmp_path / "tokenizer.json")
+
+
+def test_many_added_tokens_take_no_more_time_than_few(library, trained, tmp_path):
+    """Each of 400 begins everywhere in the text and is nowhere in it: compared one by one, that took many minutes. The test
+    has no limit of time, but that of the whole."""
+    document = json.loads(trained[512].ours.to_json())
+    for i in range(400):
+        document["added_tokens"].append({"id": 512 + i, "content": "a" * (600 + i) + "b", "single_word": False, "lstrip": False,
+                                         "rstrip": False, "normalized": False, "special": False})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    ours = library.open(tmp_path / "tokenizer.json")
+    text = "a" * 200_000
+    assert ours.safe_cut(text.encode()) == 0
+    assert ours.encode(text + "b").tolist()[-1] == 512 + 399

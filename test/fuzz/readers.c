@@ -62,9 +62,10 @@ static TrainerState state_of(int i) {
     s.options_json = (char *)"{\"batch-size\":4,\"output\":\"out\"}";
     s.tuning = (char *)"x86-64 avx2, oneDNN 2.7";
     if (i == 0) return s;
-    s.train = (DataFacts){1 << 20, 0x123456789abcdef0}, s.val = (DataFacts){4096, 1};
-    static SourceState sources[] = {
-        {(char *)"web/*.bin", 7, 0, {1000, 1}}, {(char *)"code", 3, 2, {24, 2}}, {(char *)"old", 0, 1, {9, 3}}};
+    s.train = (DataFacts){1 << 20, 0x123456789abcdef0, 5}, s.val = (DataFacts){4096, 1, 0};
+    static SourceState sources[] = {{(char *)"web/*.bin", 7, 0, {1000, 1, 4}},
+                                    {(char *)"code", 3, 2, {24, 2, 5}},
+                                    {(char *)"old", 0, 1, {9, 3, 0}}};
     s.sources = sources, s.source_count = 3, s.mixture_start = 1;
     s.best_val_loss = (double)INFINITY, s.control.loss = (float)NAN, s.control.norm = (float)INFINITY;
     for (int k = 0; k < 200; k++) outlier_window_push(&s.control.loss_window, (float)k);
@@ -160,8 +161,8 @@ static void check_round_trip(const TrainerState *s, const FileFacts facts[CHECKP
     REQUIRE(back.step == s->step && back.position == s->position && back.T == s->T && back.seed == s->seed &&
                 back.best_val_loss == s->best_val_loss && back.eot == s->eot && back.optimizer == s->optimizer &&
                 back.train.tokens == s->train.tokens && back.train.fingerprint == s->train.fingerprint &&
-                back.val.tokens == s->val.tokens && same_control(&back.control, &s->control) &&
-                strcmp(back.tuning, s->tuning) == 0,
+                back.train.contents == s->train.contents && back.val.tokens == s->val.tokens &&
+                same_control(&back.control, &s->control) && strcmp(back.tuning, s->tuning) == 0,
             "accepted, but another state when written again");
     REQUIRE(strcmp(back.options_json, s->options_json) == 0,
             "accepted, but other options when written again: %s and %s", s->options_json, back.options_json);

@@ -85,7 +85,7 @@ static void reference_direction(double *x, int64_t rows, int64_t cols, DType dty
     static double gram[SIDE * SIDE], square[SIDE * SIDE], change[MAX_ELEMENTS];
     const bool tall = rows > cols;
     const int64_t side = tall ? cols : rows, n = rows * cols;
-    const double norm = sqrt(ref_sumsq(x, n)) + 1e-7;
+    const double norm = fmax(sqrt(ref_sumsq(x, n)), sqrt((double)n) * (double)STACK_RMS_MIN);
     for (int64_t i = 0; i < n; i++) x[i] = rounded(x[i] / norm, dtype);
     for (int step = 0; step < STEPS; step++) {
         product(gram, x, tall, x, !tall, side, side, tall ? rows : cols, dtype);
@@ -230,6 +230,38 @@ OP_TEST(a_skipped_step_leaves_momentum_and_weights) {
     for (int i = 0; i < NUM_TENSORS; i++)
         op_expect("m", op_relative_error(op_download(c.m[i]), c.m[i].v, parameter_numel(&parameters[i])), 0.0);
     op_end(); // that the weights are as they were is part of it
+}
+
+// Newton-Schulz iterates a matrix of norm 1, whatever the norm of the gradient is. The scales are powers of two, 1e-6,
+// 1e-12 and 1e6 of before, so that the scaled inputs are exact.
+static void scale_does_not_count(DType dtype, DType grad_dtype) {
+    static const int scales[] = {-20, -40, 20};
+    for (int s = 0; s < 3; s++) {
+        Case c;
+        make_case(&c, dtype, grad_dtype, "scaled gradients");
+        for (int i = 0; i < NUM_TENSORS; i++) {
+            OpTensor *const inputs[] = {&c.grad[i], &c.m[i]};
+            const int64_t n = parameter_numel(&parameters[i]);
+            for (int k = 0; k < 2; k++) {
+                for (int64_t e = 0; e < n; e++) inputs[k]->v[e] = ldexp(inputs[k]->v[e], scales[s]);
+                op_upload(inputs[k]);
+                for (int64_t e = 0; e < n; e++) inputs[k]->v[e] = ldexp(inputs[k]->v[e], -scales[s]);
+            }
+            if (c.tensors[i].rule == RULE_DIRECTION) reference(&c, i, 1.0, dtype);
+        }
+        run_case(&c, step_control_initial(1.0f));
+        for (int i = 0; i < NUM_TENSORS; i++)
+            if (c.tensors[i].rule == RULE_DIRECTION)
+                op_expect("direction",
+                          op_relative_error(op_download(c.grad[i]), c.grad[i].v, parameter_numel(&parameters[i])),
+                          direction_tolerance(dtype));
+        op_end();
+    }
+}
+
+OP_TEST(directions_do_not_depend_on_the_scale_of_the_gradient) {
+    scale_does_not_count(dtype, DTYPE_FP32);
+    if (dtype == DTYPE_BF16) scale_does_not_count(dtype, dtype); // fp16 cannot represent such gradients
 }
 
 // A gradient of zeros has no direction: the result is 0, not NaN.

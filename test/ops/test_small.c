@@ -104,7 +104,7 @@ OP_TEST(stacks_match) {
     }
 }
 
-// The 1e-7 keeps 0 / 0 away.
+// The least norm keeps 0 / 0 away.
 OP_TEST(tensors_of_zeros_become_a_stack_of_zeros) {
     op_begin(elements_shape(dtype), "stack_gather of zeros");
     OpTensor in = op_input(dtype, "in", DIMS(100), 0.0), out = op_output(dtype, "out", DIMS(1, 100));

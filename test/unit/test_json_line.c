@@ -139,7 +139,8 @@ TEST(half_a_surrogate_pair_is_refused_in_the_text_only) {
 
 TEST(a_field_that_is_missing_or_no_string_is_named) {
     assert_refused("{}", JSON_LINE_NO_FIELD, "has no field \"text\"; --field");
-    assert_refused("{\"Text\": \"a\", \"tex\": \"b\", \"texts\": \"c\"}", JSON_LINE_NO_FIELD, "has no field");
+    assert_refused("{\"Text\": \"a\", \"tex\": \"b\", \"texts\": \"c\"}", JSON_LINE_NO_FIELD,
+                   "names another: its fields are \"Text\", \"tex\", \"texts\"");
     static const char *const values[] = {"null", "1", "true", "[\"a\"]", "{\"text\": \"a\"}"};
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
         char line[64];

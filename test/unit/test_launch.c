@@ -194,7 +194,7 @@ TEST(mpirun_says_the_place) {
         {"PMI_SIZE=4 PMI_RANK=3 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 SLURM_STEP_NUM_TASKS=2", {0}, {"mpirun", 3, 4, 1, 2, true, "", 0, ""}, NULL, true},
         {OPEN_MPI, {.method = "tcp", .server = "n1"}, {"mpirun", 3, 4, -1, -1, false, "n1", 29400, ""}, NULL, false},
         {OPEN_MPI, {.size = 4, .method = "mpi"}, {"mpirun", 3, 4, -1, -1, true, "", 0, ""}, NULL, true},
-        {OPEN_MPI, {0}, ALONE, "mpirun: this program was built without MPI; install libopenmpi-dev and build again, or start by --gpus N, torchrun or srun", false},
+        {OPEN_MPI, {0}, ALONE, "mpirun: this program was built without MPI; install libopenmpi-dev and openmpi-bin and run make again; on GPUs --gpus N, torchrun and srun do without it", false},
         {OPEN_MPI, {.method = "tcp"}, ALONE, "give -ps HOST", true},
         {"OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=x", {0}, ALONE, "OMPI_COMM_WORLD_RANK is 'x'", true},
         {OPEN_MPI, {.gpus = 2}, ALONE, "--gpus is 2, but mpirun has started 4", true});

@@ -214,7 +214,8 @@ TEST(validation_shards_have_val_in_their_name_for_train) {
 }
 
 TEST(files_are_the_same_whatever_their_names) {
-    for (const char *name = "abc"; *name; name++) make_shard((char[]){*name, '.', 'b', 'i', 'n', 0}, 2, 0, -1, 40, 0);
+    for (char name = 'a'; name <= 'c'; name++) // each of another length
+        make_shard((char[]){name, '.', 'b', 'i', 'n', 0}, 2, 0, -1, 40 + name - 'a', 0);
     assert_int_equal(symlink(tmp_file("b.bin"), tmp_file("d1.bin")), 0);
     char hard[300];
     snprintf(hard, sizeof hard, "%s", tmp_file("c.bin"));
@@ -222,12 +223,28 @@ TEST(files_are_the_same_whatever_their_names) {
     AUTO(shards_close)
     ShardSet all = open_shards(tmp_file("[abc].bin"), 10), linked = open_shards(tmp_file("d*.bin"), 10),
              a = open_shards(tmp_file("a.bin"), 10);
-    const char *first, *other;
-    assert_int_equal(shards_in_both(&all, &linked, &first, &other), 2);
-    assert_string_equal(first, tmp_file("b.bin"));
-    assert_string_equal(other, tmp_file("a.bin"));
-    assert_int_equal(shards_in_both(&a, &linked, &first, &other), 0);
-    assert_null(first);
+    const ShardsInBoth both = shards_in_both(&all, &linked);
+    assert_int_equal(both.count, 2);
+    assert_string_equal(both.first, tmp_file("b.bin"));
+    assert_string_equal(both.twin, tmp_file("d1.bin"));
+    assert_string_equal(both.other, tmp_file("a.bin"));
+    assert_int_equal(shards_in_both(&a, &linked).count, 0);
+}
+
+TEST(a_copy_of_a_shard_is_the_same_data) {
+    enum { TOKENS = 9000, BYTES = SHARD_HEADER_BYTES + 2 * TOKENS };
+    AUTO_FREE unsigned char *bytes = calloc(BYTES, 1);
+    memcpy(bytes, (const int32_t[]){SHARD_MAGIC, 1, TOKENS}, 3 * sizeof(int32_t));
+    write_bytes(tmp_file("a.bin"), bytes, BYTES);
+    write_bytes(tmp_file("b.bin"), bytes, BYTES);
+    bytes[BYTES - 1] ^= 1;
+    write_bytes(tmp_file("c.bin"), bytes, BYTES);
+    AUTO(shards_close)
+    ShardSet a = open_shards(tmp_file("a.bin"), 10), both = open_shards(tmp_file("[bc].bin"), 10),
+             c = open_shards(tmp_file("c.bin"), 10);
+    assert_int_equal(shards_in_both(&a, &both).count, 1);
+    assert_string_equal(shards_in_both(&a, &both).twin, tmp_file("b.bin"));
+    assert_int_equal(shards_in_both(&a, &c).count, 0);
 }
 
 // Field 2 counts tokens in version 1, bytes per token in version 2; 3 is the vocabulary, 6 end-of-text + 1.
@@ -256,6 +273,49 @@ TEST(shards_with_other_tokens_at_their_beginning_middle_or_end_have_another_fing
     }
     write_bytes(tmp_file("a_1.bin"), bytes, BYTES);
     assert_true(fingerprint_of(tmp_file("a_*.bin")) == same);
+}
+
+static uint64_t contents_of(const char *pattern) {
+    ShardSet set;
+    assert_ok(shards_open(&set, pattern, 8, &err));
+    const uint64_t contents = set.contents;
+    shards_close(&set);
+    return contents;
+}
+
+TEST(a_change_anywhere_in_shards_that_are_read_whole_changes_their_contents) {
+    enum { TOKENS = 700000, BYTES = SHARD_HEADER_BYTES + 2 * TOKENS };
+    AUTO_FREE unsigned char *bytes = calloc(BYTES, 1);
+    memcpy(bytes, (const int32_t[]){SHARD_MAGIC, 1, TOKENS}, 3 * sizeof(int32_t));
+    write_bytes(tmp_file("a_0.bin"), bytes, BYTES);
+    write_bytes(tmp_file("a_1.bin"), bytes, BYTES);
+    const uint64_t same = contents_of(tmp_file("a_*.bin")), fingerprint = fingerprint_of(tmp_file("a_*.bin"));
+    for (size_t place = SHARD_HEADER_BYTES; place < BYTES; place += 99991) {
+        bytes[place] ^= 1;
+        write_bytes(tmp_file("a_1.bin"), bytes, BYTES);
+        if (contents_of(tmp_file("a_*.bin")) == same) fail_msg("place %zu", place);
+        bytes[place] ^= 1;
+    }
+    write_bytes(tmp_file("a_1.bin"), bytes, BYTES); // at another time
+    assert_true(contents_of(tmp_file("a_*.bin")) == same);
+    assert_true(fingerprint_of(tmp_file("a_*.bin")) == fingerprint);
+}
+
+// A file of holes, whose bytes are not read: its time tells.
+TEST(a_larger_shard_that_was_written_again_has_other_contents) {
+    enum { TOKENS = SHARDS_WHOLE_BYTES / 2 + 1000 };
+    const int32_t header[SHARD_HEADER_INTS] = {SHARD_MAGIC, 1, TOKENS};
+    const char *path = tmp_file("large.bin");
+    write_bytes(path, header, sizeof header);
+    assert_int_equal(truncate(path, SHARD_HEADER_BYTES + 2 * (off_t)TOKENS), 0);
+    const uint64_t before = contents_of(path), fingerprint = fingerprint_of(path);
+    assert_true(contents_of(path) == before);
+    const int fd = open(path, O_WRONLY);
+    assert_int_equal(pwrite(fd, "\1", 1, SHARD_HEADER_BYTES + 20000000), 1);
+    assert_int_equal(futimens(fd, (const struct timespec[]){{1, 0}, {1, 0}}), 0);
+    close(fd);
+    assert_true(contents_of(path) != before);
+    assert_true(fingerprint_of(path) == fingerprint);
 }
 
 TEST(counts_that_overflow_are_refused) {

@@ -357,6 +357,21 @@ TEST(index_and_files_must_fit_each_other) {
     assert_message(INDEX);
 }
 
+TEST(an_index_that_contradicts_its_files_is_named) {
+    static const char first[] = "model-00001-of-00003.safetensors", last[] = "model-00003-of-00003.safetensors";
+    char message[200];
+    write_huggingface(in_three);
+    replace_in_file(tmp_file(INDEX), first, last); // of the first tensor
+    snprintf(message, sizeof message, "is in %s, but it is in ", last);
+    REFUSED(tmp.path, INDEX ": states that tensor transformer.");
+    assert_message(message);
+    assert_message(first);
+    write_huggingface(in_three);
+    replace_in_file(tmp_file(INDEX), "\"weight_map\": {",
+                    "\"weight_map\": {\"new\": \"model-00001-of-00003.safetensors\", ");
+    REFUSED(tmp.path, INDEX ": states that tensor new is in model-00001-of-00003.safetensors, but no file has it");
+}
+
 TEST(an_index_names_at_most_1000_files) {
     write_huggingface(in_three);
     FILE *f = fopen(tmp_file(INDEX), "w");
