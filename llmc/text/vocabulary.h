@@ -28,6 +28,7 @@ typedef struct {
 
 typedef struct Tokenizer {
     char *name; // as tokenizer_name
+    char *path; // as tokenizer_path; NULL: built in
     Token *tokens;
     int32_t count, token_capacity;
     char *bytes;
