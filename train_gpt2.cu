@@ -280,6 +280,7 @@ static bool write_files(void *context, Error *err) {
     free(state->options_json);
     state->options_json = options_to_json(o, false);
     state->tokenizer = run->setup.tokenizer;
+    state->extras = &run->setup.extras;
     char *tuning = device_tuning(); // a resume makes the same choices
     report_tuning(run->report, tuning);
     free(state->tuning);
@@ -305,9 +306,25 @@ static void rotate(Run *run) {
 static bool export_weights(void *context, Error *err) {
     const Run *run = context;
     const RunSetup *s = &run->setup;
-    const char *use = ", for this program: no class of transformers has these blocks";
-    if (model_class(&s->config)) use = "";
-    if (!export_model(s->export_path, run->model, s->export_type, s->state.eot, s->tokenizer, err)) return false;
+    const char *use = "";
+    if (export_is_directory(s->export_path) && model_class_refuses(&s->config))
+        use = ", for this program: transformers refuses heads that do not divide C";
+    if (!model_class(&s->config)) use = ", for this program: no class of transformers has these blocks";
+    const HuggingFaceModel m = {
+        .model = run->model, .eot = s->state.eot, .tokenizer = s->tokenizer, .extras = &s->extras};
+
+    // Nothing was computed: the file has every bit, the model those of its type.
+    WeightsOrigin *origin = NULL;
+    const bool is_unchanged = s->state.step == s->first_step;
+    if (is_unchanged) origin = weights_origin_begin(run->model, run_setup_weights(s), s->state.seed, err);
+    const bool ok = (origin || !is_unchanged) && export_model(s->export_path, &m, s->export_type, err);
+    weights_origin_end(origin);
+    if (!ok) return false;
+
+    char *warnings = export_warnings(s->export_path, &m), *rest = warnings;
+    for (const char *line; (line = strsep(&rest, "\n"));)
+        if (*line) runlog_field(run->log, "warning", "%s", line);
+    free(warnings);
     runlog_field(run->log, "exported", "%s in %s%s", s->export_path, export_type_name(s->export_type), use);
     return true;
 }
@@ -366,14 +383,11 @@ static bool build_model(Run *run, Error *err) {
 
 static bool load_model(Run *run, Error *err) {
     const Options *o = &run->setup.options;
-    if (run->setup.resume_path) {
-        const bool with_moments = o->max_steps != 0 && o->resume == RESUME_ALL;
-        return weights_file_load(run->model, run->setup.resume_path, err) &&
-               (!with_moments || optimizer_file_load(run->model, run->setup.resume_path, err));
-    }
-    if (!model_config_is_descriptor(o->model)) return weights_file_load(run->model, o->model, err);
-    model_init_weights(run->model, (uint64_t)o->seed);
-    return true;
+    const char *path = run_setup_weights(&run->setup);
+    const bool with_moments = run->setup.resume_path && o->max_steps != 0 && o->resume == RESUME_ALL;
+    if (!path) model_init_weights(run->model, (uint64_t)o->seed);
+    return (!path || weights_file_load(run->model, path, err)) &&
+           (!with_moments || optimizer_file_load(run->model, path, err));
 }
 
 static bool build_training(Run *run, Error *err) {

@@ -4,6 +4,7 @@
 #include "llmc/train/choices.h"
 #include "data/tool.h"
 #include "llmc/base/atomic_file.h"
+#include "llmc/base/file.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
@@ -12,15 +13,18 @@
 #include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
+#include "llmc/text/directory_role.h"
 #include "llmc/text/encoder.h"
 #include "llmc/text/tokenizer_open.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char HELP[] =
     "usage: data/choices --tokenizer PATH [options] FILE.jsonl -o OUT.bin\n"
@@ -65,8 +69,8 @@ typedef struct {
 
 static bool read_options(ChoiceOptions *o, int argc, char **argv, Error *err) {
     *o = (ChoiceOptions){.input = "", .output = "", .tokenizer = ""};
-    const ToolOption table[] = {{"output", 'o', .text = &o->output},
-                                {"tokenizer", .text = &o->tokenizer},
+    const ToolOption table[] = {{"output", 'o', .text = &o->output, .is_path = true},
+                                {"tokenizer", .text = &o->tokenizer, .is_path = true},
                                 {"skip-bad", .flag = &o->skip_bad},
                                 {"help", 'h', .flag = &o->help},
                                 {0}};
@@ -78,6 +82,7 @@ static bool read_options(ChoiceOptions *o, int argc, char **argv, Error *err) {
     if (!*o->output) return error_set(err, "-o FILE is missing: the file to write");
     if (path_is_same(o->input, o->output))
         return error_set(err, "-o %s: this is the input; name another file", o->output);
+    if (!directory_check_role(o->output, err)) return error_prefix(err, "-o %s", o->output);
     return *o->tokenizer || error_set(err, "--tokenizer PATH is missing: the model's tokenizer (%s gpt2-tokenizer)",
                                       path_of_tool("data/get.py").text);
 }
@@ -197,6 +202,18 @@ static bool read_input(Choices *c, Error *err) {
     return ok;
 }
 
+// A file of ours that holds something else, such as a model, is as good as anybody's.
+static bool make_way(const char *path, Error *err) {
+    int32_t magic = CHOICES_MAGIC;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return true; // what is in the way is the writer's to find
+    const bool is_whole =
+        file_size(fd) >= (int64_t)sizeof magic && file_read_at(fd, path, 0, &magic, sizeof magic, NULL);
+    close(fd);
+    return !is_whole || magic == CHOICES_MAGIC ||
+           own_file_move_aside(path, "does not hold multiple-choice examples", 0, err);
+}
+
 static bool write_output(Choices *c, Error *err) {
     int32_t header[CHOICES_HEADER_INTS] = {CHOICES_MAGIC, CHOICES_VERSION, (int32_t)c->examples, (int32_t)c->longest};
     own_file_mark_header(header);
@@ -205,7 +222,9 @@ static bool write_output(Choices *c, Error *err) {
     if (!out) return false;
     atomic_file_write(out, header, sizeof header, err); // commit reports a failure
     atomic_file_write(out, c->data, c->bytes, err);
-    return own_file_commit(out, c->options->output, OWN_FILE_HEADER_MARK, err);
+    if (make_way(c->options->output, err)) return own_file_commit(out, c->options->output, OWN_FILE_HEADER_MARK, err);
+    atomic_file_abandon(out);
+    return false;
 }
 
 // -------------------------------------------------------------------------------------------------------------- main

@@ -220,7 +220,7 @@ def main():
     parser = argparse.ArgumentParser(prog="data/get.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="?", metavar="NAME", help="what to download; default: list the names")
-    parser.add_argument("-o", "--output", metavar="DIR", help="output directory (default data/NAME)")
+    parser.add_argument("-o", "--output", type=os.path.expanduser, metavar="DIR", help="output directory (default data/NAME)")
     parser.add_argument("--prepare", action="store_true", help="make token shards with GPT-2's tokenizer afterwards")
     parser.add_argument("--files", type=int, default=0, metavar="N", help="only the first N files of many")
     parser.add_argument("--connections", type=int, default=4, metavar="N", help="files at a time, 1 to 8 (default 4)")

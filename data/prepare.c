@@ -58,8 +58,8 @@ typedef struct {
 static bool read_options(PrepareOptions *o, int argc, char **argv, Error *err) {
     *o = (PrepareOptions){.tool = corpus_tool("prepare", "data/prepare", "-o DIR"), .tokenizer = "bytes"};
     CorpusOptions *corpus = &o->tool.corpus;
-    const ToolOption table[] = {{"output", 'o', .text = &corpus->inputs.output},
-                                {"tokenizer", .text = &o->tokenizer},
+    const ToolOption table[] = {{"output", 'o', .text = &corpus->inputs.output, .is_path = true},
+                                {"tokenizer", .text = &o->tokenizer, .is_path = true},
                                 {"val-fraction", .text = &o->val_fraction},
                                 {"split", .text = &o->split},
                                 {"shard-tokens", .number = &corpus->shard_tokens, .min = 1024, .max = 1000000000000},

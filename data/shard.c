@@ -53,7 +53,7 @@ static bool read_options(Look *l, int argc, char **argv, Error *err) {
                                 {"count", .number = &l->count, .max = INT64_MAX},
                                 {"vocab", .number = &l->vocab, .max = INT64_MAX},
                                 {"eot", .number = &l->eot, .max = INT64_MAX},
-                                {"tokenizer", .text = &l->tokenizer},
+                                {"tokenizer", .text = &l->tokenizer, .is_path = true},
                                 {"help", 'h', .flag = &l->help},
                                 {0}};
     if (!tool_read_options("shard", table, argc, argv, err)) return false;

@@ -63,6 +63,7 @@ static bool is_option(const ToolOption *table, const char *word) {
 bool tool_read_options(const char *program, const ToolOption *table, int argc, char **argv, Error *err) {
     enum { MAX_ROWS = 16, FIRST_ROW = 256 }; // FIRST_ROW: what getopt returns for the first row's long name
     struct option names[MAX_ROWS + 1] = {{0}};
+    static char *paths[MAX_ROWS]; // last until the program ends
     const char *given[MAX_ROWS] = {NULL};
     char letters[2 * MAX_ROWS + 2] = ":"; // ':': tells a missing value from an unknown option
     for (int i = 0; table[i].name; i++) {
@@ -101,6 +102,10 @@ bool tool_read_options(const char *program, const ToolOption *table, int argc, c
                     argument_shown(optarg, strlen(optarg)).text, argument_shown(given[row], strlen(given[row])).text);
         given[row] = optarg;
         if (o->text) *o->text = optarg;
+        if (o->is_path) {
+            free(paths[row]);
+            *o->text = paths[row] = path_from_home(optarg);
+        }
         if (o->number && !tool_read_number(o->name, optarg, o->min, o->max, o->number, err)) return false;
     }
     return true;

@@ -14,8 +14,9 @@ typedef struct {
     char letter;      // -n; 0: none
     // Where the value is stored: one of these.
     bool *flag;
-    const char **text;
+    const char **text;         // is_path: ~ at its beginning is the home directory
     int64_t *number, min, max; // with K, M or G after it; max INT64_MAX: no limit, and none of these
+    bool is_path;
 } ToolOption;
 
 // Reads the options of a table that ends with {0} as getopt_long_only(3) does, up to -h if it is there; the other words

@@ -9,6 +9,7 @@
 #include "llmc/base/path_reason.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/corpus.h"
+#include "llmc/text/directory_role.h"
 #include "llmc/text/tokenizer_json.h"
 
 #include <errno.h>
@@ -47,7 +48,7 @@ static bool read_options(TrainOptions *o, int argc, char **argv, Error *err) {
                         .output = "",
                         .pattern = "gpt2"};
     int64_t *vocab = &o->tool.corpus.vocab;
-    const ToolOption table[] = {{"output", 'o', .text = &o->output},
+    const ToolOption table[] = {{"output", 'o', .text = &o->output, .is_path = true},
                                 {"vocab-size", .number = vocab, .min = MIN_TRAINED_VOCAB, .max = MAX_TRAINED_VOCAB},
                                 {"pattern", .text = &o->pattern},
                                 CORPUS_TOOL_OPTIONS(&o->tool),
@@ -79,6 +80,7 @@ int main(int argc, char **argv) {
     struct stat st;
     if (ok && stat(o->output, &st) == 0 && S_ISDIR(st.st_mode))
         ok = error_set(&err, "%s: cannot be written: it is a directory", o->output);
+    if (ok && !directory_check_role(o->output, &err)) ok = error_prefix(&err, "-o %s", o->output);
     if (ok && access(directory, W_OK | X_OK) != 0)
         ok = error_set(&err, "%s: cannot be written: %s", o->output, path_reason(o->output, errno).text);
     CorpusDisplay display = corpus_display("train_tokenizer");

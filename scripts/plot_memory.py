@@ -182,7 +182,7 @@ def write_page(figure, tips, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plans", nargs="+", metavar="PLAN")
-    parser.add_argument("-o", "--output", required=True, metavar="PICTURE")
+    parser.add_argument("-o", "--output", type=os.path.expanduser, required=True, metavar="PICTURE")
     options = parser.parse_args()
     if not options.output.endswith((".png", ".html")):
         tool.fail(f"{options.output}: the name must end in .png or .html")

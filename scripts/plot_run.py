@@ -27,8 +27,8 @@ MARK = "pretrain.cu"
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
-    parser.add_argument("-o", "--output", help="the picture to write")
-    parser.add_argument("--html", nargs="?", const="", metavar="PAGE", help="write a page (default: curve.html)")
+    parser.add_argument("-o", "--output", type=os.path.expanduser, help="the picture to write")
+    parser.add_argument("--html", nargs="?", const="", type=os.path.expanduser, metavar="PAGE", help="write a page (default: curve.html)")
     parser.add_argument("-x", "--axis", choices=("steps", "tokens", "time"), default="steps", help="the x axis")
     parser.add_argument("--log", action="store_true", help="loss on a logarithmic axis")
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="redraw every SECONDS, until Ctrl-C")

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -22,6 +23,7 @@ struct AtomicFile {
     char *path;      // the final name
     char *temporary; // the name while it is written
     int fd;
+    int lock; // another descriptor of the open file, which keeps it locked until it has its name; -1: none
     XXH3_state_t *hash;
     char *buffer;
     size_t used;   // bytes in the buffer
@@ -32,11 +34,36 @@ struct AtomicFile {
 
 static void atomic_file_free(AtomicFile *f) {
     if (f->fd >= 0) close(f->fd);
+    if (f->lock >= 0) close(f->lock);
     XXH3_freeState(f->hash);
     free(f->buffer);
     free(f->path);
     free(f->temporary);
     free(f);
+}
+
+// Opens a new file, path.tmp-PID; with a higher number if a process of another machine has that name. It is locked as
+// long as it has it: one without a lock was left by a process that was killed, and atomic_file_clean may remove it,
+// even before it is locked here.
+static bool open_temporary(AtomicFile *f) {
+    enum { MAX_PID = 1 << 22, MAX_NAMES = 100 };
+    struct stat st;
+    for (long name = 0; name < MAX_NAMES; name++) {
+        free(f->temporary);
+        REQUIRE_MEMORY(asprintf(&f->temporary, "%s.tmp-%ld", f->path, getpid() + name * MAX_PID) >= 0, "a path");
+        f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+        if (f->fd < 0 && errno == EEXIST) continue;
+        if (f->fd < 0) return false;
+        flock(f->fd, LOCK_EX); // without locks on this file system nothing is removed
+        if (fstat(f->fd, &st) != 0 || st.st_nlink > 0) {
+            f->lock = fcntl(f->fd, F_DUPFD_CLOEXEC, 0);
+            return true;
+        }
+        close(f->fd);
+        f->fd = -1;
+    }
+    errno = EEXIST;
+    return false;
 }
 
 AtomicFile *atomic_file_create(const char *path, Error *err) {
@@ -45,14 +72,13 @@ AtomicFile *atomic_file_create(const char *path, Error *err) {
     f->path = strdup(path);
     f->hash = XXH3_createState();
     f->buffer = malloc(BUFFER_BYTES);
-    bool named = asprintf(&f->temporary, "%s.tmp-%ld", path, (long)getpid()) >= 0;
-    REQUIRE_MEMORY(named && f->path && f->hash && f->buffer, "a file buffer");
+    REQUIRE_MEMORY(f->path && f->hash && f->buffer, "a file buffer");
     XXH3_64bits_reset(f->hash);
     struct stat old; // a device or a pipe must not be replaced
     const bool special = stat(path, &old) == 0 && !S_ISREG(old.st_mode) && !S_ISDIR(old.st_mode);
-    f->fd = -1;
-    if (!special) f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
-    if (f->fd < 0) {
+    f->fd = f->lock = -1;
+    if (!special) atomic_file_clean(path);
+    if (special || !open_temporary(f)) {
         if (special)
             error_set(err, "%s: cannot create: it exists and is not a plain file", path);
         else
@@ -109,6 +135,18 @@ bool atomic_file_commit(AtomicFile *f, int64_t *bytes, uint64_t *checksum, Error
     return true;
 }
 
+// Removes a temporary file that no process writes.
+static void remove_stale(const char *path) {
+    struct stat opened, named;
+    const int fd = open(path, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC); // NFS locks what is open for writing
+    if (fd < 0) return;
+    // Its process may have renamed it in between.
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &opened) == 0 && lstat(path, &named) == 0 &&
+        opened.st_ino == named.st_ino && opened.st_dev == named.st_dev && S_ISREG(named.st_mode))
+        unlink(path);
+    close(fd);
+}
+
 void atomic_file_clean(const char *path) {
     char **names, *parent = path_parent(path), *prefix = NULL;
     int count;
@@ -117,7 +155,8 @@ void atomic_file_clean(const char *path) {
         for (int i = 0; i < count; i++) {
             char *left = path_join(parent, names[i]);
             const char *pid = names[i] + strlen(prefix); // if it begins with the prefix
-            if (strncmp(names[i], prefix, strlen(prefix)) == 0 && pid[strspn(pid, "0123456789")] == '\0') unlink(left);
+            if (strncmp(names[i], prefix, strlen(prefix)) == 0 && pid[strspn(pid, "0123456789")] == '\0')
+                remove_stale(left);
             free(left);
         }
         directory_list_free(names, count);

@@ -24,7 +24,7 @@ bool own_file_write(const char *path, const char *mark, const void *data, size_t
                     Error *err);                                                     // file_write_atomic
 bool own_file_commit(AtomicFile *f, const char *path, const char *mark, Error *err); // atomic_file_commit
 
-// A kind of file that a directory of ours has.
+// A kind of file that a directory of ours has; mark "": any file of the name.
 typedef struct {
     const char *name, *mark;
 } OwnFileKind;

@@ -11,6 +11,7 @@
 
 #include <ctype.h>
 #include <limits.h>
+#include <pwd.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -92,6 +93,27 @@ char *path_numbered(const char *path) {
 }
 
 // --------------------------------------------------------------------------------------------------------- directories
+
+char *path_from_home(const char *path) {
+    const size_t name = strcspn(path, "/");
+    char *user = strndup(path, name), *whole = NULL;
+    REQUIRE_MEMORY(user, "a path");
+    const char *home = NULL;
+    if (name == 1) home = getenv("HOME");
+    if (*path == '~' && (!home || !*home)) {
+        const struct passwd *entry = NULL;
+        if (name == 1)
+            entry = getpwuid(getuid());
+        else
+            entry = getpwnam(user + 1);
+        home = NULL;
+        if (entry) home = entry->pw_dir;
+    }
+    if (*path != '~') home = NULL;
+    REQUIRE_MEMORY(asprintf(&whole, "%s%s", text_or(home, user), path + name) >= 0, "a path");
+    free(user);
+    return whole;
+}
 
 char *path_in(const char *directory, const char *path) {
     if (*path != '/') return path_join(directory, path);

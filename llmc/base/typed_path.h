@@ -18,6 +18,10 @@ char *path_escaped(const char *path);
 // a number: the file itself.
 char *path_numbered(const char *path);
 
+// The path with the home directory in place of a ~ or ~USER at its beginning, malloced. Shells do this for whole words,
+// but not after the = of --output=~/run, where a directory named ~ would be made.
+char *path_from_home(const char *path);
+
 // "directory/path", or the path itself if it begins with /; malloced.
 char *path_in(const char *directory, const char *path);
 // A path or pattern that was typed in `directory`, as it is to be typed now, malloced: in that directory if something

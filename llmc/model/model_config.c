@@ -123,6 +123,11 @@ const char *model_class(const ModelConfig *config) {
     return families[family].class;
 }
 
+bool model_class_refuses(const ModelConfig *config) {
+    const char *family = text_or(model_family(config), "");
+    return (strcmp(family, "llama") == 0 || strcmp(family, "arcee") == 0) && config->C % config->NH != 0;
+}
+
 const char *model_family_block(const char *name, ModelConfig *config) {
     for (int i = 0; i < NUM_FAMILIES; i++) {
         if (strcmp(families[i].name, name) != 0) continue;

@@ -69,6 +69,9 @@ bool model_same_block(const ModelConfig *a, const ModelConfig *b); // the sizes 
 // transformers that loads the model, "Qwen3ForCausalLM"; NULL if none does.
 const char *model_family(const ModelConfig *config);
 const char *model_class(const ModelConfig *config);
+// Whether transformers refuses the shape: LlamaForCausalLM and ArceeForCausalLM want C to be a multiple of NH, whatever
+// head_dim is. llama.cpp takes it.
+bool model_class_refuses(const ModelConfig *config);
 // The family of this name as a configuration without a shape. Returns its class; NULL if there is no such family.
 const char *model_family_block(const char *name, ModelConfig *config);
 

@@ -90,6 +90,8 @@ struct Model {
     UpdateTensor *own;
     StateReader *reader;
     void *reader_context;
+    WeightReader *weight_reader;
+    void *weight_reader_context;
     char *host_state; // from host_alloc, under offload
 
     char *staging; // host memory from host_alloc, STAGING_BYTES: weights pass through it

@@ -42,6 +42,8 @@ typedef struct Model Model;
 
 // Reads bytes of a state that belongs to another process (model_set_reader).
 typedef bool StateReader(void *context, int index, StateSlot slot, int64_t first, int64_t n, void *out);
+// Reads rows of a weight as fp32 (model_set_weight_reader).
+typedef bool WeightReader(void *context, int index, int64_t first_row, int64_t rows, float *out, Error *err);
 
 // Whether such a model is possible: fp8 (dtype, device, C and T in multiples of 16), offload with this optimizer, Muon
 // with fp16 gradients. Otherwise false and a message.

@@ -185,9 +185,17 @@ static bool get_values(const Model *model, int index, int64_t first, int64_t n, 
     return ok;
 }
 
-bool model_get_weight(const Model *model, int index, int64_t first_row, int64_t rows, float *out) {
+bool model_get_weight(const Model *model, int index, int64_t first_row, int64_t rows, float *out, Error *err) {
     const int64_t cols = model->parameters[index].cols;
-    return get_values(model, index, first_row * cols, rows * cols, out);
+    if (model->weight_reader)
+        return model->weight_reader(model->weight_reader_context, index, first_row, rows, out, err);
+    return get_values(model, index, first_row * cols, rows * cols, out) ||
+           error_set(err, "the state of another process cannot be read");
+}
+
+void model_set_weight_reader(Model *model, WeightReader *reader, void *context) {
+    model->weight_reader = reader;
+    model->weight_reader_context = context;
 }
 
 void model_set_weight(Model *model, int index, int64_t first_row, int64_t rows, const float *in) {

@@ -9,8 +9,12 @@ void model_write_bytes(Model *model, Tensor t, int64_t first, int64_t n, const v
 
 // Reads or writes rows [first_row, first_row + rows) of a weight as fp32: the exact value of the parameter, which is
 // the master, or weight + compensation, or the weight.
-bool model_get_weight(const Model *model, int index, int64_t first_row, int64_t rows, float *out);
+bool model_get_weight(const Model *model, int index, int64_t first_row, int64_t rows, float *out, Error *err);
 void model_set_weight(Model *model, int index, int64_t first_row, int64_t rows, const float *in);
+
+// Takes the place of the model's weights in model_get_weight: the values that it was made from, for writers of files,
+// because a model in bf16 without masters has rounded them. NULL: the model's again.
+void model_set_weight_reader(Model *model, WeightReader *reader, void *context);
 
 // Sets the compensation of these rows, in its dtype, of a weight that model_set_weight has set, which is weight +
 // compensation: splits it again into the pair. Where the state is divided, only this process's part of the weight is

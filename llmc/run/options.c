@@ -277,6 +277,21 @@ static bool stray_word(char **argv, int i, Error *err) {
     return false;
 }
 
+static bool option_is_path(const OptionRow *row) {
+    return row->offset == offsetof(Options, model) || strstr(row->metavar, "PATH") || strstr(row->metavar, "GLOB") ||
+           strstr(row->metavar, "DIR");
+}
+
+// Paths of -i and -j may be those of a mixture, one for each corpus: map(directory, path) is taken of each.
+static char *map_paths(const OptionRow *row, const char *value, MixtureMap *map, const char *directory) {
+    if (row->group == DATA && strcmp(row->metavar, "GLOB") == 0) return mixture_map(value, map, directory);
+    return map(directory, value);
+}
+static char *map_from_home(const void *unused, const char *path) {
+    (void)unused;
+    return path_from_home(path);
+}
+
 // Reads argv[*i] and, if it belongs to it, argv[*i + 1]; advances *i.
 static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     const char *text = argv[(*i)++];
@@ -313,7 +328,11 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     const uint64_t bit = (uint64_t)1 << index % 64;
     char buf[OPTION_VALUE], *before = strdup(option_typed_value(row, options, buf));
     REQUIRE_MEMORY(before, "an option");
+    char *from_home = NULL;
+    if (row->type == OPTION_STRING && option_is_path(row) && strchr(a.value, '~'))
+        a.value = from_home = map_paths(row, a.value, map_from_home, NULL);
     const bool ok = set_value(row, options, typed.text, a.value, err);
+    free(from_home);
     const char *now = option_typed_value(row, options, buf), *so_far = options->repeated;
     if (ok && (options->given[index / 64] & bit) && strcmp(before, now) != 0) { // given twice, with two values
         char *list;
@@ -483,11 +502,6 @@ static bool is_built_in(const OptionRow *row, const char *value) {
     return !*value || (is_number && (value[1] == ':' || value[1] == '\0'));
 }
 
-// Paths of -i and -j may be those of a mixture, one for each corpus: map(directory, path) is taken of each.
-static char *map_paths(const OptionRow *row, const char *value, MixtureMap *map, const char *directory) {
-    if (row->group == DATA && strcmp(row->metavar, "GLOB") == 0) return mixture_map(value, map, directory);
-    return map(directory, value);
-}
 static char *map_in(const void *directory, const char *path) { return path_in(directory, path); }
 static char *map_typed_in(const void *directory, const char *path) { return path_typed_in(directory, path); }
 static char *map_relative(const void *directory, const char *path) {

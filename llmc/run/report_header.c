@@ -62,8 +62,17 @@ static void model_lines(const ReportFacts *r) {
     if (!model_class(c))
         runlog_field(r->log, "",
                      "no class of transformers loads these blocks: its checkpoints are for this program only");
+    else if (model_class_refuses(c))
+        runlog_field(r->log, "",
+                     "%s of transformers refuses C = %lld that is no multiple of NH = %lld: checkpoints are for this "
+                     "program and llama.cpp",
+                     model_class(c), (long long)c->C, (long long)c->NH);
     else if (!model_is_gpt2(c))
         runlog_field(r->log, "", "checkpoints load as %s", model_class(c));
+    const Options *o = &r->setup->options;
+    if (r->setup->extras.left_out && (*o->output || *o->export))
+        runlog_field(r->log, "left out", "of its directory, in no checkpoint and no export: %s",
+                     r->setup->extras.left_out);
     const char *stored = "weights and activations, fp32 accumulation and gradients";
     const char *weights = "no master weights (stochastic rounding)";
     if (m->gradients_in_dtype) stored = "weights, activations and gradients (stochastic rounding), fp32 accumulation";

@@ -26,6 +26,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 // Where llm.c's script and data/get.py put it.
@@ -90,13 +91,10 @@ static bool choose_context(RunSetup *s, Error *err) {
     return true;
 }
 
-// --dtype: what this device trains fastest in, or what was asked for. Without training there is no master copy of the
-// weights: fp32 then keeps every bit of what is exported.
+// --dtype: what this device trains fastest in, or what was asked for.
 static bool choose_dtype(RunSetup *s, Error *err) {
-    const bool converts = *s->options.export && s->options.max_steps == 0, is_auto = s->options.dtype == DTYPE_COUNT;
     s->dtype = s->options.dtype;
-    if (is_auto) s->dtype = device_facts()->default_dtype;
-    if (is_auto && converts) s->dtype = DTYPE_FP32;
+    if (s->dtype == DTYPE_COUNT) s->dtype = device_facts()->default_dtype;
     return device_facts()->supports[s->dtype] ||
            error_set(err, "--dtype %s: not available on %s; use %s", dtype_name(s->dtype), device_facts()->name,
                      dtype_name(device_facts()->default_dtype));
@@ -106,6 +104,12 @@ static bool choose_dtype(RunSetup *s, Error *err) {
 static int process_count(const Options *o) {
     if (o->plan && o->gpus > 1) return o->gpus;
     return comm_size();
+}
+
+const char *run_setup_weights(const RunSetup *s) {
+    if (s->resume_path) return s->resume_path;
+    if (model_config_is_descriptor(s->options.model)) return NULL;
+    return s->options.model;
 }
 
 ModelOptions run_setup_model(const RunSetup *s) {
@@ -271,9 +275,8 @@ static bool choose_lengths(RunSetup *s, Error *err) {
 
 static bool choose_tokenizer(RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    const char *weights = s->resume_path;
+    const char *weights = run_setup_weights(s);
     const Sources none = {.eot = -1}, *data = &none;
-    if (!weights && !model_config_is_descriptor(o->model)) weights = o->model;
     if (s->data.has_val) data = &s->data.val;
     if (s->data.train.num_shards > 0) data = &s->data.train;
     char *const *patterns = data->mixture.patterns;
@@ -304,6 +307,18 @@ static bool choose_tokenizer(RunSetup *s, Error *err) {
            error_set(err,
                      "%s: no tokenizer for the model's vocabulary of %lld tokens was found; name one with --tokenizer",
                      needs_it, (long long)s->config.V);
+}
+
+// What the directory of the weights has besides.
+static bool choose_extras(RunSetup *s, Error *err) {
+    const char *weights = run_setup_weights(s);
+    struct stat st;
+    if (weights && stat(weights, &st) == 0 && S_ISDIR(st.st_mode) &&
+        !model_extras_read(&s->extras, weights, s->tokenizer, s->config.V, err))
+        return false;
+    const HuggingFaceModel m = {.eot = s->state.eot, .extras = &s->extras};
+    s->num_ends = huggingface_ends(&m, s->ends);
+    return true;
 }
 
 // --choices 1 or GLOB, and :N.
@@ -382,8 +397,8 @@ bool run_setup_resolve(RunSetup *s, Error *err) {
                          choose_dtype(s, err) && choose_optimizer(s, err),
                      err) ||
         !comm_all_ok(choose_memory(s, err), err) ||
-        !comm_all_ok(choose_lengths(s, err) && choose_tokenizer(s, err) && open_choices(s, err) &&
-                         (comm_rank() > 0 || choose_export(s, err)),
+        !comm_all_ok(choose_lengths(s, err) && choose_tokenizer(s, err) && choose_extras(s, err) &&
+                         open_choices(s, err) && (comm_rank() > 0 || choose_export(s, err)),
                      err))
         return false;
     // Processes that read other data would train another model each.
@@ -504,7 +519,8 @@ GenerateOptions run_setup_generate(const RunSetup *s) {
         .samples = o->samples,
         .tokens = o->sample_tokens,
         .stop_at_eot = o->max_steps == 0 || o->interactive,
-        .model_eot = s->state.eot,
+        .ends = s->ends,
+        .num_ends = s->num_ends,
         .sampler = {.temperature = o->temperature,
                     .top_k = o->top_k,
                     .top_p = o->top_p,
@@ -515,6 +531,7 @@ GenerateOptions run_setup_generate(const RunSetup *s) {
 
 void run_setup_close(RunSetup *s) {
     tokenizer_free(s->tokenizer);
+    model_extras_free(&s->extras);
     choices_close(&s->choices);
     free(s->export_path);
     run_data_close(&s->data);

@@ -32,7 +32,10 @@ typedef struct {
     double recipe[RECIPE_COUNT];  // the numbers that auto stands for in this run, which its options have too; 0: given
     DType dtype;
     Recompute recompute;
-    Tokenizer *tokenizer; // NULL: samples are shown as token numbers
+    Tokenizer *tokenizer;         // NULL: samples are shown as token numbers
+    ModelExtras extras;           // of the directory that the weights come from
+    int32_t ends[MAX_END_TOKENS]; // the tokens that end a sample: all that the model or the data state
+    int num_ends;
     ChoiceSets choices;
     int64_t choice_examples; // of each set; 0: all
     char *export_path;       // NULL: nothing is exported
@@ -48,6 +51,9 @@ bool run_setup_resolve(RunSetup *setup, Error *err);
 
 // --plan instead: no data is opened, the answer goes to stdout.
 bool run_setup_plan(RunSetup *setup, Error *err);
+
+// The checkpoint, directory or file that the weights are read from; NULL: they are new.
+const char *run_setup_weights(const RunSetup *setup);
 
 // The options of the objects that the trainer creates. Loader and generation keep pointers into setup.
 ModelOptions run_setup_model(const RunSetup *setup);

@@ -36,17 +36,14 @@ static char *step_path(const char *dir, int64_t step, bool temporary) {
 // for the others: files of earlier versions have no marks, and a file that a loss of power cut off may have lost its
 // own.
 static bool holds_only_ours(const char *directory, Error *err) {
-    OwnFileKind kinds[CHECKPOINT_FILES + 1] = {[CHECKPOINT_OPTIMIZER] = {OPTIMIZER_FILE_NAME, SAFETENSORS_MARK},
-                                               [CHECKPOINT_FILES] = {manifest_name, "\"best_val_loss\": "}};
-    memcpy(kinds, huggingface_files, sizeof huggingface_files);
-    bool vouched = false;
-    for (int i = 0; i <= CHECKPOINT_FILES && !vouched; i++) {
-        char *path = path_join(directory, kinds[i].name);
-        vouched = own_file_is(path, kinds[i].mark);
+    static const OwnFileKind more[] = {{OPTIMIZER_FILE_NAME, SAFETENSORS_MARK}, {manifest_name, "\"best_val_loss\": "}};
+    bool vouched = huggingface_vouches(directory);
+    for (int i = 0; i < 2 && !vouched; i++) {
+        char *path = path_join(directory, more[i].name);
+        vouched = own_file_is(path, more[i].mark);
         free(path);
     }
-    return own_directory_is(directory, kinds, CHECKPOINT_FILES + 1, vouched, err) ||
-           error_prefix(err, "%s is kept", directory);
+    return huggingface_is_own(directory, more, 2, vouched, err) || error_prefix(err, "%s is kept", directory);
 }
 
 // Removes a directory with a temporary name, left by a write or a removal that has ended. If it contains foreign files,
@@ -97,7 +94,7 @@ void checkpoint_clean(const char *dir) {
 bool checkpoint_save(const char *dir, const Model *model, const TrainerState *state, Error *err) {
     REQUIRE(model_options(model)->train, "a model without optimizer state has no checkpoint");
     const HuggingFaceModel weights = {
-        .model = model, .dtype = DTYPE_FP32, .eot = state->eot, .tokenizer = state->tokenizer};
+        .model = model, .dtype = DTYPE_FP32, .eot = state->eot, .tokenizer = state->tokenizer, .extras = state->extras};
     FileFacts facts[CHECKPOINT_FILES];
     if (!directory_make(dir, err)) return false;
     checkpoint_clean(dir);

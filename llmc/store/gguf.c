@@ -175,6 +175,18 @@ static void put_vocabulary(GgufHeader *h, const cJSON *root, const char *pre, in
     free(types);
 }
 
+// llama.cpp's name for the pattern and for whether merges are ignored (a piece that is a token is not split): for a
+// pattern it always does one or the other. Llama 3's has two names; NULL: it does not have the two together.
+static const char *pre_tokenizer(const Tokenizer *tokenizer, const cJSON *root) {
+    const char *pre = tokenizer_pre(tokenizer);
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
+    const bool ignores = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(model, "ignore_merges"));
+    const bool is_llama3 = pre && strcmp(pre, "llama-bpe") == 0;
+    if (is_llama3 && !ignores) return "dbrx";
+    if (ignores && !is_llama3) return NULL;
+    return pre;
+}
+
 // The tokenizer's tokenizer.json. NULL: llama.cpp would make other tokens.
 static cJSON *read_tokenizer(const Tokenizer *tokenizer, Error *err) {
     size_t bytes;
@@ -182,18 +194,35 @@ static cJSON *read_tokenizer(const Tokenizer *tokenizer, Error *err) {
     cJSON *root = json_parse(text, bytes, err);
     free(text);
     if (!root) return NULL;
-    const char *pre = tokenizer_pre(tokenizer);
-    const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
-    // llama.cpp has ignore_merges (a piece that is a token is not split) for one of these patterns only.
-    if (pre && (strcmp(pre, "llama-bpe") == 0 || !cJSON_HasObjectItem(model, "ignore_merges"))) return root;
+    if (pre_tokenizer(tokenizer, root)) return root;
     error_set(err, "llama.cpp would split texts into other tokens than %s", tokenizer_name(tokenizer));
     cJSON_Delete(root);
     return NULL;
 }
 
+// The tokens with a meaning, and the chat template.
+static void put_special(GgufHeader *h, const HuggingFaceModel *m) {
+    static const char *const keys[GGUF_ENDS] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                                "tokenizer.ggml.eom_token_id"};
+    const int64_t begin = huggingface_begin(m);
+    const int64_t padding = model_extras_padding(huggingface_extras(m), model_options(m->model)->config.V);
+    int32_t ends[MAX_END_TOKENS];
+    const int count = huggingface_ends(m, ends);
+    if (begin >= 0) put_u32(h, "tokenizer.ggml.bos_token_id", begin);
+    for (int i = 0; i < count && i < GGUF_ENDS; i++) put_u32(h, keys[i], ends[i]);
+    if (padding >= 0) put_u32(h, "tokenizer.ggml.padding_token_id", padding);
+    put_key(h, "tokenizer.ggml.add_bos_token", KEY_BOOL);
+    put_little(h->out, m->tokenizer && m->tokenizer->begin >= 0, 1);
+    char *template = model_extras_chat_template(huggingface_extras(m));
+    if (template) put_text_key(h, "tokenizer.chat_template", template);
+    free(template);
+}
+
 // The header, malloced, padded so that the data may follow. root: of the tokenizer.
-static char *gguf_header(const ModelConfig *config, GgufType type, int64_t eot, const Tokenizer *tokenizer,
-                         const cJSON *root, const GgufTensor *tensors, int count, size_t *bytes) {
+static char *gguf_header(const HuggingFaceModel *m, GgufType type, const cJSON *root, const GgufTensor *tensors,
+                         int count, size_t *bytes) {
+    const ModelConfig *config = &model_options(m->model)->config;
+    const Tokenizer *tokenizer = m->tokenizer;
     static const int64_t file_types[] = {[GGUF_F32] = 0, [GGUF_F16] = 1, [GGUF_Q8_0] = 7, [GGUF_BF16] = 32};
     const int64_t HS = model_head_size(config);
     const struct {
@@ -229,15 +258,10 @@ static char *gguf_header(const ModelConfig *config, GgufType type, int64_t eot, 
         put_u32(&h, ".rope.dimension_count", HS);
     }
     if (tokenizer)
-        put_vocabulary(&h, root, tokenizer_pre(tokenizer), config->V);
+        put_vocabulary(&h, root, pre_tokenizer(tokenizer, root), config->V);
     else
         put_text_key(&h, "tokenizer.ggml.model", "none");
-    int64_t begin = eot;
-    if (tokenizer) begin = tokenizer_begin(tokenizer);
-    if (begin >= 0) put_u32(&h, "tokenizer.ggml.bos_token_id", begin);
-    if (eot >= 0) put_u32(&h, "tokenizer.ggml.eos_token_id", eot);
-    put_key(&h, "tokenizer.ggml.add_bos_token", KEY_BOOL);
-    put_little(h.out, tokenizer && tokenizer->begin >= 0, 1);
+    put_special(&h, m);
     for (const GgufTensor *t = tensors; t < tensors + count; t++) {
         put_counted(h.out, t->name);
         put_little(h.out, (uint64_t)t->p->rank, 4);
@@ -307,8 +331,7 @@ static bool gguf_append(AtomicFile *file, const Model *model, const GgufTensor *
                 const int64_t i = r % t->head;
                 ours += i / 2 + (i % 2) * (t->head / 2) - i;
             }
-            ok = model_get_weight(model, t->index, ours, run, values + (r - row) * cols) ||
-                 error_set(err, "the state of another process cannot be read");
+            ok = model_get_weight(model, t->index, ours, run, values + (r - row) * cols, err);
         }
         for (int64_t r = 0; ok && t->normalized && r < n; r++) weights_normalize_row(values + r * cols, cols);
         if (ok && t->type == GGUF_Q8_0) ok = to_q8_0((char *)converted, values, n * cols, t->p->name, err);
@@ -332,17 +355,17 @@ bool gguf_check(const ModelConfig *config, const Tokenizer *tokenizer, Error *er
     return root || !tokenizer;
 }
 
-bool gguf_write(const char *path, const Model *model, GgufType type, int64_t eot, const Tokenizer *tokenizer,
-                Error *err) {
+bool gguf_write(const char *path, const HuggingFaceModel *m, GgufType type, Error *err) {
+    const Model *model = m->model;
     cJSON *root = NULL;
-    if (tokenizer) root = read_tokenizer(tokenizer, err);
+    if (m->tokenizer) root = read_tokenizer(m->tokenizer, err);
     AtomicFile *file = NULL;
-    if (root || !tokenizer) file = atomic_file_create(path, err);
+    if (root || !m->tokenizer) file = atomic_file_create(path, err);
     if (file) {
         int count;
         size_t bytes;
         GgufTensor *tensors = list_tensors(model, type, &count);
-        char *header = gguf_header(&model_options(model)->config, type, eot, tokenizer, root, tensors, count, &bytes);
+        char *header = gguf_header(m, type, root, tensors, count, &bytes);
         float *values = malloc(WEIGHTS_PIECE_FLOATS * sizeof *values);
         uint16_t *converted = malloc(WEIGHTS_PIECE_FLOATS * sizeof *converted);
         REQUIRE_MEMORY(values && converted, "a piece of a tensor");

@@ -20,10 +20,12 @@
 #include "llmc/text/tokenizer_json.h"
 
 #include <cjson/cJSON.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 // ------------------------------------------------------------------------------------------------------------- reading
 
@@ -302,12 +304,83 @@ bool huggingface_read(HuggingFace *f, const Parameter *p, int64_t first_row, int
 
 // ------------------------------------------------------------------------------------------------------------- writing
 
-const OwnFileKind huggingface_files[HF_FILES] = {
+static const OwnFileKind own_files[HF_TOKENIZER_CONFIG + 1] = {
     [HF_WEIGHTS] = {"model.safetensors", SAFETENSORS_MARK},
     [HF_CONFIG] = {"config.json", "\"architectures\": [\""}, // transformers breaks the line in it
     [HF_TOKENIZER] = {"tokenizer.json", TOKENIZER_MARK},
     [HF_TOKENIZER_CONFIG] = {"tokenizer_config.json", "\"tokenizer_class\":\t\""},
 };
+
+const char *huggingface_file_name(int file) {
+    if (file < HF_TOKENIZER_CONFIG) return own_files[file].name;
+    return extra_file_names[file - HF_TOKENIZER_CONFIG];
+}
+
+// A file that was taken over has no mark of ours: the metadata of the weights has its name and checksum.
+enum { EXTRA_ENTRY = 64 };
+static const char *extra_entry(int extra, uint64_t checksum, char entry[EXTRA_ENTRY]) {
+    snprintf(entry, EXTRA_ENTRY, "%s=%016llx;", extra_file_names[extra], (unsigned long long)checksum);
+    return entry;
+}
+
+static bool is_own_extra(const char *directory, int extra, bool by_name, Error *err) {
+    char *path = path_join(directory, extra_file_names[extra]), entry[EXTRA_ENTRY];
+    char *weights = path_join(directory, own_files[HF_WEIGHTS].name);
+    const bool has_mark = extra == EXTRA_TOKENIZER_CONFIG && own_file_is(path, own_files[HF_TOKENIZER_CONFIG].mark);
+    int64_t bytes;
+    uint64_t checksum;
+    bool is_own = !file_exists(path) || has_mark || (by_name && extra == EXTRA_TOKENIZER_CONFIG);
+    if (!is_own && file_checksum(path, &bytes, &checksum, NULL))
+        is_own = own_file_is(weights, extra_entry(extra, checksum, entry));
+    free(weights);
+    free(path);
+    if (!is_own) error_set(err, "%s in it was not written by this program", extra_file_names[extra]);
+    return is_own;
+}
+
+bool huggingface_vouches(const char *directory) {
+    bool vouched = false;
+    for (int i = 0; i <= HF_TOKENIZER_CONFIG && !vouched; i++) {
+        char *path = path_join(directory, own_files[i].name);
+        vouched = own_file_is(path, own_files[i].mark);
+        free(path);
+    }
+    return vouched;
+}
+
+bool huggingface_is_own(const char *directory, const OwnFileKind *more, int count, bool by_name, Error *err) {
+    OwnFileKind kinds[HF_FILES + OWN_FILE_MORE];
+    REQUIRE(count <= OWN_FILE_MORE, "%d more kinds of files", count);
+    for (int i = 0; i < HF_TOKENIZER_CONFIG; i++) kinds[i] = own_files[i];
+    for (int i = HF_TOKENIZER_CONFIG; i < HF_FILES; i++) kinds[i] = (OwnFileKind){huggingface_file_name(i), ""};
+    for (int i = 0; i < count; i++) kinds[HF_FILES + i] = more[i];
+    if (!own_directory_is(directory, kinds, HF_FILES + count, by_name, err)) return false;
+    for (int i = 0; i < EXTRA_FILES; i++) {
+        if (is_own_extra(directory, i, by_name, err)) continue;
+        errno = 0; // it was read
+        return false;
+    }
+    return true;
+}
+
+const ModelExtras *huggingface_extras(const HuggingFaceModel *m) {
+    static const ModelExtras none;
+    if (m->extras) return m->extras;
+    return &none;
+}
+
+int huggingface_ends(const HuggingFaceModel *m, int32_t ends[MAX_END_TOKENS]) {
+    ModelExtras all = *huggingface_extras(m); // only its ends
+    model_extras_add_end(&all, m->eot);
+    memcpy(ends, all.ends, sizeof all.ends);
+    return all.num_ends;
+}
+
+int64_t huggingface_begin(const HuggingFaceModel *m) {
+    int64_t otherwise = m->eot;
+    if (m->tokenizer) otherwise = tokenizer_begin(m->tokenizer);
+    return model_extras_begin(huggingface_extras(m), otherwise, model_options(m->model)->config.V);
+}
 
 // ------------------------------------------------------------------------------------------------------------- weights
 
@@ -317,7 +390,16 @@ static bool huggingface_append(void *writer, const void *data, size_t bytes, Err
 
 static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts *facts, Error *err) {
     // transformers refuses files without the format
-    static const char *const metadata[] = {"format", "pt", SAFETENSORS_PRODUCER, NULL};
+    const char *metadata[] = {"format", "pt", SAFETENSORS_PRODUCER, NULL, NULL, NULL};
+    char beside[EXTRA_FILES * EXTRA_ENTRY] = "";
+    for (int i = 0; i < EXTRA_FILES; i++) {
+        const ModelExtras *extras = huggingface_extras(m);
+        char entry[EXTRA_ENTRY];
+        if (extras->files[i].text)
+            strcat(beside, extra_entry(i, XXH3_64bits(extras->files[i].text, extras->files[i].bytes), entry));
+    }
+    if (*beside) metadata[4] = "beside";
+    if (*beside) metadata[5] = beside;
     const Parameter *table = model_parameters(m->model);
     const int count = model_num_tensors(m->model);
     const ModelConfig *config = &model_options(m->model)->config;
@@ -381,22 +463,40 @@ static char *tokenizer_config_json(const HuggingFaceModel *m) {
     return text;
 }
 
-bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFacts facts[HF_FILES], Error *err) {
+// The text of a file besides the weights, malloced; NULL: the model has none.
+static char *small_file(const HuggingFaceModel *m, int file, size_t *bytes) {
+    const ModelExtras *extras = huggingface_extras(m);
+    const ModelConfig *config = &model_options(m->model)->config;
+    const int extra = file - HF_TOKENIZER_CONFIG;
+    char *text = NULL;
     int64_t begin = m->eot;
     if (m->tokenizer) begin = tokenizer_begin(m->tokenizer);
+    if (file == HF_TOKENIZER && m->tokenizer) return tokenizer_to_json(m->tokenizer, bytes);
+    if (extra >= 0 && extras->files[extra].text) {
+        *bytes = extras->files[extra].bytes;
+        text = malloc(*bytes + 1);
+        REQUIRE_MEMORY(text, "the files of a model");
+        memcpy(text, extras->files[extra].text, *bytes + 1);
+        return text;
+    }
+    if (file == HF_CONFIG)
+        text = model_extras_config(extras, huggingface_config_json(config, m->dtype, begin, m->eot), m->eot,
+                                   m->tokenizer != NULL, config->V);
+    if (file == HF_TOKENIZER_CONFIG && m->tokenizer) text = tokenizer_config_json(m);
+    if (text) *bytes = strlen(text);
+    return text;
+}
+
+bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFacts facts[HF_FILES], Error *err) {
     bool ok = true;
     for (int file = 0; ok && file < HF_FILES; file++) {
         facts[file] = (FileFacts){.bytes = -1};
-        const bool of_tokenizer = file == HF_TOKENIZER || file == HF_TOKENIZER_CONFIG;
-        if (of_tokenizer && !m->tokenizer) continue;
-        char *path = path_join(directory, huggingface_files[file].name), *text = NULL;
+        char *path = path_join(directory, huggingface_file_name(file)), *text = NULL;
         size_t bytes = 0;
-        if (file == HF_WEIGHTS) ok = write_weights(path, m, &facts[file], err);
-        if (file == HF_CONFIG)
-            text = huggingface_config_json(&model_options(m->model)->config, m->dtype, begin, m->eot);
-        if (file == HF_TOKENIZER_CONFIG) text = tokenizer_config_json(m);
-        if (text) bytes = strlen(text);
-        if (file == HF_TOKENIZER) text = tokenizer_to_json(m->tokenizer, &bytes);
+        if (file == HF_WEIGHTS)
+            ok = write_weights(path, m, &facts[file], err);
+        else
+            text = small_file(m, file, &bytes);
         AtomicFile *f = NULL;
         if (text) f = atomic_file_create(path, err);
         if (f) atomic_file_write(f, text, bytes, err); // commit reports a failure

@@ -4,6 +4,7 @@
 #pragma once
 #include "llmc/base/own_file.h"
 #include "llmc/model/model.h"
+#include "llmc/store/model_extras.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/text/tokenizer.h"
 
@@ -17,8 +18,9 @@ bool huggingface_check_rest(HuggingFace *f, Error *err);
 bool huggingface_read(HuggingFace *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err);
 
 // The files, in the order in which they are written.
-enum { HF_WEIGHTS, HF_CONFIG, HF_TOKENIZER, HF_TOKENIZER_CONFIG, HF_FILES };
-extern const OwnFileKind huggingface_files[HF_FILES];
+// From HF_TOKENIZER_CONFIG on, those of model_extras.h.
+enum { HF_WEIGHTS, HF_CONFIG, HF_TOKENIZER, HF_TOKENIZER_CONFIG, HF_FILES = HF_TOKENIZER_CONFIG + EXTRA_FILES };
+const char *huggingface_file_name(int file);
 
 typedef struct {
     int64_t bytes;     // -1: there is no such file
@@ -28,9 +30,21 @@ typedef struct {
 typedef struct {
     const Model *model;
     DType dtype;                // of the weights in the file: fp32, fp16 or bf16
-    int64_t eot;                // bos and eos token, -1: null
-    const Tokenizer *tokenizer; // NULL: its two files are not written
+    int64_t eot;                // ends a text, -1: not known
+    const Tokenizer *tokenizer; // NULL: its files are not written
+    const ModelExtras *extras;  // of the directory that the model comes from; NULL: it comes from none
 } HuggingFaceModel;
+// The extras, which may be none; the token before every text, -1: none.
+const ModelExtras *huggingface_extras(const HuggingFaceModel *m);
+int64_t huggingface_begin(const HuggingFaceModel *m);
+// The number of tokens that end a text: those that the model's files state, then eot.
+int huggingface_ends(const HuggingFaceModel *m, int32_t ends[MAX_END_TOKENS]);
+
+// Whether all that is in the directory was written by huggingface_write, or is of the kinds in `more`, as
+// own_directory_is has it. by_name: without a look at the marks.
+enum { OWN_FILE_MORE = 4 };
+bool huggingface_vouches(const char *directory); // one of the files in it has our mark
+bool huggingface_is_own(const char *directory, const OwnFileKind *more, int count, bool by_name, Error *err);
 
 // Writes the files into an existing directory. Weights in fp32 are the model's to the last bit, otherwise rounded to
 // nearest even; a finite value that would become infinite is an error that names the tensor.

@@ -25,7 +25,7 @@ enum {
 
 const char *checkpoint_file_name(int file) {
     if (file == CHECKPOINT_OPTIMIZER) return OPTIMIZER_FILE_NAME;
-    return huggingface_files[file].name;
+    return huggingface_file_name(file);
 }
 
 // ------------------------------------------------------------------------------------------------ the tables of fields
@@ -358,7 +358,7 @@ static bool read_manifest(const cJSON *root, FileFacts *facts, Error *err) {
     for (int i = 0; i < CHECKPOINT_FILES; i++) names[i] = checkpoint_file_name(i);
     bool ok = json_check_keys(files, names, err);
     for (int i = 0; ok && i < CHECKPOINT_FILES; i++) {
-        const bool optional = i == HF_TOKENIZER || i == HF_TOKENIZER_CONFIG;
+        const bool optional = i > HF_CONFIG && i < HF_FILES;
         facts[i] = (FileFacts){.bytes = -1};
         ok = read_trainer_object(files, names[i], optional, file_fields, COUNT(file_fields), &facts[i], err);
     }

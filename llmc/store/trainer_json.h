@@ -38,6 +38,7 @@ typedef struct {
     char *options_json;         // the options in force, one JSON object; malloced by read, given by write
     char *tuning;               // device_tuning; malloced by read, given by write, NULL: none
     const Tokenizer *tokenizer; // given by save: written with the weights; NULL: not known. read leaves NULL
+    const ModelExtras *extras;  // the same
 } TrainerState;
 
 // The files that the manifest lists: the files of a Hugging Face directory, and the optimizer's state. trainer.json is

@@ -133,3 +133,38 @@ bool weights_file_load(Model *model, const char *path, Error *err) {
     weights_file_close(f);
     return ok;
 }
+
+// -------------------------------------------------------------------------------------------------------------- origin
+
+struct WeightsOrigin {
+    Model *model;
+    WeightsFile *file; // NULL: initial weights
+    uint64_t seed;
+};
+
+static bool read_origin(void *context, int index, int64_t first_row, int64_t rows, float *out, Error *err) {
+    const WeightsOrigin *o = context;
+    const Parameter *p = &model_parameters(o->model)[index];
+    if (o->file) return weights_file_read(o->file, p, first_row, rows, out, err);
+    parameter_init_values(out, &model_options(o->model)->config, p, index, o->seed, first_row * p->cols,
+                          rows * p->cols);
+    return true;
+}
+
+WeightsOrigin *weights_origin_begin(Model *model, const char *path, uint64_t seed, Error *err) {
+    WeightsFile *file = NULL;
+    if (path) file = weights_file_open(path, err);
+    if (path && !file) return NULL;
+    WeightsOrigin *o = malloc(sizeof *o);
+    REQUIRE_MEMORY(o, "the origin of the weights");
+    *o = (WeightsOrigin){.model = model, .file = file, .seed = seed};
+    model_set_weight_reader(model, read_origin, o);
+    return o;
+}
+
+void weights_origin_end(WeightsOrigin *o) {
+    if (!o) return;
+    model_set_weight_reader(o->model, NULL, NULL);
+    weights_file_close(o->file);
+    free(o);
+}

@@ -24,3 +24,9 @@ bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, in
 
 // Loads all weights from the file at path into the model, which must have its shape.
 bool weights_file_load(Model *model, const char *path, Error *err);
+
+// Lets writers of files read the values that the model was made from in place of the model's own, which are rounded to
+// its type: those of the file at path, or NULL: the initial ones of this seed. Only for a model that was not trained.
+typedef struct WeightsOrigin WeightsOrigin;
+WeightsOrigin *weights_origin_begin(Model *model, const char *path, uint64_t seed, Error *err);
+void weights_origin_end(WeightsOrigin *origin); // NULL is fine

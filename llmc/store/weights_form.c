@@ -60,8 +60,7 @@ bool weights_form_write(const Model *model, int index, WeightsForm form, Weights
     REQUIRE_MEMORY(piece && matrix && s.halves, "the values of %s", p->name);
     bool ok = true;
     if (form.transposed) {
-        ok = model_get_weight(model, index, 0, p->rows, matrix) ||
-             error_set(err, "the state of another process cannot be read");
+        ok = model_get_weight(model, index, 0, p->rows, matrix, err);
         for (int64_t c = 0; ok && c < p->cols; c += TRANSPOSE_STRIP) {
             const int64_t n = min_i64(TRANSPOSE_STRIP, p->cols - c);
             weights_transpose(piece, p->rows, matrix + c, p->cols, p->rows, n);
@@ -70,8 +69,7 @@ bool weights_form_write(const Model *model, int index, WeightsForm form, Weights
     } else {
         for (int64_t row = 0; ok && row < p->file_rows; row += weights_piece_rows(p)) {
             const int64_t n = min_i64(weights_piece_rows(p), p->file_rows - row);
-            ok = model_get_weight(model, index, row, n, piece) ||
-                 error_set(err, "the state of another process cannot be read");
+            ok = model_get_weight(model, index, row, n, piece, err);
             for (int64_t r = 0; ok && form.normalized && r < n; r++)
                 weights_normalize_row(piece + r * p->cols, p->cols);
             ok = ok && put_values(&s, piece, n * p->cols, err);

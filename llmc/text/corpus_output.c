@@ -8,6 +8,7 @@
 #include "llmc/base/path.h"
 #include "llmc/base/path_reason.h"
 #include "llmc/text/corpus_manifest.h"
+#include "llmc/text/directory_role.h"
 #include "llmc/text/inputs.h"
 #include "llmc/text/tokenizer_json.h"
 
@@ -71,7 +72,12 @@ bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *e
                         .tokenizer = path_join(staging, "tokenizer.json"),
                         .existing = directory_existing(path),
                         .lock = -1};
-    if (!directory_make(o->path, err)) return false;
+    char *model = directory_model_file(o->path);
+    if (model)
+        error_set(err, "%s: a model is there (%s), whose files a corpus would replace; name another directory", o->path,
+                  model);
+    free(model);
+    if (model || !directory_make(o->path, err)) return false;
     o->lock = open(o->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (o->lock < 0)
         return error_set(err, "%s: cannot open the directory: %s", o->path, path_reason(o->path, errno).text);
@@ -87,6 +93,9 @@ bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *e
     free(manifest);
     o->is_moving = !ok || (is_complete && !is_published);
     if (ok && o->is_moving) {
+        char *tokenizer = path_join(o->path, "tokenizer.json");
+        if (!file_exists(o->tokenizer)) unlink(tokenizer); // it was moved
+        free(tokenizer);
         ok = clear_shards(o, false, err) && directory_sync(o->path, err);
         o->is_moving = !ok;
     } else if (ok && !force) {
@@ -109,16 +118,34 @@ static bool move_side(const CorpusOutput *o, const CorpusWriter *writer, CorpusS
     return true;
 }
 
+// Tells whether two files have the same bytes.
+static bool is_same_file(const char *a, const char *b) {
+    int64_t bytes[2];
+    uint64_t checksums[2];
+    return file_checksum(a, &bytes[0], &checksums[0], NULL) && file_checksum(b, &bytes[1], &checksums[1], NULL) &&
+           bytes[0] == bytes[1] && checksums[0] == checksums[1];
+}
+
+// Makes way for the tokenizer: that of an earlier corpus of ours is replaced; one that is there by itself, whoever made
+// it, is moved aside, unless it is the same.
+static bool make_way_for_tokenizer(const CorpusOutput *o, const char *manifest, const char *tokenizer, Error *err) {
+    struct stat st;
+    if (own_file_is(manifest, CORPUS_MANIFEST_MARK)) return own_file_make_way(tokenizer, TOKENIZER_MARK, err);
+    if (stat(tokenizer, &st) != 0 || !S_ISREG(st.st_mode)) return own_file_make_way(tokenizer, TOKENIZER_MARK, err);
+    return is_same_file(tokenizer, o->tokenizer) ||
+           own_file_move_aside(tokenizer, "is another tokenizer, and of no corpus here", 0, err);
+}
+
 // Removes the files of an earlier corpus, manifest first and training shards last, then moves in the new ones, training
 // shards first and manifest last. A mixture of the two has no manifest: also after a loss of power, because each
 // manifest goes or comes in a step of its own.
 bool corpus_output_publish(CorpusOutput *o, const CorpusWriter *writer, Error *err) {
     char *manifest = path_join(o->path, "manifest.json"), *tokenizer = path_join(o->path, "tokenizer.json");
-    o->is_moving = own_file_make_way(manifest, CORPUS_MANIFEST_MARK, err) &&
+    o->is_moving = make_way_for_tokenizer(o, manifest, tokenizer, err) &&
+                   own_file_make_way(manifest, CORPUS_MANIFEST_MARK, err) &&
                    (unlink(manifest) == 0 || errno == ENOENT ||
                     error_set(err, "%s: cannot remove: %s", manifest, path_reason(manifest, errno).text)) &&
-                   own_file_make_way(tokenizer, TOKENIZER_MARK, err) && directory_sync(o->path, err) &&
-                   clear_shards(o, false, err);
+                   directory_sync(o->path, err) && clear_shards(o, false, err);
     const bool is_moved = o->is_moving && move_side(o, writer, CORPUS_TRAIN, err) &&
                           move_file(strdup(o->tokenizer), strdup(tokenizer), err) &&
                           move_side(o, writer, CORPUS_VAL, err) && directory_sync(o->path, err) &&

@@ -22,6 +22,7 @@ void tokenizer_free(Tokenizer *t) {
     if (!t) return;
     merge_table_free(&t->merges);
     free(t->name);
+    free(t->path);
     free(t->tokens);
     free(t->bytes);
     free(t->by_bytes);
@@ -40,6 +41,10 @@ int32_t tokenizer_begin(const Tokenizer *t) {
     return t->eot;
 }
 const char *tokenizer_name(const Tokenizer *t) { return t->name; }
+const char *tokenizer_path(const Tokenizer *t) {
+    if (t->path) return t->path;
+    return "";
+}
 const char *tokenizer_pre(const Tokenizer *t) { return pattern_facts[t->pattern].pre; }
 bool tokenizer_expects_nfc(const Tokenizer *t) { return t->expects_nfc; }
 bool tokenizer_is_special(const Tokenizer *t, int32_t token) {

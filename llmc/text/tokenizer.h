@@ -22,6 +22,7 @@ int64_t tokenizer_vocab(const Tokenizer *t);    // largest token + 1
 int32_t tokenizer_eot(const Tokenizer *t);      // "<|endoftext|>", else "<|end_of_text|>" or "</s>"; -1: none
 int32_t tokenizer_begin(const Tokenizer *t);    // of every text: Llama 3's "<|begin_of_text|>", else end-of-text
 const char *tokenizer_name(const Tokenizer *t); // "bytes", "byte-level BPE of PATH": for headers and messages
+const char *tokenizer_path(const Tokenizer *t); // the file that it was read from; "" if it is built in
 bool tokenizer_expects_nfc(const Tokenizer *t); // has Qwen's normalizer, which is not carried out: texts must be in NFC
 bool tokenizer_is_special(const Tokenizer *t, int32_t token);
 // The name that llama.cpp has for the pattern: tokenizer.ggml.pre of a GGUF file; NULL: it has none.

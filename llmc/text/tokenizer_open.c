@@ -151,6 +151,7 @@ static Tokenizer *open_file(const char *path, Error *err) {
     else
         t = tokenizer_read_ranks(path, text, n, err);
     free(text);
+    if (t) REQUIRE_MEMORY((t->path = strdup(path)) != NULL, "a path");
     if (!t || !is_object || check_settings(t, path, err)) return t;
     tokenizer_free(t);
     return NULL;

@@ -33,6 +33,7 @@ typedef enum { ADDED_NOT_NORMALIZED, ADDED_NORMALIZED, NUM_ADDED_PASSES } AddedP
 
 typedef struct Tokenizer {
     char *name; // as tokenizer_name
+    char *path; // as tokenizer_path; NULL: built in
     Token *tokens;
     int32_t count, token_capacity;
     char *bytes;

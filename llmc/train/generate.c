@@ -29,7 +29,7 @@ typedef struct {
     const GenerateOptions *options;
     int64_t T, V;     // V: of the model, the row length of logits
     int64_t drawable; // this and higher tokens are never drawn
-    int64_t ends[2];  // tokens that end a sample; -1: none
+    int64_t eot;      // the tokenizer's, ends a sample as options->ends do; -1: none
     int32_t *window;  // (samples, T)
     int32_t *prompts; // (samples, n), the decoder's input
     int32_t *next;    // (samples)
@@ -107,6 +107,13 @@ static void restart_decoding(Decoding *d) {
 
 // ------------------------------------------------------------------------------------------------------------- drawing
 
+static bool ends_sample(const Decoding *d, int32_t token) {
+    const GenerateOptions *o = d->options;
+    bool ends = o->stop_at_eot && token == d->eot;
+    for (int i = 0; o->stop_at_eot && i < o->num_ends; i++) ends |= token == o->ends[i];
+    return ends;
+}
+
 // Draws a token for every sample that has not ended. number: index of this token in its text, for the random generator.
 static void draw_tokens(Decoding *d, int64_t number, Drawn *drawn) {
     const GenerateOptions *o = d->options;
@@ -119,7 +126,7 @@ static void draw_tokens(Decoding *d, int64_t number, Drawn *drawn) {
     }
     for (int64_t s = 0; s < o->samples; s++) {
         if (d->ended[s]) continue;
-        if (d->next[s] == d->ends[0] || d->next[s] == d->ends[1]) {
+        if (ends_sample(d, d->next[s])) {
             d->ended[s] = true;
             d->running--;
             continue;
@@ -191,13 +198,10 @@ static bool decode_tokens(Model *model, const GenerateOptions *o, const int32_t 
         return error_set(err, "--samples %lld: the model was built for %lld in parallel", (long long)o->samples,
                          (long long)planned->sequences);
     Decoding d = {
-        .model = model, .options = o, .T = planned->T, .V = planned->config.V, .ends = {-1, -1}, .running = o->samples};
+        .model = model, .options = o, .T = planned->T, .V = planned->config.V, .eot = -1, .running = o->samples};
     d.drawable = d.V;
     if (o->tokenizer) d.drawable = min_i64(tokenizer_vocab(o->tokenizer), d.V);
-    if (o->stop_at_eot) {
-        if (o->tokenizer) d.ends[0] = tokenizer_eot(o->tokenizer);
-        d.ends[1] = o->model_eot;
-    }
+    if (o->tokenizer) d.eot = tokenizer_eot(o->tokenizer);
     const size_t samples = (size_t)o->samples, T = (size_t)d.T;
     d.window = malloc(samples * T * sizeof *d.window);
     d.prompts = malloc(samples * T * sizeof *d.prompts);

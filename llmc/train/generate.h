@@ -20,9 +20,10 @@ typedef struct {
     int64_t samples;            // 1 .. the decoder's B
     int64_t tokens;             // new tokens of each sample
     bool stop_at_eot;           // a sample ends when it draws end-of-text, which is then not part of its text
-    int64_t model_eot;          // eos_token_id of the model, which ends a sample as well; -1: none
-    SamplerOptions sampler;     // tokens that the tokenizer does not have are never drawn
-    GenerateSink *sink;         // for sample 0; NULL: none. It does not get the prompt
+    const int32_t *ends;        // other tokens that end a sample: all that the model states
+    int num_ends;
+    SamplerOptions sampler; // tokens that the tokenizer does not have are never drawn
+    GenerateSink *sink;     // for sample 0; NULL: none. It does not get the prompt
     void *context;
 } GenerateOptions;
 

@@ -287,6 +287,23 @@ def test_what_a_template_puts_before_a_text_is_before_it_there_too(shards, tmp_p
     assert tokens[0] == begin and len(tokens) > 1 and begin not in tokens[1:]
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_merges_of_llama_3s_pattern_are_obeyed_or_ignored_as_the_tokenizer_says(ignored, library, tmp_path):
+    """a b c -> ab c, although abc is a token: unless merges are ignored for a piece that is one."""
+    path = tmp_path / "tokenizer.json"
+    (tmp_path / "text.txt").write_text("a b c\n" * 100)
+    call(TRAIN_TOKENIZER, "--vocab-size", 257, "--pattern", "llama3", "-o", path, tmp_path / "text.txt", expect=0)
+    content = json.loads(path.read_text())
+    content["model"]["vocab"].update({"ab": 257, "bc": 258, "abc": 259})
+    content["model"].update(merges=["a b", "b c", "a bc"], ignore_merges=ignored)
+    path.write_text(json.dumps(content))
+    train("-e", "L=1,C=32,NH=1,T=16,V=260", "--tokenizer", path, "-x", 0, *QUIET, "--export", tmp_path / "m.gguf")
+    ours, llama = library.open(path), Llama(tmp_path / "m.gguf")
+    for text in ("abc", "abc abcab 12345 abc\n\n's", "bc"):
+        assert llama.tokens(text) == ours.encode(text).tolist(), text
+    assert llama.tokens("abc") == ([259] if ignored else [257, content["model"]["vocab"]["c"]])
+
+
 def test_a_pattern_that_llama_cpp_does_not_have_is_refused(tmp_path):
     (tmp_path / "text.txt").write_text("the the the of of of " * 100)
     call(TRAIN_TOKENIZER, "--vocab-size", 260, "--pattern", "o200k", "-o", tmp_path / "tokenizer.json", tmp_path / "text.txt", expect=0)

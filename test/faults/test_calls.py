@@ -38,7 +38,7 @@ def state_without_times(root):
             return None
         text = path.read_bytes().replace(bytes(root), b"")
         return re.sub(rb"\d+\.\d+|\d{7,}", b"#", text) if path.suffix in (".log", ".json") else text
-    return hash(tuple((re.sub(r"tmp-\d+", "tmp-", str(path.relative_to(root))), content(path))
+    return hash(tuple((re.sub(r"tmp-(model-)?\d+", "tmp-", str(path.relative_to(root))), content(path))
                       for path in sorted(root.rglob("*")) if "tfevents" not in path.name))
 
 

@@ -145,7 +145,7 @@ class Export(Scenario):
         if over:
             assert shim.run(self.command(self.root, self.models[0])).returncode == 0
 
-    UNREAD = r"^exports/\.tmp-model/"
+    UNREAD = r"^exports/\.tmp-model-\d+/"
 
     def promise(self, time):
         return time > self.promised

@@ -302,11 +302,11 @@ static void huggingface_seed(int i) {
         Model *other = model_create(&options, &fuzz_error);
         must(other != NULL);
         model_init_weights(other, 1);
-        must(huggingface_write(fuzz_path("hf"), &(HuggingFaceModel){other, DTYPE_BF16, 19, NULL}, facts, &fuzz_error));
+        must(huggingface_write(fuzz_path("hf"), &(HuggingFaceModel){other, DTYPE_BF16, 19, NULL, NULL}, facts, &fuzz_error));
         model_destroy(other);
         return;
     }
-    const HuggingFaceModel m = {model, i == 1 ? DTYPE_BF16 : DTYPE_FP32, i == 1 ? -1 : 19, NULL};
+    const HuggingFaceModel m = {model, i == 1 ? DTYPE_BF16 : DTYPE_FP32, i == 1 ? -1 : 19, NULL, NULL};
     must(huggingface_write(fuzz_path("hf"), &m, facts, &fuzz_error));
     if (i < 2) return;
     const int count = model_num_tensors(model);
@@ -404,7 +404,8 @@ static bool config_reads(const FuzzInput *in) {
 
 static void llmc_seed(int i) {
     unlink(fuzz_path("model.bin"));
-    must(export_model(fuzz_path("model.bin"), model, i == 0 ? EXPORT_FP32 : EXPORT_BF16, -1, NULL, &fuzz_error));
+    must(export_model(fuzz_path("model.bin"), &(HuggingFaceModel){.model = model, .eot = -1},
+                      i == 0 ? EXPORT_FP32 : EXPORT_BF16, &fuzz_error));
 }
 
 static bool llmc_reads(const FuzzInput *in) { return read_weights(fuzz_path("model.bin"), in); }

@@ -188,7 +188,7 @@ static void check_final_weights(const Model *model, const char *prefix, double t
         int64_t n;
         double *want = expected(prefix, p->name, &n), *start = start_weight(i);
         float *now = malloc((size_t)parameter_numel(p) * sizeof *now);
-        model_get_weight(model, i, 0, p->rows, now);
+        model_get_weight(model, i, 0, p->rows, now, NULL);
         double error = 0.0, way = 0.0;
         for (int64_t j = 0; j < n; j++) {
             if (is_key_bias(p, j)) continue;

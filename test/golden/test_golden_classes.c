@@ -220,7 +220,7 @@ static void check_losses_and_gradients(DType dtype) {
 static float *weight_of(const Model *model, int i) {
     const Parameter *p = &golden.table[i];
     float *values = malloc((size_t)parameter_numel(p) * sizeof *values);
-    model_get_weight(model, i, 0, p->rows, values);
+    model_get_weight(model, i, 0, p->rows, values, NULL);
     return values;
 }
 

@@ -307,7 +307,7 @@ TEST(the_gradient_of_every_tensor_is_the_slope_of_the_loss) {
         int64_t n = parameter_numel(p);
         double *d = op_values(model_tensors(model)[i].grad), norm = sqrt(ref_sumsq(d, n));
         float *w = malloc((size_t)n * sizeof *w);
-        model_get_weight(model, i, 0, p->rows, w);
+        model_get_weight(model, i, 0, p->rows, w, NULL);
         for (int64_t j = 0; j < n; j++) d[j] /= norm;
         double wide = (loss_at(model, i, w, d, h) - loss_at(model, i, w, d, -h)) / (2.0 * h);
         double narrow = (loss_at(model, i, w, d, 0.5 * h) - loss_at(model, i, w, d, -0.5 * h)) / h;

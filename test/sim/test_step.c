@@ -150,7 +150,7 @@ static State state_of(const Trainer *t) {
         const size_t n = (size_t)parameter_numel(p);
         s.values = realloc(s.values, (s.count + 3 * n) * sizeof(float));
         const UpdateTensor *u = &model_tensors(t->model)[i];
-        model_get_weight(t->model, i, 0, p->rows, s.values + s.count);
+        model_get_weight(t->model, i, 0, p->rows, s.values + s.count, NULL);
         model_read_bytes(t->model, u->m, 0, (int64_t)tensor_bytes(u->m), s.values + s.count + n);
         model_read_bytes(t->model, u->v, 0, (int64_t)tensor_bytes(u->v), s.values + s.count + 2 * n);
         s.count += 3 * n;

@@ -6,6 +6,7 @@
 #include "llmc/model/model_state.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/export.h"
+#include "llmc/store/llmc_bin.h"
 #include "llmc/store/safetensors.h"
 #include "llmc/store/trainer_json.h"
 #include "llmc/store/weights_file.h"
@@ -13,6 +14,10 @@
 #include "test/unit/device_fixture.h"
 #include "test/unit/store_fixture.h"
 #include "test/unit/tiny_model.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 static int teardown(void **state) {
     models_destroy(state);
@@ -66,7 +71,7 @@ static const TrainerState first_step = {.step = 1, .position = 1, .T = 16, .eot 
 
 static void export_to(const char *path, const Model *m, DType dtype) {
     const ExportType type = dtype == DTYPE_FP32 ? EXPORT_FP32 : dtype == DTYPE_FP16 ? EXPORT_FP16 : EXPORT_BF16;
-    assert_ok(export_model(path, m, type, -1, NULL, &err));
+    assert_ok(export_model(path, &(HuggingFaceModel){.model = m, .eot = -1}, type, &err));
 }
 
 // ------------------------------------------------------------------------------------------------------- the same bits
@@ -213,13 +218,13 @@ TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
     export_to(tmp_file("model"), m, DTYPE_FP16);
     row[79] = -65520.0f;
     model_set_weight(m, index, 319, 1, row);
-    assert_false(export_model(tmp_file("other"), m, EXPORT_FP16, -1, NULL, &err));
+    assert_false(export_model(tmp_file("other"), &(HuggingFaceModel){.model = m, .eot = -1}, EXPORT_FP16, &err));
     assert_message("tensor transformer.h.1.mlp.c_fc.weight has the value -65520, which fp16 cannot represent; write "
                    "the model in bf16");
     row[79] = 3.4e38f;
     model_set_weight(m, index, 319, 1, row);
     assert_error(
-        export_model(tmp_file("other.bin"), m, EXPORT_BF16, -1, NULL, &err),
+        export_model(tmp_file("other.bin"), &(HuggingFaceModel){.model = m, .eot = -1}, EXPORT_BF16, &err),
         "transformer.h.1.mlp.c_fc.weight has the value 3.4e+38, which bf16 cannot represent; write the model in fp32");
     assert_int_equal(entries_of(tmp.path), 1); // nothing of the failed ones
 }
@@ -230,14 +235,15 @@ TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
     static const char *const types[] = {"\"float32\"", "\"float16\"", "\"bfloat16\""};
     Model *m = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
-        assert_ok(export_model(tmp_file("model"), m, (ExportType)d, 129, NULL, &err));
+        assert_ok(export_model(tmp_file("model"), &(HuggingFaceModel){.model = m, .eot = 129}, (ExportType)d, &err));
         AUTO_FREE char *text = read_text(tmp_file("model/config.json"));
         assert_true(strstr(text, types[d]) && strstr(text, "\"eos_token_id\": 129") &&
                     strstr(text, "\"vocab_size\": 130"));
         assert_int_equal(entries_of(tmp_file("model")), 2); // no tokenizer is known, none is written
     }
     Tokenizer *bytes = tokenizer_bytes(&err);
-    assert_ok(export_model(tmp_file("model"), m, EXPORT_FP32, BYTE_EOT, bytes, &err));
+    assert_ok(export_model(tmp_file("model"), &(HuggingFaceModel){.model = m, .eot = BYTE_EOT, .tokenizer = bytes},
+                           EXPORT_FP32, &err));
     Tokenizer *back = tokenizer_open(tmp_file("model"), &err);
     assert_ok(back);
     assert_true(tokenizer_fingerprint(back) == tokenizer_fingerprint(bytes));
@@ -264,7 +270,7 @@ TEST(an_earlier_export_is_replaced_as_a_whole) {
         fill_model(m, round ? DTYPE_BF16 : DTYPE_FP16);
         Tokenizer *t = round ? NULL : tokenizer_bytes(&err);
         assert_ok(export_check(slashes, EXPORT_FP32, &config, NULL, &err));
-        assert_ok(export_model(slashes, m, EXPORT_FP32, -1, t, &err));
+        assert_ok(export_model(slashes, &(HuggingFaceModel){.model = m, .eot = -1, .tokenizer = t}, EXPORT_FP32, &err));
         assert_ok(export_check(bin, EXPORT_FP32, &config, NULL, &err));
         export_to(bin, m, DTYPE_FP32);
         assert_int_equal(entries_of(tmp_file("model")), round ? 2 : 4);
@@ -280,7 +286,7 @@ TEST(an_earlier_export_is_replaced_as_a_whole) {
 TEST(a_checkpoint_is_never_replaced) {
     Model *m = make_model(DTYPE_FP32, true);
     assert_ok(checkpoint_save(tmp.path, m, &first_step, &err));
-    assert_error(export_model(tmp_file("step_00000001"), m, EXPORT_FP32, -1, NULL, &err),
+    assert_error(export_model(tmp_file("step_00000001"), &(HuggingFaceModel){.model = m, .eot = -1}, EXPORT_FP32, &err),
                  "in it was not written by this program; name another directory");
 }
 
@@ -290,9 +296,34 @@ TEST(what_a_killed_export_left_is_no_obstacle) {
     write_text(tmp_file(".tmp-model/model.safetensors"), "half: {\"__metadata__\":{" SAFETENSORS_MARK);
     export_to(tmp_file("model"), m, DTYPE_FP32);
     assert_int_equal(entries_of(tmp.path), 1);
+    assert_ok(directory_make(tmp_file(".tmp-other-123"), &err)); // whatever its target was
+    write_text(tmp_file(".tmp-other-123/model.safetensors"), "half: {\"__metadata__\":{" SAFETENSORS_MARK);
+    write_text(tmp_file("a.gguf.tmp-77"), "GGUF");
+    write_text(tmp_file("b.bin.tmp-77"), LLMC_BIN_MAGIC);
+    export_to(tmp_file("model"), m, DTYPE_FP32);
+    assert_int_equal(entries_of(tmp.path), 1);
     assert_ok(directory_make(tmp_file(".tmp-model"), &err));
     write_text(tmp_file(".tmp-model/model.safetensors"), "mine");
-    assert_error(export_model(tmp_file("model"), m, EXPORT_FP32, -1, NULL, &err), ".tmp-model: File exists");
+    write_text(tmp_file("c.gguf.tmp-77"), "mine");
+    write_text(tmp_file("d.bin.tmp-77x"), LLMC_BIN_MAGIC);
+    export_to(tmp_file("model"), m, DTYPE_FP32);
+    assert_int_equal(entries_of(tmp.path), 4);
+}
+
+// A process that writes holds what it writes locked.
+TEST(an_export_leaves_alone_what_another_process_writes) {
+    Model *m = make_model(DTYPE_FP32, false);
+    assert_ok(directory_make(tmp_file(".tmp-model-123"), &err));
+    write_text(tmp_file("a.gguf.tmp-77"), "GGUF");
+    const int directory = open(tmp_file(".tmp-model-123"), O_RDONLY), file = open(tmp_file("a.gguf.tmp-77"), O_RDWR);
+    assert_int_equal(flock(directory, LOCK_EX), 0);
+    assert_int_equal(flock(file, LOCK_EX), 0);
+    export_to(tmp_file("model"), m, DTYPE_FP32);
+    assert_int_equal(entries_of(tmp.path), 3);
+    close(directory);
+    close(file);
+    export_to(tmp_file("model"), m, DTYPE_FP32);
+    assert_int_equal(entries_of(tmp.path), 1);
 }
 
 // RLIMIT_FSIZE makes writes fail at some byte as a full disk does.
@@ -308,7 +339,8 @@ TEST(an_export_that_fails_leaves_nothing_and_keeps_the_one_before) {
     const char *const targets[] = {"model", "model.bin", "model.gguf", "new", "new.bin", "new.gguf"};
     for (int i = 0; i < 12; i++) {
         limit_file_size(limits[i / 6]);
-        const bool ok = export_model(tmp_file(targets[i % 6]), m, EXPORT_FP32, -1, NULL, &err);
+        const bool ok =
+            export_model(tmp_file(targets[i % 6]), &(HuggingFaceModel){.model = m, .eot = -1}, EXPORT_FP32, &err);
         limit_file_size(RLIM_INFINITY);
         assert_false(ok);
         assert_message("cannot write: File too large");

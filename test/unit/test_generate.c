@@ -28,7 +28,7 @@ static int teardown(void **state) {
 TestFixture test_each = {setup, teardown}, test_all = {start_device, stop_device};
 
 static GenerateOptions some_options(const char *prompt, int64_t tokens) {
-    GenerateOptions o = {.tokenizer = bytes, .prompt = prompt, .samples = 1, .tokens = tokens, .model_eot = -1};
+    GenerateOptions o = {.tokenizer = bytes, .prompt = prompt, .samples = 1, .tokens = tokens};
     o.sampler = (SamplerOptions){.temperature = 0.9, .top_k = 40, .top_p = 0.95, .seed = 11, .stream = 3};
     return o;
 }
@@ -182,7 +182,8 @@ TEST(a_sample_ends_at_the_eos_token_of_the_model_too) {
     Model *scripted = tiny_scripted(BYTE_VOCAB, T, script, 4);
     GenerateOptions o = some_options("", 1000000);
     o.stop_at_eot = true;
-    o.model_eot = '!';
+    o.ends = (int32_t[]){'?', '!'};
+    o.num_ends = 2;
     AUTO(generated_free) Generated g = generated_by(scripted, &o);
     assert_string_equal(g.texts[0], "ok");
 }

@@ -173,7 +173,7 @@ static Model *numbered(const char *descriptor) {
 }
 
 static void write_and_read(const Model *m, GgufType type) {
-    assert_ok(gguf_write(tmp_file("m.gguf"), m, type, -1, NULL, &err));
+    assert_ok(gguf_write(tmp_file("m.gguf"), &(HuggingFaceModel){.model = m, .eot = -1}, type, &err));
     read_gguf(tmp_file("m.gguf"));
 }
 
@@ -225,7 +225,8 @@ TEST(the_tokenizer_is_in_it_and_rows_without_a_token_are_filled) {
     Model *m = numbered("starcoder2:L=2,C=64,NH=4,V=260,T=24");
     Tokenizer *bytes = tokenizer_bytes(&err);
     assert_ok(gguf_check(&model_options(m)->config, bytes, &err));
-    assert_ok(gguf_write(tmp_file("m.gguf"), m, GGUF_F32, BYTE_EOT, bytes, &err));
+    assert_ok(gguf_write(tmp_file("m.gguf"), &(HuggingFaceModel){.model = m, .eot = BYTE_EOT, .tokenizer = bytes},
+                         GGUF_F32, &err));
     tokenizer_free(bytes);
     read_gguf(tmp_file("m.gguf"));
     assert_text("tokenizer.ggml.model", "gpt2");
@@ -268,7 +269,8 @@ TEST(merges_added_tokens_and_the_beginning_of_a_text_are_in_it) {
     Tokenizer *t = tokenizer_open(tmp_file("tokenizer.json"), &err);
     assert_ok(t);
     t->begin = 259;
-    assert_ok(gguf_write(tmp_file("m.gguf"), m, GGUF_F32, BYTE_EOT, t, &err));
+    assert_ok(gguf_write(tmp_file("m.gguf"), &(HuggingFaceModel){.model = m, .eot = BYTE_EOT, .tokenizer = t}, GGUF_F32,
+                         &err));
     read_gguf(tmp_file("m.gguf"));
     assert_u32("tokenizer.ggml.bos_token_id", 259);
     assert_u32("tokenizer.ggml.eos_token_id", BYTE_EOT);
@@ -284,7 +286,8 @@ TEST(merges_added_tokens_and_the_beginning_of_a_text_are_in_it) {
     const ModelConfig *config = &model_options(m)->config;
     t->whole_pieces = true; // llama.cpp has that for Llama 3's pattern
     assert_error(gguf_check(config, t, &err), "llama.cpp would split texts into other tokens than byte-level BPE of ");
-    assert_false(gguf_write(tmp_file("m.gguf"), m, GGUF_F32, BYTE_EOT, t, &err));
+    assert_false(gguf_write(tmp_file("m.gguf"), &(HuggingFaceModel){.model = m, .eot = BYTE_EOT, .tokenizer = t},
+                            GGUF_F32, &err));
     t->pattern = PATTERN_LLAMA3;
     assert_ok(gguf_check(config, t, &err));
     t->pattern = PATTERN_O200K;
@@ -378,7 +381,8 @@ TEST(what_a_type_cannot_hold_is_an_error_that_names_the_tensor_and_nothing_is_le
     for (int i = 0; i < 4; i++) {
         row[63] = values[i];
         model_set_weight(m, index, 255, 1, row);
-        assert_false(gguf_write(tmp_file("m.gguf"), m, i == 3 ? GGUF_F16 : GGUF_Q8_0, -1, NULL, &err));
+        assert_false(gguf_write(tmp_file("m.gguf"), &(HuggingFaceModel){.model = m, .eot = -1},
+                                i == 3 ? GGUF_F16 : GGUF_Q8_0, &err));
         assert_message("tensor transformer.h.1.mlp.c_fc.weight has the value ");
         assert_message("cannot represent; write the model in ");
         assert_int_equal(entries_of(tmp.path), 0);
@@ -397,6 +401,7 @@ TEST(blocks_that_llama_cpp_does_not_have_are_refused) {
     ModelConfig config;
     assert_ok(model_config_parse(&config, "llama:L=2,C=64,NH=4,bias=3", &err));
     assert_ok(gguf_check(&config, NULL, &err));
-    assert_false(gguf_write("/proc/m.gguf", numbered("L=2,C=64,NH=4,V=130,T=24"), GGUF_F32, -1, NULL, &err));
+    assert_false(gguf_write(
+        "/proc/m.gguf", &(HuggingFaceModel){.model = numbered("L=2,C=64,NH=4,V=130,T=24"), .eot = -1}, GGUF_F32, &err));
     assert_message("/proc/m.gguf: cannot create");
 }

@@ -125,3 +125,22 @@ TEST(tools_of_the_checkout_are_found_from_anywhere) {
     assert_int_equal(chdir(here), 0);
     free(here);
 }
+
+TEST(a_tilde_at_the_beginning_is_the_home_directory) {
+    static const char *const paths[][2] = {{"~", "/h"},
+                                           {"~/a/*.bin", "/h/a/*.bin"},
+                                           {"a/~", "a/~"},
+                                           {"./~/a", "./~/a"},
+                                           {"~no_such_user/a", "~no_such_user/a"},
+                                           {"", ""}};
+    assert_int_equal(setenv("HOME", "/h", 1), 0);
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        AUTO_FREE char *found = path_from_home(paths[i][0]);
+        assert_string_equal(found, paths[i][1]);
+    }
+    AUTO_FREE char *of_user = path_from_home("~root/a");
+    assert_string_equal(of_user, "/root/a");
+    assert_int_equal(unsetenv("HOME"), 0);
+    AUTO_FREE char *without = path_from_home("~/a"); // from the list of users
+    assert_int_equal(without[0], '/');
+}

@@ -40,7 +40,7 @@ static inline void check_initial_weights(const Model *model, uint64_t seed) {
             convert_elements(rounded + k * (int64_t)dtype_size(o->dtype), o->dtype, &values[k], DTYPE_FP32, 1);
         model_read_bytes(model, model_tensors(model)[i].weight, 0, bytes, weight);
         assert_memory_equal(weight, rounded, (size_t)bytes);
-        model_get_weight(model, i, 0, p->rows, read);
+        model_get_weight(model, i, 0, p->rows, read, NULL);
         if (o->train && o->master) assert_memory_equal(read, values, (size_t)n * sizeof *read);
     }
 }
