@@ -118,11 +118,11 @@ KERNELS = "build/kernels"  # programs on the simulator leave lists of the kernel
 
 
 def test_environment(name, **more):
-    """Tests neither read nor write the user's file of measured choices (llmc/cuda/tuning.h)."""
+    """Tests neither read nor write the file of measured choices (llmc/cuda/tuning.h), and do not measure the machine."""
     if os.path.isdir(KERNELS):
         more["SIM_KERNELS"] = os.path.abspath(os.path.join(KERNELS, name))
     # Idle OpenMP threads that spin would take the processor from concurrent tests.
-    return {"PRETRAIN_CACHE": "off", "OMP_WAIT_POLICY": "passive", **os.environ, **more}
+    return {"PRETRAIN_CACHE": "off", "PRETRAIN_SPEED": "off", "OMP_WAIT_POLICY": "passive", **os.environ, **more}
 
 
 def run_program(program, seconds):

@@ -32,6 +32,7 @@ WORDS = "the of and to in that it was for on are with as his they at be this fro
 # A model whose steps take a few milliseconds, and a run that neither evaluates, samples nor saves unless asked to.
 TINY = ["-e", "L=2,C=64,NH=2,T=32", "-t", "32", "-b", "4"]
 QUIET = ["-v", "0", "-s", "0"]
+MEASURED = {**os.environ, "PRETRAIN_SPEED": "on"}  # mfu is known
 
 
 class Data:

@@ -162,7 +162,7 @@ def test_several_groups_in_one_process_are_one_sum(data, tmp_path):
 
 @needs_mpi
 def test_only_process_0_prints_and_counts_all_tokens(data, tmp_path):
-    said = run(2, tmp_path / "2", data, "-x", 2, PRETRAIN_PROGRESS="0").stdout  # mpirun gives it a terminal
+    said = run(2, tmp_path / "2", data, "-x", 2, PRETRAIN_PROGRESS="0", PRETRAIN_SPEED="on").stdout  # mpirun gives it a terminal
     assert len(re.findall(r"^step 1/2 ", said, re.M)) == 1
     assert re.search(r"^processes +2 on 1 machine \(mpirun\), connected by Open MPI", said, re.M)
     assert "19 windows of 32" in said

@@ -1,6 +1,7 @@
 """dev/bench/bench_gpu.py with the CPU trainer and tiny shapes: every section gives its figures, a lack of memory or of
 time is said, and a report stands after every section."""
 import json
+import os
 import sys
 
 import pytest
@@ -13,7 +14,8 @@ import bench_gpu  # noqa: E402
 
 
 def bench(output, *options, trainer=ROOT / "train_gpt2"):
-    result = call(sys.executable, BENCH_GPU, "--tiny", "--trainer", trainer, "--output", output, *options, timeout=900)
+    result = call(sys.executable, BENCH_GPU, "--tiny", "--trainer", trainer, "--output", output, *options, timeout=900,
+                  env={**os.environ, "PRETRAIN_SPEED": "on"})
     (path,) = output.glob("gpu_*.json")
     return result, json.loads(path.read_text()), path.with_suffix(".md").read_text()
 
