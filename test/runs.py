@@ -6,6 +6,7 @@ TRAINER names the trainer under test (default: ./train_gpt2), SIM_TRAINER the CU
 import json
 import os
 import pty
+import shutil
 import signal
 import struct
 import subprocess
@@ -27,6 +28,17 @@ from verify_checkpoint import verify  # noqa: E402
 
 TRAINER = Path(os.environ.get("TRAINER", ROOT / "train_gpt2")).resolve()
 SIMULATOR = Path(os.environ.get("SIM_TRAINER", ROOT / "train_gpt2sim")).resolve()
+
+
+def why_no_mpi(trainer=TRAINER):
+    """Why mpirun starts no processes of this trainer that know of each other; "": it does."""
+    if not shutil.which("mpirun"):
+        return "no mpirun: Debian's openmpi-bin"
+    if trainer.exists() and b"MPI_Error_string" not in trainer.read_bytes():  # loaded by name
+        return "the trainer was built without MPI: Debian's libopenmpi-dev"
+    return ""
+
+
 EXIT_RUN_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 75
 
 

@@ -17,12 +17,23 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for the programs of test/faults; else pytest.ini
 from runs import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ROOT, SIMULATOR, TRAINER, call, checkpoints,  # noqa: E402, F401
-                  events, kill, losses, on_a_terminal, same_run, same_state, script, wait_for, write_shard)
+                  events, kill, losses, on_a_terminal, same_run, same_state, script, wait_for, why_no_mpi, write_shard)
 
 from verify_checkpoint import xxh3  # noqa: E402
 
 needs_simulator = pytest.mark.skipif(not SIMULATOR.exists(),
                                      reason="train_gpt2sim is not built: that takes a CUDA toolkit")
+needs_mpi = pytest.mark.skipif(bool(why_no_mpi()), reason=why_no_mpi())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What needs the simulator is no part of make test."""
+    for item in items:
+        if needs_simulator.mark in item.iter_markers("skipif"):
+            item.add_marker("simulator")
+
+
 PREPARE = TRAINER.with_name("prepare") if TRAINER.with_name("prepare").is_file() else ROOT / "data" / "prepare"
 TRAIN_TOKENIZER = PREPARE.with_name("train_tokenizer")
 

@@ -12,10 +12,9 @@ import subprocess
 import pytest
 from test_evaluation import choice_file
 from conftest import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, QUIET, ROOT, SIMULATOR, TRAINER, checkpoints, events, losses,
-                      needs_simulator, wait_for, write_shard)
+                      needs_mpi, needs_simulator, wait_for, write_shard)
 
 MPIRUN = shutil.which("mpirun")
-needs_mpi = pytest.mark.skipif(not MPIRUN, reason="no mpirun: Debian's openmpi-bin")
 # Each optimizer once, those with the most state and those of the field in both.
 EACH_OPTIMIZER = pytest.mark.parametrize("optimizer, dtype", [
     ("adamw", "fp32"), ("adamw", "bf16"), ("adamw8bit", "bf16"), ("adamw-bf16", "bf16"), ("adamw-kahan", "bf16"), ("lion", "fp32"),
