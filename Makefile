@@ -19,7 +19,7 @@ comma := ,
 
 # A build takes all cores, unless -j says otherwise (make 4.3 shows it neither here nor in the sub-makes). Not where the
 # order of goals counts, or a goal starts make itself.
-ONE_BY_ONE := clean deps fuzz coverage cuda-toolkit cuda-toolkit-if-missing quickstart test test-first test-all test-rest test-sanitize lint check-gpu bench-gpu
+ONE_BY_ONE := clean deps fuzz coverage cuda-toolkit cuda-toolkit-if-missing quickstart test test-sim test-all test-everything test-release test-sanitize lint check-gpu bench-gpu
 ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS) $(shell echo "$$MAKEFLAGS"))$(filter $(ONE_BY_ONE),$(MAKECMDGOALS)),0)
 MAKEFLAGS += -j$(shell nproc)
 endif
@@ -105,6 +105,14 @@ CPU_ONCE := $(addprefix llmc/cpu/,collectives_mpi.c cpu.c device.c host_memory.c
 CPU_OBJ  := $(CPU_ONCE:%.c=$(BUILD)/%.o) $(CPU_CODES:%=$(BUILD)/llmc/cpu/%.o)
 HOST_OBJ := $(HOST_SRC:%.c=$(BUILD)/%.o)
 LIB      := $(BUILD)/libllmc.a
+HOST_LIB := $(BUILD)/libhost.a
+# Tests link the vector code that this processor runs, and no other need be compiled for them: the program's table has
+# nothing in the others' places, which it never takes.
+HERE     := $(BUILD)/here
+HERE_LIB := $(HERE)/libllmc.a
+HERE_OBJ := $(HOST_OBJ) $(CPU_ONCE:%.c=$(BUILD)/%.o) $(CODES_HERE:%=$(BUILD)/llmc/cpu/%.o)
+without   = $(patsubst %,-Wl$(comma)--defsym=cpu_code_%=0,$(1))
+HERE_LINK := $(call without,$(filter-out $(CODES_HERE),$(CPU_CODES)))
 
 # The CUDA toolkit, if there is one: for the device (llmc/cuda/cuda.mk) and for the simulator (dev/sim/sim.mk).
 ifeq ($(origin CUDA),undefined)
@@ -181,11 +189,27 @@ $(LIB): $(HOST_OBJ) $(CPU_OBJ)
 	$(SAY) AR $@
 	$(QUIET)ar rcs $@ $^
 
-$(BUILD)/train_gpt2: $(BUILD)/train_gpt2.o $(LIB)
-	$(SAY) LINK $@
-	$(QUIET)$(LINK) $^ -o $@ $(LIBS) $(LDLIBS)
+$(HERE_LIB): $(HERE_OBJ)
+	@mkdir -p $(@D)
+	@rm -f $@
+	$(SAY) AR $@
+	$(QUIET)ar rcs $@ $^
 
-$(DATA_TOOLS:data/%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/data/%.o $(LIB)
+$(BUILD)/train_gpt2: $(LIB)
+$(HERE)/train_gpt2: $(HERE_LIB)
+$(HERE)/train_gpt2: LINK_FLAGS += $(HERE_LINK)
+$(BUILD)/train_gpt2 $(HERE)/train_gpt2: $(BUILD)/train_gpt2.o
+	$(SAY) LINK $@
+	$(QUIET)$(LINK) $(filter %.o,$^) $(filter %.a,$^) -o $@ $(LIBS) $(LDLIBS)
+
+# The tools compute nothing and need no vector code, which takes most of the time of a build.
+$(HOST_LIB): $(HOST_OBJ) $(CPU_ONCE:%.c=$(BUILD)/%.o)
+	@rm -f $@
+	$(SAY) AR $@
+	$(QUIET)ar rcs $@ $^
+
+$(DATA_TOOLS:data/%=$(BUILD)/%): LINK_FLAGS += $(call without,$(CPU_CODES))
+$(DATA_TOOLS:data/%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/data/%.o $(HOST_LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(LINK) $^ -o $@ $(LIBS) $(LDLIBS)
 
@@ -206,7 +230,16 @@ $(TEST_LIB): $(TEST_OBJ)
 	$(SAY) AR $@
 	$(QUIET)ar rcs $@ $^
 
-$(BUILD)/test/%: $(BUILD)/test/%.o $(TEST_LIB) $(LIB)
+# Parts of the library whose readers are static: their test is compiled with their source (test/fuzz).
+FUZZ_INSIDE := choice_lines shard_tool whereis tcp watch
+
+# Half a second a file is saved where nothing is optimised. What computes is: the fp64 reference and the op tests; and what
+# has a part of the library in it, or is itself vector code.
+$(BUILD)/test/%.o: CFLAGS_release := -O0 -g1
+$(BUILD)/test/reference/%.o $(BUILD)/test/ops/%.o $(FUZZ_INSIDE:%=$(BUILD)/test/fuzz/%.o) $(CPU_CODES:%=$(BUILD)/test/unit/test_simd-%.o): CFLAGS_release := -O3 -g1
+
+$(BUILD)/test/%: LINK_FLAGS += $(HERE_LINK)
+$(BUILD)/test/%: $(BUILD)/test/%.o $(TEST_LIB) $(HERE_LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(LINK) $^ -o $@ -lcmocka $(LIBS) $(LDLIBS)
 
@@ -217,7 +250,6 @@ $(BUILD)/test/unit/test_plan_fit: LINK_FLAGS += -Wl,--wrap=model_plan
 
 # Every reader of a file or a message: test/fuzz. One program for all; parts whose readers are static are compiled with
 # their source. As a test program with any compiler, and for libFuzzer with clang, which sees how far an input comes.
-FUZZ_INSIDE := choice_lines shard_tool whereis tcp watch
 FUZZ_PARTS  := fuzz readers texts $(FUZZ_INSIDE)
 FUZZ_TEST   := $(BUILD)/test/fuzz/test_readers
 upper        = $(shell echo $(1) | tr a-z A-Z)
@@ -227,7 +259,7 @@ $(FUZZ_INSIDE:%=$(BUILD)/test/fuzz/%.o): $(BUILD)/test/fuzz/%.o: test/fuzz/insid
 	$(SAY) CC '$< $*'
 	$(QUIET)$(COMPILE) -DFUZZ_$(call upper,$*) -Wno-unused-function -Wno-unused-const-variable -MMD -MP -c $< -o $@
 
-$(FUZZ_TEST): $(FUZZ_PARTS:%=$(BUILD)/test/fuzz/%.o) $(TEST_LIB) $(LIB)
+$(FUZZ_TEST): $(FUZZ_PARTS:%=$(BUILD)/test/fuzz/%.o) $(TEST_LIB) $(HERE_LIB)
 	$(SAY) LINK $@
 	$(QUIET)$(LINK) $^ -o $@ -lcmocka $(LIBS) $(LDLIBS)
 
@@ -307,57 +339,74 @@ bench-gpu: ## speed tables of the GPU, and PyTorch beside them, into OUT=DIR or 
 
 SUBMAKE := $(MAKE) --no-print-directory -s -j$(shell nproc) WERROR=1
 
-RUN_TESTS = dev/run_tests.py --jobs $(shell nproc) --tally $(TALLY) --pytest test/e2e --pytest test/faults --pytest test/tools
-
 # What the parts of a test took and found; run_tests.py sums it up. $(call phase,NAME,COMMAND)
-TALLY := build/tally
-phase  = @mkdir -p build; SECONDS=0; $(2) && printf '{"phase": "%s", "seconds": %d}\n' $(1) $$SECONDS >>$(TALLY)
+TALLY    := build/tally
+phase     = dev/run_tests.py --tally $(TALLY) --phase $(1) -- $(2)
+install   = @mkdir -p build; SECONDS=0; scripts/install_deps.sh $(1) && printf '{"phase": "install", "seconds": %d}\n' $$SECONDS >>$(TALLY)
+RUN_TESTS = dev/run_tests.py --jobs $(shell nproc) --tally $(TALLY)
 
-# For who has just cloned this: some of everything, in at most eight minutes on two cores with nothing installed and
-# nothing built. What takes long for what it finds is in SLOW_TESTS, in SIM_SLOW_TESTS (dev/sim/sim.mk), or marked `slow`
-# in pytest. With a CUDA toolkit: the CUDA trainer for one GPU, and what nvcc made of its kernels in the simulator. As the
-# first part of test-all it has both for all GPUs, which the rest needs anyway.
-test: ## install what is missing, build, test: some of everything, 10 to 25 minutes on 2 cores
-.PHONY: test-first
-test test-first:
+# For who has just cloned this: what a machine can get wrong, which is its compiler, libraries, processor and file system.
+# At most eight minutes on two cores with the packages installed and nothing built, or 710 seconds of processor; 470 were
+# measured on 2026-11-28: 100 to build, 100 for the programs, 270 for pytest. So it leaves out the simulator (test-sim),
+# the tests of developers' tools (test/tools), the copies of the vector code that this processor does not run, SLOW_TESTS,
+# and what is marked `slow` in pytest because it takes long for what it finds.
+test: ## install what is missing, build, and test what this machine can get wrong: 8 minutes on 2 cores
 	@rm -f $(TALLY)
-	$(call phase,install,scripts/install_deps.sh build test)
-	$(call phase,build,$(SUBMAKE) all test-programs)
-	$(if $(NVCC),$(call phase,build,$(SUBMAKE) ARCHS="$(QUICK_ARCHS)" SIM_ARCHS="$(QUICK_ARCHS)" train_gpt2sim $(SIM_QUICK_BIN) $(QUICK_CUDA)),@echo "$(NO_CUDA)")
-	@$(RUN_TESTS) --mark 'not slow' $(QUICK_TEST_BIN) $(QUICK_OTHER_CODES) $(SIM_QUICK_RUN) $(SIM_HARDWARE)
+	$(call install,build test)
+	$(call phase,build,$(SUBMAKE) quick-programs)
+	@$(if $(NVCC),echo "$(MORE_WITH_CUDA)")
+	@TRAINER=$(HERE)/train_gpt2 $(RUN_TESTS) --mark "not slow and not simulator" --pytest test/e2e --pytest test/faults \
+		$(QUICK_TEST_BIN) $(QUICK_OTHER_CODES)
 
-# Then the rest: what `make test` leaves out, all op tests with all vector code of this machine, the CUDA trainer for every
-# generation of GPUs, all of the simulator's tests with the PTX of each, also as other GPUs and under the sanitizers.
-test-all: ## make test, and then slow runs, all vector code, all GPUs, sanitizers, thread and memory checkers: more than an hour on 2 cores
-	@$(MAKE) -s test-first || grep -qs passed $(TALLY) # a test that failed keeps none from running
-	$(call phase,install,scripts/install_deps.sh build test test-all compilers)
-	@$(MAKE) -s test-rest
+# What a change of the CUDA backend can get wrong: what nvcc made of the kernels, on the simulated GPU.
+.PHONY: test-sim
+test-sim: need-nvcc ## what nvcc makes of the CUDA kernels, on a simulated GPU: 15 minutes on 2 cores
+	@rm -f $(TALLY)
+	$(call install,build test)
+	$(call phase,build,$(SUBMAKE) all quick-programs train_gpt2sim sim-test-programs)
+	@$(RUN_TESTS) --mark simulator --pytest test/e2e $(SIM_RUN)
+
+# All of both, and the rest: slow runs, developers' tools, all op tests with all vector code of this machine, the CUDA
+# trainer for every generation of GPUs, the simulator under the sanitizers. One queue for all that is not needed to
+# begin: whatever takes long, no core waits for it.
+test-all: ## everything: test, test-sim, slow runs, tools, all vector code, all GPUs, sanitizers: 40 minutes on 2 cores
+	@rm -f $(TALLY)
+	$(call install,build test test-all $(if $(filter 1,$(OTHER_COMPILERS)),compilers))
+	@OTHER_COMPILERS=$(OTHER_COMPILERS) $(MAKE) -s test-everything # which looks for clang anew: it may have come just now
+
+# Builds with other compilers (test/tools/test_compilers.py) differ where flags or the headers that all sources include
+# differ: test-all makes them when one of the last 20 commits or the working tree has changed these, or nobody knows.
+OTHER_COMPILERS ?= $(if $(shell git diff --quiet HEAD~20 -- Makefile llmc/base/*.h 2>/dev/null && echo same),0,1)
+.PHONY: test-release
+test-release: export OTHER_COMPILERS = 1
+test-release: ## test-all, with every compiler
+	@$(MAKE) -s test-all
 
 # The host code and the CPU backend for aarch64: compiled, not linked and not run (dev/aarch64/emulate.sh does). The
 # libraries' headers are this machine's.
 AARCH64 := CC="aarch64-linux-gnu-gcc -idirafter /usr/include -idirafter /usr/include/$(shell gcc -print-multiarch)" OBJCOPY=aarch64-linux-gnu-objcopy BUILD=build/aarch64 MPICC=none
 
-.PHONY: test-rest
-test-rest: # make looks for clang anew: it may have come just now
-	$(if $(shell command -v aarch64-linux-gnu-gcc),$(call phase,build,$(SUBMAKE) $(AARCH64) host-objects))
-	$(if $(NVCC),$(call phase,build,$(SUBMAKE) train_gpt2sim sim-test-programs sim-sanitize-programs))
-	$(if $(NVCC),$(call phase,build,$(SUBMAKE) $(if $(NO_CUBLASLT),cuda-library,train_gpt2cu) ARCHS="$(SIM_ARCHS)"))
-	@CUDNN_GRAPHS=all $(RUN_TESTS) --mark slow \
-		$(if $(NVCC),--check "dev/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
-		$(if $(and $(NVCC),$(filter 90,$(SIM_ARCHS))),--check "dev/oldest_ptxas.py $(SIM_KERNELS)/llmc/cuda/*.compute_90.ptx $(if $(filter 75,$(SIM_ARCHS)),$(SIM_KERNELS)/llmc/cuda/*.compute_75.ptx)") \
+.PHONY: test-everything
+test-everything:
+	$(if $(NVCC),,@echo "$(NO_CUDA)")
+	$(call phase,build,$(SUBMAKE) all test-programs $(if $(NVCC),train_gpt2sim sim-test-programs $(if $(NO_CUBLASLT),cuda-library,train_gpt2cu) ARCHS="$(SIM_ARCHS)"))
+	@CUDNN_GRAPHS=all $(RUN_TESTS) --pytest test/e2e --pytest test/faults --pytest test/tools \
+		$(if $(NVCC),--build 'build/sanitize-sim/$(comma)build/tsan-sim/=$(SUBMAKE) SIM_ARCHS="$(SIM_ARCHS)" sim-sanitize-programs') \
+		$(if $(shell command -v aarch64-linux-gnu-gcc),--check '$(SUBMAKE) $(AARCH64) host-objects') \
 		$(if $(shell command -v $(FUZZ_CC)),--check "make -s fuzz SECONDS=2") \
-		$(SIM_TSAN_RUN) $(SIM_TSAN_STEP) $(SIM_ASAN_BIN) $(filter-out $(SIM_QUICK_RUN) $(SIM_HARDWARE),$(SIM_HARDWARE_ALL) $(SIM_PLAIN_RUN)) $(SIM_OTHER_GPUS) $(SLOW_TESTS) \
-		TEST_INVARIANTS=all@$(BUILD)/test/invariants/test_invariants \
-		$(filter-out $(QUICK_OTHER_CODES),$(call OTHER_CODES,$(OP_TESTS) $(GOLDEN_TEST))) # what takes long comes first
+		$(if $(and $(NVCC),$(filter 90,$(SIM_ARCHS))),--check "dev/oldest_ptxas.py $(SIM_KERNELS)/llmc/cuda/*.compute_90.ptx $(if $(filter 75,$(SIM_ARCHS)),$(SIM_KERNELS)/llmc/cuda/*.compute_75.ptx)") \
+		$(if $(NVCC),--last "dev/kernel_report.py --ran build/kernels $(SIM_KERNELS)/llmc/cuda/*.ptxas") \
+		$(SLOW_TESTS) TEST_INVARIANTS=all@$(BUILD)/test/invariants/test_invariants $(SIM_TSAN_RUN) $(SIM_TSAN_STEP) \
+		$(SIM_ASAN_BIN) $(SIM_RUN) $(filter-out %/test_invariants,$(QUICK_TEST_BIN)) \
+		$(call OTHER_CODES,$(OP_TESTS) $(GOLDEN_TEST)) # what takes long comes first
 
 SLOW_TESTS     := $(addprefix $(BUILD)/test/,unit/test_plan_fit ops/test_random_shapes)
 QUICK_TEST_BIN := $(filter-out $(SLOW_TESTS),$(sort $(TEST_BIN)))
 GOLDEN_TEST    := $(addprefix $(BUILD)/test/golden/,test_golden test_golden_blocks test_golden_classes)
 # What runs in seconds, with the narrow vectors.
 QUICK_OTHER_CODES := $(filter PRETRAIN_CPU=avx2@% PRETRAIN_CPU=baseline@%,$(call OTHER_CODES,$(GOLDEN_TEST) $(addprefix $(BUILD)/test/,unit/test_gemm $(SIM_SHORT))))
-# Not over the trainer of a machine that has a GPU, perhaps another one.
-QUICK_CUDA     := $(if $(NO_CUBLASLT),cuda-library,$(if $(GPU_ARCHS),build/$(MODE)-cuda-$(subst $(space),-,$(QUICK_ARCHS))/train_gpt2cu,train_gpt2cu))
 
+MORE_WITH_CUDA := make test-sim also runs the CUDA kernels, on a simulated GPU: 15 minutes on 2 cores
 NO_CUDA := WARNING: no CUDA toolkit here: the kernels and the simulator are not tested (make cuda-toolkit fetches one, 75 MB; CUDA=DIR says where one is)
 
 # The test programs and the end-to-end tests that are marked `sanitize`, with the trainers built the same way. Under
@@ -383,9 +432,10 @@ coverage: ## which lines and branches of the readers and the store the tests exe
 	$(SUBMAKE) MODE=coverage coverage-programs
 	$(PYTHON) test/coverage.py --build build/coverage
 
-.PHONY: coverage-programs test-programs sanitized-trainer host-objects
+.PHONY: coverage-programs quick-programs test-programs sanitized-trainer host-objects
 coverage-programs: $(FUZZ_TEST) $(filter $(BUILD)/test/unit/% $(BUILD)/test/invariants/%,$(TEST_BIN)) sanitized-trainer
-test-programs: $(TEST_BIN) $(BUILD)/dev/bench/bench_ops $(BUILD)/dev/bench/bench_step
+quick-programs: $(QUICK_TEST_BIN) $(DATA_TOOLS) $(HERE)/train_gpt2
+test-programs: $(TEST_BIN) $(BUILD)/dev/bench/bench_ops $(BUILD)/dev/bench/bench_step $(HERE)/train_gpt2
 host-objects: $(HOST_OBJ) $(CPU_OBJ) $(BUILD)/train_gpt2.o $(DATA_TOOLS:%=$(BUILD)/%.o)
 sanitized-trainer: $(BUILD)/train_gpt2 $(DATA_TOOLS:data/%=$(BUILD)/%)
 

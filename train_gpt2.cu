@@ -44,8 +44,9 @@ typedef struct {
     RunLog *log;
     Report *report;
     DeviceSpeed speed;
-    Error kept;     // the last warning about an old checkpoint that stays
-    double started; // launch
+    bool measures_speed; // PRETRAIN_SPEED
+    Error kept;          // the last warning about an old checkpoint that stays
+    double started;      // launch
     char **argv;
 } Run;
 
@@ -173,7 +174,7 @@ static bool profile_loop(Run *run, Error *err) {
     const char *directory = NULL;
     Error unmeasured;
     const size_t bytes = (size_t)memory_plan_total(model_memory(run->model));
-    if (speed_measure(run->setup.dtype, bytes, &again, &unmeasured) && speed->matmul_flops > 0) {
+    if (speed->matmul_flops > 0 && speed_measure(run->setup.dtype, bytes, &again, &unmeasured)) {
         speed->matmul_flops = fmax(speed->matmul_flops, again.matmul_flops);
         speed->copy_bandwidth = fmax(speed->copy_bandwidth, again.copy_bandwidth);
     }
@@ -360,7 +361,8 @@ static void measure_speed(Run *run) {
     MemoryPlan *plan = model_plan(&model);
     const int64_t bytes = memory_plan_total(plan);
     memory_plan_destroy(plan);
-    report_starting(&run->setup, bytes);
+    report_starting(&run->setup, bytes, run->measures_speed);
+    if (!run->measures_speed) return;
     if (speed_measure(run->setup.dtype, (size_t)bytes, &run->speed, &unmeasured)) return;
     if (comm_rank() == 0) fprintf(stderr, "the speed of this machine was not measured: %s\n", unmeasured.text);
     run->speed = (DeviceSpeed){0};
@@ -446,6 +448,7 @@ static void close_run(Run *run) {
 static int run_all(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     const bool asks = o->plan != PLAN_NONE;
+    if (!options_measures_speed(o, &run->measures_speed, err)) return EXIT_BAD_INPUT;
     if (!asks && !processes_meet(o, err)) return EXIT_BAD_INPUT;
     if (!asks && o->gpus > 1 && comm_size() == 1) return launch_processes(o->gpus, run->argv); // and waits for them
     if (!comm_all_ok(run_resume_lock(&run->setup, err), err)) // the options of a resumed run

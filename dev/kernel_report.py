@@ -2,7 +2,7 @@
 """Registers, shared memory and spills of every CUDA kernel, from the output of ptxas at build time (nvcc -Xptxas -v).
 
     dev/kernel_report.py build/nvcc-90/llmc/cuda/*.ptxas          (make kernel-report)
-    dev/kernel_report.py --ran build/kernels FILE.ptxas ...       (a part of make test)
+    dev/kernel_report.py --ran build/kernels FILE.ptxas ...       (a part of make test-all)
     dev/kernel_report.py --elements [--write dev/bench/README.md] build/nvcc-90/llmc/cuda/*.o
 
 One line a kernel, one column an architecture: registers a thread; then "+N spill" bytes stored to local memory because

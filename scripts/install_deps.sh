@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 BUILD_PACKAGES=(gcc libc6-dev make libdnnl-dev libcjson-dev libxxhash-dev libpcre2-dev zlib1g-dev libzstd-dev
     python3 python3-numpy python3-matplotlib)
-TEST_PACKAGES=(curl g++ libcmocka-dev libopenmpi-dev openmpi-bin python3-pytest python3-pytest-xdist python3-venv)
+TEST_PACKAGES=(curl g++ libcmocka-dev libopenmpi-dev openmpi-bin python3-pytest python3-venv)
 TEST_ALL_PACKAGES=(clang libclang-rt-dev python3-torch libopenblas0-pthread python3-venv slurmctld slurmd slurm-client munge
     gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
 # What test/tools/test_compilers.py builds with, as far as the distribution has it.

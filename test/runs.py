@@ -6,6 +6,7 @@ TRAINER names the trainer under test (default: ./train_gpt2), SIM_TRAINER the CU
 import json
 import os
 import pty
+import shutil
 import signal
 import struct
 import subprocess
@@ -18,12 +19,26 @@ from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# A start of the trainer measures the machine's speed: half of the processor time of most runs here.
+os.environ.setdefault("PRETRAIN_SPEED", "off")
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "scripts"))
 from verify_checkpoint import verify  # noqa: E402
 
 TRAINER = Path(os.environ.get("TRAINER", ROOT / "train_gpt2")).resolve()
 SIMULATOR = Path(os.environ.get("SIM_TRAINER", ROOT / "train_gpt2sim")).resolve()
+
+
+def why_no_mpi(trainer=TRAINER):
+    """Why mpirun starts no processes of this trainer that know of each other; "": it does."""
+    if not shutil.which("mpirun"):
+        return "no mpirun: Debian's openmpi-bin"
+    if trainer.exists() and b"MPI_Error_string" not in trainer.read_bytes():  # loaded by name
+        return "the trainer was built without MPI: Debian's libopenmpi-dev"
+    return ""
+
+
 EXIT_RUN_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 75
 
 

@@ -87,10 +87,12 @@ class Commands:
     def __init__(self, m):
         source = f"llmc/cuda/{m.module}.cu"
         lines = compiler_calls(m, source)
-        self.nvcc = one(lines, lambda c: source in c)
+        words = one(lines, lambda c: source in c)
+        at = words.index("llmc/cuda/nvcc.sh")
+        self.nvcc = [next(word[len("NVCC="):] for word in words[:at] if word.startswith("NVCC=")), *words[at + 1:]]
         self.compile = one(lines, lambda c: c[-3].endswith(f"llmc/cuda/{m.module}.cpp"))
         self.link = one(lines, lambda c: program(m) in c)
-        self.ptx = self.compile[-3][:-len(".cpp")] + f".compute_{m.arch}.ptx"
+        self.ptx = re.sub("/ptx-[^/]*/", "/", self.compile[-3][:-len(".cpp")]) + f".compute_{m.arch}.ptx"
         self.object = self.compile[-1]
 
 
@@ -186,9 +188,9 @@ def build(m):
             with open(f"{here}/llmc/cuda/{file}", "w") as out:
                 out.write(edited_source(m, text) if file == m.file else text)
         code = m.gencode or f"-gencode arch=compute_{m.arch},code=compute_{m.arch}"
-        flags = re.sub(r" -gencode \S+| --keep-dir \S+| -MMD| -MP| -[co] \S+", "", shlex.join(c.nvcc))
+        flags = re.sub(r" -gencode \S+| -MMD| -MP| -[co] \S+", "", shlex.join(c.nvcc))
         tool(m, "nvcc", shlex.split(flags.replace(" -I.", f" -I{here} -I. {code}")) +
-             ["--keep-dir", os.path.dirname(base), "-c", base + ".cu", "-o", base + ".o"])
+             ["--keep", "--keep-dir", os.path.dirname(base), "-c", base + ".cu", "-o", base + ".o"])
         for found in glob.glob(f"{here}/llmc/cuda/{m.module}*.ptx"):
             os.replace(found, ptx)
         objects.append(base + ".o")

@@ -143,6 +143,7 @@ static int newest(const std::vector<int> &architectures, bool same_generation) {
 static Stub find_kernel(const Binary &binary, const char *name, const void *function) {
     const int code = newest(binary.machine_code, true), ptx = newest(binary.ptx, false), arch = code ? code : ptx;
     Kernel *kernel = arch ? kernel_named(name, arch) : nullptr;
+    if (!kernel && arch > 90) kernel = kernel_named(name, 90); // whose text is translated (SIM_PTX in sim.mk)
     if (arch && !kernel) fatal("no translated PTX of sm_%d of the kernel %s in this program", arch, name);
     return {function, name, kernel, ptx ? ptx : arch, code ? code : device_model().compute_capability};
 }

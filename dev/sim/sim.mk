@@ -9,20 +9,21 @@
 SIM_SHORT := $(addprefix ops/test_,attention blocks decode embedding fp8 gradient_add head_loss layernorm matmul optimizer \
 	optimizer_adafactor optimizer_rounding optimizer_update small statistics)
 
-# All GPUs that the simulator can be, as far as this nvcc knows them; and those of `make test`: one, for which it has a build
-# of its own, as the sanitizers have.
+# The GPUs that the program is built for: as far as this nvcc knows them, all; for the sanitizers one.
 SIM_ALL_ARCHS := $(filter $(NVCC_ARCHS),$(DEFAULT_ARCHS))
-QUICK_ARCHS := $(if $(filter test-first test-rest,$(MAKECMDGOALS)),$(SIM_ALL_ARCHS),90)
 SIM_ARCHS   := $(if $(filter release,$(MODE)),$(SIM_ALL_ARCHS),90)
 $(if $(NVCC),$(if $(filter-out $(SIM_ALL_ARCHS),$(SIM_ARCHS)),$(call bad_value,SIM_ARCHS,expected some of: $(SIM_ALL_ARCHS))))
 SIM_KERNELS := $(call kernel_dir,$(SIM_ARCHS))
 ifneq ($(SIM_ARCHS),$(CUDA_ARCHS))
 $(eval $(call KERNEL_RULE,$(SIM_ARCHS)))
 endif
+# Of these, the PTX that is translated, for the sanitizers that of one. The sources have one text for sm_75, one up to
+# sm_89 and one from sm_90 on. The code of newer GPUs is for ptxas alone (dev/kernel_report.py): a simulated one runs that
+# of sm_90.
+SIM_PTX := $(if $(filter release,$(MODE)),$(or $(filter 75 80 90,$(SIM_ARCHS)),$(SIM_ARCHS)),90)
+SIM_CPP := $(SIM_KERNELS)/ptx-$(subst $(space),-,$(SIM_PTX))
 
-sim_build = build/$(MODE)-sim$(if $(filter release,$(MODE)),$(if $(filter-out $(1),$(SIM_ALL_ARCHS)),-$(subst $(space),-,$(1))))
-SIM_BUILD := $(call sim_build,$(SIM_ARCHS))
-SIM_QUICK_BUILD := $(call sim_build,$(QUICK_ARCHS))
+SIM_BUILD := build/$(MODE)-sim$(if $(filter release,$(MODE)),$(if $(filter-out $(SIM_ARCHS),$(SIM_ALL_ARCHS)),-$(subst $(space),-,$(SIM_ARCHS))))
 # The simulator without the libraries: what a program of kernels alone needs.
 SIM_CORE_OBJ   := $(addprefix $(SIM_BUILD)/dev/sim/,$(addsuffix .o,block device graph grid kernels memory ptx stream workers))
 SIM_KERNEL_OBJ := $(KERNEL_SRC:%.cu=$(SIM_BUILD)/%.o)
@@ -55,12 +56,16 @@ CORE_FLAGS  := $(if $(filter tsan,$(MODE)),-g1 -DSIM_TSAN,$(CFLAGS_$(MODE))) $(i
 FORM_FLAGS   := $(if $(filter release,$(MODE)),,$(CFLAGS_$(MODE))) -O1 -g1 -w
 KERNEL_FLAGS := $(if $(filter tsan msan,$(MODE)),$(CFLAGS_$(MODE))) -O1 -g1 -w
 
-.PRECIOUS: $(SIM_KERNELS)/%.cpp build/nvcc-90/%.cpp build/nvcc-90/%.o
-$(SIM_KERNELS)/%.cpp: $(SIM_KERNELS)/%.o dev/sim/translate.py
+.PRECIOUS: $(SIM_CPP)/%.cpp build/nvcc-90/%.cpp build/nvcc-90/%.o
+$(SIM_CPP)/%.cpp: $(SIM_KERNELS)/%.o dev/sim/translate.py
+	@mkdir -p $(@D)
 	$(SAY) PTX $*
-	$(QUIET)$(PYTHON) dev/sim/translate.py $@ $(foreach a,$(SIM_ARCHS),$(@:.cpp=.compute_$(a).ptx))
+	$(QUIET)$(PYTHON) dev/sim/translate.py $@ $(foreach a,$(SIM_PTX),$(<:.o=.compute_$(a).ptx))
 
-$(SIM_BUILD)/llmc/%.o: $(SIM_KERNELS)/llmc/%.cpp
+# A quarter of all translated code, in three dtypes, widths and forms each: -O1 takes 30 s more than its tests gain.
+$(SIM_BUILD)/llmc/cuda/layernorm.o: KERNEL_FLAGS += $(if $(filter release sanitize,$(MODE)),-O0)
+
+$(SIM_BUILD)/llmc/%.o: $(SIM_CPP)/llmc/%.cpp
 	@mkdir -p $(@D)
 	$(SAY) SIM $<
 	$(QUIET)$(CXX) $(CXXFLAGS_SIM) $(KERNEL_FLAGS) -MMD -MP -c $< -o $@
@@ -113,9 +118,10 @@ ifneq ($(SIM_KERNELS),build/nvcc-90)
 ifneq ($(filter-out 90,$(CUDA_ARCHS)),)
 $(eval $(call KERNEL_RULE,90))
 endif
+endif
 build/nvcc-90/%.cpp: build/nvcc-90/%.o dev/sim/translate.py
 	$(QUIET)$(PYTHON) dev/sim/translate.py $@ $(@:.cpp=.compute_90.ptx)
-endif
+
 # Messages, for programs that do not link the whole library.
 ERROR_OBJ := $(addprefix $(BUILD)/llmc/base/,error.o format.o utf8.o)
 
@@ -126,13 +132,13 @@ $(SIM_BUILD)/test/sim/faults $(SIM_BUILD)/dev/sim/bench: $(SIM_BUILD)/%: build/n
 	$(QUIET)$(CXX) $(CFLAGS_$(MODE)) $@.o $(<:.cpp=.o) $(filter %.o,$^) -o $@ -lpthread
 
 # The forms of PTX instructions, each with worked-out results, as a module that no host code launches.
-SIM_FORMS := $(SIM_KERNELS)/test/sim
+SIM_FORMS := $(SIM_CPP)/test/sim
 $(SIM_FORMS)/forms.cpp: test/sim/ptx_forms.py test/sim/ptx_forms_table.py dev/sim/translate.py
 	@mkdir -p $(@D)
 	$(SAY) PTX test/sim/ptx_forms.py
-	$(QUIET)for a in $(SIM_ARCHS); do $(PYTHON) $< --ptx $$a >$(@D)/forms.compute_$$a.ptx || exit; done
+	$(QUIET)for a in $(SIM_PTX); do $(PYTHON) $< --ptx $$a >$(@D)/forms.compute_$$a.ptx || exit; done
 	$(QUIET)$(PYTHON) $< --table >$(@D)/forms_table.h
-	$(QUIET)$(PYTHON) dev/sim/translate.py $@ $(SIM_ARCHS:%=$(@D)/forms.compute_%.ptx)
+	$(QUIET)$(PYTHON) dev/sim/translate.py $@ $(SIM_PTX:%=$(@D)/forms.compute_%.ptx)
 $(SIM_BUILD)/test/sim/forms.o: $(SIM_FORMS)/forms.cpp
 	@mkdir -p $(@D)
 	$(SAY) SIM $<
@@ -187,27 +193,21 @@ train_gpt2sim: need-nvcc $(SIM_BUILD)/train_gpt2sim ## the CUDA trainer on the s
 
 # What the tests run, by mode. Without nvcc there is no simulator; without clang no MemorySanitizer.
 SIM_TEST_BIN := $(if $(NVCC),$(patsubst %.c,$(SIM_BUILD)/%,$(wildcard test/ops/test_*.c test/golden/test_*.c test/sim/test_*.c test/invariants/test_*.c)))
-# What `make test` does not run of them: it takes long, or needs other GPUs or modes.
-SIM_SLOW_TESTS := $(addprefix ops/test_,fp8_model generation model offload random_shapes recompute threads) \
-	$(addprefix sim/test_,attention_choice cudnn_graphs faults fp8_matmul gemm_plan step) invariants/test_invariants
-SIM_QUICK_BIN := $(patsubst $(SIM_BUILD)/%,$(SIM_QUICK_BUILD)/%,$(filter-out $(SIM_SLOW_TESTS:%=$(SIM_BUILD)/test/%),$(SIM_TEST_BIN)))
-# With device memory that host code cannot touch, as on a GPU: in `make test` golden values, in `make test-all`, from its
-# first part on, also ops.
-SIM_PROTECTED = $(foreach t,$1,$(if $(filter $2,$t),SIM_PROTECT=1@)$t)
-SIM_QUICK_RUN = $(call SIM_PROTECTED,$(SIM_QUICK_BIN),$(addprefix $(SIM_QUICK_BUILD)/test/,golden/% \
-	$(if $(filter test-first test-rest,$(MAKECMDGOALS)),ops/%)))
-SIM_PLAIN_RUN = $(call SIM_PROTECTED,$(SIM_TEST_BIN),$(SIM_BUILD)/test/golden/% $(SIM_BUILD)/test/ops/%)
-# Tests under a setting of the simulator, SETTING=VALUE@PROGRAM. Those of instructions and of every kernel as other GPUs;
-# what a plain run simulates is an sm_90. $(call SIM_AS,GPUs,TEST_FILTER@ or nothing)
-SIM_AS        = $(foreach a,$1,$(patsubst %,SIM_CC=$a@$2$(SIM_BUILD)/test/%,$(SIM_SHORT)) SIM_CC=$a@$(SIM_BUILD)/test/sim/test_ptx_forms)
-SIM_OTHER_GPUS := $(if $(NVCC),$(call SIM_AS,75))
-# With numbers as inexact as hardware may give them: in `make test` kernels that rest on approximate instructions and on
-# sums of products; in `make test-all` every kernel, and the tensor cores of all GPUs in their usual dtype.
-SIM_HARDWARE := $(if $(NVCC),$(patsubst %,SIM_NUMERICS=hardware@$(SIM_QUICK_BUILD)/test/%,ops/test_attention \
-	ops/test_head_loss ops/test_small golden/test_golden))
-SIM_HARDWARE_ALL := $(patsubst %,SIM_NUMERICS=hardware@%,$(filter-out %/test_model %/test_offload %/test_threads %/test_generation %/test_recompute %/test_random_shapes,$(filter \
-	$(SIM_BUILD)/test/ops/% $(SIM_BUILD)/test/golden/% %/test_gemm_plan %/test_ptx_forms,$(SIM_TEST_BIN))) \
-	$(if $(NVCC),$(call SIM_AS,75,TEST_FILTER=*_fp16@) $(call SIM_AS,80 120,TEST_FILTER=*_bf16@)))
+# Tests under a setting of the simulator, SETTING=VALUE@PROGRAM. Each test of an op and of golden values runs once, with
+# device memory that host code cannot touch and numbers as inexact as hardware may give them, as on a GPU. Tests of whole
+# models compare the bits of two runs and ask nothing of the numbers, random shapes are many; a test that knows exact results
+# where numbers are rounded to nearest runs both ways.
+SIM_HARDWARE := SIM_NUMERICS=hardware
+SIM_OPS   := $(filter $(SIM_BUILD)/test/ops/% $(SIM_BUILD)/test/golden/%,$(SIM_TEST_BIN))
+SIM_PLAIN  := $(addprefix $(SIM_BUILD)/test/ops/test_,model offload threads generation recompute random_shapes)
+SIM_BOTH     := $(addprefix $(SIM_BUILD)/test/,ops/test_fp8 sim/test_gemm_plan sim/test_ptx_forms)
+SIM_RUN       = $(if $(NVCC),$(patsubst %,SIM_PROTECT=1@%,$(SIM_PLAIN)) \
+	$(patsubst %,$(SIM_HARDWARE)@SIM_PROTECT=1@%,$(filter-out $(SIM_PLAIN),$(SIM_OPS))) \
+	$(patsubst %,$(SIM_HARDWARE)@%,$(filter-out $(SIM_OPS),$(SIM_BOTH))) \
+	$(patsubst %,SIM_PROTECT=1@%,$(filter $(SIM_OPS),$(SIM_BOTH))) $(filter-out $(SIM_OPS),$(SIM_TEST_BIN)) \
+	$(call SIM_AS,75) $(call SIM_AS,80,TEST_FILTER=*_bf16@))
+# Instructions and every kernel as other GPUs; the others simulate an sm_90. $(call SIM_AS,GPU,TEST_FILTER@ or nothing)
+SIM_AS        = $(patsubst %,$(SIM_HARDWARE)@SIM_CC=$1@$2$(SIM_BUILD)/test/%,$(SIM_SHORT)) $(SIM_HARDWARE)@SIM_CC=$1@$(SIM_BUILD)/test/sim/test_ptx_forms
 SIM_CLANG    := $(if $(NVCC),$(shell command -v clang++))
 SIM_ASAN_BIN := $(if $(NVCC),$(SIM_SHORT:%=build/sanitize-sim/test/%))
 SIM_LONG_ASAN_BIN := $(SIM_TEST_BIN:$(SIM_BUILD)/%=build/sanitize-sim/%)
@@ -222,11 +222,13 @@ SIM_TSAN_STEP := $(if $(NVCC),OMP_NUM_THREADS=1@TEST_FILTER=a_step_makes_no_sync
 SIM_MSAN_BIN := $(if $(SIM_CLANG),$(SIM_SHORT:%=build/msan-sim/test/%))
 SIM_FAULTS   := $(if $(NVCC),$(foreach m,release sanitize tsan $(if $(SIM_CLANG),msan),build/$m-sim/test/sim/faults))
 
-.PHONY: sim-test-programs sim-sanitize-programs sim-msan-programs sim-faults sim-bench
+.PHONY: sim-test-programs sim-asan-programs sim-tsan-programs sim-sanitize-programs sim-msan-programs sim-faults sim-bench
 sim-test-programs: $(SIM_TEST_BIN) $(SIM_BUILD)/dev/bench/bench_ops sim-faults
+sim-asan-programs: $(SIM_ASAN_BIN)
+sim-tsan-programs: $(SIM_TSAN_BIN) $(lastword $(subst @, ,$(SIM_TSAN_STEP)))
 sim-sanitize-programs:
-	$(MAKE) --no-print-directory -s MODE=sanitize $(SIM_ASAN_BIN)
-	$(MAKE) --no-print-directory -s MODE=tsan $(SIM_TSAN_BIN) $(lastword $(subst @, ,$(SIM_TSAN_STEP)))
+	$(MAKE) --no-print-directory -s MODE=sanitize sim-asan-programs
+	$(MAKE) --no-print-directory -s MODE=tsan sim-tsan-programs
 sim-msan-programs:
 	$(if $(SIM_MSAN_BIN),$(MAKE) --no-print-directory -s MODE=msan $(SIM_MSAN_BIN))
 sim-faults:

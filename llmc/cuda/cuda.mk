@@ -61,7 +61,7 @@ $(CUDA_HEADERS:%=%/crt/math_functions.h): $(CUDA)/include/crt/math_functions.h s
 # -Wextra stays away: the code that nvcc generates around kernels does not pass it. Several architectures at a time, as
 # many as there are cores to spare.
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -I. $(CUDA_HEADERS:%=-I%) --threads 2 -Xptxas -v \
-              $(if $(filter 1,$(WERROR)),-Werror all-warnings -Xcompiler -Werror) \
+              $(if $(filter 1,$(WERROR)),-Werror=all-warnings -Xcompiler=-Werror) \
               -Xcompiler -Wall$(comma)-Wshadow$(comma)-ffp-contract=off$(comma)-D_GNU_SOURCE
 
 $(CUDA_BUILD)/llmc/cuda/%.o: llmc/cuda/%.c
@@ -69,17 +69,19 @@ $(CUDA_BUILD)/llmc/cuda/%.o: llmc/cuda/%.c
 	$(SAY) CC $<
 	$(QUIET)$(COMPILE) -DCUDA_ARCHS='"$(CUDA_ARCHS)"' -isystem $(CUDA)/include -MMD -MP -c $< -o $@
 
+# Where gcc is ccache, ccache also keeps what nvcc makes, which takes minutes.
+NVCC_CACHE = $(if $(filter ccache,$(notdir $(realpath $(shell command -v $(firstword $(CC)))))),\
+	CCACHE_COMPILERTYPE=nvcc CCACHE_COMPILERCHECK=content CCACHE_EXTRAFILES=$(NVCC) ccache)
+
 # Beside an object stay its PTX for each architecture, which the simulator runs, and what ptxas says of registers,
-# shared memory and spills, for `make kernel-report`. With one architecture nvcc leaves its name out.
+# shared memory and spills, for `make kernel-report`.
 define KERNEL_RULE
-$(call kernel_dir,$(1))/%.o: %.cu | $(CUDA_HEADERS:%=%/crt/math_functions.h)
-	@mkdir -p $$(@:.o=.keep)
+$(call kernel_dir,$(1))/%.o: %.cu llmc/cuda/nvcc.sh | $(CUDA_HEADERS:%=%/crt/math_functions.h)
+	@mkdir -p $$(@D)
 	$$(SAY) NVCC $$<
-	$$(QUIET)$$(NVCC) $$(NVCC_FLAGS) $(call gencode,$(1)) --keep --keep-dir $$(@:.o=.keep) -MMD -MP -c $$< -o $$@ \
-		>$$(@:.o=.ptxas) 2>&1 || { grep -v '^ptxas info' $$(@:.o=.ptxas); rm -rf $$@ $$(@:.o=.keep); exit 1; }
-	@cd $$(@:.o=.keep) && for f in *.ptx; do \
-		case $$$$f in *.compute_*) mv $$$$f ..;; *) mv $$$$f ../$$$${f%.ptx}.compute_$(lastword $(1)).ptx;; esac; done
-	@rm -r $$(@:.o=.keep)
+	$$(QUIET)NVCC=$$(NVCC) $$(NVCC_CACHE) llmc/cuda/nvcc.sh $$(NVCC_FLAGS) $(call gencode,$(1)) -MMD -MP -c $$< -o $$@ \
+		>$$(@:.o=.ptxas) 2>&1 || { grep -v '^ptxas info' $$(@:.o=.ptxas); rm -f $$@; exit 1; }
+	@llmc/cuda/nvcc.sh --unpack $$@
 endef
 $(if $(CUDA_ARCHS),$(eval $(call KERNEL_RULE,$(CUDA_ARCHS))))
 

@@ -436,6 +436,16 @@ static bool check_environment(Error *err) {
            place_read_seconds("COMM_STOP_SECONDS", 1, &seconds, err);
 }
 
+bool options_measures_speed(const Options *options, bool *measures, Error *err) {
+    const char *value = getenv("PRETRAIN_SPEED");
+    const bool is_off = value && strcmp(value, "off") == 0;
+
+    if (value && *value && !is_off && strcmp(value, "on") != 0)
+        return error_set(err, "PRETRAIN_SPEED=%.40s: expected on or off", value);
+    *measures = !is_off || options->profile > 0;
+    return true;
+}
+
 DeviceOptions options_device(const Options *o) {
     int threads = o->threads;
     if (threads <= 0) threads = comm_cores();

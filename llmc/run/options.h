@@ -59,6 +59,12 @@ DeviceOptions options_device(const Options *options);
 //   PRETRAIN_TUNE           0: matmul algorithms and attention are those that the libraries prefer, not measured
 int options_environment(const char *name);
 
+// Does a run measure the speed of its device (llmc/speed.h) at the start? PRETRAIN_SPEED=off saves
+// these 0.3 s, which are longer than many a run of the tests. Without a datasheet mfu is then
+// unknown. --profile needs the rates and always measures. A value that is neither on nor off is an
+// error.
+bool options_measures_speed(const Options *options, bool *measures, Error *err);
+
 // Was this option given on the command line (by its long name)?
 bool options_given(const Options *options, const char *long_name);
 // Notes that the number of this option was chosen for auto: a checkpoint remembers it.

@@ -46,12 +46,13 @@ bool report_is_silent(const RunSetup *setup) { return setup->options.interactive
 
 // Anything that takes more than a second is announced: on a GPU always, on a CPU from 1 GiB on, whose first touch takes
 // that long.
-void report_starting(const RunSetup *setup, int64_t bytes) {
+void report_starting(const RunSetup *setup, int64_t bytes, bool measures_speed) {
     char memory[TEXT];
-    const char *making = "initialising";
+    const char *making = "initialising", *measuring = "";
     if (setup->resume_path || !model_config_is_descriptor(setup->options.model)) making = "reading";
+    if (measures_speed) measuring = "measuring its speed, then ";
     if (report_is_silent(setup) || (!on_gpu() && bytes < 1 << 30)) return;
-    printf("starting    %s: measuring its speed, then allocating %s and %s the weights\n", device_facts()->name,
+    printf("starting    %s: %sallocating %s and %s the weights\n", device_facts()->name, measuring,
            format_bytes((double)bytes, memory, TEXT), making);
     fflush(stdout);
 }

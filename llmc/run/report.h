@@ -20,7 +20,7 @@ typedef struct {
 // True with --interactive into a pipe or a file: only the answers are written.
 bool report_is_silent(const RunSetup *setup);
 // Before the model is built: announces it, if that takes more than a second. bytes: of its memory.
-void report_starting(const RunSetup *setup, int64_t bytes);
+void report_starting(const RunSetup *setup, int64_t bytes, bool measures_speed);
 
 typedef struct Report Report;
 // Writes the header. The arguments must outlive the report. started: when the process began (now_seconds).

@@ -17,12 +17,23 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for the programs of test/faults; else pytest.ini
 from runs import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ROOT, SIMULATOR, TRAINER, call, checkpoints,  # noqa: E402, F401
-                  events, kill, losses, on_a_terminal, same_run, same_state, script, wait_for, write_shard)
+                  events, kill, losses, on_a_terminal, same_run, same_state, script, wait_for, why_no_mpi, write_shard)
 
 from verify_checkpoint import xxh3  # noqa: E402
 
 needs_simulator = pytest.mark.skipif(not SIMULATOR.exists(),
                                      reason="train_gpt2sim is not built: that takes a CUDA toolkit")
+needs_mpi = pytest.mark.skipif(bool(why_no_mpi()), reason=why_no_mpi())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What needs the simulator is no part of make test."""
+    for item in items:
+        if needs_simulator.mark in item.iter_markers("skipif"):
+            item.add_marker("simulator")
+
+
 PREPARE = TRAINER.with_name("prepare") if TRAINER.with_name("prepare").is_file() else ROOT / "data" / "prepare"
 TRAIN_TOKENIZER = PREPARE.with_name("train_tokenizer")
 
@@ -32,6 +43,7 @@ WORDS = "the of and to in that it was for on are with as his they at be this fro
 # A model whose steps take a few milliseconds, and a run that neither evaluates, samples nor saves unless asked to.
 TINY = ["-e", "L=2,C=64,NH=2,T=32", "-t", "32", "-b", "4"]
 QUIET = ["-v", "0", "-s", "0"]
+MEASURED = {**os.environ, "PRETRAIN_SPEED": "on"}  # mfu is known
 
 
 class Data:

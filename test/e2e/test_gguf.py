@@ -175,7 +175,7 @@ class Llama:
     def ask(self, what, **fields):
         request = urllib.request.Request(f"{self.address}/{what}", json.dumps(fields).encode(),
                                          {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return json.load(answer)
 
     def log_probabilities(self, prompt, vocab):

@@ -14,8 +14,9 @@ import pytest
 from conftest import QUIET, SIMULATOR, TRAINER, checkpoints, events, losses, needs_simulator, wait_for
 from test_processes import SHAPE, content, free_port, launched, needs_mpi, of_torchrun, simulated, start_each
 
-# Seconds, PRETRAIN_COMM_TIMEOUT: longer than a busy machine keeps a thread waiting. LOST_LIMIT: of a campaign at low priority.
-LIMIT = int(os.environ.get("LOST_LIMIT", "6"))
+# Seconds, PRETRAIN_COMM_TIMEOUT, of runs that must wait that long: more than a busy machine keeps a thread waiting.
+# LOST_LIMIT: of a campaign at low priority.
+LIMIT = int(os.environ.get("LOST_LIMIT", "15"))
 LOST = ["-e", "L=1,C=32,NH=1,T=16", "-t", 16, "-b", 2, "-d", 8 * 16, "-u", 2, "-k", "constant", "--reduce-groups", 4, "-x", 24]
 launchers = pytest.mark.parametrize("trainer, processes", [pytest.param(TRAINER, 3, marks=needs_mpi, id="mpirun"),
                                                            pytest.param(SIMULATOR, 2, marks=needs_simulator, id="gpus")])
@@ -92,7 +93,7 @@ def lose(trainer, processes, data, directory, number, rank, steps, delay, nccl="
         # A process that was stopped when the run was over: mpirun waits for it.
         assert wait_for(lambda: process.poll() is not None or events(directory / "run", "end"), process)
         try:
-            code = process.wait(timeout=120)
+            code = process.wait(timeout=300)
         except subprocess.TimeoutExpired:
             assert events(directory / "run", "end"), "the others did not end"
             return False
@@ -177,7 +178,9 @@ def test_processes_that_are_lost_at_any_time(trainer, processes, data, undisturb
 ])
 def test_a_collective_of_nccl_that_hangs_or_fails_ends_the_run(net, code, words, data, tmp_path):
     (tmp_path / "net").mkdir()
-    port, limits = free_port(), {"SIM_NCCL_DIR": tmp_path / "net", "PRETRAIN_COMM_TIMEOUT": LIMIT}
+    port, limits = free_port(), {"SIM_NCCL_DIR": tmp_path / "net"}
+    if net.startswith("silent"):  # what fails speaks for itself: no watch need speak first
+        limits["PRETRAIN_COMM_TIMEOUT"] = LIMIT
     environments = [of_torchrun(rank, port, 7) | simulated(tmp_path, 2) | limits for rank in range(2)]
     environments[1]["SIM_NCCL"] = net
     results = start_each(environments, tmp_path / "2", data, *LOST[-4:], "-n", 1)

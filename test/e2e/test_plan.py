@@ -7,8 +7,8 @@ import re
 import resource
 
 import pytest
-from conftest import (EXIT_BAD_INPUT, QUIET, ROOT, SIMULATOR, TINY, events, losses,
-                      needs_simulator, train, write_shard)
+from conftest import (EXIT_BAD_INPUT, MEASURED, QUIET, ROOT, SIMULATOR, TINY, events, losses, needs_simulator,
+                      same_run, train, write_shard)
 
 MIB = 1 << 20
 
@@ -208,6 +208,23 @@ def test_advice_is_the_same_on_every_machine(tmp_path):
 
 
 def test_without_a_datasheet_mfu_is_a_share_of_the_rate_measured_at_the_start(data, tmp_path):
-    train(*TINY, *QUIET, *data.flags, "-x", 2, "--dtype", "fp32", "-o", tmp_path / "run")
+    train(*TINY, *QUIET, *data.flags, "-x", 2, "--dtype", "fp32", "-o", tmp_path / "run", env=MEASURED)
     device = events(tmp_path / "run", "run")[0]["device"]
     assert device["mfu_base"] == "measured" and device["peak_flops"] == device["matmul_flops"] > 0
+
+
+def test_a_start_measures_the_speed_of_the_machine_unless_that_is_off(data, tmp_path):
+    said = {}
+    for value in ("on", "off"):
+        flags = [*TINY, *QUIET, *data.flags, "-x", 1, "--dtype", "fp32", "-o", tmp_path / value]
+        said[value] = train(*flags, env={**os.environ, "PRETRAIN_SPEED": value}).stdout
+    assert re.search(r"^limits +measured now, in a burst: matmul \S+ TFLOP/s in fp32, copy \S+ GB/s$", said["on"], re.M)
+    assert re.search(r"^limits +not measured now$", said["off"], re.M)
+    assert same_run(tmp_path / "on", tmp_path / "off")  # with a checkpoint at the end
+    step = events(tmp_path / "off", "step")[0]
+    assert step["mfu"] is None and events(tmp_path / "off", "run")[0]["device"]["matmul_flops"] == 0
+
+
+def test_a_speed_that_is_neither_on_nor_off_is_refused(data):
+    result = train(*TINY, *QUIET, *data.flags, "-x", 1, expect=EXIT_BAD_INPUT, env={**os.environ, "PRETRAIN_SPEED": "0"})
+    assert result.stderr.endswith("PRETRAIN_SPEED=0: expected on or off\n")

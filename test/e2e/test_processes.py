@@ -12,10 +12,9 @@ import subprocess
 import pytest
 from test_evaluation import choice_file
 from conftest import (EXIT_BAD_INPUT, EXIT_INTERRUPTED, QUIET, ROOT, SIMULATOR, TRAINER, checkpoints, events, losses,
-                      needs_simulator, wait_for, write_shard)
+                      needs_mpi, needs_simulator, wait_for, write_shard)
 
 MPIRUN = shutil.which("mpirun")
-needs_mpi = pytest.mark.skipif(not MPIRUN, reason="no mpirun: Debian's openmpi-bin")
 WAITS = {"PRETRAIN_COMM_OVERLAP": "0"}
 # 19 sequences a step: 8 groups of 2 or 3, 6 of 3 or 4, in micro-batches of 2, the last one of a group often smaller.
 SHAPE = ["-e", "L=2,C=64,NH=2,T=32", "-t", "32", "-b", "2", "-d", 19 * 32, "-u", 2, "-k", "constant"]
@@ -102,7 +101,7 @@ def test_several_groups_in_one_process_are_one_sum(data, tmp_path):
 
 @needs_mpi
 def test_only_process_0_prints_and_counts_all_tokens(data, tmp_path):
-    said = run(2, tmp_path / "2", data, "-x", 2, PRETRAIN_PROGRESS="0").stdout  # mpirun gives it a terminal
+    said = run(2, tmp_path / "2", data, "-x", 2, PRETRAIN_PROGRESS="0", PRETRAIN_SPEED="on").stdout  # mpirun gives it a terminal
     assert len(re.findall(r"^step 1/2 ", said, re.M)) == 1
     assert re.search(r"^processes +2 on 1 machine \(mpirun\), connected by Open MPI", said, re.M)
     assert "19 windows of 32" in said

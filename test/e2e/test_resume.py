@@ -250,7 +250,7 @@ def test_a_save_does_not_wait_for_a_reader_of_our_output(kind, data, tmp_path):
     time.sleep(1)  # 4 KiB are full, too
     process.send_signal(signal.SIGTERM)
     try:
-        assert process.wait(timeout=60) == EXIT_INTERRUPTED
+        assert process.wait(timeout=300) == EXIT_INTERRUPTED
     finally:
         kill(process)
     assert checkpoints(run)[-1].name == f"step_{max(losses(run)):08d}"

@@ -97,10 +97,10 @@ def test_what_a_driver_refuses_is_left_out_with_the_same_bits(refused, said, dat
     assert same_state(checkpoints(simple)[-1], checkpoints(tmp_path / "run")[-1])
 
 
-# nvcc makes the same instructions of a kernel for these: fp32 does not know the tensor cores of sm_80, and sm_100 and
-# sm_120 share a compiler that contracts a*b+c elsewhere than that of the others.
+# nvcc makes the same instructions of a kernel for these: fp32 does not know the tensor cores of sm_80. An sm_120 runs the
+# kernels of sm_90 here, with the shared memory and the choices of its own.
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype, capabilities", [("fp32", "75 80 90"), ("bf16", "80 89 90"), ("bf16", "100 120")])
+@pytest.mark.parametrize("dtype, capabilities", [("fp32", "75 80 90"), ("bf16", "80 89 90 120")])
 def test_gpus_with_the_same_code_give_the_same_bits(dtype, capabilities, data, tmp_path):
     arguments = ["-x", 3, "-n", 3, "-ge", 0, "--dtype", dtype]
     out = [run_tiny(SIMULATOR, tmp_path / c, data, *arguments, SIM_CC=c) for c in capabilities.split()]

@@ -4,7 +4,7 @@ import shutil
 import sys
 
 import pytest
-from conftest import QUIET, ROOT, TINY, TRAINER, call, events, losses, train
+from conftest import QUIET, ROOT, TINY, TRAINER, call, events, losses, train, why_no_mpi
 
 FP32 = ["--dtype", "fp32"]
 
@@ -97,7 +97,7 @@ def test_an_error_that_was_forgiven_is_forgotten(data, tmp_path):
     shutil.copy(data.directory / "train_000000.bin", tmp_path / "train.bin")
     trains = [*TINY, "-s", 0, "-x", 1, "-i", tmp_path / "train.bin"]
     only_looks = ["-e", "L=1,C=64,NH=2,T=32", "-x", 0, "-v", 0]
-    two = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", 2] if shutil.which("mpirun") else []
+    two = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", 2] if not why_no_mpi() else []
     for command in ([TRAINER, *trains], [TRAINER, *only_looks], [*two, TRAINER, *only_looks]):
         assert call(*command, expect=0, cwd=tmp_path).stderr == ""
 

@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import (EXIT_RUN_FAILED, PREPARE, QUIET, TINY, checkpoints, command, events, kill, limit_file_size, on_a_terminal, start,
+from conftest import (EXIT_RUN_FAILED, MEASURED, PREPARE, QUIET, TINY, checkpoints, command, events, kill, limit_file_size, on_a_terminal, start,
                       train, wait_for)
 
 pytest.importorskip("tensorboard", reason="tensorboard is not installed: scripts/install_deps.sh test")
@@ -54,7 +54,7 @@ def event_files(run):
 
 def test_tensorboard_finds_every_number_of_the_log(data, tmp_path):
     run = tmp_path / "logs" / "run"
-    said = train(*RUN, *data.flags, "-x", 12, "-o", run, "--numerics-every", 4).stdout
+    said = train(*RUN, *data.flags, "-x", 12, "-o", run, "--numerics-every", 4, env=MEASURED).stdout
     assert "\nnumerics at step 4 | " in said
     found = accumulated(run)
     assert found == scalars_of_log(run)
@@ -191,7 +191,7 @@ def test_of_many_starts_at_once_one_runs_and_its_log_stays(data, tmp_path):
 
 # The figures: test/unit/test_summary.c.
 def test_the_last_lines_sum_up_the_run(data, tmp_path):
-    said = train(*RUN, *data.flags, "-x", 8, "-o", tmp_path / "run").stdout
+    said = train(*RUN, *data.flags, "-x", 8, "-o", tmp_path / "run", env=MEASURED).stdout
     summary = re.search(r"^summary +8 steps, 1.024K tokens, (\S+) in steps \| median (\S+) tok/s, mfu \S+% \| "
                         r"step p50 (\S+) ms, p99 (\S+) ms\n +best validation loss (\S+) at step (\d+)$", said, re.MULTILINE)
     assert summary and not set("\r\x1b") & set(said), said[-500:]  # through a pipe: plain lines

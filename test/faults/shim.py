@@ -30,7 +30,7 @@ class Shim:
     def run(self, command, **settings):
         env = {**ENVIRONMENT, "LD_PRELOAD": str(self.library),
                **({"FAULT_CLOCK": "500"} if command[0] == TRAINER else {}), **{k: str(v) for k, v in settings.items()}}
-        return subprocess.run([str(word) for word in command], env=env, capture_output=True, text=True, timeout=120,
+        return subprocess.run([str(word) for word in command], env=env, capture_output=True, text=True, timeout=600,
                               errors="replace", stdin=subprocess.DEVNULL, cwd=ROOT)
 
     @staticmethod

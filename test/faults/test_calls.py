@@ -269,7 +269,8 @@ def test_what_prepare_cannot_look_at_now_is_not_taken_for_missing(error, shim, t
 
 def test_measuring_the_machine_takes_no_more_memory_than_a_small_run(shim, data):
     """Less than two buffers of 32 MB, which are the least that the caches of a processor asked for."""
-    result = shim.run([TRAINER, *SMALL, "-v", "0", "-s", "0", "-x", "1", *data.flags], FAULT_ABOVE=40 << 20)
+    result = shim.run([TRAINER, *SMALL, "-v", "0", "-s", "0", "-x", "1", *data.flags], FAULT_ABOVE=40 << 20,
+                      PRETRAIN_SPEED="on")
     assert result.returncode == 0 and "limits      measured now" in result.stdout and result.stderr == ""
 
 

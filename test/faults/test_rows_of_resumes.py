@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # for this file as a 
 from faults.shim import (ENVIRONMENT, EXIT_BAD_INPUT, PREPARE, SMALL, TRAINER, checkpoints, data, losses, make_text,  # noqa: E402, F401
                          state_of)
 from faults.test_half_steps import OPTIONS, control_of  # noqa: E402
-from runs import call, wait_for  # noqa: E402
+from runs import call, wait_for, why_no_mpi  # noqa: E402
 
 # Rows of several processes: how many, and the options.
 PROCESSES = {
@@ -34,7 +34,7 @@ def row(name, resumes, place, shards):
     of resumes, None: not here."""
     processes, options = ROWS[name]
     start = [*MPIRUN, str(processes)] if processes > 1 else []
-    if start and not shutil.which("mpirun"):
+    if start and why_no_mpi():
         return None
     steps = 40 * resumes  # on a busy machine a signal comes tens of steps late
     command = [*start, TRAINER, *SMALL, "-d", "192", "-x", steps, "-n", "0", "-s", "0", "-v", "7", "-m", "1", *shards, *options]

@@ -59,7 +59,7 @@ static void start_child(const Run *run, int r) {
     snprintf(count, sizeof count, "%d", MOST_RANKS);
     set("SIM_NCCL", settings), set("SIM_NCCL_TIMEOUT", run->timeout), set("SIM_GPUS", count);
     signal(SIGABRT, SIG_DFL); // cmocka's handler would report a failed test
-    alarm(120);               // nothing here takes a tenth of it
+    alarm(600);               // nothing here takes a fiftieth of it
     rank = r, size = run->size;
     sim_set_lazy_streams(run->lazy);
     Error err;

@@ -2,6 +2,7 @@
 time is said, and a report stands after every section."""
 import json
 import math
+import os
 import sys
 
 import pytest
@@ -15,7 +16,8 @@ import peer  # noqa: E402
 
 
 def bench(output, *options, trainer=ROOT / "train_gpt2"):
-    result = call(sys.executable, BENCH_GPU, "--tiny", "--trainer", trainer, "--output", output, *options, timeout=900)
+    result = call(sys.executable, BENCH_GPU, "--tiny", "--trainer", trainer, "--output", output, *options, timeout=900,
+                  env={**os.environ, "PRETRAIN_SPEED": "on"})
     (path,) = output.glob("gpu_*.json")
     return result, json.loads(path.read_text()), path.with_suffix(".md").read_text()
 

@@ -131,6 +131,24 @@ def test_the_users_flags_are_taken_and_ours_have_the_last_word(tmp_path):
             assert found == ["__AMX_BF16__", "__AVX512BF16__", "__AVX512F__", "__AVX2__"][CODES.index(code):], (code, variables)
 
 
+def test_make_test_compiles_what_this_machine_runs_and_make_all_of_the_program():
+    def compiled(lines):
+        return {re.search(r" -c (\S+) ", line)[1]: line for line in lines if " -c " in line and "/llmc/cpu/" not in line}
+
+    def codes(lines):
+        return {code for code in CODES for line in lines if f" -o build/release/llmc/cpu/{code}/matmul.o" in line}
+
+    quick, product = commands("quick-programs"), commands("all", "CUDA=none")
+    assert codes(product) == set(CODES) >= codes(quick) >= {"baseline"}
+    flags = set(open("/proc/cpuinfo").read().split())
+    assert all((code in codes(quick)) == (code in flags) for code in CODES if code == "avx2")
+    assert not any("nvcc" in line or "dev/sim" in line for line in quick)
+    files = compiled(quick)
+    assert " -O0 " in files["test/unit/test_plan.c"] and " -O3 " not in files["test/unit/test_plan.c"]
+    for computes in ("test/reference/attention.c", "test/ops/test_attention.c", "llmc/model/model.c"):
+        assert " -O3 " in files[computes] and " -O0 " not in files[computes]
+
+
 @pytest.mark.slow
 def test_a_build_takes_all_cores_unless_j_says_otherwise():
     every = int(call("nproc").stdout)
@@ -156,11 +174,13 @@ def test_ptx_is_embedded_for_newer_gpus_but_none_of_sm_75(archs, machine_code, p
 
 def test_one_program_has_every_vector_code_and_is_of_the_mode_asked_for_last(tmp_path):
     """The real Makefile and compiler, over a trainer and a tool that know nothing but how they were compiled. Each copy
-    of the vector code has a function of the same name; what is compiled once has no instructions of its own."""
-    tells = f'''#include <stdio.h>
-        {" ".join(f"extern const char *(*const cpu_code_{code})(void);" for code in CODES)}
+    of the vector code has a function of the same name; what is compiled once has no instructions of its own, and a tool
+    needs no copy."""
+    def tells(codes):
+        return f'''#include <stdio.h>
+        {" ".join(f"extern const char *(*const cpu_code_{code})(void);" for code in codes)}
         int main(void) {{
-        {" ".join(f'printf("%s ", cpu_code_{code}());' for code in CODES)}
+        {" ".join(f'printf("%s ", cpu_code_{code}());' for code in codes)}
         #ifdef __AVX__
             printf("the program needs AVX ");
         #endif
@@ -170,6 +190,7 @@ def test_one_program_has_every_vector_code_and_is_of_the_mode_asked_for_last(tmp
             puts("release");
         #endif
         }}'''
+
     code = '''const char *name(void);
         extern const char *(*const CPU_CODE)(void);
         const char *(*const CPU_CODE)(void) = name;'''
@@ -187,7 +208,7 @@ def test_one_program_has_every_vector_code_and_is_of_the_mode_asked_for_last(tmp
             return "baseline";
         #endif
         }'''
-    sources = {"train_gpt2.cu": tells, "data/shard.c": tells, "data/tool.c": "extern int unused;",
+    sources = {"train_gpt2.cu": tells(CODES), "data/shard.c": tells([]), "data/tool.c": "extern int unused;",
                "llmc/cpu/code.c": code, "llmc/cpu/name.c": name,
                **{f"llmc/cpu/{once}.c": "extern int unused;" for once in ("collectives_mpi", "cpu", "device", "host_memory", "onednn")}}
     for path, text in sources.items():
@@ -200,8 +221,8 @@ def test_one_program_has_every_vector_code_and_is_of_the_mode_asked_for_last(tmp
     for mode in ("release", "sanitize", "release"):
         result = make("-C", str(tmp_path), "CUDA=none", f"MODE={mode}", "train_gpt2", "data/shard")
         assert result.returncode == 0, result.stderr
-        for program in ("train_gpt2", "data/shard"):
-            assert call(tmp_path / program).stdout == f"{' '.join(CODES)} {mode}\n", program
+        assert call(tmp_path / "train_gpt2").stdout == f"{' '.join(CODES)} {mode}\n"
+        assert call(tmp_path / "data" / "shard").stdout == f"{mode}\n"
 
 
 def test_only_the_tests_and_lint_make_warnings_errors():

@@ -2,7 +2,6 @@
 and where programs fail, hang or print garbage. A part always comes to its end, and the page says what happened."""
 import json
 import os
-import re
 import signal
 import subprocess
 import sys

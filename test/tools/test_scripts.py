@@ -1,7 +1,6 @@
 """Every script for the user ends with one line on stderr and a code that is not 0 for whatever is wrong outside of it."""
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
