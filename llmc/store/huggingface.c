@@ -308,7 +308,7 @@ static const OwnFileKind own_files[HF_TOKENIZER_CONFIG + 1] = {
     [HF_WEIGHTS] = {"model.safetensors", SAFETENSORS_MARK},
     [HF_CONFIG] = {"config.json", "\"architectures\": [\""}, // transformers breaks the line in it
     [HF_TOKENIZER] = {"tokenizer.json", TOKENIZER_MARK},
-    [HF_TOKENIZER_CONFIG] = {"tokenizer_config.json", "\"tokenizer_class\":\t\""},
+    [HF_TOKENIZER_CONFIG] = {"tokenizer_config.json", TOKENIZER_CONFIG_MARK},
 };
 
 const char *huggingface_file_name(int file) {
@@ -323,15 +323,25 @@ static const char *extra_entry(int extra, uint64_t checksum, char entry[EXTRA_EN
     return entry;
 }
 
-static bool is_own_extra(const char *directory, int extra, bool by_name, Error *err) {
+// False with *unread as own_file_is has errno.
+static bool is_own_extra(const char *directory, int extra, bool by_name, int *unread, Error *err) {
     char *path = path_join(directory, extra_file_names[extra]), entry[EXTRA_ENTRY];
     char *weights = path_join(directory, own_files[HF_WEIGHTS].name);
-    const bool has_mark = extra == EXTRA_TOKENIZER_CONFIG && own_file_is(path, own_files[HF_TOKENIZER_CONFIG].mark);
     int64_t bytes;
     uint64_t checksum;
-    bool is_own = !file_exists(path) || has_mark || (by_name && extra == EXTRA_TOKENIZER_CONFIG);
-    if (!is_own && file_checksum(path, &bytes, &checksum, NULL))
-        is_own = own_file_is(weights, extra_entry(extra, checksum, entry));
+    bool is_own = !file_exists(path) || (by_name && extra == EXTRA_TOKENIZER_CONFIG);
+    *unread = 0;
+    if (!is_own && extra == EXTRA_TOKENIZER_CONFIG) {
+        is_own = own_file_is(path, TOKENIZER_CONFIG_MARK);
+        if (!is_own) *unread = errno;
+    }
+    if (!is_own && *unread == 0) {
+        errno = 0;
+        const bool is_read = file_checksum(path, &bytes, &checksum, NULL);
+        if (!is_read) *unread = (int)positive_or(errno, EIO);
+        is_own = is_read && own_file_is(weights, extra_entry(extra, checksum, entry));
+        if (is_read && !is_own) *unread = errno;
+    }
     free(weights);
     free(path);
     if (!is_own) error_set(err, "%s in it was not written by this program", extra_file_names[extra]);
@@ -356,8 +366,9 @@ bool huggingface_is_own(const char *directory, const OwnFileKind *more, int coun
     for (int i = 0; i < count; i++) kinds[HF_FILES + i] = more[i];
     if (!own_directory_is(directory, kinds, HF_FILES + count, by_name, err)) return false;
     for (int i = 0; i < EXTRA_FILES; i++) {
-        if (is_own_extra(directory, i, by_name, err)) continue;
-        errno = 0; // it was read
+        int unread;
+        if (is_own_extra(directory, i, by_name, &unread, err)) continue;
+        errno = unread;
         return false;
     }
     return true;

@@ -5,6 +5,7 @@
 #include "llmc/base/file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
+#include "llmc/base/own_file.h"
 #include "llmc/base/path.h"
 #include "llmc/text/tokenizer_open.h"
 
@@ -83,7 +84,9 @@ static bool list_left_out(ModelExtras *e, const char *directory, bool has_tokeni
     for (int i = 0; i < count; i++) {
         bool is_known = is_one_of(names[i], weights) || (has_tokenizer && is_one_of(names[i], vocabulary));
         for (int k = 0; k < EXTRA_FILES; k++)
-            if (e->files[k].text && strcmp(names[i], extra_file_names[k]) == 0) is_known = true;
+            if ((e->files[k].text || (has_tokenizer && k == EXTRA_TOKENIZER_CONFIG)) &&
+                strcmp(names[i], extra_file_names[k]) == 0)
+                is_known = true;
         if (is_known) continue;
         format_print(out, "%s%s", comma, names[i]);
         comma = ", ";
@@ -115,7 +118,8 @@ bool model_extras_read(ModelExtras *e, const char *directory, const Tokenizer *t
     bool ok = true;
     for (int i = 0; ok && i < EXTRA_FILES; i++) {
         char *path = path_join(directory, extra_file_names[i]);
-        const bool is_wanted = (has_tokenizer || i == EXTRA_GENERATION_CONFIG) && file_exists(path);
+        const bool is_made = i == EXTRA_TOKENIZER_CONFIG && own_file_is(path, TOKENIZER_CONFIG_MARK);
+        const bool is_wanted = (has_tokenizer || i == EXTRA_GENERATION_CONFIG) && file_exists(path) && !is_made;
         if (is_wanted) e->files[i].text = file_read_all(path, MAX_EXTRA_BYTES, &e->files[i].bytes, err);
         ok = !is_wanted || e->files[i].text;
         if (ok && is_wanted && i == EXTRA_GENERATION_CONFIG) {

@@ -20,6 +20,8 @@ enum {
     EXTRA_FILES
 };
 extern const char *const extra_file_names[EXTRA_FILES];
+// Our own tokenizer_config.json (own_file.h), which is made anew and not taken over.
+#define TOKENIZER_CONFIG_MARK "\"tokenizer_class\":\t\""
 
 enum { MAX_END_TOKENS = 64 };
 
