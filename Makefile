@@ -346,8 +346,8 @@ install   = @mkdir -p build; SECONDS=0; scripts/install_deps.sh $(1) && printf '
 RUN_TESTS = dev/run_tests.py --jobs $(shell nproc) --tally $(TALLY)
 
 # For who has just cloned this: what a machine can get wrong, which is its compiler, libraries, processor and file system.
-# At most eight minutes on two cores with the packages installed and nothing built, or 710 seconds of processor; 470 were
-# measured on 2026-11-28: 100 to build, 100 for the programs, 270 for pytest. So it leaves out the simulator (test-sim),
+# At most eight minutes on two cores with the packages installed and nothing built, or 710 seconds of processor; 480 were
+# measured on 2026-11-28: 110 to build, 100 for the programs, 270 for pytest. So it leaves out the simulator (test-sim),
 # the tests of developers' tools (test/tools), the copies of the vector code that this processor does not run, SLOW_TESTS,
 # and what is marked `slow` in pytest because it takes long for what it finds.
 test: ## install what is missing, build, and test what this machine can get wrong: 8 minutes on 2 cores
