@@ -75,7 +75,8 @@ static const Value data_values[] = {
 static const Value step_values[] = {
     {"-b 4", NULL, HAS_1_GROUP, 0, 4},
     {"-b 2", NULL, HAS_1_GROUP, 0, 5}, // the last micro-step is smaller
-    {"-b 2 --reduce-groups 2", NULL, HAS_2_GROUPS, 0, 7},
+    {"-b 4 --reduce-groups 2", NULL, HAS_2_GROUPS, 0,
+     7}, // a group that is smaller than a micro-batch, and one that is not
     {"-b 1 --reduce-groups 3", NULL, HAS_3_GROUPS, 0, 6},
     {"-b 2 --reduce-groups 4", NULL, HAS_4_GROUPS, 0, 11},
     {"-b 4 --reduce-groups 4", NULL, HAS_4_GROUPS, 0, 16}, // one micro-step a group
