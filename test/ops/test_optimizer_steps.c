@@ -60,7 +60,7 @@ static void run_step(Run *run, int window, double lr, bool overflow) {
 static float *weight_of(const Model *model, int i) {
     const Parameter *p = &model_parameters(model)[i];
     float *values = malloc((size_t)parameter_numel(p) * sizeof *values);
-    assert_true(model_get_weight(model, i, 0, p->rows, values));
+    assert_true(model_get_weight(model, i, 0, p->rows, values, NULL));
     return values;
 }
 
