@@ -83,8 +83,10 @@ static bool read_options(ChoiceOptions *o, int argc, char **argv, Error *err) {
     if (path_is_same(o->input, o->output))
         return error_set(err, "-o %s: this is the input; name another file", o->output);
     if (!directory_check_role(o->output, err)) return error_prefix(err, "-o %s", o->output);
-    return *o->tokenizer || error_set(err, "--tokenizer PATH is missing: the model's tokenizer (%s gpt2-tokenizer)",
-                                      path_of_tool("data/get.py").text);
+    if (!*o->tokenizer)
+        return error_set(err, "--tokenizer PATH is missing: the model's tokenizer (%s gpt2-tokenizer)",
+                         path_of_tool("data/get.py").text);
+    return true;
 }
 
 // ----------------------------------------------------------------------------------------------------------- records
@@ -210,8 +212,9 @@ static bool make_way(const char *path, Error *err) {
     const bool is_whole =
         file_size(fd) >= (int64_t)sizeof magic && file_read_at(fd, path, 0, &magic, sizeof magic, NULL);
     close(fd);
-    return !is_whole || magic == CHOICES_MAGIC ||
-           own_file_move_aside(path, "does not hold multiple-choice examples", 0, err);
+    if (is_whole && magic != CHOICES_MAGIC)
+        return own_file_move_aside(path, "does not hold multiple-choice examples", 0, err);
+    return true;
 }
 
 static bool write_output(Choices *c, Error *err) {

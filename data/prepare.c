@@ -95,7 +95,8 @@ static bool read_options(PrepareOptions *o, int argc, char **argv, Error *err) {
         return error_set(err, "--val-fraction %s: expected a number below 1, or 0 for none", given);
     if (o->split && !val && strcmp(o->split, "train") != 0)
         return error_set(err, "--split %s: expected train or val", o->split);
-    return !o->split || !given || error_set(err, "--split and --val-fraction exclude each other; give one");
+    if (o->split && given) return error_set(err, "--split and --val-fraction exclude each other; give one");
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------------------- summary

@@ -62,8 +62,9 @@ static bool read_options(Look *l, int argc, char **argv, Error *err) {
     if (strcmp(l->command, "list") != 0 && strcmp(l->command, "verify") != 0 && strcmp(l->command, "show") != 0)
         return error_set(err, "%s%sexpected list, verify or show; %s --help shows the usage", l->command,
                          text_if(*l->command, ": "), tool_path("shard").text);
-    return optind + 1 < argc ||
-           error_set(err, "%s: no files given; %s --help shows the usage", l->command, tool_path("shard").text);
+    if (optind + 1 >= argc)
+        return error_set(err, "%s: no files given; %s --help shows the usage", l->command, tool_path("shard").text);
+    return true;
 }
 
 // n tokens from token `first` on into the block, each in 4 bytes.

@@ -112,7 +112,8 @@ bool atomic_file_write(AtomicFile *f, const void *data, size_t bytes, Error *err
         memcpy(f->buffer + f->used, data, bytes);
         f->used += bytes;
     }
-    return !f->failed || error_set(err, "%s", f->error.text);
+    if (f->failed) return error_set(err, "%s", f->error.text);
+    return true;
 }
 
 bool atomic_file_commit(AtomicFile *f, int64_t *bytes, uint64_t *checksum, Error *err) {

@@ -63,7 +63,8 @@ bool directory_make(const char *path, Error *err) {
 
     struct stat st;
     if (reason == 0 && stat(path, &st) == 0 && !S_ISDIR(st.st_mode)) reason = ENOTDIR;
-    return reason == 0 || error_set(err, "%s: cannot make the directory: %s", path, path_reason(path, reason).text);
+    if (reason != 0) return error_set(err, "%s: cannot make the directory: %s", path, path_reason(path, reason).text);
+    return true;
 }
 
 size_t directory_existing(const char *path) {

@@ -232,7 +232,8 @@ const ForeignFile *foreign_file_find(const char *path, const void *head, size_t 
 }
 
 static bool refuse_kind(const ForeignFile *f, const char *expected, const char *path, Error *err) {
-    return !f || error_set(err, "%s: not %s but %s: %s", path, expected, f->kind, f->advice);
+    if (f) return error_set(err, "%s: not %s but %s: %s", path, expected, f->kind, f->advice);
+    return true;
 }
 
 bool foreign_file_check_text(const char *expected, const char *path, const void *head, size_t bytes, Error *err) {

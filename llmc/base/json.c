@@ -75,9 +75,10 @@ bool json_check_seal(const char *text, size_t bytes, Error *err) {
     const size_t body = bytes - min_size(bytes, JSON_SEAL_BYTES);
     char seal[JSON_SEAL_BYTES + 1];
     json_make_seal(seal, text, body);
-    return (bytes >= JSON_SEAL_BYTES && memcmp(text + body, seal, JSON_SEAL_BYTES) == 0) ||
-           error_set(err, "damaged: its bytes have the checksum %016llx, but it ends with another",
-                     (unsigned long long)XXH3_64bits(text, body));
+    if (!(bytes >= JSON_SEAL_BYTES && memcmp(text + body, seal, JSON_SEAL_BYTES) == 0))
+        return error_set(err, "damaged: its bytes have the checksum %016llx, but it ends with another",
+                         (unsigned long long)XXH3_64bits(text, body));
+    return true;
 }
 
 const char *json_describe(const cJSON *item, char *buf, size_t size) {
@@ -193,7 +194,8 @@ bool json_get_int(const cJSON *object, const char *key, int64_t min, int64_t max
 bool json_get_double(const cJSON *object, const char *key, double *value, Error *err) {
     const cJSON *item;
     if (!json_find(object, key, &item, err)) return false;
-    return json_double_value(item, value) || mismatch(item, key, "a number", err);
+    if (!json_double_value(item, value)) return mismatch(item, key, "a number", err);
+    return true;
 }
 
 bool json_get_string(const cJSON *object, const char *key, const char **value, Error *err) {
@@ -206,7 +208,8 @@ bool json_get_string(const cJSON *object, const char *key, const char **value, E
 
 bool json_get_object(const cJSON *object, const char *key, const cJSON **value, Error *err) {
     if (!json_find(object, key, value, err)) return false;
-    return cJSON_IsObject(*value) || mismatch(*value, key, "an object", err);
+    if (!cJSON_IsObject(*value)) return mismatch(*value, key, "an object", err);
+    return true;
 }
 
 bool json_get_array(const cJSON *object, const char *key, int length, const cJSON **value, Error *err) {

@@ -126,7 +126,8 @@ bool limits_check_threads(int count, Error *err) {
     free(threads);
     char what[40];
     snprintf(what, sizeof what, "thread %d of %d", started + 2, count + 1); // the first is this one
-    return status == 0 || limits_thread_failed(what, status, err);
+    if (status != 0) return limits_thread_failed(what, status, err);
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------------ control groups

@@ -71,7 +71,8 @@ bool own_file_make_way(const char *path, const char *mark, Error *err) {
     const bool exists = stat(path, &st) == 0;
     if (exists && !S_ISREG(st.st_mode)) return true;
     if (!exists && lstat(path, &st) != 0) return true;
-    return own_file_is(path, mark) || own_file_move_aside(path, "was not written by this program", errno, err);
+    if (!own_file_is(path, mark)) return own_file_move_aside(path, "was not written by this program", errno, err);
+    return true;
 }
 
 bool own_file_commit(AtomicFile *f, const char *path, const char *mark, Error *err) {

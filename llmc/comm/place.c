@@ -27,9 +27,10 @@ static bool place_number(const char *name, const char *text, int64_t min, int64_
     if (text) digits = strspn(text, "0123456789");
     if (!text) return error_set(err, "the environment variable %s is missing", name);
     *value = digits > 0 && text[digits] == '\0' ? strtoll(text, NULL, 10) : -1; // too large: INT64_MAX
-    return (*value >= min && *value <= max) ||
-           error_set(err, "%s is '%.64s'; expected a whole number from %lld to %lld", name, text, (long long)min,
-                     (long long)max);
+    if (!(*value >= min && *value <= max))
+        return error_set(err, "%s is '%.64s'; expected a whole number from %lld to %lld", name, text, (long long)min,
+                         (long long)max);
+    return true;
 }
 
 static bool place_number_variable(const char *name, int min, int max, int *value, Error *err) {
@@ -43,8 +44,9 @@ bool place_read_seconds(const char *name, double normal, double *seconds, Error 
     const char *text = place_variable(name);
     char *end = NULL;
     *seconds = text ? strtod(text, &end) : normal;
-    return (*seconds > 0 && *seconds <= 86400 && (!text || !*end)) ||
-           error_set(err, "%s is '%.40s'; expected seconds, at most a day", name, text);
+    if (!(*seconds > 0 && *seconds <= 86400 && (!text || !*end)))
+        return error_set(err, "%s is '%.40s'; expected seconds, at most a day", name, text);
+    return true;
 }
 
 static bool place_set_host(Place *place, const char *name, const char *host, size_t length, Error *err) {
@@ -97,9 +99,10 @@ static bool meet_by_srun(Place *place, Error *err) {
         }
     }
     place->host[n] = '\0';
-    return (n > 0 && !in_brackets && (*c == '\0' || *c == ',')) ||
-           error_set(err, "SLURM_STEP_NODELIST is '%.64s'; expected names such as n1,n2 or n[01-04,7]",
-                     text_or(list, ""));
+    if (!(n > 0 && !in_brackets && (*c == '\0' || *c == ',')))
+        return error_set(err, "SLURM_STEP_NODELIST is '%.64s'; expected names such as n1,n2 or n[01-04,7]",
+                         text_or(list, ""));
+    return true;
 }
 
 static bool meet_by_mpi(Place *place, Error *err) {

@@ -28,8 +28,9 @@ static int mpi_used; // requests that have been used are below
 
 bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err) {
     memset(id, 0, DEVICE_COMM_ID_BYTES); // MPI knows its processes
-    return *mpi.name ||
-           error_set(err, "on the CPU several processes are started by mpirun: mpirun -n N ./train_gpt2 OPTIONS");
+    if (!*mpi.name)
+        return error_set(err, "on the CPU several processes are started by mpirun: mpirun -n N ./train_gpt2 OPTIONS");
+    return true;
 }
 
 bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, double seconds, Error *err) {

@@ -62,9 +62,11 @@ bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool 
     *chosen = *wanted;
     if (*wanted == CPU_AUTO) *chosen = CPU_AMX;
     while (*wanted == CPU_AUTO && !has[*chosen]) ++*chosen; // the last one is everywhere
-    return has[*chosen] ||
-           error_set(err, "PRETRAIN_CPU=%s: this processor (%s) or its operating system does not support it; it has %s",
-                     codes[*chosen].name, processor, list_codes(has, names, sizeof names));
+    if (!has[*chosen])
+        return error_set(err,
+                         "PRETRAIN_CPU=%s: this processor (%s) or its operating system does not support it; it has %s",
+                         codes[*chosen].name, processor, list_codes(has, names, sizeof names));
+    return true;
 }
 
 #if defined(__x86_64__)

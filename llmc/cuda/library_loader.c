@@ -33,5 +33,6 @@ bool library_open_once(LibraryState *state, bool (*load)(Error *err), Error *err
         state->usable = load(&state->why);
         state->tried = true;
     }
-    return state->usable || error_set(err, "%s", state->why.text);
+    if (!state->usable) return error_set(err, "%s", state->why.text);
+    return true;
 }

@@ -161,7 +161,9 @@ static bool usable(const char *what, int request, Error *err) {
     REQUIRE(request >= 0 && request < DEVICE_COMM_REQUESTS, "%s: request %d, there are 0 to %d", what, request,
             DEVICE_COMM_REQUESTS - 1);
     if (watch_has_failed(err)) return false;
-    return comm.handle || error_set(err, "%s: rank %d of %d: the communicator was aborted", what, comm.rank, comm.size);
+    if (!comm.handle)
+        return error_set(err, "%s: rank %d of %d: the communicator was aborted", what, comm.rank, comm.size);
+    return true;
 }
 
 static const CommObserver *observer;

@@ -189,8 +189,9 @@ bool model_get_weight(const Model *model, int index, int64_t first_row, int64_t 
     const int64_t cols = model->parameters[index].cols;
     if (model->weight_reader)
         return model->weight_reader(model->weight_reader_context, index, first_row, rows, out, err);
-    return get_values(model, index, first_row * cols, rows * cols, out) ||
-           error_set(err, "the state of another process cannot be read");
+    if (!get_values(model, index, first_row * cols, rows * cols, out))
+        return error_set(err, "the state of another process cannot be read");
+    return true;
 }
 
 void model_set_weight_reader(Model *model, WeightReader *reader, void *context) {

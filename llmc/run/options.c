@@ -217,8 +217,9 @@ static bool set_value(const OptionRow *row, Options *options, const char *name, 
             snprintf(list + used, sizeof list - used, "%s%s", text_if(used, ", "), word);
         }
         *(unsigned *)field = 0;
-        return strcmp(value, row->fallback) == 0 ||
-               error_set(err, "%s %s: must be one of %s", name, argument_shown(value, strlen(value)).text, list);
+        if (strcmp(value, row->fallback) != 0)
+            return error_set(err, "%s %s: must be one of %s", name, argument_shown(value, strlen(value)).text, list);
+        return true;
     }
     if (!*value) return error_set(err, "%s: the value is empty", name);
     double x = row->min;
@@ -742,7 +743,8 @@ bool options_adopt_json(Options *options, const char *json, bool only_data, Erro
         ok = adopt_value(options, row, value, err);
     }
     cJSON_Delete(then);
-    return ok || error_prefix(err, "the options of the earlier run");
+    if (!ok) return error_prefix(err, "the options of the earlier run");
+    return true;
 }
 
 // Is this path, of the directory `there`, the one that is named here?

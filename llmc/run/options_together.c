@@ -36,7 +36,8 @@ bool options_rates(const Options *o, GroupRates rates[NUM_GROUPS], Error *err) {
         if (o->beta2 >= 0) r->beta2 = o->beta2;
         if (o->eps >= 0) r->eps = o->eps;
     }
-    return optimizer_parse_rates(rates, o->by_group, err) || error_prefix(err, "--by-group");
+    if (!optimizer_parse_rates(rates, o->by_group, err)) return error_prefix(err, "--by-group");
+    return true;
 }
 
 bool options_check_together(const Options *o, Error *err) {

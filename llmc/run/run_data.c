@@ -210,7 +210,8 @@ static bool open_validation(RunData *data, const Options *o, int64_t T, const Da
     if (!data->has_val && o->max_steps != 0 && then->tokens > 0)
         return error_set(err, "-j: the run was validated on %lld tokens; %s, and -v 0 trains on without validation",
                          (long long)then->tokens, why.text);
-    return data->has_val || o->max_steps != 0 || error_set(err, "-j: %s, and -v 0 skips validation", why.text);
+    if (!data->has_val && o->max_steps == 0) return error_set(err, "-j: %s, and -v 0 skips validation", why.text);
+    return true;
 }
 
 // A validation on text that is trained on shows nothing, unless both are the same files on purpose. Without validation,

@@ -180,9 +180,10 @@ static bool find_checkpoint(RunSetup *s, Error *err) {
     free(skipped);
     if (found) return true;
     if (err->text[0]) return false;
-    return !damaged ||
-           error_set(err, "-y 1: no checkpoint in %s is intact; repair them, or move them away to start over",
-                     o->output);
+    if (damaged)
+        return error_set(err, "-y 1: no checkpoint in %s is intact; repair them, or move them away to start over",
+                         o->output);
+    return true;
 }
 
 // -o and -y: a fresh directory, or the newest checkpoint in it that verifies.

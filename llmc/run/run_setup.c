@@ -74,9 +74,10 @@ static bool choose_model(RunSetup *s, Error *err) {
     // The run stays what it was begun with.
     if (is_other && !options_take_back(&s->options, s->state.options_json, "model", err)) return false;
     const int64_t d_ff = model_size(c, DIM_FF), wanted = positive_or(o->d_ff, model_default_d_ff(c));
-    return !options_given(o, "d-ff") || wanted == d_ff ||
-           error_set(err, "--d-ff %lld: the weights in %s have d_ff = %lld; leave it out", (long long)o->d_ff, path,
-                     (long long)d_ff);
+    if (options_given(o, "d-ff") && wanted != d_ff)
+        return error_set(err, "--d-ff %lld: the weights in %s have d_ff = %lld; leave it out", (long long)o->d_ff, path,
+                         (long long)d_ff);
+    return true;
 }
 
 static bool choose_context(RunSetup *s, Error *err) {
@@ -95,9 +96,10 @@ static bool choose_context(RunSetup *s, Error *err) {
 static bool choose_dtype(RunSetup *s, Error *err) {
     s->dtype = s->options.dtype;
     if (s->dtype == DTYPE_COUNT) s->dtype = device_facts()->default_dtype;
-    return device_facts()->supports[s->dtype] ||
-           error_set(err, "--dtype %s: not available on %s; use %s", dtype_name(s->dtype), device_facts()->name,
-                     dtype_name(device_facts()->default_dtype));
+    if (!device_facts()->supports[s->dtype])
+        return error_set(err, "--dtype %s: not available on %s; use %s", dtype_name(s->dtype), device_facts()->name,
+                         dtype_name(device_facts()->default_dtype));
+    return true;
 }
 
 // A plan may be for more processes than there are.
@@ -154,15 +156,18 @@ static bool choose_optimizer(RunSetup *s, Error *err) {
     if (!s->resume_path || o->max_steps == 0) return true;
     const bool starts_new = o->resume == RESUME_WEIGHTS;
     if (starts_new) s->state.control.updates = 0;
-    return starts_new || optimizer_file_check(s->state.optimizer, o->optimizer, err) ||
-           error_prefix(err, "%s", s->resume_path);
+    if (!starts_new && !optimizer_file_check(s->state.optimizer, o->optimizer, err))
+        return error_prefix(err, "%s", s->resume_path);
+    return true;
 }
 
 static bool check_processes(const Options *o, Error *err) {
     const char *launcher = comm_launcher();
     if (o->plan) launcher = "--gpus";
-    return process_count(o) == 1 || !o->interactive ||
-           error_set(err, "--interactive: answers prompts in one process; %s started %d", launcher, process_count(o));
+    if (process_count(o) != 1 && o->interactive)
+        return error_set(err, "--interactive: answers prompts in one process; %s started %d", launcher,
+                         process_count(o));
+    return true;
 }
 
 // --tokens auto or --ratio, and -d auto: from the size of the model. What is chosen is a number in the options, which a
@@ -303,10 +308,11 @@ static bool choose_tokenizer(RunSetup *s, Error *err) {
     const char *needs_it = NULL;
     if (*o->prompt) needs_it = "--prompt";
     if (o->interactive) needs_it = "--interactive";
-    return s->tokenizer || !needs_it ||
-           error_set(err,
-                     "%s: no tokenizer for the model's vocabulary of %lld tokens was found; name one with --tokenizer",
-                     needs_it, (long long)s->config.V);
+    if (!s->tokenizer && needs_it)
+        return error_set(
+            err, "%s: no tokenizer for the model's vocabulary of %lld tokens was found; name one with --tokenizer",
+            needs_it, (long long)s->config.V);
+    return true;
 }
 
 // What the directory of the weights has besides.
@@ -343,7 +349,8 @@ static bool open_choices(RunSetup *s, Error *err) {
         is_none || ((choices_open(&s->choices, files, s->config.V, err) || advice_add_directories(o, "choices", err)) &&
                     choices_fit(&s->choices, s->T, err));
     free(files);
-    return ok || error_prefix(err, "%s", name);
+    if (!ok) return error_prefix(err, "%s", name);
+    return true;
 }
 
 // --export PATH[:DTYPE].

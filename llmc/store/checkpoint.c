@@ -43,7 +43,8 @@ static bool holds_only_ours(const char *directory, Error *err) {
         vouched = own_file_is(path, more[i].mark);
         free(path);
     }
-    return huggingface_is_own(directory, more, 2, vouched, err) || error_prefix(err, "%s is kept", directory);
+    if (!huggingface_is_own(directory, more, 2, vouched, err)) return error_prefix(err, "%s is kept", directory);
+    return true;
 }
 
 // Removes a directory with a temporary name, left by a write or a removal that has ended. If it contains foreign files,

@@ -130,8 +130,9 @@ static bool open_tensor(HuggingFace *f, const Parameter *p, int part, int *place
         cols = rows;
         rows = p->cols;
     }
-    return check_shape(weight_shards_entry(f->shards, *place), p->rank, rows, cols, err) ||
-           error_prefix(err, "%s", weight_shards_path(f->shards, *place));
+    if (!check_shape(weight_shards_entry(f->shards, *place), p->rank, rows, cols, err))
+        return error_prefix(err, "%s", weight_shards_path(f->shards, *place));
+    return true;
 }
 
 static bool open_tensors(HuggingFace *f, const char *directory, Error *err) {

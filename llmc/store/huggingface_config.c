@@ -144,8 +144,9 @@ static bool parse_size(const cJSON *root, int type, const SizeField *field, Mode
     const char *key = field->key;
     if (has_two_names && (gpt2_item || !item)) key = field->gpt2_key;
     if (!json_get_int(root, key, 1, INT32_MAX, size, err)) return false;
-    return !gpt2_item || !item || (json_int_value(item, 1, INT32_MAX, &same) && same == *size) ||
-           error_set(err, "\"%s\" and \"%s\" are the same size but differ", key, field->key);
+    if (gpt2_item && item && !(json_int_value(item, 1, INT32_MAX, &same) && same == *size))
+        return error_set(err, "\"%s\" and \"%s\" are the same size but differ", key, field->key);
+    return true;
 }
 
 static bool parse_flag(const cJSON *root, const char *key, bool *value, Error *err) {
@@ -154,8 +155,9 @@ static bool parse_flag(const cJSON *root, const char *key, bool *value, Error *e
     if (!json_find(root, key, &item, err)) return false;
     if (!item || cJSON_IsNull(item)) return true;
     *value = cJSON_IsTrue(item);
-    return cJSON_IsBool(item) ||
-           error_set(err, "\"%s\" is %s, expected true or false", key, json_describe(item, found, sizeof found));
+    if (!cJSON_IsBool(item))
+        return error_set(err, "\"%s\" is %s, expected true or false", key, json_describe(item, found, sizeof found));
+    return true;
 }
 
 // "rope_parameters" of transformers 5, or "rope_scaling" of earlier versions. *base stays where it states none.
@@ -167,11 +169,12 @@ static bool parse_rope_object(const cJSON *root, const char *key, double *base, 
     if (!object || cJSON_IsNull(object)) return true;
     if (!cJSON_IsObject(object))
         return error_set(err, "\"%s\" is %s, expected an object", key, json_describe(object, found, sizeof found));
-    return (check_string(object, "rope_type", "default", "default", err) &&
-            check_string(object, "type", "default", "default", err) && check_fixed(object, EVERY_TYPE, err) &&
-            json_check_keys(object, known, err) && json_find(object, "rope_theta", &item, err) &&
-            (!item || json_get_double(object, "rope_theta", base, err))) ||
-           error_prefix(err, "\"%s\" (only RoPE without scaling is supported)", key);
+    if (!(check_string(object, "rope_type", "default", "default", err) &&
+          check_string(object, "type", "default", "default", err) && check_fixed(object, EVERY_TYPE, err) &&
+          json_check_keys(object, known, err) && json_find(object, "rope_theta", &item, err) &&
+          (!item || json_get_double(object, "rope_theta", base, err))))
+        return error_prefix(err, "\"%s\" (only RoPE without scaling is supported)", key);
+    return true;
 }
 
 // RoPE's base. A base that is off by a factor of 1 + e turns no angle at position T by more than T e / (2.7 ln base):
@@ -205,11 +208,12 @@ static bool check_windows(const cJSON *root, int type, const ModelConfig *config
     if (!json_find(root, "sliding_window", &item, err)) return false;
     if (!item || cJSON_IsNull(item) || type & (QWEN2 | QWEN3)) return true; // theirs: "use_sliding_window"
     if (!json_get_int(root, "sliding_window", 1, INT32_MAX, &window, err)) return false;
-    return window >= config->max_T ||
-           error_set(err,
-                     "\"sliding_window\" is %lld, shorter than the context of %lld, which is not supported; set "
-                     "\"max_position_embeddings\" to %lld as well: up to there the window changes nothing",
-                     (long long)window, (long long)config->max_T, (long long)window);
+    if (window < config->max_T)
+        return error_set(err,
+                         "\"sliding_window\" is %lld, shorter than the context of %lld, which is not supported; set "
+                         "\"max_position_embeddings\" to %lld as well: up to there the window changes nothing",
+                         (long long)window, (long long)config->max_T, (long long)window);
+    return true;
 }
 
 static bool parse_eps(const cJSON *root, int type, ModelConfig *config, Error *err) {
@@ -239,8 +243,9 @@ static bool parse_name(const cJSON *root, const char *key, const char *const *na
             *index = i;
             return true;
         }
-    return !item ||
-           error_set(err, "\"%s\" is %s, which is not supported", key, json_describe(item, found, sizeof found));
+    if (item)
+        return error_set(err, "\"%s\" is %s, which is not supported", key, json_describe(item, found, sizeof found));
+    return true;
 }
 
 bool huggingface_parse_config(const cJSON *root, ModelConfig *config, Error *err) {

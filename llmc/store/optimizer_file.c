@@ -135,9 +135,10 @@ bool optimizer_file_load(Model *model, const char *checkpoint, Error *err) {
 }
 
 bool optimizer_file_check(OptimizerKind saved, OptimizerKind wanted, Error *err) {
-    return saved == wanted ||
-           error_set(err,
-                     "has the state of --optimizer %s, but this run uses %s; give --optimizer %s, or "
-                     "-y weights to start with a new state",
-                     optimizer_name(saved), optimizer_name(wanted), optimizer_name(saved));
+    if (saved != wanted)
+        return error_set(err,
+                         "has the state of --optimizer %s, but this run uses %s; give --optimizer %s, or "
+                         "-y weights to start with a new state",
+                         optimizer_name(saved), optimizer_name(wanted), optimizer_name(saved));
+    return true;
 }

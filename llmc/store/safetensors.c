@@ -106,7 +106,8 @@ static bool parse_tensor_entry(const cJSON *item, SafetensorsEntry *e, int64_t d
         ok = error_set(err, "its \"data_offsets\" span %lld bytes, expected %lld for its shape",
                        (long long)(end - e->offset), (long long)e->bytes);
 
-    return ok || error_prefix(err, "tensor %s", e->name);
+    if (!ok) return error_prefix(err, "tensor %s", e->name);
+    return true;
 }
 
 static int compare_offset(const void *a, const void *b) {

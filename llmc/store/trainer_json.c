@@ -234,8 +234,9 @@ static bool read_digits(const cJSON *object, const char *key, int base, uint64_t
     if (!json_get_string(object, key, &text, err)) return false;
     errno = 0;
     *value = strtoull(text, &end, base);
-    return (isxdigit((unsigned char)*text) && *end == '\0' && errno == 0) ||
-           error_set(err, "\"%s\" is \"%.40s\", expected a 64-bit number in base %d", key, text, base);
+    if (!(isxdigit((unsigned char)*text) && *end == '\0' && errno == 0))
+        return error_set(err, "\"%s\" is \"%.40s\", expected a 64-bit number in base %d", key, text, base);
+    return true;
 }
 
 // A ring: until it is full, the next value is appended to the existing ones. Only finite values are ever stored.
@@ -278,7 +279,8 @@ static bool read_field(const cJSON *object, const TrainerField *f, void *out, Er
         *(uint32_t *)at = (uint32_t)n;
         return true;
     case FIELD_FLOAT:
-        return float_value(item, at) || error_set(err, "\"%s\" is missing or not a float", f->name);
+        if (!float_value(item, at)) return error_set(err, "\"%s\" is missing or not a float", f->name);
+        return true;
     case FIELD_LOSS:
         *loss = (double)INFINITY;
         if (cJSON_IsNull(item)) return true;
@@ -310,8 +312,9 @@ static bool read_trainer_object(const cJSON *parent, const char *name, bool opti
     if (optional && !object) return true;
     if (!json_get_object(parent, name, &object, err)) return false;
     for (int i = 0; i < count; i++) keys[i] = fields[i].name;
-    return (json_check_keys(object, keys, err) && read_fields(object, fields, count, out, err)) ||
-           error_prefix(err, "\"%s\"", name);
+    if (!(json_check_keys(object, keys, err) && read_fields(object, fields, count, out, err)))
+        return error_prefix(err, "\"%s\"", name);
+    return true;
 }
 
 // Weights must be those of a mixture: a few, in the first places, small numbers.
@@ -348,7 +351,8 @@ static bool read_mixture(const cJSON *data, TrainerState *s, Error *err) {
             return error_set(err, "source %d: \"weight\" is %lld, which is none of a mixture", i + 1,
                              (long long)weight);
     }
-    return total > 0 || error_set(err, "\"sources\" have no \"weight\" above 0");
+    if (total <= 0) return error_set(err, "\"sources\" have no \"weight\" above 0");
+    return true;
 }
 
 static bool read_manifest(const cJSON *root, FileFacts *facts, Error *err) {
@@ -362,7 +366,8 @@ static bool read_manifest(const cJSON *root, FileFacts *facts, Error *err) {
         facts[i] = (FileFacts){.bytes = -1};
         ok = read_trainer_object(files, names[i], optional, file_fields, COUNT(file_fields), &facts[i], err);
     }
-    return ok || error_prefix(err, "\"files\"");
+    if (!ok) return error_prefix(err, "\"files\"");
+    return true;
 }
 
 static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts, Error *err) {

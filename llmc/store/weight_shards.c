@@ -49,7 +49,8 @@ static bool parse_index(WeightShards *s, const char *directory, const cJSON *ind
         if (file == MAX_FILES) return error_set(err, "\"weight_map\" names more than %d files", MAX_FILES);
         if (file == s->num_files) s->paths[s->num_files++] = path_join(directory, name);
     }
-    return s->num_files > 0 || error_set(err, "\"weight_map\" is empty");
+    if (s->num_files <= 0) return error_set(err, "\"weight_map\" is empty");
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------------ open and close

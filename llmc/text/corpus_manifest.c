@@ -105,5 +105,6 @@ bool corpus_manifest_read_shard(const cJSON *entry, CorpusShard *shard, Error *e
         return false;
     shard->xxh3 = strtoull(xxh3, NULL, 16);
     const bool is_hex = strlen(xxh3) == 16 && strspn(xxh3, "0123456789abcdefABCDEF") == 16;
-    return is_hex || error_set(err, "\"xxh3\" is \"%.40s\", expected 16 digits", xxh3);
+    if (!is_hex) return error_set(err, "\"xxh3\" is \"%.40s\", expected 16 digits", xxh3);
+    return true;
 }

@@ -60,8 +60,9 @@ static bool clear_shards(const CorpusOutput *o, bool refuse, Error *err) {
 static bool look_for(const char *path, bool *is_there, Error *err) {
     struct stat st;
     *is_there = lstat(path, &st) == 0;
-    return *is_there || errno == ENOENT ||
-           error_set(err, "%s: cannot be read now: %s", path, path_reason(path, errno).text);
+    if (!*is_there && errno != ENOENT)
+        return error_set(err, "%s: cannot be read now: %s", path, path_reason(path, errno).text);
+    return true;
 }
 
 bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *err) {
@@ -132,8 +133,9 @@ static bool make_way_for_tokenizer(const CorpusOutput *o, const char *manifest, 
     struct stat st;
     if (own_file_is(manifest, CORPUS_MANIFEST_MARK)) return own_file_make_way(tokenizer, TOKENIZER_MARK, err);
     if (stat(tokenizer, &st) != 0 || !S_ISREG(st.st_mode)) return own_file_make_way(tokenizer, TOKENIZER_MARK, err);
-    return is_same_file(tokenizer, o->tokenizer) ||
-           own_file_move_aside(tokenizer, "is another tokenizer, and of no corpus here", 0, err);
+    if (!is_same_file(tokenizer, o->tokenizer))
+        return own_file_move_aside(tokenizer, "is another tokenizer, and of no corpus here", 0, err);
+    return true;
 }
 
 // Removes the files of an earlier corpus, manifest first and training shards last, then moves in the new ones, training

@@ -68,11 +68,13 @@ static bool check_untold(const Question *q, Error *err) {
     const bool ours = file_exists(manifest);
     free(manifest);
     free(directory);
-    return ours ||
-           error_set(err,
-                     "%s has a vocabulary of %lld, but the shards %s were made with %lld tokens; make them with "
-                     "the model's tokenizer (%s --tokenizer PATH -o DIR FILE...)",
-                     q->weights, (long long)q->V, q->shards, (long long)q->vocab, path_of_tool("data/prepare").text);
+    if (!ours)
+        return error_set(err,
+                         "%s has a vocabulary of %lld, but the shards %s were made with %lld tokens; make them with "
+                         "the model's tokenizer (%s --tokenizer PATH -o DIR FILE...)",
+                         q->weights, (long long)q->V, q->shards, (long long)q->vocab,
+                         path_of_tool("data/prepare").text);
+    return true;
 }
 
 // Opens the tokenizer at path, or the built-in one of that name, if it agrees with the weights and shards.

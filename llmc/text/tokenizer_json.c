@@ -60,8 +60,9 @@ static bool find_part(const Tokenizer *t, const char *text, size_t n, int32_t *t
     *token = -1;
     if (n > 0 && n <= sizeof bytes && alphabet_decode(text, n, bytes, &length))
         *token = vocabulary_find(t, bytes, length);
-    return *token >= 0 ||
-           error_set(err, "\"%s\" is not a token of the vocabulary", vocabulary_show(text, n, shown, sizeof shown));
+    if (*token < 0)
+        return error_set(err, "\"%s\" is not a token of the vocabulary", vocabulary_show(text, n, shown, sizeof shown));
+    return true;
 }
 
 static bool add_spelled_merge(Tokenizer *t, const char *left, size_t left_n, const char *right, size_t right_n,
@@ -199,7 +200,8 @@ static bool check_field(const cJSON *object, const char *where, const char *key,
     const bool ok = text && strcmp(text, expected) == 0;
     cJSON_free(text);
     snprintf(field, sizeof field, "%s.%s", where, key);
-    return ok || refuse_field(field, item, expected, err);
+    if (!ok) return refuse_field(field, item, expected, err);
+    return true;
 }
 
 // use_regex: it cuts the text by GPT-2's pattern.
@@ -320,7 +322,8 @@ static bool read_post_step(Tokenizer *t, const cJSON *step, const char *where, E
         return error_prefix(err, "%s.single[0]", where);
     if (t->begin >= 0) return error_set(err, "%s: a second TemplateProcessing", where);
     t->begin = vocabulary_find_special(t, text);
-    return t->begin >= 0 || error_set(err, "%s.single[0]: \"%.40s\" is not a special token", where, text);
+    if (t->begin < 0) return error_set(err, "%s.single[0]: \"%.40s\" is not a special token", where, text);
+    return true;
 }
 
 static bool read_post_processor(Tokenizer *t, const cJSON *root, Error *err) {

@@ -43,8 +43,10 @@ static bool check_off_flag(const cJSON *object, const char *key, Error *err) {
     const cJSON *item;
     char found[64];
     if (!json_find(object, key, &item, err)) return false;
-    return !item || cJSON_IsNull(item) || cJSON_IsFalse(item) ||
-           error_set(err, "\"%s\" is %s, expected false, as GPT-2 has", key, json_describe(item, found, sizeof found));
+    if (item && !cJSON_IsNull(item) && !cJSON_IsFalse(item))
+        return error_set(err, "\"%s\" is %s, expected false, as GPT-2 has", key,
+                         json_describe(item, found, sizeof found));
+    return true;
 }
 
 // "text", or {"content": "text", "lstrip": ...}; anything else names no token.
@@ -56,7 +58,8 @@ static bool check_named(const Tokenizer *t, const cJSON *item, int64_t number, E
             !check_off_flag(item, "single_word", err))
             return false;
     }
-    return !text || check_token(t, text, number, err) || error_set(err, "%s; %s", err->text, save_again);
+    if (text && !check_token(t, text, number, err)) return error_set(err, "%s; %s", err->text, save_again);
+    return true;
 }
 
 // "bos_token": ..., "additional_special_tokens": [...]

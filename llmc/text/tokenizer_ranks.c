@@ -95,7 +95,8 @@ static bool read_rank_lines(Tokenizer *t, const char *text, size_t n, Error *err
                              "%lld ranks: this is %s, whose pattern is not GPT-2's; expected gpt2, r50k_base or "
                              "p50k_base, or ranks of your own",
                              (long long)t->ordinary_count, others[i].name);
-    return t->count > 0 || error_set(err, "empty, expected a tokenizer");
+    if (t->count <= 0) return error_set(err, "empty, expected a tokenizer");
+    return true;
 }
 
 Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes, Error *err) {
@@ -147,7 +148,8 @@ static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *er
         at += 1 + length;
     }
 
-    return at == n || error_set(err, "%zu bytes after the last of %lld tokens", n - at, (long long)tokens);
+    if (at != n) return error_set(err, "%zu bytes after the last of %lld tokens", n - at, (long long)tokens);
+    return true;
 }
 
 Tokenizer *tokenizer_read_llmc(const char *path, const char *text, size_t bytes, Error *err) {

@@ -161,8 +161,9 @@ bool vocabulary_merge(Tokenizer *t, int32_t left, int32_t right, uint32_t rank, 
                          vocabulary_show(both, length, shown, sizeof shown));
     const MergeRule *known;
     MergeRule rule = {.pair = merge_pair(left, right), .rank = rank, .merged = merged};
-    return merge_table_add(&t->merges, rule, &known) ||
-           error_set(err, "the same two were merged before, by number %u", known->rank);
+    if (!merge_table_add(&t->merges, rule, &known))
+        return error_set(err, "the same two were merged before, by number %u", known->rank);
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------------------- completion

@@ -128,8 +128,10 @@ static bool check_records(ChoiceSet *set, const char *path, int64_t words, int64
         set->starts[i] = start;
         start += bytes / 2;
     }
-    return start == words || error_set(err, "%s: %lld bytes after the last of %lld examples (header field 2)", path,
-                                       (long long)(words - start) * 2, (long long)set->count);
+    if (start != words)
+        return error_set(err, "%s: %lld bytes after the last of %lld examples (header field 2)", path,
+                         (long long)(words - start) * 2, (long long)set->count);
+    return true;
 }
 
 static bool read_choice_set(ChoiceSet *set, const char *path, int64_t V, Error *err) {
