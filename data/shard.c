@@ -61,7 +61,7 @@ static bool read_options(Look *l, int argc, char **argv, Error *err) {
     if (optind < argc) l->command = argv[optind];
     if (strcmp(l->command, "list") != 0 && strcmp(l->command, "verify") != 0 && strcmp(l->command, "show") != 0)
         return error_set(err, "%s%sexpected list, verify or show; %s --help shows the usage", l->command,
-                         text_if(*l->command, ": "), tool_path("shard").text);
+                         *l->command ? ": " : "", tool_path("shard").text);
     if (optind + 1 >= argc)
         return error_set(err, "%s: no files given; %s --help shows the usage", l->command, tool_path("shard").text);
     return true;
@@ -180,7 +180,7 @@ static bool verify_file(Look *l, const ShardSet *set, Error *err) {
     free(directory);
     if (!ok) return false;
     format_print(stdout, "%s: %" PRId64 " tokens, the largest is %" PRIu32 "%s, xxh3 %016" PRIx64 ": %s\n", s->path,
-                 s->num_tokens, l->largest, text_if(vocab <= 0, " (no vocabulary stated: --vocab N checks it)"),
+                 s->num_tokens, l->largest, vocab <= 0 ? " (no vocabulary stated: --vocab N checks it)" : "",
                  found.xxh3, compared);
     return true;
 }
@@ -222,7 +222,7 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
                 fputs(shown, stdout);
             }
         }
-        printf("\"%s\n", text_if(length == 0, " (not a token of this tokenizer)"));
+        printf("\"%s\n", length == 0 ? " (not a token of this tokenizer)" : "");
     }
     tokenizer_free(t);
     return ok && (fflush(stdout) == 0 || error_set(err, "cannot write: %s", strerror(errno)));

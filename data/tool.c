@@ -71,7 +71,7 @@ bool tool_read_options(const char *program, const ToolOption *table, int argc, c
         names[i] = (struct option){.name = table[i].name, .has_arg = !table[i].flag, .val = FIRST_ROW + i};
         if (!table[i].letter) continue;
         const size_t n = strlen(letters);
-        snprintf(letters + n, sizeof letters - n, "%c%s", table[i].letter, text_if(!table[i].flag, ":"));
+        snprintf(letters + n, sizeof letters - n, "%c%s", table[i].letter, !table[i].flag ? ":" : "");
     }
     for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], "--version") == 0) {

@@ -89,7 +89,7 @@ static double position_bytes(Tensor table, Tensor tokens) { return (double)tenso
 
 static void check_floating(const char *op, Tensor t) {
     REQUIRE(t.data && (t.dtype == DTYPE_FP32 || t.dtype == DTYPE_FP16 || t.dtype == DTYPE_BF16),
-            "%s: %s is absent or not of a floating dtype", op, text_or(t.name, "?"));
+            "%s: %s is absent or not of a floating dtype", op, t.name ? t.name : "?");
 }
 
 // t has the compute dtype of a call, which must be one that this backend computes in.
@@ -376,7 +376,7 @@ static int64_t check_packed_heads(const char *op, Tensor packed, Heads heads) {
 
 // table is (maxT,2,HS/2).
 static void check_rope_table(const char *op, Tensor table) {
-    REQUIRE(table.rank == 3 && table.shape[1] == 2, "%s: %s is not (maxT,2,HS/2)", op, text_or(table.name, "?"));
+    REQUIRE(table.rank == 3 && table.shape[1] == 2, "%s: %s is not (maxT,2,HS/2)", op, table.name ? table.name : "?");
     tensor_check(op, table, DTYPE_FP32, tensor_numel(table));
 }
 

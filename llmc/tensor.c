@@ -77,7 +77,7 @@ Tensor tensor_slice_first(Tensor t, int64_t n) {
 
 void tensor_check(const char *op, Tensor t, DType dtype, int64_t numel) {
     char text[96];
-    REQUIRE(t.data != NULL, "%s: tensor %s is absent", op, text_or(t.name, "?"));
+    REQUIRE(t.data != NULL, "%s: tensor %s is absent", op, t.name ? t.name : "?");
     REQUIRE(t.dtype == dtype, "%s: %s is %s, expected dtype %s", op, t.name, tensor_describe(t, text, sizeof text),
             dtype_name(dtype));
     REQUIRE(tensor_numel(t) == numel, "%s: %s is %s, expected %lld elements", op, t.name,
@@ -87,7 +87,7 @@ void tensor_check(const char *op, Tensor t, DType dtype, int64_t numel) {
 const char *tensor_describe(Tensor t, char *buf, size_t size) {
     size_t n = (size_t)snprintf(buf, size, "(");
     for (int i = 0; i < t.rank && n < size; i++)
-        n += (size_t)snprintf(buf + n, size - n, "%s%lld", text_if(i > 0, ", "), (long long)t.shape[i]);
+        n += (size_t)snprintf(buf + n, size - n, "%s%lld", i > 0 ? ", " : "", (long long)t.shape[i]);
     if (n < size) snprintf(buf + n, size - n, ") %s", dtype_name(t.dtype));
     return buf;
 }

@@ -20,7 +20,7 @@ ShownArgument argument_shown(const char *text, size_t length) {
         s.text[i] = text[i];
         if (iscntrl((unsigned char)text[i])) s.text[i] = '?';
     }
-    snprintf(s.text + n, sizeof s.text - n, "%s", text_if(n < length, "..."));
+    snprintf(s.text + n, sizeof s.text - n, "%s", n < length ? "..." : "");
     return s;
 }
 

@@ -46,12 +46,10 @@ static int decimals_below(double x, int decimals, const double *bounds) {
     return decimals;
 }
 
-const char *text_if(bool condition, const char *text) { return condition ? text : ""; }
-const char *text_or(const char *text, const char *otherwise) { return text ? text : otherwise; }
 bool text_is(const char *text, size_t length, const char *word) {
     return word && strlen(word) == length && memcmp(text, word, length) == 0;
 }
-const char *format_plural(int64_t n) { return text_if(n != 1, "s"); }
+const char *format_plural(int64_t n) { return n == 1 ? "" : "s"; }
 
 const char *format_bytes(double bytes, char *buf, int size) {
     static const char *const UNITS[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
@@ -233,7 +231,6 @@ const char *progress_render(double fraction, const char *left, const char *right
         if (!utf8 && eighths == EIGHTHS) cell = "#";
         p = stpcpy(p, cell);
     }
-    snprintf(buf, (size_t)size, "%s [%s] %s%s%s", left, bar, percent, text_if(with_right, " | "),
-             text_if(with_right, right));
+    snprintf(buf, (size_t)size, "%s [%s] %s%s%s", left, bar, percent, with_right ? " | " : "", with_right ? right : "");
     return buf;
 }

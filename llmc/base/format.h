@@ -8,9 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-const char *text_if(bool condition, const char *text);            // text, else ""
 bool text_is(const char *text, size_t length, const char *word);  // `length` bytes of text are the word; NULL is none
-const char *text_or(const char *text, const char *otherwise);     // otherwise: text is NULL
 const char *format_plural(int64_t n);                             // "" for 1, else "s"
 const char *format_bytes(double bytes, char *buf, int size);      // 512 B   1.50 GiB   12.5 MiB
 const char *format_count(double n, char *buf, int size);          // 950   1.017K   666.6K   124.5M   10.00B

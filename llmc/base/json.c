@@ -111,7 +111,7 @@ const char *json_list_keys(const cJSON *object, char *buf, size_t size) {
         }
         char name[40];
         utf8_make_visible(child->string, name, sizeof name);
-        used += (size_t)snprintf(buf + used, size - used, "%s\"%s\"", text_if(count > 1, ", "), name);
+        used += (size_t)snprintf(buf + used, size - used, "%s\"%s\"", count > 1 ? ", " : "", name);
     }
     if (count == 0) snprintf(buf, size, "it has no fields");
     return buf;

@@ -161,8 +161,7 @@ void limits_visit_groups(const char *root, const char *controller, GroupVisitor 
         for (char *name = strtok_r(controllers, ",", &rest); name; name = strtok_r(NULL, ",", &rest))
             has_it |= strcmp(name, controller) == 0;
         if (!has_it) continue;
-        snprintf(mount, sizeof mount, "%s/sys/fs/cgroup%s%s", root, text_if(!is_second, "/"),
-                 text_if(!is_second, controller));
+        snprintf(mount, sizeof mount, "%s/sys/fs/cgroup%s%s", root, is_second ? "" : "/", is_second ? "" : controller);
         for (bool is_top = false; !is_top;) { // the group and all its ancestors, from "/a/b" up to ""
             char directory[PATH_MAX], *slash = strrchr(group, '/');
             is_top = !slash || slash[1] == '\0';

@@ -36,8 +36,8 @@ QuotedPath path_quoted(const char *path) {
     c = path;
     while (isalnum((unsigned char)*c) || (*c && strchr("_@%+:,./-=", *c))) c++;
     const bool plain = *path && !*c;
-    out = stpcpy(out, text_if(ansi, "$"));
-    out = stpcpy(out, text_if(!plain, "'"));
+    out = stpcpy(out, ansi ? "$" : "");
+    out = stpcpy(out, plain ? "" : "'");
     if (*path == '-') out = stpcpy(out, "./");
     // The characters between the quotes of '...', or of $'...', which has escapes for all bytes.
     for (c = path; *c && end - out > 8;) {
@@ -50,7 +50,7 @@ QuotedPath path_quoted(const char *path) {
             out = mempcpy(out, c, (size_t)max_i64(length, 1));
         c += max_i64(length, 1);
     }
-    stpcpy(out, text_if(!plain, "'"));
+    stpcpy(out, plain ? "" : "'");
     return (QuotedPath){text};
 }
 
@@ -110,7 +110,7 @@ char *path_from_home(const char *path) {
         if (entry) home = entry->pw_dir;
     }
     if (*path != '~') home = NULL;
-    REQUIRE_MEMORY(asprintf(&whole, "%s%s", text_or(home, user), path + name) >= 0, "a path");
+    REQUIRE_MEMORY(asprintf(&whole, "%s%s", home ? home : user, path + name) >= 0, "a path");
     free(user);
     return whole;
 }

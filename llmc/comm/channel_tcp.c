@@ -297,7 +297,7 @@ static bool tcp_start_process_0(const Place *place, double seconds, Error *err) 
     }
 
     error_set(err, "not all %d processes came within %g s; missing:%s%s%s", tcp.size, seconds, names,
-              text_if(*note.text, "; "), note.text);
+              *note.text ? "; " : "", note.text);
     return tcp_fail(err);
 }
 

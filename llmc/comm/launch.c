@@ -127,7 +127,7 @@ static void launch_await(Children *c, const sigset_t *waited, const char *progra
             else
                 snprintf(how, sizeof how, "by SIG%s", sigabbrev_np(WTERMSIG(status)));
             fprintf(stderr, "%s: process %d ended %s%s\n", program, rank, how,
-                    text_if(c->running > 0, "; ending the others"));
+                    c->running > 0 ? "; ending the others" : "");
         }
     }
 }

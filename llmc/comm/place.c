@@ -67,7 +67,7 @@ static bool meet_by_torchrun(Place *place, Error *err) {
     if (!host) return error_set(err, "the environment variable MASTER_ADDR is missing");
     if (!place_number_variable("MASTER_PORT", 1, LAST_PORT - shift, &place->port, err)) return false;
     place->port += shift;
-    snprintf(place->run_id, sizeof place->run_id, "%s", text_or(run_id, ""));
+    snprintf(place->run_id, sizeof place->run_id, "%s", run_id ? run_id : "");
     return place_set_host(place, "MASTER_ADDR", host, strlen(host), err);
 }
 
@@ -83,7 +83,7 @@ static bool meet_by_srun(Place *place, Error *err) {
     place->mpi = place_variable("PMIX_RANK") || place_variable("PMI_RANK"); // srun --mpi=pmix, or pmi2
 
     // Process 0 is on the first node of a list such as "n[01-04,7],x": n01.
-    const char *list = place_variable("SLURM_STEP_NODELIST"), *c = text_or(list, "");
+    const char *list = place_variable("SLURM_STEP_NODELIST"), *c = list ? list : "";
     size_t n = 0;
     bool in_brackets = false, skips = false; // skips: what follows the first number in brackets
     for (; *c && (in_brackets || *c != ',') && n + 1 < sizeof place->host; c++) {
@@ -101,7 +101,7 @@ static bool meet_by_srun(Place *place, Error *err) {
     place->host[n] = '\0';
     if (!(n > 0 && !in_brackets && (*c == '\0' || *c == ',')))
         return error_set(err, "SLURM_STEP_NODELIST is '%.64s'; expected names such as n1,n2 or n[01-04,7]",
-                         text_or(list, ""));
+                         list ? list : "");
     return true;
 }
 
@@ -179,7 +179,7 @@ static bool place_read_server(Place *place, const char *server, Error *err) {
 }
 
 bool place_find(Place *place, const CommOptions *o, bool has_mpi, Error *err) {
-    const char *method = text_or(o->method, ""), *server = text_or(o->server, "");
+    const char *method = o->method ? o->method : "", *server = o->server ? o->server : "";
     const bool wants_mpi = strcmp(method, "mpi") == 0, by_options = o->size > 1;
     *place = (Place){.launcher = "", .size = 1, .local_rank = -1, .local_size = -1, .port = DEFAULT_PORT};
     if (*method && !wants_mpi && strcmp(method, "tcp") != 0)

@@ -45,7 +45,7 @@ static const char *list_codes(const bool *has, char *text, size_t size) {
     size_t length = 0;
     for (CpuCodeChoice c = CPU_AUTO; c < CPU_CODES; c++)
         if (!has || (c != CPU_AUTO && has[c]))
-            length += (size_t)snprintf(text + length, size - length, "%s%s", text_if(length, ", "), codes[c].name);
+            length += (size_t)snprintf(text + length, size - length, "%s%s", length ? ", " : "", codes[c].name);
     return text;
 }
 

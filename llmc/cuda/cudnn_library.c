@@ -20,8 +20,8 @@ bool cudnn_failed(Error *err, const char *what, cudnnStatus_t status) {
     cudnn.cudnnGetLastErrorString(last, sizeof last);
     library_message_one_line(last);
     const bool said = last[0] != '\0';
-    return error_set(err, "%s: %s%s%s%s", what, cudnn.cudnnGetErrorString(status), text_if(said, " ("), last,
-                     text_if(said, ")"));
+    return error_set(err, "%s: %s%s%s%s", what, cudnn.cudnnGetErrorString(status), said ? " (" : "", last,
+                     said ? ")" : "");
 }
 
 static bool load_cudnn(Error *err) {

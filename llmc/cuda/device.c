@@ -130,7 +130,7 @@ static void fill_gpu_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf
     if (version) fclose(version);
     snprintf(facts->libraries, sizeof facts->libraries, "CUDA %s, cuBLASLt %zu.%zu.%zu%s%s",
              cuda_version_text(CUDART_VERSION, runtime, sizeof runtime), lt / 10000, lt / 100 % 100, lt % 100,
-             text_if(*driver, ", driver "), driver);
+             *driver ? ", driver " : "", driver);
 }
 
 bool device_init(const DeviceOptions *options, Error *err) {

@@ -66,8 +66,8 @@ static const char *gemm_describe(const Gemm *g) {
     if (g->stack > 0) snprintf(stack, sizeof stack, "%lld times ", (long long)g->stack);
     snprintf(text, sizeof text, "%s%c%c m %lld n %lld k %lld, %s%s%s to %s, %s%s", stack, "NT"[g->transpose_a],
              "NT"[g->transpose_b], (long long)g -> m, (long long)g -> n, (long long)g -> k, dtype_name(g->in_a),
-             text_if(mixed, " x "), text_if(mixed, dtype_name(g->in_b)), dtype_name(g->out),
-             epilogue_names[g->epilogue], text_if(g->c && g->c != g->d, ", C added"));
+             mixed ? " x " : "", mixed ? dtype_name(g->in_b) : "", dtype_name(g->out), epilogue_names[g->epilogue],
+             g->c && g->c != g->d ? ", C added" : "");
     return text;
 }
 

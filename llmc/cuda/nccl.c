@@ -60,7 +60,7 @@ static ncclResult_t settle(ncclResult_t status, double seconds) {
 static bool nccl_failed(Error *err, const char *what, ncclResult_t status) {
     const char *said = nccl.ncclGetLastError(comm.handle);
     char last[400];
-    snprintf(last, sizeof last, "%s", text_or(said, ""));
+    snprintf(last, sizeof last, "%s", said ? said : "");
     library_message_one_line(last);
     const char *name = nccl.ncclGetErrorString(status);
     if (status == ncclInProgress) name = "not done in time, another process is missing or hangs";

@@ -37,7 +37,7 @@ static bool load_nccl(Error *err) {
 }
 
 bool nccl_library_open(Error *err) { return library_open_once(&state, load_nccl, err); }
-const char *nccl_library_version_text(void) { return text_if(state.usable, version_text); }
+const char *nccl_library_version_text(void) { return state.usable ? version_text : ""; }
 
 #else
 

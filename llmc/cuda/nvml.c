@@ -29,7 +29,7 @@ struct CudaNvml {
 CudaNvml *cuda_nvml_open(const char *path, const char *pci_bus_id) {
     int (*init)(void) = NULL;
     int (*find)(const char *, NvmlGpu *) = NULL;
-    const char *file = text_or(path, "libnvidia-ml.so.1");
+    const char *file = path ? path : "libnvidia-ml.so.1";
     CudaNvml *nvml = (CudaNvml *)calloc(1, sizeof *nvml);
     if (!nvml) return NULL;
 
@@ -78,7 +78,7 @@ const char *cuda_throttle_text(unsigned long long reasons, char *buf, size_t siz
     buf[0] = '\0';
     for (size_t i = 0; i < sizeof words / sizeof *words && used < size; i++)
         if (reasons & words[i].bit)
-            used += (size_t)snprintf(buf + used, size - used, "%s%s", text_if(used, ", "), words[i].word);
+            used += (size_t)snprintf(buf + used, size - used, "%s%s", used ? ", " : "", words[i].word);
     return buf;
 }
 

@@ -280,7 +280,7 @@ char *mixture_guess(const char *text) {
     for (int i = 0; out && i < count; i++) {
         double weight = 1;
         if (numbers > 0) weight = weights[i];
-        fprintf(out, "%s%s:%g", text_if(i > 0, ","), patterns[i], weight);
+        fprintf(out, "%s%s:%g", i > 0 ? "," : "", patterns[i], weight);
     }
     if (out) fclose(out);
     free(words);

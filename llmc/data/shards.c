@@ -205,7 +205,7 @@ static bool open_paths(ShardSet *set, char **paths, int count, Error *err) {
     return error_set(
         err,
         "%s: has %" PRId64 " tokens%s, but T = %" PRId64 " needs at least %" PRId64 "; use a shorter T or more text",
-        longest->path, longest->num_tokens, text_if(set->count > 1, ", the most of any shard"), set->T, set->T + 1);
+        longest->path, longest->num_tokens, set->count > 1 ? ", the most of any shard" : "", set->T, set->T + 1);
 }
 
 bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err) {
@@ -263,7 +263,7 @@ char *shards_validation_pattern(const char *pattern) {
         const bool numbered = *rest && rest != dot; // "_*.bin", "_00000[1-5].bin"
         const int separator = numbered && strchr("_-.", *rest);
         REQUIRE_MEMORY(asprintf(&result, "%.*sval%.*s%s%s", (int)(at - escaped), escaped, separator, rest,
-                                text_if(numbered, "*"), text_or(dot, "")) >= 0,
+                                numbered ? "*" : "", dot ? dot : "") >= 0,
                        "a pattern");
     }
     free(escaped);

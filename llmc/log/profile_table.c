@@ -15,7 +15,7 @@
 const char *op_label(const OpCost *cost, char *buf, int size) {
     int n = snprintf(buf, (size_t)size, "%s %s ", cost->op, parameter_label(cost->shape.tensor));
     for (int i = 0; i < cost->shape.rank && n < size; i++)
-        n += snprintf(buf + n, (size_t)(size - n), "%s%lld", text_if(i, "x"), (long long)cost->shape.shape[i]);
+        n += snprintf(buf + n, (size_t)(size - n), "%s%lld", i ? "x" : "", (long long)cost->shape.shape[i]);
     return buf;
 }
 

@@ -100,7 +100,7 @@ void run_summary_print(const RunSummary *s, RunLog *log) {
     if (s->has_best)
         snprintf(best, sizeof best, "best validation loss %.4f at step %lld", s->best_loss, (long long)s->best_step);
     if (f.joules > 0.0)
-        snprintf(used, sizeof used, "%s%.4g %s, %.3g J/1K tokens", text_if(*best, " | "), energy, unit,
+        snprintf(used, sizeof used, "%s%.4g %s, %.3g J/1K tokens", *best ? " | " : "", energy, unit,
                  1e3 * f.joules / s->tokens);
 
     if (*best || *used) runlog_field(log, "", "%s%s", best, used);

@@ -332,7 +332,7 @@ static void put_decision(FILE *f, const StepReport *r) {
     else if (c->skip == SKIP_NONFINITE && scale_fell && isfinite(c->loss))
         fprintf(f, " | skipped: overflow, normal in fp16");
     else if (c->skip == SKIP_NONFINITE && c->bad_tensor >= 0)
-        fprintf(f, " | SKIPPED: gradient of %s is not finite", text_or(r->bad_tensor, "a tensor"));
+        fprintf(f, " | SKIPPED: gradient of %s is not finite", r->bad_tensor ? r->bad_tensor : "a tensor");
     else if (c->skip == SKIP_NONFINITE && isfinite(c->loss))
         fprintf(f, " | SKIPPED: gradient norm is not finite");
     else if (c->skip == SKIP_NONFINITE)
@@ -429,7 +429,7 @@ void runlog_validation(RunLog *log, int64_t step, const ValidationScore *s, cons
     for (int i = 0; i < sources; i++) { // an object of the list each, and scalars named after it
         const char *name = mixture->names[i];
         char tag[1000];
-        fprintf(e.json, "%s{\"name\":", text_if(i > 0, ","));
+        fprintf(e.json, "%s{\"name\":", i > 0 ? "," : "");
         format_json_string(e.json, name, strlen(name));
         fprintf(e.json, ",\"share\":%.6g,\"tokens\":%lld", mixture_share(mixture, i), (long long)each[i].tokens);
         snprintf(tag, sizeof tag, "loss/%s", name);
@@ -469,7 +469,7 @@ void runlog_choices(RunLog *log, int64_t step, const char *name, const ChoiceSco
 void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *s) {
     runlog_text(log, "gpu at step %lld | %.0f MHz, memory %.0f MHz | %.0f W | %.0f C%s%s", (long long)step,
                 s->sm_clock_mhz, s->memory_clock_mhz, s->power_watts, s->temperature_c,
-                text_if(*s->throttle, " | throttled by: "), s->throttle);
+                *s->throttle ? " | throttled by: " : "", s->throttle);
     Entry e;
     entry_begin(&e, log, "gpu", "gpu", step);
     entry_if_known(&e, "sm_clock_mhz", s->sm_clock_mhz, MEASURED_DIGITS);

@@ -62,7 +62,7 @@ const char *model_tick_name(const ModelConfig *config, int tick, char name[TICK_
     else if (tick < end)
         snprintf(name, TICK_NAME, "block %d %s%s", L - 1 - (tick - first) / BACKWARD_TICKS,
                  backward[(tick - first) % BACKWARD_TICKS],
-                 text_if((tick - first) % BACKWARD_TICKS != B_RECOMPUTE, " backward"));
+                 (tick - first) % BACKWARD_TICKS != B_RECOMPUTE ? " backward" : "");
     else if (tick == end)
         snprintf(name, TICK_NAME, "embedding backward");
     else

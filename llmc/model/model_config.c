@@ -124,7 +124,8 @@ const char *model_class(const ModelConfig *config) {
 }
 
 bool model_class_refuses(const ModelConfig *config) {
-    const char *family = text_or(model_family(config), "");
+    const char *family = model_family(config);
+    if (!family) return false;
     return (strcmp(family, "llama") == 0 || strcmp(family, "arcee") == 0) && config->C % config->NH != 0;
 }
 
@@ -371,8 +372,8 @@ bool model_config_check(const ModelConfig *config, Error *err) {
                          "the hidden units of the MLP (d_ff = %lld) must be a multiple of %d, or %s%lld; nearest: "
                          "%lld or %lld",
                          (long long)config->d_ff, D_FF_MULTIPLE,
-                         text_if(config->activation != ACTIVATION_SWIGLU, "4 C = "),
-                         (long long)model_default_d_ff(config), (long long)below, (long long)(below + D_FF_MULTIPLE));
+                         config->activation != ACTIVATION_SWIGLU ? "4 C = " : "", (long long)model_default_d_ff(config),
+                         (long long)below, (long long)(below + D_FF_MULTIPLE));
     }
     return true;
 }
@@ -380,14 +381,14 @@ bool model_config_check(const ModelConfig *config, Error *err) {
 const char *model_config_text(const ModelConfig *c, int64_t T, char *buf, size_t size) {
     char block[40] = "", NKV[48] = "", HS[32] = "", d_ff[40] = "";
     const char *family = model_family(c);
-    if (!model_is_gpt2(c)) snprintf(block, sizeof block, " of %s", text_or(family, "no class"));
+    if (!model_is_gpt2(c)) snprintf(block, sizeof block, " of %s", family ? family : "no class");
     if (c->NKV) snprintf(NKV, sizeof NKV, ", %lld of keys and values", (long long)c->NKV);
     if (c->HS) snprintf(HS, sizeof HS, " of %lld channels", (long long)c->HS);
     if (c->d_ff) snprintf(d_ff, sizeof d_ff, ", d_ff %lld", (long long)c->d_ff);
     snprintf(buf, size, "%lld blocks%s, %lld channels, %lld heads%s%s%s%s%s, context %lld, vocabulary %lld",
              (long long)c->L, block, (long long)c->C, (long long)c->NH, HS, NKV, d_ff,
-             text_if(c->untied, ", a head of its own"), text_if(c->embed_norm, ", a norm after the embedding"),
-             (long long)T, (long long)c->V);
+             c->untied ? ", a head of its own" : "", c->embed_norm ? ", a norm after the embedding" : "", (long long)T,
+             (long long)c->V);
     return buf;
 }
 
@@ -408,8 +409,8 @@ const char *model_config_descriptor(const ModelConfig *c, char buf[MODEL_DESCRIP
                  {"qk_norm", c->qk_norm, block->qk_norm},
                  {"embed_norm", c->embed_norm, 0}};
     int n = snprintf(buf, MODEL_DESCRIPTOR, "%s%sL=%lld,C=%lld,NH=%lld,V=%lld,T=%lld",
-                     text_if(family > 0, families[family].name), text_if(family > 0, ":"), (long long)c->L,
-                     (long long)c->C, (long long)c->NH, (long long)c->V, (long long)c->max_T);
+                     family > 0 ? families[family].name : "", family > 0 ? ":" : "", (long long)c->L, (long long)c->C,
+                     (long long)c->NH, (long long)c->V, (long long)c->max_T);
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         if (parts[i].value != parts[i].of_family)
             n += snprintf(buf + n, MODEL_DESCRIPTOR - (size_t)n, ",%s=%lld", parts[i].key, (long long)parts[i].value);

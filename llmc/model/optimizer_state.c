@@ -170,7 +170,7 @@ bool optimizer_parse(OptimizerKind *kind, const char *name, Error *err) {
             return true;
         }
         const size_t used = strlen(names);
-        snprintf(names + used, sizeof names - used, "%s%s", text_if(i > 0, ", "), TABLE[i].name);
+        snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "", TABLE[i].name);
     }
     return error_set(err, "%s: unknown optimizer; expected one of %s", name, names);
 }

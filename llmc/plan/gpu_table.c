@@ -137,7 +137,7 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
         char names[400] = "";
         for (int i = 0; i < COUNT; i++) {
             const size_t used = strlen(names);
-            snprintf(names + used, sizeof names - used, "%s%s", text_if(i > 0, ", "), TABLE[i].name);
+            snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "", TABLE[i].name);
         }
 
         char advice[NAME + 40] = "known GPUs";

@@ -268,7 +268,7 @@ static bool explain_fit(const ModelOptions *model, const Search *search, Error *
         "--offload optimizer"};
     for (int i = 0; i < NUM_REMEDIES; i++) {
         const size_t used = strlen(what);
-        if (remedies >> i & 1) snprintf(what + used, sizeof what - used, "%s%s", text_if(used, " "), names[i]);
+        if (remedies >> i & 1) snprintf(what + used, sizeof what - used, "%s%s", used ? " " : "", names[i]);
     }
     format_bytes(bytes_needed(&m), least, sizeof least);
     if (found)

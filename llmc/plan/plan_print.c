@@ -15,7 +15,7 @@ enum { TEXT = 64, SET_TEXT = 256, AUTO_WIDTH = 16 };
 // "H100 SXM", "8 x H100 SXM", "this machine".
 static const char *device_text(const DevicePlan *p, char buf[TEXT]) {
     const char *name = p->gpu.spec.name;
-    if (p->gpus == 1) return text_or(name, "this machine");
+    if (p->gpus == 1) return name ? name : "this machine";
     snprintf(buf, TEXT, "%d processes on this machine", p->gpus);
     if (name) snprintf(buf, TEXT, "%d x %s", p->gpus, name);
     return buf;
@@ -56,8 +56,8 @@ static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) 
     if (m->gradients_in_dtype) gradients = m->dtype;
     if (m->train)
         fprintf(out, "plan        %s%s, gradients in %s%s%s\n", optimizer_name(m->optimizer),
-                text_if(has_master, " with master weights"), dtype_name(gradients),
-                text_if(m->offload, ", its state in host memory"), text_if(m->fp8, ", matmuls of the blocks in fp8"));
+                has_master ? " with master weights" : "", dtype_name(gradients),
+                m->offload ? ", its state in host memory" : "", m->fp8 ? ", matmuls of the blocks in fp8" : "");
 
     if (first->gpus > 1)
         fprintf(out,
@@ -123,7 +123,7 @@ static void print_most(FILE *out, const DevicePlan *p) {
     if (p->model.train) levels = 4;
     fprintf(out, "planned     max -b in %s:", format_bytes(p->room, bytes, TEXT));
     for (int level = 0; level < levels; level++)
-        fprintf(out, "%s -r %d %s", text_if(level > 0, ","), level, batch_text(p->most[level], batch));
+        fprintf(out, "%s -r %d %s", level > 0 ? "," : "", level, batch_text(p->most[level], batch));
     if (p->model.train && p->auto_batch > 0)
         fprintf(out, "; -b auto -r auto: %s -r %s", batch_text(p->auto_batch, batch),
                 set_text(&p->auto_recompute, &p->model, set));
@@ -162,7 +162,7 @@ static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
     fprintf(out,
             "limit       min time of a step = FLOP / dense peak + bytes / bandwidth%s%s of the datasheet; real steps "
             "take longer\n",
-            text_if(s->link_bytes > 0, " + bytes / link"), text_if(p->gpus > 1, " + exposed exchange"));
+            s->link_bytes > 0 ? " + bytes / link" : "", p->gpus > 1 ? " + exposed exchange" : "");
 }
 
 // The figures of one GPU as printed in a line; "-" where there is none.
@@ -315,7 +315,7 @@ static void print_answer(FILE *out, const DevicePlan *p) {
 
     fprintf(out, "it fits with -b %lld -r %s and takes %s of %s%s", (long long)p->model.B,
             set_text(&p->model.recompute, &p->model, set), format_bytes(p->memory.total, bytes, TEXT),
-            format_bytes(p->room, there, TEXT), text_if(p->gpus > 1, " each"));
+            format_bytes(p->room, there, TEXT), p->gpus > 1 ? " each" : "");
 
     if (p->run_seconds > 0) {
         fprintf(out, "; all steps take at least %s, at half the datasheet speed %s",

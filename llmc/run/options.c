@@ -74,7 +74,7 @@ static void print_wrapped(FILE *out, const char *text) {
             fprintf(out, "\n%*s", HELP_COLUMN, "");
             column = HELP_COLUMN;
         }
-        column += fprintf(out, "%s%.*s", text_if(column > HELP_COLUMN, " "), word, text);
+        column += fprintf(out, "%s%.*s", column > HELP_COLUMN ? " " : "", word, text);
         text += word;
         text += strspn(text, " ");
     }
@@ -214,7 +214,7 @@ static bool set_value(const OptionRow *row, Options *options, const char *name, 
         for (int k = 0; read_word(row, k, word, field); k++) {
             if (strcmp(word, value) == 0) return true;
             const size_t used = strlen(list);
-            snprintf(list + used, sizeof list - used, "%s%s", text_if(used, ", "), word);
+            snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", word);
         }
         *(unsigned *)field = 0;
         if (strcmp(value, row->fallback) != 0)
@@ -337,7 +337,7 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     const char *now = option_typed_value(row, options, buf), *so_far = options->repeated;
     if (ok && (options->given[index / 64] & bit) && strcmp(before, now) != 0) { // given twice, with two values
         char *list;
-        REQUIRE_MEMORY(asprintf(&list, "%s%s--%s %.40s, then %.40s", text_or(so_far, ""), text_if(so_far, "; "),
+        REQUIRE_MEMORY(asprintf(&list, "%s%s--%s %.40s, then %.40s", so_far ? so_far : "", so_far ? "; " : "",
                                 row->long_name, before, now) >= 0,
                        "an option");
         free(options->repeated);
@@ -550,7 +550,7 @@ char *options_to_json(const Options *options, bool with_directory) {
     for (const OptionRow *row = option_table; row->long_name; row++) {
         if (row->scope == OPTION_OF_PROCESS) continue; // so that it is the same for any number of processes
         char *value = path_in_json(row, options, option_value(row, options, buf));
-        fprintf(f, "%s\"%s\":", text_if(row != option_table, ","), row->long_name);
+        fprintf(f, "%s\"%s\":", row != option_table ? "," : "", row->long_name);
         if (option_is_text(row))
             format_json_string(f, value, strlen(value));
         else
@@ -588,8 +588,8 @@ static bool check_names(const cJSON *then, Error *err) {
                              strcmp(name, STATE_COMMAND) == 0 || strcmp(name, OPTIONS_START) == 0;
         if (is_fact || option_find(name, strlen(name))) continue;
         const NearestName nearest = nearest_option(name, strlen(name));
-        return error_set(err, "unknown option \"%.64s\"%s%s%s", name, text_if(*nearest.text, "; did you mean "),
-                         nearest.text, text_if(*nearest.text, "?"));
+        return error_set(err, "unknown option \"%.64s\"%s%s%s", name, *nearest.text ? "; did you mean " : "",
+                         nearest.text, *nearest.text ? "?" : "");
     }
     return true;
 }
@@ -769,10 +769,11 @@ static bool put_difference(FILE *f, const Options *options, const OptionRow *row
     const bool is_path = row->scope == OPTION_OF_INPUT || row->scope == OPTION_OF_PLACE;
     const bool comparable = cJSON_IsNumber(value) || option_is_text(row);
     bool same = comparable && before && strcmp(now, before) == 0;
-    if (is_path && before) same |= is_same_path(row, now, text_or(options->begun_in, options->directory), before);
+    if (is_path && before)
+        same |= is_same_path(row, now, options->begun_in ? options->begun_in : options->directory, before);
     if (!*now) now = "\"\"";
     if (!same && f)
-        format_print(f, "--%s %s (was %s)\n", row->long_name, now, text_or(before, "neither text nor number"));
+        format_print(f, "--%s %s (was %s)\n", row->long_name, now, before ? before : "neither text nor number");
     free(in_json);
     return !same;
 }

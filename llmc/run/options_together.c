@@ -84,7 +84,7 @@ static void list_unread(OptimizerKind kind, char *names, size_t size) {
         for (int group = 0; group < NUM_GROUPS; group++)
             is_read |= optimizer_reads(kind, (ParameterGroup)group, (Setting)setting);
         const size_t used = strlen(names);
-        if (!is_read) snprintf(names + used, size - used, "%s%s", text_if(used, " "), options[setting]);
+        if (!is_read) snprintf(names + used, size - used, "%s%s", used ? " " : "", options[setting]);
     }
 }
 
@@ -94,7 +94,7 @@ static bool list_unread_parts(const Options *o, FILE *f, bool any) {
     RatePart part;
     while (o->max_steps != 0 && optimizer_next_rate(&at, &part)) {
         if (optimizer_reads(o->optimizer, part.group, part.setting)) continue;
-        fprintf(f, "%s--by-group %.*s (--optimizer %s has no use for it there)", text_if(any, ", "), part.length,
+        fprintf(f, "%s--by-group %.*s (--optimizer %s has no use for it there)", any ? ", " : "", part.length,
                 part.text, optimizer_name(o->optimizer));
         any = true;
     }
@@ -105,14 +105,14 @@ char *options_repeated(const Options *o) {
     char *list = NULL;
     size_t bytes = 0;
     FILE *f = text_open(&list, &bytes);
-    fputs(text_or(o->repeated, ""), f);
+    fputs(o->repeated ? o->repeated : "", f);
     bool any = o->repeated != NULL;
     const char *at = o->by_group;
     for (RatePart part, later; optimizer_next_rate(&at, &part);) {
         const char *rest = at;
         while (optimizer_next_rate(&rest, &later)) {
             if (later.group != part.group || later.setting != part.setting) continue;
-            fprintf(f, "%s--by-group %.*s, then %.*s", text_if(any, "; "), part.length, part.text, later.length,
+            fprintf(f, "%s--by-group %.*s, then %.*s", any ? "; " : "", part.length, part.text, later.length,
                     later.text);
             any = true;
             break;

@@ -42,7 +42,7 @@ static bool placement_read(cpu_set_t *set, const char *sys, const char *format, 
 
 // "CPUs 0-3,8", as taskset -c takes it.
 static const char *placement_list(const cpu_set_t *set, char text[80]) {
-    size_t n = (size_t)snprintf(text, 80, "CPU%s ", text_if(CPU_COUNT(set) > 1, "s"));
+    size_t n = (size_t)snprintf(text, 80, "CPU%s ", CPU_COUNT(set) > 1 ? "s" : "");
     const char *comma = "";
     for (size_t first = 0, last; first < CPU_SETSIZE; first = last + 1) {
         for (last = first; last + 1 < CPU_SETSIZE && CPU_ISSET(first, set) && CPU_ISSET(last + 1, set);) last++;
@@ -144,7 +144,7 @@ cpu_set_t placement_choose(const char *sys, const PlacedProcess *all, int count,
     }
 
     if (!CPU_EQUAL(&cpus, &me->mask))
-        snprintf(text, PLACEMENT_TEXT, "%s%s%s", placement_list(&cpus, there), text_if(*me->gpu, ", beside GPU "),
+        snprintf(text, PLACEMENT_TEXT, "%s%s%s", placement_list(&cpus, there), *me->gpu ? ", beside GPU " : "",
                  me->gpu);
     else if (placement_read(&other, sys, "devices/system/cpu/online") && !CPU_EQUAL(&cpus, &other))
         snprintf(text, PLACEMENT_TEXT, "%s, as it was started", here);
@@ -190,7 +190,7 @@ bool placement_bind(Placement *p, const char *gpu, int threads, Error *err) {
     size_t n = 0;
     for (int i = 0; texts && i < comm_size() && n + PLACEMENT_TEXT + 20 < sizeof p->text; i++) {
         if (!*texts[i] || strcmp(all[i].host, me.host) != 0) continue;
-        if (comm_size() > 1) n += (size_t)snprintf(p->text + n, 20, "%sprocess %d: ", text_if(n, "\n"), i);
+        if (comm_size() > 1) n += (size_t)snprintf(p->text + n, 20, "%sprocess %d: ", n ? "\n" : "", i);
         n += (size_t)snprintf(p->text + n, PLACEMENT_TEXT, "%s", texts[i]);
     }
 

@@ -236,7 +236,7 @@ void report_end(Report *r, double wait_seconds) {
         runlog_field(r->log, "done", "%lld steps, %s tokens in %s%s", steps,
                      format_count((double)(steps * s->step_windows * s->T), tokens, TEXT),
                      format_duration(now_seconds() - r->started, time, TEXT),
-                     text_if(step < total, " (time limit; resume with -o and -y)"));
+                     step < total ? " (time limit; resume with -o and -y)" : "");
     run_summary_print(&r->summary, r->log);
     // What the whole run has read of each source of a mixture.
     const Mixture *m = &s->data.train.mixture;

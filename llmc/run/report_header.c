@@ -38,7 +38,7 @@ static void machine_lines(const ReportFacts *r) {
     if (groups > 1)
         runlog_field(r->log, "groups",
                      "a step is the sum of %d, in a fixed order: the same bits for any number of processes%s", groups,
-                     text_if(on_cpu, " with as many threads each"));
+                     on_cpu ? " with as many threads each" : "");
     if (*device->attention) runlog_field(r->log, "", "attention: %s", device->attention);
     if (r->setup->options.log_gpu_every > 0 && !device_sensors(&sensors))
         runlog_field(r->log, "", "-lg: this device has no sensors");
@@ -149,7 +149,7 @@ static void data_lines(const ReportFacts *r) {
         runlog_field(r->log, "validation", "%s tokens in %d shard%s: %s%s",
                      format_count((double)val->num_tokens, n, TEXT), val->num_shards, format_plural(val->num_shards),
                      path_quoted(s->data.val_pattern).text,
-                     text_if(s->data.val_is_train, ", the text that is trained on"));
+                     s->data.val_is_train ? ", the text that is trained on" : "");
     else
         runlog_field(r->log, "validation", "off: %s", s->data.no_validation);
     if (train && val && train->vocab > 0 && train->vocab < model_options(r->model)->config.V)
@@ -170,7 +170,7 @@ static void schedule_warning(const ReportFacts *r) {
         runlog_field(r->log, "",
                      "the schedule never reaches its peak: its only step has the rate of the last, %.3g%s; -k constant "
                      "has the peak",
-                     last, text_if(last == 0, ", and changes no weight"));
+                     last, last == 0 ? ", and changes no weight" : "");
 }
 
 // What a group is updated with that the matrices are not; vectors usually have no weight decay.
@@ -341,7 +341,7 @@ void report_differences(const ReportFacts *r) {
         runlog_field(r->log, "optimizer", "-y weights: %s starts with a new state after step %lld",
                      optimizer_name(s->options.optimizer), (long long)s->state.step);
     char *changed = options_diff_json(&s->options, s->state.options_json), *rest = changed;
-    const char *mixture = text_or(s->data.changes, "");
+    const char *mixture = s->data.changes ? s->data.changes : "";
     if (changed || *mixture) runlog_text(r->log, "changed since the checkpoint:");
     for (const char *line; (line = strsep(&rest, "\n")) != NULL;)
         if (*line) runlog_text(r->log, "%s", line);

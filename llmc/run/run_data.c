@@ -137,7 +137,8 @@ static void continue_train(RunData *data, TrainerState *state) {
         const char *pattern = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(options, "train-data"));
         state->sources = calloc(1, sizeof *state->sources);
         REQUIRE_MEMORY(state->sources, "the sources");
-        state->sources[0] = (SourceState){.pattern = strdup(text_or(pattern, "")), .weight = 1, .facts = state->train};
+        state->sources[0] =
+            (SourceState){.pattern = strdup(pattern ? pattern : ""), .weight = 1, .facts = state->train};
         REQUIRE_MEMORY(state->sources[0].pattern, "a pattern");
         state->source_count = 1;
         state->mixture_start = 0;
@@ -243,8 +244,8 @@ static bool check_apart(RunData *data, const Options *o, int64_t T, Error *err) 
               "-i %s: would train on validation data (%s): %d file%s, such as %s%s%s; name the training data "
               "alone%s%s, or skip validation with -v 0",
               path_quoted(o->train_data).text, path_quoted(data->val_pattern).text, both.count,
-              format_plural(both.count), both.first, text_if(is_copy, ", the same data as "),
-              text_if(is_copy, both.twin), text_if(*example.text, ", such as -i "), example.text);
+              format_plural(both.count), both.first, is_copy ? ", the same data as " : "", is_copy ? both.twin : "",
+              *example.text ? ", such as -i " : "", example.text);
     free(train);
     return false;
 }

@@ -96,7 +96,7 @@ static void choose_state(RunSetup *s) {
                      (long long)s->state.step);
     } else if (o->resume == RESUME_WEIGHTS) {
         options_set_string(&o->state_command, command);
-    } else if (s->resume_path && o->state_command && strcmp(o->state_command, text_or(saved, "")) != 0) {
+    } else if (s->resume_path && o->state_command && strcmp(o->state_command, saved ? saved : "") != 0) {
         const bool goes_back = options_given(o, "optimizer") && s->state.optimizer == o->optimizer;
         if (!goes_back) o->resume = RESUME_WEIGHTS;
     }
@@ -121,7 +121,7 @@ static bool adopt_remembered(RunSetup *s, Error *err) {
     }
     if (ok)
         advice_print("-y 1: no checkpoint in %s yet; starting from the beginning%s%s", s->options.output,
-                     text_if(known, " with the options in "), text_if(known, path));
+                     known ? " with the options in " : "", known ? path : "");
     s->state.seed = (uint64_t)s->options.seed;
     free(json);
     free(path);

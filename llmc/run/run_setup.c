@@ -35,7 +35,7 @@ static const char HELLASWAG[] = "data/hellaswag/hellaswag_val.bin";
 // -e: the shape of the model; V stays 0 where a descriptor leaves it to the data.
 static bool choose_model(RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    const char *path = text_or(s->resume_path, o->model);
+    const char *path = s->resume_path ? s->resume_path : o->model;
     // A word that is neither: the message of the descriptors lists all that -e may be.
     const bool descriptor =
         model_config_is_descriptor(o->model) || (!s->resume_path && !strchr(o->model, '/') && !file_exists(o->model));

@@ -224,7 +224,7 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
         const int error = errno;
         for (size_t k = 0; k < sizeof unreadable / sizeof *unreadable; k++)
             if (error == unreadable[k]) unread = error;
-        fprintf(lines, "%s%s", text_if(i > 0, "\n"), reason.text);
+        fprintf(lines, "%s%s", i > 0 ? "\n" : "", reason.text);
         free(candidate);
     }
     free(steps);

@@ -114,7 +114,7 @@ static void put_counted(FILE *out, const char *text) {
 // A key that begins with a dot is one of the architecture.
 static void put_key(GgufHeader *h, const char *key, uint32_t type) {
     char name[MAX_NAME];
-    snprintf(name, sizeof name, "%s%s", text_if(*key == '.', h->family), key);
+    snprintf(name, sizeof name, "%s%s", *key == '.' ? h->family : "", key);
     put_counted(h->out, name);
     put_little(h->out, type, 4);
     h->keys++;

@@ -72,7 +72,7 @@ static bool check_shape(const SafetensorsEntry *e, int rank, int64_t rows, int64
     const bool swapped = e->rank == 2 && rank == 2 && e->shape[0] == cols && e->shape[1] == rows;
     return error_set(err, "tensor %s is %s, expected %s%s", e->name, tensor_describe(found, a, sizeof a),
                      tensor_describe(expected, b, sizeof b),
-                     text_if(swapped, ": its matrices are (out, in), as nanoGPT's; transpose them"));
+                     swapped ? ": its matrices are (out, in), as nanoGPT's; transpose them" : "");
 }
 
 static const char head_name[] = "lm_head.weight";
@@ -108,7 +108,8 @@ static bool check_extra(const SafetensorsEntry *e, const ModelConfig *config, Er
                          "%s; it is a LoRA adapter's: merge it into the model with merge_and_unload() and save "
                          "that",
                          err->text);
-    return error_set(err, "%s; save a %s without it", err->text, text_or(model_class(config), "model"));
+    const char *class = model_class(config);
+    return error_set(err, "%s; save a %s without it", err->text, class ? class : "model");
 }
 
 // Finds a tensor of the table, or a part of it.
@@ -212,8 +213,8 @@ static bool check_beside_wte(HuggingFace *f, int place, bool is_norm, Error *err
                *advice =
                    "config.json has a tied head (\"tie_word_embeddings\" true, or the class's default), and the file "
                    "a head of its own; if that is meant, set it to false",
-               *family = text_or(model_family(&f->config), "");
-    if (strcmp(family, "gpt2") == 0)
+               *family = model_family(&f->config);
+    if (family && strcmp(family, "gpt2") == 0)
         advice = "the head is not tied, and in GPT-2's class only tied heads are supported";
     if (f->config.embed_norm) advice = "the head is not tied, and \"embed_norm\" in config.json needs a tied one";
     float unit = 0.0f, rstd = 0.0f;

@@ -336,7 +336,7 @@ char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t be
         const char *flags[NUM_BIAS_FIELDS];
         for (int i = 0; i < NUM_BIAS_FIELDS; i++)
             flags[i] = truth[(bias_fields[i].types & type_of(name)) && !(config->no_bias & bias_fields[i].biases)];
-        fprintf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n", text_or(class, "none"), name);
+        fprintf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n", class ? class : "none", name);
 
         if (!class) {
             fprintf(out, "  \"norm\": \"%s\",\n", norm_names[config->norm]);

@@ -301,7 +301,7 @@ static char *make_header(SafetensorsEntry *entries, int count, const char *const
         fprintf(out, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", comma, e->name, file_dtypes[type].name);
 
         for (int d = 0; d < e->rank; d++) {
-            fprintf(out, "%s%lld", text_if(d > 0, ","), (long long)e->shape[d]);
+            fprintf(out, "%s%lld", d > 0 ? "," : "", (long long)e->shape[d]);
             e->bytes *= e->shape[d];
         }
         fprintf(out, "],\"data_offsets\":[%lld,%lld]}", offset, offset + e->bytes);

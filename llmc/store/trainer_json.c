@@ -116,7 +116,7 @@ __attribute__((noinline)) static void print_fields(FILE *out, const TrainerField
         const void *at = (const char *)object + f->offset;
         const OutlierWindow *window = at;
         char text[40];
-        fprintf(out, "%s\"%s\": ", text_if(f > fields, separator), f->name);
+        fprintf(out, "%s\"%s\": ", f > fields ? separator : "", f->name);
         switch (f->type) {
         case FIELD_INT64:
             fprintf(out, "%lld", (long long)*(const int64_t *)at);
@@ -145,7 +145,7 @@ __attribute__((noinline)) static void print_fields(FILE *out, const TrainerField
         default: // FIELD_WINDOW
             fprintf(out, "{\"count\": %d, \"next\": %d, \"values\": [", (int)window->count, (int)window->next);
             for (int i = 0; i < OUTLIER_WINDOW; i++)
-                fprintf(out, "%s%s", text_if(i, ", "),
+                fprintf(out, "%s%s", i ? ", " : "",
                         json_format_double((double)window->values[i], 9, text, sizeof text));
             fputs("]}", out);
         }
@@ -183,7 +183,7 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Model
         fprintf(out, "%s\"mixture\": {\"start\": %lld, \"sources\": [", comma, (long long)state->mixture_start);
         for (int i = 0; i < state->source_count; i++) {
             const SourceState *source = &state->sources[i];
-            fprintf(out, "%s\n    {\"pattern\": ", text_if(i > 0, ","));
+            fprintf(out, "%s\n    {\"pattern\": ", i > 0 ? "," : "");
             format_json_string(out, source->pattern, strlen(source->pattern));
             fputs(", ", out);
             print_fields(out, source_fields, COUNT(source_fields), ", ", source);
@@ -193,8 +193,8 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Model
     }
     fputs("},\n  \"control\": {\n    ", out);
     print_fields(out, control_fields, COUNT(control_fields), ",\n    ", &state->control);
-    fprintf(out, "\n  },\n  \"options\": %s,\n", text_or(state->options_json, "{}"));
-    cJSON *item = cJSON_CreateString(text_or(state->tuning, ""));
+    fprintf(out, "\n  },\n  \"options\": %s,\n", state->options_json ? state->options_json : "{}");
+    cJSON *item = cJSON_CreateString(state->tuning ? state->tuning : "");
     if (item) tuning = cJSON_PrintUnformatted(item);
     REQUIRE_MEMORY(tuning != NULL, "trainer.json");
     fprintf(out, "  \"tuning\": %s,\n  \"files\": {", tuning);

@@ -111,7 +111,7 @@ static bool check_index(const WeightShards *s, const cJSON *index, Error *err) {
         if (i >= 0) found = weight_shards_path(s, i);
         if (i >= 0 && strcmp(strrchr(found, '/') + 1, item->valuestring) == 0) continue;
         return error_set(err, "%s: states that tensor %.200s is in %s, but %s%s; download the directory again", s->list,
-                         item->string, item->valuestring, text_if(i >= 0, "it is in "), found);
+                         item->string, item->valuestring, i >= 0 ? "it is in " : "", found);
     }
     return true;
 }

@@ -411,8 +411,8 @@ static bool add_bytes(Tokenizer *t, Error *err) {
 Tokenizer *bpe_train(WordCounts *words, Pattern pattern, int64_t vocab, void (*on_progress)(void *user, int64_t tokens),
                      void *user, Error *err) {
     REQUIRE(vocab >= MIN_TRAINED_VOCAB && vocab <= MAX_TRAINED_VOCAB, "a vocabulary of %lld", (long long)vocab);
-    Trainer t = {.tokenizer = vocabulary_new("byte-level BPE of train:%lld%s%s", (long long)vocab,
-                                             text_if(pattern, ":"), text_if(pattern, pattern_facts[pattern].name))};
+    Trainer t = {.tokenizer = vocabulary_new("byte-level BPE of train:%lld%s%s", (long long)vocab, pattern ? ":" : "",
+                                             pattern ? pattern_facts[pattern].name : "")};
     t.tokenizer->pattern = pattern;
     bool ok = add_bytes(t.tokenizer, err) && find_merges(&t, words, vocab - 1, on_progress, user, err) &&
               vocabulary_add_added(t.tokenizer, t.tokenizer->count, END_OF_TEXT, true, false, err) &&

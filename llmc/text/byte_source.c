@@ -120,7 +120,7 @@ static int64_t unpack_gzip(ByteSource *s, unsigned char *out, int64_t n) {
     if (status == Z_STREAM_END)
         s->in_frame = false;
     else if (status != Z_OK && status != Z_BUF_ERROR)
-        source_damaged(s, text_or(s->zlib.msg, "not gzip"));
+        source_damaged(s, s->zlib.msg ? s->zlib.msg : "not gzip");
     return n - (int64_t)s->zlib.avail_out;
 }
 

@@ -97,9 +97,9 @@ static bool check_sides(Run *r, Error *err) {
         KindCounts *k = &c->bad;
         add_walk(r);
         kind_counts_move(k, &c->left_out);
-        error_set(err, "no text to read%s", text_if(k->num > 0, ": skipped"));
+        error_set(err, "no text to read%s", k->num > 0 ? ": skipped" : "");
         for (int i = 0; i < k->num; i++)
-            error_set(err, "%s%s %" PRId64 " x %s, the first: %s", err->text, text_if(i > 0, ","), k->kinds[i].count,
+            error_set(err, "%s%s %" PRId64 " x %s, the first: %s", err->text, i > 0 ? "," : "", k->kinds[i].count,
                       k->kinds[i].kind, k->kinds[i].first);
         return false;
     }

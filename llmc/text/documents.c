@@ -92,7 +92,7 @@ static bool leave_out(DocumentReader *r, const char *kind, const char *advice) {
         error_set(&r->error, "%s: is %s; %s", path, kind, advice);
         return reader_fail(r, EXIT_BAD_INPUT);
     }
-    kind_counts_add(&r->pending.left_out, kind, 1, "%s%s%s", path, text_if(*advice, "; "), advice);
+    kind_counts_add(&r->pending.left_out, kind, 1, "%s%s%s", path, *advice ? "; " : "", advice);
     return false;
 }
 

@@ -178,7 +178,7 @@ static int visit_path(InputWalk *w, InputFile *file, Error *err) {
 static bool next_name(InputWalk *w, int *found, Error *err) {
     Level *level = &w->levels[w->depth - 1];
     while (*found == 0 && level->next < level->count) {
-        const char *name = level->names[level->next++], *slash = text_if(w->path[level->length - 1] != '/', "/");
+        const char *name = level->names[level->next++], *slash = w->path[level->length - 1] != '/' ? "/" : "";
         const size_t room = sizeof w->path - level->length;
         const int n = snprintf(w->path + level->length, room, "%s%s", slash, name);
         if ((size_t)n >= room && !error_set(err, "%.200s...: the path is too long", w->path)) *found = -1;

@@ -106,7 +106,7 @@ static bool take_tokenizer(Tokenizer **tokenizer, const Question *q, const char 
                        "%s: its tokens differ from the tokens of %s; make the shards with it "
                        "(%s --tokenizer %s -o DIR FILE...), or name the tokenizer of the shards with --tokenizer%s",
                        path, theirs, path_of_tool("data/prepare").text, path_quoted(path).text,
-                       text_if(*q->weights, " and train new weights"));
+                       *q->weights ? " and train new weights" : "");
 
     free(theirs);
     tokenizer_free(other);
@@ -122,8 +122,8 @@ static bool take_tokenizer(Tokenizer **tokenizer, const Question *q, const char 
 
 bool tokenizer_find(Tokenizer **tokenizer, const char *given, const char *weights, const char *shards, int64_t vocab,
                     int64_t V, Error *err) {
-    const Question q = {.weights = text_or(weights, ""),
-                        .shards = text_or(shards, ""),
+    const Question q = {.weights = weights ? weights : "",
+                        .shards = shards ? shards : "",
                         .vocab = vocab,
                         .V = V,
                         .given = given && *given};

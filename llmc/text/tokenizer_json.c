@@ -496,7 +496,7 @@ static void put_pre_tokenizer(FILE *out, Pattern pattern) {
         put_escaped(out, regex, strlen(regex));
         fputs("\"}, \"behavior\": \"Isolated\", \"invert\": false},\n    {\"type\": \"", out);
     }
-    fprintf(out, "%s%s%s", byte_level, own_regex, text_if(pattern != PATTERN_GPT2, "}\n  ]"));
+    fprintf(out, "%s%s%s", byte_level, own_regex, pattern != PATTERN_GPT2 ? "}\n  ]" : "");
 }
 
 static void put_post_processor(FILE *out, const Tokenizer *t) {
@@ -561,19 +561,19 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes) {
     if (unreachable || (t->whole_pieces && !t->by_rank)) fputs("    \"ignore_merges\": true,\n", out);
     fputs("    \"vocab\": {", out);
     for (int32_t i = 0; i < t->count; i++) {
-        fprintf(out, "%s\n      \"", text_if(i > 0, ","));
+        fprintf(out, "%s\n      \"", i > 0 ? "," : "");
         put_token(out, t, i);
         fprintf(out, "\": %d", i);
     }
     fputs("\n    },\n    \"merges\": [", out);
     for (int64_t i = 0; i < count; i++) {
-        fprintf(out, "%s\n      \"", text_if(i > 0, ","));
+        fprintf(out, "%s\n      \"", i > 0 ? "," : "");
         put_token(out, t, (int32_t)(rules[i].pair >> 32));
         putc_unlocked(' ', out);
         put_token(out, t, (int32_t)rules[i].pair);
         putc_unlocked('"', out);
     }
-    fprintf(out, "%s]\n  }\n}\n", text_if(count, "\n    "));
+    fprintf(out, "%s]\n  }\n}\n", count ? "\n    " : "");
     free(rules);
     fclose(out);
     return text;

@@ -30,7 +30,7 @@ bool step_share_make(StepShare *s, int64_t step_windows, int64_t B, int groups, 
         size_t used = 0;
         for (int n = 1; n <= groups && used < sizeof numbers - 16; n++)
             if (can_share_groups(groups, n))
-                used += (size_t)snprintf(numbers + used, sizeof numbers - used, "%s%d", text_if(used, ", "), n);
+                used += (size_t)snprintf(numbers + used, sizeof numbers - used, "%s%d", used ? ", " : "", n);
         return error_set(err,
                          "--reduce-groups %d: cannot be shared by %d processes; possible numbers of processes: %s. "
                          "Another --reduce-groups gives other bits",

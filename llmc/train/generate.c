@@ -235,7 +235,7 @@ static void drawn_free(Drawn *drawn) {
 
 // The tokens at the beginning of a text, malloced.
 static bool encode_beginning(const GenerateOptions *o, int64_t V, int32_t **tokens, int64_t *n, Error *err) {
-    const char *prompt = text_or(o->prompt, "");
+    const char *prompt = o->prompt ? o->prompt : "";
     const int32_t begin = text_begin(o->tokenizer, V);
     if (!o->tokenizer && *prompt)
         return error_set(err, "--prompt: there is no tokenizer to read it with; name one with --tokenizer");
@@ -251,7 +251,7 @@ static bool encode_beginning(const GenerateOptions *o, int64_t V, int32_t **toke
 
 // The prompt and the text of n tokens, malloced.
 static char *text_of(const GenerateOptions *o, const int32_t *tokens, int64_t n, int64_t *bytes) {
-    const char *prompt = text_or(o->prompt, "");
+    const char *prompt = o->prompt ? o->prompt : "";
     size_t total = strlen(prompt);
     char number[TOKEN_NUMBER];
     int64_t length;
@@ -401,7 +401,7 @@ bool generate_interactive(Model *model, const GenerateOptions *options, Error *e
     own.samples = 1;
     own.sink = write_to_stdout;
     own.context = &terminal;
-    char *line = strdup(text_or(own.prompt, "")); // the first line
+    char *line = strdup(own.prompt ? own.prompt : ""); // the first line
     int32_t *said = malloc(sizeof *said);
     REQUIRE_MEMORY(line && said, "a conversation");
     bool ok = true;
