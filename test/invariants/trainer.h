@@ -97,11 +97,12 @@ static int trainer_run(const char *directory, const char *arguments, const char 
         exit(trainer_child(directory, arguments, environment));
     }
     if (listener >= 0) close(listener);
-    for (int rank = 0; rank < processes; rank++) {
+    for (int ended = 0; ended < processes; ended++) {
         int status = 0;
-        waitpid(children[rank], &status, 0);
-        if (code == 0 && WIFEXITED(status)) code = WEXITSTATUS(status);
-        if (code == 0 && WIFSIGNALED(status)) code = 128 + WTERMSIG(status);
+        waitpid(-1, &status, 0);
+        if (code != 0 || status == 0) continue;
+        code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        for (int rank = 0; rank < processes; rank++) kill(children[rank], SIGKILL); // they would wait for it
     }
     return code;
 }
