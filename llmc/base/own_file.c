@@ -29,11 +29,14 @@ static bool has_mark_or_zeros(const char *path, const char *mark, size_t zeros) 
     REQUIRE_MEMORY(head, "the beginning of a file");
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe of this name must not hold us up
     int64_t size = -1;
+    int unread = 0; // a directory or a pipe is not ours, nor is a dangling link
+    if (fd < 0 && errno != ENOENT) unread = errno;
+    errno = 0;
     if (fd >= 0) size = file_size(fd);
+    if (fd >= 0 && size < 0) unread = errno;
     const size_t n = (size_t)max_i64(0, min_i64(size, OWN_FILE_MARK_BYTES));
     const bool is_read = size >= 0 && file_read_at(fd, path, 0, head, n, NULL);
-    int unread = 0; // a directory or a pipe is not ours, nor is a dangling link
-    if ((fd < 0 && errno != ENOENT) || (size >= 0 && !is_read)) unread = errno;
+    if (size >= 0 && !is_read) unread = errno;
     if (fd >= 0) close(fd);
     bool is_zero = true;
     for (size_t i = 0; is_read && is_zero && i < n && i < zeros; i++) is_zero = head[i] == '\0';
