@@ -415,8 +415,7 @@ static bool open_log(Run *run, Error *err) {
     const bool only_evaluates = o->max_steps == 0; // appends to the log of a run and removes nothing
     const bool appends = run->setup.resume_path != NULL || only_evaluates;
     const char *directory = NULL;
-    int64_t first_step = run->setup.state.step;
-    if (only_evaluates) first_step = INT64_MAX;
+    const int64_t first_step = only_evaluates ? INT64_MAX : run->setup.state.step;
     if (comm_rank() == 0) directory = o->output;
     run->log = runlog_open(directory, appends, first_step, options_environment("PRETRAIN_PROGRESS"), err);
     if (!run->log) return false;
@@ -489,8 +488,7 @@ static int run_all(Run *run, Error *err) {
     if (!data_parallel_await_weights(run->shared, err)) return EXIT_RUN_FAILED;
     report_all(run);
     if (!signals_pending() && !finish(run, err)) return EXIT_RUN_FAILED;
-    double waited = 0;
-    if (run->loader) waited = dataloader_wait_seconds(run->loader);
+    const double waited = run->loader ? dataloader_wait_seconds(run->loader) : 0;
     report_end(run->report, waited);
     if (signals_pending()) return EXIT_INTERRUPTED;
     return EXIT_OK;

@@ -134,8 +134,7 @@ static bool make_record(Choices *c, const cJSON *example, Error *err) {
         return false;
     if (!cJSON_IsString(context))
         return error_set(err, "the context is not text but %s", json_describe(context, found, sizeof found));
-    int count = 0;
-    if (cJSON_IsArray(endings)) count = cJSON_GetArraySize(endings);
+    const int count = cJSON_IsArray(endings) ? cJSON_GetArraySize(endings) : 0;
     if (count < CHOICES_MIN || count > CHOICES_MAX)
         return error_set(err, "%d endings, expected %d to %d", count, CHOICES_MIN, CHOICES_MAX);
     if (!json_find(example, "label", &item, err)) return false;

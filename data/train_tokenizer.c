@@ -89,8 +89,7 @@ int main(int argc, char **argv) {
     corpus->vocab_option_end = "";
     corpus->on_progress = corpus_display_progress;
     corpus->user = &display;
-    int status = EXIT_BAD_INPUT;
-    if (ok) status = corpus_vocabulary(corpus, directory, &counts, &t, &err);
+    int status = ok ? corpus_vocabulary(corpus, directory, &counts, &t, &err) : EXIT_BAD_INPUT;
     corpus_display_clear(&display);
     if (status == EXIT_OK && !tokenizer_write(t, o->output, &err)) status = EXIT_RUN_FAILED;
     if (status == EXIT_OK) {

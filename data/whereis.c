@@ -182,8 +182,7 @@ int main(int argc, char **argv) {
         ok = error_set(&err, "expected RUN and STEP; %s --help shows the usage", tool_path("whereis").text);
     if (ok && !tool_read_number("", words[1], 1, INT64_MAX, &step, NULL))
         ok = error_set(&err, "STEP %s: expected a number of at least 1", words[1]);
-    const char *run = "";
-    if (ok) run = words[0];
+    const char *run = ok ? words[0] : "";
     char *log = path_join(run, "main.log"), *pattern = NULL;
     cJSON *events = cJSON_CreateArray();
     ok = ok && read_log(log, events, &err) && find_step(log, events, step, &start, &position, &err);

@@ -110,8 +110,7 @@ static HOST_DEVICE inline uint8_t fp8_encode(float x, DType format) {
     const Fp8Layout layout = fp8_layout(format);
     const int mantissa = layout.mantissa, bias = layout.bias;
     const float size = fabsf(x);
-    uint8_t sign = 0;
-    if (signbit(x)) sign = 0x80;
+    const uint8_t sign = signbit(x) ? 0x80 : 0;
     if (!isfinite(x)) return 0x7F; // NaN in both
     if (size >= fp8_largest(format)) return (uint8_t)(sign | layout.largest);
     const float smallest = ldexpf(1.0f, 1 - bias);

@@ -310,8 +310,7 @@ void matmul_backward_weight(Gradient dweight, Gradient dbias, Tensor dout, Tenso
 
 void matmul_stack(Tensor out, StackForm form, float alpha, Tensor a, Tensor b, float beta, Tensor added) {
     const int64_t n = out.shape[0], rows = out.shape[1], cols = out.shape[2];
-    int64_t inner = a.shape[2];
-    if (form == STACK_ATB) inner = a.shape[1];
+    const int64_t inner = form == STACK_ATB ? a.shape[1] : a.shape[2];
     check_compute(__func__, out);
     REQUIRE(out.rank == 3 && a.rank == 3 && b.rank == 3, "%s: %s of rank %d", __func__, out.name, out.rank);
     tensor_check(__func__, a, out.dtype, n * rows * inner);
@@ -732,8 +731,7 @@ OpCost op_cost_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Fp8Scaling s
 }
 
 void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling) {
-    Tensor any = transposed;
-    if (q.data) any = q;
+    const Tensor any = q.data ? q : transposed;
     REQUIRE(any.data, "%s: no output", __func__);
     check_compute(__func__, in);
     check_fp8(__func__, any, slot);

@@ -86,8 +86,7 @@ static bool measure_shape(const SpeedShape *s, DType dtype, bool last, double *s
     // There is no attention: heads of a size for which no library is asked for kernels.
     const OpsShape shape = {
         .B = s->M, .T = 1, .C = s->K / 4 + 4, .NH = 1, .Vp = 128, .widest = s->N, .forward_only = true, .dtype = dtype};
-    int64_t workspace = 0;
-    if (!lent) workspace = ops_workspace_bytes(shape);
+    const int64_t workspace = lent ? 0 : ops_workspace_bytes(shape);
     char *memory = device_alloc((size_t)((in + weight + s->M * s->N) * size + workspace), err),
          *at = memory + workspace;
     if (!memory) return false;

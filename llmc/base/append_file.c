@@ -27,8 +27,7 @@ static bool open_path(AppendFile *f, int more_flags, Error *err) {
 }
 
 bool append_file_open(AppendFile *f, const char *path, bool new_only, Error *err) {
-    int more_flags = 0;
-    if (new_only) more_flags = O_EXCL;
+    const int more_flags = new_only ? O_EXCL : 0;
     f->path = strdup(path);
     REQUIRE_MEMORY(f->path, "a path");
     return open_path(f, more_flags, err);

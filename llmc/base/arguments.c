@@ -14,8 +14,7 @@
 
 ShownArgument argument_shown(const char *text, size_t length) {
     ShownArgument s;
-    size_t n = length;
-    if (length >= sizeof s.text) n = sizeof s.text - 4;
+    const size_t n = length >= sizeof s.text ? sizeof s.text - 4 : length;
     for (size_t i = 0; i < n; i++) {
         s.text[i] = text[i];
         if (iscntrl((unsigned char)text[i])) s.text[i] = '?';
@@ -42,8 +41,7 @@ void argument_nearest_try(NearestName *nearest, const char *dashes, const char *
     if (!name) return;
     // A piece of a name ("batch", "steps") is a better guess than a word of similar letters; among equals, the one with
     // the same first letter ("--lr": -l, not -r). Half of their letters must agree.
-    int edits = 1;
-    if (strlen(typo) < 3 || !strcasestr(name, typo)) edits = edit_distance(typo, name);
+    const int edits = strlen(typo) < 3 || !strcasestr(name, typo) ? edit_distance(typo, name) : 1;
     const size_t longer = max_size(strlen(typo), strlen(name));
     const int distance = 2 * edits + (tolower((unsigned char)typo[0]) != tolower((unsigned char)name[0]));
     if (2 * edits > (int)longer || distance >= nearest->distance) return;

@@ -53,8 +53,7 @@ bool files_match(const char *pattern, char ***names, int *count, Error *err) {
 
     const bool name = file_exists(pattern);
     unread.text[0] = '\0';
-    int status = 0;
-    if (!name) status = glob(pattern, GLOB_NOSORT | GLOB_ALTDIRFUNC, on_unread, &found);
+    const int status = name ? 0 : glob(pattern, GLOB_NOSORT | GLOB_ALTDIRFUNC, on_unread, &found);
 
     *names = NULL;
     *count = 0;

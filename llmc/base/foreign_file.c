@@ -31,8 +31,7 @@ static bool is_zeros(const char *head, size_t n) {
 
 // Begins with one of these words, in any case, after white space and a byte order mark.
 static bool begins_with_one(const char *head, size_t n, const char *const *words) {
-    size_t at = 0;
-    if (n >= 3 && memcmp(head, "\xEF\xBB\xBF", 3) == 0) at = 3;
+    size_t at = n >= 3 && memcmp(head, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
     while (at < n && isspace((unsigned char)head[at])) at++;
     for (; *words; words++)
         if (n - at >= strlen(*words) && strncasecmp(head + at, *words, strlen(*words)) == 0) return true;
@@ -59,8 +58,7 @@ static bool is_safetensors(const char *head, size_t n) { return n > 9 && head[8]
 
 // A ModelProto: a piece (field 1), which begins with its text (field 1) and its score (field 2, a float).
 static bool is_sentencepiece(const char *head, size_t n) {
-    size_t score = n;
-    if (n > 4) score = 4 + (size_t)(unsigned char)head[3];
+    const size_t score = n > 4 ? 4 + (size_t)(unsigned char)head[3] : n;
     return score < n && head[0] == '\n' && head[2] == '\n' && head[score] == 0x15;
 }
 

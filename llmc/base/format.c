@@ -55,8 +55,7 @@ const char *format_bytes(double bytes, char *buf, int size) {
     static const char *const UNITS[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     int unit = scale_down(&bytes, 1024.0, 1023.5, 6);
     static const double three_digits[] = {9.995, 99.95};
-    int decimals = 0;
-    if (unit != 0) decimals = decimals_below(bytes, 2, three_digits);
+    const int decimals = unit != 0 ? decimals_below(bytes, 2, three_digits) : 0;
     snprintf(buf, (size_t)size, "%.*f %s", decimals, bytes, UNITS[unit]);
     return buf;
 }
@@ -191,8 +190,7 @@ int terminal_width(void) {
     struct winsize w;
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0) return w.ws_col;
     const char *columns = getenv("COLUMNS");
-    long n = 0;
-    if (columns) n = strtol(columns, NULL, 10);
+    const long n = columns ? strtol(columns, NULL, 10) : 0;
     if (n >= 20 && n <= 1000) return (int)n;
     return DEFAULT_COLUMNS;
 }

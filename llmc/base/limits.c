@@ -182,8 +182,7 @@ static void apply_quota(void *context, const char *directory, int version) {
     double *least = context;
     char path[PATH_MAX + 32];
     long long quota = -1, period = 0;
-    const char *name = "cpu.max";
-    if (version == 1) name = "cpu.cfs_quota_us";
+    const char *name = version == 1 ? "cpu.cfs_quota_us" : "cpu.max";
     snprintf(path, sizeof path, "%s/%s", directory, name);
     FILE *f = fopen(path, "re");
     if (!f) return;
@@ -204,7 +203,6 @@ double limits_quota(const char *root) {
 int limits_processors(void) {
     cpu_set_t mask;
     const int online = (int)sysconf(_SC_NPROCESSORS_ONLN); // where there are more than a mask can name
-    int allowed = online;
-    if (sched_getaffinity(0, sizeof mask, &mask) == 0) allowed = CPU_COUNT(&mask);
+    const int allowed = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : online;
     return (int)fmax(1.0, fmin(allowed, ceil(limits_quota(""))));
 }

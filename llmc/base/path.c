@@ -12,8 +12,7 @@
 char *path_join(const char *directory, const char *name) {
     char *path = NULL;
     size_t n = strlen(directory);
-    const char *slash = "/";
-    if (n > 0 && directory[n - 1] == '/') slash = "";
+    const char *slash = n > 0 && directory[n - 1] == '/' ? "" : "/";
     REQUIRE_MEMORY(asprintf(&path, "%s%s%s", directory, slash, name) >= 0, "a path");
     return path;
 }

@@ -85,8 +85,7 @@ PathReason path_reason(const char *path, int reason) {
     // Every part could be entered: it is the file itself, or the directory that should get it.
     if (!found && reason == EACCES && (access(prefix, F_OK) != 0 || access(prefix, R_OK) == 0)) {
         char *slash = strrchr(prefix, '/');
-        const char *directory = ".";
-        if (slash) directory = prefix;
+        const char *directory = slash ? prefix : ".";
         if (slash) slash[slash == prefix] = '\0';
         if (access(directory, W_OK) != 0) append_part(&r, ": '%.*s' may not be written", SHOWN, directory);
     }

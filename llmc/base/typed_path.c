@@ -81,8 +81,7 @@ char *path_escaped(const char *path) {
 
 char *path_numbered(const char *path) {
     const char *name = path_name(path), *dot = strrchr(name, '.');
-    const char *end = name + strlen(name);
-    if (dot) end = dot;
+    const char *end = dot ? dot : name + strlen(name);
     const char *digits = end;
     while (digits > name && isdigit((unsigned char)digits[-1])) digits--;
     if (digits == end || digits == name || !strchr("_-.", digits[-1])) return path_escaped(path);
@@ -98,8 +97,7 @@ char *path_from_home(const char *path) {
     const size_t name = strcspn(path, "/");
     char *user = strndup(path, name), *whole = NULL;
     REQUIRE_MEMORY(user, "a path");
-    const char *home = NULL;
-    if (name == 1) home = getenv("HOME");
+    const char *home = name == 1 ? getenv("HOME") : NULL;
     if (*path == '~' && (!home || !*home)) {
         const struct passwd *entry = NULL;
         if (name == 1)

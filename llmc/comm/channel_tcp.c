@@ -201,8 +201,7 @@ static bool tcp_admit(const Place *place, int fd, Hello h, Error *refusal) {
     if (memcmp(h.magic, HELLO_MAGIC, sizeof h.magic) != 0) return false;
     h.run_id[sizeof h.run_id - 1] = h.host[sizeof h.host - 1] = '\0';
     const bool fits = h.size == (uint32_t)tcp.size && h.rank < h.size && h.purpose < PURPOSES;
-    int *socket = NULL;
-    if (fits) socket = &tcp.sockets[(int)h.purpose * tcp.size + (int)h.rank];
+    int *socket = fits ? &tcp.sockets[(int)h.purpose * tcp.size + (int)h.rank] : NULL;
     if (strcmp(h.run_id, place->run_id) != 0)
         error_set(&why, "its run is '%s', process 0's is another", h.run_id);
     else if (!fits)

@@ -92,8 +92,7 @@ bool comm_start(const CommOptions *options, Error *err) {
 
 void comm_end(void) {
     const bool lost = watch_has_failed(NULL);
-    int code = EXIT_OK;
-    if (lost) code = EXIT_RUN_FAILED;
+    const int code = lost ? EXIT_RUN_FAILED : EXIT_OK;
     // Under the watch: MPI waits for all, and would wait for a process that was lost.
     if (comm.channel) comm.channel->close(code);
     watch_stop(lost);

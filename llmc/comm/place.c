@@ -23,8 +23,7 @@ static const char *place_variable(const char *name) {
 }
 
 static bool place_number(const char *name, const char *text, int64_t min, int64_t max, int64_t *value, Error *err) {
-    size_t digits = 0;
-    if (text) digits = strspn(text, "0123456789");
+    const size_t digits = text ? strspn(text, "0123456789") : 0;
     if (!text) return error_set(err, "the environment variable %s is missing", name);
     *value = digits > 0 && text[digits] == '\0' ? strtoll(text, NULL, 10) : -1; // too large: INT64_MAX
     if (!(*value >= min && *value <= max))

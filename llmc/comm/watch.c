@@ -109,8 +109,7 @@ static void *watch_run(void *unused) {
 
     snprintf(what, sizeof what, "has made no progress for %g s", watch.options.seconds);
     for (uint64_t progress = reached.progress; !watch.stops;) {
-        nfds_t count = (nfds_t)watch.options.size;
-        if (watch.has_failed) count = 0;
+        const nfds_t count = watch.has_failed ? 0 : (nfds_t)watch.options.size;
         poll(watch.polls, count, ROUND_MS);
 
         // Time in which this process was stopped, or the machine slept, does not count.

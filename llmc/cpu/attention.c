@@ -247,8 +247,7 @@ typedef struct {
 // group: query heads of a key head.
 static int64_t backward_layout(BackwardScratch *s, char *base, int64_t T, int64_t HS, int64_t group, DType dtype) {
     int64_t T_padded = round_up(T, LANES), HS_padded = round_up(HS, LANES);
-    int64_t kept_keys = BLOCK_KEYS;
-    if (group > 1) kept_keys = round_up(T, BLOCK_KEYS);
+    const int64_t kept_keys = group > 1 ? round_up(T, BLOCK_KEYS) : BLOCK_KEYS;
     int64_t head_words = round_up(depth_words(HS, dtype), LANES), query_words = depth_words(T_padded, dtype);
     int64_t block_words = depth_words(BLOCK_KEYS, dtype);
     int64_t end = 0;
@@ -304,8 +303,7 @@ static ALWAYS_INLINE void dscores_group(const BackwardScratch *s, uint32_t *grou
 // Rows key .. key + 7 of the block of keys that begins with k0, against queries [q_first, q_end).
 static ALWAYS_INLINE void backward_panel(const BackwardScratch *s, const BackwardHead *head, int64_t k0, int64_t key,
                                          int64_t q_first, int64_t q_end, DType E) {
-    int64_t kept = key;
-    if (head->of_group > 1) kept = k0 + key; // its row in dK and dV
+    const int64_t kept = head->of_group > 1 ? k0 + key : key; // its row in dK and dV
     int64_t HS = head->q.columns, diagonal = (k0 + key) / LANES * LANES;
     int64_t q0 = max_i64(q_first, diagonal), num_queries = q_end - q0;
 
@@ -346,8 +344,7 @@ static ALWAYS_INLINE void attention_store_gradient(MatrixView m, int64_t first, 
 
 static ALWAYS_INLINE void backward_key_block(const BackwardScratch *s, const BackwardHead *head, int64_t k0, DType E) {
     int64_t T = head->q.rows, T_padded = round_up(T, LANES);
-    int64_t num_keys = BLOCK_KEYS;
-    if (T - k0 < BLOCK_KEYS) num_keys = round_up(T - k0, PANEL_ROWS);
+    const int64_t num_keys = T - k0 < BLOCK_KEYS ? round_up(T - k0, PANEL_ROWS) : BLOCK_KEYS;
 
     pack_left(s->keys, head->k, k0, num_keys);
     pack_left(s->values, head->v, k0, num_keys);
@@ -359,8 +356,7 @@ static ALWAYS_INLINE void backward_key_block(const BackwardScratch *s, const Bac
                     round_up(head->q.columns, PANEL_ROWS), q_end - q0, depth_words(num_keys, E), k0 > 0, E);
     }
     if (head->number < head->of_group - 1) return;
-    int64_t kept = 0;
-    if (head->of_group > 1) kept = k0;
+    const int64_t kept = head->of_group > 1 ? k0 : 0;
     attention_store_gradient(head->dk, k0, BLOCK_KEYS, result_from_row(s->dkeys, kept), head->scale, E);
     attention_store_gradient(head->dv, k0, BLOCK_KEYS, result_from_row(s->dvalues, kept), 1.0f, E);
 }

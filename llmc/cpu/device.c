@@ -64,8 +64,7 @@ enum { MAX_THREADS = 1024 };
 static bool start_threads(int wanted, double *quota, Error *err) {
     const char *variable = getenv("OMP_NUM_THREADS");
     const bool given = variable && strtol(variable, NULL, 10) > 0;
-    double limit = INFINITY;
-    if (!given && wanted <= 0) limit = ceil(limits_quota(""));
+    const double limit = !given && wanted <= 0 ? ceil(limits_quota("")) : INFINITY;
     *quota = 0;
 
     if (wanted < 0 || wanted > MAX_THREADS)
@@ -184,11 +183,9 @@ void *device_alloc(size_t bytes, Error *err) {
     if (!host_memory_read("", &memory, err)) return NULL;
 
     const bool large = bytes >= 2 * HUGE_PAGE;
-    size_t alignment = ALIGNMENT;
-    if (large) alignment = HUGE_PAGE;
+    const size_t alignment = large ? HUGE_PAGE : ALIGNMENT;
     // Linux overcommits and kills later, so an allocation that does not fit is refused here.
-    char *p = NULL;
-    if (bytes <= memory.available) p = memalign(alignment, max_size(bytes, 1));
+    char *p = bytes <= memory.available ? memalign(alignment, max_size(bytes, 1)) : NULL;
 
     if (!p) {
         error_set(err,

@@ -46,8 +46,7 @@ void backend_sequence_losses(Tensor sums, Tensor losses, bool add) {
     float *sum = sums.data;
     const float *loss = losses.data;
     for (int64_t b = 0; b < B; b++) {
-        double total = 0.0;
-        if (add) total = sum[b];
+        double total = add ? sum[b] : 0.0;
         for (int64_t t = 0; t < T; t++) total += loss[b * T + t];
         sum[b] = (float)total;
     }
@@ -155,8 +154,7 @@ static ALWAYS_INLINE void add_span(void *dst, const float *src, int64_t begin, i
                                    uint64_t stream, uint64_t index, DType D) {
     uint32_t words[LANES][4];
     for (int64_t e = begin; e < end; e += RANDOM_BLOCK) {
-        int64_t n = RANDOM_BLOCK;
-        if (end - e < RANDOM_BLOCK) n = end - e;
+        const int64_t n = end - e < RANDOM_BLOCK ? end - e : RANDOM_BLOCK;
         if (D != DTYPE_FP32) vrounding_bits(words, seed, stream, index + (uint64_t)e / 8);
         EACH_LANES(i, k, n, {
             V x = vload_first(k, src, e + i, DTYPE_FP32);

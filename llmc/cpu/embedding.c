@@ -145,8 +145,7 @@ void backend_embedding_backward(Gradient wte_gradient, Gradient wpe_gradient, Te
 
     if (!wte_gradient.add) backend_tensor_fill(dwte, 0.0f);
     // Row t of dwpe = or += the sum over the B sequences; 0 or unchanged where t >= T.
-    int64_t written = tensor_rows(dwpe);
-    if (dwpe.data && wpe_gradient.add) written = T;
+    const int64_t written = dwpe.data && wpe_gradient.add ? T : tensor_rows(dwpe);
 #pragma omp parallel
     {
 #pragma omp for schedule(static) nowait

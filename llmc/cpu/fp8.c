@@ -104,8 +104,7 @@ static ALWAYS_INLINE void fp8_quantize_rows(const Quantisation *a, int64_t row, 
 // cache when the next rows write to it.
 void backend_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling) {
     enum { TASK_ROWS = 64 };
-    DType format = transposed.dtype;
-    if (q.data) format = q.dtype;
+    const DType format = q.data ? q.dtype : transposed.dtype;
     Fp8Slot *s = slot.data;
     const int64_t K = tensor_cols(in), N = tensor_rows(in);
     if (scaling != FP8_KEEP) fp8_slot_record(s, fp8_amax(in), format);
@@ -152,8 +151,7 @@ void backend_fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tenso
     const Fp8Slot *sa = a_slot.data, *sb = b_slot.data;
 
     const int64_t rows_a = min_i64(M, ROWS_A), rows_b = min_i64(N, ROWS_B);
-    DType E = DTYPE_BF16;
-    if (bias.data) E = bias.dtype; // gemm takes a bias of the operands' dtype
+    const DType E = bias.data ? bias.dtype : DTYPE_BF16; // gemm takes a bias of the operands' dtype
     const int64_t bytes_a = fp8_operand_bytes(rows_a, K, E);
     char *wide_a = cpu_scratch("fp8_matmul", bytes_a + fp8_operand_bytes(rows_b, K, E)), *wide_b = wide_a + bytes_a;
 
@@ -166,8 +164,7 @@ void backend_fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tenso
         for (int64_t j = 0; j < N; j += rows_b) {
             const int64_t n = min_i64(N - j, rows_b);
             const Matrix right = matrix_transposed(fp8_widen(wide_b, E, b, sb, j, n));
-            char *bias_part = NULL;
-            if (bias.data) bias_part = (char *)bias.data + j * (int64_t)dtype_size(E);
+            char *bias_part = bias.data ? (char *)bias.data + j * (int64_t)dtype_size(E) : NULL;
             gemm(m, n, K, matrix_at(dst, i, j), left, right, bias_part, added.data != NULL);
         }
     }

@@ -174,8 +174,7 @@ void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void 
         for (int64_t j = 0; j < N; j += cols) {
             const int64_t m = min_i64(M - i, rows), n = min_i64(N - j, cols);
             const Matrix part = matrix_at(dst, i, j);
-            char *piece_bias = NULL;
-            if (bias) piece_bias = (char *)bias + j * (int64_t)dtype_size(a.dtype);
+            char *piece_bias = bias ? (char *)bias + j * (int64_t)dtype_size(a.dtype) : NULL;
             for (int64_t k = 0; k < K; k += depth)
                 gemm_piece(m, n, min_i64(K - k, depth), part, matrix_at(a, i, k), matrix_at(b, k, j), piece_bias,
                            accumulate || k > 0);
@@ -215,8 +214,7 @@ static ALWAYS_INLINE void add_products(V sums[TILE_ROWS][TILE_WEIGHTS], const Pr
                                        int64_t end, bool pairs, DType E) {
     const uint16_t *in = p->in, *weight = p->weight;
     for (int64_t i = begin; i < end; i += pairs ? 2 * LANES : LANES) {
-        int k = LANES;
-        if (!pairs) k = lanes(end - i);
+        const int k = pairs ? LANES : lanes(end - i);
         VU a[TILE_ROWS];
 #pragma GCC unroll 4
         for (int r = 0; r < t.rows; r++) {

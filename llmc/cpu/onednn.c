@@ -147,8 +147,7 @@ typedef const dnnl_memory_desc_t *ConstDescriptor;
 static Descriptor descriptor_create(int64_t rows, int64_t cols, DType dtype, int64_t row_stride, int64_t col_stride) {
     Descriptor d;
     dnnl_dims_t dims = {rows, cols}, strides = {row_stride, col_stride};
-    dnnl_data_type_t type = dnnl_f32;
-    if (dtype == DTYPE_BF16) type = dnnl_bf16;
+    const dnnl_data_type_t type = dtype == DTYPE_BF16 ? dnnl_bf16 : dnnl_f32;
 #if DNNL_VERSION_MAJOR >= 3
     DNNL_REQUIRE(dnnl_memory_desc_create_with_strides(&d, 2, dims, type, strides));
 #else
@@ -168,8 +167,7 @@ static void descriptor_destroy(Descriptor *d) {
 static dnnl_status_t matmul_descriptor(dnnl_primitive_desc_t *pd, dnnl_engine_t engine, Descriptor *a, Descriptor *b,
                                        Descriptor *bias, Descriptor *dst, dnnl_primitive_attr_t attr) {
 #if DNNL_VERSION_MAJOR >= 3
-    Descriptor of_bias = NULL;
-    if (bias) of_bias = *bias;
+    const Descriptor of_bias = bias ? *bias : NULL;
     return dnnl_matmul_primitive_desc_create(pd, engine, *a, *b, of_bias, *dst, attr);
 #else
     dnnl_matmul_desc_t d;

@@ -451,8 +451,7 @@ static void matrix_moments(const UpdateTensor *t, StatisticsStep s, float *scrat
 #pragma omp parallel for schedule(dynamic) if (groups > 1)
     for (int64_t group = 0; group < groups; group++) {
         const int64_t begin = group * size, end = min_i64(begin + size, rows);
-        float *sums = col;
-        if (groups != 1) sums = scratch + group * cols;
+        float *sums = groups != 1 ? scratch + group * cols : col;
         if (groups > 1) memset(sums, 0, (size_t)cols * sizeof *sums);
         WITH_DTYPE(G, t->grad.dtype, add_moments(t, s, sums, begin, end, G));
     }

@@ -185,8 +185,7 @@ static ALWAYS_INLINE void moment_close(Moment *m, Span at, DType S) {
     V largest = vzero();
     for (int i = 0; i < at.vectors; i++) largest = vmax((V)((VU)m->next[i] & 0x7FFFFFFFu), largest);
     const float scale = vmax_lane(largest);
-    V divisor = vsplat(1.0f);
-    if (scale > 0.0f) divisor = vsplat(scale);
+    const V divisor = scale > 0.0f ? vsplat(scale) : vsplat(1.0f);
     EACH_LANES(i, k, at.count,
                vstore_first_u8(k, (uint8_t *)m->data + i,
                                dynamic8_encode_lanes(m->map, m->next[i / LANES] / divisor, m->is_signed)));

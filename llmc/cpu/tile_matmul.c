@@ -158,8 +158,7 @@ void tile_matmul(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int6
 static ALWAYS_INLINE VU words_along_row(MatrixView m, int64_t row, int64_t w, DType E) {
     const bool widened = packed_dtype(E) != E;
     const int64_t pair = E == DTYPE_BF16 && !widened ? 2 : 1, size = 4 / pair;
-    int64_t left = 0;
-    if (row < m.rows) left = m.columns - w * pair;
+    const int64_t left = row < m.rows ? m.columns - w * pair : 0;
     if (left <= 0) return (VU){0};
     if (widened) return (VU)vload_first(lanes(left), m.data, row * m.stride + w, E);
     const char *p = (const char *)m.data + (row * m.stride + w * pair) * size;

@@ -319,8 +319,7 @@ static void decide(const Call *call, Pass *p) {
 // Returns whether it made dbias as well.
 static bool run_pass(const Call *c) {
     PlannedShape *shape = *find_planned(c->shape);
-    Pass *p = NULL;
-    if (shape) p = &shape->passes[c->pass];
+    Pass *p = shape ? &shape->passes[c->pass] : NULL;
     if (p && p->choice == ATTENTION_WAY_UNKNOWN) decide(c, p);
     if (!p || p->choice == BY_OWN_KERNELS) return run_own(c);
     Error why;

@@ -54,8 +54,7 @@ bool cudnn_attention_compile(CudnnAttention *a, Error *why) { return cudnn_plan_
 
 // q, k or v (part 0, 1, 2) in a packed (B,T,NH + 2 NKV,HS).
 static void *packed_part(Tensor packed, AttentionShape s, int part) {
-    int64_t heads = 0;
-    if (part != 0) heads = s.NH + (part - 1) * s.NKV;
+    const int64_t heads = part != 0 ? s.NH + (part - 1) * s.NKV : 0;
     return (char *)packed.data + (size_t)(heads * s.HS) * dtype_size(s.dtype);
 }
 

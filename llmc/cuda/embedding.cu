@@ -360,8 +360,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 
 template <class T, class G, int N> static void positions_backward(Gradient dwpe, Tensor dout, Tensor tokens) {
     const int context = (int)tensor_cols(tokens), B = (int)tensor_rows(tokens), C = (int)tensor_cols(dout);
-    int rows = (int)tensor_rows(dwpe.to);
-    if (dwpe.add) rows = context;
+    const int rows = dwpe.add ? context : (int)tensor_rows(dwpe.to);
     const dim3 grid = row_blocks("embedding_backward", rows, C, N);
     LAUNCH((position_rows_kernel<T, G, N>), grid, ROW_THREADS, 0, cuda_compute_stream())
     ((G *)dwpe.to.data, (const T *)dout.data, B, context, C, rows, dwpe.add);

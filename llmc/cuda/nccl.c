@@ -248,8 +248,7 @@ void device_comm_progress(void) {}
 void device_comm_observe(const CommObserver *o) { observer = o; }
 
 bool device_comm_failed(Error *err) {
-    ncclResult_t status = ncclSuccess;
-    if (comm.handle) status = async_status();
+    const ncclResult_t status = comm.handle ? async_status() : ncclSuccess;
     return !accepted(status) && !nccl_failed(err, "exchange", status);
 }
 

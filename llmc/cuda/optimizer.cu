@@ -331,8 +331,7 @@ UpdateEntry cuda_update_entry(const UpdateTensor *t) {
 // rule: or a pseudo-rule. The variant, which kernel an entry wants, is both numbers in one.
 static void add_tensor(TableDraft *draft, int tensor, const UpdateTensor *t, int rule, StateFormat states) {
     const UpdateEntry e = cuda_update_entry(t);
-    int64_t part = UPDATE_PART;
-    if (states == STATES_8BIT) part = (int64_t)PART_BLOCKS * STATE_BLOCK;
+    const int64_t part = states == STATES_8BIT ? (int64_t)PART_BLOCKS * STATE_BLOCK : UPDATE_PART;
     table_add(draft, rule * STATES_COUNT + states, tensor, &e, ceil_div(e.numel, part));
 }
 

@@ -87,8 +87,7 @@ static int fastest_way(Stopwatch *w, int count, const bool *out) {
         double time = first[i];
         if (time < INFINITY && rounds > 0) time = median_of(ms[i], rounds);
         // Events have a resolution of 0.5 us, and short kernels vary by about 1 %.
-        double worth_changing = 0.995 * best;
-        if (best < 0.2) worth_changing = 0.98 * best;
+        const double worth_changing = best < 0.2 ? 0.98 * best : 0.995 * best;
         if (time < INFINITY && (fastest < 0 || time < worth_changing)) {
             fastest = i;
             best = time;

@@ -275,11 +275,9 @@ char *mixture_guess(const char *text) {
     }
     understood = understood && (count > 1 || (count == 1 && numbers > 0)) && (numbers == 0 || numbers == count);
     size_t bytes;
-    FILE *out = NULL;
-    if (understood) out = text_open(&guess, &bytes);
+    FILE *out = understood ? text_open(&guess, &bytes) : NULL;
     for (int i = 0; out && i < count; i++) {
-        double weight = 1;
-        if (numbers > 0) weight = weights[i];
+        const double weight = numbers > 0 ? weights[i] : 1;
         fprintf(out, "%s%s:%g", i > 0 ? "," : "", patterns[i], weight);
     }
     if (out) fclose(out);

@@ -85,8 +85,7 @@ static bool parse_header(const char *path, const int32_t *h, int64_t bytes, int6
                          "%s: the file has %" PRId64 " bytes, but its token count (header field %d), %" PRId64
                          ", needs %" PRId64 "; %s: copy or make it again",
                          path, file_bytes, field, shard->num_tokens, needed, difference);
-    int64_t most = INT32_MAX;
-    if (shard->token_bytes == 2) most = 65536;
+    int64_t most = shard->token_bytes == 2 ? 65536 : INT32_MAX;
     shard->vocab = h[SHARD_FIELD_VOCAB];
     shard->eot = (int64_t)h[SHARD_FIELD_EOT] - 1;
     if (shard->vocab < 0 || shard->vocab > most)

@@ -20,8 +20,7 @@ static double step_of(const char *line, size_t length, bool *is_evaluation) {
     cJSON *object = cJSON_ParseWithLength(line, length);
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, "step");
     const char *event = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "event"));
-    double step = -1;
-    if (cJSON_IsNumber(item)) step = item->valuedouble;
+    const double step = cJSON_IsNumber(item) ? item->valuedouble : -1;
     *is_evaluation =
         event && (strcmp(event, "validation") == 0 || strcmp(event, "choices") == 0 || strcmp(event, "sample") == 0);
     cJSON_Delete(object);

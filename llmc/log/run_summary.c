@@ -11,8 +11,7 @@
 
 void step_time_add(StepTime *t, double seconds) {
     static const double WINDOW = 30.0;
-    double kept = 0.0;
-    if (t->after_first) kept = exp(-seconds / WINDOW);
+    const double kept = t->after_first ? exp(-seconds / WINDOW) : 0.0;
     t->after_first = t->mean > 0.0;
     t->steps = kept * t->steps + 1;
     t->seconds = kept * t->seconds + seconds;

@@ -142,8 +142,7 @@ void runlog_field(RunLog *log, const char *name, const char *format, ...) {
     const int length = vasprintf(&text, format, args);
     va_end(args);
     const size_t size = (size_t)length * (UTF8_VISIBLE - 1) + 1;
-    char *line = NULL;
-    if (length >= 0) line = malloc(size);
+    char *line = length >= 0 ? malloc(size) : NULL;
     if (line) { // else out of memory for a line of text: the run matters more
         utf8_make_visible(text, line, size);
         runlog_print(log, name, line, strlen(line));
@@ -238,10 +237,8 @@ void runlog_event(RunLog *log, const char *event, const char *format, ...) {
         free(text);
         const cJSON *step = cJSON_GetObjectItemCaseSensitive(object, "step"), *item;
         // Groups are in alphabetical order: "end" would come before "train".
-        const char *group = event;
-        if (strcmp(event, "end") == 0) group = "whole_run";
-        int64_t at = 0;
-        if (cJSON_IsNumber(step)) at = (int64_t)step->valuedouble;
+        const char *group = strcmp(event, "end") == 0 ? "whole_run" : event;
+        const int64_t at = cJSON_IsNumber(step) ? (int64_t)step->valuedouble : 0;
         tensorboard_begin(log->tensorboard, at);
         if (cJSON_IsNumber(step)) {
             cJSON_ArrayForEach(item, object) {
@@ -370,8 +367,7 @@ void runlog_step(RunLog *log, const StepReport *r) {
         char left[64], right[128];
         snprintf(left, sizeof left, "step %lld/%s", (long long)r->step, total);
         snprintf(right, sizeof right, "loss %s | %s tok/s | eta %s", loss, rate, eta);
-        double fraction = 0.0;
-        if (r->total > 0) fraction = (double)r->step / (double)r->total;
+        const double fraction = r->total > 0 ? (double)r->step / (double)r->total : 0.0;
         progress_render(fraction, left, right, terminal_width(), log->utf8, log->bar, sizeof log->bar);
         log->bar_time = now;
     }
@@ -410,8 +406,7 @@ void runlog_validation(RunLog *log, int64_t step, const ValidationScore *s, cons
                        const ValidationScore *each, double seconds) {
     char bits[48], count[32], duration[32];
     const double perplexity = exp(s->loss);
-    int sources = 0;
-    if (mixture->count > 1) sources = mixture->count;
+    const int sources = mixture->count > 1 ? mixture->count : 0;
     runlog_text(log, "validation at step %lld | loss %.4f | perplexity %.2f | %s%s tokens in %s", (long long)step,
                 s->loss, perplexity, bits_text(s, bits), format_count((double)s->tokens, count, sizeof count),
                 format_duration(seconds, duration, sizeof duration));
@@ -444,8 +439,7 @@ void runlog_validation(RunLog *log, int64_t step, const ValidationScore *s, cons
 }
 
 void runlog_choices(RunLog *log, int64_t step, const char *name, const ChoiceScore *s, double seconds) {
-    double all = 1.0;
-    if (s->examples > 0) all = (double)s->examples; // of none, none is right
+    const double all = s->examples > 0 ? (double)s->examples : 1.0; // of none, none is right
     const double accuracy = (double)s->correct / all, normalised = (double)s->correct_normalised / all;
     runlog_text(log, "%s at step %lld | accuracy %.2f%% (normalised), %.2f%% | %lld/%lld | %.1f s", name,
                 (long long)step, 100.0 * normalised, 100.0 * accuracy, (long long)s->correct_normalised,

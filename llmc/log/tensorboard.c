@@ -70,8 +70,7 @@ static void put_message(Bytes *b, uint32_t field, const Bytes *message) {
 
 // A double or a float. Little-endian, as this machine is: the project's files have no other order.
 static void put_fixed(Bytes *b, uint32_t field, const void *x, size_t n) {
-    uint32_t kind = FIXED32;
-    if (n == sizeof(double)) kind = FIXED64;
+    const uint32_t kind = n == sizeof(double) ? FIXED64 : FIXED32;
     put_varint(b, field << 3 | kind);
     put_bytes(b, x, n);
 }

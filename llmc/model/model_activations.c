@@ -73,14 +73,10 @@ const char *model_tick_name(const ModelConfig *config, int tick, char name[TICK_
 // `tick` itself or, if another op of the set needs the tensor, the tick of that op: the order of the
 // needs of block_backward in gpt2.c.
 int model_recompute_tick(int set, int tick) {
-    int ln2 = B_FC;
-    if (set & RECOMPUTE_FC) ln2 = B_RECOMPUTE;
-    int attention = B_ATTPROJ;
-    if (set & RECOMPUTE_ATTPROJ) attention = ln2;
-    int qkv = B_ATT;
-    if (set & RECOMPUTE_ATTENTION) qkv = attention;
-    int ln1 = B_QKV;
-    if (set & RECOMPUTE_QKV) ln1 = qkv;
+    const int ln2 = set & RECOMPUTE_FC ? B_RECOMPUTE : B_FC;
+    const int attention = set & RECOMPUTE_ATTPROJ ? ln2 : B_ATTPROJ;
+    const int qkv = set & RECOMPUTE_ATTENTION ? attention : B_ATT;
+    const int ln1 = set & RECOMPUTE_QKV ? qkv : B_QKV;
     switch (tick) {
     case B_FC:
         return ln2;

@@ -39,8 +39,7 @@ int parameter_index(const ModelConfig *config, int spec, int block) {
 static void name_pattern(const ParameterSpec *spec, bool is_gpt2, ActivationKind activation, char pattern[64]) {
     static const char *const fc[] = {"c_fc", "gate_up_proj", "up_proj"}, *const fcproj[] = {"c_proj", "down_proj",
                                                                                             "down_proj"};
-    const char *name = spec->class_name;
-    if (is_gpt2) name = spec->gpt2_name;
+    const char *name = is_gpt2 ? spec->gpt2_name : spec->class_name;
     const int length = (int)strcspn(name, "*");
     if (name[length])
         snprintf(pattern, 64, "%.*s%s%s", length, name, (spec->rows == DIM_FC ? fc : fcproj)[activation],

@@ -87,8 +87,7 @@ static void list_norm_parts(Partition *p, const Parameter *table, int num_parame
         const int unit = p->units[i];
         const int64_t numel = parameter_numel(&table[i]), begin = p->begin[unit];
         // The elements of a cell; 0: the parameter is a single part.
-        int64_t cell = 0;
-        if (cells[unit] > 0) cell = (p->begin[unit + 1] - begin) / cells[unit];
+        const int64_t cell = cells[unit] > 0 ? (p->begin[unit + 1] - begin) / cells[unit] : 0;
 
         for (int64_t done = 0, n; done < numel; done += n) {
             const int64_t at = p->offsets[i] + done;

@@ -91,8 +91,7 @@ static void consider(Advice *a, ChangeKind kind, const ModelConfig *config, int6
 // more than an eighth. A model that is much larger always does more work a second: that is no advice.
 static void consider_widths(Advice *a, ChangeKind kind) {
     const ModelConfig *config = &a->model->config;
-    int64_t now = model_size(config, DIM_FF), HS;
-    if (kind == CHANGE_C) now = config->C;
+    const int64_t now = kind == CHANGE_C ? config->C : model_size(config, DIM_FF);
     const int64_t most = max_i64(now / 16, min_i64(64, now / 8));
 
     for (int64_t step = 0; step <= most / 64 + 1; step++)
@@ -103,8 +102,7 @@ static void consider_widths(Advice *a, ChangeKind kind) {
             if (kind == CHANGE_C) {
                 c.C = width;
                 model_config_set_d_ff(&c, c.d_ff);
-                HS = 64;
-                if (width % 128 == 0 && model_head_size(config) > 96) HS = 128;
+                const int64_t HS = width % 128 == 0 && model_head_size(config) > 96 ? 128 : 64;
                 c.NH = width / HS;
                 c.HS = 0;
             } else {
@@ -334,8 +332,7 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
 
         double flops = 0, seconds = 0;
         for (int k = 0; k < 6; k++) { // with SwiGLU's gate the first three have twice the FLOP
-            double work = 1;
-            if (k < 3) work = (double)products;
+            const double work = k < 3 ? (double)products : 1;
             flops += work;
             seconds += work / tiling_best(&gpu->spec, dtype, &shapes[k]).share;
         }
@@ -357,8 +354,7 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
     fprintf(out, "advise      %s, %s: feed-forward layers of C=%lld, -b %lld -t %lld, forward and backward\n",
             gpu->spec.name, dtype_name(dtype), (long long)C, (long long)B, (long long)m->T);
 
-    const char *name = "4 C";
-    if (m->config.activation == ACTIVATION_SWIGLU) name = "8/3 C";
+    const char *name = m->config.activation == ACTIVATION_SWIGLU ? "8/3 C" : "4 C";
     fprintf(out, "advise      near %s: take %lld", name, (long long)sizes[best]);
     if (sizes[best] == exact)
         fprintf(out, ", which is %s; none nearby is %.1f%% faster\n", name, 100 * (WORTH - 1));

@@ -21,8 +21,7 @@ static bool show_and_refuse(OpCost cost) {
 bool dry_run_step(const ModelOptions *options, double micro_steps, DryRunOp *see, void *context) {
     static const OpObserver observer = {show_and_refuse, NULL};
     const OptimizerOptions no_options = {0};
-    int token_bytes = 2;
-    if (options->config.V > 1 << 16) token_bytes = 4;
+    const int token_bytes = options->config.V > 1 << 16 ? 4 : 2;
     const int64_t tokens = options->B * options->T;
     ModelOptions o = *options;
     Error err;

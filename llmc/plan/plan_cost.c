@@ -88,8 +88,7 @@ double plan_step_bytes(const ModelOptions *model, int64_t tokens) {
     if (c->rope_base > 0 && !c->qk_norm) block += 4 * QK;
     if (c->activation != ACTIVATION_GELU) block += (double)(3 * model_size(c, DIM_FC) + 2 * model_size(c, DIM_FF));
 
-    double embedding = 0; // its norm backward, in place
-    if (c->embed_norm) embedding = 2 * C;
+    const double embedding = c->embed_norm ? 2 * C : 0; // its norm backward, in place
 
     const double elements =
         (12 * L + 8) * C + embedding + L * block + 2 * Vp + recompute_elements_per_token(&model->recompute, c);

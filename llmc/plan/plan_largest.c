@@ -99,8 +99,7 @@ bool plan_largest(FILE *out, const PlanRequest *request, double hours, double ra
     for (int i = (int)max_i64(0, pick - BESIDE); i < count; i++) {
         const SizePlan *s = &sizes[i];
         char n[TEXT], trained[TEXT], rate[TEXT], time[TEXT];
-        const char *mark = "  ";
-        if (i == pick) mark = "=>";
+        const char *mark = i == pick ? "=>" : "  ";
         fprintf(out, "largest  %s %-22s %10s  %7s  %8.0f", mark, s->name, format_count(s->parameters, n, TEXT),
                 format_count(s->tokens, trained, TEXT), s->step_tokens);
         if (s->seconds > 0)

@@ -269,8 +269,7 @@ static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *mo
         for (int k = 0; k < row->num_parts; k++) {
             PredictedPart *part = &row->parts[k];
             const Estimate rate = rates[part->rate];
-            double limit = gpu->bandwidth;
-            if (is_of_peak(part->rate)) limit = peak;
+            const double limit = is_of_peak(part->rate) ? peak : gpu->bandwidth;
             const double amount = part->amount / (limit * part->factor);
             part->seconds = (Estimate){amount / rate.likely, amount / rate.worst, amount / rate.best};
             Estimate *sum = &by_rate[part->rate];

@@ -52,8 +52,7 @@ static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) 
     }
 
     const bool has_master = optimizer_keeps_master(m->optimizer, m->master, m->dtype);
-    DType gradients = DTYPE_FP32;
-    if (m->gradients_in_dtype) gradients = m->dtype;
+    const DType gradients = m->gradients_in_dtype ? m->dtype : DTYPE_FP32;
     if (m->train)
         fprintf(out, "plan        %s%s, gradients in %s%s%s\n", optimizer_name(m->optimizer),
                 has_master ? " with master weights" : "", dtype_name(gradients),
@@ -119,8 +118,7 @@ static const char *batch_text(int64_t B, char buf[TEXT]) {
 
 static void print_most(FILE *out, const DevicePlan *p) {
     char batch[TEXT], set[SET_TEXT], bytes[TEXT];
-    int levels = 1;
-    if (p->model.train) levels = 4;
+    const int levels = p->model.train ? 4 : 1;
     fprintf(out, "planned     max -b in %s:", format_bytes(p->room, bytes, TEXT));
     for (int level = 0; level < levels; level++)
         fprintf(out, "%s -r %d %s", level > 0 ? "," : "", level, batch_text(p->most[level], batch));
@@ -292,8 +290,7 @@ static void print_table(FILE *out, const DevicePlan *plans, int count, const Pla
 
         fprintf(out, "limit     ");
         for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
-            const char *shown = c[i].text;
-            if (row == 0) shown = c[i].title;
+            const char *shown = row == 0 ? c[i].title : c[i].text;
             if (!c[i].hidden) fprintf(out, "  %*s", c[i].width, shown);
         }
 
@@ -348,8 +345,7 @@ bool plan_print(FILE *out, const PlanRequest *r, bool json, Error *err) {
     REQUIRE_MEMORY(plans, "a plan");
 
     for (int i = 0; i < count; i++) {
-        const GpuChoice *gpu = &gpus[i];
-        if (all && i == 0) gpu = NULL; // this machine
+        const GpuChoice *gpu = all && i == 0 ? NULL : &gpus[i]; // this machine
         plan_device(&plans[i], r, gpu);
         if (json || !all || i == 0) plan_alternatives(&plans[i], r);
     }

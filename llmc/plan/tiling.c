@@ -47,14 +47,12 @@ Tiling tiling_best(const GpuSpec *gpu, DType dtype, const MatmulShape *s) {
             t.share = TILES[tile].rate * (double)(s->M * s->N) / (double)(t.tiles * t.rows * t.cols) * (double)all /
                       (double)(t.waves * gpu->num_sms);
 
-            double gain = EQUAL;
-            if (splits > best.splits) gain = SPLIT_GAIN;
+            const double gain = splits > best.splits ? SPLIT_GAIN : EQUAL;
             if (t.share > best.share * gain) best = t;
         }
     }
 
-    int64_t rows = s->K;
-    if (s->sums_tokens) rows = s->M;
+    const int64_t rows = s->sums_tokens ? s->M : s->K;
     const size_t bytes = (size_t)min_i64(tiling_alignment(rows), tiling_alignment(s->N)) * dtype_size(dtype);
 
     int load = 0;

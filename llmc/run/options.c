@@ -526,8 +526,7 @@ static char *map_relative(const void *directory, const char *path) {
 // Malloced.
 static char *path_in_json(const OptionRow *row, const Options *options, const char *path) {
     const bool is_relative = row->scope == OPTION_OF_INPUT && is_in_begun_directory(options);
-    char *value = NULL;
-    if (is_relative) value = map_paths(row, path, map_relative, options->directory);
+    char *value = is_relative ? map_paths(row, path, map_relative, options->directory) : NULL;
     if (value && is_built_in(row, value)) {
         free(value);
         value = NULL;
@@ -621,8 +620,7 @@ static bool read_chosen(const cJSON *then, uint64_t chosen[2], Error *err) {
     if (list && !cJSON_IsArray(list)) return error_set(err, "\"%s\" is no list", CHOSEN);
     cJSON_ArrayForEach(item, list) {
         const char *name = cJSON_GetStringValue(item);
-        const OptionRow *row = NULL;
-        if (name) row = option_find(name, strlen(name));
+        const OptionRow *row = name ? option_find(name, strlen(name)) : NULL;
         if (!row) return error_set(err, "\"%s\" holds what is no option", CHOSEN);
         set_bit(chosen, row - option_table);
     }

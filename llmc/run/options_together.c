@@ -159,8 +159,7 @@ char *options_without_effect(const Options *o, bool on_gpu) {
     bool any = false;
     FILE *f = text_open(&list, &bytes);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        const char *name = "";
-        if (table[i].holds) name = table[i].names;
+        const char *name = table[i].holds ? table[i].names : "";
         for (size_t n; *name; name += n + (name[n] == ' ')) {
             n = strcspn(name, " ");
             const OptionRow *row = option_find(name, n);

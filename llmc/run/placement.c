@@ -32,8 +32,7 @@ static bool placement_read(cpu_set_t *set, const char *sys, const char *format, 
     fclose(f);
     while (isdigit((unsigned char)*at)) {
         const size_t first = strtoul(at, &at, 10);
-        size_t last = first;
-        if (*at == '-') last = strtoul(at + 1, &at, 10);
+        const size_t last = *at == '-' ? strtoul(at + 1, &at, 10) : first;
         for (size_t i = first; i <= last && i < CPU_SETSIZE; i++) CPU_SET(i, set);
         if (*at == ',') at++;
     }

@@ -88,8 +88,7 @@ bool processes_min(double *value, Error *err) {
 }
 
 bool processes_share_text(char **text, Error *err) {
-    int64_t bytes = 0;
-    if (*text) bytes = (int64_t)strlen(*text) + 1;
+    int64_t bytes = *text ? (int64_t)strlen(*text) + 1 : 0;
     if (!comm_broadcast(&bytes, sizeof bytes, err)) return false;
     if (comm_rank() > 0) {
         free(*text);

@@ -224,8 +224,7 @@ void report_end(Report *r, double wait_seconds) {
     char tokens[TEXT], time[TEXT];
     if (report_is_silent(s)) return;
     if (device_sensors(&sensors)) run_summary_energy(&r->summary, sensors.energy_joules);
-    const char *next = "nothing was saved (no -o)";
-    if (*r->options->output) next = "resume with -o and -y";
+    const char *next = *r->options->output ? "resume with -o and -y" : "nothing was saved (no -o)";
     if (signals_pending())
         runlog_text(r->log, "stopped by %s after step %lld; %s", signals_name(signals_pending()), step, next);
     else if (r->options->max_steps != 0 && steps == 0 && r->options->profile == 0)

@@ -180,8 +180,7 @@ static void group_lines(const ReportFacts *r) {
     const GroupRates *usual = &s->rates[GROUP_MATRIX];
     for (ParameterGroup i = 0; i < NUM_GROUPS; i++) {
         const GroupRates *own = &s->rates[i];
-        double decay = s->options.weight_decay;
-        if (i == GROUP_VECTOR) decay = 0;
+        const double decay = i == GROUP_VECTOR ? 0 : s->options.weight_decay;
         if (i == GROUP_HEAD && !s->config.untied) continue;
         const struct {
             const char *name;
@@ -265,8 +264,7 @@ static void run_event(const ReportFacts *r) {
     const DeviceFacts *device = device_facts();
     const MemoryPlan *plan = model_memory(r->model);
     cJSON *run = cJSON_CreateObject();
-    const char *mfu_base = "measured";
-    if (r->datasheet > 0) mfu_base = "datasheet";
+    const char *mfu_base = r->datasheet > 0 ? "datasheet" : "measured";
     char *options = options_to_json(&r->setup->options, true);
     cJSON_AddItemToObject(run, "options", cJSON_Parse(options));
     free(options);

@@ -44,8 +44,7 @@ static char *take_begun_directory(Options *o, const char *run) {
     Error unread;
     if (file_exists(path)) {
         json = read_remembered(path, &unread);
-        cJSON *then = NULL;
-        if (json) then = json_parse(json, strlen(json), &unread);
+        cJSON *then = json ? json_parse(json, strlen(json), &unread) : NULL;
         if (then) {
             options_adopt_directory(o, then);
         } else {
@@ -64,12 +63,10 @@ static char *take_begun_directory(Options *o, const char *run) {
 static bool adopt_latest(RunSetup *s, Error *err) {
     char *remembered = take_begun_directory(&s->options, s->options.output);
     if (!processes_share_text(&remembered, err)) return false; // a network file system may show an older one elsewhere
-    cJSON *later = NULL;
-    if (remembered) later = cJSON_Parse(remembered);
+    cJSON *later = remembered ? cJSON_Parse(remembered) : NULL;
     const cJSON *start = cJSON_GetObjectItemCaseSensitive(later, OPTIONS_START);
     const bool is_later = cJSON_IsNumber(start) && start->valuedouble >= (double)s->state.step;
-    const char *json = s->state.options_json;
-    if (is_later) json = remembered;
+    const char *json = is_later ? remembered : s->state.options_json;
     const bool ok = options_adopt_json(&s->options, json, false, err);
     Options *o = &s->options;
     cJSON *then = cJSON_Parse(json);

@@ -162,8 +162,7 @@ static bool choose_optimizer(RunSetup *s, Error *err) {
 }
 
 static bool check_processes(const Options *o, Error *err) {
-    const char *launcher = comm_launcher();
-    if (o->plan) launcher = "--gpus";
+    const char *launcher = o->plan ? "--gpus" : comm_launcher();
     if (process_count(o) != 1 && o->interactive)
         return error_set(err, "--interactive: answers prompts in one process; %s started %d", launcher,
                          process_count(o));

@@ -189,8 +189,7 @@ double checkpoint_newest_bytes(const char *dir) {
     int count;
     double bytes = 0;
     if (!list_steps(dir, &steps, &count, NULL)) return 0;
-    char *newest = NULL;
-    if (count > 0) newest = step_path(dir, steps[0], false);
+    char *newest = count > 0 ? step_path(dir, steps[0], false) : NULL;
     for (int i = 0; newest && i < CHECKPOINT_FILES; i++) {
         char *path = path_join(newest, checkpoint_file_name(i));
         struct stat st;
@@ -295,8 +294,7 @@ bool checkpoint_rotate(const char *dir, int keep, int64_t major, int64_t last, E
             // Moves the directory to a temporary name first, durably, so that a kill or a loss of power leaves a name
             // that the next start removes, and not half a checkpoint.
             char *temporary = step_path(dir, steps[i], true);
-            Error *first = NULL; // failure: it is reported
-            if (ok) first = err;
+            Error *first = ok ? err : NULL; // failure: it is reported
             bool removed = holds_only_ours(path, first);
             if (removed && !directory_move(path, temporary, manifest_name))
                 removed = error_set(first, "%s: cannot remove: %s", path, path_reason(path, errno).text);

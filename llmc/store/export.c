@@ -292,8 +292,7 @@ static bool write_directory(const ExportTarget *t, const HuggingFaceModel *m, Er
     // A replaced model's files, where its directory stayed (directory_commit).
     has_stayed = has_stayed && ok && stat(t->path, &after) == 0 && before.st_ino == after.st_ino;
     for (int i = 0; has_stayed && i < HF_FILES; i++) {
-        char *old = NULL;
-        if (facts[i].bytes < 0) old = path_join(t->path, huggingface_file_name(i));
+        char *old = facts[i].bytes < 0 ? path_join(t->path, huggingface_file_name(i)) : NULL;
         if (old) unlink(old);
         free(old);
     }

@@ -295,8 +295,7 @@ static bool to_q8_0(char *out, const float *values, int64_t n, const char *name,
         memcpy(&amax, &largest, sizeof amax);
         const float d = amax / 127.0f;
         const uint16_t scale = float_to_fp16(d);
-        float inverse = 0.0f;
-        if (scale > 0) inverse = 1.0f / d;
+        const float inverse = scale > 0 ? 1.0f / d : 0.0f;
         if (scale >= FP16_INFINITY)
             return error_set(err, "tensor %s has the value %g, which q8_0 cannot represent; write the model in fp32",
                              name, (double)amax);
@@ -316,15 +315,12 @@ static bool gguf_append(AtomicFile *file, const Model *model, const GgufTensor *
                         Error *err) {
     static const char zeros[ALIGNMENT];
     const int64_t cols = t->p->cols, piece = weights_piece_rows(t->p);
-    DType dtype = DTYPE_BF16;
-    if (t->type == GGUF_F16) dtype = DTYPE_FP16;
-    const void *data = converted;
-    if (t->type == GGUF_F32) data = (const void *)values;
+    const DType dtype = t->type == GGUF_F16 ? DTYPE_FP16 : DTYPE_BF16;
+    const void *data = t->type == GGUF_F32 ? (const void *)values : converted;
     bool ok = true;
     for (int64_t row = 0; ok && row < t->rows; row += piece) {
         const int64_t n = min_i64(piece, t->rows - row);
-        int64_t run = n; // rows that are in the same order in our tensor
-        if (t->head) run = 1;
+        const int64_t run = t->head ? 1 : n; // rows that are in the same order in our tensor
         for (int64_t r = row; ok && r < row + n; r += run) {
             int64_t ours = t->first + r;
             if (t->head) {
@@ -343,24 +339,20 @@ static bool gguf_append(AtomicFile *file, const Model *model, const GgufTensor *
 }
 
 bool gguf_check(const ModelConfig *config, const Tokenizer *tokenizer, Error *err) {
-    const char *family = "";
-    if (model_class(config)) family = model_family(config);
+    const char *family = model_class(config) ? model_family(config) : "";
     ModelConfig own;
     // llama.cpp has the biases of a class's own models; for llama those of any layer.
     if (!model_family_block(family, &own) || (strcmp(family, "llama") != 0 && config->no_bias != own.no_bias))
         return error_set(err, "llama.cpp has no such blocks; name a directory");
-    cJSON *root = NULL;
-    if (tokenizer) root = read_tokenizer(tokenizer, err);
+    cJSON *root = tokenizer ? read_tokenizer(tokenizer, err) : NULL;
     cJSON_Delete(root);
     return root || !tokenizer;
 }
 
 bool gguf_write(const char *path, const HuggingFaceModel *m, GgufType type, Error *err) {
     const Model *model = m->model;
-    cJSON *root = NULL;
-    if (m->tokenizer) root = read_tokenizer(m->tokenizer, err);
-    AtomicFile *file = NULL;
-    if (root || !m->tokenizer) file = atomic_file_create(path, err);
+    cJSON *root = m->tokenizer ? read_tokenizer(m->tokenizer, err) : NULL;
+    AtomicFile *file = root || !m->tokenizer ? atomic_file_create(path, err) : NULL;
     if (file) {
         int count;
         size_t bytes;

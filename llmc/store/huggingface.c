@@ -82,8 +82,7 @@ static const char head_name[] = "lm_head.weight";
 static bool is_buffer(const char *name, const ModelConfig *config) {
     int block, n = 0;
     name = without_prefix(name);
-    const char *blocks = "layers.%9d.self_attn.%n";
-    if (model_is_gpt2(config)) blocks = "h.%9d.attn.%n";
+    const char *blocks = model_is_gpt2(config) ? "h.%9d.attn.%n" : "layers.%9d.self_attn.%n";
     if (sscanf(name, blocks, &block, &n) != 1 || n == 0 || block < 0 || block >= config->L) return false;
     if (model_is_gpt2(config)) return strcmp(name + n, "bias") == 0 || strcmp(name + n, "masked_bias") == 0;
     return strcmp(name + n, "rotary_emb.inv_freq") == 0;
@@ -99,8 +98,7 @@ static bool check_extra(const SafetensorsEntry *e, const ModelConfig *config, Er
     if (strcmp(without_prefix(e->name), head_name) == 0 || is_norm_of_embedding(e, config))
         return check_shape(e, 2, config->V, config->C, err);
     if (is_buffer(e->name, config)) return true;
-    const char *what = "model";
-    if (model_is_gpt2(config)) what = "GPT-2";
+    const char *what = model_is_gpt2(config) ? "GPT-2" : "model";
     error_set(err, "tensor %s is not part of a %s of %lld blocks with this config.json", e->name, what,
               (long long)config->L);
     if (strstr(e->name, "lora_") || strstr(e->name, ".base_layer."))
@@ -390,8 +388,7 @@ int huggingface_ends(const HuggingFaceModel *m, int32_t ends[MAX_END_TOKENS]) {
 }
 
 int64_t huggingface_begin(const HuggingFaceModel *m) {
-    int64_t otherwise = m->eot;
-    if (m->tokenizer) otherwise = tokenizer_begin(m->tokenizer);
+    const int64_t otherwise = m->tokenizer ? tokenizer_begin(m->tokenizer) : m->eot;
     return model_extras_begin(huggingface_extras(m), otherwise, model_options(m->model)->config.V);
 }
 
@@ -469,8 +466,7 @@ static char *tokenizer_config_json(const HuggingFaceModel *m) {
         free(token);
     }
     made = made && cJSON_AddFalseToObject(root, "clean_up_tokenization_spaces");
-    char *text = NULL;
-    if (made) text = cJSON_Print(root);
+    char *text = made ? cJSON_Print(root) : NULL;
     REQUIRE_MEMORY(text != NULL, "the files of a model");
     cJSON_Delete(root);
     return text;
@@ -482,8 +478,7 @@ static char *small_file(const HuggingFaceModel *m, int file, size_t *bytes) {
     const ModelConfig *config = &model_options(m->model)->config;
     const int extra = file - HF_TOKENIZER_CONFIG;
     char *text = NULL;
-    int64_t begin = m->eot;
-    if (m->tokenizer) begin = tokenizer_begin(m->tokenizer);
+    const int64_t begin = m->tokenizer ? tokenizer_begin(m->tokenizer) : m->eot;
     if (file == HF_TOKENIZER && m->tokenizer) return tokenizer_to_json(m->tokenizer, bytes);
     if (extra >= 0 && extras->files[extra].text) {
         *bytes = extras->files[extra].bytes;
@@ -510,8 +505,7 @@ bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFac
             ok = write_weights(path, m, &facts[file], err);
         else
             text = small_file(m, file, &bytes);
-        AtomicFile *f = NULL;
-        if (text) f = atomic_file_create(path, err);
+        AtomicFile *f = text ? atomic_file_create(path, err) : NULL;
         if (f) atomic_file_write(f, text, bytes, err); // commit reports a failure
         if (text) ok = f && atomic_file_commit(f, &facts[file].bytes, &facts[file].checksum, err);
         free(text);

@@ -90,8 +90,7 @@ static bool check_string(const cJSON *root, const char *key, const char *expecte
     const cJSON *item;
     char found[64];
     if (!json_find(root, key, &item, err)) return false;
-    const char *text = "";
-    if (cJSON_IsString(item)) text = item->valuestring;
+    const char *text = cJSON_IsString(item) ? item->valuestring : "";
     if (!item || strcmp(text, expected) == 0 || strcmp(text, also) == 0) return true;
     return error_set(err, "\"%s\" is %s, expected \"%s\"", key, json_describe(item, found, sizeof found), expected);
 }
@@ -107,8 +106,7 @@ static bool check_class(const cJSON *root, const char *class, Error *err) {
         return error_set(err, "it has a \"quantization_config\"; save the model again without quantization");
     if (!json_find(root, "architectures", &item, err)) return false;
     cJSON_ArrayForEach(name, item) {
-        const char *text = "";
-        if (cJSON_IsString(name)) text = name->valuestring;
+        const char *text = cJSON_IsString(name) ? name->valuestring : "";
         if (strcmp(text, class) == 0 || strcmp(text, without_head) == 0) return true;
     }
     if (!item || cJSON_IsNull(item) || (cJSON_IsArray(item) && !item->child)) return true;
@@ -138,8 +136,7 @@ static bool parse_size(const cJSON *root, int type, const SizeField *field, Mode
     if (!json_find(root, field->key, &item, err) ||
         (has_two_names && !json_find(root, field->gpt2_key, &gpt2_item, err)))
         return false;
-    const cJSON *stated = item;
-    if (gpt2_item) stated = gpt2_item;
+    const cJSON *stated = gpt2_item ? gpt2_item : item;
     if (field->optional & type && (!stated || cJSON_IsNull(stated))) return true;
     const char *key = field->key;
     if (has_two_names && (gpt2_item || !item)) key = field->gpt2_key;
@@ -217,8 +214,7 @@ static bool check_windows(const cJSON *root, int type, const ModelConfig *config
 }
 
 static bool parse_eps(const cJSON *root, int type, ModelConfig *config, Error *err) {
-    const char *key = "layer_norm_epsilon";
-    if (type != GPT2) key = eps_keys[config->norm];
+    const char *key = type != GPT2 ? eps_keys[config->norm] : "layer_norm_epsilon";
     const cJSON *item;
     double eps;
     if (!json_find(root, key, &item, err)) return false;
@@ -331,8 +327,7 @@ char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t be
         fprintf(out, "  \"tie_word_embeddings\": true,\n  \"bos_token_id\": %s,\n", first);
         fprintf(out, "  \"eos_token_id\": %s,\n", last);
     } else {
-        const char *name = model_types[NUM_TYPES - 1];
-        if (class) name = model_family(config);
+        const char *name = class ? model_family(config) : model_types[NUM_TYPES - 1];
         const char *flags[NUM_BIAS_FIELDS];
         for (int i = 0; i < NUM_BIAS_FIELDS; i++)
             flags[i] = truth[(bias_fields[i].types & type_of(name)) && !(config->no_bias & bias_fields[i].biases)];

@@ -57,8 +57,7 @@ static bool read_llmc_header(LlmcBin *f, int64_t size, Error *err) {
 
     const int64_t element = (int64_t)dtype_size(f->dtype);
     const int64_t expected = HEADER_BYTES + parameter_total(&f->config) * element;
-    const char *difference = "bytes after the last tensor";
-    if (size < expected) difference = "truncated";
+    const char *difference = size < expected ? "truncated" : "bytes after the last tensor";
     if (size != expected)
         return error_set(err, "%s: %lld bytes, expected %lld for the shape in its header: %s", f->path, (long long)size,
                          (long long)expected, difference);

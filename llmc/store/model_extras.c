@@ -52,8 +52,7 @@ static void add_ends(ModelExtras *e, const cJSON *object, int64_t V) {
 static bool is_tokenizer_of(const Tokenizer *tokenizer, const char *directory) {
     char *file = tokenizer_file_in(directory);
     bool is_same = file && tokenizer && path_is_same(tokenizer_path(tokenizer), file);
-    Tokenizer *own = NULL;
-    if (file && tokenizer && !is_same) own = tokenizer_open(file, NULL);
+    Tokenizer *own = file && tokenizer && !is_same ? tokenizer_open(file, NULL) : NULL;
     if (own) is_same = tokenizer_fingerprint(own) == tokenizer_fingerprint(tokenizer);
     tokenizer_free(own);
     free(file);

@@ -60,8 +60,7 @@ bool optimizer_file_write(const char *path, const Model *model, FileFacts *facts
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
         for (int i = 0; ok && i < tensors; i++) {
             const SafetensorsEntry e = state_entry(model, i, (StateSlot)slot);
-            int64_t bytes = 0;
-            if (e.rank > 0) bytes = (int64_t)dtype_size(e.dtype);
+            int64_t bytes = e.rank > 0 ? (int64_t)dtype_size(e.dtype) : 0;
             for (int d = 0; d < e.rank; d++) bytes *= e.shape[d];
             for (int64_t done = 0, n; ok && done < bytes; done += n) {
                 n = min_i64(bytes - done, PIECE_BYTES);
@@ -116,8 +115,7 @@ static bool load_slot(Model *model, SafetensorsFile *f, int i, StateSlot slot, v
 bool optimizer_file_load(Model *model, const char *checkpoint, Error *err) {
     char *path = path_join(checkpoint, OPTIMIZER_FILE_NAME);
     SafetensorsFile *f = safetensors_open(path, err);
-    const char *stated = NULL;
-    if (f) stated = safetensors_metadata(f, metadata_optimizer);
+    const char *stated = f ? safetensors_metadata(f, metadata_optimizer) : NULL;
     OptimizerKind found;
     bool ok = f != NULL;
     if (ok && (!stated || !optimizer_parse(&found, stated, NULL)))

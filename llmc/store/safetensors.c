@@ -181,8 +181,7 @@ static bool read_safetensors_header(SafetensorsFile *f, int64_t size, Error *err
     char *text = malloc(length + 1);
     if (!text) return error_set(err, "%s: no memory for its header", f->path);
     bool ok = file_read_at(f->fd, f->path, PREFIX_BYTES, text, length, err);
-    cJSON *root = NULL;
-    if (ok) root = json_parse(text, length, err);
+    cJSON *root = ok ? json_parse(text, length, err) : NULL;
     free(text);
 
     int64_t data_start = PREFIX_BYTES + (int64_t)length;

@@ -36,8 +36,7 @@ static bool parse_index(WeightShards *s, const char *directory, const cJSON *ind
     const cJSON *map, *item;
     if (!json_get_object(index, "weight_map", &map, err)) return false;
     cJSON_ArrayForEach(item, map) {
-        const char *name = "";
-        if (cJSON_IsString(item)) name = item->valuestring;
+        const char *name = cJSON_IsString(item) ? item->valuestring : "";
         bool is_name = strlen(name) < 256 && fnmatch("?*.safetensors", name, 0) == 0;
         for (const char *p = name; *p; p++) is_name &= (unsigned char)*p >= 0x20 && *p != 0x7f && *p != '/';
         char found[64];
@@ -69,8 +68,7 @@ bool weight_shards_explain(const char *directory, Error *err) {
         const int fd = file_open(path, &size, NULL);
         const size_t n = (size_t)min_i64(size, sizeof head);
         const bool is_read = fd >= 0 && n > 0 && file_read_at(fd, path, 0, head, n, NULL);
-        const ForeignFile *found = NULL;
-        if (is_read) found = foreign_file_find(path, head, n);
+        const ForeignFile *found = is_read ? foreign_file_find(path, head, n) : NULL;
         if (fd >= 0) close(fd);
         free(path);
         if (!found) continue;
@@ -107,8 +105,7 @@ static bool check_index(const WeightShards *s, const cJSON *index, Error *err) {
     const cJSON *item, *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map");
     cJSON_ArrayForEach(item, map) {
         const int i = weight_shards_find(s, item->string);
-        const char *found = "no file has it";
-        if (i >= 0) found = weight_shards_path(s, i);
+        const char *found = i >= 0 ? weight_shards_path(s, i) : "no file has it";
         if (i >= 0 && strcmp(strrchr(found, '/') + 1, item->valuestring) == 0) continue;
         return error_set(err, "%s: states that tensor %.200s is in %s, but %s%s; download the directory again", s->list,
                          item->string, item->valuestring, i >= 0 ? "it is in " : "", found);

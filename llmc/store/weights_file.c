@@ -152,8 +152,7 @@ static bool read_origin(void *context, int index, int64_t first_row, int64_t row
 }
 
 WeightsOrigin *weights_origin_begin(Model *model, const char *path, uint64_t seed, Error *err) {
-    WeightsFile *file = NULL;
-    if (path) file = weights_file_open(path, err);
+    WeightsFile *file = path ? weights_file_open(path, err) : NULL;
     if (path && !file) return NULL;
     WeightsOrigin *o = malloc(sizeof *o);
     REQUIRE_MEMORY(o, "the origin of the weights");

@@ -53,8 +53,7 @@ bool weights_form_write(const Model *model, int index, WeightsForm form, Weights
     int64_t count = min_i64(WEIGHTS_PIECE_FLOATS, p->file_rows * p->cols), halves = 1;
     if (form.transposed) count = TRANSPOSE_STRIP * p->rows;
     if (form.dtype != DTYPE_FP32) halves = count;
-    int64_t whole = 1;
-    if (form.transposed) whole = p->rows * p->cols;
+    const int64_t whole = form.transposed ? p->rows * p->cols : 1;
     float *piece = malloc((size_t)count * sizeof *piece), *matrix = malloc((size_t)whole * sizeof *matrix);
     s.halves = malloc((size_t)halves * sizeof *s.halves);
     REQUIRE_MEMORY(piece && matrix && s.halves, "the values of %s", p->name);

@@ -81,15 +81,13 @@ static const char *judge_json(const CorpusOptions *o, const InputFile *file, cha
     const bool is_named = *format == FORMAT_LINES; // by its name, or because it is asked for
     if (shape == JSON_NOT || (is_named && shape != JSON_DOCUMENT)) return NULL;
     if (shape != JSON_OBJECTS) {
-        const char *filter = "jq -c .";
-        if (text[strspn(text, " \t\r\n")] == '[') filter = "jq -c '.[]'";
+        const char *filter = text[strspn(text, " \t\r\n")] == '[' ? "jq -c '.[]'" : "jq -c .";
         advise_filter(o, file, filter, "jsonl", advice);
         if (!is_named) error_set(advice, "--format txt trains on it as text; for lines: %s", advice->text);
         return "JSON that is not JSON Lines";
     }
     const char *newline = memchr(text, '\n', (size_t)n);
-    size_t length = (size_t)n;
-    if (newline) length = (size_t)(newline - text);
+    const size_t length = newline ? (size_t)(newline - text) : (size_t)n;
     char *line = malloc(length + 1), *value;
     REQUIRE_MEMORY(line, "a line of JSON");
     memcpy(line, text, length); // it may hold NULs
@@ -108,8 +106,7 @@ static const char *judge_json(const CorpusOptions *o, const InputFile *file, cha
 
 const char *corpus_content(const CorpusOptions *o, const InputFile *file, char *text, int64_t n, bool is_all,
                            CorpusFormat *format, KindCounts *notes, Error *advice) {
-    const ForeignFile *foreign = NULL;
-    if (n > 0) foreign = foreign_file_find(file->path, text, (size_t)n);
+    const ForeignFile *foreign = n > 0 ? foreign_file_find(file->path, text, (size_t)n) : NULL;
     *format = file->format;
     advice->text[0] = '\0';
     text[n] = '\n';

@@ -111,11 +111,9 @@ static bool open_source(DocumentReader *r) {
     // The packing is what the first bytes say. A file that has only the name of a packed one may be of a known kind,
     // such as a pointer or a web page in place of the data; other ones are damaged.
     unsigned char head[FOREIGN_FILE_HEAD];
-    ssize_t n = 0;
-    if (!r->file.is_stdin) n = pread(fd, head, sizeof head, 0);
+    const ssize_t n = r->file.is_stdin ? 0 : pread(fd, head, sizeof head, 0);
 
-    Packing found = r->file.packing;
-    if (n > 0) found = packing_of_bytes(head, (size_t)n);
+    const Packing found = n > 0 ? packing_of_bytes(head, (size_t)n) : r->file.packing;
     if (found == PACKED_NOT && r->file.packing != PACKED_NOT) {
         const ForeignFile *foreign = foreign_file_find(r->file.path, head, (size_t)n);
         if (foreign && !leave_out(r, foreign->kind, foreign->advice)) {
@@ -333,8 +331,7 @@ static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) 
 
 // Reads the next piece of a document. False: none this time.
 static bool next_piece(DocumentReader *r, CorpusBlock *b) {
-    int64_t left = BLOCK_BYTES;
-    if (r->at.size > 0) left = r->at.size - r->at.offset;
+    const int64_t left = r->at.size > 0 ? r->at.size - r->at.offset : BLOCK_BYTES;
 
     if (!fill_block(r, b, min_i64(left, BLOCK_BYTES))) return false;
     if (r->is_first) {                             // the size of the document

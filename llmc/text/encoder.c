@@ -46,8 +46,7 @@ void encoder_free(Encoder *e) {
 // -------------------------------------------------------------------------------------------------------------- pieces
 
 static int64_t merge_piece(const Tokenizer *t, const char *piece, int64_t n, int32_t *out) {
-    int32_t whole = -1;
-    if (t->whole_pieces) whole = vocabulary_find(t, piece, (size_t)n);
+    const int32_t whole = t->whole_pieces ? vocabulary_find(t, piece, (size_t)n) : -1;
     if (whole >= 0) {
         out[0] = whole;
         return 1;

@@ -139,8 +139,7 @@ static int pass_over(InputWalk *w, const char *kind) {
 static int visit_path(InputWalk *w, InputFile *file, Error *err) {
     const bool is_argument = w->depth == 0;
     struct stat st;
-    int failed = 0;
-    if (!is_argument) failed = lstat(w->path, &st);
+    int failed = is_argument ? 0 : lstat(w->path, &st);
     const bool is_link = !is_argument && failed == 0 && S_ISLNK(st.st_mode);
     if (is_argument || is_link) failed = stat(w->path, &st);
     if (failed != 0) {

@@ -57,8 +57,7 @@ static bool scan_string(Scan *s) {
         if (p >= s->end) return scan_fail(s, "a string without its closing quote");
         if (*p == '"') break;
         if (*p < 0x20) return scan_fail(s, "a control character in a string");
-        unsigned char escape = 0;
-        if (p + 1 < s->end) escape = p[1];
+        const unsigned char escape = p + 1 < s->end ? p[1] : 0;
         if (escape == 'u') {
             if (s->end - p < 6 || hex4(p + 2) < 0) return scan_fail(s, "\\u without four hexadecimal digits");
             p += 6;
@@ -155,8 +154,7 @@ static int64_t unescape(unsigned char *text, int64_t n) {
     unsigned char *in = text, *out = text, *end = text + n;
     while (in < end) {
         unsigned char *slash = memchr(in, '\\', (size_t)(end - in));
-        size_t plain = (size_t)(end - in);
-        if (slash) plain = (size_t)(slash - in);
+        const size_t plain = slash ? (size_t)(slash - in) : (size_t)(end - in);
         if (out != in) memmove(out, in, plain);
         out += plain;
         in += plain;

@@ -68,8 +68,7 @@ static inline int contraction_at(const unsigned char *p, const unsigned char *en
 // numbers_alone: the text is parted at each number first.
 static inline int64_t gpt2_next(const uint8_t *table, bool numbers_alone, const unsigned char *begin,
                                 const unsigned char *end) {
-    CharKind numbers = 0;
-    if (numbers_alone) numbers = CHAR_NUMBER;
+    const CharKind numbers = numbers_alone ? CHAR_NUMBER : 0;
     const unsigned char *p = begin;
     int length = contraction_at(begin, end, false), last;
     if (length > 0) return length;
@@ -133,8 +132,7 @@ static inline int64_t modern_next(const uint8_t *table, Pattern pattern, const u
             if (char_kind_at(table, stop, end, &length) != CHAR_NUMBER) break;
         return stop - begin;
     }
-    CharKind next = 0;
-    if (second < end) next = char_kind_at(table, second, end, &length);
+    const CharKind next = second < end ? char_kind_at(table, second, end, &length) : 0;
     if (is_o200k) {
         stop = o200k_word_end(table, begin, end);
         if (stop > begin) return stop - begin;
@@ -193,8 +191,7 @@ bool pieces_always_cut(const uint8_t *table, Pattern pattern, const char *text, 
         return before & CHAR_OTHERS && (after == CHAR_NUMBER || after == CHAR_SPACE);
     }
 
-    CharKind numbers = 0;
-    if (pattern == PATTERN_STARCODER) numbers = CHAR_NUMBER;
+    const CharKind numbers = pattern == PATTERN_STARCODER ? CHAR_NUMBER : 0;
 
     // The pattern never mixes classes, except that ' ' belongs to the word after it, and that an apostrophe may begin a
     // contraction with the letters after it.

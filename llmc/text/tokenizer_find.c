@@ -33,8 +33,7 @@ static char *directory_of(const char *pattern, Error *err) {
     char **names;
     int count;
     if (!files_match(pattern, &names, &count, err)) return NULL;
-    const char *path = pattern;
-    if (count > 0) path = names[0];
+    const char *path = count > 0 ? names[0] : pattern;
     char *directory = NULL;
     if (tokenizer_is_directory(path))
         directory = strdup(path);
@@ -47,8 +46,7 @@ static char *directory_of(const char *pattern, Error *err) {
 
 // Finds the tokenizer next to a path or pattern, malloced; NULL: there is none.
 static bool tokenizer_next_to(const char *pattern, char **found, Error *err) {
-    char *directory = NULL;
-    if (*pattern) directory = directory_of(pattern, err);
+    char *directory = *pattern ? directory_of(pattern, err) : NULL;
     *found = NULL;
     if (directory) *found = tokenizer_file_in(directory);
     const bool ok = directory || !*pattern;

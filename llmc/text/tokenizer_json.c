@@ -266,8 +266,7 @@ static bool read_added_token(Tokenizer *t, const cJSON *item, Error *err) {
         return false;
     // Hugging Face uses the vocabulary's number for it, whatever "id" says.
     bool spelled = strlen(content) <= sizeof bytes && alphabet_decode(content, strlen(content), bytes, &length);
-    int32_t same = -1;
-    if (spelled) same = vocabulary_find(t, bytes, length);
+    const int32_t same = spelled ? vocabulary_find(t, bytes, length) : -1;
     if (same >= 0 && same != number)
         return error_set(err, "\"id\" is %lld, but model.vocab has it as %d", (long long)number, same);
     return vocabulary_add_added(t, number, content, cJSON_IsTrue(special), !cJSON_IsFalse(normalized), err);
@@ -452,8 +451,7 @@ static int compare_rules(const void *a, const void *b) {
 // The merges in order, malloced. A vocabulary of ranks has at most one for each token; *unreachable: some token is not
 // made by merging its bytes, only found as a whole piece.
 static MergeRule *ordered_merges(const Tokenizer *t, int64_t *count, bool *unreachable) {
-    int64_t most = t->merges.count;
-    if (t->by_rank) most = t->count;
+    const int64_t most = t->by_rank ? t->count : t->merges.count;
     MergeRule *rules = malloc(((size_t)most + 1) * sizeof *rules);
     *count = 0;
     *unreachable = false;

@@ -25,8 +25,7 @@ static const size_t MAX_SETTINGS_BYTES = (size_t)16 << 20;
 static bool check_token(const Tokenizer *t, const char *text, int64_t number, Error *err) {
     char shown[64];
     const size_t length = strlen(text);
-    int64_t last = number;
-    if (number < 0) last = t->count - 1;
+    const int64_t last = number < 0 ? t->count - 1 : number;
     for (int64_t i = max_i64(0, number); i <= last && i < t->count; i++) {
         const Token *k = &t->tokens[i];
         if (k->length == length && memcmp(t->bytes + k->offset, text, length) == 0) return true;
@@ -142,8 +141,7 @@ static Tokenizer *open_file(const char *path, Error *err) {
     // Names the kind of file before any complaint about its size: weights are large.
     const bool ok = is_llmc || foreign_file_check_open("a tokenizer", path, fd, true, err);
     close(fd);
-    char *text = NULL;
-    if (ok) text = file_read_all(path, MAX_TOKENIZER_BYTES, &n, err);
+    char *text = ok ? file_read_all(path, MAX_TOKENIZER_BYTES, &n, err) : NULL;
     if (!text) return NULL;
     const bool is_object = !is_llmc && text[strspn(text, " \t\r\n")] == '{';
     Tokenizer *t;
@@ -178,8 +176,7 @@ char *tokenizer_file_in(const char *directory) {
 Tokenizer *tokenizer_open(const char *path, Error *err) {
     if (!tokenizer_is_directory(path)) return open_file(path, err);
     char *file = tokenizer_file_in(path);
-    Tokenizer *t = NULL;
-    if (file) t = open_file(file, err);
+    Tokenizer *t = file ? open_file(file, err) : NULL;
     if (!file)
         error_set(err,
                   "%s: no tokenizer in this directory, expected tokenizer.json, or vocab.json and merges.txt, or "

@@ -10,8 +10,7 @@
 enum { LLMC_HEADER_BYTES = 1024, GPT2_EOT = 50256, P50K_RANKS = 50280 };
 
 static Tokenizer *finish_ranks(Tokenizer *t, const char *path, bool ok, Error *err) {
-    int32_t same = -1;
-    if (ok) same = vocabulary_find(t, END_OF_TEXT, strlen(END_OF_TEXT));
+    const int32_t same = ok ? vocabulary_find(t, END_OF_TEXT, strlen(END_OF_TEXT)) : -1;
     if (same >= 0) ok = error_set(err, "\"%s\" is both token %d and token %d", END_OF_TEXT, same, t->eot);
     ok = ok && vocabulary_finish(t, err);
     t->whole_pieces = t->by_rank = true;
@@ -57,8 +56,7 @@ static int base64_decode(const char *text, size_t n, char *out) {
 static bool read_rank(Tokenizer *t, const char *line, size_t n, Error *err) {
     char bytes[MAX_TOKEN_BYTES + 4], shown[64];
     const char *space = memchr(line, ' ', n);
-    size_t encoded = n;
-    if (space) encoded = (size_t)(space - line);
+    const size_t encoded = space ? (size_t)(space - line) : n;
     if (encoded > MAX_TOKEN_BYTES / 3 * 4) return error_set(err, "longer than a token of %d bytes", MAX_TOKEN_BYTES);
     int length = -1;
     char *end = NULL;
@@ -132,8 +130,7 @@ static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *er
 
     size_t at = LLMC_HEADER_BYTES;
     for (int64_t i = 0; i < tokens; i++) {
-        size_t length = 0;
-        if (at < n) length = (unsigned char)text[at];
+        const size_t length = at < n ? (unsigned char)text[at] : 0;
         if (at >= n || length > n - at - 1)
             return error_set(err, "token %lld of %lld at byte %zu: the file ends there", (long long)i,
                              (long long)tokens, at);

@@ -71,8 +71,7 @@ static void index_token(Tokenizer *t, int32_t token) {
 // ------------------------------------------------------------------------------------------------------------- tokens
 
 static bool check_new(const Tokenizer *t, int64_t number, const char *bytes, size_t length, bool ordinary, Error *err) {
-    int32_t same = -1;
-    if (ordinary) same = vocabulary_find(t, bytes, length);
+    const int32_t same = ordinary ? vocabulary_find(t, bytes, length) : -1;
     bool taken = number >= 0 && number < t->count && t->tokens[number].known;
     if (number >= 0 && number < MAX_TOKENS && length > 0 && length <= MAX_TOKEN_BYTES && !taken && same < 0)
         return true;

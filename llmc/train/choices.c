@@ -72,8 +72,7 @@ typedef struct {
 static bool check_record_tokens(const char *what, const uint16_t **w, const uint16_t *end, int64_t V,
                                 const ChoicePlace *at) {
     const int64_t left = max_i64(end - *w - 1, 0);
-    int64_t n = 0;
-    if (*w < end) n = **w;
+    const int64_t n = *w < end ? **w : 0;
     if (*w >= end || n > left)
         return WRONG(at, "tokens of the %s: %lld, but the record has space for %lld", what, (long long)n,
                      (long long)left);

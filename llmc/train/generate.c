@@ -376,8 +376,7 @@ static bool answer_line(Model *model, const GenerateOptions *o, const char *line
     *said = grown;
     Drawn new;
     const bool ok = decode_tokens(model, o, grown, *n, *drawn, &new, err);
-    int64_t count = 0;
-    if (new.counts) count = new.counts[0];
+    const int64_t count = new.counts ? new.counts[0] : 0;
     if (count > 0) memcpy(grown + *n, new.tokens, (size_t)count * sizeof *grown);
     *n += count;
     *drawn += count;

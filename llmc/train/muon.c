@@ -88,8 +88,7 @@ static void orthogonalize(const Muon *m, const UpdateTensor *matrices, int n, Te
     const Tensor square = tensor_make(m->scratch + m->layout.square, m->dtype, "muon_square", n, side, side, 0);
     Tensor gradients[STACK_MAX];
     float rates[STACK_MAX];
-    StackForm gram_form = STACK_ABT;
-    if (is_tall) gram_form = STACK_ATB;
+    const StackForm gram_form = is_tall ? STACK_ATB : STACK_ABT;
     for (int i = 0; i < n; i++) {
         gradients[i] = matrices[i].grad;
         rates[i] = matrices[i].rate;

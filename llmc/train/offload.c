@@ -95,11 +95,9 @@ static int64_t add_slice(Offload *o, StateChunk *chunk, const UpdateTensor *t, i
         Tensor *there = state_slot_tensor(&slice, (StateSlot)slot);
         *there = tensor_make(part + used, s.dtype, s.name, bytes / size, 0, 0, 0);
         // A whole slot is followed by padding in both places; with the padding copied too, neighbours become one copy.
-        int64_t copied = bytes;
-        if (n == numel) copied = round_up(bytes, PLAN_ALIGNMENT);
+        const int64_t copied = n == numel ? round_up(bytes, PLAN_ALIGNMENT) : bytes;
         const StateCopy copy = {(char *)s.data + slot_bytes(s, slot, first), part + used, copied};
-        StateCopy *last = NULL;
-        if (chunk->copies > 0) last = &o->copies[o->num_copies - 1];
+        StateCopy *last = chunk->copies > 0 ? &o->copies[o->num_copies - 1] : NULL;
         if (last && last->host + last->bytes == copy.host && last->device + last->bytes == copy.device) {
             last->bytes += copied;
         } else {

@@ -51,8 +51,7 @@ static Tensor norm_row(const Model *model, int row) {
 
 void optimizer_norm(Optimizer *o) {
     const ModelOptions *of = model_options(o->model);
-    int row = 0;
-    if (of->divided && of->processes > 1) row = of->rank;
+    const int row = of->divided && of->processes > 1 ? of->rank : 0;
     if (o->offload) offload_begin(o->offload); // runs during the backward pass, which is still active
     gradient_sumsq(norm_row(o->model, row), &o->norm);
 }

@@ -44,7 +44,6 @@ bool schedule_reaches_peak(const Schedule *s) {
 }
 
 bool schedule_reaches_end(const Schedule *s) {
-    double end = s->max_lr * s->final_fraction;
-    if (s->kind == SCHEDULE_CONSTANT) end = s->max_lr;
+    const double end = s->kind == SCHEDULE_CONSTANT ? s->max_lr : s->max_lr * s->final_fraction;
     return schedule_lr(s, s->total - 1) == end;
 }
