@@ -199,9 +199,9 @@ static inline Heads heads_of(int NH, int NKV) {
 // exact f_j differs by up to 2e-4.
 void rope_table(Tensor table, float base);
 
-// Of each row of qkv, packed as attention's, q and k head by head: with weights first RMSNorm over
-// the HS values of the head, x = x * rstd * weight (HS), then the rotation of its halves by the
-// angle of the row's position in table:
+// Treats q and k of each row of qkv, packed as attention's, head by head: with weights first RMSNorm
+// over the HS values of the head, x = x * rstd * weight (HS), then the rotation of its halves by
+// the angle of the row's position in table:
 //   out_j = x_j cos_j - x_(j+HS/2) sin_j;  out_(j+HS/2) = x_(j+HS/2) cos_j + x_j sin_j,  j < HS/2.
 // v is copied. out may be qkv. With weights the backward pass needs qkv as it was: from rotated,
 // rounded values the normalised ones cannot be recovered where the weights of a pair differ much.

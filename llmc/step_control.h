@@ -25,7 +25,7 @@ typedef struct {
 // Groups of parameters, which an update may treat differently: ParameterGroup of llmc/model/parameters.h.
 enum { UPDATE_GROUPS = 4 };
 
-// Of a group: decay of the first and the second moment, and what is added to the root of the second.
+// Moments of a group: the decay of the first and of the second, and the term added to the root of the second.
 typedef struct {
     float beta1, beta2, eps;
 } MomentRates;

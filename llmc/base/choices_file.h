@@ -21,7 +21,7 @@ enum { CHOICES_KEY_MAX = 512, CHOICES_VALUE_MAX = 256 }; // bytes, the key with 
 bool choices_file_get(const char *key, void *value, size_t size);
 // Adds or replaces an entry, in memory and in the file.
 void choices_file_put(const char *key, const void *value, size_t size);
-// What this process asked for and got, or put: lines of the file; malloced.
+// Returns the lines of the file that this process asked for and got, or put; malloced.
 char *choices_file_used(void);
 // Takes such lines before those of the file; damaged ones are skipped.
 void choices_file_restore(const char *lines);

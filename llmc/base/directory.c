@@ -105,7 +105,7 @@ bool directory_check_writable(const char *path, Error *err) {
     bool ok = directory_make(path, err);
     // An unnamed file leaves nothing if the process is killed, and no other process can remove it.
     if (ok && !write_probe(NULL, open(path, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600))) {
-        // Not every file system supports unnamed files; on one that does, this finds the reason.
+        // Some file systems have no unnamed files; on one that has, this finds the reason.
         char *probe = path_join(path, ".tmp-probe");
         ok = write_probe(probe, open(probe, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600)) ||
              error_set(err, "%s is not writable: %s", path, path_reason(probe, errno).text);

@@ -48,7 +48,7 @@ void bug_report(const char *file, int line, const char *format, ...) {
     abort();
 }
 
-// Not exit(): destructors of libraries would allocate memory again.
+// Ends by _exit: under exit() the destructors of libraries would allocate memory again.
 void out_of_memory(const char *what, ...) {
     Error text;
     va_list args;

@@ -40,7 +40,7 @@ static bool begins_with_one(const char *head, size_t n, const char *const *words
 
 static const char *const web_page[] = {"<!doctype html", "<html", "<head", NULL}, *const xml[] = {"<?xml", NULL},
                          *const json_begin[] = {"{", "[", NULL};
-// What servers send with status 403, 404 and 429; the last ones are Hugging Face's.
+// Servers send these with status 403, 404 and 429; the last ones are Hugging Face's.
 static const char *const server_error[] = {"<Error>",
                                            "{\"error\":",
                                            "{\"message\":",
@@ -108,7 +108,7 @@ static bool looks_like_text(const char *head, size_t n) {
 #define AT(offset, text) .at = (offset), BEGINS(text)
 
 static const Kind kinds[] = {
-    // Not what was to be fetched.
+    // The download brought something else.
     {{"a Git LFS pointer", "fetch the file itself with 'git lfs pull'", false},
      BEGINS("version https://git-lfs.github.com/spec/")},
     {{"a git-annex pointer", "fetch the file itself with 'git annex get'", false}, BEGINS("/annex/objects/")},
@@ -203,7 +203,7 @@ static const Kind kinds[] = {
      .looks = is_zeros},
 };
 
-// What a file is that can be read as text and is not of these kinds.
+// Files of no kind above that can be read as text.
 static const ForeignFile empty = {"an empty file", "fetch or make it again", false},
                          ranks = {"the ranks of a tiktoken vocabulary", "--tokenizer reads it", true},
                          json = {"JSON",

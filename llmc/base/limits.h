@@ -1,4 +1,4 @@
-// What the system allows this process: limits of resources (ulimit), processors, control groups. A program starts with
+// The limits that the system sets for this process: limits of resources (ulimit), processors, control groups. A program starts with
 // limits_start; afterwards a limit that is reached is an error with a line, not a signal. Owns nothing.
 #pragma once
 #include "llmc/base/error.h"

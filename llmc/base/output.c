@@ -29,7 +29,7 @@ static Output outputs[] = {{.fd = STDOUT_FILENO}, {.fd = STDERR_FILENO}};
 static volatile sig_atomic_t in_hurry = 0;
 static double limit_ms = INFINITY;
 
-// As write(2), but with EAGAIN where that would wait.
+// Works like write(2), but fails with EAGAIN where that would wait.
 static ssize_t write_now(const Output *o, const char *data, size_t n) {
     struct pollfd place = {.fd = o->fd, .events = POLLOUT};
     if (n > PIPE_BUF) n = PIPE_BUF; // what a pipe takes as a whole

@@ -1,5 +1,5 @@
 // Files of ours in directories of the user's. A file is written over one of the same name only if that one is ours too.
-// Its content decides, not its name: every kind of file has a mark, bytes that are always near its beginning and that
+// The content of a file decides, not its name: every kind of file has a mark, bytes that are always near its beginning and that
 // other programs do not write. A file without the mark is renamed to an unused name, and a line on stderr says so. A
 // symbolic link is renamed or replaced itself; the file it points to is never written.
 #pragma once

@@ -15,7 +15,7 @@ static volatile sig_atomic_t pending = 0;
 static volatile sig_atomic_t interrupted = 0;
 static int agreed = -1; // by several processes; -1: there is one
 
-// Those that ask a run to stop. SIGXCPU: the limit of processor time (ulimit -t) is near.
+// Signals that ask a run to stop. SIGXCPU: the limit of processor time (ulimit -t) is near.
 static const struct {
     int number;
     const char *name, *line;

@@ -157,7 +157,7 @@ QuotedPath path_of_tool(const char *name) {
     if (access(name, X_OK) == 0) return path_quoted(name);
     const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     if (length > 0) program[length] = '\0';
-    // Of the checkout that this program is in: above it, or above build/MODE/DIR.
+    // Searches the checkout that this program is in: above it, or above build/MODE/DIR.
     for (int up = 0; length > 0 && up < 6; up++) {
         char *slash = strrchr(program, '/');
         if (!slash) break;

@@ -3,7 +3,7 @@
 #pragma once
 #include <stdbool.h>
 
-// As one word for a shell (bash, zsh): unchanged if it is plain, else in quotes, on one line whatever bytes it has. One
+// Writes a path as one word for a shell (bash, zsh): unchanged if it is plain, else in quotes, on one line whatever bytes it has. One
 // that begins with - gets ./ so that no program takes it for an option. The text is in static memory, for messages: it
 // lasts until QUOTED_PATHS more were made. (A stack of a few hundred KiB has no room for several in each function.)
 enum { QUOTED_PATHS = 16 };

@@ -44,7 +44,7 @@ static void launch_set(const char *name, int value) {
     setenv(name, text, 1);
 }
 
-// What all processes of a run have in common.
+// The facts that all processes of a run share.
 typedef struct {
     int count, port, listener; // the socket at which process 0 meets the others
     char run_id[33];

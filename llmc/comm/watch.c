@@ -123,7 +123,7 @@ static void *watch_run(void *unused) {
         progress = reached.progress;
         if (!watch.has_failed && waited > watch.options.seconds) watch_fail_process(watch.options.rank, what, true);
 
-        // What the process has written is whole: checkpoints are renamed when they are complete.
+        // Nothing half-written is left: checkpoints are renamed when they are complete.
         if (watch.has_failed && (failed += passed) > GRACE_SECONDS) _exit(EXIT_RUN_FAILED);
     }
     return NULL;

@@ -37,7 +37,7 @@ void watch_step(int64_t step);           // the number of steps done
 // True with a message, which has been printed already, when a process was lost. For any thread.
 bool watch_has_failed(Error *err);
 
-// What else connects the processes (NCCL); NULL: nothing more. Without it a process whose exchange has failed would
+// Names another connection of the processes (NCCL); NULL: there is none any more. Without it a process whose exchange has failed would
 // wait for messages of others, which wait for its part of the exchange.
 void watch_device(bool (*has_failed)(Error *err));
 bool watch_is_lost(Error *err); // a process, or the exchange of the devices

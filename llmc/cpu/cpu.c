@@ -40,7 +40,7 @@ static const struct {
     [CPU_BASELINE] = {"baseline", &cpu_code_baseline},
 };
 
-// Those of `has`, or all names, separated by commas.
+// Lists the names of the codes in `has`, or of all, separated by commas.
 static const char *list_codes(const bool *has, char *text, size_t size) {
     size_t length = 0;
     for (CpuCodeChoice c = CPU_AUTO; c < CPU_CODES; c++)
@@ -121,7 +121,7 @@ void ops_set_workspace(void *device_memory, int64_t bytes) {
     cpu_backend.workspace = device_memory;
     cpu_backend.workspace_bytes = bytes;
     cpu_backend.workspace_used = 0;
-    // Not that of an earlier workspace, which may be freed.
+    // The scratch memory of an earlier workspace may be freed.
     if (cpu_backend.onednn) onednn_set_scratch(cpu_backend.onednn, device_memory, bytes);
 }
 

@@ -50,7 +50,7 @@ static int64_t parts_layout(int n, int64_t scratch_bytes, int64_t *numel, int64_
     return end;
 }
 
-// Of a matrix of one group of rows the column sums are col itself. With two groups or more,
+// A matrix of one group of rows has its column sums in col itself. With two groups or more,
 // rows >= 65, and rows / 64 + 1 sums per column are less than 1/32 of the matrix. numel: of all
 // matrices.
 static int64_t adafactor_scratch_bytes(int64_t numel) { return numel / 32 * (int64_t)sizeof(float); }

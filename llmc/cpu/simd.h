@@ -321,7 +321,7 @@ static ALWAYS_INLINE void vstore_first_f32(int n, float *p, V x) {
 static ALWAYS_INLINE V vwiden_bf16(VH x) { return (V)(__builtin_convertvector(x, VU) << 16); }
 static ALWAYS_INLINE VH vnarrow_bf16(V x) { return __builtin_convertvector(vround_bf16_bits(x) >> 16, VH); }
 
-// As in AVX2: below 2^-125 times p: 0.
+// Gives 0 below 2^-125 times p, as the AVX2 code does.
 static ALWAYS_INLINE V vscale_pow2(V p, V k) {
     const V factor = (V)((__builtin_convertvector(k, VI) + 126) << 23);
     return (V)((VI)((p + p) * factor) & ~(k < vsplat(-125.5f)));

@@ -204,7 +204,7 @@ static bool run_way(void *context, int way) {
     return ran;
 }
 
-// What a way writes where NaN stood, copied to the host since device memory may be short. NULL: it does not run.
+// Returns what a way writes over NaN, on the host since device memory may be short. NULL: it does not run.
 static char *results_of(Contest *c, int way) {
     for (int i = 0; i < c->count; i++)
         CUDA_CHECK(cudaMemsetAsync(c->outputs[i].data, 0xFF, tensor_bytes(c->outputs[i]), cuda_compute_stream()));

@@ -88,7 +88,7 @@ template <class T, int N> static __device__ __forceinline__ float exp_sum_kept(V
     return sum;
 }
 
-// What a row needs once its maximum and sum are known.
+// The values of a row that follow from its maximum and sum.
 typedef struct {
     float shift, sum, factor;    // factor = gradient_scale / sum: fp16 gradients are scaled before they are rounded
     float target_logit, inverse; // exp_shifted * inverse = exp(x - highest)
@@ -160,7 +160,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) registers_kernel(T *logits
 // Packs that a thread loads at a time: the 13 of GPT-2's row in two rounds.
 enum { IN_FLIGHT = 7 };
 
-// As above, but thread t keeps its packs in shared memory, which no other thread reads, so they need no barrier.
+// Does the same, but thread t keeps its packs in shared memory, which no other thread reads, so they need no barrier.
 // Launch: a block of ROW_THREADS a row, Vp elements of dynamic shared memory. 64 registers let two blocks run.
 template <class T>
 static __global__ void __launch_bounds__(ROW_THREADS, 2) shared_memory_kernel(T *logits, CrossEntropy p) {

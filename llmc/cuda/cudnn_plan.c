@@ -221,7 +221,7 @@ static const Form forms[] = {
     {ATTENTION_BACKWARD, BY_CUDNN_ORDERED, 90, 90, 92500, ANY, CUDNN_BACKWARD_COLLECTED,
      {6, 6, {{CUDNN_KNOB_TYPE_TILE_M, 2}, {CUDNN_KNOB_TYPE_TILE_N, 1}, {CUDNN_KNOB_TYPE_KERNEL_CFG, 2},
              {CUDNN_KNOB_TYPE_STREAM_K, 0}, {CUDNN_KNOB_TYPE_TILE_CGA_M, 0}, {CUDNN_KNOB_TYPE_STAGES, 4}}}},
-    // What llm.c and PyTorch run: blocks add to dQ in the order in which they get there.
+    // llm.c and PyTorch run this one: blocks add to dQ in the order in which they get there.
     {ATTENTION_BACKWARD, BY_CUDNN_UNORDERED, 80, ANY, 0, ANY, CUDNN_BACKWARD_COLLECTED, {0}},
 };
 // clang-format on

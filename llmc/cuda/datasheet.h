@@ -1,4 +1,4 @@
-// What a GPU can do, derived from the attributes that the driver reports: the datasheet's FLOP/s from multiprocessors x
+// The abilities of a GPU, derived from the attributes that the driver reports: the datasheet's FLOP/s from multiprocessors x
 // clock x operations per clock, memory bandwidth from clock x bus width. Pure arithmetic: no GPU is asked.
 #pragma once
 #include "llmc/tensor.h"

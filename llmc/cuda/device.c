@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// What the Makefile compiled the kernels for: "80 90".
+// The capabilities that the Makefile compiled the kernels for: "80 90".
 #ifndef CUDA_ARCHS
 #define CUDA_ARCHS ""
 #endif

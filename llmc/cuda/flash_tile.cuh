@@ -68,7 +68,7 @@ static __device__ __forceinline__ HeadRows<T> head_rows(T *tensor, const FlashSh
     const int64_t stride = (int64_t)columns * s.HS;
     return {tensor + (int64_t)b * s.T * stride + (int64_t)column * s.HS, stride, s.T, s.HS};
 }
-// Of qkv or dqkv (B,T,NH + 2 NKV,HS) and of out or dout (B,T,NH,HS). Heads are counted over all sequences: B * NH of q
+// Rows of qkv or dqkv (B,T,NH + 2 NKV,HS) and of out or dout (B,T,NH,HS). Heads are counted over all sequences: B * NH of q
 // and out, B * NKV of k and v.
 template <class T> static __device__ __forceinline__ HeadRows<T> q_rows(T *qkv, const FlashShape &s, int head) {
     return head_rows(qkv, s, head / s.NH, head % s.NH, s.NH + 2 * s.NKV);

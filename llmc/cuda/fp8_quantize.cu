@@ -115,7 +115,7 @@ static __device__ __forceinline__ void store_code_rows(uint8_t *q, const unsigne
     }
 }
 
-// Its transpose into transposed (K,N): a thread has 16 rows of 4 columns, 8 threads the 128 bytes of a column. Odd
+// Stores the transpose of the tile into transposed (K,N): a thread has 16 rows of 4 columns, 8 threads the 128 bytes of a column. Odd
 // groups read their rows in pairs the other way round, to stay in other banks than even ones; the selectors of the
 // first exchange put that right.
 static __device__ __forceinline__ void store_columns(uint8_t *transposed, const unsigned *tile, int64_t row0,

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Of each address: the largest power of two, at most 256, that divides it; 0: there is none. C also where it is D.
+// The largest power of two, at most 256, that divides each address; 0: there is none. C counts also where it is D.
 typedef struct {
     int a, b, c, d, bias, aux;
 } GemmAlignments;

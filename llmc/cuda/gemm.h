@@ -1,7 +1,7 @@
 // Matrix products by cuBLASLt. Descriptors and an algorithm are found once for each distinct product, at its first use,
 // and kept here for the process and in the file of choices for the next one. matmul.c maps the ops onto this.
 //
-// Which algorithm: the fastest of the library's candidates where it is timed, else the first; tuning.c states what is
+// The algorithm is the fastest of the library's candidates where it is timed, else the first; tuning.c states what is
 // guaranteed.
 #pragma once
 #include "llmc/cuda/backend.h"
@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-// What cuBLASLt does to z = alpha op(A) op(B) [+ beta C] before it stores D (m,n). bias and aux are of D's type.
+// The epilogues: cuBLASLt applies them to z = alpha op(A) op(B) [+ beta C] before it stores D (m,n). bias and aux are of D's type.
 typedef enum {
     GEMM_PLAIN,         // D = z
     GEMM_BIAS,          // D = z + bias (m)

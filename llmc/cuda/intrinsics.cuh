@@ -12,7 +12,7 @@
 #pragma once
 #include "llmc/cuda/kernel.cuh"
 
-// What the architecture being compiled has. The host pass of nvcc compiles no kernel.
+// The abilities of the architecture being compiled. The host pass of nvcc compiles no kernel.
 #ifdef __CUDA_ARCH__
 #define HAS_AMPERE (__CUDA_ARCH__ >= 800)
 #define HAS_FP8    (__CUDA_ARCH__ >= 890)

@@ -322,7 +322,7 @@ static __device__ __forceinline__ float gelu_derivative(float x) {
     return x * product * slope + s;
 }
 
-// As arguments of kernels' templates.
+// Types that kernels take as template arguments.
 struct Gelu {
     static __device__ __forceinline__ float value(float x) { return gelu(x); }
     static __device__ __forceinline__ float derivative(float x) { return gelu_derivative(x); }

@@ -194,7 +194,7 @@ enum {
     MINE = ROUNDS * NEIGHBOURS,    // elements of a thread in a block of states
 };
 
-// What a block of threads computes once: by arithmetic, decoding would take longer than the remainder of the update,
+// Tables that a block of threads computes once: by arithmetic, decoding would take longer than the remainder of the update,
 // and encoding half as long again.
 struct Codes {
     float m[256], v[256];                                       // what they stand for: signed, unsigned

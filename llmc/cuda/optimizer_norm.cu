@@ -10,7 +10,7 @@ enum { BLOCK_THREADS = 256 };
 
 // -------------------------------------------------------------------------------------------------------------- tables
 
-// What a tensor adds to a table at most.
+// A tensor adds at most so many entries to a table.
 enum { ENTRIES_OF_A_TENSOR = 4 };
 
 typedef struct {

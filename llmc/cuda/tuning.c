@@ -1,6 +1,6 @@
 // See tuning.h, and device_tuning and device_restore_tuning of device.h on top of it.
 //
-// What every choice guarantees, of matmuls (gemm.c) and of attention (attention.c):
+// Every choice, of matmuls (gemm.c) and of attention (attention.c), guarantees:
 //   Bits      Only ways whose documented attributes make bits repeat take part: of cuBLASLt k in one piece, or split
 //             into fp32 parts that are added in a fixed order. cuDNN's winner must write the same bits twice.
 //   Results   The first result of the winner is compared with our own: a slice of a product with fp32 sums, attention
@@ -127,7 +127,7 @@ void *cuda_memory_like(const void *p, size_t bytes, void **block) {
 
 // ---------------------------------------------------------------------------------------------------- keys of the file
 
-// What a measured choice depends on besides its own shape and its library: the GPU and its driver.
+// Names the GPU and its driver, on which a measured choice depends besides its own shape and its library.
 const char *tuning_machine(void) {
     static char text[256];
     int driver = 0;

@@ -1,4 +1,4 @@
-// Which corpora a run reads, in which shares, and which of them each window comes from.
+// The corpora that a run reads, their shares, and the corpus that each window comes from.
 //
 //   -i 'web/train_*.bin:0.7,code/train_*.bin:0.3'
 //

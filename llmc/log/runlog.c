@@ -291,7 +291,7 @@ static void entry_text(Entry *e, const char *key, const char *text, size_t bytes
 
 static void entry_string(Entry *e, const char *key, const char *text) { entry_text(e, key, text, strlen(text)); }
 
-// As many digits as the type of the number has.
+// The significant digits of the types of numbers.
 enum { FLOAT_DIGITS = 9, DOUBLE_DIGITS = 17, MEASURED_DIGITS = 6 };
 
 // "key":x and the scalar GROUP/name, which is what a reader of the JSON gets. In JSON inf and nan are null.

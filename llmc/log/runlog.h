@@ -62,7 +62,7 @@ typedef struct {
 void runlog_step(RunLog *log, const StepReport *report);
 // A validation line, with perplexity; bits per byte where they are known.
 //   validation at step 250 | loss 3.4321 | perplexity 30.94 | 0.9812 bits/byte | 65.54K tokens in 1.2s
-// Of a mixture a line for each source follows, which each[] has the scores of:
+// With a mixture a line for each source follows; each[] has its scores:
 //   web at step 250 | loss 3.4021 | perplexity 30.03 | 0.9712 bits/byte | share 70%
 void runlog_validation(RunLog *log, int64_t step, const ValidationScore *score, const Mixture *mixture,
                        const ValidationScore *each, double seconds);

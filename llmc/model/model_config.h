@@ -90,7 +90,7 @@ const char *model_config_descriptor(const ModelConfig *config, char buf[MODEL_DE
 typedef enum { DIM_1, DIM_C, DIM_HS, DIM_ATT, DIM_QKV, DIM_FF, DIM_FC, DIM_VP, DIM_MAX_T } Dimension;
 int64_t model_size(const ModelConfig *config, Dimension dimension);
 
-// Which models have a tensor.
+// The models that have a tensor.
 typedef enum {
     IN_ALL,
     IN_LEARNED,   // positions

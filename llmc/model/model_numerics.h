@@ -9,7 +9,7 @@ typedef struct {
     double weight_sumsq; // of an update: of the weights before it; 0 for the others
     bool of_process;     // others have counted other elements: of a linear layer, or where the state is divided
 } NumericsRow;
-// Of an update: its norm over the norm of the weight; 0 for the others.
+// Returns the norm of an update over the norm of its weight; 0 for other rows.
 double model_numerics_ratio(const NumericsRow *row);
 
 enum { NUMERICS_MAX_ROWS = 4 * 3 + NUM_PARAMETER_SPECS * 3 };

@@ -7,7 +7,7 @@
 
 bool model_check_options(const ModelOptions *o, Error *err) {
     if (o->fp8) {
-        // Its matmuls need dimensions in multiples of 16: those of the model, and the tokens of a micro-batch. As a
+        // fp8 matmuls need dimensions in multiples of 16: those of the model, and the tokens of a micro-batch. As a
         // micro-batch may have any number of sequences (-b auto, the last one of a step), T must be such a multiple.
         if (o->dtype != DTYPE_BF16)
             return error_set(err, "--fp8: needs --dtype bf16, not %s; head and attention stay in bf16",

@@ -39,7 +39,7 @@ typedef struct {
     double weight_decay;
 } GroupRates;
 
-// What the table says for a run with this weight decay, which vectors do not have.
+// Gives the rates of the table for a run with this weight decay, which vectors do not have.
 void optimizer_default_rates(OptimizerKind kind, double weight_decay, GroupRates rates[NUM_GROUPS]);
 const char *parameter_group_name(ParameterGroup group); // "embedding", "head", "matrices", "vectors"
 // Changes rates as text says, such as "embedding.beta2=0.995,vectors.decay=0.1": beta1, beta2, eps and decay by group.

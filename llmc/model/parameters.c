@@ -20,7 +20,7 @@ static int tensors_of(const ModelConfig *config, int spec) {
     return 1;
 }
 
-// Of the rows before this one.
+// Counts the tensors of the rows before this one.
 static int tensors_before(const ModelConfig *config, int spec) {
     int count = 0;
     for (int s = 0; s < spec; s++) count += tensors_of(config, s);

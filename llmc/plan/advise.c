@@ -75,7 +75,7 @@ static Size size_at(const Advice *a, const ModelConfig *config, int64_t B) {
     return (Size){*config, B, rate, rate * flops_per_token_exact(&useful, model.T), step.filled};
 }
 
-// Of two that gain about as much, keeps the first one tried: callers begin with the nearest.
+// Keeps the first one tried of two that gain about as much: callers begin with the nearest.
 static void consider(Advice *a, ChangeKind kind, const ModelConfig *config, int64_t B) {
     Size *best = &a->best[kind];
     ModelOptions model = *a->model;

@@ -35,7 +35,7 @@ static bool size_of(ModelConfig *config, int depth, char name[MODEL_DESCRIPTOR])
     return known && model_config_parse(&named, name, &none) && model_same_block(&named, config);
 }
 
-// Of the model of request, in request's GPU.
+// Plans the model of the request on its GPU.
 static void plan_size(SizePlan *size, const PlanRequest *r, const GpuChoice *gpu, double ratio, bool *is_predicted) {
     static DevicePlan plan;
     PlanRequest run = *r;

@@ -10,7 +10,7 @@ PlannedSizes plan_sizes(const GpuSpec *gpu, AttentionChoice attention) {
 
 // --------------------------------------------------------------------------------------------------- available memory
 
-// Not measured yet. In addition to the arena there are the kernels of this program, the kernels that cuBLASLt and cuDNN
+// This reserve has not been measured yet. In addition to the arena there are the kernels of this program, the kernels that cuBLASLt and cuDNN
 // load when they first run, cuDNN's handle, the tables of updates and recorded graphs.
 double plan_reserve(double memory) { return fmin(1e9, 0.06 * memory); }
 

@@ -75,7 +75,7 @@ int64_t recipe_step_windows(double batch, int64_t T, int64_t groups, int64_t B) 
     return (int64_t)exp2(fmax(0, round(log2(share)))) * groups;
 }
 
-// What is printed is what is used.
+// Rounds to the digits that are printed, so that the printed rate is the one used.
 static double three_digits(double x) {
     char text[32];
     snprintf(text, sizeof text, "%.3g", x);

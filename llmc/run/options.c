@@ -37,7 +37,7 @@ static const char PROCESSES[] = "Several processes";
 // The largest integer that JSON readers keep exactly, and a step count nobody reaches: enough, and never an overflow.
 #define MAX_EXACT 9007199254740991.0
 #define MAX_STEPS 1e12
-// What the doubles beta may be: below 1, or the moments never move.
+// The doubles beta must stay below 1, or the moments never move.
 #define BELOW_ONE 0.999999
 
 // The values of words whose enum has another order, or does not begin with the first word.
@@ -504,7 +504,7 @@ static bool is_in_begun_directory(const Options *options) {
     return options->begun_in && strcmp(options->directory, options->begun_in) == 0;
 }
 
-// Not a path, although its option takes one.
+// Whether the value is no path, although its option takes one.
 static bool is_built_in(const OptionRow *row, const char *value) {
     if (row->offset == offsetof(Options, model)) return model_config_is_descriptor(value);
     if (row->offset == offsetof(Options, tokenizer) && (strcmp(value, "bytes") == 0 || strcmp(value, "none") == 0))

@@ -107,7 +107,7 @@ void options_set_string(char **field, const char *text);
 
 typedef enum { OPTION_INT, OPTION_INT64, OPTION_DOUBLE, OPTION_STRING, OPTION_WORD } OptionType;
 
-// What a resume does with an option.
+// The ways in which a resume treats an option.
 typedef enum {
     OPTION_OF_RUN,     // takes it over from the checkpoint unless it is given again, and reports a difference
     OPTION_OF_SIZE,    // the same; auto, given again, is the number that was chosen for it at first

@@ -1,4 +1,4 @@
-// What options mean together: the rates of each group of parameters, options that contradict each other, and options
+// The meaning of options together: the rates of each group of parameters, options that contradict each other, and options
 // that change nothing in a run because others turn them off.
 #pragma once
 #include "llmc/run/options.h"

@@ -38,7 +38,7 @@ bool processes_sum_numerics(NumericsRow *rows, int count, Error *err);
 enum { WEIGHTS_CHECK_STEPS = 100 };
 bool processes_compare_weights(const Model *model, int64_t step, Error *err);
 
-// What is decided between two steps. Takes over the first signal that came to a process, which signals_pending gives
+// The decisions between two steps. Takes over the first signal that came to a process, which signals_pending gives
 // from then on, and otherwise what process 0 found: only it knows the log, and clocks differ.
 typedef struct {
     int signal; // 0: none

@@ -237,7 +237,7 @@ void report_end(Report *r, double wait_seconds) {
                      format_duration(now_seconds() - r->started, time, TEXT),
                      step < total ? " (time limit; resume with -o and -y)" : "");
     run_summary_print(&r->summary, r->log);
-    // What the whole run has read of each source of a mixture.
+    // The tokens that the whole run has read from each source of a mixture.
     const Mixture *m = &s->data.train.mixture;
     int64_t drawn[MIXTURE_MAX];
     char *sources = NULL, *summary = run_summary_json(&r->summary);

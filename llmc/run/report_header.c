@@ -240,7 +240,7 @@ static void schedule_lines(const ReportFacts *r) {
         runlog_field(r->log, "output", "%s", s->options.output);
 }
 
-// Of a mixture also what data/whereis needs to find the draws again.
+// Adds the shards, and for a mixture also the facts by which data/whereis finds the draws again.
 static void add_shards(cJSON *run, const char *key, const Sources *all) {
     const Mixture *m = &all->mixture;
     cJSON *facts = cJSON_AddObjectToObject(run, key);

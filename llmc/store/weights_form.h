@@ -12,7 +12,7 @@ typedef struct {
     bool normalized; // each row as weights_normalize_row makes it
 } WeightsForm;
 
-// What the embedding becomes with embed_norm: row (cols) divided by its root mean square. Returns the factor.
+// Makes a row of the embedding what embed_norm makes of it: row (cols) divided by its root mean square. Returns the factor.
 float weights_normalize_row(float *row, int64_t cols);
 
 // Takes the next bytes of the file.

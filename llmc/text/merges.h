@@ -27,7 +27,7 @@ bool merge_table_add(MergeTable *t, MergeRule rule, const MergeRule **known);
 void merge_table_free(MergeTable *t);
 
 static inline uint64_t merge_pair(int32_t left, int32_t right) { return (uint64_t)left << 32 | (uint32_t)right; }
-// Its place in a hash table of 2^(64 - shift) slots, or the first free one after it.
+// Returns the place of a pair in a hash table of 2^(64 - shift) slots; taken slots are followed by the next free one.
 static inline uint64_t pair_slot(uint64_t pair, int shift) { return (pair * 0x9E3779B97F4A7C15u) >> shift; }
 
 // NULL: no such rule.

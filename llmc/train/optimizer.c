@@ -43,7 +43,7 @@ static void update_range(const Update *u, int first, int count) {
     }
 }
 
-// Of this process, where the state is divided.
+// The row of the norm that a process fills; where the state is divided, each has its own.
 static Tensor norm_row(const Model *model, int row) {
     const Tensor norm = tensor_slice_rows(model_norm(model), row, 1);
     return tensor_slice_elements(norm, 0, model_partition(model)->num_norm_parts);

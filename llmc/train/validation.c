@@ -20,7 +20,7 @@ typedef struct {
     int64_t windows, bytes; // done
 } Evaluation;
 
-// What a process tells the others about its batch of a round; the losses follow.
+// The message of a process about its batch of a round; the losses follow.
 typedef struct {
     int32_t failed, signal;
     int64_t bytes;
