@@ -4,6 +4,7 @@
 //
 // This is a C file in spite of its name (-x c), compiled once and linked into train_gpt2cu, train_gpt2 and
 // train_gpt2sim. It never knows which backend implements device.h and ops.h.
+#include "llmc/base/clock.h"
 #include "llmc/base/format.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/output.h"

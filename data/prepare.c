@@ -2,7 +2,7 @@
 // options and what it says (data/tool.h: what it shares with data/train_tokenizer). The work is done by
 // llmc/text/corpus.h. Never changes an input and never mixes shards of two runs.
 #include "data/tool.h"
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/format.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/typed_path.h"

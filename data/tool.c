@@ -3,6 +3,7 @@
 
 #include "llmc/base/arguments.h"
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/format.h"
 #include "llmc/base/limits.h"

@@ -1,7 +1,7 @@
 // data/train_tokenizer: text -> a vocabulary (`data/train_tokenizer --help`). This file is the tool; the work is done
 // by llmc/text/corpus.h, which reads what data/prepare reads. Never leaves half a file.
 #include "data/tool.h"
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/format.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/own_file.h"

@@ -2,6 +2,7 @@
 #include "llmc/speed.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
 

@@ -4,7 +4,7 @@
 # Usage: scripts/run_nanochat_d12.sh [--plan | --help | options of the trainer]
 # As there: RMSNorm, RoPE of base 100,000, QK-norm, ReLU^2 of 4 C, no biases, 6 heads of 128, context 2048, a head of
 # its own, a warm-up of 40 steps, then constant and down to 5% over the last 65%; beta; tokens a step and of the run,
-# rates and decay by its rules (llmc/plan/recipe.h).
+# rates and decay by its rules (llmc/train/recipe.h).
 # Different here: GPT-2's vocabulary of 50,257, not an own one of 32,768, so that the head counts 38.6M weights, not
 # 25.2M, and the run 1.48B tokens, not 1.32B; FineWeb-Edu, not ClimbMix, so that bits/byte do not compare; full
 # attention, not windows; no value embeddings, smear, backout, residual and x0 scalars, softcap, norm after the

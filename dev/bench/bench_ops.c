@@ -2,10 +2,11 @@
 // by memory, the head in chunks of the size that is used and larger, and a launch. For dev/bench/gpu_hour.py: what of a
 // step is lost between these times and those of --profile is caches, clocks and the order. Prints one JSON object a
 // line; the last one tells who computed attention and what was chosen by measurement.
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/device.h"
 #include "llmc/ops.h"
 #include "llmc/speed.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

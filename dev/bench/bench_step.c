@@ -8,7 +8,8 @@
 // prints the loss and the seconds of that step. So two programs can take turns, and their losses
 // show whether they do the same. Otherwise weights and tokens are random, and the steps last for
 // SECONDS.
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/random.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/log/runlog.h"
 #include "llmc/model/model.h"
@@ -16,6 +17,7 @@
 #include "llmc/speed.h"
 #include "llmc/store/weights_file.h"
 #include "llmc/train/optimizer.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -12,13 +12,14 @@
 // channel remains failed: every later call returns the same message.
 #include "llmc/comm/channel_tcp.h"
 
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/format.h"
 #include "llmc/comm/socket.h"
 #include "llmc/comm/watch.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>

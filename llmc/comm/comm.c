@@ -2,6 +2,7 @@
 #include "llmc/comm/comm.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/limits.h"
 #include "llmc/comm/channel_tcp.h"
 #include "llmc/comm/mpi_library.h"

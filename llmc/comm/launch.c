@@ -1,7 +1,7 @@
 // The launcher of --gpus, see launch.h. The processes find each other by torchrun's variables.
 #include "llmc/comm/launch.h"
 
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/format.h"
 #include "llmc/comm/place.h"
 #include "llmc/comm/socket.h"

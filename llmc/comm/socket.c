@@ -1,9 +1,10 @@
 // See socket.h.
 #include "llmc/comm/socket.h"
 
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/clock.h"
 
 #include <errno.h>
+#include <math.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>

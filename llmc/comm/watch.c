@@ -1,10 +1,11 @@
 // The thread that notices a lost process, see watch.h.
 #include "llmc/comm/watch.h"
 
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/limits.h"
 
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>

@@ -2,8 +2,10 @@
 // gradient accumulation, and tensor statistics.
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
+#include "llmc/base/random.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/stochastic_rounding.h"
+#include <math.h>
 
 void backend_tensor_fill(Tensor t, float value) {
     const int64_t n = tensor_numel(t);

@@ -10,7 +10,9 @@
 #include "llmc/cpu/optimizer_block.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/cpu/cpu.h"
+#include <math.h>
 
 // --------------------------------------------------------------------------------------------------------------- parts
 

@@ -13,7 +13,6 @@
 //
 // Owns no memory, starts no threads. Large products belong to matmul.h.
 #pragma once
-#include "llmc/base/arithmetic.h"
 #include "llmc/cpu/simd.h"
 
 // Left operands and results have a multiple of this many rows. Not more than LANES: attention's panel of rows has its

@@ -8,7 +8,6 @@
 // or queries the device: plans are made, and candidates timed, at the first use of a shape, which never happens under
 // capture (see device_graph_begin in device.c).
 #pragma once
-#include "llmc/base/arithmetic.h"
 #include "llmc/device.h"
 #include "llmc/model/gpu_sizes.h"
 #include "llmc/ops.h"

@@ -11,10 +11,12 @@
 //   - 64-bit indices where a product of sizes can pass 2^31. 16-byte accesses where rows allow them.
 #pragma once
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/cuda/backend.h"
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 

@@ -3,8 +3,10 @@
 // cuBLASLt has no epilogue for it; sums of our own to compare a product with. The partition of a sum depends on its
 // shape alone, so the bits do not depend on the GPU. Also checks whether the kernels of this program run on this GPU at
 // all.
+#include "llmc/base/random.h"
 #include "llmc/cuda/gemm.h"
 #include "llmc/cuda/intrinsics.cuh"
+#include <math.h>
 
 // Memory-bound, no cooperation between threads: any block of a few warps will do.
 enum { THREADS = 256 };

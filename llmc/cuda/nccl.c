@@ -9,11 +9,13 @@
 #include "llmc/cuda/nccl_library.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/format.h"
 #include "llmc/comm/watch.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/cuda/library_loader.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

@@ -13,8 +13,10 @@
 //   direction               14    gradient 4, master 8, weight 2; momentum_update before it 16
 //   AdamW, 8-bit states     18    gradient 4; codes of m and v read and written 4, scales 1/16; master 8, weight 2
 //   Lion, SGD, 8-bit states 16
+#include "llmc/base/random.h"
 #include "llmc/cuda/optimizer.cuh"
 #include "llmc/number.h"
+#include <math.h>
 
 enum { BLOCK_THREADS = 256 };
 // Elements of a block: 4 rounds or 2 hide the search for the tensor. 124M parameters are 30,000 blocks of 123 KB.
@@ -194,8 +196,8 @@ enum {
     MINE = ROUNDS * NEIGHBOURS,    // elements of a thread in a block of states
 };
 
-// Tables that a block of threads computes once: by arithmetic, decoding would take longer than the remainder of the update,
-// and encoding half as long again.
+// Tables that a block of threads computes once: by arithmetic, decoding would take longer than the remainder of the
+// update, and encoding half as long again.
 struct Codes {
     float m[256], v[256];                                       // what they stand for: signed, unsigned
     float begin[DYNAMIC8_DECADES];                              // of a decade

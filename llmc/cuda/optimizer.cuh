@@ -2,6 +2,7 @@
 // block finds its tensor and its part. For the update: the entry of a tensor, the constants of a step, loading and
 // storing gradient and weight in every form that an UpdateTensor may have (ops.h); the entry tells which.
 #pragma once
+#include "llmc/base/random.h"
 #include "llmc/cuda/intrinsics.cuh"
 
 // -------------------------------------------------------------------------------------------------------------- tables

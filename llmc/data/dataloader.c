@@ -10,9 +10,11 @@
 #include "llmc/data/dataloader.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/error.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/memory.h"
+#include "llmc/base/random.h"
 #include "llmc/device.h"
 
 #include <pthread.h>

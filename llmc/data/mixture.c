@@ -1,7 +1,6 @@
 // See mixture.h. The text of -i and -j, and the order of the draws. Opens no shard.
 #include "llmc/data/mixture.h"
 
-#include "llmc/base/arithmetic.h"
 #include "llmc/base/directory.h"
 #include "llmc/base/files_match.h"
 #include "llmc/base/format.h"

@@ -5,6 +5,7 @@
 // disagree.
 #include "llmc/log/runlog.h"
 
+#include "llmc/base/clock.h"
 #include "llmc/base/directory.h"
 #include "llmc/base/format.h"
 #include "llmc/base/path.h"

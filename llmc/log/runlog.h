@@ -9,7 +9,6 @@
 // and the tags that TensorBoard shows of them. A log that cannot be written (disk full) is reported once on stderr and
 // never stops the run.
 #pragma once
-#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/base/format.h"
 #include "llmc/device.h"
@@ -19,6 +18,7 @@
 #include "llmc/train/choices.h"
 #include "llmc/train/validation.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 

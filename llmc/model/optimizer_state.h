@@ -23,7 +23,7 @@ bool optimizer_parse(OptimizerKind *kind, const char *name, Error *err);
 bool optimizer_has_master(OptimizerKind kind); // whether -w 1 has an effect
 // Whether there are master weights: with -w 1 (master) and a 16-bit compute dtype.
 bool optimizer_keeps_master(OptimizerKind kind, bool master, DType compute);
-// At 124M: measured, see doc/optimizers.md; plan/recipe.h has other sizes. Muon's is that of runs of earlier versions.
+// At 124M: measured, see doc/optimizers.md; train/recipe.h has other sizes. Muon's is that of runs of earlier versions.
 double optimizer_default_learning_rate(OptimizerKind kind);
 int64_t optimizer_default_warmup(OptimizerKind kind, int64_t steps); // of a run of this number of steps
 

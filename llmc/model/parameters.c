@@ -3,6 +3,8 @@
 #include "llmc/model/parameters.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
-#include "llmc/plan/recipe.h"
+#include "llmc/train/recipe.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,7 @@
 // See report.h. In the order of a run: start, steps, evaluation and saving, end.
 #include "llmc/run/report.h"
 
+#include "llmc/base/clock.h"
 #include "llmc/base/signals.h"
 #include "llmc/comm/comm.h"
 #include "llmc/log/run_summary.h"

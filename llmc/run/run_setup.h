@@ -4,7 +4,6 @@
 #pragma once
 #include "llmc/data/dataloader.h"
 #include "llmc/model/model.h"
-#include "llmc/plan/recipe.h"
 #include "llmc/run/options.h"
 #include "llmc/run/placement.h"
 #include "llmc/run/run_data.h"
@@ -14,6 +13,7 @@
 #include "llmc/train/data_parallel.h"
 #include "llmc/train/generate.h"
 #include "llmc/train/optimizer.h"
+#include "llmc/train/recipe.h"
 #include "llmc/train/schedule.h"
 
 typedef struct {

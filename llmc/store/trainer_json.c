@@ -1,7 +1,6 @@
 // See trainer_json.h. Tables of fields, by which objects are both written and read.
 #include "llmc/store/trainer_json.h"
 
-#include "llmc/base/arithmetic.h"
 #include "llmc/base/atomic_file.h"
 #include "llmc/base/file.h"
 #include "llmc/base/format.h"

@@ -8,7 +8,6 @@
 // shards.
 #include "llmc/text/corpus_pipeline.h"
 
-#include "llmc/base/arithmetic.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/memory.h"
 #include "llmc/text/content.h"

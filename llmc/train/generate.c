@@ -2,6 +2,7 @@
 #include "llmc/train/generate.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/error.h"
 #include "llmc/base/format.h"
 #include "llmc/base/signals.h"

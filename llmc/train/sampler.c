@@ -2,8 +2,8 @@
 // first of them.
 #include "llmc/train/sampler.h"
 
-#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
+#include "llmc/base/random.h"
 
 #include <math.h>
 #include <stdbool.h>

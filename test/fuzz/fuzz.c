@@ -6,10 +6,12 @@
 #include "test/fuzz/fuzz.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/base/utf8.h"
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <sys/stat.h>
 

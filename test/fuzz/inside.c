@@ -52,9 +52,11 @@ bool fuzz_choice_lines_read(const FuzzInput *in) {
 int shard_main(int argc, char **argv);
 #define main shard_main
 #include "data/shard.c"
+#include "llmc/base/clock.h"
 #include "llmc/text/tokenizer_json.h"
 #undef main
 
+#include <math.h>
 #include <xxhash.h>
 
 static void write_manifest(void) {

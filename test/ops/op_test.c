@@ -2,7 +2,7 @@
 // Owns everything between op_begin and op_end in one registry, so that a failed test leaks nothing.
 #include "test/ops/op_test.h"
 
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/device.h"
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 // Random weights and tokens for models, the same for the same TEST_SEED.
 #pragma once
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/model/model.h"
 #include "llmc/model/model_state.h"
 #include "test/ops/op_test.h"

@@ -2,7 +2,7 @@
 // The numbers themselves are tested in test/unit/test_number.c, the model that is made of these ops in
 // test_fp8_model.c.
 #include "dev/sim/sim_control.h"
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "test/ops/fp8_case.h"
 #include <math.h>
 

@@ -1,7 +1,8 @@
 // Gradients accumulated in the compute dtype: gradient_add against its specification, bit for bit; that its rounding
 // is unbiased; and what it does to a sum of 64 micro-steps (the table of doc/numerics.md: TEST_TABLE=1 prints it).
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "test/ops/op_cases.h"
+#include <math.h>
 
 TestFixture test_all = {op_group_setup, op_group_teardown};
 

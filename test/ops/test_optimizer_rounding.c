@@ -1,7 +1,9 @@
 // How updated weights and moments are rounded: stochastically, with the documented bits and without bias; by Kahan's
 // compensation, which loses nothing; to 8 bits, with the codes of llmc/number.h, which never let an update blow up.
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "test/ops/optimizer_case.h"
+#include <math.h>
 
 TestFixture test_all = {op_group_setup, op_group_teardown};
 

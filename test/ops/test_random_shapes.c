@@ -5,6 +5,7 @@
 #include "test/ops/block_cases.h"
 
 #include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "test/ops/optimizer_case.h"
 
 // --------------------------------------------------------------------------------------------------------------- draws

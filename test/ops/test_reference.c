@@ -4,7 +4,7 @@
 // Tolerance: with step h = 1e-5 and values of order 1, the central difference is wrong by h^2 f''' / 6 ~ 1e-10 and by
 // rounding ~ n * 2^-53 * |f| / h ~ 1e-10 an element, which counts where the gradient is small; 1e-7 of the gradient
 // leaves room for large third derivatives, and a wrong term is ~ 1.
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/model/parameters.h"
 #include "test/ops/every_block.h"
 #include "test/ops/op_test.h"

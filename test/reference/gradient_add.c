@@ -1,7 +1,7 @@
 // See gradient_add.h.
 #include "test/reference/gradient_add.h"
 
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include <math.h>
 
 uint32_t ref_half_word(uint64_t seed, uint64_t stream, uint64_t index, int64_t e) {

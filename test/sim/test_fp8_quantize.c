@@ -5,7 +5,7 @@
 #include "test/ops/fp8_case.h"
 
 #include "dev/sim/sim_control.h"
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include <cuda_fp8.h>
 #include <math.h>
 

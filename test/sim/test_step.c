@@ -3,7 +3,7 @@
 // pageable memory is counted; recorded micro-steps give the bits of those that run op by op; an fp16 run that overflows
 // goes on from a checkpoint with the same bits. A decoded token is one recording, too.
 #include "dev/sim/sim_control.h"
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/model/model_decode.h"
 #include "llmc/model/model_object.h"

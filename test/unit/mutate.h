@@ -1,7 +1,8 @@
 // Deterministic damage to files, for the tests of readers: bytes flipped, overwritten, inserted, removed, cut off.
 #pragma once
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "test/fixture.h"
+#include <math.h>
 
 enum { MUTATE_MAX_GROWTH = FILE_ROOM }; // bytes a round may add
 

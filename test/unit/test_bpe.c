@@ -1,7 +1,7 @@
 // The parts of the tokenizer one by one: the patterns against PCRE2's own matching of it, merging against the plainest
 // form of the algorithm, the alphabet of bytes.
 
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/base/utf8.h"
 #include "llmc/text/alphabet.h"
 #include "llmc/text/merges.h"
@@ -9,6 +9,7 @@
 #include "test/test.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
+#include <math.h>
 #include <pcre2.h>
 
 static uint8_t *table;

@@ -2,12 +2,13 @@
 // the counts of words against the pattern itself, whatever the number of threads. test/e2e/test_train_tokenizer.py
 // holds both against Hugging Face.
 
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/text/bpe_trainer.h"
 #include "llmc/text/pieces.h"
 #include "llmc/text/vocabulary.h"
 #include "test/test.h"
 
+#include <math.h>
 #include <pthread.h>
 
 static Tokenizer *cuts;

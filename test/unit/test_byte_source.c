@@ -1,10 +1,11 @@
 // Plain, gzip and zstd files as bytes: whole, in many parts, cut at every byte, and with damage.
 
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/text/byte_source.h"
 #include "test/fixture.h"
 
 #include <fcntl.h>
+#include <math.h>
 #include <sys/resource.h>
 #include <zlib.h>
 #include <zstd.h>

@@ -1,9 +1,9 @@
 // Checkpoints: what is saved comes back to the same bits, and whatever happens to the files or to the process, there is
 // either a checkpoint that verifies or a clear word about why not.
 
-#include "llmc/base/arithmetic.h"
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
+#include "llmc/base/random.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/optimizer_file.h"
 #include "llmc/store/trainer_json.h"

@@ -2,7 +2,7 @@
 // back to the same bits; another optimizer's state, and a file that is not what it should
 // be, is refused with a word about why.
 
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/model/model_state.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/optimizer_file.h"

@@ -1,6 +1,7 @@
 // Multiple choice: the form of the files and damage to it, and the scores against a plain pass for every completion.
 // What transformers answers: test/e2e/test_evaluation.py.
 #include "llmc/base/error.h"
+#include "llmc/base/random.h"
 #include "llmc/base/signals.h"
 #include "llmc/model/model_state.h"
 #include "llmc/train/choices.h"

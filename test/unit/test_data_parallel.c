@@ -1,6 +1,7 @@
 // The tree in which the gradients of a step's groups are added, and the shares of processes. What processes exchange is
 // tested with processes: test/invariants, test/e2e/test_processes.py.
 
+#include "llmc/base/random.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/model/model_state.h"
 #include "llmc/train/data_parallel.h"

@@ -1,8 +1,8 @@
 // Models as others read them: what comes in goes out with the same bits, nothing is overwritten that is no model, and
 // an export that fails leaves nothing.
 
-#include "llmc/base/arithmetic.h"
 #include "llmc/base/directory.h"
+#include "llmc/base/random.h"
 #include "llmc/model/model_state.h"
 #include "llmc/store/checkpoint.h"
 #include "llmc/store/export.h"
@@ -16,6 +16,7 @@
 #include "test/unit/tiny_model.h"
 
 #include <fcntl.h>
+#include <math.h>
 #include <sys/file.h>
 #include <unistd.h>
 

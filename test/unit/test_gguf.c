@@ -1,7 +1,6 @@
 // GGUF files byte by byte, read here by the description of the format: keys, tensors, their places and their values.
 // That llama.cpp computes the same with them is test/e2e/test_gguf.py's.
 
-#include "llmc/base/arithmetic.h"
 #include "llmc/model/model_state.h"
 #include "llmc/store/gguf.h"
 #include "llmc/text/tokenizer_json.h"
@@ -9,6 +8,7 @@
 #include "test/unit/device_fixture.h"
 #include "test/unit/store_fixture.h"
 #include "test/unit/tiny_model.h"
+#include <math.h>
 
 typedef struct {
     char name[64];

@@ -1,10 +1,11 @@
 // The arena's layout, against the one that the definition in memory_plan.h gives, found the slow way, and against the
 // lower bound for models as they are trained; what recomputation and gradients in the compute dtype save, and what
 // generation takes.
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/model/model.h"
 #include "test/test.h"
 #include "test/unit/device_fixture.h"
+#include <math.h>
 #include <string.h>
 
 static Error err;

@@ -1,4 +1,5 @@
 // Mixtures: what their text says, the shares of every prefix of a run, and the same draws however they are reached.
+#include "llmc/base/random.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/data/sources.h"
 #include "llmc/number.h"

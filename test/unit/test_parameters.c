@@ -1,6 +1,6 @@
 // Models by their descriptors: what these stand for, and what is refused; the parameter table: order, names, initial
 // values.
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/model/parameters.h"
 #include "llmc/model/recompute.h"
 #include "test/test.h"

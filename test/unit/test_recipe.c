@@ -1,5 +1,5 @@
 // The dial against figures by hand: rows of GPT-3's table, and nanochat's d12.
-#include "llmc/plan/recipe.h"
+#include "llmc/train/recipe.h"
 #include "test/fixture.h"
 #include "test/unit/plan_case.h"
 

@@ -1,7 +1,8 @@
 // -r: what it is made of, its text and back, what it costs; and that no text, however wrong, does harm.
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/model/recompute.h"
 #include "test/fixture.h"
+#include <math.h>
 
 static Error err;
 

@@ -1,9 +1,10 @@
 // The vector vocabulary of the CPU backend, lane by lane against scalar C: a program for each copy of the vector code.
 
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/cpu/stochastic_rounding.h"
 #include "test/test.h"
 
+#include <math.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -1,9 +1,10 @@
 // Tokenizers as the rest of the project uses them: bytes, and one small vocabulary of known merges in every form.
 
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/text/tokenizer.h"
 #include "test/test.h"
 #include "test/unit/tokenizer_fixture.h"
+#include <math.h>
 
 static Tokenizer *built_in, *toy; // bytes, and the small vocabulary from its tokenizer.json
 

@@ -1,12 +1,13 @@
 // UTF-8, a character at a time, and in pieces: whatever the cuts, characters arrive whole, bytes that are none arrive
 // at once, nothing is lost.
-#include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
+#include "llmc/base/random.h"
 #include "llmc/base/utf8.h"
 #include "test/test.h"
 
+#include <math.h>
 #include <stdbool.h>
 
 enum { LONGEST = 64 };

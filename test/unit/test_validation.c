@@ -1,4 +1,5 @@
 // Validation: the mean over the right windows, the same for every micro-batch, and the bytes of what was scored.
+#include "llmc/base/random.h"
 #include "llmc/base/signals.h"
 #include "llmc/train/validation.h"
 #include "test/fixture.h"

@@ -1,6 +1,6 @@
 // Small models for tests: any, one of random weights, and one that writes a given text. The device must be there.
 #pragma once
-#include "llmc/base/arithmetic.h"
+#include "llmc/base/random.h"
 #include "llmc/model/model.h"
 #include "llmc/model/model_state.h"
 #include "test/test.h"

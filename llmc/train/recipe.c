@@ -1,5 +1,5 @@
 // See recipe.h.
-#include "llmc/plan/recipe.h"
+#include "llmc/train/recipe.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
